@@ -4,12 +4,16 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -79,6 +83,36 @@ TEST(TwoWritersTest, SecondInTheSameProcessGetsConflictByAnyNameOfTheStore) {
   const auto answer = other.ReadLine();
   ASSERT_TRUE(answer);
   EXPECT_THAT(*answer, StartsWith("error Conflict"));
+}
+
+// Format 1 compared paths.
+TEST(TwoWritersTest, SecondInTheSameProcessGetsConflictThroughALink) {
+  ScopedTempDir dir;
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(dir / "store", OpenMode::kWrite));
+  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1)));
+  std::filesystem::create_directory_symlink(dir / "store", dir / "link");
+  EXPECT_THAT(Store::Open(dir / "link", OpenMode::kWrite),
+              IsError(ErrorCode::kConflict, "this process"));
+  CAIRN_EXPECT_OK(SaveSample(*store, MakeSample(2)));
+}
+
+TEST(TwoWritersTest, SecondInTheSameProcessGetsConflictThroughABindMount) {
+  ScopedTempDir dir;
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(dir / "store", OpenMode::kWrite));
+  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1)));
+  std::filesystem::create_directory(dir / "mount");
+  // A namespace of mounts that ends with this process.
+  if (::unshare(CLONE_NEWNS) != 0 ||
+      ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+      ::mount((dir / "store").c_str(), (dir / "mount").c_str(), nullptr, MS_BIND, nullptr) != 0) {
+    GTEST_SKIP() << "this process may not mount: " << std::strerror(errno);
+  }
+  EXPECT_THAT(Store::Open(dir / "mount", OpenMode::kWrite),
+              IsError(ErrorCode::kConflict, "this process"));
+  CAIRN_EXPECT_OK(SaveSample(*store, MakeSample(2)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Steps steps, LoadAll(dir / "mount"));
+  EXPECT_EQ(steps.size(), 2u);
+  ::umount((dir / "mount").c_str());
 }
 
 TEST(TwoWritersTest, ClosedDescriptorsOfTheProcessDoNotReleaseTheStore) {

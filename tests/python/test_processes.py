@@ -47,6 +47,95 @@ def test_a_forked_child_is_told_to_open_again(path):
         assert store.steps() == [1, 2, 3]
 
 
+FORK = """
+import os, sys, torch, cairn
+
+torch.set_num_threads(1)
+
+def state(step):
+    generator = torch.Generator().manual_seed(step)
+    return {
+        "large": torch.randn(1_500_000, generator=generator),
+        "same": torch.arange(1_000_000),
+        "small": [torch.randn(50, generator=generator) for _ in range(20)],
+        "step": step,
+    }
+
+def check(store, step):
+    got = store.read(step=step)
+    want = state(step)
+    assert got["step"] == step
+    assert torch.equal(got["large"], want["large"]) and torch.equal(got["same"], want["same"])
+    assert all(torch.equal(a, b) for a, b in zip(got["small"], want["small"]))
+
+def save_all(path, first):
+    with cairn.open(path, mode="a") as store:
+        store.save(first, state(first))
+        store.save(first + 1, state(first + 1), compress=True)
+        store.save_async(first + 2, state(first + 2), deltas=2, statistics=True).result()
+        store.delete(first)
+        store.compact()
+        check(store, first + 1)
+        target = state(0)
+        store.load(target, step=first + 2)
+        assert torch.equal(target["large"], state(first + 2)["large"])
+
+def in_child(work):
+    pid = os.fork()
+    if pid == 0:
+        import signal
+        signal.alarm(60)  # a hang is a failure
+        try:
+            work()
+            os._exit(0)
+        except BaseException as error:
+            os.write(2, repr(error).encode())
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+"""
+
+
+def test_a_forked_child_that_opens_a_store_saves(path, tmp_path):
+    """The threads of the parent, and those of its libraries, do not exist in the child."""
+    source = FORK + """
+path, other = sys.argv[1:]
+with cairn.open(path, mode="a") as store:
+    store.save(1, state(1))
+    store.save_async(2, state(2)).result()
+    check(store, 2)
+    in_child(lambda: save_all(other, 1))  # while the parent has its store open
+    store.save(3, state(3))
+    check(store, 3)
+in_child(lambda: save_all(path, 10))  # the same store
+in_child(lambda: in_child(lambda: save_all(path, 20)))
+with cairn.open(path, mode="a") as store:
+    assert store.steps() == [1, 2, 3, 11, 12, 21, 22]
+    for step in store.steps():
+        check(store, step)
+    store.save(30, state(30))
+print("ok")
+"""
+    assert run_python(source, path, tmp_path / "other").stdout == "ok\n"
+
+
+def test_a_worker_of_multiprocessing_saves(path, tmp_path):
+    """As the workers of a DataLoader, which are forked while the parent has a store open."""
+    source = FORK + """
+import multiprocessing
+path, other = sys.argv[1:]
+with cairn.open(path, mode="a") as store:
+    store.save(1, state(1))
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        pool.starmap_async(save_all, [(f"{other}{i}", 1) for i in range(4)]).get(60)
+    store.save(2, state(2))
+for i in range(4):
+    with cairn.open(f"{other}{i}") as store:
+        assert store.steps() == [2, 3]
+print("ok")
+"""
+    assert run_python(source, path, tmp_path / "other").stdout == "ok\n"
+
+
 KILL_ROUNDS = int(os.environ.get("CAIRN_KILL_ROUNDS", "30"))
 
 # Some leaves change at every step, some at every third step, one never. The sizes are chosen such

@@ -1,0 +1,98 @@
+"""Threads that read through the handle of the writer while it saves, overwrites and deletes."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+import cairn
+
+SECONDS = 3.0
+
+
+def state_of(version: int) -> dict:
+    """Every leaf has the version, so that a mixture of two versions is noticed."""
+    return {
+        "large": torch.full((40_000,), version),
+        "small": {str(i): torch.full((3,), version) for i in range(10)},
+        "version": version,
+    }
+
+
+def version_of(state: dict) -> int:
+    found = {state["version"], int(state["large"][0]), int(state["large"].unique().item())}
+    found |= {int(value.unique().item()) for value in state["small"].values()}
+    assert len(found) == 1, f"a mixture of the versions {found}"
+    return found.pop()
+
+
+def read_latest(store: cairn.Store) -> None:
+    version_of(store.read())
+
+
+def read_each(store: cairn.Store) -> None:
+    for step in store.steps():
+        version_of(store.read(step=step))
+
+
+def load(store: cairn.Store) -> None:
+    target = state_of(0)
+    store.load(target)
+    version_of(target)
+
+
+def read_parts(store: cairn.Store) -> None:
+    step = store.steps()[-1]
+    assert len(store.keys(step=step)) == 12
+    assert len(store.read_slice("large", [(5, 10)], step=step)) == 5
+    assert store.read("version", step=step)["version"] >= 1
+
+
+def compare(store: cairn.Store) -> None:
+    steps = store.steps()
+    store.diff(steps[0], steps[-1])
+
+
+@pytest.mark.parametrize("grace", [0, None], ids=["without-grace", "with-grace"])
+def test_reads_through_the_writer_are_old_or_new_or_not_found(path, grace):
+    errors: list[BaseException] = []
+    counts = {"reads": 0, "gone": 0, "changes": 0}
+    stop = threading.Event()
+
+    def repeat(store: cairn.Store, work) -> None:
+        try:
+            while not stop.is_set():
+                try:
+                    work(store)
+                    counts["reads"] += 1
+                except cairn.NotFound:
+                    counts["gone"] += 1
+        except BaseException as error:
+            errors.append(error)
+            stop.set()
+
+    with cairn.open(path, mode="a", grace=grace) as store, cairn.open(path) as reader:
+        store.save(1, state_of(1))
+        threads = [threading.Thread(target=repeat, args=(handle, work))
+                   for work in (read_latest, read_each, load, read_parts, compare)
+                   for handle in (store, reader)]
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + SECONDS
+        version = 1
+        while time.monotonic() < end and not stop.is_set():
+            version += 1
+            if version % 3 == 0:
+                store.save(3, state_of(version), overwrite=True)
+                store.delete(3)
+            else:
+                store.save(version % 3, state_of(version), overwrite=True, incremental=version % 2 == 0)
+            counts["changes"] += 1
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not errors, errors
+    assert counts["reads"] > 20 and counts["changes"] > 20, counts

@@ -1,0 +1,69 @@
+"""The programs beside an active writer: they report no damage that does not exist."""
+
+import threading
+
+import cairn
+import pytest
+import torch
+
+ROUNDS = 25
+
+
+class Writer(threading.Thread):
+    """Saves, overwrites, prunes and compacts until it is stopped."""
+
+    def __init__(self, path, grace):
+        super().__init__()
+        self.store = cairn.open(path, mode="a", grace=grace)
+        self.stopping = threading.Event()
+        self.error = None
+        self.saves = 0
+        self.save(1)
+
+    def save(self, step, **options):
+        state = {f"layers.{i}": torch.randn(500) for i in range(20)} | {"same": torch.ones(50_000)}
+        self.store.save(step, state, **options)
+        self.saves += 1
+
+    def run(self):
+        try:
+            with self.store:
+                step = 1
+                while not self.stopping.is_set():
+                    step += 1
+                    self.save(step, incremental=step % 3 > 0, deltas=2 * (step % 2))
+                    self.save(step, overwrite=True)
+                    self.store.prune(keep_last=3)
+                    if step % 5 == 0:
+                        self.store.compact()
+        except BaseException as error:
+            self.error = error
+
+
+@pytest.fixture(params=[0, None], ids=["without-grace", "with-grace"])
+def writer(request, tmp_path):
+    thread = Writer(tmp_path / "store", request.param)
+    thread.start()
+    yield thread
+    thread.stopping.set()
+    thread.join()
+    assert thread.error is None, thread.error
+    assert thread.saves > ROUNDS
+
+
+def test_verification_reports_no_damage(writer, dump, tmp_path):
+    for i in range(ROUNDS):
+        rate = ["--max-rate", "1G"] if i % 5 == 0 else []
+        verdict = dump("verify", tmp_path / "store", *rate)
+        assert verdict.status == 0, verdict.out + verdict.err
+
+
+def test_other_verbs_answer_or_state_that_the_step_is_gone(writer, dump, tmp_path):
+    store = tmp_path / "store"
+    for verb in (["overview"], ["steps"], ["keys"], ["chunks"], ["segments"], ["space"],
+                 ["history"], ["show"]):
+        words = [verb[0], store] + (["layers.1"] if verb[0] in ("history", "show") else [])
+        for _ in range(3):
+            finished = dump(*words)
+            if finished.status != 0:
+                assert "deleted while it was being read" in finished.err, (words, finished.err)
