@@ -2,8 +2,12 @@
 
 #include "python/src/step_contents.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <optional>
+#include <string>
+#include <string_view>
 
 #include "python/src/collection_pause.h"
 #include "python/src/convert.h"
@@ -15,16 +19,30 @@ namespace {
 using core::KeyKind;
 using core::NodeKind;
 
+// Raises Corrupt: no save writes such a tree.
+[[noreturn]] void ThrowDamagedTree(std::string_view message, const std::string& key) {
+  Throw(Error{.code = ErrorCode::kDataLoss,
+              .message = fmt::format("the step's structure is damaged: {}", message),
+              .key = key});
+}
+
+// Takes ownership of the number that the text of a key was converted to; null if it is none.
+nb::object CheckedNumber(PyObject* number, const std::string& text) {
+  if (number != nullptr) return nb::steal(number);
+  PyErr_Clear();
+  ThrowDamagedTree("a key is not the number that it should be", text);
+}
+
 // Returns the key of a mapping from its text.
 nb::object ToPyKey(const core::Node& node) {
   switch (node.key_kind) {
     case KeyKind::kIndex:
     case KeyKind::kInt:
-      return Checked(PyLong_FromString(node.key.c_str(), nullptr, 10));
+      return CheckedNumber(PyLong_FromString(node.key.c_str(), nullptr, 10), node.key);
     case KeyKind::kBool:
       return nb::bool_(node.key == "True");
     case KeyKind::kFloat:
-      return Checked(PyFloat_FromString(ToPyText(node.key).ptr()));
+      return CheckedNumber(PyFloat_FromString(ToPyText(node.key).ptr()), node.key);
     case KeyKind::kNone:
       return nb::none();
     case KeyKind::kRoot:
@@ -32,6 +50,15 @@ nb::object ToPyKey(const core::Node& node) {
       return ToPyText(node.key);
   }
   return ToPyText(node.key);
+}
+
+nb::object ToTorchSize(const nb::list& elements, const std::string& key) {
+  const nb::object torch = nb::module_::import_("cairn._base.dtypes").attr("require_torch")();
+  try {
+    return torch.attr("Size")(elements);
+  } catch (nb::python_error&) {
+    ThrowDamagedTree("a torch.Size contains something else than sizes", key);
+  }
 }
 
 std::vector<uint64_t> PlaceStrides(const core::TensorInfo& info) {
@@ -148,6 +175,9 @@ nb::object StepContents::MakeContainer(uint32_t node,
     }
     built.pop_back();
   }
+  if (core::IsMapping(kind) && items.size() != child_count) {
+    ThrowDamagedTree("two keys of a mapping are equal", contents_.tree.nodes[node].key);
+  }
   switch (kind) {
     case NodeKind::kDict:
       return items;
@@ -156,9 +186,7 @@ nb::object StepContents::MakeContainer(uint32_t node,
     case NodeKind::kCounter:
       return nb::module_::import_("collections").attr("Counter")(items);
     case NodeKind::kTorchSize:
-      return nb::module_::import_("cairn._base.dtypes")
-          .attr("require_torch")()
-          .attr("Size")(elements);
+      return ToTorchSize(elements, contents_.tree.nodes[node].key);
     case NodeKind::kTuple:
       return nb::tuple(elements);
     default:

@@ -44,12 +44,17 @@ Result<StateTree> SelectTree(const StepView& view, const KeyPatterns& patterns) 
   return PruneTree(tree, keep);
 }
 
-// Adds the hidden tensors that own the bytes of selected ones. Requires `tensors` in key order.
+// Adds the hidden tensors that own the bytes of selected ones, and checks that all aliases are
+// inside of their owners: callers make views of them. Requires `tensors` in key order.
 Result<void> AddHiddenOwners(const StepView& view, std::vector<TensorInfo>& tensors) {
   std::vector<TensorInfo> selected;  // aliases whose owner is not in `tensors`
   for (const TensorInfo& tensor : tensors) {
-    if (tensor.alias_of && FindByName(tensors, *tensor.alias_of) == nullptr) {
+    if (!tensor.alias_of) continue;
+    const TensorInfo* const owner = FindByName(tensors, *tensor.alias_of);
+    if (owner == nullptr) {
       selected.push_back(tensor);
+    } else {
+      CAIRN_TRY(CheckAlias(tensor, *owner));
     }
   }
   if (selected.empty()) return {};

@@ -187,7 +187,7 @@ class OtherLeaves:
             node = -heapq.heappop(pending)
             value, key, parent, _ = self._plan.node(node)
             if node in rebuilt:
-                new = type(value)(rebuilt.pop(node))
+                new = self._rebuild(value, rebuilt.pop(node))
             else:
                 new = self._replacements[node]
                 new = new[()] if isinstance(new, np.ndarray) else new
@@ -199,6 +199,18 @@ class OtherLeaves:
                 rebuilt[parent] = list(container)
                 heapq.heappush(pending, -parent)
             rebuilt[parent][key] = new
+
+    def _rebuild(self, value: Any, elements: list[Any]) -> Any:
+        """A tuple of the type of `value`. Raises Invalid for a torch.Size of something else than
+        sizes."""
+        try:
+            return type(value)(elements)
+        except TypeError as error:
+            raise Invalid(
+                f"step {self._step} has a value that the {type(value).__name__} of the state cannot "
+                f"contain: {error}",
+                step=self._step,
+            ) from None
 
     def _mismatch(self, leaf: Leaf, stored: str, value: Any) -> Invalid:
         return Invalid(

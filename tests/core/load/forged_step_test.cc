@@ -144,6 +144,7 @@ TEST_F(ForgedStepTest, AnAliasBeyondItsOwnerIsRefused) {
     Reopen();
     Forge(1, {Bytes("w", {200}, 1), alias}, {{{0}, {200}}});
     ExpectRefused("alias", shape);
+    EXPECT_THAT(store->List(1), IsError(ErrorCode::kDataLoss, "beyond"));
   }
 }
 
