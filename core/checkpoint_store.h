@@ -118,7 +118,9 @@ class CheckpointStore {
   /// the rank that failed.
   ///
   /// kInvalidArgument: bad tensors, duplicate FQNs, or ranks that disagree; names key, ranks and
-  /// boxes. kConflict: the step exists and `options.overwrite` is false. kNotFound: there is no
+  /// boxes. kConflict: the step exists and `options.overwrite` is false; or the grace period of the
+  /// store is so short that a compaction has removed what the base step used, and the save can be
+  /// repeated. kNotFound: there is no
   /// step `options.base_step`. kFailedPrecondition: the store is open for reading. kUnavailable:
   /// storage fails, or ranks are missing at the deadline; names them. kCancelled:
   /// `options.progress` asked to stop. kResourceExhausted: not enough memory.

@@ -289,6 +289,12 @@ Result<SaveReport> SaveUnchanged(SaveSession& session, SavedChunks& saved) {
   return session.report();
 }
 
+// Without a grace period, a compaction may remove what a save reads of its base. The save can be
+// repeated, as if the base had been replaced.
+Error OfLostBase(Error error, uint64_t step) {
+  return error.code == ErrorCode::kNotFound ? kv::BaseReplacedError(step) : std::move(error);
+}
+
 // Frees what CompareState has left in a plan that may be used again.
 void ForgetPageDigests(SavePlan& plan) {
   for (PlannedShard& shard : plan.shards) shard.pages.clear();
@@ -324,15 +330,19 @@ Result<SaveReport> RunSave(SavePlan& plan, const SaveContext& context) {
     if (comparison.is_unchanged) return SaveUnchanged(session, *saved);
   }
   SavedChunks recorded;
-  CAIRN_TRY(session.Write(plan, options, context.pool, saved == nullptr ? nullptr : &recorded,
-                          comparison.compared_bytes));
+  auto written = session.Write(plan, options, context.pool, saved == nullptr ? nullptr : &recorded,
+                               comparison.compared_bytes);
+  if (!written) return Fail(OfLostBase(std::move(written).error(), context.attempt.step));
   if (device == nullptr) ForgetPageDigests(plan);
   if (device != nullptr) CAIRN_TRY(device->MarkStaged());
   SaveReport report = session.report();
-  CAIRN_TRY_ASSIGN(const kv::StepInfo info, Finish(plan, context.self, context.attempt.wait,
-                                                   session.base_step(), session.writer()));
+  auto info =
+      Finish(plan, context.self, context.attempt.wait, session.base_step(), session.writer());
+  // The error of another rank is returned as it is.
+  if (!info && context.self.world_size > 1) return Fail(std::move(info).error());
+  if (!info) return Fail(OfLostBase(std::move(info).error(), context.attempt.step));
   if (saved != nullptr) {
-    recorded.step = info;
+    recorded.step = *info;
     recorded.chunk_bytes = options.chunk_bytes;
     recorded.has_statistics = options.statistics;
     if (device != nullptr) recorded.page_digests = device->TakePageDigests();
