@@ -13,9 +13,9 @@ namespace cairn::kv {
 ///
 /// Saves, deletes and readers continue: a save of this process that began before may still refer to
 /// an old segment, which then remains. If its grace period has passed before the save commits, the
-/// save fails with kConflict, and can be repeated. Memory: about 300 bytes per chunk in the segments
-/// that are rewritten, 64 MiB per table that is compared, and the blocks of one writer and one
-/// reader.
+/// save fails with kConflict, and can be repeated. Memory: about 300 bytes per chunk in the
+/// segments that are rewritten, 64 MiB per table that is compared, and the blocks of one writer and
+/// one reader.
 ///
 /// kFailedPrecondition: the store is read-only or closed, another compaction of it is running, or
 /// it is unknown whether an earlier change was committed. kConflict: another writer has taken over

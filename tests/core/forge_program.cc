@@ -1,7 +1,7 @@
 // Writes steps whose records are forged: they are changed, and their tables have right checksums.
 //
-//   forge_program STORE COUNT SEED    adds the steps 1000, 1001, ..., each a copy of step 1 in which
-//                                     one record of a tensor, a value or the tree is changed
+//   forge_program STORE COUNT SEED    adds the steps 1000, 1001, ...: copies of step 1 in which one
+//                                     record of a tensor, a value or the tree is changed
 //
 // Exit status 0: done; 1: an error.
 

@@ -170,7 +170,7 @@ INSTANTIATE_TEST_SUITE_P(Operations, ClockJumpTest, ::testing::ValuesIn(kOperati
                            return name;
                          });
 
-// A copy announces each segment that it has finished, until a time after which others may remove it.
+// A copy announces each segment that it has finished, until a time after which it may be removed.
 TEST_F(ClockTest, LosesNothingDuringACopy) {
   JumpDuring(target_, history_, [this]() -> Result<void> {
     CAIRN_TRY_ASSIGN(const auto source, Store::Open(path_, OpenMode::kRead));

@@ -57,7 +57,7 @@ class FreeDescriptors {
   rlimit old_{};
 };
 
-/// Whether stores use io_uring, which needs descriptors of its own.
+/// Whether stores use io_uring, which needs descriptors, too.
 class DescriptorsTest : public ::testing::TestWithParam<bool> {
  protected:
   kv::StoreOptions Options() const {

@@ -89,7 +89,8 @@ def test_reads_through_the_writer_are_old_or_new_or_not_found(path, grace):
                 store.save(3, state_of(version), overwrite=True)
                 store.delete(3)
             else:
-                store.save(version % 3, state_of(version), overwrite=True, incremental=version % 2 == 0)
+                store.save(version % 3, state_of(version), overwrite=True,
+                           incremental=version % 2 == 0)
             counts["changes"] += 1
         stop.set()
         for thread in threads:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from tool_programs import BIN_DIR, small_model
 
-INCOMPLETE = b"the command was carried out, but its output is incomplete: writing to standard output"
+INCOMPLETE = b"the command was carried out, but its output is incomplete: writing to standard"
 
 
 @pytest.fixture
@@ -37,7 +37,8 @@ def run_with(redirections, *words):
 
 # What each command changes, as (words, steps afterwards).
 CHANGES = {
-    "import": (["import", "{store}", "--step", "300", "{folder}/model.safetensors"], [100, 200, 300]),
+    "import": (["import", "{store}", "--step", "300", "{folder}/model.safetensors"],
+               [100, 200, 300]),
     "delete": (["delete", "{store}", "100"], [200]),
     "prune": (["prune", "{store}", "--keep-last", "1"], [200]),
     "compact": (["compact", "{store}", "--max-dead", "0"], [100, 200]),

@@ -34,7 +34,7 @@ class StepChecker {
     ReadTensors();
     if (!is_deleted_) ReadValues();
     if (!is_deleted_) ReadChunks();
-    // What was read of a step that was deleted meanwhile is incomplete.
+    // What was read of a step that was deleted during the check is incomplete.
     if (is_deleted_) return;
     for (auto& [fqn, entry] : tensors_) CheckTensor(fqn, entry);
     CheckStructure();

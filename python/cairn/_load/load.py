@@ -207,8 +207,8 @@ class OtherLeaves:
             return type(value)(elements)
         except TypeError as error:
             raise Invalid(
-                f"step {self._step} has a value that the {type(value).__name__} of the state cannot "
-                f"contain: {error}",
+                f"step {self._step} has a value that the {type(value).__name__} of the state "
+                f"cannot contain: {error}",
                 step=self._step,
             ) from None
 
