@@ -17,9 +17,15 @@
 namespace cairn::kv::internal {
 namespace {
 
-void SetRoot(StoreState& state, Root root) {
+/// Replaces the root that this process knows. `known` is the one from which the search for `root`
+/// began; null if no other thread can have found a root.
+void SetRoot(StoreState& state, Root root, const CommittedRoot* known = nullptr) {
   StepList steps(state.storage, root);
   const MutexLock lock(state.mutex);
+  // Another thread may have found a newer one since. Readers never go back, except to what a
+  // rebuild or a restored backup has left.
+  const bool was_replaced = known != nullptr && state.root.get() != known;
+  if (was_replaced && state.root->root.number >= root.number) return;
   state.root = std::make_shared<const CommittedRoot>(
       CommittedRoot{.root = std::move(root), .steps = std::move(steps)});
   state.latest = nullptr;
@@ -169,13 +175,13 @@ Result<bool> RefreshRoot(StoreState& state) {
   if (known->root.number == 0) {
     CAIRN_TRY_ASSIGN(Root root, CheckNewest(state, FindNewest(*state.storage)));
     if (root.number == 0) return false;
-    SetRoot(state, std::move(root));
+    SetRoot(state, std::move(root), known.get());
     return true;
   }
   auto newer = FindNewer(*state.storage, known->root);
   if (!newer) return Fail(AdviseRebuild(std::move(newer).error()));
   if (!*newer) return false;
-  SetRoot(state, **std::move(newer));
+  SetRoot(state, **std::move(newer), known.get());
   // A reader that is open for a long time must not keep what the writer frees.
   state.files->DropRemoved();
   state.tables->DropRemoved();

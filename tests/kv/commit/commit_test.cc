@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <thread>
+#include <vector>
 
 #include "kv/internal/io/file.h"
 #include "kv/options.h"
@@ -277,6 +280,36 @@ TEST(LatestTest, ReaderFollowsCommitsOverwritesAndDeletes) {
   CAIRN_ASSERT_OK(writer->Delete(std::array<uint64_t, 1>{1}));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto fourth, reader->Latest());
   EXPECT_THAT(fourth->step_numbers(), ElementsAre(2u));
+}
+
+// Threads that look for the newest root at the same time may find different ones.
+TEST(LatestTest, ThreadsOfOneReaderNeverGoBack) {
+  ScopedTempDir dir(cairn::testing::FastDirectory());
+  const std::string path = dir / "store";
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(path, OpenMode::kWrite));
+  CAIRN_ASSERT_OK(writer->SetRetention({.keep_last = 2}));
+  const SampleShape tiny{.tensor_count = 1, .largest_bytes = 10};
+  CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1, 0, tiny)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path, OpenMode::kRead));
+  std::atomic<uint64_t> committed = 1;
+  std::atomic<bool> stop = false;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 16; ++i) {
+    threads.emplace_back([&] {
+      while (!stop) {
+        const uint64_t least = committed;
+        const auto snapshot = reader->Latest();
+        ASSERT_TRUE(cairn::testing::IsOk(snapshot));
+        EXPECT_GE((*snapshot)->step_numbers().back(), least);
+      }
+    });
+  }
+  for (uint64_t step = 2; step <= 400; ++step) {
+    CAIRN_EXPECT_OK(SaveSample(*writer, MakeSample(step, 0, tiny)));
+    committed = step;
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(LatestTest, ReaderWhoseSegmentIsDeletedGetsNotFound) {
