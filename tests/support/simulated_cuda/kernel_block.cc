@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/support/simulated_cuda/fiber.h"
+#include "tests/support/fiber.h"
 #include "tests/support/simulated_cuda/runtime.h"
 
 thread_local constinit uint3 threadIdx{};
@@ -33,6 +33,8 @@ thread_local constinit dim3 gridDim{};
 
 namespace cairn::simulated_cuda {
 namespace {
+
+using cairn::testing::Fiber;
 
 constexpr unsigned kWarpSize = 32;
 

@@ -1,6 +1,6 @@
 // Switches stacks with ucontext for the first entry, and then with setjmp, which needs no system
 // call. With a sanitizer always uses ucontext, because sanitizers intercept setjmp.
-#include "tests/support/simulated_cuda/fiber.h"
+#include "tests/support/fiber.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -19,15 +19,15 @@
 #include <sanitizer/tsan_interface.h>
 #endif
 
-namespace cairn::simulated_cuda {
+namespace cairn::testing {
 namespace {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kSanitized = true;
-constexpr size_t kStackBytes = 256 << 10;
+constexpr size_t kStackFactor = 4;
 #else
 constexpr bool kSanitized = false;
-constexpr size_t kStackBytes = 64 << 10;
+constexpr size_t kStackFactor = 1;
 #endif
 constexpr size_t kGuardBytes = 4096;
 
@@ -66,19 +66,21 @@ Fiber::Fiber() : entered_(true), context_(new Context) {
 #endif
 }
 
-Fiber::Fiber(std::function<void()> body)
-    : body_(std::move(body)), stack_bytes_(kStackBytes + kGuardBytes), context_(new Context) {
+Fiber::Fiber(std::function<void()> body, size_t stack_bytes)
+    : body_(std::move(body)),
+      stack_bytes_(stack_bytes * kStackFactor + kGuardBytes),
+      context_(new Context) {
   stack_ = mmap(nullptr, stack_bytes_, PROT_READ | PROT_WRITE,
                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (stack_ == MAP_FAILED || mprotect(stack_, kGuardBytes, PROT_NONE) != 0) {
-    std::fprintf(stderr, "simulated CUDA: no stack for a thread of a block\n");
+    std::fprintf(stderr, "no stack for a fiber\n");
     std::abort();
   }
   context_->stack_bottom = static_cast<char*>(stack_) + kGuardBytes;
-  context_->stack_size = kStackBytes;
+  context_->stack_size = stack_bytes_ - kGuardBytes;
   getcontext(&context_->ucontext);
   context_->ucontext.uc_stack.ss_sp = static_cast<char*>(stack_) + kGuardBytes;
-  context_->ucontext.uc_stack.ss_size = kStackBytes;
+  context_->ucontext.uc_stack.ss_size = stack_bytes_ - kGuardBytes;
   context_->ucontext.uc_link = nullptr;
   const auto address = reinterpret_cast<uintptr_t>(this);
   makecontext(&context_->ucontext, reinterpret_cast<void (*)()>(&Fiber::Enter), 2,
@@ -100,7 +102,7 @@ void Fiber::Enter(unsigned high, unsigned low) {
   AfterSwitch(nullptr);
   auto* const self = reinterpret_cast<Fiber*>((static_cast<uintptr_t>(high) << 32) | low);
   self->body_();
-  std::fprintf(stderr, "simulated CUDA: a fiber's body returned\n");
+  std::fprintf(stderr, "the body of a fiber returned\n");
   std::abort();
 }
 
@@ -125,4 +127,4 @@ void Fiber::SwitchTo(Fiber& next) {
   AfterSwitch(context_->sanitizer_state);
 }
 
-}  // namespace cairn::simulated_cuda
+}  // namespace cairn::testing

@@ -1,10 +1,10 @@
 #pragma once
-/// Fibers for the threads of a block: stacks that one thread of the system switches between.
+/// Fibers: stacks that one thread of the system switches between, for simulations.
 
 #include <cstddef>
 #include <functional>
 
-namespace cairn::simulated_cuda {
+namespace cairn::testing {
 
 /// A stack and the function that runs on it. Without sanitizers, which are informed of every
 /// switch, a switch takes a few nanoseconds. Threads: only the thread that created it uses it.
@@ -12,8 +12,9 @@ class Fiber {
  public:
   /// Represents the current stack of this thread, so that it can be switched away from and back to.
   Fiber();
-  /// Runs `body`, which must not return, at the first switch to it.
-  explicit Fiber(std::function<void()> body);
+  /// Runs `body`, which must not return, at the first switch to it. `stack_bytes` is a multiple of
+  /// the size of a page; sanitizers get four times as much.
+  explicit Fiber(std::function<void()> body, size_t stack_bytes = size_t{64} << 10);
   ~Fiber();
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
@@ -33,4 +34,4 @@ class Fiber {
   Context* context_;
 };
 
-}  // namespace cairn::simulated_cuda
+}  // namespace cairn::testing
