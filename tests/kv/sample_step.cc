@@ -257,9 +257,11 @@ Result<uint64_t> SavePart(StepWriter& writer, const Snapshot& base, const Sample
   return bytes_of_rank;
 }
 
-/// Commits on rank 0; prepares on the others, and hands out the writer, which awaits the decision.
-Result<StepInfo> SaveSampleOf(Store& store, const SampleStep& sample, const BeginOptions& options,
-                              std::unique_ptr<StepWriter>& prepared) {
+}  // namespace
+
+Result<StepInfo> SaveSampleOfRank(Store& store, const SampleStep& sample,
+                                  const BeginOptions& options,
+                                  std::unique_ptr<StepWriter>& prepared) {
   CAIRN_TRY_ASSIGN(const auto base, store.Latest());
   CAIRN_TRY_ASSIGN(auto writer, store.Begin(sample.step, options));
   CAIRN_TRY_ASSIGN(uint64_t bytes,
@@ -283,8 +285,6 @@ Result<StepInfo> SaveSampleOf(Store& store, const SampleStep& sample, const Begi
   return writer->Commit(summary);
 }
 
-}  // namespace
-
 Result<StepInfo> SaveSampleByRanks(Store& store, std::span<const std::unique_ptr<Store>> others,
                                    const SampleStep& sample,
                                    std::optional<std::chrono::milliseconds> patience) {
@@ -298,7 +298,7 @@ Result<StepInfo> SaveSampleByRanks(Store& store, std::span<const std::unique_ptr
       options.deadline = std::chrono::steady_clock::now() + *patience;
       options.decision_deadline = options.deadline;
     }
-    auto saved = SaveSampleOf(of_rank, sample, options, prepared[rank]);
+    auto saved = SaveSampleOfRank(of_rank, sample, options, prepared[rank]);
     if (!saved) (void)of_rank.FailAttempt(attempt, rank, saved.error());
     if (!patience) prepared[rank] = nullptr;
     return saved;

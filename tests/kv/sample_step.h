@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "kv/options.h"
 #include "kv/snapshot.h"
 #include "kv/step_info.h"
 #include "kv/step_writer.h"
@@ -45,6 +46,13 @@ std::vector<std::byte> RandomBytes(uint64_t seed, uint64_t length_bytes);
 /// Saves with real records, so that core could load it too. Chunks whose digest equals that of the
 /// latest step become references.
 Result<StepInfo> SaveSample(Store& store, const SampleStep& sample, bool overwrite = false);
+
+/// One rank's share of a save by several ranks: each writes a part of the tensors. Rank 0 gathers
+/// the parts and commits. The others prepare their parts, and receive the writer, which awaits the
+/// decision, in `prepared`.
+Result<StepInfo> SaveSampleOfRank(Store& store, const SampleStep& sample,
+                                  const BeginOptions& options,
+                                  std::unique_ptr<StepWriter>& prepared);
 
 /// Saves a sample from several ranks. `others` are stores that joined `store`; each rank writes a
 /// part of the tensors, and all have prepared their parts before rank 0 commits. A failure is

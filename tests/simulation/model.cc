@@ -1,0 +1,137 @@
+// Applies operations, and compares what processes see with the result.
+
+#include "tests/simulation/model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "kv/internal/root/root_log.h"
+
+namespace cairn::simulation {
+namespace {
+
+/// Returns what the snapshot shows of a state: everything but the versions.
+Result<State> Shown(const kv::Snapshot& snapshot) {
+  State state;
+  CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, snapshot.Steps());
+  for (const kv::StepInfo& step : steps) state.steps[step.step].generation = step.generation;
+  state.tags = {snapshot.tags().begin(), snapshot.tags().end()};
+  state.keep_last = snapshot.retention().keep_last;
+  return state;
+}
+
+State WithoutVersions(State state) {
+  for (auto& [number, step] : state.steps) step.version = 0;
+  return state;
+}
+
+}  // namespace
+
+void State::Save(uint64_t step, ModelStep saved) {
+  steps[step] = saved;
+  if (keep_last == 0) return;
+  uint64_t older_count = keep_last - 1;
+  for (auto older = steps.find(step); older != steps.begin();) {
+    --older;
+    const bool is_tagged =
+        std::ranges::any_of(tags, [&](const auto& tag) { return tag.second == older->first; });
+    if (older_count > 0) {
+      --older_count;
+    } else if (!is_tagged) {
+      older = steps.erase(older);
+    }
+  }
+}
+
+void State::Delete(uint64_t step) {
+  steps.erase(step);
+  std::erase_if(tags, [step](const auto& tag) { return tag.second == step; });
+}
+
+Model::Model(Report fail, int64_t grace_ns) : fail_(std::move(fail)), grace_ns_(grace_ns) {}
+
+Operation& Model::Begin(Operation operation) {
+  operations_.push_back(std::move(operation));
+  return operations_.back();
+}
+
+void Model::RootPut(uint64_t number, Operation* operation) {
+  if (operation == nullptr) return fail_(fmt::format("root {} was put by a reader", number));
+  if (number > newest() + 1) {
+    return fail_(fmt::format("root {} was put after root {}", number, newest()));
+  }
+  if (number <= newest()) {
+    // The number was free for the second time. Such a root is ignored and must not be acknowledged.
+    if (number + kv::internal::kKeptRoots > newest()) {
+      fail_(fmt::format("root {} was put twice, and the newest one is {}", number, newest()));
+    }
+    return;
+  }
+  const RootState& last = roots_.back();
+  const bool follows_other =
+      last.operation != nullptr && last.operation->writer != operation->writer;
+  if (follows_other && !operation->opens) {
+    fail_(
+        fmt::format("{} put root {}, but another writer had taken over", operation->name, number));
+  }
+  RootState next{.state = last.state, .operation = operation};
+  if (operation->apply) operation->apply(next.state, number);
+  operation->roots.push_back(number);
+  roots_.push_back(std::move(next));
+}
+
+bool Model::IsFenced(const Operation& operation) const {
+  return roots_.back().operation == nullptr || roots_.back().operation->writer != operation.writer;
+}
+
+void Model::CheckOutcome(const Operation& operation, const Error* error) {
+  const bool is_performed = !operation.roots.empty();
+  if (error == nullptr && !is_performed) {
+    fail_(fmt::format("{} was acknowledged, but not performed", operation.name));
+  }
+  if (error != nullptr && is_performed && !IsUnknown(*error)) {
+    fail_(fmt::format("{} was performed as root {}, but returned: {}", operation.name,
+                      operation.roots.front(), error->ToString()));
+  }
+}
+
+std::optional<uint64_t> Model::FindRoot(const kv::Snapshot& snapshot, uint64_t oldest) {
+  const Result<State> shown = Shown(snapshot);
+  if (!shown) return std::nullopt;  // an entry of an old step could not be read
+  for (uint64_t root = oldest; root < roots_.size(); ++root) {
+    if (WithoutVersions(roots_[root].state) == *shown) return root;
+  }
+  fail_(fmt::format("a snapshot shows {}, which is not a state since root {}; the newest one is {}",
+                    Describe(*shown), oldest, Describe(roots_.back().state)));
+  return std::nullopt;
+}
+
+bool Model::MayBeGone(uint64_t root, uint64_t step, int64_t now_ns) const {
+  const auto found = roots_[root].state.steps.find(step);
+  for (uint64_t later = root + 1; later < roots_.size(); ++later) {
+    const auto& steps = roots_[later].state.steps;
+    const auto same = steps.find(step);
+    const bool is_gone = same == steps.end() || same->second != found->second ||
+                         roots_[later].operation->moves_payload;
+    if (is_gone) return now_ns >= roots_[later].operation->begin_ns + grace_ns_;
+  }
+  return false;
+}
+
+bool IsUnknown(const Error& error) {
+  return error.message.find("unknown whether") != std::string::npos;
+}
+
+std::string Describe(const State& state) {
+  std::string text = "{";
+  for (const auto& [number, step] : state.steps) {
+    text += fmt::format(" step {} of root {}", number, step.generation);
+  }
+  for (const auto& [tag, step] : state.tags) text += fmt::format(" tag {}={}", tag, step);
+  if (state.keep_last > 0) text += fmt::format(" keeps {}", state.keep_last);
+  return text + " }";
+}
+
+}  // namespace cairn::simulation

@@ -1,0 +1,61 @@
+// Checks of what calls return.
+
+#include "tests/simulation/participant.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace cairn::simulation {
+
+Participant::Participant(World& world, const std::string& name)
+    : world_(world), storage_(world.AddProcess(name)) {}
+
+void Participant::Note(const std::string& text) {
+  world_.network().Note(storage_->process(), text);
+}
+
+void Participant::Sleep(int64_t at_most_ns) {
+  world_.scheduler().SleepFor(static_cast<int64_t>(world_.Between(0, at_most_ns)));
+}
+
+std::optional<Error> Participant::Perform(Operation operation,
+                                          const std::function<Result<void>()>& change) {
+  operation.begin_ns = world_.scheduler().now_ns();
+  Operation& begun = world_.model().Begin(std::move(operation));
+  Note(fmt::format("begins {}", begun.name));
+  storage_->SetOperation(&begun);
+  const Result<void> changed = change();
+  storage_->SetOperation(nullptr);
+  if (is_dead()) return changed ? std::nullopt : std::optional(changed.error());
+  Note(fmt::format("{}: {}", begun.name, changed ? "done" : changed.error().ToString()));
+  if (!begun.moves_payload) {
+    world_.model().CheckOutcome(begun, changed ? nullptr : &changed.error());
+  }
+  return changed ? std::nullopt : std::optional(changed.error());
+}
+
+void Participant::CheckError(const std::string& call, const Error& error, uint64_t fault_count) {
+  if (is_dead()) return;
+  const bool is_disturbed = storage_->fault_count() > fault_count;
+  if (error.code == ErrorCode::kUnavailable && is_disturbed) return;
+  Report(fmt::format("{} returned {}: {}", call, ErrorCodeName(error.code), error.ToString()));
+}
+
+void Participant::CheckStep(const kv::Snapshot& snapshot, uint64_t root, uint64_t step) {
+  const uint64_t fault_count = storage_->fault_count();
+  const Result<kv::testing::SampleStep> loaded = kv::testing::LoadSample(snapshot, step);
+  if (is_dead()) return;
+  Note(fmt::format("loads step {} of root {}: {}", step, root,
+                   loaded ? "done" : loaded.error().ToString()));
+  if (loaded) {
+    const uint64_t version = world_.model().StateAt(root).steps.at(step).version;
+    if (*loaded == world_.Contents(step, version)) return;
+    return Report(fmt::format("step {} has wrong contents", step));
+  }
+  const bool may_be_gone = world_.model().MayBeGone(root, step, world_.scheduler().now_ns());
+  if (loaded.error().code == ErrorCode::kNotFound && may_be_gone) return;
+  CheckError(fmt::format("the load of step {}", step), loaded.error(), fault_count);
+}
+
+}  // namespace cairn::simulation

@@ -1,0 +1,43 @@
+#pragma once
+/// What the writers, readers and ranks of a simulation have in common: a process with a storage, and
+/// checks of what its calls return.
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "kv/error.h"
+#include "kv/snapshot.h"
+#include "kv/store.h"
+#include "tests/simulation/world.h"
+
+namespace cairn::simulation {
+
+/// Threads: the tasks of its process.
+class Participant {
+ public:
+  Participant(World& world, const std::string& name);
+  Process& process() const { return storage_->process(); }
+
+ protected:
+  World& world() { return world_; }
+  const std::shared_ptr<SimulatedStorage>& storage() { return storage_; }
+  bool is_dead() { return storage_->process().is_dead; }
+  void Note(const std::string& text);
+  void Report(const std::string& violation) { world_.Fail(storage_.get(), violation); }
+  void Sleep(int64_t at_most_ns);
+
+  /// Calls `change` as an operation of `writer`. Returns its error.
+  std::optional<Error> Perform(Operation operation, const std::function<Result<void>()>& change);
+  /// Reports an error that nothing has caused. `fault_count` is that of the storage before the call.
+  void CheckError(const std::string& call, const Error& error, uint64_t fault_count);
+  /// Loads a step of a snapshot of root `root`, and compares it with what was saved.
+  void CheckStep(const kv::Snapshot& snapshot, uint64_t root, uint64_t step);
+
+ private:
+  World& world_;
+  const std::shared_ptr<SimulatedStorage> storage_;
+};
+
+}  // namespace cairn::simulation

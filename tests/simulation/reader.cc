@@ -1,0 +1,65 @@
+// What a reader sees.
+
+#include "tests/simulation/reader.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+namespace cairn::simulation {
+
+void Reader::Run() {
+  Sleep(20 * kSecondNs);
+  if (!Open()) return;
+  for (uint64_t left = world().Between(1, 8); left > 0 && !is_dead(); --left) {
+    Look();
+    world().Chance(0.5) ? Sleep(20 * kSecondNs)
+                        : store_->AwaitChange(std::chrono::seconds(world().Between(0, 20)));
+  }
+}
+
+bool Reader::Open() {
+  for (int left = 5; left > 0 && !is_dead(); --left) {
+    const uint64_t fault_count = storage()->fault_count();
+    const bool may_be_absent = world().model().newest() == 0;
+    auto opened = kv::Store::Open(storage(), kv::OpenMode::kRead, world().Options());
+    if (opened) {
+      store_ = *std::move(opened);
+      return true;
+    }
+    Note(fmt::format("cannot open: {}", opened.error().ToString()));
+    if (opened.error().code != ErrorCode::kNotFound || !may_be_absent) {
+      CheckError("the open", opened.error(), fault_count);
+    }
+    Sleep(10 * kSecondNs);
+  }
+  return false;
+}
+
+void Reader::Look() {
+  const uint64_t fault_count = storage()->fault_count();
+  // A reader sees every commit that was made before it looks.
+  newest_seen_ = std::max(newest_seen_, world().model().newest());
+  const auto snapshot = store_->Latest();
+  if (is_dead()) return;
+  if (!snapshot) return CheckError("Latest", snapshot.error(), fault_count);
+  const std::optional<uint64_t> root = world().model().FindRoot(**snapshot, newest_seen_);
+  if (!root) return;
+  newest_seen_ = *root;
+  Note(fmt::format("sees root {} {}", *root, Describe(world().model().StateAt(*root))));
+  LoadSome(**snapshot, *root);
+  if (world().Chance(0.3)) {
+    Sleep(2 * world().grace_ns());
+    LoadSome(**snapshot, *root);
+  }
+}
+
+void Reader::LoadSome(const kv::Snapshot& snapshot, uint64_t root) {
+  for (const uint64_t step : snapshot.step_numbers()) {
+    if (is_dead()) return;
+    if (world().Chance(0.5)) CheckStep(snapshot, root, step);
+  }
+}
+
+}  // namespace cairn::simulation

@@ -1,0 +1,114 @@
+// The processes of a schedule.
+
+#include "tests/simulation/schedule.h"
+
+#include <fmt/format.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/simulation/auditor.h"
+#include "tests/simulation/job.h"
+#include "tests/simulation/reader.h"
+#include "tests/simulation/world.h"
+#include "tests/simulation/writer.h"
+
+namespace cairn::simulation {
+namespace {
+
+constexpr uint64_t kMaxSwitches = 2'000'000;
+
+/// Runs bodies as tasks of the process of the schedule itself, which has no storage.
+class Stage {
+ public:
+  explicit Stage(World& world) : world_(world), process_(world.scheduler().AddProcess("stage")) {}
+
+  void Start(const std::function<void()>& body) {
+    ++running_count_;
+    world_.scheduler()
+        .Spawn(process_,
+               [this, body] {
+                 body();
+                 --running_count_;
+               })
+        .is_detached = true;
+  }
+  /// Runs `body` in the process of a participant, and waits for it.
+  template <typename Actor, typename... Arguments>
+  void Play(Arguments&&... arguments) {
+    auto actor = std::make_unique<Actor>(world_, std::forward<Arguments>(arguments)...);
+    Scheduler& scheduler = world_.scheduler();
+    scheduler.Join(scheduler.Spawn(actor->process(), [&actor] {
+      actor->Run();
+      actor = nullptr;  // in its own process: a store that another process closes does nothing
+    }));
+  }
+  void AwaitEnd() {
+    while (running_count_ > 0 || world_.network().late_count() > 0) {
+      world_.scheduler().SleepFor(kSecondNs);
+    }
+  }
+
+ private:
+  World& world_;
+  Process& process_;
+  uint64_t running_count_ = 0;
+};
+
+void PlayWriters(World& world, Stage& stage, uint64_t number) {
+  for (uint64_t session = 0; session < world.Between(1, 3); ++session) {
+    world.scheduler().SleepFor(static_cast<int64_t>(world.Between(0, 30 * kSecondNs)));
+    stage.Play<Writer>(fmt::format("writer {}.{}", number, session));
+  }
+}
+
+void PlayJob(World& world, Stage& stage, JobPlan& plan) {
+  plan.world_size = static_cast<uint32_t>(world.Between(2, 4));
+  plan.patience_ns = static_cast<int64_t>(world.Between(2, 20)) * kSecondNs;
+  for (uint32_t rank = 1; rank < plan.world_size; ++rank) {
+    stage.Start(
+        [&stage, &plan, rank] { stage.Play<OtherRank>(fmt::format("rank {}", rank), plan, rank); });
+  }
+  stage.Start([&stage, &plan] { stage.Play<RankZero>("rank 0", plan); });
+}
+
+void Play(World& world, Stage& stage) {
+  JobPlan plan;
+  if (world.Chance(0.4)) PlayJob(world, stage, plan);
+  const uint64_t writer_count = world.Between(plan.patience_ns > 0 ? 0 : 1, 3);
+  for (uint64_t i = 0; i < writer_count; ++i) {
+    stage.Start([&world, &stage, i] { PlayWriters(world, stage, i); });
+  }
+  const uint64_t reader_count = world.Between(0, 3);
+  for (uint64_t i = 0; i < reader_count; ++i) {
+    stage.Start([&stage, i] { stage.Play<Reader>(fmt::format("reader {}", i)); });
+  }
+  stage.AwaitEnd();
+  world.network().Calm();
+  // Leases and grace periods end, and listings become current.
+  world.scheduler().SleepFor(200 * kSecondNs);
+  stage.Play<Auditor>();
+}
+
+}  // namespace
+
+ScheduleResult RunSchedule(uint64_t seed) {
+  World world(seed);
+  {
+    Stage stage(world);
+    Process& director = world.scheduler().AddProcess("director");
+    world.scheduler().Spawn(director, [&] { Play(world, stage); }).is_detached = true;
+    if (!world.scheduler().Run(kMaxSwitches)) {
+      world.Fail(nullptr, "the processes wait for each other, or never end");
+    }
+  }
+  return {.violation = world.trace().violation(),
+          .trace = world.trace().violation().empty() ? "" : world.trace().End(),
+          .hash = world.trace().hash(),
+          .counts = world.network().counts(),
+          .roots = world.model().newest()};
+}
+
+}  // namespace cairn::simulation

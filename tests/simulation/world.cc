@@ -1,0 +1,105 @@
+// Chooses the conditions of a schedule, and records what happens.
+
+#include "tests/simulation/world.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+
+namespace cairn::simulation {
+namespace {
+
+constexpr size_t kKeptLines = 400;
+
+template <size_t count>
+int64_t OneOf(Scheduler& scheduler, const std::array<int64_t, count>& values) {
+  return values[scheduler.Between(0, count - 1)];
+}
+
+int64_t ChooseGrace(Scheduler& scheduler) {
+  return OneOf<4>(scheduler, {0, 2 * kSecondNs, 20 * kSecondNs, 60 * kSecondNs});
+}
+
+/// Most schedules have tensors of less than a page, some have tensors of two pages.
+kv::testing::SampleShape ChooseShape(Scheduler& scheduler) {
+  if (scheduler.Chance(0.1)) return {.tensor_count = 3, .largest_bytes = 170'000};
+  return {.tensor_count = 3, .largest_bytes = 900};
+}
+
+Conditions ChooseConditions(Scheduler& scheduler) {
+  Conditions conditions;
+  conditions.latency_ns = OneOf<3>(scheduler, {1, 10, 60}) * kMillisecondNs;
+  conditions.slow_chance = scheduler.Chance(0.5) ? 0.01 : 0;
+  conditions.slow_ns = OneOf<3>(scheduler, {1, 10, 40}) * kSecondNs;
+  constexpr double kFaultChances[] = {0, 0.002, 0.01, 0.05};
+  conditions.fault_chance = kFaultChances[scheduler.Between(0, 3)];
+  if (conditions.fault_chance > 0 && scheduler.Chance(0.5)) conditions.late_chance = 0.01;
+  conditions.pause_chance = scheduler.Chance(0.6) ? 0.003 : 0;
+  conditions.pause_ns = OneOf<3>(scheduler, {5, 40, 200}) * kSecondNs;
+  conditions.listing_delay_ns = OneOf<3>(scheduler, {0, 0, 700}) * kMillisecondNs;
+  conditions.listings_are_current = conditions.listing_delay_ns == 0 && scheduler.Chance(0.5);
+  conditions.small_requests = scheduler.Chance(0.5) ? 1 : 4;
+  return conditions;
+}
+
+}  // namespace
+
+void Trace::Add(int64_t time_ns, const Process& process, const std::string& text) {
+  if (!violation_.empty()) return;
+  lines_.push_back(fmt::format("{:12.6f} {} {}",
+                               static_cast<double>(time_ns % (100'000 * kSecondNs)) / 1e9,
+                               process.name, text));
+  for (const char c : lines_.back()) {
+    hash_ = (hash_ ^ static_cast<unsigned char>(c)) * 1'099'511'628'211u;
+  }
+  if (lines_.size() > kKeptLines) lines_.pop_front();
+}
+
+void Trace::Fail(const std::string& violation) {
+  if (violation_.empty()) violation_ = violation;
+}
+
+std::string Trace::End() const {
+  std::string text;
+  for (const std::string& line : lines_) text += line + "\n";
+  return text;
+}
+
+World::World(uint64_t seed)
+    : scheduler_(seed),
+      grace_ns_(ChooseGrace(scheduler_)),
+      shape_(ChooseShape(scheduler_)),
+      model_([this](const std::string& violation) { Fail(nullptr, violation); }, grace_ns_),
+      network_(scheduler_, model_, ChooseConditions(scheduler_),
+               [this](const Process& process, const std::string& text) {
+                 trace_.Add(scheduler_.now_ns(), process, text);
+               }) {}
+
+std::shared_ptr<SimulatedStorage> World::AddProcess(const std::string& name) {
+  storages_.push_back(std::make_shared<SimulatedStorage>(network_, scheduler_.AddProcess(name)));
+  storages_.back()->process().is_dead = !trace_.violation().empty();
+  return storages_.back();
+}
+
+kv::StoreOptions World::Options() const {
+  return {.io = kv::IoOptions{.block_bytes = 64 << 10, .queue_depth = 2},
+          .reader_cache = false,
+          .grace = std::chrono::duration_cast<std::chrono::milliseconds>(
+              std::chrono::nanoseconds(grace_ns_))};
+}
+
+void World::Fail(const SimulatedStorage* storage, const std::string& violation) {
+  trace_.Fail(storage == nullptr ? violation
+                                 : fmt::format("{}: {}", storage->process().name, violation));
+  for (const auto& each : storages_) each->process().is_dead = true;
+}
+
+const kv::testing::SampleStep& World::Contents(uint64_t step, uint64_t version) {
+  const auto [found, is_new] = contents_.try_emplace({step, version});
+  if (is_new) found->second = kv::testing::MakeSample(step, version, shape_);
+  return found->second;
+}
+
+}  // namespace cairn::simulation

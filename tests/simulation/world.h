@@ -1,0 +1,76 @@
+#pragma once
+/// One schedule: its processes, its storage, its model and its trace. A seed determines it.
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "kv/options.h"
+#include "tests/kv/sample_step.h"
+#include "tests/simulation/model.h"
+#include "tests/simulation/scheduler.h"
+#include "tests/simulation/simulated_storage.h"
+
+namespace cairn::simulation {
+
+/// What happened, and the first violation.
+class Trace {
+ public:
+  void Add(int64_t time_ns, const Process& process, const std::string& text);
+  /// Keeps the first one.
+  void Fail(const std::string& violation);
+
+  const std::string& violation() const { return violation_; }  // empty if there is none
+  uint64_t hash() const { return hash_; }                      // of all lines
+  /// Returns the last lines up to the violation.
+  std::string End() const;
+
+ private:
+  std::deque<std::string> lines_;
+  std::string violation_;
+  uint64_t hash_ = 14'695'981'039'346'656'037u;
+};
+
+class World {
+ public:
+  explicit World(uint64_t seed);
+
+  Scheduler& scheduler() { return scheduler_; }
+  Trace& trace() { return trace_; }
+  Model& model() { return model_; }
+  Network& network() { return network_; }
+  int64_t grace_ns() const { return grace_ns_; }
+
+  /// Adds a process with its storage.
+  std::shared_ptr<SimulatedStorage> AddProcess(const std::string& name);
+  /// Returns the options with which processes open the store.
+  kv::StoreOptions Options() const;
+  /// Records a violation. From then on all processes are dead, so that the schedule ends soon.
+  void Fail(const SimulatedStorage* storage, const std::string& violation);
+
+  uint64_t NextWriter() { return ++writer_count_; }
+  uint64_t NextVersion() { return ++version_count_; }
+  /// Returns the contents of a version of a step.
+  const kv::testing::SampleStep& Contents(uint64_t step, uint64_t version);
+
+  // Random numbers.
+  uint64_t Between(uint64_t low, uint64_t high) { return scheduler_.Between(low, high); }
+  bool Chance(double probability) { return scheduler_.Chance(probability); }
+
+ private:
+  Scheduler scheduler_;
+  const int64_t grace_ns_;
+  const kv::testing::SampleShape shape_;
+  Trace trace_;
+  Model model_;
+  Network network_;
+  uint64_t writer_count_ = 0;
+  uint64_t version_count_ = 0;
+  std::map<std::pair<uint64_t, uint64_t>, kv::testing::SampleStep> contents_;
+  std::deque<std::shared_ptr<SimulatedStorage>> storages_;
+};
+
+}  // namespace cairn::simulation

@@ -1,0 +1,172 @@
+// The operations of a writer.
+
+#include "tests/simulation/writer.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+#include <vector>
+
+#include "kv/compact.h"
+#include "kv/retention.h"
+
+namespace cairn::simulation {
+namespace {
+
+constexpr uint64_t kMaxRequestsOfAKilled = 300;
+
+}  // namespace
+
+Writer::Writer(World& world, const std::string& name)
+    : Participant(world, name), id_(world.NextWriter()) {}
+
+void Writer::Run() {
+  if (world().Chance(0.3)) storage()->KillAt(world().Between(1, kMaxRequestsOfAKilled));
+  if (!Open()) return;
+  for (uint64_t left = world().Between(1, 5); left > 0 && can_continue(); --left) Act();
+  Close();
+}
+
+bool Writer::Open() {
+  const bool take_over = world().Chance(0.3);
+  for (uint64_t left = world().Between(1, 4); left > 0 && can_continue(); --left) {
+    if (TryOpen(take_over)) return true;
+    Sleep(30 * kSecondNs);
+  }
+  return false;
+}
+
+bool Writer::TryOpen(bool take_over) {
+  kv::StoreOptions options = world().Options();
+  options.take_over = take_over;
+  Operation operation = NewOperation(take_over ? "take over" : "open");
+  operation.opens = true;
+  const uint64_t fault_count = storage()->fault_count();
+  const auto error = Perform(operation, [&]() -> Result<void> {
+    CAIRN_TRY_ASSIGN(store_, kv::Store::Open(storage(), kv::OpenMode::kWrite, options));
+    return {};
+  });
+  // A conflict with a lease, or with another open.
+  if (error && error->code != ErrorCode::kConflict) CheckError("the open", *error, fault_count);
+  return !error && !is_dead();
+}
+
+Operation Writer::NewOperation(const std::string& name) const {
+  return {.name = name, .writer = id_};
+}
+
+Operation Writer::SaveOf(uint64_t step, uint64_t version, bool overwrite) const {
+  Operation operation = NewOperation(
+      fmt::format("{} step {} as version {}", overwrite ? "overwrite" : "save", step, version));
+  operation.apply = [step, version](State& state, uint64_t generation) {
+    state.Save(step, {.version = version, .generation = generation});
+  };
+  return operation;
+}
+
+void Writer::Judge(const Operation& operation, const Error& error, uint64_t fault_count) {
+  const bool was_unknown = std::exchange(is_unknown_, is_unknown_ || IsUnknown(error));
+  is_over_ = is_over_ || is_unknown_;
+  if (error.code == ErrorCode::kFailedPrecondition && was_unknown) return;
+  const bool is_fenced = world().model().IsFenced(operation);
+  if (error.code == ErrorCode::kConflict) {
+    is_over_ = true;
+    if (is_fenced) return;
+  }
+  // The other writer has deleted the step that is the base of this one.
+  if (error.code == ErrorCode::kNotFound && is_fenced) return;
+  CheckError(operation.name, error, fault_count);
+}
+
+void Writer::Close() {
+  if (world().Chance(0.2) && !is_dead()) return Note("leaves the store to the destructor");
+  const uint64_t fault_count = storage()->fault_count();
+  const auto closed = store_->Close();
+  if (!closed) CheckError("close", closed.error(), fault_count);
+  Note("closes");
+}
+
+std::optional<uint64_t> Writer::AnyStep() {
+  const auto latest = store_->Latest();
+  if (!latest || (*latest)->step_numbers().empty()) return std::nullopt;
+  const std::vector<uint64_t>& numbers = (*latest)->step_numbers();
+  return numbers[world().Between(0, numbers.size() - 1)];
+}
+
+uint64_t Writer::NewStep() {
+  const auto latest = store_->Latest();
+  if (!latest || (*latest)->step_numbers().empty()) return 1;
+  return (*latest)->step_numbers().back() + world().Between(1, 2);
+}
+
+void Writer::Act() {
+  switch (world().Between(0, 9)) {
+    case 0:
+      return Delete();
+    case 1:
+      return Tag();
+    case 2:
+      return Prune();
+    case 3:
+      return Compact();
+    case 4:
+      return Sleep(100 * kSecondNs);
+    default:
+      return Save();
+  }
+}
+
+void Writer::Change(Operation operation, const std::function<Result<void>()>& change) {
+  const uint64_t fault_count = storage()->fault_count();
+  const Operation copy = operation;
+  const auto error = Perform(std::move(operation), change);
+  if (error) Judge(copy, *error, fault_count);
+}
+
+void Writer::Save() {
+  const std::optional<uint64_t> existing = AnyStep();
+  const bool overwrite = existing && world().Chance(0.3);
+  const uint64_t step = overwrite ? *existing : NewStep();
+  const uint64_t version = world().NextVersion();
+  Change(SaveOf(step, version, overwrite), [&]() -> Result<void> {
+    CAIRN_TRY(kv::testing::SaveSample(*store_, world().Contents(step, version), overwrite));
+    return {};
+  });
+}
+
+void Writer::Delete() {
+  const std::optional<uint64_t> step = AnyStep();
+  if (!step) return;
+  Operation operation = NewOperation(fmt::format("delete step {}", *step));
+  operation.apply = [step](State& state, uint64_t) { state.Delete(*step); };
+  Change(std::move(operation), [&]() -> Result<void> {
+    CAIRN_TRY(store_->Delete({&*step, 1}));
+    return {};
+  });
+}
+
+void Writer::Prune() {
+  const uint64_t count = world().Between(0, 3);
+  Operation operation = NewOperation(fmt::format("keep the last {} steps", count));
+  operation.apply = [count](State& state, uint64_t) { state.keep_last = count; };
+  Change(std::move(operation), [&] { return store_->SetRetention({.keep_last = count}); });
+}
+
+void Writer::Tag() {
+  const std::optional<uint64_t> step = AnyStep();
+  if (!step) return;
+  Operation operation = NewOperation(fmt::format("tag step {}", *step));
+  operation.apply = [step](State& state, uint64_t) { state.tags["best"] = *step; };
+  Change(std::move(operation), [&] { return store_->ChangeTags({{"best", *step}}); });
+}
+
+void Writer::Compact() {
+  Operation operation = NewOperation("compact");
+  operation.moves_payload = true;
+  Change(std::move(operation), [&]() -> Result<void> {
+    CAIRN_TRY(kv::Compact(*store_, {.max_dead = 0}));
+    return {};
+  });
+}
+
+}  // namespace cairn::simulation

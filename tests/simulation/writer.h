@@ -1,0 +1,53 @@
+#pragma once
+/// A writer: opens the store, changes it a few times, and closes it, is killed, or finds out that
+/// another writer has taken over.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "kv/store.h"
+#include "tests/simulation/participant.h"
+
+namespace cairn::simulation {
+
+/// One process that opens the store for writing.
+class Writer : public Participant {
+ public:
+  Writer(World& world, const std::string& name);
+  void Run();
+
+ protected:
+  /// Opens the store. Tries again for a while if another writer has it.
+  bool Open();
+  Operation NewOperation(const std::string& name) const;
+  Operation SaveOf(uint64_t step, uint64_t version, bool overwrite) const;
+  /// Checks the error of an operation that began after `fault_count` faults, and whether this
+  /// writer can continue.
+  void Judge(const Operation& operation, const Error& error, uint64_t fault_count);
+  void Close();
+
+  kv::Store& store() { return *store_; }
+  bool can_continue() { return !is_over_ && !is_dead(); }
+  /// Returns a step of the newest state that this writer knows, if there is any.
+  std::optional<uint64_t> AnyStep();
+  uint64_t NewStep();
+
+ private:
+  bool TryOpen(bool take_over);
+  void Act();
+  void Change(Operation operation, const std::function<Result<void>()>& change);
+  void Save();
+  void Delete();
+  void Prune();
+  void Tag();
+  void Compact();
+
+  const uint64_t id_;
+  std::unique_ptr<kv::Store> store_;
+  bool is_over_ = false;
+  bool is_unknown_ = false;  // whether an operation was performed
+};
+
+}  // namespace cairn::simulation
