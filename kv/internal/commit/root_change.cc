@@ -39,10 +39,15 @@ struct Reached {
   }
 };
 
-/// Forgets an object in the caches of this process and removes it.
+/// Forgets an object and removes it. From here on no save may refer to it, even if the storage
+/// reports a failure: the removal may still be performed later.
 void RemoveObject(StoreState& state, const std::string& name) {
   if (const auto parsed = ParseObjectName(name)) {
-    if (parsed->kind == ObjectKind::kSegment) state.files->Forget(parsed->id.id);
+    if (parsed->kind == ObjectKind::kSegment) {
+      state.files->Forget(parsed->id.id);
+      const MutexLock lock(state.mutex);
+      state.replaced_segments.erase(parsed->id.id);
+    }
     if (parsed->kind == ObjectKind::kTable) state.tables->Forget(parsed->id);
   }
   (void)state.storage->Remove(name);

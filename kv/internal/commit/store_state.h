@@ -80,8 +80,8 @@ struct StoreState {
   // In a multi-rank store: attempts that have an outcome, and the last one that was committed.
   std::deque<std::string> finished_attempts CAIRN_GUARDED_BY(mutex);
   std::string committed_attempt CAIRN_GUARDED_BY(mutex);
-  /// Segments that compactions of this process have replaced. Saves that began before may refer to
-  /// them.
+  /// Segments that compactions of this process have replaced and that nobody has begun to remove.
+  /// Saves that began before may refer to them.
   std::map<uint64_t, SegmentInfo> replaced_segments CAIRN_GUARDED_BY(mutex);
   /// Steps that saves do not delete, whatever the policy of the store is.
   std::set<uint64_t> kept_steps CAIRN_GUARDED_BY(mutex);

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "kv/internal/records/kv_records.h"
+#include "kv/internal/storage/faulty_storage.h"
 #include "kv/internal/storage/memory_storage.h"
 #include "kv/internal/storage/object_names.h"
 #include "kv/key.h"
@@ -32,7 +33,11 @@ namespace cairn::kv {
 namespace {
 
 using cairn::testing::IsError;
+using internal::FaultyStorage;
 using internal::MemoryStorage;
+using internal::StorageCall;
+using internal::StorageFault;
+using internal::StorageOperation;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
@@ -81,6 +86,32 @@ class CompactTest : public ::testing::Test {
     EXPECT_TRUE(steps == expected_);
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto problems, Verify(*snapshot));
     EXPECT_THAT(problems, IsEmpty());
+  }
+  /// Adds the records of `base`, so that the new step refers to its segments.
+  void AddRecordsOf(const Snapshot& snapshot, const StepInfo& base, StepWriter& writer) {
+    for (const Column column : {Column::kTensors, Column::kValues}) {
+      CAIRN_ASSERT_OK(snapshot.Scan(
+          column, base, "",
+          [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+            CAIRN_TRY(writer.AddRecord(column, key, record));
+            return true;
+          }));
+    }
+    CAIRN_ASSERT_OK(
+        snapshot.Scan(Column::kChunks, base, "",
+                      [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+                        CAIRN_TRY_ASSIGN(const ChunkEntry chunk, internal::DecodeChunk(record));
+                        CAIRN_TRY(writer.AddChunk(key, chunk, /*reused=*/true));
+                        return true;
+                      }));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto structure, snapshot.GetStructure(base));
+    CAIRN_ASSERT_OK(writer.SetStructure(*structure));
+  }
+  static StepSummary SummaryOf(const StepInfo& base) {
+    return {.base_step = base.step,
+            .tensor_count = base.tensor_count,
+            .value_count = base.value_count,
+            .logical_bytes = base.logical_bytes};
   }
   /// Length of all segments in the storage.
   uint64_t SegmentBytes() {
@@ -309,27 +340,8 @@ TEST_F(CompactTest, ASaveThatBeganBeforeKeepsItsBytes) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo base, snapshot->FindStep(10));
   CAIRN_ASSERT_OK_AND_ASSIGN(std::unique_ptr<StepWriter> writer, store_->Begin(11, {}));
   Compact();
-  for (const Column column : {Column::kTensors, Column::kValues}) {
-    CAIRN_ASSERT_OK(snapshot->Scan(
-        column, base, "",
-        [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
-          CAIRN_TRY(writer->AddRecord(column, key, record));
-          return true;
-        }));
-  }
-  CAIRN_ASSERT_OK(
-      snapshot->Scan(Column::kChunks, base, "",
-                     [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
-                       CAIRN_TRY_ASSIGN(const ChunkEntry chunk, internal::DecodeChunk(record));
-                       CAIRN_TRY(writer->AddChunk(key, chunk, /*reused=*/true));
-                       return true;
-                     }));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto structure, snapshot->GetStructure(base));
-  CAIRN_ASSERT_OK(writer->SetStructure(*structure));
-  CAIRN_ASSERT_OK(writer->Commit({.base_step = 10,
-                                  .tensor_count = base.tensor_count,
-                                  .value_count = base.value_count,
-                                  .logical_bytes = base.logical_bytes}));
+  AddRecordsOf(*snapshot, base, *writer);
+  CAIRN_ASSERT_OK(writer->Commit(SummaryOf(base)));
   writer.reset();
   expected_[11] = expected_[10];
   expected_[11].step = 11;
@@ -339,6 +351,25 @@ TEST_F(CompactTest, ASaveThatBeganBeforeKeepsItsBytes) {
   // The next compaction moves what this step has kept.
   EXPECT_GT(Compact().old_segments, 0);
   Reopen();
+  ExpectUnchanged();
+}
+
+// The storage reports that it cannot remove the old segments, and removes them later. A save that
+// began before the compaction was committed with references to them.
+TEST_F(CompactTest, ASaveDoesNotReferToASegmentWhoseRemovalHasBegun) {
+  const auto faulty = std::make_shared<FaultyStorage>(std::make_shared<MemoryStorage>("test"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(store_, Store::Open(faulty, OpenMode::kWrite, {.grace = kNoGrace}));
+  SaveAndDelete(10);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store_->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo base, snapshot->FindStep(10));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const std::unique_ptr<StepWriter> writer, store_->Begin(11, {}));
+  AddRecordsOf(*snapshot, base, *writer);
+  faulty->SetPlan([](const StorageCall& call) {
+    const bool is_removal = call.operation == StorageOperation::kRemove;
+    return is_removal ? StorageFault::kRefuse : StorageFault::kNone;
+  });
+  Compact();
+  EXPECT_THAT(writer->Commit(SummaryOf(base)), IsError(ErrorCode::kConflict, "save again"));
   ExpectUnchanged();
 }
 
