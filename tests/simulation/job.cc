@@ -75,9 +75,11 @@ void RankZero::Save(JobPlan::Save& save) {
     (void)store().FailAttempt(attempt, 0, saved.error());
     return Fail(saved.error());
   });
-  // Others may be late, or have failed.
+  // Others may be late, or have failed, or refer to a step that was overwritten since they gave up
+  // waiting for it.
   const bool may_be_others =
-      error && (error->code == ErrorCode::kUnavailable || error->message.starts_with("rank "));
+      error && (error->code == ErrorCode::kUnavailable || error->message.starts_with("rank ") ||
+                (plan_.HasOverwrite() && IsOfBase(*error)));
   if (error && (!may_be_others || IsUnknown(*error))) Judge(operation, *error, fault_count);
 }
 

@@ -19,6 +19,7 @@ Result<State> Shown(const kv::Snapshot& snapshot) {
   for (const kv::StepInfo& step : steps) state.steps[step.step].generation = step.generation;
   state.tags = {snapshot.tags().begin(), snapshot.tags().end()};
   state.keep_last = snapshot.retention().keep_last;
+  state.compresses = snapshot.compresses_saves();
   return state;
 }
 
@@ -124,6 +125,10 @@ bool IsUnknown(const Error& error) {
   return error.message.find("unknown whether") != std::string::npos;
 }
 
+bool IsOfBase(const Error& error) {
+  return error.message.find("was deleted or replaced during the save") != std::string::npos;
+}
+
 std::string Describe(const State& state) {
   std::string text = "{";
   for (const auto& [number, step] : state.steps) {
@@ -131,7 +136,7 @@ std::string Describe(const State& state) {
   }
   for (const auto& [tag, step] : state.tags) text += fmt::format(" tag {}={}", tag, step);
   if (state.keep_last > 0) text += fmt::format(" keeps {}", state.keep_last);
-  return text + " }";
+  return text + (state.compresses ? " compresses }" : " }");
 }
 
 }  // namespace cairn::simulation

@@ -29,6 +29,7 @@ struct State {
   std::map<uint64_t, ModelStep> steps;
   std::map<std::string, uint64_t> tags;  // to steps
   uint64_t keep_last = 0;                // 0: saves delete nothing
+  bool compresses = false;
 
   /// Adds the step, and deletes those that the policy does not keep.
   void Save(uint64_t step, ModelStep saved);
@@ -87,6 +88,8 @@ class Model {
 
 /// Returns whether the error states that the operation may have been performed.
 bool IsUnknown(const Error& error);
+/// Returns whether a save refers to a step that was deleted or replaced since it began.
+bool IsOfBase(const Error& error);
 std::string Describe(const State& state);
 
 }  // namespace cairn::simulation

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "kv/internal/root/root_log.h"
+
 namespace cairn::simulation {
 
 void Reader::Run() {
@@ -52,7 +54,27 @@ void Reader::Look() {
   if (world().Chance(0.3)) {
     Sleep(2 * world().grace_ns());
     LoadSome(**snapshot, *root);
+    const auto step = (*snapshot)->FindStep(std::nullopt);
+    if (step) Find(*step, *root);
   }
+}
+
+void Reader::Find(const kv::StepInfo& step, uint64_t root) {
+  const uint64_t fault_count = storage()->fault_count();
+  const auto snapshot = store_->SnapshotWith(step);
+  if (is_dead()) return;
+  Note(
+      fmt::format("finds step {}: {}", step.step, snapshot ? "done" : snapshot.error().ToString()));
+  if (snapshot) {
+    const auto found = (*snapshot)->FindStep(step.step);
+    if (found && found->generation == step.generation) return;
+    return Report(fmt::format("a snapshot lacks step {}, for which it was made", step.step));
+  }
+  const bool may_be_removed =
+      step.generation + kv::internal::kKeptRoots <= world().model().newest() &&
+      world().model().MayBeGone(root, step.step, world().scheduler().now_ns() + world().grace_ns());
+  if (snapshot.error().code == ErrorCode::kNotFound && may_be_removed) return;
+  CheckError("SnapshotWith", snapshot.error(), fault_count);
 }
 
 void Reader::LoadSome(const kv::Snapshot& snapshot, uint64_t root) {

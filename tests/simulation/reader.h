@@ -19,6 +19,8 @@ class Reader : public Participant {
  private:
   bool Open();
   void Look();
+  /// Asks for a step that was in a snapshot of root `root`, which may have been deleted since.
+  void Find(const kv::StepInfo& step, uint64_t root);
   void LoadSome(const kv::Snapshot& snapshot, uint64_t root);
 
   std::unique_ptr<kv::Store> store_;

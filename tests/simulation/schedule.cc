@@ -64,6 +64,14 @@ void PlayWriters(World& world, Stage& stage, uint64_t number) {
   }
 }
 
+void PlayOvertaking(World& world, Stage& stage) {
+  stage.Start([&stage] { stage.Play<Writer>("overtaken", Role::kOvertaken); });
+  stage.Start([&world, &stage] {
+    world.scheduler().SleepFor(static_cast<int64_t>(world.Between(5, 20)) * kSecondNs);
+    stage.Play<Writer>("overtaker", Role::kOvertaker);
+  });
+}
+
 void PlayJob(World& world, Stage& stage, JobPlan& plan) {
   plan.world_size = static_cast<uint32_t>(world.Between(2, 4));
   plan.patience_ns = static_cast<int64_t>(world.Between(2, 20)) * kSecondNs;
@@ -75,6 +83,7 @@ void PlayJob(World& world, Stage& stage, JobPlan& plan) {
 }
 
 void Play(World& world, Stage& stage) {
+  if (world.Chance(0.02)) PlayOvertaking(world, stage);
   JobPlan plan;
   if (world.Chance(0.4)) PlayJob(world, stage, plan);
   const uint64_t writer_count = world.Between(plan.patience_ns > 0 ? 0 : 1, 3);

@@ -122,8 +122,9 @@ Result<void> SimulatedStorage::Put(std::string_view name, std::span<const std::b
 
 Result<void> SimulatedStorage::PutIfAbsent(std::string_view name,
                                            std::span<const std::byte> bytes) {
+  if (root_pause_ns_ > 0 && ParseRootName(name)) Pause(std::exchange(root_pause_ns_, 0));
   return Change(Kind::kPutIfAbsent, name,
-                [&network = network_, name = std::string(name), operation = operation_,
+                [&network = network_, name = std::string(name), operation = CurrentOperation(),
                  copy = std::vector(bytes.begin(), bytes.end())](bool) -> Result<void> {
                   CAIRN_TRY(network.objects()->PutIfAbsent(name, copy));
                   const auto root = ParseRootName(name);
@@ -178,10 +179,7 @@ void SimulatedStorage::Travel() {
   Scheduler& scheduler = network_.scheduler();
   const Conditions& conditions = network_.conditions();
   if (scheduler.Chance(conditions.pause_chance)) {
-    const auto pause_ns = static_cast<int64_t>(scheduler.Between(0, conditions.pause_ns));
-    process_.paused_until_ns = scheduler.now_ns() + pause_ns;
-    ++network_.counts().pauses;
-    network_.Note(process_, fmt::format("is paused for {} ms", pause_ns / kMillisecondNs));
+    Pause(static_cast<int64_t>(scheduler.Between(0, conditions.pause_ns)));
   }
   const bool is_slow = scheduler.Chance(conditions.slow_chance);
   scheduler.SleepFor(RandomDelay(scheduler, is_slow ? conditions.slow_ns : conditions.latency_ns));
@@ -194,6 +192,12 @@ SimulatedStorage::Fault SimulatedStorage::ChooseFault(Kind kind) {
                                Fault::kTear};
   const Fault fault = kFaults[scheduler.Between(0, std::size(kFaults) - 1)];
   return CanHappen(fault, kind) ? fault : Fault::kRefuse;
+}
+
+void SimulatedStorage::Pause(int64_t pause_ns) {
+  process_.paused_until_ns = network_.scheduler().now_ns() + pause_ns;
+  ++network_.counts().pauses;
+  network_.Note(process_, fmt::format("is paused for {} ms", pause_ns / kMillisecondNs));
 }
 
 void SimulatedStorage::Die() {
@@ -266,6 +270,15 @@ Result<void> SimulatedStorage::Change(Kind kind, std::string_view name,
     ++network_.counts().faults;
     return Fail(Failure(kind, name, "the response is late"));
   });
+}
+
+void SimulatedStorage::SetOperation(Operation* operation) {
+  operations_[network_.scheduler().current().id] = operation;
+}
+
+Operation* SimulatedStorage::CurrentOperation() const {
+  const auto found = operations_.find(network_.scheduler().current().id);
+  return found == operations_.end() ? nullptr : found->second;
 }
 
 Error SimulatedStorage::Failure(Kind kind, std::string_view name, const char* what) const {

@@ -95,10 +95,12 @@ class SimulatedStorage final : public kv::Storage {
   SimulatedStorage(Network& network, Process& process);
 
   Process& process() const { return process_; }
-  /// Roots that are put from now on are put by this operation.
-  void SetOperation(Operation* operation) { operation_ = operation; }
+  /// Roots that this task puts from now on are put by this operation; by none if it is null.
+  void SetOperation(Operation* operation);
   /// Kills the process at its n-th request from now on.
   void KillAt(uint64_t request) { requests_left_ = request; }
+  /// Pauses the process when it is about to put its next root.
+  void PauseAtNextRoot(int64_t pause_ns) { root_pause_ns_ = pause_ns; }
   /// Returns how many requests were disturbed so far.
   uint64_t fault_count() const { return fault_count_; }
 
@@ -128,6 +130,7 @@ class SimulatedStorage final : public kv::Storage {
 
   /// Half of a request: waits, and possibly pauses the process.
   void Travel();
+  void Pause(int64_t pause_ns);
   void Die();
   Fault ChooseFault(Kind kind);
   /// The first half of a request.
@@ -142,12 +145,14 @@ class SimulatedStorage final : public kv::Storage {
   /// Runs a change as a request. It owns what it needs, because it may be performed later.
   Result<void> Change(Kind kind, std::string_view name,
                       std::function<Result<void>(bool is_torn)> change);
+  Operation* CurrentOperation() const;
   Error Failure(Kind kind, std::string_view name, const char* what) const;
 
   Network& network_;
   Process& process_;
-  Operation* operation_ = nullptr;
-  uint64_t requests_left_ = 0;  // until the process is killed; 0: never
+  std::map<uint64_t, Operation*> operations_;  // by task
+  uint64_t requests_left_ = 0;                 // until the process is killed; 0: never
+  int64_t root_pause_ns_ = 0;
   uint64_t fault_count_ = 0;
 };
 

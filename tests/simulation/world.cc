@@ -11,7 +11,7 @@
 namespace cairn::simulation {
 namespace {
 
-constexpr size_t kKeptLines = 400;
+constexpr size_t kKeptLines = 4000;
 
 template <size_t count>
 int64_t OneOf(Scheduler& scheduler, const std::array<int64_t, count>& values) {

@@ -4,31 +4,38 @@
 
 #include <fmt/format.h>
 
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "kv/compact.h"
+#include "kv/internal/root/root_log.h"
 #include "kv/retention.h"
 
 namespace cairn::simulation {
 namespace {
 
 constexpr uint64_t kMaxRequestsOfAKilled = 300;
+constexpr int64_t kOvertakenPauseNs = 150 * kSecondNs;
 
 }  // namespace
 
-Writer::Writer(World& world, const std::string& name)
-    : Participant(world, name), id_(world.NextWriter()) {}
+Writer::Writer(World& world, const std::string& name, Role role)
+    : Participant(world, name), id_(world.NextWriter()), role_(role) {}
 
 void Writer::Run() {
-  if (world().Chance(0.3)) storage()->KillAt(world().Between(1, kMaxRequestsOfAKilled));
+  if (role_ == Role::kUsual && world().Chance(0.3)) {
+    storage()->KillAt(world().Between(1, kMaxRequestsOfAKilled));
+  }
   if (!Open()) return;
+  if (role_ == Role::kOvertaken) storage()->PauseAtNextRoot(kOvertakenPauseNs);
+  if (role_ == Role::kOvertaker) ChangeOften();
   for (uint64_t left = world().Between(1, 5); left > 0 && can_continue(); --left) Act();
   Close();
 }
 
 bool Writer::Open() {
-  const bool take_over = world().Chance(0.3);
+  const bool take_over = role_ == Role::kOvertaker || world().Chance(0.3);
   for (uint64_t left = world().Between(1, 4); left > 0 && can_continue(); --left) {
     if (TryOpen(take_over)) return true;
     Sleep(30 * kSecondNs);
@@ -69,12 +76,14 @@ void Writer::Judge(const Operation& operation, const Error& error, uint64_t faul
   is_over_ = is_over_ || is_unknown_;
   if (error.code == ErrorCode::kFailedPrecondition && was_unknown) return;
   const bool is_fenced = world().model().IsFenced(operation);
-  if (error.code == ErrorCode::kConflict) {
+  if (error.code == ErrorCode::kConflict && is_fenced) {
     is_over_ = true;
-    if (is_fenced) return;
+    return;
   }
-  // The other writer has deleted the step that is the base of this one.
-  if (error.code == ErrorCode::kNotFound && is_fenced) return;
+  // The compaction in the other thread has replaced segments of the base.
+  if (error.code == ErrorCode::kConflict && has_two_threads_ && IsOfBase(error)) return;
+  // Another writer, or the other thread, has deleted a step that this operation reads.
+  if (error.code == ErrorCode::kNotFound && (is_fenced || has_two_threads_)) return;
   CheckError(operation.name, error, fault_count);
 }
 
@@ -100,7 +109,8 @@ uint64_t Writer::NewStep() {
 }
 
 void Writer::Act() {
-  switch (world().Between(0, 9)) {
+  if (world().Chance(0.01)) return ChangeOften();
+  switch (world().Between(0, 11)) {
     case 0:
       return Delete();
     case 1:
@@ -111,6 +121,10 @@ void Writer::Act() {
       return Compact();
     case 4:
       return Sleep(100 * kSecondNs);
+    case 5:
+      return SetCompression();
+    case 6:
+      return SaveDuringCompaction();
     default:
       return Save();
   }
@@ -167,6 +181,29 @@ void Writer::Compact() {
     CAIRN_TRY(kv::Compact(*store_, {.max_dead = 0}));
     return {};
   });
+}
+
+void Writer::SetCompression() {
+  const bool compress = world().Chance(0.5);
+  Operation operation = NewOperation(compress ? "compress" : "do not compress");
+  operation.apply = [compress](State& state, uint64_t) { state.compresses = compress; };
+  Change(std::move(operation), [&] { return store_->SetCompression(compress); });
+}
+
+void Writer::ChangeOften() {
+  const bool saves = world().Chance(0.3);
+  const uint64_t count = kv::internal::kKeptRoots + world().Between(0, 10);
+  for (uint64_t i = 0; i < count && can_continue(); ++i) saves ? Save() : SetCompression();
+}
+
+void Writer::SaveDuringCompaction() {
+  has_two_threads_ = true;
+  {
+    const std::jthread compaction([this] { Compact(); });
+    for (uint64_t left = world().Between(1, 3); left > 0 && can_continue(); --left) Save();
+    if (can_continue()) Delete();
+  }
+  has_two_threads_ = false;
 }
 
 }  // namespace cairn::simulation

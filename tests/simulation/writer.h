@@ -12,10 +12,17 @@
 
 namespace cairn::simulation {
 
+/// What a writer does besides random operations.
+enum class Role : uint8_t {
+  kUsual,
+  kOvertaken,  // is paused when it puts a root
+  kOvertaker,  // takes over from the former, and commits so often that this root is removed
+};
+
 /// One process that opens the store for writing.
 class Writer : public Participant {
  public:
-  Writer(World& world, const std::string& name);
+  Writer(World& world, const std::string& name, Role role = Role::kUsual);
   void Run();
 
  protected:
@@ -43,11 +50,18 @@ class Writer : public Participant {
   void Prune();
   void Tag();
   void Compact();
+  void SetCompression();
+  /// So many commits that old roots are removed, and steps move to pages.
+  void ChangeOften();
+  /// Saves while another thread compacts the store.
+  void SaveDuringCompaction();
 
   const uint64_t id_;
+  const Role role_;
   std::unique_ptr<kv::Store> store_;
   bool is_over_ = false;
   bool is_unknown_ = false;  // whether an operation was performed
+  bool has_two_threads_ = false;
 };
 
 }  // namespace cairn::simulation
