@@ -52,6 +52,7 @@ struct Operation {
 class Model {
  public:
   using Report = std::function<void(const std::string&)>;
+  /// `grace_ns`: how long objects of deleted steps remain at least.
   Model(Report fail, int64_t grace_ns);
 
   /// Adds an operation, which lives as long as the model.

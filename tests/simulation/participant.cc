@@ -29,10 +29,17 @@ std::optional<Error> Participant::Perform(Operation operation,
   storage_->SetOperation(nullptr);
   if (is_dead()) return changed ? std::nullopt : std::optional(changed.error());
   Note(fmt::format("{}: {}", begun.name, changed ? "done" : changed.error().ToString()));
+  Count(changed);
   if (!begun.moves_payload) {
     world_.model().CheckOutcome(begun, changed ? nullptr : &changed.error());
   }
   return changed ? std::nullopt : std::optional(changed.error());
+}
+
+void Participant::Count(const Result<void>& changed) {
+  Counts& counts = world_.network().counts();
+  ++(changed ? counts.acknowledged : counts.failed);
+  if (!changed && IsUnknown(changed.error())) ++counts.unknown;
 }
 
 void Participant::CheckError(const std::string& call, const Error& error, uint64_t fault_count) {
@@ -49,6 +56,7 @@ void Participant::CheckStep(const kv::Snapshot& snapshot, uint64_t root, uint64_
   Note(fmt::format("loads step {} of root {}: {}", step, root,
                    loaded ? "done" : loaded.error().ToString()));
   if (loaded) {
+    ++world_.network().counts().loads;
     const uint64_t version = world_.model().StateAt(root).steps.at(step).version;
     if (*loaded == world_.Contents(step, version)) return;
     return Report(fmt::format("step {} has wrong contents", step));

@@ -36,6 +36,8 @@ class Participant {
   void CheckStep(const kv::Snapshot& snapshot, uint64_t root, uint64_t step);
 
  private:
+  void Count(const Result<void>& changed);
+
   World& world_;
   const std::shared_ptr<SimulatedStorage> storage_;
 };

@@ -7,6 +7,8 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/simulation/auditor.h"
@@ -72,21 +74,29 @@ void PlayOvertaking(World& world, Stage& stage) {
   });
 }
 
-void PlayJob(World& world, Stage& stage, JobPlan& plan) {
-  plan.world_size = static_cast<uint32_t>(world.Between(2, 4));
-  plan.patience_ns = static_cast<int64_t>(world.Between(2, 20)) * kSecondNs;
+void PlayJob(World& world, Stage& stage, uint64_t job) {
+  JobPlan plan{.world_size = static_cast<uint32_t>(world.Between(2, 4)),
+               .patience_ns = static_cast<int64_t>(world.Between(2, 20)) * kSecondNs};
+  std::vector<std::jthread> others;
   for (uint32_t rank = 1; rank < plan.world_size; ++rank) {
-    stage.Start(
-        [&stage, &plan, rank] { stage.Play<OtherRank>(fmt::format("rank {}", rank), plan, rank); });
+    others.emplace_back([&stage, &plan, job, rank] {
+      stage.Play<OtherRank>(fmt::format("rank {} of job {}", rank, job), plan, rank);
+    });
   }
-  stage.Start([&stage, &plan] { stage.Play<RankZero>("rank 0", plan); });
+  stage.Play<RankZero>(fmt::format("rank 0 of job {}", job), plan);
+}
+
+/// A job, and sometimes the same job after a restart.
+void PlayJobs(World& world, Stage& stage) {
+  const uint64_t job_count = world.Between(1, 2);
+  for (uint64_t job = 0; job < job_count; ++job) PlayJob(world, stage, job);
 }
 
 void Play(World& world, Stage& stage) {
   if (world.Chance(0.02)) PlayOvertaking(world, stage);
-  JobPlan plan;
-  if (world.Chance(0.4)) PlayJob(world, stage, plan);
-  const uint64_t writer_count = world.Between(plan.patience_ns > 0 ? 0 : 1, 3);
+  const bool has_jobs = world.Chance(0.4);
+  if (has_jobs) stage.Start([&world, &stage] { PlayJobs(world, stage); });
+  const uint64_t writer_count = world.Between(has_jobs ? 0 : 1, 3);
   for (uint64_t i = 0; i < writer_count; ++i) {
     stage.Start([&world, &stage, i] { PlayWriters(world, stage, i); });
   }

@@ -12,7 +12,7 @@ struct ScheduleResult {
   std::string violation;  // empty if there is none
   std::string trace;      // its end, if there is a violation
   uint64_t hash = 0;      // of all that happened
-  FaultCounts counts;
+  Counts counts;
   uint64_t roots = 0;  // that were put
 };
 

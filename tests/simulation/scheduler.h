@@ -35,6 +35,7 @@ struct Process {
   /// release what they own.
   bool is_dead = false;
   int64_t paused_until_ns = 0;  // none of its tasks runs before
+  int64_t clock_error_ns = 0;   // of the time of day on its host
 };
 
 /// A thread of a process.

@@ -40,6 +40,7 @@ Network::Network(Scheduler& scheduler, Model& model, const Conditions& condition
 
 void Network::Calm() {
   conditions_.fault_chance = 0;
+  conditions_.outage_chance = 0;
   conditions_.late_chance = 0;
   conditions_.pause_chance = 0;
   conditions_.slow_chance = 0;
@@ -187,7 +188,17 @@ void SimulatedStorage::Travel() {
 
 SimulatedStorage::Fault SimulatedStorage::ChooseFault(Kind kind) {
   Scheduler& scheduler = network_.scheduler();
-  if (!scheduler.Chance(network_.conditions().fault_chance)) return Fault::kNone;
+  const Conditions& conditions = network_.conditions();
+  if (scheduler.Chance(conditions.outage_chance)) {
+    const auto outage_ns = static_cast<int64_t>(scheduler.Between(0, conditions.outage_ns));
+    outage_until_ns_ = scheduler.now_ns() + outage_ns;
+    ++network_.counts().outages;
+    network_.Note(process_, fmt::format("is cut off for {} ms", outage_ns / kMillisecondNs));
+  }
+  if (scheduler.now_ns() < outage_until_ns_) {
+    return scheduler.Chance(0.3) ? Fault::kLoseResponse : Fault::kRefuse;
+  }
+  if (!scheduler.Chance(conditions.fault_chance)) return Fault::kNone;
   constexpr Fault kFaults[] = {Fault::kRefuse, Fault::kLoseResponse, Fault::kConflict,
                                Fault::kTear};
   const Fault fault = kFaults[scheduler.Between(0, std::size(kFaults) - 1)];

@@ -31,18 +31,26 @@ struct Conditions {
   int64_t latency_ns = 0;  // of half a request, on average
   double slow_chance = 0;  // that half a request takes up to `slow_ns`
   int64_t slow_ns = 0;
-  double fault_chance = 0;  // of a request
-  double late_chance = 0;   // that a change whose response is lost is performed later
-  double pause_chance = 0;  // of a process, at a request
-  int64_t pause_ns = 0;     // at most
+  double fault_chance = 0;   // of a request
+  double outage_chance = 0;  // that the process loses its connection, at a request
+  int64_t outage_ns = 0;     // at most
+  double late_chance = 0;    // that a change whose response is lost is performed later
+  double pause_chance = 0;   // of a process, at a request
+  int64_t pause_ns = 0;      // at most
   int64_t listing_delay_ns = 0;
   bool listings_are_current = false;
   uint32_t small_requests = 1;
 };
 
-struct FaultCounts {
+/// What happened in a schedule.
+struct Counts {
+  uint64_t acknowledged = 0;  // operations of writers
+  uint64_t failed = 0;        // operations that returned an error
+  uint64_t unknown = 0;       // of these, those that may have been performed
+  uint64_t loads = 0;         // of steps, compared with what was saved
   uint64_t requests = 0;
   uint64_t faults = 0;
+  uint64_t outages = 0;
   uint64_t pauses = 0;
   uint64_t kills = 0;
   uint64_t stale_listings = 0;
@@ -58,7 +66,7 @@ class Network {
   Model& model() { return model_; }
   const Conditions& conditions() const { return conditions_; }
   const std::shared_ptr<kv::internal::MemoryStorage>& objects() { return objects_; }
-  FaultCounts& counts() { return counts_; }
+  Counts& counts() { return counts_; }
   void Note(const Process& process, const std::string& text) { trace_(process, text); }
 
   /// From now on no request has a fault, and nothing is paused.
@@ -84,7 +92,7 @@ class Network {
   const Trace trace_;
   const std::shared_ptr<kv::internal::MemoryStorage> objects_;
   Process& cables_;
-  FaultCounts counts_;
+  Counts counts_;
   std::deque<Change> changes_;  // oldest first
   uint64_t late_count_ = 0;     // changes that are still to be performed
 };
@@ -153,6 +161,7 @@ class SimulatedStorage final : public kv::Storage {
   std::map<uint64_t, Operation*> operations_;  // by task
   uint64_t requests_left_ = 0;                 // until the process is killed; 0: never
   int64_t root_pause_ns_ = 0;
+  int64_t outage_until_ns_ = 0;
   uint64_t fault_count_ = 0;
 };
 

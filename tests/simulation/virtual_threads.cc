@@ -274,13 +274,15 @@ long syscall(long number, ...) noexcept {
                                            arguments[3], arguments[4], arguments[5]);
 }
 
-// Time. Both clocks show the same, so that the deadlines of both can be compared.
+// Time. Both clocks begin at the same time, but the time of day may be wrong.
 
 int clock_gettime(clockid_t clock, timespec* time) noexcept {
   static decltype(::clock_gettime)* real;
   Scheduler* const scheduler = Scheduler::Running();
   if (scheduler == nullptr) return simulation::Real(real, "clock_gettime")(clock, time);
-  *time = simulation::ToTimespec(scheduler->now_ns());
+  const bool is_time_of_day = clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE;
+  *time = simulation::ToTimespec(scheduler->now_ns() +
+                                 (is_time_of_day ? scheduler->process().clock_error_ns : 0));
   return 0;
 }
 

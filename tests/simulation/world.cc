@@ -11,7 +11,7 @@
 namespace cairn::simulation {
 namespace {
 
-constexpr size_t kKeptLines = 4000;
+constexpr size_t kKeptLines = 400;
 
 template <size_t count>
 int64_t OneOf(Scheduler& scheduler, const std::array<int64_t, count>& values) {
@@ -36,6 +36,8 @@ Conditions ChooseConditions(Scheduler& scheduler) {
   constexpr double kFaultChances[] = {0, 0.002, 0.01, 0.05};
   conditions.fault_chance = kFaultChances[scheduler.Between(0, 3)];
   if (conditions.fault_chance > 0 && scheduler.Chance(0.5)) conditions.late_chance = 0.01;
+  conditions.outage_chance = conditions.fault_chance > 0 && scheduler.Chance(0.3) ? 0.002 : 0;
+  conditions.outage_ns = OneOf<3>(scheduler, {200, 2'000, 20'000}) * kMillisecondNs;
   conditions.pause_chance = scheduler.Chance(0.6) ? 0.003 : 0;
   conditions.pause_ns = OneOf<3>(scheduler, {5, 40, 200}) * kSecondNs;
   conditions.listing_delay_ns = OneOf<3>(scheduler, {0, 0, 700}) * kMillisecondNs;
@@ -70,16 +72,22 @@ std::string Trace::End() const {
 World::World(uint64_t seed)
     : scheduler_(seed),
       grace_ns_(ChooseGrace(scheduler_)),
+      clock_error_ns_(scheduler_.Chance(0.3) ? 3 * kSecondNs : 0),
       shape_(ChooseShape(scheduler_)),
-      model_([this](const std::string& violation) { Fail(nullptr, violation); }, grace_ns_),
+      model_([this](const std::string& violation) { Fail(nullptr, violation); },
+             grace_ns_ - 2 * clock_error_ns_),
       network_(scheduler_, model_, ChooseConditions(scheduler_),
                [this](const Process& process, const std::string& text) {
                  trace_.Add(scheduler_.now_ns(), process, text);
                }) {}
 
 std::shared_ptr<SimulatedStorage> World::AddProcess(const std::string& name) {
-  storages_.push_back(std::make_shared<SimulatedStorage>(network_, scheduler_.AddProcess(name)));
-  storages_.back()->process().is_dead = !trace_.violation().empty();
+  Process& process = scheduler_.AddProcess(name);
+  process.clock_error_ns =
+      static_cast<int64_t>(Between(0, 2 * static_cast<uint64_t>(clock_error_ns_))) -
+      clock_error_ns_;
+  process.is_dead = !trace_.violation().empty();
+  storages_.push_back(std::make_shared<SimulatedStorage>(network_, process));
   return storages_.back();
 }
 

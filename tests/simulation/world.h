@@ -63,6 +63,7 @@ class World {
  private:
   Scheduler scheduler_;
   const int64_t grace_ns_;
+  const int64_t clock_error_ns_;  // at most, of each process
   const kv::testing::SampleShape shape_;
   Trace trace_;
   Model model_;
