@@ -75,11 +75,10 @@ void RankZero::Save(JobPlan::Save& save) {
     (void)store().FailAttempt(attempt, 0, saved.error());
     return Fail(saved.error());
   });
-  // Others may be late, or have failed, or refer to a step that was overwritten since they gave up
-  // waiting for it.
+  // Others may be late, or have failed, or refer to a step that is not the base of this one.
   const bool may_be_others =
       error && (error->code == ErrorCode::kUnavailable || error->message.starts_with("rank ") ||
-                (plan_.HasOverwrite() && IsOfBase(*error)));
+                (plan_.has_gone_on && IsOfBase(*error)));
   if (error && (!may_be_others || IsUnknown(*error))) Judge(operation, *error, fault_count);
 }
 
@@ -118,6 +117,7 @@ void OtherRank::Save(const JobPlan::Save& save) {
                                     OptionsOf(plan_, rank_, attempt, save.overwrite), prepared);
   Note(fmt::format("{}: {}", call, part ? "done" : part.error().ToString()));
   if (!part) {
+    plan_.has_gone_on = true;
     (void)store_->FailAttempt(attempt, rank_, part.error());
     return Judge(call, part.error());
   }
@@ -130,6 +130,7 @@ void OtherRank::AwaitDecision(kv::StepWriter& writer, const JobPlan::Save& save)
   Note(fmt::format("the decision: {}", decided ? "done" : decided.error().ToString()));
   if (decided && !save.is_committed) Report("a rank believes in a step that was not committed");
   if (decided) return;
+  plan_.has_gone_on = true;
   if (save.is_committed && !LeavesOpen(decided.error())) {
     Report(fmt::format("a committed step failed: {}", decided.error().ToString()));
   }

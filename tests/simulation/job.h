@@ -2,7 +2,6 @@
 /// A job of several ranks that save steps together: rank 0 opens the store, the others join its
 /// session, and each writes a part of every step. Any of them may fail or be killed.
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -31,8 +30,9 @@ struct JobPlan {
   std::string session;
   std::vector<Save> saves;
   bool has_begun = false;  // or rank 0 could not open the store
-
-  bool HasOverwrite() const { return std::ranges::any_of(saves, &Save::overwrite); }
+  // A rank has begun the next save without having seen the outcome of one, which rank 0 may commit
+  // later. Then they compare with different steps.
+  bool has_gone_on = false;
 };
 
 /// Rank 0 of a job.

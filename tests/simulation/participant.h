@@ -1,6 +1,6 @@
 #pragma once
-/// What the writers, readers and ranks of a simulation have in common: a process with a storage, and
-/// checks of what its calls return.
+/// What the writers, readers and ranks of a simulation have in common: a process with a storage,
+/// and checks of what its calls return.
 
 #include <functional>
 #include <memory>
@@ -28,9 +28,10 @@ class Participant {
   void Report(const std::string& violation) { world_.Fail(storage_.get(), violation); }
   void Sleep(int64_t at_most_ns);
 
-  /// Calls `change` as an operation of `writer`. Returns its error.
+  /// Calls `change` as this operation, checks its outcome, and returns its error.
   std::optional<Error> Perform(Operation operation, const std::function<Result<void>()>& change);
-  /// Reports an error that nothing has caused. `fault_count` is that of the storage before the call.
+  /// Reports an error that nothing has caused. `fault_count` is that of the storage before the
+  /// call.
   void CheckError(const std::string& call, const Error& error, uint64_t fault_count);
   /// Loads a step of a snapshot of root `root`, and compares it with what was saved.
   void CheckStep(const kv::Snapshot& snapshot, uint64_t root, uint64_t step);

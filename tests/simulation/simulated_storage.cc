@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "kv/internal/root/root_log.h"
 #include "kv/internal/root/root_record.h"
 #include "kv/internal/storage/name_check.h"
 
@@ -276,7 +277,11 @@ Result<void> SimulatedStorage::Change(Kind kind, std::string_view name,
   };
   return Call(kind, name, [&](bool is_torn) -> Result<void> {
     if (!network_.scheduler().Chance(network_.conditions().late_chance)) return noted(is_torn);
-    network_.PerformLater([noted] { (void)noted(false); });
+    network_.PerformLater([&model = network_.model(), root = ParseRootName(name), noted] {
+      // The store requires that no put is performed after kKeptRoots more commits.
+      const bool is_too_late = root && *root + kv::internal::kKeptRoots <= model.newest();
+      if (!is_too_late) (void)noted(false);
+    });
     ++fault_count_;
     ++network_.counts().faults;
     return Fail(Failure(kind, name, "the response is late"));

@@ -1,8 +1,8 @@
 // Goal: whatever the order of the requests of writers, readers and ranks, and whatever requests
 // fail, the store keeps its promises. A failure prints its seed, which repeats it.
 //
-// CAIRN_SIMULATION_SECONDS sets how long schedules run, CAIRN_SIMULATION_COUNT how many there are at
-// most, and CAIRN_SIMULATION_FIRST the seed of the first one; the others follow. CAIRN_TEST_SEED
+// CAIRN_SIMULATION_SECONDS sets how long schedules run, CAIRN_SIMULATION_COUNT their largest
+// number, and CAIRN_SIMULATION_FIRST the seed of the first one; the others follow. CAIRN_TEST_SEED
 // runs the schedule of this seed alone.
 
 #include <fmt/format.h>

@@ -13,6 +13,7 @@
 #include <sched.h>
 #include <sys/random.h>
 #include <sys/syscall.h>
+#include <sys/sysinfo.h>
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
@@ -153,7 +154,11 @@ int sched_yield() noexcept {
   return 0;
 }
 
-int get_nprocs() noexcept { return simulation::kProcessorCount; }
+int get_nprocs() noexcept {
+  static decltype(::get_nprocs)* real;
+  if (Scheduler::Running() == nullptr) return simulation::Real(real, "get_nprocs")();
+  return simulation::kProcessorCount;
+}
 
 // Mutexes and condition variables.
 

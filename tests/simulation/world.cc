@@ -35,7 +35,9 @@ Conditions ChooseConditions(Scheduler& scheduler) {
   conditions.slow_ns = OneOf<3>(scheduler, {1, 10, 40}) * kSecondNs;
   constexpr double kFaultChances[] = {0, 0.002, 0.01, 0.05};
   conditions.fault_chance = kFaultChances[scheduler.Between(0, 3)];
-  if (conditions.fault_chance > 0 && scheduler.Chance(0.5)) conditions.late_chance = 0.01;
+  if (conditions.fault_chance > 0 && scheduler.Chance(0.5)) {
+    conditions.late_chance = scheduler.Chance(0.5) ? 0.01 : 0.05;
+  }
   conditions.outage_chance = conditions.fault_chance > 0 && scheduler.Chance(0.3) ? 0.002 : 0;
   conditions.outage_ns = OneOf<3>(scheduler, {200, 2'000, 20'000}) * kMillisecondNs;
   conditions.pause_chance = scheduler.Chance(0.6) ? 0.003 : 0;

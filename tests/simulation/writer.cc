@@ -110,7 +110,7 @@ uint64_t Writer::NewStep() {
 
 void Writer::Act() {
   if (world().Chance(0.01)) return ChangeOften();
-  switch (world().Between(0, 11)) {
+  switch (world().Between(0, 12)) {
     case 0:
       return Delete();
     case 1:
@@ -124,6 +124,7 @@ void Writer::Act() {
     case 5:
       return SetCompression();
     case 6:
+    case 7:
       return SaveDuringCompaction();
     default:
       return Save();
