@@ -18,14 +18,13 @@ static_assert(kv::ReadRange::kMaxLentBytes % kv::kPageBytes == 0);
 
 namespace {
 
-/// Returns the bytes of the deltas of a chunk in their segments.
-uint64_t StoredBytes(const ChunkInfo& chunk) {
-  uint64_t bytes = 0;
-  for (const kv::Extent& delta : chunk.deltas) bytes += delta.length_bytes;
-  return bytes;
-}
+// The first chunks wait for the deltas of the first group, so it is small.
+constexpr uint64_t kFirstGroupBytes = 2 << 20;
 
 }  // namespace
+
+ChunkReader::ChunkReader(const StepView& view, ProgressMeter& progress, Limit limit)
+    : view_(view), progress_(progress), limit_(limit), group_bytes_(kFirstGroupBytes) {}
 
 Result<void> ChunkReader::Add(const std::string& fqn, const ChunkInfo& chunk,
                               StridedRegion region) {
@@ -146,8 +145,10 @@ Result<void> ChunkReader::ReadBatch() {
     }
   }
   CAIRN_TRY(ReadPageDigests(partial));
-  const auto begin_deltas = [this](std::span<const ReadPart> parts) {
-    return std::async([this, parts] { return ReadDeltasOf(parts); });
+  // Alternates: one is that of the group whose parts are read, the other that of the next group.
+  auto begin_deltas = [this, turn = size_t{0}](std::span<const ReadPart> parts) mutable {
+    StoredDeltaMemory& memory = delta_memory_[turn++ % 2];
+    return std::async([this, parts, &memory] { return ReadDeltasOf(parts, memory); });
   };
   std::span<ReadPart> rest(batch_);
   std::span<ReadPart> group = TakeGroup(rest);
@@ -168,18 +169,21 @@ Result<void> ChunkReader::ReadBatch() {
 std::span<ChunkReader::ReadPart> ChunkReader::TakeGroup(std::span<ReadPart>& rest) {
   uint64_t delta_bytes = 0;
   size_t end = 0;
-  while (end < rest.size() && delta_bytes <= kMaxDeltaBytes) {
+  while (end < rest.size() && delta_bytes <= group_bytes_) {
     const std::shared_ptr<Job>& job = rest[end].job;
     // Deltas of a chunk with one part are parsed when this arrives, and dropped at once.
-    delta_bytes += rest[end].is_complete_chunk() ? StoredBytes(job->chunk) : DeltaCost(job->chunk);
+    delta_bytes +=
+        rest[end].is_complete_chunk() ? StoredDeltaBytes(job->chunk) : DeltaCost(job->chunk);
     while (end < rest.size() && rest[end].job == job) ++end;
   }
+  if (delta_bytes > 0) group_bytes_ = std::min(2 * group_bytes_, kMaxDeltaBytes);
   const std::span<ReadPart> group = rest.first(end);
   rest = rest.subspan(end);
   return group;
 }
 
-Result<uint64_t> ChunkReader::ReadDeltasOf(std::span<const ReadPart> parts) const {
+Result<uint64_t> ChunkReader::ReadDeltasOf(std::span<const ReadPart> parts,
+                                           StoredDeltaMemory& memory) const {
   std::vector<DeltaRead> reads;
   std::vector<StoredDeltas*> stored;
   for (const ReadPart& part : parts) {
@@ -189,7 +193,7 @@ Result<uint64_t> ChunkReader::ReadDeltasOf(std::span<const ReadPart> parts) cons
     reads.push_back({.fqn = &job.fqn, .chunk = &job.chunk});
     stored.push_back(&job.stored_deltas);
   }
-  return reads.empty() ? Result<uint64_t>(0) : ReadStoredDeltas(view_, reads, stored);
+  return reads.empty() ? Result<uint64_t>(0) : ReadStoredDeltas(view_, reads, stored, memory);
 }
 
 Result<void> ChunkReader::ReadPageDigests(std::span<const std::shared_ptr<Job>> jobs) {
@@ -248,7 +252,12 @@ Result<void> ChunkReader::ReadParts(std::span<const ReadPart> parts) {
     }
     ranges.push_back(range);
   }
-  const uint32_t threads = std::clamp(std::thread::hardware_concurrency(), 1u, kMaxThreads);
+  // A thread decodes what it has read. To apply deltas takes as long as reading, so more threads
+  // than cores share the parts more evenly: each takes several at once.
+  const bool has_deltas = std::ranges::any_of(
+      parts, [](const ReadPart& part) { return !part.job->chunk.deltas.empty(); });
+  const uint32_t cores = std::max(std::thread::hardware_concurrency(), 1u);
+  const uint32_t threads = std::min(has_deltas ? 4 * cores : cores, kMaxThreads);
   const auto on_read = [&](size_t i, std::span<const std::byte> part_bytes) {
     return OnRead(parts[i], part_bytes);
   };

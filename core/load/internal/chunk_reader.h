@@ -50,8 +50,7 @@ class ChunkReader {
   };
 
   /// `view` and `progress` must outlive the reader.
-  ChunkReader(const StepView& view, ProgressMeter& progress, Limit limit = Limit::kBatches)
-      : view_(view), progress_(progress), limit_(limit) {}
+  ChunkReader(const StepView& view, ProgressMeter& progress, Limit limit = Limit::kBatches);
 
   /// Adds what `region` takes of the chunk's payload. Waits while a full batch has not been taken
   /// by ReadAll, unless there is no limit. kCancelled: ReadAll has returned, and nothing more needs
@@ -82,8 +81,8 @@ class ChunkReader {
     const StridedRegion region;
     bool is_complete = false;      // all pages are read, so that the stored digests are not needed
     std::vector<uint64_t> stored;  // page digests, unless complete; read with the first batch
-    StoredDeltas stored_deltas;    // of the chunk; read with the first batch
-    std::once_flag deltas_flag;    // set with these, which the first part that arrives parses:
+    StoredDeltas stored_deltas;    // of the chunk; read with the first group that has a part
+    std::once_flag deltas_flag;    // deltas is set, by the first part of this group that arrives
     Result<DeltaChain> deltas;
     std::vector<uint64_t> computed;           // page digests, if complete and in several parts
     std::atomic<uint64_t> missing_bytes = 0;  // not read yet, if complete
@@ -115,9 +114,9 @@ class ChunkReader {
   Result<void> ReadBatch();
   Result<void> ReadPageDigests(std::span<const std::shared_ptr<Job>> jobs);
   /// Returns the next group of parts and removes it from `rest`. All parts of a job are in it.
-  static std::span<ReadPart> TakeGroup(std::span<ReadPart>& rest);
+  std::span<ReadPart> TakeGroup(std::span<ReadPart>& rest);
   /// Reads the deltas that the parts need, if those are not read yet. Returns the bytes.
-  Result<uint64_t> ReadDeltasOf(std::span<const ReadPart> parts) const;
+  Result<uint64_t> ReadDeltasOf(std::span<const ReadPart> parts, StoredDeltaMemory& memory) const;
   Result<void> ReadParts(std::span<const ReadPart> parts);
   /// Applies deltas to a part, verifies and scatters it. Threads: any.
   Result<void> OnRead(const ReadPart& part, std::span<const std::byte> stored);
@@ -139,10 +138,12 @@ class ChunkReader {
   const StepView& view_;
   ProgressMeter& progress_;
   const Limit limit_;
-  std::vector<ReadPart> added_;     // used by Add and Close only
-  size_t batch_parts_ = kMinParts;  // number of added_ parts that are submitted together
-  std::vector<ReadPart> batch_;     // used by ReadAll only: is being read
-  uint64_t bytes_read_ = 0;         // used by ReadAll only
+  std::vector<ReadPart> added_;        // used by Add and Close only
+  size_t batch_parts_ = kMinParts;     // number of added_ parts that are submitted together
+  std::vector<ReadPart> batch_;        // used by ReadAll only: is being read
+  uint64_t bytes_read_ = 0;            // used by ReadAll only
+  uint64_t group_bytes_;               // used by ReadAll only: cost of the deltas of the next group
+  StoredDeltaMemory delta_memory_[2];  // used by ReadAll only
   Mutex mutex_;
   CondVar changed_;  // submitted_, closed_ or is_done_
   std::vector<ReadPart> submitted_ CAIRN_GUARDED_BY(mutex_);

@@ -48,10 +48,14 @@ Result<Delta> ParseOne(const StepView& view, const std::string& fqn, const Chunk
 
 }  // namespace
 
+uint64_t StoredDeltaBytes(const ChunkInfo& chunk) {
+  uint64_t bytes = 0;
+  for (const kv::Extent& delta : chunk.deltas) bytes += delta.length_bytes;
+  return bytes;
+}
+
 uint64_t DeltaCost(const ChunkInfo& chunk) {
-  uint64_t stored_bytes = 0;
-  for (const kv::Extent& delta : chunk.deltas) stored_bytes += delta.length_bytes;
-  return std::max(stored_bytes, chunk.deltas.size() * (chunk.length_bytes() / 32));
+  return std::max(StoredDeltaBytes(chunk), chunk.deltas.size() * (chunk.length_bytes() / 32));
 }
 
 bool DeltaChain::IsChanged(uint64_t page) const {
@@ -85,15 +89,33 @@ Result<DeltaChain> DeltaChain::Parse(const StepView& view, const std::string& fq
   return chain;
 }
 
+std::span<std::byte> StoredDeltaMemory::Take(uint64_t bytes) {
+  if (bytes > size_bytes_) {
+    memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+    size_bytes_ = bytes;
+  }
+  return {memory_.get(), bytes};
+}
+
 Result<uint64_t> ReadStoredDeltas(const StepView& view, std::span<const DeltaRead> reads,
-                                  std::span<StoredDeltas* const> stored) {
+                                  std::span<StoredDeltas* const> stored,
+                                  StoredDeltaMemory& memory) {
+  const auto deltas_of = [](const DeltaRead& read) {
+    return std::span(read.chunk->deltas).subspan(read.first);
+  };
+  uint64_t total_bytes = 0;
+  for (const DeltaRead& read : reads) {
+    for (const kv::Extent& delta : deltas_of(read)) total_bytes += delta.length_bytes;
+  }
+  std::span<std::byte> free = memory.Take(total_bytes);
   std::vector<kv::ReadRange> ranges;
   for (size_t i = 0; i < reads.size(); ++i) {
-    for (const kv::Extent& delta : std::span(reads[i].chunk->deltas).subspan(reads[i].first)) {
-      stored[i]->emplace_back(delta.length_bytes);
-      ranges.push_back({.segment_id = delta.segment_id,
-                        .offset_bytes = delta.offset_bytes,
-                        .target = stored[i]->back()});
+    for (const kv::Extent& delta : deltas_of(reads[i])) {
+      const auto target = free.first(delta.length_bytes);
+      free = free.subspan(target.size());
+      stored[i]->push_back(target);
+      ranges.push_back(
+          {.segment_id = delta.segment_id, .offset_bytes = delta.offset_bytes, .target = target});
     }
   }
   return view.snapshot->Read(ranges, ReadThreads(), [](size_t, auto) { return Result<void>(); });

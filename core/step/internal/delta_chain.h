@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,8 +15,20 @@
 
 namespace cairn::core::internal {
 
-/// Consecutive deltas of one chunk, as they are stored.
-using StoredDeltas = std::vector<std::vector<std::byte>>;
+/// Consecutive deltas of one chunk, as they are stored. Borrows their memory.
+using StoredDeltas = std::vector<std::span<const std::byte>>;
+
+/// Memory for the stored deltas of many chunks, which is reused: the first access to new memory
+/// takes longer than reading the deltas.
+class StoredDeltaMemory {
+ public:
+  /// Returns memory with any contents. Invalidates what was returned before.
+  std::span<std::byte> Take(uint64_t bytes);
+
+ private:
+  std::unique_ptr<std::byte[]> memory_;
+  uint64_t size_bytes_ = 0;
+};
 
 /// Consecutive deltas of one chunk, read and parsed. Threads: Apply from several at once.
 class DeltaChain {
@@ -46,6 +59,8 @@ class DeltaChain {
 
 /// Deltas that are read together before they are applied: as many as exceed this cost.
 inline constexpr uint64_t kMaxDeltaBytes = 16 << 20;
+/// Returns the length of all deltas of the chunk.
+uint64_t StoredDeltaBytes(const ChunkInfo& chunk);
 /// Returns the cost of reading the deltas of a chunk: their length, but at least the 32nd part of
 /// what they may take in memory, which is about the length of the chunk each. So deltas that are
 /// read together never take more than about 32 * kMaxDeltaBytes and those of one chunk.
@@ -60,9 +75,10 @@ struct DeltaRead {
 };
 
 /// Reads the deltas of several chunks, in one batch of reads, without parsing them: `stored[i]` are
-/// those of `reads[i]`, whose `chain` is not used. Returns the bytes that were read.
+/// those of `reads[i]`, whose `chain` is not used. They are in `memory`. Returns the bytes that were
+/// read.
 Result<uint64_t> ReadStoredDeltas(const StepView& view, std::span<const DeltaRead> reads,
-                                  std::span<StoredDeltas* const> stored);
+                                  std::span<StoredDeltas* const> stored, StoredDeltaMemory& memory);
 
 /// Reads and parses the deltas of several chunks, in one batch of reads. Returns the bytes that
 /// were read. kDataLoss: a delta is damaged; names key, file and offset. Otherwise the error of a
