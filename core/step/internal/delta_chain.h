@@ -75,7 +75,7 @@ struct DeltaRead {
 };
 
 /// Reads the deltas of several chunks, in one batch of reads, without parsing them: `stored[i]` are
-/// those of `reads[i]`, whose `chain` is not used. They are in `memory`. Returns the bytes that were
+/// those of `reads[i]`, whose `chain` is not used, and are in `memory`. Returns the bytes that were
 /// read.
 Result<uint64_t> ReadStoredDeltas(const StepView& view, std::span<const DeltaRead> reads,
                                   std::span<StoredDeltas* const> stored, StoredDeltaMemory& memory);

@@ -172,10 +172,11 @@ Result<std::vector<uint64_t>> StepsWithoutUse(StoreState& state, const StepInfo&
     }
   }
   std::vector<uint64_t> removed = StepsToDelete(policy, infos, tags, added.step);
-  {
+  const auto kept_steps = [&] {
     const MutexLock lock(state.mutex);
-    std::erase_if(removed, [&](uint64_t step) { return state.kept_steps.contains(step); });
-  }
+    return state.kept_steps;
+  }();
+  std::erase_if(removed, [&](uint64_t step) { return kept_steps.contains(step); });
   std::erase_if(removed, [&](uint64_t step) {
     const auto entry = current->steps.Find(step);
     return !entry || *entry == nullptr || !UsageOf(state, **entry).has_value();
