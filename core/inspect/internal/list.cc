@@ -109,7 +109,12 @@ Result<Contents> FindLeaves(const StepView& view, const KeyPatterns& patterns,
     if (!patterns.Matches(fqn)) continue;
     const std::string key = kv::FqnKey(fqn);
     CAIRN_TRY_ASSIGN(const auto tensor, view.snapshot->Get(kv::Column::kTensors, view.step, key));
-    if (tensor) CAIRN_TRY(AddTensor(contents, fqn, *tensor));
+    if (tensor) {
+      CAIRN_TRY(AddTensor(contents, fqn, *tensor));
+      // Not a value. If a step has no values, looking for one decompresses the structure, which is
+      // the next record and can be large.
+      continue;
+    }
     CAIRN_TRY_ASSIGN(const auto value, view.snapshot->Get(kv::Column::kValues, view.step, key));
     if (value) CAIRN_TRY(AddValue(contents, fqn, *value));
   }
