@@ -52,14 +52,18 @@ std::string Describe(const Entry& entry) {
                      FormatNumbers(entry.tensor->shape));
 }
 
-KeyChange WholeChange(KeyChange::Kind kind, const Entry& entry) {
+KeyChange WholeChange(KeyChange::Kind kind, const Entry& entry, std::string detail) {
   const uint64_t bytes = entry.tensor != nullptr ? entry.tensor->nbytes : 0;
   return KeyChange{.kind = kind,
                    .fqn = std::string(entry.fqn),
                    .is_tensor = entry.tensor != nullptr,
                    .changed_bytes = bytes,
                    .total_bytes = bytes,
-                   .detail = Describe(entry)};
+                   .detail = std::move(detail)};
+}
+
+KeyChange WholeChange(KeyChange::Kind kind, const Entry& entry) {
+  return WholeChange(kind, entry, Describe(entry));
 }
 
 Result<std::vector<ChunkInfo>> ChunksOf(const StepView& view, const TensorInfo& tensor) {
@@ -168,8 +172,8 @@ Result<bool> SameValue(const Value& a, const Value& b) {
 Result<std::optional<KeyChange>> CompareEntries(const StepView& view_a, const Entry& a,
                                                 const StepView& view_b, const Entry& b,
                                                 Mutex& reading) {
-  KeyChange change = WholeChange(KeyChange::Kind::kChanged, b);
-  change.detail = fmt::format("{} -> {}", Describe(a), Describe(b));
+  KeyChange change =
+      WholeChange(KeyChange::Kind::kChanged, b, fmt::format("{} -> {}", Describe(a), Describe(b)));
   if (a.value != nullptr && b.value != nullptr) {
     CAIRN_TRY_ASSIGN(const bool same, SameValue(*a.value, *b.value));
     if (same) return std::nullopt;
@@ -230,20 +234,28 @@ Result<ChunkSummaries> Summarize(const StepView& view, std::span<const TensorInf
   return summaries;
 }
 
+/// Returns the tensors of one side of `keys`. They are copies if `contents` has further tensors.
+std::span<const TensorInfo> TensorsOf(std::span<KeyInBoth* const> keys, Entry KeyInBoth::* side,
+                                      const Contents& contents, std::vector<TensorInfo>& copies) {
+  if (keys.size() == contents.tensors.size()) return contents.tensors;
+  for (const KeyInBoth* key : keys) copies.push_back(*(key->*side).tensor);
+  return copies;
+}
+
 /// Compares the keys whose chunks are comparable and cut in the same way. For many keys, two scans
 /// cost much less than lookups.
-Result<void> CompareByScan(const StepView& view_a, const StepView& view_b,
+Result<void> CompareByScan(const StepView& view_a, const Contents& contents_a,
+                           const StepView& view_b, const Contents& contents_b,
                            std::span<KeyInBoth> keys) {
   constexpr size_t kMinKeys = 256;
   std::vector<KeyInBoth*> comparable;
-  std::vector<TensorInfo> tensors_a, tensors_b;
   for (KeyInBoth& key : keys) {
-    if (!key.has_comparable_chunks()) continue;
-    comparable.push_back(&key);
-    tensors_a.push_back(*key.a.tensor);
-    tensors_b.push_back(*key.b.tensor);
+    if (key.has_comparable_chunks()) comparable.push_back(&key);
   }
   if (comparable.size() < kMinKeys) return {};
+  std::vector<TensorInfo> copies_a, copies_b;
+  const auto tensors_a = TensorsOf(comparable, &KeyInBoth::a, contents_a, copies_a);
+  const auto tensors_b = TensorsOf(comparable, &KeyInBoth::b, contents_b, copies_b);
   Result<ChunkSummaries> a, b;
   WorkerPool pool(2);
   pool.Run(2, [&](size_t i, size_t) {
@@ -252,18 +264,23 @@ Result<void> CompareByScan(const StepView& view_a, const StepView& view_b,
   CAIRN_TRY(a);
   CAIRN_TRY(b);
   for (size_t i = 0; i < comparable.size(); ++i) {
+    KeyInBoth* const key = comparable[i];
+    const auto& chunks_a = (*a)[i];
+    const auto& chunks_b = (*b)[i];
     const auto same_box = [](const ChunkSummary& x, const ChunkSummary& y) {
       return x.box_checksum == y.box_checksum && x.length_bytes == y.length_bytes;
     };
-    if (!std::ranges::equal((*a)[i], (*b)[i], same_box)) continue;
-    KeyChange change = WholeChange(KeyChange::Kind::kChanged, comparable[i]->b);
-    change.detail.clear();
-    change.changed_bytes = 0;
-    for (size_t j = 0; j < (*a)[i].size(); ++j) {
-      if ((*a)[i][j].digest != (*b)[i][j].digest) change.changed_bytes += (*a)[i][j].length_bytes;
+    if (!std::ranges::equal(chunks_a, chunks_b, same_box)) continue;
+    uint64_t changed_bytes = 0;
+    for (size_t j = 0; j < chunks_a.size(); ++j) {
+      if (chunks_a[j].digest != chunks_b[j].digest) changed_bytes += chunks_a[j].length_bytes;
     }
-    if (change.changed_bytes > 0) comparable[i]->change = std::move(change);
-    comparable[i]->is_compared = true;
+    if (changed_bytes > 0) {
+      KeyChange change = WholeChange(KeyChange::Kind::kChanged, key->b, {});
+      change.changed_bytes = changed_bytes;
+      key->change = std::move(change);
+    }
+    key->is_compared = true;
   }
   return {};
 }
@@ -353,7 +370,7 @@ Result<Diff> RunCompare(const StepView& view_a, const StepView& view_b,
     }
   }
   const auto one_sided_count = std::ssize(diff.changes);
-  CAIRN_TRY(CompareByScan(view_a, view_b, both));
+  CAIRN_TRY(CompareByScan(view_a, *contents_a, view_b, *contents_b, both));
   CompareKeys(view_a, view_b, both);
   for (KeyInBoth& key : both) {
     CAIRN_TRY_ASSIGN(auto change, std::move(key.change));

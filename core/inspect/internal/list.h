@@ -17,8 +17,8 @@ namespace cairn::core::internal {
 Result<Contents> ListLeaves(const StepView& view, const KeyPatterns& patterns);
 
 /// Returns those of the tensors and values `fqns` that the step has and the patterns select. Hidden
-/// tensors are only returned as owners. `fqns` are sorted. Cost: one lookup per tensor,
-/// two per value.
+/// tensors are only returned as owners. `fqns` are sorted. Cost: one lookup per tensor, two per
+/// value.
 Result<Contents> FindLeaves(const StepView& view, const KeyPatterns& patterns,
                             std::span<const std::string> fqns);
 
