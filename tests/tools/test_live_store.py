@@ -1,12 +1,15 @@
 """The programs beside an active writer: they report no damage that does not exist."""
 
+import itertools
 import threading
+import time
 
 import cairn
 import pytest
 import torch
 
 ROUNDS = 25
+SECONDS = 120
 
 
 class Writer(threading.Thread):
@@ -39,6 +42,15 @@ class Writer(threading.Thread):
         except BaseException as error:
             self.error = error
 
+    def rounds(self):
+        """Counts from 0, for at least ROUNDS rounds and until the writer has saved as often."""
+        deadline = time.monotonic() + SECONDS
+        for i in itertools.count():
+            if i >= ROUNDS and self.saves > ROUNDS:
+                return
+            assert self.is_alive() and time.monotonic() < deadline, (self.error, self.saves)
+            yield i
+
 
 @pytest.fixture(params=[0, None], ids=["without-grace", "with-grace"])
 def writer(request, tmp_path):
@@ -52,7 +64,7 @@ def writer(request, tmp_path):
 
 
 def test_verification_reports_no_damage(writer, dump, tmp_path):
-    for i in range(ROUNDS):
+    for i in writer.rounds():
         rate = ["--max-rate", "1G"] if i % 5 == 0 else []
         verdict = dump("verify", tmp_path / "store", *rate)
         assert verdict.status == 0, verdict.out + verdict.err
@@ -60,10 +72,10 @@ def test_verification_reports_no_damage(writer, dump, tmp_path):
 
 def test_other_verbs_answer_or_state_that_the_step_is_gone(writer, dump, tmp_path):
     store = tmp_path / "store"
-    for verb in (["overview"], ["steps"], ["keys"], ["chunks"], ["segments"], ["space"],
-                 ["history"], ["show"]):
-        words = [verb[0], store] + (["layers.1"] if verb[0] in ("history", "show") else [])
-        for _ in range(3):
-            finished = dump(*words)
+    verbs = [["overview"], ["steps"], ["keys"], ["chunks"], ["segments"], ["space"],
+             ["history", "layers.1"], ["show", "layers.1"]]
+    for _ in writer.rounds():
+        for verb, *names in verbs:
+            finished = dump(verb, store, *names)
             if finished.status != 0:
-                assert "deleted while it was being read" in finished.err, (words, finished.err)
+                assert "deleted while it was being read" in finished.err, (verb, finished.err)
