@@ -20,6 +20,9 @@ constexpr int MADV_POPULATE_READ = 22;  // Linux 5.14
 // For one call the kernel reads at most the device's read-ahead or its largest request.
 constexpr uint64_t kAheadBytes = 128 * 1024;
 
+// What the kernel reads around an access of a range with large pages.
+constexpr uint64_t kLargePageBytes = uint64_t{2} << 20;
+
 // Returns the pages that contain a range of a mapping, which itself begins at a page.
 std::span<std::byte> PagesAround(std::span<const std::byte> bytes, uint64_t offset_bytes,
                                  uint64_t length_bytes) {
@@ -41,6 +44,17 @@ void Mapping::WillNeed(uint64_t offset_bytes, uint64_t length_bytes) const {
     // Only a hint: an access of the bytes reports what is wrong with them.
     (void)::madvise(pages.data() + at, std::min(kAheadBytes, pages.size() - at), MADV_WILLNEED);
   }
+}
+
+bool Mapping::UseLargePages(uint64_t offset_bytes, uint64_t length_bytes) const {
+  const std::span<std::byte> pages = PagesAround(bytes_, offset_bytes, length_bytes);
+  // Only units that are completely inside the range: an access reads nothing else.
+  const uint64_t first = pages.data() - bytes_.data();
+  const uint64_t begin = (first + kLargePageBytes - 1) / kLargePageBytes * kLargePageBytes;
+  const uint64_t end = (first + pages.size()) / kLargePageBytes * kLargePageBytes;
+  if (begin >= end) return true;
+  auto* const address = const_cast<std::byte*>(bytes_.data()) + begin;
+  return ::madvise(address, end - begin, MADV_HUGEPAGE) == 0;
 }
 
 Result<void> Mapping::Populate(uint64_t offset_bytes, uint64_t length_bytes) const {

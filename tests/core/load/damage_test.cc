@@ -179,6 +179,25 @@ TEST_F(DamageTest, AMapOfManyNamesTheFirstThatIsDamaged) {
   CAIRN_EXPECT_OK(store->Map(Step(1), fqns));
 }
 
+TEST_F(DamageTest, AMapOfManyMegabytesNamesTheChunkThatIsDamaged) {
+  const TestTensor large(DType::kInt8, {13, 1 << 20});
+  StateDict state;
+  state.root().Tensor("large", large.view());
+  Save(1, state, {.chunk_bytes = 1 << 20});
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto chunks, store->Chunks(Step(1), "large"));
+  ASSERT_EQ(chunks.size(), 13u);
+  const kv::Extent& damaged = chunks[9].extents.front();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->kv().Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto segment, snapshot->FindSegment(damaged.segment_id));
+  segment_ = segment.name;
+  const std::string fqn = "large";
+  CAIRN_ASSERT_OK(store->Map(Step(1), {&fqn, 1}));
+  Flip(damaged.offset_bytes + 77);
+  const auto mapped = store->Map(Step(1), {&fqn, 1});
+  ASSERT_THAT(mapped, IsError(ErrorCode::kDataLoss, "chunk [9, 0] does not match its digest"));
+  EXPECT_EQ(mapped.error().offset_bytes, damaged.offset_bytes);
+}
+
 TEST_F(DamageTest, VerifyOfACleanStoreFindsNothing) {
   SaveSample();
   StateDict second;

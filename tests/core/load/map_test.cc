@@ -67,6 +67,20 @@ TEST_F(MapTest, TheMappingOutlivesStepAndStore) {
   EXPECT_TRUE(std::ranges::equal(mapped->bytes, tensor.bytes));
 }
 
+TEST_F(MapTest, AWriteToALargeMapStaysInThisMapping) {
+  const TestTensor tensor(DType::kInt8, {9, 1 << 20});
+  StateDict state;
+  state.root().Tensor("w", tensor.view());
+  Save(1, state);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto mapped, MapOne(1, "w"));
+  ASSERT_TRUE(mapped.has_value());
+  ASSERT_TRUE(std::ranges::equal(mapped->bytes, tensor.bytes));
+  auto* const bytes = const_cast<std::byte*>(mapped->bytes.data());
+  for (size_t i = 0; i < mapped->bytes.size(); i += 1'000'003) bytes[i] ^= std::byte{1};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto again, MapOne(1, "w"));
+  EXPECT_TRUE(std::ranges::equal(again->bytes, tensor.bytes));
+}
+
 TEST_F(MapTest, NothingToMapWhereChunksAreScattered) {
   TestTensor tensor(DType::kFloat32, {500, 100});
   StateDict state;
