@@ -11,6 +11,7 @@
 #include "core/save/internal/save_planner.h"
 #include "core/save/internal/saved_chunks.h"
 #include "core/save/internal/staging.h"
+#include "core/save/internal/stated_unchanged.h"
 #include "kv/mutex.h"
 #include "kv/thread_annotations.h"
 
@@ -105,6 +106,7 @@ class AsyncSaver::Impl {
     CAIRN_TRY(CheckStep(task.attempt.step, task.options));
     // Reports errors in the state, with the key, before anything is copied.
     CAIRN_TRY_ASSIGN(task.plan, internal::PlanSave(state, task.options, store_->rank_in_world()));
+    CAIRN_TRY(internal::MarkStatedUnchanged(task.plan, task.options, task.attempt.step));
     const bool base_is_known = BaseIsLastSave(task.options);
     CAIRN_TRY(
         staging_.Stage(task.plan, base_is_known ? &last_save_ : nullptr, task.options.max_deltas));

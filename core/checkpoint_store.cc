@@ -25,6 +25,7 @@
 #include "core/save/internal/save_planner.h"
 #include "core/save/internal/save_queue.h"
 #include "core/save/internal/saved_chunks.h"
+#include "core/save/internal/stated_unchanged.h"
 #include "core/step/internal/compress.h"
 #include "core/step/internal/lookup.h"
 #include "core/step/internal/stored_chunk.h"
@@ -215,6 +216,9 @@ Result<SaveReport> CheckpointStore::Save(uint64_t step, const StateDict& state,
       "the plan of a save", [&] { return last->Plan(state, options, rank_in_world()); });
   if (!planned) return Fail(Abort(attempt, planned.error()));
   internal::SavePlan& plan = **planned;
+  if (auto marked = internal::MarkStatedUnchanged(plan, options, step); !marked) {
+    return Fail(Abort(attempt, std::move(marked).error()));
+  }
   if (!internal::DeviceSave::IsNeeded(plan)) {
     auto report = impl_->SavePlanned(attempt, plan, options, last->chunks(), nullptr,
                                      last->has_same_records());

@@ -23,9 +23,9 @@ class Mapping {
 
   /// Asks the kernel to read this range of the file, and does not wait for it.
   void WillNeed(uint64_t offset_bytes, uint64_t length_bytes) const;
-  /// Asks the kernel to read this range in units of 2 MiB when it is accessed, and to map such a unit
-  /// with one page fault. For ranges of which every byte will be accessed. Returns false if the
-  /// kernel cannot do so.
+  /// Asks the kernel to read this range in units of 2 MiB when it is accessed, and to map such a
+  /// unit with one page fault. For ranges of which every byte will be accessed. Returns false if
+  /// the kernel cannot do so.
   bool UseLargePages(uint64_t offset_bytes, uint64_t length_bytes) const;
   /// Reads this range into memory, so that an access causes no page fault. kDataLoss: it cannot be
   /// read (a failing disk, a truncated file), and an access would end the process. Does nothing

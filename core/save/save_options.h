@@ -24,6 +24,13 @@ struct SaveOptions {
   std::optional<uint64_t> base_step;
   /// False: writes every byte and compares with no base step.
   bool incremental = true;
+  /// Patterns (core/state_dict/key_pattern.h) of tensors of which the caller states that they have
+  /// not changed since the base step. Where the base has the same chunk, it is referenced and the
+  /// tensor is neither read nor copied; otherwise the tensor is saved as without this option. A
+  /// statement that is wrong stores the old values. To find such errors, each save compares one of
+  /// these chunks, another one for each step; if it differs, the save fails with kInvalidArgument.
+  /// For tensors in host memory; others are compared on their device.
+  std::vector<std::string> unchanged = {};
   /// The largest number of deltas of a chunk, at most kv::kMaxDeltas; 0 writes none. A delta
   /// contains only the elements that changed, where this is much less than the changed pages. The
   /// pages of the base that changed are read for the comparison.

@@ -148,6 +148,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
         overwrite: bool = False,
         incremental: bool = True,
         base_step: int | None = None,
+        unchanged: Patterns = None,
         chunk_bytes: int | None = None,
         deltas: bool | int = False,
         device_delta_bytes: int = 0,
@@ -167,29 +168,27 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
 
         Tensors must not change until then; if a thread changes one, the save fails with ``Invalid``
         or stores old and new values. CUDA tensors are read after the work on their current stream,
-        others that are not in host memory from a copy. Chunks that are equal to those of the base
-        step are not written again. In a multi-rank store each rank passes and reports its own part.
+        others that are not in host memory from a copy. Each rank passes and reports its own part.
 
         Args:
             step: number of the step, 0 to 2**64 - 1.
             state: nested containers of tensors and plain values (see the class).
             overwrite: replaces the step atomically if it exists.
-            incremental: ``False`` writes every byte.
+            incremental: ``False`` also writes chunks that are equal to those of the base step.
             base_step: the step to compare with; by default the latest.
+            unchanged: patterns of tensors that are as in the base step (docs/torch-training.md).
             chunk_bytes: size of the chunks that tensors are split into; by default 4 MiB.
             deltas: writes only the elements that changed, where this saves much (docs/deltas.md).
                 A chunk has at most 4, or the number given here, which is at most 64.
             device_delta_bytes: memory of each CUDA device for what the deltas of its tensors need.
-            statistics: records the range of the values of each chunk, their mean, and how many
-                are zero, NaN and infinite (:meth:`statistics`).
+            statistics: records statistics of the values of each chunk (:meth:`statistics`).
             compress: as in docs/compression.md; by default as :meth:`set_compression` has set.
             share_equal: stores chunks with equal bytes once, whatever their keys are.
             keys: patterns (:meth:`read`) of keys to save; ``"!model.encoder"`` excludes that part.
             prefix: is prepended to each key: ``"model.encoder"`` for a submodule.
             ignore_frozen: excludes parameters that require no gradient, of modules in the state.
             allow_pickle: pickles leaves of other types.
-            metrics, note: are recorded with the step (:meth:`step_info`): those of rank 0.
-                ``keep_best`` of :meth:`prune` compares metrics.
+            metrics, note: of rank 0, are recorded with the step (:meth:`step_info`, :meth:`prune`).
             tags: names of the step, which other steps lose (:meth:`tag`).
             mirror: stores to which a thread of rank 0 copies the step (:class:`cairn.Mirror`).
 
@@ -199,8 +198,9 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
             Unavailable: no space or an I/O error; a rank failed or died. The store is unchanged.
         """
         options = SaveOptions(
-            overwrite, incremental, base_step, chunk_bytes, deltas, device_delta_bytes, statistics,
-            compress, share_equal, keys, prefix, ignore_frozen, allow_pickle, metrics, tags, note,
+            overwrite, incremental, base_step, unchanged, chunk_bytes, deltas, device_delta_bytes,
+            statistics, compress, share_equal, keys, prefix, ignore_frozen, allow_pickle, metrics,
+            tags, note,
         )
         # Copies that save_async has made are reused, and locked until they are written.
         copies = self._copies if len(self._copies) > 0 else None
@@ -219,6 +219,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
         overwrite: bool = False,
         incremental: bool = True,
         base_step: int | None = None,
+        unchanged: Patterns = None,
         chunk_bytes: int | None = None,
         deltas: bool | int = False,
         device_delta_bytes: int = 0,
@@ -255,8 +256,9 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
                 :meth:`SaveHandle.result`.
         """
         options = SaveOptions(
-            overwrite, incremental, base_step, chunk_bytes, deltas, device_delta_bytes, statistics,
-            compress, share_equal, keys, prefix, ignore_frozen, allow_pickle, metrics, tags, note,
+            overwrite, incremental, base_step, unchanged, chunk_bytes, deltas, device_delta_bytes,
+            statistics, compress, share_equal, keys, prefix, ignore_frozen, allow_pickle, metrics,
+            tags, note,
         )
         mirrors = self._checked_mirrors(mirror)
         with self._copies_lock:

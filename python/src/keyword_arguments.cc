@@ -73,6 +73,7 @@ core::SaveOptions ToSaveOptions(const nb::kwargs& arguments) {
   reader.Read("overwrite", options.overwrite);
   reader.Read("incremental", options.incremental);
   options.base_step = reader.Find<uint64_t>("base_step");
+  reader.Read("unchanged", options.unchanged);
   reader.Read("chunk_bytes", options.chunk_bytes);
   reader.Read("deltas", options.max_deltas);
   reader.Read("device_delta_bytes", options.device_delta_bytes);

@@ -57,7 +57,9 @@ PlannedChunk ChunkSource::Make() const {
                      .sizes = std::move(box.sizes),
                      .begin_bytes = shard.grid.offset_bytes(chunk_index) - shard.skipped_bytes,
                      .length_bytes = shard.grid.length_bytes(chunk_index),
-                     .may_change = !shard.has_stable_source};
+                     .may_change = !shard.has_stable_source,
+                     .is_stated_unchanged = shard.is_stated_unchanged,
+                     .is_taken_from_base = shard.IsTakenFromBase(chunk_index)};
   const uint64_t i = chunk_index - shard.first_chunk;
   if (!shard.pages.empty()) chunk.statistics = shard.pages[i].statistics;
   if (!shard.unchanged.empty() && shard.unchanged[i]) {

@@ -33,8 +33,10 @@ struct PlannedChunk {
   std::vector<uint64_t> page_digests;  // empty until the chunk is digested
   kv::Digest digest;                   // valid if is_digested()
   std::optional<kv::ChunkStatistics> statistics;
-  bool may_change = true;  // the caller's memory, to which its other threads may write
-  bool has_bytes = true;   // false: the bytes were not staged, as they are those of the base
+  bool may_change = true;            // the caller's memory, to which its other threads may write
+  bool has_bytes = true;             // false: the bytes are not read, as they are those of the base
+  bool is_stated_unchanged = false;  // by the caller (SaveOptions::unchanged)
+  bool is_taken_from_base = false;   // so stated, and not compared
   /// For tensors in device memory: which pages differ from the base; null if that is not known.
   const std::vector<bool>* changed_pages = nullptr;
   std::vector<uint64_t> base_page_digests;  // empty: not read, or not those of the base

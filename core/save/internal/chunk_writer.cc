@@ -4,6 +4,7 @@
 
 #include "core/base/internal/groups.h"
 #include "core/save/internal/chunk_statistics.h"
+#include "core/save/internal/stated_unchanged.h"
 #include "core/save/internal/tensor_payload.h"
 #include "core/step/internal/compress.h"
 #include "core/step/internal/stored_page_digests.h"
@@ -190,6 +191,9 @@ Result<void> ChunkWriter::Write(const PlannedChunk& chunk) {
   if (!chunk.has_bytes) {
     return Fail(
         kv::BaseReplacedError(context_.step).WithKey(context_.plan.tensors[chunk.tensor].fqn));
+  }
+  if (chunk.is_stated_unchanged && chunk.base) {
+    return Fail(NotUnchangedError(context_.plan.tensors[chunk.tensor].fqn));
   }
   CAIRN_TRY_ASSIGN(const bool is_shared, Share(chunk));
   if (is_shared) return context_.progress.Add(chunk.length_bytes);

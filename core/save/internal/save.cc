@@ -47,6 +47,9 @@ void SetBase(std::span<const std::byte> record, PlannedChunk& chunk) {
   if (decoded && decoded->info.box.sizes == chunk.sizes &&
       decoded->info.length_bytes() == chunk.length_bytes) {
     chunk.base = std::move(decoded->info);
+    if (!chunk.is_taken_from_base) return;
+    chunk.digest = chunk.base->digest;
+    chunk.has_bytes = false;
   }
 }
 

@@ -44,6 +44,11 @@ struct PlannedShard {
   /// `source`. One element per chunk from first_chunk on, or empty if all bytes are in `source`.
   std::vector<std::optional<kv::Digest>> unchanged;
 
+  /// The caller states that these chunks are those of the base step (SaveOptions::unchanged).
+  bool is_stated_unchanged = false;
+  /// The chunk that is compared nevertheless, if it is one of this shard.
+  std::optional<uint64_t> compared_chunk;
+
   /// The result of digesting a chunk on its device, or while it was staged.
   struct ChunkPages {
     std::vector<uint64_t> page_digests;  // empty if `unchanged` has the chunk's digest
@@ -63,6 +68,10 @@ struct PlannedShard {
   bool has_stable_source = false;  // `source` is such a copy or staged, not the caller's tensor
   uint8_t saves_without_copy = 0;  // in which the shard has no copy, because it did not pay off
 
+  /// True if the bytes of the chunk need not be read where the base has the same chunk.
+  bool IsTakenFromBase(uint64_t chunk) const {
+    return is_stated_unchanged && chunk != compared_chunk;
+  }
   bool on_device() const { return source.device != kHostDevice; }
   uint64_t chunk_count() const { return end_chunk - first_chunk; }
   /// The range of bytes in the row-major payload of the box that this rank writes. Requires at

@@ -16,6 +16,8 @@
 #include "core/save/internal/delta_limits.h"
 #include "core/save/internal/saved_chunks.h"
 #include "core/save/internal/staged_delta.h"
+#include "core/save/internal/stated_unchanged.h"
+#include "core/save/internal/tensor_payload.h"
 #include "core/tensor/strided_copy.h"
 #include "kv/digest.h"
 #include "kv/div.h"
@@ -111,6 +113,25 @@ void RunTask(const Task& task, std::byte* area, StagedDeltaScratch* scratch) {
   std::memcpy(target.data(), bytes.data(), bytes.size());
 }
 
+// A shard that is not copied.
+Result<void> TakeFromBase(const TensorInfo& tensor, const SavedChunks::Shard& base,
+                          PlannedShard& shard) {
+  shard.unchanged.clear();
+  for (const SavedChunks::Chunk& chunk : base.chunks) shard.unchanged.push_back(chunk.digest);
+  if (!shard.compared_chunk) return {};
+  const uint64_t i = *shard.compared_chunk;
+  const HostPayload payload(shard.source, shard.grid.offset_bytes(i), shard.grid.length_bytes(i),
+                            /*may_change=*/true);
+  std::vector<std::byte> scratch(kv::kPageBytes);
+  std::vector<uint64_t> page_digests;
+  for (uint64_t page = 0; page < kv::PageCount(payload.length_bytes()); ++page) {
+    page_digests.push_back(kv::PageDigest(payload.Page(page, scratch)));
+  }
+  const kv::Digest digest = kv::RootDigest(page_digests, payload.length_bytes());
+  if (digest == base.chunks[i - shard.first_chunk].digest) return {};
+  return Fail(NotUnchangedError(tensor.fqn));
+}
+
 // Where each shard in host memory is in the area, and the length of the area.
 std::pair<std::vector<uint64_t>, uint64_t> LayOut(const SavePlan& plan) {
   std::vector<uint64_t> offsets_bytes;
@@ -170,10 +191,15 @@ Result<void> StagingArea::Stage(SavePlan& plan, const SavedChunks* base, uint32_
     PlannedShard& shard = plan.shards[i];
     if (shard.on_device()) continue;
     const TensorInfo& tensor = plan.tensors[shard.tensor];
+    const SavedChunks::Shard* const found = cursor.Find(tensor, shard);
+    if (shard.is_stated_unchanged && found != nullptr) {
+      CAIRN_TRY(TakeFromBase(tensor, *found, shard));
+      continue;
+    }
     ShardTasks& of_shard = shard_tasks.emplace_back();
     of_shard.element_bytes = schema::ElementBytes(tensor.dtype);
     of_shard.max_deltas = plan.has_deltas ? max_deltas : 0;
-    AddTasks(shard, offsets_bytes[i], cursor.Find(tensor, shard), of_shard, tasks);
+    AddTasks(shard, offsets_bytes[i], found, of_shard, tasks);
   }
   const auto groups =
       GroupByBytes(std::span(tasks), [](const Task& task) { return task.length_bytes; });

@@ -28,7 +28,9 @@ class StagingArea {
   ///
   /// With `base`, chunks that the previous save found unchanged are digested first, which costs
   /// less than a copy, and are not copied if they are still unchanged (PlannedShard::unchanged).
-  /// Chunks that had changed are assumed to have changed again.
+  /// Chunks that had changed are assumed to have changed again. Nothing is copied of shards that
+  /// the caller states to be unchanged. kInvalidArgument: one of them has changed
+  /// (stated_unchanged.h).
   ///
   /// With `max_deltas`, changed chunks with fewer deltas are compared with what this area contains,
   /// if the plan has the same layout as the one before. If that is the chunk of `base`, which its

@@ -32,7 +32,8 @@ class Comparison {
 
   Result<StateComparison> Run(const Progress& progress) {
     ProgressMeter meter(progress, plan_.own_bytes);
-    StateComparison comparison;
+    StateComparison comparison{.compared_bytes = taken_bytes_};
+    if (taken_bytes_ > 0) CAIRN_TRY(meter.Add(taken_bytes_));
     for (size_t begin = 0; begin < chunks_.size() && !has_change_;) {
       size_t end = begin;
       uint64_t bytes = 0;
@@ -76,6 +77,10 @@ class Comparison {
     for (uint64_t i = 0; i < shard.chunk_count(); ++i) {
       const uint64_t begin = shard.grid.offset_bytes(shard.first_chunk + i);
       const uint64_t length = shard.grid.length_bytes(shard.first_chunk + i);
+      if (shard.IsTakenFromBase(shard.first_chunk + i)) {
+        taken_bytes_ += length;
+        continue;
+      }
       chunks_.push_back({.shard = shard_index,
                          .index = i,
                          .data = is_contiguous ? shard.source.data + begin : nullptr,
@@ -124,6 +129,7 @@ class Comparison {
   WorkerPool& pool_;
   std::vector<std::vector<std::byte>> scratch_;  // one page per worker
   std::vector<Chunk> chunks_;                    // in the order of the plan
+  uint64_t taken_bytes_ = 0;                     // of chunks that are not in chunks_
   size_t page_count_ = 0;
   std::vector<uint64_t> page_digests_;
   std::atomic<bool> has_change_ = false;

@@ -16,11 +16,11 @@ struct StateComparison {
   uint64_t compared_bytes = 0;  // reported as progress
 };
 
-/// Digests the chunks of the plan in order, on all threads of the pool, until one has another
-/// digest than in `saved`. The page digests of the chunks up to there are then in
-/// PlannedShard::pages, so that the save does not compute them again. Requires tensors in host
-/// memory, and that `saved` has the shards and chunks of the plan. Memory: 8 bytes per 64 KiB page.
-/// kCancelled: as asked by `progress`.
+/// Digests the chunks of the plan, except those that are taken from the base, in order, on all
+/// threads of the pool, until one has another digest than in `saved`. The page digests of the
+/// chunks up to there are then in PlannedShard::pages, so that the save does not compute them
+/// again. Requires tensors in host memory, and that `saved` has the shards and chunks of the plan.
+/// Memory: 8 bytes per 64 KiB page. kCancelled: as asked by `progress`.
 Result<StateComparison> CompareState(SavePlan& plan, const SavedChunks& saved, WorkerPool& pool,
                                      const Progress& progress);
 

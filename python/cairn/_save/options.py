@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cairn._base.patterns import Patterns
+from cairn._base.patterns import Patterns, pattern_list
 from cairn.errors import Invalid
 
 
@@ -20,6 +20,7 @@ class SaveOptions:
     overwrite: bool = False
     incremental: bool = True
     base_step: int | None = None
+    unchanged: Patterns = None
     chunk_bytes: int | None = None
     deltas: bool | int = False
     device_delta_bytes: int = 0
@@ -53,6 +54,7 @@ class SaveOptions:
             "overwrite": self.overwrite,
             "incremental": self.incremental,
             "base_step": self.base_step,
+            "unchanged": pattern_list(self.unchanged),
             "chunk_bytes": self.chunk_bytes,
             "deltas": self._max_deltas(),
             "device_delta_bytes": self.device_delta_bytes,

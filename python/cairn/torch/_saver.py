@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+from cairn._base.patterns import Patterns
 from cairn._base.retention import best_texts
 from cairn._mirror.options import Mirrors, mirror_chain
 from cairn._save.stateful import is_stateful
@@ -77,7 +78,7 @@ class Saver:
         async_: ``False`` saves before :meth:`step` returns.
         overwrite: replaces existing steps, also in mirrors, for example after a run has resumed
             from an earlier step; by default they are a Conflict.
-        deltas, device_delta_bytes, statistics, compress, share_equal: as in
+        unchanged, deltas, device_delta_bytes, statistics, compress, share_equal: as in
             :meth:`cairn.Store.save`.
         signals: numbers of the signals that cause a save.
         mirror: the address of a store, a :class:`cairn.Mirror`, or a sequence of them, from near to
@@ -104,6 +105,7 @@ class Saver:
         keep_best: str | Iterable[str] = (),
         async_: bool = True,
         overwrite: bool = False,
+        unchanged: Patterns = None,
         deltas: bool | int = False,
         device_delta_bytes: int = 0,
         statistics: bool = False,
@@ -126,6 +128,7 @@ class Saver:
         self._async = async_
         self._saving = {
             "overwrite": overwrite,
+            "unchanged": unchanged,
             "deltas": deltas,
             "device_delta_bytes": device_delta_bytes,
             "statistics": statistics,
