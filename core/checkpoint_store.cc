@@ -15,6 +15,7 @@
 #include "core/inspect/internal/verify.h"
 #include "core/load/internal/load.h"
 #include "core/load/internal/map.h"
+#include "core/load/map.h"
 #include "core/load/internal/shard_load.h"
 #include "core/load/internal/update.h"
 #include "core/merge/internal/merge.h"
@@ -331,9 +332,15 @@ Result<UpdateReport> CheckpointStore::Update(const kv::StepInfo& base, const kv:
 Result<std::vector<std::optional<MappedTensor>>> CheckpointStore::Map(
     const kv::StepInfo& step, std::span<const std::string> fqns, bool verify,
     const Progress& progress) const {
-  return internal::WithStep(kv(), step, [&](const internal::StepView& view) {
-    return internal::RunMap(view, fqns, verify, progress);
-  });
+  CAIRN_TRY_ASSIGN(UncheckedMap mapped, MapUnchecked(step, fqns));
+  if (verify) CAIRN_TRY(mapped.check->Run(progress));
+  return std::move(mapped.tensors);
+}
+
+Result<UncheckedMap> CheckpointStore::MapUnchecked(const kv::StepInfo& step,
+                                                   std::span<const std::string> fqns) const {
+  return internal::WithStep(
+      kv(), step, [&](const internal::StepView& view) { return internal::RunMap(view, fqns); });
 }
 
 Result<Diff> CheckpointStore::Compare(uint64_t step_a, uint64_t step_b,

@@ -52,6 +52,8 @@
 
 namespace cairn::core {
 
+struct UncheckedMap;
+
 namespace internal {
 struct RankInWorld;
 struct SaveAttempt;
@@ -210,12 +212,17 @@ class CheckpointStore {
   /// Maps the bytes of many tensors without a copy. The result for a tensor is empty if its bytes
   /// are not contiguous in one segment, as after an incremental save, or if it is a strided alias.
   /// Each segment is mapped once, for all tensors in it. With `verify`, every page of the tensors
-  /// is checked now, on all cores; otherwise the bytes are never checked. kNotFound: there is no
-  /// such tensor. kDataLoss: bytes do not match their digests.
+  /// is checked now, on all cores; otherwise the bytes are not checked. kNotFound: there is no such
+  /// tensor. kDataLoss: bytes do not match their digests.
   Result<std::vector<std::optional<MappedTensor>>> Map(const kv::StepInfo& step,
                                                        std::span<const std::string> fqns,
                                                        bool verify = true,
                                                        const Progress& progress = {}) const;
+
+  /// As Map without `verify`, and returns the check, which may run later on another thread. Until it
+  /// has returned, damaged bytes are not noticed.
+  Result<UncheckedMap> MapUnchecked(const kv::StepInfo& step,
+                                    std::span<const std::string> fqns) const;
 
   /// Returns the differences between two steps, for the keys that `patterns` select. Compares
   /// digests, and reads payload only where the two steps cut a tensor into different chunks.

@@ -20,6 +20,7 @@ from cairn._base.patterns import Patterns, clean_prefix, pattern_list
 from cairn._base.steps import step_number
 from cairn._edit import EditableStore
 from cairn._load.load import LoadOptions
+from cairn._load.map_checks import MapChecks
 from cairn._load.tiers import Tier, Tiers, open_nearest
 from cairn._merge import MergeableStore
 from cairn._mirror.mirrored_saves import MirroredSaves
@@ -110,6 +111,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
             (self._address, *options.fallback), mode == "a", self._ranks.communicator, options
         )
         self._mirrors = MirroredSaves(self._address, options, self.rank)
+        self._map_checks = MapChecks()
         # Host copies of tensors on devices, reused by the next save. Guarded by _copies_lock.
         self._copies = HostCopies()
         self._copies_lock = threading.Lock()
@@ -343,13 +345,14 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
         return report
 
     def close(self) -> None:
-        """Waits for a running asynchronous save and releases the store. May be called again.
+        """Waits for a running asynchronous save and for background checks, and releases the store.
+        May be called again.
 
         In a multi-rank store each rank waits for the others, at most for the store's timeout. Then
         waits for the copies to mirrors, whose failures are bounded by their timeouts.
 
-        Raises the error of that save, unless its handle has already raised it, and that of the copy
-        of the newest step.
+        Raises the error of that save, unless its handle has already raised it, that of a check, and
+        that of the copy of the newest step.
         """
         self._close(self._native.close)
 
@@ -378,6 +381,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
     def _prepare_save(
         self, step: int, state: Any, options: SaveOptions, copies: HostCopies | None
     ) -> PreparedSave:
+        self._map_checks.raise_found()
         self._wait_for_last_save()
         if self._ranks.rank == 0:
             self._keep_pinned()
@@ -442,6 +446,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
                 stack.callback(self._tiers.close)
             stack.callback(self._mirrors.close, failed=failed, interrupted=interrupted)
             stack.callback(self._release, release)
+            stack.callback(self._map_checks.wait)
             if last_save is not None:
                 last_save._wait()
         if last_save is not None and not last_save._is_observed:

@@ -10,6 +10,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "core/device/device.h"
+#include "core/load/map.h"
 #include "core/step/contents.h"
 #include "kv/step_info.h"
 #include "python/src/collectives.h"
@@ -160,6 +161,7 @@ void BindHandles(nb::module_& m) {
   nb::class_<core::BackgroundScrub>(m, "BackgroundScrub")
       .def("state", [](const core::BackgroundScrub& self) { return ToPyScrubState(self.state()); })
       .def("stop", &core::BackgroundScrub::Stop, nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<core::MapCheck>(m, "MapCheck").def("run", &RunMapCheck);
   nb::class_<MappedBinding>(m, "Mapped")
       .def("torch_bytes", &AsTorchBytes)
       .def("numpy_bytes", &AsNumpyBytes);

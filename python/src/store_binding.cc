@@ -3,13 +3,16 @@
 #include "python/src/store_binding.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 
 #include <algorithm>
 #include <deque>
+#include <memory>
 #include <string_view>
 #include <utility>
 
 #include "core/damaged_tensors.h"
+#include "core/load/map.h"
 #include "kv/copy_steps.h"
 #include "kv/retention.h"
 #include "kv/snapshot.h"
@@ -302,24 +305,30 @@ bool StoreBinding::AwaitChange(double seconds) const {
   return Unwrap(Result<bool>(is_early));
 }
 
-nb::list StoreBinding::Map(const kv::StepInfo& step, nb::list tensors, nb::list as_torch,
-                           bool verify) const {
+nb::tuple StoreBinding::Map(const kv::StepInfo& step, nb::list tensors, nb::list as_torch) const {
   std::vector<std::string> fqns;
   for (nb::handle info : tensors) fqns.push_back(nb::cast<const core::TensorInfo&>(info).fqn);
-  SignalWatch watch;
-  auto result = Use([&](core::CheckpointStore& store) {
-    return store.Map(step, fqns, verify, watch.AsProgress());
-  });
-  watch.Rethrow();
-  std::vector<std::optional<core::MappedTensor>> mapped = Unwrap(std::move(result));
+  core::UncheckedMap mapped =
+      Unwrap(Use([&](core::CheckpointStore& store) { return store.MapUnchecked(step, fqns); }));
   const TorchAccess torch;
   const CollectionPause pause;
   nb::list wrapped;
-  for (size_t i = 0; i < mapped.size(); ++i) {
-    wrapped.append(ToPyMapped(std::move(mapped[i]), nb::cast<const core::TensorInfo&>(tensors[i]),
+  for (size_t i = 0; i < mapped.tensors.size(); ++i) {
+    wrapped.append(ToPyMapped(std::move(mapped.tensors[i]),
+                              nb::cast<const core::TensorInfo&>(tensors[i]),
                               nb::cast<bool>(as_torch[i]) ? &torch : nullptr));
   }
-  return wrapped;
+  return nb::make_tuple(wrapped, std::const_pointer_cast<core::MapCheck>(mapped.check));
+}
+
+void RunMapCheck(const core::MapCheck& check) {
+  SignalWatch watch;
+  const auto result = [&] {
+    nb::gil_scoped_release no_gil;
+    return check.Run(watch.AsProgress());
+  }();
+  watch.Rethrow();
+  Unwrap(Result<void>(result));
 }
 
 nb::tuple StoreBinding::Compare(uint64_t step_a, uint64_t step_b, nb::list patterns) const {

@@ -11,6 +11,7 @@
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
 #include "core/edit/step_edit.h"
+#include "core/load/map.h"
 #include "core/merge/step_merge.h"
 #include "core/scrub.h"
 #include "kv/compact_options.h"
@@ -86,10 +87,11 @@ class StoreBinding {
   /// Waits until a step may have been committed or deleted, at most for `seconds` and kMaxAwait, so
   /// that Ctrl-C and a close are not delayed. Returns true if the storage has announced a change.
   bool AwaitChange(double seconds) const;
-  /// Returns for each TensorInfo of `tensors` its mapped bytes, or None if they cannot be mapped.
-  /// The bytes are a torch tensor of the dtype and shape if `as_torch` (one bool per tensor) is
-  /// true and torch accepts memory of that dtype; otherwise they are a MappedBinding.
-  nb::list Map(const kv::StepInfo& step, nb::list tensors, nb::list as_torch, bool verify) const;
+  /// Returns a list and a MapCheck. The list has for each TensorInfo of `tensors` its mapped bytes,
+  /// or None if they cannot be mapped. The bytes are a torch tensor of the dtype and shape if
+  /// `as_torch` (one bool per tensor) is true and torch accepts memory of that dtype; otherwise they
+  /// are a MappedBinding.
+  nb::tuple Map(const kv::StepInfo& step, nb::list tensors, nb::list as_torch) const;
   nb::tuple Compare(uint64_t step_a, uint64_t step_b, nb::list patterns) const;
   nb::tuple Delete(nb::handle steps, bool dry_run);
   /// Returns the step of each tag.
@@ -154,5 +156,8 @@ class StoreBinding {
   Mutex saver_mutex_;  // AsyncSaver allows one caller at a time
   std::unique_ptr<core::AsyncSaver> saver_ CAIRN_GUARDED_BY(saver_mutex_);
 };
+
+/// Checks mapped tensors, without the GIL. Raises Corrupt if bytes do not match their digests.
+void RunMapCheck(const core::MapCheck& check);
 
 }  // namespace cairn::python

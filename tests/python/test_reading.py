@@ -208,6 +208,51 @@ def test_what_cannot_be_mapped_is_read(store):
     assert torch.equal(read, tensor)
 
 
+@pytest.mark.filterwarnings("error")
+def test_lazily_verified_tensors_are_checked_in_the_background(path):
+    state = {"t": torch.randn(3000, 1000), "a": np.arange(1000), "small": torch.ones(3)}
+    with cairn.open(path, mode="a") as store:
+        store.save(1, state)
+        read = store.read(mmap=True, verify="lazy")
+        assert "/segments/" in mapping_of(read["t"].data_ptr())
+        store.delete(1)  # the check needs only the mapping
+        assert store.wait_verified()
+        assert store.wait_verified(timeout=0)
+    assert_same(read, state)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.wait_verified(),
+        lambda store: store.keys(),
+        lambda store: store.save(3, {"t": torch.ones(3)}),
+        lambda store: store.close(),
+    ],
+    ids=["wait", "read", "save", "close"],
+)
+def test_damage_that_a_lazy_check_finds_is_raised_once_by_the_next_call(path, call):
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"t": torch.randn(3000, 1000)})
+    segment = max(segment_files(path), key=lambda file: file.stat().st_size)
+    with open(segment, "r+b") as file:
+        file.seek(9_000_000)
+        byte = file.read(1)
+        file.seek(9_000_000)
+        file.write(bytes([byte[0] ^ 1]))
+    store = cairn.open(path, mode="a")
+    with pytest.warns(RuntimeWarning, match="a mapped tensor is damaged"):
+        assert store.read(mmap=True, verify="lazy")["t"].shape == (3000, 1000)
+        for thread in store._map_checks._threads:
+            thread.join()
+    with pytest.raises(cairn.Corrupt, match="digest") as error:
+        call(store)
+    assert error.value.key == "t"
+    store.close()
+    with cairn.open(path) as store:
+        assert store.steps() == [1]
+
+
 def test_writing_to_a_mapped_tensor_never_reaches_the_store(path):
     with cairn.open(path, mode="a") as store:
         store.save(1, {"t": torch.zeros(100_000)})

@@ -1,7 +1,7 @@
 // 1. The tensors, their owners and the chunks of the owners are found in key order.
 // 2. For each tensor, the range of its owner's chunks that contains its bytes is determined, if
 //    these chunks are adjacent in one segment.
-// 3. Every segment with such a range is mapped once; the chunks are checked in file order.
+// 3. Every segment with such a range is mapped once. MapCheck checks the chunks in file order.
 
 #include "core/load/internal/map.h"
 
@@ -15,7 +15,8 @@
 #include "core/step/internal/owners.h"
 #include "kv/mapping.h"
 
-namespace cairn::core::internal {
+namespace cairn::core {
+namespace internal {
 namespace {
 
 // The chunks of a tensor that owns bytes.
@@ -115,6 +116,12 @@ class Mapper {
   /// Returns the chunks of all tensors that were mapped, without duplicates.
   std::vector<MappedChunk> TakeChunks() { return std::move(chunks_); }
 
+  std::vector<std::shared_ptr<const kv::Mapping>> mappings() const {
+    std::vector<std::shared_ptr<const kv::Mapping>> all;
+    for (const auto& [segment_id, mapping] : mappings_) all.push_back(mapping);
+    return all;
+  }
+
  private:
   Result<std::shared_ptr<const kv::Mapping>> MapSegment(uint64_t segment_id) {
     auto& mapping = mappings_[segment_id];
@@ -141,20 +148,43 @@ class Mapper {
 };
 
 }  // namespace
+}  // namespace internal
 
-Result<std::vector<std::optional<MappedTensor>>> RunMap(const StepView& view,
-                                                        std::span<const std::string> fqns,
-                                                        bool verify, const Progress& progress) {
-  CAIRN_TRY_ASSIGN(const auto tensors, FindNamed(view, {fqns.begin(), fqns.end()}));
-  CAIRN_TRY_ASSIGN(const auto owners, FindOwners(view, tensors));
-  CAIRN_TRY_ASSIGN(const auto owner_chunks, FindOwnerChunks(view, owners));
-  Mapper mapper(view, owners, owner_chunks);
-  std::vector<std::optional<MappedTensor>> mapped(fqns.size());
+// Owns what the chunks borrow.
+struct MapCheck::Chunks {
+  internal::StepView view;
+  std::vector<TensorInfo> owners;
+  std::vector<internal::OwnerChunks> owner_chunks;
+  std::vector<std::shared_ptr<const kv::Mapping>> mappings;
+  std::vector<internal::MappedChunk> chunks;  // without duplicates
+};
+
+MapCheck::MapCheck(std::unique_ptr<const Chunks> chunks) : chunks_(std::move(chunks)) {}
+MapCheck::~MapCheck() = default;
+
+Result<void> MapCheck::Run(const Progress& progress) const {
+  return internal::CheckMapped(chunks_->view, chunks_->chunks, progress);
+}
+
+namespace internal {
+
+Result<UncheckedMap> RunMap(StepView view, std::span<const std::string> fqns) {
+  auto checked = std::make_unique<MapCheck::Chunks>();
+  checked->view = std::move(view);
+  CAIRN_TRY_ASSIGN(const auto tensors, FindNamed(checked->view, {fqns.begin(), fqns.end()}));
+  CAIRN_TRY_ASSIGN(checked->owners, FindOwners(checked->view, tensors));
+  CAIRN_TRY_ASSIGN(checked->owner_chunks, FindOwnerChunks(checked->view, checked->owners));
+  Mapper mapper(checked->view, checked->owners, checked->owner_chunks);
+  UncheckedMap mapped;
+  mapped.tensors.resize(fqns.size());
   for (size_t i = 0; i < fqns.size(); ++i) {
-    CAIRN_TRY_ASSIGN(mapped[i], mapper.Map(ByName(tensors, fqns[i])));
+    CAIRN_TRY_ASSIGN(mapped.tensors[i], mapper.Map(ByName(tensors, fqns[i])));
   }
-  if (verify) CAIRN_TRY(CheckMapped(view, mapper.TakeChunks(), progress));
+  checked->chunks = mapper.TakeChunks();
+  checked->mappings = mapper.mappings();
+  mapped.check = std::make_shared<MapCheck>(std::move(checked));
   return mapped;
 }
 
-}  // namespace cairn::core::internal
+}  // namespace internal
+}  // namespace cairn::core

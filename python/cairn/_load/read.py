@@ -37,7 +37,7 @@ class Reader:
         *,
         device: Any,
         mmap: bool,
-        verify: bool,
+        verify: bool | str,
     ) -> None:
         self._native = native
         self._contents = contents
@@ -58,6 +58,8 @@ class Reader:
         """Copies on the device of the holders that are torch tensors."""
         self._made: dict[tuple, Any] = {}
         """Results by kind and place, so that one tensor with two names remains one tensor."""
+        self.check: _cairn.MapCheck | None = None
+        """With verify="lazy", the check of what was mapped, which the caller runs."""
 
     def read(self, allow_pickle: bool) -> list[Any]:
         """The contents of the leaves, in tree order."""
@@ -121,7 +123,11 @@ class Reader:
         as_torch = [TENSOR in kinds for info, kinds in needed if info.nbytes > 0]
         if any(as_torch):
             dtypes.require_torch()
-        mapped = self._native.map(self._contents.info, infos, as_torch, self._verify)
+        mapped, check = self._native.map(self._contents.info, infos, as_torch)
+        if self._verify == "lazy":
+            self.check = check
+        elif self._verify:
+            check.run()
         for info, needs_torch, memory in zip(infos, as_torch, mapped):
             if memory is None:
                 continue

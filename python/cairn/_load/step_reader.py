@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from cairn import _cairn
 from cairn._base.patterns import Patterns, pattern_list, patterns_for
 from cairn._base.steps import step_number
 from cairn._load.damage import damaged_keys, without_damage
+from cairn._load.map_checks import MapChecks
 from cairn._load.read import Reader
 from cairn._load.scrub import Scrub
 from cairn._load.slices import BoxReader, Range
@@ -30,8 +31,11 @@ class StepReader:
     """The stores in which a step may be, with this store as the nearest; None if it is the only
     one."""
 
+    _map_checks: MapChecks
+
     def _place_of(self, step: int | str | None) -> tuple[_cairn.Store, int | None]:
         """The store that has the step, or the latest step, and the argument for its `contents`."""
+        self._map_checks.raise_found()
         step = self._number(step)
         found = None if self._tiers is None else self._tiers.find(step)
         if self._tiers is None or found is None:
@@ -56,7 +60,7 @@ class StepReader:
         device: Any = None,
         mmap: bool = False,
         flat: bool = False,
-        verify: bool = True,
+        verify: bool | Literal["lazy"] = True,
         allow_pickle: bool = False,
         skip_damaged: bool = False,
     ) -> Any:
@@ -75,8 +79,11 @@ class StepReader:
                 write to one stays in this process, in a private copy of the page. The views remain
                 valid for their lifetime, even if the step is deleted or the store is closed.
             flat: returns a dict from FQN to leaf instead of the nested state.
-            verify: ``False`` skips the check of mapped bytes, so that only the pages that are used
-                are read. Bytes that are not mapped are always checked.
+            verify: when mapped bytes are checked: ``True`` before the call returns, ``"lazy"`` in
+                the background, and ``False`` never, so that only the pages that are used are read.
+                Bytes that are not mapped are always checked. If the background check finds damage,
+                it issues a warning, and the next call of the store raises Corrupt;
+                :meth:`wait_verified` waits for it.
             allow_pickle: unpickles leaves that were pickled.
             skip_damaged: leaves out what :meth:`damaged_keys` returns, with a warning that names
                 it, and reads all else. Reads everything twice.
@@ -106,6 +113,8 @@ class StepReader:
                 warnings.warn(f"skipped: {error}", RuntimeWarning, stacklevel=2)
         reader = Reader(native, contents, device=device, mmap=mmap, verify=verify)
         leaves = reader.read(allow_pickle)
+        if reader.check is not None:
+            self._map_checks.start(reader.check)
         if flat:
             return dict(zip(contents.fqns(), leaves))
         return contents.build(leaves)
@@ -170,6 +179,14 @@ class StepReader:
             results[fqn] = reader.add(places[fqn], ranges)
         reader.read()
         return results
+
+    def wait_verified(self, timeout: float | None = None) -> bool:
+        """Waits until all tensors of ``read(mmap=True, verify="lazy")`` were checked, at most for
+        ``timeout`` seconds, and returns whether they were. Closing the store waits, too.
+
+        Raises Corrupt if one of them is damaged, or what else has prevented its check.
+        """
+        return self._map_checks.wait(timeout)
 
     def steps(self) -> list[int]:
         """The step numbers, ascending, including those of fallback stores. A store that is open for

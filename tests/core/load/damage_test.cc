@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "core/load/load_options.h"
+#include "core/load/map.h"
 #include "core/step/contents.h"
 #include "kv/options.h"
 #include "kv/step_info.h"
@@ -149,6 +150,33 @@ TEST_F(DamageTest, AMapChecksUnlessToldNotTo) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto mapped, store->Map(Step(1), {&fqn, 1}, /*verify=*/false));
   ASSERT_TRUE(mapped.front().has_value());
   EXPECT_FALSE(std::ranges::equal(mapped.front()->bytes, tensor_.bytes));
+}
+
+TEST_F(DamageTest, TheCheckOfAMapMayRunAfterStepAndStoreAreGone) {
+  SaveSample();
+  const std::vector<std::string> fqns = {"w", "other"};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const UncheckedMap sound, store->MapUnchecked(Step(1), fqns));
+  ASSERT_TRUE(sound.tensors[0] && sound.tensors[1]);
+  Flip(chunks_[1].extents.front().offset_bytes + 99);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const UncheckedMap damaged, store->MapUnchecked(Step(1), fqns));
+  Reopen();
+  const uint64_t doomed[] = {1};
+  CAIRN_ASSERT_OK(store->Delete(doomed));
+  store.reset();
+  // Both map the same file.
+  EXPECT_THAT(sound.check->Run(), IsError(ErrorCode::kDataLoss, "chunk [64, 0]"));
+  EXPECT_THAT(damaged.check->Run(), IsError(ErrorCode::kDataLoss, "chunk [64, 0]"));
+}
+
+TEST_F(DamageTest, TheCheckOfASoundMapSucceeds) {
+  SaveSample();
+  const std::string fqn = "w";
+  CAIRN_ASSERT_OK_AND_ASSIGN(const UncheckedMap mapped, store->MapUnchecked(Step(1), {&fqn, 1}));
+  store.reset();
+  CAIRN_EXPECT_OK(mapped.check->Run());
+  EXPECT_THAT(mapped.check->Run([](uint64_t, uint64_t) { return false; }),
+              IsError(ErrorCode::kCancelled, ""));
+  EXPECT_TRUE(std::ranges::equal(mapped.tensors.front()->bytes, tensor_.bytes));
 }
 
 TEST_F(DamageTest, AMapOfManyNamesTheFirstThatIsDamaged) {
