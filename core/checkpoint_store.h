@@ -219,8 +219,8 @@ class CheckpointStore {
                                                        bool verify = true,
                                                        const Progress& progress = {}) const;
 
-  /// As Map without `verify`, and returns the check, which may run later on another thread. Until it
-  /// has returned, damaged bytes are not noticed.
+  /// As Map without `verify`, and returns the check, which may run later on another thread. Until
+  /// it has returned, damaged bytes are not noticed.
   Result<UncheckedMap> MapUnchecked(const kv::StepInfo& step,
                                     std::span<const std::string> fqns) const;
 

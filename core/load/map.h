@@ -21,8 +21,8 @@ class MapCheck {
   MapCheck(const MapCheck&) = delete;
   MapCheck& operator=(const MapCheck&) = delete;
 
-  /// Checks every page of every tensor, on all cores, and returns when all are checked. kDataLoss: a
-  /// chunk does not match its digest or cannot be read; names key, file and offset of the first.
+  /// Checks every page of every tensor, on all cores, and returns when all are checked. kDataLoss:
+  /// a chunk does not match its digest or cannot be read; names key, file and offset of the first.
   /// kCancelled: `progress` asked to stop.
   Result<void> Run(const Progress& progress = {}) const;
 

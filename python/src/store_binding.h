@@ -89,8 +89,8 @@ class StoreBinding {
   bool AwaitChange(double seconds) const;
   /// Returns a list and a MapCheck. The list has for each TensorInfo of `tensors` its mapped bytes,
   /// or None if they cannot be mapped. The bytes are a torch tensor of the dtype and shape if
-  /// `as_torch` (one bool per tensor) is true and torch accepts memory of that dtype; otherwise they
-  /// are a MappedBinding.
+  /// `as_torch` (one bool per tensor) is true and torch accepts memory of that dtype; otherwise
+  /// they are a MappedBinding.
   nb::tuple Map(const kv::StepInfo& step, nb::list tensors, nb::list as_torch) const;
   nb::tuple Compare(uint64_t step_a, uint64_t step_b, nb::list patterns) const;
   nb::tuple Delete(nb::handle steps, bool dry_run);

@@ -23,7 +23,7 @@ class MapChecks:
         self._errors: list[Error] = []
 
     def start(self, check: _cairn.MapCheck) -> None:
-        """Runs a check on a thread of its own."""
+        """Runs a check on a new thread."""
         # At the end of the process, the store is closed, which waits for the thread.
         thread = threading.Thread(target=self._run, args=(check,), name="cairn-check", daemon=True)
         with self._lock:
