@@ -186,6 +186,14 @@ def test_keys_are_never_cut_in_a_pipe(dump, admin, tmp_path):
     assert name in dump("keys", tmp_path / "s").out
 
 
+def test_names_are_escaped_wherever_the_control_character_is(dump, admin, tmp_path):
+    names = {"k" * i + char + "k" * (17 - i) for i in range(18) for char in "\x1f\x7f"}
+    import_model(admin, tmp_path, tmp_path / "s", 1, {name: torch.zeros(1) for name in names})
+    out = dump("keys", tmp_path / "s").out
+    shown = {row.split()[0] for row in out.splitlines() if row.startswith(("k", "\\"))}
+    assert shown == {name.replace("\x1f", "\\x1f").replace("\x7f", "\\x7f") for name in names}
+
+
 def test_control_characters_in_names_are_escaped(dump, admin, tmp_path):
     name = "evil\x1b[31m\nname\u202e\\"
     import_model(admin, tmp_path, tmp_path / "s", 1, {name: torch.ones(1)})

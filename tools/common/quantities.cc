@@ -2,6 +2,7 @@
 
 #include "tools/common/quantities.h"
 
+#include <fmt/compile.h>
 #include <fmt/format.h>
 
 #include <array>
@@ -24,7 +25,7 @@ std::string ThreeDigits(double value, std::string_view unit) {
 }  // namespace
 
 std::string HumanBytes(uint64_t bytes) {
-  if (bytes < 1024) return fmt::format("{} B", bytes);
+  if (bytes < 1024) return fmt::format(FMT_COMPILE("{} B"), bytes);
   static constexpr std::array kUnits = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   double value = static_cast<double>(bytes) / 1024;
   size_t unit = 0;

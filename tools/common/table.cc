@@ -20,13 +20,18 @@ Table::Table(Output* out, std::vector<Column> columns, uint32_t indent)
   for (size_t i = 0; i < columns_.size(); ++i) widths_[i] = DisplayColumns(columns_[i].title);
 }
 
-void Table::Add(std::vector<Cell> cells) {
+void Table::Add(const std::vector<Cell>& cells) {
   CAIRN_CHECK(cells.size() == columns_.size());
-  for (size_t i = 0; i < cells.size(); ++i) {
-    widths_[i] = std::max(widths_[i], DisplayColumns(cells[i].text));
-  }
-  rows_.push_back(std::move(cells));
-  if (rows_.size() >= kBatchRows) Flush();
+  for (const Cell& cell : cells) AddCell(cell.text, cell.style);
+}
+
+void Table::AddCell(std::string_view text, Style style) {
+  const size_t column = cells_.size() % columns_.size();
+  const uint32_t width = DisplayColumns(text);
+  widths_[column] = std::max(widths_[column], width);
+  text_ += text;
+  cells_.push_back({.end_bytes = text_.size(), .form = {.width = width, .style = style}});
+  if (cells_.size() == kBatchRows * columns_.size()) Flush();
 }
 
 void Table::Finish() { Flush(); }
@@ -43,36 +48,59 @@ void Table::FitTerminal(std::vector<uint32_t>& widths) const {
   }
 }
 
-std::string Table::Line(const std::vector<Cell>& cells, const std::vector<uint32_t>& widths) const {
-  std::string line(indent_, ' ');
-  for (size_t i = 0; i < cells.size(); ++i) {
-    const std::string text = columns_[i].flexible && out_->width_columns() != 0
-                                 ? CutMiddle(cells[i].text, widths[i])
-                                 : cells[i].text;
-    const uint32_t used = DisplayColumns(text);
-    const std::string padding(widths[i] > used ? widths[i] - used : 0, ' ');
-    if (i > 0) line.append(kGapColumns, ' ');
-    if (columns_[i].align == Align::kRight) line += padding;
-    line += out_->Styled(cells[i].style, text);
-    // No spaces at the end of a line: they wrap on a terminal and add noise to a diff.
-    if (columns_[i].align == Align::kLeft && i + 1 < cells.size()) line += padding;
+void Table::AppendCell(size_t column, std::string_view text, const TextForm& form, uint32_t width,
+                       std::string& line) const {
+  std::string cut;
+  uint32_t text_width = form.width;
+  if (columns_[column].flexible && out_->width_columns() != 0 && text_width > width) {
+    cut = CutMiddle(text, width);
+    text = cut;
+    text_width = DisplayColumns(text);
   }
-  while (!line.empty() && line.back() == ' ') line.pop_back();
-  return line;
+  const uint32_t padding = width > text_width ? width - text_width : 0;
+  line.append(column == 0 ? indent_ : kGapColumns, ' ');
+  if (columns_[column].align == Align::kRight) line.append(padding, ' ');
+  out_->AppendStyled(form.style, text, line);
+  if (columns_[column].align == Align::kLeft) line.append(padding, ' ');
+}
+
+void Table::WriteLine(std::string& line) const {
+  // No spaces at the end of a line: they wrap on a terminal and add noise to a diff.
+  line.erase(line.find_last_not_of(' ') + 1);
+  line += '\n';
+  out_->Write(line);
+  line.clear();
+}
+
+void Table::WriteHeader(const std::vector<uint32_t>& widths) const {
+  std::string line;
+  for (size_t i = 0; i < columns_.size(); ++i) {
+    const std::string& title = columns_[i].title;
+    const TextForm form{.width = DisplayColumns(title), .style = Style::kBold};
+    AppendCell(i, title, form, widths[i], line);
+  }
+  WriteLine(line);
 }
 
 void Table::Flush() {
-  if (rows_.empty()) return;
+  CAIRN_CHECK(cells_.size() % columns_.size() == 0);
+  if (cells_.empty()) return;
   std::vector<uint32_t> widths = widths_;
   FitTerminal(widths);
-  if (!header_written_) {
-    std::vector<Cell> titles;
-    for (const Column& column : columns_) titles.emplace_back(column.title, Style::kBold);
-    out_->WriteLine(Line(titles, widths));
-    header_written_ = true;
+  if (!header_written_) WriteHeader(widths);
+  header_written_ = true;
+  std::string line;
+  size_t begin_bytes = 0;
+  for (size_t i = 0; i < cells_.size(); ++i) {
+    const size_t column = i % columns_.size();
+    const auto [end_bytes, form] = cells_[i];
+    const auto text = std::string_view(text_).substr(begin_bytes, end_bytes - begin_bytes);
+    AppendCell(column, text, form, widths[column], line);
+    if (column + 1 == columns_.size()) WriteLine(line);
+    begin_bytes = end_bytes;
   }
-  for (const auto& row : rows_) out_->WriteLine(Line(row, widths));
-  rows_.clear();
+  text_.clear();
+  cells_.clear();
 }
 
 }  // namespace cairn::tools

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tools/common/terminal.h"
@@ -35,20 +36,38 @@ class Table {
 
   /// `out` must outlive the table. Every row is indented by `indent` spaces.
   Table(Output* out, std::vector<Column> columns, uint32_t indent = 0);
-  /// Requires one cell per column; texts must be escaped.
-  void Add(std::vector<Cell> cells);
-  /// Writes the buffered rows; a table without rows writes nothing.
+  /// Adds a row. Requires one cell per column; texts must be escaped.
+  void Add(const std::vector<Cell>& cells);
+  /// Adds the next cell of a row, which ends with the last column. The text must be escaped.
+  void AddCell(std::string_view text, Style style = Style::kPlain);
+  /// Writes the buffered rows; a table without rows writes nothing. Requires complete rows.
   void Finish();
 
  private:
+  struct TextForm {
+    uint32_t width;  // columns on a terminal
+    Style style;
+  };
+  /// A cell of a buffered row. Its text begins where that of the cell before ends.
+  struct BufferedCell {
+    size_t end_bytes;  // in `text_`
+    TextForm form;
+  };
+
   void Flush();
   void FitTerminal(std::vector<uint32_t>& widths) const;
-  std::string Line(const std::vector<Cell>& cells, const std::vector<uint32_t>& widths) const;
+  void AppendCell(size_t column, std::string_view text, const TextForm& form, uint32_t width,
+                  std::string& line) const;
+  void WriteHeader(const std::vector<uint32_t>& widths) const;
+  /// Writes `line` and clears it.
+  void WriteLine(std::string& line) const;
 
   Output* out_;
   std::vector<Column> columns_;
   uint32_t indent_;
-  std::vector<std::vector<Cell>> rows_;
+  // Of all buffered rows together, because allocations per cell would cost more than the cells.
+  std::string text_;
+  std::vector<BufferedCell> cells_;
   std::vector<uint32_t> widths_;
   bool header_written_ = false;
 };

@@ -16,6 +16,9 @@
 namespace cairn::tools {
 namespace {
 
+/// The capacity of a pipe, which a write fills if the reader has emptied it.
+constexpr size_t kPipeBufferBytes = 64 << 10;
+
 bool EnvironmentSet(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr && *value != '\0';
@@ -44,7 +47,10 @@ const char* Code(Style style) {
 }  // namespace
 
 Output::Output() {
-  if (!isatty(STDOUT_FILENO)) return;
+  if (!isatty(STDOUT_FILENO)) {
+    std::setvbuf(stdout, nullptr, _IOFBF, kPipeBufferBytes);
+    return;
+  }
   winsize size{};
   width_columns_ = 80;
   if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) width_columns_ = size.ws_col;
@@ -62,8 +68,16 @@ void Output::WriteLine(std::string_view text) {
 }
 
 std::string Output::Styled(Style style, std::string_view text) const {
-  if (!color_ || style == Style::kPlain || text.empty()) return std::string(text);
-  return fmt::format("{}{}\033[0m", Code(style), text);
+  std::string styled;
+  AppendStyled(style, text, styled);
+  return styled;
+}
+
+void Output::AppendStyled(Style style, std::string_view text, std::string& line) const {
+  const bool is_plain = !color_ || style == Style::kPlain || text.empty();
+  if (!is_plain) line += Code(style);
+  line += text;
+  if (!is_plain) line += "\033[0m";
 }
 
 Result<void> Output::Finish() {

@@ -22,6 +22,8 @@ class Output {
   void WriteLine(std::string_view text);
   /// Returns `text` in a style, or unchanged if there is no color.
   std::string Styled(Style style, std::string_view text) const;
+  /// Appends the same to `line`.
+  void AppendStyled(Style style, std::string_view text, std::string& line) const;
 
   /// Columns of the terminal; 0 in a pipe, where nothing is cut.
   uint32_t width_columns() const { return width_columns_; }

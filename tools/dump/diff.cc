@@ -34,10 +34,9 @@ using Kind = core::KeyChange::Kind;
 /// Both steps are read in parts of this size.
 constexpr uint64_t kPartBytes = 16 << 20;
 
-struct DiffRow {
-  core::KeyChange change;
-  std::optional<ValueDifference> values;
-};
+/// By how much the values of each changed key differ, in the order of the changes; empty without
+/// --values.
+using ValueDifferences = std::vector<std::optional<ValueDifference>>;
 
 struct Sides {
   OpenedStore opened;  // one store, two steps
@@ -105,38 +104,39 @@ Result<std::map<std::string, core::TensorInfo>> Tensors(const Sides& sides,
   return tensors;
 }
 
-Result<void> AddValueDifferences(const Sides& sides, const core::KeyPatterns& patterns,
-                                 std::vector<DiffRow>& rows) {
+Result<ValueDifferences> CompareChangedValues(const Sides& sides, const core::KeyPatterns& patterns,
+                                              const core::Diff& diff) {
   CAIRN_TRY_ASSIGN(const auto in_a, Tensors(sides, sides.a, patterns));
   CAIRN_TRY_ASSIGN(const auto in_b, Tensors(sides, sides.b, patterns));
-  for (DiffRow& row : rows) {
-    if (row.change.kind != Kind::kChanged || !row.change.is_tensor) continue;
-    const auto a = in_a.find(row.change.fqn);
-    const auto b = in_b.find(row.change.fqn);
+  ValueDifferences differences(diff.changes.size());
+  for (size_t i = 0; i < diff.changes.size(); ++i) {
+    const core::KeyChange& change = diff.changes[i];
+    if (change.kind != Kind::kChanged || !change.is_tensor) continue;
+    const auto a = in_a.find(change.fqn);
+    const auto b = in_b.find(change.fqn);
     if (a == in_a.end() || b == in_b.end() || a->second.dtype != b->second.dtype ||
         a->second.shape != b->second.shape) {
       continue;  // the detail states what differs; these values cannot be compared
     }
-    ProgressLine progress(fmt::format("comparing {}", EscapeText(row.change.fqn)));
-    CAIRN_TRY_ASSIGN(row.values, CompareValues(sides, a->second, progress));
+    ProgressLine progress(fmt::format("comparing {}", EscapeText(change.fqn)));
+    CAIRN_TRY_ASSIGN(differences[i], CompareValues(sides, a->second, progress));
   }
-  return {};
+  return differences;
 }
 
-Json RowJson(const DiffRow& row) {
-  const core::KeyChange& change = row.change;
+Json RowJson(const core::KeyChange& change, const std::optional<ValueDifference>& values) {
   Json json = {{"fqn", JsonText(change.fqn)},
                {"change", KindName(change.kind)},
                {"kind", change.is_tensor ? "tensor" : "value"},
                {"changed_bytes", change.changed_bytes},
                {"total_bytes", change.total_bytes}};
   if (!change.detail.empty()) json.Set("detail", JsonText(change.detail));
-  if (!row.values) return json;
-  json.Set("elements", row.values->elements);
-  json.Set("differing_elements", row.values->differing_elements);
-  if (row.values->numeric) {
-    json.Set("largest_absolute_difference", row.values->largest_absolute);
-    json.Set("not_comparable_elements", row.values->not_comparable);
+  if (!values) return json;
+  json.Set("elements", values->elements);
+  json.Set("differing_elements", values->differing_elements);
+  if (values->numeric) {
+    json.Set("largest_absolute_difference", values->largest_absolute);
+    json.Set("not_comparable_elements", values->not_comparable);
   }
   return json;
 }
@@ -159,29 +159,30 @@ Table MakeTable(const DumpRun& run, bool values) {
   return Table(run.out, std::move(columns));
 }
 
-void PrintRows(const DumpRun& run, const Sides& sides, const std::vector<DiffRow>& rows,
-               uint64_t unchanged_keys, bool values) {
-  Table table = MakeTable(run, values);
+void PrintChanges(const DumpRun& run, const Sides& sides, const core::Diff& diff,
+                  const ValueDifferences& values) {
+  Table table = MakeTable(run, !values.empty());
   std::map<Kind, uint64_t> counts;
   uint64_t changed_bytes = 0;
-  for (const DiffRow& row : rows) {
-    const core::KeyChange& change = row.change;
+  for (size_t i = 0; i < diff.changes.size(); ++i) {
+    const core::KeyChange& change = diff.changes[i];
     ++counts[change.kind];
     changed_bytes += change.changed_bytes;
-    std::vector<Cell> cells = {KindCell(change.kind), EscapeText(change.fqn),
-                               change.is_tensor ? HumanBytes(change.changed_bytes) : "value",
-                               change.is_tensor ? HumanBytes(change.total_bytes) : ""};
-    if (values) cells.emplace_back(row.values ? DifferenceText(*row.values) : std::string());
-    cells.emplace_back(EscapeText(change.detail));
-    table.Add(std::move(cells));
+    const Cell kind = KindCell(change.kind);
+    table.AddCell(kind.text, kind.style);
+    table.AddCell(EscapeText(change.fqn));
+    table.AddCell(change.is_tensor ? HumanBytes(change.changed_bytes) : "value");
+    table.AddCell(change.is_tensor ? HumanBytes(change.total_bytes) : "");
+    if (!values.empty()) table.AddCell(values[i] ? DifferenceText(*values[i]) : "");
+    table.AddCell(EscapeText(change.detail));
   }
   table.Finish();
-  if (!rows.empty()) run.out->WriteLine("");
+  if (!diff.changes.empty()) run.out->WriteLine("");
   run.out->WriteLine(
       fmt::format("step {} -> {}: {} added, {} removed, {} changed ({}), {} unchanged",
                   sides.a.step, sides.b.step, GroupedCount(counts[Kind::kAdded]),
                   GroupedCount(counts[Kind::kRemoved]), GroupedCount(counts[Kind::kChanged]),
-                  HumanBytes(changed_bytes), GroupedCount(unchanged_keys)));
+                  HumanBytes(changed_bytes), GroupedCount(diff.unchanged_keys)));
 }
 
 }  // namespace
@@ -190,10 +191,12 @@ Result<int> DumpDiff(const DumpRun& run, const std::string& address_a, const std
                      const std::vector<std::string>& patterns, bool values) {
   CAIRN_TRY_ASSIGN(const core::KeyPatterns parsed, core::KeyPatterns::Parse(patterns));
   CAIRN_TRY_ASSIGN(const Sides sides, OpenSides(address_a, address_b));
-  CAIRN_TRY_ASSIGN(auto diff, sides.opened.store->Compare(sides.a.step, sides.b.step, parsed));
-  std::vector<DiffRow> rows;
-  for (core::KeyChange& change : diff.changes) rows.push_back({std::move(change), std::nullopt});
-  if (values) CAIRN_TRY(AddValueDifferences(sides, parsed, rows));
+  CAIRN_TRY_ASSIGN(const core::Diff diff,
+                   sides.opened.store->Compare(sides.a.step, sides.b.step, parsed));
+  ValueDifferences differences;
+  if (values) {
+    CAIRN_TRY_ASSIGN(differences, CompareChangedValues(sides, parsed, diff));
+  }
   if (run.json) {
     JsonList list(run.out,
                   {{"store", StoreText(sides.opened)},
@@ -201,12 +204,14 @@ Result<int> DumpDiff(const DumpRun& run, const std::string& address_a, const std
                    {"step_b", sides.b.step},
                    {"unchanged_keys", diff.unchanged_keys}},
                   "changes");
-    for (const DiffRow& row : rows) list.Add(RowJson(row));
+    for (size_t i = 0; i < diff.changes.size(); ++i) {
+      list.Add(RowJson(diff.changes[i], values ? differences[i] : std::nullopt));
+    }
     list.Finish();
   } else {
-    PrintRows(run, sides, rows, diff.unchanged_keys, values);
+    PrintChanges(run, sides, diff, differences);
   }
-  return rows.empty() ? kExitSuccess : kExitDiffers;
+  return diff.changes.empty() ? kExitSuccess : kExitDiffers;
 }
 
 }  // namespace cairn::tools
