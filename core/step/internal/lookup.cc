@@ -115,16 +115,17 @@ Result<std::vector<TensorInfo>> FindTensors(const StepView& view,
 }
 
 Result<void> ForEachChunk(const StepView& view, const TensorInfo& tensor,
-                          const std::function<Result<void>(ChunkInfo)>& visit) {
+                          const std::function<Result<void>(ChunkInfo&&)>& visit) {
   return ForEachChunkOf(view, {&tensor, 1},
-                        [&](size_t, ChunkInfo chunk) { return visit(std::move(chunk)); });
+                        [&](size_t, ChunkInfo&& chunk) { return visit(std::move(chunk)); });
 }
 
 Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> tensors,
-                            const std::function<Result<void>(size_t, ChunkInfo)>& visit) {
-  size_t at = 0;      // the tensor whose chunks are next
-  uint64_t seen = 0;  // number of its chunks so far
-  TilingSum boxes;    // theirs
+                            const std::function<Result<void>(size_t, ChunkInfo&&)>& visit) {
+  size_t at = 0;          // the tensor whose chunks are next
+  uint64_t seen = 0;      // number of its chunks so far
+  TilingSum boxes;        // theirs
+  bool is_whole = false;  // there is one, which has the tensor's shape
   const auto finish = [&]() -> Result<void> {
     const TensorInfo& tensor = tensors[at];
     if (seen != tensor.chunk_count) {
@@ -135,7 +136,7 @@ Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> te
                         .step = view.step.step});
     }
     // Chunks that overlap could hide that others are missing.
-    if (!tensor.alias_of && !boxes.IsTiling(tensor.shape)) {
+    if (!tensor.alias_of && !is_whole && !boxes.IsTiling(tensor.shape)) {
       return Fail(Error{.code = ErrorCode::kDataLoss,
                         .message = "the step's chunks do not cover the tensor exactly once",
                         .key = tensor.fqn,
@@ -144,6 +145,7 @@ Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> te
     ++at;
     seen = 0;
     boxes = {};
+    is_whole = false;
     return {};
   };
   const auto on_record = [&](std::string_view key,
@@ -154,10 +156,13 @@ Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> te
     if (tensors[at].fqn != fqn) return true;
     auto decoded = DecodeChunk(key, record);
     if (!decoded) return AtStep(view, std::move(decoded).error());
-    auto fits = CheckChunk(tensors[at], decoded->info);
+    const TensorInfo& tensor = tensors[at];
+    auto fits = CheckChunk(tensor, decoded->info);
     if (!fits) return AtStep(view, std::move(fits).error());
     ++seen;
-    boxes.Add(decoded->info.box.offsets, decoded->info.box.sizes);
+    const Box& box = decoded->info.box;
+    is_whole = tensor.chunk_count == 1 && box.sizes == tensor.shape;
+    if (!is_whole) boxes.Add(box.offsets, box.sizes);
     CAIRN_TRY(visit(at, std::move(decoded->info)));
     return true;
   };

@@ -56,13 +56,13 @@ Result<std::vector<TensorInfo>> FindTensors(const StepView& view,
 /// kDataLoss: a record is damaged, or the number of chunks is not that of the tensor's record. An
 /// error of `visit` ends the scan and is returned.
 Result<void> ForEachChunk(const StepView& view, const TensorInfo& tensor,
-                          const std::function<Result<void>(ChunkInfo)>& visit);
+                          const std::function<Result<void>(ChunkInfo&&)>& visit);
 
 /// Calls `visit(i, chunk)` with each chunk of each of `tensors`, in key order; `i` is the index of
 /// the chunk's tensor. Requires that `tensors` ascend by FQN without duplicates. Errors: those of
 /// ForEachChunk.
 Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> tensors,
-                            const std::function<Result<void>(size_t, ChunkInfo)>& visit);
+                            const std::function<Result<void>(size_t, ChunkInfo&&)>& visit);
 
 /// Path of a segment's file, for messages.
 std::string SegmentPath(const StepView& view, uint64_t segment_id);
