@@ -23,6 +23,8 @@ namespace cairn::core::internal {
 namespace {
 
 constexpr uint64_t kReadBytes = 8 << 20;
+// Memory that is reserved for as many items as a step states, which may be damaged.
+constexpr uint64_t kMaxReserved = 1 << 16;
 // Also on fewer cores: threads that read records wait for the storage.
 constexpr size_t kMinThreads = 4;
 
@@ -35,6 +37,7 @@ struct Entry {
 
 std::vector<Entry> EntriesOf(const Contents& contents) {
   std::vector<Entry> entries;
+  entries.reserve(contents.tensors.size() + contents.values.size());
   for (const TensorInfo& tensor : contents.tensors) {
     if (!tensor.hidden) entries.push_back({tensor.fqn, &tensor, nullptr});
   }
@@ -201,7 +204,6 @@ Result<std::optional<KeyChange>> CompareEntries(const StepView& view_a, const En
 struct KeyInBoth {
   Entry a;
   Entry b;
-  Result<std::optional<KeyChange>> change;
   bool is_compared = false;
 
   /// True if the digests of its chunks may decide.
@@ -217,22 +219,44 @@ struct ChunkSummary {
   uint64_t length_bytes = 0;
   kv::Digest digest;
 };
-using ChunkSummaries = std::vector<std::vector<ChunkSummary>>;  // by tensor
 
-/// Reads the chunk records of all `tensors`, which ascend, in one scan.
-Result<ChunkSummaries> Summarize(const StepView& view, std::span<const TensorInfo> tensors) {
-  ChunkSummaries summaries(tensors.size());
-  std::vector<uint64_t> box;
-  CAIRN_TRY(ForEachChunkOf(view, tensors, [&](size_t i, const ChunkInfo& chunk) -> Result<void> {
-    box.assign(chunk.box.offsets.begin(), chunk.box.offsets.end());
-    box.insert(box.end(), chunk.box.sizes.begin(), chunk.box.sizes.end());
-    summaries[i].push_back({.box_checksum = kv::Checksum64(std::as_bytes(std::span(box))),
-                            .length_bytes = chunk.length_bytes(),
-                            .digest = chunk.digest});
-    return {};
-  }));
-  return summaries;
-}
+/// The summaries of the chunks of many tensors.
+class ChunkSummaries {
+ public:
+  /// Reads the chunk records of all `tensors`, which ascend, in one scan.
+  static Result<ChunkSummaries> Read(const StepView& view, std::span<const TensorInfo> tensors) {
+    ChunkSummaries summaries;
+    summaries.all_.reserve(std::min(view.step.chunk_count, kMaxReserved));
+    summaries.ends_.reserve(tensors.size());
+    std::vector<uint64_t> box;
+    CAIRN_TRY(ForEachChunkOf(view, tensors, [&](size_t i, const ChunkInfo& chunk) -> Result<void> {
+      summaries.EndBefore(i);
+      box.assign(chunk.box.offsets.begin(), chunk.box.offsets.end());
+      box.insert(box.end(), chunk.box.sizes.begin(), chunk.box.sizes.end());
+      summaries.all_.push_back({.box_checksum = kv::Checksum64(std::as_bytes(std::span(box))),
+                                .length_bytes = chunk.length_bytes(),
+                                .digest = chunk.digest});
+      return {};
+    }));
+    summaries.EndBefore(tensors.size());
+    return summaries;
+  }
+
+  /// Returns those of the tensor with index `i`.
+  std::span<const ChunkSummary> of(size_t i) const {
+    const size_t begin = i == 0 ? 0 : ends_[i - 1];
+    return std::span(all_).subspan(begin, ends_[i] - begin);
+  }
+
+ private:
+  /// The chunks that follow are those of tensor `i` or later ones.
+  void EndBefore(size_t i) {
+    while (ends_.size() < i) ends_.push_back(all_.size());
+  }
+
+  std::vector<ChunkSummary> all_;  // in the order of the tensors
+  std::vector<size_t> ends_;       // in `all_`, by tensor
+};
 
 /// Returns the tensors of one side of `keys`. They are copies if `contents` has further tensors.
 std::span<const TensorInfo> TensorsOf(std::span<KeyInBoth* const> keys, Entry KeyInBoth::* side,
@@ -242,11 +266,26 @@ std::span<const TensorInfo> TensorsOf(std::span<KeyInBoth* const> keys, Entry Ke
   return copies;
 }
 
+/// Adds the change of a key to those of earlier keys.
+void AddChange(std::optional<KeyChange> change, Diff& diff) {
+  if (change) {
+    diff.changes.push_back(*std::move(change));
+  } else {
+    ++diff.unchanged_keys;
+  }
+}
+
+/// Sorts the changes, of which the first `count` and the others are in key order.
+void MergeChanges(size_t count, Diff& diff) {
+  std::ranges::inplace_merge(diff.changes, diff.changes.begin() + static_cast<ptrdiff_t>(count), {},
+                             &KeyChange::fqn);
+}
+
 /// Compares the keys whose chunks are comparable and cut in the same way. For many keys, two scans
 /// cost much less than lookups.
 Result<void> CompareByScan(const StepView& view_a, const Contents& contents_a,
                            const StepView& view_b, const Contents& contents_b,
-                           std::span<KeyInBoth> keys) {
+                           std::span<KeyInBoth> keys, Diff& diff) {
   constexpr size_t kMinKeys = 256;
   std::vector<KeyInBoth*> comparable;
   for (KeyInBoth& key : keys) {
@@ -259,14 +298,17 @@ Result<void> CompareByScan(const StepView& view_a, const Contents& contents_a,
   Result<ChunkSummaries> a, b;
   WorkerPool pool(2);
   pool.Run(2, [&](size_t i, size_t) {
-    (i == 0 ? a : b) = i == 0 ? Summarize(view_a, tensors_a) : Summarize(view_b, tensors_b);
+    (i == 0 ? a : b) =
+        i == 0 ? ChunkSummaries::Read(view_a, tensors_a) : ChunkSummaries::Read(view_b, tensors_b);
   });
   CAIRN_TRY(a);
   CAIRN_TRY(b);
+  const size_t count_before = diff.changes.size();
+  diff.changes.reserve(count_before + comparable.size());
   for (size_t i = 0; i < comparable.size(); ++i) {
     KeyInBoth* const key = comparable[i];
-    const auto& chunks_a = (*a)[i];
-    const auto& chunks_b = (*b)[i];
+    const auto chunks_a = a->of(i);
+    const auto chunks_b = b->of(i);
     const auto same_box = [](const ChunkSummary& x, const ChunkSummary& y) {
       return x.box_checksum == y.box_checksum && x.length_bytes == y.length_bytes;
     };
@@ -275,27 +317,38 @@ Result<void> CompareByScan(const StepView& view_a, const Contents& contents_a,
     for (size_t j = 0; j < chunks_a.size(); ++j) {
       if (chunks_a[j].digest != chunks_b[j].digest) changed_bytes += chunks_a[j].length_bytes;
     }
+    std::optional<KeyChange> change;
     if (changed_bytes > 0) {
-      KeyChange change = WholeChange(KeyChange::Kind::kChanged, key->b, {});
-      change.changed_bytes = changed_bytes;
-      key->change = std::move(change);
+      change = WholeChange(KeyChange::Kind::kChanged, key->b, {});
+      change->changed_bytes = changed_bytes;
     }
+    AddChange(std::move(change), diff);
     key->is_compared = true;
   }
+  MergeChanges(count_before, diff);
   return {};
 }
 
-/// Sets the change of each key. After an error, further keys may be left as they are.
-void CompareKeys(const StepView& view_a, const StepView& view_b, std::span<KeyInBoth> keys) {
-  const size_t thread_count = std::max(kMinThreads, WorkerPool::DefaultThreadCount());
-  WorkerPool pool(std::min(thread_count, std::max<size_t>(keys.size(), 1)));
+/// Compares keys one by one.
+Result<void> CompareKeys(const StepView& view_a, const StepView& view_b,
+                         std::span<const KeyInBoth> keys, Diff& diff) {
+  if (keys.empty()) return {};
+  std::vector<Result<std::optional<KeyChange>>> changes(keys.size());
+  WorkerPool pool(std::min(std::max(kMinThreads, WorkerPool::DefaultThreadCount()), keys.size()));
   Mutex reading;
   std::atomic<bool> failed = false;
   pool.Run(keys.size(), [&](size_t i, size_t) {
-    if (failed || keys[i].is_compared) return;
-    keys[i].change = CompareEntries(view_a, keys[i].a, view_b, keys[i].b, reading);
-    if (!keys[i].change) failed = true;
+    if (failed) return;
+    changes[i] = CompareEntries(view_a, keys[i].a, view_b, keys[i].b, reading);
+    if (!changes[i]) failed = true;
   });
+  const size_t count_before = diff.changes.size();
+  for (auto& compared : changes) {
+    CAIRN_TRY_ASSIGN(auto change, std::move(compared));
+    AddChange(std::move(change), diff);
+  }
+  MergeChanges(count_before, diff);
+  return {};
 }
 
 /// The keys that may differ between two steps.
@@ -359,6 +412,7 @@ Result<Diff> RunCompare(const StepView& view_a, const StepView& view_b,
   std::vector<Entry> a = EntriesOf(*contents_a);
   std::erase_if(a, is_shared);
   std::vector<KeyInBoth> both;
+  both.reserve(std::min(a.size(), b.size()));
   size_t i = 0, j = 0;
   while (i < a.size() || j < b.size()) {
     if (j == b.size() || (i < a.size() && a[i].fqn < b[j].fqn)) {
@@ -366,22 +420,12 @@ Result<Diff> RunCompare(const StepView& view_a, const StepView& view_b,
     } else if (i == a.size() || b[j].fqn < a[i].fqn) {
       diff.changes.push_back(WholeChange(KeyChange::Kind::kAdded, b[j++]));
     } else {
-      both.push_back({.a = a[i++], .b = b[j++], .change = {}, .is_compared = false});
+      both.push_back({.a = a[i++], .b = b[j++]});
     }
   }
-  const auto one_sided_count = std::ssize(diff.changes);
-  CAIRN_TRY(CompareByScan(view_a, *contents_a, view_b, *contents_b, both));
-  CompareKeys(view_a, view_b, both);
-  for (KeyInBoth& key : both) {
-    CAIRN_TRY_ASSIGN(auto change, std::move(key.change));
-    if (change) {
-      diff.changes.push_back(*std::move(change));
-    } else {
-      ++diff.unchanged_keys;
-    }
-  }
-  std::ranges::inplace_merge(diff.changes, diff.changes.begin() + one_sided_count, {},
-                             &KeyChange::fqn);
+  CAIRN_TRY(CompareByScan(view_a, *contents_a, view_b, *contents_b, both, diff));
+  std::erase_if(both, [](const KeyInBoth& key) { return key.is_compared; });
+  CAIRN_TRY(CompareKeys(view_a, view_b, both, diff));
   return diff;
 }
 

@@ -9,6 +9,9 @@
 namespace cairn::core::internal {
 namespace {
 
+// Tensors for which memory is reserved if a step states that it has as many, which may be damaged.
+constexpr uint64_t kMaxReserved = 1 << 16;
+
 // Calls `visit(fqn, record)` for the keys of a column that the patterns select, in key order.
 Result<void> ScanSelected(
     const StepView& view, kv::Column column, const KeyPatterns& patterns,
@@ -94,6 +97,9 @@ Result<std::optional<std::vector<std::byte>>> FindExtension(const StepView& view
 
 Result<Contents> ListLeaves(const StepView& view, const KeyPatterns& patterns) {
   Contents contents{.step = view.step};
+  if (patterns.matches_everything()) {
+    contents.tensors.reserve(std::min(view.step.tensor_count, kMaxReserved));
+  }
   CAIRN_TRY(ScanSelected(view, kv::Column::kTensors, patterns,
                          std::bind_front(AddTensor, std::ref(contents))));
   CAIRN_TRY(AddHiddenOwners(view, contents.tensors));

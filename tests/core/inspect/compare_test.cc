@@ -1,5 +1,8 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "core/inspect/diff.h"
 #include "tests/core/tensor/test_tensor.h"
 
@@ -142,6 +145,70 @@ TEST_F(CompareTest, FewCandidatesAreFoundByName) {
   EXPECT_EQ(Compare(1, 2).changes.size(), 6u);
   EXPECT_EQ(Compare(1, 2).unchanged_keys, 800u);
   EXPECT_EQ(Compare(2, 1).changes.size(), 6u);
+}
+
+// From 256 keys on, the chunk records of both steps are scanned. The result must be that of
+// lookups.
+TEST_F(CompareTest, ManyKeysAreComparedAsFewAre) {
+  std::vector<TestTensor> tensors;
+  for (int i = 0; i < 300; ++i) tensors.emplace_back(DType::kUInt8, Shape{400});
+  StateDict first, second;
+  const auto name = [](int i) { return fmt::format("k{:03}", i); };
+  for (int i = 0; i < 300; ++i) {
+    if (i % 50 != 1) first.root().Tensor(name(i), tensors[i].view());
+  }
+  for (int i = 0; i < 300; ++i) first.root().Value(name(i) + ".value", int64_t{i});
+  Save(1, first, {.chunk_bytes = 100});
+  for (int i = 0; i < 300; ++i) {
+    if (i % 3 == 0) tensors[i].bytes[i] ^= std::byte{1};
+    if (i % 50 == 4) {
+      second.root().Value(name(i), int64_t{7});
+    } else if (i % 50 != 5) {
+      second.root().Tensor(name(i), tensors[i].view());
+    }
+    second.root().Value(name(i) + ".value", int64_t{i % 60 == 0 ? -1 : i});
+  }
+  Save(2, second, {.incremental = false, .chunk_bytes = 100});
+
+  const Diff all = Compare(1, 2);
+  Diff parts;
+  for (const char* const part : {"k0*", "k1*", "k2*"}) {
+    Diff diff = Compare(1, 2, {part, std::string(part) + ".value"});
+    std::ranges::move(diff.changes, std::back_inserter(parts.changes));
+    parts.unchanged_keys += diff.unchanged_keys;
+  }
+
+  EXPECT_GT(all.changes.size(), 100u);
+  ASSERT_EQ(all.changes.size(), parts.changes.size());
+  for (size_t i = 0; i < all.changes.size(); ++i) {
+    EXPECT_EQ(all.changes[i].fqn, parts.changes[i].fqn);
+    EXPECT_EQ(all.changes[i].kind, parts.changes[i].kind);
+    EXPECT_EQ(all.changes[i].detail, parts.changes[i].detail);
+    EXPECT_EQ(all.changes[i].changed_bytes, parts.changes[i].changed_bytes);
+    EXPECT_EQ(all.changes[i].total_bytes, parts.changes[i].total_bytes);
+  }
+  EXPECT_EQ(all.unchanged_keys, parts.unchanged_keys);
+}
+
+// Keys that the steps cut differently are in between keys that are compared by their digests.
+TEST_F(CompareTest, ManyKeysOfWhichSomeAreCutDifferently) {
+  std::vector<TestTensor> tensors;
+  for (int i = 0; i < 300; ++i)
+    tensors.emplace_back(DType::kUInt8, Shape{i % 10 == 0 ? 4000u : 9u});
+  StateDict state;
+  for (int i = 0; i < 300; ++i) state.root().Tensor(fmt::format("k{:03}", i), tensors[i].view());
+  Save(1, state, {.chunk_bytes = 1000});
+  for (int i = 0; i < 300; i += 5) tensors[i].bytes[8] ^= std::byte{1};
+  Save(2, state, {.incremental = false, .chunk_bytes = 2000});
+
+  const Diff diff = Compare(1, 2);
+
+  ASSERT_EQ(diff.changes.size(), 60u);
+  for (int i = 0; i < 60; ++i) {
+    EXPECT_EQ(diff.changes[i].fqn, fmt::format("k{:03}", 5 * i));
+    EXPECT_EQ(diff.changes[i].changed_bytes, i % 2 == 0 ? 4000u : 9u);
+  }
+  EXPECT_EQ(diff.unchanged_keys, 240u);
 }
 
 }  // namespace
