@@ -103,6 +103,9 @@ Result<Contents> ListLeaves(const StepView& view, const KeyPatterns& patterns) {
   CAIRN_TRY(ScanSelected(view, kv::Column::kTensors, patterns,
                          std::bind_front(AddTensor, std::ref(contents))));
   CAIRN_TRY(AddHiddenOwners(view, contents.tensors));
+  // Without values, a scan of them would decompress the structure, which is the next record and can
+  // be large.
+  if (view.step.value_count == 0) return contents;
   CAIRN_TRY(ScanSelected(view, kv::Column::kValues, patterns,
                          std::bind_front(AddValue, std::ref(contents))));
   return contents;
