@@ -18,6 +18,7 @@ constexpr uint32_t kMinFlexibleColumns = 16;
 Table::Table(Output* out, std::vector<Column> columns, uint32_t indent)
     : out_(out), columns_(std::move(columns)), indent_(indent), widths_(columns_.size()) {
   for (size_t i = 0; i < columns_.size(); ++i) widths_[i] = DisplayColumns(columns_[i].title);
+  cells_.reserve(kBatchRows * columns_.size());  // the kernel supplies only the pages that are used
 }
 
 void Table::Add(const std::vector<Cell>& cells) {
@@ -26,11 +27,12 @@ void Table::Add(const std::vector<Cell>& cells) {
 }
 
 void Table::AddCell(std::string_view text, Style style) {
-  const size_t column = cells_.size() % columns_.size();
   const uint32_t width = DisplayColumns(text);
-  widths_[column] = std::max(widths_[column], width);
+  widths_[column_] = std::max(widths_[column_], width);
   text_ += text;
   cells_.push_back({.end_bytes = text_.size(), .form = {.width = width, .style = style}});
+  if (++column_ < columns_.size()) return;
+  column_ = 0;
   if (cells_.size() == kBatchRows * columns_.size()) Flush();
 }
 
@@ -83,7 +85,7 @@ void Table::WriteHeader(const std::vector<uint32_t>& widths) const {
 }
 
 void Table::Flush() {
-  CAIRN_CHECK(cells_.size() % columns_.size() == 0);
+  CAIRN_CHECK(column_ == 0);
   if (cells_.empty()) return;
   std::vector<uint32_t> widths = widths_;
   FitTerminal(widths);
@@ -91,13 +93,14 @@ void Table::Flush() {
   header_written_ = true;
   std::string line;
   size_t begin_bytes = 0;
-  for (size_t i = 0; i < cells_.size(); ++i) {
-    const size_t column = i % columns_.size();
-    const auto [end_bytes, form] = cells_[i];
+  size_t column = 0;
+  for (const auto& [end_bytes, form] : cells_) {
     const auto text = std::string_view(text_).substr(begin_bytes, end_bytes - begin_bytes);
     AppendCell(column, text, form, widths[column], line);
-    if (column + 1 == columns_.size()) WriteLine(line);
     begin_bytes = end_bytes;
+    if (++column < columns_.size()) continue;
+    column = 0;
+    WriteLine(line);
   }
   text_.clear();
   cells_.clear();

@@ -68,6 +68,7 @@ class Table {
   // Of all buffered rows together, because allocations per cell would cost more than the cells.
   std::string text_;
   std::vector<BufferedCell> cells_;
+  size_t column_ = 0;  // of the next cell
   std::vector<uint32_t> widths_;
   bool header_written_ = false;
 };
