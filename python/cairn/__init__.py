@@ -60,27 +60,34 @@ do: ``NotFound``, ``Corrupt``, ``Conflict``, ``Invalid``, ``Unavailable``. Each 
 ``key``, ``step``, ``file`` and ``offset``, where they apply.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from cairn._copy import copy_steps
-from cairn._mirror.options import Mirror
 from cairn._open import open
 from cairn.errors import Conflict, Corrupt, Error, Invalid, NotFound, Unavailable
-from cairn.reports import (
-    CompactReport,
-    CopiedStep,
-    DeleteReport,
-    Diff,
-    KeyChange,
-    KeyInfo,
-    LoadReport,
-    MergeReport,
-    MirrorStatus,
-    PullReport,
-    RetentionPolicy,
-    SaveReport,
-    StepInfo,
-    TensorStatistics,
-)
 from cairn.store import SaveHandle, Store
+
+if TYPE_CHECKING:
+    from cairn._mirror.options import Mirror
+    from cairn.reports import (
+        CompactReport,
+        CopiedStep,
+        DeleteReport,
+        Diff,
+        KeyChange,
+        KeyInfo,
+        LoadReport,
+        MergeReport,
+        MirrorStatus,
+        PullReport,
+        RetentionPolicy,
+        SaveReport,
+        StepInfo,
+        TensorStatistics,
+    )
 
 __all__ = [
     "CompactReport",
@@ -109,3 +116,23 @@ __all__ = [
     "copy_steps",
     "open",
 ]
+
+_DATACLASSES = {name: "cairn.reports" for name in __all__ if name not in globals()}
+_DATACLASSES["Mirror"] = "cairn._mirror.options"
+"""The modules of public names. Defining dataclasses takes longer than importing the rest of the
+package, and a reader needs none of them."""
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the public names that `import cairn` leaves out, when they are first used."""
+    if name == "reports":
+        return importlib.import_module("cairn.reports")
+    if name not in _DATACLASSES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_DATACLASSES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from cairn._base.steps import step_number
 from cairn.errors import Invalid
-from cairn.reports import CopiedStep
 
 if TYPE_CHECKING:
+    from cairn.reports import CopiedStep
     from cairn.store import Store
 
 
@@ -57,6 +57,8 @@ def copy_steps(
         Unavailable: a storage failed, or ``progress`` returned False. The steps before this one
             are in the target.
     """
+    from cairn.reports import CopiedStep
+
     if max_rate is not None and operator.index(max_rate) < 1:
         raise Invalid(f"max_rate={max_rate}: must be 1 or more")
     numbers = source._local_steps() if steps is None else [step_number(step) for step in steps]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from cairn import _cairn
 from cairn._base.steps import step_number
 from cairn.errors import Invalid
-from cairn.reports import MergeReport
+
+if TYPE_CHECKING:
+    from cairn.reports import MergeReport
 
 
 class MergeableStore:
@@ -51,6 +54,8 @@ class MergeableStore:
                 (``key`` names the first); they differ in a tensor of 8-bit or 4-bit floats; the
                 weights have no positive sum; the store was opened for reading.
         """
+        from cairn.reports import MergeReport
+
         numbers = [step_number(step) for step in steps]
         factors = None if weights is None else [float(weight) for weight in weights]
         if factors == []:

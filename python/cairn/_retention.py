@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from cairn import _cairn
 from cairn._base.retention import best_texts
@@ -12,7 +13,9 @@ from cairn._base.steps import step_number
 from cairn._mirror.mirrored_store import MirroredStore
 from cairn._ranks.ranks import Ranks
 from cairn.errors import Invalid
-from cairn.reports import CompactReport, DeleteReport, RetentionPolicy
+
+if TYPE_CHECKING:
+    from cairn.reports import CompactReport, DeleteReport, RetentionPolicy
 
 
 class Retention(MirroredStore):
@@ -87,6 +90,8 @@ class Retention(MirroredStore):
 
     def policy(self) -> RetentionPolicy | None:
         """The policy that saves apply (:meth:`set_policy`), or None."""
+        from cairn.reports import RetentionPolicy
+
         keep_last, keep_every, keep_best = self._native.retention()
         if keep_last == keep_every == len(keep_best) == 0:
             return None
@@ -138,6 +143,8 @@ class Retention(MirroredStore):
                 range.
             Unavailable: a storage failed.
         """
+        from cairn.reports import CompactReport
+
         if max_rate is not None and operator.index(max_rate) < 1:
             raise Invalid(f"max_rate={max_rate}: must be 1 or more")
         done = self._native.compact(
@@ -147,6 +154,8 @@ class Retention(MirroredStore):
 
     def _delete(self, choose: Callable[[], Iterable[int]]) -> DeleteReport:
         """Deletes the steps that ``choose`` returns on rank 0. Collective."""
+        from cairn.reports import DeleteReport
+
         self._wait_for_last_save()
 
         def work() -> bytes:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cairn import _cairn
 from cairn._base.steps import step_number
-from cairn.reports import StepInfo
+
+if TYPE_CHECKING:
+    from cairn.reports import StepInfo
 
 
 class Versions:
@@ -34,6 +38,8 @@ class Versions:
 
     def step_info(self, step: int | str) -> StepInfo:
         """What is recorded about ``step``, which is a number or a tag. Raises NotFound."""
+        from cairn.reports import StepInfo
+
         number = self._native.find_tag(step) if isinstance(step, str) else step_number(step)
         names = tuple(name for name, tagged in self.tags().items() if tagged == number)
         return StepInfo(number, names, *self._native.step_summary(number))

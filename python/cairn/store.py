@@ -24,7 +24,6 @@ from cairn._load.map_checks import MapChecks
 from cairn._load.tiers import Tier, Tiers, open_nearest
 from cairn._merge import MergeableStore
 from cairn._mirror.mirrored_saves import MirroredSaves
-from cairn._mirror.options import Mirror, Mirrors
 from cairn._ranks.ranks import choose_ranks
 from cairn._retention import Retention
 from cairn._save.coordinator_parts import close_abandoned
@@ -36,10 +35,12 @@ from cairn._tensors.host_copies import HostCopies
 from cairn._update.live_updates import LiveUpdates
 from cairn._versions import Versions
 from cairn.errors import Invalid
-from cairn.reports import LoadReport, SaveReport
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+    from cairn._mirror.options import Mirror, Mirrors
+    from cairn.reports import LoadReport, SaveReport
 
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
@@ -209,7 +210,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
         with nullcontext() if copies is None else self._copies_lock:
             mirrors = self._checked_mirrors(mirror)
             prepared = self._prepare_save(step, state, options, copies)
-            report = SaveReport(*self._native.save(**prepared.arguments))
+            report = _report_of(self._native.save(**prepared.arguments))
         self._mirrors.submit(report.step, mirrors, None, overwrite)
         return report
 
@@ -458,6 +459,12 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
         self._copies.clear()
         self._closed = True
         _open_stores.discard(self)
+
+
+def _report_of(saved: tuple[Any, ...]) -> SaveReport:
+    from cairn.reports import SaveReport
+
+    return SaveReport(*saved)
 
 
 def _close_all() -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from cairn._cairn import DTYPES
 from cairn.errors import Invalid
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 _NAMES = {code: name for name, (code, _) in DTYPES.items()}
@@ -22,8 +21,24 @@ _ITEM_BYTES = {code: item_bytes for code, item_bytes in DTYPES.values()}
 _NUMPY_NAMES = ["bool", "float16", "float32", "float64", "complex64", "complex128"] + [
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 ]
-_FROM_NUMPY = {np.dtype(name): DTYPES[name][0] for name in _NUMPY_NAMES}
-_TO_NUMPY = {code: dtype for dtype, code in _FROM_NUMPY.items()}
+
+
+def loaded_numpy() -> ModuleType | None:
+    """numpy if the process has imported it; otherwise no array can exist."""
+    numpy = sys.modules.get("numpy")
+    # A partly imported numpy does not count.
+    return numpy if hasattr(numpy, "ndarray") else None
+
+
+def is_array(value: Any) -> bool:
+    """True for a numpy array."""
+    numpy = loaded_numpy()
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def is_numpy_scalar(value: Any) -> bool:
+    numpy = loaded_numpy()
+    return numpy is not None and isinstance(value, numpy.generic)
 
 
 def loaded_torch() -> ModuleType | None:
@@ -57,6 +72,18 @@ def _torch_dtypes() -> dict[int, torch.dtype]:
     return {code: dtype for dtype, code in torch_codes().items()}
 
 
+@functools.cache
+def _numpy_codes() -> dict[np.dtype, int]:
+    import numpy as np
+
+    return {np.dtype(name): DTYPES[name][0] for name in _NUMPY_NAMES}
+
+
+@functools.cache
+def _numpy_dtypes() -> dict[int, np.dtype]:
+    return {code: dtype for dtype, code in _numpy_codes().items()}
+
+
 def code_of_torch(dtype: torch.dtype) -> int | None:
     """The code of Cairn, or None for a dtype that Cairn does not support."""
     return torch_codes().get(dtype)
@@ -64,7 +91,7 @@ def code_of_torch(dtype: torch.dtype) -> int | None:
 
 def code_of_numpy(dtype: np.dtype) -> int | None:
     """The code of a dtype in native byte order, or None for one that Cairn does not support."""
-    return _FROM_NUMPY.get(dtype)
+    return _numpy_codes().get(dtype)
 
 
 def torch_dtype(code: int) -> torch.dtype:
@@ -77,7 +104,7 @@ def torch_dtype(code: int) -> torch.dtype:
 
 def numpy_dtype(code: int) -> np.dtype:
     """The dtype of numpy. Raises Invalid if numpy does not have it."""
-    dtype = _TO_NUMPY.get(code)
+    dtype = _numpy_dtypes().get(code)
     if dtype is None:
         raise Invalid(f"numpy has no dtype {name_of(code)}")
     return dtype

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 
-@dataclasses.dataclass(frozen=True)
-class OpenOptions:
+class OpenOptions(NamedTuple):
     """The keyword arguments of `cairn.open`, which documents them."""
 
     alone: bool = False

@@ -8,13 +8,10 @@ plans the load of contiguous tensors (python/src/load_plan.cc); this module plan
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cairn import _cairn
-from cairn._base import devices
+from cairn._base import devices, dtypes
 from cairn._base.tree import LIST, MAPPINGS, NUMPY_SCALAR
 from cairn._ranks.ranks import Ranks
 from cairn._ranks.sharded import MeshShard, Shards, is_sharded
@@ -23,13 +20,14 @@ from cairn._tensors.meta_tensors import MetaTensorFactory
 from cairn._tensors.sources import check_torch, dtype_code, is_tensor_like, is_torch_tensor
 from cairn._tensors.targets import Target, check_same, new_array, target_of
 from cairn.errors import Corrupt, Invalid, NotFound, refuse
-from cairn.reports import LoadReport
+
+if TYPE_CHECKING:
+    from cairn.reports import LoadReport
 
 _MUTABLE = (*MAPPINGS, LIST)
 
 
-@dataclass(frozen=True)
-class LoadOptions:
+class LoadOptions(NamedTuple):
     """The options of a load."""
 
     strict: bool
@@ -86,6 +84,8 @@ class Load:
 
     def run(self) -> LoadReport:
         """Executes the load. On Corrupt or Unavailable the state is partly filled."""
+        from cairn.reports import LoadReport
+
         bytes_read, direct_bytes, seconds = devices.load(
             self._native,
             self._contents.info,
@@ -129,7 +129,7 @@ def _some(fqns: tuple[str, ...]) -> str:
 
 def _is_fillable(value: Any) -> bool:
     # numpy scalars are immutable: they are replaced like plain values.
-    return is_tensor_like(value) and not isinstance(value, np.generic)
+    return is_tensor_like(value) and not dtypes.is_numpy_scalar(value)
 
 
 class OtherLeaves:
@@ -190,7 +190,7 @@ class OtherLeaves:
                 new = self._rebuild(value, rebuilt.pop(node))
             else:
                 new = self._replacements[node]
-                new = new[()] if isinstance(new, np.ndarray) else new
+                new = new[()] if dtypes.is_array(new) else new
             container, _, _, kind = self._plan.node(parent)
             if kind in _MUTABLE:
                 container[key] = new

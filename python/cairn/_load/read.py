@@ -14,9 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from cairn import _cairn
 from cairn._base import devices, dtypes
@@ -25,6 +23,9 @@ from cairn._tensors.contents import TensorLeaf, ValueLeaf, leaf_at, plain_value
 from cairn._tensors.sources import address_of, row_major
 from cairn._tensors.targets import new_array, new_tensor
 from cairn.errors import Unavailable
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Reader:
@@ -176,7 +177,7 @@ class Reader:
         if self._device is None:
             return
         for fqn, memory in self._memory.items():
-            if not isinstance(memory, np.ndarray) and memory.device.type == "cpu":
+            if not dtypes.is_array(memory) and memory.device.type == "cpu":
                 self._moved[fqn] = memory.to(self._device)
 
     def _result(self, leaf: TensorLeaf) -> Any:
@@ -189,7 +190,7 @@ class Reader:
             if leaf.kind == TENSOR:
                 memory = self._moved.get(holder.fqn, memory)
                 self._made[key] = memory if is_whole else _torch_view(memory, leaf.info)
-            elif is_whole and isinstance(memory, np.ndarray):
+            elif is_whole and dtypes.is_array(memory):
                 self._made[key] = memory
             else:
                 array = _numpy_view(memory, leaf.info, is_whole)
@@ -224,6 +225,8 @@ def _torch_view(owner: Any, info: _cairn.TensorInfo) -> Any:
 
 def _numpy_view(owner: Any, info: _cairn.TensorInfo, is_whole: bool) -> np.ndarray:
     """All of the contiguous memory of a torch tensor or numpy array, or an alias in it."""
+    import numpy as np
+
     if not isinstance(owner, np.ndarray):
         torch = dtypes.require_torch()
         owner = owner.reshape(-1).view(torch.uint8).numpy()

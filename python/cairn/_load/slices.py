@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 from cairn import _cairn
 from cairn._base import devices
@@ -17,8 +16,7 @@ Range = Union[tuple, slice, int]
 """One dimension: ``(begin, end)``, a slice without step, or an index, which drops the dimension."""
 
 
-@dataclass
-class _Box:
+class _Box(NamedTuple):
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     kept: tuple[int, ...]

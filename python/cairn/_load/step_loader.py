@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cairn import _cairn
 from cairn._base.patterns import all_patterns
@@ -15,7 +14,9 @@ from cairn._load.step_reader import StepReader, no_match
 from cairn._load.tiers import Tiers, locate_together
 from cairn._ranks.ranks import Ranks
 from cairn.errors import Corrupt
-from cairn.reports import LoadReport
+
+if TYPE_CHECKING:
+    from cairn.reports import LoadReport
 
 
 class Adapter(Protocol):
@@ -79,5 +80,5 @@ class StepLoader(StepReader):
         skipped: dict[str, Corrupt] = {}
         if options.skip_damaged:
             contents, patterns, skipped = without_damage(native, contents, patterns)
-        options = dataclasses.replace(options, patterns=patterns)
+        options = options._replace(patterns=patterns)
         return Load(native, adapter.state, contents, options, self._ranks, skipped)

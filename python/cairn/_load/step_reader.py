@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from cairn import _cairn
 from cairn._base.patterns import Patterns, pattern_list, patterns_for
@@ -17,7 +17,9 @@ from cairn._load.slices import BoxReader, Range
 from cairn._load.tiers import Tiers
 from cairn._tensors.contents import key_info, leaf_at
 from cairn.errors import Corrupt, Invalid, NotFound
-from cairn.reports import Diff, KeyChange, KeyInfo, TensorStatistics
+
+if TYPE_CHECKING:
+    from cairn.reports import Diff, KeyInfo, TensorStatistics
 
 
 class StepReader:
@@ -241,6 +243,8 @@ class StepReader:
         saves without ``statistics=True`` and of device memory, and tensors that share the bytes of
         others. Raises NotFound if the step does not exist.
         """
+        from cairn.reports import TensorStatistics
+
         native, step = self._place_of(step)
         found = native.statistics(native.contents(step, pattern_list(pattern)))
         return {fqn: TensorStatistics(*values) for fqn, values in found.items()}
@@ -250,6 +254,8 @@ class StepReader:
 
         Raises NotFound if one of them does not exist; with fallback stores, if no store has both.
         """
+        from cairn.reports import Diff, KeyChange
+
         a, b = (step_number(self._number(step)) for step in (a, b))
         native = None if self._tiers is None else self._tiers.find_both(a, b)
         changes, unchanged = (native or self._native).compare(a, b, pattern_list(pattern))

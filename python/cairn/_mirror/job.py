@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 from cairn import _cairn
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 
 def mark_reported(error: BaseException) -> None:
@@ -39,6 +42,8 @@ class MirrorJob:
         overwrite: bool = False,
         is_catch_up: bool = False,
     ) -> None:
+        from concurrent.futures import Future
+
         self.step = step
         self.save = save
         self.overwrite = overwrite

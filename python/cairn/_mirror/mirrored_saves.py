@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
-from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 from cairn import _cairn
 from cairn._base.addresses import canonical_address
 from cairn._base.open_options import OpenOptions
-from cairn._mirror.chain import MirrorChain, check_same
 from cairn._mirror.job import is_reported, mark_reported
-from cairn._mirror.options import Mirror
 from cairn._mirror.replica import Source
-from cairn.reports import MirrorStatus
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from cairn._mirror.chain import MirrorChain
+    from cairn._mirror.options import Mirror
+    from cairn.reports import MirrorStatus
 
 
 class MirroredSaves:
@@ -109,6 +112,10 @@ class MirroredSaves:
     def _chain(self, mirrors: tuple[Mirror, ...]) -> MirrorChain | None:
         if not mirrors or self._pid != os.getpid():
             return None
+        import dataclasses
+
+        from cairn._mirror.chain import MirrorChain, check_same
+
         credentials = self._source.credentials
         mirrors = tuple(
             dataclasses.replace(mirror, credentials=mirror.credentials or credentials)

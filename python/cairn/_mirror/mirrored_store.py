@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cairn._mirror import store_mirrors
 from cairn._mirror.mirrored_saves import MirroredSaves
-from cairn._mirror.options import Mirror, Mirrors, mirror_chain
-from cairn.reports import MirrorStatus
+
+if TYPE_CHECKING:
+    from cairn._mirror.options import Mirror, Mirrors
+    from cairn.reports import MirrorStatus
 
 
 class MirroredStore:
@@ -38,6 +42,10 @@ class MirroredStore:
 
     def _checked_mirrors(self, mirror: Mirrors | None) -> tuple[Mirror, ...]:
         """The mirrors of a save. Raises Invalid before anything is saved."""
+        if mirror is None:
+            return ()
+        from cairn._mirror.options import mirror_chain
+
         mirrors = mirror_chain(mirror, self._address)
         self._mirrors.check(mirrors)
         return mirrors

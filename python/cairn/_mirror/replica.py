@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cairn import _cairn
 from cairn._mirror.job import MirrorJob
-from cairn._mirror.options import Mirror
 from cairn.errors import Conflict, Error, NotFound, Unavailable
+
+if TYPE_CHECKING:
+    from cairn._mirror.options import Mirror
 
 
 class Source(NamedTuple):

@@ -13,13 +13,16 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from cairn._base.addresses import canonical_address
 from cairn._base.open_options import OpenOptions
 from cairn._mirror.mirrored_saves import MirroredSaves
-from cairn._mirror.options import Mirror
 from cairn.errors import Invalid
-from cairn.reports import MirrorStatus
+
+if TYPE_CHECKING:
+    from cairn._mirror.options import Mirror
+    from cairn.reports import MirrorStatus
 
 _MAX_IDLE = 4
 """Stores whose mirrors remain open between saves. A job may save each checkpoint into its own."""

@@ -8,7 +8,6 @@ deadlines.
 from __future__ import annotations
 
 import json
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -30,6 +29,8 @@ def await_all_ranks(group: ProcessGroup, timeout: float) -> None:
     Raises Unavailable on all ranks, late ones included, if a rank does not call it within `timeout`
     seconds of rank 0's call; the error names these ranks.
     """
+    from datetime import timedelta
+
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
@@ -55,6 +56,8 @@ def await_all_ranks(group: ProcessGroup, timeout: float) -> None:
 
 
 def _missing_ranks(store: Any, ranks: range, timeout: float) -> list[int]:
+    from datetime import timedelta
+
     keys = [f"rank{rank}" for rank in ranks]
     try:
         store.wait(keys, timedelta(seconds=timeout))

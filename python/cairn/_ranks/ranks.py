@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import warnings
 import zlib
@@ -372,6 +371,8 @@ def _default_device(group: ProcessGroup) -> Any:
 
 def _this_host() -> tuple[str, str]:
     """An identifier that is equal for processes that share a loopback interface."""
+    import socket
+
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()

@@ -6,15 +6,17 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cairn import _cairn
 from cairn._base.devices import Streams, TensorKeepAlive, stream_of
 from cairn._mirror.job import mark_reported
 from cairn.errors import Error
-from cairn.reports import SaveReport
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from cairn.reports import SaveReport
 
 
 class SaveHandle:
@@ -84,6 +86,8 @@ class SaveHandle:
             TimeoutError: the save is still running after ``timeout`` seconds.
             Error: the save failed, and the step does not exist.
         """
+        from cairn.reports import SaveReport
+
         if not self._native.wait(timeout):
             raise TimeoutError(f"the save of step {self._step} is still running after {timeout} s")
         self._is_observed = True
@@ -104,6 +108,8 @@ class SaveHandle:
                 waited.
             Error: the save failed; or the copy failed, and the step exists in the store.
         """
+        from concurrent.futures import TimeoutError as FutureTimeoutError
+
         deadline = None if timeout is None else time.monotonic() + timeout
         self.result(timeout)
         for copy in self._copies:

@@ -13,7 +13,6 @@ complete layouts, and handle three cases that C++ cannot detect from one rank:
 
 from __future__ import annotations
 
-import hashlib
 import json
 import operator
 import zlib
@@ -55,6 +54,8 @@ def prepare_together(
         has_leaves = b"1" if len(prepared[0][1].batch) else b"0"
         if ranks.world_size == 1:
             return has_leaves
+        import hashlib
+
         return has_leaves + hashlib.blake2b(_layout(*prepared[0]), digest_size=16).digest()
 
     replies = ranks.exchange(encode_local)

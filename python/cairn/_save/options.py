@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cairn._base.patterns import Patterns, pattern_list
 from cairn.errors import Invalid
@@ -13,8 +12,7 @@ from cairn.errors import Invalid
 DEFAULT_DELTAS = 4  # of a chunk, before it is written completely
 
 
-@dataclass(frozen=True)
-class SaveOptions:
+class SaveOptions(NamedTuple):
     """Options of `Store.save` and `Store.save_async`, which document them."""
 
     overwrite: bool = False

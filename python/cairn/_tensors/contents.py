@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import io
-import pickle
-from dataclasses import dataclass
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from cairn import _cairn
 from cairn._base import dtypes
 from cairn._base.tree import NUMPY_ARRAY, NUMPY_SCALAR, TENSOR, VALUE
 from cairn.errors import Invalid
-from cairn.reports import KeyInfo
+
+if TYPE_CHECKING:
+    from cairn.reports import KeyInfo
 
 
-@dataclass
-class TensorLeaf:
+class TensorLeaf(NamedTuple):
     """A leaf of a step that is a torch tensor, or a numpy array or scalar."""
-
-    __slots__ = ("fqn", "kind", "info")
 
     fqn: str
     kind: int
@@ -26,11 +22,8 @@ class TensorLeaf:
     info: _cairn.TensorInfo
 
 
-@dataclass
-class ValueLeaf:
+class ValueLeaf(NamedTuple):
     """A leaf of a step that is a plain value, or a pickle that is not loaded yet."""
-
-    __slots__ = ("fqn", "value")
 
     fqn: str
     value: Any
@@ -58,8 +51,12 @@ def plain_value(leaf: ValueLeaf, step: int, allow_pickle: bool) -> Any:
         )
     data = leaf.value.data
     if data.startswith(_TORCH_SAVE):
+        import io
+
         torch = dtypes.require_torch()
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+    import pickle
+
     return pickle.loads(data)
 
 
@@ -76,6 +73,8 @@ _KINDS = {
 
 def key_info(leaf: Leaf) -> KeyInfo:
     """The public description of a leaf."""
+    from cairn.reports import KeyInfo
+
     if isinstance(leaf, ValueLeaf):
         is_pickle = isinstance(leaf.value, _cairn.Pickle)
         type_name = "pickle" if is_pickle else type(leaf.value).__name__

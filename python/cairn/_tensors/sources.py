@@ -8,9 +8,7 @@ strides.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cairn._base import dtypes
 from cairn._base.devices import HOST, device_of
@@ -18,6 +16,9 @@ from cairn._base.tree import NUMPY_ARRAY, NUMPY_SCALAR, TENSOR
 from cairn._ranks.sharded import BoxShard, MeshShard, Shards, arrived, is_sharded
 from cairn._tensors.host_copies import HostCopies
 from cairn.errors import refuse
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Source(NamedTuple):
@@ -43,7 +44,8 @@ def is_tensor_like(value: Any) -> bool:
     """True for objects that can be saved as a tensor, or filled from one."""
     return (
         is_torch_tensor(value)
-        or isinstance(value, (np.ndarray, np.generic))
+        or dtypes.is_array(value)
+        or dtypes.is_numpy_scalar(value)
         or (hasattr(value, "__dlpack__") and not isinstance(value, type))
     )
 
@@ -76,9 +78,11 @@ class Sources:
             return self.sharded(shard, value, fqn)
         if is_torch_tensor(value):
             return self._torch(value, fqn)
-        if isinstance(value, np.ndarray):
+        if dtypes.is_array(value):
             return _numpy(value, fqn, NUMPY_ARRAY)
-        if isinstance(value, np.generic):
+        if dtypes.is_numpy_scalar(value):
+            import numpy as np
+
             return _numpy(np.asarray(value), fqn, NUMPY_SCALAR)
         if is_tensor_like(value):
             return self._torch(from_dlpack(value, fqn), fqn)
@@ -170,6 +174,8 @@ def dtype_code(dtype: Any, fqn: str) -> int:
 
 def check_numpy(array: np.ndarray, fqn: str) -> int:
     """The code of the dtype. Raises Invalid for arrays of anything other than plain numbers."""
+    import numpy as np
+
     if type(array) not in (np.ndarray, np.memmap):
         raise refuse(
             fqn,

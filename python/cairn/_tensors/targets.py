@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Callable
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from cairn import _cairn
 from cairn._base import dtypes
@@ -23,13 +20,13 @@ from cairn._tensors.sources import (
 )
 from cairn.errors import Invalid, refuse
 
+if TYPE_CHECKING:
+    import numpy as np
 
-@dataclass
-class Target:
+
+class Target(NamedTuple):
     """Writable memory of one tensor. `owner` keeps it alive. `finish`, if any, must be called after
     the load; it copies the bytes to their final destination."""
-
-    __slots__ = ("dtype", "shape", "strides", "address", "device", "owner", "finish")
 
     dtype: int
     shape: tuple[int, ...]
@@ -42,7 +39,7 @@ class Target:
 
 def target_of(value: Any, fqn: str) -> Target:
     """The target of a torch tensor (not meta), numpy array or DLPack object. Raises Invalid."""
-    if isinstance(value, np.ndarray):
+    if dtypes.is_array(value):
         return _numpy(value, fqn)
     if not is_torch_tensor(value):
         if not is_tensor_like(value):
@@ -63,6 +60,8 @@ def new_tensor(code: int, shape: tuple[int, ...], device: Any = None) -> Any:
 
 def new_array(code: int, shape: tuple[int, ...]) -> np.ndarray:
     """An uninitialized numpy array."""
+    import numpy as np
+
     return np.empty(shape, dtype=dtypes.numpy_dtype(code))
 
 
@@ -112,6 +111,8 @@ def _numpy(array: np.ndarray, fqn: str) -> Target:
     staged = new_array(code, array.shape)
 
     def finish() -> None:
+        import numpy as np
+
         np.copyto(array, staged)
 
     address = address_of(staged)

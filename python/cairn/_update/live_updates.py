@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cairn import _cairn
 from cairn._base import devices
@@ -18,7 +17,9 @@ from cairn._ranks.ranks import Ranks
 from cairn._save.stateful import StatefulAdapter
 from cairn._tensors.contents import ValueLeaf, leaf_at
 from cairn.errors import Invalid
-from cairn.reports import PullReport
+
+if TYPE_CHECKING:
+    from cairn.reports import PullReport
 
 
 # How often a storage is asked that does not notify. Of a directory on a local disk, this costs two
@@ -138,6 +139,8 @@ class _Pull(Load):
 
     def run(self) -> PullReport:  # type: ignore[override]
         """Executes the update."""
+        from cairn.reports import PullReport
+
         old, new = self._base, self._contents
         changed: list[str] = []
         compared_bytes, bytes_read, seconds = 0, 0, 0.0
@@ -180,6 +183,8 @@ def _values(contents: _cairn.Contents) -> list[tuple[str, bytes]]:
     """The plain values of a step by FQN, in a form that is equal only if all bits are."""
     leaves = (leaf_at(contents, index) for index in range(len(contents)))
     values = (leaf for leaf in leaves if isinstance(leaf, ValueLeaf))
+    import pickle
+
     return [(leaf.fqn, pickle.dumps(_plain(leaf.value))) for leaf in values]
 
 
