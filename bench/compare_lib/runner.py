@@ -101,7 +101,7 @@ class Runner:
         if turn.work in SAVING:
             self._make_empty(peer.directory)
         cache = works.set_cache(turn.work, peer)
-        peer.scratch.mkdir()
+        peer.scratch.mkdir(parents=True)
         os.sync()  # writes back the dirty pages of other programs
         time.sleep(SETTLE_S)
         records = self._in_child(turn.work, peer, check=turn.run == 1)
@@ -112,7 +112,7 @@ class Runner:
 
     def _prepare(self, work: Work, peer: Peer) -> str | None:
         """Creates the checkpoint that the workload needs; returns an error or None."""
-        if work in SAVING or peer.directory in self._saved:
+        if work in SAVING or work.method == "import_package" or peer.directory in self._saved:
             return None
         self._make_empty(peer.directory)
         saver = self._peers.get(peer.saved_by or "", peer)

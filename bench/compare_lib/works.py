@@ -52,13 +52,13 @@ class Work:
             return total_bytes({key: _on_meta(state, key, box) for key, box in boxes.items()})
         if self.method in ("load_keys", "save_async"):
             return state.bytes_of(self.keys(state))
-        return 0 if self.method == "open_metadata" else state.nbytes
+        return 0 if self.method in WITHOUT_TENSORS else state.nbytes
 
     def memory_of(self, state: State) -> int:
         """Returns how much memory a peer may need: tensors, page cache of its files, buffers."""
         if self.method in ("load_keys", "load_slices"):
             return 2 * self.bytes_of(state) + BUFFER_BYTES
-        if self.method == "open_metadata":
+        if self.method in WITHOUT_TENSORS:
             return BUFFER_BYTES
         if self.method not in ("save", "load_new", "load_existing"):
             return 0
@@ -74,6 +74,7 @@ class Work:
 
 SAVING = ("save", "second_save", "save_async")
 """Methods that read the state; for loads, only limits read it."""
+WITHOUT_TENSORS = ("open_metadata", "import_package")
 BUFFER_BYTES = 256 << 20
 DIGEST_PAGE = 1 << 16
 """Size of the pages of which Cairn stores digests."""
@@ -94,6 +95,7 @@ WORKS = [
     Work("stall_1", "stall of save_async, 1 % of the tensors changed", "save_async", MEMCPY,
          every=100, runs_share=0.4),
     Work("open", "open and read one key", "open_metadata", (), "evict", states=("metadata",)),
+    Work("import", "import the library, warm", "import_package", states=("metadata",)),
     Work("ranks_save", "dcp.save of 4 ranks, durable", "ranks_save", (), states=("sharded",)),
     Work("ranks_load", "dcp.load of 4 ranks, cold", "ranks_load", (), "evict", states=("sharded",)),
 ]  # fmt: skip
@@ -145,6 +147,8 @@ def _steps(work: Work, peer: Peer, state: State) -> tuple[Steps, Callable[[], Te
         return method(state, keys), lambda: state.tensors
     if work.method == "open_metadata":
         return method(state.nbytes), None
+    if work.method == "import_package":
+        return method(), None
     return method(state), None  # the ranks check what they load themselves
 
 

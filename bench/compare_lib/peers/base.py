@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +79,7 @@ class Peer:
     #   save_async(state, keys)            returns a function; see compare_lib/stall.py
     #   make_metadata(chunks)              creates a checkpoint; not timed, not a generator
     #   open_metadata(chunks)              opens this checkpoint and looks up one key
+    #   import_package()                   imports the library; see time_import
     #   ranks_save(state), ranks_load(state)    see compare_lib/rank_jobs.py
 
     def __init__(self, directory: Path) -> None:
@@ -97,6 +100,23 @@ class Peer:
             except ImportError as error:
                 return f"{error} (pip install -r bench/requirements.txt)"
         return None
+
+
+_TIME_IMPORT = """
+import sys, time
+times = time.perf_counter(), time.process_time()
+__import__(sys.argv[1])
+print(time.perf_counter() - times[0], time.process_time() - times[1])
+"""
+
+
+def time_import(module: str) -> Steps:
+    """Imports a module in a new interpreter. The time to start it is not part of the figures."""
+    yield
+    command = [sys.executable, "-c", _TIME_IMPORT, module]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    output = subprocess.check_output(command, env=environment, text=True)
+    yield Reported(*map(float, output.split()))
 
 
 def sync_path(path: Path) -> None:

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
-from compare_lib.peers.base import KV_BENCH, Finish, Peer, Slices, Steps
+from compare_lib.peers.base import KV_BENCH, Finish, Peer, Slices, Steps, time_import
 from compare_lib.rank_jobs import RanksOfDcp
 from compare_lib.states import State, Tensors
 
@@ -87,6 +87,9 @@ class CairnPeer(RanksOfDcp, Peer):
 
         return stall
 
+    def import_package(self) -> Steps:
+        yield from time_import("cairn")
+
     def make_metadata(self, chunks: int) -> None:
         command = [KV_BENCH, "open", "--chunks", str(chunks), "--dir", self.directory]
         subprocess.run([*command, "--repeat", "1"], check=True)
@@ -105,7 +108,8 @@ class CairnMapped(Peer):
     modules = ("cairn",)
     saved_by = "cairn"
     cannot = dict.fromkeys(
-        ("save", "second_save", "save_async", "load_existing", "load_slices", "open_metadata"),
+        ("save", "second_save", "save_async", "load_existing", "load_slices", "open_metadata",
+         "import_package"),
         "differs from cairn only in reading",
     )
     remarks = ("read(mmap=True): digests are verified, nothing is copied",)

@@ -18,6 +18,7 @@ from compare_lib.peers.base import (
     Steps,
     empty_boxes,
     sync_path,
+    time_import,
 )
 from compare_lib.rank_jobs import RanksOfDcp
 from compare_lib.states import State, Tensors
@@ -69,6 +70,9 @@ class DcpPeer(RanksOfDcp, Peer):
         import torch.distributed.checkpoint as dcp
 
         return dcp.FileSystemWriter(path, thread_count=THREADS, sync_files=True)
+
+    def import_package(self) -> Steps:
+        yield from time_import("torch.distributed.checkpoint")
 
     def save(self, state: State) -> Steps:
         import torch.distributed.checkpoint as dcp

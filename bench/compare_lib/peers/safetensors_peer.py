@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compare_lib.peers.base import NO_INCREMENT, Peer, Slices, Steps, sync_path
+from compare_lib.peers.base import NO_INCREMENT, Peer, Slices, Steps, sync_path, time_import
 from compare_lib.states import State
 
 
@@ -21,6 +21,9 @@ class SafetensorsPeer(Peer):
     @property
     def _path(self) -> str:
         return str(self.directory / "state.safetensors")
+
+    def import_package(self) -> Steps:
+        yield from time_import("safetensors.torch")
 
     def save(self, state: State) -> Steps:
         from safetensors.torch import save_file

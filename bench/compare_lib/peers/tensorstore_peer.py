@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from compare_lib.peers.base import NO_INCREMENT, Peer, Slices, Steps, empty_boxes
+from compare_lib.peers.base import NO_INCREMENT, Peer, Slices, Steps, empty_boxes, time_import
 from compare_lib.states import State, Tensors
 
 CHUNK_BYTES = 8 << 20
@@ -70,6 +70,9 @@ class TensorStorePeer(Peer):
         import tensorstore as ts
 
         return ts.Context({"cache_pool": {"total_bytes_limit": 0}})
+
+    def import_package(self) -> Steps:
+        yield from time_import("tensorstore")
 
     def save(self, state: State) -> Steps:
         import tensorstore as ts

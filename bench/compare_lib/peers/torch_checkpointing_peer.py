@@ -16,6 +16,7 @@ from compare_lib.peers.base import (
     Peer,
     Steps,
     sync_path,
+    time_import,
 )
 from compare_lib.states import State, Tensors
 
@@ -62,6 +63,9 @@ class TorchCheckpointingPeer(Peer):
             saver = tc.SyncCheckpointSaverConfig(writer_config=writer)
         storage = LocalFileSystemStorageConfig(use_direct_io=False)
         return tc.CheckpointManager.Config(save=saver, storage_config=storage).build()
+
+    def import_package(self) -> Steps:
+        yield from time_import("torch_checkpointing")
 
     def save(self, state: State) -> Steps:
         manager = self._manager(is_async=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compare_lib.peers.base import NO_INCREMENT, Peer, Slices, Steps, cut, sync_path
+from compare_lib.peers.base import NO_INCREMENT, Peer, Slices, Steps, cut, sync_path, time_import
 from compare_lib.states import State
 
 READS_ALL = "reads the complete file: see the full load"
@@ -20,6 +20,9 @@ class TorchPeer(Peer):
         "open_metadata": "stores complete tensors, not chunks",
     }
     remarks = ("torch.save, then fsync of the file and of its directory; torch.load into memory",)
+
+    def import_package(self) -> Steps:
+        yield from time_import("torch")
 
     def save(self, state: State) -> Steps:
         import torch
@@ -41,7 +44,9 @@ class TorchPeer(Peer):
 class TorchMapped(Peer):
     name = "torch mmap"
     saved_by = "torch"
-    cannot = TorchPeer.cannot | {"save": "differs from torch only in reading"}
+    cannot = TorchPeer.cannot | dict.fromkeys(
+        ("save", "import_package"), "differs from torch only in reading"
+    )
     remarks = ("torch.load(mmap=True); slices are taken from the mapped tensors",)
 
     def load_new(self, state: State) -> Steps:

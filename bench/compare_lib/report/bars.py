@@ -122,6 +122,8 @@ def _bars_of(results: Results, state: str, work: str) -> Iterator[Bar]:
     elif work == "open":
         yield judge.at_most("", 6, judge.ours.median * 1e3 if judge.ours else None, " ms")
         yield judge.at_least("DCP's metadata", 20, judge.faster_than(("dcp",)), "×")
+    elif work == "import":
+        yield judge.at_most("", 50, judge.ours.median * 1e3 if judge.ours else None, " ms")
     elif work == "ranks_save":
         yield judge.at_least("FileSystemWriter", 3, judge.faster_than(("dcp",)), "×")
     elif work == "ranks_load":
