@@ -100,14 +100,19 @@ std::vector<std::shared_ptr<std::byte>> Allocate(const std::vector<uint64_t>& si
 
 }  // namespace
 
+NewTensorLeaves FindNewTensorLeaves(const StepContents& contents) {
+  NewTensorLeaves found;
+  for (size_t leaf = 0; leaf < contents.leaf_count(); ++leaf) found.tensors.append(nb::none());
+  if (!HasTorchTensor(contents)) return found;
+  nb::module_::import_("cairn._base.dtypes").attr("require_torch")();
+  found.leaves = UnsharedTensorLeaves(contents, TorchAccess());
+  return found;
+}
+
 nb::list RequestNewTensors(const StepContents& contents, Requests& requests) {
   const CollectionPause pause;
-  nb::list tensors = nb::steal<nb::list>(PyList_New(0));
-  for (size_t leaf = 0; leaf < contents.leaf_count(); ++leaf) tensors.append(nb::none());
-  if (!HasTorchTensor(contents)) return tensors;
-  nb::module_::import_("cairn._base.dtypes").attr("require_torch")();
+  auto [leaves, tensors] = FindNewTensorLeaves(contents);
   const TorchAccess torch;
-  const std::vector<uint32_t> leaves = UnsharedTensorLeaves(contents, torch);
   std::vector<uint64_t> sizes_bytes;
   sizes_bytes.reserve(leaves.size());
   for (const uint32_t leaf : leaves) sizes_bytes.push_back(contents.tensor(leaf).nbytes);

@@ -3,6 +3,9 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
+#include <vector>
+
 #include "python/src/load_plan.h"
 #include "python/src/step_contents.h"
 
@@ -15,6 +18,15 @@ inline constexpr uint64_t kOwnMemoryBytes = uint64_t{1} << 20;
 /// Limit of an arena. It is freed with its last tensor, so this is the most that one small tensor
 /// can keep allocated.
 inline constexpr uint64_t kArenaBytes = uint64_t{32} << 20;
+
+/// The leaves for which C++ creates tensors.
+struct NewTensorLeaves {
+  std::vector<uint32_t> leaves;  // those that are torch tensors without shared memory, in key order
+  nb::list tensors;              // None for each leaf of the step
+};
+
+/// Finds them. Raises Invalid if there is a torch tensor, but torch is missing.
+NewTensorLeaves FindNewTensorLeaves(const StepContents& contents);
 
 /// Returns, by leaf, a new tensor for each leaf that is a torch tensor without shared memory, and
 /// None for all other leaves, which the Python side creates. Adds the reads into the tensors to

@@ -20,6 +20,7 @@
 #include "python/src/convert.h"
 #include "python/src/copy_progress.h"
 #include "python/src/errors.h"
+#include "python/src/new_tensors.h"
 #include "python/src/policy.h"
 #include "python/src/report_tuples.h"
 #include "python/src/torch_access.h"
@@ -329,6 +330,23 @@ void RunMapCheck(const core::MapCheck& check) {
   }();
   watch.Rethrow();
   Unwrap(Result<void>(result));
+}
+
+nb::tuple StoreBinding::MapNewTensors(const StepContents& contents) const {
+  auto [leaves, tensors] = FindNewTensorLeaves(contents);
+  if (leaves.empty()) return nb::make_tuple(tensors, nb::none());
+  std::vector<std::string> fqns;
+  fqns.reserve(leaves.size());
+  for (const uint32_t leaf : leaves) fqns.push_back(contents.fqn(leaf));
+  core::UncheckedMap mapped = Unwrap(Use(
+      [&](core::CheckpointStore& store) { return store.MapUnchecked(contents.step(), fqns); }));
+  const TorchAccess torch;
+  const CollectionPause pause;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const core::TensorInfo& info = contents.tensor(leaves[i]);
+    tensors[leaves[i]] = ToPyMapped(std::move(mapped.tensors[i]), info, &torch);
+  }
+  return nb::make_tuple(tensors, std::const_pointer_cast<core::MapCheck>(mapped.check));
 }
 
 nb::tuple StoreBinding::Compare(uint64_t step_a, uint64_t step_b, nb::list patterns) const {

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -92,6 +93,10 @@ class StoreBinding {
   /// `as_torch` (one bool per tensor) is true and torch accepts memory of that dtype; otherwise
   /// they are a MappedBinding.
   nb::tuple Map(const kv::StepInfo& step, nb::list tensors, nb::list as_torch) const;
+  /// Returns a list and a MapCheck or None. The list has, by leaf, a mapped tensor for each leaf
+  /// that is a torch tensor without shared memory and can be mapped, and None for all other leaves,
+  /// which the Python side creates.
+  nb::tuple MapNewTensors(const StepContents& contents) const;
   nb::tuple Compare(uint64_t step_a, uint64_t step_b, nb::list patterns) const;
   nb::tuple Delete(nb::handle steps, bool dry_run);
   /// Returns the step of each tag.

@@ -5,8 +5,8 @@ its aliases become views of its storage. An owner that is not a leaf of the stat
 is not part of the result. If only some of the tensors that share memory are selected, the bytes of
 the others are not read.
 
-The C++ side creates torch tensors in host memory that share nothing and are not mapped
-(python/src/new_tensors.cc); this module creates all other leaves.
+The C++ side creates torch tensors in host memory that share nothing (python/src/new_tensors.cc);
+this module creates all other leaves.
 """
 
 from __future__ import annotations
@@ -59,13 +59,17 @@ class Reader:
         """Copies on the device of the holders that are torch tensors."""
         self._made: dict[tuple, Any] = {}
         """Results by kind and place, so that one tensor with two names remains one tensor."""
-        self.check: _cairn.MapCheck | None = None
-        """With verify="lazy", the check of what was mapped, which the caller runs."""
+        self.checks: list[_cairn.MapCheck] = []
+        """With verify="lazy", the checks of what was mapped, which the caller runs."""
 
     def read(self, allow_pickle: bool) -> list[Any]:
         """The contents of the leaves, in tree order."""
         results: list[Any] = [None] * len(self._contents)
-        if not self._mmap and not self._reads_on_device:
+        if self._mmap:
+            results, check = self._native.map_new_tensors(self._contents)
+            if check is not None:
+                self._check(check)
+        elif not self._reads_on_device:
             with self._memory_for(None):
                 results = _cairn.request_new_tensors(self._contents, self._requests)
         others = [i for i, made in enumerate(results) if made is None]
@@ -79,7 +83,7 @@ class Reader:
         tensors = [leaf for leaf in leaves if isinstance(leaf, TensorLeaf)]
         self._assign_holders(tensors)
         needed = self._needed_memory(tensors)
-        if self._mmap:
+        if self._mmap and needed:
             self._map(needed)
         for info, kinds in needed:
             if info.fqn not in self._mapped:
@@ -125,10 +129,7 @@ class Reader:
         if any(as_torch):
             dtypes.require_torch()
         mapped, check = self._native.map(self._contents.info, infos, as_torch)
-        if self._verify == "lazy":
-            self.check = check
-        elif self._verify:
-            check.run()
+        self._check(check)
         for info, needs_torch, memory in zip(infos, as_torch, mapped):
             if memory is None:
                 continue
@@ -136,6 +137,12 @@ class Reader:
                 memory = _mapped_view(memory, info, needs_torch)
             self._memory[info.fqn] = memory
             self._mapped.add(info.fqn)
+
+    def _check(self, check: _cairn.MapCheck) -> None:
+        if self._verify == "lazy":
+            self.checks.append(check)
+        elif self._verify:
+            check.run()
 
     @contextlib.contextmanager
     def _memory_for(self, info: _cairn.TensorInfo | None) -> Iterator[None]:

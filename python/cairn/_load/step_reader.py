@@ -115,8 +115,8 @@ class StepReader:
                 warnings.warn(f"skipped: {error}", RuntimeWarning, stacklevel=2)
         reader = Reader(native, contents, device=device, mmap=mmap, verify=verify)
         leaves = reader.read(allow_pickle)
-        if reader.check is not None:
-            self._map_checks.start(reader.check)
+        for check in reader.checks:
+            self._map_checks.start(check)
         if flat:
             return dict(zip(contents.fqns(), leaves))
         return contents.build(leaves)
