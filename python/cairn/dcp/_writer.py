@@ -35,6 +35,7 @@ from cairn.dcp._location import (
     required,
 )
 from cairn.dcp._metadata import EXTENSION, encode, paths_of, shard_key
+from cairn.dcp._plans import with_shared_parts
 from cairn.dcp._values import ALONE, flat_values, value_of
 from cairn.errors import Invalid
 from cairn.reports import MirrorStatus
@@ -164,7 +165,7 @@ class CairnWriter(StorageWriter, AsyncStager):
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         required(self._location)
         self._plan_is_cached = not plan.usable
-        return plan
+        return with_shared_parts(plan)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Opens the store for writing, and adds a ticket to the plan of each rank."""
@@ -180,7 +181,8 @@ class CairnWriter(StorageWriter, AsyncStager):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes this rank's part. On ranks other than the coordinator, it is durable
-        afterwards."""
+        afterwards. The results omit what `finish` does not need, because the coordinator receives
+        those of all ranks."""
         try:
             ticket = saves.current_ticket(
                 plan.storage_data, self._place().address, plan_is_cached=self._plan_is_cached
@@ -201,12 +203,7 @@ class CairnWriter(StorageWriter, AsyncStager):
             raise Invalid("finish must follow write_data, on the coordinator")
         metadata.version = CURRENT_DCP_VERSION
         metadata.storage_meta = self.storage_meta()
-        as_given = {
-            result.index.fqn
-            for rank_results in results
-            for result in rank_results
-            if result.storage_data == _AS_GIVEN
-        }
+        as_given = {result.index.fqn for rank_results in results for result in rank_results}
         mirrors = self._chain()
         try:
             metadata_json = encode(metadata, frozenset(as_given))
@@ -339,6 +336,7 @@ class _Portion:
         """`use_collectives`: other ranks write the rest of tensors that have shards here."""
         self._use_collectives = use_collectives
         self.results = [] if results is None else results
+        """Of the values that are stored as the planner gave them."""
         self.staged_bytes = 0
         """Bytes of tensors that are not the caller's own memory."""
         self._leaves: dict[str, Any] = {}
@@ -353,7 +351,8 @@ class _Portion:
             fqn = items[0].index.fqn
             value, as_given = value_of(planner, items[0], allow_pickle)
             self._leaves[fqn] = value
-            self._add_result(items[0], 0, _AS_GIVEN if as_given else None)
+            if as_given:
+                self.results.append(WriteResult(items[0].index, 0, _AS_GIVEN))
             return
         for item in items:
             self._add_tensor(item, planner)
@@ -373,7 +372,6 @@ class _Portion:
         is_copy = source.device == HOST and tensor.device.type != "cpu"
         if is_copy or not _uses_callers_tensors(planner):
             self.staged_bytes += tensor.nbytes
-        self._add_result(item, tensor.nbytes, None)
         offsets, size = tuple(item.tensor_data.chunk.offsets), tuple(item.tensor_data.size)
         if item.type == WriteItemType.TENSOR and source.shape == size:
             # Saved with the values, so that tensors that share memory are written once, and share
@@ -393,9 +391,6 @@ class _Portion:
         if source.device != HOST:
             self._devices.add(source.device)
         self._owners.append(source.owner)
-
-    def _add_result(self, item: WriteItem, nbytes: int, storage_data: str | None) -> None:
-        self.results.append(WriteResult(item.index, nbytes, storage_data))
 
 
 def _uses_callers_tensors(planner: SavePlanner) -> bool:
