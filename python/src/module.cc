@@ -276,7 +276,7 @@ void BindStore(nb::module_& m) {
           nb::arg("all_shards"))
       .def("await_change", &StoreBinding::AwaitChange, nb::arg("seconds"))
       .def("map", &StoreBinding::Map)
-      .def("map_new_tensors", &StoreBinding::MapNewTensors)
+      .def("map_new_tensors", &MapNewTensors)
       .def("scrub", &StoreBinding::Scrub, nb::arg("max_bytes_per_second"), nb::arg("every_seconds"))
       .def("find_damaged", &StoreBinding::FindDamaged, nb::arg("contents"))
       .def("check_chunks", &StoreBinding::CheckChunks, nb::arg("step"), nb::arg("fqn"))

@@ -2,6 +2,8 @@
 
 #include "python/src/new_tensors.h"
 
+#include <nanobind/stl/shared_ptr.h>
+
 #include <memory>
 #include <new>
 #include <optional>
@@ -98,8 +100,13 @@ std::vector<std::shared_ptr<std::byte>> Allocate(const std::vector<uint64_t>& si
   return memory;
 }
 
-}  // namespace
+// The leaves for which C++ creates tensors.
+struct NewTensorLeaves {
+  std::vector<uint32_t> leaves;  // those that are torch tensors without shared memory, in key order
+  nb::list tensors;              // None for each leaf of the step
+};
 
+// Raises Invalid if there is a torch tensor, but torch is missing.
 NewTensorLeaves FindNewTensorLeaves(const StepContents& contents) {
   NewTensorLeaves found;
   for (size_t leaf = 0; leaf < contents.leaf_count(); ++leaf) found.tensors.append(nb::none());
@@ -108,6 +115,8 @@ NewTensorLeaves FindNewTensorLeaves(const StepContents& contents) {
   found.leaves = UnsharedTensorLeaves(contents, TorchAccess());
   return found;
 }
+
+}  // namespace
 
 nb::list RequestNewTensors(const StepContents& contents, Requests& requests) {
   const CollectionPause pause;
@@ -124,6 +133,33 @@ nb::list RequestNewTensors(const StepContents& contents, Requests& requests) {
     requests.list.push_back(WholeRequest(info, {}, memory[i].get()));
   }
   return tensors;
+}
+
+nb::tuple MapNewTensors(const StoreBinding& store, const StepContents& contents) {
+  auto [leaves, tensors] = FindNewTensorLeaves(contents);
+  if (leaves.empty()) return nb::make_tuple(tensors, nb::none());
+  std::vector<std::string> fqns;
+  fqns.reserve(leaves.size());
+  for (const uint32_t leaf : leaves) fqns.push_back(contents.fqn(leaf));
+  core::UncheckedMap mapped = store.MapBytes(contents.step(), fqns);
+  const TorchAccess torch;
+  const CollectionPause pause;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (!mapped.tensors[i]) continue;
+    tensors[leaves[i]] =
+        WrapMapped(*std::move(mapped.tensors[i]), contents.tensor(leaves[i]), torch);
+  }
+  return nb::make_tuple(tensors, std::const_pointer_cast<core::MapCheck>(mapped.check));
+}
+
+void RunMapCheck(const core::MapCheck& check) {
+  SignalWatch watch;
+  const auto result = [&] {
+    nb::gil_scoped_release no_gil;
+    return check.Run(watch.AsProgress());
+  }();
+  watch.Rethrow();
+  Unwrap(Result<void>(result));
 }
 
 nb::object NewLargeTensor(uint8_t dtype, nb::handle shape) {

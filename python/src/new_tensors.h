@@ -3,11 +3,9 @@
 
 #include <nanobind/nanobind.h>
 
-#include <cstdint>
-#include <vector>
-
 #include "python/src/load_plan.h"
 #include "python/src/step_contents.h"
+#include "python/src/store_binding.h"
 
 namespace cairn::python {
 
@@ -19,15 +17,6 @@ inline constexpr uint64_t kOwnMemoryBytes = uint64_t{1} << 20;
 /// can keep allocated.
 inline constexpr uint64_t kArenaBytes = uint64_t{32} << 20;
 
-/// The leaves for which C++ creates tensors.
-struct NewTensorLeaves {
-  std::vector<uint32_t> leaves;  // those that are torch tensors without shared memory, in key order
-  nb::list tensors;              // None for each leaf of the step
-};
-
-/// Finds them. Raises Invalid if there is a torch tensor, but torch is missing.
-NewTensorLeaves FindNewTensorLeaves(const StepContents& contents);
-
 /// Returns, by leaf, a new tensor for each leaf that is a torch tensor without shared memory, and
 /// None for all other leaves, which the Python side creates. Adds the reads into the tensors to
 /// `requests`.
@@ -36,6 +25,14 @@ NewTensorLeaves FindNewTensorLeaves(const StepContents& contents);
 /// adjacent targets. The storage of each tensor has the size of the tensor. Raises Invalid if torch
 /// is missing.
 nb::list RequestNewTensors(const StepContents& contents, Requests& requests);
+
+/// Returns a list and the MapCheck of its tensors, or None. The list has, by leaf, a mapped tensor
+/// for each leaf that is a torch tensor without shared memory and can be mapped, and None for all
+/// other leaves, which the Python side creates.
+nb::tuple MapNewTensors(const StoreBinding& store, const StepContents& contents);
+
+/// Checks mapped tensors, without the GIL. Raises Corrupt if bytes do not match their digests.
+void RunMapCheck(const core::MapCheck& check);
 
 /// Returns a new row-major tensor with separate memory; or None if the caller should use
 /// torch.empty: for small tensors, and for dtypes and versions of torch that TorchAccess cannot

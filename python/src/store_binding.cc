@@ -20,10 +20,8 @@
 #include "python/src/convert.h"
 #include "python/src/copy_progress.h"
 #include "python/src/errors.h"
-#include "python/src/new_tensors.h"
 #include "python/src/policy.h"
 #include "python/src/report_tuples.h"
-#include "python/src/torch_access.h"
 
 namespace cairn::python {
 namespace {
@@ -40,20 +38,24 @@ const char* OutcomeName(kv::CopiedStep::Outcome outcome) {
   return "copied";
 }
 
-// Returns a torch tensor if `torch` is given and supports the dtype. The const_cast is needed
-// because torch has no read-only tensors; the mapping is private, so that a write stays in this
-// process.
+// Returns a torch tensor if `torch` is given and supports the dtype.
 nb::object ToPyMapped(std::optional<core::MappedTensor> mapped, const core::TensorInfo& info,
                       const TorchAccess* torch) {
   if (!mapped) return nb::none();
   if (torch == nullptr || !torch->CanWrap(info.dtype)) {
     return nb::cast(MappedBinding(*std::move(mapped)));
   }
-  auto* const data = const_cast<std::byte*>(mapped->bytes.data());
-  return torch->Wrap({std::move(mapped->mapping), data}, info.dtype, info.shape);
+  return WrapMapped(*std::move(mapped), info, *torch);
 }
 
 }  // namespace
+
+nb::object WrapMapped(core::MappedTensor mapped, const core::TensorInfo& info,
+                      const TorchAccess& torch) {
+  // torch has no read-only tensors; the mapping is private, so that a write stays in this process.
+  auto* const data = const_cast<std::byte*>(mapped.bytes.data());
+  return torch.Wrap({std::move(mapped.mapping), data}, info.dtype, info.shape);
+}
 
 template <typename Work>
 auto StoreBinding::Use(const Work& work) const {
@@ -309,8 +311,7 @@ bool StoreBinding::AwaitChange(double seconds) const {
 nb::tuple StoreBinding::Map(const kv::StepInfo& step, nb::list tensors, nb::list as_torch) const {
   std::vector<std::string> fqns;
   for (nb::handle info : tensors) fqns.push_back(nb::cast<const core::TensorInfo&>(info).fqn);
-  core::UncheckedMap mapped =
-      Unwrap(Use([&](core::CheckpointStore& store) { return store.MapUnchecked(step, fqns); }));
+  core::UncheckedMap mapped = MapBytes(step, fqns);
   const TorchAccess torch;
   const CollectionPause pause;
   nb::list wrapped;
@@ -322,31 +323,9 @@ nb::tuple StoreBinding::Map(const kv::StepInfo& step, nb::list tensors, nb::list
   return nb::make_tuple(wrapped, std::const_pointer_cast<core::MapCheck>(mapped.check));
 }
 
-void RunMapCheck(const core::MapCheck& check) {
-  SignalWatch watch;
-  const auto result = [&] {
-    nb::gil_scoped_release no_gil;
-    return check.Run(watch.AsProgress());
-  }();
-  watch.Rethrow();
-  Unwrap(Result<void>(result));
-}
-
-nb::tuple StoreBinding::MapNewTensors(const StepContents& contents) const {
-  auto [leaves, tensors] = FindNewTensorLeaves(contents);
-  if (leaves.empty()) return nb::make_tuple(tensors, nb::none());
-  std::vector<std::string> fqns;
-  fqns.reserve(leaves.size());
-  for (const uint32_t leaf : leaves) fqns.push_back(contents.fqn(leaf));
-  core::UncheckedMap mapped = Unwrap(Use(
-      [&](core::CheckpointStore& store) { return store.MapUnchecked(contents.step(), fqns); }));
-  const TorchAccess torch;
-  const CollectionPause pause;
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    const core::TensorInfo& info = contents.tensor(leaves[i]);
-    tensors[leaves[i]] = ToPyMapped(std::move(mapped.tensors[i]), info, &torch);
-  }
-  return nb::make_tuple(tensors, std::const_pointer_cast<core::MapCheck>(mapped.check));
+core::UncheckedMap StoreBinding::MapBytes(const kv::StepInfo& step,
+                                          std::span<const std::string> fqns) const {
+  return Unwrap(Use([&](core::CheckpointStore& store) { return store.MapUnchecked(step, fqns); }));
 }
 
 nb::tuple StoreBinding::Compare(uint64_t step_a, uint64_t step_b, nb::list patterns) const {

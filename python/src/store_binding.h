@@ -26,6 +26,7 @@
 #include "python/src/process_guard.h"
 #include "python/src/save_handle_binding.h"
 #include "python/src/step_contents.h"
+#include "python/src/torch_access.h"
 
 namespace cairn::python {
 
@@ -93,10 +94,8 @@ class StoreBinding {
   /// `as_torch` (one bool per tensor) is true and torch accepts memory of that dtype; otherwise
   /// they are a MappedBinding.
   nb::tuple Map(const kv::StepInfo& step, nb::list tensors, nb::list as_torch) const;
-  /// Returns a list and a MapCheck or None. The list has, by leaf, a mapped tensor for each leaf
-  /// that is a torch tensor without shared memory and can be mapped, and None for all other leaves,
-  /// which the Python side creates.
-  nb::tuple MapNewTensors(const StepContents& contents) const;
+  /// Maps tensors without the GIL.
+  core::UncheckedMap MapBytes(const kv::StepInfo& step, std::span<const std::string> fqns) const;
   nb::tuple Compare(uint64_t step_a, uint64_t step_b, nb::list patterns) const;
   nb::tuple Delete(nb::handle steps, bool dry_run);
   /// Returns the step of each tag.
@@ -162,7 +161,8 @@ class StoreBinding {
   std::unique_ptr<core::AsyncSaver> saver_ CAIRN_GUARDED_BY(saver_mutex_);
 };
 
-/// Checks mapped tensors, without the GIL. Raises Corrupt if bytes do not match their digests.
-void RunMapCheck(const core::MapCheck& check);
+/// Returns a torch tensor over mapped bytes. Requires a dtype that `torch` can wrap.
+nb::object WrapMapped(core::MappedTensor mapped, const core::TensorInfo& info,
+                      const TorchAccess& torch);
 
 }  // namespace cairn::python

@@ -336,7 +336,7 @@ class _Portion:
         """`use_collectives`: other ranks write the rest of tensors that have shards here."""
         self._use_collectives = use_collectives
         self.results = [] if results is None else results
-        """Of the values that are stored as the planner gave them."""
+        """Only those of values that are stored as the planner gave them."""
         self.staged_bytes = 0
         """Bytes of tensors that are not the caller's own memory."""
         self._leaves: dict[str, Any] = {}
