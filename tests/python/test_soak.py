@@ -24,6 +24,7 @@ import pytest
 import torch
 
 SECONDS = float(os.environ.get("CAIRN_SOAK_SECONDS", "15"))
+MIN_SAMPLES = 4  # also on a slow machine
 KNOWN_STEPS = 200  # the number of steps whose sums are known; a reader reads the newest one
 
 
@@ -130,7 +131,7 @@ def test_usage_stays_flat(path, tmp_path):
         for reader in readers:
             reader.start()
         try:
-            while time.monotonic() - begin < SECONDS:
+            while time.monotonic() - begin < SECONDS or len(samples) < MIN_SAMPLES:
                 step += 1
                 one_round(store, model, step, known, tmp_path / "mirror")
                 if step % 10 == 0:
@@ -146,7 +147,6 @@ def test_usage_stays_flat(path, tmp_path):
     shutil.rmtree(tmp_path / "mirror", ignore_errors=True)
     errors = [reader.error for reader in readers if reader.error is not None]
     assert not errors, errors
-    assert len(samples) >= 4, "the duration is too short"
     assert all(reader.reads > 3 for reader in readers)
     # The first quarter warms up pools and caches.
     quarter = len(samples) // 4
