@@ -107,9 +107,11 @@ Result<bool> SnapshotState::IsUsedBy(const Root& root, const ParsedObjectName& o
   CAIRN_TRY_ASSIGN(const auto entries, StepList(storage, root).All());
   for (const StepEntryPtr& entry : entries) {
     if (object.kind == ObjectKind::kTable) {
-      if (std::ranges::find(entry->tables, object.id, &TableInfo::id) != entry->tables.end()) {
-        return true;
+      bool is_used = false;
+      for (const TableInfo& table : entry->tables) {
+        table.ForEachId([&](const ObjectId& id) { is_used = is_used || id == object.id; });
       }
+      if (is_used) return true;
       continue;
     }
     std::vector<SegmentUse> usage = entry->usage;

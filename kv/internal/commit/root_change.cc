@@ -32,7 +32,9 @@ struct Reached {
   std::map<ObjectId, uint64_t> segments;  // live bytes
 
   Result<void> Add(StoreState& state, const StepEntry& entry) {
-    for (const TableInfo& table : entry.tables) tables.insert(table.id);
+    for (const TableInfo& table : entry.tables) {
+      table.ForEachId([this](const ObjectId& id) { tables.insert(id); });
+    }
     CAIRN_TRY_ASSIGN(const auto usage, UsageOf(state, entry));
     for (const SegmentUse& use : usage) segments[use.segment] += use.live_bytes;
     return {};
@@ -336,7 +338,7 @@ Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, 
 }
 
 Result<void> CommitNewStep(StoreState& state, StepEntry& entry, const CommitActions& actions) {
-  const std::string table_name = ObjectName(ObjectKind::kTable, entry.tables.front().id);
+  const TableInfo written = entry.tables.front();
   const auto commit = [&]() -> Result<void> {
     std::vector<uint64_t> removed;
     if (actions.applies_retention) {
@@ -351,7 +353,11 @@ Result<void> CommitNewStep(StoreState& state, StepEntry& entry, const CommitActi
   };
   Result<void> committed = commit();
   if (committed) return {};
-  if (!state.outcome_unknown) (void)state.storage->Remove(table_name);
+  if (!state.outcome_unknown) {
+    written.ForEachId([&](const ObjectId& id) {
+      (void)state.storage->Remove(ObjectName(ObjectKind::kTable, id));
+    });
+  }
   return Fail(std::move(committed).error().WithStep(entry.info.step));
 }
 

@@ -11,12 +11,11 @@
 
 namespace cairn::kv::internal {
 
-StepTableWriter::StepTableWriter(StoreState& state, uint64_t step, TableStack base,
-                                 std::unique_ptr<DeltaWriter> writer)
-    : state_(state), step_(step), base_(std::move(base)), writer_(std::move(writer)) {}
+StepTableWriter::StepTableWriter(StoreState& state, uint64_t step, TableStack base)
+    : state_(state), step_(step), base_(std::move(base)) {}
 
-Result<StepTableWriter> StepTableWriter::Create(StoreState& state, const StepEntry* base,
-                                                const StepInfo& info, RecordSource source) {
+Result<StepTableWriter> StepTableWriter::Begin(StoreState& state, const StepEntry* base,
+                                               const StepInfo& info) {
   std::vector<TableInfo> tables;
   std::vector<SegmentUse> usage;
   if (base != nullptr) {
@@ -24,10 +23,35 @@ Result<StepTableWriter> StepTableWriter::Create(StoreState& state, const StepEnt
     CAIRN_TRY_ASSIGN(usage, UsageOf(state, *base));
   }
   CAIRN_TRY_ASSIGN(TableStack stack, state.tables->OpenStack(tables));
-  CAIRN_TRY_ASSIGN(auto delta, DeltaWriter::Create(*state.storage, NewObjectId(state.epoch), stack,
-                                                   TableKey(Column::kTables, ""), source));
-  StepTableWriter writer(state, info.step, std::move(stack), std::move(delta));
+  StepTableWriter writer(state, info.step, std::move(stack));
   for (const SegmentUse& use : usage) writer.base_segments_[use.segment.id] = use.segment;
+  return writer;
+}
+
+Result<StepTableWriter> StepTableWriter::Create(StoreState& state, const StepEntry* base,
+                                                const StepInfo& info, RecordSource source) {
+  CAIRN_TRY_ASSIGN(StepTableWriter writer, Begin(state, base, info));
+  CAIRN_TRY_ASSIGN(writer.writer_,
+                   DeltaWriter::Create(*state.storage, NewObjectId(state.epoch), writer.base_,
+                                       TableKey(Column::kTables, ""), source));
+  CAIRN_TRY(writer.Write(Column::kSteps, "", EncodeStep(info)));
+  return writer;
+}
+
+Result<StepTableWriter> StepTableWriter::CreateDivided(StoreState& state, const StepEntry* base,
+                                                       const StepInfo& info,
+                                                       std::vector<TableRange> ranges,
+                                                       std::span<const TableInfo> kept) {
+  CAIRN_TRY_ASSIGN(StepTableWriter writer, Begin(state, base, info));
+  writer.ranges_ = std::move(ranges);
+  writer.kept_.assign(kept.begin(), kept.end());
+  CAIRN_TRY_ASSIGN(const TableStack below, state.tables->OpenStack(kept));
+  CAIRN_TRY_ASSIGN(writer.overlay_,
+                   OverlayWriter::Create(*state.storage, NewObjectId(state.epoch), below,
+                                         {{.begin = {}, .end = TableKey(Column::kChunks, "")},
+                                          {.begin = TableKey(Column::kValues, ""),
+                                           .end = TableKey(Column::kTables, "")}},
+                                         RecordSource::kMemory));
   CAIRN_TRY(writer.Write(Column::kSteps, "", EncodeStep(info)));
   return writer;
 }
@@ -35,7 +59,7 @@ Result<StepTableWriter> StepTableWriter::Create(StoreState& state, const StepEnt
 Result<void> StepTableWriter::Write(Column column, std::string_view key,
                                     std::span<const std::byte> value) {
   key_.assign(1, static_cast<char>(column)).append(key);
-  return writer_->Add(key_, value);
+  return overlay_ != nullptr ? overlay_->Add(key_, value) : writer_->Add(key_, value);
 }
 
 Result<void> StepTableWriter::Add(Column column, std::string_view key,
@@ -54,8 +78,7 @@ Result<void> StepTableWriter::AddCounted(const RecordView& record) {
                                       .record = {record.value.begin(), record.value.end()}};
     return {};
   }
-  key_.assign(1, static_cast<char>(record.column)).append(record.key);
-  return writer_->Add(key_, record.value);
+  return Write(record.column, record.key, record.value);
 }
 
 Result<void> StepTableWriter::AddSegmentsOf(StoreState& state, const StepEntry& step) {
@@ -77,7 +100,17 @@ Result<void> StepTableWriter::Finish(StepEntry& entry) {
   const BytesBySegment live_bytes = live_bytes_.Sorted();
   CAIRN_TRY(AddSegments(live_bytes));
   CAIRN_TRY(AddUsage(live_bytes, entry));
+  if (overlay_ != nullptr) return FinishDivided(entry);
   CAIRN_TRY_ASSIGN(entry.tables, writer_->Finish(EncodeTables));
+  return {};
+}
+
+Result<void> StepTableWriter::FinishDivided(StepEntry& entry) {
+  CAIRN_TRY(overlay_->AddLast(TableKey(Column::kTables, ""), EncodeTablesOf(ranges_, kept_)));
+  CAIRN_TRY_ASSIGN(TableInfo written, overlay_->Finish());
+  written.ranges = std::move(ranges_);
+  entry.tables.push_back(std::move(written));
+  entry.tables.insert(entry.tables.end(), kept_.begin(), kept_.end());
   return {};
 }
 

@@ -10,14 +10,13 @@
 #include <cstring>
 
 #include "kv/chunk_record.h"
+#include "kv/internal/io/file.h"
 #include "kv/internal/root/metric_records.h"
 #include "kv/step_info.h"
 #include "schema/little_endian.h"
 
 namespace cairn::kv::internal {
 namespace {
-
-constexpr size_t kTableBytes = 40;
 
 schema::Digest ToSchema(const Digest& digest) { return {digest.lo, digest.hi}; }
 Digest FromSchema(const schema::Digest* digest) {
@@ -233,36 +232,141 @@ Result<std::vector<SegmentUse>> ReadUsage(const TableStack& tables) {
   return usage;
 }
 
-std::vector<std::byte> EncodeTables(std::span<const TableInfo> tables) {
-  std::vector<std::byte> record(8 + kTableBytes * tables.size());
-  schema::PutLittleEndian<uint64_t>(record, 0, tables.size());
-  size_t at = 8;
-  for (const TableInfo& table : tables) {
-    schema::PutLittleEndian(record, at, table.id.id);
-    schema::PutLittleEndian<uint64_t>(record, at + 8, table.id.epoch);
-    schema::PutLittleEndian(record, at + 16, table.file_bytes);
-    schema::PutLittleEndian(record, at + 24, table.record_count);
-    schema::PutLittleEndian(record, at + 32, table.digest);
-    at += kTableBytes;
+namespace {
+
+// In place of the number of tables, if a table is divided.
+constexpr uint64_t kDividedMark = ~uint64_t{0};
+
+/// Integers of 8 bytes, and strings with their lengths.
+struct ListWriter {
+  std::vector<std::byte> bytes;
+
+  void Put(uint64_t value) {
+    bytes.resize(bytes.size() + 8);
+    schema::PutLittleEndian(bytes, bytes.size() - 8, value);
   }
-  return record;
+  void Put(std::string_view text) {
+    Put(text.size());
+    bytes.insert(bytes.end(), AsBytes(text).begin(), AsBytes(text).end());
+  }
+  template <typename Table>
+  void PutTable(const Table& table) {
+    Put(table.id.id);
+    Put(table.id.epoch);
+    Put(table.file_bytes);
+    Put(table.record_count);
+    Put(table.digest);
+  }
+  void PutRanges(std::span<const TableRange> ranges) {
+    Put(ranges.size());
+    for (const TableRange& range : ranges) {
+      Put(range.begin);
+      PutTable(range);
+    }
+  }
+};
+
+/// Reads what ListWriter wrote. After damage, all integers are 0 and strings are empty.
+struct ListReader {
+  std::span<const std::byte> bytes;
+  bool is_damaged = false;
+
+  uint64_t TakeNumber() {
+    if (bytes.size() < 8) is_damaged = true;
+    if (is_damaged) return 0;
+    const auto value = schema::GetLittleEndian<uint64_t>(bytes, 0);
+    bytes = bytes.subspan(8);
+    return value;
+  }
+  std::string TakeText() {
+    const uint64_t size = TakeNumber();
+    if (size > bytes.size() || size > kMaxRangeKeyBytes) is_damaged = true;
+    if (is_damaged) return {};
+    std::string text(reinterpret_cast<const char*>(bytes.data()), size);
+    bytes = bytes.subspan(size);
+    return text;
+  }
+  template <typename Table>
+  void TakeTable(Table& table) {
+    table.id.id = TakeNumber();
+    table.id.epoch = static_cast<uint32_t>(TakeNumber());
+    table.file_bytes = TakeNumber();
+    table.record_count = TakeNumber();
+    table.digest = TakeNumber();
+  }
+  std::vector<TableRange> TakeRanges() {
+    std::vector<TableRange> ranges;
+    const uint64_t count = TakeNumber();
+    if (count > kMaxTableRanges) is_damaged = true;
+    while (!is_damaged && ranges.size() < count) {
+      ranges.emplace_back().begin = TakeText();
+      TakeTable(ranges.back());
+    }
+    if (!AreTableRanges(ranges)) is_damaged = true;
+    return ranges;
+  }
+};
+
+}  // namespace
+
+std::vector<std::byte> EncodeTables(std::span<const TableInfo> after) {
+  return EncodeTablesOf({}, after);
 }
 
-Result<std::vector<TableInfo>> DecodeTables(std::span<const std::byte> record) {
-  if (record.size() < 8 || (record.size() - 8) % kTableBytes != 0 ||
-      schema::GetLittleEndian<uint64_t>(record, 0) != (record.size() - 8) / kTableBytes) {
+std::vector<std::byte> EncodeTablesOf(std::span<const TableRange> ranges,
+                                      std::span<const TableInfo> after) {
+  const bool is_divided = !ranges.empty() || std::ranges::any_of(after, [](const TableInfo& table) {
+    return !table.ranges.empty();
+  });
+  ListWriter list;
+  if (is_divided) {
+    list.Put(kDividedMark);
+    list.PutRanges(ranges);
+  }
+  list.Put(after.size());
+  for (const TableInfo& table : after) {
+    list.PutTable(table);
+    if (is_divided) list.PutRanges(table.ranges);
+  }
+  return std::move(list.bytes);
+}
+
+namespace {
+
+struct TableList {
+  std::vector<TableRange> ranges;
+  std::vector<TableInfo> after;
+};
+
+Result<TableList> DecodeTableList(std::span<const std::byte> record) {
+  TableList tables;
+  ListReader list{.bytes = record};
+  uint64_t count = list.TakeNumber();
+  const bool is_divided = count == kDividedMark;
+  if (is_divided) {
+    tables.ranges = list.TakeRanges();
+    count = list.TakeNumber();
+  }
+  while (!list.is_damaged && tables.after.size() < count) {
+    list.TakeTable(tables.after.emplace_back());
+    if (is_divided) tables.after.back().ranges = list.TakeRanges();
+  }
+  if (list.is_damaged || !list.bytes.empty()) {
     return Fail(ErrorCode::kDataLoss, "the list of a step's tables has a wrong size");
   }
-  std::vector<TableInfo> tables;
-  for (size_t at = 8; at < record.size(); at += kTableBytes) {
-    tables.push_back(
-        {.id = {.epoch = static_cast<uint32_t>(schema::GetLittleEndian<uint64_t>(record, at + 8)),
-                .id = schema::GetLittleEndian<uint64_t>(record, at)},
-         .file_bytes = schema::GetLittleEndian<uint64_t>(record, at + 16),
-         .record_count = schema::GetLittleEndian<uint64_t>(record, at + 24),
-         .digest = schema::GetLittleEndian<uint64_t>(record, at + 32)});
-  }
   return tables;
+}
+
+}  // namespace
+
+Result<std::vector<TableInfo>> DecodeTables(std::span<const std::byte> record) {
+  CAIRN_TRY_ASSIGN(TableList tables, DecodeTableList(record));
+  return std::move(tables.after);
+}
+
+Result<std::vector<TableRange>> DecodeTableRanges(std::span<const std::byte> record) {
+  CAIRN_TRY_ASSIGN(TableList tables, DecodeTableList(record));
+  return std::move(tables.ranges);
 }
 
 }  // namespace cairn::kv::internal

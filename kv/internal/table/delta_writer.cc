@@ -21,7 +21,9 @@ DeltaWriter::DeltaWriter(Storage& storage, const ObjectId& id, const TableStack&
     : storage_(storage),
       id_(id),
       base_(base.tables().begin(), base.tables().end()),
-      end_key_(std::move(last_key)) {}
+      end_key_(std::move(last_key)) {
+  for (const auto& table : base_) record_counts_.push_back(table->info().total_record_count());
+}
 DeltaWriter::~DeltaWriter() = default;
 
 Result<std::unique_ptr<DeltaWriter>> DeltaWriter::Create(Storage& storage, const ObjectId& id,
@@ -86,7 +88,7 @@ Result<std::vector<TableInfo>> DeltaWriter::Finish(const LastRecord& last_record
   if (writer_ == nullptr) {
     merged_count = 0;
     if (differences_.record_count() > 0 || last_record) {
-      merged_count = MergeDepth();
+      merged_count = DepthOfMerge();
       CAIRN_TRY_ASSIGN(writer_, TableWriter::Create(storage_, id_));
       CAIRN_TRY(WriteMerged(std::span(base_).first(merged_count), /*keep_tombstones=*/true,
                             std::nullopt));
@@ -128,7 +130,7 @@ Result<void> DeltaWriter::DeleteBefore(std::optional<std::string_view> end) {
 
 Result<void> DeltaWriter::AddDifference(std::string_view key, std::span<const std::byte> value) {
   differences_.Add(key, value);
-  if (differences_.size_bytes() <= kMaxDifferenceBytes && MergeDepth() < base_.size()) return {};
+  if (differences_.size_bytes() <= kMaxDifferenceBytes && DepthOfMerge() < base_.size()) return {};
   return BecomeComplete(key);
 }
 
@@ -171,14 +173,13 @@ Result<void> DeltaWriter::WriteMerged(std::span<const std::shared_ptr<const Tabl
   }
 }
 
-/// Returns how many tables of the base are merged into the new one if nothing else differs.
-size_t DeltaWriter::MergeDepth() const {
-  uint64_t merged_records = differences_.record_count();
+size_t MergeDepth(std::span<const uint64_t> record_counts, uint64_t differing_records) {
+  uint64_t merged_records = differing_records;
   size_t depth = 0;
-  for (; depth < base_.size(); ++depth) {
-    const uint64_t next_records = base_[depth]->info().record_count;
+  for (; depth < record_counts.size(); ++depth) {
+    const uint64_t next_records = record_counts[depth];
     const bool is_small = next_records <= kMergeFactor * merged_records;
-    const bool is_too_many = base_.size() - depth + 1 > kMaxTables;
+    const bool is_too_many = record_counts.size() - depth + 1 > kMaxTables;
     if (!is_small && !is_too_many) break;
     merged_records += next_records;
   }

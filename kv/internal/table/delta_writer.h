@@ -20,6 +20,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,10 @@
 #include "kv/internal/table/table_writer.h"
 
 namespace cairn::kv::internal {
+
+/// Returns how many tables of a base are merged into the new one by this rule. `record_counts` are
+/// those of the tables, newest first.
+size_t MergeDepth(std::span<const uint64_t> record_counts, uint64_t differing_records);
 
 /// Memory: at most about 64 MiB, and a few MiB per table of the base. Threads: one.
 ///
@@ -78,11 +83,12 @@ class DeltaWriter {
   Result<void> BecomeComplete(std::string_view last_key);
   Result<void> WriteMerged(std::span<const std::shared_ptr<const TableReader>> tables,
                            bool keep_tombstones, std::optional<std::string_view> last_key);
-  size_t MergeDepth() const;
+  size_t DepthOfMerge() const { return MergeDepth(record_counts_, differences_.record_count()); }
 
   Storage& storage_;
   const ObjectId id_;
   const std::vector<std::shared_ptr<const TableReader>> base_;
+  std::vector<uint64_t> record_counts_;  // of base_
   const std::string end_key_;            // empty: there is none
   std::optional<std::string> last_key_;  // that was compared
 
