@@ -50,7 +50,7 @@ class CheckpointStore::Impl {
   Communicator* communicator() const { return communicator_; }
 
   internal::SaveAttempt NextAttempt(uint64_t step, const SaveOptions& options) {
-    internal::SaveAttempt attempt{.step = step, .name = {}};
+    internal::SaveAttempt attempt{.step = step, .name = {}, .merging = options.merging};
     if (self_.world_size == 1) return attempt;
     attempt.queue_position = queue_.Enter([&] { attempt.name = store_->NextAttempt(step); });
     const auto now = std::chrono::steady_clock::now();

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kv/internal/commit/root_change.h"
+#include "kv/internal/range_merge.h"
 #include "kv/internal/rank_parts.h"
 #include "kv/internal/records/kv_records.h"
 #include "kv/internal/shared_records.h"
@@ -136,6 +137,15 @@ Result<void> StepWriter::Gather(RankRecords& others) {
   Result<void> gathered = internal::GatherParts(*attempt_, others);
   if (gathered) return gathered;
   return Fail(NameOtherWriter(*attempt_, std::move(gathered).error()));
+}
+
+bool StepWriter::gathers_own_chunks() const { return attempt_->is_indexed(); }
+
+Result<void> StepWriter::MergeRange(RangeRecords& records) {
+  CAIRN_TRY(internal::CheckNotForked(*attempt_->store));
+  BeginOptions options = attempt_->options;
+  options.attempt = attempt_->attempt;
+  return internal::MergeRange(*attempt_->store, attempt_->step, options, records);
 }
 
 Result<void> StepWriter::Prepare(const StepSummary& summary) {

@@ -15,6 +15,7 @@
 #include "kv/internal/io/file.h"
 #include "kv/internal/io/io_environment.h"
 #include "kv/internal/parts/attempt_outcome.h"
+#include "kv/internal/range_merge.h"
 #include "kv/internal/snapshot_state.h"
 #include "kv/internal/step_attempt.h"
 #include "kv/internal/storage/cache/reader_cache.h"
@@ -247,6 +248,11 @@ Result<void> Store::FailAttempt(const std::string& attempt, uint32_t rank, const
     internal::RecordAttempt(attempt, state.finished_attempts);
   }
   return internal::PublishFailure(*state.storage, attempt, rank, error, kept);
+}
+
+Result<void> Store::MergeRange(uint64_t step, const BeginOptions& options, RangeRecords& records) {
+  CAIRN_TRY(internal::CheckNotForked(*impl_->state));
+  return internal::MergeRange(*impl_->state, step, options, records);
 }
 
 Result<Store::DeleteReport> Store::Delete(std::span<const uint64_t> steps, bool dry_run) {

@@ -51,8 +51,11 @@ PartHeader SharedHeader(const StepAttempt& attempt) {
 Result<void> AddSharedRecords(StepAttempt& attempt, std::span<const SharedRecord> records) {
   CAIRN_CHECK(attempt.has_ranks() && !attempt.gathered);
   const std::string key = DigestOf(records);
-  if (!attempt.known_shared_records.insert(key).second || attempt.options.rank == 0) return {};
+  if (!attempt.known_shared_records.insert(key).second || attempt.part == nullptr) return {};
   CAIRN_TRY(attempt.part->Add(Column::kStructures, key, {}));
+  if (attempt.options.rank == 0 && records.front().column == Column::kTensors) {
+    attempt.shared_tensors.emplace_back(0, key);
+  }
 
   const std::string name = SharedName(attempt.attempt, DigestName(key));
   if (ObjectExists(*attempt.store->storage, name).value_or(false)) return {};
@@ -68,16 +71,22 @@ Result<void> AddSharedRecords(StepAttempt& attempt, std::span<const SharedRecord
 
 Result<std::vector<SharedRecord>> ReadSharedRecords(const StepAttempt& attempt,
                                                     const std::string& digest) {
-  Storage& storage = *attempt.store->storage;
-  const std::string name = SharedName(attempt.attempt, DigestName(digest));
+  return ReadSharedRecords(*attempt.store->storage, SharedHeader(attempt), digest);
+}
+
+Result<std::vector<SharedRecord>> ReadSharedRecords(Storage& storage, const PartHeader& expected,
+                                                    const std::string& digest) {
+  PartHeader header = expected;
+  header.rank = 0;
+  header.is_indexed = false;
+  const std::string name = SharedName(expected.attempt, DigestName(digest));
   std::vector<SharedRecord> records;
-  CAIRN_TRY(
-      ReadPart(storage, name, SharedHeader(attempt), [&](const RecordView& record) -> Result<void> {
-        records.push_back({.column = record.column,
-                           .key = std::string(record.key),
-                           .value = {record.value.begin(), record.value.end()}});
-        return {};
-      }));
+  CAIRN_TRY(ReadPart(storage, name, header, [&](const RecordView& record) -> Result<void> {
+    records.push_back({.column = record.column,
+                       .key = std::string(record.key),
+                       .value = {record.value.begin(), record.value.end()}});
+    return {};
+  }));
   if (DigestOf(records) != digest) {
     return Fail(Error{.code = ErrorCode::kDataLoss,
                       .message = "the digest of the shared records differs from their name",

@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "kv/error.h"
+#include "kv/internal/parts/part_file.h"
 #include "kv/internal/step_attempt.h"
 #include "kv/step_records.h"
+#include "kv/storage.h"
 
 namespace cairn::kv::internal {
 
@@ -18,6 +20,10 @@ Result<void> AddSharedRecords(StepAttempt& attempt, std::span<const SharedRecord
 /// Returns the records to which parts of the attempt refer by `digest`, a key of 16 bytes.
 /// kDataLoss: they are damaged, or have another digest.
 Result<std::vector<SharedRecord>> ReadSharedRecords(const StepAttempt& attempt,
+                                                    const std::string& digest);
+/// As ReadSharedRecords, for a rank that has no StepAttempt. `expected` is the header of parts of
+/// the attempt.
+Result<std::vector<SharedRecord>> ReadSharedRecords(Storage& storage, const PartHeader& expected,
                                                     const std::string& digest);
 
 }  // namespace cairn::kv::internal

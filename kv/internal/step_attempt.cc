@@ -2,6 +2,7 @@
 
 #include "kv/internal/step_attempt.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "kv/internal/commit/root_change.h"
@@ -28,6 +29,12 @@ void RetireAttempts(StoreState& store, const std::string& attempt) {
 
 }  // namespace
 
+uint32_t MergingRankCount(const BeginOptions& options) {
+  if (options.world_size < 3) return 1;
+  return std::clamp<uint32_t>(options.merging.count, 1,
+                              std::min<uint32_t>(options.world_size - 1, kMaxTableRanges));
+}
+
 StepAttempt::StepAttempt(std::shared_ptr<StoreState> store_state, uint64_t step_number,
                          const BeginOptions& begin_options, std::string attempt_name)
     : store(std::move(store_state)),
@@ -48,14 +55,15 @@ StepAttempt::StepAttempt(std::shared_ptr<StoreState> store_state, uint64_t step_
                  return AddEntry(column, key, value);
                }),
       records(store->storage, store->epoch) {
-  if (!store->joined) return;
+  if (!store->joined && !is_indexed()) return;
   part = std::make_unique<PartWriter>(store->storage, PartName(attempt, options.rank),
                                       PartHeader{.store_uuid = store->uuid,
                                                  .step = step,
                                                  .rank = options.rank,
                                                  .world_size = options.world_size,
                                                  .created_unix_ns = created_unix_ns,
-                                                 .attempt = attempt});
+                                                 .attempt = attempt,
+                                                 .is_indexed = is_indexed()});
 }
 
 StepAttempt::~StepAttempt() {
@@ -73,13 +81,18 @@ void StepAttempt::RemoveOwnObjects() {
   for (const SegmentInfo& segment : segments.sealed()) {
     (void)store->storage->Remove(SegmentObject(segment));
   }
+  if (merged) {
+    for (const TableRange& range : merged->ranges) {
+      (void)store->storage->Remove(ObjectName(ObjectKind::kTable, range.id));
+    }
+  }
   // The other ranks read the outcome of rank 0, which RetireAttempts removes later.
   if (store->joined) (void)store->storage->Remove(PartName(attempt, options.rank));
 }
 
 Result<void> StepAttempt::AddEntry(Column column, std::string_view key,
                                    std::span<const std::byte> value) {
-  if (part != nullptr) return part->Add(column, key, value);
+  if (part != nullptr && !gathered) return part->Add(column, key, value);
   if (column == Column::kChunks) {
     CAIRN_TRY_ASSIGN(const ChunkExtents extents, DecodeChunkExtents(value));
     live_bytes.Add(extents);

@@ -99,6 +99,11 @@ Result<void> PublishFailure(Storage& storage, const std::string& attempt, uint32
   }
   // After a rank has put its part, rank 0 may be committing it.
   if (Exists(storage, OutcomeName(attempt)) || Exists(storage, PartName(attempt, rank))) return {};
+  return PublishMergeFailure(storage, attempt, rank, error);
+}
+
+Result<void> PublishMergeFailure(Storage& storage, const std::string& attempt, uint32_t rank,
+                                 const Error& error) {
   Error named = error;
   named.message = fmt::format("rank {}: {}", rank, error.message);
   return PutOnce(storage, FailureName(attempt), {{"error", ToJson(named, rank)}});

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "kv/digest.h"
+#include "kv/div.h"
 #include "kv/internal/io/file.h"
 #include "kv/internal/storage/name_check.h"
 #include "kv/zstd_limit.h"
@@ -32,6 +33,11 @@ constexpr uint32_t kMaxBlockBytes = 1u << 30;
 constexpr uint64_t kMaxObjectBytes = 2ull << 30;  // one block that does not compress, and 64 MiB
 constexpr uint32_t kMaxDataObjects = 1 << 16;
 constexpr uint32_t kEndMark = 0xffffffff;
+// Ranges are cut between sections as far as possible: more of them give ranges that are more equal,
+// and blocks that compress less.
+constexpr uint64_t kSections = 32;
+constexpr uint64_t kMinSectionChunks = 16;
+constexpr size_t kSectionBytes = 32;
 constexpr size_t kDataObjectsAt = 20;
 constexpr size_t kAttemptAt = 56;
 static_assert(kAttemptAt + kMaxAttemptBytes + 16 == kPartHeaderBytes);
@@ -76,7 +82,7 @@ Error Damaged(const std::string& name, uint64_t offset_bytes, std::string what) 
 std::array<std::byte, kPartHeaderBytes> EncodeHeader(const PartHeader& header) {
   std::array<std::byte, kPartHeaderBytes> out{};
   std::memcpy(out.data(), kMagic, 8);
-  PutLittleEndian<uint32_t>(out, 8, kPartVersion);
+  PutLittleEndian<uint32_t>(out, 8, header.is_indexed ? kIndexedPartVersion : kPartVersion);
   PutLittleEndian(out, 12, header.rank);
   PutLittleEndian(out, 16, header.world_size);
   PutLittleEndian(out, kDataObjectsAt, header.data_objects);
@@ -97,13 +103,14 @@ Result<PartHeader> DecodeHeader(std::span<const std::byte> bytes, const std::str
     return Fail(Damaged(name, 0, "the header does not match its checksum"));
   }
   const auto version = GetLittleEndian<uint32_t>(bytes, 8);
-  if (version != kPartVersion) {
+  if (version != kPartVersion && version != kIndexedPartVersion) {
     return Fail(Error{.code = ErrorCode::kUnimplemented,
                       .message = fmt::format("the part has format version {}, this build reads {}",
                                              version, kPartVersion),
                       .file = name});
   }
   PartHeader header;
+  header.is_indexed = version == kIndexedPartVersion;
   header.rank = GetLittleEndian<uint32_t>(bytes, 12);
   header.world_size = GetLittleEndian<uint32_t>(bytes, 16);
   header.data_objects = GetLittleEndian<uint32_t>(bytes, kDataObjectsAt);
@@ -118,7 +125,7 @@ Result<PartHeader> DecodeHeader(std::span<const std::byte> bytes, const std::str
 bool IsFor(const PartHeader& header, const PartHeader& expected) {
   return header.store_uuid == expected.store_uuid && header.step == expected.step &&
          header.rank == expected.rank && header.world_size == expected.world_size &&
-         header.attempt == expected.attempt;
+         header.attempt == expected.attempt && header.is_indexed == expected.is_indexed;
 }
 
 /// Calls back with the entries of one block whose checksum is right. Returns their number.
@@ -174,6 +181,7 @@ class PartReader {
   }
 
   bool at_end() const { return at_end_; }
+  uint64_t seen_entries() const { return seen_entries_; }
 
  private:
   /// Returns the length of the block.
@@ -237,7 +245,64 @@ std::string PartDataName(const std::string& name, uint32_t index) {
 PartWriter::PartWriter(std::shared_ptr<Storage> storage, std::string name, PartHeader header)
     : storage_(std::move(storage)), name_(std::move(name)), header_(std::move(header)) {}
 
-Result<void> PartWriter::FlushBlock(uint32_t entry_count) {
+std::vector<std::byte> EncodeSection(const PartSection& section) {
+  std::vector<std::byte> value(kSectionBytes + section.last.size());
+  PutLittleEndian(value, 0, section.data_object);
+  PutLittleEndian(value, 8, section.offset_bytes);
+  PutLittleEndian(value, 16, section.stored_bytes);
+  PutLittleEndian(value, 24, section.chunk_count);
+  std::ranges::copy(AsBytes(section.last), value.begin() + kSectionBytes);
+  return value;
+}
+
+Result<PartSection> DecodeSection(std::string_view key, std::span<const std::byte> value) {
+  if (value.size() < kSectionBytes) {
+    return Fail(ErrorCode::kDataLoss, "an entry of the index of a part is too short");
+  }
+  const auto last = value.subspan(kSectionBytes);
+  if (GetLittleEndian<uint64_t>(value, 16) > kMaxObjectBytes) {
+    return Fail(ErrorCode::kDataLoss, "a section of a part is impossibly long");
+  }
+  return PartSection{.first = std::string(key),
+                     .last = {reinterpret_cast<const char*>(last.data()), last.size()},
+                     .data_object = GetLittleEndian<uint32_t>(value, 0),
+                     .offset_bytes = GetLittleEndian<uint64_t>(value, 8),
+                     .stored_bytes = GetLittleEndian<uint64_t>(value, 16),
+                     .chunk_count = GetLittleEndian<uint64_t>(value, 24)};
+}
+
+Result<void> BlockBuffer::Add(Column column, std::string_view key,
+                              std::span<const std::byte> value) {
+  const uint64_t need = kEntryHeaderBytes + key.size() + value.size();
+  if (need > kMaxBlockBytes) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("a record of {} bytes is too large", need));
+  }
+  if (!block_.empty() && block_.size() + need > kBlockTargetBytes) CAIRN_TRY(EndBlock());
+  const size_t at = block_.size();
+  block_.resize(at + kEntryHeaderBytes);
+  block_[at] = std::byte{static_cast<uint8_t>(column)};
+  PutLittleEndian(block_, at + 4, static_cast<uint32_t>(key.size()));
+  PutLittleEndian(block_, at + 8, static_cast<uint32_t>(value.size()));
+  block_.insert(block_.end(), AsBytes(key).begin(), AsBytes(key).end());
+  block_.insert(block_.end(), value.begin(), value.end());
+  ++block_entries_;
+  ++entry_count_;
+  return {};
+}
+
+Result<void> BlockBuffer::EndBlock() {
+  return block_entries_ > 0 ? Compress(block_entries_) : Result<void>();
+}
+
+Result<void> BlockBuffer::End() {
+  CAIRN_TRY(EndBlock());
+  block_.resize(8);
+  PutLittleEndian(block_, 0, entry_count_);
+  return Compress(kEndMark);
+}
+
+Result<void> BlockBuffer::Compress(uint32_t entry_count) {
   compressed_.resize(ZSTD_compressBound(block_.size()));
   const size_t compressed_bytes = ZSTD_compress(compressed_.data(), compressed_.size(),
                                                 block_.data(), block_.size(), kZstdLevel);
@@ -259,52 +324,75 @@ Result<void> PartWriter::FlushBlock(uint32_t entry_count) {
   return {};
 }
 
-Result<void> PartWriter::PutData() {
+Result<void> PartWriter::PutData(std::vector<std::byte>& blocks) {
   if (header_.data_objects >= kMaxDataObjects) {
     return Fail(ErrorCode::kInvalidArgument, "a rank has too many records for one step");
   }
-  CAIRN_TRY(storage_->PutIfAbsent(PartDataName(name_, header_.data_objects), blocks_));
+  CAIRN_TRY(storage_->PutIfAbsent(PartDataName(name_, header_.data_objects), blocks));
   ++header_.data_objects;
-  blocks_.clear();
+  blocks.clear();
   return {};
 }
 
 Result<void> PartWriter::Add(Column column, std::string_view key,
                              std::span<const std::byte> value) {
-  const uint64_t need = kEntryHeaderBytes + key.size() + value.size();
-  if (need > kMaxBlockBytes) {
-    return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("a record of {} bytes is too large", need));
+  if (header_.is_indexed && column == Column::kChunks) {
+    chunks_.Add(column, key, value);
+    ++chunk_count_;
+    return chunks_.size_bytes() < kMaxPartBytes ? Result<void>() : PutChunks();
   }
-  if (!block_.empty() && block_.size() + need > kBlockTargetBytes) {
-    CAIRN_TRY(FlushBlock(block_entries_));
-    if (blocks_.size() > kMaxPartBytes) CAIRN_TRY(PutData());
-  }
-  const size_t at = block_.size();
-  block_.resize(at + kEntryHeaderBytes);
-  block_[at] = std::byte{static_cast<uint8_t>(column)};
-  PutLittleEndian(block_, at + 4, static_cast<uint32_t>(key.size()));
-  PutLittleEndian(block_, at + 8, static_cast<uint32_t>(value.size()));
-  block_.insert(block_.end(), AsBytes(key).begin(), AsBytes(key).end());
-  block_.insert(block_.end(), value.begin(), value.end());
-  ++block_entries_;
-  ++entry_count_;
-  return {};
+  CAIRN_TRY(buffer_.Add(column, key, value));
+  if (header_.is_indexed || buffer_.blocks().size() <= kMaxPartBytes) return {};
+  return PutData(buffer_.blocks());
+}
+
+/// Puts the collected chunks as one object, in sections.
+Result<void> PartWriter::PutChunks() {
+  if (chunk_count_ == 0) return {};
+  const uint64_t wanted = std::max(DivCeil(chunk_count_, kSections), kMinSectionChunks);
+  BlockBuffer data;
+  PartSection section;
+  const auto end_section = [&]() -> Result<void> {
+    CAIRN_TRY(data.EndBlock());
+    section.stored_bytes = data.blocks().size() - section.offset_bytes;
+    sections_.push_back(section);
+    return {};
+  };
+  CAIRN_TRY(chunks_.ForEachInOrder([&](const RecordView& record) -> Result<void> {
+    const std::string_view name = record.key.substr(0, record.key.find('\0') + 1);
+    if (name != section.last && section.chunk_count >= wanted) {
+      CAIRN_TRY(end_section());
+      section = {};
+    }
+    if (section.chunk_count++ == 0) {
+      section.first = name;
+      section.data_object = header_.data_objects;
+      section.offset_bytes = data.blocks().size();
+    }
+    section.last = name;
+    return data.Add(record.column, record.key, record.value);
+  }));
+  CAIRN_TRY(end_section());
+  chunks_.Clear();
+  chunk_count_ = 0;
+  return PutData(data.blocks());
 }
 
 Result<void> PartWriter::Finish() {
-  if (block_entries_ > 0) CAIRN_TRY(FlushBlock(block_entries_));
-  block_.resize(8);
-  PutLittleEndian(block_, 0, entry_count_);
-  CAIRN_TRY(FlushBlock(kEndMark));
+  CAIRN_TRY(PutChunks());
+  for (const PartSection& section : sections_) {
+    CAIRN_TRY(buffer_.Add(Column::kTables, section.first, EncodeSection(section)));
+  }
+  CAIRN_TRY(buffer_.End());
+  std::vector<std::byte>& blocks = buffer_.blocks();
   const auto header = EncodeHeader(header_);
   CAIRN_CHECK(DecodeHeader(header, name_).has_value());
-  blocks_.insert(blocks_.begin(), header.begin(), header.end());
-  Result<void> put = storage_->PutIfAbsent(name_, blocks_);
+  blocks.insert(blocks.begin(), header.begin(), header.end());
+  Result<void> put = storage_->PutIfAbsent(name_, blocks);
   if (put) return {};
   // If the storage has these bytes, the put was performed, and its response was lost.
-  const Result<std::vector<std::byte>> stored = storage_->Read(name_, blocks_.size());
-  if (stored && *stored == blocks_) return {};
+  const Result<std::vector<std::byte>> stored = storage_->Read(name_, blocks.size());
+  if (stored && *stored == blocks) return {};
   return put;
 }
 
@@ -316,6 +404,16 @@ Result<void> ReadPart(Storage& storage, const std::string& name, const PartHeade
 
 Result<std::vector<std::byte>> FetchPart(Storage& storage, const std::string& name) {
   return storage.Read(name, kMaxObjectBytes);
+}
+
+Result<void> ReadSections(const std::string& name, std::span<const std::byte> bytes,
+                          uint64_t chunk_count, const PartCallback& callback) {
+  PartReader reader(callback);
+  CAIRN_TRY(reader.ReadBlocks(name, bytes, 0));
+  if (reader.at_end() || reader.seen_entries() != chunk_count) {
+    return Fail(Damaged(name, 0, "the index does not match the chunks"));
+  }
+  return {};
 }
 
 uint64_t ClaimedBytes(std::span<const std::byte> part) {
@@ -345,7 +443,7 @@ Result<void> ReadFetchedPart(Storage& storage, const std::string& name,
   if (header.data_objects > kMaxDataObjects)
     return Fail(Damaged(path, 0, "it has too many objects"));
   PartReader reader(callback);
-  for (uint32_t i = 0; i < header.data_objects; ++i) {
+  for (uint32_t i = 0; i < (header.is_indexed ? 0 : header.data_objects); ++i) {
     const std::string data_name = PartDataName(name, i);
     CAIRN_TRY_ASSIGN(const std::vector<std::byte> data, storage.Read(data_name, kMaxObjectBytes));
     CAIRN_TRY(reader.ReadBlocks(ObjectPath(storage.address(), data_name), data, 0));

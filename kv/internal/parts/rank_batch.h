@@ -15,6 +15,7 @@
 #include "kv/aligned_bytes.h"
 #include "kv/error.h"
 #include "kv/internal/parts/collected_records.h"
+#include "kv/internal/parts/part_file.h"
 #include "kv/internal/parts/stored_record.h"
 #include "kv/key.h"
 #include "kv/step_records.h"
@@ -51,8 +52,15 @@ class RankBatch {
     uint64_t written_bytes = 0;
   };
 
-  /// A batch of parts of this attempt, whose segments have this epoch.
-  RankBatch(std::string attempt, uint32_t epoch) : attempt_(std::move(attempt)), epoch_(epoch) {}
+  /// A section of an indexed part.
+  struct Section {
+    uint32_t rank = 0;
+    PartSection section;
+  };
+
+  /// A batch of parts of this attempt, whose segments have this epoch, and which may have sections.
+  RankBatch(std::string attempt, uint32_t epoch, bool is_indexed = false)
+      : attempt_(std::move(attempt)), epoch_(epoch), is_indexed_(is_indexed) {}
 
   /// Begins the part of `rank`. The records that follow are in this part.
   void BeginPart(uint32_t rank);
@@ -76,10 +84,12 @@ class RankBatch {
   const std::vector<Shared>& shared() const { return shared_; }
   const std::vector<Segment>& segments() const { return segments_; }
   const Counts& counts() const { return counts_; }
+  const std::vector<Section>& sections() const { return sections_; }
   /// Segment ids, and lengths that the chunks use of them. A segment may have several entries.
   std::span<const std::pair<uint64_t, uint64_t>> uses() const { return uses_; }
 
  private:
+  std::unexpected<Error> OtherRecord(Column column) const;
   Result<void> AddChunk(std::string_view key, std::span<const std::byte> value);
   Chunks& ChunksOf(std::string_view name, size_t dimensions);
   StoredRecord Store(std::string_view key, std::span<const std::byte> value);
@@ -87,6 +97,7 @@ class RankBatch {
 
   const std::string attempt_;
   const uint32_t epoch_;
+  const bool is_indexed_;
   uint32_t rank_ = 0;
   uint64_t part_segments_ = 0;  // in the part that was begun
 
@@ -99,6 +110,7 @@ class RankBatch {
   std::vector<Shared> shared_;
   std::vector<Segment> segments_;
   Counts counts_;
+  std::vector<Section> sections_;
   std::vector<std::pair<uint64_t, uint64_t>> uses_;
 };
 
