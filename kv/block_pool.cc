@@ -1,4 +1,6 @@
-// Blocks in slabs: one allocation per block or, if pages are locked, one for many blocks.
+// Blocks in slabs: one mapping per block or, if pages are locked, one for many blocks. Not malloc:
+// before 2.38, glibc does not reuse freed memory for aligned blocks of the same size (bug 14581), so
+// that the memory of a process that opens stores again and again grows.
 
 #include "kv/block_pool.h"
 
@@ -6,7 +8,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstdlib>
+#include <cstdint>
 
 #include "kv/div.h"
 #include "kv/internal/io/file.h"
@@ -16,6 +18,25 @@ namespace {
 
 constexpr uint64_t kHugePageBytes = 2 << 20;
 constexpr uint64_t kLockedSlabBytes = 64 << 20;  // locking costs a system call and a driver's lock
+
+// Returns memory that begins at a multiple of `alignment`, itself a multiple of a page; or null.
+std::byte* MapMemory(uint64_t length_bytes, uint64_t alignment) {
+  // Extra room, so that there is such a multiple.
+  const uint64_t room_bytes = alignment > internal::kDirectAlignBytes ? alignment : 0;
+  void* const mapping = ::mmap(nullptr, length_bytes + room_bytes, PROT_READ | PROT_WRITE,
+                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping == MAP_FAILED) return nullptr;
+  if (room_bytes == 0) return static_cast<std::byte*>(mapping);
+  const auto address = reinterpret_cast<uintptr_t>(mapping);
+  const uint64_t before_bytes = RoundUp(address, alignment) - address;
+  auto* const memory = static_cast<std::byte*>(mapping) + before_bytes;
+  // If unmapping fails, only address space is wasted.
+  if (before_bytes > 0) (void)::munmap(mapping, before_bytes);
+  if (before_bytes < room_bytes) {
+    (void)::munmap(memory + length_bytes, room_bytes - before_bytes);
+  }
+  return memory;
+}
 
 }  // namespace
 
@@ -33,7 +54,7 @@ BlockPool::~BlockPool() {
       locker_->Unlock({slab.memory, slab.length_bytes});
       ::madvise(slab.memory, slab.length_bytes, MADV_DOFORK);
     }
-    std::free(slab.memory);
+    ::munmap(slab.memory, slab.length_bytes);
   }
 }
 
@@ -45,20 +66,20 @@ bool BlockPool::GrowLocked() {
   const uint64_t alignment =
       block_bytes_ % kHugePageBytes == 0 ? kHugePageBytes : internal::kDirectAlignBytes;
   const uint64_t length_bytes = blocks * block_bytes_;
-  void* const memory = std::aligned_alloc(alignment, length_bytes);
+  std::byte* const memory = MapMemory(length_bytes, alignment);
   if (memory == nullptr) {
     exhausted_ = true;
     return false;
   }
   if (alignment == kHugePageBytes) ::madvise(memory, length_bytes, MADV_HUGEPAGE);
-  const Slab slab{static_cast<std::byte*>(memory), length_bytes};
+  const Slab slab{memory, length_bytes};
   if (locker_ != nullptr) {
     // A child of fork would copy the locked pages, or leave the parent with other pages than those
     // to which the device writes.
     ::madvise(memory, length_bytes, MADV_DONTFORK);
     if (auto locked = locker_->Lock({slab.memory, slab.length_bytes}); !locked) {
       ::madvise(memory, length_bytes, MADV_DOFORK);
-      std::free(memory);
+      ::munmap(memory, length_bytes);
       exhausted_ = true;
       lock_error_ = std::move(locked).error();
       return false;

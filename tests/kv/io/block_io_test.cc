@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -41,6 +42,24 @@ TEST(BlockPoolTest, HandsOutAlignedBlocksUpToItsCount) {
     EXPECT_EQ(pool.TryTake(), *blocks.begin());
     for (std::byte* block : blocks) pool.Give(block);
   }
+}
+
+// glibc before 2.38 does not reuse freed memory for aligned blocks, so its heap would grow with each
+// pool.
+TEST(BlockPoolTest, BlocksAreNotInTheHeap) {
+  constexpr uint64_t kBlockBytes = 4 << 20;
+  ASSERT_EQ(::mallopt(M_MMAP_THRESHOLD, 32 << 20), 1);  // as after a large array was freed
+  const size_t before_bytes = ::mallinfo2().arena;
+  BlockPool pool(kBlockBytes, 8);
+  std::vector<std::byte*> blocks;
+  for (int i = 0; i < 8; ++i) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(std::byte* const block, pool.Take());
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(block) % (2 << 20), 0u);
+    block[kBlockBytes - 1] = std::byte{1};
+    blocks.push_back(block);
+  }
+  EXPECT_LT(::mallinfo2().arena, before_bytes + kBlockBytes);
+  for (std::byte* const block : blocks) pool.Give(block);
 }
 
 TEST(BlockPoolTest, TakeWaitsUntilABlockIsGiven) {
