@@ -1,6 +1,6 @@
 // Blocks in slabs: one mapping per block or, if pages are locked, one for many blocks. Not malloc:
-// before 2.38, glibc does not reuse freed memory for aligned blocks of the same size (bug 14581), so
-// that the memory of a process that opens stores again and again grows.
+// before 2.38, glibc does not reuse freed memory for aligned blocks of the same size (bug 14581),
+// so that the memory of a process that opens stores again and again grows.
 
 #include "kv/block_pool.h"
 

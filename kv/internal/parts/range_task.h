@@ -15,7 +15,7 @@
 #include "kv/error.h"
 #include "kv/internal/parts/part_file.h"
 #include "kv/internal/parts/section_index.h"
-#include "kv/internal/table/table_info.h"
+#include "kv/internal/records/kv_records.h"
 #include "kv/storage.h"
 
 namespace cairn::kv::internal {

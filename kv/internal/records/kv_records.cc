@@ -10,7 +10,6 @@
 #include <cstring>
 
 #include "kv/chunk_record.h"
-#include "kv/internal/io/file.h"
 #include "kv/internal/root/metric_records.h"
 #include "kv/step_info.h"
 #include "schema/little_endian.h"
@@ -247,7 +246,8 @@ struct ListWriter {
   }
   void Put(std::string_view text) {
     Put(text.size());
-    bytes.insert(bytes.end(), AsBytes(text).begin(), AsBytes(text).end());
+    const auto text_bytes = std::as_bytes(std::span(text));
+    bytes.insert(bytes.end(), text_bytes.begin(), text_bytes.end());
   }
   template <typename Table>
   void PutTable(const Table& table) {

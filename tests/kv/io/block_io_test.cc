@@ -44,8 +44,8 @@ TEST(BlockPoolTest, HandsOutAlignedBlocksUpToItsCount) {
   }
 }
 
-// glibc before 2.38 does not reuse freed memory for aligned blocks, so its heap would grow with each
-// pool.
+// glibc before 2.38 does not reuse freed memory for aligned blocks, so its heap would grow with
+// each pool.
 TEST(BlockPoolTest, BlocksAreNotInTheHeap) {
   constexpr uint64_t kBlockBytes = 4 << 20;
   ASSERT_EQ(::mallopt(M_MMAP_THRESHOLD, 32 << 20), 1);  // as after a large array was freed

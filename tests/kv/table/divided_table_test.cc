@@ -19,7 +19,7 @@ std::string Value(const std::string& name) { return TableKey(Column::kValues, na
 
 class DividedTableTest : public TableStorageTest {
  protected:
-  /// Writes a table whose chunks from each key on are in a table of their own.
+  /// Writes a table whose chunks from each key on are in a separate table.
   Result<TableInfo> WriteDivided(const Records& records, const std::vector<std::string>& begins) {
     Records own;
     std::vector<Records> ranges(begins.size());
