@@ -30,9 +30,11 @@ def say(*words):
 with cairn.open(sys.argv[1], mode="a") as store:
     step = max(store.steps(), default=0)
     say("open")
-    while not os.path.exists(sys.argv[2]):
-        step += 1
+    while True:
         try:
+            if os.path.exists(sys.argv[2]):
+                break
+            step += 1
             if step % 2:
                 store.save(step, state_of(step))
             else:
