@@ -8,35 +8,15 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstdint>
 
+#include "kv/aligned_mapping.h"
 #include "kv/div.h"
 #include "kv/internal/io/file.h"
 
 namespace cairn::kv {
 namespace {
 
-constexpr uint64_t kHugePageBytes = 2 << 20;
 constexpr uint64_t kLockedSlabBytes = 64 << 20;  // locking costs a system call and a driver's lock
-
-// Returns memory that begins at a multiple of `alignment`, itself a multiple of a page; or null.
-std::byte* MapMemory(uint64_t length_bytes, uint64_t alignment) {
-  // Extra room, so that there is such a multiple.
-  const uint64_t room_bytes = alignment > internal::kDirectAlignBytes ? alignment : 0;
-  void* const mapping = ::mmap(nullptr, length_bytes + room_bytes, PROT_READ | PROT_WRITE,
-                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapping == MAP_FAILED) return nullptr;
-  if (room_bytes == 0) return static_cast<std::byte*>(mapping);
-  const auto address = reinterpret_cast<uintptr_t>(mapping);
-  const uint64_t before_bytes = RoundUp(address, alignment) - address;
-  auto* const memory = static_cast<std::byte*>(mapping) + before_bytes;
-  // If unmapping fails, only address space is wasted.
-  if (before_bytes > 0) (void)::munmap(mapping, before_bytes);
-  if (before_bytes < room_bytes) {
-    (void)::munmap(memory + length_bytes, room_bytes - before_bytes);
-  }
-  return memory;
-}
 
 }  // namespace
 
@@ -66,7 +46,7 @@ bool BlockPool::GrowLocked() {
   const uint64_t alignment =
       block_bytes_ % kHugePageBytes == 0 ? kHugePageBytes : internal::kDirectAlignBytes;
   const uint64_t length_bytes = blocks * block_bytes_;
-  std::byte* const memory = MapMemory(length_bytes, alignment);
+  std::byte* const memory = MapAligned(length_bytes, alignment);
   if (memory == nullptr) {
     exhausted_ = true;
     return false;

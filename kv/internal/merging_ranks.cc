@@ -19,15 +19,6 @@
 namespace cairn::kv::internal {
 namespace {
 
-PartHeader HeaderOf(const StepAttempt& attempt) {
-  return {.store_uuid = attempt.store->uuid,
-          .step = attempt.step,
-          .rank = 0,
-          .world_size = attempt.options.world_size,
-          .created_unix_ns = attempt.created_unix_ns,
-          .attempt = attempt.attempt};
-}
-
 /// Adds all chunks to the records of rank 0, as if it had gathered parts without an index.
 Result<void> MergeAlone(StepAttempt& attempt, const SectionIndex& index, RankRecords& others) {
   const std::vector<SectionRead> reads = index.ReadsOf({}, {});
@@ -63,7 +54,7 @@ Result<RangeResult> AwaitResult(const StepAttempt& attempt, uint32_t range, uint
   Storage& storage = *attempt.store->storage;
   Poll poll(attempt.options.deadline);
   while (true) {
-    auto result = ReadResult(storage, HeaderOf(attempt), range);
+    auto result = ReadResult(storage, attempt.HeaderOf(0), range);
     if (result) return result;
     const std::string path = ObjectPath(storage.address(), ResultName(attempt.attempt, range));
     if (result.error().code != ErrorCode::kNotFound) {
@@ -131,7 +122,7 @@ Result<void> GatherRanges(StepAttempt& attempt, RankRecords& others) {
     task.shared = attempt.shared_tensors;
     task.kept = kept;
     task.reads = index.ReadsOf(task.begin, task.end);
-    CAIRN_TRY(PutTask(attempt.store->storage, HeaderOf(attempt), range, task));
+    CAIRN_TRY(PutTask(attempt.store->storage, attempt.HeaderOf(0), range, task));
     task.reads = {};
   }
   attempt.merged = MergedRanges{.ranges = {}, .kept = std::move(kept)};

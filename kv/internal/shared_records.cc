@@ -37,14 +37,7 @@ std::string DigestOf(std::span<const SharedRecord> records) {
 }
 
 // The header of shared records. It does not depend on the rank: their digest is their name.
-PartHeader SharedHeader(const StepAttempt& attempt) {
-  return {.store_uuid = attempt.store->uuid,
-          .step = attempt.step,
-          .rank = 0,
-          .world_size = attempt.options.world_size,
-          .created_unix_ns = attempt.created_unix_ns,
-          .attempt = attempt.attempt};
-}
+PartHeader SharedHeader(const StepAttempt& attempt) { return attempt.HeaderOf(0); }
 
 }  // namespace
 

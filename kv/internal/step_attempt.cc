@@ -56,14 +56,18 @@ StepAttempt::StepAttempt(std::shared_ptr<StoreState> store_state, uint64_t step_
                }),
       records(store->storage, store->epoch) {
   if (!store->joined && !is_indexed()) return;
-  part = std::make_unique<PartWriter>(store->storage, PartName(attempt, options.rank),
-                                      PartHeader{.store_uuid = store->uuid,
-                                                 .step = step,
-                                                 .rank = options.rank,
-                                                 .world_size = options.world_size,
-                                                 .created_unix_ns = created_unix_ns,
-                                                 .attempt = attempt,
-                                                 .is_indexed = is_indexed()});
+  PartHeader header = HeaderOf(options.rank);
+  header.is_indexed = is_indexed();
+  part = std::make_unique<PartWriter>(store->storage, PartName(attempt, options.rank), header);
+}
+
+PartHeader StepAttempt::HeaderOf(uint32_t rank) const {
+  return {.store_uuid = store->uuid,
+          .step = step,
+          .rank = rank,
+          .world_size = options.world_size,
+          .created_unix_ns = created_unix_ns,
+          .attempt = attempt};
 }
 
 StepAttempt::~StepAttempt() {

@@ -55,6 +55,8 @@ class StepAttempt {
   Result<void> AddEntry(Column column, std::string_view key, std::span<const std::byte> value);
   Result<void> AddStepRecordToPart(const StepSummary& summary);
   StepInfo InfoOf(const StepSummary& summary) const;
+  /// Returns the header of an object that a rank puts for this attempt, without an index.
+  PartHeader HeaderOf(uint32_t rank) const;
 
   /// Seals all segments and makes their names durable.
   Result<void> SealSegments();

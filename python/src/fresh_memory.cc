@@ -7,15 +7,11 @@
 
 #include <new>
 
+#include "kv/aligned_mapping.h"
 #include "kv/div.h"
 #include "kv/error.h"
 
 namespace cairn::python {
-namespace {
-
-constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
-
-}  // namespace
 
 uint64_t FreshMemory::BlockBytes(uint64_t bytes) {
   static const auto page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
@@ -24,18 +20,8 @@ uint64_t FreshMemory::BlockBytes(uint64_t bytes) {
 
 FreshMemory::FreshMemory(uint64_t total_bytes) : left_bytes_(total_bytes) {
   if (total_bytes == 0) return;
-  // Extra room, so that the memory can begin at a multiple of a huge page.
-  uint64_t mapped_bytes = 0;
-  if (__builtin_add_overflow(total_bytes, kHugePageBytes, &mapped_bytes)) throw std::bad_alloc();
-  void* mapping =
-      mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapping == MAP_FAILED) throw std::bad_alloc();
-  const auto address = reinterpret_cast<uintptr_t>(mapping);
-  const uint64_t before_bytes = RoundUp(address, kHugePageBytes) - address;
-  next_ = static_cast<std::byte*>(mapping) + before_bytes;
-  // If unmapping fails, only address space is wasted, not memory.
-  if (before_bytes > 0) (void)munmap(mapping, before_bytes);
-  (void)munmap(next_ + total_bytes, kHugePageBytes - before_bytes);
+  next_ = kv::MapAligned(total_bytes, kv::kHugePageBytes);
+  if (next_ == nullptr) throw std::bad_alloc();
   (void)madvise(next_, total_bytes, MADV_HUGEPAGE);  // only advice: without it the memory is slower
 }
 
