@@ -9,6 +9,8 @@
 2. Of a state with LoRA adapters and of an embedding, only these adapters and some rows change.
 3. In a state of --mib, elements are changed at random as such a step does. Saves, loads and pulls
    are measured next to copies and digests of the same bytes.
+4. build/bin/cairn_delta_bench encodes and decodes such a step in memory, on one core, next to the
+   other ways to store it.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import json
 import random
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -43,7 +46,7 @@ import cairn  # noqa: E402
 State = dict[str, torch.Tensor]
 RATES = (3e-7, 1e-6, 2e-6, 4e-6, 1e-5, 3e-5, 1e-4)
 DENSITIES = (0.015, 0.04, 0.1)
-PARTS = ("space", "regions", "time")
+PARTS = ("space", "regions", "time", "codec")
 
 
 def payload(tensor: torch.Tensor) -> numpy.ndarray:
@@ -306,6 +309,36 @@ def measure_regions(folder: Path, options: argparse.Namespace) -> list[dict[str,
     return results
 
 
+def measure_codec(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Bytes per second of one core, and how many times fewer bytes: medians of --repeat runs."""
+    command = [ROOT / "build/bin/cairn_delta_bench", "--benchmark_format=json"]
+    command += [f"--benchmark_repetitions={options.repeat}"]
+    output = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=1800).stdout
+    result = {}
+    for run in json.loads(output)["benchmarks"]:
+        if run.get("aggregate_name") != "median":
+            continue
+        if run.get("error_occurred"):
+            raise RuntimeError(f"{run['run_name']}: {run['error_message']}")
+        result[run["run_name"]] = {
+            "rate": run["bytes_per_second"],
+            "ratio": run.get("times_fewer_bytes"),
+            "changed": run["changed%"] / 100,
+        }
+    weights = (torch.randn(32 << 20, generator=torch.Generator().manual_seed(1)) * 0.02).bfloat16()
+    values = payload(weights).tobytes()
+    codec = zipnn.ZipNN(method="AUTO", input_format="byte", threads=1)
+    compressed = codec.compress(values)
+    works = {
+        "ZipNN, compress": lambda: codec.compress(values),
+        "ZipNN, decompress": lambda: codec.decompress(compressed),
+    }
+    for name, work in works.items():
+        seconds = statistics.median(timed(work)[1] for _ in range(options.repeat))
+        result[name] = {"rate": len(values) / seconds, "ratio": len(values) / len(compressed)}
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -321,14 +354,19 @@ def main() -> None:
     add("--settle", type=int, default=4, help="steps with each learning rate before it counts (4)")
     add("--steps", type=int, default=3, help="saved steps per learning rate (3)")
     add("--rates", type=float, nargs="*", default=RATES, help="learning rates")
-    add("--mib", type=int, default=1024, help="size of the state of the last part (1024)")
+    add("--mib", type=int, default=1024, help="size of the state of the part time (1024)")
     add("--densities", type=float, nargs="*", default=DENSITIES, help="changed shares of elements")
-    add("--repeat", type=int, default=3, help="rounds of the last part (3)")
+    add("--repeat", type=int, default=3, help="rounds of the parts time and codec (3)")
     options = parser.parse_args()
     options.dir.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="history-", dir=options.dir))
     result = json.loads(options.add_to.read_text()) if options.add_to else {}
-    measures = {"space": measure_space, "regions": measure_regions, "time": measure_time}
+    measures: dict[str, Callable[[Path, argparse.Namespace], Any]] = {
+        "space": measure_space,
+        "regions": measure_regions,
+        "time": measure_time,
+        "codec": measure_codec,
+    }
     try:
         result |= {
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
