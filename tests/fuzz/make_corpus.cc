@@ -22,6 +22,7 @@
 #include "core/step/internal/compress.h"
 #include "kv/internal/parts/attempt_outcome.h"
 #include "kv/internal/parts/part_file.h"
+#include "kv/internal/parts/range_task.h"
 #include "kv/internal/records/kv_records.h"
 #include "kv/internal/root/framed_record.h"
 #include "kv/internal/root/lease.h"
@@ -29,6 +30,7 @@
 #include "kv/internal/storage/memory_storage.h"
 #include "kv/internal/table/table_reader.h"
 #include "schema/little_endian.h"
+#include "tests/fuzz/corpus_builder.h"
 #include "tests/fuzz/corpus_texts.h"
 #include "tests/fuzz/fuzz_support.h"
 
@@ -41,74 +43,7 @@ using Bytes = std::vector<std::byte>;
 
 constexpr char kAttempt[] = "0000000112345678-7-0";
 constexpr char kPart[] = "pending/0000000112345678-7-0/1.part";
-
-std::span<const std::byte> AsBytes(std::string_view text) {
-  return std::as_bytes(std::span(text.data(), text.size()));
-}
-std::string_view AsText(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-/// Ends the program with the error.
-template <typename T>
-T Must(Result<T> result) {
-  if (!result) {
-    std::fprintf(stderr, "make_corpus: %s\n", result.error().ToString().c_str());
-    std::exit(2);
-  }
-  if constexpr (!std::is_void_v<T>) return *std::move(result);
-}
-
-/// Concatenates the parts of an input.
-class Builder {
- public:
-  explicit Builder(uint8_t selector) { Byte(selector); }
-  Builder& Byte(uint8_t value) {
-    text_.push_back(static_cast<char>(value));
-    return *this;
-  }
-  template <typename T>
-  Builder& Number(T value) {
-    for (size_t i = 0; i < sizeof(T); ++i) Byte(static_cast<uint8_t>(value >> (8 * i)));
-    return *this;
-  }
-  Builder& Add(std::span<const std::byte> bytes) {
-    text_ += AsText(bytes);
-    return *this;
-  }
-  Builder& Add(std::string_view text) {
-    text_ += text;
-    return *this;
-  }
-  const std::string& text() const { return text_; }
-
- private:
-  std::string text_;
-};
-
-class Corpus {
- public:
-  explicit Corpus(fs::path folder) : folder_(std::move(folder)) {}
-  /// Adds an input. Of equal names, the first `kMaxPerName` are kept.
-  void Add(const std::string& fuzzer, const std::string& name, const Builder& input) {
-    constexpr int kMaxPerName = 3;
-    const int number = count_[fuzzer + "/" + name]++;
-    if (number >= kMaxPerName) return;
-    fs::create_directories(folder_ / fuzzer);
-    std::ofstream file(
-        folder_ / fuzzer / (number == 0 ? name : name + "-" + std::to_string(number + 1)),
-        std::ios::binary);
-    file << input.text();
-    if (!file.flush()) {
-      std::fprintf(stderr, "make_corpus: cannot write to %s\n", folder_.c_str());
-      std::exit(2);
-    }
-  }
-
- private:
-  const fs::path folder_;
-  std::map<std::string, int> count_;
-};
+const PartHeader kPartHeader{.step = 7, .rank = 1, .world_size = 2, .attempt = kAttempt};
 
 /// A state with every kind of leaf.
 class SampleState {
@@ -263,10 +198,27 @@ std::shared_ptr<MemoryStorage> MakeStore(const fs::path& exports) {
   return storage;
 }
 
+/// Returns the entries of a part, after their number.
+Builder EntriesOf(uint8_t selector, std::span<const std::byte> part, const std::string& name,
+                  const PartHeader& header) {
+  MemoryStorage unused("unused");
+  uint16_t count = 0;
+  Builder entries(selector);
+  Must(ReadFetchedPart(unused, name, part, header, [&](const RecordView& record) -> Result<void> {
+    entries.Number(static_cast<uint32_t>(record.column));
+    entries.Number(static_cast<uint32_t>(record.key.size()));
+    entries.Number(static_cast<uint32_t>(record.value.size()));
+    entries.Add(record.key).Add(record.value);
+    ++count;
+    return {};
+  }));
+  return Builder(selector).Number(count).Add(std::string_view(entries.text()).substr(1));
+}
+
 void AddStore(Corpus& corpus, const std::shared_ptr<MemoryStorage>& storage) {
   std::map<std::string, Bytes> tensors;
   const auto parts = std::make_shared<MemoryStorage>("parts");
-  PartWriter part(parts, kPart, {.step = 7, .rank = 1, .world_size = 2, .attempt = kAttempt});
+  PartWriter part(parts, kPart, kPartHeader);
   std::string last_key;
   for (const std::string& name : Must(storage->List(""))) {
     const Bytes object = Must(storage->Read(name, 1 << 20));
@@ -283,19 +235,7 @@ void AddStore(Corpus& corpus, const std::shared_ptr<MemoryStorage>& storage) {
   const Bytes object = Must(FetchPart(*parts, kPart));
   corpus.Add("parts", "part", Builder(0).Add(object));
   corpus.Add("parts", "part_repaired", Builder(1).Add(object));
-  uint16_t count = 0;
-  Builder entries(0);
-  Must(ReadFetchedPart(*parts, kPart, object,
-                       {.step = 7, .rank = 1, .world_size = 2, .attempt = kAttempt},
-                       [&](const RecordView& record) -> Result<void> {
-                         entries.Number(static_cast<uint32_t>(record.column));
-                         entries.Number(static_cast<uint32_t>(record.key.size()));
-                         entries.Number(static_cast<uint32_t>(record.value.size()));
-                         entries.Add(record.key).Add(record.value);
-                         ++count;
-                         return {};
-                       }));
-  corpus.Add("parts", "entries", Builder(2).Number(count).Add(entries.text().substr(1)));
+  corpus.Add("parts", "entries", EntriesOf(2, object, kPart, kPartHeader));
 }
 
 void AddMessages(Corpus& corpus) {
@@ -350,6 +290,63 @@ void AddMessages(Corpus& corpus) {
   Builder other(7);
   for (int i = 0; i < 2; ++i) other.Number(uint64_t{0});  // what precedes the header
   corpus.Add("messages", "layout_other", other.Number(uint64_t{1}).Number(uint64_t{1}));
+}
+
+/// What ranks exchange if several merge, and a root with a table in ranges.
+void AddMerging(Corpus& corpus) {
+  const auto storage = std::make_shared<MemoryStorage>("merging");
+  PartHeader indexed = kPartHeader;
+  indexed.is_indexed = true;
+  PartWriter writer(storage, kPart, indexed);
+  for (const char* fqn : {"a", "b", "model.w"}) {
+    for (uint64_t i = 0; i < 20; ++i) {
+      Must(writer.Add(kv::Column::kChunks, kv::ChunkKey(fqn, std::vector{i, uint64_t{0}}),
+                      Bytes(24, static_cast<std::byte>(i))));
+    }
+  }
+  Must(writer.Finish());
+  corpus.Add("merging", "index", EntriesOf(0, Must(FetchPart(*storage, kPart)), kPart, indexed));
+  const Bytes sections = Must(storage->Read(PartDataName(kPart, 0), 1 << 20));
+  corpus.Add("merging", "sections", Builder(1).Number(uint16_t{60}).Add(sections));
+
+  const TableInfo table{.id = {.epoch = 1, .id = 7}, .file_bytes = 4096, .record_count = 60};
+  TableInfo divided = table;
+  const ObjectId id{.epoch = 1, .id = 8};
+  const std::string column = kv::ColumnPrefix(kv::Column::kChunks);
+  divided.ranges = {{.begin = column + kv::FqnKey("a"), .id = id, .record_count = 40},
+                    {.begin = column + kv::FqnKey("b"), .id = {.epoch = 1, .id = 9}}};
+  const RangeTask task{.begin = kv::FqnKey("a"),
+                       .end = kv::FqnKey("b"),
+                       .reads = {{.rank = 1, .stored_bytes = sections.size(), .chunk_count = 60}},
+                       .shared = {{0, std::string(16, 'd')}},
+                       .kept = {divided, table}};
+  Must(PutTask(storage, kPartHeader, 1, task));
+  const std::string task_name = TaskName(kAttempt, 1);
+  corpus.Add("merging", "task",
+             EntriesOf(2, Must(FetchPart(*storage, task_name)), task_name, kPartHeader));
+  Builder summary(4);
+  for (const char* fqn : {"a", "model.w"}) {
+    const std::string_view name = fqn;
+    summary.Number(uint64_t{20}).Number(uint64_t{name.size()}).Add(name);
+  }
+  corpus.Add("merging", "summary", summary);
+  Must(PutResult(storage, kPartHeader, 1,
+                 {.table = table,
+                  .chunk_count = 60,
+                  .uses = {{7, 4096}},
+                  .summary = Bytes(20, std::byte{1})}));
+  const std::string result_name = ResultName(kAttempt, 1);
+  corpus.Add("merging", "result",
+             EntriesOf(3, Must(FetchPart(*storage, result_name)), result_name, kPartHeader));
+
+  StepEntry entry;
+  entry.info.step = 7;
+  entry.tables = {divided};
+  const Bytes root =
+      Must(EncodeRoot({.number = 3, .recent = {std::make_shared<const StepEntry>(entry)}}));
+  corpus.Add("roots", "divided_root", Builder(0).Add(root));
+  corpus.Add("roots", "divided_root_record",
+             Builder(2).Add(Must(UnframeRecord({.magic = "CNRT", .name = "root"}, root))));
 }
 
 void AddDeltas(Corpus& corpus) {
@@ -422,6 +419,7 @@ void MakeCorpus(const fs::path& folder) {
   fs::create_directories(exports);
   AddStore(corpus, MakeStore(exports));
   AddMessages(corpus);
+  AddMerging(corpus);
   AddDeltas(corpus);
   AddArchives(corpus, exports);
   AddTexts(corpus);

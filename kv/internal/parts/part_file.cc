@@ -263,6 +263,12 @@ Result<PartSection> DecodeSection(std::string_view key, std::span<const std::byt
   if (GetLittleEndian<uint64_t>(value, 16) > kMaxObjectBytes) {
     return Fail(ErrorCode::kDataLoss, "a section of a part is impossibly long");
   }
+  if (GetLittleEndian<uint32_t>(value, 4) != 0) {
+    return Fail(ErrorCode::kDataLoss, "a section of a part has bytes that must be zero");
+  }
+  if (std::ranges::lexicographical_compare(last, AsBytes(key))) {
+    return Fail(ErrorCode::kDataLoss, "a section of a part ends before it begins");
+  }
   return PartSection{.first = std::string(key),
                      .last = {reinterpret_cast<const char*>(last.data()), last.size()},
                      .data_object = GetLittleEndian<uint32_t>(value, 0),

@@ -43,10 +43,11 @@ std::vector<std::byte> EncodeReads(const std::vector<SectionRead>& reads) {
   return bytes;
 }
 
+/// Requires a multiple of kReadBytes.
 std::vector<SectionRead> DecodeReads(std::span<const std::byte> bytes) {
   std::vector<SectionRead> reads;
   reads.reserve(bytes.size() / kReadBytes);
-  for (size_t at = 0; at + kReadBytes <= bytes.size(); at += kReadBytes) {
+  for (size_t at = 0; at < bytes.size(); at += kReadBytes) {
     reads.push_back({.rank = GetLittleEndian<uint32_t>(bytes, at),
                      .data_object = GetLittleEndian<uint32_t>(bytes, at + 4),
                      .offset_bytes = GetLittleEndian<uint64_t>(bytes, at + 8),
@@ -103,6 +104,7 @@ Result<RangeTask> ReadTask(Storage& storage, const PartHeader& header, uint32_t 
                            return {};
                          }
                          case Column::kChunks:
+                           if (record.value.size() % kReadBytes != 0) break;
                            task.reads = DecodeReads(record.value);
                            return {};
                          default:
@@ -131,35 +133,36 @@ Result<void> PutResult(const std::shared_ptr<Storage>& storage, const PartHeader
 Result<RangeResult> ReadResult(Storage& storage, const PartHeader& header, uint32_t range) {
   RangeResult result;
   bool has_table = false;
-  CAIRN_TRY(
-      ReadPart(storage, ResultName(header.attempt, range), HeaderOf(header, range),
-               [&](const RecordView& record) -> Result<void> {
-                 switch (record.column) {
-                   case Column::kTables: {
-                     CAIRN_TRY_ASSIGN(const auto tables, DecodeTables(record.value));
-                     if (tables.size() != 1 || !tables.front().ranges.empty()) break;
-                     result.table = tables.front();
-                     has_table = true;
-                     return {};
-                   }
-                   case Column::kChunks:
-                     if (record.value.size() != 8) break;
-                     result.chunk_count = GetLittleEndian<uint64_t>(record.value, 0);
-                     return {};
-                   case Column::kUsage:
-                     for (size_t at = 0; at + kUseBytes <= record.value.size(); at += kUseBytes) {
-                       result.uses.emplace_back(GetLittleEndian<uint64_t>(record.value, at),
-                                                GetLittleEndian<uint64_t>(record.value, at + 8));
-                     }
-                     return {};
-                   case Column::kTensors:
-                     result.summary.assign(record.value.begin(), record.value.end());
-                     return {};
-                   default:
-                     break;
-                 }
-                 return Unexpected();
-               }));
+  CAIRN_TRY(ReadPart(storage, ResultName(header.attempt, range), HeaderOf(header, range),
+                     [&](const RecordView& record) -> Result<void> {
+                       switch (record.column) {
+                         case Column::kTables: {
+                           CAIRN_TRY_ASSIGN(const auto tables, DecodeTables(record.value));
+                           if (tables.size() != 1 || !tables.front().ranges.empty()) break;
+                           result.table = tables.front();
+                           has_table = true;
+                           return {};
+                         }
+                         case Column::kChunks:
+                           if (record.value.size() != 8) break;
+                           result.chunk_count = GetLittleEndian<uint64_t>(record.value, 0);
+                           return {};
+                         case Column::kUsage:
+                           if (record.value.size() % kUseBytes != 0) break;
+                           for (size_t at = 0; at < record.value.size(); at += kUseBytes) {
+                             result.uses.emplace_back(
+                                 GetLittleEndian<uint64_t>(record.value, at),
+                                 GetLittleEndian<uint64_t>(record.value, at + 8));
+                           }
+                           return {};
+                         case Column::kTensors:
+                           result.summary.assign(record.value.begin(), record.value.end());
+                           return {};
+                         default:
+                           break;
+                       }
+                       return Unexpected();
+                     }));
   if (!has_table) return Unexpected();
   return result;
 }

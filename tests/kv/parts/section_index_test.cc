@@ -190,6 +190,15 @@ TEST_F(IndexedPartTest, IsNotReadAsAPartWithoutAnIndex) {
   EXPECT_THAT(ReadIndex(), IsError(ErrorCode::kDataLoss, "another rank, attempt or store"));
 }
 
+TEST(PartSectionTest, EntryThatNoWriterWritesIsRefused) {
+  const PartSection section = Section(1, 2, 20);
+  std::vector<std::byte> value = EncodeSection(section);
+  CAIRN_EXPECT_OK(DecodeSection(section.first, value));
+  EXPECT_THAT(DecodeSection(Name(3), value), IsError(ErrorCode::kDataLoss, "before it begins"));
+  value[4] = std::byte{1};
+  EXPECT_THAT(DecodeSection(section.first, value), IsError(ErrorCode::kDataLoss, "must be zero"));
+}
+
 TEST_F(IndexedPartTest, DamagedOrForeignSectionsAreRefused) {
   Write(50, 10);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto sections, ReadIndex());
