@@ -1,6 +1,7 @@
-// Creates the golden stores of this build's format version: make_golden DIR creates DIR, and
-// DIR-pages with chunks in several extents, and DIR-ranks with steps that three ranks wrote. It
-// is run once per format version; the result is added to git and never created again.
+// Creates the golden stores of this build's format version: make_golden DIR creates DIR, DIR-pages
+// with chunks in several extents, DIR-ranks with steps that three ranks wrote, and DIR-divided with
+// steps that two ranks merged. Each is created once per format version; the result is added to git
+// and never created again.
 
 #include <fmt/format.h>
 
@@ -8,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,16 +50,22 @@ Result<void> MakeGoldenPages(const std::string& directory) {
   return store->Close();
 }
 
-/// More steps than a root names, of three ranks. The root refers to a page with the older ones.
-Result<void> MakeGoldenRanks(const std::string& directory) {
-  CAIRN_TRY_ASSIGN(const auto store, OpenWriter(directory));
+/// Opens two more ranks.
+Result<std::vector<std::unique_ptr<Store>>> OpenOthers(Store& store, const std::string& directory) {
   std::vector<std::unique_ptr<Store>> others;
   for (int i = 0; i < 2; ++i) {
-    CAIRN_TRY_ASSIGN(const std::string session, store->OpenSession());
+    CAIRN_TRY_ASSIGN(const std::string session, store.OpenSession());
     CAIRN_TRY_ASSIGN(auto other,
                      Store::Open(directory, OpenMode::kJoinSession, {.session = session}));
     others.push_back(std::move(other));
   }
+  return others;
+}
+
+/// More steps than a root names, of three ranks. The root refers to a page with the older ones.
+Result<void> MakeGoldenRanks(const std::string& directory) {
+  CAIRN_TRY_ASSIGN(const auto store, OpenWriter(directory));
+  CAIRN_TRY_ASSIGN(const auto others, OpenOthers(*store, directory));
   for (const auto& [step, sample] : RanksGoldenSteps()) {
     // All ranks take part only in the first and the last step.
     const bool of_ranks = step == kFirstRanksStep || step == kLastRanksStep;
@@ -68,6 +76,20 @@ Result<void> MakeGoldenRanks(const std::string& directory) {
   CAIRN_TRY_ASSIGN(const auto storage, OpenStorage(directory));
   CAIRN_TRY_ASSIGN(const auto root, internal::FindNewest(*storage));
   return internal::RemoveOldRoots(*storage, root->number, /*keep=*/3);
+}
+
+Result<void> MakeGoldenDivided(const std::string& directory) {
+  CAIRN_TRY_ASSIGN(const auto store, OpenWriter(directory));
+  CAIRN_TRY_ASSIGN(const auto others, OpenOthers(*store, directory));
+  std::optional<uint64_t> base_step;
+  for (const auto& [step, sample] : DividedGoldenSteps()) {
+    const bool of_ranks = step == kFirstDividedStep || step == kLastDividedStep;
+    CAIRN_TRY(of_ranks ? SaveSampleByMergingRanks(*store, others, sample,
+                                                  {.count = 2, .min_chunks = 1}, base_step)
+                       : SaveSample(*store, sample));
+    base_step = step;
+  }
+  return store->Close();
 }
 
 }  // namespace
@@ -82,6 +104,7 @@ int main(int argc, char** argv) {
   auto made = cairn::kv::testing::MakeGolden(directory);
   if (made) made = cairn::kv::testing::MakeGoldenPages(directory + "-pages");
   if (made) made = cairn::kv::testing::MakeGoldenRanks(directory + "-ranks");
+  if (made) made = cairn::kv::testing::MakeGoldenDivided(directory + "-divided");
   if (!made) {
     std::fprintf(stderr, "make_golden: %s\n", made.error().ToString().c_str());
     return 2;
