@@ -267,12 +267,23 @@ class StageMeter {
   uint64_t largest_bytes_ = 0;
 };
 
-/// Returns when rank 0 has divided the keys, or when its save has ended.
-void AwaitTasks(const std::string& attempt_path, uint64_t count, std::future<Result<void>>& save) {
-  const std::string last = fmt::format("{}/{}.merge", attempt_path, count - 1);
-  while (save.wait_for(std::chrono::milliseconds(5)) != std::future_status::ready) {
-    if (std::filesystem::exists(last)) return;
+/// Returns the number of ranges into which rank 0 has divided the keys: `count`, or less if there
+/// are few sections. 0: its save has ended.
+uint64_t AwaitTasks(const std::string& attempt_path, uint64_t count,
+                    std::future<Result<void>>& save) {
+  const auto is_put = [&](uint64_t range) {
+    return std::filesystem::exists(fmt::format("{}/{}.merge", attempt_path, range));
+  };
+  auto last_put = Clock::now();
+  for (uint64_t found = 0;
+       save.wait_for(std::chrono::milliseconds(5)) != std::future_status::ready;) {
+    for (; found < count && is_put(found); ++found) last_put = Clock::now();
+    // Rank 0 puts one after the other.
+    if (found == count || (found > 0 && Clock::now() - last_put > std::chrono::seconds(1))) {
+      return found;
+    }
   }
+  return 0;
 }
 
 /// Commits with several merging ranks, and compares the work of the busiest one, or of rank 0, with
@@ -304,10 +315,11 @@ Result<void> CommitInRanges(const BenchOptions& options, uint64_t run, double al
     CAIRN_TRY(store->Save(1, own, save));
     return {};
   });
-  AwaitTasks(scratch.path() + "/pending/" + attempt, options.merging_ranks, saved);
+  const uint64_t ranges =
+      AwaitTasks(scratch.path() + "/pending/" + attempt, options.merging_ranks, saved);
   (void)stages.End("rank 0 divides");
   double busiest = 0;
-  for (uint32_t range = 0; range < options.merging_ranks; ++range) {
+  for (uint32_t range = 0; range < ranges; ++range) {
     const auto ranks = static_cast<uint32_t>(options.ranks);
     const core::SimulatedPart part{.step = 1,
                                    .attempt = attempt,
