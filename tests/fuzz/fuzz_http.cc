@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <string>
 
+#include "kv/internal/s3/curl_library.h"
 #include "kv/internal/s3/http_transfer.h"
 #include "kv/internal/s3/s3_errors.h"
 #include "kv/internal/s3/s3_ranges.h"
@@ -76,15 +77,15 @@ HttpResponse Perform(const HttpRequest& request, std::span<const std::byte> resp
   const Exchange exchange{server, response.first(std::min(response.size(), kMaxResponseBytes))};
   HttpResponse result;
   {
-    InitializeCurl();
-    HttpTransfer transfer(CurlHandle(curl_easy_init()), request, {});
-    CURL* const curl = transfer.handle();
-    curl_easy_setopt(curl, CURLOPT_ABSTRACT_UNIX_SOCKET, server.name().c_str());
-    curl_easy_setopt(curl, CURLOPT_PREREQFUNCTION, &OnConnected);
-    curl_easy_setopt(curl, CURLOPT_PREREQDATA, &exchange);
-    curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
-    curl_easy_setopt(curl, CURLOPT_TIMEOUT_MS, 2000L);
-    result = transfer.TakeResponse(curl_easy_perform(curl));
+    const CurlLibrary& curl = Curl();
+    HttpTransfer transfer(CurlHandle(curl.easy_init()), request, {});
+    CURL* const handle = transfer.handle();
+    curl.easy_setopt(handle, CURLOPT_ABSTRACT_UNIX_SOCKET, server.name().c_str());
+    curl.easy_setopt(handle, CURLOPT_PREREQFUNCTION, &OnConnected);
+    curl.easy_setopt(handle, CURLOPT_PREREQDATA, &exchange);
+    curl.easy_setopt(handle, CURLOPT_NOPROXY, "*");
+    curl.easy_setopt(handle, CURLOPT_TIMEOUT_MS, 2000L);
+    result = transfer.TakeResponse(curl.easy_perform(handle));
   }
   server.CloseAll();
   return result;

@@ -44,6 +44,21 @@ def test_importing_cairn_loads_no_module_that_can_wait():
     assert (result.stdout.strip(), result.stderr) == ("", "")
 
 
+def test_a_store_in_a_directory_does_not_load_libcurl(path):
+    run_python(
+        """
+        import sys, cairn
+        with cairn.open(sys.argv[1], mode="a") as store:
+            store.save(1, {"epoch": 3})
+            assert store.read() == {"epoch": 3}
+        with open("/proc/self/maps") as maps:
+            assert "/libcurl" not in maps.read()
+        """,
+        path,
+        fresh=True,
+    )
+
+
 def test_plain_values_are_saved_and_loaded_without_numpy_and_torch(path):
     run_python(
         """

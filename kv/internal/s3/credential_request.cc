@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "kv/internal/s3/curl_library.h"
 #include "kv/internal/s3/http_transfer.h"
 
 namespace cairn::kv::internal {
@@ -23,12 +24,13 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 std::string PartOfUrl(const std::string& url, CURLUPart part) {
-  const std::unique_ptr<CURLU, void (*)(CURLU*)> handle(curl_url(), &curl_url_cleanup);
-  if (curl_url_set(handle.get(), CURLUPART_URL, url.c_str(), 0) != CURLUE_OK) return {};
+  const CurlLibrary& curl = Curl();
+  const std::unique_ptr<CURLU, decltype(curl.url_cleanup)> handle(curl.url(), curl.url_cleanup);
+  if (curl.url_set(handle.get(), CURLUPART_URL, url.c_str(), 0) != CURLUE_OK) return {};
   char* text = nullptr;
-  if (curl_url_get(handle.get(), part, &text, 0) != CURLUE_OK) return {};
+  if (curl.url_get(handle.get(), part, &text, 0) != CURLUE_OK) return {};
   std::string value(text);
-  curl_free(text);
+  curl.free(text);
   return value;
 }
 

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "kv/error.h"
+#include "kv/internal/s3/curl_library.h"
 #include "kv/internal/s3/http_transfer.h"
 #include "kv/mutex.h"
 #include "kv/thread_annotations.h"
@@ -45,11 +46,10 @@ class HttpClient::Worker {
       : options_(std::move(options)),
         max_connections_(max_connections),
         pending_count_(pending_count) {
-    InitializeCurl();
-    multi_ = curl_multi_init();
+    multi_ = curl_.multi_init();
     CAIRN_CHECK(multi_ != nullptr);
-    curl_multi_setopt(multi_, CURLMOPT_PIPELINING, static_cast<long>(CURLPIPE_NOTHING));
-    curl_multi_setopt(multi_, CURLMOPT_MAXCONNECTS, static_cast<long>(max_connections_));
+    curl_.multi_setopt(multi_, CURLMOPT_PIPELINING, static_cast<long>(CURLPIPE_NOTHING));
+    curl_.multi_setopt(multi_, CURLMOPT_MAXCONNECTS, static_cast<long>(max_connections_));
     // The thread inherits the mask, so that it does not receive the signals of the program.
     sigset_t all;
     sigset_t old;
@@ -64,10 +64,10 @@ class HttpClient::Worker {
       const MutexLock lock(mutex_);
       stopping_ = true;
     }
-    curl_multi_wakeup(multi_);
+    curl_.multi_wakeup(multi_);
     thread_.join();
     free_handles_.clear();
-    curl_multi_cleanup(multi_);
+    curl_.multi_cleanup(multi_);
   }
 
   void Start(HttpRequest request, uint64_t id, HttpDone done) {
@@ -76,7 +76,7 @@ class HttpClient::Worker {
       arrived_.push_back({std::move(request), id, std::move(done)});
     }
     // A callback that starts another request runs on the thread, which looks before it waits.
-    if (std::this_thread::get_id() != thread_.get_id()) curl_multi_wakeup(multi_);
+    if (std::this_thread::get_id() != thread_.get_id()) curl_.multi_wakeup(multi_);
   }
 
   void Cancel(uint64_t id) {
@@ -84,7 +84,7 @@ class HttpClient::Worker {
       const MutexLock lock(mutex_);
       cancelled_.insert(id);
     }
-    curl_multi_wakeup(multi_);
+    curl_.multi_wakeup(multi_);
   }
 
  private:
@@ -106,7 +106,7 @@ class HttpClient::Worker {
       if (stopping) CancelAll();
       BeginDue();
       int running_count = 0;
-      curl_multi_perform(multi_, &running_count);
+      curl_.multi_perform(multi_, &running_count);
       const bool completed_any = Complete();
       if (!completed_any && !stopping) Poll();
     }
@@ -150,7 +150,7 @@ class HttpClient::Worker {
     }
     for (auto entry = active_.begin(); entry != active_.end();) {
       if (matches(entry->second.id)) {
-        curl_multi_remove_handle(multi_, entry->first);
+        curl_.multi_remove_handle(multi_, entry->first);
         callbacks.push_back(std::move(entry->second.done));
         entry = active_.erase(entry);
       } else {
@@ -172,7 +172,7 @@ class HttpClient::Worker {
       }
       CurlHandle handle;
       if (free_handles_.empty()) {
-        handle.reset(curl_easy_init());
+        handle.reset(curl_.easy_init());
       } else {
         handle = std::move(free_handles_.back());
         free_handles_.pop_back();
@@ -182,7 +182,7 @@ class HttpClient::Worker {
       auto transfer =
           std::make_unique<HttpTransfer>(std::move(handle), std::move(job.request), options_);
       active_.emplace(key, Active{std::move(transfer), job.id, std::move(job.done)});
-      curl_multi_add_handle(multi_, key);
+      curl_.multi_add_handle(multi_, key);
     }
   }
 
@@ -190,13 +190,13 @@ class HttpClient::Worker {
   bool Complete() {
     bool any = false;
     int left_count = 0;
-    while (const CURLMsg* message = curl_multi_info_read(multi_, &left_count)) {
+    while (const CURLMsg* message = curl_.multi_info_read(multi_, &left_count)) {
       if (message->msg != CURLMSG_DONE) continue;
       any = true;
       const CURLcode code = message->data.result;
       auto entry = active_.extract(message->easy_handle);
       CAIRN_CHECK(!entry.empty());
-      curl_multi_remove_handle(multi_, entry.key());
+      curl_.multi_remove_handle(multi_, entry.key());
       Active& active = entry.mapped();
       HttpResponse response = active.transfer->TakeResponse(code);
       CurlHandle handle = active.transfer->TakeHandle();
@@ -217,7 +217,7 @@ class HttpClient::Worker {
           std::chrono::ceil<std::chrono::milliseconds>(waiting_.begin()->first - Clock::now());
       timeout_ms = static_cast<int>(std::clamp<int64_t>(left.count(), 0, kMaxPollMs));
     }
-    curl_multi_poll(multi_, nullptr, 0, timeout_ms, nullptr);
+    curl_.multi_poll(multi_, nullptr, 0, timeout_ms, nullptr);
   }
 
   void Report(HttpDone& done, HttpResponse response) {
@@ -228,6 +228,7 @@ class HttpClient::Worker {
   const HttpOptions options_;
   const uint32_t max_connections_;
   std::atomic<uint64_t>& pending_count_;
+  const CurlLibrary& curl_ = Curl();
   CURLM* multi_ = nullptr;
   std::multimap<Clock::time_point, Job> waiting_;
   std::unordered_map<CURL*, Active> active_;

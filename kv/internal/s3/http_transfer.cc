@@ -61,11 +61,6 @@ std::string_view Trim(std::string_view text) {
 
 }  // namespace
 
-void InitializeCurl() {
-  static const CURLcode code = curl_global_init(CURL_GLOBAL_DEFAULT);
-  CAIRN_CHECK(code == CURLE_OK);
-}
-
 std::string_view HttpResponse::Header(std::string_view name) const {
   const auto header = std::ranges::find(headers, name, [](const auto& pair) { return pair.first; });
   return header == headers.end() ? std::string_view() : std::string_view(header->second);
@@ -82,93 +77,98 @@ HttpTransfer::HttpTransfer(CurlHandle handle, HttpRequest request, const HttpOpt
 
 HttpTransfer::~HttpTransfer() {
   handle_.reset();  // before the list, which it uses
-  curl_slist_free_all(header_list_);
+  Curl().slist_free_all(header_list_);
 }
 
 CurlHandle HttpTransfer::TakeHandle() {
-  curl_easy_reset(handle_.get());
+  Curl().easy_reset(handle_.get());
   return std::move(handle_);
 }
 
 void HttpTransfer::Configure(const HttpOptions& options) {
-  CURL* curl = handle_.get();
-  curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
-  curl_easy_setopt(curl, CURLOPT_URL, request_.url.c_str());
-  curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
-  curl_easy_setopt(curl, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
-  curl_easy_setopt(curl, CURLOPT_PATH_AS_IS, 1L);
-  curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, error_text_);
-  curl_easy_setopt(curl, CURLOPT_USERAGENT, "cairn");
-  curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, &HttpTransfer::OnReceive);
-  curl_easy_setopt(curl, CURLOPT_WRITEDATA, this);
-  curl_easy_setopt(curl, CURLOPT_HEADERFUNCTION, &HttpTransfer::OnHeader);
-  curl_easy_setopt(curl, CURLOPT_HEADERDATA, this);
+  const CurlLibrary& curl = Curl();
+  CURL* const handle = handle_.get();
+  curl.easy_setopt(handle, CURLOPT_NOSIGNAL, 1L);
+  curl.easy_setopt(handle, CURLOPT_URL, request_.url.c_str());
+  curl.easy_setopt(handle, CURLOPT_PROTOCOLS_STR, "http,https");
+  curl.easy_setopt(handle, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
+  curl.easy_setopt(handle, CURLOPT_PATH_AS_IS, 1L);
+  curl.easy_setopt(handle, CURLOPT_ERRORBUFFER, error_text_);
+  curl.easy_setopt(handle, CURLOPT_USERAGENT, "cairn");
+  curl.easy_setopt(handle, CURLOPT_WRITEFUNCTION, &HttpTransfer::OnReceive);
+  curl.easy_setopt(handle, CURLOPT_WRITEDATA, this);
+  curl.easy_setopt(handle, CURLOPT_HEADERFUNCTION, &HttpTransfer::OnHeader);
+  curl.easy_setopt(handle, CURLOPT_HEADERDATA, this);
   if (!options.ca_bundle.empty()) {
-    curl_easy_setopt(curl, CURLOPT_CAINFO, options.ca_bundle.c_str());
+    curl.easy_setopt(handle, CURLOPT_CAINFO, options.ca_bundle.c_str());
   }
   ConfigureMethod();
   ConfigureLimits(options);
   for (const std::string& header : request_.headers) {
-    header_list_ = curl_slist_append(header_list_, header.c_str());
+    header_list_ = curl.slist_append(header_list_, header.c_str());
   }
   // libcurl announces bodies of more than 1 MiB with "Expect: 100-continue", and would wait up to a
   // second for the answer. To switch the header off is not possible: libcurl 7.88 signs a header
   // "Expect:" that it does not send.
-  curl_easy_setopt(curl, CURLOPT_EXPECT_100_TIMEOUT_MS, 1L);
-  curl_easy_setopt(curl, CURLOPT_HTTPHEADER, header_list_);
+  curl.easy_setopt(handle, CURLOPT_EXPECT_100_TIMEOUT_MS, 1L);
+  curl.easy_setopt(handle, CURLOPT_HTTPHEADER, header_list_);
   if (request_.signature) {
-    curl_easy_setopt(curl, CURLOPT_AWS_SIGV4, request_.signature->scope.c_str());
-    curl_easy_setopt(curl, CURLOPT_USERNAME, request_.signature->access_key_id.c_str());
-    curl_easy_setopt(curl, CURLOPT_PASSWORD, request_.signature->secret_access_key.c_str());
+    curl.easy_setopt(handle, CURLOPT_AWS_SIGV4, request_.signature->scope.c_str());
+    curl.easy_setopt(handle, CURLOPT_USERNAME, request_.signature->access_key_id.c_str());
+    curl.easy_setopt(handle, CURLOPT_PASSWORD, request_.signature->secret_access_key.c_str());
   }
 }
 
 void HttpTransfer::ConfigureMethod() {
-  CURL* curl = handle_.get();
+  const CurlLibrary& curl = Curl();
+  CURL* const handle = handle_.get();
   if (request_.method == "HEAD") {
-    curl_easy_setopt(curl, CURLOPT_NOBODY, 1L);
+    curl.easy_setopt(handle, CURLOPT_NOBODY, 1L);
   } else if (HasBody(request_)) {
-    curl_easy_setopt(curl, CURLOPT_UPLOAD, 1L);
-    curl_easy_setopt(curl, CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(request_.body.size()));
-    curl_easy_setopt(curl, CURLOPT_READFUNCTION, &HttpTransfer::OnSend);
-    curl_easy_setopt(curl, CURLOPT_READDATA, this);
-    curl_easy_setopt(curl, CURLOPT_SEEKFUNCTION, &HttpTransfer::OnSeek);
-    curl_easy_setopt(curl, CURLOPT_SEEKDATA, this);
-    curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, request_.method.c_str());
+    curl.easy_setopt(handle, CURLOPT_UPLOAD, 1L);
+    curl.easy_setopt(handle, CURLOPT_INFILESIZE_LARGE,
+                     static_cast<curl_off_t>(request_.body.size()));
+    curl.easy_setopt(handle, CURLOPT_READFUNCTION, &HttpTransfer::OnSend);
+    curl.easy_setopt(handle, CURLOPT_READDATA, this);
+    curl.easy_setopt(handle, CURLOPT_SEEKFUNCTION, &HttpTransfer::OnSeek);
+    curl.easy_setopt(handle, CURLOPT_SEEKDATA, this);
+    curl.easy_setopt(handle, CURLOPT_CUSTOMREQUEST, request_.method.c_str());
     if (request_.body.size() >= static_cast<size_t>(kSendBufferBytes)) {
-      curl_easy_setopt(curl, CURLOPT_UPLOAD_BUFFERSIZE, kSendBufferBytes);
+      curl.easy_setopt(handle, CURLOPT_UPLOAD_BUFFERSIZE, kSendBufferBytes);
     }
   } else {
-    curl_easy_setopt(curl, CURLOPT_HTTPGET, 1L);
+    curl.easy_setopt(handle, CURLOPT_HTTPGET, 1L);
     if (request_.method != "GET") {
-      curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, request_.method.c_str());
+      curl.easy_setopt(handle, CURLOPT_CUSTOMREQUEST, request_.method.c_str());
     }
     uint64_t target_bytes = 0;
     for (const IoSlice& slice : unfilled_) target_bytes += slice.length_bytes;
     if (target_bytes >= static_cast<uint64_t>(kReceiveBufferBytes)) {
-      curl_easy_setopt(curl, CURLOPT_BUFFERSIZE, kReceiveBufferBytes);
+      curl.easy_setopt(handle, CURLOPT_BUFFERSIZE, kReceiveBufferBytes);
     }
   }
 }
 
 void HttpTransfer::ConfigureLimits(const HttpOptions& options) {
   using std::chrono::milliseconds;
-  CURL* curl = handle_.get();
-  curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS,
+  const CurlLibrary& curl = Curl();
+  CURL* const handle = handle_.get();
+  curl.easy_setopt(handle, CURLOPT_CONNECTTIMEOUT_MS,
                    static_cast<long>(options.connect_timeout.count()));
-  curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
-  curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, static_cast<long>(options.stall_timeout.count()));
+  curl.easy_setopt(handle, CURLOPT_LOW_SPEED_LIMIT, 1L);
+  curl.easy_setopt(handle, CURLOPT_LOW_SPEED_TIME,
+                   static_cast<long>(options.stall_timeout.count()));
   if (request_.deadline == std::chrono::steady_clock::time_point::max()) return;
   const auto left = std::chrono::duration_cast<milliseconds>(request_.deadline -
                                                              std::chrono::steady_clock::now());
   // 0 would mean no limit.
-  curl_easy_setopt(curl, CURLOPT_TIMEOUT_MS, std::max<long>(1, static_cast<long>(left.count())));
+  curl.easy_setopt(handle, CURLOPT_TIMEOUT_MS, std::max<long>(1, static_cast<long>(left.count())));
 }
 
 HttpResponse HttpTransfer::TakeResponse(CURLcode code) {
   response_.failure = too_long_ ? HttpFailure::kTooLong : Classify(code);
   if (response_.failure != HttpFailure::kNone) {
-    response_.error = error_text_[0] != 0 ? error_text_ : curl_easy_strerror(code);
+    response_.error = error_text_[0] != 0 ? error_text_ : Curl().easy_strerror(code);
   }
   return std::move(response_);
 }
@@ -250,10 +250,10 @@ void HttpTransfer::AddHeader(std::string_view line) {
 
 HttpResponse PerformHttpRequest(const HttpRequest& request, const HttpOptions& options,
                                 bool use_proxy) {
-  InitializeCurl();
-  HttpTransfer transfer(CurlHandle(curl_easy_init()), request, options);
-  if (!use_proxy) curl_easy_setopt(transfer.handle(), CURLOPT_NOPROXY, "*");
-  return transfer.TakeResponse(curl_easy_perform(transfer.handle()));
+  const CurlLibrary& curl = Curl();
+  HttpTransfer transfer(CurlHandle(curl.easy_init()), request, options);
+  if (!use_proxy) curl.easy_setopt(transfer.handle(), CURLOPT_NOPROXY, "*");
+  return transfer.TakeResponse(curl.easy_perform(transfer.handle()));
 }
 
 }  // namespace cairn::kv::internal

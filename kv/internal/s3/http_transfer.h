@@ -8,17 +8,15 @@
 #include <string>
 #include <string_view>
 
+#include "kv/internal/s3/curl_library.h"
 #include "kv/internal/s3/http_request.h"
 
 namespace cairn::kv::internal {
 
 struct CurlHandleDeleter {
-  void operator()(CURL* handle) const { curl_easy_cleanup(handle); }
+  void operator()(CURL* handle) const { Curl().easy_cleanup(handle); }
 };
 using CurlHandle = std::unique_ptr<CURL, CurlHandleDeleter>;
-
-/// Initialises libcurl once per process.
-void InitializeCurl();
 
 /// Configures a handle for a request, and collects the response. Immovable, because the handle has
 /// its address. Threads: one.

@@ -13,6 +13,7 @@
 
 #include "kv/internal/s3/aws_profile.h"
 #include "kv/internal/s3/credential_sources.h"
+#include "kv/internal/s3/curl_library.h"
 #include "kv/internal/s3/environment.h"
 #include "kv/internal/s3/s3_queue.h"
 #include "kv/internal/s3/s3_writer.h"
@@ -326,6 +327,7 @@ Result<std::shared_ptr<Storage>> OpenS3Storage(const std::string& address,
   CAIRN_TRY_ASSIGN(AwsProfile profile, ReadAwsProfile(profile_name, &ProcessEnvironment));
   CAIRN_TRY_ASSIGN(S3Settings settings,
                    ResolveS3Settings(parsed, options, profile, &ProcessEnvironment));
+  CAIRN_TRY(OpenCurlLibrary());
   CredentialsSource source = options.credentials;
   if (!source) {
     source = [context = CredentialContext{.profile = std::move(profile),
