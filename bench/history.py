@@ -11,6 +11,7 @@
    are measured next to copies and digests of the same bytes.
 4. build/bin/cairn_delta_bench encodes and decodes such a step in memory, on one core, next to the
    other ways to store it.
+5. kv-dump inspects 100 steps of 20,000 tensors.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ import cairn  # noqa: E402
 State = dict[str, torch.Tensor]
 RATES = (3e-7, 1e-6, 2e-6, 4e-6, 1e-5, 3e-5, 1e-4)
 DENSITIES = (0.015, 0.04, 0.1)
-PARTS = ("space", "regions", "time", "codec")
+PARTS = ("space", "regions", "time", "codec", "programs")
 
 
 def payload(tensor: torch.Tensor) -> numpy.ndarray:
@@ -339,6 +340,32 @@ def measure_codec(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+def measure_programs(folder: Path, options: argparse.Namespace) -> dict[str, float]:
+    """Seconds of a program from its start to its end, with the files in the page cache."""
+    memory = torch.zeros(20_000, 32) + torch.arange(20_000)[:, None]
+    state = {f"layers.{i // 100}.{i % 100}.weight": row for i, row in enumerate(memory.unbind())}
+    store = folder / "programs"
+    with cairn.open(store, mode="a") as writer:
+        for step in range(1, 101):
+            memory[step * 199 : step * 199 + 400] += 1
+            writer.save(step, state)
+    works = {
+        "history": ("history", store, "layers.70.50.weight"),
+        "space": ("space", store, "--depth", 2),
+        "diff of the first and the last step": ("diff", f"{store}@1", f"{store}@100"),
+    }
+    result = {}
+    for name, words in works.items():
+        command = [str(ROOT / "build/bin/kv-dump"), *map(str, words)]
+        runs = [
+            timed(lambda command=command: subprocess.run(command, stdout=subprocess.DEVNULL))[1]
+            for _ in range(21)
+        ]
+        result[name] = statistics.median(runs[1:])
+    shutil.rmtree(store)
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -366,6 +393,7 @@ def main() -> None:
         "regions": measure_regions,
         "time": measure_time,
         "codec": measure_codec,
+        "programs": measure_programs,
     }
     try:
         result |= {
