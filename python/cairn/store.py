@@ -158,6 +158,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
         statistics: bool = False,
         compress: bool | None = None,
         share_equal: bool = False,
+        merging_ranks: int = 1,
         keys: Patterns = None,
         prefix: str = "",
         ignore_frozen: bool = False,
@@ -187,6 +188,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
             statistics: records statistics of the values of each chunk (:meth:`statistics`).
             compress: as in docs/compression.md; by default as :meth:`set_compression` has set.
             share_equal: stores chunks with equal bytes once, whatever their keys are.
+            merging_ranks: how many ranks merge the records of all, 1 to 64 (docs/python-ranks.md).
             keys: patterns (:meth:`read`) of keys to save; ``"!model.encoder"`` excludes that part.
             prefix: is prepended to each key: ``"model.encoder"`` for a submodule.
             ignore_frozen: excludes parameters that require no gradient, of modules in the state.
@@ -202,8 +204,8 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
         """
         options = SaveOptions(
             overwrite, incremental, base_step, unchanged, chunk_bytes, deltas, device_delta_bytes,
-            statistics, compress, share_equal, keys, prefix, ignore_frozen, allow_pickle, metrics,
-            tags, note,
+            statistics, compress, share_equal, merging_ranks, keys, prefix, ignore_frozen,
+            allow_pickle, metrics, tags, note,
         )
         # Copies that save_async has made are reused, and locked until they are written.
         copies = self._copies if len(self._copies) > 0 else None
@@ -229,6 +231,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
         statistics: bool = False,
         compress: bool | None = None,
         share_equal: bool = False,
+        merging_ranks: int = 1,
         keys: Patterns = None,
         prefix: str = "",
         ignore_frozen: bool = False,
@@ -260,8 +263,8 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
         """
         options = SaveOptions(
             overwrite, incremental, base_step, unchanged, chunk_bytes, deltas, device_delta_bytes,
-            statistics, compress, share_equal, keys, prefix, ignore_frozen, allow_pickle, metrics,
-            tags, note,
+            statistics, compress, share_equal, merging_ranks, keys, prefix, ignore_frozen,
+            allow_pickle, metrics, tags, note,
         )
         mirrors = self._checked_mirrors(mirror)
         with self._copies_lock:

@@ -78,8 +78,8 @@ class Saver:
         async_: ``False`` saves before :meth:`step` returns.
         overwrite: replaces existing steps, also in mirrors, for example after a run has resumed
             from an earlier step; by default they are a Conflict.
-        unchanged, deltas, device_delta_bytes, statistics, compress, share_equal: as in
-            :meth:`cairn.Store.save`.
+        unchanged, deltas, device_delta_bytes, statistics, compress, share_equal, merging_ranks: as
+            in :meth:`cairn.Store.save`.
         signals: numbers of the signals that cause a save.
         mirror: the address of a store, a :class:`cairn.Mirror`, or a sequence of them, from near to
             far, each of which copies from the one before it.
@@ -111,6 +111,7 @@ class Saver:
         statistics: bool = False,
         compress: bool | None = None,
         share_equal: bool = False,
+        merging_ranks: int = 1,
         signals: Iterable[int] = (signal.SIGTERM,),
         agree_every: int = 1,
         process_group: Any = None,
@@ -134,6 +135,7 @@ class Saver:
             "statistics": statistics,
             "compress": compress,
             "share_equal": share_equal,
+            "merging_ranks": merging_ranks,
         }
         every_mirrored = _at_least("mirror_every", mirror_every, 1)
         self._mirrors = mirror_chain(mirror, store._address, every_mirrored)
