@@ -168,6 +168,44 @@ TEST_P(ReadTest, RandomRangesHoldTheBytesThatWereWritten) {
   }
 }
 
+// Small tensors are adjacent in the file and in memory. Not all of them are in the page cache.
+TEST_P(ReadTest, AdjacentRangesWithAdjacentTargetsAreWhatWasWritten) {
+  SeededRandom random;
+  const uint64_t length = 3 << 20;
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Written written, WritePayloads(path_, options_, {length}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead, options_));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  const Extent& extent = written.extents.front();
+  for (int round = 0; round < 6; ++round) {
+    SCOPED_TRACE(fmt::format("round {}", round));
+    if (round % 3 == 0) DropCache(path_);
+    std::vector<std::byte> memory(2 * length);
+    std::vector<std::byte> expected(memory.size());
+    std::vector<ReadRange> ranges;
+    uint64_t target = 0;
+    for (uint64_t at = 0; at < length;) {
+      const uint64_t bytes = std::min(random.Between(1, 60'000), length - at);
+      // Most ranges follow the one before them in both; some only in the file, or only in memory.
+      if (random.Chance(0.1)) target += random.Between(1, 5000);
+      ranges.push_back({.segment_id = extent.segment_id,
+                        .offset_bytes = extent.offset_bytes + at,
+                        .target = std::span(memory).subspan(target, bytes)});
+      std::memcpy(expected.data() + target, written.payloads.front().data() + at, bytes);
+      target += bytes;
+      at += bytes;
+      if (random.Chance(0.1)) at += random.Between(1, 5000);
+    }
+    std::vector<int> arrivals(ranges.size(), 0);
+    CAIRN_ASSERT_OK(snapshot->Read(ranges, 1, [&](size_t i, auto bytes) -> Result<void> {
+      EXPECT_EQ(bytes.data(), ranges[i].target.data());
+      ++arrivals[i];
+      return {};
+    }));
+    EXPECT_THAT(arrivals, ::testing::Each(1));
+    EXPECT_EQ(memory, expected);
+  }
+}
+
 TEST_P(ReadTest, PayloadFromAnyAddressIsWhatWasWritten) {
   constexpr uint64_t kBytes = 700'000;
   constexpr uint64_t kShifts[] = {0, 512, 64, 4, 3584, 1};

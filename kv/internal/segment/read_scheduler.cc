@@ -14,7 +14,8 @@
 //      O_DIRECT.
 //   4. Requests read into a block of the pool, from which the bytes are copied; or directly into
 //      the target, if they are for one range only and its alignment allows that; or directly into
-//      several targets, if the queue can do this.
+//      several targets, if these are adjacent and the bytes are in the page cache, or if the queue
+//      can do this.
 //   5. When the last part of a range has been read, by whichever worker, the callback is called.
 //   6. Finish decides what follows a request that failed: an error, which ends the call. A retry
 //      would submit the request of the completion to the queue again there, before FinishOne
@@ -53,6 +54,9 @@ constexpr uint64_t kLargeFileRangeBytes = 512 << 10;
 // Ranges of at least this size are read from the page cache directly into their target, if it has
 // them: a copy from a block would cost more than a request.
 constexpr uint64_t kMinDirectRangeBytes = 16 << 10;
+// Such ranges whose targets are adjacent, too, are one request of at most this length: it is copied
+// while what was read before is still in the cache.
+constexpr uint64_t kMaxDirectRunBytes = 256 << 10;
 constexpr uint64_t kMinWorkerBytes = 4 << 20;  // less work is not worth a thread
 // Reads of at most this size use small blocks of their own instead of the pool's: the first access
 // to a large block costs milliseconds.
@@ -70,6 +74,7 @@ struct Request {
   uint64_t begin_bytes = 0;  // in the file
   uint64_t end_bytes = 0;
   bool known_cached = false;   // all of it is in the page cache; if false, that is not known yet
+  bool is_run = false;         // the parts are adjacent in the file and in memory
   std::byte* block = nullptr;  // null: the targets are those of the only part, or of `slices`
   std::shared_ptr<const SegmentFile> file;
   std::vector<RangePart> parts;
@@ -195,12 +200,22 @@ class ReadWorker {
     return {};
   }
 
+  /// Returns whether `range`, of which nothing was requested yet, continues a run.
+  static bool ContinuesRun(const Request& request, const ReadRange& range, uint64_t limit) {
+    const RangePart& last = request.parts.back();
+    const uint64_t end_bytes = range.offset_bytes + range.target.size();
+    return range.target.data() == last.target + last.length_bytes &&
+           range.offset_bytes == last.offset_bytes + last.length_bytes && end_bytes <= limit &&
+           end_bytes <= request.begin_bytes + kMaxDirectRunBytes;
+  }
+
   /// Adds to `request` as many parts as fit into a block, and moves past them.
   Result<void> Plan(Request& request) {
     const ReadRange& first = read_.ranges[batch_.ranges[next_]];
     request.parts.clear();
     request.slices.clear();
     request.known_cached = false;
+    request.is_run = false;
     request.begin_bytes = RoundDown(first.offset_bytes + progress_, kDirectAlignBytes);
     request.end_bytes = request.begin_bytes;
     const uint64_t limit = request.begin_bytes + read_.pool.block_bytes();
@@ -222,13 +237,15 @@ class ReadWorker {
       }
       const bool lent = range.target.empty();
       const uint64_t length = std::min(EndOfNext() - progress_, limit - at);
-      bool alone = !lent && range.target.size() >= read_.large_range_bytes && !can_scatter_;
+      const bool alone = !lent && range.target.size() >= read_.large_range_bytes && !can_scatter_;
       if (!request.parts.empty() && alone) break;
+      if (request.is_run && !ContinuesRun(request, range, limit)) break;
       if (request.parts.empty() && !lent && !alone && length >= kMinDirectRangeBytes) {
-        alone = IsCached(*file_, request.begin_bytes, RoundUp(at + length, kDirectAlignBytes));
-        request.known_cached = alone;
+        request.is_run =
+            IsCached(*file_, request.begin_bytes, RoundUp(at + length, kDirectAlignBytes));
       }
       if (lent && length < range.lent_bytes) break;  // it begins the next request
+      request.known_cached = request.is_run && request.parts.empty();
       request.parts.push_back({.range = index,
                                .offset_bytes = at,
                                .target = lent ? nullptr : range.target.data() + progress_,
@@ -255,13 +272,13 @@ class ReadWorker {
     } else {
       io.fd = cached ? request.file->buffered.fd() : request.file->direct.fd();
     }
-    if (request.parts.size() == 1 && CanReadDirectly(request, cached)) {
-      const RangePart& part = request.parts.front();
-      io.data = part.target;
-      io.offset_bytes = part.offset_bytes;
-      io.length_bytes = part.length_bytes;
-      request.begin_bytes = part.offset_bytes;
-      request.end_bytes = part.offset_bytes + part.length_bytes;
+    if ((request.parts.size() == 1 || request.is_run) && CanReadDirectly(request, cached)) {
+      const RangePart& last = request.parts.back();
+      request.begin_bytes = request.parts.front().offset_bytes;
+      request.end_bytes = last.offset_bytes + last.length_bytes;
+      io.data = request.parts.front().target;
+      io.offset_bytes = request.begin_bytes;
+      io.length_bytes = request.end_bytes - request.begin_bytes;
       ReturnBlock(request);
     } else if (can_scatter_ && AddSlices(request)) {
       io.data = nullptr;
@@ -274,8 +291,10 @@ class ReadWorker {
     return queue_->Submit(io);
   }
 
+  /// Returns whether all parts, which are adjacent, can be read directly into their targets.
   static bool CanReadDirectly(const Request& request, bool cached) {
     const RangePart& part = request.parts.front();
+    if (!cached && request.parts.size() > 1) return false;
     if (cached || request.file->is_object || part.target == nullptr) return part.target != nullptr;
     const auto address = reinterpret_cast<uintptr_t>(part.target);
     return address % request.file->direct.memory_align_bytes() == 0 &&
