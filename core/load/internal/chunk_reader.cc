@@ -26,14 +26,18 @@ constexpr uint64_t kFirstGroupBytes = 2 << 20;
 ChunkReader::ChunkReader(const StepView& view, ProgressMeter& progress, Limit limit)
     : view_(view), progress_(progress), limit_(limit), group_bytes_(kFirstGroupBytes) {}
 
-Result<void> ChunkReader::Add(const std::string& fqn, const ChunkInfo& chunk,
-                              StridedRegion region) {
+Result<void> ChunkReader::AddWhole(const std::string& fqn, ChunkInfo chunk, std::byte* target) {
+  const uint64_t length = chunk.length_bytes();
+  const auto job = std::make_shared<Job>(fqn, std::move(chunk));
+  job->is_complete = true;
+  job->missing_bytes = length;
+  return AddParts(job, 0, length, target);
+}
+
+Result<void> ChunkReader::Add(const std::string& fqn, ChunkInfo chunk, StridedRegion region) {
   const uint64_t length = chunk.length_bytes();
   if (std::byte* const target = region.ContiguousTarget(length)) {
-    auto job = std::make_shared<Job>(fqn, chunk, std::move(region));
-    job->is_complete = true;
-    job->missing_bytes = length;
-    return AddParts(job, 0, length, target);
+    return AddWhole(fqn, std::move(chunk), target);
   }
   std::vector<bool> touched(kv::PageCount(length));
   region.ForEachTouched(length, kv::kPageBytes, [&](uint64_t begin, uint64_t end) {
@@ -41,7 +45,8 @@ Result<void> ChunkReader::Add(const std::string& fqn, const ChunkInfo& chunk,
       touched[page] = true;
     }
   });
-  auto job = std::make_shared<Job>(fqn, chunk, std::move(region));
+  const auto job = std::make_shared<Job>(fqn, std::move(chunk));
+  job->region = std::move(region);
   if (std::ranges::find(touched, false) == touched.end()) {
     job->is_complete = true;
     job->missing_bytes = length;
@@ -306,7 +311,7 @@ Result<void> ChunkReader::ParseDeltas(Job& job) {
 Result<void> ChunkReader::OnRead(const ReadPart& part, std::span<const std::byte> stored) {
   CAIRN_TRY_ASSIGN(const std::span<const std::byte> bytes, Decode(part, stored));
   CAIRN_TRY(part.job->is_complete ? CheckComplete(part, bytes) : CheckPages(part, bytes));
-  if (part.target == nullptr) part.job->region.CopyFrom(bytes, part.begin_bytes);
+  if (part.target == nullptr) part.job->region->CopyFrom(bytes, part.begin_bytes);
   return progress_.Add(bytes.size());
 }
 

@@ -54,8 +54,12 @@ class ChunkReader {
 
   /// Adds what `region` takes of the chunk's payload. Waits while a full batch has not been taken
   /// by ReadAll, unless there is no limit. kCancelled: ReadAll has returned, and nothing more needs
-  /// to be added.
-  Result<void> Add(const std::string& fqn, const ChunkInfo& chunk, StridedRegion region);
+  /// to be added. `fqn`, the name of the tensor, must outlive the reader.
+  Result<void> Add(const std::string& fqn, ChunkInfo chunk, StridedRegion region);
+
+  /// Adds all of the chunk's payload, which is contiguous in `target`. Waits, and fails, as Add
+  /// does. `fqn` must outlive the reader.
+  Result<void> AddWhole(const std::string& fqn, ChunkInfo chunk, std::byte* target);
 
   /// Ends the adding. `added` is the error that ended it early, if any; ReadAll returns it. Call
   /// once.
@@ -73,12 +77,11 @@ class ChunkReader {
  private:
   /// What is read of one chunk.
   struct Job {
-    Job(const std::string& fqn_in, const ChunkInfo& chunk_in, StridedRegion region_in)
-        : fqn(fqn_in), chunk(chunk_in), region(std::move(region_in)) {}
+    Job(const std::string& fqn_in, ChunkInfo chunk_in) : fqn(fqn_in), chunk(std::move(chunk_in)) {}
 
-    const std::string fqn;
+    const std::string& fqn;  // the caller's
     const ChunkInfo chunk;
-    const StridedRegion region;
+    std::optional<StridedRegion> region;  // empty: the target is contiguous
     bool is_complete = false;      // all pages are read, so that the stored digests are not needed
     std::vector<uint64_t> stored;  // page digests, unless complete; read with the first batch
     StoredDeltas stored_deltas;    // of the chunk; read with the first group that has a part

@@ -74,6 +74,17 @@ Result<LoadReport> LoadAnywhere(const StepView& view, std::span<const LoadReques
   return report;
 }
 
+// True if no span ends after the next one begins.
+bool AscendApart(std::span<const MemorySpan> spans) {
+  uintptr_t end = 0;
+  for (const MemorySpan& span : spans) {
+    if (span.begin == span.end) continue;
+    if (span.begin < end) return false;
+    end = span.end;
+  }
+  return true;
+}
+
 // Divides requests so that the contiguous targets in host memory that are loaded at once do not
 // overlap, as those of tied weights do that the step has as separate tensors: bytes are verified,
 // and deltas applied, where they are. Returns nothing if there are no such targets.
@@ -82,12 +93,13 @@ std::vector<std::vector<LoadRequest>> DivideOverlaps(std::span<const LoadRequest
   for (size_t i = 0; i < requests.size(); ++i) {
     const TensorTarget& target = requests[i].target;
     if (target.device != kHostDevice) continue;
-    const std::vector<uint64_t> strides = RowMajorStrides(target.shape);
-    if (!target.strides.empty() && target.strides != strides) continue;
-    const auto span = SpanOf(
-        {.dtype = target.dtype, .shape = target.shape, .strides = strides, .data = target.data});
-    if (span) spans[i] = *span;  // the plan of the load reports what is wrong
+    if (!CheckStrides(target.shape, target.strides)) continue;
+    if (!IsContiguous(target.shape, target.strides)) continue;
+    // The plan of the load reports what is wrong.
+    const auto span = ContiguousSpan(target.dtype, target.shape, target.data);
+    if (span) spans[i] = *span;
   }
+  if (AscendApart(spans)) return {};  // as in new memory
   std::vector<size_t> turn_of(requests.size(), 0);
   size_t turns = 1;
   for (const std::vector<size_t>& group : OverlapGroups(spans)) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -88,6 +89,22 @@ std::optional<std::pair<StridedRegion, uint64_t>> BoxRegion(const LoadRequest& r
                    bytes);
 }
 
+// Returns the indices of the requested tensors. Requires that all of them are in `tensors`. Fast if
+// the requests are in key order, as nearly all are.
+std::vector<size_t> IndicesOf(std::span<const LoadRequest> requests,
+                              std::span<const TensorInfo> tensors) {
+  std::vector<size_t> indices;
+  indices.reserve(requests.size());
+  size_t next = 0;
+  for (const LoadRequest& request : requests) {
+    if (next == tensors.size() || tensors[next].fqn != request.fqn) {
+      next = static_cast<size_t>(&ByName(tensors, request.fqn) - tensors.data());
+    }
+    indices.push_back(next++);
+  }
+  return indices;
+}
+
 Error BadTiling(const TensorInfo& owner) {
   return Error{.code = ErrorCode::kDataLoss,
                .message = "the step's chunks do not cover the tensor exactly once",
@@ -105,69 +122,104 @@ Result<ReadPlan> ReadPlan::Make(const StepView& view, std::span<const LoadReques
   ReadPlan plan;
   std::vector<std::string> fqns;
   for (const LoadRequest& request : requests) fqns.push_back(request.fqn);
-  CAIRN_TRY_ASSIGN(plan.requested_, FindNamed(view, std::move(fqns)));
-  for (const LoadRequest& request : requests) {
-    CAIRN_TRY(CheckRequest(request, ByName(plan.requested_, request.fqn)));
+  CAIRN_TRY_ASSIGN(std::vector<TensorInfo> requested, FindNamed(view, std::move(fqns)));
+  const std::vector<size_t> indices = IndicesOf(requests, requested);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    CAIRN_TRY(CheckRequest(requests[i], requested[indices[i]]));
   }
-  CAIRN_TRY_ASSIGN(plan.owners_, FindOwners(view, plan.requested_));
-  plan.wants_.resize(plan.owners_.size());
+  const bool has_aliases = std::ranges::any_of(
+      requested, [](const TensorInfo& tensor) { return tensor.alias_of.has_value(); });
+  if (has_aliases) {
+    CAIRN_TRY_ASSIGN(plan.owners_, FindOwners(view, requested));
+  } else {
+    plan.owners_ = std::move(requested);
+  }
+  plan.wants_.reserve(requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    size_t owner = indices[i];
+    const TensorInfo& tensor = has_aliases ? requested[owner] : plan.owners_[owner];
+    if (has_aliases) {
+      const std::string& name = tensor.alias_of ? *tensor.alias_of : tensor.fqn;
+      owner = static_cast<size_t>(&ByName(plan.owners_, name) - plan.owners_.data());
+    }
+    CAIRN_TRY(plan.AddWant(requests[i], tensor, owner));
+  }
+  if (!std::ranges::is_sorted(plan.wants_, {}, &Want::owner)) {
+    std::ranges::stable_sort(plan.wants_, {}, &Want::owner);
+  }
+  plan.begins_.resize(plan.owners_.size() + 1);
+  for (const Want& want : plan.wants_) ++plan.begins_[want.owner + 1];
+  std::partial_sum(plan.begins_.begin(), plan.begins_.end(), plan.begins_.begin());
   plan.next_offset_bytes_.resize(plan.owners_.size());
-  for (const LoadRequest& request : requests) CAIRN_TRY(plan.AddWant(request));
   return plan;
 }
 
-Result<void> ReadPlan::AddWant(const LoadRequest& request) {
-  const TensorInfo& tensor = ByName(requested_, request.fqn);
-  const TensorInfo& owner = ByName(owners_, tensor.alias_of.value_or(tensor.fqn));
-  Want want{.request = &request};
+Result<void> ReadPlan::AddWant(const LoadRequest& request, const TensorInfo& tensor, size_t owner) {
+  Want want{.request = &request, .owner = owner};
   CAIRN_TRY_ASSIGN(want.missing_bytes, TensorBytes(tensor.dtype, request.box.sizes));
   if (want.missing_bytes == 0) return {};
   if (tensor.alias_of) {
-    CAIRN_TRY(CheckAlias(tensor, owner));
+    CAIRN_TRY(CheckAlias(tensor, owners_[owner]));
     // An alias of its complete owner is read as the owner, whatever the boxes of the chunks are.
-    if (!IsSame(tensor, owner)) want.alias_region = AliasRegion(request, tensor);
+    if (!IsSame(tensor, owners_[owner])) want.alias_region = AliasRegion(request, tensor);
   }
   total_bytes_ += want.missing_bytes;
-  wants_[static_cast<size_t>(&owner - owners_.data())].push_back(std::move(want));
+  wants_.push_back(std::move(want));
   return {};
 }
 
+std::span<ReadPlan::Want> ReadPlan::WantsOf(size_t owner) {
+  return std::span(wants_).subspan(begins_[owner], begins_[owner + 1] - begins_[owner]);
+}
+
 Result<void> ReadPlan::AddReads(const StepView& view, ChunkReader& reader) {
-  CAIRN_TRY(ForEachChunkOf(
-      view, owners_, [&](size_t i, const ChunkInfo& chunk) { return Visit(i, chunk, reader); }));
+  CAIRN_TRY(ForEachChunkOf(view, owners_, [&](size_t i, ChunkInfo&& chunk) {
+    return Visit(i, std::move(chunk), reader);
+  }));
   return CheckCovered();
 }
 
-Result<void> ReadPlan::Visit(size_t i, const ChunkInfo& chunk, ChunkReader& reader) {
+Result<void> ReadPlan::Visit(size_t i, ChunkInfo&& chunk, ChunkReader& reader) {
   const TensorInfo& owner = owners_[i];
-  if (wants_[i].size() <= kFewWants) {
-    for (Want& want : wants_[i]) CAIRN_TRY(VisitWant(owner, want, chunk, reader));
+  const std::span<Want> wants = WantsOf(i);
+  if (wants.size() == 1 && !wants.front().alias_region) {
+    return VisitWant(owner, wants.front(), std::move(chunk), reader);
+  }
+  if (wants.size() <= kFewWants) {
+    for (Want& want : wants) CAIRN_TRY(VisitWant(owner, want, chunk, reader));
     return VisitAliases(i, chunk, reader);
   }
   if (indexed_owner_ != i) IndexWants(i);
   Result<void> visited = {};
   index_->ForEachOverlap(chunk.box.offsets, chunk.box.sizes, [&](size_t want) {
-    if (visited) visited = VisitWant(owner, wants_[i][want], chunk, reader);
+    if (visited) visited = VisitWant(owner, wants[want], chunk, reader);
   });
   CAIRN_TRY(std::move(visited));
   return VisitAliases(i, chunk, reader);
 }
 
-Result<void> ReadPlan::VisitWant(const TensorInfo& owner, Want& want, const ChunkInfo& chunk,
+Result<void> ReadPlan::VisitWant(const TensorInfo& owner, Want& want, ChunkInfo chunk,
                                  ChunkReader& reader) {
   if (want.alias_region) return {};
+  const TensorTarget& target = want.request->target;
+  // A small tensor is one chunk, and there may be very many of them.
+  if (chunk.box == want.request->box && IsContiguous(target.shape, target.strides)) {
+    if (chunk.length_bytes() > want.missing_bytes) return Fail(BadTiling(owner));
+    want.missing_bytes -= chunk.length_bytes();
+    return reader.AddWhole(owner.fqn, std::move(chunk), target.data);
+  }
   auto region = BoxRegion(*want.request, chunk, schema::ElementBytes(owner.dtype));
   if (!region) return {};
   // Chunks that overlap could hide that another part is not covered.
   if (region->second > want.missing_bytes) return Fail(BadTiling(owner));
   want.missing_bytes -= region->second;
-  return reader.Add(owner.fqn, chunk, std::move(region->first));
+  return reader.Add(owner.fqn, std::move(chunk), std::move(region->first));
 }
 
 Result<void> ReadPlan::VisitAliases(size_t i, const ChunkInfo& chunk, ChunkReader& reader) {
   const TensorInfo& owner = owners_[i];
   const bool aliased = std::ranges::any_of(
-      wants_[i], [](const Want& want) { return want.alias_region.has_value(); });
+      WantsOf(i), [](const Want& want) { return want.alias_region.has_value(); });
   if (!aliased) return {};
   // Aliases refer to positions in the row-major payload, so chunks must be consecutive ranges of
   // it.
@@ -179,7 +231,7 @@ Result<void> ReadPlan::VisitAliases(size_t i, const ChunkInfo& chunk, ChunkReade
                       .key = owner.fqn});
   }
   next_offset_bytes_[i] += chunk.length_bytes();
-  for (const Want& want : wants_[i]) {
+  for (const Want& want : WantsOf(i)) {
     if (!want.alias_region) continue;
     CAIRN_TRY(
         reader.Add(owner.fqn, chunk, want.alias_region->ShiftedBy(static_cast<int64_t>(*offset))));
@@ -189,8 +241,8 @@ Result<void> ReadPlan::VisitAliases(size_t i, const ChunkInfo& chunk, ChunkReade
 
 void ReadPlan::IndexWants(size_t i) {
   BoxList boxes(owners_[i].shape.size());
-  boxes.Reserve(wants_[i].size());
-  for (const Want& want : wants_[i]) {
+  boxes.Reserve(WantsOf(i).size());
+  for (const Want& want : WantsOf(i)) {
     if (want.alias_region) {
       boxes.Add(Box{std::vector<uint64_t>(boxes.dimensions()), Shape(boxes.dimensions())});
     } else {
@@ -202,12 +254,11 @@ void ReadPlan::IndexWants(size_t i) {
 }
 
 Result<void> ReadPlan::CheckCovered() const {
-  for (size_t i = 0; i < owners_.size(); ++i) {
-    for (const Want& want : wants_[i]) {
-      const bool covered =
-          want.alias_region ? next_offset_bytes_[i] == owners_[i].nbytes : want.missing_bytes == 0;
-      if (!covered) return Fail(BadTiling(owners_[i]));
-    }
+  for (const Want& want : wants_) {
+    const TensorInfo& owner = owners_[want.owner];
+    const bool covered = want.alias_region ? next_offset_bytes_[want.owner] == owner.nbytes
+                                           : want.missing_bytes == 0;
+    if (!covered) return Fail(BadTiling(owner));
   }
   return {};
 }

@@ -47,15 +47,18 @@ class ReadPlan {
   /// What a request needs of the tensor that holds its bytes.
   struct Want {
     const LoadRequest* request = nullptr;
+    size_t owner = 0;                           // in owners_
     std::optional<StridedRegion> alias_region;  // in the owner's payload; empty: the request's box
     uint64_t missing_bytes = 0;                 // not planned yet
   };
   static constexpr size_t kFewWants = 8;
 
-  Result<void> AddWant(const LoadRequest& request);
+  /// Adds what a request needs of `tensor`, whose bytes owner `owner` holds.
+  Result<void> AddWant(const LoadRequest& request, const TensorInfo& tensor, size_t owner);
+  std::span<Want> WantsOf(size_t owner);
   /// Adds what the requests need of a chunk of owner `i`.
-  Result<void> Visit(size_t i, const ChunkInfo& chunk, ChunkReader& reader);
-  static Result<void> VisitWant(const TensorInfo& owner, Want& want, const ChunkInfo& chunk,
+  Result<void> Visit(size_t i, ChunkInfo&& chunk, ChunkReader& reader);
+  static Result<void> VisitWant(const TensorInfo& owner, Want& want, ChunkInfo chunk,
                                 ChunkReader& reader);
   Result<void> VisitAliases(size_t i, const ChunkInfo& chunk, ChunkReader& reader);
   /// Sets index_ to the requested boxes of owner `i`. Chunks are visited owner by owner.
@@ -63,10 +66,10 @@ class ReadPlan {
   /// kDataLoss: the chunks did not cover a request.
   Result<void> CheckCovered() const;
 
-  std::vector<TensorInfo> requested_;     // key order
-  std::vector<TensorInfo> owners_;        // key order
-  std::vector<std::vector<Want>> wants_;  // by owner
-  std::optional<BoxIndex> index_;         // of the wants of indexed_owner_, if there are many
+  std::vector<TensorInfo> owners_;  // key order
+  std::vector<Want> wants_;         // in the order of their owners
+  std::vector<size_t> begins_;      // in wants_, by owner; one more than owners_
+  std::optional<BoxIndex> index_;   // of the wants of indexed_owner_, if there are many
   size_t indexed_owner_ = ~size_t{0};
   std::vector<uint64_t> next_offset_bytes_;  // by owner: payload that the chunks seen so far hold
   uint64_t total_bytes_ = 0;

@@ -11,7 +11,8 @@ namespace cairn::core::internal {
 namespace {
 
 void SortUnique(std::vector<std::string>& names) {
-  std::ranges::sort(names);
+  // They often are in order, and this is much cheaper than sorting them again.
+  if (!std::ranges::is_sorted(names)) std::ranges::sort(names);
   names.erase(std::ranges::unique(names).begin(), names.end());
 }
 

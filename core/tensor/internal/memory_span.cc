@@ -17,18 +17,27 @@ std::unexpected<Error> Invalid(std::string message) {
 
 }  // namespace
 
-Result<MemorySpan> SpanOf(const TensorView& view) {
-  CAIRN_TRY_ASSIGN(const uint64_t nbytes, TensorBytes(view.dtype, view.shape));
-  CAIRN_TRY(CheckStrides(view.shape, view.strides));
+Result<MemorySpan> ContiguousSpan(DType dtype, std::span<const uint64_t> shape,
+                                  const std::byte* data) {
+  CAIRN_TRY_ASSIGN(const uint64_t nbytes, TensorBytes(dtype, shape));
   if (nbytes == 0) return MemorySpan{};
-  if (view.data == nullptr) {
+  if (data == nullptr) {
     return Invalid(fmt::format("{} bytes at a null pointer; materialise the tensor first", nbytes));
   }
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  uintptr_t end = 0;
+  if (__builtin_add_overflow(begin, nbytes, &end)) {
+    return Invalid("the tensor leads out of the address space");
+  }
+  return MemorySpan{.begin = begin, .end = end};
+}
+
+Result<MemorySpan> SpanOf(const TensorView& view) {
+  CAIRN_TRY(CheckStrides(view.shape, view.strides));
+  CAIRN_TRY_ASSIGN(const MemorySpan contiguous, ContiguousSpan(view.dtype, view.shape, view.data));
+  if (view.strides.empty() || contiguous.begin == contiguous.end) return contiguous;
   const uint64_t element_bytes = schema::ElementBytes(view.dtype);
   uint64_t last = 0;  // index of the last element in memory
-  if (view.strides.empty()) {
-    last = nbytes / element_bytes - 1;
-  }
   for (size_t d = 0; d < view.strides.size(); ++d) {
     uint64_t reach = 0;
     if (__builtin_mul_overflow(view.shape[d] - 1, view.strides[d], &reach) ||

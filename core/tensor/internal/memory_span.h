@@ -22,6 +22,10 @@ struct MemorySpan {
 /// elements.
 Result<MemorySpan> SpanOf(const TensorView& view);
 
+/// Returns the span of row-major contiguous memory. Errors: those of SpanOf.
+Result<MemorySpan> ContiguousSpan(DType dtype, std::span<const uint64_t> shape,
+                                  const std::byte* data);
+
 /// Groups spans that overlap, directly or through other spans. Returns the indices of each group,
 /// ascending by address. Empty spans are not in any group. Cost: one sort.
 std::vector<std::vector<size_t>> OverlapGroups(std::span<const MemorySpan> spans);
