@@ -7,11 +7,10 @@
 
 #include "core/base/internal/catch_bad_alloc.h"
 #include "core/save/internal/device_save.h"
+#include "core/save/internal/plan_cache.h"
 #include "core/save/internal/save.h"
-#include "core/save/internal/save_planner.h"
 #include "core/save/internal/saved_chunks.h"
 #include "core/save/internal/staging.h"
-#include "core/save/internal/stated_unchanged.h"
 #include "kv/mutex.h"
 #include "kv/thread_annotations.h"
 
@@ -105,8 +104,8 @@ class AsyncSaver::Impl {
   Result<void> Begin(const StateDict& state, Task& task) {
     CAIRN_TRY(CheckStep(task.attempt.step, task.options));
     // Reports errors in the state, with the key, before anything is copied.
-    CAIRN_TRY_ASSIGN(task.plan, internal::PlanSave(state, task.options, store_->rank_in_world()));
-    CAIRN_TRY(internal::MarkStatedUnchanged(task.plan, task.options, task.attempt.step));
+    CAIRN_TRY_ASSIGN(task.plan,
+                     plans_.Plan(state, task.options, store_->rank_in_world(), task.attempt.step));
     const bool base_is_known = BaseIsLastSave(task.options);
     CAIRN_TRY(
         staging_.Stage(task.plan, base_is_known ? &last_save_ : nullptr, task.options.max_deltas));
@@ -193,6 +192,7 @@ class AsyncSaver::Impl {
 
   CheckpointStore* store_;  // outlives the saver
   // Used by Save while there is no task, and by the worker while there is one.
+  internal::PlanCache plans_;
   internal::StagingArea staging_;
   internal::SavedChunks last_save_;
 

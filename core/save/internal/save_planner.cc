@@ -47,16 +47,33 @@ std::vector<uint64_t> BalancedOwners(const std::vector<uint64_t>& item_bytes,
 
 }  // namespace
 
-Result<SavePlan> SavePlanner::Plan(const StateDict& state) {
-  if (options_.chunk_bytes > kMaxChunkBytes) {
+Result<void> CheckSaveOptions(const SaveOptions& options) {
+  if (options.chunk_bytes > kMaxChunkBytes) {
     return Fail(ErrorCode::kInvalidArgument, fmt::format("chunk_bytes is {}; the most is {}",
-                                                         options_.chunk_bytes, kMaxChunkBytes));
+                                                         options.chunk_bytes, kMaxChunkBytes));
   }
-  if (options_.max_deltas > kv::kMaxDeltas) {
+  if (options.max_deltas > kv::kMaxDeltas) {
     return Fail(ErrorCode::kInvalidArgument, fmt::format("max_deltas is {}; the most is {}",
-                                                         options_.max_deltas, kv::kMaxDeltas));
+                                                         options.max_deltas, kv::kMaxDeltas));
   }
-  CAIRN_TRY(kv::CheckAnnotations(options_.metrics, options_.note, options_.tags));
+  return kv::CheckAnnotations(options.metrics, options.note, options.tags);
+}
+
+Result<std::vector<std::pair<std::string, std::vector<std::byte>>>> EncodeValues(
+    const StateDict& state, std::span<const Leaf> leaves) {
+  std::vector<std::pair<std::string, std::vector<std::byte>>> values;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (IsTensor(state.tree.nodes[leaves[i].node].kind)) continue;
+    auto record = EncodeValue(state.values[state.slot[i]]);
+    if (!record) return Fail(std::move(record).error().WithKey(leaves[i].fqn));
+    values.emplace_back(leaves[i].fqn, *std::move(record));
+  }
+  std::ranges::sort(values, {}, &std::pair<std::string, std::vector<std::byte>>::first);
+  return values;
+}
+
+Result<SavePlan> SavePlanner::Plan(const StateDict& state) {
+  CAIRN_TRY(CheckSaveOptions(options_));
   CAIRN_TRY(SetReplicatedGroup());
   CAIRN_TRY_ASSIGN(std::vector<LeafTensor> leaves, ReadLeaves(state));
   std::vector<NamedTensor> replicated;
@@ -103,21 +120,14 @@ Result<std::vector<SavePlanner::LeafTensor>> SavePlanner::ReadLeaves(const State
   CAIRN_TRY_ASSIGN(const std::vector<Leaf> leaves, state.Leaves());
   std::vector<LeafTensor> tensors;
   for (size_t i = 0; i < leaves.size(); ++i) {
-    const std::string& fqn = leaves[i].fqn;
+    if (!IsTensor(state.tree.nodes[leaves[i].node].kind)) continue;
     const uint32_t slot = state.slot[i];
-    const bool is_tensor = IsTensor(state.tree.nodes[leaves[i].node].kind);
-    if (is_tensor) {
-      const auto sharding = state.shardings.find(slot);
-      tensors.push_back(
-          {.named = {fqn, state.tensors[slot]},
-           .sharding = sharding == state.shardings.end() ? nullptr : &sharding->second});
-      continue;
-    }
-    auto record = EncodeValue(state.values[slot]);
-    if (!record) return Fail(std::move(record).error().WithKey(fqn));
-    plan_.values.emplace_back(fqn, *std::move(record));
+    const auto sharding = state.shardings.find(slot);
+    tensors.push_back(
+        {.named = {leaves[i].fqn, state.tensors[slot]},
+         .sharding = sharding == state.shardings.end() ? nullptr : &sharding->second});
   }
-  std::ranges::sort(plan_.values, {}, &std::pair<std::string, std::vector<std::byte>>::first);
+  CAIRN_TRY_ASSIGN(plan_.values, EncodeValues(state, leaves));
   plan_.tensor_count = tensors.size();
   return tensors;
 }

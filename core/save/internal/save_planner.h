@@ -17,7 +17,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/save/internal/aliases.h"
@@ -31,6 +33,15 @@ namespace cairn::core::internal {
 
 /// Largest chunk that a save accepts: the page digests of a chunk are held in memory.
 inline constexpr uint64_t kMaxChunkBytes = uint64_t{1} << 30;
+
+/// Checks what does not depend on the state. kInvalidArgument: options.chunk_bytes,
+/// options.max_deltas or the annotations are not valid.
+Result<void> CheckSaveOptions(const SaveOptions& options);
+
+/// Returns the FQNs and the records of the values of a state, in key order. `leaves` are those of
+/// the state. kInvalidArgument: a value is too large; names the key.
+Result<std::vector<std::pair<std::string, std::vector<std::byte>>>> EncodeValues(
+    const StateDict& state, std::span<const Leaf> leaves);
 
 /// Plans one save. Ownership: borrows the options, and the state during Plan. Threads: one.
 class SavePlanner {

@@ -19,23 +19,30 @@ Result<void> MarkStatedUnchanged(SavePlan& plan, const SaveOptions& options, uin
   for (size_t i = 0; i < plan.tensors.size(); ++i) {
     matches[i] = patterns.Matches(plan.tensors[i].fqn);
   }
-  uint64_t chunks = 0;
   for (PlannedShard& shard : plan.shards) {
     // Devices digest their tensors at the rate of their memory.
     shard.is_stated_unchanged = matches[shard.tensor] && !shard.on_device();
+  }
+  ChooseComparedChunk(plan, step);
+  return {};
+}
+
+void ChooseComparedChunk(SavePlan& plan, uint64_t step) {
+  uint64_t chunks = 0;
+  for (PlannedShard& shard : plan.shards) {
+    shard.compared_chunk.reset();
     if (shard.is_stated_unchanged) chunks += shard.chunk_count();
   }
-  if (chunks == 0) return {};
+  if (chunks == 0) return;
   uint64_t compared = step % chunks;
   for (PlannedShard& shard : plan.shards) {
     if (!shard.is_stated_unchanged) continue;
     if (compared < shard.chunk_count()) {
       shard.compared_chunk = shard.first_chunk + compared;
-      break;
+      return;
     }
     compared -= shard.chunk_count();
   }
-  return {};
 }
 
 Error NotUnchangedError(const std::string& fqn) {

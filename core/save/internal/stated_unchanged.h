@@ -14,6 +14,9 @@ namespace cairn::core::internal {
 /// marks of an earlier save of the same plan. kInvalidArgument: a pattern is not valid.
 Result<void> MarkStatedUnchanged(SavePlan& plan, const SaveOptions& options, uint64_t step);
 
+/// Chooses the chunk to be compared in a plan that has the marks of MarkStatedUnchanged.
+void ChooseComparedChunk(SavePlan& plan, uint64_t step);
+
 /// The error for a compared chunk that has changed.
 Error NotUnchangedError(const std::string& fqn);
 
