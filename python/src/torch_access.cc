@@ -60,8 +60,7 @@ const WireCode* FindWireCode(core::DType dtype) {
 struct Lent {
   dlpack::ManagedTensor managed;
   std::shared_ptr<std::byte> memory;
-  std::vector<int64_t> shape;
-  std::vector<int64_t> strides;
+  std::vector<int64_t> sizes;  // the shape, followed by the strides
 };
 
 bool IsComplex(core::DType dtype) {
@@ -138,11 +137,11 @@ bool TorchAccess::CanWrap(core::DType dtype) const {
 nb::object TorchAccess::Wrap(std::shared_ptr<std::byte> memory, core::DType dtype,
                              std::span<const uint64_t> shape) const {
   CAIRN_CHECK(CanWrap(dtype));
-  const std::vector<uint64_t> strides = core::RowMajorStrides(shape);
   auto lent = std::make_unique<Lent>();
   lent->memory = std::move(memory);
-  lent->shape.assign(shape.begin(), shape.end());
-  lent->strides.assign(strides.begin(), strides.end());
+  lent->sizes.resize(2 * shape.size());
+  std::ranges::copy(shape, lent->sizes.begin());
+  std::ranges::copy(core::RowMajorStrides(shape), lent->sizes.begin() + std::ssize(shape));
   lent->managed.context = lent.get();
   lent->managed.deleter = [](dlpack::ManagedTensor* self) {
     delete static_cast<Lent*>(self->context);
@@ -153,8 +152,8 @@ nb::object TorchAccess::Wrap(std::shared_ptr<std::byte> memory, core::DType dtyp
   tensor.ndim = static_cast<int32_t>(shape.size());
   tensor.dtype = {static_cast<uint8_t>(FindWireCode(dtype)->code),
                   static_cast<uint8_t>(schema::ElementBytes(dtype) * 8), 1};
-  tensor.shape = lent->shape.data();
-  tensor.strides = lent->strides.data();
+  tensor.shape = lent->sizes.data();
+  tensor.strides = lent->sizes.data() + shape.size();
   void* result = nullptr;
   // From here on torch owns the memory, even if the call fails.
   if (api_->wrap(&lent.release()->managed, &result) != 0) throw nb::python_error();

@@ -40,6 +40,32 @@ def test_the_base_is_referenced_without_being_read(path, asynchronous):
         assert torch.equal(store.read("base", step=8)["base.weight"], tensors["base.weight"])
 
 
+def test_every_change_of_the_structure_is_saved(path):
+    base, head = torch.randn(4, 1000), torch.randn(100)
+    states = [
+        {"base": base, "head": head, "step": 1},
+        {"base": base, "head": head, "step": 2},
+        {"base": base, "head": head, "step": 2.0},
+        {"base": base, "head": head, "lr": 2.0},
+        {"base": base, "head": head, "lr": {"a": [1, None]}},
+        {"base": base, "head": head, "lr": {"a": (1, None)}},
+        {"base": base, "head": head, "lr": {"a": (1, base[1])}},
+        {"base": base, "tail": head, "lr": {"a": (1, base[1])}},
+        {"base": base, "tail": head.view(10, 10), "lr": {"a": (1, base[2])}},
+        {"base": base, "tail": head.view(torch.int32), "lr": {"a": (1, base[2])}},
+        {"tail": head, "base": base},
+        {"tail": head, "base": base, "base2": base},
+    ]  # fmt: skip
+    with cairn.open(path, mode="a") as store:
+        for step, tensors in enumerate([each for each in states for _ in range(2)]):
+            head += 1
+            store.save_async(step, tensors, unchanged="base").result()
+            read = store.read(step=step)
+            assert repr(read) == repr(tensors)
+            assert list(read) == list(tensors)
+            assert store.keys(step).keys() == store.read(step=step, flat=True).keys()
+
+
 def test_a_saver_passes_it_on(path):
     tensors = state()
     with cairn.open(path, mode="a") as store:

@@ -58,7 +58,7 @@ class StatefulAdapter:
     def _take_all(self, state: Any, prefix: str) -> Any:
         if is_stateful(state):
             return self._take(state, prefix)
-        if not isinstance(state, dict) or not any(map(is_stateful, state.values())):
+        if not isinstance(state, dict) or not _has_stateful(state):
             return state
         # state_dict() may be a collective, and the order of keys may differ between ranks.
         taken = {
@@ -78,6 +78,16 @@ class StatefulAdapter:
         was_meta = _is_module(value) and any(map(_is_meta, state_dict.values()))
         self._objects.append((value, state_dict, was_meta))
         return state_dict
+
+
+def _has_stateful(state: dict) -> bool:
+    """True if a value of the dict is a Stateful. Flat state dicts have very many values, nearly all
+    of them tensors."""
+    torch = dtypes.loaded_torch()
+    plain = {int, float, bool, str} | ({torch.Tensor, torch.nn.Parameter} if torch else set())
+    if plain.issuperset(map(type, state.values())):
+        return False
+    return any(map(is_stateful, state.values()))
 
 
 def _is_module(value: Any) -> bool:
