@@ -291,9 +291,10 @@ Result<std::vector<ChunkInfo>> CheckpointStore::Chunks(const kv::StepInfo& step,
 Result<LoadReport> CheckpointStore::Load(const kv::StepInfo& step,
                                          std::span<const LoadRequest> requests,
                                          const Progress& progress,
-                                         std::span<const DeviceStream> streams) const {
+                                         std::span<const DeviceStream> streams,
+                                         std::span<const TensorInfo> known) const {
   return internal::WithStep(kv(), step, [&](const internal::StepView& view) {
-    return internal::RunLoad(view, requests, progress, streams);
+    return internal::RunLoad(view, requests, progress, streams, known);
   });
 }
 

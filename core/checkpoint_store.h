@@ -182,12 +182,15 @@ class CheckpointStore {
   /// `streams` contain when the call begins (for devices that are not named: the default stream);
   /// when the call returns, the targets may be used on any stream.
   ///
+  /// The records of `known` tensors are not read again, if all requested tensors are among them.
+  /// Requires that they are of `step` and ascend by FQN, as those of List.
+  ///
   /// kNotFound: there is no such tensor, or the step was deleted. kInvalidArgument: the dtype is
   /// not the stored one, the box is not inside the tensor, or the target does not fit the box.
   /// kDataLoss: bytes do not match their digests. kCancelled: `progress` asked to stop.
   Result<LoadReport> Load(const kv::StepInfo& step, std::span<const LoadRequest> requests,
-                          const Progress& progress = {},
-                          std::span<const DeviceStream> streams = {}) const;
+                          const Progress& progress = {}, std::span<const DeviceStream> streams = {},
+                          std::span<const TensorInfo> known = {}) const;
 
   /// Fills this rank's part of each tensor, on any mesh, whatever the mesh of the save was. After
   /// an error the contents of the targets are unspecified. Collective if `options.read_once` is set

@@ -273,6 +273,7 @@ class Store:
         step: StepInfo,
         requests: Requests,
         streams: Sequence[tuple[int, int]],
+        contents: Contents | None = None,
         read_once: bool = False,
         by_nccl: bool = False,
     ) -> tuple[int, int, float]: ...

@@ -261,10 +261,11 @@ void BindStore(nb::module_& m) {
       .def(
           "load",
           [](const StoreBinding& self, const kv::StepInfo& step, const Requests& requests,
-             const Streams& streams, bool read_once, bool by_nccl) {
-            return self.Load(step, requests, read_once, ToTransfer(by_nccl, streams));
+             const Streams& streams, const StepContents* contents, bool read_once, bool by_nccl) {
+            return self.Load(step, requests, read_once, ToTransfer(by_nccl, streams), contents);
           },
-          nb::arg("step"), nb::arg("requests"), nb::arg("streams"), nb::arg("read_once") = false,
+          nb::arg("step"), nb::arg("requests"), nb::arg("streams"),
+          nb::arg("contents").none() = nb::none(), nb::arg("read_once") = false,
           nb::arg("by_nccl") = false)
       .def(
           "update",

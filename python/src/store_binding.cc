@@ -213,23 +213,26 @@ nb::object StoreBinding::FindExtension(const kv::StepInfo& step, nb::str name) c
 }
 
 nb::tuple StoreBinding::Load(const kv::StepInfo& step, const Requests& requests, bool read_once,
-                             const DeviceTransfer& transfer) const {
+                             const DeviceTransfer& transfer, const StepContents* contents) const {
   SignalWatch watch;
+  std::span<const core::TensorInfo> known;
+  if (contents != nullptr) known = contents->tensors();
   auto result = Use([&](core::CheckpointStore& store) {
-    return RunLoad(store, step, requests, read_once, transfer, watch);
+    if (requests.shards.empty() && !read_once) {
+      return store.Load(step, requests.list, watch.AsProgress(), transfer.streams, known);
+    }
+    return LoadShards(store, step, requests, read_once, transfer, watch);
   });
   watch.Rethrow();
   const core::LoadReport report = Unwrap(std::move(result));
   return nb::make_tuple(report.bytes_read, report.direct_bytes, report.seconds);
 }
 
-Result<core::LoadReport> StoreBinding::RunLoad(core::CheckpointStore& store,
-                                               const kv::StepInfo& step, const Requests& requests,
-                                               bool read_once, const DeviceTransfer& transfer,
-                                               SignalWatch& watch) const {
-  if (requests.shards.empty() && !read_once) {
-    return store.Load(step, requests.list, watch.AsProgress(), transfer.streams);
-  }
+Result<core::LoadReport> StoreBinding::LoadShards(core::CheckpointStore& store,
+                                                  const kv::StepInfo& step,
+                                                  const Requests& requests, bool read_once,
+                                                  const DeviceTransfer& transfer,
+                                                  SignalWatch& watch) const {
   // Requests of a load in place are for complete tensors.
   std::vector<core::ShardTarget> targets = requests.shards;
   std::deque<core::Sharding> replicas;

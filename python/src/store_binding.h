@@ -78,9 +78,10 @@ class StoreBinding {
   void CheckChunks(const kv::StepInfo& step, nb::str fqn) const;
   /// Executes `requests`. Returns (bytes read, direct bytes, seconds). `read_once`: the ranks read
   /// each byte once and exchange them (core::ShardLoadOptions); only for a multi-rank store.
-  /// `transfer.streams`: streams of the devices that are loaded into.
+  /// `transfer.streams`: streams of the devices that are loaded into. `contents`, if not null, are
+  /// those of `step`; the records of their tensors are not read again.
   nb::tuple Load(const kv::StepInfo& step, const Requests& requests, bool read_once,
-                 const DeviceTransfer& transfer) const;
+                 const DeviceTransfer& transfer, const StepContents* contents) const;
   /// Updates memory that contains the step `base` to `step` (core::CheckpointStore::Update). Parts
   /// of tensors are read if their tensors differ, or all of them with `all_shards`. Returns (FQNs
   /// of the tensors that differ, compared bytes, bytes read, seconds).
@@ -147,9 +148,9 @@ class StoreBinding {
   /// process_.Check.
   template <typename Work>
   auto UseWithoutGil(const Work& work) const;
-  Result<core::LoadReport> RunLoad(core::CheckpointStore& store, const kv::StepInfo& step,
-                                   const Requests& requests, bool read_once,
-                                   const DeviceTransfer& transfer, SignalWatch& watch) const;
+  Result<core::LoadReport> LoadShards(core::CheckpointStore& store, const kv::StepInfo& step,
+                                      const Requests& requests, bool read_once,
+                                      const DeviceTransfer& transfer, SignalWatch& watch) const;
 
   ProcessGuard process_;
   std::shared_ptr<CommunicatorBinding> communicator_;  // shared with Python; outlives store_

@@ -45,8 +45,9 @@ Result<LoadReport> LoadHost(const StepView& view, ReadPlan plan, const Progress&
 }
 
 Result<LoadReport> LoadAnywhere(const StepView& view, std::span<const LoadRequest> requests,
-                                const Progress& progress, std::span<const DeviceStream> streams) {
-  CAIRN_TRY_ASSIGN(ReadPlan plan, ReadPlan::Make(view, requests));
+                                const Progress& progress, std::span<const DeviceStream> streams,
+                                std::span<const TensorInfo> known) {
+  CAIRN_TRY_ASSIGN(ReadPlan plan, ReadPlan::Make(view, requests, known));
   if (!HasDeviceTargets(requests)) return LoadHost(view, std::move(plan), progress);
   uint64_t reported_bytes = 0;
   uint64_t before_bytes = 0;
@@ -62,7 +63,7 @@ Result<LoadReport> LoadAnywhere(const StepView& view, std::span<const LoadReques
   before_bytes = direct.loaded_bytes;
   const HostLoad load_part = [&](std::span<const LoadRequest> part,
                                  const Progress& part_progress) -> Result<LoadReport> {
-    CAIRN_TRY_ASSIGN(ReadPlan part_plan, ReadPlan::Make(view, part));
+    CAIRN_TRY_ASSIGN(ReadPlan part_plan, ReadPlan::Make(view, part, known));
     return LoadHost(view, std::move(part_plan), part_progress);
   };
   LoadReport report;
@@ -115,9 +116,10 @@ std::vector<std::vector<LoadRequest>> DivideOverlaps(std::span<const LoadRequest
 
 // Loads one part of the requests after the other.
 Result<LoadReport> LoadInTurns(const StepView& view, std::span<const LoadRequest> requests,
-                               const Progress& progress, std::span<const DeviceStream> streams) {
+                               const Progress& progress, std::span<const DeviceStream> streams,
+                               std::span<const TensorInfo> known) {
   const std::vector<std::vector<LoadRequest>> divided = DivideOverlaps(requests);
-  if (divided.empty()) return LoadAnywhere(view, requests, progress, streams);
+  if (divided.empty()) return LoadAnywhere(view, requests, progress, streams, known);
   LoadReport report;
   uint64_t before_bytes = 0;
   for (const std::vector<LoadRequest>& part : divided) {
@@ -129,7 +131,8 @@ Result<LoadReport> LoadInTurns(const StepView& view, std::span<const LoadRequest
         return progress(before_bytes + done, before_bytes + total);
       };
     }
-    CAIRN_TRY_ASSIGN(const LoadReport loaded, LoadAnywhere(view, part, part_progress, streams));
+    CAIRN_TRY_ASSIGN(const LoadReport loaded,
+                     LoadAnywhere(view, part, part_progress, streams, known));
     before_bytes += part_bytes;
     report.bytes_read += loaded.bytes_read;
     report.direct_bytes += loaded.direct_bytes;
@@ -140,9 +143,10 @@ Result<LoadReport> LoadInTurns(const StepView& view, std::span<const LoadRequest
 }  // namespace
 
 Result<LoadReport> RunLoad(const StepView& view, std::span<const LoadRequest> requests,
-                           const Progress& progress, std::span<const DeviceStream> streams) {
+                           const Progress& progress, std::span<const DeviceStream> streams,
+                           std::span<const TensorInfo> known) {
   const auto start = std::chrono::steady_clock::now();
-  CAIRN_TRY_ASSIGN(LoadReport report, LoadInTurns(view, requests, progress, streams));
+  CAIRN_TRY_ASSIGN(LoadReport report, LoadInTurns(view, requests, progress, streams, known));
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   report.seconds = elapsed.count();
   return report;

@@ -105,6 +105,36 @@ std::vector<size_t> IndicesOf(std::span<const LoadRequest> requests,
   return indices;
 }
 
+// Returns the requested tensors in key order without duplicates. Takes them from `known`, if this
+// contains all of them.
+Result<std::vector<TensorInfo>> FindRequested(const StepView& view,
+                                              std::span<const LoadRequest> requests,
+                                              std::span<const TensorInfo> known) {
+  std::vector<size_t> indices;  // in `known`
+  indices.reserve(requests.size());
+  size_t next = 0;
+  for (const LoadRequest& request : requests) {
+    if (next >= known.size() || known[next].fqn != request.fqn) {
+      const TensorInfo* const found = FindByName(known, request.fqn);
+      if (found == nullptr) break;
+      next = static_cast<size_t>(found - known.data());
+    }
+    indices.push_back(next++);
+  }
+  if (indices.size() < requests.size()) {
+    std::vector<std::string> fqns;
+    fqns.reserve(requests.size());
+    for (const LoadRequest& request : requests) fqns.push_back(request.fqn);
+    return FindNamed(view, std::move(fqns));
+  }
+  if (!std::ranges::is_sorted(indices)) std::ranges::sort(indices);
+  indices.erase(std::ranges::unique(indices).begin(), indices.end());
+  std::vector<TensorInfo> requested;
+  requested.reserve(indices.size());
+  for (const size_t i : indices) requested.push_back(known[i]);
+  return requested;
+}
+
 Error BadTiling(const TensorInfo& owner) {
   return Error{.code = ErrorCode::kDataLoss,
                .message = "the step's chunks do not cover the tensor exactly once",
@@ -118,11 +148,10 @@ bool IsSame(const TensorInfo& alias, const TensorInfo& owner) {
 
 }  // namespace
 
-Result<ReadPlan> ReadPlan::Make(const StepView& view, std::span<const LoadRequest> requests) {
+Result<ReadPlan> ReadPlan::Make(const StepView& view, std::span<const LoadRequest> requests,
+                                std::span<const TensorInfo> known) {
   ReadPlan plan;
-  std::vector<std::string> fqns;
-  for (const LoadRequest& request : requests) fqns.push_back(request.fqn);
-  CAIRN_TRY_ASSIGN(std::vector<TensorInfo> requested, FindNamed(view, std::move(fqns)));
+  CAIRN_TRY_ASSIGN(std::vector<TensorInfo> requested, FindRequested(view, requests, known));
   const std::vector<size_t> indices = IndicesOf(requests, requested);
   for (size_t i = 0; i < requests.size(); ++i) {
     CAIRN_TRY(CheckRequest(requests[i], requested[indices[i]]));

@@ -33,7 +33,9 @@ class ReadPlan {
   /// Checks all requests. kNotFound: there is no such tensor. kInvalidArgument: the dtype is not
   /// the stored one, the box is not inside the tensor, or the target does not have the shape of the
   /// box, has invalid strides, or has no memory. kDataLoss: a record is damaged or missing.
-  static Result<ReadPlan> Make(const StepView& view, std::span<const LoadRequest> requests);
+  /// `known`: see CheckpointStore::Load.
+  static Result<ReadPlan> Make(const StepView& view, std::span<const LoadRequest> requests,
+                               std::span<const TensorInfo> known = {});
 
   /// Bytes of all requests.
   uint64_t total_bytes() const { return total_bytes_; }

@@ -90,6 +90,7 @@ class Load:
             self._native,
             self._contents.info,
             self.requests,
+            contents=self._contents,
             read_once=self.read_once,
             by_nccl=self.by_nccl,
         )

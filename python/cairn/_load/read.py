@@ -90,7 +90,8 @@ class Reader:
                 with self._memory_for(info):
                     self._allocate(info, kinds)
         if len(self._requests) > 0:
-            devices.load(self._native, self._contents.info, self._requests)
+            contents = self._contents
+            devices.load(self._native, contents.info, self._requests, contents=contents)
         self._move()
         if self._device is not None:
             results = [made if made is None else made.to(self._device) for made in results]

@@ -3,6 +3,10 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "core/load/load_options.h"
 #include "tests/core/tensor/strided_fixture.h"
@@ -145,6 +149,41 @@ TEST_F(PartialLoadTest, RandomBoxesOfRandomTensorsAndChunks) {
       LoadBox(tensor, box);
       if (HasFailure()) return;
     }
+  }
+}
+
+// The caller has listed the step, and passes all tensors that it found, some of them, or none.
+TEST_F(PartialLoadTest, KnownTensorsMakeNoDifference) {
+  StateDict state;
+  std::vector<TestTensor> tensors;
+  for (uint64_t i = 0; i < 6; ++i) tensors.emplace_back(DType::kInt16, Shape{3 + i, 5}, i);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    state.root().Tensor(fmt::format("t{}", i), tensors[i].view());
+  }
+  state.root().Tensor("tied", tensors[2].view());
+  Save(1, state);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(1));
+  const std::vector<std::pair<std::string, size_t>> wanted = {{"t5", 5}, {"tied", 2}, {"t0", 0},
+                                                              {"t1", 1}, {"t2", 2},   {"t1", 1}};
+  for (size_t count = 0; count <= contents.tensors.size(); ++count) {
+    SCOPED_TRACE(count);
+    std::vector<TestTensor> targets;
+    std::vector<LoadRequest> requests;
+    for (const auto& [fqn, i] : wanted) targets.emplace_back(DType::kInt16, tensors[i].shape, 99);
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      requests.push_back({.fqn = wanted[i].first,
+                          .box = WholeBox(targets[i].shape),
+                          .target = targets[i].target()});
+    }
+    CAIRN_ASSERT_OK(
+        store->Load(contents.step, requests, {}, {}, std::span(contents.tensors).first(count)));
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      EXPECT_EQ(targets[i].bytes, tensors[wanted[i].second].bytes);
+    }
+    requests.front().fqn = "t6";
+    EXPECT_THAT(
+        store->Load(contents.step, requests, {}, {}, std::span(contents.tensors).first(count)),
+        testing::IsError(ErrorCode::kNotFound, "no such tensor"));
   }
 }
 
