@@ -8,11 +8,13 @@ from ranks import run_on_ranks
 
 import cairn
 
-TENSORS = 40_000  # more than two merging ranks need, so that the keys are divided
+TENSORS = 400
+CHUNKS = 100  # of a tensor: more than two merging ranks need, so that the keys are divided
+CHUNK_BYTES = 64
 
 
 def state_of(rank, changed=0.0):
-    shared = torch.arange(4.0 * TENSORS).reshape(TENSORS, 4)
+    shared = torch.arange(TENSORS * CHUNKS * CHUNK_BYTES // 8).reshape(TENSORS, -1).double()
     shared[::7] += changed
     state = {f"w{i}": row for i, row in enumerate(shared.unbind())}
     return {"model": state, f"rank{rank}": torch.full((3,), float(rank))}
@@ -24,10 +26,11 @@ def tables(path):
 
 def save_and_load(rank, path):
     with cairn.open(path, mode="a") as store:
-        store.save(1, state_of(rank), merging_ranks=2)
+        options = {"chunk_bytes": CHUNK_BYTES, "merging_ranks": 2}
+        store.save(1, state_of(rank), **options)
         one = tables(path)
-        store.save_async(2, state_of(rank, changed=1.0), merging_ranks=2).result()
-        store.save(3, state_of(rank, changed=1.0), merging_ranks=64)
+        store.save_async(2, state_of(rank, changed=1.0), **options).result()
+        store.save(3, state_of(rank, changed=1.0), **options | {"merging_ranks": 64})
         target = state_of(rank, changed=5.0)
         store.load(target, step=2)
         expected = state_of(rank, changed=1.0)
@@ -47,7 +50,7 @@ def test_steps_of_merging_ranks_are_those_of_rank_0(path):
             assert loaded["model"].keys() == expected.keys()
             assert all(torch.equal(loaded["model"][k], v) for k, v in expected.items())
             assert all(torch.equal(loaded[f"rank{r}"], torch.full((3,), r)) for r in range(4))
-        assert store.diff(2, 3).changed == []
+        assert store.diff(2, 3).changed == ()
 
 
 def save_small(rank, path):
