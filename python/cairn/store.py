@@ -182,8 +182,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
             base_step: the step to compare with; by default the latest.
             unchanged: patterns of tensors that are as in the base step (docs/torch-training.md).
             chunk_bytes: size of the chunks that tensors are split into; by default 4 MiB.
-            deltas: writes only the elements that changed, where this saves much (docs/deltas.md).
-                A chunk has at most 4, or the number given here, which is at most 64.
+            deltas: writes only changed elements, 4 times or N (to 64) per chunk (docs/deltas.md).
             device_delta_bytes: memory of each CUDA device for what the deltas of its tensors need.
             statistics: records statistics of the values of each chunk (:meth:`statistics`).
             compress: as in docs/compression.md; by default as :meth:`set_compression` has set.
@@ -193,8 +192,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
             prefix: is prepended to each key: ``"model.encoder"`` for a submodule.
             ignore_frozen: excludes parameters that require no gradient, of modules in the state.
             allow_pickle: pickles leaves of other types.
-            metrics, note: of rank 0, are recorded with the step (:meth:`step_info`, :meth:`prune`).
-            tags: names of the step, which other steps lose (:meth:`tag`).
+            metrics, note, tags: of rank 0, recorded with the step (:meth:`step_info`, :meth:`tag`).
             mirror: stores to which a thread of rank 0 copies the step (:class:`cairn.Mirror`).
 
         Raises:
