@@ -23,7 +23,7 @@ CONSTANT = {
 """What should not depend on the size; everything else may be linear."""
 FIGURES = {"cpu": "processor time", "memory": "memory", "metadata": "metadata"}
 NOISE = {"cpu": 0.02, "memory": 8 * MIB, "metadata": 16 << 10}
-"""Figures below are too small for an exponent."""
+"""If the figure of the largest size is smaller, there is no exponent."""
 TEXT = """# How time, memory and metadata grow
 
 Measured by `bench/scaling.py` ({measured}). Every figure is in [scaling.json](scaling.json).
@@ -38,11 +38,25 @@ Versions: {versions}.
 memory during the operation beyond that at its start; for `read`, this includes the new tensors.
 *metadata* is what the operation added to tables, roots and pages of steps. An exponent *e* means
 that the figure grows as the size to the power of *e*; it is fitted to the sizes from a hundredth of
-the largest on. Small figures (below {cpu_noise:.0f} ms, {memory_noise} MiB, {metadata_noise} KiB)
-have none. The limit is {bar}; what is marked with ★ should be constant.
+the largest on. It is not stated if the last figure is below {cpu_noise:.0f} ms, {memory_noise} MiB
+or {metadata_noise} KiB. The limit is {bar}; what is marked with ★ should be constant.
 
 {sections}
 """
+KNOWN = """
+What is known of those above the limit:
+
+- An unchanged save of at most 65,536 tensors uses the plan of the save before it. Larger states are
+  planned each time, because the plan would take more than 1 KiB of memory per tensor between saves.
+  From there on, saves are linear.
+- Rank 0 keeps the records of about 1.3 million chunks in memory. It writes those of larger steps to
+  a temporary file and merges them from there, which doubles the time per chunk. Merging ranks
+  (`merging_ranks=`) share this work.
+- A read of one tensor decodes the tree of the state, so it is linear in the number of tensors.
+- A delete in a store of 100,000 steps reads and writes the list of all of them.
+
+The others were not analysed: reads of all tensors and compactions by tensors, unchanged saves by
+bytes, and deletes by tensors."""
 AXIS_TEXT = {
     "tensors": "A state of tensors with 16 bytes each, on one rank.",
     "ranks": "What one rank does for a step of a simulated job, in which each rank has 128 chunks. "
@@ -59,9 +73,9 @@ def exponent(points: list[tuple[int, float]], noise: float) -> float | None:
     used = [
         (math.log(size), math.log(value))
         for size, value in points
-        if size * 100 >= largest and value >= noise
+        if size * 100 >= largest and value > 0
     ]
-    if len(used) < 2:
+    if len(used) < 2 or points[-1][1] < noise:
         return None
     mean_x = sum(x for x, _ in used) / len(used)
     mean_y = sum(y for _, y in used) / len(used)
@@ -128,7 +142,7 @@ def _summary(result: dict[str, Any]) -> list[str]:
     for axis, name, figure, slope in found:
         if name in CONSTANT[axis] and slope > 0.1:
             lines.append(f"- Not constant: {FIGURES[figure]} of *{name}* by {axis}: {slope:.2f}.")
-    return lines
+    return lines + KNOWN.splitlines()
 
 
 def _draw(result: dict[str, Any], path: Path) -> None:
