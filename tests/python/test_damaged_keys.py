@@ -100,14 +100,15 @@ def test_nothing_is_skipped_without_damage(path):
 
 
 def test_a_missing_segment_skips_what_it_contains(path):
+    segments = Path(path) / "segments"
     with cairn.open(path, mode="a") as store:
         store.save(1, make_state())
+        of_first = set(segments.iterdir())
         state = make_state()
         state["model"]["w0"] += 5
         store.save(2, state)
-    (Path(path) / "segments" / max(
-        (Path(path) / "segments").iterdir(), key=lambda file: file.stat().st_mtime_ns
-    ).name).unlink()
+    (of_second,) = set(segments.iterdir()) - of_first
+    of_second.unlink()
     with cairn.open(path) as store:
         target = make_state(3.0)
         assert set(store.load(target, step=2, skip_damaged=True).skipped) == {"model.w0"}
