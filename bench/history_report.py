@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from compare_lib import machine
+
 MIB = 1 << 20
 CAIRN = {"pages": "changed pages", "deltas": "deltas"}
 OTHERS = ("zstd-1", "ZipNN", "XOR, zstd-1")
@@ -217,12 +219,8 @@ def _draw(rows: list[dict[str, Any]], path: Path) -> None:
 def write_report(result: dict[str, Any], folder: Path) -> None:
     """Writes history.md and history.png to `folder`."""
     _draw(result["space"], folder / "history.png")
-    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    machine = ", ".join(f"{name}: {value}" for name, value in result["machine"].items())
     text = TEXT.format(
-        measured="; ".join(f"{part}: {when}" for part, when in result["measured"].items()),
-        machine=machine,
-        versions=versions,
+        **machine.heading(result),
         space="\n".join(_space_lines(result["space"])),
         bars="\n".join(_bar_lines(result["space"])),
         regions="\n".join(_region_lines(result["regions"])),

@@ -6,6 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from compare_lib import machine
+
 MIB = 1 << 20
 AXES = {"tensors": "tensors", "ranks": "ranks", "steps": "steps", "bytes": "GiB"}
 BAR = 1.05
@@ -178,9 +180,7 @@ def write_report(result: dict[str, Any], folder: Path) -> None:
         sections += ["", *_section(axis, points)]
     sections += ["", *model_lines(result)]
     text = TEXT.format(
-        measured="; ".join(f"{part}: {when}" for part, when in result["measured"].items()),
-        machine=", ".join(f"{name}: {value}" for name, value in result["machine"].items()),
-        versions=", ".join(f"{name} {value}" for name, value in result["versions"].items()),
+        **machine.heading(result),
         cpu_noise=1e3 * NOISE["cpu"],
         memory_noise=NOISE["memory"] // MIB,
         metadata_noise=NOISE["metadata"] >> 10,

@@ -8,6 +8,7 @@ import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from compare_lib.peers import PEERS
 
@@ -65,3 +66,12 @@ def versions() -> dict[str, str]:
             found[package] = "not installed"
     fio = _output("fio", "--version")
     return found | {"fio": fio.removeprefix("fio-") if fio else "not installed"}
+
+
+def heading(result: dict[str, Any]) -> dict[str, str]:
+    """What a page states about its figures: when each part was measured, and on what."""
+    texts = {
+        "measured": "; ".join(f"{part}: {when}" for part, when in result["measured"].items()),
+        "machine": ", ".join(f"{name}: {value}" for name, value in result["machine"].items()),
+    }
+    return texts | {"versions": ", ".join(map(" ".join, result["versions"].items()))}
