@@ -114,21 +114,20 @@ Result<std::optional<Root>> SearchAt(Storage& storage, uint64_t start) {
                                     return {};
                                   }}));
   if (has_next || !root) return SearchFrom(storage, start);
-  if (start == 1) return root;
-  CAIRN_TRY_ASSIGN(const bool has_predecessor, RootExists(storage, start - 1));
-  return has_predecessor ? std::move(root) : std::nullopt;
+  // The order matters: as long as an older root exists, neither of both has been removed.
+  CAIRN_TRY_ASSIGN(const bool remained, RootExists(storage, std::max<uint64_t>(start - 1, 1)));
+  return remained ? std::move(root) : std::nullopt;
 }
 
-/// Returns the newest root that a current listing names; nothing if that cannot be trusted. With
-/// one request after the listing: the successor is absent, and the predecessor present, in the
-/// listing.
-Result<std::optional<Root>> FindNewestListed(Storage& storage) {
+/// Returns the number of the newest root that a current listing names; nothing if the listing lacks
+/// the root before it, and so cannot be trusted. The root after it was absent at the same time.
+Result<std::optional<uint64_t>> NewestListed(Storage& storage) {
   CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
   if (numbers.empty()) return std::nullopt;
   const uint64_t last = numbers.back();
   const bool has_predecessor = numbers.size() > 1 && numbers[numbers.size() - 2] == last - 1;
   if (last > 1 && !has_predecessor) return std::nullopt;
-  return ReadRoot(storage, last);
+  return last;
 }
 
 /// Makes the first requests of FindNewest at once. Returns nothing if that does not suffice.
@@ -287,8 +286,11 @@ Result<std::vector<uint64_t>> ListRoots(Storage& storage) {
 
 Result<std::optional<Root>> FindNewest(Storage& storage) {
   if (storage.listings_are_current()) {
-    CAIRN_TRY_ASSIGN(std::optional<Root> root, FindNewestListed(storage));
-    if (root) return root;
+    CAIRN_TRY_ASSIGN(const std::optional<uint64_t> last, NewestListed(storage));
+    if (last) {
+      CAIRN_TRY_ASSIGN(std::optional<Root> root, ReadRoot(storage, *last));
+      if (root) return root;
+    }
   }
   uint64_t hint = 0;
   if (storage.transfer_sizes().small_requests > 1) {
@@ -316,29 +318,23 @@ Result<std::optional<Root>> FindNewest(Storage& storage) {
 }
 
 Result<std::optional<Root>> FindNewer(Storage& storage, const Root& known) {
-  bool has_next = false;
-  bool exists = false;
-  const auto check_next = [&]() -> Result<void> {
-    CAIRN_TRY_ASSIGN(has_next, RootExists(storage, known.number + 1));
-    return {};
-  };
-  const auto check_known = [&]() -> Result<void> {
-    CAIRN_TRY_ASSIGN(exists, RootExists(storage, known.number));
-    return {};
-  };
-  if (storage.transfer_sizes().small_requests > 1) {
-    // `known` may be removed between the two answers, but only after kKeptRoots further commits:
-    // then this call returns what it would have returned before them.
-    CAIRN_TRY(RunRequests(storage, {check_next, check_known}));
-  } else {
-    CAIRN_TRY(check_next());
-    if (!has_next) CAIRN_TRY(check_known());
+  if (storage.listings_are_current()) {
+    CAIRN_TRY_ASSIGN(const std::optional<uint64_t> last, NewestListed(storage));
+    if (last && *last == known.number) return std::nullopt;
+    if (last && *last > known.number) {
+      CAIRN_TRY_ASSIGN(std::optional<Root> root, ReadRoot(storage, *last));
+      if (root) return root;
+    }
   }
-  if (!has_next) {
-    if (exists) return std::nullopt;
-  } else {
+  // The order matters. If both were asked for at once, a root that is removed after its answer, and
+  // its successor that is removed before its own, would seem to be the newest.
+  CAIRN_TRY_ASSIGN(const bool has_next, RootExists(storage, known.number + 1));
+  if (has_next) {
     CAIRN_TRY_ASSIGN(std::optional<Root> root, SearchFrom(storage, known.number + 1));
     if (root) return root;
+  } else {
+    CAIRN_TRY_ASSIGN(const bool exists, RootExists(storage, known.number));
+    if (exists) return std::nullopt;
   }
   CAIRN_TRY_ASSIGN(std::optional<Root> root, FindNewest(storage));
   if (root) return root;

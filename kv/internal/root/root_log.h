@@ -41,8 +41,8 @@ static_assert(kKeptRoots >= 2 * kHintInterval);
 Result<std::optional<Root>> FindNewest(Storage& storage);
 
 /// Returns the newest root if it is another one than `known`, otherwise nothing. Errors are those
-/// of FindNewest; kDataLoss, too, if there are no roots any more. Cost: 2 calls of Size if `known`
-/// is the newest, at once where each request takes long.
+/// of FindNewest; kDataLoss, too, if there are no roots any more. Cost if `known` is the newest: a
+/// listing if listings are current, otherwise 2 calls of Size.
 Result<std::optional<Root>> FindNewer(Storage& storage, const Root& known);
 
 /// What became of a commit.
