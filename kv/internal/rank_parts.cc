@@ -51,6 +51,12 @@ bool SessionIsOpen(const StepAttempt& attempt) {
   return Exists(*attempt.store->storage, LeaseName(attempt.store->session));
 }
 
+// Returns whether rank 0 may see the part of this rank, whose put failed.
+bool MayBePut(const StepAttempt& attempt) {
+  const std::string name = PartName(attempt.attempt, attempt.options.rank);
+  return ObjectExists(*attempt.store->storage, name).value_or(true);
+}
+
 }  // namespace
 
 Result<void> GatherParts(StepAttempt& attempt, RankRecords& others) {
@@ -84,7 +90,12 @@ Result<void> PreparePart(StepAttempt& attempt, const StepSummary& summary) {
   // From now on rank 0 may commit the part, even if the response to its put is lost. So its objects
   // remain unless rank 0 states that it has discarded the part.
   attempt.finished = true;
-  return attempt.part->Finish();
+  Result<void> put = attempt.part->Finish();
+  if (put || !MayBePut(attempt)) return put;
+  Error error = std::move(put).error();
+  error.message =
+      fmt::format("it is unknown whether rank 0 commits the part of this rank: {}", error.message);
+  return Fail(std::move(error));
 }
 
 Result<uint64_t> AwaitGeneration(StepAttempt& attempt) {
