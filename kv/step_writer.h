@@ -115,8 +115,8 @@ class StepWriter {
 
   /// Makes this rank's part durable, in place of Commit on the ranks other than 0. From here on
   /// rank 0 may commit it. kConflict: a segment to which the part refers was deleted. If it is
-  /// unknown whether rank 0 can see the part, the message of the error states that. Requires a store
-  /// that was opened with kJoinSession.
+  /// unknown whether rank 0 can see the part, the message of the error states that. Requires a
+  /// store that was opened with kJoinSession.
   Result<void> Prepare(const StepSummary& summary);
   /// Waits until rank 0 has committed the step or aborted the attempt. The counts of the result are
   /// those of this rank. Returns the error of the rank that failed. kUnavailable: rank 0 has not
