@@ -104,8 +104,8 @@ class AsyncSaver::Impl {
   Result<void> Begin(const StateDict& state, Task& task) {
     CAIRN_TRY(CheckStep(task.attempt.step, task.options));
     // Reports errors in the state, with the key, before anything is copied.
-    CAIRN_TRY_ASSIGN(task.plan,
-                     plans_.Plan(state, task.options, store_->rank_in_world(), task.attempt.step));
+    CAIRN_TRY(plans_.Plan(state, task.options, store_->rank_in_world(), task.attempt.step));
+    task.plan = plans_.Take();
     const bool base_is_known = BaseIsLastSave(task.options);
     CAIRN_TRY(
         staging_.Stage(task.plan, base_is_known ? &last_save_ : nullptr, task.options.max_deltas));

@@ -21,12 +21,11 @@
 #include "core/merge/internal/merge.h"
 #include "core/ranks/internal/open_together.h"
 #include "core/save/internal/device_save.h"
-#include "core/save/internal/last_save.h"
+#include "core/save/internal/plan_cache.h"
 #include "core/save/internal/save.h"
 #include "core/save/internal/save_planner.h"
 #include "core/save/internal/save_queue.h"
 #include "core/save/internal/saved_chunks.h"
-#include "core/save/internal/stated_unchanged.h"
 #include "core/step/internal/compress.h"
 #include "core/step/internal/lookup.h"
 #include "core/step/internal/stored_chunk.h"
@@ -35,6 +34,15 @@
 #include "kv/thread_annotations.h"
 
 namespace cairn::core {
+namespace {
+
+/// The last save of tensors in host memory: what is needed to find that nothing has changed.
+struct LastSave {
+  internal::PlanCache plans;
+  internal::SavedChunks chunks;  // of the plan
+};
+
+}  // namespace
 
 class CheckpointStore::Impl {
  public:
@@ -97,11 +105,11 @@ class CheckpointStore::Impl {
   internal::SavedChunks* last_device_save() { return &last_device_save_; }
 
   /// Returns the last Save, or nothing if another one is running.
-  std::unique_ptr<internal::LastSave> TakeLastSave() {
+  std::unique_ptr<LastSave> TakeLastSave() {
     const MutexLock lock(remembering_);
-    return last_save_ ? std::move(last_save_) : std::make_unique<internal::LastSave>();
+    return last_save_ ? std::move(last_save_) : std::make_unique<LastSave>();
   }
-  void RememberSave(std::unique_ptr<internal::LastSave> save) {
+  void RememberSave(std::unique_ptr<LastSave> save) {
     const MutexLock lock(remembering_);
     last_save_ = std::move(save);
   }
@@ -153,7 +161,7 @@ class CheckpointStore::Impl {
   internal::SavedChunks last_device_save_ CAIRN_GUARDED_BY(writing_);
   std::unique_ptr<internal::WorkerPool> pool_ CAIRN_GUARDED_BY(writing_);  // set by the first save
   Mutex remembering_;
-  std::unique_ptr<internal::LastSave> last_save_ CAIRN_GUARDED_BY(remembering_);  // may be null
+  std::unique_ptr<LastSave> last_save_ CAIRN_GUARDED_BY(remembering_);  // may be null
 };
 
 CheckpointStore::CheckpointStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -212,18 +220,18 @@ Result<std::vector<uint64_t>> CheckpointStore::StepNumbers() const {
 Result<SaveReport> CheckpointStore::Save(uint64_t step, const StateDict& state,
                                          const SaveOptions& options) {
   const internal::SaveAttempt attempt = NextAttempt(step, options);
-  std::unique_ptr<internal::LastSave> last = impl_->TakeLastSave();
-  const auto planned = internal::CatchBadAlloc(
-      "the plan of a save", [&] { return last->Plan(state, options, rank_in_world()); });
+  std::unique_ptr<LastSave> last = impl_->TakeLastSave();
+  const auto planned = internal::CatchBadAlloc("the plan of a save", [&] {
+    return last->plans.Plan(state, options, rank_in_world(), step);
+  });
   if (!planned) return Fail(Abort(attempt, planned.error()));
   internal::SavePlan& plan = **planned;
-  if (auto marked = internal::MarkStatedUnchanged(plan, options, step); !marked) {
-    return Fail(Abort(attempt, std::move(marked).error()));
-  }
   if (!internal::DeviceSave::IsNeeded(plan)) {
-    auto report = impl_->SavePlanned(attempt, plan, options, last->chunks(), nullptr,
-                                     last->has_same_records());
-    if (report) impl_->RememberSave(std::move(last));
+    const bool is_remembered = last->plans.is_remembered();
+    auto report =
+        impl_->SavePlanned(attempt, plan, options, is_remembered ? &last->chunks : nullptr, nullptr,
+                           last->plans.has_same_records());
+    if (report && is_remembered) impl_->RememberSave(std::move(last));
     return report;
   }
   auto device = internal::DeviceSave::Begin(plan, options.streams);

@@ -1,5 +1,6 @@
 #include "core/save/internal/plan_cache.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -8,39 +9,78 @@
 #include "core/save/internal/stated_unchanged.h"
 
 namespace cairn::core::internal {
+namespace {
 
-Result<SavePlan> PlanCache::Plan(const StateDict& state, const SaveOptions& options,
-                                 const RankInWorld& self, uint64_t step) {
-  const bool is_alone = self.world_size == 1 && options.replicated_mesh == nullptr;
-  const bool is_same = is_alone && last_ && last_->unchanged == options.unchanged &&
-                       last_->chunk_bytes == options.chunk_bytes &&
-                       HasSameTensors(state, last_->state);
-  if (is_same) {
-    CAIRN_TRY(CheckSaveOptions(options));
-    if (!HasSameValues(state, last_->state)) CAIRN_TRY(UpdateValues(state));
-    SavePlan plan = last_->plan;
-    ChooseComparedChunk(plan, step);
-    return plan;
-  }
-  last_.reset();
+bool IsSameTensor(const TensorInfo& a, const TensorInfo& b) {
+  return a.fqn == b.fqn && a.dtype == b.dtype && a.shape == b.shape && a.nbytes == b.nbytes &&
+         a.chunk_count == b.chunk_count && a.alias_of == b.alias_of &&
+         a.alias_offset_bytes == b.alias_offset_bytes && a.alias_strides == b.alias_strides &&
+         a.hidden == b.hidden;
+}
+
+// Requires grids of the same chunk size.
+bool IsSameShard(const PlannedShard& a, const PlannedShard& b) {
+  return a.tensor == b.tensor && a.first_chunk == b.first_chunk && a.end_chunk == b.end_chunk &&
+         a.grid.box() == b.grid.box();
+}
+
+bool HasSameRecords(const SavePlan& a, const SavePlan& b) {
+  return a.structure == b.structure && a.values == b.values &&
+         std::ranges::equal(a.tensors, b.tensors, IsSameTensor) &&
+         std::ranges::equal(a.shards, b.shards, IsSameShard);
+}
+
+bool IsAlone(const SaveOptions& options, const RankInWorld& self) {
+  return self.world_size == 1 && options.replicated_mesh == nullptr;
+}
+
+}  // namespace
+
+Result<SavePlan*> PlanCache::Plan(const StateDict& state, const SaveOptions& options,
+                                  const RankInWorld& self, uint64_t step) {
+  const bool is_same = is_remembered_ && IsAlone(options, self) &&
+                       chunk_bytes_ == options.chunk_bytes && HasSameTensors(state, state_);
+  Result<void> planned = is_same ? CheckSaveOptions(options) : Replan(state, options, self);
+  if (planned && is_same) planned = UpdateValues(state);
+  if (planned) planned = Mark(options, step);
+  if (planned) return &plan_;
+  is_remembered_ = false;
+  return std::unexpected(std::move(planned).error());
+}
+
+Result<void> PlanCache::Replan(const StateDict& state, const SaveOptions& options,
+                               const RankInWorld& self) {
+  const bool is_alone = IsAlone(options, self);
+  const bool is_comparable = is_remembered_ && is_alone && chunk_bytes_ == options.chunk_bytes;
   CAIRN_TRY_ASSIGN(SavePlan plan, PlanSave(state, options, self));
-  CAIRN_TRY(MarkStatedUnchanged(plan, options, step));
-  // Without such a statement, the save reads all tensors, which takes much longer than the plan.
-  if (!options.unchanged.empty() && is_alone && state.shardings.empty() &&
-      plan.shards.size() <= kMaxShards) {
-    last_.emplace(Remembered{.state = state,
-                             .unchanged = options.unchanged,
-                             .chunk_bytes = options.chunk_bytes,
-                             .plan = plan});
-  }
-  return plan;
+  has_same_records_ = is_comparable && HasSameRecords(plan, plan_);
+  plan_ = std::move(plan);
+  is_remembered_ = is_alone && state.shardings.empty() && plan_.shards.size() <= kMaxShards;
+  state_ = is_remembered_ ? state : StateDict();
+  chunk_bytes_ = options.chunk_bytes;
+  unchanged_.clear();
+  return {};
 }
 
 Result<void> PlanCache::UpdateValues(const StateDict& state) {
+  has_same_records_ = HasSameValues(state, state_);
+  if (has_same_records_) return {};
   CAIRN_TRY_ASSIGN(const std::vector<Leaf> leaves, state.Leaves());
-  CAIRN_TRY_ASSIGN(last_->plan.values, EncodeValues(state, leaves));
-  last_->state.values = state.values;
+  CAIRN_TRY_ASSIGN(plan_.values, EncodeValues(state, leaves));
+  state_.values = state.values;
   return {};
 }
+
+Result<void> PlanCache::Mark(const SaveOptions& options, uint64_t step) {
+  if (unchanged_ == options.unchanged) {
+    ChooseComparedChunk(plan_, step);
+    return {};
+  }
+  CAIRN_TRY(MarkStatedUnchanged(plan_, options, step));
+  unchanged_ = options.unchanged;
+  return {};
+}
+
+SavePlan PlanCache::Take() { return is_remembered_ ? plan_ : std::move(plan_); }
 
 }  // namespace cairn::core::internal

@@ -1,10 +1,8 @@
 #pragma once
-/// Plans of saves whose callers state what has not changed, so that little is read: the plan would
-/// take most of the time.
+/// The plan of the last save, for saves of the same state: training saves one again and again.
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,31 +13,43 @@
 
 namespace cairn::core::internal {
 
-/// Remembers the plan of the last save with SaveOptions::unchanged. Ownership: keeps pointers to
-/// the memory of the tensors, only to compare them. Memory: about 2 KiB per tensor. Threads: one at
-/// a time.
+/// Plans saves, and remembers the last plan of a process that saves alone. Ownership: keeps
+/// pointers to the memory of the tensors, only to compare them. Memory: about 1 KiB per tensor, as
+/// much as PyTorch needs for a tensor without its elements. Threads: one at a time.
 class PlanCache {
  public:
   /// States with more shards are planned for each save.
-  static constexpr size_t kMaxShards = 1 << 16;
+  static constexpr size_t kMaxShards = 1 << 20;
 
-  /// Returns the plan of a save of `state` as `step`, with the marks of MarkStatedUnchanged. If the
-  /// state has the structure of the one before, and its tensors are in the same memory, only values
-  /// that have changed are encoded again. Errors: those of PlanSave and MarkStatedUnchanged.
-  Result<SavePlan> Plan(const StateDict& state, const SaveOptions& options, const RankInWorld& self,
-                        uint64_t step);
+  /// Returns the plan of a save of `state` as `step`, with the marks of MarkStatedUnchanged. It is
+  /// valid until the next call. If the state has the structure of the one before, and its tensors
+  /// are in the same memory, only values that have changed are encoded again. Errors: those of
+  /// PlanSave and MarkStatedUnchanged.
+  Result<SavePlan*> Plan(const StateDict& state, const SaveOptions& options,
+                         const RankInWorld& self, uint64_t step);
+
+  /// Returns the plan of the last call of Plan, for a caller that changes it. Requires that Plan
+  /// succeeded, and that this was not called since.
+  SavePlan Take();
+
+  /// True if the last call of Plan, unless it failed, returned the records of the call before,
+  /// except those of chunks, and the same chunks.
+  bool has_same_records() const { return has_same_records_; }
+  /// True if the plan is kept for the next call.
+  bool is_remembered() const { return is_remembered_; }
 
  private:
-  struct Remembered {
-    StateDict state;
-    std::vector<std::string> unchanged;
-    uint64_t chunk_bytes = 0;
-    SavePlan plan;  // with marks, not changed by a save
-  };
-
+  Result<void> Replan(const StateDict& state, const SaveOptions& options, const RankInWorld& self);
+  /// The plan is one for `state`, except for its values.
   Result<void> UpdateValues(const StateDict& state);
+  Result<void> Mark(const SaveOptions& options, uint64_t step);
 
-  std::optional<Remembered> last_;
+  StateDict state_;  // empty if it is not remembered
+  std::vector<std::string> unchanged_;
+  uint64_t chunk_bytes_ = 0;
+  SavePlan plan_;
+  bool has_same_records_ = false;
+  bool is_remembered_ = false;
 };
 
 }  // namespace cairn::core::internal

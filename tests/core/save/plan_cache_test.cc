@@ -63,7 +63,7 @@ void ExpectSamePlan(const SavePlan& a, const SavePlan& b) {
   for (size_t i = 0; i < a.shards.size(); ++i) ExpectSameShard(a.shards[i], b.shards[i]);
 }
 
-// Does to a plan what a save does.
+// Does to a plan what a save in the background does.
 void Use(SavePlan& plan) {
   for (PlannedShard& shard : plan.shards) {
     shard.source.data = nullptr;
@@ -82,9 +82,10 @@ class PlanCacheTest : public ::testing::Test {
       ++step_;
       SCOPED_TRACE(step_);
       PlanCache fresh;
-      CAIRN_ASSERT_OK_AND_ASSIGN(const SavePlan expected, fresh.Plan(state, options, {}, step_));
-      CAIRN_ASSERT_OK_AND_ASSIGN(SavePlan plan, cache_.Plan(state, options, {}, step_));
-      ExpectSamePlan(plan, expected);
+      CAIRN_ASSERT_OK_AND_ASSIGN(const SavePlan* expected, fresh.Plan(state, options, {}, step_));
+      CAIRN_ASSERT_OK(cache_.Plan(state, options, {}, step_));
+      SavePlan plan = cache_.Take();
+      ExpectSamePlan(plan, *expected);
       Use(plan);
     }
   }
@@ -148,6 +149,45 @@ TEST_F(PlanCacheTest, OptionsAreCheckedForARememberedPlanToo) {
   tags.tags = {""};
   EXPECT_THAT(cache_.Plan(state, tags, {}, 5), IsError(ErrorCode::kInvalidArgument, "tag"));
   ExpectRightPlans(state, Stated({"a"}));
+}
+
+TEST_F(PlanCacheTest, ThePlanOfTheSameStateIsUsedAgain) {
+  const StateDict state = Make("a", tensor_.view());
+  const SaveOptions options = Stated({});
+  CAIRN_ASSERT_OK_AND_ASSIGN(const SavePlan* plan, cache_.Plan(state, options, {}, 1));
+  EXPECT_TRUE(cache_.is_remembered());
+  EXPECT_FALSE(cache_.has_same_records());
+  const void* const shards = plan->shards.data();
+  for (const char* pattern : {"a", "other"}) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(plan, cache_.Plan(state, Stated({pattern}), {}, 2));
+    EXPECT_TRUE(cache_.has_same_records());
+    EXPECT_EQ(plan->shards.data(), shards);
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(plan, cache_.Plan(Make("a", tensor_.view(), 2.0), options, {}, 3));
+  EXPECT_FALSE(cache_.has_same_records());
+  EXPECT_EQ(plan->shards.data(), shards);
+}
+
+TEST_F(PlanCacheTest, TheSameRecordsFromOtherMemoryAreRecognized) {
+  const TestTensor copy(DType::kUInt8, {8, kChunkBytes}, 1);
+  CAIRN_ASSERT_OK(cache_.Plan(Make("a", tensor_.view()), Stated({}), {}, 1));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const SavePlan* plan,
+                             cache_.Plan(Make("a", copy.view()), Stated({}), {}, 2));
+  EXPECT_TRUE(cache_.has_same_records());
+  EXPECT_EQ(plan->shards[0].source.data, copy.view().data);
+  CAIRN_ASSERT_OK(cache_.Plan(Make("b", copy.view()), Stated({}), {}, 3));
+  EXPECT_FALSE(cache_.has_same_records());
+}
+
+TEST_F(PlanCacheTest, OnlySavesOfOneProcessWithTheSameChunksAreCompared) {
+  const StateDict state = Make("a", tensor_.view());
+  CAIRN_ASSERT_OK(cache_.Plan(state, Stated({}), {}, 1));
+  CAIRN_ASSERT_OK(cache_.Plan(state, {.chunk_bytes = 2 * kChunkBytes}, {}, 2));
+  EXPECT_FALSE(cache_.has_same_records());
+  CAIRN_ASSERT_OK(cache_.Plan(state, Stated({}), {.rank = 0, .world_size = 2}, 3));
+  EXPECT_FALSE(cache_.is_remembered());
+  CAIRN_ASSERT_OK(cache_.Plan(state, Stated({}), {}, 4));
+  EXPECT_FALSE(cache_.has_same_records());
 }
 
 }  // namespace

@@ -4,8 +4,6 @@
 
 #include <cmath>
 
-#include "core/save/internal/last_save.h"
-#include "core/save/internal/save_planner.h"
 #include "core/save/save_options.h"
 #include "tests/core/tensor/test_tensor.h"
 
@@ -176,24 +174,6 @@ TEST_F(UnchangedSaveTest, ProgressAscendsToTheTotal) {
               IsError(ErrorCode::kCancelled, ""));
   EXPECT_EQ(Save(4, state).written_bytes, 0u);
   ExpectStep(4);
-}
-
-TEST_F(UnchangedSaveTest, ThePlanOfTheSameStateIsUsedAgain) {
-  MakeState(3);
-  internal::LastSave last;
-  CAIRN_ASSERT_OK_AND_ASSIGN(internal::SavePlan * plan, last.Plan(state, {}, {}));
-  EXPECT_FALSE(last.has_same_records());
-  ASSERT_NE(last.chunks(), nullptr);
-  last.chunks()->step.generation = 1;  // as a save does
-  last.chunks()->chunk_bytes = kDefaultChunkBytes;
-  const void* const shards = plan->shards.data();
-  CAIRN_ASSERT_OK_AND_ASSIGN(plan, last.Plan(state, {}, {}));
-  EXPECT_TRUE(last.has_same_records());
-  EXPECT_EQ(plan->shards.data(), shards);
-  CAIRN_ASSERT_OK(last.Plan(state, {.chunk_bytes = kPage}, {}));
-  EXPECT_FALSE(last.has_same_records());
-  CAIRN_ASSERT_OK(last.Plan(state, {}, {.rank = 0, .world_size = 2}));
-  EXPECT_EQ(last.chunks(), nullptr);
 }
 
 }  // namespace
