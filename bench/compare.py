@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Compares Cairn with other libraries and with the machine's limits in one run.
 
-All peers save and load three states (a transformer with AdamW, 20,000 small tensors, one huge
-embedding) in several ways, in turns, in the same directory. Peers whose package is missing are
+All peers save and load states (a transformer with AdamW, 20,000 small tensors, one huge embedding,
+a small state) in several ways, in turns, in the same directory. Peers whose package is missing are
 skipped with a message:
 
     .venv/bin/pip install -r bench/requirements.txt
@@ -100,6 +100,7 @@ def _describe(options: argparse.Namespace) -> dict:
             peer.name: {
                 "is_limit": peer.is_limit,
                 "is_direct": peer.is_direct,
+                "only_states": peer.only_states,
                 "missing": peer.missing(),
                 "cannot": peer.cannot,
                 "cannot_partly": peer.cannot_partly,
@@ -109,7 +110,12 @@ def _describe(options: argparse.Namespace) -> dict:
             if peer.name in options.only_peers
         },
         "works": {
-            work.name: {"title": work.title, "method": work.method, "limits": list(work.limits)}
+            work.name: {
+                "title": work.title,
+                "method": work.method,
+                "limits": list(work.limits),
+                "other_limits": list(work.other_limits),
+            }
             for work in works.WORKS
             if work.name in options.only_works
         },

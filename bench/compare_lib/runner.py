@@ -14,8 +14,8 @@ from compare_lib import works
 from compare_lib.child import LATE, Record, run_in_child
 from compare_lib.peers import PEERS
 from compare_lib.peers.base import Peer
+from compare_lib.repeated import LATER_STALLS
 from compare_lib.results import Results
-from compare_lib.stall import LATER_SAVES
 from compare_lib.states import State
 from compare_lib.works import Work
 
@@ -24,6 +24,9 @@ RANKS_SAVE = next(work for work in works.WORKS if work.name == "ranks_save")
 SAVING = (SAVE, RANKS_SAVE)
 BESIDE = {"load_warm": "load_cold"}
 """Workloads that directly follow another one of the same peer and reuse what it read."""
+
+ALONE = ("import_package", "small_saves", "dcp_saves_and_loads")
+"""Methods that need no checkpoint."""
 
 SETTLE_S = 0.2
 """Pause before a measurement in which the device completes its background work."""
@@ -57,7 +60,7 @@ def turns(state: State, chosen: list[Work], peers: list[type[Peer]], repeat: int
 def _takes_part(peer: type[Peer], work: Work) -> bool:
     if not hasattr(peer, work.method) or work.name in peer.cannot_partly:
         return False
-    return not peer.is_limit or peer.name in work.limits
+    return not peer.is_limit or peer.name in (*work.limits, *work.other_limits)
 
 
 class Runner:
@@ -112,7 +115,7 @@ class Runner:
 
     def _prepare(self, work: Work, peer: Peer) -> str | None:
         """Creates the checkpoint that the workload needs; returns an error or None."""
-        if work in SAVING or work.method == "import_package" or peer.directory in self._saved:
+        if work in SAVING or work.method in ALONE or peer.directory in self._saved:
             return None
         self._make_empty(peer.directory)
         saver = self._peers.get(peer.saved_by or "", peer)
@@ -163,11 +166,11 @@ class Progress:
             return sum(seen) / len(seen)
         peer = next(peer for peer in PEERS if peer.name == turn.peer)
         method = turn.work.method
-        if method in ("save", "save_async") and "memcpy" not in turn.peer:
+        if method in ("save", *works.STALLS) and "memcpy" not in turn.peer:
             rate = self.DIRECT_RATE if peer.is_direct else self.BUFFERED_RATE
         else:
             rate = self.DIRECT_RATE if turn.work.cache == "evict" else self.MEMORY_RATE
-        times = 1 + LATER_SAVES if method == "save_async" else 1
+        times = 1 + LATER_STALLS if method in works.STALLS else 1
         return self.OVERHEAD_S + times * nbytes / rate
 
     def left_s(self) -> float:

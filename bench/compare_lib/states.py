@@ -125,6 +125,12 @@ def _transformer(scale: float) -> State:
     return State("transformer", "A transformer in bf16 with fp32 AdamW", fill(tensors))
 
 
+def _small(scale: float) -> State:
+    """1 MiB at every scale."""
+    tensors = {f"layers.{i}.weight": torch.empty((64, 256)) for i in range(16)}
+    return State("small", "A small state", fill(tensors))
+
+
 def _sharded(scale: float) -> State:
     """The transformer on the ranks of a job; the ranks create the tensors themselves."""
     state = State("sharded", "The transformer on 4 gloo ranks", {}, scale)
@@ -171,6 +177,7 @@ MAKERS: dict[str, Callable[[float], State]] = {
     "embedding": _embedding,
     "metadata": _metadata,
     "sharded": _sharded,
+    "small": _small,
 }
 """The states, in the order in which they are measured."""
 

@@ -14,7 +14,7 @@ from compare_lib.child import Record
 from compare_lib.memory import first_difference, make_ready, take_over, touch_pages
 from compare_lib.meter import Meter
 from compare_lib.peers.base import Peer, Reported, Slices, Steps, cut
-from compare_lib.stall import measure_stalls
+from compare_lib.repeated import measure_small_saves, measure_stalls
 from compare_lib.states import Ranges, State, Tensors, byte_view, total_bytes
 
 
@@ -26,6 +26,8 @@ class Work:
     """Method of the peer."""
     limits: tuple[str, ...] = ()
     """Names of the limits; the workload is compared with the fastest of them."""
+    other_limits: tuple[str, ...] = ()
+    """Names of limits that are measured too, for targets."""
     cache: str | None = None
     """How the page cache is prepared: "evict", "warm", or None."""
     dim: int = 0
@@ -50,7 +52,7 @@ class Work:
         if self.method == "load_slices":
             boxes = state.slices(self.dim)
             return total_bytes({key: _on_meta(state, key, box) for key, box in boxes.items()})
-        if self.method in ("load_keys", "save_async"):
+        if self.method in ("load_keys", *STALLS):
             return state.bytes_of(self.keys(state))
         return 0 if self.method in WITHOUT_TENSORS else state.nbytes
 
@@ -72,7 +74,8 @@ class Work:
         return DIGEST_PAGE * sum(_pages(state.tensors[key], box) for key, box in boxes.items())
 
 
-SAVING = ("save", "second_save", "save_async")
+STALLS = ("save_async", "save_async_stated")
+SAVING = ("save", "second_save", *STALLS, "small_saves", "dcp_saves_and_loads")
 """Methods that read the state; for loads, only limits read it."""
 WITHOUT_TENSORS = ("open_metadata", "import_package")
 BUFFER_BYTES = 256 << 20
@@ -81,12 +84,14 @@ DIGEST_PAGE = 1 << 16
 MEMCPY = ("memcpy 1 thread", "memcpy 2 threads")
 WORKS = [
     Work("save", "durable full save", "save", ("fio",)),
-    Work("load_cold", "cold full load, new tensors", "load_new", ("fio",), "evict"),
-    Work("load_warm", "warm full load, new tensors", "load_new", MEMCPY, "warm"),
-    Work("load_existing", "cold full load, existing tensors", "load_existing", ("fio",), "evict"),
-    Work("keys", "1 % of the keys, cold", "load_keys", (), "evict", every=100),
-    Work("rows", "slice across rows, cold", "load_slices", (), "evict", dim=0),
-    Work("columns", "slice across columns, cold", "load_slices", (), "evict", dim=1),
+    Work("load_cold", "cold full load, new tensors", "load_new", ("fio",), cache="evict"),
+    Work("load_warm", "warm full load, new tensors", "load_new", MEMCPY, cache="warm",
+         other_limits=("sum 2 threads",)),
+    Work("load_existing", "cold full load, existing tensors", "load_existing", ("fio",),
+         cache="evict"),
+    Work("keys", "1 % of the keys, cold", "load_keys", cache="evict", every=100),
+    Work("rows", "slice across rows, cold", "load_slices", cache="evict", dim=0),
+    Work("columns", "slice across columns, cold", "load_slices", cache="evict", dim=1),
     Work("second_0", "second save, nothing changed", "second_save", ("sum 2 threads",)),
     Work("second_1", "second save, 1 % of the tensors changed", "second_save", every=100),
     Work("second_10", "second save, 10 % of the tensors changed", "second_save", every=10),
@@ -94,10 +99,17 @@ WORKS = [
          runs_share=0.4),
     Work("stall_1", "stall of save_async, 1 % of the tensors changed", "save_async", MEMCPY,
          every=100, runs_share=0.4),
-    Work("open", "open and read one key", "open_metadata", (), "evict", states=("metadata",)),
+    Work("stall_stated", "stall of save_async, 1 % of the tensors changed, the others stated to be "
+         "unchanged", "save_async_stated", MEMCPY, every=100, runs_share=0.4),
+    Work("open", "open and read one key", "open_metadata", cache="evict", states=("metadata",)),
     Work("import", "import the library, warm", "import_package", states=("metadata",)),
-    Work("ranks_save", "dcp.save of 4 ranks, durable", "ranks_save", (), states=("sharded",)),
-    Work("ranks_load", "dcp.load of 4 ranks, cold", "ranks_load", (), "evict", states=("sharded",)),
+    Work("ranks_save", "dcp.save of 4 ranks, durable", "ranks_save", states=("sharded",)),
+    Work("ranks_load", "dcp.load of 4 ranks, cold", "ranks_load", cache="evict",
+         states=("sharded",)),
+    Work("small_saves", "one durable save of many", "small_saves", ("file operations",),
+         states=("small",)),
+    Work("small_dcp", "100 saves and loads through dcp, durable", "dcp_saves_and_loads",
+         states=("small",)),
 ]  # fmt: skip
 
 
@@ -167,8 +179,10 @@ def measure(work: Work, peer: Peer, state: State, check: bool) -> list[Record]:
     """Runs one measurement in a child process; `check` compares the result with the state."""
     if work.method in SAVING or peer.is_limit:
         take_over(state.tensors)
-    if work.method == "save_async":
-        return measure_stalls(peer, state, work.keys(state))
+    if work.method in STALLS:
+        return measure_stalls(getattr(peer, work.method), state, work.keys(state))
+    if work.method == "small_saves":
+        return measure_small_saves(peer.small_saves, state)
     steps, expected = _steps(work, peer, state)
     next(steps)
     loads = work.method.startswith("load") and not peer.is_limit

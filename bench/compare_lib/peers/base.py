@@ -68,15 +68,20 @@ class Peer:
     """Maps a workload to the reason why it is skipped although the peer has the method."""
     remarks: ClassVar[tuple[str, ...]] = ()
     """Settings and other information for readers of the tables."""
+    only_states: ClassVar[tuple[str, ...] | None] = None
+    """The states to which the peer is applied; None: all."""
 
-    # Methods that a peer may have; all except `save_async` are generators as described above:
+    # Methods that a peer may have, generators as described above unless stated otherwise:
     #   save(state)                        a durable full save
     #   load_new(state)                    a full load into new tensors
     #   load_existing(state, targets)      a full load into these tensors
     #   load_keys(state, keys)             a load of only these keys, including the open
     #   load_slices(state, slices)         a load of these boxes, including the open
     #   second_save(state, keys)           a durable save after these keys changed
-    #   save_async(state, keys)            returns a function; see compare_lib/stall.py
+    #   save_async(state, keys)            returns a function; see compare_lib/repeated.py
+    #   save_async_stated(state, keys)     as save_async; the caller states what has not changed
+    #   small_saves(state)                 returns a function; see compare_lib/repeated.py
+    #   dcp_saves_and_loads(state)         100 saves and loads of torch.distributed.checkpoint
     #   make_metadata(chunks)              creates a checkpoint; not timed, not a generator
     #   open_metadata(chunks)              opens this checkpoint and looks up one key
     #   import_package()                   imports the library; see time_import
@@ -125,6 +130,12 @@ def sync_path(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def sync_file(path: Path) -> None:
+    """Makes a new file and its name durable."""
+    sync_path(path)
+    sync_path(path.parent)
 
 
 def empty_boxes(state: State, slices: Slices) -> Tensors:

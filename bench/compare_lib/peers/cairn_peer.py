@@ -9,6 +9,7 @@ from typing import Any
 
 from compare_lib.peers.base import KV_BENCH, Finish, Peer, Slices, Steps, time_import
 from compare_lib.rank_jobs import RanksOfDcp
+from compare_lib.small_dcp import save_and_load
 from compare_lib.states import State, Tensors
 
 
@@ -67,6 +68,13 @@ class CairnPeer(RanksOfDcp, Peer):
         store.close()
 
     def save_async(self, state: State, keys: list[str]) -> Callable[[], Finish]:
+        return self._stall(state)
+
+    def save_async_stated(self, state: State, keys: list[str]) -> Callable[[], Finish]:
+        # The first save has no base, so it must not state anything.
+        return self._stall(state, unchanged=["**", *(f"!{key}" for key in keys)])
+
+    def _stall(self, state: State, **options: Any) -> Callable[[], Finish]:
         import cairn
 
         # Nobody reads the steps that are deleted, and their files would fill the disk.
@@ -75,7 +83,7 @@ class CairnPeer(RanksOfDcp, Peer):
 
         def stall() -> Finish:
             step = next(steps)
-            handle = store.save_async(step, state.tensors)
+            handle = store.save_async(step, state.tensors, **(options if step > 1 else {}))
             handle.wait_staged()
 
             def finish() -> None:
@@ -86,6 +94,22 @@ class CairnPeer(RanksOfDcp, Peer):
             return finish
 
         return stall
+
+    def small_saves(self, state: State) -> Callable[[int], None]:
+        import cairn
+
+        store = cairn.open(self.scratch / "store", mode="a")
+        return lambda number: store.save(number, state.tensors)
+
+    def dcp_saves_and_loads(self, state: State) -> Steps:
+        from cairn.dcp import CairnReader, CairnWriter
+
+        path = str(self.scratch / "store")
+        return save_and_load(
+            state,
+            writer=lambda number: CairnWriter(path, step=number),
+            reader=lambda number: CairnReader(path, step=number),
+        )
 
     def import_package(self) -> Steps:
         yield from time_import("cairn")
@@ -108,8 +132,9 @@ class CairnMapped(Peer):
     modules = ("cairn",)
     saved_by = "cairn"
     cannot = dict.fromkeys(
-        ("save", "second_save", "save_async", "load_existing", "load_slices", "open_metadata",
-         "import_package"),
+        ("save", "second_save", "save_async", "save_async_stated", "small_saves",
+         "dcp_saves_and_loads", "load_existing", "load_slices", "open_metadata", "import_package",
+         "ranks_save", "ranks_load"),
         "differs from cairn only in reading",
     )
     remarks = ("read(mmap=True): digests are verified, nothing is copied",)
@@ -125,3 +150,22 @@ class CairnMapped(Peer):
 
         yield
         yield cairn.open(self.directory / "store").read(keys, flat=True, mmap=True)
+
+
+class CairnLazy(Peer):
+    name = "cairn lazy"
+    modules = ("cairn",)
+    saved_by = "cairn"
+    cannot = CairnMapped.cannot | {"load_keys": "see cairn mmap"}
+    remarks = (
+        'read(mmap=True, verify="lazy"): as cairn mmap, but digests are verified in the background '
+        "after the measured time",
+    )
+
+    def load_new(self, state: State) -> Steps:
+        import cairn
+
+        yield
+        store = cairn.open(self.directory / "store")
+        yield store.read(flat=True, mmap=True, verify="lazy")
+        store.wait_verified()

@@ -17,10 +17,12 @@ from compare_lib.peers.base import (
     Slices,
     Steps,
     empty_boxes,
+    sync_file,
     sync_path,
     time_import,
 )
 from compare_lib.rank_jobs import RanksOfDcp
+from compare_lib.small_dcp import save_and_load
 from compare_lib.states import State, Tensors
 
 
@@ -57,7 +59,7 @@ def _box_planner(slices: Slices) -> Any:
 class DcpPeer(RanksOfDcp, Peer):
     name = "dcp"
     storage = "dcp"
-    cannot = {"second_save": NO_INCREMENT}
+    cannot = {"second_save": NO_INCREMENT, "save_async_stated": EVERYTHING_STAGED}
     cannot_partly = {"stall_1": EVERYTHING_STAGED}
     remarks = (
         f"FileSystemWriter(thread_count={THREADS}, sync_files=True), then fsync of the directory, "
@@ -136,6 +138,29 @@ class DcpPeer(RanksOfDcp, Peer):
             return finish
 
         return stall
+
+    def small_saves(self, state: State) -> Callable[[int], None]:
+        import torch.distributed.checkpoint as dcp
+
+        def save(number: int) -> None:
+            path = self.scratch / str(number)
+            dcp.save(state.tensors, storage_writer=self._writer(path), no_dist=True)
+            sync_file(path)
+
+        return save
+
+    def dcp_saves_and_loads(self, state: State) -> Steps:
+        import torch.distributed.checkpoint as dcp
+
+        def path(number: int) -> Any:
+            return self.scratch / str(number)
+
+        return save_and_load(
+            state,
+            writer=lambda number: self._writer(path(number)),
+            reader=lambda number: dcp.FileSystemReader(path(number)),
+            saved=lambda number: sync_file(path(number)),
+        )
 
     def make_metadata(self, chunks: int) -> None:
         with open(self.directory / ".metadata", "wb") as file:

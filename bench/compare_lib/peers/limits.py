@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable
@@ -13,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from compare_lib.peers.base import Finish, Peer, Reported, Steps
+from compare_lib.peers.base import Finish, Peer, Reported, Steps, sync_path
 from compare_lib.states import State, Tensors, byte_view
 
 
@@ -125,6 +126,9 @@ class Memcpy(Peer):
 
         return stall
 
+    def save_async_stated(self, state: State, keys: list[str]) -> Callable[[], Finish]:
+        return self.save_async(state, keys)
+
 
 class MemcpyTwo(Memcpy):
     name = "memcpy 2 threads"
@@ -139,6 +143,9 @@ class Sum(Peer):
     remarks = ("sums 64-bit words with numpy",)
 
     def second_save(self, state: State, keys: list[str]) -> Steps:
+        return self.load_new(state)
+
+    def load_new(self, state: State) -> Steps:
         pieces = _pieces(state.tensors.values())
         words = [piece[: piece.nbytes // 8 * 8].view(np.uint64) for piece in pieces]
         sums = [np.uint64(0)] * len(words)
@@ -149,3 +156,33 @@ class Sum(Peer):
         yield
         _in_threads(2, add, len(words))
         yield None
+
+
+class FileOperations(Peer):
+    """What a save of Cairn needs of the file system: three new files, one after the other."""
+
+    name = "file operations"
+    is_limit = True
+    only_states = ("small",)
+    remarks = (
+        "writes three new files in three directories, the state and twice 4 KiB: create, write, "
+        "fdatasync, rename, fsync of the directory",
+    )
+
+    def small_saves(self, state: State) -> Callable[[int], None]:
+        folders = [self.scratch / name for name in ("segments", "tables", "roots")]
+        for folder in folders:
+            folder.mkdir()
+
+        def save(number: int) -> None:
+            payload = [memoryview(byte_view(tensor)) for tensor in state.tensors.values()]
+            for folder, buffers in zip(folders, (payload, [bytes(4096)], [bytes(4096)])):
+                name, new = folder / str(number), folder / f"{number}.new"
+                fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+                os.writev(fd, buffers)
+                os.fdatasync(fd)
+                os.close(fd)
+                os.rename(new, name)
+                sync_path(folder)
+
+        return save

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from compare_lib.peers.base import NO_INCREMENT, Peer, Slices, Steps, sync_path, time_import
+from collections.abc import Callable
+from pathlib import Path
+
+from compare_lib.peers.base import NO_INCREMENT, Peer, Slices, Steps, sync_file, time_import
 from compare_lib.states import State
 
 
@@ -30,9 +33,18 @@ class SafetensorsPeer(Peer):
 
         yield
         save_file(state.tensors, self._path)
-        sync_path(self.directory / "state.safetensors")
-        sync_path(self.directory)
+        sync_file(Path(self._path))
         yield None
+
+    def small_saves(self, state: State) -> Callable[[int], None]:
+        from safetensors.torch import save_file
+
+        def save(number: int) -> None:
+            path = self.scratch / f"{number}.safetensors"
+            save_file(state.tensors, str(path))
+            sync_file(path)
+
+        return save
 
     def load_new(self, state: State) -> Steps:
         from safetensors.torch import load_file

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from compare_lib.peers.base import NO_INCREMENT, Peer, Slices, Steps, cut, sync_path, time_import
+from collections.abc import Callable
+
+from compare_lib.peers.base import NO_INCREMENT, Peer, Slices, Steps, cut, sync_file, time_import
 from compare_lib.states import State
 
 READS_ALL = "reads the complete file: see the full load"
@@ -30,9 +32,18 @@ class TorchPeer(Peer):
         path = self.directory / "state.pt"
         yield
         torch.save(state.tensors, path)
-        sync_path(path)
-        sync_path(self.directory)
+        sync_file(path)
         yield None
+
+    def small_saves(self, state: State) -> Callable[[int], None]:
+        import torch
+
+        def save(number: int) -> None:
+            path = self.scratch / f"{number}.pt"
+            torch.save(state.tensors, path)
+            sync_file(path)
+
+        return save
 
     def load_new(self, state: State) -> Steps:
         import torch
@@ -45,7 +56,7 @@ class TorchMapped(Peer):
     name = "torch mmap"
     saved_by = "torch"
     cannot = TorchPeer.cannot | dict.fromkeys(
-        ("save", "import_package"), "differs from torch only in reading"
+        ("save", "small_saves", "import_package"), "differs from torch only in reading"
     )
     remarks = ("torch.load(mmap=True); slices are taken from the mapped tensors",)
 

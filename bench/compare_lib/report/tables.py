@@ -71,7 +71,10 @@ def _work_table(results: Results, state: str, work: str, nbytes: int) -> str:
     notes = _Notes()
     rows = []
     for peer, about in results.data["peers"].items():
-        if about["is_limit"] and peer not in described["limits"]:
+        limits = (*described["limits"], *described.get("other_limits", ()))
+        if about["is_limit"] and peer not in limits:
+            continue
+        if state not in (about.get("only_states") or (state,)):
             continue
         figure = results.figure(state, work, peer)
         errors = results.errors(state, work, peer)
