@@ -24,8 +24,8 @@ Result<void> CheckCanCommit(const StoreState& state);
 
 /// kConflict: another writer has taken over the store, so this process can commit nothing any more.
 /// For the begin of a change, which otherwise finds out only in its commit, or earlier by a file
-/// that the other writer has removed. kDataLoss, kUnavailable: the roots cannot be read. Cost: 2
-/// calls of Size. May be called without write_mutex.
+/// that the other writer has removed. kDataLoss, kUnavailable: the roots cannot be read. Cost: that
+/// of FindNewer. May be called without write_mutex.
 Result<void> CheckStillWriter(StoreState& state);
 
 /// Objects that a change makes unreachable.
