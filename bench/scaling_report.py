@@ -54,7 +54,11 @@ What is known of those above the limit:
 - Rank 0 keeps the records of about 1.3 million chunks in memory. It writes those of larger steps to
   a temporary file and merges them from there, which doubles the time per chunk. Merging ranks
   (`merging_ranks=`) share this work.
-- A read of one tensor decodes the tree of the state, so it is linear in the number of tensors.
+- The first read of one tensor after an open reads the structure of the state, whose length is
+  linear in the number of tensors, but decodes only the path to the tensor. Later reads of the same
+  or an equal structure do not read it. Their first 8 compare all keys of the containers above the
+  tensor; after that, large containers are sorted and searched. What shares the last block of
+  records with the structure (the values and the last chunks) is decompressed together with it.
 - A delete in a store of 100,000 steps reads and writes the list of all of them.
 
 The others were not analysed: reads of all tensors and compactions by tensors, unchanged saves by

@@ -29,6 +29,7 @@
 #include "core/step/internal/compress.h"
 #include "core/step/internal/lookup.h"
 #include "core/step/internal/stored_chunk.h"
+#include "core/step/internal/tree_cache.h"
 #include "kv/compact.h"
 #include "kv/mutex.h"
 #include "kv/thread_annotations.h"
@@ -56,6 +57,7 @@ class CheckpointStore::Impl {
   kv::Store& store() const { return *store_; }
   const internal::RankInWorld& self() const { return self_; }
   Communicator* communicator() const { return communicator_; }
+  internal::TreeCache& trees() { return trees_; }
 
   internal::SaveAttempt NextAttempt(uint64_t step, const SaveOptions& options) {
     internal::SaveAttempt attempt{.step = step, .name = {}, .merging = options.merging};
@@ -155,6 +157,7 @@ class CheckpointStore::Impl {
   std::unique_ptr<kv::Store> store_;
   Communicator* const communicator_;  // null: one process alone
   internal::RankInWorld self_;
+  internal::TreeCache trees_;
   internal::SaveQueue queue_;  // of a multi-rank store
   Mutex writing_;              // held during all of a save, a deletion and the close
   bool closed_ CAIRN_GUARDED_BY(writing_) = false;
@@ -269,7 +272,7 @@ Result<Contents> CheckpointStore::List(std::optional<uint64_t> step,
   CAIRN_TRY_ASSIGN(const auto snapshot, kv().Latest());
   CAIRN_TRY_ASSIGN(const kv::StepInfo info, snapshot->FindStep(step));
   return internal::RunList({.snapshot = snapshot, .step = info, .directory = kv().directory()},
-                           patterns);
+                           patterns, impl_->trees());
 }
 
 Result<TensorInfo> CheckpointStore::FindTensor(const kv::StepInfo& step,

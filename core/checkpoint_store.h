@@ -156,7 +156,10 @@ class CheckpointStore {
                             const MergeOptions& options = {});
 
   /// Lists the keys of `step`, or of the latest step, that `patterns` select. Reads records, but no
-  /// payload. kNotFound: there is no such step.
+  /// payload. kNotFound: there is no such step. Cost: linear in the number of keys of the step. If
+  /// no inclusion of `patterns` has a wildcard, it is that of reading the step's structure and of
+  /// the keys that are listed; the store keeps the structure (up to 64 MiB, and 8 bytes per key)
+  /// for such lists of this step and of steps with the same structure.
   Result<Contents> List(std::optional<uint64_t> step, const KeyPatterns& patterns = {}) const;
   /// Returns the record of one tensor. Cost: one lookup. kNotFound: there is no such tensor; the
   /// error suggests similar keys.

@@ -29,6 +29,11 @@ class KeyPatterns {
 
   bool Matches(std::string_view fqn) const;
   bool matches_everything() const { return includes_.empty() && excludes_.empty(); }
+  /// Returns the inclusions if there are some and none has a wildcard; otherwise null. Keys that
+  /// they match may still be excluded.
+  const std::set<std::string, std::less<>>* literal_includes() const {
+    return includes_.wildcards.empty() && !includes_.empty() ? &includes_.literals : nullptr;
+  }
   /// FQN prefixes of all keys that can match; {""} if nothing narrower is known.
   std::vector<std::string> ScanPrefixes() const;
 

@@ -9,6 +9,7 @@
 #include <functional>
 
 #include "cairn_schema/structure_generated.h"
+#include "core/state_dict/internal/structure_record.h"
 #include "kv/record_check.h"
 
 namespace cairn::core {
@@ -23,8 +24,9 @@ static_assert(static_cast<int>(NodeKind::kTensor) == static_cast<int>(schema::No
 static_assert(static_cast<int>(NodeKind::kNumpyScalar) ==
               static_cast<int>(schema::NodeKind::NumpyScalar));
 static_assert(static_cast<int>(NodeKind::kValue) == static_cast<int>(schema::NodeKind::Value));
+static_assert(static_cast<int>(NodeKind::kValue) == static_cast<int>(schema::NodeKind::MAX));
 static_assert(static_cast<int>(KeyKind::kRoot) == static_cast<int>(schema::KeyKind::Root));
-static_assert(static_cast<int>(KeyKind::kFloat) == static_cast<int>(schema::KeyKind::Float));
+static_assert(static_cast<int>(KeyKind::kFloat) == static_cast<int>(schema::KeyKind::MAX));
 
 // Limits the memory that a hostile structure record can require.
 constexpr size_t kMaxFqnBytes = 64 * 1024;
@@ -248,39 +250,15 @@ Result<std::optional<std::vector<std::byte>>> DecodeExtension(std::span<const st
 }
 
 Result<StateTree> DecodeTree(std::span<const std::byte> bytes) {
-  CAIRN_TRY_ASSIGN(const schema::StructureRecord* record,
-                   kv::CheckedRecord<schema::StructureRecord>(
-                       bytes, schema::StructureRecordIdentifier(), "StructureRecord"));
-  const auto* kinds = record->kinds();
-  const auto* key_kinds = record->key_kinds();
-  const auto* keys = record->keys();
-  const auto* counts = record->child_counts();
-  if (kinds == nullptr || key_kinds == nullptr || keys == nullptr || counts == nullptr ||
-      kinds->size() != key_kinds->size() || kinds->size() != keys->size() ||
-      kinds->size() != counts->size()) {
-    return Fail(ErrorCode::kDataLoss, "StructureRecord is damaged: its vectors differ in length");
-  }
+  CAIRN_TRY_ASSIGN(const schema::StructureRecord* record, internal::CheckedStructure(bytes));
+  const uint32_t count = record->kinds()->size();
   StateTree tree;
-  tree.nodes.reserve(kinds->size());
-  uint64_t key_bytes = 0;
-  for (uint32_t i = 0; i < kinds->size(); ++i) {
-    const auto kind = static_cast<uint8_t>(kinds->Get(i));
-    const auto key_kind = static_cast<uint8_t>(key_kinds->Get(i));
-    if (kind > static_cast<uint8_t>(NodeKind::kValue) ||
-        key_kind > static_cast<uint8_t>(KeyKind::kFloat)) {
-      return Fail(
-          ErrorCode::kUnimplemented,
-          "a state dict contains a node kind that is unknown to this version; upgrade to read it");
-    }
-    // Nodes of a hostile record may refer to the same key, which would be copied for each.
-    key_bytes += keys->Get(i)->size();
-    if (key_bytes > bytes.size()) {
-      return Fail(ErrorCode::kDataLoss, "StructureRecord is damaged: its keys are longer than it");
-    }
-    tree.nodes.push_back(Node{.kind = static_cast<NodeKind>(kind),
-                              .key_kind = static_cast<KeyKind>(key_kind),
-                              .key = keys->Get(i)->str(),
-                              .child_count = counts->Get(i)});
+  tree.nodes.reserve(count);
+  for (uint32_t i = 0; i < count; ++i) {
+    tree.nodes.push_back(Node{.kind = static_cast<NodeKind>(record->kinds()->Get(i)),
+                              .key_kind = static_cast<KeyKind>(record->key_kinds()->Get(i)),
+                              .key = record->keys()->Get(i)->str(),
+                              .child_count = record->child_counts()->Get(i)});
   }
   return tree;
 }

@@ -42,7 +42,8 @@ Result<Source> ReadSource(const kv::Store& store, const std::shared_ptr<const kv
                           uint64_t step) {
   CAIRN_TRY_ASSIGN(const kv::StepInfo info, at->FindStep(step));
   Source source{.view = {.snapshot = at, .step = info, .directory = store.directory()}};
-  CAIRN_TRY_ASSIGN(source.contents, RunList(source.view, {}));
+  TreeCache trees;
+  CAIRN_TRY_ASSIGN(source.contents, RunList(source.view, {}, trees));
   return source;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 #include "core/step/internal/owners.h"
 #include "kv/key.h"
@@ -28,23 +29,28 @@ Result<void> ScanSelected(
   return {};
 }
 
-Result<std::vector<std::byte>> StructureOf(const StepView& view) {
-  CAIRN_TRY_ASSIGN(auto record, view.snapshot->GetStructure(view.step));
-  if (record) return *std::move(record);
-  return Fail(Error{.code = ErrorCode::kDataLoss,
-                    .message = "the step has no structure record",
-                    .step = view.step.step});
+// Returns the part of a tree that the patterns select, and its leaves. `tree` may have lost leaves
+// that the patterns do not select.
+Result<std::pair<StateTree, std::vector<Leaf>>> Exclude(StateTree tree,
+                                                        const KeyPatterns& patterns) {
+  CAIRN_TRY_ASSIGN(std::vector<Leaf> leaves, FlattenTree(tree));
+  std::vector<bool> keep(leaves.size());
+  for (size_t i = 0; i < leaves.size(); ++i) keep[i] = patterns.Matches(leaves[i].fqn);
+  if (std::ranges::find(keep, false) == keep.end()) {
+    return std::pair(std::move(tree), std::move(leaves));
+  }
+  tree = PruneTree(tree, keep);
+  CAIRN_TRY_ASSIGN(leaves, FlattenTree(tree));
+  return std::pair(std::move(tree), std::move(leaves));
 }
 
 // Returns the step's tree with only the leaves that the patterns select.
 Result<StateTree> SelectTree(const StepView& view, const KeyPatterns& patterns) {
-  CAIRN_TRY_ASSIGN(const std::vector<std::byte> record, StructureOf(view));
+  CAIRN_TRY_ASSIGN(const std::vector<std::byte> record, FindStructure(view));
   CAIRN_TRY_ASSIGN(StateTree tree, DecodeTree(record));
   if (patterns.matches_everything()) return tree;
-  CAIRN_TRY_ASSIGN(const std::vector<Leaf> leaves, FlattenTree(tree));
-  std::vector<bool> keep(leaves.size());
-  for (size_t i = 0; i < leaves.size(); ++i) keep[i] = patterns.Matches(leaves[i].fqn);
-  return PruneTree(tree, keep);
+  CAIRN_TRY_ASSIGN(auto selected, Exclude(std::move(tree), patterns));
+  return std::move(selected.first);
 }
 
 // Adds the hidden tensors that own the bytes of selected ones, and checks that all aliases are
@@ -87,11 +93,41 @@ Result<void> AddValue(Contents& contents, std::string_view fqn, std::span<const 
   return {};
 }
 
+// Returns the records of leaves of the tree. A leaf without a record is left out.
+Result<Contents> GetLeaves(const StepView& view, const StateTree& tree, std::vector<Leaf> leaves) {
+  Contents contents{.step = view.step};
+  std::ranges::sort(leaves, {}, &Leaf::fqn);
+  for (const Leaf& leaf : leaves) {
+    const bool is_tensor = IsTensor(tree.nodes[leaf.node].kind);
+    const kv::Column column = is_tensor ? kv::Column::kTensors : kv::Column::kValues;
+    CAIRN_TRY_ASSIGN(const auto record,
+                     view.snapshot->Get(column, view.step, kv::FqnKey(leaf.fqn)));
+    if (!record) continue;
+    CAIRN_TRY(is_tensor ? AddTensor(contents, leaf.fqn, *record)
+                        : AddValue(contents, leaf.fqn, *record));
+  }
+  CAIRN_TRY(AddHiddenOwners(view, contents.tensors));
+  return contents;
+}
+
+// Lists the keys that patterns without wildcards select, without decoding all others.
+Result<Contents> ListLiterals(const StepView& view, const KeyPatterns& patterns,
+                              const LiteralKeys& literals, TreeCache& trees) {
+  CAIRN_TRY_ASSIGN(const auto stored, trees.Find(view));
+  CAIRN_TRY_ASSIGN(auto selected, Exclude(stored->Select(literals).tree, patterns));
+  auto& [tree, leaves] = selected;
+  // A scan per literal is faster if there are many leaves below it. It takes two seeks.
+  const bool are_exact = leaves.size() <= 2 * literals.size();
+  auto contents = are_exact ? GetLeaves(view, tree, leaves) : ListLeaves(view, patterns);
+  if (contents) contents->tree = std::move(tree);
+  return contents;
+}
+
 }  // namespace
 
 Result<std::optional<std::vector<std::byte>>> FindExtension(const StepView& view,
                                                             std::string_view name) {
-  CAIRN_TRY_ASSIGN(const std::vector<std::byte> record, StructureOf(view));
+  CAIRN_TRY_ASSIGN(const std::vector<std::byte> record, FindStructure(view));
   return DecodeExtension(record, name);
 }
 
@@ -131,7 +167,10 @@ Result<Contents> FindLeaves(const StepView& view, const KeyPatterns& patterns,
   return contents;
 }
 
-Result<Contents> RunList(const StepView& view, const KeyPatterns& patterns) {
+Result<Contents> RunList(const StepView& view, const KeyPatterns& patterns, TreeCache& trees) {
+  if (const LiteralKeys* const literals = patterns.literal_includes()) {
+    return ListLiterals(view, patterns, *literals, trees);
+  }
   CAIRN_TRY_ASSIGN(Contents contents, ListLeaves(view, patterns));
   CAIRN_TRY_ASSIGN(contents.tree, SelectTree(view, patterns));
   return contents;

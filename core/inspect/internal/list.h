@@ -10,6 +10,7 @@
 #include "core/state_dict/key_pattern.h"
 #include "core/step/contents.h"
 #include "core/step/internal/lookup.h"
+#include "core/step/internal/tree_cache.h"
 
 namespace cairn::core::internal {
 
@@ -22,8 +23,8 @@ Result<Contents> ListLeaves(const StepView& view, const KeyPatterns& patterns);
 Result<Contents> FindLeaves(const StepView& view, const KeyPatterns& patterns,
                             std::span<const std::string> fqns);
 
-/// See CheckpointStore::List.
-Result<Contents> RunList(const StepView& view, const KeyPatterns& patterns);
+/// See CheckpointStore::List. `trees` belongs to the store.
+Result<Contents> RunList(const StepView& view, const KeyPatterns& patterns, TreeCache& trees);
 
 /// See CheckpointStore::FindExtension.
 Result<std::optional<std::vector<std::byte>>> FindExtension(const StepView& view,

@@ -114,6 +114,14 @@ Result<std::vector<TensorInfo>> FindTensors(const StepView& view,
   return found;
 }
 
+Result<std::vector<std::byte>> FindStructure(const StepView& view) {
+  CAIRN_TRY_ASSIGN(auto record, view.snapshot->GetStructure(view.step));
+  if (record) return *std::move(record);
+  return Fail(Error{.code = ErrorCode::kDataLoss,
+                    .message = "the step has no structure record",
+                    .step = view.step.step});
+}
+
 Result<void> ForEachChunk(const StepView& view, const TensorInfo& tensor,
                           const std::function<Result<void>(ChunkInfo&&)>& visit) {
   return ForEachChunkOf(view, {&tensor, 1},

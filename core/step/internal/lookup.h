@@ -52,6 +52,10 @@ Result<TensorInfo> FindTensor(const StepView& view, const std::string& fqn);
 Result<std::vector<TensorInfo>> FindTensors(const StepView& view,
                                             std::span<const std::string> fqns);
 
+/// Returns the StructureRecord of the step, which the caller verifies; aligned for FlatBuffers.
+/// kDataLoss: there is none.
+Result<std::vector<std::byte>> FindStructure(const StepView& view);
+
 /// Calls `visit` with each chunk of `tensor`, in key order, after checking it against the tensor.
 /// kDataLoss: a record is damaged, or the number of chunks is not that of the tensor's record. An
 /// error of `visit` ends the scan and is returned.

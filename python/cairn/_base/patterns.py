@@ -12,6 +12,7 @@ Patterns = Union[str, Iterable[str], None]
 """One pattern, several patterns, or None, which selects everything."""
 
 _WILDCARDS = frozenset("*?[]!")
+_MAX_LISTED = 64
 
 
 def pattern_list(patterns: Patterns) -> list[str]:
@@ -30,6 +31,18 @@ def literal(fqn: str) -> str:
 def patterns_for(fqn: str) -> list[str]:
     """Patterns that match `fqn`, whatever characters it has, and possibly a few other names."""
     return [literal(fqn)] if fqn else []
+
+
+def exact_patterns(fqns: Iterable[str]) -> list[str]:
+    """Patterns that match `fqns`, and possibly other names. Empty, which matches everything, if
+    they have wildcards, or are so many that listing each takes longer than listing all."""
+    fqns = list(fqns)
+    few = len(fqns) <= _MAX_LISTED
+    return fqns if few and all(_is_literal(fqn) for fqn in fqns) else []
+
+
+def _is_literal(fqn: object) -> bool:
+    return isinstance(fqn, str) and bool(fqn) and not _WILDCARDS & set(fqn)
 
 
 def clean_prefix(prefix: str) -> str:

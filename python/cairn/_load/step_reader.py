@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from cairn import _cairn
-from cairn._base.patterns import Patterns, pattern_list, patterns_for
+from cairn._base.patterns import Patterns, exact_patterns, pattern_list, patterns_for
 from cairn._base.steps import step_number
 from cairn._load.damage import damaged_keys, without_damage
 from cairn._load.map_checks import MapChecks
@@ -156,8 +156,8 @@ class StepReader:
     ) -> dict[str, Any]:
         """Reads boxes of many tensors in one call, such as one rank's part of every matrix.
 
-        This is much faster than :meth:`read_slice` for each: the step is listed once, and the reads
-        of all boxes are sorted, merged and submitted together.
+        This is much faster than :meth:`read_slice` for each: the keys are listed once, and the
+        reads of all boxes are sorted, merged and submitted together.
 
         Args:
             boxes: the ranges of each tensor by name, as for :meth:`read_slice`.
@@ -171,7 +171,7 @@ class StepReader:
             Corrupt: the bytes are not those that were written.
         """
         native, step = self._place_of(step)
-        contents = native.contents(step, [])
+        contents = native.contents(step, exact_patterns(boxes))
         places = {fqn: index for index, fqn in enumerate(contents.fqns())}
         reader = BoxReader(native, contents)
         results = {}

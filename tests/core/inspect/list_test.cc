@@ -1,12 +1,18 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
 #include "core/step/contents.h"
 #include "tests/core/tensor/test_tensor.h"
+#include "tests/support/seeded_random.h"
 
 namespace cairn::core {
 namespace {
 
 using cairn::testing::IsError;
+using cairn::testing::SeededRandom;
 using ::testing::ElementsAre;
 
 class ListTest : public StoreTest {
@@ -42,6 +48,70 @@ class ListTest : public StoreTest {
 TEST_F(ListTest, ALiteralTakesOneLayerOnly) {
   SaveSample();
   EXPECT_THAT(List({"model.layers.1"}), ElementsAre("model.layers.1.w", "model.layers.1.note"));
+}
+
+TEST_F(ListTest, LiteralsListTheSameAsWildcards) {
+  SaveSample();
+  const std::vector<std::vector<std::string>> selections = {
+      {"model.wte"}, {"model.layers.7.note"}, {"model.layers.1", "model.layers.10.w"}, {"model"}};
+  for (const std::vector<std::string>& literals : selections) {
+    std::vector<std::string> wildcards = literals;
+    // Matches nothing, but is not a literal.
+    wildcards.push_back("nothing*");
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto exact, KeyPatterns::Parse(literals));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto others, KeyPatterns::Parse(wildcards));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Contents a, store->List(1, exact));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Contents b, store->List(1, others));
+    EXPECT_EQ(a.tree, b.tree);
+    EXPECT_EQ(List(literals), List(wildcards));
+  }
+}
+
+TEST_F(ListTest, ALiteralIsNarrowedByExclusions) {
+  SaveSample();
+  EXPECT_THAT(List({"model.layers.3", "!model.layers.3.w"}), ElementsAre("model.layers.3.note"));
+  EXPECT_TRUE(List({"model.wte", "!model"}).empty());
+}
+
+TEST_F(ListTest, AnAliasIsListedWithTheHiddenTensorThatOwnsItsBytes) {
+  TestTensor memory(DType::kInt8, {8});
+  StateDict state;
+  state.root().Tensor("a", {DType::kInt8, {5}, {}, memory.bytes.data()});
+  state.root().Tensor("b", {DType::kInt8, {5}, {}, memory.bytes.data() + 3});
+  Save(1, state);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto patterns, KeyPatterns::Parse({"b"}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(1, patterns));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto leaves, FlattenTree(contents.tree));
+  EXPECT_EQ(leaves.size(), 1u);
+  ASSERT_EQ(contents.tensors.size(), 2u);
+  EXPECT_EQ(std::ranges::count_if(contents.tensors, &TensorInfo::hidden), 1);
+}
+
+// The structure is the last long record of the table. It is longer than what a table keeps of its
+// blocks, so each read of it is a read of the file.
+TEST_F(ListTest, LiteralsReadTheStructureOnce) {
+  SeededRandom random;
+  StateDict state;
+  state.root().Value("key", int64_t{7});
+  for (int i = 0; i < 5000; ++i) {
+    std::string key(400, ' ');
+    for (char& c : key) c = static_cast<char>(random.Between('a', 'z'));
+    state.root().Value(key, int64_t{i});
+  }
+  Save(1, state);
+  EXPECT_THAT(List({"key"}), ElementsAre("key"));
+  for (const auto& file : std::filesystem::directory_iterator(directory.path() + "/store/tables")) {
+    std::fstream table(file.path(), std::ios::in | std::ios::out | std::ios::binary);
+    table.seekp(static_cast<std::streamoff>(file.file_size() / 4 * 3));
+    table << std::string(1000, 'x');
+  }
+  EXPECT_THAT(List({"key"}), ElementsAre("key"));
+  EXPECT_THAT(List({"nothing"}), ElementsAre());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto wildcard, KeyPatterns::Parse({"ke?"}));
+  EXPECT_THAT(store->List(1, wildcard), IsError(ErrorCode::kDataLoss, ""));
+  Reopen(kv::OpenMode::kRead);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto literal, KeyPatterns::Parse({"key"}));
+  EXPECT_THAT(store->List(1, literal), IsError(ErrorCode::kDataLoss, ""));
 }
 
 TEST_F(ListTest, WildcardsAndExclusions) {

@@ -1,0 +1,112 @@
+#pragma once
+/// A tree as a StructureRecord stores it, of which parts can be decoded.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/state_dict/state_dict.h"
+#include "kv/mutex.h"
+#include "kv/thread_annotations.h"
+
+namespace cairn::schema {
+struct StructureRecord;
+}  // namespace cairn::schema
+
+namespace cairn::core::internal {
+
+/// FQNs, each of which selects the leaf with this FQN and all leaves below it.
+using LiteralKeys = std::set<std::string, std::less<>>;
+
+/// The part of a tree that keys select.
+struct TreeSelection {
+  StateTree tree;
+  uint64_t visited_count = 0;  // nodes of the complete tree whose keys were compared or copied
+};
+
+/// A verified StructureRecord, with an index of its nodes. Immovable, because other threads may use
+/// it. Memory: the record, 4 bytes per node, and 4 bytes per child of a container that is sorted.
+/// Threads: all members are safe.
+class StoredTree {
+ public:
+  /// kDataLoss: `record` is not a StructureRecord, or its child counts do not add up.
+  /// kUnimplemented: a newer version wrote it. Requires a record that is aligned to 8 bytes. Cost:
+  /// a few walks over the record, without an object per node.
+  static Result<std::shared_ptr<const StoredTree>> Open(std::vector<std::byte> record);
+
+  /// Returns what PruneTree returns for the complete tree if the leaves that `literals` select are
+  /// kept. Only these leaves can have errors that FlattenTree finds. Requires literals that are not
+  /// empty.
+  ///
+  /// Cost: that of the nodes that are selected, and of the children of the containers above them.
+  /// If the children of a large container were compared many times, they are sorted, and a
+  /// logarithmic number of them is compared from then on.
+  TreeSelection Select(const LiteralKeys& literals) const;
+
+ private:
+  /// How a child is related to the literals.
+  enum class Relation { kApart, kAbove, kSelected };
+  /// The literals that may select something below one container: sorted, without the FQN of the
+  /// container. They borrow from the literals.
+  struct Rests {
+    std::vector<std::string_view> keys;
+    std::string_view common;  // the longest prefix of all of them
+
+    explicit Rests(std::vector<std::string_view> sorted);
+    Relation Relate(std::string_view key) const;
+    Rests Below(std::string_view key) const;
+  };
+  struct Child {
+    uint32_t node;
+    Relation relation;  // kApart: it is a container that has no leaves
+  };
+  /// The children of a container that concern a selection, in tree order.
+  struct Children {
+    std::vector<Child> nodes;
+    bool has_others = false;  // a child that has leaves is not among them
+  };
+  /// The children of a large container.
+  struct ChildIndex {
+    uint32_t scan_count = 0;        // how often they were all compared
+    std::vector<uint32_t> by_key;   // empty until they are sorted
+    std::vector<uint32_t> without;  // those without leaves, in tree order
+  };
+  /// A container whose children are being added to the selection.
+  struct Unfinished {
+    Rests rests;
+    Children children;
+    size_t next;  // index in children.nodes
+  };
+
+  StoredTree(std::vector<std::byte> bytes, const schema::StructureRecord* record)
+      : bytes_(std::move(bytes)), record_(record) {}
+  Result<void> FindEnds();
+  NodeKind KindOf(uint32_t node) const;
+  std::string_view KeyOf(uint32_t node) const;
+  Node NodeAt(uint32_t node) const;
+  uint32_t ChildCount(uint32_t node) const;
+  bool HasLeaves(uint32_t node) const;
+  Relation Relate(uint32_t node, const Rests& rests) const;
+  Children FindChildren(uint32_t container, const Rests& rests, uint64_t& visited_count) const;
+  Children ScanChildren(uint32_t container, const Rests& rests) const;
+  Children SearchChildren(uint32_t container, const ChildIndex& index, const Rests& rests,
+                          uint64_t& visited_count) const;
+  const ChildIndex* IndexOf(uint32_t container) const;
+  void Sort(uint32_t container, ChildIndex& index) const;
+
+  const std::vector<std::byte> bytes_;
+  const schema::StructureRecord* const record_;  // in bytes_
+  std::vector<uint32_t> ends_;  // by node: the first node after it that is not below it
+  mutable Mutex mutex_;
+  /// By container. An index does not change after it was sorted.
+  mutable std::map<uint32_t, ChildIndex> indexes_ CAIRN_GUARDED_BY(mutex_);
+};
+
+}  // namespace cairn::core::internal
