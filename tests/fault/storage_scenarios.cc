@@ -92,7 +92,10 @@ bool MayBeCommitted(const Error& error) {
 /// Repeats a change that has failed.
 void Repeat(const Change& change, Store& store, Progress& progress) {
   const Result<void> repeated = change.perform(store, milliseconds(10'000));
-  if (progress.other_writer && !MayBeCommitted(*progress.error)) {
+  // On a busy machine, ranks may miss their deadline after this writer has taken over from the
+  // other one. CheckStore finds out if there were two writers.
+  const bool was_late = repeated && progress.error->code == ErrorCode::kUnavailable;
+  if (progress.other_writer && !MayBeCommitted(*progress.error) && !was_late) {
     EXPECT_THAT(repeated, AnyOf(IsError(ErrorCode::kConflict, "taken over"),
                                 IsError(ErrorCode::kFailedPrecondition, "no such session")));
     return;
