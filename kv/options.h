@@ -24,8 +24,8 @@ enum class OpenMode {
 struct IoOptions {
   bool direct = true;              // use O_DIRECT if the file system allows it
   bool uring = true;               // use io_uring if the kernel allows it, otherwise threads
-  uint64_t block_bytes = 4 << 20;  // one request; at least 4096. The default is the size of a chunk
-  uint32_t queue_depth = 8;        // blocks in flight, of writes and of reads separately
+  uint64_t block_bytes = 2 << 20;  // one request; at least 4096
+  uint32_t queue_depth = 5;        // blocks in flight, of writes and of reads separately
 };
 
 struct StoreOptions {

@@ -65,9 +65,9 @@ class Upload {
 
 /// The requests with which a storage works well.
 struct TransferSizes {
-  uint64_t request_bytes = 4 << 20;
+  uint64_t request_bytes = 2 << 20;
   uint64_t min_part_bytes = 1;  // of an Upload
-  uint32_t queue_depth = 8;     // requests for payload in flight
+  uint32_t queue_depth = 5;     // requests for payload in flight
   /// Requests for small objects in flight at once, where each takes long (a network). 1: such
   /// requests are made one after another, in the same order in every run.
   uint32_t small_requests = 1;
