@@ -51,12 +51,6 @@ bool SessionIsOpen(const StepAttempt& attempt) {
   return Exists(*attempt.store->storage, LeaseName(attempt.store->session));
 }
 
-// Returns whether rank 0 may see the part of this rank, whose put failed.
-bool MayBePut(const StepAttempt& attempt) {
-  const std::string name = PartName(attempt.attempt, attempt.options.rank);
-  return ObjectExists(*attempt.store->storage, name).value_or(true);
-}
-
 }  // namespace
 
 Result<void> GatherParts(StepAttempt& attempt, RankRecords& others) {
@@ -91,10 +85,16 @@ Result<void> PreparePart(StepAttempt& attempt, const StepSummary& summary) {
   // remain unless rank 0 states that it has discarded the part.
   attempt.finished = true;
   Result<void> put = attempt.part->Finish();
-  if (put || !MayBePut(attempt)) return put;
+  if (put) return {};
+  const auto exists =
+      ObjectExists(*attempt.store->storage, PartName(attempt.attempt, attempt.options.rank));
+  if (exists) {
+    // Rank 0 commits a part that it sees, so the part need not be durable.
+    const bool is_put = *exists && put.error().code != ErrorCode::kConflict;
+    return is_put ? Result<void>() : put;
+  }
   Error error = std::move(put).error();
-  error.message =
-      fmt::format("it is unknown whether rank 0 commits the part of this rank: {}", error.message);
+  error.message += "; rank 0 may see the part of this rank, so the step may or may not exist";
   return Fail(std::move(error));
 }
 
