@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/state_dict/internal/stored_tree.h"
 #include "core/state_dict/key_pattern.h"
 #include "core/state_dict/state_dict.h"
 #include "core/state_dict/value.h"
@@ -46,6 +47,33 @@ void FuzzChunk(Input input) {
   if (offset) CAIRN_FUZZ_CHECK(*offset <= tensor->nbytes - chunk->info.length_bytes());
 }
 
+/// What is selected in a record is what pruning the complete tree leaves; `leaves` are those of
+/// `tree`, and `keep_bits` choose some of their FQNs.
+void CheckSelection(const std::vector<std::byte>& record, const StateTree& tree,
+                    std::span<const Leaf> leaves, uint64_t keep_bits) {
+  LiteralKeys literals;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if ((keep_bits >> (i % 64) & 1) != 0 && !leaves[i].fqn.empty()) literals.insert(leaves[i].fqn);
+  }
+  if (literals.empty()) return;
+  std::vector<bool> keep;
+  for (const Leaf& leaf : leaves) {
+    keep.push_back(std::ranges::any_of(literals, [&](const std::string& literal) {
+      return leaf.fqn == literal || leaf.fqn.starts_with(literal + '.');
+    }));
+  }
+  const auto stored = StoredTree::Open(record);
+  CAIRN_FUZZ_CHECK(stored.has_value());
+  CAIRN_FUZZ_CHECK((*stored)->Select(literals).tree == PruneTree(tree, keep));
+}
+
+/// A record whose tree is refused may be opened nevertheless: it has errors elsewhere.
+void SelectInAny(const std::vector<std::byte>& record) {
+  const auto stored = StoredTree::Open(record);
+  if (!stored) return UseError(stored.error());
+  CAIRN_FUZZ_CHECK((*stored)->Select({"a", "b.c"}).visited_count > 0);
+}
+
 void FuzzTree(Input input) {
   const auto keep_bits = input.Number<uint64_t>();
   const std::vector<std::byte> record = input.CopyRest();
@@ -55,10 +83,12 @@ void FuzzTree(Input input) {
     const MemoryLimit limit(record, 64);
     tree = DecodeTree(record);
   }
+  SelectInAny(record);
   if (!tree) return UseError(tree.error());
   const auto leaves = FlattenTree(*tree);
   if (!leaves) return UseError(leaves.error());
   CAIRN_FUZZ_CHECK(Is(DecodeTree(EncodeTree(*tree)), *tree));
+  CheckSelection(record, *tree, *leaves, keep_bits);
   std::vector<bool> keep(leaves->size());
   for (size_t i = 0; i < keep.size(); ++i) keep[i] = (keep_bits >> (i % 64) & 1) != 0;
   const StateTree pruned = PruneTree(*tree, keep);
