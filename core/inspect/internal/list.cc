@@ -29,19 +29,12 @@ Result<void> ScanSelected(
   return {};
 }
 
-// Returns the part of a tree that the patterns select, and its leaves. `tree` may have lost leaves
-// that the patterns do not select.
-Result<std::pair<StateTree, std::vector<Leaf>>> Exclude(StateTree tree,
-                                                        const KeyPatterns& patterns) {
-  CAIRN_TRY_ASSIGN(std::vector<Leaf> leaves, FlattenTree(tree));
+// Returns the tree of those of its leaves that the patterns select.
+StateTree Prune(const StateTree& tree, const std::vector<Leaf>& leaves,
+                const KeyPatterns& patterns) {
   std::vector<bool> keep(leaves.size());
   for (size_t i = 0; i < leaves.size(); ++i) keep[i] = patterns.Matches(leaves[i].fqn);
-  if (std::ranges::find(keep, false) == keep.end()) {
-    return std::pair(std::move(tree), std::move(leaves));
-  }
-  tree = PruneTree(tree, keep);
-  CAIRN_TRY_ASSIGN(leaves, FlattenTree(tree));
-  return std::pair(std::move(tree), std::move(leaves));
+  return PruneTree(tree, keep);
 }
 
 // Returns the step's tree with only the leaves that the patterns select.
@@ -49,8 +42,8 @@ Result<StateTree> SelectTree(const StepView& view, const KeyPatterns& patterns) 
   CAIRN_TRY_ASSIGN(const std::vector<std::byte> record, FindStructure(view));
   CAIRN_TRY_ASSIGN(StateTree tree, DecodeTree(record));
   if (patterns.matches_everything()) return tree;
-  CAIRN_TRY_ASSIGN(auto selected, Exclude(std::move(tree), patterns));
-  return std::move(selected.first);
+  CAIRN_TRY_ASSIGN(const std::vector<Leaf> leaves, FlattenTree(tree));
+  return Prune(tree, leaves, patterns);
 }
 
 // Adds the hidden tensors that own the bytes of selected ones, and checks that all aliases are
@@ -114,11 +107,16 @@ Result<Contents> GetLeaves(const StepView& view, const StateTree& tree, std::vec
 Result<Contents> ListLiterals(const StepView& view, const KeyPatterns& patterns,
                               const LiteralKeys& literals, TreeCache& trees) {
   CAIRN_TRY_ASSIGN(const auto stored, trees.Find(view));
-  CAIRN_TRY_ASSIGN(auto selected, Exclude(stored->Select(literals).tree, patterns));
-  auto& [tree, leaves] = selected;
+  StateTree tree = stored->Select(literals).tree;
+  CAIRN_TRY_ASSIGN(std::vector<Leaf> leaves, FlattenTree(tree));
+  const auto is_selected = [&](const Leaf& leaf) { return patterns.Matches(leaf.fqn); };
+  if (!std::ranges::all_of(leaves, is_selected)) {
+    tree = Prune(tree, leaves, patterns);
+    CAIRN_TRY_ASSIGN(leaves, FlattenTree(tree));
+  }
   // A scan per literal is faster if there are many leaves below it. It takes two seeks.
   const bool are_exact = leaves.size() <= 2 * literals.size();
-  auto contents = are_exact ? GetLeaves(view, tree, leaves) : ListLeaves(view, patterns);
+  auto contents = are_exact ? GetLeaves(view, tree, std::move(leaves)) : ListLeaves(view, patterns);
   if (contents) contents->tree = std::move(tree);
   return contents;
 }
