@@ -36,6 +36,7 @@ Finish = Callable[[], None]
 KV_BENCH = Path(__file__).resolve().parents[3] / "build" / "bin" / "kv-bench"
 THREADS = min(8, os.cpu_count() or 1)
 NO_INCREMENT = "has no incremental save: writes everything again, as in the full save"
+NOT_OF_DCP = "is not a storage of torch.distributed.checkpoint"
 EVERYTHING_STAGED = "copies everything, regardless of what changed: see the stall with all changed"
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from compare_lib.peers.base import NO_INCREMENT, Peer, Slices, Steps, sync_file, time_import
+from compare_lib.peers.base import (
+    NO_INCREMENT,
+    NOT_OF_DCP,
+    Peer,
+    Slices,
+    Steps,
+    sync_file,
+    time_import,
+)
 from compare_lib.states import State
 
 
@@ -17,6 +25,8 @@ class SafetensorsPeer(Peer):
         "load_existing": "can only create new tensors",
         "second_save": NO_INCREMENT,
         "save_async": "has no asynchronous save",
+        "save_async_stated": "has no asynchronous save",
+        "dcp_saves_and_loads": NOT_OF_DCP,
         "open_metadata": "stores complete tensors, not chunks",
     }
     remarks = ("save_file, then fsync of the file and of its directory; no digests",)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 
-from compare_lib.peers.base import Peer
+from compare_lib.peers.base import NOT_OF_DCP, Peer
 from compare_lib.states import State, byte_view
 
 
 class SqlitePeer(Peer):
     name = "sqlite"
     only_states = ("small",)
-    cannot = {"dcp_saves_and_loads": "is not a storage of torch.distributed.checkpoint"}
+    cannot = {"dcp_saves_and_loads": NOT_OF_DCP}
     remarks = ("one blob per save and transaction; write-ahead log, synchronous=FULL",)
 
     def small_saves(self, state: State) -> Callable[[int], None]:

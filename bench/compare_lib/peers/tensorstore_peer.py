@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from compare_lib.peers.base import NO_INCREMENT, Peer, Slices, Steps, empty_boxes, time_import
+from compare_lib.peers.base import (
+    NO_INCREMENT,
+    NOT_OF_DCP,
+    Peer,
+    Slices,
+    Steps,
+    empty_boxes,
+    time_import,
+)
 from compare_lib.states import State, Tensors
 
 CHUNK_BYTES = 8 << 20
@@ -51,6 +59,9 @@ class TensorStorePeer(Peer):
     cannot = {
         "second_save": NO_INCREMENT,
         "save_async": "has no call that copies the state and then returns",
+        "save_async_stated": "has no call that copies the state and then returns",
+        "small_saves": "is not compared with a small state",
+        "dcp_saves_and_loads": NOT_OF_DCP,
         "open_metadata": "finds a tensor's chunks by name: there is no list of chunks to load",
     }
     remarks = (

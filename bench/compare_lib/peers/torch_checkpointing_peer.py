@@ -11,6 +11,7 @@ from compare_lib.page_cache import files_of
 from compare_lib.peers.base import (
     EVERYTHING_STAGED,
     NO_INCREMENT,
+    NOT_OF_DCP,
     THREADS,
     Finish,
     Peer,
@@ -38,6 +39,9 @@ class TorchCheckpointingPeer(Peer):
     cannot = {
         "load_slices": "reads boxes only for tensors that are sharded over a mesh of ranks",
         "second_save": NO_INCREMENT,
+        "save_async_stated": EVERYTHING_STAGED,
+        "small_saves": "is not compared with a small state",
+        "dcp_saves_and_loads": NOT_OF_DCP,
         "open_metadata": "stores complete items, not chunks",
     }
     cannot_partly = {"stall_1": EVERYTHING_STAGED}

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compare_lib.peers.base import NO_INCREMENT, Peer, Slices, Steps, cut, sync_file, time_import
+from compare_lib.peers.base import (
+    NO_INCREMENT,
+    NOT_OF_DCP,
+    Peer,
+    Slices,
+    Steps,
+    cut,
+    sync_file,
+    time_import,
+)
 from compare_lib.states import State
 
 READS_ALL = "reads the complete file: see the full load"
@@ -19,6 +28,8 @@ class TorchPeer(Peer):
         "load_slices": READS_ALL,
         "second_save": NO_INCREMENT,
         "save_async": "has no asynchronous save",
+        "save_async_stated": "has no asynchronous save",
+        "dcp_saves_and_loads": NOT_OF_DCP,
         "open_metadata": "stores complete tensors, not chunks",
     }
     remarks = ("torch.save, then fsync of the file and of its directory; torch.load into memory",)
