@@ -338,10 +338,10 @@ TEST_P(MergingRanksTest, DamagedChunksOfAPartFailTheSave) {
 
   const auto results = RunAll(
       1, options, [&](kv::Store& store, const internal::SaveAttempt& attempt, uint32_t rank) {
-        if (rank == 4) {
-          // Another rank has put an object with other bytes under the name.
-          (void)storage_->PutIfAbsent(fmt::format("pending/{}/8.0.data", attempt.name),
-                                      std::vector<std::byte>(1 << 16));
+        if (rank == 8) {
+          // An object with other bytes has the name already when rank 8 puts its chunks.
+          CAIRN_EXPECT_OK(storage_->PutIfAbsent(fmt::format("pending/{}/8.0.data", attempt.name),
+                                                std::vector<std::byte>(1 << 16)));
         }
         return SaveRank(store, attempt, rank, Job(), options);
       });
