@@ -60,6 +60,8 @@ class IoQueue {
   virtual bool HasCompletion() = 0;
   uint32_t in_flight() const { return in_flight_; }
   uint32_t depth() const { return depth_; }
+  /// Returns whether another user can have the queue: nothing is in flight, and it never failed.
+  virtual bool is_reusable() const { return false; }
   /// Returns whether reads may have slices.
   virtual bool can_scatter() const { return false; }
   virtual const char* name() const = 0;

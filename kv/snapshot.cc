@@ -168,8 +168,9 @@ Result<std::vector<Usage>> Snapshot::SegmentUsage() const {
 Result<uint64_t> Snapshot::Read(std::span<const ReadRange> ranges, uint32_t threads,
                                 const RangeCallback& arrived) const {
   const internal::SegmentSource source{
-      .storage = *state_->storage,
-      .open = [this](uint64_t segment_id) { return state_->OpenSegment(segment_id); }};
+      .storage = *state_->storage, .queues = *state_->queues, .open = [this](uint64_t segment_id) {
+        return state_->OpenSegment(segment_id);
+      }};
   const auto is_zeros = [](const ReadRange& range) { return range.segment_id == 0; };
   if (std::ranges::any_of(ranges, is_zeros)) {
     std::vector<size_t> zeros;

@@ -11,7 +11,6 @@
 #include "kv/internal/shared_records.h"
 #include "kv/internal/step_attempt.h"
 #include "kv/internal/step_commit.h"
-#include "kv/internal/storage/concurrent_requests.h"
 
 namespace cairn::kv {
 
@@ -168,14 +167,9 @@ Result<StepInfo> StepWriter::Commit(const StepSummary& summary) {
   CAIRN_CHECK(attempt.has_structure && !attempt.store->joined &&
               attempt.gathered == attempt.has_ranks());
   attempt.failed = true;
-  const Result<void> sealed =
-      internal::RunRequests(*attempt.store->storage, {[&] { return attempt.SealSegments(); },
-                                                      [&] {
-                                                        internal::OpenLikelyBase(*attempt.store);
-                                                        return Result<void>();
-                                                      }});
+  const Result<void> ended = internal::EndPayload(attempt);
   Result<StepInfo> committed =
-      sealed ? internal::CommitStep(attempt, summary) : std::unexpected(sealed.error());
+      ended ? internal::CommitStep(attempt, summary) : std::unexpected(ended.error());
   if (committed) return committed;
   return Fail(NameOtherWriter(attempt, std::move(committed).error()));
 }

@@ -90,6 +90,7 @@ Result<std::unique_ptr<Store::Impl>> Store::Impl::Make(std::shared_ptr<Storage> 
   state.joined = mode == OpenMode::kJoinSession;
   state.pool = std::make_shared<BlockPool>(io.block_bytes, io.queue_depth);
   state.read_pool = std::make_shared<BlockPool>(io.block_bytes, io.queue_depth);
+  state.queues = std::make_shared<internal::FileQueues>(io.uring);
   state.files = std::make_shared<internal::SegmentFiles>();
   state.tables = std::make_shared<internal::OpenTables>(state.storage);
   return impl;

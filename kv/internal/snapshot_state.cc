@@ -27,6 +27,7 @@ SnapshotState::SnapshotState(const StoreState& store, std::shared_ptr<const Comm
       uuid(store.uuid),
       root(std::move(of_root)),
       read_pool(store.read_pool),
+      queues(store.queues),
       files(store.files),
       tables(store.tables) {}
 

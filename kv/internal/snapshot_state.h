@@ -46,6 +46,7 @@ class SnapshotState {
   const Uuid uuid;
   const std::shared_ptr<const CommittedRoot> root;
   const std::shared_ptr<BlockPool> read_pool;
+  const std::shared_ptr<FileQueues> queues;
   const std::shared_ptr<SegmentFiles> files;
   const std::shared_ptr<OpenTables> tables;
 

@@ -50,7 +50,8 @@ StepAttempt::StepAttempt(std::shared_ptr<StoreState> store_state, uint64_t step_
                 .created_unix_ns = created_unix_ns,
                 .attempt = attempt,
                 .io = *store->options.io,
-                .pool = store->pool.get()},
+                .pool = store->pool.get(),
+                .queues = store->queues.get()},
                [this](Column column, std::string_view key, std::span<const std::byte> value) {
                  return AddEntry(column, key, value);
                }),
@@ -136,8 +137,10 @@ Result<void> StepAttempt::AddStepRecordToPart(const StepSummary& summary) {
 Result<void> StepAttempt::SealSegments() {
   CAIRN_TRY(segments.Seal());
   LocalFiles* const files = store->storage->local_files();
-  if (segments.sealed().empty() || files == nullptr) return {};
-  return files->SyncNames(ObjectFolder(ObjectKind::kSegment));
+  if (files == nullptr || segments.sealed().size() == synced_segments_) return {};
+  CAIRN_TRY(files->SyncNames(ObjectFolder(ObjectKind::kSegment)));
+  synced_segments_ = segments.sealed().size();
+  return {};
 }
 
 }  // namespace cairn::kv::internal

@@ -92,6 +92,8 @@ class StepAttempt {
 
  private:
   void RemoveOwnObjects();
+
+  size_t synced_segments_ = 0;  // whose names are durable
 };
 
 }  // namespace cairn::kv::internal

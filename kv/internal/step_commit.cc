@@ -13,6 +13,7 @@
 #include "kv/internal/commit/step_table_writer.h"
 #include "kv/internal/io/fault_point.h"
 #include "kv/internal/parts/attempt_outcome.h"
+#include "kv/internal/storage/concurrent_requests.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -110,6 +111,7 @@ Result<StepInfo> CommitStep(StepAttempt& attempt, const StepSummary& summary) {
                        table.AddUses(attempt.live_bytes);
                        CAIRN_TRY(attempt.records.ForEachInOrder(
                            [&](const RecordView& record) { return table.AddCounted(record); }));
+                       CAIRN_TRY(attempt.SealSegments());  // before the table is durable
                        return table.Finish(entry);
                      });
 }
@@ -135,6 +137,17 @@ void OpenLikelyBase(StoreState& state) {
   if (state.storage->transfer_sizes().small_requests <= 1) return;
   const auto base = CurrentRoot(state)->steps.Latest();
   if (base && *base != nullptr) (void)state.tables->OpenStack((*base)->tables);
+}
+
+Result<void> EndPayload(StepAttempt& attempt) {
+  const Storage& storage = *attempt.store->storage;
+  const bool is_local = attempt.store->storage->local_files() != nullptr;
+  if (is_local && !attempt.segments.runs_ahead()) return attempt.segments.Finish();
+  return RunRequests(storage, {[&] { return attempt.SealSegments(); },
+                               [&] {
+                                 OpenLikelyBase(*attempt.store);
+                                 return Result<void>();
+                               }});
 }
 
 }  // namespace cairn::kv::internal

@@ -8,7 +8,12 @@
 
 namespace cairn::kv::internal {
 
-/// Commits the step of an attempt whose segments are sealed. See StepWriter::Commit.
+/// Adds the records of all payload. Of files that are not far behind, the last bytes are written
+/// while CommitStep builds the table. Other segments are sealed here, because other commits wait
+/// during CommitStep.
+Result<void> EndPayload(StepAttempt& attempt);
+
+/// Commits the step of an attempt after EndPayload. See StepWriter::Commit.
 Result<StepInfo> CommitStep(StepAttempt& attempt, const StepSummary& summary);
 
 /// Commits a step with the records of `base`. See StepWriter::CommitSame.

@@ -15,6 +15,7 @@
 
 #include "kv/block_pool.h"
 #include "kv/error.h"
+#include "kv/internal/io/block_io.h"
 #include "kv/internal/root/lease.h"
 #include "kv/internal/root/root_record.h"
 #include "kv/internal/root/step_list.h"
@@ -54,6 +55,7 @@ struct StoreState {
   /// Of reads: a save reads its base while the blocks of its own writes are in flight, and only the
   /// thread that waits for the read returns these.
   std::shared_ptr<BlockPool> read_pool;
+  std::shared_ptr<FileQueues> queues;
   std::shared_ptr<SegmentFiles> files;
   std::shared_ptr<OpenTables> tables;
   std::unique_ptr<LeaseKeeper> lease;  // of the writer

@@ -61,7 +61,8 @@ SegmentStream::Options StreamOptions(StoreState& state, const std::string& name,
           .created_unix_ns = NowUnixNs(),
           .attempt = name,
           .io = *state.options.io,
-          .pool = &blocks};
+          .pool = &blocks,
+          .queues = state.queues.get()};
 }
 
 }  // namespace

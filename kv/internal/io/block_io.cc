@@ -7,9 +7,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <deque>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kv/internal/io/fault_point.h"
@@ -19,6 +22,8 @@
 
 namespace cairn::kv::internal {
 namespace {
+
+constexpr size_t kMaxIdle = 4;
 
 /// Advances `request` past `done` bytes.
 void Skip(IoRequest& request, uint64_t done) {
@@ -45,6 +50,8 @@ class UringQueue final : public IoQueue {
 
   const char* name() const override { return "io_uring"; }
 
+  bool is_reusable() const override { return live_ && in_flight_ == 0 && !failed_; }
+
   bool HasCompletion() override { return io_uring_cq_ready(&ring_) > 0; }
 
   Result<void> Submit(const IoRequest& request) override {
@@ -63,7 +70,7 @@ class UringQueue final : public IoQueue {
       io_uring_cqe* entry = nullptr;
       const int failed = io_uring_wait_cqe(&ring_, &entry);
       if (failed == -EINTR) continue;
-      if (failed < 0) return Fail(SystemError(-failed, "io_uring cannot wait"));
+      if (failed < 0) return Failed(-failed, "io_uring cannot wait");
       const auto index = static_cast<uint32_t>(io_uring_cqe_get_data64(entry));
       const int result = entry->res;
       io_uring_cqe_seen(&ring_, entry);
@@ -114,13 +121,19 @@ class UringQueue final : public IoQueue {
     while (true) {
       const int submitted = io_uring_submit(&ring_);
       if (submitted == -EINTR || submitted == -EAGAIN) continue;
-      if (submitted < 0) return Fail(SystemError(-submitted, "io_uring cannot submit"));
+      if (submitted < 0) return Failed(-submitted, "io_uring cannot submit");
       return {};
     }
   }
 
+  std::unexpected<Error> Failed(int error_number, std::string what) {
+    failed_ = true;
+    return Fail(SystemError(error_number, std::move(what)));
+  }
+
   io_uring ring_{};
   bool live_ = false;
+  bool failed_ = false;  // requests that were not submitted may be in the ring
   std::vector<Slot> slots_;
 };
 
@@ -219,6 +232,32 @@ std::unique_ptr<IoQueue> MakeFileQueue(bool uring, uint32_t depth) {
     if (auto queue = UringQueue::TryMake(depth)) return queue;
   }
   return std::make_unique<ThreadQueue>(depth);
+}
+
+FileQueues::~FileQueues() {
+  if (!is_forked()) return;
+  for (std::unique_ptr<IoQueue>& queue : idle_) (void)queue.release();
+}
+
+std::unique_ptr<IoQueue> FileQueues::Take(uint32_t depth) {
+  if (!is_forked()) {
+    const MutexLock lock(mutex_);
+    const auto found =
+        std::ranges::find(idle_, depth, [](const auto& idle) { return idle->depth(); });
+    if (found != idle_.end()) {
+      std::unique_ptr<IoQueue> queue = std::move(*found);
+      idle_.erase(found);
+      return queue;
+    }
+  }
+  return MakeFileQueue(uring_, depth);
+}
+
+IoQueue* FileQueues::Give(std::unique_ptr<IoQueue> queue) {
+  if (queue == nullptr || !queue->is_reusable() || is_forked()) return nullptr;
+  const MutexLock lock(mutex_);
+  if (idle_.size() == kMaxIdle) return nullptr;
+  return idle_.emplace_back(std::move(queue)).get();
 }
 
 }  // namespace cairn::kv::internal

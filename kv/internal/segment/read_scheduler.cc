@@ -32,10 +32,10 @@
 #include <cerrno>
 #include <cstring>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kv/div.h"
-#include "kv/internal/io/block_io.h"
 #include "kv/internal/io/fault_point.h"
 #include "kv/internal/io/file.h"
 #include "kv/internal/segment/read_batches.h"
@@ -103,7 +103,6 @@ struct SharedRead {
   std::span<const ReadRange> ranges;
   std::span<std::atomic<uint64_t>> missing_bytes;  // by range: not read yet
   ReadBatches& batches;
-  const IoOptions& options;
   uint32_t queue_depth = 0;
   BlockPool& pool;
   const SegmentSource& source;
@@ -123,13 +122,14 @@ class ReadWorker {
       if (!completion) break;
       ReturnBlock(requests_[completion->request.tag]);
     }
+    read_.source.queues.Give(std::move(queue_));
   }
 
   /// Returns the number of bytes that were read from storage.
   Result<uint64_t> Run() {
     Storage& storage = read_.source.storage;
     if (storage.local_files() != nullptr) {
-      queue_ = MakeFileQueue(read_.options.uring, read_.queue_depth);
+      queue_ = read_.source.queues.Take(read_.queue_depth);
     } else {
       CAIRN_TRY_ASSIGN(queue_, storage.MakeQueue(read_.queue_depth));
     }
@@ -410,7 +410,6 @@ Result<uint64_t> ReadRanges(std::span<const ReadRange> ranges, const IoOptions& 
       .ranges = ranges,
       .missing_bytes = missing_bytes,
       .batches = batches,
-      .options = options,
       .queue_depth = queue_depth,
       .pool = blocks,
       .source = source,

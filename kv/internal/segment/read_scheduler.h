@@ -8,6 +8,7 @@
 
 #include "kv/block_pool.h"
 #include "kv/error.h"
+#include "kv/internal/io/block_io.h"
 #include "kv/internal/segment/segment_files.h"
 #include "kv/options.h"
 #include "kv/read_range.h"
@@ -18,6 +19,7 @@ namespace cairn::kv::internal {
 /// The segments of a store.
 struct SegmentSource {
   Storage& storage;
+  FileQueues& queues;
   /// Threads: called on several threads concurrently.
   std::function<Result<std::shared_ptr<const SegmentFile>>(uint64_t segment_id)> open;
 };

@@ -10,7 +10,6 @@
 #include <system_error>
 #include <utility>
 
-#include "kv/internal/io/block_io.h"
 #include "kv/internal/segment/segment_output.h"
 #include "kv/internal/storage/object_names.h"
 
@@ -23,7 +22,10 @@ uint64_t SegmentIdOf(const std::string& attempt, uint32_t rank, uint64_t n) {
 SegmentStream::SegmentStream(Options options, RecordCallback on_record)
     : options_(std::move(options)), on_record_(std::move(on_record)) {}
 
-SegmentStream::~SegmentStream() { Abandon(); }
+SegmentStream::~SegmentStream() {
+  Abandon();
+  options_.queues->Give(std::move(queue_));
+}
 
 void SegmentStream::Abandon() {
   segment_.reset();  // waits for its writes and removes the file
@@ -42,7 +44,7 @@ std::string SegmentStream::NameOf(uint64_t segment_id) const {
 Result<void> SegmentStream::StartSegment() {
   if (queue_ == nullptr) {
     if (options_.storage->local_files() != nullptr) {
-      queue_ = MakeFileQueue(options_.io.uring, options_.io.queue_depth);
+      queue_ = options_.queues->Take(options_.io.queue_depth);
     } else {
       CAIRN_TRY_ASSIGN(queue_, options_.storage->MakeQueue(options_.io.queue_depth));
     }
@@ -164,15 +166,23 @@ Result<void> SegmentStream::AddPendingRecords() {
   return {};
 }
 
-Result<void> SegmentStream::CloseSegment() {
-  if (segment_ == nullptr) return {};
+Result<void> SegmentStream::Finish() {
+  if (segment_ == nullptr || is_finished_) return {};
   CAIRN_TRY(AddPendingRecords());
   CAIRN_TRY(segment_->Finish(options_.attempt, footer_entries_));
   footer_entries_.clear();
   tensor_is_in_footer_ = false;  // its chunks may continue in the next segment
+  is_finished_ = true;
+  return on_record_(Column::kSegments, NumberKey(segment_id_), EncodeSegment(segment_->info()));
+}
+
+Result<void> SegmentStream::CloseSegment() {
+  if (segment_ == nullptr) return {};
+  CAIRN_TRY(Finish());
+  is_finished_ = false;
   if (blocks_ != nullptr) return CompleteInBackground();
-  auto sealed = segment_->Complete();
-  CAIRN_TRY(AddSealed(std::move(sealed)));
+  CAIRN_TRY(segment_->Complete());
+  sealed_.push_back(segment_->info());
   segment_.reset();
   return {};
 }
@@ -188,7 +198,8 @@ Result<void> SegmentStream::CompleteInBackground() {
   const auto complete = [before, segment = closing.segment.get()]() -> Result<SegmentInfo> {
     if (before.valid()) before.wait();
     try {
-      return segment->Complete();
+      CAIRN_TRY(segment->Complete());
+      return segment->info();
     } catch (const std::bad_alloc&) {
       return Fail(ErrorCode::kResourceExhausted, "not enough memory to seal a segment");
     }
@@ -206,17 +217,10 @@ Result<void> SegmentStream::CompleteInBackground() {
 Result<void> SegmentStream::ReapClosed() {
   while (!closing_.empty() &&
          closing_.front().sealed.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
-    const Result<SegmentInfo> info = closing_.front().sealed.get();
+    CAIRN_TRY_ASSIGN(SegmentInfo info, closing_.front().sealed.get());
     closing_.pop_front();
-    CAIRN_TRY(AddSealed(info));
+    sealed_.push_back(std::move(info));
   }
-  return {};
-}
-
-Result<void> SegmentStream::AddSealed(Result<SegmentInfo> info) {
-  CAIRN_TRY(info);
-  CAIRN_TRY(on_record_(Column::kSegments, NumberKey(info->segment_id), EncodeSegment(*info)));
-  sealed_.push_back(*std::move(info));
   return {};
 }
 
@@ -229,7 +233,8 @@ Result<void> SegmentStream::Drain() {
 Result<void> SegmentStream::Seal() {
   CAIRN_TRY(CloseSegment());
   for (; !closing_.empty(); closing_.pop_front()) {
-    CAIRN_TRY(AddSealed(closing_.front().sealed.get()));
+    CAIRN_TRY_ASSIGN(SegmentInfo info, closing_.front().sealed.get());
+    sealed_.push_back(std::move(info));
   }
   return {};
 }

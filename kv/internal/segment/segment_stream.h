@@ -16,6 +16,7 @@
 #include "kv/digest.h"
 #include "kv/error.h"
 #include "kv/extents.h"
+#include "kv/internal/io/block_io.h"
 #include "kv/internal/records/kv_records.h"
 #include "kv/internal/segment/segment_format.h"
 #include "kv/internal/segment/segment_writer.h"
@@ -45,7 +46,8 @@ class SegmentStream {
     int64_t created_unix_ns = 0;
     std::string attempt;
     IoOptions io;
-    BlockPool* pool = nullptr;  // outlives the stream
+    BlockPool* pool = nullptr;     // outlives the stream
+    FileQueues* queues = nullptr;  // outlives the stream
   };
   /// Called with each record that the attempt must contain: those of chunks when the
   /// footer of their segment is written, those of segments when they are sealed.
@@ -82,11 +84,16 @@ class SegmentStream {
 
   /// Waits until the payload that was appended is not needed any more.
   Result<void> Drain();
+  /// Adds the records of everything that was appended, while the last bytes are being written. Only
+  /// Seal may follow.
+  Result<void> Finish();
   /// Seals the current segment, if there is one, and waits for those that are being sealed.
   Result<void> Seal();
   /// Waits for all writes and removes the current segment. Nothing can be appended after this.
   void Abandon();
 
+  /// Returns whether payload may be far ahead of the disk, so that Seal takes long.
+  bool runs_ahead() const { return blocks_ != nullptr; }
   /// Returns whether payload is appended to this segment now.
   bool IsCurrent(uint64_t segment_id) const {
     return segment_ != nullptr && segment_id == segment_id_;
@@ -118,8 +125,7 @@ class SegmentStream {
   Result<void> CloseSegment();
   Result<void> AddPendingRecords();
   Result<void> CompleteInBackground();
-  Result<void> AddSealed(Result<SegmentInfo> info);
-  /// Adds the records of the segments that have been sealed in the background.
+  /// Takes note of the segments that have been sealed in the background.
   Result<void> ReapClosed();
   /// Replaces the indices of page digests by their positions in the current segment.
   void SetPageDigestOffsets(ChunkExtents& extents) const;
@@ -136,6 +142,7 @@ class SegmentStream {
   std::vector<FooterEntry> footer_entries_;   // of segment_
   FooterEntry tensor_;
   bool tensor_is_in_footer_ = false;
+  bool is_finished_ = false;  // segment_ has its footer
   std::vector<SegmentInfo> sealed_;
   uint64_t written_bytes_ = 0;
 };

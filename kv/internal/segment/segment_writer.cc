@@ -431,11 +431,15 @@ Result<void> SegmentWriter::Drain() {
   return {};
 }
 
-Result<SegmentInfo> SegmentWriter::Complete() {
+Result<void> SegmentWriter::Complete() {
   CAIRN_CHECK(trailer_.footer_bytes > 0);  // Finish was called
   CAIRN_TRY(Drain());
   payload_file_.reset();
-  CAIRN_TRY(output_.Finish(position_));
+  return output_.Finish(position_);
+}
+
+SegmentInfo SegmentWriter::info() const {
+  CAIRN_CHECK(trailer_.footer_bytes > 0);  // Finish was called
   SegmentInfo info = NewSegmentInfo({.epoch = header_.epoch, .id = header_.segment_id});
   info.step = header_.step;
   info.rank = header_.rank;

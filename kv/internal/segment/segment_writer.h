@@ -68,7 +68,9 @@ class SegmentWriter {
   /// Requires Finish.
   /// After an error all blocks are back in the pool. May run on another thread than the calls
   /// before it, concurrently with the next writer if that has another IoQueue.
-  Result<SegmentInfo> Complete();
+  Result<void> Complete();
+  /// Describes the complete segment. Requires Finish.
+  SegmentInfo info() const;
 
  private:
   SegmentWriter(SegmentOutput output, const SegmentHeader& header, BlockPool* pool, IoQueue* queue);

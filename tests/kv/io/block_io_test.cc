@@ -6,12 +6,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
 #include <set>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "kv/file_descriptor.h"
 #include "tests/kv/sample_step.h"
@@ -216,6 +219,38 @@ TEST_P(IoQueueTest, DestructionWaitsForWhatIsInFlight) {
   ASSERT_EQ(::pread(file_.get(), target.data(), target.size(), 0),
             static_cast<ssize_t>(target.size()));
   EXPECT_EQ(target, source);
+}
+
+TEST_P(IoQueueTest, OnlyAnIdleRingIsKeptForItsNextUser) {
+  FileQueues queues(/*uring=*/GetParam());
+  IoQueue* const first = queues.Give(queues.Take(kDepth));
+  EXPECT_EQ(first != nullptr, GetParam());
+
+  std::unique_ptr<IoQueue> other = queues.Take(kDepth + 1);
+  EXPECT_EQ(other->depth(), kDepth + 1);
+  EXPECT_NE(other.get(), first);
+
+  std::unique_ptr<IoQueue> again = queues.Take(kDepth);
+  if (first != nullptr) EXPECT_EQ(again.get(), first);
+  std::vector<std::byte> target(16);
+  CAIRN_ASSERT_OK(
+      again->Submit({.fd = file_.get(), .data = target.data(), .length_bytes = target.size()}));
+  EXPECT_EQ(queues.Give(std::move(again)), nullptr);
+  EXPECT_EQ(queues.Give(nullptr), nullptr);
+}
+
+TEST_P(IoQueueTest, ForkedChildDoesNotUseTheRingsOfItsParent) {
+  FileQueues queues(/*uring=*/GetParam());
+  const IoQueue* const kept = queues.Give(queues.Take(kDepth));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const IoQueue* const own = queues.Give(queues.Take(kDepth));
+    ::_exit(own == nullptr ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  if (kept != nullptr) EXPECT_EQ(queues.Take(kDepth).get(), kept);
 }
 
 INSTANTIATE_TEST_SUITE_P(Both, IoQueueTest, ::testing::Values(true, false),

@@ -58,6 +58,7 @@ class ObjectReadTest : public ::testing::TestWithParam<ObjectReadCase> {
   Result<uint64_t> Read(std::span<const ReadRange> ranges, const RangeCallback& arrived) {
     const SegmentSource source{
         .storage = *storage_,
+        .queues = queues_,
         .open = [this](uint64_t id) -> Result<std::shared_ptr<const SegmentFile>> {
           return files_.Open(id, *storage_, "segments/1.seg", false);
         }};
@@ -68,6 +69,7 @@ class ObjectReadTest : public ::testing::TestWithParam<ObjectReadCase> {
   SeededRandom random_;
   std::shared_ptr<Storage> storage_;
   std::vector<std::byte> bytes_;
+  FileQueues queues_{/*uring=*/true};
   SegmentFiles files_;
   BlockPool pool_{kBlockBytes, 8};
 };
