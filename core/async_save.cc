@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 #include <thread>
 
@@ -133,16 +134,13 @@ class AsyncSaver::Impl {
                   "the store is open for reading only; open it for writing to save");
     }
     if (options.overwrite) return {};
-    CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, store_->Steps());
-    for (const kv::StepInfo& info : steps) {
-      if (info.step != step) continue;
-      return Fail(Error{.code = ErrorCode::kConflict,
-                        .message = fmt::format("step {} exists already; overwrite it or give "
-                                               "another number",
-                                               step),
-                        .step = step});
-    }
-    return {};
+    CAIRN_TRY_ASSIGN(const std::vector<uint64_t> steps, store_->StepNumbers());
+    if (!std::ranges::binary_search(steps, step)) return {};
+    return Fail(Error{.code = ErrorCode::kConflict,
+                      .message = fmt::format("step {} exists already; overwrite it or give "
+                                             "another number",
+                                             step),
+                      .step = step});
   }
 
   // True if the base step is the one that the last save of this saver wrote.
