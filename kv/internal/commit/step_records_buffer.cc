@@ -1,25 +1,67 @@
-// Sorts in memory, and merges sorted tables if memory is not enough.
+// Sorts in memory, and merges sorted runs if memory is not enough.
 
 #include "kv/internal/commit/step_records_buffer.h"
 
-#include <string>
+#include <algorithm>
 #include <utility>
 
-#include "kv/aligned_bytes.h"
 #include "kv/internal/storage/object_names.h"
-#include "kv/internal/table/merge_iterator.h"
-#include "kv/internal/table/table_reader.h"
-#include "kv/internal/table/table_writer.h"
 
 namespace cairn::kv::internal {
+namespace {
+
+/// The next records of sorted runs, least first.
+class MergedRuns {
+ public:
+  Result<void> Add(const std::shared_ptr<Storage>& storage, const RecordRun& run) {
+    CAIRN_TRY_ASSIGN(RecordRunReader reader, RecordRunReader::Open(storage, run));
+    runs_.push_back(std::move(reader));
+    order_.push_back(runs_.size() - 1);
+    return {};
+  }
+
+  Result<void> ForEach(const CollectedRecords::Callback& callback) {
+    std::ranges::sort(order_, [this](size_t a, size_t b) { return Precedes(a, b); });
+    while (!order_.empty()) {
+      const size_t first = order_.front();
+      CAIRN_TRY(callback(runs_[first].record()));
+      CAIRN_TRY(runs_[first].Next());
+      auto position = order_.begin();
+      if (!runs_[first].Valid()) {
+        order_.erase(position);
+        continue;
+      }
+      // Mostly ends at the first comparison: ranks that follow each other are in the same run.
+      for (; position + 1 != order_.end() && Precedes(position[1], first); ++position) {
+        position[0] = position[1];
+      }
+      *position = first;
+    }
+    return {};
+  }
+
+ private:
+  bool Precedes(size_t a, size_t b) const {
+    const RecordView& left = runs_[a].record();
+    const RecordView& right = runs_[b].record();
+    if (left.column != right.column) return left.column < right.column;
+    const int compared = left.key.compare(right.key);
+    return compared < 0 || (compared == 0 && a < b);
+  }
+
+  std::vector<RecordRunReader> runs_;
+  std::vector<size_t> order_;  // indices of runs that have records
+};
+
+}  // namespace
 
 StepRecordsBuffer::StepRecordsBuffer(std::shared_ptr<Storage> storage, uint32_t epoch,
                                      uint64_t memory_bytes)
     : storage_(std::move(storage)), epoch_(epoch), memory_bytes_(memory_bytes) {}
 
 StepRecordsBuffer::~StepRecordsBuffer() {
-  for (const TableInfo& table : spilled_) {
-    (void)storage_->Remove(ObjectName(ObjectKind::kTable, table.id));
+  for (const RecordRun& run : spilled_) {
+    (void)storage_->Remove(ObjectName(ObjectKind::kTable, run.id));
   }
 }
 
@@ -36,14 +78,10 @@ Result<void> StepRecordsBuffer::AddChunks(std::unique_ptr<uint64_t[]> block, siz
 }
 
 Result<void> StepRecordsBuffer::Spill() {
-  CAIRN_TRY_ASSIGN(const auto writer, TableWriter::Create(*storage_, NewObjectId(epoch_)));
-  std::string full;
-  CAIRN_TRY(memory_.ForEachInOrder([&](const RecordView& record) {
-    full.assign(1, static_cast<char>(record.column)).append(record.key);
-    return writer->Add(full, record.value);
-  }));
-  CAIRN_TRY_ASSIGN(const TableInfo table, writer->Finish());
-  spilled_.push_back(table);
+  CAIRN_TRY_ASSIGN(RecordRunWriter writer, RecordRunWriter::Create(*storage_, NewObjectId(epoch_)));
+  CAIRN_TRY(memory_.ForEachInOrder([&](const RecordView& record) { return writer.Add(record); }));
+  CAIRN_TRY_ASSIGN(RecordRun run, writer.Finish());
+  spilled_.push_back(std::move(run));
   memory_.Clear();
   return {};
 }
@@ -51,25 +89,9 @@ Result<void> StepRecordsBuffer::Spill() {
 Result<void> StepRecordsBuffer::ForEachInOrder(const CollectedRecords::Callback& callback) {
   if (spilled_.empty()) return memory_.ForEachInOrder(callback);
   if (memory_.size_bytes() > 0) CAIRN_TRY(Spill());
-  // Not a TableStack: there may be more tables than a step may have.
-  std::vector<std::shared_ptr<const TableReader>> tables;
-  for (const TableInfo& info : spilled_) {
-    CAIRN_TRY_ASSIGN(auto table, TableReader::Open(storage_, info));
-    tables.push_back(std::move(table));
-  }
-  MergeIterator records(tables, TableAccess::kBulk);
-  AlignedBytes aligned;
-  CAIRN_TRY(records.Seek({}));
-  while (records.Valid()) {
-    const std::string_view key = records.key();
-    const std::span<const std::byte> value = records.value();
-    const std::string_view text(reinterpret_cast<const char*>(value.data()), value.size());
-    CAIRN_TRY(callback({.column = static_cast<Column>(key.front()),
-                        .key = key.substr(1),
-                        .value = aligned.Assign(text)}));
-    CAIRN_TRY(records.Next());
-  }
-  return {};
+  MergedRuns runs;
+  for (const RecordRun& run : spilled_) CAIRN_TRY(runs.Add(storage_, run));
+  return runs.ForEach(callback);
 }
 
 }  // namespace cairn::kv::internal

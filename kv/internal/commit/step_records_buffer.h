@@ -10,16 +10,16 @@
 #include <vector>
 
 #include "kv/error.h"
+#include "kv/internal/commit/record_run.h"
 #include "kv/internal/parts/collected_records.h"
-#include "kv/internal/table/table_info.h"
 #include "kv/key.h"
 #include "kv/storage.h"
 
 namespace cairn::kv::internal {
 
-/// Memory: at most `memory_bytes` of records, and a few MiB per spilled table. What exceeds this is
-/// sorted and spilled to tables that no root reaches. The destructor removes these tables. Threads:
-/// one.
+/// Memory: at most `memory_bytes` of records, and a few MiB per run. What exceeds this is sorted
+/// and spilled to runs (record_run.h), which are objects with names of tables that no root reaches.
+/// The destructor removes them. Threads: one.
 class StepRecordsBuffer {
  public:
   static constexpr uint64_t kMemoryBytes = 192 << 20;
@@ -49,7 +49,7 @@ class StepRecordsBuffer {
   const uint32_t epoch_;
   const uint64_t memory_bytes_;
   CollectedRecords memory_;
-  std::vector<TableInfo> spilled_;
+  std::vector<RecordRun> spilled_;
 };
 
 }  // namespace cairn::kv::internal
