@@ -26,17 +26,36 @@ namespace {
 
 constexpr uint64_t kFullFraction = 50;  // of the file system, below which it counts as full
 
-/// What steps use.
+/// Objects that steps use.
 struct Reached {
   std::set<ObjectId> tables;
-  std::map<ObjectId, uint64_t> segments;  // live bytes
+  std::set<ObjectId> segments;
 
   Result<void> Add(StoreState& state, const StepEntry& entry) {
     for (const TableInfo& table : entry.tables) {
       table.ForEachId([this](const ObjectId& id) { tables.insert(id); });
     }
+    return ForEachUse(state, entry, [this](const ObjectId& id) { segments.insert(id); });
+  }
+  /// Removes what another step uses. Its usage is not read if no segments are left.
+  Result<void> Remove(StoreState& state, const StepEntry& entry) {
+    for (const TableInfo& table : entry.tables) {
+      table.ForEachId([this](const ObjectId& id) { tables.erase(id); });
+    }
+    if (segments.empty()) return {};
+    return ForEachUse(state, entry, [this](const ObjectId& id) { segments.erase(id); });
+  }
+
+ private:
+  /// As UsageOf, but copies nothing: a store may have 100,000 steps.
+  template <typename Visit>
+  static Result<void> ForEachUse(StoreState& state, const StepEntry& entry, const Visit& visit) {
+    if (!entry.usage_in_table) {
+      for (const SegmentUse& use : entry.usage) visit(use.segment);
+      return {};
+    }
     CAIRN_TRY_ASSIGN(const auto usage, UsageOf(state, entry));
-    for (const SegmentUse& use : usage) segments[use.segment] += use.live_bytes;
+    for (const SegmentUse& use : usage) visit(use.segment);
     return {};
   }
 };
@@ -260,28 +279,22 @@ Result<Unreachable> FindUnreachable(StoreState& state, std::span<const uint64_t>
   }
   Unreachable unreachable;
   if (lost.tables.empty()) return unreachable;
-  Reached kept;
   const auto entries = root->steps.All();
   if (!entries) return unreachable;  // what others use is unknown, so nothing may be removed
   for (const StepEntryPtr& entry : *entries) {
-    if (!gone.contains(entry->info.step) && !kept.Add(state, *entry)) return unreachable;
+    if (!gone.contains(entry->info.step) && !lost.Remove(state, *entry)) return unreachable;
   }
-  if (added != nullptr) CAIRN_TRY(kept.Add(state, *added));
-  for (const StepEntry& entry : rewritten) CAIRN_TRY(kept.Add(state, entry));
+  if (added != nullptr) CAIRN_TRY(lost.Remove(state, *added));
+  for (const StepEntry& entry : rewritten) CAIRN_TRY(lost.Remove(state, entry));
   const auto add = [&](ObjectKind kind, const ObjectId& id) {
     RemovedObject object{.name = ObjectName(kind, id), .since_unix_ns = NowUnixNs()};
     object.file_bytes = state.storage->Size(object.name).value_or(0);
     unreachable.bytes += object.file_bytes;
     unreachable.objects.push_back(std::move(object));
   };
-  for (const ObjectId& table : lost.tables) {
-    if (!kept.tables.contains(table)) add(ObjectKind::kTable, table);
-  }
-  for (const auto& [segment, live_bytes] : lost.segments) {
-    if (kept.segments.contains(segment)) continue;
-    add(ObjectKind::kSegment, segment);
-    ++unreachable.segments;
-  }
+  for (const ObjectId& table : lost.tables) add(ObjectKind::kTable, table);
+  for (const ObjectId& segment : lost.segments) add(ObjectKind::kSegment, segment);
+  unreachable.segments = lost.segments.size();
   return unreachable;
 }
 
