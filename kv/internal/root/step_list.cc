@@ -207,21 +207,28 @@ Result<void> StepList::RecallHighest(std::vector<PageRef>& unreachable) {
   return {};
 }
 
-/// Merges the longest run of neighbouring pages whose steps fit into one page. Several commits
-/// merge all runs, so that no commit takes long.
+/// Merges the longest run of neighbouring pages that may become one. Several commits merge all
+/// runs, so that no commit takes long.
 Result<void> StepList::MergePages(uint32_t epoch, std::vector<PageRef>& unreachable) {
   size_t best_begin = 0;
   size_t best_count = 1;
-  for (size_t begin = 0, end = 0, steps = 0; end < pages_.size();) {
-    steps += pages_[end++].ref.steps.size();
-    for (; steps > kMaxPageSteps || end - begin > kMaxMergedPages; ++begin) {
-      steps -= pages_[begin].ref.steps.size();
+  const auto find_longest = [&](size_t least_count, auto cost_of, uint64_t most) {
+    for (size_t begin = 0, end = 0, cost = 0; end < pages_.size();) {
+      cost += cost_of(pages_[end++].ref);
+      for (; cost > most || end - begin > kMaxMergedPages; ++begin) {
+        cost -= cost_of(pages_[begin].ref);
+      }
+      const size_t count = end - begin;
+      if (end > begin && count >= least_count && count > best_count) {
+        best_begin = begin;
+        best_count = count;
+      }
     }
-    if (end > begin && end - begin > best_count) {
-      best_begin = begin;
-      best_count = end - begin;
-    }
-  }
+  };
+  find_longest(2, [](const PageRef& page) { return page.steps.size(); }, kMaxPageSteps);
+  // Fewer pages would be merged again and again while the page that results grows.
+  find_longest(
+      kMaxMergedPages, [](const PageRef& page) { return page.file_bytes; }, kMaxMergedPageBytes);
   if (best_count == 1) return {};
   const auto begin = pages_.begin() + static_cast<ptrdiff_t>(best_begin);
   const auto end = begin + static_cast<ptrdiff_t>(best_count);

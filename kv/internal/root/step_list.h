@@ -21,9 +21,9 @@ namespace cairn::kv::internal {
 
 /// A root never has more recent entries.
 inline constexpr size_t kMaxRecentSteps = 64;
-/// The largest number of entries of a page. A commit writes an entry to the root or to a page, so
-/// its cost does not depend on this limit, but the number of pages does. With both limits, a commit
-/// in a store of 10,000 steps writes at most 34 KiB more than in a new one (step_list_test measures
+/// The number of entries of a new page. A commit writes an entry to the root or to a page, so its
+/// cost does not depend on this limit, but the number of pages does. With both limits, a commit in
+/// a store of 10,000 steps writes at most 34 KiB more than in a new one (step_list_test measures
 /// it). Much of that is references to pages, which grow with the number of steps.
 inline constexpr size_t kMaxPageSteps = 56;
 static_assert(kMaxPageSteps < kMaxRecentSteps);  // the highest step stays recent
@@ -61,9 +61,10 @@ class StepList {
   StepList Remove(std::span<const uint64_t> steps) const;
 
   /// Prepares the list for a root: moves the lowest recent entries to a new page if there are more
-  /// than kMaxRecentSteps, otherwise merges pages of which few steps are left, and drops empty
-  /// pages. Ensures that the highest step is recent. Cost: usually nothing, or puts one page; puts
-  /// more only if the list was changed a lot. A merge reads at most kMaxMergedPages.
+  /// than kMaxRecentSteps, otherwise merges short pages and those of which few steps are left, and
+  /// drops empty pages. Ensures that the highest step is recent. Cost: usually nothing, or puts one
+  /// page; puts more only if the list was changed a lot, or if all recent steps were removed. A
+  /// merge reads at most kMaxMergedPages.
   Result<WithPages> WritePages(uint32_t epoch) const;
 
   /// For the next root. Requires that WritePages returned this list, or that it is that of a root.
@@ -99,5 +100,9 @@ struct StepList::WithPages {
 
 /// WritePages merges at most this number of pages at once.
 inline constexpr size_t kMaxMergedPages = 8;
+/// WritePages merges that many pages, whatever the number of their steps, if they are not longer
+/// than this together: most of the root of a store with many steps would be references to pages,
+/// which have about 25 bytes each. A commit that merges pages puts no other page.
+inline constexpr uint64_t kMaxMergedPageBytes = 32 << 10;
 
 }  // namespace cairn::kv::internal

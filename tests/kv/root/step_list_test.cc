@@ -90,6 +90,20 @@ class StepListTest : public ::testing::Test {
       store_.Commit(store_.steps().Add(SampleEntry(step, step + 1, random_)));
     }
   }
+  /// Adds entries that compress as well as those of a job. Returns the length of all pages that
+  /// were put.
+  uint64_t AddShortSteps(uint64_t begin, uint64_t end) {
+    uint64_t page_bytes = 0;
+    for (uint64_t step = begin; step < end; ++step) {
+      StepEntry entry = SampleEntry(step, step + 1, random_, 1, 1);
+      entry.info.structure = {.lo = 1, .hi = 2};
+      entry.info.written_bytes = 1 << 20;
+      entry.usage.front().live_bytes = 1 << 20;
+      store_.Commit(store_.steps().Add(std::move(entry)));
+      page_bytes += store_.written_bytes() - store_.root().size();
+    }
+    return page_bytes;
+  }
   size_t StoredPages() { return storage_->List("pages/").value().size(); }
   void RemoveAllPages() {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto names, storage_->List("pages/"));
@@ -177,6 +191,31 @@ TEST_F(StepListTest, PagesWithFewStepsAreMerged) {
   EXPECT_EQ(StoredPages(), store_.page_count());
   store_.Commit(store_.steps());
   EXPECT_THAT(store_.unreachable(), IsEmpty());
+}
+
+TEST_F(StepListTest, ShortPagesAreMerged) {
+  AddShortSteps(0, 4000);
+
+  // All but the last few pages were merged, if they are short enough together.
+  EXPECT_LE(store_.page_count(), 4000 / internal::kMaxPageSteps / 2);
+  EXPECT_EQ(StoredPages(), store_.page_count());
+  for (const PageRef& page : store_.steps().pages()) {
+    if (page.steps.size() > internal::kMaxPageSteps) {
+      EXPECT_LE(page.file_bytes, internal::kMaxMergedPageBytes);
+    }
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto all, store_.steps().All());
+  ASSERT_EQ(all.size(), 4000u);
+  for (uint64_t step = 0; step < 4000; ++step) ASSERT_EQ(all[step]->info.step, step);
+}
+
+// Otherwise a page would be written again with each page that follows it.
+TEST_F(StepListTest, MergedPagesAreSeldomMergedAgain) {
+  const uint64_t page_bytes = AddShortSteps(0, 4000);
+
+  uint64_t remaining_bytes = 0;
+  for (const PageRef& page : store_.steps().pages()) remaining_bytes += page.file_bytes;
+  EXPECT_LE(page_bytes, 3 * remaining_bytes);
 }
 
 /// Random changes, each committed and loaded again, against a map.
