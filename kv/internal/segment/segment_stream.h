@@ -49,8 +49,8 @@ class SegmentStream {
     BlockPool* pool = nullptr;     // outlives the stream
     FileQueues* queues = nullptr;  // outlives the stream
   };
-  /// Called with each record that the attempt must contain: those of chunks when the
-  /// footer of their segment is written, those of segments when they are sealed.
+  /// Called with each record that the attempt must contain, when the footer of its segment is
+  /// written.
   using RecordCallback =
       std::function<Result<void>(Column, std::string_view key, std::span<const std::byte> value)>;
 
