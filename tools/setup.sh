@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Installs what the build, the tests and the demo need; fast when nothing is missing.
 #
-#   tools/setup.sh [--clang] [--fuzz] [--ceph]
+#   tools/setup.sh [--clang] [--fuzz] [--ceph] [--integrations]
 #
 #   --clang    also what the preset clang needs (300 MB)
 #   --fuzz     also what the preset fuzz needs: the same, and libFuzzer (50 MB)
 #   --ceph     also what tests/shared_fs and tests/rados need (56 MB)
+#   --integrations
+#              also the libraries of tests/integrations (PyPI, 1 GB)
 #
 # Installs Debian packages (as root or with sudo), and the PyPI packages of
 # python/requirements-dev.txt into .venv. Complete output: .cache/setup.log.
@@ -16,6 +18,7 @@ log=.cache/setup.log
 requirements=python/requirements-dev.txt
 stamp=.venv/.cairn-setup
 
+integrations=0
 packages=(
   build-essential g++ cmake ninja-build ccache pkg-config git ca-certificates
   python3 python3-venv python3-dev
@@ -32,6 +35,7 @@ for argument in "$@"; do
     --clang) packages+=(clang-19) ;;
     --fuzz) packages+=(clang-19 libclang-rt-19-dev) ;;
     --ceph) packages+=(ceph-mon ceph-osd ceph-mgr ceph-common ceph-mds ceph-fuse radosgw) ;;
+    --integrations) integrations=1 ;;
     *) Die "unknown option $argument" ;;
   esac
 done
@@ -108,6 +112,18 @@ if [[ ! -x .venv/bin/python || ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
   site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   echo "$repo/build/python" >"$site/cairn.pth"
   echo "$wanted" >"$stamp"
+fi
+
+if ((integrations)); then
+  integration_requirements=python/requirements-integrations.txt
+  integration_stamp=.venv/.cairn-integrations
+  wanted_integrations=$(sha256sum <"$integration_requirements")
+  if [[ ! -f $integration_stamp || $(<"$integration_stamp") != "$wanted_integrations" ]]; then
+    echo "setup: installing the libraries of tests/integrations (1 GB)"
+    Logged .venv/bin/python -m pip install --disable-pip-version-check \
+      -c "$requirements" -r "$integration_requirements"
+    echo "$wanted_integrations" >"$integration_stamp"
+  fi
 fi
 
 # Headers for the CUDA layer ------------------------------------------------------------------

@@ -11,6 +11,8 @@
 #                                  Clang and libFuzzer are installed
 #   tools/test.sh --ceph           also the tests on a Ceph cluster, which they start: stores in
 #                                  RADOS, and on two mounts of a CephFS (root)
+#   tools/test.sh --integrations   also the tests with libraries of others, which it installs into
+#                                  .venv (1 GB)
 #
 # Runs everything even if something fails; the exit status is 0 only if nothing failed.
 set -euo pipefail
@@ -21,6 +23,7 @@ sanitizers=0
 clang=0
 fuzz=0
 ceph=0
+integrations=0
 for argument in "$@"; do
   case $argument in
     --all) all=1 ;;
@@ -28,7 +31,8 @@ for argument in "$@"; do
     --clang) clang=1 ;;
     --fuzz) fuzz=1 ;;
     --ceph) ceph=1 ;;
-    -h | --help) sed -n '2,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    --integrations) integrations=1 ;;
+    -h | --help) sed -n '2,17s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) echo "test: unknown option $argument (see --help)" >&2; exit 2 ;;
   esac
 done
@@ -37,6 +41,7 @@ setup_options=()
 if ((clang)); then setup_options+=(--clang); fi
 if ((fuzz)); then setup_options+=(--fuzz); fi
 if ((ceph)); then setup_options+=(--ceph); fi
+if ((integrations)); then setup_options+=(--integrations); fi
 tools/setup.sh "${setup_options[@]}"
 tools/build.sh release
 
@@ -85,6 +90,12 @@ ctest --preset release "${ctest_options[@]}" </dev/null || failed+=(ctest)
 echo "== Python tests"
 .venv/bin/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal "${pytest_options[@]}" \
   tests/python tests/tools tests/style tests/install tests/bench </dev/null || failed+=(pytest)
+
+if ((integrations)); then
+  echo "== Tests with libraries of others"
+  .venv/bin/python -m pytest -q "${pytest_options[@]}" tests/integrations </dev/null ||
+    failed+=("integrations")
+fi
 
 if ((ceph)); then
   echo "== Tests on a shared file system and in RADOS"

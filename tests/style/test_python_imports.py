@@ -37,6 +37,10 @@ MAY_IMPORT = {
     "state_dict": {*_BASE, "_ranks", "_tensors", "state_dict"},
     "torch": {*_BASE, "_ranks", "_tensors", "_save", "_load", "_mirror", "store", "torch"},
     "dcp": {*_BASE, "_ranks", "_tensors", "_save", "_load", "_mirror", "torch", "dcp"},
+    "convert": {*_BASE, "_tensors", "_load", "store", "convert"},
+    "hf": {*_BASE, "_tensors", "_load", "_save", "_open", "store", "torch", "convert", "hf"},
+    "jax": {*_BASE, "_tensors", "_load", "_save", "_open", "store", "jax"},
+    "trainers": {*_BASE, "_open", "store", "torch", "dcp", "hf", "trainers"},
     "_retention": {*_BASE, "_ranks", "_mirror", "_retention"},
     "_versions": {*_BASE, "_versions"},
     "_edit": {*_BASE, "_edit"},
@@ -46,7 +50,7 @@ MAY_IMPORT = {
     "": {"errors", "reports", "store", "_copy", "_mirror", "_open"},  # cairn/__init__.py
 }
 PACKAGE_OF_MODULE = {"errors": "_base", "reports": "_base"}
-PUBLIC_PACKAGES = {"state_dict", "torch", "dcp"}
+PUBLIC_PACKAGES = {"state_dict", "torch", "dcp", "convert", "hf", "jax", "trainers"}
 
 
 class Import(NamedTuple):
