@@ -385,7 +385,8 @@ def main() -> None:
     add("--densities", type=float, nargs="*", default=DENSITIES, help="changed shares of elements")
     add("--repeat", type=int, default=3, help="rounds of the parts time and codec (3)")
     options = parser.parse_args()
-    options.dir.mkdir(parents=True, exist_ok=True)
+    for folder in filter(None, (options.dir, options.out)):
+        folder.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="history-", dir=options.dir))
     result = json.loads(options.add_to.read_text()) if options.add_to else {}
     measures: dict[str, Callable[[Path, argparse.Namespace], Any]] = {

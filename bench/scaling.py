@@ -246,7 +246,8 @@ def main() -> None:
     add("--add-to", type=Path, help="a scaling.json whose other parts are kept")
     add("--largest", type=int, help="leaves out larger sizes")
     options = parser.parse_args()
-    options.dir.mkdir(parents=True, exist_ok=True)
+    for folder in filter(None, (options.dir, options.out)):
+        folder.mkdir(parents=True, exist_ok=True)
     result = json.loads(options.add_to.read_text()) if options.add_to else {}
     result |= {"machine": machine.machine(options.dir), "versions": machine.versions()}
     date = time.strftime("%Y-%m-%d", time.gmtime())
