@@ -40,7 +40,7 @@ from compare_lib.meter import Meter  # noqa: E402
 from scaling_report import write_report  # noqa: E402
 
 import cairn  # noqa: E402
-import cairn.reports  # noqa: E402, F401  -- otherwise, the first delete would import it
+from cairn.reports import DeleteReport  # noqa: E402, F401  -- otherwise, the first delete would
 
 Figures = dict[str, dict[str, float]]
 BIN = ROOT / "build" / "bin"
