@@ -10,7 +10,7 @@
 3. steps: a commit of a small step in a store of many, and opens, lists and deletes there.
 4. bytes: tensors of 256 MiB are saved, saved again and loaded, one after another.
 
-Each point runs in a separate process. Times are those of the processor, in user and kernel mode,
+Each measurement runs in a separate process. Times are those of the processor, in user and kernel mode,
 which other work on the machine changes less than the time that passes. --fast is a directory
 without slow syncs, such as /dev/shm, for the parts that measure no disk.
 """
@@ -89,12 +89,16 @@ def numbered(memory: numpy.ndarray) -> dict[str, torch.Tensor]:
     return {f"layers.{i // 100}.{i % 100}.weight": row for i, row in enumerate(rows)}
 
 
-def tensors_point(count: int, folder: Path) -> Figures:
-    path = folder / "store"
+def tensors_state(count: int) -> tuple[numpy.ndarray, dict[str, torch.Tensor]]:
+    """The memory of the tensors, and the state."""
     memory = numpy.arange(4 * count, dtype=numpy.float32).reshape(count, 4)
-    state = numbered(memory)
-    point = Point(path)
-    with cairn.open(path, mode="a", grace=0) as store:
+    return memory, numbered(memory)
+
+
+def tensors_saves(count: int, folder: Path) -> Figures:
+    memory, state = tensors_state(count)
+    point = Point(folder / "store")
+    with cairn.open(folder / "store", mode="a", grace=0) as store:
         with point.measure("save"):
             store.save(1, state)
         with point.measure("save, unchanged"):
@@ -102,6 +106,12 @@ def tensors_point(count: int, folder: Path) -> Figures:
         memory[::100] += 1
         with point.measure("save, 1 % changed"):
             store.save(3, state)
+    return point.figures
+
+
+def tensors_reads(count: int, folder: Path) -> Figures:
+    path = folder / "store"
+    point = Point(path)
     with point.measure("open"), cairn.open(path) as store:
         pass
     with cairn.open(path) as store:
@@ -109,11 +119,18 @@ def tensors_point(count: int, folder: Path) -> Figures:
             store.read(["layers.0.7.weight"], step=3)
         with point.measure("read all, new tensors"):
             loaded = store.read(step=3)
+        memory, state = tensors_state(count)
+        memory[::100] += 1
         assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
-        del loaded
         with point.measure("diff of 1 %"):
             assert len(store.diff(2, 3).changed) == len(memory[::100])
-    with cairn.open(path, mode="a", grace=0) as store:
+    return point.figures
+
+
+def tensors_changes(count: int, folder: Path) -> Figures:
+    memory, state = tensors_state(count)
+    point = Point(folder / "store")
+    with cairn.open(folder / "store", mode="a", grace=0) as store:
         memory[: count // 10 * 9] += 1
         store.save(4, state)
         with point.measure("delete a step"):
@@ -214,21 +231,31 @@ def bytes_point(gib: int, folder: Path) -> Figures:
     return point.figures
 
 
-POINTS: dict[str, Callable[[int, Path], Figures]] = {
-    "tensors": tensors_point,
-    "ranks": ranks_point,
-    "steps": steps_point,
-    "bytes": bytes_point,
+POINTS: dict[str, tuple[Callable[[int, Path], Figures], ...]] = {
+    "tensors": (tensors_saves, tensors_reads, tensors_changes),
+    "ranks": (ranks_point,),
+    "steps": (steps_point,),
+    "bytes": (bytes_point,),
 }
+"""The measurements of a point, each in a new process: memory that one has freed would make the next
+appear to need less."""
+
+
+def run_part(part: Callable[[int, Path], Figures], size: int, folder: Path) -> Figures:
+    log = folder / "log"
+    (figures,) = run_in_child(lambda: [part(size, folder)], DEADLINE_S, log)
+    if "error" in figures:
+        output = log.read_text()[-2000:]
+        raise RuntimeError(f"{part.__name__} {size:,}: {figures['error']}\n{output}")
+    return figures
 
 
 def measure(axis: str, size: int, base: Path) -> Figures:
     folder = Path(tempfile.mkdtemp(prefix=f"scaling-{axis}-", dir=base))
     try:
-        log = folder / "log"
-        (figures,) = run_in_child(lambda: [POINTS[axis](size, folder)], DEADLINE_S, log)
-        if "error" in figures:
-            raise RuntimeError(f"{axis} {size:,}: {figures['error']}\n{log.read_text()[-2000:]}")
+        figures: Figures = {}
+        for part in POINTS[axis]:
+            figures |= run_part(part, size, folder)
         return figures
     finally:
         shutil.rmtree(folder, ignore_errors=True)
