@@ -1,7 +1,7 @@
 """The extension module, which is private to the package (python/src/)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -267,6 +267,7 @@ class Store:
     def statistics(
         self, contents: Contents
     ) -> dict[str, tuple[int, int, int, int, float, float, float]]: ...
+    def file_order(self, contents: Contents) -> list[int]: ...
     def extension(self, step: StepInfo, name: str) -> bytes | None: ...
     def load(
         self,
@@ -336,7 +337,10 @@ def write_object(address: str, name: str, data: bytes) -> None: ...
 def read_object(address: str, name: str) -> bytes: ...
 
 class StepPart:
+    @overload
     def __init__(self, address: str, session: str) -> None: ...
+    @overload
+    def __init__(self, owner: Store) -> None: ...
     def open_session(self, step: int, world_size: int) -> tuple[int, int, str, str]: ...
     def steps(self) -> list[int]: ...
     def begin(
@@ -346,6 +350,21 @@ class StepPart:
         *,
         overwrite: bool,
         chunk_bytes: int | None,
+    ) -> None: ...
+    def begin_together(
+        self,
+        step: int,
+        *,
+        overwrite: bool,
+        incremental: bool,
+        base_step: int | None,
+        chunk_bytes: int | None,
+        deltas: int,
+        statistics: bool,
+        compress: bool | None,
+        metrics: Sequence[tuple[str, float]],
+        note: str,
+        tags: Sequence[str],
     ) -> None: ...
     def add(
         self,

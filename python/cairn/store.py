@@ -31,6 +31,7 @@ from cairn._save.handle import SaveHandle
 from cairn._save.options import SaveOptions
 from cairn._save.prepare import PreparedSave, prepare_save
 from cairn._save.stateful import StatefulAdapter
+from cairn._save.streamed_saves import StreamedSaves
 from cairn._tensors.host_copies import HostCopies
 from cairn._update.live_updates import LiveUpdates
 from cairn._versions import Versions
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
-class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
+class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, MergeableStore):
     """Checkpoints in one place: steps, each an immutable map from FQN to tensor or plain value.
 
     Created by :func:`cairn.open`. The store is a context manager, which closes it.
@@ -443,6 +444,8 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
         if self._closed:
             return
         last_save, self._last_save = self._last_save, None
+        if self._writer is not None:
+            self._writer.abort()
         with ExitStack() as stack:
             if self._tiers is not None:
                 stack.callback(self._tiers.close)

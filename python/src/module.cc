@@ -17,6 +17,7 @@
 #include "python/src/communicator_binding.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
+#include "python/src/file_order.h"
 #include "python/src/flatten.h"
 #include "python/src/keyword_arguments.h"
 #include "python/src/load_plan.h"
@@ -257,6 +258,7 @@ void BindStore(nb::module_& m) {
           nb::arg("source"), nb::arg("progress").none(), nb::arg("options"))
       .def("contents", &StoreBinding::List, nb::arg("step").none(), nb::arg("patterns"))
       .def("statistics", &StoreBinding::FindStatistics, nb::arg("contents"))
+      .def("file_order", &ToPyFileOrder, nb::arg("contents"))
       .def("extension", &StoreBinding::FindExtension, nb::arg("step"), nb::arg("name"))
       .def(
           "load",

@@ -93,11 +93,16 @@ StepPartBinding::StepPartBinding(const std::string& address, const std::string& 
   store_ = WithoutGil([&] { return core::CheckpointStore::Open(address, mode, options); });
 }
 
+StepPartBinding::StepPartBinding(const StoreBinding& owner)
+    : store_(owner.Share()), is_opened_here_(false) {
+  if (store_ == nullptr) ThrowInvalid("the store is closed");
+}
+
 StepPartBinding::~StepPartBinding() {
   if (!process_.is_same_process()) {
-    // The lease, threads and files belong to the parent.
+    // The lease, threads and files belong to the parent, and so nothing is destroyed.
     (void)part_.release();
-    (void)store_.release();
+    (void)new std::shared_ptr(std::move(store_));
     return;
   }
   nb::gil_scoped_release no_gil;
@@ -129,9 +134,24 @@ void StepPartBinding::Begin(nb::tuple ticket, uint32_t rank, core::SaveOptions o
                                      .world_size = nb::cast<uint32_t>(ticket[1]),
                                      .session = FromPyText(ticket[2]),
                                      .attempt = FromPyText(ticket[3])};
+  BeginPart(step_ticket, rank, std::move(options));
+}
+
+void StepPartBinding::BeginTogether(uint64_t step, core::SaveOptions options) {
+  const ExclusiveUse use(*this);
+  if (store_ == nullptr) ThrowInvalid("this part of a step has ended");
+  const core::StepTicket ticket{.step = step,
+                                .world_size = store_->world_size(),
+                                .session = {},
+                                .attempt = store_->kv().NextAttempt(step)};
+  BeginPart(ticket, store_->rank(), std::move(options));
+}
+
+void StepPartBinding::BeginPart(const core::StepTicket& ticket, uint32_t rank,
+                                core::SaveOptions options) {
   options.deadline = std::chrono::hours(24);
   options.progress = [this](uint64_t, uint64_t) { return watch_ == nullptr || watch_->Check(); };
-  part_ = WithoutGil([&] { return core::StepPart::Begin(*store_, step_ticket, rank, options); });
+  part_ = WithoutGil([&] { return core::StepPart::Begin(*store_, ticket, rank, options); });
 }
 
 void StepPartBinding::Add(Batch& batch, nb::dict shards,
@@ -176,7 +196,7 @@ void StepPartBinding::Close() {
   WithoutGil([&]() -> Result<void> {
     part_.reset();
     if (store_ == nullptr) return {};
-    auto closed = store_->Close();
+    auto closed = is_opened_here_ ? store_->Close() : Result<void>();
     store_.reset();
     return closed;
   });
@@ -222,6 +242,12 @@ void BindStepPart(nb::module_& m) {
            [](StepPartBinding* self, nb::str address, nb::str session) {
              new (self) StepPartBinding(FromPyText(address), FromPyText(session));
            })
+      .def(
+          "__init__",
+          [](StepPartBinding* self, const StoreBinding& owner) {
+            new (self) StepPartBinding(owner);
+          },
+          nb::keep_alive<1, 2>())
       .def("open_session", &StepPartBinding::OpenSession, nb::arg("step"), nb::arg("world_size"))
       .def("steps", &StepPartBinding::Steps)
       .def(
@@ -230,6 +256,12 @@ void BindStepPart(nb::module_& m) {
             self.Begin(ticket, rank, ToSaveOptions(options));
           },
           nb::arg("ticket"), nb::arg("rank"), nb::arg("options"))
+      .def(
+          "begin_together",
+          [](StepPartBinding& self, uint64_t step, nb::kwargs options) {
+            self.BeginTogether(step, ToSaveOptions(options));
+          },
+          nb::arg("step"), nb::arg("options"))
       .def(
           "add",
           [](StepPartBinding& self, Batch& batch, nb::dict shards, const Streams& streams) {

@@ -94,7 +94,7 @@ StoreBinding::~StoreBinding() {
   if (!process_.is_same_process()) {
     // The threads that the destructors would join, the lease and the files belong to the parent.
     (void)saver_.release();
-    (void)store_.release();
+    (void)new std::shared_ptr(std::move(store_));
     return;
   }
   nb::gil_scoped_release no_gil;

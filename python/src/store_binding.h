@@ -136,6 +136,14 @@ class StoreBinding {
   /// Waits for a running asynchronous save and closes the store without waiting for other ranks,
   /// which may never close it after an error.
   void Abandon();
+  /// Returns the store; null once it is closed. Callers that keep it must also keep this object,
+  /// which owns its communicator.
+  std::shared_ptr<core::CheckpointStore> Share() const {
+    process_.Check();
+    const nb::gil_scoped_release no_gil;
+    const ReaderMutexLock open(close_mutex_);
+    return store_;
+  }
 
  private:
   static constexpr std::chrono::milliseconds kMaxAwait{200};
@@ -157,7 +165,8 @@ class StoreBinding {
   // Calls hold close_mutex_ shared, Close and Abandon hold it exclusively. Both mutexes are only
   // taken without the GIL, and close_mutex_ is taken first.
   mutable SharedMutex close_mutex_;
-  std::unique_ptr<core::CheckpointStore> store_ CAIRN_GUARDED_BY(close_mutex_);
+  // Shared with the parts of steps that Store.writer writes. They end before the store is closed.
+  std::shared_ptr<core::CheckpointStore> store_ CAIRN_GUARDED_BY(close_mutex_);
   Mutex saver_mutex_;  // AsyncSaver allows one caller at a time
   std::unique_ptr<core::AsyncSaver> saver_ CAIRN_GUARDED_BY(saver_mutex_);
 };

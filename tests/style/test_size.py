@@ -22,6 +22,7 @@ MAY_HAVE_MANY_PARAMETERS = {
     ("python/cairn/store.py", "save"),
     ("python/cairn/store.py", "save_async"),
     ("python/cairn/_load/step_reader.py", "read"),
+    ("python/cairn/_save/streamed_saves.py", "writer"),
     ("python/cairn/_update/live_updates.py", "pull"),
     ("python/cairn/dcp/_writer.py", "__init__"),
     ("python/cairn/torch/_saver.py", "__init__"),

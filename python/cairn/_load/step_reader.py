@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from cairn import _cairn
@@ -20,6 +20,8 @@ from cairn.errors import Corrupt, Invalid, NotFound
 
 if TYPE_CHECKING:
     from cairn.reports import Diff, KeyInfo, TensorStatistics
+
+READ_AHEAD_BYTES = 256 << 20
 
 
 class StepReader:
@@ -181,6 +183,53 @@ class StepReader:
             results[fqn] = reader.add(places[fqn], ranges)
         reader.read()
         return results
+
+    def stream(
+        self,
+        step: int | str | None = None,
+        patterns: Patterns = None,
+        *,
+        device: Any = None,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+    ) -> Iterator[tuple[str, Any]]:
+        """The tensors of ``step`` (by default the latest), one after the other, in the order in
+        which their bytes are in the files, for engines that load tensor by tensor::
+
+            for fqn, tensor in store.stream(device="cuda"):
+                engine.load(fqn, tensor)
+
+        While the caller works with a tensor, a thread reads the next ones (docs/streaming.md). All
+        bytes are verified. Each tensor is the caller's: nothing else refers to its memory. Plain
+        values are left out (:meth:`read` returns them). Tensors that shared memory when they were
+        saved each have separate memory here. Each rank makes the call alone. The iteration may be
+        left early, which waits for the read that is running.
+
+        Args:
+            patterns: as for :meth:`read`.
+            device: where torch tensors are placed; by default host memory. Numpy arrays remain so.
+            read_ahead_bytes: limit of the memory of tensors that the caller does not have yet. A
+                tensor that is larger is read alone.
+
+        Returns:
+            An iterator of pairs of name and tensor (or numpy array, if the leaf was one).
+
+        Raises:
+            NotFound: the step does not exist, or no key matches; later: it was deleted, and its
+                grace period has ended.
+            Invalid: a malformed pattern; later: the store was closed.
+            Corrupt: when the iteration arrives at a damaged tensor, which ``key`` names. Those
+                before it were complete.
+        """
+        if read_ahead_bytes < 0:
+            raise Invalid(f"read_ahead_bytes={read_ahead_bytes}: it may not be negative")
+        selected = pattern_list(patterns)
+        native, step = self._place_of(step)
+        contents = native.contents(step, selected)
+        if selected and len(contents) == 0:
+            raise no_match(selected, contents.step)
+        from cairn._load.stream import stream
+
+        return stream(native, contents, device, read_ahead_bytes)
 
     def wait_verified(self, timeout: float | None = None) -> bool:
         """Waits until all tensors of ``read(mmap=True, verify="lazy")`` were checked, at most for

@@ -1,0 +1,278 @@
+"""`Writer`: a step that is written tensor by tensor.
+
+1. Entering the block begins the step (core/step_part.h): each rank has its part.
+2. Each added leaf is written as one portion of the part. When `add` returns, nothing of it is read
+   any more. The keys of the tree are the added names.
+3. Leaving the block commits. In a multi-rank store, the ranks exchange their names once all parts
+   are durable, and rank 0 then commits. The keys are nested at their dots.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import zlib
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from cairn import _cairn
+from cairn._base.devices import current_streams
+from cairn._ranks.ranks import Ranks
+from cairn._save.flatten import flatten
+from cairn._save.options import SaveOptions
+from cairn._save.stateful import StatefulAdapter
+from cairn.errors import Conflict, Error, Invalid
+
+if TYPE_CHECKING:
+    from cairn.reports import SaveReport
+
+_OPTIONS = (
+    "overwrite", "incremental", "base_step", "chunk_bytes", "deltas", "statistics", "compress",
+)
+_NEW, _OPEN, _ENDED = range(3)
+
+
+class Writer:
+    """Writes one step, leaf by leaf. Created by :meth:`cairn.Store.writer`; a context manager that
+    is used once.
+
+    Several ranks
+        All ranks enter and leave the block together, and each adds what it has. Every rank of its
+        mesh adds a ``DTensor`` or ``ShardedTensor``. Any other tensor is added by one rank only:
+        ranks do not know in advance what others add. Of plain values that several ranks add, the
+        step contains that of the lowest rank. If one rank fails, the step does not exist, and all
+        ranks raise.
+
+    Threads: any thread may add, but only one at a time; a concurrent call raises Conflict. The
+    thread that has entered the block leaves it.
+
+    Attributes:
+        step: the number of the step.
+        report: what this rank has written; None before the step is committed.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        options: SaveOptions,
+        ranks: Ranks,
+        begin: Callable[[], _cairn.StepPart],
+        end: Callable[[bool], None],
+    ) -> None:
+        """Private: use :meth:`cairn.Store.writer`. ``begin`` opens the part of this rank, and
+        ``end`` is called with whether the step was committed."""
+        self.step = step
+        self.report: SaveReport | None = None
+        self._options = options
+        self._ranks = ranks
+        self._begin = begin
+        self._end = end
+        self._state = _NEW
+        self._names = _Names(step)
+        self._part: _cairn.StepPart | None = None
+        self._failure: BaseException | None = None
+        self._adding = threading.Lock()
+
+    def add(self, fqn: str, value: Any) -> None:
+        """Writes a leaf, or a nested state below ``fqn``.
+
+        A ``.`` in the name is a level of nesting: ``"a.0.c"`` is ``{"a": {"0": {"c": ...}}}`` when
+        the step is read. Numbers are keys of dicts, not positions in lists; :meth:`Store.load`
+        fills lists nevertheless, because it matches leaves by their names. When the call returns,
+        the caller may change or free a tensor in host memory or on a device. Each call waits for
+        the disk: add many small tensors in one call, as a dict.
+
+        Args:
+            fqn: the name, which is new in this step and is neither above nor below another one.
+            value: what :meth:`cairn.Store.save` accepts as a state. Tensors that share memory share
+                it in the step if they are added by one call.
+
+        Raises:
+            Invalid: the value cannot be saved, or the name is not new. The step can still be
+                committed without it.
+            Conflict: another thread is adding.
+            Unavailable: no space, or an I/O error. The step cannot be committed any more.
+        """
+        part = self._open_part()
+        if not self._adding.acquire(blocking=False):
+            raise Conflict("another thread is adding to this writer: add from one at a time")
+        try:
+            self._names.check(fqn)
+            # May run code of the caller; nothing is written before it has succeeded.
+            state = StatefulAdapter({fqn: value}).state
+            flat = flatten(state, self._options.allow_pickle, self._ranks, [], devices=True)
+            self._names.take(fqn)
+            try:
+                part.add(flat.batch, {}, current_streams(flat.batch.devices()))
+            except BaseException as error:
+                self._failure = error  # C++ has abandoned the part
+                raise
+        finally:
+            self._adding.release()
+
+    def add_all(self, leaves: Iterable[tuple[str, Any]]) -> None:
+        """Adds each pair of name and value, such as those of a generator or of ``dict.items()``."""
+        for fqn, value in leaves:
+            self.add(fqn, value)
+
+    def __enter__(self) -> Writer:
+        if self._state != _NEW:
+            raise Invalid("a writer is used once: call store.writer() again", step=self.step)
+        self._state = _ENDED  # unless all ranks begin
+
+        def prepare() -> bytes:
+            annotations.update(self._options.annotations())
+            self._part = self._begin()
+            return json.dumps([self.step, arguments]).encode()
+
+        annotations: dict[str, Any] = {}
+        native = self._options.native()
+        arguments = {name: native[name] for name in _OPTIONS}
+        try:
+            replies = self._ranks.exchange(prepare)
+            if len(set(replies)) > 1:
+                raise Invalid(
+                    "the ranks write with different steps or options: all give the same arguments",
+                    step=self.step,
+                )
+            self._ranks.run_together(
+                lambda: self._part.begin_together(self.step, **arguments, **annotations)
+            )
+        except BaseException:
+            self._close(committed=False)
+            raise
+        self._state = _OPEN
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._fail_on_all_ranks(error)
+            return
+        committed = False
+        try:
+            self._commit()
+            committed = True
+        finally:
+            self._close(committed)
+
+    def abort(self) -> None:
+        """Ends the writer without a step, and removes what was written. Closing the store calls it.
+        The end of the block then raises Invalid. May be called again."""
+        if self._state == _OPEN:
+            self._close(committed=False)
+
+    def _open_part(self) -> _cairn.StepPart:
+        if self._state == _NEW:
+            raise Invalid("use `with store.writer(step) as writer:`, and add inside the block")
+        if self._state == _ENDED or self._part is None:
+            raise Invalid(f"the writer of step {self.step} has ended", step=self.step)
+        if self._failure is not None:
+            raise Invalid(
+                f"step {self.step} cannot be committed, because writing it has failed: "
+                f"{self._failure}",
+                step=self.step,
+            ) from self._failure
+        return self._part
+
+    def _commit(self) -> None:
+        from cairn.reports import SaveReport
+
+        ranks = self._ranks
+        saved: list[tuple] = []
+
+        def prepare() -> bytes:
+            part = self._open_part()
+            if ranks.rank != 0:
+                saved.append(part.prepare())
+            names = "" if ranks.world_size == 1 else json.dumps(self._names.added())
+            return zlib.compress(names.encode("utf-8", "surrogatepass"))
+
+        def commit() -> None:
+            if ranks.rank == 0:
+                saved.append(self._open_part().commit(self._paths(replies), {}))
+
+        replies = ranks.exchange(prepare)
+        ranks.run_together(commit)
+        self.report = SaveReport(*saved[0])
+
+    def _paths(self, replies: list[bytes]) -> dict[str, tuple[str | int, ...]]:
+        """The keys of each name. Raises Invalid if names of two ranks contradict each other."""
+        names = _Names(self.step)
+        for fqn in self._names.added():
+            names.take(fqn)
+        for reply in replies[1:]:
+            for fqn in json.loads(zlib.decompress(reply)):
+                if not names.has(fqn):
+                    names.check(fqn)
+                    names.take(fqn)
+        return {fqn: tuple(fqn.split(".")) for fqn in names.added()}
+
+    def _fail_on_all_ranks(self, error: BaseException) -> None:
+        def fail() -> bytes:
+            raise error
+
+        try:
+            if self._state == _OPEN:
+                self._ranks.exchange(fail)
+        except BaseException:
+            pass  # the error of the block, which propagates
+        finally:
+            self._close(committed=False)
+
+    def _close(self, committed: bool) -> None:
+        part, self._part, self._state = self._part, None, _ENDED
+        try:
+            if part is not None:
+                part.close()
+        finally:
+            if part is not None:
+                self._end(committed)
+
+
+class _Names:
+    """The names that were added. No name is above or below another one."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self._leaves: dict[str, None] = {}
+        self._above: set[str] = set()
+
+    def has(self, fqn: str) -> bool:
+        return fqn in self._leaves
+
+    def added(self) -> list[str]:
+        return list(self._leaves)
+
+    def check(self, fqn: str) -> None:
+        """Raises Invalid for a name that cannot be added."""
+        if not isinstance(fqn, str) or not fqn:
+            raise Invalid(f"{fqn!r} is not a name: give a str that is not empty", step=self._step)
+        if fqn in self._leaves:
+            raise Invalid(f"'{fqn}' was added already", key=fqn, step=self._step)
+        above = next((each for each in _prefixes(fqn) if each in self._leaves), None)
+        if above is not None:
+            raise self._contradiction(fqn, above)
+        if fqn in self._above:
+            below = next(each for each in self._leaves if each.startswith(f"{fqn}."))
+            raise self._contradiction(below, fqn)
+
+    def take(self, fqn: str) -> None:
+        self._leaves[fqn] = None
+        self._above.update(_prefixes(fqn))
+
+    def _contradiction(self, below: str, above: str) -> Error:
+        return Invalid(
+            f"'{below}' is below '{above}', and both were added: a key is either a leaf or a dict",
+            key=below,
+            step=self._step,
+        )
+
+
+def _prefixes(fqn: str) -> list[str]:
+    return [fqn[:at] for at, char in enumerate(fqn) if char == "."]
