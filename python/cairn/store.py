@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from cairn._base.steps import step_number
 from cairn._edit import EditableStore
 from cairn._load.load import LoadOptions
 from cairn._load.map_checks import MapChecks
-from cairn._load.tiers import Tier, Tiers, open_nearest
+from cairn._load.tiers import Tiers, open_nearest
 from cairn._merge import MergeableStore
 from cairn._mirror.mirrored_saves import MirroredSaves
 from cairn._ranks.ranks import choose_ranks
@@ -40,7 +40,7 @@ from cairn.errors import Invalid
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from cairn._mirror.options import Mirror, Mirrors
+    from cairn._mirror.options import Mirrors
     from cairn.reports import LoadReport, SaveReport
 
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
@@ -398,29 +398,6 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
 
         place = self._locate(step, self._tiers) or (self._native, step)  # which raises NotFound
         return self._load_from(place, make_adapter, options, prefix)
-
-    def _load_newest(
-        self, state: Any, step: int | None, strict: bool, mirrors: Sequence[Mirror]
-    ) -> LoadReport | None:
-        """``load``, also from the mirrors. Returns None if there is no step at all. Collective."""
-        tiers = self._tiers
-        if mirrors:
-            known = () if tiers is None else tiers.others
-            own = self._credentials
-            more = (Tier(str(mirror), mirror.credentials or own) for mirror in mirrors)
-            tiers = Tiers(self._native, (*known, *more))
-        elif tiers is None and step is None and not self._local_steps():
-            return None
-        try:
-            place = self._locate(step, tiers)
-            if place is None and step is None:
-                return None
-            options = LoadOptions(strict, False, [], None, False)
-            place = place or (self._native, step)  # which raises NotFound
-            return self._load_from(place, lambda: StatefulAdapter(state), options, "")
-        finally:
-            if tiers is not None and tiers is not self._tiers:
-                tiers.close()
 
     def _keep_pinned(self) -> None:
         # The policy of the store does not delete what waits for its copy to a mirror.

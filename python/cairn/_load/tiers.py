@@ -104,6 +104,17 @@ class Tiers:
                           RuntimeWarning, stacklevel=4)
         return Location(self._newest(number, holders[number]), number)
 
+    def copies(self, step: int) -> list[int]:
+        """The tiers with the same step as the one that `find` returns, which is the first."""
+        found = []
+        for tier in range(len(self.others) + 1):
+            if step in self._steps_of(tier):
+                native = self.native(tier)
+                if native is not None:
+                    found.append((-native.step_identity(step)[1], tier))
+        found.sort()
+        return [tier for time, tier in found if time == found[0][0]]
+
     def find_both(self, a: int, b: int) -> _cairn.Store | None:
         """The nearest store that has two steps; None if there is none."""
         for tier in range(len(self.others) + 1):

@@ -19,7 +19,8 @@ once more when the process receives SIGTERM.
 """
 
 from cairn.torch._dcp_stager import CairnStager
+from cairn.torch._resume import ResumedStep
 from cairn.torch._saver import Saver
 from cairn.torch._stager import Staged, StateDictStager
 
-__all__ = ["CairnStager", "Saver", "Staged", "StateDictStager"]
+__all__ = ["CairnStager", "ResumedStep", "Saver", "Staged", "StateDictStager"]

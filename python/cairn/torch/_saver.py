@@ -17,6 +17,8 @@ from cairn._save.stateful import is_stateful
 from cairn.errors import Error, Invalid
 from cairn.store import SaveHandle, Store
 from cairn.torch._agreement import Agreement, JobStatus
+from cairn.torch._dataloaders import DataloaderState
+from cairn.torch._resume import OnDamage, Resume, ResumedStep, ResumeOptions
 from cairn.torch._signals import SignalWatch
 
 
@@ -52,6 +54,11 @@ class Saver:
         is copied to all mirrors. What an earlier process has not copied is copied first.
         :meth:`resume` loads the newest step of the store and its mirrors.
 
+    Dataloader
+        With ``dataloader=``, each step also contains the state of each rank's dataloader, and
+        :meth:`resume` loads it. On another number of ranks it is repartitioned or refused
+        (docs/torch-training.md).
+
     Preemption
         A signal (by default SIGTERM; see ``signals``) is recorded. The next :meth:`step` saves,
         regardless of ``every``, and waits until the step is durable. Then the signal is delivered:
@@ -81,6 +88,8 @@ class Saver:
         unchanged, deltas, device_delta_bytes, statistics, compress, share_equal, merging_ranks: as
             in :meth:`cairn.Store.save`.
         signals: numbers of the signals that cause a save.
+        dataloader: an object with ``state_dict`` and ``load_state_dict``, such as torchdata's
+            ``StatefulDataLoader``, and optionally ``repartition(states)``.
         mirror: the address of a store, a :class:`cairn.Mirror`, or a sequence of them, from near to
             far, each of which copies from the one before it.
         mirror_every: interval of steps that are copied to a mirror that is given as an address, at
@@ -115,6 +124,7 @@ class Saver:
         signals: Iterable[int] = (signal.SIGTERM,),
         agree_every: int = 1,
         process_group: Any = None,
+        dataloader: Any = None,
         mirror: Mirrors | None = None,
         mirror_every: int = 1,
     ) -> None:
@@ -137,11 +147,15 @@ class Saver:
             "share_equal": share_equal,
             "merging_ranks": merging_ranks,
         }
+        self._dataloader: DataloaderState | None = None
+        if dataloader is not None:
+            self._dataloader = DataloaderState(dataloader, store.rank, store.world_size)
         every_mirrored = _at_least("mirror_every", mirror_every, 1)
         self._mirrors = mirror_chain(mirror, store._address, every_mirrored)
         self._handle: SaveHandle | None = None
         self._handle_step = 0
         self._last_step: int | None = None
+        self._damaged: set[int] = set()  # steps that a resume has skipped
         self._calls = 0
         self._preempted = False
         self._closed = False
@@ -170,23 +184,48 @@ class Saver:
         """Total time of agreements on this rank, including the wait for the slowest rank."""
         return 0.0 if self._agreement is None else self._agreement.seconds
 
-    def resume(self, state: Any, step: int | None = None, *, strict: bool = True) -> int | None:
+    def resume(
+        self,
+        state: Any,
+        step: int | None = None,
+        *,
+        strict: bool = True,
+        on_damage: OnDamage = "raise",
+    ) -> ResumedStep | None:
         """Loads the latest step, or `step`, into `state` in place, as :meth:`Store.load` does.
 
         The step is loaded from the nearest of the store, its fallbacks and the mirrors that has it.
 
+        Args:
+            on_damage: ``"raise"`` raises Corrupt if the step is damaged. ``"previous"`` then loads
+                another copy of the step, or the newest older step that is undamaged; a warning
+                reports each step that was skipped. All ranks load the same step. When the training
+                reaches the number of a skipped step, the save replaces that step.
+
         Returns:
-            The step number; None if none of the stores has a step yet, with the state unchanged.
+            The step number, an ``int`` whose ``skipped`` is a dict from the number of each step
+            that was skipped to its error; None if none of the stores has a step yet, with the state
+            unchanged.
 
         Raises:
-            NotFound, Invalid, Corrupt: see :meth:`Store.load`. If the latest step is damaged, pass
-                an earlier one as `step`.
+            NotFound, Invalid: see :meth:`Store.load`. Also Invalid if the state of the dataloader
+                is of another number of ranks and cannot be repartitioned, with nothing changed; or
+                for ``strict=False`` with ``"previous"``, where parts of the damaged step could
+                remain.
+            Corrupt: the step is damaged, or with ``"previous"`` all of them are. The state is
+                partly filled.
             Unavailable: a store or a mirror cannot be read. Then it is not known which step is the
                 latest; pass `step` to load one that can be read.
         """
-        report = self._store._load_newest(state, step, strict, self._mirrors)
-        self._last_step = None if report is None else report.step
-        return self._last_step
+        options = ResumeOptions(strict, on_damage, self._mirrors, self._dataloader)
+        resume = Resume(self._store, state, options)
+        try:
+            self._last_step = resumed = resume.run(step)
+        finally:
+            self._damaged = set(resume.skipped)
+            for number, error in resume.skipped.items():
+                warnings.warn(f"step {number} was skipped: {error}", RuntimeWarning, stacklevel=2)
+        return resumed
 
     def step(self, number: int, state: Any, **annotations: Any) -> bool:
         """Records that step `number` of the training is done, and saves `state` if a save is due.
@@ -305,7 +344,13 @@ class Saver:
     ) -> None:
         """`is_last`: all mirrors receive the step, because there may be no other save."""
         made = _made(state)
+        if self._dataloader is not None:
+            made = self._dataloader.add_to(made)
         saving = {**self._saving, **annotations}
+        if self._damaged:
+            # References to the chunks of a damaged step would be damaged, too.
+            saving["base_step"] = self._last_step
+            saving["overwrite"] = saving["overwrite"] or number in self._damaged
         mirrors = tuple(replace(one, every=1) for one in self._mirrors) if is_last else None
         mirror = (mirrors or self._mirrors) or None
         if in_background:

@@ -1,0 +1,193 @@
+"""Resuming: loads the newest step of a store and its mirrors, or the newest one that is undamaged.
+
+All ranks make the same decisions:
+
+1. Rank 0 determines the newest step, and all ranks load it together.
+2. If a rank finds damage, all ranks learn about it. They try the other copies of the step, and then
+   the next older step, in an order that rank 0 determines.
+3. Errors other than damage are raised.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from cairn import _cairn
+from cairn._base.steps import step_number
+from cairn._load.load import LoadOptions
+from cairn._load.tiers import Tier, Tiers
+from cairn._mirror.options import Mirror
+from cairn._save.stateful import StatefulAdapter
+from cairn.errors import Corrupt, Error, Invalid
+from cairn.store import Store
+from cairn.torch._dataloaders import KEY, DataloaderState
+
+if TYPE_CHECKING:
+    from cairn.reports import LoadReport
+
+OnDamage = Literal["raise", "previous"]
+
+
+class ResumedStep(int):
+    """The number of the step that was loaded.
+
+    Attributes:
+        skipped: the newer steps that were not loaded because they are damaged, with their errors.
+    """
+
+    skipped: Mapping[int, Corrupt]
+
+    def __new__(cls, number: int, skipped: Mapping[int, Corrupt]) -> ResumedStep:
+        made = super().__new__(cls, number)
+        made.skipped = MappingProxyType(dict(skipped))
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ResumedStep, (int(self), dict(self.skipped))
+
+
+class ResumeOptions(NamedTuple):
+    """How a Saver resumes."""
+
+    strict: bool
+    on_damage: OnDamage
+    mirrors: Sequence[Mirror]
+    dataloader: DataloaderState | None
+
+    def check(self) -> None:
+        """Raises Invalid if the options contradict each other."""
+        if self.on_damage not in ("raise", "previous"):
+            raise Invalid(f"on_damage={self.on_damage!r}: give 'raise' or 'previous'")
+        if self.on_damage == "previous" and not self.strict:
+            # Leaves that the older step lacks would keep what was read from the damaged one.
+            raise Invalid("on_damage='previous' requires strict=True")
+
+
+class Resume:
+    """Resumes once. All methods are collective.
+
+    Attributes:
+        skipped: the damaged steps, with their errors, the same on all ranks.
+    """
+
+    def __init__(self, store: Store, state: Any, options: ResumeOptions) -> None:
+        self._store, self._state, self._options = store, state, options
+        self._ranks = store._ranks
+        self._tiers = store._tiers
+        self.skipped: dict[int, Corrupt] = {}
+
+    def run(self, step: int | None) -> ResumedStep | None:
+        """Loads `step` or the newest one, and returns its number; None if there is no step."""
+        self._options.check()
+        own_tiers = self._open_tiers()
+        try:
+            number = self._newest(None) if step is None else step_number(step)
+            while number is not None:
+                if self._load_copies(number):
+                    return ResumedStep(number, self.skipped)
+                number = self._newest(number)
+            if self.skipped:
+                raise self._nothing_is_left()
+            return None
+        finally:
+            if own_tiers is not None:
+                own_tiers.close()
+
+    def _open_tiers(self) -> Tiers | None:
+        """The tiers that exist only for this resume, if there are any."""
+        if not self._options.mirrors:
+            return None
+        known = () if self._tiers is None else self._tiers.others
+        own = self._store._credentials
+        mirrors = self._options.mirrors
+        more = (Tier(str(mirror), mirror.credentials or own) for mirror in mirrors)
+        self._tiers = Tiers(self._store._native, (*known, *more))
+        return self._tiers
+
+    def _newest(self, below: int | None) -> int | None:
+        """The highest step that rank 0 sees, below a step if one is given."""
+
+        def work() -> bytes:
+            if self._ranks.rank > 0:
+                return b""
+            tiers = self._tiers
+            steps = self._store._local_steps() if tiers is None else tiers.steps()
+            older = (number for number in steps if below is None or number < below)
+            return json.dumps(max(older, default=None)).encode()
+
+        return json.loads(self._ranks.exchange(work)[0])
+
+    def _load_copies(self, number: int) -> bool:
+        """Loads the first undamaged copy of a step. Returns False if all are damaged, in which case
+        `skipped` has the error of the first one."""
+        if self._options.on_damage == "raise":
+            self._load(self._first_place(number), number)
+            return True
+        for place in self._places(number):
+            damage = self._try_load(place, number)
+            if damage is None:
+                self.skipped.pop(number, None)
+                return True
+            self.skipped.setdefault(number, damage)
+        return False
+
+    def _first_place(self, number: int) -> tuple[_cairn.Store, int | None]:
+        # If no store has the step, this store raises NotFound.
+        return self._store._locate(number, self._tiers) or (self._store._native, number)
+
+    def _places(self, number: int) -> Iterator[tuple[_cairn.Store, int | None]]:
+        yield self._first_place(number)
+        if self._tiers is None:
+            return
+        tiers = self._tiers
+
+        def work() -> bytes:
+            return json.dumps(tiers.copies(number)[1:] if self._ranks.rank == 0 else []).encode()
+
+        for tier in json.loads(self._ranks.exchange(work)[0]):
+            yield tiers.open_together(tier, self._ranks.communicator), number
+
+    def _try_load(self, place: tuple[_cairn.Store, int | None], number: int) -> Corrupt | None:
+        """The damage that a rank has found, the same on all ranks; None if the step is loaded."""
+        problem: Error | None = None
+        try:
+            self._load(place, number)
+        except Error as error:
+            if self._ranks.communicator is not None and not self._ranks.has_agreed_on(error):
+                raise
+            problem = error
+        encoded = _encode(problem)
+        replies = [json.loads(one) for one in self._ranks.exchange(lambda: encoded)]
+        if problem is None:  # an error on one rank is raised on all ranks
+            return None
+        if any(reply is None or not reply["is_damage"] for reply in replies):
+            raise problem
+        return Corrupt(replies[0]["text"], step=number, **replies[0]["where"])
+
+    def _load(self, place: tuple[_cairn.Store, int | None], number: int) -> LoadReport:
+        loader = self._options.dataloader
+        patterns = [] if loader is None else [f"!{KEY}"]
+        options = LoadOptions(self._options.strict, False, patterns, None, False)
+        found: Mapping[str, Any] = {}
+        if loader is not None:  # before anything changes
+            found = self._ranks.run_together(lambda: loader.read(place[0], number))
+        report = self._store._load_from(place, lambda: StatefulAdapter(self._state), options, "")
+        if loader is not None:
+            self._ranks.run_together(lambda: loader.load(found))
+        return report
+
+    def _nothing_is_left(self) -> Corrupt:
+        newest = max(self.skipped)
+        texts = "; ".join(f"step {step}: {error}" for step, error in self.skipped.items())
+        return Corrupt(f"every step that could be resumed is damaged: {texts}", step=newest)
+
+
+def _encode(error: Error | None) -> bytes:
+    if error is None:
+        return b"null"
+    where = {name: getattr(error, name) for name in ("key", "file", "offset")}
+    parts = {"is_damage": isinstance(error, Corrupt), "text": str(error), "where": where}
+    return json.dumps(parts).encode("utf-8", "surrogatepass")

@@ -1,0 +1,216 @@
+"""`Saver.resume(on_damage="previous")`: which step is loaded, and what is reported."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from cairn_testing import assert_same
+from ranks import run_on_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+import cairn
+from cairn.torch import ResumedStep, Saver
+
+
+def state_of(step: int) -> dict:
+    generator = torch.Generator().manual_seed(step)
+    frozen = torch.arange(50_000.0)
+    return {"t": torch.rand(50_000, generator=generator), "frozen": frozen, "step": step}
+
+
+def damage(path: Path, step: int, at: float = 0.5) -> None:
+    """Flips a byte of tensor "t", which differs in each step."""
+    data = state_of(step)["t"].numpy().tobytes()
+    offset = int(at * len(data)) // 64 * 64
+    damage_bytes(path, data[offset : offset + 64])
+
+
+def damage_bytes(path: Path, wanted: bytes) -> None:
+    for segment in (path / "segments").iterdir():
+        found = segment.read_bytes()
+        if (at := found.find(wanted)) >= 0:
+            segment.write_bytes(found[:at] + bytes([found[at] ^ 1]) + found[at + 1 :])
+            return
+    raise AssertionError("the bytes were not found")
+
+
+@pytest.fixture
+def saved(path):
+    """Steps 10, 20 and 30."""
+    with cairn.open(path, mode="a") as store, Saver(store, every=10, async_=False) as saver:
+        for step in (10, 20, 30):
+            saver.step(step, state_of(step))
+    return path
+
+
+def test_a_damaged_step_is_an_error_by_default(saved):
+    damage(saved, 30)
+    with cairn.open(saved, mode="a") as store, Saver(store, every=10) as saver:
+        with pytest.raises(cairn.Corrupt, match="key t") as raised:
+            saver.resume(state_of(0))
+        assert raised.value.step == 30
+
+
+def test_the_newest_undamaged_step_is_loaded_and_the_others_are_reported(saved):
+    damage(saved, 20)
+    damage(saved, 30)
+    with cairn.open(saved, mode="a") as store, Saver(store, every=10) as saver:
+        state = state_of(0)
+        with pytest.warns(RuntimeWarning, match="step [23]0 was skipped: .*key t") as warned:
+            done = saver.resume(state, on_damage="previous")
+        assert len(warned) == 2
+        assert done == saver.last_step == 10
+        assert list(done.skipped) == [30, 20]
+        assert all(isinstance(error, cairn.Corrupt) for error in done.skipped.values())
+        assert (done.skipped[30].key, done.skipped[30].step) == ("t", 30)
+        assert_same(state, state_of(10))
+        copy = pickle.loads(pickle.dumps(done))
+        assert copy == 10 and list(copy.skipped) == [30, 20]
+
+
+def test_an_undamaged_step_is_loaded_without_a_report(saved):
+    with cairn.open(saved, mode="a") as store, Saver(store, every=10) as saver:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            done = saver.resume(state_of(0), on_damage="previous")
+        assert isinstance(done, ResumedStep) and done == 30 and not done.skipped
+
+
+def test_it_starts_at_the_step_that_is_given(saved):
+    damage(saved, 20)
+    with cairn.open(saved, mode="a") as store, Saver(store, every=10) as saver:
+        with pytest.warns(RuntimeWarning, match="step 20 was skipped"):
+            assert saver.resume(state_of(0), 20, on_damage="previous") == 10
+
+
+def test_if_every_step_is_damaged_the_error_names_them(saved):
+    for step in (10, 20, 30):
+        damage(saved, step)
+    with cairn.open(saved, mode="a") as store, Saver(store, every=10) as saver:
+        with pytest.warns(RuntimeWarning), pytest.raises(cairn.Corrupt) as raised:
+            saver.resume(state_of(0), on_damage="previous")
+    assert raised.value.step == 30
+    assert all(f"step {step}: " in str(raised.value) for step in (10, 20, 30))
+
+
+def test_an_empty_store_has_nothing_to_resume(store):
+    with Saver(store, every=10) as saver:
+        assert saver.resume(state_of(0), on_damage="previous") is None
+
+
+def test_a_state_that_does_not_fit_is_not_damage(saved):
+    with cairn.open(saved, mode="a") as store, Saver(store, every=10) as saver:
+        with pytest.raises(cairn.NotFound):
+            saver.resume({"other": 1}, on_damage="previous")
+        with pytest.raises(cairn.Invalid, match="strict"):
+            saver.resume(state_of(0), on_damage="previous", strict=False)
+        with pytest.raises(cairn.Invalid, match="on_damage='older'"):
+            saver.resume(state_of(0), on_damage="older")
+
+
+def test_damaged_records_and_missing_files_are_damage(saved):
+    newest_table = max((saved / "tables").iterdir(), key=lambda file: file.stat().st_mtime_ns)
+    newest_table.write_bytes(b"\x55" * newest_table.stat().st_size)
+    with cairn.open(saved, mode="a") as store, Saver(store, every=10) as saver:
+        with pytest.warns(RuntimeWarning, match="step 30 was skipped"):
+            assert saver.resume(state_of(0), on_damage="previous") == 20
+
+
+def test_the_training_replaces_a_skipped_step_without_references_to_it(saved):
+    damage(saved, 30)
+    with cairn.open(saved, mode="a") as store:
+        with Saver(store, every=5, async_=False) as saver, pytest.warns(RuntimeWarning):
+            assert saver.resume(state_of(0), on_damage="previous") == 20
+            # The new step 30 has the bytes that the damaged one should have had.
+            saver.step(25, state_of(25))
+            saver.step(30, state_of(30))
+            saver.step(35, state_of(35))
+        assert store.steps() == [10, 20, 25, 30, 35]
+        for step in store.steps():
+            assert not store.damaged_keys(step)
+            assert_same(store.read(step=step), state_of(step))
+
+
+def test_other_existing_steps_remain_a_conflict(saved):
+    damage(saved, 30)
+    with cairn.open(saved, mode="a") as store, Saver(store, every=5, async_=False) as saver:
+        with pytest.warns(RuntimeWarning):
+            saver.resume(state_of(0), on_damage="previous")
+        with pytest.raises(cairn.Conflict):
+            saver.step(20, state_of(20))
+
+
+def test_an_undamaged_copy_in_a_mirror_is_loaded_first(saved, tmp_path):
+    mirror = tmp_path / "mirror"
+    with cairn.open(saved, mode="a") as store:
+        with Saver(store, every=10, mirror=str(mirror)) as saver:
+            saver.save(40, state_of(40))
+    damage(saved, 40)
+    with cairn.open(saved, mode="a") as store:
+        with Saver(store, every=10, mirror=str(mirror)) as saver:
+            state = state_of(0)
+            assert saver.resume(state, on_damage="previous") == 40
+            assert_same(state, state_of(40))
+
+
+def sharded(step: int, world_size: int) -> dict:
+    mesh = init_device_mesh("cpu", (world_size,))
+    state = state_of(step)
+    return {**state, "t": distribute_tensor(state["t"], mesh, [Shard(0)])}
+
+
+def save_steps(rank, path, world_size):
+    with cairn.open(path, mode="a", timeout=30) as store:
+        with Saver(store, every=10, async_=False) as saver:
+            for step in (10, 20, 30):
+                saver.step(step, sharded(step, world_size))
+
+
+def resume_previous(rank, path, world_size):
+    with cairn.open(path, mode="a", timeout=30) as store, Saver(store, every=10) as saver:
+        state = sharded(0, world_size)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            done = saver.resume(state, on_damage="previous")
+        saver.step(30, sharded(30, world_size))
+        whole = state["t"].full_tensor()
+        texts = {step: str(error) for step, error in done.skipped.items()}
+        return int(done), texts, len(caught), torch.equal(whole, state_of(int(done))["t"])
+
+
+@pytest.mark.parametrize("at", [0.0, 0.4, 0.9])
+def test_damage_in_the_part_of_one_rank_makes_all_ranks_load_the_older_step(path, at):
+    run_on_ranks(save_steps, path, 3, world_size=3)
+    damage(path, 30, at)
+
+    outcome = run_on_ranks(resume_previous, path, 3, world_size=3)
+
+    assert outcome[0][:1] == (20,) and list(outcome[0][1]) == [30] and outcome[0][3]
+    assert outcome == [outcome[0]] * 3
+    with cairn.open(path) as store:
+        assert not store.damaged_keys(30)
+
+
+def resume_all_damaged(rank, path, world_size):
+    with cairn.open(path, mode="a", timeout=30) as store, Saver(store, every=10) as saver:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                saver.resume(sharded(0, world_size), on_damage="previous")
+            except cairn.Corrupt as error:
+                return str(error)
+
+
+def test_ranks_raise_the_same_error_if_nothing_is_left(path):
+    run_on_ranks(save_steps, path, 2, world_size=2)
+    for step in (10, 20, 30):
+        damage(path, step, 0.9)
+
+    first, second = run_on_ranks(resume_all_damaged, path, 2, world_size=2)
+
+    assert first == second and "step 10: " in first
