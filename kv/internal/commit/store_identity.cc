@@ -15,6 +15,7 @@
 #include <charconv>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -139,24 +140,62 @@ Result<void> CreateDirectories(const std::string& path) {
 /// Returns whether there are objects of a store.
 Result<bool> HasStoreObjects(Storage& storage) {
   for (const std::string_view folder : {"roots/", "tables/", "segments/"}) {
+    std::error_code ignored;
+    const bool is_local = storage.local_files() != nullptr;
+    // A file with this name is not part of a store.
+    if (is_local &&
+        !std::filesystem::is_directory(ObjectPath(storage.address(), folder), ignored)) {
+      continue;
+    }
     CAIRN_TRY_ASSIGN(const auto names, storage.List(folder));
     if (!names.empty()) return true;
   }
   return false;
 }
 
-/// Returns the name of an entry of the directory that is not the store's; nothing if there is none.
-std::optional<std::string> ForeignEntry(Storage& storage) {
+bool IsOneOf(std::string_view name, std::span<const std::string_view> names) {
+  return std::ranges::find(names, name) != names.end();
+}
+
+/// Returns true for the files by which checkpoints of other formats are recognized.
+bool IsOtherCheckpoint(std::string_view name) {
+  constexpr std::string_view kNames[] = {
+      ".metadata",  // torch.distributed.checkpoint
+      "_CHECKPOINT_METADATA",
+      "_METADATA",  // Orbax
+      "manifest.ocdbt",
+      ".zarray",
+      ".zgroup",
+      "zarr.json",  // TensorStore, Zarr
+      "CURRENT",    // RocksDB
+  };
+  constexpr std::string_view kEnds[] = {".distcp", "_model_states.pt", "_optim_states.pt"};
+  return IsOneOf(name, kNames) ||
+         std::ranges::any_of(kEnds, [&](std::string_view end) { return name.ends_with(end); });
+}
+
+/// Returns why a store cannot be created in this directory, which has no CAIRN; nothing if it can
+/// be. Entries that a store does not use may be there.
+std::optional<std::string> Obstacle(Storage& storage) {
   if (storage.local_files() == nullptr) return std::nullopt;
-  constexpr std::string_view kOwn[] = {kIdentityName, "roots",   "tables", "segments",
-                                       "pages",       "pending", "leases", "hint"};
+  constexpr std::string_view kFolders[] = {"roots", "tables",  "segments",
+                                           "pages", "pending", "leases"};
   const auto names = ListDirectory(storage.address());
   if (!names) return std::nullopt;
-  const auto foreign = std::ranges::find_if(*names, [&](const std::string& name) {
-    return !name.starts_with('.') && std::ranges::find(kOwn, name) == std::end(kOwn);
-  });
-  if (foreign == names->end()) return std::nullopt;
-  return *foreign;
+  for (const std::string& name : *names) {
+    if (IsOtherCheckpoint(name)) {
+      return fmt::format("contains a checkpoint of another format ({})", name);
+    }
+    const bool is_used = name == "hint" || IsOneOf(name, kFolders);
+    std::error_code ignored;
+    const auto path = std::filesystem::path(storage.address()) / name;
+    const bool is_empty_folder = name != "hint" && std::filesystem::is_directory(path, ignored) &&
+                                 std::filesystem::is_empty(path, ignored);
+    if (is_used && !is_empty_folder) {
+      return fmt::format("contains {}, a name that a store uses", name);
+    }
+  }
+  return std::nullopt;
 }
 
 Result<Uuid> ReadCairn(Storage& storage) {
@@ -204,10 +243,13 @@ Result<Uuid> CreateIdentity(Storage& storage) {
   if (uuid || uuid.error().code != ErrorCode::kNotFound) return uuid;
   CAIRN_TRY_ASSIGN(const bool is_store, HasStoreObjects(storage));
   if (is_store) return ReadOrReportMissing(storage);
-  if (const auto foreign = ForeignEntry(storage)) {
-    return Fail(NotAStore(storage, fmt::format("this directory is not a Cairn store and not empty "
-                                               "(it contains {}); choose an empty or a new one",
-                                               *foreign)));
+  if (const auto obstacle = Obstacle(storage)) {
+    // Another process may have created the store since CAIRN was not found.
+    auto created = ReadCairn(storage);
+    if (created || created.error().code != ErrorCode::kNotFound) return created;
+    return Fail(NotAStore(storage, fmt::format("this directory is not a Cairn store and {}; "
+                                               "choose an empty or a new one",
+                                               *obstacle)));
   }
   if (storage.local_files() != nullptr) {
     // A process that created the directory may have ended before it synced the name. Best effort:

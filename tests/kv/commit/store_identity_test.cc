@@ -82,12 +82,48 @@ TEST_F(StoreIdentityTest, FileIsNotAStore) {
   EXPECT_EQ(fs::file_size(path_), 7u);
 }
 
-TEST_F(StoreIdentityTest, DirectoryWithOtherFilesIsNotChanged) {
+TEST_F(StoreIdentityTest, StoreIsCreatedBesideOtherFilesAndLeavesThemUnchanged) {
+  fs::create_directories(path_ + "/logs");
+  for (const char* name : {"/config.json", "/model.pt", "/logs/1.txt"}) {
+    std::ofstream(path_ + name) << "bytes";
+  }
+  MakeStore();
+  for (const char* name : {"/config.json", "/model.pt", "/logs/1.txt"}) {
+    EXPECT_EQ(fs::file_size(path_ + name), 5u) << name;
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path_));
+  EXPECT_TRUE(steps.at(1) == MakeSample(1));
+}
+
+TEST_F(StoreIdentityTest, DirectoryWithOtherFilesIsNotAStoreForAReader) {
   fs::create_directory(path_);
-  std::ofstream(path_ + "/model.safetensors") << "weights";
-  ExpectBothFail(ErrorCode::kInvalidArgument, "not a Cairn store");
-  EXPECT_THAT(Store::Open(path_, OpenMode::kWrite).error().message, HasSubstr("model.safetensors"));
-  EXPECT_EQ(std::distance(fs::directory_iterator(path_), {}), 1);
+  std::ofstream(path_ + "/config.json") << "{}";
+  EXPECT_THAT(Store::Open(path_, OpenMode::kRead),
+              IsError(ErrorCode::kInvalidArgument, "not a Cairn store"));
+}
+
+TEST_F(StoreIdentityTest, CheckpointsOfOtherFormatsAreRefusedAndNotChanged) {
+  for (const char* name : {".metadata", "__0_0.distcp", "_METADATA", "manifest.ocdbt", "zarr.json",
+                           "CURRENT", "mp_rank_00_model_states.pt"}) {
+    fs::create_directory(path_);
+    std::ofstream(path_ + "/" + name) << "weights";
+    ExpectBothFail(ErrorCode::kInvalidArgument, "not a Cairn store");
+    EXPECT_THAT(Store::Open(path_, OpenMode::kWrite).error().message, HasSubstr(name));
+    EXPECT_EQ(std::distance(fs::directory_iterator(path_), {}), 1);
+    fs::remove_all(path_);
+  }
+}
+
+TEST_F(StoreIdentityTest, NamesThatAStoreUsesAreRefusedAndNotChanged) {
+  for (const char* name : {"hint", "roots", "pending", "leases/notes.txt", "pages/a.csv"}) {
+    const fs::path file = fs::path(path_) / name;
+    fs::create_directories(file.parent_path());
+    std::ofstream(file) << "mine";
+    ExpectBothFail(ErrorCode::kInvalidArgument, "not a Cairn store");
+    EXPECT_EQ(fs::file_size(file), 4u);
+    EXPECT_FALSE(fs::exists(path_ + "/CAIRN"));
+    fs::remove_all(path_);
+  }
 }
 
 TEST_F(StoreIdentityTest, NewerFormatIsUnimplemented) {
