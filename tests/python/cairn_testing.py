@@ -86,6 +86,16 @@ def segment_files(store: Path) -> list[Path]:
     return sorted((store / "segments").iterdir())
 
 
+def stored_files(path: Path) -> set[str]:
+    """The objects of payload, tables and pending parts of a store."""
+    return {
+        str(each.relative_to(path))
+        for folder in ("segments", "tables", "pending")
+        for each in (path / folder).rglob("*")
+        if each.is_file()
+    }
+
+
 def shares_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 

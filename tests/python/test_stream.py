@@ -1,0 +1,228 @@
+"""`Store.stream`: the tensors of a step one after the other, in file order."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cairn_testing import assert_same, random_tensor, run_python, stored_files
+
+import cairn
+from cairn import Corrupt, Invalid, NotFound
+
+MIB = 1 << 20
+
+
+def flip_byte(file: Path, offset: int) -> None:
+    with open(file, "r+b") as opened:
+        opened.seek(offset)
+        byte = opened.read(1)[0]
+        opened.seek(offset)
+        opened.write(bytes([byte ^ 1]))
+
+
+def sample_state() -> dict:
+    state = {f"big.{i}": random_tensor(torch.float32, MIB, seed=i) for i in range(5)}
+    state["half"] = random_tensor(torch.bfloat16, 33, 65)
+    state["empty"] = torch.zeros(0, 4)
+    state["array"] = np.arange(100, dtype=np.float64).reshape(20, 5)
+    state["scalar"] = np.int64(7)
+    state["step"] = 3
+    return state
+
+
+@pytest.mark.parametrize("read_ahead_bytes", [0, MIB, 9 * MIB, 256 * MIB])
+def test_streaming_yields_every_tensor_once(store, read_ahead_bytes):
+    state = sample_state()
+    store.save(1, state)
+
+    streamed = dict(store.stream(read_ahead_bytes=read_ahead_bytes))
+
+    del state["step"]
+    assert sorted(streamed) == sorted(state)
+    for fqn, tensor in state.items():
+        assert_same(streamed[fqn], tensor)
+
+
+def test_the_order_is_that_of_the_files(store):
+    names = [f"t{i:02}" for i in range(40)]
+    shuffled = [names[i] for i in np.random.default_rng(3).permutation(40)]
+    with store.writer(1) as writer:
+        for name in shuffled:
+            writer.add(name, random_tensor(torch.float32, 5000, seed=int(name[1:])))
+
+    assert [fqn for fqn, _ in store.stream()] == shuffled
+    assert [fqn for fqn, _ in store.stream(1, ["t0*", "!t05"])] == [
+        name for name in shuffled if name[1] == "0" and name != "t05"
+    ]
+    # What a later step has written is in another segment, before or after the first one.
+    state = store.read()
+    state["t07"] = torch.zeros(5000)
+    state["t30"] = torch.ones(5000)
+    store.save(2, state)
+    streamed = [fqn for fqn, _ in store.stream()]
+    assert {"t07", "t30"} in (set(streamed[:2]), set(streamed[-2:]))
+    assert [fqn for fqn in streamed if fqn not in ("t07", "t30")] == [
+        name for name in shuffled if name not in ("t07", "t30")
+    ]
+    for fqn, tensor in store.stream():
+        assert_same(tensor, state[fqn])
+
+
+def test_each_tensor_is_the_callers(store):
+    base = torch.arange(64.0)
+    store.save(1, {"a": base, "b": base[:32], "c": base})
+
+    streamed = dict(store.stream())
+
+    assert_same({name: streamed[name] for name in "abc"},
+                {"a": base, "b": base[:32].clone(), "c": base})
+    assert len({tensor.untyped_storage().data_ptr() for tensor in streamed.values()}) == 3
+    streamed["a"].zero_()
+    assert_same(streamed["c"], base)
+
+
+def test_a_tensor_that_the_caller_drops_is_freed_at_once(store):
+    store.save(1, {f"t{i}": torch.ones(MIB) for i in range(6)})
+    dead = 0
+    for _, tensor in store.stream():
+        reference = weakref.ref(tensor)
+        del tensor
+        dead += reference() is None
+    assert dead == 6
+
+
+def test_leaving_the_iteration_early_ends_its_reads(store):
+    store.save(1, {f"t{i}": torch.ones(MIB) for i in range(32)})
+    before = threading.active_count()
+
+    for fqn, _ in store.stream(read_ahead_bytes=16 * MIB):
+        break
+
+    assert threading.active_count() == before
+    iterator = store.stream(read_ahead_bytes=16 * MIB)
+    next(iterator)
+    del iterator
+    assert threading.active_count() == before
+    store.delete(1)
+
+
+def test_damage_is_reported_at_the_damaged_tensor(store, path):
+    with store.writer(1) as writer:
+        for i in range(8):
+            writer.add(f"t{i}", random_tensor(torch.float32, 64 << 10, seed=i))
+    [segment] = [path / name for name in stored_files(path) if name.startswith("segments")]
+    flip_byte(segment, (5 * (256 << 10)) + 3000)
+
+    yielded = []
+    with pytest.raises(Corrupt) as raised:
+        for fqn, tensor in store.stream():
+            yielded.append(fqn)
+            assert_same(tensor, random_tensor(torch.float32, 64 << 10, seed=int(fqn[1:])))
+
+    damaged = raised.value.key
+    assert damaged in ("t4", "t5") and yielded == [f"t{i}" for i in range(int(damaged[1:]))]
+    assert raised.value.file and raised.value.step == 1
+
+
+def test_wrong_arguments_are_refused_at_the_call(store):
+    with pytest.raises(NotFound):
+        store.stream()
+    store.save(1, {"a": torch.ones(1)})
+    with pytest.raises(NotFound):
+        store.stream(2)
+    with pytest.raises(NotFound):
+        store.stream(patterns="b")
+    with pytest.raises(Invalid):
+        store.stream(read_ahead_bytes=-1)
+
+
+def test_closing_the_store_ends_the_iteration(path):
+    store = cairn.open(path, mode="a")
+    store.save(1, {f"t{i}": torch.ones(MIB) for i in range(8)})
+    iterator = store.stream(read_ahead_bytes=0)
+    next(iterator)
+    store.close()
+
+    with pytest.raises(Invalid, match="closed"):
+        list(iterator)
+
+
+def test_values_alone_are_an_empty_stream(store):
+    store.save(1, {"a": 1})
+
+    assert list(store.stream()) == []
+
+
+def test_a_copy_from_store_to_store_needs_no_more_than_one_tensor(store, tmp_path):
+    state = sample_state()
+    store.save(1, state)
+    with cairn.open(tmp_path / "copy", mode="a") as copy:
+        with copy.writer(1) as writer:
+            writer.add_all(store.stream())
+            writer.add("step", store.read("step")["step"])
+        assert copy.diff(1, 1).changed == ()
+        for fqn, value in copy.read(flat=True).items():
+            assert_same(value, state[fqn])
+
+
+def test_writing_and_streaming_take_bounded_memory(path):
+    done = run_python(
+        """
+        import sys, threading, time, cairn, torch
+        MIB = 1 << 20
+        peak = 0
+        def resident_bytes():
+            return int(open("/proc/self/statm").read().split()[1]) * 4096
+        def watch():
+            global peak
+            while True:
+                peak = max(peak, resident_bytes())
+                time.sleep(0.002)
+        threading.Thread(target=watch, daemon=True).start()
+        with cairn.open(sys.argv[1], mode="a") as store:
+            tensor = torch.empty(8 * MIB)  # 32 MiB
+            def write(step, count):
+                with store.writer(step) as writer:
+                    for i in range(count):
+                        tensor.fill_(i)
+                        writer.add(f"t{i}", tensor)
+            write(1, 2)
+            for step in (2, 3):  # the second one compares with the first
+                start = peak = resident_bytes()
+                write(step, 32)
+                print((peak - start) // MIB)
+            for tensor in store.stream(1): pass
+            del tensor
+            start = peak = resident_bytes()
+            total = 0
+            for fqn, tensor in store.stream(3, read_ahead_bytes=64 * MIB):
+                total += tensor.nbytes
+                del tensor
+            print((peak - start) // MIB)
+            print(total // MIB)
+        """,
+        path,
+    )
+    first, second, streamed, total = map(int, done.stdout.split())
+    assert total == 1024
+    assert first < 100 and second < 100, (first, second)
+    assert streamed < 64 + 32 + 100, streamed
+
+
+def test_the_examples_of_the_page_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).resolve().parents[2] / "docs" / "streaming.md"
+    blocks = page.read_text().split("```python\n")[1:]
+    names: dict = {}
+    for block in blocks:
+        exec(block.split("```")[0], names)
+
+    assert len(blocks) == 3
+    with cairn.open("runs/copy") as copy, cairn.open("runs/big") as big:
+        read = big.read("model")
+        assert_same(copy.read(), read["model"])

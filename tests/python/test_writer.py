@@ -1,0 +1,386 @@
+"""`Store.writer`: states that are saved tensor by tensor."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from cairn_testing import assert_same, random_tensor, run_python, stored_files
+
+import cairn
+from cairn import Conflict, Invalid
+
+MIB = 1 << 20
+
+
+def test_added_leaves_are_read_as_a_nested_state(store):
+    weight = random_tensor(torch.bfloat16, 300, 7)
+    bias = np.arange(5, dtype=np.int16)
+
+    with store.writer(7, tags=["best"], metrics={"loss": 1.5}, note="streamed") as writer:
+        writer.add("model.layers.0.weight", weight)
+        writer.add("model.layers.0.bias", bias)
+        writer.add("epoch", 3)
+        writer.add("config", {"betas": (0.9, 0.999), "names": ["a", "b"]})
+        assert store.steps() == []
+
+    expected = {
+        "model": {"layers": {"0": {"weight": weight, "bias": bias}}},
+        "epoch": 3,
+        "config": {"betas": (0.9, 0.999), "names": ["a", "b"]},
+    }
+    assert_same(store.read(), expected)
+    info = store.step_info(7)
+    assert (info.tags, info.metrics, info.note) == (("best",), {"loss": 1.5}, "streamed")
+    assert (info.tensors, info.values) == (2, 5)
+    assert (writer.report.step, writer.report.logical_bytes) == (7, weight.nbytes + bias.nbytes)
+
+
+def test_a_list_in_the_state_is_filled_from_numbered_names(store):
+    tensor = random_tensor(torch.float32, 4)
+    with store.writer(1) as writer:
+        writer.add("layers.0.weight", tensor)
+        writer.add("layers.1.weight", tensor + 1)
+
+    state = {"layers": [{"weight": torch.zeros(4)}, {"weight": torch.zeros(4)}]}
+    store.load(state)
+
+    assert_same(state, {"layers": [{"weight": tensor}, {"weight": tensor + 1}]})
+
+
+def test_every_kind_of_leaf_that_save_accepts(store):
+    base = torch.arange(12.0).reshape(3, 4)
+    leaves = {
+        "strided": base.t(),
+        "empty": torch.zeros(0, 3),
+        "scalar": np.float64(2.5),
+        "reversed": np.arange(6)[::-1],
+        "none": None,
+        "text": "x",
+        "tied": {"a": base, "b": base[1:]},
+    }
+
+    with store.writer(1) as writer:
+        writer.add_all(leaves.items())
+        writer.add("module", torch.nn.Linear(2, 3))
+
+    read = store.read()
+    assert_same(read["strided"], base.t().contiguous())
+    assert_same(read["reversed"], np.arange(6)[::-1].copy())
+    assert_same({name: read[name] for name in ("scalar", "none", "text")},
+                {name: leaves[name] for name in ("scalar", "none", "text")})
+    assert read["tied"]["b"].untyped_storage().data_ptr() == (
+        read["tied"]["a"].untyped_storage().data_ptr()
+    )
+    assert set(read["module"]) == {"weight", "bias"}
+
+
+def test_the_caller_may_change_a_tensor_after_it_was_added(store):
+    tensor = torch.zeros(3 * MIB)
+    with store.writer(1) as writer:
+        for number in range(4):
+            tensor.fill_(number)
+            writer.add(f"t{number}", tensor)
+
+    assert [store.read(f"t{n}")[f"t{n}"][-1].item() for n in range(4)] == [0, 1, 2, 3]
+
+
+def test_unchanged_chunks_are_references_to_the_base(store):
+    state = {f"w{i}": random_tensor(torch.int32, MIB, seed=i) for i in range(4)}
+    store.save(1, state)
+    state["w2"][5] += 1
+
+    with store.writer(2) as writer:
+        writer.add_all(state.items())
+
+    assert (writer.report.chunks, writer.report.chunks_reused) == (4, 3)
+    assert writer.report.written_bytes == 64 << 10
+    assert store.step_info(2).base_step == 1
+    assert_same(store.read(step=2), state)
+    with store.writer(3, incremental=False) as writer:
+        writer.add_all(state.items())
+    assert writer.report.written_bytes == 16 * MIB
+    # A save after a writer compares with its step.
+    assert store.save(4, state).written_bytes == 0
+
+
+def test_options_of_a_save_apply(store):
+    tensor = torch.zeros(MIB)
+    with store.writer(1, chunk_bytes=MIB, compress=True, statistics=True) as writer:
+        writer.add("t", tensor)
+
+    assert writer.report.chunks == 4
+    assert writer.report.written_bytes < MIB
+    assert store.statistics()["t"].zeros == MIB
+    changed = tensor.clone()
+    changed[:: 1 << 12] = 1
+    store.save(2, {"t": random_tensor(torch.float32, MIB)})
+    base = store.read("t")["t"]
+    base[:: 1 << 12] = 1
+    with store.writer(3, deltas=True) as writer:
+        writer.add("t", base)
+    assert writer.report.written_bytes < MIB
+    assert_same(store.read("t")["t"], base)
+
+
+def test_a_step_is_replaced_only_with_overwrite(store):
+    store.save(1, {"t": torch.zeros(3)})
+
+    with pytest.raises(Conflict), store.writer(1):
+        pass
+    with store.writer(1, overwrite=True) as writer:
+        writer.add("t", torch.ones(3))
+
+    assert_same(store.read(), {"t": torch.ones(3)})
+    with pytest.raises(Conflict), store.writer(1) as writer:
+        writer.add("t", torch.ones(3))
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_an_error_in_the_block_leaves_the_store_unchanged(store, path, error):
+    store.save(1, {"t": torch.ones(100)})
+    before = stored_files(path)
+
+    with pytest.raises(error), store.writer(2) as writer:
+        writer.add("t", random_tensor(torch.float32, 5 * MIB))
+        raise error
+
+    assert store.steps() == [1]
+    assert stored_files(path) == before
+    with pytest.raises(Invalid, match="ended"):
+        writer.add("u", torch.ones(1))
+    store.save(2, {"t": torch.ones(100)})
+
+
+def test_an_empty_block_is_an_empty_step(store):
+    with store.writer(1):
+        pass
+
+    assert store.read() == {}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("a", "a"), ("a", "a.b"), ("a.b", "a"), ("a.b.c", "a"), ("a.b", "a.b.c.d")],
+)
+def test_names_that_contradict_each_other_are_refused(store, first, second):
+    with store.writer(1) as writer:
+        writer.add(first, torch.ones(2))
+        with pytest.raises(Invalid):
+            writer.add(second, torch.zeros(2))
+        writer.add("ab", 1)
+
+    assert_same(store.read(flat=True), {first: torch.ones(2), "ab": 1})
+
+
+def test_what_cannot_be_saved_is_refused_and_the_rest_is_committed(store):
+    with store.writer(1) as writer:
+        writer.add("a", 1)
+        for name, value in (("b", object()), ("c", torch.ones(2).to_sparse()), ("", 1), (3, 1)):
+            with pytest.raises(Invalid):
+                writer.add(name, value)
+        writer.add("b", 2)
+
+    assert store.read() == {"a": 1, "b": 2}
+
+
+def test_uses_outside_of_the_block_are_refused(store):
+    writer = store.writer(1)
+    with pytest.raises(Invalid, match="with store.writer"):
+        writer.add("a", 1)
+    with writer:
+        writer.add("a", 1)
+    with pytest.raises(Invalid, match="ended"):
+        writer.add("b", 1)
+    with pytest.raises(Invalid, match="once"), writer:
+        pass
+    assert store.read() == {"a": 1}
+
+
+def test_other_changes_of_the_store_wait_for_the_end_of_the_block(store):
+    with store.writer(1) as writer:
+        writer.add("a", 1)
+        with pytest.raises(Invalid, match="writer"), store.writer(2):
+            pass
+        with pytest.raises(Invalid):
+            store.save(2, {"a": 2})
+        writer.add("b", 2)
+
+    assert store.steps() == [1] and store.read() == {"a": 1, "b": 2}
+    store.save(2, {"a": 2})
+
+
+def test_a_writer_waits_for_the_asynchronous_save_before_it(store):
+    handle = store.save_async(1, {"t": random_tensor(torch.float32, 4 * MIB)})
+
+    with store.writer(2) as writer:
+        writer.add("a", 1)
+
+    assert handle.result().step == 1 and store.steps() == [1, 2]
+
+
+def test_closing_the_store_in_the_block_aborts_the_step(path):
+    store = cairn.open(path, mode="a")
+    store.save(1, {"a": 1})
+    before = stored_files(path)
+    with pytest.raises(Invalid, match="ended"), store.writer(2) as writer:
+        writer.add("t", random_tensor(torch.float32, MIB))
+        store.close()
+
+    with cairn.open(path, mode="a") as store:
+        assert store.steps() == [1] and stored_files(path) == before
+
+
+def test_a_store_for_reading_has_no_writer(path):
+    cairn.open(path, mode="a").close()
+    with cairn.open(path) as store, pytest.raises(Invalid), store.writer(1):
+        pass
+
+
+def test_a_forgotten_writer_does_not_prevent_the_close(path):
+    store = cairn.open(path, mode="a")
+    writer = store.writer(1).__enter__()
+    writer.add("t", torch.ones(9))
+    store.close()
+    cairn.open(path, mode="a").close()
+
+
+def test_threads_may_take_turns_but_not_add_at_the_same_time(store):
+    tensors = [random_tensor(torch.float32, 4 * MIB, seed=i) for i in range(8)]
+    conflicts: list[str] = []
+    with store.writer(1) as writer:
+
+        def add(number: int) -> None:
+            while True:
+                try:
+                    return writer.add(f"t{number}", tensors[number])
+                except Conflict as error:
+                    conflicts.append(str(error))
+                    time.sleep(0.001)
+
+        threads = [threading.Thread(target=add, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert conflicts and "one at a time" in conflicts[0]
+    assert_same(dict(sorted(store.read().items())), {f"t{i}": tensors[i] for i in range(8)})
+
+
+def test_a_writer_of_another_process_after_a_fork_is_refused(path):
+    done = run_python(
+        """
+        import os, sys, cairn, torch
+        with cairn.open(sys.argv[1], mode="a") as store:
+            with store.writer(1) as writer:
+                writer.add("a", torch.ones(4))
+                child = os.fork()
+                if child == 0:
+                    try:
+                        writer.add("b", 1)
+                    except cairn.Invalid:
+                        os._exit(7)
+                    os._exit(1)
+                print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            print(store.read(flat=True).keys())
+        """,
+        path,
+    )
+    assert done.stdout.splitlines() == ["7", "dict_keys(['a'])"]
+
+
+def test_no_space_ends_the_writer(store, path, monkeypatch):
+    limit = 8 * MIB
+    done = run_python(
+        """
+        import resource, signal, sys, cairn, torch
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        store = cairn.open(sys.argv[1], mode="a")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
+        try:
+            with store.writer(1) as writer:
+                try:
+                    for i in range(64):
+                        writer.add(f"t{i}", torch.rand(1 << 20))
+                except cairn.Unavailable:
+                    print("unavailable")
+                try:
+                    writer.add("small", 1)
+                except cairn.Invalid:
+                    print("cannot be committed")
+        except cairn.Invalid as error:
+            print("not committed")
+        print(store.steps())
+        """,
+        path.with_name("limited"),
+        limit,
+    )
+    expected = ["unavailable", "cannot be committed", "not committed", "[]"]
+    assert done.stdout.splitlines() == expected
+
+
+_KILLED = """
+import os, signal, sys, cairn, numpy
+store = cairn.open(sys.argv[1], mode="a")
+with store.writer(2) as writer:
+    for i in range(6):
+        writer.add(f"t{i}", numpy.random.rand(1 << 20))
+        print(i, flush=True)
+        if i == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_writer_has_written_is_removed_by_the_next_open(path):
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"t": torch.ones(100)})
+    before = stored_files(path)
+
+    child = subprocess.run([sys.executable, "-c", _KILLED, str(path)], capture_output=True,
+                           env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    assert stored_files(path) - before, "the child was killed before it wrote"
+    with cairn.open(path) as store:
+        assert store.steps() == [1]
+    with cairn.open(path, mode="a") as store:
+        assert stored_files(path) == before
+        with store.writer(2) as writer:
+            writer.add("t", torch.ones(5))
+        assert store.steps() == [1, 2]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_writer_that_is_killed_at_any_moment_has_committed_all_or_nothing(path, seed):
+    program = """
+import sys, cairn, numpy
+store = cairn.open(sys.argv[1], mode="a")
+print("begin", flush=True)
+for step in range(1, 1000):
+    with store.writer(step) as writer:
+        for i in range(3):
+            writer.add(f"t{i}", numpy.full(1 << 18, step))
+    print(step, flush=True)
+"""
+    child = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE,
+                             text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    child.stdout.readline()
+    time.sleep(0.05 + 0.07 * seed)
+    child.kill()
+    printed = child.stdout.read().split()
+    child.wait()
+
+    with cairn.open(path, mode="a") as store:
+        steps = store.steps()
+        assert len(steps) - len(printed) in (0, 1)
+        for step in steps[-3:]:
+            state = store.read(step=step)
+            assert_same(state, {f"t{i}": np.full(1 << 18, step) for i in range(3)})
