@@ -11,3 +11,6 @@ sys.path[:0] = [str(TESTS / "python"), str(TESTS.parent / "build" / "python")]
 # Nothing is downloaded: models are created from small configurations.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# JAX divides the CPU into eight devices. Read when it is imported.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "dcp": {*_BASE, "_ranks", "_tensors", "_save", "_load", "_mirror", "torch", "dcp"},
     "convert": {*_BASE, "_tensors", "_load", "store", "convert"},
     "hf": {*_BASE, "_tensors", "_load", "_save", "_open", "store", "torch", "convert", "hf"},
-    "jax": {*_BASE, "_tensors", "_load", "_save", "_open", "store", "jax"},
+    "jax": {*_BASE, "_ranks", "_tensors", "_load", "_save", "_open", "store", "jax"},
     "trainers": {*_BASE, "_open", "store", "torch", "dcp", "hf", "trainers"},
     "_retention": {*_BASE, "_ranks", "_mirror", "_retention"},
     "_versions": {*_BASE, "_versions"},

@@ -320,8 +320,14 @@ def ranks_of(group: ProcessGroup, timeout: float) -> Ranks:
     return Ranks(communicator, numbers, device, timeout, objection, bound)
 
 
-def choose_ranks(process_group: ProcessGroup | None, alone: bool, timeout: float) -> Ranks:
-    """The ranks that open a store together, as the caller of `cairn.open` asks. Raises Invalid."""
+def choose_ranks(process_group: ProcessGroup | Ranks | None, alone: bool, timeout: float) -> Ranks:
+    """The ranks that open a store together, as the caller of `cairn.open` asks. Raises Invalid.
+
+    ``process_group``: of torch; or the ranks themselves, which a front end of another library has
+    connected.
+    """
+    if isinstance(process_group, Ranks):
+        return process_group
     if alone and process_group is not None:
         raise Invalid("give process_group or alone=True, not both")
     group = default_group() if process_group is None else process_group
@@ -339,17 +345,33 @@ def connect(group: ProcessGroup, timeout: float) -> _cairn.Communicator:
     dist = _distributed()
     world_size = dist.get_world_size(group)
 
-    def all_gather(message: Any) -> list[Any]:
+    def all_gather(message: bytes) -> list[bytes]:
         messages: list[Any] = [None] * world_size
         dist.all_gather_object(messages, message, group=group)
         return messages
 
+    return connect_ranks(dist.get_rank(group), world_size, all_gather, _master_address(), timeout)
+
+
+def connect_ranks(
+    rank: int,
+    world_size: int,
+    all_gather: Callable[[bytes], list[bytes]],
+    rendezvous: str,
+    timeout: float,
+) -> _cairn.Communicator:
+    """A communicator over ranks that can already exchange messages, with ``all_gather``.
+    Collective.
+
+    The interface is chosen as for `connect`, with the route to ``rendezvous``, a ``tcp://`` address
+    or empty.
+    """
     is_one_host = len(set(all_gather(_this_host()))) == 1
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     return _cairn.Communicator(
-        rank=dist.get_rank(group),
+        rank=rank,
         world_size=world_size,
-        rendezvous=_master_address(),
+        rendezvous=rendezvous,
         # Messages of many ranks are long, but mostly zeros.
         all_gather=lambda mine: [*map(zlib.decompress, all_gather(zlib.compress(mine, 1)))],
         interface=interface or ("127.0.0.1" if is_one_host else ""),
@@ -369,7 +391,7 @@ def _default_device(group: ProcessGroup) -> Any:
     return torch.device(sorted(types)[0], module.current_device())
 
 
-def _this_host() -> tuple[str, str]:
+def _this_host() -> bytes:
     """An identifier that is equal for processes that share a loopback interface."""
     import socket
 
@@ -378,7 +400,7 @@ def _this_host() -> tuple[str, str]:
             boot = file.read().strip()
     except OSError:
         boot = ""
-    return socket.gethostname(), boot
+    return f"{socket.gethostname()} {boot}".encode()
 
 
 def _master_address() -> str:

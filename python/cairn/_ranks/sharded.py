@@ -94,6 +94,15 @@ class Shards:
         self.groups: dict[str, list[int]] = {}
         """Ranks of the process group of each described ShardedTensor, by FQN."""
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether the store has one rank."""
+        return self._ranks.world_size == 1
+
+    @property
+    def all_ranks(self) -> list[int]:
+        return list(range(self._ranks.world_size))
+
     def of(self, value: Any, fqn: str) -> MeshShard | BoxShard:
         """The part of the tensor on this rank. Raises Invalid."""
         return self._dtensor(value, fqn) if is_dtensor(value) else self._boxes(value, fqn)

@@ -14,6 +14,7 @@ from cairn._base import dtypes
 from cairn._base.devices import HOST, device_of
 from cairn._base.tree import NUMPY_ARRAY, NUMPY_SCALAR, TENSOR
 from cairn._ranks.sharded import BoxShard, MeshShard, Shards, arrived, is_sharded
+from cairn._tensors.boxed import BoxedTensor
 from cairn._tensors.host_copies import HostCopies
 from cairn.errors import refuse
 
@@ -84,6 +85,8 @@ class Sources:
             import numpy as np
 
             return _numpy(np.asarray(value), fqn, NUMPY_SCALAR)
+        if isinstance(value, BoxedTensor):
+            return self._boxed(value, fqn)
         if is_tensor_like(value):
             return self._torch(from_dlpack(value, fqn), fqn)
         return None
@@ -103,6 +106,20 @@ class Sources:
             owners.append(source.owner)
         sharding = (shard.global_shape, None, parts)
         return Source(TENSOR, code, (0,), (1,), 0, HOST, owners, sharding)
+
+    def _boxed(self, value: BoxedTensor, fqn: str) -> Source:
+        sources = [_numpy_as(box.array, value.dtype) for box in value.boxes]
+        if value.is_replicated or (value.is_complete and self._shards.is_alone):
+            return sources[0]
+        self._shards.groups[fqn] = self._shards.all_ranks
+        parts = [
+            (box.offsets, source.shape, source.strides, source.address, HOST)
+            for box, source in zip(value.boxes, sources)
+            if box.array.size > 0
+        ]
+        owners = [source.owner for source in sources]
+        sharding = (value.shape, None, parts)
+        return Source(TENSOR, value.dtype, (0,), (1,), 0, HOST, owners, sharding)
 
     def _torch(self, tensor: Any, fqn: str) -> Source:
         tensor = arrived(tensor)
@@ -201,6 +218,15 @@ def _numpy(array: np.ndarray, fqn: str, kind: int) -> Source:
         array = array.copy(order="C")
         strides = row_major(array.shape)
     return Source(kind, code, array.shape, strides, address_of(array), HOST, array)
+
+
+def _numpy_as(array: np.ndarray, code: int) -> Source:
+    """The source of an array whose elements have the bytes of a dtype that numpy may lack."""
+    strides = element_strides(array)
+    if strides is None:
+        array = array.copy(order="C")
+        strides = row_major(array.shape)
+    return Source(TENSOR, code, array.shape, strides, address_of(array), HOST, array)
 
 
 def element_strides(array: np.ndarray) -> tuple[int, ...] | None:

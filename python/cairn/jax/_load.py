@@ -1,0 +1,336 @@
+"""Loading pytrees.
+
+1. The leaves of the template are compared with those of the step; nothing is read before all of
+   them fit.
+2. Each process reads the boxes that its devices need, each box once, in batches of bounded size.
+3. The boxes become the shards of the new arrays; on a CPU without a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from cairn import _cairn
+from cairn._base import devices
+from cairn._base.patterns import all_patterns, clean_prefix
+from cairn._open import open as open_store
+from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at, plain_value
+from cairn._tensors.sources import address_of, row_major
+from cairn._tensors.targets import check_same
+from cairn.errors import Invalid, NotFound
+from cairn.jax._arrays import (
+    KEY_DATA,
+    KEY_IMPL,
+    box_of,
+    code_of,
+    dtype_of,
+    is_kept,
+    is_key,
+    new_buffer,
+)
+from cairn.jax._save import StoreOrPath
+from cairn.jax._tree import flatten, fqn_of
+from cairn.store import Store
+
+_BATCH_BYTES = 1 << 30
+
+
+def load(
+    store: StoreOrPath,
+    template: Any = None,
+    step: int | str | None = None,
+    *,
+    strict: bool = True,
+    prefix: str = "",
+) -> Any:
+    """Reads ``step`` (by default the latest) as a pytree like ``template``.
+
+    Any mesh and sharding can load what any other one, or torch, has saved: each device gets its box
+    of the array, and only that is read. Leaves of the template that are ``jax.Array`` or
+    ``jax.ShapeDtypeStruct`` become arrays with the same shape, dtype and sharding; numpy arrays
+    become numpy arrays; and other leaves become the plain value that the step has. The template
+    itself is not changed. Arrays of a step without a sharding, and those of a template that are not
+    committed to devices, are placed as ``jax.numpy`` places new arrays.
+
+    Args:
+        store: a store, or the address of one, which is opened for this call.
+        template: the pytree; without it, the result is nested as the step is, with all arrays on
+            the default device. Arrays of 64-bit dtypes then remain numpy arrays if JAX would
+            convert them to 32 bits.
+        strict: ``False`` ignores keys that only the step has, and keeps the leaves of the template
+            that the step lacks.
+        prefix: what the keys of the step have before those of the template: ``"model"``.
+
+    Raises:
+        NotFound: the step does not exist, or (strict) lacks keys of the template.
+        Invalid: dtypes, shapes or kinds differ; JAX would convert a 64-bit array to 32 bits; or
+            (strict) the template lacks keys of the step.
+        Corrupt: the bytes are not those that were written.
+    """
+    with nullcontext(store) if isinstance(store, Store) else open_store(store) as opened:
+        native, number = opened._place_of(step)
+        prefix = clean_prefix(prefix)
+        contents = native.contents(number, all_patterns([], prefix, []))
+        reader = _Reader(native, contents)
+        if template is None:
+            leaves = [reader.add_default(leaf_at(contents, i)) for i in range(len(contents))]
+            reader.read()
+            return contents.build([leaf.result() for leaf in leaves])
+        paths, structure = flatten(template)
+        names = [f"{prefix}.{fqn_of(path)}" if prefix else fqn_of(path) for path, _ in paths]
+        _check_keys(contents, names, [value for _, value in paths], strict)
+        planned = [reader.add(fqn, value) for fqn, (_, value) in zip(names, paths)]
+        reader.read()
+        return jax.tree_util.tree_unflatten(structure, [leaf.result() for leaf in planned])
+
+
+def _check_keys(
+    contents: _cairn.Contents, names: list[str], values: list[Any], strict: bool
+) -> None:
+    if not strict:
+        return
+    needed = {name for fqn, value in zip(names, values) for name in _stored_names(fqn, value)}
+    present = set(contents.fqns())
+    way_out = "load a part with prefix=, or use strict=False"
+    if missing := sorted(needed - present):
+        raise NotFound(
+            f"step {contents.step} lacks '{missing[0]}' of the template"
+            f"{_and_more(missing)}: {way_out}",
+            key=missing[0],
+            step=contents.step,
+        )
+    if unexpected := sorted(present - needed):
+        raise Invalid(
+            f"the template lacks '{unexpected[0]}' of step {contents.step}"
+            f"{_and_more(unexpected)}: {way_out}",
+            key=unexpected[0],
+            step=contents.step,
+        )
+
+
+def _and_more(names: list[str]) -> str:
+    return f" and {len(names) - 1} more keys" if len(names) > 1 else ""
+
+
+def _stored_names(fqn: str, value: Any) -> list[str]:
+    if _has_dtype(value) and is_key(value.dtype):
+        return [f"{fqn}.{KEY_DATA}", f"{fqn}.{KEY_IMPL}"]
+    return [fqn]
+
+
+def _has_dtype(value: Any) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+class _Shard(NamedTuple):
+    """A box of an array, and the devices that need it; None: the default device."""
+
+    offsets: tuple[int, ...]
+    buffer: np.ndarray
+    devices: list[Any]
+
+
+class _Value:
+    """A leaf that needs no read."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def result(self) -> Any:
+        return self._value
+
+
+class _Array:
+    """An array of the result, whose boxes are read first."""
+
+    def __init__(self, fqn: str, dtype: np.dtype, shape: tuple[int, ...], sharding: Any) -> None:
+        self.fqn = fqn
+        self.dtype = dtype
+        self.shape = shape
+        self._sharding = sharding
+        """None: the default device; "numpy": a numpy array."""
+        self._shards: list[_Shard] = []
+        self._made: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(int(np.prod(sizes)) for _, sizes, _ in self._boxes()) * self.dtype.itemsize
+
+    def request(self, requests: _cairn.Requests, code: int) -> None:
+        """Allocates the boxes, and requests their contents."""
+        for offsets, sizes, places in self._boxes():
+            buffer = new_buffer(self.dtype, sizes)
+            self._shards.append(_Shard(offsets, buffer, places))
+            if buffer.size > 0:
+                target = code, row_major(sizes), address_of(buffer), devices.HOST
+                requests.add(self.fqn, offsets, sizes, target)
+
+    def make(self) -> None:
+        """Makes the array of the boxes, which were read."""
+        if self._sharding == "numpy":
+            self._made = self._shards[0].buffer
+        elif self._sharding is None:
+            self._made = jax.device_put(self._shards[0].buffer)
+        else:
+            kind = self._sharding.memory_kind
+            arrays = [
+                jax.device_put(
+                    shard.buffer, jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
+                )
+                for shard in self._shards
+                for device in shard.devices
+            ]
+            self._made = jax.make_array_from_single_device_arrays(
+                self.shape, self._sharding, arrays, dtype=self.dtype
+            )
+        self._shards.clear()
+
+    def result(self) -> Any:
+        return self._made
+
+    def _boxes(self) -> list[tuple[tuple[int, ...], tuple[int, ...], list[Any]]]:
+        if self._sharding is None or self._sharding == "numpy":
+            return [((0,) * len(self.shape), self.shape, [])]
+        places: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Any]] = {}
+        indices = self._sharding.addressable_devices_indices_map(self.shape)
+        for device, index in indices.items():
+            places.setdefault(box_of(index, self.shape), []).append(device)
+        return [(*box, where) for box, where in places.items()]
+
+
+class _Key:
+    """A PRNG key array, which is made of its data."""
+
+    def __init__(self, data: _Array, implementation: str, sharding: Any) -> None:
+        self._data = data
+        self._implementation = implementation
+        self._sharding = sharding
+
+    def result(self) -> Any:
+        key = jax.random.wrap_key_data(self._data.result(), impl=self._implementation)
+        return key if self._sharding is None else jax.device_put(key, self._sharding)
+
+
+class _Reader:
+    """Plans the leaves of a load, and reads their arrays in batches."""
+
+    def __init__(self, native: _cairn.Store, contents: _cairn.Contents) -> None:
+        self._native = native
+        self._contents = contents
+        self._places = {fqn: index for index, fqn in enumerate(contents.fqns())}
+        self._arrays: list[tuple[_Array, int]] = []
+
+    def add(self, fqn: str, value: Any) -> _Value | _Array | _Key:
+        """Plans a leaf for a leaf of the template. Raises Invalid."""
+        if any(name not in self._places for name in _stored_names(fqn, value)):
+            return _Value(value)
+        if not _has_dtype(value):
+            leaf = self._leaf(fqn)
+            if not isinstance(leaf, ValueLeaf):
+                raise self._mismatch(fqn, "an array", f"of type {type(value).__name__}")
+            return _Value(plain_value(leaf, self._contents.step, False))
+        if is_key(value.dtype):
+            return self._add_key(fqn, value)
+        leaf = self._tensor_leaf(fqn)
+        dtype, shape = np.dtype(value.dtype), tuple(value.shape)
+        code = code_of(dtype, fqn)
+        check_same(fqn, self._contents.step, (leaf.info.dtype, leaf.info.shape), (code, shape))
+        is_numpy = isinstance(value, (np.ndarray, np.generic))
+        if not is_numpy and not is_kept(dtype):
+            raise Invalid(
+                f"'{fqn}' is {dtype.name}, which JAX would convert to 32 bits: set jax_enable_x64, "
+                "or use a numpy array in the template",
+                key=fqn,
+                step=self._contents.step,
+            )
+        return self._add_array(leaf, "numpy" if is_numpy else _sharding_of(value))
+
+    def add_default(self, leaf: Leaf) -> _Value | _Array:
+        """Plans a leaf without a template."""
+        if isinstance(leaf, ValueLeaf):
+            return _Value(plain_value(leaf, self._contents.step, False))
+        dtype = dtype_of(leaf.info.dtype)
+        return self._add_array(leaf, None if dtype is not None and is_kept(dtype) else "numpy")
+
+    def read(self) -> None:
+        """Reads everything that was planned, and makes the arrays. Raises Corrupt."""
+        for batch in self._batches():
+            requests = _cairn.Requests()
+            for array, code in batch:
+                array.request(requests, code)
+            if len(requests) > 0:
+                devices.load(
+                    self._native, self._contents.info, requests, contents=self._contents
+                )
+            for array, _ in batch:
+                array.make()
+
+    def _batches(self) -> Iterator[list[tuple[_Array, int]]]:
+        batch: list[tuple[_Array, int]] = []
+        nbytes = 0
+        for array, code in self._arrays:
+            if batch and nbytes + array.nbytes > _BATCH_BYTES:
+                yield batch
+                batch, nbytes = [], 0
+            batch.append((array, code))
+            nbytes += array.nbytes
+        if batch:
+            yield batch
+
+    def _add_array(self, leaf: TensorLeaf, sharding: Any) -> _Array:
+        dtype = dtype_of(leaf.info.dtype)
+        if dtype is None:
+            raise self._mismatch(leaf.fqn, "of a dtype that JAX lacks", "an array")
+        array = _Array(leaf.fqn, np.dtype(dtype), leaf.info.shape, sharding)
+        self._arrays.append((array, leaf.info.dtype))
+        return array
+
+    def _add_key(self, fqn: str, value: Any) -> _Key:
+        data = self._tensor_leaf(f"{fqn}.{KEY_DATA}")
+        implementation = self._leaf(f"{fqn}.{KEY_IMPL}")
+        wanted = jax.random.key_impl(value) if isinstance(value, jax.Array) else None
+        stored = implementation.value if isinstance(implementation, ValueLeaf) else None
+        step = self._contents.step
+        if not isinstance(stored, str) or (wanted is not None and stored != wanted):
+            raise Invalid(
+                f"'{fqn}' is a key of {stored!r} in step {step} but of {wanted!r} in the template",
+                key=fqn,
+                step=step,
+            )
+        if tuple(value.shape) != data.info.shape[:-1]:
+            raise Invalid(
+                f"'{fqn}' has keys of shape {list(data.info.shape[:-1])} in step {step} but "
+                f"{list(value.shape)} in the template",
+                key=fqn,
+                step=step,
+            )
+        return _Key(self._add_array(data, None), stored, _sharding_of(value))
+
+    def _leaf(self, fqn: str) -> Leaf:
+        return leaf_at(self._contents, self._places[fqn])
+
+    def _tensor_leaf(self, fqn: str) -> TensorLeaf:
+        leaf = self._leaf(fqn)
+        if not isinstance(leaf, TensorLeaf):
+            raise self._mismatch(fqn, "a plain value", "an array")
+        return leaf
+
+    def _mismatch(self, fqn: str, stored: str, wanted: str) -> Invalid:
+        step = self._contents.step
+        return Invalid(
+            f"'{fqn}' is {stored} in step {step} but {wanted} in the template",
+            key=fqn,
+            step=step,
+        )
+
+
+def _sharding_of(value: Any) -> Any:
+    """The sharding of an array or a ShapeDtypeStruct; None for the default device."""
+    if isinstance(value, jax.Array) and not value.committed:
+        return None
+    return getattr(value, "sharding", None)
