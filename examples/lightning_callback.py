@@ -14,61 +14,7 @@ from typing import Any
 import pytorch_lightning as lightning
 import torch
 
-import cairn
-from cairn.torch import Saver
-
-
-class CairnCheckpoint(lightning.Callback):
-    """Saves module, optimizers, schedulers and loops; for training in one process.
-
-    The state of random generators is not saved, because Lightning uses them between epochs: seed
-    them by epoch in `on_train_epoch_start`.
-
-    Args:
-        address: Address of the store.
-        every: Number of epochs between saves.
-        options: Options of the `Saver`.
-    """
-
-    def __init__(self, address: str, every: int = 1, **options: Any) -> None:
-        self._address, self._options = address, {"every": every, **options}
-        self._loaded: dict[str, Any] | None = None
-
-    def on_fit_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        self._store = cairn.open(self._address, mode="a")
-        self._saver = Saver(self._store, **self._options)
-        if self._store.steps():
-            self._loaded = self._store.read()
-            module.load_state_dict(self._loaded["module"])
-            trainer.fit_loop.load_state_dict(self._loaded["loops"])
-
-    def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        if self._loaded is None:
-            return
-        for optimizer, state in zip(trainer.optimizers, self._loaded["optimizers"]):
-            optimizer.load_state_dict(state)
-        for config, state in zip(trainer.lr_scheduler_configs, self._loaded["schedulers"]):
-            config.scheduler.load_state_dict(state)
-        self._loaded = None
-
-    def on_train_epoch_end(
-        self, trainer: lightning.Trainer, module: lightning.LightningModule
-    ) -> None:
-        def state() -> dict[str, Any]:
-            return {
-                "module": module.state_dict(),
-                "optimizers": [one.state_dict() for one in trainer.optimizers],
-                "schedulers": [one.scheduler.state_dict() for one in trainer.lr_scheduler_configs],
-                "loops": trainer.fit_loop.state_dict(),
-            }
-
-        self._saver.step(trainer.current_epoch, state)
-
-    def teardown(
-        self, trainer: lightning.Trainer, module: lightning.LightningModule, stage: str
-    ) -> None:
-        self._saver.close()
-        self._store.close()
+from cairn.trainers.lightning import CairnCheckpoint
 
 
 class Regression(lightning.LightningModule):

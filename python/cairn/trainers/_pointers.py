@@ -1,0 +1,110 @@
+"""Pointer files: small files at the paths where trainers expect checkpoints.
+
+A trainer lists, links, copies and deletes its checkpoints as files. A pointer file names the store
+and the step that contain the checkpoint, as JSON:
+
+    {"cairn": 1, "store": "../store", "step": 100}
+
+A store in a directory is given relative to the folder of the pointer file, so that both can be
+moved together. The file is written when the step is durable, and removed before the step is
+deleted: a pointer never refers to a step that does not exist yet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from cairn._base.addresses import is_directory
+from cairn.errors import Corrupt, Invalid, NotFound
+
+_VERSION = 1
+_MAX_BYTES = 64 << 10
+
+
+class Pointer(NamedTuple):
+    """Where a checkpoint is."""
+
+    store: str
+    """Address of the store."""
+    step: int
+    prefix: str = ""
+    """What the keys of this checkpoint have before their names; empty for the complete step."""
+
+
+def write_pointer(
+    path: str | os.PathLike[str], pointer: Pointer, *, is_copied: bool = False
+) -> None:
+    """Writes a pointer file, durably and at once: readers see the old file or the new one.
+
+    `is_copied`: the file will be copied to another folder, so the store has its absolute path.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    store = pointer.store
+    if is_directory(store):
+        absolute = os.path.abspath(store.removeprefix("file:"))
+        store = absolute if is_copied else os.path.relpath(absolute, path.parent.resolve())
+    fields = {"cairn": _VERSION, "store": store, "step": pointer.step}
+    if pointer.prefix:
+        fields["prefix"] = pointer.prefix
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(fields, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_pointer(path: str | os.PathLike[str]) -> Pointer:
+    """Reads a pointer file.
+
+    Raises NotFound if there is no such file, Invalid if it is something else, and Corrupt if it was
+    damaged.
+    """
+    path = Path(path)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise NotFound(f"there is no checkpoint file {path}", file=str(path)) from None
+    if not data.lstrip().startswith(b'{"cairn"'):
+        raise Invalid(
+            f"{path} was not written by Cairn: load it with the plugin that has saved it",
+            file=str(path),
+        )
+    try:
+        fields = json.loads(data)
+        version, store, step = fields["cairn"], fields["store"], fields["step"]
+        prefix = fields.get("prefix", "")
+    except (ValueError, KeyError, TypeError) as error:
+        raise Corrupt(f"{path} is damaged ({error}): open the store", file=str(path)) from None
+    if version != _VERSION or not isinstance(store, str) or type(step) is not int:
+        raise Invalid(f"{path} has a version that this release cannot read", file=str(path))
+    if is_directory(store):
+        store = os.path.normpath(path.resolve().parent / store.removeprefix("file:"))
+    return Pointer(store, step, prefix)
+
+
+def is_pointer(path: str | os.PathLike[str]) -> bool:
+    """Whether the path is a pointer file that can be read."""
+    try:
+        read_pointer(path)
+    except (NotFound, Invalid, Corrupt):
+        return False
+    return True
+
+
+def split_address(text: str) -> Pointer | None:
+    """The store and the step of ``ADDRESS@STEP``; None for any other text."""
+    address, at, step = text.rpartition("@")
+    if not at or not address or not step.isdecimal():
+        return None
+    return Pointer(address, int(step))

@@ -1,0 +1,81 @@
+"""Runs the trainers of the examples as real processes, kills them, and reads what they print."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+_STEP = re.compile(r"step (\d+) loss (\S+)")
+_SECONDS = 300.0
+
+
+class Run(NamedTuple):
+    """What a trainer printed."""
+
+    losses: dict[int, str]
+    """By step."""
+    weights: str | None
+    """Digest of the weights at the end; None if it was killed."""
+    output: str
+
+
+def launcher(ranks: int) -> list[str]:
+    """The command that starts a script on several ranks."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    module = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    return [*module, "--master-port", str(port)]
+
+
+def train(script: str, *arguments: object, ranks: int = 0, kill_at: int | None = None) -> Run:
+    """Runs an example. With `kill_at`, all of its processes are killed when it prints that step."""
+    start = launcher(ranks) if ranks else []
+    command = [sys.executable, *start, str(EXAMPLES / script), *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "build" / "python")}
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=environment, start_new_session=True,
+    )
+    lines, killed = [], False
+    deadline = time.monotonic() + _SECONDS
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            found = _STEP.search(line)
+            if kill_at is not None and found and int(found[1]) >= kill_at:
+                os.killpg(process.pid, signal.SIGKILL)
+                killed = True
+                break
+            assert time.monotonic() < deadline, "".join(lines)
+        process.wait(60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    output = "".join(lines)
+    assert killed or process.returncode == 0, output
+    assert killed == (kill_at is not None), output
+    weights = re.search(r"weights (\w+)", output)
+    losses = {int(step): loss for step, loss in _STEP.findall(output)}
+    return Run(losses, weights[1] if weights else None, output)
+
+
+def assert_continues(whole: Run, parts: list[Run]) -> None:
+    """Asserts that a run that was killed and resumed is the same as one that was not."""
+    for part in parts:
+        assert part.losses, part.output
+        assert part.losses == {step: whole.losses[step] for step in part.losses}, part.output
+    assert parts[-1].weights == whole.weights is not None
+    assert min(parts[-1].losses) > 1, "it has started again: " + parts[-1].output
