@@ -1,0 +1,208 @@
+"""Cairn as the checkpoint engine of DeepSpeed.
+
+    from cairn.trainers.deepspeed import CairnCheckpointEngine
+
+    engine, *_ = deepspeed.initialize(model=model, config=config)
+    engine.checkpoint_engine = CairnCheckpointEngine()
+    engine.save_checkpoint("runs/a")
+    engine.load_checkpoint("runs/a")
+
+`cairn.trainers.deepspeed_import` imports the checkpoints that DeepSpeed has written itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
+from deepspeed.runtime.checkpoint_engine.checkpoint_engine import (
+    CheckpointCommitInfo,
+    CheckpointEngine,
+)
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
+
+from cairn._base.patterns import literal
+from cairn._open import open as open_store
+from cairn.errors import Invalid, NotFound
+from cairn.store import Store
+from cairn.trainers._pointers import Pointer, read_pointer, write_pointer
+
+_TYPE = "deepspeed_type"
+_SCALERS = {one.__name__: one for one in (LossScaler, DynamicLossScaler)}
+
+
+class CairnCheckpointEngine(CheckpointEngine):
+    """Saves the files of a DeepSpeed checkpoint as one step of a store, together on all ranks.
+
+    Where DeepSpeed expects a file, such as ``global_step10/mp_rank_00_model_states.pt``, there is a
+    small file that names the store and the step. The keys of the step begin with the name of the
+    file. The number of the step is the number at the end of the tag, or the next free one. A
+    checkpoint is complete or absent: DeepSpeed's ``latest`` changes when the step is durable.
+
+    DeepSpeed's objects (loss scalers, addresses of fragments) are saved as plain values.
+
+    Threads: one at a time, on all ranks of the default process group.
+
+    Args:
+        store: address of the store; by default ``cairn-store`` in the folder of the checkpoints.
+        allow_pickle: pickles other objects, such as those in a ``client_state``.
+        options: further arguments of :meth:`cairn.Store.save`, such as ``deltas=True``.
+    """
+
+    def __init__(
+        self,
+        store: str | os.PathLike[str] | None = None,
+        *,
+        allow_pickle: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.name = "CairnCheckpointEngine"
+        self._address = None if store is None else os.fspath(store)
+        self._options = {"allow_pickle": allow_pickle, "overwrite": True, **options}
+        self._allow_pickle = allow_pickle
+        self._store: Store | None = None
+        self._folder: Path | None = None
+        self._files: dict[Path, Any] = {}
+        self._others = TorchCheckpointEngine()
+
+    def create(self, info: CheckpointCommitInfo) -> None:
+        """Begins a checkpoint."""
+        self._folder = Path(info.save_dir).absolute() / info.tag
+        self._files = {}
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Adds a file to the checkpoint. It is written by :meth:`commit`; until then, its tensors
+        must not change. A file outside the folder of the checkpoint (``save_16bit_model``) is
+        written as DeepSpeed does."""
+        file = Path(path).absolute()
+        if self._folder is None or self._folder not in file.parents:
+            self._others.save(state_dict, path)
+            return
+        self._files[file] = _encoded(state_dict)
+
+    def commit(self, info: CheckpointCommitInfo) -> bool:
+        """Saves the step on all ranks, and then writes the files that refer to it.
+
+        Raises Invalid for objects that need ``allow_pickle``, and the other errors of
+        :meth:`cairn.Store.save`, on all ranks.
+        """
+        folder, files = self._folder, self._files
+        self._folder, self._files = None, {}
+        if folder is None or not _any_rank_has(files):
+            return True
+        address = self._address or str(folder.parent / "cairn-store")
+        store = self._opened(address)
+        step = self._step_of(folder, address, store)
+        names = {file: _name_of(file, folder) for file in files}
+        store.save(step, {names[file]: state for file, state in files.items()}, **self._options)
+        for file, name in names.items():
+            write_pointer(file, Pointer(store._address, step, name))
+        dist.barrier()  # "latest" is written when the files of all ranks exist
+        return True
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """Reads one file of a checkpoint. A file that DeepSpeed has written is read as it does."""
+        try:
+            pointer = read_pointer(path)
+        except Invalid:
+            return self._others.load(path, map_location)
+        device = map_location if isinstance(map_location, (str, torch.device)) else None
+        pattern = literal(pointer.prefix)
+        with open_store(pointer.store, alone=True) as store:
+            found = store.read(
+                pattern, pointer.step, device=device, allow_pickle=self._allow_pickle
+            )
+        return _decoded(found[pointer.prefix])
+
+    def preserves_storage_sharing(self) -> bool:
+        """False: DeepSpeed need not copy tensors that are views of larger ones."""
+        return False
+
+    def close(self) -> None:
+        """Closes the store on all ranks. Otherwise, this happens when Python ends."""
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+    def _opened(self, address: str) -> Store:
+        if self._store is not None and self._store._address != address:
+            self.close()
+        if self._store is None:
+            self._store = open_store(address, mode="a")
+        return self._store
+
+    def _step_of(self, folder: Path, address: str, store: Store) -> int:
+        """The number of the step, which rank 0 chooses."""
+        chosen = [0]
+        if dist.get_rank() == 0:
+            chosen = [_choose_step(folder, address, store)]
+        dist.broadcast_object_list(chosen, src=0)
+        return chosen[0]
+
+
+def _choose_step(folder: Path, address: str, store: Store) -> int:
+    for file in sorted(folder.glob("*.pt")):
+        try:
+            known = read_pointer(file)
+        except (Invalid, NotFound):
+            continue
+        if known.store == address:
+            return known.step  # the tag is saved again
+    number = re.search(r"(\d+)$", folder.name)
+    return int(number[1]) if number else max(store.steps(), default=-1) + 1
+
+
+def _any_rank_has(files: dict[Path, Any]) -> bool:
+    counts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(counts, len(files))
+    return any(counts)
+
+
+def _name_of(file: Path, folder: Path) -> str:
+    return str(file.relative_to(folder).with_suffix(""))
+
+
+def _encoded(value: Any) -> Any:
+    """A copy in which the objects of DeepSpeed are dicts of plain values."""
+    kind = type(value)
+    if kind in (dict, OrderedDict):
+        return kind((key, _encoded(child)) for key, child in value.items())
+    if kind in (list, tuple):
+        return kind(_encoded(child) for child in value)
+    if kind is fragment_address:
+        return {_TYPE: "fragment_address", "numel": value.numel, "start": value.start}
+    if kind is ZeroStageEnum:
+        return {_TYPE: "ZeroStageEnum", "value": int(value)}
+    if kind.__name__ in _SCALERS and kind is _SCALERS[kind.__name__]:
+        return {_TYPE: kind.__name__, "fields": _encoded(vars(value))}
+    return value
+
+
+def _decoded(value: Any) -> Any:
+    """The inverse of `_encoded`."""
+    kind = type(value)
+    if kind in (list, tuple):
+        return kind(_decoded(child) for child in value)
+    if kind not in (dict, OrderedDict):
+        return value
+    if _TYPE not in value:
+        return kind((key, _decoded(child)) for key, child in value.items())
+    name = value[_TYPE]
+    if name == "fragment_address":
+        return fragment_address(numel=value["numel"], start=value["start"])
+    if name == "ZeroStageEnum":
+        return ZeroStageEnum(value["value"])
+    if name in _SCALERS:
+        scaler = object.__new__(_SCALERS[name])
+        vars(scaler).update(_decoded(value["fields"]))
+        return scaler
+    raise Invalid(f"the checkpoint contains an object of the unknown type {name!r}")
