@@ -37,12 +37,15 @@ class HostCopies:
             faster and asynchronously. This is the default; ``True`` is refused without CUDA.
         shared: allocates the copies in shared memory, which other processes may map. Each copy
             holds a file descriptor, and all of them count towards the limit of ``/dev/shm``.
+        pin_min_bytes: storages with fewer bytes are not page-locked.
 
     Raises:
         Invalid: ``pinned=True``, and torch finds no CUDA device.
     """
 
-    def __init__(self, *, pinned: bool | None = None, shared: bool = False) -> None:
+    def __init__(
+        self, *, pinned: bool | None = None, shared: bool = False, pin_min_bytes: int = 1
+    ) -> None:
         if pinned and not dtypes.require_torch().cuda.is_available():
             raise Invalid(
                 "pinned=True: torch finds no CUDA device to pin memory for; omit `pinned`, "
@@ -50,6 +53,7 @@ class HostCopies:
             )
         self._pins = pinned is not False
         self._shared = shared
+        self._pin_min_bytes = max(pin_min_bytes, 1)
         self._entries: dict[int, _Entry] = {}
 
     def __len__(self) -> int:
@@ -104,7 +108,7 @@ class HostCopies:
                 f"no {'shared ' if self._shared else ''}host memory for a copy of {size_bytes} "
                 f"bytes ({error})"
             ) from error
-        if self._pins and for_cuda and size_bytes > 0:
+        if self._pins and for_cuda and size_bytes >= self._pin_min_bytes:
             _pin(host)
         return host
 

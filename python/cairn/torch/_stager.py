@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from typing import Any
 
 import torch
@@ -27,6 +28,23 @@ class CopiesUnderWay:
         for event in self._events:
             event.synchronize()
         self._round = None
+
+
+def _pinned_as_in_torch(pin_memory: bool | None) -> bool | None:
+    if pin_memory and not torch.cuda.is_available():
+        warnings.warn(
+            "pin_memory=True is ignored: torch finds no CUDA device to pin memory for",
+            stacklevel=3,
+        )
+        return None
+    return pin_memory
+
+
+def _chosen(a: bool | None, b: bool | None, names: str) -> bool | None:
+    """The one of two names of an argument that is given. Raises Invalid if they differ."""
+    if a is not None and b is not None and a != b:
+        raise Invalid(f"{names} are the same argument: give one of them")
+    return b if a is None else a
 
 
 class Staged:
@@ -72,18 +90,35 @@ class StateDictStager:
 
     Threads: only one staging runs at a time; any thread may use a staged state.
 
+    The first three arguments are those of torch's class with this name.
+
     Args:
+        pin_memory: as ``pinned``, but without CUDA, ``True`` is a warning and is ignored.
+        share_memory: as ``shared``.
+        pin_memory_min_bytes: storages with fewer bytes are not page-locked.
         pinned: page-locks the copies of storages on CUDA devices. This is the default; ``True`` is
             refused without CUDA.
         shared: uses shared memory, for another process that writes the checkpoint. Each copy holds
             one file descriptor.
 
     Raises:
-        Invalid: ``pinned=True``, and torch finds no CUDA device.
+        Invalid: ``pinned=True``, and torch finds no CUDA device; two names of one argument differ.
     """
 
-    def __init__(self, *, pinned: bool | None = None, shared: bool = False) -> None:
-        self._copies = HostCopies(pinned=pinned, shared=shared)
+    def __init__(
+        self,
+        pin_memory: bool | None = None,
+        share_memory: bool | None = None,
+        pin_memory_min_bytes: int = 1,
+        *,
+        pinned: bool | None = None,
+        shared: bool = False,
+    ) -> None:
+        pinned = _chosen(_pinned_as_in_torch(pin_memory), pinned, "pin_memory and pinned")
+        shared = bool(_chosen(share_memory, shared or None, "share_memory and shared"))
+        self._copies = HostCopies(
+            pinned=pinned, shared=shared, pin_min_bytes=pin_memory_min_bytes
+        )
         self._lock = threading.Lock()
         self._last = CopiesUnderWay(None, [])
         self._closed = False
@@ -98,15 +133,22 @@ class StateDictStager:
         """Bytes of host memory in the copies."""
         return self._copies.total_bytes
 
-    def stage(self, state: Any) -> Any:
-        """Copies `state`, and returns the complete copy.
+    def stage(self, state: Any, non_blocking: bool = False) -> Any:
+        """Copies `state`, and returns the copy.
+
+        Args:
+            non_blocking: as in torch: returns while copies from CUDA devices are running. The
+                caller synchronizes with the current streams before it reads the copy, and keeps the
+                state unchanged until then. :meth:`stage_async` returns an object to wait for.
 
         Raises:
             Invalid: something in the state cannot be copied (the message contains its path), or the
                 stager is closed.
             Unavailable: no host memory for a copy.
         """
-        return self.stage_async(state).wait()  # one wait per device, not one per tensor
+        staged = self.stage_async(state)
+        # One wait per device, not one per tensor.
+        return staged.state if non_blocking else staged.wait()
 
     def stage_async(self, state: Any, *, non_blocking: bool = True) -> Staged:
         """Starts to copy `state`. Returns while only copies from CUDA devices are running.
