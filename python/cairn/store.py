@@ -61,9 +61,10 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         every dtype except the quantized ones, numpy arrays and scalars of numbers and bools,
         objects that support DLPack (they are loaded as torch tensors), and ``None``, ``bool``,
         ``int``, ``float``, ``complex``, ``str`` and ``bytes``. The FQN of a leaf is its keys joined
-        by ``.``; two leaves with the same FQN are refused. Subclasses of these types are refused,
-        because they would be loaded as another type. With ``allow_pickle=True``, other objects are
-        pickled if they contain no tensors.
+        by ``.``; two leaves with the same FQN are refused. Tensor subclasses with
+        ``__tensor_flatten__`` are saved as their inner tensors (docs/integrations/torchao.md).
+        Other subclasses of these types are refused, because they would be loaded as another type.
+        With ``allow_pickle=True``, other objects are pickled if they contain no tensors.
 
         The state itself, and the values of its top-level dict, may be objects with ``state_dict``
         and ``load_state_dict`` (modules, optimizers, torch's ``Stateful``): a save takes the result

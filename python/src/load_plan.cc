@@ -231,6 +231,12 @@ void LoadPlan::ThrowTied(uint32_t leaf, uint32_t other) const {
                contents_.fqn(leaf), contents_.step().step);
 }
 
+nb::dict LoadPlan::Subclasses() const {
+  nb::dict by_node;
+  for (const auto& [node, value] : walk_.subclasses) by_node[nb::int_(node)] = value;
+  return by_node;
+}
+
 nb::tuple LoadPlan::ToPyNode(uint32_t node) const {
   if (node >= walk_.py_nodes.size()) throw nb::index_error();
   const Walk::PyNode& py_node = walk_.py_nodes[node];

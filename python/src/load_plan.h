@@ -81,6 +81,10 @@ class LoadPlan {
   /// because they are tied to others.
   nb::list Tied() const;
 
+  /// Returns the tensor subclasses of the state by node. The value of such a node is the dict that
+  /// replaces the tensor.
+  nb::dict Subclasses() const;
+
   /// Returns (value, key in its parent, index of the parent, node kind). The parent of the root is
   /// the root itself. Raises IndexError.
   nb::tuple ToPyNode(uint32_t node) const;

@@ -123,7 +123,7 @@ void BindLoading(nb::module_& m) {
       .def("leaf", &StepContents::ToPyLeaf)
       .def("fqns", &StepContents::ToPyFqns)
       .def("find_tensor", &StepContents::FindTensor)
-      .def("build", &StepContents::Build);
+      .def("build", &StepContents::Build, nb::arg("leaves"), nb::arg("rebuild"));
   nb::class_<Requests>(m, "Requests")
       .def(nb::init<>())
       .def("__len__", [](const Requests& self) { return self.list.size(); })
@@ -138,6 +138,7 @@ void BindLoading(nb::module_& m) {
       .def("missing", &LoadPlan::Missing)
       .def("unexpected", &LoadPlan::Unexpected)
       .def("tied", &LoadPlan::Tied)
+      .def("subclasses", &LoadPlan::Subclasses)
       .def("request_contiguous", &LoadPlan::RequestContiguous)
       .def("request", &LoadPlan::RequestLeaf, nb::arg("leaf"), nb::arg("strides"),
            nb::arg("address"), nb::arg("device"), nb::arg("has_base") = true)

@@ -12,6 +12,7 @@
 #include "python/src/collection_pause.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
+#include "python/src/tensor_subclasses.h"
 
 namespace cairn::python {
 namespace {
@@ -147,7 +148,7 @@ nb::dict StepContents::ToPyStatistics(
   return tuples;
 }
 
-nb::object StepContents::Build(nb::list leaves) const {
+nb::object StepContents::Build(nb::list leaves, nb::handle rebuild) const {
   const CollectionPause pause;
   if (leaves.size() != leaves_.size()) ThrowInvalid("a state needs one value per leaf");
   // From the last node to the first, so that the children of a container are complete.
@@ -155,19 +156,24 @@ nb::object StepContents::Build(nb::list leaves) const {
   size_t next_leaf = leaves_.size();
   for (auto node = static_cast<uint32_t>(contents_.tree.nodes.size()); node-- > 0;) {
     const bool is_container = core::IsContainer(contents_.tree.nodes[node].kind);
-    built.emplace_back(node, is_container ? MakeContainer(node, built) : leaves[--next_leaf]);
+    built.emplace_back(node,
+                       is_container ? MakeContainer(node, built, rebuild) : leaves[--next_leaf]);
   }
   return built.front().second;
 }
 
 nb::object StepContents::MakeContainer(uint32_t node,
-                                       std::vector<std::pair<uint32_t, nb::object>>& built) const {
+                                       std::vector<std::pair<uint32_t, nb::object>>& built,
+                                       nb::handle rebuild) const {
   const NodeKind kind = contents_.tree.nodes[node].kind;
   const uint32_t child_count = contents_.tree.nodes[node].child_count;
   nb::dict items;
   nb::list elements;
+  std::optional<uint32_t> description;  // the child that describes a tensor subclass
   for (uint32_t i = 0; i < child_count; ++i) {
     auto& [child, value] = built.back();
+    const core::Node& child_node = contents_.tree.nodes[child];
+    if (child_node.key == kSubclassKey && child_node.kind == NodeKind::kValue) description = child;
     if (core::IsMapping(kind)) {
       items[ToPyKey(contents_.tree.nodes[child])] = value;
     } else {
@@ -180,7 +186,7 @@ nb::object StepContents::MakeContainer(uint32_t node,
   }
   switch (kind) {
     case NodeKind::kDict:
-      return items;
+      return description ? Rebuild(rebuild, items, FqnOfLeafAt(*description)) : items;
     case NodeKind::kOrderedDict:
       return nb::module_::import_("collections").attr("OrderedDict")(items);
     case NodeKind::kCounter:
@@ -192,6 +198,10 @@ nb::object StepContents::MakeContainer(uint32_t node,
     default:
       return elements;
   }
+}
+
+const std::string& StepContents::FqnOfLeafAt(uint32_t node) const {
+  return std::ranges::lower_bound(leaves_, node, {}, &core::Leaf::node)->fqn;
 }
 
 bool IsSamePlace(const core::TensorInfo& a, const core::TensorInfo& b) {

@@ -43,13 +43,15 @@ class StepContents {
   /// mean). Requires one element of `statistics` per element of tensors().
   nb::dict ToPyStatistics(
       const std::vector<std::optional<core::StoredStatistics>>& statistics) const;
-  /// Returns the nested state with one element of `leaves` for each leaf. Raises Invalid for
-  /// another number of elements.
-  nb::object Build(nb::list leaves) const;
+  /// Returns the nested state with one element of `leaves` for each leaf. `rebuild` returns the
+  /// object that takes the place of the dict of a tensor subclass, from the dict and its FQN.
+  /// Raises Invalid for another number of elements.
+  nb::object Build(nb::list leaves, nb::handle rebuild) const;
 
  private:
-  nb::object MakeContainer(uint32_t node,
-                           std::vector<std::pair<uint32_t, nb::object>>& built) const;
+  nb::object MakeContainer(uint32_t node, std::vector<std::pair<uint32_t, nb::object>>& built,
+                           nb::handle rebuild) const;
+  const std::string& FqnOfLeafAt(uint32_t node) const;
 
   core::Contents contents_;
   std::vector<core::Leaf> leaves_;

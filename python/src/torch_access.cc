@@ -97,6 +97,16 @@ bool TorchAccess::IsSize(nb::handle value) const {
   return size_type_.is_valid() && value.type().is(size_type_);
 }
 
+bool TorchAccess::IsTensorSubclass(nb::handle value) const {
+  if (!tensor_type_.is_valid()) return false;
+  PyTypeObject* type = Py_TYPE(value.ptr());
+  PyObject* const tensor = tensor_type_.ptr();
+  if (static_cast<void*>(type) == tensor || static_cast<void*>(type) == parameter_type_.ptr()) {
+    return false;
+  }
+  return PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(tensor)) != 0;
+}
+
 std::optional<TensorMemory> TorchAccess::FindMemory(nb::handle value) const {
   if (api_ == nullptr) return std::nullopt;
   if (!value.type().is(tensor_type_) && !value.type().is(parameter_type_)) return std::nullopt;

@@ -38,6 +38,9 @@ class TorchAccess {
   /// Returns true for torch.Size, but not for subclasses.
   bool IsSize(nb::handle value) const;
 
+  /// Returns true for tensors of a subclass of torch.Tensor other than Parameter.
+  bool IsTensorSubclass(nb::handle value) const;
+
   /// Returns the memory of a torch.Tensor or Parameter (not of subclasses) that is simply strided
   /// memory of this host or, with kDevices, of a device that core can access. Returns nothing for
   /// all others, which the Python side converts or refuses: other devices and layouts, freed

@@ -4,6 +4,7 @@
 
 #include "python/src/convert.h"
 #include "python/src/errors.h"
+#include "python/src/tensor_subclasses.h"
 
 namespace cairn::python {
 namespace {
@@ -15,6 +16,7 @@ class Walker {
  public:
   explicit Walker(const TorchAccess& torch)
       : torch_(torch),
+        subclasses_(torch),
         counter_type_(nb::module_::import_("collections").attr("Counter")),
         key_of_(nb::module_::import_("cairn._base.tree").attr("key_of")) {}
 
@@ -29,7 +31,17 @@ class Walker {
     walk_.tree.nodes.push_back(
         core::Node{.kind = KindOf(value), .key_kind = kind, .key = std::move(text)});
     walk_.py_nodes.push_back(Walk::PyNode{nb::borrow(value), std::move(key), parent});
-    return static_cast<uint32_t>(walk_.py_nodes.size() - 1);
+    const auto node = static_cast<uint32_t>(walk_.py_nodes.size() - 1);
+    if (walk_.tree.nodes[node].kind == NodeKind::kValue && subclasses_.HasInnerTensors(value)) {
+      walk_.py_nodes[node].value = subclasses_.Describe(value, walk_.Fqn(node));
+      walk_.tree.nodes[node].kind = NodeKind::kDict;
+      walk_.subclasses.emplace_back(node, nb::borrow(value));
+    }
+    return node;
+  }
+
+  bool IsDescribedSubclass(uint32_t node) const {
+    return !walk_.subclasses.empty() && walk_.subclasses.back().first == node;
   }
 
   // Returns kValue for everything that is not a container.
@@ -56,10 +68,12 @@ class Walker {
     nb::object items = Checked(PyMapping_Items(mapping.ptr()));
     const Py_ssize_t count = PyList_GET_SIZE(items.ptr());
     walk_.tree.nodes[node].child_count = static_cast<uint32_t>(count);
+    const bool is_subclass = IsDescribedSubclass(node);
     for (Py_ssize_t i = 0; i < count; ++i) {
       PyObject* item = PyList_GET_ITEM(items.ptr(), i);
       const nb::handle key(PyTuple_GET_ITEM(item, 0));
       auto [key_kind, text] = KeyOf(key, node);
+      if (text == kSubclassKey && !is_subclass) ThrowReserved(node);
       Descend(Add(PyTuple_GET_ITEM(item, 1), nb::borrow(key), node, key_kind, std::move(text)),
               depth + 1);
     }
@@ -89,7 +103,14 @@ class Walker {
                  walk_.Fqn(node));
   }
 
+  [[noreturn]] void ThrowReserved(uint32_t node) const {
+    ThrowInvalid("a dict of the state has the key '" + std::string(kSubclassKey) +
+                     "', which is reserved for tensor subclasses: rename it",
+                 walk_.Fqn(node));
+  }
+
   const TorchAccess& torch_;
+  TensorSubclasses subclasses_;
   nb::object counter_type_;
   nb::object key_of_;
   Walk walk_;

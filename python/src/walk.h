@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/state_dict/state_dict.h"
@@ -29,13 +30,17 @@ struct Walk {
 
   core::StateTree tree;  // the user of the walk sets the kinds of leaves; they are kValue before
   std::vector<PyNode> py_nodes;  // parallel to tree.nodes
+  /// The tensor subclasses, by node. The values of their nodes are the dicts that replace them
+  /// (tensor_subclasses.h).
+  std::vector<std::pair<uint32_t, nb::object>> subclasses;
 
   /// Returns the keys that lead to a node, joined by dots.
   std::string Fqn(uint32_t node) const;
 };
 
-/// Walks a state. Raises Invalid for keys that cannot be part of an FQN, and for states that are
-/// nested more than kMaxDepth levels deep.
+/// Walks a state, in which tensor subclasses with inner tensors become dicts. Raises Invalid for
+/// keys that cannot be part of an FQN or are reserved, for states that are nested more than
+/// kMaxDepth levels deep, and for tensor subclasses that cannot be described.
 Walk WalkState(nb::handle state, const TorchAccess& torch);
 
 }  // namespace cairn::python

@@ -14,10 +14,18 @@ from cairn import _cairn
 from cairn._base import devices, dtypes
 from cairn._base.tree import LIST, MAPPINGS, NUMPY_SCALAR
 from cairn._ranks.ranks import Ranks
-from cairn._ranks.sharded import MeshShard, Shards, is_sharded
+from cairn._ranks.sharded import MeshShard, Shards, describes_shards, is_sharded
 from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at, plain_value
 from cairn._tensors.meta_tensors import MetaTensorFactory
-from cairn._tensors.sources import check_torch, dtype_code, is_tensor_like, is_torch_tensor
+from cairn._tensors.sources import (
+    box_dtype,
+    check_torch,
+    dtype_code,
+    is_tensor_like,
+    is_torch_tensor,
+)
+from cairn._tensors.subclasses import SUBCLASS_KEY, with_inner
+from cairn._tensors.subclasses import check_same as check_same_subclass
 from cairn._tensors.targets import Target, check_same, new_array, target_of
 from cairn.errors import Corrupt, Invalid, NotFound, refuse
 
@@ -151,15 +159,27 @@ class OtherLeaves:
         """Whether a tensor is created in place of a meta tensor."""
         self._replacements: dict[int, Any] = {}
         """New values by node; for a numpy scalar, the array that it is read into."""
+        self._subclasses: dict[int, Any] = plan.subclasses()
+        """Tensor subclasses of the state by node, whose inner tensors are the leaves below it."""
+        self._meta_subclasses: set[int] = set()
+        """Nodes of those with an inner tensor on the meta device."""
+        self._materialized_by_id: dict[int, Any] = {}
+        """What takes their place, by id of the meta tensor."""
 
     def add(self, node: int, index: int, leaf: Leaf) -> None:
         """Plans the load of `leaf`, which has position `index` in the step, to a node. Raises
         Invalid."""
-        value, *_ = self._plan.node(node)
-        if isinstance(leaf, ValueLeaf):
+        value, key, parent, _ = self._plan.node(node)
+        if key == SUBCLASS_KEY and parent in self._subclasses:
+            stored = leaf.value if isinstance(leaf, ValueLeaf) else None
+            fqn = leaf.fqn.removesuffix(SUBCLASS_KEY).removesuffix(".")
+            check_same_subclass(stored, value, fqn, self._step)
+        elif isinstance(leaf, ValueLeaf):
             if _is_fillable(value):
                 raise self._mismatch(leaf, "a plain value", value)
             self._replace(node, leaf, plain_value(leaf, self._step, self._allow_pickle))
+        elif describes_shards(value):
+            self._request_shard(index, leaf, value)
         elif is_torch_tensor(value) and value.device.type == "meta":
             self._add_meta(node, index, leaf, value)
         elif is_sharded(value):
@@ -182,13 +202,15 @@ class OtherLeaves:
         # then
         # a new value of its parent.
         rebuilt: dict[int, list[Any]] = {}
-        pending = [-node for node in self._replacements]
+        pending = [-node for node in (*self._replacements, *self._meta_subclasses)]
         heapq.heapify(pending)
         while pending:
             node = -heapq.heappop(pending)
             value, key, parent, _ = self._plan.node(node)
             if node in rebuilt:
                 new = self._rebuild(value, rebuilt.pop(node))
+            elif node in self._meta_subclasses:
+                new = self._materialized(self._subclasses[node], value)
             else:
                 new = self._replacements[node]
                 new = new[()] if dtypes.is_array(new) else new
@@ -200,6 +222,12 @@ class OtherLeaves:
                 rebuilt[parent] = list(container)
                 heapq.heappush(pending, -parent)
             rebuilt[parent][key] = new
+
+    def _materialized(self, meta: Any, inner: dict[str, Any]) -> Any:
+        """The tensor in place of a subclass on the meta device; one for all tied ones."""
+        if id(meta) not in self._materialized_by_id:
+            self._materialized_by_id[id(meta)] = with_inner(meta, inner)
+        return self._materialized_by_id[id(meta)]
 
     def _rebuild(self, value: Any, elements: list[Any]) -> Any:
         """A tuple of the type of `value`. Raises Invalid for a torch.Size of something else than
@@ -222,11 +250,16 @@ class OtherLeaves:
         )
 
     def _replace(self, node: int, leaf: Leaf, value: Any) -> None:
+        self._check_replaceable(node, leaf)
+        self._replacements[node] = value
+
+    def _check_replaceable(self, node: int, leaf: Leaf) -> None:
         above = node
         while above != 0:
             above = self._plan.node(above)[2]
-            if self._plan.node(above)[3] in _MUTABLE:
-                self._replacements[node] = value
+            if above in self._subclasses:
+                self._meta_subclasses.add(above)
+            elif self._plan.node(above)[3] in _MUTABLE:
                 return
         raise refuse(
             leaf.fqn,
@@ -253,8 +286,8 @@ class OtherLeaves:
     def _request_shard(self, index: int, leaf: TensorLeaf, value: Any) -> None:
         """Plans the load of this rank's part of a DTensor or ShardedTensor."""
         shard = self._shards.of(value, leaf.fqn)
-        self._check_same(leaf, dtype_code(value.dtype, leaf.fqn), shard.global_shape)
         if isinstance(shard, MeshShard):
+            self._check_same(leaf, dtype_code(value.dtype, leaf.fqn), shard.global_shape)
             if shard.is_here:
                 target = target_of(shard.local, leaf.fqn)
                 memory = target.shape, target.strides, target.address, target.device
@@ -263,12 +296,14 @@ class OtherLeaves:
                 memory = (0,), (1,), 0, devices.HOST
             self._plan.request_shard(index, *memory, shard.native())
             return
+        if shard.boxes:  # the shape and dtype of an empty LocalShardsWrapper have no meaning
+            self._check_same(leaf, box_dtype(shard, value, leaf.fqn), shard.global_shape)
         parts = []
         for offsets, sizes, local in shard.boxes:
             target = target_of(local, leaf.fqn)
             parts.append((offsets, sizes, target.strides, target.address, target.device))
             self._add_shard_target(target)
-        sharding = (shard.global_shape, None, parts)
+        sharding = (leaf.info.shape, None, parts)
         self._plan.request_shard(index, (0,), (1,), 0, devices.HOST, sharding)
 
     def _add_shard_target(self, target: Target) -> None:

@@ -16,6 +16,7 @@ from cairn._load.scrub import Scrub
 from cairn._load.slices import BoxReader, Range
 from cairn._load.tiers import Tiers
 from cairn._tensors.contents import key_info, leaf_at
+from cairn._tensors.subclasses import Rebuilder, rebuilt_flat
 from cairn.errors import Corrupt, Invalid, NotFound
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class StepReader:
 
         Returns:
             A new state, nested as it was saved. A list or tuple of which only a part is selected
-            becomes a dict from index to element.
+            becomes a dict from index to element, and a tensor subclass a dict of inner tensors.
 
         Raises:
             NotFound: the step does not exist, or no key matches.
@@ -119,9 +120,10 @@ class StepReader:
         leaves = reader.read(allow_pickle)
         for check in reader.checks:
             self._map_checks.start(check)
+        rebuild = Rebuilder(contents.step, is_part=bool(selected) or skip_damaged)
         if flat:
-            return dict(zip(contents.fqns(), leaves))
-        return contents.build(leaves)
+            return rebuilt_flat(dict(zip(contents.fqns(), leaves)), rebuild)
+        return contents.build(leaves, rebuild)
 
     def read_slice(
         self, fqn: str, ranges: Sequence[Range], step: int | str | None = None, *, out: Any = None

@@ -1,4 +1,10 @@
-"""DTensor and ShardedTensor: the part of a global tensor on this rank, as C++ describes it."""
+"""DTensor, ShardedTensor and other sharded objects: the part of a global tensor on this rank, as
+C++ describes it.
+
+Other objects are those that describe their shards to torch.distributed.checkpoint, such as
+LocalShardsWrapper, which torchrec places into DTensors: their class has `__create_write_items__`,
+`__create_chunk_list__` and `__get_tensor_shard__`.
+"""
 
 from __future__ import annotations
 
@@ -31,30 +37,41 @@ class MeshShard(NamedTuple):
 
 
 class BoxShard(NamedTuple):
-    """The local shards of a ShardedTensor."""
+    """The local shards of a ShardedTensor, or of an object that describes its shards."""
 
     global_shape: tuple[int, ...]
     boxes: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.Tensor], ...]
     """(offsets, sizes, memory) of each shard."""
 
 
-def _class_of(module: str, name: str) -> type | None:
+def class_of(module: str, name: str) -> type | None:
     # If the module has not been imported, no object of the class can exist.
     return getattr(sys.modules.get(module), name, None)
 
 
 def is_dtensor(value: Any) -> bool:
-    dtensor = _class_of("torch.distributed.tensor", "DTensor")
+    dtensor = class_of("torch.distributed.tensor", "DTensor")
     return dtensor is not None and isinstance(value, dtensor)
 
 
 def is_sharded_tensor(value: Any) -> bool:
-    sharded = _class_of("torch.distributed._shard.sharded_tensor", "ShardedTensor")
+    sharded = class_of("torch.distributed._shard.sharded_tensor", "ShardedTensor")
     return sharded is not None and isinstance(value, sharded)
 
 
+def describes_shards(value: Any) -> bool:
+    """True for an object that describes its shards to torch.distributed.checkpoint, and for a
+    DTensor around one."""
+    if is_dtensor(value):
+        value = value._local_tensor
+    return all(hasattr(type(value), name) for name in _SHARD_METHODS)
+
+
+_SHARD_METHODS = ("__create_write_items__", "__create_chunk_list__", "__get_tensor_shard__")
+
+
 def is_sharded(value: Any) -> bool:
-    return is_dtensor(value) or is_sharded_tensor(value)
+    return is_dtensor(value) or is_sharded_tensor(value) or describes_shards(value)
 
 
 def local_of(dtensor: Any) -> torch.Tensor:
@@ -64,7 +81,7 @@ def local_of(dtensor: Any) -> torch.Tensor:
 
 def arrived(tensor: Any) -> Any:
     """The result of a functional collective, after waiting for it; any other tensor unchanged."""
-    waiting = _class_of("torch.distributed._functional_collectives", "AsyncCollectiveTensor")
+    waiting = class_of("torch.distributed._functional_collectives", "AsyncCollectiveTensor")
     return tensor.wait() if waiting is not None and isinstance(tensor, waiting) else tensor
 
 
@@ -92,7 +109,7 @@ class Shards:
         self._meshes: dict[int, tuple[DeviceMesh, _cairn.Mesh]] = {}
         """By id. The DeviceMesh is kept alive, so that its id remains unique."""
         self.groups: dict[str, list[int]] = {}
-        """Ranks of the process group of each described ShardedTensor, by FQN."""
+        """Ranks that hold one copy of each tensor that is described as boxes, by FQN."""
 
     @property
     def is_alone(self) -> bool:
@@ -105,6 +122,8 @@ class Shards:
 
     def of(self, value: Any, fqn: str) -> MeshShard | BoxShard:
         """The part of the tensor on this rank. Raises Invalid."""
+        if describes_shards(value):
+            return self._described(value, fqn)
         return self._dtensor(value, fqn) if is_dtensor(value) else self._boxes(value, fqn)
 
     def is_complete(self, shard: MeshShard, fqn: str) -> bool:
@@ -148,6 +167,40 @@ class Shards:
             if shard.tensor.numel() > 0
         )
         return BoxShard(tuple(value.size()), boxes)
+
+    def _described(self, value: Any, fqn: str) -> BoxShard:
+        from torch.distributed.checkpoint.metadata import MetadataIndex
+
+        items = value.__create_write_items__(fqn, value)
+        if any(item.tensor_data is None for item in items):
+            raise refuse(fqn, "an object with shards that are not tensors", "save its state")
+        sizes = {tuple(item.tensor_data.size) for item in items} or {tuple(value.size())}
+        if len(sizes) > 1:
+            raise refuse(fqn, "an object whose shards belong to several tensors", "save each one")
+        self.groups[fqn] = self._group_of(value, fqn)
+        boxes = []
+        for chunk in value.__create_chunk_list__():
+            shard = value.__get_tensor_shard__(MetadataIndex(fqn, chunk.offsets)).detach()
+            if shard.device.type == "meta":
+                raise refuse(fqn, "an object with a shard on the meta device", "give it memory")
+            if shard.numel() > 0:
+                boxes.append((tuple(chunk.offsets), tuple(chunk.sizes), shard))
+        return BoxShard(sizes.pop(), tuple(boxes))
+
+    def _group_of(self, value: Any, fqn: str) -> list[int]:
+        """The ranks that hold one copy of an object that describes its shards."""
+        if not is_dtensor(value):
+            return list(range(self._ranks.world_size))
+        # Along dimensions of the mesh that replicate, other ranks hold other copies.
+        ranks = value.device_mesh.mesh
+        coordinate = value.device_mesh.get_coordinate() or [0] * ranks.ndim
+        for dim, placement in reversed(list(enumerate(value.placements))):
+            if placement.is_replicate():
+                ranks = ranks.select(dim, coordinate[dim])
+        group = self._ranks.numbers_of(ranks.flatten().tolist())
+        if group is None:
+            raise self._not_ours(fqn, "DTensor", "mesh")
+        return group
 
     def _mesh(self, mesh: DeviceMesh, fqn: str) -> _cairn.Mesh:
         known = self._meshes.get(id(mesh))

@@ -16,7 +16,7 @@ class FlatState(NamedTuple):
 
     batch: _cairn.Batch
     groups: dict[str, list[int]]
-    """Ranks of the process group of each ShardedTensor, by FQN."""
+    """Ranks that hold one copy of each tensor that is described as boxes, by FQN."""
     patterns: list[str]
     """The patterns that selected it; empty if it is the complete state."""
 

@@ -8,7 +8,8 @@ complete layouts, and handle three cases that C++ cannot detect from one rank:
   written by these ranks together.
 - A DTensor of which several meshes hold a copy each (tensor parallelism with one mesh per replica)
   is treated as one DTensor on a mesh with an additional dimension.
-- A ShardedTensor of which several process groups hold a copy each is written by the first group.
+- A ShardedTensor, or another object with shards, of which several groups of ranks hold a copy each
+  is written by the first group.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from cairn._base.tree import NUMPY_ARRAY, NUMPY_SCALAR, TENSOR
 from cairn._ranks.sharded import BoxShard, MeshShard, Shards, arrived, is_sharded
 from cairn._tensors.boxed import BoxedTensor
 from cairn._tensors.host_copies import HostCopies
+from cairn._tensors.subclasses import is_subclass
 from cairn.errors import refuse
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Sources:
                 return Source(TENSOR, code, (0,), (1,), 0, HOST, value, shard.native())
             return self._torch(shard.local, fqn)._replace(sharding=shard.native())
         parts, owners = [], []
-        code = dtype_code(value.dtype, fqn)
+        code = box_dtype(shard, value, fqn)
         for offsets, sizes, memory in shard.boxes:
             source = self._torch(memory, fqn)
             parts.append((offsets, sizes, source.strides, source.address, source.device))
@@ -144,6 +145,14 @@ class Sources:
         return self._round.tensor(tensor), HOST
 
 
+def box_dtype(shard: BoxShard, value: Any, fqn: str) -> int:
+    """The code of the dtype of the shards; that of `value` if it has none here. Raises Invalid."""
+    codes = {dtype_code(memory.dtype, fqn) for _, _, memory in shard.boxes}
+    if len(codes) > 1:
+        raise refuse(fqn, "a tensor whose shards have several dtypes", "convert them first")
+    return codes.pop() if codes else dtype_code(value.dtype, fqn)
+
+
 def from_dlpack(value: Any, fqn: str) -> Any:
     """A torch tensor over the memory of an object that supports DLPack. Raises Invalid."""
     try:
@@ -171,6 +180,13 @@ def check_torch(tensor: Any, fqn: str) -> int:
             fqn,
             f"a tensor that is sparse or has another special layout ({tensor.layout})",
             "save its parts (.indices() and .values(), ...) or .to_dense() instead",
+        )
+    if is_subclass(tensor):  # others are replaced by their inner tensors before
+        raise refuse(
+            fqn,
+            f"a DTensor whose local tensor is a {type(tensor).__qualname__}, which has no defined "
+            "place in a complete tensor",
+            'save its to_local() under one key per rank, such as f"state.{rank}"',
         )
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         raise refuse(

@@ -134,6 +134,18 @@ def _check_overlap(shape: tuple[int, ...], strides: tuple[int, ...], fqn: str) -
         reach += stride * (size - 1)
 
 
+def check_shape(
+    fqn: str, step: int, stored: tuple[int, ...], given: tuple[int, ...]
+) -> None:
+    """Raises Invalid if the shapes differ."""
+    if stored != given:
+        raise Invalid(
+            f"'{fqn}' has the shape {list(stored)} in step {step} but {list(given)} in the target",
+            key=fqn,
+            step=step,
+        )
+
+
 def check_same(
     fqn: str, step: int, stored: tuple[int, tuple[int, ...]], given: tuple[int, tuple[int, ...]]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import NamedTuple, Union
 
 from cairn._base.addresses import is_directory
@@ -20,6 +21,15 @@ class Location(NamedTuple):
 
     address: str
     step: int | None
+
+    @property
+    def path(self) -> Path | str:
+        """The directory of the store; the address of a store that is not in a directory."""
+        return Path(self.address.removeprefix("file:")) if self.is_directory else self.address
+
+    @property
+    def is_directory(self) -> bool:
+        return is_directory(self.address)
 
     def __str__(self) -> str:
         return self.address if self.step is None else f"{self.address}@{self.step}"

@@ -6,7 +6,8 @@ A step saved by :class:`~cairn.dcp.CairnWriter` contains its metadata as an exte
      "entries": [[FQN, null],                                      # a bytes item
                  [FQN, {"properties": [...], "size": [...], "chunks": [[offsets, sizes], ...]}]],
      "planner_data": ..., "storage_data": ..., "storage_meta": ..., "dcp_version": ...,
-     "as_given": [FQN, ...]}                        # bytes items stored as the planner gave them
+     "as_given": [FQN, ...],                        # bytes items stored as the planner gave them
+     "bytes_io": [FQN, ...]}                        # bytes that are loaded as io.BytesIO
 
 The data of a default planner are encoded as ``{"paths": {FQN: [key or position, ...]}}``. In other
 planner data, tuples are ``{"tuple": [...]}`` and dicts are ``{"dict": [[key, value], ...]}``, so
@@ -35,10 +36,15 @@ from cairn import _cairn
 from cairn._base import dtypes
 from cairn._base.tree import TENSOR
 from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at
+from cairn._tensors.subclasses import SUBCLASS_KEY, described
 from cairn.errors import Corrupt, Invalid
 
 EXTENSION = "torch.distributed.checkpoint"
 _VERSION = 1
+
+# Forms of bytes items.
+AS_GIVEN = "as given"
+BYTES_IO = "io.BytesIO"
 
 _PATH_TYPES = frozenset({str, int})
 
@@ -49,6 +55,8 @@ class StepMetadata(NamedTuple):
     metadata: Metadata
     as_given: frozenset[str]
     """FQNs of the bytes items that are stored as the planner gave them."""
+    bytes_io: frozenset[str] = frozenset()
+    """FQNs of the bytes items that were an io.BytesIO."""
 
 
 @contextlib.contextmanager
@@ -69,8 +77,9 @@ def _no_collection() -> Iterator[None]:
 
 
 @_no_collection()
-def encode(metadata: Metadata, as_given: frozenset[str]) -> bytes:
-    """The extension. Raises Invalid for data of a custom planner that JSON cannot represent."""
+def encode(metadata: Metadata, forms: dict[str, str]) -> bytes:
+    """The extension. ``forms``: AS_GIVEN or BYTES_IO, for the bytes items that have one. Raises
+    Invalid for data of a custom planner that JSON cannot represent."""
     document = {
         "version": _VERSION,
         "entries": [
@@ -80,8 +89,11 @@ def encode(metadata: Metadata, as_given: frozenset[str]) -> bytes:
         "storage_data": _encode(metadata.storage_data, "storage_data"),
         "storage_meta": _encode_storage_meta(metadata.storage_meta),
         "dcp_version": metadata.version,
-        "as_given": sorted(as_given),
+        "as_given": sorted(fqn for fqn, form in forms.items() if form == AS_GIVEN),
     }
+    bytes_io = sorted(fqn for fqn, form in forms.items() if form == BYTES_IO)
+    if bytes_io:
+        document["bytes_io"] = bytes_io
     return json.dumps(document, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
@@ -179,7 +191,8 @@ def _decode_document(document: dict) -> StepMetadata:
         storage_meta=_decode_storage_meta(document["storage_meta"]),
         version=document["dcp_version"],
     )
-    return StepMetadata(metadata, frozenset(document["as_given"]))
+    as_given, bytes_io = document["as_given"], document.get("bytes_io", ())
+    return StepMetadata(metadata, frozenset(as_given), frozenset(bytes_io))
 
 
 def _decode_entry(entry: dict | None) -> TensorStorageMetadata | BytesStorageMetadata:
@@ -251,10 +264,28 @@ class Slot(NamedTuple):
         return isinstance(self.leaf, TensorLeaf) and self.leaf.kind == TENSOR
 
 
+class SubclassSlot(NamedTuple):
+    """A placeholder for a tensor subclass, which consists of inner tensors."""
+
+    items: dict[str, Any]
+    """Its description, and a Slot or SubclassSlot for each inner tensor."""
+    fqn: str
+    description: dict[str, Any]
+
+    @property
+    def is_tensor(self) -> bool:
+        return True
+
+
 def nested_values(contents: _cairn.Contents) -> Any:
-    """The nested state of a step: plain values, and a Slot for each other leaf."""
+    """The nested state of a step: plain values, a SubclassSlot for each tensor subclass, and a Slot
+    for each other leaf."""
+
+    def slot_of(items: dict[str, Any], fqn: str) -> SubclassSlot:
+        return SubclassSlot(items, fqn, described(items[SUBCLASS_KEY], fqn, contents.step))
+
     leaves = (leaf_at(contents, i) for i in range(len(contents)))
-    return contents.build([_value_or_slot(leaf) for leaf in leaves])
+    return contents.build([_value_or_slot(leaf) for leaf in leaves], slot_of)
 
 
 def _value_or_slot(leaf: Leaf) -> Any:
@@ -292,17 +323,21 @@ def _items(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str 
 def _is_item(values: list) -> bool:
     return not any(
         isinstance(value, dict)
-        or (isinstance(value, Slot) and value.is_tensor)
+        or (isinstance(value, (Slot, SubclassSlot)) and value.is_tensor)
         or (isinstance(value, list) and not _is_item(value))
         for value in values
     )
 
 
 def _entry_of(value: Any) -> TensorStorageMetadata | BytesStorageMetadata:
-    if not isinstance(value, Slot) or not value.is_tensor:
+    if isinstance(value, SubclassSlot):
+        size = torch.Size(value.description["size"])
+        dtype = _torch_constant(value.description["dtype"], torch.dtype)
+    elif isinstance(value, Slot) and value.is_tensor:
+        size = torch.Size(value.leaf.info.shape)
+        dtype = dtypes.torch_dtype(value.leaf.info.dtype)
+    else:
         return BytesStorageMetadata()
-    info = value.leaf.info
-    size = torch.Size(info.shape)
     chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
-    properties = TensorProperties(dtype=dtypes.torch_dtype(info.dtype))
+    properties = TensorProperties(dtype=dtype)
     return TensorStorageMetadata(properties, size, [chunk])

@@ -6,10 +6,12 @@ import dataclasses
 import io
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
@@ -19,7 +21,8 @@ from cairn import _cairn
 from cairn._base import devices
 from cairn._base.open_options import OpenOptions
 from cairn._load.tiers import open_nearest
-from cairn._tensors.targets import Target, staged_target_of
+from cairn._tensors.subclasses import SUBCLASS_KEY, check_same, describe, is_subclass
+from cairn._tensors.targets import Target, check_shape, staged_target_of
 from cairn.dcp._location import (
     CheckpointId,
     Location,
@@ -30,8 +33,8 @@ from cairn.dcp._location import (
 )
 from cairn.dcp._metadata import StepMetadata, load_metadata, shard_key
 from cairn.dcp._saves import new_id
-from cairn.dcp._values import Values, set_value
-from cairn.errors import Invalid, NotFound
+from cairn.dcp._values import PlannerBytes, Values, set_value
+from cairn.errors import Corrupt, Invalid, NotFound
 
 # Limit of the memory that planners allocate for targets, or that is between file and device.
 _STAGED_BYTES = 512 << 20
@@ -82,13 +85,29 @@ class CairnReader(StorageReader):
         if isinstance(fallback, (str, os.PathLike)):
             fallback = (fallback,)
         self._fallback = tuple(_store_only(other) for other in fallback)
-        self._load_id = new_id()
+        self.load_id = new_id()
+        self.rank: int | None = None
+        self.use_collectives = True
         self._opened: _OpenStep | None = None
 
     @property
     def checkpoint_id(self) -> str | None:
         """The address, and the step if one is named."""
         return None if self._location is None else str(self._location)
+
+    @property
+    def path(self) -> Path | str | None:
+        """The directory of the store, which has no file per checkpoint; the address of a store that
+        is not in a directory; None if no store is named."""
+        return None if self._location is None else self._location.path
+
+    @property
+    def fs(self) -> FileSystem:
+        """torch's functions for files in :attr:`path`. An AttributeError for stores that are not in
+        a directory, so that ``hasattr(_, "fs")`` is False."""
+        if self._location is None or not self._location.is_directory:
+            raise AttributeError("fs: the store is not in a directory")
+        return FileSystem()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
@@ -97,7 +116,7 @@ class CairnReader(StorageReader):
     def reset(self, checkpoint_id: CheckpointId = None) -> None:
         """Starts a new load, from ``checkpoint_id`` if it is given."""
         self._close()
-        self._load_id = new_id()
+        self.load_id = new_id()
         if checkpoint_id:
             self._location = locate(checkpoint_id, self._step)
 
@@ -118,13 +137,15 @@ class CairnReader(StorageReader):
         metadata = described.metadata
         if metadata.storage_meta is None:
             metadata.storage_meta = StorageMeta(str(location))
-        metadata.storage_meta.load_id = self._load_id
+        metadata.storage_meta.load_id = self.load_id
         return metadata
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Does nothing: every rank has read the metadata from its step."""
+        """Only sets attributes: every rank has read the metadata from its step."""
+        self.rank = kwargs.get("rank")
+        self.use_collectives = kwargs.get("use_collectives", True)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -182,6 +203,19 @@ class _Stores:
             self._tiers.close()
 
 
+_Place = tuple[str, tuple[int, ...], Target]
+"""The name of a tensor of the step, the offsets of a box in it, and where the box is read to."""
+
+
+class _TensorRead(NamedTuple):
+    """A read item of DCP, the planner's tensor for it, and what is read into that tensor: one box,
+    or the inner tensors of a tensor subclass."""
+
+    item: ReadItem
+    tensor: torch.Tensor
+    places: list[_Place]
+
+
 class _OpenStep:
     """A step that is being read."""
 
@@ -199,6 +233,7 @@ class _OpenStep:
         self._of_one_rank = of_one_rank
         self._contents = contents
         self._described = described
+        self._described_subclasses: dict[str, Any] | None = None
 
     @property
     def identity(self) -> tuple[int, int | str]:
@@ -226,55 +261,98 @@ class _OpenStep:
         values = Values(self.native, self._contents, self._described, allow_pickle)
         found = values.read([item.storage_index.fqn for item in wanted], planner)
         for item, value in zip(wanted, found):
-            if isinstance(value, io.BytesIO):
-                planner.load_bytes(item, value)
+            if isinstance(value, PlannerBytes):
+                planner.load_bytes(item, io.BytesIO(value.data))
             else:
                 set_value(planner, item, value)
 
-    def _portions(self, items: list[ReadItem], planner: LoadPlanner) -> Iterator[list[tuple]]:
+    def _portions(
+        self, items: list[ReadItem], planner: LoadPlanner
+    ) -> Iterator[list[_TensorRead]]:
         """Tensor items with their targets, in portions that bound the additional memory."""
         lends = _uses_callers_tensors(planner)
-        portion: list[tuple[ReadItem, torch.Tensor, Target]] = []
+        portion: list[_TensorRead] = []
         staged_bytes = 0
         for item in items:
             if item.type == LoadItemType.BYTE_IO:
                 continue
-            tensor = planner.resolve_tensor(item).detach()
-            target = self._target_of(item, tensor)
-            portion.append((item, tensor, target))
-            if not lends or target.finish is not None:
-                staged_bytes += tensor.nbytes
+            read = self._tensor_read(item, planner.resolve_tensor(item))
+            portion.append(read)
+            for _, _, target in read.places:
+                if not lends or target.finish is not None:
+                    staged_bytes += target.owner.nbytes
             if staged_bytes >= _STAGED_BYTES:
                 yield portion
                 portion, staged_bytes = [], 0
         if portion:
             yield portion
 
-    def _target_of(self, item: ReadItem, tensor: torch.Tensor) -> Target:
-        fqn, _ = self._place_of(item)
-        info = self._contents.find_tensor(fqn)
-        if info is None:
-            step = self._contents.step
-            raise NotFound(f"step {step} has no tensor '{fqn}'", key=fqn, step=step)
+    def _tensor_read(self, item: ReadItem, tensor: torch.Tensor) -> _TensorRead:
+        fqn, offsets = self._place_of(item)
         if tuple(tensor.shape) != tuple(item.lengths):
             raise Invalid(
                 f"'{fqn}': the planner gave a tensor of {list(tensor.shape)} for a box of "
                 f"{list(item.lengths)}",
                 key=fqn,
             )
-        return staged_target_of(tensor, info.dtype, fqn)
+        info = self._contents.find_tensor(fqn)
+        if info is None and fqn in self._descriptions():
+            return _TensorRead(item, tensor, list(self._inner_places(fqn, tensor)))
+        if info is None:
+            step = self._contents.step
+            raise NotFound(f"step {step} has no tensor '{fqn}'", key=fqn, step=step)
+        tensor = tensor.detach()
+        target = staged_target_of(tensor, info.dtype, fqn)
+        return _TensorRead(item, tensor, [(fqn, offsets, target)])
 
-    def _read_tensors(self, portion: list[tuple], planner: LoadPlanner) -> None:
+    def _inner_places(self, fqn: str, tensor: torch.Tensor) -> Iterator[_Place]:
+        """The places of the inner tensors of a tensor subclass. Raises Invalid if the target is not
+        the same subclass."""
+        step = self._contents.step
+        if not is_subclass(tensor):
+            raise Invalid(
+                f"'{fqn}' is a tensor subclass in step {step} but a {type(tensor).__qualname__} "
+                "in the target: load it into a complete tensor of the same subclass, or use "
+                "Store.read",
+                key=fqn,
+                step=step,
+            )
+        inner = describe(tensor, fqn)
+        check_same(self._descriptions().get(fqn), inner.pop(SUBCLASS_KEY), fqn, step)
+        for name, part in inner.items():
+            key = f"{fqn}.{name}"
+            info = self._contents.find_tensor(key)
+            if info is not None:
+                check_shape(key, step, info.shape, tuple(part.shape))
+                yield key, (0,) * len(info.shape), staged_target_of(part.detach(), info.dtype, key)
+            elif key in self._descriptions():
+                yield from self._inner_places(key, part)
+            else:
+                raise Corrupt(f"step {step} has no tensor '{key}'", key=key, step=step)
+
+    def _descriptions(self) -> dict[str, Any]:
+        """The descriptions of the tensor subclasses of the step, by FQN."""
+        if self._described_subclasses is None:
+            ends = f".{SUBCLASS_KEY}"
+            self._described_subclasses = {
+                key.removesuffix(ends): self._contents.leaf(index)[2]
+                for index, key in enumerate(self._contents.fqns())
+                if key.endswith(ends)
+            }
+        return self._described_subclasses
+
+    def _read_tensors(self, portion: list[_TensorRead], planner: LoadPlanner) -> None:
         requests = _cairn.Requests()
-        for item, _, target in portion:
-            fqn, offsets = self._place_of(item)
-            place = target.strides, target.address, target.device
-            requests.add(fqn, offsets, target.shape, (target.dtype, *place))
+        for read in portion:
+            for fqn, offsets, target in read.places:
+                place = target.strides, target.address, target.device
+                requests.add(fqn, offsets, target.shape, (target.dtype, *place))
         devices.load(self.native, self._contents.info, requests)
-        for item, tensor, target in portion:
-            if target.finish is not None:
-                target.finish()
-            planner.commit_tensor(item, tensor)
+        for read in portion:
+            for _, _, target in read.places:
+                if target.finish is not None:
+                    target.finish()
+            planner.commit_tensor(read.item, read.tensor)
 
     def _place_of(self, item: ReadItem) -> tuple[str, tuple[int, ...]]:
         """The name of the tensor in the store, and the offsets of the box in it. DCP's offsets are

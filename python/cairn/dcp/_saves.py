@@ -43,6 +43,12 @@ class Ticket:
     job: str
     """Identifier of the coordinator's process."""
 
+    @property
+    def prefix(self) -> str:
+        """The member of torch's own storage data: planners that cache plans in their class give its
+        writer plans that this writer has completed."""
+        return f"__{self.rank}_"
+
 
 _JOB = new_id()
 # Attempts that this process has joined.
@@ -141,7 +147,8 @@ def _check_steps(location: Location, steps: list[int], overwrite: bool) -> None:
     step = location.step or 0
     if step in steps and not overwrite:
         raise Conflict(
-            f"step {step} exists in {location.address}, and overwrite is False", step=step
+            f"Checkpoint already exists and overwrite=False: step {step} in {location.address}",
+            step=step,
         )
 
 
@@ -163,13 +170,19 @@ def publish_ticket(ticket: Ticket) -> None:
     _cairn.write_object(ticket.address, _TICKET, json.dumps(asdict(ticket)).encode())
 
 
-def current_ticket(ticket: Ticket | None, address: str, *, plan_is_cached: bool) -> Ticket:
+def current_ticket(
+    ticket: Any, address: str, rank: int | None, *, plan_is_cached: bool
+) -> Ticket:
     """The ticket of this save into the store at `address`: the one in the plan, or a newer one.
 
-    `plan_is_cached`: the planner is known to give the plan of an earlier save. Raises Invalid if
-    there is no ticket, or only one of another job.
+    `plan_is_cached`: the planner is known to give the plan of an earlier save, which another
+    storage may have completed. Raises Invalid if there is no ticket, or only one of another job.
     """
     if not isinstance(ticket, Ticket):
+        if plan_is_cached:
+            ticket = _published_ticket(address, 0 if rank is None else rank)
+            _used.add(ticket.attempt[3])
+            return ticket
         raise Invalid(
             "this plan has not been through CairnWriter.prepare_global_plan: a planner must keep "
             "storage_data"
@@ -181,10 +194,20 @@ def current_ticket(ticket: Ticket | None, address: str, *, plan_is_cached: bool)
 
 
 def _found_ticket(old: Ticket, address: str) -> Ticket:
+    found = _published_ticket(address, old.rank)
+    if found.job != old.job:
+        raise Invalid(_NO_NEWER)
+    return found
+
+
+_NO_NEWER = "the planner gave the plan of an earlier save, and there is no newer one"
+
+
+def _published_ticket(address: str, rank: int) -> Ticket:
     try:
         found: dict[str, Any] = json.loads(_cairn.read_object(address, _TICKET))
     except (NotFound, Unavailable, ValueError) as error:
         raise Invalid(f"the planner gave the plan of an earlier save ({error})") from error
-    if found["job"] != old.job or found["attempt"][3] in _used:
-        raise Invalid("the planner gave the plan of an earlier save, and there is no newer one")
-    return Ticket(address, tuple(found["attempt"]), old.rank, old.job)
+    if found["attempt"][3] in _used:
+        raise Invalid(_NO_NEWER)
+    return Ticket(address, tuple(found["attempt"]), rank, found["job"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint._nested_dict import set_element
@@ -23,7 +23,15 @@ from cairn._load.read import Reader
 from cairn._ranks.ranks import Ranks
 from cairn._save.flatten import flatten
 from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, plain_value
-from cairn.dcp._metadata import StepMetadata, Slot, nested_values
+from cairn._tensors.subclasses import Rebuilder
+from cairn.dcp._metadata import (
+    AS_GIVEN,
+    BYTES_IO,
+    Slot,
+    StepMetadata,
+    SubclassSlot,
+    nested_values,
+)
 from cairn.errors import Corrupt, Invalid, NotFound
 
 # DCP itself decides which rank saves what; each rank's part is a separate state.
@@ -43,17 +51,25 @@ def flat_values(values: dict[str, Any]) -> _cairn.Batch:
     return flatten(values, allow_pickle=False, ranks=ALONE, patterns=[], devices=True).batch
 
 
-def value_of(planner: SavePlanner, item: WriteItem, allow_pickle: bool) -> tuple[Any, bool]:
-    """What is saved for a bytes item, and whether it is bytes as the planner gave them.
+class PlannerBytes(NamedTuple):
+    """Bytes that a planner gave, for a planner to take."""
+
+    data: bytes
+
+
+def value_of(planner: SavePlanner, item: WriteItem, allow_pickle: bool) -> tuple[Any, str | None]:
+    """What is saved for a bytes item, and AS_GIVEN, BYTES_IO or None.
 
     Raises Invalid for values that only a pickle can represent, unless that is allowed.
     """
     fqn = item.index.fqn
     if not _makes_bytes_itself(planner):
         value = planner.lookup_object(item.index)
+        if type(value) is io.BytesIO:
+            return value.getvalue(), BYTES_IO
         refusal = _refusal(value, fqn)
         if refusal is None:
-            return value, False
+            return value, None
         if not allow_pickle:
             raise Invalid(
                 str(refusal).replace(
@@ -63,10 +79,10 @@ def value_of(planner: SavePlanner, item: WriteItem, allow_pickle: bool) -> tuple
             ) from refusal
     data = planner.resolve_data(item).getvalue()
     if not data.startswith(_PICKLE_STARTS):
-        return data, True
+        return data, AS_GIVEN
     if allow_pickle:
-        return _cairn.Pickle(data), True
-    return _unpacked(data, fqn), False
+        return _cairn.Pickle(data), AS_GIVEN
+    return _unpacked(data, fqn), None
 
 
 def _unpacked(data: bytes, fqn: str) -> Any:
@@ -123,10 +139,11 @@ class Values:
         self._state = nested_values(contents)
         self._paths = described.metadata.planner_data
         self._as_given = described.as_given
+        self._bytes_io = described.bytes_io
         self._allow_pickle = allow_pickle
 
     def read(self, fqns: list[str], planner: LoadPlanner) -> list[Any]:
-        """The value of each FQN, or a BytesIO of the bytes that a planner gave, for this planner.
+        """The value of each FQN, or the PlannerBytes for this planner.
 
         Raises NotFound for an unknown FQN, Invalid for a pickle that is not allowed.
         """
@@ -135,8 +152,8 @@ class Values:
         values = [self._value(fqn, value, arrays) for fqn, value in zip(fqns, found)]
         if not self._allow_pickle:
             for fqn, value in zip(fqns, values):
-                if isinstance(value, io.BytesIO):
-                    self._check_harmless(fqn, value.getvalue(), planner)
+                if isinstance(value, PlannerBytes):
+                    self._check_harmless(fqn, value.data, planner)
         return values
 
     def _check_harmless(self, fqn: str, data: bytes, planner: LoadPlanner) -> None:
@@ -179,15 +196,18 @@ class Values:
         return dict(zip(contents.fqns(), reader.read(self._allow_pickle)))
 
     def _value(self, fqn: str, value: Any, arrays: dict[str, Any]) -> Any:
+        if fqn in self._bytes_io and isinstance(value, bytes):
+            return io.BytesIO(value)
         if fqn not in self._as_given:
-            return _fill(value, lambda leaf: self._leaf(leaf, arrays))
+            rebuild = Rebuilder(self._step, is_part=False)
+            return _fill(value, lambda leaf: self._leaf(leaf, arrays), rebuild)
         if isinstance(value, Slot) and isinstance(value.leaf, ValueLeaf):
             if not self._allow_pickle:
                 plain_value(value.leaf, self._step, allow_pickle=False)  # raises
             value = value.leaf.value.data
         if not isinstance(value, bytes):
             raise Corrupt(f"'{fqn}' should be bytes in step {self._step}", key=fqn, step=self._step)
-        return io.BytesIO(value)
+        return PlannerBytes(value)
 
     def _leaf(self, leaf: Any, arrays: dict[str, Any]) -> Any:
         if isinstance(leaf, TensorLeaf):
@@ -198,6 +218,8 @@ class Values:
 def _slots(value: Any) -> list[Slot]:
     if isinstance(value, Slot):
         return [value]
+    if isinstance(value, SubclassSlot):
+        value = value.items
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, (list, tuple)):
@@ -205,14 +227,16 @@ def _slots(value: Any) -> list[Slot]:
     return [slot for child in value for slot in _slots(child)]
 
 
-def _fill(value: Any, content_of: Callable[[Leaf], Any]) -> Any:
+def _fill(value: Any, content_of: Callable[[Leaf], Any], rebuild: Rebuilder) -> Any:
     """A copy of the containers, with the contents of leaves in place of their slots."""
     if isinstance(value, Slot):
         return content_of(value.leaf)
+    if isinstance(value, SubclassSlot):
+        return rebuild(_fill(value.items, content_of, rebuild), value.fqn)
     if isinstance(value, dict):
-        return type(value)({key: _fill(child, content_of) for key, child in value.items()})
+        return type(value)({key: _fill(child, content_of, rebuild) for key, child in value.items()})
     if isinstance(value, (list, tuple)):
-        return type(value)([_fill(child, content_of) for child in value])
+        return type(value)([_fill(child, content_of, rebuild) for child in value])
     return value
 
 

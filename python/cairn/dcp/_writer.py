@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, SerializationFormat
+from torch.distributed.checkpoint.filesystem import (
+    CURRENT_DCP_VERSION,
+    FileSystem,
+    SerializationFormat,
+)
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import (
     SavePlan,
@@ -25,6 +30,7 @@ from cairn._mirror import store_mirrors
 from cairn._mirror.options import Mirror, Mirrors, mirror_chain
 from cairn._ranks.sharded import Shards
 from cairn._tensors.sources import Source, Sources
+from cairn._tensors.subclasses import is_subclass
 from cairn.dcp import _saves as saves
 from cairn.dcp._location import (
     CheckpointId,
@@ -42,9 +48,6 @@ from cairn.reports import MirrorStatus
 from cairn.torch import StateDictStager
 
 _STAGED_BYTES = 512 << 20
-
-# WriteResult.storage_data of a bytes item that is stored as the planner gave it.
-_AS_GIVEN = "as given"
 
 
 class CairnWriter(StorageWriter, AsyncStager):
@@ -121,17 +124,21 @@ class CairnWriter(StorageWriter, AsyncStager):
             raise Invalid(f"thread_count={thread_count}: a positive number is needed")
         self._step = check_step(step)
         self._location = locate(path, self._step)
-        self._rank: int | None = None
-        self._use_collectives = True
+        # Attributes of torch's FileSystemWriter, which other code reads.
+        self.single_file_per_rank, self.sync_files = True, True
+        self.thread_count = thread_count
+        self.serialization_format = serialization_format
+        self.rank: int | None = None
+        self.use_collectives = True
         self._mirror = mirror
         self._mirror_every = mirror_every
         self._chain()  # raises Invalid
-        self._overwrite = overwrite
+        self.overwrite = overwrite
         self._allow_pickle = allow_pickle
         self._chunk_bytes = chunk_bytes
-        self._staged_bytes = per_thread_copy_ahead
+        self.per_thread_copy_ahead = per_thread_copy_ahead
         self._stager = StateDictStager() if cache_staged_state_dict else None
-        self._save_id = saves.new_id()
+        self.save_id = saves.new_id()
         self._plan_is_cached = False
         self._part: saves.Part | None = None
 
@@ -140,12 +147,26 @@ class CairnWriter(StorageWriter, AsyncStager):
         """The address, and the step if one is named."""
         return None if self._location is None else str(self._location)
 
+    @property
+    def path(self) -> Path | str | None:
+        """The directory of the store, which has no file per checkpoint; the address of a store that
+        is not in a directory; None if no store is named."""
+        return None if self._location is None else self._location.path
+
+    @property
+    def fs(self) -> FileSystem:
+        """torch's functions for files in :attr:`path`. An AttributeError for stores that are not in
+        a directory, so that ``hasattr(_, "fs")`` is False."""
+        if self._location is None or not self._location.is_directory:
+            raise AttributeError("fs: the store is not in a directory")
+        return FileSystem()
+
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
         return is_checkpoint_id(checkpoint_id)
 
     def storage_meta(self) -> StorageMeta:
-        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
 
     def reset(self, checkpoint_id: CheckpointId = None) -> None:
         """Starts a new save, to ``checkpoint_id`` if it is given.
@@ -153,14 +174,14 @@ class CairnWriter(StorageWriter, AsyncStager):
         Raises Conflict while a save with this writer is running on another thread.
         """
         self._close_earlier()
-        self._save_id = saves.new_id()
+        self.save_id = saves.new_id()
         if checkpoint_id:
             self._location = locate(checkpoint_id, self._step)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         self._close_earlier()
-        self._rank = kwargs.get("rank")
-        self._use_collectives = kwargs.get("use_collectives", True)
+        self.rank = kwargs.get("rank")
+        self.use_collectives = kwargs.get("use_collectives", True)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         required(self._location)
@@ -171,7 +192,7 @@ class CairnWriter(StorageWriter, AsyncStager):
         """Opens the store for writing, and adds a ticket to the plan of each rank."""
         location = self._place()
         store_mirrors.check(location.address, self._chain())
-        self._part = saves.open_for_save(location, self._overwrite)
+        self._part = saves.open_for_save(location, self.overwrite)
         tickets = saves.tickets(self._part, location, len(plans))
         if not all(plan.usable for plan in plans):
             saves.publish_ticket(tickets[0])
@@ -185,7 +206,10 @@ class CairnWriter(StorageWriter, AsyncStager):
         those of all ranks."""
         try:
             ticket = saves.current_ticket(
-                plan.storage_data, self._place().address, plan_is_cached=self._plan_is_cached
+                plan.storage_data,
+                self._place().address,
+                self.rank,
+                plan_is_cached=self._plan_is_cached,
             )
             if self._part is None:
                 self._part = saves.Part(ticket.address, ticket.attempt[2])
@@ -203,10 +227,11 @@ class CairnWriter(StorageWriter, AsyncStager):
             raise Invalid("finish must follow write_data, on the coordinator")
         metadata.version = CURRENT_DCP_VERSION
         metadata.storage_meta = self.storage_meta()
-        as_given = {result.index.fqn for rank_results in results for result in rank_results}
+        metadata.storage_data = None  # a cached plan may contain that of another writer
+        forms = {result.index.fqn: result.storage_data for each in results for result in each}
         mirrors = self._chain()
         try:
-            metadata_json = encode(metadata, frozenset(as_given))
+            metadata_json = encode(metadata, forms)
             paths = paths_of(metadata.planner_data) or {}
             earlier_steps = self._part.native.steps() if mirrors else []
             self._part.native.commit(paths, {EXTENSION: metadata_json})
@@ -217,7 +242,7 @@ class CairnWriter(StorageWriter, AsyncStager):
             location.address,
             location.step or 0,
             mirrors,
-            overwrite=self._overwrite,
+            overwrite=self.overwrite,
             earlier_steps=earlier_steps,
         )
 
@@ -262,17 +287,17 @@ class CairnWriter(StorageWriter, AsyncStager):
 
     def _place(self) -> Location:
         location = required(self._location)
-        if self._use_collectives or self._rank is None:
+        if self.use_collectives or self.rank is None:
             return location
-        return location.of_rank(self._rank)
+        return location.of_rank(self.rank)
 
     def _chain(self) -> tuple[Mirror, ...]:
         """The mirrors of the location. Raises Invalid if they do not form a chain."""
         source = "memory:" if self._location is None else self._place().address
         mirrors = mirror_chain(self._mirror, source, self._mirror_every)
-        if self._use_collectives or self._rank is None:
+        if self.use_collectives or self.rank is None:
             return mirrors
-        rank = self._rank
+        rank = self.rank
         return tuple(
             dataclasses.replace(mirror, address=Location(str(mirror), None).of_rank(rank).address)
             for mirror in mirrors
@@ -284,15 +309,15 @@ class CairnWriter(StorageWriter, AsyncStager):
         part.native.begin(
             ticket.attempt,
             ticket.rank,
-            overwrite=self._overwrite,
+            overwrite=self.overwrite,
             chunk_bytes=self._chunk_bytes,
         )
-        portion = _Portion(self._use_collectives)
+        portion = _Portion(self.use_collectives)
         for items in _by_fqn(plan.items):
             portion.add(items, planner, self._allow_pickle)
-            if portion.staged_bytes >= self._staged_bytes:
+            if portion.staged_bytes >= self.per_thread_copy_ahead:
                 portion.write(part)
-                portion = _Portion(self._use_collectives, portion.results)
+                portion = _Portion(self.use_collectives, portion.results)
         portion.write(part)
         if ticket.rank != 0:
             part.native.prepare()
@@ -336,7 +361,7 @@ class _Portion:
         """`use_collectives`: other ranks write the rest of tensors that have shards here."""
         self._use_collectives = use_collectives
         self.results = [] if results is None else results
-        """Only those of values that are stored as the planner gave them."""
+        """Only those of bytes items that have a form (cairn.dcp._values)."""
         self.staged_bytes = 0
         """Bytes of tensors that are not the caller's own memory."""
         self._leaves: dict[str, Any] = {}
@@ -349,10 +374,10 @@ class _Portion:
         """Adds all items of one FQN. Raises Invalid if something cannot be saved."""
         if items[0].type == WriteItemType.BYTE_IO:
             fqn = items[0].index.fqn
-            value, as_given = value_of(planner, items[0], allow_pickle)
+            value, form = value_of(planner, items[0], allow_pickle)
             self._leaves[fqn] = value
-            if as_given:
-                self.results.append(WriteResult(items[0].index, 0, _AS_GIVEN))
+            if form is not None:
+                self.results.append(WriteResult(items[0].index, 0, form))
             return
         for item in items:
             self._add_tensor(item, planner)
@@ -366,7 +391,11 @@ class _Portion:
 
     def _add_tensor(self, item: WriteItem, planner: SavePlanner) -> None:
         fqn = item.index.fqn
-        tensor = planner.resolve_data(item).detach()
+        tensor = planner.resolve_data(item)
+        if is_subclass(tensor) and item.tensor_data.chunk.sizes == item.tensor_data.size:
+            self._leaves[fqn] = tensor  # saved as its inner tensors
+            return
+        tensor = tensor.detach()
         source = self._sources.take(tensor, fqn)
         _check_chunk(item, source)
         is_copy = source.device == HOST and tensor.device.type != "cpu"

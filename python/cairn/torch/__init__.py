@@ -16,11 +16,21 @@ once more when the process receives SIGTERM.
 :class:`StateDictStager` copies a state into host memory that it reuses for the next staging.
 :class:`CairnStager` is a stager for ``torch.distributed.checkpoint.async_save``. Cairn's own
 ``store.save_async`` manages its host copies and needs neither.
+
+:func:`register_tensor_subclass` allows ``Store.read`` to rebuild tensors of a class.
 """
 
 from cairn.torch._dcp_stager import CairnStager
 from cairn.torch._resume import ResumedStep
 from cairn.torch._saver import Saver
 from cairn.torch._stager import Staged, StateDictStager
+from cairn.torch._subclasses import register_tensor_subclass
 
-__all__ = ["CairnStager", "ResumedStep", "Saver", "Staged", "StateDictStager"]
+__all__ = [
+    "CairnStager",
+    "ResumedStep",
+    "Saver",
+    "Staged",
+    "StateDictStager",
+    "register_tensor_subclass",
+]
