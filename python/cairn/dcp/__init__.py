@@ -15,11 +15,14 @@ part of it, ``kv-dump`` shows it, and :class:`CairnReader` loads what ``Store.sa
 Unchanged chunks of the previous step are not written again, every byte that is read is checked, and
 a step is complete or absent, even when it replaces another.
 
+After :func:`register`, ``dcp.load(state, checkpoint_id="runs/gpt@100")`` needs no reader.
+
 No pickle is written: DCP's metadata and plain Python values are stored in Cairn's records. Other
 objects are refused by name, unless the writer and the reader are given ``allow_pickle=True``.
 """
 
 from cairn.dcp._reader import CairnReader
+from cairn.dcp._register import register
 from cairn.dcp._writer import CairnWriter
 
-__all__ = ["CairnReader", "CairnWriter"]
+__all__ = ["CairnReader", "CairnWriter", "register"]
