@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/step/internal/owners.h"
+#include "core/tensor/internal/mapped_region.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -17,25 +18,54 @@ std::unexpected<Error> Invalid(const LoadRequest& request, std::string message) 
       .code = ErrorCode::kInvalidArgument, .message = std::move(message), .key = request.fqn});
 }
 
-std::vector<uint64_t> InBytes(std::vector<uint64_t> strides, uint64_t element_bytes) {
-  for (uint64_t& stride : strides) stride *= element_bytes;
-  return strides;
-}
-
-Result<void> CheckRequest(const LoadRequest& request, const TensorInfo& tensor) {
-  if (request.target.dtype != tensor.dtype) {
+Result<void> CheckDType(const LoadRequest& request, const TensorInfo& tensor) {
+  if (request.target.dtype == tensor.dtype) return {};
+  if (!request.cast) {
     return Invalid(request, fmt::format("the target is {}, the stored tensor {}; give a target of "
                                         "the stored dtype",
                                         schema::DTypeName(request.target.dtype),
                                         schema::DTypeName(tensor.dtype)));
   }
+  if (FindElementCast(tensor.dtype, request.target.dtype) == nullptr) {
+    return Invalid(request, fmt::format("there is no conversion from {} to {}",
+                                        schema::DTypeName(tensor.dtype),
+                                        schema::DTypeName(request.target.dtype)));
+  }
+  if (tensor.alias_of && tensor.alias_offset_bytes % schema::ElementBytes(tensor.dtype) != 0) {
+    return Invalid(request,
+                   "the tensor is an alias that does not begin at an element of its "
+                   "owner; load it in its own dtype");
+  }
+  return {};
+}
+
+Result<void> CheckMap(const LoadRequest& request) {
+  const IndexMap& map = *request.map;
+  const size_t target_dims = request.target.shape.size();
+  const bool fits = map.source_offsets.size() == request.box.sizes.size() &&
+                    map.target_offsets.size() == target_dims &&
+                    std::ranges::all_of(map.axes, [&](const IndexAxis& axis) {
+                      return axis.size > 0 && axis.source_dim < map.source_offsets.size() &&
+                             axis.target_dim < target_dims;
+                    });
+  if (!fits || SourceBounds(map) != request.box ||
+      !BoxFits(TargetBounds(map), request.target.shape)) {
+    return Invalid(request, "the map does not fit the box and the target");
+  }
+  return {};
+}
+
+Result<void> CheckRequest(const LoadRequest& request, const TensorInfo& tensor) {
+  CAIRN_TRY(CheckDType(request, tensor));
   if (!BoxFits(request.box, tensor.shape)) {
     return Invalid(request,
                    fmt::format("box at {} of sizes {} leaves the stored shape {}",
                                FormatNumbers(request.box.offsets), FormatNumbers(request.box.sizes),
                                FormatNumbers(tensor.shape)));
   }
-  if (request.target.shape != request.box.sizes) {
+  if (request.map) {
+    CAIRN_TRY(CheckMap(request));
+  } else if (request.target.shape != request.box.sizes) {
     return Invalid(request, fmt::format("the target has shape {}, the box sizes {}",
                                         FormatNumbers(request.target.shape),
                                         FormatNumbers(request.box.sizes)));
@@ -47,44 +77,45 @@ Result<void> CheckRequest(const LoadRequest& request, const TensorInfo& tensor) 
   if (!empty && request.target.data == nullptr) {
     return Invalid(request, "the target has no memory; allocate it first");
   }
+  const bool converts = request.map || request.target.dtype != tensor.dtype;
+  if (converts && request.target.device != kHostDevice) {
+    return Invalid(request, "tensors are converted in host memory only; load into host memory");
+  }
   return {};
 }
 
-StridedRegion AliasRegion(const LoadRequest& request, const TensorInfo& alias) {
-  const uint64_t element_bytes = schema::ElementBytes(alias.dtype);
-  const auto source_strides = InBytes(alias.alias_strides, element_bytes);
+StridedRegion AliasRegion(const LoadRequest& request, const TensorInfo& alias,
+                          RegionElement element) {
+  const auto source_strides = InBytes(alias.alias_strides, element.bytes);
+  if (request.map) {
+    return MappedRegion(*request.map, source_strides,
+                        static_cast<int64_t>(alias.alias_offset_bytes), element, request.target);
+  }
   uint64_t base = alias.alias_offset_bytes;
   for (size_t d = 0; d < source_strides.size(); ++d) {
     base += request.box.offsets[d] * source_strides[d];
   }
-  const auto target_strides =
-      InBytes(request.target.strides.empty() ? RowMajorStrides(request.target.shape)
-                                             : request.target.strides,
-              element_bytes);
-  return StridedRegion(request.box.sizes, source_strides, target_strides, element_bytes,
-                       static_cast<int64_t>(base), request.target.data);
+  return StridedRegion(request.box.sizes, source_strides, TargetStridesBytes(request.target),
+                       element, static_cast<int64_t>(base), request.target.data);
 }
 
 // Returns what the request needs of a chunk, and its bytes; empty if the request needs nothing.
 std::optional<std::pair<StridedRegion, uint64_t>> BoxRegion(const LoadRequest& request,
                                                             const ChunkInfo& chunk,
-                                                            uint64_t element_bytes) {
+                                                            RegionElement element) {
   const Box common = Intersect(chunk.box, request.box);
-  uint64_t bytes = element_bytes;
+  uint64_t bytes = element.bytes;
   for (const uint64_t size : common.sizes) bytes *= size;
   if (bytes == 0) return std::nullopt;
-  const auto source_strides = InBytes(RowMajorStrides(chunk.box.sizes), element_bytes);
-  const auto target_strides =
-      InBytes(request.target.strides.empty() ? RowMajorStrides(request.target.shape)
-                                             : request.target.strides,
-              element_bytes);
+  const auto source_strides = InBytes(RowMajorStrides(chunk.box.sizes), element.bytes);
+  const auto target_strides = TargetStridesBytes(request.target);
   uint64_t base = 0;
   uint64_t target = 0;
   for (size_t d = 0; d < common.sizes.size(); ++d) {
     base += (common.offsets[d] - chunk.box.offsets[d]) * source_strides[d];
     target += (common.offsets[d] - request.box.offsets[d]) * target_strides[d];
   }
-  return std::pair(StridedRegion(common.sizes, source_strides, target_strides, element_bytes,
+  return std::pair(StridedRegion(common.sizes, source_strides, target_strides, element,
                                  static_cast<int64_t>(base), request.target.data + target),
                    bytes);
 }
@@ -187,10 +218,19 @@ Result<void> ReadPlan::AddWant(const LoadRequest& request, const TensorInfo& ten
   Want want{.request = &request, .owner = owner};
   CAIRN_TRY_ASSIGN(want.missing_bytes, TensorBytes(tensor.dtype, request.box.sizes));
   if (want.missing_bytes == 0) return {};
+  if (request.map) {
+    want.missing_bytes = MappedCount(*request.map) * schema::ElementBytes(tensor.dtype);
+  }
+  want.element = {schema::ElementBytes(tensor.dtype),
+                  FindElementCast(tensor.dtype, request.target.dtype),
+                  schema::ElementBytes(request.target.dtype)};
   if (tensor.alias_of) {
     CAIRN_TRY(CheckAlias(tensor, owners_[owner]));
     // An alias of its complete owner is read as the owner, whatever the boxes of the chunks are.
-    if (!IsSame(tensor, owners_[owner])) want.alias_region = AliasRegion(request, tensor);
+    if (!IsSame(tensor, owners_[owner])) {
+      want.alias_region =
+          std::make_unique<const StridedRegion>(AliasRegion(request, tensor, want.element));
+    }
   }
   total_bytes_ += want.missing_bytes;
   wants_.push_back(std::move(want));
@@ -230,14 +270,16 @@ Result<void> ReadPlan::Visit(size_t i, ChunkInfo&& chunk, ChunkReader& reader) {
 Result<void> ReadPlan::VisitWant(const TensorInfo& owner, Want& want, ChunkInfo chunk,
                                  ChunkReader& reader) {
   if (want.alias_region) return {};
+  if (want.request->map) return VisitMapped(owner, want, chunk, reader);
   const TensorTarget& target = want.request->target;
   // A small tensor is one chunk, and there may be very many of them.
-  if (chunk.box == want.request->box && IsContiguous(target.shape, target.strides)) {
+  if (chunk.box == want.request->box && want.element.cast == nullptr &&
+      IsContiguous(target.shape, target.strides)) {
     if (chunk.length_bytes() > want.missing_bytes) return Fail(BadTiling(owner));
     want.missing_bytes -= chunk.length_bytes();
     return reader.AddWhole(owner.fqn, std::move(chunk), target.data);
   }
-  auto region = BoxRegion(*want.request, chunk, schema::ElementBytes(owner.dtype));
+  auto region = BoxRegion(*want.request, chunk, want.element);
   if (!region) return {};
   // Chunks that overlap could hide that another part is not covered.
   if (region->second > want.missing_bytes) return Fail(BadTiling(owner));
@@ -245,10 +287,30 @@ Result<void> ReadPlan::VisitWant(const TensorInfo& owner, Want& want, ChunkInfo 
   return reader.Add(owner.fqn, std::move(chunk), std::move(region->first));
 }
 
+Result<void> ReadPlan::VisitMapped(const TensorInfo& owner, Want& want, const ChunkInfo& chunk,
+                                   ChunkReader& reader) {
+  const uint64_t element_bytes = want.element.bytes;
+  const auto strides = InBytes(RowMajorStrides(chunk.box.sizes), element_bytes);
+  int64_t base_bytes = 0;
+  for (size_t d = 0; d < strides.size(); ++d) {
+    base_bytes -= static_cast<int64_t>(chunk.box.offsets[d] * strides[d]);
+  }
+  for (const IndexMap& part : ClipSource(*want.request->map, chunk.box)) {
+    const uint64_t bytes = MappedCount(part) * element_bytes;
+    // Chunks that overlap could hide that another part is not covered.
+    if (bytes > want.missing_bytes) return Fail(BadTiling(owner));
+    want.missing_bytes -= bytes;
+    CAIRN_TRY(
+        reader.Add(owner.fqn, chunk,
+                   MappedRegion(part, strides, base_bytes, want.element, want.request->target)));
+  }
+  return {};
+}
+
 Result<void> ReadPlan::VisitAliases(size_t i, const ChunkInfo& chunk, ChunkReader& reader) {
   const TensorInfo& owner = owners_[i];
   const bool aliased = std::ranges::any_of(
-      WantsOf(i), [](const Want& want) { return want.alias_region.has_value(); });
+      WantsOf(i), [](const Want& want) { return want.alias_region != nullptr; });
   if (!aliased) return {};
   // Aliases refer to positions in the row-major payload, so chunks must be consecutive ranges of
   // it.

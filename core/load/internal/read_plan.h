@@ -14,6 +14,7 @@
 /// one read.
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -31,8 +32,9 @@ namespace cairn::core::internal {
 class ReadPlan {
  public:
   /// Checks all requests. kNotFound: there is no such tensor. kInvalidArgument: the dtype is not
-  /// the stored one, the box is not inside the tensor, or the target does not have the shape of the
-  /// box, has invalid strides, or has no memory. kDataLoss: a record is damaged or missing.
+  /// the stored one and cannot be cast to, the box is not inside the tensor, or the target does not
+  /// have the shape of the box (or that which the map requires), has invalid strides, or has no
+  /// memory. kDataLoss: a record is damaged or missing.
   /// `known`: see CheckpointStore::Load.
   static Result<ReadPlan> Make(const StepView& view, std::span<const LoadRequest> requests,
                                std::span<const TensorInfo> known = {});
@@ -49,9 +51,10 @@ class ReadPlan {
   /// What a request needs of the tensor that holds its bytes.
   struct Want {
     const LoadRequest* request = nullptr;
-    size_t owner = 0;                           // in owners_
-    std::optional<StridedRegion> alias_region;  // in the owner's payload; empty: the request's box
-    uint64_t missing_bytes = 0;                 // not planned yet
+    size_t owner = 0;                                   // in owners_
+    std::unique_ptr<const StridedRegion> alias_region;  // in the owner's payload; null: the box
+    RegionElement element = 0;
+    uint64_t missing_bytes = 0;  // not planned yet
   };
   static constexpr size_t kFewWants = 8;
 
@@ -62,6 +65,9 @@ class ReadPlan {
   Result<void> Visit(size_t i, ChunkInfo&& chunk, ChunkReader& reader);
   static Result<void> VisitWant(const TensorInfo& owner, Want& want, ChunkInfo chunk,
                                 ChunkReader& reader);
+  /// Adds what a request with a map needs of a chunk.
+  static Result<void> VisitMapped(const TensorInfo& owner, Want& want, const ChunkInfo& chunk,
+                                  ChunkReader& reader);
   Result<void> VisitAliases(size_t i, const ChunkInfo& chunk, ChunkReader& reader);
   /// Sets index_ to the requested boxes of owner `i`. Chunks are visited owner by owner.
   void IndexWants(size_t i);

@@ -9,9 +9,12 @@ namespace cairn::core::internal {
 
 StridedRegion::StridedRegion(std::span<const uint64_t> sizes,
                              std::span<const uint64_t> source_strides_bytes,
-                             std::span<const uint64_t> target_strides_bytes, uint64_t element_bytes,
+                             std::span<const uint64_t> target_strides_bytes, RegionElement element,
                              int64_t base_bytes, std::byte* target)
-    : run_bytes_(static_cast<int64_t>(element_bytes)), base_bytes_(base_bytes), target_(target) {
+    : element_(element),
+      run_bytes_(static_cast<int64_t>(element.bytes)),
+      base_bytes_(base_bytes),
+      target_(target) {
   CAIRN_CHECK(source_strides_bytes.size() == sizes.size() &&
               target_strides_bytes.size() == sizes.size());
   for (size_t d = 0; d < sizes.size(); ++d) {
@@ -34,7 +37,7 @@ StridedRegion::StridedRegion(std::span<const uint64_t> sizes,
   }
   dims_ = std::move(merged);
   if (!dims_.empty() && dims_.back().source_stride == run_bytes_ &&
-      dims_.back().target_stride == run_bytes_) {
+      dims_.back().target_stride == static_cast<int64_t>(element_.target_bytes)) {
     run_bytes_ *= static_cast<int64_t>(dims_.back().size);
     dims_.pop_back();
   }
@@ -52,7 +55,7 @@ StridedRegion StridedRegion::ShiftedBy(int64_t offset_bytes) const {
 }
 
 std::byte* StridedRegion::ContiguousTarget(uint64_t length_bytes) const {
-  if (!dims_.empty() || base_bytes_ > 0 ||
+  if (element_.cast != nullptr || !dims_.empty() || base_bytes_ > 0 ||
       base_bytes_ + run_bytes_ < static_cast<int64_t>(length_bytes)) {
     return nullptr;
   }
@@ -105,8 +108,15 @@ void StridedRegion::Copy(size_t d, int64_t source, std::byte* target, const Wind
   if (d == dims_.size()) {
     const int64_t begin = std::max(source, window.begin);
     const int64_t end = std::min(source + run_bytes_, window.end);
-    std::memcpy(target + (begin - source), window.bytes + (begin - window.begin),
-                static_cast<size_t>(end - begin));
+    const std::byte* const bytes = window.bytes + (begin - window.begin);
+    if (element_.cast == nullptr) {
+      std::memcpy(target + (begin - source), bytes, static_cast<size_t>(end - begin));
+      return;
+    }
+    const auto element_bytes = static_cast<int64_t>(element_.bytes);
+    const auto position = static_cast<uint64_t>((begin - source) / element_bytes);
+    element_.cast(bytes, target + position * element_.target_bytes,
+                  static_cast<uint64_t>((end - begin) / element_bytes));
     return;
   }
   const Dim& dim = dims_[d];

@@ -4,7 +4,8 @@
 /// A region maps payload to memory: for every index i of an n-dimensional box, `element_bytes`
 /// bytes at payload offset base + sum(i * source stride) belong to `target` + sum(i * target
 /// stride). Boxes of chunks and strided aliases of a tensor's payload are both regions, so that
-/// loads need one algorithm. Threads: safe; a region is immutable.
+/// loads need one algorithm. A region may convert elements on their way to memory. Threads: safe; a
+/// region is immutable.
 
 #include <cstdint>
 #include <functional>
@@ -12,16 +13,31 @@
 #include <utility>
 #include <vector>
 
+#include "core/tensor/element_cast.h"
 #include "core/tensor/tensor.h"
 
 namespace cairn::core::internal {
+
+/// The elements of a region, and their conversion on the way to memory.
+struct RegionElement {
+  RegionElement(uint64_t bytes_in)  // NOLINT(google-explicit-constructor)
+      : bytes(bytes_in), target_bytes(bytes_in) {}
+  RegionElement(uint64_t bytes_in, ElementCast cast_in, uint64_t target_bytes_in)
+      : bytes(bytes_in), cast(cast_in), target_bytes(target_bytes_in) {}
+
+  uint64_t bytes;              // in the payload
+  ElementCast cast = nullptr;  // null: the elements in memory are those of the payload
+  uint64_t target_bytes;       // in memory
+};
 
 class StridedRegion {
  public:
   /// `sizes` are in elements, strides in bytes. `base_bytes` is negative if the region begins
   /// before the payload. Requires one size and two strides per dimension, and at least one element.
+  /// With a cast, target strides are multiples of `element.target_bytes`, and windows contain
+  /// complete elements.
   StridedRegion(std::span<const uint64_t> sizes, std::span<const uint64_t> source_strides_bytes,
-                std::span<const uint64_t> target_strides_bytes, uint64_t element_bytes,
+                std::span<const uint64_t> target_strides_bytes, RegionElement element,
                 int64_t base_bytes, std::byte* target);
 
   /// Returns this region for the payload that begins `offset_bytes` later.
@@ -32,7 +48,7 @@ class StridedRegion {
   int64_t end_bytes() const { return base_bytes_ + extent(0); }
 
   /// The target memory of payload [0, length_bytes) if the region maps all of it to contiguous
-  /// memory, otherwise null.
+  /// memory without a cast, otherwise null.
   std::byte* ContiguousTarget(uint64_t length_bytes) const;
 
   /// Calls `touch(begin, end)` for byte ranges that together contain all bytes of the region inside
@@ -66,7 +82,8 @@ class StridedRegion {
 
   std::vector<Dim> dims_;         // except those in run_bytes_; by descending source stride
   std::vector<int64_t> extents_;  // one more than dims_; the last is run_bytes_
-  int64_t run_bytes_ = 0;         // innermost bytes that are contiguous in payload and memory
+  RegionElement element_;
+  int64_t run_bytes_ = 0;  // innermost bytes that are contiguous in payload and memory
   int64_t base_bytes_ = 0;
   std::byte* target_ = nullptr;
 };

@@ -1,0 +1,203 @@
+// Every conversion goes through float32, except those to and from float64. The loops have no
+// branches, so that the compiler vectorizes them; Highway's foreach_target.h includes this file
+// once for every set of vector instructions.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "core/tensor/element_cast.cc"
+#include "core/tensor/element_cast.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+// clang-format off
+#include <hwy/foreach_target.h>  // before highway.h
+#include <hwy/highway.h>
+// clang-format on
+
+#ifndef CAIRN_CORE_TENSOR_ELEMENT_CAST_
+#define CAIRN_CORE_TENSOR_ELEMENT_CAST_
+namespace cairn::core::internal {
+
+// Intermediate numbers of a conversion, on the stack.
+inline constexpr size_t kCastBlock = 1024;
+
+// Returns the bits in float32 of a number with 1 sign bit, `exponent_bits` and `mantissa_bits`.
+// `has_infinities` is false for formats whose only special number is the NaN with all bits set.
+constexpr uint32_t Float8ToBits(uint8_t number, int exponent_bits, int mantissa_bits,
+                                bool has_infinities) {
+  const uint32_t sign = static_cast<uint32_t>(number & 0x80) << 24;
+  const auto mantissa = static_cast<uint32_t>(number & ((1 << mantissa_bits) - 1));
+  const auto exponent = static_cast<uint32_t>((number & 0x7f) >> mantissa_bits);
+  const uint32_t max_exponent = (1U << exponent_bits) - 1;
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  const uint32_t upper = mantissa << (23 - mantissa_bits);
+  if (has_infinities && exponent == max_exponent) {
+    return sign | 0x7f80'0000 | upper | (mantissa != 0 ? 0x40'0000U : 0U);
+  }
+  if (!has_infinities && (number & 0x7f) == 0x7f) return sign | 0x7ff0'0000;
+  if (exponent == 0) {
+    float value = static_cast<float>(mantissa);
+    for (int i = 0; i < bias - 1 + mantissa_bits; ++i) value /= 2;
+    return sign | std::bit_cast<uint32_t>(value);
+  }
+  return sign | ((exponent + 127 - static_cast<uint32_t>(bias)) << 23) | upper;
+}
+
+template <int exponent_bits, int mantissa_bits, bool has_infinities>
+constexpr std::array<uint32_t, 256> MakeFloat8Table() {
+  std::array<uint32_t, 256> table{};
+  for (size_t i = 0; i < table.size(); ++i) {
+    table[i] = Float8ToBits(static_cast<uint8_t>(i), exponent_bits, mantissa_bits, has_infinities);
+  }
+  return table;
+}
+inline constexpr auto kE4M3 = MakeFloat8Table<4, 3, false>();
+inline constexpr auto kE5M2 = MakeFloat8Table<5, 2, true>();
+
+}  // namespace cairn::core::internal
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace cairn::core::internal {
+namespace HWY_NAMESPACE {
+
+// Formats: Bits is an element in memory. Widen and Narrow convert to and from bits of a float32.
+
+struct Float32 {
+  using Bits = uint32_t;
+  static HWY_INLINE uint32_t Widen(Bits bits) { return bits; }
+  static HWY_INLINE Bits Narrow(uint32_t bits) { return bits; }
+};
+
+struct BFloat16 {
+  using Bits = uint16_t;
+  static HWY_INLINE uint32_t Widen(Bits bits) { return static_cast<uint32_t>(bits) << 16; }
+  static HWY_INLINE Bits Narrow(uint32_t bits) {
+    const uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
+    const bool is_nan = (bits & 0x7fff'ffff) > 0x7f80'0000;
+    return static_cast<Bits>((is_nan ? bits | 0x40'0000 : rounded) >> 16);
+  }
+};
+
+struct Float16 {
+  using Bits = uint16_t;
+  static HWY_INLINE uint32_t Widen(Bits bits) {
+    const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16;
+    const uint32_t magnitude = bits & 0x7fff;
+    const uint32_t normal = (magnitude << 13) + ((127 - 15) << 23);
+    // 2^-14 + mantissa * 2^-24, of which the 2^-14 is subtracted.
+    const uint32_t subnormal = std::bit_cast<uint32_t>(
+        std::bit_cast<float>((magnitude << 13) + ((127 - 14) << 23)) - 0x1p-14F);
+    const uint32_t special =
+        (magnitude << 13) | 0x7f80'0000 | (magnitude > 0x7c00 ? 0x40'0000U : 0U);
+    const uint32_t finite = magnitude < 0x400 ? subnormal : normal;
+    return sign | (magnitude >= 0x7c00 ? special : finite);
+  }
+  static HWY_INLINE Bits Narrow(uint32_t bits) {
+    const uint32_t sign = (bits >> 16) & 0x8000;
+    const uint32_t magnitude = bits & 0x7fff'ffff;
+    const uint32_t normal =
+        (magnitude - ((127 - 15) << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+    // The addition of 0.5, whose last bit is 2^-24, rounds to the subnormal numbers of float16.
+    const uint32_t subnormal =
+        std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3f00'0000;
+    const uint32_t nan = 0x7e00 | ((magnitude >> 13) & 0x3ff);
+    const uint32_t special = magnitude > 0x7f80'0000 ? nan : 0x7c00;
+    const uint32_t finite = magnitude < 0x3880'0000 ? subnormal : normal;
+    return static_cast<Bits>(sign | (magnitude >= 0x4780'0000 ? special : finite));
+  }
+};
+
+struct Float8E4M3 {
+  using Bits = uint8_t;
+  static HWY_INLINE uint32_t Widen(Bits bits) { return kE4M3[bits]; }
+};
+
+struct Float8E5M2 {
+  using Bits = uint8_t;
+  static HWY_INLINE uint32_t Widen(Bits bits) { return kE5M2[bits]; }
+};
+
+// An element of float64 as the bits of a float32, and back.
+struct Float64 {
+  using Bits = double;
+  static HWY_INLINE uint32_t Widen(double value) {
+    return std::bit_cast<uint32_t>(static_cast<float>(value));
+  }
+  static HWY_INLINE double Narrow(uint32_t bits) {
+    return static_cast<double>(std::bit_cast<float>(bits));
+  }
+};
+
+template <class From, class To>
+void Cast(const std::byte* source, std::byte* target, uint64_t count) {
+  using In = typename From::Bits;
+  using Out = typename To::Bits;
+  In in[kCastBlock];
+  Out out[kCastBlock];
+  while (count > 0) {
+    const size_t block = std::min<uint64_t>(count, kCastBlock);
+    std::memcpy(in, source, block * sizeof(In));
+    for (size_t i = 0; i < block; ++i) out[i] = To::Narrow(From::Widen(in[i]));
+    std::memcpy(target, out, block * sizeof(Out));
+    source += block * sizeof(In);
+    target += block * sizeof(Out);
+    count -= block;
+  }
+}
+
+template <class From>
+ElementCast FindFrom(schema::DType to) {
+  switch (to) {
+    case schema::DType::kFloat64:
+      return &Cast<From, Float64>;
+    case schema::DType::kFloat32:
+      return &Cast<From, Float32>;
+    case schema::DType::kFloat16:
+      return &Cast<From, Float16>;
+    case schema::DType::kBFloat16:
+      return &Cast<From, BFloat16>;
+    default:
+      return nullptr;
+  }
+}
+
+ElementCast Find(schema::DType from, schema::DType to) {
+  switch (from) {
+    case schema::DType::kFloat64:
+      return FindFrom<Float64>(to);
+    case schema::DType::kFloat32:
+      return FindFrom<Float32>(to);
+    case schema::DType::kFloat16:
+      return FindFrom<Float16>(to);
+    case schema::DType::kBFloat16:
+      return FindFrom<BFloat16>(to);
+    case schema::DType::kFloat8E4M3FN:
+      return FindFrom<Float8E4M3>(to);
+    case schema::DType::kFloat8E5M2:
+      return FindFrom<Float8E5M2>(to);
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cairn::core::internal
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace cairn::core::internal {
+HWY_EXPORT(Find);
+static ElementCast FindBest(schema::DType from, schema::DType to) {
+  return HWY_DYNAMIC_DISPATCH(Find)(from, to);
+}
+}  // namespace cairn::core::internal
+
+namespace cairn::core {
+
+ElementCast FindElementCast(schema::DType from, schema::DType to) {
+  return from == to ? nullptr : internal::FindBest(from, to);
+}
+
+}  // namespace cairn::core
+#endif
