@@ -30,6 +30,14 @@ add_library(cairn::rocksdb ALIAS cairn_rocksdb)
 target_link_libraries(cairn_rocksdb INTERFACE ${ROCKSDB_LIBRARY})
 target_include_directories(cairn_rocksdb SYSTEM INTERFACE ${ROCKSDB_INCLUDE_DIR})
 
+# RE2's flags for compilers (-pthread) would not match those of the precompiled headers.
+find_library(RE2_LIBRARY NAMES re2 REQUIRED)
+find_path(RE2_INCLUDE_DIR re2/re2.h REQUIRED)
+add_library(cairn_re2 INTERFACE)
+add_library(cairn::re2 ALIAS cairn_re2)
+target_link_libraries(cairn_re2 INTERFACE ${RE2_LIBRARY})
+target_include_directories(cairn_re2 SYSTEM INTERFACE ${RE2_INCLUDE_DIR})
+
 # Gloo's package config exports a target without a namespace, "gloo".
 find_library(GLOO_LIBRARY NAMES gloo REQUIRED)
 find_path(GLOO_INCLUDE_DIR gloo/context.h REQUIRED)

@@ -66,6 +66,8 @@ MAY_INCLUDE = {
     "core": {"core/base", "core/tensor", "core/sharding", "core/device", "core/state_dict",
              "core/ranks", "core/step", "core/save", "core/load", "core/inspect", "core/edit",
              "core/merge"},
+    "core/convert": {"core", "core/base", "core/tensor", "core/sharding", "core/device",
+                     "core/state_dict", "core/step", "core/load"},
     "core/interop/archive": {"core/base"},
     "core/interop/safetensors": {"core", "core/base", "core/state_dict", "core/step",
                                  "core/tensor", "core/interop/archive"},
