@@ -19,6 +19,7 @@ from cairn._base.open_options import OpenOptions
 from cairn._base.patterns import Patterns, clean_prefix, pattern_list
 from cairn._base.steps import step_number
 from cairn._edit import EditableStore
+from cairn._load.conversions import Rename, conversion_of
 from cairn._load.load import LoadOptions
 from cairn._load.map_checks import MapChecks
 from cairn._load.tiers import Tiers, open_nearest
@@ -297,6 +298,8 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         read_once: bool = False,
         allow_pickle: bool = False,
         skip_damaged: bool = False,
+        rename: Rename = None,
+        cast: bool = False,
     ) -> LoadReport:
         """Fills ``state`` in place from ``step`` (by default the latest), leaf by leaf by FQN.
 
@@ -332,6 +335,9 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
                 pipeline stage, must have the same sharded tensors.
             skip_damaged: leaves of damaged tensors are unchanged, and ``report.skipped`` has their
                 errors. Every rank first reads all keys, to find them (:meth:`damaged_keys`).
+            rename: how keys of the step become those of the state, as for :meth:`read`; equal on
+                all ranks. Reports, errors and ``keys`` use the new names.
+            cast: casts floating-point tensors to the dtypes of the state while they are read.
 
         Raises:
             NotFound: the step does not exist; or (strict) the step lacks keys of the state; or no
@@ -341,7 +347,8 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
             Unavailable: an I/O error; a rank failed, died, or did not respond in time.
         """
         options = LoadOptions(
-            strict, allow_pickle, pattern_list(keys), device, read_once, skip_damaged
+            strict, allow_pickle, pattern_list(keys), device, read_once, skip_damaged,
+            conversion_of(rename, None, cast, takes_stored=skip_damaged),
         )
         number = self._number(step)
         report = self._load(state, number, options, clean_prefix(prefix), ignore_frozen)

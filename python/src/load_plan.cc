@@ -140,6 +140,8 @@ bool LoadPlan::RequestIfContiguous(uint32_t node, uint32_t leaf) {
   const auto memory = torch_.FindMemory(walk_.py_nodes[node].value);
   const core::TensorInfo& info = contents_.tensor(leaf);
   if (!memory || !memory->is_contiguous() || !HasSameForm(*memory, info)) return false;
+  // Elements are converted in host memory.
+  if (contents_.conversion() != nullptr && memory->device != core::kHostDevice) return false;
   Request(leaf, WholeRequest(info, {}, memory->data, memory->device));
   return true;
 }

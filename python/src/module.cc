@@ -15,6 +15,7 @@
 #include "kv/step_info.h"
 #include "python/src/collectives.h"
 #include "python/src/communicator_binding.h"
+#include "python/src/conversion_binding.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 #include "python/src/file_order.h"
@@ -119,6 +120,8 @@ void BindLoading(nb::module_& m) {
       .def_prop_ro("info", &StepContents::step)
       .def_prop_ro("step", [](const StepContents& self) { return self.step().step; })
       .def_prop_ro("generation", [](const StepContents& self) { return self.step().generation; })
+      .def_prop_ro("is_converted",
+                   [](const StepContents& self) { return self.conversion() != nullptr; })
       .def("__len__", &StepContents::leaf_count)
       .def("leaf", &StepContents::ToPyLeaf)
       .def("fqns", &StepContents::ToPyFqns)
@@ -145,6 +148,8 @@ void BindLoading(nb::module_& m) {
       .def("request_shard", &LoadPlan::RequestShard)
       .def("node", &LoadPlan::ToPyNode)
       .def_prop_ro("requests", &LoadPlan::requests);
+  m.def("convert", &Convert, nb::arg("contents"), nb::arg("rules"), nb::arg("dtype").none(),
+        nb::arg("casts"), nb::arg("patterns"));
   m.def("request_new_tensors", &RequestNewTensors, nb::arg("contents"), nb::arg("requests"));
   m.def("shard_of", &ShardOf, nb::arg("shape"), nb::arg("mesh_sizes"), nb::arg("placements"),
         nb::arg("rank"));

@@ -115,6 +115,11 @@ StepContents::StepContents(core::Contents contents)
   }
 }
 
+StepContents::StepContents(std::shared_ptr<const core::Conversion> conversion)
+    : StepContents(conversion->contents()) {
+  conversion_ = std::move(conversion);
+}
+
 nb::tuple StepContents::ToPyLeaf(size_t leaf) const {
   if (leaf >= leaves_.size()) throw nb::index_error();
   nb::object content = core::IsTensor(kind(leaf)) ? nb::cast(tensor(leaf))

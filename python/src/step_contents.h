@@ -5,10 +5,12 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "core/convert/conversion.h"
 #include "core/inspect/stored_statistics.h"
 #include "core/step/contents.h"
 #include "kv/step_info.h"
@@ -24,7 +26,12 @@ class StepContents {
  public:
   /// Raises Corrupt if a leaf of the tree has no record.
   explicit StepContents(core::Contents contents);
+  /// The contents after a conversion, through which their tensors are loaded.
+  explicit StepContents(std::shared_ptr<const core::Conversion> conversion);
 
+  const core::Contents& all() const { return contents_; }
+  /// Null: the contents are as they are stored.
+  const core::Conversion* conversion() const { return conversion_.get(); }
   const kv::StepInfo& step() const { return contents_.step; }
   size_t leaf_count() const { return leaves_.size(); }
   const std::string& fqn(size_t leaf) const { return leaves_[leaf].fqn; }
@@ -54,6 +61,7 @@ class StepContents {
   const std::string& FqnOfLeafAt(uint32_t node) const;
 
   core::Contents contents_;
+  std::shared_ptr<const core::Conversion> conversion_;  // shared with copies
   std::vector<core::Leaf> leaves_;
   std::vector<uint32_t> slots_;  // by leaf: index in contents_.tensors or contents_.values
 };

@@ -17,6 +17,7 @@
 #include "kv/retention.h"
 #include "kv/snapshot.h"
 #include "python/src/collection_pause.h"
+#include "python/src/conversion_binding.h"
 #include "python/src/convert.h"
 #include "python/src/copy_progress.h"
 #include "python/src/errors.h"
@@ -218,6 +219,9 @@ nb::tuple StoreBinding::Load(const kv::StepInfo& step, const Requests& requests,
   std::span<const core::TensorInfo> known;
   if (contents != nullptr) known = contents->tensors();
   auto result = Use([&](core::CheckpointStore& store) {
+    if (contents != nullptr && contents->conversion() != nullptr) {
+      return LoadConverted(store, *contents->conversion(), requests, watch, transfer);
+    }
     if (requests.shards.empty() && !read_once) {
       return store.Load(step, requests.list, watch.AsProgress(), transfer.streams, known);
     }

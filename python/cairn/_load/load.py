@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cairn import _cairn
 from cairn._base import devices, dtypes
 from cairn._base.tree import LIST, MAPPINGS, NUMPY_SCALAR
+from cairn._load.conversions import ConversionOptions
 from cairn._ranks.ranks import Ranks
 from cairn._ranks.sharded import MeshShard, Shards, describes_shards, is_sharded
 from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at, plain_value
@@ -26,7 +27,7 @@ from cairn._tensors.sources import (
 )
 from cairn._tensors.subclasses import SUBCLASS_KEY, with_inner
 from cairn._tensors.subclasses import check_same as check_same_subclass
-from cairn._tensors.targets import Target, check_same, new_array, target_of
+from cairn._tensors.targets import Target, check_same, host_target_of, new_array, target_of
 from cairn.errors import Corrupt, Invalid, NotFound, refuse
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class LoadOptions(NamedTuple):
     """Device of new tensors for meta tensors; None: that of the group, or torch's default."""
     read_once: bool
     skip_damaged: bool = False
+    conversion: ConversionOptions | None = None
 
 
 class Load:
@@ -73,13 +75,16 @@ class Load:
         self._contents = contents
         self._strict = options.strict
         self._skipped = skipped or {}
-        self.read_once = options.read_once and ranks.world_size > 1
+        # Ranks exchange stored chunks, not converted ones.
+        self.read_once = (
+            options.read_once and ranks.world_size > 1 and not contents.is_converted
+        )
         self.by_nccl = False
         plan = _cairn.LoadPlan(contents, state, options.patterns)
         self._missing, self.unexpected = plan.missing(), plan.unexpected()
         if options.strict:
             _check_missing(self._missing, contents.step)
-        self._others = OtherLeaves(plan, contents.step, options, ranks)
+        self._others = OtherLeaves(plan, contents, options, ranks)
         for node, leaf in plan.request_contiguous():
             self._others.add(node, leaf, leaf_at(contents, leaf))
         self.requests = plan.requests
@@ -145,10 +150,11 @@ class OtherLeaves:
     """The leaves that C++ does not plan: where each is read to, and what is replaced afterwards."""
 
     def __init__(
-        self, plan: _cairn.LoadPlan, step: int, options: LoadOptions, ranks: Ranks
+        self, plan: _cairn.LoadPlan, contents: _cairn.Contents, options: LoadOptions, ranks: Ranks
     ) -> None:
         self._plan = plan
-        self._step = step
+        self._step = contents.step
+        self._target_of = host_target_of if contents.is_converted else target_of
         self._allow_pickle = options.allow_pickle
         self._shards = Shards(ranks)
         self._meta_tensors = MetaTensorFactory(options.device, ranks)
@@ -185,11 +191,11 @@ class OtherLeaves:
         elif is_sharded(value):
             self._request_shard(index, leaf, value)
         elif _is_fillable(value):
-            self._request(index, leaf, target_of(value, leaf.fqn))
+            self._request(index, leaf, self._target_of(value, leaf.fqn))
         elif leaf.kind == NUMPY_SCALAR:
             array = new_array(leaf.info.dtype, ())
             self._replace(node, leaf, array)
-            self._request(index, leaf, target_of(array, leaf.fqn), is_new=True)
+            self._request(index, leaf, self._target_of(array, leaf.fqn), is_new=True)
         else:
             raise self._mismatch(leaf, "a tensor", value)
 
@@ -278,7 +284,7 @@ class OtherLeaves:
             self.has_new_shards = True
             self._request_shard(index, leaf, made)
         else:
-            self._request(index, leaf, target_of(made, leaf.fqn), is_new=True)
+            self._request(index, leaf, self._target_of(made, leaf.fqn), is_new=True)
 
     def _check_same(self, leaf: TensorLeaf, code: int, shape: tuple[int, ...]) -> None:
         check_same(leaf.fqn, self._step, (leaf.info.dtype, leaf.info.shape), (code, shape))
@@ -289,7 +295,7 @@ class OtherLeaves:
         if isinstance(shard, MeshShard):
             self._check_same(leaf, dtype_code(value.dtype, leaf.fqn), shard.global_shape)
             if shard.is_here:
-                target = target_of(shard.local, leaf.fqn)
+                target = self._target_of(shard.local, leaf.fqn)
                 memory = target.shape, target.strides, target.address, target.device
                 self._add_shard_target(target)
             else:
@@ -300,7 +306,7 @@ class OtherLeaves:
             self._check_same(leaf, box_dtype(shard, value, leaf.fqn), shard.global_shape)
         parts = []
         for offsets, sizes, local in shard.boxes:
-            target = target_of(local, leaf.fqn)
+            target = self._target_of(local, leaf.fqn)
             parts.append((offsets, sizes, target.strides, target.address, target.device))
             self._add_shard_target(target)
         sharding = (leaf.info.shape, None, parts)

@@ -43,7 +43,7 @@ class Reader:
         self._native = native
         self._contents = contents
         self._device = device
-        self._reads_on_device = not mmap and _is_reached(device)
+        self._reads_on_device = not mmap and not contents.is_converted and _is_reached(device)
         self._mmap = mmap
         self._verify = verify
         self._requests = _cairn.Requests()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cairn import _cairn
 from cairn._base.patterns import all_patterns
+from cairn._load.conversions import ConversionOptions, other_dtypes
 from cairn._load.damage import without_damage
 from cairn._load.load import Load, LoadOptions
 from cairn._load.multi_rank_load import agree_on_step, plan_together
@@ -74,7 +75,9 @@ class StepLoader(StepReader):
     ) -> Load:
         patterns = all_patterns(options.patterns, prefix, adapter.frozen)
         native, step = place
-        contents = native.contents(step, patterns)
+        contents = native.contents(step, [] if options.conversion else patterns)
+        if options.conversion is not None:
+            contents = self._convert(adapter.state, contents, options.conversion, patterns)
         if len(contents) == 0 and (options.patterns or prefix):
             raise no_match(patterns, contents.step)
         skipped: dict[str, Corrupt] = {}
@@ -82,3 +85,14 @@ class StepLoader(StepReader):
             contents, patterns, skipped = without_damage(native, contents, patterns)
         options = options._replace(patterns=patterns)
         return Load(native, adapter.state, contents, options, self._ranks, skipped)
+
+    @staticmethod
+    def _convert(
+        state: Any, stored: _cairn.Contents, conversion: ConversionOptions, patterns: list[str]
+    ) -> _cairn.Contents:
+        """What the step contains after the conversion, and after the casts to dtypes of `state`."""
+        contents = conversion.convert(stored, patterns)
+        if not conversion.cast:
+            return contents
+        casts = other_dtypes(_cairn.LoadPlan(contents, state, patterns), contents)
+        return conversion.convert(stored, patterns, casts) if casts else contents

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from cairn import _cairn
 from cairn._base.patterns import Patterns, exact_patterns, pattern_list, patterns_for
 from cairn._base.steps import step_number
+from cairn._load.conversions import ConversionOptions, Rename, conversion_of
 from cairn._load.damage import damaged_keys, without_damage
 from cairn._load.map_checks import MapChecks
 from cairn._load.read import Reader
@@ -68,6 +69,8 @@ class StepReader:
         verify: bool | Literal["lazy"] = True,
         allow_pickle: bool = False,
         skip_damaged: bool = False,
+        rename: Rename = None,
+        dtype: Any = None,
     ) -> Any:
         """Reads ``step`` (by default the latest), or the part that ``patterns`` select.
 
@@ -92,6 +95,9 @@ class StepReader:
             allow_pickle: unpickles leaves that were pickled.
             skip_damaged: leaves out what :meth:`damaged_keys` returns, with a warning that names
                 it, and reads all else. Reads everything twice.
+            rename: expressions, each with what replaces its first match in a key, or a list of
+                rules (docs/conversion.md). The patterns select new names.
+            dtype: that of all floating-point tensors, which are cast while they are read.
 
         Memory of new torch tensors: a tensor of 1 MiB or more has separate pages; smaller ones
         share arenas of at most 32 MiB, and an arena is freed with the last tensor in it. To keep a
@@ -104,14 +110,13 @@ class StepReader:
 
         Raises:
             NotFound: the step does not exist, or no key matches.
-            Invalid: a malformed pattern, or a pickle that is not allowed.
+            Invalid: a malformed pattern, a pickle that is not allowed, or rules that do not fit.
             Corrupt: the bytes are not those that were written.
         """
         selected = pattern_list(patterns)
         native, step = self._place_of(step)
-        contents = native.contents(step, selected)
-        if selected and len(contents) == 0:
-            raise no_match(selected, contents.step)
+        conversion = conversion_of(rename, dtype, takes_stored=mmap or skip_damaged)
+        contents = contents_of(native, step, selected, conversion)
         if skip_damaged:
             contents, _, skipped = without_damage(native, contents, selected)
             for error in skipped.values():
@@ -311,6 +316,22 @@ class StepReader:
         native = None if self._tiers is None else self._tiers.find_both(a, b)
         changes, unchanged = (native or self._native).compare(a, b, pattern_list(pattern))
         return Diff(tuple(KeyChange(*change) for change in changes), unchanged)
+
+
+def contents_of(
+    native: _cairn.Store,
+    step: int | None,
+    selected: list[str],
+    conversion: ConversionOptions | None = None,
+) -> _cairn.Contents:
+    """What the patterns select of a step, after the conversion. Raises NotFound if this is nothing
+    although there are patterns."""
+    contents = native.contents(step, [] if conversion else selected)
+    if conversion is not None:
+        contents = conversion.convert(contents, selected)
+    if selected and len(contents) == 0:
+        raise no_match(selected, contents.step)
+    return contents
 
 
 def no_match(patterns: list[str], step: int) -> NotFound:

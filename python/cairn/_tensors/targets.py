@@ -48,6 +48,12 @@ def target_of(value: Any, fqn: str) -> Target:
     return _torch(value, fqn)
 
 
+def host_target_of(value: Any, fqn: str) -> Target:
+    """As `target_of`, but in host memory: `finish` copies to a tensor on a device."""
+    target = target_of(value, fqn)
+    return target if target.device == HOST else _staged(target.owner, target.dtype)
+
+
 def new_tensor(code: int, shape: tuple[int, ...], device: Any = None) -> Any:
     """An uninitialized row-major torch tensor on a device, by default in host memory."""
     torch = dtypes.require_torch()

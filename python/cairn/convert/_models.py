@@ -1,0 +1,169 @@
+"""Rules between the layouts of model families: Hugging Face, Meta, torchtitan; one tensor per
+expert or fused ones.
+
+Hugging Face's Llama rotates the two halves of a head; Meta's and torchtitan's rotates pairs of
+neighbours. The rows of the query and key projections differ accordingly. Qwen rotates halves
+everywhere.
+"""
+
+from __future__ import annotations
+
+from cairn.convert._rules import Rule, concat, drop, rearrange, rename, split, stack, unstack
+from cairn.errors import Invalid
+
+_LAYER = r"layers\.(\d+)\."
+
+# What follows "layers.N." in the names of Hugging Face, and in the native names.
+_BLOCK_NAMES = {
+    "self_attn.o_proj": "attention.wo",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_norm": "attention.q_norm",
+    "self_attn.k_norm": "attention.k_norm",
+}
+_TOP_NAMES = {"model.embed_tokens": "tok_embeddings", "model.norm": "norm"}
+
+
+def _names(native: str) -> tuple[dict[str, str], dict[str, str]]:
+    """The names inside a layer and outside of layers, from those of Hugging Face to native ones."""
+    if native not in ("meta", "torchtitan"):
+        raise Invalid(f"native={native!r}: 'meta' or 'torchtitan'")
+    inside = "attention.qkv_linear." if native == "torchtitan" else "attention."
+    block = {f"self_attn.{each}_proj": f"{inside}w{each}" for each in "qkv"} | _BLOCK_NAMES
+    top = {**_TOP_NAMES, "lm_head": "lm_head" if native == "torchtitan" else "output"}
+    return block, top
+
+
+def _escape(name: str) -> str:
+    return name.replace(".", r"\.")
+
+
+def _rename_from_hf(native: str) -> Rule:
+    block, top = _names(native)
+    names = {
+        rf"^model\.{_LAYER}{_escape(hf)}\.": rf"layers.\1.{own}." for hf, own in block.items()
+    }
+    return rename({**names, **{rf"^{_escape(hf)}\.": f"{own}." for hf, own in top.items()}})
+
+
+def _rename_to_hf(native: str) -> Rule:
+    block, top = _names(native)
+    names = {
+        rf"^{_LAYER}{_escape(own)}\.": rf"model.layers.\1.{hf}." for hf, own in block.items()
+    }
+    return rename({**names, **{rf"^{_escape(own)}\.": f"{hf}." for hf, own in top.items()}})
+
+
+def llama_from_hf(*, heads: int, kv_heads: int, native: str = "meta") -> list[Rule]:
+    """From the names and layout of Hugging Face's Llama to the native ones.
+
+    Args:
+        heads: ``num_attention_heads`` of the model's config.
+        kv_heads: ``num_key_value_heads`` of the model's config.
+        native: ``"meta"`` for Meta's names (``layers.0.attention.wq.weight``,
+            ``output.weight``), or ``"torchtitan"``.
+    """
+    return [
+        drop(r"\.rotary_emb\.inv_freq$"),
+        rearrange(r"\.self_attn\.q_proj\.weight$", (heads, 2, -1), (0, 2, 1)),
+        rearrange(r"\.self_attn\.k_proj\.weight$", (kv_heads, 2, -1), (0, 2, 1)),
+        _rename_from_hf(native),
+    ]
+
+
+def llama_to_hf(*, heads: int, kv_heads: int, native: str = "meta") -> list[Rule]:
+    """From native names and layout to those of Hugging Face's Llama; see :func:`llama_from_hf`."""
+    return [
+        drop(r"^(rope\.freqs|freqs_cis)$"),
+        rearrange(r"\.wq\.weight$", (heads, -1, 2), (0, 2, 1)),
+        rearrange(r"\.wk\.weight$", (kv_heads, -1, 2), (0, 2, 1)),
+        _rename_to_hf(native),
+    ]
+
+
+# The experts of Qwen in torchtitan: what follows "layers.N.", by the projection of an expert.
+_TITAN_EXPERTS = {
+    "gate_proj": "moe.routed_experts.inner_experts.w1_EFD",
+    "up_proj": "moe.routed_experts.inner_experts.w3_EFD",
+    "down_proj": "moe.routed_experts.inner_experts.w2_EDF",
+}
+
+
+def qwen3_from_hf() -> list[Rule]:
+    """From the names of Hugging Face's Qwen 3, dense or with an expert per tensor, to those of
+    torchtitan."""
+    experts = [
+        stack(
+            rf"^model\.{_LAYER}mlp\.experts\.(\d+)\.{projection}\.weight$", rf"layers.\1.{own}"
+        )
+        for projection, own in _TITAN_EXPERTS.items()
+    ]
+    router = {rf"^model\.{_LAYER}mlp\.gate\.": r"layers.\1.moe.router.gate."}
+    dense = _rename_from_hf("torchtitan")
+    return [drop(r"\.rotary_emb\.inv_freq$"), *experts, rename({**dense["rename"], **router})]
+
+
+def qwen3_to_hf() -> list[Rule]:
+    """From the names of torchtitan to those of Hugging Face's Qwen 3, with an expert per tensor."""
+    experts = [
+        unstack(
+            rf"^{_LAYER}{_escape(own)}$", rf"model.layers.\1.mlp.experts.{{i}}.{projection}.weight"
+        )
+        for projection, own in _TITAN_EXPERTS.items()
+    ]
+    router = {rf"^{_LAYER}moe\.router\.gate\.": r"model.layers.\1.mlp.gate."}
+    return [*experts, rename({**_rename_to_hf("torchtitan")["rename"], **router})]
+
+
+def _fused(experts: str, gate: str, up: str, down: str) -> list[Rule]:
+    """From one tensor per expert to the fused experts of transformers 5. ``experts`` is what comes
+    before the position of an expert."""
+    parts = {name: rf"{_escape(experts)}\.(\d+)\.{name}\.weight$" for name in (gate, up, down)}
+    return [
+        *(stack(pattern, f"{experts}.{name}") for name, pattern in parts.items() if name != down),
+        concat([rf"{_escape(experts)}\.{gate}$", f"{experts}.{up}"], ".mlp.experts.gate_up_proj",
+               dim=1),
+        stack(parts[down], ".mlp.experts.down_proj"),
+    ]
+
+
+def _per_expert(experts: str, gate: str, up: str, down: str) -> list[Rule]:
+    return [
+        split(r"\.mlp\.experts\.gate_up_proj$", [f"{experts}.{gate}", f"{experts}.{up}"], dim=1),
+        *(
+            unstack(rf"{_escape(experts)}\.{name}$", f"{experts}.{{i}}.{name}.weight")
+            for name in (gate, up)
+        ),
+        unstack(r"\.mlp\.experts\.down_proj$", f"{experts}.{{i}}.{down}.weight"),
+    ]
+
+
+def mixtral_fused() -> list[Rule]:
+    """From the files of Mixtral, which have one tensor per expert, to the fused experts of the
+    model of transformers 5."""
+    return [
+        *_fused(".block_sparse_moe.experts", "w1", "w3", "w2"),
+        rename({r"\.block_sparse_moe\.": ".mlp."}),
+    ]
+
+
+def mixtral_per_expert() -> list[Rule]:
+    """From the fused experts of the model of transformers 5 to the files of Mixtral."""
+    return [
+        *_per_expert(".block_sparse_moe.experts", "w1", "w3", "w2"),
+        rename({r"\.mlp\.gate\.": ".block_sparse_moe.gate."}),
+    ]
+
+
+def qwen_moe_fused() -> list[Rule]:
+    """From the files of Qwen 2 and 3 with experts, which have one tensor per expert, to the fused
+    experts of the model of transformers 5."""
+    return _fused(".mlp.experts", "gate_proj", "up_proj", "down_proj")
+
+
+def qwen_moe_per_expert() -> list[Rule]:
+    """From the fused experts of the model of transformers 5 to the files of Qwen with experts."""
+    return _per_expert(".mlp.experts", "gate_proj", "up_proj", "down_proj")

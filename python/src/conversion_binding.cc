@@ -1,0 +1,45 @@
+// Rules arrive as JSON, the form that programs accept, too.
+
+#include "python/src/conversion_binding.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "core/checkpoint_store.h"
+#include "python/src/convert.h"
+#include "python/src/errors.h"
+
+namespace cairn::python {
+
+StepContents Convert(const StepContents& contents, nb::str rules, std::optional<uint8_t> dtype,
+                     nb::dict casts, nb::list patterns) {
+  core::KeyCasts parsed;
+  if (dtype) parsed.floats = static_cast<core::DType>(*dtype);
+  for (const auto& [fqn, code] : casts) {
+    parsed.by_key[FromPyText(fqn)] = static_cast<core::DType>(nb::cast<uint8_t>(code));
+  }
+  const core::KeyPatterns selected = ParsePatterns(patterns);
+  const std::string json = FromPyText(rules);
+  auto made = [&]() -> Result<core::Conversion> {
+    nb::gil_scoped_release no_gil;
+    CAIRN_TRY_ASSIGN(const core::ConversionRules list, core::ConversionRules::Parse(json));
+    return core::Conversion::Make(contents.all(), list, parsed, selected);
+  }();
+  return StepContents(std::make_shared<const core::Conversion>(Unwrap(std::move(made))));
+}
+
+Result<core::LoadReport> LoadConverted(core::CheckpointStore& store,
+                                       const core::Conversion& conversion, const Requests& requests,
+                                       SignalWatch& watch, const DeviceTransfer& transfer) {
+  if (requests.shards.empty()) {
+    return conversion.Load(store, requests.list, watch.AsProgress(), transfer.streams);
+  }
+  std::vector<core::ShardTarget> targets = requests.shards;
+  for (const core::LoadRequest& request : requests.list) {
+    targets.push_back({.fqn = request.fqn, .sharding = nullptr, .local = request.target});
+  }
+  return conversion.LoadShards(store, targets, store.rank(), watch.AsProgress(), transfer.streams);
+}
+
+}  // namespace cairn::python

@@ -1,0 +1,186 @@
+"""The adapters of cairn.convert against transformers and torchtitan: tensors bit for bit, and the
+logits of the models that are filled."""
+
+import pytest
+import torch
+
+import cairn
+import cairn.convert
+
+transformers = pytest.importorskip("transformers")
+safetensors = pytest.importorskip("safetensors.torch")
+
+
+@pytest.fixture
+def store(tmp_path):
+    with cairn.open(tmp_path / "store", mode="a") as opened:
+        yield opened
+
+
+def tiny(name, **options):
+    """A small model with random weights, and the class of its config."""
+    config_class = getattr(transformers, f"{name}Config")
+    config = config_class(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        **options,
+    )
+    torch.manual_seed(5)
+    return getattr(transformers, f"{name}ForCausalLM")(config).eval()
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(torch.arange(20)[None] * 3 % 97).logits
+
+
+def files_of(model, folder):
+    """The tensors that transformers writes for the model."""
+    model.save_pretrained(folder)
+    return safetensors.load_file(folder / "model.safetensors")
+
+
+def assert_equal(got, want):
+    assert got.keys() == want.keys()
+    for name, tensor in want.items():
+        assert torch.equal(got[name], tensor), name
+
+
+def titan_adapter(module, name, heads, kv_heads, **experts):
+    """The adapter of torchtitan with the numbers that it reads of a model's config."""
+    from types import SimpleNamespace
+
+    adapters = pytest.importorskip(f"torchtitan.models.{module}.state_dict_adapter")
+    layer = SimpleNamespace(
+        attention=SimpleNamespace(n_heads=heads, n_kv_heads=kv_heads, head_dim=None),
+        moe=SimpleNamespace(**experts) if experts else None,
+    )
+    config = SimpleNamespace(layers=[layer], dim=32, enable_weight_tying=False)
+    return getattr(adapters, name)(config, None)
+
+
+def test_llama_to_native_names_and_back(store, tmp_path):
+    model = tiny("Llama", tie_word_embeddings=False)
+    files = files_of(model, tmp_path / "hf")
+    store.save(1, files)
+    heads = {"heads": 4, "kv_heads": 2}
+
+    native = store.read(rename=cairn.convert.llama_from_hf(**heads), flat=True)
+
+    assert "layers.1.attention.wq.weight" in native
+    assert {"tok_embeddings.weight", "norm.weight", "output.weight"} <= native.keys()
+    query = files["model.layers.1.self_attn.q_proj.weight"]
+    assert torch.equal(
+        native["layers.1.attention.wq.weight"],
+        query.view(4, 2, 4, 32).transpose(1, 2).reshape(32, 32),
+    )
+    store.save(2, native)
+    other = tiny("Llama", tie_word_embeddings=False)
+    for parameter in other.parameters():
+        parameter.data.zero_()
+    state = other.state_dict()
+    store.load(state, step=2, rename=cairn.convert.llama_to_hf(**heads))
+    assert_equal(state, files)
+    assert torch.equal(logits(other), logits(model))
+
+
+def test_llama_to_torchtitan_equals_its_adapter(store, tmp_path):
+    adapter = titan_adapter("llama3", "Llama3StateDictAdapter", 4, 2)
+    model = tiny("Llama", tie_word_embeddings=False)
+    files = files_of(model, tmp_path / "hf")
+    store.save(1, files)
+    rules = cairn.convert.llama_from_hf(heads=4, kv_heads=2, native="torchtitan")
+
+    native = store.read(rename=rules, flat=True)
+
+    assert_equal(adapter.to_hf(dict(native)), files)
+    store.save(2, native)
+    back = cairn.convert.llama_to_hf(heads=4, kv_heads=2, native="torchtitan")
+    assert_equal(store.read(step=2, rename=back, flat=True), files)
+
+
+def test_qwen3_to_torchtitan_equals_its_adapter(store, tmp_path):
+    adapter = titan_adapter("qwen3", "Qwen3StateDictAdapter", 4, 2)
+    model = tiny("Qwen3", head_dim=8, tie_word_embeddings=False)
+    files = files_of(model, tmp_path / "hf")
+    store.save(1, files)
+
+    native = store.read(rename=cairn.convert.qwen3_from_hf(), flat=True)
+
+    assert_equal(adapter.to_hf(dict(native)), files)
+    store.save(2, native)
+    other = tiny("Qwen3", head_dim=8, tie_word_embeddings=False)
+    for parameter in other.parameters():
+        parameter.data.zero_()
+    store.load(other, step=2, rename=cairn.convert.qwen3_to_hf())
+    assert torch.equal(logits(other), logits(model))
+
+
+def test_qwen2_keeps_its_biases(store, tmp_path):
+    model = tiny("Qwen2", tie_word_embeddings=False)
+    files = files_of(model, tmp_path / "hf")
+    store.save(1, files)
+
+    native = store.read(rename=cairn.convert.qwen3_from_hf(), flat=True)
+    store.save(2, native)
+
+    assert "layers.0.attention.qkv_linear.wq.bias" in native
+    assert_equal(store.read(step=2, rename=cairn.convert.qwen3_to_hf(), flat=True), files)
+
+
+MOE = {
+    "Mixtral": (
+        {"num_local_experts": 12, "num_experts_per_tok": 2},
+        cairn.convert.mixtral_fused(),
+        cairn.convert.mixtral_per_expert(),
+    ),
+    "Qwen2Moe": (
+        {"num_experts": 12, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+         "shared_expert_intermediate_size": 24},
+        cairn.convert.qwen_moe_fused(),
+        cairn.convert.qwen_moe_per_expert(),
+    ),
+    "Qwen3Moe": (
+        {"num_experts": 12, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8},
+        cairn.convert.qwen_moe_fused(),
+        cairn.convert.qwen_moe_per_expert(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MOE)
+def test_experts_are_fused_and_divided_as_transformers_does(store, tmp_path, name):
+    options, fused, per_expert = MOE[name]
+    model = tiny(name, tie_word_embeddings=False, **options)
+    files = files_of(model, tmp_path / "hf")
+    assert any(".experts.11." in key for key in files), "the files have a tensor per expert"
+    store.save(1, files)
+    store.save(2, model.state_dict())
+
+    other = tiny(name, tie_word_embeddings=False, **options)
+    for parameter in other.parameters():
+        parameter.data.zero_()
+    store.load(other, step=1, rename=fused)
+
+    assert_equal(other.state_dict(), model.state_dict())
+    assert torch.equal(logits(other), logits(model))
+    assert_equal(store.read(step=2, rename=per_expert, flat=True), files)
+
+
+def test_qwen3_experts_to_torchtitan_equal_its_adapter(store, tmp_path):
+    adapter = titan_adapter("qwen3", "Qwen3StateDictAdapter", 4, 2, num_experts=12)
+    options = MOE["Qwen3Moe"][0]
+    files = files_of(tiny("Qwen3Moe", tie_word_embeddings=False, **options), tmp_path / "hf")
+    store.save(1, files)
+
+    native = store.read(rename=cairn.convert.qwen3_from_hf(), flat=True)
+
+    assert native["layers.0.moe.routed_experts.inner_experts.w1_EFD"].shape == (12, 16, 32)
+    assert_equal(adapter.to_hf(dict(native)), files)
+    store.save(2, native)
+    assert_equal(store.read(step=2, rename=cairn.convert.qwen3_to_hf(), flat=True), files)

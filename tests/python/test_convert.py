@@ -1,0 +1,419 @@
+"""Conversion on the way from a step to tensors: names, shapes, dtypes, block-scaled matrices."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cairn_testing import assert_same, shares_storage
+from ranks import run_on_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+import cairn
+import cairn.convert
+
+HALVES = [torch.float16, torch.bfloat16]
+FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+WIDE = [torch.float32, torch.float64]
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(widths[tensor.element_size()])
+
+
+def assert_cast(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Bit for bit, except that any NaN equals any NaN: torch's depends on the processor."""
+    assert got.dtype == want.dtype
+    assert got.shape == want.shape
+    nan = want.isnan()
+    assert torch.equal(got.isnan(), nan)
+    assert torch.equal(bits(got)[~nan], bits(want)[~nan])
+
+
+def sources_of_all_numbers() -> dict[str, torch.Tensor]:
+    """Every number of the 8-bit and 16-bit formats, and numbers around every rounding decision of
+    float32 and float64."""
+    generator = torch.Generator().manual_seed(7)
+    states = {}
+    for dtype in HALVES:
+        states[str(dtype)] = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(dtype)
+    for dtype in FLOAT8:
+        states[str(dtype)] = torch.arange(256, dtype=torch.uint8).view(dtype)
+    # All upper halves of float32, with the lower halves that decide how each is rounded.
+    upper = torch.arange(1 << 16, dtype=torch.int64) << 16
+    lower = [0, 1, 0x0FFF, 0x1000, 0x1001, 0x1FFF, 0x2000, 0x7FFF, 0x8000, 0x8001, 0xFFFF]
+    lower += torch.randint(0, 1 << 16, (5,), generator=generator).tolist()
+    singles = torch.cat([upper + low for low in lower])
+    singles = singles.where(singles < 1 << 31, singles - (1 << 32)).int().view(torch.float32)
+    states["torch.float32"] = singles
+    noise = torch.randint(-(1 << 30), 1 << 30, (singles.numel(),), generator=generator)
+    doubles = (singles.double().view(torch.int64) + noise).view(torch.float64)
+    random = torch.randint(-(1 << 62), 1 << 62, (200_000,), generator=generator) * 2
+    states["torch.float64"] = torch.cat([singles.double(), doubles, random.view(torch.float64)])
+    return states
+
+
+@pytest.mark.parametrize("target", WIDE + HALVES)
+def test_casts_equal_those_of_torch_for_every_number(store, target):
+    states = sources_of_all_numbers()
+    store.save(1, states)
+
+    got = store.read(dtype=target, flat=True)
+
+    for name, source in states.items():
+        assert_cast(got[name], source.to(target))
+
+
+def test_a_load_casts_to_the_dtypes_of_the_state_if_asked(store):
+    source = {"w": torch.randn(300, 70), "h": torch.randn(40).half(), "n": torch.arange(4)}
+    store.save(1, {**source, "lr": 0.1})
+    strided = torch.zeros(70, 600, dtype=torch.bfloat16)
+    target = {
+        "w": strided.t()[::2],
+        "h": np.zeros(40, dtype=np.float64),
+        "n": torch.zeros(4, dtype=torch.int64),
+        "lr": 0.0,
+    }
+
+    with pytest.raises(cairn.Invalid, match="'w' is float32"):
+        store.load(target)
+    assert not strided.any()
+    report = store.load(target, cast=True)
+
+    assert report.step == 1
+    assert torch.equal(target["w"], source["w"].bfloat16())
+    assert not strided.t()[1::2].any()
+    assert np.array_equal(target["h"], source["h"].double().numpy())
+    assert target["lr"] == 0.1
+    with pytest.raises(cairn.Invalid, match="no conversion from int64 to float32"):
+        store.load({**target, "n": torch.zeros(4)}, cast=True)
+
+
+def test_a_cast_needs_no_memory_for_the_stored_tensor(path):
+    # Peak memory of a cast on read, in a process of its own, against that of a read.
+    from cairn_testing import run_python
+
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"w": torch.ones(64 << 20)})  # 256 MiB
+    text = f"""
+import resource, torch, cairn
+with cairn.open({str(path)!r}) as store:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    w = store.read("w", dtype=torch.bfloat16)["w"]
+    assert w.dtype == torch.bfloat16 and w[-1] == 1
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    grown_kib = int(run_python(text).stdout)
+
+    assert grown_kib < (128 + 64) << 10, "the target has 128 MiB"
+
+
+def rope(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """The layout of Hugging Face from that of Meta."""
+    rows, columns = weight.shape
+    split = weight.view(heads, rows // heads // 2, 2, columns)
+    return split.transpose(1, 2).reshape(rows, columns)
+
+
+RULES = [
+    {"rearrange": r"\.wq$", "factors": [4, -1, 2], "order": [0, 2, 1]},
+    {"concat": ["gate$", "up"], "to": "gate_up"},
+    {"stack": r"experts\.(\d+)\.w", "to": "experts.w", "dim": 1},
+    {"permute": r"experts\.w", "dims": [2, 1, 0]},
+    {"split": "qkv", "into": ["q", "k", "v"], "sizes": [6, 2, 2]},
+    {"unstack": r"kv\.cache", "to": "cache.{i}", "dim": -1},
+    {"rename": r"^model\.", "to": ""},
+]
+
+
+def source_state() -> dict:
+    return {
+        "model": {
+            "wq": torch.randn(1024, 700),  # several chunks
+            "a.wq": torch.randn(32, 16),
+            "gate": torch.randn(5, 16),
+            "up": torch.randn(7, 16),
+            "qkv": torch.randn(10, 3),
+            "kv.cache": torch.randn(2, 3, 4),
+            "experts": [{"w": torch.randn(600, 500)} for _ in range(3)],
+            "empty": torch.zeros(0, 4),
+        },
+        "step": 7,
+    }
+
+
+def converted_state(state: dict) -> dict[str, torch.Tensor]:
+    model = state["model"]
+    q, k, v = model["qkv"].split([6, 2, 2])
+    return {
+        "wq": model["wq"],
+        "a.wq": rope(model["a.wq"], 4),
+        "gate_up": torch.cat([model["gate"], model["up"]]),
+        "q": q,
+        "k": k,
+        "v": v,
+        **{f"cache.{i}": model["kv.cache"][..., i] for i in range(4)},
+        "experts.w": torch.stack([each["w"] for each in model["experts"]], 1).permute(2, 1, 0),
+        "empty": model["empty"],
+    }
+
+
+def rules_for(state: dict) -> list[dict]:
+    # Of "model.wq", the pattern of the first rule would match too.
+    return [{**RULES[0], "rearrange": r"a\.wq$"}, *RULES[1:]]
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_rules_change_names_and_shapes(store, dtype):
+    state = source_state()
+    store.save(1, state)
+    want = converted_state(state)
+
+    got = store.read(rename=rules_for(state), dtype=dtype, flat=True)
+
+    assert got.pop("step") == 7
+    assert got.keys() == want.keys()
+    for fqn, tensor in want.items():
+        assert torch.equal(got[fqn], tensor if dtype is None else tensor.to(dtype)), fqn
+
+
+def test_a_load_fills_strided_views_by_rules(store):
+    state = source_state()
+    store.save(1, state)
+    want = converted_state(state)
+    target = {fqn: torch.zeros(*tensor.shape, 2)[..., 0] for fqn, tensor in want.items()}
+    meta = torch.empty_like(want["experts.w"], device="meta")
+
+    report = store.load({**target, "step": 0}, rename=rules_for(state))
+    other = {"experts.w": meta}
+    store.load(other, rename=rules_for(state), strict=False)
+
+    assert report.missing == report.unexpected == ()
+    for fqn, tensor in want.items():
+        assert torch.equal(target[fqn], tensor), fqn
+    assert torch.equal(other["experts.w"], want["experts.w"])
+
+
+def test_missing_and_unexpected_keys_have_their_new_names(store):
+    store.save(1, {"old.a": torch.ones(2), "old.b": torch.ones(2)})
+    target = {"new.a": torch.zeros(2), "new.c": torch.zeros(2)}
+
+    with pytest.raises(cairn.NotFound, match=r"new\.c"):
+        store.load(target, rename={"^old": "new"})
+    report = store.load(target, rename={"^old": "new"}, strict=False)
+
+    assert report.missing == ("new.c",)
+    assert report.unexpected == ("new.b",)
+    assert target["new.a"].tolist() == [1, 1]
+    store.load({"new.a": torch.zeros(2)}, rename={"^old": "new"}, keys="new.a")
+    store.load({"a": torch.zeros(2), "b": torch.zeros(2)}, rename={"^old": "x"}, prefix="x")
+
+
+def test_patterns_select_new_names(store):
+    store.save(1, {"a": {"x": torch.ones(1), "y": torch.ones(1)}, "b": torch.ones(1)})
+
+    assert store.read("c", rename={"^a": "c"}, flat=True).keys() == {"c.x", "c.y"}
+    with pytest.raises(cairn.NotFound):
+        store.read("a", rename={"^a": "c"})
+
+
+def test_nesting_follows_the_style_of_the_source(store):
+    state = {
+        "model": {"block.weight": torch.ones(1), "block.bias": torch.ones(2)},
+        "nested": {"in": {"w": torch.ones(3)}},
+        "list": [torch.ones(4), torch.ones(5), {}],
+        "step": 3,
+    }
+    store.save(1, state)
+
+    got = store.read(
+        rename={r"block\.weight": "a.b", r"nested\.in": "x.y", r"^list\.0": "list.first"}
+    )
+
+    assert_same(
+        got,
+        {
+            "model": {"a.b": torch.ones(1), "block.bias": torch.ones(2)},
+            "x": {"y": {"w": torch.ones(3)}},
+            "list": {"first": torch.ones(4), 1: torch.ones(5), 2: {}},
+            "step": 3,
+        },
+    )
+    assert_same(store.read(rename={}), state)
+    with pytest.raises(cairn.Invalid, match="contain others"):
+        store.read(rename={r"^nested\.in\.w": "step.x"})
+
+
+def test_tied_weights_remain_tied(store):
+    shared = torch.randn(6, 4)
+    state = {"embed": shared, "head": shared, "part": shared[1:3]}
+    store.save(1, state)
+
+    got = store.read(rename={"head": "lm_head"}, dtype=torch.bfloat16)
+
+    assert shares_storage(got["embed"], got["lm_head"])
+    assert shares_storage(got["embed"], got["part"])
+    assert torch.equal(got["part"], shared[1:3].bfloat16())
+    tied = torch.zeros(6, 4, dtype=torch.float64)
+    store.load({"e": tied, "h": tied}, rename={"embed": "e", "head": "h"}, cast=True, strict=False)
+    assert torch.equal(tied, shared.double())
+    untied = store.read(rename=[cairn.convert.permute("head", (1, 0))])
+    assert torch.equal(untied["head"], shared.t())
+
+
+@pytest.mark.parametrize(
+    ("rename", "message"),
+    [
+        ({"a": "b"}, "'a' and 'b' would have the same name"),
+        ({"(": "x"}, "rule 1.*missing"),
+        ([{"concat": ["a", "zz"], "to": "c"}], "no 'zz'"),
+        ([{"concat": ["a", "b"], "to": "c", "dim": 1}], r"shape \[2\] has no dimension 1"),
+        ("a", "list of rules"),
+        ([{"rename": object()}], "texts, numbers"),
+        ([{"concat": ["a", "b"], "to": "c"}], r"int64 \[3\].*float32 \[2\]"),
+        ([{"permute": "step", "dims": [0]}], "plain value"),
+    ],
+)
+def test_errors_name_the_rule_and_the_key(store, rename, message):
+    store.save(1, {"a": torch.zeros(2), "b": torch.zeros(3, dtype=torch.int64), "step": 1})
+
+    with pytest.raises(cairn.Invalid, match=message):
+        store.read(rename=rename)
+
+
+def test_what_cannot_be_combined_with_a_conversion_is_refused(store):
+    store.save(1, {"a": torch.zeros(2), "array": np.zeros(2, dtype=np.float32)})
+
+    with pytest.raises(cairn.Invalid, match="mmap"):
+        store.read(rename={"a": "b"}, mmap=True)
+    with pytest.raises(cairn.Invalid, match="skip_damaged"):
+        store.load({}, rename={"a": "b"}, skip_damaged=True, strict=False)
+    with pytest.raises(cairn.Invalid, match="bfloat17"):
+        store.read(dtype="bfloat17")
+    with pytest.raises(cairn.Invalid, match="no conversion from float32 to int8"):
+        store.read(dtype=torch.int8)
+    with pytest.raises(cairn.Invalid, match="numpy has no dtype bfloat16"):
+        store.read(dtype=torch.bfloat16)
+    assert store.read(dtype="float64")["array"].dtype == np.float64
+
+
+def test_a_damaged_chunk_is_reported_under_its_stored_name(path):
+    from cairn_testing import segment_files
+
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"old": torch.randn(1 << 20)})
+    segment = segment_files(path)[0]
+    data = bytearray(segment.read_bytes())
+    data[1 << 20] ^= 1
+    segment.write_bytes(data)
+
+    with cairn.open(path) as store, pytest.raises(cairn.Corrupt, match="old"):
+        store.read(rename={"old": "new"}, dtype=torch.bfloat16)
+
+
+def quantize(weight: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, columns = (-(-size // 128) for size in weight.shape)
+    scale = torch.rand(rows, columns) + 0.01
+    whole = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    return (weight / whole[: weight.shape[0], : weight.shape[1]]).to(dtype), scale
+
+
+@pytest.mark.parametrize("target", [torch.float32, *HALVES])
+@pytest.mark.parametrize("dtype", FLOAT8)
+def test_dequantization_equals_that_of_the_reader_of_torch(store, tmp_path, dtype, target):
+    safetensors = pytest.importorskip("safetensors.torch")
+    from torch.distributed.checkpoint import load as dcp_load
+    from torch.distributed.checkpoint.quantized_hf_storage import QuantizedHuggingFaceStorageReader
+
+    state = {"norm.weight": torch.randn(300)}
+    for name, shape in {"a": (300, 517), "b": (128, 128), "c": (1, 2000)}.items():
+        quantized, scale = quantize(torch.randn(shape), dtype)
+        state |= {f"{name}.weight": quantized, f"{name}.weight_scale_inv": scale}
+    file = "model-00001-of-00001.safetensors"
+    safetensors.save_file(state, tmp_path / file)
+    index = {"metadata": {}, "weight_map": dict.fromkeys(state, file)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    want = {
+        fqn: torch.zeros_like(tensor, dtype=target)
+        for fqn, tensor in state.items()
+        if not fqn.endswith("_inv") and fqn != "norm.weight"
+    }
+    dcp_load(
+        want, storage_reader=QuantizedHuggingFaceStorageReader(str(tmp_path), target_dtype=target)
+    )
+    store.save(1, state)
+
+    got = store.read(rename=[cairn.convert.dequantize(target)], flat=True)
+
+    assert got.keys() == {*want, "norm.weight"}
+    for fqn, tensor in want.items():
+        assert_cast(got[fqn], tensor)
+    # In one step with other rules, into strided memory.
+    rules = [
+        cairn.convert.dequantize(target),
+        cairn.convert.permute("a.weight", (1, 0)),
+        cairn.convert.split("b.weight", ["b.upper", "b.lower"], sizes=(27, 101)),
+    ]
+    parts = store.read(rename=rules, flat=True)
+    assert_cast(parts["a.weight"], want["a.weight"].t())
+    assert_cast(parts["b.lower"], want["b.weight"][27:])
+
+
+def load_on_ranks(rank: int, path) -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(3)
+    state = source_state()
+    with cairn.open(path, mode="a") as store:
+        sharded = {
+            "model": {
+                **state["model"],
+                "wq": distribute_tensor(state["model"]["wq"], mesh, [Shard(0)]),
+                "a.wq": distribute_tensor(state["model"]["a.wq"], mesh, [Shard(1)]),
+            },
+            "step": 7,
+        }
+        store.save(1, sharded)
+        rules = rules_for(state)
+        want = converted_state(state)
+        placements = {"experts.w": [Shard(1)], "gate_up": [Shard(0)], "wq": [Shard(1)]}
+        target = {
+            fqn: distribute_tensor(
+                torch.zeros_like(tensor, dtype=torch.bfloat16),
+                mesh,
+                placements.get(fqn, [Shard(0)] if len(tensor) > 2 else [Replicate()]),
+            )
+            for fqn, tensor in want.items()
+        }
+        for read_once in (False, True):
+            for each in target.values():
+                each.to_local().zero_()
+            store.load({**target, "step": 0}, rename=rules, cast=True, read_once=read_once)
+            for fqn, tensor in want.items():
+                full = target[fqn].full_tensor()
+                assert torch.equal(full, tensor.bfloat16()), fqn
+        with pytest.raises(cairn.Invalid, match="global shape|in the target"):
+            store.load({"q": distribute_tensor(torch.zeros(7, 3), mesh, [Shard(0)])},
+                       rename=rules, strict=False)
+
+
+def test_ranks_load_their_parts_of_converted_tensors(path):
+    run_on_ranks(load_on_ranks, path, world_size=2)
+
+
+def test_the_first_example_of_the_page_runs(tmp_path, monkeypatch):
+    page = Path(__file__).resolve().parents[2] / "docs" / "conversion.md"
+    example = re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL).group(1)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+
+    exec(compile(example, str(page), "exec"), names)
+
+    assert names["parts"].keys() == {*(f"model.blocks.0.{part}" for part in "qkv"), "model.norm"}
+    assert names["small"]["norm"].dtype == torch.bfloat16
+    assert names["half"]["norm"].tolist() == [1.0] * 8
