@@ -17,9 +17,8 @@ constexpr uint64_t kAlignBytes = 64;
 // Boxes that are loaded together, then passed to the callback in order.
 class Window {
  public:
-  Window(const CheckpointStore& store, const kv::StepInfo& step, const PayloadCallback& on_bytes)
-      : store_(store),
-        step_(step),
+  Window(const RequestLoader& load, const PayloadCallback& on_bytes)
+      : load_(load),
         on_bytes_(on_bytes),
         memory_(std::make_unique_for_overwrite<std::byte[]>(kWindowBytes)) {}
 
@@ -41,7 +40,7 @@ class Window {
 
   Result<void> Flush() {
     if (boxes_.empty()) return {};
-    CAIRN_TRY_ASSIGN(const LoadReport report, store_.Load(step_, requests_));
+    CAIRN_TRY_ASSIGN(const LoadReport report, load_(requests_));
     bytes_read_ += report.bytes_read;
     for (const LoadedBox& box : boxes_) {
       CAIRN_TRY(on_bytes_(box.tensor, box.offset_bytes, box.bytes));
@@ -60,8 +59,7 @@ class Window {
     uint64_t offset_bytes;  // in the row-major payload of the tensor
     std::span<const std::byte> bytes;
   };
-  const CheckpointStore& store_;
-  const kv::StepInfo& step_;
+  const RequestLoader& load_;
   const PayloadCallback& on_bytes_;
   std::unique_ptr<std::byte[]> memory_;
   uint64_t used_bytes_ = 0;
@@ -72,11 +70,20 @@ class Window {
 
 }  // namespace
 
+RequestLoader LoaderOf(const CheckpointStore& store, const kv::StepInfo& step) {
+  return [&](std::span<const LoadRequest> requests) { return store.Load(step, requests); };
+}
+
 Result<uint64_t> ReadRowMajor(const CheckpointStore& store, const kv::StepInfo& step,
                               std::span<const TensorInfo> tensors,
                               const PayloadCallback& on_bytes) {
+  return ReadRowMajor(LoaderOf(store, step), tensors, on_bytes);
+}
+
+Result<uint64_t> ReadRowMajor(const RequestLoader& load, std::span<const TensorInfo> tensors,
+                              const PayloadCallback& on_bytes) {
   CAIRN_TRY(CheckRepeats(tensors));
-  Window window(store, step, on_bytes);
+  Window window(load, on_bytes);
   for (size_t t = 0; t < tensors.size(); ++t) {
     CAIRN_TRY_ASSIGN(const ChunkGrid grid, ChunkGrid::Make(tensors[t].dtype, tensors[t].shape));
     for (uint64_t i = 0; i < grid.chunk_count(); ++i) {

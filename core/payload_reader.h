@@ -15,11 +15,21 @@ namespace cairn::core {
 using PayloadCallback = std::function<Result<void>(size_t tensor, uint64_t offset_bytes,
                                                    std::span<const std::byte> bytes)>;
 
+/// Loads requests, such as those for a step that rules convert (core/convert/conversion.h).
+using RequestLoader = std::function<Result<LoadReport>(std::span<const LoadRequest>)>;
+
+/// Returns CheckpointStore::Load of one step. Both must outlive it.
+RequestLoader LoaderOf(const CheckpointStore& store, const kv::StepInfo& step);
+
 /// Calls `on_bytes` with all bytes of all of `tensors`, in order; not at all for tensors without
 /// elements. Every byte is checked before it is passed on. Returns the bytes read from storage.
 /// Errors: those of CheckRepeats, of CheckpointStore::Load, and of `on_bytes`, which end the
 /// stream. Memory: 32 MiB in addition to that of a load.
 Result<uint64_t> ReadRowMajor(const CheckpointStore& store, const kv::StepInfo& step,
                               std::span<const TensorInfo> tensors, const PayloadCallback& on_bytes);
+
+/// Does the same through `load`.
+Result<uint64_t> ReadRowMajor(const RequestLoader& load, std::span<const TensorInfo> tensors,
+                              const PayloadCallback& on_bytes);
 
 }  // namespace cairn::core

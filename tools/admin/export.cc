@@ -10,10 +10,12 @@
 #include <span>
 
 #include "core/checkpoint_store.h"
+#include "core/convert/conversion.h"
 #include "core/interop/dcp/dcp_export.h"
 #include "core/interop/safetensors/safetensors_export.h"
 #include "core/interop/safetensors/safetensors_update.h"
 #include "core/interop/torch/torch_export.h"
+#include "core/payload_reader.h"
 #include "core/state_dict/key_pattern.h"
 #include "tools/common/address.h"
 #include "tools/common/progress.h"
@@ -122,10 +124,10 @@ void WarnOfArrays(uint64_t arrays, std::string_view why) {
 }
 
 Result<void> ToTorch(const core::CheckpointStore& store, const core::Contents& contents,
-                     const std::string& target, Output& out) {
+                     const std::string& target, const core::RequestLoader& load, Output& out) {
   ProgressLine progress("exporting");
   CAIRN_TRY_ASSIGN(const core::TorchExportReport report,
-                   core::ExportTorch(store, contents, target, progress.callback()));
+                   core::ExportTorch(store, contents, target, progress.callback(), load));
   progress.Clear();
   PrintReport(contents.step.step, ContentsText(report.tensors, report.values), report.bytes,
               report.seconds, {&target, 1}, out);
@@ -134,10 +136,10 @@ Result<void> ToTorch(const core::CheckpointStore& store, const core::Contents& c
 }
 
 Result<void> ToDcp(const core::CheckpointStore& store, const core::Contents& contents,
-                   const ExportOptions& options, Output& out) {
+                   const ExportOptions& options, const core::RequestLoader& load, Output& out) {
   ProgressLine progress("exporting");
-  const core::DcpExportOptions how{.max_file_bytes = options.shard_bytes,
-                                   .progress = progress.callback()};
+  const core::DcpExportOptions how{
+      .max_file_bytes = options.shard_bytes, .progress = progress.callback(), .load = load};
   CAIRN_TRY_ASSIGN(const core::DcpExportReport report,
                    core::ExportDcp(store, contents, options.target, how));
   progress.Clear();
@@ -148,10 +150,11 @@ Result<void> ToDcp(const core::CheckpointStore& store, const core::Contents& con
 }
 
 Result<void> ToSafetensors(const core::CheckpointStore& store, const core::Contents& contents,
-                           const ExportOptions& options, Output& out) {
+                           const ExportOptions& options, const core::RequestLoader& load,
+                           Output& out) {
   ProgressLine progress("exporting");
-  const core::SafetensorsExportOptions how{.max_shard_bytes = options.shard_bytes,
-                                           .progress = progress.callback()};
+  const core::SafetensorsExportOptions how{
+      .max_shard_bytes = options.shard_bytes, .progress = progress.callback(), .load = load};
   CAIRN_TRY_ASSIGN(const core::SafetensorsExportReport report,
                    core::ExportSafetensors(store, contents, options.target, how));
   progress.Clear();
@@ -165,6 +168,12 @@ Result<void> ToSafetensors(const core::CheckpointStore& store, const core::Conte
 }
 
 Result<void> CheckSince(const ExportOptions& options) {
+  const ConversionOptions& conversion = options.conversion;
+  const bool converts =
+      !conversion.rename.empty() || !conversion.rules_file.empty() || !conversion.dtype.empty();
+  if (converts && !options.since.empty()) {
+    return Fail(ErrorCode::kInvalidArgument, "--since writes stored tensors, without conversion");
+  }
   if (options.since.empty()) {
     if (!options.sparse) return {};
     return Fail(ErrorCode::kInvalidArgument, "--sparse needs --since STEP");
@@ -195,20 +204,8 @@ Result<void> ToUpdate(const core::CheckpointStore& store, const core::Contents& 
   return {};
 }
 
-}  // namespace
-
-Result<void> AdminExport(const ExportOptions& options, Output& out) {
-  CAIRN_TRY_ASSIGN(const Address address, ParseAddress(options.address));
-  CAIRN_TRY_ASSIGN(const core::KeyPatterns patterns, core::KeyPatterns::Parse(options.patterns));
-  CAIRN_TRY(CheckTarget(options));
-  CAIRN_TRY(CheckSince(options));
-  CAIRN_TRY_ASSIGN(const auto store,
-                   core::CheckpointStore::Open(address.store, kv::OpenMode::kRead));
-  CAIRN_TRY_ASSIGN(const core::Contents contents, store->List(address.step, patterns));
-  if (!options.since.empty()) {
-    CAIRN_TRY_ASSIGN(const Address since, ParseAddress(address.store + "@" + options.since));
-    return ToUpdate(*store, contents, *since.step, patterns, options, out);
-  }
+Result<void> ToFormat(const core::CheckpointStore& store, const core::Contents& contents,
+                      const core::RequestLoader& load, const ExportOptions& options, Output& out) {
   const Format format = FormatOf(options);
   if (contents.tensors.empty() && (format == Format::kSafetensors || contents.values.empty())) {
     return Fail(Error{.code = ErrorCode::kNotFound,
@@ -217,12 +214,40 @@ Result<void> AdminExport(const ExportOptions& options, Output& out) {
   }
   switch (format) {
     case Format::kTorch:
-      return ToTorch(*store, contents, options.target, out);
+      return ToTorch(store, contents, options.target, load, out);
     case Format::kDcp:
-      return ToDcp(*store, contents, options, out);
+      return ToDcp(store, contents, options, load, out);
     default:
-      return ToSafetensors(*store, contents, options, out);
+      return ToSafetensors(store, contents, options, load, out);
   }
+}
+
+}  // namespace
+
+Result<void> AdminExport(const ExportOptions& options, Output& out) {
+  CAIRN_TRY_ASSIGN(const Address address, ParseAddress(options.address));
+  CAIRN_TRY_ASSIGN(const core::KeyPatterns patterns, core::KeyPatterns::Parse(options.patterns));
+  CAIRN_TRY_ASSIGN(const auto requested, ParseConversion(options.conversion));
+  CAIRN_TRY(CheckTarget(options));
+  CAIRN_TRY(CheckSince(options));
+  CAIRN_TRY_ASSIGN(const auto store,
+                   core::CheckpointStore::Open(address.store, kv::OpenMode::kRead));
+  if (requested) {
+    CAIRN_TRY_ASSIGN(core::Contents stored, store->List(address.step));
+    CAIRN_TRY_ASSIGN(
+        const core::Conversion conversion,
+        core::Conversion::Make(std::move(stored), requested->rules, requested->casts, patterns));
+    const core::RequestLoader load = [&](std::span<const core::LoadRequest> requests) {
+      return conversion.Load(*store, requests);
+    };
+    return ToFormat(*store, conversion.contents(), load, options, out);
+  }
+  CAIRN_TRY_ASSIGN(const core::Contents contents, store->List(address.step, patterns));
+  if (!options.since.empty()) {
+    CAIRN_TRY_ASSIGN(const Address since, ParseAddress(address.store + "@" + options.since));
+    return ToUpdate(*store, contents, *since.step, patterns, options, out);
+  }
+  return ToFormat(*store, contents, {}, options, out);
 }
 
 }  // namespace cairn::tools

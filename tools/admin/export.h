@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kv/error.h"
+#include "tools/admin/conversion.h"
 #include "tools/common/terminal.h"
 
 namespace cairn::tools {
@@ -16,6 +17,7 @@ struct ExportOptions {
   std::string target;
   std::string format;  // safetensors, torch or dcp; empty: depends on the name of the target
   std::vector<std::string> patterns;
+  ConversionOptions conversion;  // the patterns select the keys after it
   uint64_t shard_bytes = 5'000'000'000;
   bool overwrite = false;
   std::string since;    // a step or a tag: export only what differs from it

@@ -9,9 +9,11 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <set>
 
 #include "core/checkpoint_store.h"
+#include "core/convert/converted_state.h"
 #include "core/interop/dcp/dcp_checkpoint.h"
 #include "core/interop/safetensors/safetensors_file.h"
 #include "core/interop/torch/imported_state.h"
@@ -44,6 +46,7 @@ struct Input {
   std::vector<core::ImportedState> imported;
   std::vector<core::SafetensorsFile> safetensors;
   core::StateDict state;
+  std::shared_ptr<void> scratch;  // of converted tensors; shared with nobody
   std::set<std::string> metadata_left_out;
 };
 
@@ -83,6 +86,16 @@ Result<void> CheckPromised(const ImportSources& sources, const core::StateDict& 
                     .message = "the index names a tensor that is in no shard",
                     .key = tensor,
                     .file = index});
+}
+
+Result<void> ConvertInput(const ConversionOptions& options, Input& input) {
+  CAIRN_TRY_ASSIGN(const auto requested, ParseConversion(options));
+  if (!requested) return {};
+  CAIRN_TRY_ASSIGN(core::ConvertedState made,
+                   core::ConvertedState::Make(input.state, requested->rules, requested->casts));
+  input.state = std::move(made.state);
+  input.scratch = std::move(made.scratch);
+  return {};
 }
 
 Result<Input> ReadInput(const ImportOptions& options, const core::Progress& progress) {
@@ -162,8 +175,9 @@ Result<void> AdminImport(const ImportOptions& options, Output& out) {
   }
   // Reads the input first, so that a file that cannot be read does not create an empty store.
   ProgressLine checking("checking");
-  CAIRN_TRY_ASSIGN(const Input input, ReadInput(options, checking.callback()));
+  CAIRN_TRY_ASSIGN(Input input, ReadInput(options, checking.callback()));
   checking.Clear();
+  CAIRN_TRY(ConvertInput(options.conversion, input));
   CAIRN_TRY_ASSIGN(const auto store,
                    core::CheckpointStore::Open(address.store, kv::OpenMode::kWrite));
   ProgressLine progress("importing");

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kv/error.h"
+#include "tools/admin/conversion.h"
 #include "tools/common/terminal.h"
 
 namespace cairn::tools {
@@ -20,6 +21,7 @@ struct ImportOptions {
   std::string prefix;  // the map of the state dict that receives the tensors; empty: the root
   std::optional<uint64_t> base_step;
   bool overwrite = false;
+  ConversionOptions conversion;
   bool skip_unknown = false;  // omit objects that a store cannot hold
 };
 

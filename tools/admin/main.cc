@@ -48,6 +48,12 @@ Argument StoreArgument(std::string& store) {
   return {.name = "STORE", .target = &store, .help = "Directory of the store", .required = true};
 }
 
+/// The arguments of a verb, and those of conversions.
+std::vector<Argument> WithConversion(std::vector<Argument> arguments, ConversionOptions& options) {
+  for (Argument& each : ConversionArguments(options)) arguments.push_back(std::move(each));
+  return arguments;
+}
+
 std::vector<Argument> ImportArguments(ImportOptions& options) {
   return {{.name = "STORE",
            .target = &options.store,
@@ -86,7 +92,7 @@ Verb ImportVerb(ImportOptions& options) {
       .usage = "import STORE --step N FILE...",
       .summary =
           "Creates a step from safetensors or torch.save files, or a torch.distributed.checkpoint",
-      .arguments = ImportArguments(options),
+      .arguments = WithConversion(ImportArguments(options), options.conversion),
       .examples = {"kv-admin import runs/gpt --step 0 model.safetensors",
                    "kv-admin import runs/gpt --step 100 checkpoints/step-100",
                    "kv-admin import runs/gpt --step 0 model.pt --prefix model",
@@ -139,7 +145,7 @@ Verb ExportVerb(Values& values) {
           .summary =
               "Writes a step to safetensors or torch.save files, or a "
               "torch.distributed.checkpoint",
-          .arguments = ExportArguments(values),
+          .arguments = WithConversion(ExportArguments(values), values.export_to.conversion),
           .examples = {"kv-admin export runs/gpt@100 gpt-100.safetensors model",
                        "kv-admin export runs/gpt@100 gpt-100.pt",
                        "kv-admin export runs/gpt@100 gpt-100.dcp",

@@ -145,12 +145,12 @@ class ArchiveStream {
   uint64_t offset_bytes_ = 0;
 };
 
-Result<std::vector<std::string>> WriteFiles(const CheckpointStore& store, const kv::StepInfo& step,
-                                            Plan& plan, const std::string& path,
+Result<std::vector<std::string>> WriteFiles(const RequestLoader& load, Plan& plan,
+                                            const std::string& path,
                                             internal::ProgressMeter& progress) {
   CAIRN_TRY_ASSIGN(const auto folder, DcpFolder::Open(path));
   ArchiveStream stream(plan, *folder);
-  CAIRN_TRY(ReadRowMajor(store, step, stream.storages(),
+  CAIRN_TRY(ReadRowMajor(load, stream.storages(),
                          [&](size_t i, uint64_t, std::span<const std::byte> bytes) -> Result<void> {
                            CAIRN_TRY(stream.Append(i, bytes));
                            return progress.Add(bytes.size());
@@ -175,7 +175,9 @@ Result<DcpExportReport> ExportDcp(const CheckpointStore& store, const Contents& 
                          .bytes = counts.bytes,
                          .values = counts.values,
                          .arrays = counts.arrays};
-  CAIRN_TRY_ASSIGN(report.files, WriteFiles(store, contents.step, plan, folder, progress));
+  CAIRN_TRY_ASSIGN(report.files,
+                   WriteFiles(options.load ? options.load : LoaderOf(store, contents.step), plan,
+                              folder, progress));
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/base/progress.h"
+#include "core/payload_reader.h"
 #include "core/step/contents.h"
 #include "kv/error.h"
 
@@ -16,6 +17,7 @@ class CheckpointStore;
 struct DcpExportOptions {
   uint64_t max_file_bytes = 5'000'000'000;  // larger selections become several data files
   Progress progress;
+  RequestLoader load = {};  // of the tensors; empty: CheckpointStore::Load
 };
 
 struct DcpExportReport {

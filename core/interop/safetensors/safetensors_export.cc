@@ -79,14 +79,14 @@ Result<std::filesystem::path> PrepareStem(const std::string& out) {
   return stem;
 }
 
-Result<void> WriteShard(const CheckpointStore& store, const kv::StepInfo& step, const Shard& shard,
-                        const std::string& path, internal::ProgressMeter& progress) {
+Result<void> WriteShard(const RequestLoader& load, const Shard& shard, const std::string& path,
+                        internal::ProgressMeter& progress) {
   std::vector<SafetensorsEntry> entries;
   for (const TensorInfo& tensor : shard) {
     entries.push_back({tensor.fqn, tensor.dtype, tensor.shape});
   }
   CAIRN_TRY_ASSIGN(const auto writer, SafetensorsWriter::Create(path, entries));
-  CAIRN_TRY(ReadRowMajor(store, step, shard,
+  CAIRN_TRY(ReadRowMajor(load, shard,
                          [&](size_t, uint64_t, std::span<const std::byte> bytes) -> Result<void> {
                            CAIRN_TRY(writer->Append(bytes));
                            return progress.Add(bytes.size());
@@ -119,12 +119,13 @@ Result<SafetensorsExportReport> ExportSafetensors(const CheckpointStore& store,
     for (const TensorInfo& tensor : shard) report.bytes += tensor.nbytes;
   }
   internal::ProgressMeter progress(options.progress, report.bytes);
+  const RequestLoader load = options.load ? options.load : LoaderOf(store, contents.step);
   nlohmann::json weight_map = nlohmann::json::object();
   for (size_t i = 0; i < shards.size(); ++i) {
     std::string path = stem.string();
     if (shards.size() > 1) path += fmt::format("-{:05}-of-{:05}", i + 1, shards.size());
     path += kSuffix;
-    CAIRN_TRY(WriteShard(store, contents.step, shards[i], path, progress));
+    CAIRN_TRY(WriteShard(load, shards[i], path, progress));
     const std::string name = std::filesystem::path(path).filename().string();
     for (const TensorInfo& tensor : shards[i]) weight_map[tensor.fqn] = name;
     report.files.push_back(std::move(path));

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/base/progress.h"
+#include "core/payload_reader.h"
 #include "core/step/contents.h"
 #include "kv/error.h"
 
@@ -16,6 +17,7 @@ class CheckpointStore;
 struct SafetensorsExportOptions {
   uint64_t max_shard_bytes = 5'000'000'000;  // larger selections become several files and an index
   Progress progress;
+  RequestLoader load = {};  // of the tensors; empty: CheckpointStore::Load
 };
 struct SafetensorsExportReport {
   std::vector<std::string> files;  // paths of the files that were written, including the index

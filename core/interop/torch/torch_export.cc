@@ -11,7 +11,8 @@
 namespace cairn::core {
 
 Result<TorchExportReport> ExportTorch(const CheckpointStore& store, const Contents& contents,
-                                      const std::string& path, const Progress& progress) {
+                                      const std::string& path, const Progress& progress,
+                                      const RequestLoader& load) {
   const auto start = std::chrono::steady_clock::now();
   CAIRN_TRY_ASSIGN(auto pickler, internal::TorchPickler::Make(contents));
   CAIRN_TRY_ASSIGN(const internal::TorchPickle state, pickler.PickleNode(0));
@@ -20,7 +21,7 @@ Result<TorchExportReport> ExportTorch(const CheckpointStore& store, const Conten
   internal::TorchArchiveWriter archive(*file, state);
   CAIRN_TRY(archive.Begin());
   internal::ProgressMeter meter(progress, counts.bytes);
-  CAIRN_TRY(ReadRowMajor(store, contents.step, state.storages,
+  CAIRN_TRY(ReadRowMajor(load ? load : LoaderOf(store, contents.step), state.storages,
                          [&](size_t i, uint64_t, std::span<const std::byte> bytes) -> Result<void> {
                            CAIRN_TRY(archive.Append(i, bytes));
                            return meter.Add(bytes.size());

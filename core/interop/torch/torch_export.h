@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/base/progress.h"
+#include "core/payload_reader.h"
 #include "core/step/contents.h"
 #include "kv/error.h"
 
@@ -22,7 +23,7 @@ struct TorchExportReport {
 
 /// Writes `contents` (from List) as one nested state of containers, tensors and plain values.
 /// Tensors that share memory share a storage. Writes a temporary file, then syncs and renames it;
-/// after an error no file remains.
+/// after an error no file remains. `load` loads the tensors; empty: CheckpointStore::Load.
 ///
 /// kInvalidArgument: weights_only does not accept a pickled object, an int of more than 255 bytes
 /// or a text that is not UTF-8; nothing is written, and the error names the key where there is one.
@@ -30,6 +31,7 @@ struct TorchExportReport {
 /// reading the step: those of CheckpointStore::Load. Memory: a few times that of the pickle, plus
 /// that of ReadRowMajor.
 Result<TorchExportReport> ExportTorch(const CheckpointStore& store, const Contents& contents,
-                                      const std::string& path, const Progress& progress = {});
+                                      const std::string& path, const Progress& progress = {},
+                                      const RequestLoader& load = {});
 
 }  // namespace cairn::core

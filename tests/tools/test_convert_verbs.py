@@ -1,0 +1,164 @@
+"""kv-admin import and export with --rename, --rules and --dtype, compared with the Python package
+and with torch."""
+
+import json
+import os
+import resource
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import cairn
+import cairn.convert
+from tool_programs import run_program
+
+RULES = [
+    cairn.convert.rearrange(r"\.wq$", (4, -1, 2), (0, 2, 1)),
+    cairn.convert.concat(["gate$", "up"], "gate_up"),
+    cairn.convert.stack(r"experts\.(\d+)\.w", "experts.w"),
+    cairn.convert.permute(r"experts\.w", (0, 2, 1)),
+    cairn.convert.split("qkv", ["q", "k", "v"], sizes=(6, 2, 2)),
+]
+
+
+def source_state():
+    torch.manual_seed(1)
+    quantized = torch.randn(300, 200).to(torch.float8_e4m3fn)
+    return {
+        "layer.wq": torch.randn(32, 16),
+        "mlp.gate": torch.randn(5, 16),
+        "mlp.up": torch.randn(7, 16),
+        "qkv": torch.randn(10, 3),
+        **{f"experts.{i}.w": torch.randn(60, 50) for i in range(11)},
+        "fp8.weight": quantized,
+        "fp8.weight_scale_inv": torch.rand(3, 2),
+        "ids": torch.arange(5),
+    }
+
+
+@pytest.fixture
+def rules_file(tmp_path):
+    path = tmp_path / "rules.json"
+    cairn.convert.save_rules(path, [cairn.convert.dequantize(torch.float32), *RULES])
+    return path
+
+
+@pytest.fixture
+def model_file(tmp_path):
+    path = tmp_path / "in.safetensors"
+    save_file(source_state(), path)
+    return path
+
+
+def converted(tmp_path, rules_file, dtype):
+    """What the Python package reads by the same rules."""
+    with cairn.open(tmp_path / "reference", mode="a") as store:
+        store.save(1, source_state())
+        return store.read(rename=cairn.convert.load_rules(rules_file), dtype=dtype, flat=True)
+
+
+def assert_equal(got, want):
+    assert got.keys() == want.keys()
+    for name, tensor in want.items():
+        assert got[name].dtype == tensor.dtype, name
+        assert torch.equal(got[name], tensor), name
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("suffix", ["safetensors", "pt", "dcp"])
+def test_an_export_converts(admin, tmp_path, model_file, rules_file, dtype, suffix):
+    want = converted(tmp_path, rules_file, dtype)
+    words = ["--rules", rules_file, *(["--dtype", dtype] if dtype else [])]
+    out = tmp_path / f"out.{suffix}"
+    assert admin("import", tmp_path / "s", "--step", 1, model_file).status == 0
+
+    finished = admin("export", tmp_path / "s", out, *words)
+
+    assert finished.status == 0, finished.err
+    if suffix == "dcp":
+        assert admin("import", tmp_path / "back", "--step", 1, out).status == 0
+        with cairn.open(tmp_path / "back") as store:
+            got = store.read(flat=True)
+    else:
+        got = load_file(out) if suffix == "safetensors" else torch.load(out, weights_only=True)
+    assert_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", [None, "float16"])
+def test_an_import_converts(admin, tmp_path, model_file, rules_file, dtype):
+    want = converted(tmp_path, rules_file, dtype)
+    words = ["--rules", rules_file, *(["--dtype", dtype] if dtype else [])]
+
+    finished = admin("import", tmp_path / "s", "--step", 1, model_file, *words)
+
+    assert finished.status == 0, finished.err
+    with cairn.open(tmp_path / "s") as store:
+        assert_equal(store.read(flat=True), want)
+
+
+def test_renames_are_applied_in_order_and_patterns_select_new_names(admin, tmp_path, model_file):
+    store = tmp_path / "s"
+    renames = ["--rename", r"experts\.(\d+)=e\1", "--rename", "^e=x.e"]
+    assert admin("import", store, "--step", 1, model_file, "--rename", "^mlp=ffn").status == 0
+
+    finished = admin("export", store, tmp_path / "out.safetensors", "x", *renames)
+
+    assert finished.status == 0, finished.err
+    assert load_file(tmp_path / "out.safetensors").keys() == {f"x.e{i}.w" for i in range(11)}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--rename", "a"], "REGEX=TEXT"),
+        (["--rename", "(=b"], "rule 1"),
+        (["--dtype", "bfloat17"], "bfloat17"),
+        (["--rename", "gate=up"], "same name"),
+        (["--rules", "/nonexistent.json"], "opening the rules"),
+    ],
+)
+def test_wrong_options_change_nothing(admin, tmp_path, model_file, words, message):
+    store = tmp_path / "s"
+
+    finished = admin("import", store, "--step", 1, model_file, *words)
+
+    assert finished.status == 2
+    assert message in finished.err
+    assert not store.exists()
+    assert admin("import", store, "--step", 1, model_file).status == 0
+    finished = admin("export", store, tmp_path / "out.safetensors", *words)
+    assert finished.status == 2
+    assert message in finished.err
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_since_cannot_be_combined_with_a_conversion(admin, tmp_path, model_file):
+    assert admin("import", tmp_path / "s", "--step", 1, model_file).status == 0
+    finished = admin(
+        *("export", tmp_path / "s", tmp_path / "o.safetensors", "--since", "1"),
+        *("--rename", "a=b"),
+    )
+    assert finished.status == 2
+    assert "--since" in finished.err
+
+
+def test_an_export_of_a_large_stack_needs_little_memory(admin, tmp_path):
+    state = {f"e.{i}.w": torch.full((1024, 4096), float(i)) for i in range(24)}  # 384 MiB
+    with cairn.open(tmp_path / "s", mode="a") as store:
+        store.save(1, state)
+    rules = tmp_path / "rules.json"
+    rules.write_text(json.dumps([{"stack": r"e\.(\d+)\.w", "to": "e"}]))
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_DATA, (192 << 20, 192 << 20))
+
+    finished = run_program(
+        "kv-admin", "export", tmp_path / "s", tmp_path / "out.safetensors", "--rules", rules,
+        "--dtype", "bfloat16", preexec_fn=limit, env={**os.environ, "MALLOC_ARENA_MAX": "2"},
+    )
+
+    assert finished.status == 0, finished.err
+    got = load_file(tmp_path / "out.safetensors")["e"]
+    assert got.shape == (24, 1024, 4096)
+    assert got[:, 5, 7].tolist() == list(range(24))
