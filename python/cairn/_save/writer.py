@@ -136,8 +136,10 @@ class Writer:
                     "the ranks write with different steps or options: all give the same arguments",
                     step=self.step,
                 )
+            part = self._part
+            assert part is not None  # or prepare() has raised
             self._ranks.run_together(
-                lambda: self._part.begin_together(self.step, **arguments, **annotations)
+                lambda: part.begin_together(self.step, **arguments, **annotations)
             )
         except BaseException:
             self._close(committed=False)
