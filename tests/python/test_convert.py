@@ -102,16 +102,19 @@ def test_a_cast_needs_no_memory_for_the_stored_tensor(path):
     with cairn.open(path, mode="a") as store:
         store.save(1, {"w": torch.ones(64 << 20)})  # 256 MiB
     text = f"""
-import resource, torch, cairn
+import torch, cairn
+def peak():  # getrusage would include the peak of the process that started this one
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 with cairn.open({str(path)!r}) as store:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak()
     w = store.read("w", dtype=torch.bfloat16)["w"]
     assert w.dtype == torch.bfloat16 and w[-1] == 1
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    print(peak() - before)
 """
     grown_kib = int(run_python(text).stdout)
 
-    assert grown_kib < (128 + 64) << 10, "the target has 128 MiB"
+    assert 128 << 10 <= grown_kib < (128 + 64) << 10, "the target has 128 MiB"
 
 
 def rope(weight: torch.Tensor, heads: int) -> torch.Tensor:
