@@ -76,6 +76,8 @@ MAY_INCLUDE = {
     "core/interop/dcp": {"core", "core/base", "core/state_dict", "core/step", "core/tensor",
                          "core/interop/archive", "core/interop/safetensors",
                          "core/interop/torch"},
+    "core/interop/model_directory": {"core", "core/base", "core/state_dict", "core/step",
+                                     "core/interop/archive", "core/interop/safetensors"},
     "tools/common": set(),
     "tools/dump": {"tools/common"},
     "tools/admin": {"tools/common"},

@@ -1,5 +1,5 @@
 // `kv-admin export`: writes a step to safetensors files, a file of torch.save, or a directory of
-// torch.distributed.checkpoint.
+// torch.distributed.checkpoint or of a model.
 
 #include "tools/admin/export.h"
 
@@ -12,6 +12,7 @@
 #include "core/checkpoint_store.h"
 #include "core/convert/conversion.h"
 #include "core/interop/dcp/dcp_export.h"
+#include "core/interop/model_directory/model_export.h"
 #include "core/interop/safetensors/safetensors_export.h"
 #include "core/interop/safetensors/safetensors_update.h"
 #include "core/interop/torch/torch_export.h"
@@ -29,7 +30,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kSuffix = ".safetensors";
 
-enum class Format { kSafetensors, kTorch, kDcp };
+enum class Format { kSafetensors, kTorch, kDcp, kModel };
 
 bool IsTorchName(std::string_view name) {
   return name.ends_with(".pt") || name.ends_with(".pth") || name.ends_with(".bin") ||
@@ -44,6 +45,7 @@ bool IsDcpName(std::string_view name) {
 Format FormatOf(const ExportOptions& options) {
   if (options.format == "torch") return Format::kTorch;
   if (options.format == "dcp") return Format::kDcp;
+  if (options.format == "hf") return Format::kModel;
   if (options.format == "safetensors") return Format::kSafetensors;
   if (IsTorchName(options.target)) return Format::kTorch;
   return IsDcpName(options.target) ? Format::kDcp : Format::kSafetensors;
@@ -92,8 +94,12 @@ Result<void> CheckTarget(const ExportOptions& options) {
   if (options.shard_bytes == 0) {
     return Fail(ErrorCode::kInvalidArgument, "--shard-size must not be 0");
   }
-  if (options.overwrite) return {};
   const Format format = FormatOf(options);
+  if (format == Format::kModel && !options.patterns.empty()) {
+    return Fail(ErrorCode::kInvalidArgument,
+                "--format hf exports a complete model; a PATTERN cannot be given");
+  }
+  if (options.overwrite || format == Format::kModel) return {};  // the export checks a directory
   CAIRN_TRY_ASSIGN(const auto existing, FindExisting(options.target, format));
   if (!existing) return {};
   return Fail(Error{.code = ErrorCode::kConflict,
@@ -167,6 +173,25 @@ Result<void> ToSafetensors(const core::CheckpointStore& store, const core::Conte
   return {};
 }
 
+Result<void> ToModel(const core::CheckpointStore& store, const core::Contents& contents,
+                     const ExportOptions& options, const core::RequestLoader& load, Output& out) {
+  ProgressLine progress("exporting");
+  const core::ModelExportOptions how{.max_shard_bytes = options.shard_bytes,
+                                     .overwrite = options.overwrite,
+                                     .progress = progress.callback(),
+                                     .load = load};
+  CAIRN_TRY_ASSIGN(const core::ModelExportReport report,
+                   core::ExportModelDirectory(store, contents, options.target, how));
+  progress.Clear();
+  PrintReport(contents.step.step, Plural(report.tensors, "tensor"), report.bytes, report.seconds,
+              report.files, out);
+  if (report.tensors_left_out + report.values_left_out > 0) {
+    Warn("kv-admin", fmt::format("{} left out: they do not belong to the model",
+                                 ContentsText(report.tensors_left_out, report.values_left_out)));
+  }
+  return {};
+}
+
 Result<void> CheckSince(const ExportOptions& options) {
   const ConversionOptions& conversion = options.conversion;
   const bool converts =
@@ -217,6 +242,8 @@ Result<void> ToFormat(const core::CheckpointStore& store, const core::Contents& 
       return ToTorch(store, contents, options.target, load, out);
     case Format::kDcp:
       return ToDcp(store, contents, options, load, out);
+    case Format::kModel:
+      return ToModel(store, contents, options, load, out);
     default:
       return ToSafetensors(store, contents, options, load, out);
   }

@@ -15,7 +15,7 @@ namespace cairn::tools {
 struct ExportOptions {
   std::string address;
   std::string target;
-  std::string format;  // safetensors, torch or dcp; empty: depends on the name of the target
+  std::string format;  // safetensors, torch, dcp or hf; empty: depends on the name of the target
   std::vector<std::string> patterns;
   ConversionOptions conversion;  // the patterns select the keys after it
   uint64_t shard_bytes = 5'000'000'000;

@@ -15,6 +15,7 @@
 #include "core/checkpoint_store.h"
 #include "core/convert/converted_state.h"
 #include "core/interop/dcp/dcp_checkpoint.h"
+#include "core/interop/model_directory/model_directory.h"
 #include "core/interop/safetensors/safetensors_file.h"
 #include "core/interop/torch/imported_state.h"
 #include "core/interop/torch/torch_file.h"
@@ -41,8 +42,9 @@ bool LooksLikeTorchFile(const std::string& path) {
   return begin == "PK\x03\x04" || begin == "\x80\x02\x8a\n";
 }
 
-/// What was read. `state` has views of the memory of `imported` and `safetensors`.
+/// What was read. `state` has views of the memory of `model`, `imported` and `safetensors`.
 struct Input {
+  core::ModelDirectory model;
   std::vector<core::ImportedState> imported;
   std::vector<core::SafetensorsFile> safetensors;
   core::StateDict state;
@@ -98,7 +100,19 @@ Result<void> ConvertInput(const ConversionOptions& options, Input& input) {
   return {};
 }
 
+Result<Input> ReadModel(const ImportOptions& options) {
+  if (options.files.size() != 1 || options.skip_unknown) {
+    return Fail(ErrorCode::kInvalidArgument,
+                "--format hf imports one directory, without --skip-unknown");
+  }
+  Input input;
+  CAIRN_TRY_ASSIGN(input.model, core::ReadModelDirectory(options.files.front(), options.prefix));
+  CAIRN_TRY_ASSIGN(input.state, core::ModelDirectoryState(input.model));
+  return input;
+}
+
 Result<Input> ReadInput(const ImportOptions& options, const core::Progress& progress) {
+  if (options.format == "hf") return ReadModel(options);
   CAIRN_TRY_ASSIGN(const ImportSources sources, FindImportSources(options.files));
   const core::ImportOptions how{.skip_unknown = options.skip_unknown, .progress = progress};
   Input input;
@@ -129,6 +143,9 @@ void WarnEach(const std::vector<std::string>& texts) {
 void WarnLeftOut(const Input& input) {
   std::vector<std::string> left_out;
   std::vector<std::string> unchecked;
+  for (const std::string& file : input.model.left_out) {
+    left_out.push_back(fmt::format("left out: {}", EscapeText(file)));
+  }
   size_t tensors = 0;
   for (const core::ImportedState& imported : input.imported) {
     for (const auto& [key, what] : imported.left_out) {

@@ -18,6 +18,7 @@ struct ImportOptions {
   /// Safetensors and torch.save files, their *.index.json, torch.distributed.checkpoint
   /// directories.
   std::vector<std::string> files;
+  std::string format;  // hf: one directory of a model; empty: each file is recognized
   std::string prefix;  // the map of the state dict that receives the tensors; empty: the root
   std::optional<uint64_t> base_step;
   bool overwrite = false;

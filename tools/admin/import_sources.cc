@@ -2,23 +2,17 @@
 
 #include "tools/admin/import_sources.h"
 
-#include <fmt/format.h>
-
-#include <fstream>
-#include <nlohmann/json.hpp>
-#include <string_view>
+#include <filesystem>
 #include <system_error>
 #include <utility>
 
 #include "core/interop/dcp/dcp_checkpoint.h"
+#include "core/interop/safetensors/shard_index.h"
 
 namespace cairn::tools {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// Far more than the index of any model; a larger file is not an index.
-constexpr uint64_t kMaxIndexBytes = 1 << 30;
 
 class SourceList {
  public:
@@ -38,33 +32,11 @@ class SourceList {
   std::set<fs::path> seen_;
 };
 
-std::unexpected<Error> BadIndex(const std::string& path, std::string_view why) {
-  return Fail(Error{.code = ErrorCode::kDataLoss,
-                    .message = fmt::format("not an index of shards: {}", why),
-                    .file = path});
-}
-
-/// `{"weight_map": {"tensor": "model-00001-of-00002.safetensors", ...}}`
 Result<void> AddIndex(const std::string& path, SourceList& sources) {
-  std::error_code error;
-  const uint64_t bytes = fs::file_size(path, error);
-  if (error) return Fail(SystemError(error.value(), "reading the index", path));
-  if (bytes > kMaxIndexBytes) return BadIndex(path, "it is too large");
-  std::ifstream file(path);
-  const auto json = nlohmann::ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) return BadIndex(path, "it is not JSON");
-  if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
-    return BadIndex(path, "it has no weight_map");
-  }
-  for (const auto& [tensor, shard] : json["weight_map"].items()) {
-    if (!shard.is_string()) return BadIndex(path, "a name in weight_map is not a string");
-    const fs::path name(shard.get<std::string>());
-    // Only files next to the index: one from elsewhere must not select files of this machine.
-    if (name.empty() || name != name.filename() || name == "..") {
-      return BadIndex(path, fmt::format("'{}' is not a file next to it", name.string()));
-    }
+  CAIRN_TRY_ASSIGN(const auto shards, core::ReadShardIndex(path));
+  for (const auto& [tensor, shard] : shards) {
     sources.Promise(tensor, path);
-    sources.Add(fs::path(path).parent_path() / name);
+    sources.Add(fs::path(path).parent_path() / shard);
   }
   return {};
 }

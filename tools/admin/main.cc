@@ -62,13 +62,20 @@ std::vector<Argument> ImportArguments(ImportOptions& options) {
           {.name = "FILE",
            .target = &options.files,
            .help = "Safetensors or torch.save files, all shards of one checkpoint, or its "
-                   "*.index.json; or a torch.distributed.checkpoint directory",
+                   "*.index.json; or a torch.distributed.checkpoint directory; or, with --format "
+                   "hf, the directory of a model",
            .required = true},
           {.name = "--step",
            .target = &options.step,
            .help = "Number of the new step",
            .value_name = "N",
            .required = true},
+          {.name = "--format",
+           .target = &options.format,
+           .help = "hf: the directory of a model or a pipeline, with its configuration and "
+                   "tokenizer (docs/import-export.md)",
+           .value_name = "FORMAT",
+           .choices = {"hf"}},
           {.name = "--prefix",
            .target = &options.prefix,
            .help = "Put the tensors below this key: with \"model\", wte.weight becomes "
@@ -96,7 +103,8 @@ Verb ImportVerb(ImportOptions& options) {
       .examples = {"kv-admin import runs/gpt --step 0 model.safetensors",
                    "kv-admin import runs/gpt --step 100 checkpoints/step-100",
                    "kv-admin import runs/gpt --step 0 model.pt --prefix model",
-                   "kv-admin import runs/gpt --step 0 model.safetensors.index.json --prefix model"},
+                   "kv-admin import runs/gpt --step 0 model.safetensors.index.json --prefix model",
+                   "kv-admin import runs/gpt --step 0 models/gpt --format hf"},
       .run = [&](Output& out) { return StatusOf(AdminImport(options, out)); }};
 }
 
@@ -123,9 +131,10 @@ std::vector<Argument> ExportArguments(Values& values) {
            .value_name = "SIZE"},
           {.name = "--format",
            .target = &options.format,
-           .help = "safetensors, torch or dcp, regardless of the name of OUT",
+           .help = "safetensors, torch or dcp, regardless of the name of OUT; or hf: the directory "
+                   "of a model, from a step that was imported or saved as one",
            .value_name = "FORMAT",
-           .choices = {"safetensors", "torch", "dcp"}},
+           .choices = {"safetensors", "torch", "dcp", "hf"}},
           {.name = "--since",
            .target = &options.since,
            .help = "Only the tensors that differ from this step (or tag), in one safetensors file",
@@ -150,6 +159,7 @@ Verb ExportVerb(Values& values) {
                        "kv-admin export runs/gpt@100 gpt-100.pt",
                        "kv-admin export runs/gpt@100 gpt-100.dcp",
                        "kv-admin export runs/gpt@100 checkpoints/step-100 --format dcp",
+                       "kv-admin export runs/gpt@100 models/gpt-100 --format hf",
                        "kv-admin export runs/gpt out/ 'model.**' --shard-size 2GB",
                        "kv-admin export runs/gpt@42 update-42.safetensors --since 41 --sparse"},
           .run = [&](Output& out) -> Result<int> {

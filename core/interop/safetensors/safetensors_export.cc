@@ -80,12 +80,13 @@ Result<std::filesystem::path> PrepareStem(const std::string& out) {
 }
 
 Result<void> WriteShard(const RequestLoader& load, const Shard& shard, const std::string& path,
+                        const SafetensorsExportOptions& options,
                         internal::ProgressMeter& progress) {
   std::vector<SafetensorsEntry> entries;
   for (const TensorInfo& tensor : shard) {
-    entries.push_back({tensor.fqn, tensor.dtype, tensor.shape});
+    entries.push_back({tensor.fqn.substr(options.name_prefix.size()), tensor.dtype, tensor.shape});
   }
-  CAIRN_TRY_ASSIGN(const auto writer, SafetensorsWriter::Create(path, entries));
+  CAIRN_TRY_ASSIGN(const auto writer, SafetensorsWriter::Create(path, entries, options.metadata));
   CAIRN_TRY(ReadRowMajor(load, shard,
                          [&](size_t, uint64_t, std::span<const std::byte> bytes) -> Result<void> {
                            CAIRN_TRY(writer->Append(bytes));
@@ -125,9 +126,11 @@ Result<SafetensorsExportReport> ExportSafetensors(const CheckpointStore& store,
     std::string path = stem.string();
     if (shards.size() > 1) path += fmt::format("-{:05}-of-{:05}", i + 1, shards.size());
     path += kSuffix;
-    CAIRN_TRY(WriteShard(load, shards[i], path, progress));
+    CAIRN_TRY(WriteShard(load, shards[i], path, options, progress));
     const std::string name = std::filesystem::path(path).filename().string();
-    for (const TensorInfo& tensor : shards[i]) weight_map[tensor.fqn] = name;
+    for (const TensorInfo& tensor : shards[i]) {
+      weight_map[tensor.fqn.substr(options.name_prefix.size())] = name;
+    }
     report.files.push_back(std::move(path));
   }
   if (shards.size() > 1) {

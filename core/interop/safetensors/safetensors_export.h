@@ -2,6 +2,7 @@
 /// Exports steps as safetensors files.
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,9 @@ class CheckpointStore;
 
 struct SafetensorsExportOptions {
   uint64_t max_shard_bytes = 5'000'000'000;  // larger selections become several files and an index
+  /// FQNs that begin with this lose it in the names of the file. All tensors must begin with it.
+  std::string name_prefix;
+  std::map<std::string, std::string> metadata = {{"format", "pt"}};  // of each file
   Progress progress;
   RequestLoader load = {};  // of the tensors; empty: CheckpointStore::Load
 };

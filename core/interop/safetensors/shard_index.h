@@ -1,0 +1,16 @@
+#pragma once
+/// The index of a checkpoint in several files, such as "model.safetensors.index.json".
+
+#include <map>
+#include <string>
+
+#include "kv/error.h"
+
+namespace cairn::core {
+
+/// Reads {"weight_map": {TENSOR: FILE, ...}} as hostile input, and returns the file of each tensor.
+/// A file is a plain name: an index must not select files in other directories. kDataLoss: it is
+/// not such an index. kNotFound, kUnavailable: it cannot be read.
+Result<std::map<std::string, std::string>> ReadShardIndex(const std::string& path);
+
+}  // namespace cairn::core

@@ -1,0 +1,340 @@
+"""kv-admin import and export with --format hf: directories of models, without the libraries that
+open them (tests/integrations/test_hf_directories.py)."""
+
+import json
+import os
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import cairn
+from tool_programs import small_model
+
+FILES = {
+    "config.json": b'{"architectures": ["X"]}\n',
+    "tokenizer.json": bytes(range(256)) * 5000,  # 1.2 MiB: kept as a tensor
+    "merges.txt": b"",
+    "added/template.jinja": b"{{ messages }}",
+}
+
+
+def write_model(folder, tensors=None, files=FILES, metadata=None):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    save_file(tensors or small_model(), folder / "model.safetensors", metadata or {"format": "pt"})
+    return folder
+
+
+def write_shards(folder, tensors, stem="model"):
+    names = sorted(tensors)
+    parts = names[::2], names[1::2]
+    weight_map = {}
+    for number, part in enumerate(parts, 1):
+        name = f"{stem}-{number:05}-of-00002.safetensors"
+        save_file({key: tensors[key] for key in part}, folder / name, {"format": "pt"})
+        weight_map |= dict.fromkeys(part, name)
+    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
+    (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index))
+
+
+def contents(folder):
+    """All files of a directory but the weights, by name."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and "safetensors" not in path.name
+    }
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(
+        a[key].dtype == b[key].dtype and torch.equal(a[key], b[key]) for key in a
+    )
+
+
+@pytest.fixture
+def model(tmp_path):
+    return write_model(tmp_path / "model")
+
+
+def imported(admin, store, model, *options, step=1):
+    finished = admin("import", store, "--step", step, model, "--format", "hf", *options)
+    assert finished.status == 0, finished.err
+    return finished
+
+
+def test_a_directory_is_exported_as_it_was_imported(admin, dump, model, tmp_path):
+    (model / ".gitattributes").write_text("hidden files are not part of the model")
+    (model / "pytorch_model.bin").write_bytes(b"weights in another format")
+    finished = imported(admin, tmp_path / "s", model)
+    assert "pytorch_model.bin" in finished.err and ".git" not in finished.err
+
+    finished = admin("export", f"{tmp_path}/s@1", tmp_path / "new" / "out", "--format", "hf")
+
+    assert finished.status == 0 and not finished.err, finished.err
+    assert contents(tmp_path / "new" / "out") == FILES
+    weights = tmp_path / "new" / "out" / "model.safetensors"
+    assert same(load_file(weights), small_model())
+    with safe_open(weights, "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["out"]
+    rows = {row["fqn"] for row in dump("keys", tmp_path / "s", "--json").json()["keys"]}
+    assert {"__files__.config.json", "__files__.added/template.jinja", "__weights__"} < rows
+
+
+def test_other_metadata_of_the_weights_is_kept(admin, tmp_path):
+    metadata = {"format": "pt", "quantization": "none"}
+    imported(admin, tmp_path / "s", write_model(tmp_path / "m", metadata=metadata))
+    assert admin("export", tmp_path / "s", tmp_path / "out", "--format", "hf").status == 0
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        assert file.metadata() == metadata
+
+
+def test_shards_with_an_index_in_and_out(admin, model, tmp_path):
+    (model / "model.safetensors").unlink()
+    write_shards(model, small_model())
+    imported(admin, tmp_path / "s", model)
+
+    options = "--format", "hf", "--shard-size", "8KiB"
+    assert admin("export", tmp_path / "s", tmp_path / "out", *options).status == 0
+
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    tensors = {}
+    for name in sorted(set(index["weight_map"].values())):
+        shard = load_file(tmp_path / "out" / name)
+        assert {key for key, file in index["weight_map"].items() if file == name} == shard.keys()
+        tensors |= shard
+    assert len(set(index["weight_map"].values())) > 1
+    assert same(tensors, small_model())
+    sizes = (tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    assert index["metadata"]["total_size"] == sum(sizes)
+    assert contents(tmp_path / "out").keys() == FILES.keys()
+
+
+def test_folders_are_parts_of_a_pipeline(admin, tmp_path):
+    """The same name in two folders, one of them with shards, and weights at the top."""
+    pipeline = tmp_path / "pipeline"
+    pipeline.mkdir()
+    (pipeline / "model_index.json").write_text("{}")
+    for number, folder in enumerate(("unet", "text_encoder", "deep/vae")):
+        (pipeline / folder).mkdir(parents=True)
+        (pipeline / folder / "config.json").write_text(str(number))
+        tensors = {"w": torch.full((3,), float(number)), "b.c": torch.arange(number + 1)}
+        if number == 1:
+            write_shards(pipeline / folder, tensors)
+        else:
+            save_file(tensors, pipeline / folder / "diffusion_pytorch_model.safetensors")
+    save_file({"w": torch.ones(2)}, pipeline / "model.safetensors")
+    imported(admin, tmp_path / "s", pipeline)
+
+    assert admin("export", tmp_path / "s", tmp_path / "out", "--format", "hf").status == 0
+
+    assert contents(tmp_path / "out").keys() == {
+        *("unet/config.json", "text_encoder/config.json", "deep/vae/config.json"),
+        "model_index.json",
+    }
+    for number, name in enumerate(
+        ("unet/diffusion_pytorch_model", "text_encoder/model", "deep/vae/diffusion_pytorch_model")
+    ):
+        expected = {"w": torch.full((3,), float(number)), "b.c": torch.arange(number + 1)}
+        assert same(load_file(tmp_path / "out" / f"{name}.safetensors"), expected)
+    assert same(load_file(tmp_path / "out" / "model.safetensors"), {"w": torch.ones(2)})
+
+
+def test_prefix_moves_the_weights_and_not_the_files(admin, model, tmp_path):
+    imported(admin, tmp_path / "s", model, "--prefix", "base")
+    with cairn.open(tmp_path / "s") as store:
+        assert "base.model.wte.weight" in store.keys()
+    assert admin("export", tmp_path / "s", tmp_path / "out", "--format", "hf").status == 0
+    assert same(load_file(tmp_path / "out" / "model.safetensors"), small_model())
+
+
+def test_what_does_not_belong_to_the_model_is_left_out(admin, model, tmp_path):
+    imported(admin, tmp_path / "s", model, "--prefix", "model")
+    with cairn.open(tmp_path / "s", mode="a") as store:
+        state = store.read()
+        store.save(2, {**state, "optimizer": {"m": torch.ones(5), "lr": 0.1}})
+
+    finished = admin("export", tmp_path / "s", tmp_path / "out", "--format", "hf")
+
+    assert finished.status == 0 and "1 tensor, 1 plain value left out" in finished.err
+    assert same(load_file(tmp_path / "out" / "model.safetensors"), small_model())
+    assert contents(tmp_path / "out") == FILES
+
+
+def test_a_directory_with_files_is_replaced_only_when_asked(admin, model, tmp_path):
+    imported(admin, tmp_path / "s", model)
+    out = tmp_path / "out"
+    out.mkdir()  # an empty directory needs no option
+    assert admin("export", tmp_path / "s", out, "--format", "hf").status == 0
+    (out / "stale.txt").write_text("of another model")
+
+    refused = admin("export", tmp_path / "s", out, "--format", "hf")
+    assert refused.status == 2 and "--overwrite" in refused.err
+    assert (out / "stale.txt").exists()
+
+    assert admin("export", tmp_path / "s", out, "--format", "hf", "--overwrite").status == 0
+    assert contents(out) == FILES
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out", "s"]
+
+
+@pytest.mark.parametrize("precious", ["notes.txt", ".git"])
+def test_a_directory_of_other_things_is_never_replaced(admin, model, tmp_path, precious):
+    imported(admin, tmp_path / "s", model)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / precious).write_text("precious")
+    if precious == ".git":
+        (out / "config.json").write_text("{}")
+
+    refused = admin("export", tmp_path / "s", out, "--format", "hf", "--overwrite")
+
+    assert refused.status == 2 and "not replaced" in refused.err
+    assert (out / precious).read_text() == "precious"
+    assert not list(tmp_path.glob("*.tmp*"))
+
+
+def test_a_file_is_not_a_directory(admin, model, tmp_path):
+    imported(admin, tmp_path / "s", model)
+    refused = admin("export", tmp_path / "s", model / "config.json", "--format", "hf")
+    assert refused.status == 2 and "a model directory is a directory" in refused.err
+
+
+def test_a_failed_export_leaves_nothing(admin, dump, model, tmp_path):
+    store = tmp_path / "s"
+    imported(admin, store, model)
+    segment = max((store / "segments").iterdir(), key=lambda path: path.stat().st_size)
+    data = bytearray(segment.read_bytes())
+    data[: len(data) // 2] = bytes(len(data) // 2)
+    segment.chmod(0o644)
+    segment.write_bytes(data)
+
+    finished = admin("export", store, tmp_path / "out", "--format", "hf")
+
+    assert finished.status == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "s"]
+
+
+def test_a_step_that_is_not_a_model_is_refused(admin, tmp_path):
+    with cairn.open(tmp_path / "s", mode="a") as store:
+        store.save(1, small_model())
+    refused = admin("export", tmp_path / "s", tmp_path / "out", "--format", "hf")
+    assert refused.status == 2 and "--format safetensors" in refused.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_patterns_and_several_directories_are_refused(admin, model, tmp_path):
+    imported(admin, tmp_path / "s", model)
+    assert admin("export", tmp_path / "s", tmp_path / "o", "model", "--format", "hf").status == 2
+    words = "import", tmp_path / "s", "--step", 2, model, model, "--format", "hf"
+    assert admin(*words).status == 2
+
+
+WEIGHTS = json.dumps({"model": {"prefix": "", "metadata": {"format": "pt"}}})
+HOSTILE = {
+    "parent": ({"../evil": b"x"}, WEIGHTS),
+    "parent inside": ({"a/../../evil": b"x"}, WEIGHTS),
+    "absolute": ({"/tmp/evil": b"x"}, WEIGHTS),
+    "empty part": ({"a//evil": b"x"}, WEIGHTS),
+    "hidden": ({".bashrc": b"x"}, WEIGHTS),
+    "newline": ({"evil\n": b"x"}, WEIGHTS),
+    "weights": ({"model.safetensors": b"x"}, WEIGHTS),
+    "text": ({"config.json": "text is not bytes"}, WEIGHTS),
+    "float tensor": ({"config.json": torch.ones(3)}, WEIGHTS),
+    "no file name": (b"x", WEIGHTS),
+    "stem": ({}, json.dumps({"../model": {"prefix": "", "metadata": {}}})),
+    "no prefix": ({}, json.dumps({"model": {"metadata": {}}})),
+    "list": ({}, "[]"),
+    "deep": ({}, "[" * 100_000),
+    "not a text": ({}, 7),
+    "same prefix": (
+        {},
+        json.dumps({stem: {"prefix": "", "metadata": {}} for stem in ("a", "b")}),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_steps_write_nothing(admin, tmp_path, case):
+    files, weights = HOSTILE[case]
+    with cairn.open(tmp_path / "in" / "s", mode="a") as store:
+        store.save(1, {"w": torch.ones(2), "__files__": files, "__weights__": weights})
+    (tmp_path / "to").mkdir()
+
+    finished = admin("export", tmp_path / "in" / "s", tmp_path / "to" / "out", "--format", "hf")
+
+    assert finished.status == 2, finished.out
+    assert not list((tmp_path / "to").iterdir()) and not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["__files__", "__files__.x", "__weights__", "unet.w"], ids=lambda name: name
+)
+def test_names_of_tensors_that_would_be_confused_are_refused(admin, tmp_path, name):
+    model = write_model(tmp_path / "m", {name: torch.ones(2)})
+    (model / "unet").mkdir()
+    save_file({"x": torch.ones(2)}, model / "unet" / "diffusion_pytorch_model.safetensors")
+
+    finished = admin("import", tmp_path / "s", "--step", 1, model, "--format", "hf")
+
+    assert finished.status == 2 and name in finished.err
+    assert not (tmp_path / "s").exists()
+
+
+def test_weights_next_to_the_usual_ones_are_left_out(admin, model, tmp_path):
+    save_file({"w": torch.ones(2)}, model / "consolidated.safetensors")
+    finished = imported(admin, tmp_path / "s", model)
+    assert "consolidated.safetensors" in finished.err
+
+    (model / "model.safetensors").unlink()
+    save_file({"w": torch.ones(2)}, model / "other.safetensors")
+    refused = admin("import", tmp_path / "t", "--step", 1, model, "--format", "hf")
+    assert refused.status == 2 and "several weights" in refused.err
+
+
+def test_directories_without_weights_or_with_bad_ones_are_refused(admin, model, tmp_path):
+    index = model / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"absent": "model.safetensors"}}))
+    refused = admin("import", tmp_path / "s", "--step", 1, model, "--format", "hf")
+    assert refused.status == 2 and "in no shard" in refused.err
+
+    index.write_text(json.dumps({"weight_map": {"w": "../../model.safetensors"}}))
+    refused = admin("import", tmp_path / "s", "--step", 1, model, "--format", "hf")
+    assert refused.status == 2 and "not a file next to it" in refused.err
+
+    index.unlink()
+    (model / "model.safetensors").unlink()
+    refused = admin("import", tmp_path / "s", "--step", 1, model, "--format", "hf")
+    assert refused.status == 2 and "no *.safetensors file" in refused.err
+    assert not (tmp_path / "s").exists()
+
+
+def test_files_of_absurd_sizes_and_names_are_refused(admin, model, tmp_path):
+    with open(model / "huge.json", "wb") as file:
+        file.truncate(1 << 40)  # sparse
+    refused = admin("import", tmp_path / "s", "--step", 1, model, "--format", "hf")
+    assert refused.status == 2 and "huge.json" in refused.err
+
+    os.rename(model / "huge.json", model / "bad\nname")
+    refused = admin("import", tmp_path / "s", "--step", 1, model, "--format", "hf")
+    assert refused.status == 2 and "name that cannot be kept" in refused.err
+
+
+def test_links_to_files_are_followed_and_pipes_left_out(admin, model, tmp_path):
+    """As in the cache of Hugging Face libraries, whose directories consist of links."""
+    links = tmp_path / "links"
+    links.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (links / name).symlink_to(model / name)
+    os.mkfifo(links / "pipe")
+    (links / "loop").symlink_to(links)
+
+    finished = imported(admin, tmp_path / "s", links)
+
+    assert "pipe" in finished.err
+    assert admin("export", tmp_path / "s", tmp_path / "out", "--format", "hf").status == 0
+    assert contents(tmp_path / "out") == {"config.json": FILES["config.json"]}
