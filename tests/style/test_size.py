@@ -18,6 +18,7 @@ MEDIAN_FUNCTION_LINES = 8  # the median function is shorter than this
 MAY_HAVE_MANY_PARAMETERS = {
     ("python/cairn/_edit.py", "edit"),
     ("python/cairn/_open.py", "open"),
+    ("python/cairn/hf/_load.py", "from_pretrained"),
     ("python/cairn/store.py", "load"),
     ("python/cairn/store.py", "save"),
     ("python/cairn/store.py", "save_async"),

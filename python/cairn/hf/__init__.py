@@ -1,0 +1,22 @@
+"""Models of Hugging Face libraries in a store: transformers, peft, diffusers.
+
+    import cairn.hf
+
+    cairn.hf.save_pretrained(model, "runs/sft@100", tokenizer=tokenizer)
+    model = cairn.hf.from_pretrained("runs/sft@100", device="cuda")
+    tokenizer = cairn.hf.load_tokenizer("runs/sft@100")
+
+A step contains what a directory of ``save_pretrained`` contains: the weights as tensors, and the
+other files, such as ``config.json``, as bytes. ``kv-admin import`` and ``export`` with ``--format
+hf`` convert between the two (docs/integrations/huggingface.md).
+
+The libraries are imported when they are needed. Code that a model repository contains is run only
+with ``trust_remote_code=True``.
+"""
+
+from __future__ import annotations
+
+from cairn.hf._load import files, from_pretrained, load_tokenizer
+from cairn.hf._save import save_pretrained
+
+__all__ = ["files", "from_pretrained", "load_tokenizer", "save_pretrained"]

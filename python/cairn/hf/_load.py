@@ -1,0 +1,293 @@
+"""`from_pretrained`: creates a model on the meta device and gives it the tensors of a step."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from cairn._open import open as open_store
+from cairn.errors import Corrupt, Invalid
+from cairn.hf._address import parse_address
+from cairn.hf._base_step import (
+    BASE_FILE,
+    BaseStep,
+    decode_base,
+    latest_of,
+    remember_base,
+    remembered_base,
+    step_of,
+)
+from cairn.hf._layout import FILES, WEIGHTS, decode_files, decode_prefixes, write_folder
+from cairn.store import Store
+
+
+class Loading(NamedTuple):
+    """How a model is loaded; the arguments of `from_pretrained`."""
+
+    device: Any = None
+    dtype: Any = None
+    mmap: bool = False
+    model_class: Any = None
+    trust_remote_code: bool = False
+
+
+class StoredModel:
+    """A step that contains a model, in a store that is open.
+
+    Attributes:
+        files: contents of the files, by name.
+        prefixes: the key below which the weights of each folder are, by the folder.
+    """
+
+    def __init__(self, store: Store, step: int | str | None) -> None:
+        """Reads the files. Raises Invalid if the step does not contain a model."""
+        self._store = store
+        self.step = latest_of(store) if step is None else int(store._number(step) or 0)
+        present = store.keys(self.step, [WEIGHTS])
+        if WEIGHTS not in present:
+            raise Invalid(
+                f"step {self.step} of {store!r} was not saved as a model: it has no '{WEIGHTS}'. "
+                "Store.load fills a model that you create",
+                step=self.step,
+            )
+        state = store.read(["__weights__", "__files__"], self.step)
+        self.files = decode_files(state.get(FILES, {}), self.step)
+        self.prefixes = decode_prefixes(state[WEIGHTS], self.step)
+
+    @property
+    def origin(self) -> BaseStep:
+        return step_of(self._store, self.step)
+
+    def json(self, name: str) -> dict[str, Any]:
+        """A file of JSON. Raises Corrupt if it is not an object, and Invalid if it is missing."""
+        if name not in self.files:
+            raise Invalid(f"step {self.step} has no '{name}'", step=self.step)
+        try:
+            value = json.loads(self.files[name])
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise Corrupt(f"step {self.step}: '{name}' is not a JSON object", step=self.step)
+        return value
+
+    def check_is(self, base: BaseStep) -> None:
+        """Raises Conflict if this is not that step or a copy of it."""
+        base.check(self._store, self.step)
+
+    def tensors(self, folder: str, how: Loading) -> dict[str, torch.Tensor]:
+        """The weights in a folder of the directory, by their names."""
+        if folder not in self.prefixes:
+            raise Invalid(f"step {self.step} has no weights in '{folder}'", step=self.step)
+        prefix = self.prefixes[folder]
+        patterns = [_escaped(prefix)] if prefix else [f"!{FILES}", f"!{WEIGHTS}"]
+        others = {other for other in self.prefixes.values() if other and other != prefix}
+        patterns += [f"!{_escaped(other)}" for other in others if other.startswith(prefix)]
+        read = self._store.read(
+            patterns, self.step, device=how.device, mmap=how.mmap, flat=True
+        )
+        start = len(prefix) + 1 if prefix else 0
+        return {name[start:]: tensor for name, tensor in read.items() if _is_tensor(tensor)}
+
+    @contextmanager
+    def folder(self, below: str = "") -> Iterator[str]:
+        """A temporary directory with the files, or those below a folder."""
+        start = f"{below}/" if below else ""
+        chosen = {
+            name[len(start) :]: data
+            for name, data in self.files.items()
+            if name.startswith(start)
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            write_folder(folder, chosen)
+            yield folder
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _escaped(key: str) -> str:
+    return "".join(f"[{c}]" if c in "*?[" else c for c in key)
+
+
+@contextmanager
+def open_model(address: str | os.PathLike[str]) -> Iterator[StoredModel]:
+    """Opens the model at ``STORE[@STEP]`` for this process alone."""
+    parsed = parse_address(address)
+    with open_store(parsed.store, alone=True) as store:
+        yield StoredModel(store, parsed.step)
+
+
+def from_pretrained(
+    address: str | os.PathLike[str],
+    *,
+    device: Any = None,
+    dtype: Any = None,
+    mmap: bool = False,
+    model_class: Any = None,
+    base: Any = None,
+    trust_remote_code: bool = False,
+    **options: Any,
+) -> Any:
+    """Loads the model, the adapter with its base model, or the pipeline at ``STORE[@STEP]``.
+
+    The model is created on the meta device from the stored configuration, so that no memory is
+    initialized twice, and receives the tensors of the step. Buffers that are not stored, such as
+    rotary frequencies, are computed as the library computes them. Each rank of a job that calls it
+    loads a complete model by itself.
+
+    Args:
+        address: the step, by number or tag; without either, the latest.
+        device: where the tensors are read to; by default host memory.
+        dtype: of the parameters; by default that of the configuration (transformers), or float32
+            (diffusers), as in these libraries.
+        mmap: tensors are views of the mapped store where they can be (:meth:`cairn.Store.read`).
+        model_class: a class with ``from_pretrained``, such as ``AutoModel``; by default the class
+            that the configuration names.
+        base: for an adapter: the address of its base model, or the model itself, if it is not where
+            it was. The step at an address must be the recorded one or a copy of it.
+        trust_remote_code: runs code that is kept with the step. Never do this with steps whose
+            origin you do not trust.
+        options: are passed to ``from_pretrained`` of the library.
+
+    Returns:
+        The model in evaluation mode.
+
+    Raises:
+        Invalid: the step does not contain a model, or names a class that the library does not have.
+        NotFound: the step, or the base of an adapter, does not exist.
+        Conflict: the base of an adapter is not the recorded one.
+        Corrupt: the bytes are not those that were written.
+    """
+    how = Loading(device, dtype, mmap, model_class, trust_remote_code)
+    with open_model(address) as stored:
+        if "adapter_config.json" in stored.files:
+            return _adapter(stored, base, how, options)
+        if base is not None:
+            raise Invalid(f"step {stored.step} is not an adapter: base= has no meaning")
+        if "model_index.json" in stored.files or "_class_name" in stored.json("config.json"):
+            from cairn.hf import _diffusers
+
+            return _diffusers.load(stored, how, options)
+        model = load_transformers(stored, "", how, options)
+        remember_base(model, stored.origin)
+        return model
+
+
+def load_transformers(
+    stored: StoredModel, part: str, how: Loading, options: dict[str, Any]
+) -> Any:
+    """The model of transformers in a folder of the directory."""
+    import transformers
+
+    with stored.folder(part) as folder:
+        config = options.pop("config", None) or transformers.AutoConfig.from_pretrained(
+            folder, trust_remote_code=how.trust_remote_code
+        )
+        found = how.model_class or _class_of(config, folder, stored.step, how.trust_remote_code)
+        if hasattr(found, "_model_mapping"):  # an Auto class opens nothing but a directory
+            from transformers.models.auto.auto_factory import _get_model_class
+
+            found = _get_model_class(config, found._model_mapping)
+        if "generation_config.json" in os.listdir(folder):
+            options.setdefault(
+                "generation_config", transformers.GenerationConfig.from_pretrained(folder)
+            )
+    if how.device is not None:
+        options.setdefault("device_map", {"": how.device})
+    tensors = stored.tensors(part, how)
+    return found.from_pretrained(
+        None, config=config, state_dict=tensors, dtype=how.dtype or "auto", **options
+    )
+
+
+def _class_of(config: Any, folder: str, step: int, trust_remote_code: bool) -> Any:
+    """The class that a configuration names: one of transformers, or of the code in the folder."""
+    import transformers
+
+    remote = getattr(config, "auto_map", None) or {}
+    references = [name for auto, name in remote.items() if auto.startswith("AutoModel")]
+    if trust_remote_code and references:
+        from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+        return get_class_from_dynamic_module(references[0], folder)
+    names = getattr(config, "architectures", None) or [None]
+    found = getattr(transformers, str(names[0]), None)
+    if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+        return found
+    raise Invalid(
+        f"step {step}: transformers has no model class {names[0]!r}; pass model_class=, or "
+        "trust_remote_code=True if the code of the model is kept with the step and you trust it",
+        step=step,
+    )
+
+
+def _adapter(stored: StoredModel, base: Any, how: Loading, options: dict[str, Any]) -> Any:
+    import peft
+    from safetensors.torch import save_file
+
+    if how.model_class is not None:
+        raise Invalid("the class of an adapter cannot be chosen", step=stored.step)
+    recorded = None
+    if BASE_FILE in stored.files:
+        recorded = decode_base(stored.files[BASE_FILE], stored.step)
+    if not isinstance(base, torch.nn.Module):
+        base = _base_model(stored, base, recorded, how)
+    elif recorded is not None and remembered_base(base) is not None:
+        recorded.check_same(remembered_base(base))
+    with stored.folder() as folder:
+        # peft opens directories only. Adapters are small.
+        tensors = stored.tensors("", Loading())
+        save_file(tensors, os.path.join(folder, "adapter_model.safetensors"), {"format": "pt"})
+        if how.device is not None:
+            options.setdefault("torch_device", str(how.device))
+        return peft.PeftModel.from_pretrained(base, folder, **options)
+
+
+def _base_model(stored: StoredModel, base: Any, recorded: BaseStep | None, how: Loading) -> Any:
+    """Loads the base of an adapter after checking that it is the recorded one."""
+    if base is None and recorded is None:
+        raise Invalid(
+            f"step {stored.step} does not record its base, as an adapter that was imported from "
+            "elsewhere: give base='STORE@STEP', or base=model",
+            step=stored.step,
+        )
+    address = base if recorded is None or base is not None else recorded.address
+    with open_model(address) as found:
+        if recorded is not None:
+            found.check_is(recorded)
+        model = load_transformers(found, "", how, {})
+        remember_base(model, found.origin)
+        return model
+
+
+@contextmanager
+def files(address: str | os.PathLike[str]) -> Iterator[str]:
+    """A temporary directory with the files of the step at ``STORE[@STEP]``, without its weights.
+
+        with cairn.hf.files("runs/sft@100") as folder:
+            processor = AutoProcessor.from_pretrained(folder)
+
+    Raises Invalid if the step does not contain a model, and what :func:`cairn.open` raises.
+    """
+    with open_model(address) as stored, stored.folder() as folder:
+        yield folder
+
+
+def load_tokenizer(address: str | os.PathLike[str], **options: Any) -> Any:
+    """The tokenizer that is kept with the step at ``STORE[@STEP]``.
+
+    ``options`` are passed to ``AutoTokenizer.from_pretrained``; ``trust_remote_code`` is False
+    unless it is given. Raises what :func:`files` raises.
+    """
+    import transformers
+
+    options.setdefault("trust_remote_code", False)
+    with files(address) as folder:
+        return transformers.AutoTokenizer.from_pretrained(folder, **options)
