@@ -34,3 +34,23 @@ def test_huggingface(tmp_path, monkeypatch):
     names = {"cairn": cairn, "model": make("llama"), "tokenizer": tokenizer(), "pipeline": ddpm()}
     names = run_examples("huggingface.md", names)
     assert type(names["adapted"]).__name__.startswith("PeftModel")
+
+
+def test_trainer(tmp_path, monkeypatch):
+    import transformers
+    from accelerate import Accelerator
+
+    monkeypatch.chdir(tmp_path)
+    data = [{"input_ids": torch.arange(6), "labels": torch.arange(6)}] * 8
+    arguments = transformers.TrainingArguments(
+        output_dir="out", max_steps=2, save_steps=1, report_to="none", use_cpu=True
+    )
+    trainer = transformers.Trainer(model=make("llama"), args=arguments, train_dataset=data)
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(torch.nn.Linear(2, 2))
+    run_examples(
+        "trainer.md",
+        {"trainer": trainer, "accelerator": accelerator, "train_one_step": lambda: None},
+    )
+    assert {path.name for path in Path("runs").iterdir()} == {"sft", "loop"}
+    assert not Path("checkpoints").exists()

@@ -1,0 +1,42 @@
+"""States of the random generators of a process, as values that a store can hold."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def rng_state() -> dict[str, Any]:
+    """The generators of Python, numpy and torch, and of all CUDA devices if there are any."""
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state()
+    state = {
+        "python": {"version": version, "words": torch.tensor(words), "gauss": gauss},
+        "numpy": {
+            "name": name,
+            "keys": keys,
+            "position": position,
+            "has_gauss": has_gauss,
+            "cached": cached,
+        },
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Restores what `rng_state` has returned. CUDA devices that there are no states of keep
+    theirs."""
+    python, own = state["python"], state["numpy"]
+    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+    np.random.set_state(
+        (own["name"], own["keys"], own["position"], own["has_gauss"], own["cached"])
+    )
+    torch.set_rng_state(state["torch"])
+    for device, cuda in enumerate(state.get("cuda", ())[: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(cuda, device)

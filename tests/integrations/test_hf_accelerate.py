@@ -1,0 +1,117 @@
+"""States of accelerate in a store: a loop that is killed continues bit for bit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("accelerate")
+
+from accelerate import Accelerator
+
+import cairn
+import cairn.hf
+
+PROGRAM = Path(__file__).parent / "accelerate_program.py"
+
+
+def train(folder, store, *options, ranks=1):
+    launcher = []
+    if ranks > 1:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    paths = os.pathsep.join([*sys.path[:3], os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, *launcher, PROGRAM, folder / store, *options],
+        capture_output=True, text=True, timeout=280, cwd=folder,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+    )
+    results = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if not results:
+        assert done.returncode == -signal.SIGKILL or ranks > 1, done.stderr[-3000:]
+        return None
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(results[0].removeprefix("RESULT "))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_killed_loop_continues_bit_for_bit(tmp_path, ranks):
+    whole = train(tmp_path, "whole", ranks=ranks)
+    assert whole["resumed"] == 0 and len(whole["losses"]) == 20
+    assert train(tmp_path, "store", "--kill-at", "13", ranks=ranks) is None
+    with cairn.open(tmp_path / "store") as store:
+        latest = store.steps()[-1]
+
+    resumed = train(tmp_path, "store", ranks=ranks)
+
+    # A save in the background may or may not be complete when the process is killed.
+    assert resumed["resumed"] == latest and latest in (9, 12)
+    assert {int(step) for step in resumed["losses"]} == {*range(latest + 1, 21)}
+    assert resumed["losses"].items() <= whole["losses"].items()
+    for name in ("digest", "tokens", "lr"):
+        assert resumed[name] == whole[name], name
+    with cairn.open(tmp_path / "store") as store:
+        assert store.steps() == [15, 18]
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def prepared(**options):
+    accelerator = Accelerator(cpu=True, **options)
+    model = torch.nn.Linear(3, 2)
+    accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    return accelerator
+
+
+def test_hooks_and_names_and_errors(tmp_path):
+    accelerator = prepared()
+    seen = []
+    accelerator.register_save_state_pre_hook(
+        lambda models, weights, folder: seen.append((len(models), list(weights[0]), folder))
+    )
+    accelerator.register_load_state_pre_hook(lambda models, folder: seen.append(folder))
+    with cairn.hf.use_store(accelerator, tmp_path / "s") as saves:
+        with pytest.raises(cairn.NotFound):
+            accelerator.load_state()
+        accelerator.save_state(str(tmp_path / "run-2" / "epoch_7"))
+        assert accelerator.save_state("8/") == f"{tmp_path}/s@8"
+        accelerator.load_state(str(tmp_path / "run-2" / "epoch_7"))
+        assert saves.steps() == [7, 8]
+        with pytest.raises(cairn.Invalid, match="has no number"):
+            accelerator.save_state("best")
+        with pytest.raises(cairn.Conflict):
+            accelerator.save_state("step_7")
+        accelerator.register_for_checkpointing(torch.nn.Linear(1, 1))
+        with pytest.raises(cairn.Invalid, match="0 custom, but the accelerator has 1"):
+            accelerator.load_state("step_8")
+    assert seen[0] == (1, ["weight", "bias"], str(tmp_path / "run-2" / "epoch_7"))
+    assert not (tmp_path / "run-2").exists()
+
+
+def test_a_model_is_loaded_into_its_memory(tmp_path):
+    accelerator = prepared()
+    weight = accelerator._models[0].weight
+    before = weight.detach().clone()
+    with cairn.hf.use_store(accelerator, tmp_path / "s"):
+        accelerator.save_state("1")
+        with torch.no_grad():
+            weight.zero_()
+        accelerator.load_state("1")
+    assert torch.equal(weight, before) and accelerator._models[0].weight is weight
+
+
+def test_a_stateful_data_loader_must_be_registered(tmp_path):
+    pytest.importorskip("torchdata")
+    from accelerate.utils import DataLoaderConfiguration
+
+    accelerator = Accelerator(
+        cpu=True, dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True)
+    )
+    accelerator.prepare(torch.utils.data.DataLoader(range(10)))
+    with cairn.hf.use_store(accelerator, tmp_path / "s"):
+        with pytest.raises(cairn.Invalid, match="register_for_checkpointing"):
+            accelerator.save_state("1")
