@@ -3,6 +3,9 @@ open them (tests/integrations/test_hf_directories.py)."""
 
 import json
 import os
+import signal
+import subprocess
+import time
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import cairn
-from tool_programs import small_model
+from tool_programs import BIN_DIR, small_model
 
 FILES = {
     "config.json": b'{"architectures": ["X"]}\n',
@@ -338,3 +341,28 @@ def test_links_to_files_are_followed_and_pipes_left_out(admin, model, tmp_path):
     assert "pipe" in finished.err
     assert admin("export", tmp_path / "s", tmp_path / "out", "--format", "hf").status == 0
     assert contents(tmp_path / "out") == {"config.json": FILES["config.json"]}
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_killed_export_leaves_the_old_directory_or_none(admin, tmp_path, replaces):
+    tensors = {f"layer.{i}": torch.full((1 << 20,), float(i)) for i in range(16)}
+    imported(admin, tmp_path / "s", write_model(tmp_path / "model", tensors))
+    out = tmp_path / "to" / "out"
+    out.parent.mkdir()
+    if replaces:
+        write_model(out)
+    words = "export", tmp_path / "s", out, "--format", "hf", "--overwrite", "--shard-size", "8MB"
+    process = subprocess.Popen([BIN_DIR / "kv-admin", *words], stdout=subprocess.DEVNULL)
+    while not list(out.parent.glob("out.*.tmp/*.safetensors")) and process.poll() is None:
+        time.sleep(0.001)
+    process.kill()
+    was_killed = process.wait() == -signal.SIGKILL
+
+    if was_killed and replaces:
+        assert same(load_file(out / "model.safetensors"), small_model())
+    elif was_killed:
+        assert not out.exists()
+    # What remains has a temporary name, and does not disturb the next export.
+    assert admin(*words).status == 0
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == tensors.keys()
