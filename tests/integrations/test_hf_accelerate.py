@@ -17,6 +17,9 @@ from accelerate import Accelerator
 import cairn
 import cairn.hf
 
+# The programs import most of the libraries, which takes a minute on a busy machine.
+pytestmark = pytest.mark.timeout(1500)
+
 PROGRAM = Path(__file__).parent / "accelerate_program.py"
 
 
@@ -27,7 +30,7 @@ def train(folder, store, *options, ranks=1):
     paths = os.pathsep.join([*sys.path[:3], os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, *launcher, PROGRAM, folder / store, *options],
-        capture_output=True, text=True, timeout=280, cwd=folder,
+        capture_output=True, text=True, timeout=800, cwd=folder,
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
     )
     results = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
@@ -38,7 +41,6 @@ def train(folder, store, *options, ranks=1):
     return json.loads(results[0].removeprefix("RESULT "))
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_killed_loop_continues_bit_for_bit(tmp_path, ranks):
     whole = train(tmp_path, "whole", ranks=ranks)

@@ -19,6 +19,9 @@ from hf_models import logits, make, run_admin
 import cairn
 import cairn.hf
 
+# The programs import most of the libraries, which takes a minute on a busy machine.
+pytestmark = pytest.mark.timeout(1500)
+
 PROGRAM = Path(__file__).parent / "trainer_program.py"
 
 
@@ -30,7 +33,7 @@ def train(folder, *options, ranks=1, store="store"):
     paths = os.pathsep.join([*sys.path[:3], os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, *launcher, PROGRAM, folder / store, folder / "out", *options],
-        capture_output=True, text=True, timeout=280, cwd=folder,
+        capture_output=True, text=True, timeout=800, cwd=folder,
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
     )
     results = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
@@ -59,7 +62,6 @@ def check_killed_run(tmp_path, *options, ranks=1):
         assert store.steps() == [12, 14]  # save_total_limit=2
 
 
-@pytest.mark.timeout(900)
 def test_a_killed_run_continues_bit_for_bit(tmp_path):
     check_killed_run(tmp_path)
 
@@ -74,7 +76,6 @@ def test_a_killed_run_continues_bit_for_bit(tmp_path):
     assert len(tokens) == 3
 
 
-@pytest.mark.timeout(900)
 def test_a_killed_run_of_an_adapter_continues_bit_for_bit(tmp_path):
     pytest.importorskip("peft")
     for store in ("whole", "store"):
@@ -87,7 +88,6 @@ def test_a_killed_run_of_an_adapter_continues_bit_for_bit(tmp_path):
     assert not torch.equal(logits(loaded), logits(make("gpt2")))
 
 
-@pytest.mark.timeout(900)
 def test_a_killed_run_of_two_ranks_continues_bit_for_bit(tmp_path):
     check_killed_run(tmp_path, ranks=2)
 
