@@ -104,7 +104,8 @@ def make_trainer(folder, **options):
     arguments = transformers.TrainingArguments(
         output_dir=str(folder / "out"), report_to="none", use_cpu=True, disable_tqdm=True, **options
     )
-    return transformers.Trainer(model=make("gpt2"), args=arguments)
+    row = {"input_ids": torch.arange(6), "labels": torch.arange(6)}
+    return transformers.Trainer(model=make("gpt2"), args=arguments, eval_dataset=[row])
 
 
 def test_what_is_not_supported_is_refused(tmp_path):
