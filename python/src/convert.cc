@@ -10,8 +10,8 @@ namespace cairn::python {
 namespace {
 
 std::vector<std::byte> CopyBytes(nb::handle bytes) {
-  const auto* data = reinterpret_cast<const std::byte*>(PyBytes_AS_STRING(bytes.ptr()));
-  return {data, data + PyBytes_GET_SIZE(bytes.ptr())};
+  const auto* data = reinterpret_cast<const std::byte*>(PyBytes_AsString(bytes.ptr()));
+  return {data, data + PyBytes_Size(bytes.ptr())};
 }
 
 nb::bytes ToPyBytes(std::span<const std::byte> data) { return nb::bytes(data.data(), data.size()); }
@@ -71,7 +71,7 @@ std::string FromPyText(nb::handle text) {
   }
   PyErr_Clear();
   nb::object bytes = Checked(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "surrogatepass"));
-  return {PyBytes_AS_STRING(bytes.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(bytes.ptr()))};
+  return {PyBytes_AsString(bytes.ptr()), static_cast<size_t>(PyBytes_Size(bytes.ptr()))};
 }
 
 nb::object ToPyText(std::string_view text) {
@@ -85,12 +85,12 @@ nb::object ToPyText(std::string_view text) {
 }
 
 std::vector<uint64_t> FromPyNumbers(nb::handle sequence) {
-  nb::object fast = Checked(PySequence_Fast(sequence.ptr(), "expected a tuple of ints"));
-  const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast.ptr());
+  nb::object elements = Checked(PySequence_Tuple(sequence.ptr()));
+  const Py_ssize_t count = PyTuple_Size(elements.ptr());
   std::vector<uint64_t> numbers;
   numbers.reserve(static_cast<size_t>(count));
   for (Py_ssize_t i = 0; i < count; ++i) {
-    numbers.push_back(FromPyNumber(PySequence_Fast_GET_ITEM(fast.ptr(), i)));
+    numbers.push_back(FromPyNumber(PyTuple_GetItem(elements.ptr(), i)));
   }
   return numbers;
 }
@@ -123,14 +123,14 @@ core::Value FromPyValue(nb::handle value) {
   if (object == Py_None) return std::monostate{};
   if (PyBool_Check(object)) return object == Py_True;
   if (PyLong_CheckExact(object)) return FromPyInt(value);
-  if (PyFloat_CheckExact(object)) return PyFloat_AS_DOUBLE(object);
+  if (PyFloat_CheckExact(object)) return PyFloat_AsDouble(object);
   if (PyComplex_CheckExact(object)) {
     return std::complex<double>(PyComplex_RealAsDouble(object), PyComplex_ImagAsDouble(object));
   }
   if (PyUnicode_CheckExact(object)) return FromPyText(value);
   if (PyBytes_CheckExact(object)) return core::Bytes{CopyBytes(value)};
   if (nb::isinstance<core::Pickle>(value)) return nb::cast<core::Pickle>(value);
-  ThrowInvalid(std::string("a plain value of type ") + Py_TYPE(object)->tp_name);
+  ThrowInvalid(std::string("a plain value of type ") + nb::inst_name(value).c_str());
 }
 
 nb::object ToPyValue(const core::Value& value) { return std::visit(ValueToPy{}, value); }

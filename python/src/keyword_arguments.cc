@@ -31,7 +31,7 @@ class Reader {
     T converted{};
     if (!nb::try_cast(value, converted)) {
       throw nb::type_error((std::string(name) + ": a value of type " +
-                            Py_TYPE(value.ptr())->tp_name + " is not accepted")
+                            nb::inst_name(value).c_str() + " is not accepted")
                                .c_str());
     }
     return converted;

@@ -181,7 +181,8 @@ core::DType TorchAccess::CodeOf(nb::handle tensor) const {
 }
 
 bool TorchAccess::IsNegated(nb::handle tensor) const {
-  nb::object answer = nb::steal(PyObject_CallMethodNoArgs(tensor.ptr(), is_neg_name_.ptr()));
+  nb::object answer =
+      nb::steal(PyObject_CallMethodObjArgs(tensor.ptr(), is_neg_name_.ptr(), nullptr));
   if (!answer.is_valid()) throw nb::python_error();
   return answer.ptr() != Py_False;
 }

@@ -17,6 +17,7 @@ class Walker {
   explicit Walker(const TorchAccess& torch)
       : torch_(torch),
         subclasses_(torch),
+        ordered_dict_type_(nb::module_::import_("collections").attr("OrderedDict")),
         counter_type_(nb::module_::import_("collections").attr("Counter")),
         key_of_(nb::module_::import_("cairn._base.tree").attr("key_of")) {}
 
@@ -48,7 +49,7 @@ class Walker {
   NodeKind KindOf(nb::handle value) const {
     PyObject* object = value.ptr();
     if (PyDict_CheckExact(object)) return NodeKind::kDict;
-    if (PyODict_CheckExact(object)) return NodeKind::kOrderedDict;
+    if (value.type().is(ordered_dict_type_)) return NodeKind::kOrderedDict;
     if (PyList_CheckExact(object)) return NodeKind::kList;
     if (PyTuple_CheckExact(object)) return NodeKind::kTuple;
     if (value.type().is(counter_type_)) return NodeKind::kCounter;
@@ -66,25 +67,25 @@ class Walker {
   // Iterates over a copy of the items: Python code of a key or leaf may change the container.
   void AddItems(nb::handle mapping, uint32_t node, uint32_t depth) {
     nb::object items = Checked(PyMapping_Items(mapping.ptr()));
-    const Py_ssize_t count = PyList_GET_SIZE(items.ptr());
+    const Py_ssize_t count = PyList_Size(items.ptr());
     walk_.tree.nodes[node].child_count = static_cast<uint32_t>(count);
     const bool is_subclass = IsDescribedSubclass(node);
     for (Py_ssize_t i = 0; i < count; ++i) {
-      PyObject* item = PyList_GET_ITEM(items.ptr(), i);
-      const nb::handle key(PyTuple_GET_ITEM(item, 0));
+      PyObject* item = PyList_GetItem(items.ptr(), i);
+      const nb::handle key(PyTuple_GetItem(item, 0));
       auto [key_kind, text] = KeyOf(key, node);
       if (text == kSubclassKey && !is_subclass) ThrowReserved(node);
-      Descend(Add(PyTuple_GET_ITEM(item, 1), nb::borrow(key), node, key_kind, std::move(text)),
+      Descend(Add(PyTuple_GetItem(item, 1), nb::borrow(key), node, key_kind, std::move(text)),
               depth + 1);
     }
   }
 
   void AddElements(nb::handle sequence, uint32_t node, uint32_t depth) {
     nb::object elements = Checked(PySequence_Tuple(sequence.ptr()));
-    const Py_ssize_t count = PyTuple_GET_SIZE(elements.ptr());
+    const Py_ssize_t count = PyTuple_Size(elements.ptr());
     walk_.tree.nodes[node].child_count = static_cast<uint32_t>(count);
     for (Py_ssize_t i = 0; i < count; ++i) {
-      Descend(Add(PyTuple_GET_ITEM(elements.ptr(), i), nb::int_(i), node, KeyKind::kIndex,
+      Descend(Add(PyTuple_GetItem(elements.ptr(), i), nb::int_(i), node, KeyKind::kIndex,
                   std::to_string(i)),
               depth + 1);
     }
@@ -111,6 +112,7 @@ class Walker {
 
   const TorchAccess& torch_;
   TensorSubclasses subclasses_;
+  nb::object ordered_dict_type_;
   nb::object counter_type_;
   nb::object key_of_;
   Walk walk_;
