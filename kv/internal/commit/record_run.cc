@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kBlockWords = (2 << 20) / sizeof(uint64_t);
 constexpr uint64_t kSimilar = uint64_t{1} << 63;
 constexpr size_t kMaxSimilarWords = 63;
-static_assert(kMaxRecordBytes < uint64_t{1} << 31);  // complete entries have no bit 63
+static_assert(kMaxTableRecordBytes < uint64_t{1} << 31);  // complete entries have no bit 63
 
 size_t WordsOf(uint32_t bytes) { return DivCeil(bytes, sizeof(uint64_t)); }
 

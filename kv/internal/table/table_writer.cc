@@ -43,10 +43,10 @@ Result<void> CheckRecord(std::string_view key, std::span<const std::byte> value)
   if (value.empty()) {
     return Fail(ErrorCode::kInvalidArgument, "a record with an empty value would be a tombstone");
   }
-  if (key.size() + value.size() > kMaxRecordBytes) {
+  if (key.size() + value.size() > kMaxTableRecordBytes) {
     return Fail(ErrorCode::kInvalidArgument,
                 fmt::format("a record has {} bytes, more than the limit of {}",
-                            key.size() + value.size(), kMaxRecordBytes));
+                            key.size() + value.size(), kMaxTableRecordBytes));
   }
   return {};
 }

@@ -13,7 +13,7 @@
 namespace cairn::kv::internal {
 
 /// The key and the value of a record are at most this long together.
-inline constexpr uint64_t kMaxRecordBytes = 1 << 30;
+inline constexpr uint64_t kMaxTableRecordBytes = 1 << 30;
 
 /// kInvalidArgument: `value` is empty, or the record is too long.
 Result<void> CheckRecord(std::string_view key, std::span<const std::byte> value);

@@ -87,14 +87,14 @@ TEST_P(TableTest, WriterRefusesWrongRecords) {
 
 TEST_P(TableTest, WriterRefusesRecordsOfMoreThanAGiB) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, TableWriter::Create(*storage(), NewObjectId(1)));
-  void* const memory = ::mmap(nullptr, kMaxRecordBytes, PROT_READ,
+  void* const memory = ::mmap(nullptr, kMaxTableRecordBytes, PROT_READ,
                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   ASSERT_NE(memory, MAP_FAILED);
-  const std::span value(static_cast<const std::byte*>(memory), kMaxRecordBytes);
+  const std::span value(static_cast<const std::byte*>(memory), kMaxTableRecordBytes);
 
   EXPECT_THAT(writer->Add("a", value), IsError(ErrorCode::kInvalidArgument, "more than the limit"));
 
-  ::munmap(memory, kMaxRecordBytes);
+  ::munmap(memory, kMaxTableRecordBytes);
 }
 
 TEST_P(TableTest, UnfinishedTableIsDiscarded) {
