@@ -2,7 +2,25 @@
 #   cairn_target_options          libraries and programs of the product
 #   cairn_test_options            programs with gtest, and libraries that only they link
 #   cairn_compile_options         targets that use neither set of precompiled headers
+
+# In a build with CMAKE_UNITY_BUILD, the sources of a folder are compiled together, so that each
+# header is read once per folder. Names in unnamed namespaces must then be unique per folder.
+function(cairn_group_sources target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
+  get_target_property(sources ${target} SOURCES)
+  foreach(source IN LISTS sources)
+    get_filename_component(folder "${source}" DIRECTORY)
+    set_source_files_properties("${source}" PROPERTIES UNITY_GROUP "sources/${folder}")
+  endforeach()
+endfunction()
+
+# cairn_compile_alone(a.cc ...): sources with such names that are not unique.
+function(cairn_compile_alone)
+  set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+endfunction()
+
 function(cairn_compile_options target)
+  cairn_group_sources(${target})
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-missing-field-initializers
     $<$<BOOL:${CAIRN_WERROR}>:-Werror>)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
