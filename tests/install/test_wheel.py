@@ -1,0 +1,167 @@
+"""The wheel of tools/build-wheel.sh in a venv that has only torch, and in a root without libraries.
+
+Building it takes minutes, so these tests are slow. CAIRN_WHEEL names a wheel that exists already.
+"""
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = ("kv-dump", "kv-admin", "kv-bench")
+# What every Linux distribution with glibc has (PEP 600); zlib is a part of all of them.
+SYSTEM_LIBRARIES = {"linux-vdso.so.1", "ld-linux-x86-64.so.2", "libc.so.6", "libm.so.6",
+                    "libdl.so.2", "libpthread.so.0", "librt.so.1", "libgcc_s.so.1",
+                    "libstdc++.so.6", "libz.so.1"}
+SAVE_AND_LOAD = """
+import sys, {library}, cairn
+store = cairn.open(sys.argv[1], mode="a")
+store.save(7, {{"model": {{"weight": {library}.arange(64).reshape(8, 8)}}, "epoch": 3}})
+target = {{"model": {{"weight": {library}.zeros((8, 8), dtype={library}.int64)}}, "epoch": 0}}
+store.load(target)
+assert target["epoch"] == 3 and int(target["model"]["weight"].sum()) == 2016, target
+store.close()
+from cairn import _cairn
+print(_cairn.__file__, _cairn.device_problem())
+"""
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
+def run(*command: object, **options) -> str:
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=True, text=True, **options)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def bare_environment() -> dict[str, str]:
+    hidden = {"LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV"}
+    return {name: value for name, value in os.environ.items() if name not in hidden}
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory) -> Path:
+    if built := os.environ.get("CAIRN_WHEEL"):
+        return Path(built).resolve()
+    dist = tmp_path_factory.mktemp("dist")
+    run(ROOT / "tools/build-wheel.sh", dist)
+    (path,) = dist.glob("*.whl")
+    return path
+
+
+def top_level_entries(package: str, seen: set[str]) -> set[Path]:
+    """The entries of site-packages that belong to a package and to what it requires."""
+    name = re.split(r"[ ;<>=!~\[(]", package, maxsplit=1)[0]
+    if name.lower() in seen or "extra ==" in package:
+        return set()
+    seen.add(name.lower())
+    try:
+        found = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return set()  # required on other platforms only
+    entries = {Path(found.locate_file(file.parts[0])) for file in found.files or ()
+               if file.parts[0] != ".."}
+    for requirement in found.requires or ():
+        entries |= top_level_entries(requirement, seen)
+    return entries
+
+
+@pytest.fixture(scope="session")
+def venv(wheel, tmp_path_factory) -> Path:
+    """A venv with the wheel, what the wheel requires, and torch, and nothing else."""
+    folder = tmp_path_factory.mktemp("venv")
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    (site,) = folder.glob("lib/python3*/site-packages")
+    seen: set[str] = set()
+    for package in ("torch", "numpy", "nanobind-backend"):
+        for entry in top_level_entries(package, seen):
+            (site / entry.name).symlink_to(entry)
+    run(sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "--no-index",
+        "--no-deps", wheel)
+    return folder
+
+
+def test_the_wheel_has_the_stable_abi_and_runs_on_any_linux_with_its_glibc(wheel):
+    assert re.fullmatch(r"cairn-[\d.]+-cp311-abi3-(manylinux_2_\d+_x86_64\.?)+\.whl", wheel.name)
+    run(sys.executable, "-m", "abi3audit", "--strict", "--assume-minimum-abi3", "3.11", wheel)
+
+
+def test_the_wheel_contains_types_and_programs(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"cairn/py.typed", "cairn/_cairn.pyi", "cairn/_cairn.abi3.so"} <= set(names)
+    for program in PROGRAMS:
+        assert f"cairn/_programs/{program}" in names
+    assert not [name for name in names if "CMakeLists" in name or name.endswith((".a", ".h"))]
+
+
+def test_every_library_is_in_the_wheel(venv):
+    (package,) = venv.glob("lib/python3*/site-packages/cairn")
+    libraries = package.parent / "cairn.libs"
+    files = [*package.rglob("*.so"), *(package / "_programs").iterdir(), *libraries.iterdir()]
+    assert len(files) > 10
+    for file in files:
+        for line in run("ldd", file, env=bare_environment()).splitlines():
+            name, _, target = line.strip().partition(" => ")
+            is_ours = str(libraries) in os.path.realpath(target.split(" (")[0])
+            assert is_ours or Path(name.split(" (")[0]).name in SYSTEM_LIBRARIES, (file, line)
+
+
+def test_a_venv_with_only_torch_saves_and_loads(venv, tmp_path):
+    code = SAVE_AND_LOAD.format(library="torch")
+    output = run(venv / "bin/python", "-c", code, tmp_path / "store", env=bare_environment(),
+                 cwd=tmp_path)
+    assert output.startswith(str(venv)), output
+
+
+def test_the_programs_are_console_commands(venv, tmp_path):
+    run(venv / "bin/python", "-c", SAVE_AND_LOAD.format(library="torch"), tmp_path / "store",
+        env=bare_environment(), cwd=tmp_path)
+    path = f"{venv}/bin:/usr/bin:/bin"
+    environment = {**bare_environment(), "PATH": path}
+    assert "model.weight" in run("kv-dump", "keys", tmp_path / "store", env=environment)
+    assert run("kv-admin", "--version", env=environment)
+    assert "save" in run("kv-bench", "--help", env=environment)
+    (tmp_path / "link").symlink_to(venv / "bin/kv-dump")  # as pipx makes one
+    assert run(tmp_path / "link", "--version", env=environment)
+
+
+def test_a_command_without_its_package_states_what_is_wrong(venv, tmp_path):
+    shutil.copy(venv / "bin/kv-dump", tmp_path / "kv-dump")
+    done = subprocess.run([tmp_path / "kv-dump"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "found no package cairn" in done.stderr
+
+
+@pytest.mark.parametrize(("suite", "python"), [("bookworm", "3.11"), ("trixie", "3.13")])
+def test_a_root_without_libraries_saves_loads_and_dumps(wheel, suite, python, tmp_path):
+    """The smallest Debian with Python: the abi3 module also runs in a newer Python."""
+    if os.geteuid() != 0 or shutil.which("mmdebstrap") is None:
+        pytest.skip("needs root and mmdebstrap")
+    root = Path(os.environ.get(f"CAIRN_BARE_ROOT_{suite.upper()}", tmp_path / "root"))
+    if not root.exists():
+        made = subprocess.run(["mmdebstrap", "--variant=minbase", "--include=python3", suite,
+                               str(root)], capture_output=True, text=True)
+        if made.returncode != 0:
+            pytest.skip(f"mmdebstrap made no {suite}: {made.stderr[-300:]}")
+    assert not list((root / "usr").rglob("librocksdb*"))
+    packages = root / "opt/packages"
+    shutil.rmtree(packages, ignore_errors=True)  # of an earlier test in the same root
+    shutil.rmtree(root / "tmp/store", ignore_errors=True)
+    run(sys.executable, "-m", "pip", "install", "--target", packages, "--python-version", python,
+        "--platform", "manylinux_2_28_x86_64", "--platform", wheel.stem.split("-")[-1],
+        "--only-binary=:all:", wheel)
+    # The loader finds the libraries of a program relative to /proc/self/exe.
+    start = 'mount -t proc proc "$0/proc" && exec chroot "$0" /usr/bin/env -i "$@"'
+    bare = ["unshare", "--mount", "sh", "-c", start, root, "PATH=/usr/bin:/bin",
+            "PYTHONPATH=/opt/packages"]
+    output = run(*bare, "python3", "-c", SAVE_AND_LOAD.format(library="numpy"), "/tmp/store")
+    assert "_cairn.abi3.so" in output
+    assert "model.weight" in run(*bare, "/opt/packages/bin/kv-dump", "keys", "/tmp/store")
+    assert "ok" in run(*bare, "/opt/packages/bin/kv-dump", "verify", "/tmp/store")
