@@ -10,8 +10,8 @@
 3. steps: a commit of a small step in a store of many, and opens, lists and deletes there.
 4. bytes: tensors of 256 MiB are saved, saved again and loaded, one after another.
 
-Each measurement runs in a separate process. Times are those of the processor, in user and kernel mode,
-which other work on the machine changes less than the time that passes. --fast is a directory
+Each measurement runs in a separate process. Times are those of the processor, in user and kernel
+mode, which other work on the machine changes less than the time that passes. --fast is a directory
 without slow syncs, such as /dev/shm, for the parts that measure no disk.
 """
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 LIBRARIES = (
-    "accelerate", "deepspeed", "diffusers", "jax", "megatron", "orbax", "peft", "ray", "torch",
-    "torchao", "torchtitan", "transformers",
+    "accelerate", "deepspeed", "diffusers", "jax", "megatron", "orbax", "peft",
+    "pytorch_lightning", "torch", "torchao", "torchdata", "torchtitan", "transformers",
 )
 
 
@@ -19,7 +19,7 @@ def test_cairn_does_not_import(library):
     program = f"import sys, cairn; print({library!r} in sys.modules)"
 
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=None
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
 
     assert done.stdout.strip() == "False"

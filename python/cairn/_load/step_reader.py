@@ -93,8 +93,7 @@ class StepReader:
                 it issues a warning, and the next call of the store raises Corrupt;
                 :meth:`wait_verified` waits for it.
             allow_pickle: unpickles leaves that were pickled.
-            skip_damaged: leaves out what :meth:`damaged_keys` returns, with a warning that names
-                it, and reads all else. Reads everything twice.
+            skip_damaged: leaves out :meth:`damaged_keys`, with a warning. Reads everything twice.
             rename: expressions, each with what replaces its first match in a key, or a list of
                 rules (docs/conversion.md). The patterns select new names.
             dtype: that of all floating-point tensors, which are cast while they are read.
