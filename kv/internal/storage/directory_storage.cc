@@ -9,8 +9,11 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "kv/internal/io/fault_point.h"
 #include "kv/internal/io/file.h"
@@ -70,6 +73,16 @@ std::string WithoutTrailingSlashes(std::string path) {
 std::string ParentOfPath(const std::string& path) {
   const std::filesystem::path parent = std::filesystem::path(path).parent_path();
   return parent.empty() ? "." : parent.string();
+}
+
+/// Adds the names of the directories in `path`. Best effort: what is left out is synced later.
+void AddFolders(const std::string& path, std::vector<std::string>& names) {
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(path, error), end;
+       !error && entry != end && names.size() < kMaxDurableCount; entry.increment(error)) {
+    std::error_code ignored;
+    if (entry->is_directory(ignored)) names.push_back(entry->path().filename().string());
+  }
 }
 
 /// After the directories were created, kNotFound means that another process has removed what this
@@ -306,13 +319,16 @@ Result<void> DirectoryStorage::MakeDurableDirectory(std::string_view directory,
   // A directory that exists may have been created by another process that has not synced its name
   // yet. Whoever created the root before this object was opened is responsible for its name; the
   // directory that contains it may not even be readable.
+  std::vector<std::string> durable = {std::string(directory)};
   if (created || !is_root) {
     const std::string parent = is_root ? ParentOfPath(path) : PathOf(DirectoryOf(directory));
+    // The sync covers the names of all folders of the store that exist before it.
+    if (!is_root && DirectoryOf(directory).empty()) AddFolders(parent, durable);
     CAIRN_TRY(SyncDirectory(parent, PointName(name, "directory_sync").c_str()));
   }
   const MutexLock lock(mutex_);
   if (durable_.size() >= kMaxDurableCount) durable_.clear();
-  durable_.emplace(directory);
+  durable_.insert(durable.begin(), durable.end());
   return {};
 }
 
