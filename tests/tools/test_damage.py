@@ -281,17 +281,29 @@ def test_missing_read_permission_is_reported(dump, two_steps, tmp_path):
         shutil.rmtree(folder)
 
 
-def test_import_into_a_folder_of_other_things_touches_nothing(admin, tmp_path):
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "zarr.json", "hint", "tables"])
+def test_import_into_a_folder_of_another_checkpoint_touches_nothing(admin, tmp_path, name):
     folder = tmp_path / "home"
     folder.mkdir()
-    (folder / "notes.txt").write_text("mine")
-    import_file = tmp_path / "m"
-    import_file.mkdir()
-    path = import_file / "model.safetensors"
+    (folder / name).write_text("mine")
+    path = tmp_path / "model.safetensors"
     save_file(small_model(), path)
     finished = admin("import", folder, "--step", 1, path)
     assert finished.status == 2
-    assert [p.name for p in folder.iterdir()] == ["notes.txt"]
+    assert [p.name for p in folder.iterdir()] == [name]
+    assert (folder / name).read_text() == "mine"
+
+
+def test_import_into_a_folder_of_other_things_keeps_them(admin, tmp_path):
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    path = tmp_path / "model.safetensors"
+    save_file(small_model(), path)
+    finished = admin("import", folder, "--step", 1, path)
+    assert finished.status == 0
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert cairn.open(folder).steps() == [1]
 
 
 def load_xxhash():
