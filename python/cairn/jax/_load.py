@@ -80,7 +80,8 @@ def load(
         if template is None:
             leaves = [reader.add_default(leaf_at(contents, i)) for i in range(len(contents))]
             reader.read()
-            return contents.build([leaf.result() for leaf in leaves])
+            # Tensor subclasses of torch remain dicts of their inner tensors.
+            return contents.build([leaf.result() for leaf in leaves], lambda items, _: items)
         paths, structure = flatten(template)
         names = [f"{prefix}.{fqn_of(path)}" if prefix else fqn_of(path) for path, _ in paths]
         _check_keys(contents, names, [value for _, value in paths], strict)

@@ -13,6 +13,7 @@ from typing import Any
 from cairn import _cairn
 from cairn._load.read import Reader
 from cairn._save.stateful import is_stateful
+from cairn._tensors.subclasses import Rebuilder
 from cairn.errors import Invalid, NotFound
 
 KEY = "dataloader"
@@ -96,7 +97,8 @@ def _read(native: _cairn.Store, step: int, pattern: str) -> dict[str, Any]:
     if len(contents) == 0:
         return {}
     reader = Reader(native, contents, device=None, mmap=False, verify=True)
-    return contents.build(reader.read(False))[KEY]
+    rebuild = Rebuilder(contents.step, is_part=True)
+    return contents.build(reader.read(False), rebuild)[KEY]
 
 
 def _states(native: _cairn.Store, step: int, ranks: Sequence[int]) -> list[Any]:
