@@ -8,7 +8,7 @@ import pytest
 
 LIBRARIES = (
     "accelerate", "deepspeed", "diffusers", "jax", "megatron", "orbax", "peft",
-    "pytorch_lightning", "torch", "torchao", "torchdata", "torchtitan", "transformers",
+    "pytorch_lightning", "ray", "torch", "torchao", "torchdata", "torchtitan", "transformers",
 )
 
 

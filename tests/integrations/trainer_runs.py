@@ -16,7 +16,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 _STEP = re.compile(r"step (\d+) loss (\S+)")
-_SECONDS = 300.0
+_SECONDS = 600.0
 
 
 class Run(NamedTuple):
