@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple, Union
 
+from torch.distributed.checkpoint.filesystem import FileSystem
+
 from cairn._base.addresses import is_directory
 from cairn._base.steps import step_number
 from cairn.errors import Invalid
@@ -42,6 +44,35 @@ class Location(NamedTuple):
         return Location(
             os.path.join(address, f"rank-{rank}") + question_mark + parameters, self.step
         )
+
+
+class Located:
+    """The attributes by which scripts find the location of a reader or writer of torch."""
+
+    _location: Location | None
+
+    @property
+    def checkpoint_id(self) -> str | None:
+        """The address, and the step if one is named."""
+        return None if self._location is None else str(self._location)
+
+    @property
+    def path(self) -> Path | str | None:
+        """The directory of the store, which has no file per checkpoint; the address of a store that
+        is not in a directory; None if no store is named."""
+        return None if self._location is None else self._location.path
+
+    @property
+    def fs(self) -> FileSystem:
+        """torch's functions for files in :attr:`path`. An AttributeError for stores that are not in
+        a directory, so that ``hasattr(_, "fs")`` is False."""
+        if self._location is None or not self._location.is_directory:
+            raise AttributeError("fs: the store is not in a directory")
+        return FileSystem()
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
+        return is_checkpoint_id(checkpoint_id)
 
 
 def locate(checkpoint_id: CheckpointId, step: int | None) -> Location | None:

@@ -6,12 +6,10 @@ import dataclasses
 import io
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
@@ -25,9 +23,9 @@ from cairn._tensors.subclasses import SUBCLASS_KEY, check_same, describe, is_sub
 from cairn._tensors.targets import Target, check_shape, staged_target_of
 from cairn.dcp._location import (
     CheckpointId,
+    Located,
     Location,
     check_step,
-    is_checkpoint_id,
     locate,
     required,
 )
@@ -40,7 +38,7 @@ from cairn.errors import Corrupt, Invalid, NotFound
 _STAGED_BYTES = 512 << 20
 
 
-class CairnReader(StorageReader):
+class CairnReader(Located, StorageReader):
     """Loads a step of a store with ``torch.distributed.checkpoint``, whatever has saved the step.
 
     For ``dcp.load(..., storage_reader=...)``. Every rank reads only the 64 KiB pages that contain
@@ -89,29 +87,6 @@ class CairnReader(StorageReader):
         self.rank: int | None = None
         self.use_collectives = True
         self._opened: _OpenStep | None = None
-
-    @property
-    def checkpoint_id(self) -> str | None:
-        """The address, and the step if one is named."""
-        return None if self._location is None else str(self._location)
-
-    @property
-    def path(self) -> Path | str | None:
-        """The directory of the store, which has no file per checkpoint; the address of a store that
-        is not in a directory; None if no store is named."""
-        return None if self._location is None else self._location.path
-
-    @property
-    def fs(self) -> FileSystem:
-        """torch's functions for files in :attr:`path`. An AttributeError for stores that are not in
-        a directory, so that ``hasattr(_, "fs")`` is False."""
-        if self._location is None or not self._location.is_directory:
-            raise AttributeError("fs: the store is not in a directory")
-        return FileSystem()
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        return is_checkpoint_id(checkpoint_id)
 
     def reset(self, checkpoint_id: CheckpointId = None) -> None:
         """Starts a new load, from ``checkpoint_id`` if it is given."""

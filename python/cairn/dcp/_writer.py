@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import (
     CURRENT_DCP_VERSION,
-    FileSystem,
     SerializationFormat,
 )
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -34,9 +32,9 @@ from cairn._tensors.subclasses import is_subclass
 from cairn.dcp import _saves as saves
 from cairn.dcp._location import (
     CheckpointId,
+    Located,
     Location,
     check_step,
-    is_checkpoint_id,
     locate,
     required,
 )
@@ -50,7 +48,7 @@ from cairn.torch import StateDictStager
 _STAGED_BYTES = 512 << 20
 
 
-class CairnWriter(StorageWriter, AsyncStager):
+class CairnWriter(Located, StorageWriter, AsyncStager):
     """Saves a step of a store with ``torch.distributed.checkpoint``.
 
     For ``dcp.save(..., storage_writer=...)`` and ``dcp.async_save``, on threads and processes. When
@@ -141,29 +139,6 @@ class CairnWriter(StorageWriter, AsyncStager):
         self.save_id = saves.new_id()
         self._plan_is_cached = False
         self._part: saves.Part | None = None
-
-    @property
-    def checkpoint_id(self) -> str | None:
-        """The address, and the step if one is named."""
-        return None if self._location is None else str(self._location)
-
-    @property
-    def path(self) -> Path | str | None:
-        """The directory of the store, which has no file per checkpoint; the address of a store that
-        is not in a directory; None if no store is named."""
-        return None if self._location is None else self._location.path
-
-    @property
-    def fs(self) -> FileSystem:
-        """torch's functions for files in :attr:`path`. An AttributeError for stores that are not in
-        a directory, so that ``hasattr(_, "fs")`` is False."""
-        if self._location is None or not self._location.is_directory:
-            raise AttributeError("fs: the store is not in a directory")
-        return FileSystem()
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        return is_checkpoint_id(checkpoint_id)
 
     def storage_meta(self) -> StorageMeta:
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
