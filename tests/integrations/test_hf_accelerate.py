@@ -1,10 +1,5 @@
 """States of accelerate in a store: a loop that is killed continues bit for bit."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +8,7 @@ import torch
 pytest.importorskip("accelerate")
 
 from accelerate import Accelerator
+from program_results import run_program
 
 import cairn
 import cairn.hf
@@ -24,21 +20,7 @@ PROGRAM = Path(__file__).parent / "accelerate_program.py"
 
 
 def train(folder, store, *options, ranks=1):
-    launcher = []
-    if ranks > 1:
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    paths = os.pathsep.join([*sys.path[:3], os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, *launcher, PROGRAM, folder / store, *options],
-        capture_output=True, text=True, timeout=800, cwd=folder,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-    )
-    results = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if not results:
-        assert done.returncode == -signal.SIGKILL or ranks > 1, done.stderr[-3000:]
-        return None
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(results[0].removeprefix("RESULT "))
+    return run_program(PROGRAM, folder, folder / store, *options, ranks=ranks)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

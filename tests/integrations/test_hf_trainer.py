@@ -1,10 +1,6 @@
 """Checkpoints of transformers.Trainer in a store: a run that is killed continues bit for bit."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +11,7 @@ pytest.importorskip("accelerate")
 
 import transformers
 from hf_models import logits, make, run_admin
+from program_results import run_program
 
 import cairn
 import cairn.hf
@@ -27,21 +24,7 @@ PROGRAM = Path(__file__).parent / "trainer_program.py"
 
 def train(folder, *options, ranks=1, store="store"):
     """Runs the program; its result, or None if it was killed."""
-    launcher = []
-    if ranks > 1:
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    paths = os.pathsep.join([*sys.path[:3], os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, *launcher, PROGRAM, folder / store, folder / "out", *options],
-        capture_output=True, text=True, timeout=800, cwd=folder,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-    )
-    results = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if not results:
-        assert done.returncode == -signal.SIGKILL or ranks > 1, done.stderr[-3000:]
-        return None
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(results[0].removeprefix("RESULT "))
+    return run_program(PROGRAM, folder, folder / store, folder / "out", *options, ranks=ranks)
 
 
 def check_killed_run(tmp_path, *options, ranks=1):
