@@ -6,10 +6,10 @@
 /// letters, digits, '.', '-' and '_', and do not begin with '.'. There are no directories: a name
 /// needs no preparation, and List is by prefix.
 ///
-/// Every successful write is durable when the call returns, and every later read in any process
-/// sees it. Only List may be late (see there). An error of a write means that it is unknown whether
-/// it was performed, except for kConflict of PutIfAbsent; callers find out by reading. Errors name
-/// the object in Error::file.
+/// Every successful write is durable when the call returns, except that of PutVolatile, and every
+/// later read in any process sees it. Only List may be late (see there). An error of a write means
+/// that it is unknown whether it was performed, except for kConflict of PutIfAbsent; callers find
+/// out by reading. Errors name the object in Error::file.
 
 #include <chrono>
 #include <cstddef>
@@ -88,6 +88,11 @@ class Storage {
 
   /// Creates the object or replaces it, atomically for readers.
   virtual Result<void> Put(std::string_view name, std::span<const std::byte> bytes) = 0;
+  /// As Put, but a power failure may undo the call or damage the object. For the hint and leases,
+  /// on which correctness does not depend.
+  virtual Result<void> PutVolatile(std::string_view name, std::span<const std::byte> bytes) {
+    return Put(name, bytes);
+  }
   /// Creates the object. kConflict: it exists; nothing was changed. Of several concurrent calls for
   /// one name, on any machine, exactly one succeeds. A storage may report kConflict for a call that
   /// succeeded and was repeated below this interface (a lost response), so callers that need to

@@ -6,8 +6,7 @@
 /// list with the points that are passed. When a store is created and when a writer takes its lease:
 ///   CAIRN.create CAIRN.write CAIRN.sync CAIRN.link CAIRN.linked CAIRN.directory_sync CAIRN.done
 ///   CAIRN.remove
-///   leases.create leases.write leases.sync leases.rename leases.linked leases.directory_sync
-///   leases.done leases.remove
+///   leases.create leases.write leases.rename leases.remove
 /// In the order of a commit, with the parts and messages of the ranks in pending/:
 ///   segments.create segment.create segment.write segment.seal segment.sync
 ///   segments.directory_sync
@@ -16,7 +15,7 @@
 ///   tables.create tables.write tables.sync tables.linked tables.directory_sync tables.done
 ///   pages.create pages.write pages.sync pages.rename pages.linked pages.directory_sync pages.done
 ///   roots.create roots.write roots.sync roots.link roots.linked roots.directory_sync roots.done
-///   hint.create hint.write hint.sync hint.rename hint.linked hint.directory_sync hint.done
+///   hint.create hint.write hint.rename
 ///   roots.remove segments.remove tables.remove pending.remove commit.done
 /// A delete passes those of the root. A read passes:
 ///   object.open segment.open segment.read

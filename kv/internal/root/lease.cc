@@ -179,7 +179,7 @@ struct LeaseKeeper::State {
 
   Result<void> Put() CAIRN_REQUIRES(mutex) {
     lease.renewed_unix_ns = NowUnixNs();
-    return storage->Put(LeaseName(lease.writer.session), EncodeLease(lease));
+    return storage->PutVolatile(LeaseName(lease.writer.session), EncodeLease(lease));
   }
   /// Returns whether the lease in the storage is this one, or absent.
   Result<bool> IsOurs(std::optional<Lease>& found) CAIRN_REQUIRES(mutex) {

@@ -64,7 +64,7 @@ void WriteHint(Storage& storage, uint64_t number) {
   if (number % kHintInterval != 0) return;
   // Best effort: without a hint, or with an old one, a search takes longer and finds the same.
   const std::string text = std::to_string(number);
-  (void)storage.Put(kHintName, std::as_bytes(std::span(text)));
+  (void)storage.PutVolatile(kHintName, std::as_bytes(std::span(text)));
 }
 
 Result<bool> RootExists(Storage& storage, uint64_t number) {

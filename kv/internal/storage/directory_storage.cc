@@ -135,11 +135,22 @@ DirectoryStorage::DirectoryStorage(std::string path)
     : root_(WithoutTrailingSlashes(std::move(path))) {}
 
 Result<void> DirectoryStorage::Put(std::string_view name, std::span<const std::byte> bytes) {
+  CAIRN_TRY(Replace(name, bytes, Durability::kSynced));
+  return FinishNames(name);
+}
+
+Result<void> DirectoryStorage::PutVolatile(std::string_view name,
+                                           std::span<const std::byte> bytes) {
+  return Replace(name, bytes, Durability::kNone);
+}
+
+Result<void> DirectoryStorage::Replace(std::string_view name, std::span<const std::byte> bytes,
+                                       Durability durability) {
   CAIRN_CHECK(IsObjectName(name));
   for (int attempt = 1;; ++attempt) {
-    CAIRN_TRY_ASSIGN(const std::string temporary, WriteTemporary(name, bytes));
+    CAIRN_TRY_ASSIGN(const std::string temporary, WriteTemporary(name, bytes, durability));
     const Result<void> renamed = Rename(temporary, PathOf(name), PointName(name, "rename").c_str());
-    if (renamed) return FinishNames(name);
+    if (renamed) return {};
     if (renamed.error().code == ErrorCode::kNotFound && attempt < kCreateAttempts) continue;
     (void)Unlink(name, temporary);  // the first error is the one to report
     return WithoutNotFound(renamed);
@@ -150,7 +161,7 @@ Result<void> DirectoryStorage::PutIfAbsent(std::string_view name,
                                            std::span<const std::byte> bytes) {
   CAIRN_CHECK(IsObjectName(name));
   for (int attempt = 1;; ++attempt) {
-    CAIRN_TRY_ASSIGN(const std::string temporary, WriteTemporary(name, bytes));
+    CAIRN_TRY_ASSIGN(const std::string temporary, WriteTemporary(name, bytes, Durability::kSynced));
     Result<void> done = Link(name, temporary, PathOf(name));
     if (!done && done.error().code == ErrorCode::kNotFound && attempt < kCreateAttempts) continue;
     if (done) done = FinishNames(name);
@@ -164,7 +175,7 @@ Result<std::unique_ptr<ObjectWriter>> DirectoryStorage::Create(std::string_view 
   CAIRN_CHECK(IsObjectName(name));
   const std::string path = PathOf(name);
   File file;
-  CAIRN_TRY(InDirectoryOf(name, [&]() -> Result<void> {
+  CAIRN_TRY(InDirectoryOf(name, Durability::kSynced, [&]() -> Result<void> {
     CAIRN_TRY(PassPoint(name, "create", path));
     CAIRN_TRY_ASSIGN(file, File::Create(path, /*direct=*/false));
     return {};
@@ -260,7 +271,7 @@ std::string DirectoryStorage::PathOf(std::string_view name) const {
 
 Result<void> DirectoryStorage::PrepareFile(std::string_view name) {
   CAIRN_CHECK(IsObjectName(name));
-  return MakeDurableDirectory(DirectoryOf(name), name);
+  return MakeDirectory(DirectoryOf(name), name, Durability::kSynced);
 }
 
 Result<void> DirectoryStorage::SyncNames(std::string_view prefix) {
@@ -269,19 +280,22 @@ Result<void> DirectoryStorage::SyncNames(std::string_view prefix) {
 }
 
 Result<std::string> DirectoryStorage::WriteTemporary(std::string_view name,
-                                                     std::span<const std::byte> bytes) {
+                                                     std::span<const std::byte> bytes,
+                                                     Durability durability) {
   CAIRN_TRY_ASSIGN(const uint64_t number, RandomNumber());
   const std::string_view directory = DirectoryOf(name);
   const std::string path =
       fmt::format("{}/.{:016x}{}", PathOf(directory), number, kTemporarySuffix);
   File file;
-  CAIRN_TRY(InDirectoryOf(name, [&]() -> Result<void> {
+  CAIRN_TRY(InDirectoryOf(name, durability, [&]() -> Result<void> {
     CAIRN_TRY(PassPoint(name, "create", path));
     CAIRN_TRY_ASSIGN(file, File::Create(path, /*direct=*/false));
     return {};
   }));
   Result<void> written = file.Append(bytes, PointName(name, "write").c_str());
-  if (written) written = file.Sync(PointName(name, "sync").c_str());
+  if (written && durability == Durability::kSynced) {
+    written = file.Sync(PointName(name, "sync").c_str());
+  }
   if (!written) {
     (void)Unlink(name, path);  // the first error is the one to report
     return Fail(std::move(written).error());
@@ -289,10 +303,10 @@ Result<std::string> DirectoryStorage::WriteTemporary(std::string_view name,
   return path;
 }
 
-Result<void> DirectoryStorage::InDirectoryOf(std::string_view name,
+Result<void> DirectoryStorage::InDirectoryOf(std::string_view name, Durability durability,
                                              const std::function<Result<void>()>& create) {
   for (int attempt = 1;; ++attempt) {
-    Result<void> created = MakeDurableDirectory(DirectoryOf(name), name);
+    Result<void> created = MakeDirectory(DirectoryOf(name), name, durability);
     if (created) created = create();
     if (created || created.error().code != ErrorCode::kNotFound || attempt == kCreateAttempts) {
       return created;
@@ -302,14 +316,14 @@ Result<void> DirectoryStorage::InDirectoryOf(std::string_view name,
   }
 }
 
-Result<void> DirectoryStorage::MakeDurableDirectory(std::string_view directory,
-                                                    std::string_view name) {
+Result<void> DirectoryStorage::MakeDirectory(std::string_view directory, std::string_view name,
+                                             Durability durability) {
   {
     const MutexLock lock(mutex_);
     if (durable_.contains(directory)) return {};
   }
   const bool is_root = directory.empty();
-  if (!is_root) CAIRN_TRY(MakeDurableDirectory(DirectoryOf(directory), name));
+  if (!is_root) CAIRN_TRY(MakeDirectory(DirectoryOf(directory), name, durability));
   const std::string path = PathOf(directory);
   CAIRN_TRY(PassPoint(name, "create", path));
   const bool created = ::mkdir(path.c_str(), 0755) == 0;
@@ -319,6 +333,7 @@ Result<void> DirectoryStorage::MakeDurableDirectory(std::string_view directory,
   // A directory that exists may have been created by another process that has not synced its name
   // yet. Whoever created the root before this object was opened is responsible for its name; the
   // directory that contains it may not even be readable.
+  if (durability == Durability::kNone && !(is_root && created)) return {};
   std::vector<std::string> durable = {std::string(directory)};
   if (created || !is_root) {
     const std::string parent = is_root ? ParentOfPath(path) : PathOf(DirectoryOf(directory));

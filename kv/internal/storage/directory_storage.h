@@ -7,6 +7,7 @@
 ///      exists. On every file system that keeps POSIX, of several links exactly one succeeds;
 ///   3. fsync the directory, which makes the name durable;
 ///   4. PutIfAbsent: unlink the temporary name.
+/// PutVolatile writes the temporary file and renames it, and syncs nothing.
 /// Objects that Create writes, and files that callers create with LocalFiles, exist under their
 /// names at once: no root names them before they are synced.
 ///
@@ -32,7 +33,8 @@ namespace cairn::kv::internal {
 /// System calls that change something, and no others, pass a fault point first: "<first element of
 /// the name>.<operation>", such as "roots.link". The operations, in the order of a PutIfAbsent, are
 /// create (of a file or a directory), write, sync, link (of Put: rename), linked, directory_sync,
-/// done, and remove. At "linked" the name exists but is not synced; at "done" it is.
+/// done, and remove; those of a PutVolatile are create, write and rename. At "linked" the name
+/// exists but is not synced; at "done" it is.
 class DirectoryStorage final : public Storage, public LocalFiles {
  public:
   /// Creates nothing. The first write creates the directory at `path`. It fails with kNotFound if
@@ -41,6 +43,7 @@ class DirectoryStorage final : public Storage, public LocalFiles {
 
   const std::string& address() const override { return root_; }
   Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override;
+  Result<void> PutVolatile(std::string_view name, std::span<const std::byte> bytes) override;
   Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override;
   /// kConflict: the file exists.
   Result<std::unique_ptr<ObjectWriter>> Create(std::string_view name) override;
@@ -68,13 +71,22 @@ class DirectoryStorage final : public Storage, public LocalFiles {
  private:
   class Writer;
 
-  /// Writes a synced temporary file next to `name` and returns its path.
-  Result<std::string> WriteTemporary(std::string_view name, std::span<const std::byte> bytes);
+  enum class Durability { kNone, kSynced };
+
+  /// Writes an object under a temporary name and renames it.
+  Result<void> Replace(std::string_view name, std::span<const std::byte> bytes,
+                       Durability durability);
+  /// Writes a temporary file next to `name` and returns its path.
+  Result<std::string> WriteTemporary(std::string_view name, std::span<const std::byte> bytes,
+                                     Durability durability);
   /// Runs `create`, which creates a file in the directory of `name`. If that directory does not
   /// exist, creates it and runs `create` again.
-  Result<void> InDirectoryOf(std::string_view name, const std::function<Result<void>()>& create);
-  /// Creates a directory ("" for the root) with those above it, and makes their names durable.
-  Result<void> MakeDurableDirectory(std::string_view directory, std::string_view name);
+  Result<void> InDirectoryOf(std::string_view name, Durability durability,
+                             const std::function<Result<void>()>& create);
+  /// Creates a directory ("" for the root) with those above it. Makes their names durable if
+  /// `durability` requires it, and that of the root always if this call has created it.
+  Result<void> MakeDirectory(std::string_view directory, std::string_view name,
+                             Durability durability);
   /// Passes "linked", syncs the directory of `name`, and passes "done".
   Result<void> FinishNames(std::string_view name);
   /// Syncs the directory of `name`, or remembers that this remains to be done.

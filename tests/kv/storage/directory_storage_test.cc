@@ -97,6 +97,27 @@ TEST_F(DirectoryStorageTest, PutSyncsBeforeAndAfterTheRename) {
                           "lease.linked", "lease.directory_sync", "lease.done"));
 }
 
+TEST_F(DirectoryStorageTest, PutVolatileSyncsNothingButTheNameOfANewRoot) {
+  {
+    const ScopedFaults faults(NoFault());
+    CAIRN_ASSERT_OK(storage_.PutVolatile("leases/one", {}));
+    EXPECT_THAT(Points(faults),
+                ElementsAre("leases.create", "leases.directory_sync", "leases.create",
+                            "leases.create", "leases.write", "leases.rename"));
+  }
+  const ScopedFaults faults(NoFault());
+  CAIRN_ASSERT_OK(storage_.PutVolatile("leases/one", {}));
+  EXPECT_THAT(Points(faults),
+              ElementsAre("leases.create", "leases.create", "leases.write", "leases.rename"));
+}
+
+TEST_F(DirectoryStorageTest, AFolderOfAVolatileObjectIsSyncedForADurableOne) {
+  CAIRN_ASSERT_OK(storage_.PutVolatile("leases/one", {}));
+  const ScopedFaults faults(NoFault());
+  CAIRN_ASSERT_OK(storage_.PrepareFile("leases/two"));
+  EXPECT_THAT(Points(faults), ::testing::Contains("leases.directory_sync"));
+}
+
 TEST_F(DirectoryStorageTest, NewDirectoriesAreSyncedInTheirParents) {
   const ScopedFaults faults(NoFault());
   CAIRN_ASSERT_OK(storage_.PrepareFile("pending/a/part"));

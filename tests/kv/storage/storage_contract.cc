@@ -90,6 +90,14 @@ TEST_P(StorageContractTest, PutCreatesAndReplaces) {
   EXPECT_THAT(List(""), ElementsAre("lease"));
 }
 
+TEST_P(StorageContractTest, PutVolatileCreatesAndReplaces) {
+  for (const std::string_view bytes : {"one", "a longer one", ""}) {
+    CAIRN_ASSERT_OK(storage_->PutVolatile("leases/a", Bytes(bytes)));
+    EXPECT_EQ(Read("leases/a"), bytes);
+  }
+  EXPECT_THAT(List(""), ElementsAre("leases/a"));
+}
+
 TEST_P(StorageContractTest, PutIfAbsentKeepsAnExistingObject) {
   CAIRN_ASSERT_OK(storage_->PutIfAbsent("roots/1.root", Bytes("first")));
   EXPECT_THAT(storage_->PutIfAbsent("roots/1.root", Bytes("second")),
