@@ -98,7 +98,8 @@ Verb ImportVerb(ImportOptions& options) {
       .name = "import",
       .usage = "import STORE --step N FILE...",
       .summary =
-          "Creates a step from safetensors or torch.save files, or a torch.distributed.checkpoint",
+          "Creates a step from safetensors or torch.save files, a torch.distributed.checkpoint "
+          "directory, or a model directory",
       .arguments = WithConversion(ImportArguments(options), options.conversion),
       .examples = {"kv-admin import runs/gpt --step 0 model.safetensors",
                    "kv-admin import runs/gpt --step 100 checkpoints/step-100",

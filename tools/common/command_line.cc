@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdio>
 #include <memory>
 #include <string_view>
 #include <type_traits>
@@ -15,12 +16,39 @@
 namespace cairn::tools {
 namespace {
 
-/// Replaces the usage line and the option types of CLI11, which are long and not specific.
+constexpr uint32_t kHelpColumns = 100;  // lines that are longer are hard to read
+constexpr uint32_t kNameColumns = 26;
+
+uint32_t HelpColumns() {
+  const uint32_t terminal_columns = Output().width_columns();
+  return terminal_columns == 0 ? kHelpColumns : std::min(terminal_columns, kHelpColumns);
+}
+
+/// Breaks text between words, so that no line has more than `columns` characters if a word fits.
+std::string Wrapped(std::string_view text, size_t columns) {
+  std::string wrapped;
+  size_t used = 0;
+  while (!text.empty()) {
+    const std::string_view word = text.substr(0, text.find(' '));
+    if (used > 0 && used + 1 + word.size() > columns) {
+      wrapped += '\n';
+      used = 0;
+    }
+    if (used > 0) wrapped += ' ';
+    wrapped += word;
+    used += word.size() + (used > 0 ? 1 : 0);
+    text.remove_prefix(std::min(text.size(), word.size() + 1));
+  }
+  return wrapped;
+}
+
+/// Replaces the usage line and the option types of CLI11, which are long and not specific, and
+/// wraps the descriptions.
 class HelpFormatter : public CLI::Formatter {
  public:
   explicit HelpFormatter(std::string usage) : usage_(std::move(usage)) {
     label("Positionals", "Arguments");
-    column_width(26);
+    column_width(kNameColumns);
   }
   std::string make_usage(const CLI::App*, std::string) const override {
     return fmt::format("\nUsage: {}\n", usage_);
@@ -32,9 +60,13 @@ class HelpFormatter : public CLI::Formatter {
     if (!value.empty()) text += " (" + value + ")";
     return text;
   }
+  std::string make_option_desc(const CLI::Option* option) const override {
+    return Wrapped(option->get_description(), columns_ - kNameColumns);
+  }
 
  private:
   std::string usage_;
+  const uint32_t columns_ = HelpColumns();
 };
 
 void StyleHelp(CLI::App& app, const std::string& usage) {
@@ -99,6 +131,23 @@ void AddVerb(CLI::App& app, const CommandLine& line, const Verb& verb) {
   added->footer(footer);
 }
 
+void AddTextOption(CLI::App& app, const TextOption& option) {
+  const auto print = [&option](const std::string& value) {
+    const auto text = option.text(value);
+    if (!text) throw CLI::ValidationError(option.name, text.error().message);
+    std::fputs(text->c_str(), stdout);
+    throw CLI::Success();
+  };
+  CLI::Option* added = nullptr;
+  if (option.value_name.empty()) {
+    added = app.add_flag_callback(option.name, [print] { print(""); }, option.help);
+  } else {
+    added = app.add_option_function<std::string>(option.name, print, option.help)
+                ->type_name(option.value_name);
+  }
+  added->trigger_on_parse();
+}
+
 std::unique_ptr<CLI::App> MakeParser(const CommandLine& line) {
   auto app = std::make_unique<CLI::App>(line.summary, line.name);
   StyleHelp(*app, line.usage);
@@ -106,6 +155,7 @@ std::unique_ptr<CLI::App> MakeParser(const CommandLine& line) {
   app->set_version_flag("--version", line.name + " " + line.version)
       ->description("Name and version");
   for (const Argument& argument : line.arguments) AddArgument(*app, argument);
+  for (const TextOption& option : line.texts) AddTextOption(*app, option);
   for (const Verb& verb : line.verbs) AddVerb(*app, line, verb);
   app->footer(line.notes);
   return app;
@@ -135,7 +185,11 @@ void JoinValues(const CommandLine& line, std::vector<std::string>& words) {
 Result<void> InsertDefaultVerb(const CommandLine& line, std::vector<std::string>& words) {
   const auto is_word = [](const std::string& text) { return !text.starts_with("-"); };
   const auto first = std::find_if(words.begin(), words.end(), is_word);
-  if (first == words.end()) return {};
+  // The word after such an option is its value.
+  if (first == words.end() || std::ranges::any_of(line.texts, [&](const TextOption& option) {
+        return option.name == words.front();
+      }))
+    return {};
   std::vector<std::string_view> names;
   for (const Verb& verb : line.verbs) names.push_back(verb.name);
   if (std::find(names.begin(), names.end(), *first) != names.end()) return {};

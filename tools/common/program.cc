@@ -13,16 +13,27 @@
 #include <string_view>
 #include <utility>
 
+#include "tools/common/completion.h"
 #include "tools/common/exit_status.h"
+#include "tools/common/manual.h"
 #include "tools/common/terminal.h"
 #include "tools/common/text.h"
 
 namespace cairn::tools {
 namespace {
 
+constexpr std::string_view kComplete = "--complete";
+
 Result<int> ParseAndRun(const CommandLine& line, int argc, char** argv) {
-  CAIRN_TRY_ASSIGN(const Verb* const verb,
-                   ParseCommandLine(line, std::vector<std::string>(argv + 1, argv + argc)));
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  if (!words.empty() && words.front() == kComplete) {
+    const std::string lines = CandidateLines(Complete(line, {words.begin() + 1, words.end()}));
+    Output out;
+    out.Write(lines);
+    CAIRN_TRY(out.Finish());
+    return kExitSuccess;
+  }
+  CAIRN_TRY_ASSIGN(const Verb* const verb, ParseCommandLine(line, words));
   if (verb == nullptr) return kExitSuccess;
   Output out;
   CAIRN_TRY_ASSIGN(const int status, verb->run(out));
@@ -32,6 +43,21 @@ Result<int> ParseAndRun(const CommandLine& line, int argc, char** argv) {
     return Fail(std::move(error));
   }
   return status;
+}
+
+/// Adds the options that print the completion scripts and the manual page.
+CommandLine WithTexts(CommandLine line) {
+  line.texts.push_back(
+      {.name = "--completion",
+       .help = "Print the script that completes command lines in bash, zsh or fish",
+       .value_name = "SHELL",
+       .text = [name = line.name](const std::string& shell) {
+         return CompletionScript(name, shell);
+       }});
+  line.texts.push_back({.name = "--manual",
+                        .help = "Print the manual page in the language of man(7)",
+                        .text = [line](const std::string&) { return ManualPage(line); }});
+  return line;
 }
 
 /// A file of a store must not get the number of a standard stream that is closed: what the program
@@ -54,7 +80,7 @@ int RunProgram(const CommandLine& line, int argc, char** argv) {
     return static_cast<int>(kExitFailed);
   };
   try {
-    const Result<int> status = ParseAndRun(line, argc, argv);
+    const Result<int> status = ParseAndRun(WithTexts(line), argc, argv);
     if (!status) return fail(EscapeText(status.error().ToString()));
     return *status;
   } catch (const std::bad_alloc&) {
