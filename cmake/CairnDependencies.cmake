@@ -10,7 +10,7 @@ find_package(pugixml REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(liburing REQUIRED IMPORTED_TARGET liburing)
 pkg_check_modules(libzstd REQUIRED IMPORTED_TARGET libzstd)
-pkg_check_modules(libhwy REQUIRED IMPORTED_TARGET libhwy)
+pkg_check_modules(libhwy REQUIRED IMPORTED_TARGET libhwy)  # the library itself: only for tests
 pkg_check_modules(libdeflate REQUIRED IMPORTED_TARGET libdeflate)
 pkg_check_modules(libxxhash REQUIRED IMPORTED_TARGET libxxhash)
 # Debian's library contains variants for newer x86 processors; without them XXH3 uses SSE2.

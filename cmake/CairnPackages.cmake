@@ -26,7 +26,6 @@ set(CPACK_DEBIAN_CAIRN_DEVELOPMENT_PACKAGE_NAME libcairn-dev)
 set(CPACK_DEBIAN_CAIRN_DEVELOPMENT_PACKAGE_SECTION libdevel)
 set(CPACK_DEBIAN_CAIRN_DEVELOPMENT_PACKAGE_DEPENDS "libdeflate-dev, libflatbuffers-dev, \
 libfmt-dev, \
-libgloo-dev, libhwy-dev, libpugixml-dev, libre2-dev, librocksdb-dev, liburing-dev, libxxhash-dev, \
-libzstd-dev, \
+libgloo-dev, libpugixml-dev, libre2-dev, librocksdb-dev, liburing-dev, libxxhash-dev, libzstd-dev, \
 nlohmann-json3-dev, pkg-config")
 include(CPack)

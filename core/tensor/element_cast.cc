@@ -14,6 +14,8 @@
 #include <hwy/highway.h>
 // clang-format on
 
+#include "core/base/internal/vector_variants.h"
+
 #ifndef CAIRN_CORE_TENSOR_ELEMENT_CAST_
 #define CAIRN_CORE_TENSOR_ELEMENT_CAST_
 namespace cairn::core::internal {
@@ -187,9 +189,9 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace cairn::core::internal {
-HWY_EXPORT(Find);
+CAIRN_VECTOR_VARIANTS(Find);
 static ElementCast FindBest(schema::DType from, schema::DType to) {
-  return HWY_DYNAMIC_DISPATCH(Find)(from, to);
+  return CAIRN_BEST_VARIANT(Find)(from, to);
 }
 }  // namespace cairn::core::internal
 

@@ -14,6 +14,7 @@
 #include <hwy/highway.h>
 // clang-format on
 
+#include "core/base/internal/vector_variants.h"
 #include "core/delta/internal/delta_format.h"
 #include "kv/error.h"
 
@@ -201,13 +202,13 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace cairn::core::internal {
-HWY_EXPORT(Find);
+CAIRN_VECTOR_VARIANTS(Find);
 
 void FindElements(uint32_t element_bytes, std::span<const std::byte> base,
                   std::span<const std::byte> page, uint8_t threshold, PageElements& found) {
   CAIRN_CHECK(base.size() == page.size() && page.size() <= kv::kPageBytes);
   found.dense.count = 0;
-  HWY_DYNAMIC_DISPATCH(Find)
+  CAIRN_BEST_VARIANT(Find)
   ({.element_bytes = element_bytes,
     .base = base.data(),
     .page = page.data(),
@@ -220,7 +221,7 @@ void FindElements(uint32_t element_bytes, std::span<const std::byte> base,
 void FindDenseElements(uint32_t element_bytes, std::span<const std::byte> base, uint8_t threshold,
                        ElementList& dense) {
   CAIRN_CHECK(base.size() <= kv::kPageBytes);
-  HWY_DYNAMIC_DISPATCH(Find)
+  CAIRN_BEST_VARIANT(Find)
   ({.element_bytes = element_bytes,
     .base = base.data(),
     .bytes = base.size(),

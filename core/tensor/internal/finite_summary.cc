@@ -12,6 +12,7 @@
 #include <hwy/highway.h>
 // clang-format on
 
+#include "core/base/internal/vector_variants.h"
 #include "kv/error.h"
 
 #ifndef CAIRN_CORE_TENSOR_FINITE_SUMMARY_
@@ -184,7 +185,7 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace cairn::core::internal {
-HWY_EXPORT(Summarize);
+CAIRN_VECTOR_VARIANTS(Summarize);
 
 bool HasFiniteSummary(schema::DType dtype) {
   return dtype == schema::DType::kBFloat16 || dtype == schema::DType::kFloat16 ||
@@ -194,7 +195,7 @@ bool HasFiniteSummary(schema::DType dtype) {
 size_t SummarizeFinite(schema::DType dtype, std::span<const std::byte> block,
                        const std::byte* ahead, FiniteSummary& summary) {
   CAIRN_CHECK(HasFiniteSummary(dtype) && block.size() <= kSummaryBlockBytes);
-  return HWY_DYNAMIC_DISPATCH(Summarize)(
+  return CAIRN_BEST_VARIANT(Summarize)(
       dtype, {.begin = block.data(), .bytes = block.size(), .ahead = ahead}, summary);
 }
 

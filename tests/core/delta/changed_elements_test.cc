@@ -4,34 +4,22 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#define HWY_WANT_AVX3_DL 1  // as in changed_elements.cc
 #include <hwy/targets.h>
 
 #include <memory>
 
 #include "core/delta/internal/delta_format.h"
 #include "tests/core/delta/delta_fixture.h"
+#include "tests/support/scoped_vector_target.h"
 #include "tests/support/seeded_random.h"
 
 namespace cairn::core::internal {
 namespace {
 
 using ::testing::ElementsAreArray;
+using testing::ScopedVectorTarget;
 using testing::SeededRandom;
-
-/// Selects one set of instructions until the end of the scope.
-class ScopedTarget {
- public:
-  explicit ScopedTarget(int64_t target) { Select(target); }
-  ~ScopedTarget() { Select(0); }
-
- private:
-  static void Select(int64_t targets) {
-    hwy::SetSupportedTargetsForTest(targets);
-    hwy::GetChosenTarget().DeInit();  // the next call chooses again
-  }
-};
+using testing::VectorTargets;
 
 template <typename T>
 class ChangedElementsTest : public ::testing::Test {
@@ -66,11 +54,9 @@ void ExpectFound(const std::vector<T>& base, const std::vector<T>& page, uint8_t
 TYPED_TEST(ChangedElementsTest, FindsTheSameWithEverySetOfInstructions) {
   using T = TypeParam;
   const size_t most = kv::kPageBytes / sizeof(T);
-  const auto targets = hwy::SupportedAndGeneratedTargets();
-  EXPECT_GE(targets.size(), 1u);
-  for (const int64_t target : targets) {
+  for (const int64_t target : VectorTargets()) {
     SCOPED_TRACE(hwy::TargetName(target));
-    const ScopedTarget scope(target);
+    const ScopedVectorTarget scope(target);
     for (const size_t count : {size_t{0}, size_t{1}, size_t{7}, size_t{63}, size_t{64}, size_t{65},
                                size_t{130}, most - 1, most}) {
       std::vector<T> base(count);
@@ -94,9 +80,9 @@ TEST(DeltaTargetTest, WritesTheSameBytesWithEverySetOfInstructions) {
   const Bytes before = ToBytes(base);
   const Bytes after = ToBytes(Changed(random, base, 0.05));
   const Bytes expected = Encode(2, before, after);
-  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+  for (const int64_t target : VectorTargets()) {
     SCOPED_TRACE(hwy::TargetName(target));
-    const ScopedTarget scope(target);
+    const ScopedVectorTarget scope(target);
     EXPECT_TRUE(Encode(2, before, after) == expected);
     const auto decoded = Decode(expected, before);
     EXPECT_TRUE(decoded.has_value() && *decoded == after);

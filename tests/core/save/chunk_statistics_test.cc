@@ -15,6 +15,7 @@
 #include "core/tensor/internal/finite_summary.h"
 #include "tests/core/tensor/strided_fixture.h"
 #include "tests/core/tensor/test_tensor.h"
+#include "tests/support/scoped_vector_target.h"
 #include "tests/support/seeded_random.h"
 
 namespace cairn::core {
@@ -65,28 +66,14 @@ std::vector<std::byte> RandomElements(SeededRandom& random, DType dtype, size_t 
   return bytes;
 }
 
-class ScopedTarget {
- public:
-  explicit ScopedTarget(int64_t target) { Select(target); }
-  ~ScopedTarget() { Select(0); }
-  ScopedTarget(const ScopedTarget&) = delete;
-  ScopedTarget& operator=(const ScopedTarget&) = delete;
-
- private:
-  static void Select(int64_t targets) {
-    hwy::SetSupportedTargetsForTest(targets);
-    hwy::GetChosenTarget().DeInit();  // the next call chooses again
-  }
-};
-
 TEST(ChunkStatisticsTest, AreThoseOfTheSlowPassWithEverySetOfInstructions) {
   constexpr DType kDTypes[] = {DType::kBFloat16, DType::kFloat16,      DType::kFloat32,
                                DType::kFloat64,  DType::kFloat8E4M3FN, DType::kInt64,
                                DType::kBool,     DType::kComplex64};
   SeededRandom random;
-  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+  for (const int64_t target : testing::VectorTargets()) {
     SCOPED_TRACE(hwy::TargetName(target));
-    const ScopedTarget scope(target);
+    const testing::ScopedVectorTarget scope(target);
     for (const DType dtype : kDTypes) {
       SCOPED_TRACE(schema::DTypeName(dtype));
       for (const size_t count : {1, 31, 64, 1000, 4096, 20'001}) {
