@@ -3,14 +3,32 @@
 #   cairn_test_options            programs with gtest, and libraries that only they link
 #   cairn_compile_options         targets that use neither set of precompiled headers
 
-# In a build with CMAKE_UNITY_BUILD, the sources of a folder are compiled together, so that each
-# header is read once per folder. Names in unnamed namespaces must then be unique per folder.
+# In a build with CMAKE_UNITY_BUILD, the sources of a folder and of its folder "internal" are
+# compiled together, so that each header is read, and each template is instantiated, once per folder. Names
+# in unnamed namespaces must then be unique per folder.
 function(cairn_group_sources target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
   get_target_property(sources ${target} SOURCES)
   foreach(source IN LISTS sources)
-    get_filename_component(folder "${source}" DIRECTORY)
+    cairn_get_unity_folder(folder "${source}")
     set_source_files_properties("${source}" PROPERTIES UNITY_GROUP "sources/${folder}")
+  endforeach()
+endfunction()
+
+function(cairn_get_unity_folder result source)
+  get_filename_component(folder "${source}" DIRECTORY)
+  string(REGEX REPLACE "(^|/)internal$" "" folder "${folder}")
+  set(${result} "${folder}" PARENT_SCOPE)
+endfunction()
+
+# cairn_compile_together(target folder ...): compiles the sources of these folders together too.
+function(cairn_compile_together target first)
+  get_target_property(sources ${target} SOURCES)
+  foreach(source IN LISTS sources)
+    cairn_get_unity_folder(folder "${source}")
+    if(folder STREQUAL first OR folder IN_LIST ARGN)
+      set_source_files_properties("${source}" PROPERTIES UNITY_GROUP "sources/${first}")
+    endif()
   endforeach()
 endfunction()
 
@@ -52,6 +70,11 @@ endfunction()
 function(cairn_compile_for_programs target)
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
   target_compile_options(${target} PRIVATE ${CMAKE_CXX_COMPILE_OPTIONS_PIE})
+endfunction()
+
+# For programs, whose work is done by the libraries: compiling them takes a quarter less.
+function(cairn_optimize_less target)
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
 endfunction()
 
 function(cairn_target_options target)

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kSuffix = ".safetensors";
+constexpr std::string_view kModelSuffix = ".safetensors";
 constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
 
 // The weights that libraries open by default, if there are others in the same folder.
@@ -118,8 +118,8 @@ class DirectoryReader {
     if (file.ends_with(kIndexSuffix)) {
       folders_[folder][std::string(file.substr(0, file.size() - kIndexSuffix.size()))].has_index =
           true;
-    } else if (file.ends_with(kSuffix)) {
-      const std::string_view stem = StemOf(file.substr(0, file.size() - kSuffix.size()));
+    } else if (file.ends_with(kModelSuffix)) {
+      const std::string_view stem = StemOf(file.substr(0, file.size() - kModelSuffix.size()));
       folders_[folder][std::string(stem)].names.emplace_back(file);
     } else if (IsOtherWeights(file)) {
       directory_.left_out.push_back(name + ": only weights in safetensors files are imported");
@@ -150,8 +150,9 @@ class DirectoryReader {
     CAIRN_TRY_ASSIGN(const std::string chosen, Select(folder, stems));
     for (const auto& [stem, shards] : stems) {
       if (stem == chosen) continue;
-      directory_.left_out.push_back(fmt::format("{}: the weights next to it are imported",
-                                                Joined(folder, stem + std::string(kSuffix), '/')));
+      directory_.left_out.push_back(
+          fmt::format("{}: the weights next to it are imported",
+                      Joined(folder, stem + std::string(kModelSuffix), '/')));
     }
     ModelDirectory::Weights weights{
         .description = {.stem = Joined(folder, chosen, '/'), .prefix = folder, .metadata = {}},
