@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import operator
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -154,6 +153,8 @@ class Retention(MirroredStore):
 
     def _delete(self, choose: Callable[[], Iterable[int]]) -> DeleteReport:
         """Deletes the steps that ``choose`` returns on rank 0. Collective."""
+        import json
+
         from cairn.reports import DeleteReport
 
         self._wait_for_last_save()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import sys
 import threading
@@ -19,9 +18,9 @@ from cairn._base.open_options import OpenOptions
 from cairn._base.patterns import Patterns, clean_prefix, pattern_list
 from cairn._base.steps import step_number
 from cairn._edit import EditableStore
-from cairn._load.conversions import Rename, conversion_of
 from cairn._load.load import LoadOptions
 from cairn._load.map_checks import MapChecks
+from cairn._load.step_reader import conversion_of
 from cairn._load.tiers import Tiers, open_nearest
 from cairn._merge import MergeableStore
 from cairn._mirror.mirrored_saves import MirroredSaves
@@ -41,6 +40,7 @@ from cairn.errors import Invalid
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from cairn._load.conversions import Rename
     from cairn._mirror.options import Mirrors
     from cairn.reports import LoadReport, SaveReport
 

@@ -18,6 +18,10 @@ LATER = (
     "numpy",
     "torch",
     "cairn.reports",
+    "cairn._load.conversions",
+    "cairn._load.scrub",
+    "cairn._load.slices",
+    "cairn._ranks.nccl",
     "cairn._mirror.chain",
     "cairn._mirror.options",
     "cairn._save.pickles",
@@ -26,10 +30,13 @@ LATER = (
     "dataclasses",
     "datetime",
     "hashlib",
+    "heapq",
     "inspect",
+    "json",
     "logging",
     "pickle",
     "socket",
+    "zlib",
 )
 
 

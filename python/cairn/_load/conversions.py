@@ -36,11 +36,9 @@ class ConversionOptions(NamedTuple):
 
 def conversion_of(
     rename: Rename, dtype: Any = None, cast: bool = False, *, takes_stored: bool = False
-) -> ConversionOptions | None:
-    """The options; None if nothing is converted. Raises Invalid for what cannot be rules, and for
-    any conversion if the call takes stored tensors."""
-    if rename is None and dtype is None and not cast:
-        return None
+) -> ConversionOptions:
+    """The options. Raises Invalid for what cannot be rules, and if the call takes stored
+    tensors."""
     if takes_stored:
         raise Invalid("mmap and skip_damaged take stored tensors, which are not converted")
     code = None if dtype is None else _dtype_code(dtype)

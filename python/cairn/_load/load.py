@@ -7,13 +7,11 @@ plans the load of contiguous tensors (python/src/load_plan.cc); this module plan
 
 from __future__ import annotations
 
-import heapq
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cairn import _cairn
 from cairn._base import devices, dtypes
 from cairn._base.tree import LIST, MAPPINGS, NUMPY_SCALAR
-from cairn._load.conversions import ConversionOptions
 from cairn._ranks.ranks import Ranks
 from cairn._ranks.sharded import MeshShard, Shards, describes_shards, is_sharded
 from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at, plain_value
@@ -31,6 +29,7 @@ from cairn._tensors.targets import Target, check_same, host_target_of, new_array
 from cairn.errors import Corrupt, Invalid, NotFound, refuse
 
 if TYPE_CHECKING:
+    from cairn._load.conversions import ConversionOptions
     from cairn.reports import LoadReport
 
 _MUTABLE = (*MAPPINGS, LIST)
@@ -201,6 +200,8 @@ class OtherLeaves:
 
     def finish(self) -> None:
         """Copies staged bytes to their targets and replaces values, after the read."""
+        import heapq
+
         for target in self._targets:
             if target.finish is not None:
                 target.finish()

@@ -7,8 +7,6 @@ it.
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +24,7 @@ def agree_on_step(ranks: Ranks, native: _cairn.Store, step: int | None) -> int |
     """
     if ranks.world_size == 1:
         return step
+    import json
 
     def encode_local() -> bytes:
         if step is not None:
@@ -53,6 +52,8 @@ def plan_together(ranks: Ranks, plan: Callable[[], Load], device: Any = None) ->
     Raises on all ranks what ``plan()`` raises on one of them; Invalid for unexpected keys if the
     load is strict.
     """
+    import json
+
     loads: list[Load] = []
 
     def encode_local() -> bytes:
@@ -77,6 +78,9 @@ def plan_together(ranks: Ranks, plan: Callable[[], Load], device: Any = None) ->
 
 def _set_holders(ranks: Ranks, requests: _cairn.Requests) -> None:
     """Sets the ranks that need a replicated tensor, where not all ranks do."""
+    import json
+    import zlib
+
     local_fqns = sorted(requests.whole_fqns())
 
     def encode_local() -> bytes:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cairn import _cairn
 from cairn._base.patterns import all_patterns
-from cairn._load.conversions import ConversionOptions, other_dtypes
 from cairn._load.damage import without_damage
 from cairn._load.load import Load, LoadOptions
 from cairn._load.multi_rank_load import agree_on_step, plan_together
@@ -17,6 +16,7 @@ from cairn._ranks.ranks import Ranks
 from cairn.errors import Corrupt
 
 if TYPE_CHECKING:
+    from cairn._load.conversions import ConversionOptions
     from cairn.reports import LoadReport
 
 
@@ -94,5 +94,7 @@ class StepLoader(StepReader):
         contents = conversion.convert(stored, patterns)
         if not conversion.cast:
             return contents
+        from cairn._load.conversions import other_dtypes
+
         casts = other_dtypes(_cairn.LoadPlan(contents, state, patterns), contents)
         return conversion.convert(stored, patterns, casts) if casts else contents

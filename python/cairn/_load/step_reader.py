@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from cairn import _cairn
 from cairn._base.patterns import Patterns, exact_patterns, pattern_list, patterns_for
 from cairn._base.steps import step_number
-from cairn._load.conversions import ConversionOptions, Rename, conversion_of
 from cairn._load.damage import damaged_keys, without_damage
 from cairn._load.map_checks import MapChecks
 from cairn._load.read import Reader
-from cairn._load.scrub import Scrub
-from cairn._load.slices import BoxReader, Range
 from cairn._load.tiers import Tiers
 from cairn._tensors.contents import key_info, leaf_at
 from cairn._tensors.subclasses import Rebuilder, rebuilt_flat
 from cairn.errors import Corrupt, Invalid, NotFound
 
 if TYPE_CHECKING:
+    from cairn._load.conversions import ConversionOptions, Rename
+    from cairn._load.scrub import Scrub
+    from cairn._load.slices import Range
     from cairn.reports import Diff, KeyInfo, TensorStatistics
 
 READ_AHEAD_BYTES = 256 << 20
@@ -149,6 +149,8 @@ class StepReader:
             Invalid: the key is a plain value, the box exceeds the shape, or ``out`` does not fit.
             Corrupt: the bytes are not those that were written.
         """
+        from cairn._load.slices import BoxReader
+
         native, step = self._place_of(step)
         contents = native.contents(step, patterns_for(fqn))
         fqns = contents.fqns()
@@ -178,6 +180,8 @@ class StepReader:
             Invalid: a key is a plain value, or a box exceeds the shape. Nothing has been read.
             Corrupt: the bytes are not those that were written.
         """
+        from cairn._load.slices import BoxReader
+
         native, step = self._place_of(step)
         contents = native.contents(step, exact_patterns(boxes))
         places = {fqn: index for index, fqn in enumerate(contents.fqns())}
@@ -286,6 +290,8 @@ class StepReader:
         """
         if max_rate < 0 or not 0 <= every < 1e9:
             raise Invalid(f"max_rate={max_rate}, every={every}: neither may be negative")
+        from cairn._load.scrub import Scrub
+
         return Scrub(self._native.scrub(max_rate, every))
 
     def statistics(
@@ -315,6 +321,17 @@ class StepReader:
         native = None if self._tiers is None else self._tiers.find_both(a, b)
         changes, unchanged = (native or self._native).compare(a, b, pattern_list(pattern))
         return Diff(tuple(KeyChange(*change) for change in changes), unchanged)
+
+
+def conversion_of(
+    rename: Rename, dtype: Any = None, cast: bool = False, *, takes_stored: bool = False
+) -> ConversionOptions | None:
+    """The options of a conversion (cairn._load.conversions), which most loads do not import."""
+    if rename is None and dtype is None and not cast:
+        return None
+    from cairn._load import conversions
+
+    return conversions.conversion_of(rename, dtype, cast, takes_stored=takes_stored)
 
 
 def contents_of(

@@ -7,7 +7,6 @@ and saved it again, the one that was saved last is used.
 
 from __future__ import annotations
 
-import json
 import threading
 import warnings
 from collections.abc import Callable, Mapping
@@ -187,6 +186,7 @@ def locate_together(ranks: Ranks, tiers: Tiers, step: int | None) -> Location | 
     """
     if ranks.world_size == 1:
         return tiers.find(step)
+    import json
 
     def encode_local() -> bytes:
         given = None if step is None else step_number(step)

@@ -7,7 +7,6 @@ deadlines.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -37,6 +36,8 @@ def await_all_ranks(group: ProcessGroup, timeout: float) -> None:
     store_of = getattr(distributed_c10d, "_get_process_group_store", None)
     if store_of is None:  # a version of torch without it: the collectives of the group wait
         return
+    import json
+
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     number = _calls.get(group, 0)
     _calls[group] = number + 1

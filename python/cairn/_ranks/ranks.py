@@ -7,16 +7,13 @@ a peer dies. Tensors on devices are sent over NCCL if all ranks have it (nccl.py
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import warnings
-import zlib
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cairn import _cairn, errors
-from cairn._ranks import nccl
 from cairn._ranks.arrival import await_all_ranks
 from cairn.errors import Error, Invalid, Unavailable
 
@@ -143,6 +140,10 @@ class Ranks:
         return bool(self._has_nccl)
 
     def _choose_transport(self, devices: list[int], wanted: Any) -> None:
+        import json
+
+        from cairn._ranks import nccl
+
         device = -1
 
         def encode_local() -> bytes:
@@ -191,6 +192,8 @@ class Ranks:
 
     def _connect_nccl(self, device: int) -> str | None:
         """Why the connection failed, equal on all ranks; None if the ranks are connected."""
+        from cairn._ranks import nccl
+
         problem: Error | None = None
         try:
             self.communicator.connect_devices(device, min(self.timeout, nccl.CONNECT_TIMEOUT))
@@ -263,6 +266,8 @@ class Ranks:
 
 
 def _encode(error: Exception) -> bytes:
+    import json
+
     known = isinstance(error, Error)
     parts = {
         "type": type(error).__name__ if known else "Unavailable",
@@ -276,6 +281,8 @@ def _encode(error: Exception) -> bytes:
 
 
 def _decode(rank: int, report: bytes) -> Error:
+    import json
+
     parts = json.loads(report.decode("utf-8", "surrogatepass"))
     error_type = getattr(errors, parts["type"], Unavailable)
     return error_type(f"rank {rank}: {parts['text']}", **parts["place"])
@@ -316,6 +323,8 @@ def ranks_of(group: ProcessGroup, timeout: float) -> Ranks:
         return Ranks(None, numbers, device, timeout)
     await_all_ranks(group, timeout)
     communicator = connect(group, timeout)
+    from cairn._ranks import nccl
+
     objection, bound = nccl.objection_of_group(group), nccl.bound_device(group)
     return Ranks(communicator, numbers, device, timeout, objection, bound)
 
@@ -366,6 +375,8 @@ def connect_ranks(
     The interface is chosen as for `connect`, with the route to ``rendezvous``, a ``tcp://`` address
     or empty.
     """
+    import zlib
+
     is_one_host = len(set(all_gather(_this_host()))) == 1
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     return _cairn.Communicator(

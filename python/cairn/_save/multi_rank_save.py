@@ -14,9 +14,7 @@ complete layouts, and handle three cases that C++ cannot detect from one rank:
 
 from __future__ import annotations
 
-import json
 import operator
-import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -62,6 +60,9 @@ def prepare_together(
     replies = ranks.exchange(encode_local)
     _check_leaves(prepared[0][1], any(one[:1] == b"1" for one in replies))
     if len({one[1:] for one in replies}) > 1:
+        import json
+        import zlib
+
         replies = ranks.exchange(lambda: zlib.compress(_layout(*prepared[0])))
         layouts = [json.loads(zlib.decompress(one)) for one in replies]
         _set_shardings(prepared[0][1], layouts, ranks.rank)
@@ -75,6 +76,8 @@ def _check_leaves(flat: FlatState, has_leaves: bool) -> None:
 
 
 def _layout(arguments: dict[str, Any], flat: FlatState) -> bytes:
+    import json
+
     meshes, tensors = flat.batch.layout()
     layout = [arguments, meshes, tensors, flat.groups]
     # Integers may be numpy's.

@@ -14,7 +14,6 @@ the caller; reading a step rebuilds the tensor if the class is allowed
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from cairn._base import dtypes
@@ -56,6 +55,8 @@ def is_subclass(value: Any) -> bool:
 
 def describe(value: Any, fqn: str) -> dict[str, Any]:
     """The dict that represents a tensor in a state. Raises Invalid if it cannot be described."""
+    import json
+
     names, inner, context = _flattened(value, fqn)
     document = {
         "version": _VERSION,
@@ -94,6 +95,8 @@ _OWN_PARTS = "save the plain tensors that it consists of instead"
 def described(text: Any, fqn: str, step: int) -> dict[str, Any]:
     """The description of a stored tensor. Raises Corrupt if it is not one; Invalid for that of a
     newer version."""
+    import json
+
     try:
         document = json.loads(text)
         if type(document["version"]) is int and document["version"] > _VERSION:
@@ -228,6 +231,8 @@ def rebuilt_flat(leaves: dict[str, Any], rebuild: Rebuilder) -> dict[str, Any]:
 
 def check_same(stored: Any, given: str, fqn: str, step: int) -> None:
     """Raises Invalid if a stored description does not fit that of the tensor to fill."""
+    import json
+
     theirs, ours = described(stored, fqn, step), json.loads(given)
     for name in _COMPARED:
         if theirs[name] != ours[name]:
