@@ -4,8 +4,8 @@
 #   cairn_compile_options         targets that use neither set of precompiled headers
 
 # In a build with CMAKE_UNITY_BUILD, the sources of a folder and of its folder "internal" are
-# compiled together, so that each header is read, and each template is instantiated, once per folder. Names
-# in unnamed namespaces must then be unique per folder.
+# compiled together, so that each header is read, and each template is instantiated, once per folder.
+# Names in unnamed namespaces must then be unique per folder.
 function(cairn_group_sources target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
   get_target_property(sources ${target} SOURCES)
