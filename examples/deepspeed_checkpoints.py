@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("--interval", type=int, default=2)
     parser.add_argument("--stage", type=int, default=2, help="stage of ZeRO")
     parser.add_argument("--own", action="store_true", help="use DeepSpeed's own checkpoint engine")
+    parser.add_argument("--sync", action="store_true", help="wait for each save")
     arguments = parser.parse_args()
 
     deepspeed.init_distributed("gloo")
@@ -44,7 +45,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     if not arguments.own:
-        engine.checkpoint_engine = CairnCheckpointEngine()
+        engine.checkpoint_engine = CairnCheckpointEngine(async_=not arguments.sync)
     engine.load_checkpoint(arguments.folder)
     while engine.global_steps < arguments.steps:
         generator = torch.Generator().manual_seed(100 * engine.global_steps + dist.get_rank())
@@ -56,6 +57,7 @@ def main() -> None:
             print(f"step {engine.global_steps} loss {loss.item():.9f}", flush=True)
         if engine.global_steps % arguments.interval == 0:
             engine.save_checkpoint(arguments.folder)
+    engine.checkpoint_engine.cleanup()  # waits for the last checkpoint
     if dist.get_rank() == 0:
         weights = [p.detach().float().numpy().tobytes() for p in engine.module.parameters()]
         print(f"weights {hashlib.sha256(b''.join(weights)).hexdigest()}", flush=True)

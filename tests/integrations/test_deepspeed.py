@@ -36,9 +36,10 @@ def own(tmp_path_factory):
     return run
 
 
-def test_a_run_that_is_killed_continues_bit_for_bit(tmp_path, own):
-    first = train(SCRIPT, tmp_path, ranks=2, kill_at=7)
-    second = train(SCRIPT, tmp_path, ranks=2)
+@pytest.mark.parametrize("options", [(), ("--sync",)], ids=["async", "sync"])
+def test_a_run_that_is_killed_continues_bit_for_bit(tmp_path, own, options):
+    first = train(SCRIPT, tmp_path, *options, ranks=2, kill_at=7)
+    second = train(SCRIPT, tmp_path, *options, ranks=2)
 
     assert_continues(own(2)[1], [first, second])
     with cairn.open(tmp_path / "cairn-store") as store:

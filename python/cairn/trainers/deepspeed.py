@@ -32,7 +32,7 @@ from deepspeed.utils.tensor_fragment import fragment_address
 from cairn._base.patterns import literal
 from cairn._open import open as open_store
 from cairn.errors import Invalid, NotFound
-from cairn.store import Store
+from cairn.store import SaveHandle, Store
 from cairn.trainers._pointers import Pointer, read_pointer, write_pointer
 
 _TYPE = "deepspeed_type"
@@ -49,10 +49,16 @@ class CairnCheckpointEngine(CheckpointEngine):
 
     DeepSpeed's objects (loss scalers, addresses of fragments) are saved as plain values.
 
+    With ``async_``, the next ``engine.step()`` copies the state before it changes the parameters,
+    and the checkpoint is written in the background. The files and ``latest`` are written by the
+    first ``engine.step()`` after the step is durable, by :meth:`wait`, or by the next
+    ``save_checkpoint``. Call ``engine.destroy()`` or :meth:`close` at the end of the training.
+
     Threads: one at a time, on all ranks of the default process group.
 
     Args:
         store: address of the store; by default ``cairn-store`` in the folder of the checkpoints.
+        async_: saves in the background.
         allow_pickle: pickles other objects, such as those in a ``client_state``.
         options: further arguments of :meth:`cairn.Store.save`, such as ``deltas=True``.
     """
@@ -61,6 +67,7 @@ class CairnCheckpointEngine(CheckpointEngine):
         self,
         store: str | os.PathLike[str] | None = None,
         *,
+        async_: bool = False,
         allow_pickle: bool = False,
         **options: Any,
     ) -> None:
@@ -73,9 +80,14 @@ class CairnCheckpointEngine(CheckpointEngine):
         self._folder: Path | None = None
         self._files: dict[Path, Any] = {}
         self._others = TorchCheckpointEngine()
+        self._async = async_
+        self._info: CheckpointCommitInfo | None = None  # of a checkpoint that is not committed
+        self._running: tuple[SaveHandle, dict[Path, Pointer]] | None = None
 
     def create(self, info: CheckpointCommitInfo) -> None:
-        """Begins a checkpoint."""
+        """Begins a checkpoint. With ``async_``, completes the one before."""
+        self.wait()
+        self._info = info
         self._folder = Path(info.save_dir).absolute() / info.tag
         self._files = {}
 
@@ -90,24 +102,59 @@ class CairnCheckpointEngine(CheckpointEngine):
         self._files[file] = _encoded(state_dict)
 
     def commit(self, info: CheckpointCommitInfo) -> bool:
-        """Saves the step on all ranks, and then writes the files that refer to it.
+        """Saves the step on all ranks, or waits for it, and then writes the files that refer to it.
 
         Raises Invalid for objects that need ``allow_pickle``, and the other errors of
         :meth:`cairn.Store.save`, on all ranks.
         """
-        folder, files = self._folder, self._files
-        self._folder, self._files = None, {}
-        if folder is None or not _any_rank_has(files):
+        if self._async:
+            self.wait()
             return True
-        address = self._address or str(folder.parent / "cairn-store")
-        store = self._opened(address)
-        step = self._step_of(folder, address, store)
-        names = {file: _name_of(file, folder) for file in files}
-        store.save(step, {names[file]: state for file, state in files.items()}, **self._options)
-        for file, name in names.items():
-            write_pointer(file, Pointer(store._address, step, name))
-        dist.barrier()  # "latest" is written when the files of all ranks exist
+        self._info = None
+        found = self._take_files()
+        if found is not None:
+            store, step, state, pointers = found
+            store.save(step, state, **self._options)
+            _write_pointers(pointers)
         return True
+
+    def is_decoupled(self) -> bool:
+        """Whether DeepSpeed asks before each of its steps if there is a checkpoint to commit."""
+        return self._async
+
+    def get_commit_info(self) -> CheckpointCommitInfo | None:
+        """What DeepSpeed commits now, before its next step. With ``async_``, begins the save at the
+        first call after ``save_checkpoint``; then, a checkpoint that is durable on all ranks."""
+        if self._info is None:
+            return None
+        if self._running is None:
+            self._begin()
+            return None
+        handle, _ = self._running
+        return None if _any_rank_has(not handle.done()) else self._info
+
+    def wait(self) -> None:
+        """With ``async_``, waits until the last checkpoint is durable and its files are written.
+
+        Collective. Raises the error of the save.
+        """
+        if not self._async or self._info is None:
+            return
+        if self._running is None:
+            self._begin()
+        running, self._running = self._running, None
+        info, self._info = self._info, None
+        if running is None:
+            return  # nothing was saved
+        handle, pointers = running
+        handle.result()
+        _write_pointers(pointers)
+        if info.save_latest and dist.get_rank() == 0:
+            (Path(info.save_dir) / "latest").write_text(info.tag)
+
+    def cleanup(self) -> None:
+        """Called when the engine of DeepSpeed is destroyed: waits for the last checkpoint."""
+        self.wait()
 
     def load(self, path: str, map_location: Any = None) -> Any:
         """Reads one file of a checkpoint. A file that DeepSpeed has written is read as it does."""
@@ -128,10 +175,39 @@ class CairnCheckpointEngine(CheckpointEngine):
         return False
 
     def close(self) -> None:
-        """Closes the store on all ranks. Otherwise, this happens when Python ends."""
-        store, self._store = self._store, None
-        if store is not None:
-            store.close()
+        """Waits for the last checkpoint, and closes the store on all ranks. Otherwise, the store is
+        closed when Python ends."""
+        try:
+            self.wait()
+        finally:
+            store, self._store = self._store, None
+            if store is not None:
+                store.close()
+
+    def _begin(self) -> None:
+        """Copies the state, and begins to write it; nothing if no rank has a file."""
+        found = self._take_files()
+        if found is None:
+            self._info = None
+            return
+        store, step, state, pointers = found
+        handle = store.save_async(step, state, **self._options)
+        handle.wait_staged()
+        self._running = handle, pointers
+
+    def _take_files(self) -> tuple[Store, int, dict[str, Any], dict[Path, Pointer]] | None:
+        """The store, the step, its state on this rank, and what the files refer to; None if no rank
+        has a file."""
+        folder, files = self._folder, self._files
+        self._folder, self._files = None, {}
+        if folder is None or not _any_rank_has(bool(files)):
+            return None
+        address = self._address or str(folder.parent / "cairn-store")
+        store = self._opened(address)
+        step = self._step_of(folder, address, store)
+        names = {file: _name_of(file, folder) for file in files}
+        pointers = {file: Pointer(store._address, step, name) for file, name in names.items()}
+        return store, step, {names[file]: state for file, state in files.items()}, pointers
 
     def _opened(self, address: str) -> Store:
         if self._store is not None and self._store._address != address:
@@ -161,10 +237,16 @@ def _choose_step(folder: Path, address: str, store: Store) -> int:
     return int(number[1]) if number else max(store.steps(), default=-1) + 1
 
 
-def _any_rank_has(files: dict[Path, Any]) -> bool:
-    counts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(counts, len(files))
-    return any(counts)
+def _any_rank_has(value: bool) -> bool:
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return any(values)
+
+
+def _write_pointers(pointers: dict[Path, Pointer]) -> None:
+    for file, pointer in pointers.items():
+        write_pointer(file, pointer)
+    dist.barrier()  # "latest" is written when the files of all ranks exist
 
 
 def _name_of(file: Path, folder: Path) -> str:
