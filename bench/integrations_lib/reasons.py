@@ -1,0 +1,52 @@
+"""What the page of the integrations states about its figures, written by hand."""
+
+from __future__ import annotations
+
+INTRODUCTION = """# Cairn compared with the checkpoints of training libraries
+
+Measured by `bench/integrations.py --dir DIR --out docs/performance`. Every run is in
+[integrations.json](integrations.json).
+
+Machine: {machine}.
+
+Versions: {versions}.
+
+A model of square layers is trained for ten steps with AdamW, and each step is saved: by the library
+itself, and by Cairn. Figures are medians of all saves and runs, and the contenders take turns. With
+several ranks, the slowest counts. Rows of a library contain the ratio to Cairn in parentheses.
+Above 1, Cairn is ahead.
+
+- *stall*: how long the training waits for a save. The save before is complete.
+- *longest*: the longest stall of all runs, usually that of a first save.
+- *ten saves*: the sum of the times until a save is complete. This is not durable for the libraries,
+  which do not sync their files; saves of Cairn are durable.
+- *durable*: the same, with a sync of all files of the library after each save, divided among the
+  ranks.
+- *resume*: restoring the last step in new processes that have imported the library, with no file
+  in the page cache. The resumed parameters and optimizer states are equal to those that were saved,
+  which each run checks.
+- *cached*: the same directly after the training, with what its saves have left in the page cache.
+- *MB of ten saves*: the space of all files.
+
+"""
+ASYNC = ", async"
+
+_NOT_DURABLE = (
+    "The saves of the library end when the page cache has its files. Those of Cairn wait for the "
+    "disk. The next column compares saves that are both durable."
+)
+_NOTHING_SHARED = (
+    "All bytes have changed, so that no step shares any with another. Cairn adds the records of "
+    "tensors and chunks, and the digests of pages."
+)
+_IN_THE_CACHE = (
+    "The library has written its files through the page cache, where they remain. Cairn writes "
+    "past it, and reads from the disk."
+)
+REASONS: dict[tuple[str, str, str], str] = {
+    ("", "", "saved"): _NOT_DURABLE,
+    ("", "full", "bytes"): _NOTHING_SHARED,
+    ("", "", "resume_cached"): _IN_THE_CACHE,
+}
+"""By library, workload and figure; an empty text is any. A figure may be followed by ASYNC, for
+rivals that save in the background."""
