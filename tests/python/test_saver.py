@@ -49,6 +49,28 @@ def test_a_state_may_be_given_as_it_is_or_as_an_object_with_a_state_dict(store):
     assert list(store.keys(2)) == ["weight", "bias"]
 
 
+@pytest.mark.parametrize("base", [0, "imported"])
+def test_the_base_of_a_run_is_neither_resumed_from_nor_deleted(store, base):
+    store.save(0, {"weights": torch.ones(4)}, tags=["imported"] if base else [])
+    state = state_of(0)
+    with Saver(store, every=1, keep_last=1, base=base) as saver:
+        assert saver.resume(state) is None and state["step"] == 0
+        for step in (1, 2, 3):
+            saver.step(step, state_of(step))
+    assert store.steps() == [0, 3]
+    with Saver(store, every=1, keep_last=1, base=base) as saver:
+        assert saver.resume(state) == 3
+
+
+def test_an_unknown_base_is_refused_and_one_that_was_not_given_is_suggested(store):
+    store.save(7, {"weights": torch.ones(4)})
+    with pytest.raises(cairn.NotFound, match="imported"):
+        Saver(store, every=1, base="imported")
+    with Saver(store, every=1) as saver, pytest.raises(cairn.NotFound) as refused:
+        saver.resume(state_of(0))
+    assert "base=7" in refused.value.__notes__[0]
+
+
 def test_resume_fills_the_state_from_the_latest_step(store):
     with Saver(store, every=1) as saver:
         state = state_of(0)

@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cairn._base.model_keys import FILES, WEIGHTS
 from cairn.errors import Corrupt, Invalid
-
-FILES = "__files__"
-WEIGHTS = "__weights__"
 
 _MAX_FILE_BYTES = 256 << 20
 _MAX_VALUE_BYTES = 1 << 20

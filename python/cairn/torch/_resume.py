@@ -16,12 +16,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from cairn import _cairn
+from cairn._base.model_keys import FILES, WEIGHTS
 from cairn._base.steps import step_number
 from cairn._load.load import LoadOptions
 from cairn._load.tiers import Tier, Tiers
 from cairn._mirror.options import Mirror
 from cairn._save.stateful import StatefulAdapter
-from cairn.errors import Corrupt, Error, Invalid
+from cairn.errors import Corrupt, Error, Invalid, NotFound
 from cairn.store import Store
 from cairn.torch._dataloaders import KEY, DataloaderState
 
@@ -56,6 +57,7 @@ class ResumeOptions(NamedTuple):
     on_damage: OnDamage
     mirrors: Sequence[Mirror]
     dataloader: DataloaderState | None
+    base: int | None
 
     def check(self) -> None:
         """Raises Invalid if the options contradict each other."""
@@ -108,14 +110,18 @@ class Resume:
         return self._tiers
 
     def _newest(self, below: int | None) -> int | None:
-        """The highest step that rank 0 sees, below a step if one is given."""
+        """The highest step that rank 0 sees, below a step if one is given, without the base."""
 
         def work() -> bytes:
             if self._ranks.rank > 0:
                 return b""
             tiers = self._tiers
             steps = self._store._local_steps() if tiers is None else tiers.steps()
-            older = (number for number in steps if below is None or number < below)
+            older = (
+                number
+                for number in steps
+                if (below is None or number < below) and number != self._options.base
+            )
             return json.dumps(max(older, default=None)).encode()
 
         return json.loads(self._ranks.exchange(work)[0])
@@ -169,12 +175,20 @@ class Resume:
 
     def _load(self, place: tuple[_cairn.Store, int | None], number: int) -> LoadReport:
         loader = self._options.dataloader
-        patterns = [] if loader is None else [f"!{KEY}"]
+        # The files of a model are not part of what is trained, and differ between versions.
+        patterns = [f"!{FILES}", f"!{WEIGHTS}", *([] if loader is None else [f"!{KEY}"])]
         options = LoadOptions(self._options.strict, False, patterns, None, False)
         found: Mapping[str, Any] = {}
         if loader is not None:  # before anything changes
             found = self._ranks.run_together(lambda: loader.read(place[0], number))
-        report = self._store._load_from(place, lambda: StatefulAdapter(self._state), options, "")
+        try:
+            report = self._store._load_from(
+                place, lambda: StatefulAdapter(self._state), options, ""
+            )
+        except NotFound as error:
+            if self._options.base is None:
+                error.add_note(_NOTE.format(number=number))
+            raise
         if loader is not None:
             self._ranks.run_together(lambda: loader.load(found))
         return report
@@ -183,6 +197,12 @@ class Resume:
         newest = max(self.skipped)
         texts = "; ".join(f"step {step}: {error}" for step, error in self.skipped.items())
         return Corrupt(f"every step that could be resumed is damaged: {texts}", step=newest)
+
+
+_NOTE = (
+    "Saver.resume loads the newest step. If the run starts from step {number}, such as an imported "
+    "model, create the Saver with base={number}."
+)
 
 
 def _encode(error: Error | None) -> bytes:

@@ -45,7 +45,7 @@ class Saver:
         The last ``keep_last`` steps, those that ``keep_every`` divides, the best by a metric
         (``keep_best``), and those with tags; all steps if none of the three is given. Other steps
         that rank 0 sees are deleted once a newer step is durable. The step that was saved last is
-        never deleted, nor are steps with higher numbers, which belong to another run.
+        never deleted, nor are ``base`` and steps with higher numbers, which belong to another run.
 
     Mirrors
         With ``mirror=``, a thread of rank 0 copies saved steps to another store, or along a chain
@@ -80,6 +80,8 @@ class Saver:
     Args:
         store: opened with mode ``"a"``. The caller owns it, and closes it after the Saver.
         every: interval of saves in steps, at least 1.
+        base: number or tag of the step that the run starts from, such as an imported model. It is
+            neither resumed from nor deleted.
         keep_last, keep_every: see above.
         keep_best: as in :meth:`cairn.Store.prune`.
         async_: ``False`` saves before :meth:`step` returns.
@@ -102,6 +104,7 @@ class Saver:
     Raises:
         Invalid: a number is out of range, two of the mirrors are the same store, a signal cannot
             be watched, or this is not the main thread.
+        NotFound: no step has the tag ``base``.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class Saver:
         store: Store,
         *,
         every: int,
+        base: int | str | None = None,
         keep_last: int = 0,
         keep_every: int = 0,
         keep_best: str | Iterable[str] = (),
@@ -130,6 +134,7 @@ class Saver:
     ) -> None:
         self._store = store
         self._every = _at_least("every", every, 1)
+        self._base = store._number(base)
         self._keep_last = _at_least("keep_last", keep_last, 0)
         self._keep_every = _at_least("keep_every", keep_every, 0)
         self._keep_best = best_texts(keep_best)
@@ -204,8 +209,8 @@ class Saver:
 
         Returns:
             The step number, an ``int`` whose ``skipped`` is a dict from the number of each step
-            that was skipped to its error; None if none of the stores has a step yet, with the state
-            unchanged.
+            that was skipped to its error; None if none of the stores has a step yet, or only
+            ``base``, with the state unchanged.
 
         Raises:
             NotFound, Invalid: see :meth:`Store.load`. Also Invalid if the state of the dataloader
@@ -217,7 +222,9 @@ class Saver:
             Unavailable: a store or a mirror cannot be read. Then it is not known which step is the
                 latest; pass `step` to load one that can be read.
         """
-        options = ResumeOptions(strict, on_damage, self._mirrors, self._dataloader)
+        options = ResumeOptions(
+            strict, on_damage, self._mirrors, self._dataloader, self._base
+        )
         resume = Resume(self._store, state, options)
         try:
             self._last_step = resumed = resume.run(step)
@@ -386,11 +393,12 @@ class Saver:
         prunes = self._keep_last + self._keep_every > 0 or self._keep_best
         if self._last_step is not None and prunes:
             pinned = self._store._pinned()  # before the copies that end in the meantime
+            kept = {*pinned, self._base}
             doomed = self._store._native.steps_to_delete(
                 self._keep_last, self._keep_every, self._keep_best, self._last_step
             )
             # All ranks call it; the choice of rank 0 applies.
-            self._store.delete(*(step for step in doomed if step not in pinned))
+            self._store.delete(*(step for step in doomed if step not in kept))
 
     def _end(self, error: BaseException | None) -> None:
         if self._closed:
