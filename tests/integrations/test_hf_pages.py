@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from hf_models import make, tokenizer
+from hf_models import make, run_admin, tokenizer
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "integrations"
 
@@ -31,9 +31,14 @@ def test_huggingface(tmp_path, monkeypatch):
     import cairn
 
     monkeypatch.chdir(tmp_path)
+    make("llama").save_pretrained("models/qwen")
+    tokenizer().save_pretrained("models/qwen")
+    words = ("--step", "0", "models/qwen", "--format", "hf", "--prefix", "model")
+    run_admin("import", "runs/tune", *words)
     names = {"cairn": cairn, "model": make("llama"), "tokenizer": tokenizer(), "pipeline": ddpm()}
     names = run_examples("huggingface.md", names)
     assert type(names["adapted"]).__name__.startswith("PeftModel")
+    assert cairn.open("runs/tune").steps() == [0, 10, 20, 21]
 
 
 def test_trainer(tmp_path, monkeypatch):

@@ -8,7 +8,8 @@
 
 A step contains what a directory of ``save_pretrained`` contains: the weights as tensors, and the
 other files, such as ``config.json``, as bytes. ``kv-admin import`` and ``export`` with ``--format
-hf`` convert between the two (docs/integrations/huggingface.md).
+hf`` convert between the two (docs/integrations/huggingface.md). :func:`describe` makes the steps of
+a training loop models, too.
 
 :class:`CairnCallback` replaces the checkpoint folders of ``transformers.Trainer``, and
 :func:`use_store` those of ``accelerate`` (docs/integrations/trainer.md).
@@ -23,11 +24,12 @@ from typing import Any
 
 from cairn.hf._accelerate import AcceleratorSaves, use_store
 from cairn.hf._load import files, from_pretrained, load_tokenizer
-from cairn.hf._save import save_pretrained
+from cairn.hf._save import describe, save_pretrained
 
 __all__ = [
     "AcceleratorSaves",
     "CairnCallback",
+    "describe",
     "files",
     "from_pretrained",
     "load_tokenizer",

@@ -68,14 +68,16 @@ class AcceleratorSaves:
                 raise Invalid(f"{name}= is not an option here: save_state decides when to save")
         self._accelerator = accelerator
         self._store = open_store(address, mode="a")
+        self._base = self._store._number(options.get("base"))
         self._saver = Saver(self._store, every=1, signals=(), **options)
         accelerator.save_state = self.save_state
         accelerator.load_state = self.load_state
 
     def steps(self) -> list[int]:
-        """The numbers of the steps in the store, ascending, after a running save."""
+        """The numbers of the steps in the store, ascending, after a running save; without the
+        ``base`` of the run."""
         self._store._wait_for_last_save()
-        return self._store.steps()
+        return [step for step in self._store.steps() if step != self._base]
 
     def save_state(self, output_dir: str | None = None, **options: Any) -> str:
         """Replaces the method of the accelerator. Returns the address of the step.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cairn._open import open as open_store
-from cairn.errors import Corrupt, Invalid
+from cairn.errors import Corrupt, Invalid, NotFound
 from cairn.hf._address import parse_address
 from cairn.hf._base_step import (
     BASE_FILE,
@@ -52,8 +52,9 @@ class StoredModel:
         present = store.keys(self.step, [WEIGHTS])
         if WEIGHTS not in present:
             raise Invalid(
-                f"step {self.step} of {store!r} was not saved as a model: it has no '{WEIGHTS}'. "
-                "Store.load fills a model that you create",
+                f"step {self.step} of {store._address} is not a model: it has no '{WEIGHTS}'. "
+                "States that contain cairn.hf.describe(model) are models, too. Store.load loads "
+                "the tensors of any step into a model that you create",
                 step=self.step,
             )
         state = store.read(["__weights__", "__files__"], self.step)
@@ -88,11 +89,21 @@ class StoredModel:
         patterns = [_escaped(prefix)] if prefix else [f"!{FILES}", f"!{WEIGHTS}"]
         others = {other for other in self.prefixes.values() if other and other != prefix}
         patterns += [f"!{_escaped(other)}" for other in others if other.startswith(prefix)]
-        read = self._store.read(
-            patterns, self.step, device=how.device, mmap=how.mmap, flat=True
-        )
+        try:
+            read = self._store.read(
+                patterns, self.step, device=how.device, mmap=how.mmap, flat=True
+            )
+        except NotFound:
+            raise self._no_weights(prefix) from None
         start = len(prefix) + 1 if prefix else 0
         return {name[start:]: tensor for name, tensor in read.items() if _is_tensor(tensor)}
+
+    def _no_weights(self, prefix: str) -> Invalid:
+        return Invalid(
+            f"step {self.step} has no tensors below '{prefix}', where '{WEIGHTS}' states that its "
+            "weights are: the key of cairn.hf.describe is that of the model in the state",
+            step=self.step,
+        )
 
     @contextmanager
     def folder(self, below: str = "") -> Iterator[str]:
@@ -117,15 +128,32 @@ def _escaped(key: str) -> str:
 
 
 @contextmanager
-def open_model(address: str | os.PathLike[str]) -> Iterator[StoredModel]:
+def open_model(
+    address: str | os.PathLike[str], step: int | str | None = None
+) -> Iterator[StoredModel]:
     """Opens the model at ``STORE[@STEP]`` for this process alone."""
     parsed = parse_address(address)
-    with open_store(parsed.store, alone=True) as store:
-        yield StoredModel(store, parsed.step)
+    if step is not None and parsed.step is not None:
+        raise Invalid(f"'{address}' names a step, and step={step!r} another one")
+    with _open(parsed.store) as store:
+        yield StoredModel(store, parsed.step if step is None else step)
+
+
+def _open(address: str) -> Store:
+    try:
+        return open_store(address, alone=True)
+    except Invalid as error:
+        if os.path.isfile(os.path.join(address, "config.json")):
+            error.add_note(
+                "It is a directory of a model: "
+                f"kv-admin import STORE --step 0 {address} --format hf"
+            )
+        raise
 
 
 def from_pretrained(
     address: str | os.PathLike[str],
+    step: int | str | None = None,
     *,
     device: Any = None,
     dtype: Any = None,
@@ -144,6 +172,7 @@ def from_pretrained(
 
     Args:
         address: the step, by number or tag; without either, the latest.
+        step: its number or tag, if ``address`` does not contain it.
         device: where the tensors are read to; by default host memory.
         dtype: of the parameters; by default that of the configuration (transformers), or float32
             (diffusers), as in these libraries.
@@ -160,13 +189,16 @@ def from_pretrained(
         The model in evaluation mode.
 
     Raises:
-        Invalid: the step does not contain a model, or names a class that the library does not have.
+        Invalid: the step does not contain a model, or names a class that the library does not have;
+            or ``model_class`` is not a class with ``from_pretrained``.
         NotFound: the step, or the base of an adapter, does not exist.
         Conflict: the base of an adapter is not the recorded one.
         Corrupt: the bytes are not those that were written.
     """
     how = Loading(device, dtype, mmap, model_class, trust_remote_code)
-    with open_model(address) as stored:
+    if model_class is not None and not callable(getattr(model_class, "from_pretrained", None)):
+        raise Invalid(f"model_class={model_class!r} is not a class with from_pretrained")
+    with open_model(address, step) as stored:
         if "adapter_config.json" in stored.files:
             return _adapter(stored, base, how, options)
         if base is not None:
@@ -268,7 +300,9 @@ def _base_model(stored: StoredModel, base: Any, recorded: BaseStep | None, how: 
 
 
 @contextmanager
-def files(address: str | os.PathLike[str]) -> Iterator[str]:
+def files(
+    address: str | os.PathLike[str], step: int | str | None = None
+) -> Iterator[str]:
     """A temporary directory with the files of the step at ``STORE[@STEP]``, without its weights.
 
         with cairn.hf.files("runs/sft@100") as folder:
@@ -276,18 +310,29 @@ def files(address: str | os.PathLike[str]) -> Iterator[str]:
 
     Raises Invalid if the step does not contain a model, and what :func:`cairn.open` raises.
     """
-    with open_model(address) as stored, stored.folder() as folder:
+    with open_model(address, step) as stored, stored.folder() as folder:
         yield folder
 
 
-def load_tokenizer(address: str | os.PathLike[str], **options: Any) -> Any:
+def load_tokenizer(
+    address: str | os.PathLike[str], step: int | str | None = None, **options: Any
+) -> Any:
     """The tokenizer that is kept with the step at ``STORE[@STEP]``.
 
     ``options`` are passed to ``AutoTokenizer.from_pretrained``; ``trust_remote_code`` is False
-    unless it is given. Raises what :func:`files` raises.
+    unless it is given. Raises NotFound if the step has no tokenizer, and what :func:`files` raises.
     """
     import transformers
 
     options.setdefault("trust_remote_code", False)
-    with files(address) as folder:
-        return transformers.AutoTokenizer.from_pretrained(folder, **options)
+    with open_model(address, step) as stored, stored.folder() as folder:
+        try:
+            return transformers.AutoTokenizer.from_pretrained(folder, **options)
+        except (OSError, ValueError) as error:
+            if not any("token" in name or name.startswith("vocab") for name in stored.files):
+                raise NotFound(
+                    f"step {stored.step} has no tokenizer: save_pretrained and describe keep one "
+                    "that is passed as tokenizer=",
+                    step=stored.step,
+                ) from error
+            raise

@@ -15,7 +15,7 @@ from cairn._open import open as open_store
 from cairn.errors import Invalid
 from cairn.hf._address import parse_address
 from cairn.hf._base_step import BASE_FILE, base_of
-from cairn.hf._layout import Weights, make_state, read_folder
+from cairn.hf._layout import FILES, WEIGHTS, Weights, make_state, read_folder
 from cairn.store import Store
 
 if TYPE_CHECKING:
@@ -85,6 +85,41 @@ def model_state(model: Any, *, tokenizer: Any = None, base: Any = None) -> dict[
             "PeftModel or a pipeline; save its state_dict() with Store.save"
         )
     return make_state(weights, {**files, **tokenizer_files(tokenizer)})
+
+
+def describe(model: Any, key: str = "model", *, tokenizer: Any = None) -> dict[str, Any]:
+    """What the state of a training loop needs so that its steps are models, too.
+
+        described = cairn.hf.describe(model, tokenizer=tokenizer)
+        saver.step(step, lambda: {"model": model, "optimizer": optimizer, **described})
+
+    Such a step can be opened by :func:`from_pretrained` and exported by ``kv-admin export --format
+    hf``, which leave out the other keys. ``Saver.resume`` ignores what this function returns. The
+    model may be sharded, also after it was described.
+
+    Args:
+        model: a model of transformers.
+        key: the key in the state below which the tensors of ``model.state_dict()`` are saved.
+        tokenizer: as in :func:`save_pretrained`.
+
+    Returns:
+        The values of the keys ``__files__`` and ``__weights__``. Call it again if the configuration
+        of the model changes.
+
+    Raises:
+        Invalid: the model is of another kind, or is quantized.
+    """
+    if not is_instance(model, "transformers", "PreTrainedModel"):
+        raise Invalid(
+            f"a {type(model).__name__} is not a model of transformers: save it with "
+            "save_pretrained, and the state of its training with Saver"
+        )
+    if not key:
+        raise Invalid("the key of the model in the state is empty")
+    _check_unquantized(model)
+    files = {**transformers_files(model), **tokenizer_files(tokenizer)}
+    state = make_state([Weights("model", key, {})], files)
+    return {name: state[name] for name in (FILES, WEIGHTS)}
 
 
 DIFFUSERS_STEM = "diffusion_pytorch_model"

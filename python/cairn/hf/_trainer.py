@@ -63,6 +63,7 @@ class CairnCallback(TrainerCallback):
         self._store: Store | None = None
         self._saver: Saver | None = None
         self._files: dict[str, bytes] | None = None
+        self._base: int | None = None
         self._resume_step = 0
         self._resume_folder: tempfile.TemporaryDirectory | None = None
 
@@ -78,6 +79,7 @@ class CairnCallback(TrainerCallback):
             raise Invalid("the callback is attached to a Trainer already")
         _check_supported(trainer)
         self._store = open_store(self._address, mode="a")
+        self._base = self._store._number(self._options.get("base"))
         self._trainer = trainer
         self._options.setdefault("keep_last", trainer.args.save_total_limit or 0)
         trainer.add_callback(self)
@@ -95,7 +97,8 @@ class CairnCallback(TrainerCallback):
                 pass ``overwrite=True`` to the constructor to replace them.
 
         Returns:
-            The path of a temporary directory that stands for the step; None if there is no step.
+            The path of a temporary directory that stands for the step; None if there is no step but
+            the ``base`` of the run.
 
         Raises:
             Invalid: the step was not saved by a Trainer, or there is no Trainer yet.
@@ -103,12 +106,17 @@ class CairnCallback(TrainerCallback):
         """
         store = self._opened()
         store._wait_for_last_save()
-        if step is None and not store.steps():
+        steps = [one for one in store.steps() if one != self._base]
+        if step is None and not steps:
             return None
-        number = store.steps()[-1] if step is None else step
-        files = store.read([FILES], number)[FILES]
+        number = steps[-1] if step is None else step
+        files = store.read([FILES], number).get(FILES, {})
         if TRAINER_STATE_NAME not in files:
-            raise Invalid(f"step {number} was not saved by a Trainer", step=number)
+            raise Invalid(
+                f"step {number} was not saved by a Trainer. If the run starts from it, pass "
+                f"base={number} to CairnCallback",
+                step=number,
+            )
         self._resume_step = number
         self._resume_folder = tempfile.TemporaryDirectory(prefix=f"checkpoint-{number}-")
         state = files[TRAINER_STATE_NAME]
