@@ -275,6 +275,12 @@ Result<Contents> CheckpointStore::List(std::optional<uint64_t> step,
                            patterns, impl_->trees());
 }
 
+Result<void> CheckpointStore::ForEachKey(const kv::StepInfo& step, const TensorVisitor& on_tensor,
+                                         const ValueVisitor& on_value) const {
+  CAIRN_TRY_ASSIGN(const auto view, internal::ViewStep(kv(), step));
+  return internal::RunForEachKey(view, on_tensor, on_value);
+}
+
 Result<TensorInfo> CheckpointStore::FindTensor(const kv::StepInfo& step,
                                                const std::string& fqn) const {
   CAIRN_TRY_ASSIGN(const auto view, internal::ViewStep(kv(), step));
@@ -297,6 +303,14 @@ Result<std::vector<ChunkInfo>> CheckpointStore::Chunks(const kv::StepInfo& step,
     return {};
   }));
   return chunks;
+}
+
+Result<void> CheckpointStore::ForEachChunk(const kv::StepInfo& step,
+                                           std::span<const TensorInfo> tensors,
+                                           const ChunkVisitor& visit) const {
+  CAIRN_TRY_ASSIGN(const auto view, internal::ViewStep(kv(), step));
+  return internal::ForEachChunkOf(
+      view, tensors, [&](size_t tensor, ChunkInfo&& chunk) { return visit(tensor, chunk); });
 }
 
 Result<LoadReport> CheckpointStore::Load(const kv::StepInfo& step,

@@ -1,7 +1,9 @@
 #pragma once
 /// What a step contains: its tensors, chunks and values, as their records describe them.
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -50,6 +52,12 @@ struct ValueInfo {
   std::string fqn;
   Value value;
 };
+
+/// Called with one key after another. An error ends the listing.
+using TensorVisitor = std::function<Result<void>(const TensorInfo&)>;
+using ValueVisitor = std::function<Result<void>(const ValueInfo&)>;
+/// Called with the index of a tensor and one of its chunks.
+using ChunkVisitor = std::function<Result<void>(size_t tensor, const ChunkInfo&)>;
 
 /// The contents of one step, or those that patterns selected. Payload is not included.
 struct Contents {

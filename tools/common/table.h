@@ -29,10 +29,11 @@ struct Cell {
 };
 
 /// Buffers rows until their widths are known, but at most kBatchRows of them, so that a table of
-/// millions of rows takes bounded memory. Columns may become wider from batch to batch.
+/// millions of rows takes bounded memory, and its first lines are printed at once. Columns may
+/// become wider from batch to batch.
 class Table {
  public:
-  static constexpr size_t kBatchRows = 20'000;
+  static constexpr size_t kBatchRows = 2'000;
 
   /// `out` must outlive the table. Every row is indented by `indent` spaces.
   Table(Output* out, std::vector<Column> columns, uint32_t indent = 0);

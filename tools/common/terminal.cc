@@ -80,6 +80,8 @@ void Output::AppendStyled(Style style, std::string_view text, std::string& line)
   if (!is_plain) line += "\033[0m";
 }
 
+void Output::Flush() { (void)std::fflush(stdout); }
+
 Result<void> Output::Finish() {
   const bool failed_before = std::ferror(stdout) != 0;
   if (std::fflush(stdout) != 0 || failed_before) {

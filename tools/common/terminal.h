@@ -28,6 +28,8 @@ class Output {
   /// Columns of the terminal; 0 in a pipe, where nothing is cut.
   uint32_t width_columns() const { return width_columns_; }
 
+  /// Shows what was written so far. Errors remain for Finish.
+  void Flush();
   /// Flushes the buffer. kUnavailable, kResourceExhausted: some of the output could not be written.
   Result<void> Finish();
 

@@ -149,22 +149,20 @@ Result<int> DumpChunks(const DumpRun& run, const std::string& address,
         "chunks");
   }
   uint64_t chunk_count = 0;
-  for (const core::TensorInfo& tensor : contents.tensors) {
-    if (tensor.alias_of) continue;
-    const auto chunks = opened.store->Chunks(contents.step, tensor.fqn);
-    if (!chunks) {
-      if (list) list->Abandon(chunks.error());
-      printer.Finish();  // the rows before the damage are useful
-      return Fail(chunks.error());
+  const auto print = [&](size_t index, const core::ChunkInfo& chunk) -> Result<void> {
+    ++chunk_count;
+    const core::TensorInfo& tensor = contents.tensors[index];
+    if (list) {
+      list->Add(printer.RowJson(tensor, chunk));
+    } else {
+      printer.Add(tensor, chunk);
     }
-    chunk_count += chunks->size();
-    for (const core::ChunkInfo& chunk : *chunks) {
-      if (list) {
-        list->Add(printer.RowJson(tensor, chunk));
-      } else {
-        printer.Add(tensor, chunk);
-      }
-    }
+    return {};
+  };
+  if (auto read = opened.store->ForEachChunk(contents.step, contents.tensors, print); !read) {
+    if (list) list->Abandon(read.error());
+    printer.Finish();  // the rows before the damage are useful
+    return Fail(std::move(read).error());
   }
   if (list) {
     list->Finish();

@@ -19,8 +19,8 @@
 namespace cairn::tools {
 namespace {
 
-void RemarkNoMatch(const DumpRun& run, const core::Contents& contents) {
-  PrintRemark(run, fmt::format("No key of step {} matches.", contents.step.step));
+void RemarkNoMatch(const DumpRun& run, const kv::StepInfo& step) {
+  PrintRemark(run, fmt::format("No key of step {} matches.", step.step));
 }
 
 Json TensorRowJson(const core::TensorInfo& tensor) {
@@ -119,15 +119,73 @@ Result<int> DumpStatistics(const DumpRun& run, const OpenedStore& opened,
   return kExitSuccess;
 }
 
-/// Calls `on_tensor` or `on_value` for each key, in key order.
-template <typename OnTensor, typename OnValue>
-void ForEachKey(const core::Contents& contents, OnTensor on_tensor, OnValue on_value) {
+/// Calls a visitor for each selected key of a step, in key order. Without patterns, the first key
+/// is known before the last one is read.
+Result<void> ForEachKey(const OpenedStore& opened, const kv::StepInfo& step,
+                        const std::vector<std::string>& patterns,
+                        const core::TensorVisitor& on_tensor, const core::ValueVisitor& on_value) {
+  if (patterns.empty()) return opened.store->ForEachKey(step, on_tensor, on_value);
+  CAIRN_TRY_ASSIGN(const core::Contents contents, ListKeys(opened, patterns));
   auto value = contents.values.begin();
   for (const core::TensorInfo& tensor : contents.tensors) {
-    for (; value != contents.values.end() && value->fqn < tensor.fqn; ++value) on_value(*value);
-    on_tensor(tensor);
+    for (; value != contents.values.end() && value->fqn < tensor.fqn; ++value) {
+      CAIRN_TRY(on_value(*value));
+    }
+    CAIRN_TRY(on_tensor(tensor));
   }
-  for (; value != contents.values.end(); ++value) on_value(*value);
+  for (; value != contents.values.end(); ++value) CAIRN_TRY(on_value(*value));
+  return {};
+}
+
+Result<int> PrintKeysJson(const DumpRun& run, const OpenedStore& opened, const kv::StepInfo& step,
+                          const std::vector<std::string>& patterns) {
+  JsonList list(run.out, {{"store", StoreText(opened)}, {"step", step.step}}, "keys");
+  auto listed = ForEachKey(
+      opened, step, patterns,
+      [&](const core::TensorInfo& tensor) -> Result<void> {
+        list.Add(TensorRowJson(tensor));
+        return {};
+      },
+      [&](const core::ValueInfo& value) -> Result<void> {
+        list.Add(ValueInfoJson(value));
+        return {};
+      });
+  if (!listed) {
+    list.Abandon(listed.error());
+    return Fail(std::move(listed).error());
+  }
+  list.Finish();
+  return kExitSuccess;
+}
+
+Result<int> PrintKeys(const DumpRun& run, const OpenedStore& opened, const kv::StepInfo& step,
+                      const std::vector<std::string>& patterns) {
+  Table table(run.out, {{"FQN", Align::kLeft, true},
+                        {"DTYPE"},
+                        {"SHAPE"},
+                        {"BYTES", Align::kRight},
+                        {"CHUNKS", Align::kRight},
+                        {"VALUE OR NOTE", Align::kLeft, true}});
+  bool is_empty = true;
+  auto listed = ForEachKey(
+      opened, step, patterns,
+      [&](const core::TensorInfo& tensor) -> Result<void> {
+        std::vector<Cell> cells = TensorCells(tensor);
+        cells.emplace_back(TensorNote(tensor), Style::kDim);
+        table.Add(std::move(cells));
+        is_empty = false;
+        return {};
+      },
+      [&](const core::ValueInfo& value) -> Result<void> {
+        table.Add({EscapeText(value.fqn), Cell(ValueKindName(value.value), Style::kCyan), "", "",
+                   "", EscapeText(core::FormatValue(value.value))});
+        is_empty = false;
+        return {};
+      });
+  table.Finish();  // after an error, the rows before the damage are useful
+  if (!listed) return Fail(std::move(listed).error());
+  if (is_empty) RemarkNoMatch(run, step);
+  return kExitSuccess;
 }
 
 }  // namespace
@@ -135,38 +193,13 @@ void ForEachKey(const core::Contents& contents, OnTensor on_tensor, OnValue on_v
 Result<int> DumpKeys(const DumpRun& run, const std::string& address,
                      const std::vector<std::string>& patterns, const KeysOptions& options) {
   CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenStore(address));
-  CAIRN_TRY_ASSIGN(const core::Contents contents, ListKeys(opened, patterns));
   if (options.statistics || !options.where.empty()) {
+    CAIRN_TRY_ASSIGN(const core::Contents contents, ListKeys(opened, patterns));
     return DumpStatistics(run, opened, contents, options);
   }
-  if (run.json) {
-    JsonList list(run.out, {{"store", StoreText(opened)}, {"step", contents.step.step}}, "keys");
-    ForEachKey(
-        contents, [&](const core::TensorInfo& tensor) { list.Add(TensorRowJson(tensor)); },
-        [&](const core::ValueInfo& value) { list.Add(ValueInfoJson(value)); });
-    list.Finish();
-    return kExitSuccess;
-  }
-  if (contents.tensors.empty() && contents.values.empty()) RemarkNoMatch(run, contents);
-  Table table(run.out, {{"FQN", Align::kLeft, true},
-                        {"DTYPE"},
-                        {"SHAPE"},
-                        {"BYTES", Align::kRight},
-                        {"CHUNKS", Align::kRight},
-                        {"VALUE OR NOTE", Align::kLeft, true}});
-  ForEachKey(
-      contents,
-      [&](const core::TensorInfo& tensor) {
-        std::vector<Cell> cells = TensorCells(tensor);
-        cells.emplace_back(TensorNote(tensor), Style::kDim);
-        table.Add(std::move(cells));
-      },
-      [&](const core::ValueInfo& value) {
-        table.Add({EscapeText(value.fqn), Cell(ValueKindName(value.value), Style::kCyan), "", "",
-                   "", EscapeText(core::FormatValue(value.value))});
-      });
-  table.Finish();
-  return kExitSuccess;
+  CAIRN_TRY_ASSIGN(const kv::StepInfo step, FindStep(opened));
+  return run.json ? PrintKeysJson(run, opened, step, patterns)
+                  : PrintKeys(run, opened, step, patterns);
 }
 
 }  // namespace cairn::tools

@@ -85,20 +85,25 @@ Result<Overview> Summarize(const OpenedStore& opened) {
   // A concurrent writer may have removed segments of the snapshot.
   view.unused_segment_bytes =
       view.disk.segment_file_bytes - std::min(view.disk.segment_file_bytes, used_bytes);
-  if (view.steps.empty()) return view;
-  auto contents = opened.store->List(view.steps.back().step);
-  if (!contents) {
-    view.notes.push_back(std::move(contents).error());
-    return view;
-  }
-  for (const core::TensorInfo& tensor : contents->tensors) {
-    if (tensor.hidden) continue;
+  return view;
+}
+
+/// Adds the data types of the latest step, or a note. Reads the records of all its tensors.
+void AddDTypes(const OpenedStore& opened, Overview& view) {
+  if (view.steps.empty()) return;
+  const auto add = [&](const core::TensorInfo& tensor) -> Result<void> {
+    if (tensor.hidden) return {};
     DTypeShare& share = view.dtypes[std::string(schema::DTypeName(tensor.dtype))];
     share.tensors += 1;
     share.elements += core::ElementCount(tensor.shape).value_or(0);
     share.bytes += tensor.nbytes;
-  }
-  return view;
+    return {};
+  };
+  auto listed = opened.store->ForEachKey(view.steps.back(), add,
+                                         [](const core::ValueInfo&) { return Result<void>(); });
+  if (listed) return;
+  view.dtypes.clear();
+  view.notes.push_back(std::move(listed).error());
 }
 
 Json DTypesJson(const Overview& view) {
@@ -169,12 +174,14 @@ std::string SharingText(const Overview& view) {
                      HumanBytes(view.logical_bytes), HumanBytes(view.payload_bytes), factor);
 }
 
+void PrintFact(Output& out, std::string_view name, std::string_view text) {
+  out.WriteLine(fmt::format("  {}  {}", out.Styled(Style::kDim, fmt::format("{:<8}", name)), text));
+}
+
 void PrintFacts(Output& out, const Overview& view) {
   const auto fact = [&](std::string_view name, std::string_view text) {
-    out.WriteLine(
-        fmt::format("  {}  {}", out.Styled(Style::kDim, fmt::format("{:<8}", name)), text));
+    PrintFact(out, name, text);
   };
-  out.WriteLine(out.Styled(Style::kBold, EscapeText(view.directory)));
   for (const char* name : {"format", "uuid"}) {
     if (const auto line = view.identity.find(name); line != view.identity.end()) {
       fact(name, line->second);
@@ -195,12 +202,15 @@ void PrintFacts(Output& out, const Overview& view) {
   }
   fact(view.has_files ? "on disk" : "stored", DiskText(view));
   if (view.payload_bytes > 0) fact("sharing", SharingText(view));
+}
+
+void PrintHealth(Output& out, const Overview& view) {
   if (view.notes.empty()) {
-    fact("health", out.Styled(Style::kGreen, "no problems found while opening"));
-  } else {
-    fact("health", out.Styled(Style::kRed, Plural(view.notes.size(), "problem")));
-    for (const Error& note : view.notes) fact("", EscapeText(note.ToString()));
+    PrintFact(out, "health", out.Styled(Style::kGreen, "no problems found while opening"));
+    return;
   }
+  PrintFact(out, "health", out.Styled(Style::kRed, Plural(view.notes.size(), "problem")));
+  for (const Error& note : view.notes) PrintFact(out, "", EscapeText(note.ToString()));
 }
 
 void PrintDTypes(Output& out, const Overview& view) {
@@ -251,11 +261,21 @@ Result<int> DumpOverview(const DumpRun& run, const std::string& store) {
                 fmt::format("the overview takes a store without a step; try kv-dump keys {}",
                             ShellWord(store)));
   }
-  CAIRN_TRY_ASSIGN(const Overview view, Summarize(opened));
+  if (!run.json) {
+    const std::string directory = EscapeText(AddressDirectory(opened.address.store));
+    run.out->WriteLine(run.out->Styled(Style::kBold, directory));
+    run.out->Flush();
+  }
+  CAIRN_TRY_ASSIGN(Overview view, Summarize(opened));
+  if (!run.json) {
+    PrintFacts(*run.out, view);
+    run.out->Flush();  // the rest takes a second if there are a million tensors
+  }
+  AddDTypes(opened, view);
   if (run.json) {
     PrintJson(*run.out, view);
   } else {
-    PrintFacts(*run.out, view);
+    PrintHealth(*run.out, view);
     PrintDTypes(*run.out, view);
     PrintHints(*run.out, view);
   }

@@ -145,6 +145,35 @@ Result<Contents> ListLeaves(const StepView& view, const KeyPatterns& patterns) {
   return contents;
 }
 
+Result<void> RunForEachKey(const StepView& view, const TensorVisitor& on_tensor,
+                           const ValueVisitor& on_value) {
+  Contents contents{.step = view.step};
+  // Without values, a scan of them would decompress the structure.
+  if (view.step.value_count > 0) {
+    CAIRN_TRY(
+        ScanSelected(view, kv::Column::kValues, {}, std::bind_front(AddValue, std::ref(contents))));
+  }
+  auto value = contents.values.begin();
+  std::vector<TensorInfo> aliases;
+  CAIRN_TRY(
+      ScanSelected(view, kv::Column::kTensors, {},
+                   [&](std::string_view fqn, std::span<const std::byte> record) -> Result<void> {
+                     CAIRN_TRY_ASSIGN(TensorInfo tensor, DecodeTensor(fqn, record));
+                     for (; value != contents.values.end() && value->fqn < fqn; ++value) {
+                       CAIRN_TRY(on_value(*value));
+                     }
+                     CAIRN_TRY(on_tensor(tensor));
+                     if (tensor.alias_of) aliases.push_back(std::move(tensor));
+                     return {};
+                   }));
+  for (; value != contents.values.end(); ++value) CAIRN_TRY(on_value(*value));
+  CAIRN_TRY_ASSIGN(const std::vector<TensorInfo> owners, FindOwners(view, aliases));
+  for (const TensorInfo& alias : aliases) {
+    CAIRN_TRY(CheckAlias(alias, ByName(owners, *alias.alias_of)));
+  }
+  return {};
+}
+
 Result<Contents> FindLeaves(const StepView& view, const KeyPatterns& patterns,
                             std::span<const std::string> fqns) {
   Contents contents{.step = view.step};

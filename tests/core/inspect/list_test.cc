@@ -89,6 +89,42 @@ TEST_F(ListTest, AnAliasIsListedWithTheHiddenTensorThatOwnsItsBytes) {
 
 // The structure is the last long record of the table. It is longer than what a table keeps of its
 // blocks, so each read of it is a read of the file.
+TEST_F(ListTest, ForEachKeyVisitsTheKeysOfAListInOrder) {
+  SaveSample();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(1));
+  std::vector<std::string> listed;
+  for (const TensorInfo& tensor : contents.tensors) listed.push_back(tensor.fqn);
+  for (const ValueInfo& value : contents.values) listed.push_back(value.fqn);
+  std::ranges::sort(listed);
+  std::vector<std::string> visited;
+  const auto visit = [&](const auto& key) -> Result<void> {
+    visited.push_back(key.fqn);
+    return {};
+  };
+  CAIRN_ASSERT_OK(store->ForEachKey(contents.step, visit, visit));
+  EXPECT_EQ(visited, listed);
+  const auto stop = [](const auto&) { return Result<void>(Fail(ErrorCode::kCancelled, "stop")); };
+  EXPECT_THAT(store->ForEachKey(contents.step, stop, stop), IsError(ErrorCode::kCancelled, ""));
+}
+
+TEST_F(ListTest, ForEachChunkVisitsTheChunksOfEachTensor) {
+  TestTensor other(DType::kInt8, {3});
+  StateDict state;
+  state.root().Tensor("a", tensor_.view());
+  state.root().Tensor("alias", tensor_.view());
+  state.root().Tensor("empty", {DType::kInt8, {0}, {}, nullptr});
+  state.root().Tensor("other", other.view());
+  Save(1, state);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(1));
+  std::vector<std::pair<std::string, uint64_t>> visited;
+  CAIRN_ASSERT_OK(store->ForEachChunk(
+      contents.step, contents.tensors, [&](size_t tensor, const ChunkInfo& chunk) -> Result<void> {
+        visited.emplace_back(contents.tensors[tensor].fqn, chunk.length_bytes());
+        return {};
+      }));
+  EXPECT_THAT(visited, ElementsAre(std::pair("a", 2), std::pair("other", 3)));
+}
+
 TEST_F(ListTest, LiteralsReadTheStructureOnce) {
   SeededRandom random;
   StateDict state;
