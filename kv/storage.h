@@ -6,10 +6,10 @@
 /// letters, digits, '.', '-' and '_', and do not begin with '.'. There are no directories: a name
 /// needs no preparation, and List is by prefix.
 ///
-/// Every successful write is durable when the call returns, except that of PutVolatile, and every
-/// later read in any process sees it. Only List may be late (see there). An error of a write means
-/// that it is unknown whether it was performed, except for kConflict of PutIfAbsent; callers find
-/// out by reading. Errors name the object in Error::file.
+/// Every successful write is durable when the call returns, except those of PutVolatile and
+/// PutIfAbsentVolatile, and every later read in any process sees it. Only List may be late (see
+/// there). An error of a write means that it is unknown whether it was performed, except for
+/// kConflict of PutIfAbsent; callers find out by reading. Errors name the object in Error::file.
 
 #include <chrono>
 #include <cstddef>
@@ -98,6 +98,12 @@ class Storage {
   /// succeeded and was repeated below this interface (a lost response), so callers that need to
   /// know read the object.
   virtual Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) = 0;
+  /// As PutIfAbsent, but a power failure may undo the call or damage the object. For what ranks send
+  /// to each other, which nobody reads after such a failure, and which has checksums.
+  virtual Result<void> PutIfAbsentVolatile(std::string_view name,
+                                           std::span<const std::byte> bytes) {
+    return PutIfAbsent(name, bytes);
+  }
   /// Begins to write an object in pieces. Requires a name that nobody else writes.
   virtual Result<std::unique_ptr<ObjectWriter>> Create(std::string_view name) = 0;
 

@@ -10,8 +10,7 @@
 /// In the order of a commit, with the parts and messages of the ranks in pending/:
 ///   segments.create segment.create segment.write segment.seal segment.sync
 ///   segments.directory_sync
-///   pending.create pending.write pending.sync pending.link pending.linked
-///   pending.directory_sync pending.done
+///   pending.create pending.write pending.link
 ///   tables.create tables.write tables.sync tables.linked tables.directory_sync tables.done
 ///   pages.create pages.write pages.sync pages.rename pages.linked pages.directory_sync pages.done
 ///   roots.create roots.write roots.sync roots.link roots.linked roots.directory_sync roots.done

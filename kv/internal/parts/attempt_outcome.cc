@@ -62,7 +62,7 @@ Error ErrorFrom(const json& text) {
 // Keeps an object that exists already.
 Result<void> PutOnce(Storage& storage, const std::string& name, const json& text) {
   const std::string bytes = text.dump(-1, ' ', false, json::error_handler_t::replace);
-  Result<void> put = storage.PutIfAbsent(name, AsBytes(bytes));
+  Result<void> put = storage.PutIfAbsentVolatile(name, AsBytes(bytes));
   if (!put && put.error().code == ErrorCode::kConflict) return {};
   return put;
 }

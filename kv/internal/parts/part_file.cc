@@ -334,7 +334,7 @@ Result<void> PartWriter::PutData(std::vector<std::byte>& blocks) {
   if (header_.data_objects >= kMaxDataObjects) {
     return Fail(ErrorCode::kInvalidArgument, "a rank has too many records for one step");
   }
-  CAIRN_TRY(storage_->PutIfAbsent(PartDataName(name_, header_.data_objects), blocks));
+  CAIRN_TRY(storage_->PutIfAbsentVolatile(PartDataName(name_, header_.data_objects), blocks));
   ++header_.data_objects;
   blocks.clear();
   return {};
@@ -394,7 +394,7 @@ Result<void> PartWriter::Finish() {
   const auto header = EncodeHeader(header_);
   CAIRN_CHECK(DecodeHeader(header, name_).has_value());
   blocks.insert(blocks.begin(), header.begin(), header.end());
-  Result<void> put = storage_->PutIfAbsent(name_, blocks);
+  Result<void> put = storage_->PutIfAbsentVolatile(name_, blocks);
   if (put) return {};
   // If the storage has these bytes, the put was performed, and its response was lost.
   const Result<std::vector<std::byte>> stored = storage_->Read(name_, blocks.size());

@@ -159,12 +159,22 @@ Result<void> DirectoryStorage::Replace(std::string_view name, std::span<const st
 
 Result<void> DirectoryStorage::PutIfAbsent(std::string_view name,
                                            std::span<const std::byte> bytes) {
+  return LinkNew(name, bytes, Durability::kSynced);
+}
+
+Result<void> DirectoryStorage::PutIfAbsentVolatile(std::string_view name,
+                                                   std::span<const std::byte> bytes) {
+  return LinkNew(name, bytes, Durability::kNone);
+}
+
+Result<void> DirectoryStorage::LinkNew(std::string_view name, std::span<const std::byte> bytes,
+                                       Durability durability) {
   CAIRN_CHECK(IsObjectName(name));
   for (int attempt = 1;; ++attempt) {
-    CAIRN_TRY_ASSIGN(const std::string temporary, WriteTemporary(name, bytes, Durability::kSynced));
+    CAIRN_TRY_ASSIGN(const std::string temporary, WriteTemporary(name, bytes, durability));
     Result<void> done = Link(name, temporary, PathOf(name));
     if (!done && done.error().code == ErrorCode::kNotFound && attempt < kCreateAttempts) continue;
-    if (done) done = FinishNames(name);
+    if (done && durability == Durability::kSynced) done = FinishNames(name);
     // The object exists or does not, whether or not the temporary name remains.
     (void)Unlink(name, temporary);
     return WithoutNotFound(std::move(done));

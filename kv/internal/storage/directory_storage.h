@@ -7,7 +7,7 @@
 ///      exists. On every file system that keeps POSIX, of several links exactly one succeeds;
 ///   3. fsync the directory, which makes the name durable;
 ///   4. PutIfAbsent: unlink the temporary name.
-/// PutVolatile writes the temporary file and renames it, and syncs nothing.
+/// PutVolatile and PutIfAbsentVolatile sync nothing.
 /// Objects that Create writes, and files that callers create with LocalFiles, exist under their
 /// names at once: no root names them before they are synced.
 ///
@@ -33,8 +33,8 @@ namespace cairn::kv::internal {
 /// System calls that change something, and no others, pass a fault point first: "<first element of
 /// the name>.<operation>", such as "roots.link". The operations, in the order of a PutIfAbsent, are
 /// create (of a file or a directory), write, sync, link (of Put: rename), linked, directory_sync,
-/// done, and remove; those of a PutVolatile are create, write and rename. At "linked" the name
-/// exists but is not synced; at "done" it is.
+/// done, and remove. A volatile put passes neither sync, linked, directory_sync nor done. At
+/// "linked" the name exists but is not synced; at "done" it is.
 class DirectoryStorage final : public Storage, public LocalFiles {
  public:
   /// Creates nothing. The first write creates the directory at `path`. It fails with kNotFound if
@@ -45,6 +45,8 @@ class DirectoryStorage final : public Storage, public LocalFiles {
   Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override;
   Result<void> PutVolatile(std::string_view name, std::span<const std::byte> bytes) override;
   Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override;
+  Result<void> PutIfAbsentVolatile(std::string_view name,
+                                   std::span<const std::byte> bytes) override;
   /// kConflict: the file exists.
   Result<std::unique_ptr<ObjectWriter>> Create(std::string_view name) override;
   Result<void> ReadRange(std::string_view name, uint64_t offset_bytes,
@@ -75,6 +77,9 @@ class DirectoryStorage final : public Storage, public LocalFiles {
 
   /// Writes an object under a temporary name and renames it.
   Result<void> Replace(std::string_view name, std::span<const std::byte> bytes,
+                       Durability durability);
+  /// Writes an object under a temporary name and links it. kConflict: the object exists.
+  Result<void> LinkNew(std::string_view name, std::span<const std::byte> bytes,
                        Durability durability);
   /// Writes a temporary file next to `name` and returns its path.
   Result<std::string> WriteTemporary(std::string_view name, std::span<const std::byte> bytes,

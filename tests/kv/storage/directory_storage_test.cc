@@ -111,6 +111,17 @@ TEST_F(DirectoryStorageTest, PutVolatileSyncsNothingButTheNameOfANewRoot) {
               ElementsAre("leases.create", "leases.create", "leases.write", "leases.rename"));
 }
 
+TEST_F(DirectoryStorageTest, PutIfAbsentVolatileSyncsNothing) {
+  CAIRN_ASSERT_OK(storage_.Put("pending/a/0", {}));  // creates the directories
+  const ScopedFaults faults(NoFault());
+  CAIRN_ASSERT_OK(storage_.PutIfAbsentVolatile("pending/a/1", AsBytes("1")));
+  EXPECT_THAT(Points(faults),
+              ElementsAre("pending.create", "pending.write", "pending.link", "pending.remove"));
+  EXPECT_THAT(storage_.PutIfAbsentVolatile("pending/a/1", AsBytes("2")),
+              IsError(ErrorCode::kConflict, "pending/a/1"));
+  EXPECT_THAT(Files("pending/a"), ElementsAre("0", "1"));
+}
+
 TEST_F(DirectoryStorageTest, AFolderOfAVolatileObjectIsSyncedForADurableOne) {
   CAIRN_ASSERT_OK(storage_.PutVolatile("leases/one", {}));
   const ScopedFaults faults(NoFault());

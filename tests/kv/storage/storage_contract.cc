@@ -98,6 +98,13 @@ TEST_P(StorageContractTest, PutVolatileCreatesAndReplaces) {
   EXPECT_THAT(List(""), ElementsAre("leases/a"));
 }
 
+TEST_P(StorageContractTest, PutIfAbsentVolatileKeepsAnExistingObject) {
+  CAIRN_ASSERT_OK(storage_->PutIfAbsentVolatile("pending/a/0.part", Bytes("first")));
+  EXPECT_THAT(storage_->PutIfAbsentVolatile("pending/a/0.part", Bytes("second")),
+              IsError(ErrorCode::kConflict, "pending/a/0.part"));
+  EXPECT_EQ(Read("pending/a/0.part"), "first");
+}
+
 TEST_P(StorageContractTest, PutIfAbsentKeepsAnExistingObject) {
   CAIRN_ASSERT_OK(storage_->PutIfAbsent("roots/1.root", Bytes("first")));
   EXPECT_THAT(storage_->PutIfAbsent("roots/1.root", Bytes("second")),
