@@ -107,6 +107,16 @@ Result<std::optional<std::vector<std::string>>> Snapshot::FindUnsharedFqns(
   return internal::FindUnsharedFqns(open_a->tables, open_b->tables);
 }
 
+Result<bool> Snapshot::ScanUnshared(Column column, const StepInfo& base, const StepInfo& step,
+                                    const ScanCallback& callback) const {
+  CAIRN_TRY_ASSIGN(const auto open_base, state_->Open(base));
+  CAIRN_TRY_ASSIGN(const auto open, state_->Open(step));
+  return internal::ScanUnshared(open_base->tables, open->tables, ColumnPrefix(column),
+                                [&](std::string_view key, std::span<const std::byte> record) {
+                                  return callback(key.substr(1), record);
+                                });
+}
+
 Result<SegmentInfo> Snapshot::FindSegment(uint64_t segment_id) const {
   CAIRN_TRY(state_->FindSegment(segment_id));
   const std::string key = NumberKey(segment_id);

@@ -72,6 +72,14 @@ class Snapshot {
   Result<std::optional<std::vector<std::string>>> FindUnsharedFqns(const StepInfo& a,
                                                                    const StepInfo& b) const;
 
+  /// Calls `callback` with the records of `step` that may differ from those of `base`, by key:
+  /// the keys that have a record in a table which only one of the two steps has. The record is
+  /// empty if `step` has none with this key. Returns false without a call if the steps share no
+  /// table, or not the oldest ones, so that all records may differ. Cost: reads the tables that
+  /// they do not share.
+  Result<bool> ScanUnshared(Column column, const StepInfo& base, const StepInfo& step,
+                            const ScanCallback& callback) const;
+
   /// kDataLoss: no step uses such a segment.
   Result<SegmentInfo> FindSegment(uint64_t segment_id) const;
   /// Returns the segments that a step uses, ascending by id.

@@ -7,6 +7,8 @@
 #include <set>
 #include <string_view>
 
+#include "kv/aligned_bytes.h"
+#include "kv/internal/table/merge_iterator.h"
 #include "kv/key.h"
 
 namespace cairn::kv::internal {
@@ -45,6 +47,16 @@ Result<void> AddFqns(const TableReader& table, std::vector<std::string>& fqns) {
   return {};
 }
 
+/// Returns how many of the oldest tables both have.
+size_t SharedOldest(Tables a, Tables b) {
+  size_t count = 0;
+  while (count < a.size() && count < b.size() &&
+         a[a.size() - 1 - count]->info().id == b[b.size() - 1 - count]->info().id) {
+    ++count;
+  }
+  return count;
+}
+
 }  // namespace
 
 Result<std::optional<std::vector<std::string>>> FindUnsharedFqns(const TableStack& a,
@@ -63,6 +75,42 @@ Result<std::optional<std::vector<std::string>>> FindUnsharedFqns(const TableStac
   std::ranges::sort(fqns);
   fqns.erase(std::ranges::unique(fqns).begin(), fqns.end());
   return fqns;
+}
+
+Result<bool> ScanUnshared(const TableStack& base, const TableStack& stack, std::string_view prefix,
+                          const TableStack::Visit& visit) {
+  const size_t shared = SharedOldest(base.tables(), stack.tables());
+  if (shared == 0) return false;
+  MergeIterator in_base(base.tables().first(base.tables().size() - shared), TableAccess::kBulk);
+  MergeIterator in_stack(stack.tables().first(stack.tables().size() - shared), TableAccess::kBulk);
+  CAIRN_TRY(in_base.Seek(prefix));
+  CAIRN_TRY(in_stack.Seek(prefix));
+  const auto has_key = [&](const MergeIterator& iterator) {
+    return iterator.Valid() && iterator.key().starts_with(prefix);
+  };
+  AlignedBytes aligned;
+  while (has_key(in_base) || has_key(in_stack)) {
+    const int order = !has_key(in_base)    ? 1
+                      : !has_key(in_stack) ? -1
+                                           : in_base.key().compare(in_stack.key());
+    bool more = true;
+    if (order < 0) {
+      // Only a table of the base has it, so an older table of the step decides.
+      const std::string key(in_base.key());
+      CAIRN_TRY_ASSIGN(const auto record, stack.Get(key));
+      CAIRN_TRY_ASSIGN(more, visit(key, record ? std::span<const std::byte>(*record)
+                                               : std::span<const std::byte>()));
+    } else {
+      const auto value = in_stack.value();
+      const std::string_view text(reinterpret_cast<const char*>(value.data()), value.size());
+      CAIRN_TRY_ASSIGN(more, visit(in_stack.key(), text.empty() ? std::span<const std::byte>()
+                                                                : aligned.Assign(text)));
+    }
+    if (!more) return true;
+    if (order <= 0) CAIRN_TRY(in_base.Next());
+    if (order >= 0) CAIRN_TRY(in_stack.Next());
+  }
+  return true;
 }
 
 }  // namespace cairn::kv::internal

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kv/error.h"
@@ -13,5 +14,9 @@ namespace cairn::kv::internal {
 /// See Snapshot::FindUnsharedFqns.
 Result<std::optional<std::vector<std::string>>> FindUnsharedFqns(const TableStack& a,
                                                                  const TableStack& b);
+
+/// See Snapshot::ScanUnshared. `prefix` is that of the keys in tables.
+Result<bool> ScanUnshared(const TableStack& base, const TableStack& stack, std::string_view prefix,
+                          const TableStack::Visit& visit);
 
 }  // namespace cairn::kv::internal
