@@ -1,0 +1,71 @@
+#pragma once
+/// Divides the tensors of a store into few modules, so that each of the largest is shown by itself.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace cairn::core::internal {
+
+/// A tensor, and the bytes by which its module is chosen.
+struct SizedName {
+  std::string fqn;
+  uint64_t bytes = 0;
+};
+
+/// Threads: as for a value.
+class ModuleTree {
+ public:
+  struct Node {
+    std::string name;  // path elements below those of the parent; empty for the root and a rest
+    uint32_t parent = 0;
+    bool is_tensor = false;
+    bool is_rest = false;  // the children of the parent that have no node
+  };
+  /// A node is divided into at most so many children.
+  static constexpr size_t kMaxChildren = 200;
+
+  /// Divides the largest modules until there are `max_nodes`. Requires that `names` ascend without
+  /// duplicates, and `max_nodes >= 2`. Cost: linear in the number of names for each level of
+  /// modules.
+  ModuleTree(std::vector<SizedName> names, size_t max_nodes);
+
+  /// The root is first, and parents precede their children.
+  const std::vector<Node>& nodes() const { return nodes_; }
+  /// Returns the node of a tensor: itself, or the module or rest that contains it. A tensor that
+  /// the constructor did not receive belongs to the smallest module that would contain it. Cost:
+  /// constant if `fqn` follows that of the call before in the list.
+  uint32_t NodeOf(std::string_view fqn);
+
+ private:
+  struct Range {
+    size_t begin = 0;
+    size_t end = 0;
+    size_t prefix_length = 0;  // of the names, up to and including a '.'
+  };
+  struct Child {
+    Range range;
+    uint64_t bytes = 0;
+    bool is_tensor = false;
+  };
+  std::vector<Child> ChildrenOf(const Range& range) const;
+  uint64_t BytesOf(size_t begin, size_t end) const { return sums_[end] - sums_[begin]; }
+  std::string_view PrefixOf(const Range& range) const;
+  /// Replaces a range by that of its only child, as long as this is a module.
+  void SkipOnlyChildren(Range& range) const;
+  void Divide(uint32_t node, Range range, size_t max_nodes);
+  void Assign(const Range& range, uint32_t node);
+
+  std::vector<SizedName> names_;
+  std::vector<uint64_t> sums_;  // bytes of the names before each one, and of all
+  std::vector<uint32_t> node_of_;
+  std::vector<Node> nodes_;
+  std::vector<Range> ranges_;                           // by node; empty for a rest
+  std::unordered_map<std::string, uint32_t> prefixes_;  // nodes of modules, with the last '.'
+  size_t next_ = 0;                                     // position of the name after the last call
+};
+
+}  // namespace cairn::core::internal

@@ -1,0 +1,67 @@
+#pragma once
+/// Moves through the steps of a store and collects what a report shows.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/inspect/internal/bad_values.h"
+#include "core/inspect/internal/module_rows.h"
+#include "core/inspect/internal/module_tree.h"
+#include "core/inspect/internal/tensor_states.h"
+#include "core/inspect/report.h"
+#include "kv/snapshot.h"
+
+namespace cairn::core::internal {
+
+/// Threads: one.
+class ReportCollector {
+ public:
+  ReportCollector(std::shared_ptr<const kv::Snapshot> snapshot, const ReportOptions& options)
+      : snapshot_(std::move(snapshot)), options_(options) {}
+
+  /// Requires that it is called once.
+  Result<Report> Collect(const std::string& address);
+
+ private:
+  Result<void> Examine(const std::string& address);
+  /// Reads the last step, and builds the modules from its tensors and those of some other steps.
+  Result<void> BuildTree();
+  void AddNames(const TensorStates& states, std::vector<SizedName>& names) const;
+  std::vector<size_t> StepsWithOtherKeys() const;
+  void ChooseSeries(const TensorStates& last);
+  void MakeColumns();
+  Result<void> ExamineStep(size_t position);
+  void AssignNodes(std::span<const TensorChange> changes);
+  void NotePhase(size_t position, std::span<const TensorChange> changes);
+  void AddSeriesPoints(const kv::StepInfo& step);
+  void Finish(const std::string& address);
+  void FinishPhase();
+  void FinishGrowth();
+  void FinishTensors(const std::string& address);
+  void AddProblem(Error error);
+
+  const kv::StepInfo& StepAt(size_t position) const { return report_.steps[examined_[position]]; }
+  size_t ColumnOf(size_t position) const {
+    return position * report_.columns.size() / examined_.size();
+  }
+
+  const std::shared_ptr<const kv::Snapshot> snapshot_;
+  const ReportOptions& options_;
+  Report report_;
+  std::vector<size_t> examined_;  // indices in report_.steps
+  std::optional<ModuleTree> tree_;
+  std::optional<ModuleRows> rows_;
+  TensorStates states_;
+  BadValueSearch nans_{BadValueSearch::Kind::kNan};
+  BadValueSearch infs_{BadValueSearch::Kind::kInf};
+  std::optional<size_t> last_read_;  // position of the last step that could be read
+  // Of the phase that began last:
+  size_t phase_position_ = 0;
+  std::optional<uint64_t> phase_base_;
+};
+
+}  // namespace cairn::core::internal
