@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # Installs what the build, the tests and the demo need; fast when nothing is missing.
 #
-#   tools/setup.sh [--clang] [--fuzz] [--ceph] [--integrations]
+#   tools/setup.sh [--clang] [--fuzz] [--ceph] [--integrations] [--browser]
 #
 #   --clang    also what the preset clang needs (300 MB)
 #   --fuzz     also what the preset fuzz needs: the same, and libFuzzer (50 MB)
 #   --ceph     also what tests/shared_fs and tests/rados need (56 MB)
 #   --integrations
 #              also the libraries of tests/integrations (PyPI, 1 GB)
+#   --browser  also Chromium for the tests of pages (440 MB); only on Debian, because Ubuntu has it
+#              only as a snap, without the driver. Without it these tests are skipped.
 #
 # Installs Debian packages (as root or with sudo), and the PyPI packages of
 # python/requirements-dev.txt into .venv. Complete output: .cache/setup.log.
@@ -37,6 +39,13 @@ for argument in "$@"; do
     --fuzz) packages+=(clang-19 libclang-rt-19-dev) ;;
     --ceph) packages+=(ceph-mon ceph-osd ceph-mgr ceph-common ceph-mds ceph-fuse radosgw) ;;
     --integrations) integrations=1 ;;
+    --browser)
+      if [[ $(. /etc/os-release && echo "${ID:-}") == debian ]]; then
+        packages+=(chromium chromium-driver)
+      else
+        echo "setup: no Chromium with a driver in the packages of this system"
+      fi
+      ;;
     *) Die "unknown option $argument" ;;
   esac
 done

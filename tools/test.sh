@@ -37,7 +37,7 @@ for argument in "$@"; do
   esac
 done
 
-setup_options=()
+setup_options=(--browser)
 if ((clang)); then setup_options+=(--clang); fi
 if ((fuzz)); then setup_options+=(--fuzz); fi
 if ((ceph)); then setup_options+=(--ceph); fi

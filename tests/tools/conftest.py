@@ -1,8 +1,13 @@
 """The programs and a store of two steps, as fixtures."""
 
+import os
+import pathlib
+import tempfile
+
 import pytest
 import torch
 
+from report_runs import prepared_run
 from tool_programs import import_model, run_program, small_model
 
 
@@ -35,3 +40,17 @@ def two_steps(tmp_path_factory, admin):
     del second["model.mask"]
     import_model(admin, folder, store, 200, second)
     return store
+
+
+@pytest.fixture(scope="session")
+def memory_folder():
+    """A folder in memory, if there is one, so that hundreds of saves do not wait for a disk."""
+    where = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="cairn-test-", dir=where) as folder:
+        yield pathlib.Path(folder)
+
+
+@pytest.fixture(scope="session")
+def report_run(memory_folder):
+    """The store of `prepared_run`, which tests do not change."""
+    return prepared_run(memory_folder / "run" / "store")

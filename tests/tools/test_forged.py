@@ -90,6 +90,12 @@ def test_programs_end_with_an_answer_or_one_error(forged, dump, verb):
         dump(verb, f"{forged}@{step}", *words)  # the status is 0, 1 or 2
 
 
+def test_a_report_contains_what_is_not_forged(forged, dump):
+    report = dump("report", forged, "--json", "--all-steps")
+    assert report.status == 0, report.err
+    assert report.json()["examined_steps"] >= 1
+
+
 def test_verification_finds_forged_records(forged, dump):
     verdict = dump("verify", forged, "--json")
     assert verdict.status == 1

@@ -10,6 +10,7 @@
 #include "tools/dump/history.h"
 #include "tools/dump/keys.h"
 #include "tools/dump/overview.h"
+#include "tools/dump/report.h"
 #include "tools/dump/segments.h"
 #include "tools/dump/show.h"
 #include "tools/dump/space.h"
@@ -33,6 +34,7 @@ struct Values {
   ShowOptions show;
   bool statistics = false;
   std::string where;
+  ReportRequest report;
 };
 
 Argument JsonFlag(Values& values) {
@@ -235,6 +237,29 @@ Verb VerifyVerb(Values& values) {
           }};
 }
 
+Verb ReportVerb(Values& values) {
+  return {.name = "report",
+          .usage = "report STORE -o FILE",
+          .summary = "Writes one self-contained HTML page: bytes, steps, changes, values, health",
+          .arguments = {JsonFlag(values),
+                        {.name = "STORE",
+                         .target = &values.report.store,
+                         .help = "Directory of the store",
+                         .required = true},
+                        {.name = "-o,--output",
+                         .target = &values.report.file,
+                         .help = "The page; an existing file is replaced",
+                         .value_name = "FILE"},
+                        {.name = "--all-steps",
+                         .target = &values.report.all_steps,
+                         .help = "Examine the records of every step; otherwise, evenly chosen "
+                                 "steps of a store with more than 4 million records"}},
+          .examples = {"kv-dump report runs/gpt -o report.html",
+                       "kv-dump report runs/gpt --json | jq '.findings[].title'"},
+          .notes = "Reads no payload. The page needs no network access.",
+          .run = [&](Output& out) { return DumpReport({&out, values.json}, values.report); }};
+}
+
 CommandLine MakeCommandLine(Values& values) {
   return {.name = "kv-dump",
           .version = CAIRN_VERSION,
@@ -243,7 +268,7 @@ CommandLine MakeCommandLine(Values& values) {
           .arguments = {JsonFlag(values)},
           .verbs = {OverviewVerb(values), StepsVerb(values), KeysVerb(values), ChunksVerb(values),
                     ShowVerb(values), DiffVerb(values), HistoryVerb(values), SegmentsVerb(values),
-                    SpaceVerb(values), VerifyVerb(values)},
+                    SpaceVerb(values), VerifyVerb(values), ReportVerb(values)},
           .notes =
               "`kv-dump VERB --help` lists the options of a verb, with examples.\n"
               "Exit status: 0 success; 1 differs or damaged (diff, verify); 2 failure.",

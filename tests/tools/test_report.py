@@ -1,0 +1,137 @@
+"""`kv-dump report`: the document, and the file that it writes."""
+
+import os
+import re
+
+import numpy as np
+
+import cairn
+from tool_programs import run_program
+
+MAX_PAGE_BYTES = 5 << 20
+
+
+def document(store, *words):
+    finished = run_program("kv-dump", "report", store, "--json", *words)
+    assert finished.status == 0, finished.err
+    return finished.json()
+
+
+def titles(report):
+    return {finding["topic"]: finding["title"] for finding in report["findings"]}
+
+
+def paths(report):
+    """The modules of a report by their path."""
+    modules = report["modules"]
+    found = {}
+    for module in modules:
+        names, at = [], module
+        while at is not modules[0]:
+            names.insert(0, at["name"])
+            at = modules[at["parent"]]
+        found[".".join(names)] = module
+    return found
+
+
+def test_the_facts_of_a_run_are_sentences(report_run):
+    finished = run_program("kv-dump", "report", report_run, "-o", report_run.parent / "report.html")
+
+    assert finished.status == 0, finished.err
+    assert "NaN began at step 1830 in 2 tensors of model.layers.6.mlp" in finished.out
+    assert "replay.buffer grows from 1.00 KiB at step 300 to 270 KiB at step 2990" in finished.out
+    assert re.search(r"have not changed since step 290, .*: model.layers.0 to 3, model.wte\.",
+                     finished.out)  # fmt: skip
+    assert "No damage was found." in finished.out
+
+
+def test_the_document_agrees_with_the_other_verbs(report_run, dump):
+    report = document(report_run)
+
+    steps = dump("steps", report_run, "--json").json()["steps"]
+    assert report["timeline"]["last"] == [step["step"] for step in steps]
+    assert report["timeline"]["written"] == [step["written_bytes"] for step in steps]
+    assert report["metrics"][0]["name"] in ("loss", "lr")
+    assert {tag["tag"]: tag["step"] for tag in report["tags"]} == {"pretrained": 290, "best": 1500}
+    spaces = dump("space", report_run, "--depth", "3", "--json").json()["space"]
+    found = paths(report)
+    for space in spaces:
+        assert found[space["prefix"]]["bytes"] == space["logical_bytes"], space
+        assert found[space["prefix"]]["stored"] == space["stored_bytes"], space
+    exact = dump("space", report_run, "--segments", "--json").json()
+    assert report["space"]["live"] == exact["live_bytes"]
+    assert report["space"]["shared"] == exact["shared_bytes"]
+
+
+def test_payload_is_not_read(report_run):
+    before = document(report_run)
+    segments = list((report_run / "segments").iterdir())
+    contents = [(path, path.read_bytes()) for path in segments]
+    try:
+        for path, content in contents:
+            os.truncate(path, 0)
+            os.truncate(path, len(content))
+        after = document(report_run)
+    finally:
+        for path, content in contents:
+            path.write_bytes(content)
+    assert {**after, "generated": ""} == {**before, "generated": ""}
+
+
+def test_a_missing_segment_is_a_problem(tmp_path):
+    with cairn.open(tmp_path / "store", mode="a") as store:
+        store.save(1, {"a": np.ones(100)})
+    next((tmp_path / "store" / "segments").iterdir()).unlink()
+
+    report = document(tmp_path / "store")
+
+    assert report["problem_count"] == 1 and "missing" in report["problems"][0]
+    assert report["findings"][0]["topic"] == "health" and report["findings"][0]["level"] == "bad"
+
+
+def test_an_empty_store_has_a_report(tmp_path):
+    cairn.open(tmp_path / "store", mode="a").close()
+
+    finished = run_program("kv-dump", "report", tmp_path / "store", "-o", tmp_path / "report.html")
+
+    assert finished.status == 0 and "no steps yet" in finished.out
+    assert document(tmp_path / "store")["modules"] == []
+
+
+def test_large_stores_are_merged_to_five_mebibytes(memory_folder):
+    """More modules, tensors and steps than a page shows, all of which change, with long names."""
+    state = {f"<{i:04}{'&' * 40}>{'n' * 100}": {"a": {"x": np.float32([i])}, "b": np.float32([0])}
+             for i in range(1100)}  # fmt: skip
+    metrics = {f"m{i}": 1 / 3 for i in range(20)}
+    with cairn.open(memory_folder / "large", mode="a") as store:
+        for step in range(6):
+            for tensors in state.values():
+                tensors["a"]["x"] += 1
+            store.save(step, state, statistics=True, metrics=metrics)
+        small = {"only": np.zeros(1, np.float32)}
+        for step in range(6, 350):
+            small["only"] += 1
+            store.save(step, small, statistics=True, metrics=metrics)
+    page = memory_folder / "large.html"
+
+    finished = run_program("kv-dump", "report", memory_folder / "large", "-o", page)
+
+    assert finished.status == 0, finished.err
+    assert page.stat().st_size <= MAX_PAGE_BYTES
+    report = document(memory_folder / "large")
+    assert len(report["columns"]["last"]) == 320 and len(report["metrics"]) == 16
+    assert len(report["modules"]) <= 1000
+    assert any("350 examined steps in 320 columns" in note for note in report["notes"])
+
+
+def test_errors_name_what_to_do(report_run, tmp_path):
+    missing = run_program("kv-dump", "report", report_run)
+    assert missing.status == 2 and "-o report.html" in missing.err
+    folder = run_program("kv-dump", "report", report_run, "-o", tmp_path / "absent" / "report.html")
+    assert folder.status == 2 and "absent/report.html" in folder.err
+    step = run_program("kv-dump", "report", f"{report_run}@290", "--json")
+    assert step.status == 2 and "without a step" in step.err
+    kept = tmp_path / "report.html"
+    kept.mkdir()
+    assert run_program("kv-dump", "report", report_run, "-o", kept).status == 2
+    assert list(tmp_path.iterdir()) == [kept]

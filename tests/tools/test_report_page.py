@@ -1,0 +1,297 @@
+"""The page of `kv-dump report` in a headless Chromium.
+
+CAIRN_REPORT_SCREENSHOTS names a folder that receives images of the page.
+"""
+
+import os
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+
+import cairn
+from tool_programs import REPOSITORY, run_program
+
+sys.path.insert(0, str(REPOSITORY / "tests" / "support"))
+from browser import Browser, missing_browser  # noqa: E402
+
+pytestmark = pytest.mark.skipif(missing_browser() is not None, reason=missing_browser() or "")
+
+HOSTILE_NAMES = [
+    "</script><img src=x onerror=alert(1)>",
+    "<!--<script>",
+    "\"'`${alert(1)}&lt;b&gt;",
+    "line\u2028separator\u2029",
+    "\u202eright to left\u2066",
+    "javascript:alert(1)",
+    "__proto__",
+    "n" * 10_000,
+    "." * 3000,
+    "tab\tnewline\nescape\x1b[31m",
+]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    browser = Browser()
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def page(report_run):
+    """The page of the prepared run."""
+    return write_page(report_run)
+
+
+def write_page(store) -> pathlib.Path:
+    file = store.parent / "report.html"
+    finished = run_program("kv-dump", "report", store, "-o", file)
+    assert finished.status == 0, finished.err
+    return file
+
+
+def open_page(browser, page):
+    browser.console()
+    browser.resize(1280)
+    browser.open(page)
+    assert browser.run("return document.documentElement.hasAttribute('data-ready')")
+    assert browser.console() == []
+
+
+def text_of(browser, selector):
+    return browser.run("return document.querySelector(arguments[0]).innerText", selector)
+
+
+def focused_label(browser):
+    return browser.run("return document.activeElement.getAttribute('aria-label')")
+
+
+def test_a_person_finds_the_facts_of_the_run(browser, page):
+    open_page(browser, page)
+
+    findings = text_of(browser, "#findings")
+    assert "NaN began at step 1830 in 2 tensors of model.layers.6.mlp" in findings
+    assert "replay.buffer grows from 1.00 KiB at step 300 to 270 KiB at step 2990" in findings
+    assert "have not changed since step 290" in findings
+    assert "model.layers.0 to 3, model.wte" in findings
+    # What is most urgent is visible without scrolling.
+    first = "return document.querySelector('.findings li')"
+    assert browser.run(f"{first}.getBoundingClientRect().bottom") < 600
+    assert browser.run(f"{first}.dataset.topic") == "nan"
+    assert "300" in text_of(browser, "#facts")
+    assert "No damage was found" in text_of(browser, "#health")
+    assert "pretrained" in table_text(browser, "steps-table")
+
+
+def table_text(browser, name):
+    """Opens the table that has the content of a chart, and returns its text."""
+    browser.click(f"#{name} > summary")
+    browser.wait_until(f"document.querySelector('#{name} tbody tr')")
+    return text_of(browser, f"#{name} table")
+
+
+def test_every_chart_has_a_table(browser, page):
+    open_page(browser, page)
+
+    assert "replay.buffer" in table_text(browser, "bytes-table")
+    changes = table_text(browser, "changes-table")
+    assert "Step 310" in changes and "no change" in changes
+    assert "100 % of the bytes changed" in changes
+    assert "1980" in table_text(browser, "series-table")
+    assert "seg" in table_text(browser, "segments-table")
+
+
+def test_the_page_needs_nothing_from_outside(browser, page):
+    open_page(browser, page)
+
+    resources = "return performance.getEntriesByType('resource').map((entry) => entry.name)"
+    assert browser.run(resources) == []
+    browser.run("""
+        const script = document.createElement('script');
+        script.textContent = 'window.intruder = "script"';
+        document.body.append(script);
+        const image = document.createElement('img');
+        image.setAttribute('onerror', 'window.intruder = "handler"');
+        image.addEventListener('error', () => { window.failed = true; });
+        image.src = 'data:,x';
+        document.body.append(image);""")
+    browser.wait_until("window.failed")
+    assert browser.run("return window.intruder || null") is None
+    browser.run("fetch('http://127.0.0.1:9/').catch(() => { window.refused = true; })")
+    browser.wait_until("window.refused")
+    assert any("Content Security Policy" in message for message in browser.console())
+
+
+def test_the_treemap_works_with_the_keyboard(browser, page):
+    open_page(browser, page)
+
+    browser.run("document.querySelector('#treemap .cell[tabindex=\"0\"]').focus()")
+    assert focused_label(browser).startswith("model: ")
+    browser.press("Right")
+    assert focused_label(browser).startswith("replay.buffer: ")
+    browser.press("Left", "Enter")
+    assert focused_label(browser).startswith("layers: ")
+    assert text_of(browser, "#bytes-crumbs").split() == ["all", "/", "model"]
+    browser.press("Enter")
+    assert "unchanged since step 290" in focused_label(browser)
+    browser.press("Backspace")
+    assert focused_label(browser).startswith("layers: ")
+    # The heat map shows the parts of the same module.
+    assert "head.weight" in text_of(browser, "#heatmap")
+    assert "optimizer" not in text_of(browser, "#heatmap")
+
+
+def test_charts_have_a_cursor_that_is_spoken(browser, page):
+    open_page(browser, page)
+
+    browser.run("document.querySelector('#timeline canvas').focus()")
+    browser.press("End")
+    assert text_of(browser, "#live").startswith("Step 2990, 905 KiB in the step")
+    browser.press("Left")
+    assert "Step 2980" in text_of(browser, "#live")
+    assert text_of(browser, "#tooltip").startswith("Step 2980")
+    browser.press("+", "+")
+    assert browser.run("return document.querySelector('#zoom-all').disabled") is False
+    browser.press("Home")
+    assert "Step 2" in text_of(browser, "#live")
+    browser.press("0")
+    assert browser.run("return document.querySelector('#zoom-all').disabled") is True
+    browser.run("document.querySelector('#heatmap canvas').focus()")
+    browser.press("Home", "Down", "End")
+    assert text_of(browser, "#live").startswith("Step 2990, model.layers.0, no change")
+    browser.press("Escape")
+    assert browser.run("return document.querySelector('#tooltip').hidden")
+
+
+def test_tensors_can_be_filtered_and_sorted(browser, page):
+    open_page(browser, page)
+
+    browser.run("document.querySelector('#filter').focus()")
+    browser.press(*"layers.6.mlp")
+    rows = "return [...document.querySelectorAll('#tensors tbody th')].map((th) => th.textContent)"
+    down, up = "model.layers.6.mlp.down.weight", "model.layers.6.mlp.up.weight"
+    assert sorted(browser.run(rows)) == [down, up]
+    browser.click("#tensors thead th:nth-child(10) button")  # NaN
+    assert browser.run(rows) == [up, down]
+    assert browser.run("return document.querySelector('[aria-sort]').ariaSort") == "descending"
+
+
+@pytest.mark.parametrize("width", [320, 400, 1600])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_fits_windows_and_color_schemes(browser, page, width, scheme):
+    open_page(browser, page)
+    browser.prefer(scheme)
+    browser.resize(width)
+
+    # No horizontal scrolling, and text that can be read.
+    assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
+    assert not browser.run("""
+        return [...document.querySelectorAll('h1, h2, p, .cell, button, th, td')]
+          .filter((e) => e.getClientRects().length && !e.closest('.scroll, nav'))
+          .filter((e) => e.getBoundingClientRect().right > innerWidth + 1)
+          .map((e) => e.textContent)""")
+    low = browser.run(CONTRAST)
+    assert low == [], low
+    folder = os.environ.get("CAIRN_REPORT_SCREENSHOTS")
+    if folder:
+        browser.screenshot(pathlib.Path(folder) / f"report-{scheme}-{width}.png")
+
+
+# The texts whose contrast with their background is less than that of WCAG AA (4.5).
+CONTRAST = """
+    const context = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+    const rgb = (color) => {
+      context.clearRect(0, 0, 1, 1);
+      context.fillStyle = color;
+      context.fillRect(0, 0, 1, 1);
+      return [...context.getImageData(0, 0, 1, 1).data];
+    };
+    const light = (color) => color.slice(0, 3).map((v) => v / 255)
+      .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+      .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+    const behind = (element) => {
+      for (let at = element; at; at = at.parentElement) {
+        const color = rgb(getComputedStyle(at).backgroundColor);
+        if (color[3] === 255) return color;
+      }
+      return [255, 255, 255, 255];
+    };
+    const hasText = (e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+    return [...document.querySelectorAll('main *, header *')]
+      .filter((e) => e.getClientRects().length && !e.disabled && hasText(e))
+      .map((e) => {
+        const [a, b] = [light(rgb(getComputedStyle(e).color)), light(behind(e))];
+        const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        return [contrast, e.textContent.slice(0, 40), e.className];
+      }).filter(([contrast]) => contrast < 4.5);"""
+
+
+def test_screen_readers_get_landmarks_headings_and_names(browser, page):
+    open_page(browser, page)
+
+    nodes = browser.devtools("Accessibility.getFullAXTree")["nodes"]
+    roles = {}
+    for node in nodes:
+        if not node.get("ignored"):
+            name = node.get("name", {}).get("value", "")
+            roles.setdefault(node["role"]["value"], []).append(name)
+    assert {"banner", "main", "navigation"} <= roles.keys()
+    headings = {"Findings", "Where the bytes are", "Steps", "What changed", "Values"}
+    assert set(roles["heading"]) >= headings
+    for role in ("button", "link", "combobox", "searchbox", "application", "region", "table"):
+        assert roles[role] and all(roles[role]), role
+    browser.press("Tab")
+    assert browser.run("return document.activeElement.textContent") == "Skip to the findings"
+
+
+def test_the_theme_can_be_chosen(browser, page):
+    open_page(browser, page)
+    browser.prefer("light")
+    background = "return getComputedStyle(document.body).backgroundColor"
+    light = browser.run(background)
+
+    browser.click("#theme")
+    browser.click("#theme")
+
+    assert text_of(browser, "#theme") == "Theme: dark"
+    assert browser.run(background) != light
+    browser.click("#theme")
+    assert browser.run(background) == light
+
+
+def test_hostile_names_run_nothing(browser, tmp_path):
+    store = tmp_path / "store"
+    state = {name: {"weight": np.full(10 + i, np.nan if i % 2 else 1, np.float32)}
+             for i, name in enumerate(HOSTILE_NAMES)}  # fmt: skip
+    with cairn.open(store, mode="a") as opened:
+        opened.save(1, {"clean": np.ones(3, np.float32)}, statistics=True)
+        opened.save(2, {**state, "clean": np.ones(3, np.float32)}, statistics=True)
+    page = write_page(store)
+
+    open_page(browser, page)
+
+    assert b"<img" not in page.read_bytes() and page.read_bytes().count(b"<script") == 2
+    assert browser.run("return document.querySelectorAll('img, iframe, script').length") == 2
+    text = browser.run("return document.body.textContent")
+    assert "</script><img src=x onerror=alert(1)>" in text
+    assert "\\u{202e}right to left" in text and "\\x1b[31m" in text
+    assert "\u202e" not in text and "\u2028" not in text
+    for name in ("bytes-table", "changes-table", "series-table"):
+        if browser.run("return document.getElementById(arguments[0]).checkVisibility()", name):
+            table_text(browser, name)
+    browser.resize(400)
+    assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
+    assert browser.console() == []
+
+
+def test_a_store_without_steps_or_statistics_has_a_page(browser, tmp_path):
+    cairn.open(tmp_path / "store", mode="a").close()
+    open_page(browser, write_page(tmp_path / "store"))
+    assert "no steps yet" in text_of(browser, "#findings")
+
+    with cairn.open(tmp_path / "store", mode="a") as store:
+        store.save(7, {"a": np.ones(3)})
+    open_page(browser, write_page(tmp_path / "store"))
+    assert "not known whether there are NaN" in text_of(browser, "#findings")

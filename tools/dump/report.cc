@@ -1,0 +1,97 @@
+// `kv-dump report`: writes a page that shows a store.
+
+#include "tools/dump/report.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <memory>
+
+#include "core/inspect/collect_report.h"
+#include "tools/common/exit_status.h"
+#include "tools/common/progress.h"
+#include "tools/common/quantities.h"
+#include "tools/common/text.h"
+#include "tools/dump/opened_store.h"
+#include "tools/dump/report_findings.h"
+#include "tools/dump/report_json.h"
+#include "tools/dump/report_page.h"
+
+namespace cairn::tools {
+namespace {
+
+/// Writes a file under another name, so that an error leaves an earlier file as it was.
+Result<void> WriteFile(const std::string& path, std::string_view text) {
+  const std::string partial = path + ".part";
+  const auto close = [](std::FILE* file) { (void)std::fclose(file); };
+  std::unique_ptr<std::FILE, decltype(close)> file(std::fopen(partial.c_str(), "wb"), close);
+  if (file == nullptr) return Fail(SystemError(errno, "cannot create the report", partial));
+  const bool is_written = std::fwrite(text.data(), 1, text.size(), file.get()) == text.size();
+  const int error = errno;
+  if (!is_written || std::fclose(file.release()) != 0) {
+    Error failure = SystemError(is_written ? errno : error, "cannot write the report", partial);
+    (void)std::remove(partial.c_str());  // the error that is returned has the reason
+    return Fail(std::move(failure));
+  }
+  if (std::rename(partial.c_str(), path.c_str()) != 0) {
+    Error failure = SystemError(errno, "cannot rename the report", path);
+    (void)std::remove(partial.c_str());
+    return Fail(std::move(failure));
+  }
+  return {};
+}
+
+Style StyleOf(Finding::Level level) {
+  switch (level) {
+    case Finding::Level::kBad:
+      return Style::kRed;
+    case Finding::Level::kWarning:
+      return Style::kYellow;
+    case Finding::Level::kGood:
+      return Style::kGreen;
+    case Finding::Level::kInfo:
+      return Style::kBold;
+  }
+  return Style::kPlain;
+}
+
+void PrintFindings(Output& out, const core::Report& report) {
+  for (const Finding& finding : FindingsOf(report)) {
+    out.WriteLine(out.Styled(StyleOf(finding.level), finding.title));
+    if (!finding.text.empty()) out.WriteLine("  " + finding.text);
+  }
+}
+
+}  // namespace
+
+Result<int> DumpReport(const DumpRun& run, const ReportRequest& request) {
+  if (request.file.empty() && !run.json) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("report needs the name of a file; try kv-dump report {} -o report.html",
+                            ShellWord(request.store)));
+  }
+  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenWithoutStep(request.store, "report"));
+  ProgressLine progress("examining steps", ProgressUnit::kCount);
+  core::ReportOptions options{.progress = progress.callback()};
+  if (request.all_steps) options.max_records = 0;
+  CAIRN_TRY_ASSIGN(const core::Report report, core::CollectReport(opened.store->kv(), options));
+  progress.Clear();
+  const Json document = ReportJson(report);
+  if (!request.file.empty()) {
+    std::string page(kPageBeforeData);
+    page += DataInScript(document.Line());
+    page += kPageAfterData;
+    CAIRN_TRY(WriteFile(request.file, page));
+    if (!run.json) {
+      PrintFindings(*run.out, report);
+      run.out->WriteLine(run.out->Styled(
+          Style::kDim,
+          fmt::format("{} written to {}", HumanBytes(page.size()), EscapeText(request.file))));
+    }
+  }
+  if (run.json) WriteJson(*run.out, document);
+  return kExitSuccess;
+}
+
+}  // namespace cairn::tools
