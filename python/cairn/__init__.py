@@ -85,7 +85,9 @@ if TYPE_CHECKING:
         PullReport,
         RetentionPolicy,
         SaveReport,
+        StepHealth,
         StepInfo,
+        StoreEvent,
         TensorStatistics,
     )
 
@@ -109,8 +111,10 @@ __all__ = [
     "RetentionPolicy",
     "SaveHandle",
     "SaveReport",
+    "StepHealth",
     "StepInfo",
     "Store",
+    "StoreEvent",
     "TensorStatistics",
     "Unavailable",
     "copy_steps",

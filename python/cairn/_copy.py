@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from cairn._base.steps import step_number
@@ -21,7 +22,7 @@ def copy_steps(
     *,
     overwrite: bool = False,
     max_rate: int | None = None,
-    progress: Callable[[int, int, int], object] | None = None,
+    progress: bool | Callable[[int, int, int], object] | None = None,
 ) -> tuple[CopiedStep, ...]:
     """Copies steps from one store to another, in ascending order, each with one commit.
 
@@ -40,9 +41,9 @@ def copy_steps(
         steps: numbers of the steps; by default all steps of the source.
         overwrite: replaces steps of the target that have the same number and other contents.
         max_rate: limit in bytes of payload per second; by default there is none.
-        progress: is called with the step, the bytes of it that were copied, and those to be copied
-            in all, at most every 100 ms and possibly on other threads. Returning False stops the
-            copy.
+        progress: ``True`` shows the progress of each step, as in :func:`cairn.open`. A function is
+            called with the step, the bytes of it that were copied, and those to be copied in all,
+            at most every 100 ms and possibly on other threads. Returning False stops the copy.
 
     Returns:
         One report per step, in ascending order.
@@ -62,11 +63,16 @@ def copy_steps(
     if max_rate is not None and operator.index(max_rate) < 1:
         raise Invalid(f"max_rate={max_rate}: must be 1 or more")
     numbers = source._local_steps() if steps is None else [step_number(step) for step in steps]
-    copied = target._native.copy_from(
-        source._native,
-        progress,
-        steps=numbers,
-        overwrite=overwrite,
-        max_bytes_per_second=max_rate,
-    )
+    with ExitStack() as stack:
+        if progress is True:
+            from cairn._base.progress import StepDisplay
+
+            progress = stack.enter_context(StepDisplay("copying step"))
+        copied = target._native.copy_from(
+            source._native,
+            progress or None,
+            steps=numbers,
+            overwrite=overwrite,
+            max_bytes_per_second=max_rate,
+        )
     return tuple(CopiedStep(*one) for one in copied)

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 from cairn import _cairn
 from cairn._base.steps import step_number
+from cairn._base.watched import Watched, watched
 from cairn.errors import Invalid
 
 if TYPE_CHECKING:
+    from cairn._base.progress import Progress
     from cairn.reports import MergeReport
 
 
-class MergeableStore:
+class MergeableStore(Watched):
     """The call of :class:`cairn.Store` that computes means of steps."""
 
     _native: _cairn.Store
@@ -24,6 +26,7 @@ class MergeableStore:
     def _keep_pinned(self) -> None:
         raise NotImplementedError
 
+    @watched("merging", "merge")
     def merge(
         self,
         steps: Iterable[int],
@@ -31,6 +34,7 @@ class MergeableStore:
         into: int,
         weights: Iterable[float] | None = None,
         overwrite: bool = False,
+        progress: Progress | None = None,
     ) -> MergeReport:
         """Makes the step ``into`` of weighted means of the floating-point tensors of ``steps``.
         All else is that of the last of them: other tensors, plain values, structure and chunks.
@@ -44,6 +48,7 @@ class MergeableStore:
             weights: one per step, divided by their sum; by default they are equal.
             overwrite: replaces the step ``into`` atomically if it exists, which may be one of
                 ``steps``.
+            progress: as in :func:`cairn.open`, for this call.
 
         Raises:
             NotFound: a step does not exist.

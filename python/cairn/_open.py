@@ -12,6 +12,8 @@ from cairn.store import Store
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from cairn._base.progress import Progress
+
 
 def open(
     address: str | os.PathLike[str],
@@ -24,6 +26,7 @@ def open(
     grace: float | None = None,
     credentials: Callable[[], Mapping[str, object]] | None = None,
     fallback: Sequence[str | os.PathLike[str]] = (),
+    progress: Progress = False,
 ) -> Store:
     """Opens a store.
 
@@ -63,6 +66,10 @@ def open(
             the step; by default, the highest number in any store. Of different steps with the same
             number, the one that was saved last is used. The stores need not exist; with mode
             ``"r"``, one of them or ``address`` must. Saves and deletes concern ``address`` alone.
+        progress: ``True`` shows the progress of calls that take longer than a second, on rank 0 and
+            if standard error is a terminal, as a bar of tqdm if it is installed and otherwise as a
+            line. A function is called with the bytes that are done and those in all, at most ten
+            times per second; if it returns False, the call raises Unavailable.
 
     Raises:
         NotFound: the store does not exist (``"r"``).
@@ -75,12 +82,7 @@ def open(
         Unavailable: a permission or I/O error; a rank did not connect in time.
     """
     options = OpenOptions(
-        alone=alone,
-        timeout=timeout,
-        take_over=take_over,
-        grace=grace,
-        credentials=credentials,
-        fallback=_addresses(fallback),
+        alone, timeout, take_over, grace, credentials, _addresses(fallback), progress
     )
     return Store(address, mode, process_group, options)
 

@@ -9,21 +9,24 @@ from typing import TYPE_CHECKING
 from cairn import _cairn
 from cairn._base.retention import best_texts
 from cairn._base.steps import step_number
+from cairn._base.watched import Watched, watched
 from cairn._mirror.mirrored_store import MirroredStore
 from cairn._ranks.ranks import Ranks
 from cairn.errors import Invalid
 
 if TYPE_CHECKING:
+    from cairn._base.progress import Progress
     from cairn.reports import CompactReport, DeleteReport, RetentionPolicy
 
 
-class Retention(MirroredStore):
+class Retention(MirroredStore, Watched):
     """The calls of :class:`cairn.Store` that delete steps and free their space."""
 
     _native: _cairn.Store
     _ranks: Ranks
     _wait_for_last_save: Callable[[], None]
 
+    @watched("", "delete")
     def delete(self, *steps: int) -> DeleteReport:
         """Deletes complete steps in one commit. Bytes that other steps refer to remain. The files
         of the others are removed after the grace period (see :func:`cairn.open`).
@@ -33,6 +36,7 @@ class Retention(MirroredStore):
         """
         return self._delete(lambda: steps)
 
+    @watched("", "prune")
     def prune(
         self,
         *,
@@ -111,6 +115,7 @@ class Retention(MirroredStore):
         """Whether saves compress by default (:meth:`set_compression`)."""
         return self._native.compresses_saves()
 
+    @watched("compacting", "compact")
     def compact(
         self,
         *,
@@ -119,6 +124,7 @@ class Retention(MirroredStore):
         compress: bool = False,
         max_rate: int | None = None,
         dry_run: bool = False,
+        progress: Progress | None = None,
     ) -> CompactReport:
         """Rewrites segments of which steps use only a part, and joins small segments. No step
         changes. The old segments are removed after the grace period (see :func:`cairn.open`).
@@ -134,6 +140,7 @@ class Retention(MirroredStore):
                 take longer.
             max_rate: limit in bytes of payload per second; by default there is none.
             dry_run: only reports what would be rewritten.
+            progress: as in :func:`cairn.open`, for this call.
 
         Raises:
             Corrupt: a page that would be moved does not match its digest.

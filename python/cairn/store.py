@@ -17,6 +17,7 @@ from cairn import _cairn
 from cairn._base.open_options import OpenOptions
 from cairn._base.patterns import Patterns, clean_prefix, pattern_list
 from cairn._base.steps import step_number
+from cairn._base.watched import watched
 from cairn._edit import EditableStore
 from cairn._load.load import LoadOptions
 from cairn._load.map_checks import MapChecks
@@ -40,6 +41,7 @@ from cairn.errors import Invalid
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from cairn._base.progress import Progress
     from cairn._load.conversions import Rename
     from cairn._mirror.options import Mirrors
     from cairn.reports import LoadReport, SaveReport
@@ -104,6 +106,7 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
             raise Invalid(f"address {address!r}: a str or a path of str is needed")
         self._mode = mode
         self._credentials = options.credentials
+        self._progress = options.progress
         self._pid = os.getpid()
         self._closed = False
         self._last_save: SaveHandle | None = None
@@ -146,6 +149,7 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         (docs/communicators.md)."""
         return self._ranks.transport
 
+    @watched("saving", "save")
     def save(
         self,
         step: int,
@@ -170,6 +174,7 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         tags: Iterable[str] = (),
         note: str = "",
         mirror: Mirrors | None = None,
+        progress: Progress | None = None,
     ) -> SaveReport:
         """Writes ``state`` as ``step``. When it returns, the step is complete and durable.
 
@@ -197,6 +202,7 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
             allow_pickle: pickles leaves of other types.
             metrics, note, tags: of rank 0, recorded with the step (:meth:`step_info`, :meth:`tag`).
             mirror: stores to which a thread of rank 0 copies the step (:class:`cairn.Mirror`).
+            progress: as in :func:`cairn.open`, for this call.
 
         Raises:
             Conflict: the step exists.
@@ -208,15 +214,9 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
             statistics, compress, share_equal, merging_ranks, keys, prefix, ignore_frozen,
             allow_pickle, metrics, tags, note,
         )
-        # Copies that save_async has made are reused, and locked until they are written.
-        copies = self._copies if len(self._copies) > 0 else None
-        with nullcontext() if copies is None else self._copies_lock:
-            mirrors = self._checked_mirrors(mirror)
-            prepared = self._prepare_save(step, state, options, copies)
-            report = _report_of(self._native.save(**prepared.arguments))
-        self._mirrors.submit(report.step, mirrors, None, overwrite)
-        return report
+        return self._save(step, state, options, mirror)
 
+    @watched("", "save", in_background=True)
     def save_async(
         self,
         step: int,
@@ -285,6 +285,7 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         self._unstaged = [tensors]  # earlier saves have ended
         return self._last_save
 
+    @watched("loading", "load")
     def load(
         self,
         state: Any,
@@ -300,6 +301,7 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         skip_damaged: bool = False,
         rename: Rename = None,
         cast: bool = False,
+        progress: Progress | None = None,
     ) -> LoadReport:
         """Fills ``state`` in place from ``step`` (by default the latest), leaf by leaf by FQN.
 
@@ -338,6 +340,7 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
             rename: how keys of the step become those of the state, as for :meth:`read`; equal on
                 all ranks. Reports, errors and ``keys`` use the new names.
             cast: casts floating-point tensors to the dtypes of the state while they are read.
+            progress: as in :func:`cairn.open`, for this call.
 
         Raises:
             NotFound: the step does not exist; or (strict) the step lacks keys of the state; or no
@@ -350,10 +353,7 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
             strict, allow_pickle, pattern_list(keys), device, read_once, skip_damaged,
             conversion_of(rename, None, cast, takes_stored=skip_damaged),
         )
-        number = self._number(step)
-        report = self._load(state, number, options, clean_prefix(prefix), ignore_frozen)
-        self._ranks.warn()
-        return report
+        return self._load(state, self._number(step), options, clean_prefix(prefix), ignore_frozen)
 
     def close(self) -> None:
         """Waits for a running asynchronous save and for background checks, and releases the store.
@@ -398,6 +398,18 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
             self._keep_pinned()
         return prepare_save(self._native, self._ranks, step, state, options, copies)
 
+    def _save(
+        self, step: int, state: Any, options: SaveOptions, mirror: Mirrors | None
+    ) -> SaveReport:
+        # Copies that save_async has made are reused, and locked until they are written.
+        copies = self._copies if len(self._copies) > 0 else None
+        with nullcontext() if copies is None else self._copies_lock:
+            mirrors = self._checked_mirrors(mirror)
+            prepared = self._prepare_save(step, state, options, copies)
+            report = _report_of(self._native.save(**prepared.arguments))
+        self._mirrors.submit(report.step, mirrors, None, options.overwrite)
+        return report
+
     def _load(
         self, state: Any, step: int | None, options: LoadOptions, prefix: str, ignore_frozen: bool
     ) -> LoadReport:
@@ -405,7 +417,9 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
             return StatefulAdapter(state, prefix, ignore_frozen)
 
         place = self._locate(step, self._tiers) or (self._native, step)  # which raises NotFound
-        return self._load_from(place, make_adapter, options, prefix)
+        report = self._load_from(place, make_adapter, options, prefix)
+        self._ranks.warn()
+        return report
 
     def _keep_pinned(self) -> None:
         # The policy of the store does not delete what waits for its copy to a mirror.
@@ -439,6 +453,8 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
             stack.callback(self._map_checks.wait)
             if last_save is not None:
                 last_save._wait()
+            if self._observers is not None:
+                self._observers.wait()
         if last_save is not None and not last_save._is_observed:
             last_save.result()
 

@@ -2,6 +2,8 @@
 
 #include "python/src/errors.h"
 
+#include <utility>
+
 namespace cairn::python {
 namespace {
 
@@ -68,18 +70,40 @@ void ThrowInvalid(const std::string& message, const std::string& key,
 }
 
 core::Progress SignalWatch::AsProgress() {
-  return [this](uint64_t, uint64_t) { return Check(); };
+  return [this](uint64_t done, uint64_t total) { return CheckAndReport(done, total); };
 }
 
 bool SignalWatch::Check() {
   if (raised_) return false;
-  const auto now = std::chrono::steady_clock::now();
-  if (now - last_check_ < kSignalInterval) return true;
-  last_check_ = now;
+  if (!IsDue()) return true;
   nb::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() == 0) return true;
   raised_.emplace();
   return false;
+}
+
+bool SignalWatch::CheckAndReport(uint64_t done_bytes, uint64_t total_bytes) {
+  if (raised_ || is_stopped_) return false;
+  if (!IsDue()) return true;
+  nb::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) {
+    raised_.emplace();
+    return false;
+  }
+  try {
+    is_stopped_ = !progress_.Call(done_bytes, total_bytes);
+  } catch (nb::python_error& error) {
+    raised_.emplace(std::move(error));
+    return false;
+  }
+  return !is_stopped_;
+}
+
+bool SignalWatch::IsDue() {
+  const auto now = std::chrono::steady_clock::now();
+  if (now - last_check_ < kSignalInterval) return false;
+  last_check_ = now;
+  return true;
 }
 
 void SignalWatch::Rethrow() {

@@ -9,6 +9,7 @@
 
 #include "core/base/progress.h"
 #include "kv/error.h"
+#include "python/src/progress_function.h"
 
 namespace cairn::python {
 
@@ -29,7 +30,8 @@ template <typename T>
   if constexpr (!std::is_void_v<T>) return *std::move(result);
 }
 
-/// Lets signal handlers (Ctrl-C) run during a long call that has released the GIL.
+/// Lets signal handlers (Ctrl-C) and the ProgressFunction of the thread run during a long call that
+/// has released the GIL.
 ///
 ///   SignalWatch watch;
 ///   auto result = ...Load(step, requests, watch.AsProgress());  // GIL released
@@ -38,16 +40,23 @@ template <typename T>
 /// Ownership: must outlive the call that uses its Progress. Threads: one.
 class SignalWatch {
  public:
-  /// Returns a progress callback that checks for signals at most every 100 ms, and cancels the call
-  /// after a handler has raised.
+  /// Returns a progress callback that at most every 100 ms checks for signals and calls the
+  /// ProgressFunction. It cancels the call after a handler or the function has raised, or after the
+  /// function has returned False.
   core::Progress AsProgress();
-  /// Does the same check in a loop. Returns false after a handler has raised. Requires that the
-  /// caller does not hold the GIL.
+  /// Does the same check for signals in a loop. Returns false after a handler has raised. Requires
+  /// that the caller does not hold the GIL.
   bool Check();
-  /// Raises the exception of a handler, if one has raised. Requires the GIL.
+  /// Raises the exception of a handler or of the function, if one has raised. Requires the GIL.
   void Rethrow();
 
  private:
+  bool CheckAndReport(uint64_t done_bytes, uint64_t total_bytes);
+  // Returns true at most every 100 ms.
+  bool IsDue();
+
+  ProgressFunction progress_;
+  bool is_stopped_ = false;
   std::chrono::steady_clock::time_point last_check_ = std::chrono::steady_clock::now();
   std::optional<nb::python_error> raised_;
 };

@@ -24,6 +24,7 @@
 #include "python/src/load_plan.h"
 #include "python/src/new_tensors.h"
 #include "python/src/placements.h"
+#include "python/src/progress_function.h"
 #include "python/src/report_tuples.h"
 #include "python/src/step_contents.h"
 #include "python/src/step_part_binding.h"
@@ -89,6 +90,7 @@ void BindRecords(nb::module_& m) {
       },
       nb::arg("state").none(), nb::arg("take"), nb::arg("patterns"), nb::arg("devices") = false);
   m.def("device_problem", &DeviceProblem);
+  m.def("set_progress", &SetProgressFunction, nb::arg("function").none());
   nb::class_<core::Pickle>(m, "Pickle")
       .def("__init__",
            [](core::Pickle* self, nb::bytes data) {

@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "hf": {*_BASE, "_tensors", "_load", "_save", "_open", "store", "torch", "convert", "hf"},
     "jax": {*_BASE, "_ranks", "_tensors", "_load", "_save", "_open", "store", "jax"},
     "trainers": {*_BASE, "_open", "store", "torch", "dcp", "hf", "trainers"},
+    "metrics": {*_BASE, "metrics"},
     "_retention": {*_BASE, "_ranks", "_mirror", "_retention"},
     "_versions": {*_BASE, "_versions"},
     "_edit": {*_BASE, "_edit"},
@@ -50,7 +51,7 @@ MAY_IMPORT = {
     "": {"errors", "reports", "store", "_copy", "_mirror", "_open"},  # cairn/__init__.py
 }
 PACKAGE_OF_MODULE = {"errors": "_base", "reports": "_base"}
-PUBLIC_PACKAGES = {"state_dict", "torch", "dcp", "convert", "hf", "jax", "trainers"}
+PUBLIC_PACKAGES = {"state_dict", "torch", "dcp", "convert", "hf", "jax", "metrics", "trainers"}
 
 
 class Import(NamedTuple):

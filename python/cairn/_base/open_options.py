@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from cairn._base.progress import Progress
 
 
 class OpenOptions(NamedTuple):
@@ -15,3 +18,4 @@ class OpenOptions(NamedTuple):
     grace: float | None = None
     credentials: Callable[[], Mapping[str, object]] | None = None
     fallback: tuple[str, ...] = ()
+    progress: Progress = False

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from cairn import _cairn
 from cairn._base.patterns import Patterns, exact_patterns, pattern_list, patterns_for
 from cairn._base.steps import step_number
+from cairn._base.watched import Watched, watched
 from cairn._load.damage import damaged_keys, without_damage
 from cairn._load.map_checks import MapChecks
 from cairn._load.read import Reader
@@ -18,6 +19,7 @@ from cairn._tensors.subclasses import Rebuilder, rebuilt_flat
 from cairn.errors import Corrupt, Invalid, NotFound
 
 if TYPE_CHECKING:
+    from cairn._base.progress import Progress
     from cairn._load.conversions import ConversionOptions, Rename
     from cairn._load.scrub import Scrub
     from cairn._load.slices import Range
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 READ_AHEAD_BYTES = 256 << 20
 
 
-class StepReader:
+class StepReader(Watched):
     """The calls of :class:`cairn.Store` that read, and that a rank makes without the others.
 
     Threads: all methods may be called from any thread.
@@ -58,6 +60,7 @@ class StepReader:
         """The steps of this store alone."""
         return self._native.steps()
 
+    @watched("reading")
     def read(
         self,
         patterns: Patterns = None,
@@ -71,6 +74,7 @@ class StepReader:
         skip_damaged: bool = False,
         rename: Rename = None,
         dtype: Any = None,
+        progress: Progress | None = None,
     ) -> Any:
         """Reads ``step`` (by default the latest), or the part that ``patterns`` select.
 
@@ -97,6 +101,7 @@ class StepReader:
             rename: expressions, each with what replaces its first match in a key, or a list of
                 rules (docs/conversion.md). The patterns select new names.
             dtype: that of all floating-point tensors, which are cast while they are read.
+            progress: as in :func:`cairn.open`, for this call.
 
         Memory of new torch tensors: a tensor of 1 MiB or more has separate pages; smaller ones
         share arenas of at most 32 MiB, and an arena is freed with the last tensor in it. To keep a
@@ -121,13 +126,17 @@ class StepReader:
             for error in skipped.values():
                 warnings.warn(f"skipped: {error}", RuntimeWarning, stacklevel=2)
         reader = Reader(native, contents, device=device, mmap=mmap, verify=verify)
-        leaves = reader.read(allow_pickle)
-        for check in reader.checks:
-            self._map_checks.start(check)
+        leaves = self._read_leaves(reader, allow_pickle)
         rebuild = Rebuilder(contents.step, is_part=bool(selected) or skip_damaged)
         if flat:
             return rebuilt_flat(dict(zip(contents.fqns(), leaves)), rebuild)
         return contents.build(leaves, rebuild)
+
+    def _read_leaves(self, reader: Reader, allow_pickle: bool) -> list[Any]:
+        leaves = reader.read(allow_pickle)
+        for check in reader.checks:
+            self._map_checks.start(check)
+        return leaves
 
     def read_slice(
         self, fqn: str, ranges: Sequence[Range], step: int | str | None = None, *, out: Any = None
@@ -265,12 +274,18 @@ class StepReader:
         leaves = [leaf_at(contents, i) for i in range(len(contents))]
         return {leaf.fqn: key_info(leaf) for leaf in leaves}
 
+    @watched("verifying")
     def damaged_keys(
-        self, step: int | str | None = None, pattern: Patterns = None
+        self,
+        step: int | str | None = None,
+        pattern: Patterns = None,
+        *,
+        progress: Progress | None = None,
     ) -> dict[str, Corrupt]:
         """The tensors of ``step`` (by default the latest) that cannot be read because the store is
         damaged: the error of each, by FQN. Tensors that share memory with a damaged one count as
         damaged. Reads all tensors that ``pattern`` selects (see :meth:`read`), and keeps none.
+        ``progress`` is as in :func:`cairn.open`, for this call.
 
         Raises Corrupt if the records of the step are damaged, and NotFound if it does not exist.
         """

@@ -9,6 +9,7 @@ from cairn import _cairn
 from cairn._base import devices
 from cairn._base.patterns import Patterns, all_patterns, clean_prefix, pattern_list
 from cairn._base.steps import step_number
+from cairn._base.watched import watched
 from cairn._load.load import Load, LoadOptions
 from cairn._load.multi_rank_load import agree_on_step, plan_together
 from cairn._load.step_loader import StepLoader
@@ -19,6 +20,7 @@ from cairn._tensors.contents import ValueLeaf, leaf_at
 from cairn.errors import Invalid
 
 if TYPE_CHECKING:
+    from cairn._base.progress import Progress
     from cairn.reports import PullReport
 
 
@@ -57,6 +59,7 @@ class LiveUpdates(StepLoader):
             if self._native.await_change(left):
                 return
 
+    @watched("updating", "pull")
     def pull(
         self,
         state: Any,
@@ -68,6 +71,7 @@ class LiveUpdates(StepLoader):
         prefix: str = "",
         ignore_frozen: bool = False,
         allow_pickle: bool = False,
+        progress: Progress | None = None,
     ) -> PullReport:
         """Updates a ``state`` that contains the step ``since`` to ``step`` (by default the latest).
 

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cairn.reports._events import StepHealth, StoreEvent
     from cairn.reports._keys import (
         Diff,
         KeyChange,
@@ -41,7 +42,9 @@ __all__ = [
     "PullReport",
     "RetentionPolicy",
     "SaveReport",
+    "StepHealth",
     "StepInfo",
+    "StoreEvent",
     "TensorStatistics",
 ]
 
@@ -50,6 +53,8 @@ _MODULES = {
     "KeyChange": "_keys",
     "KeyInfo": "_keys",
     "TensorStatistics": "_keys",
+    "StepHealth": "_events",
+    "StoreEvent": "_events",
     "LoadReport": "_loads",
     "PullReport": "_loads",
     "SaveReport": "_saves",

@@ -1,0 +1,155 @@
+"""Progress of long calls: a bar of tqdm if it is installed, otherwise one line, on standard error.
+
+Nothing is shown in the first second, on ranks other than 0, or if standard error is not a terminal.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cairn import _cairn
+
+Progress = bool | Callable[[int, int], object]
+"""``True`` shows the progress on rank 0. A function is called on each rank that makes the call with
+the bytes that are done and those in all, at most ten times per second, on the calling thread.
+Returning False cancels the call, which raises Unavailable; an exception of it is raised by the
+call."""
+
+_QUIET_SECONDS = 1.0
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+class Display:
+    """Shows the progress of one task, which began at ``begin`` (of time.monotonic). Threads: one at
+    a time."""
+
+    def __init__(self, task: str, begin: float | None = None) -> None:
+        self._task = task
+        self._is_shown = is_terminal()
+        self._begin = time.monotonic() if begin is None else begin
+        self._first: tuple[float, int, int] | None = None  # time, bytes and total of an update
+        self._bar: Any = None
+        self._has_line = False
+
+    def update(self, done: int, total: int) -> None:
+        """Draws the progress. A smaller ``done`` or another ``total`` begins a new phase."""
+        if not self._is_shown:
+            return
+        now = time.monotonic()
+        if self._first is None or total != self._first[2] or done < self._first[1]:
+            self._first = (now, done, total)
+            self.clear()
+        if now - self._begin < _QUIET_SECONDS:
+            return
+        if self._bar is None and not self._has_line:
+            self._bar = _tqdm_bar(self._task, done, total)
+        if self._bar is not None:
+            self._bar.update(done - self._bar.n)
+            return
+        text = progress_text(self._task, done, total, done - self._first[1], now - self._first[0])
+        sys.stderr.write("\r\033[K" + text)
+        sys.stderr.flush()
+        self._has_line = True
+
+    def clear(self) -> None:
+        """Removes what is drawn."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        if self._has_line:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()
+            self._has_line = False
+
+
+class StepDisplay:
+    """Shows the progress of a copy, step by step. Called as `progress` of `copy_steps`, at most by
+    one thread at a time."""
+
+    def __init__(self, task: str) -> None:
+        self._task = task
+        self._begin = time.monotonic()
+        self._step: int | None = None
+        self._display: Display | None = None
+
+    def __call__(self, step: int, done: int, total: int) -> None:
+        if self._display is None or step != self._step:
+            self.clear()
+            self._step, self._display = step, Display(f"{self._task} {step}", self._begin)
+        self._display.update(done, total)
+
+    def clear(self) -> None:
+        if self._display is not None:
+            self._display.clear()
+
+    def __enter__(self) -> StepDisplay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+
+@contextmanager
+def showing(progress: Progress, task: str, rank: int) -> Iterator[None]:
+    """Long calls of this thread report to ``progress`` inside the block."""
+    if not callable(progress) and (rank > 0 or not is_terminal()):
+        yield
+        return
+    display = None if callable(progress) else Display(task)
+    function = progress if display is None else display.update
+    previous = _cairn.set_progress(function)
+    try:
+        yield
+    finally:
+        _cairn.set_progress(previous)
+        if display is not None:
+            display.clear()
+
+
+def is_terminal() -> bool:
+    """Whether progress can be shown. Standard error may be None, or closed."""
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):
+        return False
+
+
+def progress_text(task: str, done: int, total: int, new_bytes: int, seconds: float) -> str:
+    """One line. The rate is that of ``new_bytes`` in ``seconds``, and left out at the beginning."""
+    text = f"{task} {_bytes(done)} of {_bytes(total)}"
+    if total > 0:
+        text += f" ({100 * done / total:.1f} %)"
+    if seconds > 0.5 and new_bytes > 0:
+        left = round(seconds * max(0, total - done) / new_bytes)
+        text += f"  {_bytes(round(new_bytes / seconds))}/s  {_duration(left)} left"
+    return text
+
+
+def _bytes(count: int) -> str:
+    size, unit = float(count), 0
+    while size >= 1024 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{count} B" if unit == 0 else f"{size:.3g} {_UNITS[unit]}"
+
+
+def _duration(seconds: int) -> str:
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60} s"
+    return f"{seconds // 3600} h {seconds % 3600 // 60} min"
+
+
+def _tqdm_bar(task: str, done: int, total: int) -> Any:
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    return tqdm(
+        desc=task, total=total, initial=done, unit="B", unit_scale=True, unit_divisor=1024,
+        file=sys.stderr, leave=False, dynamic_ncols=True,
+    )

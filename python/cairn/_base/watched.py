@@ -1,0 +1,76 @@
+"""`watched`: calls of a store that report to observers what they did, and show their progress."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from cairn._base.observations import Observers
+    from cairn._base.progress import Progress
+    from cairn.reports import StoreEvent
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+class Watched:
+    """The part of :class:`cairn.Store` that reports what it does."""
+
+    _progress: Progress = False
+    _observers: Observers | None = None
+
+    def observe(self, observer: Callable[[StoreEvent], object]) -> None:
+        """Calls ``observer`` with a :class:`cairn.StoreEvent` after each save, load, pull, delete,
+        prune, compact and merge of this store object, whether it succeeded or failed.
+
+        The event of ``save_async`` is reported once the step is durable or the save has failed, by
+        a background thread that exists until then; all others by the thread that made the call,
+        before the call returns. Saves are reported in the order in which they ended. Several
+        observers are called in the order in which they were added. :meth:`close` waits for the
+        observers. An exception in an observer has no effect on the call that it observes: the first
+        one of each observer is logged to the logger ``cairn``.
+
+        Each rank observes its own calls. cairn.metrics has observers for several libraries
+        (docs/monitoring.md).
+
+        Threads: may be called from any thread. Observers may be called by several threads at once.
+        """
+        if self._observers is None:
+            from cairn._base.observations import Observers
+
+            self._observers = Observers()
+        self._observers.add(observer)
+
+
+def watched(
+    task: str, event: str = "", *, in_background: bool = False
+) -> Callable[[_Method], _Method]:
+    """Decorates a method of a store. The decorator handles its keyword argument ``progress``.
+
+    Args:
+        task: what the line of the progress begins with, such as ``"loading"``; empty: none.
+        event: the kind of the event that observers receive; empty: none.
+        in_background: the method returns a handle.
+    """
+
+    def decorate(method: _Method) -> _Method:
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, progress: Progress | None = None, **kwargs: Any) -> Any:
+            shown = (self._progress if progress is None else progress) if task else False
+            observers = self._observers if event else None
+            if not shown and observers is None:
+                return method(self, *args, **kwargs)
+            with ExitStack() as stack:
+                if shown:
+                    from cairn._base.progress import showing
+
+                    stack.enter_context(showing(shown, task, self.rank))
+                if observers is None:
+                    return method(self, *args, **kwargs)
+                return observers.run(event, method, self, args, kwargs, in_background)
+
+        return call  # type: ignore[return-value]
+
+    return decorate

@@ -1,0 +1,38 @@
+// Thread-local Python functions that follow long calls.
+
+#include "python/src/progress_function.h"
+
+#include <utility>
+
+namespace cairn::python {
+namespace {
+
+// A raw pointer that owns a reference, because the destructors of thread-local objects run without
+// the GIL. Python code restores the previous function after each call, so nothing leaks.
+thread_local PyObject* thread_function = nullptr;
+
+}  // namespace
+
+nb::object SetProgressFunction(nb::object function) {
+  PyObject* const previous =
+      std::exchange(thread_function, function.is_none() ? nullptr : function.release().ptr());
+  return previous == nullptr ? nb::none() : nb::steal(previous);
+}
+
+ProgressFunction::ProgressFunction() : function_(thread_function) {}
+
+bool ProgressFunction::Call(uint64_t done_bytes, uint64_t total_bytes) const {
+  if (function_ == nullptr || thread_function != function_) return true;
+  const nb::object function = SetProgressFunction(nb::none());  // owns it during the call
+  const auto restore = [&] { SetProgressFunction(function); };
+  try {
+    const nb::object answer = function(done_bytes, total_bytes);
+    restore();
+    return answer.ptr() != Py_False;
+  } catch (...) {
+    restore();
+    throw;
+  }
+}
+
+}  // namespace cairn::python

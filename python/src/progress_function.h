@@ -1,0 +1,32 @@
+#pragma once
+/// The Python function to which the long calls of a thread report their progress.
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+
+namespace cairn::python {
+
+namespace nb = nanobind;
+
+/// Sets the function of the calling thread (None: no function), and returns the one before it.
+/// Requires the GIL.
+nb::object SetProgressFunction(nb::object function);
+
+/// The function of the thread that created this object, at that time.
+///
+/// Ownership: borrows the function, which stays set for as long as the call that reports to it.
+/// Threads: created and called with the GIL, on one thread.
+class ProgressFunction {
+ public:
+  ProgressFunction();
+  /// Calls `function(done_bytes, total_bytes)`, unless there is none, or it is running already (it
+  /// may make long calls itself). Returns false if it has returned False. Throws
+  /// nb::python_error if it has raised.
+  bool Call(uint64_t done_bytes, uint64_t total_bytes) const;
+
+ private:
+  PyObject* function_;
+};
+
+}  // namespace cairn::python

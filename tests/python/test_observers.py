@@ -1,0 +1,221 @@
+"""Observers of a store, and the metrics and log lines that are made of their events."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+
+import pytest
+import torch
+from cairn_testing import run_python
+
+import cairn
+from cairn import metrics
+
+
+@pytest.fixture
+def events(store):
+    seen: list[cairn.StoreEvent] = []
+    store.observe(seen.append)
+    return seen
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    return {"weight": torch.randn(300, 400), "bias": torch.randn(7)}
+
+
+def test_a_save_is_reported_before_it_returns(store, events, path):
+    report = store.save(3, tensors(), tags=["best"], metrics={"loss": 0.5})
+
+    (event,) = events
+    assert (event.kind, event.step, event.address) == ("save", 3, str(path))
+    assert (event.report, event.error) == (report, None)
+    assert (event.info.tags, event.info.metrics) == (("best",), {"loss": 0.5})
+    assert event.info == store.step_info(3)
+    assert event.stall_seconds <= event.seconds < 60
+    assert event.free_bytes > 0
+    assert event.health is None
+
+
+def test_a_background_save_is_reported_once_it_is_durable_and_before_close_returns(path):
+    events, threads, durable = [], [], []
+
+    def observe(event: cairn.StoreEvent) -> None:
+        threads.append(threading.current_thread())
+        with cairn.open(path) as reader:
+            durable.append(reader.steps())
+        events.append(event)
+
+    with cairn.open(path, mode="a") as store:
+        store.observe(observe)
+        store.save_async(1, tensors())
+
+    (event,) = events
+    assert durable == [[1]]
+    assert event.in_background
+    assert event.report.step == 1
+    assert 0 < event.stall_seconds <= event.seconds
+    assert threads != [threading.main_thread()]
+
+
+def test_failed_calls_are_reported_with_their_errors(store, events):
+    store.save(1, tensors())
+
+    with pytest.raises(cairn.Conflict):
+        store.save(1, tensors())
+    with pytest.raises(cairn.NotFound):
+        store.load(tensors(), step=5)
+
+    _, save, load = events
+    assert (save.kind, save.step, type(save.error)) == ("save", 1, cairn.Conflict)
+    assert (load.kind, load.step, type(load.error)) == ("load", 5, cairn.NotFound)
+    assert save.report is save.info is None
+
+
+def test_a_background_save_that_fails_later_is_reported_with_its_error(tmp_path):
+    # The file system of the store is full once the save writes.
+    run_python(
+        """
+        import resource, signal, sys, torch, cairn
+        events = []
+        store = cairn.open(sys.argv[1], mode="a")
+        store.observe(events.append)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        handle = store.save_async(1, {"weight": torch.randn(4 << 20)})
+        try:
+            handle.result()
+            raise SystemExit("the save has not failed")
+        except cairn.Error:
+            store.close()
+        (event,) = events
+        assert isinstance(event.error, cairn.Error) and event.report is None, event
+        assert (event.step, event.in_background) == (1, True), event
+        """,
+        tmp_path / "store",
+    )
+
+
+def test_health_counts_nan_and_infinities_from_recorded_statistics(store, events):
+    state = {**tensors(), "bad": torch.tensor([1.0, float("nan"), float("inf"), float("-inf")])}
+
+    store.save(1, state, statistics=True)
+
+    assert events[0].health == cairn.StepHealth(1, 2, 3, ("bad",))
+
+
+def test_every_kind_of_call_is_reported_once(store, events):
+    state = tensors()
+    for step in (1, 2, 3):
+        store.save(step, state)
+        state["bias"] += 1
+    store.merge([1, 2], into=4)
+    store.load(state)
+    store.pull(state, since=4, step=3)
+    store.delete(4)
+    store.prune(keep_last=2)
+    store.compact()
+
+    kinds = [event.kind for event in events]
+    assert kinds[3:] == ["merge", "load", "pull", "delete", "prune", "compact"]
+    assert events[-2].report.steps == (1,)
+
+
+def test_an_observer_that_raises_breaks_nothing_and_is_logged_once(store, caplog):
+    seen = []
+
+    def fail(event: cairn.StoreEvent) -> None:
+        raise RuntimeError("the server cannot be reached")
+
+    store.observe(fail)
+    store.observe(seen.append)
+    with caplog.at_level(logging.ERROR, "cairn"):
+        store.save(1, tensors())
+        store.save_async(2, tensors()).result()
+        store.close()
+
+    assert [event.step for event in seen] == [1, 2]
+    assert len(caplog.records) == 1
+    assert "the server cannot be reached" in caplog.text
+
+
+def test_an_observer_may_close_the_store_on_the_thread_of_a_background_save(path):
+    store = cairn.open(path, mode="a")
+    closed = threading.Event()
+    store.observe(lambda event: (store.close(), closed.set()))
+
+    store.save_async(1, tensors()).result()
+
+    assert closed.wait(60)
+
+
+def test_measures_have_the_numbers_of_the_report(store, events):
+    state = tensors()
+    store.save(1, state)
+    store.save(2, state)
+
+    first, second = (metrics.measures(event) for event in events)
+    assert first["logical_bytes"] == first["written_bytes"] == 4 * (300 * 400 + 7)
+    assert (first["reuse"], second["reuse"], second["written_bytes"]) == (0, 1, 0)
+    assert (first["failed"], first["seconds"]) == (0, events[0].seconds)
+
+
+def test_log_lines_are_json_objects_with_the_fields_of_opentelemetry(store):
+    stream = io.StringIO()
+    store.observe(metrics.LogLines(stream, {"service.name": "gpt"}))
+
+    nan = {"weight": torch.tensor([float("nan")])}
+    store.save(1, nan, statistics=True, metrics={"loss": float("nan")}, tags=["a"])
+    store.save(2, tensors())
+    with pytest.raises(cairn.Conflict):
+        store.save(2, tensors())
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    lines = [json.loads(one, parse_constant=refuse) for one in stream.getvalue().splitlines()]
+    assert [one["SeverityText"] for one in lines] == ["WARN", "INFO", "ERROR"]
+    assert [one["SeverityNumber"] for one in lines] == [13, 9, 17]
+    assert all(one["EventName"] == "cairn.save" for one in lines)
+    assert all(one["Resource"] == {"service.name": "gpt"} for one in lines)
+    assert lines[0]["Attributes"]["cairn.metric.loss"] == "NaN"
+    assert lines[0]["Attributes"]["cairn.tags"] == ["a"]
+    assert lines[0]["Attributes"]["cairn.nan"] == 1
+    assert lines[2]["Attributes"]["exception.type"] == "Conflict"
+    assert int(lines[0]["Timestamp"]) > 1.7e18
+
+
+def test_log_lines_are_appended_to_a_file(store, tmp_path):
+    file = tmp_path / "log.jsonl"
+    file.write_text('{"earlier": 1}\n')
+    store.observe(metrics.LogLines(file))
+
+    store.save(1, {"epoch": 1})
+    store.save(2, {"epoch": 2})
+
+    assert len([json.loads(one) for one in file.read_text().splitlines()]) == 3
+
+
+@pytest.mark.parametrize("labels", [{"a b": "x"}, {"store": "x"}, {"ä": "x"}])
+def test_prometheus_refuses_labels_and_names_that_it_cannot_write(tmp_path, labels):
+    with pytest.raises(cairn.Invalid, match="label"):
+        metrics.Prometheus(tmp_path / "a.prom", labels)
+    with pytest.raises(cairn.Invalid, match=r"must end with \.prom"):
+        metrics.Prometheus(tmp_path / "a.txt")
+
+
+def test_a_saver_reports_its_saves_and_deletes(store, events):
+    from cairn.torch import Saver
+
+    with Saver(store, every=1, keep_last=1, signals=()) as saver:
+        for step in range(3):
+            saver.step(step, tensors())
+    store.close()
+
+    saved = [event.step for event in events if event.kind == "save"]
+    deleted = [event.report.steps for event in events if event.kind == "delete"]
+    assert saved == [0, 1, 2]
+    assert (0,) in deleted
+    assert (1,) in deleted

@@ -1,0 +1,190 @@
+"""Progress of long calls: the function, the line, the bar of tqdm, and cancellation."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import cairn
+
+# Compressed, so that each call takes several intervals of 100 ms.
+BYTES = 128 << 20
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory):
+    """The path of a store with two steps."""
+    path = tmp_path_factory.mktemp("progress") / "store"
+    with cairn.open(path, mode="a") as store:
+        state = {"weight": torch.randn(BYTES // 4)}
+        store.save(1, state, compress=True)
+        state["weight"].mul_(1.5)
+        store.save(2, state, compress=True)
+    return path
+
+
+CALLS = {
+    "save": lambda store, given: store.save(
+        9, {"weight": torch.randn(BYTES // 4)}, compress=True, **given
+    ),
+    "load": lambda store, given: store.load({"weight": torch.empty(BYTES // 4)}, **given),
+    "read": lambda store, given: store.read(**given),
+    "damaged_keys": lambda store, given: store.damaged_keys(**given),
+    "merge": lambda store, given: store.merge([1, 2], into=8, **given),
+    "compact": lambda store, given: store.compact(
+        compress=True, max_dead=0.0, max_rate=BYTES // 2, **given
+    ),
+}
+
+
+@pytest.fixture
+def copied(big, tmp_path):
+    """A store that a test may change."""
+    path = tmp_path / "store"
+    subprocess.run(["cp", "-r", "--reflink=auto", big, path], check=True)
+    with cairn.open(path, mode="a", grace=0) as store:
+        yield store
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "compact"])
+def test_a_function_follows_a_call(copied, name):
+    seen = []
+
+    CALLS[name](copied, {"progress": lambda done, total: seen.append((done, total))})
+
+    assert seen
+    assert len({total for _, total in seen}) == 1
+    assert all(0 < done <= total for done, total in seen)
+    assert seen == sorted(seen)
+
+
+def test_a_function_that_returns_false_cancels_the_call(copied):
+    with pytest.raises(cairn.Unavailable):
+        CALLS["save"](copied, {"progress": lambda *_: False})
+
+    assert copied.steps() == [1, 2]
+    assert copied.read_slice("weight", [(0, 2)]).shape == (2,)
+
+
+def test_an_exception_in_a_function_is_raised_by_the_call(copied):
+    with pytest.raises(ZeroDivisionError):
+        CALLS["read"](copied, {"progress": lambda *_: 1 / 0})
+
+
+def test_the_setting_of_a_store_applies_to_its_calls_and_an_argument_replaces_it(big):
+    seen, other = [], []
+    with cairn.open(big, progress=lambda *given: seen.append(given)) as store:
+        store.read()
+        count = len(seen)
+        store.read(progress=lambda *given: other.append(given))
+        store.read(progress=False)
+
+    assert count > 0
+    assert other
+    assert len(seen) == count
+
+
+def test_a_function_may_use_the_store(big):
+    seen = []
+    with cairn.open(big) as store:
+        store.read(progress=lambda *_: seen.append(len(store.read(step=1))))
+
+    assert set(seen) == {1}
+
+
+def run_on_terminal(source: str, *args: object) -> tuple[str, int]:
+    """Runs a script whose standard error is a terminal. Returns what it has written there."""
+    controller, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 100))
+    program = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(source), *map(str, args)],
+        stderr=terminal,
+    )
+    os.close(terminal)
+    written = b""
+    try:
+        while part := os.read(controller, 65536):
+            written += part
+    except OSError:  # EIO: the program has ended
+        pass
+    finally:
+        os.close(controller)
+    return written.decode(), program.wait(120)
+
+
+# A copy with a limited rate takes more than a second on every machine.
+COPY = """
+    import sys, cairn
+    if sys.argv[3] == "line":
+        sys.modules["tqdm"] = None
+    with cairn.open(sys.argv[1]) as source, cairn.open(sys.argv[2], mode="a") as target:
+        cairn.copy_steps(source, target, [1], max_rate=32 << 20, progress=True)
+"""
+
+
+def test_a_line_with_rate_and_remaining_time_is_drawn_and_removed(big, tmp_path):
+    written, status = run_on_terminal(COPY, big, tmp_path / "copy", "line")
+
+    assert status == 0
+    pattern = r"copying step 1 [\d.]+ MiB of [\d.]+ MiB \([\d.]+ %\)  [\d.]+ MiB/s  \d+ s left"
+    assert re.search(pattern, written), written
+    assert written.endswith("\r\x1b[K")
+
+
+def test_tqdm_draws_a_bar_if_it_is_installed(big, tmp_path):
+    pytest.importorskip("tqdm")
+
+    written, status = run_on_terminal(COPY, big, tmp_path / "copy", "tqdm")
+
+    assert status == 0
+    assert re.search(r"copying step 1: +\d+%\|.*MB?/s", written), written
+
+
+def test_nothing_is_drawn_in_the_first_second_or_without_a_terminal(big, tmp_path):
+    quick = "import sys, cairn; cairn.open(sys.argv[1]).read_slice('weight', [(0, 2)])"
+    assert run_on_terminal(quick, big) == ("", 0)
+
+    command = [sys.executable, "-c", textwrap.dedent(COPY), big, tmp_path / "copy", "line"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+INTERRUPTED = """
+    import os, signal, sys, threading, cairn
+    sys.modules["tqdm"] = None
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with cairn.open(sys.argv[1], mode="a", grace=0) as store:
+        threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            store.compact(max_dead=0.0, max_rate=4 << 20, progress=True)
+            sys.exit("the compaction was not interrupted")
+        except KeyboardInterrupt:
+            assert store.read_slice("weight", [(0, 2)], step=1).shape == (2,)
+"""
+
+
+def test_ctrl_c_ends_a_call_and_removes_its_line(big, tmp_path):
+    path = Path(tmp_path / "store")
+    with cairn.open(path, mode="a", grace=0) as store:
+        # Half of each segment is dead after the delete.
+        for step in (1, 2):
+            parts = {"weight": torch.randn(16 << 20), f"old.{step}": torch.randn(16 << 20)}
+            store.save(step, parts)
+        store.edit(1, into=3, drop=["old.1"])
+        store.delete(1, 2)
+        store.edit(3, into=1)
+
+    written, status = run_on_terminal(INTERRUPTED, path)
+
+    assert status == 0, written
+    assert "compacting" in written
+    assert written.endswith("\r\x1b[K")
