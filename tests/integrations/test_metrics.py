@@ -19,6 +19,12 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
+@pytest.fixture(scope="module")
+def tracking(tmp_path_factory) -> str:
+    """The address of a database of MLflow. It takes many synchronous writes to create one."""
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+
+
 def train(path: Path, observer) -> None:
     """Saves three steps, of which the last is equal to the second and has NaN, and prunes."""
     state = {"weight": torch.randn(256, 256), "bad": torch.tensor([1.0, 2.0])}
@@ -53,8 +59,8 @@ def test_tensorboard_reads_the_scalars(path, tmp_path):
 
 def wandb_records(folder: Path) -> list:
     """The records of the one offline run below a folder. The file has a header of 7 bytes, and then
-    the format of LevelDB's logs: blocks of 32 KiB with fragments, each with a checksum, a length and
-    a type (whole, first, middle, last)."""
+    the format of LevelDB's logs: blocks of 32 KiB with fragments, each with a checksum, a length
+    and a type (whole, first, middle, last)."""
     from wandb.proto import wandb_internal_pb2
 
     (file,) = folder.rglob("*.wandb")
@@ -109,11 +115,11 @@ def test_wandb_records_scalars_and_references_and_uploads_nothing(path, tmp_path
         assert json.loads(artifact.metadata)["address"] == f"{path}@{step}"
 
 
-def test_mlflow_records_metrics_and_the_address(path, tmp_path):
+def test_mlflow_records_metrics_and_the_address(path, tracking):
     mlflow = pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
 
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    mlflow.set_tracking_uri(tracking)
     with pytest.raises(cairn.Invalid, match="no active run"):
         metrics.MLflow()
     with mlflow.start_run() as run:
@@ -154,7 +160,7 @@ def test_prometheus_parses_the_file(path, tmp_path):
     assert [one.name for one in tmp_path.iterdir() if one.suffix != ".prom"] == ["store"]
 
 
-def test_the_examples_of_the_page_run(tmp_path, monkeypatch):
+def test_the_examples_of_the_page_run(tmp_path, tracking, monkeypatch):
     for name in ("tensorboard", "wandb", "mlflow", "sqlalchemy", "prometheus_client"):
         pytest.importorskip(name)
     import mlflow
@@ -162,7 +168,7 @@ def test_the_examples_of_the_page_run(tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs/monitoring.md").read_text()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    mlflow.set_tracking_uri(tracking)
     state = {"model": {"weight": torch.randn(64, 64)}}
     with cairn.open("runs/gpt", mode="a") as store:
         names = {"cairn": cairn, "store": store, "state": state}
