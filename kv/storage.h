@@ -98,8 +98,8 @@ class Storage {
   /// succeeded and was repeated below this interface (a lost response), so callers that need to
   /// know read the object.
   virtual Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) = 0;
-  /// As PutIfAbsent, but a power failure may undo the call or damage the object. For what ranks send
-  /// to each other, which nobody reads after such a failure, and which has checksums.
+  /// As PutIfAbsent, but a power failure may undo the call or damage the object. For what ranks
+  /// send to each other, which nobody reads after such a failure, and which has checksums.
   virtual Result<void> PutIfAbsentVolatile(std::string_view name,
                                            std::span<const std::byte> bytes) {
     return PutIfAbsent(name, bytes);
