@@ -47,6 +47,8 @@ def remarks(lines: list[str]) -> list[str]:
 
 
 def process(app, what, name, object_, options, lines: list[str]) -> None:
+    if what == "module":  # Sphinx removes the indent of a code block that is all but the first line
+        lines[:] = [*object_.__doc__.split("\n"), ""]
     lines[:] = [PAGE.sub(r":doc:`/\1`", line) for line in remarks(code_blocks(lines))]
 
 

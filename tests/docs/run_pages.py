@@ -1,0 +1,124 @@
+"""Runs the blocks of pages, each page in a process and a folder of its own.
+
+    python tests/docs/run_pages.py FOLDER PAGE...
+
+Imports torch once and forks for each page. Prints one line of JSON per page: its name, the numbers
+of blocks and commands that ran, and the error, or null.
+"""
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import traceback
+
+import cairn
+import cairn.dcp
+import cairn.torch
+import torch
+from pages import DOCS, ROOT, SETUP, Block, blocks_of, setup_of
+
+TIMEOUT_SECONDS = 60
+
+
+class Page:
+    """The program that a page is."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+        self._setup = setup_of(path)
+        self.names: dict = {"__name__": "page", "ROOT": ROOT}
+        self.blocks = self.commands = 0
+
+    def run(self) -> None:
+        common = SETUP / "common.py"
+        exec(compile(common.read_text(), common, "exec"), self.names)
+        self._prepare(0)
+        for block in blocks_of(self._path.read_text()):
+            if block.reason is not None:
+                continue
+            if block.language == "python":
+                self.blocks += 1
+                self._run_python(block)
+            else:
+                for command in block.commands():
+                    self._run_command(command, block.line)
+        self._close()
+
+    def _prepare(self, number: int) -> None:
+        code = self._setup.get(number, "")
+        exec(compile(code, f"{self._path.stem}, before block {number}", "exec"), self.names)
+
+    def _run_python(self, block: Block) -> None:
+        opens = "as store" in block.code or "store = cairn.open" in block.code
+        if opens:
+            self._close()
+        elif "store" in block.code or "saver" in block.code:
+            self._open()
+        self._prepare(self.blocks)
+        program = "\n" * block.line + block.code  # errors have the lines of the page
+        exec(compile(program, str(self._path), "exec"), self.names)
+
+    def _open(self) -> None:
+        if self.names.get("store") is None or self.names["store"]._closed:
+            self.names["store"] = cairn.open("runs/gpt", mode="a")
+            self.names["saver"] = cairn.torch.Saver(self.names["store"], every=100)
+
+    def _close(self) -> None:
+        for name in ("saver", "store"):
+            opened = self.names.pop(name, None)
+            if opened is not None:
+                opened.close()
+
+    def _run_command(self, command: str, line: int) -> None:
+        self._close()
+        self.commands += 1
+        path = f"{ROOT / 'build' / 'bin'}:{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", "-c", command],
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+        )
+        differs = command.startswith("kv-dump diff") and done.returncode == 1
+        if done.returncode != 0 and not differs:
+            raise RuntimeError(f"line {line}: {command}: {done.returncode}: {done.stderr}")
+
+
+def run(path: pathlib.Path, folder: pathlib.Path) -> dict:
+    folder.mkdir(parents=True)
+    os.chdir(folder)
+    page, error = Page(path), None
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            page.run()
+    except BaseException:
+        error = traceback.format_exc(limit=-4)
+    name = path.relative_to(DOCS).as_posix()
+    return {"page": name, "blocks": page.blocks, "commands": page.commands, "error": error}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder, *names = sys.argv[1:]
+    for name in names:
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            result = run(DOCS / name, pathlib.Path(folder) / name.replace("/", "-"))
+            os.write(write, (json.dumps(result) + "\n").encode())
+            os._exit(0)
+        os.close(write)
+        with open(read) as answer:
+            text = answer.read()
+        os.waitpid(child, 0)
+        died = {"page": name, "blocks": 0, "commands": 0, "error": "the process died"}
+        print(text or json.dumps(died), end="" if text else "\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,2 @@
+# page
+save_steps("runs/gpt", (100, 200))

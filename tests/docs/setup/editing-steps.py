@@ -1,0 +1,2 @@
+# page
+save_steps("runs/gpt", (50, 100, 200, 300))

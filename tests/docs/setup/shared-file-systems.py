@@ -1,0 +1,2 @@
+# page
+os.mkdir("DIR")
