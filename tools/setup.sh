@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Installs what the build, the tests and the demo need; fast when nothing is missing.
 #
-#   tools/setup.sh [--clang] [--fuzz] [--ceph] [--integrations] [--browser]
+#   tools/setup.sh [--clang] [--fuzz] [--ceph] [--docs] [--integrations] [--browser]
 #
 #   --clang    also what the preset clang needs (300 MB)
 #   --fuzz     also what the preset fuzz needs: the same, and libFuzzer (50 MB)
 #   --ceph     also what tests/shared_fs and tests/rados need (56 MB)
+#   --docs     also what builds the documentation site (Debian 220 MB, PyPI 60 MB)
 #   --integrations
 #              also the libraries of tests/integrations (PyPI, 1 GB)
 #   --browser  also Chromium for the tests of pages (440 MB); only on Debian, because Ubuntu has it
@@ -20,6 +21,7 @@ log=.cache/setup.log
 requirements=python/requirements-dev.txt
 stamp=.venv/.cairn-setup
 
+docs=0
 integrations=0
 packages=(
   build-essential g++ cmake ninja-build ccache pkg-config git ca-certificates
@@ -38,6 +40,7 @@ for argument in "$@"; do
     --clang) packages+=(clang-19) ;;
     --fuzz) packages+=(clang-19 libclang-rt-19-dev) ;;
     --ceph) packages+=(ceph-mon ceph-osd ceph-mgr ceph-common ceph-mds ceph-fuse radosgw) ;;
+    --docs) docs=1; packages+=(doxygen) ;;
     --integrations) integrations=1 ;;
     --browser)
       if [[ $(. /etc/os-release && echo "${ID:-}") == debian ]]; then
@@ -124,17 +127,20 @@ if [[ ! -x .venv/bin/python || ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
   echo "$wanted" >"$stamp"
 fi
 
-if ((integrations)); then
-  integration_requirements=python/requirements-integrations.txt
-  integration_stamp=.venv/.cairn-integrations
-  wanted_integrations=$(sha256sum <"$integration_requirements")
-  if [[ ! -f $integration_stamp || $(<"$integration_stamp") != "$wanted_integrations" ]]; then
-    echo "setup: installing the libraries of tests/integrations (1 GB)"
+# InstallMore NAME WHAT: installs python/requirements-NAME.txt next to what is there.
+InstallMore() {
+  local more=python/requirements-$1.txt more_stamp=.venv/.cairn-$1
+  local wanted_more
+  wanted_more=$(sha256sum <"$more")
+  if [[ ! -f $more_stamp || $(<"$more_stamp") != "$wanted_more" ]]; then
+    echo "setup: installing $2"
     Logged .venv/bin/python -m pip install --disable-pip-version-check \
-      -c "$requirements" -r "$integration_requirements"
-    echo "$wanted_integrations" >"$integration_stamp"
+      -c "$requirements" -r "$more"
+    echo "$wanted_more" >"$more_stamp"
   fi
-fi
+}
+if ((docs)); then InstallMore docs "what builds the documentation site (60 MB)"; fi
+if ((integrations)); then InstallMore integrations "the libraries of tests/integrations (1 GB)"; fi
 
 # Headers for the CUDA layer ------------------------------------------------------------------
 # If there is a CUDA toolkit without the headers of NCCL and cuFile, takes them from PyPI packages.

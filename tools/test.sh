@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Sets up what is missing, builds, and runs every test that this machine can run.
 #
-#   tools/test.sh                  C++ tests (except those labelled slow), Python tests, and
-#                                  instruction counts compared with their baselines
+#   tools/test.sh                  C++ tests (except those labelled slow), Python tests, the
+#                                  documentation and its examples, and instruction counts
+#                                  compared with their baselines
 #   tools/test.sh --all            also the slow tests
 #   tools/test.sh --sanitizers     also the C++ unit tests under ASan+UBSan and under TSan
 #   tools/test.sh --clang          also a build with Clang, which checks the thread annotations and
@@ -32,12 +33,12 @@ for argument in "$@"; do
     --fuzz) fuzz=1 ;;
     --ceph) ceph=1 ;;
     --integrations) integrations=1 ;;
-    -h | --help) sed -n '2,17s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,18s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) echo "test: unknown option $argument (see --help)" >&2; exit 2 ;;
   esac
 done
 
-setup_options=(--browser)
+setup_options=(--docs --browser)
 if ((clang)); then setup_options+=(--clang); fi
 if ((fuzz)); then setup_options+=(--fuzz); fi
 if ((ceph)); then setup_options+=(--ceph); fi
@@ -89,7 +90,7 @@ ctest --preset release "${ctest_options[@]}" </dev/null || failed+=(ctest)
 
 echo "== Python tests"
 .venv/bin/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal "${pytest_options[@]}" \
-  tests/python tests/tools tests/style tests/install tests/bench </dev/null || failed+=(pytest)
+  tests/python tests/tools tests/style tests/install tests/bench tests/docs </dev/null || failed+=(pytest)
 
 if ((integrations)); then
   echo "== Tests with libraries of others"

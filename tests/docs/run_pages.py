@@ -11,6 +11,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import traceback
@@ -56,7 +57,7 @@ class Page:
         opens = "as store" in block.code or "store = cairn.open" in block.code
         if opens:
             self._close()
-        elif "store" in block.code or "saver" in block.code:
+        elif re.search(r"\b(?:store|saver)[.,)]", block.code):
             self._open()
         self._prepare(self.blocks)
         program = "\n" * block.line + block.code  # errors have the lines of the page
@@ -109,9 +110,11 @@ def main() -> None:
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
-            result = run(DOCS / name, pathlib.Path(folder) / name.replace("/", "-"))
-            os.write(write, (json.dumps(result) + "\n").encode())
-            os._exit(0)
+            try:
+                result = run(DOCS / name, pathlib.Path(folder) / name.replace("/", "-"))
+                os.write(write, (json.dumps(result) + "\n").encode())
+            finally:
+                os._exit(0)
         os.close(write)
         with open(read) as answer:
             text = answer.read()

@@ -1,4 +1,8 @@
 # page
+job_model = Net()
+def make_state():
+    return {"model": {name: tensor.clone() for name, tensor in job_model.state_dict().items()}}
+
 save_steps("runs/gpt", (100, 200))
 pending = [300]
 wait = cairn.Store.wait
@@ -7,7 +11,7 @@ wait = cairn.Store.wait
 def wait_a_second(follower, after, timeout):
     if pending:
         with cairn.open("runs/gpt", mode="a") as job:
-            train_one_step()
+            job_model.norm.weight.data += 1
             job.save(pending.pop(), make_state())
     return wait(follower, after=after, timeout=1)
 
