@@ -13,6 +13,7 @@ sys.path.insert(0, str(DOCS / "site"))
 
 project = "Cairn"
 author = "The authors of Cairn"
+html_show_copyright = False
 html_title = "Cairn"
 html_theme = "furo"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docstrings", "headers",
@@ -31,7 +32,11 @@ myst_heading_anchors = 4
 
 # Public names only, in the order of __all__ or of the source. Libraries that only the integrations
 # need are replaced by mocks where they are not installed.
-autodoc_default_options = {"members": True, "show-inheritance": True, "inherited-members": "object, int, Exception"}
+autodoc_default_options = {
+    "members": True,
+    "show-inheritance": True,
+    "inherited-members": "object, int, BaseException",
+}
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"

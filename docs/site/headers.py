@@ -154,14 +154,15 @@ def signature(member: ElementTree.Element) -> str:
     parameters = [text_of(each, "type") + " " + text_of(each, "declname")
                   for each in member.findall("templateparamlist/param")]  # fmt: skip
     template = f"template <{', '.join(each.strip() for each in parameters)}> " if parameters else ""
-    declared = text_of(member, "definition").replace(qualified, name) + text_of(member, "argsstring")
+    declared = text_of(member, "definition").replace(qualified, name)
+    declared += text_of(member, "argsstring")
     initializer = text_of(member, "initializer")
     return spaced(f"{template}{declared}{initializer and ' ' + initializer};")
 
 
 def spaced(declaration: str) -> str:
     """The declaration with the spaces of our style instead of those of Doxygen."""
-    declaration = re.sub(r"(\w)< | >", lambda found: f"{found[1]}<" if found[1] else ">", declaration)
+    declaration = re.sub(r"(?<=\w)< ", "<", declaration).replace(" >", ">")
     declaration = re.sub(r" ([&*]+)(?=\w)", r"\1 ", declaration)
     return re.sub(r"(?<=\w)=(?=[\w{\"])", " = ", declaration)
 

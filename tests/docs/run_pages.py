@@ -1,4 +1,4 @@
-"""Runs the blocks of pages, each page in a process and a folder of its own.
+"""Runs the blocks of pages, each page in a separate process and folder.
 
     python tests/docs/run_pages.py FOLDER PAGE...
 

@@ -136,7 +136,8 @@ def test_every_setup_belongs_to_a_page():
 
 
 def test_blocks_are_found_with_their_marks_and_commands():
-    text = "a\n\n<!-- not run: x -->\n```sh\nkv-dump a\n```\n\n  ```\n  $ kv-admin b # c\n  ok\n  ```\n"
+    marked = "a\n\n<!-- not run: x -->\n```sh\nkv-dump a\n```\n"
+    text = marked + "\n  ```\n  $ kv-admin b # c\n  ok\n  ```\n"
     first, second = blocks_of(text)
 
     assert (first.language, first.reason, first.line) == ("sh", "x", 4)

@@ -12,12 +12,12 @@ namespace core = cairn::core;
 namespace cuda = cairn::cuda;
 
 cairn::Result<void> Connect(int rank, int world_size, uint64_t job_id) {
-// BLOCK
+  // BLOCK
   return {};
 }
 
 cairn::Result<void> ConnectGpus(const core::GlooOptions& gloo_options, const core::Mesh& mesh,
                                 int local_rank, void* stream) {
-// BLOCK
+  // BLOCK
   return {};
 }

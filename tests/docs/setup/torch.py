@@ -1,4 +1,4 @@
 # page
-state = {"model": model.state_dict()}
+state, step = {"model": model.state_dict()}, 50
 # before block 3
 state = {"model": model, "optimizer": optimizer, "epoch": 3}
