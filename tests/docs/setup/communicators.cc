@@ -1,5 +1,6 @@
 // The blocks of docs/communicators.md, in functions with the names that they use.
 #include <memory>
+#include <string>
 
 #include "core/ranks/communicator.h"
 #include "core/ranks/gather_v.h"
@@ -11,12 +12,12 @@
 namespace core = cairn::core;
 namespace cuda = cairn::cuda;
 
-cairn::Result<void> Connect(int rank, int world_size, uint64_t job_id) {
+cairn::Result<void> Connect(int rank, int world_size, const std::string& job_id) {
   // BLOCK
   return {};
 }
 
-cairn::Result<void> ConnectGpus(const core::GlooOptions& gloo_options, const core::Mesh& mesh,
+cairn::Result<void> ConnectGpus(const core::GlooOptions& gloo_options, const core::DeviceMesh& mesh,
                                 int local_rank, void* stream) {
   // BLOCK
   return {};
