@@ -64,5 +64,5 @@ def test_the_reference_has_what_users_call(site):
 def test_the_search_knows_the_words_of_the_pages(site):
     index = (site / "searchindex.js").read_text()
 
-    for word in ("compact", "reshard", "take_over", "checkpointstor"):
-        assert word in index, word
+    for word in ("compact", "reshard", "take_ov", "checkpointstor"):
+        assert word in index, word  # stems of words
