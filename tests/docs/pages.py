@@ -27,6 +27,7 @@ REASONS = {
     "needs a damaged store",
     "needs a second mount",
     "needs transformers",
+    "needs wandb and MLflow",
     "needs torchdata",
     "runs until it is stopped",
 }

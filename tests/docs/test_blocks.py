@@ -20,6 +20,7 @@ NOT_RUN = {
     "needs a second mount": 1,
     "needs torchdata": 1,
     "needs transformers": 1,
+    "needs wandb and MLflow": 1,
     "runs until it is stopped": 1,
 }
 # Pages about libraries of others, which the usual tests do not install, and what runs their calls.
