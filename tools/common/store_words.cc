@@ -8,6 +8,7 @@
 
 #include "core/checkpoint_store.h"
 #include "kv/key.h"
+#include "kv/open_storage.h"
 #include "kv/snapshot.h"
 #include "tools/common/address.h"
 #include "tools/common/quantities.h"
@@ -20,8 +21,8 @@ constexpr size_t kMaxKeys = 500;
 
 /// Returns null if the store is not in a directory or cannot be opened.
 std::unique_ptr<core::CheckpointStore> OpenLocal(const std::string& store) {
-  if (store.empty() || store.find("://") != std::string::npos) return nullptr;
-  if (store.starts_with("rados:") || store.starts_with("memory:")) return nullptr;
+  const auto storage = kv::OpenStorage(store);  // sends no request
+  if (!storage || (*storage)->local_files() == nullptr) return nullptr;
   auto opened = core::CheckpointStore::Open(store, kv::OpenMode::kRead, {});
   return opened ? *std::move(opened) : nullptr;
 }
