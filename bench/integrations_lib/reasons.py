@@ -62,9 +62,6 @@ REASONS: dict[tuple[str, str, str], str] = {
     ("", "", "resume_cached"): _IN_THE_CACHE,
     ("", "", "longest_stall" + ASYNC): _FIRST_SAVE,
     ("deepspeed-2", "frozen", "durable"): _FEW_BYTES,
-    ("deepspeed-3", "frozen", "durable"): _FEW_BYTES,
-    ("deepspeed-3", "frozen", "stall"): _FEW_BYTES,
-    ("deepspeed-3", "frozen", "longest_stall"): _FIRST_SAVE,
     ("ray", "frozen", "stall"): _CONTROLLER,
     ("ray", "frozen", "longest_stall"): _CONTROLLER,
 }
