@@ -11,14 +11,10 @@
 #include <type_traits>
 
 #include "core/tensor/internal/element.h"
+#include "core/tensor/internal/element_numbers.h"
 
 namespace cairn::core {
 namespace {
-
-template <typename T>
-constexpr bool kIsComplex = false;
-template <typename T>
-constexpr bool kIsComplex<std::complex<T>> = true;
 
 std::string TextOf(bool value) { return value ? "True" : "False"; }
 template <typename T>
@@ -61,9 +57,7 @@ namespace {
 template <typename Number>
 class NumberStatistics {
  public:
-  static constexpr size_t kBlock = 4096;
-
-  // Adds at most kBlock numbers.
+  // Adds at most kNumbersPerBlock numbers.
   void Add(std::span<const Number> numbers) {
     count_ += numbers.size();
     double sum = 0;
@@ -136,67 +130,16 @@ class NumberStatistics {
   Moments moments_;
 };
 
-// Returns the magnitude. std::abs would return infinity for (inf, nan), which hides the NaN.
-template <typename T>
-T Magnitude(std::complex<T> value) {
-  if (std::isnan(value.real()) || std::isnan(value.imag())) {
-    return std::numeric_limits<T>::quiet_NaN();
-  }
-  return std::hypot(value.real(), value.imag());
-}
-
 template <typename Element>
 class ElementStatistics final : public StatisticsAccumulator::Impl {
-  using Value = typename Element::Value;
-  static auto NumberOf(Value value) {
-    if constexpr (kIsComplex<Value>) {
-      return Magnitude(value);
-    } else {
-      return value;
-    }
-  }
-  using Number = decltype(NumberOf(Value{}));
-
  public:
   void Add(std::span<const std::byte> bytes) override {
-    // An array, because std::vector<bool> is not a span of bool.
-    Number block[NumberStatistics<Number>::kBlock];
-    while (!bytes.empty()) {
-      const size_t count =
-          std::min(NumberStatistics<Number>::kBlock, bytes.size() / Element::kBytes);
-      if (count == 0) return;
-      for (size_t i = 0; i < count; ++i) {
-        block[i] = NumberOf(Element::Load(bytes.data() + i * Element::kBytes));
-      }
-      numbers_.Add({block, count});
-      bytes = bytes.subspan(count * Element::kBytes);
-    }
+    internal::ForEachBlock<Element>(bytes, [this](auto numbers) { numbers_.Add(numbers); });
   }
   Statistics Finish() const override { return numbers_.Finish(); }
 
  private:
-  NumberStatistics<Number> numbers_;
-};
-
-class Float4Statistics final : public StatisticsAccumulator::Impl {
- public:
-  void Add(std::span<const std::byte> bytes) override {
-    float block[NumberStatistics<float>::kBlock];
-    while (!bytes.empty()) {
-      const size_t count = std::min(NumberStatistics<float>::kBlock / 2, bytes.size());
-      for (size_t i = 0; i < count; ++i) {
-        const auto pair = static_cast<uint8_t>(bytes[i]);
-        block[2 * i] = internal::Float4E2M1FNToFloat(pair & 0xf);
-        block[2 * i + 1] = internal::Float4E2M1FNToFloat(pair >> 4);
-      }
-      numbers_.Add({block, 2 * count});
-      bytes = bytes.subspan(count);
-    }
-  }
-  Statistics Finish() const override { return numbers_.Finish(); }
-
- private:
-  NumberStatistics<float> numbers_;
+  NumberStatistics<typename internal::ElementNumbers<Element>::Number> numbers_;
 };
 
 }  // namespace
@@ -204,11 +147,7 @@ class Float4Statistics final : public StatisticsAccumulator::Impl {
 StatisticsAccumulator::StatisticsAccumulator(DType dtype)
     : element_bytes_(schema::ElementBytes(dtype)) {
   internal::VisitDType(dtype, [this]<typename Element>(Element) {
-    if constexpr (std::is_same_v<Element, internal::Float4PairElement>) {
-      impl_ = std::make_unique<Float4Statistics>();
-    } else {
-      impl_ = std::make_unique<ElementStatistics<Element>>();
-    }
+    impl_ = std::make_unique<ElementStatistics<Element>>();
   });
 }
 
@@ -245,7 +184,7 @@ std::optional<std::complex<double>> ElementValue(DType dtype, std::span<const st
   internal::VisitDType(dtype, [&]<typename Element>(Element) {
     if constexpr (std::is_same_v<Element, internal::Float4PairElement>) {
       return;
-    } else if constexpr (kIsComplex<typename Element::Value>) {
+    } else if constexpr (internal::kIsComplex<typename Element::Value>) {
       const auto element = Element::Load(bytes.data());
       value = std::complex<double>(element.real(), element.imag());
     } else {
