@@ -71,7 +71,7 @@ class NumberStatistics {
         }
         if (std::isinf(number)) {
           ++infs_;
-          Order(number);
+          (number < 0 ? has_negative_inf_ : has_positive_inf_) = true;
           continue;
         }
       }
@@ -93,11 +93,17 @@ class NumberStatistics {
 
   Statistics Finish() const {
     Statistics statistics{.count = count_, .zeros = zeros_, .nans = nans_, .infs = infs_};
+    if (moments_.count > 0) {
+      statistics.finite_min = static_cast<double>(min_);
+      statistics.finite_max = static_cast<double>(max_);
+    }
     if (count_ > nans_) {
-      statistics.min = static_cast<double>(min_);
-      statistics.max = static_cast<double>(max_);
-      statistics.min_text = TextOf(min_);
-      statistics.max_text = TextOf(max_);
+      const Number min = has_negative_inf_ ? Lowest() : min_;
+      const Number max = has_positive_inf_ ? Highest() : max_;
+      statistics.min = static_cast<double>(min);
+      statistics.max = static_cast<double>(max);
+      statistics.min_text = TextOf(min);
+      statistics.max_text = TextOf(max);
     }
     if (moments_.count > 0) {
       statistics.mean = moments_.mean;
@@ -125,7 +131,9 @@ class NumberStatistics {
   uint64_t zeros_ = 0;
   uint64_t nans_ = 0;
   uint64_t infs_ = 0;
-  Number min_ = Highest();
+  bool has_negative_inf_ = false;
+  bool has_positive_inf_ = false;
+  Number min_ = Highest();  // of the finite numbers
   Number max_ = Lowest();
   Moments moments_;
 };

@@ -26,6 +26,9 @@ struct Statistics {
   /// none.
   std::optional<double> min;
   std::optional<double> max;
+  /// Smallest and largest finite value; empty if there is none.
+  std::optional<double> finite_min;
+  std::optional<double> finite_max;
   /// The same values as text, exact also for integers that a double cannot represent.
   std::string min_text;
   std::string max_text;

@@ -36,6 +36,8 @@ TEST(StatisticsTest, CountsSpecialValuesApart) {
   EXPECT_EQ(s.infs, 1u);
   EXPECT_EQ(s.min, -3.0);
   EXPECT_EQ(s.max, kInf);
+  EXPECT_EQ(s.finite_min, -3.0);
+  EXPECT_EQ(s.finite_max, 1.0);
   EXPECT_EQ(s.max_text, "inf");
   EXPECT_THAT(s.mean, Optional(-0.5));
   EXPECT_THAT(s.std_deviation, Optional(DoubleNear(1.5, 1e-12)));
@@ -49,6 +51,20 @@ TEST(StatisticsTest, NothingToSayOfNothing) {
   EXPECT_EQ(nans.nans, 1u);
   EXPECT_EQ(nans.max, std::nullopt);
   EXPECT_EQ(nans.mean, std::nullopt);
+}
+
+TEST(StatisticsTest, InfinitiesAreBoundsButNotFiniteOnes) {
+  const float inf = std::numeric_limits<float>::infinity();
+  const Statistics both = Of<float>(DType::kFloat32, {inf, -inf, kNanF});
+  EXPECT_EQ(both.min, -kInf);
+  EXPECT_EQ(both.max, kInf);
+  EXPECT_EQ(both.finite_min, std::nullopt);
+  EXPECT_EQ(Of<float>(DType::kFloat32, {inf}).min, kInf);
+  EXPECT_EQ(Of<float>(DType::kFloat32, {-inf}).max, -kInf);
+  const Statistics negative = Of<float>(DType::kFloat32, {-inf, 2});
+  EXPECT_EQ(negative.min_text, "-inf");
+  EXPECT_EQ(negative.max_text, "2");
+  EXPECT_EQ(negative.finite_min, 2.0);
 }
 
 TEST(StatisticsTest, LargeIntegersStayExactInText) {

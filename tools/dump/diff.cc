@@ -9,11 +9,8 @@
 #include <optional>
 
 #include "core/inspect/diff.h"
-#include "core/load/load_options.h"
 #include "core/state_dict/key_pattern.h"
 #include "core/step/contents.h"
-#include "core/step/repeats.h"
-#include "core/tensor/chunk_grid.h"
 #include "kv/snapshot.h"
 #include "kv/step_info.h"
 #include "tools/common/exit_status.h"
@@ -30,9 +27,6 @@ namespace cairn::tools {
 namespace {
 
 using Kind = core::KeyChange::Kind;
-
-/// Both steps are read in parts of this size.
-constexpr uint64_t kPartBytes = 16 << 20;
 
 /// By how much the values of each changed key differ, in the order of the changes; empty without
 /// --values.
@@ -68,29 +62,6 @@ Result<Sides> OpenSides(const std::string& address_a, const std::string& address
   return sides;
 }
 
-Result<ValueDifference> CompareValues(const Sides& sides, const core::TensorInfo& tensor,
-                                      ProgressLine& progress) {
-  CAIRN_TRY(core::CheckRepeats({&tensor, 1}));
-  ValueDifference difference;
-  CAIRN_TRY_ASSIGN(difference.elements, core::ElementCount(tensor.shape));
-  CAIRN_TRY_ASSIGN(const auto grid, core::ChunkGrid::Make(tensor.dtype, tensor.shape, kPartBytes));
-  std::vector<std::byte> a, b;
-  for (uint64_t i = 0; i < grid.chunk_count(); ++i) {
-    if (!progress.Update(grid.offset_bytes(i), tensor.nbytes)) {
-      return Fail(ErrorCode::kCancelled, "stopped on request");
-    }
-    const core::Box box = grid.chunk(i);
-    a.resize(grid.length_bytes(i));
-    b.resize(a.size());
-    const core::LoadRequest from_a{tensor.fqn, box, {tensor.dtype, box.sizes, {}, a.data()}};
-    const core::LoadRequest from_b{tensor.fqn, box, {tensor.dtype, box.sizes, {}, b.data()}};
-    CAIRN_TRY(sides.opened.store->Load(sides.a, {&from_a, 1}));
-    CAIRN_TRY(sides.opened.store->Load(sides.b, {&from_b, 1}));
-    AddDifferences(tensor.dtype, a, b, difference);
-  }
-  return difference;
-}
-
 /// The tensors of a step by FQN.
 Result<std::map<std::string, core::TensorInfo>> Tensors(const Sides& sides,
                                                         const kv::StepInfo& step,
@@ -119,7 +90,8 @@ Result<ValueDifferences> CompareChangedValues(const Sides& sides, const core::Ke
       continue;  // the detail states what differs; these values cannot be compared
     }
     ProgressLine progress(fmt::format("comparing {}", EscapeText(change.fqn)));
-    CAIRN_TRY_ASSIGN(differences[i], CompareValues(sides, a->second, progress));
+    CAIRN_TRY_ASSIGN(differences[i], CompareTensors(*sides.opened.store, sides.a, sides.b,
+                                                    a->second, progress.callback()));
   }
   return differences;
 }

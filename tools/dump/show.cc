@@ -22,12 +22,11 @@
 #include "tools/dump/element_json.h"
 #include "tools/dump/opened_store.h"
 #include "tools/dump/slice.h"
+#include "tools/dump/tensor_values.h"
 
 namespace cairn::tools {
 namespace {
 
-/// The tensor is read in parts of this size for its statistics.
-constexpr uint64_t kPartBytes = 16 << 20;
 /// Arrays with more elements show only their edges, as in numpy.
 constexpr uint64_t kMaxShownElements = 1000;
 /// --all is for people and small scripts; the library reads larger parts.
@@ -41,47 +40,11 @@ struct Subject {
   bool sliced = false;
 };
 
-Result<void> LoadBox(const Subject& subject, const core::Box& box, std::span<std::byte> target) {
-  const core::LoadRequest request{
-      subject.tensor.fqn, box, {subject.tensor.dtype, box.sizes, {}, target.data()}};
-  CAIRN_TRY(subject.opened.store->Load(subject.step, {&request, 1}));
-  return {};
-}
-
-Result<core::Statistics> Measure(const Subject& subject) {
-  core::StatisticsAccumulator accumulator(subject.tensor.dtype);
-  const core::Box& part = subject.slice.box;
-  CAIRN_TRY_ASSIGN(const auto grid,
-                   core::ChunkGrid::Make(subject.tensor.dtype, part.sizes, kPartBytes));
-  CAIRN_TRY_ASSIGN(const uint64_t total_bytes, core::TensorBytes(subject.tensor.dtype, part.sizes));
-  ProgressLine progress("reading");
-  std::vector<std::byte> bytes;
-  for (uint64_t i = 0; i < grid.chunk_count(); ++i) {
-    progress.Update(grid.offset_bytes(i), total_bytes);
-    core::Box box = grid.chunk(i);
-    for (size_t d = 0; d < box.offsets.size(); ++d) box.offsets[d] += part.offsets[d];
-    bytes.resize(grid.length_bytes(i));
-    CAIRN_TRY(LoadBox(subject, box, bytes));
-    accumulator.Add(bytes);
-  }
-  return accumulator.Finish();
-}
-
-/// Loads the elements that the layout shows.
-Result<std::vector<std::byte>> LoadShown(const Subject& subject, const ArrayLayout& layout) {
-  const uint64_t element_bytes = schema::ElementBytes(subject.tensor.dtype);
-  std::vector<std::byte> cells(layout.cell_count() * element_bytes);
-  std::vector<core::LoadRequest> requests;
-  for (const ArrayLayout::EdgeBox& edge : layout.edge_boxes()) {
-    core::Box box{edge.source_offsets, edge.sizes};
-    for (size_t d = 0; d < box.offsets.size(); ++d) box.offsets[d] += subject.slice.box.offsets[d];
-    requests.push_back({subject.tensor.fqn,
-                        std::move(box),
-                        {subject.tensor.dtype, edge.sizes, layout.strides(),
-                         cells.data() + edge.cell_offset * element_bytes}});
-  }
-  CAIRN_TRY(subject.opened.store->Load(subject.step, requests));
-  return cells;
+TensorPart PartOf(const Subject& subject) {
+  return {.store = subject.opened.store.get(),
+          .step = subject.step,
+          .tensor = subject.tensor,
+          .box = subject.slice.box};
 }
 
 /// Returns a pattern that matches `fqn`, whatever characters it contains. It may match other keys
@@ -126,27 +89,6 @@ Result<int> ShowValue(const DumpRun& run, const kv::StepInfo& step, const core::
   run.out->WriteLine(text != nullptr ? EscapeText(*text)
                                      : EscapeText(core::FormatValue(value.value)));
   return kExitSuccess;
-}
-
-/// Integers of any size are exact. The bound is null if there are no elements to take it from.
-Json BoundJson(core::DType dtype, const std::optional<double>& bound, const std::string& text) {
-  if (!bound) return nullptr;
-  const bool is_integer = dtype >= core::DType::kUInt8 && dtype <= core::DType::kUInt64;
-  return is_integer ? Json::Parse(text) : FloatJson(*bound);
-}
-
-Json StatisticsJson(core::DType dtype, const core::Statistics& statistics) {
-  const auto number = [](const std::optional<double>& value) {
-    return value ? FloatJson(*value) : Json(nullptr);
-  };
-  return {{"count", statistics.count},
-          {"zeros", statistics.zeros},
-          {"nan", statistics.nans},
-          {"inf", statistics.infs},
-          {"min", BoundJson(dtype, statistics.min, statistics.min_text)},
-          {"max", BoundJson(dtype, statistics.max, statistics.max_text)},
-          {"mean", number(statistics.mean)},
-          {"std", number(statistics.std_deviation)}};
 }
 
 void PrintStatistics(Output& out, const core::Statistics& statistics) {
@@ -219,9 +161,10 @@ Result<int> ShowTensor(const DumpRun& run, const Subject& subject, bool all) {
   std::optional<core::Statistics> statistics;
   // Of a tensor that repeats a few elements very often, only the values are shown.
   if (core::CheckRepeats({&shown, 1})) {
-    CAIRN_TRY_ASSIGN(statistics, Measure(subject));
+    ProgressLine progress("reading");
+    CAIRN_TRY_ASSIGN(statistics, MeasureStatistics(PartOf(subject), progress.callback()));
   }
-  CAIRN_TRY_ASSIGN(const std::vector<std::byte> cells, LoadShown(subject, layout));
+  CAIRN_TRY_ASSIGN(const std::vector<std::byte> cells, LoadShown(PartOf(subject), layout));
   if (run.json) {
     Json json = SubjectJson(subject);
     json.Set("statistics",

@@ -6,13 +6,20 @@
 #include <cmath>
 #include <complex>
 #include <cstring>
+#include <vector>
 
+#include "core/load/load_options.h"
+#include "core/step/repeats.h"
+#include "core/tensor/chunk_grid.h"
 #include "core/tensor/element_statistics.h"
 
 namespace cairn::tools {
 namespace {
 
 using schema::DType;
+
+/// Both steps are read in parts of this size.
+constexpr uint64_t kPartBytes = 16 << 20;
 
 /// Subtracts before it rounds, because adjacent integers above 2^53 are the same double.
 template <typename Integer>
@@ -53,6 +60,30 @@ void AddDifferences(DType dtype, std::span<const std::byte> a, std::span<const s
       ++difference.not_comparable;
     }
   }
+}
+
+Result<ValueDifference> CompareTensors(const core::CheckpointStore& store, const kv::StepInfo& a,
+                                       const kv::StepInfo& b, const core::TensorInfo& tensor,
+                                       const core::Progress& progress) {
+  CAIRN_TRY(core::CheckRepeats({&tensor, 1}));
+  ValueDifference difference;
+  CAIRN_TRY_ASSIGN(difference.elements, core::ElementCount(tensor.shape));
+  CAIRN_TRY_ASSIGN(const auto grid, core::ChunkGrid::Make(tensor.dtype, tensor.shape, kPartBytes));
+  std::vector<std::byte> in_a, in_b;
+  for (uint64_t i = 0; i < grid.chunk_count(); ++i) {
+    if (progress && !progress(grid.offset_bytes(i), tensor.nbytes)) {
+      return Fail(ErrorCode::kCancelled, "stopped on request");
+    }
+    const core::Box box = grid.chunk(i);
+    in_a.resize(grid.length_bytes(i));
+    in_b.resize(in_a.size());
+    const core::LoadRequest from_a{tensor.fqn, box, {tensor.dtype, box.sizes, {}, in_a.data()}};
+    const core::LoadRequest from_b{tensor.fqn, box, {tensor.dtype, box.sizes, {}, in_b.data()}};
+    CAIRN_TRY(store.Load(a, {&from_a, 1}));
+    CAIRN_TRY(store.Load(b, {&from_b, 1}));
+    AddDifferences(tensor.dtype, in_a, in_b, difference);
+  }
+  return difference;
 }
 
 }  // namespace cairn::tools

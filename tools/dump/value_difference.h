@@ -6,6 +6,10 @@
 #include <optional>
 #include <span>
 
+#include "core/base/progress.h"
+#include "core/checkpoint_store.h"
+#include "core/step/contents.h"
+#include "kv/step_info.h"
 #include "schema/dtype.h"
 
 namespace cairn::tools {
@@ -28,5 +32,13 @@ std::optional<double> Distance(schema::DType dtype, std::span<const std::byte> a
 /// Requires equal sizes, a multiple of ElementBytes(dtype).
 void AddDifferences(schema::DType dtype, std::span<const std::byte> a, std::span<const std::byte> b,
                     ValueDifference& difference);
+
+/// Compares a tensor of step `a` with the one of step `b` that has the same name. Requires that
+/// both have the dtype and shape of `tensor`. kResourceExhausted: see core::CheckRepeats.
+/// kCancelled: `progress`, which receives bytes, asked to stop. Other errors are those of
+/// CheckpointStore::Load. Memory: 32 MiB, and that of a load.
+Result<ValueDifference> CompareTensors(const core::CheckpointStore& store, const kv::StepInfo& a,
+                                       const kv::StepInfo& b, const core::TensorInfo& tensor,
+                                       const core::Progress& progress);
 
 }  // namespace cairn::tools

@@ -1,0 +1,53 @@
+#pragma once
+/// Values of stored tensors, read for people: their statistics, their distribution, and the elements
+/// that are shown.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/base/progress.h"
+#include "core/checkpoint_store.h"
+#include "core/step/contents.h"
+#include "core/tensor/element_histogram.h"
+#include "core/tensor/element_statistics.h"
+#include "core/tensor/tensor.h"
+#include "kv/step_info.h"
+#include "tools/common/json.h"
+#include "tools/dump/array_text.h"
+
+namespace cairn::tools {
+
+/// A box of a stored tensor. The functions below return the errors of CheckpointStore::Load, and
+/// kCancelled if their callback asks to stop.
+struct TensorPart {
+  const core::CheckpointStore* store = nullptr;
+  kv::StepInfo step;
+  core::TensorInfo tensor;
+  core::Box box;
+};
+
+/// Computes the statistics of all elements. Memory: 16 MiB, and that of a load.
+Result<core::Statistics> MeasureStatistics(const TensorPart& part, const core::Progress& progress);
+
+struct Distribution {
+  uint64_t elements = 0;  // of the part
+  uint64_t read_elements = 0;
+  core::Statistics statistics;               // of the elements that were read
+  std::optional<core::Histogram> histogram;  // of the same; empty without finite values
+};
+
+/// Computes the distribution of all elements, or, if they are more than `max_bytes`, of about
+/// `max_bytes` in parts of 1 MiB at equal distances. Reads the elements twice.
+Result<Distribution> MeasureDistribution(const TensorPart& part, uint64_t max_bytes,
+                                         const core::Progress& progress);
+
+/// Loads the elements that the layout shows.
+Result<std::vector<std::byte>> LoadShown(const TensorPart& part, const ArrayLayout& layout);
+
+/// Integers of any size are exact; a bound is null if there are no elements to take it from.
+Json StatisticsJson(core::DType dtype, const core::Statistics& statistics);
+
+}  // namespace cairn::tools
