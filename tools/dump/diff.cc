@@ -103,13 +103,7 @@ Json RowJson(const core::KeyChange& change, const std::optional<ValueDifference>
                {"changed_bytes", change.changed_bytes},
                {"total_bytes", change.total_bytes}};
   if (!change.detail.empty()) json.Set("detail", JsonText(change.detail));
-  if (!values) return json;
-  json.Set("elements", values->elements);
-  json.Set("differing_elements", values->differing_elements);
-  if (values->numeric) {
-    json.Set("largest_absolute_difference", values->largest_absolute);
-    json.Set("not_comparable_elements", values->not_comparable);
-  }
+  if (values) json.Merge(DifferenceJson(*values));
   return json;
 }
 

@@ -106,7 +106,6 @@ struct HttpServer::Impl {
         "Cross-Origin-Resource-Policy: same-origin\r\n"
         "Referrer-Policy: no-referrer\r\n"
         "X-Content-Type-Options: nosniff\r\n"
-        "X-Frame-Options: SAMEORIGIN\r\n"
         "{}"
         "Connection: close\r\n\r\n",
         response.status, StatusText(response.status), response.content_type, response.body.size(),

@@ -25,7 +25,8 @@ struct HttpResponse {
   int status = 200;
   std::string content_type = "application/json";
   std::string body;
-  std::string policy = "default-src 'none'";  // the Content-Security-Policy
+  /// The Content-Security-Policy.
+  std::string policy = "default-src 'none'; frame-ancestors 'none'";
 };
 
 struct HttpServerOptions {

@@ -12,6 +12,7 @@
 #include "tools/dump/overview.h"
 #include "tools/dump/report.h"
 #include "tools/dump/segments.h"
+#include "tools/dump/serve.h"
 #include "tools/dump/show.h"
 #include "tools/dump/space.h"
 #include "tools/dump/statistics_text.h"
@@ -35,6 +36,7 @@ struct Values {
   bool statistics = false;
   std::string where;
   ReportRequest report;
+  ServeRequest serve;
 };
 
 Argument JsonFlag(Values& values) {
@@ -260,6 +262,39 @@ Verb ReportVerb(Values& values) {
           .run = [&](Output& out) { return DumpReport({&out, values.json}, values.report); }};
 }
 
+Verb ServeVerb(Values& values) {
+  return {.name = "serve",
+          .usage = "serve STORE [--port N]",
+          .summary = "The same page live: follows a running job, with search, values and diffs",
+          .arguments = {JsonFlag(values),
+                        {.name = "STORE",
+                         .target = &values.serve.store,
+                         .help = "Directory of the store",
+                         .required = true},
+                        {.name = "--port",
+                         .target = &values.serve.port,
+                         .help = "The port; 0: any that is free. Otherwise 7707, or any that is "
+                                 "free if 7707 is in use",
+                         .value_name = "N",
+                         .range = ArgumentRange(std::pair<uint64_t, uint64_t>(0, 65535))},
+                        {.name = "--address",
+                         .target = &values.serve.address,
+                         .help = "The IPv4 address to listen on, 127.0.0.1 if it is not given. "
+                                 "With 0.0.0.0, everybody on the network can read the store",
+                         .value_name = "ADDRESS"},
+                        {.name = "--allow-host",
+                         .target = &values.serve.hosts,
+                         .help = "Also accept requests for this host name, as from a proxy; '*': "
+                                 "for any name",
+                         .value_name = "NAME"},
+                        {.name = "--all-steps",
+                         .target = &values.serve.all_steps,
+                         .help = "Examine the records of every step, as for report"}},
+          .examples = {"kv-dump serve runs/gpt", "kv-dump serve s3://bucket/runs/gpt --port 0"},
+          .notes = "Read-only. Listens only on this machine unless --address states otherwise.",
+          .run = [&](Output& out) { return DumpServe({&out, values.json}, values.serve); }};
+}
+
 CommandLine MakeCommandLine(Values& values) {
   return {.name = "kv-dump",
           .version = CAIRN_VERSION,
@@ -268,7 +303,7 @@ CommandLine MakeCommandLine(Values& values) {
           .arguments = {JsonFlag(values)},
           .verbs = {OverviewVerb(values), StepsVerb(values), KeysVerb(values), ChunksVerb(values),
                     ShowVerb(values), DiffVerb(values), HistoryVerb(values), SegmentsVerb(values),
-                    SpaceVerb(values), VerifyVerb(values), ReportVerb(values)},
+                    SpaceVerb(values), VerifyVerb(values), ReportVerb(values), ServeVerb(values)},
           .notes =
               "`kv-dump VERB --help` lists the options of a verb, with examples.\n"
               "Exit status: 0 success; 1 differs or damaged (diff, verify); 2 failure.",

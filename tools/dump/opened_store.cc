@@ -4,7 +4,6 @@
 
 #include <fmt/format.h>
 
-#include "core/state_dict/key_pattern.h"
 #include "kv/snapshot.h"
 #include "tools/common/terminal.h"
 #include "tools/common/text.h"
@@ -42,6 +41,16 @@ Result<core::Contents> ListKeys(const OpenedStore& opened,
                                 const std::vector<std::string>& patterns) {
   CAIRN_TRY_ASSIGN(const core::KeyPatterns parsed, core::KeyPatterns::Parse(patterns));
   return opened.store->List(opened.address.step, parsed);
+}
+
+Result<core::KeyPatterns> PatternFor(const std::string& fqn) {
+  if (fqn.empty()) return core::KeyPatterns();  // the root itself is the value
+  std::string pattern = fqn;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    const bool special = std::string_view("*?[]").find(pattern[i]) != std::string_view::npos;
+    if (special || (i == 0 && pattern[i] == '!')) pattern[i] = '?';
+  }
+  return core::KeyPatterns::Parse({pattern});
 }
 
 }  // namespace cairn::tools

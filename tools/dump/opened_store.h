@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/checkpoint_store.h"
+#include "core/state_dict/key_pattern.h"
 #include "core/step/contents.h"
 #include "kv/step_info.h"
 #include "kv/store.h"
@@ -32,5 +33,9 @@ Result<kv::StepInfo> FindStep(const OpenedStore& opened);
 /// Returns what that step contains, or the part of it that matches the patterns.
 Result<core::Contents> ListKeys(const OpenedStore& opened,
                                 const std::vector<std::string>& patterns);
+
+/// Returns a pattern that matches `fqn`, whatever characters it contains. It may match other keys
+/// as well.
+Result<core::KeyPatterns> PatternFor(const std::string& fqn);
 
 }  // namespace cairn::tools

@@ -79,9 +79,7 @@ Result<int> DumpReport(const DumpRun& run, const ReportRequest& request) {
   progress.Clear();
   const Json document = ReportJson(report);
   if (!request.file.empty()) {
-    std::string page(kPageBeforeData);
-    page += DataInScript(document.Line());
-    page += kPageAfterData;
+    const std::string page = ReportPage(document.Line());
     CAIRN_TRY(WriteFile(request.file, page));
     if (!run.json) {
       PrintFindings(*run.out, report);

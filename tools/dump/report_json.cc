@@ -109,13 +109,15 @@ Json ModuleJson(const ReportModule& module) {
   return json;
 }
 
-Json TensorRowJson(const core::ReportTensor& tensor) {
-  Json json = {{"fqn", ShortName(tensor.info.fqn)},
+Json TensorRowJson(const core::ReportTensor& tensor, bool with_key) {
+  const std::string name = ShortName(tensor.info.fqn);
+  Json json = {{"fqn", name},
                {"module", tensor.module},
                {"dtype", schema::DTypeName(tensor.info.dtype)},
                {"shape", ShapeText(tensor.info.shape).substr(0, 100)},
                {"bytes", tensor.info.nbytes},
                {"changed_at", tensor.last_changed_step}};
+  if (with_key && name != tensor.info.fqn) json.Set("key", JsonText(tensor.info.fqn));
   if (!tensor.statistics) return json;
   const core::StoredStatistics& statistics = *tensor.statistics;
   json.Merge({{"count", statistics.count},
@@ -307,7 +309,10 @@ Json ListOf(const Items& items, const ToJson& to_json) {
 
 }  // namespace
 
-Json ReportJson(const core::Report& report) {
+Json ReportJson(const core::Report& report, const ReportJsonOptions& options) {
+  const auto tensor_json = [&](const core::ReportTensor& tensor) {
+    return TensorRowJson(tensor, options.with_keys);
+  };
   Json tags = Json::List();
   for (const auto& [tag, step] : report.tags)
     tags.Append({{"tag", ShortName(tag)}, {"step", step}});
@@ -339,7 +344,7 @@ Json ReportJson(const core::Report& report) {
                {"tags", std::move(tags)},
                {"columns", ColumnsJson(report)},
                {"modules", ListOf(report.modules, ModuleJson)},
-               {"tensors", ListOf(report.tensors, TensorRowJson)},
+               {"tensors", ListOf(report.tensors, tensor_json)},
                {"series", ListOf(report.series, SeriesJson)},
                {"space", SpaceJson(report.space)},
                {"problems", std::move(problems)},

@@ -9,7 +9,13 @@ namespace cairn::tools {
 /// Steps are merged until the timeline has at most so many columns.
 inline constexpr size_t kMaxTimelineColumns = 2000;
 
-/// Returns the document. All names in it are escaped and short (ShortName).
-Json ReportJson(const core::Report& report);
+struct ReportJsonOptions {
+  /// Adds a member "key" to a tensor whose name is not shown as it is, for requests to the live
+  /// view. It is not escaped.
+  bool with_keys = false;
+};
+
+/// Returns the document. All names in it, except for keys, are escaped and short (ShortName).
+Json ReportJson(const core::Report& report, const ReportJsonOptions& options = {});
 
 }  // namespace cairn::tools

@@ -24,4 +24,18 @@ std::string DataInScript(std::string_view json) {
   return text;
 }
 
+std::string ReportPage(std::string_view json) {
+  std::string page(kPageBeforeData);
+  page += DataInScript(json);
+  page += kPageAfterData;
+  return page;
+}
+
+std::string LivePage(std::string_view json) {
+  static constexpr std::string_view kForbidden = "connect-src 'none'";
+  std::string page = ReportPage(json);
+  page.replace(page.find(kForbidden), kForbidden.size(), "connect-src 'self'");
+  return page;
+}
+
 }  // namespace cairn::tools

@@ -47,18 +47,6 @@ TensorPart PartOf(const Subject& subject) {
           .box = subject.slice.box};
 }
 
-/// Returns a pattern that matches `fqn`, whatever characters it contains. It may match other keys
-/// as well.
-Result<core::KeyPatterns> PatternFor(const std::string& fqn) {
-  if (fqn.empty()) return core::KeyPatterns();  // the root itself is the value
-  std::string pattern = fqn;
-  for (size_t i = 0; i < pattern.size(); ++i) {
-    const bool special = std::string_view("*?[]").find(pattern[i]) != std::string_view::npos;
-    if (special || (i == 0 && pattern[i] == '!')) pattern[i] = '?';
-  }
-  return core::KeyPatterns::Parse({pattern});
-}
-
 std::unexpected<Error> KeyNotFound(const kv::StepInfo& step, const std::string& store,
                                    const core::Contents& below, const std::string& fqn) {
   std::string message = fmt::format("step {} has no such key", step.step);

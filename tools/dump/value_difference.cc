@@ -86,4 +86,14 @@ Result<ValueDifference> CompareTensors(const core::CheckpointStore& store, const
   return difference;
 }
 
+Json DifferenceJson(const ValueDifference& difference) {
+  Json json = {{"elements", difference.elements},
+               {"differing_elements", difference.differing_elements}};
+  if (difference.numeric) {
+    json.Set("largest_absolute_difference", difference.largest_absolute);
+    json.Set("not_comparable_elements", difference.not_comparable);
+  }
+  return json;
+}
+
 }  // namespace cairn::tools

@@ -11,6 +11,7 @@
 #include "core/step/contents.h"
 #include "kv/step_info.h"
 #include "schema/dtype.h"
+#include "tools/common/json.h"
 
 namespace cairn::tools {
 
@@ -40,5 +41,8 @@ void AddDifferences(schema::DType dtype, std::span<const std::byte> a, std::span
 Result<ValueDifference> CompareTensors(const core::CheckpointStore& store, const kv::StepInfo& a,
                                        const kv::StepInfo& b, const core::TensorInfo& tensor,
                                        const core::Progress& progress);
+
+/// Returns an object with the numbers of elements and the largest difference.
+Json DifferenceJson(const ValueDifference& difference);
 
 }  // namespace cairn::tools

@@ -1,0 +1,48 @@
+// The report of a store that may change.
+
+#include "tools/dump/live_report.h"
+
+#include <fmt/format.h>
+
+#include "core/inspect/collect_report.h"
+#include "tools/common/json.h"
+#include "tools/common/timestamps.h"
+#include "tools/dump/report_json.h"
+
+namespace cairn::tools {
+
+LiveReport::LiveReport(const core::CheckpointStore* store, bool all_steps)
+    : store_(store), all_steps_(all_steps), start_(fmt::format("{:x}", NowUnixNs())) {}
+
+Result<LiveReport::State> LiveReport::Latest() {
+  CAIRN_TRY_ASSIGN(auto snapshot, store_->kv().Latest());
+  const std::scoped_lock lock(state_mutex_);
+  if (snapshot != snapshot_) {
+    ++changes_;
+    snapshot_ = snapshot;
+  }
+  return State{.version = fmt::format("{}-{}", start_, changes_), .snapshot = std::move(snapshot)};
+}
+
+Result<std::shared_ptr<const LiveReport::Document>> LiveReport::Current(
+    const core::Progress& progress) {
+  const std::scoped_lock lock(collect_mutex_);
+  CAIRN_TRY_ASSIGN(const State state, Latest());
+  const Clock::time_point begin = Clock::now();
+  if (document_ != nullptr && (document_->version == state.version || begin < next_collection_)) {
+    return document_;
+  }
+  core::ReportOptions options{.progress = progress};
+  if (all_steps_) options.max_records = 0;
+  // A step that is committed meanwhile belongs to the next version, even if it is in this report.
+  CAIRN_TRY_ASSIGN(const core::Report report, core::CollectReport(store_->kv(), options));
+  Json json = ReportJson(report, {.with_keys = true});
+  json.Set("live", {{"version", state.version}});
+  const Clock::time_point end = Clock::now();
+  next_collection_ = end + 9 * (end - begin);
+  document_ =
+      std::make_shared<const Document>(Document{.json = json.Line(), .version = state.version});
+  return document_;
+}
+
+}  // namespace cairn::tools
