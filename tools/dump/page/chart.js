@@ -8,7 +8,7 @@ function color(name) {
   return getComputedStyle(probe).color;
 }
 
-const charts = [];
+let charts = [];
 const redrawAll = () => charts.forEach((chart) => chart.draw());
 
 const tooltip = byId("tooltip");
@@ -34,6 +34,7 @@ addEventListener("keydown", (event) => {
 // which returns {title, lines, x, y}; and optionally enter(position) and key(event).
 class Chart {
   constructor(parent, label, paint, cursor) {
+    this.label = label;
     this.paint = paint;
     this.cursor = cursor;
     this.position = -1;

@@ -1,6 +1,6 @@
 // The document of the report (docs/report.md), and the state that the sections share.
 
-const data = JSON.parse(byId("data").textContent);
+let data, modules, shownFor, columnCount, alarms;
 
 function decodeRow(text) {
   const binary = atob(text);
@@ -36,30 +36,41 @@ const measures = {
   },
 };
 
-const modules = data.modules;
-if (modules.length === 0) {
-  modules.push({ name: "", parent: 0, kind: "module", tensors: 0, bytes: 0, stored: 0, unchanged: 0, changed_at: 0, rows: {} });
+// Makes a document the one that the page shows.
+function adopt(document) {
+  data = document;
+  modules = data.modules;
+  if (modules.length === 0) {
+    modules.push({ name: "", parent: 0, kind: "module", tensors: 0, bytes: 0, stored: 0, unchanged: 0, changed_at: 0, rows: {} });
+  }
+  for (const module of modules) {
+    module.children = [];
+    for (const name of Object.keys(module.rows)) module.rows[name] = decodeRow(module.rows[name]);
+  }
+  modules.forEach((module, i) => {
+    module.index = i;
+    if (i > 0) modules[module.parent].children.push(module);
+  });
+  joinSingleParts();
+  columnCount = data.columns.first.length;
+  // Steps with a mark in the charts.
+  alarms = data.findings.filter((finding) => (finding.topic === "nan" || finding.topic === "inf") &&
+    finding.level === "bad").map((finding) => ({ step: finding.step, text: finding.topic === "nan" ? "NaN" : "Inf" }));
 }
-for (const module of modules) {
-  module.children = [];
-  for (const name of Object.keys(module.rows)) module.rows[name] = decodeRow(module.rows[name]);
-}
-modules.forEach((module, i) => {
-  module.index = i;
-  if (i > 0) modules[module.parent].children.push(module);
-});
 
 // A module with one part is shown as this part, with both names.
-const shownFor = modules.map((_, i) => i);
-for (let i = modules.length - 1; i > 0; --i) {
-  const module = modules[i];
-  const only = module.children[0];
-  if (module.children.length !== 1 || only.kind === "rest") continue;
-  only.name = `${module.name}.${only.name}`;
-  only.parent = module.parent;
-  const siblings = modules[module.parent].children;
-  siblings[siblings.indexOf(module)] = only;
-  shownFor[i] = shownFor[only.index];
+function joinSingleParts() {
+  shownFor = modules.map((_, i) => i);
+  for (let i = modules.length - 1; i > 0; --i) {
+    const module = modules[i];
+    const only = module.children[0];
+    if (module.children.length !== 1 || only.kind === "rest") continue;
+    only.name = `${module.name}.${only.name}`;
+    only.parent = module.parent;
+    const siblings = modules[module.parent].children;
+    siblings[siblings.indexOf(module)] = only;
+    shownFor[i] = shownFor[only.index];
+  }
 }
 
 const compareNames = new Intl.Collator("en", { numeric: true }).compare;
@@ -85,11 +96,12 @@ function setState(change) {
   for (const listener of listeners) listener(change);
 }
 
+// Screen readers speak the text, unless the page only shows new data.
+let isQuiet = false;
 const announce = (text) => {
-  byId("live").textContent = text;
+  if (!isQuiet) byId("live").textContent = text;
 };
 
-const columnCount = data.columns.first.length;
 // Positions of the columns that the range of steps contains.
 function columnsInRange(first, last) {
   const positions = [];
@@ -103,6 +115,3 @@ function stepsText(first, last) {
 }
 
 const findingOf = (topic) => data.findings.find((finding) => finding.topic === topic);
-// Steps with a mark in the charts.
-const alarms = data.findings.filter((finding) => (finding.topic === "nan" || finding.topic === "inf") &&
-  finding.level === "bad").map((finding) => ({ step: finding.step, text: finding.topic === "nan" ? "NaN" : "Inf" }));

@@ -3,7 +3,6 @@
 const kRowHeight = 22;
 const kRowsShown = 40;
 const kRowsDivided = 24;
-const kHeatTop = alarms.length ? 14 : 0;  // for the labels of marks
 
 // Colors by level, 0 to 255.
 function heatColors(measure) {
@@ -44,6 +43,7 @@ function rowName(module, scope) {
 }
 
 function startHeatmap() {
+  const kHeatTop = alarms.length ? 14 : 0;  // for the labels of marks
   const box = byId("heatmap");
   const select = byId("measure");
   const names = Object.keys(measures).filter((name) => name === "changed" || modules[0].rows[name]);

@@ -131,7 +131,9 @@ function startTreemap() {
   const container = byId("treemap");
   let boxes = [], cells = [], width = 0;
   const open = (module) => {
+    const tensor = data.live && data.tensors.find((one) => shownFor[one.module] === module.index);
     if (module.children.length > 0) setState({ module: module.index, focus: "treemap" });
+    else if (tensor) showKey(tensor.key ?? tensor.fqn);
   };
   const select = (i) => {
     cells.forEach((cell, j) => { cell.tabIndex = j === i ? 0 : -1; });

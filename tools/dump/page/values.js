@@ -16,7 +16,7 @@ function rangeGlyph(tensor) {
 }
 
 const tensorColumns = [
-  { name: "fqn", title: "Tensor", cell: (t) => breakable(t.fqn) },
+  { name: "fqn", title: "Tensor", cell: (t) => keyLink(t.key ?? t.fqn, t.fqn) },
   { name: "dtype", title: "Dtype", left: true, cell: (t) => t.dtype },
   { name: "shape", title: "Shape", left: true, cell: (t) => t.shape },
   { name: "bytes", title: "Size", cell: (t) => bytesText(t.bytes) },
@@ -30,13 +30,15 @@ const tensorColumns = [
   { name: "changed_at", title: "Last changed", cell: (t) => `step ${t.changed_at}` },
 ];
 
+// The order of the table, which remains if the data changes.
+let sortName = null, descending = false;
+
 function startTensors() {
   for (const tensor of data.tensors) {
     for (const name of ["min", "max", "mean"]) tensor[name] = asNumber(tensor[name]);
   }
   const hasValues = data.tensors.some((tensor) => tensor.count !== undefined);
   const box = byId("tensors");
-  let sortName = null, descending = false;
   const draw = () => {
     const filter = byId("filter").value.toLowerCase();
     const rows = data.tensors.filter((tensor) => tensor.fqn.toLowerCase().includes(filter));

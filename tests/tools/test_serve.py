@@ -1,0 +1,357 @@
+"""`kv-dump serve`: what it answers, and to whom."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+import cairn
+from live_server import listening_addresses, live_server
+from tool_programs import run_program
+
+
+@pytest.fixture(scope="module")
+def server(report_run):
+    """The prepared run, which is served."""
+    with live_server(report_run) as running:
+        yield running
+
+
+UP = "model.layers.6.mlp.up.weight"
+
+
+def up_weight(store, step):
+    return np.asarray(store.read(step=step)["model"]["layers"][6]["mlp"]["up"]["weight"])
+
+
+def raw_answer(server, request):
+    """Sends bytes, and returns what the server answers until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(request)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := connection.recv(65536):
+                answer += part
+    return answer
+
+
+def test_the_document_is_that_of_the_report(server, report_run):
+    live = server.ask("report")
+
+    report = run_program("kv-dump", "report", report_run, "--json").json()
+    assert live.pop("live")["version"] == server.ask("state")["version"]
+    assert live.keys() == report.keys()
+    for changing in ("generated",):
+        live.pop(changing), report.pop(changing)
+    assert live == report
+
+
+def test_keys_are_found_by_parts_of_their_names(server, dump, report_run):
+    found = server.ask("keys", query="MLP up 3")
+
+    assert [key["fqn"] for key in found["keys"]] == ["model.layers.3.mlp.up.weight"]
+    assert found["keys"][0]["dtype"] == "float32" and found["keys"][0]["shape"] == "[128, 32]"
+    keys = dump("keys", report_run, "--json").json()["keys"]
+    everything = server.ask("keys")
+    assert everything["matches"] == everything["key_count"] == len(keys)
+    assert [key["fqn"] for key in everything["keys"]] == [key["fqn"] for key in keys]
+    assert server.ask("keys", query="exp_avg", step="290")["matches"] > 0
+    assert server.ask("keys", query="exp_avg")["matches"] == 0
+    assert server.ask("keys", query="no such key")["keys"] == []
+
+
+def test_values_are_those_of_the_step(server, report_run):
+    with cairn.open(report_run) as store:
+        values = up_weight(store, 1830)
+    finite = values[np.isfinite(values)].astype(np.float64)
+
+    key = server.ask("key", key=UP, step=1830)
+
+    statistics = key["statistics"]
+    assert statistics["nan"] == 5 == np.isnan(values).sum()
+    assert statistics["mean"] == pytest.approx(finite.mean(), rel=1e-12)
+    assert statistics["std"] == pytest.approx(finite.std(), rel=1e-12)
+    histogram = key["histogram"]
+    counts, edges = np.histogram(finite, bins=64)
+    assert histogram["low"] == finite.min() and sum(histogram["counts"]) == len(finite)
+    assert histogram["width"] == pytest.approx(edges[1] - edges[0], rel=1e-9)
+    # Values at an edge may be in either bin, because the edges are rounded.
+    assert np.abs(np.cumsum(histogram["counts"]) - np.cumsum(counts)).max() <= 1
+    shown = run_program("kv-dump", "show", f"{report_run}@1830", UP).out
+    assert [line.split() for line in key["text"].splitlines()] == [
+        line.split() for line in shown.splitlines()[-len(key["text"].splitlines()) :]]  # fmt: skip
+
+
+def test_a_slice_has_its_own_distribution(server, report_run):
+    with cairn.open(report_run) as store:
+        values = up_weight(store, 2990)
+
+    key = server.ask("key", key=UP, slice="3,4:")
+
+    assert key["elements"] == 28 and key["statistics"]["min"] == np.nanmin(values[3, 4:])
+    status, error = server.refuse("key", key=UP, slice="9:9:9")
+    assert status == 400 and "only a step of 1" in error["message"]
+
+
+def test_plain_values_are_text(server):
+    value = server.ask("key", key="replay.size", step=2990)
+    assert (value["kind"], value["type"], value["text"]) == ("value", "int", "1080")
+
+
+def test_two_steps_can_be_compared(server, dump, report_run):
+    rows = dump("diff", f"{report_run}@1820", "@1830", "--values", "--json").json()["changes"]
+
+    diff = server.ask("diff", a=1820, b=1830)
+
+    assert sorted(row["fqn"] for row in diff["changes"]) == [row["fqn"] for row in rows]
+    sizes = [row["changed_bytes"] for row in diff["changes"]]
+    assert sizes == sorted(sizes, reverse=True)
+    only = server.ask("diff", a=1820, b=1830, query="layers.6 up")
+    assert [row["fqn"] for row in only["changes"]] == [UP] and only["changed"] == 1
+    expected = next(row for row in rows if row["fqn"] == UP)
+    difference = server.ask("difference", a=1820, b=1830, key=UP)
+    for name in ("elements", "differing_elements", "largest_absolute_difference",
+                 "not_comparable_elements"):  # fmt: skip
+        assert difference[name] == expected[name]
+    assert server.ask("diff", a="pretrained", b="best")["b"] == 1500
+    # The first and the last step have different keys.
+    far = server.ask("diff", a=0, b=2990)
+    assert far["removed"] > 0 and far["added"] == 2
+    status, error = server.refuse("difference", a=1820, b=1830, key="replay.buffer")
+    assert status == 400 and "dtype or shape differ" in error["message"]
+
+
+def test_the_history_of_a_key_has_the_last_change_first(server):
+    history = server.ask("history", key="model.wte.weight")
+
+    steps = [version["step"] for version in history["versions"]]
+    assert steps[0] == 290 and steps[-1] == 0 and history["count"] == len(steps) == 30
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters", "status", "text"),
+    [
+        ("key", {}, 400, "the parameter key is missing"),
+        ("key", {"key": "no.such"}, 404, "no such tensor"),
+        ("key", {"key": UP, "step": 5}, 404, "no such step"),
+        ("key", {"key": UP, "step": "-1"}, 404, "-1"),
+        ("key", {"key": UP, "step": "99999999999999999999999"}, 404, "999"),
+        ("diff", {"a": "x", "b": 10}, 404, "x"),
+        ("history", {"key": ""}, 404, ""),
+        ("nothing", {}, 404, "no such page"),
+    ],
+)
+def test_errors_are_documents(server, path, parameters, status, text):
+    answered, error = server.refuse(path, **parameters)
+    assert answered == status and text in error["message"] + error.get("key", "")
+
+
+def test_only_this_machine_is_answered(server):
+    listening = listening_addresses(server.process.pid)
+    assert listening == {("127.0.0.1", server.port)}
+    for host, status in [("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:9", 200),
+                         ("evil.example", 403), ("127.evil.example:80", 403),
+                         ("localhost.evil.example", 403), ("", 403)]:  # fmt: skip
+        assert server.get("api/state", headers={"Host": host})[0] == status, host
+    for site, mode, status in [("same-origin", "cors", 200), ("none", "navigate", 200),
+                               ("cross-site", "navigate", 200), ("cross-site", "no-cors", 403),
+                               ("same-site", "cors", 403)]:  # fmt: skip
+        headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode}
+        assert server.get("api/state", headers=headers)[0] == status, (site, mode)
+
+
+def test_other_hosts_can_be_allowed(report_run):
+    with live_server(report_run, "--allow-host", "proxy.example") as server:
+        assert server.get("api/state", headers={"Host": "proxy.example:8443"})[0] == 200
+        assert server.get("api/state", headers={"Host": "evil.example"})[0] == 403
+    with live_server(report_run, "--address", "0.0.0.0", "--allow-host", "*") as server:
+        assert listening_addresses(server.process.pid) == {("0.0.0.0", server.port)}
+        assert server.get("api/state", headers={"Host": "evil.example"})[0] == 200
+        server.end()
+        assert "everybody who can reach 0.0.0.0 can read the store" in server.process.stderr.read()
+
+
+def test_nothing_is_changed(server):
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+        status, headers, _ = server.get("api/state", method=method)
+        assert status == 405 and headers["Allow"] == "GET, HEAD", method
+    status, headers, body = server.get("api/state", method="HEAD")
+    assert status == 200 and body == b"" and int(headers["Content-Length"]) > 0
+
+
+def test_the_files_of_the_store_are_as_before(tmp_path):
+    with cairn.open(tmp_path / "store", mode="a") as store:
+        store.save(1, {"a": np.ones(4)})
+
+    def files():
+        return {path: (path.stat().st_mtime_ns, path.stat().st_size)
+                for path in (tmp_path / "store").rglob("*")}  # fmt: skip
+
+    before = files()
+    with live_server(tmp_path / "store") as server:
+        server.get()
+        server.ask("key", key="a")
+        server.ask("diff", a=1, b=1)
+    assert files() == before
+
+
+def test_no_file_is_served(server):
+    for path in ("/../../../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd",
+                 "/etc/passwd", "/CAIRN", "/api/", "/api/state/"):  # fmt: skip
+        answer = raw_answer(server, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert answer.startswith(b"HTTP/1.1 4"), (path, answer)
+        assert b"root:" not in answer
+
+
+def test_garbage_does_not_end_the_server(server):
+    generator = np.random.default_rng(3)
+    for request in [
+        b"\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /api/key?key=%ZZ%00%ff HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /api/keys?query=" + b"%00" * 1000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /" + b"x" * 400_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /api/state HTTP/1.1\r\n" + b"a: b\r\n" * 500 + b"\r\n",
+        *(generator.bytes(3000) for _ in range(20)),
+    ]:
+        raw_answer(server, request)
+    # Clients that leave before they have read the answer.
+    for _ in range(30):
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert server.ask("state")["steps"] == 300
+
+
+def test_idle_connections_do_not_block_others(server):
+    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(8)]
+    try:
+        assert server.ask("state")["steps"] == 300
+    finally:
+        for connection in idle:
+            connection.close()
+
+
+def test_requests_are_answered_at_the_same_time(server):
+    failures = []
+
+    def read(step):
+        try:
+            for _ in range(5):
+                assert server.ask("key", key=UP, step=step)["step"] == step
+                server.ask("keys", query=f"layers.{step % 8}", step=step)
+        except AssertionError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=read, args=(step,)) for step in range(300, 380, 10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_the_report_follows_the_store(tmp_path):
+    with cairn.open(tmp_path / "store", mode="a") as store, live_server(
+        tmp_path / "store"
+    ) as server:
+        assert server.ask("report")["steps"] == 0
+        assert "latest" not in server.ask("state")
+        empty = server.ask("state")["version"]
+        for step in (5, 10, 15):
+            store.save(step, {"a": np.full(1000, step, np.float32)}, statistics=True)
+        state = server.ask("state")
+        assert state["version"] != empty and state["latest"]["step"] == 15
+        assert server.ask("state")["version"] == state["version"]
+        assert server.ask("keys", step=5)["key_count"] == 1
+        store.delete(5)
+        assert server.ask("steps")["steps"] == [10, 15]
+        assert server.refuse("key", key="a", step=5)[0] == 404
+        # A report is collected again at most for a tenth of the time.
+        for _ in range(200):
+            report = server.ask("report")
+            if report["live"]["version"] == server.ask("state")["version"]:
+                break
+        assert report["timeline"]["last"] == [10, 15]
+
+
+def test_damage_is_an_error_of_one_key(tmp_path):
+    with cairn.open(tmp_path / "store", mode="a") as store:
+        store.save(1, {"a": np.ones(1000)})
+        store.save(2, {"a": np.ones(1000), "b": np.zeros(5000)})
+    segment = max((tmp_path / "store" / "segments").iterdir(), key=lambda path: path.stat().st_size)
+    damaged = bytearray(segment.read_bytes())
+    damaged[4096:4200] = b"\xff" * 104
+    segment.write_bytes(damaged)
+
+    with live_server(tmp_path / "store") as server:
+        statuses = {key: server.get("api/key", key=key)[0] for key in ("a", "b")}
+        assert sorted(statuses.values()) == [200, 500]
+        bad = next(key for key, status in statuses.items() if status == 500)
+        _, error = server.refuse("key", key=bad)
+        assert error["code"] == "DataLoss" and error["file"].endswith(segment.name)
+
+
+def test_large_tensors_are_sampled_unless_all_is_asked_for(memory_folder):
+    path = memory_folder / "large"
+    values = np.arange(20 << 20, dtype=np.int32)  # 80 MiB
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"a": values})
+    with live_server(path) as server:
+        sample = server.ask("key", key="a")
+        assert sample["elements"] == len(values)
+        assert sample["read_elements"] == 16 << 20  # 64 MiB
+        counts = np.array(sample["histogram"]["counts"])
+        assert counts.sum() == 16 << 20 and counts.min() > 0  # from every part of the tensor
+        everything = server.ask("key", key="a", all=1)
+        assert everything["read_elements"] == len(values)
+        assert everything["statistics"]["max"] == len(values) - 1
+        assert everything["histogram"]["width"] == len(values) // 64
+
+
+def test_a_port_that_is_in_use_is_an_error_if_it_was_chosen(server, report_run):
+    finished = run_program("kv-dump", "serve", report_run, "--port", server.port)
+    assert finished.status == 2
+    assert f"cannot listen on 127.0.0.1:{server.port}: the port is in use" in finished.err
+    finished = run_program("kv-dump", "serve", report_run, "--address", "203.0.113.7")
+    assert finished.status == 2 and "cannot listen on 203.0.113.7" in finished.err
+    with socket.socket() as busy:
+        busy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):  # it may be in use already
+            busy.bind(("127.0.0.1", 7707))
+            busy.listen()
+        with live_server(report_run, port=None) as other:
+            assert other.port != 7707 and other.ask("state")["steps"] == 300
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it(report_run, end):
+    with live_server(report_run) as server:
+        server.ask("state")
+        assert server.end(end) == 0
+
+
+def test_stores_that_cannot_be_opened_are_errors(tmp_path):
+    finished = run_program("kv-dump", "serve", tmp_path / "none")
+    assert finished.status == 2 and "none" in finished.err
+    finished = run_program("kv-dump", "serve", f"{tmp_path}@3")
+    assert finished.status == 2
+
+
+def test_names_are_escaped_for_people_and_exact_for_requests(tmp_path):
+    name = "a\u202eb\n<img src=x onerror=alert(1)>"
+    with cairn.open(tmp_path / "store", mode="a") as store:
+        store.save(1, {name: np.ones(3), "plain": os.path.sep})
+    with live_server(tmp_path / "store") as server:
+        key = server.ask("keys", query="img")["keys"][0]
+        assert key["key"] == name and key["fqn"] == r"a\u{202e}b\n<img src=x onerror=alert(1)>"
+        assert server.ask("key", key=key["key"])["statistics"]["max"] == 1
+        _, headers, body = server.get()
+        assert b"<img" not in body and headers["X-Content-Type-Options"] == "nosniff"
+        document = json.loads(server.get("api/report")[2])
+        assert document["tensors"][0]["key"] == name
