@@ -15,22 +15,15 @@ from tool_programs import REPOSITORY, run_program
 
 sys.path.insert(0, str(REPOSITORY / "tests" / "support"))
 from browser import Browser, missing_browser  # noqa: E402
+from pages import (  # noqa: E402
+    HOSTILE_NAMES,
+    check_fit_and_contrast,
+    focused_label,
+    table_text,
+    text_of,
+)
 
 pytestmark = pytest.mark.skipif(missing_browser() is not None, reason=missing_browser() or "")
-
-HOSTILE_NAMES = [
-    "</script><img src=x onerror=alert(1)>",
-    "<!--<script>",
-    "\"'`${alert(1)}&lt;b&gt;",
-    "line\u2028separator\u2029",
-    "\u202eright to left\u2066",
-    "javascript:alert(1)",
-    "__proto__",
-    "n" * 10_000,
-    "." * 3000,
-    "tab\tnewline\nescape\x1b[31m",
-]
-
 
 @pytest.fixture(scope="module")
 def browser():
@@ -60,14 +53,6 @@ def open_page(browser, page):
     assert browser.console() == []
 
 
-def text_of(browser, selector):
-    return browser.run("return document.querySelector(arguments[0]).innerText", selector)
-
-
-def focused_label(browser):
-    return browser.run("return document.activeElement.getAttribute('aria-label')")
-
-
 def test_a_person_finds_the_facts_of_the_run(browser, page):
     open_page(browser, page)
 
@@ -83,13 +68,6 @@ def test_a_person_finds_the_facts_of_the_run(browser, page):
     assert "300" in text_of(browser, "#facts")
     assert "No damage was found" in text_of(browser, "#health")
     assert "pretrained" in table_text(browser, "steps-table")
-
-
-def table_text(browser, name):
-    """Opens the table that has the content of a chart, and returns its text."""
-    browser.click(f"#{name} > summary")
-    browser.wait_until(f"document.querySelector('#{name} tbody tr')")
-    return text_of(browser, f"#{name} table")
 
 
 def test_every_chart_has_a_table(browser, page):
@@ -185,47 +163,10 @@ def test_the_page_fits_windows_and_color_schemes(browser, page, width, scheme):
     browser.prefer(scheme)
     browser.resize(width)
 
-    # No horizontal scrolling, and text that can be read.
-    assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
-    assert not browser.run("""
-        return [...document.querySelectorAll('h1, h2, p, .cell, button, th, td')]
-          .filter((e) => e.getClientRects().length && !e.closest('.scroll, nav'))
-          .filter((e) => e.getBoundingClientRect().right > innerWidth + 1)
-          .map((e) => e.textContent)""")
-    low = browser.run(CONTRAST)
-    assert low == [], low
+    check_fit_and_contrast(browser)
     folder = os.environ.get("CAIRN_REPORT_SCREENSHOTS")
     if folder:
         browser.screenshot(pathlib.Path(folder) / f"report-{scheme}-{width}.png")
-
-
-# The texts whose contrast with their background is less than that of WCAG AA (4.5).
-CONTRAST = """
-    const context = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-    const rgb = (color) => {
-      context.clearRect(0, 0, 1, 1);
-      context.fillStyle = color;
-      context.fillRect(0, 0, 1, 1);
-      return [...context.getImageData(0, 0, 1, 1).data];
-    };
-    const light = (color) => color.slice(0, 3).map((v) => v / 255)
-      .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
-      .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-    const behind = (element) => {
-      for (let at = element; at; at = at.parentElement) {
-        const color = rgb(getComputedStyle(at).backgroundColor);
-        if (color[3] === 255) return color;
-      }
-      return [255, 255, 255, 255];
-    };
-    const hasText = (e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
-    return [...document.querySelectorAll('main *, header *')]
-      .filter((e) => e.getClientRects().length && !e.disabled && hasText(e))
-      .map((e) => {
-        const [a, b] = [light(rgb(getComputedStyle(e).color)), light(behind(e))];
-        const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-        return [contrast, e.textContent.slice(0, 40), e.className];
-      }).filter(([contrast]) => contrast < 4.5);"""
 
 
 def test_screen_readers_get_landmarks_headings_and_names(browser, page):

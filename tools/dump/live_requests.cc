@@ -153,8 +153,9 @@ HttpResponse LiveRequests::Answer(const HttpRequest& request) {
     document = Difference(request);
   }
   if (document) return {.body = document->Line()};
-  return {.status = StatusOf(document.error()),
-          .body = Json({{"error", ErrorJson(document.error())}}).Line()};
+  Json error = ErrorJson(document.error());
+  error.Set("message", EscapeText(document.error().message));  // it may contain names
+  return {.status = StatusOf(document.error()), .body = Json({{"error", std::move(error)}}).Line()};
 }
 
 HttpResponse LiveRequests::Page() {

@@ -103,7 +103,7 @@ function startKey() {
       return;  // not an address of this page
     }
     slice.value = "";
-    byId("key-name").replaceChildren(breakable(key));
+    byId("key-name").replaceChildren("\u2026");  // the server escapes the name
     byId("key-form").hidden = false;
     byId("key-hint").hidden = true;
     load(false);

@@ -1,0 +1,275 @@
+"""The page of `kv-dump serve` in a headless Chromium.
+
+CAIRN_REPORT_SCREENSHOTS names a folder that receives images of the page.
+"""
+
+import os
+import pathlib
+import sys
+import urllib.parse
+
+import numpy as np
+import pytest
+
+import cairn
+from live_server import live_server
+from tool_programs import REPOSITORY
+
+sys.path.insert(0, str(REPOSITORY / "tests" / "support"))
+from browser import Browser, missing_browser  # noqa: E402
+from pages import HOSTILE_NAMES, check_fit_and_contrast, text_of  # noqa: E402
+
+pytestmark = pytest.mark.skipif(missing_browser() is not None, reason=missing_browser() or "")
+
+UP = "model.layers.6.mlp.up.weight"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    browser = Browser()
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def server(report_run):
+    with live_server(report_run) as running:
+        yield running
+
+
+def open_view(browser, server, key=None):
+    browser.console()
+    browser.resize(1280)
+    browser.prefer("light")
+    browser.open("about:blank")
+    browser.open(server.url + (f"#key={urllib.parse.quote(key)}" if key else ""))
+    assert browser.run("return document.documentElement.hasAttribute('data-ready')")
+    browser.wait_until("document.querySelector('#status').classList.contains('on')")
+    if key:
+        browser.wait_until("document.querySelector('#key-content pre')")
+    assert browser.console() == []
+
+
+def fact(browser, name):
+    """A fact of the key that is shown."""
+    return browser.run("""
+        const terms = [...document.querySelectorAll('#key-content dt')];
+        const term = terms.find((term) => term.textContent === arguments[0]);
+        return term ? term.nextElementSibling.textContent : null;""", name)  # fmt: skip
+
+
+def test_the_live_view_is_the_report(browser, server):
+    open_view(browser, server)
+
+    assert "NaN began at step 1830 in 2 tensors of model.layers.6.mlp" in text_of(
+        browser, "#findings"
+    )
+    assert text_of(browser, "#status").startswith("Step 2990, saved ")
+    resources = browser.run("return performance.getEntriesByType('resource').map((e) => e.name)")
+    assert resources and all(name.startswith(server.url + "api/") for name in resources)
+
+
+def test_a_key_is_found_with_the_keyboard(browser, server):
+    open_view(browser, server)
+
+    browser.press("/", *"Layers.6 UP")
+    browser.wait_until("document.querySelectorAll('#results li').length === 1")
+    assert browser.run("return document.querySelector('#search').ariaExpanded") == "true"
+    assert text_of(browser, "#live") == "1 key"
+    browser.press("Down")
+    active = "document.querySelector('#search').getAttribute('aria-activedescendant')"
+    assert browser.run(f"return document.getElementById({active}).innerText").startswith(UP)
+    browser.press("Enter")
+    browser.wait_until("document.querySelector('#key-content pre')")
+    assert text_of(browser, "#key-name") == UP
+    assert text_of(browser, "#live") == f"{UP} at step 2990"
+    assert fact(browser, "Shape") == "[128, 32]" and fact(browser, "NaN") == "132"
+    assert "nan" in text_of(browser, "#key-content pre")
+    assert browser.run("return document.activeElement.id") == "key-title"
+    browser.press("/", *"no such", "Escape")
+    assert browser.run("return document.querySelector('#results').hidden")
+
+
+def test_the_distribution_has_a_cursor_and_a_table(browser, server):
+    open_view(browser, server, UP)
+
+    browser.run("document.querySelector('#key-content canvas').focus()")
+    browser.press("Home")
+    first = text_of(browser, "#live")
+    assert first.startswith("-0.0") and "1 value" in first
+    browser.press("Right")
+    assert text_of(browser, "#live") != first
+    browser.click("#key-content details summary")
+    browser.wait_until("document.querySelectorAll('#key-content details tbody tr').length === 64")
+
+
+def test_a_key_is_shown_at_any_step_and_slice(browser, server):
+    open_view(browser, server, UP)
+
+    browser.run("document.querySelector('#key-step').focus()")
+    browser.press(*"1820", "Enter")
+    browser.wait_until("document.querySelector('#key-content dd').textContent === '1820'")
+    assert fact(browser, "NaN") == "0"
+    browser.run("document.querySelector('#key-slice').focus()")
+    browser.press(*"3,:5", "Enter")
+    browser.wait_until("document.querySelector('#key-content pre').textContent.length < 90")
+    browser.run("document.querySelector('#key-slice').value = '3:4:5'")
+    browser.click("#key-form button")
+    browser.wait_until("document.querySelector('#key-content [role=alert]')")
+    assert "only a step of 1" in text_of(browser, "#key-content")
+
+    # From the history of another key to its first version.
+    browser.run("document.querySelector('#key-step').value = ''")
+    browser.run("location.hash = '#key=model.wte.weight'")
+    browser.wait_until("document.querySelector('#key-content pre')")
+    history = "#key-content > details:last-child"
+    browser.click(f"{history} summary")
+    browser.wait_until(f"document.querySelectorAll('{history} tbody tr').length === 25")
+    assert text_of(browser, f"{history} tbody th") == "290"
+    browser.click(f"{history} tbody tr:nth-child(2) button")
+    browser.wait_until("document.querySelector('#key-content dd').textContent === '280'")
+
+
+def test_two_steps_are_compared(browser, server):
+    open_view(browser, server)
+
+    browser.run("document.querySelector('#compare-a').focus()")
+    browser.press(*"1820", "Tab", *"1830", "Tab", *"layers.6 mlp", "Enter")
+    browser.wait_until("document.querySelector('#compare-content table')")
+    assert "0 added, 0 removed, 2 changed" in text_of(browser, "#compare-content p")
+    assert text_of(browser, "#live").startswith("Step 1820 to 1830")
+    row = "#compare-content tbody tr:nth-child(2)"
+    assert text_of(browser, f"{row} th") == UP
+    browser.click(f"{row} button")
+    browser.wait_until(f"document.querySelector('{row}').textContent.includes('differ')")
+    assert "5 NaN or Inf" in text_of(browser, row)
+    browser.click(f"{row} a")
+    browser.wait_until("document.querySelector('#key-content pre')")
+    assert text_of(browser, "#key-name") == UP
+    # Without numbers, the last two steps.
+    browser.run("for (const id of ['compare-a', 'compare-b', 'compare-filter'])"
+                " document.getElementById(id).value = ''")  # fmt: skip
+    browser.click("#compare-form button")
+    browser.wait_until("document.querySelector('#compare-content').innerText.includes('2990')")
+    assert text_of(browser, "#compare-content p").startswith("Step 2980 to 2990")
+
+
+def test_the_page_follows_a_running_job(browser, tmp_path):
+    weights = np.ones((64, 64), np.float32)
+    with cairn.open(tmp_path / "store", mode="a") as store, live_server(
+        tmp_path / "store"
+    ) as server:
+        def save(step):
+            state = {"model": {"a": weights, "b": {"c": weights[:9] + 1, "d": weights[9:] + 1}}}
+            store.save(step, state, statistics=True, metrics={"loss": 1 / step})
+
+        browser.open(server.url)
+        browser.wait_until("document.querySelector('#status').textContent === 'No steps yet'")
+        for step in range(1, 6):
+            weights[step] += step
+            save(step)
+        browser.wait_until("document.querySelector('#facts').textContent.includes('1 to 5')")
+        assert text_of(browser, "#status").startswith("Step 5, saved ")
+
+        # What a person has chosen remains: the module, a control, a table, the focus.
+        browser.run("document.querySelector('#treemap .cell').click()")
+        browser.wait_until("document.querySelector('#bytes-crumbs').innerText.includes('model')")
+        browser.run("const select = document.querySelector('#measure');"
+                    "select.value = 'mean_shift'; select.dispatchEvent(new Event('change'));")  # fmt: skip
+        browser.click("#bytes-table > summary")
+        browser.run("document.querySelector('#timeline canvas').focus()")
+        browser.press("End")
+        browser.run("scrollTo(0, 500); document.querySelector('#live').textContent = ''")
+        crumbs = text_of(browser, "#bytes-crumbs")
+        weights[7] = np.nan
+        save(6)
+        browser.wait_until("document.querySelector('#findings').innerText.includes('NaN began at step 6')")
+        assert text_of(browser, "#bytes-crumbs") == crumbs
+        assert browser.run("return document.querySelector('#measure').value") == "mean_shift"
+        assert browser.run("return document.querySelector('#bytes-table').open")
+        assert browser.run("return document.activeElement.parentElement.id") == "timeline"
+        assert browser.run("return scrollY") == 500
+        # Nobody is told of each step, who listens to a screen reader.
+        assert text_of(browser, "#live") == ""
+
+        # A pause, and what was missed.
+        browser.click("#follow")
+        store.save(7, {"model": {"a": weights[:1]}})
+        browser.run("window.before = performance.now()")
+        browser.wait_until("performance.now() > window.before + 2500")
+        assert "1 to 6" in text_of(browser, "#facts")
+        browser.click("#follow")
+        browser.wait_until("document.querySelector('#facts').textContent.includes('1 to 7')")
+        assert browser.console() == []
+
+        server.end()
+        browser.wait_until("document.querySelector('#status').textContent === 'Not connected'")
+        assert "1 to 7" in text_of(browser, "#facts")
+
+
+@pytest.mark.parametrize("width", [320, 400, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_live_view_fits_windows_and_color_schemes(browser, server, width, scheme):
+    open_view(browser, server, UP)
+    browser.click("#compare-form button")
+    browser.wait_until("document.querySelector('#compare-content table')")
+    browser.prefer(scheme)
+    browser.resize(width)
+
+    check_fit_and_contrast(browser)
+    folder = os.environ.get("CAIRN_REPORT_SCREENSHOTS")
+    if folder:
+        browser.screenshot(pathlib.Path(folder) / f"live-{scheme}-{width}.png")
+
+
+def test_screen_readers_get_names(browser, server):
+    open_view(browser, server, UP)
+
+    nodes = browser.devtools("Accessibility.getFullAXTree")["nodes"]
+    roles = {}
+    for node in nodes:
+        if not node.get("ignored"):
+            roles.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value"))
+    assert {"Key", "Compare two steps"} <= set(roles["heading"])
+    assert "search" in roles and "Search keys" in roles["combobox"]
+    for role in ("button", "link", "combobox", "textbox", "searchbox", "application"):
+        assert roles.get(role) is None or all(roles[role]), (role, roles[role])
+
+
+def test_hostile_names_run_nothing(browser, tmp_path):
+    state = {name: np.full(10 + i, i, np.float32) for i, name in enumerate(HOSTILE_NAMES)}
+    with cairn.open(tmp_path / "store", mode="a") as store:
+        store.save(1, {**state, "text": "</pre><img src=x onerror=alert(1)>"}, statistics=True)
+        store.save(2, {name: value + 1 for name, value in state.items()})
+    with live_server(tmp_path / "store") as server:
+        for name in [*HOSTILE_NAMES, "text"]:
+            open_view(browser, server)
+            browser.run("document.querySelector('#key-step').value = '1'")
+            browser.run("location.hash = '#key=' + encodeURIComponent(arguments[0])", name)
+            browser.wait_until("document.querySelector('#key-content pre')")
+            browser.click("#compare-form button")
+            browser.wait_until("document.querySelector('#compare-content table')")
+            browser.press("/", "o")
+            browser.wait_until("!document.querySelector('#results').hidden")
+            assert browser.run("return document.querySelectorAll('img, iframe').length") == 0
+            shown = browser.run("return document.body.innerText")
+            assert shown and "\u202e" not in shown
+            assert browser.console() == [], name
+        # What was injected anyway could not run, or send anything to another server.
+        browser.run("""
+            const script = document.createElement('script');
+            script.textContent = 'window.intruder = 1';
+            document.body.append(script);
+            fetch('http://127.0.0.1:9/').catch(() => { window.refused = true; });""")
+        browser.wait_until("window.refused")
+        assert browser.run("return window.intruder || null") is None
+
+
+def test_links_to_a_key_and_the_way_back(browser, server):
+    open_view(browser, server, "model.wte.weight")
+    assert text_of(browser, "#key-name") == "model.wte.weight"
+    browser.run("document.querySelector('#filter').value = ''")
+    browser.click("#tensors tbody a")
+    browser.wait_until("document.querySelector('#key-name').innerText !== 'model.wte.weight'")
+    browser.run("history.back()")
+    browser.wait_until("document.querySelector('#key-name').innerText === 'model.wte.weight'")
