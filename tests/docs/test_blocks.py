@@ -21,7 +21,7 @@ NOT_RUN = {
     "needs torchdata": 1,
     "needs transformers": 1,
     "needs wandb and MLflow": 1,
-    "runs until it is stopped": 1,
+    "runs until it is stopped": 2,
 }
 # Pages about libraries of others, which the usual tests do not install, and what runs their calls.
 # test_hf_pages.py and test_torchao.py run the blocks of the page.

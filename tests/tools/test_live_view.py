@@ -174,8 +174,10 @@ def test_the_page_follows_a_running_job(browser, tmp_path):
         # What a person has chosen remains: the module, a control, a table, the focus.
         browser.run("document.querySelector('#treemap .cell').click()")
         browser.wait_until("document.querySelector('#bytes-crumbs').innerText.includes('model')")
-        browser.run("const select = document.querySelector('#measure');"
-                    "select.value = 'mean_shift'; select.dispatchEvent(new Event('change'));")  # fmt: skip
+        browser.run("""
+            const select = document.querySelector('#measure');
+            select.value = 'mean_shift';
+            select.dispatchEvent(new Event('change'));""")
         browser.click("#bytes-table > summary")
         browser.run("document.querySelector('#timeline canvas').focus()")
         browser.press("End")
@@ -183,7 +185,9 @@ def test_the_page_follows_a_running_job(browser, tmp_path):
         crumbs = text_of(browser, "#bytes-crumbs")
         weights[7] = np.nan
         save(6)
-        browser.wait_until("document.querySelector('#findings').innerText.includes('NaN began at step 6')")
+        browser.wait_until(
+            "document.querySelector('#findings').innerText.includes('NaN began at step 6')"
+        )
         assert text_of(browser, "#bytes-crumbs") == crumbs
         assert browser.run("return document.querySelector('#measure').value") == "mean_shift"
         assert browser.run("return document.querySelector('#bytes-table').open")

@@ -12,7 +12,7 @@ extern const std::string_view kPageAfterData;
 
 /// Returns the page with a document (ReportJson).
 std::string ReportPage(std::string_view json);
-/// Returns the page with a document that has a member "live". It may connect to where it comes from.
+/// Returns the page with a document that has a member "live". It may connect to its server.
 std::string LivePage(std::string_view json);
 
 /// Returns the document as text that can be inside of a script element: no character in it can end

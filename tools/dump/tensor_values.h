@@ -1,6 +1,6 @@
 #pragma once
-/// Values of stored tensors, read for people: their statistics, their distribution, and the elements
-/// that are shown.
+/// Values of stored tensors, read for people: statistics, distributions, and the elements that are
+/// shown.
 
 #include <cstddef>
 #include <cstdint>
