@@ -5,8 +5,8 @@
 namespace cairn::kv::internal {
 
 MergeIterator::MergeIterator(std::span<const std::shared_ptr<const TableReader>> tables,
-                             TableAccess access) {
-  for (const auto& table : tables) sources_.push_back(table->NewIterator(access));
+                             TableAccess access, std::string_view end) {
+  for (const auto& table : tables) sources_.push_back(table->NewIterator(access, end));
   order_.reserve(sources_.size());
 }
 

@@ -16,8 +16,9 @@ namespace cairn::kv::internal {
 /// the records come from one table. Threads: one.
 class MergeIterator {
  public:
-  /// `tables` are newest first.
-  MergeIterator(std::span<const std::shared_ptr<const TableReader>> tables, TableAccess access);
+  /// `tables` are newest first. `end`: see TableReader::NewIterator.
+  MergeIterator(std::span<const std::shared_ptr<const TableReader>> tables, TableAccess access,
+                std::string_view end = {});
 
   // Each returns kDataLoss if a table is damaged, kUnavailable or kNotFound if the storage cannot
   // be read.

@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 #include <rocksdb/cache.h>
+#include <rocksdb/comparator.h>
+#include <rocksdb/flush_block_policy.h>
 #include <rocksdb/table.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace cairn::kv::internal {
 namespace {
@@ -36,6 +39,61 @@ class LazyIndexFactory final : public rocksdb::TableFactory {
 
  private:
   const std::unique_ptr<rocksdb::TableFactory> blocks_;
+};
+
+constexpr size_t kBlockBytes = 16 << 10;
+
+/// Ends blocks at their usual size, and before a record that is larger than a block, such as the
+/// structure of a step. Whoever looks up small records then reads no large one.
+class LargeRecordsApart final : public rocksdb::FlushBlockPolicyFactory {
+ public:
+  const char* Name() const override { return "CairnLargeRecordsApart"; }
+  rocksdb::FlushBlockPolicy* NewFlushBlockPolicy(
+      const rocksdb::BlockBasedTableOptions& options,
+      const rocksdb::BlockBuilder& block) const override {
+    return new Policy(rocksdb::FlushBlockBySizePolicyFactory::NewFlushBlockPolicy(
+        options.block_size, options.block_size_deviation, block));
+  }
+
+ private:
+  class Policy final : public rocksdb::FlushBlockPolicy {
+   public:
+    explicit Policy(rocksdb::FlushBlockPolicy* by_size) : by_size_(by_size) {}
+    bool Update(const rocksdb::Slice& key, const rocksdb::Slice& value) override {
+      const bool is_full = by_size_->Update(key, value);
+      const bool is_empty = std::exchange(is_empty_, false);  // RocksDB ignores it then
+      return is_full || (!is_empty && value.size() > kBlockBytes);
+    }
+
+   private:
+    const std::unique_ptr<rocksdb::FlushBlockPolicy> by_size_;
+    bool is_empty_ = true;
+  };
+};
+
+/// The order of bytes. Between blocks of different columns, the key in the index follows all keys
+/// of the first column, so that a lookup of a key that the column does not have reads its last
+/// block, and not the first one of the next column. For readers, it is RocksDB's own order.
+class ColumnSeparator final : public rocksdb::Comparator {
+ public:
+  const char* Name() const override { return rocksdb::BytewiseComparator()->Name(); }
+  int Compare(const rocksdb::Slice& a, const rocksdb::Slice& b) const override {
+    return rocksdb::BytewiseComparator()->Compare(a, b);
+  }
+  void FindShortestSeparator(std::string* start, const rocksdb::Slice& limit) const override {
+    if (!start->empty() && !limit.empty() && start->front() != limit[0]) {
+      // FQNs are UTF-8, so that none has this byte. Keys of other columns may be greater.
+      const std::string end = {static_cast<char>(limit[0] - 1), '\xff'};
+      if (*start < end) {
+        *start = end;
+        return;
+      }
+    }
+    rocksdb::BytewiseComparator()->FindShortestSeparator(start, limit);
+  }
+  void FindShortSuccessor(std::string* key) const override {
+    rocksdb::BytewiseComparator()->FindShortSuccessor(key);
+  }
 };
 
 /// Blocks of records and of the index that were read lately, of one table.
@@ -162,12 +220,15 @@ rocksdb::Options TableOptions(rocksdb::Env& environment) {
   rocksdb::BlockBasedTableOptions table;
   table.checksum = rocksdb::kXXH3;
   table.format_version = 5;
-  table.block_size = 16 << 10;
+  table.block_size = kBlockBytes;
+  table.flush_block_policy_factory = std::make_shared<LargeRecordsApart>();
   // An open reads only the top of the index, whose size is a few bytes per MiB of records.
   table.index_type = rocksdb::BlockBasedTableOptions::kTwoLevelIndexSearch;
   table.metadata_block_size = 16 << 10;
   table.enable_index_compression = false;
   table.block_cache = rocksdb::NewLRUCache(kBlockCacheBytes, /*num_shard_bits=*/0);
+  static const ColumnSeparator order;
+  options.comparator = &order;
   options.table_factory = std::make_shared<LazyIndexFactory>(table);
   return options;
 }

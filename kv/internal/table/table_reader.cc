@@ -23,8 +23,15 @@ std::string_view ToView(const rocksdb::Slice& slice) { return {slice.data(), sli
 
 }  // namespace
 
-TableIterator::TableIterator(std::unique_ptr<rocksdb::Iterator> iterator, std::string_view path)
-    : iterator_(std::move(iterator)), path_(path) {}
+/// RocksDB refers to the slice as long as the iterator exists.
+struct TableIterator::Bound {
+  explicit Bound(std::string_view end) : key(end), slice(key) {}
+  const std::string key;
+  const rocksdb::Slice slice;
+};
+
+TableIterator::TableIterator(TableAccess access, std::string_view end)
+    : access_(access), end_(end.empty() ? nullptr : std::make_unique<const Bound>(end)) {}
 TableIterator::~TableIterator() = default;
 
 Result<void> TableIterator::Seek(std::string_view key) {
@@ -54,7 +61,7 @@ bool TableIterator::IsInSpan() const {
 Result<void> TableIterator::EnterSpan(size_t span, std::string_view key) {
   if (iterator_ == nullptr || span != span_) {
     CAIRN_TRY_ASSIGN(const TableReader* const file, divided_->FileOf(divided_->spans()[span]));
-    iterator_ = file->NewFileIterator(access_);
+    iterator_ = file->NewFileIterator(access_, end_.get());
     path_ = file->path();
     span_ = span;
   }
@@ -64,7 +71,10 @@ Result<void> TableIterator::EnterSpan(size_t span, std::string_view key) {
 
 Result<void> TableIterator::SkipEmptySpans() {
   const auto& spans = divided_->spans();
-  while (!IsInSpan() && span_ + 1 < spans.size()) {
+  const auto is_before_end = [&](const std::string& key) {
+    return end_ == nullptr || key < end_->key;
+  };
+  while (!IsInSpan() && span_ + 1 < spans.size() && is_before_end(spans[span_ + 1].begin)) {
     CAIRN_TRY(EnterSpan(span_ + 1, spans[span_ + 1].begin));
   }
   return {};
@@ -149,19 +159,22 @@ Result<const TableReader*> TableReader::FileOf(const Span& span) const {
   return range.get();
 }
 
-std::unique_ptr<TableIterator> TableReader::NewIterator(TableAccess access) const {
+std::unique_ptr<TableIterator> TableReader::NewIterator(TableAccess access,
+                                                        std::string_view end) const {
+  std::unique_ptr<TableIterator> iterator(new TableIterator(access, end));
+  iterator->path_ = state_->file.path();
   if (state_->spans.empty()) {
-    return std::unique_ptr<TableIterator>(
-        new TableIterator(NewFileIterator(access), state_->file.path()));
+    iterator->iterator_ = NewFileIterator(access, iterator->end_.get());
+  } else {
+    iterator->divided_ = this;
   }
-  std::unique_ptr<TableIterator> iterator(new TableIterator(nullptr, state_->file.path()));
-  iterator->divided_ = this;
-  iterator->access_ = access;
   return iterator;
 }
 
-std::unique_ptr<rocksdb::Iterator> TableReader::NewFileIterator(TableAccess access) const {
+std::unique_ptr<rocksdb::Iterator> TableReader::NewFileIterator(
+    TableAccess access, const TableIterator::Bound* end) const {
   rocksdb::ReadOptions options;
+  if (end != nullptr) options.iterate_upper_bound = &end->slice;
   if (access == TableAccess::kBulk) {
     options.readahead_size = kBulkReadBytes;
     options.fill_cache = false;
@@ -171,7 +184,7 @@ std::unique_ptr<rocksdb::Iterator> TableReader::NewFileIterator(TableAccess acce
 }
 
 Result<std::optional<std::vector<std::byte>>> TableReader::Get(std::string_view key) const {
-  const auto iterator = NewIterator(TableAccess::kLookup);
+  const auto iterator = NewIterator(TableAccess::kLookup, std::string(key) + '\0');
   CAIRN_TRY(iterator->Seek(key));
   if (!iterator->Valid() || iterator->key() != key) return std::nullopt;
   const auto value = iterator->value();
@@ -181,7 +194,9 @@ Result<std::optional<std::vector<std::byte>>> TableReader::Get(std::string_view 
 Result<void> TableReader::Verify() const {
   CAIRN_TRY(state_->file.VerifyDigest(state_->info.digest));
   // Also finds damage that happened before the digest was computed.
-  TableIterator iterator(NewFileIterator(TableAccess::kBulk), state_->file.path());
+  TableIterator iterator(TableAccess::kBulk, {});
+  iterator.iterator_ = NewFileIterator(TableAccess::kBulk, nullptr);
+  iterator.path_ = state_->file.path();
   CAIRN_TRY(iterator.Seek({}));
   uint64_t record_count = 0;
   for (; iterator.Valid(); ++record_count) CAIRN_TRY(iterator.Next());

@@ -49,18 +49,20 @@ class TableIterator {
 
  private:
   friend class TableReader;
-  TableIterator(std::unique_ptr<rocksdb::Iterator> iterator, std::string_view path);
+  struct Bound;
+  TableIterator(TableAccess access, std::string_view end);
   Result<void> CheckStatus() const;
   bool IsInSpan() const;
   Result<void> EnterSpan(size_t span, std::string_view key);
   Result<void> SkipEmptySpans();
 
+  const TableAccess access_;
+  const std::unique_ptr<const Bound> end_;  // outlives iterator_; null: none
   std::unique_ptr<rocksdb::Iterator> iterator_;
   std::string_view path_;  // of the file, which outlives this; for error messages
 
   // Of a divided table, which is null otherwise.
   const TableReader* divided_ = nullptr;
-  TableAccess access_ = TableAccess::kLookup;
   size_t span_ = 0;  // of the table, whose file iterator_ reads
 };
 
@@ -79,7 +81,9 @@ class TableReader {
   /// Returns the value of `key`, which is empty for a tombstone; nothing if there is no record.
   /// kDataLoss: a block is damaged. kUnavailable, kNotFound: the storage cannot be read.
   Result<std::optional<std::vector<std::byte>>> Get(std::string_view key) const;
-  std::unique_ptr<TableIterator> NewIterator(TableAccess access) const;
+  /// Returns an iterator over the keys that are less than `end`, or, if it is empty, over all keys.
+  /// With an end, no block is read only to find out what follows it.
+  std::unique_ptr<TableIterator> NewIterator(TableAccess access, std::string_view end = {}) const;
 
   /// Reads every byte and compares the digest of the file, the checksums of all blocks and the
   /// number of records with what was written. Does not read the files of ranges. kDataLoss: they
@@ -98,7 +102,8 @@ class TableReader {
   static std::vector<Span> SpansOf(const TableInfo& info);
   const std::vector<Span>& spans() const;  // empty if the table is not divided
   std::string_view path() const;
-  std::unique_ptr<rocksdb::Iterator> NewFileIterator(TableAccess access) const;
+  std::unique_ptr<rocksdb::Iterator> NewFileIterator(TableAccess access,
+                                                     const TableIterator::Bound* end) const;
   /// Returns the reader of the file with the keys of a span.
   Result<const TableReader*> FileOf(const Span& span) const;
 

@@ -5,6 +5,7 @@
 #include "kv/aligned_bytes.h"
 #include "kv/internal/storage/concurrent_requests.h"
 #include "kv/internal/table/merge_iterator.h"
+#include "kv/key.h"
 
 namespace cairn::kv::internal {
 
@@ -37,9 +38,26 @@ Result<std::optional<std::vector<std::byte>>> TableStack::Get(std::string_view k
   return std::nullopt;
 }
 
+namespace {
+
+/// Returns a key that follows all keys that begin with `prefix`; empty if there is none.
+std::string EndOf(std::string_view prefix) {
+  // Tables separate columns of FQNs here, so that the next column is not read (ColumnSeparator).
+  for (const Column column : {Column::kTensors, Column::kChunks, Column::kValues}) {
+    if (prefix == ColumnPrefix(column)) return ColumnPrefix(column) + '\xff';
+  }
+  std::string end(prefix);
+  while (!end.empty() && end.back() == '\xff') end.pop_back();
+  if (!end.empty()) end.back() = static_cast<char>(end.back() + 1);
+  return end;
+}
+
+}  // namespace
+
 Result<void> TableStack::Scan(std::string_view prefix, const Visit& visit) const {
   // A prefix of one byte is a complete column.
-  MergeIterator iterator(tables_, prefix.size() <= 1 ? TableAccess::kBulk : TableAccess::kLookup);
+  MergeIterator iterator(tables_, prefix.size() <= 1 ? TableAccess::kBulk : TableAccess::kLookup,
+                         EndOf(prefix));
   AlignedBytes aligned;
   CAIRN_TRY(iterator.Seek(prefix));
   while (iterator.Valid() && iterator.key().starts_with(prefix)) {

@@ -10,7 +10,9 @@
 
 #include "kv/internal/storage/faulty_storage.h"
 #include "kv/internal/table/table_reader.h"
+#include "kv/internal/table/table_stack.h"
 #include "kv/internal/table/table_writer.h"
+#include "kv/key.h"
 #include "tests/kv/table/table_test_support.h"
 #include "tests/support/seeded_random.h"
 
@@ -188,6 +190,47 @@ TEST_P(TableDamageTest, FlipsInALargeTableAreFound) {
     CAIRN_ASSERT_OK_AND_ASSIGN(const TableInfo damaged, ReplaceTable(info, bytes));
     ExpectFound(storage(), damaged, records);
     bytes[i] ^= std::byte{4};
+  }
+}
+
+/// Only who reads a damaged block notices the damage.
+TEST_P(TableDamageTest, LookupsOfSmallRecordsDoNotReadALargeOne) {
+  SeededRandom random;
+  std::string structure(1 << 20, '\0');
+  random.Fill(std::as_writable_bytes(std::span(structure)));
+  const auto key = [](Column column, std::string_view fqn) {
+    return TableKey(column, fqn.empty() ? "" : FqnKey(fqn));
+  };
+  const std::string structure_key = key(Column::kStructures, "");
+  const Records records = {{key(Column::kSteps, ""), "step"},
+                           {key(Column::kTensors, "b"), "tensor"},
+                           {key(Column::kChunks, "b"), "chunk"},
+                           {structure_key, structure},
+                           {key(Column::kTables, ""), "tables"}};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableInfo info, Write(records));
+  CAIRN_ASSERT_OK_AND_ASSIGN(std::vector<std::byte> bytes, ReadTable(info));
+  bytes[bytes.size() / 2] ^= std::byte{1};  // in the structure
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableInfo damaged, ReplaceTable(info, bytes));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto table, TableReader::Open(storage(), damaged));
+
+  EXPECT_THAT(table->Get(structure_key), IsError(ErrorCode::kDataLoss, ""));
+  for (const auto& [other, value] : records) {
+    if (other == structure_key) continue;
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto got, table->Get(other));
+    EXPECT_EQ(Text(got.value()), value);
+  }
+  const TableStack stack({table});
+  for (const Column column : {Column::kTensors, Column::kChunks, Column::kValues}) {
+    for (const char* absent : {"a", "c", "\u00ff"}) {
+      SCOPED_TRACE(fmt::format("{} {}", ColumnName(column), absent));
+      CAIRN_ASSERT_OK_AND_ASSIGN(const auto got, table->Get(key(column, absent)));
+      EXPECT_FALSE(got.has_value());
+      CAIRN_EXPECT_OK(stack.Scan(key(column, absent), [](auto, auto) -> Result<bool> {
+        return Fail(ErrorCode::kInternal, "there is no such record");
+      }));
+    }
+    CAIRN_EXPECT_OK(
+        stack.Scan(ColumnPrefix(column), [](auto, auto) { return Result<bool>(true); }));
   }
 }
 
