@@ -49,16 +49,15 @@ std::string_view HostName(std::string_view host) {
   return host.substr(0, host.find(':'));
 }
 
-/// Whether it is an IPv4 address of the loopback network; "127.evil.example" is not.
-bool IsLoopback(std::string_view name) {
-  return name.starts_with("127.") && name.find_first_not_of("0123456789.") == name.npos;
-}
-
 HttpResponse PlainText(int status, std::string text) {
   return {.status = status, .content_type = "text/plain", .body = std::move(text) + "\n"};
 }
 
 }  // namespace
+
+bool IsLoopback(std::string_view name) {
+  return name.starts_with("127.") && name.find_first_not_of("0123456789.") == name.npos;
+}
 
 struct HttpServer::Impl {
   HttpServerOptions options;

@@ -37,6 +37,9 @@ struct HttpServerOptions {
   std::vector<std::string> hosts;
 };
 
+/// Whether it is an IPv4 address of the loopback network; "127.evil.example" is not.
+bool IsLoopback(std::string_view name);
+
 /// Answers requests until it is destroyed.
 class HttpServer {
  public:

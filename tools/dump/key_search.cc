@@ -9,7 +9,7 @@
 namespace cairn::tools {
 namespace {
 
-constexpr size_t kMaxNameBytes = 128 << 20;  // with the ends
+constexpr size_t kMaxKeptBytes = 128 << 20;  // with the ends
 
 char LowerCase(char letter) {
   return letter >= 'A' && letter <= 'Z' ? static_cast<char>(letter - 'A' + 'a') : letter;
@@ -64,7 +64,7 @@ Result<void> KeySearch::ForEachName(const kv::StepInfo& step, const Visit& visit
   bool fits = true;
   const auto add = [&](const std::string& fqn, bool is_tensor) -> Result<void> {
     visit(fqn, is_tensor);
-    fits = fits && text_.size() + fqn.size() + ends_.size() * sizeof(size_t) < kMaxNameBytes;
+    fits = fits && text_.size() + fqn.size() + ends_.size() * sizeof(size_t) < kMaxKeptBytes;
     if (!fits) return {};
     text_ += fqn;
     ends_.push_back(2 * text_.size() + (is_tensor ? 1 : 0));

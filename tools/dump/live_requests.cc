@@ -35,7 +35,6 @@ namespace {
 constexpr size_t kMaxFoundKeys = 100;
 constexpr size_t kMaxChanges = 1000;
 constexpr size_t kMaxVersions = 500;
-constexpr uint64_t kMaxShownElements = 1000;
 constexpr uint32_t kArrayColumns = 100;
 /// A distribution is that of a sample of this size unless all is asked for.
 constexpr uint64_t kMaxSampleBytes = 64 << 20;

@@ -39,10 +39,6 @@ Result<std::unique_ptr<HttpServer>> StartServer(const ServeRequest& request,
   return HttpServer::Start(options, handler);
 }
 
-bool IsLoopback(const std::string& address) {
-  return address == "localhost" || address.starts_with("127.");
-}
-
 }  // namespace
 
 Result<int> DumpServe(const DumpRun& run, const ServeRequest& request) {
@@ -67,7 +63,7 @@ Result<int> DumpServe(const DumpRun& run, const ServeRequest& request) {
                                    run.out->Styled(Style::kBold, url)));
     run.out->WriteLine(run.out->Styled(Style::kDim, "Read-only. Ctrl-C ends the server."));
   }
-  if (!IsLoopback(request.address)) {
+  if (request.address != "localhost" && !IsLoopback(request.address)) {
     Warn("kv-dump", fmt::format("everybody who can reach {} can read the store", request.address));
   }
   run.out->Flush();

@@ -27,8 +27,6 @@
 namespace cairn::tools {
 namespace {
 
-/// Arrays with more elements show only their edges, as in numpy.
-constexpr uint64_t kMaxShownElements = 1000;
 /// --all is for people and small scripts; the library reads larger parts.
 constexpr uint64_t kMaxElementsOfAll = 1 << 22;
 

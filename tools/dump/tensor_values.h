@@ -20,6 +20,9 @@
 
 namespace cairn::tools {
 
+/// Arrays with more elements show only their edges, as in numpy.
+inline constexpr uint64_t kMaxShownElements = 1000;
+
 /// A box of a stored tensor. The functions below return the errors of CheckpointStore::Load, and
 /// kCancelled if their callback asks to stop.
 struct TensorPart {

@@ -19,7 +19,7 @@ namespace {
 using schema::DType;
 
 /// Both steps are read in parts of this size.
-constexpr uint64_t kPartBytes = 16 << 20;
+constexpr uint64_t kComparedBytes = 16 << 20;
 
 /// Subtracts before it rounds, because adjacent integers above 2^53 are the same double.
 template <typename Integer>
@@ -68,7 +68,8 @@ Result<ValueDifference> CompareTensors(const core::CheckpointStore& store, const
   CAIRN_TRY(core::CheckRepeats({&tensor, 1}));
   ValueDifference difference;
   CAIRN_TRY_ASSIGN(difference.elements, core::ElementCount(tensor.shape));
-  CAIRN_TRY_ASSIGN(const auto grid, core::ChunkGrid::Make(tensor.dtype, tensor.shape, kPartBytes));
+  CAIRN_TRY_ASSIGN(const auto grid,
+                   core::ChunkGrid::Make(tensor.dtype, tensor.shape, kComparedBytes));
   std::vector<std::byte> in_a, in_b;
   for (uint64_t i = 0; i < grid.chunk_count(); ++i) {
     if (progress && !progress(grid.offset_bytes(i), tensor.nbytes)) {

@@ -9,7 +9,7 @@ async function ask(path, parameters = {}) {
     response = await fetch(`api/${path}?${new URLSearchParams(parameters)}`);
     document = await response.json();
   } catch {
-    throw new Error("The server does not answer. Start kv-dump serve again.");
+    throw new Error("Not connected: start kv-dump serve again");
   }
   if (document.error) throw new Error(document.error.message);
   return document;
@@ -53,7 +53,6 @@ function startLive() {
   const showState = (answer) => {
     status.className = isFollowing ? "status on" : "status";
     status.textContent = answer.latest ? `Step ${answer.latest.step}, saved ${ageText(answer.now - answer.latest.saved)}` : "No steps yet";
-    status.title = "";
   };
   const poll = async () => {
     if (!isFollowing || document.hidden) return;
@@ -68,8 +67,7 @@ function startLive() {
       }
     } catch (error) {
       status.className = "status off";
-      status.textContent = "Not connected";
-      status.title = error.message;
+      status.textContent = error.message;
     }
   };
   const run = async () => {
