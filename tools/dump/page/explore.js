@@ -6,6 +6,8 @@ function startSearch() {
   const latest = makeLatest();
   let keys = [], chosen = -1, timer = 0;
   const close = () => {
+    clearTimeout(timer);
+    latest.cancel();
     list.hidden = true;
     input.setAttribute("aria-expanded", "false");
     input.removeAttribute("aria-activedescendant");

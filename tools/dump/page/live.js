@@ -16,9 +16,10 @@ async function ask(path, parameters = {}) {
 }
 
 // Calls `use` with the result of the last call only, so that an older answer replaces no newer one.
+// After cancel(), no result is used.
 function makeLatest() {
   let last = 0;
-  return async (ask, use, fail) => {
+  const latest = async (ask, use, fail) => {
     const mine = ++last;
     try {
       const result = await ask();
@@ -27,6 +28,8 @@ function makeLatest() {
       if (mine === last) fail(error.message);
     }
   };
+  latest.cancel = () => { ++last; };
+  return latest;
 }
 
 // A key of the store: a link in the live view, and text in a report.
