@@ -207,7 +207,8 @@ def test_the_page_follows_a_running_job(browser, tmp_path):
         assert browser.console() == []
 
         server.end()
-        browser.wait_until("document.querySelector('#status').textContent.includes('Not connected')")
+        status = "document.querySelector('#status')"
+        browser.wait_until(f"{status}.textContent.startsWith('Not connected')")
         assert "1 to 7" in text_of(browser, "#facts")
 
 

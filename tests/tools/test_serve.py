@@ -298,7 +298,7 @@ def test_damage_is_an_error_of_one_key(tmp_path):
 
 
 def test_large_tensors_are_sampled_unless_all_is_asked_for(memory_folder):
-    path = memory_folder / "large"
+    path = memory_folder / "sampled"
     values = np.arange(20 << 20, dtype=np.int32)  # 80 MiB
     with cairn.open(path, mode="a") as store:
         store.save(1, {"a": values})

@@ -44,7 +44,7 @@ class LazyIndexFactory final : public rocksdb::TableFactory {
 constexpr size_t kBlockBytes = 16 << 10;
 
 /// Ends blocks at their usual size, and before a record that is larger than a block, such as the
-/// structure of a step. Whoever looks up small records then reads no large one.
+/// structure of a step, so that lookups of small records do not read it.
 class LargeRecordsApart final : public rocksdb::FlushBlockPolicyFactory {
  public:
   const char* Name() const override { return "CairnLargeRecordsApart"; }
