@@ -39,6 +39,14 @@ Result<std::unique_ptr<HttpServer>> StartServer(const ServeRequest& request,
   return HttpServer::Start(options, handler);
 }
 
+/// Collects the first report before anybody asks for it. An error is that of the page, too.
+void CollectFirst(LiveReport& report) {
+  ProgressLine progress("examining steps", ProgressUnit::kCount);
+  const auto collected = report.Current(progress.callback());
+  progress.Clear();
+  if (!collected && !CancelRequested()) Warn("kv-dump", collected.error().ToString());
+}
+
 }  // namespace
 
 Result<int> DumpServe(const DumpRun& run, const ServeRequest& request) {
@@ -46,10 +54,6 @@ Result<int> DumpServe(const DumpRun& run, const ServeRequest& request) {
   std::signal(SIGPIPE, SIG_IGN);  // a browser may close a connection at any time
   InstallCancelHandler();
   LiveRequests requests(opened.store.get(), request.all_steps);
-  {
-    ProgressLine progress("examining steps", ProgressUnit::kCount);
-    CAIRN_TRY(requests.report().Current(progress.callback()));
-  }
   CAIRN_TRY_ASSIGN(
       const std::unique_ptr<HttpServer> server,
       StartServer(request, [&](const HttpRequest& received) { return requests.Answer(received); }));
@@ -67,6 +71,7 @@ Result<int> DumpServe(const DumpRun& run, const ServeRequest& request) {
     Warn("kv-dump", fmt::format("everybody who can reach {} can read the store", request.address));
   }
   run.out->Flush();
+  CollectFirst(requests.report());
   while (!CancelRequested()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
   return kExitSuccess;
 }
