@@ -82,7 +82,7 @@ class ColumnSeparator final : public rocksdb::Comparator {
   }
   void FindShortestSeparator(std::string* start, const rocksdb::Slice& limit) const override {
     if (!start->empty() && !limit.empty() && start->front() != limit[0]) {
-      // FQNs are UTF-8, so that none has this byte. Keys of other columns may be greater.
+      // In UTF-8, no name has this byte. Keys that are not less keep the usual separator.
       const std::string end = {static_cast<char>(limit[0] - 1), '\xff'};
       if (*start < end) {
         *start = end;

@@ -5,7 +5,6 @@
 #include "kv/aligned_bytes.h"
 #include "kv/internal/storage/concurrent_requests.h"
 #include "kv/internal/table/merge_iterator.h"
-#include "kv/key.h"
 
 namespace cairn::kv::internal {
 
@@ -40,12 +39,8 @@ Result<std::optional<std::vector<std::byte>>> TableStack::Get(std::string_view k
 
 namespace {
 
-/// Returns a key that follows all keys that begin with `prefix`; empty if there is none.
+/// Returns the first key that follows all keys that begin with `prefix`; empty if there is none.
 std::string EndOf(std::string_view prefix) {
-  // Tables separate columns of FQNs here, so that the next column is not read (ColumnSeparator).
-  for (const Column column : {Column::kTensors, Column::kChunks, Column::kValues}) {
-    if (prefix == ColumnPrefix(column)) return ColumnPrefix(column) + '\xff';
-  }
   std::string end(prefix);
   while (!end.empty() && end.back() == '\xff') end.pop_back();
   if (!end.empty()) end.back() = static_cast<char>(end.back() + 1);
