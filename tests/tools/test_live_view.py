@@ -88,6 +88,11 @@ def test_a_key_is_found_with_the_keyboard(browser, server):
     assert browser.run("return document.activeElement.id") == "key-title"
     browser.press("/", *"no such", "Escape")
     assert browser.run("return document.querySelector('#results').hidden")
+    # Enter without waiting opens the first key with these words, not one with the words before.
+    browser.run("document.querySelector('#search').select()")
+    browser.press(*"layers.2 qkv", "Enter")
+    name = "document.querySelector('#key-name')"
+    browser.wait_until(f"{name}.innerText.includes('layers.2.attn.qkv')")
 
 
 def test_the_distribution_has_a_cursor_and_a_table(browser, server):
@@ -179,14 +184,18 @@ def test_the_page_follows_a_running_job(browser, tmp_path):
             select.value = 'mean_shift';
             select.dispatchEvent(new Event('change'));""")
         browser.click("#bytes-table > summary")
+        browser.run("document.querySelector('#bytes-crumbs button').focus()")
+        save(6)
+        browser.wait_until("document.querySelector('#facts').textContent.includes('1 to 6')")
+        assert browser.run("return document.activeElement.textContent") == "all"
         browser.run("document.querySelector('#timeline canvas').focus()")
         browser.press("End")
         browser.run("scrollTo(0, 500); document.querySelector('#live').textContent = ''")
         crumbs = text_of(browser, "#bytes-crumbs")
         weights[7] = np.nan
-        save(6)
+        save(7)
         browser.wait_until(
-            "document.querySelector('#findings').innerText.includes('NaN began at step 6')"
+            "document.querySelector('#findings').innerText.includes('NaN began at step 7')"
         )
         assert text_of(browser, "#bytes-crumbs") == crumbs
         assert browser.run("return document.querySelector('#measure').value") == "mean_shift"
@@ -198,18 +207,18 @@ def test_the_page_follows_a_running_job(browser, tmp_path):
 
         # A pause, and what was missed.
         browser.click("#follow")
-        store.save(7, {"model": {"a": weights[:1]}})
+        store.save(8, {"model": {"a": weights[:1]}})
         browser.run("window.before = performance.now()")
         browser.wait_until("performance.now() > window.before + 2500")
-        assert "1 to 6" in text_of(browser, "#facts")
+        assert "1 to 7" in text_of(browser, "#facts")
         browser.click("#follow")
-        browser.wait_until("document.querySelector('#facts').textContent.includes('1 to 7')")
+        browser.wait_until("document.querySelector('#facts').textContent.includes('1 to 8')")
         assert browser.console() == []
 
         server.end()
         status = "document.querySelector('#status')"
         browser.wait_until(f"{status}.textContent.startsWith('Not connected')")
-        assert "1 to 7" in text_of(browser, "#facts")
+        assert "1 to 8" in text_of(browser, "#facts")
 
 
 @pytest.mark.parametrize("width", [320, 400, 1280])
@@ -268,6 +277,28 @@ def test_hostile_names_run_nothing(browser, tmp_path):
             fetch('http://127.0.0.1:9/').catch(() => { window.refused = true; });""")
         browser.wait_until("window.refused")
         assert browser.run("return window.intruder || null") is None
+
+
+def test_a_key_that_the_step_does_not_have_is_named(browser, server):
+    open_view(browser, server)
+    browser.run("location.hash = '#key=replay.buffer'")
+    browser.run("document.querySelector('#key-step').value = '10'")
+    browser.wait_until("document.querySelector('#key-content pre')")
+    browser.click("#key-form button")
+    browser.wait_until("document.querySelector('#key-content [role=alert]')")
+    assert text_of(browser, "#key-name") == "replay.buffer"
+    assert "no such tensor" in text_of(browser, "#key-content")
+
+
+def test_ranges_of_a_narrow_distribution_differ(browser, tmp_path):
+    with cairn.open(tmp_path / "store", mode="a") as store:
+        store.save(1, {"norm": np.linspace(0.9999, 1.0001, 1000)})
+    with live_server(tmp_path / "store") as server:
+        open_view(browser, server, "norm")
+        browser.click("#key-content details summary")
+        rows = "[...document.querySelectorAll('#key-content details tbody th')]"
+        browser.wait_until(f"{rows}.length === 64")
+        assert len(set(browser.run(f"return {rows}.map((th) => th.textContent)"))) == 64
 
 
 def test_links_to_a_key_and_the_way_back(browser, server):

@@ -127,6 +127,19 @@ uint32_t DisplayColumns(std::string_view text) {
   return columns;
 }
 
+std::string_view FirstBytes(std::string_view text, size_t max_bytes) {
+  if (text.size() <= max_bytes) return text;
+  const auto is_continuation = [](char c) {
+    return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
+  };
+  while (max_bytes > 0 && is_continuation(text[max_bytes])) --max_bytes;
+  return text.substr(0, max_bytes);
+}
+
+char LowerAscii(char letter) {
+  return letter >= 'A' && letter <= 'Z' ? static_cast<char>(letter - 'A' + 'a') : letter;
+}
+
 std::string CutMiddle(std::string_view text, uint32_t columns) {
   if (DisplayColumns(text) <= columns) return std::string(text);
   // Two fifths for the start: the end of an FQN (".attn.wq.weight") is more specific.

@@ -1,6 +1,7 @@
 #pragma once
 /// Names and other text from a store, made safe for terminals, tables, shells and JSON.
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -18,6 +19,10 @@ std::string EscapeText(std::string_view text);
 std::string ShellWord(std::string_view text);
 /// A valid JSON string: `text` if it is UTF-8, otherwise EscapeText of it.
 std::string JsonText(std::string_view text);
+/// Returns the first bytes of UTF-8, at most `max_bytes`, without a part of a character.
+std::string_view FirstBytes(std::string_view text, size_t max_bytes);
+/// Returns an ASCII letter in lower case, and any other byte as it is.
+char LowerAscii(char letter);
 /// Columns that `text` takes on a terminal.
 uint32_t DisplayColumns(std::string_view text);
 /// Removes the middle, so that the result takes at most `columns` (>= 8). Both ends remain because

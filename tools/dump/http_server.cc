@@ -15,6 +15,7 @@
 #include <mutex>
 #include <thread>
 
+#include "tools/common/json.h"
 #include "tools/common/text.h"
 
 namespace cairn::tools {
@@ -49,15 +50,23 @@ std::string_view HostName(std::string_view host) {
   return host.substr(0, host.find(':'));
 }
 
-HttpResponse PlainText(int status, std::string text) {
-  return {.status = status, .content_type = "text/plain", .body = std::move(text) + "\n"};
+bool IsIpv4(std::string_view name) {
+  in_addr address = {};
+  return inet_pton(AF_INET, std::string(name).c_str(), &address) == 1;
+}
+
+bool EqualWithoutCase(std::string_view a, std::string_view b) {
+  return std::ranges::equal(a, b, {}, LowerAscii, LowerAscii);
+}
+
+HttpResponse Refusal(int status, std::string message) {
+  return {.status = status,
+          .body = Json({{"error", {{"code", StatusText(status)}, {"message", message}}}}).Line()};
 }
 
 }  // namespace
 
-bool IsLoopback(std::string_view name) {
-  return name.starts_with("127.") && name.find_first_not_of("0123456789.") == name.npos;
-}
+bool IsLoopback(std::string_view name) { return name.starts_with("127.") && IsIpv4(name); }
 
 struct HttpServer::Impl {
   HttpServerOptions options;
@@ -95,29 +104,42 @@ struct HttpServer::Impl {
     if (std::ranges::count(options.hosts, "*") > 0) return true;
     if (header == nullptr) return false;
     const std::string_view name = HostName(header);
-    if (name == "localhost" || name == "[::1]" || IsLoopback(name)) return true;
-    return name == options.address || std::ranges::count(options.hosts, name) > 0;
+    if (EqualWithoutCase(name, "localhost") || name == "[::1]" || IsLoopback(name)) return true;
+    // Nobody can make an address resolve to this machine.
+    if (!IsLoopback(options.address) && IsIpv4(name)) return true;
+    return std::ranges::any_of(
+        options.hosts, [&](const std::string& host) { return EqualWithoutCase(name, host); });
+  }
+
+  /// Browsers state whether a page of another site makes the request. Its links may lead to the
+  /// page, but it gets nothing else, also not in a frame.
+  static bool IsOfOtherSite(const mg_connection* connection, const mg_request_info& info) {
+    const auto header = [&](const char* name) {
+      const char* value = mg_get_header(connection, name);
+      return std::string_view(value == nullptr ? "" : value);
+    };
+    const std::string_view site = header("Sec-Fetch-Site");
+    if (site.empty() || site == "same-origin" || site == "none") return false;
+    const bool is_link = header("Sec-Fetch-Mode") == "navigate" &&
+                         header("Sec-Fetch-Dest") == "document" &&
+                         std::string_view(info.local_uri == nullptr ? "" : info.local_uri) == "/";
+    return !is_link;
   }
 
   HttpResponse Answer(const mg_connection* connection, const mg_request_info& info) const {
     const std::string_view method = info.request_method;
     if (method != "GET" && method != "HEAD") {
-      return PlainText(kMethodNotAllowed, "kv-dump serve only reads: use GET or HEAD");
+      return Refusal(kMethodNotAllowed, "kv-dump serve only reads: use GET or HEAD");
     }
     const char* host = mg_get_header(connection, "Host");
     if (!AcceptsHost(host)) {
       const std::string name(HostName(host == nullptr ? "" : host));
-      return PlainText(kForbidden, fmt::format("kv-dump serve does not accept the host {}; if it "
-                                               "is this machine, add --allow-host {}",
-                                               EscapeText(name), ShellWord(name)));
+      return Refusal(kForbidden, fmt::format("kv-dump serve does not accept the host {}; if it "
+                                             "is this machine, add --allow-host {}",
+                                             EscapeText(name), ShellWord(name)));
     }
-    // Browsers state whether a page of another site makes the request. A link may lead here.
-    const char* site = mg_get_header(connection, "Sec-Fetch-Site");
-    const char* mode = mg_get_header(connection, "Sec-Fetch-Mode");
-    const bool is_other_site = site != nullptr && std::string_view(site) != "same-origin" &&
-                               std::string_view(site) != "none";
-    if (is_other_site && (mode == nullptr || std::string_view(mode) != "navigate")) {
-      return PlainText(kForbidden, "kv-dump serve does not answer the pages of other sites");
+    if (IsOfOtherSite(connection, info)) {
+      return Refusal(kForbidden, "kv-dump serve does not answer the pages of other sites");
     }
     return handler({.path = info.local_uri == nullptr ? "" : info.local_uri,
                     .query = info.query_string == nullptr ? "" : info.query_string});
@@ -181,7 +203,7 @@ Result<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpServerOptions& o
   const std::array<const char*, 15> settings = {"listening_ports",
                                                 place.c_str(),
                                                 "num_threads",
-                                                "16",
+                                                "64",
                                                 "request_timeout_ms",
                                                 "10000",
                                                 "max_request_size",

@@ -3,12 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/base/progress.h"
 #include "core/checkpoint_store.h"
 #include "kv/error.h"
 #include "kv/step_info.h"
@@ -19,11 +20,13 @@ namespace cairn::tools {
 /// match every name.
 class SearchWords {
  public:
-  explicit SearchWords(std::string_view query);
+  /// kInvalidArgument: more than 1 KiB, or more than 32 words.
+  static Result<SearchWords> Parse(std::string_view query);
+  bool empty() const { return words_.empty(); }
   bool Match(std::string_view name) const;
 
  private:
-  std::vector<std::string> words_;  // in lower case
+  std::vector<std::string> words_;  // in lower case, without duplicates
 };
 
 /// Threads: all members are safe.
@@ -41,20 +44,27 @@ class KeySearch {
     uint64_t matches = 0;
     uint64_t key_count = 0;  // of the step
   };
-  /// Errors are those of CheckpointStore::ForEachKey. Keeps the names of the last step, up to 128
-  /// MiB, so that the next search of this step reads nothing.
-  Result<Found> Find(const kv::StepInfo& step, const SearchWords& words, size_t limit);
+  /// Keeps the names of the last step, up to 128 MiB, so that the next search of this step reads
+  /// nothing. kCancelled: `progress` asked to stop. Other errors are those of
+  /// CheckpointStore::ForEachKey.
+  Result<Found> Find(const kv::StepInfo& step, const SearchWords& words, size_t limit,
+                     const core::Progress& progress);
 
  private:
-  using Visit = std::function<void(std::string_view fqn, bool is_tensor)>;
-  Result<void> ForEachName(const kv::StepInfo& step, const Visit& visit);
+  /// The names of a step.
+  struct Names {
+    kv::StepInfo step;
+    std::string text;          // all names
+    std::vector<size_t> ends;  // of each name in `text`, times 2, plus 1 for a tensor
+  };
+  /// Searches the records of the step. Returns its names, or nothing if they are too large.
+  Result<std::shared_ptr<const Names>> Read(const kv::StepInfo& step, const SearchWords& words,
+                                            size_t limit, const core::Progress& progress,
+                                            Found& found) const;
 
   const core::CheckpointStore* store_;
   std::mutex mutex_;
-  kv::StepInfo step_;  // whose names are kept
-  bool has_names_ = false;
-  std::string text_;          // all names
-  std::vector<size_t> ends_;  // of each name in text_, times 2, plus 1 for a tensor
+  std::shared_ptr<const Names> names_;
 };
 
 }  // namespace cairn::tools

@@ -26,23 +26,41 @@ Result<LiveReport::State> LiveReport::Latest() {
 
 Result<std::shared_ptr<const LiveReport::Document>> LiveReport::Current(
     const core::Progress& progress) {
-  const std::scoped_lock lock(collect_mutex_);
   CAIRN_TRY_ASSIGN(const State state, Latest());
-  const Clock::time_point begin = Clock::now();
-  if (document_ != nullptr && (document_->version == state.version || begin < next_collection_)) {
-    return document_;
+  std::unique_lock collecting(collect_mutex_, std::try_to_lock);
+  if (!collecting) {
+    // Only those wait who would get nothing.
+    if (auto last = Last()) return last;
+    collecting.lock();
   }
+  auto last = Last();
+  if (last != nullptr && (last->version == state.version || Clock::now() < next_collection_)) {
+    return last;
+  }
+  const Clock::time_point begin = Clock::now();
+  auto document = Collect(state, progress);
+  const Clock::time_point end = Clock::now();
+  next_collection_ = end + 9 * (end - begin);
+  if (!document) return std::unexpected(std::move(document).error());
+  const std::scoped_lock lock(state_mutex_);
+  document_ = *document;
+  return document;
+}
+
+std::shared_ptr<const LiveReport::Document> LiveReport::Last() {
+  const std::scoped_lock lock(state_mutex_);
+  return document_;
+}
+
+Result<std::shared_ptr<const LiveReport::Document>> LiveReport::Collect(
+    const State& state, const core::Progress& progress) const {
   core::ReportOptions options{.progress = progress};
   if (all_steps_) options.max_records = 0;
   // A step that is committed meanwhile belongs to the next version, even if it is in this report.
   CAIRN_TRY_ASSIGN(const core::Report report, core::CollectReport(store_->kv(), options));
   Json json = ReportJson(report, {.with_keys = true});
   json.Set("live", {{"version", state.version}});
-  const Clock::time_point end = Clock::now();
-  next_collection_ = end + 9 * (end - begin);
-  document_ =
-      std::make_shared<const Document>(Document{.json = json.Line(), .version = state.version});
-  return document_;
+  return std::make_shared<const Document>(Document{.json = json.Line(), .version = state.version});
 }
 
 }  // namespace cairn::tools

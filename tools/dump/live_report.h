@@ -25,8 +25,8 @@ class LiveReport {
     std::string version;  // of the store, as Version returned it
   };
   /// Returns the report, which is collected again if the store has changed. A report takes at most
-  /// a tenth of the time of a core: until ten times as long has passed as the last one took,
-  /// returns the last one. Errors are those of core::CollectReport.
+  /// a tenth of the time of a core: while one is collected, and until nine times as long has passed
+  /// as this took, returns the last one. Errors are those of core::CollectReport.
   Result<std::shared_ptr<const Document>> Current(const core::Progress& progress = {});
 
   struct State {
@@ -39,6 +39,10 @@ class LiveReport {
  private:
   using Clock = std::chrono::steady_clock;
 
+  std::shared_ptr<const Document> Last();
+  Result<std::shared_ptr<const Document>> Collect(const State& state,
+                                                  const core::Progress& progress) const;
+
   const core::CheckpointStore* store_;
   bool all_steps_;
   std::string start_;  // distinguishes this object from those of other processes
@@ -46,9 +50,9 @@ class LiveReport {
   std::mutex state_mutex_;
   std::shared_ptr<const kv::Snapshot> snapshot_;  // the last one that was seen
   uint64_t changes_ = 0;
+  std::shared_ptr<const Document> document_;  // the last one; null: none yet
 
-  std::mutex collect_mutex_;
-  std::shared_ptr<const Document> document_;
+  std::mutex collect_mutex_;  // held by the thread that collects
   Clock::time_point next_collection_;
 };
 

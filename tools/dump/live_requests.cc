@@ -60,6 +60,9 @@ Json NamedJson(const std::string& fqn) {
   return {{"fqn", EscapeText(fqn)}, {"key", JsonText(fqn)}};
 }
 
+/// A step as text: the numbers of JavaScript are exact only up to 2^53.
+std::string StepText(uint64_t step) { return fmt::to_string(step); }
+
 /// Long work ends when the server does.
 core::Progress UntilCancelled() {
   return [](uint64_t, uint64_t) { return !CancelRequested(); };
@@ -91,9 +94,9 @@ Json ValueInfoJson(const kv::StepInfo& step, const core::ValueInfo& value) {
   const auto* text = std::get_if<std::string>(&value.value);
   std::string shown = EscapeText(text != nullptr ? *text : core::FormatValue(value.value));
   const bool is_cut = shown.size() > kMaxValueText;
-  if (is_cut) shown.resize(shown.find_last_not_of("\x80\xbf", kMaxValueText));
+  shown.resize(FirstBytes(shown, kMaxValueText).size());
   Json json = NamedJson(value.fqn);
-  json.Merge({{"step", step.step},
+  json.Merge({{"step", StepText(step.step)},
               {"kind", "value"},
               {"type", ValueKindName(value.value)},
               {"truncated", is_cut},
@@ -154,6 +157,7 @@ HttpResponse LiveRequests::Answer(const HttpRequest& request) {
   if (document) return {.body = document->Line()};
   Json error = ErrorJson(document.error());
   error.Set("message", EscapeText(document.error().message));  // it may contain names
+  if (!document.error().key.empty()) error.Set("key", EscapeText(document.error().key));
   return {.status = StatusOf(document.error()), .body = Json({{"error", std::move(error)}}).Line()};
 }
 
@@ -174,7 +178,7 @@ Result<Json> LiveRequests::State() {
   Json json = {{"version", state.version}, {"steps", state.snapshot->step_numbers().size()}};
   if (!state.snapshot->step_numbers().empty()) {
     CAIRN_TRY_ASSIGN(const kv::StepInfo latest, state.snapshot->FindStep(std::nullopt));
-    json.Set("latest", {{"step", latest.step},
+    json.Set("latest", {{"step", StepText(latest.step)},
                         {"saved", std::max<int64_t>(0, latest.created_unix_ns / 1'000'000'000)}});
   }
   json.Set("now", NowUnixNs() / 1'000'000'000);
@@ -185,11 +189,11 @@ Result<Json> LiveRequests::Steps() {
   CAIRN_TRY_ASSIGN(const LiveReport::State state, report_.Latest());
   Json tags = Json::List();
   for (const auto& [tag, step] : state.snapshot->tags()) {
-    tags.Append({{"tag", EscapeText(tag)}, {"step", step}});
+    tags.Append({{"tag", EscapeText(tag)}, {"step", StepText(step)}});
   }
-  return Json{{"version", state.version},
-              {"steps", state.snapshot->step_numbers()},
-              {"tags", std::move(tags)}};
+  Json steps = Json::List();
+  for (const uint64_t step : state.snapshot->step_numbers()) steps.Append(StepText(step));
+  return Json{{"version", state.version}, {"steps", std::move(steps)}, {"tags", std::move(tags)}};
 }
 
 Result<kv::StepInfo> LiveRequests::FindStep(const HttpRequest& request,
@@ -207,9 +211,10 @@ Result<kv::StepInfo> LiveRequests::FindStep(const HttpRequest& request,
 
 Result<Json> LiveRequests::Keys(const HttpRequest& request) {
   CAIRN_TRY_ASSIGN(const kv::StepInfo step, FindStep(request, "step"));
-  const std::string query = request.Parameter("query").value_or("");
+  CAIRN_TRY_ASSIGN(const SearchWords words,
+                   SearchWords::Parse(request.Parameter("query").value_or("")));
   CAIRN_TRY_ASSIGN(const KeySearch::Found found,
-                   search_.Find(step, SearchWords(query), kMaxFoundKeys));
+                   search_.Find(step, words, kMaxFoundKeys, UntilCancelled()));
   Json keys = Json::List();
   for (const KeySearch::Key& key : found.keys) {
     Json json = NamedJson(key.fqn);
@@ -222,7 +227,7 @@ Result<Json> LiveRequests::Keys(const HttpRequest& request) {
     }
     keys.Append(std::move(json));
   }
-  return Json{{"step", step.step},
+  return Json{{"step", StepText(step.step)},
               {"matches", found.matches},
               {"key_count", found.key_count},
               {"keys", std::move(keys)}};
@@ -247,7 +252,7 @@ Result<Json> LiveRequests::TensorOf(const kv::StepInfo& step, const core::Tensor
   CAIRN_TRY_ASSIGN(const Slice slice,
                    ParseSlice(request.Parameter("slice").value_or(""), tensor.shape));
   Json json = NamedJson(tensor.fqn);
-  json.Merge({{"step", step.step},
+  json.Merge({{"step", StepText(step.step)},
               {"kind", "tensor"},
               {"dtype", schema::DTypeName(tensor.dtype)},
               {"shape", ShapeText(tensor.shape)},
@@ -266,7 +271,7 @@ Result<Json> LiveRequests::History(const HttpRequest& request) {
   for (const core::KeyVersion& version :
        std::views::reverse(versions) | std::views::take(kMaxVersions)) {
     Json json = ChangeJson(version.change);
-    json.Set("step", version.step.step);
+    json.Set("step", StepText(version.step.step));
     list.Append(std::move(json));
   }
   return Json{{"key", JsonText(fqn)}, {"count", versions.size()}, {"versions", std::move(list)}};
@@ -275,7 +280,8 @@ Result<Json> LiveRequests::History(const HttpRequest& request) {
 Result<Json> LiveRequests::Diff(const HttpRequest& request) {
   CAIRN_TRY_ASSIGN(const kv::StepInfo a, FindStep(request, "a"));
   CAIRN_TRY_ASSIGN(const kv::StepInfo b, FindStep(request, "b"));
-  const SearchWords words(request.Parameter("query").value_or(""));
+  CAIRN_TRY_ASSIGN(const SearchWords words,
+                   SearchWords::Parse(request.Parameter("query").value_or("")));
   CAIRN_TRY_ASSIGN(const core::Diff diff, store_->Compare(a.step, b.step));
   std::map<core::KeyChange::Kind, uint64_t> counts;
   uint64_t changed_bytes = 0;
@@ -292,12 +298,13 @@ Result<Json> LiveRequests::Diff(const HttpRequest& request) {
     list.Append(ChangeJson(*change));
   }
   using Kind = core::KeyChange::Kind;
-  return Json{{"a", a.step},
-              {"b", b.step},
+  return Json{{"a", StepText(a.step)},
+              {"b", StepText(b.step)},
               {"added", counts[Kind::kAdded]},
               {"removed", counts[Kind::kRemoved]},
               {"changed", counts[Kind::kChanged]},
-              {"unchanged", diff.unchanged_keys},
+              // Of all keys; nobody has counted those that match.
+              {"unchanged", words.empty() ? Json(diff.unchanged_keys) : Json(nullptr)},
               {"changed_bytes", changed_bytes},
               {"changes", std::move(list)}};
 }
@@ -316,7 +323,7 @@ Result<Json> LiveRequests::Difference(const HttpRequest& request) {
   CAIRN_TRY_ASSIGN(const ValueDifference difference,
                    CompareTensors(*store_, a, b, in_a, UntilCancelled()));
   Json json = NamedJson(fqn);
-  json.Merge({{"a", a.step}, {"b", b.step}});
+  json.Merge({{"a", StepText(a.step)}, {"b", StepText(b.step)}});
   json.Merge(DifferenceJson(difference));
   return json;
 }

@@ -253,7 +253,7 @@ void AddHealth(const Report& report, std::vector<Finding>& findings) {
           "kv-dump verify lists everything that is lost; kv-admin repair and "
           "kv-admin rebuild use what is left."};
   for (size_t i = 0; i < std::min(report.problems.size(), kMaxDetails); ++i) {
-    finding.details.push_back(EscapeText(report.problems[i].ToString()).substr(0, 500));
+    finding.details.emplace_back(FirstBytes(EscapeText(report.problems[i].ToString()), 500));
   }
   findings.push_back(std::move(finding));
 }

@@ -25,6 +25,7 @@ namespace {
 using core::Report;
 using core::ReportModule;
 
+constexpr size_t kMaxKeyBytes = 1 << 10;
 constexpr size_t kMaxMetrics = 16;
 constexpr size_t kMaxSizes = 32;
 constexpr size_t kMaxSegments = 200;
@@ -117,7 +118,10 @@ Json TensorRowJson(const core::ReportTensor& tensor, bool with_key) {
                {"shape", ShapeText(tensor.info.shape).substr(0, 100)},
                {"bytes", tensor.info.nbytes},
                {"changed_at", tensor.last_changed_step}};
-  if (with_key && name != tensor.info.fqn) json.Set("key", JsonText(tensor.info.fqn));
+  if (with_key && name != tensor.info.fqn) {
+    const bool is_short = tensor.info.fqn.size() <= kMaxKeyBytes;
+    json.Set("key", is_short ? Json(JsonText(tensor.info.fqn)) : Json(nullptr));
+  }
   if (!tensor.statistics) return json;
   const core::StoredStatistics& statistics = *tensor.statistics;
   json.Merge({{"count", statistics.count},
@@ -318,7 +322,7 @@ Json ReportJson(const core::Report& report, const ReportJsonOptions& options) {
     tags.Append({{"tag", ShortName(tag)}, {"step", step}});
   Json problems = Json::List();
   for (size_t i = 0; i < std::min(report.problems.size(), kMaxProblems); ++i) {
-    problems.Append(EscapeText(report.problems[i].ToString()).substr(0, kMaxProblemBytes));
+    problems.Append(FirstBytes(EscapeText(report.problems[i].ToString()), kMaxProblemBytes));
   }
   uint64_t logical = 0, written = 0;
   for (const kv::StepInfo& step : report.steps) {

@@ -11,7 +11,7 @@ inline constexpr size_t kMaxTimelineColumns = 2000;
 
 struct ReportJsonOptions {
   /// Adds a member "key" to a tensor whose name is not shown as it is, for requests to the live
-  /// view. It is not escaped.
+  /// view. It is not escaped; null: the name has more than 1 KiB.
   bool with_keys = false;
 };
 

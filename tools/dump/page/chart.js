@@ -109,7 +109,7 @@ function moveInLine(position, key, count) {
 
 // Draws horizontal lines with labels, and labels of the steps. Returns the area for the data.
 function paintAxes(context, width, height, axis) {
-  const labels = axis.values.map(axis.text);
+  const labels = axis.values.map((value) => axis.text(value));
   const left = Math.ceil(Math.max(...labels.map((label) => context.measureText(label).width))) + 10;
   const area = { left, top: axis.top || 10, right: width - 4, bottom: height - 22 };
   const most = Math.max(...axis.values), least = Math.min(...axis.values);

@@ -21,7 +21,8 @@ function startCompare() {
 
 function diffView(answer) {
   const summary = `Step ${answer.a} to ${answer.b}: ${countText(answer.added)} added, ${countText(answer.removed)} removed, ` +
-    `${countText(answer.changed)} changed (${bytesText(answer.changed_bytes)}), ${countText(answer.unchanged)} unchanged.`;
+    `${countText(answer.changed)} changed (${bytesText(answer.changed_bytes)})` +
+    (answer.unchanged === null ? "." : `, ${countText(answer.unchanged)} unchanged.`);
   const total = answer.added + answer.removed + answer.changed;
   if (total === 0) return [make("p", {}, summary)];
   const result = [make("p", {}, summary), makeTable("Differences", [

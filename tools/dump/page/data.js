@@ -114,4 +114,6 @@ function stepsText(first, last) {
   return first === last ? `Step ${first}` : `Steps ${first} to ${last}`;
 }
 
+// The name of a tensor in requests; null if it is too long.
+const keyOf = (tensor) => (tensor.key === undefined ? tensor.fqn : tensor.key);
 const findingOf = (topic) => data.findings.find((finding) => finding.topic === topic);

@@ -5,9 +5,12 @@ function startSearch() {
   const list = byId("results");
   const latest = makeLatest();
   let keys = [], chosen = -1, timer = 0;
+  let opensFirst = false;  // Enter was pressed before the answer
   const close = () => {
     clearTimeout(timer);
     latest.cancel();
+    keys = [];
+    opensFirst = false;
     list.hidden = true;
     input.setAttribute("aria-expanded", "false");
     input.removeAttribute("aria-activedescendant");
@@ -20,12 +23,13 @@ function startSearch() {
     if (i >= 0) input.setAttribute("aria-activedescendant", `result-${i}`);
   };
   const open = (i) => {
-    showKey(keys[i].key);
+    const { key } = keys[i];
     close();
+    showKey(key);
   };
   const fill = (answer) => {
     keys = answer.keys;
-    list.replaceChildren(...keys.map((key, i) => make("li", { role: "option", id: `result-${i}`, "aria-selected": "false", onpointerdown: (event) => { event.preventDefault(); open(i); } },
+    list.replaceChildren(...keys.map((key, i) => make("li", { role: "option", id: `result-${i}`, "aria-selected": "false", onpointerdown: (event) => event.preventDefault(), onclick: () => open(i) },
       make("span", { class: "mono" }, breakable(key.fqn)),
       make("small", {}, key.kind === "tensor" ? `${key.dtype} ${key.shape}, ${bytesText(key.bytes)}` : "value"))));
     const rest = answer.matches - keys.length;
@@ -35,25 +39,36 @@ function startSearch() {
     input.setAttribute("aria-expanded", "true");
     chosen = -1;
     announce(plural(answer.matches, "key"));
+    if (opensFirst && keys.length) open(0);
   };
   const fail = (message) => {
     list.replaceChildren(make("li", { class: "empty", role: "option", "aria-disabled": "true" }, message));
     list.hidden = false;
+    input.setAttribute("aria-expanded", "true");
+    announce(message);
   };
   const search = () => {
+    clearTimeout(timer);
     if (input.value.trim() === "") return close();
     latest(() => ask("keys", { query: input.value }), fill, fail);
   };
   input.addEventListener("input", () => {
     clearTimeout(timer);
+    latest.cancel();
+    keys = [];  // they are of other words
+    opensFirst = false;
     timer = setTimeout(search, 120);
   });
   input.addEventListener("focus", () => { if (list.hidden && input.value) search(); });
   input.addEventListener("blur", close);
   input.addEventListener("keydown", (event) => {
     const move = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    if (move && !list.hidden && keys.length) choose((chosen + move + keys.length) % keys.length);
-    else if (event.key === "Enter" && !list.hidden && keys.length) open(Math.max(0, chosen));
+    if (move && keys.length) choose(chosen < 0 ? (move > 0 ? 0 : keys.length - 1) : (chosen + move + keys.length) % keys.length);
+    else if (event.key === "Enter" && keys.length) open(Math.max(0, chosen));
+    else if (event.key === "Enter" && input.value.trim()) {
+      search();
+      opensFirst = true;
+    }
     else if (event.key === "Escape") close();
     else return;
     event.preventDefault();
@@ -95,7 +110,10 @@ function startKey() {
       byId("key-slice-box").hidden = answer.kind !== "tensor";
       finish(...(answer.kind === "tensor" ? tensorView(answer, () => load(true)) : valueView(answer)), historyView(key));
       announce(`${answer.fqn} at step ${answer.step}`);
-    }, (message) => finish(make("p", { class: "error", role: "alert" }, message)));
+    }, (message, error) => {
+      if (error.key) byId("key-name").replaceChildren(breakable(error.key));
+      finish(make("p", { class: "error", role: "alert" }, message));
+    });
   };
   const follow = () => {
     if (!location.hash.startsWith("#key=")) return;
@@ -116,7 +134,6 @@ function startKey() {
     event.preventDefault();
     load(false);
   });
-  step.addEventListener("change", () => load(false));
   addEventListener("hashchange", follow);
   follow();
 }
@@ -140,7 +157,11 @@ function tensorView(answer, readAll) {
   if (!statistics) result.push(make("p", { class: "hint" }, "The tensor repeats what is stored to a much larger size, so there are no statistics."));
   else if (answer.read_elements < answer.elements) {
     result.push(make("p", { class: "hint" }, `From a sample of ${countText(answer.read_elements)} of ${countText(answer.elements)} elements, at equal distances. `,
-      make("button", { type: "button", onclick: readAll }, "Read all")));
+      make("button", { type: "button", onclick: (event) => {
+      event.target.disabled = true;
+      event.target.textContent = "Reading\u2026";
+      readAll();
+    } }, "Read all")));
   }
   if (answer.histogram) result.push(...histogramView(answer.histogram, statistics));
   result.push(make("h3", {}, "Values"), make("div", { class: "scroll", role: "region", "aria-label": "Values", tabindex: "0" }, make("pre", {}, answer.text)));
@@ -157,11 +178,14 @@ function histogramView(histogram, statistics) {
   const { counts } = histogram;
   const low = asNumber(histogram.low), width = asNumber(histogram.width);
   const start = (i) => low + i * width;
-  const rangeText = (i) => (width === 0 ? numberText(low) : `${numberText(start(i))} to ${numberText(start(i + 1))}`);
+  const largest = Math.max(Math.abs(low), Math.abs(start(counts.length)));
+  const digits = width > 0 ? Math.min(17, Math.max(4, Math.ceil(Math.log10(largest / width)) + 2)) : 6;
+  const edgeText = (i) => numberText(start(i), digits);
+  const rangeText = (i) => (width === 0 ? edgeText(0) : `${edgeText(i)} to ${edgeText(i + 1)}`);
   const plot = make("div", { class: "plot" });
   let area = null;
   const paint = (context, canvasWidth, height) => {
-    const labels = counts.map((_, i) => numberText(start(i)));
+    const labels = counts.map((_, i) => edgeText(i));
     area = paintAxes(context, canvasWidth, height, { values: ticks(Math.max(...counts), 3), text: countText, steps: labels });
     counts.forEach((count, i) => {
       const x = Math.round(area.x(i) - area.slot / 2);
@@ -198,7 +222,7 @@ function historyView(key) {
     ask("history", { key }).then((answer) => {
       const at = (step) => make("button", { type: "button", onclick: () => {
         byId("key-step").value = step;
-        byId("key-step").dispatchEvent(new Event("change"));
+        byId("key-form").requestSubmit();
         byId("key").scrollIntoView();
       } }, String(step));
       box.replaceChildren(makeTable("Versions", [

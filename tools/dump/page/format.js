@@ -46,13 +46,13 @@ function asNumber(value) {
   return { NaN: NaN, Infinity: Infinity, "-Infinity": -Infinity }[value];
 }
 
-function numberText(value) {
+function numberText(value, digits = 4) {
   if (value === undefined) return "-";
   if (!Number.isFinite(value)) return String(value).replace("Infinity", "Inf");
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (size >= 1e-4 && size < 1e6) return String(Number(value.toPrecision(4)));
-  return value.toExponential(2).replace("e+", "e");
+  if (size >= 1e-4 && size < 1e6) return String(Number(value.toPrecision(digits)));
+  return value.toExponential(Math.max(2, digits - 2)).replace("e+", "e");
 }
 
 function timeText(seconds) {
@@ -100,6 +100,9 @@ function ticksBetween(least, most, count) {
   return result;
 }
 
+// Tables that show more than their first portion, by their caption.
+const shownRows = new Map();
+
 // A table with a caption for screen readers. Columns: {title, left, cell(row), sort}. Rows are added
 // in portions.
 function makeTable(caption, columns, rows, portion = 100) {
@@ -122,8 +125,12 @@ function makeTable(caption, columns, rows, portion = 100) {
     more.hidden = shown === rows.length;
     more.textContent = `Show ${Math.min(portion, rows.length - shown)} more of ${countText(rows.length)}`;
   };
-  more.addEventListener("click", add);
+  more.addEventListener("click", () => {
+    add();
+    shownRows.set(caption, shown);
+  });
   add();
+  while (shown < Math.min(rows.length, shownRows.get(caption) || 0)) add();
   return make("div", {}, box, more);
 }
 

@@ -42,6 +42,8 @@ function rowName(module, scope) {
   return scope.index !== 0 && module !== scope ? path.slice(modulePath(scope).length + 1) : path;
 }
 
+let showsAllRows = false;  // of the module that is shown
+
 function startHeatmap() {
   const kHeatTop = alarms.length ? 14 : 0;  // for the labels of marks
   const box = byId("heatmap");
@@ -52,7 +54,7 @@ function startHeatmap() {
   const plot = make("div");
   const more = make("button", { type: "button", class: "more", hidden: true });
   box.append(make("div", { class: "heat" }, rowNames, plot), more);
-  let rows = [], shown = [], limit = kRowsShown, area = null;
+  let rows = [], shown = [], area = null;
   const measure = () => measures[select.value];
   const level = (row, i) => rows[row].rows[select.value]?.[i] || 0;
   const paint = (context, width) => {
@@ -124,6 +126,7 @@ function startHeatmap() {
   const refresh = () => {
     const scope = modules[state.module];
     const all = rowsOf(scope);
+    const limit = showsAllRows ? Infinity : kRowsShown;
     rows = all.slice(0, limit);
     shown = columnsInRange(data.columns.first, data.columns.last);
     chart.position = -1;
@@ -144,10 +147,10 @@ function startHeatmap() {
     chart.draw();
     refreshTable();
   };
-  more.addEventListener("click", () => { limit = Infinity; refresh(); });
+  more.addEventListener("click", () => { showsAllRows = true; refresh(); });
   select.addEventListener("change", refresh);
   onChange((change) => {
-    if (change.module !== undefined) limit = kRowsShown;
+    if (change.module !== undefined) showsAllRows = false;
     refresh();
   });
   byId("changes-hint").textContent = columnCount === 0 ? "The store has no steps." :

@@ -11,7 +11,7 @@ async function ask(path, parameters = {}) {
   } catch {
     throw new Error("Not connected: start kv-dump serve again");
   }
-  if (document.error) throw new Error(document.error.message);
+  if (document.error) throw Object.assign(new Error(document.error.message), { key: document.error.key });
   return document;
 }
 
@@ -25,7 +25,7 @@ function makeLatest() {
       const result = await ask();
       if (mine === last) use(result);
     } catch (error) {
-      if (mine === last) fail(error.message);
+      if (mine === last) fail(error.message, error);
     }
   };
   latest.cancel = () => { ++last; };
@@ -34,7 +34,7 @@ function makeLatest() {
 
 // A key of the store: a link in the live view, and text in a report.
 function keyLink(key, name) {
-  if (!data.live) return breakable(name);
+  if (!data.live || key === null) return breakable(name);
   return make("a", { href: `#key=${encodeURIComponent(key)}` }, breakable(name));
 }
 

@@ -15,17 +15,22 @@ function build() {
   startNotes();
 }
 
-// The path of an element from the nearest ancestor with an id, which finds its successor.
+// The path of an element from the nearest ancestor with an id, which finds its successor; of a link,
+// also where it leads.
 function placeOf(element) {
+  const link = element.getAttribute("href");
   const path = [];
   for (let at = element; at && at !== document.body; at = at.parentElement) {
-    if (at.id) return { id: at.id, path };
+    if (at.id) return { id: at.id, path, link };
     path.unshift([...at.parentElement.children].indexOf(at));
   }
   return null;
 }
 function elementAt(place) {
-  return place && place.path.reduce((at, i) => at?.children[i], byId(place.id));
+  if (!place) return null;
+  const links = place.link ? [...byId(place.id).querySelectorAll("a")] : [];
+  return links.find((one) => one.getAttribute("href") === place.link) ??
+    place.path.reduce((at, i) => at?.children[i], byId(place.id));
 }
 
 // What a person has chosen in the report: values of controls, open tables, the module, the focus.
@@ -36,6 +41,9 @@ function takeView() {
     module: modulePath(modules[state.module]),
     texts: inParts("select[id]").filter((one) => one.selectedIndex >= 0).map((one) => [one.id, one.selectedOptions[0].textContent]),
     filter: byId("filter").value,
+    caret: byId("filter").selectionStart,
+    sideways: inParts(".scroll").filter((one) => one.scrollLeft > 0).map((one) => [one.getAttribute("aria-label"), one.scrollLeft]),
+    showsAllRows,
     open: inParts("details[open][id]").map((one) => one.id),
     positions: charts.map((chart) => [chart.label, chart.position]),
     focus: parts.some((part) => part.contains(focused)) ? placeOf(focused) : null,
@@ -47,6 +55,10 @@ function takeView() {
 function restoreView(view) {
   const module = modules.find((one) => shownFor[one.index] === one.index && modulePath(one) === view.module);
   if (module && module.index !== 0) setState({ module: module.index });
+  if (view.showsAllRows && module) {
+    showsAllRows = true;
+    setState({});
+  }
   for (const [id, text] of view.texts) {
     const option = [...byId(id).options].find((one) => one.textContent === text);
     if (!option || option.selected) continue;
@@ -56,6 +68,7 @@ function restoreView(view) {
   if (view.filter) {
     byId("filter").value = view.filter;
     byId("filter").dispatchEvent(new Event("input"));
+    byId("filter").setSelectionRange(view.caret, view.caret);
   }
   for (const id of view.open) byId(id).open = true;
   for (const chart of charts) {
@@ -63,6 +76,10 @@ function restoreView(view) {
     if (before) chart.position = Math.min(before[1], chart.cursor.count() - 1);
   }
   elementAt(view.focus)?.focus({ preventScroll: true, focusVisible: view.isVisible });
+  for (const [label, left] of view.sideways) {
+    const box = [...document.querySelectorAll(".part-of-report .scroll")].find((one) => one.getAttribute("aria-label") === label);
+    if (box) box.scrollLeft = left;
+  }
   scrollTo(...view.scroll);
 }
 
@@ -71,6 +88,7 @@ function rebuild(document) {
   isQuiet = true;
   adopt(document);
   state.module = 0;
+  showsAllRows = false;
   listeners.length = 0;
   parts.forEach((part, i) => {
     const fresh = emptyParts[i].cloneNode(true);

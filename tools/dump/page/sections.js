@@ -23,7 +23,7 @@ function startFindings() {
     const body = make("div", {}, make("span", { class: "hidden" }, levelTexts[finding.level]), make("strong", {}, finding.title));
     if (finding.text) body.append(make("p", {}, finding.text));
     if (finding.details.length > 0) {
-      body.append(make("details", {}, make("summary", {}, `List of ${plural(finding.details.length, "item")}`),
+      body.append(make("details", { id: `finding-${finding.topic}` }, make("summary", {}, `List of ${plural(finding.details.length, "item")}`),
         make("ul", {}, ...finding.details.map((detail) => make("li", {}, detail)))));
     }
     if (finding.module) body.append(showModuleButton(finding.module));

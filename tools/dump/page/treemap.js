@@ -133,7 +133,7 @@ function startTreemap() {
   const open = (module) => {
     const tensor = data.live && data.tensors.find((one) => shownFor[one.module] === module.index);
     if (module.children.length > 0) setState({ module: module.index, focus: "treemap" });
-    else if (tensor) showKey(tensor.key ?? tensor.fqn);
+    else if (tensor && keyOf(tensor) !== null) showKey(keyOf(tensor));
   };
   const select = (i) => {
     cells.forEach((cell, j) => { cell.tabIndex = j === i ? 0 : -1; });
@@ -174,7 +174,7 @@ function startTreemap() {
     draw();
     if (change.focus === "treemap" && cells.length) select(0);
   });
-  new ResizeObserver(() => { if (container.clientWidth !== width) draw(); }).observe(container);
+  new ResizeObserver(() => { if (container.isConnected && container.clientWidth !== width) draw(); }).observe(container);
   const choice = byId("measure-of-bytes");
   for (const [value, text] of [["bytes", "Logical bytes"], ["stored", "Stored bytes"]]) {
     choice.append(make("label", {}, make("input", {

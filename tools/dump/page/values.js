@@ -16,7 +16,7 @@ function rangeGlyph(tensor) {
 }
 
 const tensorColumns = [
-  { name: "fqn", title: "Tensor", cell: (t) => keyLink(t.key ?? t.fqn, t.fqn) },
+  { name: "fqn", title: "Tensor", cell: (t) => keyLink(keyOf(t), t.fqn) },
   { name: "dtype", title: "Dtype", left: true, cell: (t) => t.dtype },
   { name: "shape", title: "Shape", left: true, cell: (t) => t.shape },
   { name: "bytes", title: "Size", cell: (t) => bytesText(t.bytes) },
