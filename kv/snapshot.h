@@ -58,6 +58,10 @@ class Snapshot {
   /// caller verifies the records.
   Result<void> Scan(Column column, const StepInfo& step, std::string_view prefix,
                     const ScanCallback& callback) const;
+  /// Calls `callback` with the records of `step` whose key is not less than `first_key`, in key
+  /// order. The caller verifies the records.
+  Result<void> ScanFrom(Column column, const StepInfo& step, std::string_view first_key,
+                        const ScanCallback& callback) const;
   /// Returns the bytes of a record (aligned for FlatBuffers), or nothing if there is none. The
   /// caller verifies the record.
   Result<std::optional<std::vector<std::byte>>> Get(Column column, const StepInfo& step,

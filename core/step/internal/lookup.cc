@@ -22,13 +22,19 @@ uint64_t CommonEnds(std::string_view a, std::string_view b) {
       std::min<ptrdiff_t>(front + back, static_cast<ptrdiff_t>(std::min(a.size(), b.size()))));
 }
 
-// Returns the keys whose prefix and suffix are most similar to those of `fqn`, best first.
+// Returns the keys whose prefix and suffix are most similar to those of `fqn`, best first. Of a
+// step with very many tensors, only those in the same module, so that the error appears at once.
 std::vector<std::string> CloseMatches(const StepView& view, std::string_view fqn) {
   constexpr size_t kShown = 3;
+  constexpr uint64_t kMaxScanned = 20'000;
+  uint64_t left = kMaxScanned;
+  const bool are_many = view.step.tensor_count > kMaxScanned;
+  const std::string_view module = fqn.substr(0, are_many ? fqn.rfind('.') + 1 : 0);
   std::vector<std::pair<uint64_t, std::string>> best;
   const auto scanned =
-      view.snapshot->Scan(kv::Column::kTensors, view.step, "",
+      view.snapshot->Scan(kv::Column::kTensors, view.step, module,
                           [&](std::string_view key, std::span<const std::byte>) -> Result<bool> {
+                            if (left-- == 0) return false;
                             const auto parsed = kv::ParseKey(key);
                             if (!parsed) return true;
                             const uint64_t score = CommonEnds(fqn, parsed->fqn);
@@ -130,10 +136,12 @@ Result<void> ForEachChunk(const StepView& view, const TensorInfo& tensor,
 
 Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> tensors,
                             const std::function<Result<void>(size_t, ChunkInfo&&)>& visit) {
-  size_t at = 0;          // the tensor whose chunks are next
-  uint64_t seen = 0;      // number of its chunks so far
-  TilingSum boxes;        // theirs
-  bool is_whole = false;  // there is one, which has the tensor's shape
+  size_t at = 0;            // the tensor whose chunks are next
+  uint64_t seen = 0;        // number of its chunks so far
+  TilingSum boxes;          // theirs
+  bool is_whole = false;    // there is one, which has the tensor's shape
+  uint64_t skipped = 0;     // chunks of other tensors, since the last chunk of one of these
+  bool is_stopped = false;  // the scan, before the end of the column
   const auto finish = [&]() -> Result<void> {
     const TensorInfo& tensor = tensors[at];
     if (seen != tensor.chunk_count) {
@@ -160,8 +168,10 @@ Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> te
                              std::span<const std::byte> record) -> Result<bool> {
     const std::string_view fqn = key.substr(0, key.find('\0'));
     while (at < tensors.size() && tensors[at].fqn < fqn) CAIRN_TRY(finish());
-    if (at == tensors.size()) return false;
+    is_stopped = at == tensors.size() || (tensors[at].fqn != fqn && ++skipped > kSeekCost);
+    if (is_stopped) return false;
     if (tensors[at].fqn != fqn) return true;
+    skipped = 0;
     auto decoded = DecodeChunk(key, record);
     if (!decoded) return AtStep(view, std::move(decoded).error());
     const TensorInfo& tensor = tensors[at];
@@ -174,15 +184,15 @@ Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> te
     CAIRN_TRY(visit(at, std::move(decoded->info)));
     return true;
   };
-  if (tensors.size() * kSeekCost >= view.step.chunk_count) {
-    CAIRN_TRY(view.snapshot->Scan(kv::Column::kChunks, view.step, "", on_record));
-    while (at < tensors.size()) CAIRN_TRY(finish());
-    return {};
-  }
-  while (at < tensors.size()) {
-    CAIRN_TRY(view.snapshot->Scan(kv::Column::kChunks, view.step, kv::FqnKey(tensors[at].fqn),
-                                  on_record));
-    CAIRN_TRY(finish());
+  // The scan leaps over the chunks of other tensors where that is cheaper. If it probably reads
+  // most of the column, it begins with it, so that it reads far ahead.
+  const bool are_many = tensors.size() * kSeekCost >= view.step.chunk_count;
+  for (bool is_first = true; at < tensors.size(); is_first = false) {
+    const std::string first_key = is_first && are_many ? "" : kv::FqnKey(tensors[at].fqn);
+    skipped = 0;
+    is_stopped = false;
+    CAIRN_TRY(view.snapshot->ScanFrom(kv::Column::kChunks, view.step, first_key, on_record));
+    while (!is_stopped && at < tensors.size()) CAIRN_TRY(finish());
   }
   return {};
 }

@@ -50,11 +50,16 @@ std::string EndOf(std::string_view prefix) {
 }  // namespace
 
 Result<void> TableStack::Scan(std::string_view prefix, const Visit& visit) const {
-  // A prefix of one byte is a complete column.
-  MergeIterator iterator(tables_, prefix.size() <= 1 ? TableAccess::kBulk : TableAccess::kLookup,
-                         EndOf(prefix));
+  return ScanFrom(prefix, prefix, visit);
+}
+
+Result<void> TableStack::ScanFrom(std::string_view first_key, std::string_view prefix,
+                                  const Visit& visit) const {
+  // A key of one byte is the beginning of a column, which is probably read completely.
+  const TableAccess access = first_key.size() <= 1 ? TableAccess::kBulk : TableAccess::kLookup;
+  MergeIterator iterator(tables_, access, EndOf(prefix));
   AlignedBytes aligned;
-  CAIRN_TRY(iterator.Seek(prefix));
+  CAIRN_TRY(iterator.Seek(first_key));
   while (iterator.Valid() && iterator.key().starts_with(prefix)) {
     const auto value = iterator.value();
     if (!value.empty()) {
