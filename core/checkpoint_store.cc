@@ -275,10 +275,11 @@ Result<Contents> CheckpointStore::List(std::optional<uint64_t> step,
                            patterns, impl_->trees());
 }
 
-Result<void> CheckpointStore::ForEachKey(const kv::StepInfo& step, const TensorVisitor& on_tensor,
+Result<void> CheckpointStore::ForEachKey(const kv::StepInfo& step, const KeyPatterns& patterns,
+                                         const TensorVisitor& on_tensor,
                                          const ValueVisitor& on_value) const {
   CAIRN_TRY_ASSIGN(const auto view, internal::ViewStep(kv(), step));
-  return internal::RunForEachKey(view, on_tensor, on_value);
+  return internal::RunForEachKey(view, patterns, on_tensor, on_value);
 }
 
 Result<TensorInfo> CheckpointStore::FindTensor(const kv::StepInfo& step,

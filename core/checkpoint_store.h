@@ -161,11 +161,12 @@ class CheckpointStore {
   /// the keys that are listed; the store keeps the structure (up to 64 MiB, and 8 bytes per key)
   /// for such lists of this step and of steps with the same structure.
   Result<Contents> List(std::optional<uint64_t> step, const KeyPatterns& patterns = {}) const;
-  /// Calls the visitors with the tensors, including hidden ones, and the values of a step in key
-  /// order, so that the first key is known long before the last one is read. Then checks aliases,
-  /// as List does. Requires that `step` was found in this store. Memory: that of the values.
-  Result<void> ForEachKey(const kv::StepInfo& step, const TensorVisitor& on_tensor,
-                          const ValueVisitor& on_value) const;
+  /// Calls the visitors with the tensors and values of a step that `patterns` select, in key order,
+  /// and then with the hidden tensors that selected ones need. So the first key is known long
+  /// before the last one is read. Then checks aliases, as List does. Requires that `step` was found
+  /// in this store. Memory: that of the values and aliases.
+  Result<void> ForEachKey(const kv::StepInfo& step, const KeyPatterns& patterns,
+                          const TensorVisitor& on_tensor, const ValueVisitor& on_value) const;
   /// Returns the record of one tensor. Cost: one lookup. kNotFound: there is no such tensor; the
   /// error suggests similar keys.
   Result<TensorInfo> FindTensor(const kv::StepInfo& step, const std::string& fqn) const;
@@ -183,7 +184,8 @@ class CheckpointStore {
   Result<std::vector<ChunkInfo>> Chunks(const kv::StepInfo& step, const std::string& fqn) const;
 
   /// Calls `visit` with the chunks of `tensors`, in key order; an alias has none. Requires that
-  /// `tensors` are of `step` and ascend by FQN. Cost: one scan of the chunks if they are many.
+  /// `tensors` are of `step` and ascend by FQN. Cost: that of reading their chunks, and one lookup
+  /// for each tensor that does not follow the one before.
   Result<void> ForEachChunk(const kv::StepInfo& step, std::span<const TensorInfo> tensors,
                             const ChunkVisitor& visit) const;
 

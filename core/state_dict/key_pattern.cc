@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "core/base/utf8.h"
+#include "kv/key.h"
 
 namespace cairn::core {
 namespace {
@@ -154,7 +155,11 @@ bool KeyPatterns::Matches(std::string_view fqn) const {
 
 std::vector<std::string> KeyPatterns::ScanPrefixes() const {
   if (includes_.empty()) return {""};
-  std::vector<std::string> prefixes(includes_.literals.begin(), includes_.literals.end());
+  std::vector<std::string> prefixes;
+  for (const std::string& literal : includes_.literals) {
+    prefixes.push_back(kv::FqnKey(literal));
+    prefixes.push_back(literal + '.');
+  }
   for (const Pattern& pattern : includes_.wildcards) prefixes.push_back(pattern.prefix);
   std::ranges::sort(prefixes);
   // After sorting, a prefix immediately precedes everything that it covers.

@@ -34,7 +34,8 @@ class KeyPatterns {
   const std::set<std::string, std::less<>>* literal_includes() const {
     return includes_.wildcards.empty() && !includes_.empty() ? &includes_.literals : nullptr;
   }
-  /// FQN prefixes of all keys that can match; {""} if nothing narrower is known.
+  /// Returns prefixes of the keys (kv::FqnKey) of all FQNs that can match, ascending; none begins
+  /// with another one. {""} if nothing narrower is known.
   std::vector<std::string> ScanPrefixes() const;
 
  private:

@@ -8,6 +8,7 @@
 #include "core/state_dict/value.h"
 #include "core/step/internal/tensor_records.h"
 #include "kv/internal/records/kv_records.h"
+#include "kv/key.h"
 #include "tests/fuzz/fuzz_support.h"
 
 namespace cairn::fuzz {
@@ -130,8 +131,9 @@ void FuzzPatterns(Input input) {
   if (!patterns) return UseError(patterns.error());
   if (!patterns->Matches(fqn)) return;
   const auto prefixes = patterns->ScanPrefixes();
+  const std::string key = kv::FqnKey(fqn);
   CAIRN_FUZZ_CHECK(std::ranges::any_of(
-      prefixes, [&](const std::string& prefix) { return fqn.starts_with(prefix); }));
+      prefixes, [&](const std::string& prefix) { return key.starts_with(prefix); }));
 }
 
 void Fuzz(Input input) {

@@ -102,7 +102,13 @@ void JsonList::Add(const Json& row) {
   empty_ = false;
 }
 
-void JsonList::Finish() { out_->WriteLine(empty_ ? "]}" : "\n]}"); }
+void JsonList::Finish(const std::vector<JsonMember>& tail) {
+  std::string end = empty_ ? "]" : "\n]";
+  for (const JsonMember& member : tail) {
+    end += fmt::format(", {}: {}", Json(member.name).Line(), member.value.Line());
+  }
+  out_->WriteLine(end + "}");
+}
 
 void JsonList::Abandon(const Error& error) {
   out_->WriteLine(fmt::format("\n], \"error\": {}}}", ErrorJson(error).Line()));

@@ -92,7 +92,7 @@ void WriteJson(Output& out, const Json& document);
 /// An error, with the key, step, file and offset that are known.
 Json ErrorJson(const Error& error);
 
-/// One document with a long list as its last member, written row by row:
+/// One document with a long list, written row by row:
 ///   {"store": "runs/gpt", "step": 100, "keys": [
 ///   {...},
 ///   {...}
@@ -102,8 +102,8 @@ class JsonList {
   /// Writes the members of `head` and begins the list `name`. `out` must outlive this object.
   JsonList(Output* out, const std::vector<JsonMember>& head, std::string_view name);
   void Add(const Json& row);
-  /// Ends the list and the document.
-  void Finish();
+  /// Ends the list and, after the members of `tail`, the document.
+  void Finish(const std::vector<JsonMember>& tail = {});
   /// Ends both with a member "error", so that the document is valid although the list is not
   /// complete.
   void Abandon(const Error& error);

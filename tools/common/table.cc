@@ -33,7 +33,16 @@ void Table::AddCell(std::string_view text, Style style) {
   cells_.push_back({.end_bytes = text_.size(), .form = {.width = width, .style = style}});
   if (++column_ < columns_.size()) return;
   column_ = 0;
-  if (cells_.size() == kBatchRows * columns_.size()) Flush();
+  if (cells_.size() == kBatchRows * columns_.size() || IsLate()) Flush();
+}
+
+/// Returns whether the buffered rows have waited for too long. In a pipe they have not, so that the
+/// same rows are always printed with the same widths.
+bool Table::IsLate() {
+  if (out_->width_columns() == 0) return false;
+  const auto now = std::chrono::steady_clock::now();
+  if (cells_.size() == columns_.size()) first_buffered_ = now;
+  return now - first_buffered_ >= kMaxDelay;
 }
 
 void Table::Finish() { Flush(); }

@@ -1,6 +1,7 @@
 #pragma once
 /// Tables with aligned columns, which are cut to the width of a terminal but never in a pipe.
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -29,11 +30,12 @@ struct Cell {
 };
 
 /// Buffers rows until their widths are known, but at most kBatchRows of them, so that a table of
-/// millions of rows takes bounded memory, and its first lines are printed at once. Columns may
-/// become wider from batch to batch.
+/// millions of rows takes bounded memory, and its first lines are printed at once. On a terminal,
+/// rows are also printed if the next one is late. Columns may become wider from batch to batch.
 class Table {
  public:
   static constexpr size_t kBatchRows = 2'000;
+  static constexpr std::chrono::milliseconds kMaxDelay{10};  // of a row on a terminal
 
   /// `out` must outlive the table. Every row is indented by `indent` spaces.
   Table(Output* out, std::vector<Column> columns, uint32_t indent = 0);
@@ -56,6 +58,7 @@ class Table {
   };
 
   void Flush();
+  bool IsLate();
   void FitTerminal(std::vector<uint32_t>& widths) const;
   void AppendCell(size_t column, std::string_view text, const TextForm& form, uint32_t width,
                   std::string& line) const;
@@ -69,7 +72,8 @@ class Table {
   // Of all buffered rows together, because allocations per cell would cost more than the cells.
   std::string text_;
   std::vector<BufferedCell> cells_;
-  size_t column_ = 0;  // of the next cell
+  size_t column_ = 0;                                     // of the next cell
+  std::chrono::steady_clock::time_point first_buffered_;  // when the first of these rows was added
   std::vector<uint32_t> widths_;
   bool header_written_ = false;
 };

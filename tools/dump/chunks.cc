@@ -4,9 +4,10 @@
 
 #include <fmt/format.h>
 
-#include <map>
-#include <memory>
+#include <algorithm>
 #include <optional>
+#include <string>
+#include <unordered_map>
 
 #include "core/step/contents.h"
 #include "kv/snapshot.h"
@@ -21,24 +22,25 @@
 namespace cairn::tools {
 namespace {
 
-/// Names of segments by id. Each name is looked up once.
+/// Names of the segments that a step uses, by id.
 class SegmentNames {
  public:
-  explicit SegmentNames(std::shared_ptr<const kv::Snapshot> snapshot)
-      : snapshot_(std::move(snapshot)) {}
-  /// Returns "unknown-ID" for a segment that no step records, so that the row is still printed.
-  const std::string& Name(uint64_t segment_id) {
-    auto [entry, is_new] = names_.try_emplace(segment_id);
-    if (is_new) {
-      const auto segment = snapshot_->FindSegment(segment_id);
-      entry->second = segment ? EscapeText(segment->name) : fmt::format("unknown-{}", segment_id);
+  SegmentNames(const kv::Snapshot& snapshot, const kv::StepInfo& step) {
+    const auto segments = snapshot.SegmentsOf(step);
+    if (!segments) return;
+    for (const kv::SegmentInfo& segment : *segments) {
+      names_.emplace(segment.segment_id, EscapeText(segment.name));
     }
-    return entry->second;
+  }
+  /// Returns "unknown-ID" for a segment of which the step has no sound record, so that the row is
+  /// still printed.
+  std::string Name(uint64_t segment_id) const {
+    const auto found = names_.find(segment_id);
+    return found != names_.end() ? found->second : fmt::format("unknown-{}", segment_id);
   }
 
  private:
-  std::shared_ptr<const kv::Snapshot> snapshot_;
-  std::map<uint64_t, std::string> names_;
+  std::unordered_map<uint64_t, std::string> names_;
 };
 
 class ChunkPrinter {
@@ -137,29 +139,35 @@ class ChunkPrinter {
 
 Result<int> DumpChunks(const DumpRun& run, const std::string& address,
                        const std::vector<std::string>& patterns) {
+  CAIRN_TRY_ASSIGN(const core::KeyPatterns parsed, core::KeyPatterns::Parse(patterns));
   CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenStore(address));
-  CAIRN_TRY_ASSIGN(const core::Contents contents, ListKeys(opened, patterns));
-  CAIRN_TRY_ASSIGN(auto snapshot, opened.store->kv().Latest());
-  ChunkPrinter printer(run, SegmentNames(std::move(snapshot)));
+  CAIRN_TRY_ASSIGN(const auto snapshot, opened.store->kv().Latest());
+  CAIRN_TRY_ASSIGN(const kv::StepInfo step, snapshot->FindStep(opened.address.step));
+  ChunkPrinter printer(run, SegmentNames(*snapshot, step));
   std::optional<JsonList> list;
   if (run.json) {
-    list.emplace(
-        run.out,
-        std::vector<JsonMember>{{"store", StoreText(opened)}, {"step", contents.step.step}},
-        "chunks");
+    list.emplace(run.out,
+                 std::vector<JsonMember>{{"store", StoreText(opened)}, {"step", step.step}},
+                 "chunks");
   }
   uint64_t chunk_count = 0;
-  const auto print = [&](size_t index, const core::ChunkInfo& chunk) -> Result<void> {
+  const auto print = [&](const core::TensorInfo& tensor, const core::ChunkInfo& chunk) {
     ++chunk_count;
-    const core::TensorInfo& tensor = contents.tensors[index];
     if (list) {
       list->Add(printer.RowJson(tensor, chunk));
     } else {
       printer.Add(tensor, chunk);
     }
-    return {};
   };
-  if (auto read = opened.store->ForEachChunk(contents.step, contents.tensors, print); !read) {
+  auto read = ForEachTensorGroup(
+      opened, step, parsed, [&](std::span<const core::TensorInfo> tensors) -> Result<void> {
+        return opened.store->ForEachChunk(
+            step, tensors, [&](size_t index, const core::ChunkInfo& chunk) -> Result<void> {
+              print(tensors[index], chunk);
+              return {};
+            });
+      });
+  if (!read) {
     if (list) list->Abandon(read.error());
     printer.Finish();  // the rows before the damage are useful
     return Fail(std::move(read).error());

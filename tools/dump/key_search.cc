@@ -102,7 +102,7 @@ Result<std::shared_ptr<const KeySearch::Names>> KeySearch::Read(const kv::StepIn
     return {};
   };
   CAIRN_TRY(store_->ForEachKey(
-      step,
+      step, {},
       [&](const core::TensorInfo& tensor) -> Result<void> {
         return tensor.hidden ? Result<void>() : add(tensor.fqn, true);
       },

@@ -53,95 +53,90 @@ std::vector<Cell> TensorCells(const core::TensorInfo& tensor) {
           tensor.alias_of ? "-" : GroupedCount(tensor.chunk_count)};
 }
 
-/// The tensors of a step with the statistics that their save recorded.
-struct TensorRows {
-  std::vector<core::TensorInfo> tensors;
-  std::vector<std::optional<core::StoredStatistics>> statistics;
-  uint64_t unknown = 0;  // tensors that the filter could not examine
+/// Prints tensors with their statistics as a table or as JSON.
+class StatisticsRows {
+ public:
+  StatisticsRows(const DumpRun& run, const OpenedStore& opened, const kv::StepInfo& step)
+      : table_(run.out, Columns()) {
+    if (!run.json) return;
+    list_.emplace(run.out,
+                  std::vector<JsonMember>{{"store", StoreText(opened)}, {"step", step.step}},
+                  "keys");
+  }
+
+  void Add(const core::TensorInfo& tensor,
+           const std::optional<core::StoredStatistics>& statistics) {
+    is_empty_ = false;
+    if (list_) {
+      Json row = TensorRowJson(tensor);
+      if (statistics) row.Set("statistics", StatisticsJson(*statistics));
+      list_->Add(row);
+      return;
+    }
+    std::vector<Cell> cells = TensorCells(tensor);
+    AppendStatisticsCells(statistics, cells);
+    table_.Add(cells);
+  }
+
+  /// `unknown`: tensors that the filter could not examine.
+  void Finish(uint64_t unknown) {
+    if (list_) return list_->Finish({{"tensors_without_statistics", unknown}});
+    table_.Finish();
+  }
+  void Abandon(const Error& error) {
+    if (list_) return list_->Abandon(error);
+    table_.Finish();
+  }
+  bool is_empty() const { return is_empty_; }
+
+ private:
+  static std::vector<Column> Columns() {
+    std::vector<Column> columns = {{"FQN", Align::kLeft, true},
+                                   {"DTYPE"},
+                                   {"SHAPE"},
+                                   {"BYTES", Align::kRight},
+                                   {"CHUNKS", Align::kRight}};
+    AppendStatisticsColumns(columns);
+    return columns;
+  }
+
+  Table table_;
+  std::optional<JsonList> list_;
+  bool is_empty_ = true;
 };
 
-Result<TensorRows> FindRows(const OpenedStore& opened, const core::Contents& contents,
-                            const std::optional<StatisticsFilter>& filter) {
-  CAIRN_TRY_ASSIGN(auto statistics, opened.store->FindStatistics(contents.step, contents.tensors));
-  TensorRows rows;
-  for (size_t i = 0; i < contents.tensors.size(); ++i) {
-    const core::TensorInfo& tensor = contents.tensors[i];
-    rows.unknown += !statistics[i] && !tensor.alias_of && tensor.nbytes > 0 ? 1 : 0;
-    if (filter && !filter->Matches(tensor, statistics[i])) continue;
-    rows.tensors.push_back(tensor);
-    rows.statistics.push_back(statistics[i]);
-  }
-  return rows;
-}
-
-/// Prints tensors with their statistics.
-Result<int> DumpStatistics(const DumpRun& run, const OpenedStore& opened,
-                           const core::Contents& contents, const KeysOptions& options) {
+Result<int> PrintStatistics(const DumpRun& run, const OpenedStore& opened, const kv::StepInfo& step,
+                            const core::KeyPatterns& patterns, const std::string& where) {
   std::optional<StatisticsFilter> filter;
-  if (!options.where.empty()) {
-    CAIRN_TRY_ASSIGN(filter, StatisticsFilter::Parse(options.where));
+  if (!where.empty()) {
+    CAIRN_TRY_ASSIGN(filter, StatisticsFilter::Parse(where));
   }
-  CAIRN_TRY_ASSIGN(const TensorRows rows, FindRows(opened, contents, filter));
-  if (run.json) {
-    JsonList list(run.out,
-                  {{"store", StoreText(opened)},
-                   {"step", contents.step.step},
-                   {"tensors_without_statistics", rows.unknown}},
-                  "keys");
-    for (size_t i = 0; i < rows.tensors.size(); ++i) {
-      Json row = TensorRowJson(rows.tensors[i]);
-      if (rows.statistics[i]) row.Set("statistics", StatisticsJson(*rows.statistics[i]));
-      list.Add(std::move(row));
-    }
-    list.Finish();
-    return kExitSuccess;
+  uint64_t unknown = 0;
+  StatisticsRows rows(run, opened, step);
+  auto listed = ForEachStatistics(
+      opened, step, patterns,
+      [&](const core::TensorInfo& tensor, const std::optional<core::StoredStatistics>& found) {
+        unknown += !found && !tensor.alias_of && tensor.nbytes > 0 ? 1 : 0;
+        if (!filter || filter->Matches(tensor, found)) rows.Add(tensor, found);
+      });
+  if (!listed) {
+    rows.Abandon(listed.error());
+    return Fail(std::move(listed).error());
   }
-  std::vector<Column> columns = {{"FQN", Align::kLeft, true},
-                                 {"DTYPE"},
-                                 {"SHAPE"},
-                                 {"BYTES", Align::kRight},
-                                 {"CHUNKS", Align::kRight}};
-  AppendStatisticsColumns(columns);
-  Table table(run.out, std::move(columns));
-  for (size_t i = 0; i < rows.tensors.size(); ++i) {
-    std::vector<Cell> cells = TensorCells(rows.tensors[i]);
-    AppendStatisticsCells(rows.statistics[i], cells);
-    table.Add(std::move(cells));
-  }
-  table.Finish();
-  if (rows.tensors.empty()) {
-    PrintRemark(run, fmt::format("No tensor of step {} matches.", contents.step.step));
-  }
-  if (rows.unknown > 0) {
-    PrintRemark(run,
-                fmt::format("No statistics were recorded of {}.", Plural(rows.unknown, "tensor")));
+  rows.Finish(unknown);
+  if (run.json) return kExitSuccess;
+  if (rows.is_empty()) PrintRemark(run, fmt::format("No tensor of step {} matches.", step.step));
+  if (unknown > 0) {
+    PrintRemark(run, fmt::format("No statistics were recorded of {}.", Plural(unknown, "tensor")));
   }
   return kExitSuccess;
 }
 
-/// Calls a visitor for each selected key of a step, in key order. Without patterns, the first key
-/// is known before the last one is read.
-Result<void> ForEachKey(const OpenedStore& opened, const kv::StepInfo& step,
-                        const std::vector<std::string>& patterns,
-                        const core::TensorVisitor& on_tensor, const core::ValueVisitor& on_value) {
-  if (patterns.empty()) return opened.store->ForEachKey(step, on_tensor, on_value);
-  CAIRN_TRY_ASSIGN(const core::Contents contents, ListKeys(opened, patterns));
-  auto value = contents.values.begin();
-  for (const core::TensorInfo& tensor : contents.tensors) {
-    for (; value != contents.values.end() && value->fqn < tensor.fqn; ++value) {
-      CAIRN_TRY(on_value(*value));
-    }
-    CAIRN_TRY(on_tensor(tensor));
-  }
-  for (; value != contents.values.end(); ++value) CAIRN_TRY(on_value(*value));
-  return {};
-}
-
 Result<int> PrintKeysJson(const DumpRun& run, const OpenedStore& opened, const kv::StepInfo& step,
-                          const std::vector<std::string>& patterns) {
+                          const core::KeyPatterns& patterns) {
   JsonList list(run.out, {{"store", StoreText(opened)}, {"step", step.step}}, "keys");
-  auto listed = ForEachKey(
-      opened, step, patterns,
+  auto listed = opened.store->ForEachKey(
+      step, patterns,
       [&](const core::TensorInfo& tensor) -> Result<void> {
         list.Add(TensorRowJson(tensor));
         return {};
@@ -159,7 +154,7 @@ Result<int> PrintKeysJson(const DumpRun& run, const OpenedStore& opened, const k
 }
 
 Result<int> PrintKeys(const DumpRun& run, const OpenedStore& opened, const kv::StepInfo& step,
-                      const std::vector<std::string>& patterns) {
+                      const core::KeyPatterns& patterns) {
   Table table(run.out, {{"FQN", Align::kLeft, true},
                         {"DTYPE"},
                         {"SHAPE"},
@@ -167,8 +162,8 @@ Result<int> PrintKeys(const DumpRun& run, const OpenedStore& opened, const kv::S
                         {"CHUNKS", Align::kRight},
                         {"VALUE OR NOTE", Align::kLeft, true}});
   bool is_empty = true;
-  auto listed = ForEachKey(
-      opened, step, patterns,
+  auto listed = opened.store->ForEachKey(
+      step, patterns,
       [&](const core::TensorInfo& tensor) -> Result<void> {
         std::vector<Cell> cells = TensorCells(tensor);
         cells.emplace_back(TensorNote(tensor), Style::kDim);
@@ -192,14 +187,13 @@ Result<int> PrintKeys(const DumpRun& run, const OpenedStore& opened, const kv::S
 
 Result<int> DumpKeys(const DumpRun& run, const std::string& address,
                      const std::vector<std::string>& patterns, const KeysOptions& options) {
+  CAIRN_TRY_ASSIGN(const core::KeyPatterns parsed, core::KeyPatterns::Parse(patterns));
   CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenStore(address));
-  if (options.statistics || !options.where.empty()) {
-    CAIRN_TRY_ASSIGN(const core::Contents contents, ListKeys(opened, patterns));
-    return DumpStatistics(run, opened, contents, options);
-  }
   CAIRN_TRY_ASSIGN(const kv::StepInfo step, FindStep(opened));
-  return run.json ? PrintKeysJson(run, opened, step, patterns)
-                  : PrintKeys(run, opened, step, patterns);
+  if (options.statistics || !options.where.empty()) {
+    return PrintStatistics(run, opened, step, parsed, options.where);
+  }
+  return run.json ? PrintKeysJson(run, opened, step, parsed) : PrintKeys(run, opened, step, parsed);
 }
 
 }  // namespace cairn::tools

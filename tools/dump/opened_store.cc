@@ -4,6 +4,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "kv/snapshot.h"
 #include "tools/common/terminal.h"
 #include "tools/common/text.h"
@@ -37,10 +40,41 @@ Result<kv::StepInfo> FindStep(const OpenedStore& opened) {
   return snapshot->FindStep(opened.address.step);
 }
 
-Result<core::Contents> ListKeys(const OpenedStore& opened,
-                                const std::vector<std::string>& patterns) {
-  CAIRN_TRY_ASSIGN(const core::KeyPatterns parsed, core::KeyPatterns::Parse(patterns));
-  return opened.store->List(opened.address.step, parsed);
+Result<void> ForEachTensorGroup(const OpenedStore& opened, const kv::StepInfo& step,
+                                const core::KeyPatterns& patterns,
+                                const TensorGroupVisitor& visit) {
+  constexpr uint64_t kFirstRecords = 2'000;
+  constexpr uint64_t kMaxRecords = 64'000;
+  std::vector<core::TensorInfo> group;
+  uint64_t records = 0;  // of the tensors and chunks of the group
+  uint64_t max_records = kFirstRecords;
+  const auto finish = [&]() -> Result<void> {
+    records = 0;
+    max_records = std::min(2 * max_records, kMaxRecords);
+    return visit(std::exchange(group, {}));
+  };
+  const auto add = [&](const core::TensorInfo& tensor) -> Result<void> {
+    // Hidden tensors follow all others.
+    const bool ascends = group.empty() || group.back().fqn < tensor.fqn;
+    if (!ascends || records >= max_records) CAIRN_TRY(finish());
+    group.push_back(tensor);
+    records += 1 + tensor.chunk_count;
+    return {};
+  };
+  auto listed = opened.store->ForEachKey(step, patterns, add,
+                                         [](const core::ValueInfo&) { return Result<void>(); });
+  if (!group.empty()) CAIRN_TRY(visit(group));  // after an error, what was read before it is useful
+  return listed;
+}
+
+Result<void> ForEachStatistics(const OpenedStore& opened, const kv::StepInfo& step,
+                               const core::KeyPatterns& patterns, const StatisticsVisitor& visit) {
+  return ForEachTensorGroup(
+      opened, step, patterns, [&](std::span<const core::TensorInfo> tensors) -> Result<void> {
+        CAIRN_TRY_ASSIGN(const auto statistics, opened.store->FindStatistics(step, tensors));
+        for (size_t i = 0; i < tensors.size(); ++i) visit(tensors[i], statistics[i]);
+        return {};
+      });
 }
 
 Result<core::KeyPatterns> PatternFor(const std::string& fqn) {

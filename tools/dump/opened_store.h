@@ -1,12 +1,16 @@
 #pragma once
 /// Stores opened for kv-dump, which tolerates damage.
 
+#include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/checkpoint_store.h"
+#include "core/inspect/stored_statistics.h"
 #include "core/state_dict/key_pattern.h"
 #include "core/step/contents.h"
 #include "kv/step_info.h"
@@ -30,9 +34,18 @@ std::string StoreText(const OpenedStore& opened);
 
 /// Returns the step that the address names, or the latest. kNotFound: there is no such step.
 Result<kv::StepInfo> FindStep(const OpenedStore& opened);
-/// Returns what that step contains, or the part of it that matches the patterns.
-Result<core::Contents> ListKeys(const OpenedStore& opened,
-                                const std::vector<std::string>& patterns);
+
+/// Calls `visit` with the tensors of a step that match the patterns, in the order of
+/// CheckpointStore::ForEachKey, in groups that ascend by FQN. The first group has few chunks, so
+/// that it is complete at once.
+using TensorGroupVisitor = std::function<Result<void>(std::span<const core::TensorInfo>)>;
+Result<void> ForEachTensorGroup(const OpenedStore& opened, const kv::StepInfo& step,
+                                const core::KeyPatterns& patterns, const TensorGroupVisitor& visit);
+/// Calls `visit` with these tensors, and with what their save recorded about their values.
+using StatisticsVisitor =
+    std::function<void(const core::TensorInfo&, const std::optional<core::StoredStatistics>&)>;
+Result<void> ForEachStatistics(const OpenedStore& opened, const kv::StepInfo& step,
+                               const core::KeyPatterns& patterns, const StatisticsVisitor& visit);
 
 /// Returns a pattern that matches `fqn`, whatever characters it contains. It may match other keys
 /// as well.

@@ -99,7 +99,7 @@ void AddDTypes(const OpenedStore& opened, Overview& view) {
     share.bytes += tensor.nbytes;
     return {};
   };
-  auto listed = opened.store->ForEachKey(view.steps.back(), add,
+  auto listed = opened.store->ForEachKey(view.steps.back(), {}, add,
                                          [](const core::ValueInfo&) { return Result<void>(); });
   if (listed) return;
   view.dtypes.clear();

@@ -45,13 +45,40 @@ TensorPart PartOf(const Subject& subject) {
           .box = subject.slice.box};
 }
 
+/// A key, or what there is instead of it.
+struct FoundKey {
+  std::optional<core::TensorInfo> tensor;
+  std::optional<core::ValueInfo> value;
+  uint64_t keys_below = 0;  // at most kMaxKeysBelow
+};
+constexpr uint64_t kMaxKeysBelow = 1'000;
+
+Result<FoundKey> FindKey(const OpenedStore& opened, const kv::StepInfo& step,
+                         const std::string& fqn) {
+  CAIRN_TRY_ASSIGN(const core::KeyPatterns pattern, PatternFor(fqn));
+  FoundKey found;
+  const std::string prefix = fqn + '.';
+  const auto visit = [&](const auto& key, auto& target) -> Result<void> {
+    if (key.fqn == fqn) target = key;
+    if (key.fqn.starts_with(prefix) && ++found.keys_below == kMaxKeysBelow) {
+      return Fail(ErrorCode::kCancelled, "more keys need not be counted");
+    }
+    return {};
+  };
+  auto listed = opened.store->ForEachKey(
+      step, pattern, [&](const core::TensorInfo& tensor) { return visit(tensor, found.tensor); },
+      [&](const core::ValueInfo& value) { return visit(value, found.value); });
+  if (!listed && found.keys_below < kMaxKeysBelow) return Fail(std::move(listed).error());
+  return found;
+}
+
 std::unexpected<Error> KeyNotFound(const kv::StepInfo& step, const std::string& store,
-                                   const core::Contents& below, const std::string& fqn) {
+                                   uint64_t keys_below, const std::string& fqn) {
   std::string message = fmt::format("step {} has no such key", step.step);
-  const size_t count = below.tensors.size() + below.values.size();
-  if (count > 0) {
-    message += fmt::format(", but {} below it; see kv-dump keys {}@{} {}", Plural(count, "key"),
-                           ShellWord(store), step.step, ShellWord(fqn));
+  if (keys_below > 0) {
+    message += fmt::format(", but {}{} below it; see kv-dump keys {}@{} {}",
+                           keys_below == kMaxKeysBelow ? "at least " : "",
+                           Plural(keys_below, "key"), ShellWord(store), step.step, ShellWord(fqn));
   } else {
     message += fmt::format("; see kv-dump keys {}@{}", ShellWord(store), step.step);
   }
@@ -181,26 +208,22 @@ Result<int> DumpShow(const DumpRun& run, const std::string& address, const std::
   Subject subject;
   CAIRN_TRY_ASSIGN(subject.opened, OpenStore(address));
   CAIRN_TRY_ASSIGN(subject.step, FindStep(subject.opened));
-  CAIRN_TRY_ASSIGN(const core::KeyPatterns pattern, PatternFor(fqn));
-  CAIRN_TRY_ASSIGN(const core::Contents contents,
-                   subject.opened.store->List(subject.step.step, pattern));
-  for (const core::ValueInfo& value : contents.values) {
-    if (value.fqn != fqn) continue;
+  CAIRN_TRY_ASSIGN(FoundKey found, FindKey(subject.opened, subject.step, fqn));
+  if (found.value) {
     if (!options.slice.empty()) {
       return Fail(Error{.code = ErrorCode::kInvalidArgument,
                         .message = "--slice applies to tensors, and this key is a plain value",
                         .key = fqn});
     }
-    return ShowValue(run, subject.step, value);
+    return ShowValue(run, subject.step, *found.value);
   }
-  for (const core::TensorInfo& tensor : contents.tensors) {
-    if (tensor.fqn != fqn) continue;
-    subject.tensor = tensor;
+  if (found.tensor) {
+    subject.tensor = *std::move(found.tensor);
     subject.sliced = !options.slice.empty();
-    CAIRN_TRY_ASSIGN(subject.slice, ParseSlice(options.slice, tensor.shape));
+    CAIRN_TRY_ASSIGN(subject.slice, ParseSlice(options.slice, subject.tensor.shape));
     return ShowTensor(run, subject, options.all);
   }
-  return KeyNotFound(subject.step, subject.opened.address.store, contents, fqn);
+  return KeyNotFound(subject.step, subject.opened.address.store, found.keys_below, fqn);
 }
 
 }  // namespace cairn::tools

@@ -57,13 +57,13 @@ Result<std::map<uint64_t, MatchingKeys>> KeepMatching(const OpenedStore& opened,
   CAIRN_TRY_ASSIGN(const StatisticsFilter filter, StatisticsFilter::Parse(where));
   std::map<uint64_t, MatchingKeys> matching;
   for (const kv::StepInfo& step : steps) {
-    CAIRN_TRY_ASSIGN(const core::Contents contents, opened.store->List(step.step));
-    CAIRN_TRY_ASSIGN(const auto statistics, opened.store->FindStatistics(step, contents.tensors));
-    for (size_t i = 0; i < contents.tensors.size(); ++i) {
-      if (!filter.Matches(contents.tensors[i], statistics[i])) continue;
+    const auto count = [&](const core::TensorInfo& tensor,
+                           const std::optional<core::StoredStatistics>& statistics) {
+      if (!filter.Matches(tensor, statistics)) return;
       MatchingKeys& found = matching[step.step];
-      if (found.count++ == 0) found.first = contents.tensors[i].fqn;
-    }
+      if (found.count++ == 0) found.first = tensor.fqn;
+    };
+    CAIRN_TRY(ForEachStatistics(opened, step, {}, count));
   }
   std::erase_if(steps, [&](const kv::StepInfo& step) { return !matching.contains(step.step); });
   return matching;

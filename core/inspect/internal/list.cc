@@ -13,13 +13,13 @@ namespace {
 // Tensors for which memory is reserved if a step states that it has as many, which may be damaged.
 constexpr uint64_t kMaxReserved = 1 << 16;
 
-// Calls `visit(fqn, record)` for the keys of a column that the patterns select, in key order.
-Result<void> ScanSelected(
-    const StepView& view, kv::Column column, const KeyPatterns& patterns,
+// Calls `visit(fqn, record)` for the tensors that the patterns select, in key order.
+Result<void> ScanTensors(
+    const StepView& view, const KeyPatterns& patterns,
     const std::function<Result<void>(std::string_view, std::span<const std::byte>)>& visit) {
   for (const std::string& prefix : patterns.ScanPrefixes()) {
     CAIRN_TRY(view.snapshot->Scan(
-        column, view.step, prefix,
+        kv::Column::kTensors, view.step, prefix,
         [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
           CAIRN_TRY_ASSIGN(const kv::ParsedKey parsed, kv::ParseKey(key));
           if (patterns.Matches(parsed.fqn)) CAIRN_TRY(visit(parsed.fqn, record));
@@ -46,8 +46,19 @@ Result<StateTree> SelectTree(const StepView& view, const KeyPatterns& patterns) 
   return Prune(tree, leaves, patterns);
 }
 
-// Adds the hidden tensors that own the bytes of selected ones, and checks that all aliases are
-// inside of their owners: callers make views of them. Requires `tensors` in key order.
+// Returns the owners of `aliases`, in key order, and checks that all aliases are inside of them:
+// callers make views of them.
+Result<std::vector<TensorInfo>> FindCheckedOwners(const StepView& view,
+                                                  std::span<const TensorInfo> aliases) {
+  CAIRN_TRY_ASSIGN(std::vector<TensorInfo> owners, FindOwners(view, aliases));
+  for (const TensorInfo& alias : aliases) {
+    CAIRN_TRY(CheckAlias(alias, ByName(owners, *alias.alias_of)));
+  }
+  return owners;
+}
+
+// Adds the hidden tensors that own the bytes of selected ones, and checks all aliases. Requires
+// `tensors` in key order.
 Result<void> AddHiddenOwners(const StepView& view, std::vector<TensorInfo>& tensors) {
   std::vector<TensorInfo> selected;  // aliases whose owner is not in `tensors`
   for (const TensorInfo& tensor : tensors) {
@@ -60,10 +71,7 @@ Result<void> AddHiddenOwners(const StepView& view, std::vector<TensorInfo>& tens
     }
   }
   if (selected.empty()) return {};
-  CAIRN_TRY_ASSIGN(std::vector<TensorInfo> owners, FindOwners(view, selected));
-  for (size_t i = 0; i < selected.size(); ++i) {
-    CAIRN_TRY(CheckAlias(selected[i], ByName(owners, *selected[i].alias_of)));
-  }
+  CAIRN_TRY_ASSIGN(std::vector<TensorInfo> owners, FindCheckedOwners(view, selected));
   for (TensorInfo& owner : owners) {
     if (owner.hidden) tensors.push_back(std::move(owner));
   }
@@ -83,6 +91,23 @@ Result<void> AddValue(Contents& contents, std::string_view fqn, std::span<const 
   auto value = DecodeValue(record);
   if (!value) return Fail(std::move(value).error().WithKey(fqn));
   contents.values.push_back({std::string(fqn), *std::move(value)});
+  return {};
+}
+
+// Adds the values that the patterns select, in key order. The structure, which can be large, is the
+// next record after the last value, so the scan must not reach it.
+Result<void> AddValues(const StepView& view, const KeyPatterns& patterns, Contents& contents) {
+  uint64_t left = view.step.value_count;
+  for (const std::string& prefix : patterns.ScanPrefixes()) {
+    if (left == 0) break;
+    CAIRN_TRY(view.snapshot->Scan(
+        kv::Column::kValues, view.step, prefix,
+        [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+          CAIRN_TRY_ASSIGN(const kv::ParsedKey parsed, kv::ParseKey(key));
+          if (patterns.Matches(parsed.fqn)) CAIRN_TRY(AddValue(contents, parsed.fqn, record));
+          return --left > 0;
+        }));
+  }
   return {};
 }
 
@@ -114,8 +139,8 @@ Result<Contents> ListLiterals(const StepView& view, const KeyPatterns& patterns,
     tree = Prune(tree, leaves, patterns);
     CAIRN_TRY_ASSIGN(leaves, FlattenTree(tree));
   }
-  // A scan per literal is faster if there are many leaves below it. It takes two seeks.
-  const bool are_exact = leaves.size() <= 2 * literals.size();
+  // Scans are faster if there are many leaves below each literal. They take four seeks per literal.
+  const bool are_exact = leaves.size() <= 4 * literals.size();
   auto contents = are_exact ? GetLeaves(view, tree, std::move(leaves)) : ListLeaves(view, patterns);
   if (contents) contents->tree = std::move(tree);
   return contents;
@@ -134,42 +159,33 @@ Result<Contents> ListLeaves(const StepView& view, const KeyPatterns& patterns) {
   if (patterns.matches_everything()) {
     contents.tensors.reserve(std::min(view.step.tensor_count, kMaxReserved));
   }
-  CAIRN_TRY(ScanSelected(view, kv::Column::kTensors, patterns,
-                         std::bind_front(AddTensor, std::ref(contents))));
+  CAIRN_TRY(ScanTensors(view, patterns, std::bind_front(AddTensor, std::ref(contents))));
   CAIRN_TRY(AddHiddenOwners(view, contents.tensors));
-  // Without values, a scan of them would decompress the structure, which is the next record and can
-  // be large.
-  if (view.step.value_count == 0) return contents;
-  CAIRN_TRY(ScanSelected(view, kv::Column::kValues, patterns,
-                         std::bind_front(AddValue, std::ref(contents))));
+  CAIRN_TRY(AddValues(view, patterns, contents));
   return contents;
 }
 
-Result<void> RunForEachKey(const StepView& view, const TensorVisitor& on_tensor,
-                           const ValueVisitor& on_value) {
+Result<void> RunForEachKey(const StepView& view, const KeyPatterns& patterns,
+                           const TensorVisitor& on_tensor, const ValueVisitor& on_value) {
   Contents contents{.step = view.step};
-  // Without values, a scan of them would decompress the structure.
-  if (view.step.value_count > 0) {
-    CAIRN_TRY(
-        ScanSelected(view, kv::Column::kValues, {}, std::bind_front(AddValue, std::ref(contents))));
-  }
+  CAIRN_TRY(AddValues(view, patterns, contents));
   auto value = contents.values.begin();
   std::vector<TensorInfo> aliases;
-  CAIRN_TRY(
-      ScanSelected(view, kv::Column::kTensors, {},
-                   [&](std::string_view fqn, std::span<const std::byte> record) -> Result<void> {
-                     CAIRN_TRY_ASSIGN(TensorInfo tensor, DecodeTensor(fqn, record));
-                     for (; value != contents.values.end() && value->fqn < fqn; ++value) {
-                       CAIRN_TRY(on_value(*value));
-                     }
-                     CAIRN_TRY(on_tensor(tensor));
-                     if (tensor.alias_of) aliases.push_back(std::move(tensor));
-                     return {};
-                   }));
+  CAIRN_TRY(ScanTensors(
+      view, patterns, [&](std::string_view fqn, std::span<const std::byte> record) -> Result<void> {
+        CAIRN_TRY_ASSIGN(TensorInfo tensor, DecodeTensor(fqn, record));
+        for (; value != contents.values.end() && value->fqn < fqn; ++value) {
+          CAIRN_TRY(on_value(*value));
+        }
+        if (tensor.hidden) return {};
+        CAIRN_TRY(on_tensor(tensor));
+        if (tensor.alias_of) aliases.push_back(std::move(tensor));
+        return {};
+      }));
   for (; value != contents.values.end(); ++value) CAIRN_TRY(on_value(*value));
-  CAIRN_TRY_ASSIGN(const std::vector<TensorInfo> owners, FindOwners(view, aliases));
-  for (const TensorInfo& alias : aliases) {
-    CAIRN_TRY(CheckAlias(alias, ByName(owners, *alias.alias_of)));
+  CAIRN_TRY_ASSIGN(const std::vector<TensorInfo> owners, FindCheckedOwners(view, aliases));
+  for (const TensorInfo& owner : owners) {
+    if (owner.hidden) CAIRN_TRY(on_tensor(owner));
   }
   return {};
 }

@@ -18,8 +18,8 @@ namespace cairn::core::internal {
 Result<Contents> ListLeaves(const StepView& view, const KeyPatterns& patterns);
 
 /// See CheckpointStore::ForEachKey.
-Result<void> RunForEachKey(const StepView& view, const TensorVisitor& on_tensor,
-                           const ValueVisitor& on_value);
+Result<void> RunForEachKey(const StepView& view, const KeyPatterns& patterns,
+                           const TensorVisitor& on_tensor, const ValueVisitor& on_value);
 
 /// Returns those of the tensors and values `fqns` that the step has and the patterns select. Hidden
 /// tensors are only returned as owners. `fqns` are sorted. Cost: one lookup per tensor, two per

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 
 #include "core/step/contents.h"
 #include "tests/core/tensor/test_tensor.h"
@@ -87,8 +88,6 @@ TEST_F(ListTest, AnAliasIsListedWithTheHiddenTensorThatOwnsItsBytes) {
   EXPECT_EQ(std::ranges::count_if(contents.tensors, &TensorInfo::hidden), 1);
 }
 
-// The structure is the last long record of the table. It is longer than what a table keeps of its
-// blocks, so each read of it is a read of the file.
 TEST_F(ListTest, ForEachKeyVisitsTheKeysOfAListInOrder) {
   SaveSample();
   CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(1));
@@ -101,10 +100,76 @@ TEST_F(ListTest, ForEachKeyVisitsTheKeysOfAListInOrder) {
     visited.push_back(key.fqn);
     return {};
   };
-  CAIRN_ASSERT_OK(store->ForEachKey(contents.step, visit, visit));
+  CAIRN_ASSERT_OK(store->ForEachKey(contents.step, {}, visit, visit));
   EXPECT_EQ(visited, listed);
   const auto stop = [](const auto&) { return Result<void>(Fail(ErrorCode::kCancelled, "stop")); };
-  EXPECT_THAT(store->ForEachKey(contents.step, stop, stop), IsError(ErrorCode::kCancelled, ""));
+  EXPECT_THAT(store->ForEachKey(contents.step, {}, stop, stop), IsError(ErrorCode::kCancelled, ""));
+}
+
+TEST_F(ListTest, ForEachKeyVisitsWhatPatternsSelectInOrder) {
+  SaveSample();
+  const auto visited = [&](const std::vector<std::string>& texts) {
+    std::vector<std::string> fqns;
+    const auto visit = [&](const auto& key) -> Result<void> {
+      fqns.push_back(key.fqn);
+      return {};
+    };
+    EXPECT_TRUE(
+        testing::IsOk(store->ForEachKey(Step(1), KeyPatterns::Parse(texts).value(), visit, visit)));
+    return fqns;
+  };
+  EXPECT_THAT(visited({"model.layers.1"}), ElementsAre("model.layers.1.note", "model.layers.1.w"));
+  EXPECT_THAT(visited({"model.w*", "**.9.w", "model.layers.10.note"}),
+              ElementsAre("model.layers.10.note", "model.layers.9.w", "model.wte"));
+  EXPECT_THAT(visited({"!model.layers"}), ElementsAre("model.wte"));
+  EXPECT_TRUE(visited({"model.layer"}).empty());
+}
+
+TEST_F(ListTest, ForEachKeyVisitsHiddenOwnersOfWhatItVisitedLast) {
+  TestTensor memory(DType::kInt8, {8});
+  StateDict state;
+  state.root().Tensor("a", {DType::kInt8, {5}, {}, memory.bytes.data()});
+  state.root().Tensor("b", {DType::kInt8, {5}, {}, memory.bytes.data() + 3});
+  state.root().Tensor("c", tensor_.view());
+  Save(1, state);
+  const auto visited = [&](const KeyPatterns& patterns) {
+    std::vector<std::string> fqns;
+    EXPECT_TRUE(testing::IsOk(store->ForEachKey(
+        Step(1), patterns,
+        [&](const TensorInfo& tensor) -> Result<void> {
+          fqns.push_back(tensor.hidden ? "hidden" : tensor.fqn);
+          return {};
+        },
+        [](const ValueInfo&) { return Result<void>(); })));
+    return fqns;
+  };
+  EXPECT_THAT(visited({}), ElementsAre("a", "b", "c", "hidden"));
+  EXPECT_THAT(visited(KeyPatterns::Parse({"b"}).value()), ElementsAre("b", "hidden"));
+  EXPECT_THAT(visited(KeyPatterns::Parse({"c"}).value()), ElementsAre("c"));
+}
+
+// A scan leaps over the chunks of other tensors.
+TEST_F(ListTest, ForEachChunkFindsTheChunksOfTensorsThatAreFarApart) {
+  constexpr int kTensors = 200;
+  StateDict state;
+  for (int i = 0; i < kTensors; ++i) state.root().Tensor(fmt::format("{:03}", i), tensor_.view());
+  Save(1, state, {.chunk_bytes = 1});
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(1));
+  for (size_t stride = 1; stride <= kTensors; ++stride) {
+    std::vector<TensorInfo> some;
+    for (size_t i = stride - 1; i < contents.tensors.size(); i += stride) {
+      some.push_back(contents.tensors[i]);
+    }
+    std::vector<uint64_t> chunks(some.size());
+    CAIRN_ASSERT_OK(store->ForEachChunk(contents.step, some,
+                                        [&](size_t tensor, const ChunkInfo&) -> Result<void> {
+                                          ++chunks[tensor];
+                                          return {};
+                                        }));
+    uint64_t expected = 0;
+    for (const TensorInfo& tensor : some) expected += tensor.chunk_count;
+    EXPECT_EQ(std::accumulate(chunks.begin(), chunks.end(), uint64_t{0}), expected) << stride;
+  }
 }
 
 TEST_F(ListTest, ForEachChunkVisitsTheChunksOfEachTensor) {
@@ -125,6 +190,8 @@ TEST_F(ListTest, ForEachChunkVisitsTheChunksOfEachTensor) {
   EXPECT_THAT(visited, ElementsAre(std::pair("a", 2), std::pair("other", 3)));
 }
 
+// The structure is the last long record of the table. It is longer than what a table keeps of its
+// blocks, so each read of it is a read of the file.
 TEST_F(ListTest, LiteralsReadTheStructureOnce) {
   SeededRandom random;
   StateDict state;
@@ -148,6 +215,35 @@ TEST_F(ListTest, LiteralsReadTheStructureOnce) {
   Reopen(kv::OpenMode::kRead);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto literal, KeyPatterns::Parse({"key"}));
   EXPECT_THAT(store->List(1, literal), IsError(ErrorCode::kDataLoss, ""));
+}
+
+// A block of the table contains the structure alone, so that the values before it are found without
+// it.
+TEST_F(ListTest, ForEachKeyDoesNotReadTheStructure) {
+  SeededRandom random;
+  StateDict state;
+  state.root().Value("value", int64_t{7});
+  for (int i = 0; i < 2000; ++i) {
+    std::string key(400, ' ');
+    for (char& c : key) c = static_cast<char>(random.Between('a', 'u'));
+    state.root().Tensor(key, {DType::kInt8, {0}, {}, nullptr});
+  }
+  Save(1, state);
+  for (const auto& file : std::filesystem::directory_iterator(directory.path() + "/store/tables")) {
+    std::fstream table(file.path(), std::ios::in | std::ios::out | std::ios::binary);
+    table.seekp(static_cast<std::streamoff>(file.file_size() / 4 * 3));
+    table << std::string(1000, 'x');
+  }
+  Reopen(kv::OpenMode::kRead);
+  EXPECT_THAT(store->List(1), IsError(ErrorCode::kDataLoss, ""));
+  std::vector<std::string> values;
+  CAIRN_ASSERT_OK(store->ForEachKey(
+      Step(1), {}, [](const TensorInfo&) { return Result<void>(); },
+      [&](const ValueInfo& value) -> Result<void> {
+        values.push_back(value.fqn);
+        return {};
+      }));
+  EXPECT_THAT(values, ElementsAre("value"));
 }
 
 TEST_F(ListTest, WildcardsAndExclusions) {

@@ -2,6 +2,7 @@
 
 #include <chrono>
 
+#include "kv/key.h"
 #include "tests/support/result_matchers.h"
 
 namespace cairn::core {
@@ -86,7 +87,7 @@ TEST(KeyPatternTest, RefusesWhatCannotBeMeant) {
 
 TEST(KeyPatternTest, ScanPrefixesCoverAndDoNotRepeat) {
   EXPECT_THAT(KeyPatterns::Parse({"a.b", "a.b.c", "d.*.e"})->ScanPrefixes(),
-              ElementsAre("a.b", "d."));
+              ElementsAre(kv::FqnKey("a.b"), "a.b.", "d."));
   EXPECT_THAT(KeyPatterns::Parse({"!a"})->ScanPrefixes(), ElementsAre(""));
   EXPECT_THAT(KeyPatterns::Parse({"a", "**.b"})->ScanPrefixes(), ElementsAre(""));
   EXPECT_TRUE(KeyPatterns().matches_everything());
