@@ -1,6 +1,7 @@
 #pragma once
 /// How much of each segment the steps of a store use.
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -15,9 +16,14 @@ struct SegmentSpace {
   uint64_t live_bytes = 0;    // that steps use, each byte once
   uint64_t shared_bytes = 0;  // of them, those that several steps use
 
-  /// What no step uses, with the header, the footer and gaps.
+  /// Payload that no step uses.
   uint64_t dead_bytes() const {
-    return segment.file_bytes > live_bytes ? segment.file_bytes - live_bytes : 0;
+    return segment.payload_bytes - std::min(segment.payload_bytes, live_bytes);
+  }
+  /// What is not payload: the header, page digests, the footer and gaps.
+  uint64_t overhead_bytes() const {
+    const uint64_t payload_bytes = live_bytes + dead_bytes();
+    return segment.file_bytes - std::min(segment.file_bytes, payload_bytes);
   }
 };
 

@@ -168,15 +168,26 @@ def test_the_setting_of_a_store(saved, tmp_path):
     assert run_program("kv-admin", "compression", path, "--off").out.startswith("off")
 
 
+def test_the_headers_of_small_tensors_are_not_dead(tmp_path):
+    path = tmp_path / "store"
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {str(i): np.full(1, i, dtype=np.int32) for i in range(500)})
+    space = run_program("kv-dump", "space", path, "--segments", "--json").json()
+    assert space["live_bytes"] == 500 * 4
+    assert space["dead_bytes"] == 0
+    assert space["overhead_bytes"] == space["file_bytes"] - 500 * 4
+
+
 def test_the_space_of_segments(saved):
     path, _ = saved
     space = run_program("kv-dump", "space", path, "--segments", "--json").json()
     assert space["file_bytes"] == segment_bytes(path)
-    assert space["live_bytes"] + space["dead_bytes"] == space["file_bytes"]
+    parts = space["live_bytes"] + space["dead_bytes"] + space["overhead_bytes"]
+    assert parts == space["file_bytes"]
     dry = run_program("kv-admin", "compact", path, "--dry-run", "--json").json()
     assert space["live_bytes"] == dry["live_bytes"] == 2 * 3_000_000
     assert space["shared_bytes"] == 0  # no two of the steps that are left have bytes in common
     assert sum(one["dead_bytes"] for one in space["segments"]) == space["dead_bytes"]
     text = run_program("kv-dump", "space", path, "--segments").out
-    assert "SHARED" in text and "(all)" in text
+    assert "SHARED" in text and "OVERHEAD" in text and "(all)" in text
     assert "without a step" in run_program("kv-dump", "space", f"{path}@5", "--segments").err

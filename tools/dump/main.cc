@@ -212,7 +212,8 @@ Verb SpaceVerb(Values& values) {
                         {.name = "--segments",
                          .target = &values.segments,
                          .help = "Instead, the bytes of each segment that steps use (live), that "
-                                 "several steps use (shared), and that none uses (dead)"}},
+                                 "several steps use (shared), that none uses (dead), and that are "
+                                 "headers, digests and gaps (overhead)"}},
           .examples = {"kv-dump space runs/gpt", "kv-dump space runs/gpt@100 optimizer --depth 3",
                        "kv-dump space runs/gpt --segments"},
           .run = [&](Output& out) {

@@ -69,10 +69,69 @@ void PrintTable(const DumpRun& run, const std::vector<core::SpaceUse>& uses,
   table.Finish();
 }
 
-Json SegmentJson(const kv::SegmentSpace& space) {
-  return {{"segment", JsonText(space.segment.name)}, {"segment_id", space.segment.segment_id},
-          {"file_bytes", space.segment.file_bytes},  {"live_bytes", space.live_bytes},
-          {"shared_bytes", space.shared_bytes},      {"dead_bytes", space.dead_bytes()}};
+/// The bytes of segments.
+struct SegmentBytes {
+  uint64_t file = 0;
+  uint64_t live = 0;
+  uint64_t shared = 0;
+  uint64_t dead = 0;
+  uint64_t overhead = 0;
+
+  void Add(const kv::SegmentSpace& space) {
+    file += space.segment.file_bytes;
+    live += space.live_bytes;
+    shared += space.shared_bytes;
+    dead += space.dead_bytes();
+    overhead += space.overhead_bytes();
+  }
+  std::vector<JsonMember> Members() const {
+    return {{"file_bytes", file},
+            {"live_bytes", live},
+            {"shared_bytes", shared},
+            {"dead_bytes", dead},
+            {"overhead_bytes", overhead}};
+  }
+};
+
+void PrintSegments(const DumpRun& run, const OpenedStore& opened,
+                   const std::vector<kv::SegmentSpace>& spaces) {
+  SegmentBytes total;
+  for (const kv::SegmentSpace& space : spaces) total.Add(space);
+  if (run.json) {
+    std::vector<JsonMember> head = {{"store", StoreText(opened)}};
+    for (JsonMember& member : total.Members()) head.push_back(std::move(member));
+    JsonList list(run.out, head, "segments");
+    for (const kv::SegmentSpace& space : spaces) {
+      SegmentBytes bytes;
+      bytes.Add(space);
+      Json row = {{"segment", JsonText(space.segment.name)},
+                  {"segment_id", space.segment.segment_id}};
+      for (JsonMember& member : bytes.Members()) row.Set(member.name, std::move(member.value));
+      list.Add(row);
+    }
+    list.Finish();
+    return;
+  }
+  if (spaces.empty()) PrintRemark(run, "No segments: nothing has been saved.");
+  Table table(run.out, {{"SEGMENT"},
+                        {"FILE", Align::kRight},
+                        {"LIVE", Align::kRight},
+                        {"SHARED", Align::kRight},
+                        {"DEAD", Align::kRight},
+                        {"", Align::kRight},
+                        {"OVERHEAD", Align::kRight}});
+  const auto add = [&](const std::string& name, const SegmentBytes& bytes) {
+    table.Add({name, HumanBytes(bytes.file), HumanBytes(bytes.live), HumanBytes(bytes.shared),
+               HumanBytes(bytes.dead), Percent(bytes.dead, bytes.file),
+               HumanBytes(bytes.overhead)});
+  };
+  for (const kv::SegmentSpace& space : spaces) {
+    SegmentBytes bytes;
+    bytes.Add(space);
+    add(EscapeText(space.segment.name), bytes);
+  }
+  add("(all)", total);
+  table.Finish();
 }
 
 }  // namespace
@@ -82,43 +141,7 @@ Result<int> DumpSegmentSpace(const DumpRun& run, const std::string& store) {
   CAIRN_TRY_ASSIGN(const auto snapshot, opened.store->kv().Latest());
   CAIRN_TRY_ASSIGN(auto spaces, kv::MeasureSegments(*snapshot));
   std::ranges::stable_sort(spaces, std::ranges::greater(), &kv::SegmentSpace::dead_bytes);
-  kv::SegmentSpace total;
-  uint64_t dead_bytes = 0;
-  for (const kv::SegmentSpace& space : spaces) {
-    total.segment.file_bytes += space.segment.file_bytes;
-    total.live_bytes += space.live_bytes;
-    total.shared_bytes += space.shared_bytes;
-    dead_bytes += space.dead_bytes();
-  }
-  if (run.json) {
-    JsonList list(run.out,
-                  {{"store", StoreText(opened)},
-                   {"file_bytes", total.segment.file_bytes},
-                   {"live_bytes", total.live_bytes},
-                   {"shared_bytes", total.shared_bytes},
-                   {"dead_bytes", dead_bytes}},
-                  "segments");
-    for (const kv::SegmentSpace& space : spaces) list.Add(SegmentJson(space));
-    list.Finish();
-    return kExitSuccess;
-  }
-  if (spaces.empty()) PrintRemark(run, "No segments: nothing has been saved.");
-  Table table(run.out, {{"SEGMENT"},
-                        {"FILE", Align::kRight},
-                        {"LIVE", Align::kRight},
-                        {"SHARED", Align::kRight},
-                        {"DEAD", Align::kRight},
-                        {"", Align::kRight}});
-  const auto add = [&](std::string name, const kv::SegmentSpace& space, uint64_t dead) {
-    table.Add({std::move(name), HumanBytes(space.segment.file_bytes), HumanBytes(space.live_bytes),
-               HumanBytes(space.shared_bytes), HumanBytes(dead),
-               Percent(dead, space.segment.file_bytes)});
-  };
-  for (const kv::SegmentSpace& space : spaces) {
-    add(EscapeText(space.segment.name), space, space.dead_bytes());
-  }
-  add("(all)", total, dead_bytes);
-  table.Finish();
+  PrintSegments(run, opened, spaces);
   return kExitSuccess;
 }
 
