@@ -380,15 +380,19 @@ Result<Diff> CheckpointStore::Compare(uint64_t step_a, uint64_t step_b,
                               patterns);
 }
 
-Result<std::vector<KeyVersion>> CheckpointStore::History(const std::string& fqn) const {
+Result<void> CheckpointStore::History(const std::string& fqn, const VersionVisitor& visit) const {
   CAIRN_TRY_ASSIGN(const auto snapshot, kv().Latest());
   CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, snapshot->Steps());
   std::vector<internal::StepView> views;
   for (const kv::StepInfo& step : steps) {
     views.push_back({.snapshot = snapshot, .step = step, .directory = kv().directory()});
   }
-  CAIRN_TRY_ASSIGN(auto versions, internal::RunHistory(views, fqn));
-  if (!versions.empty()) return versions;
+  bool is_found = false;
+  CAIRN_TRY(internal::RunHistory(views, fqn, [&](const KeyVersion& version) {
+    is_found = true;
+    return visit(version);
+  }));
+  if (is_found) return {};
   if (!views.empty()) CAIRN_TRY(internal::FindTensor(views.back(), fqn));  // names similar keys
   return Fail(Error{.code = ErrorCode::kNotFound, .message = "no step has this key", .key = fqn});
 }
@@ -401,11 +405,12 @@ Result<std::vector<std::optional<StoredStatistics>>> CheckpointStore::FindStatis
 }
 
 Result<std::vector<SpaceUse>> CheckpointStore::Space(uint64_t step, const KeyPatterns& patterns,
-                                                     uint64_t depth) const {
+                                                     uint64_t depth,
+                                                     const Progress& progress) const {
   CAIRN_TRY_ASSIGN(const auto snapshot, kv().Latest());
   CAIRN_TRY_ASSIGN(const kv::StepInfo info, snapshot->FindStep(step));
   return internal::MeasureSpace({.snapshot = snapshot, .step = info, .directory = kv().directory()},
-                                patterns, depth);
+                                patterns, depth, progress);
 }
 
 Result<kv::Store::DeleteReport> CheckpointStore::Delete(std::span<const uint64_t> steps,

@@ -246,15 +246,16 @@ class CheckpointStore {
   /// digests, and reads payload only where the two steps cut a tensor into different chunks.
   /// kNotFound: there is no such step.
   Result<Diff> Compare(uint64_t step_a, uint64_t step_b, const KeyPatterns& patterns = {}) const;
-  /// Returns the steps at which a key, or the bytes of its tensor, differ from the step before, in
-  /// ascending order. Compares digests, as Compare does. kNotFound: no step has such a key. Cost: a
-  /// few lookups per step.
-  Result<std::vector<KeyVersion>> History(const std::string& fqn) const;
+  /// Calls `visit` with the steps at which a key, or the bytes of its tensor, differ from the step
+  /// before, in ascending order. Compares digests, as Compare does. kNotFound: no step has such a
+  /// key. Cost: a few lookups per step.
+  Result<void> History(const std::string& fqn, const VersionVisitor& visit) const;
   /// Returns how much space the tensors of a step that `patterns` select take: one element per
   /// prefix of at most `depth` path elements, in key order; one per tensor if `depth` is 0. Reads
-  /// no payload. kNotFound: there is no such step.
+  /// no payload. `progress` receives numbers of chunks. kNotFound: there is no such step.
+  /// kCancelled: `progress` asked to stop.
   Result<std::vector<SpaceUse>> Space(uint64_t step, const KeyPatterns& patterns = {},
-                                      uint64_t depth = 2) const;
+                                      uint64_t depth = 2, const Progress& progress = {}) const;
   /// Deletes whole steps atomically, and the segments that no other step references. With `dry_run`
   /// it only reports what it would delete. kNotFound: one of the steps does not exist; none is
   /// deleted then.

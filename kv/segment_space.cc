@@ -74,13 +74,18 @@ void AddUp(const SegmentUses& uses, SegmentSpace& space) {
 
 }  // namespace
 
-Result<std::vector<SegmentSpace>> MeasureSegments(const Snapshot& snapshot) {
+Result<std::vector<SegmentSpace>> MeasureSegments(
+    const Snapshot& snapshot, const std::function<void(uint64_t, uint64_t)>& progress) {
+  constexpr uint64_t kReported = 1024;  // records at a time
   std::unordered_map<uint64_t, SegmentUses> uses;
   CAIRN_TRY_ASSIGN(const std::vector<StepInfo> steps, snapshot.Steps());
+  uint64_t records = 0, all_records = 0;
+  for (const StepInfo& step : steps) all_records += step.chunk_count;
   for (uint64_t i = 0; i < steps.size(); ++i) {
     CAIRN_TRY(
         snapshot.Scan(Column::kChunks, steps[i], "",
                       [&](std::string_view, std::span<const std::byte> record) -> Result<bool> {
+                        if (++records % kReported == 0 && progress) progress(records, all_records);
                         auto extents = internal::DecodeChunkExtents(record);
                         if (!extents)
                           return Fail(std::move(extents).error().WithStep(steps[i].step));

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "kv/error.h"
@@ -28,7 +29,9 @@ struct SegmentSpace {
 };
 
 /// Returns all segments that steps use, ascending by id. Exact. Cost: reads the chunk records of
-/// all steps. Memory: about 50 bytes per chunk that is stored. kDataLoss: a record is damaged.
-Result<std::vector<SegmentSpace>> MeasureSegments(const Snapshot& snapshot);
+/// all steps. Memory: about 50 bytes per chunk that is stored. `progress`, if it is not empty,
+/// receives the number of records that were read and that of all. kDataLoss: a record is damaged.
+Result<std::vector<SegmentSpace>> MeasureSegments(
+    const Snapshot& snapshot, const std::function<void(uint64_t, uint64_t)>& progress = {});
 
 }  // namespace cairn::kv

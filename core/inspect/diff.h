@@ -2,9 +2,11 @@
 /// The differences between two steps, and the versions of a key.
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
+#include "kv/error.h"
 #include "kv/step_info.h"
 
 namespace cairn::core {
@@ -28,5 +30,8 @@ struct KeyVersion {
   kv::StepInfo step;
   KeyChange change;  // from the step before; kAdded at the first step that has the key
 };
+
+/// Called with one version after another. An error ends the search.
+using VersionVisitor = std::function<Result<void>(const KeyVersion&)>;
 
 }  // namespace cairn::core

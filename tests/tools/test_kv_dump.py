@@ -329,6 +329,12 @@ def test_show_of_a_module_names_the_keys_below_it(dump, two_steps):
     assert "2 keys below it" in finished.err
 
 
+def test_show_counts_the_keys_of_a_module_up_to_a_limit(dump, tmp_path):
+    with cairn.open(tmp_path / "store", mode="a") as store:
+        store.save(1, {"module": {str(i): i for i in range(1001)}})
+    assert "at least 1,000 keys below it" in dump("show", tmp_path / "store", "module").err
+
+
 def test_show_knows_every_float(dump, admin, tmp_path):
     halves = torch.arange(0, 65536, dtype=torch.int32).to(torch.uint16)
     bytes_ = torch.arange(0, 256, dtype=torch.int32).to(torch.uint8)

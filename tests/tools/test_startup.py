@@ -1,6 +1,11 @@
-"""Which shared libraries the programs load."""
+"""What the programs load and read before their first line: shared libraries, and records."""
 
+import hashlib
 import os
+
+import numpy as np
+
+import cairn
 
 
 def loaded_libraries(tmp_path, run, *words, **environment):
@@ -26,3 +31,29 @@ def test_an_s3_address_loads_libcurl(dump, tmp_path):
     libraries = loaded_libraries(tmp_path, dump, "steps", address, CAIRN_S3_TIMEOUT="1", **keys)
 
     assert any(name.startswith("libcurl.so.4") for name in libraries)
+
+
+def test_no_verb_reads_all_of_a_step_before_its_first_line(dump, tmp_path):
+    """The tables of the step are damaged after the records of the first keys.
+
+    A verb that prints rows when it reads them prints some before it reports the damage.
+    """
+    store = tmp_path / "store"
+    names = [hashlib.sha512(str(i).encode()).hexdigest() for i in range(20_000)]
+    with cairn.open(store, mode="a") as opened:
+        opened.save(1, {name: np.full(1, 1, np.int8) for name in names})
+    (table,) = (store / "tables").iterdir()
+    first = min(names)
+
+    damaged = bytearray(table.read_bytes())
+    tensors = len(damaged) // 4  # the records of tensors, and then those of chunks
+    damaged[tensors : tensors + 1000] = bytes(1000)
+    table.write_bytes(damaged)
+
+    for verb in ("keys", "chunks"):
+        finished = dump(verb, store)
+        assert finished.status == 2
+        assert table.name in finished.err
+        assert first in finished.out
+    for verb in ("keys", "chunks", "show"):
+        assert dump(verb, store, first).status == 0

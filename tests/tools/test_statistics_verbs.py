@@ -87,3 +87,18 @@ def test_a_condition_that_is_none_is_refused(store, condition):
     refused = run_program("kv-dump", "keys", store, "--where", condition)
     assert refused.status == 2
     assert "is not a condition" in refused.err and len(refused.err.splitlines()) == 1
+
+
+def test_history_has_columns_for_statistics_from_the_first_version_that_has_some(tmp_path):
+    with cairn.open(tmp_path / "store", mode="a") as opened:
+        for step in range(4):
+            opened.save(step, {"w": np.full(3, step, np.float32)}, statistics=step >= 2)
+    lines = run_program("kv-dump", "history", tmp_path / "store", "w").out.splitlines()
+    assert ["MEAN" in line for line in lines] == [False, False, False, True, False, False]
+    assert [line.split()[0] for line in lines] == ["STEP", "0", "1", "STEP", "2", "3"]
+
+
+def test_the_list_of_statistics_names_tensors_as_soon_as_they_are_read(store):
+    """The number of tensors that could not be examined is known last."""
+    found = run_program("kv-dump", "keys", f"{store}@2", "--where", "nan>0", "--json")
+    assert list(found.json()) == ["store", "step", "keys", "tensors_without_statistics"]

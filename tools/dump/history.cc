@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -26,20 +26,14 @@ namespace {
 
 using OptionalStatistics = std::optional<core::StoredStatistics>;
 
-/// Returns what the saves recorded about the values of each version.
-Result<std::vector<OptionalStatistics>> FindStatistics(
-    const OpenedStore& opened, const std::string& fqn,
-    const std::vector<core::KeyVersion>& versions) {
-  std::vector<OptionalStatistics> statistics(versions.size());
-  for (size_t i = 0; i < versions.size(); ++i) {
-    const core::KeyChange& change = versions[i].change;
-    if (!change.is_tensor || change.kind == core::KeyChange::Kind::kRemoved) continue;
-    CAIRN_TRY_ASSIGN(const core::TensorInfo tensor,
-                     opened.store->FindTensor(versions[i].step, fqn));
-    CAIRN_TRY_ASSIGN(auto found, opened.store->FindStatistics(versions[i].step, {&tensor, 1}));
-    statistics[i] = found.front();
-  }
-  return statistics;
+/// Returns what the save recorded about the values of a version.
+Result<OptionalStatistics> FindStatistics(const OpenedStore& opened, const std::string& fqn,
+                                          const core::KeyVersion& version) {
+  const core::KeyChange& change = version.change;
+  if (!change.is_tensor || change.kind == core::KeyChange::Kind::kRemoved) return std::nullopt;
+  CAIRN_TRY_ASSIGN(const core::TensorInfo tensor, opened.store->FindTensor(version.step, fqn));
+  CAIRN_TRY_ASSIGN(auto found, opened.store->FindStatistics(version.step, {&tensor, 1}));
+  return found.front();
 }
 
 Json VersionJson(const core::KeyVersion& version, const OptionalStatistics& statistics) {
@@ -55,32 +49,14 @@ Json VersionJson(const core::KeyVersion& version, const OptionalStatistics& stat
   return json;
 }
 
-}  // namespace
+/// Prints versions when they are found. Columns for statistics begin, in a new table, with the
+/// first version that has some.
+class VersionTable {
+ public:
+  explicit VersionTable(Output* out) : out_(out) {}
 
-Result<int> DumpHistory(const DumpRun& run, const std::string& store, const std::string& fqn) {
-  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenWithoutStep(store, "history"));
-  CAIRN_TRY_ASSIGN(const auto versions, opened.store->History(fqn));
-  CAIRN_TRY_ASSIGN(const auto statistics, FindStatistics(opened, fqn, versions));
-  if (run.json) {
-    JsonList list(run.out, {{"store", StoreText(opened)}, {"fqn", JsonText(fqn)}}, "versions");
-    for (size_t i = 0; i < versions.size(); ++i) {
-      list.Add(VersionJson(versions[i], statistics[i]));
-    }
-    list.Finish();
-    return kExitSuccess;
-  }
-  std::vector<Column> columns = {{"STEP", Align::kRight},
-                                 {"SAVED"},
-                                 {"CHANGE"},
-                                 {"BYTES", Align::kRight},
-                                 {"OF", Align::kRight},
-                                 {"DETAIL", Align::kLeft, true}};
-  const bool has_statistics = std::ranges::any_of(
-      statistics, [](const OptionalStatistics& one) { return one.has_value(); });
-  if (has_statistics) AppendStatisticsColumns(columns);
-  Table table(run.out, std::move(columns));
-  for (size_t i = 0; i < versions.size(); ++i) {
-    const core::KeyVersion& version = versions[i];
+  void Add(const core::KeyVersion& version, const OptionalStatistics& statistics) {
+    if (!table_ || (statistics && !has_statistics_)) Begin(statistics.has_value());
     const core::KeyChange& change = version.change;
     std::vector<Cell> cells = {fmt::to_string(version.step.step),
                                LocalTime(version.step.created_unix_ns),
@@ -88,10 +64,72 @@ Result<int> DumpHistory(const DumpRun& run, const std::string& store, const std:
                                change.is_tensor ? HumanBytes(change.changed_bytes) : "value",
                                change.is_tensor ? HumanBytes(change.total_bytes) : "",
                                EscapeText(change.detail)};
-    if (has_statistics) AppendStatisticsCells(statistics[i], cells);
-    table.Add(std::move(cells));
+    if (has_statistics_) AppendStatisticsCells(statistics, cells);
+    table_->Add(cells);
   }
-  table.Finish();
+  void Finish() {
+    if (table_) table_->Finish();
+  }
+
+ private:
+  void Begin(bool has_statistics) {
+    Finish();
+    has_statistics_ = has_statistics;
+    std::vector<Column> columns = {{"STEP", Align::kRight},
+                                   {"SAVED"},
+                                   {"CHANGE"},
+                                   {"BYTES", Align::kRight},
+                                   {"OF", Align::kRight},
+                                   {"DETAIL", Align::kLeft, true}};
+    if (has_statistics) AppendStatisticsColumns(columns);
+    table_.emplace(out_, std::move(columns));
+  }
+
+  Output* out_;
+  std::optional<Table> table_;
+  bool has_statistics_ = false;
+};
+
+/// Finds the versions and their statistics.
+Result<void> ForEachVersion(
+    const OpenedStore& opened, const std::string& fqn,
+    const std::function<void(const core::KeyVersion&, const OptionalStatistics&)>& visit) {
+  return opened.store->History(fqn, [&](const core::KeyVersion& version) -> Result<void> {
+    CAIRN_TRY_ASSIGN(const OptionalStatistics statistics, FindStatistics(opened, fqn, version));
+    visit(version, statistics);
+    return {};
+  });
+}
+
+}  // namespace
+
+Result<int> DumpHistory(const DumpRun& run, const std::string& store, const std::string& fqn) {
+  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenWithoutStep(store, "history"));
+  if (run.json) {
+    std::optional<JsonList> list;  // begins with the first version: there may be no such key
+    auto found = ForEachVersion(
+        opened, fqn, [&](const core::KeyVersion& version, const OptionalStatistics& statistics) {
+          if (!list) {
+            const std::vector<JsonMember> head = {{"store", StoreText(opened)},
+                                                  {"fqn", JsonText(fqn)}};
+            list.emplace(run.out, head, "versions");
+          }
+          list->Add(VersionJson(version, statistics));
+        });
+    if (!found) {
+      if (list) list->Abandon(found.error());
+      return Fail(std::move(found).error());
+    }
+    list->Finish();
+    return kExitSuccess;
+  }
+  VersionTable table(run.out);
+  auto found = ForEachVersion(
+      opened, fqn, [&](const core::KeyVersion& version, const OptionalStatistics& statistics) {
+        table.Add(version, statistics);
+      });
+  table.Finish();  // after an error, the rows before it are useful
+  if (!found) return Fail(std::move(found).error());
   return kExitSuccess;
 }
 

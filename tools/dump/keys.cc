@@ -9,6 +9,7 @@
 
 #include "core/step/contents.h"
 #include "tools/common/exit_status.h"
+#include "tools/common/progress.h"
 #include "tools/common/quantities.h"
 #include "tools/common/table.h"
 #include "tools/common/text.h"
@@ -112,13 +113,19 @@ Result<int> PrintStatistics(const DumpRun& run, const OpenedStore& opened, const
     CAIRN_TRY_ASSIGN(filter, StatisticsFilter::Parse(where));
   }
   uint64_t unknown = 0;
+  uint64_t tensors = 0;
+  ProgressLine progress("reading statistics of tensors", ProgressUnit::kCount);
   StatisticsRows rows(run, opened, step);
   auto listed = ForEachStatistics(
       opened, step, patterns,
       [&](const core::TensorInfo& tensor, const std::optional<core::StoredStatistics>& found) {
         unknown += !found && !tensor.alias_of && tensor.nbytes > 0 ? 1 : 0;
-        if (!filter || filter->Matches(tensor, found)) rows.Add(tensor, found);
+        progress.Update(++tensors, step.tensor_count);
+        if (filter && !filter->Matches(tensor, found)) return;
+        progress.Clear();
+        rows.Add(tensor, found);
       });
+  progress.Clear();
   if (!listed) {
     rows.Abandon(listed.error());
     return Fail(std::move(listed).error());

@@ -5,8 +5,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <tuple>
+#include <unordered_set>
+#include <utility>
+#include <vector>
 
 #include "kv/snapshot.h"
 #include "kv/step_info.h"
@@ -39,34 +43,54 @@ Result<std::map<uint64_t, SegmentUse>> CountUse(const kv::Snapshot& snapshot) {
   return uses;
 }
 
+/// Calls `visit` with the segments in the order of the first step that uses them, so that the first
+/// ones are known before the tables of all steps are read.
+Result<void> ForEachSegment(const kv::Snapshot& snapshot,
+                            const std::function<void(const kv::SegmentInfo&)>& visit) {
+  CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, snapshot.Steps());
+  std::unordered_set<uint64_t> visited;
+  for (const kv::StepInfo& step : steps) {
+    CAIRN_TRY_ASSIGN(std::vector<kv::SegmentInfo> segments, snapshot.SegmentsOf(step));
+    std::ranges::sort(segments, [](const auto& a, const auto& b) {
+      return std::tie(a.step, a.rank, a.name) < std::tie(b.step, b.rank, b.name);
+    });
+    for (const kv::SegmentInfo& segment : segments) {
+      if (visited.insert(segment.segment_id).second) visit(segment);
+    }
+  }
+  return {};
+}
+
+Json SegmentJson(const kv::SegmentInfo& segment, const SegmentUse& use) {
+  return {{"segment", JsonText(segment.name)},
+          {"segment_id", segment.segment_id},
+          {"step", segment.step},
+          {"rank", segment.rank},
+          {"chunks", segment.chunk_count},
+          {"file_bytes", segment.file_bytes},
+          {"payload_bytes", segment.payload_bytes},
+          {"used_by_steps", use.steps},
+          {"used_by_latest_bytes", use.latest_bytes}};
+}
+
 }  // namespace
 
 Result<int> DumpSegments(const DumpRun& run, const std::string& store) {
   CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenWithoutStep(store, "segments"));
   CAIRN_TRY_ASSIGN(const auto snapshot, opened.store->kv().Latest());
-  CAIRN_TRY_ASSIGN(std::vector<kv::SegmentInfo> segments, snapshot->Segments());
-  std::sort(segments.begin(), segments.end(), [](const auto& a, const auto& b) {
-    return std::tie(a.step, a.rank, a.name) < std::tie(b.step, b.rank, b.name);
-  });
   CAIRN_TRY_ASSIGN(auto uses, CountUse(*snapshot));
   if (run.json) {
     JsonList list(run.out, {{"store", StoreText(opened)}}, "segments");
-    for (const kv::SegmentInfo& segment : segments) {
-      const SegmentUse& use = uses[segment.segment_id];
-      list.Add({{"segment", JsonText(segment.name)},
-                {"segment_id", segment.segment_id},
-                {"step", segment.step},
-                {"rank", segment.rank},
-                {"chunks", segment.chunk_count},
-                {"file_bytes", segment.file_bytes},
-                {"payload_bytes", segment.payload_bytes},
-                {"used_by_steps", use.steps},
-                {"used_by_latest_bytes", use.latest_bytes}});
+    auto listed = ForEachSegment(*snapshot, [&](const kv::SegmentInfo& segment) {
+      list.Add(SegmentJson(segment, uses[segment.segment_id]));
+    });
+    if (!listed) {
+      list.Abandon(listed.error());
+      return Fail(std::move(listed).error());
     }
     list.Finish();
     return kExitSuccess;
   }
-  if (segments.empty()) PrintRemark(run, "No segments: nothing has been saved.");
   Table table(run.out, {{"SEGMENT"},
                         {"STEP", Align::kRight},
                         {"RANK", Align::kRight},
@@ -75,14 +99,18 @@ Result<int> DumpSegments(const DumpRun& run, const std::string& store) {
                         {"PAYLOAD", Align::kRight},
                         {"USED BY", Align::kRight},
                         {"LIVE IN LATEST", Align::kRight}});
-  for (const kv::SegmentInfo& segment : segments) {
+  bool is_empty = true;
+  auto listed = ForEachSegment(*snapshot, [&](const kv::SegmentInfo& segment) {
     const SegmentUse& use = uses[segment.segment_id];
     table.Add({EscapeText(segment.name), fmt::to_string(segment.step), fmt::to_string(segment.rank),
                GroupedCount(segment.chunk_count), HumanBytes(segment.file_bytes),
                HumanBytes(segment.payload_bytes), Plural(use.steps, "step"),
                Percent(use.latest_bytes, segment.payload_bytes)});
-  }
-  table.Finish();
+    is_empty = false;
+  });
+  table.Finish();  // after an error, the rows before the damage are useful
+  if (!listed) return Fail(std::move(listed).error());
+  if (is_empty) PrintRemark(run, "No segments: nothing has been saved.");
   return kExitSuccess;
 }
 

@@ -11,6 +11,7 @@
 #include "kv/segment_space.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/json.h"
+#include "tools/common/progress.h"
 #include "tools/common/quantities.h"
 #include "tools/common/table.h"
 #include "tools/common/text.h"
@@ -139,7 +140,9 @@ void PrintSegments(const DumpRun& run, const OpenedStore& opened,
 Result<int> DumpSegmentSpace(const DumpRun& run, const std::string& store) {
   CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenWithoutStep(store, "space --segments"));
   CAIRN_TRY_ASSIGN(const auto snapshot, opened.store->kv().Latest());
-  CAIRN_TRY_ASSIGN(auto spaces, kv::MeasureSegments(*snapshot));
+  ProgressLine progress("reading records", ProgressUnit::kCount);
+  CAIRN_TRY_ASSIGN(auto spaces, kv::MeasureSegments(*snapshot, progress.callback()));
+  progress.Clear();
   std::ranges::stable_sort(spaces, std::ranges::greater(), &kv::SegmentSpace::dead_bytes);
   PrintSegments(run, opened, spaces);
   return kExitSuccess;
@@ -150,7 +153,9 @@ Result<int> DumpSpace(const DumpRun& run, const std::string& address,
   CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenStore(address));
   CAIRN_TRY_ASSIGN(const kv::StepInfo step, FindStep(opened));
   CAIRN_TRY_ASSIGN(const auto selected, core::KeyPatterns::Parse(patterns));
-  CAIRN_TRY_ASSIGN(auto uses, opened.store->Space(step.step, selected, depth));
+  ProgressLine progress("reading records", ProgressUnit::kCount);
+  CAIRN_TRY_ASSIGN(auto uses, opened.store->Space(step.step, selected, depth, progress.callback()));
+  progress.Clear();
   std::ranges::stable_sort(uses, std::ranges::greater(), &core::SpaceUse::logical_bytes);
   if (run.json) {
     JsonList list(run.out, {{"store", StoreText(opened)}, {"step", step.step}}, "space");

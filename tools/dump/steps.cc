@@ -14,6 +14,7 @@
 #include "kv/snapshot.h"
 #include "kv/step_info.h"
 #include "tools/common/exit_status.h"
+#include "tools/common/progress.h"
 #include "tools/common/quantities.h"
 #include "tools/common/table.h"
 #include "tools/common/text.h"
@@ -56,9 +57,13 @@ Result<std::map<uint64_t, MatchingKeys>> KeepMatching(const OpenedStore& opened,
                                                       const std::string& where) {
   CAIRN_TRY_ASSIGN(const StatisticsFilter filter, StatisticsFilter::Parse(where));
   std::map<uint64_t, MatchingKeys> matching;
+  ProgressLine progress("reading statistics of tensors", ProgressUnit::kCount);
+  uint64_t tensors = 0, all_tensors = 0;
+  for (const kv::StepInfo& step : steps) all_tensors += step.tensor_count;
   for (const kv::StepInfo& step : steps) {
     const auto count = [&](const core::TensorInfo& tensor,
                            const std::optional<core::StoredStatistics>& statistics) {
+      progress.Update(++tensors, all_tensors);
       if (!filter.Matches(tensor, statistics)) return;
       MatchingKeys& found = matching[step.step];
       if (found.count++ == 0) found.first = tensor.fqn;

@@ -431,9 +431,8 @@ Result<Diff> RunCompare(const StepView& view_a, const StepView& view_b,
   return diff;
 }
 
-Result<std::vector<KeyVersion>> RunHistory(std::span<const StepView> views,
-                                           const std::string& fqn) {
-  std::vector<KeyVersion> versions;
+Result<void> RunHistory(std::span<const StepView> views, const std::string& fqn,
+                        const VersionVisitor& visit) {
   const std::string names[] = {fqn};
   Mutex reading;
   Contents before, contents;
@@ -452,11 +451,11 @@ Result<std::vector<KeyVersion>> RunHistory(std::span<const StepView> views,
       change = entry ? WholeChange(KeyChange::Kind::kAdded, *entry)
                      : WholeChange(KeyChange::Kind::kRemoved, *last);
     }
-    if (change) versions.push_back({.step = view.step, .change = *std::move(change)});
+    if (change) CAIRN_TRY(visit({.step = view.step, .change = *std::move(change)}));
     before = std::move(contents);  // the vectors to which the entry refers stay where they are
     last = entry;
   }
-  return versions;
+  return {};
 }
 
 }  // namespace cairn::core::internal

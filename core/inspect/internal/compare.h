@@ -3,7 +3,6 @@
 
 #include <span>
 #include <string>
-#include <vector>
 
 #include "core/inspect/diff.h"
 #include "core/state_dict/key_pattern.h"
@@ -15,6 +14,7 @@ namespace cairn::core::internal {
 Result<Diff> RunCompare(const StepView& a, const StepView& b, const KeyPatterns& patterns);
 
 /// See CheckpointStore::History. `views` are the steps in ascending order.
-Result<std::vector<KeyVersion>> RunHistory(std::span<const StepView> views, const std::string& fqn);
+Result<void> RunHistory(std::span<const StepView> views, const std::string& fqn,
+                        const VersionVisitor& visit);
 
 }  // namespace cairn::core::internal

@@ -6,6 +6,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "core/base/internal/progress_meter.h"
 #include "core/step/internal/tensor_records.h"
 #include "kv/snapshot.h"
 
@@ -81,17 +82,22 @@ class SpaceMeter {
 }  // namespace
 
 Result<std::vector<SpaceUse>> MeasureSpace(const StepView& view, const KeyPatterns& patterns,
-                                           uint64_t depth) {
+                                           uint64_t depth, const Progress& progress) {
+  constexpr uint64_t kReported = 1024;  // chunks at a time
   SpaceMeter meter(view, depth);
   CAIRN_TRY(meter.FindNewSegments());
-  CAIRN_TRY(view.snapshot->Scan(
-      kv::Column::kChunks, view.step, "",
-      [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
-        if (!patterns.Matches(key.substr(0, key.find('\0')))) return true;
-        CAIRN_TRY_ASSIGN(const DecodedChunk decoded, DecodeChunk(key, record));
-        meter.Add(decoded);
-        return true;
-      }));
+  ProgressMeter done(progress, view.step.chunk_count);
+  uint64_t chunks = 0;
+  const auto add = [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+    if (++chunks % kReported == 0) CAIRN_TRY(done.Add(kReported));
+    if (!patterns.Matches(key.substr(0, key.find('\0')))) return true;
+    CAIRN_TRY_ASSIGN(const DecodedChunk decoded, DecodeChunk(key, record));
+    meter.Add(decoded);
+    return true;
+  };
+  for (const std::string& prefix : patterns.ScanPrefixes()) {
+    CAIRN_TRY(view.snapshot->Scan(kv::Column::kChunks, view.step, prefix, add));
+  }
   return meter.Take();
 }
 
