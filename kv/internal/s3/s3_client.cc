@@ -9,6 +9,8 @@
 #include <random>
 #include <utility>
 
+#include "kv/internal/s3/repeated_request_counter.h"
+
 namespace cairn::kv::internal {
 namespace {
 
@@ -64,7 +66,10 @@ struct S3Client::Operation {
 };
 
 S3Client::S3Client(const S3Settings& settings, CredentialsSource source)
-    : settings_(settings), pid_(::getpid()), credentials_(std::move(source)) {
+    : settings_(settings),
+      pid_(::getpid()),
+      credentials_(std::move(source)),
+      repeated_count_(RepeatedRequestCounter(settings_.address)) {
   HttpOptions options;
   options.ca_bundle = settings_.ca_bundle;
   options.connect_timeout = std::min(milliseconds(10'000), settings_.timeout);
@@ -215,6 +220,7 @@ bool S3Client::TryAgain(const SharedOperation& operation, const S3Outcome& outco
       if (operation->was_rejected || operation->credentials_version == 0) return false;
       operation->was_rejected = true;
       credentials_.Reject(operation->credentials_version);
+      repeated_count_.fetch_add(1, std::memory_order_relaxed);
       RestartLater(operation);
       return true;
     case S3Verdict::kRedirect: {
@@ -237,6 +243,7 @@ bool S3Client::TryAgain(const SharedOperation& operation, const S3Outcome& outco
   const Clock::time_point not_before = Clock::now() + pause;
   if (not_before >= operation->deadline) return false;
   operation->redirect_url.clear();
+  repeated_count_.fetch_add(1, std::memory_order_relaxed);
   SendOrRestartLater(operation, not_before);
   return true;
 }

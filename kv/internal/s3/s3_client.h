@@ -110,6 +110,7 @@ class S3Client {
   const S3Settings settings_;
   const pid_t pid_;
   CredentialsCache credentials_;
+  std::atomic<uint64_t>& repeated_count_;  // of all clients of this address
   std::atomic<uint64_t> next_id_ = 1;
   std::atomic<bool> has_answered_ = false;  // whether there ever was a response
   std::vector<std::unique_ptr<HttpClient>> clients_;

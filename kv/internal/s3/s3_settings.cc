@@ -269,14 +269,17 @@ Result<S3Address> ParseS3Address(std::string_view address) {
   return parsed;
 }
 
+std::string PlainAddress(const S3Address& address) {
+  return address.prefix.empty() ? fmt::format("s3://{}", address.bucket)
+                                : fmt::format("s3://{}/{}", address.bucket, address.prefix);
+}
+
 Result<S3Settings> ResolveS3Settings(const S3Address& address, const S3Options& options,
                                      const AwsProfile& profile, const Environment& environment) {
   S3Settings settings;
   settings.bucket = address.bucket;
   settings.prefix = address.prefix.empty() ? "" : address.prefix + "/";
-  settings.address = address.prefix.empty()
-                         ? fmt::format("s3://{}", address.bucket)
-                         : fmt::format("s3://{}/{}", address.bucket, address.prefix);
+  settings.address = PlainAddress(address);
   settings.region =
       FirstOf({options.region, address.region, environment("AWS_REGION"),
                environment("AWS_DEFAULT_REGION"), profile.Get("region"), "us-east-1"});

@@ -25,6 +25,8 @@ struct S3Address {
 };
 /// kInvalidArgument: it is not such an address.
 Result<S3Address> ParseS3Address(std::string_view address);
+/// Returns "s3://BUCKET/PREFIX", without parameters.
+std::string PlainAddress(const S3Address& address);
 
 struct S3Settings {
   std::string bucket;
