@@ -420,8 +420,9 @@ Result<kv::Store::DeleteReport> CheckpointStore::Delete(std::span<const uint64_t
 
 Result<uint64_t> CheckpointStore::Verify(std::optional<uint64_t> step,
                                          const std::function<void(const kv::Damage&)>& damage,
-                                         const Progress& progress) const {
-  return internal::RunVerify(kv(), step, damage, progress);
+                                         const Progress& progress,
+                                         const Progress& record_progress) const {
+  return internal::RunVerify(kv(), step, damage, progress, record_progress);
 }
 
 Result<void> CheckpointStore::Close() { return impl_->Close(); }

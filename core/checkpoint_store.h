@@ -271,12 +271,14 @@ class CheckpointStore {
 
   /// Reads every byte of `step`, or of all steps, and checks every digest and record. Calls
   /// `damage` for each problem and continues. Bytes that steps share are read once. Returns the
-  /// payload bytes read. kResourceExhausted: not everything was checked, because this process lacks
-  /// memory or file descriptors. kCancelled: `progress` asked to stop. Other errors: the store
-  /// cannot be read at all.
+  /// payload bytes read. `record_progress` counts the records of tensors and chunks, which are
+  /// checked first, `progress` the payload. kResourceExhausted: not everything was checked, because
+  /// this process lacks memory or file descriptors. kCancelled: one of the two asked to stop. Other
+  /// errors: the store cannot be read at all.
   Result<uint64_t> Verify(std::optional<uint64_t> step,
                           const std::function<void(const kv::Damage&)>& damage,
-                          const Progress& progress = {}) const;
+                          const Progress& progress = {},
+                          const Progress& record_progress = {}) const;
 
   /// Releases the store and its lease. Collective in a multi-rank store: every rank calls it after
   /// its last save. kFailedPrecondition: a step is being written. The destructor does the same

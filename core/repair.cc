@@ -94,8 +94,8 @@ class RepairRun {
  private:
   Result<void> FindDamage() {
     CAIRN_TRY(store_.Verify(
-        {}, [&](const kv::Damage& damage) { damages_.push_back(damage.error); },
-        options_.progress));
+        {}, [&](const kv::Damage& damage) { damages_.push_back(damage.error); }, options_.progress,
+        options_.record_progress));
     report_.found = damages_.size();
     return {};
   }

@@ -16,6 +16,7 @@ struct RepairOptions {
   bool dry_run = false;  // only reports what can be repaired
   /// Of the verification, which reads the complete store.
   Progress progress;
+  Progress record_progress;  // of the part of it that checks records
 };
 
 struct RepairReport {

@@ -72,14 +72,15 @@ Result<void> RemoveStale(const CheckpointStore& store, const std::vector<kv::Ste
 }  // namespace
 
 Result<ScrubReport> ScrubOnce(const CheckpointStore& store, uint64_t max_bytes_per_second,
-                              const Progress& progress) {
+                              const Progress& progress, const Progress& record_progress) {
   CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, store.Steps());
   ScrubReport report;
   Delay delay(max_bytes_per_second, progress);
-  CAIRN_TRY_ASSIGN(report.bytes_read,
-                   store.Verify(
-                       {}, [&](const kv::Damage& damage) { report.damage.push_back(damage.error); },
-                       [&](uint64_t done, uint64_t total) { return delay(done, total); }));
+  CAIRN_TRY_ASSIGN(
+      report.bytes_read,
+      store.Verify(
+          {}, [&](const kv::Damage& damage) { report.damage.push_back(damage.error); },
+          [&](uint64_t done, uint64_t total) { return delay(done, total); }, record_progress));
   (void)delay(report.bytes_read, report.bytes_read);  // of the last request
   if (!report.damage.empty()) CAIRN_TRY(RemoveStale(store, steps, report.damage));
   CAIRN_TRY_ASSIGN(const auto numbers, store.StepNumbers());
@@ -132,14 +133,24 @@ void BackgroundScrub::Run() {
   }
 }
 
+bool BackgroundScrub::Report(uint64_t done_bytes, uint64_t total_bytes) {
+  const MutexLock lock(mutex_);
+  state_.pass_bytes = done_bytes;
+  state_.pass_total_bytes = total_bytes;
+  return !stopped_;
+}
+
 void BackgroundScrub::RunPass() {
   {
     const MutexLock lock(mutex_);
     if (stopped_) return;
     state_.is_running = true;
+    state_.pass_bytes = state_.pass_total_bytes = 0;
   }
-  Result<ScrubReport> report = ScrubOnce(*store_, options_.max_bytes_per_second,
-                                         [this](uint64_t, uint64_t) { return !IsStopped(); });
+  Result<ScrubReport> report = ScrubOnce(
+      *store_, options_.max_bytes_per_second,
+      [this](uint64_t done, uint64_t total) { return Report(done, total); },
+      [this](uint64_t, uint64_t) { return !IsStopped(); });
   const MutexLock lock(mutex_);
   state_.is_running = false;
   if (stopped_) return;

@@ -24,11 +24,11 @@ struct ScrubReport {
 };
 
 /// Verifies all steps of `store` as CheckpointStore::Verify does, with at most
-/// `max_bytes_per_second` of payload on average (0: no limit), in requests of up to 32 MiB. A
-/// writer may continue: what belongs to steps that were deleted or rewritten during the pass is not
-/// reported. Errors: those of Verify.
+/// `max_bytes_per_second` of payload on average (0: no limit), in requests of up to 32 MiB. The
+/// limit does not apply to records, whose progress is separate. A writer may continue: what belongs
+/// to steps that were deleted or rewritten during the pass is not reported. Errors: as in Verify.
 Result<ScrubReport> ScrubOnce(const CheckpointStore& store, uint64_t max_bytes_per_second,
-                              const Progress& progress = {});
+                              const Progress& progress = {}, const Progress& record_progress = {});
 
 struct ScrubOptions {
   uint64_t max_bytes_per_second = 64 << 20;                  // 0: no limit
@@ -38,12 +38,14 @@ struct ScrubOptions {
 /// What a background scrub has done so far.
 struct ScrubState {
   static constexpr size_t kMaxDamage = 1000;
-  uint64_t passes = 0;         // that were completed
-  uint64_t bytes_read = 0;     // in these
-  std::vector<Error> damage;   // of the last pass; at most kMaxDamage
-  uint64_t damage_count = 0;   // of the last pass
-  std::optional<Error> error;  // why the last pass could not be completed; it is repeated
-  bool is_running = false;     // a pass
+  uint64_t passes = 0;            // that were completed
+  uint64_t bytes_read = 0;        // in these
+  std::vector<Error> damage;      // of the last pass; at most kMaxDamage
+  uint64_t damage_count = 0;      // of the last pass
+  std::optional<Error> error;     // why the last pass could not be completed; it is repeated
+  bool is_running = false;        // a pass
+  uint64_t pass_bytes = 0;        // payload that the running or the last pass has verified
+  uint64_t pass_total_bytes = 0;  // and has to verify; 0 while it checks records
 };
 
 /// A thread that scrubs a store through a separate handle, so that it sees new steps and can
@@ -68,6 +70,8 @@ class BackgroundScrub {
       : store_(std::move(store)), options_(options) {}
   void Run();
   void RunPass();
+  // Records the progress of the pass. Returns false once the scrub was stopped.
+  bool Report(uint64_t done_bytes, uint64_t total_bytes);
   bool IsStopped() const;
 
   const std::unique_ptr<CheckpointStore> store_;

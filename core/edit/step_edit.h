@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/progress.h"
+
 namespace cairn::core {
 
 /// Takes keys of another step of the same store.
@@ -28,6 +30,7 @@ struct StepEdit {
   /// A key of the other step replaces an equal one.
   std::optional<Graft> graft;
   bool overwrite = false;  // replace the new step if it exists
+  Progress progress;       // in records of chunks and tensors, not in bytes
 
   bool keeps_all_keys() const { return drop.empty() && rename.empty() && !graft; }
 };

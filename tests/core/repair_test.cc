@@ -168,8 +168,9 @@ TEST_F(RepairTest, WhatHasNoCopyRemainsDamagedAndIsNamed) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto segment, snapshot->FindSegment(extent.segment_id));
   Flip(directory / ("store/segments/" + segment.name), extent.offset_bytes);
   for (const bool dry_run : {true, false, false}) {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const RepairReport report,
-                               Repair(*store, {}, {.dry_run = dry_run, .progress = {}}));
+    CAIRN_ASSERT_OK_AND_ASSIGN(
+        const RepairReport report,
+        Repair(*store, {}, {.dry_run = dry_run, .progress = {}, .record_progress = {}}));
     EXPECT_THAT(report.remaining, ElementsAre(Field(&Error::key, "t2")));
     EXPECT_EQ(report.repaired_chunks, 0u);
   }
@@ -188,8 +189,9 @@ TEST_F(RepairTest, AStoreWithoutDamageIsNotChanged) {
   Flip(last_segment_, 4096);
   Reopen(kv::OpenMode::kRead);
   EXPECT_THAT(Repair(*store, mirror), IsError(ErrorCode::kFailedPrecondition, "reading"));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const RepairReport planned,
-                             Repair(*store, mirror, {.dry_run = true, .progress = {}}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(
+      const RepairReport planned,
+      Repair(*store, mirror, {.dry_run = true, .progress = {}, .record_progress = {}}));
   EXPECT_EQ(planned.repaired_chunks, 1u);
   EXPECT_EQ(Segments(), segments);
 }

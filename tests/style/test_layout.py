@@ -60,7 +60,7 @@ MAY_INCLUDE = {
                   "core/state_dict", "core/step", "core/ranks"},
     "core/inspect": {"core/base", "core/tensor", "core/delta", "core/state_dict", "core/step",
                      "core/load"},
-    "core/edit": {"core/state_dict", "core/step", "core/inspect"},
+    "core/edit": {"core/base", "core/state_dict", "core/step", "core/inspect"},
     "core/merge": {"core/base", "core/tensor", "core/state_dict", "core/step", "core/load",
                    "core/inspect"},
     "core": {"core/base", "core/tensor", "core/sharding", "core/device", "core/state_dict",

@@ -11,6 +11,7 @@
 #include "tools/admin/copy.h"
 #include "tools/common/address.h"
 #include "tools/common/exit_status.h"
+#include "tools/common/progress.h"
 #include "tools/common/quantities.h"
 
 namespace cairn::tools {
@@ -44,7 +45,12 @@ Result<void> AdminEdit(const EditCommand& command, core::StepEdit edit, Output& 
   }
   CAIRN_TRY_ASSIGN(const auto store,
                    core::CheckpointStore::Open(address.store, kv::OpenMode::kWrite));
-  CAIRN_TRY_ASSIGN(const kv::StepInfo made, store->Edit(*source, command.into, edit));
+  kv::StepInfo made;
+  {
+    ProgressLine progress("moving records:", ProgressUnit::kCount);
+    edit.progress = progress.callback();
+    CAIRN_TRY_ASSIGN(made, store->Edit(*source, command.into, edit));
+  }
   CAIRN_TRY(store->Close());
   out.WriteLine(fmt::format("step {}: {} and {} with {}, no payload written", made.step,
                             Plural(made.tensor_count, "tensor"), Plural(made.value_count, "value"),

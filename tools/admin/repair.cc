@@ -85,9 +85,11 @@ Result<int> AdminRepair(const RepairCommand& command, Output& out) {
   core::RepairReport report;
   {
     ProgressLine progress("verifying:");
-    CAIRN_TRY_ASSIGN(report,
-                     core::Repair(*store, sources,
-                                  {.dry_run = command.dry_run, .progress = progress.callback()}));
+    const core::RepairOptions options{
+        .dry_run = command.dry_run,
+        .progress = progress.callback(),
+        .record_progress = progress.callback("checking records:", ProgressUnit::kCount)};
+    CAIRN_TRY_ASSIGN(report, core::Repair(*store, sources, options));
   }
   CAIRN_TRY(store->Close());
   if (command.json) {

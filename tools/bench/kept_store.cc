@@ -46,18 +46,19 @@ Result<void> MakeStore(const std::string& directory, const KeptStore& wanted) {
   std::vector<float> values(tensors * kTensorFloats);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
   ProgressLine progress("creating the store");
+  const auto large_step = progress.callback();
   // Nobody reads what the commits replace, so it can be removed at once.
   CAIRN_TRY_ASSIGN(const auto store,
                    core::CheckpointStore::Open(directory, kv::OpenMode::kWrite,
                                                {.grace = std::chrono::milliseconds(0)}));
+  const auto small_steps = progress.callback("creating steps", ProgressUnit::kCount);
   for (uint64_t step = 1; step <= wanted.small_steps; ++step) {
     CAIRN_TRY(SaveSmallStep(*store, step));
-    if (!progress.callback()(step, wanted.small_steps)) {
+    if (!small_steps(step, wanted.small_steps)) {
       return Fail(ErrorCode::kCancelled, "cancelled");
     }
   }
-  core::SaveOptions save{
-      .incremental = false, .chunk_bytes = kChunkBytes, .progress = progress.callback()};
+  core::SaveOptions save{.incremental = false, .chunk_bytes = kChunkBytes, .progress = large_step};
   const core::StateDict state = LargeState(values, wanted.chunks);
   CAIRN_TRY(store->Save(wanted.large_step(), state, save));
   if (wanted.changed_step) {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <utility>
 
 #include "tools/common/quantities.h"
 #include "tools/common/terminal.h"
@@ -19,6 +20,12 @@ volatile std::sig_atomic_t cancel_requested = 0;
 void RequestCancel(int signal_number) {
   cancel_requested = 1;
   std::signal(signal_number, SIG_DFL);
+}
+
+std::string CountRate(uint64_t count, double seconds) {
+  const double rate = static_cast<double>(count) / seconds;
+  if (rate < 10) return fmt::format("{:.1f}/s", rate);
+  return GroupedCount(static_cast<uint64_t>(rate)) + "/s";
 }
 
 }  // namespace
@@ -45,13 +52,25 @@ void ProgressLine::Clear() {
   drawn_ = false;
 }
 
+core::Progress ProgressLine::callback(std::string task, ProgressUnit unit) {
+  return [this, task = std::move(task), unit](uint64_t done, uint64_t total) {
+    if (task != task_ || unit != unit_) {
+      task_ = task;
+      unit_ = unit;
+      first_done_.reset();
+    }
+    return Update(done, total);
+  };
+}
+
 bool ProgressLine::Update(uint64_t done, uint64_t total) {
   if (cancel_requested) return false;
   if (!terminal_) return true;
   const auto now = std::chrono::steady_clock::now();
-  if (!first_done_) {
+  if (!first_done_ || total != total_ || done < *first_done_) {
     first_update_ = now;
     first_done_ = done;
+    total_ = total;
   }
   if (now - begin_ < std::chrono::seconds(1)) return true;
   if (now - last_draw_ < std::chrono::milliseconds(100)) return true;
@@ -65,7 +84,8 @@ bool ProgressLine::Update(uint64_t done, uint64_t total) {
     const uint64_t left = total - std::min(total, done);
     const double left_seconds =
         elapsed * static_cast<double>(left) / static_cast<double>(done_since);
-    if (unit_ == ProgressUnit::kBytes) line += "  " + HumanRate(done_since, elapsed);
+    line += "  " + (unit_ == ProgressUnit::kBytes ? HumanRate(done_since, elapsed)
+                                                  : CountRate(done_since, elapsed));
     line += fmt::format("  {} left", HumanSeconds(left_seconds));
   }
   WriteStderr("\r\033[K" + line);

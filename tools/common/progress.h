@@ -13,7 +13,7 @@ namespace cairn::tools {
 
 enum class ProgressUnit : uint8_t {
   kBytes,
-  kCount,  // of anything; the line has no rate
+  kCount,  // of anything
 };
 
 /// Draws nothing in the first second, or if standard error is not a terminal. The first SIGINT or
@@ -30,9 +30,9 @@ class ProgressLine {
   /// Returns false once the user has asked to stop.
   bool Update(uint64_t done, uint64_t total);
   /// Returns a callback for core, which must not outlive this object.
-  core::Progress callback() {
-    return [this](uint64_t done, uint64_t total) { return Update(done, total); };
-  }
+  core::Progress callback() { return callback(task_, unit_); }
+  /// Returns a callback for a part of the work that has its own name and unit, on the same line.
+  core::Progress callback(std::string task, ProgressUnit unit);
   /// Removes the line so that other text can be printed; the next update draws the line again.
   void Clear();
 
@@ -41,6 +41,7 @@ class ProgressLine {
   ProgressUnit unit_;
   bool terminal_;
   bool drawn_ = false;
+  uint64_t total_ = 0;  // of the last update; another one begins a new part
   std::chrono::steady_clock::time_point begin_;
   // Time of the first update: the rate excludes what precedes it, such as reading records.
   std::chrono::steady_clock::time_point first_update_;

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 
@@ -79,7 +80,8 @@ Result<ValueDifferences> CompareChangedValues(const Sides& sides, const core::Ke
                                               const core::Diff& diff) {
   CAIRN_TRY_ASSIGN(const auto in_a, Tensors(sides, sides.a, patterns));
   CAIRN_TRY_ASSIGN(const auto in_b, Tensors(sides, sides.b, patterns));
-  ValueDifferences differences(diff.changes.size());
+  std::vector<const core::TensorInfo*> compared(diff.changes.size());  // null: not compared
+  uint64_t total_bytes = 0;
   for (size_t i = 0; i < diff.changes.size(); ++i) {
     const core::KeyChange& change = diff.changes[i];
     if (change.kind != Kind::kChanged || !change.is_tensor) continue;
@@ -89,9 +91,20 @@ Result<ValueDifferences> CompareChangedValues(const Sides& sides, const core::Ke
         a->second.shape != b->second.shape) {
       continue;  // the detail states what differs; these values cannot be compared
     }
-    ProgressLine progress(fmt::format("comparing {}", EscapeText(change.fqn)));
+    compared[i] = &a->second;
+    total_bytes += a->second.nbytes;
+  }
+  ProgressLine line("comparing");
+  ValueDifferences differences(diff.changes.size());
+  uint64_t before_bytes = 0;
+  for (size_t i = 0; i < compared.size(); ++i) {
+    if (compared[i] == nullptr) continue;
+    const auto progress = [&](uint64_t bytes, uint64_t) {
+      return line.Update(before_bytes + bytes, total_bytes);
+    };
     CAIRN_TRY_ASSIGN(differences[i], CompareTensors(*sides.opened.store, sides.a, sides.b,
-                                                    a->second, progress.callback()));
+                                                    *compared[i], progress));
+    before_bytes += compared[i]->nbytes;
   }
   return differences;
 }

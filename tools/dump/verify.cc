@@ -67,9 +67,11 @@ Result<Verdict> Check(const std::string& address, uint64_t max_bytes_per_second,
     return verdict;
   }
   if (!opened) return Fail(std::move(opened).error());
+  const auto payload = progress.callback();
+  const auto records = progress.callback("checking records", ProgressUnit::kCount);
   Result<uint64_t> bytes;
   if (max_bytes_per_second > 0) {
-    const auto pass = core::ScrubOnce(*opened->store, max_bytes_per_second, progress.callback());
+    const auto pass = core::ScrubOnce(*opened->store, max_bytes_per_second, payload, records);
     if (pass) {
       for (const Error& error : pass->damage) report.Add(error);
       bytes = pass->bytes_read;
@@ -78,8 +80,8 @@ Result<Verdict> Check(const std::string& address, uint64_t max_bytes_per_second,
     }
   } else {
     bytes = opened->store->Verify(
-        opened->address.step, [&](const kv::Damage& damage) { report.Add(damage.error); },
-        progress.callback());
+        opened->address.step, [&](const kv::Damage& damage) { report.Add(damage.error); }, payload,
+        records);
   }
   if (!bytes && !MeansDamage(bytes.error())) return Fail(bytes.error());
   if (!bytes) report.Add(bytes.error());

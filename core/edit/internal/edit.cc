@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/internal/progress_meter.h"
 #include "core/edit/internal/edited_tree.h"
 #include "core/inspect/internal/list.h"
 #include "core/state_dict/value.h"
@@ -64,8 +65,8 @@ bool IsWholeOwner(const TensorInfo& alias, const TensorInfo& owner) {
 class RecordMover {
  public:
   RecordMover(const Source& source, kv::StepWriter& writer, std::set<std::string>& names,
-              kv::StepSummary& summary)
-      : source_(source), writer_(writer), names_(names), summary_(summary) {}
+              kv::StepSummary& summary, ProgressMeter& progress)
+      : source_(source), writer_(writer), names_(names), summary_(summary), progress_(progress) {}
 
   Result<void> Run() {
     CAIRN_TRY(NameOwners());
@@ -128,7 +129,8 @@ class RecordMover {
     for (const TensorInfo& tensor : source_.contents.tensors) {
       if (owners_.contains(tensor.fqn)) tensors.push_back(tensor);
     }
-    return ForEachChunkOf(source_.view, tensors, [&](size_t i, ChunkInfo chunk) {
+    return ForEachChunkOf(source_.view, tensors, [&](size_t i, ChunkInfo chunk) -> Result<void> {
+      CAIRN_TRY(progress_.Add(1));
       const std::string key = kv::ChunkKey(owners_.at(tensors[i].fqn).new_fqn, chunk.box.offsets);
       return writer_.AddChunk(key, chunk.entry(), /*reused=*/true);
     });
@@ -136,6 +138,7 @@ class RecordMover {
 
   Result<void> MoveTensors() {
     for (const TensorInfo& tensor : source_.contents.tensors) {
+      CAIRN_TRY(progress_.Add(1));
       const auto owner = owners_.find(tensor.fqn);
       if (owner != owners_.end()) {
         TensorInfo moved = tensor;
@@ -177,6 +180,7 @@ class RecordMover {
   kv::StepWriter& writer_;
   std::set<std::string>& names_;  // of all tensors of the new step
   kv::StepSummary& summary_;
+  ProgressMeter& progress_;
   std::map<std::string, Owner> owners_;  // by FQN in the source
 };
 
@@ -216,9 +220,14 @@ Result<kv::StepInfo> RunEdit(kv::Store& store, uint64_t source_step, uint64_t in
     sources[leaf.grafted ? 1 : 0].new_names[leaf.from_fqn] = leaf.fqn;
   }
   kv::StepSummary summary{.base_step = source_step};
+  uint64_t records = 0;
+  for (const Source& one : sources) {
+    records += one.view.step.chunk_count + one.contents.tensors.size();
+  }
+  ProgressMeter progress(edit.progress, records);
   for (const Source& one : sources) {
     writer->ReferTo(one.view.step);
-    CAIRN_TRY(RecordMover(one, *writer, names, summary).Run());
+    CAIRN_TRY(RecordMover(one, *writer, names, summary, progress).Run());
   }
   CAIRN_TRY(writer->SetStructure(EncodeTree(edited.tree)));
   return writer->Commit(summary);

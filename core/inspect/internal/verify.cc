@@ -9,8 +9,11 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
+#include <utility>
 
+#include "core/base/internal/progress_meter.h"
 #include "core/inspect/internal/payload_index.h"
 #include "core/inspect/internal/scrub.h"
 #include "core/state_dict/state_dict.h"
@@ -27,17 +30,21 @@ using DamageCallback = std::function<void(const kv::Damage&)>;
 // Checks the records of one step, and adds its payload to the index.
 class StepChecker {
  public:
-  StepChecker(const StepView& view, const DamageCallback& damage, PayloadIndex* payload)
-      : view_(view), damage_(damage), payload_(payload) {}
+  StepChecker(const StepView& view, const DamageCallback& damage, PayloadIndex* payload,
+              ProgressMeter& progress)
+      : view_(view), damage_(damage), payload_(payload), progress_(progress) {}
 
-  void Run() {
+  /// kCancelled: the caller asked to stop. Everything else is reported as damage.
+  Result<void> Run() {
     ReadTensors();
-    if (!is_deleted_) ReadValues();
-    if (!is_deleted_) ReadChunks();
+    if (!is_deleted_ && !cancelled_) ReadValues();
+    if (!is_deleted_ && !cancelled_) ReadChunks();
+    if (cancelled_) return Fail(*cancelled_);
     // What was read of a step that was deleted during the check is incomplete.
-    if (is_deleted_) return;
+    if (is_deleted_) return {};
     for (auto& [fqn, entry] : tensors_) CheckTensor(fqn, entry);
     CheckStructure();
+    return {};
   }
 
  private:
@@ -58,20 +65,25 @@ class StepChecker {
         .code = ErrorCode::kDataLoss, .message = std::move(message), .key = std::string(fqn)});
   }
 
-  // Scans a column. `visit` reports damage to a record; it cannot end the scan.
+  // Scans a column. `visit` reports damage to a record; only a request to stop ends the scan.
   void ScanAll(kv::Column column,
                const std::function<void(std::string_view, std::span<const std::byte>)>& visit) {
     auto scanned = view_.snapshot->Scan(
         column, view_.step, "",
         [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
           visit(key, record);
-          return true;
+          return !cancelled_;
         });
     if (!scanned) Report(std::move(scanned).error());
   }
 
+  void CountRecord() {
+    if (auto added = progress_.Add(1); !added) cancelled_ = std::move(added).error();
+  }
+
   void ReadTensors() {
     ScanAll(kv::Column::kTensors, [&](std::string_view key, std::span<const std::byte> record) {
+      CountRecord();
       auto parsed = kv::ParseKey(key);
       if (!parsed) return Report(std::move(parsed).error());
       auto info = DecodeTensor(parsed->fqn, record);
@@ -95,6 +107,7 @@ class StepChecker {
 
   void ReadChunks() {
     ScanAll(kv::Column::kChunks, [&](std::string_view key, std::span<const std::byte> record) {
+      CountRecord();
       auto decoded = DecodeChunk(key, record);
       if (!decoded) return Report(std::move(decoded).error());
       AddPayload(*decoded);
@@ -170,6 +183,8 @@ class StepChecker {
   const StepView& view_;
   const DamageCallback& damage_;
   PayloadIndex* payload_;  // of all steps; outlives the checker
+  ProgressMeter& progress_;
+  std::optional<Error> cancelled_;
   std::map<std::string, Entry, std::less<>> tensors_;
   std::set<std::string, std::less<>> values_;
   bool is_deleted_ = false;
@@ -178,7 +193,8 @@ class StepChecker {
 }  // namespace
 
 Result<uint64_t> RunVerify(const kv::Store& store, std::optional<uint64_t> step,
-                           const DamageCallback& report, const Progress& progress) {
+                           const DamageCallback& report, const Progress& progress,
+                           const Progress& record_progress) {
   // A process without memory or file descriptors learns nothing about what is stored.
   std::optional<Error> exhausted;
   const DamageCallback damage = [&](const kv::Damage& found) {
@@ -196,9 +212,12 @@ Result<uint64_t> RunVerify(const kv::Store& store, std::optional<uint64_t> step,
   auto files = snapshot->VerifyFiles([&](const kv::Damage& found) { damage(found); });
   if (!files) damage({std::move(files).error()});
   PayloadIndex payload;
+  uint64_t records = 0;
+  for (const kv::StepInfo& info : steps) records += info.chunk_count + info.tensor_count;
+  ProgressMeter checked(record_progress, records);
   for (const kv::StepInfo& info : steps) {
     const StepView view{.snapshot = snapshot, .step = info, .directory = store.directory()};
-    StepChecker(view, damage, &payload).Run();
+    CAIRN_TRY(StepChecker(view, damage, &payload, checked).Run());
   }
   const std::vector<ScrubItem> items = payload.Take();
   CAIRN_TRY_ASSIGN(const uint64_t read_bytes,

@@ -13,6 +13,6 @@ namespace cairn::core::internal {
 /// be read at all, this process lacks memory or file descriptors, or the caller has cancelled.
 Result<uint64_t> RunVerify(const kv::Store& store, std::optional<uint64_t> step,
                            const std::function<void(const kv::Damage&)>& damage,
-                           const Progress& progress);
+                           const Progress& progress, const Progress& record_progress);
 
 }  // namespace cairn::core::internal

@@ -3,6 +3,9 @@
 
 #include <gmock/gmock.h>
 
+#include <utility>
+#include <vector>
+
 #include "core/edit/step_edit.h"
 #include "core/inspect/diff.h"
 #include "core/step/contents.h"
@@ -90,6 +93,26 @@ TEST_F(EditTest, RenamesAPrefix) {
   Save(1, Sample());
   Edit(1, 2, {.rename = {{"model", "net"}}});
   ExpectIs(2, Sample("net"));
+}
+
+TEST_F(EditTest, CountsRecordsAndCanBeCancelled) {
+  Save(1, Sample(), {.chunk_bytes = 100'000});
+  std::vector<std::pair<uint64_t, uint64_t>> seen;
+  StepEdit edit{.drop = {}, .rename = {{"model", "net"}}};
+  edit.progress = [&](uint64_t done, uint64_t total) {
+    seen.emplace_back(done, total);
+    return true;
+  };
+  Edit(1, 2, edit);
+  ASSERT_FALSE(seen.empty());
+  const uint64_t records = Step(1).chunk_count + 5;
+  EXPECT_EQ(seen.front(), std::pair(uint64_t{1}, records));
+  EXPECT_EQ(seen.back(), std::pair(records, records));
+
+  edit.progress = [](uint64_t, uint64_t) { return false; };
+  EXPECT_THAT(store->Edit(1, 3, edit), IsError(ErrorCode::kCancelled, ""));
+  EXPECT_EQ(store->Steps()->size(), 2u);
+  EXPECT_THAT(VerifyAll(), IsEmpty());
 }
 
 TEST_F(EditTest, SwapsTwoKeys) {

@@ -31,6 +31,32 @@ void SaveStep(CheckpointStore& store, uint64_t step) {
   CAIRN_ASSERT_OK(store.Save(step, state, {.overwrite = true, .incremental = false}));
 }
 
+TEST(VerifyTest, CountsTheRecordsBeforeThePayload) {
+  const auto base = std::make_shared<MemoryStorage>("memory");
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, CheckpointStore::Open(base, kv::OpenMode::kWrite));
+  for (const uint64_t step : {1, 2}) SaveStep(*store, step);
+  const auto no_damage = [](const kv::Damage& one) { ADD_FAILURE() << one.error.ToString(); };
+  uint64_t records = 0, bytes = 0;
+  const auto count_records = [&](uint64_t done, uint64_t total) {
+    EXPECT_EQ(total, 8u);  // two tensors of one chunk in each of two steps
+    EXPECT_EQ(bytes, 0u);
+    records = done;
+    return true;
+  };
+  const auto count_bytes = [&](uint64_t done, uint64_t total) {
+    EXPECT_EQ(total, 402'000u);
+    bytes = done;
+    return true;
+  };
+  CAIRN_EXPECT_OK(store->Verify(std::nullopt, no_damage, count_bytes, count_records));
+  EXPECT_EQ(records, 8u);
+  EXPECT_EQ(bytes, 402'000u);
+
+  const auto stop = [](uint64_t, uint64_t) { return false; };
+  EXPECT_THAT(store->Verify(std::nullopt, no_damage, {}, stop),
+              testing::IsError(ErrorCode::kCancelled, ""));
+}
+
 // A writer without a grace period deletes and replaces steps at the n-th call of the verification
 // to the storage.
 TEST(VerifyTest, StepsThatAreDeletedMeanwhileAreNotDamaged) {
