@@ -41,7 +41,8 @@ def copy_steps(
         steps: numbers of the steps; by default all steps of the source.
         overwrite: replaces steps of the target that have the same number and other contents.
         max_rate: limit in bytes of payload per second; by default there is none.
-        progress: ``True`` shows the progress of each step, as in :func:`cairn.open`. A function is
+        progress: ``True`` shows the progress of each step, as in :func:`cairn.open`; by default, if
+            the target was opened with ``progress=True``. A function is
             called with the step, the bytes of it that were copied, and those to be copied in all,
             at most every 100 ms and possibly on other threads. Returning False stops the copy.
 
@@ -64,6 +65,8 @@ def copy_steps(
         raise Invalid(f"max_rate={max_rate}: must be 1 or more")
     numbers = source._local_steps() if steps is None else [step_number(step) for step in steps]
     with ExitStack() as stack:
+        if progress is None and target._progress is True:
+            progress = True
         if progress is True:
             from cairn._base.progress import StepDisplay
 

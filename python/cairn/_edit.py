@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 from cairn import _cairn
 from cairn._base.open_options import OpenOptions
 from cairn._base.patterns import Patterns, clean_prefix, pattern_list
 from cairn._base.steps import step_number
+from cairn._base.watched import Watched, watched
 from cairn.errors import Conflict, Invalid
 
+if TYPE_CHECKING:
+    from cairn._base.progress import Progress
 
-class EditableStore:
+
+class EditableStore(Watched):
     """The calls of :class:`cairn.Store` that make a step of the records of others."""
 
     _native: _cairn.Store
@@ -24,6 +29,7 @@ class EditableStore:
     def _keep_pinned(self) -> None:
         raise NotImplementedError
 
+    @watched("moving records", unit="records")
     def edit(
         self,
         step: int,
@@ -35,6 +41,7 @@ class EditableStore:
         graft: Patterns = None,
         under: str = "",
         overwrite: bool = False,
+        progress: Progress | None = None,
     ) -> None:
         """Makes the step ``into`` of the records of ``step``, with other keys. No payload is read
         or written: the new step refers to the bytes of its sources, which may be deleted
@@ -52,6 +59,8 @@ class EditableStore:
             graft: patterns of the keys to take from it; by default all.
             under: the key below which they are put; by default they keep their names.
             overwrite: replaces the step ``into`` atomically if it exists.
+            progress: as in :func:`cairn.open`, for this call; a function is called with numbers of
+                records instead of bytes.
 
         Raises:
             NotFound: a step does not exist, or a pattern or name selects no key.
@@ -82,6 +91,7 @@ class EditableStore:
         into: int | None = None,
         to: Any = None,
         overwrite: bool = False,
+        progress: Progress | None = None,
     ) -> None:
         """Makes ``step`` the start of another line: a copy under another number, or in another
         store. In this store no payload is read or written (as by :meth:`edit` without changes). In
@@ -94,6 +104,8 @@ class EditableStore:
             into: the number of the copy; in another store by default that of ``step``.
             to: the other store, open with mode ``"a"``, or its address; it is created if absent.
             overwrite: replaces the step ``into`` atomically if it exists.
+            progress: as in :func:`cairn.open`, of the copy to another store. A function may be
+                called on other threads.
 
         Raises:
             NotFound: there is no such step.
@@ -102,31 +114,51 @@ class EditableStore:
             Corrupt: bytes that are copied are damaged.
             Invalid: neither ``into`` nor ``to`` is given; the store that gets the copy is open for
                 reading.
-            Unavailable: a storage failed.
+            Unavailable: a storage failed, or ``progress`` has returned False.
         """
         number = step_number(step)
         if to is None or to is self:
             if into is None:
                 raise Invalid("fork: give into= (a number), or to= (another store), or both")
             return self.edit(number, into=into, overwrite=overwrite)
+        shown = self._progress if progress is None else progress
         self._wait_for_last_save()
         if isinstance(to, EditableStore):
-            return self._copy_to(to, number, into, overwrite)
+            return self._copy_to(to, number, into, overwrite, shown)
         with self._open_other(to) as target:
-            return self._copy_to(target, number, into, overwrite)
+            return self._copy_to(target, number, into, overwrite, shown)
 
     def _open_other(self, address: str | os.PathLike[str]) -> Any:
         """Opens another store for writing, by this process alone."""
         return type(self)(address, "a", None, OpenOptions(alone=True))  # type: ignore[call-arg]
 
-    def _copy_to(self, target: EditableStore, step: int, into: int | None, overwrite: bool) -> None:
+    def _copy_to(
+        self,
+        target: EditableStore,
+        step: int,
+        into: int | None,
+        overwrite: bool,
+        progress: Progress,
+    ) -> None:
         target._wait_for_last_save()
-        copied = target._native.copy_from(
-            self._native,
-            None,
-            steps=[step],
-            into=None if into is None else step_number(into),
-            overwrite=overwrite,
-        )
+        with ExitStack() as stack:
+            follow: Callable[[int, int, int], object] | None = None
+            if callable(progress):
+                function = progress
+
+                def follow(_: int, done: int, total: int) -> object:
+                    return function(done, total)
+
+            elif progress:
+                from cairn._base.progress import StepDisplay
+
+                follow = stack.enter_context(StepDisplay("copying step"))
+            copied = target._native.copy_from(
+                self._native,
+                follow,
+                steps=[step],
+                into=None if into is None else step_number(into),
+                overwrite=overwrite,
+            )
         if copied[0][1] == "deleted":
             raise Conflict(f"step {step} was deleted during the copy")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cairn import _cairn
 from cairn._base.retention import best_texts
 from cairn._base.steps import step_number
-from cairn._base.watched import Watched, watched
+from cairn._base.watched import watched
 from cairn._mirror.mirrored_store import MirroredStore
 from cairn._ranks.ranks import Ranks
 from cairn.errors import Invalid
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cairn.reports import CompactReport, DeleteReport, RetentionPolicy
 
 
-class Retention(MirroredStore, Watched):
+class Retention(MirroredStore):
     """The calls of :class:`cairn.Store` that delete steps and free their space."""
 
     _native: _cairn.Store

@@ -28,7 +28,7 @@ from cairn._mirror.mirrored_saves import MirroredSaves
 from cairn._ranks.ranks import choose_ranks
 from cairn._retention import Retention
 from cairn._save.coordinator_parts import close_abandoned
-from cairn._save.handle import SaveHandle
+from cairn._save.handle import Follow, SaveHandle
 from cairn._save.options import SaveOptions
 from cairn._save.prepare import PreparedSave, prepare_save
 from cairn._save.stateful import StatefulAdapter
@@ -117,7 +117,9 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         self._native, self._address, self._tiers = open_nearest(
             (self._address, *options.fallback), mode == "a", self._ranks.communicator, options
         )
-        self._mirrors = MirroredSaves(self._address, options, self.rank)
+        self._mirrors = MirroredSaves(
+            self._address, options, self.rank, self.world_size
+        )
         self._map_checks = MapChecks()
         # Host copies of tensors on devices, reused by the next save. Guarded by _copies_lock.
         self._copies = HostCopies()
@@ -216,7 +218,7 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         )
         return self._save(step, state, options, mirror)
 
-    @watched("", "save", in_background=True)
+    @watched("saving", "save", in_background=True)
     def save_async(
         self,
         step: int,
@@ -242,6 +244,7 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         note: str = "",
         mirror: Mirrors | None = None,
         device_snapshot: bool = False,
+        progress: Progress | None = None,
     ) -> SaveHandle:
         """Copies ``state`` into staging memory and writes it in the background.
 
@@ -256,6 +259,7 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         Args:
             device_snapshot: first copies what has changed within the device's memory, if enough is
                 free, so that ``wait_staged`` returns after that copy.
+            progress: as in :func:`cairn.open`, for waits: of the handle, and of this call.
 
         Raises:
             Conflict: the step exists.
@@ -281,7 +285,8 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
                 self._unstaged.pop()
                 raise
         copies = self._mirrors.submit(prepared.step, mirrors, native, overwrite)
-        self._last_save = SaveHandle(native, prepared.step, tensors, prepared.streams, copies)
+        follow = Follow(progress or False, self.rank, self._mirrors, copies)
+        self._last_save = SaveHandle(native, prepared.step, tensors, prepared.streams, follow)
         self._unstaged = [tensors]  # earlier saves have ended
         return self._last_save
 
@@ -448,11 +453,12 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         with ExitStack() as stack:
             if self._tiers is not None:
                 stack.callback(self._tiers.close)
-            stack.callback(self._mirrors.close, failed=failed, interrupted=interrupted)
+            stack.callback(self._close_mirrors, failed, interrupted)
             stack.callback(self._release, release)
             stack.callback(self._map_checks.wait)
             if last_save is not None:
-                last_save._wait()
+                with self._following("saving", self.rank):
+                    last_save._wait()
             if self._observers is not None:
                 self._observers.wait()
         if last_save is not None and not last_save._is_observed:

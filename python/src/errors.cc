@@ -70,7 +70,7 @@ void ThrowInvalid(const std::string& message, const std::string& key,
 }
 
 core::Progress SignalWatch::AsProgress() {
-  return [this](uint64_t done, uint64_t total) { return CheckAndReport(done, total); };
+  return [this](uint64_t done, uint64_t total) { return Report(done, total); };
 }
 
 bool SignalWatch::Check() {
@@ -82,7 +82,7 @@ bool SignalWatch::Check() {
   return false;
 }
 
-bool SignalWatch::CheckAndReport(uint64_t done_bytes, uint64_t total_bytes) {
+bool SignalWatch::Report(uint64_t done_bytes, uint64_t total_bytes) {
   if (raised_ || is_stopped_) return false;
   if (!IsDue()) return true;
   nb::gil_scoped_acquire gil;

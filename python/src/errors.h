@@ -44,6 +44,8 @@ class SignalWatch {
   /// ProgressFunction. It cancels the call after a handler or the function has raised, or after the
   /// function has returned False.
   core::Progress AsProgress();
+  /// Does the same once.
+  bool Report(uint64_t done_bytes, uint64_t total_bytes);
   /// Does the same check for signals in a loop. Returns false after a handler has raised. Requires
   /// that the caller does not hold the GIL.
   bool Check();
@@ -51,7 +53,6 @@ class SignalWatch {
   void Rethrow();
 
  private:
-  bool CheckAndReport(uint64_t done_bytes, uint64_t total_bytes);
   // Returns true at most every 100 ms.
   bool IsDue();
 

@@ -12,6 +12,7 @@
 #include "core/device/device.h"
 #include "core/load/map.h"
 #include "core/step/contents.h"
+#include "kv/repeated_requests.h"
 #include "kv/step_info.h"
 #include "python/src/collectives.h"
 #include "python/src/communicator_binding.h"
@@ -91,6 +92,8 @@ void BindRecords(nb::module_& m) {
       nb::arg("state").none(), nb::arg("take"), nb::arg("patterns"), nb::arg("devices") = false);
   m.def("device_problem", &DeviceProblem);
   m.def("set_progress", &SetProgressFunction, nb::arg("function").none());
+  m.def("report_progress", &ReportProgress, nb::arg("done"), nb::arg("total"));
+  m.def("repeated_requests", &kv::RepeatedRequests, nb::arg("address"));
   nb::class_<core::Pickle>(m, "Pickle")
       .def("__init__",
            [](core::Pickle* self, nb::bytes data) {
@@ -209,13 +212,15 @@ void BindVersions(nb::class_<StoreBinding>& store) {
              std::vector<std::pair<std::string, std::string>> rename,
              std::optional<uint64_t> graft_from, std::vector<std::string> graft, std::string under,
              bool overwrite) {
-            core::StepEdit edit{
-                .drop = std::move(drop), .rename = std::move(rename), .overwrite = overwrite};
+            core::StepEdit edit{.drop = std::move(drop),
+                                .rename = std::move(rename),
+                                .overwrite = overwrite,
+                                .progress = {}};
             if (graft_from) {
               edit.graft = core::Graft{
                   .step = *graft_from, .patterns = std::move(graft), .under = std::move(under)};
             }
-            self.Edit(source, into, edit);
+            self.Edit(source, into, std::move(edit));
           },
           nb::arg("source"), nb::kw_only(), nb::arg("into"), nb::arg("drop"), nb::arg("rename"),
           nb::arg("graft_from").none(), nb::arg("graft"), nb::arg("under"), nb::arg("overwrite"))

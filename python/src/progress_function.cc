@@ -19,6 +19,8 @@ nb::object SetProgressFunction(nb::object function) {
   return previous == nullptr ? nb::none() : nb::steal(previous);
 }
 
+bool ReportProgress(uint64_t done, uint64_t total) { return ProgressFunction().Call(done, total); }
+
 ProgressFunction::ProgressFunction() : function_(thread_function) {}
 
 bool ProgressFunction::Call(uint64_t done_bytes, uint64_t total_bytes) const {

@@ -13,6 +13,10 @@ namespace nb = nanobind;
 /// Requires the GIL.
 nb::object SetProgressFunction(nb::object function);
 
+/// Calls the function of the calling thread, for loops of Python code. Returns false if it has
+/// returned False. Requires the GIL.
+bool ReportProgress(uint64_t done, uint64_t total);
+
 /// The function of the thread that created this object, at that time.
 ///
 /// Ownership: borrows the function, which stays set for as long as the call that reports to it.

@@ -45,11 +45,27 @@ nb::list ToPyErrors(const std::vector<Error>& errors) {
   return list;
 }
 
+nb::dict ToPyCompactReport(const kv::CompactReport& report) {
+  nb::dict members;
+  members["live_bytes"] = report.live_bytes;
+  members["segment_bytes"] = report.segment_bytes;
+  members["old_segments"] = report.old_segments;
+  members["old_bytes"] = report.old_bytes;
+  members["moved_bytes"] = report.moved_bytes;
+  members["new_segments"] = report.new_segments;
+  members["new_bytes"] = report.new_bytes;
+  members["compressed_chunks"] = report.compressed_chunks;
+  members["folded_chunks"] = report.folded_chunks;
+  members["rewritten_steps"] = report.rewritten_steps;
+  return members;
+}
+
 nb::tuple ToPyScrubState(const core::ScrubState& state) {
   nb::object error = nb::none();
   if (state.error) error = ToPyText(state.error->ToString());
   return nb::make_tuple(state.passes, state.bytes_read, state.damage_count,
-                        ToPyErrors(state.damage), error, state.is_running);
+                        ToPyErrors(state.damage), error, state.is_running, state.pass_bytes,
+                        state.pass_total_bytes);
 }
 
 }  // namespace cairn::python

@@ -19,6 +19,7 @@ nanobind::tuple ToPyDiff(const core::Diff& diff);
 nanobind::list ToPyErrors(const std::vector<Error>& errors);
 /// Returns (passes, bytes read, number of problems, [(key, text, file, offset), ...], text of the
 /// error of the last pass, whether a pass is running).
+nanobind::dict ToPyCompactReport(const kv::CompactReport& report);
 nanobind::tuple ToPyScrubState(const core::ScrubState& state);
 
 }  // namespace cairn::python

@@ -14,6 +14,14 @@ nb::tuple ToPyReport(const core::SaveReport& report) {
                         report.chunks_reused, report.seconds);
 }
 
+core::Progress Recorder(std::shared_ptr<BackgroundProgress> progress) {
+  return [progress = std::move(progress)](uint64_t done, uint64_t total) {
+    progress->done_bytes.store(done, std::memory_order_relaxed);
+    progress->total_bytes.store(total, std::memory_order_relaxed);
+    return true;
+  };
+}
+
 void SaveHandleBinding::WaitStaged() const {
   process_.Check();
   nb::gil_scoped_release no_gil;
@@ -39,16 +47,28 @@ bool SaveHandleBinding::Wait(std::optional<double> timeout_seconds) const {
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                            std::chrono::duration<double>(seconds));
   SignalWatch watch;
+  const auto may_continue = [&] {
+    const uint64_t total = progress_->total_bytes.load(std::memory_order_relaxed);
+    if (total == 0) return watch.Check();
+    return watch.Report(progress_->done_bytes.load(std::memory_order_relaxed), total);
+  };
   bool ended = false;
+  bool is_stopped = false;
   {
     nb::gil_scoped_release no_gil;
-    for (;;) {
+    while (!is_stopped) {
       const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
       ended = handle_.WaitFor(std::clamp(left, milliseconds(0), kSlice));
-      if (ended || left <= milliseconds(0) || !watch.Check()) break;
+      if (ended || left <= milliseconds(0)) break;
+      is_stopped = !may_continue();
     }
   }
   watch.Rethrow();
+  if (is_stopped) {
+    Throw(Error{.code = ErrorCode::kCancelled,
+                .message = "the wait was stopped, because progress= returned False; the save "
+                           "continues in the background"});
+  }
   return ended;
 }
 

@@ -3,7 +3,9 @@
 
 #include <nanobind/nanobind.h>
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -19,18 +21,30 @@ namespace nb = nanobind;
 /// seconds).
 nb::tuple ToPyReport(const core::SaveReport& report);
 
+/// How much of a save in the background is done. Shared by its thread, which writes it, and by the
+/// handle. Threads: any.
+struct BackgroundProgress {
+  std::atomic<uint64_t> done_bytes = 0;
+  std::atomic<uint64_t> total_bytes = 0;  // 0 until the save has begun to write
+};
+
+/// Returns a callback that records the progress, and shares `progress`.
+core::Progress Recorder(std::shared_ptr<BackgroundProgress> progress);
+
 /// An asynchronous save. Threads: any; each waits without the GIL. Raises Invalid in a forked
 /// child.
 class SaveHandleBinding {
  public:
-  explicit SaveHandleBinding(core::SaveHandle handle) : handle_(std::move(handle)) {}
+  SaveHandleBinding(core::SaveHandle handle, std::shared_ptr<const BackgroundProgress> progress)
+      : handle_(std::move(handle)), progress_(std::move(progress)) {}
   /// Waits until the caller may change its tensors.
   void WaitStaged() const;
   /// Makes work that is enqueued from now on, on the stream with that address on `device`, run
   /// after the copies from that device. Waits until the copies are enqueued.
   void MakeStreamWait(int device, uintptr_t stream) const;
   /// Waits until the save has ended, at most `timeout_seconds` if given. Returns true if it has
-  /// ended. Runs signal handlers while it waits.
+  /// ended. In the meantime, runs signal handlers and calls the ProgressFunction of the thread. If
+  /// that returns False, raises Unavailable; the save continues.
   bool Wait(std::optional<double> timeout_seconds) const;
   bool done() const;
   /// Waits until the save has ended. Returns the report as a tuple, or raises the error of the
@@ -39,6 +53,7 @@ class SaveHandleBinding {
 
  private:
   core::SaveHandle handle_;
+  std::shared_ptr<const BackgroundProgress> progress_;
   ProcessGuard process_;
 };
 

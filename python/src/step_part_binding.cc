@@ -150,17 +150,21 @@ void StepPartBinding::BeginTogether(uint64_t step, core::SaveOptions options) {
 void StepPartBinding::BeginPart(const core::StepTicket& ticket, uint32_t rank,
                                 core::SaveOptions options) {
   options.deadline = std::chrono::hours(24);
-  options.progress = [this](uint64_t, uint64_t) { return watch_ == nullptr || watch_->Check(); };
+  options.progress = [this](uint64_t done, uint64_t total) {
+    added_bytes_ = done;
+    return watch_ == nullptr || watch_->Report(done, total);
+  };
   part_ = WithoutGil([&] { return core::StepPart::Begin(*store_, ticket, rank, options); });
 }
 
-void StepPartBinding::Add(Batch& batch, nb::dict shards,
-                          const std::vector<core::DeviceStream>& streams) {
+uint64_t StepPartBinding::Add(Batch& batch, nb::dict shards,
+                              const std::vector<core::DeviceStream>& streams) {
   const ExclusiveUse use(*this);
   core::StepPart& part = this->part();
   AddShards(batch.state, shards);
   SignalWatch watch;
   watch_ = &watch;
+  added_bytes_ = 0;
   auto added = [&] {
     nb::gil_scoped_release no_gil;
     return part.Add(std::move(batch.state), streams);
@@ -168,6 +172,7 @@ void StepPartBinding::Add(Batch& batch, nb::dict shards,
   watch_ = nullptr;
   watch.Rethrow();
   Unwrap(std::move(added));
+  return added_bytes_;
 }
 
 nb::tuple StepPartBinding::Prepare() {
@@ -265,7 +270,7 @@ void BindStepPart(nb::module_& m) {
       .def(
           "add",
           [](StepPartBinding& self, Batch& batch, nb::dict shards, const Streams& streams) {
-            self.Add(batch, shards, ToStreams(streams));
+            return self.Add(batch, shards, ToStreams(streams));
           },
           nb::arg("batch"), nb::arg("shards"), nb::arg("streams"))
       .def("prepare", &StepPartBinding::Prepare)

@@ -47,7 +47,8 @@ class StepPartBinding {
   void BeginTogether(uint64_t step, core::SaveOptions options);
   /// Writes the leaves of `batch`, whose keys are FQNs, and `shards`: FQN -> (dtype code, sharding
   /// with explicit boxes in the form of ToSharding). The caller keeps the memory of `shards` alive.
-  void Add(Batch& batch, nb::dict shards, const std::vector<core::DeviceStream>& streams);
+  /// Returns the bytes of the tensors.
+  uint64_t Add(Batch& batch, nb::dict shards, const std::vector<core::DeviceStream>& streams);
   /// Makes the part durable. Returns the report as a tuple.
   nb::tuple Prepare();
   /// Commits the step. `paths`: FQN -> tuple of str (keys) and int (positions); `extensions`: name
@@ -71,6 +72,7 @@ class StepPartBinding {
   const bool is_opened_here_ = true;
   std::unique_ptr<core::StepPart> part_;
   SignalWatch* watch_ = nullptr;  // that of the running Add
+  uint64_t added_bytes_ = 0;      // by the running Add
   mutable std::atomic<bool> in_use_ = false;
 };
 

@@ -113,13 +113,15 @@ nb::tuple StoreBinding::Save(uint64_t step, const core::StateDict& state,
 }
 
 SaveHandleBinding StoreBinding::SaveAsync(uint64_t step, const core::StateDict& state,
-                                          const core::SaveOptions& options) {
+                                          core::SaveOptions options) {
+  const auto progress = std::make_shared<BackgroundProgress>();
+  options.progress = Recorder(progress);
   auto handle = Use([&](core::CheckpointStore& store) {
     const MutexLock one_caller(saver_mutex_);
     if (!saver_) saver_ = std::make_unique<core::AsyncSaver>(&store);
     return saver_->Save(step, state, options);
   });
-  return SaveHandleBinding(Unwrap(std::move(handle)));
+  return {Unwrap(std::move(handle)), progress};
 }
 
 nb::list StoreBinding::Steps() const {
@@ -433,23 +435,15 @@ nb::dict StoreBinding::Compact(kv::CompactOptions options, bool compress) {
   };
   auto result = Use([&](core::CheckpointStore& store) { return store.Compact(options, compress); });
   watch.Rethrow();
-  const kv::CompactReport report = Unwrap(std::move(result));
-  nb::dict members;
-  members["live_bytes"] = report.live_bytes;
-  members["segment_bytes"] = report.segment_bytes;
-  members["old_segments"] = report.old_segments;
-  members["old_bytes"] = report.old_bytes;
-  members["moved_bytes"] = report.moved_bytes;
-  members["new_segments"] = report.new_segments;
-  members["new_bytes"] = report.new_bytes;
-  members["compressed_chunks"] = report.compressed_chunks;
-  members["folded_chunks"] = report.folded_chunks;
-  members["rewritten_steps"] = report.rewritten_steps;
-  return members;
+  return ToPyCompactReport(Unwrap(std::move(result)));
 }
 
-void StoreBinding::Edit(uint64_t source, uint64_t into, const core::StepEdit& edit) {
-  Unwrap(Use([&](core::CheckpointStore& store) { return store.Edit(source, into, edit); }));
+void StoreBinding::Edit(uint64_t source, uint64_t into, core::StepEdit edit) {
+  SignalWatch watch;
+  edit.progress = watch.AsProgress();
+  auto made = Use([&](core::CheckpointStore& store) { return store.Edit(source, into, edit); });
+  watch.Rethrow();
+  Unwrap(std::move(made));
 }
 
 nb::tuple StoreBinding::Merge(const std::vector<uint64_t>& steps, uint64_t into,

@@ -54,7 +54,7 @@ class StoreBinding {
 
   nb::tuple Save(uint64_t step, const core::StateDict& state, core::SaveOptions options);
   SaveHandleBinding SaveAsync(uint64_t step, const core::StateDict& state,
-                              const core::SaveOptions& options);
+                              core::SaveOptions options);
   nb::list Steps() const;
   /// Returns (attempt, time of the save in ns since 1970) of a step: what a copy of the step in
   /// another store has in common with it.
@@ -127,7 +127,7 @@ class StoreBinding {
   /// Rewrites segments (kv/compact.h). Returns the members of kv::CompactReport.
   nb::dict Compact(kv::CompactOptions options, bool compress);
   /// Makes a step of the records of others (core::CheckpointStore::Edit).
-  void Edit(uint64_t source, uint64_t into, const core::StepEdit& edit);
+  void Edit(uint64_t source, uint64_t into, core::StepEdit edit);
   /// Makes a step of weighted means (core::CheckpointStore::Merge). Returns (logical bytes, written
   /// bytes, bytes read, chunks, reused chunks, seconds).
   nb::tuple Merge(const std::vector<uint64_t>& steps, uint64_t into, core::MergeOptions options);

@@ -26,14 +26,17 @@ def tracking(tmp_path_factory) -> str:
 
 
 def train(path: Path, observer) -> None:
-    """Saves three steps, of which the last is equal to the second and has NaN, and prunes."""
+    """Saves three steps, of which the last is equal to the second and has NaN, with a mirror, and
+    prunes."""
+    mirror = path.with_name("mirror")
     state = {"weight": torch.randn(256, 256), "bad": torch.tensor([1.0, 2.0])}
     with cairn.open(path, mode="a") as store:
         store.observe(observer)
-        store.save(10, state, statistics=True)
+        store.save(10, state, statistics=True, mirror=mirror)
         state["bad"][0] = float("nan")
-        store.save_async(20, state, statistics=True, tags=["best"]).result()
-        store.save(30, state, statistics=True)
+        store.save_async(20, state, statistics=True, tags=["best"], mirror=mirror).result()
+        store.save(30, state, statistics=True, mirror=mirror)
+        store.wait_mirrored()
         store.prune(keep_last=1)
 
 
@@ -55,6 +58,9 @@ def test_tensorboard_reads_the_scalars(path, tmp_path):
     assert points("cairn/save/nan") == [(10, 0), (20, 1), (30, 1)]
     assert points("cairn/prune/steps") == [(30, 1)]
     assert all(value > 0 for _, value in points("cairn/save/stall_seconds"))
+    assert [step for step, _ in points("cairn/mirror/lag_seconds")] == [10, 20, 30]
+    assert points("cairn/mirror/copied_bytes")[0][1] > 262152
+    assert points("cairn/mirror/copied_bytes")[2] == (30, 0)
 
 
 def wandb_records(folder: Path) -> list:
@@ -101,6 +107,8 @@ def test_wandb_records_scalars_and_references_and_uploads_nothing(path, tmp_path
     assert row["cairn/step"] == 30
     assert row["cairn/save/reuse"] == 1
     assert row["cairn/prune/steps"] == 1
+    assert row["cairn/mirror/step"] == 30
+    assert row["cairn/mirror/attempts"] == 1
     requests = [one.request.log_artifact.artifact for one in records if one.HasField("request")]
     artifacts = [one.artifact for one in records if one.HasField("artifact")] + requests
     assert [set(one.aliases) for one in artifacts] == [
@@ -129,6 +137,9 @@ def test_mlflow_records_metrics_and_the_address(path, tracking):
     history = client.get_metric_history(run.info.run_id, "cairn/save/written_bytes")
     tags = client.get_run(run.info.run_id).data.tags
     assert [(one.step, one.value) for one in history] == [(10, 262152), (20, 8), (30, 0)]
+    copied = client.get_metric_history(run.info.run_id, "cairn/mirror/copied_bytes")
+    assert [one.step for one in copied] == [10, 20, 30]
+    assert copied[0].value > 262152
     assert tags["cairn.address"] == f"{path}@30"
     assert tags["cairn.tag.best"] == f"{path}@20"
     with cairn.open(tags["cairn.address"].rpartition("@")[0]) as store:
@@ -144,20 +155,30 @@ def test_prometheus_parses_the_file(path, tmp_path):
     train(path, metrics.Prometheus(file, {"job": strange}))
 
     families = {one.name: one for one in text_string_to_metric_families(file.read_text())}
+    samples = [sample for family in families.values() for sample in family.samples]
+    of_mirror = {one.name: one.value for one in samples if "mirror" in one.labels}
     values = {
         (sample.name, sample.labels.get("call", "")): sample.value
-        for family in families.values()
-        for sample in family.samples
+        for sample in samples
+        if "mirror" not in sample.labels
     }
     assert values["cairn_calls_total", "save"] == 3
     assert values["cairn_written_bytes_total", "save"] == 262160
     assert values["cairn_chunks_reused_total", "save"] == 3
     assert values["cairn_last_saved_step", ""] == 30
     assert values["cairn_last_save_nan", ""] == 1
+    assert of_mirror["cairn_calls_total"] == 3
+    assert of_mirror["cairn_copied_bytes_total"] > 262160
+    assert of_mirror["cairn_last_mirrored_step"] == 30
+    assert 0 <= of_mirror["cairn_last_mirror_lag_seconds"] < 60
+    assert {one.labels["mirror"] for one in samples if "mirror" in one.labels} == {
+        str(path.with_name("mirror"))
+    }
     labels = families["cairn_last_saved_step"].samples[0].labels
     assert labels == {"store": str(path), "job": strange}
     assert {one.type for one in families.values()} == {"counter", "gauge"}
-    assert [one.name for one in tmp_path.iterdir() if one.suffix != ".prom"] == ["store"]
+    others = {one.name for one in tmp_path.iterdir() if one.suffix != ".prom"}
+    assert others == {"store", "mirror"}
 
 
 def test_the_examples_of_the_page_run(tmp_path, tracking, monkeypatch):

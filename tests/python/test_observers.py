@@ -6,6 +6,8 @@ import io
 import json
 import logging
 import threading
+import time
+import warnings
 
 import pytest
 import torch
@@ -147,6 +149,83 @@ def test_an_observer_may_close_the_store_on_the_thread_of_a_background_save(path
     store.observe(lambda event: (store.close(), closed.set()))
 
     store.save_async(1, tensors()).result()
+
+    assert closed.wait(60)
+
+
+def test_a_copy_to_each_mirror_of_a_chain_is_reported(store, events, tmp_path):
+    near, far = str(tmp_path / "near"), str(tmp_path / "far")
+    state = tensors()
+    store.save(1, state, mirror=[near, far])
+    store.save(2, state, mirror=[near, far])
+    store.wait_mirrored()
+
+    copies = [event for event in events if event.kind == "mirror"]
+    assert [(one.step, one.mirror) for one in copies if one.mirror_number == 1] == [
+        (1, near), (2, near)
+    ]
+    assert [(one.step, one.mirror) for one in copies if one.mirror_number == 2] == [
+        (1, far), (2, far)
+    ]
+    for event in copies:
+        assert event.in_background
+        assert event.error is event.retries is None
+        assert event.report.outcome == "copied"
+        assert event.report.attempts == 1
+        assert 0 < event.report.seconds <= event.seconds
+        assert 0 <= event.report.lag_seconds < 60
+        assert event.report.logical_bytes == 4 * (300 * 400 + 7)
+    first = copies[0].report
+    assert first.copied_bytes > first.logical_bytes
+    assert all(one.report.copied_bytes == 0 for one in copies if one.step == 2)
+
+
+def test_a_copy_is_reported_before_its_handle_returns(store, tmp_path):
+    seen = []
+    store.observe(lambda event: (time.sleep(0.2), seen.append(event.kind)))
+
+    store.save_async(1, tensors(), mirror=tmp_path / "mirror").mirrored()
+
+    assert "mirror" in seen
+
+
+def test_steps_that_do_not_reach_a_mirror_are_reported_with_their_errors(
+    store, events, monkeypatch
+):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "name")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("CAIRN_S3_TIMEOUT", "1")
+    address = "s3://bucket/store?endpoint=http://127.0.0.1:9"  # nobody listens there
+    mirror = cairn.Mirror(address, timeout=1.0, max_pending=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for step in (1, 2, 3):
+            store.save(step, tensors(), mirror=mirror)
+        with pytest.raises(cairn.Unavailable):
+            store.wait_mirrored()
+
+    failed = {event.step: event for event in events if event.kind == "mirror"}
+    assert set(failed) == {1, 2, 3}
+    assert all(isinstance(one.error, cairn.Unavailable) for one in failed.values())
+    assert all(one.report is None and one.mirror == address for one in failed.values())
+    assert "more than 1 steps were waiting" in str(failed[2].error)
+    assert failed[1].retries > 0
+    assert failed[2].retries == 0
+    assert metrics.measures(failed[1])["failed"] == 1
+
+
+def test_an_observer_of_a_copy_may_close_the_store(path, tmp_path):
+    store = cairn.open(path, mode="a")
+    closed = threading.Event()
+
+    def close(event: cairn.StoreEvent) -> None:
+        if event.kind == "mirror":
+            store.close()
+            closed.set()
+
+    store.observe(close)
+    store.save(1, tensors(), mirror=tmp_path / "mirror")
 
     assert closed.wait(60)
 

@@ -101,6 +101,130 @@ def test_a_function_may_use_the_store(big):
     assert set(seen) == {1}
 
 
+def follower():
+    """A function that follows a call, what it was called with, and a switch that cancels."""
+    seen: list[tuple[int, int]] = []
+    answers: list[bool] = []
+
+    def follow(done: int, total: int) -> bool | None:
+        seen.append((done, total))
+        return answers[-1] if answers else None
+
+    return follow, seen, answers
+
+
+def test_the_waits_for_a_save_in_the_background_follow_it(copied):
+    follow, seen, _ = follower()
+
+    handle = copied.save_async(
+        9, {"weight": torch.randn(BYTES // 4)}, compress=True, progress=follow
+    )
+    assert handle.result().step == 9
+
+    assert seen
+    assert all(0 < done <= total == BYTES for done, total in seen)
+    assert seen == sorted(seen)
+
+
+def test_a_function_may_end_the_wait_and_the_save_continues(copied):
+    follow, _, answers = follower()
+    answers.append(False)
+    handle = copied.save_async(
+        9, {"weight": torch.randn(BYTES // 4)}, compress=True, progress=follow
+    )
+
+    with pytest.raises(cairn.Unavailable, match="the save continues"):
+        handle.result()
+
+    answers[:] = [True]
+    assert handle.result().step == 9
+    assert copied.steps() == [1, 2, 9]
+
+
+def test_closing_a_store_follows_what_it_waits_for_and_cannot_be_cancelled(tmp_path):
+    seen = []
+    with cairn.open(
+        tmp_path / "store", mode="a", progress=lambda *given: seen.append(given) is not None
+    ) as store:
+        store.save_async(9, {"weight": torch.randn(BYTES // 4)}, compress=True)
+
+    assert seen
+    with cairn.open(tmp_path / "store") as reader:
+        assert reader.steps() == [9]
+
+
+def test_the_waits_for_mirrors_follow_the_copies(copied, tmp_path):
+    follow, seen, answers = follower()
+    mirror = cairn.Mirror(tmp_path / "mirror", max_rate=64 << 20)
+    part = {"weight": torch.randn(BYTES // 8)}
+
+    copied.save_async(9, part, mirror=mirror, progress=follow).mirrored()
+    totals = {total for _, total in seen}
+    assert len(totals) >= 1
+    assert max(totals) > part["weight"].nbytes  # the length of a segment
+
+    copied.save(10, {"weight": part["weight"] + 1}, mirror=mirror)
+    answers.append(False)
+    with pytest.raises(cairn.Unavailable, match="the copies continue"):
+        copied.wait_mirrored(progress=follow)
+    copied.wait_mirrored()
+    with cairn.open(tmp_path / "mirror") as reader:
+        assert reader.steps() == [9, 10]
+
+
+def test_a_writer_counts_all_that_was_added(tmp_path):
+    follow, seen, answers = follower()
+    part = torch.randn(8 << 20)
+    with cairn.open(tmp_path / "store", mode="a") as store:
+        with store.writer(1, compress=True, progress=follow) as writer:
+            for i in range(4):
+                writer.add(f"large.{i}", part)
+        counts = [done for done, _ in seen]
+        assert counts == sorted(counts)
+        assert counts[0] < part.nbytes < counts[-1] <= 4 * part.nbytes
+        assert {total for _, total in seen} == {0}
+
+        answers.append(False)
+        with pytest.raises(cairn.Unavailable), store.writer(2, progress=follow) as writer:
+            for i in range(10_000):
+                writer.add(f"small.{i}", part[:100_000])
+        assert store.steps() == [1]
+
+
+@pytest.fixture(scope="module")
+def many_chunks(tmp_path_factory):
+    """The path of a store with a step of many chunks."""
+    path = tmp_path_factory.mktemp("many") / "store"
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"old": torch.arange(40 << 20, dtype=torch.uint8)}, chunk_bytes=256)
+    return path
+
+
+def test_an_edit_counts_records(many_chunks):
+    follow, seen, answers = follower()
+    with cairn.open(many_chunks, mode="a") as store:
+        store.edit(1, into=2, rename={"old": "new"}, progress=follow)
+        assert seen
+        assert all(0 < done <= total for done, total in seen)
+        assert {total for _, total in seen} == {(40 << 20) // 256 + 1}
+
+        answers.append(False)
+        with pytest.raises(cairn.Unavailable):
+            store.edit(1, into=3, rename={"old": "new"}, progress=follow)
+        assert store.steps() == [1, 2]
+
+
+def test_a_fork_into_another_store_is_followed(big, tmp_path):
+    follow, seen, answers = follower()
+    with cairn.open(big) as store:
+        store.fork(1, to=tmp_path / "other", progress=follow)
+        assert seen == sorted(seen)
+        assert seen[-1][1] > BYTES // 2
+        answers.append(False)
+        with pytest.raises(cairn.Unavailable):
+            store.fork(1, to=tmp_path / "third", progress=follow)
+
+
 def run_on_terminal(source: str, *args: object) -> tuple[str, int]:
     """Runs a script whose standard error is a terminal. Returns what it has written there."""
     controller, terminal = pty.openpty()
@@ -156,6 +280,57 @@ def test_nothing_is_drawn_in_the_first_second_or_without_a_terminal(big, tmp_pat
     command = [sys.executable, "-c", textwrap.dedent(COPY), big, tmp_path / "copy", "line"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+WAITS = """
+    import sys, torch, cairn
+    sys.modules["tqdm"] = None
+    with cairn.open(sys.argv[1], mode="a", progress=True) as store:
+        mirror = cairn.Mirror(sys.argv[2], max_rate=32 << 20)
+        state = {"weight": torch.randn(24 << 20)}
+        store.save_async(1, state, mirror=mirror).mirrored()
+        state["weight"].add_(1)
+        store.save_async(2, state, mirror=mirror)
+"""
+
+
+def test_a_handle_and_close_show_the_copies_to_mirrors(tmp_path):
+    written, status = run_on_terminal(WAITS, tmp_path / "store", tmp_path / "mirror")
+
+    assert status == 0
+    amounts = r"[\d.]+ MiB of [\d.]+ MiB \([\d.]+ %\)  [\d.]+ MiB/s  \d+ s left"
+    assert re.search("copying step 1 " + amounts, written), written
+    assert re.search("copying to mirrors " + amounts, written), written
+    assert written.endswith("\r\x1b[K")
+
+
+STREAM = """
+    import sys, time, torch, cairn
+    if sys.argv[2] == "line":
+        sys.modules["tqdm"] = None
+    with cairn.open(sys.argv[1], mode="a", progress=True) as store, store.writer(1) as writer:
+        for i in range(40):
+            writer.add(f"t{i}", torch.full((1 << 18,), i))
+            time.sleep(0.05)
+"""
+
+
+def test_a_writer_shows_the_rate_of_the_stream(tmp_path):
+    written, status = run_on_terminal(STREAM, tmp_path / "store", "line")
+
+    assert status == 0
+    assert re.search(r"writing step 1 [\d.]+ MiB  [\d.]+ MiB/s", written), written
+    assert "left" not in written
+    assert written.endswith("\r\x1b[K")
+
+
+def test_tqdm_shows_a_stream_without_an_end(tmp_path):
+    pytest.importorskip("tqdm")
+
+    written, status = run_on_terminal(STREAM, tmp_path / "store", "tqdm")
+
+    assert status == 0
+    assert re.search(r"writing step 1: [\d.]+MB? \[.*MB?/s", written), written
 
 
 INTERRUPTED = """

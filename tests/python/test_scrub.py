@@ -51,6 +51,18 @@ def test_a_scrub_outlives_the_handle_and_stops_while_it_waits(path):
     assert time.monotonic() - begin < 10 and scrub.passes == 0
 
 
+def test_a_scrub_reports_how_far_its_pass_is(path):
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"w": torch.arange(4_000_000)})
+        with store.scrub(max_rate=64 << 20) as scrub:
+            seen = set()
+            wait_for(lambda: seen.add(scrub.progress) or scrub.passes == 1)
+            assert scrub.progress == (32_000_000, 32_000_000)
+    assert {total for _, total in seen} <= {0, 32_000_000}
+    assert len(seen) > 2
+    assert all(done <= total for done, total in seen)
+
+
 def test_a_scrub_in_memory(path):
     with cairn.open("memory:scrubbed", mode="a") as store:
         store.save(1, {"w": torch.arange(1000)})

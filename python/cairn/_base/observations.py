@@ -4,7 +4,8 @@
 2. The event is made: from the report or the error, and for saves from the records of the new step.
 3. Each observer is called with it. What an observer raises is logged once and ignored.
 
-For a save in the background, steps 2 and 3 run on a thread that waits for the save.
+For a save in the background, steps 2 and 3 run on a thread that waits for the save. For a copy to a
+mirror, they run on the thread of the mirror (`cairn._mirror.events`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cairn._base.addresses import canonical_address
+from cairn import _cairn
+from cairn._base.addresses import canonical_address, is_directory
 from cairn.errors import Error
 from cairn.reports import SaveReport, StepHealth, StoreEvent
 
@@ -36,6 +38,7 @@ class _Call(NamedTuple):
     step: int | None
     has_statistics: bool
     begin: float
+    repeated: int | None  # requests before the call
     stall_seconds: float
     in_background: bool
 
@@ -64,14 +67,16 @@ class Observers:
         in_background: bool,
     ) -> Any:
         """Makes the call and reports it. Returns and raises what the call does."""
-        begin = time.monotonic()
+        begin, repeated = time.monotonic(), repeated_requests(store._address)
         step = args[0] if kind == "save" and args else kwargs.get("step")
 
         def ended() -> _Call:
             known = step if isinstance(step, int) else None
             has_statistics = kind == "save" and bool(kwargs.get("statistics"))
             stall = time.monotonic() - begin
-            return _Call(kind, store, known, has_statistics, begin, stall, in_background)
+            return _Call(
+                kind, store, known, has_statistics, begin, repeated, stall, in_background
+            )
 
         try:
             result = method(store, *args, **kwargs)
@@ -124,6 +129,7 @@ class Observers:
     ) -> None:
         """``seconds``: of a save in the background, until it was durable."""
         store = call.store
+        repeated = repeated_requests(store._address)
         step = getattr(report, "step", call.step)
         info = None
         if call.kind == "save" and error is None:
@@ -142,8 +148,13 @@ class Observers:
             error=error,
             info=info,
             health=_health_of(store, step) if info is not None and call.has_statistics else None,
-            free_bytes=_free_bytes(store._address),
+            free_bytes=free_bytes(store._address),
+            retries=_difference(call.repeated, repeated),
         )
+        self.report(event)
+
+    def report(self, event: StoreEvent) -> None:
+        """Calls the observers."""
         for index, observer in enumerate(self._observers):
             try:
                 observer(event)
@@ -184,13 +195,22 @@ def _health_of(store: Any, step: int) -> StepHealth | None:
     )
 
 
-def _free_bytes(address: str) -> int | None:
+def repeated_requests(address: str) -> int | None:
+    """Requests to the bucket at an address that this process has sent again so far; None for stores
+    elsewhere."""
+    return _cairn.repeated_requests(address) if address.startswith("s3:") else None
+
+
+def _difference(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else after - before
+
+
+def free_bytes(address: str) -> int | None:
     """Free space of the file system of a store in a directory; None for other stores."""
-    path = canonical_address(address)
-    if not path.startswith("/"):
+    if not is_directory(address):
         return None
     try:
-        found = os.statvfs(path)
+        found = os.statvfs(canonical_address(address))
     except OSError:
         return None
     return found.f_bavail * found.f_frsize

@@ -15,20 +15,26 @@ from cairn import _cairn
 
 Progress = bool | Callable[[int, int], object]
 """``True`` shows the progress on rank 0. A function is called on each rank that makes the call with
-the bytes that are done and those in all, at most ten times per second, on the calling thread.
-Returning False cancels the call, which raises Unavailable; an exception of it is raised by the
-call."""
+the bytes that are done and those in all (0: not known), at most ten times per second, on the
+calling thread. Returning False cancels the call, which raises Unavailable; an exception of it is
+raised by the call."""
 
 _QUIET_SECONDS = 1.0
+_INTERVAL_SECONDS = 0.1
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 class Display:
     """Shows the progress of one task, which began at ``begin`` (of time.monotonic). Threads: one at
-    a time."""
+    a time.
 
-    def __init__(self, task: str, begin: float | None = None) -> None:
+    Args:
+        unit: what is counted; empty: bytes.
+    """
+
+    def __init__(self, task: str, begin: float | None = None, unit: str = "") -> None:
         self._task = task
+        self._unit = unit
         self._is_shown = is_terminal()
         self._begin = time.monotonic() if begin is None else begin
         self._first: tuple[float, int, int] | None = None  # time, bytes and total of an update
@@ -36,7 +42,8 @@ class Display:
         self._has_line = False
 
     def update(self, done: int, total: int) -> None:
-        """Draws the progress. A smaller ``done`` or another ``total`` begins a new phase."""
+        """Draws the progress. A smaller ``done`` or another ``total`` begins a new phase. A
+        ``total`` of 0 is not known."""
         if not self._is_shown:
             return
         now = time.monotonic()
@@ -46,11 +53,12 @@ class Display:
         if now - self._begin < _QUIET_SECONDS:
             return
         if self._bar is None and not self._has_line:
-            self._bar = _tqdm_bar(self._task, done, total)
+            self._bar = _tqdm_bar(self._task, self._unit, done, total)
         if self._bar is not None:
             self._bar.update(done - self._bar.n)
             return
-        text = progress_text(self._task, done, total, done - self._first[1], now - self._first[0])
+        new, seconds = done - self._first[1], now - self._first[0]
+        text = progress_text(self._task, done, total, new, seconds, self._unit)
         sys.stderr.write("\r\033[K" + text)
         sys.stderr.flush()
         self._has_line = True
@@ -93,13 +101,58 @@ class StepDisplay:
         self.clear()
 
 
+class StreamDisplay:
+    """The progress of a step that is written in portions, whose number is not known.
+
+    Threads: one at a time, possibly another one for each portion.
+    """
+
+    def __init__(self, progress: Progress, task: str, rank: int) -> None:
+        self._display: Display | None = None
+        self._function: Callable[[int, int], object] | None = None
+        if callable(progress):
+            self._function = progress
+        elif progress and rank == 0 and is_terminal():
+            self._display = Display(task)
+            self._function = self._display.update
+        self._done = 0
+        self._last = time.monotonic()
+
+    @contextmanager
+    def portion(self) -> Iterator[None]:
+        """Around the call that writes a portion."""
+        if self._function is None:
+            yield
+            return
+        previous = _cairn.set_progress(self._report)
+        try:
+            yield
+        finally:
+            _cairn.set_progress(previous)
+
+    def add(self, written: int) -> bool:
+        """After a portion of this many bytes. Returns False if the function has returned False."""
+        self._done += written
+        if self._function is None or time.monotonic() - self._last < _INTERVAL_SECONDS:
+            return True
+        return self._report(0, 0) is not False
+
+    def clear(self) -> None:
+        if self._display is not None:
+            self._display.clear()
+
+    def _report(self, done: int, total: int) -> object:
+        self._last = time.monotonic()
+        return self._function is None or self._function(self._done + done, 0)
+
+
 @contextmanager
-def showing(progress: Progress, task: str, rank: int) -> Iterator[None]:
+def showing(progress: Progress, task: str, rank: int, unit: str = "") -> Iterator[None]:
     """Long calls of this thread report to ``progress`` inside the block."""
-    if not callable(progress) and (rank > 0 or not is_terminal()):
+    if not progress or (not callable(progress) and (rank > 0 or not is_terminal())):
         yield
         return
-    display = None if callable(progress) else Display(task)
+    display = None if callable(progress) else Display(task, unit=unit)
     function = progress if display is None else display.update
     previous = _cairn.set_progress(function)
     try:
@@ -110,6 +163,24 @@ def showing(progress: Progress, task: str, rank: int) -> Iterator[None]:
             display.clear()
 
 
+def uncancelled(progress: Progress) -> Progress:
+    """The progress of a call that cannot be cancelled: what a function returns is ignored."""
+    if not callable(progress):
+        return progress
+
+    def follow(done: int, total: int) -> None:
+        progress(done, total)
+
+    return follow
+
+
+def is_followed() -> bool:
+    """Whether long calls of this thread report to a function."""
+    function = _cairn.set_progress(None)
+    _cairn.set_progress(function)
+    return function is not None
+
+
 def is_terminal() -> bool:
     """Whether progress can be shown. Standard error may be None, or closed."""
     try:
@@ -118,14 +189,22 @@ def is_terminal() -> bool:
         return False
 
 
-def progress_text(task: str, done: int, total: int, new_bytes: int, seconds: float) -> str:
-    """One line. The rate is that of ``new_bytes`` in ``seconds``, and left out at the beginning."""
-    text = f"{task} {_bytes(done)} of {_bytes(total)}"
+def progress_text(
+    task: str, done: int, total: int, new: int, seconds: float, unit: str = ""
+) -> str:
+    """One line. The rate is that of ``new`` bytes (or what ``unit`` names) in ``seconds``, and left
+    out at the beginning."""
+
+    def amount(count: int) -> str:
+        return f"{count:,}" if unit else _bytes(count)
+
+    text = f"{task} {amount(done)}"
     if total > 0:
-        text += f" ({100 * done / total:.1f} %)"
-    if seconds > 0.5 and new_bytes > 0:
-        left = round(seconds * max(0, total - done) / new_bytes)
-        text += f"  {_bytes(round(new_bytes / seconds))}/s  {_duration(left)} left"
+        text += f" of {amount(total)} ({100 * done / total:.1f} %)"
+    if seconds > 0.5 and new > 0:
+        text += f"  {amount(round(new / seconds))}/s"
+        if total > 0:
+            text += f"  {_duration(round(seconds * max(0, total - done) / new))} left"
     return text
 
 
@@ -144,12 +223,13 @@ def _duration(seconds: int) -> str:
     return f"{seconds // 3600} h {seconds % 3600 // 60} min"
 
 
-def _tqdm_bar(task: str, done: int, total: int) -> Any:
+def _tqdm_bar(task: str, unit: str, done: int, total: int) -> Any:
     try:
         from tqdm import tqdm
     except ImportError:
         return None
+    counted = {"unit": f" {unit}"} if unit else {"unit": "B", "unit_divisor": 1024}
     return tqdm(
-        desc=task, total=total, initial=done, unit="B", unit_scale=True, unit_divisor=1024,
-        file=sys.stderr, leave=False, dynamic_ncols=True,
+        desc=task, total=total or None, initial=done, unit_scale=True, file=sys.stderr,
+        leave=False, dynamic_ncols=True, **counted,
     )

@@ -50,6 +50,13 @@ class Scrub:
         """Whether a pass is running; otherwise the scrub waits for the next one."""
         return self._native.state()[5]
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Bytes of payload that the running pass, or the last one, has verified, and those that it
+        has to verify. These are 0 while the pass checks the records, which it does first."""
+        state = self._native.state()
+        return state[6], state[7]
+
     def stop(self) -> None:
         """Ends the scrub, and waits for its current request. May be called again."""
         self._native.stop()

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 
 from cairn import _cairn
+from cairn._mirror.events import CopyEvents
 from cairn._mirror.job import MirrorJob
 from cairn._mirror.options import Mirror
 from cairn._mirror.replica import Source
@@ -28,13 +29,13 @@ class MirrorChain:
     Threads: all methods may be called from any thread. After a fork, the child must not call them.
     """
 
-    def __init__(self, source: Source, mirrors: tuple[Mirror, ...]) -> None:
+    def __init__(self, source: Source, mirrors: tuple[Mirror, ...], events: CopyEvents) -> None:
         """``mirrors``: from near to far, at least one."""
         self._workers: list[MirrorWorker] = []
         for i in reversed(range(len(mirrors))):
             near = Source(str(mirrors[i - 1]), mirrors[i - 1].credentials) if i > 0 else source
             following = self._workers[0] if self._workers else None
-            self._workers.insert(0, MirrorWorker(near, mirrors[i], following))
+            self._workers.insert(0, MirrorWorker(near, mirrors[i], following, events, i + 1))
 
     def submit(
         self,
@@ -66,7 +67,11 @@ class MirrorChain:
         return self._workers[0].pinned()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until no step waits for a copy. Returns False after ``timeout`` seconds."""
+        """Waits until no step waits for a copy. Returns False after ``timeout`` seconds. In an
+        observer of a copy it does not wait."""
+        # An observer, which runs on the thread of a mirror, may close the store.
+        if any(worker.is_current_thread() for worker in self._workers):
+            return True
         # In this order, because a worker submits a step to the next one before it is done.
         return all(worker.wait(timeout) for worker in self._workers)
 

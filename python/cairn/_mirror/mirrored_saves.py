@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cairn import _cairn
@@ -11,13 +13,18 @@ from cairn._base.addresses import canonical_address
 from cairn._base.open_options import OpenOptions
 from cairn._mirror.job import is_reported, mark_reported
 from cairn._mirror.replica import Source
+from cairn.errors import Unavailable
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from cairn._base.observations import Observers
     from cairn._mirror.chain import MirrorChain
+    from cairn._mirror.events import CopyEvents
     from cairn._mirror.options import Mirror
     from cairn.reports import MirrorStatus
+
+_SLICE_SECONDS = 0.1  # between reports of progress
 
 
 class MirroredSaves:
@@ -26,13 +33,25 @@ class MirroredSaves:
     Threads: all methods may be called from any thread. In a forked child they do nothing.
     """
 
-    def __init__(self, address: str, options: OpenOptions, rank: int) -> None:
+    def __init__(
+        self, address: str, options: OpenOptions, rank: int = 0, world_size: int = 1
+    ) -> None:
         self._source = Source(address, options.credentials)
         self._rank = rank
+        self._world_size = world_size
+        self._observers: Observers | None = None
+        self._events: CopyEvents | None = None
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._known: dict[tuple[str, ...], tuple[Mirror, ...]] = {}
         self._chains: dict[tuple[str, ...], MirrorChain] = {}
+
+    def observe(self, observers: Observers) -> None:
+        """The observers learn of each copy from now on (`CopyEvents`)."""
+        with self._lock:
+            self._observers = observers
+            if self._events is not None:
+                self._events.observers = observers
 
     def submit(
         self,
@@ -65,8 +84,44 @@ class MirroredSaves:
             chain.begin_close()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until no step waits for a copy. Returns False after ``timeout`` seconds."""
-        return all(chain.wait(timeout) for chain in self._all())
+        """Waits until no step waits for a copy. Returns False after ``timeout`` seconds. Reports
+        the progress of the copies. Raises Unavailable if the caller asks to stop the wait."""
+        return self._wait(lambda left: all(chain.wait(left) for chain in self._all()), timeout)
+
+    def wait_for(self, copy: Future[None], timeout: float | None) -> None:
+        """Waits for one copy, and raises its error. Raises TimeoutError after ``timeout`` seconds,
+        and otherwise as `wait`."""
+        from concurrent.futures import wait
+
+        self._wait(lambda left: not wait([copy], left).not_done, timeout)
+        copy.result(0)
+
+    def _wait(self, wait: Callable[[float | None], bool], timeout: float | None) -> bool:
+        if self._pid != os.getpid() or not self._chains:
+            return wait(timeout)
+        from cairn._base.progress import is_followed
+
+        if not is_followed():
+            return wait(timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = _SLICE_SECONDS
+            if deadline is not None:
+                left = min(left, max(0.0, deadline - time.monotonic()))
+            if wait(left):
+                return True
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            self._report_progress()
+
+    def _report_progress(self) -> None:
+        active = [one for one in self.status() if one.step is not None and one.total_bytes > 0]
+        done = sum(one.copied_bytes for one in active)
+        total = sum(one.total_bytes for one in active)
+        if active and not _cairn.report_progress(done, total):
+            raise Unavailable(
+                "the wait was stopped, because progress= returned False; the copies continue"
+            )
 
     def raise_error(self) -> None:
         """Raises why the newest step is not in a mirror, if it is not."""
@@ -91,8 +146,8 @@ class MirroredSaves:
                 chain.begin_close()
                 if failed:
                     chain.end_retries()
-                if not interrupted:
-                    chain.wait()
+            if not interrupted:
+                self.wait()
         finally:
             for chain in chains:
                 chain.stop()
@@ -108,6 +163,15 @@ class MirroredSaves:
             return []
         with self._lock:
             return list(self._chains.values())
+
+    def _copy_events(self) -> CopyEvents:
+        # Requires _lock.
+        if self._events is None:
+            from cairn._mirror.events import CopyEvents
+
+            self._events = CopyEvents(self._source.address, self._world_size)
+            self._events.observers = self._observers
+        return self._events
 
     def _chain(self, mirrors: tuple[Mirror, ...]) -> MirrorChain | None:
         if not mirrors or self._pid != os.getpid():
@@ -126,5 +190,5 @@ class MirroredSaves:
             # On all ranks, because they must agree on errors.
             check_same(self._known.setdefault(key, mirrors), mirrors)
             if self._rank == 0 and key not in self._chains:
-                self._chains[key] = MirrorChain(self._source, mirrors)
+                self._chains[key] = MirrorChain(self._source, mirrors, self._copy_events())
             return self._chains.get(key)

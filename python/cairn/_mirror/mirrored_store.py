@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cairn._base.watched import Watched, watched
 from cairn._mirror import store_mirrors
 from cairn._mirror.mirrored_saves import MirroredSaves
 
 if TYPE_CHECKING:
+    from cairn._base.observations import Observers
+    from cairn._base.progress import Progress
     from cairn._mirror.options import Mirror, Mirrors
     from cairn.reports import MirrorStatus
 
 
-class MirroredStore:
+class MirroredStore(Watched):
     """The calls of :class:`cairn.Store` that concern its mirrors.
 
     Threads: all methods may be called from any thread.
@@ -21,12 +24,15 @@ class MirroredStore:
     _address: str
     _mirrors: MirroredSaves
 
-    def wait_mirrored(self, timeout: float | None = None) -> None:
+    @watched("copying to mirrors")
+    def wait_mirrored(
+        self, timeout: float | None = None, *, progress: Progress | None = None
+    ) -> None:
         """Waits until no step waits for its copy to a mirror. Returns at once on ranks other than
-        0.
+        0. ``progress`` is as in :func:`cairn.open`, for the copies that run.
 
         Raises TimeoutError after ``timeout`` seconds, and the error of the newest step if it was
-        not copied.
+        not copied; Unavailable if ``progress`` has returned False, and the copies continue.
         """
         if not self._mirrors.wait(timeout):
             raise TimeoutError(f"steps are not in their mirrors after {timeout} s")
@@ -35,6 +41,13 @@ class MirroredStore:
     def mirror_status(self) -> list[MirrorStatus]:
         """The state of each mirror of this store; an empty list on ranks other than 0."""
         return self._mirrors.status()
+
+    def _observe_mirrors(self, observers: Observers) -> None:
+        self._mirrors.observe(observers)
+
+    def _close_mirrors(self, failed: bool, interrupted: bool) -> None:
+        with self._following("copying to mirrors", 0):
+            self._mirrors.close(failed=failed, interrupted=interrupted)
 
     def _pinned(self) -> set[int]:
         """The steps that must not be pruned, because they wait for a copy."""

@@ -20,6 +20,18 @@ class Source(NamedTuple):
     credentials: Callable[[], Mapping[str, object]] | None
 
 
+class Copied(NamedTuple):
+    """A step that the mirror has."""
+
+    step: int
+    outcome: str
+    logical_bytes: int
+    copied_segments: int
+    copied_bytes: int
+    reused_segments: int
+    created_unix_ns: int
+
+
 class Replica:
     """Copies steps from a store to its mirror, and deletes old steps of the mirror.
 
@@ -45,8 +57,9 @@ class Replica:
         self._may_take_over = mirror.take_over
         self._is_opening = False
 
-    def copy(self, job: MirrorJob) -> int:
-        """Copies the step of the job, unless the mirror has it. Returns the bytes copied.
+    def copy(self, job: MirrorJob) -> Copied | None:
+        """Copies the step of the job, unless the mirror has it. Returns None if the job is to catch
+        up, and the mirror has a newer step.
 
         Raises NotFound if the source does not have it any more, and the errors of
         :func:`cairn.copy_steps`.
@@ -89,7 +102,7 @@ class Replica:
                 pass
         self._source = self._target = None
 
-    def _copy(self, job: MirrorJob) -> int:
+    def _copy(self, job: MirrorJob) -> Copied | None:
         self._is_opening = True
         if self._source is None:
             place = self._source_place
@@ -108,9 +121,10 @@ class Replica:
             self._may_take_over = False
         self._is_opening = False
         if job.is_catch_up and any(step >= job.step for step in self._target.steps()):
-            return 0
+            return None
         if job.step not in self._source.steps():
             raise NotFound(f"step {job.step} was deleted before it was copied", step=job.step)
+        created_unix_ns = self._source.step_summary(job.step)[0]
         copied = self._target.copy_from(
             self._source,
             self._progress,
@@ -121,4 +135,4 @@ class Replica:
         )
         if copied[0][1] == "deleted":
             raise NotFound(f"step {job.step} was deleted while it was copied", step=job.step)
-        return copied[0][4]
+        return Copied(*copied[0], created_unix_ns)

@@ -59,7 +59,7 @@ def submit(
     with _lock:
         chain = _check(address, mirrors)
         canonical = canonical_address(address)
-        saves = _saves.pop(canonical, None) or MirroredSaves(address, OpenOptions(), rank=0)
+        saves = _saves.pop(canonical, None) or MirroredSaves(address, OpenOptions())
         _saves[canonical] = saves
         _close_idle()
         if chain not in _chains:

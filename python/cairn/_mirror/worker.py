@@ -18,9 +18,10 @@ import time
 import warnings
 from collections import deque
 
+from cairn._mirror.events import CopyClock, CopyEvents
 from cairn._mirror.job import MirrorJob
 from cairn._mirror.options import Mirror
-from cairn._mirror.replica import Replica, Source
+from cairn._mirror.replica import Copied, Replica, Source
 from cairn.errors import Error, Unavailable
 from cairn.reports import MirrorStatus
 
@@ -35,8 +36,18 @@ class MirrorWorker:
     ``wait`` and ``stop``. After a fork, the child must not call it.
     """
 
-    def __init__(self, source: Source, mirror: Mirror, following: MirrorWorker | None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        mirror: Mirror,
+        following: MirrorWorker | None,
+        events: CopyEvents,
+        number: int,
+    ) -> None:
+        """``number``: of the mirror in its chain, from 1."""
         self._mirror = mirror
+        self._events = events
+        self._number = number
         self._following = following
         self._replica = Replica(source, mirror, self._report_progress)
         self._changed = threading.Condition()
@@ -73,14 +84,14 @@ class MirrorWorker:
                 unstarted.append(job)
         for one in unstarted:
             text = f"step {one.step} was not copied to {self._mirror}: no thread can start"
-            one.fail(Unavailable(text, step=one.step))
+            self._give_up(one, Unavailable(text, step=one.step))
         for old in skipped:
             text = (
                 f"step {old.step} was not copied to the mirror {self._mirror}: more than "
                 f"{self._mirror.max_pending} steps were waiting, because saves are faster than the "
                 "copies"
             )
-            old.fail(Unavailable(text, step=old.step))
+            self._give_up(old, Unavailable(text, step=old.step))
 
     def catch_up(self, steps: list[int], chain: list[Mirror]) -> None:
         """Copies those of the steps of the source that are newer than all steps of the mirror.
@@ -145,8 +156,12 @@ class MirrorWorker:
             self._is_stopping = True
             self._changed.notify_all()
             thread = self._thread
-        if thread is not None:
+        if thread is not None and thread is not threading.current_thread():
             thread.join(_STOP_SECONDS)
+
+    def is_current_thread(self) -> bool:
+        """Whether the caller runs on the thread of this worker, as observers do."""
+        return self._thread is threading.current_thread()
 
     def _start(self) -> bool:
         # Requires _changed. Returns False if the system has no thread left. A daemon thread: Python
@@ -163,16 +178,21 @@ class MirrorWorker:
 
     def _run(self) -> None:
         while (job := self._next_job()) is not None:
+            clock = None
             try:
                 if not self._await_save(job):
                     continue
-                error = self._copy(job)
+                clock = self._events.begin(self._mirror)
+                copied = self._copy(job, clock)
             except Exception as unexpected:  # the thread must live as long as jobs arrive
-                error = unexpected
-            if error is None:
-                self._finish(job)
-            else:
-                self._fail(job, error)
+                self._fail(job, unexpected, clock)
+                continue
+            if isinstance(copied, Exception):
+                self._fail(job, copied, clock)
+                continue
+            if copied is not None:
+                self._events.copied(job, self._mirror, self._number, clock, copied)
+            self._finish(job)
         self._replica.close()
 
     def _next_job(self) -> MirrorJob | None:
@@ -187,7 +207,7 @@ class MirrorWorker:
                 return self._active
             abandoned, self._waiting = list(self._waiting), deque()
         for job in abandoned:
-            job.fail(self._stopped(job.step))
+            self._give_up(job, self._stopped(job.step))
         with self._changed:
             self._changed.notify_all()
         return None
@@ -211,16 +231,17 @@ class MirrorWorker:
             return False
         return True
 
-    def _copy(self, job: MirrorJob) -> Exception | None:
-        """Copies the step. Returns the error, if it is final."""
+    def _copy(self, job: MirrorJob, clock: CopyClock) -> Copied | Exception | None:
+        """Copies the step (`Replica.copy`). Returns the error, if it is final."""
         pause, self._progress_time = _FIRST_PAUSE, time.monotonic()
         while True:
             try:
                 begin = time.monotonic()
-                copied_bytes = self._replica.copy(job)
-                if self._mirror.max_rate is not None:
-                    self._not_before = begin + copied_bytes / self._mirror.max_rate
-                return None
+                clock.attempts += 1
+                copied = self._replica.copy(job)
+                if self._mirror.max_rate is not None and copied is not None:
+                    self._not_before = begin + copied.copied_bytes / self._mirror.max_rate
+                return copied
             except Error as error:
                 if self._is_stopping:
                     return self._stopped(job.step)
@@ -265,7 +286,16 @@ class MirrorWorker:
         if job.is_for_next:
             following.submit(job)
 
-    def _fail(self, job: MirrorJob, error: Exception) -> None:
+    def _give_up(self, job: MirrorJob, error: Exception) -> None:
+        """Gives up a step whose copy has not begun."""
+        clock = self._events.begin(self._mirror)
+        self._events.failed(job, self._mirror, self._number, clock, error)
+        job.fail(error)
+
+    def _fail(self, job: MirrorJob, error: Exception, clock: CopyClock | None) -> None:
+        if clock is None:
+            clock = self._events.begin(self._mirror)
+        self._events.failed(job, self._mirror, self._number, clock, error)
         job.fail(error)  # before `wait` can return, after which the error is asked for
         with self._changed:
             self._active = None

@@ -6,7 +6,8 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cairn import _cairn
 from cairn._base.devices import Streams, TensorKeepAlive, stream_of
@@ -16,7 +17,25 @@ from cairn.errors import Error
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from cairn._base.progress import Progress
+    from cairn._mirror.mirrored_saves import MirroredSaves
     from cairn.reports import SaveReport
+
+
+class Follow(NamedTuple):
+    """What a handle waits for besides the save, and how its waits show their progress."""
+
+    progress: Progress
+    rank: int
+    mirrors: MirroredSaves
+    copies: Sequence[Future[None]]  # of the step, to the mirrors
+
+    def shown(self, task: str) -> AbstractContextManager[None]:
+        if not self.progress:
+            return nullcontext()
+        from cairn._base.progress import showing
+
+        return showing(self.progress, task, self.rank)
 
 
 class SaveHandle:
@@ -31,15 +50,14 @@ class SaveHandle:
         step: int,
         tensors: list[Any],
         streams: Streams,
-        copies: Sequence[Future[None]] = (),
+        follow: Follow,
     ) -> None:
-        """``tensors``: those in device memory, which work on ``streams`` writes. ``copies``: those
-        of the step to mirrors."""
+        """``tensors``: those in device memory, which work on ``streams`` writes."""
         self._native = native
         self._step = step
         self._keep_alive = TensorKeepAlive(native, tensors) if tensors else None
         self._streams = streams
-        self._copies = copies
+        self._follow = follow
         self._pid = os.getpid()
         self._is_observed = False  # True once result() has returned the report or raised the error
 
@@ -77,18 +95,22 @@ class SaveHandle:
         return self._native.done()
 
     def result(self, timeout: float | None = None) -> SaveReport:
-        """Waits until the step is durable. Ctrl-C ends the wait, but not the save.
+        """Waits until the step is durable, and shows the progress as ``save_async`` was asked to.
+        Ctrl-C ends the wait, but not the save.
 
         Args:
             timeout: maximum number of seconds to wait; by default there is no limit.
 
         Raises:
             TimeoutError: the save is still running after ``timeout`` seconds.
+            Unavailable: ``progress`` of ``save_async`` has returned False; the save continues.
             Error: the save failed, and the step does not exist.
         """
         from cairn.reports import SaveReport
 
-        if not self._native.wait(timeout):
+        with self._follow.shown(f"saving step {self._step}"):
+            ended = self._native.wait(timeout)
+        if not ended:
             raise TimeoutError(f"the save of step {self._step} is still running after {timeout} s")
         self._is_observed = True
         return SaveReport(*self._native.report())
@@ -105,17 +127,19 @@ class SaveHandle:
         Raises:
             TimeoutError: a copy is still running after ``timeout`` seconds.
             Unavailable: a mirror could not be reached, or the step was skipped because newer ones
-                waited.
+                waited; or ``progress`` of ``save_async`` has returned False, and the copy
+                continues.
             Error: the save failed; or the copy failed, and the step exists in the store.
         """
         from concurrent.futures import TimeoutError as FutureTimeoutError
 
         deadline = None if timeout is None else time.monotonic() + timeout
         self.result(timeout)
-        for copy in self._copies:
+        for copy in self._follow.copies:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                copy.result(left)
+                with self._follow.shown(f"copying step {self._step}"):
+                    self._follow.mirrors.wait_for(copy, left)
             except Error as error:
                 mark_reported(error)
                 raise

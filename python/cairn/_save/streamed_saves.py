@@ -13,6 +13,7 @@ from cairn._save.options import SaveOptions
 from cairn.errors import Invalid
 
 if TYPE_CHECKING:
+    from cairn._base.progress import Progress
     from cairn._mirror.options import Mirrors
     from cairn._save.writer import Writer
 
@@ -47,6 +48,7 @@ class StreamedSaves(MirroredStore):
         tags: Iterable[str] = (),
         note: str = "",
         mirror: Mirrors | None = None,
+        progress: Progress | None = None,
     ) -> Writer:
         """Saves a state tensor by tensor, which may be larger than memory (docs/streaming.md)::
 
@@ -59,7 +61,7 @@ class StreamedSaves(MirroredStore):
         and what was written is removed. Other saves of this store fail in the meantime, and reads
         do not see the step. The arguments are those of :meth:`save`; ``share_equal`` and
         ``unchanged`` have no meaning here. In a multi-rank store all ranks enter and leave the
-        block together (:class:`cairn._save.writer.Writer`).
+        block together (:class:`cairn._save.writer.Writer`, which describes ``progress``).
 
         Raises, when the block is entered:
             Conflict: the step exists.
@@ -77,9 +79,7 @@ class StreamedSaves(MirroredStore):
             statistics=statistics,
             compress=compress,
             allow_pickle=allow_pickle,
-            metrics=metrics,
-            tags=tags,
-            note=note,
+            metrics=metrics, tags=tags, note=note,
         )
         number, mirrors = step_number(step), self._checked_mirrors(mirror)
 
@@ -98,5 +98,6 @@ class StreamedSaves(MirroredStore):
             if committed:
                 self._mirrors.submit(number, mirrors, None, overwrite)
 
-        writer = Writer(number, options, self._ranks, begin, end)
+        shown = self._progress if progress is None else progress
+        writer = Writer(number, options, self._ranks, begin, end, shown)
         return writer

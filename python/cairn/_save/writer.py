@@ -22,9 +22,10 @@ from cairn._ranks.ranks import Ranks
 from cairn._save.flatten import flatten
 from cairn._save.options import SaveOptions
 from cairn._save.stateful import StatefulAdapter
-from cairn.errors import Conflict, Error, Invalid
+from cairn.errors import Conflict, Error, Invalid, Unavailable
 
 if TYPE_CHECKING:
+    from cairn._base.progress import Progress, StreamDisplay
     from cairn.reports import SaveReport
 
 _OPTIONS = (
@@ -47,6 +48,11 @@ class Writer:
     Threads: any thread may add, but only one at a time; a concurrent call raises Conflict. The
     thread that has entered the block leaves it.
 
+    Progress
+        It shows the bytes that were added, and their rate. A function receives 0 as the total,
+        because the writer does not know how many bytes follow. If it returns False, ``add`` raises
+        Unavailable, and the step cannot be committed any more.
+
     Attributes:
         step: the number of the step.
         report: what this rank has written; None before the step is committed.
@@ -59,6 +65,7 @@ class Writer:
         ranks: Ranks,
         begin: Callable[[], _cairn.StepPart],
         end: Callable[[bool], None],
+        progress: Progress,
     ) -> None:
         """Private: use :meth:`cairn.Store.writer`. ``begin`` opens the part of this rank, and
         ``end`` is called with whether the step was committed."""
@@ -73,6 +80,8 @@ class Writer:
         self._part: _cairn.StepPart | None = None
         self._failure: BaseException | None = None
         self._adding = threading.Lock()
+        self._progress = progress
+        self._display: StreamDisplay | None = None
 
     def add(self, fqn: str, value: Any) -> None:
         """Writes a leaf, or a nested state below ``fqn``.
@@ -92,7 +101,8 @@ class Writer:
             Invalid: the value cannot be saved, or the name is not new. The step can still be
                 committed without it.
             Conflict: another thread is adding.
-            Unavailable: no space, or an I/O error. The step cannot be committed any more.
+            Unavailable: no space, an I/O error, or ``progress`` has returned False. The step cannot
+                be committed any more.
         """
         part = self._open_part()
         if not self._adding.acquire(blocking=False):
@@ -104,12 +114,22 @@ class Writer:
             flat = flatten(state, self._options.allow_pickle, self._ranks, [], devices=True)
             self._names.take(fqn)
             try:
-                part.add(flat.batch, {}, current_streams(flat.batch.devices()))
+                self._write(part, flat.batch)
             except BaseException as error:
                 self._failure = error  # C++ has abandoned the part
                 raise
         finally:
             self._adding.release()
+
+    def _write(self, part: _cairn.StepPart, batch: _cairn.Batch) -> None:
+        streams = current_streams(batch.devices())
+        if self._display is None:
+            part.add(batch, {}, streams)
+            return
+        with self._display.portion():
+            written = part.add(batch, {}, streams)
+        if not self._display.add(written):
+            raise Unavailable("stopped, because progress= returned False", step=self.step)
 
     def add_all(self, leaves: Iterable[tuple[str, Any]]) -> None:
         """Adds each pair of name and value, such as those of a generator or of ``dict.items()``."""
@@ -145,6 +165,11 @@ class Writer:
             self._close(committed=False)
             raise
         self._state = _OPEN
+        if self._progress:
+            from cairn._base.progress import StreamDisplay
+
+            task = f"writing step {self.step}"
+            self._display = StreamDisplay(self._progress, task, self._ranks.rank)
         return self
 
     def __exit__(
@@ -229,6 +254,8 @@ class Writer:
 
     def _close(self, committed: bool) -> None:
         part, self._part, self._state = self._part, None, _ENDED
+        if self._display is not None:
+            self._display.clear()
         try:
             if part is not None:
                 part.close()

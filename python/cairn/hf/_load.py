@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -25,6 +25,9 @@ from cairn.hf._base_step import (
 )
 from cairn.hf._layout import FILES, WEIGHTS, decode_files, decode_prefixes, write_folder
 from cairn.store import Store
+
+if TYPE_CHECKING:
+    from cairn._base.progress import Progress
 
 
 class Loading(NamedTuple):
@@ -129,19 +132,21 @@ def _escaped(key: str) -> str:
 
 @contextmanager
 def open_model(
-    address: str | os.PathLike[str], step: int | str | None = None
+    address: str | os.PathLike[str],
+    step: int | str | None = None,
+    progress: Progress = False,
 ) -> Iterator[StoredModel]:
     """Opens the model at ``STORE[@STEP]`` for this process alone."""
     parsed = parse_address(address)
     if step is not None and parsed.step is not None:
         raise Invalid(f"'{address}' names a step, and step={step!r} another one")
-    with _open(parsed.store) as store:
+    with _open(parsed.store, progress) as store:
         yield StoredModel(store, parsed.step if step is None else step)
 
 
-def _open(address: str) -> Store:
+def _open(address: str, progress: Progress) -> Store:
     try:
-        return open_store(address, alone=True)
+        return open_store(address, alone=True, progress=progress)
     except Invalid as error:
         if os.path.isfile(os.path.join(address, "config.json")):
             error.add_note(
@@ -161,6 +166,7 @@ def from_pretrained(
     model_class: Any = None,
     base: Any = None,
     trust_remote_code: bool = False,
+    progress: Progress = False,
     **options: Any,
 ) -> Any:
     """Loads the model, the adapter with its base model, or the pipeline at ``STORE[@STEP]``.
@@ -183,6 +189,7 @@ def from_pretrained(
             it was. The step at an address must be the recorded one or a copy of it.
         trust_remote_code: runs code that is kept with the step. Never do this with steps whose
             origin you do not trust.
+        progress: shows how much of the tensors was read, as in :func:`cairn.open`.
         options: are passed to ``from_pretrained`` of the library.
 
     Returns:
@@ -198,7 +205,7 @@ def from_pretrained(
     how = Loading(device, dtype, mmap, model_class, trust_remote_code)
     if model_class is not None and not callable(getattr(model_class, "from_pretrained", None)):
         raise Invalid(f"model_class={model_class!r} is not a class with from_pretrained")
-    with open_model(address, step) as stored:
+    with open_model(address, step, progress) as stored:
         if "adapter_config.json" in stored.files:
             return _adapter(stored, base, how, options)
         if base is not None:

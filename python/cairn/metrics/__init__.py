@@ -7,8 +7,9 @@
     store.observe(cairn.metrics.LogLines("runs/gpt.jsonl", {"service.name": "gpt"}))
 
 Each records the numbers of :func:`measures`: bytes, stall, reuse, failures, free space, and NaN and
-infinities of steps that were saved with ``statistics=True``. In a multi-rank job, observe the store
-of rank 0, or give each rank its own file. docs/monitoring.md describes what each of them records.
+infinities of steps that were saved with ``statistics=True``; and of copies to mirrors, the bytes
+and the lag. In a multi-rank job, observe the store of rank 0, or give each rank its own file,
+writer or run. docs/monitoring.md describes what each of them records.
 
 Importing this package imports none of these libraries.
 """

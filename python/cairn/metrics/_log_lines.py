@@ -84,6 +84,8 @@ def _severity(event: StoreEvent) -> str:
 
 def _sentence(event: StoreEvent) -> str:
     what = event.kind if event.step is None else f"{event.kind} of step {event.step}"
+    if event.mirror is not None:
+        what = f"copy of step {event.step} to the mirror {event.mirror}"
     if event.error is not None:
         return f"{what} failed: {event.error}"
     if _severity(event) == "WARN":
@@ -98,6 +100,7 @@ def _attributes(event: StoreEvent) -> dict[str, Any]:
         "cairn.rank": event.rank,
         "cairn.world_size": event.world_size,
         "cairn.in_background": event.in_background,
+        "cairn.mirror": event.mirror,
     }
     found |= {f"cairn.{name}": _number(value) for name, value in measures(event).items()}
     if event.info is not None:

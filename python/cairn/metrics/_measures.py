@@ -7,31 +7,31 @@ import dataclasses
 from cairn.reports import StoreEvent
 
 
+_OF_THE_STORE = ("delete", "prune")
+"""The kinds of calls of all ranks whose reports are the same on each."""
+
+
 def measures(event: StoreEvent) -> dict[str, float]:
     """The numbers of an event, by name, for a chart or a table.
 
     All events have ``seconds``, ``stall_seconds``, and ``failed`` (0 or 1); those of stores in a
-    directory have ``free_bytes``. In addition there are the numbers of the report, under the names
-    of its fields: ``written_bytes`` and ``chunks_reused`` of a save, ``bytes_read`` of a load,
-    ``freed_bytes`` of a prune. A save also has ``reuse``, the part of its chunks that was not
-    written; ``logical_bytes`` and ``written_bytes`` are those of all ranks where the event has
-    ``info``; and with recorded statistics there are ``nan`` and ``inf``.
+    directory have ``free_bytes``, and those of stores in a bucket ``retries``. In addition there
+    are the numbers of the report, under the names of its fields: ``written_bytes`` and
+    ``chunks_reused`` of a save, ``bytes_read`` of a load, ``freed_bytes`` of a prune,
+    ``copied_bytes`` and ``lag_seconds`` of a copy to a mirror. A save also has ``reuse``, the part
+    of its chunks that was not written, and with recorded statistics ``nan`` and ``inf``.
+
+    In a multi-rank store, numbers that concern the step or the store as a whole are those of rank 0
+    alone, so that a sum over ranks counts nothing twice: ``logical_bytes`` and ``written_bytes`` of
+    a save, which are those of all ranks, and all numbers of the reports of a delete and a prune. On
+    each rank, ``rank_logical_bytes`` and ``rank_written_bytes`` are those of its part of a save.
+    All other numbers are those of the rank.
 
     Threads: any.
     """
-    found: dict[str, float] = {}
-    if event.report is not None:
-        for field in dataclasses.fields(event.report):
-            value = getattr(event.report, field.name)
-            if field.name == "steps":
-                value = len(value)
-            if field.name != "step" and isinstance(value, (int, float)):
-                found[field.name] = value
+    found = _numbers_of(event)
     if "chunks_reused" in found:
         found["reuse"] = found["chunks_reused"] / max(1, found["chunks"])
-    if event.info is not None:
-        found["logical_bytes"] = event.info.logical_bytes
-        found["written_bytes"] = event.info.written_bytes
     if event.health is not None:
         found["nan"], found["inf"] = event.health.nan, event.health.inf
     found["seconds"] = event.seconds
@@ -39,17 +39,53 @@ def measures(event: StoreEvent) -> dict[str, float]:
     found["failed"] = float(event.error is not None)
     if event.free_bytes is not None:
         found["free_bytes"] = event.free_bytes
+    if event.retries is not None:
+        found["retries"] = event.retries
     return found
 
 
+def _numbers_of(event: StoreEvent) -> dict[str, float]:
+    """Those of the report. In a multi-rank store, see `measures`."""
+    found: dict[str, float] = {}
+    if event.report is None or (event.kind in _OF_THE_STORE and event.rank > 0):
+        return found
+    for field in dataclasses.fields(event.report):
+        value = getattr(event.report, field.name)
+        if field.name == "steps":
+            value = len(value)
+        if field.name != "step" and isinstance(value, (int, float)):
+            found[field.name] = value
+    if event.kind != "save":
+        return found
+    for name in ("logical_bytes", "written_bytes"):
+        if event.world_size > 1:
+            found[f"rank_{name}"] = found.pop(name)
+        if event.rank == 0 and event.info is not None:
+            found[name] = getattr(event.info, name)
+    return found
+
+
+def series(event: StoreEvent) -> str:
+    """The name under which the numbers of an event are recorded: its kind, and for the second and
+    further mirrors of a chain with their number (``mirror2``)."""
+    number = event.mirror_number or 1
+    return event.kind if number == 1 else f"{event.kind}{number}"
+
+
 class LastStep:
-    """The step under which the numbers of an event are recorded: its own, or that of the event
-    before it, for example for a prune. Threads: any."""
+    """The step under which the numbers of an event are recorded: its own, or for example for a
+    prune that of the call before it. Threads: any."""
 
     def __init__(self) -> None:
         self._step = 0
 
     def of(self, event: StoreEvent) -> int:
-        if event.step is not None:
+        if event.kind == "mirror" and event.step is not None:
+            return event.step  # a copy may be reported after later saves
+        return self.of_call(event)
+
+    def of_call(self, event: StoreEvent) -> int:
+        """Of a copy to a mirror, the step of the last call."""
+        if event.step is not None and event.kind != "mirror":
             self._step = event.step
         return self._step

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cairn.errors import Invalid
-from cairn.metrics._measures import LastStep, measures
+from cairn.metrics._measures import LastStep, measures, series
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -47,7 +47,7 @@ class MLflow:
 
         step, time_ms = self._last.of(event), event.unix_ns // 1_000_000
         metrics = [
-            Metric(f"cairn/{event.kind}/{name}", value, time_ms, step)
+            Metric(f"cairn/{series(event)}/{name}", value, time_ms, step)
             for name, value in measures(event).items()
         ]
         tags = []

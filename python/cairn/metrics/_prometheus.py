@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cairn.errors import Invalid
 from cairn.metrics._measures import measures
@@ -25,10 +25,14 @@ _COUNTERS = {
     "stall_seconds": "Time for which the calls kept their callers waiting.",
     "logical_bytes": "Bytes of the tensors of saved steps.",
     "written_bytes": "Bytes of payload that were written.",
+    "rank_logical_bytes": "Bytes of the tensors of saved steps, of one rank of several.",
+    "rank_written_bytes": "Bytes of payload that one rank of several has written.",
     "bytes_read": "Bytes that were read from storage.",
+    "copied_bytes": "Bytes of segments that were copied to mirrors.",
     "freed_bytes": "Bytes of files that no step uses any more.",
     "chunks": "Chunks of saved steps.",
     "chunks_reused": "Chunks of saved steps that were not written, because the store had them.",
+    "retries": "Requests to buckets that were sent again.",
 }
 _GAUGES = {
     "last_saved_step": "Number of the step that was saved last.",
@@ -37,9 +41,22 @@ _GAUGES = {
     "last_save_stall_seconds": "Time for which the last save kept its caller waiting.",
     "last_save_nan": "NaN in the step that was saved last, from its statistics.",
     "last_save_inf": "Infinities in the step that was saved last, from its statistics.",
-    "free_bytes": "Free space of the file system of the store.",
+    "last_mirrored_step": "Number of the step that the mirror has received last.",
+    "last_mirror_timestamp_seconds": "When the last copy succeeded, in seconds since 1970.",
+    "last_mirror_lag_seconds": "From the save of the step that was copied last to its copy.",
+    "free_bytes": "Free space of the file system of the store, or of the mirror.",
 }
-_Series = tuple[str, str, str]  # name, store, call
+_RESERVED = ("store", "call", "mirror")
+
+
+class _Series(NamedTuple):
+    """The name of a number, and the labels that it has if they are not empty."""
+
+    name: str
+    store: str
+    call: str = ""
+    mirror: str = ""
+    rank: str = ""
 
 
 class Prometheus:
@@ -47,8 +64,10 @@ class Prometheus:
 
     Counters, such as ``cairn_written_bytes_total{store="...",call="save"}``, begin at zero in each
     process; gauges, such as ``cairn_last_save_timestamp_seconds{store="..."}``, describe the last
-    save. The file is replaced atomically after each event. One file is for one process: in a job,
-    each rank that observes its store needs its own file and a label that names the rank.
+    save, and with the label ``mirror`` the last copy. The file is replaced atomically after each
+    event. One file is for one process: in a job, each rank that observes its store needs its own
+    file. The series of a multi-rank store have the label ``rank``. ``sum without (rank)`` counts
+    no byte twice (:func:`cairn.metrics.measures`), but each call of all ranks on each of them.
 
     Threads: any.
 
@@ -68,8 +87,10 @@ class Prometheus:
             raise Invalid(f"{self._path}: the name must end with .prom", file=str(self._path))
         self._labels = dict(labels or {})
         for name in self._labels:
-            if not (name.isascii() and name.isidentifier()) or name in ("store", "call"):
-                raise Invalid(f"label {name!r}: letters, digits and _; not 'store' or 'call'")
+            if not (name.isascii() and name.isidentifier()) or name in _RESERVED:
+                raise Invalid(
+                    f"label {name!r}: letters, digits and _; not {', '.join(map(repr, _RESERVED))}"
+                )
         self._lock = threading.Lock()  # guards the file and the fields below
         self._counters: dict[_Series, float] = {}
         self._gauges: dict[_Series, float] = {}
@@ -88,28 +109,23 @@ class Prometheus:
     def _count(self, event: StoreEvent) -> None:
         values = measures(event)
         values["calls"], values["failures"] = 1, values["failed"]
+        mirror = event.mirror or ""
+        rank = str(event.rank) if event.world_size > 1 and "rank" not in self._labels else ""
+        place = _Series("", event.address, "", mirror, rank)
         for name in _COUNTERS.keys() & values.keys():
-            series = (f"{name}_total", event.address, event.kind)
+            series = place._replace(name=f"{name}_total", call=event.kind)
             self._counters[series] = self._counters.get(series, 0) + values[name]
-        if event.kind == "save" and event.error is None:
-            last = {
-                "last_saved_step": event.step,
-                "last_save_timestamp_seconds": event.unix_ns / 1e9,
-                "last_save_seconds": event.seconds,
-                "last_save_stall_seconds": event.stall_seconds,
-                "last_save_nan": values.get("nan"),
-                "last_save_inf": values.get("inf"),
-            }
-            for name, value in last.items():
-                self._set(name, event.address, value)
+        if event.error is None:
+            for name, value in _last_values(event, values).items():
+                self._set(place._replace(name=name), value)
         if event.free_bytes is not None:
-            self._set("free_bytes", event.address, event.free_bytes)
+            self._set(place._replace(name="free_bytes"), event.free_bytes)
 
-    def _set(self, name: str, address: str, value: float | None) -> None:
+    def _set(self, series: _Series, value: float | None) -> None:
         """None: the last save did not record it, so that an older value must not remain."""
-        self._gauges.pop((name, address, ""), None)
+        self._gauges.pop(series, None)
         if value is not None:
-            self._gauges[name, address, ""] = value
+            self._gauges[series] = value
 
     def _text(self) -> str:
         lines = []
@@ -118,7 +134,7 @@ class Prometheus:
             ("gauge", _GAUGES, self._gauges, ""),
         ):
             for name, text in helps.items():
-                series = [one for one in sorted(found) if one[0] == name + suffix]
+                series = [one for one in sorted(found) if one.name == name + suffix]
                 if series:
                     lines.append(f"# HELP cairn_{name}{suffix} {text}")
                     lines.append(f"# TYPE cairn_{name}{suffix} {kind}")
@@ -126,10 +142,33 @@ class Prometheus:
         return "\n".join(lines) + "\n"
 
     def _identity(self, series: _Series) -> str:
-        name, store, call = series
-        labels = {"store": store, **({"call": call} if call else {}), **self._labels}
-        inside = ",".join(f'{one}="{_escaped(value)}"' for one, value in labels.items())
+        labels = {name: value for name, value in series._asdict().items() if value}
+        name = labels.pop("name")
+        inside = ",".join(
+            f'{one}="{_escaped(value)}"' for one, value in {**labels, **self._labels}.items()
+        )
         return f"cairn_{name}{{{inside}}}"
+
+
+def _last_values(event: StoreEvent, values: Mapping[str, float]) -> dict[str, float | None]:
+    """The gauges of the last save or copy."""
+    seconds = event.unix_ns / 1e9
+    if event.kind == "save":
+        return {
+            "last_saved_step": event.step,
+            "last_save_timestamp_seconds": seconds,
+            "last_save_seconds": event.seconds,
+            "last_save_stall_seconds": event.stall_seconds,
+            "last_save_nan": values.get("nan"),
+            "last_save_inf": values.get("inf"),
+        }
+    if event.kind == "mirror":
+        return {
+            "last_mirrored_step": event.step,
+            "last_mirror_timestamp_seconds": seconds,
+            "last_mirror_lag_seconds": values["lag_seconds"],
+        }
+    return {}
 
 
 def _escaped(value: str) -> str:

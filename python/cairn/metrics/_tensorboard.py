@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cairn.metrics._measures import LastStep, measures
+from cairn.metrics._measures import LastStep, measures, series
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 class TensorBoard:
     """An observer that adds scalars such as ``cairn/save/written_bytes`` to a writer.
 
-    The x axis is the training step. Events without a step, such as a prune, have that of the event
-    before them. Threads: any.
+    The x axis is the training step. Events without a step, such as a prune, have that of the call
+    before them. Copies to a mirror are named such as ``cairn/mirror/lag_seconds``, those to the
+    next mirror of a chain ``cairn/mirror2/lag_seconds``. Threads: any.
 
     Args:
         writer: a ``torch.utils.tensorboard.SummaryWriter``, which the caller closes.
@@ -31,5 +32,5 @@ class TensorBoard:
     def __call__(self, event: StoreEvent) -> None:
         step = self._last.of(event)
         for name, value in measures(event).items():
-            tag = f"{self._prefix}/{event.kind}/{name}"
+            tag = f"{self._prefix}/{series(event)}/{name}"
             self._writer.add_scalar(tag, value, step, walltime=event.unix_ns / 1e9)

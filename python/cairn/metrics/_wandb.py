@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cairn.metrics._measures import LastStep, measures
+from cairn.metrics._measures import LastStep, measures, series
 
 if TYPE_CHECKING:
     import wandb
@@ -17,7 +17,8 @@ class Wandb:
 
     Scalars such as ``cairn/save/written_bytes`` have the training step ``cairn/step`` as their x
     axis. They are logged with ``commit=False``, so that they are part of the row that the training
-    logs next and do not change the numbers of its rows.
+    logs next and do not change the numbers of its rows. A copy to a mirror is part of the row in
+    which it ended, and ``cairn/mirror/step`` is the step that was copied.
 
     Each saved step becomes a version of the artifact ``checkpoint-RUN`` with the aliases
     ``step-N``, ``latest`` and the tags of the step. The version contains a reference,
@@ -40,8 +41,10 @@ class Wandb:
         run.define_metric("cairn/*", step_metric="cairn/step")
 
     def __call__(self, event: StoreEvent) -> None:
-        values = {f"cairn/{event.kind}/{name}": one for name, one in measures(event).items()}
-        self._run.log({**values, "cairn/step": self._last.of(event)}, commit=False)
+        values = {f"cairn/{series(event)}/{name}": one for name, one in measures(event).items()}
+        if event.kind == "mirror" and event.step is not None:
+            values[f"cairn/{series(event)}/step"] = event.step
+        self._run.log({**values, "cairn/step": self._last.of_call(event)}, commit=False)
         if self._artifacts and event.kind == "save" and event.error is None:
             self._log_artifact(event)
 

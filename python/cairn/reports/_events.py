@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 from cairn.reports._loads import LoadReport, PullReport
 from cairn.reports._saves import SaveReport
-from cairn.reports._steps import CompactReport, DeleteReport, MergeReport, StepInfo
+from cairn.reports._steps import (
+    CompactReport,
+    DeleteReport,
+    MergeReport,
+    MirrorReport,
+    StepInfo,
+)
 
 
 @dataclass(frozen=True)
@@ -24,16 +30,17 @@ class StepHealth:
 
 @dataclass(frozen=True)
 class StoreEvent:
-    """One call of a store that has ended (:meth:`cairn.Store.observe`)."""
+    """A call of a store, or a copy to a mirror, that has ended (:meth:`cairn.Store.observe`)."""
 
     kind: str
-    """"save", "load", "pull", "delete", "prune", "compact" or "merge"."""
+    """"save", "load", "pull", "delete", "prune", "compact" or "merge"; "mirror" for a step that was
+    copied to a mirror, or whose copy has failed."""
     address: str
-    """The store. Paths are absolute."""
+    """The store that is observed. Paths are absolute."""
     rank: int
     world_size: int
     step: int | None
-    """The step that was saved or loaded; None for other kinds, and if it is not known."""
+    """The step that was saved, loaded or copied; None for other kinds, and if it is not known."""
     unix_ns: int
     """When it ended, in nanoseconds since 1970."""
     seconds: float
@@ -44,7 +51,14 @@ class StoreEvent:
     ``seconds``. Waits for copies from devices (:meth:`SaveHandle.wait_staged`) are not included."""
     in_background: bool
     report: (
-        SaveReport | LoadReport | PullReport | DeleteReport | CompactReport | MergeReport | None
+        SaveReport
+        | LoadReport
+        | PullReport
+        | DeleteReport
+        | CompactReport
+        | MergeReport
+        | MirrorReport
+        | None
     )
     """What the call returned; for a save, the part of this rank. None if it failed."""
     error: Exception | None
@@ -55,4 +69,11 @@ class StoreEvent:
     health: StepHealth | None
     """Of a step that was saved with ``statistics=True``, on rank 0."""
     free_bytes: int | None
-    """Free space of the file system of a store in a directory; None for other stores."""
+    """Free space of the file system of the store, or of the mirror, if it is a directory."""
+    retries: int | None = None
+    """Requests to the bucket of the store, or of the mirror, that were sent again in the meantime,
+    also for other calls of this process; None if it is not in a bucket."""
+    mirror: str | None = None
+    """The mirror, of the kind "mirror". Paths are absolute."""
+    mirror_number: int | None = None
+    """Of the kind "mirror": 1 for the mirror that copies from the store, 2 for the next one."""

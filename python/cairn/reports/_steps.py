@@ -108,6 +108,28 @@ class CopiedStep:
 
 
 @dataclass(frozen=True)
+class MirrorReport:
+    """A step that a mirror has received (:class:`cairn.StoreEvent`)."""
+
+    step: int
+    outcome: str
+    """"copied"; "present", if the mirror had it already."""
+    logical_bytes: int
+    """Bytes of all chunks of the step."""
+    copied_segments: int
+    copied_bytes: int
+    """Segments that were transferred, and their length."""
+    reused_segments: int
+    """Segments that the mirror had."""
+    attempts: int
+    """1, or more if attempts have failed before."""
+    seconds: float
+    """From the begin of the first attempt until the mirror had the step."""
+    lag_seconds: float
+    """From the save of the step until the mirror had it, by the clocks of the machines."""
+
+
+@dataclass(frozen=True)
 class MirrorStatus:
     """The state of one mirror of a store."""
 

@@ -1,0 +1,102 @@
+"""`CopyEvents`: what the observers of a store learn about the copies to its mirrors."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from cairn._base.addresses import canonical_address
+from cairn._base.observations import Observers, free_bytes, repeated_requests
+from cairn.reports import MirrorReport, StoreEvent
+
+if TYPE_CHECKING:
+    from cairn._mirror.job import MirrorJob
+    from cairn._mirror.options import Mirror
+    from cairn._mirror.replica import Copied
+
+
+class CopyEvents:
+    """Makes one event per step and mirror, once the mirror has the step or never gets it.
+
+    Threads: many threads may report at once. ``observers`` is set before or between reports.
+
+    Args:
+        address: the store that is mirrored.
+        world_size: the number of ranks that have it open together, of which rank 0 copies.
+    """
+
+    def __init__(self, address: str, world_size: int) -> None:
+        self._address = address
+        self._world_size = world_size
+        self.observers: Observers | None = None
+
+    def begin(self, mirror: Mirror) -> CopyClock:
+        """Called before the first attempt to copy a step."""
+        return CopyClock(str(mirror))
+
+    def copied(
+        self, job: MirrorJob, mirror: Mirror, number: int, clock: CopyClock, copied: Copied
+    ) -> None:
+        lag_seconds = max(0.0, (time.time_ns() - copied.created_unix_ns) / 1e9)
+        report = MirrorReport(
+            copied.step, copied.outcome, copied.logical_bytes, copied.copied_segments,
+            copied.copied_bytes, copied.reused_segments, clock.attempts, clock.seconds(),
+            lag_seconds,
+        )
+        self._report(job.step, mirror, number, clock, report, None)
+
+    def failed(
+        self, job: MirrorJob, mirror: Mirror, number: int, clock: CopyClock, error: Exception
+    ) -> None:
+        self._report(job.step, mirror, number, clock, None, error)
+
+    def _report(
+        self,
+        step: int,
+        mirror: Mirror,
+        number: int,
+        clock: CopyClock,
+        report: MirrorReport | None,
+        error: Exception | None,
+    ) -> None:
+        observers = self.observers
+        if observers is None:
+            return
+        observers.report(
+            StoreEvent(
+                kind="mirror",
+                address=canonical_address(self._address),
+                rank=0,
+                world_size=self._world_size,
+                step=step,
+                unix_ns=time.time_ns(),
+                seconds=clock.seconds(),
+                stall_seconds=0.0,
+                in_background=True,
+                report=report,
+                error=error,
+                info=None,
+                health=None,
+                free_bytes=free_bytes(str(mirror)),
+                retries=clock.retries(),
+                mirror=canonical_address(str(mirror)),
+                mirror_number=number,
+            )
+        )
+
+
+class CopyClock:
+    """The time, the attempts and the repeated requests of one copy. Threads: one."""
+
+    def __init__(self, mirror: str) -> None:
+        self._mirror = mirror
+        self._begin = time.monotonic()
+        self._repeated = repeated_requests(mirror)
+        self.attempts = 0
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._begin
+
+    def retries(self) -> int | None:
+        now = repeated_requests(self._mirror)
+        return None if now is None or self._repeated is None else now - self._repeated

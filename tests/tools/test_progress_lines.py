@@ -1,0 +1,68 @@
+"""Progress lines of the programs, on a real terminal and without one."""
+
+import os
+import pty
+import re
+import subprocess
+
+import numpy as np
+import pytest
+
+import cairn
+from tool_programs import BIN_DIR, run_program
+
+TENSORS = 6000
+
+
+@pytest.fixture(scope="module")
+def many_tensors(memory_folder):
+    """The path of a store whose two steps differ in each of many small tensors."""
+    path = memory_folder / "many"
+    values = np.zeros((TENSORS, 8), np.float32)
+    with cairn.open(path, mode="a") as store:
+        for step in (1, 2):
+            values += 1
+            store.save(step, {f"layer{i}.weight": values[i] for i in range(TENSORS)})
+    return path
+
+
+def run_on_terminal(*words):
+    """Returns what a program has written to standard error, and its status."""
+    controller, terminal = pty.openpty()
+    program = subprocess.Popen(
+        list(map(str, words)), stdout=subprocess.DEVNULL, stderr=terminal
+    )
+    os.close(terminal)
+    written = b""
+    try:
+        while part := os.read(controller, 65536):
+            written += part
+    except OSError:  # EIO: the program has ended
+        pass
+    finally:
+        os.close(controller)
+    return written.decode(), program.wait(120)
+
+
+def test_one_line_follows_the_values_of_all_tensors(many_tensors):
+    words = ("diff", "--values", f"{many_tensors}@1", "@2")
+
+    written, status = run_on_terminal(BIN_DIR / "kv-dump", *words)
+
+    assert status == 1
+    total = f"{TENSORS * 32 / 1024:.0f} KiB"
+    pattern = rf"comparing [\d.]+ \w+ of {total} \([\d.<> %]+\)  [\d.]+ KiB/s  [\d.]+ \w+ left"
+    assert re.search(pattern, written), written[:2000]
+    assert written.endswith("\r\x1b[K")
+    assert run_program("kv-dump", *words).err == ""
+    assert run_program("kv-dump", *words, "--json").err == ""
+
+
+def test_lines_that_count_have_a_rate(tmp_path):
+    # The commits of 1000 steps take more than a second.
+    words = ("steps", "--dir", tmp_path, "--steps", 1000, "--repeat", 1)
+
+    written, _ = run_on_terminal(BIN_DIR / "kv-bench", *words)
+
+    pattern = r"creating steps [\d,]+ of 999 \([\d.]+ %\)  [\d,.]+/s  [\d.]+ \w+ left"
+    assert re.search(pattern, written), written[:2000]
