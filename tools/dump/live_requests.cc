@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <deque>
 #include <map>
 #include <optional>
 #include <ranges>
@@ -266,15 +267,20 @@ Result<Json> LiveRequests::TensorOf(const kv::StepInfo& step, const core::Tensor
 
 Result<Json> LiveRequests::History(const HttpRequest& request) {
   CAIRN_TRY_ASSIGN(const std::string fqn, Required(request, "key"));
-  CAIRN_TRY_ASSIGN(const std::vector<core::KeyVersion> versions, store_->History(fqn));
-  Json list = Json::List();
-  for (const core::KeyVersion& version :
-       std::views::reverse(versions) | std::views::take(kMaxVersions)) {
+  std::deque<Json> last;  // the last versions, the newest first
+  uint64_t count = 0;
+  CAIRN_TRY(store_->History(fqn, [&](const core::KeyVersion& version) -> Result<void> {
+    if (CancelRequested()) return Fail(ErrorCode::kCancelled, "stopped on request");
+    ++count;
     Json json = ChangeJson(version.change);
     json.Set("step", StepText(version.step.step));
-    list.Append(std::move(json));
-  }
-  return Json{{"key", JsonText(fqn)}, {"count", versions.size()}, {"versions", std::move(list)}};
+    last.push_front(std::move(json));
+    if (last.size() > kMaxVersions) last.pop_back();
+    return {};
+  }));
+  Json versions = Json::List();
+  for (Json& version : last) versions.Append(std::move(version));
+  return Json{{"key", JsonText(fqn)}, {"count", count}, {"versions", std::move(versions)}};
 }
 
 Result<Json> LiveRequests::Diff(const HttpRequest& request) {
