@@ -137,7 +137,7 @@ class AsyncSaver::Impl {
     CAIRN_TRY_ASSIGN(const std::vector<uint64_t> steps, store_->StepNumbers());
     if (!std::ranges::binary_search(steps, step)) return {};
     return Fail(Error{.code = ErrorCode::kConflict,
-                      .message = fmt::format("step {} exists already; overwrite it or give "
+                      .message = fmt::format("step {} exists already; overwrite it, or give "
                                              "another number",
                                              step),
                       .step = step});

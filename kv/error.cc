@@ -83,6 +83,13 @@ Error SystemError(int error_number, std::string what, std::string_view file) {
       code = ErrorCode::kResourceExhausted;
       advice = "; free some space and try again";
       break;
+    case EACCES:
+    case EPERM:
+      advice = "; give this user access, or run as the owner of the file";
+      break;
+    case EROFS:
+      advice = "; mount the file system writable, or use another path";
+      break;
     case ENOMEM:
       code = ErrorCode::kResourceExhausted;
       break;

@@ -42,7 +42,7 @@ Result<StepInfo> Snapshot::FindStep(std::optional<uint64_t> step) const {
   const internal::StepList& steps = state_->root->steps;
   if (steps.numbers().empty()) {
     return Fail(Error{.code = ErrorCode::kNotFound,
-                      .message = "the store has no steps yet",
+                      .message = "the store has no steps yet; save one first",
                       .file = state_->storage->address(),
                       .step = step});
   }

@@ -221,7 +221,7 @@ Result<void> Store::Impl::CheckCanBegin(uint64_t step, const BeginOptions& optio
   if (!state->joined) CAIRN_TRY(internal::CheckStillWriter(*state));
   if (!options.overwrite && !state->joined && internal::CurrentRoot(*state)->steps.Contains(step)) {
     return fail(ErrorCode::kConflict,
-                "the step already exists; save with overwrite, or under another number");
+                "the step already exists; overwrite it, or give another number");
   }
   return {};
 }

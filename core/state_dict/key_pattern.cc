@@ -60,8 +60,11 @@ Result<KeyPatterns::Pattern> KeyPatterns::ParseOne(std::string_view text) {
         set.ranges.push_back({low, high});
       }
       if (at >= text.size()) {
-        return Fail(ErrorCode::kInvalidArgument,
-                    fmt::format("pattern '{}' has a '[' without its ']'", text));
+        return Fail(
+            ErrorCode::kInvalidArgument,
+            fmt::format(
+                "pattern '{}' has a '[' without its ']'; write '?' for the character itself",
+                text));
       }
       ++at;
       pattern.tokens.push_back(std::move(set));

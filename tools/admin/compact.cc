@@ -26,7 +26,8 @@ Result<kv::CompactOptions> OptionsOf(const CompactCommand& command) {
   if (command.max_rate.empty()) return options;
   CAIRN_TRY_ASSIGN(options.max_bytes_per_second, ParseBytes(command.max_rate));
   if (options.max_bytes_per_second > 0) return options;
-  return Fail(ErrorCode::kInvalidArgument, "--max-rate must be at least one byte per second");
+  return Fail(ErrorCode::kInvalidArgument,
+              "--max-rate must be at least one byte per second; write a rate such as 100M");
 }
 
 Json ReportJson(const std::string& store, const kv::CompactReport& report, double seconds) {

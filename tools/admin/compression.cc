@@ -27,10 +27,13 @@ void Show(const std::string& store, bool compress, const CompressionCommand& com
 Result<void> AdminCompression(const CompressionCommand& command, Output& out) {
   CAIRN_TRY_ASSIGN(const Address address, ParseAddress(command.store));
   if (address.step) {
-    return Fail(ErrorCode::kInvalidArgument, "write the store without a step");
+    return Fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("all steps of a store are compressed in the same way; write {} without a step",
+                    ShellWord(address.store)));
   }
   if (command.on && command.off) {
-    return Fail(ErrorCode::kInvalidArgument, "--on and --off exclude each other");
+    return Fail(ErrorCode::kInvalidArgument, "--on and --off exclude each other; give one of them");
   }
   if (!command.on && !command.off) {
     CAIRN_TRY_ASSIGN(const auto store, kv::Store::Open(address.store, kv::OpenMode::kRead));

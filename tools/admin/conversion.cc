@@ -10,6 +10,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "tools/common/text.h"
+
 namespace cairn::tools {
 namespace {
 
@@ -20,9 +22,11 @@ Result<nlohmann::ordered_json> ReadRules(const std::string& path) {
   auto rules = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (rules.is_object()) rules = nlohmann::ordered_json::array({rules});
   if (!rules.is_array()) {
-    return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                      .message = "the file is not a JSON list of rules (docs/conversion.md)",
-                      .file = path});
+    return Fail(Error{
+        .code = ErrorCode::kInvalidArgument,
+        .message =
+            R"(the file is not a JSON list of rules, such as [{"rename": "^model.", "to": ""}])",
+        .file = path});
   }
   return rules;
 }
@@ -56,7 +60,7 @@ Result<std::optional<ConversionRequest>> ParseConversion(const ConversionOptions
     const size_t at = rename.find('=');
     if (at == std::string::npos) {
       return Fail(ErrorCode::kInvalidArgument,
-                  fmt::format("--rename '{}': write REGEX=TEXT", rename));
+                  fmt::format("--rename '{}': write REGEX=TEXT", EscapeText(rename)));
     }
     rules.push_back({{"rename", rename.substr(0, at)}, {"to", rename.substr(at + 1)}});
   }
@@ -64,8 +68,10 @@ Result<std::optional<ConversionRequest>> ParseConversion(const ConversionOptions
   if (!options.dtype.empty()) {
     const auto found = schema::FindDType(options.dtype);
     if (!found) {
-      return Fail(ErrorCode::kInvalidArgument,
-                  fmt::format("--dtype: '{}' is not a dtype", options.dtype));
+      return Fail(
+          ErrorCode::kInvalidArgument,
+          fmt::format("--dtype: '{}' is not a dtype; write float32, float16, bfloat16 or float64",
+                      EscapeText(options.dtype)));
     }
     casts.floats = found->dtype;
   }

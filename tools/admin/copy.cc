@@ -98,7 +98,8 @@ Result<std::shared_ptr<kv::Throttle>> CopyThrottle(const CopyCommand& command) {
   if (command.max_rate.empty()) return nullptr;
   CAIRN_TRY_ASSIGN(const uint64_t bytes_per_second, ParseBytes(command.max_rate));
   if (bytes_per_second == 0) {
-    return Fail(ErrorCode::kInvalidArgument, "--max-rate must be at least one byte per second");
+    return Fail(ErrorCode::kInvalidArgument,
+                "--max-rate must be at least one byte per second; write a rate such as 100M");
   }
   return std::make_shared<kv::Throttle>(bytes_per_second);
 }

@@ -92,12 +92,14 @@ Result<std::optional<fs::path>> FindExisting(const std::string& target, Format f
 
 Result<void> CheckTarget(const ExportOptions& options) {
   if (options.shard_bytes == 0) {
-    return Fail(ErrorCode::kInvalidArgument, "--shard-size must not be 0");
+    return Fail(ErrorCode::kInvalidArgument,
+                "--shard-size must not be 0; write a size such as 2GB");
   }
   const Format format = FormatOf(options);
   if (format == Format::kModel && !options.patterns.empty()) {
-    return Fail(ErrorCode::kInvalidArgument,
-                "--format hf exports a complete model; a PATTERN cannot be given");
+    return Fail(
+        ErrorCode::kInvalidArgument,
+        "--format hf exports a complete model; omit the patterns, or give --format safetensors");
   }
   if (options.overwrite || format == Format::kModel) return {};  // the export checks a directory
   CAIRN_TRY_ASSIGN(const auto existing, FindExisting(options.target, format));
@@ -197,7 +199,8 @@ Result<void> CheckSince(const ExportOptions& options) {
   const bool converts =
       !conversion.rename.empty() || !conversion.rules_file.empty() || !conversion.dtype.empty();
   if (converts && !options.since.empty()) {
-    return Fail(ErrorCode::kInvalidArgument, "--since writes stored tensors, without conversion");
+    return Fail(ErrorCode::kInvalidArgument,
+                "--since writes stored tensors; omit --rename, --rules and --dtype");
   }
   if (options.since.empty()) {
     if (!options.sparse) return {};
@@ -233,9 +236,8 @@ Result<void> ToFormat(const core::CheckpointStore& store, const core::Contents& 
                       const core::RequestLoader& load, const ExportOptions& options, Output& out) {
   const Format format = FormatOf(options);
   if (contents.tensors.empty() && (format == Format::kSafetensors || contents.values.empty())) {
-    return Fail(Error{.code = ErrorCode::kNotFound,
-                      .message = "no tensor matches; kv-dump keys lists the keys of a step",
-                      .step = contents.step.step});
+    return Fail(Error{
+        .code = ErrorCode::kNotFound, .message = "no tensor matches", .step = contents.step.step});
   }
   switch (format) {
     case Format::kTorch:

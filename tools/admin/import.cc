@@ -64,7 +64,17 @@ Result<core::StateDict> ReadSafetensors(const std::string& path, Input& input) {
 Result<core::StateDict> ReadFile(const std::string& path, const core::ImportOptions& how,
                                  Input& input) {
   const bool is_dcp = core::LooksLikeDcpCheckpoint(path);
-  if (!is_dcp && !LooksLikeTorchFile(path)) return ReadSafetensors(path, input);
+  std::error_code ignored;
+  if (!is_dcp && !LooksLikeTorchFile(path)) {
+    auto read = ReadSafetensors(path, input);
+    const bool is_unknown = !read && read.error().code == ErrorCode::kDataLoss &&
+                            !path.ends_with(".safetensors") && fs::is_regular_file(path, ignored);
+    if (!is_unknown) return read;
+    return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                      .message = "the file is neither a safetensors file nor one of torch.save, "
+                                 "which are the files that can be imported",
+                      .file = path});
+  }
   auto imported = is_dcp ? core::ReadDcpCheckpoint(path, how) : core::ReadTorchFile(path, how);
   if (!imported) {
     Error error = std::move(imported).error();
@@ -104,6 +114,14 @@ Result<Input> ReadModel(const ImportOptions& options) {
   if (options.files.size() != 1 || options.skip_unknown) {
     return Fail(ErrorCode::kInvalidArgument,
                 "--format hf imports one directory, without --skip-unknown");
+  }
+  std::error_code ignored;  // reading the directory reports it
+  if (fs::is_regular_file(options.files.front(), ignored)) {
+    return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                      .message =
+                          "--format hf imports the directory of a model, and this is a file; "
+                          "omit --format to import it",
+                      .file = options.files.front()});
   }
   Input input;
   CAIRN_TRY_ASSIGN(input.model, core::ReadModelDirectory(options.files.front(), options.prefix));
@@ -200,6 +218,7 @@ Result<void> AdminImport(const ImportOptions& options, Output& out) {
   ProgressLine progress("importing");
   const core::SaveOptions save{.overwrite = options.overwrite,
                                .base_step = options.base_step,
+                               .tags = options.tags,
                                .progress = [&](uint64_t done_bytes, uint64_t total_bytes) {
                                  for (const auto& imported : input.imported) {
                                    imported.ReleasePages();

@@ -22,6 +22,7 @@ struct ImportOptions {
   std::string prefix;  // the map of the state dict that receives the tensors; empty: the root
   std::optional<uint64_t> base_step;
   bool overwrite = false;
+  std::vector<std::string> tags;  // name the step from now on
   ConversionOptions conversion;
   bool skip_unknown = false;  // omit objects that a store cannot hold
 };

@@ -88,6 +88,10 @@ std::vector<Argument> ImportArguments(ImportOptions& options) {
            .target = &options.base_step,
            .help = "Reuse unchanged bytes of this step (the latest)",
            .value_name = "N"},
+          {.name = "--tag",
+           .target = &options.tags,
+           .help = "Name the step, as kv-admin tag does; may be repeated",
+           .value_name = "NAME"},
           {.name = "--overwrite",
            .target = &options.overwrite,
            .help = "Replace the step atomically if it exists"}};

@@ -32,9 +32,10 @@ Result<std::vector<uint64_t>> PrunedSteps(const kv::Snapshot& source, const kv::
   CAIRN_TRY_ASSIGN(const auto snapshot, to.Latest());
   const std::vector<uint64_t>& kept = source.step_numbers();
   if (kept.empty() && !snapshot->step_numbers().empty()) {
-    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
-                      .message = "the source has no steps; --prune would delete all steps",
-                      .file = to.directory()});
+    return Fail(
+        Error{.code = ErrorCode::kFailedPrecondition,
+              .message = "the source has no steps; --prune would delete all steps, so omit it",
+              .file = to.directory()});
   }
   std::vector<uint64_t> steps;
   std::ranges::set_difference(snapshot->step_numbers(), kept, std::back_inserter(steps));

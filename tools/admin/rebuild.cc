@@ -17,14 +17,26 @@ Result<void> AdminRebuild(const std::string& store, Output& out) {
     return Fail(ErrorCode::kInvalidArgument,
                 "one root covers all steps; write kv-admin rebuild " + ShellWord(address.store));
   }
-  CAIRN_TRY_ASSIGN(const auto report, kv::Store::Rebuild(address.store));
+  auto rebuilt = kv::Store::Rebuild(address.store);
+  if (!rebuilt) {
+    Error error = std::move(rebuilt).error();
+    if (error.code == ErrorCode::kFailedPrecondition) {
+      error.message +=
+          fmt::format("; kv-dump verify {} checks the payload", ShellWord(address.store));
+    }
+    return Fail(std::move(error));
+  }
+  const auto& report = *rebuilt;
   out.WriteLine(fmt::format("the new root names {}", Plural(report.steps, "step")));
   for (const Error& note : report.notes) out.WriteLine("note: " + note.ToString());
   for (const Error& lost : report.lost) out.WriteLine("not recovered: " + lost.ToString());
   if (report.lost.empty()) return {};
-  return Fail(ErrorCode::kDataLoss,
-              fmt::format("{} could not be recovered; nothing was removed",
-                          Plural(report.lost.size(), "object or step", "objects or steps")));
+  return Fail(
+      ErrorCode::kDataLoss,
+      fmt::format("{} could not be recovered; nothing was removed; kv-admin pull MIRROR {} copies "
+                  "steps that a mirror has",
+                  Plural(report.lost.size(), "object or step", "objects or steps"),
+                  ShellWord(address.store)));
 }
 
 }  // namespace cairn::tools

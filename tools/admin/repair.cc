@@ -33,7 +33,8 @@ Result<std::string> StoreOf(const std::string& text) {
                           ShellWord(address.store)));
 }
 
-void Print(const core::RepairReport& report, bool dry_run, Output& out) {
+void Print(const core::RepairReport& report, const RepairCommand& command, Output& out) {
+  const bool dry_run = command.dry_run;
   if (report.found == 0) {
     out.WriteLine("no damage: every digest and record is correct");
     return;
@@ -51,6 +52,12 @@ void Print(const core::RepairReport& report, bool dry_run, Output& out) {
   }
   for (const Error& error : report.remaining) {
     out.WriteLine("remains: " + EscapeText(error.ToString()));
+  }
+  if (!report.remaining.empty()) {
+    out.WriteLine(
+        out.Styled(Style::kDim,
+                   "--from STORE names another store with good copies, such as a mirror; for lost "
+                   "tables and roots, run kv-admin rebuild"));
   }
 }
 
@@ -95,7 +102,7 @@ Result<int> AdminRepair(const RepairCommand& command, Output& out) {
   if (command.json) {
     WriteJson(out, ReportJson(address, report));
   } else {
-    Print(report, command.dry_run, out);
+    Print(report, command, out);
   }
   return report.remaining.empty() ? kExitSuccess : kExitDiffers;
 }

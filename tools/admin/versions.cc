@@ -110,7 +110,8 @@ Result<void> AdminUntag(const TagCommand& command, Output& out) {
   if (address.step && *address.step != step) {
     return Fail(Error{
         .code = ErrorCode::kNotFound,
-        .message = fmt::format("the tag '{}' is that of step {}", EscapeText(command.name), step),
+        .message = fmt::format("the tag '{0}' is that of step {1}; run kv-admin untag {2} {0}",
+                               EscapeText(command.name), step, ShellWord(address.store)),
         .file = address.store,
         .step = *address.step});
   }
@@ -137,11 +138,13 @@ Verb UntagVerb(TagCommand& command) {
 Result<void> AdminPolicy(const PolicyCommand& command, Output& out) {
   CAIRN_TRY_ASSIGN(const Address address, ParseAddress(command.store));
   if (address.step) {
-    return Fail(ErrorCode::kInvalidArgument, "write the store without a step");
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("a policy is for all steps; write {} without a step",
+                            ShellWord(address.store)));
   }
   CAIRN_TRY_ASSIGN(const kv::RetentionPolicy policy, PolicyOf(command.keep));
   if (policy.keeps_any() && command.none) {
-    return Fail(ErrorCode::kInvalidArgument, "--none removes the policy, so it sets none");
+    return Fail(ErrorCode::kInvalidArgument, "--none removes the policy; omit it to set one");
   }
   if (!policy.keeps_any() && !command.none) {
     CAIRN_TRY_ASSIGN(const auto store, kv::Store::Open(address.store, kv::OpenMode::kRead));
@@ -191,7 +194,9 @@ Verb PolicyVerb(PolicyCommand& command) {
 Result<void> AdminPrune(const PruneCommand& command, Output& out) {
   CAIRN_TRY_ASSIGN(const Address address, ParseAddress(command.store));
   if (address.step) {
-    return Fail(ErrorCode::kInvalidArgument, "write the store without a step");
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("prune chooses among all steps; write {} without a step",
+                            ShellWord(address.store)));
   }
   CAIRN_TRY_ASSIGN(kv::RetentionPolicy policy, PolicyOf(command.keep));
   kv::StoreOptions options;
@@ -201,8 +206,8 @@ Result<void> AdminPrune(const PruneCommand& command, Output& out) {
   if (!policy.keeps_any()) policy = snapshot->retention();
   if (!policy.keeps_any()) {
     return Fail(ErrorCode::kInvalidArgument,
-                "state which steps remain: --keep-last, --keep-every or --keep-best; the store has "
-                "no policy (kv-admin policy)");
+                "state which steps remain, for example with --keep-last 3; the store has no policy "
+                "(kv-admin policy)");
   }
   CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, snapshot->Steps());
   const std::vector<uint64_t> doomed = kv::StepsToDelete(policy, steps, snapshot->tags());

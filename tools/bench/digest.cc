@@ -83,7 +83,8 @@ BenchRow MeasureSum(std::span<const std::byte> memory, uint64_t run) {
 Result<void> BenchDigest(const BenchOptions& options, BenchReport& report) {
   const std::vector<BenchTensor> plan = {
       {"memory", core::DType::kUInt8, {options.bytes}, options.bytes, 0}};
-  if (options.bytes == 0) return Fail(ErrorCode::kInvalidArgument, "--bytes must not be 0");
+  if (options.bytes == 0)
+    return Fail(ErrorCode::kInvalidArgument, "--bytes must not be 0; give a size such as 64MiB");
   CAIRN_TRY_ASSIGN(const ModelMemory source, ModelMemory::Allocate(plan));
   CAIRN_TRY_ASSIGN(const ModelMemory target, ModelMemory::Allocate(plan));
   source.Fill(0, 1);

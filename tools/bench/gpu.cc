@@ -44,8 +44,11 @@ Result<void> BenchGpu(const BenchOptions& options, BenchReport& report) {
   GpuBench bench{.options = options, .report = report, .device = options.device};
   auto backend = cuda::FindBackend();
   if (!backend) {
-    return Fail(backend.error().code,
-                fmt::format("no GPU can be measured here: {}", backend.error().message));
+    return Fail(
+        backend.error().code,
+        fmt::format(
+            "no GPU can be measured here, run this on a machine with a GPU and its driver: {}",
+            backend.error().message));
   }
   bench.backend = *backend;
   CAIRN_TRY_ASSIGN(bench.plain, cuda::PlainGpu::Open(options.device));

@@ -20,6 +20,7 @@
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"
+#include "tools/common/text.h"
 
 namespace cairn::tools {
 namespace {
@@ -40,8 +41,9 @@ Result<BenchOptions> CheckedOptions(const Values& values) {
   CAIRN_TRY_ASSIGN(options.bytes, ParseBytes(values.bytes));
   std::error_code error;
   if (!std::filesystem::is_directory(options.directory, error)) {
-    return Fail(Error{.code = ErrorCode::kNotFound,
-                      .message = "--dir must be a directory that exists",
+    return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                      .message = "--dir must be a directory that exists; run mkdir -p " +
+                                 ShellWord(options.directory),
                       .file = options.directory});
   }
   return options;

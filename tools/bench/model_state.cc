@@ -143,8 +143,9 @@ Result<std::vector<BenchTensor>> PlanModel(uint64_t bytes) {
 Result<std::vector<BenchTensor>> PlanEqualTensors(uint64_t bytes, uint64_t count) {
   const uint64_t elements = bytes / count / sizeof(float);
   if (elements == 0) {
-    return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("--bytes {} is too small for {} tensors", bytes, count));
+    return Fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("--bytes {} is too small for {} tensors; give more bytes", bytes, count));
   }
   Planner planner;
   for (uint64_t i = 0; i < count; ++i) {
@@ -160,8 +161,10 @@ Result<ModelMemory> ModelMemory::Allocate(std::vector<BenchTensor> tensors) {
   void* memory = mmap(nullptr, std::max<uint64_t>(model.memory_bytes_, 1), PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
   if (memory == MAP_FAILED) {
-    return Fail(SystemError(errno, fmt::format("allocating {} of memory for the tensors",
-                                               HumanBytes(model.memory_bytes_))));
+    Error error = SystemError(errno, fmt::format("allocating {} of memory for the tensors",
+                                                 HumanBytes(model.memory_bytes_)));
+    error.message += "; give fewer --bytes";
+    return Fail(std::move(error));
   }
   model.memory_ = static_cast<std::byte*>(memory);
   return model;

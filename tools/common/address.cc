@@ -60,7 +60,9 @@ Result<void> AddRange(const std::string& text, std::vector<uint64_t>& steps) {
   const uint64_t count = (first < last ? last - first : first - last) / stride;  // after the first
   if (count >= kMaxSteps) {
     return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("the range {} has more than {} steps", EscapeText(text), kMaxSteps));
+                fmt::format("the range {} has more than {} steps; write FIRST..LAST..STRIDE with a "
+                            "larger stride",
+                            EscapeText(text), kMaxSteps));
   }
   for (uint64_t i = 0; i <= count; ++i) {
     steps.push_back(first < last ? first + i * stride : first - i * stride);
@@ -86,8 +88,11 @@ Result<Address> ParseAddress(const std::string& text) {
     uint64_t step = 0;
     const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), step);
     if (parsed.ec != std::errc()) {
-      return Fail(ErrorCode::kInvalidArgument,
-                  fmt::format("step {} exceeds the largest step number, 2^64 - 1", digits));
+      return Fail(
+          ErrorCode::kInvalidArgument,
+          fmt::format("step {} exceeds the largest step number, 2^64 - 1; kv-dump steps lists the "
+                      "steps of a store",
+                      digits));
     }
     address = {.store = text.substr(0, at), .step = step};
   } else if (at != std::string::npos && !number && !Exists(text) &&
@@ -118,7 +123,7 @@ Result<StepsAddress> ParseStepsAddress(const std::string& text) {
   StepsAddress address{.store = text.substr(0, at)};
   if (AddressDirectory(address.store).empty()) {
     return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("'{}' does not name a store", EscapeText(text)));
+                fmt::format("'{}' does not name a store; write STORE@STEP,STEP", EscapeText(text)));
   }
   for (size_t begin = 0; begin <= list.size();) {
     const size_t end = std::min(list.find(',', begin), list.size());

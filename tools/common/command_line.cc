@@ -7,10 +7,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <string_view>
+#include <system_error>
 #include <type_traits>
 
+#include "core/base/close_name.h"
 #include "tools/common/text.h"
 
 namespace cairn::tools {
@@ -108,10 +111,52 @@ CLI::Option* AddToParser(CLI::App& app, const Argument& argument) {
       argument.target);
 }
 
+/// Refuses what is not one of the choices, which the help lists.
+CLI::Validator IsChoice(const std::vector<std::string>& choices) {
+  return {[choices](std::string& word) {
+            if (std::ranges::find(choices, word) != choices.end()) return std::string();
+            const auto close = core::FindCloseName(word, choices);
+            return close ? fmt::format("'{}' is not accepted; did you mean {}?", word, *close)
+                         : fmt::format("'{}' is not accepted; write {}", word,
+                                       fmt::join(choices, ", "));
+          },
+          fmt::format("{{{}}}", fmt::join(choices, ","))};
+}
+
+/// Refuses what CLI11 cannot convert to a number of this type.
+template <typename Number>
+CLI::Validator IsNumber(std::string_view kind, std::string_view example) {
+  return {[kind, example](std::string& word) {
+            Number ignored;
+            if (CLI::detail::lexical_cast(word, ignored)) return std::string();
+            return fmt::format("'{}' is not {}; write one such as {}", word, kind, example);
+          },
+          ""};
+}
+
+/// Adds the check of the type of a value, whose error states what to write.
+void CheckType(CLI::Option& option, const ArgumentTarget& target) {
+  std::visit(
+      [&](auto* typed) {
+        using Target = std::remove_pointer_t<decltype(typed)>;
+        if constexpr (std::is_same_v<Target, double>) {
+          option.check(IsNumber<double>("a number", "0.5"));
+        } else if constexpr (std::is_same_v<Target, int>) {
+          option.check(IsNumber<int>("a whole number", "4"));
+        } else if constexpr (std::is_same_v<Target, uint64_t> ||
+                             std::is_same_v<Target, std::optional<uint64_t>> ||
+                             std::is_same_v<Target, std::vector<uint64_t>>) {
+          option.check(IsNumber<uint64_t>("a whole number from 0 to 2^64 - 1", "100"));
+        }
+      },
+      target);
+}
+
 void AddArgument(CLI::App& app, const Argument& argument) {
   CLI::Option* option = AddToParser(app, argument);
+  CheckType(*option, argument.target);
   if (argument.required) option->required();
-  if (!argument.choices.empty()) option->check(CLI::IsMember(argument.choices));
+  if (!argument.choices.empty()) option->check(IsChoice(argument.choices));
   if (argument.range) {
     std::visit([&](const auto& range) { option->check(CLI::Range(range.first, range.second)); },
                *argument.range);
@@ -180,9 +225,46 @@ void JoinValues(const CommandLine& line, std::vector<std::string>& words) {
   words = std::move(joined);
 }
 
+Error InvalidLine(std::string message) {
+  return {.code = ErrorCode::kInvalidArgument, .message = std::move(message)};
+}
+
+/// Returns the error for a word in the place of a verb.
+Error UnknownVerb(const CommandLine& line, const std::string& word) {
+  std::vector<std::string> names;
+  for (const Verb& verb : line.verbs) {
+    if (!verb.hidden) names.push_back(verb.name);
+  }
+  if (const auto close = core::FindCloseName(word, names)) {
+    return InvalidLine(
+        fmt::format("'{}' is not a verb; did you mean {}?", EscapeText(word), *close));
+  }
+  return InvalidLine(fmt::format("'{}' is not a verb; the verbs are {}", EscapeText(word),
+                                 fmt::join(names, ", ")));
+}
+
+/// Returns the error for an option that neither the program (`verb` is null) nor the verb has.
+Error UnknownOption(const CommandLine& line, const Verb* verb, const std::string& word) {
+  const std::string option = word.substr(0, word.find('='));
+  std::vector<std::string> names = {"--help"};
+  for (const Argument& argument : verb != nullptr ? verb->arguments : line.arguments) {
+    if (argument.name.starts_with('-')) names.push_back(argument.name);
+  }
+  if (verb == nullptr) {
+    names.push_back("--version");
+    for (const TextOption& text : line.texts) names.push_back(text.name);
+  }
+  const std::string help = line.name + (verb == nullptr ? "" : " " + verb->name) + " --help";
+  const auto close = core::FindCloseName(option, names);
+  return InvalidLine(
+      close ? fmt::format("there is no option '{}'; did you mean {}?", EscapeText(option), *close)
+            : fmt::format("there is no option '{}'; run {} to list the options", EscapeText(option),
+                          help));
+}
+
 /// Puts the default verb in front if the only word is not a verb. kInvalidArgument: the first of
-/// several words is not a verb.
-Result<void> InsertDefaultVerb(const CommandLine& line, std::vector<std::string>& words) {
+/// several words is not a verb, or the only one is almost one and does not exist as a path.
+Result<void> CheckVerb(const CommandLine& line, std::vector<std::string>& words) {
   const auto is_word = [](const std::string& text) { return !text.starts_with("-"); };
   const auto first = std::find_if(words.begin(), words.end(), is_word);
   // The word after such an option is its value.
@@ -190,13 +272,15 @@ Result<void> InsertDefaultVerb(const CommandLine& line, std::vector<std::string>
         return option.name == words.front();
       }))
     return {};
-  std::vector<std::string_view> names;
-  for (const Verb& verb : line.verbs) names.push_back(verb.name);
-  if (std::find(names.begin(), names.end(), *first) != names.end()) return {};
-  if (std::count_if(words.begin(), words.end(), is_word) > 1) {
-    return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("'{}' is not a verb; the verbs are {}", EscapeText(*first),
-                            fmt::join(names, ", ")));
+  if (std::ranges::any_of(line.verbs, [&](const Verb& verb) { return verb.name == *first; })) {
+    return {};
+  }
+  const bool is_only_word = std::count_if(words.begin(), words.end(), is_word) == 1;
+  if (line.default_verb.empty() || !is_only_word) return Fail(UnknownVerb(line, *first));
+  std::error_code ignored;  // an error counts as absent
+  Error unknown = UnknownVerb(line, *first);
+  if (unknown.message.ends_with('?') && !std::filesystem::exists(*first, ignored)) {
+    return Fail(std::move(unknown));
   }
   words.insert(words.begin(), line.default_verb);
   return {};
@@ -214,14 +298,39 @@ const Verb* FindVerb(const CommandLine& line, const std::string& name) {
   return found == line.verbs.end() ? nullptr : &*found;
 }
 
+/// Returns the error of a command line that CLI11 has refused.
+Error ParseErrorOf(const CommandLine& line, const CLI::App& app, const CLI::ParseError& error) {
+  const Verb* verb = nullptr;
+  for (const CLI::App* parsed : app.get_subcommands()) verb = FindVerb(line, parsed->get_name());
+  const std::string usage = line.name + " " + (verb == nullptr ? line.usage : verb->usage);
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr || verb == nullptr) {
+    const std::vector<std::string> extras = app.remaining(true);
+    for (const std::string& word : extras) {
+      if (word.starts_with("-")) return UnknownOption(line, verb, word);
+    }
+    if (!extras.empty()) {
+      return InvalidLine(fmt::format("'{}' is one argument too many; write {}",
+                                     EscapeText(extras.front()), usage));
+    }
+  }
+  const std::string what = OneLine(error.what());
+  constexpr std::string_view kRequired = " is required";
+  if (what.ends_with(kRequired)) {
+    return InvalidLine(fmt::format("{} is missing; write {}",
+                                   what.substr(0, what.size() - kRequired.size()), usage));
+  }
+  return InvalidLine(fmt::format("{} (see {}{} --help)", what, line.name,
+                                 verb == nullptr ? "" : " " + verb->name));
+}
+
 }  // namespace
 
 Result<const Verb*> ParseCommandLine(const CommandLine& line, std::vector<std::string> words) {
   JoinValues(line, words);
-  if (!line.default_verb.empty()) CAIRN_TRY(InsertDefaultVerb(line, words));
+  CAIRN_TRY(CheckVerb(line, words));
   if (words.empty()) {
-    return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("a verb is missing (see {} --help)", line.name));
+    return Fail(
+        InvalidLine(fmt::format("a verb is missing; run {} --help to list the verbs", line.name)));
   }
   MarkBrackets(words);
   std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
@@ -234,10 +343,7 @@ Result<const Verb*> ParseCommandLine(const CommandLine& line, std::vector<std::s
       app->exit(error);  // prints help or version on standard output
       return nullptr;
     }
-    std::string verb;
-    for (const CLI::App* parsed : app->get_subcommands()) verb = " " + parsed->get_name();
-    return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("{} (see {}{} --help)", OneLine(error.what()), line.name, verb));
+    return Fail(ParseErrorOf(line, *app, error));
   }
 }
 

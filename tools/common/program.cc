@@ -16,6 +16,7 @@
 #include "tools/common/completion.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/manual.h"
+#include "tools/common/next_step.h"
 #include "tools/common/terminal.h"
 #include "tools/common/text.h"
 
@@ -24,7 +25,8 @@ namespace {
 
 constexpr std::string_view kComplete = "--complete";
 
-Result<int> ParseAndRun(const CommandLine& line, int argc, char** argv) {
+/// Sets `verb`, which points into `line`, as soon as it is known.
+Result<int> ParseAndRun(const CommandLine& line, int argc, char** argv, const Verb*& verb) {
   const std::vector<std::string> words(argv + 1, argv + argc);
   if (!words.empty() && words.front() == kComplete) {
     const std::string lines = CandidateLines(Complete(line, {words.begin() + 1, words.end()}));
@@ -33,7 +35,7 @@ Result<int> ParseAndRun(const CommandLine& line, int argc, char** argv) {
     CAIRN_TRY(out.Finish());
     return kExitSuccess;
   }
-  CAIRN_TRY_ASSIGN(const Verb* const verb, ParseCommandLine(line, words));
+  CAIRN_TRY_ASSIGN(verb, ParseCommandLine(line, words));
   if (verb == nullptr) return kExitSuccess;
   Output out;
   CAIRN_TRY_ASSIGN(const int status, verb->run(out));
@@ -70,19 +72,24 @@ void OpenClosedStreams() {
 
 }  // namespace
 
-int RunProgram(const CommandLine& line, int argc, char** argv) {
+int RunProgram(const CommandLine& given, int argc, char** argv) {
   OpenClosedStreams();
   // LC_CTYPE decides only how wide characters are; numbers keep their decimal point.
   std::setlocale(LC_CTYPE, "");
   const auto fail = [&](std::string_view what) {
     std::fflush(stdout);
-    WriteStderr(fmt::format("{}: {}\n", line.name, what));
+    WriteStderr(fmt::format("{}: {}\n", given.name, what));
     return static_cast<int>(kExitFailed);
   };
   try {
-    const Result<int> status = ParseAndRun(WithTexts(line), argc, argv);
-    if (!status) return fail(EscapeText(status.error().ToString()));
-    return *status;
+    const CommandLine line = WithTexts(given);
+    const Verb* verb = nullptr;
+    const Result<int> status = ParseAndRun(line, argc, argv, verb);
+    if (status) return *status;
+    std::string what = EscapeText(status.error().ToString());
+    const std::string next = verb == nullptr ? "" : NextStep(*verb, status.error());
+    if (!next.empty()) what += "; " + next;
+    return fail(what);
   } catch (const std::bad_alloc&) {
     return fail("out of memory");
   } catch (const std::exception& error) {

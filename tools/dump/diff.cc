@@ -54,7 +54,8 @@ Result<Sides> OpenSides(const std::string& address_a, const std::string& address
   CAIRN_TRY_ASSIGN(const Address b, ParseAddress(full_b));
   if (!SameDirectory(store, b.store)) {
     return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("diff compares two steps of one store, but {} and {} are two stores",
+                fmt::format("diff compares two steps of one store, but {0} and {1} are two stores; "
+                            "copy the steps of one to the other with kv-admin push {1} {0}",
                             ShellWord(store), ShellWord(b.store)));
   }
   CAIRN_TRY_ASSIGN(sides.a, FindStep(sides.opened));

@@ -5,7 +5,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
+#include <vector>
 
+#include "core/base/close_name.h"
 #include "core/load/load_options.h"
 #include "core/state_dict/key_pattern.h"
 #include "core/statistics.h"
@@ -72,13 +75,38 @@ Result<FoundKey> FindKey(const OpenedStore& opened, const kv::StepInfo& step,
   return found;
 }
 
-std::unexpected<Error> KeyNotFound(const kv::StepInfo& step, const std::string& store,
+/// Returns the key of the step that `fqn` probably means; nothing also if the keys cannot be read.
+/// Of a step with very many keys, only looks at the first ones of the same module.
+std::optional<std::string> FindCloseKey(const OpenedStore& opened, const kv::StepInfo& step,
+                                        const std::string& fqn) {
+  constexpr size_t kMaxKeys = 20'000;
+  core::KeyPatterns patterns;
+  if (step.tensor_count + step.value_count > kMaxKeys && fqn.rfind('.') != std::string::npos) {
+    auto module = PatternFor(fqn.substr(0, fqn.rfind('.')));
+    if (!module) return std::nullopt;
+    patterns = *std::move(module);
+  }
+  std::vector<std::string> keys;
+  const auto add = [&](const auto& key) -> Result<void> {
+    keys.push_back(key.fqn);
+    if (keys.size() < kMaxKeys) return {};
+    return Fail(ErrorCode::kCancelled, "more keys need not be compared");
+  };
+  const auto listed = opened.store->ForEachKey(step, patterns, add, add);
+  if (!listed && keys.size() < kMaxKeys) return std::nullopt;
+  return core::FindCloseName(fqn, keys);
+}
+
+std::unexpected<Error> KeyNotFound(const OpenedStore& opened, const kv::StepInfo& step,
                                    uint64_t keys_below, const std::string& fqn) {
+  const std::string& store = opened.address.store;
   std::string message = fmt::format("step {} has no such key", step.step);
   if (keys_below > 0) {
     message += fmt::format(", but {}{} below it; see kv-dump keys {}@{} {}",
                            keys_below == kMaxKeysBelow ? "at least " : "",
                            Plural(keys_below, "key"), ShellWord(store), step.step, ShellWord(fqn));
+  } else if (const auto close = FindCloseKey(opened, step, fqn)) {
+    message += fmt::format("; did you mean {}?", EscapeText(*close));
   } else {
     message += fmt::format("; see kv-dump keys {}@{}", ShellWord(store), step.step);
   }
@@ -163,7 +191,8 @@ Result<int> ShowTensor(const DumpRun& run, const Subject& subject, bool all) {
   CAIRN_TRY_ASSIGN(const uint64_t elements, core::ElementCount(subject.slice.box.sizes));
   if (all && elements > kMaxElementsOfAll) {
     return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("--all prints at most {} elements, but there are {}; use --slice",
+                fmt::format("--all prints at most {} elements, but there are {}; choose some with "
+                            "--slice, such as --slice 0:4",
                             GroupedCount(kMaxElementsOfAll), GroupedCount(elements)));
   }
   const bool whole = all || elements <= kMaxShownElements;
@@ -211,9 +240,10 @@ Result<int> DumpShow(const DumpRun& run, const std::string& address, const std::
   CAIRN_TRY_ASSIGN(FoundKey found, FindKey(subject.opened, subject.step, fqn));
   if (found.value) {
     if (!options.slice.empty()) {
-      return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                        .message = "--slice applies to tensors, and this key is a plain value",
-                        .key = fqn});
+      return Fail(
+          Error{.code = ErrorCode::kInvalidArgument,
+                .message = "--slice applies to tensors, and this key is a plain value; omit it",
+                .key = fqn});
     }
     return ShowValue(run, subject.step, *found.value);
   }
@@ -223,7 +253,7 @@ Result<int> DumpShow(const DumpRun& run, const std::string& address, const std::
     CAIRN_TRY_ASSIGN(subject.slice, ParseSlice(options.slice, subject.tensor.shape));
     return ShowTensor(run, subject, options.all);
   }
-  return KeyNotFound(subject.step, subject.opened.address.store, found.keys_below, fqn);
+  return KeyNotFound(subject.opened, subject.step, found.keys_below, fqn);
 }
 
 }  // namespace cairn::tools

@@ -53,14 +53,18 @@ uint64_t Clamp(int64_t bound, uint64_t size) {
 
 Result<void> AddDimension(std::string_view part, uint64_t size, Slice& slice) {
   const auto bounds = Split(part, ':');
-  if (bounds.size() > 3) return Refuse(part, "more than two colons");
+  if (bounds.size() > 3) return Refuse(part, "more than two colons; write BEGIN:END");
   CAIRN_TRY_ASSIGN(const auto first, ParseBound(part, bounds[0]));
   if (bounds.size() == 1) {
-    if (!first) return Refuse(part, "an index is missing between two commas");
+    if (!first)
+      return Refuse(part, "an index is missing between two commas; write : for a whole dimension");
     const uint64_t index = Clamp(*first, size);
     const bool before_start = *first < 0 && static_cast<uint64_t>(-(*first + 1)) >= size;
     if (before_start || index >= size) {
-      return Refuse(part, fmt::format("out of range for a dimension of size {}", size));
+      return Refuse(part, size == 0 ? std::string("the dimension is empty; write :")
+                                    : fmt::format("out of range for a dimension of size {0}; write "
+                                                  "an index from -{0} to {1}",
+                                                  size, size - 1));
     }
     slice.box.offsets.push_back(index);
     slice.box.sizes.push_back(1);
@@ -70,7 +74,8 @@ Result<void> AddDimension(std::string_view part, uint64_t size, Slice& slice) {
   CAIRN_TRY_ASSIGN(const auto last, ParseBound(part, bounds[1]));
   if (bounds.size() == 3) {
     CAIRN_TRY_ASSIGN(const auto step, ParseBound(part, bounds[2]));
-    if (step.value_or(1) != 1) return Refuse(part, "only a step of 1 is supported");
+    if (step.value_or(1) != 1)
+      return Refuse(part, "only a step of 1 is supported; write BEGIN:END");
   }
   const uint64_t begin = first ? Clamp(*first, size) : 0;
   const uint64_t end = last ? Clamp(*last, size) : size;
@@ -90,8 +95,10 @@ Result<Slice> ParseSlice(std::string_view text, std::span<const uint64_t> shape)
   auto ellipsis = std::find(parts.begin(), parts.end(), "...");
   const size_t named = parts.size() - (ellipsis != parts.end());
   if (named > shape.size()) {
-    return Refuse(text, fmt::format("{} dimensions, but the tensor has {}: {}", named, shape.size(),
-                                    ShapeText(shape)));
+    return Refuse(text,
+                  fmt::format("{0} dimensions, but the tensor has {1}: {2}; write at most {1} "
+                              "ranges",
+                              named, shape.size(), ShapeText(shape)));
   }
   if (ellipsis == parts.end()) ellipsis = parts.insert(parts.end(), "...");
   const auto ellipsis_index = static_cast<size_t>(ellipsis - parts.begin());

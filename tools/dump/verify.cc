@@ -12,6 +12,7 @@
 #include "tools/common/json.h"
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"
+#include "tools/common/store_words.h"
 #include "tools/common/text.h"
 #include "tools/dump/opened_store.h"
 
@@ -101,8 +102,10 @@ Result<int> DumpVerify(const DumpRun& run, const std::string& address,
     CAIRN_TRY_ASSIGN(max_bytes_per_second, ParseBytes(max_rate));
     CAIRN_TRY_ASSIGN(const Address parsed, ParseAddress(address));
     if (max_bytes_per_second == 0 || parsed.step) {
-      return Fail(ErrorCode::kInvalidArgument,
-                  "--max-rate is at least one byte per second, and for a complete store");
+      return Fail(
+          ErrorCode::kInvalidArgument,
+          "--max-rate is at least one byte per second, and for a complete store; write a rate such "
+          "as 100M, and the store without a step");
     }
   }
   ProgressLine progress("verifying");
@@ -127,6 +130,13 @@ Result<int> DumpVerify(const DumpRun& run, const std::string& address,
                           run.out->Styled(Style::kGreen, "ok"), read)
             : fmt::format("{}; {}", run.out->Styled(Style::kRed, Plural(report.count(), "problem")),
                           read));
+    if (!intact) {
+      // Damage of a table or a root needs another remedy than that of payload.
+      PrintRemark(run,
+                  fmt::format("kv-admin repair {0} --from MIRROR replaces damaged bytes by good "
+                              "copies; kv-admin rebuild {0} recovers lost tables and roots",
+                              ShellWord(StoreOf(address))));
+    }
   }
   return intact ? kExitSuccess : kExitDiffers;
 }

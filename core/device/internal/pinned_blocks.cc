@@ -86,7 +86,7 @@ Result<std::shared_ptr<kv::BlockPool>> PinnedBlocks() {
   if (blocks == 0) {
     return Fail(ErrorCode::kInvalidArgument,
                 fmt::format("a budget of {} bytes of page-locked memory (CAIRN_PINNED_BYTES) is "
-                            "less than one block of {} bytes",
+                            "less than one block; set it to at least {}",
                             budget_bytes, kPinnedBlockBytes));
   }
   pool = std::make_shared<kv::BlockPool>(kPinnedBlockBytes, static_cast<uint32_t>(blocks),

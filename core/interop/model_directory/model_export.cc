@@ -67,11 +67,13 @@ Result<std::vector<ModelWeights>> FindWeights(const Contents& contents) {
     const auto* const text = std::get_if<std::string>(&value.value);
     return DecodeModelWeights(text == nullptr ? "" : *text);
   }
-  return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                    .message = fmt::format("the step has no '{}', so it was not saved as a model; "
-                                           "--format safetensors exports the tensors of any step",
-                                           kModelWeightsKey),
-                    .step = contents.step.step});
+  return Fail(
+      Error{.code = ErrorCode::kInvalidArgument,
+            .message = fmt::format("the step has no '{}', so it was not saved as a model: add "
+                                   "cairn.hf.describe(model) to the states that are "
+                                   "saved; --format safetensors exports any step",
+                                   kModelWeightsKey),
+            .step = contents.step.step});
 }
 
 Result<void> CheckFileSizes(const Plan& plan) {

@@ -274,7 +274,7 @@ class Merger {
 
 Result<std::vector<StepView>> FindSteps(const kv::Store& store, std::span<const uint64_t> steps) {
   if (steps.size() < 2) {
-    return Fail(ErrorCode::kInvalidArgument, "a merge needs at least two steps");
+    return Fail(ErrorCode::kInvalidArgument, "a merge needs at least two steps; name another one");
   }
   CAIRN_TRY_ASSIGN(const std::shared_ptr<const kv::Snapshot> snapshot, store.Latest());
   std::vector<StepView> views;

@@ -145,7 +145,8 @@ Result<std::vector<double>> NormalizeWeights(std::span<const double> weights, si
   if (weights.empty()) return std::vector<double>(count, 1.0 / static_cast<double>(count));
   if (weights.size() != count) {
     return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("{} weights for {} steps", weights.size(), count));
+                fmt::format("{} weights for {} steps; give one weight for each step",
+                            weights.size(), count));
   }
   double sum = 0;
   for (const double weight : weights) sum += weight;

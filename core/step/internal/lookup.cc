@@ -22,11 +22,17 @@ uint64_t CommonEnds(std::string_view a, std::string_view b) {
       std::min<ptrdiff_t>(front + back, static_cast<ptrdiff_t>(std::min(a.size(), b.size()))));
 }
 
-// Returns the keys whose prefix and suffix are most similar to those of `fqn`, best first. Of a
-// step with very many tensors, only those in the same module, so that the error appears at once.
-std::vector<std::string> CloseMatches(const StepView& view, std::string_view fqn) {
+struct KnownKeys {
+  std::vector<std::string> similar;  // by prefix and suffix, best first
+  std::vector<std::string> first;    // of all keys, or of those that were looked at
+};
+
+// Returns keys of the step that the error for `fqn` can name. Of a step with very many tensors, only
+// looks at those in the same module, so that the error appears at once.
+KnownKeys FindKnownKeys(const StepView& view, std::string_view fqn) {
   constexpr size_t kShown = 3;
   constexpr uint64_t kMaxScanned = 20'000;
+  KnownKeys known;
   uint64_t left = kMaxScanned;
   const bool are_many = view.step.tensor_count > kMaxScanned;
   const std::string_view module = fqn.substr(0, are_many ? fqn.rfind('.') + 1 : 0);
@@ -37,6 +43,7 @@ std::vector<std::string> CloseMatches(const StepView& view, std::string_view fqn
                             if (left-- == 0) return false;
                             const auto parsed = kv::ParseKey(key);
                             if (!parsed) return true;
+                            if (known.first.size() < kShown) known.first.emplace_back(parsed->fqn);
                             const uint64_t score = CommonEnds(fqn, parsed->fqn);
                             if (score * 2 < std::max(fqn.size(), parsed->fqn.size())) return true;
                             best.emplace_back(score, parsed->fqn);
@@ -45,17 +52,19 @@ std::vector<std::string> CloseMatches(const StepView& view, std::string_view fqn
                             if (best.size() > kShown) best.pop_back();
                             return true;
                           });
-  std::vector<std::string> names;
-  if (!scanned) return names;  // only a hint: the caller returns kNotFound in any case
-  for (auto& [score, name] : best) names.push_back(std::move(name));
-  return names;
+  if (!scanned) return {};  // only a hint: the caller returns kNotFound in any case
+  for (auto& [score, name] : best) known.similar.push_back(std::move(name));
+  return known;
 }
 
 Error MissingTensor(const StepView& view, const std::string& fqn) {
-  const auto close = CloseMatches(view, fqn);
-  std::string message = "the step has no such tensor; ";
-  message += close.empty() ? "'kv-dump keys' lists what it has"
-                           : fmt::format("similar keys: {}", fmt::join(close, ", "));
+  const KnownKeys known = FindKnownKeys(view, fqn);
+  std::string message = "the step has no such tensor";
+  if (!known.similar.empty()) {
+    message += fmt::format("; similar keys: {}", fmt::join(known.similar, ", "));
+  } else if (!known.first.empty()) {
+    message += fmt::format("; its first keys: {}", fmt::join(known.first, ", "));
+  }
   return Error{.code = ErrorCode::kNotFound,
                .message = std::move(message),
                .key = fqn,

@@ -33,7 +33,7 @@ void SetRoot(StoreState& state, Root root, const CommittedRoot* known = nullptr)
 
 /// Adds what to do to the error of a search for the newest root.
 Error AdviseRebuild(Error error) {
-  if (error.code == ErrorCode::kDataLoss) error.message += "; run kv-admin rebuild";
+  if (error.code == ErrorCode::kDataLoss) error.message += "; rebuild the store";
   return error;
 }
 
@@ -59,7 +59,7 @@ Result<Root> CheckNewest(StoreState& state, Result<std::optional<Root>> found) {
   if (!found) return Fail(AdviseRebuild(std::move(found).error()));
   if (!*found) {
     return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = "all roots of this store are missing; run kv-admin rebuild",
+                      .message = "all roots of this store are missing; rebuild the store",
                       .file = state.storage->address()});
   }
   if ((*found)->store_uuid == state.uuid) return **std::move(found);

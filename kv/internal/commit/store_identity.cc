@@ -114,8 +114,7 @@ Result<void> CheckDirectory(Storage& storage) {
   if (::stat(storage.address().c_str(), &status) != 0) {
     Error error = SystemError(errno, "cannot open the store", storage.address());
     if (errno == ENOENT) {
-      error.message =
-          "there is no store here; check the path, or open it for writing to create one";
+      error.message = "there is no store here";
     }
     return Fail(std::move(error));
   }
@@ -225,8 +224,7 @@ Result<Uuid> ReadIdentity(Storage& storage) {
         NotAStore(storage, "this directory is not a Cairn store: it contains no file CAIRN"));
   }
   return Fail(Error{.code = ErrorCode::kNotFound,
-                    .message = "there is no store here; check the address, or open it for writing "
-                               "to create one",
+                    .message = "there is no store here",
                     .file = storage.address()});
 }
 

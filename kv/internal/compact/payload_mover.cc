@@ -192,7 +192,7 @@ Result<void> PayloadMover::MoveBatch(std::span<const Piece> batch) {
     if (!std::ranges::equal(computed, digests)) {
       return Fail(Error{.code = ErrorCode::kDataLoss,
                         .message = "a page does not match its digest, so its segment cannot be "
-                                   "rewritten; kv-dump verify lists all damage",
+                                   "rewritten",
                         .key = piece.range->key});
     }
     SegmentAlignment alignment = SegmentAlignment::kNone;
@@ -214,7 +214,7 @@ Result<std::vector<std::byte>> PayloadMover::ReadChunk(const ChunkVersion& chunk
   if (RootDigest(page_digests, bytes.size()) == chunk.entry.digest) return bytes;
   return Fail(Error{.code = ErrorCode::kDataLoss,
                     .message = "a chunk does not match its digest, so its segment cannot be "
-                               "rewritten; kv-dump verify lists all damage",
+                               "rewritten",
                     .key = chunk.key});
 }
 
