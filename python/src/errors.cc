@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "core/base/advice.h"
+
 namespace cairn::python {
 namespace {
 
@@ -49,6 +51,20 @@ nb::object NumberOrNone(const std::optional<uint64_t>& number) {
   return nb::int_(*number);
 }
 
+// Returns what to try after the error, in the terms of the package; empty if the message states it.
+std::string NextStep(const Error& error) {
+  if (std::string advice = core::Advise(error, {.is_python = true}); !advice.empty()) return advice;
+  if (error.code == ErrorCode::kConflict && error.message.contains("overwrite")) {
+    return "overwrite=True replaces it";
+  }
+  if (error.message.contains("open for reading only")) return "cairn.open(..., mode=\"a\") does so";
+  if (error.message == "the store is closed") return "open it again";
+  if (error.code != ErrorCode::kNotFound || error.message.contains("similar keys")) return "";
+  if (!error.key.empty()) return "Store.keys() lists all keys";
+  const bool has_steps = error.step && !error.message.contains("no steps");
+  return has_steps ? "Store.steps() lists all steps" : "";
+}
+
 [[noreturn]] void Raise(const Error& error, const std::string& text) {
   nb::object type = nb::module_::import_("cairn.errors").attr(ExceptionName(error.code));
   nb::object exception =
@@ -61,7 +77,10 @@ nb::object NumberOrNone(const std::optional<uint64_t>& number) {
 
 }  // namespace
 
-void Throw(const Error& error) { Raise(error, error.ToString()); }
+void Throw(const Error& error) {
+  const std::string next = NextStep(error);
+  Raise(error, next.empty() ? error.ToString() : error.ToString() + "; " + next);
+}
 
 void ThrowInvalid(const std::string& message, const std::string& key,
                   std::optional<uint64_t> step) {

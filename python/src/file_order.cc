@@ -10,7 +10,7 @@ namespace cairn::python {
 
 nb::list ToPyFileOrder(const StoreBinding& store, const StepContents& contents) {
   const auto shared = store.Share();
-  if (shared == nullptr) ThrowInvalid("the store is closed");
+  if (shared == nullptr) ThrowInvalid("the store is closed; open it again");
   const auto& tensors = contents.tensors();
   auto order = [&] {
     const nb::gil_scoped_release no_gil;

@@ -9,6 +9,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include "core/base/close_name.h"
 #include "core/device/device.h"
 #include "core/load/map.h"
 #include "core/step/contents.h"
@@ -158,6 +159,12 @@ void BindLoading(nb::module_& m) {
   m.def("request_new_tensors", &RequestNewTensors, nb::arg("contents"), nb::arg("requests"));
   m.def("shard_of", &ShardOf, nb::arg("shape"), nb::arg("mesh_sizes"), nb::arg("placements"),
         nb::arg("rank"));
+  m.def(
+      "close_name",
+      [](const std::string& name, const std::vector<std::string>& names) {
+        return core::FindCloseName(name, names);
+      },
+      nb::arg("name"), nb::arg("names"));
   m.def("new_large_tensor", &NewLargeTensor, nb::arg("dtype"), nb::arg("shape"));
   m.def("new_pinned_tensor", &NewPinnedTensor, nb::arg("dtype"), nb::arg("shape"));
 }

@@ -95,7 +95,7 @@ StepPartBinding::StepPartBinding(const std::string& address, const std::string& 
 
 StepPartBinding::StepPartBinding(const StoreBinding& owner)
     : store_(owner.Share()), is_opened_here_(false) {
-  if (store_ == nullptr) ThrowInvalid("the store is closed");
+  if (store_ == nullptr) ThrowInvalid("the store is closed; open it again");
 }
 
 StepPartBinding::~StepPartBinding() {

@@ -106,7 +106,7 @@ def numpy_dtype(code: int) -> np.dtype:
     """The dtype of numpy. Raises Invalid if numpy does not have it."""
     dtype = _numpy_dtypes().get(code)
     if dtype is None:
-        raise Invalid(f"numpy has no dtype {name_of(code)}")
+        raise Invalid(f"numpy has no dtype {name_of(code)}: choose another one, or other keys")
     return dtype
 
 

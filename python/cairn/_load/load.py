@@ -26,7 +26,7 @@ from cairn._tensors.sources import (
 from cairn._tensors.subclasses import SUBCLASS_KEY, with_inner
 from cairn._tensors.subclasses import check_same as check_same_subclass
 from cairn._tensors.targets import Target, check_same, host_target_of, new_array, target_of
-from cairn.errors import Corrupt, Invalid, NotFound, refuse
+from cairn.errors import Corrupt, Invalid, refuse
 
 if TYPE_CHECKING:
     from cairn._load.conversions import ConversionOptions
@@ -81,8 +81,11 @@ class Load:
         self.by_nccl = False
         plan = _cairn.LoadPlan(contents, state, options.patterns)
         self._missing, self.unexpected = plan.missing(), plan.unexpected()
-        if options.strict:
-            _check_missing(self._missing, contents.step)
+        if options.strict and self._missing:
+            from cairn._load.key_errors import missing_keys
+
+            has_common_keys = len(self.unexpected) < len(contents)
+            raise missing_keys(self._missing, contents, has_common_keys)
         self._others = OtherLeaves(plan, contents, options, ranks)
         for node, leaf in plan.request_contiguous():
             self._others.add(node, leaf, leaf_at(contents, leaf))
@@ -91,8 +94,10 @@ class Load:
 
     def check_unexpected(self) -> None:
         """Raises Invalid if the load is strict and a key is unexpected."""
-        if self._strict:
-            _check_unexpected(self.unexpected, self._contents.step)
+        if self._strict and self.unexpected:
+            from cairn._load.key_errors import unexpected_keys
+
+            raise unexpected_keys(self.unexpected, self._contents.step)
 
     def run(self) -> LoadReport:
         """Executes the load. On Corrupt or Unavailable the state is partly filled."""
@@ -111,33 +116,6 @@ class Load:
         return LoadReport(
             step, self._missing, unexpected, bytes_read, direct_bytes, seconds, self._skipped
         )
-
-
-_WAY_OUT = "load a part with keys=..., use strict=False, or read() what you need"
-
-
-def _check_missing(missing: tuple[str, ...], step: int) -> None:
-    if missing:
-        raise NotFound(
-            f"step {step} lacks {_some(missing)} of the state: {_WAY_OUT}",
-            key=missing[0],
-            step=step,
-        )
-
-
-def _check_unexpected(unexpected: tuple[str, ...], step: int) -> None:
-    if unexpected:
-        raise Invalid(
-            f"the state lacks {_some(unexpected)} of step {step}: {_WAY_OUT}",
-            key=unexpected[0],
-            step=step,
-        )
-
-
-def _some(fqns: tuple[str, ...]) -> str:
-    shown = ", ".join(f"'{fqn}'" for fqn in fqns[:5])
-    more = f", ... ({len(fqns)} keys)" if len(fqns) > 5 else ""
-    return shown + more
 
 
 def _is_fillable(value: Any) -> bool:
@@ -288,7 +266,11 @@ class OtherLeaves:
             self._request(index, leaf, self._target_of(made, leaf.fqn), is_new=True)
 
     def _check_same(self, leaf: TensorLeaf, code: int, shape: tuple[int, ...]) -> None:
-        check_same(leaf.fqn, self._step, (leaf.info.dtype, leaf.info.shape), (code, shape))
+        stored, given = (leaf.info.dtype, leaf.info.shape), (code, shape)
+        if stored != given:
+            from cairn._load.key_errors import way_to_load
+
+            check_same(leaf.fqn, self._step, stored, given, way_to_load(leaf.fqn, stored, given))
 
     def _request_shard(self, index: int, leaf: TensorLeaf, value: Any) -> None:
         """Plans the load of this rank's part of a DTensor or ShardedTensor."""

@@ -38,7 +38,7 @@ def agree_on_step(ranks: Ranks, native: _cairn.Store, step: int | None) -> int |
     number, is_given = replies[0]
     if any(one[1] != is_given or (is_given and one[0] != number) for one in replies):
         given = [one[0] if one[1] else None for one in replies]
-        raise Invalid(f"ranks load different steps, by rank: {given}")
+        raise Invalid(f"ranks load different steps, by rank: {given}: give all ranks the same step")
     return number
 
 

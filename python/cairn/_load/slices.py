@@ -48,7 +48,8 @@ class BoxReader:
         if out is None:
             out = (new_tensor if leaf.kind == TENSOR else new_array)(info.dtype, shape)
         target = target_of(out, fqn)
-        check_same(fqn, step, (info.dtype, shape), (target.dtype, target.shape))
+        way_out = "give out= the dtype and shape of the step, or omit it"
+        check_same(fqn, step, (info.dtype, shape), (target.dtype, target.shape), way_out)
         # A dimension of one element may have any stride.
         strides = [1] * len(box.sizes)
         for dim, stride in zip(box.kept, target.strides):
@@ -73,7 +74,9 @@ class BoxReader:
 def _box_of(fqn: str, shape: tuple[int, ...], ranges: Sequence[Range]) -> _Box:
     if len(ranges) > len(shape):
         raise Invalid(
-            f"'{fqn}' has {len(shape)} dimensions, but {len(ranges)} ranges were given", key=fqn
+            f"'{fqn}' has {len(shape)} dimensions, but {len(ranges)} ranges were given: give at "
+            "most one range for each dimension",
+            key=fqn,
         )
     ranges = [*ranges, *[slice(None)] * (len(shape) - len(ranges))]
     bounds = [

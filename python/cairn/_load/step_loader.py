@@ -10,7 +10,7 @@ from cairn._base.patterns import all_patterns
 from cairn._load.damage import without_damage
 from cairn._load.load import Load, LoadOptions
 from cairn._load.multi_rank_load import agree_on_step, plan_together
-from cairn._load.step_reader import StepReader, no_match
+from cairn._load.step_reader import StepReader, check_match
 from cairn._load.tiers import Tiers, locate_together
 from cairn._ranks.ranks import Ranks
 from cairn.errors import Corrupt
@@ -78,8 +78,8 @@ class StepLoader(StepReader):
         contents = native.contents(step, [] if options.conversion else patterns)
         if options.conversion is not None:
             contents = self._convert(adapter.state, contents, options.conversion, patterns)
-        if len(contents) == 0 and (options.patterns or prefix):
-            raise no_match(patterns, contents.step)
+        if options.patterns or prefix:
+            check_match(patterns, native, contents)
         skipped: dict[str, Corrupt] = {}
         if options.skip_damaged:
             contents, patterns, skipped = without_damage(native, contents, patterns)

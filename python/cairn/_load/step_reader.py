@@ -164,7 +164,9 @@ class StepReader(Watched):
         contents = native.contents(step, patterns_for(fqn))
         fqns = contents.fqns()
         if fqn not in fqns:
-            raise _no_such_key(fqn, contents.step)
+            from cairn._load.key_errors import no_such_key
+
+            raise no_such_key(fqn, native.contents(contents.step, []))
         reader = BoxReader(native, contents)
         out = reader.add(fqns.index(fqn), ranges, out)
         reader.read()
@@ -198,7 +200,9 @@ class StepReader(Watched):
         results = {}
         for fqn, ranges in boxes.items():
             if fqn not in places:
-                raise _no_such_key(fqn, contents.step)
+                from cairn._load.key_errors import no_such_key
+
+                raise no_such_key(fqn, native.contents(contents.step, []))
             results[fqn] = reader.add(places[fqn], ranges)
         reader.read()
         return results
@@ -244,8 +248,7 @@ class StepReader(Watched):
         selected = pattern_list(patterns)
         native, step = self._place_of(step)
         contents = native.contents(step, selected)
-        if selected and len(contents) == 0:
-            raise no_match(selected, contents.step)
+        check_match(selected, native, contents)
         from cairn._load.stream import stream
 
         return stream(native, contents, device, read_ahead_bytes)
@@ -358,21 +361,20 @@ def contents_of(
     """What the patterns select of a step, after the conversion. Raises NotFound if this is nothing
     although there are patterns."""
     contents = native.contents(step, [] if conversion else selected)
-    if conversion is not None:
-        contents = conversion.convert(contents, selected)
+    if conversion is None:
+        check_match(selected, native, contents)
+        return contents
+    converted = conversion.convert(contents, selected)
+    if selected and len(converted) == 0:
+        from cairn._load.key_errors import no_match
+
+        raise no_match(selected, conversion.convert(contents, []))
+    return converted
+
+
+def check_match(selected: list[str], native: _cairn.Store, contents: _cairn.Contents) -> None:
+    """Raises NotFound if the patterns, of which `contents` is the result, match no key."""
     if selected and len(contents) == 0:
-        raise no_match(selected, contents.step)
-    return contents
+        from cairn._load.key_errors import no_match
 
-
-def no_match(patterns: list[str], step: int) -> NotFound:
-    """The error for patterns that match no key of the step."""
-    return NotFound(
-        f"step {step} has no key that matches {patterns}: keys() lists them",
-        key=patterns[0],
-        step=step,
-    )
-
-
-def _no_such_key(fqn: str, step: int) -> NotFound:
-    return NotFound(f"step {step} has no key '{fqn}': keys() lists them", key=fqn, step=step)
+        raise no_match(selected, native.contents(contents.step, []))

@@ -194,6 +194,9 @@ def locate_together(ranks: Ranks, tiers: Tiers, step: int | None) -> Location | 
 
     replies = [json.loads(one) for one in ranks.exchange(encode_local)]
     if any(given != replies[0][0] for given, _ in replies):
-        raise Invalid(f"ranks load different steps, by rank: {[given for given, _ in replies]}")
+        given_by_rank = [given for given, _ in replies]
+        raise Invalid(
+            f"ranks load different steps, by rank: {given_by_rank}: give all ranks the same step"
+        )
     found = replies[0][1]
     return None if found is None else Location(*found)

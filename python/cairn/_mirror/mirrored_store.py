@@ -35,7 +35,9 @@ class MirroredStore(Watched):
         not copied; Unavailable if ``progress`` has returned False, and the copies continue.
         """
         if not self._mirrors.wait(timeout):
-            raise TimeoutError(f"steps are not in their mirrors after {timeout} s")
+            raise TimeoutError(
+                f"steps are not in their mirrors after {timeout} s: mirror_status() states why"
+            )
         self._mirrors.raise_error()
 
     def mirror_status(self) -> list[MirrorStatus]:

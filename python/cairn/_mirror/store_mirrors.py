@@ -80,7 +80,9 @@ def wait(address: str, timeout: float | None) -> None:
     if saves is None:
         return
     if not saves.wait(timeout):
-        raise TimeoutError(f"steps are not in their mirrors after {timeout} s")
+        raise TimeoutError(
+            f"steps are not in their mirrors after {timeout} s: mirror_status() states why"
+        )
     saves.raise_error()
 
 

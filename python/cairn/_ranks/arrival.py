@@ -53,7 +53,10 @@ def await_all_ranks(group: ProcessGroup, timeout: float) -> None:
         except RuntimeError:  # torch's errors of stores are derived from it
             missing = [0]
     if missing:
-        raise Unavailable(f"{_named(missing)} did not open the store within {timeout:g} s")
+        raise Unavailable(
+            f"{_named(missing)} did not open the store within {timeout:g} s: see whether it has "
+            "ended, or open the store with a larger timeout="
+        )
 
 
 def _missing_ranks(store: Any, ranks: range, timeout: float) -> list[int]:

@@ -198,7 +198,10 @@ class Writer:
         if self._state == _NEW:
             raise Invalid("use `with store.writer(step) as writer:`, and add inside the block")
         if self._state == _ENDED or self._part is None:
-            raise Invalid(f"the writer of step {self.step} has ended", step=self.step)
+            raise Invalid(
+                f"the writer of step {self.step} has ended: call store.writer() again",
+                step=self.step,
+            )
         if self._failure is not None:
             raise Invalid(
                 f"step {self.step} cannot be committed, because writing it has failed: "
@@ -283,7 +286,11 @@ class _Names:
         if not isinstance(fqn, str) or not fqn:
             raise Invalid(f"{fqn!r} is not a name: give a str that is not empty", step=self._step)
         if fqn in self._leaves:
-            raise Invalid(f"'{fqn}' was added already", key=fqn, step=self._step)
+            raise Invalid(
+                f"'{fqn}' was added already: give each leaf its own name",
+                key=fqn,
+                step=self._step,
+            )
         above = next((each for each in _prefixes(fqn) if each in self._leaves), None)
         if above is not None:
             raise self._contradiction(fqn, above)

@@ -146,23 +146,28 @@ def check_shape(
     """Raises Invalid if the shapes differ."""
     if stored != given:
         raise Invalid(
-            f"'{fqn}' has the shape {list(stored)} in step {step} but {list(given)} in the target",
+            f"'{fqn}' has the shape {list(stored)} in step {step} but {list(given)} in the target: "
+            "give the target the shape of the step",
             key=fqn,
             step=step,
         )
 
 
 def check_same(
-    fqn: str, step: int, stored: tuple[int, tuple[int, ...]], given: tuple[int, tuple[int, ...]]
+    fqn: str,
+    step: int,
+    stored: tuple[int, tuple[int, ...]],
+    given: tuple[int, tuple[int, ...]],
+    way_out: str,
 ) -> None:
-    """Raises Invalid if (dtype code, shape) differ."""
+    """Raises Invalid if (dtype code, shape) differ. `way_out` states what to do."""
     if stored == given:
         return
     stored_text, given_text = (
         f"{dtypes.name_of(code)} {list(shape)}" for code, shape in (stored, given)
     )
     raise Invalid(
-        f"'{fqn}' is {stored_text} in step {step} but {given_text} in the target",
+        f"'{fqn}' is {stored_text} in step {step} but {given_text} in the target: {way_out}",
         key=fqn,
         step=step,
     )

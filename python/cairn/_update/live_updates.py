@@ -13,7 +13,7 @@ from cairn._base.watched import watched
 from cairn._load.load import Load, LoadOptions
 from cairn._load.multi_rank_load import agree_on_step, plan_together
 from cairn._load.step_loader import StepLoader
-from cairn._load.step_reader import no_match
+from cairn._load.step_reader import check_match
 from cairn._ranks.ranks import Ranks
 from cairn._save.stateful import StatefulAdapter
 from cairn._tensors.contents import ValueLeaf, leaf_at
@@ -106,8 +106,8 @@ class LiveUpdates(StepLoader):
             patterns = all_patterns(pattern_list(keys), clean, adapters[0].frozen)
             options = LoadOptions(strict, allow_pickle, patterns, None, False)
             base, contents = (native.contents(one, patterns) for one in (since, number))
-            if len(contents) == 0 and (pattern_list(keys) or clean):
-                raise no_match(patterns, contents.step)
+            if pattern_list(keys) or clean:
+                check_match(patterns, native, contents)
             return _Pull(native, adapters[0].state, base, contents, options, self._ranks)
 
         pull = plan_together(self._ranks, plan)

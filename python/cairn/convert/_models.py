@@ -30,7 +30,7 @@ _TOP_NAMES = {"model.embed_tokens": "tok_embeddings", "model.norm": "norm"}
 def _names(native: str) -> tuple[dict[str, str], dict[str, str]]:
     """The names inside a layer and outside of layers, from those of Hugging Face to native ones."""
     if native not in ("meta", "torchtitan"):
-        raise Invalid(f"native={native!r}: 'meta' or 'torchtitan'")
+        raise Invalid(f"native={native!r}: give 'meta' or 'torchtitan'")
     inside = "attention.qkv_linear." if native == "torchtitan" else "attention."
     block = {f"self_attn.{each}_proj": f"{inside}w{each}" for each in "qkv"} | _BLOCK_NAMES
     top = {**_TOP_NAMES, "lm_head": "lm_head" if native == "torchtitan" else "output"}

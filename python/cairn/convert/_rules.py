@@ -96,10 +96,14 @@ def load_rules(path: str | os.PathLike[str]) -> list[Rule]:
     try:
         rules = json.loads(Path(path).read_text())
     except ValueError as error:
-        raise Invalid(f"{os.fspath(path)}: the rules are not JSON: {error}") from None
+        raise Invalid(
+            f"{os.fspath(path)}: the rules are not JSON ({error}): save_rules writes such a file"
+        ) from None
     rules = [rules] if isinstance(rules, dict) else rules
     if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
-        raise Invalid(f"{os.fspath(path)}: a list of rules is needed")
+        raise Invalid(
+            f"{os.fspath(path)}: a JSON list of rules is needed: save_rules writes such a file"
+        )
     return rules
 
 

@@ -106,7 +106,7 @@ class AcceleratorSaves:
         accelerator = self._accelerator
         steps = self.steps()
         if input_dir is None and not steps:
-            raise NotFound(f"{self._store!r} has no step")
+            raise NotFound(f"{self._store!r} has no step: call save_state first")
         step = steps[-1] if input_dir is None else _number_of(input_dir)
         models = list(accelerator._models)
         for hook in accelerator._load_model_state_pre_hook.values():
@@ -171,7 +171,11 @@ class AcceleratorSaves:
 
     def _check_same_objects(self, stored: dict[str, Any], step: int) -> None:
         if "rng" not in stored:
-            raise Invalid(f"step {step} was not saved by accelerate", step=step)
+            raise Invalid(
+                f"step {step} was not saved by accelerate: name a step of save_state, or load "
+                "this one with Store.load",
+                step=step,
+            )
         for name, objects in self._objects().items():
             found = len(stored.get(name, ()))
             if found != len(objects):

@@ -94,5 +94,5 @@ def latest_of(store: Store) -> int:
     """The number of the latest step. Raises NotFound if there is none."""
     steps = store.steps()
     if not steps:
-        raise NotFound(f"{store!r} has no step")
+        raise NotFound(f"{store!r} has no step: save one with cairn.hf.save_pretrained first")
     return steps[-1]

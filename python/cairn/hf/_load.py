@@ -71,7 +71,10 @@ class StoredModel:
     def json(self, name: str) -> dict[str, Any]:
         """A file of JSON. Raises Corrupt if it is not an object, and Invalid if it is missing."""
         if name not in self.files:
-            raise Invalid(f"step {self.step} has no '{name}'", step=self.step)
+            raise Invalid(
+                f"step {self.step} has no '{name}': save the model with cairn.hf.save_pretrained",
+                step=self.step,
+            )
         try:
             value = json.loads(self.files[name])
         except (ValueError, RecursionError):
@@ -87,7 +90,11 @@ class StoredModel:
     def tensors(self, folder: str, how: Loading) -> dict[str, torch.Tensor]:
         """The weights in a folder of the directory, by their names."""
         if folder not in self.prefixes:
-            raise Invalid(f"step {self.step} has no weights in '{folder}'", step=self.step)
+            found = ", ".join(f"'{each}'" for each in self.prefixes)
+            raise Invalid(
+                f"step {self.step} has no weights in '{folder}': it has weights in {found}",
+                step=self.step,
+            )
         prefix = self.prefixes[folder]
         patterns = [_escaped(prefix)] if prefix else [f"!{FILES}", f"!{WEIGHTS}"]
         others = {other for other in self.prefixes.values() if other and other != prefix}

@@ -234,7 +234,13 @@ class _Reader:
         leaf = self._tensor_leaf(fqn)
         dtype, shape = np.dtype(value.dtype), tuple(value.shape)
         code = code_of(dtype, fqn)
-        check_same(fqn, self._contents.step, (leaf.info.dtype, leaf.info.shape), (code, shape))
+        check_same(
+            fqn,
+            self._contents.step,
+            (leaf.info.dtype, leaf.info.shape),
+            (code, shape),
+            "give the template the dtype and shape of the step",
+        )
         is_numpy = isinstance(value, (np.ndarray, np.generic))
         if not is_numpy and not is_kept(dtype):
             raise Invalid(

@@ -1,0 +1,109 @@
+"""Errors for keys that a step or a state lacks, or has with another dtype or shape. Each names what
+to try next. Loads import this module only when they fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cairn import _cairn
+from cairn._base import dtypes
+from cairn.errors import Invalid, NotFound
+
+_OTHER_WAYS = "load a part with keys=..., use strict=False, or read() what you need"
+_CAST_TO = frozenset({"float64", "float32", "float16", "bfloat16"})
+_CAST_FROM = _CAST_TO | {"float8_e4m3fn", "float8_e5m2"}
+
+
+def _close_name(name: str, names: Iterable[str]) -> str | None:
+    """The one of the names that was probably meant."""
+    try:
+        return _cairn.close_name(name, list(names))
+    except (TypeError, UnicodeError):  # a name that is not valid Unicode
+        return None
+
+
+def no_match(patterns: list[str], contents: _cairn.Contents) -> NotFound:
+    """The error for patterns that match no key of a step with these contents."""
+    close = _close_name(patterns[0], _with_containers(contents.fqns()))
+    way_out = f"did you mean {close!r}?" if close else "keys() lists them"
+    return NotFound(
+        f"step {contents.step} has no key that matches {patterns}: {way_out}",
+        key=patterns[0],
+        step=contents.step,
+    )
+
+
+def _with_containers(fqns: list[str]) -> list[str]:
+    """The keys, and what contains them, which a pattern can name as well."""
+    found = dict.fromkeys(fqns)
+    for fqn in fqns:
+        while "." in fqn:
+            fqn = fqn.rpartition(".")[0]
+            found[fqn] = None
+    return list(found)
+
+
+def no_such_key(fqn: str, contents: _cairn.Contents) -> NotFound:
+    """The error for a key that a step with these contents lacks."""
+    close = _close_name(fqn, contents.fqns())
+    way_out = f"did you mean {close!r}?" if close else "keys() lists them"
+    step = contents.step
+    return NotFound(f"step {step} has no key '{fqn}': {way_out}", key=fqn, step=step)
+
+
+def missing_keys(
+    missing: tuple[str, ...], contents: _cairn.Contents, has_common_keys: bool
+) -> NotFound:
+    """The error of a strict load for keys of the state that the step lacks. `has_common_keys`:
+    whether the state and the step have others in common."""
+    step, stored = contents.step, contents.fqns()
+    way_out = "" if has_common_keys else _way_to_all(missing[0], stored)
+    if not way_out:
+        close = _close_name(missing[0], stored)
+        way_out = f"did you mean '{close}'? Else {_OTHER_WAYS}" if close else _OTHER_WAYS
+    return NotFound(
+        f"step {step} lacks {_some(missing)} of the state: {way_out}", key=missing[0], step=step
+    )
+
+
+def unexpected_keys(unexpected: tuple[str, ...], step: int) -> Invalid:
+    """The error of a strict load for keys of the step that the state lacks."""
+    return Invalid(
+        f"the state lacks {_some(unexpected)} of step {step}: {_OTHER_WAYS}",
+        key=unexpected[0],
+        step=step,
+    )
+
+
+def _way_to_all(fqn: str, stored: list[str]) -> str:
+    """How a load finds the keys if all names of the step, such as that of `fqn`, have a prefix
+    more, or one less (``module.``, of a model in a wrapper). Empty: `fqn` shows no such prefix."""
+    for other in stored:
+        if other.endswith(f".{fqn}"):
+            return f"the step has '{other}', so pass prefix={other[: -len(fqn) - 1]!r}"
+    names = set(stored)
+    above, _, below = fqn.partition(".")
+    while below:
+        if below in names:
+            return f"the step has '{below}', so pass rename={{'^': {above + '.'!r}}}"
+        first, _, below = below.partition(".")
+        above = f"{above}.{first}"
+    return ""
+
+
+def _some(fqns: tuple[str, ...]) -> str:
+    shown = ", ".join(f"'{fqn}'" for fqn in fqns[:5])
+    more = f", ... ({len(fqns)} keys)" if len(fqns) > 5 else ""
+    return shown + more
+
+
+def way_to_load(
+    fqn: str, stored: tuple[int, tuple[int, ...]], given: tuple[int, tuple[int, ...]]
+) -> str:
+    """What to do about a tensor of the state whose (dtype code, shape) are not those of the
+    step."""
+    if stored[1] != given[1]:
+        return f"leave it out with keys='!{fqn}', or read a part of it with read_slice()"
+    if dtypes.name_of(stored[0]) in _CAST_FROM and dtypes.name_of(given[0]) in _CAST_TO:
+        return "pass cast=True"
+    return "give the state the dtype of the step, or read() and convert it"
