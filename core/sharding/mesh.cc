@@ -3,6 +3,7 @@
 #include "core/sharding/mesh.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <numeric>
@@ -20,11 +21,13 @@ Result<DeviceMesh> DeviceMesh::Make(std::vector<Dim> dims, std::vector<uint32_t>
   uint64_t position_count = 1;
   for (size_t d = 0; d < dims.size(); ++d) {
     if (dims[d].size == 0) {
-      return Invalid(fmt::format("dimension {} ('{}') of the mesh has size 0", d, dims[d].name));
+      return Invalid(fmt::format("dimension {} ('{}') of the mesh has size 0; give at least 1", d,
+                                 dims[d].name));
     }
     for (size_t other = 0; other < d; ++other) {
       if (!dims[d].name.empty() && dims[other].name == dims[d].name) {
-        return Invalid(fmt::format("two dimensions of the mesh are named '{}'", dims[d].name));
+        return Invalid(
+            fmt::format("two dimensions of the mesh are named '{}'; rename one", dims[d].name));
       }
     }
     position_count *= dims[d].size;  // at most kMaxRanks times 2^32
@@ -40,8 +43,8 @@ Result<DeviceMesh> DeviceMesh::Make(std::vector<Dim> dims, std::vector<uint32_t>
     return mesh;
   }
   if (ranks.size() != position_count) {
-    return Invalid(
-        fmt::format("{} ranks for a mesh of {} positions", ranks.size(), position_count));
+    return Invalid(fmt::format("{} ranks for a mesh of {} positions; give one for each position",
+                               ranks.size(), position_count));
   }
   mesh.ranks_ = std::move(ranks);
   for (uint32_t position = 0; position < position_count; ++position) {
@@ -51,7 +54,8 @@ Result<DeviceMesh> DeviceMesh::Make(std::vector<Dim> dims, std::vector<uint32_t>
   const auto twice =
       std::ranges::adjacent_find(mesh.position_by_rank_, {}, &std::pair<uint32_t, uint32_t>::first);
   if (twice != mesh.position_by_rank_.end()) {
-    return Invalid(fmt::format("rank {} is at two positions of the mesh", twice->first));
+    return Invalid(
+        fmt::format("rank {} is at two positions of the mesh; name each rank once", twice->first));
   }
   return mesh;
 }
@@ -86,7 +90,10 @@ uint32_t DeviceMesh::RankAt(std::span<const uint32_t> coordinate) const {
 Result<size_t> DeviceMesh::FindDim(std::string_view name) const {
   const auto found = std::ranges::find(dims_, name, &Dim::name);
   if (found == dims_.end() || name.empty()) {
-    return Invalid(fmt::format("the mesh has no dimension named '{}'", name));
+    std::vector<std::string_view> names;
+    for (const Dim& dim : dims_) names.push_back(dim.name);
+    return Invalid(fmt::format("the mesh has no dimension named '{}'; it has '{}'", name,
+                               fmt::join(names, "', '")));
   }
   return static_cast<size_t>(found - dims_.begin());
 }

@@ -73,17 +73,20 @@ void AppendCut(std::span<const IndexRange> ranges, const Cut& cut, std::vector<I
 Result<void> CheckPlacements(std::span<const uint64_t> shape, const DeviceMesh& mesh,
                              std::span<const Placement> placements) {
   if (placements.size() != mesh.dims().size()) {
-    return Invalid(fmt::format("{} placements for a mesh of {} dimensions", placements.size(),
-                               mesh.dims().size()));
+    return Invalid(
+        fmt::format("{} placements for a mesh of {} dimensions; give one for each dimension",
+                    placements.size(), mesh.dims().size()));
   }
   for (const Placement& placement : placements) {
     if (placement.kind == Placement::Kind::kReplicate) continue;
     if (placement.dim >= shape.size()) {
-      return Invalid(fmt::format("a placement divides dimension {} of a tensor of {} dimensions",
-                                 placement.dim, shape.size()));
+      return Invalid(
+          fmt::format("a placement divides dimension {} of a tensor of {} dimensions, which are "
+                      "numbered from 0",
+                      placement.dim, shape.size()));
     }
     if (placement.kind == Placement::Kind::kStridedShard && placement.split_factor == 0) {
-      return Invalid("a strided shard has split factor 0");
+      return Invalid("a strided shard has split factor 0; give at least 1");
     }
   }
   return {};
@@ -134,7 +137,9 @@ Result<LocalShard> ShardOf(std::span<const uint64_t> shape, const DeviceMesh& me
                            std::span<const Placement> placements, uint32_t rank) {
   CAIRN_TRY(CheckPlacements(shape, mesh, placements));
   const auto coordinate = mesh.CoordinateOf(rank);
-  if (!coordinate) return Invalid(fmt::format("the mesh does not contain rank {}", rank));
+  if (!coordinate)
+    return Invalid(
+        fmt::format("the mesh does not contain rank {}; leave the tensor out on this rank", rank));
   LocalShard shard;
   for (const uint64_t size : shape) {
     shard.ranges.emplace_back();

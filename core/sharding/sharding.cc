@@ -46,10 +46,11 @@ Result<std::vector<ShardView>> ShardViewsOf(const Sharding& sharding, const Tens
   CAIRN_TRY_ASSIGN(const LocalShard shard,
                    ShardOf(sharding.global_shape, *sharding.mesh, sharding.placements, rank));
   if (const Shape sizes = shard.sizes(); local.shape != sizes) {
-    return Invalid(fmt::format(
-        "rank {}'s local tensor has shape [{}]; mesh and placements imply [{}] of a global [{}]",
-        rank, fmt::join(local.shape, ", "), fmt::join(sizes, ", "),
-        fmt::join(sharding.global_shape, ", ")));
+    return Invalid(
+        fmt::format("rank {}'s local tensor has shape [{}]; mesh and placements imply [{}] of a "
+                    "global [{}]; pass the part that this rank holds",
+                    rank, fmt::join(local.shape, ", "), fmt::join(sizes, ", "),
+                    fmt::join(sharding.global_shape, ", ")));
   }
   if (const auto checked = CheckStrides(local.shape, local.strides); !checked) {
     return Invalid("the local tensor has " + checked.error().message);
