@@ -173,7 +173,7 @@ def test_code_of_a_model_runs_only_when_it_is_trusted(tmp_path, monkeypatch):
 def test_errors_state_what_is_wrong(tmp_path):
     with cairn.open(tmp_path / "s", mode="a") as store:
         store.save(1, {"w": torch.ones(2)})
-    with pytest.raises(cairn.Invalid, match="was not saved as a model"):
+    with pytest.raises(cairn.Invalid, match="not a model: it has no '__weights__'.*describe"):
         cairn.hf.from_pretrained(f"{tmp_path}/s@1")
     with pytest.raises(cairn.NotFound):
         cairn.hf.from_pretrained(f"{tmp_path}/s@7")

@@ -147,20 +147,8 @@ def open_model(
     parsed = parse_address(address)
     if step is not None and parsed.step is not None:
         raise Invalid(f"'{address}' names a step, and step={step!r} another one")
-    with _open(parsed.store, progress) as store:
+    with open_store(parsed.store, alone=True, progress=progress) as store:
         yield StoredModel(store, parsed.step if step is None else step)
-
-
-def _open(address: str, progress: Progress) -> Store:
-    try:
-        return open_store(address, alone=True, progress=progress)
-    except Invalid as error:
-        if os.path.isfile(os.path.join(address, "config.json")):
-            error.add_note(
-                "It is a directory of a model: "
-                f"kv-admin import STORE --step 0 {address} --format hf"
-            )
-        raise
 
 
 def from_pretrained(
