@@ -96,9 +96,26 @@ bool SignalWatch::Check() {
   if (raised_) return false;
   if (!IsDue()) return true;
   nb::gil_scoped_acquire gil;
-  if (PyErr_CheckSignals() == 0) return true;
+  if (PyErr_CheckSignals() == 0) {
+    ReportFollowed();
+    return true;
+  }
   raised_.emplace();
   return false;
+}
+
+void SignalWatch::Follow(std::shared_ptr<BackgroundProgress> progress) {
+  followed_ = std::move(progress);
+}
+
+void SignalWatch::ReportFollowed() {
+  if (!followed_ || followed_->is_stopped || followed_->total_bytes == 0) return;
+  try {
+    if (progress_.Call(followed_->done_bytes, followed_->total_bytes)) return;
+  } catch (nb::python_error& error) {
+    raised_by_function_.emplace(std::move(error));
+  }
+  followed_->is_stopped = true;
 }
 
 bool SignalWatch::Report(uint64_t done_bytes, uint64_t total_bytes) {
@@ -126,9 +143,10 @@ bool SignalWatch::IsDue() {
 }
 
 void SignalWatch::Rethrow() {
-  if (!raised_) return;
-  nb::python_error error = std::move(*raised_);
-  raised_.reset();
+  std::optional<nb::python_error>& raised = raised_ ? raised_ : raised_by_function_;
+  if (!raised) return;
+  nb::python_error error = std::move(*raised);
+  raised.reset();
   throw error;
 }
 

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -46,6 +47,9 @@ class SignalWatch {
   core::Progress AsProgress();
   /// Does the same once.
   bool Report(uint64_t done_bytes, uint64_t total_bytes);
+  /// From now on, Check also calls the ProgressFunction, with what another thread records in
+  /// `progress`. If it raises or returns False, that thread is asked to stop.
+  void Follow(std::shared_ptr<BackgroundProgress> progress);
   /// Does the same check for signals in a loop. Returns false after a handler has raised. Requires
   /// that the caller does not hold the GIL.
   bool Check();
@@ -56,10 +60,15 @@ class SignalWatch {
   // Returns true at most every 100 ms.
   bool IsDue();
 
+  // Requires the GIL.
+  void ReportFollowed();
+
   ProgressFunction progress_;
+  std::shared_ptr<BackgroundProgress> followed_;
   bool is_stopped_ = false;
   std::chrono::steady_clock::time_point last_check_ = std::chrono::steady_clock::now();
   std::optional<nb::python_error> raised_;
+  std::optional<nb::python_error> raised_by_function_;  // for work that is followed
 };
 
 }  // namespace cairn::python

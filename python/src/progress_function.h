@@ -3,7 +3,11 @@
 
 #include <nanobind/nanobind.h>
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
+
+#include "core/base/progress.h"
 
 namespace cairn::python {
 
@@ -32,5 +36,16 @@ class ProgressFunction {
  private:
   PyObject* function_;
 };
+
+/// How much of some work on another thread is done. Shared by that thread, which writes it, and by
+/// the one that shows it. Threads: any.
+struct BackgroundProgress {
+  std::atomic<uint64_t> done_bytes = 0;
+  std::atomic<uint64_t> total_bytes = 0;  // 0 until it is known
+  std::atomic<bool> is_stopped = false;   // the work is asked to stop
+};
+
+/// Returns a callback that records the progress, and shares `progress`.
+core::Progress Recorder(std::shared_ptr<BackgroundProgress> progress);
 
 }  // namespace cairn::python

@@ -14,14 +14,6 @@ nb::tuple ToPyReport(const core::SaveReport& report) {
                         report.chunks_reused, report.seconds);
 }
 
-core::Progress Recorder(std::shared_ptr<BackgroundProgress> progress) {
-  return [progress = std::move(progress)](uint64_t done, uint64_t total) {
-    progress->done_bytes.store(done, std::memory_order_relaxed);
-    progress->total_bytes.store(total, std::memory_order_relaxed);
-    return true;
-  };
-}
-
 void SaveHandleBinding::WaitStaged() const {
   process_.Check();
   nb::gil_scoped_release no_gil;

@@ -3,7 +3,6 @@
 
 #include <nanobind/nanobind.h>
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -12,6 +11,7 @@
 #include "core/async_save.h"
 #include "core/save/save_options.h"
 #include "python/src/process_guard.h"
+#include "python/src/progress_function.h"
 
 namespace cairn::python {
 
@@ -20,16 +20,6 @@ namespace nb = nanobind;
 /// Returns (step, logical bytes, written bytes, device bytes, direct bytes, chunks, chunks reused,
 /// seconds).
 nb::tuple ToPyReport(const core::SaveReport& report);
-
-/// How much of a save in the background is done. Shared by its thread, which writes it, and by the
-/// handle. Threads: any.
-struct BackgroundProgress {
-  std::atomic<uint64_t> done_bytes = 0;
-  std::atomic<uint64_t> total_bytes = 0;  // 0 until the save has begun to write
-};
-
-/// Returns a callback that records the progress, and shares `progress`.
-core::Progress Recorder(std::shared_ptr<BackgroundProgress> progress);
 
 /// An asynchronous save. Threads: any; each waits without the GIL. Raises Invalid in a forked
 /// child.

@@ -263,6 +263,9 @@ Result<core::LoadReport> StoreBinding::LoadShards(core::CheckpointStore& store,
     options.progress = watch.AsProgress();
     return store.LoadShards(step, targets, options);
   }
+  const auto progress = std::make_shared<BackgroundProgress>();
+  options.progress = Recorder(progress);
+  watch.Follow(progress);
   return communicator_->UseWatched(watch, [&](core::Communicator&) -> Result<core::LoadReport> {
     CAIRN_TRY_ASSIGN(options.tensor_communicator,
                      communicator_->TensorCommunicator(transfer.by_nccl));

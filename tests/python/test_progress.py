@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from ranks import run_on_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_tensor
 
 import cairn
 
@@ -223,6 +226,31 @@ def test_a_fork_into_another_store_is_followed(big, tmp_path):
         answers.append(False)
         with pytest.raises(cairn.Unavailable):
             store.fork(1, to=tmp_path / "third", progress=follow)
+
+
+def load_once(rank, path):
+    """Follows, cancels and breaks loads in which one rank reads for both."""
+    mesh = init_device_mesh("cpu", (2,))
+    state = {"weight": distribute_tensor(torch.zeros(BYTES // 4), mesh, [Replicate()])}
+    follow, seen, _ = follower()
+    with cairn.open(path) as store:
+        store.load(state, step=1, read_once=True, progress=follow)
+        assert seen
+        assert all(0 <= done <= total <= BYTES for done, total in seen)
+
+        cancel = (lambda *_: False) if rank == 0 else False
+        with pytest.raises(cairn.Unavailable):
+            store.load(state, step=1, read_once=True, progress=cancel)
+
+        fail = (lambda *_: 1 / 0) if rank == 0 else False
+        with pytest.raises(ZeroDivisionError if rank == 0 else cairn.Unavailable):
+            store.load(state, step=1, read_once=True, progress=fail)
+
+        store.load(state, step=1, read_once=True)  # the ranks can still communicate
+
+
+def test_ranks_follow_loads_in_which_they_read_for_each_other(big):
+    run_on_ranks(load_once, big, world_size=2)
 
 
 def run_on_terminal(source: str, *args: object) -> tuple[str, int]:
