@@ -32,7 +32,7 @@ def _empty_like(tensors: Tensors) -> Tensors:
     return {key: torch.empty_like(tensor) for key, tensor in tensors.items()}
 
 
-def _box_planner(slices: Slices) -> Any:
+def box_planner(slices: Slices) -> Any:
     """Returns a planner that reads these boxes as the ranks of a mesh would."""
     import torch
     import torch.distributed.checkpoint as dcp
@@ -110,7 +110,7 @@ class DcpPeer(RanksOfDcp, Peer):
         yield self._load(_empty_like({key: state.tensors[key] for key in keys}))
 
     def load_slices(self, state: State, slices: Slices) -> Steps:
-        planner = _box_planner(slices)
+        planner = box_planner(slices)
         yield
         yield self._load(empty_boxes(state, slices), planner)
 

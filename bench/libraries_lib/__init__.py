@@ -1,0 +1,1 @@
+"""Compares how checkpoint libraries behave; see bench/libraries.py."""
