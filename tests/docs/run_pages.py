@@ -3,7 +3,7 @@
     python tests/docs/run_pages.py FOLDER PAGE...
 
 Imports torch once and forks for each page. Prints one line of JSON per page: its name, the numbers
-of blocks and commands that ran, and the error, or null.
+of blocks and commands, the blocks that were skipped, and the error, or null.
 """
 
 import contextlib
@@ -22,7 +22,11 @@ import cairn.torch
 import torch
 from pages import DOCS, ROOT, SETUP, Block, blocks_of, setup_of
 
-TIMEOUT_SECONDS = 60
+TIMEOUT_SECONDS = 600
+COMMANDS = f"""
+export PATH={ROOT / "build" / "bin"}:$PATH
+torchrun() {{ {sys.executable} -m torch.distributed.run --standalone "$@"; }}
+"""
 
 
 class Page:
@@ -33,25 +37,30 @@ class Page:
         self._setup = setup_of(path)
         self.names: dict = {"__name__": "page", "ROOT": ROOT}
         self.blocks = self.commands = 0
+        self.skipped: list[str] = []
 
     def run(self) -> None:
+        os.symlink(ROOT / "examples", "examples")
         common = SETUP / "common.py"
         exec(compile(common.read_text(), common, "exec"), self.names)
-        self._prepare(0)
+        self._prepare("page")
         for block in blocks_of(self._path.read_text()):
-            if block.reason is not None:
-                continue
-            if block.language == "python":
+            if block.reason is None and block.language == "python":
                 self.blocks += 1
-                self._run_python(block)
-            else:
+                missing = block.is_missing()
+                if missing is None:
+                    self._run_python(block)
+                else:
+                    self.skipped.append(f"line {block.line} needs {missing}")
+            elif block.reason in (None, "a synopsis"):
                 for command in block.commands():
                     self._run_command(command, block.line)
         self._close()
+        self._prepare("after the page")
 
-    def _prepare(self, number: int) -> None:
-        code = self._setup.get(number, "")
-        exec(compile(code, f"{self._path.stem}, before block {number}", "exec"), self.names)
+    def _prepare(self, part: str) -> None:
+        code = self._setup.get(part, "")
+        exec(compile(code, f"{self._path.stem}, {part}", "exec"), self.names)
 
     def _run_python(self, block: Block) -> None:
         opens = "as store" in block.code or "store = cairn.open" in block.code
@@ -59,8 +68,10 @@ class Page:
             self._close()
         elif re.search(r"\b(?:store|saver)[.,)]", block.code):
             self._open()
-        self._prepare(self.blocks)
+        self._prepare(f"before block {self.blocks}")
         program = "\n" * block.line + block.code  # errors have the lines of the page
+        for place, replacement in self.names.get("PLACES", {}).items():
+            program = program.replace(place, replacement)
         exec(compile(program, str(self._path), "exec"), self.names)
 
     def _open(self) -> None:
@@ -77,10 +88,11 @@ class Page:
     def _run_command(self, command: str, line: int) -> None:
         self._close()
         self.commands += 1
-        path = f"{ROOT / 'build' / 'bin'}:{os.environ['PATH']}"
+        self._prepare(f"before command {self.commands}")
+        runs_on = " --follow" in command or command.startswith("kv-dump serve ")
+        ended = "timeout --preserve-status -s INT 3 " if runs_on else ""
         done = subprocess.run(
-            ["bash", "-c", command],
-            env={**os.environ, "PATH": path},
+            ["bash", "-c", f"{COMMANDS}{ended}{command}"],
             capture_output=True,
             text=True,
             timeout=TIMEOUT_SECONDS,
@@ -96,11 +108,15 @@ def run(path: pathlib.Path, folder: pathlib.Path) -> dict:
     page, error = Page(path), None
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            page.run()
+            try:
+                page.run()
+            finally:
+                page.names.get("clean_up", lambda: None)()
     except BaseException:
         error = traceback.format_exc(limit=-4)
     name = path.relative_to(DOCS).as_posix()
-    return {"page": name, "blocks": page.blocks, "commands": page.commands, "error": error}
+    counts = {"blocks": page.blocks, "commands": page.commands, "skipped": page.skipped}
+    return {"page": name, **counts, "error": error}
 
 
 def main() -> None:
@@ -119,7 +135,7 @@ def main() -> None:
         with open(read) as answer:
             text = answer.read()
         os.waitpid(child, 0)
-        died = {"page": name, "blocks": 0, "commands": 0, "error": "the process died"}
+        died = {"page": name, "blocks": 0, "commands": 0, "skipped": [], "error": "it died"}
         print(text or json.dumps(died), end="" if text else "\n", flush=True)
 
 

@@ -7,3 +7,13 @@ with open("hf/model.safetensors.index.json", "w") as file:
     json.dump({"metadata": {}, "weight_map": files}, file)
 cairn.convert = __import__("cairn.convert").convert
 cairn.convert.save_rules("rules.json", [cairn.convert.rename({"^norm": "ln"})])
+# before block 2
+sys = __import__("sys")
+sys.path.append(str(ROOT / "tests" / "integrations"))
+from hf_models import make
+
+make("mixtral").save_pretrained("models/mixtral")
+config = make("mixtral").config
+files = list(pathlib.Path("models/mixtral").glob("*.safetensors"))
+subprocess.run([ROOT / "build/bin/kv-admin", "import", "runs/mixtral", "--step", "0", *files],
+               check=True, capture_output=True)

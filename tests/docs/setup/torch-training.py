@@ -7,14 +7,29 @@ class App:
         model.load_state_dict(loaded["model"])
 
 app = App()
+
+def connect():
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group(
+            "gloo", init_method="file://" + os.path.abspath("rendezvous"), rank=0, world_size=1)
 # before block 2
 make_state = lambda: {"app": app}
 last, step = 2000, 1100
 # before block 3
 state = {"app": app}
 # before block 4
-step += 100
-# before block 5
+saver.close()
+store.close()
+store = cairn.open("runs/data", mode="a")
+data = torch.arange(64)
 state = {"model": model.state_dict()}
-torch.distributed.init_process_group(
-    "gloo", init_method="file://" + os.path.abspath("rendezvous"), rank=0, world_size=1)
+make_state = lambda: state
+last = 1100
+connect()
+# before block 5
+store.close()
+store = cairn.open("runs/gpt", mode="a")
+step += 100
+# before block 6
+state = {"model": model.state_dict()}
+connect()

@@ -1,0 +1,12 @@
+# page
+sys = __import__("sys")
+sys.path += [str(ROOT / "tests" / "integrations"), str(ROOT / "tests" / "tools")]
+from hf_models import make, tokenizer as make_tokenizer
+from test_hf_diffusers import ddpm
+
+model, tokenizer, pipeline = make("llama"), make_tokenizer(), ddpm()
+model.save_pretrained("models/qwen")
+tokenizer.save_pretrained("models/qwen")
+pathlib.Path("corpus.txt").write_text("abcdefghij " * 500)
+# after the page
+assert type(adapted).__name__.startswith("PeftModel")
