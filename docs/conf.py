@@ -4,7 +4,6 @@ The pages are the Markdown files of docs/, which are also read on their own, wit
 Nothing is fetched when the site is built or read: theme, scripts and search are local.
 """
 
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -26,12 +25,13 @@ html_show_sourcelink = False
 html_copy_source = False
 html_static_path = ["site/static"]
 html_css_files = ["cairn.css"]
+pygments_dark_style = "github-dark"  # the default of the theme underlines imported names
 
 myst_enable_extensions = []
 myst_heading_anchors = 4
 
 # Public names only, in the order of __all__ or of the source. Libraries that only the integrations
-# need are replaced by mocks where they are not installed.
+# need are replaced by mocks, so that the site is the same whether they are installed or not.
 autodoc_default_options = {
     "members": True,
     "show-inheritance": True,
@@ -40,12 +40,8 @@ autodoc_default_options = {
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autodoc_mock_imports = [
-    name
-    for name in ("accelerate", "deepspeed", "diffusers", "jax", "lightning", "megatron",
-                 "orbax", "peft", "pytorch_lightning", "ray", "torchtitan", "transformers")
-    if importlib.util.find_spec(name) is None
-]  # fmt: skip
+autodoc_mock_imports = ["accelerate", "deepspeed", "diffusers", "jax", "megatron", "orbax", "peft",
+                        "ray", "torchtitan", "transformers"]  # fmt: skip
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
