@@ -156,6 +156,34 @@ Result<std::vector<SegmentInfo>> Snapshot::SegmentsOf(const StepInfo& step) cons
   return segments;
 }
 
+Result<std::vector<SegmentInfo>> Snapshot::FurtherSegmentsOf(
+    const StepInfo& step, std::unordered_set<uint64_t>& known) const {
+  CAIRN_TRY_ASSIGN(const auto entry, state_->root->steps.Find(step.step));
+  if (entry == nullptr || entry->usage_in_table) {
+    CAIRN_TRY_ASSIGN(std::vector<SegmentInfo> segments, SegmentsOf(step));
+    std::erase_if(segments, [&](const SegmentInfo& segment) {
+      return !known.insert(segment.segment_id).second;
+    });
+    return segments;
+  }
+  std::vector<SegmentInfo> segments;
+  for (const internal::SegmentUse& use : entry->usage) {
+    if (known.contains(use.segment.id)) continue;
+    CAIRN_TRY_ASSIGN(const auto record, Get(Column::kSegments, step, NumberKey(use.segment.id)));
+    if (!record) {
+      return Fail(
+          Error{.code = ErrorCode::kDataLoss,
+                .message = fmt::format("the step has no record of segment {:016x}", use.segment.id),
+                .step = step.step});
+    }
+    CAIRN_TRY_ASSIGN(SegmentInfo segment, internal::DecodeSegment(*record));
+    known.insert(use.segment.id);
+    segments.push_back(std::move(segment));
+  }
+  std::ranges::sort(segments, {}, &SegmentInfo::segment_id);
+  return segments;
+}
+
 Result<std::vector<SegmentInfo>> Snapshot::Segments() const {
   std::map<uint64_t, SegmentInfo> segments;
   CAIRN_TRY_ASSIGN(const auto entries, state_->root->steps.All());

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <unordered_set>
 #include <vector>
 
 #include "kv/annotations.h"
@@ -88,6 +89,10 @@ class Snapshot {
   Result<SegmentInfo> FindSegment(uint64_t segment_id) const;
   /// Returns the segments that a step uses, ascending by id.
   Result<std::vector<SegmentInfo>> SegmentsOf(const StepInfo& step) const;
+  /// Returns those of them whose ids are not in `known`, to which it adds these ids. Cost: one
+  /// lookup per segment that is returned if the step uses at most 16 segments.
+  Result<std::vector<SegmentInfo>> FurtherSegmentsOf(const StepInfo& step,
+                                                     std::unordered_set<uint64_t>& known) const;
   /// Returns the segments that any step uses, ascending by id. Cost: opens the tables of all steps.
   Result<std::vector<SegmentInfo>> Segments() const;
   /// Returns how many bytes of each segment each step uses. Cost: one read for each step that uses

@@ -1,8 +1,4 @@
-"""Links of the pages: to folders of the repository, which have no page in the site, and to files.
-
-In the repository, a link to a page has the name of the file as its text. In the site, it has the
-title of the page.
-"""
+"""Links of the pages to folders of the repository, which have no page in the site."""
 
 import re
 from pathlib import Path
@@ -19,16 +15,8 @@ def replace_folders(text: str, folder: Path) -> str:
     return LINK.sub(replace, text)
 
 
-NAME = re.compile(r"(?<!!)\[[\w./-]+\.md\]\(([^):\s]+\.md(?:#[^)]*)?)\)")
-
-
-def replace_names(text: str) -> str:
-    """Links without a text get the title of their target."""
-    return NAME.sub(r"[](\1)", text)
-
-
 def read(app, name: str, source: list[str]) -> None:
-    source[0] = replace_names(replace_folders(source[0], Path(app.env.doc2path(name)).parent))
+    source[0] = replace_folders(source[0], Path(app.env.doc2path(name)).parent)
 
 
 def setup(app) -> dict:

@@ -48,15 +48,13 @@ Result<std::map<uint64_t, SegmentUse>> CountUse(const kv::Snapshot& snapshot) {
 Result<void> ForEachSegment(const kv::Snapshot& snapshot,
                             const std::function<void(const kv::SegmentInfo&)>& visit) {
   CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, snapshot.Steps());
-  std::unordered_set<uint64_t> visited;
+  std::unordered_set<uint64_t> known;
   for (const kv::StepInfo& step : steps) {
-    CAIRN_TRY_ASSIGN(std::vector<kv::SegmentInfo> segments, snapshot.SegmentsOf(step));
+    CAIRN_TRY_ASSIGN(auto segments, snapshot.FurtherSegmentsOf(step, known));
     std::ranges::sort(segments, [](const auto& a, const auto& b) {
       return std::tie(a.step, a.rank, a.name) < std::tie(b.step, b.rank, b.name);
     });
-    for (const kv::SegmentInfo& segment : segments) {
-      if (visited.insert(segment.segment_id).second) visit(segment);
-    }
+    for (const kv::SegmentInfo& segment : segments) visit(segment);
   }
   return {};
 }

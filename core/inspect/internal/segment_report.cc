@@ -40,8 +40,9 @@ Result<std::map<uint64_t, kv::SegmentInfo>> ReadSegments(const kv::Snapshot& sna
                                                          std::vector<Error>& problems) {
   std::map<uint64_t, kv::SegmentInfo> segments;
   CAIRN_TRY_ASSIGN(const auto steps, snapshot.Steps());
+  std::unordered_set<uint64_t> known;
   for (const kv::StepInfo& step : steps) {
-    auto of_step = snapshot.SegmentsOf(step);
+    auto of_step = snapshot.FurtherSegmentsOf(step, known);
     if (!of_step) {
       problems.push_back(std::move(of_step).error().WithStep(step.step));
       continue;

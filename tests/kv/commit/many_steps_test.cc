@@ -5,10 +5,13 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <filesystem>
 #include <iterator>
+#include <set>
+#include <unordered_set>
 
 #include "kv/internal/root/root_log.h"
 #include "kv/internal/root/step_list.h"
@@ -74,6 +77,33 @@ TEST_F(ManyStepsTest, RootOfHundredsOfStepsIsSmall) {
   ASSERT_TRUE(cairn::testing::IsOk(steps));
   EXPECT_EQ(steps->size(), kStepCount);
   EXPECT_TRUE(steps->at(kStepCount - 1) == MakeSample(kStepCount - 1, 0, kTiny));
+}
+
+TEST_F(ManyStepsTest, FurtherSegmentsOfEachStepAreAllSegments) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(path_, OpenMode::kWrite, no_grace_));
+  for (uint64_t step = 0; step < 40; ++step) {
+    CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(step, 0, kTiny)));
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, writer->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, snapshot->Steps());
+
+  std::unordered_set<uint64_t> known;
+  std::set<std::string> names;
+  for (const StepInfo& step : steps) {
+    const std::unordered_set<uint64_t> before = known;
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto further, snapshot->FurtherSegmentsOf(step, known));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto all, snapshot->SegmentsOf(step));
+    EXPECT_TRUE(std::ranges::is_sorted(further, {}, &SegmentInfo::segment_id));
+    for (const SegmentInfo& segment : further) {
+      EXPECT_FALSE(before.contains(segment.segment_id));
+      EXPECT_TRUE(names.insert(segment.name).second);
+    }
+    for (const SegmentInfo& segment : all) EXPECT_TRUE(known.contains(segment.segment_id));
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto segments, snapshot->Segments());
+  EXPECT_EQ(names.size(), segments.size());
+  EXPECT_GE(names.size(), steps.size());
+  for (const SegmentInfo& segment : segments) EXPECT_TRUE(names.contains(segment.name));
 }
 
 TEST_F(ManyStepsTest, DeletedStepsLeaveNothingBehind) {
