@@ -3,8 +3,9 @@
     python worker.py CONTENDER...
 
 This process imports the libraries, and forks a worker for each line with a contender, a folder and
-a number of layers. The worker answers the lines that follow, until one has `end` or it is killed. Each answer is a line of
-JSON with the prefix ANSWER; an exception of the library is an answer with `error`.
+a number of layers. The worker answers the lines that follow, until one has `end` or it is killed.
+Each answer is a line of JSON with the prefix ANSWER; an exception of the library is an answer with
+`error`.
 """
 
 from __future__ import annotations

@@ -103,8 +103,8 @@ Result<ValueDifferences> CompareChangedValues(const Sides& sides, const core::Ke
     const auto progress = [&](uint64_t bytes, uint64_t) {
       return line.Update(before_bytes + bytes, total_bytes);
     };
-    CAIRN_TRY_ASSIGN(differences[i], CompareTensors(*sides.opened.store, sides.a, sides.b,
-                                                    *compared[i], progress));
+    CAIRN_TRY_ASSIGN(differences[i],
+                     CompareTensors(*sides.opened.store, sides.a, sides.b, *compared[i], progress));
     before_bytes += compared[i]->nbytes;
   }
   return differences;
