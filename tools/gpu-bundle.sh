@@ -4,9 +4,9 @@
 #   tools/gpu-bundle.sh [OUTPUT]   replaces OUTPUT (build/gpu-bundle)
 #
 # The folder runs on Ubuntu 24.04 with an NVIDIA driver, CUDA 13 and PyTorch: copy it there and run
-# its run.sh. The Python package is built for this checkout's Python and, if python3.12 with headers
-# is found (or CAIRN_BUNDLE_PYTHON names one), for Ubuntu's. Complete output: build/gpu-bundle.log.
-# See docs/gpu.md.
+# its run.sh, which unpacks bundle.tar.gz first. The Python package is built for this checkout's
+# Python and, if python3.12 with headers is found (or CAIRN_BUNDLE_PYTHON names one), for Ubuntu's.
+# Complete output: build/gpu-bundle.log. See docs/gpu.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 output=${1:-build/gpu-bundle}
@@ -72,36 +72,49 @@ else
   echo "gpu-bundle: no python3.12 with headers: the Python package is for 3.11 only"
 fi
 
-# The folder ---------------------------------------------------------------------------------------
-rm -rf "$output"
-mkdir -p "$output"/{bin,lib,python,bench}
-for program in "${programs[@]}"; do strip -o "$output/bin/$program" "build/bin/$program"; done
+# The contents of bundle.tar.gz --------------------------------------------------------------------
+contents=$(mktemp -d build/gpu-bundle-contents.XXXXXX)
+trap 'rm -rf "$contents"' EXIT
+mkdir "$contents"/{bin,lib,python,bench}
+for program in "${programs[@]}"; do strip -o "$contents/bin/$program" "build/bin/$program"; done
 if ((${#extensions[@]})); then
-  cp -r build/python/cairn "$output/python/"
-  mkdir "$output/tests"
-  cp tests/python/gpu/*.py "$output/tests/"
-  find "$output/python" \( -name '__pycache__' -o -name '*.so' \) -prune -exec rm -rf {} +
+  cp -r build/python/cairn "$contents/python/"
+  mkdir "$contents/tests"
+  cp tests/python/gpu/*.py "$contents/tests/"
+  find "$contents/python" \( -name '__pycache__' -o -name '*.so' \) -prune -exec rm -rf {} +
   for extension in "${extensions[@]}"; do
-    strip -o "$output/python/cairn/$(basename "$extension")" "$extension"
+    strip -o "$contents/python/cairn/$(basename "$extension")" "$extension"
   done
 fi
-cp bench/compare_gpu.py "$output/bench/"
-cp tools/gpu_bundle/run.sh tools/gpu_bundle/*.py "$output/"
+cp bench/compare_gpu.py "$contents/bench/"
+cp tools/gpu_bundle/run_bundle.py "$contents/"
 
 # Copies every library that the programs need, except for those of the system and the driver, which
 # must be those of the host.
 host_libraries='^(linux-vdso|ld-linux|libc|libm|libpthread|libdl|librt|libresolv|libstdc\+\+|libgcc_s|libcuda|libnvidia)'
-ldd "$output"/bin/* "${extensions[@]}" 2>>"$log" | awk '$2 == "=>" && $3 ~ /^\// { print $1, $3 }' | sort -u |
+ldd "$contents"/bin/* "${extensions[@]}" 2>>"$log" | awk '$2 == "=>" && $3 ~ /^\// { print $1, $3 }' | sort -u |
   while read -r name path; do
-    [[ $name =~ $host_libraries ]] || cp -L "$path" "$output/lib/$name"
+    [[ $name =~ $host_libraries ]] || cp -L "$path" "$contents/lib/$name"
   done
-if ldd "$output"/bin/* 2>&1 | grep -q 'not found'; then Die "a library of the programs is missing"; fi
+if ldd "$contents"/bin/* 2>&1 | grep -q 'not found'; then Die "a library of the programs is missing"; fi
 
 {
   echo "Cairn $(git describe --always --dirty 2>/dev/null || echo '(no git)'), packed $(date -u +%Y-%m-%dT%H:%MZ)"
   echo "Programs: ${programs[*]}"
   echo "Python extensions: ${extensions[*]##*/}"
-} >"$output/VERSION"
+} >"$contents/VERSION"
+
+# The folder ---------------------------------------------------------------------------------------
+# Compressed, because most of the same code is linked into each program and extension. gzip, because
+# Python's standard library reads it on every host, which may not have zstd.
+rm -rf "$output"
+mkdir -p "$output"
+tar -C "$contents" --sort=name --owner=0 --group=0 --numeric-owner --mode=u+w,go-w,a+rX -cf - . |
+  gzip -n >"$output/bundle.tar.gz"
+(cd "$output" && sha256sum bundle.tar.gz >bundle.tar.gz.sha256)
+cp tools/gpu_bundle/{run.sh,start.py} "$contents/VERSION" "$output/"
 size_kib=$(du -sk "$output" | cut -f 1)
+unpacked_kib=$(du -sk "$contents" | cut -f 1)
 ((size_kib < limit_kib)) || Die "$output has $size_kib KiB, more than the limit of $limit_kib"
-echo "gpu-bundle: $output, $((size_kib / 1024)) MiB; on the GPU machine: $(basename "$output")/run.sh"
+echo "gpu-bundle: $output, $((size_kib / 1024)) MiB, and $((unpacked_kib / 1024)) MiB more where it" \
+  "runs; on the GPU machine: $(basename "$output")/run.sh"

@@ -1,6 +1,6 @@
 """Runs the tests and benchmarks in this folder, prints one table and writes results.json.
 
-Needs only Python 3.11 or newer; see run.sh for the command line.
+Needs only Python 3.11 or newer; see run.sh for the command line. start.py starts this program.
 """
 
 from __future__ import annotations
@@ -342,13 +342,28 @@ def print_table(suites: list[Suite], benches: list[Bench]) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="run.sh", description=__doc__.splitlines()[0])
-    parser.add_argument("--dir", type=Path, default=HERE, help="where benchmarks write")
+    # run.sh's folder: the one of this file may be temporary.
+    parser.add_argument("--folder", type=Path, required=True, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--dir", type=Path, help="where benchmarks write (run.sh's folder)"
+    )
     parser.add_argument("--bytes", default="4GiB", help="size of all tensors (4GiB)")
     parser.add_argument(
         "--repeat", type=int, default=5, help="runs of each measurement (5)"
     )
-    parser.add_argument("--out", type=Path, default=HERE / "results.json")
-    return parser.parse_args()
+    parser.add_argument(
+        "--out", type=Path, help="file for the results (results.json in run.sh's folder)"
+    )
+    options = parser.parse_args()
+    options.dir = options.dir or options.folder
+    options.out = options.out or options.folder / "results.json"
+    # Found now instead of after the last benchmark.
+    for option, folder in (("--dir", options.dir), ("--out", options.out.parent)):
+        if not os.access(folder, os.W_OK | os.X_OK):
+            parser.error(
+                f"cannot write to {folder}: name another place with {option}"
+            )
+    return options
 
 
 def main() -> int:
@@ -357,6 +372,7 @@ def main() -> int:
     gpu = find_gpu()
     version = (HERE / "VERSION").read_text().strip()
     print(version)
+    print(f"Unpacked in: {HERE}")
     print(
         f"GPU: {gpu['name']}, driver {gpu['driver']}"
         if gpu
