@@ -90,7 +90,7 @@ class Page:
         self.commands += 1
         self._prepare(f"before command {self.commands}")
         runs_on = " --follow" in command or command.startswith("kv-dump serve ")
-        ended = "timeout --preserve-status -s INT 3 " if runs_on else ""
+        ended = "timeout --foreground --preserve-status -s INT 3 " if runs_on else ""
         done = subprocess.run(
             ["bash", "-c", f"{COMMANDS}{ended}{command}"],
             capture_output=True,

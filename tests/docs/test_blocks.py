@@ -34,11 +34,11 @@ def test_all_pages_run(tmp_path):
 
     results = run_pages(tmp_path / "pages", names)
 
-    assert sum(result["blocks"] for result in results) >= 60, "the list of blocks looks wrong"
-    assert sum(result["commands"] for result in results) >= 110, "the list of commands looks wrong"
-    skipped = [f"{result['page']}: {each}" for result in results for each in result["skipped"]]
-    if skipped:
-        pytest.skip("the other blocks run; tools/test.sh --integrations runs " + "; ".join(skipped))
+    assert sum(result["blocks"] for result in results) >= 40, "the list of blocks looks wrong"
+    assert sum(result["commands"] for result in results) >= 60, "the list of commands looks wrong"
+    # tests/integrations/test_pages.py runs these, too, if the library is installed.
+    skipped = [each for result in results for each in result["skipped"]]
+    assert all(re.fullmatch(r"line \d+ needs \w+", each) for each in skipped), skipped
 
 
 def test_what_is_not_run_states_a_known_reason():

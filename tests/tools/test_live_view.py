@@ -17,7 +17,7 @@ from tool_programs import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "tests" / "support"))
 from browser import Browser, missing_browser  # noqa: E402
-from pages import HOSTILE_NAMES, check_fit_and_contrast, text_of  # noqa: E402
+from page_checks import HOSTILE_NAMES, check_fit_and_contrast, text_of  # noqa: E402
 
 pytestmark = pytest.mark.skipif(missing_browser() is not None, reason=missing_browser() or "")
 

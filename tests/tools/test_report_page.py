@@ -15,7 +15,7 @@ from tool_programs import REPOSITORY, run_program
 
 sys.path.insert(0, str(REPOSITORY / "tests" / "support"))
 from browser import Browser, missing_browser  # noqa: E402
-from pages import (  # noqa: E402
+from page_checks import (  # noqa: E402
     HOSTILE_NAMES,
     check_fit_and_contrast,
     focused_label,

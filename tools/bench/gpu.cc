@@ -46,9 +46,8 @@ Result<void> BenchGpu(const BenchOptions& options, BenchReport& report) {
   if (!backend) {
     return Fail(
         backend.error().code,
-        fmt::format(
-            "no GPU can be measured here, run this on a machine with a GPU and its driver: {}",
-            backend.error().message));
+        fmt::format("no GPU can be measured here: {}; use a machine with a GPU and its driver",
+                    backend.error().message));
   }
   bench.backend = *backend;
   CAIRN_TRY_ASSIGN(bench.plain, cuda::PlainGpu::Open(options.device));
