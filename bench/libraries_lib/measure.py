@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import statistics
 import struct
@@ -71,7 +72,7 @@ def time_once(libraries: Libraries, name: str, options: Options) -> dict[str, An
             figures[figure] = _checked(worker.ask(do, step=3, kind="all", **more))
         page_cache.warm(options.folder)
         figures["load_warm"] = _checked(worker.ask("load", step=3, kind="all"))
-    if CONTENDERS[name].uses_jax:
+    if CONTENDERS[name].uses_jax and importlib.util.find_spec("jax") is not None:
         figures["reshard"] = _time_reshard(libraries, name, options)
     return figures
 

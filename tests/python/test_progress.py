@@ -184,7 +184,9 @@ def test_a_writer_counts_all_that_was_added(tmp_path):
                 writer.add(f"large.{i}", part)
         counts = [done for done, _ in seen]
         assert counts == sorted(counts)
-        assert counts[0] < part.nbytes < counts[-1] <= 4 * part.nbytes
+        # When the first count comes depends on the machine; they go on from tensor to tensor.
+        assert all(0 < count <= 4 * part.nbytes for count in counts)
+        assert counts[-1] > part.nbytes
         assert {total for _, total in seen} == {0}
 
         answers.append(False)
