@@ -41,7 +41,7 @@ class LazyIndexFactory final : public rocksdb::TableFactory {
   const std::unique_ptr<rocksdb::TableFactory> blocks_;
 };
 
-constexpr size_t kBlockBytes = 16 << 10;
+constexpr size_t kTableBlockBytes = 16 << 10;
 
 /// Ends blocks at their usual size, and before a record that is larger than a block, such as the
 /// structure of a step, so that lookups of small records do not read it.
@@ -62,7 +62,7 @@ class LargeRecordsApart final : public rocksdb::FlushBlockPolicyFactory {
     bool Update(const rocksdb::Slice& key, const rocksdb::Slice& value) override {
       const bool is_full = by_size_->Update(key, value);
       const bool is_empty = std::exchange(is_empty_, false);  // RocksDB ignores it then
-      return is_full || (!is_empty && value.size() > kBlockBytes);
+      return is_full || (!is_empty && value.size() > kTableBlockBytes);
     }
 
    private:
@@ -220,7 +220,7 @@ rocksdb::Options TableOptions(rocksdb::Env& environment) {
   rocksdb::BlockBasedTableOptions table;
   table.checksum = rocksdb::kXXH3;
   table.format_version = 5;
-  table.block_size = kBlockBytes;
+  table.block_size = kTableBlockBytes;
   table.flush_block_policy_factory = std::make_shared<LargeRecordsApart>();
   // An open reads only the top of the index, whose size is a few bytes per MiB of records.
   table.index_type = rocksdb::BlockBasedTableOptions::kTwoLevelIndexSearch;
