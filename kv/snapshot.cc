@@ -141,18 +141,16 @@ Result<SegmentInfo> Snapshot::FindSegment(uint64_t segment_id) const {
 
 Result<std::vector<SegmentInfo>> Snapshot::SegmentsOf(const StepInfo& step) const {
   std::vector<SegmentInfo> segments;
-  // To seek the beginning of the column would decompress the structure, which is the record before
-  // it and can be large: the index separates the two by the shortest key that does.
-  CAIRN_TRY(ScanFrom(Column::kSegments, step, NumberKey(0),
-                     [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
-                       CAIRN_TRY_ASSIGN(SegmentInfo info, internal::DecodeSegment(record));
-                       if (key != NumberKey(info.segment_id)) {
-                         return Fail(ErrorCode::kDataLoss,
-                                     "a segment record is under the key of another segment");
-                       }
-                       segments.push_back(std::move(info));
-                       return true;
-                     }));
+  CAIRN_TRY(Scan(Column::kSegments, step, "",
+                 [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+                   CAIRN_TRY_ASSIGN(SegmentInfo info, internal::DecodeSegment(record));
+                   if (key != NumberKey(info.segment_id)) {
+                     return Fail(ErrorCode::kDataLoss,
+                                 "a segment record is under the key of another segment");
+                   }
+                   segments.push_back(std::move(info));
+                   return true;
+                 }));
   return segments;
 }
 

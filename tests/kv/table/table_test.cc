@@ -239,6 +239,7 @@ TEST_P(TableDamageTest, LookupsOfSmallRecordsDoNotReadALargeOne) {
                            {key(Column::kTensors, "b"), "tensor"},
                            {key(Column::kChunks, "b"), "chunk"},
                            {structure_key, structure},
+                           {TableKey(Column::kSegments, NumberKey(7)), "segment"},
                            {key(Column::kTables, ""), "tables"}};
   CAIRN_ASSERT_OK_AND_ASSIGN(const TableInfo info, Write(records));
   CAIRN_ASSERT_OK_AND_ASSIGN(std::vector<std::byte> bytes, ReadTable(info));
@@ -263,7 +264,8 @@ TEST_P(TableDamageTest, LookupsOfSmallRecordsDoNotReadALargeOne) {
       }));
     }
   }
-  for (const Column column : {Column::kTensors, Column::kChunks}) {
+  for (const Column column :
+       {Column::kTensors, Column::kChunks, Column::kSegments, Column::kTables}) {
     CAIRN_EXPECT_OK(
         stack.Scan(ColumnPrefix(column), [](auto, auto) { return Result<bool>(true); }));
   }
