@@ -113,8 +113,8 @@ class Adviser {
       store = Quoted(object->store);
     }
     const bool is_of_step = error_.step.has_value() || !error_.key.empty();
-    std::string_view folder = object ? object->folder : "";
-    if (object && IsStoreItself(*object) && is_of_step) folder = "";
+    std::string folder = object ? object->folder : "";
+    if (object && IsStoreItself(*object) && is_of_step) folder.clear();
     if (folder == "CAIRN") {
       return "restore this file from a backup of the store, or run kv-admin pull MIRROR NEW_STORE "
              "to copy the steps of a mirror";
