@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <system_error>
 
 #include "kv/internal/io/fault_point.h"
 
@@ -20,18 +21,21 @@ namespace {
 
 /// Opens with O_DIRECT if `*direct` is set, and without it if that is refused; then clears
 /// `*direct`.
-FileDescriptor OpenMaybeDirect(const std::string& path, int flags, bool* direct) {
-  flags |= O_CLOEXEC;
+FileDescriptor OpenMaybeDirect(const FilePlace& place, int flags, bool* direct) {
+  const auto open = [&](int more_flags) {
+    return FileDescriptor(RetryInterrupted([&] {
+      return ::openat(place.directory, place.name.c_str(), flags | more_flags | O_CLOEXEC, 0644);
+    }));
+  };
   if (*direct) {
-    FileDescriptor file(
-        RetryInterrupted([&] { return ::open(path.c_str(), flags | O_DIRECT, 0644); }));
+    FileDescriptor file = open(O_DIRECT);
     // EINVAL: the file system does not support O_DIRECT (tmpfs). With O_CREAT|O_EXCL it may have
     // created the file nevertheless.
     if (file.is_open() || errno != EINVAL) return file;
     *direct = false;
-    if (flags & O_CREAT) ::unlink(path.c_str());
+    if (flags & O_CREAT) ::unlinkat(place.directory, place.name.c_str(), 0);
   }
-  return FileDescriptor(RetryInterrupted([&] { return ::open(path.c_str(), flags, 0644); }));
+  return open(0);
 }
 
 /// Returns the alignment that direct I/O on the file requires of memory.
@@ -48,37 +52,37 @@ uint64_t MemoryAlign(int fd) {
 
 }  // namespace
 
-Result<File> File::OpenRead(const std::string& path, bool direct, const char* fault_point) {
+Result<File> File::OpenRead(const FilePlace& place, bool direct, const char* fault_point) {
   if (const int fault = fault_point == nullptr ? 0 : FaultPoint(fault_point)) {
-    return Fail(SystemError(fault, "cannot open for reading", path));
+    return Fail(SystemError(fault, "cannot open for reading", place.path));
   }
   File file;
   file.direct_ = direct;
   // O_NONBLOCK: the open of a FIFO would wait for a writer. It has no effect on regular files.
-  file.fd_ = OpenMaybeDirect(path, O_RDONLY | O_NONBLOCK, &file.direct_);
-  if (!file.fd_.is_open()) return Fail(SystemError(errno, "cannot open for reading", path));
+  file.fd_ = OpenMaybeDirect(place, O_RDONLY | O_NONBLOCK, &file.direct_);
+  if (!file.fd_.is_open()) return Fail(SystemError(errno, "cannot open for reading", place.path));
   struct stat status;
-  if (::fstat(file.fd(), &status) != 0) return Fail(SystemError(errno, "cannot stat", path));
+  if (::fstat(file.fd(), &status) != 0) return Fail(SystemError(errno, "cannot stat", place.path));
   if (!S_ISREG(status.st_mode)) {
-    return Fail(
-        Error{.code = ErrorCode::kDataLoss, .message = "this is not a regular file", .file = path});
+    return Fail(Error{
+        .code = ErrorCode::kDataLoss, .message = "this is not a regular file", .file = place.path});
   }
   if (file.direct_) file.memory_align_bytes_ = MemoryAlign(file.fd());
-  file.path_ = path;
+  file.path_ = place.path;
   return file;
 }
 
-Result<File> File::Create(const std::string& path, bool direct) {
+Result<File> File::Create(const FilePlace& place, bool direct) {
   File file;
   file.direct_ = direct;
-  file.fd_ = OpenMaybeDirect(path, O_RDWR | O_CREAT | O_EXCL, &file.direct_);
+  file.fd_ = OpenMaybeDirect(place, O_RDWR | O_CREAT | O_EXCL, &file.direct_);
   if (!file.fd_.is_open()) {
-    Error error = SystemError(errno, "cannot create", path);
+    Error error = SystemError(errno, "cannot create", place.path);
     if (errno == EEXIST) error.code = ErrorCode::kConflict;
     return Fail(std::move(error));
   }
   if (file.direct_) file.memory_align_bytes_ = MemoryAlign(file.fd());
-  file.path_ = path;
+  file.path_ = place.path;
   return file;
 }
 
@@ -151,41 +155,37 @@ Result<void> MakeDirectory(const std::string& path) {
   return {};
 }
 
-Result<void> SyncDirectory(const std::string& path, const char* fault_point) {
+Result<void> SyncDirectory(const FilePlace& place, const char* fault_point) {
   if (const int fault = FaultPoint(fault_point)) {
-    return Fail(SystemError(fault, "cannot sync the directory", path));
+    return Fail(SystemError(fault, "cannot sync the directory", place.path));
   }
-  const FileDescriptor directory(
-      RetryInterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
-  if (!directory.is_open()) return Fail(SystemError(errno, "cannot open the directory", path));
+  const FileDescriptor directory(RetryInterrupted([&] {
+    return ::openat(place.directory, place.name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  }));
+  if (!directory.is_open())
+    return Fail(SystemError(errno, "cannot open the directory", place.path));
   const int failed = RetryInterrupted([&] { return ::fsync(directory.get()); }) != 0 ? errno : 0;
   // Some network file systems cannot sync a directory and return EINVAL. Nothing else can be done.
   if (failed != 0 && failed != EINVAL) {
-    return Fail(SystemError(failed, "cannot sync the directory", path));
+    return Fail(SystemError(failed, "cannot sync the directory", place.path));
   }
   return {};
 }
 
-Result<void> Rename(const std::string& from, const std::string& to, const char* fault_point) {
+Result<void> Rename(const FilePlace& from, const FilePlace& to, const char* fault_point) {
   const int fault = FaultPoint(fault_point);
-  if (fault != 0 || ::rename(from.c_str(), to.c_str()) != 0) {
-    return Fail(
-        SystemError(fault != 0 ? fault : errno, fmt::format("cannot rename to {}", to), from));
+  if (fault != 0 ||
+      ::renameat(from.directory, from.name.c_str(), to.directory, to.name.c_str()) != 0) {
+    return Fail(SystemError(fault != 0 ? fault : errno, fmt::format("cannot rename to {}", to.path),
+                            from.path));
   }
   return {};
 }
 
-Result<void> RemoveFile(const std::string& path) {
-  if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
-    return Fail(SystemError(errno, "cannot remove", path));
+Result<void> RemoveFile(const FilePlace& place) {
+  if (::unlinkat(place.directory, place.name.c_str(), 0) != 0 && errno != ENOENT) {
+    return Fail(SystemError(errno, "cannot remove", place.path));
   }
-  return {};
-}
-
-Result<void> RemoveTree(const std::string& path) {
-  std::error_code failed;
-  std::filesystem::remove_all(path, failed);
-  if (failed) return Fail(SystemError(failed.value(), "cannot remove", path));
   return {};
 }
 
@@ -210,30 +210,29 @@ Result<std::vector<std::string>> ListDirectory(const std::string& path) {
 
 bool Exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
 
-Result<std::vector<std::byte>> ReadWholeFile(const std::string& path, uint64_t limit_bytes,
+Result<std::vector<std::byte>> ReadWholeFile(const FilePlace& place, uint64_t limit_bytes,
                                              const char* fault_point) {
-  CAIRN_TRY_ASSIGN(const File file, File::OpenRead(path, /*direct=*/false, fault_point));
+  CAIRN_TRY_ASSIGN(const File file, File::OpenRead(place, /*direct=*/false, fault_point));
   CAIRN_TRY_ASSIGN(const uint64_t size_bytes, file.SizeBytes());
   if (size_bytes > limit_bytes) {
     return Fail(Error{.code = ErrorCode::kDataLoss,
                       .message = fmt::format("the file has {} bytes, more than the limit of {}",
                                              size_bytes, limit_bytes),
-                      .file = path});
+                      .file = place.path});
   }
   std::vector<std::byte> bytes(size_bytes);
   CAIRN_TRY(file.ReadAt(0, bytes));
   return bytes;
 }
 
-Result<void> ReplaceFile(const std::string& directory, const std::string& name,
-                         std::span<const std::byte> bytes) {
-  const std::string temporary = directory + "/" + name + ".new";
-  CAIRN_TRY(RemoveFile(temporary));
-  CAIRN_TRY_ASSIGN(File file, File::Create(temporary, /*direct=*/false));
-  CAIRN_TRY(file.Append(bytes, "file.write"));
-  CAIRN_TRY(file.Sync("file.sync"));
-  CAIRN_TRY(Rename(temporary, directory + "/" + name, "file.rename"));
-  return SyncDirectory(directory, "file.directory_sync");
+std::string AbsolutePath(std::string path) {
+  if (path.starts_with('/')) return path;
+  std::error_code failed;
+  const std::filesystem::path working_directory = std::filesystem::current_path(failed);
+  if (failed) return path;
+  while (path.starts_with("./")) path.erase(0, path.find_first_not_of('/', 1));
+  return path.empty() || path == "." ? working_directory.string()
+                                     : (working_directory / path).string();
 }
 
 }  // namespace cairn::kv::internal

@@ -9,6 +9,7 @@
 
 #include "kv/error.h"
 #include "kv/file_descriptor.h"
+#include "kv/file_place.h"
 
 namespace cairn::kv::internal {
 
@@ -23,10 +24,10 @@ class File {
   File() = default;
   /// Opens a file for reading. Ignores `direct` if the file system refuses O_DIRECT. `fault_point`
   /// may be null. kNotFound: the file does not exist.
-  static Result<File> OpenRead(const std::string& path, bool direct, const char* fault_point);
+  static Result<File> OpenRead(const FilePlace& place, bool direct, const char* fault_point);
   /// Creates a file for writing. Ignores `direct` if the file system refuses O_DIRECT. kConflict:
   /// it exists.
-  static Result<File> Create(const std::string& path, bool direct);
+  static Result<File> Create(const FilePlace& place, bool direct);
 
   int fd() const { return fd_.get(); }
   bool direct() const { return direct_; }
@@ -56,23 +57,21 @@ class File {
 /// Succeeds if the directory exists.
 Result<void> MakeDirectory(const std::string& path);
 /// Makes the names in a directory durable.
-Result<void> SyncDirectory(const std::string& path, const char* fault_point);
-Result<void> Rename(const std::string& from, const std::string& to, const char* fault_point);
-/// Succeeds if the file does not exist.
-Result<void> RemoveFile(const std::string& path);
-/// Removes a directory and everything in it. Succeeds if it does not exist.
-Result<void> RemoveTree(const std::string& path);
+Result<void> SyncDirectory(const FilePlace& place, const char* fault_point);
+Result<void> Rename(const FilePlace& from, const FilePlace& to, const char* fault_point);
+/// Succeeds if the file does not exist. Does not follow a link.
+Result<void> RemoveFile(const FilePlace& place);
 /// Returns the names of the entries, sorted; none if the directory does not exist.
 Result<std::vector<std::string>> ListDirectory(const std::string& path);
 bool Exists(const std::string& path);
 /// Returns the contents of a file. `fault_point` may be null. kNotFound: the file does not exist.
 /// kDataLoss: it is longer than `limit_bytes`.
-Result<std::vector<std::byte>> ReadWholeFile(const std::string& path, uint64_t limit_bytes,
+Result<std::vector<std::byte>> ReadWholeFile(const FilePlace& place, uint64_t limit_bytes,
                                              const char* fault_point = "file.open");
-/// Writes a temporary file, syncs it, renames it to `name` and syncs the directory, in that order.
-/// Readers therefore see the old or the new file, also after a power failure.
-Result<void> ReplaceFile(const std::string& directory, const std::string& name,
-                         std::span<const std::byte> bytes);
+
+/// Returns the path from the root directory, without "./" at its beginning. The path itself if the
+/// working directory does not exist any more. Follows no link.
+std::string AbsolutePath(std::string path);
 
 inline std::span<const std::byte> AsBytes(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));

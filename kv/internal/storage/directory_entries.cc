@@ -3,7 +3,7 @@
 #include "kv/internal/storage/directory_entries.h"
 
 #include <dirent.h>
-#include <fmt/format.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/inotify.h>
 #include <sys/stat.h>
@@ -19,10 +19,11 @@
 namespace cairn::kv::internal {
 namespace {
 
-/// Follows symbolic links, so that a folder of a store may be a link to another disk.
-bool IsDirectory(const std::string& path) {
+/// Returns whether a directory, or a link to one if links count, has this name.
+bool IsDirectory(int parent, const char* name, DirectoryLinks links) {
+  const int flags = links == DirectoryLinks::kFollow ? 0 : AT_SYMLINK_NOFOLLOW;
   struct stat status;
-  return ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+  return ::fstatat(parent, name, &status, flags) == 0 && S_ISDIR(status.st_mode);
 }
 
 /// Reads the pending events. Returns whether one of them is about a name that does not begin with
@@ -43,27 +44,34 @@ bool HasNameEvent(int fd) {
 
 }  // namespace
 
-Result<DirectoryEntries> ReadEntries(const std::string& path) {
+Result<DirectoryEntries> ReadEntries(const FilePlace& place, DirectoryLinks links) {
   DirectoryEntries entries;
-  DIR* directory = ::opendir(path.c_str());
-  if (directory == nullptr) {
-    if (errno == ENOENT) return entries;
-    return Fail(SystemError(errno, "cannot list the directory", path));
-  }
+  const int flags = links == DirectoryLinks::kIgnore ? O_NOFOLLOW : 0;
+  FileDescriptor file(RetryInterrupted([&] {
+    return ::openat(place.directory, place.name.c_str(),
+                    O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags);
+  }));
+  if (!file.is_open() && errno == ENOENT) return entries;
+  DIR* const directory = file.is_open() ? ::fdopendir(file.get()) : nullptr;
+  if (directory == nullptr)
+    return Fail(SystemError(errno, "cannot list the directory", place.path));
+  const int fd = file.Release();  // `directory` owns it
   errno = 0;
   while (const dirent* entry = ::readdir(directory)) {
-    const std::string_view name = entry->d_name;
-    if (name != "." && name != "..") {
-      const bool is_directory =
-          entry->d_type == DT_DIR ||
-          (entry->d_type != DT_REG && IsDirectory(fmt::format("{}/{}", path, name)));
-      (is_directory ? entries.directories : entries.files).emplace_back(name);
+    const char* const name = entry->d_name;
+    if (std::string_view(name) != "." && std::string_view(name) != "..") {
+      const bool is_known = entry->d_type == DT_DIR || entry->d_type == DT_REG;
+      if (is_known ? entry->d_type == DT_DIR : IsDirectory(fd, name, links)) {
+        entries.directories.emplace_back(name);
+      } else if (is_known || !IsDirectory(fd, name, DirectoryLinks::kFollow)) {
+        entries.files.emplace_back(name);
+      }
     }
     errno = 0;  // stat may have set it
   }
   const int failed = errno;
   ::closedir(directory);
-  if (failed != 0) return Fail(SystemError(failed, "cannot list the directory", path));
+  if (failed != 0) return Fail(SystemError(failed, "cannot list the directory", place.path));
   return entries;
 }
 

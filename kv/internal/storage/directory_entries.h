@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kv/error.h"
+#include "kv/file_place.h"
 
 namespace cairn::kv::internal {
 
@@ -15,9 +16,17 @@ struct DirectoryEntries {
   std::vector<std::string> directories;
 };
 
-/// Returns the entries of the directory at `path`, except "." and ".."; none if it does not exist.
-/// Cost: no stat per entry, where the file system returns the types of entries.
-Result<DirectoryEntries> ReadEntries(const std::string& path);
+/// Which symbolic links to directories count as directories. Others are left out.
+enum class DirectoryLinks : uint8_t {
+  kFollow,        // the directory itself, and those in it
+  kFollowItself,  // the directory itself
+  kIgnore,        // none
+};
+
+/// Returns the entries of the directory at `place`, except "." and ".."; none if it does not exist.
+/// A link to a file is a file. Cost: no stat per entry, where the file system returns the types of
+/// entries.
+Result<DirectoryEntries> ReadEntries(const FilePlace& place, DirectoryLinks links);
 
 /// Waits until a name that does not begin with '.' appears in the directory at `path`, or a file
 /// with such a name is closed after writing, at most until `deadline`. Returns false at once if the

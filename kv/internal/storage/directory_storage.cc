@@ -223,7 +223,7 @@ Result<std::vector<std::string>> DirectoryStorage::List(std::string_view prefix)
   while (!prefixes.empty()) {
     const std::string next = std::move(prefixes.back());
     prefixes.pop_back();
-    CAIRN_TRY_ASSIGN(const DirectoryEntries entries, ReadEntries(PathOf(next)));
+    CAIRN_TRY_ASSIGN(const DirectoryEntries entries, ReadEntries(PathOf(next), DirectoryLinks::kFollow));
     for (const std::string& file : entries.files) {
       if (IsObjectName(file)) names.push_back(next + file);
     }
@@ -252,7 +252,7 @@ Result<void> DirectoryStorage::RemoveLeftovers() {
   while (!prefixes.empty()) {
     const std::string prefix = std::move(prefixes.back());
     prefixes.pop_back();
-    CAIRN_TRY_ASSIGN(const DirectoryEntries entries, ReadEntries(PathOf(prefix)));
+    CAIRN_TRY_ASSIGN(const DirectoryEntries entries, ReadEntries(PathOf(prefix), DirectoryLinks::kFollow));
     for (const std::string& file : entries.files) {
       const std::string name = prefix + file;
       if (IsTemporary(file)) CAIRN_TRY(Unlink(prefix.empty() ? "root" : prefix, PathOf(name)));

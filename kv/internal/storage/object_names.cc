@@ -41,14 +41,18 @@ std::optional<std::string_view> StemOf(std::string_view name, std::string_view f
 /// Parses digits of a fixed number, of which upper-case ones are refused.
 template <typename Integer>
 std::optional<Integer> ParseHex(std::string_view digits, size_t digit_count) {
-  const auto is_digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
-  if (digits.size() != digit_count || !std::ranges::all_of(digits, is_digit)) return std::nullopt;
+  if (!IsHexDigits(digits, digit_count)) return std::nullopt;
   Integer value = 0;
   std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
   return value;
 }
 
 }  // namespace
+
+bool IsHexDigits(std::string_view text, size_t digit_count) {
+  const auto is_digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
+  return text.size() == digit_count && std::ranges::all_of(text, is_digit);
+}
 
 ObjectId NewObjectId(uint32_t epoch) {
   ObjectId result{.epoch = epoch};

@@ -10,12 +10,16 @@
 /// on many threads at once.
 
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 
 namespace cairn::kv::internal {
+
+/// Returns whether `text` consists of `digit_count` hexadecimal digits in lower case.
+bool IsHexDigits(std::string_view text, size_t digit_count);
 
 /// Identifies one immutable object of a kind. Ids are random, so no two objects of a store have the
 /// same.

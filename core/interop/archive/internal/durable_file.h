@@ -1,9 +1,8 @@
 #pragma once
 /// Writes a file so that readers, also after a crash, see the complete new file or none of it.
 ///
-/// The files of a store are replaced by kv::internal::ReplaceFile, which takes all bytes at once
-/// and passes the fault points of the store's tests. A DurableFile streams, and removes its
-/// temporary file after an error, because nothing recovers the directory of an export.
+/// A DurableFile removes its temporary file after an error, because nothing recovers the directory
+/// of an export.
 
 #include <memory>
 #include <span>

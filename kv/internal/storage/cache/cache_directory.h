@@ -1,14 +1,25 @@
 #pragma once
-/// The directory of the reader cache, which the processes of a machine share.
+/// The directory of the reader cache, which the processes of a user on a machine share.
 ///
-///   DIR/.lock                          held by the process that evicts
-///   DIR/<storage>/<object>             bytes of an object, and
-///   DIR/<storage>/<object>.xxh3        their digests (cached_object.h)
-///   DIR/<storage>/newest-root          the name of the newest root that was read
+///   DIR/cairn-cache-<uid>/               the folder, where <uid> is the effective user
+///     CAIRN-CACHE                        the mark of a folder that this code has created
+///     .lock                              held by the process that evicts
+///     <storage>/<object>                 bytes of an object, and
+///     <storage>/<object>.xxh3            their digests (cached_object.h)
+///     <storage>/newest-root              the name of the newest root that was read; written as
+///                                        newest-root.<pid>
 ///
 /// <storage> is the XXH3-64 of the identity of a storage as 16 hexadecimal digits, and <object> the
 /// name of an object with '-' instead of '/'. Names of objects in the cache contain random ids, so
 /// a name means the same bytes forever, even if a store is removed and created again.
+///
+/// What the cache writes and removes is its own:
+///   1. DIR may be any directory. Nothing in it is read or changed except the folder.
+///   2. The folder is used only if it has the mark, which is put into a folder that has only names
+///      of the cache, and only if it, and the folder of a storage, belong to the effective user and
+///      have mode 0700.
+///   3. Both folders are held open, so that another directory that gets their names is not used.
+///   4. Only regular files with the names above are removed. No link is followed.
 ///
 /// Each process looks at the space that the files take after it has added 1/64 of the limit. If
 /// they take more than 7/8 of the limit, it removes the objects that were not used for the longest
@@ -27,6 +38,8 @@
 #include <vector>
 
 #include "kv/error.h"
+#include "kv/file_descriptor.h"
+#include "kv/file_place.h"
 #include "kv/internal/storage/cache/cached_object.h"
 #include "kv/mutex.h"
 #include "kv/thread_annotations.h"
@@ -53,8 +66,12 @@ struct CacheStatistics {
 /// run on many threads at once.
 class CacheDirectory {
  public:
-  /// `storage` is the identity of the one whose objects are cached. Creates nothing.
+  /// `storage` is the identity of the one whose objects are cached. Creates the folders.
   CacheDirectory(const CacheOptions& options, std::string_view storage);
+
+  /// kFailedPrecondition: a folder with the name of the cache's is not the cache's, or others may
+  /// change it. Nothing is read from it or added.
+  Result<void> CheckFolder() const;
 
   /// Returns whether `target` was filled with bytes of the object.
   bool Read(std::string_view name, uint64_t offset_bytes, std::span<std::byte> target);
@@ -76,7 +93,21 @@ class CacheDirectory {
   using ObjectPtr = std::shared_ptr<CachedObject>;
   using OpenObject = std::pair<std::string, ObjectPtr>;
 
-  std::string PathOf(std::string_view name) const;
+  /// The folders, held open.
+  struct Folders {
+    FileDescriptor cache;    // DIR/cairn-cache-<uid>
+    FileDescriptor storage;  // <storage> in it
+  };
+  using FoldersPtr = std::shared_ptr<const Folders>;  // owners: this object and its running calls
+
+  /// Opens the folders; creates those that are absent.
+  Result<FoldersPtr> MakeFolders() const;
+  /// Uses new folders. Null if they cannot be used, which is recorded.
+  FoldersPtr OpenFolders();
+  /// Returns the folders, which may have been removed since they were opened; null if there are
+  /// none.
+  FoldersPtr HeldFolders() const;
+  FilePlace PlaceOf(const Folders& folders, std::string_view name) const;
   /// Returns the open object; null if it is absent and `create` is false, or cannot be opened.
   ObjectPtr Open(std::string_view name, bool create);
   ObjectPtr FindOpen(std::string_view name);
@@ -85,13 +116,15 @@ class CacheDirectory {
   void RecordError(const Error& error);
   /// Records bytes that were added, and evicts if it is time.
   void CountAdded(uint64_t bytes);
-  uint64_t LimitBytes() const;
+  uint64_t LimitBytes(const Folders& folders) const;
 
   static constexpr size_t kMaxOpen = 64;
-  const std::string root_;       // DIR
-  const std::string directory_;  // DIR/<storage>
+  const std::string directory_;     // DIR, absolute
+  const std::string storage_name_;  // <storage>
   const uint64_t max_bytes_;
   mutable Mutex mutex_;
+  FoldersPtr folders_ CAIRN_GUARDED_BY(mutex_);
+  Result<void> folder_check_ CAIRN_GUARDED_BY(mutex_);
   std::list<OpenObject> recent_ CAIRN_GUARDED_BY(mutex_);  // newest first
   std::map<std::string, std::list<OpenObject>::iterator, std::less<>> by_name_
       CAIRN_GUARDED_BY(mutex_);

@@ -3,6 +3,7 @@
 #include "kv/internal/storage/cache/cached_object.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <unistd.h>
@@ -83,23 +84,28 @@ int64_t NowMs() {
       .count();
 }
 
-FileDescriptor OpenFile(const std::string& path, bool create) {
+Result<FileDescriptor> OpenFile(const FilePlace& place, std::string_view suffix, bool create) {
   const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | (create ? O_CREAT : 0);
-  return FileDescriptor(::open(path.c_str(), flags, 0600));
+  FileDescriptor file(
+      ::openat(place.directory, fmt::format("{}{}", place.name, suffix).c_str(), flags, 0600));
+  const std::string path = fmt::format("{}{}", place.path, suffix);
+  struct stat status;
+  if (!file.is_open() || ::fstat(file.get(), &status) != 0) {
+    return Fail(SystemError(errno, "cannot open a file of the cache", path));
+  }
+  if (S_ISREG(status.st_mode) && status.st_nlink <= 1) return file;
+  return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                    .message = "this is not a file of the cache, or it has another name too",
+                    .file = path});
 }
 
 }  // namespace
 
-Result<std::shared_ptr<CachedObject>> CachedObject::Open(const std::string& path,
+Result<std::shared_ptr<CachedObject>> CachedObject::Open(const FilePlace& place,
                                                          std::string_view name, bool create) {
   static_assert(sizeof(Entry) == kEntryBytes);
-  const std::string digest_path = path + std::string(kDigestSuffix);
-  FileDescriptor bytes = OpenFile(path, create);
-  if (!bytes.is_open()) return Fail(SystemError(errno, "cannot open a file of the cache", path));
-  FileDescriptor digests = OpenFile(digest_path, create);
-  if (!digests.is_open()) {
-    return Fail(SystemError(errno, "cannot open a file of the cache", digest_path));
-  }
+  CAIRN_TRY_ASSIGN(FileDescriptor bytes, OpenFile(place, "", create));
+  CAIRN_TRY_ASSIGN(FileDescriptor digests, OpenFile(place, kDigestSuffix, create));
   return std::shared_ptr<CachedObject>(
       new CachedObject(std::move(bytes), std::move(digests), Checksum64(AsBytes(name))));
 }

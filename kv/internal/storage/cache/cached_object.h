@@ -25,6 +25,7 @@
 
 #include "kv/error.h"
 #include "kv/file_descriptor.h"
+#include "kv/file_place.h"
 
 namespace cairn::kv::internal {
 
@@ -42,9 +43,9 @@ class CachedObject {
     kDamaged,  // a digest does not match, or a file cannot be read
   };
 
-  /// Opens the files; with `create`, creates what is absent. `name` is that of the object; digests
+  /// Opens the files, the bytes at `place`; with `create`, creates what is absent. `name` is that of the object; digests
   /// of another object do not match. kNotFound: one of the files is absent.
-  static Result<std::shared_ptr<CachedObject>> Open(const std::string& path, std::string_view name,
+  static Result<std::shared_ptr<CachedObject>> Open(const FilePlace& place, std::string_view name,
                                                     bool create);
 
   /// Fills `target` from `offset_bytes` on if all of it is in the cache. Otherwise the contents of

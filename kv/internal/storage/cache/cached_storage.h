@@ -48,6 +48,8 @@ class CachedStorage final : public Storage {
   }
 
   CacheStatistics statistics() const { return cache_.statistics(); }
+  /// kFailedPrecondition: the cache must not be used (cache_directory.h), and is not used.
+  Result<void> CheckCache() const { return cache_.CheckFolder(); }
 
  private:
   struct Object {

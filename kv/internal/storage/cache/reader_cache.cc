@@ -44,7 +44,9 @@ Result<CacheOptions> OptionsFromEnvironment() {
 Result<std::shared_ptr<Storage>> WithReaderCache(std::shared_ptr<Storage> base) {
   if (base->local_files() != nullptr || Variable(kDirectoryVariable).empty()) return base;
   CAIRN_TRY_ASSIGN(const CacheOptions options, OptionsFromEnvironment());
-  return std::make_shared<CachedStorage>(std::move(base), options);
+  auto cached = std::make_shared<CachedStorage>(std::move(base), options);
+  CAIRN_TRY(cached->CheckCache());
+  return cached;
 }
 
 }  // namespace cairn::kv::internal

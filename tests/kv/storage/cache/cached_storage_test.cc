@@ -7,9 +7,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <map>
 #include <thread>
 
 #include "tests/kv/storage/cache/cached_storage_fixture.h"
@@ -232,6 +235,117 @@ TEST_F(CachedStorageTest, FilesThatWereRemovedAreWrittenAgain) {
   remote_->Restart();
   ExpectRange(*Open(), 1, bytes, 0, 10'000);
   EXPECT_THAT(remote_->Calls(), IsEmpty());
+}
+
+/// Returns the tree below a path: the mode, and the bytes or the target, of each entry.
+std::map<std::string, std::string> TreeOf(const std::string& path) {
+  std::map<std::string, std::string> tree;
+  for (const auto& entry : fs::recursive_directory_iterator(path)) {
+    std::string& text = tree[entry.path()];
+    struct stat status;
+    EXPECT_EQ(::lstat(entry.path().c_str(), &status), 0);
+    text = fmt::format("{:o} ", status.st_mode);
+    if (entry.is_symlink()) {
+      text += fs::read_symlink(entry.path()).string();
+    } else if (entry.is_regular_file()) {
+      std::ifstream file(entry.path());
+      text.append(std::istreambuf_iterator<char>(file), {});
+    }
+  }
+  return tree;
+}
+
+TEST_F(CachedStorageTest, FilesThatAreNotItsOwnAreNeitherRemovedNorChanged) {
+  const auto write = [](const std::string& path) {
+    fs::create_directories(fs::path(path).parent_path());
+    std::ofstream(path) << std::string(1 << 20, 'x');
+    const struct timespec times[2] = {};  // the oldest of all
+    EXPECT_EQ(::utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+  };
+  const auto flat = [](uint64_t id) { return fmt::format("segments-00000001-{:016x}.seg", id); };
+  CAIRN_ASSERT_OK(Open()->CheckCache());
+  const std::string folder = fs::directory_iterator(dir_.path())->path();
+  std::string storage;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.is_directory()) storage = entry.path();
+  }
+  for (const std::string& parent : {dir_ / "foreign", dir_ / "0123456789abcdef", folder,
+                                    folder + "/0123456789ABCDEF", folder + "/data"}) {
+    write(parent + "/" + flat(3));
+  }
+  for (const char* name : {"file", ".0123456789abcdef.tmp", "segments-1.seg", "roots-1.root"}) {
+    write(storage + "/" + name);
+  }
+  fs::create_symlink(dir_ / "foreign", folder + "/fedcba9876543210");
+  fs::create_symlink(dir_ / "foreign/" + flat(3), storage + "/" + flat(1));
+  const std::string second_name = storage + "/" + flat(2);
+  fs::create_hard_link(dir_ / "foreign/" + flat(3), second_name);
+  auto tree = TreeOf(dir_.path());
+
+  for (uint64_t id : {1, 2}) ExpectRange(*Open(), id, PutSegment(id, 9'000), 0, 9'000);
+  const auto bounded = Open(1 << 20);
+  for (uint64_t id = 3; id < 30; ++id) {
+    ExpectRange(*bounded, id, PutSegment(id, 200'000), 0, 200'000);
+  }
+  EXPECT_FALSE(fs::exists(storage + "/" + flat(3))) << "nothing was evicted";
+
+  tree.erase(second_name);  // which is one that the cache gives; the bytes have another name
+  const auto after = TreeOf(dir_.path());
+  for (const auto& [path, text] : tree) {
+    EXPECT_TRUE(after.contains(path) && after.at(path) == text) << path;
+  }
+}
+
+TEST_F(CachedStorageTest, AFolderThatOthersMayChangeOrThatItDidNotCreateIsRefused) {
+  const auto folder_of = [&](const std::string& directory) {
+    return fmt::format("{}/cairn-cache-{}", directory, ::geteuid());
+  };
+  const auto expect_refused = [&](const std::string& directory, const char* why) {
+    const auto before = TreeOf(directory);
+    CachedStorage storage(remote_, CacheOptions{.directory = directory});
+    EXPECT_THAT(storage.CheckCache(), IsError(ErrorCode::kFailedPrecondition, why));
+    const Bytes bytes = PutSegment(1, 10'000);
+    ExpectRange(storage, 1, bytes, 0, 10'000);
+    EXPECT_TRUE(TreeOf(directory) == before);
+  };
+  fs::create_directories(folder_of(dir_ / "foreign"));
+  fs::permissions(folder_of(dir_ / "foreign"), fs::perms(0700));
+  std::ofstream(folder_of(dir_ / "foreign") + "/file") << "x";
+  expect_refused(dir_ / "foreign", "but other files");
+
+  fs::create_directory(dir_ / "file");
+  std::ofstream(folder_of(dir_ / "file")) << "x";
+  expect_refused(dir_ / "file", "needs this name");
+
+  fs::create_directory(dir_ / "link");
+  fs::create_directory(dir_ / "target");
+  fs::create_symlink(dir_ / "target", folder_of(dir_ / "link"));
+  expect_refused(dir_ / "link", "needs this name");
+
+  CAIRN_ASSERT_OK(CachedStorage(remote_, {.directory = dir_ / "open"}).CheckCache());
+  fs::permissions(folder_of(dir_ / "open"), fs::perms(0750));
+  expect_refused(dir_ / "open", "mode 0750 and not 0700");
+
+  CAIRN_ASSERT_OK(CachedStorage(remote_, {.directory = dir_ / "inside"}).CheckCache());
+  for (const auto& entry : fs::directory_iterator(folder_of(dir_ / "inside"))) {
+    if (entry.is_directory()) fs::permissions(entry.path(), fs::perms(0755));
+  }
+  expect_refused(dir_ / "inside", "mode 0755 and not 0700");
+
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give a folder to another user";
+  CAIRN_ASSERT_OK(CachedStorage(remote_, {.directory = dir_ / "other"}).CheckCache());
+  ASSERT_EQ(::chown(folder_of(dir_ / "other").c_str(), 12'345, 12'345), 0);
+  expect_refused(dir_ / "other", "belongs to another user");
+}
+
+TEST_F(CachedStorageTest, ItsFoldersAreForOneUserWhateverTheMaskIs) {
+  const mode_t mask = ::umask(0);
+  const Bytes bytes = PutSegment(1, 10'000);
+  ExpectRange(*Open(), 1, bytes, 0, 10'000);
+  ::umask(mask);
+  for (const auto& entry : fs::recursive_directory_iterator(dir_.path())) {
+    EXPECT_EQ(entry.status().permissions() & fs::perms(077), fs::perms::none) << entry.path();
+  }
 }
 
 TEST_F(CachedStorageTest, RemovingAnObjectFreesItsSpace) {
