@@ -14,6 +14,13 @@
 #include "kv/internal/storage/object_names.h"
 
 namespace cairn::kv::internal {
+namespace {
+
+/// A segment is sealed when the keys of its chunks, of which each may have 64 KiB, have this length:
+/// a footer of 2 GiB cannot be encoded.
+constexpr uint64_t kMaxKeyBytes = 64 << 20;
+
+}  // namespace
 
 uint64_t SegmentIdOf(const std::string& attempt, uint32_t rank, uint64_t n) {
   return Checksum64(AsBytes(fmt::format("{}/{}/{}", attempt, rank, n)));
@@ -66,7 +73,9 @@ Result<void> SegmentStream::StartSegment() {
 
 Result<void> SegmentStream::MakeRoom(uint64_t length_bytes) {
   CAIRN_TRY(ReapClosed());
-  if (segment_ != nullptr && segment_->IsFull(length_bytes)) CAIRN_TRY(CloseSegment());
+  if (segment_ != nullptr && (segment_->IsFull(length_bytes) || key_bytes_ >= kMaxKeyBytes)) {
+    CAIRN_TRY(CloseSegment());
+  }
   return segment_ == nullptr ? StartSegment() : Result<void>();
 }
 
@@ -138,6 +147,7 @@ void SegmentStream::AddChunk(std::string_view key, ChunkEntry entry) {
     footer_entries_.push_back(tensor_);
     tensor_is_in_footer_ = true;
   }
+  key_bytes_ += key.size();
   pending_chunks_.push_back({.key = std::string(key), .entry = std::move(entry)});
 }
 
@@ -171,6 +181,7 @@ Result<void> SegmentStream::Finish() {
   CAIRN_TRY(AddPendingRecords());
   CAIRN_TRY(segment_->Finish(options_.attempt, footer_entries_));
   footer_entries_.clear();
+  key_bytes_ = 0;
   tensor_is_in_footer_ = false;  // its chunks may continue in the next segment
   is_finished_ = true;
   return on_record_(Column::kSegments, NumberKey(segment_id_), EncodeSegment(segment_->info()));

@@ -140,6 +140,7 @@ class SegmentStream {
   uint64_t segment_count_ = 0;
   std::vector<PendingChunk> pending_chunks_;  // of segment_
   std::vector<FooterEntry> footer_entries_;   // of segment_
+  uint64_t key_bytes_ = 0;                    // of the chunks in segment_
   FooterEntry tensor_;
   bool tensor_is_in_footer_ = false;
   bool is_finished_ = false;  // segment_ has its footer

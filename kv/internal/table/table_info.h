@@ -13,8 +13,8 @@ namespace cairn::kv::internal {
 
 /// The largest number of ranges of a divided table.
 inline constexpr size_t kMaxTableRanges = 64;
-/// The first key of a range, an FQN, is at most this long.
-inline constexpr size_t kMaxRangeKeyBytes = 64 << 10;
+/// The first key of a range is at most this long: a column, an FQN of at most 64 KiB, and NUL.
+inline constexpr size_t kMaxRangeKeyBytes = (64 << 10) + 2;
 
 /// A table with the records of one range of keys of a divided table.
 struct TableRange {

@@ -53,6 +53,17 @@ TEST(DividedTablesTest, RootAndPageAreDecodedAsTheyWereEncoded) {
   EXPECT_EQ(entries.front()->tables, root.recent.front()->tables);
 }
 
+TEST(DividedTablesTest, ARangeMayBeginWithTheLongestName) {
+  StepEntry entry = DividedEntry(5);
+  // core/state_dict/state_dict.cc refuses longer ones.
+  entry.tables.front().ranges.back().begin =
+      TableKey(Column::kChunks, FqnKey(std::string(64 << 10, 'z')));
+  const std::vector entries = {Shared(std::move(entry))};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto page, EncodePage(entries));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto decoded, DecodePage(page));
+  EXPECT_EQ(decoded.front()->tables, entries.front()->tables);
+}
+
 TEST(DividedTablesTest, RangesThatDoNotAscendAreRefused) {
   StepEntry entry = DividedEntry(5);
   entry.tables.front().ranges[1].begin = TableKey(Column::kChunks, "c");
