@@ -6,12 +6,12 @@
 #include <optional>
 #include <thread>
 
-#include "core/base/internal/catch_bad_alloc.h"
 #include "core/save/internal/device_save.h"
 #include "core/save/internal/plan_cache.h"
 #include "core/save/internal/save.h"
 #include "core/save/internal/saved_chunks.h"
 #include "core/save/internal/staging.h"
+#include "kv/catch_exhaustion.h"
 #include "kv/mutex.h"
 #include "kv/thread_annotations.h"
 
@@ -57,9 +57,7 @@ bool SaveHandle::done() const {
 
 class AsyncSaver::Impl {
  public:
-  explicit Impl(CheckpointStore* store) : store_(store), worker_([this] { Loop(); }) {
-    CAIRN_CHECK(store != nullptr);
-  }
+  explicit Impl(CheckpointStore* store) : store_(store) { CAIRN_CHECK(store != nullptr); }
 
   ~Impl() {
     {
@@ -67,7 +65,7 @@ class AsyncSaver::Impl {
       stop_ = true;
     }
     changed_.NotifyAll();
-    worker_.join();
+    if (worker_.joinable()) worker_.join();
   }
 
   Result<std::shared_ptr<SaveHandle::State>> Save(uint64_t step, const StateDict& state,
@@ -78,7 +76,7 @@ class AsyncSaver::Impl {
     }
     Task task{.attempt = store_->NextAttempt(step, options), .options = options};
     const auto begin = [&] { return Begin(state, task); };
-    if (Result<void> begun = internal::CatchBadAlloc("staging a save", begin); !begun) {
+    if (Result<void> begun = kv::CatchExhaustion("staging a save", begin); !begun) {
       return Fail(store_->Abort(task.attempt, std::move(begun).error()));
     }
     auto handle = std::make_shared<SaveHandle::State>();
@@ -104,6 +102,7 @@ class AsyncSaver::Impl {
   // Plans the task and stages what it writes.
   Result<void> Begin(const StateDict& state, Task& task) {
     CAIRN_TRY(CheckStep(task.attempt.step, task.options));
+    if (!worker_.joinable()) worker_ = std::thread([this] { Loop(); });
     // Reports errors in the state, with the key, before anything is copied.
     CAIRN_TRY(plans_.Plan(state, task.options, store_->rank_in_world(), task.attempt.step));
     task.plan = plans_.Take();
@@ -160,8 +159,10 @@ class AsyncSaver::Impl {
       if (!task_) return;
       Task& task = *task_;
       lock.Unlock();
-      auto result = store_->SavePlanned(task.attempt, task.plan, task.options, &last_save_,
-                                        task.device.get());
+      auto result = kv::CatchExhaustion("a save", [&] {
+        return store_->SavePlanned(task.attempt, task.plan, task.options, &last_save_,
+                                   task.device.get());
+      });
       std::optional<internal::DeviceSave::Reservation> reservation;
       if (task.device != nullptr) reservation = task.device->reservation();
       task.device.reset();  // after a failed save: ends the waits for its StagedPoint
@@ -200,7 +201,7 @@ class AsyncSaver::Impl {
   std::optional<Task> task_ CAIRN_GUARDED_BY(mutex_);
   bool stop_ CAIRN_GUARDED_BY(mutex_) = false;
 
-  std::thread worker_;  // declared last: it uses all of the above
+  std::thread worker_;  // of the first save; declared last: it uses all of the above
 };
 
 AsyncSaver::AsyncSaver(CheckpointStore* store) : impl_(std::make_unique<Impl>(store)) {}

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 
-#include "core/base/internal/catch_bad_alloc.h"
 #include "core/base/internal/worker_pool.h"
 #include "core/edit/internal/edit.h"
 #include "core/inspect/internal/compare.h"
@@ -30,6 +29,7 @@
 #include "core/step/internal/lookup.h"
 #include "core/step/internal/stored_chunk.h"
 #include "core/step/internal/tree_cache.h"
+#include "kv/catch_exhaustion.h"
 #include "kv/compact.h"
 #include "kv/mutex.h"
 #include "kv/thread_annotations.h"
@@ -86,7 +86,7 @@ class CheckpointStore::Impl {
     if (!attempt.name.empty()) queue_.AwaitTurn(attempt.queue_position);
     const MutexLock lock(writing_);
     std::unique_ptr<internal::WorkerPool>* const pool = &pool_;  // used under the lock
-    auto report = internal::CatchBadAlloc("the records of a save", [&] {
+    auto report = kv::CatchExhaustion("the records of a save", [&] {
       MakePool(*pool);
       return internal::RunSave(plan, {.store = *store_,
                                       .attempt = attempt,
@@ -123,15 +123,15 @@ class CheckpointStore::Impl {
 
   Result<kv::StepInfo> Edit(uint64_t source, uint64_t into, const StepEdit& edit) {
     const MutexLock lock(writing_);
-    return internal::CatchBadAlloc("the records of a step",
-                                   [&] { return internal::RunEdit(*store_, source, into, edit); });
+    return kv::CatchExhaustion("the records of a step",
+                               [&] { return internal::RunEdit(*store_, source, into, edit); });
   }
 
   Result<MergeReport> Merge(std::span<const uint64_t> steps, uint64_t into,
                             const MergeOptions& options) {
     const MutexLock lock(writing_);
     std::unique_ptr<internal::WorkerPool>* const pool = &pool_;  // used under the lock
-    return internal::CatchBadAlloc("a merge", [&] {
+    return kv::CatchExhaustion("a merge", [&] {
       MakePool(*pool);
       return internal::RunMerge(*store_, steps, into, options, **pool);
     });
@@ -224,7 +224,7 @@ Result<SaveReport> CheckpointStore::Save(uint64_t step, const StateDict& state,
                                          const SaveOptions& options) {
   const internal::SaveAttempt attempt = NextAttempt(step, options);
   std::unique_ptr<LastSave> last = impl_->TakeLastSave();
-  const auto planned = internal::CatchBadAlloc("the plan of a save", [&] {
+  const auto planned = kv::CatchExhaustion("the plan of a save", [&] {
     return last->plans.Plan(state, options, rank_in_world(), step);
   });
   if (!planned) return Fail(Abort(attempt, planned.error()));
@@ -246,8 +246,7 @@ Result<SaveReport> CheckpointStore::Save(uint64_t step, const StateDict& state,
 Result<kv::CompactReport> CheckpointStore::Compact(kv::CompactOptions options, bool compress) {
   options.decode = internal::ReadStoredChunk;
   options.compress = compress ? internal::CompressBytes : kv::CompressCallback();
-  return internal::CatchBadAlloc("a compaction",
-                                 [&] { return kv::Compact(impl_->store(), options); });
+  return kv::CatchExhaustion("a compaction", [&] { return kv::Compact(impl_->store(), options); });
 }
 
 Result<SaveReport> CheckpointStore::SavePlanned(const internal::SaveAttempt& attempt,

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "kv/catch_exhaustion.h"
 #include "kv/snapshot.h"
 #include "kv/throttle.h"
 
@@ -15,6 +16,7 @@ namespace {
 
 using Clock = kv::Throttle::Clock;
 constexpr std::chrono::milliseconds kWaitSlice{50};  // after which a scrub can be stopped
+constexpr std::chrono::milliseconds kLongestPause = std::chrono::hours(24 * 365 * 100);
 
 /// Delays the progress of a verification.
 class Delay {
@@ -96,9 +98,13 @@ Result<std::unique_ptr<BackgroundScrub>> BackgroundScrub::Start(const Checkpoint
   open.session.clear();
   CAIRN_TRY_ASSIGN(auto own, CheckpointStore::Open(store.kv().directory(), kv::OpenMode::kRead,
                                                    std::move(open)));
-  std::unique_ptr<BackgroundScrub> scrub(new BackgroundScrub(std::move(own), options));
-  scrub->thread_ = std::thread([borrowed = scrub.get()] { borrowed->Run(); });
-  return scrub;
+  ScrubOptions bounded = options;
+  bounded.every = std::clamp(options.every, std::chrono::milliseconds(0), kLongestPause);
+  return kv::CatchExhaustion("a scrub", [&]() -> Result<std::unique_ptr<BackgroundScrub>> {
+    std::unique_ptr<BackgroundScrub> scrub(new BackgroundScrub(std::move(own), bounded));
+    scrub->thread_ = std::thread([borrowed = scrub.get()] { borrowed->Run(); });
+    return scrub;
+  });
 }
 
 BackgroundScrub::~BackgroundScrub() { Stop(); }
@@ -147,10 +153,12 @@ void BackgroundScrub::RunPass() {
     state_.is_running = true;
     state_.pass_bytes = state_.pass_total_bytes = 0;
   }
-  Result<ScrubReport> report = ScrubOnce(
-      *store_, options_.max_bytes_per_second,
-      [this](uint64_t done, uint64_t total) { return Report(done, total); },
-      [this](uint64_t, uint64_t) { return !IsStopped(); });
+  Result<ScrubReport> report = kv::CatchExhaustion("a scrub", [&] {
+    return ScrubOnce(
+        *store_, options_.max_bytes_per_second,
+        [this](uint64_t done, uint64_t total) { return Report(done, total); },
+        [this](uint64_t, uint64_t) { return !IsStopped(); });
+  });
   const MutexLock lock(mutex_);
   state_.is_running = false;
   if (stopped_) return;

@@ -11,7 +11,6 @@
 #include <span>
 #include <utility>
 
-#include "core/base/internal/catch_bad_alloc.h"
 #include "core/base/internal/worker_pool.h"
 #include "core/save/internal/device_save.h"
 #include "core/save/internal/rank_merge.h"
@@ -19,6 +18,7 @@
 #include "core/save/internal/save_planner.h"
 #include "core/state_dict/internal/tree_merge.h"
 #include "core/step/internal/tensor_records.h"
+#include "kv/catch_exhaustion.h"
 #include "kv/key.h"
 #include "kv/step_writer.h"
 
@@ -115,8 +115,8 @@ class StepPart::Impl {
   Result<void> Add(StateDict portion, std::span<const DeviceStream> streams) {
     if (failure_) return Fail(*failure_);
     has_portion_ = true;
-    auto added = internal::CatchBadAlloc("a part of a step",
-                                         [&] { return Write(std::move(portion), streams); });
+    auto added =
+        kv::CatchExhaustion("a part of a step", [&] { return Write(std::move(portion), streams); });
     if (!added) {
       failure_ = added.error();
       session_.reset();  // waits until nothing reads the portion
@@ -134,7 +134,7 @@ class StepPart::Impl {
 
   Result<SaveReport> Commit(const StepFrame& frame) {
     CAIRN_TRY(FinishPortions());
-    return internal::CatchBadAlloc("the records of a step", [&] { return CommitAll(frame); });
+    return kv::CatchExhaustion("the records of a step", [&] { return CommitAll(frame); });
   }
 
   void Abort(const Error& error) {

@@ -3,6 +3,8 @@
 #include "core/base/internal/worker_pool.h"
 
 #include <algorithm>
+#include <exception>
+#include <system_error>
 #include <utility>
 
 #include "kv/error.h"
@@ -14,8 +16,12 @@ size_t WorkerPool::DefaultThreadCount() {
 }
 
 WorkerPool::WorkerPool(size_t thread_count) {
-  for (size_t worker = 1; worker < thread_count; ++worker) {
-    threads_.emplace_back([this, worker] { Loop(worker); });
+  threads_.reserve(thread_count);
+  try {
+    for (size_t worker = 1; worker < thread_count; ++worker) {
+      threads_.emplace_back([this, worker] { Loop(worker); });
+    }
+  } catch (const std::system_error&) {  // the system has no more threads; fewer do the work
   }
 }
 
@@ -49,9 +55,21 @@ void WorkerPool::Start(size_t count, std::function<void(size_t, size_t)> work) {
 }
 
 void WorkerPool::Finish() {
-  for (size_t i = next_++; i < count_; i = next_++) work_(i, 0);
+  Work(0);
   const MutexLock lock(mutex_);
   while (busy_ != 0) changed_.Wait(mutex_);
+  if (thrown_ != nullptr) std::rethrow_exception(std::exchange(thrown_, nullptr));
+}
+
+// An exception must not leave a thread, nor the call while others use what it borrows.
+void WorkerPool::Work(size_t worker) {
+  try {
+    for (size_t i = next_++; i < count_; i = next_++) work_(i, worker);
+  } catch (const std::exception&) {
+    const MutexLock lock(mutex_);
+    if (thrown_ == nullptr) thrown_ = std::current_exception();
+    next_ = count_;
+  }
 }
 
 void WorkerPool::Loop(size_t worker) {
@@ -62,7 +80,7 @@ void WorkerPool::Loop(size_t worker) {
     if (stop_) return;
     seen = round_;
     lock.Unlock();
-    for (size_t i = next_++; i < count_; i = next_++) work_(i, worker);
+    Work(worker);
     lock.Lock();
     if (--busy_ == 0) changed_.NotifyAll();
   }

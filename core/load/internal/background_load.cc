@@ -1,25 +1,33 @@
 #include "core/load/internal/background_load.h"
 
 #include <optional>
+#include <system_error>
 #include <utility>
 
-#include "core/base/internal/catch_bad_alloc.h"
 #include "core/load/internal/load.h"
+#include "kv/catch_exhaustion.h"
 
 namespace cairn::core::internal {
 
 BackgroundLoad::BackgroundLoad(const StepView& view, std::vector<LoadRequest> requests,
                                std::span<const DeviceStream> streams)
-    : thread_([this, &view, requests = std::move(requests), streams] {
-        Result<LoadReport> result = Load(view, requests, streams);
-        const MutexLock lock(mutex_);
-        result_ = std::move(result);
-        ended_.NotifyAll();
-      }) {}
+    : requests_(std::move(requests)) {
+  const auto run = [this, &view, streams] {
+    Result<LoadReport> result = Load(view, requests_, streams);
+    const MutexLock lock(mutex_);
+    result_ = std::move(result);
+    ended_.NotifyAll();
+  };
+  try {
+    thread_ = std::thread(run);
+  } catch (const std::system_error&) {  // the system has no more threads: use this one
+    run();
+  }
+}
 
 BackgroundLoad::~BackgroundLoad() {
   Cancel();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 Result<LoadReport> BackgroundLoad::Load(const StepView& view, std::span<const LoadRequest> requests,
@@ -29,7 +37,7 @@ Result<LoadReport> BackgroundLoad::Load(const StepView& view, std::span<const Lo
     done_bytes_ = done;
     return !cancelled_;
   };
-  return CatchBadAlloc("a load", [&] { return RunLoad(view, requests, progress, streams); });
+  return kv::CatchExhaustion("a load", [&] { return RunLoad(view, requests, progress, streams); });
 }
 
 bool BackgroundLoad::WaitFor(std::chrono::milliseconds timeout) {

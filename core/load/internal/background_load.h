@@ -37,6 +37,7 @@ class BackgroundLoad {
   Result<LoadReport> Load(const StepView& view, std::span<const LoadRequest> requests,
                           std::span<const DeviceStream> streams);
 
+  const std::vector<LoadRequest> requests_;
   mutable Mutex mutex_;
   CondVar ended_;
   bool cancelled_ CAIRN_GUARDED_BY(mutex_) = false;

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -15,6 +15,7 @@
 #include "core/load/internal/direct_load.h"
 #include "core/load/internal/read_plan.h"
 #include "core/tensor/internal/memory_span.h"
+#include "kv/catch_exhaustion.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -25,21 +26,24 @@ constexpr uint64_t kSmallLoadBytes = 1 << 20;
 // Loads to host memory. LoadReport::seconds is not set.
 Result<LoadReport> LoadHost(const StepView& view, ReadPlan plan, const Progress& progress) {
   ProgressMeter meter(progress, plan.total_bytes());
-  if (plan.total_bytes() <= kSmallLoadBytes) {
+  const auto plan_then_read = [&]() -> Result<LoadReport> {
     ChunkReader reader(view, meter, ChunkReader::Limit::kNone);
     reader.Close(plan.AddReads(view, reader));
     CAIRN_TRY(reader.ReadAll());
     return LoadReport{.bytes_read = reader.bytes_read()};
-  }
+  };
+  if (plan.total_bytes() <= kSmallLoadBytes) return plan_then_read();
   ChunkReader reader(view, meter);
   // Planning many small chunks takes as long as reading them, so both run at the same time.
-  const std::jthread planner([&] {
-    try {
-      reader.Close(plan.AddReads(view, reader));
-    } catch (const std::bad_alloc&) {
-      reader.Close(Fail(ErrorCode::kResourceExhausted, "not enough memory to plan the load"));
-    }
-  });
+  std::jthread planner;
+  try {
+    planner = std::jthread([&] {
+      reader.Close(
+          kv::CatchExhaustion("the plan of a load", [&] { return plan.AddReads(view, reader); }));
+    });
+  } catch (const std::system_error&) {  // the system has no more threads
+    return plan_then_read();
+  }
   CAIRN_TRY(reader.ReadAll());
   return LoadReport{.bytes_read = reader.bytes_read()};
 }

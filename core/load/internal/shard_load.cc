@@ -18,7 +18,6 @@
 #include <map>
 #include <set>
 
-#include "core/base/internal/catch_bad_alloc.h"
 #include "core/load/internal/background_load.h"
 #include "core/load/internal/group_load.h"
 #include "core/load/internal/load.h"
@@ -30,6 +29,7 @@
 #include "core/sharding/internal/replica_group.h"
 #include "core/state_dict/internal/state_devices.h"
 #include "core/step/internal/owners.h"
+#include "kv/catch_exhaustion.h"
 #include "kv/digest.h"
 #include "kv/div.h"
 
@@ -366,10 +366,13 @@ Result<LoadReport> LoadShardsOnce(const std::function<Result<StepView>()>& find_
   OnceLoad load(communicator, options);
   std::optional<StepView> view;
   const auto plan = [&]() -> Result<void> {
+    if (options.window_bytes == 0) {
+      return Fail(ErrorCode::kInvalidArgument, "window_bytes is 0; give at least 1");
+    }
     CAIRN_TRY_ASSIGN(view, find_view());
     return load.Plan(*view, targets);
   };
-  CAIRN_TRY(AgreeOnStatus(communicator, CatchBadAlloc("a load", plan)));
+  CAIRN_TRY(AgreeOnStatus(communicator, kv::CatchExhaustion("a load", plan)));
   CAIRN_TRY(load.Prepare(view->step));
   CAIRN_TRY_ASSIGN(LoadReport report, load.Run(*view));
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;

@@ -254,7 +254,9 @@ Result<void> PayloadMover::Compress(std::span<ChunkVersion* const> chunks) {
     std::vector<std::future<Result<Compressed>>> results;
     for (const ChunkVersion* const chunk : batch) {
       CAIRN_TRY(AwaitTurn(chunk->entry.extents.payload.length_bytes()));
-      results.push_back(std::async(std::launch::async, [this, chunk]() -> Result<Compressed> {
+      // Deferred if the system has no more threads.
+      constexpr auto kPolicy = std::launch::async | std::launch::deferred;
+      results.push_back(std::async(kPolicy, [this, chunk]() -> Result<Compressed> {
         std::vector<uint64_t> page_digests;
         CAIRN_TRY_ASSIGN(const auto bytes, ReadChunk(*chunk, page_digests));
         return context_.options.compress(bytes, ElementBytes(chunk->entry), page_digests);

@@ -10,12 +10,12 @@
 #include <memory>
 #include <set>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "kv/digest.h"
 #include "kv/internal/commit/root_change.h"
 #include "kv/internal/commit/step_table_writer.h"
+#include "kv/internal/io/run_on_threads.h"
 #include "kv/internal/records/kv_records.h"
 #include "kv/internal/storage/object_names.h"
 #include "kv/key.h"
@@ -136,15 +136,7 @@ Result<std::vector<SegmentInfo>> StepCopier::FindMissing(const Segments& segment
 
 Result<void> StepCopier::CopySegments(const std::vector<SegmentInfo>& missing) {
   const size_t thread_count = std::clamp<size_t>(missing.size(), 1, std::max(options_.threads, 1u));
-  std::vector<Result<void>> results(thread_count);
-  {
-    std::vector<std::jthread> others;
-    for (size_t i = 1; i < thread_count; ++i) {
-      others.emplace_back([&, i] { results[i] = CopyNext(missing); });
-    }
-    results[0] = CopyNext(missing);
-  }
-  for (Result<void>& result : results) CAIRN_TRY(std::move(result));
+  CAIRN_TRY(RunOnThreads(thread_count, "a copy", [&](size_t) { return CopyNext(missing); }));
   LocalFiles* const files = target_.storage->local_files();
   if (missing.empty() || files == nullptr) return {};
   return files->SyncNames(ObjectFolder(ObjectKind::kSegment));

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <deque>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -142,7 +143,11 @@ class ThreadQueue final : public IoQueue {
   explicit ThreadQueue(uint32_t depth) : IoQueue(depth) {
     // More threads do not make one device faster; each of them blocks in one system call.
     const uint32_t thread_count = std::min<uint32_t>(depth, 4);
-    for (uint32_t i = 0; i < thread_count; ++i) threads_.emplace_back([this] { Work(); });
+    threads_.reserve(thread_count);
+    try {
+      while (threads_.size() < thread_count) threads_.emplace_back([this] { Work(); });
+    } catch (const std::system_error&) {  // fewer suffice; without any, Submit transfers
+    }
   }
 
   ~ThreadQueue() override {
@@ -166,6 +171,10 @@ class ThreadQueue final : public IoQueue {
     ++in_flight_;
     {
       const MutexLock lock(mutex_);
+      if (threads_.empty()) {
+        completions_.push_back(Transfer(request));
+        return {};
+      }
       requests_.push_back(request);
     }
     submitted_.NotifyOne();

@@ -31,13 +31,14 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "kv/catch_exhaustion.h"
 #include "kv/div.h"
 #include "kv/internal/io/fault_point.h"
 #include "kv/internal/io/file.h"
+#include "kv/internal/io/run_on_threads.h"
 #include "kv/internal/segment/read_batches.h"
 #include "kv/mutex.h"
 #include "kv/options.h"
@@ -416,25 +417,18 @@ Result<uint64_t> ReadRanges(std::span<const ReadRange> ranges, const IoOptions& 
       .max_gap_bytes = is_file ? kMaxFileGapBytes : source.storage.transfer_sizes().max_gap_bytes,
       .large_range_bytes = is_file ? kLargeFileRangeBytes : blocks.block_bytes(),
       .arrived = arrived};
-  const auto read = [&]() -> Result<uint64_t> {
-    auto bytes = ReadWorker(shared).Run();
-    if (!bytes) batches.Stop();
-    return bytes;
-  };
-  std::vector<Result<uint64_t>> results(worker_count, uint64_t{0});
-  {
-    std::vector<std::jthread> others;
-    for (uint32_t worker = 1; worker < worker_count; ++worker) {
-      others.emplace_back([&, worker] { results[worker] = read(); });
+  std::atomic<uint64_t> read_bytes = 0;
+  const auto read = [&](size_t) -> Result<void> {
+    const auto bytes = CatchExhaustion("reading", [&] { return ReadWorker(shared).Run(); });
+    if (bytes) {
+      read_bytes += *bytes;
+      return {};
     }
-    results[0] = read();
-  }
-  uint64_t bytes = 0;
-  for (Result<uint64_t>& result : results) {
-    if (!result) return result;
-    bytes += *result;
-  }
-  return bytes;
+    batches.Stop();
+    return std::unexpected(bytes.error());
+  };
+  CAIRN_TRY(RunOnThreads(worker_count, "reading", read));
+  return read_bytes;
 }
 
 }  // namespace cairn::kv::internal

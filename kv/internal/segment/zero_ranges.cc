@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <optional>
-#include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "kv/internal/io/run_on_threads.h"
 #include "kv/mutex.h"
 #include "kv/thread_annotations.h"
 
@@ -68,16 +67,10 @@ Result<void> ReadZeros(std::span<const ReadRange> ranges, std::span<const size_t
                        uint32_t threads, const RangeCallback& arrived) {
   if (indices.empty()) return {};
   ZeroReader reader(ranges, indices, arrived);
-  {
-    std::vector<std::jthread> helpers;
-    try {
-      for (size_t i = 1; i < std::min<size_t>(threads, indices.size()); ++i) {
-        helpers.emplace_back([&] { reader.Work(); });
-      }
-    } catch (const std::system_error&) {  // this thread does the work that remains
-    }
+  CAIRN_TRY(RunOnThreads(std::min<size_t>(threads, indices.size()), "zeros", [&](size_t) {
     reader.Work();
-  }
+    return Result<void>();
+  }));
   return reader.result();
 }
 

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <system_error>
-#include <thread>
 #include <vector>
+
+#include "kv/internal/io/run_on_threads.h"
 
 namespace cairn::kv::internal {
 
@@ -18,21 +18,14 @@ Result<void> ForEachRequest(const Storage& storage, size_t count,
   std::vector<Result<void>> results(count);
   std::atomic<size_t> next = 0;
   std::atomic<bool> failed = false;
-  const auto work = [&] {
+  const auto work = [&](size_t) -> Result<void> {
     for (size_t i = next++; i < count && !failed; i = next++) {
       results[i] = request(i);
       if (!results[i]) failed = true;
     }
+    return {};
   };
-  {
-    std::vector<std::jthread> threads;
-    try {
-      while (threads.size() + 1 < thread_count) threads.emplace_back(work);
-    } catch (const std::system_error&) {
-      // The system has no more threads: those that there are make all requests.
-    }
-    work();
-  }
+  CAIRN_TRY(RunOnThreads(thread_count, "requests to the storage", work));
   for (Result<void>& result : results) CAIRN_TRY(std::move(result));
   return {};
 }
