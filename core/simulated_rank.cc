@@ -1,5 +1,7 @@
 #include "core/simulated_rank.h"
 
+#include <fmt/format.h>
+
 #include <chrono>
 
 #include "core/save/internal/rank_merge.h"
@@ -22,7 +24,11 @@ Result<RankShare> PlanRank(const StateDict& state, const SaveOptions& options, u
 
 Result<void> PrepareRank(kv::Store& joined, const SimulatedPart& part, const StateDict& state,
                          const SaveOptions& options) {
-  CAIRN_CHECK(part.rank > 0 && part.rank < part.world_size);
+  if (part.rank == 0 || part.rank >= part.world_size) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("rank {} of {} has no part that another rank gathers", part.rank,
+                            part.world_size));
+  }
   const internal::RankInWorld self{.rank = part.rank, .world_size = part.world_size};
   CAIRN_TRY_ASSIGN(internal::SavePlan plan, internal::PlanSave(state, options, self));
   internal::WorkerPool pool(1);

@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <span>
@@ -83,7 +85,7 @@ std::string JoinPath(std::span<const PathElement> path) {
 
 Result<StateTree> NestTree(const StateTree& tree,
                            const std::map<std::string, std::vector<PathElement>>& paths) {
-  CAIRN_CHECK(!tree.nodes.empty());
+  if (tree.nodes.empty()) return Fail(ErrorCode::kInvalidArgument, "a tree without a root");
   internal::TreeMerge merge;
   StateTree root;
   root.nodes.push_back(tree.nodes.front());
@@ -93,7 +95,8 @@ Result<StateTree> NestTree(const StateTree& tree,
     const size_t end = EndOf(tree, at);
     const std::string& key = tree.nodes[at].key;
     const auto found = paths.find(key);
-    const bool is_nested = found != paths.end() && JoinPath(found->second) == key;
+    const bool is_nested =
+        found != paths.end() && !found->second.empty() && JoinPath(found->second) == key;
     const PathElement unnested[] = {{.text = key}};
     CAIRN_TRY(merge.Add(ChainTo(
         tree, at, end, is_nested ? std::span<const PathElement>(found->second) : unnested)));
@@ -230,8 +233,12 @@ Result<std::unique_ptr<StepPart>> StepPart::Begin(CheckpointStore& store, const 
     return Fail(ErrorCode::kInvalidArgument,
                 fmt::format("rank {} of {} ranks", rank, ticket.world_size));
   }
+  const auto now = Clock::now();
+  const auto most = std::chrono::floor<std::chrono::milliseconds>(Clock::time_point::max() - now);
   const internal::SaveAttempt attempt{
-      .step = ticket.step, .name = ticket.attempt, .deadline = Clock::now() + options.deadline};
+      .step = ticket.step,
+      .name = ticket.attempt,
+      .deadline = now + std::clamp(options.deadline, std::chrono::milliseconds(0), most)};
   const internal::RankInWorld self{.rank = rank, .world_size = ticket.world_size};
   CAIRN_TRY_ASSIGN(internal::SaveSession session,
                    internal::SaveSession::Begin(store.kv(), attempt, self, options));

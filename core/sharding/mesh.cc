@@ -11,6 +11,9 @@
 namespace cairn::core {
 namespace {
 
+// Sets of dimensions are the bits of a number (ReplicaGroup).
+constexpr size_t kMaxDims = 63;
+
 std::unexpected<Error> Invalid(std::string message) {
   return Fail(ErrorCode::kInvalidArgument, std::move(message));
 }
@@ -18,6 +21,10 @@ std::unexpected<Error> Invalid(std::string message) {
 }  // namespace
 
 Result<DeviceMesh> DeviceMesh::Make(std::vector<Dim> dims, std::vector<uint32_t> ranks) {
+  if (dims.size() > kMaxDims) {
+    return Invalid(
+        fmt::format("the mesh has {} dimensions; the most is {}", dims.size(), kMaxDims));
+  }
   uint64_t position_count = 1;
   for (size_t d = 0; d < dims.size(); ++d) {
     if (dims[d].size == 0) {

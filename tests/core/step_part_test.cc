@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <optional>
 
 #include "core/checkpoint_store.h"
@@ -83,6 +84,34 @@ class StepPartTest : public ::testing::Test {
   std::unique_ptr<CheckpointStore> second_;
   StepTicket ticket_;
 };
+
+TEST_F(StepPartTest, CallsOfOtherRolesAreRefusedAndThePartCanBeContinued) {
+  const TestTensor matrix(DType::kFloat32, {6, 4}, 1);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, CheckpointStore::Open(path(), kv::OpenMode::kRead));
+  EXPECT_THAT(StepPart::OpenSession(*reader, kStep, 2),
+              IsError(ErrorCode::kFailedPrecondition, "for reading only"));
+  StepTicket forged = ticket_;
+  forged.attempt = "../../elsewhere";
+  EXPECT_THAT(StepPart::Begin(*first_, forged, 0, {}),
+              IsError(ErrorCode::kInvalidArgument, "not an attempt"));
+  for (const auto deadline : {std::chrono::milliseconds::max(), std::chrono::milliseconds::min()}) {
+    auto part = Begin(0, {.deadline = deadline});
+  }
+  ticket_.attempt = first_->kv().NextAttempt(kStep);
+  auto own = Begin(0, {.deadline = std::chrono::milliseconds::max()});
+  auto other = Begin(1, {.deadline = std::chrono::milliseconds::max()});
+  StateDict a, b;
+  AddRows(a, "w", matrix, 0, 2);
+  AddRows(b, "w", matrix, 2, 6);
+  CAIRN_ASSERT_OK(own->Add(std::move(a)));
+  CAIRN_ASSERT_OK(other->Add(std::move(b)));
+  EXPECT_THAT(own->Prepare(), IsError(ErrorCode::kFailedPrecondition, "rank 0 commits"));
+  EXPECT_THAT(other->Commit({}), IsError(ErrorCode::kFailedPrecondition, "rank 0"));
+  CAIRN_ASSERT_OK(other->Prepare());
+  CAIRN_ASSERT_OK(own->Commit({.paths = {{"w", {}}}, .extensions = {}}));
+  EXPECT_THAT(own->Commit({}), IsError(ErrorCode::kFailedPrecondition, "committed"));
+  ExpectStored("w", matrix);
+}
 
 TEST_F(StepPartTest, PortionsOfBothRanksMakeOneNestedStep) {
   const TestTensor matrix(DType::kFloat32, {6, 4}, 1);

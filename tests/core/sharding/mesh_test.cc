@@ -60,6 +60,8 @@ TEST(DeviceMeshTest, RejectsInvalidMeshes) {
               IsError(ErrorCode::kInvalidArgument, "1 ranks for a mesh of 2 positions"));
   EXPECT_THAT(DeviceMesh::Make(Dims{{"a", 1u << 31}, {"b", 1u << 31}, {"c", 1u << 31}}),
               IsError(ErrorCode::kInvalidArgument, "more than"));
+  EXPECT_THAT(DeviceMesh::Make(Dims(64, {"", 1})),
+              IsError(ErrorCode::kInvalidArgument, "64 dimensions; the most is 63"));
 }
 
 }  // namespace
