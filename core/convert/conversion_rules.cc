@@ -23,6 +23,7 @@ constexpr size_t kMaxJsonBytes = 16 << 20;
 constexpr size_t kMaxPatternBytes = 10'000;
 constexpr size_t kMaxRules = 100'000;
 constexpr int64_t kMaxDim = 64;
+constexpr int kMaxDepth = 8;  // of the values in a list of rules
 
 struct Kind {
   RuleKind kind;
@@ -247,7 +248,8 @@ class RuleParser {
         json.is_number_unsigned() && json.get<uint64_t>() > static_cast<uint64_t>(max);
     if (!json.is_number_integer() || is_too_large || json.get<int64_t>() < min ||
         json.get<int64_t>() > max) {
-      return rule_.Fails(fmt::format("{} is not an integer of {} to {}", json.dump(), min, max));
+      const std::string given = json.is_primitive() ? json.dump() : json.type_name();
+      return rule_.Fails(fmt::format("{} is not an integer of {} to {}", given, min, max));
     }
     return json.get<int64_t>();
   }
@@ -311,8 +313,15 @@ Result<ConversionRules> ConversionRules::Parse(std::string_view json) {
   if (json.size() > internal::kMaxJsonBytes) {
     return Fail(ErrorCode::kInvalidArgument, "the rules have more than 16 MiB");
   }
+  // Values are copied recursively, so what is nested more deeply than any rule is never built.
+  bool is_too_deep = false;
+  const auto is_kept = [&](int depth, internal::Json::parse_event_t, const internal::Json&) {
+    is_too_deep = is_too_deep || depth > internal::kMaxDepth;
+    return depth <= internal::kMaxDepth;
+  };
   internal::Json parsed =
-      internal::Json::parse(json, nullptr, /*allow_exceptions=*/false, /*ignore_comments=*/true);
+      internal::Json::parse(json, is_kept, /*allow_exceptions=*/false, /*ignore_comments=*/true);
+  if (is_too_deep) return Fail(ErrorCode::kInvalidArgument, "the rules are nested too deeply");
   if (parsed.is_discarded()) return Fail(ErrorCode::kInvalidArgument, "the rules are not JSON");
   if (parsed.is_object()) parsed = internal::Json::array({parsed});
   if (!parsed.is_array() || parsed.size() > internal::kMaxRules) {

@@ -19,9 +19,16 @@ Result<nlohmann::ordered_json> ReadRules(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) return Fail(SystemError(errno, "opening the rules", path));
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  auto rules = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+  // Values are copied and written recursively, so what is nested more deeply than rules is not built.
+  constexpr int kMaxDepth = 8;
+  bool is_too_deep = false;
+  const auto is_kept = [&](int depth, nlohmann::ordered_json::parse_event_t, const auto&) {
+    is_too_deep = is_too_deep || depth > kMaxDepth;
+    return depth <= kMaxDepth;
+  };
+  auto rules = nlohmann::ordered_json::parse(text, is_kept, /*allow_exceptions=*/false);
   if (rules.is_object()) rules = nlohmann::ordered_json::array({rules});
-  if (!rules.is_array()) {
+  if (!rules.is_array() || is_too_deep) {
     return Fail(Error{
         .code = ErrorCode::kInvalidArgument,
         .message =

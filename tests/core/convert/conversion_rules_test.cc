@@ -196,6 +196,15 @@ TEST(ConversionRulesTest, RefusesMalformedRules) {
   }
 }
 
+// Neither the error message nor a copy of such a value may recurse until the stack ends.
+TEST(ConversionRulesTest, RefusesRulesThatAreNestedDeeply) {
+  const std::string open(300'000, '['), close(300'000, ']');
+  for (const std::string& rules : {R"([{"permute": "a", "dims": [)" + open + close + "]}]",
+                                   R"({"rename": )" + open + close + "}", open + close, open}) {
+    EXPECT_THAT(Message({}, rules), HasSubstr("nested too deeply"));
+  }
+}
+
 TEST(ConversionRulesTest, AnEvilExpressionTakesLinearTime) {
   const std::string key(60'000, 'a');
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto keys,
