@@ -24,8 +24,8 @@ enum class OpenMode {
 struct IoOptions {
   bool direct = true;              // use O_DIRECT if the file system allows it
   bool uring = true;               // use io_uring if the kernel allows it, otherwise threads
-  uint64_t block_bytes = 2 << 20;  // one request; at least 4096
-  uint32_t queue_depth = 5;        // blocks in flight, of writes and of reads separately
+  uint64_t block_bytes = 2 << 20;  // one request; 4 KiB to 1 GiB
+  uint32_t queue_depth = 5;        // blocks in flight, 1 to 1024, of writes and of reads separately
 };
 
 struct StoreOptions {
@@ -37,7 +37,7 @@ struct StoreOptions {
   /// define, if objects are not files. False: reads from the storage itself, to verify it.
   bool reader_cache = true;
   /// How long objects that no step uses any more remain, for readers that still use them. Commits
-  /// and opens for writing remove them after this time.
+  /// and opens for writing remove them after this time, which counts as 100 years if it is longer.
   std::chrono::milliseconds grace{60'000};
   /// For kWrite: becomes the writer even if another process has the store open for writing. That
   /// process can commit nothing from then on.

@@ -85,7 +85,9 @@ Result<ReplaceReport> ReplaceChunks(
   options.decode = [&](const auto&, std::string_view, const ChunkExtents&,
                        std::span<std::byte> bytes) -> Result<void> {
     CAIRN_TRY_ASSIGN(const std::vector<std::byte> found, bytes_of(next));
-    CAIRN_CHECK(found.size() == bytes.size());
+    if (found.size() != bytes.size()) {
+      return Fail(ErrorCode::kInvalidArgument, "the new bytes of a chunk have another length");
+    }
     std::ranges::copy(found, bytes.begin());
     return {};
   };

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "kv/digest.h"
 #include "kv/internal/commit/root_change.h"
 #include "kv/internal/range_merge.h"
 #include "kv/internal/rank_parts.h"
@@ -27,6 +28,28 @@ Error NameOtherWriter(const StepAttempt& attempt, Error error) {
   return Error(is_writer.error()).WithStep(attempt.step);
 }
 
+/// kFailedPrecondition: the call is not one that may follow those before (kv/step_writer.h).
+Result<void> CheckOrder(const StepAttempt& attempt, bool is_in_order, const char* requirement) {
+  if (is_in_order) return {};
+  return Fail(
+      Error{.code = ErrorCode::kFailedPrecondition, .message = requirement, .step = attempt.step});
+}
+
+Error Invalid(const StepAttempt& attempt, const char* message) {
+  return {.code = ErrorCode::kInvalidArgument, .message = message, .step = attempt.step};
+}
+
+bool IsRankZeroOfSeveral(const StepAttempt& attempt) {
+  return attempt.has_ranks() && !attempt.store->joined;
+}
+
+/// kInvalidArgument: `page_digests` are not those of the payload.
+Result<void> CheckPageDigests(const StepAttempt& attempt, const Payload& payload,
+                              std::span<const uint64_t> page_digests) {
+  if (page_digests.size() == PageCount(payload.length_bytes())) return {};
+  return Fail(Invalid(attempt, "a payload needs one digest per page"));
+}
+
 }  // namespace
 
 StepWriter::StepWriter(std::unique_ptr<StepAttempt> attempt) : attempt_(std::move(attempt)) {}
@@ -42,6 +65,8 @@ uint64_t StepWriter::written_bytes() const { return attempt_->written_bytes(); }
 
 Result<void> StepWriter::UseBlocks(std::shared_ptr<BlockPool> blocks) {
   CAIRN_TRY(attempt_->CheckUsable());
+  CAIRN_TRY(CheckOrder(*attempt_, blocks != nullptr && !attempt_->segments.runs_ahead(),
+                       "other blocks can be used once per step"));
   attempt_->failed = true;  // until the end, as in Append
   CAIRN_TRY(attempt_->segments.UseBlocks(std::move(blocks)));
   attempt_->failed = false;
@@ -52,6 +77,9 @@ Result<StepWriter::Appended> StepWriter::Append(const Payload& payload, SegmentA
                                                 std::span<const uint64_t> page_digests) {
   CAIRN_TRY(internal::CheckNotForked(*attempt_->store));
   CAIRN_TRY(attempt_->CheckUsable());
+  if (!page_digests.empty() || payload.queue() != nullptr) {
+    CAIRN_TRY(CheckPageDigests(*attempt_, payload, page_digests));
+  }
   attempt_->failed =
       true;  // until the end: a chunk that was appended in part must not be committed
   CAIRN_TRY_ASSIGN(const auto appended,
@@ -65,6 +93,15 @@ Result<std::vector<Extent>> StepWriter::AppendPages(const Payload& payload,
                                                     std::span<const uint64_t> page_digests) {
   CAIRN_TRY(internal::CheckNotForked(*attempt_->store));
   CAIRN_TRY(attempt_->CheckUsable());
+  CAIRN_TRY(CheckPageDigests(*attempt_, payload, page_digests));
+  uint64_t end_page = 0;
+  for (const PageRange& range : ranges) {
+    if (range.begin_page < end_page || range.begin_page >= range.end_page ||
+        range.end_page > page_digests.size()) {
+      return Fail(Invalid(*attempt_, "ranges of pages must not be empty, and must ascend"));
+    }
+    end_page = range.end_page;
+  }
   attempt_->failed = true;  // until the end, as in Append
   CAIRN_TRY_ASSIGN(auto extents, attempt_->segments.AppendPages(payload, ranges, page_digests));
   attempt_->failed = false;
@@ -85,7 +122,9 @@ Result<void> StepWriter::Drain() {
 Result<void> StepWriter::AddRecord(Column column, std::string_view key,
                                    std::span<const std::byte> record) {
   CAIRN_TRY(attempt_->CheckUsable());
-  CAIRN_CHECK(column == Column::kTensors || column == Column::kValues);
+  if (column != Column::kTensors && column != Column::kValues) {
+    return Fail(Invalid(*attempt_, "only records of tensors and values can be added"));
+  }
   if (column == Column::kTensors) {
     attempt_->segments.SetTensor(key, record);
     if (attempt_->has_ranks() && !attempt_->gathered) return {};
@@ -96,6 +135,12 @@ Result<void> StepWriter::AddRecord(Column column, std::string_view key,
 Result<void> StepWriter::AddChunk(std::string_view key, ChunkEntry entry, bool reused) {
   StepAttempt& attempt = *attempt_;
   CAIRN_TRY(attempt.CheckUsable());
+  bool is_appended = false;
+  entry.extents.ForEach([&](const Extent& extent) {
+    is_appended = is_appended || attempt.segments.IsCurrent(extent.segment_id);
+  });
+  CAIRN_TRY(CheckOrder(attempt, reused || is_appended,
+                       "a chunk must be added before the next one is appended"));
   ++attempt.chunk_count;
   if (reused) {
     ++attempt.reused_chunk_count;
@@ -118,12 +163,15 @@ void StepWriter::ReferTo(const StepInfo& step) { attempt_->referred_steps.push_b
 
 Result<void> StepWriter::AddShared(std::span<const SharedRecord> records) {
   CAIRN_TRY(attempt_->CheckUsable());
+  CAIRN_TRY(CheckOrder(*attempt_, attempt_->has_ranks() && !attempt_->gathered,
+                       "only several ranks have shared records, and only before Gather"));
   return internal::AddSharedRecords(*attempt_, records);
 }
 
 Result<void> StepWriter::SetStructure(std::span<const std::byte> record) {
   CAIRN_TRY(attempt_->CheckUsable());
-  CAIRN_CHECK(!attempt_->has_structure);
+  CAIRN_TRY(CheckOrder(*attempt_, !attempt_->has_structure && !attempt_->store->joined,
+                       "rank 0 sets the structure of a step once"));
   attempt_->structure = PayloadDigest(record);
   attempt_->has_structure = true;
   return attempt_->AddEntry(Column::kStructures, "", record);
@@ -133,6 +181,8 @@ Result<void> StepWriter::SetStructure(std::span<const std::byte> record) {
 
 Result<void> StepWriter::Gather(RankRecords& others) {
   CAIRN_TRY(attempt_->CheckUsable());
+  CAIRN_TRY(CheckOrder(*attempt_, IsRankZeroOfSeveral(*attempt_) && !attempt_->gathered,
+                       "rank 0 of several ranks gathers their parts once"));
   Result<void> gathered = internal::GatherParts(*attempt_, others);
   if (gathered) return gathered;
   return Fail(NameOtherWriter(*attempt_, std::move(gathered).error()));
@@ -150,10 +200,14 @@ Result<void> StepWriter::MergeRange(RangeRecords& records) {
 Result<void> StepWriter::Prepare(const StepSummary& summary) {
   CAIRN_TRY(internal::CheckNotForked(*attempt_->store));
   CAIRN_TRY(attempt_->CheckUsable());
+  CAIRN_TRY(CheckOrder(*attempt_, attempt_->store->joined,
+                       "rank 0 commits the step; only the other ranks prepare parts of it"));
   return internal::PreparePart(*attempt_, summary);
 }
 
 Result<StepInfo> StepWriter::AwaitDecision() {
+  CAIRN_TRY(CheckOrder(*attempt_, attempt_->store->joined && attempt_->finished,
+                       "a rank awaits the decision of rank 0 after it has prepared its part"));
   CAIRN_TRY_ASSIGN(attempt_->prepared.generation, internal::AwaitGeneration(*attempt_));
   return attempt_->prepared;
 }
@@ -164,8 +218,9 @@ Result<StepInfo> StepWriter::Commit(const StepSummary& summary) {
   StepAttempt& attempt = *attempt_;
   CAIRN_TRY(internal::CheckNotForked(*attempt_->store));
   CAIRN_TRY(attempt.CheckUsable());
-  CAIRN_CHECK(attempt.has_structure && !attempt.store->joined &&
-              attempt.gathered == attempt.has_ranks());
+  CAIRN_TRY(CheckOrder(attempt, !attempt.store->joined && attempt.gathered == attempt.has_ranks(),
+                       "rank 0 commits the step, after it has gathered the parts of other ranks"));
+  CAIRN_TRY(CheckOrder(attempt, attempt.has_structure, "the step has no structure yet"));
   attempt.failed = true;
   const Result<void> ended = internal::EndPayload(attempt);
   Result<StepInfo> committed =
@@ -178,8 +233,10 @@ Result<StepInfo> StepWriter::CommitSame(const StepInfo& base) {
   StepAttempt& attempt = *attempt_;
   CAIRN_TRY(internal::CheckNotForked(*attempt.store));
   CAIRN_TRY(attempt.CheckUsable());
-  CAIRN_CHECK(!attempt.has_ranks() && !attempt.has_structure && attempt.chunk_count == 0 &&
-              attempt.written_bytes() == 0);
+  CAIRN_TRY(CheckOrder(attempt,
+                       !attempt.has_ranks() && !attempt.has_structure && attempt.chunk_count == 0 &&
+                           attempt.written_bytes() == 0,
+                       "one rank commits a copy of a step, to which it has added nothing"));
   attempt.failed = true;
   Result<StepInfo> committed = internal::CommitSameStep(attempt, base);
   if (committed) return committed;

@@ -4,7 +4,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <chrono>
 #include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -15,10 +18,12 @@
 #include "kv/internal/io/file.h"
 #include "kv/internal/io/io_environment.h"
 #include "kv/internal/parts/attempt_outcome.h"
+#include "kv/internal/parts/part_file.h"
 #include "kv/internal/range_merge.h"
 #include "kv/internal/snapshot_state.h"
 #include "kv/internal/step_attempt.h"
 #include "kv/internal/storage/cache/reader_cache.h"
+#include "kv/internal/storage/name_check.h"
 #include "kv/internal/storage/object_names.h"
 #include "kv/mutex.h"
 #include "kv/open_storage.h"
@@ -68,12 +73,53 @@ Result<IoOptions> IoOptionsOf(const Storage& storage, const StoreOptions& option
     CAIRN_TRY_ASSIGN(io, internal::IoOptionsFromEnvironment(io));
   }
   const uint64_t min_bytes = std::max(internal::kDirectAlignBytes, sizes.min_part_bytes);
-  if (io.block_bytes >= min_bytes && io.queue_depth > 0) return io;
+  if (io.block_bytes >= min_bytes && io.block_bytes <= internal::kMaxBlockBytes &&
+      io.queue_depth > 0 && io.queue_depth <= internal::kMaxQueueDepth) {
+    return io;
+  }
   return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                    .message = fmt::format("I/O options need blocks of at least {} bytes and a "
-                                           "queue depth of at least 1",
-                                           min_bytes),
+                    .message = fmt::format("blocks of {} bytes and a queue depth of {}: I/O here "
+                                           "needs blocks of {} to {} bytes and a depth of 1 to {}",
+                                           io.block_bytes, io.queue_depth, min_bytes,
+                                           internal::kMaxBlockBytes, internal::kMaxQueueDepth),
                     .file = storage.address()});
+}
+
+/// kInvalidArgument: the grace period is negative, and objects would be removed that were only just
+/// announced. A longer one than kLongestGrace counts as that: in nanoseconds it might overflow.
+Result<std::chrono::milliseconds> GraceOf(const Storage& storage, const StoreOptions& options) {
+  constexpr std::chrono::milliseconds kLongestGrace = std::chrono::hours(24 * 365 * 100);
+  if (options.grace.count() >= 0) return std::min(options.grace, kLongestGrace);
+  return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                    .message = fmt::format("a grace period of {} ms: it must not be negative",
+                                           options.grace.count()),
+                    .file = storage.address()});
+}
+
+/// kInvalidArgument: no session has this name, which is a part of names of objects.
+Result<void> CheckSession(const Storage& storage, const std::string& session) {
+  if (internal::IsObjectName(session) && !session.contains('/')) return {};
+  return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                    .message = "joining a store requires the session of the rank that has it open "
+                               "for writing",
+                    .file = storage.address()});
+}
+
+/// kInvalidArgument: the attempt is not one that NextAttempt has named in this session. Its name is
+/// a part of names of objects.
+Result<void> CheckAttempt(const StoreState& state, std::string_view attempt) {
+  const std::string& session = state.session;
+  const auto is_counter = [](char c) { return c == '-' || (c >= '0' && c <= '9'); };
+  if (!session.empty() && attempt.size() < internal::kMaxAttemptBytes &&
+      attempt.size() > session.size() && attempt.starts_with(session) &&
+      std::ranges::all_of(attempt.substr(session.size()), is_counter)) {
+    return {};
+  }
+  return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                    .message = fmt::format("'{}' is not an attempt of the session '{}'; all ranks "
+                                           "must get it from NextAttempt, or from rank 0",
+                                           attempt, session),
+                    .file = state.storage->address()});
 }
 
 }  // namespace
@@ -85,6 +131,8 @@ Result<std::unique_ptr<Store::Impl>> Store::Impl::Make(std::shared_ptr<Storage> 
   state.storage = std::move(storage);
   CAIRN_TRY_ASSIGN(const IoOptions io, IoOptionsOf(*state.storage, options));
   state.options = options;
+  CAIRN_TRY_ASSIGN(state.options.grace, GraceOf(*state.storage, options));
+  if (mode == OpenMode::kJoinSession) CAIRN_TRY(CheckSession(*state.storage, options.session));
   state.options.io = io;
   state.writable = mode == OpenMode::kWrite;
   state.joined = mode == OpenMode::kJoinSession;
@@ -170,7 +218,9 @@ Result<std::shared_ptr<const Snapshot>> Store::SnapshotWith(const StepInfo& step
 }
 
 void Store::AwaitChange(std::chrono::milliseconds timeout) const {
-  impl_->state->storage->AwaitChange(internal::kRootFolder, timeout);
+  // It may return early, and a time after that of the clock's end would have passed already.
+  constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24);
+  impl_->state->storage->AwaitChange(internal::kRootFolder, std::min(timeout, kLongest));
 }
 
 const std::shared_ptr<StoreState>& Store::state() const { return impl_->state; }
@@ -193,7 +243,12 @@ std::string Store::uuid() const {
 
 Result<std::string> Store::OpenSession() {
   StoreState& state = *impl_->state;
-  CAIRN_CHECK(state.writable);
+  if (!state.writable) {
+    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                      .message = "the store is open for reading only; open it for writing so that "
+                                 "other ranks can join it",
+                      .file = state.storage->address()});
+  }
   CAIRN_TRY(internal::CheckNotForked(state));
   CAIRN_TRY(impl_->CheckOpen());
   CAIRN_TRY(internal::CheckStillWriter(state));
@@ -214,6 +269,7 @@ Result<void> Store::Impl::CheckCanBegin(uint64_t step, const BeginOptions& optio
     return fail(ErrorCode::kInvalidArgument,
                 "rank 0 must open the store for writing, and the other ranks must join it");
   }
+  if (!options.attempt.empty()) CAIRN_TRY(CheckAttempt(*state, options.attempt));
   CAIRN_TRY(CheckAnnotations(options.metrics, options.note, options.tags));
   CAIRN_TRY(internal::CheckNotForked(*state));
   CAIRN_TRY(CheckOpen());
@@ -242,6 +298,7 @@ Result<std::unique_ptr<StepWriter>> Store::Begin(uint64_t step, const BeginOptio
 Result<void> Store::FailAttempt(const std::string& attempt, uint32_t rank, const Error& error) {
   StoreState& state = *impl_->state;
   CAIRN_TRY(internal::CheckNotForked(state));
+  CAIRN_TRY(CheckAttempt(state, attempt));
   bool kept = state.outcome_unknown;
   if (rank == 0) {
     const MutexLock lock(state.mutex);
@@ -253,6 +310,7 @@ Result<void> Store::FailAttempt(const std::string& attempt, uint32_t rank, const
 
 Result<void> Store::MergeRange(uint64_t step, const BeginOptions& options, RangeRecords& records) {
   CAIRN_TRY(internal::CheckNotForked(*impl_->state));
+  CAIRN_TRY(CheckAttempt(*impl_->state, options.attempt));
   return internal::MergeRange(*impl_->state, step, options, records);
 }
 

@@ -13,10 +13,7 @@
 namespace cairn::kv::internal {
 namespace {
 
-// The length of a request has 32 bits in io_uring. Deeper queues do not make any device faster.
 constexpr uint64_t kMinBlockBytes = 4096;
-constexpr uint64_t kMaxBlockBytes = uint64_t{1} << 30;
-constexpr uint64_t kMaxDepth = 1024;
 
 std::string_view Variable(const char* name) {
   const char* value = std::getenv(name);
@@ -57,7 +54,7 @@ Result<void> ReadChoice(const char* name, std::string_view yes, std::string_view
 
 Result<IoOptions> IoOptionsFromEnvironment(IoOptions io) {
   CAIRN_TRY(ReadInteger("CAIRN_IO_BLOCK_BYTES", kMinBlockBytes, kMaxBlockBytes, io.block_bytes));
-  CAIRN_TRY(ReadInteger("CAIRN_IO_DEPTH", 1, kMaxDepth, io.queue_depth));
+  CAIRN_TRY(ReadInteger("CAIRN_IO_DEPTH", 1, kMaxQueueDepth, io.queue_depth));
   CAIRN_TRY(ReadChoice("CAIRN_IO_ENGINE", "uring", "threads", io.uring));
   CAIRN_TRY(ReadChoice("CAIRN_IO_DIRECT", "1", "0", io.direct));
   return io;

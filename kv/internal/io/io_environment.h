@@ -10,10 +10,16 @@
 /// Python and the programs thus use what `kv-bench tune` found. No other file reads these
 /// variables.
 
+#include <cstdint>
+
 #include "kv/error.h"
 #include "kv/options.h"
 
 namespace cairn::kv::internal {
+
+// The length of a request has 32 bits in io_uring. Deeper queues do not make any device faster.
+inline constexpr uint64_t kMaxBlockBytes = uint64_t{1} << 30;
+inline constexpr uint32_t kMaxQueueDepth = 1024;
 
 /// Returns `defaults`, changed by the variables that are set and not empty. kInvalidArgument: a
 /// variable has another value than those above.
