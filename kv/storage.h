@@ -52,9 +52,10 @@ class LocalFiles {
 };
 
 /// An object that write requests of an IoQueue fill. The writes cover it from its beginning without
-/// gaps, are submitted in the order of their offsets, and have one length, which is at least
-/// TransferSizes::min_part_bytes. Only the last one may be shorter. Requires that the storage
-/// outlives it. Threads: one, and the queue's.
+/// gaps, are submitted in the order of their offsets, and have one length, which the caller chooses.
+/// Only the last one may be shorter. A storage whose parts have other lengths gathers the writes; a
+/// caller may wait for each write before it submits the next one. Requires that the storage outlives
+/// it. Threads: one, and the queue's.
 class Upload {
  public:
   /// Without a successful Finish, discards the object. Requires that no request is in flight.
@@ -66,8 +67,7 @@ class Upload {
 /// The requests with which a storage works well.
 struct TransferSizes {
   uint64_t request_bytes = 2 << 20;
-  uint64_t min_part_bytes = 1;  // of an Upload
-  uint32_t queue_depth = 5;     // requests for payload in flight
+  uint32_t queue_depth = 5;  // requests for payload in flight
   /// Requests for small objects in flight at once, where each takes long (a network). 1: such
   /// requests are made one after another, in the same order in every run.
   uint32_t small_requests = 1;
@@ -147,9 +147,9 @@ class Storage {
   /// Returns a queue for reads of objects and for writes of uploads of this storage, which outlives
   /// it. A read of an object that does not exist completes with kNotFound.
   virtual Result<std::unique_ptr<IoQueue>> MakeQueue(uint32_t depth);
-  /// Begins to write an object whose writes have `part_bytes`, except for the last one. Requires a
-  /// name that nobody else writes.
-  virtual Result<std::unique_ptr<Upload>> BeginUpload(std::string_view name, uint64_t part_bytes);
+  /// Begins to write an object whose writes have `write_bytes`, except for the last one. Requires a
+  /// name that nobody else writes. kInvalidArgument: the storage cannot have such long writes.
+  virtual Result<std::unique_ptr<Upload>> BeginUpload(std::string_view name, uint64_t write_bytes);
 
   /// Waits until a name with this prefix may have been put, at most for `timeout`. May return
   /// early. The default sleeps, so callers of short timeouts poll.

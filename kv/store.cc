@@ -72,16 +72,16 @@ Result<IoOptions> IoOptionsOf(const Storage& storage, const StoreOptions& option
     io.queue_depth = sizes.queue_depth;
     CAIRN_TRY_ASSIGN(io, internal::IoOptionsFromEnvironment(io));
   }
-  const uint64_t min_bytes = std::max(internal::kDirectAlignBytes, sizes.min_part_bytes);
-  if (io.block_bytes >= min_bytes && io.block_bytes <= internal::kMaxBlockBytes &&
+  if (io.block_bytes >= internal::kDirectAlignBytes && io.block_bytes <= internal::kMaxBlockBytes &&
       io.queue_depth > 0 && io.queue_depth <= internal::kMaxQueueDepth) {
     return io;
   }
   return Fail(Error{.code = ErrorCode::kInvalidArgument,
                     .message = fmt::format("blocks of {} bytes and a queue depth of {}: I/O here "
                                            "needs blocks of {} to {} bytes and a depth of 1 to {}",
-                                           io.block_bytes, io.queue_depth, min_bytes,
-                                           internal::kMaxBlockBytes, internal::kMaxQueueDepth),
+                                           io.block_bytes, io.queue_depth,
+                                           internal::kDirectAlignBytes, internal::kMaxBlockBytes,
+                                           internal::kMaxQueueDepth),
                     .file = storage.address()});
 }
 

@@ -15,6 +15,7 @@
 #include "kv/digest.h"
 #include "kv/step_info.h"
 #include "tests/cuda/device_store_fixture.h"
+#include "tests/support/fake_s3.h"
 #include "tests/support/simulated_cuda/simulated_cuda.h"
 
 namespace cairn::cuda {
@@ -55,6 +56,26 @@ TEST_F(DeviceSaveTest, NothingChangedAndNoPayloadCrossesTheBus) {
   const Counters counters = simulated_cuda::GetCounters();
   EXPECT_LE(counters.d2h_bytes, kPages / 8 + 64);
   ExpectStored(2);
+}
+
+// Page-locked blocks are shorter than the parts of S3.
+TEST_F(DeviceSaveTest, AStepIsSavedToABucket) {
+  const testing::FakeS3 server;
+  store_.reset();
+  CAIRN_ASSERT_OK_AND_ASSIGN(
+      store_, core::CheckpointStore::Open(testing::OpenBucket(server), kv::OpenMode::kWrite));
+  AddModel();
+  CAIRN_ASSERT_OK(store_->Save(1, State()));
+  ExpectStored(1);
+  Write("large", 70'000, RandomBytes(5'000'000, 3));
+  {
+    core::AsyncSaver saver(store_.get());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const core::SaveHandle handle, saver.Save(2, State(), {}));
+    CAIRN_ASSERT_OK(handle.Wait());
+  }
+  ExpectStored(2);
+  ExpectLoadsToDevice(2);
+  store_.reset();  // before the server
 }
 
 TEST_F(DeviceSaveTest, ATensorThatChangesAfterItsDigestIsRefused) {

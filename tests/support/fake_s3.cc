@@ -8,10 +8,14 @@
 #include <cstdio>
 #include <utility>
 
+#include "kv/open_storage.h"
+#include "tests/support/result_matchers.h"
+
 namespace cairn::testing {
 namespace {
 
 constexpr const char* kBucketPath = "/bucket/";
+constexpr size_t kMinPartBytes = 5 << 20;
 
 }  // namespace
 
@@ -21,6 +25,16 @@ HttpReply S3ErrorReply(int status, const std::string& code, const std::string& m
           .body = fmt::format("<?xml version=\"1.0\"?><Error><Code>{}</Code><Message>{}</Message>"
                               "</Error>",
                               code, message)};
+}
+
+std::shared_ptr<kv::Storage> OpenBucket(const FakeS3& server) {
+  kv::S3Options options;
+  options.credentials = []() -> Result<kv::S3Credentials> {
+    return kv::S3Credentials{.access_key_id = "KEY", .secret_access_key = "SECRET"};
+  };
+  auto storage = kv::OpenStorage("s3://bucket/run?endpoint=" + server.endpoint(), options);
+  CAIRN_EXPECT_OK(storage);
+  return storage ? *storage : nullptr;
 }
 
 FakeS3::FakeS3() : server_([this](const HttpCall& call) { return Handle(call); }) {}
@@ -152,7 +166,9 @@ HttpReply FakeS3::ChangeUpload(const HttpCall& call, const std::string& key) {
   }
   if (call.method == "POST") {
     std::string bytes;
+    const int last = upload->second.parts.empty() ? 0 : upload->second.parts.rbegin()->first;
     for (const auto& [number, part] : upload->second.parts) {
+      if (number != last && part.size() < kMinPartBytes) return S3ErrorReply(400, "EntityTooSmall");
       if (call.body.find(fmt::format("<ETag>\"part-{}\"</ETag>", number)) == std::string::npos) {
         return S3ErrorReply(400, "InvalidPart");
       }

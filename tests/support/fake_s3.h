@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "kv/mutex.h"
+#include "kv/storage.h"
 #include "kv/thread_annotations.h"
 #include "tests/support/http_server.h"
 
@@ -60,6 +62,9 @@ class FakeS3 {
   int next_upload_ CAIRN_GUARDED_BY(mutex_) = 1;
   HttpServer server_;  // last: its threads use the rest
 };
+
+/// Opens the storage at "run/" in the bucket of the server.
+std::shared_ptr<kv::Storage> OpenBucket(const FakeS3& server);
 
 /// Returns a response with S3's <Error> document.
 HttpReply S3ErrorReply(int status, const std::string& code, const std::string& message = "told so");

@@ -90,10 +90,10 @@ void S3Queue::StartRead(const IoRequest& request) {
 void S3Queue::StartWrite(const IoRequest& request) {
   // Every upload of this storage is an S3Upload.
   auto& upload = static_cast<S3Upload&>(*request.upload);
-  upload.StartPart(std::span(request.data, request.length_bytes), request.offset_bytes,
-                   [completions = completions_, request](Result<void> result) {
-                     completions->Add(request, std::move(result), 0);
-                   });
+  upload.StartWrite(std::span(request.data, request.length_bytes), request.offset_bytes,
+                    [completions = completions_, request](Result<void> result) {
+                      completions->Add(request, std::move(result), 0);
+                    });
 }
 
 Result<IoCompletion> S3Queue::Wait() {

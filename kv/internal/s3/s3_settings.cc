@@ -15,7 +15,6 @@
 namespace cairn::kv::internal {
 namespace {
 
-constexpr uint64_t kMinPartBytes = 5 << 20;     // of a multipart upload in S3
 constexpr uint64_t kMaxPartBytes = 1ULL << 30;  // S3 allows 5 GiB
 
 bool IsAlphanumeric(char c) {

@@ -14,6 +14,9 @@
 
 namespace cairn::kv::internal {
 
+/// S3 accepts no shorter part of an upload, except for the last one.
+inline constexpr uint64_t kMinPartBytes = 5 << 20;
+
 /// The parts of "s3://BUCKET/PREFIX?endpoint=URL&region=R&profile=P&addressing=path|virtual".
 struct S3Address {
   std::string bucket;

@@ -27,7 +27,6 @@ namespace {
 constexpr uint64_t kMaxSinglePutBytes = 64 << 20;
 constexpr uint32_t kSmallRequests = 16;
 constexpr uint64_t kMaxGapBytes = 256 << 10;
-constexpr uint64_t kMinUploadPartBytes = 5 << 20;
 
 // Returns the hexadecimal digits of 64 random bits.
 std::string RandomDigits() {
@@ -304,7 +303,6 @@ Result<void> S3Storage::AbortUploadsBelow(std::string_view prefix) {
 
 TransferSizes S3Storage::transfer_sizes() const {
   return {.request_bytes = settings_.part_bytes,
-          .min_part_bytes = kMinUploadPartBytes,
           .queue_depth = settings_.queue_depth,
           .small_requests = kSmallRequests,
           .max_gap_bytes = kMaxGapBytes};
@@ -315,9 +313,10 @@ Result<std::unique_ptr<IoQueue>> S3Storage::MakeQueue(uint32_t depth) {
       client(), [this](std::string_view name) { return ObjectOf(name); }, depth);
 }
 
-Result<std::unique_ptr<Upload>> S3Storage::BeginUpload(std::string_view name, uint64_t part_bytes) {
-  CAIRN_CHECK(IsObjectName(name) && part_bytes >= kMinUploadPartBytes);
-  return std::make_unique<S3Upload>(client(), ObjectOf(name), part_bytes);
+Result<std::unique_ptr<Upload>> S3Storage::BeginUpload(std::string_view name,
+                                                       uint64_t write_bytes) {
+  CAIRN_CHECK(IsObjectName(name) && write_bytes > 0);
+  return std::make_unique<S3Upload>(client(), ObjectOf(name), write_bytes);
 }
 
 Result<std::shared_ptr<Storage>> OpenS3Storage(const std::string& address,

@@ -67,7 +67,7 @@ class S3Storage final : public Storage {
   TransferSizes transfer_sizes() const override;
   bool listings_are_current() const override { return true; }
   Result<std::unique_ptr<IoQueue>> MakeQueue(uint32_t depth) override;
-  Result<std::unique_ptr<Upload>> BeginUpload(std::string_view name, uint64_t part_bytes) override;
+  Result<std::unique_ptr<Upload>> BeginUpload(std::string_view name, uint64_t write_bytes) override;
 
   /// Tests whether the server refuses to replace an object with "If-None-Match: *".
   Result<void> CheckConditionalWrites();

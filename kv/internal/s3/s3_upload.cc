@@ -5,8 +5,11 @@
 #include <fmt/format.h>
 #include <libdeflate.h>
 
-#include <charconv>
+#include <algorithm>
+#include <new>
 #include <utility>
+
+#include "kv/div.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -53,20 +56,16 @@ Result<void> AbortUpload(S3Client& client, const S3Object& object, const std::st
   return {};
 }
 
-S3Upload::S3Upload(S3Client& client, S3Object object, uint64_t part_bytes)
-    : client_(client), object_(std::move(object)), part_bytes_(part_bytes) {
-  CAIRN_CHECK(part_bytes_ > 0);
-}
+S3Upload::S3Upload(S3Client& client, S3Object object, uint64_t write_bytes)
+    : client_(client),
+      object_(std::move(object)),
+      write_bytes_(write_bytes),
+      part_bytes_(write_bytes >= kMinPartBytes
+                      ? write_bytes
+                      : RoundUp(client.settings().part_bytes, write_bytes)) {}
 
 S3Upload::~S3Upload() {
   if (is_finished_ || !client_.is_usable()) return;
-  if (is_whole_) {
-    (void)client_.Perform({.operation = "remove the object",
-                           .file = object_.file,
-                           .method = "DELETE",
-                           .key = object_.key});
-    return;
-  }
   std::string upload_id;
   {
     const MutexLock lock(mutex_);
@@ -75,10 +74,54 @@ S3Upload::~S3Upload() {
   if (!upload_id.empty()) (void)AbortUpload(client_, object_, upload_id);
 }
 
-void S3Upload::StartPart(std::span<const std::byte> bytes, uint64_t offset_bytes, PartDone done) {
-  if (offset_bytes == 0 && bytes.size() < part_bytes_) return StartWhole(bytes, std::move(done));
-  CAIRN_CHECK(!is_whole_ && offset_bytes % part_bytes_ == 0 && bytes.size() <= part_bytes_);
-  Part part{.bytes = bytes, .index = offset_bytes / part_bytes_, .done = std::move(done)};
+void S3Upload::StartWrite(std::span<const std::byte> bytes, uint64_t offset_bytes, PartDone done) {
+  CAIRN_CHECK(offset_bytes == started_bytes_ && offset_bytes % write_bytes_ == 0 &&
+              bytes.size() <= write_bytes_);
+  started_bytes_ += bytes.size();
+  const bool is_last_part = bytes.size() < write_bytes_ && offset_bytes >= part_bytes_;
+  if (gathered_bytes_ > 0 || (bytes.size() < part_bytes_ && !is_last_part)) {
+    return GatherWrite(bytes, std::move(done));
+  }
+  StartPart({.bytes = bytes,
+             .buffer = nullptr,
+             .index = offset_bytes / part_bytes_,
+             .done = std::move(done)});
+}
+
+void S3Upload::GatherWrite(std::span<const std::byte> bytes, PartDone done) {
+  if (gathered_ == nullptr) gathered_ = TakeBuffer();
+  if (gathered_ == nullptr) {
+    done(Fail(Error{.code = ErrorCode::kResourceExhausted,
+                    .message = fmt::format("no memory for a part of {} bytes", part_bytes_),
+                    .file = object_.file}));
+    return;
+  }
+  std::ranges::copy(bytes, gathered_.get() + gathered_bytes_);
+  gathered_bytes_ += bytes.size();
+  // The object may end with each full write, and a first part may be all of it: Finish decides.
+  const bool is_last_part = bytes.size() < write_bytes_ && started_bytes_ > part_bytes_;
+  if (gathered_bytes_ < part_bytes_ && !is_last_part) return done({});
+  Part part{.bytes = std::span(gathered_.get(), gathered_bytes_),
+            .buffer = std::move(gathered_),
+            .index = (started_bytes_ - gathered_bytes_) / part_bytes_,
+            .done = std::move(done)};
+  gathered_bytes_ = 0;
+  StartPart(std::move(part));
+}
+
+S3Upload::Buffer S3Upload::TakeBuffer() {
+  {
+    const MutexLock lock(mutex_);
+    if (!free_buffers_.empty()) {
+      Buffer buffer = std::move(free_buffers_.back());
+      free_buffers_.pop_back();
+      return buffer;
+    }
+  }
+  return Buffer(new (std::nothrow) std::byte[part_bytes_]);
+}
+
+void S3Upload::StartPart(Part part) {
   if (part.index >= kMaxParts) {
     part.done(Fail(Error{.code = ErrorCode::kResourceExhausted,
                          .message = fmt::format("cannot upload a part: the object has more than "
@@ -107,14 +150,6 @@ void S3Upload::StartPart(std::span<const std::byte> bytes, uint64_t offset_bytes
   } else if (!upload_id.empty()) {
     SendPart(std::move(part), upload_id, /*may_wait=*/true);
   }
-}
-
-void S3Upload::StartWhole(std::span<const std::byte> bytes, PartDone done) {
-  is_whole_ = true;
-  client_.Start(PutRequest(client_.settings(), object_, bytes), client_.NewId(),
-                [done = std::move(done)](Result<HttpResponse> response) mutable {
-                  done(response ? Result<void>() : std::unexpected(std::move(response).error()));
-                });
 }
 
 void S3Upload::StartCreation() {
@@ -155,29 +190,41 @@ void S3Upload::OnCreated(Result<HttpResponse> response) {
   }
 }
 
+S3Request S3Upload::PartRequest(std::span<const std::byte> bytes, uint64_t index,
+                                const std::string& upload_id) const {
+  return {.operation = fmt::format("upload part {}", index + 1),
+          .file = object_.file,
+          .method = "PUT",
+          .key = object_.key,
+          .query = fmt::format("partNumber={}&uploadId={}", index + 1, EncodeUri(upload_id, false)),
+          .body = bytes};
+}
+
+Result<void> S3Upload::AddPart(uint64_t index, std::string digest,
+                               const Result<HttpResponse>& response) {
+  if (!response) return std::unexpected(response.error());
+  const std::string_view etag = response->Header("etag");
+  if (etag.empty()) {
+    return Fail(Error{.code = ErrorCode::kUnavailable,
+                      .message = "cannot upload a part: the server's response has no ETag",
+                      .file = object_.file});
+  }
+  const MutexLock lock(mutex_);
+  parts_[index] = {.etag = std::string(etag), .crc32 = std::move(digest)};
+  return {};
+}
+
 void S3Upload::SendPart(Part part, const std::string& upload_id, bool may_wait) {
-  S3Request request{.operation = fmt::format("upload part {}", part.index + 1),
-                    .file = object_.file,
-                    .method = "PUT",
-                    .key = object_.key,
-                    .query = fmt::format("partNumber={}&uploadId={}", part.index + 1,
-                                         EncodeUri(upload_id, false)),
-                    .body = part.bytes};
+  S3Request request = PartRequest(part.bytes, part.index, upload_id);
   std::string digest = AddDigest(client_.settings(), &request);
-  S3Done on_response = [this, index = part.index, done = std::move(part.done),
-                        digest = std::move(digest)](Result<HttpResponse> response) mutable {
-    if (!response) return done(std::unexpected(std::move(response).error()));
-    const std::string_view etag = response->Header("etag");
-    if (etag.empty()) {
-      return done(Fail(Error{.code = ErrorCode::kUnavailable,
-                             .message = "cannot upload a part: the server's response has no ETag",
-                             .file = object_.file}));
-    }
-    {
+  S3Done on_response = [this, part = std::move(part),
+                        digest = std::move(digest)](const Result<HttpResponse>& response) mutable {
+    Result<void> added = AddPart(part.index, std::move(digest), response);
+    if (part.buffer != nullptr) {
       const MutexLock lock(mutex_);
-      parts_[index] = {.etag = std::string(etag), .crc32 = std::move(digest)};
+      free_buffers_.push_back(std::move(part.buffer));
     }
-    done({});
+    part.done(std::move(added));
   };
   if (may_wait) {
     client_.Start(std::move(request), client_.NewId(), std::move(on_response));
@@ -187,43 +234,51 @@ void S3Upload::SendPart(Part part, const std::string& upload_id, bool may_wait) 
 }
 
 Result<void> S3Upload::Finish(uint64_t size_bytes) {
-  std::string upload_id;
-  std::vector<S3Part> parts;
-  {
-    const MutexLock lock(mutex_);
-    upload_id = upload_id_;
-    parts = parts_;
-  }
   if (!client_.is_usable()) {
     return Fail(Error{.code = ErrorCode::kFailedPrecondition,
                       .message = "this process was forked from the one that began the upload",
                       .file = object_.file});
   }
-  if (is_whole_ || parts.empty()) return FinishWhole(size_bytes);
-  CAIRN_CHECK(size_bytes > (parts.size() - 1) * part_bytes_ &&
-              size_bytes <= parts.size() * part_bytes_);
+  CAIRN_CHECK(size_bytes == started_bytes_);
+  if (size_bytes < part_bytes_) {
+    const std::span whole(gathered_.get(), gathered_bytes_);
+    CAIRN_TRY(client_.Perform(PutRequest(client_.settings(), object_, whole)));
+  } else {
+    CAIRN_TRY(FinishParts());
+  }
+  is_finished_ = true;
+  return {};
+}
+
+Result<void> S3Upload::FinishParts() {
+  std::string upload_id;
+  std::vector<S3Part> parts;
+  {
+    const MutexLock lock(mutex_);
+    upload_id = upload_id_;
+    parts_.resize(DivCeil(started_bytes_, part_bytes_));
+  }
+  if (gathered_bytes_ > 0) {
+    const uint64_t index = started_bytes_ / part_bytes_;
+    const std::span rest(gathered_.get(), gathered_bytes_);
+    S3Request request = PartRequest(rest, index, upload_id);
+    std::string digest = AddDigest(client_.settings(), &request);
+    CAIRN_TRY(AddPart(index, std::move(digest), client_.Perform(std::move(request))));
+  }
+  {
+    const MutexLock lock(mutex_);
+    parts = parts_;
+  }
   for (const S3Part& part : parts) {
     if (!part.etag.empty()) continue;
     return Fail(Error{.code = ErrorCode::kFailedPrecondition,
                       .message = "cannot complete the upload: a part is missing",
                       .file = object_.file});
   }
-  CAIRN_TRY(Complete(upload_id, parts, size_bytes));
-  is_finished_ = true;
-  return {};
+  return Complete(upload_id, parts);
 }
 
-Result<void> S3Upload::FinishWhole(uint64_t size_bytes) {
-  if (!is_whole_) {
-    CAIRN_CHECK(size_bytes == 0);
-    CAIRN_TRY(client_.Perform(PutRequest(client_.settings(), object_, {})));
-  }
-  is_finished_ = true;
-  return {};
-}
-
-Result<void> S3Upload::Complete(const std::string& upload_id, const std::vector<S3Part>& parts,
-                                uint64_t size_bytes) {
+Result<void> S3Upload::Complete(const std::string& upload_id, const std::vector<S3Part>& parts) {
   const std::string body = CompleteUploadBody(parts);
   const Result<HttpResponse> response =
       client_.Perform({.operation = "complete the upload",
@@ -233,14 +288,14 @@ Result<void> S3Upload::Complete(const std::string& upload_id, const std::vector<
                        .query = "uploadId=" + EncodeUri(upload_id, false),
                        .headers = {"Content-Type: application/xml"},
                        .body = std::as_bytes(std::span(body))});
-  if (response || Exists(size_bytes)) return {};
+  if (response || Exists()) return {};
   return std::unexpected(response.error());
 }
 
-bool S3Upload::Exists(uint64_t size_bytes) {
+bool S3Upload::Exists() {
   const Result<HttpResponse> response = client_.Perform(
       {.operation = "read the size", .file = object_.file, .method = "HEAD", .key = object_.key});
-  return response && response->Header("content-length") == std::to_string(size_bytes);
+  return response && response->Header("content-length") == std::to_string(started_bytes_);
 }
 
 }  // namespace cairn::kv::internal

@@ -14,6 +14,7 @@
 #include "core/base/internal/worker_pool.h"
 #include "core/merge/step_merge.h"
 #include "tests/core/tensor/test_tensor.h"
+#include "tests/support/fake_s3.h"
 
 namespace cairn::core {
 namespace {
@@ -130,6 +131,21 @@ TEST_F(MergeTest, WeightsAreDividedByTheirSum) {
   EXPECT_THAT(merge({1, kNan}), IsError(ErrorCode::kInvalidArgument, "sum"));
   EXPECT_THAT(merge({1, kInf}), IsError(ErrorCode::kInvalidArgument, "sum"));
   EXPECT_EQ(store->Steps()->size(), 4u);
+}
+
+// The blocks of merges are shorter than the parts of S3.
+TEST_F(MergeTest, AStepInABucketIsMadeOfItsSteps) {
+  const testing::FakeS3 server;
+  store.reset();
+  CAIRN_ASSERT_OK_AND_ASSIGN(
+      store, CheckpointStore::Open(testing::OpenBucket(server), kv::OpenMode::kWrite));
+  const TestTensor a = RandomFloats({2100, 2000}, 1), b = RandomFloats({2100, 2000}, 2);
+  SaveOne(1, a);
+  SaveOne(2, b);
+  Merge({1, 2}, 3);
+  EXPECT_TRUE(LoadBytes(3, "w") == MeanOf({a.bytes, b.bytes}, {0.5, 0.5}));
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+  store.reset();  // before the server
 }
 
 TEST_F(MergeTest, StepsMayBeDividedDifferently) {

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "kv/div.h"
 #include "kv/internal/s3/s3_storage.h"
 #include "kv/io_queue.h"
 #include "kv/storage.h"
@@ -75,21 +76,28 @@ class S3FaultsTest : public ::testing::Test {
     });
   }
 
-  // Writes "segments/a.seg" in parts through a queue.
-  Result<void> Upload(std::span<std::byte> bytes) {
-    CAIRN_TRY_ASSIGN(const auto upload, storage_->BeginUpload("segments/a.seg", kPartBytes));
-    CAIRN_TRY_ASSIGN(const auto queue, storage_->MakeQueue(8));
-    for (uint64_t at = 0; at < bytes.size(); at += kPartBytes) {
+  // Writes "segments/a.seg" through a queue.
+  Result<void> Upload(std::span<std::byte> bytes, uint64_t write_bytes = kPartBytes,
+                      uint32_t depth = 8) {
+    CAIRN_TRY_ASSIGN(const auto upload, storage_->BeginUpload("segments/a.seg", write_bytes));
+    CAIRN_TRY_ASSIGN(const auto queue, storage_->MakeQueue(depth));
+    const auto wait_until = [&](uint32_t count) -> Result<void> {
+      while (queue->in_flight() > count) {
+        CAIRN_TRY_ASSIGN(IoCompletion completion, queue->Wait());
+        if (completion.error) return Fail(*std::move(completion.error));
+      }
+      return {};
+    };
+    for (uint64_t at = 0; at < bytes.size(); at += write_bytes) {
+      CAIRN_TRY(wait_until(depth - 1));
+      const uint64_t length = std::min(write_bytes, bytes.size() - at);
       CAIRN_TRY(queue->Submit({.upload = upload.get(),
                                .write = true,
                                .data = bytes.data() + at,
-                               .length_bytes = std::min(kPartBytes, bytes.size() - at),
+                               .length_bytes = length,
                                .offset_bytes = at}));
     }
-    while (queue->in_flight() > 0) {
-      CAIRN_TRY_ASSIGN(IoCompletion completion, queue->Wait());
-      if (completion.error) return Fail(*std::move(completion.error));
-    }
+    CAIRN_TRY(wait_until(0));
     return upload->Finish(bytes.size());
   }
 
@@ -162,6 +170,42 @@ TEST_F(S3FaultsTest, UploadsSurviveTransientFaultsOfEveryRequest) {
       EXPECT_EQ(server_.UploadCount(), 0u);
     }
   }
+}
+
+// S3 has no parts of less than 5 MiB, and the blocks of pools may be shorter.
+TEST_F(S3FaultsTest, WritesThatAreShorterThanAPartAreGathered) {
+  SeededRandom random;
+  std::vector<std::byte> bytes((24 << 20) + 17);
+  random.Fill(bytes);
+  for (const uint64_t write_bytes : {uint64_t{4096}, uint64_t{1} << 20, uint64_t{4} << 20}) {
+    const uint64_t part_bytes = RoundUp(kPartBytes, write_bytes);
+    for (const uint64_t size :
+         {uint64_t{0}, uint64_t{1}, write_bytes, part_bytes - write_bytes, part_bytes - 1,
+          part_bytes, part_bytes + 1, part_bytes + write_bytes, 2 * part_bytes + 3, bytes.size()}) {
+      for (const uint32_t depth : {1, 8}) {
+        SCOPED_TRACE(
+            fmt::format("{} bytes in writes of {}, {} at a time", size, write_bytes, depth));
+        CAIRN_EXPECT_OK(Upload(std::span(bytes).first(size), write_bytes, depth));
+        EXPECT_TRUE(server_.Objects()["store/segments/a.seg"] == Text(bytes).substr(0, size));
+        EXPECT_EQ(server_.UploadCount(), 0u);
+      }
+    }
+  }
+}
+
+// Another object may have the name by the time when the server performs the request.
+TEST_F(S3FaultsTest, AnUploadThatFailsRemovesNoObject) {
+  std::vector<std::byte> bytes(1000);
+  for (const uint64_t write_bytes : {uint64_t{100}, uint64_t{4096}}) {
+    ReplyTo(1'000'000, S3ErrorReply(403, "AccessDenied"),
+            [](const HttpCall& call) { return call.method == "PUT"; });
+    EXPECT_THAT(Upload(bytes, write_bytes), IsError(ErrorCode::kUnavailable, "segments/a.seg"));
+    {
+      CAIRN_ASSERT_OK_AND_ASSIGN(const auto unfinished,
+                                 storage_->BeginUpload("segments/a.seg", write_bytes));
+    }
+  }
+  for (const HttpCall& call : server_.Calls()) EXPECT_NE(call.method, "DELETE") << call.target;
 }
 
 TEST_F(S3FaultsTest, BytesThatChangedOnTheirWayAreSentAgain) {

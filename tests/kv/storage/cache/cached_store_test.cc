@@ -102,17 +102,6 @@ class ReaderCacheTest : public ::testing::Test {
   const std::shared_ptr<Storage> memory_ = std::make_shared<MemoryStorage>("test");
 };
 
-// Returns a storage in a bucket of a server. All servers have the same names.
-std::shared_ptr<Storage> OpenBucket(const cairn::testing::FakeS3& server) {
-  S3Options options;
-  options.credentials = []() -> Result<S3Credentials> {
-    return S3Credentials{.access_key_id = "KEY", .secret_access_key = "SECRET"};
-  };
-  auto storage = OpenStorage("s3://bucket/run?endpoint=" + server.endpoint(), options);
-  EXPECT_TRUE(cairn::testing::IsOk(storage));
-  return storage ? *storage : nullptr;
-}
-
 TEST(ReaderCacheStoragesTest, BucketsWithTheSameNameOnTwoServersAreKeptApart) {
   const cairn::testing::ScopedTempDir dir;
   const cairn::testing::FakeS3 servers[2];
@@ -120,11 +109,12 @@ TEST(ReaderCacheStoragesTest, BucketsWithTheSameNameOnTwoServersAreKeptApart) {
   std::array<std::vector<std::byte>, 2> bytes;
   for (size_t i = 0; i < 2; ++i) {
     bytes[i] = kv::testing::RandomBytes(i, 10'000);
-    CAIRN_ASSERT_OK(OpenBucket(servers[i])->Put(name, bytes[i]));
+    CAIRN_ASSERT_OK(cairn::testing::OpenBucket(servers[i])->Put(name, bytes[i]));
   }
   for (const bool is_warm : {false, true}) {
     for (size_t i = 0; i < 2; ++i) {
-      CachedStorage storage(OpenBucket(servers[i]), CacheOptions{.directory = dir.path()});
+      CachedStorage storage(cairn::testing::OpenBucket(servers[i]),
+                            CacheOptions{.directory = dir.path()});
       std::vector<std::byte> target(bytes[i].size());
       CAIRN_ASSERT_OK(storage.ReadRange(name, 0, target));
       EXPECT_TRUE(target == bytes[i]) << i;
