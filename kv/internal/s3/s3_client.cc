@@ -20,7 +20,6 @@ using std::chrono::milliseconds;
 constexpr milliseconds kFirstPause{50};
 constexpr milliseconds kLongestPause{5'000};
 constexpr uint32_t kMaxConnections = 128;  // per thread
-constexpr int kMaxRedirects = 5;
 constexpr int kAttemptsWithoutServer = 4;
 constexpr uint64_t kSlowestBytesPerMs = 128;  // that a deadline allows for
 
@@ -51,9 +50,7 @@ struct S3Client::Operation {
   Clock::time_point begin;
   Clock::time_point deadline;
   int attempt_count = 0;
-  int redirect_count = 0;
   bool was_rejected = false;  // its credentials were, and others were obtained
-  std::string redirect_url;
   uint64_t credentials_version = 0;
 
   void Fail(Error error) {
@@ -154,12 +151,8 @@ HttpRequest S3Client::MakeHttpRequest(const Operation& operation,
   http.target = request.target;
   http.slices = request.slices;
   http.deadline = operation.deadline;
-  if (!operation.redirect_url.empty()) {
-    http.url = operation.redirect_url;
-  } else {
-    http.url = fmt::format("{}/{}{}{}", settings_.base_url, EncodeUri(request.key, true),
-                           request.query.empty() ? "" : "?", request.query);
-  }
+  http.url = fmt::format("{}/{}{}{}", settings_.base_url, EncodeUri(request.key, true),
+                         request.query.empty() ? "" : "?", request.query);
   if (const uint64_t bytes = request.target_bytes(); bytes > 0) {
     http.headers.push_back(RangeHeader({request.offset_bytes, bytes}));
   }
@@ -223,15 +216,6 @@ bool S3Client::TryAgain(const SharedOperation& operation, const S3Outcome& outco
       repeated_count_.fetch_add(1, std::memory_order_relaxed);
       RestartLater(operation);
       return true;
-    case S3Verdict::kRedirect: {
-      const bool keeps_tls = outcome.redirect_url.starts_with("https://") ||
-                             (outcome.redirect_url.starts_with("http://") &&
-                              settings_.endpoint.starts_with("http://"));
-      if (!keeps_tls || ++operation->redirect_count > kMaxRedirects) return false;
-      operation->redirect_url = outcome.redirect_url;
-      RestartLater(operation);
-      return true;
-    }
     case S3Verdict::kRetry:
       break;
   }
@@ -242,7 +226,6 @@ bool S3Client::TryAgain(const SharedOperation& operation, const S3Outcome& outco
       std::max(PauseBefore(operation->attempt_count - 1), outcome.retry_after);
   const Clock::time_point not_before = Clock::now() + pause;
   if (not_before >= operation->deadline) return false;
-  operation->redirect_url.clear();
   repeated_count_.fetch_add(1, std::memory_order_relaxed);
   SendOrRestartLater(operation, not_before);
   return true;

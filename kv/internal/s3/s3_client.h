@@ -8,7 +8,10 @@
 ///   connection refused, lost or stalled         not before Retry-After, if the server requests it
 ///   an incomplete response
 ///   expired or unknown credentials              once, with credentials obtained again
-///   307 Temporary Redirect                      at once, at the other URL, at most 5 times
+///
+/// Redirects are never followed: a request is signed only for the host that the address or the
+/// configuration names, for the object and the operation that the caller wants. (AWS redirects only
+/// requests at the endpoint of another region than the bucket's; the error names the region.)
 ///
 /// So a write may be performed twice. A server that cannot be connected to is given up after four
 /// attempts if it has never answered.

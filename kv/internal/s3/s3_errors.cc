@@ -12,6 +12,7 @@
 #include <string_view>
 #include <utility>
 
+#include "kv/internal/s3/s3_settings.h"
 #include "kv/internal/s3/s3_xml.h"
 
 namespace cairn::kv::internal {
@@ -152,6 +153,19 @@ std::string RegionOf(const HttpResponse& response, const S3ErrorDocument& docume
   return header.empty() ? document.region : std::string(header);
 }
 
+// Names the host of a redirect without anything else of it, such as a query with a signature.
+std::string RedirectAdvice(std::string_view location, const std::string& endpoint) {
+  const size_t colon = location.find("://");
+  if (colon == std::string_view::npos) return "check the endpoint and the region";
+  std::string_view host = location.substr(colon + 3);
+  host = host.substr(0, host.find_first_of("/?#\\"));
+  host = host.substr(host.rfind('@') + 1);
+  return fmt::format(
+      "it redirects to the host {}, to which nothing was sent, because requests are only signed "
+      "for the configured endpoint {}; check the endpoint and the region",
+      Printable(host), endpoint);
+}
+
 std::chrono::milliseconds RetryAfter(const HttpResponse& response) {
   const std::string_view text = response.Header("retry-after");
   uint32_t seconds = 0;
@@ -178,13 +192,11 @@ S3Outcome JudgeResponse(const HttpResponse& response, const std::string& operati
 
   const std::string actual_region = RegionOf(response, document);
   if (status >= 300 && status < 400) {
-    outcome.redirect_url = response.Header("location");
-    const bool temporary = status == 307 && !outcome.redirect_url.empty();
-    outcome.verdict = temporary ? S3Verdict::kRedirect : S3Verdict::kFailed;
+    outcome.verdict = S3Verdict::kFailed;
     outcome.error.code = ErrorCode::kFailedPrecondition;
-    advice = "check the endpoint and the region";
+    advice = RedirectAdvice(response.Header("location"), endpoint);
   }
-  if (!actual_region.empty() && actual_region != region && status != 404) {
+  if (IsRegionName(actual_region) && actual_region != region && status != 404) {
     outcome.error.code = ErrorCode::kFailedPrecondition;
     advice = fmt::format(
         "the bucket is in region {0}, not {1}; set AWS_REGION={0}, or add "

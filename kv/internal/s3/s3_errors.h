@@ -14,7 +14,6 @@ enum class S3Verdict : uint8_t {
   kSuccess,
   kRetry,           // the same request may succeed later
   kRetryWithOther,  // credentials: those of the request have expired or are not known
-  kRedirect,        // to another URL
   kFailed,
 };
 
@@ -22,7 +21,6 @@ struct S3Outcome {
   S3Verdict verdict = S3Verdict::kSuccess;
   /// What the caller gets unless another attempt succeeds. Without Error::file.
   Error error;
-  std::string redirect_url;                 // of kRedirect
   std::chrono::milliseconds retry_after{};  // the server requests it; otherwise 0
   bool may_have_been_performed = false;     // a write, although there is no success
 };

@@ -138,12 +138,6 @@ Result<Url> ParseEndpoint(std::string endpoint) {
   return url;
 }
 
-bool IsRegionName(std::string_view region) {
-  return !region.empty() && std::ranges::all_of(region, [](char c) {
-    return IsAlphanumeric(c) || c == '-' || c == '_';
-  });
-}
-
 // Returns `value` unless it is 0, otherwise the number in the variable, or `fallback`.
 Result<uint64_t> NumberOr(uint64_t value, const char* variable, const Environment& environment,
                           uint64_t fallback) {
@@ -216,6 +210,12 @@ Result<void> ResolveTransfers(const S3Options& options, const Environment& envir
 }
 
 }  // namespace
+
+bool IsRegionName(std::string_view region) {
+  return !region.empty() && std::ranges::all_of(region, [](char c) {
+    return IsAlphanumeric(c) || c == '-' || c == '_';
+  });
+}
 
 std::string EncodeUri(std::string_view text, bool keep_slash) {
   std::string encoded;
