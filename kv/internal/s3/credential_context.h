@@ -1,6 +1,7 @@
 #pragma once
 /// What the search for credentials depends on.
 
+#include <chrono>
 #include <string>
 
 #include "kv/internal/s3/aws_profile.h"
@@ -14,6 +15,7 @@ struct CredentialContext {
   std::string region;
   std::string ca_bundle;
   Environment environment;
+  std::chrono::milliseconds process_timeout{60'000};  // of credential_process
 };
 
 }  // namespace cairn::kv::internal

@@ -1,5 +1,6 @@
 #include "kv/internal/s3/credential_request.h"
 
+#include <arpa/inet.h>
 #include <curl/curl.h>
 #include <fmt/format.h>
 
@@ -32,6 +33,14 @@ std::string PartOfUrl(const std::string& url, CURLUPart part) {
   std::string value(text);
   curl.free(text);
   return value;
+}
+
+// Returns whether `host` is a literal address of the machine itself, or its name. Names of other
+// machines may begin with numbers ("127.example.com").
+bool IsThisMachine(const std::string& host) {
+  in_addr ipv4{};
+  if (::inet_pton(AF_INET, host.c_str(), &ipv4) == 1) return ::ntohl(ipv4.s_addr) >> 24 == 127;
+  return host == "localhost" || host == "[::1]";
 }
 
 // The codes with which AWS refuses a request that may succeed later, or the parts that they have in
@@ -73,7 +82,8 @@ HttpResponse AskService(const ServiceRequest& ask, const CredentialContext& cont
     HttpOptions options;
     options.ca_bundle = context.ca_bundle;
     options.connect_timeout = ask.timeout;
-    response = PerformHttpRequest(request, options, ask.use_proxy);
+    // Without TLS, a proxy would see the secrets; MayAskForCredentials allows that only nearby.
+    response = PerformHttpRequest(request, options, ask.use_proxy && ask.url.starts_with("https:"));
     if (!MayBeRepeated(response)) break;
   }
   return response;
@@ -106,8 +116,8 @@ bool MayAskForCredentials(const std::string& url) {
   if (scheme == "https") return true;
   if (scheme != "http") return false;
   const std::string host = PartOfUrl(url, CURLUPART_HOST);
-  return host == "localhost" || host.starts_with("127.") || host == "[::1]" ||
-         host == "169.254.170.2" || host == "169.254.170.23" || host == "[fd00:ec2::23]";
+  return IsThisMachine(host) || host == "169.254.170.2" || host == "169.254.170.23" ||
+         host == "[fd00:ec2::23]";
 }
 
 std::string TextIn(const nlohmann::json& document, const char* name) {

@@ -21,7 +21,7 @@ struct ServiceRequest {
   std::vector<std::string> headers;
   std::string body;
   std::optional<HttpSignature> signature;
-  bool use_proxy = false;
+  bool use_proxy = false;  // if it uses TLS
   std::chrono::milliseconds timeout{5'000};
   int attempts = 5;
 };

@@ -2,19 +2,24 @@
 
 #include "kv/internal/s3/credential_sources.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
-#include <memory>
+#include <chrono>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "kv/file_descriptor.h"
 #include "kv/internal/s3/credential_services.h"
 #include "kv/internal/s3/sso_credentials.h"
 #include "kv/internal/s3/sts_credentials.h"
@@ -54,26 +59,60 @@ MaybeCredentials ProfileKeys(const CredentialContext& context) {
                        fmt::format("the AWS profile \"{}\"", context.profile.name));
 }
 
+// Returns what a command of the shell writes to standard output. Not popen, which waits for ever.
+Result<std::string> RunCommand(const std::string& command, const std::string& source,
+                               std::chrono::milliseconds timeout) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point deadline = Clock::now() + timeout;
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) {
+    return Fail(SystemError(errno, fmt::format("cannot start {}", source)));
+  }
+  const FileDescriptor output_end(ends[0]);
+  FileDescriptor input_end(ends[1]);
+  posix_spawn_file_actions_t actions;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_adddup2(&actions, input_end.get(), STDOUT_FILENO);
+  const char* const arguments[] = {"sh", "-c", command.c_str(), nullptr};
+  pid_t child = 0;
+  const int error = ::posix_spawn(&child, "/bin/sh", &actions, nullptr,
+                                  const_cast<char* const*>(arguments), environ);
+  ::posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) return Fail(SystemError(error, fmt::format("cannot start {}", source)));
+  input_end.Close();
+  std::string output;
+  bool has_ended = false;
+  while (!has_ended && output.size() <= kMaxOutputBytes) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+    pollfd waits{.fd = output_end.get(), .events = POLLIN, .revents = 0};
+    if (left.count() <= 0 || ::poll(&waits, 1, static_cast<int>(left.count())) == 0) break;
+    char buffer[4096];
+    const ssize_t length = ::read(output_end.get(), buffer, sizeof(buffer));
+    if (length > 0) output.append(buffer, static_cast<size_t>(length));
+    has_ended = length == 0 || (length < 0 && errno != EINTR);
+  }
+  if (!has_ended) ::kill(child, SIGKILL);
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (!has_ended) {
+    return Fail(ErrorCode::kFailedPrecondition,
+                fmt::format("{} has not ended after {} ms and {} bytes", source, timeout.count(),
+                            output.size()));
+  }
+  if (status == 0) return output;
+  return Fail(ErrorCode::kFailedPrecondition,
+              fmt::format("{} failed with exit status {}; it has written the reason to standard "
+                          "error",
+                          source, WIFEXITED(status) ? WEXITSTATUS(status) : -1));
+}
+
 MaybeCredentials ProcessCredentials(const CredentialContext& context) {
   const std::string command = context.profile.Get("credential_process");
   if (command.empty()) return std::nullopt;
   const std::string source =
       fmt::format("the credential_process of the AWS profile \"{}\"", context.profile.name);
-  FILE* pipe = ::popen(command.c_str(), "re");
-  if (pipe == nullptr) return Fail(SystemError(errno, fmt::format("cannot start {}", source)));
-  std::string output;
-  char buffer[4096];
-  while (const size_t length = std::fread(buffer, 1, sizeof(buffer), pipe)) {
-    output.append(buffer, length);
-    if (output.size() > kMaxOutputBytes) break;
-  }
-  const int status = ::pclose(pipe);
-  if (status != 0) {
-    return Fail(ErrorCode::kFailedPrecondition,
-                fmt::format("{} failed with exit status {}; it has written the reason to standard "
-                            "error",
-                            source, WIFEXITED(status) ? WEXITSTATUS(status) : -1));
-  }
+  CAIRN_TRY_ASSIGN(const std::string output, RunCommand(command, source, context.process_timeout));
   return ParseCredentialsJson(output, source);
 }
 

@@ -2,6 +2,8 @@
 
 #include "kv/internal/s3/credentials.h"
 
+#include <algorithm>
+#include <string>
 #include <utility>
 
 namespace cairn::kv::internal {
@@ -12,6 +14,23 @@ constexpr std::chrono::seconds kRefreshInterval{20};  // after a failure to repl
 
 bool ExpiresWithin(const S3Credentials& credentials, std::chrono::seconds duration) {
   return credentials.expiry && *credentials.expiry <= std::chrono::system_clock::now() + duration;
+}
+
+// They become parts of headers, which end at a line break.
+Result<void> Check(const S3Credentials& credentials) {
+  if (credentials.access_key_id.empty() || credentials.secret_access_key.empty()) {
+    return Fail(ErrorCode::kFailedPrecondition,
+                "the source of S3 credentials supplied an empty access key or secret");
+  }
+  for (const std::string* text :
+       {&credentials.access_key_id, &credentials.secret_access_key, &credentials.session_token}) {
+    const auto is_control = [](char c) { return static_cast<uint8_t>(c) < 0x20 || c == 0x7f; };
+    if (std::ranges::none_of(*text, is_control)) continue;
+    return Fail(ErrorCode::kFailedPrecondition,
+                "the source of S3 credentials supplied an access key, a secret or a session token "
+                "with a line break or another control character");
+  }
+  return {};
 }
 
 }  // namespace
@@ -37,9 +56,8 @@ Result<SharedCredentials> CredentialsCache::Get() {
   }
   Result<S3Credentials> obtained = source_();
   const MutexLock lock(mutex_);
-  if (obtained && (obtained->access_key_id.empty() || obtained->secret_access_key.empty())) {
-    obtained = Fail(ErrorCode::kFailedPrecondition,
-                    "the source of S3 credentials supplied an empty access key or secret");
+  if (obtained) {
+    if (const Result<void> usable = Check(*obtained); !usable) obtained = Fail(usable.error());
   }
   if (!obtained) {
     next_refresh_ = std::chrono::steady_clock::now() + kRefreshInterval;

@@ -96,6 +96,10 @@ Result<SsoProfile> SsoProfileOf(const AwsProfile& profile) {
                     "or its sso-session",
                     profile.name, name));
   }
+  if (!IsRegionName(sso.region)) {
+    return RefuseCredentials(fmt::format(
+        "sso_region of the AWS profile \"{}\" is not the name of a region", profile.name));
+  }
   return sso;
 }
 

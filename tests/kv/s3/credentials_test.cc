@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "kv/internal/s3/credential_request.h"
 #include "kv/internal/s3/credential_services.h"
 #include "kv/internal/s3/credential_sources.h"
 #include "tests/support/http_server.h"
@@ -29,6 +30,7 @@ using kv::internal::CredentialsCache;
 using kv::internal::FindCredentials;
 using kv::internal::ParseTime;
 using std::chrono::system_clock;
+using namespace std::string_view_literals;  // NOLINT(google-build-using-namespace)
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -90,6 +92,14 @@ TEST(CredentialSourcesTest, AProcessSuppliesThem) {
   EXPECT_THAT(broken.error().ToString(), Not(HasSubstr("SECRET-x")));
 }
 
+TEST(CredentialSourcesTest, AProcessThatDoesNotEndIsAnError) {
+  for (const char* command : {"exec sleep 1000000", "exec yes"}) {
+    CredentialContext context = ContextOf({}, {{"credential_process", command}});
+    context.process_timeout = std::chrono::milliseconds(300);
+    EXPECT_THAT(FindCredentials(context), IsError(ErrorCode::kFailedPrecondition, "has not ended"));
+  }
+}
+
 TEST(CredentialSourcesTest, AContainerSuppliesThem) {
   const ScopedTempDir dir;
   std::ofstream(dir / "token") << "TOKEN-of-container\n";
@@ -116,11 +126,24 @@ TEST(CredentialSourcesTest, AContainerSuppliesThem) {
 }
 
 TEST(CredentialSourcesTest, AContainerServiceElsewhereMustUseTls) {
-  for (const char* uri : {"http://example.com/creds", "http://169.254.170.2.example.com/",
-                          "http://user@example.com/", "ftp://127.0.0.1/", "nonsense"}) {
+  for (const char* uri :
+       {"http://example.com/creds", "http://169.254.170.2.example.com/", "http://user@example.com/",
+        "http://127.example.com/", "http://127.0.0.1.example.com/", "http://127.0.0.1@example.com/",
+        "http://localhost.example.com/", "http://169.254.169.254/", "http://[::2]/",
+        "http://128.0.0.1/", "ftp://127.0.0.1/", "nonsense"}) {
     EXPECT_THAT(FindCredentials(ContextOf({{"AWS_CONTAINER_CREDENTIALS_FULL_URI", uri}})),
                 IsError(ErrorCode::kFailedPrecondition, "AWS_CONTAINER_CREDENTIALS_FULL_URI"))
         << uri;
+  }
+  for (const char* end : {".example.com/", "@example.com/"}) {
+    EXPECT_THAT(FindCredentials(ContextOf({{"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", end}})),
+                IsError(ErrorCode::kFailedPrecondition, "AWS_CONTAINER_CREDENTIALS_FULL_URI"))
+        << end;
+  }
+  for (const char* uri : {"http://localhost:1/x", "http://127.0.0.1/", "http://127.255.0.3:80/",
+                          "http://[::1]/", "http://169.254.170.2/", "http://169.254.170.23/",
+                          "http://[fd00:ec2::23]:80/", "https://example.com/"}) {
+    EXPECT_TRUE(kv::internal::MayAskForCredentials(uri)) << uri;
   }
 }
 
@@ -245,6 +268,22 @@ TEST(CredentialsCacheTest, KeepsValidCredentialsIfTheSourceFails) {
   }
   cache.Reject(1);
   EXPECT_THAT(cache.Get(), IsError(ErrorCode::kUnavailable, "does not answer"));
+}
+
+// They would be headers of their own.
+TEST(CredentialsCacheTest, RefusesWhatAHeaderCannotContain) {
+  const S3Credentials good{.access_key_id = "AK", .secret_access_key = "s", .session_token = "t"};
+  for (const std::string_view text : {"a\r\nx-amz-acl: public-read"sv, "a\n"sv, "a\0b"sv}) {
+    for (const auto member : {&S3Credentials::access_key_id, &S3Credentials::secret_access_key,
+                              &S3Credentials::session_token}) {
+      S3Credentials bad = good;
+      bad.*member = text;
+      CredentialsCache cache([&] { return bad; });
+      EXPECT_THAT(cache.Get(), IsError(ErrorCode::kFailedPrecondition, "line break"));
+    }
+  }
+  CredentialsCache cache([&] { return good; });
+  CAIRN_EXPECT_OK(cache.Get());
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -340,6 +341,25 @@ TEST_F(RoleCredentialsTest, TheEndpointOfStsMustUseTls) {
   EXPECT_THAT(Find("p", {{"AWS_ENDPOINT_URL_STS", "http://sts.example.com"}}),
               IsError(ErrorCode::kFailedPrecondition, "AWS_ENDPOINT_URL_STS"));
   EXPECT_THAT(calls_, IsEmpty());
+}
+
+// It would see the token: the request does not use TLS.
+TEST_F(RoleCredentialsTest, NoProxyIsUsedForAServiceOfThisMachine) {
+  SetConfig(kRoleWithKeys);
+  HttpServer proxy([](const HttpCall&) -> HttpReply { return {.status = 502}; });
+  ::setenv("http_proxy", proxy.endpoint().c_str(), 1);
+  CAIRN_EXPECT_OK(Find("p"));
+  ::unsetenv("http_proxy");
+  EXPECT_EQ(proxy.connection_count(), 0);
+}
+
+TEST_F(RoleCredentialsTest, TheRegionOfSsoIsNoPartOfAnotherHost) {
+  std::string config = kSsoProfile;
+  config.replace(config.find("r-2"), 3, "example.com/r-2");
+  SetConfig(config);
+  WriteSsoToken("1.json", "https://company.example/start", "TOKEN-1", "2040-01-01T00:00:00Z");
+  EXPECT_THAT(Find("sso", {{"AWS_ENDPOINT_URL_SSO", ""}}),
+              IsError(ErrorCode::kFailedPrecondition, "sso_region"));
 }
 
 constexpr const char* kSso =
