@@ -7,11 +7,13 @@
 #include "kv/internal/s3/http_client.h"
 
 #include <curl/curl.h>
+#include <fmt/format.h>
 #include <signal.h>
 
 #include <algorithm>
 #include <map>
 #include <set>
+#include <system_error>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -50,13 +52,6 @@ class HttpClient::Worker {
     CAIRN_CHECK(multi_ != nullptr);
     curl_.multi_setopt(multi_, CURLMOPT_PIPELINING, static_cast<long>(CURLPIPE_NOTHING));
     curl_.multi_setopt(multi_, CURLMOPT_MAXCONNECTS, static_cast<long>(max_connections_));
-    // The thread inherits the mask, so that it does not receive the signals of the program.
-    sigset_t all;
-    sigset_t old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    thread_ = std::thread([this] { Run(); });
-    pthread_sigmask(SIG_SETMASK, &old, nullptr);
   }
 
   ~Worker() {
@@ -65,18 +60,25 @@ class HttpClient::Worker {
       stopping_ = true;
     }
     curl_.multi_wakeup(multi_);
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
     free_handles_.clear();
     curl_.multi_cleanup(multi_);
   }
 
   void Start(HttpRequest request, uint64_t id, HttpDone done) {
+    bool is_own_thread = false;
+    bool has_thread = false;
     {
       const MutexLock lock(mutex_);
-      arrived_.push_back({std::move(request), id, std::move(done)});
+      has_thread = EnsureThread();
+      is_own_thread = std::this_thread::get_id() == thread_id_;
+      if (has_thread) arrived_.push_back({std::move(request), id, std::move(done)});
+    }
+    if (!has_thread) {
+      return Report(done, FailedResponse(HttpFailure::kNoMemory, "the system has no more threads"));
     }
     // A callback that starts another request runs on the thread, which looks before it waits.
-    if (std::this_thread::get_id() != thread_.get_id()) curl_.multi_wakeup(multi_);
+    if (!is_own_thread) curl_.multi_wakeup(multi_);
   }
 
   void Cancel(uint64_t id) {
@@ -98,6 +100,23 @@ class HttpClient::Worker {
     uint64_t id = 0;
     HttpDone done;
   };
+
+  // Returns false if the system has no more threads.
+  bool EnsureThread() CAIRN_REQUIRES(mutex_) {
+    if (thread_.joinable()) return true;
+    // The thread inherits the mask, so that it does not receive the signals of the program.
+    sigset_t all;
+    sigset_t old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    try {
+      thread_ = std::thread([this] { Run(); });
+      thread_id_ = thread_.get_id();
+    } catch (const std::system_error&) {
+    }
+    pthread_sigmask(SIG_SETMASK, &old, nullptr);
+    return thread_.joinable();
+  }
 
   void Run() {
     for (;;) {
@@ -177,12 +196,24 @@ class HttpClient::Worker {
         handle = std::move(free_handles_.back());
         free_handles_.pop_back();
       }
-      CAIRN_CHECK(handle != nullptr);
+      if (handle == nullptr) {
+        Report(job.done, FailedResponse(HttpFailure::kNoMemory, "libcurl has no memory"));
+        continue;
+      }
       CURL* const key = handle.get();
       auto transfer =
           std::make_unique<HttpTransfer>(std::move(handle), std::move(job.request), options_);
+      if (transfer->setup() != CURLE_OK) {
+        Report(job.done, transfer->TakeResponse(transfer->setup()));
+        continue;
+      }
+      if (const CURLMcode code = curl_.multi_add_handle(multi_, key); code != CURLM_OK) {
+        Report(job.done,
+               FailedResponse(HttpFailure::kNoMemory, fmt::format("libcurl begins no request ({})",
+                                                                  static_cast<int>(code))));
+        continue;
+      }
       active_.emplace(key, Active{std::move(transfer), job.id, std::move(job.done)});
-      curl_.multi_add_handle(multi_, key);
     }
   }
 
@@ -238,8 +269,9 @@ class HttpClient::Worker {
   std::vector<Job> arrived_ CAIRN_GUARDED_BY(mutex_);
   std::set<uint64_t> cancelled_ CAIRN_GUARDED_BY(mutex_);
   bool stopping_ CAIRN_GUARDED_BY(mutex_) = false;
+  std::thread::id thread_id_ CAIRN_GUARDED_BY(mutex_);
 
-  std::thread thread_;
+  std::thread thread_;  // begins with the first request
 };
 
 HttpClient::HttpClient(HttpOptions options, uint32_t max_connections)

@@ -47,7 +47,8 @@ enum class HttpFailure : uint8_t {
   kTimeout,    // the deadline has passed, or nothing was transferred for too long
   kTooLong,    // the response does not fit
   kCancelled,  // by Cancel or the destructor
-  kInvalid,    // the request itself is wrong, such as its URL
+  kInvalid,    // the request itself is wrong, such as its URL, or libcurl lacks an option
+  kNoMemory,   // or no thread, so that the request was not begun
 };
 
 struct HttpResponse {

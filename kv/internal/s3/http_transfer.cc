@@ -17,6 +17,7 @@ namespace {
 
 // Lists of objects have up to about 1 MiB.
 constexpr size_t kMaxBodyBytes = 16 << 20;
+constexpr size_t kMaxHeaderBytes = 256 << 10;
 constexpr long kReceiveBufferBytes = 512 << 10;  // the most that libcurl 7.88 accepts
 constexpr long kSendBufferBytes = 1 << 20;
 
@@ -41,7 +42,12 @@ HttpFailure Classify(CURLcode code) {
       return HttpFailure::kTls;
     case CURLE_URL_MALFORMAT:
     case CURLE_UNSUPPORTED_PROTOCOL:
+    case CURLE_UNKNOWN_OPTION:
+    case CURLE_NOT_BUILT_IN:
+    case CURLE_BAD_FUNCTION_ARGUMENT:
       return HttpFailure::kInvalid;
+    case CURLE_OUT_OF_MEMORY:
+      return HttpFailure::kNoMemory;
     default:
       return HttpFailure::kTransfer;
   }
@@ -85,84 +91,84 @@ CurlHandle HttpTransfer::TakeHandle() {
   return std::move(handle_);
 }
 
+template <typename Value>
+void HttpTransfer::Set(CURLoption option, Value value) {
+  const CURLcode code = Curl().easy_setopt(handle_.get(), option, value);
+  if (code != CURLE_OK) setup_ = code;
+}
+
 void HttpTransfer::Configure(const HttpOptions& options) {
   const CurlLibrary& curl = Curl();
-  CURL* const handle = handle_.get();
-  curl.easy_setopt(handle, CURLOPT_NOSIGNAL, 1L);
-  curl.easy_setopt(handle, CURLOPT_URL, request_.url.c_str());
-  curl.easy_setopt(handle, CURLOPT_PROTOCOLS_STR, "http,https");
-  curl.easy_setopt(handle, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
-  curl.easy_setopt(handle, CURLOPT_PATH_AS_IS, 1L);
-  curl.easy_setopt(handle, CURLOPT_ERRORBUFFER, error_text_);
-  curl.easy_setopt(handle, CURLOPT_USERAGENT, "cairn");
-  curl.easy_setopt(handle, CURLOPT_WRITEFUNCTION, &HttpTransfer::OnReceive);
-  curl.easy_setopt(handle, CURLOPT_WRITEDATA, this);
-  curl.easy_setopt(handle, CURLOPT_HEADERFUNCTION, &HttpTransfer::OnHeader);
-  curl.easy_setopt(handle, CURLOPT_HEADERDATA, this);
+  Set(CURLOPT_NOSIGNAL, 1L);
+  Set(CURLOPT_URL, request_.url.c_str());
+  Set(CURLOPT_PROTOCOLS_STR, "http,https");
+  Set(CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
+  Set(CURLOPT_PATH_AS_IS, 1L);
+  Set(CURLOPT_ERRORBUFFER, error_text_);
+  Set(CURLOPT_USERAGENT, "cairn");
+  Set(CURLOPT_WRITEFUNCTION, &HttpTransfer::OnReceive);
+  Set(CURLOPT_WRITEDATA, this);
+  Set(CURLOPT_HEADERFUNCTION, &HttpTransfer::OnHeader);
+  Set(CURLOPT_HEADERDATA, this);
   if (!options.ca_bundle.empty()) {
-    curl.easy_setopt(handle, CURLOPT_CAINFO, options.ca_bundle.c_str());
+    Set(CURLOPT_CAINFO, options.ca_bundle.c_str());
   }
   ConfigureMethod();
   ConfigureLimits(options);
   for (const std::string& header : request_.headers) {
-    header_list_ = curl.slist_append(header_list_, header.c_str());
+    curl_slist* const longer = curl.slist_append(header_list_, header.c_str());
+    if (longer == nullptr) setup_ = CURLE_OUT_OF_MEMORY;
+    if (longer != nullptr) header_list_ = longer;
   }
   // libcurl announces bodies of more than 1 MiB with "Expect: 100-continue", and would wait up to a
   // second for the answer. To switch the header off is not possible: libcurl 7.88 signs a header
   // "Expect:" that it does not send.
-  curl.easy_setopt(handle, CURLOPT_EXPECT_100_TIMEOUT_MS, 1L);
-  curl.easy_setopt(handle, CURLOPT_HTTPHEADER, header_list_);
+  Set(CURLOPT_EXPECT_100_TIMEOUT_MS, 1L);
+  Set(CURLOPT_HTTPHEADER, header_list_);
   if (request_.signature) {
-    curl.easy_setopt(handle, CURLOPT_AWS_SIGV4, request_.signature->scope.c_str());
-    curl.easy_setopt(handle, CURLOPT_USERNAME, request_.signature->access_key_id.c_str());
-    curl.easy_setopt(handle, CURLOPT_PASSWORD, request_.signature->secret_access_key.c_str());
+    Set(CURLOPT_AWS_SIGV4, request_.signature->scope.c_str());
+    Set(CURLOPT_USERNAME, request_.signature->access_key_id.c_str());
+    Set(CURLOPT_PASSWORD, request_.signature->secret_access_key.c_str());
   }
 }
 
 void HttpTransfer::ConfigureMethod() {
-  const CurlLibrary& curl = Curl();
-  CURL* const handle = handle_.get();
   if (request_.method == "HEAD") {
-    curl.easy_setopt(handle, CURLOPT_NOBODY, 1L);
+    Set(CURLOPT_NOBODY, 1L);
   } else if (HasBody(request_)) {
-    curl.easy_setopt(handle, CURLOPT_UPLOAD, 1L);
-    curl.easy_setopt(handle, CURLOPT_INFILESIZE_LARGE,
-                     static_cast<curl_off_t>(request_.body.size()));
-    curl.easy_setopt(handle, CURLOPT_READFUNCTION, &HttpTransfer::OnSend);
-    curl.easy_setopt(handle, CURLOPT_READDATA, this);
-    curl.easy_setopt(handle, CURLOPT_SEEKFUNCTION, &HttpTransfer::OnSeek);
-    curl.easy_setopt(handle, CURLOPT_SEEKDATA, this);
-    curl.easy_setopt(handle, CURLOPT_CUSTOMREQUEST, request_.method.c_str());
+    Set(CURLOPT_UPLOAD, 1L);
+    Set(CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(request_.body.size()));
+    Set(CURLOPT_READFUNCTION, &HttpTransfer::OnSend);
+    Set(CURLOPT_READDATA, this);
+    Set(CURLOPT_SEEKFUNCTION, &HttpTransfer::OnSeek);
+    Set(CURLOPT_SEEKDATA, this);
+    Set(CURLOPT_CUSTOMREQUEST, request_.method.c_str());
     if (request_.body.size() >= static_cast<size_t>(kSendBufferBytes)) {
-      curl.easy_setopt(handle, CURLOPT_UPLOAD_BUFFERSIZE, kSendBufferBytes);
+      Set(CURLOPT_UPLOAD_BUFFERSIZE, kSendBufferBytes);
     }
   } else {
-    curl.easy_setopt(handle, CURLOPT_HTTPGET, 1L);
+    Set(CURLOPT_HTTPGET, 1L);
     if (request_.method != "GET") {
-      curl.easy_setopt(handle, CURLOPT_CUSTOMREQUEST, request_.method.c_str());
+      Set(CURLOPT_CUSTOMREQUEST, request_.method.c_str());
     }
     uint64_t target_bytes = 0;
     for (const IoSlice& slice : unfilled_) target_bytes += slice.length_bytes;
     if (target_bytes >= static_cast<uint64_t>(kReceiveBufferBytes)) {
-      curl.easy_setopt(handle, CURLOPT_BUFFERSIZE, kReceiveBufferBytes);
+      Set(CURLOPT_BUFFERSIZE, kReceiveBufferBytes);
     }
   }
 }
 
 void HttpTransfer::ConfigureLimits(const HttpOptions& options) {
   using std::chrono::milliseconds;
-  const CurlLibrary& curl = Curl();
-  CURL* const handle = handle_.get();
-  curl.easy_setopt(handle, CURLOPT_CONNECTTIMEOUT_MS,
-                   static_cast<long>(options.connect_timeout.count()));
-  curl.easy_setopt(handle, CURLOPT_LOW_SPEED_LIMIT, 1L);
-  curl.easy_setopt(handle, CURLOPT_LOW_SPEED_TIME,
-                   static_cast<long>(options.stall_timeout.count()));
+  Set(CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(options.connect_timeout.count()));
+  Set(CURLOPT_LOW_SPEED_LIMIT, 1L);
+  Set(CURLOPT_LOW_SPEED_TIME, static_cast<long>(options.stall_timeout.count()));
   if (request_.deadline == std::chrono::steady_clock::time_point::max()) return;
   const auto left = std::chrono::duration_cast<milliseconds>(request_.deadline -
                                                              std::chrono::steady_clock::now());
   // 0 would mean no limit.
-  curl.easy_setopt(handle, CURLOPT_TIMEOUT_MS, std::max<long>(1, static_cast<long>(left.count())));
+  Set(CURLOPT_TIMEOUT_MS, std::max<long>(1, static_cast<long>(left.count())));
 }
 
 HttpResponse HttpTransfer::TakeResponse(CURLcode code) {
@@ -225,7 +231,13 @@ bool HttpTransfer::FillTarget(std::string_view bytes) {
 }
 
 size_t HttpTransfer::OnHeader(char* bytes, size_t size, size_t count, void* self) {
-  static_cast<HttpTransfer*>(self)->AddHeader({bytes, size * count});
+  auto& transfer = *static_cast<HttpTransfer*>(self);
+  transfer.header_bytes_ += size * count;
+  if (transfer.header_bytes_ > kMaxHeaderBytes) {
+    transfer.too_long_ = true;
+    return CURL_WRITEFUNC_ERROR;
+  }
+  transfer.AddHeader({bytes, size * count});
   return size * count;
 }
 
@@ -252,6 +264,7 @@ HttpResponse PerformHttpRequest(const HttpRequest& request, const HttpOptions& o
                                 bool use_proxy) {
   const CurlLibrary& curl = Curl();
   HttpTransfer transfer(CurlHandle(curl.easy_init()), request, options);
+  if (transfer.setup() != CURLE_OK) return transfer.TakeResponse(transfer.setup());
   if (!use_proxy) curl.easy_setopt(transfer.handle(), CURLOPT_NOPROXY, "*");
   return transfer.TakeResponse(curl.easy_perform(transfer.handle()));
 }

@@ -29,12 +29,17 @@ class HttpTransfer {
   ~HttpTransfer();
 
   CURL* handle() const { return handle_.get(); }
+  /// Returns an error if libcurl refused an option or has no memory. The transfer must not be begun
+  /// then: it would lack the condition of a write, or send the secret instead of a signature.
+  CURLcode setup() const { return setup_; }
   /// Returns the response after libcurl has finished with `code`.
   HttpResponse TakeResponse(CURLcode code);
   /// Returns the handle for another transfer.
   CurlHandle TakeHandle();
 
  private:
+  template <typename Value>
+  void Set(CURLoption option, Value value);
   void Configure(const HttpOptions& options);
   void ConfigureMethod();
   void ConfigureLimits(const HttpOptions& options);
@@ -48,12 +53,14 @@ class HttpTransfer {
   void AddHeader(std::string_view line);
 
   CurlHandle handle_;
+  CURLcode setup_ = CURLE_OK;
   const HttpRequest request_;
   const IoSlice target_;               // that of the request, if it has no slices
   std::span<const IoSlice> unfilled_;  // the first one may be filled in part
   uint64_t filled_bytes_ = 0;          // of the first one
   curl_slist* header_list_ = nullptr;
   uint64_t sent_bytes_ = 0;
+  uint64_t header_bytes_ = 0;  // received
   bool too_long_ = false;
   HttpResponse response_;
   char error_text_[CURL_ERROR_SIZE] = {};

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <random>
+#include <system_error>
 #include <utility>
 
 #include "kv/internal/s3/repeated_request_counter.h"
@@ -241,14 +242,18 @@ void S3Client::SendOrRestartLater(const SharedOperation& operation, Clock::time_
 }
 
 void S3Client::RestartLater(const SharedOperation& operation) {
-  {
+  try {
     const MutexLock lock(mutex_);
     if (!stopping_) {
-      restarts_.push_back(operation);
       if (!restart_thread_.joinable()) restart_thread_ = std::thread([this] { RunRestarts(); });
+      restarts_.push_back(operation);
       changed_.NotifyAll();
       return;
     }
+  } catch (const std::system_error&) {
+    return operation->Fail(Error{.code = ErrorCode::kResourceExhausted,
+                                 .message = fmt::format("cannot {}: the system has no more threads",
+                                                        operation->request.operation)});
   }
   operation->Fail(Cancelled(operation->request.operation));
 }

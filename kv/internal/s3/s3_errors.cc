@@ -103,13 +103,6 @@ KnownCode Look(std::string_view code, int status) {
   return ByStatus(status);
 }
 
-// At most 300 printable characters of what the server wrote.
-std::string Printable(std::string_view text) {
-  std::string printable(text.substr(0, 300));
-  std::ranges::replace_if(printable, [](char c) { return static_cast<uint8_t>(c) < 0x20; }, ' ');
-  return printable;
-}
-
 S3Outcome JudgeFailure(const HttpResponse& response, const std::string& operation,
                        const std::string& endpoint) {
   S3Outcome outcome{.verdict = S3Verdict::kRetry, .may_have_been_performed = true};
@@ -135,6 +128,10 @@ S3Outcome JudgeFailure(const HttpResponse& response, const std::string& operatio
     case HttpFailure::kCancelled:
       outcome.verdict = S3Verdict::kFailed;
       outcome.error.code = ErrorCode::kCancelled;
+      break;
+    case HttpFailure::kNoMemory:
+      outcome = {.verdict = S3Verdict::kFailed};
+      outcome.error.code = ErrorCode::kResourceExhausted;
       break;
     case HttpFailure::kInvalid:
       outcome.verdict = S3Verdict::kFailed;
@@ -174,6 +171,12 @@ std::chrono::milliseconds RetryAfter(const HttpResponse& response) {
 }
 
 }  // namespace
+
+std::string Printable(std::string_view text) {
+  std::string printable(text.substr(0, 300));
+  std::ranges::replace_if(printable, [](char c) { return static_cast<uint8_t>(c) < 0x20; }, ' ');
+  return printable;
+}
 
 S3Outcome JudgeResponse(const HttpResponse& response, const std::string& operation,
                         const std::string& endpoint, const std::string& region) {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "kv/error.h"
 #include "kv/internal/s3/http_request.h"
@@ -24,6 +25,9 @@ struct S3Outcome {
   std::chrono::milliseconds retry_after{};  // the server requests it; otherwise 0
   bool may_have_been_performed = false;     // a write, although there is no success
 };
+
+/// Returns at most 300 characters of what a server wrote, without control characters.
+std::string Printable(std::string_view text);
 
 /// Judges a response. `operation` completes "cannot ..."; `endpoint` and `region` are those of the
 /// request. Contains nothing of the request's headers.
