@@ -4,7 +4,9 @@
 
 #include <cerrno>
 #include <memory>
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "kv/mutex.h"
 #include "kv/thread_annotations.h"
@@ -108,12 +110,19 @@ void StartStripeWrite(RadosSession& session, const std::string& object,
 
 Result<void> RemoveStripes(RadosSession& session, std::string_view name, const StripeLayout& layout,
                            uint64_t count) {
+  std::vector<uint64_t> indices(count);
+  std::iota(indices.begin(), indices.end(), uint64_t{0});
+  return RemoveStripes(session, name, layout, indices);
+}
+
+Result<void> RemoveStripes(RadosSession& session, std::string_view name, const StripeLayout& layout,
+                           std::span<const uint64_t> indices) {
   CAIRN_TRY_ASSIGN(const RadosIoContext pool, session.Pool(layout.pool_id));
   Mutex mutex;
   CondVar changed;
   uint64_t in_flight = 0;
   int failure = 0;
-  for (uint64_t i = 0; i < count; ++i) {
+  for (const uint64_t i : indices) {
     {
       const MutexLock lock(mutex);
       while (in_flight == kRemovesInFlight) changed.Wait(mutex);

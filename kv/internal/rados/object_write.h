@@ -35,8 +35,11 @@ int RemoveHead(RadosSession& session, std::string_view name);
 void StartStripeWrite(RadosSession& session, const std::string& object,
                       std::span<const std::byte> bytes, std::move_only_function<void(int)> done);
 
-/// Removes `count` stripes, several at a time. Stripes that are absent are not errors.
+/// Removes the first `count` stripes, several at a time. Stripes that are absent are not errors.
 Result<void> RemoveStripes(RadosSession& session, std::string_view name, const StripeLayout& layout,
                            uint64_t count);
+/// Removes the stripes with these numbers.
+Result<void> RemoveStripes(RadosSession& session, std::string_view name, const StripeLayout& layout,
+                           std::span<const uint64_t> indices);
 
 }  // namespace cairn::kv::internal

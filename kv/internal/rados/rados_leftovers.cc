@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "kv/internal/rados/object_read.h"
 #include "kv/internal/rados/object_write.h"
@@ -19,8 +20,16 @@
 namespace cairn::kv::internal {
 namespace {
 
-// The last stripe of each upload, by the `unique` of its layout.
-using Uploads = std::map<std::string, uint64_t>;
+constexpr uint64_t kMaxObjects = 1 << 26;
+constexpr std::chrono::hours kLongestEnumeration{1};
+
+// The stripes of each upload, by the `unique` of its layout.
+using Uploads = std::map<std::string, std::vector<uint64_t>>;
+
+// Returns whether Cairn writes objects with this name in stripes.
+bool IsStriped(std::string_view name) {
+  return ParseObjectName(name) || ParseRootName(name) || name.starts_with("pending/");
+}
 
 // Returns whether the upload is so old that nobody can still complete it.
 Result<bool> IsOld(RadosSession& session, RadosIoContext pool, const std::string& last_stripe,
@@ -34,9 +43,9 @@ Result<bool> IsOld(RadosSession& session, RadosIoContext pool, const std::string
 
 Result<void> RemoveUploads(RadosSession& session, RadosIoContext pool, const std::string& name,
                            const Uploads& uploads, std::chrono::seconds min_age) {
-  for (const auto& [unique, last] : uploads) {
-    CAIRN_TRY_ASSIGN(const bool is_old,
-                     IsOld(session, pool, StripeName(name, unique, last), min_age));
+  for (const auto& [unique, stripes] : uploads) {
+    const std::string last = StripeName(name, unique, *std::ranges::max_element(stripes));
+    CAIRN_TRY_ASSIGN(const bool is_old, IsOld(session, pool, last, min_age));
     if (!is_old) continue;
     // After the age: an upload that is old and has no head now never gets one.
     const Result<ObjectHead> head = ReadHead(session, name, {});
@@ -44,7 +53,7 @@ Result<void> RemoveUploads(RadosSession& session, RadosIoContext pool, const std
     if (head && head->layout && head->layout->unique == unique) continue;
     const StripeLayout layout{
         .stripe_bytes = 1, .pool_id = session.api().ioctx_get_id(pool), .unique = unique};
-    CAIRN_TRY(RemoveStripes(session, name, layout, last + 1));
+    CAIRN_TRY(RemoveStripes(session, name, layout, stripes));
   }
   return {};
 }
@@ -55,9 +64,9 @@ Result<void> RemoveFromPool(RadosSession& session, RadosIoContext pool,
   std::map<std::string, Uploads> stripes;  // by the name of the object
   const int result = ForEachRadosObject(session, pool, [&](std::string_view object) {
     const auto stripe = ParseStripeName(object);
-    if (!stripe) return;
-    uint64_t& last = stripes[stripe->name][stripe->unique];
-    last = std::max(last, stripe->index);
+    if (stripe && IsStriped(stripe->name)) {
+      stripes[stripe->name][stripe->unique].push_back(stripe->index);
+    }
   });
   if (result < 0) return Fail(session.MakeError(result, "list stripes", ""));
   for (const auto& [name, uploads] : stripes) {
@@ -76,8 +85,15 @@ int ForEachRadosObject(RadosSession& session, RadosIoContext pool,
   RadosObjectList list = nullptr;
   int result = api.nobjects_list_open(pool, &list);
   if (result < 0) return result;
+  // librados limits the time of each of its requests, and not their number.
+  const auto deadline = std::chrono::steady_clock::now() + kLongestEnumeration;
   const char* object = nullptr;
-  while ((result = api.nobjects_list_next(list, &object, nullptr, nullptr)) >= 0) visit(object);
+  for (uint64_t count = 0; result >= 0; ++count) {
+    result = api.nobjects_list_next(list, &object, nullptr, nullptr);
+    if (result >= 0) visit(object);
+    if (count == kMaxObjects) result = -EOVERFLOW;
+    if (count % 1024 == 0 && std::chrono::steady_clock::now() > deadline) result = -ETIMEDOUT;
+  }
   api.nobjects_list_close(list);
   return result == -ENOENT ? 0 : result;  // ENOENT is the end
 }

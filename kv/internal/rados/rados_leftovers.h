@@ -11,11 +11,12 @@
 namespace cairn::kv::internal {
 
 /// Calls `visit` with the name of each RADOS object of the namespace. Returns 0, or a negative
-/// number of errno.
+/// number of errno; EOVERFLOW or ETIMEDOUT if the enumeration does not end.
 int ForEachRadosObject(RadosSession& session, RadosIoContext pool,
                        const std::function<void(std::string_view)>& visit);
 
 /// Removes stripes that no head refers to, of uploads whose last stripe is older than `min_age`.
+/// Leaves RADOS objects that are not stripes of an object with a name of a store.
 /// Makes requests only for stripes that may be such ones, besides the enumeration.
 Result<void> RemoveLeftoverStripes(RadosSession& session, std::chrono::seconds min_age);
 

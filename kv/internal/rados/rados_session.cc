@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -116,7 +117,11 @@ Result<std::shared_ptr<RadosCluster>> SharedCluster(const RadosSettings& setting
   // that one process forks have copies of its generators, and clusters confuse clients with the
   // same numbers. A new thread has a new generator.
   Result<std::shared_ptr<RadosCluster>> connected;
-  std::thread([&] { connected = Connect(settings); }).join();
+  try {
+    std::thread([&] { connected = Connect(settings); }).join();
+  } catch (const std::system_error&) {
+    return Fail(ErrorCode::kResourceExhausted, "the system has no more threads");
+  }
   CAIRN_TRY_ASSIGN(auto cluster, std::move(connected));
   slot = cluster;
   return cluster;

@@ -2,6 +2,8 @@
 
 #include "kv/internal/rados/rados_upload.h"
 
+#include <fmt/format.h>
+
 #include <cerrno>
 #include <optional>
 #include <utility>
@@ -31,6 +33,14 @@ void RadosUpload::StartPart(std::span<const std::byte> bytes, uint64_t offset_by
                             std::move_only_function<void(Result<void>)> done) {
   CAIRN_CHECK(offset_bytes == part_count_ * layout_.stripe_bytes &&
               bytes.size() <= layout_.stripe_bytes);
+  if (part_count_ == kMaxStripes) {
+    return done(Fail(Error{
+        .code = ErrorCode::kResourceExhausted,
+        .message = fmt::format("cannot write a stripe: the object has more than {} stripes of {} "
+                               "bytes; use larger blocks",
+                               kMaxStripes, layout_.stripe_bytes),
+        .file = session_.FileOf(name_)}));
+  }
   last_part_ = std::chrono::steady_clock::now();
   StartStripeWrite(session_, StripeName(name_, layout_.unique, part_count_++), bytes,
                    [&session = session_, name = name_, done = std::move(done)](int result) mutable {

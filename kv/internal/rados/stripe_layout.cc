@@ -35,7 +35,8 @@ uint64_t StripeLayout::LengthOf(uint64_t index) const {
 }
 
 std::string EncodeLayout(const StripeLayout& layout) {
-  CAIRN_CHECK(layout.stripe_bytes > 0 && IsUnique(layout.unique));
+  CAIRN_CHECK(layout.stripe_bytes > 0 && layout.stripe_count() <= kMaxStripes &&
+              IsUnique(layout.unique));
   return fmt::format("1 {} {} {} {}", layout.size_bytes, layout.stripe_bytes, layout.pool_id,
                      layout.unique);
 }
@@ -52,7 +53,8 @@ Result<StripeLayout> DecodeLayout(std::string_view text) {
   layout->unique = fields[4];
   if (fields[0] == "1" && rest.empty() && ParseInteger(fields[1], &layout->size_bytes) &&
       ParseInteger(fields[2], &layout->stripe_bytes) && layout->stripe_bytes > 0 &&
-      ParseInteger(fields[3], &layout->pool_id) && IsUnique(layout->unique)) {
+      layout->stripe_count() <= kMaxStripes && ParseInteger(fields[3], &layout->pool_id) &&
+      IsUnique(layout->unique)) {
     return layout;
   }
   uint64_t version = 0;

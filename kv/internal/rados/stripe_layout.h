@@ -23,6 +23,9 @@ namespace cairn::kv::internal {
 
 inline constexpr const char* kLayoutXattr = "cairn.layout";
 
+/// A layout that names more is damaged: to read or to remove such an object would never end.
+inline constexpr uint64_t kMaxStripes = 1 << 21;
+
 struct StripeLayout {
   uint64_t size_bytes = 0;
   uint64_t stripe_bytes = 0;
