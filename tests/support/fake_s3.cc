@@ -55,6 +55,10 @@ void FakeS3::SetPageSize(size_t keys) {
   const MutexLock lock(mutex_);
   page_size_ = keys;
 }
+void FakeS3::AddObject(const std::string& key, const std::string& bytes) {
+  const MutexLock lock(mutex_);
+  objects_[key] = bytes;
+}
 std::vector<HttpCall> FakeS3::Calls() const {
   const MutexLock lock(mutex_);
   return calls_;

@@ -32,6 +32,7 @@ class FakeS3 {
   void SetAfter(After after);
   void SetIgnoresConditions(bool ignores);
   void SetPageSize(size_t keys);
+  void AddObject(const std::string& key, const std::string& bytes);
 
   std::vector<HttpCall> Calls() const;  // without bodies
   std::map<std::string, std::string> Objects() const;

@@ -181,9 +181,17 @@ bool HttpServer::Send(int fd, const HttpCall& call, const HttpReply& reply) {
   });
   if (!has_length) text += fmt::format("Content-Length: {}\r\n", reply.body.size());
   text += "\r\n";
-  if (call.method != "HEAD") {
-    text += reply.body.substr(0, reply.cut_after_bytes.value_or(reply.body.size()));
+  if (call.method == "HEAD") return SendAll(fd, text) && !reply.cut_after_bytes;
+  const std::string body = reply.body.substr(0, reply.cut_after_bytes.value_or(reply.body.size()));
+  if (reply.pause_per_byte.count() > 0) {
+    if (!SendAll(fd, text)) return false;
+    for (size_t i = 0; i < body.size() && !stopping_; ++i) {
+      std::this_thread::sleep_for(reply.pause_per_byte);
+      if (!SendAll(fd, body.substr(i, 1))) return false;
+    }
+    return !reply.cut_after_bytes;
   }
+  text += body;
   return SendAll(fd, text) && !reply.cut_after_bytes;
 }
 

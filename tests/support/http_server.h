@@ -37,7 +37,8 @@ struct HttpReply {
   std::string body = "";
   /// If set, the connection is closed after so many bytes of the body.
   std::optional<size_t> cut_after_bytes = std::nullopt;
-  bool cut_at_once = false;  // closes the connection without a response
+  bool cut_at_once = false;                     // closes the connection without a response
+  std::chrono::milliseconds pause_per_byte{0};  // of the body
   /// Waits first, but not longer than the server exists.
   std::chrono::milliseconds delay{0};
 };

@@ -15,9 +15,12 @@
 #include "kv/internal/s3/credential_sources.h"
 #include "kv/internal/s3/curl_library.h"
 #include "kv/internal/s3/environment.h"
+#include "kv/internal/s3/s3_errors.h"
 #include "kv/internal/s3/s3_queue.h"
 #include "kv/internal/s3/s3_writer.h"
 #include "kv/internal/s3/s3_xml.h"
+#include "kv/internal/storage/concurrent_requests.h"
+#include "kv/internal/storage/listing.h"
 #include "kv/internal/storage/name_check.h"
 #include "kv/internal/storage/object_names.h"
 
@@ -26,13 +29,34 @@ namespace {
 
 constexpr uint64_t kMaxSinglePutBytes = 64 << 20;
 constexpr uint32_t kSmallRequests = 16;
+constexpr int kListingTimeouts = 10;  // the time of a listing, whose pages are repeated too
 constexpr uint64_t kMaxGapBytes = 256 << 10;
 
-// Returns the hexadecimal digits of 64 random bits.
-std::string RandomDigits() {
+// Objects that test the server have these characters and 16 random hexadecimal digits as names.
+constexpr std::string_view kProbePrefix = ".probe-";
+constexpr size_t kProbeDigits = 16;
+constexpr int kMaxTests = 3;
+
+std::string NewProbeName() {
   std::random_device device;
-  return fmt::format("{:08x}{:08x}", static_cast<uint32_t>(device()),
+  return fmt::format("{}{:08x}{:08x}", kProbePrefix, static_cast<uint32_t>(device()),
                      static_cast<uint32_t>(device()));
+}
+
+bool IsProbeName(std::string_view name) {
+  return name.starts_with(kProbePrefix) && name.size() == kProbePrefix.size() + kProbeDigits &&
+         name.find_first_not_of("0123456789abcdef", kProbePrefix.size()) == std::string_view::npos;
+}
+
+// A server that lists keys of others ignores the prefix, or changes keys. What it does not list is
+// then not known.
+Result<void> CheckListedKey(std::string_view key, const S3Object& folder) {
+  if (key.starts_with(folder.key)) return {};
+  return Fail(Error{.code = ErrorCode::kUnavailable,
+                    .message = fmt::format("the server listed the key \"{}\", which does not begin "
+                                           "with the prefix \"{}\"",
+                                           Printable(key), folder.key),
+                    .file = folder.file});
 }
 
 }  // namespace
@@ -118,7 +142,18 @@ Result<void> S3Storage::PutKeyIfAbsent(const S3Object& object, std::span<const s
 }
 
 Result<void> S3Storage::CheckConditionalWrites() {
-  const S3Object probe = ObjectOf(".probe-" + RandomDigits());
+  // Another process may remove the object of a test, as what a killed one left. It does not remove
+  // those of all tests.
+  for (int attempt = 1;; ++attempt) {
+    const Result<void> tested = TestConditionalWrites();
+    if (tested || tested.error().code != ErrorCode::kFailedPrecondition || attempt == kMaxTests) {
+      return tested;
+    }
+  }
+}
+
+Result<void> S3Storage::TestConditionalWrites() {
+  const S3Object probe = ObjectOf(NewProbeName());
   constexpr std::array<std::byte, 1> kByte = {std::byte{'x'}};
   // A conflict of the first one is a repeated request, so the condition is not ignored.
   const Result<void> first = PutKeyIfAbsent(probe, kByte);
@@ -229,10 +264,15 @@ Result<uint64_t> S3Storage::Size(std::string_view name) {
 
 Result<std::vector<std::string>> S3Storage::List(std::string_view prefix) {
   CAIRN_CHECK(IsObjectPrefix(prefix));
+  CAIRN_TRY_ASSIGN(std::vector<std::string> names, ListNames(prefix));
+  std::erase_if(names, [](const std::string& name) { return !IsObjectName(name); });
+  return names;
+}
+
+Result<std::vector<std::string>> S3Storage::ListNames(std::string_view prefix) {
   const S3Object folder = ObjectOf(prefix);
-  std::vector<std::string> names;
-  std::string token;
-  do {
+  Listing listing(folder.file, kListingTimeouts * settings_.timeout, Listing::Clock::now());
+  for (std::string token;;) {
     // The parameters are in the order of their names, as the signature requires.
     const std::string query =
         fmt::format("{}{}{}list-type=2&prefix={}",
@@ -241,15 +281,21 @@ Result<std::vector<std::string>> S3Storage::List(std::string_view prefix) {
     CAIRN_TRY_ASSIGN(
         const HttpResponse response,
         client().Perform({.operation = "list objects", .file = folder.file, .query = query}));
-    Result<S3Listing> listing = ParseS3Listing(response.body);
-    if (!listing) return std::unexpected(std::move(listing).error().WithFile(folder.file));
-    for (const std::string& key : listing->keys) {
-      if (!key.starts_with(folder.key)) continue;
-      std::string name = key.substr(settings_.prefix.size());
-      if (IsObjectName(name)) names.push_back(std::move(name));
+    Result<S3Listing> page = ParseS3Listing(response.body);
+    if (!page) return std::unexpected(std::move(page).error().WithFile(folder.file));
+    for (const std::string& key : page->keys) {
+      CAIRN_TRY(CheckListedKey(key, folder));
+      listing.Add(key.substr(settings_.prefix.size()));
     }
-    token = listing->is_truncated ? listing->next_token : "";
-  } while (!token.empty());
+    if (!page->is_truncated) break;
+    token = page->next_token;
+    CAIRN_TRY(listing.NextPage(token, Listing::Clock::now()));
+  }
+  std::vector<std::string> names;
+  names.reserve(listing.names().size());
+  while (!listing.names().empty()) {
+    names.push_back(std::move(listing.names().extract(listing.names().begin()).value()));
+  }
   return names;
 }
 
@@ -269,35 +315,48 @@ Result<void> S3Storage::RemoveKey(const S3Object& object) {
 }
 
 Result<void> S3Storage::RemoveLeftovers() {
-  for (const ObjectKind kind : {ObjectKind::kSegment, ObjectKind::kTable, ObjectKind::kPage}) {
-    CAIRN_TRY(AbortUploadsBelow(ObjectFolder(kind)));
+  return RunRequests(*this, {[this] { return AbortUploadsBelow(ObjectKind::kSegment); },
+                             [this] { return AbortUploadsBelow(ObjectKind::kTable); },
+                             [this] { return AbortUploadsBelow(ObjectKind::kPage); },
+                             [this] { return RemoveProbes(); }});
+}
+
+Result<void> S3Storage::RemoveProbes() {
+  CAIRN_TRY_ASSIGN(const std::vector<std::string> names, ListNames(kProbePrefix));
+  for (const std::string& name : names) {
+    if (IsProbeName(name)) CAIRN_TRY(RemoveKey(ObjectOf(name)));
   }
   return {};
 }
 
-Result<void> S3Storage::AbortUploadsBelow(std::string_view prefix) {
-  const S3Object folder = ObjectOf(prefix);
-  S3Listing listing;
-  do {
-    std::string query = fmt::format("prefix={}", EncodeUri(folder.key, false));
-    if (!listing.next_key_marker.empty()) {
-      query = fmt::format("key-marker={}&{}&upload-id-marker={}",
-                          EncodeUri(listing.next_key_marker, false), query,
-                          EncodeUri(listing.next_upload_id_marker, false));
-    }
+Result<void> S3Storage::AbortUploadsBelow(ObjectKind kind) {
+  const S3Object folder = ObjectOf(ObjectFolder(kind));
+  const std::string prefix = fmt::format("prefix={}", EncodeUri(folder.key, false));
+  Listing listing(folder.file, kListingTimeouts * settings_.timeout, Listing::Clock::now());
+  std::vector<S3Listing::Upload> uploads;
+  for (std::string query = prefix;;) {
     CAIRN_TRY_ASSIGN(const HttpResponse response, client().Perform({.operation = "list uploads",
                                                                     .file = folder.file,
                                                                     .query = query + "&uploads="}));
     Result<S3Listing> page = ParseS3Listing(response.body);
     if (!page) return std::unexpected(std::move(page).error().WithFile(folder.file));
-    listing = *std::move(page);
-    for (const S3Listing::Upload& upload : listing.uploads) {
-      if (!upload.key.starts_with(folder.key)) continue;
-      const std::string_view name = std::string_view(upload.key).substr(settings_.prefix.size());
-      const Result<void> aborted = AbortUpload(client(), ObjectOf(name), upload.upload_id);
-      if (!aborted && aborted.error().code != ErrorCode::kNotFound) return aborted;
+    for (S3Listing::Upload& upload : page->uploads) {
+      CAIRN_TRY(CheckListedKey(upload.key, folder));
+      listing.Add(fmt::format("{} {}", upload.key, upload.upload_id));
+      uploads.push_back(std::move(upload));
     }
-  } while (listing.is_truncated && !listing.next_key_marker.empty());
+    if (!page->is_truncated) break;
+    query =
+        fmt::format("key-marker={}&{}&upload-id-marker={}", EncodeUri(page->next_key_marker, false),
+                    prefix, EncodeUri(page->next_upload_id_marker, false));
+    CAIRN_TRY(listing.NextPage(query, Listing::Clock::now()));
+  }
+  for (const S3Listing::Upload& upload : uploads) {
+    const std::string_view name = std::string_view(upload.key).substr(settings_.prefix.size());
+    if (!ParseObjectName(name)) continue;  // of another program
+    const Result<void> aborted = AbortUpload(client(), ObjectOf(name), upload.upload_id);
+    if (!aborted && aborted.error().code != ErrorCode::kNotFound) return aborted;
+  }
   return {};
 }
 

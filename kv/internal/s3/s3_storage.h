@@ -6,7 +6,8 @@
 ///     atomic and durable when the server answers, and later reads see it.
 ///   - PutIfAbsent adds "If-None-Match: *". Servers that do not know this header ignore it, so the
 ///     put of kStoreIdentityName, which creates a store, tests the server first, with an object
-///     ".probe-<random>", and fails with kFailedPrecondition if the server replaces it.
+///     ".probe-<16 hexadecimal digits>", and fails with kFailedPrecondition if the server replaces
+///     it. RemoveLeftovers removes what a process that was killed during the test left.
 ///   - A PUT may be performed twice, because requests are repeated (s3_client.h). The second one of
 ///     a PutIfAbsent is refused with status 412: kConflict, as the contract allows.
 ///   - Create and BeginUpload are multipart uploads (s3_upload.h); no reader sees them before
@@ -32,6 +33,7 @@
 #include "kv/internal/s3/s3_client.h"
 #include "kv/internal/s3/s3_settings.h"
 #include "kv/internal/s3/s3_upload.h"
+#include "kv/internal/storage/object_names.h"
 #include "kv/s3_options.h"
 #include "kv/storage.h"
 
@@ -61,7 +63,8 @@ class S3Storage final : public Storage {
   Result<uint64_t> Size(std::string_view name) override;
   Result<std::vector<std::string>> List(std::string_view prefix) override;
   Result<void> Remove(std::string_view name) override;
-  /// Aborts the uploads of segments, tables and pages that are not complete.
+  /// Aborts the uploads of segments, tables and pages that are not complete, and removes the objects
+  /// of tests of the server. Leaves uploads and objects with other names as they are.
   Result<void> RemoveLeftovers() override;
 
   TransferSizes transfer_sizes() const override;
@@ -83,7 +86,12 @@ class S3Storage final : public Storage {
   Result<void> ReadInParts(std::string_view name, uint64_t offset_bytes,
                            std::span<std::byte> target);
   Result<void> PutInParts(std::string_view name, std::span<const std::byte> bytes);
-  Result<void> AbortUploadsBelow(std::string_view prefix);
+  Result<void> TestConditionalWrites();
+  /// Returns what follows the prefix of the store in the keys that begin with `prefix`, with names
+  /// that IsObjectName refuses.
+  Result<std::vector<std::string>> ListNames(std::string_view prefix);
+  Result<void> AbortUploadsBelow(ObjectKind kind);
+  Result<void> RemoveProbes();
 
   const S3Settings settings_;
   const CredentialsSource source_;

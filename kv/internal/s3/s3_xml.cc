@@ -52,8 +52,8 @@ Result<S3Listing> ParseS3Listing(std::string_view text) {
   listing.next_token = root.child_value("NextContinuationToken");
   listing.next_key_marker = root.child_value("NextKeyMarker");
   listing.next_upload_id_marker = root.child_value("NextUploadIdMarker");
-  // Otherwise the same page would be requested forever.
-  if (listing.is_truncated && listing.next_token.empty() && listing.next_key_marker.empty()) {
+  // Otherwise the same page would be requested again, or the rest would be missing.
+  if (listing.is_truncated && (of_objects ? listing.next_token : listing.next_key_marker).empty()) {
     return NotUnderstood("a complete page of a listing");
   }
   return listing;

@@ -113,7 +113,8 @@ TEST_F(S3StorageTest, AbortsUploadsThatWereLeft) {
     CAIRN_EXPECT_OK(listing);
     return listing ? listing->uploads.size() : 0;
   };
-  for (const char* name : {"segments/a.seg", "tables/a.sst"}) {
+  for (const char* name :
+       {"segments/00000001-0123456789abcdef.seg", "tables/00000001-0123456789abcdef.sst"}) {
     CAIRN_ASSERT_OK(client.Perform({.operation = "begin an upload",
                                     .method = "POST",
                                     .key = settings.prefix + name,
