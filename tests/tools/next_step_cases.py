@@ -158,7 +158,7 @@ PATHS = [
          "a path that contains ':' needs \"file:\" before it"),
     Case("kv-dump steps s3://bucket/runs", ("found no credentials", "s3://bucket/runs/CAIRN"),
          "set them, or choose a profile with AWS_PROFILE"),
-    Case("kv-dump steps memory:run", ("there is no store here", "file memory:run"),
+    Case("kv-dump steps memory:run", ("'memory:run' is a store in the memory of one process",),
          "give the address of a directory or a bucket", fix="kv-dump steps store"),
     Case("kv-dump steps rados:pool", ('the address "rados:pool"',),
          "the form rados:POOL/NAMESPACE"),

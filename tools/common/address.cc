@@ -22,6 +22,15 @@ bool Exists(const std::string& store) {
   return std::filesystem::exists(AddressDirectory(store), ignored);
 }
 
+/// A program ends before anyone could read what it has written to memory. kInvalidArgument.
+Result<void> CheckIsOutsideOfMemory(const std::string& store) {
+  if (!store.starts_with("memory:")) return {};
+  return Fail(ErrorCode::kInvalidArgument,
+              fmt::format("'{}' is a store in the memory of one process, which other processes "
+                          "cannot see; give the address of a directory or a bucket",
+                          EscapeText(store)));
+}
+
 /// Returns the step that has the tag.
 Result<uint64_t> FindTag(const std::string& store, const std::string& tag) {
   if (!kv::IsTagName(tag)) {
@@ -78,6 +87,7 @@ std::string AddressDirectory(const std::string& store) {
 }
 
 Result<Address> ParseAddress(const std::string& text) {
+  CAIRN_TRY(CheckIsOutsideOfMemory(text));
   const size_t at = text.rfind('@');
   Address address{.store = text};
   const std::string digits = at == std::string::npos ? "" : text.substr(at + 1);
@@ -109,6 +119,7 @@ Result<Address> ParseAddress(const std::string& text) {
 }
 
 Result<StepsAddress> ParseStepsAddress(const std::string& text) {
+  CAIRN_TRY(CheckIsOutsideOfMemory(text));
   const size_t at = text.rfind('@');
   std::string list = at == std::string::npos ? "" : text.substr(at + 1);
   const bool has_braces = list.size() > 2 && list.front() == '{' && list.back() == '}';

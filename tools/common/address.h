@@ -16,8 +16,8 @@ struct Address {
 };
 
 /// Splits at the last "@" if a number or a tag follows, unless only a directory with that complete
-/// name exists. Opens the store to find the step of a tag. kInvalidArgument: the store is empty, or
-/// the step exceeds 2^64 - 1. kNotFound: no step has the tag; lists the tags.
+/// name exists. Opens the store to find the step of a tag. kInvalidArgument: the store is empty or
+/// in memory, or the step exceeds 2^64 - 1. kNotFound: no step has the tag; lists the tags.
 Result<Address> ParseAddress(const std::string& text);
 
 /// Steps of one store.
