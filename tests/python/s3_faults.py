@@ -1,7 +1,8 @@
-"""The fixture `faults`: a proxy before the real S3 server of s3_server.py that refuses requests."""
+"""The fixture `faults`: a proxy before the real S3 server of s3_server.py that injects faults."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import threading
 from collections.abc import Iterator
@@ -14,11 +15,16 @@ _BUSY = (
     b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>SlowDown</Code>'
     b"<Message>Please reduce your request rate.</Message></Error>"
 )
+_DENIED = (
+    b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>AccessDenied</Code>'
+    b"<Message>Access Denied.</Message></Error>"
+)
 _NOT_FORWARDED = {"connection", "content-length", "expect", "keep-alive", "transfer-encoding"}
 
 
 class Faults(ThreadingHTTPServer):
-    """Forwards all requests except those that it refuses with status 503."""
+    """Forwards all requests except those that it refuses, with status 503 or 403, and performs
+    others without a response."""
 
     daemon_threads = True
 
@@ -27,6 +33,7 @@ class Faults(ThreadingHTTPServer):
         self.server = urlsplit(endpoint).netloc
         self.refused = 0
         self._to_refuse = 0
+        self._next: tuple[str, bool] | None = None
         self._lock = threading.Lock()
 
     def address(self, store: str) -> str:
@@ -38,13 +45,35 @@ class Faults(ThreadingHTTPServer):
         with self._lock:
             self._to_refuse = count
 
-    def is_refused(self) -> bool:
+    def arm(self, fault: str | None, writes: bool = False) -> None:
+        """The fault of the next request, or of the next that changes something: "busy", "denied" or
+        "lost" (performed, without a response)."""
         with self._lock:
-            if self._to_refuse == 0:
-                return False
-            self._to_refuse -= 1
-            self.refused += 1
-            return True
+            self._next = None if fault is None else (fault, writes)
+
+    def take_fault(self, method: str) -> str | None:
+        """The fault of a request that has arrived."""
+        with self._lock:
+            if self._to_refuse > 0:
+                self._to_refuse -= 1
+                self.refused += 1
+                return "busy"
+            if self._next is None or (self._next[1] and method in ("GET", "HEAD")):
+                return None
+            fault, self._next = self._next[0], None
+            return fault
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[Faults]:
+        """Serves on a thread as long as the block runs."""
+        with self:
+            thread = threading.Thread(target=self.serve_forever)
+            thread.start()
+            try:
+                yield self
+            finally:
+                self.shutdown()
+                thread.join()
 
 
 class _Forward(BaseHTTPRequestHandler):
@@ -53,8 +82,9 @@ class _Forward(BaseHTTPRequestHandler):
 
     def _forward(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        if self.server.is_refused():
-            self._respond(503, [], _BUSY)
+        fault = self.server.take_fault(self.command)
+        if fault in ("busy", "denied"):
+            self._respond(*((503, [], _BUSY) if fault == "busy" else (403, [], _DENIED)))
             return
         # The signature covers the header Host, which is that of the proxy.
         headers = {
@@ -64,6 +94,10 @@ class _Forward(BaseHTTPRequestHandler):
         connection.request(self.command, self.path, body, headers)
         response = connection.getresponse()
         data = response.read()
+        if fault == "lost":
+            connection.close()
+            self.close_connection = True
+            return
         self._respond(response.status, response.getheaders(), data)
         connection.close()
 
@@ -88,9 +122,5 @@ class _Forward(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def faults(server: dict[str, str]) -> Iterator[Faults]:
-    with Faults(server["AWS_ENDPOINT_URL_S3"]) as proxy:
-        thread = threading.Thread(target=proxy.serve_forever)
-        thread.start()
+    with Faults(server["AWS_ENDPOINT_URL_S3"]).serving() as proxy:
         yield proxy
-        proxy.shutdown()
-        thread.join()

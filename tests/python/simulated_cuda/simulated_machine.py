@@ -20,10 +20,12 @@ _JITTER_US = 200
 _DEVICES = 4
 current = threading.local()
 """Per thread: `device`, 0 unless it is set."""
+_libraries: list[torch.library.Library] = []
+"""What `start` has registered, for as long as it is here."""
 
 
-@pytest.fixture(scope="session", autouse=True)
-def machine() -> Iterator[None]:
+def start() -> None:
+    """Starts the machine, and lets torch create tensors on its devices."""
     # Once, because the CUDA layer keeps what it has created for the devices.
     control.Reset(_DEVICES, 1 << 30, _JITTER_US)
     control.NcclReset()
@@ -53,12 +55,11 @@ def machine() -> Iterator[None]:
     library.impl("view", view, "CUDA")
     library.impl("empty.memory_format", new, "CUDA")
     library.impl("empty_strided", new_strided, "CUDA")
-    yield
+    _libraries.append(library)
 
 
-@pytest.fixture(autouse=True)
-def streams(monkeypatch: pytest.MonkeyPatch) -> dict[int, Stream]:
-    """The current streams, by device."""
+def use_streams(monkeypatch: pytest.MonkeyPatch) -> dict[int, Stream]:
+    """Makes new streams the current ones, and returns them by device."""
     made = {device: Stream(device) for device in range(_DEVICES)}
 
     def current_stream(device=0):
@@ -68,3 +69,16 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> dict[int, Stream]:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: getattr(current, "device", 0))
     control.ResetCounters()
     return made
+
+
+@pytest.fixture(scope="session", autouse=True)
+def machine() -> Iterator[None]:
+    start()
+    yield
+    _libraries.clear()
+
+
+@pytest.fixture(autouse=True)
+def streams(monkeypatch: pytest.MonkeyPatch) -> dict[int, Stream]:
+    """The current streams, by device."""
+    return use_streams(monkeypatch)

@@ -1,0 +1,48 @@
+"""Every operation on every storage with every kind of payload: works, or is refused as
+docs/matrix.md states. No cell crashes, hangs, or loses a step."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import cells
+import pytest
+from matrix_run import run_and_check
+from operations import OPERATIONS
+from s3_server import folder, server  # noqa: F401 - fixtures
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "matrix.md"
+NAMES = tuple(OPERATIONS)
+
+
+def _run(some: list[cells.Cell], server: dict[str, str], tmp_path: Path) -> None:
+    only = os.environ.get("CAIRN_MATRIX_ONLY", "")
+    some = [cell for cell in some if all(word in str(cell) for word in only.split(","))]
+    places = {"s3": f"s3://{server['CAIRN_TEST_S3_BUCKET']}"}
+    run_and_check(some, tmp_path, server, places)
+
+
+def test_the_page_states_what_is_refused():
+    page = PAGE.read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    begin = rows.index("| where | error | reason |") + 1
+    assert rows[begin:] == [refusal.row() for refusal in cells.REFUSALS]
+    assert all(f"*{name}*" in page for name in NAMES)
+
+
+@pytest.mark.timeout(1200)
+def test_all_pairs(server, tmp_path):
+    _run(cells.all_pairs(NAMES), server, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_all_cells(server, tmp_path):
+    _run(cells.all_cells(NAMES), server, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_all_pairs_under_one_fault(server, tmp_path):
+    _run(cells.with_faults(cells.all_pairs(NAMES)), server, tmp_path)

@@ -1,0 +1,35 @@
+"""The matrix (tests/matrix/) on stores in a pool of a real Ceph cluster."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import pytest
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "matrix"))
+
+import cells  # noqa: E402
+from matrix_run import run_and_check  # noqa: E402
+from operations import OPERATIONS  # noqa: E402
+
+pytestmark = pytest.mark.ceph
+
+
+@pytest.mark.timeout(1200)
+def test_all_pairs_in_a_pool(cluster, tmp_path):
+    environment = cluster[1]
+    places = {"rados": f"rados:{environment['CAIRN_TEST_CEPH_POOL']}"}
+    run_and_check(
+        cells.all_pairs(tuple(OPERATIONS), ("rados",)), tmp_path, environment, places
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_all_cells_in_a_pool(cluster, tmp_path):
+    environment = cluster[1]
+    places = {"rados": f"rados:{environment['CAIRN_TEST_CEPH_POOL']}"}
+    run_and_check(
+        cells.all_cells(tuple(OPERATIONS), ("rados",)), tmp_path, environment, places
+    )
