@@ -281,8 +281,9 @@ class CheckpointStore {
                           const Progress& record_progress = {}) const;
 
   /// Releases the store and its lease. Collective in a multi-rank store: every rank calls it after
-  /// its last save. kFailedPrecondition: a step is being written. The destructor does the same
-  /// without waiting for other ranks, and ignores errors.
+  /// its last save; a call that is repeated after an error does not wait for the others again.
+  /// Errors are those of kv::Store::Close. The destructor does the same without waiting for other
+  /// ranks, and ignores errors.
   Result<void> Close();
 
  private:

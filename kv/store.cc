@@ -413,17 +413,17 @@ Result<void> Store::Close() {
   std::vector<std::string> attempts;
   {
     const MutexLock lock(state.mutex);
-    if (state.closed) return {};
     state.closed = true;
     state.latest = nullptr;
     attempts.assign(state.finished_attempts.begin(), state.finished_attempts.end());
+    state.finished_attempts.clear();
   }
   // A rank that still waits for the outcome of one of these finds it in the newest root.
   for (const std::string& attempt : attempts) internal::ForgetAttempt(*state.storage, attempt);
-  if (state.lease == nullptr) return {};
-  Result<void> released = state.lease->Release();
+  // The lease remains if it cannot be removed, so that a repeated close tries again.
+  if (state.lease != nullptr) CAIRN_TRY(state.lease->Release());
   state.lease = nullptr;
-  return released;
+  return {};
 }
 
 }  // namespace cairn::kv

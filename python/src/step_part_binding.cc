@@ -201,9 +201,9 @@ void StepPartBinding::Close() {
   WithoutGil([&]() -> Result<void> {
     part_.reset();
     if (store_ == nullptr) return {};
-    auto closed = is_opened_here_ ? store_->Close() : Result<void>();
+    if (is_opened_here_) CAIRN_TRY(store_->Close());  // may be repeated after a failure
     store_.reset();
-    return closed;
+    return {};
   });
 }
 

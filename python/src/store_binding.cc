@@ -471,11 +471,15 @@ void StoreBinding::Close() {
     if (!store_) return {};
     saver_.reset();  // waits for a running save
     core::CheckpointStore& store = *store_;
+    const bool needs_ranks = communicator_ != nullptr && !has_met_ranks_;
     auto closed =
-        communicator_ == nullptr
-            ? store.Close()
-            : communicator_->UseWatched(watch, [&](core::Communicator&) { return store.Close(); });
-    store_.reset();
+        !needs_ranks ? store.Close() : communicator_->UseWatched(watch, [&](core::Communicator&) {
+          has_met_ranks_ = true;
+          return store.Close();
+        });
+    // After a failure the store remains, so that a repeated close tries again to remove the lease;
+    // but not if this rank has left the others, whom it would wait for.
+    if (closed || (communicator_ != nullptr && !has_met_ranks_)) store_.reset();
     return closed;
   }();
   watch.Rethrow();

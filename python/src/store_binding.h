@@ -168,6 +168,8 @@ class StoreBinding {
   mutable SharedMutex close_mutex_;
   // Shared with the parts of steps that Store.writer writes. They end before the store is closed.
   std::shared_ptr<core::CheckpointStore> store_ CAIRN_GUARDED_BY(close_mutex_);
+  bool has_met_ranks_ CAIRN_GUARDED_BY(close_mutex_) =
+      false;           // in a close, which is repeated alone
   Mutex saver_mutex_;  // AsyncSaver allows one caller at a time
   std::unique_ptr<core::AsyncSaver> saver_ CAIRN_GUARDED_BY(saver_mutex_);
 };

@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from cairn.dcp import CairnReader, CairnWriter
+from cairn_testing import run_python
+from s3_faults import faults  # noqa: F401 - a fixture
 from s3_server import bucket, folder, server  # noqa: F401 - fixtures
 
 PROGRAMS = Path(cairn.__file__).resolve().parents[2] / "bin"
@@ -53,6 +55,20 @@ def test_saves_are_read_back(bucket):
         assert_equal(store.read(step=2), state)
         part = store.read("model.7", step=2)
     assert torch.equal(part["model"]["7"], state["model"]["7"])
+
+
+def test_a_close_that_cannot_remove_the_lease_can_be_repeated(bucket, faults, monkeypatch):
+    monkeypatch.setenv("CAIRN_S3_TIMEOUT", "4")
+    store = cairn.open(faults.address(bucket), mode="a")
+    faults.refuse(1 << 30)
+    with pytest.raises(cairn.Unavailable):
+        store.close()
+    faults.refuse(0)
+    with pytest.raises(cairn.Invalid, match="closed"):
+        store.steps()
+    store.close()
+    store.close()
+    run_python("import cairn, sys; cairn.open(sys.argv[1], mode='a').close()", bucket)
 
 
 def test_a_deleted_step_is_gone_and_the_others_remain(bucket):

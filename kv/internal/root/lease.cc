@@ -8,7 +8,9 @@
 #include <array>
 #include <chrono>
 #include <fstream>
+#include <mutex>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <thread>
 
@@ -61,8 +63,31 @@ bool IsOfThisSystem(const Lease& lease) {
          lease.boot_id == BootId() && lease.pid_namespace == PidNamespace();
 }
 
+/// The sessions whose leases this process has given up without being able to remove them.
+struct GivenUp {
+  Mutex mutex;
+  std::set<std::string> sessions CAIRN_GUARDED_BY(mutex);
+
+  static GivenUp& OfThisProcess() {
+    static auto* const given_up = new GivenUp;  // also for threads that run while the process ends
+    return *given_up;
+  }
+  void Add(const std::string& session) {
+    const MutexLock lock(mutex);
+    sessions.insert(session);
+  }
+  bool Contains(const std::string& session) {
+    const MutexLock lock(mutex);
+    return sessions.contains(session);
+  }
+};
+
 bool IsAlive(const Lease& lease) {
-  if (IsOfThisSystem(lease)) return ProcessStart(lease.writer.pid) == lease.process_start;
+  if (IsOfThisSystem(lease)) {
+    if (ProcessStart(lease.writer.pid) != lease.process_start) return false;
+    const bool is_this_process = lease.writer.pid == static_cast<uint32_t>(::getpid());
+    return !is_this_process || !GivenUp::OfThisProcess().Contains(lease.writer.session);
+  }
   // A renewal in the future is that of a host whose clock is ahead.
   return lease.renewed_unix_ns > NowUnixNs() - kLeaseLifetimeNs;
 }
@@ -194,6 +219,11 @@ struct LeaseKeeper::State {
     if (!is_ours) return Fail(HeldBy(*storage, *found));
     return Put();
   }
+  Result<void> Remove() CAIRN_REQUIRES(mutex) {
+    std::optional<Lease> found;
+    CAIRN_TRY_ASSIGN(const bool is_ours, IsOurs(found));
+    return is_ours && found ? storage->Remove(LeaseName(lease.writer.session)) : Result<void>();
+  }
   void RenewUntilStopped() {
     const MutexLock lock(mutex);
     while (!stopped) {
@@ -210,7 +240,9 @@ struct LeaseKeeper::State {
   CondVar changed;
   Lease lease CAIRN_GUARDED_BY(mutex);
   bool stopped CAIRN_GUARDED_BY(mutex) = false;
-  std::thread thread;  // set by Take, joined by Release
+  bool removed CAIRN_GUARDED_BY(mutex) = false;  // or found to be the lease of another writer
+  std::thread thread;                            // set by Take, joined by Release
+  std::once_flag joined;
 };
 
 LeaseKeeper::LeaseKeeper(std::unique_ptr<State> state)
@@ -222,7 +254,9 @@ LeaseKeeper::~LeaseKeeper() {
     (void)state_.release();
     return;
   }
-  (void)Release();  // best effort: a lease of a closed store expires
+  // Best effort: this process ignores its own lease from here on, and for others it expires or ends
+  // with the process.
+  (void)Release();
 }
 
 Result<std::unique_ptr<LeaseKeeper>> LeaseKeeper::Take(std::shared_ptr<Storage> storage,
@@ -258,18 +292,19 @@ Result<void> LeaseKeeper::PutIfLost() {
 
 Result<void> LeaseKeeper::Release() {
   if (owner_ != ::getpid()) return Fail(InForkedChild());
+  State& state = *state_;
   {
-    const MutexLock lock(state_->mutex);
-    if (state_->stopped) return {};
-    state_->stopped = true;
-    state_->changed.NotifyAll();
+    const MutexLock lock(state.mutex);
+    state.stopped = true;
+    state.changed.NotifyAll();
   }
-  state_->thread.join();
-  const MutexLock lock(state_->mutex);
-  std::optional<Lease> found;
-  CAIRN_TRY_ASSIGN(const bool is_ours, state_->IsOurs(found));
-  return is_ours && found ? state_->storage->Remove(LeaseName(state_->lease.writer.session))
-                          : Result<void>();
+  std::call_once(state.joined, [&state] { state.thread.join(); });
+  const MutexLock lock(state.mutex);
+  if (state.removed) return {};
+  Result<void> removed = state.Remove();
+  state.removed = removed.has_value();
+  if (!removed) GivenUp::OfThisProcess().Add(state.lease.writer.session);
+  return removed;
 }
 
 }  // namespace cairn::kv::internal

@@ -53,7 +53,8 @@ std::optional<Lease> DecodeLease(std::span<const std::byte> bytes);
 /// damaged lease is ignored.
 ///
 /// If the lease is of this boot of this host and of this pid namespace, its process is alive if it
-/// exists and started at the recorded time. Otherwise, it counts as alive for kLeaseLifetimeNs
+/// exists and started at the recorded time; a lease that this process itself has given up counts
+/// for nothing, even if it could not be removed. Otherwise, it counts as alive for kLeaseLifetimeNs
 /// after its last renewal, by the clocks of both hosts.
 Result<void> CheckLease(Storage& storage, const std::string& session);
 
@@ -82,9 +83,9 @@ class LeaseKeeper {
   /// other writer has taken over. kUnavailable: it cannot be looked up or put.
   /// kFailedPrecondition: this is a forked child, or after Release.
   Result<void> PutIfLost();
-  /// Stops the thread, and removes the lease if it is still the one that this object put. Does
-  /// nothing if this was done before. kUnavailable: it cannot be read or removed.
-  /// kFailedPrecondition: this is a forked child.
+  /// Stops the thread in any case, and removes the lease if it is still the one that this object
+  /// put. Does nothing if this has succeeded before. kUnavailable: it cannot be read or removed; a
+  /// repeated call tries again. kFailedPrecondition: this is a forked child.
   Result<void> Release();
 
  private:

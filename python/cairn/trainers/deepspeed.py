@@ -180,9 +180,9 @@ class CairnCheckpointEngine(CheckpointEngine):
         try:
             self.wait()
         finally:
-            store, self._store = self._store, None
-            if store is not None:
-                store.close()
+            if self._store is not None:
+                self._store.close()
+                self._store = None
 
     def _begin(self) -> None:
         """Copies the state, and begins to write it; nothing if no rank has a file."""

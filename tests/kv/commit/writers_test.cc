@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <filesystem>
 #include <map>
 
@@ -17,13 +18,17 @@
 #include "kv/store.h"
 #include "tests/kv/byte_payload.h"
 #include "tests/kv/sample_step.h"
+#include "tests/support/fault_hook.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 
 namespace cairn::kv {
 namespace {
 
+using cairn::testing::FailAt;
+using cairn::testing::FaultPass;
 using cairn::testing::IsError;
+using cairn::testing::ScopedFaults;
 using cairn::testing::ScopedTempDir;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -73,6 +78,45 @@ TEST_F(WritersTest, SecondWriterIsRefusedAndTheFirstIsNamed) {
   CAIRN_EXPECT_OK(SaveSample(*first_, MakeSample(2)));
   CAIRN_ASSERT_OK(first_->Close());
   CAIRN_EXPECT_OK(Store::Open(path_, OpenMode::kWrite));
+}
+
+TEST_F(WritersTest, CloseIsRepeatedUntilTheLeaseIsRemoved) {
+  {
+    const ScopedFaults faults(FailAt("leases.remove", 1, EIO));
+    EXPECT_THAT(first_->Close(), IsError(ErrorCode::kUnavailable, "leases/"));
+    EXPECT_THAT(SaveSample(*first_, MakeSample(2)),
+                IsError(ErrorCode::kFailedPrecondition, "closed"));
+    EXPECT_EQ(storage_->List("leases/")->size(), 1u);
+    CAIRN_EXPECT_OK(first_->Close());
+  }
+  EXPECT_THAT(storage_->List("leases/").value(), IsEmpty());
+  CAIRN_EXPECT_OK(first_->Close());
+}
+
+TEST_F(WritersTest, LeaseThatCannotBeRemovedDoesNotLockItsOwnProcessOut) {
+  const ScopedFaults faults(
+      [](const FaultPass& pass, uint32_t) { return pass.point == "leases.remove" ? EIO : 0; });
+  EXPECT_THAT(first_->Close(), IsError(ErrorCode::kUnavailable, "leases/"));
+  first_.reset();
+  const auto second = OpenWriter();
+  ASSERT_NE(second, nullptr);
+  CAIRN_EXPECT_OK(SaveSample(*second, MakeSample(2)));
+}
+
+// The root may exist although its put was reported as failed; it then names the session.
+TEST_F(WritersTest, OpenThatFailsKeepsNoLease) {
+  CAIRN_ASSERT_OK(first_->Close());
+  for (const uint32_t failed_removals : {1u, 100u}) {
+    {
+      const ScopedFaults faults([&](const FaultPass& pass, uint32_t) {
+        if (pass.point == "leases.remove") return pass.occurrence <= failed_removals ? EIO : 0;
+        return pass.point == "roots.directory_sync" ? EIO : 0;
+      });
+      ASSERT_THAT(Store::Open(path_, OpenMode::kWrite), IsError(ErrorCode::kUnavailable, ""));
+      EXPECT_EQ(storage_->List("leases/")->size(), failed_removals == 1 ? 0u : 1u);
+    }
+    OpenWriter();
+  }
 }
 
 TEST_F(WritersTest, WriterOfAnotherStoreIsNotRefused) {
