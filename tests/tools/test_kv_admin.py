@@ -160,6 +160,28 @@ def test_hostile_files_are_refused_and_leave_no_store(admin, tmp_path, kind):
     assert not (tmp_path / "s").exists()
 
 
+REFUSED = {
+    "a NUL in a key": ({"a\0b": torch.ones(2)}, []),
+    "a value that is too large": ({"text": "x" * ((16 << 20) + 1)}, []),
+    "a bad tag": ({"a": torch.ones(2)}, ["--tag", "no tag"]),
+    "a base in a store that does not exist": ({"a": torch.ones(2)}, ["--base", 7]),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_refused_import_leaves_no_store(admin, dump, tmp_path, kind):
+    state, options = REFUSED[kind]
+    torch.save(state, tmp_path / "state.pt")
+    refused = admin("import", tmp_path / "s", "--step", 1, tmp_path / "state.pt", *options)
+    assert refused.status == 2
+    assert not (tmp_path / "s").exists(), refused.err
+    # The same call is refused in a store that exists, and does not change its steps.
+    import_model(admin, tmp_path, tmp_path / "s", 0, small_model())
+    again = admin("import", tmp_path / "s", "--step", 1, tmp_path / "state.pt", *options)
+    assert again.status == 2
+    assert [step["step"] for step in dump("steps", tmp_path / "s", "--json").json()["steps"]] == [0]
+
+
 @pytest.mark.parametrize(
     "content",
     [

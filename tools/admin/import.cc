@@ -12,6 +12,7 @@
 #include <memory>
 #include <set>
 
+#include "core/check_save.h"
 #include "core/checkpoint_store.h"
 #include "core/convert/converted_state.h"
 #include "core/interop/dcp/dcp_checkpoint.h"
@@ -200,6 +201,13 @@ void PrintReport(const core::SaveReport& report, const core::StateDict& state, O
   }
 }
 
+Result<void> CheckStepExists(const std::string& address, uint64_t step) {
+  CAIRN_TRY_ASSIGN(const auto store, core::CheckpointStore::Open(address, kv::OpenMode::kRead));
+  CAIRN_TRY_ASSIGN(const auto snapshot, store->kv().Latest());
+  CAIRN_TRY(snapshot->FindStep(step));
+  return {};
+}
+
 }  // namespace
 
 Result<void> AdminImport(const ImportOptions& options, Output& out) {
@@ -208,13 +216,11 @@ Result<void> AdminImport(const ImportOptions& options, Output& out) {
     return Fail(ErrorCode::kInvalidArgument,
                 fmt::format("write the step as --step {}, not after the store", *address.step));
   }
-  // Reads the input first, so that a file that cannot be read does not create an empty store.
+  // What is refused must not create an empty store, so the input is read and checked first.
   ProgressLine checking("checking");
   CAIRN_TRY_ASSIGN(Input input, ReadInput(options, checking.callback()));
   checking.Clear();
   CAIRN_TRY(ConvertInput(options.conversion, input));
-  CAIRN_TRY_ASSIGN(const auto store,
-                   core::CheckpointStore::Open(address.store, kv::OpenMode::kWrite));
   ProgressLine progress("importing");
   const core::SaveOptions save{.overwrite = options.overwrite,
                                .base_step = options.base_step,
@@ -225,6 +231,10 @@ Result<void> AdminImport(const ImportOptions& options, Output& out) {
                                  }
                                  return progress.Update(done_bytes, total_bytes);
                                }};
+  CAIRN_TRY(core::CheckSave(input.state, save));
+  if (options.base_step) CAIRN_TRY(CheckStepExists(address.store, *options.base_step));
+  CAIRN_TRY_ASSIGN(const auto store,
+                   core::CheckpointStore::Open(address.store, kv::OpenMode::kWrite));
   CAIRN_TRY_ASSIGN(const core::SaveReport report, store->Save(options.step, input.state, save));
   CAIRN_TRY(store->Close());
   progress.Clear();
