@@ -77,7 +77,7 @@ class EditableStore(Watched):
             step_number(step),
             into=step_number(into),
             drop=pattern_list(drop),
-            rename=list((rename or {}).items()),
+            rename=list(dict(rename or {}).items()),
             graft_from=None if graft_from is None else step_number(graft_from),
             graft=pattern_list(graft),
             under=clean_prefix(under),

@@ -88,9 +88,7 @@ core::SaveOptions ToSaveOptions(const nb::kwargs& arguments) {
   }
   reader.Read("note", options.note);
   reader.Read("tags", options.tags);
-  if (const auto seconds = reader.Find<double>("deadline")) {
-    options.deadline = std::chrono::milliseconds(static_cast<int64_t>(*seconds * 1000));
-  }
+  if (const auto seconds = reader.Find<double>("deadline")) options.deadline = ToTimeout(*seconds);
   if (const auto streams = reader.Find<Streams>("streams")) options.streams = ToStreams(*streams);
   reader.Read("device_snapshot", options.device_snapshot);
   reader.Finish();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include "kv/error.h"
 #include "python/src/errors.h"
@@ -35,7 +36,9 @@ bool SaveHandleBinding::Wait(std::optional<double> timeout_seconds) const {
   // In slices, so that Ctrl-C ends the wait (and not the save).
   constexpr milliseconds kSlice(50);
   // A year is indefinite in practice, and does not overflow the clock.
-  const double seconds = std::clamp(timeout_seconds.value_or(3e7), 0.0, 3e7);
+  const double given = timeout_seconds.value_or(3e7);
+  if (std::isnan(given)) ThrowInvalid("a timeout is a number of seconds");
+  const double seconds = std::clamp(given, 0.0, 3e7);
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                            std::chrono::duration<double>(seconds));
   SignalWatch watch;

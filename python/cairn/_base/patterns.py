@@ -47,6 +47,8 @@ def _is_literal(fqn: object) -> bool:
 
 def clean_prefix(prefix: str) -> str:
     """The prefix without a trailing separator, which torch's tools append."""
+    if not isinstance(prefix, str):
+        raise TypeError(f"{prefix!r} is not a str: a key, or the beginning of keys, is needed")
     return prefix.removesuffix(".")
 
 

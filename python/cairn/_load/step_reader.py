@@ -198,7 +198,7 @@ class StepReader(Watched):
         places = {fqn: index for index, fqn in enumerate(contents.fqns())}
         reader = BoxReader(native, contents)
         results = {}
-        for fqn, ranges in boxes.items():
+        for fqn, ranges in dict(boxes).items():
             if fqn not in places:
                 from cairn._load.key_errors import no_such_key
 

@@ -52,12 +52,14 @@ class Mirror:
     credentials: Callable[[], Mapping[str, object]] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(os.fspath(self.address), str):
+        if not isinstance(os.fspath(self.address), str) or not os.fspath(self.address):
             raise Invalid(f"mirror {self.address!r}: a str or a path of str is needed")
-        for name, least in _LEAST.items():
+        for name, (least, most) in _RANGES.items():
             value = getattr(self, name)
-            if value is not None and operator.index(value) < least:
-                raise Invalid(f"mirror {self}: {name}={value} must be {least} or more")
+            if name == "max_rate" and value is None:
+                continue
+            if not least <= operator.index(value) <= most:
+                raise Invalid(f"mirror {self}: {name}={value} must be {least} to {most}")
         if not self.timeout > 0:
             raise Invalid(f"mirror {self}: timeout={self.timeout} must be positive")
 
@@ -65,13 +67,13 @@ class Mirror:
         return os.fspath(self.address)
 
 
-_LEAST = {
-    "every": 1,
-    "keep_last": 0,
-    "keep_every": 0,
-    "max_pending": 1,
-    "max_rate": 1,
-    "threads": 1,
+_RANGES = {
+    "every": (1, 2**64 - 1),
+    "keep_last": (0, 2**64 - 1),
+    "keep_every": (0, 2**64 - 1),
+    "max_pending": (1, 2**32 - 1),
+    "max_rate": (1, 2**64 - 1),
+    "threads": (1, 1024),
 }
 
 Mirrors = Union[str, "os.PathLike[str]", Mirror, Sequence[Union[str, "os.PathLike[str]", Mirror]]]

@@ -39,7 +39,7 @@ class SaveOptions(NamedTuple):
         """The keyword arguments of `_cairn.Store.save` of which those of rank 0 count."""
         if isinstance(self.tags, str):
             raise Invalid(f"tags={self.tags!r}: must be several names, such as [{self.tags!r}]")
-        metrics = [(name, float(value)) for name, value in (self.metrics or {}).items()]
+        metrics = [(name, float(value)) for name, value in dict(self.metrics or {}).items()]
         texts = [self.note, *self.tags, *(name for name, _ in metrics)]
         if not all(isinstance(text, str) for text in texts):
             raise Invalid("a note, tags and the names of metrics must be text")
