@@ -56,6 +56,7 @@ StepAttempt::StepAttempt(std::shared_ptr<StoreState> store_state, uint64_t step_
                  return AddEntry(column, key, value);
                }),
       records(store->storage, store->epoch) {
+  store->has_saved = true;
   if (!store->joined && !is_indexed()) return;
   PartHeader header = HeaderOf(options.rank);
   header.is_indexed = is_indexed();

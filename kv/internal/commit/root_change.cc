@@ -251,8 +251,8 @@ Result<void> CheckCanCommit(const StoreState& state) {
 
 Result<void> CheckStillWriter(StoreState& state) {
   CAIRN_TRY_ASSIGN(const auto newer, FindNewer(*state.storage, CurrentRoot(state)->root));
-  // A newer root of this epoch is that of a change by another thread of this process.
-  if (!newer || newer->epoch == state.epoch) return {};
+  // A newer root of this session is that of a change by another thread of this process.
+  if (!newer || newer->writer.session == state.session) return {};
   Error error = TakenOver(*state.storage, *newer);
   const MutexLock lock(state.mutex);
   state.fenced = error;
@@ -305,6 +305,7 @@ Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, 
   Root next = current->root;
   next.number = current->root.number + 1;
   next.created_unix_ns = NowUnixNs();
+  if (actions.takes_epoch) ++next.epoch;
   StepList changed = current->steps.Remove(removed);
   if (added != nullptr) {
     added->info.generation = next.number;
@@ -378,8 +379,9 @@ bool IsAnnounced(const RemovedObject& object, const Root& root) {
   return object.since_unix_ns > root.created_unix_ns;
 }
 
-Result<void> CommitAnnouncement(StoreState& state, std::span<const RemovedObject> objects) {
-  return CommitChange(state, {}, nullptr, {}, {.announced = objects});
+Result<void> CommitAnnouncement(StoreState& state, std::span<const RemovedObject> objects,
+                                bool takes_epoch) {
+  return CommitChange(state, {}, nullptr, {}, {.announced = objects, .takes_epoch = takes_epoch});
 }
 
 void ReclaimIfFull(StoreState& state) {

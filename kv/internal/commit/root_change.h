@@ -51,6 +51,7 @@ struct CommitActions {
   const RetentionPolicy* retention = nullptr;  // of the store from now on
   std::optional<bool> compress = {};           // what saves do from now on
   bool applies_retention = false;              // deletes steps as the policy of the store demands
+  bool takes_epoch = false;                    // the root has the next epoch, of the same writer
   std::function<void()> committed = nullptr;   // called once the root is committed, on any thread
 };
 
@@ -78,8 +79,9 @@ inline constexpr std::chrono::hours kAnnouncedFor{24};
 bool IsAnnounced(const RemovedObject& object, const Root& root);
 /// Commits a root in which the objects are announced for kAnnouncedFor from now on, also those that
 /// were announced before. Requires write_mutex, and that the objects are durable under their names.
-/// Errors are those of CommitChange.
-Result<void> CommitAnnouncement(StoreState& state, std::span<const RemovedObject> objects);
+/// The root has the next epoch if `takes_epoch` is set. Errors are those of CommitChange.
+Result<void> CommitAnnouncement(StoreState& state, std::span<const RemovedObject> objects,
+                                bool takes_epoch);
 
 /// Returns the segments that a step uses: those of its entry, or of its newest table.
 Result<std::vector<SegmentUse>> UsageOf(StoreState& state, const StepEntry& entry);

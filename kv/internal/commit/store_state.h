@@ -69,6 +69,13 @@ struct StoreState {
   std::atomic<uint64_t> oldest_root = 0;
   std::atomic<bool> step_writer_alive = false;
   std::atomic<bool> compacting = false;
+  /// A save or a compaction of this session has begun, so segments of `epoch` have other writers
+  /// than copies.
+  std::atomic<bool> has_saved = false;
+  /// Epoch of the segments that copies write, and the ids that they have taken in it; nothing: no
+  /// copy has begun (kv/internal/copy/step_copy.cc). Used by the one copy that runs.
+  std::optional<uint32_t> copy_epoch;
+  std::set<uint64_t> copied_ids;
   /// It is unknown whether a commit of this process has happened. No object that it refers to may
   /// be removed: the next open for writing decides.
   std::atomic<bool> outcome_unknown = false;

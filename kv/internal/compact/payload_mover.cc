@@ -53,6 +53,7 @@ class CopiedBytes final : public Payload {
 
 SegmentStream::Options StreamOptions(StoreState& state, const std::string& name,
                                      BlockPool& blocks) {
+  state.has_saved = true;
   return {.storage = state.storage,
           .store_uuid = state.uuid,
           .epoch = state.epoch,

@@ -55,7 +55,12 @@ Result<void> FinishedSegments::Announce() {
   return std::ranges::any_of(segments_, is_new) ? AnnounceLocked() : Result<void>();
 }
 
-Result<void> FinishedSegments::AnnounceLocked() {
+Result<void> FinishedSegments::TakeEpoch() {
+  const MutexLock lock(mutex_);
+  return AnnounceLocked(/*takes_epoch=*/true);
+}
+
+Result<void> FinishedSegments::AnnounceLocked(bool takes_epoch) {
   if (LocalFiles* const files = target_.storage->local_files()) {
     CAIRN_TRY(files->SyncNames(ObjectFolder(ObjectKind::kSegment)));
   }
@@ -65,8 +70,12 @@ Result<void> FinishedSegments::AnnounceLocked() {
         {.name = SegmentObject(finished.info), .file_bytes = finished.info.file_bytes});
   }
   const MutexLock write_lock(target_.write_mutex);
-  CAIRN_TRY(CommitAnnouncement(target_, objects));
+  CAIRN_TRY(CommitAnnouncement(target_, objects, takes_epoch));
   ++announcement_count_;
+  if (takes_epoch) {
+    target_.copy_epoch = CurrentRoot(target_)->root.epoch;
+    target_.copied_ids.clear();
+  }
   for (auto& [id, finished] : segments_) {
     finished.is_announced = true;
     finished.since = Clock::now();
@@ -83,7 +92,8 @@ void FinishedSegments::RemoveUnannounced() {
   const MutexLock lock(mutex_);
   std::erase_if(segments_, [&](const auto& entry) {
     if (entry.second.is_announced) return false;
-    // The next open for writing removes what cannot be removed now.
+    // No root reaches it, and its name is not written again. The next open for writing removes what
+    // cannot be removed now.
     if (!target_.outcome_unknown) (void)target_.storage->Remove(SegmentObject(entry.second.info));
     return true;
   });

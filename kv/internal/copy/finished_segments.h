@@ -42,9 +42,12 @@ class FinishedSegments {
   Result<void> AnnounceIfDue();
   /// Announces all segments that are not, so that another copier continues with them.
   Result<void> Announce();
+  /// Announces all segments in a root with the next epoch of the target. Copies have its names for
+  /// themselves.
+  Result<void> TakeEpoch();
   /// Forgets the segments that a step reaches from now on.
   void Release(const std::vector<SegmentUse>& usage);
-  /// Number of roots that Announce and AnnounceIfDue have committed.
+  /// Number of roots that Announce, AnnounceIfDue and TakeEpoch have committed.
   uint64_t announcement_count() const;
   /// Removes the segments that are not announced, unless a root that announces them may exist.
   void RemoveUnannounced();
@@ -57,7 +60,7 @@ class FinishedSegments {
     Clock::time_point since;  // when it was announced or, if it is not, finished
   };
   bool IsDue(Clock::time_point now) const CAIRN_REQUIRES(mutex_);
-  Result<void> AnnounceLocked() CAIRN_REQUIRES(mutex_);
+  Result<void> AnnounceLocked(bool takes_epoch = false) CAIRN_REQUIRES(mutex_);
 
   StoreState& target_;
   const Limits limits_;

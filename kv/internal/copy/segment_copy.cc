@@ -41,9 +41,9 @@ Result<std::unique_ptr<IoQueue>> MakeQueueOf(Storage& storage, const IoOptions& 
 
 /// Adds the location of the source to an error of it, and explains why an object is missing.
 Error OfSource(const CopyContext& context, const SegmentInfo& info, Error error) {
-  error =
-      std::move(error).WithFile(ObjectPath(context.source.storage->address(), SegmentObject(info)));
-  return error.code == ErrorCode::kNotFound ? context.source.Explain(std::move(error)) : error;
+  error = std::move(error).WithFile(
+      ObjectPath(context.source->storage->address(), SegmentObject(info)));
+  return error.code == ErrorCode::kNotFound ? context.source->Explain(std::move(error)) : error;
 }
 
 /// The copy of one segment whose header, footer and trailer were verified.
@@ -77,7 +77,7 @@ class SegmentCopy {
   SegmentCopy& operator=(const SegmentCopy&) = delete;
 
   Result<void> Run() {
-    CAIRN_TRY_ASSIGN(reads_, MakeQueueOf(*context_.source.storage, *context_.source.options.io));
+    CAIRN_TRY_ASSIGN(reads_, MakeQueueOf(*context_.source->storage, *context_.source->options.io));
     CAIRN_TRY_ASSIGN(writes_, MakeQueueOf(*context_.target.storage, *context_.target.options.io));
     if (File* const file = output_.file()) {
       // ext4 and xfs serialise writes that extend a file. Without space, the writes fail.
@@ -208,7 +208,7 @@ class SegmentCopy {
   void PutHeader(std::byte* data) const {
     SegmentHeader header = description_.header;
     header.store_uuid = context_.target.uuid;
-    header.epoch = context_.target.epoch;
+    header.epoch = *context_.target.copy_epoch;
     EncodeSegmentHeader(header,
                         std::span<std::byte, kSegmentHeaderBytes>(data, kSegmentHeaderBytes));
   }
@@ -272,13 +272,13 @@ class SegmentCopy {
 
 Result<SegmentDescription> ReadDescription(const CopyContext& context, const SegmentInfo& info) {
   CAIRN_TRY_ASSIGN(const ObjectReader reader,
-                   ObjectReader::Open(context.source.storage, SegmentObject(info)));
-  return ReadSegmentDescription(reader, context.source.uuid, info);
+                   ObjectReader::Open(context.source->storage, SegmentObject(info)));
+  return ReadSegmentDescription(reader, context.source->uuid, info);
 }
 
 Result<void> WriteCopy(const CopyContext& context, const SegmentInfo& info,
                        const SegmentDescription& description, SegmentOutput output) {
-  CAIRN_TRY_ASSIGN(auto file, context.source.OpenSegment(info.segment_id));
+  CAIRN_TRY_ASSIGN(auto file, context.source->OpenSegment(info.segment_id));
   return SegmentCopy(context, info, description, std::move(file), std::move(output)).Run();
 }
 
@@ -289,15 +289,21 @@ Result<SegmentInfo> CopySegment(const CopyContext& context, const SegmentInfo& i
   auto description = ReadDescription(context, info);
   if (!description) return Fail(OfSource(context, info, std::move(description).error()));
   SegmentInfo copied = info;
-  copied.epoch = target.epoch;
-  copied.name = NewSegmentInfo({.epoch = target.epoch, .id = info.segment_id}).name;
+  copied.epoch = *target.copy_epoch;
+  copied.name = NewSegmentInfo({.epoch = copied.epoch, .id = info.segment_id}).name;
   const std::string name = SegmentObject(copied);
-  CAIRN_TRY_ASSIGN(SegmentOutput output,
-                   SegmentOutput::Create(*target.storage, name, target.options.io->direct,
-                                         target.pool->block_bytes()));
-  const auto written = WriteCopy(context, info, *description, std::move(output));
+  auto output = SegmentOutput::Create(*target.storage, name, target.options.io->direct,
+                                      target.pool->block_bytes());
+  if (!output) {
+    Error error = std::move(output).error();
+    // A directory into which an older backup was restored may have files of later epochs.
+    if (error.code == ErrorCode::kConflict) error.code = ErrorCode::kUnavailable;
+    return Fail(std::move(error));
+  }
+  const auto written = WriteCopy(context, info, *description, *std::move(output));
   if (written) return copied;
-  // The storage may have performed a Finish that it reported as failed.
+  // The storage may have performed a Finish that it reported as failed, or may still perform it.
+  // Neither this removal nor what it misses matters: the name is not written again.
   (void)target.storage->Remove(name);
   return Fail(written.error());
 }

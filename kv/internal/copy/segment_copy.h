@@ -14,7 +14,7 @@ namespace cairn::kv::internal {
 
 /// What the copies of one call have in common. Ownership: all of it outlives them.
 struct CopyContext {
-  const SnapshotState& source;
+  const SnapshotState* source;  // may change between copies
   StoreState& target;
   Throttle& throttle;
   /// Called after `bytes` were written, and with 0 while a copy waits. An error of it, which means
@@ -22,9 +22,9 @@ struct CopyContext {
   std::function<Result<void>(uint64_t bytes)> progress;
 };
 
-/// Copies a segment to the target, with a header that names the target and its epoch; all other
-/// bytes are those of the source. The segment is durable, except for its name in a storage with
-/// LocalFiles. Returns its record.
+/// Copies a segment to the target, with a header that names the target and its copy_epoch; all
+/// other bytes are those of the source. The segment is durable, except for its name in a storage
+/// with LocalFiles. Returns its record. Requires that nobody has written this name before.
 ///
 /// kDataLoss: a page of the source does not match its digest, or its header, footer or trailer are
 /// damaged; the error names the object of the source. kNotFound: the source was deleted. Other

@@ -3,6 +3,38 @@
 // 2. The records of the step are written to a table of the target, unchanged except for those of
 //    segments and the usage, which name the epoch of the target's segments.
 // 3. The commit of the step takes its segments off the list of announced objects.
+//
+// No name is written twice. A server may perform a PUT or a DELETE long after it was reported as
+// failed, even after the process has ended, so a name that somebody has written, or tried to write
+// or to remove, may be removed at any later time. Names of saves, compactions, tables and pages are
+// random or contain the attempt. The name of a copied segment is <epoch>-<id>, with the id of its
+// source, so it depends on the epoch whether it is new:
+//
+// a. Only one session has an epoch, because only one root has the number with which an epoch
+//    begins. The session writes a name of the epoch only after this root.
+// b. Copies of a session write under `copy_epoch`: that of the session as long as it has saved
+//    nothing, and otherwise one that it has taken for copies alone. Thus a segment that was saved
+//    here, copied elsewhere, deleted and copied back has another name than before.
+// c. Every id is recorded before its segment is created, and is not written again in the epoch,
+//    whatever became of it: finished, failed, announced, damaged, or dropped by any commit. A copy
+//    that needs it again takes the next epoch: it commits a root with the same steps, as an open
+//    for writing does.
+//
+// No name that a root reaches is removed. A name becomes unreachable for good before its removal
+// is first tried, so it does not matter when that is performed:
+//
+// d. A copy that fails removes a name that it has neither announced nor committed, and only it
+//    knew. Where it is unknown whether a root was committed, nothing is removed.
+// e. A copy adopts only what the newest root announces for at least another hour, in the commit of
+//    the next root. Others try to remove such an object after a commit that has dropped it from
+//    the list, and of both commits, one fails; or when its time has passed, which no other clock
+//    reads an hour earlier (ADR 13).
+// f. An open for writing removes what its own root neither reaches nor lists, of older epochs.
+//    Roots after it can reach only what it reaches or lists, or what has a later epoch.
+//
+// If all roots and the objects of an epoch are lost, or an older backup is restored, a rebuild or
+// an open may give an epoch for the second time. Then a copy in a directory finds that the file
+// exists, and its repetition takes the next epoch.
 
 #include "kv/internal/copy/step_copy.h"
 
@@ -23,6 +55,8 @@
 namespace cairn::kv::internal {
 namespace {
 
+constexpr size_t kMaxCopiedIds = 100'000;  // of one epoch: a mirror may run for months
+
 /// Attempts have names that no other attempt has, in any store; the other members are a check.
 bool IsSameStep(const StepInfo& a, const StepInfo& b) {
   return a.attempt == b.attempt && a.structure == b.structure &&
@@ -36,13 +70,12 @@ Error WrongRecords(uint64_t step, const char* message) {
 }  // namespace
 
 StepCopier::StepCopier(const SnapshotState& source, StoreState& target, const CopyOptions& options)
-    : source_(source),
-      target_(target),
+    : target_(target),
       options_(options),
       throttle_(options.throttle != nullptr
                     ? options.throttle
                     : std::make_shared<Throttle>(options.max_bytes_per_second)),
-      context_{.source = source,
+      context_{.source = &source,
                .target = target,
                .throttle = *throttle_,
                .progress = [this](uint64_t bytes) { return ReportProgress(bytes); }},
@@ -60,7 +93,7 @@ Result<CopiedStep> StepCopier::Copy(const StepInfo& step) {
   if (!known_) {
     CAIRN_TRY_ASSIGN(known_, TargetSegments::List(target_, finished_.announcement_count()));
   }
-  CAIRN_TRY_ASSIGN(const auto open, source_.Open(step));
+  CAIRN_TRY_ASSIGN(const auto open, context_.source->Open(step));
   CAIRN_TRY_ASSIGN(const Segments segments, SegmentsOf(*open));
   Segments in_target;
   CAIRN_TRY_ASSIGN(const auto missing, FindMissing(segments, in_target));
@@ -73,6 +106,7 @@ Result<CopiedStep> StepCopier::Copy(const StepInfo& step) {
     next_segment_ = 0;
   }
   CAIRN_TRY(ReportProgress(0));
+  CAIRN_TRY(ReserveNames(missing));
   CAIRN_TRY(CopySegments(missing));
   for (auto& [id, info] : finished_.all()) {
     if (segments.contains(id)) in_target[id] = info;
@@ -96,7 +130,7 @@ Result<bool> StepCopier::IsPresent(const StepInfo& step) const {
 
 /// Returns the source's segments that the step uses.
 Result<StepCopier::Segments> StepCopier::SegmentsOf(const SnapshotState::OpenStep& step) const {
-  CAIRN_TRY_ASSIGN(const auto usage, source_.UsageOf(step));
+  CAIRN_TRY_ASSIGN(const auto usage, context_.source->UsageOf(step));
   Segments segments;
   for (const SegmentUse& use : usage) {
     CAIRN_TRY_ASSIGN(const auto record,
@@ -132,6 +166,19 @@ Result<std::vector<SegmentInfo>> StepCopier::FindMissing(const Segments& segment
     }
   }
   return missing;
+}
+
+/// Makes sure that copies of these segments have names that nobody has written (see above).
+Result<void> StepCopier::ReserveNames(const std::vector<SegmentInfo>& missing) {
+  if (missing.empty()) return {};
+  if (!target_.copy_epoch) target_.copy_epoch = target_.epoch;
+  std::set<uint64_t>& ids = target_.copied_ids;
+  const bool is_shared = target_.copy_epoch == target_.epoch && target_.has_saved;
+  const bool has_used = std::ranges::any_of(
+      missing, [&](const SegmentInfo& info) { return ids.contains(info.segment_id); });
+  if (is_shared || has_used || ids.size() > kMaxCopiedIds) CAIRN_TRY(finished_.TakeEpoch());
+  for (const SegmentInfo& info : missing) ids.insert(info.segment_id);
+  return {};
 }
 
 Result<void> StepCopier::CopySegments(const std::vector<SegmentInfo>& missing) {
@@ -212,7 +259,7 @@ Result<StepEntry> StepCopier::CommitLocked(const SnapshotState::OpenStep& step,
 /// Writes the table of a step whose segments in the target are `segments`.
 Result<StepEntry> StepCopier::WriteTable(const SnapshotState::OpenStep& step,
                                          const Segments& segments) {
-  CAIRN_TRY_ASSIGN(std::vector<SegmentUse> usage, source_.UsageOf(step));
+  CAIRN_TRY_ASSIGN(std::vector<SegmentUse> usage, context_.source->UsageOf(step));
   StepEntry entry{.info = step.entry->info};
   const uint64_t number = entry.info.step;  // in the source
   entry.info.step = NumberOf(entry.info);

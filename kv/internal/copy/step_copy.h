@@ -21,13 +21,15 @@
 
 namespace cairn::kv::internal {
 
-/// Ownership: source, target and options outlive it. Threads: one; it starts others.
+/// Ownership: sources, target and options outlive it. Threads: one; it starts others.
 class StepCopier {
  public:
   StepCopier(const SnapshotState& source, StoreState& target, const CopyOptions& options);
   /// Removes segments that no step uses and that were not announced.
   ~StepCopier();
 
+  /// Copies from `source` from now on, which is a newer snapshot of the same store.
+  void UseSource(const SnapshotState& source) { context_.source = &source; }
   /// Copies one step of the source. Errors are those of CopySteps.
   Result<CopiedStep> Copy(const StepInfo& step);
   /// Keeps finished segments for the next copier. To be called after an error of Copy.
@@ -41,6 +43,7 @@ class StepCopier {
   Result<bool> IsPresent(const StepInfo& step) const;
   Result<Segments> SegmentsOf(const SnapshotState::OpenStep& step) const;
   Result<std::vector<SegmentInfo>> FindMissing(const Segments& segments, Segments& found);
+  Result<void> ReserveNames(const std::vector<SegmentInfo>& missing);
   Result<void> CopySegments(const std::vector<SegmentInfo>& missing);
   Result<void> CopyNext(const std::vector<SegmentInfo>& missing);
   Result<void> ReportProgress(uint64_t bytes);
@@ -49,7 +52,6 @@ class StepCopier {
                                  uint64_t announcement_count);
   Result<StepEntry> WriteTable(const SnapshotState::OpenStep& step, const Segments& segments);
 
-  const SnapshotState& source_;
   StoreState& target_;
   const CopyOptions& options_;
   const std::shared_ptr<Throttle> throttle_;

@@ -97,9 +97,7 @@ std::optional<TargetSegments::Found> TargetSegments::FindAnnounced(
     const std::chrono::nanoseconds remaining(known.announced_until_unix_ns - NowUnixNs());
     return Found{.info = info, .announced_age = kAnnouncedFor - remaining};
   }
-  // No step uses it, so it is copied again. If it has the name of the copy, it is in the way.
-  if (known.id.epoch == target_->epoch) (void)target_->storage->Remove(SegmentObject(info));
-  return std::nullopt;
+  return std::nullopt;  // it is copied again, under another name
 }
 
 std::optional<uint64_t> TargetSegments::FindBase(const std::vector<SegmentUse>& usage) const {

@@ -13,8 +13,13 @@ Result<std::shared_ptr<const SegmentFile>> SegmentFiles::Open(uint64_t segment_i
                                                               bool direct) {
   const MutexLock lock(mutex_);
   if (const auto found = by_id_.find(segment_id); found != by_id_.end()) {
-    recent_.splice(recent_.begin(), recent_, found->second);
-    return found->second->second;
+    if (found->second->second->name == name) {
+      recent_.splice(recent_.begin(), recent_, found->second);
+      return found->second->second;
+    }
+    // The segment was deleted and copied back since, and has another epoch.
+    recent_.erase(found->second);
+    by_id_.erase(found);
   }
   auto file = std::make_shared<SegmentFile>();
   file->name = name;

@@ -290,6 +290,139 @@ TEST_F(CopyTest, ChangeOfTheTargetByAnotherThreadIsAConflict) {
   ExpectTarget({});
 }
 
+// --- names
+
+/// Returns the names that were written, in order, and performs all removals for a second time: a
+/// server may perform them, or their repetitions, long after they were answered.
+std::vector<std::string> ReplayRemovals(FaultyStorage& storage) {
+  std::vector<std::string> written;
+  for (const auto& call : storage.Log()) {
+    const bool is_root = call.name.starts_with("roots/") || call.name.starts_with("leases/");
+    if (is_root || call.name == "hint") continue;
+    using enum internal::StorageOperation;
+    if (call.operation == kRemove) CAIRN_EXPECT_OK(storage.base()->Remove(call.name));
+    if (call.operation == kCreate || call.operation == kPut) written.push_back(call.name);
+  }
+  return written;
+}
+
+/// Copies between stores whose target is open all the time, and sees all its requests.
+class CopiedNamesTest : public ::testing::TestWithParam<int> {
+ protected:
+  /// Opens the target with a grace period of this many milliseconds.
+  void SetUp() override {
+    CAIRN_ASSERT_OK(SaveThreeSteps(source_));
+    CAIRN_ASSERT_OK_AND_ASSIGN(from_, OpenCopyStore(source_, OpenMode::kRead));
+    StoreOptions options = SmallCopyBlocks();
+    options.grace = std::chrono::milliseconds(GetParam());
+    CAIRN_ASSERT_OK_AND_ASSIGN(to_, Store::Open(target_, OpenMode::kWrite, options));
+  }
+  void TearDown() override {
+    const std::vector<std::string> written = ReplayRemovals(*target_);
+    EXPECT_EQ(std::set(written.begin(), written.end()).size(), written.size());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Steps found, LoadSteps(target_->base()));
+    EXPECT_TRUE(found == expected_);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, VerifyStore(target_->base()));
+    EXPECT_THAT(damage, IsEmpty());
+  }
+  /// Copies one segment after another, and announces each.
+  Result<CopyReport> Copy(std::vector<uint64_t> steps) {
+    return CopySteps(
+        *from_, *to_,
+        {.steps = std::move(steps), .threads = 1, .keep_interval = std::chrono::milliseconds(0)});
+  }
+  Result<void> Delete(uint64_t step) {
+    CAIRN_TRY(to_->Delete(std::array{step}));
+    // What was deleted is in the list, and its grace period has passed or never does.
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    return {};
+  }
+
+  const std::shared_ptr<Storage> source_ = NewMemory("source");
+  const std::shared_ptr<FaultyStorage> target_ =
+      std::make_shared<FaultyStorage>(NewMemory("target"));
+  std::unique_ptr<Store> from_;
+  std::unique_ptr<Store> to_;
+  Steps expected_ = ThreeSteps();
+};
+
+INSTANTIATE_TEST_SUITE_P(GracePeriods, CopiedNamesTest, Values(0, 1, 3'600'000));
+
+TEST_P(CopiedNamesTest, SegmentsThatTheTargetHasDroppedAreCopiedAgain) {
+  CAIRN_ASSERT_OK(Copy({1}));
+  CAIRN_ASSERT_OK(Delete(1));
+  CAIRN_ASSERT_OK(Copy({3}));  // uses segments of step 1
+  CAIRN_ASSERT_OK(Delete(3));
+  CAIRN_ASSERT_OK(Copy({1, 2, 3}));
+}
+
+TEST_P(CopiedNamesTest, SegmentsThatTheTargetHasSavedAreCopiedBack) {
+  CAIRN_ASSERT_OK(SaveSample(*to_, MakeSample(4)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(auto other, OpenCopyStore(source_, OpenMode::kWrite));
+  CAIRN_ASSERT_OK(CopySteps(*to_, *other, {.steps = {4}}));
+  CAIRN_ASSERT_OK(Delete(4));
+  CAIRN_ASSERT_OK(Copy({1, 4}));
+  CAIRN_ASSERT_OK(Delete(4));
+  CAIRN_ASSERT_OK(Copy({2, 3, 4}));
+  expected_[4] = MakeSample(4);
+}
+
+TEST_P(CopiedNamesTest, FailedSegmentIsCopiedAgainUnderAnotherName) {
+  std::string failed;
+  for (const auto fault :
+       {internal::StorageFault::kRefuse, internal::StorageFault::kLoseResponse}) {
+    target_->SetPlan([&](const internal::StorageCall& call) {
+      const bool fails = call.operation == internal::StorageOperation::kFinish &&
+                         call.name.starts_with("segments/") && failed.empty();
+      if (fails) failed = call.name;
+      return fails ? fault : internal::StorageFault::kNone;
+    });
+    EXPECT_THAT(Copy({3}), IsError(ErrorCode::kUnavailable, ""));
+    EXPECT_FALSE(failed.empty());
+    failed.clear();
+    target_->SetPlan(nullptr);
+  }
+  CAIRN_ASSERT_OK(Copy({1, 2, 3}));
+}
+
+TEST_P(CopiedNamesTest, SavesOfOtherRanksGoOnAfterCopies) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const std::string session, to_->OpenSession());
+  StoreOptions options = SmallCopyBlocks();
+  options.session = session;
+  std::vector<std::unique_ptr<Store>> others(1);
+  CAIRN_ASSERT_OK_AND_ASSIGN(others[0], Store::Open(target_, OpenMode::kJoinSession, options));
+  CAIRN_ASSERT_OK(SaveSampleByRanks(*to_, others, MakeSample(7)));
+  CAIRN_ASSERT_OK(Copy({1, 2, 3}));
+  CAIRN_ASSERT_OK(SaveSampleByRanks(*to_, others, MakeSample(8)));
+  expected_[7] = MakeSample(7);
+  expected_[8] = MakeSample(8);
+}
+
+TEST_P(CopyPairTest, SegmentThatTheTargetHasDroppedIsCopiedAgain) {
+  CAIRN_ASSERT_OK(SaveThreeSteps(source_));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto from, OpenCopyStore(source_, OpenMode::kRead));
+  StoreOptions options = SmallCopyBlocks();
+  options.grace = std::chrono::hours(1);  // so that its file exists
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto to, Store::Open(target_, OpenMode::kWrite, options));
+  CAIRN_ASSERT_OK(CopySteps(*from, *to, {.steps = {1}}));
+  CAIRN_ASSERT_OK(to->Delete(std::array<uint64_t, 1>{1}));
+  CAIRN_ASSERT_OK(CopySteps(*from, *to, {.steps = {1, 2, 3}}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Steps copied, LoadSteps(target_));
+  EXPECT_TRUE(copied == ThreeSteps());
+}
+
+TEST_F(CopyTest, ReaderFindsASegmentThatWasDeletedAndCopiedBack) {
+  CAIRN_ASSERT_OK(CopySteps(*from_, *to_, {.steps = {1}}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, OpenCopyStore(target_, OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto before, reader->Latest());
+  CAIRN_ASSERT_OK(LoadSample(*before, 1));
+  CAIRN_ASSERT_OK(to_->Delete(std::array<uint64_t, 1>{1}));
+  CAIRN_ASSERT_OK(CopySteps(*from_, *to_, {.steps = {1}}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto after, reader->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep found, LoadSample(*after, 1));
+  EXPECT_TRUE(found == MakeSample(1));
+}
+
 // --- sources that are damaged or deleted
 
 /// Changes one byte of an object.
