@@ -30,14 +30,6 @@ add_library(cairn::rocksdb ALIAS cairn_rocksdb)
 target_link_libraries(cairn_rocksdb INTERFACE ${ROCKSDB_LIBRARY})
 target_include_directories(cairn_rocksdb SYSTEM INTERFACE ${ROCKSDB_INCLUDE_DIR})
 
-# CivetWeb's CMake package of Debian names a library that is not in Debian's package.
-find_library(CIVETWEB_LIBRARY NAMES civetweb REQUIRED)
-find_path(CIVETWEB_INCLUDE_DIR civetweb.h REQUIRED)
-add_library(cairn_civetweb INTERFACE)
-add_library(cairn::civetweb ALIAS cairn_civetweb)
-target_link_libraries(cairn_civetweb INTERFACE ${CIVETWEB_LIBRARY})
-target_include_directories(cairn_civetweb SYSTEM INTERFACE ${CIVETWEB_INCLUDE_DIR})
-
 # RE2's flags for compilers (-pthread) would not match those of the precompiled headers.
 find_library(RE2_LIBRARY NAMES re2 REQUIRED)
 find_path(RE2_INCLUDE_DIR re2/re2.h REQUIRED)

@@ -27,7 +27,7 @@ packages=(
   build-essential g++ cmake ninja-build ccache pkg-config git ca-certificates
   python3 python3-venv python3-dev
   librocksdb-dev libflatbuffers-dev flatbuffers-compiler libxxhash-dev libzstd-dev libhwy-dev liburing-dev
-  libcurl4-openssl-dev libpugixml-dev libcivetweb-dev
+  libcurl4-openssl-dev libpugixml-dev
   libdeflate-dev libre2-dev libfmt-dev libcli11-dev nlohmann-json3-dev libgloo-dev
   libgtest-dev libgmock-dev libbenchmark-dev fio valgrind
   zsh fish groff-base

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+import urllib.request
 
 import numpy as np
 import pytest
@@ -253,6 +254,73 @@ def test_idle_connections_do_not_block_others(server):
     finally:
         for connection in idle:
             connection.close()
+
+
+def open_sockets(pid):
+    """Returns the number of sockets of a process."""
+    found = 0
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            found += os.readlink(entry.path).startswith("socket:[")
+    return found
+
+
+class Flood:
+    """Keeps so many connections open that each have sent only `request`, and opens those again that
+    the server closes."""
+
+    def __init__(self, port, count, request):
+        self._address = ("127.0.0.1", port)
+        self._request = request
+        self._connections = [self._open() for _ in range(count)]
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *unused):
+        self._stop.set()
+        self._thread.join()
+        for connection in self._connections:
+            connection.close()
+
+    def _open(self):
+        connection = socket.socket()
+        connection.setblocking(False)  # noqa: FBT003
+        connection.connect_ex(self._address)
+        return connection
+
+    def _run(self):
+        sent = set()
+        while not self._stop.is_set():
+            for i, connection in enumerate(self._connections):
+                try:
+                    # The request, and then one byte of a header after another.
+                    connection.send(b"x" if connection in sent else self._request)
+                    sent.add(connection)
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    sent.discard(connection)
+                    connection.close()
+                    self._connections[i] = self._open()
+            self._stop.wait(0.01)
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [b"GET /api/state HTTP/1.1\r\na: ", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"],
+    ids=["incomplete_requests", "answers_that_are_not_read"],
+)
+def test_hundreds_of_slow_connections_do_not_block_others(report_run, request_bytes):
+    with live_server(report_run) as server, Flood(server.port, 600, request_bytes):
+        for _ in range(5):
+            url = server.url + "api/state"
+            with urllib.request.urlopen(url, timeout=20) as response:
+                assert json.load(response)["steps"] == 300
+        assert open_sockets(server.process.pid) <= 256 + 16
 
 
 def test_requests_are_answered_at_the_same_time(server):

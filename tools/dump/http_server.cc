@@ -1,54 +1,68 @@
-// An HTTP server on CivetWeb. Each connection has one request, on one thread of a pool.
+// An HTTP server: one thread has all sockets, and others call the handler.
+//
+// A connection passes these phases, and has one request:
+//   1. reading: the head of the request arrives, within kHeadTime in total;
+//   2. handling: the connection belongs to the thread that calls the handler;
+//   3. writing: the answer leaves, at kMinBytesPerSecond at least;
+//   4. draining: what the client still sends is discarded. A close with unread bytes would reset
+//      the connection, and the client could lose the answer.
+// So a slow client takes a socket, but never a thread. If there are kMaxConnections, the next one
+// replaces one that is not being handled: of the address that has the most, the one that has waited
+// for its client longest, and kMinTime at least. A client that opens very many therefore loses its
+// own ones first, and whoever sends a request at once is answered.
 
 #include "tools/dump/http_server.h"
 
 #include <arpa/inet.h>
-#include <civetweb.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
-#include <mutex>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <list>
+#include <map>
+#include <optional>
 #include <thread>
+#include <tuple>
+#include <utility>
 
+#include "kv/file_descriptor.h"
+#include "kv/mutex.h"
+#include "kv/thread_annotations.h"
 #include "tools/common/json.h"
 #include "tools/common/text.h"
+#include "tools/dump/http_message.h"
 
 namespace cairn::tools {
 namespace {
 
-constexpr size_t kMaxParameterBytes = size_t{1} << 18;
-constexpr int kMethodNotAllowed = 405;
+using Clock = std::chrono::steady_clock;
+using kv::FileDescriptor;
+using kv::RetryInterrupted;
+
+constexpr size_t kMaxConnections = 256;
+constexpr size_t kHandlerThreads = 16;
+constexpr size_t kMaxHeadBytes = size_t{1} << 18;
+constexpr auto kMinTime = std::chrono::milliseconds(500);  // a client may be slow to begin
+constexpr auto kHeadTime = std::chrono::seconds(10);
+constexpr auto kDrainTime = std::chrono::seconds(2);
+constexpr uint64_t kMinBytesPerSecond = uint64_t{1} << 16;
+constexpr auto kAcceptPause = std::chrono::milliseconds(100);  // if there are no descriptors
+constexpr std::string_view kHeadEnd = "\r\n\r\n";
+
+constexpr int kBadRequest = 400;
 constexpr int kForbidden = 403;
-
-std::string_view StatusText(int status) {
-  switch (status) {
-    case 200:
-      return "OK";
-    case 400:
-      return "Bad Request";
-    case kForbidden:
-      return "Forbidden";
-    case 404:
-      return "Not Found";
-    case kMethodNotAllowed:
-      return "Method Not Allowed";
-    case 503:
-      return "Service Unavailable";
-    default:
-      return "Internal Server Error";
-  }
-}
-
-/// The name in a Host header, without the port: "localhost:8000", "[::1]:8000".
-std::string_view HostName(std::string_view host) {
-  if (host.starts_with('[')) return host.substr(0, host.find(']') + 1);
-  return host.substr(0, host.find(':'));
-}
+constexpr int kMethodNotAllowed = 405;
+constexpr int kInternalError = 500;
 
 bool IsIpv4(std::string_view name) {
   in_addr address = {};
@@ -60,8 +74,61 @@ bool EqualWithoutCase(std::string_view a, std::string_view b) {
 }
 
 HttpResponse Refusal(int status, std::string message) {
-  return {.status = status,
-          .body = Json({{"error", {{"code", StatusText(status)}, {"message", message}}}}).Line()};
+  return {
+      .status = status,
+      .body = Json({{"error", {{"code", HttpStatusText(status)}, {"message", message}}}}).Line()};
+}
+
+std::string ResponseText(const HttpResponse& response, bool has_body) {
+  std::string text = fmt::format(
+      "HTTP/1.1 {} {}\r\n"
+      "Content-Type: {}; charset=utf-8\r\n"
+      "Content-Length: {}\r\n"
+      "Content-Security-Policy: {}\r\n"
+      "Cache-Control: no-store\r\n"
+      "Cross-Origin-Resource-Policy: same-origin\r\n"
+      "Referrer-Policy: no-referrer\r\n"
+      "X-Content-Type-Options: nosniff\r\n"
+      "{}"
+      "Connection: close\r\n\r\n",
+      response.status, HttpStatusText(response.status), response.content_type, response.body.size(),
+      response.policy, response.status == kMethodNotAllowed ? "Allow: GET, HEAD\r\n" : "");
+  if (has_body) text += response.body;
+  return text;
+}
+
+/// Browsers state whether a page of another site makes the request. Its links may lead to the page,
+/// but it gets nothing else, also not in a frame.
+bool IsOfOtherSite(const HttpHead& head) {
+  const std::string_view site = head.Header("sec-fetch-site");
+  if (site.empty() || site == "same-origin" || site == "none") return false;
+  return head.Header("sec-fetch-mode") != "navigate" ||
+         head.Header("sec-fetch-dest") != "document" || head.path != "/";
+}
+
+enum class Phase : uint8_t { kReading, kHandling, kWriting, kDraining };
+
+struct Connection {
+  FileDescriptor socket;
+  uint32_t peer = 0;  // its IPv4 address
+  Phase phase = Phase::kReading;
+  Clock::time_point since;     // of the phase
+  Clock::time_point deadline;  // of the phase; kHandling has none
+  std::string received;
+  std::string answer;
+  size_t sent_bytes = 0;
+
+  short events() const { return phase == Phase::kWriting ? POLLOUT : POLLIN; }
+};
+
+Error ListenError(const std::string& place, int error_number) {
+  const bool is_used = error_number == EADDRINUSE;
+  return {.code = is_used ? ErrorCode::kConflict : ErrorCode::kUnavailable,
+          .message = fmt::format("cannot listen on {}: {}", place,
+                                 is_used                         ? "the port is in use"
+                                 : error_number == EADDRNOTAVAIL ? "the address is not one of "
+                                                                   "this machine"
+                                                                 : std::strerror(error_number))};
 }
 
 }  // namespace
@@ -71,122 +138,295 @@ bool IsLoopback(std::string_view name) { return name.starts_with("127.") && IsIp
 struct HttpServer::Impl {
   HttpServerOptions options;
   Handler handler;
-  mg_context* context = nullptr;
   uint16_t port = 0;
-  std::mutex mutex;
-  std::string message;  // of the library, while it starts
+  FileDescriptor listener;
+  FileDescriptor wake;  // an eventfd: threads have answered, or the server ends
+
+  // Of the thread with the sockets, in the order in which they were accepted.
+  std::list<Connection> connections;
+  Clock::time_point accept_after;
+
+  Mutex mutex;
+  CondVar changed;
+  std::deque<Connection*> requests CAIRN_GUARDED_BY(mutex);
+  std::vector<Connection*> answered CAIRN_GUARDED_BY(mutex);
+  bool stopped CAIRN_GUARDED_BY(mutex) = false;
+  std::vector<std::jthread> threads;
 
   ~Impl() {
-    if (context == nullptr) return;
-    // The library looks every 2 s whether it is to stop, and whenever somebody connects.
-    std::jthread waker([this](const std::stop_token& stop) {
-      while (!stop.stop_requested()) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(10));
-        Connect();
-      }
-    });
-    mg_stop(context);
+    {
+      const MutexLock lock(mutex);
+      stopped = true;
+      changed.NotifyAll();
+    }
+    Wake();
+    threads.clear();  // joins them
   }
 
-  void Connect() const {
-    const int descriptor = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_in target = {};
-    target.sin_family = AF_INET;
-    target.sin_port = htons(port);
-    if (inet_pton(AF_INET, options.address.c_str(), &target.sin_addr) == 1) {
-      // Without a connection, the end only takes longer.
-      (void)connect(descriptor, reinterpret_cast<const sockaddr*>(&target), sizeof(target));
-    }
-    if (descriptor >= 0) close(descriptor);
+  Result<void> Listen();
+  void Wake() const {
+    const uint64_t one = 1;
+    (void)RetryInterrupted([&] { return ::write(wake.get(), &one, sizeof(one)); });
   }
 
-  bool AcceptsHost(const char* header) const {
-    if (std::ranges::count(options.hosts, "*") > 0) return true;
-    if (header == nullptr) return false;
-    const std::string_view name = HostName(header);
-    if (EqualWithoutCase(name, "localhost") || name == "[::1]" || IsLoopback(name)) return true;
-    // Nobody can make an address resolve to this machine.
-    if (!IsLoopback(options.address) && IsIpv4(name)) return true;
-    return std::ranges::any_of(
-        options.hosts, [&](const std::string& host) { return EqualWithoutCase(name, host); });
-  }
+  // The threads that call the handler.
+  void HandleRequests();
+  HttpResponse Answer(const HttpHead& head) const;
+  bool AcceptsHost(std::string_view host) const;
 
-  /// Browsers state whether a page of another site makes the request. Its links may lead to the
-  /// page, but it gets nothing else, also not in a frame.
-  static bool IsOfOtherSite(const mg_connection* connection, const mg_request_info& info) {
-    const auto header = [&](const char* name) {
-      const char* value = mg_get_header(connection, name);
-      return std::string_view(value == nullptr ? "" : value);
-    };
-    const std::string_view site = header("Sec-Fetch-Site");
-    if (site.empty() || site == "same-origin" || site == "none") return false;
-    const bool is_link = header("Sec-Fetch-Mode") == "navigate" &&
-                         header("Sec-Fetch-Dest") == "document" &&
-                         std::string_view(info.local_uri == nullptr ? "" : info.local_uri) == "/";
-    return !is_link;
-  }
-
-  HttpResponse Answer(const mg_connection* connection, const mg_request_info& info) const {
-    const std::string_view method = info.request_method;
-    if (method != "GET" && method != "HEAD") {
-      return Refusal(kMethodNotAllowed, "kv-dump serve only reads: use GET or HEAD");
-    }
-    const char* host = mg_get_header(connection, "Host");
-    if (!AcceptsHost(host)) {
-      const std::string name(HostName(host == nullptr ? "" : host));
-      return Refusal(kForbidden, fmt::format("kv-dump serve does not accept the host {}; if it "
-                                             "is this machine, add --allow-host {}",
-                                             EscapeText(name), ShellWord(name)));
-    }
-    if (IsOfOtherSite(connection, info)) {
-      return Refusal(kForbidden, "kv-dump serve does not answer the pages of other sites");
-    }
-    return handler({.path = info.local_uri == nullptr ? "" : info.local_uri,
-                    .query = info.query_string == nullptr ? "" : info.query_string});
-  }
-
-  static int OnRequest(mg_connection* connection) {
-    const mg_request_info* info = mg_get_request_info(connection);
-    const auto* impl = static_cast<const Impl*>(info->user_data);
-    const HttpResponse response = impl->Answer(connection, *info);
-    const std::string head = fmt::format(
-        "HTTP/1.1 {} {}\r\n"
-        "Content-Type: {}; charset=utf-8\r\n"
-        "Content-Length: {}\r\n"
-        "Content-Security-Policy: {}\r\n"
-        "Cache-Control: no-store\r\n"
-        "Cross-Origin-Resource-Policy: same-origin\r\n"
-        "Referrer-Policy: no-referrer\r\n"
-        "X-Content-Type-Options: nosniff\r\n"
-        "{}"
-        "Connection: close\r\n\r\n",
-        response.status, StatusText(response.status), response.content_type, response.body.size(),
-        response.policy, response.status == kMethodNotAllowed ? "Allow: GET, HEAD\r\n" : "");
-    // If the client has gone, nobody is left who could be told.
-    if (mg_write(connection, head.data(), head.size()) > 0 &&
-        std::string_view(info->request_method) != "HEAD") {
-      (void)mg_write(connection, response.body.data(), response.body.size());
-    }
-    return response.status;
-  }
-
-  static int OnMessage(const mg_connection* connection, const char* message) {
-    auto* impl = static_cast<Impl*>(mg_get_user_data(mg_get_context(connection)));
-    if (impl != nullptr) {
-      const std::scoped_lock lock(impl->mutex);
-      if (impl->message.empty()) impl->message = message;
-    }
-    return 1;  // not written anywhere
-  }
+  // The thread with the sockets.
+  void Serve();
+  bool TakeAnswers();
+  std::list<Connection>::iterator Replaced();
+  std::optional<Clock::time_point> AcceptTime();
+  void Accept(Clock::time_point now);
+  static bool Read(Connection& connection);
+  void Advance(Connection& connection, Clock::time_point now);
+  static void BeginWriting(Connection& connection, std::string answer, Clock::time_point now);
 };
 
+// --- the threads that call the handler
+
+bool HttpServer::Impl::AcceptsHost(std::string_view host) const {
+  if (std::ranges::count(options.hosts, "*") > 0) return true;
+  const std::string_view name = HostName(host);
+  if (EqualWithoutCase(name, "localhost") || name == "[::1]" || IsLoopback(name)) return true;
+  // Nobody can make an address resolve to this machine.
+  if (!IsLoopback(options.address) && IsIpv4(name)) return true;
+  return !name.empty() && std::ranges::any_of(options.hosts, [&](const std::string& accepted) {
+    return EqualWithoutCase(name, accepted);
+  });
+}
+
+HttpResponse HttpServer::Impl::Answer(const HttpHead& head) const {
+  if (head.method != "GET" && head.method != "HEAD") {
+    return Refusal(kMethodNotAllowed, "kv-dump serve only reads: use GET or HEAD");
+  }
+  const std::string_view host = head.Header("host");
+  if (!AcceptsHost(host)) {
+    const std::string name(HostName(host));
+    return Refusal(kForbidden, fmt::format("kv-dump serve does not accept the host {}; if it is "
+                                           "this machine, add --allow-host {}",
+                                           EscapeText(name), ShellWord(name)));
+  }
+  if (IsOfOtherSite(head)) {
+    return Refusal(kForbidden, "kv-dump serve does not answer the pages of other sites");
+  }
+  try {
+    return handler({.path = head.path, .query = head.query});
+  } catch (const std::exception& error) {
+    return Refusal(kInternalError, EscapeText(error.what()));
+  }
+}
+
+void HttpServer::Impl::HandleRequests() {
+  while (true) {
+    Connection* connection = nullptr;
+    {
+      const MutexLock lock(mutex);
+      while (!stopped && requests.empty()) changed.Wait(mutex);
+      if (stopped) return;
+      connection = requests.front();
+      requests.pop_front();
+    }
+    const auto head = ParseHttpHead(connection->received);
+    const HttpResponse response =
+        head ? Answer(*head) : Refusal(kBadRequest, "this is not a request of HTTP/1.1");
+    connection->answer = ResponseText(response, !head || head->method != "HEAD");
+    {
+      const MutexLock lock(mutex);
+      answered.push_back(connection);
+    }
+    Wake();
+  }
+}
+
+// --- the thread with the sockets
+
+bool HttpServer::Impl::TakeAnswers() {
+  const MutexLock lock(mutex);
+  for (Connection* connection : std::exchange(answered, {})) {
+    BeginWriting(*connection, std::move(connection->answer), Clock::now());
+  }
+  return !stopped;
+}
+
+void HttpServer::Impl::BeginWriting(Connection& connection, std::string answer,
+                                    Clock::time_point now) {
+  connection.answer = std::move(answer);
+  connection.phase = Phase::kWriting;
+  connection.since = now;
+  connection.deadline =
+      now + kHeadTime + std::chrono::seconds(connection.answer.size() / kMinBytesPerSecond);
+}
+
+/// Returns the connection that the next one replaces if there are kMaxConnections. Requires that
+/// there are some.
+std::list<Connection>::iterator HttpServer::Impl::Replaced() {
+  std::map<uint32_t, size_t> count_of;
+  for (const Connection& connection : connections) {
+    if (connection.phase != Phase::kHandling) ++count_of[connection.peer];
+  }
+  return std::ranges::max_element(connections, {}, [&](const Connection& connection) {
+    return std::tuple(connection.phase != Phase::kHandling, count_of[connection.peer],
+                      -connection.since.time_since_epoch());
+  });
+}
+
+/// Returns when the next connection can be accepted; nothing if that is unknown.
+std::optional<Clock::time_point> HttpServer::Impl::AcceptTime() {
+  if (connections.size() < kMaxConnections) return accept_after;
+  const auto replaced = Replaced();
+  if (replaced->phase == Phase::kHandling) return std::nullopt;
+  return std::max(accept_after, replaced->since + kMinTime);
+}
+
+void HttpServer::Impl::Accept(Clock::time_point now) {
+  while (AcceptTime().value_or(now + kMinTime) <= now) {
+    sockaddr_in peer = {};
+    socklen_t size = sizeof(peer);
+    FileDescriptor socket(RetryInterrupted([&] {
+      return ::accept4(listener.get(), reinterpret_cast<sockaddr*>(&peer), &size,
+                       SOCK_NONBLOCK | SOCK_CLOEXEC);
+    }));
+    if (!socket.is_open()) {
+      if (errno != EAGAIN && errno != ECONNABORTED) accept_after = now + kAcceptPause;
+      return;
+    }
+    if (connections.size() == kMaxConnections) connections.erase(Replaced());
+    const int on = 1;
+    (void)::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // only faster
+    connections.push_back({.socket = std::move(socket),
+                           .peer = peer.sin_addr.s_addr,
+                           .since = now,
+                           .deadline = now + kHeadTime});
+  }
+}
+
+/// Reads what has arrived. Returns whether the connection is still open.
+bool HttpServer::Impl::Read(Connection& connection) {
+  std::array<char, 16384> buffer;
+  const ssize_t count = RetryInterrupted(
+      [&] { return ::recv(connection.socket.get(), buffer.data(), buffer.size(), 0); });
+  if (count < 0) return errno == EAGAIN;
+  if (connection.phase == Phase::kReading) {
+    connection.received.append(buffer.data(), static_cast<size_t>(count));
+  }
+  return count > 0;
+}
+
+/// Does what the socket is ready for. Closes the connection if it has ended.
+void HttpServer::Impl::Advance(Connection& connection, Clock::time_point now) {
+  if (connection.phase == Phase::kWriting) {
+    const std::string_view rest = std::string_view(connection.answer).substr(connection.sent_bytes);
+    const ssize_t count = RetryInterrupted(
+        [&] { return ::send(connection.socket.get(), rest.data(), rest.size(), MSG_NOSIGNAL); });
+    if (count < 0) {
+      if (errno != EAGAIN) connection.socket.Close();
+      return;
+    }
+    connection.sent_bytes += static_cast<size_t>(count);
+    if (connection.sent_bytes < connection.answer.size()) return;
+    ::shutdown(connection.socket.get(), SHUT_WR);
+    connection.answer = {};
+    connection.phase = Phase::kDraining;
+    connection.since = now;
+    connection.deadline = now + kDrainTime;
+    return;
+  }
+  const size_t known_bytes = connection.received.size();
+  if (!Read(connection)) connection.socket.Close();
+  if (connection.phase != Phase::kReading || !connection.socket.is_open()) return;
+  const size_t begin = std::max(known_bytes, kHeadEnd.size()) - kHeadEnd.size();
+  const size_t end = connection.received.find(kHeadEnd, begin);
+  if (end != std::string::npos && end + kHeadEnd.size() <= kMaxHeadBytes) {
+    connection.received.resize(end + kHeadEnd.size());
+    connection.phase = Phase::kHandling;
+    const MutexLock lock(mutex);
+    requests.push_back(&connection);
+    changed.NotifyOne();
+  } else if (connection.received.size() > kMaxHeadBytes) {
+    connection.received = {};
+    BeginWriting(connection,
+                 ResponseText(Refusal(kBadRequest, "the request is too long"), /*has_body=*/true),
+                 now);
+  }
+}
+
+/// Waits for the next event, and handles all events.
+void HttpServer::Impl::Serve() {
+  std::vector<pollfd> polled;
+  while (TakeAnswers()) {
+    Clock::time_point now = Clock::now();
+    std::erase_if(connections, [&](const Connection& connection) {
+      return connection.phase != Phase::kHandling && connection.deadline <= now;
+    });
+    Clock::time_point next = now + std::chrono::hours(1);
+    const auto accept_time = AcceptTime();
+    const bool accepts = accept_time && *accept_time <= now;
+    if (accept_time && !accepts) next = std::min(next, *accept_time);
+    polled.clear();
+    polled.push_back({.fd = wake.get(), .events = POLLIN});
+    polled.push_back({.fd = accepts ? listener.get() : -1, .events = POLLIN});
+    for (const Connection& connection : connections) {
+      const bool is_handled = connection.phase == Phase::kHandling;
+      polled.push_back(
+          {.fd = is_handled ? -1 : connection.socket.get(), .events = connection.events()});
+      if (!is_handled) next = std::min(next, connection.deadline);
+    }
+    const auto wait = std::chrono::ceil<std::chrono::milliseconds>(next - now);
+    if (::poll(polled.data(), polled.size(), static_cast<int>(wait.count())) <= 0) continue;
+    now = Clock::now();
+    if (polled[0].revents != 0) {
+      uint64_t ignored = 0;
+      (void)RetryInterrupted([&] { return ::read(wake.get(), &ignored, sizeof(ignored)); });
+    }
+    auto ready = polled.begin() + 2;
+    for (Connection& connection : connections) {
+      if ((ready++)->revents != 0) Advance(connection, now);
+    }
+    std::erase_if(connections,
+                  [](const Connection& connection) { return !connection.socket.is_open(); });
+    if (polled[1].revents != 0) Accept(now);
+  }
+}
+
+// --- the server
+
+Result<void> HttpServer::Impl::Listen() {
+  const std::string place = fmt::format("{}:{}", options.address, options.port);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(options.port);
+  if (inet_pton(AF_INET, options.address.c_str(), &address.sin_addr) != 1) {
+    return Fail(ErrorCode::kUnavailable,
+                fmt::format("cannot listen on {}: give an IPv4 address", EscapeText(place)));
+  }
+  listener = FileDescriptor(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  wake = FileDescriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!listener.is_open() || !wake.is_open()) return Fail(ListenError(place, errno));
+  const int on = 1;
+  (void)::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  socklen_t size = sizeof(address);
+  if (::bind(listener.get(), generic, size) != 0 || ::listen(listener.get(), SOMAXCONN) != 0 ||
+      ::getsockname(listener.get(), generic, &size) != 0) {
+    return Fail(ListenError(place, errno));
+  }
+  port = ntohs(address.sin_port);
+  return {};
+}
+
 std::optional<std::string> HttpRequest::Parameter(const std::string& name) const {
-  std::string value(std::min(query.size() + 1, kMaxParameterBytes), '\0');
-  const int length =
-      mg_get_var(query.data(), query.size(), name.c_str(), value.data(), value.size());
-  if (length < 0) return std::nullopt;
-  value.resize(static_cast<size_t>(length));
-  return value;
+  for (std::string_view rest = query; !rest.empty();) {
+    const size_t end = std::min(rest.find('&'), rest.size());
+    const std::string_view one = rest.substr(0, end);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+    if (one.starts_with(name) && one.substr(name.size()).starts_with('=')) {
+      return DecodePercent(one.substr(name.size() + 1), /*plus_is_space=*/true);
+    }
+  }
+  return std::nullopt;
 }
 
 HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -198,40 +438,12 @@ Result<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpServerOptions& o
   auto impl = std::make_unique<Impl>();
   impl->options = options;
   impl->handler = std::move(handler);
-  const std::string place = fmt::format("{}:{}", options.address, options.port);
-  // Browsers keep idle connections, each of which takes a thread until it times out.
-  const std::array<const char*, 15> settings = {"listening_ports",
-                                                place.c_str(),
-                                                "num_threads",
-                                                "64",
-                                                "request_timeout_ms",
-                                                "10000",
-                                                "max_request_size",
-                                                "262144",
-                                                "enable_auth_domain_check",
-                                                "no",
-                                                "enable_directory_listing",
-                                                "no",
-                                                "tcp_nodelay",
-                                                "1",
-                                                nullptr};
-  mg_callbacks callbacks = {};
-  callbacks.begin_request = &Impl::OnRequest;
-  callbacks.log_message = &Impl::OnMessage;
-  impl->context = mg_start(&callbacks, impl.get(), const_cast<const char**>(settings.data()));
-  if (impl->context == nullptr) {
-    const bool is_used = impl->message.find("Address already in use") != std::string::npos;
-    return Fail(is_used ? ErrorCode::kConflict : ErrorCode::kUnavailable,
-                fmt::format("cannot listen on {}: {}", place,
-                            is_used                 ? "the port is in use"
-                            : impl->message.empty() ? "the address is not one of this machine"
-                                                    : EscapeText(impl->message)));
+  CAIRN_TRY(impl->Listen());
+  Impl* const borrowed = impl.get();  // whose destructor joins the threads
+  impl->threads.emplace_back([borrowed] { borrowed->Serve(); });
+  for (size_t i = 0; i < kHandlerThreads; ++i) {
+    impl->threads.emplace_back([borrowed] { borrowed->HandleRequests(); });
   }
-  mg_server_port port = {};
-  if (mg_get_server_ports(impl->context, 1, &port) != 1) {
-    return Fail(ErrorCode::kInternal, "the server has no port");
-  }
-  impl->port = static_cast<uint16_t>(port.port);
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
 }
 

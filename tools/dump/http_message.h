@@ -1,0 +1,34 @@
+#pragma once
+/// The text of HTTP/1.1: the head of a request, and percent-encoding.
+
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace cairn::tools {
+
+/// The head of a request, without its body.
+struct HttpHead {
+  std::string method;
+  std::string path;                            // decoded
+  std::string query;                           // what follows "?", encoded
+  std::map<std::string, std::string> headers;  // names in lower case; of equal ones, the first
+
+  /// Returns a header, whose name is given in lower case; empty if it is absent.
+  std::string_view Header(const std::string& name) const;
+};
+
+/// Returns what the lines up to and including the empty one state, or nothing if they are not the
+/// head of a request of HTTP/1.0 or 1.1 for a path.
+std::optional<HttpHead> ParseHttpHead(std::string_view lines);
+
+/// Replaces "%41" by "A", and, if `plus_is_space`, "+" by " ". Other text remains as it is.
+std::string DecodePercent(std::string_view text, bool plus_is_space);
+
+/// Returns the name in a Host header, without the port: "localhost:8000", "[::1]:8000".
+std::string_view HostName(std::string_view host);
+
+std::string_view HttpStatusText(int status);
+
+}  // namespace cairn::tools
