@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "kv/error.h"
+#include "kv/file_place.h"
 #include "kv/io_queue.h"
 
 namespace cairn::kv {
@@ -42,9 +43,11 @@ class ObjectWriter {
 class LocalFiles {
  public:
   virtual ~LocalFiles() = default;
-  /// Returns the path of the file with the bytes of object `name`, which need not exist.
-  virtual std::string PathOf(std::string_view name) const = 0;
-  /// Prepares the creation of the file at PathOf(name) by the caller.
+  /// Returns the place of the file with the bytes of object `name`, which need not exist; that of
+  /// the directory for "". It is valid as long as the storage. kNotFound: the directory does not
+  /// exist.
+  virtual Result<FilePlace> PlaceOf(std::string_view name) = 0;
+  /// Prepares the creation of the file at PlaceOf(name) by the caller.
   virtual Result<void> PrepareFile(std::string_view name) = 0;
   /// Makes the names of files durable that the caller has created, and whose contents it has
   /// synced. They begin with `prefix`, which ends with '/' ("segments/").

@@ -38,7 +38,8 @@ std::string PathOf(int fd) {
 }
 
 std::string PathAt(int directory, const char* path) {
-  if (path[0] == '/' || directory == AT_FDCWD) return path;
+  // Without an observer, nobody uses the path.
+  if (path[0] == '/' || directory == AT_FDCWD || observer.load() == nullptr) return path;
   return PathOf(directory) + "/" + path;
 }
 
@@ -289,28 +290,32 @@ int fallocate(int fd, int mode, off_t offset, off_t length) {
 }
 
 int link(const char* from, const char* to) noexcept {
-  return ChangeNames(SystemCall::kLink, Kind::kLink, from, to,
-                     [&] { return ::syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0); });
+  return linkat(AT_FDCWD, from, AT_FDCWD, to, 0);
+}
+int linkat(int from_directory, const char* from, int to_directory, const char* to,
+           int flags) noexcept {
+  return ChangeNames(
+      SystemCall::kLink, Kind::kLink, PathAt(from_directory, from), PathAt(to_directory, to),
+      [&] { return ::syscall(SYS_linkat, from_directory, from, to_directory, to, flags); });
 }
 int rename(const char* from, const char* to) noexcept {
-  return ChangeNames(SystemCall::kRename, Kind::kRename, from, to,
-                     [&] { return ::syscall(SYS_rename, from, to); });
+  return renameat(AT_FDCWD, from, AT_FDCWD, to);
 }
-int unlink(const char* path) noexcept {
-  return ChangeNames(SystemCall::kRemove, Kind::kRemove, path, "",
-                     [&] { return ::syscall(SYS_unlink, path); });
+int renameat(int from_directory, const char* from, int to_directory, const char* to) noexcept {
+  return ChangeNames(
+      SystemCall::kRename, Kind::kRename, PathAt(from_directory, from), PathAt(to_directory, to),
+      [&] { return ::syscall(SYS_renameat2, from_directory, from, to_directory, to, 0); });
 }
+int unlink(const char* path) noexcept { return unlinkat(AT_FDCWD, path, 0); }
 int unlinkat(int directory, const char* path, int flags) noexcept {
   return ChangeNames(SystemCall::kRemove, Kind::kRemove, PathAt(directory, path), "",
                      [&] { return ::syscall(SYS_unlinkat, directory, path, flags); });
 }
-int rmdir(const char* path) noexcept {
-  return ChangeNames(SystemCall::kRemove, Kind::kRemove, path, "",
-                     [&] { return ::syscall(SYS_rmdir, path); });
-}
-int mkdir(const char* path, mode_t mode) noexcept {
-  return ChangeNames(SystemCall::kMakeDirectory, Kind::kCreate, path, "",
-                     [&] { return ::syscall(SYS_mkdir, path, mode); });
+int rmdir(const char* path) noexcept { return unlinkat(AT_FDCWD, path, AT_REMOVEDIR); }
+int mkdir(const char* path, mode_t mode) noexcept { return mkdirat(AT_FDCWD, path, mode); }
+int mkdirat(int directory, const char* path, mode_t mode) noexcept {
+  return ChangeNames(SystemCall::kMakeDirectory, Kind::kCreate, PathAt(directory, path), "",
+                     [&] { return ::syscall(SYS_mkdirat, directory, path, mode); });
 }
 
 }  // extern "C"

@@ -58,8 +58,9 @@ class CheckFolder {
   ~CheckFolder() {
     // Nobody needs what remains, and a failure of the checks has been reported.
     if (has_files()) {
+      if (!created_) return;
       std::error_code ignored;
-      std::filesystem::remove_all(PathOf(*first_), ignored);
+      std::filesystem::remove_all(first_->address(), ignored);
     } else if (const auto names = first_->List("")) {
       for (const std::string& name : *names) (void)first_->Remove(name);
     }
@@ -75,16 +76,15 @@ class CheckFolder {
   CheckFolder(std::shared_ptr<kv::Storage> first, std::shared_ptr<kv::Storage> second)
       : first_(std::move(first)), second_(std::move(second)) {}
 
-  static std::string PathOf(kv::Storage& storage) { return storage.local_files()->PathOf(""); }
-
   Result<void> CreateDirectory(const CheckStorageOptions& options) {
     std::error_code error;
-    if (!std::filesystem::create_directory(PathOf(*first_), error)) {
-      return Fail(
-          SystemError(error.value(), "cannot create a directory for the checks", PathOf(*first_)));
+    if (!std::filesystem::create_directory(first_->address(), error)) {
+      return Fail(SystemError(error.value(), "cannot create a directory for the checks",
+                              first_->address()));
     }
+    created_ = true;
     const auto deadline = std::chrono::steady_clock::now() + kFolderLag;
-    while (!std::filesystem::exists(PathOf(*second_), error)) {
+    while (!std::filesystem::exists(second_->address(), error)) {
       if (std::chrono::steady_clock::now() > deadline ||
           !std::filesystem::exists(options.second_address)) {
         return Fail(ErrorCode::kInvalidArgument,
@@ -99,6 +99,7 @@ class CheckFolder {
 
   const std::shared_ptr<kv::Storage> first_;
   const std::shared_ptr<kv::Storage> second_;
+  bool created_ = false;  // the directory
 };
 
 struct Row {

@@ -65,12 +65,16 @@ struct AlignedBytes {
   std::span<std::byte> bytes() const { return {memory.get(), kFileBytes}; }
 };
 
+std::string PathOf(const kv::Storage& storage, const std::string& name) {
+  return fmt::format("{}/{}", storage.address(), name);
+}
+
 /// Creates a file through the first storage and makes it durable, in the way of segments.
 Result<void> CreateFile(const CheckedStorages& storages, const std::string& name, int flags,
                         std::span<const std::byte> bytes) {
   kv::LocalFiles& files = *storages.first.local_files();
   CAIRN_TRY(files.PrepareFile(name));
-  const std::string path = files.PathOf(name);
+  const std::string path = PathOf(storages.first, name);
   CAIRN_TRY_ASSIGN(const auto file, Open(path, O_WRONLY | O_CREAT | O_EXCL | flags));
   CAIRN_TRY(WriteAll(file, bytes, path));
   if (::fdatasync(file.get()) != 0) return Fail(SystemError(errno, "cannot sync", path));
@@ -80,7 +84,7 @@ Result<void> CreateFile(const CheckedStorages& storages, const std::string& name
 /// Returns whether a read of the file through the second storage returns `bytes`.
 Result<bool> SecondReads(const CheckedStorages& storages, const std::string& name, int flags,
                          std::span<const std::byte> bytes) {
-  const std::string path = storages.second.local_files()->PathOf(name);
+  const std::string path = PathOf(storages.second, name);
   CAIRN_TRY_ASSIGN(const auto file, Open(path, O_RDONLY | flags));
   const AlignedBytes found;
   CAIRN_TRY(ReadAll(file, 0, found.bytes(), path));
@@ -89,7 +93,7 @@ Result<bool> SecondReads(const CheckedStorages& storages, const std::string& nam
 
 std::string RacePath(const CheckedStorages& storages, uint64_t racer, const std::string& name) {
   kv::Storage& storage = racer % 2 == 0 ? storages.first : storages.second;
-  return storage.local_files()->PathOf(name);
+  return PathOf(storage, name);
 }
 
 /// Races attempts that create the same name, and counts their winners.
@@ -146,7 +150,7 @@ Result<CheckResult> CheckExclusiveCreation(const CheckedStorages& storages) {
 
 /// Without this, Cairn assumes that a synced file keeps its name.
 Result<CheckResult> CheckDirectorySync(const CheckedStorages& storages) {
-  const std::string path = storages.first.local_files()->PathOf("");
+  const std::string path = storages.first.address();
   CAIRN_TRY_ASSIGN(const auto directory, Open(path, O_RDONLY | O_DIRECTORY));
   if (::fsync(directory.get()) == 0) return CheckResult{CheckStatus::kOk, "supported"};
   if (errno != EINVAL) return Fail(SystemError(errno, "cannot sync the directory", path));
@@ -176,7 +180,7 @@ Result<CheckResult> CheckDirectIo(const CheckedStorages& storages) {
 Result<CheckResult> CheckMapping(const CheckedStorages& storages) {
   const std::vector<std::byte> bytes = CheckBytes(kFileBytes, 4);
   CAIRN_TRY(CreateFile(storages, "mapped/file", 0, bytes));
-  const std::string path = storages.second.local_files()->PathOf("mapped/file");
+  const std::string path = PathOf(storages.second, "mapped/file");
   CAIRN_TRY_ASSIGN(const auto file, Open(path, O_RDONLY));
   // The same call as that of a load that maps.
   void* memory = ::mmap(nullptr, kFileBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
@@ -195,7 +199,7 @@ Result<CheckResult> CheckMapping(const CheckedStorages& storages) {
 Result<CheckResult> CheckReadAfterRemoval(const CheckedStorages& storages) {
   const std::vector<std::byte> bytes = CheckBytes(kFileBytes, 5);
   CAIRN_TRY(CreateFile(storages, "open/file", 0, bytes));
-  const std::string path = storages.second.local_files()->PathOf("open/file");
+  const std::string path = PathOf(storages.second, "open/file");
   CAIRN_TRY_ASSIGN(const auto file, Open(path, O_RDONLY));
   std::vector<std::byte> found(bytes.size());
   CAIRN_TRY(ReadAll(file, 0, std::span(found).first(kPageBytes), path));

@@ -57,9 +57,8 @@ void CheckFile(kv::Storage& storage, const kv::SegmentInfo& segment, std::vector
   const std::string name = std::string(kFolder) + segment.name;
   const Result<uint64_t> size = storage.Size(name);
   if (size && *size == segment.file_bytes) return;
-  kv::LocalFiles* const files = storage.local_files();
   Error error{.code = ErrorCode::kDataLoss,
-              .file = files != nullptr ? files->PathOf(name) : name,
+              .file = fmt::format("{}/{}", storage.address(), name),
               .step = segment.step};
   if (size) {
     error.message = fmt::format(

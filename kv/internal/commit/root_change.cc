@@ -108,7 +108,7 @@ void SweepLeases(StoreState& state) {
   for (const std::string& name : *names) {
     const auto session = std::string_view(name).substr(kLeaseFolder.size());
     const auto epoch = EpochOfSession(session);
-    if (epoch && *epoch <= state.epoch && session != state.session) {
+    if (IsSessionName(session) && epoch && *epoch <= state.epoch && session != state.session) {
       (void)state.storage->Remove(name);
     }
   }
@@ -385,9 +385,11 @@ Result<void> CommitAnnouncement(StoreState& state, std::span<const RemovedObject
 }
 
 void ReclaimIfFull(StoreState& state) {
-  if (state.storage->local_files() == nullptr) return;
+  LocalFiles* const files = state.storage->local_files();
+  if (files == nullptr) return;
+  const auto directory = files->PlaceOf("");
   struct statvfs status;
-  if (::statvfs(state.storage->address().c_str(), &status) != 0) return;
+  if (!directory || ::fstatvfs(directory->directory, &status) != 0) return;
   if (status.f_bavail > status.f_blocks / kFullFraction) return;
   const MutexLock write_lock(state.write_mutex);
   if (!CheckCanCommit(state)) return;

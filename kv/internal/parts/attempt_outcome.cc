@@ -21,12 +21,37 @@ using nlohmann::json;
 constexpr uint64_t kMaxObjectBytes = 1 << 20;
 constexpr size_t kMaxMessageBytes = 64 << 10;
 constexpr size_t kSessionBytes = 16;
+constexpr size_t kSharedDigits = 32;
 
 std::string NameOf(const std::string& attempt, std::string_view what) {
   return fmt::format("{}{}/{}", kPendingFolder, attempt, what);
 }
 std::string FailureName(const std::string& attempt) { return NameOf(attempt, "failed"); }
 std::string OutcomeName(const std::string& attempt) { return NameOf(attempt, "outcome"); }
+
+/// Returns whether the name is one that the ranks of an attempt give, or cairn.dcp. Others in the
+/// folder are not touched.
+bool IsPendingName(std::string_view name) {
+  name.remove_prefix(kPendingFolder.size());
+  if (name == "dcp-ticket.json") return true;
+  const size_t slash = name.find('/');
+  if (slash == std::string_view::npos || !IsAttemptName(name.substr(0, slash))) return false;
+  name.remove_prefix(slash + 1);
+  if (name == "failed" || name == "outcome") return true;
+  const size_t dot = name.rfind('.');
+  if (dot == std::string_view::npos) return false;
+  std::string_view stem = name.substr(0, dot);
+  const std::string_view suffix = name.substr(dot);
+  if (suffix == ".shared") return IsHexDigits(stem, kSharedDigits);
+  if (suffix == ".data") {
+    const size_t index = stem.find('.');
+    if (index == std::string_view::npos || !IsDecimal(stem.substr(index + 1))) return false;
+    stem = stem.substr(0, index);
+  } else if (suffix != ".part" && suffix != ".merge" && suffix != ".merged") {
+    return false;
+  }
+  return IsDecimal(stem);
+}
 
 json ToJson(const Error& error, uint32_t rank) {
   json text = {{"rank", rank},
@@ -140,7 +165,9 @@ void RecordAttempt(const std::string& attempt, std::deque<std::string>& attempts
 void ForgetAttempt(Storage& storage, const std::string& attempt) {
   const auto names = storage.List(NameOf(attempt, ""));
   if (!names) return;
-  for (const std::string& name : *names) (void)storage.Remove(name);
+  for (const std::string& name : *names) {
+    if (IsPendingName(name)) (void)storage.Remove(name);
+  }
 }
 
 void SweepEpochs(Storage& storage, std::string_view folder, uint32_t epoch) {
@@ -148,7 +175,7 @@ void SweepEpochs(Storage& storage, std::string_view folder, uint32_t epoch) {
   if (!names) return;
   for (const std::string& name : *names) {
     const auto of_session = EpochOfSession(std::string_view(name).substr(folder.size()));
-    if (!of_session || *of_session < epoch) (void)storage.Remove(name);
+    if (IsPendingName(name) && (!of_session || *of_session < epoch)) (void)storage.Remove(name);
   }
 }
 

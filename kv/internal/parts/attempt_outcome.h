@@ -16,11 +16,11 @@
 #include <string_view>
 
 #include "kv/error.h"
+#include "kv/internal/storage/object_names.h"
 #include "kv/storage.h"
 
 namespace cairn::kv::internal {
 
-inline constexpr std::string_view kPendingFolder = "pending/";
 std::string PartName(const std::string& attempt, uint32_t rank);
 /// Name of the shared records with this digest.
 std::string SharedName(const std::string& attempt, const std::string& digest);

@@ -24,10 +24,10 @@ Result<std::shared_ptr<const SegmentFile>> SegmentFiles::Open(uint64_t segment_i
   auto file = std::make_shared<SegmentFile>();
   file->name = name;
   file->path = ObjectPath(storage.address(), name);
-  if (const LocalFiles* const files = storage.local_files()) {
-    const std::string path = files->PathOf(name);
-    CAIRN_TRY_ASSIGN(file->direct, File::OpenRead(path, direct, "segment.open"));
-    CAIRN_TRY_ASSIGN(file->buffered, File::OpenRead(path, /*direct=*/false, "segment.open"));
+  if (LocalFiles* const files = storage.local_files()) {
+    CAIRN_TRY_ASSIGN(const FilePlace place, files->PlaceOf(name));
+    CAIRN_TRY_ASSIGN(file->direct, File::OpenRead(place, direct, "segment.open"));
+    CAIRN_TRY_ASSIGN(file->buffered, File::OpenRead(place, /*direct=*/false, "segment.open"));
   } else {
     file->is_object = true;
   }

@@ -18,7 +18,8 @@ Result<SegmentOutput> SegmentOutput::Create(Storage& storage, const std::string&
   }
   if (LocalFiles* const files = storage.local_files()) {
     CAIRN_TRY(files->PrepareFile(name));
-    CAIRN_TRY_ASSIGN(output.file_, File::Create(files->PathOf(name), direct));
+    CAIRN_TRY_ASSIGN(const FilePlace place, files->PlaceOf(name));
+    CAIRN_TRY_ASSIGN(output.file_, File::Create(place, direct));
   } else {
     CAIRN_TRY_ASSIGN(output.upload_, storage.BeginUpload(name, block_bytes));
   }
@@ -28,7 +29,8 @@ Result<SegmentOutput> SegmentOutput::Create(Storage& storage, const std::string&
 SegmentOutput::~SegmentOutput() {
   // Nothing refers to an unsealed file. The next open for writing removes what cannot be removed
   // now.
-  if (file_ && file_->fd() >= 0 && !finished_) (void)RemoveFile(file_->path());
+  if (!file_ || file_->fd() < 0 || finished_) return;
+  if (const auto place = storage_->local_files()->PlaceOf(name_)) (void)RemoveFile(*place);
 }
 
 IoRequest SegmentOutput::Write(std::byte* data, uint64_t length_bytes, uint64_t offset_bytes,

@@ -2,6 +2,7 @@
 
 #include "kv/internal/storage/directory_storage.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -10,7 +11,6 @@
 #include <cerrno>
 #include <filesystem>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -19,11 +19,13 @@
 #include "kv/internal/io/file.h"
 #include "kv/internal/storage/directory_entries.h"
 #include "kv/internal/storage/name_check.h"
+#include "kv/internal/storage/object_names.h"
 
 namespace cairn::kv::internal {
 namespace {
 
 constexpr std::string_view kTemporarySuffix = ".tmp";
+constexpr size_t kTemporaryDigits = 16;
 // Another process may remove an empty directory between its creation and that of a file in it, and
 // a writer that takes the store removes temporary files, also those of others who try to take it.
 constexpr int kCreateAttempts = 8;
@@ -47,11 +49,6 @@ Result<void> PassPoint(std::string_view name, std::string_view operation, std::s
   return {};
 }
 
-Result<void> Unlink(std::string_view name, const std::string& path) {
-  CAIRN_TRY(PassPoint(name, "remove", path));
-  return RemoveFile(path);
-}
-
 Result<uint64_t> RandomNumber() {
   uint64_t number = 0;
   if (::getrandom(&number, sizeof(number), 0) != sizeof(number)) {
@@ -60,9 +57,18 @@ Result<uint64_t> RandomNumber() {
   return number;
 }
 
+/// Returns whether WriteTemporary gives a file this name.
 bool IsTemporary(std::string_view file) {
-  return file.size() == 1 + 16 + kTemporarySuffix.size() && file.starts_with('.') &&
-         file.ends_with(kTemporarySuffix);
+  return file.size() == 1 + kTemporaryDigits + kTemporarySuffix.size() && file.starts_with('.') &&
+         file.ends_with(kTemporarySuffix) &&
+         IsHexDigits(file.substr(1, kTemporaryDigits), kTemporaryDigits);
+}
+
+/// A folder of the storage may be a link, but nothing below it.
+DirectoryLinks LinksOf(std::string_view directory) {
+  if (directory.empty()) return DirectoryLinks::kFollow;
+  return directory.find('/') == std::string_view::npos ? DirectoryLinks::kFollowItself
+                                                       : DirectoryLinks::kIgnore;
 }
 
 std::string WithoutTrailingSlashes(std::string path) {
@@ -75,16 +81,6 @@ std::string ParentOfPath(const std::string& path) {
   return parent.empty() ? "." : parent.string();
 }
 
-/// Adds the names of the directories in `path`. Best effort: what is left out is synced later.
-void AddFolders(const std::string& path, std::vector<std::string>& names) {
-  std::error_code error;
-  for (std::filesystem::directory_iterator entry(path, error), end;
-       !error && entry != end && names.size() < kMaxDurableCount; entry.increment(error)) {
-    std::error_code ignored;
-    if (entry->is_directory(ignored)) names.push_back(entry->path().filename().string());
-  }
-}
-
 /// After the directories were created, kNotFound means that another process has removed what this
 /// one was writing, and callers of a write must not read it as "there is no such object".
 Result<void> WithoutNotFound(Result<void> written) {
@@ -95,11 +91,15 @@ Result<void> WithoutNotFound(Result<void> written) {
 }
 
 /// kConflict: `path` exists. kNotFound: another process has removed `temporary`.
-Result<void> Link(std::string_view name, const std::string& temporary, const std::string& path) {
-  CAIRN_TRY(PassPoint(name, "link", path));
-  if (::link(temporary.c_str(), path.c_str()) == 0) return {};
-  if (errno != EEXIST) return Fail(SystemError(errno, "cannot link", path));
-  return Fail(Error{.code = ErrorCode::kConflict, .message = "the object exists", .file = path});
+Result<void> Link(std::string_view name, const FilePlace& temporary, const FilePlace& place) {
+  CAIRN_TRY(PassPoint(name, "link", place.path));
+  if (::linkat(temporary.directory, temporary.name.c_str(), place.directory, place.name.c_str(),
+               0) == 0) {
+    return {};
+  }
+  if (errno != EEXIST) return Fail(SystemError(errno, "cannot link", place.path));
+  return Fail(
+      Error{.code = ErrorCode::kConflict, .message = "the object exists", .file = place.path});
 }
 
 }  // namespace
@@ -107,11 +107,11 @@ Result<void> Link(std::string_view name, const std::string& temporary, const std
 /// An object that is written under its name. Ownership: `storage` outlives it.
 class DirectoryStorage::Writer final : public ObjectWriter {
  public:
-  Writer(DirectoryStorage& storage, std::string_view name, File file)
-      : storage_(storage), name_(name), file_(std::move(file)) {}
+  Writer(DirectoryStorage& storage, std::string_view name, FilePlace place, File file)
+      : storage_(storage), name_(name), place_(std::move(place)), file_(std::move(file)) {}
   ~Writer() override {
     // A file that remains is removed with the other objects that no root reaches.
-    if (!finished_) (void)Unlink(name_, file_.path());
+    if (!finished_) (void)storage_.Unlink(name_, place_);
   }
 
   Result<void> Append(std::span<const std::byte> bytes) override {
@@ -127,12 +127,51 @@ class DirectoryStorage::Writer final : public ObjectWriter {
  private:
   DirectoryStorage& storage_;
   const std::string name_;
+  const FilePlace place_;
   File file_;
   bool finished_ = false;
 };
 
 DirectoryStorage::DirectoryStorage(std::string path)
-    : root_(WithoutTrailingSlashes(std::move(path))) {}
+    : root_(AbsolutePath(WithoutTrailingSlashes(std::move(path)))) {}
+
+Result<int> DirectoryStorage::Directory() {
+  if (const int directory = directory_; directory >= 0) return directory;
+  const MutexLock lock(mutex_);
+  if (held_.is_open()) return held_.get();
+  // O_PATH requires no permission to read the directory.
+  FileDescriptor opened(
+      RetryInterrupted([&] { return ::open(root_.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC); }));
+  if (!opened.is_open()) return Fail(SystemError(errno, "cannot open the directory", root_));
+  held_ = std::move(opened);
+  directory_ = held_.get();
+  return held_.get();
+}
+
+std::optional<Error> DirectoryStorage::WasRemoved() const {
+  const int directory = directory_;
+  struct stat held;
+  struct stat found;
+  if (directory < 0) return std::nullopt;
+  if (::fstat(directory, &held) != 0) {
+    if (errno != ESTALE) return std::nullopt;
+  } else if (held.st_nlink > 0 ||
+             // Some file systems count no links of directories.
+             (::stat(root_.c_str(), &found) == 0 && found.st_dev == held.st_dev &&
+              found.st_ino == held.st_ino)) {
+    return std::nullopt;
+  }
+  return Error{.code = ErrorCode::kFailedPrecondition,
+               .message =
+                   "the directory of the store was removed since it was opened; open the "
+                   "store again",
+               .file = root_};
+}
+
+Result<void> DirectoryStorage::Unlink(std::string_view name, const FilePlace& place) {
+  CAIRN_TRY(PassPoint(name, "remove", place.path));
+  return RemoveFile(place);
+}
 
 Result<void> DirectoryStorage::Put(std::string_view name, std::span<const std::byte> bytes) {
   CAIRN_TRY(Replace(name, bytes, Durability::kSynced));
@@ -148,8 +187,9 @@ Result<void> DirectoryStorage::Replace(std::string_view name, std::span<const st
                                        Durability durability) {
   CAIRN_CHECK(IsObjectName(name));
   for (int attempt = 1;; ++attempt) {
-    CAIRN_TRY_ASSIGN(const std::string temporary, WriteTemporary(name, bytes, durability));
-    const Result<void> renamed = Rename(temporary, PathOf(name), PointName(name, "rename").c_str());
+    CAIRN_TRY_ASSIGN(const FilePlace temporary, WriteTemporary(name, bytes, durability));
+    CAIRN_TRY_ASSIGN(const FilePlace place, PlaceOf(name));
+    const Result<void> renamed = Rename(temporary, place, PointName(name, "rename").c_str());
     if (renamed) return {};
     if (renamed.error().code == ErrorCode::kNotFound && attempt < kCreateAttempts) continue;
     (void)Unlink(name, temporary);  // the first error is the one to report
@@ -171,8 +211,9 @@ Result<void> DirectoryStorage::LinkNew(std::string_view name, std::span<const st
                                        Durability durability) {
   CAIRN_CHECK(IsObjectName(name));
   for (int attempt = 1;; ++attempt) {
-    CAIRN_TRY_ASSIGN(const std::string temporary, WriteTemporary(name, bytes, durability));
-    Result<void> done = Link(name, temporary, PathOf(name));
+    CAIRN_TRY_ASSIGN(const FilePlace temporary, WriteTemporary(name, bytes, durability));
+    CAIRN_TRY_ASSIGN(const FilePlace place, PlaceOf(name));
+    Result<void> done = Link(name, temporary, place);
     if (!done && done.error().code == ErrorCode::kNotFound && attempt < kCreateAttempts) continue;
     if (done && durability == Durability::kSynced) done = FinishNames(name);
     // The object exists or does not, whether or not the temporary name remains.
@@ -183,36 +224,34 @@ Result<void> DirectoryStorage::LinkNew(std::string_view name, std::span<const st
 
 Result<std::unique_ptr<ObjectWriter>> DirectoryStorage::Create(std::string_view name) {
   CAIRN_CHECK(IsObjectName(name));
-  const std::string path = PathOf(name);
-  File file;
-  CAIRN_TRY(InDirectoryOf(name, Durability::kSynced, [&]() -> Result<void> {
-    CAIRN_TRY(PassPoint(name, "create", path));
-    CAIRN_TRY_ASSIGN(file, File::Create(path, /*direct=*/false));
-    return {};
-  }));
-  return std::make_unique<Writer>(*this, name, std::move(file));
+  CAIRN_TRY_ASSIGN(CreatedFile created, CreateFile(name, std::string(name), Durability::kSynced));
+  return std::make_unique<Writer>(*this, name, std::move(created.place), std::move(created.file));
 }
 
 Result<void> DirectoryStorage::ReadRange(std::string_view name, uint64_t offset_bytes,
                                          std::span<std::byte> target) {
   CAIRN_CHECK(IsObjectName(name));
   CAIRN_TRY(SyncBeforeRead(name));
-  CAIRN_TRY_ASSIGN(const File file, File::OpenRead(PathOf(name), /*direct=*/false, nullptr));
+  CAIRN_TRY_ASSIGN(const FilePlace place, PlaceOf(name));
+  CAIRN_TRY_ASSIGN(const File file, File::OpenRead(place, /*direct=*/false, nullptr));
   return file.ReadAt(offset_bytes, target);
 }
 
 Result<std::vector<std::byte>> DirectoryStorage::Read(std::string_view name, uint64_t limit_bytes) {
   CAIRN_CHECK(IsObjectName(name));
   CAIRN_TRY(SyncBeforeRead(name));
-  return ReadWholeFile(PathOf(name), limit_bytes, nullptr);
+  CAIRN_TRY_ASSIGN(const FilePlace place, PlaceOf(name));
+  return ReadWholeFile(place, limit_bytes, nullptr);
 }
 
 Result<uint64_t> DirectoryStorage::Size(std::string_view name) {
   CAIRN_CHECK(IsObjectName(name));
   CAIRN_TRY(SyncBeforeRead(name));
-  const std::string path = PathOf(name);
+  CAIRN_TRY_ASSIGN(const FilePlace place, PlaceOf(name));
   struct stat status;
-  if (::stat(path.c_str(), &status) != 0) return Fail(SystemError(errno, "cannot stat", path));
+  if (::fstatat(place.directory, place.name.c_str(), &status, 0) != 0) {
+    return Fail(SystemError(errno, "cannot stat", place.path));
+  }
   return static_cast<uint64_t>(status.st_size);
 }
 
@@ -223,42 +262,72 @@ Result<std::vector<std::string>> DirectoryStorage::List(std::string_view prefix)
   while (!prefixes.empty()) {
     const std::string next = std::move(prefixes.back());
     prefixes.pop_back();
-    CAIRN_TRY_ASSIGN(const DirectoryEntries entries, ReadEntries(PathOf(next), DirectoryLinks::kFollow));
+    const std::string_view directory = DirectoryOf(next);
+    const auto place = PlaceOf(directory);
+    if (!place && place.error().code == ErrorCode::kNotFound) return names;
+    CAIRN_TRY(place);
+    CAIRN_TRY_ASSIGN(const DirectoryEntries entries, ReadEntries(*place, LinksOf(directory)));
     for (const std::string& file : entries.files) {
       if (IsObjectName(file)) names.push_back(next + file);
     }
-    for (const std::string& directory : entries.directories) {
-      if (IsObjectName(directory)) prefixes.push_back(fmt::format("{}{}/", next, directory));
+    for (const std::string& folder : entries.directories) {
+      if (IsObjectName(folder)) prefixes.push_back(fmt::format("{}{}/", next, folder));
     }
+  }
+  // Whoever finds nothing must not believe that there is an empty store.
+  if (names.empty()) {
+    if (auto removed = WasRemoved()) return Fail(*std::move(removed));
   }
   return names;
 }
 
 Result<void> DirectoryStorage::Remove(std::string_view name) {
   CAIRN_CHECK(IsObjectName(name));
-  CAIRN_TRY(Unlink(name, PathOf(name)));
+  const auto place = PlaceOf(name);
+  if (!place && place.error().code == ErrorCode::kNotFound) return {};
+  CAIRN_TRY(place);
+  CAIRN_TRY(Unlink(name, *place));
   const std::string_view directory = DirectoryOf(name);
   if (directory.find('/') == std::string_view::npos) return {};
-  const std::string path = PathOf(directory);
-  CAIRN_TRY(PassPoint(name, "remove", path));
-  if (::rmdir(path.c_str()) != 0 && errno != ENOTEMPTY && errno != EEXIST && errno != ENOENT) {
-    return Fail(SystemError(errno, "cannot remove the directory", path));
+  CAIRN_TRY_ASSIGN(const FilePlace folder, PlaceOf(directory));
+  CAIRN_TRY(PassPoint(name, "remove", folder.path));
+  if (::unlinkat(folder.directory, folder.name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOTEMPTY &&
+      errno != EEXIST && errno != ENOENT) {
+    return Fail(SystemError(errno, "cannot remove the directory", folder.path));
   }
   return {};
 }
 
 Result<void> DirectoryStorage::RemoveLeftovers() {
-  std::vector<std::string> prefixes = {""};
-  while (!prefixes.empty()) {
-    const std::string prefix = std::move(prefixes.back());
-    prefixes.pop_back();
-    CAIRN_TRY_ASSIGN(const DirectoryEntries entries, ReadEntries(PathOf(prefix), DirectoryLinks::kFollow));
-    for (const std::string& file : entries.files) {
-      const std::string name = prefix + file;
-      if (IsTemporary(file)) CAIRN_TRY(Unlink(prefix.empty() ? "root" : prefix, PathOf(name)));
-    }
-    for (const std::string& directory : entries.directories) {
-      if (IsObjectName(directory)) prefixes.push_back(fmt::format("{}{}/", prefix, directory));
+  if (const auto directory = Directory(); !directory) {
+    return directory.error().code == ErrorCode::kNotFound ? Result<void>()
+                                                          : Fail(directory.error());
+  }
+  CAIRN_TRY(RemoveTemporaries(""));
+  for (const std::string_view folder : kStoreFolders) {
+    CAIRN_TRY(RemoveTemporaries(std::string(folder)));
+  }
+  const std::string_view pending = DirectoryOf(kPendingFolder);
+  CAIRN_TRY_ASSIGN(const FilePlace place, PlaceOf(pending));
+  CAIRN_TRY_ASSIGN(const DirectoryEntries entries, ReadEntries(place, LinksOf(pending)));
+  for (const std::string& attempt : entries.directories) {
+    if (!IsAttemptName(attempt)) continue;
+    CAIRN_TRY(RemoveTemporaries(fmt::format("{}{}/", kPendingFolder, attempt)));
+  }
+  return {};
+}
+
+Result<void> DirectoryStorage::RemoveTemporaries(const std::string& prefix) {
+  const std::string_view directory = DirectoryOf(prefix);
+  CAIRN_TRY_ASSIGN(const FilePlace place, PlaceOf(directory));
+  CAIRN_TRY_ASSIGN(const DirectoryEntries entries, ReadEntries(place, LinksOf(directory)));
+  for (const std::string& file : entries.files) {
+    if (!IsTemporary(file)) continue;
+    CAIRN_TRY_ASSIGN(const FilePlace found, PlaceOf(prefix + file));
+    struct stat status;
+    if (::fstatat(found.directory, found.name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0 &&
+        S_ISREG(status.st_mode)) {
+      CAIRN_TRY(Unlink(prefix.empty() ? "root" : prefix, found));
     }
   }
   return {};
@@ -269,7 +338,7 @@ void DirectoryStorage::AwaitChange(std::string_view prefix, std::chrono::millise
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   // If the directory does not exist, its own name is the first change.
   std::string_view directory = DirectoryOf(prefix);
-  while (!AwaitName(PathOf(directory), deadline)) {
+  while (!AwaitName(WatchedPath(directory), deadline)) {
     if (directory.empty()) return std::this_thread::sleep_until(deadline);
     directory = DirectoryOf(directory);
   }
@@ -277,6 +346,18 @@ void DirectoryStorage::AwaitChange(std::string_view prefix, std::chrono::millise
 
 std::string DirectoryStorage::PathOf(std::string_view name) const {
   return name.empty() ? root_ : ObjectPath(root_, name);
+}
+
+Result<FilePlace> DirectoryStorage::PlaceOf(std::string_view name) {
+  auto directory = Directory();
+  if (directory) return FilePlace(*directory, name.empty() ? "." : std::string(name), PathOf(name));
+  directory.error().file = PathOf(name);
+  return Fail(std::move(directory).error());
+}
+
+std::string DirectoryStorage::WatchedPath(std::string_view directory) {
+  const auto held = Directory();
+  return held ? fmt::format("/proc/self/fd/{}/{}", *held, directory) : PathOf(directory);
 }
 
 Result<void> DirectoryStorage::PrepareFile(std::string_view name) {
@@ -289,38 +370,41 @@ Result<void> DirectoryStorage::SyncNames(std::string_view prefix) {
   return SyncDirectoryOf(prefix);
 }
 
-Result<std::string> DirectoryStorage::WriteTemporary(std::string_view name,
-                                                     std::span<const std::byte> bytes,
-                                                     Durability durability) {
+Result<FilePlace> DirectoryStorage::WriteTemporary(std::string_view name,
+                                                   std::span<const std::byte> bytes,
+                                                   Durability durability) {
   CAIRN_TRY_ASSIGN(const uint64_t number, RandomNumber());
-  const std::string_view directory = DirectoryOf(name);
-  const std::string path =
-      fmt::format("{}/.{:016x}{}", PathOf(directory), number, kTemporarySuffix);
-  File file;
-  CAIRN_TRY(InDirectoryOf(name, durability, [&]() -> Result<void> {
-    CAIRN_TRY(PassPoint(name, "create", path));
-    CAIRN_TRY_ASSIGN(file, File::Create(path, /*direct=*/false));
-    return {};
-  }));
-  Result<void> written = file.Append(bytes, PointName(name, "write").c_str());
+  const std::string_view prefix = name.substr(0, name.rfind('/') + 1);
+  CAIRN_TRY_ASSIGN(
+      CreatedFile created,
+      CreateFile(name, fmt::format("{}.{:016x}{}", prefix, number, kTemporarySuffix), durability));
+  Result<void> written = created.file.Append(bytes, PointName(name, "write").c_str());
   if (written && durability == Durability::kSynced) {
-    written = file.Sync(PointName(name, "sync").c_str());
+    written = created.file.Sync(PointName(name, "sync").c_str());
   }
   if (!written) {
-    (void)Unlink(name, path);  // the first error is the one to report
+    (void)Unlink(name, created.place);  // the first error is the one to report
     return Fail(std::move(written).error());
   }
-  return path;
+  return std::move(created.place);
 }
 
-Result<void> DirectoryStorage::InDirectoryOf(std::string_view name, Durability durability,
-                                             const std::function<Result<void>()>& create) {
+Result<DirectoryStorage::CreatedFile> DirectoryStorage::CreateFile(std::string_view name,
+                                                                   const std::string& file_name,
+                                                                   Durability durability) {
+  const auto create = [&]() -> Result<CreatedFile> {
+    CAIRN_TRY(MakeDirectory(DirectoryOf(name), name, durability));
+    CAIRN_TRY(PassPoint(name, "create", PathOf(file_name)));
+    CAIRN_TRY_ASSIGN(FilePlace place, PlaceOf(file_name));
+    CAIRN_TRY_ASSIGN(File file, File::Create(place, /*direct=*/false));
+    return CreatedFile{.place = std::move(place), .file = std::move(file)};
+  };
   for (int attempt = 1;; ++attempt) {
-    Result<void> created = MakeDirectory(DirectoryOf(name), name, durability);
-    if (created) created = create();
+    auto created = create();
     if (created || created.error().code != ErrorCode::kNotFound || attempt == kCreateAttempts) {
       return created;
     }
+    if (auto removed = WasRemoved()) return Fail(*std::move(removed));
     const MutexLock lock(mutex_);
     durable_.clear();
   }
@@ -334,11 +418,18 @@ Result<void> DirectoryStorage::MakeDirectory(std::string_view directory, std::st
   }
   const bool is_root = directory.empty();
   if (!is_root) CAIRN_TRY(MakeDirectory(DirectoryOf(directory), name, durability));
-  const std::string path = PathOf(directory);
-  CAIRN_TRY(PassPoint(name, "create", path));
-  const bool created = ::mkdir(path.c_str(), 0755) == 0;
-  if (!created && errno != EEXIST) {
-    return Fail(SystemError(errno, "cannot create the directory", path));
+  CAIRN_TRY(PassPoint(name, "create", PathOf(directory)));
+  bool created = false;
+  if (!is_root || directory_ < 0) {
+    FilePlace place(root_);
+    if (!is_root) {
+      CAIRN_TRY_ASSIGN(place, PlaceOf(directory));
+    }
+    created = ::mkdirat(place.directory, place.name.c_str(), 0755) == 0;
+    if (!created && errno != EEXIST) {
+      return Fail(SystemError(errno, "cannot create the directory", place.path));
+    }
+    CAIRN_TRY(Directory());
   }
   // A directory that exists may have been created by another process that has not synced its name
   // yet. Whoever created the root before this object was opened is responsible for its name; the
@@ -346,9 +437,18 @@ Result<void> DirectoryStorage::MakeDirectory(std::string_view directory, std::st
   if (durability == Durability::kNone && !(is_root && created)) return {};
   std::vector<std::string> durable = {std::string(directory)};
   if (created || !is_root) {
-    const std::string parent = is_root ? ParentOfPath(path) : PathOf(DirectoryOf(directory));
-    // The sync covers the names of all folders of the store that exist before it.
-    if (!is_root && DirectoryOf(directory).empty()) AddFolders(parent, durable);
+    FilePlace parent(ParentOfPath(root_));
+    if (!is_root) {
+      CAIRN_TRY_ASSIGN(parent, PlaceOf(DirectoryOf(directory)));
+    }
+    // The sync covers the names of all folders of the store that exist before it. Best effort: what
+    // is left out is synced later.
+    if (!is_root && DirectoryOf(directory).empty()) {
+      auto entries = ReadEntries(parent, DirectoryLinks::kFollow).value_or(DirectoryEntries());
+      for (std::string& folder : entries.directories) {
+        if (durable.size() < kMaxDurableCount) durable.push_back(std::move(folder));
+      }
+    }
     CAIRN_TRY(SyncDirectory(parent, PointName(name, "directory_sync").c_str()));
   }
   const MutexLock lock(mutex_);
@@ -370,7 +470,8 @@ Result<void> DirectoryStorage::FinishNames(std::string_view name) {
 
 Result<void> DirectoryStorage::SyncDirectoryOf(std::string_view name) {
   const std::string_view directory = DirectoryOf(name);
-  Result<void> synced = SyncDirectory(PathOf(directory), PointName(name, "directory_sync").c_str());
+  CAIRN_TRY_ASSIGN(const FilePlace place, PlaceOf(directory));
+  Result<void> synced = SyncDirectory(place, PointName(name, "directory_sync").c_str());
   if (!synced) RememberUnsynced(directory);
   return WithoutNotFound(std::move(synced));
 }

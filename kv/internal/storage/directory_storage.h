@@ -16,14 +16,26 @@
 /// by reading whether its put was performed does not rely on a name that is not durable.
 ///
 /// Remove is not synced: an object that was removed shortly before a power failure may exist again.
+///
+/// A storage is the directory that it has opened, whatever its path means later:
+///   1. The path becomes absolute when the storage is constructed.
+///   2. The first operation that finds or creates the directory opens it. From then on, all names
+///      are looked up in the open directory, so that a rename of the directory, a link that is
+///      replaced, or another directory at the path changes nothing. Only messages use the path.
+///   3. A directory that was removed is not created again: writes fail, and so does List.
+/// The first element of a name may be a symbolic link to a directory (a folder on another disk). No
+/// other links to directories are followed when names are listed, or temporary files removed.
 
 #include <atomic>
-#include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
 
+#include "kv/file_descriptor.h"
+#include "kv/internal/io/file.h"
+#include "kv/internal/storage/directory_entries.h"
 #include "kv/mutex.h"
 #include "kv/storage.h"
 #include "kv/thread_annotations.h"
@@ -37,8 +49,8 @@ namespace cairn::kv::internal {
 /// "linked" the name exists but is not synced; at "done" it is.
 class DirectoryStorage final : public Storage, public LocalFiles {
  public:
-  /// Creates nothing. The first write creates the directory at `path`. It fails with kNotFound if
-  /// the parent of that does not exist.
+  /// Creates and opens nothing. The first write creates the directory at `path`. It fails with
+  /// kNotFound if the parent of that does not exist.
   explicit DirectoryStorage(std::string path);
 
   const std::string& address() const override { return root_; }
@@ -59,14 +71,15 @@ class DirectoryStorage final : public Storage, public LocalFiles {
   /// Also removes the directory of the name if it is empty and is itself in a directory, such as
   /// "pending/<attempt>".
   Result<void> Remove(std::string_view name) override;
-  /// Removes temporary files. A put of another process that loses its file writes it again.
+  /// Removes temporary files of the directory, of the folders of a store, and of those of attempts
+  /// in pending/. A put of another process that loses its file writes it again.
   Result<void> RemoveLeftovers() override;
   LocalFiles* local_files() override { return this; }
   /// Uses inotify, which does not report what other machines change, so callers wait for short
   /// times and look again.
   void AwaitChange(std::string_view prefix, std::chrono::milliseconds timeout) override;
 
-  std::string PathOf(std::string_view name) const override;
+  Result<FilePlace> PlaceOf(std::string_view name) override;
   Result<void> PrepareFile(std::string_view name) override;
   Result<void> SyncNames(std::string_view prefix) override;
 
@@ -75,19 +88,37 @@ class DirectoryStorage final : public Storage, public LocalFiles {
 
   enum class Durability { kNone, kSynced };
 
+  /// Returns the path of an object for messages; that of the directory for "".
+  std::string PathOf(std::string_view name) const;
+  /// Returns the descriptor of the directory. kNotFound: it does not exist.
+  Result<int> Directory();
+  /// Returns the error for a directory that was removed since it was opened; nothing if this one
+  /// was not.
+  std::optional<Error> WasRemoved() const;
+  /// Passes a fault point and removes the file of an object, or a temporary file next to it.
+  Result<void> Unlink(std::string_view name, const FilePlace& place);
+  /// Removes the temporary files in a folder ("tables/"), or in the directory ("").
+  Result<void> RemoveTemporaries(const std::string& prefix);
+  /// Returns the path of a directory for inotify, which has no other way to name one.
+  std::string WatchedPath(std::string_view directory);
+
   /// Writes an object under a temporary name and renames it.
   Result<void> Replace(std::string_view name, std::span<const std::byte> bytes,
                        Durability durability);
   /// Writes an object under a temporary name and links it. kConflict: the object exists.
   Result<void> LinkNew(std::string_view name, std::span<const std::byte> bytes,
                        Durability durability);
-  /// Writes a temporary file next to `name` and returns its path.
-  Result<std::string> WriteTemporary(std::string_view name, std::span<const std::byte> bytes,
-                                     Durability durability);
-  /// Runs `create`, which creates a file in the directory of `name`. If that directory does not
-  /// exist, creates it and runs `create` again.
-  Result<void> InDirectoryOf(std::string_view name, Durability durability,
-                             const std::function<Result<void>()>& create);
+  /// Writes a temporary file next to `name` and returns its place.
+  Result<FilePlace> WriteTemporary(std::string_view name, std::span<const std::byte> bytes,
+                                   Durability durability);
+  struct CreatedFile {
+    FilePlace place;
+    File file;
+  };
+  /// Creates the file `file_name` in the directory of `name`, and that directory if it does not
+  /// exist. kConflict: the file exists.
+  Result<CreatedFile> CreateFile(std::string_view name, const std::string& file_name,
+                                 Durability durability);
   /// Creates a directory ("" for the root) with those above it. Makes their names durable if
   /// `durability` requires it, and that of the root always if this call has created it.
   Result<void> MakeDirectory(std::string_view directory, std::string_view name,
@@ -100,9 +131,11 @@ class DirectoryStorage final : public Storage, public LocalFiles {
   /// Syncs the directory of `name` if an earlier attempt to do so has failed.
   Result<void> SyncBeforeRead(std::string_view name);
 
-  const std::string root_;
+  const std::string root_;                  // absolute
+  std::atomic<int> directory_ = -1;         // the descriptor in held_, which remains open
   std::atomic<bool> has_unsynced_ = false;  // whether unsynced_ has elements
   Mutex mutex_;
+  FileDescriptor held_ CAIRN_GUARDED_BY(mutex_);
   // Directories whose names this object has made durable, relative to the root.
   std::set<std::string, std::less<>> durable_ CAIRN_GUARDED_BY(mutex_);
   // Directories with names that may not be durable, and how often a sync of them has failed.

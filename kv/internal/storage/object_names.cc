@@ -13,6 +13,7 @@ namespace {
 
 constexpr size_t kEpochDigits = 8;
 constexpr size_t kIdDigits = 16;
+constexpr size_t kSessionDigits = 16;
 constexpr std::string_view kRootSuffix = ".root";
 
 struct KindName {
@@ -54,6 +55,10 @@ bool IsHexDigits(std::string_view text, size_t digit_count) {
   return text.size() == digit_count && std::ranges::all_of(text, is_digit);
 }
 
+bool IsDecimal(std::string_view text) {
+  return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
+}
+
 ObjectId NewObjectId(uint32_t epoch) {
   ObjectId result{.epoch = epoch};
   // Cannot fail for so few bytes. The kernel's generator, unlike one in this process, does not
@@ -78,6 +83,16 @@ std::optional<ParsedObjectName> ParseObjectName(std::string_view name) {
     if (epoch && id) return ParsedObjectName{kind.kind, {.epoch = *epoch, .id = *id}};
   }
   return std::nullopt;
+}
+
+bool IsSessionName(std::string_view name) { return IsHexDigits(name, kSessionDigits); }
+
+bool IsAttemptName(std::string_view name) {
+  if (!IsSessionName(name.substr(0, kSessionDigits))) return false;
+  name.remove_prefix(kSessionDigits);
+  const size_t counter = name.rfind('-');
+  return name.starts_with('-') && counter > 0 && IsDecimal(name.substr(1, counter - 1)) &&
+         IsDecimal(name.substr(counter + 1));
 }
 
 std::string RootName(uint64_t number) {

@@ -20,6 +20,8 @@ namespace cairn::kv::internal {
 
 /// Returns whether `text` consists of `digit_count` hexadecimal digits in lower case.
 bool IsHexDigits(std::string_view text, size_t digit_count);
+/// Returns whether `text` consists of decimal digits, at least one.
+bool IsDecimal(std::string_view text);
 
 /// Identifies one immutable object of a kind. Ids are random, so no two objects of a store have the
 /// same.
@@ -50,6 +52,17 @@ std::optional<ParsedObjectName> ParseObjectName(std::string_view name);
 inline constexpr std::string_view kIdentityName = "CAIRN";
 
 inline constexpr std::string_view kRootFolder = "roots/";
+inline constexpr std::string_view kPendingFolder = "pending/";
+/// The folders in which a store has objects.
+inline constexpr std::string_view kStoreFolders[] = {kRootFolder, "tables/",      "segments/",
+                                                     "pages/",    kPendingFolder, "leases/"};
+
+/// Returns whether a session may have this name: 16 hexadecimal digits.
+bool IsSessionName(std::string_view name);
+/// Returns whether an attempt may have this name: <session>-<step>-<counter>, where the last two are
+/// decimal.
+bool IsAttemptName(std::string_view name);
+
 /// Returns the name of root `number`.
 std::string RootName(uint64_t number);
 /// Returns the number of a root; nothing if RootName returns `name` for no number.

@@ -4,9 +4,9 @@ namespace cairn::kv::internal {
 
 Result<ObjectReader> ObjectReader::Open(std::shared_ptr<Storage> storage, std::string name) {
   ObjectReader reader(std::move(storage), std::move(name));
-  if (const LocalFiles* const files = reader.storage_->local_files()) {
-    CAIRN_TRY_ASSIGN(reader.file_,
-                     File::OpenRead(files->PathOf(reader.name_), /*direct=*/false, "object.open"));
+  if (LocalFiles* const files = reader.storage_->local_files()) {
+    CAIRN_TRY_ASSIGN(const FilePlace place, files->PlaceOf(reader.name_));
+    CAIRN_TRY_ASSIGN(reader.file_, File::OpenRead(place, /*direct=*/false, "object.open"));
     CAIRN_TRY_ASSIGN(reader.size_bytes_, reader.file_->SizeBytes());
   } else {
     CAIRN_TRY_ASSIGN(reader.size_bytes_, reader.storage_->Size(reader.name_));

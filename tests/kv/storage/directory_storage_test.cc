@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -332,6 +333,137 @@ TEST_F(DirectoryStorageTest, ListSkipsFilesThatAreNotObjects) {
   CAIRN_ASSERT_OK(storage_.RemoveLeftovers());
   EXPECT_THAT(Files("roots"), ElementsAre("1", "a b"));
   EXPECT_THAT(Files(".hidden"), ElementsAre("1"));
+}
+
+TEST_F(DirectoryStorageTest, RemovesTemporaryFilesOfTheStoreAndNothingElse) {
+  const std::string temporary = ".0123456789abcdef.tmp";
+  const std::string attempt = "pending/0000000100000000-7-0";
+  const auto write = [](const std::string& path) {
+    std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+    std::ofstream(path) << "x";
+  };
+  const std::vector<std::string> own = {"",       "roots/",   "tables/", "segments/",
+                                        "pages/", "pending/", "leases/", attempt + "/"};
+  for (const std::string& folder : own) write(path_ + "/" + folder + temporary);
+  std::vector<std::string> foreign;
+  for (const char* folder : {"notes/", "roots/old/", "roots/.trash/", "pending/a/",
+                             "pending/0000000100000000-7/", "segments/.0123456789abcdee.tmp/"}) {
+    foreign.push_back(path_ + "/" + folder + temporary);
+  }
+  for (const std::string& folder : own) {
+    for (const char* name :
+         {".tmp", ".0123456789ABCDEF.tmp", ".0123456789abcdeg.tmp", ".0123456789abcde.tmp",
+          ".settings-for-me.tmp", "0123456789abcdef.tmp", ".0123456789abcdef.tmq"}) {
+      foreign.push_back(path_ + "/" + folder + name);
+    }
+  }
+  foreign.push_back(dir_ / "outside/" + temporary);
+  for (const std::string& path : foreign) write(path);
+  for (const char* link : {"roots/.fedcba9876543210.tmp", "pending/0000000100000000-8-0", "outside",
+                           "segments/outside"}) {
+    foreign.push_back(path_ + "/" + link);
+    std::filesystem::create_directory_symlink(dir_ / "outside", foreign.back());
+  }
+  for (const char* loop : {"loop", "pending/loop", "segments/loop"}) {
+    foreign.push_back(path_ + "/" + loop);
+    std::filesystem::create_directory_symlink(".", foreign.back());
+  }
+  ASSERT_EQ(::mkfifo((path_ + "/.1111111111111111.tmp").c_str(), 0600), 0);
+  foreign.push_back(path_ + "/.1111111111111111.tmp");
+
+  CAIRN_ASSERT_OK(storage_.RemoveLeftovers());
+  for (const std::string& folder : own) {
+    EXPECT_FALSE(std::filesystem::exists(path_ + "/" + folder + temporary)) << folder;
+  }
+  for (const std::string& path : foreign) {
+    EXPECT_TRUE(std::filesystem::exists(std::filesystem::symlink_status(path))) << path;
+  }
+  EXPECT_THAT(List("pending/"),
+              ElementsAre(attempt + "/0123456789abcdef.tmp", "pending/0123456789abcdef.tmp"));
+  EXPECT_THAT(List("segments/"), ElementsAre("segments/0123456789abcdef.tmp"));
+}
+
+/// How the path of a storage comes to mean another directory, or none.
+struct Replacement {
+  const char* name;
+  void (*replace)(const ScopedTempDir& dir);
+};
+
+class ReplacedDirectoryTest : public ::testing::TestWithParam<Replacement> {};
+
+// The storage is that at "link", which is a link to "store", relative to the working directory.
+TEST_P(ReplacedDirectoryTest, AnOpenStorageIsTheDirectoryThatItHasOpened) {
+  namespace fs = std::filesystem;
+  const ScopedTempDir dir;
+  fs::create_directory(dir / "other");
+  fs::create_directory(dir / "store");
+  fs::create_directory_symlink("store", dir / "link");
+  const fs::path before = fs::current_path();
+  fs::current_path(dir.path());
+  DirectoryStorage storage("./link/");
+  EXPECT_EQ(storage.address(), dir / "link");
+  CAIRN_ASSERT_OK(storage.Put("roots/1", AsBytes("1")));
+  GetParam().replace(dir);
+  fs::current_path(before);
+
+  CAIRN_ASSERT_OK(storage.Put("hint", AsBytes("2")));
+  CAIRN_ASSERT_OK(storage.PutIfAbsent("roots/2", AsBytes("2")));
+  CAIRN_ASSERT_OK(storage.PutIfAbsentVolatile("pending/a/1", AsBytes("2")));
+  CAIRN_ASSERT_OK_AND_ASSIGN(auto writer, storage.Create("tables/1"));
+  CAIRN_ASSERT_OK(writer->Append(AsBytes("2")));
+  CAIRN_ASSERT_OK(writer->Finish());
+  CAIRN_ASSERT_OK(storage.Create("tables/2"));  // and discards it
+  CAIRN_ASSERT_OK(storage.PrepareFile("segments/1"));
+  CAIRN_ASSERT_OK(storage.SyncNames("segments/"));
+  CAIRN_ASSERT_OK(storage.Remove("roots/1"));
+  CAIRN_ASSERT_OK(storage.RemoveLeftovers());
+  CAIRN_ASSERT_OK_AND_ASSIGN(auto names, storage.List(""));
+  std::ranges::sort(names);
+  EXPECT_THAT(names, ElementsAre("hint", "pending/a/1", "roots/2", "tables/1"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto bytes, storage.Read("roots/2", 1));
+  EXPECT_EQ(storage.Size("tables/1").value(), 1u);
+  const fs::path moved = fs::exists(dir / "moved") ? dir / "moved" : dir / "store";
+  EXPECT_TRUE(fs::exists(moved / "roots/2"));
+  EXPECT_TRUE(fs::is_empty(dir / "other"));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Ways, ReplacedDirectoryTest,
+    ::testing::Values(Replacement{"Nothing", [](const ScopedTempDir&) {}},
+                      Replacement{"MovedAway",
+                                  [](const ScopedTempDir& dir) {
+                                    std::filesystem::rename(dir / "store", dir / "moved");
+                                  }},
+                      Replacement{"MovedAwayAndReplaced",
+                                  [](const ScopedTempDir& dir) {
+                                    std::filesystem::rename(dir / "store", dir / "moved");
+                                    std::filesystem::create_directory_symlink("other",
+                                                                              dir / "store");
+                                  }},
+                      Replacement{"LinkReplaced",
+                                  [](const ScopedTempDir& dir) {
+                                    std::filesystem::create_directory_symlink("other", dir / "new");
+                                    std::filesystem::rename(dir / "new", dir / "link");
+                                  }}),
+    [](const auto& info) { return info.param.name; });
+
+TEST_F(DirectoryStorageTest, ARemovedDirectoryIsNotCreatedAgain) {
+  CAIRN_ASSERT_OK(storage_.Put("roots/1", AsBytes("1")));
+  std::filesystem::remove_all(path_);
+  for (const bool is_replaced : {false, true}) {
+    if (is_replaced) std::filesystem::create_directory(path_);
+    const auto removed = IsError(ErrorCode::kFailedPrecondition, "removed since it was opened");
+    EXPECT_THAT(storage_.Put("roots/2", {}), removed);
+    EXPECT_THAT(storage_.PutIfAbsent("roots/2", {}), removed);
+    EXPECT_THAT(storage_.PutIfAbsentVolatile("pending/a/1", {}), removed);
+    EXPECT_THAT(storage_.PutVolatile("hint", {}), removed);
+    EXPECT_THAT(storage_.Create("tables/1"), removed);
+    EXPECT_THAT(storage_.List("roots/"), removed);
+    EXPECT_THAT(storage_.Size("roots/1"), IsError(ErrorCode::kNotFound, "roots/1"));
+    CAIRN_EXPECT_OK(storage_.Remove("roots/1"));
+    EXPECT_EQ(std::filesystem::exists(path_), is_replaced);
+    EXPECT_TRUE(!is_replaced || std::filesystem::is_empty(path_));
+  }
 }
 
 TEST_F(DirectoryStorageTest, FoldersMayBeSymbolicLinks) {

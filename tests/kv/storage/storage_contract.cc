@@ -432,10 +432,12 @@ TEST_P(StorageContractTest, ObjectsAreTheirFiles) {
   kv::LocalFiles* files = storage_->local_files();
   if (files == nullptr) GTEST_SKIP() << "objects of this storage are not files";
   CAIRN_ASSERT_OK(files->PrepareFile("segments/a.seg"));
-  const std::string path = files->PathOf("segments/a.seg");
+  CAIRN_ASSERT_OK_AND_ASSIGN(const kv::FilePlace place, files->PlaceOf("segments/a.seg"));
+  EXPECT_EQ(place.path, storage_->address() + "/segments/a.seg");
   {
-    kv::FileDescriptor file(::open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY, 0644));
-    ASSERT_TRUE(file.is_open()) << path;
+    kv::FileDescriptor file(
+        ::openat(place.directory, place.name.c_str(), O_CREAT | O_EXCL | O_WRONLY, 0644));
+    ASSERT_TRUE(file.is_open()) << place.path;
     ASSERT_EQ(::write(file.get(), "bytes", 5), 5);
     ASSERT_EQ(::fsync(file.get()), 0);
   }
@@ -443,7 +445,7 @@ TEST_P(StorageContractTest, ObjectsAreTheirFiles) {
   EXPECT_EQ(Read("segments/a.seg"), "bytes");
   EXPECT_THAT(List("segments/"), ElementsAre("segments/a.seg"));
   CAIRN_ASSERT_OK(storage_->Remove("segments/a.seg"));
-  EXPECT_NE(::access(path.c_str(), F_OK), 0);
+  EXPECT_NE(::faccessat(place.directory, place.name.c_str(), F_OK, 0), 0);
 }
 
 }  // namespace cairn::testing
