@@ -218,9 +218,12 @@ Result<void> RaceFor(const std::string& directory, uint64_t number, bool take_ov
   return {};
 }
 
-Result<void> CommitWithPause(const std::string& directory, const std::string& point,
+/// Pauses at each of `points`.
+Result<void> CommitWithPause(const std::string& directory, const std::vector<std::string>& points,
                              uint32_t occurrence) {
-  CAIRN_TRY_ASSIGN(const auto store, Store::Open(directory, OpenMode::kWrite, SmallBlocks()));
+  StoreOptions options = SmallBlocks();
+  options.take_over = true;
+  CAIRN_TRY_ASSIGN(const auto store, Store::Open(directory, OpenMode::kWrite, options));
   const auto say = [](const char* what, const auto& result) {
     Say(result ? fmt::format("{} ok", what)
                : fmt::format("{} {} {}", what, ErrorCodeName(result.error().code),
@@ -228,7 +231,9 @@ Result<void> CommitWithPause(const std::string& directory, const std::string& po
   };
   {
     cairn::testing::ScopedFaults faults([&](const cairn::testing::FaultPass& pass, uint32_t) {
-      if (pass.point == point && pass.occurrence == occurrence) ::raise(SIGSTOP);
+      if (pass.occurrence == occurrence && std::ranges::find(points, pass.point) != points.end()) {
+        ::raise(SIGSTOP);
+      }
       return 0;
     });
     say("commit", Perform(Operation::kCommit, *store));
@@ -318,7 +323,9 @@ Result<void> Main(std::span<char*> arguments) {
   if (is("hold", 2)) return Hold(words[1]);
   if (is("open-as", 4)) return OpenAs(std::stoul(words[1]), words[2], words[3] == "w");
   if (is("race", 4)) return RaceFor(words[1], std::stoull(words[2]), words[3] == "take-over");
-  if (is("pause", 4)) return CommitWithPause(words[1], words[2], std::stoul(words[3]));
+  if (words.size() >= 4 && words[0] == "pause") {
+    return CommitWithPause(words[1], {words.begin() + 3, words.end()}, std::stoul(words[2]));
+  }
   if (is("fork", 3)) return ForkWithOpenWriter(words[1], words[2]);
   std::fprintf(stderr, "store_program: wrong usage\n");
   std::exit(2);

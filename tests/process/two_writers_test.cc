@@ -199,7 +199,7 @@ class PausedWriterTest : public ::testing::Test {
     const std::string path = dir_ / "store";
     std::filesystem::remove_all(path);
     std::filesystem::copy(dir_ / "history", path, std::filesystem::copy_options::recursive);
-    Child paused({CAIRN_STORE_PROGRAM, "pause", path, pass.point, std::to_string(pass.occurrence)});
+    Child paused({CAIRN_STORE_PROGRAM, "pause", path, std::to_string(pass.occurrence), pass.point});
     EXPECT_TRUE(paused.AwaitStop());
     EXPECT_THAT(Store::Open(path, OpenMode::kWrite, SmallBlocks()),
                 IsError(ErrorCode::kConflict, std::to_string(paused.pid())));
@@ -298,6 +298,38 @@ TEST_F(PausedWriterTest, GetsConflictAfterOthersHaveRemovedItsRoots) {
     EXPECT_THAT(lines[0], StartsWith("commit Conflict"));
     EXPECT_THAT(lines[1], Not(StartsWith("delete ok")));
   }
+}
+
+// The first one has put its root, and has not looked for its predecessor yet, when the second one
+// puts the next.
+TEST_F(PausedWriterTest, RootOfAnotherPausedWriterIsNoPredecessor) {
+  const std::string path = dir_ / "history";
+  Child first({CAIRN_STORE_PROGRAM, "pause", path, "1", "roots.link", "roots.linked"});
+  ASSERT_TRUE(first.AwaitStop());
+  Child second({CAIRN_STORE_PROGRAM, "pause", path, "1", "roots.link"});
+  ASSERT_TRUE(second.AwaitStop());
+  StoreOptions options = SmallBlocks();
+  options.take_over = true;
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite, options));
+  CAIRN_ASSERT_OK_AND_ASSIGN(Steps expected, LoadAllFrom(*store));
+  for (uint64_t i = 0; i < 70; ++i) {
+    expected[10] = MakeSample(10, i, {.tensor_count = 1, .largest_bytes = 1});
+    CAIRN_ASSERT_OK(SaveSample(*store, expected[10], /*overwrite=*/i > 0));
+  }
+  first.Continue();
+  ASSERT_TRUE(first.AwaitStop());
+  for (Child* const child : {&second, &first}) {
+    child->Continue();
+    const auto lines = child->ReadLines();
+    (void)child->Wait();
+    ASSERT_EQ(lines.size(), 2u);
+    EXPECT_THAT(lines[0], StartsWith("commit Conflict"));
+    EXPECT_THAT(lines[1], Not(StartsWith("delete ok")));
+  }
+  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(20)));
+  expected[20] = MakeSample(20);
+  CAIRN_ASSERT_OK(store->Close());
+  ExpectClean(path, expected);
 }
 
 }  // namespace

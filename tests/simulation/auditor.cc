@@ -7,11 +7,28 @@
 #include <string>
 #include <vector>
 
+#include "kv/internal/commit/store_identity.h"
+#include "kv/internal/parts/attempt_outcome.h"
+#include "kv/internal/root/root_record.h"
+#include "kv/internal/storage/object_names.h"
+
 namespace cairn::simulation {
 
 void Auditor::Run() {
+  RemoveStrays();
   CheckAsReader();
   CheckAsWriter();
+}
+
+/// As an error of a writer whose number they have demands.
+void Auditor::RemoveStrays() {
+  const auto& objects = world().network().objects();
+  const auto uuid = kv::internal::ReadIdentity(*objects);
+  const std::vector<std::string> names = objects->List("roots/").value();
+  for (const std::string& name : names) {
+    const auto root = kv::internal::DecodeRootIdentity(objects->Read(name, 1 << 30).value());
+    if (uuid && root && root->store_uuid != *uuid) (void)objects->Remove(name);
+  }
 }
 
 void Auditor::CheckAsReader() {
@@ -46,11 +63,23 @@ void Auditor::CheckLeftovers() {
   const auto& objects = world().network().objects();
   const auto leftovers = kv::testing::FindLeftovers(objects);
   if (!leftovers) return Report(leftovers.error().ToString());
-  for (const std::string& name : *leftovers) Report(fmt::format("{} is left over", name));
+  for (const std::string& name : *leftovers) {
+    if (!IsOfOtherStore(name)) Report(fmt::format("{} is left over", name));
+  }
   const std::vector<std::string> leases = objects->List("leases/").value();
   for (const std::string& name : leases) {
-    if (name != "leases/" + store().session()) Report(fmt::format("{} is left over", name));
+    const bool is_own = name == "leases/" + store().session();
+    if (!is_own && !IsOfOtherStore(name)) Report(fmt::format("{} is left over", name));
   }
+}
+
+/// A writer whose store was replaced by this one has put what has no epoch of a former writer.
+bool Auditor::IsOfOtherStore(const std::string& name) {
+  if (world().stores().size() == 1) return false;
+  const auto object = kv::internal::ParseObjectName(name);
+  const std::string session = name.substr(name.find('/') + 1);
+  const auto epoch = object ? object->id.epoch : kv::internal::EpochOfSession(session);
+  return epoch >= kv::internal::EpochOfSession(store().session());
 }
 
 }  // namespace cairn::simulation

@@ -16,6 +16,8 @@ class Auditor : public Writer {
   void CheckAsReader();
   void CheckAsWriter();
   void CheckLeftovers();
+  void RemoveStrays();
+  bool IsOfOtherStore(const std::string& name);
 };
 
 }  // namespace cairn::simulation

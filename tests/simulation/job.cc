@@ -99,6 +99,7 @@ bool OtherRank::Join() {
     auto opened = kv::Store::Open(storage(), kv::OpenMode::kJoinSession, options);
     if (opened) {
       store_ = *std::move(opened);
+      SetStore(*store_);
       return true;
     }
     // Rank 0 may have closed the store.
@@ -131,7 +132,7 @@ void OtherRank::AwaitDecision(kv::StepWriter& writer, const JobPlan::Save& save)
   if (decided && !save.is_committed) Report("a rank believes in a step that was not committed");
   if (decided) return;
   plan_.has_gone_on = true;
-  if (save.is_committed && !LeavesOpen(decided.error())) {
+  if (save.is_committed && !LeavesOpen(decided.error()) && !is_replaced()) {
     Report(fmt::format("a committed step failed: {}", decided.error().ToString()));
   }
   Judge("the decision", decided.error());

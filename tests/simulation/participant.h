@@ -24,6 +24,13 @@ class Participant {
   World& world() { return world_; }
   const std::shared_ptr<SimulatedStorage>& storage() { return storage_; }
   bool is_dead() { return storage_->process().is_dead; }
+  /// Notes which store this process has opened.
+  void SetStore(const kv::Store& store);
+  /// Returns the model of the store that this process has opened; before, of the one that is there.
+  Model& model() { return model_ == nullptr ? world_.model() : *model_; }
+  /// Returns whether another store has taken the place of the one that this process has opened, now
+  /// or before, so that its calls may fail in any way.
+  bool is_replaced();
   void Note(const std::string& text);
   void Report(const std::string& violation) { world_.Fail(storage_.get(), violation); }
   void Sleep(int64_t at_most_ns);
@@ -40,6 +47,8 @@ class Participant {
   void Count(const Result<void>& changed);
 
   World& world_;
+  Model* model_ = nullptr;
+  uint64_t replaced_count_ = 0;  // of all stores, when this process opened its own
   const std::shared_ptr<SimulatedStorage> storage_;
 };
 

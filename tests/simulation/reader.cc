@@ -24,10 +24,11 @@ void Reader::Run() {
 bool Reader::Open() {
   for (int left = 5; left > 0 && !is_dead(); --left) {
     const uint64_t fault_count = storage()->fault_count();
-    const bool may_be_absent = world().model().newest() == 0;
+    const bool may_be_absent = model().newest() == 0;
     auto opened = kv::Store::Open(storage(), kv::OpenMode::kRead, world().Options());
     if (opened) {
       store_ = *std::move(opened);
+      SetStore(*store_);
       return true;
     }
     Note(fmt::format("cannot open: {}", opened.error().ToString()));
@@ -42,14 +43,14 @@ bool Reader::Open() {
 void Reader::Look() {
   const uint64_t fault_count = storage()->fault_count();
   // A reader sees every commit that was made before it looks.
-  newest_seen_ = std::max(newest_seen_, world().model().newest());
+  if (!is_replaced()) newest_seen_ = std::max(newest_seen_, model().newest());
   const auto snapshot = store_->Latest();
   if (is_dead()) return;
   if (!snapshot) return CheckError("Latest", snapshot.error(), fault_count);
-  const std::optional<uint64_t> root = world().model().FindRoot(**snapshot, newest_seen_);
+  const std::optional<uint64_t> root = model().FindRoot(**snapshot, newest_seen_);
   if (!root) return;
   newest_seen_ = *root;
-  Note(fmt::format("sees root {} {}", *root, Describe(world().model().StateAt(*root))));
+  Note(fmt::format("sees root {} {}", *root, Describe(model().StateAt(*root))));
   LoadSome(**snapshot, *root);
   if (world().Chance(0.3)) {
     Sleep(2 * world().grace_ns());
@@ -71,8 +72,8 @@ void Reader::Find(const kv::StepInfo& step, uint64_t root) {
     return Report(fmt::format("a snapshot lacks step {}, for which it was made", step.step));
   }
   const bool may_be_removed =
-      step.generation + kv::internal::kKeptRoots <= world().model().newest() &&
-      world().model().MayBeGone(root, step.step, world().scheduler().now_ns() + world().grace_ns());
+      step.generation + kv::internal::kKeptRoots <= model().newest() &&
+      model().MayBeGone(root, step.step, world().scheduler().now_ns() + world().grace_ns());
   if (snapshot.error().code == ErrorCode::kNotFound && may_be_removed) return;
   CheckError("SnapshotWith", snapshot.error(), fault_count);
 }

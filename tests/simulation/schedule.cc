@@ -66,12 +66,21 @@ void PlayWriters(World& world, Stage& stage, uint64_t number) {
   }
 }
 
+/// One or two writers are paused at the put of a root, until the last one has committed so often
+/// that their numbers are free again. Then the second one puts its root after that of the first.
 void PlayOvertaking(World& world, Stage& stage) {
-  stage.Start([&stage] { stage.Play<Writer>("overtaken", Role::kOvertaken); });
-  stage.Start([&world, &stage] {
-    world.scheduler().SleepFor(static_cast<int64_t>(world.Between(5, 20)) * kSecondNs);
-    stage.Play<Writer>("overtaker", Role::kOvertaker);
-  });
+  const bool has_two = world.Chance(0.7);
+  int64_t begin_ns = 0;
+  const auto start = [&](const char* name, Role role) {
+    stage.Start([&world, &stage, name, role, begin_ns] {
+      world.scheduler().SleepFor(begin_ns);
+      stage.Play<Writer>(name, role);
+    });
+    begin_ns += static_cast<int64_t>(world.Between(5, 20)) * kSecondNs;
+  };
+  start("overtaken", Role::kOvertaken);
+  if (has_two) start("also overtaken", Role::kAlsoOvertaken);
+  start("overtaker", Role::kOvertaker);
 }
 
 void PlayJob(World& world, Stage& stage, uint64_t job) {
@@ -92,8 +101,31 @@ void PlayJobs(World& world, Stage& stage) {
   for (uint64_t job = 0; job < job_count; ++job) PlayJob(world, stage, job);
 }
 
+/// Another store takes the place of the one at the address, and sometimes that one comes back.
+void PlayReplacement(World& world) {
+  Scheduler& scheduler = world.scheduler();
+  scheduler.SleepFor(static_cast<int64_t>(world.Between(1, 60'000)) * kMillisecondNs);
+  SimulatedStore& before = world.network().store();
+  world.network().Replace(world.AddStore());
+  if (world.Chance(0.5)) return;
+  scheduler.SleepFor(static_cast<int64_t>(world.Between(1, 60'000)) * kMillisecondNs);
+  world.network().Replace(before);
+}
+
+/// Checks each store, beginning with the one that is at the address.
+void Audit(World& world, Stage& stage) {
+  const SimulatedStore* const last = &world.network().store();
+  stage.Play<Auditor>();
+  for (SimulatedStore& store : world.stores()) {
+    if (&store == last) continue;
+    world.network().Replace(store);
+    stage.Play<Auditor>();
+  }
+}
+
 void Play(World& world, Stage& stage) {
   if (world.Chance(0.02)) PlayOvertaking(world, stage);
+  if (world.Chance(0.1)) stage.Start([&world] { PlayReplacement(world); });
   const bool has_jobs = world.Chance(0.4);
   if (has_jobs) stage.Start([&world, &stage] { PlayJobs(world, stage); });
   const uint64_t writer_count = world.Between(has_jobs ? 0 : 1, 3);
@@ -108,7 +140,7 @@ void Play(World& world, Stage& stage) {
   world.network().Calm();
   // Leases and grace periods end, and listings become current.
   world.scheduler().SleepFor(200 * kSecondNs);
-  stage.Play<Auditor>();
+  Audit(world, stage);
 }
 
 }  // namespace
@@ -123,11 +155,13 @@ ScheduleResult RunSchedule(uint64_t seed) {
       world.Fail(nullptr, "the processes wait for each other, or never end");
     }
   }
+  uint64_t roots = 0;
+  for (const SimulatedStore& store : world.stores()) roots += store.model.newest();
   return {.violation = world.trace().violation(),
           .trace = world.trace().violation().empty() ? "" : world.trace().End(),
           .hash = world.trace().hash(),
           .counts = world.network().counts(),
-          .roots = world.model().newest()};
+          .roots = roots};
 }
 
 }  // namespace cairn::simulation

@@ -8,7 +8,7 @@
 #include <set>
 #include <utility>
 
-#include "kv/internal/root/root_log.h"
+#include "kv/internal/commit/store_identity.h"
 #include "kv/internal/root/root_record.h"
 #include "kv/internal/storage/name_check.h"
 
@@ -31,13 +31,20 @@ int64_t RandomDelay(Scheduler& scheduler, int64_t mean_ns) {
 
 }  // namespace
 
-Network::Network(Scheduler& scheduler, Model& model, const Conditions& conditions, Trace trace)
+Network::Network(Scheduler& scheduler, SimulatedStore& store, const Conditions& conditions,
+                 Trace trace)
     : scheduler_(scheduler),
-      model_(model),
+      store_(&store),
       conditions_(conditions),
       trace_(std::move(trace)),
-      objects_(std::make_shared<MemoryStorage>("simulation")),
       cables_(scheduler.AddProcess("network")) {}
+
+void Network::Replace(SimulatedStore& store) {
+  store_ = &store;
+  changes_.clear();
+  ++counts_.replaced_stores;
+  Note(cables_, "replaces the store");
+}
 
 void Network::Calm() {
   conditions_.fault_chance = 0;
@@ -101,12 +108,12 @@ class SimulatedStorage::Writer final : public kv::ObjectWriter {
     });
   }
   Result<void> Finish() override {
-    return storage_.Change(Kind::kFinish, name_,
-                           [objects = storage_.network_.objects(), name = name_,
-                            bytes = std::move(bytes_)](bool is_torn) {
-                             const size_t size = is_torn ? bytes.size() / 2 : bytes.size();
-                             return objects->PutIfAbsent(name, std::span(bytes).first(size));
-                           });
+    return storage_.Change(
+        Kind::kFinish, name_,
+        [&network = storage_.network_, name = name_, bytes = std::move(bytes_)](bool is_torn) {
+          const size_t size = is_torn ? bytes.size() / 2 : bytes.size();
+          return network.objects()->PutIfAbsent(name, std::span(bytes).first(size));
+        });
   }
 
  private:
@@ -116,23 +123,33 @@ class SimulatedStorage::Writer final : public kv::ObjectWriter {
 };
 
 Result<void> SimulatedStorage::Put(std::string_view name, std::span<const std::byte> bytes) {
-  return Change(
-      Kind::kPut, name,
-      [objects = network_.objects(), name = std::string(name),
-       copy = std::vector(bytes.begin(), bytes.end())](bool) { return objects->Put(name, copy); });
+  return Change(Kind::kPut, name,
+                [this, name = std::string(name), copy = std::vector(bytes.begin(), bytes.end())](
+                    bool) { return network_.objects()->Put(name, copy); });
 }
 
 Result<void> SimulatedStorage::PutIfAbsent(std::string_view name,
                                            std::span<const std::byte> bytes) {
   if (root_pause_ns_ > 0 && ParseRootName(name)) Pause(std::exchange(root_pause_ns_, 0));
   return Change(Kind::kPutIfAbsent, name,
-                [&network = network_, name = std::string(name), operation = CurrentOperation(),
+                [this, name = std::string(name), operation = CurrentOperation(),
                  copy = std::vector(bytes.begin(), bytes.end())](bool) -> Result<void> {
-                  CAIRN_TRY(network.objects()->PutIfAbsent(name, copy));
+                  CAIRN_TRY(network_.objects()->PutIfAbsent(name, copy));
                   const auto root = ParseRootName(name);
-                  if (root) network.model().RootPut(*root, operation);
+                  if (!root) return {};
+                  RootPut(*root, copy, operation);
+                  if (after_root_pause_ns_ > 0) Pause(std::exchange(after_root_pause_ns_, 0));
                   return {};
                 });
+}
+
+void SimulatedStorage::RootPut(uint64_t number, std::span<const std::byte> bytes,
+                               Operation* operation) {
+  const auto uuid = kv::internal::ReadIdentity(*network_.objects());
+  const auto root = kv::internal::DecodeRootIdentity(bytes);
+  if (uuid && root && *uuid == root->store_uuid) return network_.model().RootPut(number, operation);
+  ++network_.counts().strays;
+  network_.Note(process_, fmt::format("puts root {} into another store", number));
 }
 
 Result<std::unique_ptr<kv::ObjectWriter>> SimulatedStorage::Create(std::string_view name) {
@@ -143,8 +160,10 @@ Result<std::unique_ptr<kv::ObjectWriter>> SimulatedStorage::Create(std::string_v
 
 Result<void> SimulatedStorage::ReadRange(std::string_view name, uint64_t offset_bytes,
                                          std::span<std::byte> target) {
-  return Call(Kind::kReadRange, name,
-              [&](bool) { return network_.objects()->ReadRange(name, offset_bytes, target); });
+  return Call(Kind::kReadRange, name, [&](bool) {
+    if (ParseRootName(name)) root_read_in_ = &network_.store();
+    return network_.objects()->ReadRange(name, offset_bytes, target);
+  });
 }
 
 Result<uint64_t> SimulatedStorage::Size(std::string_view name) {
@@ -160,8 +179,11 @@ Result<std::vector<std::string>> SimulatedStorage::List(std::string_view prefix)
 
 Result<void> SimulatedStorage::Remove(std::string_view name) {
   return Change(Kind::kRemove, name,
-                [objects = network_.objects(), name = std::string(name)](bool) {
-                  return objects->Remove(name);
+                [this, name = std::string(name), checked_in = root_read_in_](bool) -> Result<void> {
+                  // Names of roots are numbers. The store requires that it is not replaced between
+                  // the look at a root and the removal of older ones.
+                  if (ParseRootName(name) && checked_in != &network_.store()) return {};
+                  return network_.objects()->Remove(name);
                 });
 }
 
@@ -277,11 +299,7 @@ Result<void> SimulatedStorage::Change(Kind kind, std::string_view name,
   };
   return Call(kind, name, [&](bool is_torn) -> Result<void> {
     if (!network_.scheduler().Chance(network_.conditions().late_chance)) return noted(is_torn);
-    network_.PerformLater([&model = network_.model(), root = ParseRootName(name), noted] {
-      // The store requires that no put is performed after kKeptRoots more commits.
-      const bool is_too_late = root && *root + kv::internal::kKeptRoots <= model.newest();
-      if (!is_too_late) (void)noted(false);
-    });
+    network_.PerformLater([noted] { (void)noted(false); });
     ++fault_count_;
     ++network_.counts().faults;
     return Fail(Failure(kind, name, "the response is late"));

@@ -54,18 +54,32 @@ struct Counts {
   uint64_t pauses = 0;
   uint64_t kills = 0;
   uint64_t stale_listings = 0;
+  uint64_t replaced_stores = 0;
+  uint64_t strays = 0;  // roots that were put into another store than theirs
 };
 
-/// What the processes of a schedule share. Ownership: outlives all storages.
+/// The objects of a store, and what they must be.
+struct SimulatedStore {
+  Model model;
+  std::shared_ptr<kv::internal::MemoryStorage> objects =
+      std::make_shared<kv::internal::MemoryStorage>("simulation");
+};
+
+/// What the processes of a schedule share. Ownership: outlives all storages; the owner of the
+/// stores outlives it.
 class Network {
  public:
   using Trace = std::function<void(const Process&, const std::string&)>;
-  Network(Scheduler& scheduler, Model& model, const Conditions& conditions, Trace trace);
+  Network(Scheduler& scheduler, SimulatedStore& store, const Conditions& conditions, Trace trace);
 
   Scheduler& scheduler() { return scheduler_; }
-  Model& model() { return model_; }
+  /// Returns the store that is at the address now.
+  SimulatedStore& store() { return *store_; }
+  /// From now on, requests are performed in this store, also those that are on their way.
+  void Replace(SimulatedStore& store);
+  Model& model() { return store_->model; }
   const Conditions& conditions() const { return conditions_; }
-  const std::shared_ptr<kv::internal::MemoryStorage>& objects() { return objects_; }
+  const std::shared_ptr<kv::internal::MemoryStorage>& objects() { return store_->objects; }
   Counts& counts() { return counts_; }
   void Note(const Process& process, const std::string& text) { trace_(process, text); }
 
@@ -87,10 +101,9 @@ class Network {
   };
 
   Scheduler& scheduler_;
-  Model& model_;
+  SimulatedStore* store_;
   Conditions conditions_;
   const Trace trace_;
-  const std::shared_ptr<kv::internal::MemoryStorage> objects_;
   Process& cables_;
   Counts counts_;
   std::deque<Change> changes_;  // oldest first
@@ -107,8 +120,11 @@ class SimulatedStorage final : public kv::Storage {
   void SetOperation(Operation* operation);
   /// Kills the process at its n-th request from now on.
   void KillAt(uint64_t request) { requests_left_ = request; }
-  /// Pauses the process when it is about to put its next root.
-  void PauseAtNextRoot(int64_t pause_ns) { root_pause_ns_ = pause_ns; }
+  /// Pauses the process when it is about to put its next root, and when it has put it.
+  void PauseAtNextRoot(int64_t before_ns, int64_t after_ns) {
+    root_pause_ns_ = before_ns;
+    after_root_pause_ns_ = after_ns;
+  }
   /// Returns how many requests were disturbed so far.
   uint64_t fault_count() const { return fault_count_; }
 
@@ -150,6 +166,8 @@ class SimulatedStorage final : public kv::Storage {
   /// Runs `perform(is_torn)` as a request.
   template <typename Perform>
   auto Call(Kind kind, std::string_view name, const Perform& perform) -> decltype(perform(false));
+  /// A root was put by `operation`.
+  void RootPut(uint64_t number, std::span<const std::byte> bytes, Operation* operation);
   /// Runs a change as a request. It owns what it needs, because it may be performed later.
   Result<void> Change(Kind kind, std::string_view name,
                       std::function<Result<void>(bool is_torn)> change);
@@ -161,6 +179,8 @@ class SimulatedStorage final : public kv::Storage {
   std::map<uint64_t, Operation*> operations_;  // by task
   uint64_t requests_left_ = 0;                 // until the process is killed; 0: never
   int64_t root_pause_ns_ = 0;
+  int64_t after_root_pause_ns_ = 0;
+  const SimulatedStore* root_read_in_ = nullptr;  // the store of the last root that was read
   int64_t outage_until_ns_ = 0;
   uint64_t fault_count_ = 0;
 };

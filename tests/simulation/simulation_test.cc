@@ -63,19 +63,20 @@ struct Total {
     for (uint64_t Counts::* const count :
          {&Counts::acknowledged, &Counts::failed, &Counts::unknown, &Counts::loads,
           &Counts::requests, &Counts::faults, &Counts::outages, &Counts::pauses, &Counts::kills,
-          &Counts::stale_listings}) {
+          &Counts::stale_listings, &Counts::replaced_stores, &Counts::strays}) {
       counts.*count += result.counts.*count;
     }
   }
   void Print(double seconds, uint64_t first_seed) const {
     fmt::print(
         "{} schedules in {:.0f} s ({:.0f} per minute) from seed {}: {} commits, {} requests, "
-        "{} faults, {} outages, {} pauses, {} kills, {} late listings; {} operations were "
-        "acknowledged, "
-        "{} failed, {} of which may have been performed; {} loads\n",
+        "{} faults, {} outages, {} pauses, {} kills, {} late listings, {} replaced "
+        "stores, {} roots put into another store; {} operations were acknowledged, {} failed, {} "
+        "of which may have been performed; {} loads\n",
         schedules, seconds, static_cast<double>(schedules) * 60 / seconds, first_seed, roots,
         counts.requests, counts.faults, counts.outages, counts.pauses, counts.kills,
-        counts.stale_listings, counts.acknowledged, counts.failed, counts.unknown, counts.loads);
+        counts.stale_listings, counts.replaced_stores, counts.strays, counts.acknowledged,
+        counts.failed, counts.unknown, counts.loads);
   }
 };
 

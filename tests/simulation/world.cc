@@ -76,12 +76,50 @@ World::World(uint64_t seed)
       grace_ns_(ChooseGrace(scheduler_)),
       clock_error_ns_(scheduler_.Chance(0.3) ? 3 * kSecondNs : 0),
       shape_(ChooseShape(scheduler_)),
-      model_([this](const std::string& violation) { Fail(nullptr, violation); },
-             grace_ns_ - 2 * clock_error_ns_),
-      network_(scheduler_, model_, ChooseConditions(scheduler_),
+      network_(scheduler_, stores_.emplace_back(NewModel()), ChooseConditions(scheduler_),
                [this](const Process& process, const std::string& text) {
                  trace_.Add(scheduler_.now_ns(), process, text);
                }) {}
+
+Model World::NewModel() {
+  return Model([this](const std::string& violation) { Fail(nullptr, violation); },
+               grace_ns_ - 2 * clock_error_ns_);
+}
+
+Model& World::ModelOf(const kv::Store& store) {
+  for (SimulatedStore& each : stores_) {
+    const auto opened = kv::Store::Open(each.objects, kv::OpenMode::kRead, Options());
+    if (opened && (*opened)->uuid() == store.uuid()) return each.model;
+  }
+  return model();
+}
+
+SimulatedStore& World::AddStore() {
+  SimulatedStore& added = stores_.emplace_back(NewModel());
+  const auto put = [&, writer = NextWriter()](uint64_t root, std::function<void(State&)> change) {
+    added.model.RootPut(
+        root, &added.model.Begin({.name = "prepare",
+                                  .writer = writer,
+                                  .opens = root == 1,
+                                  .apply = [change](State& state, uint64_t) { change(state); },
+                                  .begin_ns = scheduler_.now_ns()}));
+  };
+  const auto store = kv::Store::Open(added.objects, kv::OpenMode::kWrite, Options());
+  CAIRN_CHECK(store.has_value());
+  put(1, [](State&) {});
+  const uint64_t step = Between(1, 3);
+  const uint64_t version = NextVersion();
+  CAIRN_CHECK(kv::testing::SaveSample(**store, Contents(step, version)).has_value());
+  put(2, [&](State& state) { state.Save(step, {.version = version, .generation = 2}); });
+  const uint64_t count = Between(2, Chance(0.5) ? 10 : 150);
+  for (uint64_t root = 3; root <= count; ++root) {
+    const bool compresses = root % 2 == 1;
+    CAIRN_CHECK((*store)->SetCompression(compresses).has_value());
+    put(root, [&](State& state) { state.compresses = compresses; });
+  }
+  CAIRN_CHECK((*store)->Close().has_value());
+  return added;
+}
 
 std::shared_ptr<SimulatedStorage> World::AddProcess(const std::string& name) {
   Process& process = scheduler_.AddProcess(name);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "kv/options.h"
+#include "kv/store.h"
 #include "tests/kv/sample_step.h"
 #include "tests/simulation/model.h"
 #include "tests/simulation/scheduler.h"
@@ -40,12 +41,19 @@ class World {
 
   Scheduler& scheduler() { return scheduler_; }
   Trace& trace() { return trace_; }
-  Model& model() { return model_; }
+  /// Returns the model of the store that is at the address now.
+  Model& model() { return network_.model(); }
+  /// Returns that of this store.
+  Model& ModelOf(const kv::Store& store);
   Network& network() { return network_; }
   int64_t grace_ns() const { return grace_ns_; }
 
   /// Adds a process with its storage.
   std::shared_ptr<SimulatedStorage> AddProcess(const std::string& name);
+  /// Makes another store with random contents, which is not at the address yet.
+  SimulatedStore& AddStore();
+  /// Returns all stores; the first one is that at the address when the schedule begins.
+  std::deque<SimulatedStore>& stores() { return stores_; }
   /// Returns the options with which processes open the store.
   kv::StoreOptions Options() const;
   /// Records a violation. From then on all processes are dead, so that the schedule ends soon.
@@ -66,12 +74,14 @@ class World {
   const int64_t clock_error_ns_;  // at most, of each process
   const kv::testing::SampleShape shape_;
   Trace trace_;
-  Model model_;
+  std::deque<SimulatedStore> stores_;
   Network network_;
   uint64_t writer_count_ = 0;
   uint64_t version_count_ = 0;
   std::map<std::pair<uint64_t, uint64_t>, kv::testing::SampleStep> contents_;
   std::deque<std::shared_ptr<SimulatedStorage>> storages_;
+
+  Model NewModel();
 };
 
 }  // namespace cairn::simulation

@@ -17,6 +17,7 @@ namespace {
 
 constexpr uint64_t kMaxRequestsOfAKilled = 300;
 constexpr int64_t kOvertakenPauseNs = 150 * kSecondNs;
+constexpr int64_t kPauseAfterRootNs = 60 * kSecondNs;
 
 }  // namespace
 
@@ -28,14 +29,16 @@ void Writer::Run() {
     storage()->KillAt(world().Between(1, kMaxRequestsOfAKilled));
   }
   if (!Open()) return;
-  if (role_ == Role::kOvertaken) storage()->PauseAtNextRoot(kOvertakenPauseNs);
+  if (role_ == Role::kOvertaken) storage()->PauseAtNextRoot(kOvertakenPauseNs, kPauseAfterRootNs);
+  if (role_ == Role::kAlsoOvertaken) storage()->PauseAtNextRoot(kOvertakenPauseNs, 0);
   if (role_ == Role::kOvertaker) ChangeOften();
   for (uint64_t left = world().Between(1, 5); left > 0 && can_continue(); --left) Act();
   Close();
 }
 
 bool Writer::Open() {
-  const bool take_over = role_ == Role::kOvertaker || world().Chance(0.3);
+  const bool take_over =
+      role_ == Role::kAlsoOvertaken || role_ == Role::kOvertaker || world().Chance(0.3);
   for (uint64_t left = world().Between(1, 4); left > 0 && can_continue(); --left) {
     if (TryOpen(take_over)) return true;
     Sleep(30 * kSecondNs);
@@ -53,6 +56,7 @@ bool Writer::TryOpen(bool take_over) {
     CAIRN_TRY_ASSIGN(store_, kv::Store::Open(storage(), kv::OpenMode::kWrite, options));
     return {};
   });
+  if (!error && !is_dead()) SetStore(*store_);
   // A conflict with a lease, or with another open.
   if (error && error->code != ErrorCode::kConflict) CheckError("the open", *error, fault_count);
   return !error && !is_dead();
@@ -75,7 +79,7 @@ void Writer::Judge(const Operation& operation, const Error& error, uint64_t faul
   const bool was_unknown = std::exchange(is_unknown_, is_unknown_ || IsUnknown(error));
   is_over_ = is_over_ || is_unknown_;
   if (error.code == ErrorCode::kFailedPrecondition && was_unknown) return;
-  const bool is_fenced = world().model().IsFenced(operation);
+  const bool is_fenced = model().IsFenced(operation);
   if (error.code == ErrorCode::kConflict && is_fenced) {
     is_over_ = true;
     return;

@@ -15,8 +15,9 @@ namespace cairn::simulation {
 /// What a writer does besides random operations.
 enum class Role : uint8_t {
   kUsual,
-  kOvertaken,  // is paused when it puts a root
-  kOvertaker,  // takes over from the former, and commits so often that this root is removed
+  kOvertaken,      // is paused before and after it puts a root
+  kAlsoOvertaken,  // takes over from the former, and is paused before it puts a root
+  kOvertaker,      // takes over, and commits so often that the roots before its own are removed
 };
 
 /// One process that opens the store for writing.

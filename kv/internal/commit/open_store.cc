@@ -17,6 +17,8 @@
 namespace cairn::kv::internal {
 namespace {
 
+constexpr int kReads = 3;  // of a store, if it is replaced in the meantime
+
 /// Replaces the root that this process knows. `known` is the one from which the search for `root`
 /// began; null if no other thread can have found a root.
 void SetRoot(StoreState& state, Root root, const CommittedRoot* known = nullptr) {
@@ -48,7 +50,7 @@ Result<bool> HasTablesOrSegments(Storage& storage) {
 
 /// Checks the result of FindNewest, and returns the newest root; one without steps and with number
 /// 0 for a store that has just been created. kDataLoss: the roots of a store with tables or
-/// segments are gone.
+/// segments are gone, or they belong to another store.
 Result<Root> CheckNewest(StoreState& state, Result<std::optional<Root>> found) {
   if (found && !*found) {
     CAIRN_TRY_ASSIGN(const bool has_more, HasTablesOrSegments(*state.storage));
@@ -56,20 +58,23 @@ Result<Root> CheckNewest(StoreState& state, Result<std::optional<Root>> found) {
     // Another process may have put the first root, and more, since the search.
     found = FindNewest(*state.storage);
   }
+  found = FindNewestOf(*state.storage, state.uuid, std::move(found));
+  if (!found && found.error().code == ErrorCode::kConflict) {
+    return Fail(Error{.code = ErrorCode::kDataLoss,
+                      .message = "the newest root belongs to another store",
+                      .file = state.storage->address()});
+  }
   if (!found) return Fail(AdviseRebuild(std::move(found).error()));
   if (!*found) {
     return Fail(Error{.code = ErrorCode::kDataLoss,
                       .message = "all roots of this store are missing; rebuild the store",
                       .file = state.storage->address()});
   }
-  if ((*found)->store_uuid == state.uuid) return **std::move(found);
-  return Fail(Error{.code = ErrorCode::kDataLoss,
-                    .message = "the newest root belongs to another store",
-                    .file = state.storage->address()});
+  return **std::move(found);
 }
 
 /// Reads the identity of the store with `read`, and its newest root.
-Result<Root> ReadStore(StoreState& state, Result<Uuid> (*read)(Storage& storage)) {
+Result<Root> ReadStoreOnce(StoreState& state, Result<Uuid> (*read)(Storage& storage)) {
   Result<Uuid> uuid = Uuid();
   Result<std::optional<Root>> found = std::nullopt;
   CAIRN_TRY(RunRequests(*state.storage, {[&]() -> Result<void> {
@@ -82,6 +87,17 @@ Result<Root> ReadStore(StoreState& state, Result<Uuid> (*read)(Storage& storage)
                                          }}));
   state.uuid = *uuid;
   return CheckNewest(state, std::move(found));
+}
+
+/// As ReadStoreOnce, but reads again if the store was replaced by another one in between.
+Result<Root> ReadStore(StoreState& state, Result<Uuid> (*read)(Storage& storage)) {
+  for (int attempt = 1;; ++attempt) {
+    Result<Root> root = ReadStoreOnce(state, read);
+    if (root || root.error().code != ErrorCode::kDataLoss || attempt == kReads) return root;
+    const Uuid known = state.uuid;
+    const auto uuid = ReadIdentity(*state.storage);
+    if (!uuid || *uuid == known) return root;
+  }
 }
 
 Result<void> CheckSession(const StoreState& state) {
@@ -116,24 +132,49 @@ Result<void> OpenForReading(StoreState& state) {
   return {};
 }
 
+namespace {
+
+Result<void> CommitEpoch(StoreState& state, Root& next) {
+  CommitOutcome outcome = CommitRoot(*state.storage, next);
+  if (outcome.state == CommitOutcome::State::kNotCommitted && outcome.other) {
+    return Fail(Error{.code = ErrorCode::kConflict,
+                      .message = fmt::format("{} has opened this store for writing at the same "
+                                             "time; close it there, open for reading, or take over",
+                                             Describe(outcome.other->writer)),
+                      .file = state.storage->address()});
+  }
+  if (outcome.state != CommitOutcome::State::kCommitted) return Fail(std::move(outcome.error));
+  if (next.number > 1) return {};
+  // The first root follows no other one that would show whether it was put into its store.
+  const auto uuid = ReadIdentity(*state.storage);
+  if (!uuid) {
+    Error error = uuid.error();
+    error.message = "it is unknown whether the store was opened: " + error.message;
+    return Fail(std::move(error));
+  }
+  if (*uuid == state.uuid) return {};
+  (void)WithdrawRoot(*state.storage, next);
+  return Fail(Replaced(*state.storage));
+}
+
+}  // namespace
+
 Result<void> OpenForWriting(StoreState& state) {
-  CAIRN_TRY_ASSIGN(Root next, ReadStore(state, CreateIdentity));
+  CAIRN_TRY_ASSIGN(const Root last, ReadStore(state, CreateIdentity));
   // A writer puts its lease before it commits the root of its epoch. So if the writer of this root
   // is alive, its lease exists; and if another one commits first, the commit below fails.
-  if (!state.options.take_over && next.number > 0) {
-    CAIRN_TRY(CheckLease(*state.storage, next.writer.session));
+  if (!state.options.take_over && last.number > 0) {
+    CAIRN_TRY(CheckLease(*state.storage, last.writer.session));
   }
-  state.epoch = next.epoch + 1;
+  state.epoch = last.epoch + 1;
   CAIRN_TRY_ASSIGN(state.session, NewSession(state.epoch));
-  ++next.number;
+  Root next = Successor(last, kAnnouncedFor);
   next.epoch = state.epoch;
   next.writer = ThisWriter(state.session);
-  next.created_unix_ns = NowUnixNs();
   CAIRN_TRY_ASSIGN(state.lease, LeaseKeeper::Take(state.storage, next.writer, state.epoch));
-  CommitOutcome outcome = CommitRoot(*state.storage, next);
-  if (outcome.state != CommitOutcome::State::kCommitted) {
+  if (const auto committed = CommitEpoch(state, next); !committed) {
     (void)state.lease->Release();
-    return Fail(std::move(outcome.error));
+    return Fail(committed.error());
   }
   SetRoot(state, std::move(next));
   Sweep(state);

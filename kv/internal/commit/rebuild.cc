@@ -326,16 +326,29 @@ class Rebuilder {
     }
     CAIRN_TRY_ASSIGN(const std::string session, NewSession(next.epoch));
     next.writer = ThisWriter(session);
-    for (int i = 0; i < 2; ++i) {
-      ++next.number;
-      next.created_unix_ns = NowUnixNs();
-      CAIRN_TRY(PutRoot(next));
-    }
-    return {};
+    next.created_unix_ns = NowUnixNs();
+    ++next.number;
+    CAIRN_TRY(PutRoot(next, std::nullopt));
+    const Root first = next;
+    ++next.number;
+    CAIRN_TRY(PutRoot(next, first.commit_id));
+    // As for every root (root_log.h): if this one is gone, others have committed so often that the
+    // numbers were free again.
+    if (best_.number == 0) return {};
+    CAIRN_TRY_ASSIGN(const bool is_there, IsStillThere(storage_, best_));
+    if (is_there) return {};
+    (void)WithdrawRoot(storage_, next);
+    (void)WithdrawRoot(storage_, first);
+    return Fail(Error{.code = ErrorCode::kConflict,
+                      .message =
+                          "another process has changed the store during the rebuild; look at "
+                          "its steps, and run the rebuild again if any is missing",
+                      .file = storage_.address()});
   }
 
   /// CommitRoot requires the root before, which may be missing here.
-  Result<void> PutRoot(Root& next) {
+  Result<void> PutRoot(Root& next, const std::optional<Uuid>& predecessor) {
+    next.predecessor = predecessor;
     next.commit_id = NewUuid();
     CAIRN_TRY_ASSIGN(const auto bytes, EncodeRoot(next));
     CAIRN_TRY(storage_.PutIfAbsent(RootName(next.number), bytes));

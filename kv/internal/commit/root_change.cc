@@ -100,20 +100,6 @@ std::vector<RemovedObject> TakeExpired(const StoreState& state, Root& root) {
   return expired;
 }
 
-/// Removes the leases of older epochs, and of those who wanted the epoch of this writer and did not
-/// get it. Dead or alive, they cannot commit.
-void SweepLeases(StoreState& state) {
-  const auto names = state.storage->List(kLeaseFolder);
-  if (!names) return;
-  for (const std::string& name : *names) {
-    const auto session = std::string_view(name).substr(kLeaseFolder.size());
-    const auto epoch = EpochOfSession(session);
-    if (IsSessionName(session) && epoch && *epoch <= state.epoch && session != state.session) {
-      (void)state.storage->Remove(name);
-    }
-  }
-}
-
 /// Removes the roots that are older than those that are kept.
 void RemoveRoots(StoreState& state, uint64_t newest) {
   // Where each request takes long, a writer remembers which roots it has removed.
@@ -302,9 +288,7 @@ Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, 
                           Unreachable unreachable, const CommitActions& actions) {
   CAIRN_TRY(CheckCanCommit(state));
   const auto current = CurrentRoot(state);
-  Root next = current->root;
-  next.number = current->root.number + 1;
-  next.created_unix_ns = NowUnixNs();
+  Root next = Successor(current->root, kAnnouncedFor);
   if (actions.takes_epoch) ++next.epoch;
   StepList changed = current->steps.Remove(removed);
   if (added != nullptr) {
@@ -431,15 +415,29 @@ void Sweep(StoreState& state) {
     }
     return false;
   };
-  for (const ObjectKind kind : {ObjectKind::kSegment, ObjectKind::kTable, ObjectKind::kPage}) {
-    const auto names = state.storage->List(ObjectFolder(kind));
+  // Dead or alive, writers of older epochs, and those who wanted this one, cannot commit.
+  const auto is_of_former_writer = [&](std::string_view folder, const std::string& name) {
+    const auto session = std::string_view(name).substr(folder.size());
+    const auto epoch = EpochOfSession(session);
+    if (folder == kPendingFolder) return IsPendingName(name) && (!epoch || *epoch < state.epoch);
+    return IsSessionName(session) && epoch && *epoch <= state.epoch && session != state.session;
+  };
+  std::vector<std::string> garbage;
+  for (const std::string_view folder :
+       {ObjectFolder(ObjectKind::kSegment), ObjectFolder(ObjectKind::kTable),
+        ObjectFolder(ObjectKind::kPage), kPendingFolder, kLeaseFolder}) {
+    const auto names = state.storage->List(folder);
     if (!names) continue;
-    for (const std::string& name : *names) {
-      if (is_garbage(name)) RemoveObject(state, name);
-    }
+    const bool has_sessions = folder == kPendingFolder || folder == kLeaseFolder;
+    std::ranges::copy_if(*names, std::back_inserter(garbage), [&](const std::string& name) {
+      return has_sessions ? is_of_former_writer(folder, name) : is_garbage(name);
+    });
   }
-  SweepEpochs(*state.storage, kPendingFolder, state.epoch);
-  SweepLeases(state);
+  // The order matters: if the store was replaced by another one, these may be its objects. If not,
+  // they are those of this store, whose names no other has.
+  if (!garbage.empty() && IsStillThere(*state.storage, root->root).value_or(false)) {
+    for (const std::string& name : garbage) RemoveObject(state, name);
+  }
   (void)state.storage->RemoveLeftovers();
 }
 

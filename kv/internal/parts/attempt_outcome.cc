@@ -29,30 +29,6 @@ std::string NameOf(const std::string& attempt, std::string_view what) {
 std::string FailureName(const std::string& attempt) { return NameOf(attempt, "failed"); }
 std::string OutcomeName(const std::string& attempt) { return NameOf(attempt, "outcome"); }
 
-/// Returns whether the name is one that the ranks of an attempt give, or cairn.dcp. Others in the
-/// folder are not touched.
-bool IsPendingName(std::string_view name) {
-  name.remove_prefix(kPendingFolder.size());
-  if (name == "dcp-ticket.json") return true;
-  const size_t slash = name.find('/');
-  if (slash == std::string_view::npos || !IsAttemptName(name.substr(0, slash))) return false;
-  name.remove_prefix(slash + 1);
-  if (name == "failed" || name == "outcome") return true;
-  const size_t dot = name.rfind('.');
-  if (dot == std::string_view::npos) return false;
-  std::string_view stem = name.substr(0, dot);
-  const std::string_view suffix = name.substr(dot);
-  if (suffix == ".shared") return IsHexDigits(stem, kSharedDigits);
-  if (suffix == ".data") {
-    const size_t index = stem.find('.');
-    if (index == std::string_view::npos || !IsDecimal(stem.substr(index + 1))) return false;
-    stem = stem.substr(0, index);
-  } else if (suffix != ".part" && suffix != ".merge" && suffix != ".merged") {
-    return false;
-  }
-  return IsDecimal(stem);
-}
-
 json ToJson(const Error& error, uint32_t rank) {
   json text = {{"rank", rank},
                {"code", static_cast<int>(error.code)},
@@ -107,6 +83,28 @@ std::optional<json> Read(Storage& storage, const std::string& name) {
 }
 
 }  // namespace
+
+bool IsPendingName(std::string_view name) {
+  name.remove_prefix(kPendingFolder.size());
+  if (name == "dcp-ticket.json") return true;
+  const size_t slash = name.find('/');
+  if (slash == std::string_view::npos || !IsAttemptName(name.substr(0, slash))) return false;
+  name.remove_prefix(slash + 1);
+  if (name == "failed" || name == "outcome") return true;
+  const size_t dot = name.rfind('.');
+  if (dot == std::string_view::npos) return false;
+  std::string_view stem = name.substr(0, dot);
+  const std::string_view suffix = name.substr(dot);
+  if (suffix == ".shared") return IsHexDigits(stem, kSharedDigits);
+  if (suffix == ".data") {
+    const size_t index = stem.find('.');
+    if (index == std::string_view::npos || !IsDecimal(stem.substr(index + 1))) return false;
+    stem = stem.substr(0, index);
+  } else if (suffix != ".part" && suffix != ".merge" && suffix != ".merged") {
+    return false;
+  }
+  return IsDecimal(stem);
+}
 
 std::string PartName(const std::string& attempt, uint32_t rank) {
   return NameOf(attempt, fmt::format("{}.part", rank));
@@ -167,15 +165,6 @@ void ForgetAttempt(Storage& storage, const std::string& attempt) {
   if (!names) return;
   for (const std::string& name : *names) {
     if (IsPendingName(name)) (void)storage.Remove(name);
-  }
-}
-
-void SweepEpochs(Storage& storage, std::string_view folder, uint32_t epoch) {
-  const auto names = storage.List(folder);
-  if (!names) return;
-  for (const std::string& name : *names) {
-    const auto of_session = EpochOfSession(std::string_view(name).substr(folder.size()));
-    if (IsPendingName(name) && (!of_session || *of_session < epoch)) (void)storage.Remove(name);
   }
 }
 

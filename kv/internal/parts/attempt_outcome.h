@@ -57,9 +57,9 @@ void RecordAttempt(const std::string& attempt, std::deque<std::string>& attempts
 /// writing removes what remains.
 void ForgetAttempt(Storage& storage, const std::string& attempt);
 
-/// Removes the objects in `folder` whose names do not begin with a session of `epoch` or of a later
-/// one. Ignores errors.
-void SweepEpochs(Storage& storage, std::string_view folder, uint32_t epoch);
+/// Returns whether the name is one that the ranks of an attempt give, or cairn.dcp. Others in
+/// pending/ are foreign, and nobody removes them.
+bool IsPendingName(std::string_view name);
 
 /// Returns the name of a session: its epoch and 8 random hexadecimal digits.
 Result<std::string> NewSession(uint32_t epoch);

@@ -89,7 +89,9 @@ bool IsAlive(const Lease& lease) {
     return !is_this_process || !GivenUp::OfThisProcess().Contains(lease.writer.session);
   }
   // A renewal in the future is that of a host whose clock is ahead.
-  return lease.renewed_unix_ns > NowUnixNs() - kLeaseLifetimeNs;
+  const int64_t now_ns = NowUnixNs();
+  return lease.renewed_unix_ns > now_ns - kLeaseLifetimeNs &&
+         lease.renewed_unix_ns < now_ns + kMaxClockLeadNs;
 }
 
 Error HeldBy(const Storage& storage, const Lease& lease) {
@@ -211,13 +213,14 @@ struct LeaseKeeper::State {
     CAIRN_TRY_ASSIGN(found, ReadLease(*storage, lease.writer.session));
     return !found || IsSameHolder(*found, lease);
   }
-  Result<void> RenewIfOld() CAIRN_REQUIRES(mutex) {
+  /// Puts a lease that does not exist only if `may_put`.
+  Result<void> RenewIfOld(bool may_put) CAIRN_REQUIRES(mutex) {
     const int64_t age_ns = NowUnixNs() - lease.renewed_unix_ns;
     if (age_ns >= 0 && age_ns < renewal_ns) return {};
     std::optional<Lease> found;
     CAIRN_TRY_ASSIGN(const bool is_ours, IsOurs(found));
     if (!is_ours) return Fail(HeldBy(*storage, *found));
-    return Put();
+    return found || may_put ? Put() : Result<void>();
   }
   Result<void> Remove() CAIRN_REQUIRES(mutex) {
     std::optional<Lease> found;
@@ -230,7 +233,9 @@ struct LeaseKeeper::State {
       changed.WaitUntil(mutex,
                         std::chrono::steady_clock::now() + std::chrono::nanoseconds(renewal_ns));
       // An error has no effect before the lease is too old. The next call of Renew reports it.
-      if (!stopped) (void)RenewIfOld();
+      // If the lease does not exist, another writer may have removed it, or another store may be
+      // here: only those put it again who have read the newest root.
+      if (!stopped) (void)RenewIfOld(/*may_put=*/false);
     }
   }
 
@@ -278,7 +283,7 @@ Result<void> LeaseKeeper::Renew() {
   if (owner_ != ::getpid()) return Fail(InForkedChild());
   const MutexLock lock(state_->mutex);
   if (state_->stopped) return Fail(ErrorCode::kFailedPrecondition, "the lease was released");
-  return state_->RenewIfOld();
+  return state_->RenewIfOld(/*may_put=*/true);
 }
 
 Result<void> LeaseKeeper::PutIfLost() {

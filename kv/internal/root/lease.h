@@ -29,6 +29,9 @@ inline constexpr std::string_view kLeaseFolder = "leases/";
 std::string LeaseName(std::string_view session);
 /// A lease of another host is valid for this time after its last renewal.
 inline constexpr int64_t kLeaseLifetimeNs = 60'000'000'000;
+/// A renewal that is further in the future is not believed: the clock of its host was set wrongly,
+/// and a writer that has died there would keep others out until that time.
+inline constexpr int64_t kMaxClockLeadNs = 600'000'000'000;
 /// A lease is renewed at this age.
 inline constexpr int64_t kLeaseRenewalNs = 15'000'000'000;
 
@@ -55,10 +58,10 @@ std::optional<Lease> DecodeLease(std::span<const std::byte> bytes);
 /// If the lease is of this boot of this host and of this pid namespace, its process is alive if it
 /// exists and started at the recorded time; a lease that this process itself has given up counts
 /// for nothing, even if it could not be removed. Otherwise, it counts as alive for kLeaseLifetimeNs
-/// after its last renewal, by the clocks of both hosts.
+/// after its last renewal, by the clocks of both hosts, which may differ by kMaxClockLeadNs.
 Result<void> CheckLease(Storage& storage, const std::string& session);
 
-/// Keeps a lease of this process. A thread renews it while the writer is idle.
+/// Keeps a lease of this process. A thread renews it while the writer is idle, as long as it exists.
 ///
 /// A child that the process forks has no such thread, and must not wait for it or for its mutex. In
 /// the child, Renew and Release fail, and the destructor leaves everything as it is.
@@ -75,7 +78,8 @@ class LeaseKeeper {
   LeaseKeeper(const LeaseKeeper&) = delete;
   LeaseKeeper& operator=(const LeaseKeeper&) = delete;
 
-  /// Renews the lease if its last renewal was a while ago. To be called by commits and long waits.
+  /// Renews the lease if its last renewal was a while ago, and puts it if it does not exist. For
+  /// commits, which have shown that this is still the writer of the store.
   /// kConflict: another writer has taken the lease; the message names it. kUnavailable: the lease
   /// cannot be read or put. kFailedPrecondition: this is a forked child, or after Release.
   Result<void> Renew();

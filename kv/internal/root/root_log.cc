@@ -71,6 +71,46 @@ Result<bool> RootExists(Storage& storage, uint64_t number) {
   return ObjectExists(storage, RootName(number));
 }
 
+/// What there is under the number of a root.
+enum class Presence : uint8_t {
+  kAbsent,
+  kSame,
+  kUnclear,  // a root that may be the same: it is damaged, or the commit id is not known
+  kOther,
+};
+
+/// Damage of a root that nobody needs any more must not hide the newest one.
+bool MayBeSame(Presence presence) {
+  return presence == Presence::kSame || presence == Presence::kUnclear;
+}
+
+/// Compares root `number` with the one that has this commit id.
+Result<Presence> LookAt(Storage& storage, uint64_t number, const std::optional<Uuid>& commit_id) {
+  if (!commit_id) {
+    CAIRN_TRY_ASSIGN(const bool exists, RootExists(storage, number));
+    return exists ? Presence::kUnclear : Presence::kAbsent;
+  }
+  const auto object = storage.Read(RootName(number), kMaxFramedBytes);
+  if (!object && IsNotFound(object.error())) return Presence::kAbsent;
+  if (!object && object.error().code != ErrorCode::kDataLoss) {
+    return std::unexpected(object.error());
+  }
+  const auto identity =
+      object ? DecodeRootIdentity(*object) : Result<RootIdentity>(Fail(object.error()));
+  if (!identity || identity->number != number) return Presence::kUnclear;
+  return identity->commit_id == *commit_id ? Presence::kSame : Presence::kOther;
+}
+
+/// Returns what there is under the number of the predecessor of `root`, which is not root 1.
+Result<Presence> LookBefore(Storage& storage, const Root& root) {
+  return LookAt(storage, root.number - 1, root.predecessor);
+}
+
+bool Follows(const Root& next, const Root& root) {
+  return next.store_uuid == root.store_uuid &&
+         (!next.predecessor || *next.predecessor == root.commit_id);
+}
+
 /// Returns the last root of those that follow `number` without a gap; `number` if there are none.
 Result<uint64_t> ProbeForward(Storage& storage, uint64_t number) {
   uint64_t exists = number;
@@ -89,7 +129,7 @@ Result<uint64_t> ProbeForward(Storage& storage, uint64_t number) {
 }
 
 /// Returns the newest root. Returns nothing if `start` and the root after it do not exist, if roots
-/// were put or removed during the search, or if the root before the newest is missing.
+/// were put or removed during the search, or if the newest does not follow the root before it.
 Result<std::optional<Root>> SearchFrom(Storage& storage, uint64_t start) {
   CAIRN_TRY_ASSIGN(const uint64_t last, ProbeForward(storage, start));
   CAIRN_TRY_ASSIGN(const bool has_gap, RootExists(storage, last + 2));
@@ -97,8 +137,8 @@ Result<std::optional<Root>> SearchFrom(Storage& storage, uint64_t start) {
   // The order matters: the successor was absent before this read.
   CAIRN_TRY_ASSIGN(std::optional<Root> root, ReadRoot(storage, last));
   if (!root || last == 1) return root;
-  CAIRN_TRY_ASSIGN(const bool has_predecessor, RootExists(storage, last - 1));
-  return has_predecessor ? std::move(root) : std::nullopt;
+  CAIRN_TRY_ASSIGN(const Presence before, LookBefore(storage, *root));
+  return MayBeSame(before) ? std::move(root) : std::nullopt;
 }
 
 /// As SearchFrom, but makes the requests for `start` and the root after it at once.
@@ -115,8 +155,9 @@ Result<std::optional<Root>> SearchAt(Storage& storage, uint64_t start) {
                                   }}));
   if (has_next || !root) return SearchFrom(storage, start);
   // The order matters: as long as an older root exists, neither of both has been removed.
-  CAIRN_TRY_ASSIGN(const bool remained, RootExists(storage, std::max<uint64_t>(start - 1, 1)));
-  return remained ? std::move(root) : std::nullopt;
+  CAIRN_TRY_ASSIGN(const Presence before,
+                   start > 1 ? LookBefore(storage, *root) : LookAt(storage, 1, root->commit_id));
+  return MayBeSame(before) ? std::move(root) : std::nullopt;
 }
 
 /// Returns the number of the newest root that a current listing names; nothing if the listing lacks
@@ -149,6 +190,53 @@ Result<std::optional<Root>> FindNewestAtOnce(Storage& storage, uint64_t& hint) {
 Result<std::optional<Root>> SearchFromListing(Storage& storage) {
   CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
   return SearchFrom(storage, numbers.empty() ? 1 : numbers.back());
+}
+
+/// Returns whether no root that was put after the first one has been removed. If others have
+/// continued after it, it was removed only if there have been more than kKeptRoots.
+Result<bool> FirstRootRemains(Storage& storage) {
+  CAIRN_TRY_ASSIGN(const uint64_t hint, ReadHint(storage));
+  CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
+  const uint64_t last = std::max(hint, numbers.empty() ? 0 : numbers.back());
+  if (last <= 1) return true;
+  CAIRN_TRY_ASSIGN(const uint64_t newest, ProbeForward(storage, last));
+  return newest <= kKeptRoots;
+}
+
+/// Searches below the stray roots that a listing names: a writer has put them whose store was
+/// replaced by this one, and has ended before it could remove them. `store_uuid` is null if it is
+/// not known. Returns nothing if there are none, or if roots were put or removed during the search.
+Result<std::optional<Root>> SearchBelowStrays(Storage& storage, const Uuid* store_uuid) {
+  CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
+  bool has_strays = false;
+  for (auto number = numbers.rbegin(); number != numbers.rend(); ++number) {
+    CAIRN_TRY_ASSIGN(std::optional<Root> root, ReadRoot(storage, *number));
+    if (!root) continue;
+    if (store_uuid != nullptr && root->store_uuid != *store_uuid) {
+      has_strays = true;
+      continue;
+    }
+    if (*number > 1) {
+      CAIRN_TRY_ASSIGN(const Presence before, LookBefore(storage, *root));
+      if (before == Presence::kOther) {
+        has_strays = true;
+        continue;
+      }
+      if (before == Presence::kAbsent) return std::nullopt;
+    }
+    if (!has_strays) return std::nullopt;
+    // The order matters: as long as the predecessor is there, no root after it was removed. So the
+    // number after this root is free, or nobody but the writer of a stray root has ever had it.
+    CAIRN_TRY_ASSIGN(const std::optional<Root> next, ReadRoot(storage, *number + 1));
+    if (next && Follows(*next, *root)) return std::nullopt;
+    if (*number == 1) {
+      CAIRN_TRY_ASSIGN(const bool remains, FirstRootRemains(storage));
+      return remains ? std::move(root) : std::nullopt;
+    }
+    CAIRN_TRY_ASSIGN(const Presence before, LookBefore(storage, *root));
+    return MayBeSame(before) ? std::move(root) : std::nullopt;
+  }
+  return std::nullopt;
 }
 
 /// Returns whether the root exists, and has neither a predecessor nor a successor.
@@ -193,12 +281,25 @@ CommitOutcome Unknown(const Root& next, const Error& cause) {
   return {.state = CommitOutcome::State::kUnknown, .error = std::move(error), .other = {}};
 }
 
-/// The number of `next` was taken, and its root has been removed.
+CommitOutcome NotCommitted(Error error, std::optional<Root> other = std::nullopt) {
+  return {.state = CommitOutcome::State::kNotCommitted,
+          .error = std::move(error),
+          .other = std::move(other)};
+}
+
+/// The root that `next` must follow is not there any more. Removes `next` if it is there.
 CommitOutcome LeftBehind(Storage& storage, const Root& next) {
+  const bool was_stray = WithdrawRoot(storage, next);
   auto newest = FindNewest(storage);
+  if (newest && *newest && (*newest)->store_uuid != next.store_uuid) {
+    // A root that was put among those of the other store is not in the own one, wherever that is.
+    return was_stray ? NotCommitted(Replaced(storage)) : Unknown(next, Replaced(storage));
+  }
   if (!newest || !*newest || (*newest)->number <= next.number) {
     return Unknown(next, Error{.code = ErrorCode::kConflict,
-                               .message = "another writer has taken over this store"});
+                               .message = "another writer has taken over this store, or it was "
+                                          "replaced by another one",
+                               .file = storage.address()});
   }
   // It may have been committed before others went on. Only a new open finds out.
   CommitOutcome outcome = Unknown(next, TakenOver(storage, **newest));
@@ -209,23 +310,30 @@ CommitOutcome LeftBehind(Storage& storage, const Root& next) {
   return outcome;
 }
 
-/// Returns whether roots up to `number` were not removed. The first root has no predecessor. If
-/// others have continued after it, perhaps from the one that was put here, it was removed before
-/// only if there have been more than kKeptRoots.
-Result<bool> FollowsRoot(Storage& storage, uint64_t number) {
-  if (number > 1) return RootExists(storage, number - 1);
-  CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
-  if (numbers.empty() || numbers.back() <= 1) return true;
-  CAIRN_TRY_ASSIGN(const uint64_t newest, ProbeForward(storage, numbers.back()));
-  return newest <= kKeptRoots;
+/// Returns whether the root that `next` must follow is there. The first root has no predecessor.
+Result<bool> HasPredecessor(Storage& storage, const Root& next) {
+  if (next.number == 1) return FirstRootRemains(storage);
+  CAIRN_TRY_ASSIGN(const Presence before, LookBefore(storage, next));
+  return MayBeSame(before);
 }
 
 /// Another writer's root has the number of `next`.
-CommitOutcome Refused(const Storage& storage, Root other) {
+CommitOutcome Refused(Storage& storage, const Root& next, Root other) {
+  const bool is_of_store = other.store_uuid == next.store_uuid;
+  const bool is_alternative = is_of_store && (!other.predecessor || !next.predecessor ||
+                                              *other.predecessor == *next.predecessor);
+  if (!is_alternative && next.number > 1 && HasPredecessor(storage, next).value_or(false)) {
+    // A put whose answer is unknown may still be performed, if the stray root is removed.
+    return Unknown(
+        next, Error{.code = ErrorCode::kFailedPrecondition,
+                    .message = fmt::format("{} has put a root of another store here; when that "
+                                           "process has ended, remove this object",
+                                           Describe(other.writer)),
+                    .file = ObjectPath(storage.address(), RootName(next.number))});
+  }
+  if (!is_of_store) return NotCommitted(Replaced(storage));
   Error error = TakenOver(storage, other);
-  return {.state = CommitOutcome::State::kNotCommitted,
-          .error = std::move(error),
-          .other = std::move(other)};
+  return NotCommitted(std::move(error), std::move(other));
 }
 
 /// Checks that root `next`, which was put, is stored. Where each request takes long, puts the hint
@@ -236,7 +344,7 @@ Result<void> CheckPut(Storage& storage, const Root& next, uint64_t size_bytes,
   if (storage.transfer_sizes().small_requests <= 1) return check();
   return RunRequests(storage, {check,
                                [&]() -> Result<void> {
-                                 follows = FollowsRoot(storage, next.number);
+                                 follows = HasPredecessor(storage, next);
                                  return {};
                                },
                                [&]() -> Result<void> {
@@ -245,24 +353,19 @@ Result<void> CheckPut(Storage& storage, const Root& next, uint64_t size_bytes,
                                }});
 }
 
-/// Root `next` exists. Checks that its number was not free for the second time. `checked` is the
-/// result of FollowsRoot after the put, if it is known; then the hint was written.
+/// Root `next` exists. Checks that it follows the root that its writer knows. `checked` is the
+/// result of HasPredecessor after the put, if it is known; then the hint was written.
 CommitOutcome Confirm(Storage& storage, const Root& next,
                       const std::optional<Result<bool>>& checked = std::nullopt) {
-  Result<bool> follows = checked ? *checked : FollowsRoot(storage, next.number);
+  Result<bool> follows = checked ? *checked : HasPredecessor(storage, next);
   for (int attempt = 0; !follows && attempt + 1 < kPuts; ++attempt) {
     std::this_thread::sleep_for(PauseAfter(attempt));
-    follows = FollowsRoot(storage, next.number);
+    follows = HasPredecessor(storage, next);
   }
   if (!follows) return Unknown(next, follows.error());
-  if (*follows) {
-    if (!checked) WriteHint(storage, next.number);
-    return {};
-  }
-  // All roots up to this one were removed, and so must this one be. Best effort: a root without a
-  // predecessor is ignored.
-  (void)storage.Remove(RootName(next.number));
-  return LeftBehind(storage, next);
+  if (!*follows) return LeftBehind(storage, next);
+  if (!checked) WriteHint(storage, next.number);
+  return {};
 }
 
 }  // namespace
@@ -272,6 +375,27 @@ Error TakenOver(const Storage& storage, const Root& other) {
                .message = fmt::format("{} has taken over this store; nothing was committed",
                                       Describe(other.writer)),
                .file = ObjectPath(storage.address(), RootName(other.number))};
+}
+
+Error Replaced(const Storage& storage) {
+  return Error{.code = ErrorCode::kConflict,
+               .message = fmt::format("the store at {} was replaced by another one since it was "
+                                      "opened; open it again",
+                                      storage.address()),
+               .file = storage.address()};
+}
+
+bool WithdrawRoot(Storage& storage, const Root& root) {
+  const auto present = LookAt(storage, root.number, root.commit_id);
+  if (!present || *present != Presence::kSame) return false;
+  // Best effort: a root that does not follow the one before it is ignored.
+  (void)storage.Remove(RootName(root.number));
+  return true;
+}
+
+Result<bool> IsStillThere(Storage& storage, const Root& root) {
+  CAIRN_TRY_ASSIGN(const Presence present, LookAt(storage, root.number, root.commit_id));
+  return present == Presence::kSame;
 }
 
 Result<std::vector<uint64_t>> ListRoots(Storage& storage) {
@@ -308,6 +432,10 @@ Result<std::optional<Root>> FindNewest(Storage& storage) {
     if (attempt > 0) std::this_thread::sleep_for(PauseAfter(attempt - 1));
     CAIRN_TRY_ASSIGN(std::optional<Root> root, SearchFromListing(storage));
     if (root) return root;
+    if (attempt > 0) {
+      CAIRN_TRY_ASSIGN(root, SearchBelowStrays(storage, nullptr));
+      if (root) return root;
+    }
     // An empty listing that agrees with the hint is the usual case of a new store.
     if (hint == 0) {
       CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
@@ -317,13 +445,27 @@ Result<std::optional<Root>> FindNewest(Storage& storage) {
   return GiveUp(storage, hint);
 }
 
+Result<std::optional<Root>> FindNewestOf(Storage& storage, const Uuid& store_uuid,
+                                         Result<std::optional<Root>> found) {
+  if (found && (!*found || (*found)->store_uuid == store_uuid)) return found;
+  for (int attempt = 0; attempt < kPuts; ++attempt) {
+    if (attempt > 0) std::this_thread::sleep_for(PauseAfter(attempt));
+    CAIRN_TRY_ASSIGN(std::optional<Root> root, SearchBelowStrays(storage, &store_uuid));
+    if (root) return root;
+  }
+  if (!found) return found;
+  return Fail(Replaced(storage));
+}
+
 Result<std::optional<Root>> FindNewer(Storage& storage, const Root& known) {
   if (storage.listings_are_current()) {
     CAIRN_TRY_ASSIGN(const std::optional<uint64_t> last, NewestListed(storage));
     if (last && *last == known.number) return std::nullopt;
     if (last && *last > known.number) {
       CAIRN_TRY_ASSIGN(std::optional<Root> root, ReadRoot(storage, *last));
-      if (root) return root;
+      const bool may_be_stray = root && (root->store_uuid != known.store_uuid ||
+                                         (*last == known.number + 1 && !Follows(*root, known)));
+      if (root && !may_be_stray) return root;
     }
   }
   // The order matters. If both were asked for at once, a root that is removed after its answer, and
@@ -331,26 +473,39 @@ Result<std::optional<Root>> FindNewer(Storage& storage, const Root& known) {
   CAIRN_TRY_ASSIGN(const bool has_next, RootExists(storage, known.number + 1));
   if (has_next) {
     CAIRN_TRY_ASSIGN(std::optional<Root> root, SearchFrom(storage, known.number + 1));
-    if (root) return root;
+    if (root && root->store_uuid == known.store_uuid) return root;
   } else {
-    CAIRN_TRY_ASSIGN(const bool exists, RootExists(storage, known.number));
-    if (exists) return std::nullopt;
+    CAIRN_TRY_ASSIGN(const Presence present, LookAt(storage, known.number, known.commit_id));
+    if (MayBeSame(present)) return std::nullopt;
   }
-  CAIRN_TRY_ASSIGN(std::optional<Root> root, FindNewest(storage));
+  CAIRN_TRY_ASSIGN(std::optional<Root> root,
+                   FindNewestOf(storage, known.store_uuid, FindNewest(storage)));
+  if (root && root->commit_id == known.commit_id) return std::nullopt;
   if (root) return root;
   return Fail(Error{.code = ErrorCode::kDataLoss,
                     .message = "the store has no roots any more",
                     .file = storage.address()});
 }
 
-CommitOutcome CommitRoot(Storage& storage, Root& next) {
-  next.commit_id = NewUuid();
-  const auto object = EncodeRoot(next);
-  if (!object) {
-    return {.state = CommitOutcome::State::kNotCommitted, .error = object.error(), .other = {}};
+Root Successor(const Root& last, std::chrono::nanoseconds max_lead) {
+  Root next = last;
+  ++next.number;
+  next.predecessor = last.number > 0 ? std::optional(last.commit_id) : std::nullopt;
+  next.created_unix_ns = NowUnixNs();
+  for (RemovedObject& object : next.removed) {
+    object.since_unix_ns =
+        std::min<int64_t>(object.since_unix_ns, next.created_unix_ns + max_lead.count());
   }
+  return next;
+}
+
+CommitOutcome CommitRoot(Storage& storage, Root& next) {
   const std::string name = RootName(next.number);
+  std::vector<Uuid> commit_ids;  // of all puts
   for (int attempt = 0;; ++attempt) {
+    commit_ids.push_back(next.commit_id = NewUuid());
+    const auto object = EncodeRoot(next);
+    if (!object) return NotCommitted(object.error());
     std::optional<Result<bool>> follows;
     Result<void> put = storage.PutIfAbsent(name, *object);
     // No later commit would notice the loss of the newest root.
@@ -359,8 +514,11 @@ CommitOutcome CommitRoot(Storage& storage, Root& next) {
     // The put may have been performed, and even a conflict may be with ourselves: find out.
     auto found = ReadRoot(storage, next.number);
     if (found && *found) {
-      if ((*found)->commit_id == next.commit_id) return Confirm(storage, next);
-      return Refused(storage, **std::move(found));
+      if (std::ranges::find(commit_ids, (*found)->commit_id) == commit_ids.end()) {
+        return Refused(storage, next, **std::move(found));
+      }
+      next.commit_id = (*found)->commit_id;
+      return Confirm(storage, next);
     }
     if (found && put.error().code == ErrorCode::kConflict) return LeftBehind(storage, next);
     if (attempt + 1 < kPuts) {
@@ -369,7 +527,7 @@ CommitOutcome CommitRoot(Storage& storage, Root& next) {
     }
     // In a directory, a call that has failed is not in flight any more.
     if (found && storage.local_files() != nullptr) {
-      return {.state = CommitOutcome::State::kNotCommitted, .error = put.error(), .other = {}};
+      return NotCommitted(put.error());
     }
     return Unknown(next, found ? put.error() : found.error());
   }

@@ -415,10 +415,23 @@ Offset<schema::RootRecord> AddRoot(Builder& builder, const Root& root) {
   const auto retention = AddRetention(builder, root.retention);
   const auto commit_id = AddUuid(builder, root.commit_id);
   const auto store_uuid = AddUuid(builder, root.store_uuid);
+  const auto predecessor = root.predecessor ? AddUuid(builder, *root.predecessor) : 0;
   return schema::CreateRootRecord(builder, VersionOf(root.recent), root.number, commit_id,
                                   store_uuid, root.epoch, writer, root.created_unix_ns, recent,
                                   pages_offset, removed_offset, root.kept_before_epoch, tags,
-                                  retention, root.compress);
+                                  retention, root.compress, predecessor);
+}
+
+/// Verifies a record that UnframeRecord has returned.
+Result<const schema::RootRecord*> CheckedRoot(std::span<const std::byte> bytes) {
+  return CheckedRecord<schema::RootRecord>(bytes, schema::RootRecordIdentifier(), "RootRecord");
+}
+
+Result<RootIdentity> ReadIdentity(const schema::RootRecord& record) {
+  RootIdentity identity{.number = record.number()};
+  CAIRN_TRY_ASSIGN(identity.commit_id, ReadUuid(record.commit_id()));
+  CAIRN_TRY_ASSIGN(identity.store_uuid, ReadUuid(record.store_uuid()));
+  return identity;
 }
 
 std::span<const std::byte> BytesOf(const Builder& builder) {
@@ -444,13 +457,15 @@ Result<std::vector<std::byte>> EncodeRoot(const Root& root) {
 
 Result<Root> DecodeRoot(std::span<const std::byte> object) {
   CAIRN_TRY_ASSIGN(const std::vector<std::byte> bytes, UnframeRecord(kRootFrame, object));
-  CAIRN_TRY_ASSIGN(
-      const schema::RootRecord* record,
-      CheckedRecord<schema::RootRecord>(bytes, schema::RootRecordIdentifier(), "RootRecord"));
+  CAIRN_TRY_ASSIGN(const schema::RootRecord* record, CheckedRoot(bytes));
+  CAIRN_TRY_ASSIGN(const RootIdentity identity, ReadIdentity(*record));
   Root root;
-  root.number = record->number();
-  CAIRN_TRY_ASSIGN(root.commit_id, ReadUuid(record->commit_id()));
-  CAIRN_TRY_ASSIGN(root.store_uuid, ReadUuid(record->store_uuid()));
+  root.number = identity.number;
+  root.commit_id = identity.commit_id;
+  root.store_uuid = identity.store_uuid;
+  if (record->predecessor() != nullptr) {
+    CAIRN_TRY_ASSIGN(root.predecessor, ReadUuid(record->predecessor()));
+  }
   root.epoch = record->epoch();
   root.kept_before_epoch = record->kept_before_epoch();
   root.writer = ReadWriter(record->writer());
@@ -464,6 +479,12 @@ Result<Root> DecodeRoot(std::span<const std::byte> object) {
   CAIRN_TRY_ASSIGN(root.retention, ReadRetention(*record));
   root.compress = record->compress();
   return root;
+}
+
+Result<RootIdentity> DecodeRootIdentity(std::span<const std::byte> object) {
+  CAIRN_TRY_ASSIGN(const std::vector<std::byte> bytes, UnframeRecord(kRootFrame, object));
+  CAIRN_TRY_ASSIGN(const schema::RootRecord* record, CheckedRoot(bytes));
+  return ReadIdentity(*record);
 }
 
 Result<std::vector<std::byte>> EncodePage(std::span<const StepEntryPtr> entries) {

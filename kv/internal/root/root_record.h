@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -84,11 +85,23 @@ struct Root {
   /// Objects of earlier epochs are never removed as garbage. A rebuild sets it, so that nothing is
   /// lost that it could not read.
   uint32_t kept_before_epoch = 0;
+  /// The commit id of root `number` - 1. Nothing in the first root of a store or of a rebuild, and
+  /// in roots that were written before there was this field.
+  std::optional<Uuid> predecessor;
+};
+
+/// The fields that distinguish a root from all others.
+struct RootIdentity {
+  uint64_t number = 0;
+  Uuid commit_id{};
+  Uuid store_uuid{};
 };
 
 /// kResourceExhausted: the root is longer than 64 MiB.
 Result<std::vector<std::byte>> EncodeRoot(const Root& root);
 Result<Root> DecodeRoot(std::span<const std::byte> object);
+/// Decodes these fields alone.
+Result<RootIdentity> DecodeRootIdentity(std::span<const std::byte> object);
 
 /// Requires entries in ascending order of their steps. kResourceExhausted: the page is longer than
 /// 64 MiB.

@@ -6,7 +6,10 @@
 #include <array>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <set>
+#include <span>
+#include <utility>
 
 #include "kv/internal/root/root_log.h"
 #include "kv/internal/storage/object_names.h"
@@ -14,6 +17,7 @@
 #include "kv/options.h"
 #include "kv/snapshot.h"
 #include "kv/store.h"
+#include "tests/kv/root/hooked_storage.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
@@ -69,6 +73,30 @@ TEST_F(RebuildTest, StoreThatOpensIsLeftAsItIs) {
 TEST_F(RebuildTest, StoreWithAWriterIsRefused) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, OpenWriter());
   EXPECT_THAT(Store::Rebuild(path_), IsError(ErrorCode::kConflict, "open for writing"));
+}
+
+// It is paused until another rebuild and many commits have made its numbers free again.
+TEST(PausedRebuildTest, PutsNoRootsAmongThoseThatWereRemoved) {
+  const auto storage = std::make_shared<HookedStorage>();
+  {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(storage, OpenMode::kWrite));
+    for (const uint64_t step : {1, 2}) CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(step)));
+  }
+  CAIRN_ASSERT_OK(storage->Put(internal::RootName(3), std::as_bytes(std::span("damage"))));
+  bool has_begun = false;
+  storage->on_put_if_absent = [&](std::string_view name, auto bytes) -> Result<void> {
+    if (name.starts_with(internal::kRootFolder) && !std::exchange(has_begun, true)) {
+      CAIRN_TRY(Store::Rebuild(storage));
+      CAIRN_TRY_ASSIGN(const auto store, Store::Open(storage, OpenMode::kWrite));
+      for (int i = 0; i < 80; ++i) CAIRN_TRY(store->SetCompression(i % 2 == 0));
+    }
+    return storage->base().PutIfAbsent(name, bytes);
+  };
+  EXPECT_THAT(Store::Rebuild(storage), IsError(ErrorCode::kConflict, "during the rebuild"));
+  for (const uint64_t number : {4, 5}) {
+    EXPECT_THAT(storage->Size(internal::RootName(number)), IsError(ErrorCode::kNotFound, ""));
+  }
+  CAIRN_EXPECT_OK(Store::Open(storage, OpenMode::kWrite));
 }
 
 TEST_F(RebuildTest, AbsentStoreIsNotFound) {

@@ -12,6 +12,7 @@
 #include <set>
 #include <thread>
 
+#include "kv/internal/commit/root_change.h"
 #include "kv/internal/root/root_log.h"
 #include "kv/internal/storage/faulty_storage.h"
 #include "kv/internal/storage/memory_storage.h"
@@ -100,6 +101,29 @@ TEST_F(RemovalTest, WithoutGraceObjectsAreRemovedAtOnce) {
   CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{1}));
   EXPECT_THAT(Objects(), IsEmpty());
   EXPECT_THAT(Removed(), IsEmpty());
+}
+
+// A writer whose clock was ahead by years has deleted a step.
+TEST_F(RemovalTest, TimesFarInTheFutureAreBounded) {
+  {
+    const auto store = OpenWriter(kLong);
+    CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1)));
+    CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{1}));
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto last, internal::FindNewest(*storage_));
+  internal::Root ahead = internal::Successor(*last, internal::kAnnouncedFor);
+  ASSERT_THAT(ahead.removed, Not(IsEmpty()));
+  for (auto& object : ahead.removed) object.since_unix_ns += 300'000'000'000'000'000;
+  ASSERT_EQ(internal::CommitRoot(*storage_, ahead).state,
+            internal::CommitOutcome::State::kCommitted);
+  const auto store = OpenWriter(kLong);
+  const Names of_step = Removed();
+  EXPECT_EQ(of_step.size(), ahead.removed.size());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto root, internal::FindNewest(*storage_));
+  for (const auto& object : root->removed) {
+    EXPECT_EQ(object.since_unix_ns,
+              root->created_unix_ns + std::chrono::nanoseconds(internal::kAnnouncedFor).count());
+  }
 }
 
 TEST_F(RemovalTest, DuringTheGracePeriodObjectsAreListedAndRemain) {

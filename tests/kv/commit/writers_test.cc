@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <filesystem>
 #include <map>
+#include <memory>
+#include <utility>
 
 #include "kv/internal/root/root_log.h"
 #include "kv/internal/root/writer_identity.h"
@@ -17,6 +19,7 @@
 #include "kv/snapshot.h"
 #include "kv/store.h"
 #include "tests/kv/byte_payload.h"
+#include "tests/kv/root/hooked_storage.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/fault_hook.h"
 #include "tests/support/result_matchers.h"
@@ -116,6 +119,29 @@ TEST_F(WritersTest, OpenThatFailsKeepsNoLease) {
       EXPECT_EQ(storage_->List("leases/")->size(), failed_removals == 1 ? 0u : 1u);
     }
     OpenWriter();
+  }
+}
+
+// Neither has taken over from the other, and the lease of neither was to be seen.
+TEST(SimultaneousWritersTest, OneOpensAndTheOtherIsToldSo) {
+  for (const bool is_new : {true, false}) {
+    const auto storage = std::make_shared<HookedStorage>();
+    if (!is_new) CAIRN_ASSERT_OK(Store::Open(storage, OpenMode::kWrite));
+    std::unique_ptr<Store> winner;
+    bool has_begun = false;
+    storage->on_put_if_absent = [&](std::string_view name, auto bytes) -> Result<void> {
+      if (name.starts_with(internal::kRootFolder) && !std::exchange(has_begun, true)) {
+        CAIRN_TRY_ASSIGN(winner, Store::Open(storage, OpenMode::kWrite));
+      }
+      return storage->base().PutIfAbsent(name, bytes);
+    };
+    const auto loser = Store::Open(storage, OpenMode::kWrite);
+    ASSERT_THAT(loser, IsError(ErrorCode::kConflict,
+                               "has opened this store for writing at the same "
+                               "time"));
+    EXPECT_THAT(loser.error().message,
+                HasSubstr(fmt::format("process {} on host {}", ::getpid(), internal::HostName())));
+    CAIRN_EXPECT_OK(SaveSample(*winner, MakeSample(1)));
   }
 }
 

@@ -15,6 +15,7 @@ namespace cairn::kv::internal {
 namespace {
 
 using kv::testing::EmptyRoot;
+using kv::testing::RootAfter;
 using kv::testing::RoundTripStorage;
 using ::testing::SizeIs;
 
@@ -24,8 +25,9 @@ class CurrentListingTest : public ::testing::Test {
 
   void CommitUpTo(uint64_t last) {
     for (; next_ <= last; ++next_) {
-      Root root = EmptyRoot(next_);
+      Root root = RootAfter(last_);
       ASSERT_EQ(CommitRoot(storage_, root).state, CommitOutcome::State::kCommitted) << next_;
+      last_ = root;
     }
   }
   void ExpectNewest(uint64_t number) {
@@ -38,6 +40,7 @@ class CurrentListingTest : public ::testing::Test {
   const std::shared_ptr<FaultyStorage> faulty_ =
       std::make_shared<FaultyStorage>(std::make_shared<MemoryStorage>("test"));
   RoundTripStorage storage_{faulty_};
+  Root last_;
   uint64_t next_ = 1;
 };
 
@@ -62,7 +65,7 @@ TEST_F(CurrentListingTest, ALateListingFindsAnOlderRootWhoseWriterIsRefused) {
   ASSERT_TRUE(found.has_value());
   ASSERT_LT(found->number, 100u);
   ASSERT_GE(found->number, 90u);
-  Root next = EmptyRoot(found->number + 1);
+  Root next = RootAfter(*found);
   const CommitOutcome outcome = CommitRoot(storage_, next);
   EXPECT_EQ(outcome.state, CommitOutcome::State::kNotCommitted);
   EXPECT_EQ(outcome.error.code, ErrorCode::kConflict);

@@ -7,9 +7,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 
 #include "kv/internal/storage/memory_storage.h"
+#include "tests/kv/root/hooked_storage.h"
 #include "tests/support/result_matchers.h"
 
 namespace cairn::kv {
@@ -172,6 +174,38 @@ TEST_F(LeaseTest, LeaseOfAHostWhoseNameIsNotUtf8IsReleased) {
   ASSERT_TRUE(StoredLease().has_value());
   CAIRN_EXPECT_OK(keeper->Release());
   EXPECT_EQ(StoredLease(), std::nullopt);
+}
+
+// A writer has died on a host whose clock was ahead.
+TEST_F(LeaseTest, RenewalFarInTheFutureIsNotBelieved) {
+  constexpr int64_t kHourNs = 3'600'000'000'000;
+  for (const int64_t lead_ns : {internal::kMaxClockLeadNs + kHourNs, 100'000 * kHourNs}) {
+    PutLease(OfOtherHost(-lead_ns));
+    CAIRN_EXPECT_OK(CheckLease(*storage_, "other"));
+  }
+  PutLease(OfOtherHost(-internal::kMaxClockLeadNs / 2));
+  EXPECT_THAT(CheckLease(*storage_, "other"), IsError(ErrorCode::kConflict, "node7"));
+}
+
+// Another writer has removed it, or another store is here now.
+TEST_F(LeaseTest, IdleWriterDoesNotPutALostLease) {
+  const auto storage = std::make_shared<testing::HookedStorage>();
+  std::atomic<int> looks = 0;
+  std::atomic<int> finds = 0;
+  storage->on_size = [&, base = &storage->base()](std::string_view name) {
+    if (base->Size(name)) ++finds;
+    (void)base->Remove(name);
+    ++looks;
+    return base->Size(name);
+  };
+  CAIRN_ASSERT_OK_AND_ASSIGN(
+      const auto keeper, LeaseKeeper::Take(storage, ThisWriter("a"), 1, /*renewal_ns=*/1'000'000));
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (looks < 3 && std::chrono::steady_clock::now() < deadline) {
+    storage->AwaitChange("", std::chrono::milliseconds(1));
+  }
+  ASSERT_GE(looks, 3);
+  EXPECT_EQ(finds, 1);
 }
 
 TEST_F(LeaseTest, DestructorReleases) {

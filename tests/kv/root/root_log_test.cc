@@ -26,6 +26,7 @@ using internal::CommitRoot;
 using internal::FaultyStorage;
 using internal::FindNewer;
 using internal::FindNewest;
+using internal::FindNewestOf;
 using internal::kHintName;
 using internal::kKeptRoots;
 using internal::ListRoots;
@@ -38,6 +39,7 @@ using ::testing::ElementsAre;
 using testing::EmptyRoot;
 using ::testing::HasSubstr;
 using testing::HookedStorage;
+using testing::RootAfter;
 using State = internal::CommitOutcome::State;
 
 std::unexpected<Error> Lost() { return Fail(ErrorCode::kUnavailable, "the response was lost"); }
@@ -47,8 +49,9 @@ class RootLogTest : public ::testing::Test {
   /// Commits roots up to number `last`.
   void CommitUpTo(uint64_t last) {
     for (; next_ <= last; ++next_) {
-      Root root = EmptyRoot(next_);
+      Root root = RootAfter(last_);
       ASSERT_EQ(CommitRoot(storage_, root).state, State::kCommitted) << next_;
+      last_ = root;
     }
   }
   void ExpectNewest(uint64_t number) {
@@ -60,9 +63,13 @@ class RootLogTest : public ::testing::Test {
     CAIRN_ASSERT_OK(storage_.Put(kHintName, std::as_bytes(std::span(text))));
   }
   /// Puts a root without the checks of CommitRoot, as a writer does that ends in between.
-  void PutRoot(uint64_t number) {
-    CAIRN_ASSERT_OK(
-        storage_.base().PutIfAbsent(RootName(number), EncodeRoot(EmptyRoot(number)).value()));
+  void PutRoot(const Root& root) {
+    CAIRN_ASSERT_OK(storage_.base().PutIfAbsent(RootName(root.number), EncodeRoot(root).value()));
+  }
+  /// Returns a root of another store.
+  static Root OfOtherStore(Root root) {
+    root.store_uuid.fill(std::byte{8});
+    return root;
   }
   static std::vector<std::string> NamesOf(std::vector<uint64_t> numbers) {
     std::vector<std::string> names;
@@ -71,6 +78,7 @@ class RootLogTest : public ::testing::Test {
   }
 
   HookedStorage storage_;
+  Root last_;  // that was committed
   uint64_t next_ = 1;
 };
 
@@ -313,7 +321,7 @@ TEST_F(RootLogTest, RootWithoutPredecessorIsNotTheNewest) {
   CommitUpTo(200);
   CAIRN_ASSERT_OK(RemoveOldRoots(storage_, 200));
   for (const uint64_t number : {1u, 2u, 50u, 135u}) {
-    PutRoot(number);
+    PutRoot(EmptyRoot(number));
     PutHint(std::to_string(number));
     ExpectNewest(200);
     if (number > 1) {
@@ -322,6 +330,135 @@ TEST_F(RootLogTest, RootWithoutPredecessorIsNotTheNewest) {
       EXPECT_EQ(newer->number, 200u);
     }
     CAIRN_ASSERT_OK(storage_.Remove(RootName(number)));
+  }
+}
+
+// Two writers are paused until their numbers are free again. The second one puts its root after that
+// of the first one, which has not looked for its predecessor yet.
+TEST_F(RootLogTest, RootOfAnotherPausedWriterIsNoPredecessor) {
+  CommitUpTo(31);
+  const Root of_first = RootAfter(last_);
+  CommitUpTo(32);
+  Root of_second = RootAfter(last_);
+  CommitUpTo(200);
+  CAIRN_ASSERT_OK(RemoveOldRoots(storage_, 200));
+  PutRoot(of_first);
+  const Root killed = of_second;
+  const CommitOutcome outcome = CommitRoot(storage_, of_second);
+  EXPECT_EQ(outcome.state, State::kUnknown);
+  EXPECT_EQ(outcome.error.code, ErrorCode::kConflict);
+  EXPECT_THAT(storage_.Size(RootName(33)), IsError(ErrorCode::kNotFound, ""));
+  // It is killed after its put.
+  PutRoot(killed);
+  for (const char* const hint : {"32", "33"}) {
+    PutHint(hint);
+    ExpectNewest(200);
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto newer, FindNewer(storage_, of_first));
+  ASSERT_TRUE(newer.has_value());
+  EXPECT_EQ(newer->number, 200u);
+}
+
+// A reader asks whether its root is the newest, and finds one that has its number again.
+TEST_F(RootLogTest, PollDoesNotTakeARootWithTheSameNumberForTheKnownOne) {
+  CommitUpTo(20);
+  const Root known = last_;
+  CommitUpTo(200);
+  CAIRN_ASSERT_OK(RemoveOldRoots(storage_, 200));
+  PutRoot(EmptyRoot(20));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto newer, FindNewer(storage_, known));
+  ASSERT_TRUE(newer.has_value());
+  EXPECT_EQ(newer->number, 200u);
+}
+
+// A put whose response was lost is performed when the root, which was put again, has been removed.
+TEST_F(RootLogTest, RootThatIsPutAgainLaterIsNoPredecessor) {
+  CommitUpTo(20);
+  std::vector<std::byte> late;
+  storage_.on_put_if_absent = [&](auto name, auto bytes) -> Result<void> {
+    if (!late.empty()) return storage_.base().PutIfAbsent(name, bytes);
+    late.assign(bytes.begin(), bytes.end());
+    return Lost();
+  };
+  CommitUpTo(21);
+  Root of_paused = RootAfter(last_);
+  CommitUpTo(200);
+  CAIRN_ASSERT_OK(RemoveOldRoots(storage_, 200));
+  CAIRN_ASSERT_OK(storage_.PutIfAbsent(RootName(21), late));
+  EXPECT_EQ(CommitRoot(storage_, of_paused).state, State::kUnknown);
+  ExpectNewest(200);
+}
+
+TEST_F(RootLogTest, DamagedPredecessorDoesNotHideTheNewestRoot) {
+  CommitUpTo(20);
+  CAIRN_ASSERT_OK(storage_.Put(RootName(19), std::as_bytes(std::span("damage"))));
+  ExpectNewest(20);
+  CAIRN_ASSERT_OK(storage_.Remove(kHintName));
+  ExpectNewest(20);
+}
+
+// --- the store was replaced by another one
+
+TEST_F(RootLogTest, RootThatWasPutIntoAnotherStoreIsRemoved) {
+  CommitUpTo(20);
+  for (const uint64_t number : {21u, 40u, 85u}) {
+    Root next = OfOtherStore(EmptyRoot(number));
+    next.predecessor = internal::NewUuid();
+    const CommitOutcome outcome = CommitRoot(storage_, next);
+    EXPECT_EQ(outcome.state, State::kNotCommitted) << number;
+    EXPECT_EQ(outcome.error.code, ErrorCode::kConflict) << number;
+    EXPECT_THAT(outcome.error.message, HasSubstr("was replaced by another one"));
+    EXPECT_THAT(storage_.Size(RootName(number)), IsError(ErrorCode::kNotFound, "")) << number;
+  }
+  Root taken = OfOtherStore(EmptyRoot(20));
+  taken.predecessor = internal::NewUuid();
+  const CommitOutcome outcome = CommitRoot(storage_, taken);
+  EXPECT_EQ(outcome.state, State::kNotCommitted);
+  EXPECT_THAT(outcome.error.message, HasSubstr("was replaced by another one"));
+  ExpectNewest(20);
+}
+
+// Its writer was killed after the put.
+TEST_F(RootLogTest, RootOfAnotherStoreIsIgnored) {
+  CommitUpTo(3);
+  const Root known = last_;
+  for (const uint64_t number : {4u, 5u, 40u}) {
+    SCOPED_TRACE(number);
+    Root stray = OfOtherStore(EmptyRoot(number));
+    stray.predecessor = internal::NewUuid();
+    PutRoot(stray);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto newest,
+                               FindNewestOf(storage_, known.store_uuid, FindNewest(storage_)));
+    ASSERT_TRUE(newest.has_value());
+    EXPECT_EQ(newest->commit_id, known.commit_id);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto newer, FindNewer(storage_, known));
+    EXPECT_EQ(newer, std::nullopt);
+    CAIRN_ASSERT_OK(storage_.Remove(RootName(number)));
+  }
+}
+
+TEST_F(RootLogTest, WriterWhoseNumberIsTakenByAStrayRootNamesIt) {
+  CommitUpTo(3);
+  Root stray = OfOtherStore(EmptyRoot(4));
+  stray.predecessor = internal::NewUuid();
+  PutRoot(stray);
+  Root next = RootAfter(last_);
+  const CommitOutcome outcome = CommitRoot(storage_, next);
+  EXPECT_EQ(outcome.state, State::kUnknown);
+  EXPECT_EQ(outcome.error.code, ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(outcome.error.message, HasSubstr("remove this object"));
+  EXPECT_THAT(outcome.error.file, HasSubstr(RootName(4)));
+  CAIRN_ASSERT_OK(storage_.Remove(RootName(4)));
+  CommitUpTo(4);
+}
+
+TEST_F(RootLogTest, ReaderSeesThatTheStoreWasReplaced) {
+  CommitUpTo(20);
+  Root known = OfOtherStore(EmptyRoot(7));
+  for (const uint64_t number : {7u, 20u, 70u}) {
+    known.number = number;
+    EXPECT_THAT(FindNewer(storage_, known),
+                IsError(ErrorCode::kConflict, "was replaced by another one"));
   }
 }
 
@@ -351,6 +488,7 @@ TEST_F(RootLogTest, CommitThatWasReplacedSinceIsUnknown) {
   storage_.on_put_if_absent = [this](auto name, auto bytes) -> Result<void> {
     storage_.on_put_if_absent = nullptr;
     CAIRN_TRY(storage_.PutIfAbsent(name, bytes));
+    CAIRN_TRY_ASSIGN(last_, internal::DecodeRoot(bytes));
     ++next_;
     CommitUpTo(300);
     CAIRN_TRY(RemoveOldRoots(storage_, 300));
@@ -436,7 +574,7 @@ TEST_F(RootLogTest, ReaderSeesAscendingRootsWhileWritersRace) {
         ++failures;
         continue;
       }
-      Root next = EmptyRoot((*newest)->number + 1);
+      Root next = RootAfter(**newest);
       const CommitOutcome outcome = CommitRoot(storage, next);
       // A writer that waits while the others commit many roots cannot know.
       if (outcome.state == State::kUnknown && outcome.error.code != ErrorCode::kConflict)

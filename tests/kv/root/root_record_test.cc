@@ -36,6 +36,7 @@ constexpr internal::FrameKind kRootFrame{.magic = "CNRT", .version = 1, .name = 
 Root SampleRoot() {
   std::mt19937_64 random(1);
   Root root = EmptyRoot(12);
+  root.predecessor = internal::NewUuid();
   for (const uint64_t step : {500, 501, 700}) {
     root.recent.push_back(Shared(SampleEntry(step, step + 1, random)));
   }
@@ -62,6 +63,7 @@ TEST(RootRecordTest, RootIsDecodedAsItWasEncoded) {
 
   EXPECT_EQ(decoded.number, root.number);
   EXPECT_EQ(decoded.commit_id, root.commit_id);
+  EXPECT_EQ(decoded.predecessor, root.predecessor);
   EXPECT_EQ(decoded.store_uuid, root.store_uuid);
   EXPECT_EQ(decoded.epoch, root.epoch);
   EXPECT_EQ(decoded.writer, root.writer);

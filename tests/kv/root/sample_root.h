@@ -59,6 +59,13 @@ inline internal::Root EmptyRoot(uint64_t number, uint32_t epoch = 1) {
   return root;
 }
 
+/// Returns the root that follows `last`; root 1 if that is number 0.
+inline internal::Root RootAfter(const internal::Root& last) {
+  internal::Root root = EmptyRoot(last.number + 1);
+  if (last.number > 0) root.predecessor = last.commit_id;
+  return root;
+}
+
 /// Returns whether all fields are equal.
 inline bool Same(const internal::StepEntry& a, const internal::StepEntry& b) {
   const auto& x = a.info;
