@@ -22,6 +22,7 @@
 #include "kv/internal/compact/step_rewriter.h"
 #include "kv/internal/records/kv_records.h"
 #include "kv/internal/segment/compaction_name.h"
+#include "kv/internal/snapshot_state.h"
 #include "kv/internal/storage/object_names.h"
 #include "kv/snapshot.h"
 
@@ -279,7 +280,7 @@ Result<CompactReport> Compact(Store& store, const CompactOptions& options) {
   if (report || state.outcome_unknown) return report;
   // Another writer may have removed what this one has written. Then its name is the better error.
   CAIRN_TRY(internal::CheckStillWriter(state));
-  return report;
+  return Fail(internal::ExplainAbsence(state, std::move(report).error()));
 }
 
 }  // namespace cairn::kv

@@ -15,6 +15,7 @@
 namespace cairn::kv {
 namespace {
 
+using internal::CommittedRoot;
 using internal::StoreState;
 
 /// Makes other attempts to write to the store fail while it exists.
@@ -53,14 +54,47 @@ Result<std::vector<StepInfo>> FindSteps(const Snapshot& source, std::vector<uint
   return steps;
 }
 
-/// Returns whether the source has deleted or replaced the step.
-bool IsDeleted(const Store& source, const StepInfo& step) {
-  const auto latest = source.Latest();
-  if (!latest) return false;
-  const auto found = (*latest)->FindStep(step.step);
-  if (found) return found->generation != step.generation;
-  return found.error().code == ErrorCode::kNotFound;
-}
+/// Copies steps of a source that others change meanwhile.
+class Copies {
+ public:
+  Copies(Store& source, std::shared_ptr<const CommittedRoot> root, StoreState& target,
+         const CopyOptions& options)
+      : source_(source), options_(options), copier_(*View(std::move(root)), target, options) {}
+
+  Result<CopiedStep> Copy(StepInfo step) {
+    for (int attempt = 1;; ++attempt) {
+      auto copied = copier_.Copy(step);
+      if (copied || copied.error().code != ErrorCode::kNotFound) return copied;
+      // The newest root that the source knows is that of the snapshot, or a newer one.
+      const auto latest = source_.Latest();
+      if (!latest) return std::unexpected(copied.error());
+      const auto found = (*latest)->FindStep(step.step);
+      if (!found && found.error().code != ErrorCode::kNotFound) return copied;
+      if (!found || found->generation != step.generation) {
+        return CopiedStep{.step = options_.into.value_or(step.step),
+                          .outcome = CopiedStep::Outcome::kDeleted};
+      }
+      if (found->HasRecordsOf(step) || attempt == kMaxAttempts) return copied;
+      step = *found;  // a compaction has rewritten it
+      copier_.UseSource(*View(internal::CurrentRoot(*source_.state())));
+    }
+  }
+  /// Keeps finished segments for the next copier.
+  void KeepFinished() { (void)copier_.KeepFinished(); }  // if this fails, it begins again
+
+ private:
+  static constexpr int kMaxAttempts = 8;
+
+  const internal::SnapshotState* View(std::shared_ptr<const CommittedRoot> root) {
+    view_ = std::make_unique<internal::SnapshotState>(*source_.state(), std::move(root));
+    return view_.get();
+  }
+
+  Store& source_;
+  const CopyOptions& options_;
+  std::unique_ptr<internal::SnapshotState> view_;  // that the copier uses
+  internal::StepCopier copier_;
+};
 
 }  // namespace
 
@@ -70,22 +104,18 @@ Result<CopyReport> CopySteps(Store& source, Store& target, const CopyOptions& op
   if (options.into && steps.size() != 1) {
     return Fail(ErrorCode::kInvalidArgument, "only one step can be copied to another number");
   }
-  // The newest root that the source knows is that of the snapshot, or a newer one.
-  const internal::SnapshotState contents(*source.state(), internal::CurrentRoot(*source.state()));
+  const auto root = internal::CurrentRoot(*source.state());  // that of the snapshot, or a newer one
   CAIRN_TRY_ASSIGN(const auto turn, WriterTurn::Take(*target.state()));
-  internal::StepCopier copier(contents, *target.state(), options);
+  Copies copies(source, root, *target.state(), options);
   CopyReport report;
   for (const StepInfo& step : steps) {
-    auto copied = copier.Copy(step);
-    if (copied) {
-      report.steps.push_back(*copied);
-    } else if (copied.error().code == ErrorCode::kNotFound && IsDeleted(source, step)) {
-      report.steps.push_back(
-          {.step = options.into.value_or(step.step), .outcome = CopiedStep::Outcome::kDeleted});
-    } else {
-      (void)copier.KeepFinished();  // if this fails, the next copy begins again
-      return Fail(std::move(copied).error().WithStep(step.step));
+    auto copied = copies.Copy(step);
+    if (!copied) {
+      copies.KeepFinished();
+      return Fail(
+          internal::ExplainAbsence(*target.state(), std::move(copied).error()).WithStep(step.step));
     }
+    report.steps.push_back(*copied);
   }
   return report;
 }

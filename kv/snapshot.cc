@@ -32,7 +32,7 @@ const std::vector<uint64_t>& Snapshot::step_numbers() const {
 }
 
 Result<std::vector<StepInfo>> Snapshot::Steps() const {
-  CAIRN_TRY_ASSIGN(const auto entries, state_->root->steps.All());
+  CAIRN_TRY_ASSIGN(const auto entries, state_->AllEntries());
   std::vector<StepInfo> steps;
   for (const auto& entry : entries) steps.push_back(entry->info);
   return steps;
@@ -46,7 +46,7 @@ Result<StepInfo> Snapshot::FindStep(std::optional<uint64_t> step) const {
                       .file = state_->storage->address(),
                       .step = step});
   }
-  CAIRN_TRY_ASSIGN(const auto entry, step ? steps.Find(*step) : steps.Latest());
+  CAIRN_TRY_ASSIGN(const auto entry, state_->FindEntry(step.value_or(steps.numbers().back())));
   if (entry != nullptr) return entry->info;
   const std::vector<uint64_t>& numbers = steps.numbers();
   const size_t shown = std::min<size_t>(numbers.size(), 8);
@@ -83,26 +83,24 @@ Result<uint64_t> Snapshot::FindTag(const std::string& name) const {
 
 Result<void> Snapshot::Scan(Column column, const StepInfo& step, std::string_view prefix,
                             const ScanCallback& callback) const {
-  CAIRN_TRY_ASSIGN(const auto open, state_->Open(step));
-  return open->tables.Scan(TableKey(column, prefix),
-                           [&](std::string_view key, std::span<const std::byte> record) {
-                             return callback(key.substr(1), record);
-                           });
+  const std::string first_key = TableKey(column, prefix);
+  return state_->Scan(step, first_key, first_key,
+                      [&](std::string_view key, std::span<const std::byte> record) {
+                        return callback(key.substr(1), record);
+                      });
 }
 
 Result<void> Snapshot::ScanFrom(Column column, const StepInfo& step, std::string_view first_key,
                                 const ScanCallback& callback) const {
-  CAIRN_TRY_ASSIGN(const auto open, state_->Open(step));
-  return open->tables.ScanFrom(TableKey(column, first_key), ColumnPrefix(column),
-                               [&](std::string_view key, std::span<const std::byte> record) {
-                                 return callback(key.substr(1), record);
-                               });
+  return state_->Scan(step, TableKey(column, first_key), ColumnPrefix(column),
+                      [&](std::string_view key, std::span<const std::byte> record) {
+                        return callback(key.substr(1), record);
+                      });
 }
 
 Result<std::optional<std::vector<std::byte>>> Snapshot::Get(Column column, const StepInfo& step,
                                                             std::string_view key) const {
-  CAIRN_TRY_ASSIGN(const auto open, state_->Open(step));
-  return open->tables.Get(TableKey(column, key));
+  return state_->Get(step, TableKey(column, key));
 }
 
 Result<std::optional<std::vector<std::byte>>> Snapshot::GetStructure(const StepInfo& step) const {
@@ -129,7 +127,7 @@ Result<bool> Snapshot::ScanUnshared(Column column, const StepInfo& base, const S
 Result<SegmentInfo> Snapshot::FindSegment(uint64_t segment_id) const {
   CAIRN_TRY(state_->FindSegment(segment_id));
   const std::string key = NumberKey(segment_id);
-  CAIRN_TRY_ASSIGN(const auto entries, state_->root->steps.All());
+  CAIRN_TRY_ASSIGN(const auto entries, state_->AllEntries());
   for (const auto& entry : entries) {
     CAIRN_TRY_ASSIGN(const auto record, Get(Column::kSegments, entry->info, key));
     if (record) return internal::DecodeSegment(*record);
@@ -156,7 +154,7 @@ Result<std::vector<SegmentInfo>> Snapshot::SegmentsOf(const StepInfo& step) cons
 
 Result<std::vector<SegmentInfo>> Snapshot::FurtherSegmentsOf(
     const StepInfo& step, std::unordered_set<uint64_t>& known) const {
-  CAIRN_TRY_ASSIGN(const auto entry, state_->root->steps.Find(step.step));
+  CAIRN_TRY_ASSIGN(const auto entry, state_->FindEntry(step.step));
   if (entry == nullptr || entry->usage_in_table) {
     CAIRN_TRY_ASSIGN(std::vector<SegmentInfo> segments, SegmentsOf(step));
     std::erase_if(segments, [&](const SegmentInfo& segment) {
@@ -184,7 +182,7 @@ Result<std::vector<SegmentInfo>> Snapshot::FurtherSegmentsOf(
 
 Result<std::vector<SegmentInfo>> Snapshot::Segments() const {
   std::map<uint64_t, SegmentInfo> segments;
-  CAIRN_TRY_ASSIGN(const auto entries, state_->root->steps.All());
+  CAIRN_TRY_ASSIGN(const auto entries, state_->AllEntries());
   for (const auto& entry : entries) {
     CAIRN_TRY_ASSIGN(std::vector<SegmentInfo> of_step, SegmentsOf(entry->info));
     for (SegmentInfo& info : of_step) segments.try_emplace(info.segment_id, std::move(info));
@@ -196,7 +194,7 @@ Result<std::vector<SegmentInfo>> Snapshot::Segments() const {
 
 Result<std::vector<Usage>> Snapshot::SegmentUsage() const {
   std::vector<Usage> usage;
-  CAIRN_TRY_ASSIGN(const auto entries, state_->root->steps.All());
+  CAIRN_TRY_ASSIGN(const auto entries, state_->AllEntries());
   for (const auto& entry : entries) {
     std::vector<internal::SegmentUse> of_step = entry->usage;
     if (entry->usage_in_table) {

@@ -10,6 +10,7 @@
 #include "kv/internal/rank_parts.h"
 #include "kv/internal/records/kv_records.h"
 #include "kv/internal/shared_records.h"
+#include "kv/internal/snapshot_state.h"
 #include "kv/internal/step_attempt.h"
 #include "kv/internal/step_commit.h"
 
@@ -24,7 +25,9 @@ namespace {
 Error NameOtherWriter(const StepAttempt& attempt, Error error) {
   if (attempt.store->outcome_unknown) return error;
   const Result<void> is_writer = internal::CheckStillWriter(*attempt.store);
-  if (is_writer || is_writer.error().code != ErrorCode::kConflict) return error;
+  if (is_writer || is_writer.error().code != ErrorCode::kConflict) {
+    return internal::ExplainAbsence(*attempt.store, std::move(error));
+  }
   return Error(is_writer.error()).WithStep(attempt.step);
 }
 

@@ -36,6 +36,17 @@ namespace cairn::kv {
 
 using internal::StoreState;
 
+namespace {
+
+/// Returns the result of a change; with ExplainAbsence, if it failed.
+template <typename T>
+Result<T> Explained(const StoreState& state, Result<T> result) {
+  if (result) return result;
+  return Fail(internal::ExplainAbsence(state, std::move(result).error()));
+}
+
+}  // namespace
+
 class Store::Impl {
  public:
   std::shared_ptr<StoreState> state = std::make_shared<StoreState>();
@@ -332,11 +343,12 @@ Result<Store::DeleteReport> Store::Delete(std::span<const uint64_t> steps, bool 
   for (const uint64_t step : unique) CAIRN_TRY(snapshot->FindStep(step));
   const std::vector<uint64_t> removed(unique.begin(), unique.end());
   CAIRN_TRY_ASSIGN(internal::Unreachable unreachable,
-                   internal::FindUnreachable(state, removed, nullptr));
+                   Explained(state, internal::FindUnreachable(state, removed, nullptr)));
   const DeleteReport report{
       .steps = removed.size(), .segments = unreachable.segments, .freed_bytes = unreachable.bytes};
   if (dry_run || removed.empty()) return report;
-  CAIRN_TRY(internal::CommitChange(state, removed, nullptr, std::move(unreachable)));
+  CAIRN_TRY(
+      Explained(state, internal::CommitChange(state, removed, nullptr, std::move(unreachable))));
   return report;
 }
 
@@ -363,7 +375,7 @@ Result<void> Store::ChangeTags(const TagChanges& changes) {
     }
   }
   if (changes.empty()) return {};
-  return internal::CommitChange(state, {}, nullptr, {}, {.tags = &changes});
+  return Explained(state, internal::CommitChange(state, {}, nullptr, {}, {.tags = &changes}));
 }
 
 Result<void> Store::SetRetention(const RetentionPolicy& policy) {
@@ -388,7 +400,7 @@ Result<void> Store::Impl::CommitSetting(const internal::CommitActions& actions) 
   const MutexLock write_lock(state->write_mutex);
   CAIRN_TRY(internal::CheckCanCommit(*state));
   CAIRN_TRY(internal::CheckStillWriter(*state));
-  return internal::CommitChange(*state, {}, nullptr, {}, actions);
+  return Explained(*state, internal::CommitChange(*state, {}, nullptr, {}, actions));
 }
 
 void Store::KeepSteps(std::span<const uint64_t> steps) {

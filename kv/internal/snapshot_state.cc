@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kv/internal/commit/root_change.h"
 #include "kv/internal/records/kv_records.h"
 #include "kv/internal/root/root_log.h"
 #include "kv/internal/storage/object_names.h"
@@ -31,6 +32,123 @@ SnapshotState::SnapshotState(const StoreState& store, std::shared_ptr<const Comm
       files(store.files),
       tables(store.tables) {}
 
+template <typename Look>
+auto SnapshotState::InNewestRoot(const Look& look) const -> decltype(look(Root())) {
+  CAIRN_TRY_ASSIGN(std::optional<Root> newest, FindNewest(*storage));
+  for (int i = 0; newest && i < kMaxRootsTried; ++i) {
+    if (newest->store_uuid != uuid) {
+      return Fail(Error{.code = ErrorCode::kNotFound,
+                        .message = "another store has this address since the store was opened",
+                        .file = storage->address()});
+    }
+    auto result = look(*newest);
+    if (result || result.error().code != ErrorCode::kNotFound) return result;
+    // Either there is a newer root, and what this one names was removed, or it is damage.
+    CAIRN_TRY_ASSIGN(newest, FindNewer(*storage, *newest));
+    if (newest) continue;
+    Error missing = std::move(result).error();
+    missing.code = ErrorCode::kDataLoss;
+    missing.message = "an object that the newest root names is missing: " + missing.message;
+    return Fail(std::move(missing));
+  }
+  if (newest) return Fail(ErrorCode::kUnavailable, "each root was replaced while it was read");
+  return Fail(Error{.code = ErrorCode::kDataLoss,
+                    .message = "the store has no roots any more",
+                    .file = storage->address()});
+}
+
+namespace {
+
+Error Deleted(const std::string& address, uint64_t step) {
+  return {.code = ErrorCode::kNotFound,
+          .message =
+              "the step was deleted or overwritten while it was being read, and its grace "
+              "period has passed",
+          .file = address,
+          .step = step};
+}
+
+/// Returns the page, table or segment with this path; nothing if it is the path of something else.
+std::optional<ParsedObjectName> ObjectAt(const Storage& storage, std::string_view path) {
+  const std::string_view address = storage.address();
+  if (!path.starts_with(address) || path.size() <= address.size()) return std::nullopt;
+  return ParseObjectName(path.substr(address.size() + 1));
+}
+
+Error Missing(Error error, const char* what) {
+  error.code = ErrorCode::kDataLoss;
+  error.message = fmt::format("{} is missing: {}", what, error.message);
+  return error;
+}
+
+}  // namespace
+
+Result<StepEntryPtr> SnapshotState::FindEntry(uint64_t step) const {
+  auto entry = root->steps.Find(step);
+  if (entry || entry.error().code != ErrorCode::kNotFound) return entry;
+  CAIRN_TRY_ASSIGN(entry, InNewestRoot([&](const Root& newest) {
+                     return StepList(storage, newest).Find(step);
+                   }));
+  // The entry of a step that exists has a later generation if it was overwritten.
+  if (*entry != nullptr && (*entry)->info.generation <= root->root.number) return entry;
+  return Fail(Deleted(storage->address(), step));
+}
+
+Result<std::vector<StepEntryPtr>> SnapshotState::AllEntries() const {
+  auto entries = root->steps.All();
+  if (entries || entries.error().code != ErrorCode::kNotFound) return entries;
+  CAIRN_TRY_ASSIGN(
+      entries, InNewestRoot([&](const Root& newest) { return StepList(storage, newest).All(); }));
+  std::erase_if(*entries, [&](const StepEntryPtr& entry) {
+    return entry->info.generation > root->root.number;
+  });
+  return entries;
+}
+
+Result<StepEntryPtr> SnapshotState::NewestEntry(const StepInfo& step) const {
+  return InNewestRoot([&](const Root& newest) -> Result<StepEntryPtr> {
+    CAIRN_TRY_ASSIGN(StepEntryPtr entry, StepList(storage, newest).Find(step.step));
+    const bool is_same = entry != nullptr && entry->info.generation == step.generation;
+    return is_same ? std::move(entry) : nullptr;
+  });
+}
+
+Result<SnapshotState::OpenStepPtr> SnapshotState::OpenEntry(const StepInfo& step,
+                                                            StepEntryPtr entry) const {
+  for (int i = 0; i < kMaxRootsTried; ++i) {
+    auto stack = tables->OpenStack(entry->tables);
+    if (stack) {
+      auto opened =
+          std::make_shared<const OpenStep>(OpenStep{.entry = entry, .tables = *std::move(stack)});
+      CAIRN_TRY(NoteSegments(*opened));
+      const MutexLock lock(mutex_);
+      if (open_.size() >= kMaxOpenSteps) open_.clear();
+      return open_[step.generation] = std::move(opened);
+    }
+    Error error = std::move(stack).error().WithStep(step.step);
+    if (error.code != ErrorCode::kNotFound) return Fail(std::move(error));
+    CAIRN_TRY_ASSIGN(StepEntryPtr newer, NewestEntry(step));
+    if (newer == nullptr) return Fail(Deleted(storage->address(), step.step));
+    if (newer->tables == entry->tables) return Fail(Missing(std::move(error), "a table"));
+    entry = std::move(newer);
+  }
+  return Fail(Error{.code = ErrorCode::kUnavailable,
+                    .message = "the step was compacted each time that it was read",
+                    .file = storage->address(),
+                    .step = step.step});
+}
+
+Result<SnapshotState::OpenStepPtr> SnapshotState::OpenNewer(const StepInfo& step,
+                                                            const OpenStep& stale,
+                                                            Error missing) const {
+  CAIRN_TRY_ASSIGN(StepEntryPtr newer, NewestEntry(step));
+  if (newer == nullptr) return Fail(Deleted(storage->address(), step.step));
+  if (newer->tables == stale.entry->tables) {
+    return Fail(Missing(std::move(missing).WithStep(step.step), "a table"));
+  }
+  return OpenEntry(step, std::move(newer));
+}
+
 Result<std::shared_ptr<const SnapshotState::OpenStep>> SnapshotState::Open(
     const StepInfo& step) const {
   {
@@ -38,24 +156,45 @@ Result<std::shared_ptr<const SnapshotState::OpenStep>> SnapshotState::Open(
     const auto found = open_.find(step.generation);
     if (found != open_.end()) return found->second;
   }
-  CAIRN_TRY_ASSIGN(StepEntryPtr entry, root->steps.Find(step.step));
+  CAIRN_TRY_ASSIGN(StepEntryPtr entry, FindEntry(step.step));
   if (entry == nullptr || entry->info.generation != step.generation) {
     return Fail(Error{.code = ErrorCode::kNotFound,
                       .message = "the snapshot does not contain this step",
                       .file = storage->address(),
                       .step = step.step});
   }
-  auto stack = tables->OpenStack(entry->tables);
-  if (!stack) {
-    Error error = std::move(stack).error().WithStep(step.step);
-    return Fail(error.code == ErrorCode::kNotFound ? Explain(std::move(error)) : std::move(error));
+  return OpenEntry(step, std::move(entry));
+}
+
+Result<void> SnapshotState::Scan(const StepInfo& step, std::string_view first_key,
+                                 std::string_view prefix, const TableStack::Visit& visit) const {
+  CAIRN_TRY_ASSIGN(OpenStepPtr open, Open(step));
+  std::string begin(first_key);
+  std::string last;  // key of the last record, after which a scan of newer tables goes on
+  while (true) {
+    bool is_refused = false;
+    const auto scanned = open->tables.ScanFrom(
+        begin, prefix,
+        [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+          last = key;
+          auto more = visit(key, record);
+          is_refused = !more;
+          return more;
+        });
+    if (scanned || is_refused || scanned.error().code != ErrorCode::kNotFound) return scanned;
+    CAIRN_TRY_ASSIGN(open, OpenNewer(step, *open, scanned.error()));
+    if (!last.empty()) begin = last + '\0';
   }
-  auto opened = std::make_shared<const OpenStep>(
-      OpenStep{.entry = std::move(entry), .tables = *std::move(stack)});
-  CAIRN_TRY(NoteSegments(*opened));
-  const MutexLock lock(mutex_);
-  if (open_.size() >= kMaxOpenSteps) open_.clear();
-  return open_.emplace(step.generation, std::move(opened)).first->second;
+}
+
+Result<std::optional<std::vector<std::byte>>> SnapshotState::Get(const StepInfo& step,
+                                                                 std::string_view key) const {
+  CAIRN_TRY_ASSIGN(OpenStepPtr open, Open(step));
+  while (true) {
+    auto record = open->tables.Get(key);
+    if (record || record.error().code != ErrorCode::kNotFound) return record;
+    CAIRN_TRY_ASSIGN(open, OpenNewer(step, *open, std::move(record).error()));
+  }
 }
 
 Result<std::vector<SegmentUse>> SnapshotState::UsageOf(const OpenStep& step) const {
@@ -79,7 +218,7 @@ std::optional<ObjectId> SnapshotState::KnownSegment(uint64_t segment_id) const {
 Result<ObjectId> SnapshotState::FindSegment(uint64_t segment_id) const {
   if (const auto known = KnownSegment(segment_id)) return *known;
   // Only a damaged chunk record, or a caller that has not opened its step, gets here.
-  CAIRN_TRY_ASSIGN(const auto entries, root->steps.All());
+  CAIRN_TRY_ASSIGN(const auto entries, AllEntries());
   for (const StepEntryPtr& entry : entries) {
     CAIRN_TRY(Open(entry->info));
     if (const auto known = KnownSegment(segment_id)) return *known;
@@ -87,18 +226,6 @@ Result<ObjectId> SnapshotState::FindSegment(uint64_t segment_id) const {
   return Fail(Error{.code = ErrorCode::kDataLoss,
                     .message = fmt::format("no step uses a segment {:016x}", segment_id),
                     .file = storage->address()});
-}
-
-Result<bool> SnapshotState::IsUsedNow(const ParsedObjectName& object) const {
-  CAIRN_TRY_ASSIGN(std::optional<Root> newest, FindNewest(*storage));
-  for (int i = 0; newest && i < kMaxRootsTried; ++i) {
-    Result<bool> is_used = IsUsedBy(*newest, object);
-    if (is_used || is_used.error().code != ErrorCode::kNotFound) return is_used;
-    // Either there is a newer root, and what this one names was removed, or it is damage.
-    CAIRN_TRY_ASSIGN(newest, FindNewer(*storage, *newest));
-  }
-  if (!newest) return true;
-  return Fail(ErrorCode::kUnavailable, "each root was replaced while it was read");
 }
 
 Result<bool> SnapshotState::IsUsedBy(const Root& root, const ParsedObjectName& object) const {
@@ -126,22 +253,22 @@ Result<bool> SnapshotState::IsUsedBy(const Root& root, const ParsedObjectName& o
 }
 
 Error SnapshotState::Explain(Error missing) const {
-  const size_t prefix_bytes = storage->address().size() + 1;
-  const auto object = missing.file.size() > prefix_bytes
-                          ? ParseObjectName(std::string_view(missing.file).substr(prefix_bytes))
-                          : std::nullopt;
-  const Result<bool> is_used = object ? IsUsedNow(*object) : true;
-  if (!is_used && is_used.error().code != ErrorCode::kDataLoss) {
+  const auto object = ObjectAt(*storage, missing.file);
+  const Result<bool> is_used =
+      object ? InNewestRoot([&](const Root& newest) { return IsUsedBy(newest, *object); })
+             : Result<bool>(true);
+  if (is_used && !*is_used) {
+    missing.code = ErrorCode::kNotFound;
+    missing.message =
+        "what was being read was deleted or compacted, and its grace period has passed; read it "
+        "again";
+  } else if (is_used || is_used.error().code == ErrorCode::kDataLoss) {
+    missing.code = ErrorCode::kDataLoss;
+  } else {
     // Not damage: the step may have been deleted.
     missing.code = ErrorCode::kUnavailable;
     missing.message +=
         ", and it is unknown whether a step still uses it: " + is_used.error().message;
-    return missing;
-  }
-  missing.code = is_used.value_or(true) ? ErrorCode::kDataLoss : ErrorCode::kNotFound;
-  if (!is_used.value_or(true)) {
-    missing.message =
-        "the step was deleted while it was being read, and its grace period has passed";
   }
   return missing;
 }
@@ -154,6 +281,11 @@ Result<std::shared_ptr<const SegmentFile>> SnapshotState::OpenSegment(uint64_t s
   Error missing = std::move(file).error();
   missing.message = "a segment is missing: " + missing.message;
   return Fail(Explain(std::move(missing)));
+}
+
+Error ExplainAbsence(const StoreState& store, Error error) {
+  if (error.code != ErrorCode::kNotFound || !ObjectAt(*store.storage, error.file)) return error;
+  return SnapshotState(store, CurrentRoot(store)).Explain(std::move(error));
 }
 
 }  // namespace cairn::kv::internal

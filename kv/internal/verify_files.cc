@@ -60,7 +60,7 @@ class Checker {
 
   Result<void> Run() {
     Report(CheckIdentity(), "");
-    const auto entries = snapshot_.root->steps.All();
+    const auto entries = snapshot_.AllEntries();
     if (!entries) {
       Report(std::unexpected(entries.error()), "");
       return {};
@@ -83,7 +83,7 @@ class Checker {
     return Fail(ErrorCode::kDataLoss, "CAIRN has changed since the store was opened");
   }
 
-  /// Reports the error of a check, unless a deletion explains it.
+  /// Reports the error of a check; kNotFound if a deletion or a compaction explains it.
   void Report(const Result<void>& result, const std::string& file,
               std::optional<uint64_t> step = std::nullopt) {
     if (result) return;
@@ -91,7 +91,7 @@ class Checker {
     if (!file.empty()) error = std::move(error).WithFile(file);
     if (step) error = std::move(error).WithStep(*step);
     if (error.code == ErrorCode::kNotFound) error = snapshot_.Explain(std::move(error));
-    if (error.code != ErrorCode::kNotFound) damage_(Damage{std::move(error)});
+    damage_(Damage{std::move(error)});
   }
 
   void CheckTable(const TableInfo& table) {

@@ -446,6 +446,7 @@ Result<std::map<uint64_t, SampleStep>> LoadAll(const std::string& directory) {
 Result<std::vector<std::string>> Verify(const Snapshot& snapshot) {
   std::vector<std::string> lines;
   CAIRN_TRY(snapshot.VerifyFiles([&](const Damage& damage) {
+    if (damage.error.code == ErrorCode::kNotFound) return;
     lines.push_back(
         fmt::format("{}: {}", ErrorCodeName(damage.error.code), damage.error.ToString()));
   }));
