@@ -90,7 +90,7 @@ ctest --preset release "${ctest_options[@]}" </dev/null || failed+=(ctest)
 
 echo "== Python tests"
 .venv/bin/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal "${pytest_options[@]}" \
-  tests/python tests/tools tests/style tests/install tests/bench tests/docs </dev/null || failed+=(pytest)
+  tests/matrix tests/python tests/tools tests/style tests/install tests/bench tests/docs </dev/null || failed+=(pytest)
 
 if ((integrations)); then
   echo "== Tests with libraries of others"

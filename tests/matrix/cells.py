@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import itertools
 import random
+from pathlib import Path
 from typing import NamedTuple
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "matrix.md"
 
 
 class Cell(NamedTuple):
@@ -44,12 +48,6 @@ CONDITIONS = {
     "grace": ("0", "60"),
     "cache": ("off", "on"),
 }
-COPYING = ("fork to another store", "push", "pull from another store", "mirror all")
-WITH_PROGRAM = (
-    *COPYING, "delete", "prune", "compact", "merge", "rename", "drop", "graft", "fork", "tag",
-    "diff", "verify",
-)  # fmt: skip
-"""What a program or Python can do."""
 FAULTS = {
     # The first request; the first request that changes something.
     "s3": ("busy", "denied", "lost", "write busy", "write denied", "write lost"),
@@ -133,71 +131,29 @@ def with_faults(cells: list[Cell]) -> list[Cell]:
 
 
 class Refusal(NamedTuple):
-    """Which cells are refused, with which errors of Python or of a program, and why."""
+    """A row of the table in docs/matrix.md."""
 
     where: dict[str, tuple[str, ...]]
-    error: str
+    errors: tuple[str, ...]
     text: str
-    reason: str
 
     def concerns(self, cell: Cell) -> bool:
         return all(getattr(cell, name) in values for name, values in self.where.items())
 
     def accepts(self, error: str, text: str) -> bool:
-        return error in self.error.split("|") and self.text in text
-
-    def row(self) -> str:
-        """The row of the table in docs/matrix.md."""
-        where = "; ".join(f"{name}: {', '.join(values)}" for name, values in self.where.items())
-        errors = self.error.replace("ProgramError", "status 2").replace("|", ", ")
-        return f"| {where} | {errors}: `{self.text}` | {self.reason} |"
+        return error in self.errors and self.text in text
 
 
-REFUSALS: tuple[Refusal, ...] = (
-    Refusal(
-        {"storage": ("memory",), "payload": ("2 ranks", "4 ranks")},
-        "NotFound",
-        "other processes cannot see it; give the address of a directory or a bucket",
-        "A store in memory belongs to one process.",
-    ),
-    Refusal(
-        {"storage": ("memory",), "operation": ("repair", "report")},
-        "ProgramError",
-        "is a store in the memory of one process",
-        "Only programs repair a store and write its report, and they do not see this memory.",
-    ),
-    Refusal(
-        {"storage": ("memory",), "by": ("program",), "operation": WITH_PROGRAM},
-        "ProgramError",
-        "is a store in the memory of one process",
-        "Programs do not see the memory of another process.",
-    ),
-    Refusal(
-        {"other": ("memory",), "by": ("program",), "operation": COPYING},
-        "ProgramError",
-        "is a store in the memory of one process",
-        "What a program copies to its own memory would be lost with it.",
-    ),
-    Refusal(
-        {"other": ("memory",), "operation": ("repair",)},
-        "ProgramError",
-        "is a store in the memory of one process",
-        "`kv-admin repair` does not see the memory of another process.",
-    ),
-    Refusal(
-        {"payload": ("nothing",), "operation": ("rename", "drop", "graft")},
-        "NotFound|ProgramError",
-        "no key of the step matches",
-        "There is no key to change.",
-    ),
-    Refusal(
-        {
-            "operation": ("merge",),
-            "dtype": ("float8_e4m3fn",),
-            "payload": ("host", "tiny", "64 MiB", "2 ranks", "4 ranks"),
-        },
-        "Invalid|ProgramError",
-        "8-bit",
-        "The scales of 8-bit floats are in other tensors (docs/merging.md).",
-    ),
-)
+def refusals() -> list[Refusal]:
+    """What the table states: "where" consists of "name: value, value" separated by semicolons, and
+    "error" of exceptions of Python or "status 2" of a program, and a part of the text."""
+    lines = iter(PAGE.read_text().splitlines())
+    assert "| where | error | reason |" in lines and next(lines) == "|---|---|---|"
+    found = []
+    for line in itertools.takewhile(lambda line: line.startswith("| "), lines):
+        where, error, _ = line.strip("| ").split(" | ")
+        items = (item.split(": ") for item in where.split("; "))
+        errors, text = error.rstrip("`").split(": `", 1)
+        conditions = {name: tuple(values.split(", ")) for name, values in items}
+        found.append(Refusal(conditions, tuple(errors.split(", ")), text))
+    return found

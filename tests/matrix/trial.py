@@ -122,7 +122,7 @@ class Trial:
 
     def state_of(self, flat: dict[str, Any]) -> dict[str, Any]:
         """The state of this rank with these contents."""
-        return nested(in_kind(self.cell.payload, flat, self._mesh))
+        return nested(self.part_of(flat))
 
     def on_rank0(self, function: Callable[[], Any]) -> Any:
         """Runs it on rank 0. All ranks return its result or raise its error."""
@@ -144,15 +144,13 @@ class Trial:
     def _is_local(value: Any) -> bool:
         return not isinstance(value, (bool, int, str, type(None)))
 
-    def either(self, function: Callable[[], Any], *words: str, status: int = 0) -> Callable:
+    def either(self, function: Callable[[], Any], words: str, status: int = 0) -> Callable:
         """What all ranks call, or a program."""
-        if self.cell.by == "program" and words:
-            return self.program(*words, status=status)
-        return function
+        return self.program(words, status) if self.cell.by == "program" else function
 
-    def rank0(self, function: Callable[[], Any], *words: str, status: int = 0) -> Callable:
+    def rank0(self, function: Callable[[], Any], words: str, status: int = 0) -> Callable:
         """What rank 0 calls alone, or a program."""
-        return self.either(lambda: self.on_rank0(function), *words, status=status)
+        return self.either(lambda: self.on_rank0(function), words, status)
 
     def reading(self, function: Callable[[], Any], together: bool = False) -> Callable:
         """A read through the handle of the cell, by all ranks or by rank 0."""
@@ -165,12 +163,12 @@ class Trial:
 
         return act
 
-    def program(self, *words: str, status: int = 0) -> Callable:
+    def program(self, words: str, status: int = 0) -> Callable:
         """A program, while the store is closed."""
         places = {"store": self.address, "other": self.other, "folder": str(self.folder)}
 
         def run() -> None:
-            name, *arguments = (word.format(**places) for word in words)
+            name, *arguments = (word.format(**places) for word in words.split())
             ended = subprocess.run(
                 [PROGRAMS / name, *arguments], capture_output=True, text=True, timeout=_TIMEOUT,
                 restore_signals=False,
@@ -186,18 +184,28 @@ class Trial:
 
         return act
 
-    def copy(self, store: cairn.Store, to_other: bool) -> None:
-        """Copies all steps to the other store, or from there."""
-        with cairn.open(self.other, "a" if to_other else "r", alone=True) as other:
-            cairn.copy_steps(*((store, other) if to_other else (other, store)))
+    def copy_to_other(self) -> None:
+        with cairn.open(self.other, "a", alone=True) as other:
+            cairn.copy_steps(self.store, other)
+
+    def copy_from_other(self) -> None:
+        with cairn.open(self.other, alone=True) as other:
+            cairn.copy_steps(other, self.store)
+
+    def stream(self, step: int, version: int) -> None:
+        """A save that adds one key after the other."""
+        with self.store.writer(step) as writer:
+            for name, value in self.payload(version).items():
+                writer.add(name, value)
 
     def damage(self) -> None:
         """Flips a byte of the payload, if this can be done from outside."""
         if self.cell.storage == "directory":
-            files = sorted(Path(self.address, "segments").iterdir(), key=lambda f: f.stat().st_size)
-            data = bytearray(files[-1].read_bytes())
-            data[len(data) // 2] ^= 1
-            files[-1].write_bytes(data)
+            files = sorted(Path(self.address).glob("segments/*"), key=lambda f: f.stat().st_size)
+            for largest in files[-1:]:
+                data = bytearray(largest.read_bytes())
+                data[len(data) // 2] ^= 1
+                largest.write_bytes(data)
 
     def compare(self, found: dict[str, Any], expected: dict[str, Any]) -> None:
         """Compares what was read with the model, bit for bit."""
@@ -205,9 +213,9 @@ class Trial:
         for name, value in found.items():
             assert not self.differs(value, expected[name]), f"wrong bytes of {name}"
 
-    def compare_kind(self, found: dict[str, Any], expected: dict[str, Any]) -> None:
-        """The same of a state of the cell's kind, on this rank."""
-        self.compare(found, in_kind(self.cell.payload, expected, self._mesh))
+    def part_of(self, flat: dict[str, Any]) -> dict[str, Any]:
+        """The flat state that this rank holds of one."""
+        return in_kind(self.cell.payload, flat, self._mesh)
 
     @staticmethod
     def differs(a: Any, b: Any) -> bool:
@@ -280,9 +288,7 @@ class Trial:
             return
         for step in (1, 2):
             if how == "streamed":
-                with self.store.writer(step) as writer:
-                    for name, value in self.payload(step - 1).items():
-                        writer.add(name, value)
+                self.stream(step, step - 1)
             else:
                 self.store.save(step, self.payload(step - 1), **options)
             self.before[step] = self.host(step - 1)

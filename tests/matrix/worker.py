@@ -98,6 +98,7 @@ class _Rank:
     def __init__(self, rank: int, world_size: int, folder: Path, job: Any, sender: Connection) -> None:
         self._rank, self._world_size, self._folder = rank, world_size, folder
         self._job, self._sender = job, sender
+        self._refusals = cells.refusals()
 
     def run(self, todo: list[cells.Cell]) -> None:
         log = open(self._folder / f"{self._rank}.log", "w", buffering=1)
@@ -145,18 +146,18 @@ class _Rank:
 
     def _own_outcome(self, cell: cells.Cell) -> tuple[str, str]:
         trial = Trial(cell, self._rank, self._folder, self._job["places"])
+        stated = [refusal for refusal in self._refusals if refusal.concerns(cell)]
         try:
             trial.run()
         except (cairn.Error, ProgramError) as error:
-            text = f"{type(error).__name__}: {error}"
-            if any(each.concerns(cell) and each.accepts(type(error).__name__, str(error))
-                   for each in cells.REFUSALS):  # fmt: skip
-                return "refused", text
-            return "failed", f"{text}\n{traceback.format_exc()}"
+            kind = "status 2" if isinstance(error, ProgramError) else type(error).__name__
+            if any(refusal.accepts(kind, str(error)) for refusal in stated):
+                return "refused", f"{kind}: {error}"
+            return "failed", f"{kind}: {error}\n{traceback.format_exc()}"
         except BaseException:
             return "failed", traceback.format_exc()
-        if any(each.concerns(cell) for each in cells.REFUSALS):
-            return "failed", "it works, but docs/matrix.md states that it is refused"
+        if stated:
+            return "failed", f"it works, but docs/matrix.md states that it is refused: {stated}"
         return "works", trial.raised
 
 
