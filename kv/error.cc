@@ -79,9 +79,12 @@ Error SystemError(int error_number, std::string what, std::string_view file) {
       break;
     case ENOSPC:
     case EDQUOT:
-    case EFBIG:
       code = ErrorCode::kResourceExhausted;
       advice = "; free some space and try again";
+      break;
+    case EFBIG:
+      code = ErrorCode::kResourceExhausted;
+      advice = "; raise the limit of the size of files (ulimit -f)";
       break;
     case EACCES:
     case EPERM:

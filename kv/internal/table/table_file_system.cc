@@ -238,7 +238,10 @@ Error TableError(const rocksdb::Status& status, std::string what, std::string na
   if (status.IsIOError()) code = ErrorCode::kUnavailable;
   if (status.IsPathNotFound()) code = ErrorCode::kNotFound;
   if (status.IsNoSpace() || status.IsMemoryLimit()) code = ErrorCode::kResourceExhausted;
-  std::string text = status.ToString();
+  // An error of ours (ToStatus) is complete. RocksDB would write "No space left on device" before it,
+  // also if the process has no file descriptors.
+  const bool is_ours = status.IsIOError() && status.getState() != nullptr;
+  std::string text = is_ours ? status.getState() : status.ToString();
   std::ranges::replace(text, '\n', ' ');
   return Error{.code = code, .message = fmt::format("{}: {}", what, text), .file = std::move(name)};
 }
