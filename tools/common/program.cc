@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <clocale>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -74,6 +75,8 @@ void OpenClosedStreams() {
 
 int RunProgram(const CommandLine& given, int argc, char** argv) {
   OpenClosedStreams();
+  // A write beyond the limit of the size of files fails with an error that names the file.
+  std::signal(SIGXFSZ, SIG_IGN);
   // LC_CTYPE decides only how wide characters are; numbers keep their decimal point.
   std::setlocale(LC_CTYPE, "");
   const auto fail = [&](std::string_view what) {
