@@ -122,11 +122,14 @@ def all_cells(operations: tuple[str, ...], storages: tuple[str, ...] = STORAGES)
 
 
 def with_faults(cells: list[Cell]) -> list[Cell]:
-    """Each cell once per fault of its storage. Limits of a process are not those of a program."""
+    """Each cell once per fault of its storage. Python needs file descriptors to run a program."""
+    faulty = [cell._replace(fault=f) for cell in cells for f in FAULTS.get(cell.storage, ())]
+    runs_program = ("repair", "report")
     return [
-        cell._replace(fault=fault, by=cell.by if cell.storage == "s3" else "python")
-        for cell in cells
-        for fault in FAULTS.get(cell.storage, ())
+        cell
+        for cell in faulty
+        if cell.fault != "no descriptors"
+        or (cell.by == "python" and cell.operation not in runs_program)
     ]
 
 

@@ -1,4 +1,4 @@
-"""The operations of the matrix. Each one takes a `Trial`, whose store has the steps 1 and 2, prepares
+"""The operations of the matrix. Each takes a `Trial`, whose store has the steps 1 and 2, prepares
 what it needs, states in `after` and `other_after` which steps there are afterwards, and returns a
 function that performs it. This function is called again after a fault."""
 

@@ -1,4 +1,4 @@
-"""What the cells save: flat states in host memory, which are the model, and the payloads of them."""
+"""What the cells save: flat states in host memory, which are the model, and payloads of them."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
 def flattened(state: dict[str, Any], above: str = "") -> dict[str, Any]:
     flat = {}
     for key, value in state.items():
-        inside = flattened(value, f"{above}{key}.") if isinstance(value, dict) else {above + key: value}
-        flat.update(inside)
+        name = above + key
+        flat |= flattened(value, name + ".") if isinstance(value, dict) else {name: value}
     return flat
 
 
@@ -153,4 +153,5 @@ def _mean(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return b
     wide = torch.float64 if a.dtype == torch.float64 else torch.float32
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.itemsize]
-    return torch.where(a.view(bits) == b.view(bits), b, ((a.to(wide) * 0.5) + b.to(wide) * 0.5).to(a.dtype))
+    mean = (a.to(wide) * 0.5 + b.to(wide) * 0.5).to(a.dtype)
+    return torch.where(a.view(bits) == b.view(bits), b, mean)

@@ -2,8 +2,8 @@
 
 This process imports everything and then only forks: a group of as many processes as the cells have
 ranks, which runs one cell after the other. If one of them fails, dies, or exceeds the deadline, the
-group is ended, that cell is reported, and a new group goes on with the next cell. Each result is a
-line of JSON on stdout.
+group is ended, that cell is reported, and a new group continues with the next cell. Each result is
+a line of JSON on stdout.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ import torch.distributed as dist
 from trial import ProgramError, Trial
 
 import cairn
+import cairn._load.stream  # now, because an import needs file descriptors
+import cairn.reports
 
 
 def main() -> None:
@@ -95,7 +97,7 @@ def _end(processes: list[int], grace: float) -> str:
 
 
 class _Rank:
-    def __init__(self, rank: int, world_size: int, folder: Path, job: Any, sender: Connection) -> None:
+    def __init__(self, rank: int, world_size: int, folder: Path, job: Any, sender: Any) -> None:
         self._rank, self._world_size, self._folder = rank, world_size, folder
         self._job, self._sender = job, sender
         self._refusals = cells.refusals()
