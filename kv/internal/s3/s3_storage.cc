@@ -351,7 +351,15 @@ Result<void> S3Storage::AbortUploadsBelow(ObjectKind kind) {
                     prefix, EncodeUri(page->next_upload_id_marker, false));
     CAIRN_TRY(listing.NextPage(query, Listing::Clock::now()));
   }
+  const Listing::Clock::time_point deadline =
+      Listing::Clock::now() + kListingTimeouts * settings_.timeout;
   for (const S3Listing::Upload& upload : uploads) {
+    if (Listing::Clock::now() > deadline) {
+      return Fail(Error{.code = ErrorCode::kUnavailable,
+                        .message = "the server takes too long to abort uploads; the next open for "
+                                   "writing aborts the others",
+                        .file = folder.file});
+    }
     const std::string_view name = std::string_view(upload.key).substr(settings_.prefix.size());
     if (!ParseObjectName(name)) continue;  // of another program
     const Result<void> aborted = AbortUpload(client(), ObjectOf(name), upload.upload_id);

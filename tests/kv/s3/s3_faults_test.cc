@@ -176,13 +176,12 @@ TEST_F(S3FaultsTest, UploadsSurviveTransientFaultsOfEveryRequest) {
 // S3 has no parts of less than 5 MiB, and the blocks of pools may be shorter.
 TEST_F(S3FaultsTest, WritesThatAreShorterThanAPartAreGathered) {
   SeededRandom random;
-  std::vector<std::byte> bytes((24 << 20) + 17);
+  std::vector<std::byte> bytes((20 << 20) + 17);
   random.Fill(bytes);
-  for (const uint64_t write_bytes : {uint64_t{4096}, uint64_t{1} << 20, uint64_t{4} << 20}) {
+  for (const uint64_t write_bytes : {uint64_t{4096}, uint64_t{4} << 20}) {
     const uint64_t part_bytes = RoundUp(kPartBytes, write_bytes);
-    for (const uint64_t size :
-         {uint64_t{0}, uint64_t{1}, write_bytes, part_bytes - write_bytes, part_bytes - 1,
-          part_bytes, part_bytes + 1, part_bytes + write_bytes, 2 * part_bytes + 3, bytes.size()}) {
+    for (const uint64_t size : {uint64_t{0}, uint64_t{1}, part_bytes - 1, part_bytes,
+                                part_bytes + 1, part_bytes + write_bytes, bytes.size()}) {
       for (const uint32_t depth : {1, 8}) {
         SCOPED_TRACE(
             fmt::format("{} bytes in writes of {}, {} at a time", size, write_bytes, depth));
@@ -515,15 +514,15 @@ TEST(ListingTest, EndsAtATimeThatGrowsWithTheNames) {
   const Listing::Clock::time_point begin;
   const auto list = [&](int names_per_page, std::chrono::seconds per_page) -> Result<void> {
     Listing listing("file", std::chrono::seconds(60), begin);
-    for (int page = 1; page <= 1000; ++page) {
+    for (int page = 1; page <= 200; ++page) {
       for (int i = 0; i < names_per_page; ++i) listing.Add(fmt::format("{}-{}", page, i));
       CAIRN_TRY(listing.NextPage(std::to_string(page), begin + page * per_page));
     }
     return {};
   };
-  CAIRN_EXPECT_OK(list(1000, std::chrono::seconds(10)));
-  EXPECT_THAT(list(1000, std::chrono::seconds(11)),
-              IsError(ErrorCode::kUnavailable, "does not end: it has 61000 names after 671 s"));
+  CAIRN_EXPECT_OK(list(100, std::chrono::seconds(1)));
+  EXPECT_THAT(list(100, std::chrono::seconds(2)),
+              IsError(ErrorCode::kUnavailable, "does not end: it has 6100 names after 122 s"));
   EXPECT_THAT(list(1, std::chrono::seconds(5)), IsError(ErrorCode::kUnavailable, "does not end"));
 }
 
