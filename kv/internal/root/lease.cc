@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
+#include <system_error>
 #include <thread>
 
 #include "kv/internal/storage/name_check.h"
@@ -275,7 +276,14 @@ Result<std::unique_ptr<LeaseKeeper>> LeaseKeeper::Take(std::shared_ptr<Storage> 
     const MutexLock lock(state->mutex);
     CAIRN_TRY(state->Put());
   }
-  state->thread = std::thread([borrowed = state.get()] { borrowed->RenewUntilStopped(); });
+  try {
+    state->thread = std::thread([borrowed = state.get()] { borrowed->RenewUntilStopped(); });
+  } catch (const std::system_error& error) {
+    const MutexLock lock(state->mutex);
+    (void)state->Remove();  // best effort, as when a store is closed
+    return Fail(ErrorCode::kResourceExhausted,
+                fmt::format("the system has no thread that renews the lease: {}", error.what()));
+  }
   return std::unique_ptr<LeaseKeeper>(new LeaseKeeper(std::move(state)));
 }
 
