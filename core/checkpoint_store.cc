@@ -331,8 +331,7 @@ Result<LoadReport> CheckpointStore::LoadShards(const kv::StepInfo& step,
       return internal::LoadOwnShards(view, targets, rank(), options);
     });
   }
-  return internal::LoadShardsOnce([&] { return internal::ViewStep(kv(), step); }, targets,
-                                  *impl_->communicator(), options);
+  return internal::LoadShardsOnce(kv(), step, targets, *impl_->communicator(), options);
 }
 
 Result<UpdateReport> CheckpointStore::Update(const kv::StepInfo& base, const kv::StepInfo& step,
@@ -373,10 +372,13 @@ Result<Diff> CheckpointStore::Compare(uint64_t step_a, uint64_t step_b,
                                       const KeyPatterns& patterns) const {
   CAIRN_TRY_ASSIGN(const auto snapshot, kv().Latest());
   CAIRN_TRY_ASSIGN(const kv::StepInfo a, snapshot->FindStep(step_a));
-  CAIRN_TRY_ASSIGN(const kv::StepInfo b, snapshot->FindStep(step_b));
-  return internal::RunCompare({.snapshot = snapshot, .step = a, .directory = kv().directory()},
-                              {.snapshot = snapshot, .step = b, .directory = kv().directory()},
-                              patterns);
+  const auto compare = [&](const internal::StepView& view_a) -> Result<Diff> {
+    internal::StepView view_b = view_a;  // in the same snapshot
+    CAIRN_TRY_ASSIGN(view_b.step, view_a.snapshot->FindStep(step_b));
+    return internal::RunCompare(view_a, view_b, patterns);
+  };
+  return internal::WithView(kv(), {.snapshot = snapshot, .step = a, .directory = kv().directory()},
+                            compare);
 }
 
 Result<void> CheckpointStore::History(const std::string& fqn, const VersionVisitor& visit) const {

@@ -70,11 +70,7 @@ class Adviser {
   std::string Advise() const {
     // The layer that has created the error knew more.
     if (error_.message.contains("kv-admin ") || error_.message.contains("kv-dump ")) return "";
-    const bool is_lost = error_.code == ErrorCode::kDataLoss;
-    const auto object = FindStoreObject(error_.file);
-    if (is_lost || (error_.code == ErrorCode::kNotFound && object && !IsStoreItself(*object))) {
-      return AdviseRepair(object);
-    }
+    if (error_.code == ErrorCode::kDataLoss) return AdviseRepair(FindStoreObject(error_.file));
     if (error_.code == ErrorCode::kInternal) return "this is a defect of Cairn; please report it";
     if (error_.step || !error_.key.empty() || error_.file.empty()) return "";
     const bool is_absent = !IsLocal(error_.file) || !Exists(error_.file);

@@ -199,8 +199,10 @@ class Scrubber {
 
   Result<void> OnUnreadable(const ReadPart& part, Error error) {
     Job& job = *part.job;
-    // kNotFound is not damage: the segment was removed with a step that was deleted concurrently.
-    if (!job.failed && error.code != ErrorCode::kNotFound) {
+    if (!job.failed && error.code == ErrorCode::kNotFound) {
+      job.failed = true;
+      damage_({std::move(error)});
+    } else if (!job.failed) {
       job.failed = true;
       if (++unreadable_[part.segment_id] <= kNamedFailures) {
         if (error.key.empty()) error.key = job.item->fqn;

@@ -30,8 +30,7 @@ class DeltaScrubber {
                                                  FormatNumbers(item.chunk.box.offsets))));
     }
     decoded_ = nullptr;
-    // kNotFound is not damage: the segment was removed with a step that was deleted concurrently.
-    if (decoded.error().code != ErrorCode::kNotFound) Report(item, decoded.error());
+    Report(item, decoded.error());
   }
 
   uint64_t bytes_read() const { return bytes_read_; }

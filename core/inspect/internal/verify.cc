@@ -11,7 +11,10 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "core/base/internal/progress_meter.h"
 #include "core/inspect/internal/payload_index.h"
@@ -54,9 +57,8 @@ class StepChecker {
   };
 
   void Report(Error error) {
-    // Not damage: the step was deleted during the check, and its grace period has passed.
+    // The step was deleted during the check, and its grace period has passed.
     is_deleted_ |= error.code == ErrorCode::kNotFound;
-    if (is_deleted_) return;
     if (!error.step) error.step = view_.step.step;
     damage_({std::move(error)});
   }
@@ -190,25 +192,11 @@ class StepChecker {
   bool is_deleted_ = false;
 };
 
-}  // namespace
-
-Result<uint64_t> RunVerify(const kv::Store& store, std::optional<uint64_t> step,
-                           const DamageCallback& report, const Progress& progress,
-                           const Progress& record_progress) {
-  // A process without memory or file descriptors learns nothing about what is stored.
-  std::optional<Error> exhausted;
-  const DamageCallback damage = [&](const kv::Damage& found) {
-    if (found.error.code != ErrorCode::kResourceExhausted) return report(found);
-    if (!exhausted) exhausted = found.error;
-  };
-  CAIRN_TRY_ASSIGN(const auto snapshot, store.Latest());
-  std::vector<kv::StepInfo> steps;
-  if (step) {
-    CAIRN_TRY_ASSIGN(const kv::StepInfo only, snapshot->FindStep(step));
-    steps = {only};
-  } else {
-    CAIRN_TRY_ASSIGN(steps, snapshot->Steps());
-  }
+// Checks `steps` in one snapshot. Reports kNotFound for what was deleted or compacted since.
+Result<uint64_t> VerifySteps(const std::shared_ptr<const kv::Snapshot>& snapshot,
+                             const std::string& directory, std::span<const kv::StepInfo> steps,
+                             const DamageCallback& damage, const Progress& progress,
+                             const Progress& record_progress) {
   auto files = snapshot->VerifyFiles([&](const kv::Damage& found) { damage(found); });
   if (!files) damage({std::move(files).error()});
   PayloadIndex payload;
@@ -216,13 +204,71 @@ Result<uint64_t> RunVerify(const kv::Store& store, std::optional<uint64_t> step,
   for (const kv::StepInfo& info : steps) records += info.chunk_count + info.tensor_count;
   ProgressMeter checked(record_progress, records);
   for (const kv::StepInfo& info : steps) {
-    const StepView view{.snapshot = snapshot, .step = info, .directory = store.directory()};
+    const StepView view{.snapshot = snapshot, .step = info, .directory = directory};
     CAIRN_TRY(StepChecker(view, damage, &payload, checked).Run());
   }
   const std::vector<ScrubItem> items = payload.Take();
-  CAIRN_TRY_ASSIGN(const uint64_t read_bytes,
-                   ScrubPayload(snapshot, store.directory(), items, damage, progress));
-  if (exhausted) return Fail(*std::move(exhausted));
+  return ScrubPayload(snapshot, directory, items, damage, progress);
+}
+
+// Returns the steps of `verified` that `snapshot` has with other tables.
+Result<std::vector<kv::StepInfo>> RewrittenSteps(const kv::Snapshot& snapshot,
+                                                 std::span<const kv::StepInfo> verified) {
+  std::map<uint64_t, kv::StepInfo> current;
+  CAIRN_TRY_ASSIGN(std::vector<kv::StepInfo> steps, snapshot.Steps());
+  for (kv::StepInfo& step : steps) current[step.step] = std::move(step);
+  std::vector<kv::StepInfo> rewritten;
+  for (const kv::StepInfo& step : verified) {
+    const auto now = current.find(step.step);
+    if (now == current.end() || now->second.generation != step.generation) continue;
+    if (!now->second.HasRecordsOf(step)) rewritten.push_back(now->second);
+  }
+  return rewritten;
+}
+
+}  // namespace
+
+Result<uint64_t> RunVerify(const kv::Store& store, std::optional<uint64_t> step,
+                           const DamageCallback& report, const Progress& progress,
+                           const Progress& record_progress) {
+  constexpr int kMaxRounds = 8;
+  // A process without memory or file descriptors learns nothing about what is stored.
+  std::optional<Error> exhausted;
+  bool is_absent = false;
+  std::set<std::string> reported;  // which a further round finds again
+  const DamageCallback damage = [&](const kv::Damage& found) {
+    is_absent |= found.error.code == ErrorCode::kNotFound;
+    if (found.error.code == ErrorCode::kNotFound) return;
+    if (found.error.code == ErrorCode::kResourceExhausted) {
+      if (!exhausted) exhausted = found.error;
+    } else if (reported.insert(found.error.ToString()).second) {
+      report(found);
+    }
+  };
+  CAIRN_TRY_ASSIGN(auto snapshot, store.Latest());
+  std::vector<kv::StepInfo> steps;
+  if (step) {
+    CAIRN_TRY_ASSIGN(const kv::StepInfo only, snapshot->FindStep(step));
+    steps = {only};
+  } else {
+    CAIRN_TRY_ASSIGN(steps, snapshot->Steps());
+  }
+  uint64_t read_bytes = 0;
+  for (int round = 1; !steps.empty(); ++round) {
+    CAIRN_TRY_ASSIGN(const uint64_t of_round, VerifySteps(snapshot, store.directory(), steps,
+                                                          damage, progress, record_progress));
+    read_bytes += of_round;
+    if (exhausted) return Fail(*std::move(exhausted));
+    if (!std::exchange(is_absent, false)) break;
+    // What was deleted needs no check. What was compacted is elsewhere now.
+    CAIRN_TRY_ASSIGN(snapshot, store.Latest());
+    CAIRN_TRY_ASSIGN(steps, RewrittenSteps(*snapshot, steps));
+    if (round == kMaxRounds && !steps.empty()) {
+      return Fail(Error{.code = ErrorCode::kUnavailable,
+                        .message = "the store was compacted each time that it was verified",
+                        .file = store.directory()});
+    }
+  }
   return read_bytes;
 }
 

@@ -9,11 +9,12 @@
 
 namespace cairn::core::internal {
 
-BackgroundLoad::BackgroundLoad(const StepView& view, std::vector<LoadRequest> requests,
+BackgroundLoad::BackgroundLoad(const kv::Store& store, const StepView& view,
+                               std::vector<LoadRequest> requests,
                                std::span<const DeviceStream> streams)
     : requests_(std::move(requests)) {
-  const auto run = [this, &view, streams] {
-    Result<LoadReport> result = Load(view, requests_, streams);
+  const auto run = [this, &store, &view, streams] {
+    Result<LoadReport> result = Load(store, view, requests_, streams);
     const MutexLock lock(mutex_);
     result_ = std::move(result);
     ended_.NotifyAll();
@@ -30,14 +31,19 @@ BackgroundLoad::~BackgroundLoad() {
   if (thread_.joinable()) thread_.join();
 }
 
-Result<LoadReport> BackgroundLoad::Load(const StepView& view, std::span<const LoadRequest> requests,
+Result<LoadReport> BackgroundLoad::Load(const kv::Store& store, const StepView& view,
+                                        std::span<const LoadRequest> requests,
                                         std::span<const DeviceStream> streams) {
   const Progress progress = [this](uint64_t done, uint64_t) {
     const MutexLock lock(mutex_);
     done_bytes_ = done;
     return !cancelled_;
   };
-  return kv::CatchExhaustion("a load", [&] { return RunLoad(view, requests, progress, streams); });
+  return kv::CatchExhaustion("a load", [&] {
+    return WithView(store, view, [&](const StepView& current) {
+      return RunLoad(current, requests, progress, streams);
+    });
+  });
 }
 
 bool BackgroundLoad::WaitFor(std::chrono::milliseconds timeout) {

@@ -14,11 +14,12 @@
 
 namespace cairn::core::internal {
 
-/// Begins RunLoad when it is constructed. Ownership: the view, the streams and the targets outlive
-/// it; the destructor cancels the load and waits for its end. Threads: one at a time.
+/// Begins RunLoad when it is constructed, with `view` or newer ones (WithView). Ownership: the store,
+/// the view, the streams and the targets outlive it; the destructor cancels the load and waits for
+/// its end. Threads: one at a time.
 class BackgroundLoad {
  public:
-  BackgroundLoad(const StepView& view, std::vector<LoadRequest> requests,
+  BackgroundLoad(const kv::Store& store, const StepView& view, std::vector<LoadRequest> requests,
                  std::span<const DeviceStream> streams);
   ~BackgroundLoad();
   BackgroundLoad(const BackgroundLoad&) = delete;
@@ -34,7 +35,8 @@ class BackgroundLoad {
   Result<LoadReport> Take();
 
  private:
-  Result<LoadReport> Load(const StepView& view, std::span<const LoadRequest> requests,
+  Result<LoadReport> Load(const kv::Store& store, const StepView& view,
+                          std::span<const LoadRequest> requests,
                           std::span<const DeviceStream> streams);
 
   const std::vector<LoadRequest> requests_;

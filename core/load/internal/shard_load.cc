@@ -140,10 +140,10 @@ class OnceLoad {
   }
 
   /// Reads and sends all windows. Collective. Requires Prepare on all ranks.
-  Result<LoadReport> Run(const StepView& view) {
+  Result<LoadReport> Run(const kv::Store& store, const StepView& view) {
     LoadReport report;
     for (uint64_t window = 0; window < window_count_; ++window) {
-      BackgroundLoad load(view, RequestsOf(window), options_.streams);
+      BackgroundLoad load(store, view, RequestsOf(window), options_.streams);
       if (window > 0) {
         Result<void> sent = Exchange(window - 1);
         if (!sent) return Broken(std::move(sent));
@@ -359,7 +359,7 @@ Result<LoadReport> LoadOwnShards(const StepView& view, std::span<const ShardTarg
   return RunLoad(view, requests, options.progress, options.streams);
 }
 
-Result<LoadReport> LoadShardsOnce(const std::function<Result<StepView>()>& find_view,
+Result<LoadReport> LoadShardsOnce(const kv::Store& store, const kv::StepInfo& step,
                                   std::span<const ShardTarget> targets, Communicator& communicator,
                                   const ShardLoadOptions& options) {
   const auto start = std::chrono::steady_clock::now();
@@ -369,12 +369,12 @@ Result<LoadReport> LoadShardsOnce(const std::function<Result<StepView>()>& find_
     if (options.window_bytes == 0) {
       return Fail(ErrorCode::kInvalidArgument, "window_bytes is 0; give at least 1");
     }
-    CAIRN_TRY_ASSIGN(view, find_view());
+    CAIRN_TRY_ASSIGN(view, ViewStep(store, step));
     return load.Plan(*view, targets);
   };
   CAIRN_TRY(AgreeOnStatus(communicator, kv::CatchExhaustion("a load", plan)));
   CAIRN_TRY(load.Prepare(view->step));
-  CAIRN_TRY_ASSIGN(LoadReport report, load.Run(*view));
+  CAIRN_TRY_ASSIGN(LoadReport report, load.Run(store, *view));
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   report.seconds = elapsed.count();
   return report;

@@ -2,7 +2,6 @@
 /// Loads for any mesh: each rank gets its part, which it reads itself, or which one of the ranks
 /// that need it reads and sends to the others.
 
-#include <functional>
 #include <span>
 
 #include "core/load/load_options.h"
@@ -14,10 +13,9 @@ namespace cairn::core::internal {
 Result<LoadReport> LoadOwnShards(const StepView& view, std::span<const ShardTarget> targets,
                                  uint32_t rank, const ShardLoadOptions& options);
 
-/// Reads each box once for all ranks that need it. Collective. Calls `find_view` once; its errors
-/// are treated as all other errors of this rank: if one rank fails, all ranks get an error. Errors:
-/// those of CheckpointStore::LoadShards.
-Result<LoadReport> LoadShardsOnce(const std::function<Result<StepView>()>& find_view,
+/// Reads each box once for all ranks that need it. Collective. If one rank fails, which may not find
+/// the step any more, all ranks get an error. Errors: those of CheckpointStore::LoadShards.
+Result<LoadReport> LoadShardsOnce(const kv::Store& store, const kv::StepInfo& step,
                                   std::span<const ShardTarget> targets, Communicator& communicator,
                                   const ShardLoadOptions& options);
 

@@ -298,9 +298,13 @@ Result<SaveReport> SaveUnchanged(SaveSession& session, SavedChunks& saved) {
 }
 
 // Without a grace period, a compaction may remove what a save reads of its base. The save can be
-// repeated, as if the base had been replaced.
-Error OfLostBase(Error error, uint64_t step) {
-  return error.code == ErrorCode::kNotFound ? kv::BaseReplacedError(step) : std::move(error);
+// repeated, as if the base had been replaced. What else is not found has another reason.
+Error OfLostBase(Error error, const SaveContext& context, const SaveSession& session) {
+  if (error.code != ErrorCode::kNotFound || !session.base_step()) return error;
+  const auto latest = context.store.Latest();
+  if (!latest) return error;
+  const auto base = (*latest)->FindStep(session.base_step());
+  return base && session.IsBase(*base) ? error : kv::BaseReplacedError(context.attempt.step);
 }
 
 // Frees what CompareState has left in a plan that may be used again.
@@ -340,7 +344,7 @@ Result<SaveReport> RunSave(SavePlan& plan, const SaveContext& context) {
   SavedChunks recorded;
   auto written = session.Write(plan, options, context.pool, saved == nullptr ? nullptr : &recorded,
                                comparison.compared_bytes);
-  if (!written) return Fail(OfLostBase(std::move(written).error(), context.attempt.step));
+  if (!written) return Fail(OfLostBase(std::move(written).error(), context, session));
   if (device == nullptr) ForgetPageDigests(plan);
   if (device != nullptr) CAIRN_TRY(device->MarkStaged());
   SaveReport report = session.report();
@@ -348,7 +352,7 @@ Result<SaveReport> RunSave(SavePlan& plan, const SaveContext& context) {
       Finish(plan, context.self, context.attempt.wait, session.base_step(), session.writer());
   // The error of another rank is returned as it is.
   if (!info && context.self.world_size > 1) return Fail(std::move(info).error());
-  if (!info) return Fail(OfLostBase(std::move(info).error(), context.attempt.step));
+  if (!info) return Fail(OfLostBase(std::move(info).error(), context, session));
   if (saved != nullptr) {
     recorded.step = *info;
     recorded.chunk_bytes = options.chunk_bytes;

@@ -29,17 +29,28 @@ struct StepView {
 /// overwritten in the meantime.
 Result<StepView> ViewStep(const kv::Store& store, const kv::StepInfo& step);
 
-/// Calls `read` with a view of `step`, and once more with a newer view if a segment was removed
-/// during the call.
+/// Calls `read` with the view. If it returns kNotFound, because a compaction has replaced what it
+/// reads, calls it again with a view of the newest root. Requires that `read` may be repeated.
+template <typename Read>
+auto WithView(const kv::Store& store, StepView view, const Read& read)
+    -> decltype(read(std::declval<const StepView&>())) {
+  constexpr int kMaxViews = 8;
+  for (int i = 1;; ++i) {
+    auto result = read(view);
+    if (result || result.error().code != ErrorCode::kNotFound || i == kMaxViews) return result;
+    CAIRN_TRY(store.Latest());  // looks for a newer root, which ViewStep need not do
+    CAIRN_TRY_ASSIGN(StepView fresh, ViewStep(store, view.step));
+    if (fresh.snapshot == view.snapshot) return result;
+    view = std::move(fresh);
+  }
+}
+
+/// Calls `read` with a view of `step`, as WithView does.
 template <typename Read>
 auto WithStep(const kv::Store& store, const kv::StepInfo& step, const Read& read)
     -> decltype(read(std::declval<const StepView&>())) {
-  CAIRN_TRY_ASSIGN(const StepView view, ViewStep(store, step));
-  auto result = read(view);
-  if (result || result.error().code != ErrorCode::kNotFound) return result;
-  CAIRN_TRY_ASSIGN(const StepView fresh, ViewStep(store, step));
-  if (fresh.snapshot == view.snapshot) return result;
-  return read(fresh);
+  CAIRN_TRY_ASSIGN(StepView view, ViewStep(store, step));
+  return WithView(store, std::move(view), read);
 }
 
 /// Returns the record of a tensor. kNotFound: there is none; the error suggests similar keys.

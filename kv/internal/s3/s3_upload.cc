@@ -34,6 +34,16 @@ std::string AddDigest(const S3Settings& settings, S3Request* request) {
   return digest;
 }
 
+// Returns the error of a request of an upload that has begun. That there is no such upload (any
+// more) is not that there is no such object, of which callers may think that it was removed.
+Error OfUpload(Error error) {
+  if (error.code != ErrorCode::kNotFound) return error;
+  error.code = ErrorCode::kUnavailable;
+  error.message +=
+      "; the upload was aborted on the server, by a rule of the bucket for example; write again";
+  return error;
+}
+
 }  // namespace
 
 S3Request PutRequest(const S3Settings& settings, const S3Object& object,
@@ -202,7 +212,7 @@ S3Request S3Upload::PartRequest(std::span<const std::byte> bytes, uint64_t index
 
 Result<void> S3Upload::AddPart(uint64_t index, std::string digest,
                                const Result<HttpResponse>& response) {
-  if (!response) return std::unexpected(response.error());
+  if (!response) return Fail(OfUpload(response.error()));
   const std::string_view etag = response->Header("etag");
   if (etag.empty()) {
     return Fail(Error{.code = ErrorCode::kUnavailable,
@@ -289,7 +299,7 @@ Result<void> S3Upload::Complete(const std::string& upload_id, const std::vector<
                        .headers = {"Content-Type: application/xml"},
                        .body = std::as_bytes(std::span(body))});
   if (response || Exists()) return {};
-  return std::unexpected(response.error());
+  return Fail(OfUpload(response.error()));
 }
 
 bool S3Upload::Exists() {

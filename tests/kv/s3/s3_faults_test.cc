@@ -250,6 +250,17 @@ TEST_F(S3FaultsTest, ACompletionWhoseResponseIsLostHasHappened) {
   EXPECT_TRUE(server_.Objects()["store/segments/a.seg"] == Text(bytes));
 }
 
+TEST_F(S3FaultsTest, AnUploadThatTheServerHasAbortedIsUnavailable) {
+  std::vector<std::byte> bytes(2 * kPartBytes, std::byte{1});
+  for (const char* const method : {"PUT", "POST"}) {
+    ReplyTo(1, S3ErrorReply(404, "NoSuchUpload"), [method](const HttpCall& call) {
+      return call.method == method && call.Parameter("uploadId");
+    });
+    EXPECT_THAT(Upload(bytes), IsError(ErrorCode::kUnavailable, "the upload was aborted"));
+    EXPECT_THAT(server_.Objects(), IsEmpty());
+  }
+}
+
 TEST_F(S3FaultsTest, ACompletionThatFailsWithStatus200IsRepeated) {
   std::vector<std::byte> bytes(kPartBytes, std::byte{1});
   ReplyTo(2, S3ErrorReply(200, "InternalError"),
