@@ -48,9 +48,14 @@ CONDITIONS = {
     "grace": ("0", "60"),
     "cache": ("off", "on"),
 }
+REQUESTS = {
+    "request": lambda method, path: True,
+    "write": lambda method, path: method not in ("GET", "HEAD"),
+    "root": lambda method, path: method == "PUT" and "/roots/" in path,
+}
+"""Which request the fault concerns: the first one, the first that changes something, the commit."""
 FAULTS = {
-    # The first request; the first request that changes something.
-    "s3": ("busy", "denied", "lost", "write busy", "write denied", "write lost"),
+    "s3": tuple(f"{which} {how}" for which in REQUESTS for how in ("busy", "denied", "lost")),
     "directory": ("no descriptors", "no space"),
 }
 

@@ -290,8 +290,9 @@ class Trial:
         fault = self.cell.fault
         with contextlib.ExitStack() as stack:
             if self.rank == 0 and self._faults is not None:
-                self._faults.arm(fault.split()[-1], writes=fault.startswith("write"))
-                stack.callback(self._faults.arm, None)
+                which, how = fault.split()
+                self._faults.arm(how, cells.REQUESTS[which])
+                stack.callback(self._faults.disarm)
             elif self.rank == 0 and fault in _LIMITS:
                 before = resource.getrlimit(_LIMITS[fault])
                 count = len(os.listdir("/proc/self/fd")) if fault == "no descriptors" else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
@@ -33,7 +33,7 @@ class Faults(ThreadingHTTPServer):
         self.server = urlsplit(endpoint).netloc
         self.refused = 0
         self._to_refuse = 0
-        self._next: tuple[str, bool] | None = None
+        self._next: tuple[str, Callable[[str, str], bool]] | None = None
         self._lock = threading.Lock()
 
     def address(self, store: str) -> str:
@@ -45,20 +45,24 @@ class Faults(ThreadingHTTPServer):
         with self._lock:
             self._to_refuse = count
 
-    def arm(self, fault: str | None, writes: bool = False) -> None:
-        """The fault of the next request, or of the next that changes something: "busy", "denied" or
-        "lost" (performed, without a response)."""
+    def arm(self, fault: str, is_meant: Callable[[str, str], bool]) -> None:
+        """The fault of the next request with a method and a path for which ``is_meant`` is true:
+        "busy", "denied" or "lost" (performed, without a response)."""
         with self._lock:
-            self._next = None if fault is None else (fault, writes)
+            self._next = fault, is_meant
 
-    def take_fault(self, method: str) -> str | None:
+    def disarm(self) -> None:
+        with self._lock:
+            self._next = None
+
+    def take_fault(self, method: str, path: str) -> str | None:
         """The fault of a request that has arrived."""
         with self._lock:
             if self._to_refuse > 0:
                 self._to_refuse -= 1
                 self.refused += 1
                 return "busy"
-            if self._next is None or (self._next[1] and method in ("GET", "HEAD")):
+            if self._next is None or not self._next[1](method, path):
                 return None
             fault, self._next = self._next[0], None
             return fault
@@ -82,7 +86,7 @@ class _Forward(BaseHTTPRequestHandler):
 
     def _forward(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        fault = self.server.take_fault(self.command)
+        fault = self.server.take_fault(self.command, self.path)
         if fault in ("busy", "denied"):
             self._respond(*((503, [], _BUSY) if fault == "busy" else (403, [], _DENIED)))
             return
