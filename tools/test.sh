@@ -5,7 +5,8 @@
 #                                  documentation and its examples, and instruction counts
 #                                  compared with their baselines
 #   tools/test.sh --all            also the slow tests
-#   tools/test.sh --sanitizers     also the C++ unit tests under ASan+UBSan and under TSan
+#   tools/test.sh --sanitizers     also the C++ tests of units and of faults, and the programs on
+#                                  damaged and hostile stores, under ASan+UBSan and under TSan
 #   tools/test.sh --clang          also a build with Clang, which checks the thread annotations and
 #                                  that sources do not rely on precompiled headers
 #   tools/test.sh --fuzz           also every fuzzer for ten seconds; without this option, only if
@@ -33,7 +34,7 @@ for argument in "$@"; do
     --fuzz) fuzz=1 ;;
     --ceph) ceph=1 ;;
     --integrations) integrations=1 ;;
-    -h | --help) sed -n '2,18s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,19s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) echo "test: unknown option $argument (see --help)" >&2; exit 2 ;;
   esac
 done
@@ -66,12 +67,15 @@ fi
 
 if ((sanitizers)); then
   for preset in asan tsan; do
-    echo "== C++ unit tests, $preset"
+    echo "== C++ tests of units and of faults, $preset"
     if ! tools/build.sh "$preset"; then
       failed+=("$preset build")
-    elif ! ctest --preset "$preset" "${ctest_options[@]}" -L unit </dev/null; then
-      failed+=("$preset")
+      continue
     fi
+    ctest --preset "$preset" "${ctest_options[@]}" -L '^(unit|fault)$' </dev/null ||
+      failed+=("$preset")
+    echo "== Programs, $preset"
+    tools/sanitized_programs.sh "$preset" </dev/null || failed+=("$preset programs")
   done
 fi
 
