@@ -18,6 +18,9 @@ void Auditor::Run() {
   RemoveStrays();
   CheckAsReader();
   CheckAsWriter();
+  if (world().archive() == nullptr) return;
+  const Result<void> checked = world().archive()->Check();
+  if (!checked) Report(fmt::format("the archive: {}", checked.error().ToString()));
 }
 
 /// As an error of a writer whose number they have demands.

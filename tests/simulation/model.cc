@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "kv/internal/root/root_log.h"
+#include "kv/internal/storage/object_names.h"
 
 namespace cairn::simulation {
 namespace {
@@ -58,7 +59,12 @@ Operation& Model::Begin(Operation operation) {
   return operations_.back();
 }
 
-void Model::RootPut(uint64_t number, Operation* operation) {
+void Model::ObjectPut(const std::string& name) {
+  if (!kv::internal::ParseObjectName(name)) return;
+  if (!put_names_.insert(name).second) fail_(fmt::format("{} was written twice", name));
+}
+
+void Model::RootPut(uint64_t number, Operation* operation, std::span<const std::byte> bytes) {
   if (operation == nullptr) return fail_(fmt::format("root {} was put by a reader", number));
   if (number > newest() + 1) {
     return fail_(fmt::format("root {} was put after root {}", number, newest()));
@@ -78,8 +84,10 @@ void Model::RootPut(uint64_t number, Operation* operation) {
         fmt::format("{} put root {}, but another writer had taken over", operation->name, number));
   }
   RootState next{.state = last.state, .operation = operation};
-  if (operation->apply) operation->apply(next.state, number);
-  operation->roots.push_back(number);
+  const bool takes_effect =
+      !operation->takes_effect || operation->takes_effect(kv::internal::DecodeRoot(bytes).value());
+  if (takes_effect && operation->apply) operation->apply(next.state, number);
+  if (takes_effect) operation->roots.push_back(number);
   roots_.push_back(std::move(next));
 }
 

@@ -11,10 +11,13 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "kv/error.h"
+#include "kv/internal/root/root_record.h"
 #include "kv/snapshot.h"
 
 namespace cairn::simulation {
@@ -44,6 +47,9 @@ struct Operation {
   bool opens = false;   // it may follow a root of another writer
   bool moves_payload = false;
   std::function<void(State&, uint64_t generation)> apply;
+  /// Whether this root of the operation changes the state; null: each does. A copy puts others
+  /// before.
+  std::function<bool(const kv::internal::Root&)> takes_effect;
   int64_t begin_ns = 0;
   std::vector<uint64_t> roots;  // of the chain that it has put
 };
@@ -58,7 +64,9 @@ class Model {
   /// Adds an operation, which lives as long as the model.
   Operation& Begin(Operation operation);
   /// A root was put by `operation`, or by nobody who should.
-  void RootPut(uint64_t number, Operation* operation);
+  void RootPut(uint64_t number, Operation* operation, std::span<const std::byte> bytes = {});
+  /// An object that is never replaced was put.
+  void ObjectPut(const std::string& name);
 
   /// Returns the number of the newest root, 0 if there is none.
   uint64_t newest() const { return roots_.size() - 1; }
@@ -85,6 +93,7 @@ class Model {
   const int64_t grace_ns_;
   std::deque<Operation> operations_;
   std::deque<RootState> roots_{1};  // by number
+  std::set<std::string> put_names_;
 };
 
 /// Returns whether the error states that the operation may have been performed.

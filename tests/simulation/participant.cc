@@ -62,21 +62,24 @@ void Participant::CheckError(const std::string& call, const Error& error, uint64
   Report(fmt::format("{} returned {}: {}", call, ErrorCodeName(error.code), error.ToString()));
 }
 
-void Participant::CheckStep(const kv::Snapshot& snapshot, uint64_t root, uint64_t step) {
+bool Participant::CheckStep(const kv::Snapshot& snapshot, uint64_t root, uint64_t step) {
   const uint64_t fault_count = storage_->fault_count();
   const Result<kv::testing::SampleStep> loaded = kv::testing::LoadSample(snapshot, step);
-  if (is_dead()) return;
+  if (is_dead()) return true;
   Note(fmt::format("loads step {} of root {}: {}", step, root,
                    loaded ? "done" : loaded.error().ToString()));
   if (loaded) {
     ++world_.network().counts().loads;
     const uint64_t version = model().StateAt(root).steps.at(step).version;
-    if (*loaded == world_.Contents(step, version)) return;
-    return Report(fmt::format("step {} has wrong contents", step));
+    if (*loaded != world_.Contents(step, version)) {
+      Report(fmt::format("step {} has wrong contents", step));
+    }
+    return true;
   }
   const bool may_be_gone = model().MayBeGone(root, step, world_.scheduler().now_ns());
-  if (loaded.error().code == ErrorCode::kNotFound && may_be_gone) return;
+  if (loaded.error().code == ErrorCode::kNotFound && may_be_gone) return false;
   CheckError(fmt::format("the load of step {}", step), loaded.error(), fault_count);
+  return true;
 }
 
 }  // namespace cairn::simulation

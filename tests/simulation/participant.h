@@ -40,8 +40,9 @@ class Participant {
   /// Reports an error that nothing has caused. `fault_count` is that of the storage before the
   /// call.
   void CheckError(const std::string& call, const Error& error, uint64_t fault_count);
-  /// Loads a step of a snapshot of root `root`, and compares it with what was saved.
-  void CheckStep(const kv::Snapshot& snapshot, uint64_t root, uint64_t step);
+  /// Loads a step of a snapshot of root `root`, and compares it with what was saved. Returns false
+  /// if its objects were removed, as they may be.
+  bool CheckStep(const kv::Snapshot& snapshot, uint64_t root, uint64_t step);
 
  private:
   void Count(const Result<void>& changed);

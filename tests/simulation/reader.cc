@@ -81,8 +81,27 @@ void Reader::Find(const kv::StepInfo& step, uint64_t root) {
 void Reader::LoadSome(const kv::Snapshot& snapshot, uint64_t root) {
   for (const uint64_t step : snapshot.step_numbers()) {
     if (is_dead()) return;
-    if (world().Chance(0.5)) CheckStep(snapshot, root, step);
+    if (!world().Chance(0.5) || CheckStep(snapshot, root, step)) continue;
+    const auto& newest = model().StateAt(model().newest()).steps;
+    const auto found = newest.find(step);
+    // It was compacted and not deleted, so the next snapshot has it.
+    const bool is_moved =
+        found != newest.end() && found->second == model().StateAt(root).steps.at(step);
+    if (is_moved) FollowMoved(step);
   }
+}
+
+void Reader::FollowMoved(uint64_t step) {
+  if (is_replaced()) return;
+  const uint64_t fault_count = storage()->fault_count();
+  const uint64_t oldest = model().newest();
+  const auto snapshot = store_->Latest();
+  if (is_dead()) return;
+  if (!snapshot) return CheckError("Latest", snapshot.error(), fault_count);
+  const std::optional<uint64_t> root = model().FindRoot(**snapshot, oldest);
+  if (!root || is_replaced() || !model().StateAt(*root).steps.contains(step)) return;
+  newest_seen_ = *root;
+  CheckStep(**snapshot, *root, step);
 }
 
 }  // namespace cairn::simulation

@@ -22,6 +22,8 @@ class Reader : public Participant {
   /// Asks for a step that was in a snapshot of root `root`, which may have been deleted since.
   void Find(const kv::StepInfo& step, uint64_t root);
   void LoadSome(const kv::Snapshot& snapshot, uint64_t root);
+  /// Loads a step that a compaction has moved from a newer snapshot.
+  void FollowMoved(uint64_t step);
 
   std::unique_ptr<kv::Store> store_;
   uint64_t newest_seen_ = 0;  // root

@@ -112,7 +112,8 @@ class SimulatedStorage::Writer final : public kv::ObjectWriter {
         Kind::kFinish, name_,
         [&network = storage_.network_, name = name_, bytes = std::move(bytes_)](bool is_torn) {
           const size_t size = is_torn ? bytes.size() / 2 : bytes.size();
-          return network.objects()->PutIfAbsent(name, std::span(bytes).first(size));
+          network.model().ObjectPut(name);
+          return network.objects()->Put(name, std::span(bytes).first(size));
         });
   }
 
@@ -123,9 +124,12 @@ class SimulatedStorage::Writer final : public kv::ObjectWriter {
 };
 
 Result<void> SimulatedStorage::Put(std::string_view name, std::span<const std::byte> bytes) {
-  return Change(Kind::kPut, name,
-                [this, name = std::string(name), copy = std::vector(bytes.begin(), bytes.end())](
-                    bool) { return network_.objects()->Put(name, copy); });
+  return Change(
+      Kind::kPut, name,
+      [this, name = std::string(name), copy = std::vector(bytes.begin(), bytes.end())](bool) {
+        network_.model().ObjectPut(name);
+        return network_.objects()->Put(name, copy);
+      });
 }
 
 Result<void> SimulatedStorage::PutIfAbsent(std::string_view name,
@@ -147,7 +151,9 @@ void SimulatedStorage::RootPut(uint64_t number, std::span<const std::byte> bytes
                                Operation* operation) {
   const auto uuid = kv::internal::ReadIdentity(*network_.objects());
   const auto root = kv::internal::DecodeRootIdentity(bytes);
-  if (uuid && root && *uuid == root->store_uuid) return network_.model().RootPut(number, operation);
+  if (uuid && root && *uuid == root->store_uuid) {
+    return network_.model().RootPut(number, operation, bytes);
+  }
   ++network_.counts().strays;
   network_.Note(process_, fmt::format("puts root {} into another store", number));
 }

@@ -79,7 +79,8 @@ World::World(uint64_t seed)
       network_(scheduler_, stores_.emplace_back(NewModel()), ChooseConditions(scheduler_),
                [this](const Process& process, const std::string& text) {
                  trace_.Add(scheduler_.now_ns(), process, text);
-               }) {}
+               }),
+      archive_(scheduler_.Chance(0.3) ? std::make_unique<Archive>(*this) : nullptr) {}
 
 Model World::NewModel() {
   return Model([this](const std::string& violation) { Fail(nullptr, violation); },

@@ -11,6 +11,7 @@
 #include "kv/options.h"
 #include "kv/store.h"
 #include "tests/kv/sample_step.h"
+#include "tests/simulation/archive.h"
 #include "tests/simulation/model.h"
 #include "tests/simulation/scheduler.h"
 #include "tests/simulation/simulated_storage.h"
@@ -47,6 +48,8 @@ class World {
   Model& ModelOf(const kv::Store& store);
   Network& network() { return network_; }
   int64_t grace_ns() const { return grace_ns_; }
+  /// Returns null if the schedule has none.
+  Archive* archive() { return archive_.get(); }
 
   /// Adds a process with its storage.
   std::shared_ptr<SimulatedStorage> AddProcess(const std::string& name);
@@ -80,6 +83,7 @@ class World {
   uint64_t version_count_ = 0;
   std::map<std::pair<uint64_t, uint64_t>, kv::testing::SampleStep> contents_;
   std::deque<std::shared_ptr<SimulatedStorage>> storages_;
+  const std::unique_ptr<Archive> archive_;
 
   Model NewModel();
 };

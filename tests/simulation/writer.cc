@@ -114,6 +114,7 @@ uint64_t Writer::NewStep() {
 
 void Writer::Act() {
   if (world().Chance(0.01)) return ChangeOften();
+  if (world().archive() != nullptr && world().Chance(0.6)) return UseArchive();
   switch (world().Between(0, 12)) {
     case 0:
       return Delete();

@@ -45,6 +45,10 @@ class Writer : public Participant {
  private:
   bool TryOpen(bool take_over);
   void Act();
+  // With the archive.
+  void UseArchive();
+  void CopyFromArchive();
+  void CopyToArchive();
   void Change(Operation operation, const std::function<Result<void>()>& change);
   void Save();
   void Delete();
