@@ -105,6 +105,8 @@ void PlayJobs(World& world, Stage& stage) {
 void PlayReplacement(World& world) {
   Scheduler& scheduler = world.scheduler();
   scheduler.SleepFor(static_cast<int64_t>(world.Between(1, 60'000)) * kMillisecondNs);
+  // Objects of others in a place where no store was created yet are damage.
+  if (world.model().newest() == 0) return;
   SimulatedStore& before = world.network().store();
   world.network().Replace(world.AddStore());
   if (world.Chance(0.5)) return;

@@ -147,14 +147,11 @@ Result<void> CommitEpoch(StoreState& state, Root& next) {
   if (next.number > 1) return {};
   // The first root follows no other one that would show whether it was put into its store.
   const auto uuid = ReadIdentity(*state.storage);
-  if (!uuid) {
-    Error error = uuid.error();
-    error.message = "it is unknown whether the store was opened: " + error.message;
-    return Fail(std::move(error));
-  }
-  if (*uuid == state.uuid) return {};
-  (void)WithdrawRoot(*state.storage, next);
-  return Fail(Replaced(*state.storage));
+  if (uuid && *uuid == state.uuid) return {};
+  if (uuid) (void)WithdrawRoot(*state.storage, next);
+  Error error = uuid ? Replaced(*state.storage) : uuid.error();
+  error.message = "it is unknown whether root 1 was committed: " + error.message;
+  return Fail(std::move(error));
 }
 
 }  // namespace

@@ -287,9 +287,10 @@ CommitOutcome NotCommitted(Error error, std::optional<Root> other = std::nullopt
           .other = std::move(other)};
 }
 
-/// The root that `next` must follow is not there any more. Removes `next` if it is there.
-CommitOutcome LeftBehind(Storage& storage, const Root& next) {
-  const bool was_stray = WithdrawRoot(storage, next);
+/// The root that `next` must follow is not there any more. Removes `next` if it is there. An earlier
+/// one of several puts may have been performed before.
+CommitOutcome LeftBehind(Storage& storage, const Root& next, size_t put_count) {
+  const bool was_stray = WithdrawRoot(storage, next) && put_count == 1;
   auto newest = FindNewest(storage);
   if (newest && *newest && (*newest)->store_uuid != next.store_uuid) {
     // A root that was put among those of the other store is not in the own one, wherever that is.
@@ -331,7 +332,8 @@ CommitOutcome Refused(Storage& storage, const Root& next, Root other) {
                                            Describe(other.writer)),
                     .file = ObjectPath(storage.address(), RootName(next.number))});
   }
-  if (!is_of_store) return NotCommitted(Replaced(storage));
+  // The put may have been performed before the store was replaced.
+  if (!is_of_store) return Unknown(next, Replaced(storage));
   Error error = TakenOver(storage, other);
   return NotCommitted(std::move(error), std::move(other));
 }
@@ -355,7 +357,7 @@ Result<void> CheckPut(Storage& storage, const Root& next, uint64_t size_bytes,
 
 /// Root `next` exists. Checks that it follows the root that its writer knows. `checked` is the
 /// result of HasPredecessor after the put, if it is known; then the hint was written.
-CommitOutcome Confirm(Storage& storage, const Root& next,
+CommitOutcome Confirm(Storage& storage, const Root& next, size_t put_count,
                       const std::optional<Result<bool>>& checked = std::nullopt) {
   Result<bool> follows = checked ? *checked : HasPredecessor(storage, next);
   for (int attempt = 0; !follows && attempt + 1 < kPuts; ++attempt) {
@@ -363,7 +365,7 @@ CommitOutcome Confirm(Storage& storage, const Root& next,
     follows = HasPredecessor(storage, next);
   }
   if (!follows) return Unknown(next, follows.error());
-  if (!*follows) return LeftBehind(storage, next);
+  if (!*follows) return LeftBehind(storage, next, put_count);
   if (!checked) WriteHint(storage, next.number);
   return {};
 }
@@ -510,7 +512,7 @@ CommitOutcome CommitRoot(Storage& storage, Root& next) {
     Result<void> put = storage.PutIfAbsent(name, *object);
     // No later commit would notice the loss of the newest root.
     if (put) put = CheckPut(storage, next, object->size(), follows);
-    if (put) return Confirm(storage, next, follows);
+    if (put) return Confirm(storage, next, commit_ids.size(), follows);
     // The put may have been performed, and even a conflict may be with ourselves: find out.
     auto found = ReadRoot(storage, next.number);
     if (found && *found) {
@@ -518,9 +520,10 @@ CommitOutcome CommitRoot(Storage& storage, Root& next) {
         return Refused(storage, next, **std::move(found));
       }
       next.commit_id = (*found)->commit_id;
-      return Confirm(storage, next);
+      return Confirm(storage, next, commit_ids.size());
     }
-    if (found && put.error().code == ErrorCode::kConflict) return LeftBehind(storage, next);
+    if (found && put.error().code == ErrorCode::kConflict)
+      return LeftBehind(storage, next, commit_ids.size());
     if (attempt + 1 < kPuts) {
       std::this_thread::sleep_for(PauseAfter(attempt));
       continue;

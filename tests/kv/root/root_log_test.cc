@@ -413,7 +413,7 @@ TEST_F(RootLogTest, RootThatWasPutIntoAnotherStoreIsRemoved) {
   Root taken = OfOtherStore(EmptyRoot(20));
   taken.predecessor = internal::NewUuid();
   const CommitOutcome outcome = CommitRoot(storage_, taken);
-  EXPECT_EQ(outcome.state, State::kNotCommitted);
+  EXPECT_EQ(outcome.state, State::kUnknown);
   EXPECT_THAT(outcome.error.message, HasSubstr("was replaced by another one"));
   ExpectNewest(20);
 }
