@@ -10,7 +10,7 @@ namespace cairn::tools {
 /// A directory below --dir that exists as long as this object.
 class ScratchStore {
  public:
-  /// Only chooses the name, DIRECTORY/cairn-bench-VERB-PID.
+  /// Only chooses the name, DIRECTORY/cairn-bench-VERB-PID, or a longer one if that exists.
   ScratchStore(const std::string& directory, std::string_view verb);
   ~ScratchStore() { Remove(); }
   ScratchStore(const ScratchStore&) = delete;

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <memory>
+#include <random>
 
 #include "core/inspect/collect_report.h"
 #include "tools/common/exit_status.h"
@@ -23,9 +24,10 @@ namespace {
 
 /// Writes a file under another name, so that an error leaves an earlier file as it was.
 Result<void> WriteFile(const std::string& path, std::string_view text) {
-  const std::string partial = path + ".part";
+  // A new file: what exists under a name like this one is not ours.
+  const std::string partial = fmt::format("{}.{:08x}.part", path, std::random_device()());
   const auto close = [](std::FILE* file) { (void)std::fclose(file); };
-  std::unique_ptr<std::FILE, decltype(close)> file(std::fopen(partial.c_str(), "wb"), close);
+  std::unique_ptr<std::FILE, decltype(close)> file(std::fopen(partial.c_str(), "wbx"), close);
   if (file == nullptr) return Fail(SystemError(errno, "cannot create the report", partial));
   const bool is_written = std::fwrite(text.data(), 1, text.size(), file.get()) == text.size();
   const int error = errno;

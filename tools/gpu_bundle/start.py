@@ -31,6 +31,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ARCHIVE = HERE / "bundle.tar.gz"
+_DIGEST_DIGITS = 12  # in the name of the unpacked programs
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -98,8 +99,8 @@ def unpack_to(home: Path, new: Path) -> None:
         raise Failed(f"cannot rename {new} to {home}: {error}") from None
     finally:
         shutil.rmtree(new, ignore_errors=True)
-    for older in HERE.glob("unpacked-*"):
-        if older != home:
+    for older in HERE.glob("unpacked-" + "[0-9a-f]" * _DIGEST_DIGITS):
+        if older != home and not older.is_symlink():
             shutil.rmtree(older, ignore_errors=True)
 
 
@@ -131,7 +132,7 @@ def temporary_folder() -> Iterator[Path]:
 @contextmanager
 def programs() -> Iterator[Path]:
     """Yields the folder of the unpacked programs; a temporary one is removed afterwards."""
-    home = HERE / f"unpacked-{archive_digest()[:12]}"
+    home = HERE / f"unpacked-{archive_digest()[:_DIGEST_DIGITS]}"
     if not home.is_dir():
         new = new_folder()
         if new is None:

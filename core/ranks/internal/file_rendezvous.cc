@@ -131,12 +131,14 @@ Result<std::vector<std::string>> MeetByFile(const std::string& directory, const 
 
 Result<void> ForgetFiles(const std::string& directory, const Party& party) {
   const std::filesystem::path run_directory = std::filesystem::path(directory) / party.run_id;
-  std::error_code failed;
-  std::filesystem::remove_all(run_directory, failed);
-  if (failed) {
-    return Fail(SystemError(failed.value(), "cannot remove the rendezvous' directory",
-                            run_directory.string()));
+  // Only the files of the ranks: the run id may be the name of a directory with other files.
+  for (int rank = 0; rank < party.world_size; ++rank) {
+    const std::filesystem::path file = RankFile(run_directory, rank);
+    if (::unlink(file.c_str()) != 0 && errno != ENOENT) {
+      return Fail(SystemError(errno, "cannot remove a rendezvous file", file.string()));
+    }
   }
+  (void)::rmdir(run_directory.c_str());  // fails if there are other files
   return {};
 }
 

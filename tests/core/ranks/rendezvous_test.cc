@@ -116,6 +116,25 @@ TEST(FileRendezvousTest, WaitsForAnIncompleteFile) {
   EXPECT_THAT(found, ::testing::ElementsAre("", "from 1 to 0"));
 }
 
+TEST(FileRendezvousTest, ForgetsTheFilesOfTheRanksAndNoOthers) {
+  ScopedTempDir dir;
+  for (const char* name : {"run/rank-0", "run/rank-1", "run/rank-2", "run/model", "run/sub/file"}) {
+    std::filesystem::create_directories(std::filesystem::path(dir / name).parent_path());
+    std::ofstream(dir / name) << "x";
+  }
+  const Party party{.rank = 0, .world_size = 2, .run_id = "run"};
+  CAIRN_ASSERT_OK(ForgetFiles(dir.path(), party));
+  for (const char* name : {"run/rank-2", "run/model", "run/sub/file"}) {
+    EXPECT_TRUE(std::filesystem::exists(dir / name)) << name;
+  }
+  EXPECT_FALSE(std::filesystem::exists(dir / "run/rank-0"));
+
+  std::filesystem::create_directory(dir / "empty");
+  std::ofstream(dir / "empty/rank-1") << "x";
+  CAIRN_ASSERT_OK(ForgetFiles(dir.path(), {.rank = 0, .world_size = 2, .run_id = "empty"}));
+  EXPECT_FALSE(std::filesystem::exists(dir / "empty"));
+}
+
 TEST(FileRendezvousTest, RankOfAnotherWorldIsRefused) {
   ScopedTempDir dir;
   std::filesystem::create_directories(dir / "run");

@@ -2,10 +2,13 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <filesystem>
+#include <system_error>
 #include <utility>
 
 namespace cairn::core::internal {
@@ -20,10 +23,17 @@ Result<void> SyncDirectory(const std::string& directory) {
 
 Result<std::unique_ptr<DurableFile>> DurableFile::Create(const std::string& path) {
   std::unique_ptr<DurableFile> file(new DurableFile());
-  file->path_ = path;
-  std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
+  std::error_code failed;
+  file->path_ = std::filesystem::absolute(path, failed).string();
+  if (failed) return Fail(SystemError(failed.value(), "cannot resolve the path", path));
+  uint64_t number = 0;
+  if (::getrandom(&number, sizeof(number), 0) != sizeof(number)) {
+    return Fail(SystemError(errno, "cannot get random bytes"));
+  }
+  // O_EXCL: a file that exists, such as that of a process on another machine, is not ours.
+  std::string temporary = fmt::format("{}.{}.tmp", file->path_, number);
   file->file_ = kv::FileDescriptor(kv::RetryInterrupted(
-      [&] { return ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666); }));
+      [&] { return ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); }));
   if (!file->file_.is_open()) return Fail(SystemError(errno, "cannot create the file", temporary));
   file->temporary_ = std::move(temporary);
   return file;

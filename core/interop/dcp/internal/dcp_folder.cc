@@ -31,7 +31,7 @@ bool IsDcpName(std::string_view name) {
          IsNumber(name.substr(bar + 1));
 }
 
-// If `name` is "NAME.PID.tmp", the temporary file of a DurableFile in a process that was killed,
+// If `name` is "NAME.NUMBER.tmp", the temporary file of a DurableFile in a process that was killed,
 // reduces it to NAME and returns true.
 bool CutTemporary(std::string_view& name) {
   constexpr std::string_view kSuffix = ".tmp";
@@ -52,7 +52,9 @@ bool IsReplaceable(std::string_view name) {
 
 Result<std::unique_ptr<DcpFolder>> DcpFolder::Open(const std::string& path) {
   std::unique_ptr<DcpFolder> folder(new DcpFolder());
-  folder->path_ = fs::path(path);
+  std::error_code error;
+  folder->path_ = fs::absolute(path, error);
+  if (error) return Fail(SystemError(error.value(), "cannot resolve the path", path));
   CAIRN_TRY(folder->CreateDirectories());
   return folder;
 }

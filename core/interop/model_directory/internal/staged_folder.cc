@@ -101,6 +101,8 @@ Result<void> StagedFolder::Commit() {
 
 // Afterwards `temporary_` is the old directory, which the destructor removes.
 Result<void> StagedFolder::Replace() {
+  // It may be another directory by now.
+  CAIRN_TRY(CheckReplaceable(path_));
   if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) == 0) {
     return {};
   }

@@ -1,5 +1,8 @@
 // Archives of our writer, read back intact and damaged.
 
+#include <fmt/format.h>
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -46,6 +49,15 @@ class ZipTest : public ::testing::Test {
   }
   ScopedTempDir directory_;
 };
+
+TEST_F(ZipTest, ATemporaryFileIsANewFile) {
+  const std::string name = fmt::format("x.zip.{}.tmp", ::getpid());
+  std::ofstream(directory_ / "foreign") << "foreign";
+  std::filesystem::create_symlink("foreign", directory_ / name);
+  Write();
+  EXPECT_TRUE(std::filesystem::is_symlink(directory_ / name));
+  EXPECT_EQ(std::filesystem::file_size(directory_ / "foreign"), 7u);
+}
 
 TEST_F(ZipTest, ReadsWhatWasWritten) {
   const std::string archive = Write();
