@@ -15,6 +15,8 @@ from cairn_testing import assert_same, run_python
 import cairn
 from cairn import Mirror
 from cairn._mirror.options import mirror_chain
+from cairn._mirror.worker import MirrorWorker
+from cairn.errors import Unavailable
 from cairn.torch import Saver
 
 NOWHERE = "s3://bucket/store?endpoint=http://127.0.0.1:9"  # nobody listens there
@@ -358,3 +360,41 @@ def test_a_process_that_forgets_to_close_copies_at_exit_and_a_child_does_not(pat
     result = run_python(script, path, target)
     assert (result.stdout.strip(), result.stderr) == ("[]", "")
     assert steps_of(target) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "place", ["_next_job", "_await_save", "_copy", "_handle", "_finish", "_pass_on", "_fail"]
+)
+def test_nobody_waits_for_a_mirror_whose_thread_has_ended(
+    path, target, tmp_path, monkeypatch, place
+):
+    """A wait ends, whatever ends the thread at whatever place; and the next step is copied."""
+    real = getattr(MirrorWorker, place)
+    armed = [True]
+
+    def fail(self, *args):
+        if armed and threading.current_thread().name == "cairn-mirror":
+            armed.clear()
+            raise SystemExit(place)
+        return real(self, *args)
+
+    monkeypatch.setattr(MirrorWorker, place, fail)
+    if place == "_fail":
+        monkeypatch.setattr(MirrorWorker, "_copy", lambda *_: Unavailable("no copy"))
+    mirrors = [Mirror(target), Mirror(tmp_path / "far")]
+    store = cairn.open(path, mode="a")
+    handle = store.save_async(1, state_of(1), mirror=mirrors)
+    try:
+        handle.mirrored(60)
+    except cairn.Unavailable as error:
+        assert place in str(error) or place == "_next_job"
+    try:
+        store.wait_mirrored(60)
+    except cairn.Unavailable:
+        pass
+    assert not armed
+    monkeypatch.undo()
+    store.save(2, state_of(2), mirror=mirrors)
+    store.wait_mirrored(60)
+    store.close()
+    assert 2 in steps_of(target) and 2 in steps_of(tmp_path / "far")

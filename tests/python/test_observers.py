@@ -298,3 +298,47 @@ def test_a_saver_reports_its_saves_and_deletes(store, events):
     assert saved == [0, 1, 2]
     assert (0,) in deleted
     assert (1,) in deleted
+
+
+@pytest.mark.parametrize("error", ["SystemExit", "KeyboardInterrupt", "MemoryError", "Exit"])
+def test_an_observer_that_raises_in_the_background_ends_nothing(path, tmp_path, error):
+    source = """
+    import sys, threading, cairn
+    from cairn import Mirror
+
+    class Exit(BaseException): pass
+
+    def observe(event):
+        if threading.current_thread() is not threading.main_thread():
+            raise eval(sys.argv[3])(event.kind)
+
+    store = cairn.open(sys.argv[1], mode="a")
+    store.observe(observe)
+    mirror = Mirror(sys.argv[2])
+    for step in (1, 2):
+        handle = store.save_async(step, {"v": step}, mirror=mirror)
+        handle.mirrored(60)
+        store.wait_mirrored(60)
+    store.save(3, {"v": 3}, mirror=mirror)
+    if sys.argv[4] == "close":
+        store.close()
+    sys.exit(3)
+    """
+    for ending in ("close", "leave"):
+        store, mirror = path / ending, tmp_path / f"{ending}.mirror"
+        result = run_python(source, store, mirror, error, ending, check=False)
+
+        assert result.returncode == 3, result.stderr
+        with cairn.open(mirror) as copied:
+            assert copied.steps() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_an_observer_on_the_main_thread_may_end_the_program(store, error):
+    def observe(event):
+        raise error
+
+    store.observe(observe)
+    with pytest.raises(error):
+        store.save(1, {"v": 1})
+    assert store.steps() == [1]

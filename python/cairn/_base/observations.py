@@ -5,7 +5,8 @@
 3. Each observer is called with it. What an observer raises is logged once and ignored.
 
 For a save in the background, steps 2 and 3 run on a thread that waits for the save. For a copy to a
-mirror, they run on the thread of the mirror (`cairn._mirror.events`).
+mirror, they run on the thread of the mirror (`cairn._mirror.events`). SystemExit and
+KeyboardInterrupt are not ignored on the main thread, where Ctrl-C may arrive while an observer runs.
 """
 
 from __future__ import annotations
@@ -121,8 +122,14 @@ class Observers:
         thread = threading.Thread(target=follow, name="cairn-observers", daemon=True)
         with self._lock:
             earlier = [one for one in self._threads if one.is_alive()]
-            self._threads = [*earlier, thread]
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # no thread can start: reported here, before the call returns
+                pass
+            else:
+                self._threads = [*earlier, thread]
+                return
+        follow()
 
     def _report(
         self, call: _Call, report: Any, error: Exception | None, seconds: float | None = None
@@ -159,6 +166,10 @@ class Observers:
             try:
                 observer(event)
             except Exception:
+                self._log_once(index, observer)
+            except BaseException:
+                if threading.current_thread() is threading.main_thread():
+                    raise
                 self._log_once(index, observer)
 
     def _log_once(self, index: int, observer: object) -> None:

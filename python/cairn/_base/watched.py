@@ -32,7 +32,8 @@ class Watched:
         the call returns. Saves are reported in the order in which they ended. Several observers are
         called in the order in which they were added. :meth:`close` waits for the observers. An
         exception in an observer has no effect on the call that it observes: the first one of each
-        observer is logged to the logger ``cairn``.
+        observer is logged to the logger ``cairn``. On the main thread, ``SystemExit`` and
+        ``KeyboardInterrupt`` leave the call after its work is done.
 
         Each rank observes its own calls, and rank 0 the copies. cairn.metrics has observers for
         several libraries (docs/monitoring.md).

@@ -7,7 +7,7 @@ import time
 import warnings
 
 from cairn import _cairn
-from cairn.errors import Error
+from cairn.errors import Error, Unavailable
 
 
 class MapChecks:
@@ -54,6 +54,12 @@ class MapChecks:
         try:
             check.run()
         except Error as error:
-            with self._lock:
-                self._errors.append(error)
-            warnings.warn(f"a mapped tensor is damaged: {error}", RuntimeWarning)
+            self._found(error, f"a mapped tensor is damaged: {error}")
+        except BaseException as error:  # no memory, for example
+            text = f"mapped tensors were not checked: {error!r}"
+            self._found(Unavailable(text), text)
+
+    def _found(self, error: Error, text: str) -> None:
+        with self._lock:
+            self._errors.append(error)
+        warnings.warn(text, RuntimeWarning)

@@ -65,6 +65,8 @@ class MirrorJob:
 
     def fail(self, error: Exception) -> None:
         """The step does not arrive in this mirror, nor in those after it."""
-        self.error = error
+        if self.error is None:
+            self.error = error
         for future in self.futures[self._done :]:
-            future.set_exception(error)
+            if not future.done():
+                future.set_exception(error)

@@ -9,10 +9,14 @@
    copied, so that the next process finds it.
 4. A copied step is submitted to the next mirror of the chain, which pins it in this one. Then old
    steps of this mirror are pruned.
+
+Whatever ends the thread also gives up its steps, so that nobody waits for a thread that is gone. The
+next step starts a new one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import warnings
@@ -79,12 +83,13 @@ class MirrorWorker:
                     self._failed.popleft()
                 else:
                     skipped.append(self._waiting.popleft())
-            if not self._start():
+            if self._is_stopping or not self._start():
                 self._waiting.remove(job)
                 unstarted.append(job)
         for one in unstarted:
             text = f"step {one.step} was not copied to {self._mirror}: no thread can start"
-            self._give_up(one, Unavailable(text, step=one.step))
+            error = Unavailable(text, step=one.step)
+            self._give_up(one, self._stopped(one.step) if self._is_stopping else error)
         for old in skipped:
             text = (
                 f"step {old.step} was not copied to the mirror {self._mirror}: more than "
@@ -166,7 +171,7 @@ class MirrorWorker:
     def _start(self) -> bool:
         # Requires _changed. Returns False if the system has no thread left. A daemon thread: Python
         # waits for the others before it calls the functions that close stores at exit.
-        if self._thread is None and not self._is_stopping:
+        if self._thread is None:
             thread = threading.Thread(target=self._run, name="cairn-mirror", daemon=True)
             try:
                 thread.start()
@@ -177,23 +182,49 @@ class MirrorWorker:
         return True
 
     def _run(self) -> None:
-        while (job := self._next_job()) is not None:
-            clock = None
-            try:
-                if not self._await_save(job):
-                    continue
-                clock = self._events.begin(self._mirror)
-                copied = self._copy(job, clock)
-            except Exception as unexpected:  # the thread must live as long as jobs arrive
-                self._fail(job, unexpected, clock)
-                continue
-            if isinstance(copied, Exception):
-                self._fail(job, copied, clock)
-                continue
-            if copied is not None:
+        error: BaseException | None = None
+        try:
+            while (job := self._next_job()) is not None:
+                self._handle(job)
+        except BaseException as unexpected:
+            error = unexpected
+        self._end(error)
+
+    def _handle(self, job: MirrorJob) -> None:
+        clock = None
+        try:
+            if not self._await_save(job):
+                return
+            clock = self._events.begin(self._mirror)
+            copied = self._copy(job, clock)
+        except BaseException as unexpected:  # the thread must live as long as jobs arrive
+            copied = _as_error(unexpected, job)
+        if isinstance(copied, Exception):
+            self._fail(job, copied, clock)
+            return
+        try:
+            if copied is not None and clock is not None:
                 self._events.copied(job, self._mirror, self._number, clock, copied)
+        finally:
             self._finish(job)
-        self._replica.close()
+
+    def _end(self, error: BaseException | None) -> None:
+        """The last call of the thread. It gives up the steps that nobody would copy any more."""
+        with contextlib.suppress(BaseException):
+            self._replica.close()
+        with self._changed:
+            if self._active is not None:
+                self._waiting.appendleft(self._active)
+        while True:
+            with self._changed:
+                job = self._active = self._waiting.popleft() if self._waiting else None
+                if job is None:
+                    self._thread = None
+                    self._changed.notify_all()
+                    return
+            reason = self._stopped(job.step) if error is None else _as_error(error, job)
+            with contextlib.suppress(BaseException):  # the others must be given up, too
+                self._give_up(job, reason)
 
     def _next_job(self) -> MirrorJob | None:
         with self._changed:
@@ -201,16 +232,11 @@ class MirrorWorker:
             pause = self._not_before - time.monotonic()
             self._changed.wait_for(lambda: self._is_stopping, max(0.0, pause))
             self._changed.wait_for(lambda: self._waiting or self._is_stopping)
-            if not self._is_stopping:
-                self._active = self._waiting.popleft()
-                self._bytes = (0, 0)
-                return self._active
-            abandoned, self._waiting = list(self._waiting), deque()
-        for job in abandoned:
-            self._give_up(job, self._stopped(job.step))
-        with self._changed:
-            self._changed.notify_all()
-        return None
+            if self._is_stopping:
+                return None
+            self._active = self._waiting.popleft()
+            self._bytes = (0, 0)
+            return self._active
 
     def _await_save(self, job: MirrorJob) -> bool:
         """Waits until the step is durable. Returns False if its save failed, which the handle of
@@ -260,13 +286,16 @@ class MirrorWorker:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _finish(self, job: MirrorJob) -> None:
+        job.complete()
         try:
             if self._following is not None:
                 self._pass_on(job, self._following)
-            else:
-                job.complete()
+        except BaseException as error:
+            job.fail(_as_error(error, job))
+            _warn(f"step {job.step} was not passed on to the mirrors after {self._mirror}: {error}")
+        try:
             self._replica.prune(job.step, self._following.pinned() if self._following else set())
-        except Exception as error:
+        except BaseException as error:
             _warn(f"old steps of the mirror {self._mirror} were not deleted: {error}")
         with self._changed:
             self._active = None
@@ -282,28 +311,31 @@ class MirrorWorker:
             chain, self._following_chain = self._following_chain, []
         if chain:
             following.catch_up([step for step in self._replica.steps() if step != job.step], chain)
-        job.complete()
         if job.is_for_next:
             following.submit(job)
 
     def _give_up(self, job: MirrorJob, error: Exception) -> None:
-        """Gives up a step whose copy has not begun."""
-        clock = self._events.begin(self._mirror)
-        self._events.failed(job, self._mirror, self._number, clock, error)
-        job.fail(error)
+        """Gives up a step whose copy has not begun, or whose thread has ended."""
+        try:
+            clock = self._events.begin(self._mirror)
+            self._events.failed(job, self._mirror, self._number, clock, error)
+        finally:
+            job.fail(error)
 
     def _fail(self, job: MirrorJob, error: Exception, clock: CopyClock | None) -> None:
-        if clock is None:
-            clock = self._events.begin(self._mirror)
-        self._events.failed(job, self._mirror, self._number, clock, error)
-        job.fail(error)  # before `wait` can return, after which the error is asked for
-        with self._changed:
-            self._active = None
-            self._error = error
-            self._failed.append(job.step)
-            is_stopping = self._is_stopping
-            self._retries = self._retries and not self._is_closing
-            self._changed.notify_all()
+        try:
+            if clock is None:
+                clock = self._events.begin(self._mirror)
+            self._events.failed(job, self._mirror, self._number, clock, error)
+        finally:
+            job.fail(error)  # before `wait` can return, after which the error is asked for
+            with self._changed:
+                self._active = None
+                self._error = error
+                self._failed.append(job.step)
+                is_stopping = self._is_stopping
+                self._retries = self._retries and not self._is_closing
+                self._changed.notify_all()
         if not is_stopping:
             _warn(f"step {job.step} was not copied to the mirror {self._mirror}: {error}")
 
@@ -319,8 +351,17 @@ class MirrorWorker:
         return Unavailable(text, step=step)
 
 
+def _as_error(error: BaseException, job: MirrorJob) -> Exception:
+    """The error itself; for SystemExit and the like, which would end the thread that it is raised
+    on, an error that names it."""
+    if isinstance(error, Exception):
+        return error
+    text = f"step {job.step} was not copied: {error!r} was raised on the thread of the mirror"
+    return Unavailable(text, step=job.step)
+
+
 def _warn(text: str) -> None:
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
-    except Exception:  # a filter that raises; the error is reported in other ways as well
+    except BaseException:  # a filter that raises; the error is reported in other ways as well
         pass

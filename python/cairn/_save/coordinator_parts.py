@@ -8,6 +8,7 @@ for writing next closes it first, unless the thread that registered it may still
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from typing import Any
@@ -52,3 +53,12 @@ def close_abandoned(address: str) -> None:
         if thread.is_alive():
             return
     part.close()
+
+
+def _forget_in_child() -> None:
+    global _lock  # noqa: PLW0603 - another thread of the parent may hold it
+    _lock = threading.RLock()
+    _parts.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
