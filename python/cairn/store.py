@@ -9,7 +9,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from cairn._mirror.options import Mirrors
     from cairn.reports import LoadReport, SaveReport
 
-_open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+_open_stores: weakref.WeakValueDictionary[int, Store] = weakref.WeakValueDictionary()
+"""By id. Not a WeakSet, which cannot be copied while another thread opens a store."""
 
 
 class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, MergeableStore):
@@ -128,7 +129,7 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         self._copies_lock = threading.Lock()
         # Tensors in device memory that running saves may still read. The handles empty the lists.
         self._unstaged: list[list[Any]] = []
-        _open_stores.add(self)
+        _open_stores[id(self)] = self
 
     @property
     def rank(self) -> int:
@@ -450,14 +451,14 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         if self._closed:
             return
         last_save, self._last_save = self._last_save, None
-        if self._writer is not None:
-            self._writer.abort()
         with ExitStack() as stack:
             if self._tiers is not None:
                 stack.callback(self._tiers.close)
             stack.callback(self._close_mirrors, failed, interrupted)
             stack.callback(self._release, release)
             stack.callback(self._map_checks.wait)
+            if self._writer is not None:
+                self._writer.abort()
             if last_save is not None:
                 with self._following("saving", self.rank):
                     last_save._wait()
@@ -471,7 +472,7 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         self._ranks.disconnect_nccl()
         self._copies.clear()
         self._closed = True
-        _open_stores.discard(self)
+        _open_stores.pop(id(self), None)
 
 
 def _report_of(saved: tuple[Any, ...]) -> SaveReport:
@@ -485,12 +486,18 @@ def _close_all() -> None:
     # is running. A rank that ends with an exception does not wait for the others, which do not know
     # about it.
     error = getattr(sys, "last_value", None)
-    for store in list(_open_stores):
-        if store._pid == os.getpid():
+    try:
+        for reference in _open_stores.valuerefs():
+            store = reference()
+            if store is None or store._pid != os.getpid():
+                continue
             try:
                 store._abandon(error) if error is not None else store.close()
             except Exception as second:
-                warnings.warn(f"while {store!r} was closed at exit: {second}", RuntimeWarning)
+                with suppress(RuntimeWarning):  # a filter that raises must not keep others open
+                    warnings.warn(f"while {store!r} was closed at exit: {second}", RuntimeWarning)
+    finally:
+        _cairn.skip_destructors_of_busy_process()
 
 
 atexit.register(_close_all)

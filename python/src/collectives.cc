@@ -10,6 +10,7 @@
 #include "core/collectives/state_dict_collectives.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
+#include "python/src/gil.h"
 
 namespace cairn::python {
 namespace {
@@ -107,7 +108,7 @@ nb::list DistributeToShards(const Batch& full, Batch& target, uint32_t rank,
                             std::vector<core::DeviceStream> streams) {
   const std::vector<bool> wanted = LeavesWithoutMemory(target.state);
   auto result = [&] {
-    nb::gil_scoped_release no_gil;
+    const GilRelease no_gil;
     return core::DistributeStateDict(full.state, core::StateTarget(target.state), rank,
                                      {.streams = std::move(streams)});
   }();

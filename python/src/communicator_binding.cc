@@ -16,6 +16,7 @@
 #include "core/ranks/gather_v.h"
 #include "core/ranks/gloo_communicator.h"
 #include "core/ranks/local_communicator.h"
+#include "python/src/gil.h"
 #include "python/src/keyword_arguments.h"
 
 #ifdef CAIRN_HAS_CUDA
@@ -46,7 +47,7 @@ std::thread StartWithoutSignals(std::packaged_task<void()> task) {
 CommunicatorBinding::CommunicatorBinding(const core::GlooOptions& options)
     : rank_(options.rank), world_size_(options.world_size) {
   auto connected = [&] {
-    nb::gil_scoped_release no_gil;
+    const GilRelease no_gil;
     return core::ConnectGloo(options);
   }();
   communicator_ = Unwrap(std::move(connected));
@@ -62,7 +63,7 @@ CommunicatorBinding::~CommunicatorBinding() {
     (void)communicator_.release();
     return;
   }
-  const nb::gil_scoped_release no_gil;
+  const GilRelease no_gil;
   if (stop_) stop_->Request("closed");  // do not wait for peers, as in DisconnectDevices
   communicator_.reset();                // the other ranks notice
   Release(std::move(tensors_));
@@ -97,7 +98,7 @@ void CommunicatorBinding::ConnectDevices([[maybe_unused]] int device,
 
 void CommunicatorBinding::DisconnectDevices() {
   process_.Check();
-  nb::gil_scoped_release no_gil;
+  const GilRelease no_gil;
   std::unique_ptr<core::Communicator> tensors;
   {
     const std::lock_guard one_call(mutex_);
@@ -131,7 +132,7 @@ nb::list CommunicatorBinding::AllGather(nb::bytes mine) {
 
 void CommunicatorBinding::Leave() {
   process_.Check();
-  nb::gil_scoped_release no_gil;
+  const GilRelease no_gil;
   LeaveWithoutGil();
 }
 

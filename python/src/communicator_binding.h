@@ -15,6 +15,7 @@
 #include "core/ranks/gloo_communicator.h"
 #include "cuda/nccl_stop.h"
 #include "python/src/errors.h"
+#include "python/src/gil.h"
 #include "python/src/process_guard.h"
 
 namespace cairn::python {
@@ -73,7 +74,7 @@ class CommunicatorBinding {
     process_.Check();
     SignalWatch watch;
     auto result = [&] {
-      nb::gil_scoped_release no_gil;
+      const GilRelease no_gil;
       return UseWatched(watch, work);
     }();
     watch.Rethrow();

@@ -9,6 +9,7 @@
 #include "core/checkpoint_store.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
+#include "python/src/gil.h"
 
 namespace cairn::python {
 
@@ -22,7 +23,7 @@ StepContents Convert(const StepContents& contents, nb::str rules, std::optional<
   const core::KeyPatterns selected = ParsePatterns(patterns);
   const std::string json = FromPyText(rules);
   auto made = [&]() -> Result<core::Conversion> {
-    nb::gil_scoped_release no_gil;
+    const GilRelease no_gil;
     CAIRN_TRY_ASSIGN(const core::ConversionRules list, core::ConversionRules::Parse(json));
     return core::Conversion::Make(contents.all(), list, parsed, selected);
   }();

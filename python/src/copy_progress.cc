@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "python/src/gil.h"
+
 namespace cairn::python {
 namespace {
 
@@ -20,10 +22,12 @@ bool CopyProgressFunction::Call(const kv::CopyProgress& progress) {
   const auto now = std::chrono::steady_clock::now();
   if (last_call_ && now - *last_call_ < kInterval) return true;
   last_call_ = now;
-  const nb::gil_scoped_acquire gil;
+  const GilAcquire gil;
+  if (!gil) return false;
   if (function_.is_none()) return true;
   try {
-    const nb::object answer = function_(progress.step, progress.done_bytes, progress.total_bytes);
+    const nb::object answer = RunPython(
+        [&] { return function_(progress.step, progress.done_bytes, progress.total_bytes); });
     is_stopped_ = answer.ptr() == Py_False;
   } catch (nb::python_error& error) {
     raised_.emplace(std::move(error));

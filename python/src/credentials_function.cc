@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "python/src/gil.h"
+
 namespace cairn::python {
 namespace {
 
@@ -24,7 +26,7 @@ Error NotCredentials(std::string_view what) {
 
 /// Requires the GIL. Throws what the function raises.
 Result<kv::S3Credentials> Call(const nb::callable& function) {
-  const nb::object found = function();
+  const nb::object found = RunPython([&] { return function(); });
   if (!PyMapping_Check(found.ptr())) return Fail(NotCredentials("it returned none"));
   const auto get = [&found](const char* name) -> nb::object {
     if (!PyMapping_HasKeyString(found.ptr(), name)) return nb::none();
@@ -57,11 +59,12 @@ std::function<Result<kv::S3Credentials>()> ToCredentialsFunction(nb::callable fu
   // Shared by the copies of the result, the last of which may be destroyed without the GIL.
   const std::shared_ptr<nb::callable> shared(new nb::callable(std::move(function)),
                                              [](nb::callable* owned) {
-                                               const nb::gil_scoped_acquire gil;
-                                               delete owned;
+                                               const GilAcquire gil;
+                                               if (gil) delete owned;
                                              });
   return [shared]() -> Result<kv::S3Credentials> {
-    const nb::gil_scoped_acquire gil;
+    const GilAcquire gil;
+    if (!gil) return Fail(ErrorCode::kUnavailable, "no credentials, because Python is ending");
     try {
       return Call(*shared);
     } catch (nb::python_error& raised) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/advice.h"
+#include "python/src/gil.h"
 
 namespace cairn::python {
 namespace {
@@ -66,12 +67,14 @@ std::string NextStep(const Error& error) {
 }
 
 [[noreturn]] void Raise(const Error& error, const std::string& text) {
-  nb::object type = nb::module_::import_("cairn.errors").attr(ExceptionName(error.code));
-  nb::object exception =
-      type(TextOrNone(text), nb::arg("key") = TextOrNone(error.key),
-           nb::arg("step") = NumberOrNone(error.step), nb::arg("file") = TextOrNone(error.file),
-           nb::arg("offset") = NumberOrNone(error.offset_bytes));
-  PyErr_SetObject(type.ptr(), exception.ptr());
+  RunPython([&] {
+    nb::object type = nb::module_::import_("cairn.errors").attr(ExceptionName(error.code));
+    nb::object exception =
+        type(TextOrNone(text), nb::arg("key") = TextOrNone(error.key),
+             nb::arg("step") = NumberOrNone(error.step), nb::arg("file") = TextOrNone(error.file),
+             nb::arg("offset") = NumberOrNone(error.offset_bytes));
+    PyErr_SetObject(type.ptr(), exception.ptr());
+  });
   throw nb::python_error();
 }
 
@@ -95,7 +98,8 @@ core::Progress SignalWatch::AsProgress() {
 bool SignalWatch::Check() {
   if (raised_) return false;
   if (!IsDue()) return true;
-  nb::gil_scoped_acquire gil;
+  const GilAcquire gil;
+  if (!gil) return false;
   if (PyErr_CheckSignals() == 0) {
     ReportFollowed();
     return true;
@@ -121,7 +125,8 @@ void SignalWatch::ReportFollowed() {
 bool SignalWatch::Report(uint64_t done_bytes, uint64_t total_bytes) {
   if (raised_ || is_stopped_) return false;
   if (!IsDue()) return true;
-  nb::gil_scoped_acquire gil;
+  const GilAcquire gil;
+  if (!gil) return false;
   if (PyErr_CheckSignals() != 0) {
     raised_.emplace();
     return false;

@@ -5,6 +5,7 @@
 
 #include "core/file_order.h"
 #include "python/src/errors.h"
+#include "python/src/gil.h"
 
 namespace cairn::python {
 
@@ -13,7 +14,7 @@ nb::list ToPyFileOrder(const StoreBinding& store, const StepContents& contents) 
   if (shared == nullptr) ThrowInvalid("the store is closed; open it again");
   const auto& tensors = contents.tensors();
   auto order = [&] {
-    const nb::gil_scoped_release no_gil;
+    const GilRelease no_gil;
     return core::FileOrder(*shared, contents.step(), tensors);
   }();
   constexpr size_t kNoLeaf = ~size_t{0};  // the hidden owner of aliases

@@ -9,6 +9,7 @@
 #include "python/src/collection_pause.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
+#include "python/src/gil.h"
 #include "python/src/placements.h"
 #include "python/src/walk.h"
 
@@ -61,7 +62,7 @@ class Flattener {
       return AddTensor(core::NodeKind::kTensor, ViewOf(*memory), value);
     }
     if (IsPlainValue(value)) return AddValue(value);
-    nb::object taken = take_(value, ToPyText(walk.Fqn(node)));
+    nb::object taken = RunPython([&] { return take_(value, ToPyText(walk.Fqn(node))); });
     if (!nb::isinstance<nb::tuple>(taken)) return AddValue(taken);
     const auto source = nb::borrow<nb::tuple>(taken);
     core::TensorView view;

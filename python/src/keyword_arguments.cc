@@ -12,6 +12,7 @@
 
 #include "python/src/credentials_function.h"
 #include "python/src/errors.h"
+#include "python/src/gil.h"
 #include "python/src/streams.h"
 
 namespace cairn::python {
@@ -55,13 +56,16 @@ class Reader {
 /// the function raises.
 core::MessageAllGather ToMessageAllGather(nb::callable function) {
   return [function = std::move(function)](const std::string& message) {
-    const nb::gil_scoped_acquire gil;
-    std::vector<std::string> messages;
-    for (const nb::handle one : function(nb::bytes(message.data(), message.size()))) {
-      const auto bytes = nb::cast<nb::bytes>(one);
-      messages.emplace_back(bytes.c_str(), bytes.size());
-    }
-    return messages;
+    const GilAcquire gil;
+    if (!gil) StopThread();
+    return RunPython([&] {
+      std::vector<std::string> messages;
+      for (const nb::handle one : function(nb::bytes(message.data(), message.size()))) {
+        const auto bytes = nb::cast<nb::bytes>(one);
+        messages.emplace_back(bytes.c_str(), bytes.size());
+      }
+      return messages;
+    });
   };
 }
 

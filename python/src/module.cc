@@ -22,6 +22,7 @@
 #include "python/src/errors.h"
 #include "python/src/file_order.h"
 #include "python/src/flatten.h"
+#include "python/src/gil.h"
 #include "python/src/keyword_arguments.h"
 #include "python/src/load_plan.h"
 #include "python/src/new_tensors.h"
@@ -92,6 +93,7 @@ void BindRecords(nb::module_& m) {
       },
       nb::arg("state").none(), nb::arg("take"), nb::arg("patterns"), nb::arg("devices") = false);
   m.def("device_problem", &DeviceProblem);
+  m.def("skip_destructors_of_busy_process", &SkipDestructorsOfBusyProcess);
   m.def("set_progress", &SetProgressFunction, nb::arg("function").none());
   m.def("report_progress", &ReportProgress, nb::arg("done"), nb::arg("total"));
   m.def("repeated_requests", &kv::RepeatedRequests, nb::arg("address"));
@@ -179,7 +181,7 @@ void BindHandles(nb::module_& m) {
       .def("report", &SaveHandleBinding::Report);
   nb::class_<core::BackgroundScrub>(m, "BackgroundScrub")
       .def("state", [](const core::BackgroundScrub& self) { return ToPyScrubState(self.state()); })
-      .def("stop", &core::BackgroundScrub::Stop, nb::call_guard<nb::gil_scoped_release>());
+      .def("stop", &core::BackgroundScrub::Stop, nb::call_guard<GilRelease>());
   nb::class_<core::MapCheck>(m, "MapCheck").def("run", &RunMapCheck);
   nb::class_<MappedBinding>(m, "Mapped")
       .def("torch_bytes", &AsTorchBytes)
@@ -356,6 +358,7 @@ void BindCommunicator(nb::module_& m) {
 NB_MODULE(_cairn, m) {
   // At exit Python may destroy the module before the last store or tensor, which is not a leak.
   nanobind::set_leak_warnings(false);
+  cairn::python::StopUnwoundThreads();
 #ifdef CAIRN_HAS_CUDA
   cairn::cuda::Register();
 #endif

@@ -16,6 +16,7 @@
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 #include "python/src/fresh_memory.h"
+#include "python/src/gil.h"
 #include "python/src/torch_access.h"
 
 namespace cairn::python {
@@ -155,7 +156,7 @@ nb::tuple MapNewTensors(const StoreBinding& store, const StepContents& contents)
 void RunMapCheck(const core::MapCheck& check) {
   SignalWatch watch;
   const auto result = [&] {
-    nb::gil_scoped_release no_gil;
+    const GilRelease no_gil;
     return check.Run(watch.AsProgress());
   }();
   watch.Rethrow();
@@ -179,7 +180,7 @@ nb::object NewPinnedTensor(uint8_t dtype, nb::handle shape) {
   const TorchAccess torch;
   if (!torch.CanWrap(code)) return nb::none();
   auto memory = Unwrap([&] {
-    nb::gil_scoped_release no_gil;  // page-locking is slow
+    const GilRelease no_gil;  // page-locking is slow
     return core::HostMemory::Allocate(bytes, {.pinned = true});
   }());
   const auto owner = std::make_shared<core::HostMemory>(std::move(memory));

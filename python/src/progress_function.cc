@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "python/src/gil.h"
+
 namespace cairn::python {
 namespace {
 
@@ -28,7 +30,7 @@ bool ProgressFunction::Call(uint64_t done_bytes, uint64_t total_bytes) const {
   const nb::object function = SetProgressFunction(nb::none());  // owns it during the call
   const auto restore = [&] { SetProgressFunction(function); };
   try {
-    const nb::object answer = function(done_bytes, total_bytes);
+    const nb::object answer = RunPython([&] { return function(done_bytes, total_bytes); });
     restore();
     return answer.ptr() != Py_False;
   } catch (...) {

@@ -6,6 +6,7 @@
 
 #include "kv/error.h"
 #include "python/src/errors.h"
+#include "python/src/gil.h"
 
 namespace cairn::python {
 
@@ -17,14 +18,14 @@ nb::tuple ToPyReport(const core::SaveReport& report) {
 
 void SaveHandleBinding::WaitStaged() const {
   process_.Check();
-  nb::gil_scoped_release no_gil;
+  const GilRelease no_gil;
   handle_.WaitStaged();
 }
 
 void SaveHandleBinding::MakeStreamWait(int device, uintptr_t stream) const {
   process_.Check();
   Unwrap([&] {
-    nb::gil_scoped_release no_gil;
+    const GilRelease no_gil;
     return handle_.MakeStreamWait({.device = device, .stream = reinterpret_cast<void*>(stream)});
   }());
 }
@@ -50,7 +51,7 @@ bool SaveHandleBinding::Wait(std::optional<double> timeout_seconds) const {
   bool ended = false;
   bool is_stopped = false;
   {
-    nb::gil_scoped_release no_gil;
+    const GilRelease no_gil;
     while (!is_stopped) {
       const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
       ended = handle_.WaitFor(std::clamp(left, milliseconds(0), kSlice));
@@ -75,7 +76,7 @@ bool SaveHandleBinding::done() const {
 nb::tuple SaveHandleBinding::Report() const {
   process_.Check();
   Result<core::SaveReport> report = [&] {
-    nb::gil_scoped_release no_gil;
+    const GilRelease no_gil;
     return handle_.Wait();
   }();
   return ToPyReport(Unwrap(std::move(report)));

@@ -12,6 +12,7 @@
 #include "kv/open_storage.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
+#include "python/src/gil.h"
 #include "python/src/keyword_arguments.h"
 #include "python/src/placements.h"
 #include "python/src/store_binding.h"
@@ -63,7 +64,7 @@ core::StepFrame ToFrame(nb::dict paths, nb::dict extensions) {
 template <typename Work>
 auto WithoutGil(const Work& work) {
   auto result = [&] {
-    nb::gil_scoped_release no_gil;
+    const GilRelease no_gil;
     return work();
   }();
   return Unwrap(std::move(result));
@@ -105,7 +106,7 @@ StepPartBinding::~StepPartBinding() {
     (void)new std::shared_ptr(std::move(store_));
     return;
   }
-  nb::gil_scoped_release no_gil;
+  const GilRelease no_gil;
   part_.reset();
   store_.reset();
 }
@@ -166,7 +167,7 @@ uint64_t StepPartBinding::Add(Batch& batch, nb::dict shards,
   watch_ = &watch;
   added_bytes_ = 0;
   auto added = [&] {
-    nb::gil_scoped_release no_gil;
+    const GilRelease no_gil;
     return part.Add(std::move(batch.state), streams);
   }();
   watch_ = nullptr;
@@ -192,7 +193,7 @@ void StepPartBinding::Abort(nb::str reason) {
   const ExclusiveUse use(*this);
   core::StepPart& part = this->part();
   const Error error{.code = ErrorCode::kFailedPrecondition, .message = FromPyText(reason)};
-  nb::gil_scoped_release no_gil;
+  const GilRelease no_gil;
   part.Abort(error);
 }
 
@@ -214,13 +215,13 @@ constexpr uint64_t kMaxObjectBytes = 1 << 20;
 /// Puts a small object next to those of the store at `address`. Later reads by any rank see it.
 Result<void> WriteObject(const std::string& address, const std::string& name,
                          std::span<const std::byte> data) {
-  const nb::gil_scoped_release no_gil;
+  const GilRelease no_gil;
   CAIRN_TRY_ASSIGN(const auto storage, kv::OpenStorage(address));
   return storage->Put(name, data);
 }
 
 Result<std::vector<std::byte>> ReadObject(const std::string& address, const std::string& name) {
-  const nb::gil_scoped_release no_gil;
+  const GilRelease no_gil;
   CAIRN_TRY_ASSIGN(const auto storage, kv::OpenStorage(address));
   return storage->Read(name, kMaxObjectBytes);
 }

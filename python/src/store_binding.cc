@@ -21,6 +21,7 @@
 #include "python/src/convert.h"
 #include "python/src/copy_progress.h"
 #include "python/src/errors.h"
+#include "python/src/gil.h"
 #include "python/src/policy.h"
 #include "python/src/report_tuples.h"
 
@@ -61,15 +62,19 @@ nb::object WrapMapped(core::MappedTensor mapped, const core::TensorInfo& info,
 template <typename Work>
 auto StoreBinding::Use(const Work& work) const {
   process_.Check();
-  nb::gil_scoped_release no_gil;
+  const GilRelease no_gil;
   return UseWithoutGil(work);
 }
 
 template <typename Work>
 auto StoreBinding::UseWithoutGil(const Work& work) const {
   using Returned = decltype(work(*store_));
+  const auto closed = [] {
+    return Returned(Fail(ErrorCode::kFailedPrecondition, "the store is closed"));
+  };
+  if (closing_count_ > 0) return closed();
   const ReaderMutexLock open(close_mutex_);
-  if (!store_) return Returned(Fail(ErrorCode::kFailedPrecondition, "the store is closed"));
+  if (!store_) return closed();
   return work(*store_);
 }
 
@@ -81,7 +86,7 @@ StoreBinding::StoreBinding(const std::string& address, bool writable,
   SignalWatch watch;
   const kv::OpenMode mode = writable ? kv::OpenMode::kWrite : kv::OpenMode::kRead;
   auto store = [&] {
-    nb::gil_scoped_release no_gil;
+    const GilRelease no_gil;
     if (!communicator_) return core::CheckpointStore::Open(address, mode, options);
     return communicator_->UseWatched(watch, [&](core::Communicator& ranks) {
       return core::CheckpointStore::OpenShared(address, mode, ranks, options);
@@ -98,7 +103,7 @@ StoreBinding::~StoreBinding() {
     (void)new std::shared_ptr(std::move(store_));
     return;
   }
-  nb::gil_scoped_release no_gil;
+  const GilRelease no_gil;
   saver_.reset();
   store_.reset();
 }
@@ -149,7 +154,7 @@ nb::list StoreBinding::CopyFrom(const StoreBinding& source, kv::CopyOptions opti
   options.progress = function.AsProgress();
   using Returned = Result<kv::CopyReport>;
   auto report = [&] {
-    nb::gil_scoped_release no_gil;
+    const GilRelease no_gil;
     // In the order of addresses, so that two copies in opposite directions and two closes cannot
     // wait for each other.
     const bool source_first = &source < this;
@@ -465,9 +470,11 @@ void StoreBinding::Close() {
   process_.Check();
   SignalWatch watch;
   Result<void> result = [&]() -> Result<void> {
-    nb::gil_scoped_release no_gil;
+    const GilRelease no_gil;
+    ++closing_count_;
     const WriterMutexLock alone(close_mutex_);
     const MutexLock no_caller(saver_mutex_);
+    --closing_count_;
     if (!store_) return {};
     saver_.reset();  // waits for a running save
     core::CheckpointStore& store = *store_;
@@ -489,12 +496,14 @@ void StoreBinding::Close() {
 void StoreBinding::Abandon() {
   process_.Check();
   {
-    nb::gil_scoped_release no_gil;
+    const GilRelease no_gil;
+    ++closing_count_;
     const WriterMutexLock alone(close_mutex_);
     const MutexLock no_caller(saver_mutex_);
     saver_.reset();  // waits for a running save
     store_.reset();
   }
+  --closing_count_;
   if (communicator_) communicator_->Leave();
 }
 

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <span>
@@ -22,6 +23,7 @@
 #include "kv/thread_annotations.h"
 #include "python/src/communicator_binding.h"
 #include "python/src/errors.h"
+#include "python/src/gil.h"
 #include "python/src/load_plan.h"
 #include "python/src/process_guard.h"
 #include "python/src/save_handle_binding.h"
@@ -141,7 +143,7 @@ class StoreBinding {
   /// which owns its communicator.
   std::shared_ptr<core::CheckpointStore> Share() const {
     process_.Check();
-    const nb::gil_scoped_release no_gil;
+    const GilRelease no_gil;
     const ReaderMutexLock open(close_mutex_);
     return store_;
   }
@@ -167,6 +169,9 @@ class StoreBinding {
   // taken without the GIL, and close_mutex_ is taken first.
   mutable SharedMutex close_mutex_;
   // Shared with the parts of steps that Store.writer writes. They end before the store is closed.
+  // Threads that wait for close_mutex_ to close the store. Then no call begins: the calls of several
+  // threads would otherwise overlap for ever.
+  std::atomic<int> closing_count_ = 0;
   std::shared_ptr<core::CheckpointStore> store_ CAIRN_GUARDED_BY(close_mutex_);
   bool has_met_ranks_ CAIRN_GUARDED_BY(close_mutex_) =
       false;           // in a close, which is repeated alone

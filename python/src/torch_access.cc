@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/device/device.h"
+#include "python/src/gil.h"
 
 namespace cairn::python {
 namespace {
@@ -84,12 +85,13 @@ TorchAccess::TorchAccess(Reach reach)
       dtype_name_(nb::borrow<nb::str>(Interned("dtype"))),
       is_neg_name_(nb::borrow<nb::str>(Interned("is_neg"))) {
   nb::object dtypes = nb::module_::import_("cairn._base.dtypes");
-  nb::object torch = dtypes.attr("loaded_torch")();
+  nb::object torch = RunPython([&]() -> nb::object { return dtypes.attr("loaded_torch")(); });
   if (torch.is_none()) return;
   tensor_type_ = torch.attr("Tensor");
   parameter_type_ = torch.attr("nn").attr("Parameter");
   size_type_ = torch.attr("Size");
-  codes_ = nb::cast<nb::dict>(dtypes.attr("torch_codes")());
+  codes_ =
+      nb::cast<nb::dict>(RunPython([&]() -> nb::object { return dtypes.attr("torch_codes")(); }));
   api_ = FindExchangeApi(tensor_type_);
 }
 

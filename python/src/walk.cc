@@ -4,6 +4,7 @@
 
 #include "python/src/convert.h"
 #include "python/src/errors.h"
+#include "python/src/gil.h"
 #include "python/src/tensor_subclasses.h"
 
 namespace cairn::python {
@@ -93,7 +94,8 @@ class Walker {
 
   std::pair<KeyKind, std::string> KeyOf(nb::handle key, uint32_t container) const {
     if (PyUnicode_CheckExact(key.ptr())) return {KeyKind::kString, FromPyText(key)};
-    const auto kind_and_text = nb::cast<nb::tuple>(key_of_(key, ToPyText(walk_.Fqn(container))));
+    const auto kind_and_text = nb::cast<nb::tuple>(
+        RunPython([&] { return key_of_(key, ToPyText(walk_.Fqn(container))); }));
     return {static_cast<KeyKind>(nb::cast<uint8_t>(kind_and_text[0])),
             FromPyText(kind_and_text[1])};
   }

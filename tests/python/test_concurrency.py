@@ -97,3 +97,25 @@ def test_reads_through_the_writer_are_old_or_new_or_not_found(path, grace):
             thread.join()
     assert not errors, errors
     assert counts["reads"] > 20 and counts["changes"] > 20, counts
+
+
+def test_a_store_is_closed_although_many_threads_wait_for_steps(path):
+    cairn.open(path, mode="a").close()
+    store = cairn.open(path)
+    errors = []
+
+    def follow():
+        try:
+            while True:
+                store.wait(timeout=60)
+        except cairn.Invalid as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=follow) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.02)  # so that their waits overlap
+    store.close()
+    for thread in threads:
+        thread.join(60)
+    assert len(errors) == 8 and all("closed" in error for error in errors)

@@ -13,6 +13,7 @@ import json
 import threading
 import zlib
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +81,7 @@ class Writer:
         self._part: _cairn.StepPart | None = None
         self._failure: BaseException | None = None
         self._adding = threading.Lock()
+        self._adder: int | None = None  # the thread that holds it
         self._progress = progress
         self._display: StreamDisplay | None = None
 
@@ -107,6 +109,7 @@ class Writer:
         part = self._open_part()
         if not self._adding.acquire(blocking=False):
             raise Conflict("another thread is adding to this writer: add from one at a time")
+        self._adder = threading.get_ident()
         try:
             self._names.check(fqn)
             # May run code of the caller; nothing is written before it has succeeded.
@@ -119,6 +122,7 @@ class Writer:
                 self._failure = error  # C++ has abandoned the part
                 raise
         finally:
+            self._adder = None
             self._adding.release()
 
     def _write(self, part: _cairn.StepPart, batch: _cairn.Batch) -> None:
@@ -190,7 +194,8 @@ class Writer:
 
     def abort(self) -> None:
         """Ends the writer without a step, and removes what was written. Closing the store calls it.
-        The end of the block then raises Invalid. May be called again."""
+        Waits for another thread that adds. The end of the block then raises Invalid. May be called
+        again."""
         if self._state == _OPEN:
             self._close(committed=False)
 
@@ -259,9 +264,12 @@ class Writer:
         part, self._part, self._state = self._part, None, _ENDED
         if self._display is not None:
             self._display.clear()
+        # What calls this from within `add` cannot wait for it, and the part raises Conflict.
+        waits = self._adder != threading.get_ident()
         try:
-            if part is not None:
-                part.close()
+            with self._adding if waits else nullcontext():
+                if part is not None:
+                    part.close()
         finally:
             if part is not None:
                 self._end(committed)
