@@ -109,6 +109,10 @@ class AsyncSaver::Impl {
     const bool base_is_known = BaseIsLastSave(task.options);
     CAIRN_TRY(
         staging_.Stage(task.plan, base_is_known ? &last_save_ : nullptr, task.options.max_deltas));
+    if (task.options.check_memory) {
+      CAIRN_TRY(task.options.check_memory());
+      task.options.check_memory = {};
+    }
     // Chunks that were not staged must be referenced in the step that they were compared with.
     if (base_is_known) task.options.base_step = last_save_.step.step;
     if (!internal::DeviceSave::IsNeeded(task.plan)) return {};

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 #include "core/sharding/mesh.h"
 #include "core/tensor/chunk_grid.h"
 #include "kv/annotations.h"
+#include "kv/error.h"
 #include "kv/options.h"
 
 namespace cairn::core {
@@ -59,6 +61,10 @@ struct SaveOptions {
   std::string note = {};
   std::vector<std::string> tags = {};  // name this step from now on, and no other
   Progress progress;
+  /// Called once the tensors in host memory have been read, or, by AsyncSaver, staged; by StepPart
+  /// for each portion. An error fails the save. For callers that cannot keep others from freeing
+  /// the memory of the tensors, and can only find it out.
+  std::function<Result<void>()> check_memory;
   /// In a multi-rank store: the time from the call on within which all ranks must have written
   /// their parts.
   std::chrono::milliseconds deadline = std::chrono::minutes(30);

@@ -59,7 +59,8 @@ class Flattener {
   core::NodeKind AddLeaf(const Walk& walk, uint32_t node) {
     const nb::object& value = walk.py_nodes[node].value;
     if (const auto memory = torch_.FindMemory(value)) {
-      return AddTensor(core::NodeKind::kTensor, ViewOf(*memory), value);
+      Borrow(value, memory->storage, memory->data);
+      return AddTensor(core::NodeKind::kTensor, ViewOf(*memory), memory->storage);
     }
     if (IsPlainValue(value)) return AddValue(value);
     nb::object taken = RunPython([&] { return take_(value, ToPyText(walk.Fqn(node))); });
@@ -75,8 +76,27 @@ class Flattener {
       batch_.state.shardings.emplace(static_cast<uint32_t>(batch_.state.tensors.size()),
                                      ToSharding(sharding, view.dtype));
     }
+    nb::object owner = source[6];
+    BorrowFrom(owner);
     return AddTensor(static_cast<core::NodeKind>(nb::cast<uint8_t>(source[0])), std::move(view),
-                     source[6]);
+                     std::move(owner));
+  }
+
+  // For the leaf that is added next.
+  void Borrow(nb::handle tensor, nb::object storage, const std::byte* data) {
+    batch_.borrowed.push_back({.leaf = static_cast<uint32_t>(batch_.state.slot.size()),
+                               .tensor = nb::borrow(tensor),
+                               .storage = std::move(storage),
+                               .data = data});
+  }
+
+  // An owner that the Python side made is a tensor, a list of tensors (parts), or something else.
+  void BorrowFrom(nb::handle owner) {
+    if (nb::isinstance<nb::list>(owner)) {
+      for (const nb::handle part : nb::borrow<nb::list>(owner)) BorrowFrom(part);
+    } else if (const std::byte* data = torch_.FindData(owner)) {
+      Borrow(owner, owner.attr("untyped_storage")(), data);
+    }
   }
 
   core::NodeKind AddTensor(core::NodeKind kind, core::TensorView view, nb::object owner) {
@@ -174,6 +194,22 @@ void Batch::SetSharding(nb::str fqn, nb::handle sharding) {
       std::ranges::lower_bound(slots, name, {}, &std::pair<std::string, uint32_t>::first);
   if (found == slots.end() || found->first != name) ThrowInvalid("no such tensor", name);
   state.shardings[found->second] = ToSharding(sharding, state.tensors[found->second].dtype);
+}
+
+std::function<Result<void>()> Batch::MemoryCheck(const core::StateTree& tree) const {
+  return [this, &tree]() -> Result<void> {
+    const GilAcquire gil;
+    if (!gil) return Fail(ErrorCode::kCancelled, "Python is ending");
+    const TorchAccess torch;
+    const auto moved =
+        std::ranges::find_if(borrowed, [&](const auto& one) { return torch.HasMoved(one); });
+    if (moved == borrowed.end()) return {};
+    CAIRN_TRY_ASSIGN(auto leaves, core::FlattenTree(tree));
+    return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                      .message = "the storage of a tensor was resized while it was saved: resize "
+                                 "no storage before the save has read it",
+                      .key = std::move(leaves[moved->leaf].fqn)});
+  };
 }
 
 std::vector<int> Batch::Devices() const {

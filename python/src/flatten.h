@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <functional>
 #include <vector>
 
 #include "core/state_dict/state_dict.h"
@@ -16,7 +17,13 @@ namespace nb = nanobind;
 /// may be read without the GIL.
 struct Batch {
   core::StateDict state;
-  std::vector<nb::object> owners;  // of the memory that `state` borrows
+  std::vector<nb::object> owners;        // of the memory of each tensor of `state`
+  std::vector<BorrowedTensor> borrowed;  // those of the tensors that are torch's
+
+  /// Returns a check for SaveOptions::check_memory, which is called without the GIL.
+  /// kInvalidArgument: `storage.resize_` has freed memory that `state` borrows. Borrows this object
+  /// and `tree`, which is that of `state`.
+  std::function<Result<void>()> MemoryCheck(const core::StateTree& tree) const;
 
   /// Returns how the tensors are distributed over ranks, as (meshes, tensors). A mesh is (sizes,
   /// ranks). A tensor is (FQN, form, global shape, placements); tensors are sorted by FQN. The form

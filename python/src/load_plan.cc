@@ -56,6 +56,17 @@ std::vector<int> Requests::Devices() const {
   return {devices.begin(), devices.end()};
 }
 
+void Requests::CheckMemory() const {
+  const TorchAccess torch;
+  for (const BorrowedTensor& one : borrowed) {
+    if (!torch.HasMoved(one)) continue;
+    ThrowInvalid(
+        "the storage of a tensor was resized while it was loaded: resize no storage "
+        "before the load has ended, and load the state again",
+        list[one.leaf].fqn);
+  }
+}
+
 nb::list Requests::WholeFqns() const {
   nb::list fqns;
   for (const core::LoadRequest& request : list) fqns.append(ToPyText(request.fqn));
@@ -142,7 +153,13 @@ bool LoadPlan::RequestIfContiguous(uint32_t node, uint32_t leaf) {
   if (!memory || !memory->is_contiguous() || !HasSameForm(*memory, info)) return false;
   // Elements are converted in host memory.
   if (contents_.conversion() != nullptr && memory->device != core::kHostDevice) return false;
-  Request(leaf, WholeRequest(info, {}, memory->data, memory->device));
+  const auto place = static_cast<uint32_t>(requests_.list.size());
+  if (Request(leaf, WholeRequest(info, {}, memory->data, memory->device))) {
+    requests_.borrowed.push_back({.leaf = place,
+                                  .tensor = walk_.py_nodes[node].value,
+                                  .storage = memory->storage,
+                                  .data = memory->data});
+  }
   return true;
 }
 

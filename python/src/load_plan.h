@@ -21,9 +21,11 @@ namespace cairn::python {
 
 namespace nb = nanobind;
 
-/// What one load reads. Ownership: borrows the memory, which the caller keeps alive.
+/// What one load reads. Ownership: keeps the memory of `borrowed` alive, and the caller that of all
+/// other targets.
 struct Requests {
   std::vector<core::LoadRequest> list;
+  std::vector<BorrowedTensor> borrowed;  // the leaf is the place in `list`
   /// Tensors of which this rank has a part. They refer to `shardings`.
   std::vector<core::ShardTarget> shards;
   std::deque<core::Sharding> shardings;
@@ -35,6 +37,9 @@ struct Requests {
   void Add(nb::str fqn, nb::handle offsets, nb::handle sizes, nb::tuple target);
   /// Returns the devices that are loaded into, in ascending order; empty if all is host memory.
   std::vector<int> Devices() const;
+  /// Raises Invalid if `storage.resize_` has freed memory of `borrowed`, which is called after the
+  /// load.
+  void CheckMemory() const;
   /// Returns the FQNs of `list`.
   nb::list WholeFqns() const;
   /// Sets the entry of `holders` for `fqn`.

@@ -260,13 +260,13 @@ void BindStore(nb::module_& m) {
       .def(
           "save",
           [](StoreBinding& self, uint64_t step, const Batch& batch, nb::kwargs options) {
-            return self.Save(step, batch.state, ToSaveOptions(options));
+            return self.Save(step, batch, ToSaveOptions(options));
           },
           nb::arg("step"), nb::arg("batch"), nb::arg("options"))
       .def(
           "save_async",
           [](StoreBinding& self, uint64_t step, const Batch& batch, nb::kwargs options) {
-            return self.SaveAsync(step, batch.state, ToSaveOptions(options));
+            return self.SaveAsync(step, batch, ToSaveOptions(options));
           },
           nb::arg("step"), nb::arg("batch"), nb::arg("options"))
       .def("steps", &StoreBinding::Steps)

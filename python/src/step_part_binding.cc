@@ -155,6 +155,7 @@ void StepPartBinding::BeginPart(const core::StepTicket& ticket, uint32_t rank,
     added_bytes_ = done;
     return watch_ == nullptr || watch_->Report(done, total);
   };
+  options.check_memory = [this] { return check_memory_ ? check_memory_() : Result<void>(); };
   part_ = WithoutGil([&] { return core::StepPart::Begin(*store_, ticket, rank, options); });
 }
 
@@ -165,12 +166,15 @@ uint64_t StepPartBinding::Add(Batch& batch, nb::dict shards,
   AddShards(batch.state, shards);
   SignalWatch watch;
   watch_ = &watch;
+  const core::StateTree tree = batch.state.tree;  // the part takes the state
+  check_memory_ = batch.MemoryCheck(tree);
   added_bytes_ = 0;
   auto added = [&] {
     const GilRelease no_gil;
     return part.Add(std::move(batch.state), streams);
   }();
   watch_ = nullptr;
+  check_memory_ = {};
   watch.Rethrow();
   Unwrap(std::move(added));
   return added_bytes_;

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -71,8 +72,9 @@ class StepPartBinding {
   std::shared_ptr<core::CheckpointStore> store_;  // with the StoreBinding, if it has one
   const bool is_opened_here_ = true;
   std::unique_ptr<core::StepPart> part_;
-  SignalWatch* watch_ = nullptr;  // that of the running Add
-  uint64_t added_bytes_ = 0;      // by the running Add
+  SignalWatch* watch_ = nullptr;                // that of the running Add
+  uint64_t added_bytes_ = 0;                    // by the running Add
+  std::function<Result<void>()> check_memory_;  // of the running Add
   mutable std::atomic<bool> in_use_ = false;
 };
 

@@ -108,23 +108,25 @@ StoreBinding::~StoreBinding() {
   store_.reset();
 }
 
-nb::tuple StoreBinding::Save(uint64_t step, const core::StateDict& state,
-                             core::SaveOptions options) {
+nb::tuple StoreBinding::Save(uint64_t step, const Batch& batch, core::SaveOptions options) {
   SignalWatch watch;
   options.progress = watch.AsProgress();
-  auto report = Use([&](core::CheckpointStore& store) { return store.Save(step, state, options); });
+  options.check_memory = batch.MemoryCheck(batch.state.tree);
+  auto report =
+      Use([&](core::CheckpointStore& store) { return store.Save(step, batch.state, options); });
   watch.Rethrow();
   return ToPyReport(Unwrap(std::move(report)));
 }
 
-SaveHandleBinding StoreBinding::SaveAsync(uint64_t step, const core::StateDict& state,
+SaveHandleBinding StoreBinding::SaveAsync(uint64_t step, const Batch& batch,
                                           core::SaveOptions options) {
   const auto progress = std::make_shared<BackgroundProgress>();
   options.progress = Recorder(progress);
+  options.check_memory = batch.MemoryCheck(batch.state.tree);
   auto handle = Use([&](core::CheckpointStore& store) {
     const MutexLock one_caller(saver_mutex_);
     if (!saver_) saver_ = std::make_unique<core::AsyncSaver>(&store);
-    return saver_->Save(step, state, options);
+    return saver_->Save(step, batch.state, options);
   });
   return {Unwrap(std::move(handle)), progress};
 }
@@ -236,6 +238,7 @@ nb::tuple StoreBinding::Load(const kv::StepInfo& step, const Requests& requests,
   });
   watch.Rethrow();
   const core::LoadReport report = Unwrap(std::move(result));
+  requests.CheckMemory();
   return nb::make_tuple(report.bytes_read, report.direct_bytes, report.seconds);
 }
 
@@ -304,6 +307,7 @@ nb::tuple StoreBinding::Update(const kv::StepInfo& base, const kv::StepInfo& ste
   });
   watch.Rethrow();
   const core::UpdateReport report = Unwrap(std::move(result));
+  requests.CheckMemory();
   nb::list changed;
   for (const std::string& fqn : report.changed) changed.append(ToPyText(fqn));
   return nb::make_tuple(changed, report.compared_bytes, report.bytes_read, report.seconds);
@@ -473,8 +477,8 @@ void StoreBinding::Close() {
     const GilRelease no_gil;
     ++closing_count_;
     const WriterMutexLock alone(close_mutex_);
-    const MutexLock no_caller(saver_mutex_);
     --closing_count_;
+    const MutexLock no_caller(saver_mutex_);
     if (!store_) return {};
     saver_.reset();  // waits for a running save
     core::CheckpointStore& store = *store_;
@@ -499,11 +503,11 @@ void StoreBinding::Abandon() {
     const GilRelease no_gil;
     ++closing_count_;
     const WriterMutexLock alone(close_mutex_);
+    --closing_count_;
     const MutexLock no_caller(saver_mutex_);
     saver_.reset();  // waits for a running save
     store_.reset();
   }
-  --closing_count_;
   if (communicator_) communicator_->Leave();
 }
 

@@ -23,6 +23,7 @@
 #include "kv/thread_annotations.h"
 #include "python/src/communicator_binding.h"
 #include "python/src/errors.h"
+#include "python/src/flatten.h"
 #include "python/src/gil.h"
 #include "python/src/load_plan.h"
 #include "python/src/process_guard.h"
@@ -54,9 +55,8 @@ class StoreBinding {
                std::shared_ptr<CommunicatorBinding> communicator, const kv::StoreOptions& options);
   ~StoreBinding();
 
-  nb::tuple Save(uint64_t step, const core::StateDict& state, core::SaveOptions options);
-  SaveHandleBinding SaveAsync(uint64_t step, const core::StateDict& state,
-                              core::SaveOptions options);
+  nb::tuple Save(uint64_t step, const Batch& batch, core::SaveOptions options);
+  SaveHandleBinding SaveAsync(uint64_t step, const Batch& batch, core::SaveOptions options);
   nb::list Steps() const;
   /// Returns (attempt, time of the save in ns since 1970) of a step: what a copy of the step in
   /// another store has in common with it.
@@ -168,10 +168,10 @@ class StoreBinding {
   // Calls hold close_mutex_ shared, Close and Abandon hold it exclusively. Both mutexes are only
   // taken without the GIL, and close_mutex_ is taken first.
   mutable SharedMutex close_mutex_;
-  // Shared with the parts of steps that Store.writer writes. They end before the store is closed.
   // Threads that wait for close_mutex_ to close the store. Then no call begins: the calls of several
   // threads would otherwise overlap for ever.
   std::atomic<int> closing_count_ = 0;
+  // Shared with the parts of steps that Store.writer writes. They end before the store is closed.
   std::shared_ptr<core::CheckpointStore> store_ CAIRN_GUARDED_BY(close_mutex_);
   bool has_met_ranks_ CAIRN_GUARDED_BY(close_mutex_) =
       false;           // in a close, which is repeated alone

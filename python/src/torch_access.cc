@@ -83,6 +83,7 @@ bool TensorMemory::is_contiguous() const {
 TorchAccess::TorchAccess(Reach reach)
     : reach_(reach),
       dtype_name_(nb::borrow<nb::str>(Interned("dtype"))),
+      storage_name_(nb::borrow<nb::str>(Interned("untyped_storage"))),
       is_neg_name_(nb::borrow<nb::str>(Interned("is_neg"))) {
   nb::object dtypes = nb::module_::import_("cairn._base.dtypes");
   nb::object torch = RunPython([&]() -> nb::object { return dtypes.attr("loaded_torch")(); });
@@ -128,11 +129,43 @@ std::optional<TensorMemory> TorchAccess::FindMemory(nb::handle value) const {
   // The storage was freed, unless there is nothing to store.
   const bool is_empty = std::ranges::find(shape, 0) != shape.end();
   if (tensor.data == nullptr && !is_empty) return std::nullopt;
+  // Python code does not run between this call and the one above, so that both see one storage.
+  nb::object storage =
+      nb::steal(PyObject_CallMethodObjArgs(value.ptr(), storage_name_.ptr(), nullptr));
+  if (!storage.is_valid()) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
   return TensorMemory{.dtype = dtype,
                       .shape = shape,
                       .strides = {tensor.strides, dims},
                       .data = static_cast<std::byte*>(tensor.data),
-                      .device = *device};
+                      .device = *device,
+                      .storage = std::move(storage)};
+}
+
+const std::byte* TorchAccess::FindData(nb::handle value) const {
+  if (api_ == nullptr) return nullptr;
+  if (!value.type().is(tensor_type_) && !value.type().is(parameter_type_)) return nullptr;
+  dlpack::Tensor tensor{};
+  if (api_->describe(value.ptr(), &tensor) != 0) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  return static_cast<const std::byte*>(tensor.data);
+}
+
+bool TorchAccess::HasMoved(const BorrowedTensor& borrowed) const {
+  if (FindData(borrowed.tensor) == borrowed.data) return false;
+  // The tensor has got another storage, or its storage has got other memory.
+  try {
+    const auto begin = nb::cast<uint64_t>(borrowed.storage.attr("data_ptr")());
+    const auto bytes = nb::cast<uint64_t>(borrowed.storage.attr("nbytes")());
+    const auto address = reinterpret_cast<uint64_t>(borrowed.data);
+    return address < begin || address >= begin + bytes;
+  } catch (nb::python_error&) {
+    return true;  // a storage without an address
+  }
 }
 
 std::optional<int> TorchAccess::ReachedDevice(const dlpack::Device& device) const {

@@ -15,15 +15,28 @@ namespace cairn::python {
 
 namespace nb = nanobind;
 
-/// The strided memory of a tensor object, which owns it. Strides are in elements.
+/// The strided memory of a tensor object. Strides are in elements.
+///
+/// The tensor object does not keep the memory alive: any thread may give it another storage
+/// (`set_`, `.data = `). The storage does, except for `storage.resize_`, which frees its memory
+/// whoever refers to it; that can only be found afterwards (HasMoved).
 struct TensorMemory {
   core::DType dtype = core::DType::kUnknown;
   std::span<const int64_t> shape;
   std::span<const int64_t> strides;
   std::byte* data = nullptr;
   int device = core::kHostDevice;
+  nb::object storage;  // keeps `data` alive
 
   bool is_contiguous() const;
+};
+
+/// A tensor whose memory a save or load uses.
+struct BorrowedTensor {
+  uint32_t leaf = 0;  // of the state
+  nb::object tensor;
+  nb::object storage;  // the one that it had then
+  const std::byte* data = nullptr;
 };
 
 /// Threads: any that holds the GIL. Cheap to create: one per save or load.
@@ -48,6 +61,11 @@ class TorchAccess {
   /// code.
   std::optional<TensorMemory> FindMemory(nb::handle value) const;
 
+  /// Where the memory of a tensor begins; null for objects that are not plain tensors.
+  const std::byte* FindData(nb::handle value) const;
+  /// Returns true if the storage of a borrowed tensor has got other memory since.
+  bool HasMoved(const BorrowedTensor& borrowed) const;
+
   /// Returns true if Wrap supports `dtype`.
   bool CanWrap(core::DType dtype) const;
   /// Returns a row-major torch.Tensor over `memory`, which the tensor keeps alive. Its storage has
@@ -68,6 +86,7 @@ class TorchAccess {
   nb::dict codes_;  // torch.dtype -> code of Cairn
   const dlpack::ExchangeApi* api_ = nullptr;
   nb::str dtype_name_;
+  nb::str storage_name_;
   nb::str is_neg_name_;
 };
 

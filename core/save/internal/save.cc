@@ -251,6 +251,10 @@ Result<void> SaveSession::Write(const SavePlan& plan, const SaveOptions& options
     if (device_->direct_bytes() > 0) CAIRN_TRY(writer_->Drain());
     CAIRN_TRY(device_->CheckUnchanged(plan));
   }
+  if (options.check_memory) {
+    CAIRN_TRY(writer_->Drain());  // large tensors are written from their own memory
+    CAIRN_TRY(options.check_memory());
+  }
   report_.logical_bytes += plan.own_bytes;
   report_.chunks += chunk_writer.chunks();
   report_.chunks_reused += chunk_writer.chunks_reused();

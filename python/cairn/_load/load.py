@@ -181,8 +181,7 @@ class OtherLeaves:
         import heapq
 
         for target in self._targets:
-            if target.finish is not None:
-                target.finish()
+            target.complete()
         # From the last node to the first: a tuple is rebuilt once its children are known, and is
         # then
         # a new value of its parent.

@@ -67,8 +67,7 @@ class BoxReader:
         """Fills all boxes that were added. Raises Corrupt."""
         devices.load(self._native, self._contents.info, self._requests)
         for target in self._targets:
-            if target.finish is not None:
-                target.finish()
+            target.complete()
 
 
 def _box_of(fqn: str, shape: tuple[int, ...], ranges: Sequence[Range]) -> _Box:

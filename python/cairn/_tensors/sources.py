@@ -1,5 +1,10 @@
 """Tensors of the caller as sources of a save: where their bytes are, and what is refused.
 
+Other threads may change a tensor or an array object while C++ uses its memory. Therefore the memory
+is kept, not only the object: of a torch tensor by a second tensor object with the same storage, and
+of a numpy array as `held` does. `storage.resize_` frees memory whoever refers to it. C++ finds this
+afterwards, and refuses the save (docs/torch.md).
+
 torch tensors, numpy arrays and scalars, and objects that support DLPack become an address with
 dtype, shape, strides and device. Only memory that C++ cannot read is copied: tensors on other
 devices, lazily conjugated or negated tensors, arrays in foreign byte order or with negative
@@ -8,6 +13,7 @@ strides.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cairn._base import dtypes
@@ -233,7 +239,7 @@ def _numpy(array: np.ndarray, fqn: str, kind: int) -> Source:
     if strides is None:
         array = array.copy(order="C")
         strides = row_major(array.shape)
-    return Source(kind, code, array.shape, strides, address_of(array), HOST, array)
+    return Source(kind, code, array.shape, strides, address_of(array), HOST, held(array))
 
 
 def _numpy_as(array: np.ndarray, code: int) -> Source:
@@ -242,7 +248,20 @@ def _numpy_as(array: np.ndarray, code: int) -> Source:
     if strides is None:
         array = array.copy(order="C")
         strides = row_major(array.shape)
-    return Source(TENSOR, code, array.shape, strides, address_of(array), HOST, array)
+    return Source(TENSOR, code, array.shape, strides, address_of(array), HOST, held(array))
+
+
+def held(array: np.ndarray) -> tuple[Any, ...]:
+    """References that keep the memory of an array where it is. numpy does not resize an array that
+    has a weak reference, not even with ``refcheck=False``."""
+    import numpy as np
+
+    references: list[Any] = [array]
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        references.append(weakref.ref(owner))
+        owner = owner.base
+    return tuple(references)
 
 
 def element_strides(array: np.ndarray) -> tuple[int, ...] | None:

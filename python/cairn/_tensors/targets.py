@@ -14,6 +14,7 @@ from cairn._tensors.sources import (
     check_torch,
     element_strides,
     from_dlpack,
+    held,
     is_tensor_like,
     is_torch_tensor,
     row_major,
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 
 class Target(NamedTuple):
-    """Writable memory of one tensor. `owner` keeps it alive. `finish`, if any, must be called after
-    the load; it copies the bytes to their final destination."""
+    """Writable memory of one tensor, which `owner` keeps alive as in `cairn._tensors.sources`.
+    `complete` must be called after the load."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -35,6 +36,19 @@ class Target(NamedTuple):
     device: int
     owner: Any
     finish: Callable[[], None] | None
+    """Copies the bytes to their final destination, if this is not it."""
+    fqn: str
+
+    def complete(self) -> None:
+        """Raises Invalid if `storage.resize_` has freed the memory."""
+        if is_torch_tensor(self.owner) and self.owner.data_ptr() != self.address:
+            raise Invalid(
+                f"the storage of '{self.fqn}' was resized while it was loaded: resize no storage "
+                "before the load has ended, and load the state again",
+                key=self.fqn,
+            )
+        if self.finish is not None:
+            self.finish()
 
 
 def target_of(value: Any, fqn: str) -> Target:
@@ -51,7 +65,7 @@ def target_of(value: Any, fqn: str) -> Target:
 def host_target_of(value: Any, fqn: str) -> Target:
     """As `target_of`, but in host memory: `finish` copies to a tensor on a device."""
     target = target_of(value, fqn)
-    return target if target.device == HOST else _staged(target.owner, target.dtype)
+    return target if target.device == HOST else _staged(target.owner, target.dtype, fqn)
 
 
 def new_tensor(code: int, shape: tuple[int, ...], device: Any = None) -> Any:
@@ -78,8 +92,9 @@ def _torch(tensor: Any, fqn: str) -> Target:
     _check_overlap(shape, strides, fqn)
     device = device_of(tensor)
     if device is not None and not tensor.is_conj() and not tensor.is_neg():
-        return Target(code, shape, strides, tensor.data_ptr(), device, tensor, None)
-    return _staged(tensor, code)
+        owner = tensor.detach()
+        return Target(code, shape, strides, owner.data_ptr(), device, owner, None, fqn)
+    return _staged(tensor, code, fqn)
 
 
 def staged_target_of(tensor: Any, stored: int, fqn: str) -> Target:
@@ -90,10 +105,10 @@ def staged_target_of(tensor: Any, stored: int, fqn: str) -> Target:
         tensor.dtype
     ):
         return target_of(tensor, fqn)
-    return _staged(tensor, stored)
+    return _staged(tensor, stored, fqn)
 
 
-def _staged(tensor: Any, code: int) -> Target:
+def _staged(tensor: Any, code: int, fqn: str) -> Target:
     torch = dtypes.require_torch()
     shape = tuple(tensor.shape)
     staged = new_tensor(code, shape)
@@ -102,7 +117,7 @@ def _staged(tensor: Any, code: int) -> Target:
         with torch.no_grad():
             tensor.copy_(staged)
 
-    return Target(code, shape, row_major(shape), staged.data_ptr(), HOST, staged, finish)
+    return Target(code, shape, row_major(shape), staged.data_ptr(), HOST, staged, finish, fqn)
 
 
 def _numpy(array: np.ndarray, fqn: str) -> Target:
@@ -113,7 +128,7 @@ def _numpy(array: np.ndarray, fqn: str) -> Target:
     if strides is not None:
         _check_overlap(array.shape, strides, fqn)
     if strides is not None and array.dtype.isnative:
-        return Target(code, array.shape, strides, address_of(array), HOST, array, None)
+        return Target(code, array.shape, strides, address_of(array), HOST, held(array), None, fqn)
     staged = new_array(code, array.shape)
 
     def finish() -> None:
@@ -122,7 +137,7 @@ def _numpy(array: np.ndarray, fqn: str) -> Target:
         np.copyto(array, staged)
 
     address = address_of(staged)
-    return Target(code, array.shape, row_major(array.shape), address, HOST, staged, finish)
+    return Target(code, array.shape, row_major(array.shape), address, HOST, staged, finish, fqn)
 
 
 def _check_overlap(shape: tuple[int, ...], strides: tuple[int, ...], fqn: str) -> None:

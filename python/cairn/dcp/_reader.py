@@ -325,8 +325,7 @@ class _OpenStep:
         devices.load(self.native, self._contents.info, requests)
         for read in portion:
             for _, _, target in read.places:
-                if target.finish is not None:
-                    target.finish()
+                target.complete()
             planner.commit_tensor(read.item, read.tensor)
 
     def _place_of(self, item: ReadItem) -> tuple[str, tuple[int, ...]]:

@@ -383,7 +383,8 @@ class _Transfer:
         shape = tuple(local.shape)
         is_plain = local.dtype == dtype and not local.is_conj() and not local.is_neg()
         if shard.is_here and is_plain and device_of(local) is not None:
-            return _Leaf(Source(TENSOR, code, *_memory(local), local, shard.native()))
+            kept = local.detach()  # another thread may give the tensor object other memory
+            return _Leaf(Source(TENSOR, code, *_memory(kept), kept, shard.native()))
         place = self._device if local.is_meta else local.device
         made = self._make(name, shape, dtype, place) if shard.is_here else None
         if made is not None:
@@ -398,7 +399,7 @@ class _Transfer:
         return self._made[name]
 
     def _boxes(self, shard: Any, value: Any, key: str, dtype: Any) -> Source:
-        parts = []
+        parts, owners = [], []
         for offsets, sizes, memory in shard.boxes:
             if device_of(memory) is None or memory.dtype != dtype or memory.is_conj():
                 raise refuse(
@@ -406,9 +407,10 @@ class _Transfer:
                     f"a ShardedTensor of {memory.dtype} on {memory.device} that should get {dtype}",
                     "give it that dtype, in host memory or on a CUDA device, or use DTensor",
                 )
-            parts.append((offsets, sizes, *_memory(memory)[1:]))
+            owners.append(memory.detach())
+            parts.append((offsets, sizes, *_memory(owners[-1])[1:]))
         sharding = (shard.global_shape, None, parts)
-        return Source(TENSOR, dtype_code(dtype, key), (0,), (1,), 0, HOST, shard, sharding)
+        return Source(TENSOR, dtype_code(dtype, key), (0,), (1,), 0, HOST, owners, sharding)
 
     def put(self, moved: list[tuple], local: dict[str, Any], device: Any) -> None:
         """Moves what was received in new memory into the local state."""
