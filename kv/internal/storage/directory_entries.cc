@@ -51,7 +51,7 @@ Result<DirectoryEntries> ReadEntries(const FilePlace& place, DirectoryLinks link
     return ::openat(place.directory, place.name.c_str(),
                     O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags);
   }));
-  if (!file.is_open() && errno == ENOENT) return entries;
+  if (!file.is_open() && (errno == ENOENT || errno == ENOTDIR)) return entries;
   DIR* const directory = file.is_open() ? ::fdopendir(file.get()) : nullptr;
   if (directory == nullptr)
     return Fail(SystemError(errno, "cannot list the directory", place.path));

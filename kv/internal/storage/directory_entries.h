@@ -23,7 +23,7 @@ enum class DirectoryLinks : uint8_t {
   kIgnore,        // none
 };
 
-/// Returns the entries of the directory at `place`, except "." and ".."; none if it does not exist.
+/// Returns the entries of the directory at `place`, except "." and ".."; none if there is none.
 /// A link to a file is a file. Cost: no stat per entry, where the file system returns the types of
 /// entries.
 Result<DirectoryEntries> ReadEntries(const FilePlace& place, DirectoryLinks links);
