@@ -270,7 +270,7 @@ TEST(CredentialsCacheTest, KeepsValidCredentialsIfTheSourceFails) {
   EXPECT_THAT(cache.Get(), IsError(ErrorCode::kUnavailable, "does not answer"));
 }
 
-// They would be headers of their own.
+// What follows a line break would be another header.
 TEST(CredentialsCacheTest, RefusesWhatAHeaderCannotContain) {
   const S3Credentials good{.access_key_id = "AK", .secret_access_key = "s", .session_token = "t"};
   for (const std::string_view text : {"a\r\nx-amz-acl: public-read"sv, "a\n"sv, "a\0b"sv}) {
