@@ -87,13 +87,13 @@ Result<IoOptions> IoOptionsOf(const Storage& storage, const StoreOptions& option
       io.queue_depth > 0 && io.queue_depth <= internal::kMaxQueueDepth) {
     return io;
   }
-  return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                    .message = fmt::format("blocks of {} bytes and a queue depth of {}: I/O here "
-                                           "needs blocks of {} to {} bytes and a depth of 1 to {}",
-                                           io.block_bytes, io.queue_depth,
-                                           internal::kDirectAlignBytes, internal::kMaxBlockBytes,
-                                           internal::kMaxQueueDepth),
-                    .file = storage.address()});
+  return Fail(
+      Error{.code = ErrorCode::kInvalidArgument,
+            .message = fmt::format("blocks of {} bytes and a queue depth of {}: I/O here "
+                                   "needs blocks of {} to {} bytes and a depth of 1 to {}",
+                                   io.block_bytes, io.queue_depth, internal::kDirectAlignBytes,
+                                   internal::kMaxBlockBytes, internal::kMaxQueueDepth),
+            .file = storage.address()});
 }
 
 /// kInvalidArgument: the grace period is negative, and objects would be removed that were only just

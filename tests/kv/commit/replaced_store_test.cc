@@ -112,7 +112,7 @@ std::vector<Change> AllChanges() {
        [](Store& store) -> Result<void> {
          const internal::RemovedObject object{.name = "segments/00000001-0000000000000001.seg"};
          const MutexLock lock(store.state()->write_mutex);
-         return internal::CommitAnnouncement(*store.state(), {&object, 1});
+         return internal::CommitAnnouncement(*store.state(), {&object, 1}, /*takes_epoch=*/false);
        }},
   };
 }
