@@ -126,7 +126,9 @@ TEST_F(WritersTest, OpenThatFailsKeepsNoLease) {
 TEST(SimultaneousWritersTest, OneOpensAndTheOtherIsToldSo) {
   for (const bool is_new : {true, false}) {
     const auto storage = std::make_shared<HookedStorage>();
-    if (!is_new) CAIRN_ASSERT_OK(Store::Open(storage, OpenMode::kWrite));
+    if (!is_new) {
+      CAIRN_ASSERT_OK(Store::Open(storage, OpenMode::kWrite));
+    }
     std::unique_ptr<Store> winner;
     bool has_begun = false;
     storage->on_put_if_absent = [&](std::string_view name, auto bytes) -> Result<void> {

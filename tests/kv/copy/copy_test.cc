@@ -300,7 +300,9 @@ std::vector<std::string> ReplayRemovals(FaultyStorage& storage) {
     const bool is_root = call.name.starts_with("roots/") || call.name.starts_with("leases/");
     if (is_root || call.name == "hint") continue;
     using enum internal::StorageOperation;
-    if (call.operation == kRemove) CAIRN_EXPECT_OK(storage.base()->Remove(call.name));
+    if (call.operation == kRemove) {
+      CAIRN_EXPECT_OK(storage.base()->Remove(call.name));
+    }
     if (call.operation == kCreate || call.operation == kPut) written.push_back(call.name);
   }
   return written;
