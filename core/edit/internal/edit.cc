@@ -10,6 +10,8 @@
 
 #include "core/edit/internal/edit.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -150,7 +152,15 @@ class RecordMover {
       }
       const std::string* const name = tensor.hidden ? nullptr : NewName(tensor.fqn);
       if (name == nullptr || !tensor.alias_of) continue;
-      const Owner& of = owners_.at(*tensor.alias_of);
+      const auto found = owners_.find(*tensor.alias_of);
+      if (found == owners_.end()) {
+        return Fail(
+            Error{.code = ErrorCode::kDataLoss,
+                  .message = fmt::format("{} is not a tensor that others share", *tensor.alias_of),
+                  .key = tensor.fqn,
+                  .step = source_.view.step.step});
+      }
+      const Owner& of = found->second;
       if (of.promoted == &tensor) continue;
       TensorInfo moved = tensor;
       moved.fqn = *name;
