@@ -100,10 +100,7 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         """Private: use :func:`cairn.open`."""
         if mode not in ("r", "a"):
             raise Invalid(f"mode {mode!r}: 'r' reads, 'a' reads and writes")
-        if options.take_over and mode == "r":
-            raise Invalid("take_over requires mode 'a'; readers never conflict with a writer")
-        if not options.timeout > 0:
-            raise Invalid(f"timeout={options.timeout}: a positive number of seconds is needed")
+        options.check(mode)
         self._address = os.fspath(address)
         if not isinstance(self._address, str):
             raise Invalid(f"address {address!r}: a str or a path of str is needed")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from cairn.errors import Invalid
+
 if TYPE_CHECKING:
     from cairn._base.progress import Progress
 
@@ -19,3 +21,9 @@ class OpenOptions(NamedTuple):
     credentials: Callable[[], Mapping[str, object]] | None = None
     fallback: tuple[str, ...] = ()
     progress: Progress = False
+
+    def check(self, mode: str) -> None:
+        if self.take_over and mode == "r":
+            raise Invalid("take_over requires mode 'a'; readers never conflict with a writer")
+        if not self.timeout > 0:
+            raise Invalid(f"timeout={self.timeout}: a positive number of seconds is needed")
