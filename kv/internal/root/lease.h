@@ -61,7 +61,7 @@ std::optional<Lease> DecodeLease(std::span<const std::byte> bytes);
 /// after its last renewal, by the clocks of both hosts, which may differ by kMaxClockLeadNs.
 Result<void> CheckLease(Storage& storage, const std::string& session);
 
-/// Keeps a lease of this process. A thread renews it while the writer is idle, as long as it exists.
+/// Keeps a lease of this process. While the writer is idle, a thread renews it if it exists.
 ///
 /// A child that the process forks has no such thread, and must not wait for it or for its mutex. In
 /// the child, Renew and Release fail, and the destructor leaves everything as it is.

@@ -287,8 +287,8 @@ CommitOutcome NotCommitted(Error error, std::optional<Root> other = std::nullopt
           .other = std::move(other)};
 }
 
-/// The root that `next` must follow is not there any more. Removes `next` if it is there. An earlier
-/// one of several puts may have been performed before.
+/// The root that `next` must follow is not there any more. Removes `next` if it is there. One of
+/// several puts may have been performed earlier.
 CommitOutcome LeftBehind(Storage& storage, const Root& next, size_t put_count) {
   const bool was_stray = WithdrawRoot(storage, next) && put_count == 1;
   auto newest = FindNewest(storage);

@@ -12,8 +12,8 @@
 ///     a writer that was paused while others committed more than kKeptRoots roots would put a root
 ///     whose number was taken and is free again. That some root n exists proves nothing: another
 ///     paused writer may have put it.
-///   - The root before the newest exists and has the commit id that the newest names, unless that is
-///     root 1. A stray root, which does not follow the root before it, was put by a writer that
+///   - The root before the newest exists and has the commit id that the newest names, unless that
+///     is root 1. A stray root, which does not follow the root before it, was put by a writer that
 ///     stopped before this check, and is ignored. Only the writer that has put it may remove it:
 ///     of two that remove it, the second one could remove what was put in the meantime. A repair
 ///     that puts the first root of a store under a higher number puts two.
@@ -58,10 +58,10 @@ Result<std::optional<Root>> FindNewest(Storage& storage);
 Result<std::optional<Root>> FindNewestOf(Storage& storage, const Uuid& store_uuid,
                                          Result<std::optional<Root>> found);
 
-/// Returns the newest root of the store if it is another one than `known`, otherwise nothing. Errors
-/// are those of FindNewest; kDataLoss, too, if there are no roots any more; kConflict: the store was
-/// replaced by another one. Cost if `known` is the newest: a listing if listings are current,
-/// otherwise a call of Size, and a read of the root.
+/// Returns the newest root of the store if it is another one than `known`, otherwise nothing.
+/// Errors are those of FindNewest; kDataLoss, too, if there are no roots any more; kConflict: the
+/// store was replaced by another one. Cost if `known` is the newest: a listing if listings are
+/// current, otherwise a call of Size, and a read of the root.
 Result<std::optional<Root>> FindNewer(Storage& storage, const Root& known);
 
 /// What became of a commit.
@@ -79,8 +79,8 @@ struct CommitOutcome {
   std::optional<Root> other;
 };
 
-/// Returns a root with the contents of `last`, which follows it, and was created now. If objects
-/// have been removed in the future by more than `max_lead`, they have been removed after `max_lead`.
+/// Returns a root with the contents of `last`, which follows it, and was created now. Times of
+/// removed objects are at most `max_lead` after now.
 Root Successor(const Root& last, std::chrono::nanoseconds max_lead);
 
 /// Puts `next` with a new commit id, which it stores in `next`, and writes the hint. Requires that

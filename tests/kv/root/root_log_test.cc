@@ -333,8 +333,8 @@ TEST_F(RootLogTest, RootWithoutPredecessorIsNotTheNewest) {
   }
 }
 
-// Two writers are paused until their numbers are free again. The second one puts its root after that
-// of the first one, which has not looked for its predecessor yet.
+// Two writers are paused until their numbers are free again. The second one puts its root after
+// that of the first one, which has not looked for its predecessor yet.
 TEST_F(RootLogTest, RootOfAnotherPausedWriterIsNoPredecessor) {
   CommitUpTo(31);
   const Root of_first = RootAfter(last_);
