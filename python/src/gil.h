@@ -8,7 +8,7 @@
 /// process with SIGABRT, and objects on the way are released without the GIL. From 3.14 on, the
 /// thread stops where it is. Here it always does:
 ///
-/// 1. A thread that comes back from a call and finds that Python is ending stops, without locks.
+/// 1. A thread that returns from a call and finds that Python is ending stops, without locks.
 /// 2. A callback from C++ that needs Python finds that there is none, and cancels its call.
 /// 3. If Python begins to end while the thread waits for the GIL, the unwinding that CPython begins
 ///    ends at the first frame of this module, and the thread stops there.

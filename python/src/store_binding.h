@@ -168,8 +168,8 @@ class StoreBinding {
   // Calls hold close_mutex_ shared, Close and Abandon hold it exclusively. Both mutexes are only
   // taken without the GIL, and close_mutex_ is taken first.
   mutable SharedMutex close_mutex_;
-  // Threads that wait for close_mutex_ to close the store. Then no call begins: the calls of several
-  // threads would otherwise overlap for ever.
+  // Threads that wait for close_mutex_ to close the store. Then no call begins: the calls of
+  // several threads would otherwise overlap without end.
   std::atomic<int> closing_count_ = 0;
   // Shared with the parts of steps that Store.writer writes. They end before the store is closed.
   std::shared_ptr<core::CheckpointStore> store_ CAIRN_GUARDED_BY(close_mutex_);

@@ -19,7 +19,7 @@ namespace nb = nanobind;
 ///
 /// The tensor object does not keep the memory alive: any thread may give it another storage
 /// (`set_`, `.data = `). The storage does, except for `storage.resize_`, which frees its memory
-/// whoever refers to it; that can only be found afterwards (HasMoved).
+/// although others refer to it; that can only be found afterwards (HasMoved).
 struct TensorMemory {
   core::DType dtype = core::DType::kUnknown;
   std::span<const int64_t> shape;

@@ -6,7 +6,7 @@
 
 For a save in the background, steps 2 and 3 run on a thread that waits for the save. For a copy to a
 mirror, they run on the thread of the mirror (`cairn._mirror.events`). SystemExit and
-KeyboardInterrupt are not ignored on the main thread, where Ctrl-C may arrive while an observer runs.
+KeyboardInterrupt are not ignored on the main thread, where Ctrl-C may arrive in an observer.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@
 4. A copied step is submitted to the next mirror of the chain, which pins it in this one. Then old
    steps of this mirror are pruned.
 
-Whatever ends the thread also gives up its steps, so that nobody waits for a thread that is gone. The
-next step starts a new one.
+Whatever ends the thread also gives up its steps, so that nobody waits for a thread that has ended.
+The next step starts a new one.
 """
 
 from __future__ import annotations

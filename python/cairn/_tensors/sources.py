@@ -2,7 +2,7 @@
 
 Other threads may change a tensor or an array object while C++ uses its memory. Therefore the memory
 is kept, not only the object: of a torch tensor by a second tensor object with the same storage, and
-of a numpy array as `held` does. `storage.resize_` frees memory whoever refers to it. C++ finds this
+of a numpy array as `held` does. `storage.resize_` frees memory that others refer to. C++ finds this
 afterwards, and refuses the save (docs/torch.md).
 
 torch tensors, numpy arrays and scalars, and objects that support DLPack become an address with
