@@ -24,6 +24,18 @@ const char* ChangeName(core::KeyChange::Kind kind) {
   return "changed";
 }
 
+const char* OutcomeName(kv::CopiedStep::Outcome outcome) {
+  switch (outcome) {
+    case kv::CopiedStep::Outcome::kCopied:
+      return "copied";
+    case kv::CopiedStep::Outcome::kPresent:
+      return "present";
+    case kv::CopiedStep::Outcome::kDeleted:
+      return "deleted";
+  }
+  return "copied";
+}
+
 }  // namespace
 
 nb::tuple ToPyDiff(const core::Diff& diff) {
@@ -58,6 +70,15 @@ nb::dict ToPyCompactReport(const kv::CompactReport& report) {
   members["folded_chunks"] = report.folded_chunks;
   members["rewritten_steps"] = report.rewritten_steps;
   return members;
+}
+
+nb::list ToPyCopyReport(const kv::CopyReport& report) {
+  nb::list copied;
+  for (const kv::CopiedStep& step : report.steps) {
+    copied.append(nb::make_tuple(step.step, OutcomeName(step.outcome), step.logical_bytes,
+                                 step.copied_segments, step.copied_bytes, step.reused_segments));
+  }
+  return copied;
 }
 
 nb::tuple ToPyScrubState(const core::ScrubState& state) {

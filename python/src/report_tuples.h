@@ -7,6 +7,7 @@
 
 #include "core/inspect/diff.h"
 #include "core/scrub.h"
+#include "kv/copy_options.h"
 #include "kv/error.h"
 
 namespace cairn::python {
@@ -17,9 +18,12 @@ namespace cairn::python {
 nanobind::tuple ToPyDiff(const core::Diff& diff);
 /// Returns (key, text, file, offset) for each error.
 nanobind::list ToPyErrors(const std::vector<Error>& errors);
+/// Returns the members of the report by name.
+nanobind::dict ToPyCompactReport(const kv::CompactReport& report);
+/// Returns [(step, outcome, bytes, copied segments, copied bytes, reused segments), ...].
+nanobind::list ToPyCopyReport(const kv::CopyReport& report);
 /// Returns (passes, bytes read, number of problems, [(key, text, file, offset), ...], text of the
 /// error of the last pass, whether a pass is running).
-nanobind::dict ToPyCompactReport(const kv::CompactReport& report);
 nanobind::tuple ToPyScrubState(const core::ScrubState& state);
 
 }  // namespace cairn::python

@@ -28,18 +28,6 @@
 namespace cairn::python {
 namespace {
 
-const char* OutcomeName(kv::CopiedStep::Outcome outcome) {
-  switch (outcome) {
-    case kv::CopiedStep::Outcome::kCopied:
-      return "copied";
-    case kv::CopiedStep::Outcome::kPresent:
-      return "present";
-    case kv::CopiedStep::Outcome::kDeleted:
-      return "deleted";
-  }
-  return "copied";
-}
-
 // Returns a torch tensor if `torch` is given and supports the dtype.
 nb::object ToPyMapped(std::optional<core::MappedTensor> mapped, const core::TensorInfo& info,
                       const TorchAccess* torch) {
@@ -171,12 +159,7 @@ nb::list StoreBinding::CopyFrom(const StoreBinding& source, kv::CopyOptions opti
   }();
   function.Rethrow();
   watch.Rethrow();
-  nb::list copied;
-  for (const kv::CopiedStep& step : Unwrap(std::move(report)).steps) {
-    copied.append(nb::make_tuple(step.step, OutcomeName(step.outcome), step.logical_bytes,
-                                 step.copied_segments, step.copied_bytes, step.reused_segments));
-  }
-  return copied;
+  return ToPyCopyReport(Unwrap(std::move(report)));
 }
 
 StepContents StoreBinding::List(std::optional<uint64_t> step, nb::list patterns) const {

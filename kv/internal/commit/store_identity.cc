@@ -122,15 +122,10 @@ Result<void> CheckDirectory(Storage& storage) {
   return Fail(NotAStore(storage, "this is a file and not a Cairn store; a store is a directory"));
 }
 
-std::string ParentOf(const std::string& path) {
-  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
-  return parent.empty() ? "." : parent.string();
-}
-
 /// Creates the directory and those above it, and makes their names durable.
 Result<void> CreateDirectories(const std::string& path) {
   if (Exists(path)) return {};
-  const std::string parent = ParentOf(path);
+  const std::string parent = ParentOfPath(path);
   CAIRN_TRY(CreateDirectories(parent));
   CAIRN_TRY(MakeDirectory(path));
   return SyncDirectory(parent, "CAIRN.directory_sync");
@@ -252,7 +247,7 @@ Result<Uuid> CreateIdentity(Storage& storage) {
   if (storage.local_files() != nullptr) {
     // A process that created the directory may have ended before it synced the name. Best effort:
     // the directory that contains it may not be readable.
-    (void)SyncDirectory(ParentOf(storage.address()), "CAIRN.directory_sync");
+    (void)SyncDirectory(ParentOfPath(storage.address()), "CAIRN.directory_sync");
   }
   const std::string text = EncodeIdentity(NewUuid());
   CAIRN_CHECK(DecodeIdentity(storage, text).has_value());

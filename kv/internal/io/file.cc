@@ -225,6 +225,11 @@ Result<std::vector<std::byte>> ReadWholeFile(const FilePlace& place, uint64_t li
   return bytes;
 }
 
+std::string ParentOfPath(const std::string& path) {
+  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
+  return parent.empty() ? "." : parent.string();
+}
+
 std::string AbsolutePath(std::string path) {
   if (path.starts_with('/')) return path;
   std::error_code failed;

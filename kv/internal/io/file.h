@@ -69,6 +69,8 @@ bool Exists(const std::string& path);
 Result<std::vector<std::byte>> ReadWholeFile(const FilePlace& place, uint64_t limit_bytes,
                                              const char* fault_point = "file.open");
 
+/// Returns the path of the directory that contains `path`; "." for a single name.
+std::string ParentOfPath(const std::string& path);
 /// Returns the path from the root directory, without "./" at its beginning. The path itself if the
 /// working directory does not exist any more. Follows no link.
 std::string AbsolutePath(std::string path);

@@ -427,13 +427,6 @@ Result<const schema::RootRecord*> CheckedRoot(std::span<const std::byte> bytes) 
   return CheckedRecord<schema::RootRecord>(bytes, schema::RootRecordIdentifier(), "RootRecord");
 }
 
-Result<RootIdentity> ReadIdentity(const schema::RootRecord& record) {
-  RootIdentity identity{.number = record.number()};
-  CAIRN_TRY_ASSIGN(identity.commit_id, ReadUuid(record.commit_id()));
-  CAIRN_TRY_ASSIGN(identity.store_uuid, ReadUuid(record.store_uuid()));
-  return identity;
-}
-
 std::span<const std::byte> BytesOf(const Builder& builder) {
   return std::as_bytes(std::span(builder.GetBufferPointer(), builder.GetSize()));
 }
@@ -458,11 +451,9 @@ Result<std::vector<std::byte>> EncodeRoot(const Root& root) {
 Result<Root> DecodeRoot(std::span<const std::byte> object) {
   CAIRN_TRY_ASSIGN(const std::vector<std::byte> bytes, UnframeRecord(kRootFrame, object));
   CAIRN_TRY_ASSIGN(const schema::RootRecord* record, CheckedRoot(bytes));
-  CAIRN_TRY_ASSIGN(const RootIdentity identity, ReadIdentity(*record));
-  Root root;
-  root.number = identity.number;
-  root.commit_id = identity.commit_id;
-  root.store_uuid = identity.store_uuid;
+  Root root{.number = record->number()};
+  CAIRN_TRY_ASSIGN(root.commit_id, ReadUuid(record->commit_id()));
+  CAIRN_TRY_ASSIGN(root.store_uuid, ReadUuid(record->store_uuid()));
   if (record->predecessor() != nullptr) {
     CAIRN_TRY_ASSIGN(root.predecessor, ReadUuid(record->predecessor()));
   }
@@ -484,7 +475,10 @@ Result<Root> DecodeRoot(std::span<const std::byte> object) {
 Result<RootIdentity> DecodeRootIdentity(std::span<const std::byte> object) {
   CAIRN_TRY_ASSIGN(const std::vector<std::byte> bytes, UnframeRecord(kRootFrame, object));
   CAIRN_TRY_ASSIGN(const schema::RootRecord* record, CheckedRoot(bytes));
-  return ReadIdentity(*record);
+  RootIdentity identity{.number = record->number()};
+  CAIRN_TRY_ASSIGN(identity.commit_id, ReadUuid(record->commit_id()));
+  CAIRN_TRY_ASSIGN(identity.store_uuid, ReadUuid(record->store_uuid()));
+  return identity;
 }
 
 Result<std::vector<std::byte>> EncodePage(std::span<const StepEntryPtr> entries) {

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <filesystem>
 #include <string>
 #include <thread>
 #include <utility>
@@ -74,11 +73,6 @@ DirectoryLinks LinksOf(std::string_view directory) {
 std::string WithoutTrailingSlashes(std::string path) {
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
   return path;
-}
-
-std::string ParentOfPath(const std::string& path) {
-  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
-  return parent.empty() ? "." : parent.string();
 }
 
 /// After the directories were created, kNotFound means that another process has removed what this
