@@ -1,6 +1,6 @@
-"""Goal: nothing foreign is touched. Files that Cairn did not create are around, in and beside a store
-and a cache, with every name that resembles Cairn's, hidden, linked and in links that are loops. Each
-operation leaves their names, bytes, modes and targets as they were."""
+"""Goal: nothing foreign is touched. Files that Cairn did not create are around, in and next to a
+store and a cache, with every name that resembles Cairn's, hidden, linked and in links that are
+loops. Each operation leaves their names, bytes, modes and targets as they were."""
 
 import os
 import re
@@ -60,29 +60,29 @@ def plant(folder, names):
 
 def plant_foreign(work, store, cache):
     """Creates the tree. Returns its folders that have no other files than those."""
-    for folder in (work, work / "beside", store / "notes", cache, cache / "data",
+    for folder in (work, work / "nearby", store / "notes", cache, cache / "data",
                    cache / "0123456789abcdef"):  # fmt: skip
         plant(folder, SIMILAR)
-    closed = [work / "beside", store / "notes", cache / "data", cache / "0123456789abcdef"]
+    closed = [work / "nearby", store / "notes", cache / "data", cache / "0123456789abcdef"]
     plant(store, [name for name in SIMILAR if name != "0.root"])
-    for name in ("beside/deep", "beside/segments", "beside/pending/1-2-3"):
+    for name in ("nearby/deep", "nearby/segments", "nearby/pending/1-2-3"):
         plant(work / name, SIMILAR + EXACT)
         closed.append(work / name)
-    for name in ("beside/empty", "store/empty", "cache/empty"):
+    for name in ("nearby/empty", "store/empty", "cache/empty"):
         (work / name).mkdir(parents=True)
         closed.append(work / name)
-    plant(work / "beside", EXACT)
+    plant(work / "nearby", EXACT)
     plant(store / "notes", EXACT)
     plant(cache / "data", EXACT)
     for parent in (store, cache):
         (parent / "loop").symlink_to(".")
         (parent / "up").symlink_to("..")
         (parent / "dangling").symlink_to("nowhere")
-        (parent / "linked").symlink_to(work / "beside")
+        (parent / "linked").symlink_to(work / "nearby")
     return closed
 
 
-def plant_in_store(store, beside):
+def plant_in_store(store, nearby):
     """Adds files to the folders of a store. Returns the folders that are foreign."""
     closed = []
     for folder in FOLDERS:
@@ -90,10 +90,10 @@ def plant_in_store(store, beside):
         plant(store / folder / "old", SIMILAR + EXACT)
         closed.append(store / folder / "old")
         (store / folder / "loop").symlink_to(".")
-        (store / folder / "linked").symlink_to(beside)
-        (store / folder / "file.seg").symlink_to(beside / TEMPORARY)
-        (store / folder / ".fedcba9876543210.tmp").symlink_to(beside / TEMPORARY)
-    (store / "pending" / f"{SESSION}-8-0").symlink_to(beside)
+        (store / folder / "linked").symlink_to(nearby)
+        (store / folder / "file.seg").symlink_to(nearby / TEMPORARY)
+        (store / folder / ".fedcba9876543210.tmp").symlink_to(nearby / TEMPORARY)
+    (store / "pending" / f"{SESSION}-8-0").symlink_to(nearby)
     plant(store / "pending" / f"{SESSION}-9-0", SIMILAR)
     os.mkfifo(store / "roots" / ".1111111111111111.tmp")
     return closed
@@ -223,7 +223,7 @@ def other_operations(work, path):
     report = run_program("kv-dump", "report", path, "-o", work / "report.html")
     assert report.status == 0, report.err
     yield "verify and report"
-    admin("check-storage", work / "beside", "--rounds", 1)
+    admin("check-storage", work / "nearby", "--rounds", 1)
     yield "check-storage"
     for root in (path / "roots").glob("f*.root"):
         root.unlink()
@@ -263,7 +263,7 @@ def test_operations_leave_foreign_files_as_they_are(tmp_path, monkeypatch):
     tree = ForeignTree(work, own, closed)
     cairn.open(store, mode="a").close()
     tree.check("create")
-    closed += plant_in_store(store, work / "beside")
+    closed += plant_in_store(store, work / "nearby")
     tree = ForeignTree(work, own, closed)
     for operation, _ in save_operations(store):
         tree.check(operation)

@@ -75,6 +75,11 @@ std::string WithoutTrailingSlashes(std::string path) {
   return path;
 }
 
+Result<void> Unlink(std::string_view name, const FilePlace& place) {
+  CAIRN_TRY(PassPoint(name, "remove", place.path));
+  return RemoveFile(place);
+}
+
 /// After the directories were created, kNotFound means that another process has removed what this
 /// one was writing, and callers of a write must not read it as "there is no such object".
 Result<void> WithoutNotFound(Result<void> written) {
@@ -105,7 +110,7 @@ class DirectoryStorage::Writer final : public ObjectWriter {
       : storage_(storage), name_(name), place_(std::move(place)), file_(std::move(file)) {}
   ~Writer() override {
     // A file that remains is removed with the other objects that no root reaches.
-    if (!finished_) (void)storage_.Unlink(name_, place_);
+    if (!finished_) (void)Unlink(name_, place_);
   }
 
   Result<void> Append(std::span<const std::byte> bytes) override {
@@ -143,28 +148,21 @@ Result<int> DirectoryStorage::Directory() {
 }
 
 std::optional<Error> DirectoryStorage::WasRemoved() const {
-  const int directory = directory_;
+  if (directory_ < 0) return std::nullopt;
   struct stat held;
   struct stat found;
-  if (directory < 0) return std::nullopt;
-  if (::fstat(directory, &held) != 0) {
-    if (errno != ESTALE) return std::nullopt;
-  } else if (held.st_nlink > 0 ||
-             // Some file systems count no links of directories.
-             (::stat(root_.c_str(), &found) == 0 && found.st_dev == held.st_dev &&
-              found.st_ino == held.st_ino)) {
+  const bool is_known = ::fstat(directory_, &held) == 0;
+  if (is_known ? held.st_nlink > 0 : errno != ESTALE) return std::nullopt;
+  // Some file systems count no links of directories.
+  if (is_known && ::stat(root_.c_str(), &found) == 0 && found.st_dev == held.st_dev &&
+      found.st_ino == held.st_ino) {
     return std::nullopt;
   }
   return Error{.code = ErrorCode::kFailedPrecondition,
                .message =
-                   "the directory of the store was removed since it was opened; open the "
-                   "store again",
+                   "the directory of the store was removed since it was opened; open it "
+                   "again",
                .file = root_};
-}
-
-Result<void> DirectoryStorage::Unlink(std::string_view name, const FilePlace& place) {
-  CAIRN_TRY(PassPoint(name, "remove", place.path));
-  return RemoveFile(place);
 }
 
 Result<void> DirectoryStorage::Put(std::string_view name, std::span<const std::byte> bytes) {
@@ -268,7 +266,7 @@ Result<std::vector<std::string>> DirectoryStorage::List(std::string_view prefix)
       if (IsObjectName(folder)) prefixes.push_back(fmt::format("{}{}/", next, folder));
     }
   }
-  // Whoever finds nothing must not believe that there is an empty store.
+  // An empty list would mean that the store is empty.
   if (names.empty()) {
     if (auto removed = WasRemoved()) return Fail(*std::move(removed));
   }
@@ -293,10 +291,8 @@ Result<void> DirectoryStorage::Remove(std::string_view name) {
 }
 
 Result<void> DirectoryStorage::RemoveLeftovers() {
-  if (const auto directory = Directory(); !directory) {
-    return directory.error().code == ErrorCode::kNotFound ? Result<void>()
-                                                          : Fail(directory.error());
-  }
+  const auto directory = Directory();
+  if (!directory && directory.error().code == ErrorCode::kNotFound) return {};
   CAIRN_TRY(RemoveTemporaries(""));
   for (const std::string_view folder : kStoreFolders) {
     CAIRN_TRY(RemoveTemporaries(std::string(folder)));

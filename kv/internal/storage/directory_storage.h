@@ -95,8 +95,6 @@ class DirectoryStorage final : public Storage, public LocalFiles {
   /// Returns the error for a directory that was removed since it was opened; nothing if this one
   /// was not.
   std::optional<Error> WasRemoved() const;
-  /// Passes a fault point and removes the file of an object, or a temporary file next to it.
-  Result<void> Unlink(std::string_view name, const FilePlace& place);
   /// Removes the temporary files in a folder ("tables/"), or in the directory ("").
   Result<void> RemoveTemporaries(const std::string& prefix);
   /// Returns the path of a directory for inotify, which has no other way to name one.
