@@ -80,17 +80,29 @@ def _run_job(
     paths = [SIMULATED if is_cuda else PACKAGES, HERE.parent / "python"]
     paths.append(HERE.parent / "python" / "simulated_cuda")
     wanted = {"cells": job, "folder": str(folder), "places": places, "deadline": deadline}
-    worker = subprocess.run(
+    worker = subprocess.Popen(
         [sys.executable, HERE / "worker.py"],
-        input=json.dumps(wanted),
         env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(map(str, paths))},
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
     )
-    lines = [json.loads(line) for line in worker.stdout.splitlines()]
-    outcomes = [Outcome(Cell(*line[:-3]), *line[-3:]) for line in lines]
-    outcomes += [Outcome(cell, "not run", worker.stderr[-2000:], 0.0) for cell in job[len(lines) :]]
-    return outcomes
+    outcomes = []
+    with worker:
+        worker.stdin.write(json.dumps(wanted))
+        worker.stdin.close()
+        for line in worker.stdout:
+            cell, *outcome = json.loads(line)
+            outcomes.append(Outcome(Cell(*cell), *outcome))
+            _log(line)
+    return outcomes + [Outcome(cell, "not run", "", 0.0) for cell in job[len(outcomes) :]]
+
+
+def _log(line: str) -> None:
+    """Appends an outcome to the file in CAIRN_MATRIX_RESULTS, where a long run can be followed."""
+    if path := os.environ.get("CAIRN_MATRIX_RESULTS"):
+        with open(path, "a") as results:
+            results.write(line)
 
 
 def run_and_check(
@@ -100,10 +112,9 @@ def run_and_check(
     Without a CUDA toolkit there is no simulated runtime, and its cells are left out."""
     wanted = [cell for cell in cells if cell.payload != "cuda" or has_simulated_cuda()]
     outcomes = run(wanted, folder, environment, places)
+    assert len(outcomes) == len(wanted), "a worker did not start"
     text = summary(outcomes)
     print(text.splitlines()[0], f"{len(cells) - len(wanted)} left out (no CUDA toolkit)")
-    if path := os.environ.get("CAIRN_MATRIX_RESULTS"):
-        Path(path).write_text("".join(json.dumps(each) + "\n" for each in outcomes))
     assert all(each.status in ("works", "refused") for each in outcomes), text
 
 

@@ -40,7 +40,7 @@ def main() -> None:
     while done < len(todo):
         with tempfile.TemporaryDirectory(prefix="matrix-", dir=job["folder"]) as folder:
             for cell, outcome in _run_group(todo[done:], job, Path(folder)):
-                print(json.dumps([*cell, *outcome]), file=results)
+                print(json.dumps([cell, *outcome]), file=results)
                 done += 1
 
 
