@@ -54,7 +54,7 @@ Result<std::vector<StepInfo>> FindSteps(const Snapshot& source, std::vector<uint
   return steps;
 }
 
-/// Copies steps of a source that others change meanwhile.
+/// Copies steps of a source that others change in the meantime.
 class Copies {
  public:
   Copies(Store& source, std::shared_ptr<const CommittedRoot> root, StoreState& target,

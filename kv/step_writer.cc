@@ -185,7 +185,7 @@ Result<void> StepWriter::SetStructure(std::span<const std::byte> record) {
 Result<void> StepWriter::Gather(RankRecords& others) {
   CAIRN_TRY(attempt_->CheckUsable());
   CAIRN_TRY(CheckOrder(*attempt_, IsRankZeroOfSeveral(*attempt_) && !attempt_->gathered,
-                       "rank 0 of several ranks gathers their parts once"));
+                       "in a multi-rank store, rank 0 gathers the parts once"));
   Result<void> gathered = internal::GatherParts(*attempt_, others);
   if (gathered) return gathered;
   return Fail(NameOtherWriter(*attempt_, std::move(gathered).error()));

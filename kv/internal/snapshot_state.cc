@@ -170,7 +170,7 @@ Result<void> SnapshotState::Scan(const StepInfo& step, std::string_view first_ke
                                  std::string_view prefix, const TableStack::Visit& visit) const {
   CAIRN_TRY_ASSIGN(OpenStepPtr open, Open(step));
   std::string begin(first_key);
-  std::string last;  // key of the last record, after which a scan of newer tables goes on
+  std::string last;  // key of the last record, after which a scan of newer tables continues
   while (true) {
     bool is_refused = false;
     const auto scanned = open->tables.ScanFrom(

@@ -6,7 +6,7 @@
 ///
 /// 1. The newest root names it as well: kDataLoss.
 /// 2. The newest root has the step with other tables, because a compaction has rewritten it, or with
-///    another page of the list of steps: what is read of records goes on there. Payload cannot,
+///    another page of the list of steps: what is read of records continues there. Payload cannot,
 ///    because its caller has old extents: kNotFound, and the caller reads the records again.
 /// 3. The newest root does not have the step: kNotFound.
 ///
@@ -106,7 +106,7 @@ class SnapshotState {
 };
 
 /// Explains the error of an operation of a writer, which reads through no snapshot: kDataLoss if a
-/// page, table or segment that the newest root reaches is absent. Returns other errors as they are.
+/// page, table or segment that the newest root reaches is absent. Returns other errors unchanged.
 Error ExplainAbsence(const StoreState& store, Error error);
 
 }  // namespace cairn::kv::internal

@@ -32,7 +32,7 @@ CommitOutcome NotCommitted(Error error, std::optional<Root> other = std::nullopt
           .other = std::move(other)};
 }
 
-/// The root that `next` must follow is not there any more. Removes `next` if it is there. One of
+/// The root that `next` must follow does not exist any more. Removes `next` if it exists. One of
 /// several puts may have been performed earlier.
 CommitOutcome LeftBehind(Storage& storage, const Root& next, size_t put_count) {
   const bool was_stray = WithdrawRoot(storage, next) && put_count == 1;
@@ -122,14 +122,6 @@ Error TakenOver(const Storage& storage, const Root& other) {
                .message = fmt::format("{} has taken over this store; nothing was committed",
                                       Describe(other.writer)),
                .file = ObjectPath(storage.address(), RootName(other.number))};
-}
-
-Error Replaced(const Storage& storage) {
-  return Error{.code = ErrorCode::kConflict,
-               .message = fmt::format("the store at {} was replaced by another one since it was "
-                                      "opened; open it again",
-                                      storage.address()),
-               .file = storage.address()};
 }
 
 bool WithdrawRoot(Storage& storage, const Root& root) {

@@ -10,7 +10,6 @@
 #include <string>
 
 #include "kv/internal/root/framed_record.h"
-#include "kv/internal/root/root_log.h"
 #include "kv/internal/storage/name_check.h"
 #include "kv/internal/storage/object_names.h"
 
@@ -120,6 +119,14 @@ Result<bool> FirstRootRemains(Storage& storage) {
   if (last <= 1) return true;
   CAIRN_TRY_ASSIGN(const uint64_t newest, ProbeForward(storage, last));
   return newest <= kKeptRoots;
+}
+
+Error Replaced(const Storage& storage) {
+  return Error{.code = ErrorCode::kConflict,
+               .message = fmt::format("the store at {} was replaced by another one since it was "
+                                      "opened; open it again",
+                                      storage.address()),
+               .file = storage.address()};
 }
 
 }  // namespace cairn::kv::internal

@@ -6,12 +6,22 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <string_view>
+#include <vector>
 
 #include "kv/error.h"
 #include "kv/internal/root/root_record.h"
 #include "kv/storage.h"
 
 namespace cairn::kv::internal {
+
+inline constexpr std::string_view kHintName = "hint";
+/// Number of newest roots that RemoveOldRoots keeps.
+inline constexpr uint64_t kKeptRoots = 64;
+/// Every root whose number is a multiple of this is written to the hint. A put for each root would
+/// make a commit in a directory half again as expensive.
+inline constexpr uint64_t kHintInterval = 16;
+static_assert(kKeptRoots >= 2 * kHintInterval);
 
 /// The pause before a request is repeated for the `attempt`-th time, from 0 on.
 inline std::chrono::milliseconds PauseAfter(int attempt) {
@@ -48,5 +58,12 @@ Result<uint64_t> ProbeForward(Storage& storage, uint64_t number);
 /// Returns whether no root that was put after the first one has been removed. If others have
 /// continued after it, it was removed only if there have been more than kKeptRoots.
 Result<bool> FirstRootRemains(Storage& storage);
+
+/// Returns the numbers of the roots that the storage lists, ascending. Some may be missing or
+/// removed. For repair, and for the removal of roots before a gap.
+Result<std::vector<uint64_t>> ListRoots(Storage& storage);
+
+/// Returns kConflict: the store was replaced by another one since it was opened.
+Error Replaced(const Storage& storage);
 
 }  // namespace cairn::kv::internal

@@ -1,11 +1,12 @@
-// The search for the newest root.
+// From the hint, a listing, or a known root to the newest.
+
+#include "kv/internal/root/root_search.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <thread>
 
-#include "kv/internal/root/root_log.h"
 #include "kv/internal/root/root_reads.h"
 #include "kv/internal/storage/concurrent_requests.h"
 #include "kv/internal/storage/name_check.h"

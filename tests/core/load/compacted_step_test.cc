@@ -1,5 +1,5 @@
 // Goal: a reader notices nothing of a compaction, even without a grace period: it takes the newest
-// root and goes on. The writer compacts the store before the n-th read of a reader.
+// root and continues. The writer compacts the store before the n-th read of a reader.
 
 #include <gmock/gmock.h>
 

@@ -136,7 +136,7 @@ TEST_F(StepWriterMisuseTest, ARankAloneContinuesAfterCallsInTheWrongOrder) {
   constexpr ErrorCode kArgument = ErrorCode::kInvalidArgument;
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, store_->Begin(1, {}));
   OtherRanks others;
-  EXPECT_THAT(writer->Gather(others), IsError(kOrder, "of several ranks"));
+  EXPECT_THAT(writer->Gather(others), IsError(kOrder, "multi-rank store"));
   EXPECT_THAT(writer->AddShared({}), IsError(kOrder, "several ranks"));
   EXPECT_THAT(writer->Prepare({}), IsError(kOrder, "rank 0 commits"));
   EXPECT_THAT(writer->AwaitDecision(), IsError(kOrder, "after it has prepared"));
