@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from cairn._base.addresses import absolute_address
 from cairn._base.open_options import OpenOptions
 from cairn.store import Store
 
@@ -89,4 +90,4 @@ def open(
 
 def _addresses(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
     several = (given,) if isinstance(given, (str, os.PathLike)) else given
-    return tuple(os.fspath(one) for one in several)
+    return tuple(absolute_address(one) for one in several)

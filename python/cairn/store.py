@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cairn import _cairn
+from cairn._base.addresses import absolute_address
 from cairn._base.open_options import OpenOptions
 from cairn._base.patterns import Patterns, clean_prefix, pattern_list
 from cairn._base.steps import step_number
@@ -101,9 +102,7 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         if mode not in ("r", "a"):
             raise Invalid(f"mode {mode!r}: 'r' reads, 'a' reads and writes")
         options.check(mode)
-        self._address = os.fspath(address)
-        if not isinstance(self._address, str):
-            raise Invalid(f"address {address!r}: a str or a path of str is needed")
+        self._address = absolute_address(address)
         self._mode = mode
         self._credentials = options.credentials
         self._progress = options.progress

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Union
 
-from cairn._base.addresses import canonical_address
+from cairn._base.addresses import absolute_address, canonical_address
 from cairn.errors import Invalid
 
 
@@ -52,8 +52,7 @@ class Mirror:
     credentials: Callable[[], Mapping[str, object]] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(os.fspath(self.address), str) or not os.fspath(self.address):
-            raise Invalid(f"mirror {self.address!r}: a str or a path of str is needed")
+        object.__setattr__(self, "address", absolute_address(self.address))
         for name, (least, most) in _RANGES.items():
             value = getattr(self, name)
             if name == "max_rate" and value is None:

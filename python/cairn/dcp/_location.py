@@ -9,7 +9,7 @@ from typing import NamedTuple, Union
 
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from cairn._base.addresses import is_directory
+from cairn._base.addresses import absolute_address, is_directory
 from cairn._base.steps import step_number
 from cairn.errors import Invalid
 
@@ -93,11 +93,11 @@ def locate(checkpoint_id: CheckpointId, step: int | None) -> Location | None:
         )
     match = _WITH_STEP.fullmatch(address)
     if match is None or os.path.exists(address):
-        return Location(address, check_step(step))
+        return Location(absolute_address(address), check_step(step))
     named = int(match["step"])
     if step is not None and named != step:
         raise Invalid(f"'{address}' names step {named}, but step={step} is given: give one of them")
-    return Location(match["address"], check_step(named))
+    return Location(absolute_address(match["address"]), check_step(named))
 
 
 def check_step(step: int | None) -> int | None:

@@ -187,7 +187,8 @@ class CairnWriter(Located, StorageWriter, AsyncStager):
                 plan_is_cached=self._plan_is_cached,
             )
             if self._part is None:
-                self._part = saves.Part(ticket.address, ticket.attempt[2])
+                # Not the coordinator's address: this host may have the file system elsewhere.
+                self._part = saves.Part(self._place().address, ticket.attempt[2])
             results = self._write(self._part, ticket, plan, planner)
         except BaseException as error:
             self._abort(error)

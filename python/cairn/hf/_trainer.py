@@ -18,6 +18,7 @@ from transformers import TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 
+from cairn._base.addresses import absolute_address
 from cairn._open import open as open_store
 from cairn.errors import Invalid
 from cairn.hf._base_step import BASE_FILE, remembered_base
@@ -57,7 +58,7 @@ class CairnCallback(TrainerCallback):
         for name in ("every", "signals"):
             if name in options:
                 raise Invalid(f"{name}= is not an option here: the Trainer decides when to save")
-        self._address = address
+        self._address = absolute_address(address)
         self._options = options
         self._trainer: Any = None
         self._store: Store | None = None

@@ -46,7 +46,8 @@ class LogLines:
         target: str | os.PathLike[str] | TextIO,
         resource: Mapping[str, str] | None = None,
     ) -> None:
-        self._target = target
+        is_path = isinstance(target, (str, os.PathLike))
+        self._target = os.path.join(os.getcwd(), target) if is_path else target
         self._resource = dict(resource or {})
         self._lock = threading.Lock()  # guards the stream
 

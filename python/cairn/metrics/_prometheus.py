@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from cairn._base.files import replace_file
 from cairn.errors import Invalid
 from cairn.metrics._measures import measures
 
@@ -82,7 +83,7 @@ class Prometheus:
     def __init__(
         self, path: str | os.PathLike[str], labels: Mapping[str, str] | None = None
     ) -> None:
-        self._path = Path(path)
+        self._path = Path(path).absolute()
         if self._path.suffix != ".prom":
             raise Invalid(f"{self._path}: the name must end with .prom", file=str(self._path))
         self._labels = dict(labels or {})
@@ -98,13 +99,7 @@ class Prometheus:
     def __call__(self, event: StoreEvent) -> None:
         with self._lock:
             self._count(event)
-            partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-            try:
-                partial.write_text(self._text(), encoding="utf-8")
-                partial.replace(self._path)
-            except OSError:
-                partial.unlink(missing_ok=True)
-                raise
+            replace_file(self._path, self._text(), durable=False)
 
     def _count(self, event: StoreEvent) -> None:
         values = measures(event)

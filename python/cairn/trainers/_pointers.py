@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cairn._base.addresses import is_directory
+from cairn._base.files import replace_file
 from cairn.errors import Corrupt, Invalid, NotFound
 
 _VERSION = 1
@@ -50,17 +51,7 @@ def write_pointer(
     fields = {"cairn": _VERSION, "store": store, "step": pointer.step}
     if pointer.prefix:
         fields["prefix"] = pointer.prefix
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(fields, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    replace_file(path, json.dumps(fields), durable=True)
 
 
 def read_pointer(path: str | os.PathLike[str]) -> Pointer:

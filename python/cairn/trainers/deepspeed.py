@@ -29,6 +29,7 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
+from cairn._base.addresses import absolute_address
 from cairn._base.patterns import literal
 from cairn._open import open as open_store
 from cairn.errors import Invalid, NotFound
@@ -73,7 +74,7 @@ class CairnCheckpointEngine(CheckpointEngine):
     ) -> None:
         super().__init__()
         self.name = "CairnCheckpointEngine"
-        self._address = None if store is None else os.fspath(store)
+        self._address = None if store is None else absolute_address(store)
         self._options = {"allow_pickle": allow_pickle, "overwrite": True, **options}
         self._allow_pickle = allow_pickle
         self._store: Store | None = None
@@ -202,7 +203,7 @@ class CairnCheckpointEngine(CheckpointEngine):
         self._folder, self._files = None, {}
         if folder is None or not _any_rank_has(bool(files)):
             return None
-        address = self._address or str(folder.parent / "cairn-store")
+        address = self._address or absolute_address(folder.parent / "cairn-store")
         store = self._opened(address)
         step = self._step_of(folder, address, store)
         names = {file: _name_of(file, folder) for file in files}

@@ -18,7 +18,7 @@ import pytorch_lightning as lightning
 import torch
 from lightning_fabric.plugins import CheckpointIO
 
-from cairn._base.addresses import canonical_address, is_directory
+from cairn._base.addresses import absolute_address, canonical_address, is_directory
 from cairn._open import open as open_store
 from cairn.errors import Error, Invalid, NotFound
 from cairn.store import Store
@@ -63,7 +63,7 @@ class CairnCheckpointIO(CheckpointIO):
         allow_pickle: bool = False,
         **options: Any,
     ) -> None:
-        self._address = None if store is None else os.fspath(store)
+        self._address = None if store is None else absolute_address(store)
         self._async = async_
         self._allow_pickle = allow_pickle
         self._options = options
@@ -240,7 +240,8 @@ class CairnCheckpoint(lightning.Callback):
     """
 
     def __init__(self, address: str | os.PathLike[str], every: int = 1, **options: Any) -> None:
-        self._address, self._options = address, {"every": every, **options}
+        self._address = absolute_address(address)
+        self._options = {"every": every, **options}
         self._loaded: dict[str, Any] | None = None
 
     def on_fit_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:

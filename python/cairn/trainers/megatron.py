@@ -42,6 +42,7 @@ from megatron.core.dist_checkpointing.strategies.torch import (
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from cairn._base.addresses import absolute_address, canonical_address
 from cairn._base.patterns import literal
 from cairn._open import open as open_store
 from cairn.dcp import CairnReader, CairnWriter
@@ -86,7 +87,7 @@ class CairnSaveStrategy(SaveShardedStrategy):
         chunk_bytes: int | None = None,
     ) -> None:
         super().__init__(BACKEND, VERSION)
-        self._address = None if store is None else os.fspath(store)
+        self._address = None if store is None else absolute_address(store)
         self._allow_pickle = allow_pickle
         self._chunk_bytes = chunk_bytes
 
@@ -133,8 +134,10 @@ class CairnSaveStrategy(SaveShardedStrategy):
             known = read_pointer(folder / POINTER)
         except NotFound:
             known = None
-        address = self._address or str(folder.parent / "cairn-store")
-        if known is not None and (self._address is None or known.store == address):
+        address = self._address or absolute_address(folder.parent / "cairn-store")
+        if known is not None and (
+            self._address is None or canonical_address(known.store) == canonical_address(address)
+        ):
             return known
         number = re.search(r"(\d+)$", folder.name)
         if number is not None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torchtitan.components.checkpoint import MODEL, AsyncMode, CheckpointManager
 
+from cairn._base.addresses import absolute_address
 from cairn._open import open as open_store
 from cairn.errors import Invalid, NotFound
 from cairn.store import SaveHandle, Store
@@ -46,7 +47,7 @@ class CairnCheckpointManager(CheckpointManager):
         super().__init__(config, **parts)
         if not self.enable:
             return
-        self._address = config.store or self.folder
+        self._address = absolute_address(config.store or self.folder)
         self._deltas = config.deltas
 
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
