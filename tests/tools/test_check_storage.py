@@ -30,6 +30,27 @@ SHIM = r"""
 #include <time.h>
 #include <unistd.h>
 
+/* Names in open directories, as paths. A directory that was opened as SECOND keeps this name. */
+static char second[1024][4096];
+static const char* path_of(int directory, const char* name, char* path) {
+  char link[64], text[4096];
+  if (name[0] == '/' || directory == AT_FDCWD) return name;
+  snprintf(link, sizeof(link), "/proc/self/fd/%d", directory);
+  ssize_t size = syscall(SYS_readlink, link, text, sizeof(text) - 1);
+  text[size < 0 ? 0 : size] = 0;
+  int is_second = directory < 1024 && second[directory][0] != 0;
+  snprintf(path, 4096, "%s/%s", is_second ? second[directory] : text, name);
+  return path;
+}
+
+#if defined(LINK_REPLACES) || defined(LINK_IS_MISSING) || defined(LINK_RACES)
+int link(const char* from, const char* to);
+int linkat(int from_directory, const char* from, int to_directory, const char* to, int flags) {
+  char a[4096], b[4096];
+  return link(path_of(from_directory, from, a), path_of(to_directory, to, b));
+}
+#endif
+
 /* Replaces the name if it exists. */
 #ifdef LINK_REPLACES
 int link(const char* from, const char* to) {
@@ -78,9 +99,28 @@ int open(const char* path, int flags, ...) {
   int mode = va_arg(list, int);
   va_end(list);
   if (is_late(path)) { errno = ENOENT; return -1; }
-  return syscall(SYS_openat, AT_FDCWD, path, flags, mode);
+  int file = syscall(SYS_openat, AT_FDCWD, path, flags, mode);
+  if (file >= 0 && file < 1024) {
+    snprintf(second[file], sizeof(second[file]), "%s", strstr(path, "SECOND") ? path : "");
+  }
+  return file;
 }
 int open64(const char* path, int flags, ...) __attribute__((alias("open")));
+int openat(int directory, const char* name, int flags, ...) {
+  va_list list;
+  va_start(list, flags);
+  int mode = va_arg(list, int);
+  va_end(list);
+  char path[4096];
+  if (is_late(path_of(directory, name, path))) { errno = ENOENT; return -1; }
+  return syscall(SYS_openat, directory, name, flags, mode);
+}
+int openat64(int directory, const char* name, int flags, ...) __attribute__((alias("openat")));
+int fstatat(int directory, const char* name, struct stat* status, int flags) {
+  char path[4096];
+  if (is_late(path_of(directory, name, path))) { errno = ENOENT; return -1; }
+  return syscall(SYS_newfstatat, directory, name, status, flags);
+}
 #endif
 
 /* Replaces in place instead of with a rename, and pauses so that a reader sees both versions. */
@@ -99,6 +139,10 @@ int rename(const char* from, const char* to) {
   close(source);
   close(target);
   return unlink(from);
+}
+int renameat(int from_directory, const char* from, int to_directory, const char* to) {
+  char a[4096], b[4096];
+  return rename(path_of(from_directory, from, a), path_of(to_directory, to, b));
 }
 #endif
 
