@@ -62,10 +62,19 @@ namespace {
 Error Deleted(const std::string& address, uint64_t step) {
   return {.code = ErrorCode::kNotFound,
           .message =
-              "the step was deleted or overwritten while it was being read, and its grace "
-              "period has passed",
+              "the step was overwritten or deleted while it was being read, and its grace period "
+              "has passed",
           .file = address,
           .step = step};
+}
+
+/// Returns the error for an object that is missing, if the newest root cannot be read. That is not
+/// damage: the step may have been deleted.
+Error Unclear(Error missing, const Error& cause) {
+  if (cause.code == ErrorCode::kDataLoss || cause.code == ErrorCode::kNotFound) return cause;
+  missing.code = ErrorCode::kUnavailable;
+  missing.message += ", and it is unknown whether a step still uses it: " + cause.message;
+  return missing;
 }
 
 /// Returns the page, table or segment with this path; nothing if it is the path of something else.
@@ -127,10 +136,11 @@ Result<SnapshotState::OpenStepPtr> SnapshotState::OpenEntry(const StepInfo& step
     }
     Error error = std::move(stack).error().WithStep(step.step);
     if (error.code != ErrorCode::kNotFound) return Fail(std::move(error));
-    CAIRN_TRY_ASSIGN(StepEntryPtr newer, NewestEntry(step));
-    if (newer == nullptr) return Fail(Deleted(storage->address(), step.step));
-    if (newer->tables == entry->tables) return Fail(Missing(std::move(error), "a table"));
-    entry = std::move(newer);
+    auto newer = NewestEntry(step);
+    if (!newer) return Fail(Unclear(std::move(error), newer.error()));
+    if (*newer == nullptr) return Fail(Deleted(storage->address(), step.step));
+    if ((*newer)->tables == entry->tables) return Fail(Missing(std::move(error), "a table"));
+    entry = *std::move(newer);
   }
   return Fail(Error{.code = ErrorCode::kUnavailable,
                     .message = "the step was compacted each time that it was read",
@@ -141,12 +151,13 @@ Result<SnapshotState::OpenStepPtr> SnapshotState::OpenEntry(const StepInfo& step
 Result<SnapshotState::OpenStepPtr> SnapshotState::OpenNewer(const StepInfo& step,
                                                             const OpenStep& stale,
                                                             Error missing) const {
-  CAIRN_TRY_ASSIGN(StepEntryPtr newer, NewestEntry(step));
-  if (newer == nullptr) return Fail(Deleted(storage->address(), step.step));
-  if (newer->tables == stale.entry->tables) {
+  auto newer = NewestEntry(step);
+  if (!newer) return Fail(Unclear(std::move(missing).WithStep(step.step), newer.error()));
+  if (*newer == nullptr) return Fail(Deleted(storage->address(), step.step));
+  if ((*newer)->tables == stale.entry->tables) {
     return Fail(Missing(std::move(missing).WithStep(step.step), "a table"));
   }
-  return OpenEntry(step, std::move(newer));
+  return OpenEntry(step, *std::move(newer));
 }
 
 Result<std::shared_ptr<const SnapshotState::OpenStep>> SnapshotState::Open(
@@ -253,6 +264,7 @@ Result<bool> SnapshotState::IsUsedBy(const Root& root, const ParsedObjectName& o
 }
 
 Error SnapshotState::Explain(Error missing) const {
+  if (missing.file == storage->address()) return missing;  // whoever created it has looked there
   const auto object = ObjectAt(*storage, missing.file);
   const Result<bool> is_used =
       object ? InNewestRoot([&](const Root& newest) { return IsUsedBy(newest, *object); })
@@ -260,15 +272,12 @@ Error SnapshotState::Explain(Error missing) const {
   if (is_used && !*is_used) {
     missing.code = ErrorCode::kNotFound;
     missing.message =
-        "what was being read was deleted or compacted, and its grace period has passed; read it "
-        "again";
+        "the step was compacted, overwritten or deleted while it was being read, and its grace "
+        "period has passed; read it again";
   } else if (is_used || is_used.error().code == ErrorCode::kDataLoss) {
     missing.code = ErrorCode::kDataLoss;
   } else {
-    // Not damage: the step may have been deleted.
-    missing.code = ErrorCode::kUnavailable;
-    missing.message +=
-        ", and it is unknown whether a step still uses it: " + is_used.error().message;
+    missing = Unclear(std::move(missing), is_used.error());
   }
   return missing;
 }

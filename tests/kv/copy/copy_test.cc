@@ -547,6 +547,7 @@ TEST_F(CopyTest, AnnouncedSegmentsThatNobodyUsesAreRemovedInTheEnd) {
   CAIRN_ASSERT_OK_AND_ASSIGN(auto root, internal::FindNewest(*target_));
   for (auto& object : root->removed) object.since_unix_ns -= 25 * 3'600'000'000'000;  // a day later
   ++root->number;
+  root->predecessor = root->commit_id;
   ASSERT_EQ(internal::CommitRoot(*target_, *root).state,
             internal::CommitOutcome::State::kCommitted);
   CAIRN_ASSERT_OK_AND_ASSIGN(to_, OpenCopyStore(target_, OpenMode::kWrite));
