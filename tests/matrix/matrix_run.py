@@ -34,7 +34,7 @@ def has_simulated_cuda() -> bool:
 
 def run(
     cells: list[Cell], folder: Path, environment: dict[str, str], places: dict[str, str],
-    deadline: float = 120.0,
+    deadline: float = 600.0,
 ) -> list[Outcome]:  # fmt: skip
     """Runs all cells, on as many workers at a time as there are processors.
 

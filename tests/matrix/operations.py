@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from payloads import clear, flattened, mean
+from payloads import clear, differ, flattened, mean
 
 import cairn
 
@@ -208,7 +208,7 @@ def mirror(trial: Trial) -> Act:
 
     def act() -> None:
         trial.store.save(3, trial.payload(2), overwrite=True, mirror=trial.other)
-        trial.on_rank0(lambda: trial.store.wait_mirrored(60))
+        trial.on_rank0(lambda: trial.store.wait_mirrored(240))
 
     return act
 
@@ -243,7 +243,7 @@ def _reading(name: str, read: Callable[[cairn.Store], Flat], expected: Any = dic
 
 def _read_lazily(store: cairn.Store) -> Flat:
     found = store.read(step=2, flat=True, mmap=True, verify="lazy")
-    assert store.wait_verified(60)
+    assert store.wait_verified(240)
     return found
 
 
@@ -289,7 +289,7 @@ _loading("pull into a live model", lambda store, state: store.pull(state, since=
 @operation
 def diff(trial: Trial) -> Act:
     old, new = trial.host(0), trial.host(1)
-    changed = {name for name in new if trial.differs(old[name], new[name])}
+    changed = {name for name in new if differ(old[name], new[name])}
 
     def act() -> None:
         assert set(trial.store.diff(1, 2).changed) == changed

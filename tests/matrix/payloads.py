@@ -107,22 +107,32 @@ def _convert(payload: str, value: torch.Tensor, mesh: Any) -> Any:
     return value.clone()
 
 
-def on_host(value: Any) -> Any:
-    """A tensor of any kind as the bytes that this rank has, with dtype and shape."""
-    if hasattr(value, "_local_tensor"):
-        value = value._local_tensor
-    if isinstance(value, torch.Tensor):
-        if value.is_cuda:
-            from device_memory import to_host
+def differ(a: Any, b: Any) -> bool:
+    """Whether two leaves of any kind differ in dtype, shape or a bit of what this rank has."""
+    a, b = _on_host(a), _on_host(b)
+    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
+        return type(a) is not type(b) or a != b
+    same = a.dtype == b.dtype and a.shape == b.shape
+    return not same or not np.array_equal(_bytes(a), _bytes(b))
 
-            value = to_host(value)
-        value = value.contiguous()
-        flat = value.reshape(-1)
-        raw = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-        return str(value.dtype).removeprefix("torch."), tuple(value.shape), raw
-    if isinstance(value, (np.ndarray, np.generic)):
-        return str(value.dtype), value.shape, value.tobytes()
-    return value
+
+def _on_host(value: Any) -> Any:
+    value = getattr(value, "_local_tensor", value)
+    if not isinstance(value, torch.Tensor):
+        return np.asarray(value) if isinstance(value, np.generic) else value
+    if value.is_cuda:
+        from device_memory import to_host
+
+        value = to_host(value)
+    try:
+        return value.contiguous().numpy()
+    except TypeError:  # numpy does not have the dtype; a structure of one field has its name
+        bits = value.contiguous().view(getattr(torch, f"uint{8 * value.itemsize}"))
+        return bits.numpy().view([(str(value.dtype), bits.numpy().dtype)])
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def clear(state: dict[str, Any]) -> None:

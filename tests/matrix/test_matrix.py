@@ -31,18 +31,18 @@ def test_the_page_names_each_operation_and_only_known_values():
         assert all(set(values) <= set(known[name]) for name, values in refusal.where.items())
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 def test_all_pairs(server, tmp_path):
     _run(cells.all_pairs(NAMES), server, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(36000)
 def test_all_cells(server, tmp_path):
     _run(cells.all_cells(NAMES), server, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(36000)
 def test_all_pairs_under_one_fault(server, tmp_path):
     _run(cells.with_faults(cells.all_pairs(NAMES)), server, tmp_path)

@@ -16,7 +16,7 @@ from operations import OPERATIONS  # noqa: E402
 pytestmark = pytest.mark.ceph
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 def test_all_pairs_in_a_pool(cluster, tmp_path):
     environment = cluster[1]
     places = {"rados": f"rados:{environment['CAIRN_TEST_CEPH_POOL']}"}
@@ -26,7 +26,7 @@ def test_all_pairs_in_a_pool(cluster, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(36000)
 def test_all_cells_in_a_pool(cluster, tmp_path):
     environment = cluster[1]
     places = {"rados": f"rados:{environment['CAIRN_TEST_CEPH_POOL']}"}
