@@ -124,9 +124,9 @@ class Snapshot {
 
   /// Checks everything that does not require knowledge of tensors: every byte of the root, of pages
   /// and of tables, every record of the kv columns, and the headers, footers, trailers and gaps of
-  /// segments. Calls `damage` for each problem, and with kNotFound for what was deleted or compacted
-  /// since the snapshot was taken, which is not damage. The digests of payload are checked by core/, which
-  /// interprets chunk records.
+  /// segments. Calls `damage` for each problem, and with kNotFound for what was deleted or
+  /// compacted since the snapshot was taken, which is not damage. The digests of payload are
+  /// checked by core/, which interprets chunk records.
   Result<void> VerifyFiles(const std::function<void(Damage)>& damage) const;
 
   /// For Store.

@@ -55,10 +55,10 @@ class LocalFiles {
 };
 
 /// An object that write requests of an IoQueue fill. The writes cover it from its beginning without
-/// gaps, are submitted in the order of their offsets, and have one length, which the caller chooses.
-/// Only the last one may be shorter. A storage whose parts have other lengths gathers the writes; a
-/// caller may wait for each write before it submits the next one. Requires that the storage outlives
-/// it. Threads: one, and the queue's.
+/// gaps, are submitted in the order of their offsets, and have one length, which the caller
+/// chooses. Only the last one may be shorter. A storage whose parts have other lengths gathers the
+/// writes; a caller may wait for each write before it submits the next one. Requires that the
+/// storage outlives it. Threads: one, and the queue's.
 class Upload {
  public:
   /// Without a successful Finish, discards the object. Requires that no request is in flight.

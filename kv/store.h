@@ -174,10 +174,10 @@ class Store {
   void KeepSteps(std::span<const uint64_t> steps);
 
   /// Releases the lease. A repeated call has no effect, or tries again to remove the lease if that
-  /// has failed. kFailedPrecondition: a StepWriter exists, or a compaction is running. kUnavailable:
-  /// the store is closed, but its lease cannot be removed: other processes of this host are refused
-  /// until a repeated call removes it or this process ends, those of other hosts until it expires.
-  /// The destructor closes the store too, and ignores errors.
+  /// has failed. kFailedPrecondition: a StepWriter exists, or a compaction is running.
+  /// kUnavailable: the store is closed, but its lease cannot be removed: other processes of this
+  /// host are refused until a repeated call removes it or this process ends, those of other hosts
+  /// until it expires. The destructor closes the store too, and ignores errors.
   Result<void> Close();
 
   /// For kv.

@@ -5,9 +5,9 @@
 /// not name are removed when their grace period has passed, so an object may be absent:
 ///
 /// 1. The newest root names it as well: kDataLoss.
-/// 2. The newest root has the step with other tables, because a compaction has rewritten it, or with
-///    another page of the list of steps: what is read of records continues there. Payload cannot,
-///    because its caller has old extents: kNotFound, and the caller reads the records again.
+/// 2. The newest root has the step with other tables, because a compaction has rewritten it, or
+///    with another page of the list of steps: what is read of records continues there. Payload
+///    cannot, because its caller has old extents: kNotFound, and the caller reads them again.
 /// 3. The newest root does not have the step: kNotFound.
 ///
 /// The object is looked for before the newest root is read. A root that names an object is not

@@ -63,8 +63,9 @@ class ThreadLimit {
   ThreadLimit& operator=(const ThreadLimit&) = delete;
 };
 
-/// Calls `perform` with a limit of 0, 1, 2, 3, 5, 7, 10, ... threads, until it reaches no limit, or 50:
-/// some start threads for each of many requests. Each result must be success or kResourceExhausted.
+/// Calls `perform` with a limit of 0, 1, 2, 3, 5, 7, 10, ... threads, until it reaches no limit, or
+/// 50: some start threads for each of many requests. Each result must be success or
+/// kResourceExhausted.
 void SweepThreads(const std::function<Result<void>(int64_t limit)>& perform,
                   const std::function<void()>& check = {}) {
   uint64_t refused = 1;

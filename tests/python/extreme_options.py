@@ -1,10 +1,10 @@
 """Every parameter of the Python API with extreme values: no call may end the process or hang.
 
-    extreme_options.py [--all] [DIRECTORY]     prints the calls that failed the wrong way, and counts
+    extreme_options.py [--all] [DIRECTORY]     prints the calls that failed wrongly, and counts
 
 Each call is repeated with one argument replaced by each of the values below, in a forked child, so
-that a signal is the result of a call and not the end of the run. A call may succeed, or raise one of
-the exceptions that the documentation names; a call that raises must have changed no step or tag.
+that a signal is the result of a call and not the end of the run. A call may succeed, or raise one
+of the exceptions that the documentation names; a call that raises must have changed no step or tag.
 """
 
 from __future__ import annotations
@@ -24,17 +24,21 @@ import torch
 import cairn
 
 INTEGERS = [
-    -(2**64), -(2**63), -1, 0, 1, 2, 63, 64, 65, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**63 - 1,
+    -(2**64), -(2**63), -1, 0, 1, 2, 63, 64, 65, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53,
+    2**63 - 1,
     2**63, 2**64 - 1, 2**64,
 ]
 NUMBERS = [math.nan, math.inf, -math.inf, -1.0, -0.0, 5e-324, 0.5, 1.5, 1e18, 1e308]
 TEXTS = [
-    "", ".", "..", "a..b", ".a", "a.", "\0", "a\0b", "\ud800", "a\nb", "*", "**", "[", "[]", "[b-a]",
-    "?", "!", "!*", "/", "../x", "\u202e\U0001f600", "a" * 65, "a" * 70_000, "*a" * 200, "**." * 200,
+    "", ".", "..", "a..b", ".a", "a.", "\0", "a\0b", "\ud800", "a\nb", "*", "**", "[", "[]",
+    "[b-a]",
+    "?", "!", "!*", "/", "../x", "\u202e\U0001f600", "a" * 65, "a" * 70_000, "*a" * 200,
+    "**." * 200,
     "0", "-1", "loss:0", "loss:99999999999999999999", "loss:1:max:max",
 ]  # fmt: skip
 OTHERS = [
-    None, True, b"x", [], [None], ["", ""], [0], [math.nan], {}, {"": ""}, {"a": math.nan}, {"a": 1},
+    None, True, b"x", [], [None], ["", ""], [0], [math.nan], {}, {"": ""}, {"a": math.nan},
+    {"a": 1},
     {1: "a"}, (), object(), ..., np.float32("nan"), np.int64(-1), torch.tensor(3),
 ]  # fmt: skip
 VALUES: list[Any] = [*INTEGERS, *NUMBERS, *TEXTS, *OTHERS]
@@ -130,7 +134,8 @@ def calls(stores: Stores) -> Iterator[tuple[str, Call, dict[str, Any]]]:
     save = {
         "step": None, "overwrite": False, "incremental": True, "base_step": None, "unchanged": None,
         "chunk_bytes": None, "deltas": False, "statistics": False, "compress": None,
-        "device_delta_bytes": 0, "share_equal": False, "merging_ranks": 1, "keys": None, "prefix": "",
+        "device_delta_bytes": 0, "share_equal": False, "merging_ranks": 1, "keys": None,
+        "prefix": "",
         "metrics": None, "tags": (), "note": "", "allow_pickle": False, "ignore_frozen": False,
         "mirror": None,
     }  # fmt: skip
@@ -139,12 +144,14 @@ def calls(stores: Stores) -> Iterator[tuple[str, Call, dict[str, Any]]]:
         "ignore_frozen")}  # fmt: skip
     yield "open", opened, {
         "address": None, "mode": "a", "timeout": 1800.0, "take_over": False, "grace": None,
-        "credentials": None, "fallback": (), "alone": True, "progress": False, "process_group": None,
+        "credentials": None, "fallback": (), "alone": True, "progress": False,
+        "process_group": None,
     }  # fmt: skip
     yield "open to read", opened, {"address": None, "mode": "r", "fallback": (), "timeout": 9.0}
     yield "save", with_step(lambda step, **rest: store.save(step, state(), **rest)), save
     yield "save a value", with_step(lambda step, value: store.save(step, value)), {"value": {}}
-    yield "save a key", with_step(lambda step, key: store.save(step, {key: 1, "b": 2})), {"key": "k"}
+    yield ("save a key", with_step(lambda step, key: store.save(step, {key: 1, "b": 2})),
+           {"key": "k"})
     yield "save async", saved_async, {**save, "timeout": 60.0, "device_snapshot": False}
     yield "write", written, {**streaming, "fqn": "a.b"}
     yield "load", lambda **rest: store.load(state(), **rest), {
@@ -238,7 +245,8 @@ def cases(stores: Stores, thorough: bool) -> Iterator[tuple[str, Callable[[], An
                 if takes_too_long(name, parameter, value):
                     continue
                 given = {**arguments, parameter: value}
-                given = {key: one for key, one in given.items() if one is not None or key == parameter}
+                given = {key: one for key, one in given.items()
+                         if one is not None or key == parameter}
                 positional = [given.pop("step")] if name == "delete" else []
                 label = f"{name}: {parameter}={value!r}"
                 yield label[:150], lambda f=function, p=positional, g=given: f(*p, **g)

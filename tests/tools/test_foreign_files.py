@@ -41,7 +41,8 @@ SIMILAR = (
 # Elsewhere, all names are foreign.
 EXACT = (
     TEMPORARY, f"{GARBAGE}.seg", f"{GARBAGE}.sst", "fffffffffffffffe.root", SESSION, "1.part",
-    "CAIRN", "hint", "newest-root", ".lock", f"segments-{GARBAGE}.seg", f"segments-{GARBAGE}.seg.xxh3",
+    "CAIRN", "hint", "newest-root", ".lock", f"segments-{GARBAGE}.seg",
+    f"segments-{GARBAGE}.seg.xxh3",
     "report.html.part", "out.safetensors.1.tmp",
 )  # fmt: skip
 

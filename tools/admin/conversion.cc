@@ -19,7 +19,8 @@ Result<nlohmann::ordered_json> ReadRules(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) return Fail(SystemError(errno, "opening the rules", path));
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  // Values are copied and written recursively, so what is nested more deeply than rules is not built.
+  // Values are copied and written recursively, so what is nested more deeply than rules is not
+  // built.
   constexpr int kMaxDepth = 8;
   bool is_too_deep = false;
   const auto is_kept = [&](int depth, nlohmann::ordered_json::parse_event_t, const auto&) {

@@ -26,8 +26,8 @@ class WorkerPool {
 
   /// Calls work(i, worker) for every i in [0, count), in any order, on up to thread_count()
   /// threads. `worker` is less than thread_count(); concurrent calls have different ones. Returns
-  /// once all calls have returned. Throws the first std::exception of a call; further calls are then
-  /// left out.
+  /// once all calls have returned. Throws the first std::exception of a call; further calls are
+  /// then left out.
   void Run(size_t count, std::function<void(size_t, size_t)> work);
 
   /// Starts the loop of Run on the other threads and returns. The caller takes part in it when it

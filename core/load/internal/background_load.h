@@ -14,9 +14,9 @@
 
 namespace cairn::core::internal {
 
-/// Begins RunLoad when it is constructed, with `view` or newer ones (WithView). Ownership: the store,
-/// the view, the streams and the targets outlive it; the destructor cancels the load and waits for
-/// its end. Threads: one at a time.
+/// Begins RunLoad when it is constructed, with `view` or newer ones (WithView). Ownership: the
+/// store, the view, the streams and the targets outlive it; the destructor cancels the load and
+/// waits for its end. Threads: one at a time.
 class BackgroundLoad {
  public:
   BackgroundLoad(const kv::Store& store, const StepView& view, std::vector<LoadRequest> requests,

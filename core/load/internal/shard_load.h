@@ -13,8 +13,8 @@ namespace cairn::core::internal {
 Result<LoadReport> LoadOwnShards(const StepView& view, std::span<const ShardTarget> targets,
                                  uint32_t rank, const ShardLoadOptions& options);
 
-/// Reads each box once for all ranks that need it. Collective. If one rank fails, which may not find
-/// the step any more, all ranks get an error. Errors: those of CheckpointStore::LoadShards.
+/// Reads each box once for all ranks that need it. Collective. If one rank fails, which may not
+/// find the step any more, all ranks get an error. Errors: those of CheckpointStore::LoadShards.
 Result<LoadReport> LoadShardsOnce(const kv::Store& store, const kv::StepInfo& step,
                                   std::span<const ShardTarget> targets, Communicator& communicator,
                                   const ShardLoadOptions& options);

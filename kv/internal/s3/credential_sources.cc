@@ -59,7 +59,8 @@ MaybeCredentials ProfileKeys(const CredentialContext& context) {
                        fmt::format("the AWS profile \"{}\"", context.profile.name));
 }
 
-// Returns what a command of the shell writes to standard output. Not popen, which waits without a limit.
+// Returns what a command of the shell writes to standard output. Not popen, which waits without a
+// limit.
 Result<std::string> RunCommand(const std::string& command, const std::string& source,
                                std::chrono::milliseconds timeout) {
   using Clock = std::chrono::steady_clock;

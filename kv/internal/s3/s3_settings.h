@@ -51,8 +51,8 @@ struct S3Settings {
 Result<S3Settings> ResolveS3Settings(const S3Address& address, const S3Options& options,
                                      const AwsProfile& profile, const Environment& environment);
 
-/// Returns whether `region` has only letters, digits, '-' and '_', so that it cannot change the host
-/// of a URL that it becomes a part of.
+/// Returns whether `region` has only letters, digits, '-' and '_', so that it cannot change the
+/// host of a URL that it becomes a part of.
 bool IsRegionName(std::string_view region);
 
 /// Encodes all but the characters that AWS's signatures leave as they are: letters, digits, '-',

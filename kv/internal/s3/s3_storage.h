@@ -63,8 +63,8 @@ class S3Storage final : public Storage {
   Result<uint64_t> Size(std::string_view name) override;
   Result<std::vector<std::string>> List(std::string_view prefix) override;
   Result<void> Remove(std::string_view name) override;
-  /// Aborts the uploads of segments, tables and pages that are not complete, and removes the objects
-  /// of tests of the server. Leaves uploads and objects with other names as they are.
+  /// Aborts the uploads of segments, tables and pages that are not complete, and removes the
+  /// objects of tests of the server. Leaves uploads and objects with other names as they are.
   Result<void> RemoveLeftovers() override;
 
   TransferSizes transfer_sizes() const override;

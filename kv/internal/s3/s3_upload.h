@@ -3,9 +3,9 @@
 ///
 /// Protocol of an Upload:
 ///   1. Writes that are shorter than the parts that S3 allows are gathered: several make one part,
-///      in memory of the upload. Such a write is complete when it is copied, except for the one that
-///      completes its part, which is complete when the part is. So no more parts are in flight than
-///      writes, and a caller may wait for each write before it submits the next one.
+///      in memory of the upload. Such a write is complete when it is copied, except for the one
+///      that completes its part, which is complete when the part is. So no more parts are in flight
+///      than writes, and a caller may wait for each write before it submits the next one.
 ///   2. CreateMultipartUpload begins with the first part; parts that are submitted before its
 ///      response wait for it.
 ///   3. UploadPart, many at once. A write that is a part itself is sent from the caller's memory.

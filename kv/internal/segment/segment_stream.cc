@@ -16,8 +16,8 @@
 namespace cairn::kv::internal {
 namespace {
 
-/// A segment is sealed when the keys of its chunks, of which each may have 64 KiB, have this length:
-/// a footer of 2 GiB cannot be encoded.
+/// A segment is sealed when the keys of its chunks, of which each may have 64 KiB, have this
+/// length: a footer of 2 GiB cannot be encoded.
 constexpr uint64_t kMaxKeyBytes = 64 << 20;
 
 }  // namespace

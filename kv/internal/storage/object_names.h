@@ -59,8 +59,8 @@ inline constexpr std::string_view kStoreFolders[] = {kRootFolder, "tables/",    
 
 /// Returns whether a session may have this name: 16 hexadecimal digits.
 bool IsSessionName(std::string_view name);
-/// Returns whether an attempt may have this name: <session>-<step>-<counter>, where the last two are
-/// decimal.
+/// Returns whether an attempt may have this name: <session>-<step>-<counter>, where the last two
+/// are decimal.
 bool IsAttemptName(std::string_view name);
 
 /// Returns the name of root `number`.

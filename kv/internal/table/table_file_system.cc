@@ -238,8 +238,8 @@ Error TableError(const rocksdb::Status& status, std::string what, std::string na
   if (status.IsIOError()) code = ErrorCode::kUnavailable;
   if (status.IsPathNotFound()) code = ErrorCode::kNotFound;
   if (status.IsNoSpace() || status.IsMemoryLimit()) code = ErrorCode::kResourceExhausted;
-  // An error of ours (ToStatus) is complete. RocksDB would write "No space left on device" before it,
-  // also if the process has no file descriptors.
+  // An error of ours (ToStatus) is complete. RocksDB would write "No space left on device" before
+  // it, also if the process has no file descriptors.
   const bool is_ours = status.IsIOError() && status.getState() != nullptr;
   std::string text = is_ours ? status.getState() : status.ToString();
   std::ranges::replace(text, '\n', ' ');

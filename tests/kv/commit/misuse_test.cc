@@ -1,5 +1,5 @@
-// Options that no store can use, and calls in an order that kv/step_writer.h does not allow: each is
-// refused with an error, before anything is changed, and what was begun can be continued.
+// Options that no store can use, and calls in an order that kv/step_writer.h does not allow: each
+// is refused with an error, before anything is changed, and what was begun can be continued.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

@@ -13,9 +13,9 @@
 
 namespace cairn::core::internal {
 
-/// Writes to a new temporary file "PATH.<random number>.tmp" in the same directory. `Finish` syncs it, renames it
-/// to `path` and syncs the directory, in that order. The destructor removes an unfinished file.
-/// Threads: one at a time.
+/// Writes to a new temporary file "PATH.<random number>.tmp" in the same directory. `Finish` syncs
+/// it, renames it to `path` and syncs the directory, in that order. The destructor removes an
+/// unfinished file. Threads: one at a time.
 class DurableFile {
  public:
   /// kNotFound, kUnavailable, kResourceExhausted: the file cannot be created.

@@ -43,8 +43,8 @@ class CachedObject {
     kDamaged,  // a digest does not match, or a file cannot be read
   };
 
-  /// Opens the files, the bytes at `place`; with `create`, creates what is absent. `name` is that of the object; digests
-  /// of another object do not match. kNotFound: one of the files is absent.
+  /// Opens the files, the bytes at `place`; with `create`, creates what is absent. `name` is that
+  /// of the object; digests of another object do not match. kNotFound: one of the files is absent.
   static Result<std::shared_ptr<CachedObject>> Open(const FilePlace& place, std::string_view name,
                                                     bool create);
 

@@ -1,8 +1,8 @@
 #pragma once
 /// The reader cache of stores whose objects are not files, as the environment defines it.
 ///
-///   CAIRN_CACHE         a directory, which is created if it is absent, and in which the cache has a
-///                       folder; unset or empty: no cache
+///   CAIRN_CACHE         a directory, which is created if it is absent, and in which the cache has
+///                       a folder; unset or empty: no cache
 ///   CAIRN_CACHE_BYTES   1048576 ... 2^63-1, the space that it may take; 34359738368 by default
 ///
 /// No other file reads these variables.
