@@ -277,10 +277,8 @@ Result<CompactReport> Compact(Store& store, const CompactOptions& options) {
   StoreState& state = *store.state();
   CAIRN_TRY_ASSIGN(const auto turn, internal::CompactTurn::Take(state));
   Result<CompactReport> report = Compaction(store, options).Run();
-  if (report || state.outcome_unknown) return report;
-  // Another writer may have removed what this one has written. Then its name is the better error.
-  CAIRN_TRY(internal::CheckStillWriter(state));
-  return Fail(internal::ExplainAbsence(state, std::move(report).error()));
+  if (report) return report;
+  return Fail(internal::ExplainFailure(state, std::move(report).error()));
 }
 
 }  // namespace cairn::kv

@@ -113,7 +113,7 @@ Result<CopyReport> CopySteps(Store& source, Store& target, const CopyOptions& op
     if (!copied) {
       copies.KeepFinished();
       return Fail(
-          internal::ExplainAbsence(*target.state(), std::move(copied).error()).WithStep(step.step));
+          internal::ExplainFailure(*target.state(), std::move(copied).error()).WithStep(step.step));
     }
     report.steps.push_back(*copied);
   }

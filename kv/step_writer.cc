@@ -23,12 +23,7 @@ namespace {
 /// Another writer may have removed what this one has written or waits for. Then its name is the
 /// better error.
 Error NameOtherWriter(const StepAttempt& attempt, Error error) {
-  if (attempt.store->outcome_unknown) return error;
-  const Result<void> is_writer = internal::CheckStillWriter(*attempt.store);
-  if (is_writer || is_writer.error().code != ErrorCode::kConflict) {
-    return internal::ExplainAbsence(*attempt.store, std::move(error));
-  }
-  return Error(is_writer.error()).WithStep(attempt.step);
+  return internal::ExplainFailure(*attempt.store, std::move(error)).WithStep(attempt.step);
 }
 
 /// kFailedPrecondition: the call is not one that may follow those before (kv/step_writer.h).

@@ -297,4 +297,11 @@ Error ExplainAbsence(const StoreState& store, Error error) {
   return SnapshotState(store, CurrentRoot(store)).Explain(std::move(error));
 }
 
+Error ExplainFailure(StoreState& store, Error error) {
+  if (store.outcome_unknown) return error;
+  const Result<void> is_writer = CheckStillWriter(store);
+  if (!is_writer && is_writer.error().code == ErrorCode::kConflict) return is_writer.error();
+  return ExplainAbsence(store, std::move(error));
+}
+
 }  // namespace cairn::kv::internal

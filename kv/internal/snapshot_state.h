@@ -108,5 +108,9 @@ class SnapshotState {
 /// Explains the error of an operation of a writer, which reads through no snapshot: kDataLoss if a
 /// page, table or segment that the newest root reaches is absent. Returns other errors unchanged.
 Error ExplainAbsence(const StoreState& store, Error error);
+/// Explains the error of a change: kConflict if another writer has taken over, which may have
+/// removed what this one has written, and otherwise as ExplainAbsence. Returns the error as it is
+/// if it is unknown whether a commit has happened.
+Error ExplainFailure(StoreState& store, Error error);
 
 }  // namespace cairn::kv::internal
