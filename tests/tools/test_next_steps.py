@@ -28,10 +28,12 @@ ENVIRONMENT = {
 
 
 def run_line(line, folder):
-    """Runs a command line in the shell, as a user would."""
+    """Runs a command line in the shell, as a user would. In errors, addresses are absolute; here
+    they are relative to the folder."""
     process = subprocess.run(
         ["bash", "-c", line], cwd=folder, env=ENVIRONMENT, capture_output=True, timeout=120
     )
+    process.stderr = process.stderr.replace(f"{folder}/".encode(), b"")
     return Finished(process)
 
 

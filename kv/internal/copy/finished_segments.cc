@@ -61,7 +61,9 @@ Result<void> FinishedSegments::TakeEpoch() {
 }
 
 Result<void> FinishedSegments::AnnounceLocked(bool takes_epoch) {
-  if (LocalFiles* const files = target_.storage->local_files()) {
+  LocalFiles* const files = target_.storage->local_files();
+  // Before the first segment, a store has no folder for them.
+  if (files != nullptr && !segments_.empty()) {
     CAIRN_TRY(files->SyncNames(ObjectFolder(ObjectKind::kSegment)));
   }
   std::vector<RemovedObject> objects;
