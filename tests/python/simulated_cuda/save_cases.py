@@ -156,7 +156,7 @@ def test_a_save_of_two_devices_holds_back_a_stream_of_each(store, streams):
 
 def test_tensors_stay_alive_until_they_are_staged(store, streams):
     tensor = to_cuda(_random(MIB))
-    expected, alive = to_host(tensor), weakref.ref(tensor)
+    expected, alive = to_host(tensor), weakref.ref(tensor.untyped_storage())
     with blocked(streams[0]) as block:
         handle = store.save_async(1, {"t": tensor})
         del tensor
@@ -172,7 +172,7 @@ def test_tensors_stay_alive_until_they_are_staged(store, streams):
 
 def test_tensors_stay_alive_without_the_handle(store, streams):
     tensor = to_cuda(_random(MIB))
-    expected, alive = to_host(tensor), weakref.ref(tensor)
+    expected, alive = to_host(tensor), weakref.ref(tensor.untyped_storage())
     with blocked(streams[0]) as block:
         store.save_async(1, {"t": tensor})
         del tensor
