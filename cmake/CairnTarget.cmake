@@ -88,12 +88,16 @@ function(cairn_target_options target)
   endif()
 endfunction()
 
-# Test code is not optimised in a release build, which halves its compile time; the libraries under
-# test are. Sanitizers need some optimisation to be fast enough, and only line numbers.
+# Test code is not optimised except for debugging, which halves its compile time; the libraries under
+# test are. With a sanitizer it has no line numbers, and UBSan checks only the libraries and programs:
+# a test then takes 8 s to compile instead of 26 s.
 function(cairn_test_compile_options target)
   cairn_compile_options(${target})
   target_compile_options(${target} PRIVATE
-    $<$<CONFIG:Release>:-O0> $<$<CONFIG:RelWithDebInfo>:-O1;-g1>)
+    $<$<CONFIG:Release>:-O0> $<$<CONFIG:RelWithDebInfo>:-O0;-g0>)
+  if(CAIRN_SANITIZER STREQUAL "address")
+    target_compile_options(${target} PRIVATE -fno-sanitize=undefined)
+  endif()
   get_target_property(type ${target} TYPE)
   if(NOT type STREQUAL "EXECUTABLE")
     cairn_compile_for_programs(${target})

@@ -20,7 +20,7 @@ std::string_view TakeLine(std::string_view& lines) {
   return line;
 }
 
-std::string_view Trim(std::string_view text) {
+std::string_view TrimValue(std::string_view text) {
   while (text.starts_with(' ') || text.starts_with('\t')) text.remove_prefix(1);
   while (text.ends_with(' ') || text.ends_with('\t')) text.remove_suffix(1);
   return text;
@@ -59,7 +59,7 @@ std::optional<HttpHead> ParseHttpHead(std::string_view lines) {
     if (colon == std::string_view::npos || colon == 0 || line.front() == ' ') return std::nullopt;
     std::string name(line.substr(0, colon));
     std::ranges::transform(name, name.begin(), LowerAscii);
-    head.headers.emplace(std::move(name), Trim(line.substr(colon + 1)));
+    head.headers.emplace(std::move(name), TrimValue(line.substr(colon + 1)));
   }
   return head;
 }
