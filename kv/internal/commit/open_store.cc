@@ -158,6 +158,7 @@ Result<void> CommitEpoch(StoreState& state, Root& next) {
 
 Result<void> OpenForWriting(StoreState& state) {
   CAIRN_TRY_ASSIGN(const Root last, ReadStore(state, CreateIdentity));
+  CAIRN_TRY(CheckCanFollow(*state.storage, RootName(last.number), last.number, last.epoch));
   // A writer puts its lease before it commits the root of its epoch. So if the writer of this root
   // is alive, its lease exists; and if another one commits first, the commit below fails.
   if (!state.options.take_over && last.number > 0) {

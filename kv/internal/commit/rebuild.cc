@@ -77,21 +77,23 @@ class Rebuilder {
   Result<void> ReadRoots() {
     CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage_));
     if (!numbers.empty()) last_number_ = numbers.back();
+    CAIRN_TRY(CheckCanFollow(storage_, RootName(last_number_), last_number_, 0));
     for (auto number = numbers.rbegin(); number != numbers.rend(); ++number) {
       const std::string name = RootName(*number);
       auto bytes = storage_.Read(name, kMaxFramedBytes);
       if (!bytes && MayBeTemporary(bytes.error())) return Fail(CannotTellLoss(bytes.error()));
       auto root = bytes ? DecodeRoot(*bytes) : Result<Root>(std::unexpected(bytes.error()));
-      if (root && root->store_uuid == state_.uuid) {
+      if (root && root->store_uuid == state_.uuid && root->number == *number) {
+        CAIRN_TRY(CheckCanFollow(storage_, name, root->number, root->epoch));
         best_ = *std::move(root);
         // Readers ignore a root without its predecessor.
         is_whole_ = *number == last_number_ &&
                     (*number == 1 || std::ranges::binary_search(numbers, *number - 1));
         return {};
       }
-      Error error =
-          root ? Error{.code = ErrorCode::kDataLoss, .message = "the root belongs to another store"}
-               : std::move(root).error();
+      Error error = root ? Error{.code = ErrorCode::kDataLoss,
+                                 .message = "it belongs to another store or has another number"}
+                         : std::move(root).error();
       // Not a loss by itself: its steps are in older roots, in pages and in tables.
       error.message = "a root cannot be used: " + error.message;
       Note(report_.notes, std::move(error).WithFile(ObjectPath(storage_.address(), name)));
@@ -188,6 +190,7 @@ class Rebuilder {
     }
     StepEntry entry;
     CAIRN_TRY_ASSIGN(entry.info, DecodeStep(*step));
+    CAIRN_TRY(CheckCanFollow(storage_, name, entry.info.generation, id.epoch));
     CAIRN_TRY_ASSIGN(info.record_count, CountRecords(*table));
     CAIRN_TRY_ASSIGN(info.ranges, DecodeTableRanges(*after));
     entry.tables.push_back(info);
@@ -305,7 +308,10 @@ class Rebuilder {
     for (const ObjectKind kind : {ObjectKind::kSegment, ObjectKind::kTable, ObjectKind::kPage}) {
       CAIRN_TRY_ASSIGN(const auto names, storage_.List(ObjectFolder(kind)));
       for (const std::string& name : names) {
-        if (const auto parsed = ParseObjectName(name)) last = std::max(last, parsed->id.epoch);
+        const auto parsed = ParseObjectName(name);
+        if (!parsed) continue;
+        CAIRN_TRY(CheckCanFollow(storage_, name, 0, parsed->id.epoch));
+        last = std::max(last, parsed->id.epoch);
       }
     }
     return last;

@@ -15,6 +15,10 @@
 namespace cairn::kv::internal {
 namespace {
 
+// No store comes so far, and no writer that begins below takes all numbers and epochs after these.
+constexpr uint64_t kLastNumber = uint64_t{1} << 62;
+constexpr uint32_t kLastEpoch = uint32_t{1} << 31;
+
 // A put without an answer is repeated, if the root is absent, with another commit id: a put that is
 // performed late, when the number is free again, is then not taken for one that was confirmed.
 constexpr int kPuts = 3;
@@ -135,6 +139,17 @@ bool WithdrawRoot(Storage& storage, const Root& root) {
 Result<bool> IsStillThere(Storage& storage, const Root& root) {
   CAIRN_TRY_ASSIGN(const Presence present, LookAt(storage, root.number, root.commit_id));
   return present == Presence::kSame;
+}
+
+Result<void> CheckCanFollow(const Storage& storage, std::string_view name, uint64_t number,
+                            uint32_t epoch) {
+  if (number < kLastNumber && epoch < kLastEpoch) return {};
+  return Fail(Error{.code = ErrorCode::kDataLoss,
+                    .message = fmt::format("no store reaches root {} and epoch {}: the object was "
+                                           "forged or damaged; move it away, and run kv-admin "
+                                           "rebuild",
+                                           number, epoch),
+                    .file = ObjectPath(storage.address(), name)});
 }
 
 Root Successor(const Root& last, std::chrono::nanoseconds max_lead) {

@@ -25,6 +25,7 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "kv/error.h"
@@ -49,6 +50,12 @@ struct CommitOutcome {
   /// The root of the other writer that has the number, if one was found.
   std::optional<Root> other;
 };
+
+/// Checks that a writer may take the numbers and epochs after these, which object `name` has. What
+/// one writer takes is then far from the end of both. kDataLoss: no store comes so far, so the
+/// object was forged or damaged.
+Result<void> CheckCanFollow(const Storage& storage, std::string_view name, uint64_t number,
+                            uint32_t epoch);
 
 /// Returns a root with the contents of `last`, which follows it, and was created now. Times of
 /// removed objects are at most `max_lead` after now.

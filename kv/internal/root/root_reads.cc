@@ -47,7 +47,7 @@ Result<uint64_t> ReadHint(Storage& storage) {
   uint64_t number = 0;
   const auto [end, failed] = std::from_chars(text, text + object->size(), number);
   const bool whole = failed == std::errc() && end == text + object->size();
-  return whole && number < ~uint64_t{0} ? number : 0;
+  return whole && number <= kMaxRootNumber ? number : 0;
 }
 
 void WriteHint(Storage& storage, uint64_t number) {
@@ -88,7 +88,7 @@ bool Follows(const Root& next, const Root& root) {
 
 Result<uint64_t> ProbeForward(Storage& storage, uint64_t number) {
   uint64_t exists = number;
-  uint64_t absent = ~uint64_t{0};
+  uint64_t absent = std::max(kMaxRootNumber, number) + 1;
   for (uint64_t distance = 1; distance < absent - exists; distance *= 2) {
     CAIRN_TRY_ASSIGN(const bool found, RootExists(storage, exists + distance));
     if (!found) absent = exists + distance;
@@ -106,7 +106,8 @@ Result<std::vector<uint64_t>> ListRoots(Storage& storage) {
   CAIRN_TRY_ASSIGN(const std::vector<std::string> names, storage.List(kRootFolder));
   std::vector<uint64_t> numbers;
   for (const std::string& name : names) {
-    if (const auto number = ParseRootName(name)) numbers.push_back(*number);
+    const auto number = ParseRootName(name);
+    if (number && *number > 0 && *number <= kMaxRootNumber) numbers.push_back(*number);
   }
   std::ranges::sort(numbers);
   return numbers;

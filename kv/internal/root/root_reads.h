@@ -16,6 +16,8 @@
 namespace cairn::kv::internal {
 
 inline constexpr std::string_view kHintName = "hint";
+/// Numbers above this are those of no root: arithmetic with numbers of roots cannot overflow.
+inline constexpr uint64_t kMaxRootNumber = ~uint64_t{0} >> 1;
 /// Number of newest roots that RemoveOldRoots keeps.
 inline constexpr uint64_t kKeptRoots = 64;
 /// Every root whose number is a multiple of this is written to the hint. A put for each root would
@@ -59,8 +61,8 @@ Result<uint64_t> ProbeForward(Storage& storage, uint64_t number);
 /// continued after it, it was removed only if there have been more than kKeptRoots.
 Result<bool> FirstRootRemains(Storage& storage);
 
-/// Returns the numbers of the roots that the storage lists, ascending. Some may be missing or
-/// removed. For repair, and for the removal of roots before a gap.
+/// Returns the numbers of the roots that the storage lists, from 1 to kMaxRootNumber, ascending.
+/// Some may be missing or removed. For repair, and for the removal of roots before a gap.
 Result<std::vector<uint64_t>> ListRoots(Storage& storage);
 
 /// Returns kConflict: the store was replaced by another one since it was opened.

@@ -11,8 +11,11 @@
 #include <span>
 #include <utility>
 
+#include "kv/internal/records/kv_records.h"
 #include "kv/internal/root/root_log.h"
 #include "kv/internal/storage/object_names.h"
+#include "kv/internal/table/table_stack.h"
+#include "kv/internal/table/table_writer.h"
 #include "kv/open_storage.h"
 #include "kv/options.h"
 #include "kv/snapshot.h"
@@ -174,6 +177,92 @@ TEST_F(RebuildTest, GenerationsAreNotAssignedAgain) {
     CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep read, LoadSample(*snapshot, step));
     EXPECT_TRUE(read == expected) << step;
   }
+}
+
+// Roots and names that no writer gives, with correct checksums. The numbers after them would be 0.
+class ForgedNumbersTest : public RebuildTest {
+ protected:
+  /// Puts a root with this number and epoch, and one before it.
+  void ForgeRoots(uint64_t number, uint32_t epoch) {
+    internal::Root root = **internal::FindNewest(*storage_);
+    root.number = number - 1;
+    Put(root, root.commit_id);
+    root.number = number;
+    root.epoch = epoch;
+    Put(root, internal::NewUuid());
+  }
+  void Put(internal::Root& root, const internal::Uuid& commit_id) {
+    root.predecessor = root.commit_id;
+    root.commit_id = commit_id;
+    (void)storage_->PutIfAbsent(internal::RootName(root.number), EncodeRoot(root).value());
+  }
+  std::map<std::string, std::vector<std::byte>> Contents() {
+    std::map<std::string, std::vector<std::byte>> contents;
+    for (const std::string& name : storage_->List("").value()) {
+      contents[name] = storage_->Read(name, 1 << 30).value();
+    }
+    return contents;
+  }
+  /// Nothing that writes accepts the store, and all of it remains.
+  void ExpectRefused(const std::string& object) {
+    const auto before = Contents();
+    EXPECT_THAT(OpenWriter(), IsError(ErrorCode::kDataLoss, object));
+    EXPECT_THAT(Store::Rebuild(path_), IsError(ErrorCode::kDataLoss, object));
+    EXPECT_EQ(Contents(), before);
+  }
+};
+
+TEST_F(ForgedNumbersTest, RootsWithNumbersOfNoStoreAreIgnored) {
+  ForgeRoots(~uint64_t{0}, 1);
+  CAIRN_ASSERT_OK(storage_->Remove(internal::kHintName));
+  CAIRN_EXPECT_OK(OpenWriter());
+  ExpectSteps();
+}
+
+TEST_F(ForgedNumbersTest, ARootWithTheLastNumberIsRefused) {
+  ForgeRoots(internal::kMaxRootNumber, 1);
+  ExpectRefused(internal::RootName(internal::kMaxRootNumber));
+}
+
+TEST_F(ForgedNumbersTest, ARootWithTheLastEpochIsRefused) {
+  const uint64_t number = (*internal::FindNewest(*storage_))->number;
+  ForgeRoots(number + 1, ~uint32_t{0});
+  ExpectRefused(internal::RootName(number + 1));
+}
+
+TEST_F(ForgedNumbersTest, ARootUnderTheNameOfAnotherIsNotTheNewest) {
+  internal::Root root = **internal::FindNewest(*storage_);
+  const std::string name = internal::RootName(root.number + 1);
+  root.number = ~uint64_t{0};
+  CAIRN_ASSERT_OK(storage_->Put(name, EncodeRoot(root).value()));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const RebuildReport report, Store::Rebuild(path_));
+  EXPECT_THAT(report.lost, IsEmpty());
+  ExpectSteps();
+}
+
+TEST_F(ForgedNumbersTest, ASegmentWithTheLastEpochIsRefused) {
+  const std::string segment = "segments/ffffffff-0000000000000001.seg";
+  CAIRN_ASSERT_OK(storage_->Put(segment, std::as_bytes(std::span("x"))));
+  CAIRN_EXPECT_OK(OpenWriter()) << "nothing follows the epoch of a segment but a rebuild";
+  std::filesystem::remove_all(path_ + "/roots");
+  const auto before = Contents();
+  EXPECT_THAT(Store::Rebuild(path_), IsError(ErrorCode::kDataLoss, segment));
+  EXPECT_EQ(Contents(), before);
+}
+
+TEST_F(ForgedNumbersTest, ATableOfTheLastRootIsLost) {
+  const internal::ObjectId id{.epoch = 1, .id = 7};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto table, internal::TableWriter::Create(*storage_, id));
+  const StepInfo info{.step = 9, .generation = ~uint64_t{0}};
+  CAIRN_ASSERT_OK(table->Add(internal::TableKey(Column::kSteps, ""), internal::EncodeStep(info)));
+  CAIRN_ASSERT_OK(table->Add(internal::TableKey(Column::kTables, ""), internal::EncodeTables({})));
+  CAIRN_ASSERT_OK(table->Finish());
+  std::filesystem::remove_all(path_ + "/roots");
+  CAIRN_ASSERT_OK_AND_ASSIGN(const RebuildReport report, Store::Rebuild(path_));
+  ASSERT_EQ(report.lost.size(), 1u);
+  EXPECT_THAT(report.lost[0].file,
+              ::testing::HasSubstr(internal::ObjectName(internal::ObjectKind::kTable, id)));
+  ExpectSteps();
 }
 
 }  // namespace

@@ -99,8 +99,8 @@ TEST_F(RootLogTest, NewestIsFoundAtEveryDistanceFromTheHint) {
 TEST_F(RootLogTest, HintOfARemovedRootIsIgnored) {
   CommitUpTo(100);
   CAIRN_ASSERT_OK(RemoveOldRoots(storage_, 100));
-  for (const char* hint :
-       {"1", "5", "36", "101", "1000000", "18446744073709551615", "", "x", "3 "}) {
+  for (const char* hint : {"1", "5", "36", "101", "1000000", "9223372036854775807",
+                           "18446744073709551614", "18446744073709551615", "", "x", "3 "}) {
     PutHint(hint);
     ExpectNewest(100);
   }
