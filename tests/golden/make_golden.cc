@@ -75,7 +75,8 @@ Result<void> MakeGoldenRanks(const std::string& directory) {
   // Old roots are of no use here, and would be most of the bytes of this store.
   CAIRN_TRY_ASSIGN(const auto storage, OpenStorage(directory));
   CAIRN_TRY_ASSIGN(const auto root, internal::FindNewest(*storage));
-  return internal::RemoveOldRoots(*storage, root->number, /*keep=*/3);
+  CAIRN_TRY(internal::RemoveOldRoots(*storage, root->number, /*keep=*/3));
+  return {};
 }
 
 Result<void> MakeGoldenDivided(const std::string& directory) {

@@ -24,6 +24,8 @@
 namespace cairn::kv::internal {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr uint64_t kFullFraction = 50;  // of the file system, below which it counts as full
 
 /// Objects that steps use.
@@ -105,20 +107,30 @@ void RemoveRoots(StoreState& state, uint64_t newest) {
   // Where each request takes long, a writer remembers which roots it has removed.
   const bool remembers = state.storage->transfer_sizes().small_requests > 1;
   const uint64_t oldest = remembers ? state.oldest_root.load() : 0;
-  if (!RemoveOldRoots(*state.storage, newest, kKeptRoots, oldest)) return;
-  state.oldest_root = newest < kKeptRoots ? 1 : newest - kKeptRoots + 1;
+  const auto remaining = RemoveOldRoots(*state.storage, newest, kKeptRoots, oldest);
+  if (remaining) state.oldest_root = *remaining;
+}
+
+/// Removes objects until `deadline`, at once where each request takes long. Best effort: the next
+/// open for writing finds what remains.
+void RemoveObjects(StoreState& state, std::span<const RemovedObject> objects,
+                   Clock::time_point deadline) {
+  (void)ForEachRequest(*state.storage, objects.size(), [&](size_t i) -> Result<void> {
+    if (Clock::now() >= deadline) {
+      return Fail(ErrorCode::kUnavailable, "the storage takes too long to remove objects");
+    }
+    RemoveObject(state, objects[i].name);
+    return {};
+  });
 }
 
 /// Performs what follows a commit, at once where each request takes long. Best effort: what remains
 /// is removed by later commits, or by the next open for writing.
 void FinishCommit(StoreState& state, uint64_t newest, std::span<const RemovedObject> expired,
                   const std::function<void()>& committed) {
-  Storage& storage = *state.storage;
   const auto remove_expired = [&]() -> Result<void> {
-    return ForEachRequest(storage, expired.size(), [&](size_t i) {
-      RemoveObject(state, expired[i].name);
-      return Result<void>();
-    });
+    RemoveObjects(state, expired, Clock::now() + kLongestRemoval);
+    return {};
   };
   const auto remove_roots = [&]() -> Result<void> {
     RemoveRoots(state, newest);
@@ -132,7 +144,7 @@ void FinishCommit(StoreState& state, uint64_t newest, std::span<const RemovedObj
     if (committed) committed();
     return {};
   };
-  (void)RunRequests(storage, {remove_expired, remove_roots, renew_lease, report});
+  (void)RunRequests(*state.storage, {remove_expired, remove_roots, renew_lease, report});
 }
 
 /// Records that this process can commit no more, if that is so.
@@ -385,13 +397,14 @@ void ReclaimIfFull(StoreState& state) {
   }
 }
 
-void Sweep(StoreState& state) {
+void Sweep(StoreState& state, std::chrono::seconds limit) {
+  const Clock::time_point deadline = Clock::now() + limit;
   const auto root = CurrentRoot(state);
   Reached reached;
   const auto entries = root->steps.All();
   if (!entries) return;  // what is reached is unknown, so nothing may be removed
   for (const StepEntryPtr& entry : *entries) {
-    if (!reached.Add(state, *entry)) return;
+    if (Clock::now() >= deadline || !reached.Add(state, *entry)) return;
   }
   std::set<std::string> kept;
   const int64_t limit_ns = GraceLimitNs(state, NowUnixNs());
@@ -422,23 +435,26 @@ void Sweep(StoreState& state) {
     if (folder == kPendingFolder) return IsPendingName(name) && (!epoch || *epoch < state.epoch);
     return IsSessionName(session) && epoch && *epoch <= state.epoch && session != state.session;
   };
-  std::vector<std::string> garbage;
+  std::vector<RemovedObject> garbage;
   for (const std::string_view folder :
        {ObjectFolder(ObjectKind::kSegment), ObjectFolder(ObjectKind::kTable),
         ObjectFolder(ObjectKind::kPage), kPendingFolder, kLeaseFolder}) {
+    if (Clock::now() >= deadline) return;
     const auto names = state.storage->List(folder);
     if (!names) continue;
     const bool has_sessions = folder == kPendingFolder || folder == kLeaseFolder;
-    std::ranges::copy_if(*names, std::back_inserter(garbage), [&](const std::string& name) {
-      return has_sessions ? is_of_former_writer(folder, name) : is_garbage(name);
-    });
+    for (const std::string& name : *names) {
+      if (has_sessions ? is_of_former_writer(folder, name) : is_garbage(name)) {
+        garbage.push_back({.name = name});
+      }
+    }
   }
   // The order matters: if the store was replaced by another one, these may be its objects. If not,
   // they are those of this store, whose names no other has.
   if (!garbage.empty() && IsStillThere(*state.storage, root->root).value_or(false)) {
-    for (const std::string& name : garbage) RemoveObject(state, name);
+    RemoveObjects(state, garbage, deadline);
   }
-  (void)state.storage->RemoveLeftovers();
+  if (Clock::now() < deadline) (void)state.storage->RemoveLeftovers();
 }
 
 }  // namespace cairn::kv::internal

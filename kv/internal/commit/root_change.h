@@ -91,8 +91,12 @@ Result<std::vector<SegmentUse>> UsageOf(StoreState& state, const StepEntry& entr
 /// Errors are ignored.
 void ReclaimIfFull(StoreState& state);
 
+/// For how long a commit removes objects, and an open for writing. The next open continues.
+inline constexpr std::chrono::minutes kLongestRemoval{10};
+
 /// Removes what crashed attempts and writers have left, and the objects whose grace period has
-/// passed. For the open for writing, after it has committed its epoch. Errors are ignored.
-void Sweep(StoreState& state);
+/// passed. For the open for writing, after it has committed its epoch. Errors are ignored. Begins
+/// no further request after `limit`, so the storage must bound the time of each.
+void Sweep(StoreState& state, std::chrono::seconds limit = kLongestRemoval);
 
 }  // namespace cairn::kv::internal

@@ -199,20 +199,19 @@ CommitOutcome CommitRoot(Storage& storage, Root& next) {
   }
 }
 
-Result<void> RemoveOldRoots(Storage& storage, uint64_t newest, uint64_t keep, uint64_t oldest) {
+Result<uint64_t> RemoveOldRoots(Storage& storage, uint64_t newest, uint64_t keep, uint64_t oldest) {
   CAIRN_CHECK(keep >= 2);
-  if (newest <= keep) return {};
+  if (newest <= keep) return 1;
   const uint64_t end = newest - keep + 1;
-  uint64_t begin = oldest == 0 ? end : std::min(oldest, end);
-  while (oldest == 0 && begin > 1) {
-    CAIRN_TRY_ASSIGN(const bool exists, RootExists(storage, begin - 1));
-    if (!exists) break;
-    --begin;
+  if (oldest == 0) {
+    CAIRN_TRY_ASSIGN(oldest, ProbeBackward(storage, end));
   }
-  for (uint64_t number = begin; number < end; ++number) {
+  const uint64_t begin = std::min(oldest, end);
+  const uint64_t stop = std::min(end, begin + kMaxRemovedRoots);
+  for (uint64_t number = begin; number < stop; ++number) {
     CAIRN_TRY(storage.Remove(RootName(number)));
   }
-  return {};
+  return stop;
 }
 
 }  // namespace cairn::kv::internal

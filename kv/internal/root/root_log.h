@@ -36,6 +36,9 @@
 
 namespace cairn::kv::internal {
 
+/// Each commit makes one root an old one. More are there only if removals have failed before.
+inline constexpr uint64_t kMaxRemovedRoots = 1'000;
+
 /// What became of a commit.
 struct CommitOutcome {
   enum class State {
@@ -76,10 +79,12 @@ Result<bool> IsStillThere(Storage& storage, const Root& root);
 /// Returns kConflict, with the name of the writer of `other`, which has taken over the store.
 Error TakenOver(const Storage& storage, const Root& other);
 
-/// Removes the roots up to `newest - keep`, in ascending order. Requires `keep >= 2`, and that no
-/// CommitRoot of this writer runs at the same time. Cost: with one root to remove, 3 calls.
+/// Removes the roots up to `newest - keep`, in ascending order, and at most kMaxRemovedRoots of
+/// them. Returns the number of the oldest one that remains. Requires `keep >= 2`, and that no
+/// CommitRoot of this writer runs at the same time. Cost: with one root to remove, 3 calls; a
+/// search makes a number of calls that is logarithmic in that of the roots.
 /// If `oldest` is not 0, no older root exists, and the search for it is omitted.
-Result<void> RemoveOldRoots(Storage& storage, uint64_t newest, uint64_t keep = kKeptRoots,
-                            uint64_t oldest = 0);
+Result<uint64_t> RemoveOldRoots(Storage& storage, uint64_t newest, uint64_t keep = kKeptRoots,
+                                uint64_t oldest = 0);
 
 }  // namespace cairn::kv::internal

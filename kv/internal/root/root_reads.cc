@@ -102,6 +102,24 @@ Result<uint64_t> ProbeForward(Storage& storage, uint64_t number) {
   return exists;
 }
 
+Result<uint64_t> ProbeBackward(Storage& storage, uint64_t number) {
+  uint64_t exists = number;
+  uint64_t absent = 0;
+  for (uint64_t distance = 1; distance < exists - absent;) {
+    CAIRN_TRY_ASSIGN(const bool found, RootExists(storage, exists - distance));
+    if (!found) absent = exists - distance;
+    if (found) exists -= distance;
+    // Usually there is one.
+    if (exists + 1 < number) distance *= 2;
+  }
+  while (exists - absent > 1) {
+    const uint64_t middle = absent + (exists - absent) / 2;
+    CAIRN_TRY_ASSIGN(const bool found, RootExists(storage, middle));
+    (found ? exists : absent) = middle;
+  }
+  return exists;
+}
+
 Result<std::vector<uint64_t>> ListRoots(Storage& storage) {
   CAIRN_TRY_ASSIGN(const std::vector<std::string> names, storage.List(kRootFolder));
   std::vector<uint64_t> numbers;

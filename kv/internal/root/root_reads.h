@@ -57,6 +57,8 @@ bool Follows(const Root& next, const Root& root);
 
 /// Returns the last root of those that follow `number` without a gap; `number` if there are none.
 Result<uint64_t> ProbeForward(Storage& storage, uint64_t number);
+/// Returns the first root of those that precede `number` without a gap; `number` if there are none.
+Result<uint64_t> ProbeBackward(Storage& storage, uint64_t number);
 /// Returns whether no root that was put after the first one has been removed. If others have
 /// continued after it, it was removed only if there have been more than kKeptRoots.
 Result<bool> FirstRootRemains(Storage& storage);

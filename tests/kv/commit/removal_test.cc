@@ -325,6 +325,23 @@ TEST_F(RemovalTest, SweepNeverTouchesNewerEpochsOrUnknownNames) {
   for (const std::string& name : kept) EXPECT_TRUE(*ObjectExists(*storage_, name)) << name;
 }
 
+// The storage answers each request in time, but there are too many. The next open continues.
+TEST_F(RemovalTest, SweepEndsAtItsDeadline) {
+  CAIRN_ASSERT_OK(OpenWriter(kLong)->Close());
+  PutObject(ObjectName(ObjectKind::kSegment, NewObjectId(0)));
+  const auto garbage = Objects();
+  const auto faulty = std::make_shared<FaultyStorage>(storage_);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(faulty, OpenMode::kWrite));
+  EXPECT_THAT(Objects(), IsEmpty());
+  for (const std::string& name : garbage) PutObject(name);
+  const auto call_count = faulty->Log().size();
+  Sweep(*writer->state(), /*limit=*/std::chrono::seconds(0));
+  EXPECT_EQ(faulty->Log().size(), call_count);
+  EXPECT_EQ(Objects(), garbage);
+  Sweep(*writer->state());
+  EXPECT_THAT(Objects(), IsEmpty());
+}
+
 TEST_F(RemovalTest, SweepRemovesNothingIfAPageCannotBeRead) {
   const SampleShape tiny{.tensor_count = 2, .largest_bytes = 300};
   {

@@ -29,6 +29,7 @@ using internal::FindNewest;
 using internal::FindNewestOf;
 using internal::kHintName;
 using internal::kKeptRoots;
+using internal::kMaxRemovedRoots;
 using internal::ListRoots;
 using internal::MemoryStorage;
 using internal::RemoveOldRoots;
@@ -225,6 +226,28 @@ TEST_F(RootLogTest, OldRootsAreRemovedInAscendingOrder) {
   EXPECT_EQ(ListRoots(storage_).value().size(), kKeptRoots);
   CAIRN_ASSERT_OK(RemoveOldRoots(storage_, kKeptRoots + 30, 2));
   EXPECT_THAT(ListRoots(storage_).value(), ElementsAre(kKeptRoots + 29, kKeptRoots + 30));
+}
+
+TEST_F(RootLogTest, ManyOldRootsAreRemovedByManyCalls) {
+  constexpr uint64_t kLast = 2'500;
+  for (uint64_t number = 1; number <= kLast; ++number) {
+    CAIRN_ASSERT_OK(storage_.base().Put(RootName(number), std::as_bytes(std::span("root"))));
+  }
+  for (const uint64_t oldest : {kMaxRemovedRoots + 1, 2 * kMaxRemovedRoots + 1,
+                                kLast - kKeptRoots + 1, kLast - kKeptRoots + 1}) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const uint64_t remaining, RemoveOldRoots(storage_, kLast));
+    EXPECT_EQ(remaining, oldest);
+    EXPECT_EQ(ListRoots(storage_).value().front(), oldest) << "they are not removed in order";
+  }
+}
+
+TEST_F(RootLogTest, AServerThatSaysThatEachRootExistsIsNotAskedForEach) {
+  storage_.on_size = [](std::string_view) { return Result<uint64_t>(100); };
+  CAIRN_ASSERT_OK(RemoveOldRoots(storage_, 1'000'000));
+  EXPECT_LT(storage_.size_count, 50);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const uint64_t remaining,
+                             RemoveOldRoots(storage_, 1'000'000, kKeptRoots, /*oldest=*/1));
+  EXPECT_EQ(remaining, kMaxRemovedRoots + 1);
 }
 
 TEST_F(RootLogTest, LostResponseOfAPerformedPutIsACommit) {
