@@ -33,12 +33,6 @@ void SetRoot(StoreState& state, Root root, const CommittedRoot* known = nullptr)
   state.latest = nullptr;
 }
 
-/// Adds what to do to the error of a search for the newest root.
-Error AdviseRebuild(Error error) {
-  if (error.code == ErrorCode::kDataLoss) error.message += "; rebuild the store";
-  return error;
-}
-
 /// Returns whether there are tables or segments, which the first root of a store precedes.
 Result<bool> HasTablesOrSegments(Storage& storage) {
   for (const ObjectKind kind : {ObjectKind::kTable, ObjectKind::kSegment}) {
@@ -61,14 +55,16 @@ Result<Root> CheckNewest(StoreState& state, Result<std::optional<Root>> found) {
   found = FindNewestOf(*state.storage, state.uuid, std::move(found));
   if (!found && found.error().code == ErrorCode::kConflict) {
     return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = "the newest root belongs to another store",
+                      .message = "the newest root belongs to another store, so the objects of two "
+                                 "stores are mixed here: restore those of one, or run kv-admin "
+                                 "pull MIRROR NEW_STORE to copy the steps of a mirror",
                       .file = state.storage->address()});
   }
-  if (!found) return Fail(AdviseRebuild(std::move(found).error()));
+  if (!found) return Fail(ExplainLoss(state, std::move(found).error()));
   if (!*found) {
-    return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = "all roots of this store are missing; rebuild the store",
-                      .file = state.storage->address()});
+    return Fail(ExplainLoss(state, {.code = ErrorCode::kDataLoss,
+                                    .message = "all roots of this store are missing",
+                                    .file = state.storage->address()}));
   }
   return **std::move(found);
 }
@@ -93,7 +89,9 @@ Result<Root> ReadStoreOnce(StoreState& state, Result<Uuid> (*read)(Storage& stor
 Result<Root> ReadStore(StoreState& state, Result<Uuid> (*read)(Storage& storage)) {
   for (int attempt = 1;; ++attempt) {
     Result<Root> root = ReadStoreOnce(state, read);
-    if (root || root.error().code != ErrorCode::kDataLoss || attempt == kReads) return root;
+    const bool may_be_replaced = !root && (root.error().code == ErrorCode::kDataLoss ||
+                                           root.error().code == ErrorCode::kConflict);
+    if (!may_be_replaced || attempt == kReads) return root;
     const Uuid known = state.uuid;
     const auto uuid = ReadIdentity(*state.storage);
     if (!uuid || *uuid == known) return root;
@@ -218,7 +216,7 @@ Result<bool> RefreshRoot(StoreState& state) {
     return true;
   }
   auto newer = FindNewer(*state.storage, known->root);
-  if (!newer) return Fail(AdviseRebuild(std::move(newer).error()));
+  if (!newer) return Fail(ExplainLoss(state, std::move(newer).error()));
   if (!*newer) return false;
   SetRoot(state, **std::move(newer), known.get());
   // A reader that is open for a long time must not keep what the writer frees.

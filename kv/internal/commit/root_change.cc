@@ -13,6 +13,7 @@
 #include <string_view>
 #include <utility>
 
+#include "kv/internal/commit/store_identity.h"
 #include "kv/internal/parts/attempt_outcome.h"
 #include "kv/internal/records/kv_records.h"
 #include "kv/internal/root/lease.h"
@@ -247,11 +248,25 @@ Result<void> CheckCanCommit(const StoreState& state) {
   return {};
 }
 
+Error ExplainLoss(const StoreState& state, Error error) {
+  if (error.code != ErrorCode::kDataLoss) return error;
+  const auto uuid = ReadIdentity(*state.storage);
+  if (uuid && *uuid != state.uuid) return Replaced(*state.storage);
+  if (!uuid && uuid.error().code == ErrorCode::kNotFound) {
+    return {.code = ErrorCode::kFailedPrecondition,
+            .message = "the store was removed in the meantime",
+            .file = state.storage->address()};
+  }
+  if (uuid) error.message += "; rebuild the store";
+  return error;
+}
+
 Result<void> CheckStillWriter(StoreState& state) {
-  CAIRN_TRY_ASSIGN(const auto newer, FindNewer(*state.storage, CurrentRoot(state)->root));
+  const auto newer = FindNewer(*state.storage, CurrentRoot(state)->root);
+  if (!newer) return Fail(ExplainLoss(state, newer.error()));
   // A newer root of this session is that of a change by another thread of this process.
-  if (!newer || newer->writer.session == state.session) return {};
-  Error error = TakenOver(*state.storage, *newer);
+  if (!*newer || (*newer)->writer.session == state.session) return {};
+  Error error = TakenOver(*state.storage, **newer);
   const MutexLock lock(state.mutex);
   state.fenced = error;
   return Fail(std::move(error));

@@ -28,6 +28,11 @@ Result<void> CheckCanCommit(const StoreState& state);
 /// of FindNewer. May be called without write_mutex.
 Result<void> CheckStillWriter(StoreState& state);
 
+/// Returns what to report instead of `error`, with which a search for the newest root of an open
+/// store has failed. kConflict, kFailedPrecondition: the store was replaced by another one, or was
+/// removed. Otherwise, an error that is a loss recommends a rebuild.
+Error ExplainLoss(const StoreState& state, Error error);
+
 /// Objects that a change makes unreachable.
 struct Unreachable {
   std::vector<RemovedObject> objects;

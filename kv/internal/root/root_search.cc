@@ -143,8 +143,8 @@ Result<std::optional<Root>> GiveUp(Storage& storage, uint64_t hint) {
     return Fail(Error{.code = ErrorCode::kUnavailable,
                       .message = fmt::format(
                           "cannot find the newest root: the listing names root {}, but it does not "
-                          "exist or has no predecessor; try again, and if this error remains, run "
-                          "kv-admin rebuild",
+                          "exist or has no predecessor; the listing may be late, or other "
+                          "processes put and remove roots all the time: try again",
                           last),
                       .file = storage.address()});
   }

@@ -257,5 +257,27 @@ TEST_F(ReplacedStoreTest, ReaderIsToldSo) {
   EXPECT_THAT(reader->Latest(), IsError(ErrorCode::kConflict, "was replaced by another one"));
 }
 
+// Nothing of the store is there any more, or only what the creation of another one has put first. A
+// rebuild would make a store without steps of it.
+TEST_F(ReplacedStoreTest, NobodyIsToldToRebuildAStoreThatWasRemoved) {
+  const auto writer = OpenOwn();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(address_, OpenMode::kRead));
+  MakeOther(2);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto identity, other_->Read(internal::kIdentityName, 1 << 10));
+  for (const bool has_identity : {false, true}) {
+    auto other = std::make_shared<MemoryStorage>("other");
+    if (has_identity) CAIRN_ASSERT_OK(other->Put(internal::kIdentityName, identity));
+    address_->Replace(std::move(other));
+    const ErrorCode code = has_identity ? ErrorCode::kConflict : ErrorCode::kFailedPrecondition;
+    for (const Result<void>& result : {reader->Latest().transform([](const auto&) {}),
+                                       internal::CheckStillWriter(*writer->state())}) {
+      ASSERT_FALSE(result);
+      EXPECT_EQ(result.error().code, code);
+      EXPECT_THAT(result.error().message, ::testing::Not(HasSubstr("rebuild")));
+    }
+  }
+  (void)writer->Close();
+}
+
 }  // namespace
 }  // namespace cairn::kv
