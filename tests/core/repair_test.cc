@@ -8,11 +8,16 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/load/load_options.h"
 #include "kv/copy_steps.h"
+#include "kv/digest.h"
+#include "kv/internal/records/kv_records.h"
 #include "kv/snapshot.h"
+#include "kv/step_writer.h"
 #include "kv/store.h"
 #include "tests/core/tensor/test_tensor.h"
 
@@ -177,6 +182,43 @@ TEST_F(RepairTest, WhatHasNoCopyRemainsDamagedAndIsNamed) {
   TestTensor target(DType::kInt8, {5});
   const LoadRequest request = WholeRequest("t2", target);
   EXPECT_THAT(store->Load(Step(1), {&request, 1}), IsError(ErrorCode::kDataLoss, ""));
+  EXPECT_EQ(LoadBytes(1, "t0"), saved_[1][0].bytes);
+}
+
+// Its record has a right checksum, and names more bytes than there is memory.
+TEST_F(RepairTest, AForgedLengthOfAChunkIsDamage) {
+  const Sources mirror = MakeMirror();
+  CAIRN_ASSERT_OK_AND_ASSIGN(auto snapshot, store->kv().Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const kv::StepInfo base, snapshot->FindStep(1));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, store->kv().Begin(9, {}));
+  uint64_t segment_id = 0;
+  for (const kv::Column column : {kv::Column::kTensors, kv::Column::kChunks}) {
+    CAIRN_ASSERT_OK(snapshot->Scan(
+        column, base, "",
+        [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+          if (column == kv::Column::kTensors) {
+            CAIRN_TRY(writer->AddRecord(column, key, record));
+            return true;
+          }
+          CAIRN_TRY_ASSIGN(kv::ChunkEntry entry, kv::internal::DecodeChunk(record));
+          kv::Extent extent = entry.extents.payload.front();
+          if (std::exchange(segment_id, extent.segment_id) == 0) {
+            extent.offset_bytes += kv::kPageBytes;
+            extent.length_bytes = uint64_t{1} << 50;
+            entry.extents = extent;
+          }
+          CAIRN_TRY(writer->AddChunk(key, std::move(entry), /*reused=*/true));
+          return true;
+        }));
+  }
+  writer->ReferTo(base);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto structure, snapshot->GetStructure(base));
+  CAIRN_ASSERT_OK(writer->SetStructure(structure));
+  CAIRN_ASSERT_OK(writer->Commit({.base_step = 1, .tensor_count = base.tensor_count}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto segment, snapshot->FindSegment(segment_id));
+  Flip(directory / ("store/segments/" + segment.name), 4096);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const RepairReport report, Repair(*store, mirror));
+  EXPECT_GT(report.repaired_chunks, 0u);
   EXPECT_EQ(LoadBytes(1, "t0"), saved_[1][0].bytes);
 }
 
