@@ -27,10 +27,8 @@ using Builder = flatbuffers::FlatBufferBuilder;
 schema::ObjectId ToSchema(const ObjectId& id) { return {id.epoch, id.id}; }
 ObjectId FromSchema(const schema::ObjectId& id) { return {.epoch = id.epoch(), .id = id.id()}; }
 
-// Several tables of a record may refer to the same string or vector. Limits of their lengths bound
-// the memory for a hostile record.
-
-/// Returns at most kMaxNameBytes.
+/// Returns at most kMaxNameBytes. Several tables of a record may refer to the same string or vector,
+/// so limits of their lengths bound the memory for a hostile record.
 std::string Text(const flatbuffers::String* text) {
   return text == nullptr ? std::string() : text->str().substr(0, kMaxNameBytes);
 }
@@ -91,7 +89,6 @@ Result<std::vector<uint64_t>> DecodeNumbers(const flatbuffers::Vector<uint8_t>* 
 Offset<flatbuffers::Vector<Offset<schema::TableRange>>> AddRanges(Builder& builder,
                                                                   const TableInfo& table) {
   if (table.ranges.empty()) return 0;
-  CAIRN_CHECK(table.ranges.size() <= kMaxTableRanges);
   std::vector<Offset<schema::TableRange>> ranges;
   for (const TableRange& range : table.ranges) {
     const auto begin = builder.CreateVector(reinterpret_cast<const uint8_t*>(range.begin.data()),
@@ -113,8 +110,6 @@ uint8_t VersionOf(std::span<const StepEntryPtr> entries) {
 }
 
 Offset<schema::StepEntry> AddEntry(Builder& builder, const StepEntry& entry) {
-  CAIRN_CHECK(entry.usage.size() <= kMaxInlineSegments && entry.tables.size() <= kMaxTables);
-  CAIRN_CHECK(!entry.usage_in_table || entry.usage.empty());
   std::vector<Offset<schema::TableRef>> tables;
   for (const TableInfo& table : entry.tables) {
     const schema::ObjectId id = ToSchema(table.id);
@@ -179,7 +174,6 @@ Result<std::vector<TableInfo>> ReadTables(const schema::StepEntry& step) {
   std::vector<TableInfo> tables;
   if (step.tables() == nullptr) return tables;
   if (step.tables()->size() > kMaxTables) return Damaged("an entry has too many tables");
-  tables.reserve(step.tables()->size());
   for (const schema::TableRef* table : *step.tables()) {
     if (table->id() == nullptr) return Damaged("a table has no identifier");
     CAIRN_TRY_ASSIGN(std::vector<TableRange> ranges, ReadRanges(*table));
@@ -427,6 +421,11 @@ Result<const schema::RootRecord*> CheckedRoot(std::span<const std::byte> bytes) 
   return CheckedRecord<schema::RootRecord>(bytes, schema::RootRecordIdentifier(), "RootRecord");
 }
 
+/// Part of what is encoded was read from objects of others, so this is no reason to end the process.
+std::unexpected<Error> Refused(const Error& error) {
+  return Fail(ErrorCode::kInternal, "nothing was put, readers would refuse it: " + error.message);
+}
+
 std::span<const std::byte> BytesOf(const Builder& builder) {
   return std::as_bytes(std::span(builder.GetBufferPointer(), builder.GetSize()));
 }
@@ -444,7 +443,7 @@ Result<std::vector<std::byte>> EncodeRoot(const Root& root) {
   Builder builder(64 << 10);
   schema::FinishRootRecordBuffer(builder, AddRoot(builder, root));
   CAIRN_TRY_ASSIGN(std::vector<std::byte> object, FrameRecord(kRootFrame, BytesOf(builder)));
-  CAIRN_CHECK(DecodeRoot(object).has_value());
+  if (const auto read = DecodeRoot(object); !read) return Refused(read.error());
   return object;
 }
 
@@ -486,7 +485,7 @@ Result<std::vector<std::byte>> EncodePage(std::span<const StepEntryPtr> entries)
   const auto steps = AddEntries(builder, entries);
   builder.Finish(schema::CreateStepsPage(builder, VersionOf(entries), steps), kPageIdentifier);
   CAIRN_TRY_ASSIGN(std::vector<std::byte> object, FrameRecord(kPageFrame, BytesOf(builder)));
-  CAIRN_CHECK(DecodePage(object).has_value());
+  if (const auto read = DecodePage(object); !read) return Refused(read.error());
   return object;
 }
 
