@@ -51,7 +51,7 @@ Result<void> RemoveStore(const std::string& address) {
   CAIRN_TRY_ASSIGN(const auto storage, OpenStorage(address));
   CAIRN_TRY_ASSIGN(const std::vector<std::string> names, storage->List(""));
   for (const std::string& name : names) CAIRN_TRY(storage->Remove(name));
-  return storage->RemoveLeftovers();
+  return storage->RemoveLeftovers(~0u);
 }
 
 /// Opens for writing and checks that the store has one of the two states, bit for bit, has no

@@ -55,9 +55,9 @@ class KillingStorage final : public kv::Storage {
     Count();
     return base_->Remove(name);
   }
-  Result<void> RemoveLeftovers() override {
+  Result<void> RemoveLeftovers(uint32_t end_epoch) override {
     Count();
-    return base_->RemoveLeftovers();
+    return base_->RemoveLeftovers(end_epoch);
   }
   bool listings_are_current() const override { return base_->listings_are_current(); }
   kv::TransferSizes transfer_sizes() const override { return base_->transfer_sizes(); }

@@ -469,7 +469,8 @@ void Sweep(StoreState& state, std::chrono::seconds limit) {
   if (!garbage.empty() && IsStillThere(*state.storage, root->root).value_or(false)) {
     RemoveObjects(state, garbage, deadline);
   }
-  if (Clock::now() < deadline) (void)state.storage->RemoveLeftovers();
+  // By epochs: another writer may have taken over the store since, and be writing.
+  if (Clock::now() < deadline) (void)state.storage->RemoveLeftovers(state.epoch);
 }
 
 }  // namespace cairn::kv::internal

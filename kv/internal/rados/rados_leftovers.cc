@@ -22,13 +22,16 @@ namespace {
 
 constexpr uint64_t kMaxObjects = 1 << 26;
 constexpr std::chrono::hours kLongestEnumeration{1};
+constexpr std::chrono::minutes kLongestRemoval{10};  // from one pool
 
 // The stripes of each upload, by the `unique` of its layout.
 using Uploads = std::map<std::string, std::vector<uint64_t>>;
 
-// Returns whether Cairn writes objects with this name in stripes.
-bool IsStriped(std::string_view name) {
-  return ParseObjectName(name) || ParseRootName(name) || name.starts_with("pending/");
+// Returns whether Cairn writes objects with this name in stripes, and not those of `end_epoch` or a
+// later one.
+bool IsStripedBefore(uint32_t end_epoch, std::string_view name) {
+  if (const auto parsed = ParseObjectName(name)) return parsed->id.epoch < end_epoch;
+  return ParseRootName(name) || name.starts_with(kPendingFolder);
 }
 
 // Returns whether the upload is so old that nobody can still complete it.
@@ -59,17 +62,21 @@ Result<void> RemoveUploads(RadosSession& session, RadosIoContext pool, const std
 }
 
 Result<void> RemoveFromPool(RadosSession& session, RadosIoContext pool,
-                            const std::set<std::string, std::less<>>& heads,
+                            const std::set<std::string, std::less<>>& heads, uint32_t end_epoch,
                             std::chrono::seconds min_age) {
   std::map<std::string, Uploads> stripes;  // by the name of the object
   const int result = ForEachRadosObject(session, pool, [&](std::string_view object) {
     const auto stripe = ParseStripeName(object);
-    if (stripe && IsStriped(stripe->name)) {
+    if (stripe && IsStripedBefore(end_epoch, stripe->name)) {
       stripes[stripe->name][stripe->unique].push_back(stripe->index);
     }
   });
   if (result < 0) return Fail(session.MakeError(result, "list stripes", ""));
+  const auto deadline = std::chrono::steady_clock::now() + kLongestRemoval;
   for (const auto& [name, uploads] : stripes) {
+    if (std::chrono::steady_clock::now() > deadline) {
+      return Fail(session.MakeError(-ETIMEDOUT, "remove leftover stripes", ""));
+    }
     // Objects with such names are never replaced.
     const bool is_complete = uploads.size() == 1 && ParseObjectName(name) && heads.contains(name);
     if (!is_complete) CAIRN_TRY(RemoveUploads(session, pool, name, uploads, min_age));
@@ -98,15 +105,16 @@ int ForEachRadosObject(RadosSession& session, RadosIoContext pool,
   return result == -ENOENT ? 0 : result;  // ENOENT is the end
 }
 
-Result<void> RemoveLeftoverStripes(RadosSession& session, std::chrono::seconds min_age) {
+Result<void> RemoveLeftoverStripes(RadosSession& session, uint32_t end_epoch,
+                                   std::chrono::seconds min_age) {
   std::set<std::string, std::less<>> heads;
   const int result = ForEachRadosObject(session, session.heads(), [&](std::string_view object) {
     if (ParseObjectName(object)) heads.emplace(object);
   });
   if (result < 0) return Fail(session.MakeError(result, "list objects", ""));
-  CAIRN_TRY(RemoveFromPool(session, session.heads(), heads, min_age));
+  CAIRN_TRY(RemoveFromPool(session, session.heads(), heads, end_epoch, min_age));
   if (session.has_data_pool()) {
-    CAIRN_TRY(RemoveFromPool(session, session.stripes(), heads, min_age));
+    CAIRN_TRY(RemoveFromPool(session, session.stripes(), heads, end_epoch, min_age));
   }
   return {};
 }

@@ -165,11 +165,13 @@ Result<void> RadosStorage::Remove(std::string_view name) {
   return {};
 }
 
-Result<void> RadosStorage::RemoveLeftovers() { return RemoveLeftovers(kMinLeftoverAge); }
+Result<void> RadosStorage::RemoveLeftovers(uint32_t end_epoch) {
+  return RemoveLeftovers(end_epoch, kMinLeftoverAge);
+}
 
-Result<void> RadosStorage::RemoveLeftovers(std::chrono::seconds min_age) {
+Result<void> RadosStorage::RemoveLeftovers(uint32_t end_epoch, std::chrono::seconds min_age) {
   CAIRN_TRY_ASSIGN(Connection* const own, connection());
-  return RemoveLeftoverStripes(*own->session, min_age);
+  return RemoveLeftoverStripes(*own->session, end_epoch, min_age);
 }
 
 TransferSizes RadosStorage::transfer_sizes() const {

@@ -55,9 +55,10 @@ class RadosStorage final : public Storage {
   Result<std::vector<std::string>> List(std::string_view prefix) override;
   /// Makes two requests, and one per stripe.
   Result<void> Remove(std::string_view name) override;
-  /// Removes stripes that no head refers to and that are older than kMinLeftoverAge.
-  Result<void> RemoveLeftovers() override;
-  Result<void> RemoveLeftovers(std::chrono::seconds min_age);
+  /// Removes stripes that no head refers to, that are older than kMinLeftoverAge, and that are not
+  /// those of objects of `end_epoch` or a later one.
+  Result<void> RemoveLeftovers(uint32_t end_epoch) override;
+  Result<void> RemoveLeftovers(uint32_t end_epoch, std::chrono::seconds min_age);
 
   TransferSizes transfer_sizes() const override;
   Result<std::unique_ptr<IoQueue>> MakeQueue(uint32_t depth) override;

@@ -314,11 +314,12 @@ Result<void> S3Storage::RemoveKey(const S3Object& object) {
   return std::unexpected(response.error());
 }
 
-Result<void> S3Storage::RemoveLeftovers() {
-  return RunRequests(*this, {[this] { return AbortUploadsBelow(ObjectKind::kSegment); },
-                             [this] { return AbortUploadsBelow(ObjectKind::kTable); },
-                             [this] { return AbortUploadsBelow(ObjectKind::kPage); },
-                             [this] { return RemoveProbes(); }});
+Result<void> S3Storage::RemoveLeftovers(uint32_t end_epoch) {
+  const auto abort = [this, end_epoch](ObjectKind kind) {
+    return [this, kind, end_epoch] { return AbortUploadsBelow(kind, end_epoch); };
+  };
+  return RunRequests(*this, {abort(ObjectKind::kSegment), abort(ObjectKind::kTable),
+                             abort(ObjectKind::kPage), [this] { return RemoveProbes(); }});
 }
 
 Result<void> S3Storage::RemoveProbes() {
@@ -329,7 +330,7 @@ Result<void> S3Storage::RemoveProbes() {
   return {};
 }
 
-Result<void> S3Storage::AbortUploadsBelow(ObjectKind kind) {
+Result<void> S3Storage::AbortUploadsBelow(ObjectKind kind, uint32_t end_epoch) {
   const S3Object folder = ObjectOf(ObjectFolder(kind));
   const std::string prefix = fmt::format("prefix={}", EncodeUri(folder.key, false));
   Listing listing(folder.file, kListingTimeouts * settings_.timeout, Listing::Clock::now());
@@ -361,7 +362,9 @@ Result<void> S3Storage::AbortUploadsBelow(ObjectKind kind) {
                         .file = folder.file});
     }
     const std::string_view name = std::string_view(upload.key).substr(settings_.prefix.size());
-    if (!ParseObjectName(name)) continue;  // of another program
+    const auto parsed = ParseObjectName(name);
+    // Others are those of another program, or of a writer that has taken over the store.
+    if (!parsed || parsed->id.epoch >= end_epoch) continue;
     const Result<void> aborted = AbortUpload(client(), ObjectOf(name), upload.upload_id);
     if (!aborted && aborted.error().code != ErrorCode::kNotFound) return aborted;
   }

@@ -65,7 +65,7 @@ class S3Storage final : public Storage {
   Result<void> Remove(std::string_view name) override;
   /// Aborts the uploads of segments, tables and pages that are not complete, and removes the
   /// objects of tests of the server. Leaves uploads and objects with other names as they are.
-  Result<void> RemoveLeftovers() override;
+  Result<void> RemoveLeftovers(uint32_t end_epoch) override;
 
   TransferSizes transfer_sizes() const override;
   bool listings_are_current() const override { return true; }
@@ -90,7 +90,7 @@ class S3Storage final : public Storage {
   /// Returns what follows the prefix of the store in the keys that begin with `prefix`, with names
   /// that IsObjectName refuses.
   Result<std::vector<std::string>> ListNames(std::string_view prefix);
-  Result<void> AbortUploadsBelow(ObjectKind kind);
+  Result<void> AbortUploadsBelow(ObjectKind kind, uint32_t end_epoch);
   Result<void> RemoveProbes();
 
   const S3Settings settings_;

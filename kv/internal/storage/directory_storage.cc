@@ -290,7 +290,8 @@ Result<void> DirectoryStorage::Remove(std::string_view name) {
   return {};
 }
 
-Result<void> DirectoryStorage::RemoveLeftovers() {
+Result<void> DirectoryStorage::RemoveLeftovers(uint32_t) {
+  // Names of temporary files contain no epoch. A put whose file disappears is repeated.
   const auto directory = Directory();
   if (!directory && directory.error().code == ErrorCode::kNotFound) return {};
   CAIRN_TRY(RemoveTemporaries(""));

@@ -73,7 +73,7 @@ class DirectoryStorage final : public Storage, public LocalFiles {
   Result<void> Remove(std::string_view name) override;
   /// Removes temporary files of the directory, of the folders of a store, and of those of attempts
   /// in pending/. A put of another process that loses its file writes it again.
-  Result<void> RemoveLeftovers() override;
+  Result<void> RemoveLeftovers(uint32_t end_epoch) override;
   LocalFiles* local_files() override { return this; }
   /// Uses inotify, which does not report what other machines change, so callers wait for short
   /// times and look again.

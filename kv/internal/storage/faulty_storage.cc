@@ -190,8 +190,9 @@ Result<void> FaultyStorage::Remove(std::string_view name) {
   });
 }
 
-Result<void> FaultyStorage::RemoveLeftovers() {
-  return Call(StorageOperation::kRemoveLeftovers, "", [&] { return base_->RemoveLeftovers(); });
+Result<void> FaultyStorage::RemoveLeftovers(uint32_t end_epoch) {
+  return Call(StorageOperation::kRemoveLeftovers, "",
+              [&] { return base_->RemoveLeftovers(end_epoch); });
 }
 
 StorageFault FaultyStorage::Enter(StorageOperation operation, std::string_view name) {

@@ -106,7 +106,7 @@ class FaultyStorage final : public Storage {
   Result<uint64_t> Size(std::string_view name) override;
   Result<std::vector<std::string>> List(std::string_view prefix) override;
   Result<void> Remove(std::string_view name) override;
-  Result<void> RemoveLeftovers() override;
+  Result<void> RemoveLeftovers(uint32_t end_epoch) override;
   void AwaitChange(std::string_view prefix, std::chrono::milliseconds timeout) override {
     base_->AwaitChange(prefix, timeout);
   }

@@ -12,6 +12,7 @@
 #include <memory>
 #include <utility>
 
+#include "kv/internal/commit/store_state.h"
 #include "kv/internal/root/root_log.h"
 #include "kv/internal/root/writer_identity.h"
 #include "kv/open_storage.h"
@@ -233,6 +234,21 @@ TEST_F(WritersTest, FencedWriterThatWasPausedForManyCommitsGetsConflict) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path_));
   EXPECT_FALSE(steps.contains(6));
   EXPECT_TRUE(steps.at(7) == MakeSample(7));
+}
+
+// It is paused before it removes leftovers. Those of later epochs are what its successor writes.
+TEST(PausedSweepTest, LeavesWhatALaterWriterHasBegunToWrite) {
+  const auto storage = std::make_shared<HookedStorage>();
+  std::unique_ptr<Store> successor;
+  std::vector<uint32_t> end_epochs;
+  storage->on_remove_leftovers = [&](uint32_t end_epoch) {
+    end_epochs.push_back(end_epoch);
+    if (end_epochs.size() > 1) return;
+    successor = Store::Open(storage, OpenMode::kWrite, {.take_over = true}).value();
+    EXPECT_EQ(successor->state()->epoch, end_epoch + 1);
+  };
+  CAIRN_ASSERT_OK(Store::Open(storage, OpenMode::kWrite));
+  EXPECT_THAT(end_epochs, ElementsAre(1u, 2u));
 }
 
 TEST_F(WritersTest, ReadersSeeTheCommitsOfEitherWriterAtOnce) {

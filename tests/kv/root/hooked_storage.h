@@ -21,6 +21,7 @@ class HookedStorage final : public Storage {
   std::function<Result<uint64_t>(std::string_view)> on_size;
   std::function<Result<std::vector<std::string>>()> on_list;
   std::function<void(std::string_view)> before_read;
+  std::function<void(uint32_t end_epoch)> on_remove_leftovers;
   std::atomic<int> size_count = 0;
   uint32_t small_requests = 1;
 
@@ -48,6 +49,10 @@ class HookedStorage final : public Storage {
     return on_list ? on_list() : base_.List(prefix);
   }
   Result<void> Remove(std::string_view name) override { return base_.Remove(name); }
+  Result<void> RemoveLeftovers(uint32_t end_epoch) override {
+    if (on_remove_leftovers) on_remove_leftovers(end_epoch);
+    return {};
+  }
   TransferSizes transfer_sizes() const override { return {.small_requests = small_requests}; }
 
  private:

@@ -295,7 +295,7 @@ TEST_F(S3FaultsTest, WhatAKilledCreationLeftIsRemovedAndNothingElse) {
   }
   const auto before = server_.Objects();
   server_.AddObject("store/.probe-0123456789abcdef", "x");
-  CAIRN_ASSERT_OK(storage_->RemoveLeftovers());
+  CAIRN_ASSERT_OK(storage_->RemoveLeftovers(~0u));
   EXPECT_EQ(server_.Objects(), before);
 }
 
@@ -498,7 +498,7 @@ TEST_F(S3FaultsTest, AListingThatDoesNotEndIsAnError) {
         "</NextKeyMarker></ListMultipartUploadsResult>",
         i % 3);
   });
-  EXPECT_THAT(storage_->RemoveLeftovers(), IsError(ErrorCode::kUnavailable, "does not end"));
+  EXPECT_THAT(storage_->RemoveLeftovers(~0u), IsError(ErrorCode::kUnavailable, "does not end"));
   EXPECT_LT(count, 800);
 }
 
@@ -550,15 +550,19 @@ TEST_F(S3FaultsTest, LeftoversAreAbortedAndObjectsAndUploadsOfOthersRemain) {
   std::vector<std::byte> bytes(kPartBytes + 1);
   ReplyTo(1'000'000, S3ErrorReply(403, "AccessDenied"),
           [](const HttpCall& call) { return call.method == "DELETE"; });
-  for (const char* name : {"tables/00000001-0123456789abcdef.sst", "tables/movie.mp4"}) {
+  // The second one is that of a writer that has taken over the store from the one of epoch 2.
+  for (const char* name : {"tables/00000001-0123456789abcdef.sst",
+                           "tables/00000003-0123456789abcdef.sst", "tables/movie.mp4"}) {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, storage_->Create(name));
     CAIRN_ASSERT_OK(writer->Append(bytes));
     CAIRN_ASSERT_OK(writer->Append(bytes));
   }
-  EXPECT_EQ(server_.UploadCount(), 2u) << "the aborts of the writers were refused";
+  EXPECT_EQ(server_.UploadCount(), 3u) << "the aborts of the writers were refused";
   server_.SetBefore(nullptr);
   CAIRN_ASSERT_OK(storage_->Put("tables/b.sst", Bytes("b")));
-  CAIRN_ASSERT_OK(storage_->RemoveLeftovers());
+  CAIRN_ASSERT_OK(storage_->RemoveLeftovers(/*end_epoch=*/2));
+  EXPECT_EQ(server_.UploadCount(), 2u);
+  CAIRN_ASSERT_OK(storage_->RemoveLeftovers(/*end_epoch=*/4));
   EXPECT_EQ(server_.UploadCount(), 1u);
   EXPECT_THAT(server_.Objects(), SizeIs(1));
 }

@@ -121,7 +121,7 @@ TEST_F(S3StorageTest, AbortsUploadsThatWereLeft) {
                                     .query = "uploads="}));
   }
   EXPECT_EQ(count_uploads(), 2u);
-  CAIRN_ASSERT_OK(OpenTestStorage(address_, server_.Options())->RemoveLeftovers());
+  CAIRN_ASSERT_OK(OpenTestStorage(address_, server_.Options())->RemoveLeftovers(~0u));
   EXPECT_EQ(count_uploads(), 0u);
 }
 

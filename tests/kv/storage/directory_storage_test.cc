@@ -181,7 +181,7 @@ TEST_F(DirectoryStorageTest, AFailureAtAnyPointLeavesCompleteObjectsAndNothingEl
       }
     }
     ExpectCompleteObjects(storage, fired_at);
-    CAIRN_ASSERT_OK(storage.RemoveLeftovers());
+    CAIRN_ASSERT_OK(storage.RemoveLeftovers(~0u));
     for (const auto& entry : std::filesystem::recursive_directory_iterator(dir_.path())) {
       EXPECT_FALSE(entry.path().filename().string().starts_with('.')) << entry.path();
     }
@@ -213,7 +213,7 @@ TEST_F(DirectoryStorageTest, AProcessThatDiesAtAnyPointLeavesCompleteObjectsAndT
     if (pass.point == "roots.linked") {
       EXPECT_TRUE(ObjectExists(storage, "roots/1").value());
     }
-    CAIRN_ASSERT_OK(storage.RemoveLeftovers());
+    CAIRN_ASSERT_OK(storage.RemoveLeftovers(~0u));
     CAIRN_ASSERT_OK(storage.Remove("roots/1"));
     CAIRN_ASSERT_OK(storage.Remove("pending/a/part"));
     CAIRN_EXPECT_OK(PutEverything(storage));
@@ -330,7 +330,7 @@ TEST_F(DirectoryStorageTest, ListSkipsFilesThatAreNotObjects) {
     std::ofstream(path_ + name) << "x";
   }
   EXPECT_THAT(List(), ElementsAre("roots/1"));
-  CAIRN_ASSERT_OK(storage_.RemoveLeftovers());
+  CAIRN_ASSERT_OK(storage_.RemoveLeftovers(~0u));
   EXPECT_THAT(Files("roots"), ElementsAre("1", "a b"));
   EXPECT_THAT(Files(".hidden"), ElementsAre("1"));
 }
@@ -371,7 +371,7 @@ TEST_F(DirectoryStorageTest, RemovesTemporaryFilesOfTheStoreAndNothingElse) {
   ASSERT_EQ(::mkfifo((path_ + "/.1111111111111111.tmp").c_str(), 0600), 0);
   foreign.push_back(path_ + "/.1111111111111111.tmp");
 
-  CAIRN_ASSERT_OK(storage_.RemoveLeftovers());
+  CAIRN_ASSERT_OK(storage_.RemoveLeftovers(~0u));
   for (const std::string& folder : own) {
     EXPECT_FALSE(std::filesystem::exists(path_ + "/" + folder + temporary)) << folder;
   }
@@ -416,7 +416,7 @@ TEST_P(ReplacedDirectoryTest, AnOpenStorageIsTheDirectoryThatItHasOpened) {
   CAIRN_ASSERT_OK(storage.PrepareFile("segments/1"));
   CAIRN_ASSERT_OK(storage.SyncNames("segments/"));
   CAIRN_ASSERT_OK(storage.Remove("roots/1"));
-  CAIRN_ASSERT_OK(storage.RemoveLeftovers());
+  CAIRN_ASSERT_OK(storage.RemoveLeftovers(~0u));
   CAIRN_ASSERT_OK_AND_ASSIGN(auto names, storage.List(""));
   std::ranges::sort(names);
   EXPECT_THAT(names, ElementsAre("hint", "pending/a/1", "roots/2", "tables/1"));

@@ -121,7 +121,7 @@ TEST_F(FaultyStorageTest, AfterAPowerCutEveryOperationFails) {
   EXPECT_THAT(storage_.Size("lease"), IsError(ErrorCode::kUnavailable, "power"));
   EXPECT_THAT(storage_.ReadRange("lease", 0, {}), IsError(ErrorCode::kUnavailable, "power"));
   EXPECT_THAT(storage_.Remove("lease"), IsError(ErrorCode::kUnavailable, "power"));
-  EXPECT_THAT(storage_.RemoveLeftovers(), IsError(ErrorCode::kUnavailable, "power"));
+  EXPECT_THAT(storage_.RemoveLeftovers(~0u), IsError(ErrorCode::kUnavailable, "power"));
   EXPECT_THAT(storage_.Create("tables/b"), IsError(ErrorCode::kUnavailable, "power"));
   EXPECT_THAT(writer->Finish(), IsError(ErrorCode::kUnavailable, "power"));
   EXPECT_THAT(Names(), IsEmpty());

@@ -424,7 +424,7 @@ TEST_P(StorageContractTest, AwaitChangeReturnsAtItsTimeout) {
 TEST_P(StorageContractTest, RemoveLeftoversKeepsObjects) {
   Put("CAIRN", "1");
   Put("pending/a/part", "2");
-  CAIRN_ASSERT_OK(storage_->RemoveLeftovers());
+  CAIRN_ASSERT_OK(storage_->RemoveLeftovers(~0u));
   EXPECT_THAT(List(""), ElementsAre("CAIRN", "pending/a/part"));
 }
 

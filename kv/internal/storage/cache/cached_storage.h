@@ -37,7 +37,9 @@ class CachedStorage final : public Storage {
   Result<uint64_t> Size(std::string_view name) override;
   Result<std::vector<std::string>> List(std::string_view prefix) override;
   Result<void> Remove(std::string_view name) override;
-  Result<void> RemoveLeftovers() override { return base_->RemoveLeftovers(); }
+  Result<void> RemoveLeftovers(uint32_t end_epoch) override {
+    return base_->RemoveLeftovers(end_epoch);
+  }
   TransferSizes transfer_sizes() const override { return base_->transfer_sizes(); }
   bool listings_are_current() const override { return base_->listings_are_current(); }
   bool has_been_read() const override;
