@@ -108,6 +108,8 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         self._progress = options.progress
         self._pid = os.getpid()
         self._closed = False
+        if self._progress:
+            import cairn._base.progress  # noqa: F401 - closing the store may show it
         self._last_save: SaveHandle | None = None
         self._ranks = choose_ranks(process_group, options.alone, options.timeout)
         if mode == "a":
@@ -271,6 +273,8 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
             allow_pickle, metrics, tags, note,
         )
         mirrors = self._checked_mirrors(mirror)
+        from cairn.reports import SaveReport  # noqa: F401 - for the handle, as in _save
+
         with self._copies_lock:
             prepared = self._prepare_save(step, state, options, self._copies)
             # The store keeps them alive even if Ctrl-C arrives before there is a handle.
@@ -405,12 +409,14 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
     def _save(
         self, step: int, state: Any, options: SaveOptions, mirror: Mirrors | None
     ) -> SaveReport:
+        from cairn.reports import SaveReport  # now: once the step is durable, it must not fail
+
         # Copies that save_async has made are reused, and locked until they are written.
         copies = self._copies if len(self._copies) > 0 else None
         with nullcontext() if copies is None else self._copies_lock:
             mirrors = self._checked_mirrors(mirror)
             prepared = self._prepare_save(step, state, options, copies)
-            report = _report_of(self._native.save(**prepared.arguments))
+            report = SaveReport(*self._native.save(**prepared.arguments))
         self._mirrors.submit(report.step, mirrors, None, options.overwrite)
         return report
 
@@ -469,12 +475,6 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         self._copies.clear()
         self._closed = True
         _open_stores.pop(id(self), None)
-
-
-def _report_of(saved: tuple[Any, ...]) -> SaveReport:
-    from cairn.reports import SaveReport
-
-    return SaveReport(*saved)
 
 
 def _close_all() -> None:

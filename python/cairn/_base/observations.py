@@ -21,10 +21,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cairn import _cairn
 from cairn._base.addresses import canonical_address, is_directory
 from cairn.errors import Error
-from cairn.reports import SaveReport, StepHealth, StoreEvent
 
-if TYPE_CHECKING:
-    from cairn.reports import StepInfo
+# Some are used by the store while an event is made: after a save, an import must not fail.
+from cairn.reports import (  # noqa: F401
+    SaveReport,
+    StepHealth,
+    StepInfo,
+    StoreEvent,
+    TensorStatistics,
+)
 
 _MAX_NAMES = 10  # of tensors in StepHealth
 

@@ -101,6 +101,8 @@ class Load:
 
     def run(self) -> LoadReport:
         """Executes the load. On Corrupt or Unavailable the state is partly filled."""
+        import heapq  # noqa: F401 - for `finish`: once the state is filled, an import must not fail
+
         from cairn.reports import LoadReport
 
         bytes_read, direct_bytes, seconds = devices.load(

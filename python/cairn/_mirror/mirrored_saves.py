@@ -178,6 +178,7 @@ class MirroredSaves:
             return None
         import dataclasses
 
+        import cairn._base.progress  # noqa: F401 - now, because a step that waits for it is durable
         from cairn._mirror.chain import MirrorChain, check_same
 
         credentials = self._source.credentials

@@ -37,6 +37,10 @@ _lock."""
 
 def check(address: str, mirrors: tuple[Mirror, ...]) -> None:
     """Raises Invalid if a mirror has other options, or belongs to another store."""
+    if mirrors:
+        # `submit` and `wait` follow the commit, and must not fail.
+        import cairn._base.progress
+        import cairn._mirror.chain  # noqa: F401
     with _lock:
         _check(address, mirrors)
 

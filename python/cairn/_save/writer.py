@@ -24,10 +24,10 @@ from cairn._save.flatten import flatten
 from cairn._save.options import SaveOptions
 from cairn._save.stateful import StatefulAdapter
 from cairn.errors import Conflict, Error, Invalid, Unavailable
+from cairn.reports import SaveReport
 
 if TYPE_CHECKING:
     from cairn._base.progress import Progress, StreamDisplay
-    from cairn.reports import SaveReport
 
 _OPTIONS = (
     "overwrite", "incremental", "base_step", "chunk_bytes", "deltas", "statistics", "compress",
@@ -216,8 +216,6 @@ class Writer:
         return self._part
 
     def _commit(self) -> None:
-        from cairn.reports import SaveReport
-
         ranks = self._ranks
         saved: list[tuple] = []
 

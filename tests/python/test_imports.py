@@ -1,0 +1,102 @@
+"""A call imports what it needs before it changes anything. In a process that has no more file
+descriptors an import fails, and a step that is durable would be reported as one that is not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cairn_testing import run_python
+
+import cairn
+
+# Arguments: the store and the call. Once the call has changed something, no import finds a module.
+PROGRAM = """
+import errno, os, sys
+import numpy as np
+import cairn
+from cairn import Mirror
+
+path, call = sys.argv[1:]
+state = {"a": np.zeros(1000, np.uint8), "pair": (0, np.ones(2))}
+mirror = Mirror(path + ".mirror")
+
+def save(store):
+    assert store.save(2, state).step == 2
+
+def save_async(store):
+    assert store.save_async(2, state).result().step == 2
+
+def save_to_mirror(store):
+    store.save(2, state, mirror=mirror)
+    store.wait_mirrored()
+
+def save_async_to_mirror(store):
+    store.save_async(2, state, mirror=mirror).mirrored()
+
+def save_with_observer(store):
+    events = []
+    store.observe(events.append)
+    store.save(2, state, statistics=True)
+    assert events[0].info.step == 2 and events[0].health.nan == 0
+
+def save_with_progress(store):
+    store.save(2, state, progress=lambda done, total: None)
+
+def write(store):
+    with store.writer(2, mirror=mirror) as writer:
+        writer.add("a", state["a"])
+    assert writer.report.step == 2
+
+def save_with_dcp(store):
+    store.close()
+    writer = CairnWriter(path, step=2, mirror=mirror)
+    dcp.save({"a": torch.zeros(5)}, storage_writer=writer)
+    writer.wait_mirrored()
+
+def delete(store):
+    assert store.delete(0).steps == (0,)
+
+def merge(store):
+    store.merge([0, 1], into=2)
+
+def load(store):
+    assert store.load(state).step == 1
+
+def pull(store):
+    assert store.pull(state, since=0, step=1).step == 1
+
+if call == "save_with_dcp":
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from cairn.dcp import CairnWriter
+
+class Refusing:
+    def find_spec(self, name, path=None, target=None):
+        if has_changed() and not name.startswith("torch"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), name)
+
+def commits():
+    return os.listdir(os.path.join(path, "roots"))
+
+with cairn.open(path, mode="a", grace=0, progress=call == "save_with_progress") as store:
+    before = commits()
+    is_load = call in ("load", "pull")
+    has_changed = lambda: state["a"][0] != 0 if is_load else commits() != before
+    sys.meta_path.insert(0, Refusing())
+    globals()[call](store)
+    assert has_changed()
+"""
+
+CALLS = [
+    "save", "save_async", "save_to_mirror", "save_async_to_mirror", "save_with_observer",
+    "save_with_progress", "write", "save_with_dcp", "delete", "merge", "load", "pull",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_imports_nothing_after_it_has_changed_something(path, call):
+    with cairn.open(path, mode="a") as store:
+        for step in (0, 1):
+            store.save(step, {"a": np.full(1000, step, np.uint8), "pair": (step, np.ones(2))})
+
+    run_python(PROGRAM, path, call, fresh=True)
