@@ -14,6 +14,18 @@
 
 namespace cairn::kv {
 
+/// Returns kResourceExhausted with `text` and `what`, or with a short text if that needs too much
+/// memory.
+inline Error Exhausted(const char* text, const char* what) noexcept {
+  Error error{.code = ErrorCode::kResourceExhausted};
+  try {
+    error.message = fmt::format("{} for {}", text, what);
+  } catch (const std::exception&) {
+    error.message = "out of memory";  // short enough for the string itself
+  }
+  return error;
+}
+
 /// Calls `work` and returns its result. kResourceExhausted, naming `what`: there was not enough
 /// memory, or a thread could not be started. Other exceptions are not caught: on the threads of a
 /// caller, they are the caller's.
@@ -22,12 +34,11 @@ auto CatchExhaustion(const char* what, const Work& work) -> decltype(work()) {
   try {
     return work();
   } catch (const std::bad_alloc&) {
-    return Fail(ErrorCode::kResourceExhausted, fmt::format("not enough memory for {}", what));
+    return Fail(Exhausted("not enough memory", what));
   } catch (const std::length_error&) {
-    return Fail(ErrorCode::kResourceExhausted, fmt::format("not enough memory for {}", what));
-  } catch (const std::system_error& error) {
-    return Fail(ErrorCode::kResourceExhausted,
-                fmt::format("the system has not enough threads for {}: {}", what, error.what()));
+    return Fail(Exhausted("not enough memory", what));
+  } catch (const std::system_error&) {
+    return Fail(Exhausted("the system has not enough threads", what));
   }
 }
 

@@ -278,6 +278,7 @@ Result<std::unique_ptr<GlooGroup>> GlooGroup::Listen(
                         CAIRN_CHECK(address.size() <= kMaxRendezvousMessageBytes);
                       }
                     }));
+  CAIRN_TRY(group->waits_.Start());
   return group;
 }
 

@@ -5,10 +5,9 @@
 #include <gloo/common/error.h>
 #include <gloo/context.h>
 #include <gloo/transport/unbound_buffer.h>
-#include <pthread.h>
-#include <signal.h>
 
 #include "core/ranks/internal/rendezvous_record.h"
+#include "kv/start_thread.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -35,13 +34,11 @@ void GlooWatch::Check(int peer) {
   (void)buffer->waitRecv(std::chrono::milliseconds(1));
 }
 
-GlooWaits::GlooWaits(gloo::Context& context, GlooWatch& watch) : context_(context), watch_(watch) {
-  // The thread inherits the mask, so that it does not receive the signals of the program.
-  sigset_t all, old;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &old);
-  waker_ = std::thread([this] { WakeSender(); });
-  pthread_sigmask(SIG_SETMASK, &old, nullptr);
+GlooWaits::GlooWaits(gloo::Context& context, GlooWatch& watch) : context_(context), watch_(watch) {}
+
+Result<void> GlooWaits::Start() {
+  CAIRN_TRY_ASSIGN(waker_, kv::StartThread("the waits for other ranks", [this] { WakeSender(); }));
+  return {};
 }
 
 GlooWaits::~GlooWaits() {
@@ -50,7 +47,7 @@ GlooWaits::~GlooWaits() {
     is_ended_ = true;
   }
   changed_.NotifyAll();
-  waker_.join();
+  if (waker_.joinable()) waker_.join();
 }
 
 void GlooWaits::Received(UnboundBuffer& buffer, Deadline deadline) {

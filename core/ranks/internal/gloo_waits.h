@@ -46,6 +46,8 @@ class GlooWaits {
  public:
   GlooWaits(gloo::Context& context, GlooWatch& watch);
   ~GlooWaits();
+  /// Before all other calls. kResourceExhausted: no thread can be started.
+  Result<void> Start();
 
   void Received(gloo::transport::UnboundBuffer& buffer, Deadline deadline);
   /// Looks regularly whether the connection to `peer` is closed: Gloo does not wake the sender if
@@ -73,7 +75,7 @@ class GlooWaits {
   bool sends_ CAIRN_GUARDED_BY(mutex_) = false;
   uint64_t wait_count_ CAIRN_GUARDED_BY(mutex_) = 0;
   gloo::transport::UnboundBuffer* waited_for_ CAIRN_GUARDED_BY(mutex_) = nullptr;
-  std::thread waker_;  // runs WakeSender
+  std::thread waker_;  // runs WakeSender, from Start on
 };
 
 }  // namespace cairn::core::internal

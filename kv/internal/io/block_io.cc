@@ -144,6 +144,7 @@ class ThreadQueue final : public IoQueue {
     // More threads do not make one device faster; each of them blocks in one system call.
     const uint32_t thread_count = std::min<uint32_t>(depth, 4);
     threads_.reserve(thread_count);
+    completions_.reserve(depth);  // the threads need no memory
     try {
       while (threads_.size() < thread_count) threads_.emplace_back([this] { Work(); });
     } catch (const std::system_error&) {  // fewer suffice; without any, Submit transfers
@@ -185,8 +186,8 @@ class ThreadQueue final : public IoQueue {
     CAIRN_CHECK(in_flight_ > 0);
     const MutexLock lock(mutex_);
     while (completions_.empty()) completed_.Wait(mutex_);
-    IoCompletion completion = completions_.front();
-    completions_.pop_front();
+    IoCompletion completion = std::move(completions_.front());
+    completions_.erase(completions_.begin());
     --in_flight_;
     return completion;
   }
@@ -229,7 +230,7 @@ class ThreadQueue final : public IoQueue {
   CondVar submitted_;
   CondVar completed_;
   std::deque<IoRequest> requests_ CAIRN_GUARDED_BY(mutex_);
-  std::deque<IoCompletion> completions_ CAIRN_GUARDED_BY(mutex_);
+  std::vector<IoCompletion> completions_ CAIRN_GUARDED_BY(mutex_);  // at most `depth_`
   bool stopping_ CAIRN_GUARDED_BY(mutex_) = false;
 };
 

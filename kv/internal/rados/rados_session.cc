@@ -10,11 +10,12 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <system_error>
 #include <thread>
 #include <utility>
 
+#include "kv/catch_exhaustion.h"
 #include "kv/internal/storage/name_check.h"
+#include "kv/start_thread.h"
 
 namespace cairn::kv::internal {
 
@@ -117,11 +118,11 @@ Result<std::shared_ptr<RadosCluster>> SharedCluster(const RadosSettings& setting
   // that one process forks have copies of its generators, and clusters confuse clients with the
   // same numbers. A new thread has a new generator.
   Result<std::shared_ptr<RadosCluster>> connected;
-  try {
-    std::thread([&] { connected = Connect(settings); }).join();
-  } catch (const std::system_error&) {
-    return Fail(ErrorCode::kResourceExhausted, "the system has no more threads");
-  }
+  constexpr const char* kWhat = "the connection to the Ceph cluster";
+  CAIRN_TRY_ASSIGN(std::thread connecting, StartThread(kWhat, [&] {
+                     connected = CatchExhaustion(kWhat, [&] { return Connect(settings); });
+                   }));
+  connecting.join();
   CAIRN_TRY_ASSIGN(auto cluster, std::move(connected));
   slot = cluster;
   return cluster;

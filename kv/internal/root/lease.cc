@@ -9,14 +9,16 @@
 #include <chrono>
 #include <fstream>
 #include <mutex>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
-#include <system_error>
 #include <thread>
 
+#include "kv/catch_exhaustion.h"
 #include "kv/internal/storage/name_check.h"
 #include "kv/mutex.h"
+#include "kv/start_thread.h"
 #include "kv/thread_annotations.h"
 
 namespace cairn::kv::internal {
@@ -236,7 +238,11 @@ struct LeaseKeeper::State {
       // An error has no effect before the lease is too old. The next call of Renew reports it.
       // If the lease does not exist, another writer may have removed it, or another store may be
       // here: only those put it again who have read the newest root.
-      if (!stopped) (void)RenewIfOld(/*may_put=*/false);
+      // The same if there is not enough memory.
+      try {
+        if (!stopped) (void)RenewIfOld(/*may_put=*/false);
+      } catch (const std::bad_alloc&) {
+      }
     }
   }
 
@@ -262,7 +268,7 @@ LeaseKeeper::~LeaseKeeper() {
   }
   // Best effort: this process ignores its own lease from here on, and for others it expires or ends
   // with the process.
-  (void)Release();
+  (void)CatchExhaustion("the end of a lease", [this] { return Release(); });
 }
 
 Result<std::unique_ptr<LeaseKeeper>> LeaseKeeper::Take(std::shared_ptr<Storage> storage,
@@ -276,15 +282,13 @@ Result<std::unique_ptr<LeaseKeeper>> LeaseKeeper::Take(std::shared_ptr<Storage> 
     const MutexLock lock(state->mutex);
     CAIRN_TRY(state->Put());
   }
-  try {
-    state->thread = std::thread([borrowed = state.get()] { borrowed->RenewUntilStopped(); });
-  } catch (const std::system_error& error) {
-    const MutexLock lock(state->mutex);
-    (void)state->Remove();  // best effort, as when a store is closed
-    return Fail(ErrorCode::kResourceExhausted,
-                fmt::format("the system has no thread that renews the lease: {}", error.what()));
-  }
-  return std::unique_ptr<LeaseKeeper>(new LeaseKeeper(std::move(state)));
+  // If the thread cannot be started, the destructor removes the lease.
+  std::unique_ptr<LeaseKeeper> keeper(new LeaseKeeper(std::move(state)));
+  CAIRN_TRY_ASSIGN(keeper->state_->thread,
+                   StartThread("the renewal of the lease", [borrowed = keeper->state_.get()] {
+                     borrowed->RenewUntilStopped();
+                   }));
+  return keeper;
 }
 
 Result<void> LeaseKeeper::Renew() {
@@ -311,7 +315,9 @@ Result<void> LeaseKeeper::Release() {
     state.stopped = true;
     state.changed.NotifyAll();
   }
-  std::call_once(state.joined, [&state] { state.thread.join(); });
+  std::call_once(state.joined, [&state] {
+    if (state.thread.joinable()) state.thread.join();
+  });
   const MutexLock lock(state.mutex);
   if (state.removed) return {};
   Result<void> removed = state.Remove();

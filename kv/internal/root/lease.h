@@ -69,7 +69,8 @@ Result<void> CheckLease(Storage& storage, const std::string& session);
 class LeaseKeeper {
  public:
   /// Puts the lease, even if another writer has it; CheckLease finds out before. `renewal_ns` is
-  /// the age at which the lease is renewed. kUnavailable: it cannot be put.
+  /// the age at which the lease is renewed. kUnavailable: it cannot be put. kResourceExhausted: the
+  /// thread that renews it cannot be started; the lease is removed again.
   static Result<std::unique_ptr<LeaseKeeper>> Take(std::shared_ptr<Storage> storage,
                                                    WriterIdentity writer, uint32_t epoch,
                                                    int64_t renewal_ns = kLeaseRenewalNs);

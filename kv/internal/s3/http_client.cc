@@ -2,27 +2,28 @@
 //
 // A request is in one of three places: `arrived_` (shared with the callers), `waiting_` (not begun,
 // ordered by the time when it may begin), or `active_` (libcurl has it). All but `arrived_` belong
-// to the thread.
+// to the thread. A request moves from one to the other as a node of a map, which needs no memory:
+// whatever happens, its callback is called.
 
 #include "kv/internal/s3/http_client.h"
 
 #include <curl/curl.h>
 #include <fmt/format.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
-#include <system_error>
 #include <thread>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "kv/catch_exhaustion.h"
 #include "kv/error.h"
 #include "kv/internal/s3/curl_library.h"
 #include "kv/internal/s3/http_transfer.h"
 #include "kv/mutex.h"
+#include "kv/start_thread.h"
 #include "kv/thread_annotations.h"
 
 namespace cairn::kv::internal {
@@ -48,6 +49,7 @@ class HttpClient::Worker {
       : options_(std::move(options)),
         max_connections_(max_connections),
         pending_count_(pending_count) {
+    free_handles_.reserve(kMaxFreeHandles);
     multi_ = curl_.multi_init();
     CAIRN_CHECK(multi_ != nullptr);
     curl_.multi_setopt(multi_, CURLMOPT_PIPELINING, static_cast<long>(CURLPIPE_NOTHING));
@@ -66,16 +68,21 @@ class HttpClient::Worker {
   }
 
   void Start(HttpRequest request, uint64_t id, HttpDone done) {
+    Jobs job;
+    const Clock::time_point begin = request.not_before;
+    job.emplace(begin, Job{std::move(request), id, std::move(done)});
+    pending_count_.fetch_add(1, std::memory_order_relaxed);
     bool is_own_thread = false;
-    bool has_thread = false;
+    Result<void> started;
     {
       const MutexLock lock(mutex_);
-      has_thread = EnsureThread();
+      started = EnsureThread();
       is_own_thread = std::this_thread::get_id() == thread_id_;
-      if (has_thread) arrived_.push_back({std::move(request), id, std::move(done)});
+      if (started) arrived_.merge(job);
     }
-    if (!has_thread) {
-      return Report(done, FailedResponse(HttpFailure::kNoMemory, "the system has no more threads"));
+    if (!started) {
+      return Report(job.begin()->second.done,
+                    FailedResponse(HttpFailure::kNoMemory, std::move(started).error().message));
     }
     // A callback that starts another request runs on the thread, which looks before it waits.
     if (!is_own_thread) curl_.multi_wakeup(multi_);
@@ -95,27 +102,18 @@ class HttpClient::Worker {
     uint64_t id = 0;
     HttpDone done;
   };
+  using Jobs = std::multimap<Clock::time_point, Job>;  // by the time when they may begin
   struct Active {
     std::unique_ptr<HttpTransfer> transfer;
     uint64_t id = 0;
     HttpDone done;
   };
 
-  // Returns false if the system has no more threads.
-  bool EnsureThread() CAIRN_REQUIRES(mutex_) {
-    if (thread_.joinable()) return true;
-    // The thread inherits the mask, so that it does not receive the signals of the program.
-    sigset_t all;
-    sigset_t old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    try {
-      thread_ = std::thread([this] { Run(); });
-      thread_id_ = thread_.get_id();
-    } catch (const std::system_error&) {
-    }
-    pthread_sigmask(SIG_SETMASK, &old, nullptr);
-    return thread_.joinable();
+  Result<void> EnsureThread() CAIRN_REQUIRES(mutex_) {
+    if (thread_.joinable()) return {};
+    CAIRN_TRY_ASSIGN(thread_, StartThread("requests to the server", [this] { Run(); }));
+    thread_id_ = thread_.get_id();
+    return {};
   }
 
   void Run() {
@@ -133,18 +131,13 @@ class HttpClient::Worker {
 
   // Takes what callers have added. Returns whether the client ends.
   bool TakeArrived() {
-    std::vector<Job> arrived;
     std::set<uint64_t> cancelled;
     bool stopping = false;
     {
       const MutexLock lock(mutex_);
-      std::swap(arrived, arrived_);
+      waiting_.merge(arrived_);
       std::swap(cancelled, cancelled_);
       stopping = stopping_;
-    }
-    for (Job& job : arrived) {
-      const Clock::time_point begin = job.request.not_before;
-      waiting_.emplace(begin, std::move(job));
     }
     if (!cancelled.empty()) {
       CancelIf([&](uint64_t id) { return cancelled.contains(id); });
@@ -158,26 +151,26 @@ class HttpClient::Worker {
 
   template <typename Predicate>
   void CancelIf(const Predicate& matches) {
-    std::vector<HttpDone> callbacks;  // called last, because they may start requests
+    Jobs jobs;  // their callbacks are called last, because they may start requests
+    std::map<CURL*, Active> transfers;
     for (auto job = waiting_.begin(); job != waiting_.end();) {
-      if (matches(job->second.id)) {
-        callbacks.push_back(std::move(job->second.done));
-        job = waiting_.erase(job);
-      } else {
-        ++job;
-      }
+      const auto next = std::next(job);
+      if (matches(job->second.id)) jobs.insert(waiting_.extract(job));
+      job = next;
     }
     for (auto entry = active_.begin(); entry != active_.end();) {
+      const auto next = std::next(entry);
       if (matches(entry->second.id)) {
         curl_.multi_remove_handle(multi_, entry->first);
-        callbacks.push_back(std::move(entry->second.done));
-        entry = active_.erase(entry);
-      } else {
-        ++entry;
+        transfers.insert(active_.extract(entry));
       }
+      entry = next;
     }
-    for (HttpDone& done : callbacks) {
-      Report(done, FailedResponse(HttpFailure::kCancelled, "cancelled"));
+    for (auto& [begin, job] : jobs) {
+      Report(job.done, FailedResponse(HttpFailure::kCancelled, "cancelled"));
+    }
+    for (auto& [handle, active] : transfers) {
+      Report(active.done, FailedResponse(HttpFailure::kCancelled, "cancelled"));
     }
   }
 
@@ -185,36 +178,43 @@ class HttpClient::Worker {
     while (!waiting_.empty() && active_.size() < max_connections_ &&
            waiting_.begin()->first <= Clock::now()) {
       Job job = std::move(waiting_.extract(waiting_.begin()).mapped());
-      if (job.request.deadline <= Clock::now()) {
-        Report(job.done, FailedResponse(HttpFailure::kTimeout, "the deadline has passed"));
-        continue;
+      // Begun, or a response that states why it was not.
+      auto begun = CatchExhaustion(
+          "a request", [&]() -> Result<std::optional<HttpResponse>> { return Begin(job); });
+      if (!begun) {
+        Report(job.done, FailedResponse(HttpFailure::kNoMemory, std::move(begun).error().message));
+      } else if (*begun) {
+        Report(job.done, **std::move(begun));
       }
-      CurlHandle handle;
-      if (free_handles_.empty()) {
-        handle.reset(curl_.easy_init());
-      } else {
-        handle = std::move(free_handles_.back());
-        free_handles_.pop_back();
-      }
-      if (handle == nullptr) {
-        Report(job.done, FailedResponse(HttpFailure::kNoMemory, "libcurl has no memory"));
-        continue;
-      }
-      CURL* const key = handle.get();
-      auto transfer =
-          std::make_unique<HttpTransfer>(std::move(handle), std::move(job.request), options_);
-      if (transfer->setup() != CURLE_OK) {
-        Report(job.done, transfer->TakeResponse(transfer->setup()));
-        continue;
-      }
-      if (const CURLMcode code = curl_.multi_add_handle(multi_, key); code != CURLM_OK) {
-        Report(job.done,
-               FailedResponse(HttpFailure::kNoMemory, fmt::format("libcurl begins no request ({})",
-                                                                  static_cast<int>(code))));
-        continue;
-      }
-      active_.emplace(key, Active{std::move(transfer), job.id, std::move(job.done)});
     }
+  }
+
+  // Returns why the request was not begun, or nothing: then `active_` has its callback.
+  std::optional<HttpResponse> Begin(Job& job) {
+    if (job.request.deadline <= Clock::now()) {
+      return FailedResponse(HttpFailure::kTimeout, "the deadline has passed");
+    }
+    CurlHandle handle;
+    if (free_handles_.empty()) {
+      handle.reset(curl_.easy_init());
+    } else {
+      handle = std::move(free_handles_.back());
+      free_handles_.pop_back();
+    }
+    if (handle == nullptr) return FailedResponse(HttpFailure::kNoMemory, "libcurl has no memory");
+    CURL* const key = handle.get();
+    auto transfer =
+        std::make_unique<HttpTransfer>(std::move(handle), std::move(job.request), options_);
+    if (transfer->setup() != CURLE_OK) return transfer->TakeResponse(transfer->setup());
+    std::map<CURL*, Active> node;
+    Active& active = node[key];
+    if (const CURLMcode code = curl_.multi_add_handle(multi_, key); code != CURLM_OK) {
+      return FailedResponse(HttpFailure::kNoMemory,
+                            fmt::format("libcurl begins no request ({})", static_cast<int>(code)));
+    }
+    active = {std::move(transfer), job.id, std::move(job.done)};
+    active_.merge(node);
+    return std::nullopt;
   }
 
   // Reports the transfers that have completed. Returns whether there were any.
@@ -261,12 +261,12 @@ class HttpClient::Worker {
   std::atomic<uint64_t>& pending_count_;
   const CurlLibrary& curl_ = Curl();
   CURLM* multi_ = nullptr;
-  std::multimap<Clock::time_point, Job> waiting_;
-  std::unordered_map<CURL*, Active> active_;
+  Jobs waiting_;
+  std::map<CURL*, Active> active_;
   std::vector<CurlHandle> free_handles_;  // to avoid allocating their buffers again
 
   Mutex mutex_;
-  std::vector<Job> arrived_ CAIRN_GUARDED_BY(mutex_);
+  Jobs arrived_ CAIRN_GUARDED_BY(mutex_);
   std::set<uint64_t> cancelled_ CAIRN_GUARDED_BY(mutex_);
   bool stopping_ CAIRN_GUARDED_BY(mutex_) = false;
   std::thread::id thread_id_ CAIRN_GUARDED_BY(mutex_);
@@ -280,7 +280,6 @@ HttpClient::HttpClient(HttpOptions options, uint32_t max_connections)
 HttpClient::~HttpClient() = default;
 
 void HttpClient::Start(HttpRequest request, uint64_t id, HttpDone done) {
-  pending_count_.fetch_add(1, std::memory_order_relaxed);
   worker_->Start(std::move(request), id, std::move(done));
 }
 

@@ -14,7 +14,7 @@
 
 namespace cairn::kv::internal {
 
-/// Runs on the thread of the client, and must not wait.
+/// Runs on the thread of the client, and must neither wait nor throw.
 using HttpDone = std::move_only_function<void(HttpResponse)>;
 
 /// The destructor cancels all requests and waits until their callbacks have returned.
@@ -26,8 +26,8 @@ class HttpClient {
   HttpClient(const HttpClient&) = delete;
   HttpClient& operator=(const HttpClient&) = delete;
 
-  /// Begins a request; `done` is called exactly once. `id` is for Cancel, and may be 0. Requests
-  /// beyond `max_connections` wait for others to complete.
+  /// Begins a request; `done` is called exactly once, unless this throws. `id` is for Cancel, and
+  /// may be 0. Requests beyond `max_connections` wait for others to complete.
   void Start(HttpRequest request, uint64_t id, HttpDone done);
   /// Completes the request with this id soon, with kCancelled, if there is one.
   void Cancel(uint64_t id);

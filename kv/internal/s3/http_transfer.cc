@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <new>
 #include <string_view>
 #include <utility>
 
@@ -172,7 +173,9 @@ void HttpTransfer::ConfigureLimits(const HttpOptions& options) {
 }
 
 HttpResponse HttpTransfer::TakeResponse(CURLcode code) {
-  response_.failure = too_long_ ? HttpFailure::kTooLong : Classify(code);
+  response_.failure = has_no_memory_ ? HttpFailure::kNoMemory
+                      : too_long_    ? HttpFailure::kTooLong
+                                     : Classify(code);
   if (response_.failure != HttpFailure::kNone) {
     response_.error = error_text_[0] != 0 ? error_text_ : Curl().easy_strerror(code);
   }
@@ -201,8 +204,12 @@ int HttpTransfer::OnSeek(void* self, curl_off_t offset, int origin) {
 
 size_t HttpTransfer::OnReceive(char* bytes, size_t size, size_t count, void* self) {
   auto& transfer = *static_cast<HttpTransfer*>(self);
-  if (transfer.Receive({bytes, size * count})) return size * count;
-  transfer.too_long_ = true;
+  try {
+    if (transfer.Receive({bytes, size * count})) return size * count;
+    transfer.too_long_ = true;
+  } catch (const std::bad_alloc&) {
+    transfer.has_no_memory_ = true;
+  }
   return CURL_WRITEFUNC_ERROR;
 }
 
@@ -237,7 +244,12 @@ size_t HttpTransfer::OnHeader(char* bytes, size_t size, size_t count, void* self
     transfer.too_long_ = true;
     return CURL_WRITEFUNC_ERROR;
   }
-  transfer.AddHeader({bytes, size * count});
+  try {
+    transfer.AddHeader({bytes, size * count});
+  } catch (const std::bad_alloc&) {
+    transfer.has_no_memory_ = true;
+    return CURL_WRITEFUNC_ERROR;
+  }
   return size * count;
 }
 

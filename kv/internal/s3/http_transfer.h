@@ -62,6 +62,7 @@ class HttpTransfer {
   uint64_t sent_bytes_ = 0;
   uint64_t header_bytes_ = 0;  // received
   bool too_long_ = false;
+  bool has_no_memory_ = false;
   HttpResponse response_;
   char error_text_[CURL_ERROR_SIZE] = {};
 };

@@ -7,10 +7,11 @@
 
 #include <algorithm>
 #include <random>
-#include <system_error>
 #include <utility>
 
+#include "kv/catch_exhaustion.h"
 #include "kv/internal/s3/repeated_request_counter.h"
+#include "kv/start_thread.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -55,11 +56,25 @@ struct S3Client::Operation {
   uint64_t credentials_version = 0;
 
   void Fail(Error error) {
-    if (attempt_count > 1) {
+    (void)CatchExhaustion("an error", [&]() -> Result<void> {
+      if (error.file.empty()) error.file = request.file;
+      if (attempt_count <= 1) return {};
       const auto elapsed = std::chrono::duration<double>(Clock::now() - begin).count();
       error.message += fmt::format(" ({} attempts in {:.1f} s)", attempt_count, elapsed);
-    }
-    done(std::unexpected(std::move(error).WithFile(request.file)));
+      return {};
+    });
+    done(std::unexpected(std::move(error)));
+  }
+
+  /// Calls `work`, which takes the operation further: somebody will call `done`, or has called it.
+  /// If there is not enough memory for that, the operation fails.
+  template <typename Work>
+  void Attempt(const Work& work) {
+    auto worked = CatchExhaustion("a request", [&]() -> Result<void> {
+      work();
+      return {};
+    });
+    if (!worked) Fail(std::move(worked).error());
   }
 };
 
@@ -112,7 +127,8 @@ void S3Client::Start(S3Request request, uint64_t id, S3Done done) {
 }
 
 void S3Client::StartFromCallback(S3Request request, uint64_t id, S3Done done) {
-  SendOrRestartLater(MakeOperation(std::move(request), id, std::move(done)), Clock::time_point());
+  const SharedOperation operation = MakeOperation(std::move(request), id, std::move(done));
+  operation->Attempt([&] { SendOrRestartLater(operation, Clock::time_point()); });
 }
 
 Result<HttpResponse> S3Client::Perform(S3Request request) {
@@ -136,10 +152,12 @@ void S3Client::Cancel(uint64_t id) {
 }
 
 void S3Client::Restart(const SharedOperation& operation) {
-  if (settings_.anonymous) return Send(operation, nullptr, Clock::time_point());
-  Result<SharedCredentials> credentials = credentials_.Get();
-  if (!credentials) return operation->Fail(std::move(credentials).error());
-  Send(operation, *credentials, Clock::time_point());
+  Result<SharedCredentials> credentials;
+  operation->Attempt([&] {
+    if (!settings_.anonymous) credentials = credentials_.Get();
+    if (credentials) Send(operation, *credentials, Clock::time_point());
+  });
+  if (!credentials) operation->Fail(std::move(credentials).error());
 }
 
 HttpRequest S3Client::MakeHttpRequest(const Operation& operation,
@@ -199,10 +217,16 @@ S3Outcome S3Client::Judge(const Operation& operation, const HttpResponse& respon
 
 void S3Client::OnResponse(const SharedOperation& operation, HttpResponse response) {
   if (response.status != 0) has_answered_.store(true, std::memory_order_relaxed);
-  S3Outcome outcome = Judge(*operation, response);
+  S3Outcome outcome;
+  bool is_repeated = false;
+  auto judged = CatchExhaustion("a request", [&]() -> Result<void> {
+    outcome = Judge(*operation, response);
+    is_repeated = outcome.verdict != S3Verdict::kSuccess && TryAgain(operation, outcome);
+    return {};
+  });
+  if (!judged) return operation->Fail(std::move(judged).error());
   if (outcome.verdict == S3Verdict::kSuccess) return operation->done(std::move(response));
-  if (TryAgain(operation, outcome)) return;
-  operation->Fail(std::move(outcome.error));
+  if (!is_repeated) operation->Fail(std::move(outcome.error));
 }
 
 bool S3Client::TryAgain(const SharedOperation& operation, const S3Outcome& outcome) {
@@ -242,20 +266,18 @@ void S3Client::SendOrRestartLater(const SharedOperation& operation, Clock::time_
 }
 
 void S3Client::RestartLater(const SharedOperation& operation) {
-  try {
+  auto later = CatchExhaustion("a request", [&]() -> Result<void> {
     const MutexLock lock(mutex_);
-    if (!stopping_) {
-      if (!restart_thread_.joinable()) restart_thread_ = std::thread([this] { RunRestarts(); });
-      restarts_.push_back(operation);
-      changed_.NotifyAll();
-      return;
+    if (stopping_) return Fail(Cancelled(operation->request.operation));
+    if (!restart_thread_.joinable()) {
+      CAIRN_TRY_ASSIGN(restart_thread_,
+                       StartThread("requests to the server", [this] { RunRestarts(); }));
     }
-  } catch (const std::system_error&) {
-    return operation->Fail(Error{.code = ErrorCode::kResourceExhausted,
-                                 .message = fmt::format("cannot {}: the system has no more threads",
-                                                        operation->request.operation)});
-  }
-  operation->Fail(Cancelled(operation->request.operation));
+    restarts_.push_back(operation);
+    changed_.NotifyAll();
+    return {};
+  });
+  if (!later) operation->Fail(std::move(later).error());
 }
 
 void S3Client::RunRestarts() {
@@ -270,10 +292,10 @@ void S3Client::RunRestarts() {
       restarts_.pop_front();
       stopping = stopping_;
     }
-    if (stopping) {
-      operation->Fail(Cancelled(operation->request.operation));
-    } else {
+    if (!stopping) {
       Restart(operation);
+    } else {
+      operation->Attempt([&] { operation->Fail(Cancelled(operation->request.operation)); });
     }
   }
 }

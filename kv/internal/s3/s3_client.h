@@ -59,7 +59,7 @@ struct S3Request {
 };
 
 /// Gets a response with a status of 2xx, or the error. Runs on any thread, possibly before Start
-/// has returned, and must not wait.
+/// has returned, and must neither wait nor throw.
 using S3Done = std::move_only_function<void(Result<HttpResponse>)>;
 
 /// Requires that no request is in flight when it is destroyed.
@@ -78,7 +78,7 @@ class S3Client {
 
   /// Returns an id that no other request has.
   uint64_t NewId() { return next_id_.fetch_add(1, std::memory_order_relaxed); }
-  /// Begins a request; `done` is called exactly once. May wait for credentials.
+  /// Begins a request; `done` is called exactly once, unless this throws. May wait for credentials.
   void Start(S3Request request, uint64_t id, S3Done done);
   /// Begins a request without waiting; for callbacks.
   void StartFromCallback(S3Request request, uint64_t id, S3Done done);

@@ -2,9 +2,10 @@
 
 #include "kv/internal/s3/s3_queue.h"
 
-#include <deque>
 #include <utility>
+#include <vector>
 
+#include "kv/catch_exhaustion.h"
 #include "kv/mutex.h"
 #include "kv/thread_annotations.h"
 
@@ -32,7 +33,7 @@ struct S3Queue::Completions {
 
   Mutex mutex;
   CondVar changed;
-  std::deque<Entry> entries CAIRN_GUARDED_BY(mutex);
+  std::vector<Entry> entries CAIRN_GUARDED_BY(mutex);  // with memory for all
 };
 
 S3Queue::S3Queue(S3Client& client, std::function<S3Object(std::string_view)> object_of,
@@ -42,6 +43,8 @@ S3Queue::S3Queue(S3Client& client, std::function<S3Object(std::string_view)> obj
       object_of_(std::move(object_of)),
       completions_(std::make_shared<Completions>()) {
   CAIRN_CHECK(depth > 0);
+  const MutexLock lock(completions_->mutex);
+  completions_->entries.reserve(depth);
 }
 
 S3Queue::~S3Queue() {
@@ -58,11 +61,12 @@ Result<void> S3Queue::Submit(const IoRequest& request) {
                 "this process was forked from the one that made the queue");
   }
   ++in_flight_;
-  if (request.write) {
-    StartWrite(request);
-  } else {
-    StartRead(request);
-  }
+  // A request that is not begun completes with the error.
+  auto begun = CatchExhaustion("a request", [&]() -> Result<void> {
+    request.write ? StartWrite(request) : StartRead(request);
+    return {};
+  });
+  if (!begun) completions_->Add(request, std::move(begun), /*read_id=*/0);
   return {};
 }
 
@@ -71,20 +75,20 @@ void S3Queue::StartRead(const IoRequest& request) {
   const uint64_t id = client_.NewId();
   read_ids_.insert(id);
   const bool scatters = !request.slices.empty();
-  client_.Start(
-      {.operation = "read the object",
-       .file = std::move(object.file),
-       .key = std::move(object.key),
-       .target = std::span(request.data, scatters ? 0 : request.length_bytes),
-       .slices = request.slices,
-       .offset_bytes = request.offset_bytes},
-      id, [completions = completions_, request, id](Result<HttpResponse> response) {
-        Result<void> result;
-        if (!response) {
-          result = std::unexpected(std::move(response).error().WithOffset(request.offset_bytes));
-        }
-        completions->Add(request, std::move(result), id);
-      });
+  client_.Start({.operation = "read the object",
+                 .file = std::move(object.file),
+                 .key = std::move(object.key),
+                 .target = std::span(request.data, scatters ? 0 : request.length_bytes),
+                 .slices = request.slices,
+                 .offset_bytes = request.offset_bytes},
+                id, [completions = completions_, request, id](Result<HttpResponse> response) {
+                  Result<void> result;
+                  if (!response) {
+                    result = std::unexpected(std::move(response).error());
+                    result.error().offset_bytes = request.offset_bytes;
+                  }
+                  completions->Add(request, std::move(result), id);
+                });
 }
 
 void S3Queue::StartWrite(const IoRequest& request) {
@@ -107,7 +111,7 @@ Result<IoCompletion> S3Queue::Wait() {
     const MutexLock lock(completions_->mutex);
     while (completions_->entries.empty()) completions_->changed.Wait(completions_->mutex);
     entry = std::move(completions_->entries.front());
-    completions_->entries.pop_front();
+    completions_->entries.erase(completions_->entries.begin());
   }
   --in_flight_;
   read_ids_.erase(entry.read_id);

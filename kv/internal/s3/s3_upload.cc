@@ -6,9 +6,11 @@
 #include <libdeflate.h>
 
 #include <algorithm>
+#include <memory>
 #include <new>
 #include <utility>
 
+#include "kv/catch_exhaustion.h"
 #include "kv/div.h"
 
 namespace cairn::kv::internal {
@@ -32,6 +34,12 @@ std::string AddDigest(const S3Settings& settings, S3Request* request) {
   std::string digest = EncodedCrc32(request->body);
   request->headers.push_back("x-amz-checksum-crc32: " + digest);
   return digest;
+}
+
+// Returns a copy; if there is no memory for it, an error that states this.
+Error Copy(const Error& error) {
+  return CatchExhaustion("an error", [&]() -> Result<void> { return std::unexpected(error); })
+      .error();
 }
 
 // Returns the error of a request of an upload that has begun. That there is no such upload (any
@@ -158,7 +166,7 @@ void S3Upload::StartPart(Part part) {
   } else if (error) {
     part.done(std::unexpected(*std::move(error)));
   } else if (!upload_id.empty()) {
-    SendPart(std::move(part), upload_id, /*may_wait=*/true);
+    SendPart(part, upload_id, /*may_wait=*/true);
   }
 }
 
@@ -176,26 +184,27 @@ void S3Upload::StartCreation() {
 }
 
 void S3Upload::OnCreated(Result<HttpResponse> response) {
-  Result<std::string> upload_id =
-      response ? ParseUploadId(response->body) : std::unexpected(std::move(response).error());
-  if (!upload_id) upload_id.error().file = object_.file;
+  auto created = CatchExhaustion("an upload", [&]() -> Result<std::string> {
+    if (!response) return std::unexpected(std::move(response).error());
+    auto upload_id = ParseUploadId(response->body);
+    if (!upload_id) return std::unexpected(std::move(upload_id).error().WithFile(object_.file));
+    const MutexLock lock(mutex_);
+    upload_id_ = *upload_id;  // parts are sent at once from here on
+    return upload_id;
+  });
   std::vector<Part> parts;
   {
     const MutexLock lock(mutex_);
     parts = std::move(waiting_);
     waiting_.clear();
-    if (upload_id) {
-      upload_id_ = *upload_id;
-    } else {
-      creation_error_ = upload_id.error();
-    }
+    if (!created) creation_error_ = Copy(created.error());
   }
   // The owner may destroy the upload as soon as the last part is done.
   for (Part& part : parts) {
-    if (upload_id) {
-      SendPart(std::move(part), *upload_id, /*may_wait=*/false);
+    if (created) {
+      SendPart(part, *created, /*may_wait=*/false);
     } else {
-      part.done(std::unexpected(upload_id.error()));
+      part.done(std::unexpected(Copy(created.error())));
     }
   }
 }
@@ -224,23 +233,36 @@ Result<void> S3Upload::AddPart(uint64_t index, std::string digest,
   return {};
 }
 
-void S3Upload::SendPart(Part part, const std::string& upload_id, bool may_wait) {
-  S3Request request = PartRequest(part.bytes, part.index, upload_id);
-  std::string digest = AddDigest(client_.settings(), &request);
-  S3Done on_response = [this, part = std::move(part),
-                        digest = std::move(digest)](const Result<HttpResponse>& response) mutable {
-    Result<void> added = AddPart(part.index, std::move(digest), response);
-    if (part.buffer != nullptr) {
-      const MutexLock lock(mutex_);
-      free_buffers_.push_back(std::move(part.buffer));
+void S3Upload::SendPart(Part& given, const std::string& upload_id, bool may_wait) {
+  std::shared_ptr<Part> part;  // shared with the callback
+  auto begun = CatchExhaustion("an upload", [&]() -> Result<void> {
+    part = std::make_shared<Part>(std::move(given));
+    S3Request request = PartRequest(part->bytes, part->index, upload_id);
+    std::string digest = AddDigest(client_.settings(), &request);
+    S3Done on_response =
+        [this, part, digest = std::move(digest)](const Result<HttpResponse>& response) mutable {
+          Result<void> added = CatchExhaustion(
+              "an upload", [&] { return AddPart(part->index, std::move(digest), response); });
+          if (part->buffer != nullptr) KeepBuffer(std::move(part->buffer));
+          part->done(std::move(added));
+        };
+    if (may_wait) {
+      client_.Start(std::move(request), client_.NewId(), std::move(on_response));
+    } else {
+      client_.StartFromCallback(std::move(request), client_.NewId(), std::move(on_response));
     }
-    part.done(std::move(added));
-  };
-  if (may_wait) {
-    client_.Start(std::move(request), client_.NewId(), std::move(on_response));
-  } else {
-    client_.StartFromCallback(std::move(request), client_.NewId(), std::move(on_response));
-  }
+    return {};
+  });
+  if (!begun) (part == nullptr ? given : *part).done(std::move(begun));
+}
+
+void S3Upload::KeepBuffer(Buffer buffer) {
+  // Otherwise it is freed.
+  (void)CatchExhaustion("a buffer", [&]() -> Result<void> {
+    const MutexLock lock(mutex_);
+    free_buffers_.push_back(std::move(buffer));
+    return {};
+  });
 }
 
 Result<void> S3Upload::Finish(uint64_t size_bytes) {

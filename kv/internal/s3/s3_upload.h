@@ -77,7 +77,9 @@ class S3Upload final : public Upload {
   void OnCreated(Result<HttpResponse> response);
   S3Request PartRequest(std::span<const std::byte> bytes, uint64_t index,
                         const std::string& upload_id) const;
-  void SendPart(Part part, const std::string& upload_id, bool may_wait);
+  /// Takes the part, whose callback is called in any case.
+  void SendPart(Part& given, const std::string& upload_id, bool may_wait);
+  void KeepBuffer(Buffer buffer);
   /// Takes note of the response to the request of a part.
   Result<void> AddPart(uint64_t index, std::string digest, const Result<HttpResponse>& response);
   /// Uploads what was gathered, and makes one object of all parts.

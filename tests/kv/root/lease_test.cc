@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <new>
 
 #include "kv/internal/storage/memory_storage.h"
 #include "tests/kv/root/hooked_storage.h"
@@ -200,12 +201,29 @@ TEST_F(LeaseTest, IdleWriterDoesNotPutALostLease) {
   };
   CAIRN_ASSERT_OK_AND_ASSIGN(
       const auto keeper, LeaseKeeper::Take(storage, ThisWriter("a"), 1, /*renewal_ns=*/1'000'000));
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (looks < 3 && std::chrono::steady_clock::now() < deadline) {
     storage->AwaitChange("", std::chrono::milliseconds(1));
   }
   ASSERT_GE(looks, 3);
   EXPECT_EQ(finds, 1);
+}
+
+TEST_F(LeaseTest, RenewalsAndTheEndSurviveALackOfMemory) {
+  const auto storage = std::make_shared<testing::HookedStorage>();
+  std::atomic<int> looks = 0;
+  storage->on_size = [&](std::string_view) -> Result<uint64_t> {
+    ++looks;
+    throw std::bad_alloc();
+  };
+  CAIRN_ASSERT_OK_AND_ASSIGN(
+      auto keeper, LeaseKeeper::Take(storage, ThisWriter("a"), 1, /*renewal_ns=*/1'000'000));
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (looks < 3 && std::chrono::steady_clock::now() < deadline) {
+    storage->AwaitChange("", std::chrono::milliseconds(1));
+  }
+  ASSERT_GE(looks, 3);
+  keeper.reset();  // cannot read the lease either
 }
 
 TEST_F(LeaseTest, DestructorReleases) {
@@ -238,7 +256,7 @@ TEST_F(LeaseTest, IdleWriterRenewsItsLease) {
   CAIRN_ASSERT_OK_AND_ASSIGN(
       const auto keeper, LeaseKeeper::Take(storage_, ThisWriter("a"), 1, /*renewal_ns=*/1'000'000));
   const auto before = StoredLease();
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (StoredLease() == before && std::chrono::steady_clock::now() < deadline) {
     storage_->AwaitChange("", std::chrono::milliseconds(100));
   }
