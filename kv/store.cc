@@ -66,6 +66,7 @@ Store::Store(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Store::~Store() { (void)Close(); }
 
 const std::string& Store::directory() const { return impl_->state->storage->address(); }
+Storage& Store::storage() const { return *impl_->state->storage; }
 const StoreOptions& Store::options() const { return impl_->state->options; }
 bool Store::writable() const { return impl_->state->writable; }
 const std::string& Store::session() const { return impl_->state->session; }

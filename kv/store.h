@@ -89,6 +89,9 @@ class Store {
 
   /// Returns the address of the storage; for a directory, its path.
   const std::string& directory() const;
+  /// Returns the storage that the store holds open, whatever its address means by now. For readers
+  /// of what is not in a Snapshot. The store must outlive it.
+  Storage& storage() const;
   /// Returns the options that the caller gave; `io` is always set.
   const StoreOptions& options() const;
   bool writable() const;

@@ -9,7 +9,7 @@ Result<Report> CollectReport(const kv::Store& store, const ReportOptions& option
   for (int round = 1;; ++round) {
     CAIRN_TRY_ASSIGN(const auto snapshot, store.Latest());
     internal::ReportCollector collector(snapshot, options);
-    CAIRN_TRY_ASSIGN(Report report, collector.Collect(store.directory()));
+    CAIRN_TRY_ASSIGN(Report report, collector.Collect(store.storage()));
     report.uuid = store.uuid();
     if (report.problems.empty() || round == kMaxRounds) return report;
     // What is missing may have been deleted or compacted since the snapshot was taken.

@@ -9,7 +9,6 @@
 #include <sstream>
 
 #include "core/step/contents.h"
-#include "kv/open_storage.h"
 #include "kv/snapshot.h"
 #include "kv/step_info.h"
 #include "tools/common/disk_usage.h"
@@ -66,8 +65,8 @@ std::map<std::string, std::string> ReadIdentity(kv::Storage& storage) {
 Result<Overview> Summarize(const OpenedStore& opened) {
   Overview view;
   view.directory = AddressDirectory(opened.address.store);
-  CAIRN_TRY_ASSIGN(const auto storage, kv::OpenStorage(opened.address.store));
-  view.identity = ReadIdentity(*storage);
+  kv::Storage& storage = opened.store->kv().storage();
+  view.identity = ReadIdentity(storage);
   CAIRN_TRY_ASSIGN(const auto snapshot, opened.store->kv().Latest());
   CAIRN_TRY_ASSIGN(view.steps, snapshot->Steps());
   view.tags = snapshot->tags();
@@ -76,7 +75,7 @@ Result<Overview> Summarize(const OpenedStore& opened) {
   for (const kv::SegmentInfo& segment : view.segments) view.payload_bytes += segment.payload_bytes;
   uint64_t used_bytes = 0;
   for (const kv::SegmentInfo& segment : view.segments) used_bytes += segment.file_bytes;
-  view.has_files = storage->local_files() != nullptr;
+  view.has_files = storage.local_files() != nullptr;
   if (view.has_files) {
     CAIRN_TRY_ASSIGN(view.disk, MeasureDiskUsage(view.directory));
   } else {

@@ -13,7 +13,6 @@
 #include "core/inspect/internal/segment_report.h"
 #include "core/step/internal/lookup.h"
 #include "core/tensor/tensor.h"
-#include "kv/open_storage.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -48,15 +47,14 @@ void ReportCollector::AddProblem(Error error) {
   if (report_.problem_count++ < kMaxProblems) report_.problems.push_back(std::move(error));
 }
 
-Result<Report> ReportCollector::Collect(const std::string& address) {
-  report_.address = address;
+Result<Report> ReportCollector::Collect(kv::Storage& storage) {
+  report_.address = storage.address();
   report_.tags = snapshot_->tags();
   CAIRN_TRY_ASSIGN(report_.steps, snapshot_->Steps());
   examined_ = ChooseSteps(report_.steps, report_.tags, options_.max_records);
-  if (!examined_.empty()) CAIRN_TRY(Examine(address));
-  CAIRN_TRY_ASSIGN(const auto storage, kv::OpenStorage(address));
+  if (!examined_.empty()) CAIRN_TRY(Examine(report_.address));
   std::vector<Error> problems;
-  if (auto space = MeasureSegmentUse(*snapshot_, *storage, problems)) {
+  if (auto space = MeasureSegmentUse(*snapshot_, storage, problems)) {
     report_.space = *std::move(space);
   } else {
     AddProblem(std::move(space).error());

@@ -14,6 +14,7 @@
 #include "core/inspect/internal/tensor_states.h"
 #include "core/inspect/report.h"
 #include "kv/snapshot.h"
+#include "kv/storage.h"
 
 namespace cairn::core::internal {
 
@@ -23,8 +24,8 @@ class ReportCollector {
   ReportCollector(std::shared_ptr<const kv::Snapshot> snapshot, const ReportOptions& options)
       : snapshot_(std::move(snapshot)), options_(options) {}
 
-  /// Requires that it is called once.
-  Result<Report> Collect(const std::string& address);
+  /// `storage` is that of the store. Requires that it is called once.
+  Result<Report> Collect(kv::Storage& storage);
 
  private:
   Result<void> Examine(const std::string& address);
