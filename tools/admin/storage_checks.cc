@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "kv/catch_exhaustion.h"
 #include "tools/common/quantities.h"
 
 namespace cairn::tools {
@@ -189,16 +190,24 @@ std::string RaceCount::Describe() const {
 
 Result<std::vector<bool>> Race(const std::function<Result<bool>(uint64_t racer)>& attempt) {
   std::array<Result<bool>, kRacerCount> results;
-  {
-    std::barrier start(kRacerCount);
+  std::barrier start(kRacerCount);
+  CAIRN_TRY(kv::CatchExhaustion("the racers", [&]() -> Result<void> {
     std::vector<std::jthread> racers;
-    for (uint64_t racer = 0; racer < kRacerCount; ++racer) {
-      racers.emplace_back([&, racer] {
-        start.arrive_and_wait();
-        results[racer] = attempt(racer);
-      });
+    try {
+      for (uint64_t racer = 0; racer < kRacerCount; ++racer) {
+        racers.emplace_back([&, racer] {
+          start.arrive_and_wait();
+          results[racer] = attempt(racer);
+        });
+      }
+    } catch (...) {  // those that have started wait for the others
+      for (uint64_t missing = racers.size(); missing < kRacerCount; ++missing) {
+        start.arrive_and_drop();
+      }
+      throw;
     }
-  }
+    return {};
+  }));
   std::vector<bool> won;
   for (const Result<bool>& result : results) {
     CAIRN_TRY_ASSIGN(const bool has_won, result);

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -18,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "kv/catch_exhaustion.h"
 #include "tools/common/quantities.h"
 
 namespace cairn::tools {
@@ -184,18 +186,19 @@ Result<void> ReplaceMany(const CheckedStorages& storages, ReplaceCount& count) {
 Result<CheckResult> CheckReplacements(const CheckedStorages& storages) {
   ReplaceCount count;
   CAIRN_TRY(storages.first.Put(kReplacedName, VersionBytes(0)));
-  Result<void> done;
-  {
+  const auto run = [&]() -> Result<void> {
     std::vector<std::jthread> readers;
+    // Before the readers are joined, also if not all of them can be started.
+    const std::unique_ptr<ReplaceCount, void (*)(ReplaceCount*)> stop(
+        &count, [](ReplaceCount* running) { running->stopped = true; });
     for (kv::Storage* storage : {&storages.first, &storages.second}) {
       readers.emplace_back([&count, storage] {
         while (!count.stopped) count.ReadOnce(*storage);
       });
     }
-    done = ReplaceMany(storages, count);
-    count.stopped = true;
-  }
-  CAIRN_TRY(done);
+    return ReplaceMany(storages, count);
+  };
+  CAIRN_TRY(kv::CatchExhaustion("the readers", run));
   return count.Describe();
 }
 
@@ -223,14 +226,15 @@ Result<void> ChangeAll(const std::set<std::string>& names,
   const std::vector<std::string> list(names.begin(), names.end());
   std::atomic<size_t> next = 0;
   std::array<Result<void>, 8> results;
-  {
+  CAIRN_TRY(kv::CatchExhaustion("the changes", [&]() -> Result<void> {
     std::vector<std::jthread> threads;
     for (Result<void>& result : results) {
       threads.emplace_back([&] {
         for (size_t i = next++; i < list.size() && result; i = next++) result = change(list[i]);
       });
     }
-  }
+    return {};
+  }));
   for (const Result<void>& result : results) CAIRN_TRY(result);
   return {};
 }

@@ -35,6 +35,7 @@
 #include <tuple>
 #include <utility>
 
+#include "kv/catch_exhaustion.h"
 #include "kv/file_descriptor.h"
 #include "kv/mutex.h"
 #include "kv/thread_annotations.h"
@@ -440,10 +441,13 @@ Result<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpServerOptions& o
   impl->handler = std::move(handler);
   CAIRN_TRY(impl->Listen());
   Impl* const borrowed = impl.get();  // whose destructor joins the threads
-  impl->threads.emplace_back([borrowed] { borrowed->Serve(); });
-  for (size_t i = 0; i < kHandlerThreads; ++i) {
-    impl->threads.emplace_back([borrowed] { borrowed->HandleRequests(); });
-  }
+  CAIRN_TRY(kv::CatchExhaustion("the live view", [&]() -> Result<void> {
+    impl->threads.emplace_back([borrowed] { borrowed->Serve(); });
+    for (size_t i = 0; i < kHandlerThreads; ++i) {
+      impl->threads.emplace_back([borrowed] { borrowed->HandleRequests(); });
+    }
+    return {};
+  }));
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
 }
 
