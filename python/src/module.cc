@@ -10,6 +10,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "core/base/close_name.h"
+#include "core/check_save.h"
 #include "core/device/device.h"
 #include "core/load/map.h"
 #include "core/step/contents.h"
@@ -92,6 +93,12 @@ void BindRecords(nb::module_& m) {
         return Flatten(state, take, patterns, devices ? Reach::kDevices : Reach::kHost);
       },
       nb::arg("state").none(), nb::arg("take"), nb::arg("patterns"), nb::arg("devices") = false);
+  m.def(
+      "check_save",
+      [](uint64_t, const Batch& batch, nb::kwargs options) {
+        Unwrap(core::CheckSave(batch.state, ToSaveOptions(options)));
+      },
+      nb::arg("step"), nb::arg("batch"), nb::arg("options"));
   m.def("device_problem", &DeviceProblem);
   m.def("skip_destructors_of_busy_process", &SkipDestructorsOfBusyProcess);
   m.def("set_progress", &SetProgressFunction, nb::arg("function").none());

@@ -29,7 +29,7 @@ class PreparedSave(NamedTuple):
 
 
 def prepare_save(
-    native: _cairn.Store,
+    native: _cairn.Store | None,
     ranks: Ranks,
     step: int,
     state: Any,
@@ -39,6 +39,7 @@ def prepare_save(
     """Prepares a save of `state` as `step`. Collective.
 
     Args:
+        native: None: the store is not open yet, and the step is not looked for.
         copies: where tensors that C++ cannot read are copied; None: memory of this save alone.
 
     Raises Conflict or Invalid on all ranks if one of them raises it.
@@ -49,7 +50,8 @@ def prepare_save(
     def prepare() -> tuple[dict[str, Any], FlatState]:
         annotations.update(options.annotations())
         arguments = {"step": step_number(step), **options.native()}
-        _check_new(native, ranks, arguments["step"], options.overwrite)
+        if native is not None:
+            _check_new(native, ranks, arguments["step"], options.overwrite)
         prefix = clean_prefix(options.prefix)
         adapter = StatefulAdapter(state, prefix, options.ignore_frozen)
         patterns = all_patterns(pattern_list(options.keys), prefix, adapter.frozen)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cairn._open import open as open_store
+from cairn._save.by_address import save_by_address
 from cairn.errors import Invalid
 from cairn.hf._address import parse_address
 from cairn.hf._base_step import BASE_FILE, base_of
@@ -62,8 +62,7 @@ def save_pretrained(
         raise Invalid(f"'{target}' names no new step: write STORE@STEP, with the step as a number")
     # First, because it may raise.
     state = model_state(model, tokenizer=tokenizer, base=base)
-    with open_store(address.store, mode="a") as store:
-        return store.save(number, state, **options)
+    return save_by_address(address.store, number, state, **options)
 
 
 def model_state(model: Any, *, tokenizer: Any = None, base: Any = None) -> dict[str, Any]:

@@ -16,6 +16,8 @@ import numpy as np
 
 from cairn._base.patterns import clean_prefix
 from cairn._open import open as open_store
+from cairn._ranks.ranks import this_process
+from cairn._save.by_address import check_save
 from cairn._tensors.boxed import Box, BoxedTensor
 from cairn.errors import Corrupt, Invalid, NotFound
 from cairn.jax._arrays import code_of
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from cairn.reports import SaveReport
 
 _GROUP_BYTES = 256 << 20
+_TIMEOUT = 1800.0  # of waits for other ranks, of which there are none
 _METADATA = "_METADATA"
 
 
@@ -63,6 +66,9 @@ def import_orbax(
     """
     leaves = _Checkpoint(path, item)
     above = f"{clean_prefix(prefix)}." if prefix else ""
+    if not isinstance(store, Store):  # which is created only for what can be saved
+        small = {above + fqn: value for fqn, value in leaves.without_arrays()}
+        check_save(store, this_process(_TIMEOUT), step, small, options)
     with nullcontext(store) if isinstance(store, Store) else open_store(store, "a") as opened:
         if opened.world_size > 1:
             raise Invalid("an import is made by one process: open the store with alone=True")
@@ -105,6 +111,18 @@ class _Checkpoint:
             for index in group:
                 # Popped, so that a leaf is freed once it is written.
                 yield self._names[index], self._checked(index, restored.pop(index))
+
+    def without_arrays(self) -> Iterator[tuple[str, Any]]:
+        """All leaves, with an array of one element in place of each array."""
+        others = [index for index, leaf in enumerate(self._leaves) if not self._is_array(leaf)]
+        values = self._restore(others) if others else {}
+        for index, leaf in enumerate(self._leaves):
+            name = self._names[index]
+            if index in values:
+                yield name, values[index]
+            else:
+                array = np.zeros((), np.dtype(leaf.dtype))
+                yield name, BoxedTensor(code_of(array.dtype, name), (), [Box((), array)])
 
     def _groups(self) -> Iterator[list[int]]:
         group: list[int] = []

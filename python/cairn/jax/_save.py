@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Union
 
-from cairn._open import open as open_store
+from cairn._save.by_address import save_by_address
 from cairn.jax._arrays import leaf_to_save
 from cairn.jax._tree import flatten, fqn_of, nested
 from cairn.store import SaveHandle, Store
@@ -40,8 +40,7 @@ def save(store: StoreOrPath, step: int, tree: Any, **options: Any) -> SaveReport
     """
     if isinstance(store, Store):
         return store.save(step, state_of(tree), **options)
-    with open_store(store, mode="a") as opened:
-        return opened.save(step, state_of(tree), **options)
+    return save_by_address(store, step, state_of(tree), **options)
 
 
 def save_async(store: Store, step: int, tree: Any, **options: Any) -> SaveHandle:

@@ -21,7 +21,7 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
-from cairn._open import open as open_store
+from cairn._save.by_address import save_by_address
 from cairn.errors import Invalid, NotFound
 from cairn.reports import SaveReport
 
@@ -59,8 +59,8 @@ def import_checkpoint(
     """
     checkpoint = _checkpoint_folder(Path(folder), tag)
     state = _read_checkpoint(checkpoint, allow_pickle)
-    with open_store(store, mode="a", alone=True) as opened:
-        return opened.save(step, state, overwrite=overwrite, note=f"imported from {checkpoint}")
+    note = f"imported from {checkpoint}"
+    return save_by_address(store, step, state, alone=True, overwrite=overwrite, note=note)
 
 
 def _checkpoint_folder(folder: Path, tag: str | None) -> Path:

@@ -1,0 +1,54 @@
+"""Saves into a store that is opened for one call."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from typing import TYPE_CHECKING, Any
+
+from cairn import _cairn
+from cairn._base.addresses import absolute_address
+from cairn._base.open_options import OpenOptions
+from cairn._ranks.ranks import Ranks, choose_ranks
+from cairn._save.options import SaveOptions
+from cairn._save.prepare import prepare_save
+from cairn.store import Store
+
+if TYPE_CHECKING:
+    from cairn.reports import SaveReport
+
+
+def save_by_address(
+    address: str | os.PathLike[str], step: int, state: Any, *, alone: bool = False, **options: Any
+) -> SaveReport:
+    """`Store.save` into a store that is opened for this call, and created if it does not exist.
+    What cannot be saved raises before that, so that no empty store is left. Collective, unless
+    ``alone``."""
+    inspect.signature(Store.save).bind(None, step, state, **options)  # raises TypeError
+    if not isinstance(options.get("tags", ()), str):
+        options["tags"] = tuple(options.get("tags", ()))  # iterated twice
+    opening = OpenOptions(alone=alone)
+    ranks = choose_ranks(None, alone, opening.timeout)
+    if options.get("mirror") is not None:
+        from cairn._mirror.options import mirror_chain
+
+        mirror_chain(options["mirror"], absolute_address(address))
+    check_save(address, ranks, step, state, options)
+    with Store(address, "a", ranks, opening) as store:
+        return store.save(step, state, **options)
+
+
+def check_save(
+    address: str | os.PathLike[str], ranks: Ranks, step: int, state: Any, options: dict[str, Any]
+) -> None:
+    """Raises what a save raises whatever the store contains, and NotFound if the base step does not
+    exist. Reads no payload. Collective. On several ranks, C++ checks its part (a name with NUL, a
+    value that is too large) only during the save."""
+    known = {name: value for name, value in options.items() if name in SaveOptions._fields}
+    chosen = SaveOptions(**known)
+    if chosen.base_step is not None and ranks.world_size == 1:
+        with Store(address, "r", None, OpenOptions(alone=True)) as store:
+            store.step_info(chosen.base_step)
+    checked = prepare_save(None, ranks, step, state, chosen, None)
+    if ranks.world_size == 1:
+        _cairn.check_save(**checked.arguments)
