@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 
@@ -10,7 +11,7 @@ import torch
 
 import cairn
 
-SECONDS = 3.0
+CHANGES = 30
 
 
 def state_of(version: int) -> dict:
@@ -59,44 +60,51 @@ def compare(store: cairn.Store) -> None:
 @pytest.mark.parametrize("grace", [0, None], ids=["without-grace", "with-grace"])
 def test_reads_through_the_writer_are_old_or_new_or_not_found(path, grace):
     errors: list[BaseException] = []
-    counts = {"reads": 0, "gone": 0, "changes": 0}
     stop = threading.Event()
 
-    def repeat(store: cairn.Store, work) -> None:
+    def repeat(store: cairn.Store, work, has_read: threading.Event) -> None:
         try:
             while not stop.is_set():
                 try:
                     work(store)
-                    counts["reads"] += 1
                 except cairn.NotFound:
-                    counts["gone"] += 1
+                    continue
+                has_read.set()
         except BaseException as error:
             errors.append(error)
-            stop.set()
+        finally:
+            has_read.set()
 
     with cairn.open(path, mode="a", grace=grace) as store, cairn.open(path) as reader:
         store.save(1, state_of(1))
-        threads = [threading.Thread(target=repeat, args=(handle, work))
-                   for work in (read_latest, read_each, load, read_parts, compare)
-                   for handle in (store, reader)]
+        reads = [(handle, work, threading.Event())
+                 for work in (read_latest, read_each, load, read_parts, compare)
+                 for handle in (store, reader)]
+        threads = [threading.Thread(target=repeat, args=read) for read in reads]
         for thread in threads:
             thread.start()
-        end = time.monotonic() + SECONDS
-        version = 1
-        while time.monotonic() < end and not stop.is_set():
-            version += 1
+        for version in range(2, 2 + CHANGES):
+            # Each change begins while all threads read, one of which has just begun again.
+            has_read = reads[version % len(reads)][-1]
+            has_read.clear()
+            if not has_read.wait(60) or errors:
+                break
             if version % 3 == 0:
                 store.save(3, state_of(version), overwrite=True)
                 store.delete(3)
             else:
                 store.save(version % 3, state_of(version), overwrite=True,
                            incremental=version % 2 == 0)
-            counts["changes"] += 1
         stop.set()
         for thread in threads:
             thread.join()
     assert not errors, errors
-    assert counts["reads"] > 20 and counts["changes"] > 20, counts
+    assert version == 1 + CHANGES, "a thread has read nothing for 60 s"
+
+
+def is_waiting(thread: threading.Thread) -> bool:
+    frame = sys._current_frames().get(thread.ident)
+    return frame is not None and frame.f_code.co_name == "_await_change"
 
 
 def test_a_store_is_closed_although_many_threads_wait_for_steps(path):
@@ -114,7 +122,10 @@ def test_a_store_is_closed_although_many_threads_wait_for_steps(path):
     threads = [threading.Thread(target=follow) for _ in range(8)]
     for thread in threads:
         thread.start()
-        time.sleep(0.02)  # so that their waits overlap
+    end = time.monotonic() + 60
+    while not all(is_waiting(thread) for thread in threads):
+        assert time.monotonic() < end
+        time.sleep(0.001)
     store.close()
     for thread in threads:
         thread.join(60)
