@@ -97,7 +97,7 @@ TEST_P(ThreadSweepTest, WithoutMoreThreadsAnOperationSucceedsOrReturnsAnError) {
                              ReadStore(dir / ("prepared/" + operation.store)));
   std::vector<StoreContents> states = {before};
   fs::copy(dir / "prepared", dir / "work", fs::copy_options::recursive);
-  CAIRN_ASSERT_OK(operation.perform(dir / "work", std::chrono::seconds(20)).performed);
+  CAIRN_ASSERT_OK(operation.perform(dir / "work", std::chrono::minutes(1)).performed);
   CAIRN_ASSERT_OK_AND_ASSIGN(const StoreContents after, ReadStore(store));
   for (auto step = after.begin(); operation.commits > 1 && step != after.end(); ++step) {
     states.emplace_back(after.begin(), std::next(step));
@@ -108,7 +108,7 @@ TEST_P(ThreadSweepTest, WithoutMoreThreadsAnOperationSucceedsOrReturnsAnError) {
         fs::remove_all(dir / "work");
         fs::copy(dir / "prepared", dir / "work", fs::copy_options::recursive);
         const ThreadLimit threads(limit);
-        return operation.perform(dir / "work", std::chrono::seconds(20)).performed;
+        return operation.perform(dir / "work", std::chrono::minutes(1)).performed;
       },
       [&] { CheckStore(store, states); });
 }
