@@ -124,8 +124,7 @@ class AsyncSaver::Impl {
       CAIRN_TRY(task.device->ComputeStatistics(task.plan, has_them));
     }
     CAIRN_TRY(task.device->FindDeltas(task.plan, last_save_, task.options));
-    CAIRN_TRY_ASSIGN(const bool taken, task.device->TakeSnapshot(task.plan));
-    if (taken) task.device->WriteFilesDirectly();
+    CAIRN_TRY(task.device->TakeSnapshot(task.plan));
     return {};
   }
 

@@ -239,7 +239,6 @@ Result<SaveReport> CheckpointStore::Save(uint64_t step, const StateDict& state,
   }
   auto device = internal::DeviceSave::Begin(plan, options.streams);
   if (!device) return Fail(Abort(attempt, std::move(device).error()));
-  (*device)->WriteFilesDirectly();
   return SavePlanned(attempt, plan, options, impl_->last_device_save(), device->get());
 }
 

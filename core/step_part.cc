@@ -168,7 +168,6 @@ class StepPart::Impl {
   Result<void> DigestOnDevices(internal::SavePlan& plan, std::span<const DeviceStream> streams) {
     if (device_ == nullptr) {
       CAIRN_TRY_ASSIGN(device_, internal::DeviceSave::Begin(plan, streams));
-      device_->WriteFilesDirectly();
       CAIRN_TRY(session_->UseDevice(*device_));
     } else {
       CAIRN_TRY(device_->BeginNextPlan(plan, streams));

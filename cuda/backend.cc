@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "cuda/internal/cuda_call.h"
-#include "cuda/internal/cufile.h"
 #include "cuda/internal/device_heap.h"
 #include "cuda/internal/device_queue.h"
 #include "kv/mutex.h"
@@ -84,11 +83,6 @@ class Backend final : public core::DeviceBackend {
     if (memory.empty()) return;
     const internal::DeviceScope scope(AnyDevice());
     internal::Ignore(cudaHostUnregister(memory.data()));
-  }
-
-  Result<std::unique_ptr<core::DeviceFile>> OpenFile(int fd, const std::string& path,
-                                                     FileUse use) override {
-    return internal::OpenCuFile(*this, AnyDevice(), fd, path, use);
   }
 
  private:

@@ -1,17 +1,14 @@
 #pragma once
-/// Payload that is appended to a segment, and the three ways in which its bytes reach the file:
+/// Payload that is appended to a segment, and the two ways in which its bytes reach the file:
 ///
 ///   borrowed  The bytes are contiguous in host memory (Payload::memory) and suitably aligned. The
 ///             file is written directly from that memory.
 ///   copied    The bytes are copied to blocks, which are written when they are full. A copy is
 ///             complete when Payload::CopyTo returns or, if the payload has a CopyQueue, later.
-///   direct    The payload writes its bytes to the file itself (Payload::WriteTo).
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
-#include <string>
 
 #include "kv/error.h"
 
@@ -39,19 +36,9 @@ inline Error PayloadChangedError() {
               "save returns, or save asynchronously and wait until the state is staged"};
 }
 
-/// A segment file to which payloads write directly. The destructor drops the writes that have not
-/// begun and waits for the others.
-class PayloadFile {
- public:
-  virtual ~PayloadFile() = default;
-  /// Waits for all writes that have begun. Returns the first error of a write.
-  virtual Result<void> Await() = 0;
-};
-
 /// Copies that complete after Payload::CopyTo has returned, such as those from device memory.
 ///
-/// Threads: one at a time; but HasReached, Await and the members of a PayloadFile may run on
-/// another thread concurrently.
+/// Threads: one at a time; but HasReached and Await may run on another thread concurrently.
 class CopyQueue {
  public:
   virtual ~CopyQueue() = default;
@@ -65,9 +52,6 @@ class CopyQueue {
   virtual Result<void> Await(uint64_t mark) = 0;
   /// Drops the copies that have not begun and waits for the others; for use after an error.
   virtual void Cancel() = 0;
-  /// Prepares direct writes to the file at `path`, which was created for direct I/O and is open as
-  /// `fd` for as long as the result exists. Returns null if payloads must pass through blocks.
-  virtual Result<std::unique_ptr<PayloadFile>> OpenFile(int fd, const std::string& path) = 0;
 };
 
 /// The bytes of one chunk. Threads: one at a time.
@@ -86,14 +70,6 @@ class Payload {
   virtual CopyQueue* queue() const { return nullptr; }
   /// Copies bytes [begin_bytes, begin_bytes + target.size()) to `target`, or begins to.
   virtual Result<void> CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const = 0;
-  /// Begins to write bytes [begin_bytes, begin_bytes + length_bytes) at `offset_bytes` of the file
-  /// that is open as `fd` and for which `queue()` has a PayloadFile. The length and the offset are
-  /// multiples of 4 KiB. Returns false if these bytes must pass through blocks.
-  virtual Result<bool> WriteTo(uint64_t begin_bytes, uint64_t length_bytes, int fd,
-                               uint64_t offset_bytes) const {
-    (void)begin_bytes, (void)length_bytes, (void)fd, (void)offset_bytes;
-    return false;
-  }
 };
 
 }  // namespace cairn::kv

@@ -34,11 +34,4 @@ struct ReadRange {
   uint64_t length_bytes() const { return target.empty() ? lent_bytes : target.size(); }
 };
 
-/// A segment that is open for direct I/O, for code that reads it without the store.
-struct DirectFile {
-  int fd = -1;
-  std::string path;
-  std::shared_ptr<const void> open;  // shared with the store's readers; keeps `fd` open
-};
-
 }  // namespace cairn::kv

@@ -236,12 +236,6 @@ Result<uint64_t> Snapshot::Read(std::span<const ReadRange> ranges, uint32_t thre
   return Fail(state_->Explain(std::move(read_bytes).error()));
 }
 
-Result<std::optional<DirectFile>> Snapshot::OpenDirect(uint64_t segment_id) const {
-  CAIRN_TRY_ASSIGN(const auto file, state_->OpenSegment(segment_id));
-  if (!file->direct.direct()) return std::nullopt;
-  return DirectFile{.fd = file->direct.fd(), .path = file->direct.path(), .open = file};
-}
-
 namespace {
 
 Error TooShort(const std::string& path) {

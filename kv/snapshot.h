@@ -117,11 +117,6 @@ class Snapshot {
   /// too short. kNotFound: its step was deleted. kResourceExhausted: no memory.
   Result<std::shared_ptr<const Mapping>> Map(uint64_t segment_id) const;
 
-  /// Opens a segment for direct I/O. Offsets are those of an Extent. Returns nothing if the file
-  /// system or the store's options do not allow direct I/O. kDataLoss: the segment is missing.
-  /// kNotFound: its step was deleted.
-  Result<std::optional<DirectFile>> OpenDirect(uint64_t segment_id) const;
-
   /// Checks everything that does not require knowledge of tensors: every byte of the root, of pages
   /// and of tables, every record of the kv columns, and the headers, footers, trailers and gaps of
   /// segments. Calls `damage` for each problem, and with kNotFound for what was deleted or

@@ -143,8 +143,8 @@ if ((docs)); then InstallMore docs "what builds the documentation site (60 MB)";
 if ((integrations)); then InstallMore integrations "the libraries of tests/integrations (1 GB)"; fi
 
 # Headers for the CUDA layer ------------------------------------------------------------------
-# If there is a CUDA toolkit without the headers of NCCL and cuFile, takes them from PyPI packages.
-# The libraries themselves are opened at run time on machines with a GPU.
+# If there is a CUDA toolkit without the header of NCCL, takes it from PyPI's package. The
+# library itself is opened at run time on machines with a GPU.
 headers=.cache/nvidia/include
 # TakeHeader NAME PACKAGE: finds NAME in the toolkit or the system, or takes it from PACKAGE.
 TakeHeader() {
@@ -171,6 +171,5 @@ if nvcc=$(command -v nvcc); then
   cuda_runtime_h=$("$nvcc" -x cu -M /dev/null 2>>"$log" | grep -om1 '/[^ ]*/cuda_runtime.h' || true)
   if [[ -n $cuda_runtime_h ]]; then
     TakeHeader nccl.h nvidia-nccl-cu13==2.28.9
-    TakeHeader cufile.h nvidia-cufile==1.15.1.6
   fi
 fi

@@ -175,19 +175,6 @@ class DeviceMemory {
   virtual uint64_t length_bytes() const = 0;
 };
 
-/// A file that devices write and read directly, without host memory. Members wait until the bytes
-/// are transferred. Requires that all work that was enqueued for the memory is complete.
-///
-/// Errors: those of file I/O, without the name of the file; kUnavailable: the device has failed.
-/// Threads: safe.
-class DeviceFile {
- public:
-  virtual ~DeviceFile() = default;
-  virtual Result<void> Write(int device, std::span<const std::byte> source,
-                             uint64_t offset_bytes) = 0;
-  virtual Result<void> Read(int device, std::span<std::byte> target, uint64_t offset_bytes) = 0;
-};
-
 /// The accelerators of this process. Threads: all members are safe.
 class DeviceBackend {
  public:
@@ -206,14 +193,6 @@ class DeviceBackend {
   /// allow more memory to be locked.
   virtual Result<void> Pin(std::span<std::byte> memory) = 0;
   virtual void Unpin(std::span<std::byte> memory) = 0;
-
-  enum class FileUse { kRead, kWrite };
-  /// Returns direct access to the file `path`, which is open as `fd` for direct I/O; `fd` must
-  /// remain open as long as the result exists. Before the first file of a file system is written, a
-  /// test file in the same directory is written and read back. kFailedPrecondition, kUnimplemented:
-  /// the reason why devices cannot access the file, or must not.
-  virtual Result<std::unique_ptr<DeviceFile>> OpenFile(int fd, const std::string& path,
-                                                       FileUse use) = 0;
 };
 
 /// Returns the backend of this process. kFailedPrecondition: there is no usable GPU.

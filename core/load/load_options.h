@@ -71,7 +71,6 @@ struct ShardLoadOptions {
 
 struct LoadReport {
   uint64_t bytes_read = 0;    // from storage, including what is read to complete pages
-  uint64_t direct_bytes = 0;  // part of bytes_read that devices read from the segments themselves
   double seconds = 0;
 };
 

@@ -90,7 +90,6 @@ struct SaveReport {
   uint64_t logical_bytes = 0;  // of tensors; shared storage is counted once
   uint64_t written_bytes = 0;  // payload written to segments
   uint64_t device_bytes = 0;   // payload copied from devices to the host
-  uint64_t direct_bytes = 0;  // part of written_bytes that devices wrote to the segments themselves
   uint64_t chunks = 0;
   uint64_t chunks_reused = 0;
   double seconds = 0;

@@ -12,7 +12,7 @@ namespace cairn::python {
 
 nb::tuple ToPyReport(const core::SaveReport& report) {
   return nb::make_tuple(report.step, report.logical_bytes, report.written_bytes,
-                        report.device_bytes, report.direct_bytes, report.chunks,
+                        report.device_bytes, report.chunks,
                         report.chunks_reused, report.seconds);
 }
 

@@ -222,7 +222,7 @@ nb::tuple StoreBinding::Load(const kv::StepInfo& step, const Requests& requests,
   watch.Rethrow();
   const core::LoadReport report = Unwrap(std::move(result));
   requests.CheckMemory();
-  return nb::make_tuple(report.bytes_read, report.direct_bytes, report.seconds);
+  return nb::make_tuple(report.bytes_read, report.seconds);
 }
 
 Result<core::LoadReport> StoreBinding::LoadShards(core::CheckpointStore& store,

@@ -31,8 +31,6 @@ class DeviceStoreTest : public ::testing::Test {
  protected:
   void SetUp() override {
     CAIRN_SKIP_WITHOUT_GPU();
-    // A real cuFile cannot access simulated memory.
-    if (!kOnRealGpu) ::setenv("CAIRN_GDS", "off", /*overwrite=*/0);
     cuda::Register();
     auto backend = core::FindDeviceBackend();
     CAIRN_ASSERT_OK(backend);

@@ -104,7 +104,6 @@ CHECKED = (
     "tests/support/scoped_temp_dir.h",
     "tests/support/seeded_random.h",
     "tests/support/simulated_cuda",
-    "tests/support/simulated_cufile",
     "tests/support/simulated_nccl",
     "tests/support/thread_communicator.h",
     "tools/build.sh",

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include "cuda/backend.h"
-#include "cuda/gds.h"
 #include "tools/bench/gpu_bench.h"
 #include "tools/bench/gpu_bus.h"
 #include "tools/bench/gpu_disk.h"
@@ -26,15 +25,13 @@ constexpr Part kParts[] = {{"copies", BenchGpuCopies},
 
 void Describe(const GpuBench& bench) {
   const cuda::GpuDescription& gpu = bench.plain->description();
-  const auto direct = cuda::FindGpuDirectStorage(bench.options.directory);
   bench.report.AddFact("gpu", "device",
                        {{"name", gpu.name},
                         {"device", bench.device},
                         {"memory_bytes", gpu.memory_bytes},
                         {"multiprocessors", gpu.multiprocessors},
                         {"driver_cuda", gpu.driver_cuda},
-                        {"runtime_cuda", gpu.runtime_cuda},
-                        {"gpudirect_storage", direct ? "on" : "off: " + direct.error().message}});
+                        {"runtime_cuda", gpu.runtime_cuda}});
 }
 
 }  // namespace

@@ -44,7 +44,6 @@ Result<void> SaveRuns(GpuBench& bench, const DeviceModel& model, const ScratchSt
                      }));
     BenchRow row = GpuRow("save to disk", run, saved.logical_bytes, seconds);
     row.extra = {{"device_bytes", saved.device_bytes},
-                 {"direct_bytes", saved.direct_bytes},
                  {"payload_written_bytes", saved.written_bytes},
                  {"durable", true}};
     bench.report.Add(row);
@@ -85,9 +84,6 @@ Result<void> LoadRuns(GpuBench& bench, const DeviceModel& model, const ScratchSt
   return {};
 }
 
-/// Payload bytes that crossed the bus, to the host or to the disk.
-uint64_t BusBytes(const core::SaveReport& saved) { return saved.device_bytes + saved.direct_bytes; }
-
 /// Runs an incremental save and reports what crossed the bus and what was written.
 Result<core::SaveReport> SaveAgain(GpuBench& bench, const DeviceModel& model,
                                    core::CheckpointStore& store, uint64_t step,
@@ -100,11 +96,10 @@ Result<core::SaveReport> SaveAgain(GpuBench& bench, const DeviceModel& model,
                    }));
   BenchRow row = GpuRow(what, run, saved.logical_bytes, seconds);
   row.extra = {{"device_bytes", saved.device_bytes},
-               {"direct_bytes", saved.direct_bytes},
                {"payload_written_bytes", saved.written_bytes},
                {"chunks", saved.chunks},
                {"chunks_reused", saved.chunks_reused}};
-  row.note = fmt::format("{} over the bus, {} written", HumanBytes(BusBytes(saved)),
+  row.note = fmt::format("{} over the bus, {} written", HumanBytes(saved.device_bytes),
                          HumanBytes(saved.written_bytes));
   bench.report.Add(row);
   return saved;
@@ -149,7 +144,7 @@ Result<void> BenchGpuPages(GpuBench& bench) {
     bench.report.AddBar({.verb = "gpu",
                          .what = "over the bus, nothing changed",
                          .reference = "all bytes",
-                         .figure = static_cast<double>(BusBytes(saved)),
+                         .figure = static_cast<double>(saved.device_bytes),
                          .limit = static_cast<double>(saved.logical_bytes),
                          .unit = "bytes",
                          .bar = 0});
@@ -158,7 +153,7 @@ Result<void> BenchGpuPages(GpuBench& bench) {
     bench.report.AddBar({.verb = "gpu",
                          .what = "over the bus, 1 % of pages changed",
                          .reference = "all bytes",
-                         .figure = static_cast<double>(BusBytes(saved)),
+                         .figure = static_cast<double>(saved.device_bytes),
                          .limit = static_cast<double>(saved.logical_bytes),
                          .unit = "bytes",
                          .bar = 0.011});

@@ -397,7 +397,6 @@ def main() -> int:
     for row in (
         row for bench in benches for row in bench.rows if row.get("what") == "device"
     ):
-        print(f"\nGPUDirect Storage: {row['gpudirect_storage']}")
         break
     options.out.write_text(
         json.dumps(

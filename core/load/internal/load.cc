@@ -12,7 +12,6 @@
 
 #include "core/load/internal/chunk_reader.h"
 #include "core/load/internal/device_load.h"
-#include "core/load/internal/direct_load.h"
 #include "core/load/internal/read_plan.h"
 #include "core/tensor/internal/memory_span.h"
 #include "kv/catch_exhaustion.h"
@@ -53,30 +52,12 @@ Result<LoadReport> LoadAnywhere(const StepView& view, std::span<const LoadReques
                                 std::span<const TensorInfo> known) {
   CAIRN_TRY_ASSIGN(ReadPlan plan, ReadPlan::Make(view, requests, known));
   if (!HasDeviceTargets(requests)) return LoadHost(view, std::move(plan), progress);
-  uint64_t reported_bytes = 0;
-  uint64_t before_bytes = 0;
-  Progress report_progress;
-  if (progress) {
-    // Bytes that have to be read again were reported before.
-    report_progress = [&](uint64_t done, uint64_t total) {
-      reported_bytes = std::max(reported_bytes, before_bytes + done);
-      return progress(reported_bytes, before_bytes + total);
-    };
-  }
-  CAIRN_TRY_ASSIGN(const DirectLoad direct, LoadDirectly(view, requests, streams, report_progress));
-  before_bytes = direct.loaded_bytes;
   const HostLoad load_part = [&](std::span<const LoadRequest> part,
                                  const Progress& part_progress) -> Result<LoadReport> {
     CAIRN_TRY_ASSIGN(ReadPlan part_plan, ReadPlan::Make(view, part, known));
     return LoadHost(view, std::move(part_plan), part_progress);
   };
-  LoadReport report;
-  if (!direct.rest.empty()) {
-    CAIRN_TRY_ASSIGN(report, LoadThroughBlocks(direct.rest, streams, report_progress, load_part));
-  }
-  report.bytes_read += direct.bytes_read;
-  report.direct_bytes = direct.bytes_read;
-  return report;
+  return LoadThroughBlocks(requests, streams, progress, load_part);
 }
 
 // True if no span ends after the next one begins.
@@ -139,7 +120,6 @@ Result<LoadReport> LoadInTurns(const StepView& view, std::span<const LoadRequest
                      LoadAnywhere(view, part, part_progress, streams, known));
     before_bytes += part_bytes;
     report.bytes_read += loaded.bytes_read;
-    report.direct_bytes += loaded.direct_bytes;
   }
   return report;
 }

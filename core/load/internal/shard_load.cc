@@ -152,7 +152,6 @@ class OnceLoad {
       CAIRN_TRY(AgreeOnStatus(communicator_,
                               read ? Result<void>() : Result<void>(std::unexpected(read.error()))));
       report.bytes_read += read->bytes_read;
-      report.direct_bytes += read->direct_bytes;
     }
     Result<void> sent = Exchange(window_count_ - 1);
     if (!sent) return Broken(std::move(sent));

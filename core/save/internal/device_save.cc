@@ -25,21 +25,6 @@ bool NeedsSnapshot(const PlannedShard& shard) {
   return std::ranges::any_of(shard.unchanged, [](const auto& digest) { return !digest; });
 }
 
-// A segment that devices write to. Ownership: borrows the transfers, which outlive it.
-class TransferFile final : public kv::PayloadFile {
- public:
-  TransferFile(DeviceTransfers& transfers, int fd) : transfers_(transfers), fd_(fd) {}
-  ~TransferFile() override { transfers_.Close(fd_); }
-  TransferFile(const TransferFile&) = delete;
-  TransferFile& operator=(const TransferFile&) = delete;
-
-  Result<void> Await() override { return transfers_.Await(fd_); }
-
- private:
-  DeviceTransfers& transfers_;
-  const int fd_;
-};
-
 }  // namespace
 
 void StagedPoint::Set(std::vector<std::pair<int, std::shared_ptr<const DeviceFence>>> fences) {
@@ -94,7 +79,6 @@ Result<void> DeviceSave::BeginNextPlan(const SavePlan& plan,
   CAIRN_CHECK(staged_point_->is_set());
   staged_point_ = std::make_shared<StagedPoint>();
   digested_ = false;
-  sources_are_ready_ = false;
   compared_.reset();
   page_digests_.clear();
   return OpenQueues(plan, streams);
@@ -122,7 +106,6 @@ Result<void> DeviceSave::OpenQueues(const SavePlan& plan, std::span<const Device
 }
 
 DeviceSave::~DeviceSave() {
-  transfers_.reset();
   queues_.clear();  // waits for the copies, which read the tensors
   staged_point_->Set({});
 }
@@ -323,31 +306,6 @@ Result<void> DeviceSave::StartCopy(const TensorView& source, uint64_t begin_byte
   used_queues_.insert(last_queue_);
   copied_bytes_ += target.size();
   return last_queue_->CopyOut(source, begin_bytes, target);
-}
-
-Result<bool> DeviceSave::StartWrite(const TensorView& source, uint64_t begin_bytes,
-                                    uint64_t length_bytes, int fd, uint64_t offset_bytes) {
-  if (!IsContiguous(source.shape, source.strides)) return false;
-  CAIRN_CHECK(transfers_.has_value() && digested_);
-  if (!sources_are_ready_) {
-    // Waits for the work in the caller's streams and for the copies of a snapshot.
-    for (const auto& [device, queue] : queues_) {
-      CAIRN_TRY_ASSIGN(const DeviceQueue::Mark mark, queue->Flush());
-      CAIRN_TRY(queue->Await(mark));
-    }
-    sources_are_ready_ = true;
-  }
-  CAIRN_TRY(transfers_->Write(fd, source.device, {source.data + begin_bytes, length_bytes},
-                              offset_bytes));
-  direct_bytes_ += length_bytes;
-  return true;
-}
-
-Result<std::unique_ptr<kv::PayloadFile>> DeviceSave::OpenFile(int fd, const std::string& path) {
-  if (!transfers_) return nullptr;
-  CAIRN_TRY_ASSIGN(const bool opened, transfers_->Open(fd, path, DeviceTransfers::FileUse::kWrite));
-  if (!opened) return nullptr;
-  return std::make_unique<TransferFile>(*transfers_, fd);
 }
 
 Result<void> DeviceSave::Zero(std::span<std::byte> target) {

@@ -6,8 +6,7 @@
 /// 2. Digest() digests all chunks on their devices, compares them with the page digests that the
 ///    previous save left there, and copies the page digests of changed chunks to the host.
 /// 3. The writer requests the bytes of changed pages block by block with StartCopy(), which
-///    enqueues the copies and returns, or with StartWrite(), which lets the device write them to
-///    the file.
+///    enqueues the copies and returns.
 /// 4. CheckUnchanged() digests what was copied again, so that the digests in the records are those
 ///    of the copies.
 /// 5. MarkStaged() is called after the last request; from then on the StagedPoint can be waited
@@ -24,7 +23,6 @@
 #include <vector>
 
 #include "core/device/device.h"
-#include "core/device/internal/device_transfers.h"
 #include "core/save/internal/save_plan.h"
 #include "core/save/internal/saved_chunks.h"
 #include "core/save/save_options.h"
@@ -98,16 +96,6 @@ class DeviceSave final : public kv::CopyQueue {
   /// effect, if a device does not have enough free memory. Requires Digest.
   Result<bool> TakeSnapshot(SavePlan& plan);
 
-  /// Allows devices to write to files directly from now on. They then read the tensors until the
-  /// files are written, so this is for saves whose caller waits for the end, or that have a
-  /// snapshot. Requires Digest before the first write.
-  void WriteFilesDirectly() { transfers_.emplace(backend_); }
-
-  /// Begins to write bytes [begin_bytes, begin_bytes + length_bytes) of the row-major form of
-  /// `source` at `offset_bytes` of a file that OpenFile accepted. Returns false if the tensor is
-  /// not contiguous. Requires WriteFilesDirectly.
-  Result<bool> StartWrite(const TensorView& source, uint64_t begin_bytes, uint64_t length_bytes,
-                          int fd, uint64_t offset_bytes);
   /// Begins to copy bytes [begin_bytes, begin_bytes + target.size()) of the row-major form of
   /// `source` to `target`.
   Result<void> StartCopy(const TensorView& source, uint64_t begin_bytes,
@@ -119,13 +107,12 @@ class DeviceSave final : public kv::CopyQueue {
   Result<bool> HasReached(uint64_t mark) override;
   Result<void> Await(uint64_t mark) override;
   void Cancel() override;
-  Result<std::unique_ptr<kv::PayloadFile>> OpenFile(int fd, const std::string& path) override;
 
   ~DeviceSave() override;
 
-  /// Digests the tensors whose bytes were requested once more, after the copies; what was requested
-  /// with StartWrite must be in the file. kInvalidArgument: a tensor has changed since Digest, and
-  /// its copies may not have the digests of the plan. Waits for the copies. Requires Digest.
+  /// Digests the tensors whose bytes were requested once more, after the copies. kInvalidArgument:
+  /// a tensor has changed since Digest, and its copies may not have the digests of the plan. Waits
+  /// for the copies. Requires Digest.
   Result<void> CheckUnchanged(const SavePlan& plan);
   /// Sets the StagedPoint: all copies of the plan have been requested.
   Result<void> MarkStaged();
@@ -133,8 +120,6 @@ class DeviceSave final : public kv::CopyQueue {
 
   /// Payload that was requested with StartCopy so far, of all plans.
   uint64_t copied_bytes() const { return copied_bytes_; }
-  /// Payload that was requested with StartWrite so far, of all plans.
-  uint64_t direct_bytes() const { return direct_bytes_; }
 
   const std::shared_ptr<kv::BlockPool>& blocks() const { return blocks_; }
   /// Page-locked memory that a save of the same size needs. Locking it while no save is running
@@ -171,11 +156,6 @@ class DeviceSave final : public kv::CopyQueue {
   std::optional<kv::StepInfo> compared_;
   uint64_t payload_bytes_ = 0;  // of all plans, on devices
   uint64_t copied_bytes_ = 0;
-  uint64_t direct_bytes_ = 0;
-  // Empty unless devices may write files. Declared after the queues and snapshots, so that it is
-  // destroyed before them.
-  std::optional<DeviceTransfers> transfers_;
-  bool sources_are_ready_ = false;  // what was enqueued before the first direct write is done
   // By device; shared with the next save.
   std::map<int, std::shared_ptr<const DevicePageDigests>> page_digests_;
   std::vector<DeviceStream> streams_;  // at least one per device

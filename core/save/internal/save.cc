@@ -246,11 +246,7 @@ Result<void> SaveSession::Write(const SavePlan& plan, const SaveOptions& options
   }
   while (!chunks.done()) CAIRN_TRY(chunk_writer.Add(chunks.Take()));
   CAIRN_TRY(chunk_writer.Finish());
-  if (device_ != nullptr) {
-    // Devices that write files read the tensors until then.
-    if (device_->direct_bytes() > 0) CAIRN_TRY(writer_->Drain());
-    CAIRN_TRY(device_->CheckUnchanged(plan));
-  }
+  if (device_ != nullptr) CAIRN_TRY(device_->CheckUnchanged(plan));
   if (options.check_memory) {
     CAIRN_TRY(writer_->Drain());  // large tensors are written from their own memory
     CAIRN_TRY(options.check_memory());
@@ -281,10 +277,7 @@ bool SaveSession::IsBase(const kv::StepInfo& step) const {
 SaveReport SaveSession::report() const {
   SaveReport report = report_;
   report.written_bytes = writer_->written_bytes();
-  if (device_ != nullptr) {
-    report.device_bytes = device_->copied_bytes();
-    report.direct_bytes = device_->direct_bytes();
-  }
+  if (device_ != nullptr) report.device_bytes = device_->copied_bytes();
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
   report.seconds = elapsed.count();
   return report;

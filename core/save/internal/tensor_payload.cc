@@ -49,9 +49,4 @@ Result<void> DevicePayload::CopyTo(uint64_t begin_bytes, std::span<std::byte> ta
   return device_.StartCopy(source_, begin_bytes_ + begin_bytes, target);
 }
 
-Result<bool> DevicePayload::WriteTo(uint64_t begin_bytes, uint64_t length_bytes, int fd,
-                                    uint64_t offset_bytes) const {
-  return device_.StartWrite(source_, begin_bytes_ + begin_bytes, length_bytes, fd, offset_bytes);
-}
-
 }  // namespace cairn::core::internal

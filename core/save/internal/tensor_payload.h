@@ -67,8 +67,6 @@ class DevicePayload final : public kv::Payload {
   uint64_t length_bytes() const override { return length_bytes_; }
   kv::CopyQueue* queue() const override { return &device_; }
   Result<void> CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const override;
-  Result<bool> WriteTo(uint64_t begin_bytes, uint64_t length_bytes, int fd,
-                       uint64_t offset_bytes) const override;
 
  private:
   DeviceSave& device_;

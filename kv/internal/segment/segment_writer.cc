@@ -46,7 +46,6 @@ Result<std::unique_ptr<SegmentWriter>> SegmentWriter::Create(SegmentOutput outpu
 SegmentWriter::~SegmentWriter() {
   // Writes and copies are still in progress only after an error. A block returns to the pool only
   // when no device can write to it any more.
-  payload_file_.reset();
   if (block_copies_ != nullptr) block_copies_->Cancel();
   ReturnWaitingBlocks();
   if (block_ != nullptr) pool_->Give(block_);
@@ -218,36 +217,6 @@ Result<void> SegmentWriter::PutCopies(const Payload& payload, uint64_t begin_byt
     block_copies_ = payload.queue();
     return payload.CopyTo(begin_bytes + done, target);
   });
-}
-
-Result<uint64_t> SegmentWriter::PutDirectly(const Payload& payload, uint64_t begin_bytes,
-                                            uint64_t length_bytes) {
-  const uint64_t head = RoundUp(position_, kDirectAlignBytes) - position_;
-  const uint64_t body = RoundDown(length_bytes - head, kDirectAlignBytes);
-  Reserve(position_ + head + body);
-  const auto written =
-      payload.WriteTo(begin_bytes + head, body, output_.file()->fd(), position_ + head);
-  if (!written) return Fail(Error(written.error()).WithFile(output_.path()));
-  if (!*written) return 0;
-  CAIRN_TRY(PutCopies(payload, begin_bytes, head));
-  if (fill_bytes_ > 0) CAIRN_TRY(SubmitBlock());
-  position_ += body;
-  return head + body;
-}
-
-Result<void> SegmentWriter::PutFromQueue(const Payload& payload, uint64_t begin_bytes,
-                                         uint64_t length_bytes) {
-  copies_run_ahead_ = true;
-  const File* const file = output_.file();
-  if (!has_asked_for_direct_writes_ && file != nullptr && file->direct()) {
-    has_asked_for_direct_writes_ = true;
-    CAIRN_TRY_ASSIGN(payload_file_, payload.queue()->OpenFile(file->fd(), file->path()));
-  }
-  uint64_t done_bytes = 0;
-  if (payload_file_ != nullptr && length_bytes >= kMinBorrowedBytes) {
-    CAIRN_TRY_ASSIGN(done_bytes, PutDirectly(payload, begin_bytes, length_bytes));
-  }
-  return PutCopies(payload, begin_bytes + done_bytes, length_bytes - done_bytes);
 }
 
 Result<void> SegmentWriter::PutZerosTo(uint64_t position) {
@@ -424,17 +393,12 @@ Result<void> SegmentWriter::Drain() {
   }
   if (written) written = WriteWaiting();
   if (!written) ReturnWaitingBlocks();  // other threads may be waiting for a block
-  if (payload_file_ == nullptr) return written;
-  auto direct = payload_file_->Await();
-  CAIRN_TRY(std::move(written));
-  if (!direct) return Fail(std::move(direct).error().WithFile(output_.path()));
-  return {};
+  return written;
 }
 
 Result<void> SegmentWriter::Complete() {
   CAIRN_CHECK(trailer_.footer_bytes > 0);  // Finish was called
   CAIRN_TRY(Drain());
-  payload_file_.reset();
   return output_.Finish(position_);
 }
 

@@ -100,10 +100,6 @@ class SegmentWriter {
   /// Appends a payload that has a CopyQueue, directly if possible, otherwise through blocks.
   Result<void> PutFromQueue(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes);
   Result<void> PutCopies(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes);
-  /// Begins direct writes of those bytes of the range that are complete 4 KiB blocks of the file.
-  /// The bytes before them pass through a block. Returns how many bytes of the range have been
-  /// handled.
-  Result<uint64_t> PutDirectly(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes);
   bool CanBorrow(std::span<const std::byte> memory);
   Result<void> PutZerosTo(uint64_t position);
   Result<void> SubmitBlock();
@@ -124,8 +120,6 @@ class SegmentWriter {
   const SegmentHeader header_;
   BlockPool* const pool_;
   IoQueue* const queue_;
-  bool has_asked_for_direct_writes_ = false;
-  std::unique_ptr<PayloadFile> payload_file_;  // null: payloads do not write to the file directly
 
   uint64_t position_ = 0;        // next byte of the segment
   uint64_t reserved_bytes_ = 0;  // allocated ahead, so that writes do not extend the file

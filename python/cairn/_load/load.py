@@ -105,7 +105,7 @@ class Load:
 
         from cairn.reports import LoadReport
 
-        bytes_read, direct_bytes, seconds = devices.load(
+        bytes_read, seconds = devices.load(
             self._native,
             self._contents.info,
             self.requests,
@@ -115,9 +115,7 @@ class Load:
         )
         self._others.finish()
         step, unexpected = self._contents.step, self.unexpected
-        return LoadReport(
-            step, self._missing, unexpected, bytes_read, direct_bytes, seconds, self._skipped
-        )
+        return LoadReport(step, self._missing, unexpected, bytes_read, seconds, self._skipped)
 
 
 def _is_fillable(value: Any) -> bool:

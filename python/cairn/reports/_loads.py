@@ -19,8 +19,6 @@ class LoadReport:
     """FQNs of the step that the state lacks; they were not read."""
     bytes_read: int
     """Bytes read from storage, including rounding to pages."""
-    direct_bytes: int
-    """The part of ``bytes_read`` that GPUs read from the segments (GPUDirect Storage)."""
     seconds: float
     skipped: Mapping[str, Corrupt] = field(default_factory=dict)
     """With ``skip_damaged=True``: the errors of the damaged keys, by FQN. These leaves are

@@ -17,8 +17,6 @@ class SaveReport:
     device_bytes: int
     """Payload bytes that this save copied from device memory to the host, without digests and
     without host copies that were made of tensors before the save."""
-    direct_bytes: int
-    """The part of ``written_bytes`` that GPUs wrote to the segments (GPUDirect Storage)."""
     chunks: int
     chunks_reused: int
     """Chunks recorded as references to bytes that the store already contained."""

@@ -13,8 +13,6 @@ import pytest
 import torch
 from device_memory import Memory, Stream, control, empty
 
-# A real cuFile does not support simulated memory.
-os.environ.setdefault("CAIRN_GDS", "off")
 # Small delays of all stream operations, so that a missing wait results in wrong bytes.
 _JITTER_US = 200
 _DEVICES = 4
