@@ -119,11 +119,6 @@ class AsyncSaver::Impl {
     CAIRN_TRY_ASSIGN(task.device, internal::DeviceSave::Begin(task.plan, task.options.streams));
     if (!task.options.device_snapshot) return {};
     CAIRN_TRY(task.device->Digest(task.plan, base_is_known ? &last_save_ : nullptr));
-    if (task.options.statistics) {
-      const bool has_them = base_is_known && last_save_.has_statistics;
-      CAIRN_TRY(task.device->ComputeStatistics(task.plan, has_them));
-    }
-    CAIRN_TRY(task.device->FindDeltas(task.plan, last_save_, task.options));
     CAIRN_TRY(task.device->TakeSnapshot(task.plan));
     return {};
   }

@@ -172,9 +172,7 @@ class StepPart::Impl {
     } else {
       CAIRN_TRY(device_->BeginNextPlan(plan, streams));
     }
-    CAIRN_TRY(device_->Digest(plan, nullptr));
-    if (!options_.statistics) return {};
-    return device_->ComputeStatistics(plan, /*base_has_statistics=*/false);
+    return device_->Digest(plan, nullptr);
   }
 
   Result<SaveReport> CommitAll(const StepFrame& frame) {

@@ -13,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "core/tensor/element_summary.h"
 #include "core/tensor/tensor.h"
 #include "kv/error.h"
 
@@ -41,23 +40,6 @@ struct DigestJob {
   static constexpr uint64_t kNoBase = UINT64_MAX;
   /// Index of the first page of this payload in the base digests, or kNoBase.
   uint64_t base_page = kNoBase;
-};
-
-/// A page in device memory and an earlier version of it, both contiguous.
-struct PageComparison {
-  const std::byte* page = nullptr;
-  std::byte* base = nullptr;
-  uint32_t length_bytes = 0;   // at most kv::kPageBytes, and a multiple of element_bytes
-  uint32_t element_bytes = 1;  // 1, 2, 4 or 8
-};
-/// What ListChanges returns for a page whose list would be longer than half of the page.
-inline constexpr uint32_t kMostlyChanged = UINT32_MAX;
-
-/// A page of elements in device memory, contiguous.
-struct ElementPage {
-  const std::byte* data = nullptr;
-  uint32_t length_bytes = 0;  // at most kv::kPageBytes, and a multiple of the size of an element
-  DType dtype = DType::kUnknown;
 };
 
 /// A point in the work of a queue, which may outlive the queue. Threads: safe.
@@ -146,25 +128,6 @@ class DeviceQueue {
   /// Copies the digests of `ranges` to the host. Waits.
   virtual Result<std::vector<uint64_t>> FetchPageDigests(const DevicePageDigests& page_digests,
                                                          std::span<const PageRange> ranges) = 0;
-
-  /// The largest number of pages of one call of Summarize.
-  static constexpr size_t kMaxSummarizedPages = 16384;
-  /// Computes the statistics of the elements of each page, which are those of the host; means, and
-  /// magnitudes of complex numbers, may be rounded differently. Waits for the result.
-  virtual Result<std::vector<ElementSummary>> Summarize(std::span<const ElementPage> pages) = 0;
-
-  /// The largest number of pages of one call of ListChanges.
-  static constexpr size_t kMaxComparedPages = 1024;
-  /// Lists the elements of each page that differ from its earlier version, in device memory, and
-  /// copies the page over the earlier version. Returns the number of these elements by page, or
-  /// kMostlyChanged. Waits for the result.
-  virtual Result<std::vector<uint32_t>> ListChanges(std::span<const PageComparison> pages) = 0;
-  /// Copies what the last ListChanges found in `pages`, which are indices of its pages, to the
-  /// host. For each page in order: the positions of the elements in the page, ascending, as u16,
-  /// and then their values minus those of the earlier version, as elements. For a page that is
-  /// mostly changed: its bytes. Waits. The result is valid until the next call of a member that
-  /// waits.
-  virtual Result<std::span<const std::byte>> FetchChanges(std::span<const uint32_t> pages) = 0;
 };
 
 /// Uninitialized memory of one device. Ownership: owns the memory. Threads: safe; immutable.

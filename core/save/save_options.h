@@ -36,12 +36,8 @@ struct SaveOptions {
   std::vector<std::string> unchanged = {};
   /// The largest number of deltas of a chunk, at most kv::kMaxDeltas; 0 writes none. A delta
   /// contains only the elements that changed, where this is much less than the changed pages. The
-  /// pages of the base that changed are read for the comparison.
+  /// pages of the base that changed are read for the comparison. Tensors in device memory have none.
   uint32_t max_deltas = 0;
-  /// For tensors in device memory: how much memory of each device may contain copies of what was
-  /// saved, in which the next save finds the deltas. Without a copy, a tensor in device memory has
-  /// no deltas. The copies are kept until the saver or the store is closed, or saves without them.
-  uint64_t device_delta_bytes = 0;
   /// Finds chunks with equal bytes under other keys, in this state and, for new keys, in the base
   /// step; compares them; and stores them once. All bytes are digested before they are written, and
   /// those of the base that are shared are read.
@@ -52,7 +48,7 @@ struct SaveOptions {
   /// the setting of the store applies (kv::Store::SetCompression).
   std::optional<bool> compress;
   /// Records the statistics of each chunk (kv/chunk_entry.h), which are computed when its bytes are
-  /// digested; for tensors in device memory, on the device.
+  /// digested. A state with tensors in device memory is refused with kInvalidArgument.
   bool statistics = false;
   /// Largest length of a chunk; at most 1 GiB.
   uint64_t chunk_bytes = kDefaultChunkBytes;

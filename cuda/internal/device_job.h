@@ -3,8 +3,6 @@
 
 #include <cstdint>
 
-#include "schema/dtype.h"
-
 namespace cairn::cuda::internal {
 
 /// A contiguous payload whose 64 KiB pages are to be digested. The pages of all jobs of a launch
@@ -15,31 +13,6 @@ struct PageJob {
   uint64_t first_page = 0;          // number of the first page within the launch
   uint64_t first_page_digest = 0;   // index of its digest in the output
   uint64_t base_page = UINT64_MAX;  // index of its digest in the base; UINT64_MAX: no base
-};
-
-/// A page to compare with an earlier version of it, which it then replaces.
-struct CompareJob {
-  const unsigned char* page = nullptr;
-  unsigned char* base = nullptr;
-  uint32_t length_bytes = 0;
-  uint32_t element_bytes = 1;
-};
-
-/// A page whose elements are summed up.
-struct SummarizeJob {
-  const unsigned char* page = nullptr;
-  uint32_t length_bytes = 0;
-  schema::DType dtype = schema::DType::kUnknown;
-};
-/// The statistics of a page: core::ElementSummary, whose header nvcc cannot read.
-struct PageSummary {
-  double min;
-  double max;
-  double mean;
-  uint32_t finite;
-  uint32_t zeros;
-  uint32_t nans;
-  uint32_t infs;
 };
 
 /// Bytes to copy within the device, or to set to zero if `source` is null.

@@ -397,36 +397,6 @@ Result<std::vector<uint64_t>> CudaQueue::FetchPageDigests(
   return fetched;
 }
 
-Result<std::vector<core::ElementSummary>> CudaQueue::Summarize(
-    std::span<const core::ElementPage> pages) {
-  const DeviceScope scope(device());
-  auto summaries = [&]() -> Result<std::vector<core::ElementSummary>> {
-    CAIRN_TRY(BeginKernels());
-    return summarizer_.Summarize(pages);
-  }();
-  if (!summaries) Reset();
-  return summaries;
-}
-
-Result<std::vector<uint32_t>> CudaQueue::ListChanges(std::span<const core::PageComparison> pages) {
-  const DeviceScope scope(device());
-  auto counts = [&]() -> Result<std::vector<uint32_t>> {
-    CAIRN_TRY(BeginKernels());
-    // What still crosses the bus may be in the memory that is overwritten now.
-    CAIRN_TRY(Order(copy_, pack_));
-    pack_is_ahead_ = true;
-    return comparer_.List(pages);
-  }();
-  if (!counts) Reset();
-  return counts;
-}
-
-Result<std::span<const std::byte>> CudaQueue::FetchChanges(std::span<const uint32_t> pages) {
-  std::vector<std::span<const std::byte>> memory;
-  for (const uint32_t page : pages) comparer_.AppendRanges(page, memory);
-  return Fetch(memory);
-}
-
 Result<std::span<const std::byte>> CudaQueue::Fetch(
     std::span<const std::span<const std::byte>> ranges) {
   const DeviceScope scope(device());

@@ -19,17 +19,15 @@
 #include "cuda/internal/copy_batch.h"
 #include "cuda/internal/device_heap.h"
 #include "cuda/internal/device_job.h"
-#include "cuda/internal/page_comparer.h"
 #include "cuda/internal/page_digester.h"
-#include "cuda/internal/page_summarizer.h"
 #include "cuda/internal/stream.h"
 #include "kv/mutex.h"
 
 namespace cairn::cuda::internal {
 
-/// The queue of core on CUDA. Device memory: three buffers of 8 MiB, and what PageDigester,
-/// PageComparer and PageSummarizer need. Page-locked host memory: the tables of copy jobs.
-/// Allocated at first use and kept until the destructor.
+/// The queue of core on CUDA. Device memory: three buffers of 8 MiB, and what PageDigester
+/// needs. Page-locked host memory: the tables of copy jobs. Allocated at first use and kept until
+/// the destructor.
 ///
 /// Threads: one at a time, except that Passed and Await may be called concurrently with any other
 /// member.
@@ -60,10 +58,6 @@ class CudaQueue final : public core::DeviceQueue {
                          const core::DevicePageDigests* base) override;
   Result<std::vector<uint64_t>> FetchPageDigests(const core::DevicePageDigests& page_digests,
                                                  std::span<const PageRange> ranges) override;
-  Result<std::vector<core::ElementSummary>> Summarize(
-      std::span<const core::ElementPage> pages) override;
-  Result<std::vector<uint32_t>> ListChanges(std::span<const core::PageComparison> pages) override;
-  Result<std::span<const std::byte>> FetchChanges(std::span<const uint32_t> pages) override;
 
  private:
   /// A buffer in device memory, with the table of the copies from or to it.
@@ -115,8 +109,6 @@ class CudaQueue final : public core::DeviceQueue {
   std::vector<Buffer> buffers_;
   size_t next_buffer_ = 0;
   PageDigester digester_{heap_.get(), &pack_};
-  PageComparer comparer_{heap_.get(), &pack_};
-  PageSummarizer summarizer_{heap_.get(), &pack_};
 
   Mutex marks_mutex_;
   Mark next_mark_ CAIRN_GUARDED_BY(marks_mutex_) = 1;

@@ -164,7 +164,6 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         unchanged: Patterns = None,
         chunk_bytes: int | None = None,
         deltas: bool | int = False,
-        device_delta_bytes: int = 0,
         statistics: bool = False,
         compress: bool | None = None,
         share_equal: bool = False,
@@ -194,7 +193,6 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
             unchanged: patterns of tensors that are as in the base step (docs/torch-training.md).
             chunk_bytes: size of the chunks that tensors are split into; by default 4 MiB.
             deltas: writes only changed elements, 4 times or N (to 64) per chunk (docs/deltas.md).
-            device_delta_bytes: memory of each CUDA device for what the deltas of its tensors need.
             statistics: records statistics of the values of each chunk (:meth:`statistics`).
             compress: as in docs/compression.md; by default as :meth:`set_compression` has set.
             share_equal: stores chunks with equal bytes once, whatever their keys are.
@@ -213,7 +211,7 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
             Unavailable: no space or an I/O error; a rank failed or died. The store is unchanged.
         """
         options = SaveOptions(
-            overwrite, incremental, base_step, unchanged, chunk_bytes, deltas, device_delta_bytes,
+            overwrite, incremental, base_step, unchanged, chunk_bytes, deltas,
             statistics, compress, share_equal, merging_ranks, keys, prefix, ignore_frozen,
             allow_pickle, metrics, tags, note,
         )
@@ -231,7 +229,6 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         unchanged: Patterns = None,
         chunk_bytes: int | None = None,
         deltas: bool | int = False,
-        device_delta_bytes: int = 0,
         statistics: bool = False,
         compress: bool | None = None,
         share_equal: bool = False,
@@ -268,7 +265,7 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
                 :meth:`SaveHandle.result`.
         """
         options = SaveOptions(
-            overwrite, incremental, base_step, unchanged, chunk_bytes, deltas, device_delta_bytes,
+            overwrite, incremental, base_step, unchanged, chunk_bytes, deltas,
             statistics, compress, share_equal, merging_ranks, keys, prefix, ignore_frozen,
             allow_pickle, metrics, tags, note,
         )

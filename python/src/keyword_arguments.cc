@@ -80,7 +80,6 @@ core::SaveOptions ToSaveOptions(const nb::kwargs& arguments) {
   reader.Read("unchanged", options.unchanged);
   reader.Read("chunk_bytes", options.chunk_bytes);
   reader.Read("deltas", options.max_deltas);
-  reader.Read("device_delta_bytes", options.device_delta_bytes);
   reader.Read("statistics", options.statistics);
   options.compress = reader.Find<bool>("compress");
   reader.Read("share_equal", options.share_equal);

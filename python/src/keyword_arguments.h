@@ -15,7 +15,7 @@ namespace cairn::python {
 namespace nb = nanobind;
 
 /// Returns the options of Store.save, Store.save_async and StepPart.begin: `overwrite`,
-/// `incremental`, `base_step`, `chunk_bytes`, `deltas`, `device_delta_bytes`, `deadline` (in
+/// `incremental`, `base_step`, `chunk_bytes`, `deltas`, `deadline` (in
 /// seconds), `streams` (pairs of a device and the address of a stream) and `device_snapshot`.
 /// Options that are absent or None have the default of core::SaveOptions. Raises TypeError for
 /// other names and for values of a wrong type. Requires the GIL.

@@ -369,11 +369,6 @@ void AddDeltas(Corpus& corpus) {
     corpus.Add(
         "deltas", "complete_of_" + std::to_string(element_bytes),
         Builder(0).Number(chunk_bytes).Add(*encoder.Finish(std::vector<uint64_t>{1}, 1 << 20)));
-    encoder.Begin(element_bytes, length_bytes);
-    encoder.AddRawPage(std::span(chunk).first(length_bytes));
-    corpus.Add(
-        "deltas", "raw_of_" + std::to_string(element_bytes),
-        Builder(0).Number(chunk_bytes).Add(*encoder.Finish(std::vector<uint64_t>{1}, 1 << 20)));
   }
   for (const uint8_t element : {0, 1, 2, 3, 4}) {
     const std::string suffix = "_" + std::to_string(1u << element);

@@ -38,7 +38,7 @@ def _saving(name: str, **options: Any) -> None:
 
 _saving("save")
 _saving("complete save", incremental=False)
-_saving("save with deltas", deltas=True, device_delta_bytes=1 << 26)
+_saving("save with deltas", deltas=True)
 _saving("compressed save", compress=True)
 _saving("save with shared chunks", share_equal=True)
 
@@ -60,7 +60,7 @@ def save_async(trial: Trial) -> Act:
 @operation
 def save_async_with_deltas(trial: Trial) -> Act:
     trial.after |= {3: trial.host(2), 4: trial.host(3)}
-    options = {"overwrite": True, "deltas": True, "device_delta_bytes": 1 << 26}
+    options = {"overwrite": True, "deltas": True}
 
     def act() -> None:
         for step in (3, 4):

@@ -97,31 +97,6 @@ void DeltaEncoder::AddCompletePage(std::span<const std::byte> page) {
   pages_.push_back({.threshold = kPlanesPage});
 }
 
-void DeltaEncoder::AddElements(uint32_t count, std::span<const std::byte> positions,
-                               std::span<const std::byte> differences) {
-  CAIRN_CHECK(pages_.size() < page_count_);
-  const uint64_t page_bytes = DeltaPageLength(pages_.size(), chunk_bytes_);
-  CAIRN_CHECK(count > 0 && positions.size() == count * sizeof(uint16_t) &&
-              differences.size() == size_t{count} * element_bytes_ &&
-              positions.size() + differences.size() <= page_bytes / 2);
-  std::memcpy(elements_->sparse.positions.data(), positions.data(), positions.size());
-  elements_->sparse.count = count;
-  AppendGaps(elements_->sparse.span(), page_bytes / element_bytes_);
-  WithElementType(element_bytes_, [&](auto zero) {
-    using T = decltype(zero);
-    AppendValues<T, 1>(count, [&](size_t i) { return Load<T>(differences, i); }, sparse_);
-  });
-  ++changed_pages_;
-  pages_.push_back({.sparse_count = static_cast<uint16_t>(count)});
-}
-
-void DeltaEncoder::AddRawPage(std::span<const std::byte> page) {
-  CAIRN_CHECK(pages_.size() < page_count_ &&
-              page.size() == DeltaPageLength(pages_.size(), chunk_bytes_));
-  ++changed_pages_;
-  StoreRawPage(page);
-}
-
 void DeltaEncoder::AddPage(std::span<const std::byte> base, std::span<const std::byte> page) {
   CAIRN_CHECK(pages_.size() < page_count_ && base.size() == page.size() &&
               page.size() == DeltaPageLength(pages_.size(), chunk_bytes_));

@@ -43,14 +43,6 @@ class DeltaEncoder {
   /// Adds the next page without an earlier version: its elements as byte planes. A chunk of such
   /// pages is compressed, and can be read without another one.
   void AddCompletePage(std::span<const std::byte> page);
-  /// Adds the next page, of which `count` elements differ from the earlier version, at least one.
-  /// `positions` has their numbers in the page, ascending, as u16, and `differences` this version
-  /// minus the earlier one, as elements. Requires that both together have at most half the length
-  /// of the page. No alignment is required.
-  void AddElements(uint32_t count, std::span<const std::byte> positions,
-                   std::span<const std::byte> differences);
-  /// Adds the next page with all of its bytes.
-  void AddRawPage(std::span<const std::byte> page);
   /// Adds the next page, whose bytes are equal in both versions.
   void AddUnchangedPage();
 

@@ -61,7 +61,6 @@ PlannedChunk ChunkSource::Make() const {
                      .is_stated_unchanged = shard.is_stated_unchanged,
                      .is_taken_from_base = shard.IsTakenFromBase(chunk_index)};
   const uint64_t i = chunk_index - shard.first_chunk;
-  if (!shard.pages.empty()) chunk.statistics = shard.pages[i].statistics;
   if (!shard.unchanged.empty() && shard.unchanged[i]) {
     chunk.digest = *shard.unchanged[i];
     chunk.has_bytes = false;

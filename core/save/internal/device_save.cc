@@ -6,8 +6,6 @@
 #include "core/device/internal/device_queues.h"
 #include "core/device/internal/pinned_blocks.h"
 #include "core/save/internal/base_cursor.h"
-#include "core/save/internal/device_deltas.h"
-#include "core/save/internal/device_statistics.h"
 #include "core/save/internal/saved_chunks.h"
 #include "kv/digest.h"
 #include "kv/div.h"
@@ -219,38 +217,6 @@ Result<void> DeviceSave::CheckUnchangedOn(int device, const SavePlan& plan) {
   for (size_t page = 0; page < tensors.size(); ++page) {
     if (!digests.IsChanged(page)) continue;
     return Fail(kv::PayloadChangedError().WithKey(plan.tensors[tensors[page]].fqn));
-  }
-  return {};
-}
-
-Result<void> DeviceSave::ComputeStatistics(SavePlan& plan, bool base_has_statistics) {
-  CAIRN_CHECK(digested_);
-  for (const auto& [device, queue] : queues_) {
-    CAIRN_TRY(ComputeDeviceStatistics(*backend_, *queue, plan, base_has_statistics));
-  }
-  return {};
-}
-
-Result<void> DeviceSave::FindDeltas(SavePlan& plan, SavedChunks& last_save,
-                                    const SaveOptions& options) {
-  CAIRN_CHECK(digested_);
-  const bool is_wanted = options.max_deltas > 0 && options.device_delta_bytes > 0;
-  if (!is_wanted || !compared_) {
-    for (SavedChunks::Shard& shard : last_save.shards) shard.device_copy = nullptr;
-  }
-  if (!is_wanted) return {};
-  for (const auto& [device, page_digests] : page_digests_) {
-    DeviceDeltas deltas({.backend = *backend_,
-                         .queue = *queues_.at(device),
-                         .plan = plan,
-                         .page_digests = *page_digests,
-                         .base = compared_ ? &last_save : nullptr,
-                         .max_deltas = options.max_deltas,
-                         .budget_bytes = options.device_delta_bytes});
-    const Result<void> found = deltas.Run();
-    std::ranges::move(deltas.TakeMemory(), std::back_inserter(copies_));
-    CAIRN_TRY(found);
-    copied_bytes_ += deltas.fetched_bytes();
   }
   return {};
 }

@@ -81,14 +81,6 @@ class DeviceSave final : public kv::CopyQueue {
   /// result.
   Result<void> Digest(SavePlan& plan, const SavedChunks* base);
   bool is_digested() const { return digested_; }
-  /// Computes the statistics of chunks on devices (device_statistics.h); not of those that are
-  /// equal to the base of Digest, if its records have statistics. Waits for the result. Requires
-  /// Digest.
-  Result<void> ComputeStatistics(SavePlan& plan, bool base_has_statistics);
-  /// Finds deltas and keeps copies for the next save, within the limits of `options`
-  /// (device_deltas.h). Takes the copies of `last_save`, and uses them if Digest has compared with
-  /// it. Waits for the result. Requires Digest.
-  Result<void> FindDeltas(SavePlan& plan, SavedChunks& last_save, const SaveOptions& options);
   /// The step that the plan was compared with, if any. It must be the base of the save.
   const std::optional<kv::StepInfo>& compared() const { return compared_; }
   /// Copies the shards that have changed within their devices and makes the plan point to the
@@ -147,7 +139,6 @@ class DeviceSave final : public kv::CopyQueue {
   DeviceBackend* backend_ = nullptr;  // the process's
   // Declared before the queues, whose work reads them, so that they are freed after them.
   std::map<int, std::unique_ptr<DeviceMemory>> snapshots_;
-  std::vector<std::shared_ptr<DeviceMemory>> copies_;   // shared with the plan and the next save
   std::map<int, std::shared_ptr<DeviceQueue>> queues_;  // shared_ptr only for the deleter
   std::set<DeviceQueue*> used_queues_;                  // since the last Flush
   DeviceQueue* last_queue_ = nullptr;                   // of the last StartCopy

@@ -92,9 +92,7 @@ std::vector<SavedChunks::Shard> ShardsToRecord(const SavePlan& plan) {
                       .first_chunk = shard.first_chunk,
                       .device = shard.source.device,
                       .first_page_digest = shard.first_page_digest,
-                      .chunks = {},
-                      .device_copy = shard.device_copy,
-                      .saves_without_copy = shard.saves_without_copy});
+                      .chunks = {}});
     shards.back().chunks.reserve(shard.chunk_count());
   }
   return shards;
@@ -323,10 +321,6 @@ Result<SaveReport> RunSave(SavePlan& plan, const SaveContext& context) {
     const bool comparable = saved != nullptr && saved->chunk_bytes == options.chunk_bytes &&
                             session.IsBase(saved->step);
     CAIRN_TRY(device->Digest(plan, comparable ? saved : nullptr));
-    if (options.statistics) {
-      CAIRN_TRY(device->ComputeStatistics(plan, comparable && saved->has_statistics));
-    }
-    if (saved != nullptr) CAIRN_TRY(device->FindDeltas(plan, *saved, options));
   }
   if (device != nullptr && device->compared() && !session.IsBase(*device->compared())) {
     return Fail(kv::BaseReplacedError(context.attempt.step));

@@ -55,18 +55,13 @@ struct PlannedShard {
     std::vector<bool> changed;           // pages that differ from the base; empty if not known
     std::vector<std::byte> delta;        // empty: none
     kv::Digest delta_base;               // of the bytes to which the delta is relative
-    std::optional<kv::ChunkStatistics> statistics;
   };
   /// One per chunk from first_chunk on, or empty. In host memory, chunks whose page digests are not
   /// known have none.
   std::vector<ChunkPages> pages;
   uint64_t first_page_digest = 0;  // position of the shard's page digests among its device's
 
-  /// On a device: a copy, there, of the bytes that this rank writes, in which the next save finds
-  /// what has changed (device_deltas.h); null if there is none. Shared with the record of the save.
-  std::shared_ptr<DeviceMemory> device_copy;
-  bool has_stable_source = false;  // `source` is such a copy or staged, not the caller's tensor
-  uint8_t saves_without_copy = 0;  // in which the shard has no copy, because it did not pay off
+  bool has_stable_source = false;  // `source` is staged, not the caller's tensor
 
   /// True if the bytes of the chunk need not be read where the base has the same chunk.
   bool IsTakenFromBase(uint64_t chunk) const {

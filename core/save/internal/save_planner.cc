@@ -122,6 +122,12 @@ Result<std::vector<SavePlanner::LeafTensor>> SavePlanner::ReadLeaves(const State
   for (size_t i = 0; i < leaves.size(); ++i) {
     if (!IsTensor(state.tree.nodes[leaves[i].node].kind)) continue;
     const uint32_t slot = state.slot[i];
+    if (options_.statistics && state.tensors[slot].device != kHostDevice) {
+      return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                        .message = "a save does not compute the statistics of tensors in device "
+                                   "memory; save without statistics, and run kv-admin statistics",
+                        .key = leaves[i].fqn});
+    }
     const auto sharding = state.shardings.find(slot);
     tensors.push_back(
         {.named = {leaves[i].fqn, state.tensors[slot]},

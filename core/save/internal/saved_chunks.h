@@ -31,9 +31,6 @@ struct SavedChunks {
     int device = kHostDevice;
     uint64_t first_page_digest = 0;  // see PlannedShard::first_page_digest
     std::vector<Chunk> chunks;       // from first_chunk on, in the order of the grid
-    // See PlannedShard. Shared with the writer of that save.
-    std::shared_ptr<DeviceMemory> device_copy;
-    uint8_t saves_without_copy = 0;
   };
   kv::StepInfo step;
   uint64_t chunk_bytes = 0;

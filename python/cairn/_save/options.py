@@ -22,7 +22,6 @@ class SaveOptions(NamedTuple):
     unchanged: Patterns = None
     chunk_bytes: int | None = None
     deltas: bool | int = False
-    device_delta_bytes: int = 0
     statistics: bool = False
     compress: bool | None = None
     share_equal: bool = False
@@ -59,7 +58,6 @@ class SaveOptions(NamedTuple):
             "unchanged": pattern_list(self.unchanged),
             "chunk_bytes": self.chunk_bytes,
             "deltas": self._max_deltas(),
-            "device_delta_bytes": self.device_delta_bytes,
             "statistics": self.statistics,
             "compress": self.compress,
             "share_equal": self.share_equal,

@@ -87,7 +87,7 @@ class Saver:
         async_: ``False`` saves before :meth:`step` returns.
         overwrite: replaces existing steps, also in mirrors, for example after a run has resumed
             from an earlier step; by default they are a Conflict.
-        unchanged, deltas, device_delta_bytes, statistics, compress, share_equal, merging_ranks: as
+        unchanged, deltas, statistics, compress, share_equal, merging_ranks: as
             in :meth:`cairn.Store.save`.
         signals: numbers of the signals that cause a save.
         dataloader: an object with ``state_dict`` and ``load_state_dict``, such as torchdata's
@@ -120,7 +120,6 @@ class Saver:
         overwrite: bool = False,
         unchanged: Patterns = None,
         deltas: bool | int = False,
-        device_delta_bytes: int = 0,
         statistics: bool = False,
         compress: bool | None = None,
         share_equal: bool = False,
@@ -146,7 +145,6 @@ class Saver:
             "overwrite": overwrite,
             "unchanged": unchanged,
             "deltas": deltas,
-            "device_delta_bytes": device_delta_bytes,
             "statistics": statistics,
             "compress": compress,
             "share_equal": share_equal,

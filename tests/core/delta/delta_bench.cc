@@ -128,34 +128,6 @@ List ListElements(std::span<const uint16_t> before, std::span<const uint16_t> af
   return list;
 }
 
-/// Encodes elements that a device has listed, which is what remains to do on the host.
-void DeltaEncodeListed(benchmark::State& state) {
-  const Weights& weights = WeightsFor(state);
-  constexpr size_t kPageElements = kv::kPageBytes / 2;
-  std::vector<List> lists;
-  for (size_t begin = 0; begin < kElements; begin += kPageElements) {
-    lists.push_back(ListElements(std::span(weights.before).subspan(begin, kPageElements),
-                                 std::span(weights.after).subspan(begin, kPageElements)));
-  }
-  const std::vector<uint64_t> digests(kv::PageCount(kChunkBytes), 0x9e3779b97f4a7c15);
-  DeltaEncoder encoder;
-  uint64_t bytes = 0;
-  for (auto _ : state) {
-    bytes = 0;
-    for (size_t first = 0; first < lists.size(); first += digests.size()) {
-      encoder.Begin(2, kChunkBytes);
-      for (const List& list : std::span(lists).subspan(first, digests.size())) {
-        encoder.AddElements(static_cast<uint32_t>(list.positions.size()),
-                            std::as_bytes(std::span(list.positions)),
-                            std::as_bytes(std::span(list.differences)));
-      }
-      bytes += encoder.Finish(digests, UINT64_MAX)->size();
-    }
-  }
-  Report(state, weights, bytes);
-}
-BENCHMARK(DeltaEncodeListed)->Arg(15)->Arg(40)->Arg(100)->Unit(benchmark::kMillisecond);
-
 /// Parses and applies all deltas to the weights in memory.
 void DeltaDecode(benchmark::State& state) {
   const Weights& weights = WeightsFor(state);

@@ -110,46 +110,6 @@ TYPED_TEST(DeltaElementTest, DecodesEveryGapNearThoseThatNeedMoreBytes) {
   }
 }
 
-// As a save of tensors in device memory does it: the device lists the elements.
-TYPED_TEST(DeltaElementTest, DecodesPagesWhoseElementsWereListedBefore) {
-  using T = TypeParam;
-  for (const double density : {0.0001, 0.015, 0.1, 0.6}) {
-    const auto base = this->RandomElements(2 * kPageBytes / sizeof(T) + 100);
-    const Bytes base_bytes = ToBytes(base);
-    const auto chunk = Changed(this->random_, base, density);
-    const Bytes chunk_bytes = ToBytes(chunk);
-    DeltaEncoder encoder;
-    encoder.Begin(sizeof(T), chunk_bytes.size());
-    ASSERT_EQ(encoder.element_bytes(), sizeof(T));
-    for (uint64_t page = 0; page < kv::PageCount(chunk_bytes.size()); ++page) {
-      const uint64_t first = page * kPageBytes / sizeof(T);
-      const uint64_t page_bytes = DeltaPageLength(page, chunk_bytes.size());
-      std::vector<uint16_t> positions;
-      std::vector<T> differences;
-      for (uint64_t i = 0; i < page_bytes / sizeof(T); ++i) {
-        if (chunk[first + i] == base[first + i]) continue;
-        positions.push_back(static_cast<uint16_t>(i));
-        differences.push_back(static_cast<T>(chunk[first + i] - base[first + i]));
-      }
-      if (positions.empty()) {
-        encoder.AddUnchangedPage();
-      } else if (positions.size() * (2 + sizeof(T)) > page_bytes / 2) {
-        encoder.AddRawPage(PageOf(chunk_bytes, page));
-      } else {
-        encoder.AddElements(static_cast<uint32_t>(positions.size()), ToBytes(positions),
-                            ToBytes(differences));
-      }
-    }
-    std::vector<uint64_t> page_digests;
-    kv::AppendPageDigests(chunk_bytes, page_digests);
-    const auto delta = encoder.Finish(page_digests, kNoLimit);
-    ASSERT_TRUE(delta.has_value());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const Bytes decoded,
-                               Decode(Bytes(delta->begin(), delta->end()), base_bytes));
-    EXPECT_TRUE(decoded == chunk_bytes) << density;
-  }
-}
-
 TEST(DeltaTest, HasNoPagesThatDidNotChange) {
   SeededRandom random;
   const Bytes base = RandomBytes(random, 5 * kPageBytes + 17);
