@@ -60,7 +60,7 @@ class CheckpointStore::Impl {
   internal::TreeCache& trees() { return trees_; }
 
   internal::SaveAttempt NextAttempt(uint64_t step, const SaveOptions& options) {
-    internal::SaveAttempt attempt{.step = step, .name = {}, .merging = options.merging};
+    internal::SaveAttempt attempt{.step = step, .name = {}};
     if (self_.world_size == 1) return attempt;
     attempt.queue_position = queue_.Enter([&] { attempt.name = store_->NextAttempt(step); });
     const auto now = std::chrono::steady_clock::now();

@@ -32,26 +32,13 @@ Result<void> PrepareRank(kv::Store& joined, const SimulatedPart& part, const Sta
   const internal::RankInWorld self{.rank = part.rank, .world_size = part.world_size};
   CAIRN_TRY_ASSIGN(internal::SavePlan plan, internal::PlanSave(state, options, self));
   internal::WorkerPool pool(1);
-  CAIRN_TRY(internal::RunSave(plan, {.store = joined,
-                                     .attempt = {.step = part.step,
-                                                 .name = part.attempt,
-                                                 .merging = options.merging,
-                                                 .wait = false},
-                                     .self = self,
-                                     .options = options,
-                                     .pool = pool}));
+  CAIRN_TRY(
+      internal::RunSave(plan, {.store = joined,
+                               .attempt = {.step = part.step, .name = part.attempt, .wait = false},
+                               .self = self,
+                               .options = options,
+                               .pool = pool}));
   return {};
-}
-
-Result<void> MergeRange(kv::Store& joined, const SimulatedPart& part, const SaveOptions& options) {
-  internal::RangeMerge range;
-  return joined.MergeRange(part.step,
-                           {.rank = part.rank,
-                            .world_size = part.world_size,
-                            .attempt = part.attempt,
-                            .deadline = std::chrono::steady_clock::now() + options.deadline,
-                            .merging = options.merging},
-                           range);
 }
 
 }  // namespace cairn::core

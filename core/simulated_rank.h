@@ -36,9 +36,4 @@ struct SimulatedPart {
 Result<void> PrepareRank(kv::Store& joined, const SimulatedPart& part, const StateDict& state,
                          const SaveOptions& options);
 
-/// Merges the range of keys of the rank, if it is one of `options.merging`, as it does after its
-/// part is durable; waits for rank 0 until `options.deadline` from now on. Errors: those of
-/// kv::Store::MergeRange, and kInvalidArgument: ranks disagree.
-Result<void> MergeRange(kv::Store& joined, const SimulatedPart& part, const SaveOptions& options);
-
 }  // namespace cairn::core

@@ -48,22 +48,6 @@ struct StoreOptions {
   std::string session;
 };
 
-/// Which ranks merge the records of all ranks. With more than one, each merges the chunks of a
-/// range of keys, and rank 0 only combines their tables. Must be the same on all ranks.
-struct MergingRanks {
-  /// 1: rank 0 alone. At most 64, and fewer than the ranks: rank 0 is not one of them.
-  uint32_t count = 1;
-  /// If the parts have fewer chunks per merging rank, rank 0 merges alone: a table with few records
-  /// costs readers and writers more than it saves.
-  uint64_t min_chunks = 16'384;
-
-  /// Returns the rank that merges a range. The ranks are as far apart as possible, so that they are
-  /// on different hosts. Requires `range` < `count` < `world_size`.
-  uint32_t RankOf(uint32_t range, uint32_t world_size) const {
-    return 1 + static_cast<uint32_t>(uint64_t{range} * (world_size - 1) / count);
-  }
-};
-
 /// How an attempt at a step begins (Store::Begin).
 struct BeginOptions {
   bool overwrite = false;
@@ -75,10 +59,6 @@ struct BeginOptions {
   /// Until when the other ranks wait for the decision of rank 0.
   std::chrono::steady_clock::time_point decision_deadline =
       std::chrono::steady_clock::time_point::max();
-  MergingRanks merging = {};
-  /// With several merging ranks: the step with which their tables are compared, which is also that
-  /// of the StepSummary.
-  std::optional<uint64_t> base_step = std::nullopt;
   // Of rank 0. Requires that CheckAnnotations accepts them.
   std::vector<Metric> metrics = {};
   std::string note = {};

@@ -47,21 +47,6 @@ class RankRecords {
                                  std::span<const std::byte> value) = 0;
   /// Adds chunks, at least one. Their records are verified.
   virtual Result<void> AddChunks(const RankChunks& chunks) = 0;
-  /// In place of AddChunks, for the chunks of a range of keys that merging rank `rank` has
-  /// received: adds what its RangeRecords::Summarize returned.
-  virtual Result<void> AddSummary(uint32_t rank, std::span<const std::byte> summary) {
-    (void)summary;
-    return Fail(ErrorCode::kUnimplemented,
-                "rank " + std::to_string(rank) + " merged a range, which is not expected");
-  }
-};
-
-/// Receives what all ranks have contributed to a range of keys: the shared records of its tensors,
-/// and their chunks.
-class RangeRecords : public RankRecords {
- public:
-  /// Checks what was added, and returns what rank 0 needs of it.
-  virtual Result<std::vector<std::byte>> Summarize() = 0;
 };
 
 /// What the caller knows about a step, or about one rank's part of it, when it commits the step.

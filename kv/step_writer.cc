@@ -186,15 +186,6 @@ Result<void> StepWriter::Gather(RankRecords& others) {
   return Fail(NameOtherWriter(*attempt_, std::move(gathered).error()));
 }
 
-bool StepWriter::gathers_own_chunks() const { return attempt_->is_indexed(); }
-
-Result<void> StepWriter::MergeRange(RangeRecords& records) {
-  CAIRN_TRY(internal::CheckNotForked(*attempt_->store));
-  BeginOptions options = attempt_->options;
-  options.attempt = attempt_->attempt;
-  return internal::MergeRange(*attempt_->store, attempt_->step, options, records);
-}
-
 Result<void> StepWriter::Prepare(const StepSummary& summary) {
   CAIRN_TRY(internal::CheckNotForked(*attempt_->store));
   CAIRN_TRY(attempt_->CheckUsable());

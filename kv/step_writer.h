@@ -92,13 +92,6 @@ class StepWriter {
   /// records up to a limit. Decodes parts on all cores, at most 8.
   Result<void> Gather(RankRecords& others);
 
-  /// Returns whether Gather adds the chunks of this rank as those of all others, because several
-  /// ranks may merge them (BeginOptions::merging). Requires rank 0.
-  bool gathers_own_chunks() const;
-  /// Merges the range of keys of this rank, if it has one: Store::MergeRange with what was passed
-  /// to Begin. Requires Prepare.
-  Result<void> MergeRange(RangeRecords& records);
-
   /// Sets the StructureRecord of the step. Requires rank 0, and that it was not called before.
   Result<void> SetStructure(std::span<const std::byte> record);
 

@@ -320,12 +320,6 @@ Result<void> Store::FailAttempt(const std::string& attempt, uint32_t rank, const
   return internal::PublishFailure(*state.storage, attempt, rank, error, kept);
 }
 
-Result<void> Store::MergeRange(uint64_t step, const BeginOptions& options, RangeRecords& records) {
-  CAIRN_TRY(internal::CheckNotForked(*impl_->state));
-  CAIRN_TRY(CheckAttempt(*impl_->state, options.attempt));
-  return internal::MergeRange(*impl_->state, step, options, records);
-}
-
 Result<Store::DeleteReport> Store::Delete(std::span<const uint64_t> steps, bool dry_run) {
   StoreState& state = *impl_->state;
   if (!state.writable) {

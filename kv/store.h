@@ -130,18 +130,6 @@ class Store {
   /// has not opened the store for writing, or another rank has not joined it.
   Result<std::unique_ptr<StepWriter>> Begin(uint64_t step, const BeginOptions& options);
 
-  /// On a rank of BeginOptions::merging that has prepared its part with `options`: merges its range
-  /// of keys, if rank 0 divides the keys into ranges, and puts the table where rank 0 finds it.
-  /// Adds the range to `records`, on this thread. The rank then awaits the decision as every other.
-  /// Does nothing on other ranks, and if the attempt has ended or rank 0 has not divided the keys
-  /// at `options.deadline`. Memory: the records of the range up to a limit. Uses all cores, at most
-  /// 8.
-  ///
-  /// kDataLoss, kUnimplemented: a part is damaged or newer. kUnavailable, kResourceExhausted:
-  /// storage fails. Returns the errors of `records`. The error is published, so that rank 0
-  /// returns it too.
-  Result<void> MergeRange(uint64_t step, const BeginOptions& options, RangeRecords& records);
-
   /// In a multi-rank store: makes an attempt fail on all ranks, with `error` as that of rank
   /// `rank`. If the step is committed, or may be, the other ranks return the error and keep their
   /// objects. kUnavailable, kResourceExhausted: the error cannot be put.

@@ -17,9 +17,6 @@ inline constexpr uint8_t kDeltasVersion = 3;
 /// Version of chunk records that are compressed.
 inline constexpr uint8_t kCompressedVersion = 4;
 
-/// Version of roots and pages that have divided tables. They have no version 2.
-inline constexpr uint8_t kDividedTablesVersion = 3;
-
 /// ChunkRecord.encoding: the bytes as they are; an earlier version of them and deltas; or zeros and
 /// deltas, of which the first contains all bytes.
 inline constexpr uint8_t kRawEncoding = 0;
@@ -32,16 +29,6 @@ inline constexpr uint8_t kNewestVersion = kRecordVersion;
 struct ChunkRecord;
 template <>
 inline constexpr uint8_t kNewestVersion<ChunkRecord> = kCompressedVersion;
-
-/// A version above kNewestVersion that this build reads, too; or kRecordVersion if there is none.
-template <typename Record>
-inline constexpr uint8_t kFurtherVersion = kRecordVersion;
-struct RootRecord;
-template <>
-inline constexpr uint8_t kFurtherVersion<RootRecord> = kDividedTablesVersion;
-struct StepsPage;
-template <>
-inline constexpr uint8_t kFurtherVersion<StepsPage> = kDividedTablesVersion;
 
 enum class RecordCheck { kOk, kDamaged, kNewer };
 
@@ -57,9 +44,7 @@ RecordCheck CheckRecord(std::span<const std::byte> bytes, const char* identifier
   if (bytes.size() < 8 || !verifier.VerifyBuffer<Record>(identifier)) return RecordCheck::kDamaged;
   const auto* root = flatbuffers::GetRoot<Record>(data);
   if (root->version() == 0) return RecordCheck::kDamaged;
-  if (root->version() > kNewestVersion<Record> && root->version() != kFurtherVersion<Record>) {
-    return RecordCheck::kNewer;
-  }
+  if (root->version() > kNewestVersion<Record>) return RecordCheck::kNewer;
   *record = root;
   return RecordCheck::kOk;
 }

@@ -64,10 +64,6 @@ struct SaveOptions {
   /// In a multi-rank store: the time from the call on within which all ranks must have written
   /// their parts.
   std::chrono::milliseconds deadline = std::chrono::minutes(30);
-  /// In a multi-rank store: which ranks merge the records of all ranks; the same on all ranks. For
-  /// thousands of ranks and millions of chunks, where rank 0 alone takes many seconds. Steps then
-  /// have divided tables, which earlier builds do not read. Ignored by StepPart.
-  kv::MergingRanks merging = {};
   /// In a multi-rank store: the ranks that hold the same tensors without a Sharding as this one and
   /// share the writing of them; all ranks if null. A pipeline stage whose tensors are not DTensors
   /// names its own ranks.

@@ -11,7 +11,6 @@
 
 #include "kv/internal/parts/attempt_outcome.h"
 #include "kv/internal/parts/part_file.h"
-#include "kv/internal/section_gatherer.h"
 #include "kv/internal/shared_records.h"
 #include "kv/internal/storage/concurrent_requests.h"
 #include "kv/internal/storage/name_check.h"
@@ -27,12 +26,8 @@ constexpr uint32_t kMaxThreads = 8;
 
 }  // namespace
 
-PartGatherer::PartGatherer(StepAttempt& attempt, RankRecords& others, SectionIndex* sections)
-    : attempt_(attempt),
-      storage_(*attempt.store->storage),
-      others_(others),
-      sections_(sections),
-      next_rank_(sections == nullptr ? 1 : 0) {}
+PartGatherer::PartGatherer(StepAttempt& attempt, RankRecords& others)
+    : attempt_(attempt), storage_(*attempt.store->storage), others_(others) {}
 
 // A turn may be one of a thread that was never started, so that others must not wait for it.
 PartGatherer::~PartGatherer() {
@@ -87,8 +82,7 @@ void PartGatherer::Begin(uint32_t count) {
   const uint64_t turn = next_turn_++;
   next_rank_ += std::min(count, attempt_.options.world_size - first);
   if (unused_.empty()) {
-    unused_.push_back(std::make_unique<RankBatch>(attempt_.attempt, attempt_.store->epoch,
-                                                  /*is_indexed=*/sections_ != nullptr));
+    unused_.push_back(std::make_unique<RankBatch>(attempt_.attempt, attempt_.store->epoch));
   }
   // Deferred if the system has no more threads.
   loading_.push_back(std::async(std::launch::async | std::launch::deferred,
@@ -110,7 +104,7 @@ Result<PartGatherer::Batch> PartGatherer::Load(uint64_t turn, uint32_t first, ui
   bool is_large = false;
   for (const auto& part : batch.parts) {
     decoded_bytes += ClaimedBytes(part);
-    is_large |= sections_ == nullptr && HasDataObjects(part);
+    is_large |= HasDataObjects(part);
   }
   if (is_large || decoded_bytes > kMaxDecodedBytes) return batch;
   CAIRN_TRY(Decode(batch, /*is_in_pieces=*/false));
@@ -174,8 +168,7 @@ Result<void> PartGatherer::Decode(Batch& batch, bool is_in_pieces) {
                               .step = attempt_.step,
                               .rank = rank,
                               .world_size = attempt_.options.world_size,
-                              .attempt = attempt_.attempt,
-                              .is_indexed = sections_ != nullptr};
+                              .attempt = attempt_.attempt};
     RankBatch& records = *batch.records;
     records.BeginPart(rank);
     CAIRN_TRY(ReadFetchedPart(storage_, PartName(attempt_.attempt, rank), batch.parts[i], expected,
@@ -201,10 +194,7 @@ Result<void> PartGatherer::AddRecords(RankBatch& records) {
   for (const RankBatch::Shared& shared : records.shared()) {
     CAIRN_TRY(AddShared(shared.rank, shared.digest));
   }
-  for (const RankBatch::Section& section : records.sections()) {
-    sections_->Add(section.rank, section.section);
-  }
-  CAIRN_TRY(AddChunks(records, others_, attempt_.records, attempt_.live_bytes));
+  CAIRN_TRY(AddChunks(records));
   for (const RankBatch::Segment& segment : records.segments()) {
     CAIRN_TRY(attempt_.records.Add(Column::kSegments, segment.key, segment.record));
   }
@@ -214,12 +204,22 @@ Result<void> PartGatherer::AddRecords(RankBatch& records) {
   return {};
 }
 
+/// Takes the records of the chunks out of the batch.
+Result<void> PartGatherer::AddChunks(RankBatch& records) {
+  std::vector<CollectedRecords::Chunks> in_block;
+  for (const RankBatch::Chunks& chunks : records.chunks()) {
+    if (chunks.ranks.empty()) continue;
+    in_block.push_back(chunks.in_block);
+    CAIRN_TRY(others_.AddChunks(chunks.View()));
+  }
+  CAIRN_TRY(attempt_.records.AddChunks(records.TakeBlock(), records.size_bytes(), in_block));
+  for (const auto& [segment_id, bytes] : records.uses()) attempt_.live_bytes.Add(segment_id, bytes);
+  return {};
+}
+
 Result<void> PartGatherer::AddShared(uint32_t rank, const std::string& digest) {
   if (!attempt_.known_shared_records.insert(digest).second) return {};
   CAIRN_TRY_ASSIGN(const auto records, ReadSharedRecords(attempt_, digest));
-  if (!records.empty() && records.front().column == Column::kTensors) {
-    attempt_.shared_tensors.emplace_back(rank, digest);
-  }
   for (const SharedRecord& record : records) {
     CAIRN_TRY(others_.AddShared(rank, record.column, record.key, record.value));
   }

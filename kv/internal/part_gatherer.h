@@ -18,7 +18,6 @@
 
 #include "kv/error.h"
 #include "kv/internal/parts/rank_batch.h"
-#include "kv/internal/parts/section_index.h"
 #include "kv/internal/step_attempt.h"
 #include "kv/mutex.h"
 #include "kv/step_records.h"
@@ -31,16 +30,13 @@ namespace cairn::kv::internal {
 /// parts are larger than that. Threads: one.
 class PartGatherer {
  public:
-  /// With `sections`, the parts are indexed: those of all ranks, also of rank 0, are added without
-  /// their chunks, and their sections to `sections`, which outlives the gatherer.
-  PartGatherer(StepAttempt& attempt, RankRecords& others, SectionIndex* sections = nullptr);
+  PartGatherer(StepAttempt& attempt, RankRecords& others);
   /// Cancels what the background threads do, and waits for them.
   ~PartGatherer();
   PartGatherer(const PartGatherer&) = delete;
   PartGatherer& operator=(const PartGatherer&) = delete;
 
-  /// Adds the parts of all ranks but 0; if they are indexed, of all ranks. Call once. See
-  /// StepWriter::Gather.
+  /// Adds the parts of all ranks but 0. Call once. See StepWriter::Gather.
   Result<void> AddAll();
 
  private:
@@ -75,14 +71,14 @@ class PartGatherer {
   Result<void> Decode(Batch& batch, bool is_in_pieces);
   Result<void> AddBatch(Batch& batch);
   Result<void> AddRecords(RankBatch& records);
+  Result<void> AddChunks(RankBatch& records);
   Result<void> AddShared(uint32_t rank, const std::string& digest);
 
   StepAttempt& attempt_;
   Storage& storage_;
   RankRecords& others_;
-  SectionIndex* const sections_;
   std::vector<std::unique_ptr<RankBatch>> unused_;
-  uint32_t next_rank_;  // of the parts that no thread fetches yet
+  uint32_t next_rank_ = 1;  // of the parts that no thread fetches yet
   uint64_t next_turn_ = 0;
   Turns turns_;
   std::atomic<bool> is_cancelled_ = false;

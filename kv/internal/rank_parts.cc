@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "kv/internal/commit/root_change.h"
-#include "kv/internal/merging_ranks.h"
 #include "kv/internal/part_gatherer.h"
 #include "kv/internal/parts/attempt_outcome.h"
 #include "kv/internal/parts/part_file.h"
@@ -58,11 +57,7 @@ Result<void> GatherParts(StepAttempt& attempt, RankRecords& others) {
   attempt.failed = true;  // until all parts have been added
   CAIRN_TRY(attempt.segments.Seal());
   OpenLikelyBase(*attempt.store);  // while other ranks are still writing
-  if (attempt.is_indexed()) {
-    CAIRN_TRY(GatherRanges(attempt, others));
-  } else {
-    CAIRN_TRY(PartGatherer(attempt, others).AddAll());
-  }
+  CAIRN_TRY(PartGatherer(attempt, others).AddAll());
   attempt.gathered = true;
   attempt.failed = false;
   return {};

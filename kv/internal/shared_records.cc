@@ -46,9 +46,6 @@ Result<void> AddSharedRecords(StepAttempt& attempt, std::span<const SharedRecord
   const std::string key = DigestOf(records);
   if (!attempt.known_shared_records.insert(key).second || attempt.part == nullptr) return {};
   CAIRN_TRY(attempt.part->Add(Column::kStructures, key, {}));
-  if (attempt.options.rank == 0 && records.front().column == Column::kTensors) {
-    attempt.shared_tensors.emplace_back(0, key);
-  }
 
   const std::string name = SharedName(attempt.attempt, DigestName(key));
   if (ObjectExists(*attempt.store->storage, name).value_or(false)) return {};
@@ -71,7 +68,6 @@ Result<std::vector<SharedRecord>> ReadSharedRecords(Storage& storage, const Part
                                                     const std::string& digest) {
   PartHeader header = expected;
   header.rank = 0;
-  header.is_indexed = false;
   const std::string name = SharedName(expected.attempt, DigestName(digest));
   std::vector<SharedRecord> records;
   CAIRN_TRY(ReadPart(storage, name, header, [&](const RecordView& record) -> Result<void> {

@@ -246,11 +246,9 @@ Result<bool> SnapshotState::IsUsedBy(const Root& root, const ParsedObjectName& o
   CAIRN_TRY_ASSIGN(const auto entries, StepList(storage, root).All());
   for (const StepEntryPtr& entry : entries) {
     if (object.kind == ObjectKind::kTable) {
-      bool is_used = false;
-      for (const TableInfo& table : entry->tables) {
-        table.ForEachId([&](const ObjectId& id) { is_used = is_used || id == object.id; });
+      if (std::ranges::find(entry->tables, object.id, &TableInfo::id) != entry->tables.end()) {
+        return true;
       }
-      if (is_used) return true;
       continue;
     }
     std::vector<SegmentUse> usage = entry->usage;

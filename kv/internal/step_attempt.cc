@@ -29,12 +29,6 @@ void RetireAttempts(StoreState& store, const std::string& attempt) {
 
 }  // namespace
 
-uint32_t MergingRankCount(const BeginOptions& options) {
-  if (options.world_size < 3) return 1;
-  return std::clamp<uint32_t>(options.merging.count, 1,
-                              std::min<uint32_t>(options.world_size - 1, kMaxTableRanges));
-}
-
 StepAttempt::StepAttempt(std::shared_ptr<StoreState> store_state, uint64_t step_number,
                          const BeginOptions& begin_options, std::string attempt_name)
     : store(std::move(store_state)),
@@ -57,10 +51,9 @@ StepAttempt::StepAttempt(std::shared_ptr<StoreState> store_state, uint64_t step_
                }),
       records(store->storage, store->epoch) {
   store->has_saved = true;
-  if (!store->joined && !is_indexed()) return;
-  PartHeader header = HeaderOf(options.rank);
-  header.is_indexed = is_indexed();
-  part = std::make_unique<PartWriter>(store->storage, PartName(attempt, options.rank), header);
+  if (!store->joined) return;
+  part = std::make_unique<PartWriter>(store->storage, PartName(attempt, options.rank),
+                                      HeaderOf(options.rank));
 }
 
 PartHeader StepAttempt::HeaderOf(uint32_t rank) const {
@@ -87,18 +80,13 @@ void StepAttempt::RemoveOwnObjects() {
   for (const SegmentInfo& segment : segments.sealed()) {
     (void)store->storage->Remove(SegmentObject(segment));
   }
-  if (merged) {
-    for (const TableRange& range : merged->ranges) {
-      (void)store->storage->Remove(ObjectName(ObjectKind::kTable, range.id));
-    }
-  }
   // The other ranks read the outcome of rank 0, which RetireAttempts removes later.
   if (store->joined) (void)store->storage->Remove(PartName(attempt, options.rank));
 }
 
 Result<void> StepAttempt::AddEntry(Column column, std::string_view key,
                                    std::span<const std::byte> value) {
-  if (part != nullptr && !gathered) return part->Add(column, key, value);
+  if (part != nullptr) return part->Add(column, key, value);
   if (column == Column::kChunks) {
     CAIRN_TRY_ASSIGN(const ChunkExtents extents, DecodeChunkExtents(value));
     live_bytes.Add(extents);

@@ -19,22 +19,12 @@
 #include "kv/internal/commit/store_state.h"
 #include "kv/internal/parts/part_file.h"
 #include "kv/internal/segment/segment_stream.h"
-#include "kv/internal/table/table_info.h"
 #include "kv/key.h"
 #include "kv/options.h"
 #include "kv/step_info.h"
 #include "kv/step_records.h"
 
 namespace cairn::kv::internal {
-
-/// Returns how many ranks may merge the parts of an attempt.
-uint32_t MergingRankCount(const BeginOptions& options);
-
-/// What merging ranks have written of a step.
-struct MergedRanges {
-  std::vector<TableRange> ranges;  // with records
-  std::vector<TableInfo> kept;     // tables of the base that the step keeps, its oldest ones
-};
 
 /// The destructor removes the objects of an attempt that is not finished. Threads: one at a time.
 class StepAttempt {
@@ -48,14 +38,12 @@ class StepAttempt {
   /// kFailedPrecondition: the attempt has failed or is committed.
   Result<void> CheckUsable() const;
   bool has_ranks() const { return options.world_size > 1; }
-  /// Returns whether parts are indexed, so that several ranks can merge them.
-  bool is_indexed() const { return MergingRankCount(options) > 1; }
 
   /// Adds a record to the step, or to the part of a joined rank.
   Result<void> AddEntry(Column column, std::string_view key, std::span<const std::byte> value);
   Result<void> AddStepRecordToPart(const StepSummary& summary);
   StepInfo InfoOf(const StepSummary& summary) const;
-  /// Returns the header of an object that a rank puts for this attempt, without an index.
+  /// Returns the header of an object that a rank puts for this attempt.
   PartHeader HeaderOf(uint32_t rank) const;
 
   /// Seals all segments and makes their names durable.
@@ -69,7 +57,7 @@ class StepAttempt {
   const int64_t created_unix_ns;
 
   SegmentStream segments;
-  std::unique_ptr<PartWriter> part;  // of a joined rank; of rank 0 if parts are indexed
+  std::unique_ptr<PartWriter> part;  // of a joined rank
   StepRecordsBuffer records;         // of rank 0, from all ranks
   LiveBytes live_bytes;              // of the chunks in records
   Digest structure;
@@ -80,11 +68,8 @@ class StepAttempt {
 
   // In a multi-rank store.
   std::set<std::string> known_shared_records;  // digests of those that were added or read
-  /// On rank 0: digests of those that begin with a tensor, each with the first rank that has it.
-  std::vector<std::pair<uint32_t, std::string>> shared_tensors;
-  uint64_t written_bytes_of_others = 0;  // of the ranks whose parts rank 0 has gathered
+  uint64_t written_bytes_of_others = 0;        // of the ranks whose parts rank 0 has gathered
   bool gathered = false;
-  std::optional<MergedRanges> merged;  // if several ranks have merged the chunks
   StepInfo prepared;
 
   bool failed = false;    // nothing can be added or committed any more

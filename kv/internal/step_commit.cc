@@ -51,23 +51,6 @@ void ReportCommitted(const StepAttempt& attempt, uint64_t generation) {
   (void)PublishCommitted(*state.storage, attempt.attempt, generation);
 }
 
-/// Begins the table of the step, around those that merging ranks have written. kConflict: they were
-/// compared with tables that the base does not have any more.
-Result<StepTableWriter> CreateTable(StepAttempt& attempt, const StepEntry* base,
-                                    const StepInfo& info) {
-  StoreState& state = *attempt.store;
-  if (!attempt.merged) {
-    return StepTableWriter::Create(state, base, info, RecordSource::kMemory);
-  }
-  const auto& [ranges, kept] = *attempt.merged;
-  const std::span<const TableInfo> tables =
-      base == nullptr ? std::span<const TableInfo>() : base->tables;
-  if (tables.size() < kept.size() || !std::ranges::equal(tables.last(kept.size()), kept)) {
-    return Fail(BaseReplacedError(attempt.step));
-  }
-  return StepTableWriter::CreateDivided(state, base, info, ranges, kept);
-}
-
 /// Writes the table of the step, as `finish` does, and commits. Requires write_mutex.
 using FinishTable = std::function<Result<void>(StepTableWriter&, StepEntry&)>;
 Result<StepInfo> CommitTable(StepAttempt& attempt, const StepSummary& summary,
@@ -75,7 +58,8 @@ Result<StepInfo> CommitTable(StepAttempt& attempt, const StepSummary& summary,
   StoreState& state = *attempt.store;
   StepEntry entry{.info = attempt.InfoOf(summary)};
   entry.info.generation = CurrentRoot(state)->root.number + 1;
-  CAIRN_TRY_ASSIGN(StepTableWriter table, CreateTable(attempt, base, entry.info));
+  CAIRN_TRY_ASSIGN(StepTableWriter table,
+                   StepTableWriter::Create(state, base, entry.info, RecordSource::kMemory));
   CAIRN_TRY(finish(table, entry));
   TagChanges tags;
   for (const std::string& tag : attempt.options.tags) tags[tag] = attempt.step;

@@ -96,7 +96,6 @@ class Checker {
 
   void CheckTable(const TableInfo& table) {
     if (!checked_tables_.insert(table.id).second) return;
-    for (const TableRange& range : table.ranges) CheckTable(InfoOf(range));
     const auto check = [&]() -> Result<void> {
       CAIRN_TRY_ASSIGN(const auto reader, TableReader::Open(snapshot_.storage, table));
       return reader->Verify();

@@ -167,7 +167,6 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         statistics: bool = False,
         compress: bool | None = None,
         share_equal: bool = False,
-        merging_ranks: int = 1,
         keys: Patterns = None,
         prefix: str = "",
         ignore_frozen: bool = False,
@@ -196,7 +195,6 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
             statistics: records statistics of the values of each chunk (:meth:`statistics`).
             compress: as in docs/compression.md; by default as :meth:`set_compression` has set.
             share_equal: stores chunks with equal bytes once, whatever their keys are.
-            merging_ranks: how many ranks merge the records of all, 1 to 64 (docs/python-ranks.md).
             keys: patterns (:meth:`read`) of keys to save; ``"!model.encoder"`` excludes that part.
             prefix: is prepended to each key: ``"model.encoder"`` for a submodule.
             ignore_frozen: excludes parameters that require no gradient, of modules in the state.
@@ -212,7 +210,7 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         """
         options = SaveOptions(
             overwrite, incremental, base_step, unchanged, chunk_bytes, deltas,
-            statistics, compress, share_equal, merging_ranks, keys, prefix, ignore_frozen,
+            statistics, compress, share_equal, keys, prefix, ignore_frozen,
             allow_pickle, metrics, tags, note,
         )
         return self._save(step, state, options, mirror)
@@ -232,7 +230,6 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         statistics: bool = False,
         compress: bool | None = None,
         share_equal: bool = False,
-        merging_ranks: int = 1,
         keys: Patterns = None,
         prefix: str = "",
         ignore_frozen: bool = False,
@@ -266,7 +263,7 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         """
         options = SaveOptions(
             overwrite, incremental, base_step, unchanged, chunk_bytes, deltas,
-            statistics, compress, share_equal, merging_ranks, keys, prefix, ignore_frozen,
+            statistics, compress, share_equal, keys, prefix, ignore_frozen,
             allow_pickle, metrics, tags, note,
         )
         mirrors = self._checked_mirrors(mirror)

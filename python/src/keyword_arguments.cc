@@ -83,7 +83,6 @@ core::SaveOptions ToSaveOptions(const nb::kwargs& arguments) {
   reader.Read("statistics", options.statistics);
   options.compress = reader.Find<bool>("compress");
   reader.Read("share_equal", options.share_equal);
-  reader.Read("merging_ranks", options.merging.count);
   if (const auto metrics = reader.Find<std::vector<std::pair<std::string, double>>>("metrics")) {
     for (const auto& [name, value] : *metrics) {
       options.metrics.push_back({.name = name, .value = value});

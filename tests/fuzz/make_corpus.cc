@@ -22,7 +22,6 @@
 #include "core/step/internal/compress.h"
 #include "kv/internal/parts/attempt_outcome.h"
 #include "kv/internal/parts/part_file.h"
-#include "kv/internal/parts/range_task.h"
 #include "kv/internal/records/kv_records.h"
 #include "kv/internal/root/framed_record.h"
 #include "kv/internal/root/lease.h"
@@ -292,63 +291,6 @@ void AddMessages(Corpus& corpus) {
   corpus.Add("messages", "layout_other", other.Number(uint64_t{1}).Number(uint64_t{1}));
 }
 
-/// What ranks exchange if several merge, and a root with a table in ranges.
-void AddMerging(Corpus& corpus) {
-  const auto storage = std::make_shared<MemoryStorage>("merging");
-  PartHeader indexed = kPartHeader;
-  indexed.is_indexed = true;
-  PartWriter writer(storage, kPart, indexed);
-  for (const char* fqn : {"a", "b", "model.w"}) {
-    for (uint64_t i = 0; i < 20; ++i) {
-      Must(writer.Add(kv::Column::kChunks, kv::ChunkKey(fqn, std::vector{i, uint64_t{0}}),
-                      Bytes(24, static_cast<std::byte>(i))));
-    }
-  }
-  Must(writer.Finish());
-  corpus.Add("merging", "index", EntriesOf(0, Must(FetchPart(*storage, kPart)), kPart, indexed));
-  const Bytes sections = Must(storage->Read(PartDataName(kPart, 0), 1 << 20));
-  corpus.Add("merging", "sections", Builder(1).Number(uint16_t{60}).Add(sections));
-
-  const TableInfo table{.id = {.epoch = 1, .id = 7}, .file_bytes = 4096, .record_count = 60};
-  TableInfo divided = table;
-  const ObjectId id{.epoch = 1, .id = 8};
-  const std::string column = kv::ColumnPrefix(kv::Column::kChunks);
-  divided.ranges = {{.begin = column + kv::FqnKey("a"), .id = id, .record_count = 40},
-                    {.begin = column + kv::FqnKey("b"), .id = {.epoch = 1, .id = 9}}};
-  const RangeTask task{.begin = kv::FqnKey("a"),
-                       .end = kv::FqnKey("b"),
-                       .reads = {{.rank = 1, .stored_bytes = sections.size(), .chunk_count = 60}},
-                       .shared = {{0, std::string(16, 'd')}},
-                       .kept = {divided, table}};
-  Must(PutTask(storage, kPartHeader, 1, task));
-  const std::string task_name = TaskName(kAttempt, 1);
-  corpus.Add("merging", "task",
-             EntriesOf(2, Must(FetchPart(*storage, task_name)), task_name, kPartHeader));
-  Builder summary(4);
-  for (const char* fqn : {"a", "model.w"}) {
-    const std::string_view name = fqn;
-    summary.Number(uint64_t{20}).Number(uint64_t{name.size()}).Add(name);
-  }
-  corpus.Add("merging", "summary", summary);
-  Must(PutResult(storage, kPartHeader, 1,
-                 {.table = table,
-                  .chunk_count = 60,
-                  .uses = {{7, 4096}},
-                  .summary = Bytes(20, std::byte{1})}));
-  const std::string result_name = ResultName(kAttempt, 1);
-  corpus.Add("merging", "result",
-             EntriesOf(3, Must(FetchPart(*storage, result_name)), result_name, kPartHeader));
-
-  StepEntry entry;
-  entry.info.step = 7;
-  entry.tables = {divided};
-  const Bytes root =
-      Must(EncodeRoot({.number = 3, .recent = {std::make_shared<const StepEntry>(entry)}}));
-  corpus.Add("roots", "divided_root", Builder(0).Add(root));
-  corpus.Add("roots", "divided_root_record",
-             Builder(2).Add(Must(UnframeRecord({.magic = "CNRT", .name = "root"}, root))));
-}
-
 void AddDeltas(Corpus& corpus) {
   Bytes base(9000);
   for (size_t i = 0; i < base.size(); ++i) base[i] = static_cast<std::byte>(i * 7 % 61);
@@ -414,7 +356,6 @@ void MakeCorpus(const fs::path& folder) {
   fs::create_directories(exports);
   AddStore(corpus, MakeStore(exports));
   AddMessages(corpus);
-  AddMerging(corpus);
   AddDeltas(corpus);
   AddArchives(corpus, exports);
   AddTexts(corpus);

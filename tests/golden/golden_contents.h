@@ -51,24 +51,6 @@ inline std::map<uint64_t, SampleStep> RanksGoldenSteps() {
   return steps;
 }
 
-/// Three ranks save the first and the last step, of which two merge the records, so that their
-/// tables are divided. Rank 0 saves the step between them alone.
-inline constexpr uint64_t kFirstDividedStep = 1;
-inline constexpr uint64_t kLastDividedStep = 3;
-inline std::map<uint64_t, SampleStep> DividedGoldenSteps() {
-  std::map<uint64_t, SampleStep> steps;
-  for (uint64_t step = kFirstDividedStep; step <= kLastDividedStep; ++step) {
-    SampleStep& sample = steps[step] = {.step = step, .version = step, .tensors = {}};
-    for (unsigned i = 0; i < 100; ++i) {
-      // Some tensors of the first half are written by step 2, and all of it by the last step.
-      const bool changes = i < (step == kLastDividedStep ? 50 : 10);
-      const auto value = static_cast<std::byte>(changes ? 100 * step + i : i);
-      sample.tensors["w" + std::to_string(100 + i)] = std::vector(40, value);
-    }
-  }
-  return steps;
-}
-
 /// Steps 10, 20 (which was overwritten once) and 30. Step 15 was deleted.
 inline std::map<uint64_t, SampleStep> GoldenSteps() {
   return {{10, GoldenStep(10, 0)}, {20, GoldenStep(20, 1)}, {30, GoldenStep(30, 0)}};

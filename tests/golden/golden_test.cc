@@ -139,60 +139,9 @@ TEST_P(GoldenRanksTest, IsRebuiltWithoutRoots) {
   ExpectSteps(RanksGoldenSteps());
 }
 
-class GoldenDividedTest : public GoldenTest {};
-
-TEST_P(GoldenDividedTest, LoadsAndVerifies) {
-  ExpectSteps(DividedGoldenSteps());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto storage, OpenStorage(path_));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto root, internal::FindNewest(*storage));
-  ASSERT_EQ(root->recent.size(), 3u);
-  for (const auto& entry : root->recent) {
-    EXPECT_EQ(entry->tables.back().ranges.size(), 2u) << entry->info.step;
-  }
-}
-
-TEST_P(GoldenDividedTest, IsRebuiltWithoutRoots) {
-  RebuildWithoutRoots();
-  ExpectSteps(DividedGoldenSteps());
-}
-
-TEST_P(GoldenDividedTest, AcceptsNewStepsAndIsRebuilt) {
-  auto expected = DividedGoldenSteps();
-  SampleStep next = expected[kLastDividedStep];
-  next.step = 4;
-  next.tensors["w142"] = std::vector(40, std::byte{255});
-  {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, OpenWriter());
-    CAIRN_ASSERT_OK(SaveSample(*store, next));
-    CAIRN_ASSERT_OK(store->Delete(std::array{kFirstDividedStep}));
-  }
-  expected[4] = next;
-  auto remaining = expected;
-  remaining.erase(kFirstDividedStep);
-  ExpectSteps(remaining);
-  // Later steps use the tables of the deleted step, so that it is found again.
-  RebuildWithoutRoots();
-  ExpectSteps(expected);
-}
-
-/// A store of format 1, which was never released.
-class GoldenFormat1Test : public GoldenTest {};
-
-TEST_P(GoldenFormat1Test, IsRefusedWithItsVersion) {
-  constexpr char kWhy[] = "the store has format 1, this build reads 2; save the state again";
-  EXPECT_THAT(Store::Open(path_, OpenMode::kRead), IsError(ErrorCode::kUnimplemented, kWhy));
-  EXPECT_THAT(OpenWriter(), IsError(ErrorCode::kUnimplemented, kWhy));
-  EXPECT_THAT(Store::Open(path_, OpenMode::kWrite, {.take_over = true}),
-              IsError(ErrorCode::kUnimplemented, kWhy));
-  EXPECT_THAT(Store::Rebuild(path_), IsError(ErrorCode::kUnimplemented, kWhy));
-  EXPECT_FALSE(std::filesystem::exists(path_ + "/roots"));
-}
-
 INSTANTIATE_TEST_SUITE_P(Every, GoldenStoreTest, ::testing::Values("v2"));
 INSTANTIATE_TEST_SUITE_P(Every, GoldenPagesTest, ::testing::Values("v2-pages"));
 INSTANTIATE_TEST_SUITE_P(Every, GoldenRanksTest, ::testing::Values("v2-ranks"));
-INSTANTIATE_TEST_SUITE_P(Every, GoldenDividedTest, ::testing::Values("v2-divided"));
-INSTANTIATE_TEST_SUITE_P(Every, GoldenFormat1Test, ::testing::Values("v1"));
 
 }  // namespace
 }  // namespace cairn::kv

@@ -1,6 +1,5 @@
 // Creates the golden stores of this build's format version: make_golden DIR creates DIR, DIR-pages
-// with chunks in several extents, DIR-ranks with steps that three ranks wrote, and DIR-divided with
-// steps that two ranks merged. Each is created once per format version; the result is added to git
+// with chunks in several extents, and DIR-ranks with steps that three ranks wrote. Each is created once per format version; the result is added to git
 // and never created again.
 
 #include <fmt/format.h>
@@ -9,7 +8,6 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -79,20 +77,6 @@ Result<void> MakeGoldenRanks(const std::string& directory) {
   return {};
 }
 
-Result<void> MakeGoldenDivided(const std::string& directory) {
-  CAIRN_TRY_ASSIGN(const auto store, OpenWriter(directory));
-  CAIRN_TRY_ASSIGN(const auto others, OpenOthers(*store, directory));
-  std::optional<uint64_t> base_step;
-  for (const auto& [step, sample] : DividedGoldenSteps()) {
-    const bool of_ranks = step == kFirstDividedStep || step == kLastDividedStep;
-    CAIRN_TRY(of_ranks ? SaveSampleByMergingRanks(*store, others, sample,
-                                                  {.count = 2, .min_chunks = 1}, base_step)
-                       : SaveSample(*store, sample));
-    base_step = step;
-  }
-  return store->Close();
-}
-
 }  // namespace
 }  // namespace cairn::kv::testing
 
@@ -105,7 +89,6 @@ int main(int argc, char** argv) {
   auto made = cairn::kv::testing::MakeGolden(directory);
   if (made) made = cairn::kv::testing::MakeGoldenPages(directory + "-pages");
   if (made) made = cairn::kv::testing::MakeGoldenRanks(directory + "-ranks");
-  if (made) made = cairn::kv::testing::MakeGoldenDivided(directory + "-divided");
   if (!made) {
     std::fprintf(stderr, "make_golden: %s\n", made.error().ToString().c_str());
     return 2;

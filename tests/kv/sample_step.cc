@@ -319,34 +319,6 @@ Result<StepInfo> SaveSampleByRanks(Store& store, std::span<const std::unique_ptr
   return failed || saved ? saved : failed;
 }
 
-Result<StepInfo> SaveSampleByMergingRanks(Store& store,
-                                          std::span<const std::unique_ptr<Store>> others,
-                                          const SampleStep& sample, const MergingRanks& merging,
-                                          std::optional<uint64_t> base_step) {
-  BeginOptions options{.world_size = static_cast<uint32_t>(others.size() + 1),
-                       .attempt = store.NextAttempt(sample.step),
-                       .deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1),
-                       .merging = merging,
-                       .base_step = base_step};
-  std::vector<std::unique_ptr<StepWriter>> prepared(others.size() + 1);
-  for (const auto& other : others) {
-    ++options.rank;
-    CAIRN_TRY(SaveSampleOfRank(*other, sample, options, prepared[options.rank]));
-  }
-  // The destructors wait for the ranks.
-  std::vector<std::future<Result<void>>> ranges;
-  for (const auto& writer : std::span(prepared).subspan(1)) {
-    ranges.push_back(std::async(std::launch::async, [&writer = *writer]() -> Result<void> {
-      OtherRanks records;
-      return writer.MergeRange(records);
-    }));
-  }
-  options.rank = 0;
-  CAIRN_TRY_ASSIGN(const StepInfo info, SaveSampleOfRank(store, sample, options, prepared[0]));
-  for (auto& range : ranges) CAIRN_TRY(range.get());
-  return info;
-}
-
 Result<void> OtherRanks::AddShared(uint32_t rank, Column, std::string_view key,
                                    std::span<const std::byte>) {
   shared.push_back(fmt::format("{}:{}", rank, key.substr(0, key.find('\0'))));

@@ -63,22 +63,13 @@ Result<StepInfo> SaveSampleByRanks(
     Store& store, std::span<const std::unique_ptr<Store>> others, const SampleStep& sample,
     std::optional<std::chrono::milliseconds> patience = std::nullopt);
 
-/// As SaveSampleByRanks, with several merging ranks. `base_step` is the newest step.
-Result<StepInfo> SaveSampleByMergingRanks(Store& store,
-                                          std::span<const std::unique_ptr<Store>> others,
-                                          const SampleStep& sample, const MergingRanks& merging,
-                                          std::optional<uint64_t> base_step);
-
 /// What StepWriter::Gather adds: the chunks and the shared records of other ranks, as "rank:FQN"
 /// in the order in which they were added.
-class OtherRanks final : public RangeRecords {
+class OtherRanks final : public RankRecords {
  public:
   Result<void> AddShared(uint32_t rank, Column column, std::string_view key,
                          std::span<const std::byte> value) override;
   Result<void> AddChunks(const RankChunks& chunks) override;
-  /// The summary of a range is empty: rank 0 does not check samples.
-  Result<void> AddSummary(uint32_t, std::span<const std::byte>) override { return {}; }
-  Result<std::vector<std::byte>> Summarize() override { return {}; }
 
   std::vector<std::string> shared;
   std::vector<std::string> chunks;

@@ -134,13 +134,13 @@ def calls(stores: Stores) -> Iterator[tuple[str, Call, dict[str, Any]]]:
     save = {
         "step": None, "overwrite": False, "incremental": True, "base_step": None, "unchanged": None,
         "chunk_bytes": None, "deltas": False, "statistics": False, "compress": None,
-        "share_equal": False, "merging_ranks": 1, "keys": None,
+        "share_equal": False, "keys": None,
         "prefix": "",
         "metrics": None, "tags": (), "note": "", "allow_pickle": False, "ignore_frozen": False,
         "mirror": None,
     }  # fmt: skip
     streaming = {name: save[name] for name in save if name not in (
-        "unchanged", "share_equal", "merging_ranks", "keys", "prefix",
+        "unchanged", "share_equal", "keys", "prefix",
         "ignore_frozen")}  # fmt: skip
     yield "open", opened, {
         "address": None, "mode": "a", "timeout": 1800.0, "take_over": False, "grace": None,

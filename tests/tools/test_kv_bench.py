@@ -107,16 +107,6 @@ def test_commit_is_compared_with_a_table_of_its_records(bench, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_merging_ranks_are_compared_with_rank_0_alone(bench, tmp_path):
-    measured = rows(bench("commit", "--dir", tmp_path, "--ranks", 8, "--chunks", 800,
-                          "--merging-ranks", 2, "--json"))
-    stages = [r["what"] for r in measured if r.get("merging_ranks") == 2]
-    assert stages == ["rank 0 divides", "merging rank 1", "merging rank 4", "rank 0 commits"]
-    work = next(r for r in measured if r.get("of", "").startswith("work of the busiest"))
-    assert work["figure"] > 0 and work["limit"] > 0
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_digest_is_measured_against_sum_and_copy(bench, tmp_path):
     measured = rows(bench("digest", "--dir", tmp_path, "--bytes", "16MiB", "--json"))
     kinds = {row["what"].split(",")[0] for row in measured}

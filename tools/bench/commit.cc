@@ -9,10 +9,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <ctime>
-#include <filesystem>
-#include <fstream>
-#include <future>
 #include <memory>
 #include <optional>
 #include <span>
@@ -39,7 +35,6 @@ constexpr size_t kWriters = 8;        // threads that write parts and mostly wai
 constexpr uint64_t kRowElements = 8;  // one row per rank, one chunk per row
 constexpr double kWriterBar = 1.3;    // times that of SstFileWriter alone
 constexpr uint64_t kMemoryBarBytes = 256 << 20;
-constexpr double kBusiestBar = 1.0 / 6;  // with 8 merging ranks
 
 /// The communicator of rank 0 in a job whose other ranks are simulated: they agree to everything.
 class SimulatedJob : public core::Communicator {
@@ -170,8 +165,7 @@ Result<void> WriteParts(const core::CheckpointStore& store, uint64_t ranks,
   return {};
 }
 
-/// Returns the processor time of rank 0.
-Result<double> CommitOnce(const BenchOptions& options, uint64_t run, BenchReport& report) {
+Result<void> CommitOnce(const BenchOptions& options, uint64_t run, BenchReport& report) {
   const ScratchStore scratch(options.directory, "commit");
   SimulatedJob job(options.ranks);
   CAIRN_TRY_ASSIGN(const auto store,
@@ -215,145 +209,6 @@ Result<double> CommitOnce(const BenchOptions& options, uint64_t run, BenchReport
   limit.rate_matters = false;
   limit.note = "writes the same records to a table, with fsync";
   report.Add(limit);
-  return row.measured.cpu_seconds;
-}
-
-/// Bytes that this process has read, from devices or memory.
-uint64_t BytesRead() {
-  std::ifstream io("/proc/self/io");
-  std::string name;
-  uint64_t value = 0;
-  while (io >> name >> value) {
-    if (name == "rchar:") return value;
-  }
-  return 0;
-}
-
-/// The measured stages of a commit with several merging ranks. They follow each other, so that each
-/// is measured alone, although its work is that of another process.
-class StageMeter {
- public:
-  StageMeter(const BenchOptions& options, uint64_t run, BenchReport& report)
-      : options_(options), run_(run), report_(report) {}
-
-  void Begin() {
-    ::malloc_trim(0);  // otherwise memory that others have freed would not count when it is used
-    meter_.emplace();
-    read_bytes_ = BytesRead();
-  }
-  /// Returns the processor time of the stage, in which a merging rank's includes what rank 0 does
-  /// when it polls.
-  double End(std::string what) {
-    BenchRow row{.verb = "commit", .what = std::move(what), .run = run_};
-    row.measured = meter_->Stop();
-    row.bytes = BytesRead() - read_bytes_;
-    row.rate_matters = false;
-    row.extra = {{"merging_ranks", options_.merging_ranks}, {"read_bytes", row.bytes}};
-    row.note = fmt::format("{} of processor time, {} read, {} of memory",
-                           HumanSeconds(row.measured.cpu_seconds), HumanBytes(row.bytes),
-                           HumanBytes(row.measured.peak_beyond_tensors_bytes));
-    report_.Add(row);
-    largest_bytes_ = std::max(largest_bytes_, row.measured.peak_beyond_tensors_bytes);
-    return row.measured.cpu_seconds;
-  }
-  uint64_t largest_bytes() const { return largest_bytes_; }
-
- private:
-  const BenchOptions& options_;
-  const uint64_t run_;
-  BenchReport& report_;
-  std::optional<Meter> meter_;
-  uint64_t read_bytes_ = 0;
-  uint64_t largest_bytes_ = 0;
-};
-
-/// Returns the number of ranges into which rank 0 has divided the keys: `count`, or less if there
-/// are few sections. 0: its save has ended.
-uint64_t AwaitTasks(const std::string& attempt_path, uint64_t count,
-                    std::future<Result<void>>& save) {
-  const auto is_put = [&](uint64_t range) {
-    return std::filesystem::exists(fmt::format("{}/{}.merge", attempt_path, range));
-  };
-  auto last_put = Clock::now();
-  for (uint64_t found = 0;
-       save.wait_for(std::chrono::milliseconds(5)) != std::future_status::ready;) {
-    for (; found < count && is_put(found); ++found) last_put = Clock::now();
-    // Rank 0 puts one after the other.
-    if (found == count || (found > 0 && Clock::now() - last_put > std::chrono::seconds(1))) {
-      return found;
-    }
-  }
-  return 0;
-}
-
-/// Commits with several merging ranks, and compares the work of the busiest one, or of rank 0, with
-/// that of a rank that merges alone.
-Result<void> CommitInRanges(const BenchOptions& options, uint64_t run, double alone_cpu_seconds,
-                            BenchReport& report) {
-  const ScratchStore scratch(options.directory, "merge");
-  SimulatedJob job(options.ranks);
-  CAIRN_TRY_ASSIGN(const auto store,
-                   core::CheckpointStore::OpenShared(scratch.path(), kv::OpenMode::kWrite, job));
-  CAIRN_TRY_ASSIGN(const SimulatedState state, SimulatedState::Make(options.ranks, options.chunks));
-  const core::SaveOptions save{
-      .incremental = false,
-      .merging = {.count = static_cast<uint32_t>(options.merging_ranks), .min_chunks = 1}};
-  CAIRN_TRY(WriteParts(*store, options.ranks, state, save));
-  std::vector<uint64_t> memory;
-  const core::StateDict own = state.Of(0, memory);
-  kv::StoreOptions join;
-  CAIRN_TRY_ASSIGN(join.session, store->kv().OpenSession());
-  CAIRN_TRY_ASSIGN(const auto joined,
-                   kv::Store::Open(scratch.path(), kv::OpenMode::kJoinSession, join));
-  const std::string attempt = joined->NextAttempt(1);
-
-  StageMeter stages(options, run, report);
-  const std::clock_t begin = std::clock();  // of the processor time of all threads
-  double of_merging_ranks = 0;
-  stages.Begin();
-  std::future<Result<void>> saved = std::async(std::launch::async, [&]() -> Result<void> {
-    CAIRN_TRY(store->Save(1, own, save));
-    return {};
-  });
-  const uint64_t ranges =
-      AwaitTasks(scratch.path() + "/pending/" + attempt, options.merging_ranks, saved);
-  (void)stages.End("rank 0 divides");
-  double busiest = 0;
-  for (uint32_t range = 0; range < ranges; ++range) {
-    const auto ranks = static_cast<uint32_t>(options.ranks);
-    const core::SimulatedPart part{.step = 1,
-                                   .attempt = attempt,
-                                   .rank = save.merging.RankOf(range, ranks),
-                                   .world_size = ranks};
-    stages.Begin();
-    CAIRN_TRY(core::MergeRange(*joined, part, save));
-    const double seconds = stages.End(fmt::format("merging rank {}", part.rank));
-    busiest = std::max(busiest, seconds);
-    of_merging_ranks += seconds;
-  }
-  stages.Begin();
-  CAIRN_TRY(saved.get());
-  (void)stages.End("rank 0 commits");
-  // Also what it did between the stages.
-  const double rank_0 =
-      static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC - of_merging_ranks;
-  CAIRN_TRY(store->Close());
-
-  report.AddBar({.verb = "commit",
-                 .what = fmt::format("work of the busiest of {} merging ranks and rank 0",
-                                     options.merging_ranks),
-                 .reference = "a rank that merges alone",
-                 .figure = std::max(busiest, rank_0),
-                 .limit = alone_cpu_seconds,
-                 .unit = "s",
-                 .bar = kBusiestBar});
-  report.AddBar({.verb = "commit",
-                 .what = "memory of a merging rank",
-                 .reference = HumanBytes(kMemoryBarBytes),
-                 .figure = static_cast<double>(stages.largest_bytes()),
-                 .limit = static_cast<double>(kMemoryBarBytes),
-                 .unit = "bytes",
-                 .bar = 1});
   return {};
 }
 
@@ -361,9 +216,7 @@ Result<void> CommitInRanges(const BenchOptions& options, uint64_t run, double al
 
 Result<void> BenchCommit(const BenchOptions& options, BenchReport& report) {
   for (uint64_t run = 1; run <= options.repeat; ++run) {
-    CAIRN_TRY_ASSIGN(const double cpu_seconds, CommitOnce(options, run, report));
-    if (options.merging_ranks == 1) continue;
-    CAIRN_TRY(CommitInRanges(options, run, cpu_seconds, report));
+    CAIRN_TRY(CommitOnce(options, run, report));
   }
   report.AddTimeRatioBar("commit", "commit", "SstFileWriter", kWriterBar);
   return {};

@@ -97,14 +97,6 @@ Argument FioFlag(Values& values, const std::string& mode) {
           .help = fmt::format("After each run, fio with the same bytes ({}), and the ratio", mode)};
 }
 
-Argument MergingRanksOption(Values& values) {
-  return {.name = "--merging-ranks",
-          .target = &values.options.merging_ranks,
-          .help = "Also merges with so many ranks, each measured alone (1: only with rank 0)",
-          .value_name = "N",
-          .range = std::pair{uint64_t{1}, uint64_t{64}}};
-}
-
 Argument RanksOption(Values& values) {
   return {.name = "--ranks",
           .target = &values.options.ranks,
@@ -236,17 +228,14 @@ Verb DiffVerb(Values& values) {
 
 Verb CommitVerb(Values& values) {
   return {.name = "commit",
-          .usage =
-              Usage("commit", "[--ranks N] [--chunks N] [--merging-ranks N] [--repeat N] [--json]"),
+          .usage = Usage("commit", "[--ranks N] [--chunks N] [--repeat N] [--json]"),
           .summary =
               "What rank 0 does for a step of many ranks: reads their parts, checks that\n"
               "they form complete tensors, commits. The parts of the ranks are written before,\n"
               "durably. Compared with RocksDB writing the table alone",
           .arguments = RepeatedArguments(
-              values, {RanksOption(values), ChunksOption(values, "Chunks of all ranks (1000000)"),
-                       MergingRanksOption(values)}),
-          .examples = {"kv-bench commit --dir /data --ranks 16384 --chunks 1000000",
-                       "kv-bench commit --dir /data --chunks 10000000 --merging-ranks 8"},
+              values, {RanksOption(values), ChunksOption(values, "Chunks of all ranks (1000000)")}),
+          .examples = {"kv-bench commit --dir /data --ranks 16384 --chunks 1000000"},
           .run = Run(values, BenchCommit)};
 }
 

@@ -17,7 +17,6 @@ struct BenchOptions {
   uint64_t steps = 1;
   uint64_t tensors = 0;  // 0: those of a model
   uint64_t ranks = 16'384;
-  uint64_t merging_ranks = 1;
   int device = 0;    // gpu
   std::string part;  // gpu; empty: all parts
 };

@@ -14,7 +14,6 @@ namespace cairn::core::internal {
 namespace {
 
 // Of a summary: the number of chunks and the length of the FQN, as u64. The FQN follows.
-constexpr size_t kSummaryEntryBytes = 16;
 
 std::string NameInfo(const TensorInfo& info) {
   std::string name = fmt::format("{} {}", schema::DTypeName(info.dtype), FormatNumbers(info.shape));
@@ -36,7 +35,7 @@ std::unexpected<Error> Invalid(const TensorInfo& info, std::string message) {
 
 }  // namespace
 
-Result<void> RankMerge::AddOwn(const SavePlan& plan, bool has_chunks) {
+Result<void> RankMerge::AddOwn(const SavePlan& plan) {
   const size_t first = tensors_.size();
   for (TensorInfo tensor : plan.tensors) {
     tensor.chunk_count = 0;
@@ -45,8 +44,7 @@ Result<void> RankMerge::AddOwn(const SavePlan& plan, bool has_chunks) {
   if (tensors_.size() - first != plan.tensors.size()) {
     return Fail(ErrorCode::kInvalidArgument, "two portions of a step have a tensor in common");
   }
-  for (const PlannedShard& shard :
-       std::span(plan.shards).first(has_chunks ? plan.shards.size() : 0)) {
+  for (const PlannedShard& shard : plan.shards) {
     Tensor& tensor = tensors_[first + shard.tensor];
     for (uint64_t i = shard.first_chunk; i < shard.end_chunk; ++i) {
       tensor.boxes.Add(shard.grid.chunk(i));
@@ -171,26 +169,6 @@ Result<void> RankMerge::AddChunks(const kv::RankChunks& chunks) {
   return {};
 }
 
-Result<void> RankMerge::AddSummary(uint32_t rank, std::span<const std::byte> summary) {
-  const auto damaged = [rank](const char* what) {
-    return Fail(ErrorCode::kDataLoss,
-                fmt::format("the summary of merging rank {} is damaged: {}", rank, what));
-  };
-  while (!summary.empty()) {
-    if (summary.size() < kSummaryEntryBytes) return damaged("it is too short");
-    const auto chunks = schema::GetLittleEndian<uint64_t>(summary, 0);
-    const auto name_bytes = schema::GetLittleEndian<uint64_t>(summary, 8);
-    summary = summary.subspan(kSummaryEntryBytes);
-    if (name_bytes > summary.size()) return damaged("it is too short");
-    const std::string_view fqn(reinterpret_cast<const char*>(summary.data()), name_bytes);
-    summary = summary.subspan(name_bytes);
-    if (!FindTensor(fqn)) return damaged("it names a tensor that no rank has");
-    if (tensors_[last_].checked_chunks) return damaged("it names a tensor of another range");
-    tensors_[last_].checked_chunks = chunks;
-  }
-  return {};
-}
-
 std::string RankMerge::NameBox(const Tensor& tensor, size_t i) const {
   return NameBoxOf(tensor.box_ranks[i], tensor.boxes.offsets(i), tensor.boxes.sizes(i));
 }
@@ -215,7 +193,6 @@ Error RankMerge::Describe(const Disagreement& disagreement) const {
 
 Result<void> RankMerge::CheckTensor(const Tensor& tensor) const {
   const TensorInfo& info = tensor.info;
-  if (tensor.checked_chunks) return {};
   if (info.alias_of) {
     if (tensor.box_ranks.empty()) return {};
     return Invalid(
@@ -262,16 +239,6 @@ Result<void> RankMerge::CheckLeaves(const StateTree& tree) const {
   return {};
 }
 
-Result<std::vector<std::pair<std::string, uint64_t>>> RankMerge::CheckTensors() {
-  if (disagreement_) return Fail(Describe(*disagreement_));
-  std::vector<std::pair<std::string, uint64_t>> counts;
-  for (const Tensor& tensor : tensors_) {
-    CAIRN_TRY(CheckTensor(tensor));
-    counts.emplace_back(tensor.info.fqn, tensor.box_ranks.size());
-  }
-  return counts;
-}
-
 Result<MergedStep> RankMerge::Finish() {
   if (disagreement_) return Fail(Describe(*disagreement_));
   if (tree_error_) return Fail(*tree_error_);
@@ -280,7 +247,7 @@ Result<MergedStep> RankMerge::Finish() {
   merged.tree = tree_.Take();
   CAIRN_TRY(CheckLeaves(merged.tree));
   for (Tensor& tensor : tensors_) {
-    tensor.info.chunk_count = tensor.checked_chunks.value_or(tensor.box_ranks.size());
+    tensor.info.chunk_count = tensor.box_ranks.size();
     if (!tensor.info.alias_of) merged.logical_bytes += tensor.info.nbytes;
     if (!tensor.info.hidden) ++merged.tensor_count;
     merged.tensors.push_back(std::move(tensor.info));
@@ -290,20 +257,6 @@ Result<MergedStep> RankMerge::Finish() {
                        std::make_move_iterator(values_.end()));
   std::ranges::sort(merged.values, {}, &std::pair<std::string, std::vector<std::byte>>::first);
   return merged;
-}
-
-Result<std::vector<std::byte>> RangeMerge::Summarize() {
-  CAIRN_TRY_ASSIGN(const auto counts, merge_.CheckTensors());
-  std::vector<std::byte> summary;
-  for (const auto& [fqn, chunks] : counts) {
-    const size_t at = summary.size();
-    summary.resize(at + kSummaryEntryBytes);
-    schema::PutLittleEndian(summary, at, chunks);
-    schema::PutLittleEndian<uint64_t>(summary, at + 8, fqn.size());
-    const auto name = std::as_bytes(std::span(fqn));
-    summary.insert(summary.end(), name.begin(), name.end());
-  }
-  return summary;
 }
 
 }  // namespace cairn::core::internal

@@ -32,10 +32,9 @@ struct MergedStep {
 /// Memory: the records of the distinct states, and 16 bytes per chunk and dimension. Threads: one.
 class RankMerge final : public kv::RankRecords {
  public:
-  /// Adds rank 0's own state and chunks, in one plan or in several without a common tensor. Without
-  /// `has_chunks`, its chunks are added like those of other ranks. Requires that this precedes
-  /// the records of all other ranks. kInvalidArgument: a common tensor.
-  Result<void> AddOwn(const SavePlan& plan, bool has_chunks = true);
+  /// Adds rank 0's own state and chunks, in one plan or in several without a common tensor. Requires
+  /// that this precedes the records of all other ranks. kInvalidArgument: a common tensor.
+  Result<void> AddOwn(const SavePlan& plan);
   /// Adds a shared record of another rank. kDataLoss: the record is damaged. Disagreements between
   /// ranks are reported by Finish, which can name their boxes.
   Result<void> AddShared(uint32_t rank, kv::Column column, std::string_view key,
@@ -43,12 +42,6 @@ class RankMerge final : public kv::RankRecords {
   /// Adds chunks of other ranks. Requires that the record of their tensor was added before.
   /// kDataLoss: it was not, or a chunk cannot be one of this tensor.
   Result<void> AddChunks(const kv::RankChunks& chunks) override;
-  /// Adds the tensors of a range of keys, whose chunks a merging rank has checked (RangeMerge).
-  /// kDataLoss: the summary is damaged, a tensor is unknown or was added before.
-  Result<void> AddSummary(uint32_t rank, std::span<const std::byte> summary) override;
-  /// Checks the chunks of all tensors that were added. kInvalidArgument: see Finish. Returns the
-  /// number of chunks of each tensor.
-  Result<std::vector<std::pair<std::string, uint64_t>>> CheckTensors();
   /// Returns the merged step. Call once. If ranks have different values under one key, the lowest
   /// rank's value is taken. kInvalidArgument: ranks disagree about the dtype or shape of a tensor
   /// or about what a leaf is, or an element was written by no rank or by several; names key, ranks
@@ -59,11 +52,10 @@ class RankMerge final : public kv::RankRecords {
   struct Tensor {
     explicit Tensor(TensorInfo info_in) : info(std::move(info_in)), boxes(info.shape.size()) {}
     TensorInfo info;
-    uint32_t rank = 0;                       // the first that has the tensor
-    BoxList boxes;                           // of the chunks
-    std::vector<uint32_t> box_ranks;         // the rank of each box
-    std::optional<uint32_t> alias_rank;      // the first on which it shares memory
-    std::optional<uint64_t> checked_chunks;  // their number, if a merging rank has checked them
+    uint32_t rank = 0;                   // the first that has the tensor
+    BoxList boxes;                       // of the chunks
+    std::vector<uint32_t> box_ranks;     // the rank of each box
+    std::optional<uint32_t> alias_rank;  // the first on which it shares memory
   };
   /// A tensor that `rank` holds differently from the ranks before it.
   struct Disagreement {
@@ -89,24 +81,6 @@ class RankMerge final : public kv::RankRecords {
   std::optional<Error> tree_error_;
   std::unordered_map<std::string, std::vector<std::byte>> values_;
   TreeMerge tree_;
-};
-
-/// Merges and checks the tensors of a range of keys on a merging rank. Memory and threads are those
-/// of RankMerge.
-class RangeMerge final : public kv::RangeRecords {
- public:
-  // The errors are those of RankMerge.
-  Result<void> AddShared(uint32_t rank, kv::Column column, std::string_view key,
-                         std::span<const std::byte> record) override {
-    return merge_.AddShared(rank, column, key, record);
-  }
-  Result<void> AddChunks(const kv::RankChunks& chunks) override { return merge_.AddChunks(chunks); }
-  /// Returns the names of the tensors and the numbers of their chunks, for RankMerge::AddSummary,
-  /// after the checks of RankMerge::Finish that concern only these tensors.
-  Result<std::vector<std::byte>> Summarize() override;
-
- private:
-  RankMerge merge_;
 };
 
 }  // namespace cairn::core::internal

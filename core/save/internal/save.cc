@@ -126,7 +126,7 @@ Result<void> AddShared(const SavePlan& plan, kv::StepWriter& writer) {
 Result<kv::StepInfo> CommitAll(const SavePlan& plan, std::optional<uint64_t> base_step,
                                kv::StepWriter& writer) {
   RankMerge merge;
-  CAIRN_TRY(merge.AddOwn(plan, /*has_chunks=*/!writer.gathers_own_chunks()));
+  CAIRN_TRY(merge.AddOwn(plan));
   CAIRN_TRY(writer.Gather(merge));
   CAIRN_TRY_ASSIGN(const MergedStep merged, merge.Finish());
   for (const TensorInfo& tensor : merged.tensors) {
@@ -166,8 +166,6 @@ Result<kv::StepInfo> Finish(const SavePlan& plan, const RankInWorld& self, bool 
   if (self.rank == 0) return CommitAll(plan, base_step, writer);
   CAIRN_TRY(writer.Prepare({.base_step = base_step, .logical_bytes = plan.own_bytes}));
   if (!wait) return kv::StepInfo();
-  RangeMerge range;
-  CAIRN_TRY(writer.MergeRange(range));
   return writer.AwaitDecision();
 }
 
@@ -205,8 +203,6 @@ Result<SaveSession> SaveSession::Begin(kv::Store& store, const SaveAttempt& atte
                                               .attempt = attempt.name,
                                               .deadline = attempt.deadline,
                                               .decision_deadline = attempt.decision_deadline,
-                                              .merging = attempt.merging,
-                                              .base_step = session.base_step(),
                                               .metrics = options.metrics,
                                               .note = options.note,
                                               .tags = options.tags}));

@@ -32,7 +32,6 @@ struct SaveAttempt {
   /// `deadline`, and finishes a commit that it has begun.
   std::chrono::steady_clock::time_point decision_deadline =
       std::chrono::steady_clock::time_point::max();
-  kv::MergingRanks merging = {};
   uint64_t queue_position = 0;  // in the SaveQueue of a multi-rank store
   bool wait = true;  // false: on ranks 1 and up, returns once this rank's part is durable
 };

@@ -123,28 +123,19 @@ class Rebuilder {
     CAIRN_TRY_ASSIGN(const auto names, storage_.List(ObjectFolder(ObjectKind::kTable)));
     std::set<ObjectId> known;
     for (const auto& [number, entry] : steps_) {
-      for (const TableInfo& table : entry.tables) {
-        table.ForEachId([&](const ObjectId& id) { known.insert(id); });
-      }
+      for (const TableInfo& table : entry.tables) known.insert(table.id);
     }
-    std::set<ObjectId> ranges;  // of tables that are read; by themselves, they describe no step
-    std::vector<std::pair<ObjectId, Error>> unread;
     for (const std::string& name : names) {
       const auto parsed = ParseObjectName(name);
       if (!parsed || known.contains(parsed->id)) continue;
       auto entry = ReadEntry(parsed->id, name);
       if (!entry) {
-        unread.emplace_back(parsed->id,
-                            Error(entry.error()).WithFile(ObjectPath(storage_.address(), name)));
+        Note(report_.lost, Error(entry.error()).WithFile(ObjectPath(storage_.address(), name)));
         continue;
       }
-      for (const TableRange& range : entry->tables.front().ranges) ranges.insert(range.id);
       // A generation is never assigned again, even if no step has it any more.
       last_number_ = std::max(last_number_, entry->info.generation);
       AddCandidate(*std::move(entry));
-    }
-    for (auto& [id, error] : unread) {
-      if (!ranges.contains(id)) Note(report_.lost, std::move(error));
     }
     return {};
   }
@@ -192,7 +183,6 @@ class Rebuilder {
     CAIRN_TRY_ASSIGN(entry.info, DecodeStep(*step));
     CAIRN_TRY(CheckCanFollow(storage_, name, entry.info.generation, id.epoch));
     CAIRN_TRY_ASSIGN(info.record_count, CountRecords(*table));
-    CAIRN_TRY_ASSIGN(info.ranges, DecodeTableRanges(*after));
     entry.tables.push_back(info);
     CAIRN_TRY_ASSIGN(const auto older, DecodeTables(*after));
     entry.tables.insert(entry.tables.end(), older.begin(), older.end());

@@ -35,16 +35,12 @@ struct Reached {
   std::set<ObjectId> segments;
 
   Result<void> Add(StoreState& state, const StepEntry& entry) {
-    for (const TableInfo& table : entry.tables) {
-      table.ForEachId([this](const ObjectId& id) { tables.insert(id); });
-    }
+    for (const TableInfo& table : entry.tables) tables.insert(table.id);
     return ForEachUse(state, entry, [this](const ObjectId& id) { segments.insert(id); });
   }
   /// Removes what another step uses. Its usage is not read if no segments are left.
   Result<void> Remove(StoreState& state, const StepEntry& entry) {
-    for (const TableInfo& table : entry.tables) {
-      table.ForEachId([this](const ObjectId& id) { tables.erase(id); });
-    }
+    for (const TableInfo& table : entry.tables) tables.erase(table.id);
     if (segments.empty()) return {};
     return ForEachUse(state, entry, [this](const ObjectId& id) { segments.erase(id); });
   }
@@ -379,9 +375,7 @@ Result<void> CommitNewStep(StoreState& state, StepEntry& entry, const CommitActi
   Result<void> committed = commit();
   if (committed) return {};
   if (!state.outcome_unknown) {
-    written.ForEachId([&](const ObjectId& id) {
-      (void)state.storage->Remove(ObjectName(ObjectKind::kTable, id));
-    });
+    (void)state.storage->Remove(ObjectName(ObjectKind::kTable, written.id));
   }
   return Fail(std::move(committed).error().WithStep(entry.info.step));
 }

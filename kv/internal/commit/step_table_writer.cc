@@ -38,28 +38,10 @@ Result<StepTableWriter> StepTableWriter::Create(StoreState& state, const StepEnt
   return writer;
 }
 
-Result<StepTableWriter> StepTableWriter::CreateDivided(StoreState& state, const StepEntry* base,
-                                                       const StepInfo& info,
-                                                       std::vector<TableRange> ranges,
-                                                       std::span<const TableInfo> kept) {
-  CAIRN_TRY_ASSIGN(StepTableWriter writer, Begin(state, base, info));
-  writer.ranges_ = std::move(ranges);
-  writer.kept_.assign(kept.begin(), kept.end());
-  CAIRN_TRY_ASSIGN(const TableStack below, state.tables->OpenStack(kept));
-  CAIRN_TRY_ASSIGN(writer.overlay_,
-                   OverlayWriter::Create(*state.storage, NewObjectId(state.epoch), below,
-                                         {{.begin = {}, .end = TableKey(Column::kChunks, "")},
-                                          {.begin = TableKey(Column::kValues, ""),
-                                           .end = TableKey(Column::kTables, "")}},
-                                         RecordSource::kMemory));
-  CAIRN_TRY(writer.Write(Column::kSteps, "", EncodeStep(info)));
-  return writer;
-}
-
 Result<void> StepTableWriter::Write(Column column, std::string_view key,
                                     std::span<const std::byte> value) {
   key_.assign(1, static_cast<char>(column)).append(key);
-  return overlay_ != nullptr ? overlay_->Add(key_, value) : writer_->Add(key_, value);
+  return writer_->Add(key_, value);
 }
 
 Result<void> StepTableWriter::Add(Column column, std::string_view key,
@@ -100,17 +82,7 @@ Result<void> StepTableWriter::Finish(StepEntry& entry) {
   const BytesBySegment live_bytes = live_bytes_.Sorted();
   CAIRN_TRY(AddSegments(live_bytes));
   CAIRN_TRY(AddUsage(live_bytes, entry));
-  if (overlay_ != nullptr) return FinishDivided(entry);
   CAIRN_TRY_ASSIGN(entry.tables, writer_->Finish(EncodeTables));
-  return {};
-}
-
-Result<void> StepTableWriter::FinishDivided(StepEntry& entry) {
-  CAIRN_TRY(overlay_->AddLast(TableKey(Column::kTables, ""), EncodeTablesOf(ranges_, kept_)));
-  CAIRN_TRY_ASSIGN(TableInfo written, overlay_->Finish());
-  written.ranges = std::move(ranges_);
-  entry.tables.push_back(std::move(written));
-  entry.tables.insert(entry.tables.end(), kept_.begin(), kept_.end());
   return {};
 }
 

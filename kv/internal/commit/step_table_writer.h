@@ -17,7 +17,6 @@
 #include "kv/internal/parts/stored_record.h"
 #include "kv/internal/root/root_record.h"
 #include "kv/internal/table/delta_writer.h"
-#include "kv/internal/table/overlay_writer.h"
 #include "kv/internal/table/table_stack.h"
 #include "kv/key.h"
 #include "kv/step_info.h"
@@ -32,13 +31,6 @@ class StepTableWriter {
   /// `source` is that of the records that are added.
   static Result<StepTableWriter> Create(StoreState& state, const StepEntry* base,
                                         const StepInfo& info, RecordSource source);
-
-  /// As Create, for a step whose chunks other writers have written to the tables of `ranges`, and
-  /// that keeps the tables `kept` of `base`, its oldest ones. The counted chunks of AddUses are
-  /// those of the ranges; Add must not be called for chunks.
-  static Result<StepTableWriter> CreateDivided(StoreState& state, const StepEntry* base,
-                                               const StepInfo& info, std::vector<TableRange> ranges,
-                                               std::span<const TableInfo> kept);
 
   /// Adds a record. Requires columns from kTensors to kSegments, and keys in the order of tables.
   /// Of the segments, only the records that the base lacks are needed, and those that no chunk
@@ -72,7 +64,6 @@ class StepTableWriter {
                                        const StepInfo& info);
   Result<void> Write(Column column, std::string_view key, std::span<const std::byte> value);
   using BytesBySegment = std::map<uint64_t, uint64_t>;
-  Result<void> FinishDivided(StepEntry& entry);
   Result<void> AddSegments(const BytesBySegment& live_bytes);
   Result<void> AddReplacedSegment(uint64_t segment_id);
   Result<void> AddUsage(const BytesBySegment& live_bytes, StepEntry& entry);
@@ -81,10 +72,7 @@ class StepTableWriter {
   uint64_t step_;
   TableStack base_;
   std::map<uint64_t, ObjectId> base_segments_;
-  std::unique_ptr<DeltaWriter> writer_;     // of a table that is not divided
-  std::unique_ptr<OverlayWriter> overlay_;  // of one that is
-  std::vector<TableRange> ranges_;          // of the latter, as are
-  std::vector<TableInfo> kept_;             // the tables after it
+  std::unique_ptr<DeltaWriter> writer_;
   std::string key_;
   std::map<uint64_t, NewSegment> new_segments_;
   LiveBytes live_bytes_;

@@ -100,7 +100,7 @@ bool IsPendingName(std::string_view name) {
     const size_t index = stem.find('.');
     if (index == std::string_view::npos || !IsDecimal(stem.substr(index + 1))) return false;
     stem = stem.substr(0, index);
-  } else if (suffix != ".part" && suffix != ".merge" && suffix != ".merged") {
+  } else if (suffix != ".part") {
     return false;
   }
   return IsDecimal(stem);
@@ -122,11 +122,6 @@ Result<void> PublishFailure(Storage& storage, const std::string& attempt, uint32
   }
   // After a rank has put its part, rank 0 may be committing it.
   if (Exists(storage, OutcomeName(attempt)) || Exists(storage, PartName(attempt, rank))) return {};
-  return PublishMergeFailure(storage, attempt, rank, error);
-}
-
-Result<void> PublishMergeFailure(Storage& storage, const std::string& attempt, uint32_t rank,
-                                 const Error& error) {
   Error named = error;
   named.message = fmt::format("rank {}: {}", rank, error.message);
   return PutOnce(storage, FailureName(attempt), {{"error", ToJson(named, rank)}});

@@ -31,11 +31,6 @@ std::string SharedName(const std::string& attempt, const std::string& digest);
 /// object cannot be put.
 Result<void> PublishFailure(Storage& storage, const std::string& attempt, uint32_t rank,
                             const Error& error, bool kept);
-/// On a merging rank that cannot put its result, without which rank 0 does not commit: publishes
-/// its failure, although its part exists. kUnavailable, kResourceExhausted: the object cannot be
-/// put.
-Result<void> PublishMergeFailure(Storage& storage, const std::string& attempt, uint32_t rank,
-                                 const Error& error);
 /// On rank 0: publishes that the step is committed. kUnavailable, kResourceExhausted: the object
 /// cannot be put.
 Result<void> PublishCommitted(Storage& storage, const std::string& attempt, uint64_t generation);

@@ -33,11 +33,6 @@ constexpr uint32_t kMaxBlockBytes = 1u << 30;
 constexpr uint64_t kMaxObjectBytes = 2ull << 30;  // one block that does not compress, and 64 MiB
 constexpr uint32_t kMaxDataObjects = 1 << 16;
 constexpr uint32_t kEndMark = 0xffffffff;
-// Ranges are cut between sections as far as possible: more of them give ranges that are more equal,
-// and blocks that compress less.
-constexpr uint64_t kSections = 32;
-constexpr uint64_t kMinSectionChunks = 16;
-constexpr size_t kSectionBytes = 32;
 constexpr size_t kDataObjectsAt = 20;
 constexpr size_t kAttemptAt = 56;
 static_assert(kAttemptAt + kMaxAttemptBytes + 16 == kPartHeaderBytes);
@@ -82,7 +77,7 @@ Error Damaged(const std::string& name, uint64_t offset_bytes, std::string what) 
 std::array<std::byte, kPartHeaderBytes> EncodeHeader(const PartHeader& header) {
   std::array<std::byte, kPartHeaderBytes> out{};
   std::memcpy(out.data(), kMagic, 8);
-  PutLittleEndian<uint32_t>(out, 8, header.is_indexed ? kIndexedPartVersion : kPartVersion);
+  PutLittleEndian<uint32_t>(out, 8, kPartVersion);
   PutLittleEndian(out, 12, header.rank);
   PutLittleEndian(out, 16, header.world_size);
   PutLittleEndian(out, kDataObjectsAt, header.data_objects);
@@ -103,14 +98,13 @@ Result<PartHeader> DecodeHeader(std::span<const std::byte> bytes, const std::str
     return Fail(Damaged(name, 0, "the header does not match its checksum"));
   }
   const auto version = GetLittleEndian<uint32_t>(bytes, 8);
-  if (version != kPartVersion && version != kIndexedPartVersion) {
+  if (version != kPartVersion) {
     return Fail(Error{.code = ErrorCode::kUnimplemented,
                       .message = fmt::format("the part has format version {}, this build reads {}",
                                              version, kPartVersion),
                       .file = name});
   }
   PartHeader header;
-  header.is_indexed = version == kIndexedPartVersion;
   header.rank = GetLittleEndian<uint32_t>(bytes, 12);
   header.world_size = GetLittleEndian<uint32_t>(bytes, 16);
   header.data_objects = GetLittleEndian<uint32_t>(bytes, kDataObjectsAt);
@@ -125,7 +119,7 @@ Result<PartHeader> DecodeHeader(std::span<const std::byte> bytes, const std::str
 bool IsFor(const PartHeader& header, const PartHeader& expected) {
   return header.store_uuid == expected.store_uuid && header.step == expected.step &&
          header.rank == expected.rank && header.world_size == expected.world_size &&
-         header.attempt == expected.attempt && header.is_indexed == expected.is_indexed;
+         header.attempt == expected.attempt;
 }
 
 /// Calls back with the entries of one block whose checksum is right. Returns their number.
@@ -245,38 +239,6 @@ std::string PartDataName(const std::string& name, uint32_t index) {
 PartWriter::PartWriter(std::shared_ptr<Storage> storage, std::string name, PartHeader header)
     : storage_(std::move(storage)), name_(std::move(name)), header_(std::move(header)) {}
 
-std::vector<std::byte> EncodeSection(const PartSection& section) {
-  std::vector<std::byte> value(kSectionBytes + section.last.size());
-  PutLittleEndian(value, 0, section.data_object);
-  PutLittleEndian(value, 8, section.offset_bytes);
-  PutLittleEndian(value, 16, section.stored_bytes);
-  PutLittleEndian(value, 24, section.chunk_count);
-  std::ranges::copy(AsBytes(section.last), value.begin() + kSectionBytes);
-  return value;
-}
-
-Result<PartSection> DecodeSection(std::string_view key, std::span<const std::byte> value) {
-  if (value.size() < kSectionBytes) {
-    return Fail(ErrorCode::kDataLoss, "an entry of the index of a part is too short");
-  }
-  const auto last = value.subspan(kSectionBytes);
-  if (GetLittleEndian<uint64_t>(value, 16) > kMaxObjectBytes) {
-    return Fail(ErrorCode::kDataLoss, "a section of a part is impossibly long");
-  }
-  if (GetLittleEndian<uint32_t>(value, 4) != 0) {
-    return Fail(ErrorCode::kDataLoss, "a section of a part has bytes that must be zero");
-  }
-  if (std::ranges::lexicographical_compare(last, AsBytes(key))) {
-    return Fail(ErrorCode::kDataLoss, "a section of a part ends before it begins");
-  }
-  return PartSection{.first = std::string(key),
-                     .last = {reinterpret_cast<const char*>(last.data()), last.size()},
-                     .data_object = GetLittleEndian<uint32_t>(value, 0),
-                     .offset_bytes = GetLittleEndian<uint64_t>(value, 8),
-                     .stored_bytes = GetLittleEndian<uint64_t>(value, 16),
-                     .chunk_count = GetLittleEndian<uint64_t>(value, 24)};
-}
-
 Result<void> BlockBuffer::Add(Column column, std::string_view key,
                               std::span<const std::byte> value) {
   const uint64_t need = kEntryHeaderBytes + key.size() + value.size();
@@ -342,53 +304,12 @@ Result<void> PartWriter::PutData(std::vector<std::byte>& blocks) {
 
 Result<void> PartWriter::Add(Column column, std::string_view key,
                              std::span<const std::byte> value) {
-  if (header_.is_indexed && column == Column::kChunks) {
-    chunks_.Add(column, key, value);
-    ++chunk_count_;
-    return chunks_.size_bytes() < kMaxPartBytes ? Result<void>() : PutChunks();
-  }
   CAIRN_TRY(buffer_.Add(column, key, value));
-  if (header_.is_indexed || buffer_.blocks().size() <= kMaxPartBytes) return {};
+  if (buffer_.blocks().size() <= kMaxPartBytes) return {};
   return PutData(buffer_.blocks());
 }
 
-/// Puts the collected chunks as one object, in sections.
-Result<void> PartWriter::PutChunks() {
-  if (chunk_count_ == 0) return {};
-  const uint64_t wanted = std::max(DivCeil(chunk_count_, kSections), kMinSectionChunks);
-  BlockBuffer data;
-  PartSection section;
-  const auto end_section = [&]() -> Result<void> {
-    CAIRN_TRY(data.EndBlock());
-    section.stored_bytes = data.blocks().size() - section.offset_bytes;
-    sections_.push_back(section);
-    return {};
-  };
-  CAIRN_TRY(chunks_.ForEachInOrder([&](const RecordView& record) -> Result<void> {
-    const std::string_view name = record.key.substr(0, record.key.find('\0') + 1);
-    if (name != section.last && section.chunk_count >= wanted) {
-      CAIRN_TRY(end_section());
-      section = {};
-    }
-    if (section.chunk_count++ == 0) {
-      section.first = name;
-      section.data_object = header_.data_objects;
-      section.offset_bytes = data.blocks().size();
-    }
-    section.last = name;
-    return data.Add(record.column, record.key, record.value);
-  }));
-  CAIRN_TRY(end_section());
-  chunks_.Clear();
-  chunk_count_ = 0;
-  return PutData(data.blocks());
-}
-
 Result<void> PartWriter::Finish() {
-  CAIRN_TRY(PutChunks());
-  for (const PartSection& section : sections_) {
-    CAIRN_TRY(buffer_.Add(Column::kTables, section.first, EncodeSection(section)));
-  }
   CAIRN_TRY(buffer_.End());
   std::vector<std::byte>& blocks = buffer_.blocks();
   const auto header = EncodeHeader(header_);
@@ -410,16 +331,6 @@ Result<void> ReadPart(Storage& storage, const std::string& name, const PartHeade
 
 Result<std::vector<std::byte>> FetchPart(Storage& storage, const std::string& name) {
   return storage.Read(name, kMaxObjectBytes);
-}
-
-Result<void> ReadSections(const std::string& name, std::span<const std::byte> bytes,
-                          uint64_t chunk_count, const PartCallback& callback) {
-  PartReader reader(callback);
-  CAIRN_TRY(reader.ReadBlocks(name, bytes, 0));
-  if (reader.at_end() || reader.seen_entries() != chunk_count) {
-    return Fail(Damaged(name, 0, "the index does not match the chunks"));
-  }
-  return {};
 }
 
 uint64_t ClaimedBytes(std::span<const std::byte> part) {
@@ -449,7 +360,7 @@ Result<void> ReadFetchedPart(Storage& storage, const std::string& name,
   if (header.data_objects > kMaxDataObjects)
     return Fail(Damaged(path, 0, "it has too many objects"));
   PartReader reader(callback);
-  for (uint32_t i = 0; i < (header.is_indexed ? 0 : header.data_objects); ++i) {
+  for (uint32_t i = 0; i < header.data_objects; ++i) {
     const std::string data_name = PartDataName(name, i);
     CAIRN_TRY_ASSIGN(const std::vector<std::byte> data, storage.Read(data_name, kMaxObjectBytes));
     CAIRN_TRY(reader.ReadBlocks(ObjectPath(storage.address(), data_name), data, 0));

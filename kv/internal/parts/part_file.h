@@ -10,10 +10,6 @@
 ///
 /// A part is complete as soon as its object exists. Blocks beyond the first kMaxPartBytes are put
 /// before it, as objects of at most this length that contain only blocks.
-///
-/// The chunks of an *indexed* part are not in its blocks but in such objects, sorted by key and cut
-/// into *sections*, so that a rank that merges a range of keys reads only the sections of its range
-/// (docs/format/part.md).
 
 #include <functional>
 #include <memory>
@@ -32,7 +28,6 @@
 namespace cairn::kv::internal {
 
 inline constexpr uint32_t kPartVersion = 2;
-inline constexpr uint32_t kIndexedPartVersion = 4;
 inline constexpr size_t kPartHeaderBytes = 128;
 inline constexpr uint64_t kMaxPartBytes = 64 << 20;
 /// Space for "<session>-<step>-<counter>", padded with NUL.
@@ -46,23 +41,7 @@ struct PartHeader {
   int64_t created_unix_ns = 0;
   std::string attempt;
   uint32_t data_objects = 0;  // set by PartWriter: objects with further blocks
-  bool is_indexed = false;
 };
-
-/// Chunks of one part that follow each other in one object, in the order of their keys, none of
-/// whose tensors is in another section of the same object.
-struct PartSection {
-  std::string first;  // the name of the first tensor: FQN and NUL
-  std::string last;   // of the last one
-  uint32_t data_object = 0;
-  uint64_t offset_bytes = 0;
-  uint64_t stored_bytes = 0;
-  uint64_t chunk_count = 0;
-};
-/// The entries of an indexed part in the column kTables, whose key is `first`.
-std::vector<std::byte> EncodeSection(const PartSection& section);
-/// kDataLoss: the entry is damaged.
-Result<PartSection> DecodeSection(std::string_view key, std::span<const std::byte> value);
 
 /// Entries in memory, as blocks of a part.
 class BlockBuffer {
@@ -86,7 +65,7 @@ class BlockBuffer {
 };
 
 /// Collects records and puts them as one object, or as several if they are many. Memory: about
-/// kMaxPartBytes, and the chunks of an indexed part up to the same limit. Threads: one.
+/// kMaxPartBytes. Threads: one.
 class PartWriter {
  public:
   /// `name` is that of the object, "pending/<attempt>/<rank>.part". Requires
@@ -100,16 +79,11 @@ class PartWriter {
 
  private:
   Result<void> PutData(std::vector<std::byte>& blocks);
-  Result<void> PutChunks();
 
   const std::shared_ptr<Storage> storage_;
   const std::string name_;
   PartHeader header_;
   BlockBuffer buffer_;  // whose complete blocks no object contains yet
-  // Of an indexed part: chunks that no object contains, and the sections of the others.
-  CollectedRecords chunks_;
-  uint64_t chunk_count_ = 0;
-  std::vector<PartSection> sections_;
 };
 
 /// Called with each entry, which is valid only during the call. The value is not aligned.
@@ -127,10 +101,6 @@ Result<std::vector<std::byte>> FetchPart(Storage& storage, const std::string& na
 /// Returns how long the blocks of `part`, which FetchPart returned, claim to be before compression.
 /// Those in other objects are not counted. ReadFetchedPart calls back with at most this many bytes.
 uint64_t ClaimedBytes(std::span<const std::byte> part);
-/// Calls `callback` with the entries of neighbouring sections of one object, which are `bytes`.
-/// kDataLoss: a block is damaged, or there are not `chunk_count` entries.
-Result<void> ReadSections(const std::string& name, std::span<const std::byte> bytes,
-                          uint64_t chunk_count, const PartCallback& callback);
 /// Returns whether a part that FetchPart returned has blocks in other objects.
 bool HasDataObjects(std::span<const std::byte> part);
 /// As ReadPart, for bytes that FetchPart returned.

@@ -49,7 +49,6 @@ void RankBatch::Clear() {
   shared_.clear();
   segments_.clear();
   counts_ = {};
-  sections_.clear();
   uses_.clear();
 }
 
@@ -71,22 +70,12 @@ Result<void> RankBatch::Add(const RecordView& record) {
       counts_.written_bytes += part.written_bytes;
       return {};
     }
-    case Column::kTables: {
-      if (!is_indexed_) return OtherRecord(record.column);
-      CAIRN_TRY_ASSIGN(PartSection section, DecodeSection(record.key, record.value));
-      sections_.push_back({.rank = rank_, .section = std::move(section)});
-      return {};
-    }
     case Column::kSegments:
       return AddSegment(record.key, aligned_.Assign(record.value));
     default:
-      return OtherRecord(record.column);
+      return Fail(ErrorCode::kDataLoss, fmt::format("the part of rank {} contains a {} record",
+                                                    rank_, ColumnName(record.column)));
   }
-}
-
-std::unexpected<Error> RankBatch::OtherRecord(Column column) const {
-  return Fail(ErrorCode::kDataLoss,
-              fmt::format("the part of rank {} contains a {} record", rank_, ColumnName(column)));
 }
 
 Result<void> RankBatch::AddChunk(std::string_view key, std::span<const std::byte> value) {

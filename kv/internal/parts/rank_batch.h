@@ -52,15 +52,8 @@ class RankBatch {
     uint64_t written_bytes = 0;
   };
 
-  /// A section of an indexed part.
-  struct Section {
-    uint32_t rank = 0;
-    PartSection section;
-  };
-
-  /// A batch of parts of this attempt, whose segments have this epoch, and which may have sections.
-  RankBatch(std::string attempt, uint32_t epoch, bool is_indexed = false)
-      : attempt_(std::move(attempt)), epoch_(epoch), is_indexed_(is_indexed) {}
+  /// A batch of parts of this attempt, whose segments have this epoch.
+  RankBatch(std::string attempt, uint32_t epoch) : attempt_(std::move(attempt)), epoch_(epoch) {}
 
   /// Begins the part of `rank`. The records that follow are in this part.
   void BeginPart(uint32_t rank);
@@ -84,12 +77,10 @@ class RankBatch {
   const std::vector<Shared>& shared() const { return shared_; }
   const std::vector<Segment>& segments() const { return segments_; }
   const Counts& counts() const { return counts_; }
-  const std::vector<Section>& sections() const { return sections_; }
   /// Segment ids, and lengths that the chunks use of them. A segment may have several entries.
   std::span<const std::pair<uint64_t, uint64_t>> uses() const { return uses_; }
 
  private:
-  std::unexpected<Error> OtherRecord(Column column) const;
   Result<void> AddChunk(std::string_view key, std::span<const std::byte> value);
   Chunks& ChunksOf(std::string_view name, size_t dimensions);
   StoredRecord Store(std::string_view key, std::span<const std::byte> value);
@@ -97,7 +88,6 @@ class RankBatch {
 
   const std::string attempt_;
   const uint32_t epoch_;
-  const bool is_indexed_;
   uint32_t rank_ = 0;
   uint64_t part_segments_ = 0;  // in the part that was begun
 
@@ -110,7 +100,6 @@ class RankBatch {
   std::vector<Shared> shared_;
   std::vector<Segment> segments_;
   Counts counts_;
-  std::vector<Section> sections_;
   std::vector<std::pair<uint64_t, uint64_t>> uses_;
 };
 

@@ -231,142 +231,40 @@ Result<std::vector<SegmentUse>> ReadUsage(const TableStack& tables) {
   return usage;
 }
 
-namespace {
-
-// In place of the number of tables, if a table is divided.
-constexpr uint64_t kDividedMark = ~uint64_t{0};
-
-/// Integers of 8 bytes, and strings with their lengths.
-struct ListWriter {
-  std::vector<std::byte> bytes;
-
-  void Put(uint64_t value) {
-    bytes.resize(bytes.size() + 8);
-    schema::PutLittleEndian(bytes, bytes.size() - 8, value);
-  }
-  void Put(std::string_view text) {
-    Put(text.size());
-    const auto text_bytes = std::as_bytes(std::span(text));
-    bytes.insert(bytes.end(), text_bytes.begin(), text_bytes.end());
-  }
-  template <typename Table>
-  void PutTable(const Table& table) {
-    Put(table.id.id);
-    Put(table.id.epoch);
-    Put(table.file_bytes);
-    Put(table.record_count);
-    Put(table.digest);
-  }
-  void PutRanges(std::span<const TableRange> ranges) {
-    Put(ranges.size());
-    for (const TableRange& range : ranges) {
-      Put(range.begin);
-      PutTable(range);
-    }
-  }
-};
-
-/// Reads what ListWriter wrote. After damage, all integers are 0 and strings are empty.
-struct ListReader {
-  std::span<const std::byte> bytes;
-  bool is_damaged = false;
-
-  uint64_t TakeNumber() {
-    if (bytes.size() < 8) is_damaged = true;
-    if (is_damaged) return 0;
-    const auto value = schema::GetLittleEndian<uint64_t>(bytes, 0);
-    bytes = bytes.subspan(8);
-    return value;
-  }
-  std::string TakeText() {
-    const uint64_t size = TakeNumber();
-    if (size > bytes.size() || size > kMaxRangeKeyBytes) is_damaged = true;
-    if (is_damaged) return {};
-    std::string text(reinterpret_cast<const char*>(bytes.data()), size);
-    bytes = bytes.subspan(size);
-    return text;
-  }
-  template <typename Table>
-  void TakeTable(Table& table) {
-    table.id.id = TakeNumber();
-    table.id.epoch = static_cast<uint32_t>(TakeNumber());
-    table.file_bytes = TakeNumber();
-    table.record_count = TakeNumber();
-    table.digest = TakeNumber();
-  }
-  std::vector<TableRange> TakeRanges() {
-    std::vector<TableRange> ranges;
-    const uint64_t count = TakeNumber();
-    if (count > kMaxTableRanges) is_damaged = true;
-    while (!is_damaged && ranges.size() < count) {
-      ranges.emplace_back().begin = TakeText();
-      TakeTable(ranges.back());
-    }
-    if (!AreTableRanges(ranges)) is_damaged = true;
-    return ranges;
-  }
-};
-
-}  // namespace
-
 std::vector<std::byte> EncodeTables(std::span<const TableInfo> after) {
-  return EncodeTablesOf({}, after);
-}
-
-std::vector<std::byte> EncodeTablesOf(std::span<const TableRange> ranges,
-                                      std::span<const TableInfo> after) {
-  const bool is_divided = !ranges.empty() || std::ranges::any_of(after, [](const TableInfo& table) {
-    return !table.ranges.empty();
-  });
-  ListWriter list;
-  if (is_divided) {
-    list.Put(kDividedMark);
-    list.PutRanges(ranges);
-  }
-  list.Put(after.size());
+  std::vector<std::byte> record;
+  const auto put = [&](uint64_t value) {
+    record.resize(record.size() + 8);
+    schema::PutLittleEndian(record, record.size() - 8, value);
+  };
+  put(after.size());
   for (const TableInfo& table : after) {
-    list.PutTable(table);
-    if (is_divided) list.PutRanges(table.ranges);
+    put(table.id.id);
+    put(table.id.epoch);
+    put(table.file_bytes);
+    put(table.record_count);
+    put(table.digest);
   }
-  return std::move(list.bytes);
+  return record;
 }
-
-namespace {
-
-struct TableList {
-  std::vector<TableRange> ranges;
-  std::vector<TableInfo> after;
-};
-
-Result<TableList> DecodeTableList(std::span<const std::byte> record) {
-  TableList tables;
-  ListReader list{.bytes = record};
-  uint64_t count = list.TakeNumber();
-  const bool is_divided = count == kDividedMark;
-  if (is_divided) {
-    tables.ranges = list.TakeRanges();
-    count = list.TakeNumber();
-  }
-  while (!list.is_damaged && tables.after.size() < count) {
-    list.TakeTable(tables.after.emplace_back());
-    if (is_divided) tables.after.back().ranges = list.TakeRanges();
-  }
-  if (list.is_damaged || !list.bytes.empty()) {
-    return Fail(ErrorCode::kDataLoss, "the list of a step's tables has a wrong size");
-  }
-  return tables;
-}
-
-}  // namespace
 
 Result<std::vector<TableInfo>> DecodeTables(std::span<const std::byte> record) {
-  CAIRN_TRY_ASSIGN(TableList tables, DecodeTableList(record));
-  return std::move(tables.after);
-}
-
-Result<std::vector<TableRange>> DecodeTableRanges(std::span<const std::byte> record) {
-  CAIRN_TRY_ASSIGN(TableList tables, DecodeTableList(record));
-  return std::move(tables.ranges);
+  constexpr size_t kTableBytes = 40;
+  if (record.size() < 8 || (record.size() - 8) % kTableBytes != 0 ||
+      schema::GetLittleEndian<uint64_t>(record, 0) != (record.size() - 8) / kTableBytes) {
+    return Fail(ErrorCode::kDataLoss, "the list of a step's tables has a wrong size");
+  }
+  std::vector<TableInfo> tables;
+  for (size_t at = 8; at < record.size(); at += kTableBytes) {
+    const auto number = [&](size_t i) {
+      return schema::GetLittleEndian<uint64_t>(record, at + 8 * i);
+    };
+    tables.push_back({.id = {.epoch = static_cast<uint32_t>(number(1)), .id = number(0)},
+                      .file_bytes = number(2),
+                      .record_count = number(3),
+                      .digest = number(4)});
+  }
+  return tables;
 }
 
 }  // namespace cairn::kv::internal

@@ -47,13 +47,8 @@ Result<SegmentUse> DecodeUsage(std::string_view key, std::span<const std::byte> 
 /// Returns all records of the column. Returns the errors of TableStack::Scan.
 Result<std::vector<SegmentUse>> ReadUsage(const TableStack& tables);
 
-// The column kTables: the ranges of the table that contains the record, if it is divided, and the
-// tables of the step after it.
+// The column kTables: the tables of the step after the one that contains the record.
 std::vector<std::byte> EncodeTables(std::span<const TableInfo> after);
-std::vector<std::byte> EncodeTablesOf(std::span<const TableRange> ranges,
-                                      std::span<const TableInfo> after);
-/// Returns the tables after the one that contains the record.
 Result<std::vector<TableInfo>> DecodeTables(std::span<const std::byte> record);
-Result<std::vector<TableRange>> DecodeTableRanges(std::span<const std::byte> record);
 
 }  // namespace cairn::kv::internal

@@ -86,36 +86,12 @@ Result<std::vector<uint64_t>> DecodeNumbers(const flatbuffers::Vector<uint8_t>* 
   return numbers;
 }
 
-Offset<flatbuffers::Vector<Offset<schema::TableRange>>> AddRanges(Builder& builder,
-                                                                  const TableInfo& table) {
-  if (table.ranges.empty()) return 0;
-  std::vector<Offset<schema::TableRange>> ranges;
-  for (const TableRange& range : table.ranges) {
-    const auto begin = builder.CreateVector(reinterpret_cast<const uint8_t*>(range.begin.data()),
-                                            range.begin.size());
-    const schema::ObjectId id = ToSchema(range.id);
-    ranges.push_back(schema::CreateTableRange(builder, begin, &id, range.file_bytes,
-                                              range.record_count, range.digest));
-  }
-  return builder.CreateVector(ranges);
-}
-
-/// Returns the version of a record with these entries.
-uint8_t VersionOf(std::span<const StepEntryPtr> entries) {
-  const bool is_divided = std::ranges::any_of(entries, [](const StepEntryPtr& entry) {
-    return std::ranges::any_of(entry->tables,
-                               [](const TableInfo& table) { return !table.ranges.empty(); });
-  });
-  return is_divided ? schema::kDividedTablesVersion : schema::kRecordVersion;
-}
-
 Offset<schema::StepEntry> AddEntry(Builder& builder, const StepEntry& entry) {
   std::vector<Offset<schema::TableRef>> tables;
   for (const TableInfo& table : entry.tables) {
     const schema::ObjectId id = ToSchema(table.id);
-    const auto ranges = AddRanges(builder, table);
-    tables.push_back(schema::CreateTableRef(builder, &id, table.file_bytes, table.record_count,
-                                            table.digest, ranges));
+    tables.push_back(
+        schema::CreateTableRef(builder, &id, table.file_bytes, table.record_count, table.digest));
   }
   std::vector<schema::SegmentUse> usage;
   for (const SegmentUse& use : entry.usage) {
@@ -151,37 +127,16 @@ Offset<schema::StepEntry> AddEntry(Builder& builder, const StepEntry& entry) {
   return record.Finish();
 }
 
-Result<std::vector<TableRange>> ReadRanges(const schema::TableRef& table) {
-  std::vector<TableRange> ranges;
-  if (table.ranges() == nullptr) return ranges;
-  if (table.ranges()->size() > kMaxTableRanges) return Damaged("a table has too many ranges");
-  for (const schema::TableRange* range : *table.ranges()) {
-    const auto* const begin = range->begin();
-    if (range->id() == nullptr || begin == nullptr || begin->size() > kMaxRangeKeyBytes) {
-      return Damaged("a range of a table has no identifier or no key");
-    }
-    ranges.push_back({.begin = {reinterpret_cast<const char*>(begin->data()), begin->size()},
-                      .id = FromSchema(*range->id()),
-                      .file_bytes = range->file_bytes(),
-                      .record_count = range->record_count(),
-                      .digest = range->digest()});
-  }
-  if (!AreTableRanges(ranges)) return Damaged("the ranges of a table are not ascending");
-  return ranges;
-}
-
 Result<std::vector<TableInfo>> ReadTables(const schema::StepEntry& step) {
   std::vector<TableInfo> tables;
   if (step.tables() == nullptr) return tables;
   if (step.tables()->size() > kMaxTables) return Damaged("an entry has too many tables");
   for (const schema::TableRef* table : *step.tables()) {
     if (table->id() == nullptr) return Damaged("a table has no identifier");
-    CAIRN_TRY_ASSIGN(std::vector<TableRange> ranges, ReadRanges(*table));
     tables.push_back({.id = FromSchema(*table->id()),
                       .file_bytes = table->file_bytes(),
                       .record_count = table->record_count(),
-                      .digest = table->digest(),
-                      .ranges = std::move(ranges)});
+                      .digest = table->digest()});
   }
   return tables;
 }
@@ -410,7 +365,7 @@ Offset<schema::RootRecord> AddRoot(Builder& builder, const Root& root) {
   const auto commit_id = AddUuid(builder, root.commit_id);
   const auto store_uuid = AddUuid(builder, root.store_uuid);
   const auto predecessor = root.predecessor ? AddUuid(builder, *root.predecessor) : 0;
-  return schema::CreateRootRecord(builder, VersionOf(root.recent), root.number, commit_id,
+  return schema::CreateRootRecord(builder, schema::kRecordVersion, root.number, commit_id,
                                   store_uuid, root.epoch, writer, root.created_unix_ns, recent,
                                   pages_offset, removed_offset, root.kept_before_epoch, tags,
                                   retention, root.compress, predecessor);
@@ -483,7 +438,7 @@ Result<RootIdentity> DecodeRootIdentity(std::span<const std::byte> object) {
 Result<std::vector<std::byte>> EncodePage(std::span<const StepEntryPtr> entries) {
   Builder builder(16 << 10);
   const auto steps = AddEntries(builder, entries);
-  builder.Finish(schema::CreateStepsPage(builder, VersionOf(entries), steps), kPageIdentifier);
+  builder.Finish(schema::CreateStepsPage(builder, schema::kRecordVersion, steps), kPageIdentifier);
   CAIRN_TRY_ASSIGN(std::vector<std::byte> object, FrameRecord(kPageFrame, BytesOf(builder)));
   if (const auto read = DecodePage(object); !read) return Refused(read.error());
   return object;

@@ -22,7 +22,7 @@ DeltaWriter::DeltaWriter(Storage& storage, const ObjectId& id, const TableStack&
       id_(id),
       base_(base.tables().begin(), base.tables().end()),
       end_key_(std::move(last_key)) {
-  for (const auto& table : base_) record_counts_.push_back(table->info().total_record_count());
+  for (const auto& table : base_) record_counts_.push_back(table->info().record_count);
 }
 DeltaWriter::~DeltaWriter() = default;
 

@@ -27,16 +27,15 @@ enum class TableAccess {
   kBulk,    // reads far ahead, and does not displace what lookups use
 };
 
-/// A position among the records of a table, tombstones (empty values) included. In a divided table,
-/// it moves from file to file. Must not outlive its TableReader. Threads: one.
+/// A position among the records of a table, tombstones (empty values) included. Must not outlive its
+/// TableReader. Threads: one.
 class TableIterator {
  public:
   ~TableIterator();
 
   // Each returns kDataLoss if a block is damaged, kUnavailable or kNotFound if the storage cannot
   // be read.
-  /// Moves to the first record whose key is not less than `key`. Opens the file of a range that no
-  /// iterator of the table has reached before.
+  /// Moves to the first record whose key is not less than `key`.
   Result<void> Seek(std::string_view key);
   /// Moves to the next record. Has the errors and the cost of Seek. Requires Valid().
   Result<void> Next();
@@ -50,25 +49,16 @@ class TableIterator {
  private:
   friend class TableReader;
   struct Bound;
-  TableIterator(TableAccess access, std::string_view end);
+  explicit TableIterator(std::string_view end);
   Result<void> CheckStatus() const;
-  bool IsInSpan() const;
-  Result<void> EnterSpan(size_t span, std::string_view key);
-  Result<void> SkipEmptySpans();
 
-  const TableAccess access_;
   const std::unique_ptr<const Bound> end_;  // outlives iterator_; null: none
   std::unique_ptr<rocksdb::Iterator> iterator_;
   std::string_view path_;  // of the file, which outlives this; for error messages
-
-  // Of a divided table, which is null otherwise.
-  const TableReader* divided_ = nullptr;
-  size_t span_ = 0;  // of the table, whose file iterator_ reads
 };
 
-/// An open table. The files of the ranges of a divided table are opened when they are needed first,
-/// and remain open. Memory: per file, the top of its index, what TableFile keeps, and at most 1 MiB
-/// of blocks. Threads: many may call const members at once.
+/// An open table. Memory: the top of its index, what TableFile keeps, and at most 1 MiB of blocks.
+/// Threads: many may call const members at once.
 class TableReader {
  public:
   /// kNotFound: there is no such table. kDataLoss: it has another length than `info` states, or is
@@ -86,27 +76,12 @@ class TableReader {
   std::unique_ptr<TableIterator> NewIterator(TableAccess access, std::string_view end = {}) const;
 
   /// Reads every byte and compares the digest of the file, the checksums of all blocks and the
-  /// number of records with what was written. Does not read the files of ranges. kDataLoss: they
-  /// differ.
+  /// number of records with what was written. kDataLoss: they differ.
   Result<void> Verify() const;
 
  private:
   friend class TableIterator;
   struct State;
-  /// Keys of a divided table that are in one file.
-  struct Span {
-    std::string begin;
-    std::string end;              // empty: none
-    std::optional<size_t> range;  // nothing: the table's own file
-  };
-  static std::vector<Span> SpansOf(const TableInfo& info);
-  const std::vector<Span>& spans() const;  // empty if the table is not divided
-  std::string_view path() const;
-  std::unique_ptr<rocksdb::Iterator> NewFileIterator(TableAccess access,
-                                                     const TableIterator::Bound* end) const;
-  /// Returns the reader of the file with the keys of a span.
-  Result<const TableReader*> FileOf(const Span& span) const;
-
   explicit TableReader(std::unique_ptr<State> state);
 
   std::unique_ptr<State> state_;

@@ -10,7 +10,6 @@ from cairn.errors import Invalid
 
 
 DEFAULT_DELTAS = 4  # of a chunk, before it is written completely
-MAX_MERGING_RANKS = 64
 
 
 class SaveOptions(NamedTuple):
@@ -25,7 +24,6 @@ class SaveOptions(NamedTuple):
     statistics: bool = False
     compress: bool | None = None
     share_equal: bool = False
-    merging_ranks: int = 1
     keys: Patterns = None
     prefix: str = ""
     ignore_frozen: bool = False
@@ -49,8 +47,6 @@ class SaveOptions(NamedTuple):
     def native(self) -> dict[str, Any]:
         """The keyword arguments of `_cairn.Store.save` that the caller chooses. They must be equal
         on all ranks."""
-        if not 1 <= self.merging_ranks <= MAX_MERGING_RANKS:
-            raise Invalid(f"merging_ranks={self.merging_ranks}: must be 1 to {MAX_MERGING_RANKS}")
         return {
             "overwrite": self.overwrite,
             "incremental": self.incremental,
@@ -61,7 +57,6 @@ class SaveOptions(NamedTuple):
             "statistics": self.statistics,
             "compress": self.compress,
             "share_equal": self.share_equal,
-            "merging_ranks": self.merging_ranks,
         }
 
     def _max_deltas(self) -> int:

@@ -87,7 +87,7 @@ class Saver:
         async_: ``False`` saves before :meth:`step` returns.
         overwrite: replaces existing steps, also in mirrors, for example after a run has resumed
             from an earlier step; by default they are a Conflict.
-        unchanged, deltas, statistics, compress, share_equal, merging_ranks: as
+        unchanged, deltas, statistics, compress, share_equal: as
             in :meth:`cairn.Store.save`.
         signals: numbers of the signals that cause a save.
         dataloader: an object with ``state_dict`` and ``load_state_dict``, such as torchdata's
@@ -123,7 +123,6 @@ class Saver:
         statistics: bool = False,
         compress: bool | None = None,
         share_equal: bool = False,
-        merging_ranks: int = 1,
         signals: Iterable[int] = (signal.SIGTERM,),
         agree_every: int = 1,
         process_group: Any = None,
@@ -148,7 +147,6 @@ class Saver:
             "statistics": statistics,
             "compress": compress,
             "share_equal": share_equal,
-            "merging_ranks": merging_ranks,
         }
         self._dataloader: DataloaderState | None = None
         if dataloader is not None:

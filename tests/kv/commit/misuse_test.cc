@@ -209,7 +209,6 @@ TEST_F(StepWriterMisuseTest, OnlyNamesOfThisSessionAreAttempts) {
       "0123456789abcdef-1-0",
       session + "-1-" + std::string(60, '0'),
   };
-  OtherRanks others;
   for (const std::string& name : names) {
     SCOPED_TRACE(name);
     EXPECT_THAT(store_->Begin(1, {.attempt = name}),
@@ -217,8 +216,6 @@ TEST_F(StepWriterMisuseTest, OnlyNamesOfThisSessionAreAttempts) {
     EXPECT_THAT(joined_->Begin(1, {.rank = 1, .world_size = 2, .attempt = name}),
                 IsError(ErrorCode::kInvalidArgument, "not an attempt"));
     EXPECT_THAT(store_->FailAttempt(name, 0, {}),
-                IsError(ErrorCode::kInvalidArgument, "not an attempt"));
-    EXPECT_THAT(joined_->MergeRange(1, {.rank = 1, .world_size = 2, .attempt = name}, others),
                 IsError(ErrorCode::kInvalidArgument, "not an attempt"));
   }
   EXPECT_THAT(store_->FailAttempt("", 0, {}),

@@ -242,5 +242,21 @@ TEST(RootRecordTest, InconsistentStepsAreDamage) {
   EXPECT_THAT(DecodeWith({}, {{1}}), damaged("highest step is in a page"));
 }
 
+// The encoder checks its own output.
+TEST(RootRecordTest, WhatReadersRefuseIsNotEncoded) {
+  std::mt19937_64 random(2);
+  internal::StepEntry deep = SampleEntry(5, 6, random);
+  deep.tables.resize(internal::kMaxTables + 1);
+  internal::StepEntry wide = SampleEntry(5, 6, random);
+  wide.usage.resize(internal::kMaxInlineSegments + 1);
+  for (const internal::StepEntry& entry : {deep, wide}) {
+    EXPECT_THAT(EncodePage(std::vector{Shared(entry)}),
+                IsError(ErrorCode::kInternal, "nothing was put"));
+    Root root = EmptyRoot(7);
+    root.recent = {Shared(entry)};
+    EXPECT_THAT(EncodeRoot(root), IsError(ErrorCode::kInternal, "nothing was put"));
+  }
+}
+
 }  // namespace
 }  // namespace cairn::kv
