@@ -31,7 +31,6 @@ struct IoOptions {
 struct StoreOptions {
   /// If absent: the defaults above, changed by the environment variables CAIRN_IO_BLOCK_BYTES,
   /// CAIRN_IO_DEPTH, CAIRN_IO_ENGINE (uring or threads) and CAIRN_IO_DIRECT (0 or 1).
-  /// `kv-bench tune` finds the values that suit a disk.
   std::optional<IoOptions> io;
   /// Reads through the cache that the environment variables CAIRN_CACHE and CAIRN_CACHE_BYTES
   /// define, if objects are not files. False: reads from the storage itself, to verify it.

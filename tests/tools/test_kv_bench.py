@@ -83,20 +83,6 @@ def test_open_measures_a_fresh_process_and_keeps_its_store(bench, tmp_path):
     assert made == [path.stat().st_mtime_ns for path in stores]
 
 
-def test_steps_measures_commits_in_both_stores(bench, tmp_path):
-    measured = rows(bench("steps", "--dir", tmp_path, "--steps", 80, "--repeat", 3, "--json"))
-    assert [r["what"] for r in measured[:6]] == ["commit, 80 steps", "commit, new store"] * 3
-    assert [r["step"] for r in measured[:6:2]] == [82, 83, 84]
-    assert ("additional time of a commit, 80 steps", "10.0 ms") in bars(measured)
-    assert [p.name for p in tmp_path.iterdir()] == ["steps-80"]
-
-
-def test_diff_measures_kv_dump(bench, tmp_path):
-    measured = rows(bench("diff", "--dir", tmp_path, "--chunks", 20_000, "--json"))
-    assert [r["what"] for r in measured[:2]] == ["cold diff", "warm diff"]
-    assert all(r["unchanged_keys"] == 198 for r in measured[:2])
-
-
 def test_commit_is_compared_with_a_table_of_its_records(bench, tmp_path):
     measured = rows(bench("commit", "--dir", tmp_path, "--ranks", 8, "--chunks", 500, "--json"))
     commit, memory, limit, ratio = measured
@@ -125,38 +111,6 @@ def test_fio_runs_after_each_run_and_gives_a_ratio(bench, tmp_path):
     assert [r["what"] for r in measured[:4]] == ["save", "fio write"] * 2
     assert measured[-1]["what"] == "ratio of medians" and measured[-1]["ratio"] > 0
     assert list(tmp_path.iterdir()) == []
-
-
-def test_tune_tries_settings_and_reports_the_best(bench, tmp_path):
-    *tried, verdict = rows(bench("tune", "--dir", tmp_path, "--bytes", "8MiB", "--json"))
-    assert all(row["what"] == "settings" and row["runs"] >= 1 for row in tried)
-    assert len({setting(row) for row in tried}) == len(tried) >= 8
-    assert {row["direct"] for row in tried} >= {False}
-    assert {row["engine"] for row in tried} >= {"threads"}
-    assert all(row["block_bytes"] * row["queue_depth"] <= 128 * MIB for row in tried)
-    assert any(row["peak_beyond_tensors_bytes"] > 0 for row in tried)
-    assert [row["both_of_best"] for row in tried][0] == 1.0
-    assert sum(row["best"] for row in tried) == sum(row["default"] for row in tried) == 1
-    assert verdict["what"] == "verdict" and verdict["best"]["runs"] == 3
-    assert verdict["defaults_are_fine"] == (verdict["defaults_of_best"] >= 0.95)
-    assert list(tmp_path.iterdir()) == []
-
-    # The programs accept the settings that it reports.
-    assignments = dict(word.split("=") for word in verdict["environment"].split())
-    assert assignments["CAIRN_IO_BLOCK_BYTES"] == str(verdict["best"]["block_bytes"])
-    set_so = bench("save", "--dir", tmp_path, "--bytes", "4MiB", env={**os.environ, **assignments})
-    assert set_so.status == 0, set_so.err
-
-
-def setting(row):
-    return row["block_bytes"], row["queue_depth"], row["engine"], row["direct"]
-
-
-def test_tune_gives_people_a_table_and_the_settings(bench, tmp_path):
-    text = bench("tune", "--dir", tmp_path, "--bytes", "4MiB").out
-    assert text.lstrip().startswith("BLOCK")
-    assert "PEAK MEMORY" in text and "\nbest: blocks of " in text
-    assert "The defaults are fine here" in text or "export CAIRN_IO_BLOCK_BYTES=" in text
 
 
 def test_a_bad_setting_in_the_environment_is_one_clear_error(bench, tmp_path):

@@ -21,7 +21,6 @@ constexpr uint64_t kChunkBytes = 64;
 constexpr uint64_t kChunksPerTensor = 100;
 constexpr uint64_t kRowFloats = kChunkBytes / sizeof(float);
 constexpr uint64_t kTensorFloats = kChunksPerTensor * kRowFloats;
-constexpr uint64_t kUnchangedTensors = 100;  // one of so many tensors differs
 
 std::string KeyOf(uint64_t tensor) { return fmt::format("layer.{:06}.weight", tensor); }
 
@@ -41,6 +40,18 @@ core::StateDict LargeState(const std::vector<float>& values, uint64_t chunks) {
   return state;
 }
 
+/// Saves a small step, as those before the large one.
+Result<void> SaveSmallStep(core::CheckpointStore& store, uint64_t step) {
+  const std::vector<uint64_t> values(kChunkBytes / sizeof(uint64_t), step);
+  core::StateDict state;
+  state.root().Tensor("small", {core::DType::kUInt64,
+                                {values.size()},
+                                {},
+                                reinterpret_cast<const std::byte*>(values.data())});
+  CAIRN_TRY(store.Save(step, state, {}));
+  return {};
+}
+
 Result<void> MakeStore(const std::string& directory, const KeptStore& wanted) {
   const uint64_t tensors = (wanted.chunks + kChunksPerTensor - 1) / kChunksPerTensor;
   std::vector<float> values(tensors * kTensorFloats);
@@ -58,16 +69,9 @@ Result<void> MakeStore(const std::string& directory, const KeptStore& wanted) {
       return Fail(ErrorCode::kCancelled, "cancelled");
     }
   }
-  core::SaveOptions save{.incremental = false, .chunk_bytes = kChunkBytes, .progress = large_step};
-  const core::StateDict state = LargeState(values, wanted.chunks);
-  CAIRN_TRY(store->Save(wanted.large_step(), state, save));
-  if (wanted.changed_step) {
-    for (uint64_t i = 0; i < tensors; i += kUnchangedTensors) {
-      for (uint64_t f = 0; f < kTensorFloats; ++f) values[i * kTensorFloats + f] += 1;
-    }
-    save.incremental = true;
-    CAIRN_TRY(store->Save(wanted.large_step() + 1, state, save));
-  }
+  CAIRN_TRY(
+      store->Save(wanted.large_step(), LargeState(values, wanted.chunks),
+                  {.incremental = false, .chunk_bytes = kChunkBytes, .progress = large_step}));
   return store->Close();
 }
 
@@ -76,24 +80,13 @@ bool IsWanted(const std::string& directory, const KeptStore& wanted) {
   if (!store) return false;
   const auto snapshot = (*store)->kv().Latest();
   if (!snapshot) return false;
-  const auto step = (*snapshot)->FindStep(wanted.large_step() + (wanted.changed_step ? 1 : 0));
+  const auto step = (*snapshot)->FindStep(wanted.large_step());
   return step && step->chunk_count == wanted.chunks;
 }
 
 }  // namespace
 
 std::string FirstKey() { return KeyOf(0); }
-
-Result<void> SaveSmallStep(core::CheckpointStore& store, uint64_t step) {
-  const std::vector<uint64_t> values(kChunkBytes / sizeof(uint64_t), step);
-  core::StateDict state;
-  state.root().Tensor("small", {core::DType::kUInt64,
-                                {values.size()},
-                                {},
-                                reinterpret_cast<const std::byte*>(values.data())});
-  CAIRN_TRY(store.Save(step, state, {}));
-  return {};
-}
 
 Result<std::string> FindOrMakeStore(const BenchOptions& options, const KeptStore& wanted) {
   const std::string directory = (fs::path(options.directory) / wanted.name).string();

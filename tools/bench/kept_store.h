@@ -11,10 +11,9 @@
 namespace cairn::tools {
 
 struct KeptStore {
-  std::string name;           // folder below --dir
-  uint64_t small_steps = 0;   // steps with one chunk each, before the large one
-  uint64_t chunks = 1;        // of the large step: tensors of 100 chunks of 64 bytes
-  bool changed_step = false;  // one more step, in which every hundredth tensor differs
+  std::string name;          // folder below --dir
+  uint64_t small_steps = 0;  // steps with one chunk each, before the large one
+  uint64_t chunks = 1;       // of the large step: tensors of 100 chunks of 64 bytes
 
   uint64_t large_step() const { return small_steps + 1; }
 };
@@ -22,9 +21,6 @@ struct KeptStore {
 /// Returns the directory of the store, and creates it if no earlier run has. kFailedPrecondition:
 /// there is something else.
 Result<std::string> FindOrMakeStore(const BenchOptions& options, const KeptStore& wanted);
-
-/// Saves a small step, as those before the large one.
-Result<void> SaveSmallStep(core::CheckpointStore& store, uint64_t step);
 
 /// The first key of the large step.
 std::string FirstKey();

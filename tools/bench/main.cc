@@ -7,15 +7,11 @@
 #include <system_error>
 
 #include "tools/bench/commit.h"
-#include "tools/bench/diff.h"
 #include "tools/bench/digest.h"
 #include "tools/bench/gpu.h"
 #include "tools/bench/load.h"
-#include "tools/bench/many_steps.h"
 #include "tools/bench/open.h"
-#include "tools/bench/plan.h"
 #include "tools/bench/save.h"
-#include "tools/bench/tune.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
@@ -204,28 +200,6 @@ Verb OpenVerb(Values& values) {
           .run = Run(values, BenchOpen)};
 }
 
-Verb StepsVerb(Values& values) {
-  return {.name = "steps",
-          .usage = Usage("steps", "--steps N [--repeat N] [--json]"),
-          .summary = "A commit of a small step in a store of many steps and in a new store",
-          .arguments = RepeatedArguments(
-              values, {StepsOption(values, "Steps in the store, which is kept as DIR/steps-N")}),
-          .examples = {"kv-bench steps --dir /data --steps 10000 --repeat 50"},
-          .run = Run(values, BenchSteps)};
-}
-
-Verb DiffVerb(Values& values) {
-  return {.name = "diff",
-          .usage = Usage("diff", "[--chunks N] [--warm] [--repeat N] [--json]"),
-          .summary = "`kv-dump diff` of two steps that share all but one tensor in a hundred",
-          .arguments = RepeatedArguments(
-              values,
-              {ChunksOption(values, "Chunks per step (1000000); the store is kept as DIR/diff-N"),
-               WarmFlag(values)}),
-          .examples = {"kv-bench diff --dir /data --repeat 9"},
-          .run = Run(values, BenchDiff)};
-}
-
 Verb CommitVerb(Values& values) {
   return {.name = "commit",
           .usage = Usage("commit", "[--ranks N] [--chunks N] [--repeat N] [--json]"),
@@ -237,15 +211,6 @@ Verb CommitVerb(Values& values) {
               values, {RanksOption(values), ChunksOption(values, "Chunks of all ranks (1000000)")}),
           .examples = {"kv-bench commit --dir /data --ranks 16384 --chunks 1000000"},
           .run = Run(values, BenchCommit)};
-}
-
-Verb PlanVerb(Values& values) {
-  return {.name = "plan",
-          .usage = Usage("plan", "[--ranks N] [--repeat N] [--json]"),
-          .summary = "One rank's part of a model of 2,000 tensors on a mesh of three dimensions",
-          .arguments = RepeatedArguments(values, {RanksOption(values)}),
-          .examples = {"kv-bench plan --dir /tmp --ranks 16384 --repeat 5"},
-          .run = Run(values, BenchPlan)};
 }
 
 Verb DigestVerb(Values& values) {
@@ -280,29 +245,6 @@ Verb GpuVerb(Values& values) {
           .run = Run(values, BenchGpu)};
 }
 
-Verb TuneVerb(Values& values) {
-  return {
-      .name = "tune",
-      .usage = Usage("tune", "[--bytes SIZE] [--json]"),
-      .summary =
-          "Tries block sizes, depths, engines and O_DIRECT with durable saves and cold\n"
-          "loads, and reports what suits this disk best and how to set it; 1GiB takes\n"
-          "one to two minutes",
-      .arguments = CommonArguments(values, {BytesOption(values)}),
-      .examples = {"kv-bench tune --dir /data"},
-      .notes =
-          "How to set what it found, for Python and the programs (if unset: the defaults):\n"
-          "  CAIRN_IO_BLOCK_BYTES   bytes per request\n"
-          "  CAIRN_IO_DEPTH         requests in flight; the product of both is the memory used\n"
-          "  CAIRN_IO_ENGINE        uring or threads\n"
-          "  CAIRN_IO_DIRECT        1: O_DIRECT, 0: through the page cache\n"
-          "In C++: kv::StoreOptions::io.",
-      .run = [&](Output& out) -> Result<int> {
-        CAIRN_TRY_ASSIGN(const BenchOptions options, CheckedOptions(values));
-        return StatusOf(BenchTune(options, values.json, out));
-      }};
-}
-
 /// Only for BenchOpen, which runs this verb in a new process.
 Verb ChildVerb(Values& values, const std::string& name,
                Result<void> (*measure)(const std::string&, Output&)) {
@@ -315,16 +257,16 @@ Verb ChildVerb(Values& values, const std::string& name,
 }
 
 CommandLine MakeCommandLine(Values& values) {
-  return {.name = "kv-bench",
-          .version = CAIRN_VERSION,
-          .summary = "Measures Cairn on the disk of this machine, compared with the disk itself.",
-          .usage = "kv-bench VERB --dir DIR ...",
-          .verbs = {SaveVerb(values), LoadVerb(values), PartialVerb(values),
-                    IncrementalVerb(values), OpenVerb(values), CommitVerb(values), PlanVerb(values),
-                    DigestVerb(values), StepsVerb(values), DiffVerb(values), GpuVerb(values),
-                    TuneVerb(values), ChildVerb(values, "open-child", BenchOpenChild),
-                    ChildVerb(values, "table-child", BenchTableChild)},
-          .notes = "`kv-bench VERB --help` lists the options of a verb, with an example."};
+  return {
+      .name = "kv-bench",
+      .version = CAIRN_VERSION,
+      .summary = "Measures Cairn on the disk of this machine, compared with the disk itself.",
+      .usage = "kv-bench VERB --dir DIR ...",
+      .verbs = {SaveVerb(values), LoadVerb(values), PartialVerb(values), IncrementalVerb(values),
+                OpenVerb(values), CommitVerb(values), DigestVerb(values), GpuVerb(values),
+                ChildVerb(values, "open-child", BenchOpenChild),
+                ChildVerb(values, "table-child", BenchTableChild)},
+      .notes = "`kv-bench VERB --help` lists the options of a verb, with an example."};
 }
 
 }  // namespace

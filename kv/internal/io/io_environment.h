@@ -7,8 +7,7 @@
 ///   CAIRN_IO_ENGINE        uring | threads       IoOptions::uring
 ///   CAIRN_IO_DIRECT        0 | 1                 IoOptions::direct
 ///
-/// Python and the programs thus use what `kv-bench tune` found. No other file reads these
-/// variables.
+/// No other file reads these variables.
 
 #include <cstdint>
 
