@@ -10,18 +10,6 @@
 
 namespace cairn::core {
 
-Result<RankShare> PlanRank(const StateDict& state, const SaveOptions& options, uint32_t rank,
-                           uint32_t world_size) {
-  CAIRN_TRY_ASSIGN(internal::SavePlan plan,
-                   internal::PlanSave(state, options, {.rank = rank, .world_size = world_size}));
-  RankShare share{.bytes = plan.own_bytes};
-  for (const TensorInfo& tensor : plan.tensors) {
-    share.chunks += tensor.chunk_count;
-    if (tensor.chunk_count > 0) ++share.tensors;
-  }
-  return share;
-}
-
 Result<void> PrepareRank(kv::Store& joined, const SimulatedPart& part, const StateDict& state,
                          const SaveOptions& options) {
   if (part.rank == 0 || part.rank >= part.world_size) {

@@ -11,17 +11,6 @@
 
 namespace cairn::core {
 
-/// What a rank would write, computed from its state alone.
-struct RankShare {
-  uint64_t bytes = 0;
-  uint64_t chunks = 0;
-  uint64_t tensors = 0;  // of which it writes at least one chunk
-};
-/// Plans a save by one rank. Tensors need addresses, but no memory at them. kInvalidArgument: a bad
-/// tensor, sharding or value, duplicate FQNs, or no such rank.
-Result<RankShare> PlanRank(const StateDict& state, const SaveOptions& options, uint32_t rank,
-                           uint32_t world_size);
-
 /// A rank's part of an attempt to save a step.
 struct SimulatedPart {
   uint64_t step = 0;
@@ -31,7 +20,7 @@ struct SimulatedPart {
 };
 
 /// Writes the part durably and returns without waiting for rank 0's decision. `joined` is a store
-/// that was opened with OpenMode::kJoinSession. Errors: those of PlanRank and of
+/// that was opened with OpenMode::kJoinSession. Errors: those of
 /// CheckpointStore::Save.
 Result<void> PrepareRank(kv::Store& joined, const SimulatedPart& part, const StateDict& state,
                          const SaveOptions& options);
