@@ -6,7 +6,6 @@
 
 #include "kv/digest.h"
 #include "kv/internal/commit/root_change.h"
-#include "kv/internal/range_merge.h"
 #include "kv/internal/rank_parts.h"
 #include "kv/internal/records/kv_records.h"
 #include "kv/internal/shared_records.h"

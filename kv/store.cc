@@ -19,7 +19,6 @@
 #include "kv/internal/io/io_environment.h"
 #include "kv/internal/parts/attempt_outcome.h"
 #include "kv/internal/parts/part_file.h"
-#include "kv/internal/range_merge.h"
 #include "kv/internal/snapshot_state.h"
 #include "kv/internal/step_attempt.h"
 #include "kv/internal/storage/cache/reader_cache.h"

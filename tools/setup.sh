@@ -30,7 +30,7 @@ packages=(
   libcurl4-openssl-dev libpugixml-dev
   libdeflate-dev libre2-dev libfmt-dev libcli11-dev nlohmann-json3-dev libgloo-dev
   libgtest-dev libgmock-dev libbenchmark-dev fio valgrind
-  zsh fish groff-base
+  zsh fish
 )
 
 Die() { echo "setup: $*" >&2; exit 1; }

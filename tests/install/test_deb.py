@@ -20,7 +20,7 @@ def test_there_is_a_package_of_programs_and_one_for_development(packages):
     assert set(packages) == {"cairn-tools", "libcairn-dev"}
     programs = run("dpkg-deb", "--contents", packages["cairn-tools"])
     assert set(re.findall(r"\./usr/bin/(\S+)", programs)) == {"kv-dump", "kv-admin", "kv-bench"}
-    for file in ("man/man1/kv-dump.1.gz", "bash-completion/completions/kv-admin",
+    for file in ("bash-completion/completions/kv-admin",
                  "zsh/vendor-completions/_kv-dump", "fish/vendor_completions.d/kv-bench.fish"):
         assert f"./usr/share/{file}\n" in programs
     development = run("dpkg-deb", "--contents", packages["libcairn-dev"])

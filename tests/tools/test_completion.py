@@ -1,4 +1,4 @@
-"""Completion in bash, zsh and fish, and the manual pages."""
+"""Completion in bash, zsh and fish."""
 
 import os
 import pty
@@ -139,17 +139,3 @@ def test_an_unknown_shell_is_refused(dump):
     refused = dump("--completion", "tcsh")
     assert refused.status == 2
     assert "bash, zsh and fish" in refused.err
-
-
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_manual_pages_are_formatted_without_warnings(program):
-    page = subprocess.run([BIN_DIR / program, "--manual"], capture_output=True, text=True,
-                          check=True).stdout
-    if shutil.which("groff") is None:
-        pytest.skip("groff is not installed")
-    formatted = subprocess.run(["groff", "-man", "-Tutf8", "-ww", "-P-c"], input=page, text=True,
-                               capture_output=True, check=True)
-    assert formatted.stderr == ""
-    text = re.sub(".\b", "", formatted.stdout)
-    assert re.search(f"{program} +- ", text)
-    assert "--completion SHELL" in text

@@ -16,7 +16,6 @@
 
 #include "tools/common/completion.h"
 #include "tools/common/exit_status.h"
-#include "tools/common/manual.h"
 #include "tools/common/next_step.h"
 #include "tools/common/terminal.h"
 #include "tools/common/text.h"
@@ -48,8 +47,8 @@ Result<int> ParseAndRun(const CommandLine& line, int argc, char** argv, const Ve
   return status;
 }
 
-/// Adds the options that print the completion scripts and the manual page.
-CommandLine WithTexts(CommandLine line) {
+/// Adds the option that prints the completion scripts.
+CommandLine WithCompletion(CommandLine line) {
   line.texts.push_back(
       {.name = "--completion",
        .help = "Print the script that completes command lines in bash, zsh or fish",
@@ -57,9 +56,6 @@ CommandLine WithTexts(CommandLine line) {
        .text = [name = line.name](const std::string& shell) {
          return CompletionScript(name, shell);
        }});
-  line.texts.push_back({.name = "--manual",
-                        .help = "Print the manual page in the language of man(7)",
-                        .text = [line](const std::string&) { return ManualPage(line); }});
   return line;
 }
 
@@ -85,7 +81,7 @@ int RunProgram(const CommandLine& given, int argc, char** argv) {
     return static_cast<int>(kExitFailed);
   };
   try {
-    const CommandLine line = WithTexts(given);
+    const CommandLine line = WithCompletion(given);
     const Verb* verb = nullptr;
     const Result<int> status = ParseAndRun(line, argc, argv, verb);
     if (status) return *status;
