@@ -35,7 +35,6 @@ REASONS = {
     "needs a GPU",
     "needs a bucket",
     "needs a second mount",
-    "needs wandb and MLflow",
 }
 BLOCK = re.compile(
     r"^(?:<!-- (?:not run: (?P<reason>[^>]*?)|runs with: (?P<libraries>[^>]*?)) -->\n+)?"

@@ -241,50 +241,6 @@ def test_measures_have_the_numbers_of_the_report(store, events):
     assert (first["failed"], first["seconds"]) == (0, events[0].seconds)
 
 
-def test_log_lines_are_json_objects_with_the_fields_of_opentelemetry(store):
-    stream = io.StringIO()
-    store.observe(metrics.LogLines(stream, {"service.name": "gpt"}))
-
-    nan = {"weight": torch.tensor([float("nan")])}
-    store.save(1, nan, statistics=True, metrics={"loss": float("nan")}, tags=["a"])
-    store.save(2, tensors())
-    with pytest.raises(cairn.Conflict):
-        store.save(2, tensors())
-
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is not JSON")
-
-    lines = [json.loads(one, parse_constant=refuse) for one in stream.getvalue().splitlines()]
-    assert [one["SeverityText"] for one in lines] == ["WARN", "INFO", "ERROR"]
-    assert [one["SeverityNumber"] for one in lines] == [13, 9, 17]
-    assert all(one["EventName"] == "cairn.save" for one in lines)
-    assert all(one["Resource"] == {"service.name": "gpt"} for one in lines)
-    assert lines[0]["Attributes"]["cairn.metric.loss"] == "NaN"
-    assert lines[0]["Attributes"]["cairn.tags"] == ["a"]
-    assert lines[0]["Attributes"]["cairn.nan"] == 1
-    assert lines[2]["Attributes"]["exception.type"] == "Conflict"
-    assert int(lines[0]["Timestamp"]) > 1.7e18
-
-
-def test_log_lines_are_appended_to_a_file(store, tmp_path):
-    file = tmp_path / "log.jsonl"
-    file.write_text('{"earlier": 1}\n')
-    store.observe(metrics.LogLines(file))
-
-    store.save(1, {"epoch": 1})
-    store.save(2, {"epoch": 2})
-
-    assert len([json.loads(one) for one in file.read_text().splitlines()]) == 3
-
-
-@pytest.mark.parametrize("labels", [{"a b": "x"}, {"store": "x"}, {"ä": "x"}])
-def test_prometheus_refuses_labels_and_names_that_it_cannot_write(tmp_path, labels):
-    with pytest.raises(cairn.Invalid, match="label"):
-        metrics.Prometheus(tmp_path / "a.prom", labels)
-    with pytest.raises(cairn.Invalid, match=r"must end with \.prom"):
-        metrics.Prometheus(tmp_path / "a.txt")
-
-
 def test_a_saver_reports_its_saves_and_deletes(store, events):
     from cairn.torch import Saver
 

@@ -19,8 +19,8 @@ WORLD_SIZE = 2
 
 
 def observed(rank: int, path: Path) -> list[cairn.StoreEvent]:
-    """The calls that all ranks make, two that fail on all ranks, and one that rank 0 makes alone.
-    Each rank has a file for Prometheus."""
+    """The calls that all ranks make, two that fail on all ranks, and one that rank 0 makes
+    alone."""
     mesh = init_device_mesh("cpu", (WORLD_SIZE,))
     state = {
         "sharded": distribute_tensor(torch.arange(512.0).reshape(64, 8), mesh, [Shard(0)]),
@@ -29,7 +29,6 @@ def observed(rank: int, path: Path) -> list[cairn.StoreEvent]:
     events: list[cairn.StoreEvent] = []
     with cairn.open(path, mode="a", grace=0) as store:
         store.observe(events.append)
-        store.observe(metrics.Prometheus(path.with_name(f"rank{rank}.prom"), {"job": "gpt"}))
         mirror = path.with_name("mirror")
         store.save(1, state, statistics=True, mirror=mirror)
         store.save_async(2, state, mirror=mirror).result()

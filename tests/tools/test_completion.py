@@ -14,7 +14,6 @@ import torch
 
 from tool_programs import BIN_DIR
 
-PROGRAMS = ["kv-dump", "kv-admin", "kv-bench"]
 
 
 @pytest.fixture

@@ -35,8 +35,8 @@ class Watched:
         observer is logged to the logger ``cairn``. On the main thread, ``SystemExit`` and
         ``KeyboardInterrupt`` leave the call after its work is done.
 
-        Each rank observes its own calls, and rank 0 the copies. cairn.metrics has observers for
-        several libraries (docs/monitoring.md).
+        Each rank observes its own calls, and rank 0 the copies. docs/monitoring.md has
+        observers for several libraries.
 
         Threads: may be called from any thread. Observers may be called by several threads at once.
         """

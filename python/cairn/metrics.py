@@ -1,10 +1,14 @@
-"""`measures`: the numbers of an event, and `LastStep`: the step under which they are recorded."""
+"""The numbers of an event of a store (:meth:`cairn.Store.observe`), for the programs that collect
+metrics. docs/monitoring.md has observers for TensorBoard, wandb, MLflow, Prometheus and logs."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from cairn.reports import StoreEvent
+
+
+__all__ = ["measures", "series"]
 
 
 _OF_THE_STORE = ("delete", "prune")
@@ -70,22 +74,3 @@ def series(event: StoreEvent) -> str:
     further mirrors of a chain with their number (``mirror2``)."""
     number = event.mirror_number or 1
     return event.kind if number == 1 else f"{event.kind}{number}"
-
-
-class LastStep:
-    """The step under which the numbers of an event are recorded: its own, or for example for a
-    prune that of the call before it. Threads: any."""
-
-    def __init__(self) -> None:
-        self._step = 0
-
-    def of(self, event: StoreEvent) -> int:
-        if event.kind == "mirror" and event.step is not None:
-            return event.step  # a copy may be reported after later saves
-        return self.of_call(event)
-
-    def of_call(self, event: StoreEvent) -> int:
-        """Of a copy to a mirror, the step of the last call."""
-        if event.step is not None and event.kind != "mirror":
-            self._step = event.step
-        return self._step
