@@ -17,13 +17,12 @@ from cairn import _cairn
 from cairn._base.addresses import absolute_address
 from cairn._base.open_options import OpenOptions
 from cairn._base.patterns import Patterns, clean_prefix, pattern_list
-from cairn._base.steps import step_number
 from cairn._base.watched import watched
 from cairn._edit import EditableStore
 from cairn._load.load import LoadOptions
 from cairn._load.map_checks import MapChecks
 from cairn._load.step_reader import conversion_of
-from cairn._load.tiers import Tiers, open_nearest
+from cairn._load.tiers import open_nearest
 from cairn._merge import MergeableStore
 from cairn._mirror.mirrored_saves import MirroredSaves
 from cairn._ranks.ranks import choose_ranks

@@ -5,7 +5,6 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
-import pytest
 from pages import DOCS, LIBRARIES, REASONS, ROOT, SETUP, blocks_of, pages, run_pages
 
 # How many blocks are not run, by reason. A new one is a decision.

@@ -15,7 +15,8 @@ import cairn
 def observers(**libraries) -> dict:
     """The functions of the page, which use these names."""
     page = (Path(__file__).parents[2] / "docs/monitoring.md").read_text()
-    (code,) = re.findall(r"```python\n(import json\n.*?)^for observer", page, re.DOTALL | re.MULTILINE)
+    pattern = re.compile(r"```python\n(import json\n.*?)^for observer", re.DOTALL | re.MULTILINE)
+    (code,) = pattern.findall(page)
     names = dict(libraries)
     exec(code, names)
     return names

@@ -25,10 +25,10 @@ import types
 import torch
 import torch._dynamo
 import torch.distributed.checkpoint.state_dict
-import torch.distributed.fsdp
+import torch.distributed.fsdp  # noqa: F401
 
 import cairn.dcp
-import cairn.torch
+import cairn.torch  # noqa: F401
 
 
 def receive(connection: socket.socket, count: int) -> bytes:

@@ -12,7 +12,6 @@ import random
 import subprocess
 import threading
 import time
-from pathlib import Path
 
 import cairn
 import pytest

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -63,7 +62,6 @@ def test_ranks_write_their_shards_together(path):
 def fail_on_rank_one(rank: int, path: str, how: str) -> str:
     with cairn.open(path, mode="a", timeout=20) as store:
         store.save(1, {"t": torch.ones(100)})
-        before = stored_files(Path(path))
         try:
             with store.writer(2) as writer:
                 writer.add(f"t{rank}", torch.rand(MIB))

@@ -5,7 +5,6 @@ import pty
 import re
 import select
 import shutil
-import subprocess
 import time
 
 import cairn

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tool_programs import import_model, small_model
+from tool_programs import small_model
 
 SEED = 20240607
 FLIPS_PER_FILE = 24

@@ -109,7 +109,7 @@ STATES = {
     "containers": containers,
     "keys": lambda: {
         0: torch.ones(1),
-        "a": {1: {2: [torch.ones(2)]}, True: 1.5, None: (), -3.25: 0},
+        "a": {1: {2: [torch.ones(2)]}, True: 1.5, None: (), -3.25: 0},  # noqa: F601
     },
     "dots": lambda: {"a.b": {"c.": torch.ones(2)}, "a": {"b.d": 1, "": 2}},
     "no tensor": lambda: {"a": 1, "b": [2, 3]},

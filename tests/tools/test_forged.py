@@ -27,7 +27,8 @@ def state():
         "model": collections.OrderedDict(a=torch.ones(30, 40), b=torch.zeros(3, dtype=torch.int8)),
         "shared": [shared, shared[10:20], shared.reshape(20, 30).t()],
         "numpy": (np.arange(12).reshape(3, 4), np.float32(2.5)),
-        "values": {1: "text", 2.5: 10**40, None: b"bytes", True: 1.5, "nested": [[], {}, (1, 2j)]},
+        "values": {1: "text", 2.5: 10**40, None: b"bytes", True: 1.5,  # noqa: F601
+                   "nested": [[], {}, (1, 2j)]},
         "counter": collections.Counter("abracadabra"),
         "size": torch.Size([2, 3]),
     }

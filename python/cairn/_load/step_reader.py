@@ -16,7 +16,7 @@ from cairn._load.read import Reader
 from cairn._load.tiers import Tiers
 from cairn._tensors.contents import key_info, leaf_at
 from cairn._tensors.subclasses import Rebuilder, rebuilt_flat
-from cairn.errors import Corrupt, Invalid, NotFound
+from cairn.errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
     from cairn._base.progress import Progress

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard
 
 import cairn
 from cairn import state_dict
-from cairn._base import devices
+from cairn._base import devices  # noqa: F401  (defines the backend)
 from cairn._ranks import nccl
 from cairn._ranks.sharded import dtensor_like
 from cairn.state_dict import _collectives as state_dict_collectives
