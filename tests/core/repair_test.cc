@@ -213,7 +213,7 @@ TEST_F(RepairTest, AForgedLengthOfAChunkIsDamage) {
   }
   writer->ReferTo(base);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto structure, snapshot->GetStructure(base));
-  CAIRN_ASSERT_OK(writer->SetStructure(structure));
+  CAIRN_ASSERT_OK(writer->SetStructure(*structure));
   CAIRN_ASSERT_OK(writer->Commit({.base_step = 1, .tensor_count = base.tensor_count}));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto segment, snapshot->FindSegment(segment_id));
   Flip(directory / ("store/segments/" + segment.name), 4096);

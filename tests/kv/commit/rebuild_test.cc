@@ -14,8 +14,8 @@
 #include "kv/internal/records/kv_records.h"
 #include "kv/internal/root/root_log.h"
 #include "kv/internal/storage/object_names.h"
-#include "kv/internal/table/table_stack.h"
 #include "kv/internal/table/table_writer.h"
+#include "kv/key.h"
 #include "kv/open_storage.h"
 #include "kv/options.h"
 #include "kv/snapshot.h"
@@ -198,7 +198,8 @@ class ForgedNumbersTest : public RebuildTest {
   }
   std::map<std::string, std::vector<std::byte>> Contents() {
     std::map<std::string, std::vector<std::byte>> contents;
-    for (const std::string& name : storage_->List("").value()) {
+    const auto names = storage_->List("").value();
+    for (const std::string& name : names) {
       contents[name] = storage_->Read(name, 1 << 30).value();
     }
     return contents;
@@ -254,8 +255,8 @@ TEST_F(ForgedNumbersTest, ATableOfTheLastRootIsLost) {
   const internal::ObjectId id{.epoch = 1, .id = 7};
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto table, internal::TableWriter::Create(*storage_, id));
   const StepInfo info{.step = 9, .generation = ~uint64_t{0}};
-  CAIRN_ASSERT_OK(table->Add(internal::TableKey(Column::kSteps, ""), internal::EncodeStep(info)));
-  CAIRN_ASSERT_OK(table->Add(internal::TableKey(Column::kTables, ""), internal::EncodeTables({})));
+  CAIRN_ASSERT_OK(table->Add(TableKey(Column::kSteps, ""), internal::EncodeStep(info)));
+  CAIRN_ASSERT_OK(table->Add(TableKey(Column::kTables, ""), internal::EncodeTables({})));
   CAIRN_ASSERT_OK(table->Finish());
   std::filesystem::remove_all(path_ + "/roots");
   CAIRN_ASSERT_OK_AND_ASSIGN(const RebuildReport report, Store::Rebuild(path_));
