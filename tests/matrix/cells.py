@@ -12,42 +12,49 @@ import random
 from pathlib import Path
 from typing import NamedTuple
 
+from operations import OPERATIONS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "matrix.md"
+STORAGES = ("directory", "memory", "s3")
 
 
 class Cell(NamedTuple):
+    """Values of the dimensions below, and a fault."""
+
     operation: str
     storage: str
     payload: str
-    dtype: str = "float32"
-    written: str = "plain"
-    """How the steps were written on which the operation works."""
-    other: str = "directory"
-    """The storage of the second store, of operations that have one."""
-    by: str = "python"
-    """Whether a program or Python performs the operation, if a program can."""
-    handle: str = "writer"
-    """How the store is open while the operation reads."""
-    grace: str = "0"
-    cache: str = "off"
+    dtype: str
+    written: str
+    other: str
+    by: str
+    handle: str
+    grace: str
+    cache: str
     fault: str = "none"
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {value}" for name, value in self._asdict().items())
 
 
-STORAGES = ("directory", "memory", "s3")
-PAYLOADS = ("host", "numpy", "cuda", "2 ranks", "4 ranks", "tiny", "64 MiB", "empty", "nothing")
-CONDITIONS = {
-    "dtype": ("float32", "bfloat16", "int64", "uint8", "complex64", "float8_e4m3fn"),
-    "written": ("plain", "small chunks", "deltas", "compressed", "streamed", "compacted", "copied"),
-    "other": (),
-    "by": ("python", "program"),
-    "handle": ("writer", "reader"),
-    "grace": ("0", "60"),
-    "cache": ("off", "on"),
-}
+def dimensions(storages: tuple[str, ...] = STORAGES) -> dict[str, tuple[str, ...]]:
+    """docs/matrix.md describes the values."""
+    payloads = "host", "numpy", "cuda", "2 ranks", "4 ranks", "tiny", "64 MiB", "empty", "nothing"
+    written = "plain", "small chunks", "deltas", "compressed", "streamed", "compacted", "copied"
+    return {
+        "operation": tuple(OPERATIONS),
+        "storage": storages,
+        "payload": payloads,
+        "dtype": ("float32", "bfloat16", "int64", "uint8", "complex64", "float8_e4m3fn"),
+        "written": written,
+        "other": storages if "directory" in storages else (*storages, "directory"),
+        "by": ("python", "program"),
+        "handle": ("writer", "reader"),
+        "grace": ("0", "60"),
+        "cache": ("off", "on"),
+    }
+
+
 REQUESTS = {
     "request": lambda method, path: True,
     "write": lambda method, path: method not in ("GET", "HEAD"),
@@ -60,8 +67,14 @@ FAULTS = {
 }
 
 
-def world_size(payload: str) -> int:
-    return int(payload[0]) if payload.endswith("ranks") else 1
+def all_cells(storages: tuple[str, ...] = STORAGES) -> list[Cell]:
+    """Every operation on every storage with every payload, under random conditions that are
+    the same in each run."""
+    chance = random.Random(1)
+    values = list(dimensions(storages).values())
+    return [
+        Cell(*first, *map(chance.choice, values[3:])) for first in itertools.product(*values[:3])
+    ]
 
 
 _APART = (
@@ -73,68 +86,47 @@ _APART = (
 """Pairs that are refused whatever the operation is, and would hide the other pairs of a cell."""
 
 
-def all_pairs(operations: tuple[str, ...], storages: tuple[str, ...] = STORAGES) -> list[Cell]:
+def all_pairs(storages: tuple[str, ...] = STORAGES) -> list[Cell]:
     """Cells that contain all pairs of values, chosen greedily: the same ones in each run."""
-    dimensions = {"operation": operations, "storage": storages, "payload": PAYLOADS}
-    dimensions |= _conditions(storages)
-    names = list(dimensions)
+    values_of = dimensions(storages)
     chance = random.Random(1)
     missing = {
         frozenset(((a, x), (b, y)))
-        for a, b in itertools.combinations(names, 2)
-        for x in dimensions[a]
-        for y in dimensions[b]
+        for a, b in itertools.combinations(values_of, 2)
+        for x in values_of[a]
+        for y in values_of[b]
     }
     cells = []
     for pair in sorted(map(sorted, missing)):
         if frozenset(pair) not in missing:
             continue
         chosen = dict(pair)
-        for name in chance.sample(names, len(names)):
+
+        def gain(name: str, value: str) -> int:
+            pairs = [frozenset(((name, value), item)) for item in chosen.items()]
+            return -1 if any(each in _APART for each in pairs) else len(missing.intersection(pairs))
+
+        for name in chance.sample(list(values_of), len(values_of)):
             if name not in chosen:
-                chosen[name] = _best(name, dimensions[name], chosen, missing, chance)
+                values = chance.sample(values_of[name], len(values_of[name]))
+                chosen[name] = max(values, key=lambda value: gain(name, value))
         missing -= set(map(frozenset, itertools.combinations(chosen.items(), 2)))
         cells.append(Cell(**chosen))
     return cells
 
 
-def _best(
-    name: str, values: tuple[str, ...], chosen: dict[str, str], missing: set, chance: random.Random
-) -> str:
-    """The value with which the cell gets most of the missing pairs."""
-
-    def gain(value: str) -> int:
-        pairs = [frozenset(((name, value), item)) for item in chosen.items()]
-        return -1 if any(pair in _APART for pair in pairs) else len(missing.intersection(pairs))
-
-    return max(chance.sample(values, len(values)), key=gain)
-
-
-def _conditions(storages: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """The second store is of the same kinds, or a directory."""
-    others = storages if "directory" in storages else (*storages, "directory")
-    return {**CONDITIONS, "other": others}
-
-
-def all_cells(operations: tuple[str, ...], storages: tuple[str, ...] = STORAGES) -> list[Cell]:
-    """Every operation on every storage with every payload, under random conditions that are
-    the same in each run."""
-    chance = random.Random(1)
-    return [
-        Cell(*key, *(chance.choice(values) for values in _conditions(storages).values()))
-        for key in itertools.product(operations, storages, PAYLOADS)
-    ]
+def world_size(payload: str) -> int:
+    return int(payload[0]) if payload.endswith("ranks") else 1
 
 
 def with_faults(cells: list[Cell]) -> list[Cell]:
     """Each cell once per fault of its storage. Python needs file descriptors to run a program."""
-    faulty = [cell._replace(fault=f) for cell in cells for f in FAULTS.get(cell.storage, ())]
-    runs_program = ("repair", "report")
     return [
-        cell
-        for cell in faulty
-        if cell.fault != "no descriptors"
-        or (cell.by == "python" and cell.operation not in runs_program)
+        cell._replace(fault=fault)
+        for cell in cells
+        for fault in FAULTS.get(cell.storage, ())
+        if fault != "no descriptors"
+        or (cell.by == "python" and OPERATIONS[cell.operation].act is not None)
     ]
 
 
@@ -147,9 +139,6 @@ class Refusal(NamedTuple):
 
     def concerns(self, cell: Cell) -> bool:
         return all(getattr(cell, name) in values for name, values in self.where.items())
-
-    def accepts(self, error: str, text: str) -> bool:
-        return error in self.errors and self.text in text
 
 
 def refusals() -> list[Refusal]:

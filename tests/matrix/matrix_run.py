@@ -1,127 +1,133 @@
-"""Runs cells in worker processes, and counts the outcomes."""
+"""Runs cells in processes that may crash or hang, and counts the outcomes.
+
+Per package (with the real or the simulated CUDA runtime), a process runs this file. Groups of cells
+run on ranks of their own (tests/python/ranks.py), which append each outcome to the file "outcomes".
+If a rank raises, dies or hangs, that cell has failed, and new ranks run the cells after it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import queue
+import pickle
 import subprocess
 import sys
-import threading
+import tempfile
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 import cairn
+import cells
 from cells import Cell
+from ranks import RanksFailed, run_on_ranks
 
-HERE = Path(__file__).resolve().parent
+TESTS = Path(__file__).resolve().parents[1]
 PACKAGES = Path(cairn.__file__).resolve().parents[1]
 SIMULATED = PACKAGES.with_name("python-simulated")
-_CELLS_PER_JOB = 120
-
-
-class Outcome(NamedTuple):
-    cell: Cell
-    status: str
-    text: str
-    seconds: float
-
-
-def has_simulated_cuda() -> bool:
-    return (SIMULATED / "cairn" / "__init__.py").exists()
-
-
-def run(
-    cells: list[Cell], folder: Path, environment: dict[str, str], places: dict[str, str],
-    deadline: float = 600.0,
-) -> list[Outcome]:  # fmt: skip
-    """Runs all cells, on as many workers at a time as there are processors.
-
-    Args:
-        environment: variables for the workers.
-        places: by the kind of storage, the address below which the stores are created.
-        deadline: seconds after which a cell hangs.
-    """
-    jobs: queue.SimpleQueue[list[Cell]] = queue.SimpleQueue()
-    for payloads in _groups(cells):
-        for first in range(0, len(payloads), _CELLS_PER_JOB):
-            jobs.put(payloads[first : first + _CELLS_PER_JOB])
-    outcomes: list[Outcome] = []
-
-    def work() -> None:
-        while True:
-            try:
-                job = jobs.get_nowait()
-            except queue.Empty:
-                return
-            outcomes.extend(_run_job(job, folder, environment, places, deadline))
-
-    threads = [threading.Thread(target=work) for _ in range(os.cpu_count() or 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return outcomes
-
-
-def _groups(cells: list[Cell]) -> list[list[Cell]]:
-    """Cells that one worker can run: of one package and one number of ranks, the slowest first."""
-    kinds = ("4 ranks", "2 ranks", "cuda")
-    groups = [[cell for cell in cells if cell.payload == kind] for kind in kinds]
-    return [*groups, [cell for cell in cells if cell.payload not in kinds]]
-
-
-def _run_job(
-    job: list[Cell], folder: Path, environment: dict[str, str], places: dict[str, str],
-    deadline: float,
-) -> list[Outcome]:  # fmt: skip
-    is_cuda = job[0].payload == "cuda"
-    paths = [SIMULATED if is_cuda else PACKAGES, HERE.parent / "python"]
-    paths.append(HERE.parent / "python" / "simulated_cuda")
-    wanted = {"cells": job, "folder": str(folder), "places": places, "deadline": deadline}
-    worker = subprocess.Popen(
-        [sys.executable, HERE / "worker.py"],
-        env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(map(str, paths))},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    outcomes = []
-    with worker:
-        worker.stdin.write(json.dumps(wanted))
-        worker.stdin.close()
-        for line in worker.stdout:
-            cell, *outcome = json.loads(line)
-            outcomes.append(Outcome(Cell(*cell), *outcome))
-            _log(line)
-    return outcomes + [Outcome(cell, "not run", "", 0.0) for cell in job[len(outcomes) :]]
-
-
-def _log(line: str) -> None:
-    """Appends an outcome to the file in CAIRN_MATRIX_RESULTS, where a long run can be followed."""
-    if path := os.environ.get("CAIRN_MATRIX_RESULTS"):
-        with open(path, "a") as results:
-            results.write(line)
+_CELLS_PER_GROUP = 10
+_DEADLINE = 900.0
+"""Seconds after which a group hangs."""
 
 
 def run_and_check(
-    cells: list[Cell], folder: Path, environment: dict[str, str], places: dict[str, str]
+    wanted: list[Cell], folder: Path, environment: dict[str, str], places: dict[str, str]
 ) -> None:
     """Runs cells, prints how many worked and were refused, and asserts that there are no others.
-    Without a CUDA toolkit there is no simulated runtime, and its cells are left out."""
-    wanted = [cell for cell in cells if cell.payload != "cuda" or has_simulated_cuda()]
-    outcomes = run(wanted, folder, environment, places)
-    assert len(outcomes) == len(wanted), "a worker did not start"
-    text = summary(outcomes)
-    print(text.splitlines()[0], f"{len(cells) - len(wanted)} left out (no CUDA toolkit)")
-    assert all(each.status in ("works", "refused") for each in outcomes), text
+    Without a CUDA toolkit there is no simulated runtime, and its cells are left out.
+
+    Args:
+        environment: variables for the processes.
+        places: by the kind of storage, the address below which the stores are created.
+    """
+    left_out = 0
+    (folder / "outcomes").touch()
+    for package in (PACKAGES, SIMULATED):
+        some = [cell for cell in wanted if (cell.payload == "cuda") == (package == SIMULATED)]
+        if not package.exists():
+            left_out = len(some)
+        elif some:
+            folders = map(str, (package, TESTS / "python", TESTS / "python/simulated_cuda"))
+            variables = {**environment, "PYTHONPATH": os.pathsep.join(folders)}
+            subprocess.run(
+                [sys.executable, __file__], input=pickle.dumps((some, folder, places)),
+                env={**os.environ, **variables}, check=True,
+            )  # fmt: skip
+    outcomes = _outcomes(folder)
+    counts = Counter(status for status, _, _ in outcomes.values())
+    print(f"{len(outcomes)} cells: {dict(counts)}, {left_out} left out (no CUDA toolkit)")
+    assert len(outcomes) + left_out == len(wanted)
+    failed = {cell: text for cell, (status, text, _) in outcomes.items() if status == "failed"}
+    assert not failed, "\n".join(f"--- {cell}\n{text}" for cell, text in failed.items())
 
 
-def summary(outcomes: list[Outcome]) -> str:
-    """The counts, and each cell that neither works nor is refused as the table states."""
-    counts = Counter(outcome.status for outcome in outcomes)
-    bad = [each for each in outcomes if each.status not in ("works", "refused")]
-    texts = [f"--- {each.status}: {each.cell}\n{each.text}" for each in bad]
-    head = f"{len(outcomes)} cells: " + ", ".join(f"{n} {status}" for status, n in counts.items())
-    return "\n".join([head, *texts])
+def _outcomes(folder: Path) -> dict[Cell, tuple[str, str, float]]:
+    lines = map(json.loads, (folder / "outcomes").read_text().splitlines())
+    return {Cell(*fields): outcome for fields, *outcome in lines}
+
+
+def _record(folder: Path, cell: Cell, status: str, text: str, begin: float) -> None:
+    with open(folder / "outcomes", "a") as file:
+        file.write(json.dumps([cell, status, text, round(time.monotonic() - begin, 3)]) + "\n")
+
+
+def main() -> None:
+    some, folder, places = pickle.load(sys.stdin.buffer)
+    running = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for world_size in (4, 2, 1):  # the slowest ones first
+            todo = [cell for cell in some if cells.world_size(cell.payload) == world_size]
+            for first in range(0, len(todo), _CELLS_PER_GROUP):
+                group = todo[first : first + _CELLS_PER_GROUP]
+                running.append(pool.submit(_run_group, group, world_size, folder, places))
+    for each in running:
+        each.result()
+
+
+def _run_group(todo: list[Cell], world_size: int, folder: Path, places: dict[str, str]) -> None:
+    while todo:
+        begin = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="matrix-", dir=folder) as place:
+            args = todo, Path(place), places
+            try:
+                run_on_ranks(_run_cells, *args, world_size=world_size, timeout=_DEADLINE)
+                return
+            except RanksFailed as error:
+                done = _outcomes(folder)
+                failed, *todo = [cell for cell in todo if cell not in done]
+                _record(folder, failed, "failed", str(error), begin)
+
+
+def _run_cells(rank: int, todo: list[Cell], folder: Path, places: dict[str, str]) -> None:
+    import torch.distributed as dist
+    from trial import ProgramError, Trial
+
+    if todo[0].payload == "cuda":
+        import pytest
+        import simulated_machine
+
+        simulated_machine.start()
+        simulated_machine.use_streams(pytest.MonkeyPatch())
+    for cell in todo:
+        trial, begin = Trial(cell, rank, folder, places), time.monotonic()
+        stated = [refusal for refusal in cells.refusals() if refusal.concerns(cell)]
+        try:
+            trial.run()
+        except (cairn.Error, ProgramError) as error:
+            kind = "status 2" if isinstance(error, ProgramError) else type(error).__name__
+            if not any(kind in each.errors and each.text in str(error) for each in stated):
+                raise
+            status, text = "refused", f"{kind}: {error}"
+        else:
+            assert not stated, f"it works, but docs/matrix.md states that it is refused: {stated}"
+            status, text = "works", trial.raised
+        assert trial.on_rank0(lambda: status == "works") == (status == "works"), text
+        if dist.is_initialized():
+            dist.barrier()
+        if rank == 0:
+            _record(folder.parent, cell, status, text, begin)
+
+
+if __name__ == "__main__":
+    main()

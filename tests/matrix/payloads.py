@@ -8,35 +8,30 @@ from typing import Any
 import numpy as np
 import torch
 
-_SHAPES = {"tiny": (1,), "empty": (0, 5), "64 MiB": (16 << 20,)}
+Flat = dict[str, Any]
+_SHAPES = {"tiny": (1,), "empty": (0, 5)}
 _ELSEWHERE = {  # kinds of payload that cannot have each dtype
     "numpy": {"bfloat16": "float16", "float8_e4m3fn": "float64"},
     "cuda": {"float8_e4m3fn": "float32"},
 }
 
 
-def dtype_of(payload: str, dtype: str) -> torch.dtype:
-    return getattr(torch, _ELSEWHERE.get(payload, {}).get(dtype, dtype))
-
-
 @functools.lru_cache(maxsize=8)
-def host_state(payload: str, dtype_name: str, version: int) -> dict[str, Any]:
+def host_state(payload: str, dtype_name: str, version: int) -> Flat:
     """The flat state of a version, which nobody may change: about 1 % of the elements differ from
     the version before it."""
     if payload == "nothing":
         return {}
-    dtype = dtype_of(payload, dtype_name)
-    shape = _SHAPES.get(payload, (150, 700))
-    if payload == "64 MiB":
-        shape = (16, (4 << 20) // dtype.itemsize)
-    is_small = payload in ("tiny", "empty")
+    dtype = getattr(torch, _ELSEWHERE.get(payload, {}).get(dtype_name, dtype_name))
+    small = _SHAPES.get(payload)
+    shape = (16, (4 << 20) // dtype.itemsize) if payload == "64 MiB" else small or (150, 700)
     big = _tensor(shape, dtype, version, 1)
     return {
         "model.big": big,
-        "model.norm": _tensor(shape if is_small else (7, 5), dtype, version, 2),
+        "model.norm": _tensor(small or (7, 5), dtype, version, 2),
         "model.tied": big,
-        "optimizer.moments.0": _tensor(shape if is_small else (300,), torch.float32, version, 3),
-        "optimizer.count": _tensor(shape if payload == "empty" else (), torch.int64, version, 4),
+        "optimizer.moments.0": _tensor(small or (300,), torch.float32, version, 3),
+        "optimizer.count": _tensor((0, 5) if payload == "empty" else (), torch.int64, version, 4),
         "optimizer.rate": 0.5**version,
         "step": version,
         "name": "run",
@@ -56,19 +51,16 @@ def _tensor(shape: tuple[int, ...], dtype: torch.dtype, version: int, seed: int)
     return tensor.abs().to(dtype) if dtype == torch.uint8 else tensor.to(dtype)
 
 
-def nested(flat: dict[str, Any]) -> dict[str, Any]:
+def nested(flat: Flat) -> dict[str, Any]:
     """The state whose names are the flat ones."""
     state: dict[str, Any] = {}
     for name, value in flat.items():
         *path, last = name.split(".")
-        inside = state
-        for key in path:
-            inside = inside.setdefault(key, {})
-        inside[last] = value
+        functools.reduce(lambda inside, key: inside.setdefault(key, {}), path, state)[last] = value
     return state
 
 
-def flattened(state: dict[str, Any], above: str = "") -> dict[str, Any]:
+def flattened(state: dict[str, Any], above: str = "") -> Flat:
     flat = {}
     for key, value in state.items():
         name = above + key
@@ -76,18 +68,11 @@ def flattened(state: dict[str, Any], above: str = "") -> dict[str, Any]:
     return flat
 
 
-def in_kind(payload: str, flat: dict[str, Any], mesh: Any = None) -> dict[str, Any]:
+def in_kind(payload: str, flat: Flat, mesh: Any = None) -> Flat:
     """The flat state with tensors of this kind. Tensors that are one object remain one."""
-    made: dict[int, Any] = {}
-
-    def convert(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        if id(value) not in made:
-            made[id(value)] = _convert(payload, value, mesh)
-        return made[id(value)]
-
-    return {name: convert(value) for name, value in flat.items()}
+    tensors = {id(value): value for value in flat.values() if isinstance(value, torch.Tensor)}
+    made = {key: _convert(payload, value, mesh) for key, value in tensors.items()}
+    return {name: made.get(id(value), value) for name, value in flat.items()}
 
 
 def _convert(payload: str, value: torch.Tensor, mesh: Any) -> Any:
@@ -110,34 +95,29 @@ def _convert(payload: str, value: torch.Tensor, mesh: Any) -> Any:
 def differ(a: Any, b: Any) -> bool:
     """Whether two leaves of any kind differ in dtype, shape or a bit of what this rank has."""
     a, b = _on_host(a), _on_host(b)
-    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return type(a) is not type(b) or a != b
-    same = a.dtype == b.dtype and a.shape == b.shape
-    return not same or not np.array_equal(_bytes(a), _bytes(b))
+    return a.dtype != b.dtype or a.shape != b.shape or not torch.equal(_bytes(a), _bytes(b))
 
 
 def _on_host(value: Any) -> Any:
     value = getattr(value, "_local_tensor", value)
-    if not isinstance(value, torch.Tensor):
-        return np.asarray(value) if isinstance(value, np.generic) else value
-    if value.is_cuda:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return torch.from_numpy(np.asarray(value))
+    if isinstance(value, torch.Tensor) and value.is_cuda:
         from device_memory import to_host
 
-        value = to_host(value)
-    try:
-        return value.contiguous().numpy()
-    except TypeError:  # numpy does not have the dtype; a structure of one field has its name
-        bits = value.contiguous().view(getattr(torch, f"uint{8 * value.itemsize}"))
-        return bits.numpy().view([(str(value.dtype), bits.numpy().dtype)])
+        return to_host(value)
+    return value
 
 
-def _bytes(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().flatten().view(torch.uint8)
 
 
-def clear(state: dict[str, Any]) -> None:
-    """Overwrites all tensors of a flat state with zeros."""
-    for value in state.values():
+def clear(flat: Flat) -> None:
+    """Overwrites all tensors with zeros."""
+    for value in flat.values():
         value = getattr(value, "_local_tensor", value)
         if isinstance(value, torch.Tensor) and value.is_cuda:
             from device_memory import fill
@@ -147,12 +127,13 @@ def clear(state: dict[str, Any]) -> None:
             value[...] = 0
 
 
-def mean(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+def mean(first: Flat, second: Flat) -> Flat:
     """What `merge` makes of two states, as docs/merging.md describes it."""
-    made: dict[int, Any] = {}
-    for name, value in second.items():
-        if isinstance(value, torch.Tensor):
-            made.setdefault(id(value), _mean(first[name], value))
+    made = {
+        id(value): _mean(first[name], value)
+        for name, value in second.items()
+        if isinstance(value, torch.Tensor)
+    }
     return {name: made.get(id(value), value) for name, value in second.items()}
 
 

@@ -9,40 +9,34 @@ from pathlib import Path
 import cells
 import pytest
 from matrix_run import run_and_check
-from operations import OPERATIONS
 from s3_server import folder, server  # noqa: F401 - fixtures
-
-NAMES = tuple(OPERATIONS)
 
 
 def _run(some: list[cells.Cell], server: dict[str, str], tmp_path: Path) -> None:
     only = os.environ.get("CAIRN_MATRIX_ONLY", "")
     some = [cell for cell in some if all(word in str(cell) for word in only.split(","))]
-    places = {"s3": f"s3://{server['CAIRN_TEST_S3_BUCKET']}"}
-    run_and_check(some, tmp_path, server, places)
+    run_and_check(some, tmp_path, server, {"s3": f"s3://{server['CAIRN_TEST_S3_BUCKET']}"})
 
 
 def test_the_page_names_each_operation_and_only_known_values():
-    page = cells.PAGE.read_text()
-    known = {"operation": NAMES, "payload": cells.PAYLOADS, "storage": cells.STORAGES}
-    known |= {**cells.CONDITIONS, "other": cells.STORAGES}
-    assert all(f"*{name}*" in page for name in NAMES)
+    page, known = cells.PAGE.read_text(), cells.dimensions()
+    assert all(f"*{name}*" in page for name in known["operation"])
     for refusal in cells.refusals():
         assert all(set(values) <= set(known[name]) for name, values in refusal.where.items())
 
 
 @pytest.mark.timeout(3600)
 def test_all_pairs(server, tmp_path):
-    _run(cells.all_pairs(NAMES), server, tmp_path)
+    _run(cells.all_pairs(), server, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(36000)
 def test_all_cells(server, tmp_path):
-    _run(cells.all_cells(NAMES), server, tmp_path)
+    _run(cells.all_cells(), server, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(36000)
 def test_all_pairs_under_one_fault(server, tmp_path):
-    _run(cells.with_faults(cells.all_pairs(NAMES)), server, tmp_path)
+    _run(cells.with_faults(cells.all_pairs()), server, tmp_path)

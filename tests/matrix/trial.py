@@ -23,11 +23,13 @@ from typing import Any
 
 import cells
 import torch.distributed as dist
-from operations import OPERATIONS, Act, Flat
-from payloads import differ, host_state, in_kind, nested
+from operations import OPERATIONS, Steps
+from payloads import Flat, differ, host_state, in_kind, nested
 from s3_faults import Faults
 
 import cairn
+import cairn._load.stream  # now, because an import needs file descriptors
+import cairn.reports
 
 PROGRAMS = Path(cairn.__file__).resolve().parents[2] / "bin"
 _TIMEOUT = 240.0
@@ -48,59 +50,67 @@ class Trial:
     """See the module. `before` and `after` are the model: the flat state of each step."""
 
     def __init__(self, cell: cells.Cell, rank: int, folder: Path, places: dict[str, str]) -> None:
-        self.cell, self.rank, self.folder, self._places = cell, rank, folder, places
-        self._world_size = cells.world_size(cell.payload)
-        self._mesh: Any = None
+        self.cell, self.rank, self._folder, self._places = cell, rank, folder, places
+        self._operation = OPERATIONS[cell.operation]
         self._faults: Faults | None = None
         self._opened: cairn.Store | None = None
         self._is_damaged = False
-        self.before: dict[int, Flat] = {}
-        self.after: dict[int, Flat] = {}
+        self._mesh: Any = None
+        if (world_size := cells.world_size(cell.payload)) > 1:
+            from torch.distributed.device_mesh import init_device_mesh
+
+            shape = (world_size,) if world_size == 2 else (2, world_size // 2)
+            self._mesh = init_device_mesh("cpu", shape)
+        self.before: dict[int, Flat] = {1: self.host(0), 2: self.host(1)}
         self.other_before: dict[int, Flat] = {}
-        self.other_after: dict[int, Flat] = {}
         self.raised = ""
         """The error of the fault."""
 
     def run(self) -> None:
         """Raises the error of a refusal, and AssertionError if something is wrong."""
-        os.environ["CAIRN_CACHE"] = str(self.folder / "cache") if self.cell.cache == "on" else ""
+        os.environ["CAIRN_CACHE"] = str(self._folder / "cache") if self.cell.cache == "on" else ""
         with contextlib.ExitStack() as stack:
             if self.cell.storage == "s3" and self.cell.fault != "none" and self.rank == 0:
                 proxy = Faults(os.environ["AWS_ENDPOINT_URL_S3"])
                 self._faults = stack.enter_context(proxy.serving())
-            number = next(_numbers)
-            places = [
-                self._address(self.cell.storage, f"store-{number}"),
-                self._address(self.cell.other, f"other-{number}"),
-            ]
-            if self._world_size > 1:
-                dist.broadcast_object_list(places)
-                self._mesh = _mesh(self._world_size)
-            self.address, self.other = places
+            self.address, self.other = self.on_rank0(self._addresses)
             stack.callback(self._discard)
             self._run()
 
     def _run(self) -> None:
         self.open()
         self._write_steps()
-        self.after = dict(self.before)
-        act = OPERATIONS[self.cell.operation](self)
+        self._operation.prepare(self)
+        self.after = self.before | self._model(self._operation.adds)
+        for step in self._operation.removes:
+            del self.after[step]
+        self.other_after = self._model(self._operation.other)
         error, files = None, self._files()
         with self._fault():
             try:
-                act()
+                self._act()
             except (cairn.Error, ProgramError) as raised:
                 error = raised
         if error is not None and self.cell.fault != "none":
-            self._recover(error, act)
+            self._recover(error)
             error = None
         self.close()
         self.on_rank0(lambda: self._check(is_after=error is None))
         if error is not None:
-            assert self._files() == files, "the refused operation has changed the store"
+            changed = {name for name, _ in files.items() ^ self._files().items()}
+            assert not changed, f"the refused operation has changed {sorted(changed)}"
             raise error
 
-    def _recover(self, error: Exception, act: Act) -> None:
+    def _act(self) -> None:
+        act, program = self._operation.act, self._operation.program
+        if program and (self.cell.by == "program" or act is None):
+            self.program(program)
+        elif program and not self._operation.all_ranks:
+            self.on_rank0(lambda: act(self))
+        else:
+            act(self)
+
+    def _recover(self, error: Exception) -> None:
         self.raised = f"{type(error).__name__}: {error}"
         if self._opened is not None:
             with contextlib.suppress(cairn.Error):
@@ -108,7 +118,7 @@ class Trial:
             self._opened = None
         self.open(take_over=True)
         if self._is_damaged or not self.on_rank0(self._is_done):
-            act()
+            self._act()
 
     def _is_done(self) -> bool:
         """Checks what the error has left. Returns whether the operation was performed."""
@@ -116,17 +126,43 @@ class Trial:
         for step in steps:
             found = self.store.read(step=step, flat=True)
             models = [model[step] for model in (self.before, self.after) if step in model]
-            assert not all(self._difference(found, model) for model in models), f"step {step}"
+            assert not all(_difference(found, model) for model in models), f"step {step}"
         lost = (self.before.keys() & self.after.keys()).difference(steps)
         assert not lost, f"the steps {lost} are lost"
         self.scrub(self.store)
         return steps == sorted(self.after) != sorted(self.before) and not self.other_after
+
+    def _check(self, is_after: bool) -> None:
+        steps, other = (
+            (self.after, self.other_after) if is_after else (self.before, self.other_before)
+        )
+        tags = self._operation.tags if is_after else {}
+        for address, steps, tags in ((self.address, steps, tags), (self.other, other, {})):
+            try:
+                store = cairn.open(address, alone=True)
+                found = store.steps()
+            except cairn.NotFound:
+                assert not steps, f"there is no store {address}"
+                continue
+            with store:
+                assert (found, store.tags()) == (sorted(steps), tags), address
+                for step in found:
+                    self.compare(store.read(step=step, flat=True), steps[step])
+                for name, step in tags.items():
+                    self.compare(store.read(step=name, flat=True), steps[step])
+                self.scrub(store)
 
     # What operations use ----------------------------------------------------------------------
 
     def host(self, version: int) -> Flat:
         """The model of a version."""
         return host_state(self.cell.payload, self.cell.dtype, version)
+
+    def _model(self, steps: Steps) -> dict[int, Flat]:
+        return {
+            step: self.host(made) if isinstance(made, int) else made(self.host)
+            for step, made in steps.items()
+        }
 
     def part_of(self, flat: Flat) -> Flat:
         """What this rank holds of it, in tensors of the cell's kind."""
@@ -139,15 +175,21 @@ class Trial:
         """The state that this rank saves of a version."""
         return self.state_of(self.host(version))
 
+    def stream(self, step: int, version: int) -> None:
+        """A save that adds one key after the other."""
+        with self.store.writer(step) as writer:
+            for name, value in self.payload(version).items():
+                writer.add(name, value)
+
     def on_rank0(self, function: Callable[[], Any]) -> Any:
-        """Runs it on rank 0. All ranks return its result, if that is a bool, or raise its error."""
-        if self._world_size == 1:
+        """Runs it on rank 0. All ranks return its result, if that is simple, or raise its error."""
+        if self._mesh is None:
             return function()
         result: list[Any] = [None, None]
         if self.rank == 0:
             try:
                 returned = function()
-                result[0] = returned if isinstance(returned, bool) else None
+                result[0] = returned if isinstance(returned, (bool, tuple)) else None
             except Exception as error:
                 result[1] = error
         dist.broadcast_object_list(result)
@@ -155,28 +197,9 @@ class Trial:
             raise result[1]
         return result[0]
 
-    def either(self, function: Callable[[], Any], words: str, status: int = 0) -> Act:
-        """What all ranks call, or a program."""
-        return self.program(words, status) if self.cell.by == "program" else function
-
-    def rank0(self, function: Callable[[], Any], words: str, status: int = 0) -> Act:
-        """What rank 0 calls alone, or a program."""
-        return self.either(lambda: self.on_rank0(function), words, status)
-
-    def reading(self, function: Callable[[], Any], together: bool = False) -> Act:
-        """A read through the handle of the cell, by all ranks or by rank 0."""
-
-        def act() -> None:
-            if self.cell.handle == "reader":
-                self.close()
-                self.open("r")
-            function() if together else self.on_rank0(function)
-
-        return act
-
-    def program(self, words: str, status: int = 0) -> Act:
-        """A program, while the store is closed."""
-        places = {"store": self.address, "other": self.other, "folder": str(self.folder)}
+    def program(self, words: str, status: int = 0) -> None:
+        """Runs a program, while the store is closed."""
+        places = {"store": self.address, "other": self.other, "folder": str(self._folder)}
 
         def run() -> None:
             name, *arguments = (word.format(**places) for word in words.split())
@@ -187,26 +210,9 @@ class Trial:
                 raise ProgramError(ended.stderr.strip())
             assert ended.returncode == status, (ended.returncode, ended.stdout, ended.stderr)
 
-        def act() -> None:
-            self.close()
-            self.on_rank0(run)
-            self.open()
-
-        return act
-
-    def copy_to_other(self) -> None:
-        with cairn.open(self.other, "a", alone=True) as other:
-            cairn.copy_steps(self.store, other)
-
-    def copy_from_other(self) -> None:
-        with cairn.open(self.other, alone=True) as other:
-            cairn.copy_steps(other, self.store)
-
-    def stream(self, step: int, version: int) -> None:
-        """A save that adds one key after the other."""
-        with self.store.writer(step) as writer:
-            for name, value in self.payload(version).items():
-                writer.add(name, value)
+        self.close()
+        self.on_rank0(run)
+        self.open()
 
     def damage(self) -> None:
         """Flips a byte in the largest segment of a directory."""
@@ -218,14 +224,9 @@ class Trial:
                 data[len(data) // 2] ^= 1
                 largest.write_bytes(data)
 
-    def _difference(self, found: Flat, expected: Flat) -> str:
-        if found.keys() != expected.keys():
-            return f"the keys are {[*found]} instead of {[*expected]}"
-        return ", ".join(name for name in found if differ(found[name], expected[name]))
-
     def compare(self, found: Flat, expected: Flat) -> None:
         """Compares what was read with the model, bit for bit."""
-        difference = self._difference(found, expected)
+        difference = _difference(found, expected)
         assert not difference, f"wrong: {difference}"
 
     def scrub(self, store: cairn.Store) -> None:
@@ -245,22 +246,32 @@ class Trial:
             self.address, mode, timeout=_TIMEOUT, grace=float(self.cell.grace), take_over=take_over
         )
 
+    def open_to_read(self) -> None:
+        if self.cell.handle == "reader":
+            self.close()
+            self.open("r")
+
     def close(self) -> None:
         if self._opened is not None:
             self._opened.close()
             self._opened = None
 
-    def _address(self, kind: str, name: str) -> str:
-        if kind == "directory":
-            return str(self.folder / name)
-        if kind == "memory":
-            return f"memory:{name}"
-        address = f"{self._places[kind]}/{self.folder.name}-{name}"
-        return self._faults.address(address) if self._faults and "store" in name else address
+    def _addresses(self) -> tuple[str, str]:
+        def address(kind: str, name: str) -> str:
+            if kind == "directory":
+                return str(self._folder / name)
+            if kind == "memory":
+                return f"memory:{name}"
+            return f"{self._places[kind]}/{self._folder.name}-{name}"
+
+        number = next(_numbers)
+        store = address(self.cell.storage, f"store-{number}")
+        if self._faults is not None:
+            store = self._faults.address(store)
+        return store, address(self.cell.other, f"other-{number}")
 
     def _write_steps(self) -> None:
         how = self.cell.written
-        self.before = {1: self.host(0), 2: self.host(1)}
         if how == "copied":
             self.on_rank0(self._copy_from_elsewhere)
             return
@@ -296,26 +307,11 @@ class Trial:
                 stack.callback(resource.setrlimit, _LIMITS[fault], before)
             yield
 
-    def _check(self, is_after: bool) -> None:
-        expected = (self.after, self.other_after) if is_after else (self.before, self.other_before)
-        for address, steps in zip((self.address, self.other), expected):
-            try:
-                store = cairn.open(address, alone=True)
-                found = store.steps()
-            except cairn.NotFound:
-                assert not steps, f"there is no store {address}"
-                continue
-            with store:
-                assert found == sorted(steps), (address, found, sorted(steps))
-                for step in found:
-                    self.compare(store.read(step=step, flat=True), steps[step])
-                self.scrub(store)
-
     def _files(self) -> dict[str, bytes]:
         """The objects of a directory that an open and a close leave as they are."""
         if self.cell.storage != "directory" or self.rank > 0:
             return {}
-        folders = (Path(self.address, name) for name in ("segments", "tables", "pages", "pending"))
+        folders = (Path(self.address, name) for name in ("segments", "tables", "pages"))
         files = (path for folder in folders for path in folder.rglob("*") if path.is_file())
         return {str(path): path.read_bytes() for path in files}
 
@@ -334,7 +330,7 @@ class Trial:
                         store.delete(*store.steps())
 
 
-def _mesh(world_size: int) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    return init_device_mesh("cpu", (world_size,) if world_size == 2 else (2, world_size // 2))
+def _difference(found: Flat, expected: Flat) -> str:
+    if found.keys() != expected.keys():
+        return f"the keys are {[*found]} instead of {[*expected]}"
+    return ", ".join(name for name in found if differ(found[name], expected[name]))

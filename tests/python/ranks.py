@@ -56,7 +56,8 @@ def run_on_ranks(
     timeout: float = 60.0,
     may_die: tuple[int, ...] = (),
 ) -> list[Any]:
-    """Returns what ``function(rank, *args)`` returns on each rank of a new gloo group.
+    """Returns what ``function(rank, *args)`` returns on each rank of a new gloo group, or in one
+    process without a group.
 
     Args:
         timeout: seconds after which ranks that still run are killed.
@@ -134,7 +135,7 @@ def _run(job: _Job, rank: int, sender: Connection) -> None:
     # The log then shows where a rank hangs.
     faulthandler.dump_traceback_later(max(job.timeout - 2, job.timeout / 2), file=log)
     try:
-        with _group(rank, job.world_size, job.folder):
+        with _group(rank, job):
             result = "done", job.function(rank, *job.args)
     except BaseException:
         result = "raised", traceback.format_exc()
@@ -144,18 +145,21 @@ def _run(job: _Job, rank: int, sender: Connection) -> None:
 
 
 @contextlib.contextmanager
-def _group(rank: int, world_size: int, folder: str) -> Any:
+def _group(rank: int, job: _Job) -> Any:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    if job.world_size == 1:
+        yield
+        return
     dist.init_process_group(
         "gloo",
-        init_method=f"file://{folder}/meeting",
+        init_method=f"file://{job.folder}/meeting",
         rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=60),
+        world_size=job.world_size,
+        timeout=timedelta(seconds=job.timeout),
     )
     dist.barrier()  # otherwise a fast rank could leave before all have connected
     try:
