@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import sys
 import tempfile
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 
 from report_runs import prepared_run
 from tool_programs import import_model, run_program, small_model
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "python"))
 
 
 @pytest.fixture(scope="session")
