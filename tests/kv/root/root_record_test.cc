@@ -12,6 +12,7 @@
 
 #include "kv/digest.h"
 #include "kv/internal/root/framed_record.h"
+#include "kv/internal/table/table_stack.h"
 #include "schema/little_endian.h"
 #include "tests/kv/root/sample_root.h"
 #include "tests/support/result_matchers.h"
