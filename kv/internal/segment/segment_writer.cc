@@ -309,7 +309,8 @@ Result<SegmentWriter::Appended> SegmentWriter::Append(const Payload& payload, ui
   Appended appended{
       .offset_bytes = position_, .first_page_digest = page_digests_.size(), .digest = {}};
   if (is_queued) {
-    CAIRN_TRY(PutFromQueue(payload, begin_bytes, length_bytes));
+    copies_run_ahead_ = true;
+    CAIRN_TRY(PutCopies(payload, begin_bytes, length_bytes));
     page_digests_.insert(page_digests_.end(), page_digests.begin(), page_digests.end());
   } else {
     CAIRN_TRY(PutFromHost(payload, begin_bytes, length_bytes, page_digests));

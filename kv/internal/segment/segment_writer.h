@@ -97,8 +97,7 @@ class SegmentWriter {
   /// Appends a payload whose copies are complete when CopyTo returns.
   Result<void> PutFromHost(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes,
                            std::span<const uint64_t> page_digests);
-  /// Appends a payload that has a CopyQueue, directly if possible, otherwise through blocks.
-  Result<void> PutFromQueue(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes);
+  /// Appends a payload that has a CopyQueue, through blocks.
   Result<void> PutCopies(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes);
   bool CanBorrow(std::span<const std::byte> memory);
   Result<void> PutZerosTo(uint64_t position);
