@@ -1,5 +1,5 @@
 #pragma once
-/// Workloads whose instructions are counted, and the function that counts them.
+/// The workloads whose instructions are counted, and the function that counts them.
 ///
 /// Under `valgrind --tool=callgrind --instr-atstart=no` each Count writes a dump that is named
 /// after its measurement, and a line "NAME UNIT UNITS" on standard output, in the order of the
@@ -22,6 +22,20 @@ struct Case {
   /// Runs the workload and counts parts of it. `directory` is empty and used by this case alone.
   Result<void> (*run)(const std::string& directory);
 };
+
+// In memory alone: digests, strided copies, keys.
+Result<void> CountWordSum(const std::string& directory);
+Result<void> CountDigest(const std::string& directory);
+Result<void> CountGatherRows(const std::string& directory);
+Result<void> CountGatherTransposed(const std::string& directory);
+Result<void> CountScatterRows(const std::string& directory);
+Result<void> CountScatterTransposed(const std::string& directory);
+Result<void> CountChunkKeys(const std::string& directory);
+
+// On a store: small tensors, large tensors, opening.
+Result<void> CountSmallTensors(const std::string& directory);
+Result<void> CountPayload(const std::string& directory);
+Result<void> CountOpen(const std::string& directory);
 
 /// Runs `workload`, which processes `units` of `unit`, and counts the instructions of all threads.
 template <typename Workload>

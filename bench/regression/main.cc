@@ -12,8 +12,6 @@
 #include <vector>
 
 #include "bench/regression/counting.h"
-#include "bench/regression/memory_cases.h"
-#include "bench/regression/store_cases.h"
 
 namespace cairn::bench {
 namespace {

@@ -1,11 +1,9 @@
 // Cases that work in memory alone: digests, strided copies, keys.
 
-#include "bench/regression/memory_cases.h"
-
 #include <array>
+#include <cstring>
 #include <vector>
 
-#include "bench/noise.h"
 #include "bench/regression/counting.h"
 #include "core/tensor/strided_copy.h"
 #include "kv/digest.h"
@@ -40,6 +38,17 @@ CAIRN_NOT_VECTORIZED uint64_t WordSum(std::span<const uint64_t> words) {
 
 /// Keeps the compiler from removing the computation of `result`.
 void Keep(uint64_t result) { asm volatile("" : : "r"(result) : "memory"); }
+
+/// Returns incompressible bytes, the same in every run: Knuth's MMIX linear congruential generator.
+std::vector<std::byte> Noise(uint64_t size_bytes) {
+  std::vector<std::byte> bytes(size_bytes);
+  uint64_t state = 1;
+  for (uint64_t i = 0; i + 8 <= size_bytes; i += 8) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    std::memcpy(bytes.data() + i, &state, 8);
+  }
+  return bytes;
+}
 
 std::vector<std::byte> RowsMemory() { return Noise(kRowCount * kRowColumns * sizeof(float)); }
 const core::Shape kRowsShape = {kRowCount, kSliceColumns};

@@ -1,8 +1,6 @@
 // Cases that work on a store: small tensors, which measure the cost per tensor; large tensors,
 // which measure the passes over the bytes; opening.
 
-#include "bench/regression/store_cases.h"
-
 #include <fmt/format.h>
 
 #include <filesystem>

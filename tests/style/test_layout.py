@@ -83,10 +83,11 @@ MAY_INCLUDE = {
     "tools/admin": {"tools/common"},
     "tools/bench": {"tools/common"},
 }
-# Sources without a header: programs, modules of another runtime, and the build of a header where
-# the toolkit is missing.
+# Sources without a header: programs and the cases of one, modules of another runtime, and the build
+# of a header where the toolkit is missing.
 WITHOUT_HEADER = {
-    "bench/micro_bench.cc", "bench/regression/main.cc", "tools/dump/main.cc",
+    "bench/regression/main.cc", "bench/regression/memory_cases.cc",
+    "bench/regression/store_cases.cc", "tools/dump/main.cc",
     "tools/admin/main.cc", "tools/bench/main.cc", "python/src/module.cc",
     "cuda/nccl_communicator_absent.cc", "tools/bench/gpu_without_cuda.cc",
 }
