@@ -1,29 +1,32 @@
 #!/usr/bin/env python
-"""Compares Cairn with other libraries and with the machine's limits in one run.
+"""Compares Cairn with other libraries and with the machine's limits, on a disk, in one run.
 
-All peers save and load states (a transformer with AdamW, 20,000 small tensors, one huge embedding,
-a small state) in several ways, in turns, in the same directory. Peers whose package is missing are
-skipped with a message:
+All libraries save and load states (a transformer with AdamW, 20,000 small tensors, one huge
+embedding, a small state) in several ways, in turns, in the same directory. Libraries whose package
+is missing are skipped with a message:
 
     .venv/bin/pip install -r bench/requirements.txt
     .venv/bin/python bench/compare.py --dir /mnt/disk/compare
 
-Writes tables, charts and the raw results into docs/performance (or --out). The default run takes
-an hour or more and 40 GiB of disk. The raw results are saved after every measurement, and --resume
-continues an interrupted run.
+Writes a page of tables and a chart per state, and the raw results. The default run takes an hour or
+more and 40 GiB of disk. The raw results are saved after every measurement, and --resume continues
+an interrupted run. With --device cuda, saves and stalls of Cairn and of dcp.async_save are measured
+with tensors on a GPU. docs/performance/README.md describes how it measures.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import signal
+import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a process that forks must not have threads
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,12 +38,120 @@ try:
 except ImportError as error:
     sys.exit(f"compare.py: {error}; run it with .venv/bin/python, which tools/setup.sh creates")
 
-from compare_lib import machine, report, works  # noqa: E402
-from compare_lib.peers import PEERS  # noqa: E402
-from compare_lib.peers.limits import Fio  # noqa: E402
-from compare_lib.results import Results  # noqa: E402
-from compare_lib.runner import Progress, Runner, Turn, turns  # noqa: E402
-from compare_lib.states import MAKERS, State, make_state  # noqa: E402
+from common import report  # noqa: E402
+from common.limits import Fio  # noqa: E402
+from common.states import MAKERS, make_state  # noqa: E402
+from common.works import ON_DEVICE, PEERS, WORKS, Runner, Work, turns  # noqa: E402
+
+SPENT = ("seconds", "cpu_seconds", "peak_bytes", "read_bytes", "write_bytes")
+COLUMNS = (
+    "", "median", "min–max", "of the limit", "time, Cairn = 1", "CPU s", "CPU s/GB",
+    "peak MiB", "read MiB", "written MiB",
+)  # fmt: skip
+MIB = 1 << 20
+Run = dict[str, Any]
+
+
+# Results ------------------------------------------------------------------------------------------
+
+
+class Results:
+    """The runs of all measurements, and what is known of libraries, workloads and states."""
+
+    def __init__(self, path: Path, data: dict[str, Any] | None = None) -> None:
+        self.path = path
+        self.data: dict[str, Any] = data or {"runs": []}
+
+    @property
+    def runs(self) -> list[Run]:
+        return self.data["runs"]
+
+    def add(self, records: list[Run]) -> None:
+        self.runs.extend(records)
+        report.write_json(self.path, self.data)
+
+    def of(self, state: str, work: str, peer: str) -> list[Run]:
+        wanted = (state, work, peer)
+        return [run for run in self.runs if (run["state"], run["work"], run["peer"]) == wanted]
+
+    def figure(self, state: str, work: str, peer: str) -> dict[str, float] | None:
+        """Medians of the runs that neither failed nor were the first of their process."""
+        runs = [r for r in self.of(state, work, peer) if "error" not in r and not r.get("first")]
+        if not runs:
+            return None
+        found = {name: statistics.median(run[name] for run in runs) for name in SPENT}
+        seconds = [run["seconds"] for run in runs]
+        return found | {"low": min(seconds), "high": max(seconds)}
+
+    def limit(self, state: str, work: Work) -> dict[str, float] | None:
+        """The fastest of the limits with which the workload is compared."""
+        found = [f for name in work.limits if (f := self.figure(state, work.name, name))]
+        return min(found, key=lambda figure: figure["seconds"], default=None)
+
+
+# Pages --------------------------------------------------------------------------------------------
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.0f}"
+
+
+def _cells(figure: Run, limit: Run | None, cairn: Run | None, nbytes: int) -> list[str]:
+    return [
+        report.seconds(figure["seconds"]),
+        f"{report.seconds(figure['low'])} – {report.seconds(figure['high'])}",
+        _ratio(limit["seconds"] / figure["seconds"]) if limit else "",
+        _ratio(figure["seconds"] / cairn["seconds"]) if cairn else "",
+        f"{figure['cpu_seconds']:.3f}",
+        f"{figure['cpu_seconds'] / nbytes * 1e9:.2f}" if nbytes else "–",
+        f"{figure['peak_bytes'] / MIB:.0f}",
+        f"{figure['read_bytes'] / MIB:.1f}",
+        f"{figure['write_bytes'] / MIB:.1f}",
+    ]
+
+
+def _work_parts(results: Results, state: str, work: Work, nbytes: int) -> Iterator[str]:
+    """The table of a workload, and what the table does not contain."""
+    limit, cairn = results.limit(state, work), results.figure(state, work.name, "cairn")
+    rows, notes = [], []
+    for kind in PEERS:
+        runs = results.of(state, work.name, kind.name)
+        notes += {f"- {kind.name}: failed: {run['error']}" for run in runs if "error" in run}
+        figure = results.figure(state, work.name, kind.name)
+        if figure is not None:
+            name = f"*{kind.name}*" if kind.is_limit else kind.name
+            rows.append([name, *_cells(figure, limit, cairn, nbytes)])
+        elif not (kind.is_limit or runs) and state in (kind.states or (state,)):
+            missing = results.data["missing"].get(kind.name)
+            reason = missing or work.why_not(kind) or "was not measured in this run"
+            notes.append(f"- {kind.name}: {reason}")
+    yield report.table(COLUMNS, rows)
+    yield "\n".join(notes)
+
+
+def write_pages(results: Results, out: Path) -> None:
+    """Writes NAME.md and NAME.png for each state."""
+    limits = [kind.name for kind in PEERS if kind.is_limit]
+    settings = [f"- {kind.name}: {kind.remark}" for kind in PEERS if kind.remark]
+    for state, described in results.data["states"].items():
+        parts, panels = [f"![chart]({state}.png)"], []
+        for work in (work for work in WORKS if work.name in described["works"]):
+            nbytes = described["works"][work.name]
+            parts.append(f"## {work.title[0].upper()}{work.title[1:]}")
+            parts += [f"{report.size(nbytes)}."] if nbytes else []
+            parts += _work_parts(results, state, work, nbytes)
+            figures = {kind.name: results.figure(state, work.name, kind.name) for kind in PEERS}
+            bars = {p: (f["seconds"], f["low"], f["high"]) for p, f in figures.items() if f}
+            if bars:
+                panels.append(report.Panel(work.title, bars))
+        parts += ["## Settings", "\n".join(settings)]
+        (out / f"{state}.md").write_text(report.page(described["title"], results.data, parts))
+        if panels:
+            title = f"{described['title']}, median and min–max, {results.data['date']}"
+            report.chart(out / f"{state}.png", title, panels, limits)
+
+
+# The program --------------------------------------------------------------------------------------
 
 
 def _names(known: list[str]) -> Callable[[str], list[str]]:
@@ -56,15 +167,8 @@ def _names(known: list[str]) -> Callable[[str], list[str]]:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    peers, states = [p.name for p in PEERS], list(MAKERS)
-    names = [w.name for w in works.WORKS]
-    parser.add_argument("--dir", type=Path, help="working directory; its new files are removed")
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "docs" / "performance", help="for tables and charts"
-    )
+    parser = report.options(__doc__)
+    peers, states, names = [p.name for p in PEERS], list(MAKERS), [w.name for w in WORKS]
     parser.add_argument("--repeat", type=int, default=5, help="runs of each measurement (5)")
     parser.add_argument("--scale", type=float, default=1, help="size of the states, 1 is full (1)")
     parser.add_argument("--block-mib", type=int, default=4, help="block size of fio (4)")
@@ -72,6 +176,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--only-peers", type=_names(peers), default=peers, metavar="A,B")
     parser.add_argument("--only-works", type=_names(names), default=names, metavar="A,B")
     parser.add_argument("--only-states", type=_names(states), default=states, metavar="A,B")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="where the tensors are (cpu)"
+    )
     parser.add_argument("--resume", action="store_true", help="keep the results in raw.json")
     parser.add_argument(
         "--report-only", action="store_true", help="only generate tables and charts from raw.json"
@@ -84,88 +191,34 @@ def _parse() -> argparse.Namespace:
     return options
 
 
-def _describe(options: argparse.Namespace) -> dict:
-    """Returns everything in the raw results except for the runs."""
-    return {
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "command": [
-            "bench/compare.py",
-            f"--repeat={options.repeat}",
-            f"--scale={options.scale:g}",
-            f"--block-mib={options.block_mib}",
-        ],  # fmt: skip
-        "machine": machine.machine(options.dir),
-        "versions": machine.versions(),
-        "peers": {
-            peer.name: {
-                "is_limit": peer.is_limit,
-                "is_direct": peer.is_direct,
-                "only_states": peer.only_states,
-                "missing": peer.missing(),
-                "cannot": peer.cannot,
-                "cannot_partly": peer.cannot_partly,
-                "remarks": peer.remarks,
-            }
-            for peer in PEERS
-            if peer.name in options.only_peers
-        },
-        "works": {
-            work.name: {
-                "title": work.title,
-                "method": work.method,
-                "limits": list(work.limits),
-                "other_limits": list(work.other_limits),
-            }
-            for work in works.WORKS
-            if work.name in options.only_works
-        },
-        "states": {},
-    }
-
-
-def _describe_state(state: State, chosen: list[works.Work]) -> dict:
-    return {
-        "title": state.title,
-        "tensors": len(state.tensors),
-        "bytes": state.nbytes,
-        "works": {
-            work.name: {
-                "bytes": work.bytes_of(state),
-                "page_bytes": work.page_bytes(state),
-                "impossible": work.impossible(state),
-            }
-            for work in chosen
-            if state.name in work.states
-        },
-    }
-
-
-def _measure(options: argparse.Namespace, results: Results, scratch: Path) -> None:
-    peers = [p for p in PEERS if p.name in options.only_peers]
-    for peer in peers:
-        missing = results.data["peers"][peer.name]["missing"]
-        if missing:
-            print(f"{peer.name} is skipped: {missing}", file=sys.stderr)
-    peers = [p for p in peers if not results.data["peers"][p.name]["missing"]]
-    chosen = [w for w in works.WORKS if w.name in options.only_works]
-    print("creating the states", file=sys.stderr)
-    states = [make_state(name, options.scale) for name in MAKERS if name in options.only_states]
-    plan: list[tuple[Turn, int]] = []
-    for state in states:
-        described = _describe_state(state, chosen)
-        results.data["states"][state.name] = described
-        for turn in turns(state, chosen, peers, options.repeat):
-            if not results.has(turn.state, turn.work.name, turn.peer, turn.run):
-                plan.append((turn, described["works"][turn.work.name]["bytes"]))
-    progress = Progress(plan)
-    print(f"{len(plan)} measurements, about {progress.left_s() / 60:.0f} minutes", file=sys.stderr)
-    for state in states:
-        runner = Runner(state, scratch, results, options.timeout)
+def _measure(
+    options: argparse.Namespace, results: Results, chosen: list[Work], scratch: Path
+) -> None:
+    peers = [peer for peer in PEERS if peer.name in options.only_peers]
+    missing = {peer.name: why for peer in peers if (why := peer.missing())}
+    for name, why in missing.items():
+        print(f"{name} is skipped: {why}", file=sys.stderr)
+    peers = [peer for peer in peers if peer.name not in missing]
+    results.data["missing"] = missing
+    for name in options.only_states:
+        state = make_state(name, options.scale)
+        tensors = f": {report.size(state.nbytes)} in {len(state.tensors):,} tensors"
+        results.data["states"][name] = {
+            "title": state.title + (tensors if state.tensors else ""),
+            "works": {w.name: w.bytes_of(state) for w in chosen if name in w.states},
+        }
+        done = {(r["work"], r["peer"], r["run"]) for r in results.runs if r["state"] == name}
+        wanted = turns(state, chosen, peers, options.repeat)
+        plan = [t for t in wanted if (t.work.name, t.kind.name, t.run) not in done]
+        print(f"{name}: {len(plan)} measurements", file=sys.stderr)
+        runner = Runner(state, scratch, options.timeout, options.device)
         try:
-            for turn in [turn for turn, _ in plan if turn.state == state.name]:
-                begin = time.monotonic()
+            for number, turn in enumerate(plan, 1):
                 records = runner.measure(turn)
-                progress.done(turn, time.monotonic() - begin, records)
+                results.add(records)
+                what = records[-1].get("error") or report.seconds(records[-1]["seconds"])
+                place = f"[{number}/{len(plan)}] {name}, {turn.work.title}, {turn.kind.name}"
+                print(f"{place}, run {turn.run}: {what}", file=sys.stderr, flush=True)
         finally:
             runner.remove()
 
@@ -174,30 +227,33 @@ def main() -> int:
     options = _parse()
     path = options.out / "raw.json"
     if options.report_only:
-        report.write(Results.load(path), options.out)
+        write_pages(Results(path, json.loads(path.read_text())), options.out)
         return 0
     Fio.block_bytes = options.block_mib << 20
     options.dir.mkdir(parents=True, exist_ok=True)
     for number in (signal.SIGINT, signal.SIGTERM):  # shells ignore SIGINT for background jobs
         signal.signal(number, signal.default_int_handler)
-    results = Results(path)
-    if options.resume and path.exists():
-        results = Results.load(path)
-    results.data = _describe(options) | {"runs": results.runs}
+    chosen = [work for work in WORKS if work.name in options.only_works]
+    if options.device != "cpu":
+        chosen = [work for work in chosen if work.method in ON_DEVICE]
+        options.only_peers = [name for name in options.only_peers if name in ("cairn", "dcp")]
+    kept = json.loads(path.read_text())["runs"] if options.resume and path.exists() else []
+    packages = [package for peer in PEERS for package in peer.packages]
+    about = report.describe(options.dir, packages)
+    results = Results(path, about | {"states": {}, "runs": kept})
     scratch = Path(tempfile.mkdtemp(prefix="cairn-compare-", dir=options.dir))
     try:
-        _measure(options, results, scratch)
+        _measure(options, results, chosen, scratch)
     except KeyboardInterrupt:
         print(f"interrupted; {path} has the results so far, --resume continues", file=sys.stderr)
         return 130
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    report.write(results, options.out)
+    write_pages(results, options.out)
     failed = [run for run in results.runs if "error" in run]
     for run in failed:
-        print(
-            f"failed: {run['state']}, {run['work']}, {run['peer']}: {run['error']}", file=sys.stderr
-        )
+        where = f"{run['state']}, {run['work']}, {run['peer']}"
+        print(f"failed: {where}: {run['error']}", file=sys.stderr)
     return 1 if failed else 0
 
 

@@ -1,29 +1,26 @@
 #!/usr/bin/env python
-"""Measures how time, memory and metadata grow with tensors, ranks, steps and bytes.
+"""Measures how time, memory and metadata grow with tensors, ranks and steps.
 
-    .venv/bin/python bench/scaling.py --dir /mnt/disk/scaling --out docs/performance
+    .venv/bin/python bench/scaling.py --dir /dev/shm/scaling
 
 1. tensors: a state of tensors of 16 bytes is saved, saved again, opened, loaded, compared, deleted
    and compacted.
-2. ranks: what rank 0 does for a step of a simulated job, and what the busiest of 8 merging ranks
-   does, with 128 chunks per rank (`kv-bench commit`).
-3. steps: a commit of a small step in a store of many, and opens, lists and deletes there.
-4. bytes: tensors of 256 MiB are saved, saved again and loaded, one after another.
+2. ranks: what rank 0 does for a step of a simulated job with 128 chunks per rank.
+3. steps: a save of a small step in a store of many, and opens, lists and deletes there.
 
 Each measurement runs in a separate process. Times are those of the processor, in user and kernel
-mode, which other work on the machine changes less than the time that passes. --fast is a directory
-without slow syncs, such as /dev/shm, for the parts that measure no disk.
+mode, which other work on the machine changes less than the time that passes. --dir may be without
+slow syncs, such as /dev/shm, because no disk is measured.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
+import math
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,26 +31,24 @@ sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "build" / "python")]
 
 import numpy  # noqa: E402
 import torch  # noqa: E402
-from compare_lib import machine, page_cache  # noqa: E402
-from compare_lib.child import run_in_child  # noqa: E402
-from compare_lib.meter import Meter  # noqa: E402
-from scaling_report import write_report  # noqa: E402
 
 import cairn  # noqa: E402
-from cairn.reports import DeleteReport  # noqa: E402, F401  -- otherwise, the first delete would
+from common import report  # noqa: E402
+from common.child import run_in_child  # noqa: E402
+from common.library import KV_BENCH  # noqa: E402
+from common.measure import Meter  # noqa: E402
 
 Figures = dict[str, dict[str, float]]
-BIN = ROOT / "build" / "bin"
 DEADLINE_S = 3600.0
 CHUNKS_PER_RANK = 128
-MERGING_RANKS = 8
-TENSOR_BYTES = 256 << 20
 SIZES = {
     "tensors": (1_000, 10_000, 100_000, 1_000_000),
     "ranks": (64, 256, 1_024, 4_096, 16_384, 65_536),
-    "steps": (1, 10, 100, 1_000, 10_000, 100_000),
-    "bytes": (1, 2, 4, 8, 16, 32),  # GiB
+    "steps": (1, 10, 100, 1_000, 10_000),
 }
+FIGURES = {"cpu": "processor time", "memory": "memory", "metadata": "metadata"}
+NOISE = {"cpu": 0.02, "memory": 8 << 20, "metadata": 16 << 10}
+"""If the figure of the largest size is smaller, there is no exponent."""
 
 
 def metadata_bytes(store: Path) -> int:
@@ -76,23 +71,17 @@ class Point:
         yield
         spent = meter.stop()
         self.figures[name] = {
-            "cpu": spent.cpu_seconds,
-            "seconds": spent.seconds,
-            "memory": spent.peak_bytes,
+            "cpu": spent["cpu_seconds"],
+            "memory": spent["peak_bytes"],
             "metadata": max(0, metadata_bytes(self._store) - before),
         }
 
 
-def numbered(memory: numpy.ndarray) -> dict[str, torch.Tensor]:
-    """A tensor for each row."""
-    rows = torch.from_numpy(memory).unbind()
-    return {f"layers.{i // 100}.{i % 100}.weight": row for i, row in enumerate(rows)}
-
-
 def tensors_state(count: int) -> tuple[numpy.ndarray, dict[str, torch.Tensor]]:
-    """The memory of the tensors, and the state."""
+    """The memory of the tensors, and the state: a tensor for each row."""
     memory = numpy.arange(4 * count, dtype=numpy.float32).reshape(count, 4)
-    return memory, numbered(memory)
+    rows = torch.from_numpy(memory).unbind()
+    return memory, {f"layers.{i // 100}.{i % 100}.weight": row for i, row in enumerate(rows)}
 
 
 def tensors_saves(count: int, folder: Path) -> Figures:
@@ -141,113 +130,50 @@ def tensors_changes(count: int, folder: Path) -> Figures:
     return point.figures
 
 
-def kv_bench(*arguments: str | Path | int) -> list[dict[str, Any]]:
-    command = [BIN / "kv-bench", *map(str, arguments), "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=DEADLINE_S)
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def of_rows(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The figures of rows of kv-bench, of which one process after another does the work."""
-    return {
-        "cpu": max(row["cpu_seconds"] for row in rows),
-        "seconds": max(row["seconds"] for row in rows),
-        "memory": max(row["peak_beyond_tensors_bytes"] for row in rows),
-    }
-
-
 def ranks_point(count: int, folder: Path) -> Figures:
-    chunks = CHUNKS_PER_RANK * count
-    rows = kv_bench(
-        *("commit", "--dir", folder, "--ranks", count, "--chunks", chunks),
-        *("--merging-ranks", MERGING_RANKS),
-    )
-    rows = [row for row in rows if "cpu_seconds" in row]
-    divided = [row for row in rows if row["what"].startswith("rank 0")]
-    result = {
-        "commit, rank 0 merges": of_rows([row for row in rows if row["what"] == "commit"]),
-        "commit, a merging rank": of_rows(
-            [row for row in rows if row["what"].startswith("merging rank")]
-        ),
-        "commit, rank 0 of merging ranks": of_rows(divided),
-    }
-    result["commit, rank 0 of merging ranks"]["cpu"] = sum(row["cpu_seconds"] for row in divided)
-    return result
+    chunks = str(CHUNKS_PER_RANK * count)
+    command = [KV_BENCH, "commit", "--dir", folder, "--ranks", str(count), "--chunks", chunks]
+    done = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, check=True)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    [row] = [row for row in rows if row.get("what") == "commit"][:1]
+    return {"commit": {"cpu": row["cpu_seconds"], "memory": row["peak_beyond_tensors_bytes"]}}
 
 
-def steps_point(count: int, folder: Path) -> Figures:
-    rows = kv_bench("steps", "--dir", folder, "--steps", count, "--repeat", 20)
-    path = folder / f"steps-{count}"
-    commits = [row for row in rows if row["what"] == f"commit, {count:,} steps"]
-    middle = sorted(commits, key=lambda row: row["cpu_seconds"])[len(commits) // 2]
-    point = Point(path)
-    point.figures["commit of a small step"] = of_rows([middle])
-    newest = min((path / "roots").iterdir())
-    point.figures["commit of a small step"]["metadata"] = newest.stat().st_size
-    with point.measure("open"), cairn.open(path) as store:
-        pass
-    with cairn.open(path) as store, point.measure("list all steps"):
-        assert len(store.steps()) >= count
-    with cairn.open(path) as store, point.measure("read the newest step"):
-        store.read()
-    with cairn.open(path, mode="a", grace=0) as store:
-        steps = store.steps()
+def steps_saves(count: int, folder: Path) -> Figures:
+    state = {f"layers.{i}.weight": torch.zeros(64) for i in range(8)}
+    point = Point(folder / "store")
+    with cairn.open(folder / "store", mode="a", grace=0) as store:
+        for step in range(1, 2 + count):
+            state["layers.0.weight"] += 1
+            if step <= count:
+                store.save(step, state)
+                continue
+            with point.measure("save of a small step"):
+                store.save(step, state)
         with point.measure("delete a step"):
-            store.delete(steps[len(steps) // 2])
+            store.delete(count // 2 + 1)
     return point.figures
 
 
-def bytes_point(gib: int, folder: Path) -> Figures:
-    """All tensors are maps of one file, so that a state may be larger than the memory."""
-    contents = folder / "contents"
-    numpy.random.default_rng(1).integers(0, 2**63, TENSOR_BYTES // 8).tofile(contents)
-    count = gib * (1 << 30) // TENSOR_BYTES
-
-    def mapped() -> torch.Tensor:
-        words = TENSOR_BYTES // 8
-        return torch.from_file(str(contents), shared=True, size=words, dtype=torch.int64)
-
-    state = {f"layers.{i}.weight": mapped() for i in range(count)}
-    for tensor in state.values():
-        tensor[:: 4096 // 8].sum()  # its pages are then resident, and do not count as memory
+def steps_reads(count: int, folder: Path) -> Figures:
     path = folder / "store"
     point = Point(path)
-    with cairn.open(path, mode="a", grace=0) as store:
-        with point.measure("save"):
-            store.save(1, state)
-        with point.measure("save, unchanged"):
-            store.save(2, state)
-    page_cache.evict(path)
-    target = torch.zeros_like(next(iter(state.values())))
-    with cairn.open(path) as store:
-        with point.measure("load, cold"):
-            for name in state:
-                store.load({name: target}, keys=[name])
-        assert torch.equal(target, next(iter(state.values())))
-        with point.measure("open, read 64 KiB"):
-            store.read_slice("layers.0.weight", (slice(0, 8192),))
-    with cairn.open(path, mode="a", grace=0) as store, point.measure("delete a step"):
-        store.delete(1)
+    with point.measure("open"), cairn.open(path) as store:
+        pass
+    with cairn.open(path) as store, point.measure("list all steps"):
+        assert len(store.steps()) == count
+    with cairn.open(path) as store, point.measure("read the newest step"):
+        store.read()
     return point.figures
 
 
 POINTS: dict[str, tuple[Callable[[int, Path], Figures], ...]] = {
     "tensors": (tensors_saves, tensors_reads, tensors_changes),
     "ranks": (ranks_point,),
-    "steps": (steps_point,),
-    "bytes": (bytes_point,),
+    "steps": (steps_saves, steps_reads),
 }
 """The measurements of a point, each in a new process: memory that one has freed would make the next
 appear to need less."""
-
-
-def run_part(part: Callable[[int, Path], Figures], size: int, folder: Path) -> Figures:
-    log = folder / "log"
-    (figures,) = run_in_child(lambda: [part(size, folder)], DEADLINE_S, log)
-    if "error" in figures:
-        output = log.read_text()[-2000:]
-        raise RuntimeError(f"{part.__name__} {size:,}: {figures['error']}\n{output}")
-    return figures
 
 
 def measure(axis: str, size: int, base: Path) -> Figures:
@@ -255,42 +181,86 @@ def measure(axis: str, size: int, base: Path) -> Figures:
     try:
         figures: Figures = {}
         for part in POINTS[axis]:
-            figures |= run_part(part, size, folder)
+            log = folder / "log"
+            found = run_in_child(lambda part=part: part(size, folder), DEADLINE_S, log)
+            if "error" in found:
+                raise RuntimeError(f"{axis} {size:,}: {found['error']}\n{log.read_text()[-2000:]}")
+            figures |= found
         return figures
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+# The page -----------------------------------------------------------------------------------------
+
+
+def exponent(points: list[tuple[int, float]], noise: float) -> float | None:
+    """The slope in logarithms, fitted to the sizes from a hundredth of the largest on: the figure
+    grows as the size to the power of it."""
+    used = [
+        (math.log(size), math.log(value))
+        for size, value in points
+        if size * 100 >= points[-1][0] and value > 0
+    ]
+    if len(used) < 2 or points[-1][1] < noise:
+        return None
+    mean_x = sum(x for x, _ in used) / len(used)
+    mean_y = sum(y for _, y in used) / len(used)
+    above = sum((x - mean_x) * (y - mean_y) for x, y in used)
+    return above / sum((x - mean_x) ** 2 for x, _ in used)
+
+
+def _series(points: list[dict], name: str, figure: str) -> list[tuple[int, float]]:
+    return [(p["size"], p["figures"][name][figure]) for p in points
+            if figure in p["figures"].get(name, {})]  # fmt: skip
+
+
+def _tables(points: list[dict]) -> Iterator[str]:
+    for figure, title in FIGURES.items():
+        rows = []
+        for name in points[-1]["figures"]:
+            series = _series(points, name, figure)
+            if not series or max(value for _, value in series) < NOISE[figure] / 4:
+                continue
+            slope = exponent(series, NOISE[figure])
+            show = report.seconds if figure == "cpu" else report.size
+            cells = [show(value) for _, value in series]
+            rows.append([name, *cells, "–" if slope is None else f"{slope:.2f}"])
+        if rows:
+            sizes = [f"{point['size']:,}" for point in points]
+            yield report.table((title, *sizes, "exponent"), rows)
+
+
+def write(result: dict[str, Any], out: Path) -> None:
+    parts, panels = ["![chart](scaling.png)"], []
+    for axis, points in result["points"].items():
+        parts += [f"## By {axis}", f"{result['measured'][axis]}.", *_tables(points)]
+        lines = {name: _series(points, name, "cpu") for name in points[-1]["figures"]}
+        panels.append(report.Panel(axis, lines=lines, x=axis, y="processor time, s"))
+    report.write(out / "scaling", "Growth", result, parts)
+    report.chart(out / "scaling.png", "How processor time grows", panels)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.options(__doc__)
     add = parser.add_argument
-    add("--dir", type=Path, required=True, help="working directory on the disk")
-    add("--fast", type=Path, default=Path("/dev/shm"), help="directory without slow syncs")
-    add("--out", type=Path, help="directory for scaling.md, scaling.json and scaling.png")
     add("--parts", nargs="+", choices=tuple(POINTS), default=tuple(POINTS))
     add("--add-to", type=Path, help="a scaling.json whose other parts are kept")
     add("--largest", type=int, help="leaves out larger sizes")
-    options = parser.parse_args()
-    for folder in filter(None, (options.dir, options.out)):
-        folder.mkdir(parents=True, exist_ok=True)
-    result = json.loads(options.add_to.read_text()) if options.add_to else {}
-    result |= {"machine": machine.machine(options.dir), "versions": machine.versions()}
-    date = time.strftime("%Y-%m-%d", time.gmtime())
+    options = report.parse(parser)
+    result = json.loads(options.add_to.read_text()) if options.add_to else {"points": {}}
+    result |= report.describe(options.dir)
     for axis in options.parts:
-        base = options.dir if axis == "bytes" else options.fast
-        points = result.setdefault("points", {})[axis] = []
+        points = []
         for size in SIZES[axis]:
-            if options.largest is not None and size > options.largest:
-                continue
-            points.append({"size": size, "figures": measure(axis, size, base)})
-            print(f"{axis} {size:,}: done", file=sys.stderr, flush=True)
-        result.setdefault("measured", {})[axis] = f"{date}, {result['versions']['cairn']}"
-    if options.out is not None:
-        (options.out / "scaling.json").write_text(json.dumps(result, indent=1) + "\n")
-        if POINTS.keys() <= result["points"].keys():
-            write_report(result, options.out)
+            if options.largest is None or size <= options.largest:
+                points.append({"size": size, "figures": measure(axis, size, options.dir)})
+                print(f"{axis} {size:,}: done", file=sys.stderr, flush=True)
+        if points:
+            result["points"][axis] = points
+            when = f"{result['date']}, {result['versions']['cairn']}"
+            result.setdefault("measured", {})[axis] = when
+    write(result, options.out)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The states that every peer saves and loads: flat dicts from name to tensor, filled from a seed.
+"""The states that every library saves and loads: flat dicts from name to tensor, from a seed.
 
 Tensors are allocated by `torch.empty`, so that they have torch's alignment. They are filled by
 numpy, because torch's operators would start threads, which a process that forks must not have.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,7 +18,8 @@ SEED = 20261121
 PIECE_BYTES = 8 << 20
 
 Tensors = dict[str, torch.Tensor]
-Ranges = list[tuple[int, int]]
+Boxes = dict[str, list[tuple[int, int]]]
+"""Begin and end in each dimension of a tensor."""
 
 
 def byte_view(tensor: torch.Tensor) -> np.ndarray:
@@ -31,44 +32,6 @@ def total_bytes(tensors: Tensors) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-@dataclass
-class State:
-    """One state in memory, and the parts of it that workloads use."""
-
-    name: str
-    title: str
-    tensors: Tensors
-    scale: float = 1
-    nbytes: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.nbytes = total_bytes(self.tensors)
-
-    def every(self, nth: int) -> list[str]:
-        """Every n-th key, starting in the middle of the first n; none if there is one tensor."""
-        return list(self.tensors)[nth // 2 :: nth] if len(self.tensors) > 1 else []
-
-    def bytes_of(self, keys: list[str]) -> int:
-        return total_bytes({key: self.tensors[key] for key in keys})
-
-    def slices(self, dim: int) -> dict[str, Ranges]:
-        """The middle eighth of `dim` of every matrix."""
-        found = {}
-        for key, tensor in self.tensors.items():
-            if tensor.dim() == 2 and tensor.shape[dim] >= 8:
-                begin = tensor.shape[dim] * 7 // 16
-                ranges = [(0, size) for size in tensor.shape]
-                ranges[dim] = (begin, begin + tensor.shape[dim] // 8)
-                found[key] = ranges
-        return found
-
-    def change(self, keys: list[str]) -> None:
-        """Inverts every byte of these tensors, in a forked process only for this process."""
-        for key in keys:
-            view = byte_view(self.tensors[key])
-            np.invert(view, out=view)
-
-
 def fill(tensors: Tensors, seed: int = SEED) -> Tensors:
     """Fills all of them with random bytes."""
     random = np.random.Generator(np.random.SFC64(seed))
@@ -78,6 +41,76 @@ def fill(tensors: Tensors, seed: int = SEED) -> Tensors:
             piece = view[begin : begin + PIECE_BYTES]
             piece[:] = np.frombuffer(random.bytes(len(piece)), np.uint8)
     return tensors
+
+
+def empty_like(tensors: Tensors) -> Tensors:
+    return {key: torch.empty_like(tensor) for key, tensor in tensors.items()}
+
+
+def empty_boxes(like: Tensors, boxes: Boxes) -> Tensors:
+    return {
+        key: torch.empty([end - begin for begin, end in box], dtype=like[key].dtype)
+        for key, box in boxes.items()
+    }
+
+
+def zeros_like(tensors: Tensors) -> Tensors:
+    """New tensors whose pages have been touched."""
+    targets = empty_like(tensors)
+    for target in targets.values():
+        byte_view(target)[:] = 0
+    return targets
+
+
+def index_of(box: list[tuple[int, int]]) -> tuple[slice, ...]:
+    return tuple(slice(begin, end) for begin, end in box)
+
+
+def cut(tensors: Tensors, boxes: Boxes) -> Tensors:
+    """Copies these boxes into new tensors."""
+    return {key: tensors[key][index_of(box)].clone() for key, box in boxes.items()}
+
+
+@dataclass
+class State:
+    """One state in memory, and the parts of it that workloads use."""
+
+    name: str
+    title: str
+    tensors: Tensors
+    nbytes: int = -1
+    """Bytes of the tensors. For `metadata`: the number of chunks."""
+
+    def __post_init__(self) -> None:
+        if self.nbytes < 0:
+            self.nbytes = total_bytes(self.tensors)
+
+    def every(self, nth: int) -> list[str]:
+        """One key in `nth`, spread evenly; none if there is one tensor."""
+        return list(self.tensors)[nth // 2 :: nth] if len(self.tensors) > 1 else []
+
+    def bytes_of(self, keys: list[str]) -> int:
+        return total_bytes({key: self.tensors[key] for key in keys})
+
+    def boxes(self, dim: int) -> Boxes:
+        """The middle eighth of `dim` of every matrix."""
+        found = {}
+        for key, tensor in self.tensors.items():
+            if tensor.dim() == 2 and tensor.shape[dim] >= 8:
+                begin = tensor.shape[dim] * 7 // 16
+                box = [(0, size) for size in tensor.shape]
+                box[dim] = (begin, begin + tensor.shape[dim] // 8)
+                found[key] = box
+        return found
+
+    def change(self, keys: list[str]) -> None:
+        """Inverts every byte of these tensors, in a forked process only for this process."""
+        for key in keys:
+            if self.tensors[key].is_cuda:
+                self.tensors[key].view(-1).view(torch.uint8).bitwise_not_()
+                continue
+            view = byte_view(self.tensors[key])
+            np.invert(view, out=view)
 
 
 def _round(value: float, multiple: int) -> int:
@@ -118,10 +151,8 @@ def transformer_shapes(scale: float) -> dict[str, tuple[tuple[int, ...], torch.d
 
 
 def _transformer(scale: float) -> State:
-    tensors = {
-        name: torch.empty(shape, dtype=dtype)
-        for name, (shape, dtype) in transformer_shapes(scale).items()
-    }
+    shapes = transformer_shapes(scale)
+    tensors = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
     return State("transformer", "A transformer in bf16 with fp32 AdamW", fill(tensors))
 
 
@@ -129,15 +160,6 @@ def _small(scale: float) -> State:
     """1 MiB at every scale."""
     tensors = {f"layers.{i}.weight": torch.empty((64, 256)) for i in range(16)}
     return State("small", "A small state", fill(tensors))
-
-
-def _sharded(scale: float) -> State:
-    """The transformer on the ranks of a job; the ranks create the tensors themselves."""
-    state = State("sharded", "The transformer on 4 gloo ranks", {}, scale)
-    state.nbytes = sum(
-        math.prod(shape) * dtype.itemsize for shape, dtype in transformer_shapes(scale).values()
-    )
-    return state
 
 
 def _experts_shape(scale: float) -> tuple[int, int, int]:
@@ -164,11 +186,9 @@ def _embedding(scale: float) -> State:
 
 
 def _metadata(scale: float) -> State:
-    """No tensors: its only workload opens checkpoints with many chunks, which the peers create."""
+    """No tensors: its only workload opens checkpoints with many chunks."""
     count = max(1_000, round(1_000_000 * scale) // 1_000 * 1_000)
-    state = State("metadata", f"{count:,} chunks", {})
-    state.nbytes = count
-    return state
+    return State("metadata", f"{count:,} chunks", {}, count)
 
 
 MAKERS: dict[str, Callable[[float], State]] = {
@@ -176,7 +196,6 @@ MAKERS: dict[str, Callable[[float], State]] = {
     "experts": _experts,
     "embedding": _embedding,
     "metadata": _metadata,
-    "sharded": _sharded,
     "small": _small,
 }
 """The states, in the order in which they are measured."""

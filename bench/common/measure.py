@@ -1,10 +1,13 @@
-"""Prepares free memory before a measurement, and checks what was loaded."""
+"""Measures what a process uses, and prepares page cache and memory before it does."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import re
+import resource
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,16 +16,96 @@ import numpy as np
 import torch
 
 PAGE = 4096
+READY_SHARE = 0.7
+"""Fraction of the available memory that make_ready may touch."""
+SMALL_PAGES_BYTES = 64 << 20
+"""Small objects use single pages, which the kernel manages separately from huge pages."""
 _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
-READY_SHARE = 0.7
-"""Fraction of the memory that the system reports as available."""
+def _numbers(path: str) -> dict[str, int]:
+    """Parses the lines `name: number` of a file in /proc."""
+    found = re.findall(r"^(\w+):\s*(\d+)", Path(path).read_text(), re.MULTILINE)
+    return {name: int(number) for name, number in found}
 
 
-SMALL_PAGES_BYTES = 64 << 20
-"""Small objects use single pages, which the kernel manages separately from huge pages."""
+def cpu_seconds() -> float:
+    """CPU time of all threads, and of child processes that have ended and were waited for."""
+    return sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
+
+
+class Meter:
+    """Starts when it is created. `peak_from` is an earlier meter whose memory is included."""
+
+    def __init__(self, peak_from: Meter | None = None) -> None:
+        if peak_from is None:
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+            self._start_bytes = _numbers("/proc/self/status")["VmRSS"] * 1024
+        else:
+            self._start_bytes = peak_from._start_bytes
+        self._io = _numbers("/proc/self/io")
+        self._cpu = cpu_seconds()
+        self._begin = time.perf_counter()
+
+    def stop(self) -> dict[str, float]:
+        """Returns what was used: `peak_bytes` is the highest resident memory beyond that at the
+        start; `read_bytes` and `write_bytes` are of the storage, as counted by the kernel."""
+        seconds = time.perf_counter() - self._begin
+        cpu = cpu_seconds() - self._cpu
+        io = _numbers("/proc/self/io")
+        peak = _numbers("/proc/self/status")["VmHWM"] * 1024
+        return {
+            "seconds": seconds,
+            "cpu_seconds": cpu,
+            "peak_bytes": max(0, peak - self._start_bytes),
+            "read_bytes": io["read_bytes"] - self._io["read_bytes"],
+            "write_bytes": io["write_bytes"] - self._io["write_bytes"],
+        }
+
+
+# Files and the page cache -------------------------------------------------------------------------
+
+
+def sync_tree(path: Path) -> None:
+    """Makes a new file or directory, all below it, and its name durable."""
+    for each in (*path.rglob("*"), path, path.parent):
+        fd = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def files_of(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file())
+
+
+def evict(path: Path) -> None:
+    """Evicts the files below `path` from the page cache. The bytes that are read from the storage
+    afterwards show whether it did."""
+    for file in files_of(path):
+        fd = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(fd)  # dirty pages cannot be evicted
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+
+def warm(path: Path) -> None:
+    """Reads every file below `path` once, through the page cache."""
+    buffer = bytearray(8 << 20)
+    for file in files_of(path):
+        with open(file, "rb", buffering=0) as stream:
+            while stream.readinto(buffer):
+                pass
+
+
+# Memory -------------------------------------------------------------------------------------------
 
 
 def _touched(nbytes: int, advice: int) -> mmap.mmap:
@@ -38,10 +121,7 @@ def make_ready(nbytes: int) -> None:
     A virtual machine may have to request memory that was not used recently from its host, at a
     rate that does not depend on the measured program. After this call, the memory is available.
     """
-    available = re.search(
-        r"^MemAvailable:\s*(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE
-    )
-    nbytes = min(nbytes, int(int(available.group(1)) * 1024 * READY_SHARE)) if available else nbytes
+    nbytes = min(nbytes, int(_numbers("/proc/meminfo")["MemAvailable"] * 1024 * READY_SHARE))
     if nbytes < PAGE:
         return
     small = _touched(min(nbytes, SMALL_PAGES_BYTES), mmap.MADV_NOHUGEPAGE)

@@ -1,4 +1,4 @@
-"""Runs one measurement in a forked child process, which shares the memory of the state."""
+"""Runs a measurement in a forked child process, which shares the memory of the state."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Record = dict[str, Any]
 LATE = "not done after"
 
 
-def _run_in_child(work: Callable[[], list[Record]], log: Path, answer_fd: int) -> None:
-    os.setsid()  # so that a deadline also ends the processes that the peer started
-    with open(log, "ab", buffering=0) as sink:  # peers print and warn
+def _work_and_answer(work: Callable[[], Any], log: Path, answer_fd: int) -> None:
+    os.setsid()  # so that a deadline also ends the processes that the library started
+    with open(log, "ab", buffering=0) as sink:  # libraries print and warn
         os.dup2(sink.fileno(), 1)
         os.dup2(sink.fileno(), 2)
     try:
@@ -27,7 +26,7 @@ def _run_in_child(work: Callable[[], list[Record]], log: Path, answer_fd: int) -
     except BaseException as error:  # any exception: the parent records it
         traceback.print_exc()
         sys.stderr.flush()
-        answer = {"error": f"{type(error).__name__}: {error}"}
+        answer = {"error": f"{type(error).__name__}: {error}"[:500]}
     data = json.dumps(answer).encode() + b"\n"
     while data:
         data = data[os.write(answer_fd, data) :]
@@ -36,7 +35,7 @@ def _run_in_child(work: Callable[[], list[Record]], log: Path, answer_fd: int) -
 def _read_until(fd: int, deadline: float) -> bytes | None:
     """Returns the line that is written to the pipe, or a part of it; None at the deadline.
 
-    Waits for the end of the line, because processes of the peer may keep the pipe open.
+    Waits for the end of the line, because processes of the library may keep the pipe open.
     """
     pieces = [b""]
     while not pieces[-1].endswith(b"\n"):
@@ -50,16 +49,17 @@ def _read_until(fd: int, deadline: float) -> bytes | None:
     return b"".join(pieces)
 
 
-def run_in_child(work: Callable[[], list[Record]], deadline_s: float, log: Path) -> list[Record]:
-    """Returns the records of `work`, or one record with `error` if it raises, dies or is late."""
+def run_in_child(work: Callable[[], Any], deadline_s: float, log: Path) -> Any:
+    """Returns what `work` returns, which must be JSON; {"error": ...} if it raises, dies or is
+    late. What the child prints is added to `log`."""
     end, answer_end = os.pipe()  # both ends are closed by exec
     pid = os.fork()
     if pid == 0:
         try:
             os.close(end)
-            _run_in_child(work, log, answer_end)
+            _work_and_answer(work, log, answer_end)
         finally:
-            os._exit(0)  # does not run the parent's handlers or wait for a peer's threads
+            os._exit(0)  # does not run the parent's handlers or wait for a library's threads
     os.close(answer_end)
     try:
         data = _read_until(end, time.monotonic() + deadline_s)
@@ -71,9 +71,8 @@ def run_in_child(work: Callable[[], list[Record]], deadline_s: float, log: Path)
             pass
         _, status = os.waitpid(pid, 0)
     if data is None:
-        return [{"error": f"{LATE} {deadline_s:g} s"}]
+        return {"error": f"{LATE} {deadline_s:g} s"}
     try:
-        answer = json.loads(data)
+        return json.loads(data)
     except ValueError:
-        return [{"error": f"its process died, status {status}"}]
-    return [answer] if isinstance(answer, dict) else answer
+        return {"error": f"its process died, status {status}"}

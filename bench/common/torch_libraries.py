@@ -1,0 +1,162 @@
+"""The libraries that save tensors of torch: DCP, torch.save, safetensors."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import metadata as md
+
+from common.library import EVERYTHING_STAGED, THREADS, Finish, Library
+from common.states import Boxes, Tensors, cut, empty_boxes, empty_like, index_of
+
+
+def _box_planner(boxes: Boxes) -> Any:
+    """Returns a planner that reads these boxes as the ranks of a mesh would."""
+    from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+    class BoxPlanner(dcp.DefaultLoadPlanner):
+        def create_local_plan(self) -> Any:
+            items = []
+            for key, box in boxes.items():
+                begins = torch.Size(begin for begin, _ in box)
+                sizes = torch.Size(end - begin for begin, end in box)
+                chunk = md.ChunkStorageMetadata(begins, sizes)
+                stored = self.metadata.state_dict_metadata[key]
+                items += create_read_items_for_chunk_list(key, stored, [chunk])
+            return dcp.planner.LoadPlan(items)
+
+        def lookup_tensor(self, index: Any) -> Any:
+            return self.state_dict[index.fqn]
+
+    return BoxPlanner()
+
+
+class Dcp(Library):
+    name = "dcp"
+    modules = ("torch.distributed.checkpoint",)
+    cannot = {"begin_save_stating": EVERYTHING_STAGED, "stall_1": EVERYTHING_STAGED}
+    remark = (
+        f"FileSystemWriter(thread_count={THREADS}, sync_files=True), then fsync of the directory, "
+        "which it omits; FileSystemReader, which has no threads in this version; async_save with a "
+        "DefaultStager that is kept (cached staging memory; pinning it needs CUDA)"
+    )
+    _stager: Any = None
+
+    def writer(self, step: int) -> Any:
+        return self.lib.FileSystemWriter(self.path(step), thread_count=THREADS, sync_files=True)
+
+    def reader(self, step: int) -> Any:
+        return self.lib.FileSystemReader(self.path(step))
+
+    def save(self, step: int, state: Tensors) -> None:
+        self.lib.save(state, storage_writer=self.writer(step), no_dist=True)
+
+    replace = save
+
+    def load_into(self, step: int, targets: Tensors, planner: Any = None) -> Tensors:
+        self.lib.load(targets, storage_reader=self.reader(step), planner=planner, no_dist=True)
+        return targets
+
+    def load(self, step: int, like: Tensors) -> Tensors:
+        return self.load_into(step, empty_like(like))
+
+    def load_keys(self, step: int, like: Tensors, keys: list[str]) -> Tensors:
+        return self.load(step, {key: like[key] for key in keys})
+
+    def load_boxes(self, step: int, like: Tensors, boxes: Boxes) -> Tensors:
+        return self.load_into(step, empty_boxes(like, boxes), _box_planner(boxes))
+
+    def begin_save(self, step: int, state: Tensors) -> Finish:
+            # Without a GPU, the stager has no threads: staging is complete when async_save returns.
+        # With one, it copies to page-locked memory in a thread, which is its fastest setting.
+        on_gpu = next(iter(state.values())).is_cuda
+        staging = importlib.import_module("torch.distributed.checkpoint.staging")
+        options = staging.StagingOptions(on_gpu, False, on_gpu, on_gpu)
+        self._stager = self._stager or staging.DefaultStager(options)
+        saving = self.lib.async_save(
+            state, storage_writer=self.writer(step), async_stager=self._stager, no_dist=True
+        )
+        if not on_gpu:
+            return saving.result
+        saving.staging_completion.result()
+        return saving.upload_completion.result
+
+    def latest(self) -> int | None:
+        found = [int(path.parent.name[5:]) for path in self.folder.glob("step-*/.metadata")]
+        return max(found, default=None)
+
+
+class Torch(Library):
+    name = "torch"
+    modules = ("torch",)
+    cannot = dict.fromkeys(("load_keys", "load_boxes"), "reads the complete file: see a full load")
+    remark = "torch.save, then fsync of the file and of its directory; torch.load into memory"
+    is_mapped: ClassVar[bool] = False
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step:06}.pt"
+
+    def save(self, step: int, state: Tensors) -> None:
+        torch.save(state, self.path(step))
+
+    def load(self, step: int, like: Tensors) -> Tensors:
+        return torch.load(self.path(step), mmap=self.is_mapped, weights_only=True)
+
+
+class TorchMapped(Torch):
+    name = "torch mmap"
+    reads = "torch"
+    is_mapped = True
+    cannot = {"save": "differs from torch only in reading", "import": "is torch"}
+    remark = "torch.load(mmap=True); boxes are taken from the mapped tensors"
+    save = None  # type: ignore[assignment]
+
+    def load_keys(self, step: int, like: Tensors, keys: list[str]) -> Tensors:
+        mapped = self.load(step, like)
+        return {key: mapped[key] for key in keys}
+
+    def load_boxes(self, step: int, like: Tensors, boxes: Boxes) -> Tensors:
+        return cut(self.load(step, like), boxes)
+
+
+class Safetensors(Library):
+    name = "safetensors"
+    modules = ("safetensors.torch",)
+    packages = ("safetensors",)
+    remark = "save_file, then fsync of the file and of its directory; no digests"
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step:06}.safetensors"
+
+    def save(self, step: int, state: Tensors) -> None:
+        self.lib.save_file(state, str(self.path(step)))
+
+    replace = save
+
+    def load(self, step: int, like: Tensors) -> Tensors:
+        return self.lib.load_file(str(self.path(step)))
+
+    def _opened(self, step: int) -> Any:
+        from safetensors import safe_open
+
+        return safe_open(str(self.path(step)), framework="pt").__enter__()
+
+    def load_keys(self, step: int, like: Tensors, keys: list[str]) -> Tensors:
+        file = self._opened(step)
+        return {key: file.get_tensor(key) for key in keys}
+
+    def load_boxes(self, step: int, like: Tensors, boxes: Boxes) -> Tensors:
+        file = self._opened(step)
+        return {key: file.get_slice(key)[index_of(box)] for key, box in boxes.items()}
+
+    def latest(self) -> int | None:
+        return max((int(path.stem[5:]) for path in self.folder.glob("*.safetensors")), default=None)
+
+    @classmethod
+    def is_record(cls, path: Path) -> int:
+        with open(path, "rb") as file:
+            return 8 + int.from_bytes(file.read(8), "little")

@@ -1,1 +1,0 @@
-"""The parts of bench/compare.py."""

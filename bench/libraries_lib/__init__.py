@@ -1,1 +1,0 @@
-"""Compares how checkpoint libraries behave; see bench/libraries.py."""

@@ -1,0 +1,49 @@
+"""bench/scaling.py and bench/buckets.py with their smallest sizes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import scaling
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(program, *words):
+    done = subprocess.run(
+        [sys.executable, ROOT / "bench" / program, *words],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_growth_is_measured_by_steps(tmp_path):
+    run("scaling.py", "--dir", tmp_path / "dir", "--out", tmp_path, "--parts", "steps",
+        "--largest", "10")  # fmt: skip
+    points = json.loads((tmp_path / "scaling.json").read_text())["points"]["steps"]
+    assert [point["size"] for point in points] == [1, 10]
+    assert points[1]["figures"]["save of a small step"]["metadata"] > 0
+    assert "| processor time | 1 | 10 | exponent |" in (tmp_path / "scaling.md").read_text()
+    assert list((tmp_path / "dir").iterdir()) == []
+
+
+def test_exponents_are_slopes_in_logarithms():
+    points = [(1, 5.0), (10, 2.0), (100, 20.0), (1000, 200.0)]
+    assert scaling.exponent(points, noise=1) == pytest.approx(1)
+    assert scaling.exponent([(10, 0.001), (100, 0.01)], noise=0.02) is None
+
+
+@pytest.mark.timeout(400)
+def test_cairn_is_measured_in_a_bucket(tmp_path):
+    if not (ROOT / ".venv" / "bin" / "weed").exists():
+        pytest.skip("weed is not installed")
+    run("buckets.py", "--dir", tmp_path / "dir", "--out", tmp_path, "--only", "cairn",
+        "--bytes", str(21 << 20), "--rounds", "1")  # fmt: skip
+    runs = json.loads((tmp_path / "buckets.json").read_text())["runs"]
+    assert [(name, work) for name, work, _ in runs] == [
+        ("cairn", "save"), ("cairn", "load_into"), ("cairn", "load_keys"),
+    ]  # fmt: skip
+    assert "| cairn |" in (tmp_path / "buckets.md").read_text()
