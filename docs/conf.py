@@ -17,7 +17,7 @@ html_title = "Cairn"
 html_theme = "furo"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docstrings", "headers",
               "links"]
-exclude_patterns = ["site", "performance/flames"]
+exclude_patterns = ["site"]
 nitpicky = False
 default_role = "code"
 highlight_language = "text"
