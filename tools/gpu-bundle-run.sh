@@ -62,7 +62,8 @@ for part in copies digest disk pages stall; do
 done
 if reason=$("$python" -c 'import torch, cairn' 2>&1); then
   Run python "$python" "$here/tests/run.py"
-  Run compare "$python" "$here/bench/compare_gpu.py" --dir "$dir" --bytes "$bytes"
+  Run compare "$python" "$here/bench/compare.py" --device cuda --only-states transformer \
+    --repeat "$repeat" --dir "$dir" --out "$out/compare"
 else
   echo "python: skipped: ${reason##*$'\n'}"
 fi

@@ -37,7 +37,7 @@ if [[ -f ${extensions[0]} ]]; then
   strip "$bundle"/python/cairn/_cairn.*.so
   cp -r tests/python/gpu "$bundle/tests"
 fi
-cp bench/compare_gpu.py "$bundle/bench/"
+cp -r bench/compare.py bench/common "$bundle/bench/"
 cp tools/gpu-bundle-run.sh "$bundle/run.sh"
 git describe --always --dirty >"$bundle/VERSION" 2>/dev/null || echo unknown >"$bundle/VERSION"
 
