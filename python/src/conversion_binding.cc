@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/checkpoint_store.h"
+#include "core/convert/converted_state.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 #include "python/src/gil.h"
@@ -28,6 +29,23 @@ StepContents Convert(const StepContents& contents, nb::str rules, std::optional<
     return core::Conversion::Make(contents.all(), list, parsed, selected);
   }();
   return StepContents(std::make_shared<const core::Conversion>(Unwrap(std::move(made))));
+}
+
+Batch ConvertBatch(const Batch& batch, nb::str rules, std::optional<uint8_t> dtype) {
+  core::KeyCasts casts;
+  if (dtype) casts.floats = static_cast<core::DType>(*dtype);
+  const std::string json = FromPyText(rules);
+  core::ConvertedState made = Unwrap([&]() -> Result<core::ConvertedState> {
+    const GilRelease no_gil;
+    CAIRN_TRY_ASSIGN(const core::ConversionRules list, core::ConversionRules::Parse(json));
+    return core::ConvertedState::Make(batch.state, list, casts);
+  }());
+  using Scratch = std::shared_ptr<void>;
+  Batch converted{.state = std::move(made.state), .owners = batch.owners, .borrowed = {}};
+  converted.owners.push_back(
+      nb::capsule(new Scratch(std::move(made.scratch)),
+                  [](void* scratch) noexcept { delete static_cast<Scratch*>(scratch); }));
+  return converted;
 }
 
 Result<core::LoadReport> LoadConverted(core::CheckpointStore& store,

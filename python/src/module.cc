@@ -165,6 +165,8 @@ void BindLoading(nb::module_& m) {
       .def_prop_ro("requests", &LoadPlan::requests);
   m.def("convert", &Convert, nb::arg("contents"), nb::arg("rules"), nb::arg("dtype").none(),
         nb::arg("casts"), nb::arg("patterns"));
+  m.def("convert_batch", &ConvertBatch, nb::arg("batch"), nb::arg("rules"),
+        nb::arg("dtype").none());
   m.def("request_new_tensors", &RequestNewTensors, nb::arg("contents"), nb::arg("requests"));
   m.def("shard_of", &ShardOf, nb::arg("shape"), nb::arg("mesh_sizes"), nb::arg("placements"),
         nb::arg("rank"));

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +26,7 @@ settings.load_profile("cairn")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault("CAIRN_PYTHON", sys.executable)  # which kv-admin starts for files of torch
     # torch emits these at the first tensor of such a dtype, and the tests create one of each.
     config.addinivalue_line("filterwarnings", "ignore:ComplexHalf support is experimental")
     config.addinivalue_line("filterwarnings", "ignore:torch.quantize_per_tensor")

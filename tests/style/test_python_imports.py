@@ -48,6 +48,7 @@ MAY_IMPORT = {
     "_merge": {*_BASE, "_merge"},
     "_copy": {*_BASE, "store"},
     "_open": {*_BASE, "store"},
+    "_interop": {*_BASE, "_ranks", "_tensors", "_save", "_load", "convert", "_interop"},
     "": {"errors", "reports", "store", "_copy", "_mirror", "_open"},  # cairn/__init__.py
 }
 PACKAGE_OF_MODULE = {"errors": "_base", "reports": "_base"}

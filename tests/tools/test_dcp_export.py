@@ -16,7 +16,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
 import cairn
-from tool_programs import BIN_DIR
+from tool_programs import BIN_DIR, peak_memory
+from torch_states import admin, program  # noqa: F401 - fixtures
 from torch_states import bits, every_dtype, plain_values, raw_bytes, run_python, same
 
 
@@ -230,7 +231,7 @@ def test_four_ranks_load_their_shards(admin, tmp_path):
     whole = {"a": torch.randn(7, 5), "b": torch.randn(9, 4), "c": torch.randn(3, 11)}
     torch.save(whole, tmp_path / "whole.pt")
     into_store(tmp_path / "s", {"m": whole, "step": 3})
-    export(admin, tmp_path / "s", tmp_path / "o.dcp", "--shard-size", "200B")
+    export(admin, tmp_path / "s", tmp_path / "o.dcp", "--shard-size", 200)
     run_python(RANKS, tmp_path / "o.dcp", tmp_path / "whole.pt")
 
 
@@ -269,7 +270,7 @@ def test_several_files_of_a_bounded_size(admin, tmp_path):
     state = {f"w{i}": torch.full((256,), float(i)) for i in range(10)}
     state.update(big=torch.arange(5000.0), n=3)
     into_store(tmp_path / "s", state)
-    finished = export(admin, tmp_path / "s", tmp_path / "o.dcp", "--shard-size", "4KiB")
+    finished = export(admin, tmp_path / "s", tmp_path / "o.dcp", "--shard-size", 4096)
     assert same(load(tmp_path / "o.dcp"), state)
     files = sorted((tmp_path / "o.dcp").glob("*.distcp"))
     assert [path.name for path in files] == [f"__0_{n}.distcp" for n in range(4)]
@@ -309,30 +310,31 @@ def test_tensors_in_a_tuple_share_their_storage_again(admin, tmp_path):
     assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
 
 
-def test_patterns_choose(admin, tmp_path):
+def test_patterns_choose(program, tmp_path):
     state = nested()
     into_store(tmp_path / "s", state)
-    export(admin, tmp_path / "s", tmp_path / "o.dcp", "model", "layers", "!model.row", "!layers.0")
+    words = ("model", "layers", "!model.row", "!layers.0")
+    export(program, tmp_path / "s", tmp_path / "o.dcp", *words)
     # A list that lost elements becomes a dict by index in a step, and by string keys in DCP.
     layers = {"1": state["layers"][1], "2": state["layers"][2]}
     model = {key: value for key, value in state["model"].items() if key != "row"}
     assert same(load(tmp_path / "o.dcp"), {"model": model, "layers": layers})
-    finished = admin("export", tmp_path / "s", tmp_path / "none.dcp", "absent")
+    finished = program("export", tmp_path / "s", tmp_path / "none.dcp", "absent")
     assert finished.status == 2 and "no tensor matches" in finished.err
     assert not (tmp_path / "none.dcp").exists()
 
 
-def test_the_format_is_chosen_by_name_or_option(admin, tmp_path):
+def test_the_format_is_chosen_by_name_or_option(program, tmp_path):
     into_store(tmp_path / "s", {"a": torch.ones(2)})
-    export(admin, tmp_path / "s", tmp_path / "deep" / "step-1", "--format", "dcp")
+    export(program, tmp_path / "s", tmp_path / "deep" / "step-1", "--format", "dcp")
     assert same(load(tmp_path / "deep" / "step-1"), {"a": torch.ones(2)})
-    export(admin, tmp_path / "s", f"{tmp_path}/slash.dcp/")
+    export(program, tmp_path / "s", f"{tmp_path}/slash.dcp/")
     assert same(load(tmp_path / "slash.dcp"), {"a": torch.ones(2)})
-    export(admin, tmp_path / "s", tmp_path / "file.dcp", "--format", "torch")
+    export(program, tmp_path / "s", tmp_path / "file.dcp", "--format", "torch")
     assert same(torch.load(tmp_path / "file.dcp", weights_only=True), {"a": torch.ones(2)})
-    export(admin, tmp_path / "s", tmp_path / "flat.dcp", "--format", "safetensors")
+    export(program, tmp_path / "s", tmp_path / "flat.dcp", "--format", "safetensors")
     assert listed(tmp_path / "flat.dcp") == ["model.safetensors"]
-    finished = admin("export", tmp_path / "s", tmp_path / "x", "--format", "zarr")
+    finished = program("export", tmp_path / "s", tmp_path / "x", "--format", "zarr")
     assert finished.status == 2 and "zarr" in finished.err and not (tmp_path / "x").exists()
 
 
@@ -344,17 +346,17 @@ def test_the_same_step_gives_the_same_bytes(admin, tmp_path):
         assert (tmp_path / "a.dcp" / name).read_bytes() == (tmp_path / "b.dcp" / name).read_bytes()
 
 
-def test_a_directory_that_holds_something_is_refused(admin, tmp_path):
+def test_a_directory_that_holds_something_is_refused(program, tmp_path):
     into_store(tmp_path / "s", {"a": torch.ones(2)})
     (tmp_path / "o.dcp").mkdir()
-    export(admin, tmp_path / "s", tmp_path / "o.dcp")  # an empty directory is accepted
+    export(program, tmp_path / "s", tmp_path / "o.dcp")  # an empty directory is accepted
     before = {name: (tmp_path / "o.dcp" / name).read_bytes() for name in listed(tmp_path / "o.dcp")}
-    finished = admin("export", tmp_path / "s", tmp_path / "o.dcp")
+    finished = program("export", tmp_path / "s", tmp_path / "o.dcp")
     assert finished.status == 2 and "--overwrite" in finished.err
     assert before == {name: (tmp_path / "o.dcp" / name).read_bytes() for name in before}
 
     (tmp_path / "file.dcp").write_bytes(b"")
-    finished = admin("export", tmp_path / "s", tmp_path / "file.dcp", "--overwrite")
+    finished = program("export", tmp_path / "s", tmp_path / "file.dcp", "--overwrite")
     assert finished.status == 2 and "file.dcp" in finished.err
 
 
@@ -408,12 +410,12 @@ def test_an_export_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(admin
         "--shard-size",
         "4MB",
     ]
-    for round_number in range(10):
+    for round_number in range(0, 10, 2):  # each starts Python
         shutil.rmtree(target, ignore_errors=True)
         save(old, target)
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
         # It is killed as soon as it has created that many files.
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while process.poll() is None and len(listed(target)) < 2 + round_number:
             assert time.monotonic() < deadline
         process.kill()
@@ -433,17 +435,11 @@ def test_an_export_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(admin
     }
 
 
-def test_more_bytes_than_memory(admin, tmp_path):
-    state = {f"w{i}": torch.full((8 << 20,), i, dtype=torch.int32) for i in range(8)}
+def test_more_bytes_than_memory(tmp_path):
+    state = {f"w{i}": torch.full((8 << 20,), i, dtype=torch.int32) for i in range(10)}
     into_store(tmp_path / "s", state)
-
-    def less_memory_than_the_step_has():
-        resource.setrlimit(resource.RLIMIT_DATA, (192 << 20, 192 << 20))
-        resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20))  # the stack size of threads
-
     target = tmp_path / "o.dcp"
-    finished = admin("export", tmp_path / "s", target, preexec_fn=less_memory_than_the_step_has)
-    assert finished.status == 0, finished.err
+    assert peak_memory("export", tmp_path / "s", target) < 300 << 20  # 320 MiB of tensors
     assert same(load(target), state)
     shutil.rmtree(tmp_path)  # pytest would keep it
 

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint import format_utils
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 
 import cairn
+from torch_states import admin, program  # noqa: F401 - fixtures
 from torch_states import bits, every_dtype, plain_values, raw_bytes, run_python, same
 
 
@@ -52,10 +53,10 @@ def nested():
     }
 
 
-def test_a_nested_state_comes_back_as_it_was(admin, tmp_path):
+def test_a_nested_state_comes_back_as_it_was(program, tmp_path):
     state = nested()
     save(state, tmp_path / "d")
-    finished = import_dcp(admin, tmp_path / "s", tmp_path / "d")
+    finished = import_dcp(program, tmp_path / "s", tmp_path / "d")
     assert "warning" not in finished.err
     assert same(read(tmp_path / "s"), state)
 
@@ -214,13 +215,13 @@ def test_a_chunk_that_torch_lost_is_missed(admin, rank_checkpoints, tmp_path):
     assert "__3_0.distcp" in finished.err
 
 
-def test_checkpoints_of_single_ranks_are_named_one_by_one(admin, rank_checkpoints, tmp_path):
+def test_checkpoints_of_single_ranks_are_named_one_by_one(program, rank_checkpoints, tmp_path):
     checkpoint = rank_checkpoints / "per rank"
-    finished = admin("import", tmp_path / "s", "--step", 1, checkpoint)
+    finished = program("import", tmp_path / "s", "--step", 1, checkpoint)
     assert finished.status == 2 and "use_collectives=False" in finished.err
     assert not (tmp_path / "s").exists()
     # The file of a rank lists only its own chunks, which do not cover the sharded tensors.
-    finished = admin("import", tmp_path / "s", "--step", 1, checkpoint / "__0.metadata")
+    finished = program("import", tmp_path / "s", "--step", 1, checkpoint / "__0.metadata")
     assert finished.status == 2 and "chunks hold" in finished.err
 
 

@@ -1,24 +1,31 @@
 """Runs the programs of build/bin (or $CAIRN_BIN_DIR) on stores in temporary directories."""
 
+import contextlib
+import io
 import json
 import os
 import pathlib
 import subprocess
+import sys
+import time
 
 import torch
 from safetensors.torch import save_file
 
+import cairn
+
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+os.environ.setdefault("CAIRN_PYTHON", sys.executable)  # for files of torch
 BIN_DIR = pathlib.Path(os.environ.get("CAIRN_BIN_DIR", REPOSITORY / "build" / "bin"))
 
 
 class Finished:
     """The result of a program: its exit status and what it printed."""
 
-    def __init__(self, process):
-        self.status = process.returncode
-        self.out = process.stdout.decode()
-        self.err = process.stderr.decode()
+    def __init__(self, status, out, err):
+        self.status = status
+        self.out = out
+        self.err = err
 
     def json(self):
         return json.loads(self.out)
@@ -27,14 +34,56 @@ class Finished:
 def run_program(name, *words, **options):
     """Runs one of our programs; termination by a signal or a hang is always a failure."""
     process = subprocess.run(
-        [BIN_DIR / name, *map(str, words)], capture_output=True, timeout=120, **options
+        [BIN_DIR / name, *map(str, words)], capture_output=True, timeout=280, **options
     )
-    finished = Finished(process)
+    finished = Finished(process.returncode, process.stdout.decode(), process.stderr.decode())
+    return checked(name, words, finished)
+
+
+def checked(name, words, finished):
+    """`finished`, if an error is one line."""
     assert finished.status in (0, 1, 2), (name, words, finished.status, finished.err)
     if finished.status == 2:
         assert finished.err.startswith(f"{name}: "), finished.err
         assert finished.err.count("\n") == 1 + finished.err.count(": warning: "), finished.err
     return finished
+
+
+def run_interop(verb, *words, **options):
+    """Imports and exports as kv-admin does it for files of torch, but in this process: importing
+    torch takes longer than most tests. Runs the program for anything else, and with `options`."""
+    words = list(map(str, words))
+    if options or verb not in ("import", "export"):
+        return run_program("kv-admin", verb, *words, **options)
+    from cairn._interop.main import main
+
+    if verb == "export":
+        store, _, step = words[0].partition("@")
+        with cairn.open(store) as opened:
+            step = step or opened.steps()[-1]
+        count = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
+        patterns = [f"--pattern={pattern}" for pattern in words[2:count]]
+        is_dcp = words[1].rstrip("/").endswith(".dcp")
+        form = [] if "--format" in words else ["--format", "dcp" if is_dcp else "torch"]
+        words = [store, words[1], "--step", str(step), *form, *patterns, *words[count:]]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main([verb, *words])
+    return checked("kv-admin", words, Finished(status, out.getvalue(), err.getvalue()))
+
+
+def peak_memory(*words):
+    """Runs kv-admin successfully. Returns the most memory that was not part of a file when it was
+    looked at, in bytes: pages of files can be dropped at any time."""
+    process = subprocess.Popen([BIN_DIR / "kv-admin", *map(str, words)], stdout=subprocess.DEVNULL)
+    status = pathlib.Path(f"/proc/{process.pid}/status")
+    peak = 0
+    while process.poll() is None:
+        lines = [line for line in status.read_text().splitlines() if line.startswith("RssAnon")]
+        peak = max([peak, *(int(line.split()[1]) << 10 for line in lines)])
+        time.sleep(0.01)
+    assert process.returncode == 0
+    return peak
 
 
 def small_model(scale=1.0):

@@ -6,9 +6,25 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
 import torch
 
+from tool_programs import run_interop, run_program
+
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def admin():
+    """kv-admin in this process."""
+    return run_interop
+
+
+@pytest.fixture
+def program():
+    """kv-admin in its own process, which starts Python."""
+    return lambda *words, **options: run_program("kv-admin", *words, **options)
+
 
 # The dtypes of torch; its sub-byte integers can be created only by a view.
 SIMPLE_DTYPES = [

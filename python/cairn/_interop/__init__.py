@@ -1,0 +1,1 @@
+"""The part of `kv-admin import` and `export` that reads and writes files of torch."""

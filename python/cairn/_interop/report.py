@@ -1,0 +1,96 @@
+"""What the programs print, in the words of kv-admin, and the options that both verbs have."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+
+from cairn._base.progress import Display
+from cairn._load.conversions import ConversionOptions, conversion_of
+from cairn.convert import load_rules
+
+_MAX_WARNINGS = 20
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+class Line:
+    """The line that shows the progress; a function for those who report it."""
+
+    def __init__(self, task: str) -> None:
+        self._display = Display(task)
+
+    def __call__(self, done: int, total: int) -> None:
+        self._display.update(done, total)
+
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._display.clear()
+
+
+def conversion(options: Namespace) -> ConversionOptions | None:
+    """The conversion that --rules, --rename and --dtype ask for. Raises Invalid."""
+    rules = list(load_rules(options.rules)) if options.rules else []
+    for rename in options.rename:
+        expression, _, text = rename.partition("=")
+        rules.append({"rename": expression, "to": text})
+    return conversion_of(rules, options.dtype or None) if rules or options.dtype else None
+
+
+def escape(text: str) -> str:
+    """The text without characters that disturb a terminal."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
+    )
+
+
+def say(text: str) -> None:
+    print(escape(text), flush=True)
+
+
+def complain(text: str) -> None:
+    """Prints an error or a warning. What cannot be printed is not an error."""
+    try:
+        print(f"kv-admin: {escape(text)}", file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        pass
+
+
+def warn(texts: list[str]) -> None:
+    for text in texts[:_MAX_WARNINGS]:
+        complain(f"warning: {text}")
+    if len(texts) > _MAX_WARNINGS:
+        complain(f"warning: and {len(texts) - _MAX_WARNINGS:,} more")
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def write_step(step: int, tensors: int, values: int, size: int, seconds: float) -> None:
+    """One line: what was moved, how much, and how fast."""
+    what = count(tensors, "tensor") + (f", {count(values, 'plain value')}" if values else "")
+    rate = f"{amount(int(size / seconds))}/s" if seconds > 0 else "-"
+    say(f"step {step}: {what}, {amount(size)}, in {_duration(seconds)} ({rate})")
+
+
+def amount(size: int) -> str:
+    value, unit = float(size), 0
+    while value >= 1023.5 and unit + 1 < len(_UNITS):
+        value, unit = value / 1024, unit + 1
+    return f"{size} B" if size < 1024 else _three_digits(value, _UNITS[unit])
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 0.9995e-3:
+        return _three_digits(seconds * 1e6, "us")
+    if seconds < 0.9995:
+        return _three_digits(seconds * 1e3, "ms")
+    if seconds < 119.5:
+        return _three_digits(seconds, "s")
+    return f"{round(seconds) // 60} min {round(seconds) % 60} s"
+
+
+def _three_digits(value: float, unit: str) -> str:
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
