@@ -46,6 +46,7 @@ if ((ceph)); then setup_options+=(--ceph); fi
 if ((integrations)); then setup_options+=(--integrations); fi
 tools/setup.sh "${setup_options[@]}"
 tools/build.sh release
+export CAIRN_PYTHON=$PWD/.venv/bin/python  # which kv-admin starts for files of torch
 
 ctest_options=(-j "$(nproc)" --progress)
 pytest_options=()

@@ -37,6 +37,7 @@ T Must(Result<T> result) {
 /// Concatenates the parts of an input.
 class Builder {
  public:
+  Builder() = default;
   explicit Builder(uint8_t selector) { Byte(selector); }
   Builder& Byte(uint8_t value) {
     text_.push_back(static_cast<char>(value));

@@ -15,9 +15,7 @@
 #include "core/checkpoint_store.h"
 #include "core/collectives/internal/shard_plan.h"
 #include "core/delta/internal/delta_encoder.h"
-#include "core/interop/dcp/dcp_export.h"
 #include "core/interop/safetensors/safetensors_export.h"
-#include "core/interop/torch/torch_export.h"
 #include "core/ranks/internal/rendezvous_record.h"
 #include "core/step/internal/compress.h"
 #include "kv/internal/parts/attempt_outcome.h"
@@ -190,8 +188,6 @@ std::shared_ptr<MemoryStorage> MakeStore(const fs::path& exports) {
       store->Save(2, second.state(), {.max_deltas = 4, .metrics = {{"loss", 0.5}, {"acc", 0.75}}}));
   Must(store->Save(3, second.state(), {.incremental = false, .compress = true}));
   const auto contents = Must(store->List(3));
-  Must(core::ExportTorch(*store, contents, exports / "state.pt"));
-  Must(core::ExportDcp(*store, contents, exports / "dcp"));
   Must(core::ExportSafetensors(*store, contents, exports / "state.safetensors"));
   Must(store->Close());
   return storage;
@@ -327,19 +323,12 @@ std::string ReadFile(const fs::path& path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-void AddArchives(Corpus& corpus, const fs::path& exports) {
-  const std::string archive = ReadFile(exports / "state.pt");
-  corpus.Add("archives", "torch", Builder(4).Add(archive));
-  corpus.Add("archives", "zip", Builder(0).Add(archive));
-  const size_t pickle = archive.find("\x80\x02");
-  corpus.Add("archives", "pickle",
-             Builder(1).Add(archive.substr(pickle, archive.find("PK", pickle) - pickle)));
-  corpus.Add("archives", "dcp", Builder(3).Add(ReadFile(exports / "dcp" / ".metadata")));
+void AddSafetensors(Corpus& corpus, const fs::path& exports) {
   const std::string file = ReadFile(exports / "state.safetensors");
   const auto header_bytes = schema::GetLittleEndian<uint64_t>(AsBytes(file), 0);
   const auto data_bytes = static_cast<uint32_t>(file.size() - 8 - header_bytes);
-  corpus.Add("archives", "safetensors",
-             Builder(2).Number(data_bytes).Add(file.substr(8, header_bytes)));
+  corpus.Add("safetensors", "safetensors",
+             Builder().Number(data_bytes).Add(file.substr(8, header_bytes)));
 }
 
 void AddTexts(Corpus& corpus) {
@@ -357,7 +346,7 @@ void MakeCorpus(const fs::path& folder) {
   AddStore(corpus, MakeStore(exports));
   AddMessages(corpus);
   AddDeltas(corpus);
-  AddArchives(corpus, exports);
+  AddSafetensors(corpus, exports);
   AddTexts(corpus);
   fs::remove_all(exports);
 }

@@ -56,6 +56,12 @@ std::vector<Argument> ConversionArguments(ConversionOptions& options) {
            .value_name = "DTYPE"}};
 }
 
+void AppendConversion(const ConversionOptions& options, std::vector<std::string>& words) {
+  for (const std::string& rename : options.rename) words.push_back("--rename=" + rename);
+  if (!options.rules_file.empty()) words.push_back("--rules=" + options.rules_file);
+  if (!options.dtype.empty()) words.push_back("--dtype=" + options.dtype);
+}
+
 Result<std::optional<ConversionRequest>> ParseConversion(const ConversionOptions& options) {
   if (options.rename.empty() && options.rules_file.empty() && options.dtype.empty()) {
     return std::nullopt;

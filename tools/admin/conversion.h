@@ -24,6 +24,9 @@ struct ConversionRequest {
 /// Returns the arguments --rename, --rules and --dtype, which set `options`.
 std::vector<Argument> ConversionArguments(ConversionOptions& options);
 
+/// Appends the options to the words of a command.
+void AppendConversion(const ConversionOptions& options, std::vector<std::string>& words);
+
 /// Returns what the options request; nothing if they request nothing. kInvalidArgument: a rename
 /// without "=", a malformed rule, or an unknown dtype. kNotFound, kUnavailable: the file cannot be
 /// read.

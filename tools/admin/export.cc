@@ -11,13 +11,12 @@
 
 #include "core/checkpoint_store.h"
 #include "core/convert/conversion.h"
-#include "core/interop/dcp/dcp_export.h"
 #include "core/interop/model_directory/model_export.h"
 #include "core/interop/safetensors/safetensors_export.h"
 #include "core/interop/safetensors/safetensors_update.h"
-#include "core/interop/torch/torch_export.h"
 #include "core/payload_reader.h"
 #include "core/state_dict/key_pattern.h"
+#include "tools/admin/torch_files.h"
 #include "tools/common/address.h"
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"
@@ -126,35 +125,19 @@ std::string ContentsText(uint64_t tensors, uint64_t values) {
   return what;
 }
 
-void WarnOfArrays(uint64_t arrays, std::string_view why) {
-  if (arrays == 0) return;
-  Warn("kv-admin", fmt::format("{} became torch tensors: {}", Plural(arrays, "numpy array"), why));
-}
-
-Result<void> ToTorch(const core::CheckpointStore& store, const core::Contents& contents,
-                     const std::string& target, const core::RequestLoader& load, Output& out) {
-  ProgressLine progress("exporting");
-  CAIRN_TRY_ASSIGN(const core::TorchExportReport report,
-                   core::ExportTorch(store, contents, target, progress.callback(), load));
-  progress.Clear();
-  PrintReport(contents.step.step, ContentsText(report.tensors, report.values), report.bytes,
-              report.seconds, {&target, 1}, out);
-  WarnOfArrays(report.arrays, "weights_only accepts no other arrays");
-  return {};
-}
-
-Result<void> ToDcp(const core::CheckpointStore& store, const core::Contents& contents,
-                   const ExportOptions& options, const core::RequestLoader& load, Output& out) {
-  ProgressLine progress("exporting");
-  const core::DcpExportOptions how{
-      .max_file_bytes = options.shard_bytes, .progress = progress.callback(), .load = load};
-  CAIRN_TRY_ASSIGN(const core::DcpExportReport report,
-                   core::ExportDcp(store, contents, options.target, how));
-  progress.Clear();
-  PrintReport(contents.step.step, ContentsText(report.tensors, report.values), report.bytes,
-              report.seconds, report.files, out);
-  WarnOfArrays(report.arrays, "torch.distributed.checkpoint stores no other arrays as items");
-  return {};
+/// Exports to files of torch, and returns only with an error.
+Result<void> ToTorch(uint64_t step, const ExportOptions& options) {
+  CAIRN_TRY_ASSIGN(const Address address, ParseAddress(options.address));
+  std::vector<std::string> words = {
+      "export",
+      AsWord(address.store),
+      AsWord(options.target),
+      fmt::format("--step={}", step),
+      fmt::format("--format={}", FormatOf(options) == Format::kDcp ? "dcp" : "torch"),
+      fmt::format("--shard-size={}", options.shard_bytes)};
+  for (const std::string& pattern : options.patterns) words.push_back("--pattern=" + pattern);
+  AppendConversion(options.conversion, words);
+  return BecomePython(words);
 }
 
 Result<void> ToSafetensors(const core::CheckpointStore& store, const core::Contents& contents,
@@ -241,9 +224,8 @@ Result<void> ToFormat(const core::CheckpointStore& store, const core::Contents& 
   }
   switch (format) {
     case Format::kTorch:
-      return ToTorch(store, contents, options.target, load, out);
     case Format::kDcp:
-      return ToDcp(store, contents, options, load, out);
+      return ToTorch(contents.step.step, options);
     case Format::kModel:
       return ToModel(store, contents, options, load, out);
     default:

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <set>
@@ -15,12 +14,10 @@
 #include "core/check_save.h"
 #include "core/checkpoint_store.h"
 #include "core/convert/converted_state.h"
-#include "core/interop/dcp/dcp_checkpoint.h"
 #include "core/interop/model_directory/model_directory.h"
 #include "core/interop/safetensors/safetensors_file.h"
-#include "core/interop/torch/imported_state.h"
-#include "core/interop/torch/torch_file.h"
 #include "tools/admin/import_sources.h"
+#include "tools/admin/torch_files.h"
 #include "tools/common/address.h"
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"
@@ -31,68 +28,40 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Returns whether the first bytes are those of a file of torch.save, of any version.
-bool LooksLikeTorchFile(const std::string& path) {
-  std::error_code ignored;  // reading a pipe would wait for its writer
-  if (!fs::is_regular_file(path, ignored)) return false;
-  std::ifstream file(path, std::ios::binary);
-  std::string begin(4, '\0');
-  file.read(begin.data(), static_cast<std::streamsize>(begin.size()));
-  // A zip archive, or before torch 1.6 a pickle. Read as the length of a safetensors header, the
-  // first bytes of the pickle would exceed the limit of that format.
-  return begin == "PK\x03\x04" || begin == "\x80\x02\x8a\n";
-}
-
-/// What was read. `state` has views of the memory of `model`, `imported` and `safetensors`.
+/// What was read. `state` has views of the memory of `model` and `safetensors`.
 struct Input {
   core::ModelDirectory model;
-  std::vector<core::ImportedState> imported;
   std::vector<core::SafetensorsFile> safetensors;
   core::StateDict state;
   std::shared_ptr<void> scratch;  // of converted tensors; shared with nobody
   std::set<std::string> metadata_left_out;
 };
 
-Result<core::StateDict> ReadSafetensors(const std::string& path, Input& input) {
-  CAIRN_TRY_ASSIGN(core::SafetensorsFile file, core::SafetensorsFile::Open(path));
-  for (const auto& [name, value] : file.metadata()) {
-    if (name != "format") input.metadata_left_out.insert(name);  // "pt" in nearly every file
+Result<void> ReadFile(const std::string& path, Input& input) {
+  auto file = core::SafetensorsFile::Open(path);
+  if (file) {
+    for (const auto& [name, value] : file->metadata()) {
+      if (name != "format") input.metadata_left_out.insert(name);  // "pt" in nearly every file
+    }
+    input.safetensors.push_back(*std::move(file));
+    return {};
   }
-  input.safetensors.push_back(std::move(file));
-  return core::SafetensorsState({&input.safetensors.back(), 1});
-}
-
-Result<core::StateDict> ReadFile(const std::string& path, const core::ImportOptions& how,
-                                 Input& input) {
-  const bool is_dcp = core::LooksLikeDcpCheckpoint(path);
   std::error_code ignored;
-  if (!is_dcp && !LooksLikeTorchFile(path)) {
-    auto read = ReadSafetensors(path, input);
-    const bool is_unknown = !read && read.error().code == ErrorCode::kDataLoss &&
-                            !path.ends_with(".safetensors") && fs::is_regular_file(path, ignored);
-    if (!is_unknown) return read;
-    return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                      .message = "the file is neither a safetensors file nor one of torch.save, "
-                                 "which are the files that can be imported",
-                      .file = path});
+  if (file.error().code != ErrorCode::kDataLoss || path.ends_with(".safetensors") ||
+      !fs::is_regular_file(path, ignored)) {
+    return Fail(std::move(file).error());
   }
-  auto imported = is_dcp ? core::ReadDcpCheckpoint(path, how) : core::ReadTorchFile(path, how);
-  if (!imported) {
-    Error error = std::move(imported).error();
-    const bool can_skip = error.code == ErrorCode::kUnimplemented && !error.key.empty();
-    if (can_skip) error.message += "; --skip-unknown leaves it out";
-    return Fail(std::move(error));
-  }
-  core::StateDict state = std::move(imported->state);
-  input.imported.push_back(*std::move(imported));
-  return state;
+  return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                    .message = "the file is neither a safetensors file nor one of torch.save, "
+                               "which are the files that can be imported",
+                    .file = path});
 }
 
-Result<void> CheckPromised(const ImportSources& sources, const core::StateDict& state) {
-  if (sources.promised.empty()) return {};
+Result<void> CheckPromised(const ImportSources& sources, const Input& input) {
   std::map<std::string, std::string> missing = sources.promised;
-  CAIRN_TRY_ASSIGN(const std::vector<core::Leaf> leaves, core::FlattenTree(state.tree));
-  for (const core::Leaf& leaf : leaves) missing.erase(leaf.fqn);
+  for (const core::SafetensorsFile& file : input.safetensors) {
+    for (const core::SafetensorsTensor& tensor : file.tensors()) missing.erase(tensor.name);
+  }
   if (missing.empty()) return {};
   const auto& [tensor, index] = *missing.begin();
   return Fail(Error{.code = ErrorCode::kDataLoss,
@@ -130,22 +99,12 @@ Result<Input> ReadModel(const ImportOptions& options) {
   return input;
 }
 
-Result<Input> ReadInput(const ImportOptions& options, const core::Progress& progress) {
+Result<Input> ReadInput(const ImportOptions& options, const ImportSources& sources) {
   if (options.format == "hf") return ReadModel(options);
-  CAIRN_TRY_ASSIGN(const ImportSources sources, FindImportSources(options.files));
-  const core::ImportOptions how{.skip_unknown = options.skip_unknown, .progress = progress};
   Input input;
-  std::vector<core::StateDict> states;
-  for (const std::string& path : sources.files) {
-    CAIRN_TRY_ASSIGN(core::StateDict state, ReadFile(path, how, input));
-    states.push_back(std::move(state));
-  }
-  CAIRN_TRY_ASSIGN(input.state, core::JoinStates(std::move(states), {}));
-  CAIRN_TRY(CheckPromised(sources, input.state));
-  if (options.prefix.empty()) return input;
-  std::vector<core::StateDict> joined;
-  joined.push_back(std::move(input.state));
-  CAIRN_TRY_ASSIGN(input.state, core::JoinStates(std::move(joined), options.prefix));
+  for (const std::string& path : sources.files) CAIRN_TRY(ReadFile(path, input));
+  CAIRN_TRY(CheckPromised(sources, input));
+  input.state = core::SafetensorsState(input.safetensors, options.prefix);
   return input;
 }
 
@@ -158,30 +117,13 @@ void WarnEach(const std::vector<std::string>& texts) {
   }
 }
 
-/// Prints a warning for everything that was left out or not checked.
+/// Prints a warning for everything that was left out.
 void WarnLeftOut(const Input& input) {
   std::vector<std::string> left_out;
-  std::vector<std::string> unchecked;
   for (const std::string& file : input.model.left_out) {
     left_out.push_back(fmt::format("left out: {}", EscapeText(file)));
   }
-  size_t tensors = 0;
-  for (const core::ImportedState& imported : input.imported) {
-    for (const auto& [key, what] : imported.left_out) {
-      left_out.push_back(fmt::format("'{}' was left out: {}", EscapeText(key), EscapeText(what)));
-    }
-    for (const std::string& file : imported.unchecked) {
-      unchecked.push_back(
-          fmt::format("'{}' has no checksums: its bytes were not checked", EscapeText(file)));
-    }
-    for (const auto& attribute : imported.attributes) tensors += attribute.what == "tensor" ? 1 : 0;
-  }
   WarnEach(left_out);
-  WarnEach(unchecked);
-  if (tensors > 0) {
-    Warn("kv-admin",
-         fmt::format("Python attributes of {} were left out", Plural(tensors, "tensor")));
-  }
   for (const std::string& name : input.metadata_left_out) {
     Warn("kv-admin", fmt::format("the metadata entry '{}' was left out", EscapeText(name)));
   }
@@ -208,6 +150,31 @@ Result<void> CheckStepExists(const std::string& address, uint64_t step) {
   return {};
 }
 
+bool IsOfTorch(const std::string& path) {
+  return LooksLikeDcpCheckpoint(path) || LooksLikeTorchFile(path);
+}
+
+/// Returns only with an error.
+Result<void> ImportByPython(const ImportOptions& options, const ImportSources& sources) {
+  if (!std::ranges::all_of(sources.files, IsOfTorch)) {
+    return Fail(ErrorCode::kInvalidArgument,
+                "one import takes either files of torch or safetensors files; import them as two "
+                "steps, or convert one of them");
+  }
+  CAIRN_TRY(ParseConversion(options.conversion));
+  std::vector<std::string> words = {"import", AsWord(options.store), "--step",
+                                    fmt::format("{}", options.step)};
+  if (!options.prefix.empty()) words.push_back("--prefix=" + options.prefix);
+  if (options.skip_unknown) words.emplace_back("--skip-unknown");
+  if (options.base_step) words.push_back(fmt::format("--base={}", *options.base_step));
+  for (const std::string& tag : options.tags) words.push_back("--tag=" + tag);
+  for (const std::string& index : sources.indexes) words.push_back("--index=" + index);
+  if (options.overwrite) words.emplace_back("--overwrite");
+  AppendConversion(options.conversion, words);
+  for (const std::string& file : sources.files) words.push_back(AsWord(file));
+  return BecomePython(words);
+}
+
 }  // namespace
 
 Result<void> AdminImport(const ImportOptions& options, Output& out) {
@@ -216,21 +183,19 @@ Result<void> AdminImport(const ImportOptions& options, Output& out) {
     return Fail(ErrorCode::kInvalidArgument,
                 fmt::format("write the step as --step {}, not after the store", *address.step));
   }
+  ImportSources sources;
+  if (options.format != "hf") {
+    CAIRN_TRY_ASSIGN(sources, FindImportSources(options.files));
+  }
+  if (std::ranges::any_of(sources.files, IsOfTorch)) return ImportByPython(options, sources);
   // What is refused must not create an empty store, so the input is read and checked first.
-  ProgressLine checking("checking");
-  CAIRN_TRY_ASSIGN(Input input, ReadInput(options, checking.callback()));
-  checking.Clear();
+  CAIRN_TRY_ASSIGN(Input input, ReadInput(options, sources));
   CAIRN_TRY(ConvertInput(options.conversion, input));
   ProgressLine progress("importing");
   const core::SaveOptions save{.overwrite = options.overwrite,
                                .base_step = options.base_step,
                                .tags = options.tags,
-                               .progress = [&](uint64_t done_bytes, uint64_t total_bytes) {
-                                 for (const auto& imported : input.imported) {
-                                   imported.ReleasePages();
-                                 }
-                                 return progress.Update(done_bytes, total_bytes);
-                               }};
+                               .progress = progress.callback()};
   CAIRN_TRY(core::CheckSave(input.state, save));
   if (options.base_step) CAIRN_TRY(CheckStepExists(address.store, *options.base_step));
   CAIRN_TRY_ASSIGN(const auto store,

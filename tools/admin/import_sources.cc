@@ -6,8 +6,8 @@
 #include <system_error>
 #include <utility>
 
-#include "core/interop/dcp/dcp_checkpoint.h"
 #include "core/interop/safetensors/shard_index.h"
+#include "tools/admin/torch_files.h"
 
 namespace cairn::tools {
 namespace {
@@ -22,6 +22,7 @@ class SourceList {
     const fs::path canonical = fs::weakly_canonical(path, error);
     if (seen_.insert(error ? path : canonical).second) sources_.files.push_back(path.string());
   }
+  void AddIndex(const std::string& path) { sources_.indexes.push_back(path); }
   void Promise(const std::string& tensor, const std::string& index) {
     sources_.promised[tensor] = index;
   }
@@ -34,6 +35,7 @@ class SourceList {
 
 Result<void> AddIndex(const std::string& path, SourceList& sources) {
   CAIRN_TRY_ASSIGN(const auto shards, core::ReadShardIndex(path));
+  sources.AddIndex(path);
   for (const auto& [tensor, shard] : shards) {
     sources.Promise(tensor, path);
     sources.Add(fs::path(path).parent_path() / shard);
@@ -47,7 +49,7 @@ Result<ImportSources> FindImportSources(const std::vector<std::string>& names) {
   SourceList sources;
   for (const std::string& name : names) {
     std::error_code ignored;  // the open reports what is wrong with a path
-    if (fs::is_directory(name, ignored) && !core::LooksLikeDcpCheckpoint(name)) {
+    if (fs::is_directory(name, ignored) && !LooksLikeDcpCheckpoint(name)) {
       return Fail(Error{.code = ErrorCode::kInvalidArgument,
                         .message =
                             "a directory without .metadata; name its *.safetensors or *.bin files "

@@ -13,6 +13,7 @@ namespace cairn::tools {
 
 struct ImportSources {
   std::vector<std::string> files;  // each file once, in the order in which it was first named
+  std::vector<std::string> indexes;
   std::map<std::string, std::string> promised;  // tensor -> index file that names it
 };
 

@@ -13,9 +13,9 @@
 #include <utility>
 #include <variant>
 
-#include "core/interop/archive/internal/durable_file.h"
 #include "core/interop/model_directory/internal/staged_folder.h"
 #include "core/interop/model_directory/model_layout.h"
+#include "core/interop/safetensors/internal/durable_file.h"
 #include "core/interop/safetensors/safetensors_export.h"
 #include "core/payload_reader.h"
 

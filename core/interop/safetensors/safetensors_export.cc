@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/internal/progress_meter.h"
-#include "core/interop/archive/internal/durable_file.h"
+#include "core/interop/safetensors/internal/durable_file.h"
 #include "core/interop/safetensors/safetensors_writer.h"
 #include "core/payload_reader.h"
 #include "core/step/repeats.h"

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "core/interop/archive/internal/mapped_file.h"
+#include "core/interop/safetensors/internal/mapped_file.h"
 #include "core/interop/safetensors/internal/safetensors_contents.h"
 
 namespace cairn::core {
@@ -18,9 +18,9 @@ Result<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   return file;
 }
 
-StateDict SafetensorsState(std::span<const SafetensorsFile> files) {
+StateDict SafetensorsState(std::span<const SafetensorsFile> files, std::string_view prefix) {
   StateDict state;
-  auto root = state.root();
+  auto root = prefix.empty() ? state.root() : state.root().Map(prefix);
   for (const SafetensorsFile& file : files) {
     for (const SafetensorsTensor& tensor : file.tensors()) {
       root.Tensor(tensor.name, {.dtype = tensor.dtype,

@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/interop/safetensors/safetensors_format.h"
@@ -38,8 +39,8 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-/// Returns the tensors of all files as one flat state dict with their names as keys. The files must
-/// outlive its use. A save refuses the state if two tensors have the same name.
-StateDict SafetensorsState(std::span<const SafetensorsFile> files);
+/// Returns the tensors of all files as one flat state dict with their names as keys, below the key
+/// `prefix` unless it is empty. The files must outlive its use. A save refuses the state if two tensors have the same name.
+StateDict SafetensorsState(std::span<const SafetensorsFile> files, std::string_view prefix = {});
 
 }  // namespace cairn::core

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "core/interop/archive/internal/durable_file.h"
+#include "core/interop/safetensors/internal/durable_file.h"
 #include "core/interop/safetensors/internal/safetensors_header.h"
 #include "schema/little_endian.h"
 

@@ -9,7 +9,7 @@
 #include <cstdio>
 #include <system_error>
 
-#include "core/interop/archive/internal/durable_file.h"
+#include "core/interop/safetensors/internal/durable_file.h"
 
 namespace cairn::core::internal {
 namespace {

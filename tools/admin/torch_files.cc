@@ -1,0 +1,85 @@
+#include "tools/admin/torch_files.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <system_error>
+
+namespace cairn::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The current directory, which Python would search for modules, may contain anything.
+constexpr const char* kCode = R"(
+import sys
+sys.path = [path for path in sys.path if path]
+try:
+    import torch
+    from cairn._interop.main import main
+except ImportError as error:
+    print(f"kv-admin: files of torch need torch and cairn in Python, and {sys.executable} cannot "
+          f"import them ({error}); install them, or name another Python in CAIRN_PYTHON",
+          file=sys.stderr)
+    sys.exit(2)
+sys.exit(main(sys.argv[1:]))
+)";
+
+bool IsFile(const fs::path& path) {
+  std::error_code ignored;  // a path that cannot be examined is not a file
+  return fs::is_regular_file(path, ignored);
+}
+
+std::string FindPython() {
+  // The environment decides as that of a shell does; nothing else changes it.
+  if (const char* const chosen = std::getenv("CAIRN_PYTHON"); chosen != nullptr && *chosen != 0) {
+    return chosen;  // NOLINT(concurrency-mt-unsafe)
+  }
+  std::error_code ignored;  // then the PATH decides
+  const fs::path program = fs::read_symlink("/proc/self/exe", ignored);
+  const fs::path near = program.parent_path() / "python3";
+  return !program.empty() && IsFile(near) ? near.string() : "python3";
+}
+
+}  // namespace
+
+bool LooksLikeTorchFile(const std::string& path) {
+  if (!IsFile(path)) return false;  // reading a pipe would wait for its writer
+  std::ifstream file(path, std::ios::binary);
+  std::string begin(4, '\0');
+  file.read(begin.data(), static_cast<std::streamsize>(begin.size()));
+  // A zip archive, or before torch 1.6 a pickle. Read as the length of a safetensors header, the
+  // first bytes of the pickle would exceed the limit of that format.
+  return begin == "PK\x03\x04" || begin == "\x80\x02\x8a\n";
+}
+
+bool LooksLikeDcpCheckpoint(const std::string& path) {
+  if (IsFile(path)) return path.ends_with(".metadata");
+  return IsFile(fs::path(path) / ".metadata") || IsFile(fs::path(path) / "__0.metadata");
+}
+
+Result<void> BecomePython(const std::vector<std::string>& words) {
+  std::string python = FindPython();
+  std::vector<std::string> arguments = {python, "-c", kCode};
+  arguments.insert(arguments.end(), words.begin(), words.end());
+  std::vector<char*> pointers;
+  for (std::string& argument : arguments) pointers.push_back(argument.data());
+  pointers.push_back(nullptr);
+  ::execvp(python.c_str(), pointers.data());
+  return Fail(Error{.code = ErrorCode::kUnavailable,
+                    .message = fmt::format("files of torch need Python, which cannot be started "
+                                           "({}); name the interpreter in CAIRN_PYTHON",
+                                           std::strerror(errno)),
+                    .file = python});
+}
+
+std::string AsWord(std::string_view path) {
+  return std::string(path.starts_with('-') ? "./" : "").append(path);
+}
+
+}  // namespace cairn::tools
