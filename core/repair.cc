@@ -13,10 +13,10 @@
 #include <utility>
 
 #include "core/step/internal/stored_chunk.h"
+#include "core/step/internal/stored_page_digests.h"
 #include "core/step/internal/tensor_records.h"
 #include "kv/digest.h"
 #include "kv/key.h"
-#include "kv/read_range.h"
 #include "kv/replace_chunks.h"
 #include "kv/snapshot.h"
 
@@ -35,29 +35,10 @@ struct Candidate {
   kv::StoredChunk copy;
 };
 
-/// Returns whether the segments contain as many bytes as the record of a chunk names, so that there
-/// may be memory for them. Makes no request for a chunk of at most 1 GiB.
-bool HasBytes(const kv::Snapshot& snapshot, const kv::Extents& payload) {
-  if (payload.length_bytes() <= kv::kMaxBytesWithDeltas) return true;
-  std::map<uint64_t, uint64_t> ends;      // by segment
-  std::vector<kv::ReadRange> last_bytes;  // of the extents
-  for (const kv::Extent& extent : payload) {
-    const uint64_t end = extent.offset_bytes + extent.length_bytes;
-    ends[extent.segment_id] = std::max(ends[extent.segment_id], end);
-    last_bytes.push_back(
-        {.segment_id = extent.segment_id, .offset_bytes = end - 1, .target = {}, .lent_bytes = 1});
-  }
-  const auto ignore = [](size_t, std::span<const std::byte>) -> Result<void> { return {}; };
-  if (!snapshot.Read(last_bytes, 1, ignore)) return false;
-  uint64_t total = 0;
-  for (const auto& [segment_id, end] : ends) total += end;
-  return payload.length_bytes() <= total;
-}
-
 /// Reads a chunk; nothing if its bytes are not those of its digest.
 std::optional<std::vector<std::byte>> ReadGood(const std::shared_ptr<const kv::Snapshot>& snapshot,
                                                const kv::StoredChunk& chunk) {
-  if (!HasBytes(*snapshot, chunk.entry.extents.payload)) return std::nullopt;
+  if (!internal::HasBytes(*snapshot, chunk.entry.extents.payload)) return std::nullopt;
   std::vector<std::byte> bytes(chunk.entry.extents.payload.length_bytes());
   if (!internal::ReadStoredChunk(snapshot, chunk.key, chunk.entry.extents, bytes)) {
     return std::nullopt;
@@ -177,14 +158,20 @@ class RepairRun {
       const auto found = wanted.find(KeyOf(entry.digest));
       if (found == wanted.end()) return;
       const kv::StoredChunk copy{std::string(key), std::move(entry)};
-      const Candidate& first = *found->second.front();
-      const uint64_t length_bytes = first.chunk.entry.extents.payload.length_bytes();
-      if (copy.entry.extents.payload.length_bytes() != length_bytes) return;
-      if (!ReadGood(snapshot, copy)) return;
-      for (Candidate* const candidate : found->second) {
+      // A forged record may have the digest of another chunk.
+      const auto is_alike = [&](const Candidate* candidate) {
+        return candidate->chunk.entry.extents.payload.length_bytes() ==
+               copy.entry.extents.payload.length_bytes();
+      };
+      std::vector<Candidate*>& candidates = found->second;
+      if (std::ranges::none_of(candidates, is_alike) || !ReadGood(snapshot, copy)) return;
+      for (Candidate* const candidate : candidates) {
+        if (!is_alike(candidate)) continue;
         candidate->source = snapshot;
         candidate->copy = copy;
       }
+      std::erase_if(candidates, is_alike);
+      if (!candidates.empty()) return;
       wanted.erase(found);
     });
     return {};

@@ -190,7 +190,7 @@ TEST_F(RepairTest, AForgedLengthOfAChunkIsDamage) {
   const Sources mirror = MakeMirror();
   CAIRN_ASSERT_OK_AND_ASSIGN(auto snapshot, store->kv().Latest());
   CAIRN_ASSERT_OK_AND_ASSIGN(const kv::StepInfo base, snapshot->FindStep(1));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, store->kv().Begin(9, {}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(auto writer, store->kv().Begin(9, {}));
   uint64_t segment_id = 0;
   for (const kv::Column column : {kv::Column::kTensors, kv::Column::kChunks}) {
     CAIRN_ASSERT_OK(snapshot->Scan(
@@ -216,6 +216,7 @@ TEST_F(RepairTest, AForgedLengthOfAChunkIsDamage) {
   CAIRN_ASSERT_OK(writer->SetStructure(*structure));
   CAIRN_ASSERT_OK(writer->Commit({.base_step = 1, .tensor_count = base.tensor_count}));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto segment, snapshot->FindSegment(segment_id));
+  writer.reset();  // it keeps the store open
   Flip(directory / ("store/segments/" + segment.name), 4096);
   CAIRN_ASSERT_OK_AND_ASSIGN(const RepairReport report, Repair(*store, mirror));
   EXPECT_GT(report.repaired_chunks, 0u);

@@ -31,6 +31,14 @@ class Scrubber {
 
   Result<void> Add(const ScrubItem& item) {
     const uint64_t length = item.chunk.length_bytes();
+    if (!HasBytes(*view_.snapshot, item.chunk.extents)) {
+      Report(
+          item,
+          fmt::format("chunk {} cannot be read: its record names bytes that the segment may lack",
+                      FormatNumbers(item.chunk.box.offsets)),
+          item.chunk.extents.front().offset_bytes);
+      return {};
+    }
     auto job = std::make_shared<Job>(Job{.item = &item});
     CAIRN_TRY(AddPageDigests(job));
     if (item.part == ScrubItem::Part::kPageDigests) return {};

@@ -1,6 +1,8 @@
 #include "core/step/internal/stored_page_digests.h"
 
+#include <algorithm>
 #include <bit>
+#include <map>
 
 #include "core/delta/internal/delta.h"
 #include "kv/read_range.h"
@@ -32,6 +34,23 @@ void AddPageDigestRanges(const ChunkInfo& chunk, std::vector<uint64_t>& page_dig
   ranges.push_back({.segment_id = last.segment_id,
                     .offset_bytes = last.offset_bytes + kDeltaPageDigestsOffset,
                     .target = std::as_writable_bytes(std::span(page_digests))});
+}
+
+bool HasBytes(const kv::Snapshot& snapshot, const kv::Extents& payload) {
+  if (payload.length_bytes() <= kv::kMaxBytesWithDeltas) return true;
+  std::map<uint64_t, uint64_t> ends;      // by segment
+  std::vector<kv::ReadRange> last_bytes;  // of the extents
+  for (const kv::Extent& extent : payload) {
+    const uint64_t end = extent.offset_bytes + extent.length_bytes;
+    ends[extent.segment_id] = std::max(ends[extent.segment_id], end);
+    last_bytes.push_back(
+        {.segment_id = extent.segment_id, .offset_bytes = end - 1, .target = {}, .lent_bytes = 1});
+  }
+  const auto ignore = [](size_t, std::span<const std::byte>) -> Result<void> { return {}; };
+  if (!snapshot.Read(last_bytes, 1, ignore)) return false;
+  uint64_t total = 0;
+  for (const auto& [segment_id, end] : ends) total += end;
+  return payload.length_bytes() <= total;
 }
 
 std::vector<std::vector<uint64_t>> ReadStoredPageDigests(const kv::Snapshot& snapshot,

@@ -23,6 +23,10 @@ void AddPageDigestRanges(const kv::Extents& extents, std::vector<uint64_t>& page
 void AddPageDigestRanges(const ChunkInfo& chunk, std::vector<uint64_t>& page_digests,
                          std::vector<kv::ReadRange>& ranges);
 
+/// Returns whether the segments contain as many bytes as the record of a chunk names, so that there
+/// may be memory for them. Makes no request for a chunk of at most 1 GiB.
+bool HasBytes(const kv::Snapshot& snapshot, const kv::Extents& payload);
+
 /// Returns the page digests of each chunk; empty for a chunk whose page digests cannot be read, or
 /// whose RootDigest is not the digest of the chunk. Cost: one batch of reads.
 std::vector<std::vector<uint64_t>> ReadStoredPageDigests(const kv::Snapshot& snapshot,
