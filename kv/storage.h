@@ -127,8 +127,8 @@ class Storage {
   /// Succeeds if there is no such object. The object may exist again after a power failure.
   virtual Result<void> Remove(std::string_view name) = 0;
   /// Removes what writes of crashed processes left and List does not return. Requires that nobody
-  /// writes objects of epochs before `end_epoch`. What belongs to an object of this epoch or a later
-  /// one remains, and so does what belongs to none of Cairn. The default has nothing to remove.
+  /// writes objects of epochs before `end_epoch`. What belongs to an object of this epoch or a
+  /// later one remains, and so does what belongs to none of Cairn. The default removes nothing.
   virtual Result<void> RemoveLeftovers([[maybe_unused]] uint32_t end_epoch) { return {}; }
 
   /// Returns null if objects are not files.

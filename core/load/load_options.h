@@ -70,7 +70,7 @@ struct ShardLoadOptions {
 };
 
 struct LoadReport {
-  uint64_t bytes_read = 0;    // from storage, including what is read to complete pages
+  uint64_t bytes_read = 0;  // from storage, including what is read to complete pages
   double seconds = 0;
 };
 

@@ -36,7 +36,7 @@ struct SaveOptions {
   std::vector<std::string> unchanged = {};
   /// The largest number of deltas of a chunk, at most kv::kMaxDeltas; 0 writes none. A delta
   /// contains only the elements that changed, where this is much less than the changed pages. The
-  /// pages of the base that changed are read for the comparison. Tensors in device memory have none.
+  /// pages of the base that changed are read for the comparison. Tensors on devices have none.
   uint32_t max_deltas = 0;
   /// Finds chunks with equal bytes under other keys, in this state and, for new keys, in the base
   /// step; compares them; and stores them once. All bytes are digested before they are written, and

@@ -22,9 +22,9 @@ namespace nb = nanobind;
 StepContents Convert(const StepContents& contents, nb::str rules, std::optional<uint8_t> dtype,
                      nb::dict casts, nb::list patterns);
 
-/// Returns a flattened state, whose tensors are in host memory and not sharded, after `rules` (JSON)
-/// and the cast of all floating-point tensors to `dtype`. It borrows the memory that `batch` borrows.
-/// Raises Invalid.
+/// Returns a flattened state, whose tensors are in host memory and not sharded, after `rules`
+/// (JSON) and the cast of all floating-point tensors to `dtype`. It borrows the memory that `batch`
+/// borrows. Raises Invalid.
 Batch ConvertBatch(const Batch& batch, nb::str rules, std::optional<uint8_t> dtype);
 
 /// Executes the requests of a conversion, on one rank. Threads: without the GIL.

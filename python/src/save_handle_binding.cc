@@ -12,8 +12,7 @@ namespace cairn::python {
 
 nb::tuple ToPyReport(const core::SaveReport& report) {
   return nb::make_tuple(report.step, report.logical_bytes, report.written_bytes,
-                        report.device_bytes, report.chunks,
-                        report.chunks_reused, report.seconds);
+                        report.device_bytes, report.chunks, report.chunks_reused, report.seconds);
 }
 
 void SaveHandleBinding::WaitStaged() const {

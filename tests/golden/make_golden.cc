@@ -1,6 +1,6 @@
 // Creates the golden stores of this build's format version: make_golden DIR creates DIR, DIR-pages
-// with chunks in several extents, and DIR-ranks with steps that three ranks wrote. Each is created once per format version; the result is added to git
-// and never created again.
+// with chunks in several extents, and DIR-ranks with steps that three ranks wrote. Each is created
+// once per format version; the result is added to git and never created again.
 
 #include <fmt/format.h>
 

@@ -26,7 +26,8 @@ settings.load_profile("cairn")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    os.environ.setdefault("CAIRN_PYTHON", sys.executable)  # which kv-admin starts for files of torch
+    # kv-admin starts it for files of torch.
+    os.environ.setdefault("CAIRN_PYTHON", sys.executable)
     # torch emits these at the first tensor of such a dtype, and the tests create one of each.
     config.addinivalue_line("filterwarnings", "ignore:ComplexHalf support is experimental")
     config.addinivalue_line("filterwarnings", "ignore:torch.quantize_per_tensor")

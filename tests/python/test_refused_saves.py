@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cairn
-from cairn._save.by_address import save_by_address
+from cairn._by_address import save_by_address
 
 REFUSED = {
     "object": ({"a": object()}, {}),

@@ -38,9 +38,10 @@ MAY_IMPORT = {
     "torch": {*_BASE, "_ranks", "_tensors", "_save", "_load", "_mirror", "store", "torch"},
     "dcp": {*_BASE, "_ranks", "_tensors", "_save", "_load", "_mirror", "torch", "dcp"},
     "convert": {*_BASE, "_tensors", "_load", "store", "convert"},
-    "hf": {*_BASE, "_tensors", "_load", "_save", "_open", "store", "torch", "convert", "hf"},
-    "jax": {*_BASE, "_ranks", "_tensors", "_load", "_save", "_open", "store", "jax"},
-    "trainers": {*_BASE, "_open", "store", "torch", "dcp", "hf", "trainers"},
+    "hf": {*_BASE, "_tensors", "_load", "_save", "_open", "_by_address", "store", "torch", "convert",
+           "hf"},
+    "jax": {*_BASE, "_ranks", "_tensors", "_load", "_save", "_open", "_by_address", "store", "jax"},
+    "trainers": {*_BASE, "_open", "_by_address", "store", "torch", "dcp", "hf", "trainers"},
     "metrics": {*_BASE, "metrics"},
     "_retention": {*_BASE, "_ranks", "_mirror", "_retention"},
     "_versions": {*_BASE, "_versions"},
@@ -48,6 +49,7 @@ MAY_IMPORT = {
     "_merge": {*_BASE, "_merge"},
     "_copy": {*_BASE, "store"},
     "_open": {*_BASE, "store"},
+    "_by_address": {*_BASE, "_ranks", "_mirror", "_save", "store"},
     "_interop": {*_BASE, "_ranks", "_tensors", "_save", "_load", "convert", "_interop"},
     "": {"errors", "reports", "store", "_copy", "_mirror", "_open"},  # cairn/__init__.py
 }

@@ -40,7 +40,8 @@ class SafetensorsFile {
 };
 
 /// Returns the tensors of all files as one flat state dict with their names as keys, below the key
-/// `prefix` unless it is empty. The files must outlive its use. A save refuses the state if two tensors have the same name.
+/// `prefix` unless it is empty. The files must outlive its use. A save refuses the state if two
+/// tensors have the same name.
 StateDict SafetensorsState(std::span<const SafetensorsFile> files, std::string_view prefix = {});
 
 }  // namespace cairn::core

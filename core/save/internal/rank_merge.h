@@ -32,8 +32,8 @@ struct MergedStep {
 /// Memory: the records of the distinct states, and 16 bytes per chunk and dimension. Threads: one.
 class RankMerge final : public kv::RankRecords {
  public:
-  /// Adds rank 0's own state and chunks, in one plan or in several without a common tensor. Requires
-  /// that this precedes the records of all other ranks. kInvalidArgument: a common tensor.
+  /// Adds rank 0's own state and chunks, in one plan or in several without a common tensor.
+  /// Requires that this precedes the records of all other ranks. kInvalidArgument: a common tensor.
   Result<void> AddOwn(const SavePlan& plan);
   /// Adds a shared record of another rank. kDataLoss: the record is damaged. Disagreements between
   /// ranks are reported by Finish, which can name their boxes.

@@ -27,8 +27,8 @@ using Builder = flatbuffers::FlatBufferBuilder;
 schema::ObjectId ToSchema(const ObjectId& id) { return {id.epoch, id.id}; }
 ObjectId FromSchema(const schema::ObjectId& id) { return {.epoch = id.epoch(), .id = id.id()}; }
 
-/// Returns at most kMaxNameBytes. Several tables of a record may refer to the same string or vector,
-/// so limits of their lengths bound the memory for a hostile record.
+/// Returns at most kMaxNameBytes. Several tables of a record may refer to the same string or
+/// vector, so limits of their lengths bound the memory for a hostile record.
 std::string Text(const flatbuffers::String* text) {
   return text == nullptr ? std::string() : text->str().substr(0, kMaxNameBytes);
 }
@@ -376,7 +376,7 @@ Result<const schema::RootRecord*> CheckedRoot(std::span<const std::byte> bytes) 
   return CheckedRecord<schema::RootRecord>(bytes, schema::RootRecordIdentifier(), "RootRecord");
 }
 
-/// Part of what is encoded was read from objects of others, so this is no reason to end the process.
+/// Part of what is encoded was read from objects of others, so it must not end the process.
 std::unexpected<Error> Refused(const Error& error) {
   return Fail(ErrorCode::kInternal, "nothing was put, readers would refuse it: " + error.message);
 }

@@ -27,8 +27,8 @@ enum class TableAccess {
   kBulk,    // reads far ahead, and does not displace what lookups use
 };
 
-/// A position among the records of a table, tombstones (empty values) included. Must not outlive its
-/// TableReader. Threads: one.
+/// A position among the records of a table, tombstones (empty values) included. Must not outlive
+/// its TableReader. Threads: one.
 class TableIterator {
  public:
   ~TableIterator();

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cairn._save.by_address import save_by_address
+from cairn._by_address import save_by_address
 from cairn.errors import Invalid
 from cairn.hf._address import parse_address
 from cairn.hf._base_step import BASE_FILE, base_of

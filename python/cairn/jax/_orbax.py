@@ -17,7 +17,7 @@ import numpy as np
 from cairn._base.patterns import clean_prefix
 from cairn._open import open as open_store
 from cairn._ranks.ranks import this_process
-from cairn._save.by_address import check_save
+from cairn._by_address import check_save
 from cairn._tensors.boxed import Box, BoxedTensor
 from cairn.errors import Corrupt, Invalid, NotFound
 from cairn.jax._arrays import code_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Union
 
-from cairn._save.by_address import save_by_address
+from cairn._by_address import save_by_address
 from cairn.jax._arrays import leaf_to_save
 from cairn.jax._tree import flatten, fqn_of, nested
 from cairn.store import SaveHandle, Store

@@ -21,7 +21,7 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
-from cairn._save.by_address import save_by_address
+from cairn._by_address import save_by_address
 from cairn.errors import Invalid, NotFound
 from cairn.reports import SaveReport
 

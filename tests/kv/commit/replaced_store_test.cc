@@ -258,7 +258,7 @@ TEST_F(ReplacedStoreTest, ReaderIsToldSo) {
 }
 
 // Nothing of the store is there any more, or only what the creation of another one has put first. A
-// rebuild would make a store without steps of it.
+// rebuild would create a store without its steps.
 TEST_F(ReplacedStoreTest, NobodyIsToldToRebuildAStoreThatWasRemoved) {
   const auto writer = OpenOwn();
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(address_, OpenMode::kRead));
