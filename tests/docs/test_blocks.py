@@ -12,7 +12,6 @@ NOT_RUN = {
     "needs a GPU": 1,
     "needs a bucket": 3,
     "needs a second mount": 1,
-    "needs wandb and MLflow": 1,
 }
 
 
