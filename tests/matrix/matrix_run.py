@@ -91,7 +91,8 @@ def _run_group(todo: list[Cell], world_size: int, folder: Path, places: dict[str
         with tempfile.TemporaryDirectory(prefix="matrix-", dir=folder) as place:
             args = todo, Path(place), places
             try:
-                run_on_ranks(_run_cells, *args, world_size=world_size, timeout=_DEADLINE)
+                run_on_ranks(_run_cells, *args, world_size=world_size, timeout=_DEADLINE,
+                             has_group=world_size > 1)
                 return
             except RanksFailed as error:
                 done = _outcomes(folder)

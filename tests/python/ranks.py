@@ -55,11 +55,12 @@ def run_on_ranks(
     world_size: int = 4,
     timeout: float = 60.0,
     may_die: tuple[int, ...] = (),
+    has_group: bool = True,
 ) -> list[Any]:
-    """Returns what ``function(rank, *args)`` returns on each rank of a new gloo group, or in one
-    process without a group.
+    """Returns what ``function(rank, *args)`` returns on each rank of a new gloo group.
 
     Args:
+        has_group: False for a process without a group; requires one rank.
         timeout: seconds after which ranks that still run are killed.
         may_die: ranks that may end without a result, which is then None.
 
@@ -71,9 +72,8 @@ def run_on_ranks(
         processes = []
         for rank in range(world_size):
             receiver, sender = _context.Pipe(duplex=False)
-            process = _context.Process(
-                target=_run, args=(_Job(function, args, world_size, timeout, folder), rank, sender)
-            )
+            job = _Job(function, args, world_size, timeout, folder, has_group)
+            process = _context.Process(target=_run, args=(job, rank, sender))
             process.start()
             sender.close()
             pipes.append(receiver)
@@ -125,6 +125,7 @@ class _Job(NamedTuple):
     world_size: int
     timeout: float
     folder: str
+    has_group: bool
 
 
 def _run(job: _Job, rank: int, sender: Connection) -> None:
@@ -151,7 +152,7 @@ def _group(rank: int, job: _Job) -> Any:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    if job.world_size == 1:
+    if not job.has_group:
         yield
         return
     dist.init_process_group(

@@ -21,6 +21,7 @@ CASES = [*COMMAND_LINES, *PATHS, *STEPS_AND_KEYS, *CHANGES, *DAMAGE]
 # Only what the test itself sets: credentials and services of this machine must not be found.
 ENVIRONMENT = {
     "PATH": f"{BIN_DIR}:{os.environ['PATH']}",
+    "CAIRN_PYTHON": os.environ["CAIRN_PYTHON"],
     "HOME": "/nonexistent",
     "AWS_EC2_METADATA_DISABLED": "true",
     "LC_ALL": "C.UTF-8",
@@ -33,8 +34,8 @@ def run_line(line, folder):
     process = subprocess.run(
         ["bash", "-c", line], cwd=folder, env=ENVIRONMENT, capture_output=True, timeout=120
     )
-    process.stderr = process.stderr.replace(f"{folder}/".encode(), b"")
-    return Finished(process)
+    errors = process.stderr.replace(f"{folder}/".encode(), b"")
+    return Finished(process.returncode, process.stdout.decode(), errors.decode())
 
 
 def tensors(scale):

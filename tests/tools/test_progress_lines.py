@@ -60,9 +60,9 @@ def test_one_line_follows_the_values_of_all_tensors(many_tensors):
 
 def test_lines_that_count_have_a_rate(tmp_path):
     # The commits of 1000 steps take more than a second.
-    words = ("steps", "--dir", tmp_path, "--steps", 1000, "--repeat", 1)
+    words = ("open", "--dir", tmp_path, "--chunks", 100, "--steps", 1000, "--repeat", 1)
 
     written, _ = run_on_terminal(BIN_DIR / "kv-bench", *words)
 
-    pattern = r"creating steps [\d,]+ of 999 \([\d.]+ %\)  [\d,.]+/s  [\d.]+ \w+ left"
+    pattern = r"creating steps [\d,]+ of [\d,]+ \([\d.]+ %\)  [\d,.]+/s  [\d.]+ \w+ left"
     assert re.search(pattern, written), written[:2000]

@@ -228,13 +228,20 @@ def verify(archives: Iterable[Archive], progress: Progress) -> set[str]:
     return unchecked
 
 
+class _WrittenZip(zipfile.ZipFile):
+    """An archive that is not closed is abandoned: its file is closed and removed before."""
+
+    def __del__(self) -> None:
+        pass
+
+
 class ArchiveWriter:
     """Writes an archive at the end of a file, as torch.save does it: members are not compressed,
     begin at multiples of 64 bytes, and have a checksum. The same contents give the same bytes."""
 
     def __init__(self, file: BinaryIO, pickled: bytes) -> None:
         self._file, self._begin = file, file.tell()
-        self._zip = zipfile.ZipFile(_Window(file, self._begin), "w")
+        self._zip = _WrittenZip(_Window(file, self._begin), "w")
         self._storages = 0
         self._add("data.pkl", len(pickled), [pickled])
         self._add("byteorder", 6, [b"little"])
