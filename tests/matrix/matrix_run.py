@@ -13,7 +13,6 @@ import pickle
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -55,21 +54,21 @@ def run_and_check(
                 env={**os.environ, **variables}, check=True,
             )  # fmt: skip
     outcomes = _outcomes(folder)
-    counts = Counter(status for status, _, _ in outcomes.values())
+    counts = Counter(status for status, _ in outcomes.values())
     print(f"{len(outcomes)} cells: {dict(counts)}, {left_out} left out (no CUDA toolkit)")
     assert len(outcomes) + left_out == len(wanted)
-    failed = {cell: text for cell, (status, text, _) in outcomes.items() if status == "failed"}
+    failed = {cell: text for cell, (status, text) in outcomes.items() if status == "failed"}
     assert not failed, "\n".join(f"--- {cell}\n{text}" for cell, text in failed.items())
 
 
-def _outcomes(folder: Path) -> dict[Cell, tuple[str, str, float]]:
+def _outcomes(folder: Path) -> dict[Cell, list[str]]:
     lines = map(json.loads, (folder / "outcomes").read_text().splitlines())
     return {Cell(*fields): outcome for fields, *outcome in lines}
 
 
-def _record(folder: Path, cell: Cell, status: str, text: str, begin: float) -> None:
+def _record(folder: Path, cell: Cell, status: str, text: str) -> None:
     with open(folder / "outcomes", "a") as file:
-        file.write(json.dumps([cell, status, text, round(time.monotonic() - begin, 3)]) + "\n")
+        file.write(json.dumps([cell, status, text]) + "\n")
 
 
 def main() -> None:
@@ -87,7 +86,6 @@ def main() -> None:
 
 def _run_group(todo: list[Cell], world_size: int, folder: Path, places: dict[str, str]) -> None:
     while todo:
-        begin = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="matrix-", dir=folder) as place:
             args = todo, Path(place), places
             try:
@@ -97,7 +95,7 @@ def _run_group(todo: list[Cell], world_size: int, folder: Path, places: dict[str
             except RanksFailed as error:
                 done = _outcomes(folder)
                 failed, *todo = [cell for cell in todo if cell not in done]
-                _record(folder, failed, "failed", str(error), begin)
+                _record(folder, failed, "failed", str(error))
 
 
 def _run_cells(rank: int, todo: list[Cell], folder: Path, places: dict[str, str]) -> None:
@@ -111,7 +109,7 @@ def _run_cells(rank: int, todo: list[Cell], folder: Path, places: dict[str, str]
         simulated_machine.start()
         simulated_machine.use_streams(pytest.MonkeyPatch())
     for cell in todo:
-        trial, begin = Trial(cell, rank, folder, places), time.monotonic()
+        trial = Trial(cell, rank, folder, places)
         stated = [refusal for refusal in cells.refusals() if refusal.concerns(cell)]
         try:
             trial.run()
@@ -127,7 +125,7 @@ def _run_cells(rank: int, todo: list[Cell], folder: Path, places: dict[str, str]
         if dist.is_initialized():
             dist.barrier()
         if rank == 0:
-            _record(folder.parent, cell, status, text, begin)
+            _record(folder.parent, cell, status, text)
 
 
 if __name__ == "__main__":
