@@ -13,6 +13,7 @@
 #include "core/save/internal/staging.h"
 #include "kv/catch_exhaustion.h"
 #include "kv/mutex.h"
+#include "kv/start_thread.h"
 #include "kv/thread_annotations.h"
 
 namespace cairn::core {
@@ -102,7 +103,9 @@ class AsyncSaver::Impl {
   // Plans the task and stages what it writes.
   Result<void> Begin(const StateDict& state, Task& task) {
     CAIRN_TRY(CheckStep(task.attempt.step, task.options));
-    if (!worker_.joinable()) worker_ = std::thread([this] { Loop(); });
+    if (!worker_.joinable()) {
+      CAIRN_TRY_ASSIGN(worker_, kv::StartThread("an asynchronous save", [this] { Loop(); }));
+    }
     // Reports errors in the state, with the key, before anything is copied.
     CAIRN_TRY(plans_.Plan(state, task.options, store_->rank_in_world(), task.attempt.step));
     task.plan = plans_.Take();

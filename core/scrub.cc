@@ -9,6 +9,7 @@
 
 #include "kv/catch_exhaustion.h"
 #include "kv/snapshot.h"
+#include "kv/start_thread.h"
 #include "kv/throttle.h"
 
 namespace cairn::core {
@@ -100,11 +101,10 @@ Result<std::unique_ptr<BackgroundScrub>> BackgroundScrub::Start(const Checkpoint
                                                    std::move(open)));
   ScrubOptions bounded = options;
   bounded.every = std::clamp(options.every, std::chrono::milliseconds(0), kLongestPause);
-  return kv::CatchExhaustion("a scrub", [&]() -> Result<std::unique_ptr<BackgroundScrub>> {
-    std::unique_ptr<BackgroundScrub> scrub(new BackgroundScrub(std::move(own), bounded));
-    scrub->thread_ = std::thread([borrowed = scrub.get()] { borrowed->Run(); });
-    return scrub;
-  });
+  std::unique_ptr<BackgroundScrub> scrub(new BackgroundScrub(std::move(own), bounded));
+  CAIRN_TRY_ASSIGN(scrub->thread_,
+                   kv::StartThread("a scrub", [borrowed = scrub.get()] { borrowed->Run(); }));
+  return scrub;
 }
 
 BackgroundScrub::~BackgroundScrub() { Stop(); }

@@ -8,9 +8,10 @@
 #include <chrono>
 #include <cstring>
 #include <future>
-#include <system_error>
 #include <thread>
 #include <utility>
+
+#include "kv/start_thread.h"
 
 namespace cairn::cuda::internal {
 namespace {
@@ -68,11 +69,9 @@ NcclTransfers::~NcclTransfers() {
     Ignore(cudaFree(memory));
   });
   const std::future<void> freed = free.get_future();
-  try {
-    std::thread(std::move(free)).detach();
-  } catch (const std::system_error&) {
-    return;  // no thread can be created: the memory is freed when the process ends
-  }
+  auto started = kv::StartThread("the memory of NCCL", std::move(free));
+  if (!started) return;  // the memory is freed when the process ends
+  started->detach();
   (void)freed.wait_for(std::chrono::seconds(1));
 }
 

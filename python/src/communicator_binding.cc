@@ -2,13 +2,9 @@
 
 #include "python/src/communicator_binding.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
 #include <chrono>
 #include <future>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -16,6 +12,7 @@
 #include "core/ranks/gather_v.h"
 #include "core/ranks/gloo_communicator.h"
 #include "core/ranks/local_communicator.h"
+#include "kv/start_thread.h"
 #include "python/src/gil.h"
 #include "python/src/keyword_arguments.h"
 
@@ -24,26 +21,6 @@
 #endif
 
 namespace cairn::python {
-namespace {
-
-/// Starts a thread that blocks all signals, so that other threads handle those of the program.
-std::thread StartWithoutSignals(std::packaged_task<void()> task) {
-  sigset_t all, old;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &old);
-  std::thread thread;
-  try {
-    thread = std::thread(std::move(task));
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &old, nullptr);
-    throw;
-  }
-  pthread_sigmask(SIG_SETMASK, &old, nullptr);
-  return thread;
-}
-
-}  // namespace
-
 CommunicatorBinding::CommunicatorBinding(const core::GlooOptions& options)
     : rank_(options.rank), world_size_(options.world_size) {
   auto connected = [&] {
@@ -153,12 +130,10 @@ void CommunicatorBinding::Release(std::unique_ptr<core::Communicator> tensors) {
   // Enough for a device that is not busy.
   constexpr auto kLongestWait = std::chrono::seconds(1);
   std::packaged_task<void()> task([gone = std::move(tensors)]() mutable { gone.reset(); });
-  std::future<void> ended = task.get_future();
-  try {
-    StartWithoutSignals(std::move(task)).detach();
-  } catch (const std::system_error&) {
-    return;  // no thread can be created: the destructor of the task frees it
-  }
+  const std::future<void> ended = task.get_future();
+  auto started = kv::StartThread("the end of NCCL", std::move(task));
+  if (!started) return;  // the destructor of the task has freed it
+  started->detach();
   (void)ended.wait_for(kLongestWait);
 }
 
@@ -179,13 +154,16 @@ void CommunicatorBinding::WatchRanks() {
   }
 }
 
-void CommunicatorBinding::RunWatched(SignalWatch& watch, const std::function<void()>& call) {
-  // With one rank there is nothing to wait for.
-  if (world_size_ == 1) return call();
+Result<void> CommunicatorBinding::RunWatched(SignalWatch& watch,
+                                             const std::function<void()>& call) {
+  if (world_size_ == 1) {  // there is nothing to wait for
+    call();
+    return {};
+  }
   constexpr auto kSlice = std::chrono::milliseconds(50);
   std::packaged_task<void()> task(call);
   std::future<void> ended = task.get_future();
-  std::thread thread = StartWithoutSignals(std::move(task));
+  CAIRN_TRY_ASSIGN(std::thread thread, kv::StartThread("a call of all ranks", std::move(task)));
   bool is_interrupted = false;
   while (ended.wait_for(kSlice) != std::future_status::ready) {
     if (is_interrupted) continue;
@@ -203,6 +181,7 @@ void CommunicatorBinding::RunWatched(SignalWatch& watch, const std::function<voi
   }();
   if (is_interrupted || has_failed) LeaveWithoutGil();
   ended.get();
+  return {};
 }
 
 std::unexpected<Error> CommunicatorBinding::LeftError() {

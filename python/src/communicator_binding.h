@@ -87,18 +87,18 @@ class CommunicatorBinding {
   auto UseWatched(SignalWatch& watch, const Work& work) {
     using Returned = decltype(work(*communicator_));
     std::optional<Returned> result;
-    RunWatched(watch, [&] {
+    auto ran = RunWatched(watch, [&] {
       const std::lock_guard one_call(mutex_);
       result.emplace(communicator_ ? work(*communicator_) : Returned(LeftError()));
     });
-    return *std::move(result);
+    return ran ? *std::move(result) : Returned(Fail(std::move(ran).error()));
   }
 
  private:
   static std::unexpected<Error> LeftError();
   /// Runs `call` on another thread until it ends. Leaves the communicator if a signal handler
-  /// raised.
-  void RunWatched(SignalWatch& watch, const std::function<void()>& call);
+  /// raised. kResourceExhausted: the thread could not be started, and `call` did not run.
+  Result<void> RunWatched(SignalWatch& watch, const std::function<void()>& call);
   /// Ends the running call, if there is one, and every later call over NCCL, with the message
   /// `why`.
   void Interrupt(const char* why);

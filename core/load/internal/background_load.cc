@@ -1,11 +1,11 @@
 #include "core/load/internal/background_load.h"
 
 #include <optional>
-#include <system_error>
 #include <utility>
 
 #include "core/load/internal/load.h"
 #include "kv/catch_exhaustion.h"
+#include "kv/start_thread.h"
 
 namespace cairn::core::internal {
 
@@ -19,10 +19,10 @@ BackgroundLoad::BackgroundLoad(const kv::Store& store, const StepView& view,
     result_ = std::move(result);
     ended_.NotifyAll();
   };
-  try {
-    thread_ = std::thread(run);
-  } catch (const std::system_error&) {  // the system has no more threads: use this one
-    run();
+  if (auto started = kv::StartThread("a load", run)) {
+    thread_ = *std::move(started);
+  } else {
+    run();  // on this thread
   }
 }
 

@@ -221,6 +221,9 @@ Result<void> SegmentStream::CompleteInBackground() {
     std::promise<Result<SegmentInfo>> done;
     done.set_value(complete());
     closing.sealed = done.get_future().share();
+  } catch (...) {  // not enough memory
+    closing_.pop_back();
+    throw;
   }
   return {};
 }
