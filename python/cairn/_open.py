@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cairn._base.addresses import absolute_address
+from cairn._base.credentials import GivenCredentials, credentials_function
 from cairn._base.open_options import OpenOptions
 from cairn.store import Store
 
@@ -25,7 +26,7 @@ def open(
     timeout: float = 1800.0,
     take_over: bool = False,
     grace: float | None = None,
-    credentials: Callable[[], Mapping[str, object]] | None = None,
+    credentials: GivenCredentials = None,
     fallback: Sequence[str | os.PathLike[str]] = (),
     progress: Progress = False,
 ) -> Store:
@@ -57,11 +58,13 @@ def open(
             can finish what they have begun to read; by default 60. After this time, the next save,
             delete or open for writing removes the files. With 0, the delete or overwrite itself
             removes them. In a multi-rank store, the value on rank 0 counts.
-        credentials: for a store in a bucket, the only source of credentials. By default they are
-            found as by other AWS tools: in the environment, profiles and metadata services. The
-            function is called when credentials are needed and after the server has rejected the
-            previous ones. It returns a mapping with ``access_key_id``, ``secret_access_key`` and
-            optionally ``session_token`` and ``expiry`` (seconds since 1970).
+        credentials: for a store in a bucket, the only source of credentials: a session of boto3 or
+            botocore, which knows roles, SSO and web identities, or a function. By default,
+            credentials are found in the environment, profiles, container and machine services
+            (docs/object-stores.md). The function is called when credentials are needed and after
+            the server has rejected the previous ones. It returns a mapping with ``access_key_id``,
+            ``secret_access_key`` and optionally ``session_token`` and ``expiry`` (seconds since
+            1970).
         fallback: addresses of stores with copies of the steps, from near to far, such as mirrors
             (docs/mirroring.md). ``load`` and the methods that read use the nearest store that has
             the step; by default, the highest number in any store. Of different steps with the same
@@ -83,7 +86,13 @@ def open(
         Unavailable: a permission or I/O error; a rank did not connect in time.
     """
     options = OpenOptions(
-        alone, timeout, take_over, grace, credentials, _addresses(fallback), progress
+        alone,
+        timeout,
+        take_over,
+        grace,
+        credentials_function(credentials),
+        _addresses(fallback),
+        progress,
     )
     return Store(address, mode, process_group, options)
 

@@ -149,7 +149,6 @@ Result<AwsProfile> ReadAwsProfile(const std::string& name, const Environment& en
   if (profile.name == "default") Merge(config, "default", &profile);
   Merge(config, "profile " + profile.name, &profile);
   MergeNamed(config, "services", profile.Get("services"), &profile);
-  MergeNamed(config, "sso-session", profile.Get("sso_session"), &profile);
   Merge(ParseAwsSections(credentials_text), profile.name, &profile);
   if (!profile.exists && !named.empty()) {
     return Fail(ErrorCode::kInvalidArgument,

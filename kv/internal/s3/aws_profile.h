@@ -32,9 +32,8 @@ AwsSections ParseAwsSections(std::string_view text);
 std::string HomeDirectory(const Environment& environment);
 
 /// Reads the profile `name`; if that is empty, the one in AWS_PROFILE, or "default". The settings
-/// of its `services` and `sso-session` sections are included, as "services.s3.endpoint_url" and
-/// "sso-session.sso_region". kInvalidArgument: a profile that was named by the caller or by
-/// AWS_PROFILE does not exist. kUnavailable: a file
+/// of its `services` section are included, as "services.s3.endpoint_url". kInvalidArgument: a
+/// profile that was named by the caller or by AWS_PROFILE does not exist. kUnavailable: a file
 /// exists and cannot be read.
 Result<AwsProfile> ReadAwsProfile(const std::string& name, const Environment& environment);
 

@@ -2,26 +2,134 @@
 
 #include "kv/internal/s3/credential_services.h"
 
+#include <arpa/inet.h>
+#include <curl/curl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <fstream>
+#include <iterator>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
-#include "kv/internal/s3/credential_request.h"
+#include "kv/internal/s3/curl_library.h"
+#include "kv/internal/s3/http_transfer.h"
 #include "kv/internal/s3/s3_settings.h"
 
 namespace cairn::kv::internal {
 namespace {
 
 using MaybeCredentials = Result<std::optional<S3Credentials>>;
+using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
+std::string PartOfUrl(const std::string& url, CURLUPart part) {
+  const CurlLibrary& curl = Curl();
+  const std::unique_ptr<CURLU, decltype(curl.url_cleanup)> handle(curl.url(), curl.url_cleanup);
+  if (curl.url_set(handle.get(), CURLUPART_URL, url.c_str(), 0) != CURLUE_OK) return {};
+  char* text = nullptr;
+  if (curl.url_get(handle.get(), part, &text, 0) != CURLUE_OK) return {};
+  std::string value(text);
+  curl.free(text);
+  return value;
+}
+
+// Returns whether `host` is a literal address of the machine itself, or its name. Names of other
+// machines may begin with numbers ("127.example.com").
+bool IsThisMachine(const std::string& host) {
+  in_addr ipv4{};
+  if (::inet_pton(AF_INET, host.c_str(), &ipv4) == 1) return ::ntohl(ipv4.s_addr) >> 24 == 127;
+  return host == "localhost" || host == "[::1]";
+}
+
+bool MayBeRepeated(const HttpResponse& response) {
+  return response.failure != HttpFailure::kNone || response.status >= 500 || response.status == 429;
+}
+
+// Between half of and all of a time that doubles with each attempt, so that many processes do not
+// ask again together.
+milliseconds WaitBefore(int attempt) {
+  thread_local std::minstd_rand random(std::random_device{}());
+  const int64_t longest = int64_t{100} << std::min(attempt, 5);
+  return milliseconds(std::uniform_int_distribution<int64_t>(longest / 2, longest)(random));
+}
+
+struct ServiceRequest {
+  std::string url;
+  std::string method = "GET";
+  std::vector<std::string> headers;
+  milliseconds timeout{5'000};
+  int attempts = 5;
+};
+
+HttpResponse AskService(const ServiceRequest& ask, const CredentialContext& context) {
+  HttpResponse response;
+  for (int attempt = 0; attempt < ask.attempts; ++attempt) {
+    if (attempt > 0) std::this_thread::sleep_for(WaitBefore(attempt));
+    HttpRequest request;
+    request.url = ask.url;
+    request.method = ask.method;
+    request.headers = ask.headers;
+    request.deadline = Clock::now() + ask.timeout;
+    HttpOptions options;
+    options.ca_bundle = context.ca_bundle;
+    options.connect_timeout = ask.timeout;
+    response = PerformHttpRequest(request, options);
+    if (!MayBeRepeated(response)) break;
+  }
+  return response;
+}
+
+Error ServiceError(const HttpResponse& response, std::string_view service) {
+  if (response.failure != HttpFailure::kNone) {
+    return Error{.code = ErrorCode::kUnavailable,
+                 .message = fmt::format("{} does not answer: {}", service, response.error)};
+  }
+  return Error{
+      .code = MayBeRepeated(response) ? ErrorCode::kUnavailable : ErrorCode::kFailedPrecondition,
+      .message = fmt::format("{} answered with status {}", service, response.status)};
+}
+
+Result<std::string> ReadSecretFile(const std::string& path, std::string_view what) {
+  std::ifstream file(path);
+  std::string token((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  while (!token.empty() && (token.back() == '\n' || token.back() == '\r')) token.pop_back();
+  if (!file || token.empty() || token.find_first_of("\r\n") != std::string::npos) {
+    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                      .message = fmt::format("cannot read the {}", what),
+                      .file = path});
+  }
+  return token;
+}
+
+// Returns "" if the document has no such text.
+std::string TextIn(const nlohmann::json& document, const char* name) {
+  const auto found = document.find(name);
+  return found != document.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+std::unexpected<Error> RefuseCredentials(std::string message) {
+  return Fail(ErrorCode::kFailedPrecondition, std::move(message));
+}
+
 }  // namespace
+
+bool MayAskForCredentials(const std::string& url) {
+  const std::string scheme = PartOfUrl(url, CURLUPART_SCHEME);
+  if (scheme == "https") return true;
+  if (scheme != "http") return false;
+  const std::string host = PartOfUrl(url, CURLUPART_HOST);
+  return IsThisMachine(host) || host == "169.254.170.2" || host == "169.254.170.23" ||
+         host == "[fd00:ec2::23]";
+}
 
 std::optional<std::chrono::system_clock::time_point> ParseTime(const std::string& text) {
   std::tm fields = {};

@@ -1,5 +1,6 @@
 #pragma once
-/// Services that supply credentials over HTTP: of containers and of machines.
+/// Services that supply credentials over HTTP, of containers and of machines, and the documents that
+/// they return.
 
 #include <chrono>
 #include <optional>
@@ -7,7 +8,7 @@
 #include <string_view>
 
 #include "kv/error.h"
-#include "kv/internal/s3/credential_context.h"
+#include "kv/internal/s3/credential_sources.h"
 #include "kv/s3_options.h"
 
 namespace cairn::kv::internal {
@@ -22,7 +23,14 @@ Result<S3Credentials> ParseCredentialsJson(std::string_view text, std::string_vi
 /// last one that it can.
 std::optional<std::chrono::system_clock::time_point> ParseTime(const std::string& text);
 
-/// Each returns nothing if the context does not configure it.
+/// Returns whether credentials may be requested from the URL, as AWS SDKs do: from any host over
+/// TLS, otherwise only from the machine itself and the agents of ECS and EKS.
+bool MayAskForCredentials(const std::string& url);
+
+/// Each returns nothing if the context does not configure it. A request is repeated, after 50 to
+/// 1600 ms, if the service fails or answers that there are too many requests. Errors contain
+/// nothing of a response but its status. kFailedPrecondition: the service refuses. kUnavailable: it
+/// does not answer.
 Result<std::optional<S3Credentials>> ContainerCredentials(const CredentialContext& context);
 /// The metadata service of EC2, version 2. Returns nothing if no service answers.
 Result<std::optional<S3Credentials>> MachineCredentials(const CredentialContext& context);

@@ -4,25 +4,20 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "kv/file_descriptor.h"
 #include "kv/internal/s3/credential_services.h"
-#include "kv/internal/s3/sso_credentials.h"
-#include "kv/internal/s3/sts_credentials.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -108,113 +103,38 @@ Result<std::string> RunCommand(const std::string& command, const std::string& so
                           source, WIFEXITED(status) ? WEXITSTATUS(status) : -1));
 }
 
-MaybeCredentials ProcessCredentials(const CredentialContext& context) {
+// Returns what needs a service that only other tools ask; "" if there is none.
+std::string UnsupportedSource(const CredentialContext& context) {
+  for (const char* setting :
+       {"role_arn", "web_identity_token_file", "sso_session", "sso_start_url"}) {
+    if (context.profile.Get(setting).empty()) continue;
+    return fmt::format("{} of the AWS profile \"{}\"", setting, context.profile.name);
+  }
+  constexpr const char* kVariable = "AWS_WEB_IDENTITY_TOKEN_FILE";
+  const bool is_used = !context.profile_is_explicit && !context.environment(kVariable).empty();
+  return is_used ? kVariable : "";
+}
+
+MaybeCredentials ProfileCredentials(const CredentialContext& context) {
+  const std::string unsupported = UnsupportedSource(context);
+  if (unsupported.empty()) {
+    CAIRN_TRY_ASSIGN(std::optional<S3Credentials> keys, ProfileKeys(context));
+    if (keys) return keys;
+  }
   const std::string command = context.profile.Get("credential_process");
-  if (command.empty()) return std::nullopt;
-  const std::string source =
-      fmt::format("the credential_process of the AWS profile \"{}\"", context.profile.name);
-  CAIRN_TRY_ASSIGN(const std::string output, RunCommand(command, source, context.process_timeout));
-  return ParseCredentialsJson(output, source);
-}
-
-// The source that credential_source of a profile names.
-Result<S3Credentials> NamedSource(const CredentialContext& context, const std::string& name) {
-  MaybeCredentials found;
-  if (name == "Environment") {
-    found = EnvironmentKeys(context);
-  } else if (name == "EcsContainer") {
-    found = ContainerCredentials(context);
-  } else if (name == "Ec2InstanceMetadata") {
-    found = MachineCredentials(context);
-  } else {
-    return Fail(ErrorCode::kFailedPrecondition,
-                fmt::format("credential_source of the AWS profile \"{}\" is not Environment, "
-                            "EcsContainer or Ec2InstanceMetadata",
-                            context.profile.name));
+  if (!command.empty()) {
+    const std::string source =
+        fmt::format("the credential_process of the AWS profile \"{}\"", context.profile.name);
+    CAIRN_TRY_ASSIGN(const std::string output,
+                     RunCommand(command, source, context.process_timeout));
+    return ParseCredentialsJson(output, source);
   }
-  CAIRN_TRY_ASSIGN(std::optional<S3Credentials> credentials, std::move(found));
-  if (credentials) return *std::move(credentials);
+  if (unsupported.empty()) return std::nullopt;
   return Fail(ErrorCode::kFailedPrecondition,
-              fmt::format("the AWS profile \"{}\" names credential_source={}, where no credentials "
-                          "are configured",
-                          context.profile.name, name));
-}
-
-// The sources of a profile, except for a role that needs other credentials.
-MaybeCredentials CredentialsWithoutRole(const CredentialContext& context) {
-  std::optional<S3Credentials> credentials;
-  for (const auto& source :
-       {&WebIdentityCredentials, &SsoCredentials, &ProfileKeys, &ProcessCredentials}) {
-    CAIRN_TRY_ASSIGN(credentials, source(context));
-    if (credentials) break;
-  }
-  return credentials;
-}
-
-MaybeCredentials ProfileCredentials(const CredentialContext& context,
-                                    std::vector<std::string> roles);
-
-// Credentials of the source_profile, which may have a role itself. `roles`: the profiles with the
-// roles that are being assumed.
-Result<S3Credentials> SourceProfile(const CredentialContext& context, const std::string& name,
-                                    std::vector<std::string> roles) {
-  CredentialContext source = context;
-  source.profile_is_explicit = true;
-  CAIRN_TRY_ASSIGN(source.profile, ReadAwsProfile(name, context.environment));
-  MaybeCredentials found;
-  if (name == context.profile.name) {
-    found = ProfileKeys(source);
-  } else if (!source.profile.Get("aws_access_key_id").empty()) {
-    found = CredentialsWithoutRole(source);  // its keys, even if it has a role
-  } else {
-    if (std::ranges::find(roles, name) != roles.end()) {
-      return Fail(
-          ErrorCode::kFailedPrecondition,
-          fmt::format("the AWS profiles form a cycle: {} -> {}", fmt::join(roles, " -> "), name));
-    }
-    found = ProfileCredentials(source, std::move(roles));
-  }
-  CAIRN_TRY_ASSIGN(std::optional<S3Credentials> credentials, std::move(found));
-  if (credentials) return *std::move(credentials);
-  return Fail(ErrorCode::kFailedPrecondition,
-              fmt::format("the AWS profile \"{}\", the source_profile of \"{}\", has no "
-                          "credentials",
-                          name, context.profile.name));
-}
-
-MaybeCredentials RoleCredentials(const CredentialContext& context, std::vector<std::string> roles) {
-  const AwsProfile& profile = context.profile;
-  if (profile.Get("role_arn").empty()) return std::nullopt;
-  if (!profile.Get("web_identity_token_file").empty()) return std::nullopt;
-  if (!profile.Get("mfa_serial").empty()) {
-    return Fail(ErrorCode::kFailedPrecondition,
-                fmt::format("the AWS profile \"{0}\" has mfa_serial, which is not supported; add a "
-                            "profile with \"credential_process = aws configure export-credentials "
-                            "--profile {0} --format process\" and use that",
-                            profile.name));
-  }
-  roles.push_back(profile.name);
-  const std::string source_profile = profile.Get("source_profile");
-  const std::string source = profile.Get("credential_source");
-  if (source_profile.empty() == source.empty()) {
-    return Fail(
-        ErrorCode::kFailedPrecondition,
-        fmt::format("the AWS profile \"{}\" has role_arn and {}; one of source_profile, "
-                    "credential_source and web_identity_token_file is needed",
-                    profile.name, source.empty() ? "no source of credentials" : "two sources"));
-  }
-  CAIRN_TRY_ASSIGN(const S3Credentials credentials,
-                   source.empty() ? SourceProfile(context, source_profile, std::move(roles))
-                                  : NamedSource(context, source));
-  return AssumeRole(context, credentials);
-}
-
-MaybeCredentials ProfileCredentials(const CredentialContext& context,
-                                    std::vector<std::string> roles) {
-  CAIRN_TRY_ASSIGN(std::optional<S3Credentials> credentials,
-                   RoleCredentials(context, std::move(roles)));
-  if (credentials) return credentials;
-  return CredentialsWithoutRole(context);
+              fmt::format("{} is not supported without a program that asks AWS: use a profile with "
+                          "\"credential_process = aws configure export-credentials --profile {}\", "
+                          "or pass credentials=boto3.Session() in Python",
+                          unsupported, context.profile.name));
 }
 
 }  // namespace
@@ -225,7 +145,7 @@ Result<S3Credentials> FindCredentials(const CredentialContext& context) {
     CAIRN_TRY_ASSIGN(credentials, EnvironmentKeys(context));
   }
   if (!credentials) {
-    CAIRN_TRY_ASSIGN(credentials, ProfileCredentials(context, {}));
+    CAIRN_TRY_ASSIGN(credentials, ProfileCredentials(context));
   }
   for (const auto& source : {&ContainerCredentials, &MachineCredentials}) {
     if (credentials) break;

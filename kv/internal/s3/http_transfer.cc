@@ -272,12 +272,11 @@ void HttpTransfer::AddHeader(std::string_view line) {
   response_.headers.emplace_back(std::move(name), std::string(Trim(line.substr(colon + 1))));
 }
 
-HttpResponse PerformHttpRequest(const HttpRequest& request, const HttpOptions& options,
-                                bool use_proxy) {
+HttpResponse PerformHttpRequest(const HttpRequest& request, const HttpOptions& options) {
   const CurlLibrary& curl = Curl();
   HttpTransfer transfer(CurlHandle(curl.easy_init()), request, options);
   if (transfer.setup() != CURLE_OK) return transfer.TakeResponse(transfer.setup());
-  if (!use_proxy) curl.easy_setopt(transfer.handle(), CURLOPT_NOPROXY, "*");
+  curl.easy_setopt(transfer.handle(), CURLOPT_NOPROXY, "*");
   return transfer.TakeResponse(curl.easy_perform(transfer.handle()));
 }
 

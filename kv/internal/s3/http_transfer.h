@@ -67,9 +67,8 @@ class HttpTransfer {
   char error_text_[CURL_ERROR_SIZE] = {};
 };
 
-/// Performs one request on the calling thread, for services that supply credentials. `use_proxy` is
-/// false for those on the machine or its link.
-HttpResponse PerformHttpRequest(const HttpRequest& request, const HttpOptions& options,
-                                bool use_proxy);
+/// Performs one request on the calling thread without a proxy, for services that supply
+/// credentials: a proxy would see the secrets.
+HttpResponse PerformHttpRequest(const HttpRequest& request, const HttpOptions& options);
 
 }  // namespace cairn::kv::internal

@@ -401,7 +401,6 @@ Result<std::shared_ptr<Storage>> OpenS3Storage(const std::string& address,
   if (!source) {
     source = [context = CredentialContext{.profile = std::move(profile),
                                           .profile_is_explicit = !profile_name.empty(),
-                                          .region = settings.region,
                                           .ca_bundle = settings.ca_bundle,
                                           .environment = &ProcessEnvironment}] {
       return FindCredentials(context);

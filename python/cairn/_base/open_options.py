@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from cairn._base.credentials import Credentials
 from cairn.errors import Invalid
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ class OpenOptions(NamedTuple):
     timeout: float = 1800.0
     take_over: bool = False
     grace: float | None = None
-    credentials: Callable[[], Mapping[str, object]] | None = None
+    credentials: Credentials = None
     fallback: tuple[str, ...] = ()
     progress: Progress = False
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Union
 
 from cairn._base.addresses import absolute_address, canonical_address
+from cairn._base.credentials import GivenCredentials, credentials_function
 from cairn.errors import Invalid
 
 
@@ -49,10 +50,11 @@ class Mirror:
     threads: int = 4
     timeout: float = 600.0
     take_over: bool = False
-    credentials: Callable[[], Mapping[str, object]] | None = None
+    credentials: GivenCredentials = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "address", absolute_address(self.address))
+        object.__setattr__(self, "credentials", credentials_function(self.credentials))
         for name, (least, most) in _RANGES.items():
             value = getattr(self, name)
             if name == "max_rate" and value is None:

@@ -8,13 +8,13 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "kv/internal/s3/credential_request.h"
 #include "kv/internal/s3/credential_services.h"
 #include "kv/internal/s3/credential_sources.h"
 #include "tests/support/http_server.h"
@@ -44,7 +44,6 @@ CredentialContext ContextOf(Variables variables, std::map<std::string, std::stri
   CredentialContext context;
   context.profile.name = "p";
   for (auto& [name, value] : profile) context.profile.settings[name] = value;
-  context.region = "r-1";
   variables.try_emplace("AWS_EC2_METADATA_DISABLED", "true");
   context.environment = [variables = std::move(variables)](const char* name) {
     const auto found = variables.find(name);
@@ -115,8 +114,13 @@ TEST(CredentialSourcesTest, AContainerSuppliesThem) {
                       {"AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", dir / "token"}});
   };
   failure_count = 2;
+  // It would see the token: the request does not use TLS.
+  HttpServer proxy([](const HttpCall&) -> HttpReply { return {.status = 502}; });
+  ::setenv("http_proxy", proxy.endpoint().c_str(), 1);
   CAIRN_ASSERT_OK_AND_ASSIGN(const S3Credentials credentials,
                              FindCredentials(context_of("/creds")));
+  ::unsetenv("http_proxy");
+  EXPECT_EQ(proxy.connection_count(), 0);
   EXPECT_EQ(credentials.access_key_id, "AK-service");
   EXPECT_EQ(credentials.session_token, "TOKEN-service");
   EXPECT_EQ(credentials.expiry, ParseTime("2040-01-02T03:04:05Z"));
@@ -170,25 +174,27 @@ TEST(CredentialSourcesTest, AMachineSuppliesThem) {
               IsError(ErrorCode::kFailedPrecondition, "found no credentials"));
 }
 
-TEST(CredentialSourcesTest, AWebIdentitySuppliesThem) {
-  const ScopedTempDir dir;
-  std::ofstream(dir / "token") << "a.web+identity/token\n";
-  std::string body;
-  HttpServer server([&](const HttpCall& call) -> HttpReply {
-    body = call.body;
-    return {.body =
-                "<AssumeRoleWithWebIdentityResponse xmlns=\"x\"><AssumeRoleWithWebIdentityResult>"
-                "<Credentials><AccessKeyId>AK-sts</AccessKeyId>"
-                "<SecretAccessKey>s</SecretAccessKey><SessionToken>t</SessionToken>"
-                "<Expiration>2040-01-02T03:04:05Z</Expiration></Credentials>"
-                "</AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>"};
-  });
-  const Variables variables = {{"AWS_WEB_IDENTITY_TOKEN_FILE", dir / "token"},
-                               {"AWS_ROLE_ARN", "arn:aws:iam::1:role/r"},
-                               {"AWS_ENDPOINT_URL_STS", server.endpoint()}};
-  EXPECT_EQ(KeyFrom(ContextOf(variables)), "AK-sts");
-  EXPECT_THAT(body, HasSubstr("RoleArn=arn%3Aaws%3Aiam%3A%3A1%3Arole%2Fr"));
-  EXPECT_THAT(body, HasSubstr("WebIdentityToken=a.web%2Bidentity%2Ftoken"));
+// Other keys, such as those of the machine, would be those of another identity.
+TEST(CredentialSourcesTest, RolesNeedAProcess) {
+  const std::map<std::string, std::string> keys = {{"aws_access_key_id", "AK-profile"},
+                                                   {"aws_secret_access_key", "s"}};
+  const std::string process = fmt::format("echo '{}'", kDocument);
+  for (const char* setting :
+       {"role_arn", "web_identity_token_file", "sso_session", "sso_start_url"}) {
+    auto profile = keys;
+    profile[setting] = "x";
+    EXPECT_THAT(FindCredentials(ContextOf({}, profile)),
+                IsError(ErrorCode::kFailedPrecondition, setting));
+    profile["credential_process"] = process;
+    EXPECT_EQ(KeyFrom(ContextOf({}, profile)), "AK-service") << setting;
+  }
+  CredentialContext context = ContextOf({{"AWS_WEB_IDENTITY_TOKEN_FILE", "/token"}}, keys);
+  EXPECT_THAT(FindCredentials(context),
+              IsError(ErrorCode::kFailedPrecondition, "export-credentials --profile p"));
+  context.profile.settings["credential_process"] = process;
+  EXPECT_EQ(KeyFrom(context), "AK-service");
+  context.profile_is_explicit = true;  // so the variable is ignored
+  EXPECT_EQ(KeyFrom(context), "AK-profile");
 }
 
 TEST(CredentialSourcesTest, ParsesTimes) {
