@@ -1,7 +1,5 @@
 // `kv-admin check-storage`: runs the checks of storages and prints their results.
 
-#include "tools/admin/check_storage.h"
-
 #include <fmt/format.h>
 
 #include <chrono>
@@ -14,9 +12,8 @@
 
 #include "kv/open_storage.h"
 #include "kv/storage.h"
-#include "tools/admin/file_checks.h"
 #include "tools/admin/storage_checks.h"
-#include "tools/admin/visibility_checks.h"
+#include "tools/admin/verbs.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/json.h"
 #include "tools/common/progress.h"

@@ -1,5 +1,3 @@
-#include "tools/admin/compact.h"
-
 #include <fmt/format.h>
 
 #include <chrono>
@@ -9,6 +7,7 @@
 #include "core/checkpoint_store.h"
 #include "kv/compact_options.h"
 #include "kv/options.h"
+#include "tools/admin/verbs.h"
 #include "tools/common/address.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/json.h"

@@ -1,10 +1,9 @@
-#include "tools/admin/compression.h"
-
 #include <fmt/format.h>
 
 #include "kv/snapshot.h"
 #include "kv/store.h"
 #include "tools/admin/existing_store.h"
+#include "tools/admin/verbs.h"
 #include "tools/common/address.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/json.h"

@@ -1,5 +1,5 @@
 #pragma once
-/// `kv-admin push` and `kv-admin pull`: copy steps between stores.
+/// `kv-admin push`, `pull` and `mirror`: copy steps between stores.
 
 #include <cstdint>
 #include <memory>
@@ -11,6 +11,7 @@
 #include "kv/error.h"
 #include "kv/store.h"
 #include "kv/throttle.h"
+#include "tools/common/command_line.h"
 #include "tools/common/json.h"
 #include "tools/common/terminal.h"
 
@@ -52,5 +53,27 @@ Result<TimedCopy> CopyWithProgress(kv::Store& from, kv::Store& to, const CopyCom
 /// Prints one line per step, except for those that were already there if `only_new`.
 void PrintCopy(const TimedCopy& copy, bool only_new, Output& out);
 Json CopyJson(const kv::Store& from, const kv::Store& to, const TimedCopy& copy);
+
+// --- `kv-admin mirror`: copies all steps that another store lacks, once or continuously
+
+struct MirrorCommand {
+  CopyCommand copy;
+  bool follow = false;
+  double interval_seconds = 10;  // between two searches for new steps, if no change is noticed
+  bool prune = false;            // delete the steps of `to` that `from` does not have
+  bool dry_run = false;
+};
+
+/// Copies the steps of `from` that `to` lacks. With `follow`, waits for new ones until SIGINT or
+/// SIGTERM, which is a success, and continues after kUnavailable. Other errors are those of
+/// kv::CopySteps. kFailedPrecondition: `from` has no steps, and `prune` would delete all of `to`.
+Result<void> AdminMirror(const MirrorCommand& command, Output& out);
+
+// --- The command lines of `kv-admin push`, `pull` and `mirror`
+
+// The command receives what the user wrote, and outlives the verb.
+Verb PushVerb(CopyCommand& command);
+Verb PullVerb(CopyCommand& command);
+Verb MirrorVerb(MirrorCommand& command);
 
 }  // namespace cairn::tools

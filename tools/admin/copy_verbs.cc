@@ -1,11 +1,10 @@
 // The command lines of `kv-admin push`, `pull` and `mirror`.
 
-#include "tools/admin/copy_verbs.h"
-
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tools/admin/copy.h"
 #include "tools/common/exit_status.h"
 
 namespace cairn::tools {

@@ -1,7 +1,5 @@
 // `kv-admin delete`: deletes whole steps and nothing else.
 
-#include "tools/admin/delete.h"
-
 #include <fmt/format.h>
 
 #include <chrono>
@@ -9,6 +7,7 @@
 
 #include "core/checkpoint_store.h"
 #include "kv/options.h"
+#include "tools/admin/verbs.h"
 #include "tools/common/address.h"
 #include "tools/common/quantities.h"
 #include "tools/common/text.h"

@@ -1,5 +1,3 @@
-#include "tools/admin/edit.h"
-
 #include <fmt/format.h>
 
 #include <optional>
@@ -9,6 +7,7 @@
 #include "core/edit/step_edit.h"
 #include "kv/options.h"
 #include "tools/admin/copy.h"
+#include "tools/admin/verbs.h"
 #include "tools/common/address.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/progress.h"

@@ -1,7 +1,5 @@
 // Checks of the files of a directory, which stores use without the operations of a storage.
 
-#include "tools/admin/file_checks.h"
-
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -21,6 +19,7 @@
 #include <vector>
 
 #include "kv/file_descriptor.h"
+#include "tools/admin/storage_checks.h"
 
 namespace cairn::tools {
 namespace {

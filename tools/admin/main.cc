@@ -4,18 +4,10 @@
 #include <csignal>
 #include <string>
 
-#include "tools/admin/check_storage.h"
-#include "tools/admin/compact.h"
-#include "tools/admin/compression.h"
-#include "tools/admin/copy_verbs.h"
-#include "tools/admin/delete.h"
-#include "tools/admin/edit.h"
+#include "tools/admin/copy.h"
 #include "tools/admin/export.h"
 #include "tools/admin/import.h"
-#include "tools/admin/merge.h"
-#include "tools/admin/rebuild.h"
-#include "tools/admin/repair.h"
-#include "tools/admin/versions.h"
+#include "tools/admin/verbs.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/program.h"
 #include "tools/common/progress.h"

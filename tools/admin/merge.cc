@@ -1,5 +1,3 @@
-#include "tools/admin/merge.h"
-
 #include <fmt/format.h>
 
 #include <charconv>
@@ -8,6 +6,7 @@
 #include "core/checkpoint_store.h"
 #include "core/merge/step_merge.h"
 #include "kv/options.h"
+#include "tools/admin/verbs.h"
 #include "tools/common/address.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/progress.h"

@@ -1,7 +1,5 @@
 // `kv-admin mirror`: copies all steps that another store lacks, once or continuously.
 
-#include "tools/admin/mirror.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,6 +12,7 @@
 #include "kv/options.h"
 #include "kv/snapshot.h"
 #include "kv/store.h"
+#include "tools/admin/copy.h"
 #include "tools/common/address.h"
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"

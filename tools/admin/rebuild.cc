@@ -1,10 +1,9 @@
 // `kv-admin rebuild`: prints what was recovered and what was lost.
 
-#include "tools/admin/rebuild.h"
-
 #include <fmt/format.h>
 
 #include "kv/store.h"
+#include "tools/admin/verbs.h"
 #include "tools/common/address.h"
 #include "tools/common/quantities.h"
 #include "tools/common/text.h"

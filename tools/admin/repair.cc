@@ -1,11 +1,11 @@
-#include "tools/admin/repair.h"
+#include "core/repair.h"
 
 #include <fmt/format.h>
 
 #include <memory>
 
 #include "core/checkpoint_store.h"
-#include "core/repair.h"
+#include "tools/admin/verbs.h"
 #include "tools/common/address.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/json.h"

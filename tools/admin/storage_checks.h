@@ -72,4 +72,13 @@ inline constexpr uint64_t kRacerCount = 6;
 /// `attempt` returns whether this racer has won.
 Result<std::vector<bool>> Race(const std::function<Result<bool>(uint64_t racer)>& attempt);
 
+// --- Checks of the files of a directory, which stores use without the operations of a storage
+
+/// Requires that both storages have kv::LocalFiles.
+std::span<const StorageCheck> FileChecks();
+
+// --- Checks of what one machine sees of the changes that another one has made, and when
+
+std::span<const StorageCheck> VisibilityChecks();
+
 }  // namespace cairn::tools

@@ -1,5 +1,3 @@
-#include "tools/admin/versions.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -13,6 +11,7 @@
 #include "kv/snapshot.h"
 #include "kv/store.h"
 #include "tools/admin/existing_store.h"
+#include "tools/admin/verbs.h"
 #include "tools/common/address.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/json.h"

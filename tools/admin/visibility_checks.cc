@@ -1,7 +1,5 @@
 // Checks of what one machine sees of the changes that another one has made.
 
-#include "tools/admin/visibility_checks.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,6 +18,7 @@
 #include <vector>
 
 #include "kv/catch_exhaustion.h"
+#include "tools/admin/storage_checks.h"
 #include "tools/common/quantities.h"
 
 namespace cairn::tools {

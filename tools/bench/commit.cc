@@ -1,8 +1,6 @@
 // kv-bench commit: what rank 0 of a large job does for a step, compared with RocksDB writing the
 // table of that step alone.
 
-#include "tools/bench/commit.h"
-
 #include <fmt/format.h>
 #include <malloc.h>
 
@@ -23,6 +21,7 @@
 #include "kv/thread_annotations.h"
 #include "tools/bench/scratch_store.h"
 #include "tools/bench/table_limit.h"
+#include "tools/bench/verbs.h"
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"
 

@@ -1,6 +1,6 @@
 // kv-bench digest: the page-tree digest compared with reading and copying the same memory.
 
-#include "tools/bench/digest.h"
+#include "kv/digest.h"
 
 #include <fmt/format.h>
 
@@ -10,8 +10,8 @@
 #include <numeric>
 #include <thread>
 
-#include "kv/digest.h"
 #include "tools/bench/model_state.h"
+#include "tools/bench/verbs.h"
 
 namespace cairn::tools {
 namespace {

@@ -1,14 +1,10 @@
 // kv-bench gpu in builds with the CUDA layer: the GPU, and the parts to run on it.
 
-#include "tools/bench/gpu.h"
-
 #include <fmt/format.h>
 
 #include "cuda/backend.h"
 #include "tools/bench/gpu_bench.h"
-#include "tools/bench/gpu_bus.h"
-#include "tools/bench/gpu_disk.h"
-#include "tools/bench/gpu_stall.h"
+#include "tools/bench/verbs.h"
 
 namespace cairn::tools {
 namespace {

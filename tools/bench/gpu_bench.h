@@ -8,9 +8,10 @@
 
 #include "core/device/device.h"
 #include "cuda/measure.h"
+#include "kv/error.h"
 #include "tools/bench/model_state.h"
-#include "tools/bench/options.h"
 #include "tools/bench/report.h"
+#include "tools/bench/verbs.h"
 
 namespace cairn::tools {
 
@@ -46,5 +47,26 @@ Result<double> TimeOf(const std::function<Result<void>()>& operation);
 
 /// Returns a row of `bytes` in `seconds`.
 BenchRow GpuRow(const std::string& what, uint64_t run, uint64_t bytes, double seconds);
+
+// --- kv-bench gpu: copies over the bus, and digests
+
+/// Measures the copies of a device queue compared with cudaMemcpyAsync, for large tensors and for
+/// 20,000 small ones, in both directions.
+Result<void> BenchGpuCopies(GpuBench& bench);
+/// Measures the digest kernel compared with a kernel that only reads.
+Result<void> BenchGpuDigest(GpuBench& bench);
+
+// --- kv-bench gpu: saves from a device and loads to it
+
+/// Measures durable saves from the device and cold loads to it, compared with fio.
+Result<void> BenchGpuDisk(GpuBench& bench);
+/// Measures saves after no page and after 1 % of the pages changed, and the bytes that cross the
+/// bus.
+Result<void> BenchGpuPages(GpuBench& bench);
+
+// --- kv-bench gpu: the time that asynchronous saves cost a training
+
+/// Measures by how much AsyncSaver::Save lengthens the steps of a training.
+Result<void> BenchGpuStall(GpuBench& bench);
 
 }  // namespace cairn::tools

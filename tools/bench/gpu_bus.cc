@@ -1,14 +1,13 @@
 // kv-bench gpu: copies over the bus, and digests. Each takes turns with the operation that limits
 // it.
 
-#include "tools/bench/gpu_bus.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "tools/bench/gpu_bench.h"
 #include "tools/common/quantities.h"
 
 namespace cairn::tools {

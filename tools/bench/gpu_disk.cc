@@ -1,7 +1,5 @@
 // kv-bench gpu: saves from a device and loads to it.
 
-#include "tools/bench/gpu_disk.h"
-
 #include <fmt/format.h>
 
 #include <vector>
@@ -12,6 +10,7 @@
 #include "kv/snapshot.h"
 #include "tools/bench/device_model.h"
 #include "tools/bench/fio.h"
+#include "tools/bench/gpu_bench.h"
 #include "tools/bench/page_cache.h"
 #include "tools/common/quantities.h"
 

@@ -1,7 +1,5 @@
 // kv-bench gpu: the time that asynchronous saves cost a training.
 
-#include "tools/bench/gpu_stall.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,7 +9,8 @@
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
 #include "tools/bench/device_model.h"
-#include "tools/bench/median.h"
+#include "tools/bench/gpu_bench.h"
+#include "tools/bench/measure.h"
 #include "tools/common/quantities.h"
 
 namespace cairn::tools {

@@ -1,6 +1,6 @@
 // kv-bench gpu in builds without the CUDA layer: gpu.h instead of gpu.cc.
 
-#include "tools/bench/gpu.h"
+#include "tools/bench/verbs.h"
 
 namespace cairn::tools {
 

@@ -6,7 +6,7 @@
 
 #include "core/checkpoint_store.h"
 #include "kv/error.h"
-#include "tools/bench/options.h"
+#include "tools/bench/verbs.h"
 
 namespace cairn::tools {
 

@@ -1,7 +1,5 @@
 // kv-bench load and partial: loads of a complete model and of one key in a hundred.
 
-#include "tools/bench/load.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include "tools/bench/fio.h"
 #include "tools/bench/page_cache.h"
 #include "tools/bench/saved_model.h"
+#include "tools/bench/verbs.h"
 #include "tools/common/progress.h"
 
 namespace cairn::tools {

@@ -6,12 +6,7 @@
 #include <string>
 #include <system_error>
 
-#include "tools/bench/commit.h"
-#include "tools/bench/digest.h"
-#include "tools/bench/gpu.h"
-#include "tools/bench/load.h"
-#include "tools/bench/open.h"
-#include "tools/bench/save.h"
+#include "tools/bench/verbs.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/program.h"
 #include "tools/common/progress.h"

@@ -1,9 +1,12 @@
 #pragma once
 /// Time, processor time, memory and device traffic of one operation in this process.
 
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace cairn::tools {
 
@@ -37,5 +40,14 @@ class Meter {
   std::optional<uint64_t> device_read_bytes_;
   std::optional<uint64_t> device_written_bytes_;
 };
+
+// --- The median of a series of measurements
+
+/// Returns the mean of the two middle values if their number is even. Requires at least one value.
+inline double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
 
 }  // namespace cairn::tools

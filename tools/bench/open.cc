@@ -1,7 +1,5 @@
 // kv-bench open: how long a new process takes to open a large store and read its first key.
 
-#include "tools/bench/open.h"
-
 #include <fmt/format.h>
 
 #include <chrono>
@@ -17,6 +15,7 @@
 #include "tools/bench/kept_store.h"
 #include "tools/bench/page_cache.h"
 #include "tools/bench/table_limit.h"
+#include "tools/bench/verbs.h"
 #include "tools/common/quantities.h"
 
 namespace cairn::tools {

@@ -6,7 +6,7 @@
 
 #include <cstdio>
 
-#include "tools/bench/median.h"
+#include "tools/bench/measure.h"
 #include "tools/common/quantities.h"
 
 namespace cairn::tools {

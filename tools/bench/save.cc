@@ -1,16 +1,14 @@
 // kv-bench save and incremental: durable saves of a complete model.
 
-#include "tools/bench/save.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "core/checkpoint_store.h"
-#include "tools/bench/digest.h"
 #include "tools/bench/fio.h"
-#include "tools/bench/median.h"
+#include "tools/bench/measure.h"
 #include "tools/bench/saved_model.h"
+#include "tools/bench/verbs.h"
 #include "tools/common/disk_usage.h"
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"

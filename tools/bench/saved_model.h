@@ -7,8 +7,8 @@
 
 #include "core/checkpoint_store.h"
 #include "tools/bench/model_state.h"
-#include "tools/bench/options.h"
 #include "tools/bench/scratch_store.h"
+#include "tools/bench/verbs.h"
 #include "tools/common/progress.h"
 
 namespace cairn::tools {

@@ -1,7 +1,5 @@
 // `kv-dump chunks`: one row per chunk.
 
-#include "tools/dump/chunks.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,6 +16,7 @@
 #include "tools/common/text.h"
 #include "tools/dump/element_json.h"
 #include "tools/dump/opened_store.h"
+#include "tools/dump/verbs.h"
 
 namespace cairn::tools {
 namespace {

@@ -1,6 +1,6 @@
 // `kv-dump diff`: the keys and bytes that differ between two steps, and with --values by how much.
 
-#include "tools/dump/diff.h"
+#include "core/inspect/diff.h"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,6 @@
 #include <map>
 #include <optional>
 
-#include "core/inspect/diff.h"
 #include "core/state_dict/key_pattern.h"
 #include "core/step/contents.h"
 #include "kv/snapshot.h"
@@ -23,6 +22,7 @@
 #include "tools/dump/change_kind.h"
 #include "tools/dump/opened_store.h"
 #include "tools/dump/value_difference.h"
+#include "tools/dump/verbs.h"
 
 namespace cairn::tools {
 namespace {

@@ -1,7 +1,5 @@
 // `kv-dump history`: one row per step at which a key differs from the step before.
 
-#include "tools/dump/history.h"
-
 #include <fmt/format.h>
 
 #include <functional>
@@ -18,8 +16,8 @@
 #include "tools/common/timestamps.h"
 #include "tools/dump/change_kind.h"
 #include "tools/dump/opened_store.h"
-#include "tools/dump/run.h"
 #include "tools/dump/statistics_text.h"
+#include "tools/dump/verbs.h"
 
 namespace cairn::tools {
 namespace {

@@ -1,7 +1,5 @@
 // `kv-dump keys`: one row per key.
 
-#include "tools/dump/keys.h"
-
 #include <fmt/format.h>
 
 #include <optional>
@@ -16,6 +14,7 @@
 #include "tools/dump/contents_json.h"
 #include "tools/dump/opened_store.h"
 #include "tools/dump/statistics_text.h"
+#include "tools/dump/verbs.h"
 
 namespace cairn::tools {
 namespace {

@@ -5,19 +5,8 @@
 #include <vector>
 
 #include "tools/common/program.h"
-#include "tools/dump/chunks.h"
-#include "tools/dump/diff.h"
-#include "tools/dump/history.h"
-#include "tools/dump/keys.h"
-#include "tools/dump/overview.h"
-#include "tools/dump/report.h"
-#include "tools/dump/segments.h"
-#include "tools/dump/serve.h"
-#include "tools/dump/show.h"
-#include "tools/dump/space.h"
 #include "tools/dump/statistics_text.h"
-#include "tools/dump/steps.h"
-#include "tools/dump/verify.h"
+#include "tools/dump/verbs.h"
 
 namespace cairn::tools {
 namespace {

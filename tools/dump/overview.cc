@@ -1,7 +1,5 @@
 // `kv-dump STORE`: a summary of a store.
 
-#include "tools/dump/overview.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,6 +17,7 @@
 #include "tools/common/timestamps.h"
 #include "tools/dump/contents_json.h"
 #include "tools/dump/opened_store.h"
+#include "tools/dump/verbs.h"
 
 namespace cairn::tools {
 namespace {

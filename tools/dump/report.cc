@@ -1,7 +1,5 @@
 // `kv-dump report`: writes a page that shows a store.
 
-#include "tools/dump/report.h"
-
 #include <fmt/format.h>
 
 #include <cerrno>
@@ -18,6 +16,7 @@
 #include "tools/dump/report_findings.h"
 #include "tools/dump/report_json.h"
 #include "tools/dump/report_page.h"
+#include "tools/dump/verbs.h"
 
 namespace cairn::tools {
 namespace {

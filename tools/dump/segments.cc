@@ -1,7 +1,5 @@
 // `kv-dump segments`: one row per segment file.
 
-#include "tools/dump/segments.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,6 +18,7 @@
 #include "tools/common/table.h"
 #include "tools/common/text.h"
 #include "tools/dump/opened_store.h"
+#include "tools/dump/verbs.h"
 
 namespace cairn::tools {
 namespace {

@@ -1,7 +1,5 @@
 // `kv-dump serve`: the live view of a store.
 
-#include "tools/dump/serve.h"
-
 #include <fmt/format.h>
 
 #include <chrono>
@@ -15,6 +13,7 @@
 #include "tools/dump/http_server.h"
 #include "tools/dump/live_requests.h"
 #include "tools/dump/opened_store.h"
+#include "tools/dump/verbs.h"
 
 namespace cairn::tools {
 namespace {

@@ -1,7 +1,5 @@
 // `kv-dump show`: values and statistics of one key.
 
-#include "tools/dump/show.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,6 +24,7 @@
 #include "tools/dump/opened_store.h"
 #include "tools/dump/slice.h"
 #include "tools/dump/tensor_values.h"
+#include "tools/dump/verbs.h"
 
 namespace cairn::tools {
 namespace {

@@ -1,12 +1,11 @@
 // `kv-dump space`: one row per part of the state, the largest first.
 
-#include "tools/dump/space.h"
+#include "core/inspect/space.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "core/inspect/space.h"
 #include "core/state_dict/key_pattern.h"
 #include "kv/segment_space.h"
 #include "tools/common/exit_status.h"
@@ -16,6 +15,7 @@
 #include "tools/common/table.h"
 #include "tools/common/text.h"
 #include "tools/dump/opened_store.h"
+#include "tools/dump/verbs.h"
 
 namespace cairn::tools {
 namespace {

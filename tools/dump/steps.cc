@@ -1,7 +1,5 @@
 // `kv-dump steps`: one row per step.
 
-#include "tools/dump/steps.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -22,6 +20,7 @@
 #include "tools/dump/contents_json.h"
 #include "tools/dump/opened_store.h"
 #include "tools/dump/statistics_text.h"
+#include "tools/dump/verbs.h"
 
 namespace cairn::tools {
 namespace {

@@ -1,7 +1,5 @@
 // `kv-dump verify`: reads every byte and checks every digest and record.
 
-#include "tools/dump/verify.h"
-
 #include <fmt/format.h>
 
 #include <chrono>
@@ -15,6 +13,7 @@
 #include "tools/common/store_words.h"
 #include "tools/common/text.h"
 #include "tools/dump/opened_store.h"
+#include "tools/dump/verbs.h"
 
 namespace cairn::tools {
 namespace {
