@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 
-#include "core/base/internal/worker_pool.h"
 #include "core/edit/internal/edit.h"
 #include "core/inspect/internal/compare.h"
 #include "core/inspect/internal/list.h"
@@ -33,6 +32,7 @@
 #include "kv/compact.h"
 #include "kv/mutex.h"
 #include "kv/thread_annotations.h"
+#include "kv/worker_pool.h"
 
 namespace cairn::core {
 namespace {
@@ -85,7 +85,7 @@ class CheckpointStore::Impl {
                                  internal::DeviceSave* device, bool has_same_records = false) {
     if (!attempt.name.empty()) queue_.AwaitTurn(attempt.queue_position);
     const MutexLock lock(writing_);
-    std::unique_ptr<internal::WorkerPool>* const pool = &pool_;  // used under the lock
+    std::unique_ptr<kv::WorkerPool>* const pool = &pool_;  // used under the lock
     auto report = kv::CatchExhaustion("the records of a save", [&] {
       MakePool(*pool);
       return internal::RunSave(plan, {.store = *store_,
@@ -130,7 +130,7 @@ class CheckpointStore::Impl {
   Result<MergeReport> Merge(std::span<const uint64_t> steps, uint64_t into,
                             const MergeOptions& options) {
     const MutexLock lock(writing_);
-    std::unique_ptr<internal::WorkerPool>* const pool = &pool_;  // used under the lock
+    std::unique_ptr<kv::WorkerPool>* const pool = &pool_;  // used under the lock
     return kv::CatchExhaustion("a merge", [&] {
       MakePool(*pool);
       return internal::RunMerge(*store_, steps, into, options, **pool);
@@ -149,9 +149,9 @@ class CheckpointStore::Impl {
   }
 
  private:
-  static void MakePool(std::unique_ptr<internal::WorkerPool>& pool) {
+  static void MakePool(std::unique_ptr<kv::WorkerPool>& pool) {
     if (pool != nullptr) return;
-    pool = std::make_unique<internal::WorkerPool>(internal::WorkerPool::DefaultThreadCount());
+    pool = std::make_unique<kv::WorkerPool>(kv::WorkerThreads());
   }
 
   std::unique_ptr<kv::Store> store_;
@@ -162,7 +162,7 @@ class CheckpointStore::Impl {
   Mutex writing_;              // held during all of a save, a deletion and the close
   bool closed_ CAIRN_GUARDED_BY(writing_) = false;
   internal::SavedChunks last_device_save_ CAIRN_GUARDED_BY(writing_);
-  std::unique_ptr<internal::WorkerPool> pool_ CAIRN_GUARDED_BY(writing_);  // set by the first save
+  std::unique_ptr<kv::WorkerPool> pool_ CAIRN_GUARDED_BY(writing_);  // set by the first save
   Mutex remembering_;
   std::unique_ptr<LastSave> last_save_ CAIRN_GUARDED_BY(remembering_);  // may be null
 };

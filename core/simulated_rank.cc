@@ -19,7 +19,7 @@ Result<void> PrepareRank(kv::Store& joined, const SimulatedPart& part, const Sta
   }
   const internal::RankInWorld self{.rank = part.rank, .world_size = part.world_size};
   CAIRN_TRY_ASSIGN(internal::SavePlan plan, internal::PlanSave(state, options, self));
-  internal::WorkerPool pool(1);
+  kv::WorkerPool pool(1);
   CAIRN_TRY(
       internal::RunSave(plan, {.store = joined,
                                .attempt = {.step = part.step, .name = part.attempt, .wait = false},

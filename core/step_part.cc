@@ -13,7 +13,6 @@
 #include <span>
 #include <utility>
 
-#include "core/base/internal/worker_pool.h"
 #include "core/save/internal/device_save.h"
 #include "core/save/internal/rank_merge.h"
 #include "core/save/internal/save.h"
@@ -23,6 +22,7 @@
 #include "kv/catch_exhaustion.h"
 #include "kv/key.h"
 #include "kv/step_writer.h"
+#include "kv/worker_pool.h"
 
 namespace cairn::core {
 namespace {
@@ -201,7 +201,7 @@ class StepPart::Impl {
   const StepTicket ticket_;
   const internal::RankInWorld self_;
   const SaveOptions options_;
-  internal::WorkerPool pool_{internal::WorkerPool::DefaultThreadCount()};
+  kv::WorkerPool pool_{kv::WorkerThreads()};
   // Null until a portion has tensors in device memory. Declared before the session, which uses it.
   std::unique_ptr<internal::DeviceSave> device_;
   std::optional<internal::SaveSession> session_;  // empty after a failure

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "kv/internal/parts/attempt_outcome.h"
@@ -14,6 +13,7 @@
 #include "kv/internal/shared_records.h"
 #include "kv/internal/storage/concurrent_requests.h"
 #include "kv/internal/storage/name_check.h"
+#include "kv/worker_pool.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -22,7 +22,6 @@ constexpr size_t kBatchBytes = 1 << 20;          // about; but at least one part
 constexpr size_t kMaxBatch = 64;                 // parts
 constexpr uint64_t kMaxDecodedBytes = 32 << 20;  // of a batch that a background thread decodes
 constexpr uint64_t kPieceBytes = 4 << 20;        // of a larger part
-constexpr uint32_t kMaxThreads = 8;
 
 }  // namespace
 
@@ -53,7 +52,7 @@ void PartGatherer::Turns::Cancel() {
 }
 
 Result<void> PartGatherer::AddAll() {
-  const size_t threads = std::clamp(std::thread::hardware_concurrency(), 1u, kMaxThreads);
+  const size_t threads = WorkerThreads();
   Begin(1);  // one part, which shows how large parts are
   while (!loading_.empty()) {
     Result<Batch> batch = loading_.front().get();

@@ -6,9 +6,9 @@
 #include <array>
 #include <utility>
 
-#include "core/base/internal/worker_pool.h"
 #include "core/tensor/element_cast.h"
 #include "kv/div.h"
+#include "kv/worker_pool.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -99,7 +99,7 @@ void MultiplyBlocks(const ScaledPart& part, std::span<const float> factors) {
   const Multiplier multiplier(part.target.dtype);
   const std::vector<uint64_t> strides =
       part.target.strides.empty() ? RowMajorStrides(part.target.shape) : part.target.strides;
-  WorkerPool pool(end_row - first_row < 4 ? 1 : WorkerPool::DefaultThreadCount());
+  kv::WorkerPool pool(end_row - first_row < 4 ? 1 : kv::WorkerThreads());
   pool.Run(end_row - first_row, [&](size_t i, size_t) {
     const uint64_t row = first_row + i;
     const Box band{.offsets = {row * block, 0}, .sizes = {block, part.source_shape[1]}};

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <atomic>
 
-#include "core/base/internal/worker_pool.h"
 #include "core/inspect/internal/list.h"
 #include "core/load/internal/load.h"
 #include "core/load/load_options.h"
@@ -18,6 +17,7 @@
 #include "core/step/repeats.h"
 #include "core/tensor/chunk_grid.h"
 #include "kv/mutex.h"
+#include "kv/worker_pool.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -26,7 +26,7 @@ constexpr uint64_t kReadBytes = 8 << 20;
 // Memory that is reserved for as many items as a step states, which may be damaged.
 constexpr uint64_t kMaxReserved = 1 << 16;
 // Also on fewer cores: threads that read records wait for the storage.
-constexpr size_t kMinThreads = 4;
+constexpr uint32_t kMinThreads = 4;
 
 // A key of one step, which is either a tensor or a value.
 struct Entry {
@@ -296,7 +296,7 @@ Result<void> CompareByScan(const StepView& view_a, const Contents& contents_a,
   const auto tensors_a = TensorsOf(comparable, &KeyInBoth::a, contents_a, copies_a);
   const auto tensors_b = TensorsOf(comparable, &KeyInBoth::b, contents_b, copies_b);
   Result<ChunkSummaries> a, b;
-  WorkerPool pool(2);
+  kv::WorkerPool pool(2);
   pool.Run(2, [&](size_t i, size_t) {
     (i == 0 ? a : b) =
         i == 0 ? ChunkSummaries::Read(view_a, tensors_a) : ChunkSummaries::Read(view_b, tensors_b);
@@ -334,7 +334,7 @@ Result<void> CompareKeys(const StepView& view_a, const StepView& view_b,
                          std::span<const KeyInBoth> keys, Diff& diff) {
   if (keys.empty()) return {};
   std::vector<Result<std::optional<KeyChange>>> changes(keys.size());
-  WorkerPool pool(std::min(std::max(kMinThreads, WorkerPool::DefaultThreadCount()), keys.size()));
+  kv::WorkerPool pool(std::min<size_t>(kv::WorkerThreads(kMinThreads), keys.size()));
   Mutex reading;
   std::atomic<bool> failed = false;
   pool.Run(keys.size(), [&](size_t i, size_t) {
@@ -400,7 +400,7 @@ Result<Diff> RunCompare(const StepView& view_a, const StepView& view_b,
   const auto is_shared = [&](const Entry& entry) { return !candidates.Contain(entry); };
   Result<Contents> contents_a, contents_b;
   const bool are_many = candidates.AreMany(view_a);
-  WorkerPool pool(2);
+  kv::WorkerPool pool(2);
   pool.Run(are_many ? 2 : 1, [&](size_t i, size_t) {
     (i == 0 ? contents_b : contents_a) = ListLeaves(i == 0 ? view_b : view_a, patterns);
   });

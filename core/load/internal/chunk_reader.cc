@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <chrono>
 #include <future>
-#include <thread>
 #include <utility>
 
 #include "core/step/contents.h"
 #include "core/step/internal/stored_page_digests.h"
 #include "kv/read_range.h"
+#include "kv/worker_pool.h"
 
 namespace cairn::core::internal {
 
@@ -261,8 +261,7 @@ Result<void> ChunkReader::ReadParts(std::span<const ReadPart> parts) {
   // than cores share the parts more evenly: each takes several at once.
   const bool has_deltas = std::ranges::any_of(
       parts, [](const ReadPart& part) { return !part.job->chunk.deltas.empty(); });
-  const uint32_t cores = std::max(std::thread::hardware_concurrency(), 1u);
-  const uint32_t threads = std::min(has_deltas ? 4 * cores : cores, kMaxThreads);
+  const uint32_t threads = kv::WorkerThreads(has_deltas ? 8 : 1);
   const auto on_read = [&](size_t i, std::span<const std::byte> part_bytes) {
     return OnRead(parts[i], part_bytes);
   };

@@ -42,7 +42,6 @@ class ChunkReader {
   /// Parts per batch. The first batches are small, so that reading begins early.
   static constexpr size_t kMinParts = 512;
   static constexpr size_t kMaxParts = 8192;
-  static constexpr uint32_t kMaxThreads = 8;  // that read; at most one per core
 
   enum class Limit {
     kBatches,  // Add waits for ReadAll

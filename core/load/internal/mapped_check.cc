@@ -7,11 +7,11 @@
 #include <utility>
 
 #include "core/base/internal/progress_meter.h"
-#include "core/base/internal/worker_pool.h"
 #include "core/base/progress.h"
 #include "kv/mapping.h"
 #include "kv/mutex.h"
 #include "kv/thread_annotations.h"
+#include "kv/worker_pool.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -26,7 +26,7 @@ constexpr uint64_t kGapBytes = 64 * 1024;
 // Items that follow each other are read in large pages if they are at least this long together.
 constexpr uint64_t kRunBytes = uint64_t{4} << 20;
 // A thread waits while its item is read, so this many items are read at the same time.
-constexpr size_t kMinThreads = 4;
+constexpr uint32_t kMinThreads = 4;
 
 // Chunks that are close to each other in one mapping.
 struct Stretch {
@@ -178,8 +178,8 @@ Result<void> CheckMapped(const StepView& view, std::vector<MappedChunk> chunks,
   UseLargePages(stretches);
   ProgressMeter meter(progress, stretches.back().before_bytes + stretches.back().length_bytes());
   Checker checker(view, stretches, meter);
-  const size_t threads = std::max(WorkerPool::DefaultThreadCount(), kMinThreads);
-  WorkerPool pool(std::min(threads, stretches.size()));
+  const size_t threads = kv::WorkerThreads(kMinThreads);
+  kv::WorkerPool pool(std::min(threads, stretches.size()));
   pool.Run(stretches.size(), [&](size_t i, size_t) { checker.Check(i); });
   return std::move(checker).result();
 }

@@ -8,12 +8,10 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/base/internal/progress_meter.h"
-#include "core/base/internal/worker_pool.h"
 #include "core/load/internal/chunk_reader.h"
 #include "core/load/internal/load.h"
 #include "core/load/internal/read_plan.h"
@@ -24,6 +22,7 @@
 #include "kv/digest.h"
 #include "kv/key.h"
 #include "kv/mutex.h"
+#include "kv/worker_pool.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -201,7 +200,7 @@ class Update {
   /// Digests the memory and compares it with the base step.
   Result<void> Compare(ProgressMeter& meter) {
     if (memory_.empty()) return {};
-    WorkerPool pool(std::min(WorkerPool::DefaultThreadCount(), memory_.size()));
+    kv::WorkerPool pool(std::min<size_t>(kv::WorkerThreads(), memory_.size()));
     std::atomic<size_t> first_wrong = memory_.size();
     for (size_t begin = 0; begin < memory_.size();) {
       size_t end = begin;
@@ -314,7 +313,7 @@ class Update {
     }
     CAIRN_TRY_ASSIGN(const uint64_t bytes, ReadDeltas(view_, reads));
     report_.bytes_read += bytes;
-    WorkerPool pool(std::min(WorkerPool::DefaultThreadCount(), batch.size()));
+    kv::WorkerPool pool(std::min<size_t>(kv::WorkerThreads(), batch.size()));
     std::atomic<size_t> wrong = batch.size();
     pool.Run(batch.size(), [&](size_t i, size_t) {
       const ChunkInfo& chunk = batch[i]->updated->chunk;
@@ -357,11 +356,9 @@ class Update {
       report_.bytes_read += stored[i].size() * sizeof(uint64_t);
       AddRanges(changed[i], stored[i], ranges, reads);
     }
-    const uint32_t threads =
-        std::clamp(std::thread::hardware_concurrency(), 1u, ChunkReader::kMaxThreads);
     Mutex mutex;
     std::optional<Error> wrong;
-    const auto read = view_.snapshot->Read(ranges, threads, [&](size_t i, auto bytes) {
+    const auto read = view_.snapshot->Read(ranges, kv::WorkerThreads(), [&](size_t i, auto bytes) {
       const std::optional<uint64_t> page = FindWrongPage(reads[i], bytes);
       if (!page) return Result<void>();
       const MutexLock lock(mutex);

@@ -20,7 +20,8 @@ std::unique_ptr<std::byte[]> Buffer(uint64_t bytes) {
 }  // namespace
 
 MeanWindow::MeanWindow(const kv::Store& store, std::span<const StepView> views,
-                       std::span<const double> weights, WorkerPool& pool, ProgressMeter& progress)
+                       std::span<const double> weights, kv::WorkerPool& pool,
+                       ProgressMeter& progress)
     : store_(store),
       views_(views),
       weights_(weights),

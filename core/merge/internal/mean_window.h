@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "core/base/internal/progress_meter.h"
-#include "core/base/internal/worker_pool.h"
 #include "core/load/load_options.h"
 #include "core/merge/internal/mean.h"
 #include "core/step/internal/lookup.h"
 #include "core/tensor/tensor.h"
 #include "kv/error.h"
 #include "kv/store.h"
+#include "kv/worker_pool.h"
 
 namespace cairn::core::internal {
 
@@ -27,7 +27,7 @@ class MeanWindow {
 
   /// Everything must outlive the window. Progress counts the bytes of each step.
   MeanWindow(const kv::Store& store, std::span<const StepView> views,
-             std::span<const double> weights, WorkerPool& pool, ProgressMeter& progress);
+             std::span<const double> weights, kv::WorkerPool& pool, ProgressMeter& progress);
 
   /// Returns whether a box with this many bytes can be added.
   bool HasRoom(uint64_t bytes) const;
@@ -66,7 +66,7 @@ class MeanWindow {
   const kv::Store& store_;
   const std::span<const StepView> views_;
   const std::span<const double> weights_;
-  WorkerPool& pool_;
+  kv::WorkerPool& pool_;
   ProgressMeter& progress_;
   // Of kMaxBytes each, and twice as many for the sums of numbers of two bytes.
   const std::unique_ptr<std::byte[]> first_;  // the first step; then the means

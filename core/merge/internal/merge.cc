@@ -304,7 +304,7 @@ uint64_t BytesToMerge(const MergePlan& plan, size_t step_count) {
 }  // namespace
 
 Result<MergeReport> RunMerge(kv::Store& store, std::span<const uint64_t> steps, uint64_t into,
-                             const MergeOptions& options, WorkerPool& pool) {
+                             const MergeOptions& options, kv::WorkerPool& pool) {
   const auto begin = std::chrono::steady_clock::now();
   // Begin first: it refuses a store that is open for reading, and a step that exists.
   CAIRN_TRY_ASSIGN(const auto writer, store.Begin(into, {.overwrite = options.overwrite}));

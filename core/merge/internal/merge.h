@@ -4,15 +4,15 @@
 #include <cstdint>
 #include <span>
 
-#include "core/base/internal/worker_pool.h"
 #include "core/merge/step_merge.h"
 #include "kv/error.h"
 #include "kv/store.h"
+#include "kv/worker_pool.h"
 
 namespace cairn::core::internal {
 
 /// Contract: CheckpointStore::Merge. Requires that no save is running.
 Result<MergeReport> RunMerge(kv::Store& store, std::span<const uint64_t> steps, uint64_t into,
-                             const MergeOptions& options, WorkerPool& pool);
+                             const MergeOptions& options, kv::WorkerPool& pool);
 
 }  // namespace cairn::core::internal

@@ -1,19 +1,17 @@
 #include "core/save/internal/chunk_deltas.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "core/save/internal/delta_limits.h"
 #include "core/save/internal/tensor_payload.h"
 #include "kv/digest.h"
 #include "kv/read_range.h"
+#include "kv/worker_pool.h"
 #include "schema/dtype.h"
 
 namespace cairn::core::internal {
 namespace {
-
-constexpr uint32_t kMaxThreads = 8;
 
 uint64_t PageBytes(const PlannedChunk& chunk, uint64_t page) {
   return std::min(kv::kPageBytes, chunk.length_bytes - page * kv::kPageBytes);
@@ -34,7 +32,7 @@ uint64_t MaxNextDeltaBytes(const PlannedChunk& chunk, uint64_t changed_bytes) {
 
 }  // namespace
 
-ChunkDeltas::ChunkDeltas(const SavePlan& plan, const StepView& base, WorkerPool& pool,
+ChunkDeltas::ChunkDeltas(const SavePlan& plan, const StepView& base, kv::WorkerPool& pool,
                          uint32_t max_deltas)
     : plan_(plan),
       base_(base),
@@ -119,7 +117,7 @@ bool ChunkDeltas::ReadBase(std::span<Job> jobs) const {
         {.fqn = &plan_.tensors[job.chunk->tensor].fqn, .chunk = &base, .chain = &job.chain});
   }
   if (!deltas.empty() && !ReadDeltas(base_, deltas)) return false;
-  const uint32_t threads = std::clamp(std::thread::hardware_concurrency(), 1u, kMaxThreads);
+  const uint32_t threads = kv::WorkerThreads();
   return base_.snapshot->Read(ranges, threads, [](size_t, auto) { return Result<void>(); })
       .has_value();
 }

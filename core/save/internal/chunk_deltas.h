@@ -13,12 +13,12 @@
 #include <span>
 #include <vector>
 
-#include "core/base/internal/worker_pool.h"
 #include "core/delta/internal/delta_encoder.h"
 #include "core/save/internal/chunk_source.h"
 #include "core/save/internal/save_plan.h"
 #include "core/step/internal/delta_chain.h"
 #include "core/step/internal/lookup.h"
+#include "kv/worker_pool.h"
 
 namespace cairn::core::internal {
 
@@ -27,7 +27,8 @@ class ChunkDeltas {
  public:
   /// `max_deltas` is the largest number of deltas of a chunk; 0 encodes none. Everything must
   /// outlive the object.
-  ChunkDeltas(const SavePlan& plan, const StepView& base, WorkerPool& pool, uint32_t max_deltas);
+  ChunkDeltas(const SavePlan& plan, const StepView& base, kv::WorkerPool& pool,
+              uint32_t max_deltas);
 
   /// True if the chunk, whose bytes differ from those of its base, may become a delta.
   bool IsPossible(const PlannedChunk& chunk) const;
@@ -64,7 +65,7 @@ class ChunkDeltas {
 
   const SavePlan& plan_;
   const StepView& base_;
-  WorkerPool& pool_;
+  kv::WorkerPool& pool_;
   const uint32_t max_deltas_;
   std::vector<DeltaEncoder> encoders_;           // one per worker
   std::vector<std::vector<std::byte>> scratch_;  // one page per worker

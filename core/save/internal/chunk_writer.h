@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "core/base/internal/progress_meter.h"
-#include "core/base/internal/worker_pool.h"
 #include "core/delta/internal/delta_encoder.h"
 #include "core/save/internal/chunk_deltas.h"
 #include "core/save/internal/chunk_source.h"
@@ -23,6 +22,7 @@
 #include "core/save/internal/saved_chunks.h"
 #include "core/step/internal/lookup.h"
 #include "kv/step_writer.h"
+#include "kv/worker_pool.h"
 
 namespace cairn::core::internal {
 
@@ -30,7 +30,7 @@ namespace cairn::core::internal {
 struct ChunkWriterContext {
   const SavePlan& plan;
   kv::StepWriter& writer;
-  WorkerPool& pool;  // for digests
+  kv::WorkerPool& pool;  // for digests
   ProgressMeter& progress;
   uint64_t step = 0;
   const StepView* base = nullptr;  // null: no chunk has a base

@@ -215,8 +215,8 @@ Result<void> SaveSession::UseDevice(DeviceSave& device) {
   return writer_->UseBlocks(device.blocks());
 }
 
-Result<void> SaveSession::Write(const SavePlan& plan, const SaveOptions& options, WorkerPool& pool,
-                                SavedChunks* saved, uint64_t reported_bytes) {
+Result<void> SaveSession::Write(const SavePlan& plan, const SaveOptions& options,
+                                kv::WorkerPool& pool, SavedChunks* saved, uint64_t reported_bytes) {
   uint64_t own_chunks = 0;
   for (const PlannedShard& shard : plan.shards) own_chunks += shard.chunk_count();
   if (self_.world_size > 1) CAIRN_TRY(AddShared(plan, *writer_));

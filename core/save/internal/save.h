@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "core/base/internal/worker_pool.h"
 #include "core/save/internal/save_plan.h"
 #include "core/save/internal/saved_chunks.h"
 #include "core/save/save_options.h"
@@ -16,6 +15,7 @@
 #include "kv/step_info.h"
 #include "kv/step_writer.h"
 #include "kv/store.h"
+#include "kv/worker_pool.h"
 
 namespace cairn::core::internal {
 
@@ -58,7 +58,7 @@ class SaveSession {
   /// that shards in device memory are digested. Replaces saved->shards, if `saved` is not null.
   /// Reports at least `reported_bytes` as progress. kConflict: the plan relies on chunks of the
   /// base, which was deleted or replaced in the meantime.
-  Result<void> Write(const SavePlan& plan, const SaveOptions& options, WorkerPool& pool,
+  Result<void> Write(const SavePlan& plan, const SaveOptions& options, kv::WorkerPool& pool,
                      SavedChunks* saved = nullptr, uint64_t reported_bytes = 0);
 
   /// Commits a step with all records of the base, in place of Write and the commit: the caller
@@ -96,7 +96,7 @@ struct SaveContext {
   SaveAttempt attempt;
   RankInWorld self;
   const SaveOptions& options;
-  WorkerPool& pool;  // for digests
+  kv::WorkerPool& pool;  // for digests
   /// What the previous save wrote, if its step is set; on success replaced by what this save wrote.
   /// Null: not recorded.
   SavedChunks* saved = nullptr;

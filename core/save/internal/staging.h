@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/base/internal/worker_pool.h"
 #include "core/save/internal/save_plan.h"
 #include "core/save/internal/saved_chunks.h"
 #include "core/save/internal/staged_delta.h"
+#include "kv/worker_pool.h"
 
 namespace cairn::core::internal {
 
@@ -17,7 +17,7 @@ namespace cairn::core::internal {
 /// Ownership: owns the memory that staged tensors point to. Threads: one at a time.
 class StagingArea {
  public:
-  StagingArea() : pool_(std::min<size_t>(2, WorkerPool::DefaultThreadCount())) {}
+  StagingArea() : pool_(std::min<size_t>(2, kv::WorkerThreads())) {}
   ~StagingArea();
   StagingArea(const StagingArea&) = delete;
   StagingArea& operator=(const StagingArea&) = delete;
@@ -46,7 +46,7 @@ class StagingArea {
   std::byte* memory_ = nullptr;
   uint64_t capacity_bytes_ = 0;
   std::vector<uint64_t> offsets_bytes_;      // of the shards in the area
-  WorkerPool pool_;                          // two threads saturate the memory bandwidth
+  kv::WorkerPool pool_;                      // two threads saturate the memory bandwidth
   std::vector<StagedDeltaScratch> scratch_;  // one per thread, or none before the first delta
 };
 

@@ -20,7 +20,7 @@ constexpr uint64_t kRoundBytes = 256 << 20;
 
 class Comparison {
  public:
-  Comparison(SavePlan& plan, const SavedChunks& saved, WorkerPool& pool)
+  Comparison(SavePlan& plan, const SavedChunks& saved, kv::WorkerPool& pool)
       : plan_(plan),
         saved_(saved),
         pool_(pool),
@@ -126,7 +126,7 @@ class Comparison {
 
   SavePlan& plan_;
   const SavedChunks& saved_;
-  WorkerPool& pool_;
+  kv::WorkerPool& pool_;
   std::vector<std::vector<std::byte>> scratch_;  // one page per worker
   std::vector<Chunk> chunks_;                    // in the order of the plan
   uint64_t taken_bytes_ = 0;                     // of chunks that are not in chunks_
@@ -137,7 +137,7 @@ class Comparison {
 
 }  // namespace
 
-Result<StateComparison> CompareState(SavePlan& plan, const SavedChunks& saved, WorkerPool& pool,
+Result<StateComparison> CompareState(SavePlan& plan, const SavedChunks& saved, kv::WorkerPool& pool,
                                      const Progress& progress) {
   return Comparison(plan, saved, pool).Run(progress);
 }

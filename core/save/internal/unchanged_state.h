@@ -3,11 +3,11 @@
 
 #include <cstdint>
 
-#include "core/base/internal/worker_pool.h"
 #include "core/base/progress.h"
 #include "core/save/internal/save_plan.h"
 #include "core/save/internal/saved_chunks.h"
 #include "kv/error.h"
+#include "kv/worker_pool.h"
 
 namespace cairn::core::internal {
 
@@ -21,7 +21,7 @@ struct StateComparison {
 /// chunks up to there are then in PlannedShard::pages, so that the save does not compute them
 /// again. Requires tensors in host memory, and that `saved` has the shards and chunks of the plan.
 /// Memory: 8 bytes per 64 KiB page. kCancelled: as asked by `progress`.
-Result<StateComparison> CompareState(SavePlan& plan, const SavedChunks& saved, WorkerPool& pool,
+Result<StateComparison> CompareState(SavePlan& plan, const SavedChunks& saved, kv::WorkerPool& pool,
                                      const Progress& progress);
 
 }  // namespace cairn::core::internal

@@ -1,17 +1,15 @@
 #include "core/step/internal/delta_chain.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "kv/digest.h"
 #include "kv/mutex.h"
 #include "kv/read_range.h"
+#include "kv/worker_pool.h"
 
 namespace cairn::core::internal {
 namespace {
-
-constexpr uint32_t kMaxThreads = 8;
 
 /// Where a delta is stored, and where it goes.
 struct Part {
@@ -33,8 +31,6 @@ bool IsIntact(const kv::Snapshot& snapshot, const kv::Extent& extent) {
   kv::AppendPageDigests(bytes, computed);
   return computed == stored;
 }
-
-uint32_t ReadThreads() { return std::clamp(std::thread::hardware_concurrency(), 1u, kMaxThreads); }
 
 Result<Delta> ParseOne(const StepView& view, const std::string& fqn, const ChunkInfo& chunk,
                        const kv::Extent& extent, std::span<const std::byte> stored) {
@@ -118,7 +114,8 @@ Result<uint64_t> ReadStoredDeltas(const StepView& view, std::span<const DeltaRea
           {.segment_id = delta.segment_id, .offset_bytes = delta.offset_bytes, .target = target});
     }
   }
-  return view.snapshot->Read(ranges, ReadThreads(), [](size_t, auto) { return Result<void>(); });
+  return view.snapshot->Read(ranges, kv::WorkerThreads(),
+                             [](size_t, auto) { return Result<void>(); });
 }
 
 Result<uint64_t> ReadDeltas(const StepView& view, std::span<DeltaRead> reads) {
@@ -152,7 +149,7 @@ Result<uint64_t> ReadDeltas(const StepView& view, std::span<DeltaRead> reads) {
     wrong = std::move(delta).error();
     return Fail(*wrong);
   };
-  const auto bytes = view.snapshot->Read(ranges, ReadThreads(), parse);
+  const auto bytes = view.snapshot->Read(ranges, kv::WorkerThreads(), parse);
   if (wrong) return Fail(*std::move(wrong));
   return bytes;
 }

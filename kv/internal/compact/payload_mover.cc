@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <future>
 #include <optional>
 #include <set>
 #include <thread>
@@ -16,6 +15,7 @@
 #include "kv/internal/storage/object_names.h"
 #include "kv/payload.h"
 #include "kv/read_range.h"
+#include "kv/worker_pool.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -24,7 +24,6 @@ constexpr uint64_t kPieceBytes = 8 << 20;   // the longest part of a range that 
 constexpr uint64_t kBatchBytes = 16 << 20;  // of pieces that are read together
 constexpr size_t kBatchPieces = 4096;
 constexpr uint32_t kBlocks = 4;
-constexpr uint32_t kMaxThreads = 8;  // that compress
 constexpr uint64_t kMinCompressedBytes = 4096;
 constexpr std::chrono::milliseconds kWaitSlice{50};  // after which a compaction can be stopped
 static_assert(kPieceBytes % kPageBytes == 0);
@@ -249,22 +248,21 @@ Result<void> PayloadMover::Decode(std::span<ChunkVersion* const> chunks) {
 
 Result<void> PayloadMover::Compress(std::span<ChunkVersion* const> chunks) {
   using Compressed = std::optional<std::vector<std::byte>>;
-  const size_t threads = std::clamp(std::thread::hardware_concurrency(), 1u, kMaxThreads);
-  for (size_t begin = 0; begin < chunks.size(); begin += threads) {
-    const auto batch = chunks.subspan(begin, std::min(threads, chunks.size() - begin));
-    std::vector<std::future<Result<Compressed>>> results;
+  WorkerPool pool(std::min<size_t>(WorkerThreads(), chunks.size()));
+  for (size_t begin = 0; begin < chunks.size(); begin += pool.thread_count()) {
+    const auto batch = chunks.subspan(begin, std::min(pool.thread_count(), chunks.size() - begin));
     for (const ChunkVersion* const chunk : batch) {
       CAIRN_TRY(AwaitTurn(chunk->entry.extents.payload.length_bytes()));
-      // Deferred if the system has no more threads.
-      constexpr auto kPolicy = std::launch::async | std::launch::deferred;
-      results.push_back(std::async(kPolicy, [this, chunk]() -> Result<Compressed> {
-        std::vector<uint64_t> page_digests;
-        CAIRN_TRY_ASSIGN(const auto bytes, ReadChunk(*chunk, page_digests));
-        return context_.options.compress(bytes, ElementBytes(chunk->entry), page_digests);
-      }));
     }
+    std::vector<Result<Compressed>> results(batch.size());
+    const auto compress = [&](size_t i) -> Result<Compressed> {
+      std::vector<uint64_t> page_digests;
+      CAIRN_TRY_ASSIGN(const auto bytes, ReadChunk(*batch[i], page_digests));
+      return context_.options.compress(bytes, ElementBytes(batch[i]->entry), page_digests);
+    };
+    pool.Run(batch.size(), [&](size_t i, size_t) { results[i] = compress(i); });
     for (size_t i = 0; i < batch.size(); ++i) {
-      CAIRN_TRY_ASSIGN(const Compressed compressed, results[i].get());
+      CAIRN_TRY_ASSIGN(const Compressed compressed, std::move(results[i]));
       if (!compressed) continue;
       CAIRN_TRY(AppendCompressed(*compressed, *batch[i]));
       CAIRN_TRY(context_.progress(batch[i]->entry.extents.payload.length_bytes()));

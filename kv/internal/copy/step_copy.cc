@@ -47,10 +47,10 @@
 #include "kv/digest.h"
 #include "kv/internal/commit/root_change.h"
 #include "kv/internal/commit/step_table_writer.h"
-#include "kv/internal/io/run_on_threads.h"
 #include "kv/internal/records/kv_records.h"
 #include "kv/internal/storage/object_names.h"
 #include "kv/key.h"
+#include "kv/worker_pool.h"
 
 namespace cairn::kv::internal {
 namespace {

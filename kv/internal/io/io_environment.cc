@@ -14,6 +14,7 @@ namespace cairn::kv::internal {
 namespace {
 
 constexpr uint64_t kMinBlockBytes = 4096;
+constexpr uint64_t kMaxThreads = 1024;
 
 std::string_view Variable(const char* name) {
   const char* value = std::getenv(name);
@@ -57,7 +58,13 @@ Result<IoOptions> IoOptionsFromEnvironment(IoOptions io) {
   CAIRN_TRY(ReadInteger("CAIRN_IO_DEPTH", 1, kMaxQueueDepth, io.queue_depth));
   CAIRN_TRY(ReadChoice("CAIRN_IO_ENGINE", "uring", "threads", io.uring));
   CAIRN_TRY(ReadChoice("CAIRN_IO_DIRECT", "1", "0", io.direct));
+  CAIRN_TRY(WorkerThreadsFromEnvironment(1));
   return io;
+}
+
+Result<uint32_t> WorkerThreadsFromEnvironment(uint32_t otherwise) {
+  CAIRN_TRY(ReadInteger("CAIRN_THREADS", 1, kMaxThreads, otherwise));
+  return otherwise;
 }
 
 }  // namespace cairn::kv::internal

@@ -6,6 +6,7 @@
 ///   CAIRN_IO_DEPTH         1 ... 1024            IoOptions::queue_depth
 ///   CAIRN_IO_ENGINE        uring | threads       IoOptions::uring
 ///   CAIRN_IO_DIRECT        0 | 1                 IoOptions::direct
+///   CAIRN_THREADS          1 ... 1024            WorkerThreads
 ///
 /// No other file reads these variables.
 
@@ -23,5 +24,9 @@ inline constexpr uint32_t kMaxQueueDepth = 1024;
 /// Returns `defaults`, changed by the variables that are set and not empty. kInvalidArgument: a
 /// variable has another value than those above.
 Result<IoOptions> IoOptionsFromEnvironment(IoOptions defaults);
+
+/// Returns CAIRN_THREADS, or `otherwise` if it is not set. Has the errors of
+/// IoOptionsFromEnvironment, which checks this variable too.
+Result<uint32_t> WorkerThreadsFromEnvironment(uint32_t otherwise);
 
 }  // namespace cairn::kv::internal

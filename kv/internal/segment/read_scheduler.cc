@@ -38,12 +38,12 @@
 #include "kv/div.h"
 #include "kv/internal/io/fault_point.h"
 #include "kv/internal/io/file.h"
-#include "kv/internal/io/run_on_threads.h"
 #include "kv/internal/segment/read_batches.h"
 #include "kv/mutex.h"
 #include "kv/options.h"
 #include "kv/read_range.h"
 #include "kv/thread_annotations.h"
+#include "kv/worker_pool.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "kv/internal/io/run_on_threads.h"
 #include "kv/mutex.h"
 #include "kv/thread_annotations.h"
+#include "kv/worker_pool.h"
 
 namespace cairn::kv::internal {
 namespace {

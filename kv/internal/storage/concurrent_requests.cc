@@ -4,7 +4,7 @@
 #include <atomic>
 #include <vector>
 
-#include "kv/internal/io/run_on_threads.h"
+#include "kv/worker_pool.h"
 
 namespace cairn::kv::internal {
 

@@ -11,8 +11,8 @@
 #include <fstream>
 #include <limits>
 
-#include "core/base/internal/worker_pool.h"
 #include "core/merge/step_merge.h"
+#include "kv/worker_pool.h"
 #include "tests/core/tensor/test_tensor.h"
 #include "tests/support/fake_s3.h"
 
@@ -174,7 +174,7 @@ TEST_F(MergeTest, TheResultDoesNotDependOnTheNumberOfThreads) {
   const std::vector<uint64_t> steps = {1, 2};
   uint64_t into = 10;
   for (const size_t threads : {1, 2, 5}) {
-    internal::WorkerPool pool(threads);
+    kv::WorkerPool pool(threads);
     CAIRN_ASSERT_OK(internal::RunMerge(store->kv(), steps, into, {}, pool));
     EXPECT_EQ(LoadBytes(into++, "w"), MeanOf({a.bytes, b.bytes}, {0.5, 0.5})) << threads;
   }

@@ -18,7 +18,7 @@ using cairn::testing::IsError;
 using cairn::testing::ScopedTempDir;
 
 constexpr std::array kVariables = {"CAIRN_IO_BLOCK_BYTES", "CAIRN_IO_DEPTH", "CAIRN_IO_ENGINE",
-                                   "CAIRN_IO_DIRECT"};
+                                   "CAIRN_IO_DIRECT", "CAIRN_THREADS"};
 
 class IoEnvironmentTest : public ::testing::Test {
  protected:
@@ -68,7 +68,7 @@ TEST_F(IoEnvironmentTest, OptionsOfTheCallerWin) {
 }
 
 TEST_F(IoEnvironmentTest, BadValuesAreRefusedBeforeAnythingIsCreated) {
-  const std::array<std::pair<const char*, const char*>, 12> bad = {{
+  const std::array<std::pair<const char*, const char*>, 14> bad = {{
       {"CAIRN_IO_BLOCK_BYTES", "4095"},
       {"CAIRN_IO_BLOCK_BYTES", "1073741825"},
       {"CAIRN_IO_BLOCK_BYTES", "8MiB"},
@@ -81,6 +81,8 @@ TEST_F(IoEnvironmentTest, BadValuesAreRefusedBeforeAnythingIsCreated) {
       {"CAIRN_IO_ENGINE", "Threads"},
       {"CAIRN_IO_DIRECT", "2"},
       {"CAIRN_IO_DIRECT", "true"},
+      {"CAIRN_THREADS", "0"},
+      {"CAIRN_THREADS", "1025"},
   }};
   for (const auto& [name, value] : bad) {
     ::setenv(name, value, 1);

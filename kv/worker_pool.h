@@ -1,5 +1,5 @@
 #pragma once
-/// A few persistent threads that divide the items of one loop at a time among them.
+/// The threads that digest, compress, read and copy payload, and their number.
 
 #include <atomic>
 #include <cstddef>
@@ -9,11 +9,26 @@
 #include <thread>
 #include <vector>
 
+#include "kv/error.h"
 #include "kv/mutex.h"
 #include "kv/thread_annotations.h"
 
-namespace cairn::core::internal {
+namespace cairn::kv {
 
+/// The number of threads for work that a processor does: CAIRN_THREADS (1 to 1024) of the
+/// environment; otherwise the number of cores, at least `least` (for threads that mostly wait for
+/// the storage), and at most 8: more do not increase memory bandwidth. A save or a load uses as many
+/// at a time, and for each storage those that transfer bytes (IoOptions, S3Options). Threads: safe.
+uint32_t WorkerThreads(uint32_t least = 1);
+
+/// Calls `work(i)` for i from 0 to `thread_count` - 1 on as many threads, one of which is that of
+/// the caller, and waits for all. If the system has no more threads, those that there are make the
+/// calls: every call must take what is left of the work, and stop if another one has failed.
+/// Returns the error of the lowest i. kResourceExhausted: there was not enough memory for `what`.
+Result<void> RunOnThreads(size_t thread_count, const char* what,
+                          const std::function<Result<void>(size_t i)>& work);
+
+/// A few persistent threads that divide the items of one loop at a time among them.
 /// Ownership: owns its threads, which the destructor joins. Threads: one call at a time.
 class WorkerPool {
  public:
@@ -39,9 +54,6 @@ class WorkerPool {
 
   size_t thread_count() const { return threads_.size() + 1; }
 
-  /// The number of cores, but at most 8: more do not increase memory bandwidth.
-  static size_t DefaultThreadCount();
-
  private:
   void Loop(size_t worker);
   void Work(size_t worker);
@@ -61,4 +73,4 @@ class WorkerPool {
   std::vector<std::thread> threads_;
 };
 
-}  // namespace cairn::core::internal
+}  // namespace cairn::kv

@@ -1,27 +1,38 @@
 // Threads that wait for the next round, and take items of the current one by a shared counter.
 
-#include "core/base/internal/worker_pool.h"
+#include "kv/worker_pool.h"
 
 #include <algorithm>
 #include <exception>
-#include <system_error>
 #include <utility>
 
-#include "kv/error.h"
+#include "kv/catch_exhaustion.h"
+#include "kv/internal/io/io_environment.h"
+#include "kv/start_thread.h"
 
-namespace cairn::core::internal {
+namespace cairn::kv {
 
-size_t WorkerPool::DefaultThreadCount() {
-  return std::clamp<size_t>(std::thread::hardware_concurrency(), 1, 8);
+uint32_t WorkerThreads(uint32_t least) {
+  static const uint32_t set = internal::WorkerThreadsFromEnvironment(0).value_or(0);
+  return set != 0 ? set : std::clamp(std::thread::hardware_concurrency(), least, 8u);
+}
+
+Result<void> RunOnThreads(size_t thread_count, const char* what,
+                          const std::function<Result<void>(size_t)>& work) {
+  std::vector<Result<void>> results(std::max<size_t>(thread_count, 1));
+  WorkerPool pool(results.size());
+  pool.Run(results.size(),
+           [&](size_t i, size_t) { results[i] = CatchExhaustion(what, [&] { return work(i); }); });
+  for (Result<void>& result : results) CAIRN_TRY(std::move(result));
+  return {};
 }
 
 WorkerPool::WorkerPool(size_t thread_count) {
   threads_.reserve(thread_count);
-  try {
-    for (size_t worker = 1; worker < thread_count; ++worker) {
-      threads_.emplace_back([this, worker] { Loop(worker); });
-    }
-  } catch (const std::system_error&) {  // the system has no more threads; fewer do the work
+  for (size_t worker = 1; worker < thread_count; ++worker) {
+    auto started = StartThread("a pool", [this, worker] { Loop(worker); });
+    if (!started) return;  // the system has no more threads; fewer do the work
+    threads_.push_back(*std::move(started));
   }
 }
 
@@ -86,4 +97,4 @@ void WorkerPool::Loop(size_t worker) {
   }
 }
 
-}  // namespace cairn::core::internal
+}  // namespace cairn::kv

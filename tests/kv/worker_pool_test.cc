@@ -1,10 +1,10 @@
-#include "core/base/internal/worker_pool.h"
+#include "kv/worker_pool.h"
 
 #include <gtest/gtest.h>
 
 #include <set>
 
-namespace cairn::core::internal {
+namespace cairn::kv {
 namespace {
 
 TEST(WorkerPoolTest, DoesEveryItemOnceInEveryRound) {
@@ -29,4 +29,4 @@ TEST(WorkerPoolTest, ConcurrentCallsHaveDifferentWorkers) {
 }
 
 }  // namespace
-}  // namespace cairn::core::internal
+}  // namespace cairn::kv
