@@ -1,7 +1,7 @@
 // Goal: readers that open and close the store while a writer commits, overwrites and deletes get no
 // error, if the grace period is longer than their reads. Without a grace period they get kNotFound
-// for a step that was deleted in the meantime, and nothing else. Each test runs for
-// CAIRN_READERS_SECONDS (6).
+// for a step that was deleted in the meantime, and nothing else. The writer makes
+// CAIRN_READERS_CHANGES (300) changes.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -32,19 +32,22 @@ class ReadersTest : public ::testing::TestWithParam<uint64_t> {};
 TEST_P(ReadersTest, OpensAndLoadsConcurrentWithABusyWriterSucceed) {
   ScopedTempDir dir(cairn::testing::FastDirectory());
   const std::string path = cairn::testing::NewStoreAddress(dir, "store");
-  const char* given = std::getenv("CAIRN_READERS_SECONDS");
-  const std::string seconds = given != nullptr ? given : "6";
-  Child writer({CAIRN_STORE_PROGRAM, "churn", path, seconds, std::to_string(GetParam())});
-  ASSERT_EQ(writer.ReadLine(), "ready");
+  CAIRN_ASSERT_OK(Store::Open(path, OpenMode::kWrite));  // creates it
+  const char* given = std::getenv("CAIRN_READERS_CHANGES");
+  const std::string count = given != nullptr ? given : "300";
+  Child writer({CAIRN_STORE_PROGRAM, "churn", path, count, std::to_string(GetParam())});
   std::vector<std::unique_ptr<Child>> readers;
   for (int i = 0; i < 2; ++i) {
-    readers.push_back(std::make_unique<Child>(
-        std::vector<std::string>{CAIRN_STORE_PROGRAM, "read-loop", path, seconds}));
+    readers.push_back(
+        std::make_unique<Child>(std::vector<std::string>{CAIRN_STORE_PROGRAM, "read-loop", path}));
+    ASSERT_EQ(readers.back()->ReadLine(), "ready");
   }
+  writer.Say("go");
   const std::vector<std::string> changes = writer.ReadLines();
   EXPECT_EQ(writer.Wait(), 0) << (changes.empty() ? "" : changes.back());
   unsigned long long opens = 0, loads = 0, gone = 0;
   for (const auto& reader : readers) {
+    reader->CloseInput();
     const std::vector<std::string> lines = reader->ReadLines();
     ASSERT_EQ(lines.size(), 1u);
     EXPECT_EQ(reader->Wait(), 0) << lines[0];
@@ -59,11 +62,7 @@ TEST_P(ReadersTest, OpensAndLoadsConcurrentWithABusyWriterSucceed) {
   }
   fmt::print("{} changes, {} opens, {} loads, {} loads of a step that was deleted\n",
              changes.size() / 2, opens, loads, gone);
-  // There are thousands on an idle machine, but few on a loaded one or with a sanitizer.
-  EXPECT_GT(opens, 10u);
-  EXPECT_GT(loads, 0u);
   EXPECT_TRUE(GetParam() == 0 || gone == 0) << "a step was not readable for the grace period";
-  EXPECT_GT(changes.size(), 20u);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kRead));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));

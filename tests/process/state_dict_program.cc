@@ -132,7 +132,7 @@ int Main(const std::vector<std::string>& arguments) {
                                 .world_size = std::stoi(arguments.at(2)),
                                 .rendezvous = arguments.at(3),
                                 .interface = "127.0.0.1",
-                                .timeout = std::chrono::seconds(120)});
+                                .timeout = std::chrono::hours(1)});
   const auto begin = steady_clock::now();
   Result<std::string> said = Fail(ErrorCode::kUnavailable, "not connected");
   if (connected) {

@@ -7,8 +7,10 @@
 //   store_program open-objects STORE N                     the same during an open for writing
 //   store_program save-loop DIR SEED                       commits, overwrites and deletes until it
 //                                                          is killed
-//   store_program churn DIR SECONDS GRACE_MS               the same at full speed, then ends
-//   store_program read-loop DIR SECONDS                    opens, loads the latest step, closes
+//   store_program churn DIR COUNT GRACE_MS                 after a line of input, makes so many of
+//                                                          these changes
+//   store_program read-loop DIR                            opens, loads the latest step, closes,
+//                                                          until input ends
 //   store_program hold DIR                                 keeps the store open until input ends
 //   store_program open-as UID DIR r|w                      prints "ok" or the error
 //   store_program race DIR NUMBER refuse|take-over         see RaceFor
@@ -20,6 +22,7 @@
 // Exit status 0: done; 1: an error, printed as "error CODE TEXT"; 2: wrong usage.
 
 #include <fmt/format.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -120,28 +123,34 @@ Result<void> ChangeSomething(Store& store, std::mt19937_64& random, uint64_t& ve
   return {};
 }
 
-Result<void> ChangeUntil(const std::string& directory, uint64_t seed, double seconds,
-                         std::chrono::milliseconds grace = std::chrono::milliseconds(0)) {
-  StoreOptions options = SmallBlocks();
-  options.grace = grace;
+Result<void> Change(const std::string& directory, uint64_t seed, uint64_t count,
+                    const StoreOptions& options) {
   CAIRN_TRY_ASSIGN(const auto store, Store::Open(directory, OpenMode::kWrite, options));
   Say("ready");
   std::mt19937_64 random(seed);
   uint64_t version = random() % 1'000'000 * 1'000;
-  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-  while (std::chrono::steady_clock::now() < end) {
-    CAIRN_TRY(ChangeSomething(*store, random, version));
-  }
+  for (uint64_t i = 0; i < count; ++i) CAIRN_TRY(ChangeSomething(*store, random, version));
   return store->Close();
 }
 
+Result<void> Churn(const std::string& directory, uint64_t count, std::chrono::milliseconds grace) {
+  (void)std::getchar();
+  StoreOptions options = SmallBlocks();
+  options.grace = grace;
+  return Change(directory, /*seed=*/1, count, options);
+}
+
+bool InputHasEnded() {
+  pollfd input{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
+  return ::poll(&input, 1, /*timeout=*/0) > 0;
+}
+
 /// Loads of a step that is deleted concurrently may return kNotFound; nothing else may fail.
-Result<void> ReadUntil(const std::string& directory, double seconds) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+Result<void> ReadUntilInputEnds(const std::string& directory) {
   uint64_t opens = 0, loads = 0, gone = 0;
-  while (std::chrono::steady_clock::now() < end) {
+  while (!InputHasEnded()) {
     CAIRN_TRY_ASSIGN(const auto store, Store::Open(directory, OpenMode::kRead, SmallBlocks()));
-    ++opens;
+    if (opens++ == 0) Say("ready");
     for (int i = 0; i < 2; ++i) {
       CAIRN_TRY_ASSIGN(const auto snapshot, store->Latest());
       if (snapshot->step_numbers().empty()) continue;
@@ -314,12 +323,15 @@ Result<void> Main(std::span<char*> arguments) {
   if (is("open", 3)) return OpenAndDieAt(words[1], std::stoul(words[2]));
   if (is("operate-objects", 4)) return UseObjectsAndDie(words[1], words[2], std::stoull(words[3]));
   if (is("open-objects", 3)) return UseObjectsAndDie(words[1], "", std::stoull(words[2]));
-  if (is("save-loop", 3)) return ChangeUntil(words[1], std::stoull(words[2]), 1e9);
-  if (is("churn", 4)) {
-    return ChangeUntil(words[1], 1, std::stod(words[2]),
-                       std::chrono::milliseconds(std::stoul(words[3])));
+  if (is("save-loop", 3)) {
+    StoreOptions options = SmallBlocks();
+    options.grace = std::chrono::milliseconds(0);
+    return Change(words[1], std::stoull(words[2]), ~uint64_t{0}, options);
   }
-  if (is("read-loop", 3)) return ReadUntil(words[1], std::stod(words[2]));
+  if (is("churn", 4)) {
+    return Churn(words[1], std::stoull(words[2]), std::chrono::milliseconds(std::stoul(words[3])));
+  }
+  if (is("read-loop", 2)) return ReadUntilInputEnds(words[1]);
   if (is("hold", 2)) return Hold(words[1]);
   if (is("open-as", 4)) return OpenAs(std::stoul(words[1]), words[2], words[3] == "w");
   if (is("race", 4)) return RaceFor(words[1], std::stoull(words[2]), words[3] == "take-over");

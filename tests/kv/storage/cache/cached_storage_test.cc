@@ -227,8 +227,7 @@ TEST_F(CachedStorageTest, FilesThatWereRemovedAreWrittenAgain) {
   ExpectRange(*storage, 1, bytes, 0, 10'000);
   fs::remove_all(dir_ / fs::directory_iterator(dir_.path())->path().filename().string());
   // The open files are used for at most a second.
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  while (Files(".seg").empty() && std::chrono::steady_clock::now() < deadline) {
+  while (Files(".seg").empty()) {
     ExpectRange(*storage, 1, bytes, 0, 10'000);
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
