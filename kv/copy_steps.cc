@@ -79,8 +79,8 @@ class Copies {
       copier_.UseSource(*View(internal::CurrentRoot(*source_.state())));
     }
   }
-  /// Keeps finished segments for the next copier.
-  void KeepFinished() { (void)copier_.KeepFinished(); }  // if this fails, it begins again
+  /// Keeps finished segments for the next copier, which copies them again if this fails.
+  Result<void> KeepFinished() { return copier_.KeepFinished(); }
 
  private:
   static constexpr int kMaxAttempts = 8;
@@ -111,9 +111,11 @@ Result<CopyReport> CopySteps(Store& source, Store& target, const CopyOptions& op
   for (const StepInfo& step : steps) {
     auto copied = copies.Copy(step);
     if (!copied) {
-      copies.KeepFinished();
-      return Fail(
-          internal::ExplainFailure(*target.state(), std::move(copied).error()).WithStep(step.step));
+      const auto kept = copies.KeepFinished();
+      Error error = internal::ExplainFailure(*target.state(), std::move(copied).error());
+      // The target must be opened again.
+      if (!kept && target.state()->outcome_unknown) error.message += "; " + kept.error().message;
+      return Fail(std::move(error).WithStep(step.step));
     }
     report.steps.push_back(*copied);
   }

@@ -231,7 +231,8 @@ Result<std::shared_ptr<const Snapshot>> Store::SnapshotWith(const StepInfo& step
 void Store::AwaitChange(std::chrono::milliseconds timeout) const {
   // It may return early, and a time after that of the clock's end would have passed already.
   constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24);
-  impl_->state->storage->AwaitChange(internal::kRootFolder, std::min(timeout, kLongest));
+  impl_->state->storage->AwaitChange(internal::kRootFolder,
+                                     std::clamp(timeout, std::chrono::milliseconds(0), kLongest));
 }
 
 const std::shared_ptr<StoreState>& Store::state() const { return impl_->state; }
