@@ -85,6 +85,8 @@ Fiber::Fiber(std::function<void()> body, size_t stack_bytes)
   const auto address = reinterpret_cast<uintptr_t>(this);
   makecontext(&context_->ucontext, reinterpret_cast<void (*)()>(&Fiber::Enter), 2,
               static_cast<unsigned>(address >> 32), static_cast<unsigned>(address));
+  // ASan would clear the shadow of the stack at every switch, although it is told about them.
+  context_->ucontext.uc_stack.ss_size = 0;
 #if defined(__SANITIZE_THREAD__)
   context_->sanitizer_state = __tsan_create_fiber(0);
 #endif
