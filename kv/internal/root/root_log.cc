@@ -87,12 +87,16 @@ CommitOutcome Refused(Storage& storage, const Root& next, Root other) {
   return NotCommitted(std::move(error), std::move(other));
 }
 
-/// Checks that root `next`, which was put, is stored. Where each request takes long, puts the hint
-/// and sets `follows` at the same time: a hint to a root that is removed is ignored.
+/// Sets `follows` to the result of HasPredecessor, and checks that root `next`, which was put, is
+/// stored. Where each request takes long, puts the hint at the same time: a hint to a root that is
+/// removed is ignored.
 Result<void> CheckPut(Storage& storage, const Root& next, uint64_t size_bytes,
                       std::optional<Result<bool>>& follows) {
   const auto check = [&] { return CheckStored(storage, RootName(next.number), size_bytes); };
-  if (storage.transfer_sizes().small_requests <= 1) return check();
+  if (storage.transfer_sizes().small_requests <= 1) {
+    follows = HasPredecessor(storage, next);
+    return check();
+  }
   return RunRequests(storage, {check,
                                [&]() -> Result<void> {
                                  follows = HasPredecessor(storage, next);
@@ -105,9 +109,13 @@ Result<void> CheckPut(Storage& storage, const Root& next, uint64_t size_bytes,
 }
 
 /// Root `next` exists. Checks that it follows the root that its writer knows. `checked` is the
-/// result of HasPredecessor after the put, if it is known; then the hint was written.
+/// result of CheckPut, if it is known.
+///
+/// Root `next` is looked at last: if the store was replaced by another one, in which it was put,
+/// and then came back, the root before it is there and `next` is not.
 CommitOutcome Confirm(Storage& storage, const Root& next, size_t put_count,
                       const std::optional<Result<bool>>& checked = std::nullopt) {
+  const bool is_checked = checked && checked->has_value();
   Result<bool> follows = checked ? *checked : HasPredecessor(storage, next);
   for (int attempt = 0; !follows && attempt + 1 < kPuts; ++attempt) {
     std::this_thread::sleep_for(PauseAfter(attempt));
@@ -115,7 +123,12 @@ CommitOutcome Confirm(Storage& storage, const Root& next, size_t put_count,
   }
   if (!follows) return Unknown(next, follows.error());
   if (!*follows) return LeftBehind(storage, next, put_count);
-  if (!checked) WriteHint(storage, next.number);
+  if (!is_checked) {
+    const auto is_there = IsStillThere(storage, next);
+    if (!is_there) return Unknown(next, is_there.error());
+    if (!*is_there) return Unknown(next, Replaced(storage));
+  }
+  if (!is_checked || storage.transfer_sizes().small_requests <= 1) WriteHint(storage, next.number);
   return {};
 }
 
