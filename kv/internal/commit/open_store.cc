@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -152,6 +153,15 @@ Result<void> CommitEpoch(StoreState& state, Root& next) {
   return Fail(std::move(error));
 }
 
+/// The first epoch of a store is random, so that names differ from those of a store that was there
+/// before, or is there later: a copied segment has the same id in all stores.
+uint32_t FirstEpoch(const Uuid& uuid) {
+  constexpr uint32_t kMost = (1u << 28) - 1;
+  uint32_t random = 0;
+  std::memcpy(&random, uuid.data(), sizeof(random));
+  return 1 + (random & kMost);
+}
+
 }  // namespace
 
 Result<void> OpenForWriting(StoreState& state) {
@@ -162,7 +172,7 @@ Result<void> OpenForWriting(StoreState& state) {
   if (!state.options.take_over && last.number > 0) {
     CAIRN_TRY(CheckLease(*state.storage, last.writer.session));
   }
-  state.epoch = last.epoch + 1;
+  state.epoch = last.epoch == 0 ? FirstEpoch(state.uuid) : last.epoch + 1;
   CAIRN_TRY_ASSIGN(state.session, NewSession(state.epoch));
   Root next = Successor(last, kAnnouncedFor);
   next.epoch = state.epoch;

@@ -264,10 +264,16 @@ class Rebuilder {
   /// Adds steps of which neither a root nor a table remains.
   Result<void> AddStepsOfFooters() {
     if (is_whole_ && unread_.empty() && without_tables_.empty()) return {};
-    // The table of a rebuild that did not reach its roots has the epoch of that rebuild.
+    // The table of a rebuild that did not reach its roots has the epoch of that rebuild, which is
+    // later than those of the attempt and of all segments. The attempt of a copied step is that of
+    // another store.
     has_own_tables_ = std::ranges::any_of(steps_, [](const auto& step) {
       const StepEntry& entry = step.second;
-      return EpochOfSession(entry.info.attempt) == entry.tables.front().id.epoch;
+      const uint32_t epoch = entry.tables.front().id.epoch;
+      return EpochOfSession(entry.info.attempt) == epoch ||
+             std::ranges::any_of(entry.usage, [&](const SegmentUse& use) {
+               return use.segment.epoch >= epoch;
+             });
     });
     const FooterRecovery recovery{
         .store_uuid = state_.uuid,

@@ -312,16 +312,17 @@ TEST_F(RemovalTest, NextOpenForWritingRemovesWhatACrashedAttemptLeft) {
 TEST_F(RemovalTest, SweepNeverTouchesNewerEpochsOrUnknownNames) {
   const auto first = OpenWriter(kNoGrace);
   std::vector<std::string> kept;
-  for (const uint32_t epoch : {2u, 3u, 900u}) {
+  const uint32_t own = first->state()->epoch;
+  for (const uint32_t epoch : {own + 1, own + 2, own + 900}) {
     for (const ObjectKind kind : {ObjectKind::kSegment, ObjectKind::kTable, ObjectKind::kPage}) {
       kept.push_back(ObjectName(kind, NewObjectId(epoch)));
     }
   }
-  kept.push_back("pending/0000038412345678-2-0/1.part");
+  kept.push_back(fmt::format("pending/{:08x}12345678-2-0/1.part", own + 900));
   kept.push_back("segments/notes.txt");
   for (const std::string& name : kept) PutObject(name);
   CAIRN_ASSERT_OK(first->Close());
-  const auto second = OpenWriter(kNoGrace);  // of epoch 2
+  const auto second = OpenWriter(kNoGrace);  // of the next epoch
   for (const std::string& name : kept) EXPECT_TRUE(*ObjectExists(*storage_, name)) << name;
 }
 
