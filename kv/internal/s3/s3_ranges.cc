@@ -68,9 +68,12 @@ S3Outcome JudgeRange(const HttpResponse& response, const S3Range& range,
     return TooShort(std::to_string(response.target_bytes), range);
   }
   const std::optional<ContentRange> found = ParseContentRange(response.Header("content-range"));
-  const bool consistent = found && found->first == range.offset_bytes &&
-                          found->last - found->first + 1 == response.target_bytes;
-  if (!consistent) {
+  const bool is_consistent = found && found->first == range.offset_bytes &&
+                             found->last - found->first + 1 == response.target_bytes;
+  // A server or a proxy may send less than was asked for, which says nothing about the object.
+  const bool is_all = is_consistent && (response.target_bytes == range.length_bytes ||
+                                        found->size == std::to_string(found->last + 1));
+  if (!is_all) {
     return Outcome(S3Verdict::kRetry, ErrorCode::kUnavailable,
                    fmt::format("cannot {}: {} answered with {} bytes and the range \"{}\"",
                                operation, endpoint, response.target_bytes,

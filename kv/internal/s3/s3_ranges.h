@@ -18,8 +18,8 @@ struct S3Range {
 std::string RangeHeader(const S3Range& range);
 
 /// Judges a successful response (200 or 206) whose body is in the target. kDataLoss: the object
-/// ends before the range. kRetry: the response contradicts itself. kUnimplemented: the server
-/// ignores ranges.
+/// ends before the range. kRetry: the response contradicts itself, or is a part of the range.
+/// kUnimplemented: the server ignores ranges.
 S3Outcome JudgeRange(const HttpResponse& response, const S3Range& range,
                      const std::string& operation, const std::string& endpoint);
 

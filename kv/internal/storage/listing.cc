@@ -11,7 +11,9 @@ namespace cairn::kv::internal {
 Listing::Listing(std::string file, std::chrono::milliseconds timeout, Clock::time_point begin)
     : file_(std::move(file)), timeout_(timeout), begin_(begin) {}
 
-void Listing::Add(std::string name) { names_.insert(names_.end(), std::move(name)); }
+void Listing::Add(std::string name) {
+  if (name.size() <= kMaxNameBytes) names_.insert(names_.end(), std::move(name));
+}
 
 Result<void> Listing::NextPage(std::string_view next, Clock::time_point now) {
   const auto fail = [&](std::string reason) {

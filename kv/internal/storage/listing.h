@@ -2,7 +2,7 @@
 /// The names of one listing, which a server returns in pages.
 ///
 /// A server, or a proxy that repeats its responses, may return pages without end. A listing
-///   - contains each name once, and at most kMaxNames;
+///   - contains each name once, and at most kMaxNames of at most kMaxNameBytes;
 ///   - fails if a page names the same next page as the page before it, or if kMaxIdlePages pages in
 ///     a row contain no new name;
 ///   - takes at most a time that grows with the number of new names.
@@ -22,13 +22,14 @@ class Listing {
  public:
   using Clock = std::chrono::steady_clock;
   static constexpr uint64_t kMaxNames = 1 << 24;
+  static constexpr size_t kMaxNameBytes = 1024;  // as in S3
   static constexpr uint32_t kMaxIdlePages = 100;
   static constexpr std::chrono::milliseconds kTimePerName{10};
 
   /// `file` is for errors. The listing may take `timeout`, and kTimePerName for each name.
   Listing(std::string file, std::chrono::milliseconds timeout, Clock::time_point begin);
 
-  /// Adds a name of the current page.
+  /// Adds a name of the current page, unless it is too long for an object of a store.
   void Add(std::string name);
   /// Ends a page after which there is another one, which `next` identifies for the server.
   /// kUnavailable: the listing does not end.

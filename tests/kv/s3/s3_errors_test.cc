@@ -116,6 +116,9 @@ TEST(S3RangesTest, OnlyTheRequestedRangeIsASuccess) {
   EXPECT_EQ(judge(206, "bytes 10-14/*", 5).verdict, S3Verdict::kSuccess);
   EXPECT_EQ(judge(206, "bytes 10-12/13", 3).error.code, ErrorCode::kDataLoss);
   EXPECT_EQ(judge(200, "", 5).error.code, ErrorCode::kUnimplemented);
+  // The object does not end there, or may not.
+  EXPECT_EQ(judge(206, "bytes 10-12/100", 3).verdict, S3Verdict::kRetry);
+  EXPECT_EQ(judge(206, "bytes 10-12/*", 3).verdict, S3Verdict::kRetry);
   for (const char* text : {"", "bytes 11-15/100", "bytes 10-13/100", "bytes 14-10/100",
                            "bytes 10-14", "bytes */100", "items 10-14/100"}) {
     EXPECT_EQ(judge(206, text, 5).verdict, S3Verdict::kRetry) << text;
