@@ -3,6 +3,7 @@
 #include "tools/bench/fio.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -17,6 +18,9 @@ namespace cairn::tools {
 namespace {
 
 /// fio treats ":" in a path as a separator unless it is escaped.
+/// The file below `directory` that fio works on, which FioFile removes: that of this process.
+std::string FileName() { return fmt::format("cairn-bench-fio-{}.dat", ::getpid()); }
+
 std::string EscapeColons(const std::string& path) {
   std::string out;
   for (const char c : path) {
@@ -46,7 +50,7 @@ Result<FioResult> Run(const std::string& directory, uint64_t bytes, std::string_
     std::vector<std::string> words = {"fio",
                                       "--name=cairn",
                                       fmt::format("--directory={}", EscapeColons(directory)),
-                                      fmt::format("--filename={}", kFioFileName),
+                                      fmt::format("--filename={}", FileName()),
                                       fmt::format("--rw={}", direction),
                                       fmt::format("--size={}", bytes / 4096 * 4096),
                                       fmt::format("--ioengine={}", engine),
@@ -76,7 +80,7 @@ Result<FioResult> Run(const std::string& directory, uint64_t bytes, std::string_
 Result<FioResult> FioWrite(const std::string& directory, uint64_t bytes) {
   // In an existing file, fio would not have to allocate blocks as a new segment does.
   std::error_code ignored;
-  std::filesystem::remove(std::filesystem::path(directory) / kFioFileName, ignored);
+  std::filesystem::remove(std::filesystem::path(directory) / FileName(), ignored);
   return Run(directory, bytes, "write");
 }
 
@@ -86,7 +90,7 @@ Result<FioResult> FioRead(const std::string& directory, uint64_t bytes) {
 
 FioFile::~FioFile() {
   std::error_code ignored;
-  std::filesystem::remove(std::filesystem::path(directory) / kFioFileName, ignored);
+  std::filesystem::remove(std::filesystem::path(directory) / FileName(), ignored);
 }
 
 BenchRow FioRow(const std::string& verb, const std::string& what, uint64_t run,

@@ -15,9 +15,6 @@ struct FioResult {
   std::string engine;  // io_uring, or libaio if the kernel does not support that
 };
 
-/// The file below `directory` that fio works on; FioFile removes it.
-inline constexpr const char* kFioFileName = "cairn-bench-fio.dat";
-
 /// Sequential O_DIRECT write of a new file: blocks of 4 MiB, 8 in flight, fsync at the end.
 /// kNotFound: fio is not installed. kUnavailable: fio failed; the message has the start of its
 /// output.

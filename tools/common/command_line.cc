@@ -6,6 +6,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -123,12 +125,21 @@ CLI::Validator IsChoice(const std::vector<std::string>& choices) {
           fmt::format("{{{}}}", fmt::join(choices, ","))};
 }
 
-/// Refuses what CLI11 cannot convert to a number of this type.
+/// Refuses what is not a number of this type. CLI11 would take 0100 for the octal 64 and -1 for
+/// 2^64 - 1, which may be the number of another step.
 template <typename Number>
 CLI::Validator IsNumber(std::string_view kind, std::string_view example) {
   return {[kind, example](std::string& word) {
-            Number ignored;
-            if (CLI::detail::lexical_cast(word, ignored)) return std::string();
+            Number number{};
+            const char* const end = word.data() + word.size();
+            const auto parsed = std::from_chars(word.data(), end, number);
+            bool is_number = parsed.ec == std::errc() && parsed.ptr == end;
+            if constexpr (std::is_floating_point_v<Number>) {
+              is_number = is_number && std::isfinite(number);
+            } else {
+              if (is_number) word = std::to_string(number);  // without leading zeros
+            }
+            if (is_number) return std::string();
             return fmt::format("'{}' is not {}; write one such as {}", word, kind, example);
           },
           ""};
@@ -140,13 +151,13 @@ void CheckType(CLI::Option& option, const ArgumentTarget& target) {
       [&](auto* typed) {
         using Target = std::remove_pointer_t<decltype(typed)>;
         if constexpr (std::is_same_v<Target, double>) {
-          option.check(IsNumber<double>("a number", "0.5"));
+          option.transform(IsNumber<double>("a number", "0.5"));
         } else if constexpr (std::is_same_v<Target, int>) {
-          option.check(IsNumber<int>("a whole number", "4"));
+          option.transform(IsNumber<int>("a whole number", "4"));
         } else if constexpr (std::is_same_v<Target, uint64_t> ||
                              std::is_same_v<Target, std::optional<uint64_t>> ||
                              std::is_same_v<Target, std::vector<uint64_t>>) {
-          option.check(IsNumber<uint64_t>("a whole number from 0 to 2^64 - 1", "100"));
+          option.transform(IsNumber<uint64_t>("a whole number from 0 to 2^64 - 1", "100"));
         }
       },
       target);
