@@ -20,6 +20,8 @@ namespace fs = std::filesystem;
 constexpr std::array<const char*, 3> kModelFiles = {"config.json", "model_index.json",
                                                     "adapter_config.json"};
 
+constexpr const char* kStoreFile = "CAIRN";  // in the directory of a store
+
 Result<void> CheckReplaceable(const fs::path& path) {
   const auto conflict = [&](const char* why) {
     return Fail(Error{.code = ErrorCode::kConflict, .message = why, .file = path.string()});
@@ -28,11 +30,17 @@ Result<void> CheckReplaceable(const fs::path& path) {
   std::error_code error;
   for (const char* name : kModelFiles) is_model = is_model || fs::exists(path / name, error);
   if (!is_model) return conflict("the directory is not that of a model, and is not replaced");
-  for (const fs::directory_entry& entry : fs::directory_iterator(path, error)) {
-    if (entry.path().filename().string().starts_with('.')) {
+  fs::recursive_directory_iterator entries(path, error);
+  for (; !error && entries != fs::recursive_directory_iterator(); entries.increment(error)) {
+    const std::string name = entries->path().filename().string();
+    if (name.starts_with('.')) {
       return conflict("the directory has hidden files, such as those of git, and is not replaced");
     }
+    if (name == kStoreFile) {
+      return conflict("the directory has a store of Cairn, and is not replaced");
+    }
   }
+  if (error) return Fail(SystemError(error.value(), "reading the directory", path.string()));
   return {};
 }
 
