@@ -118,7 +118,7 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
             (self._address, *options.fallback), mode == "a", self._ranks.communicator, options
         )
         self._mirrors = MirroredSaves(
-            self._address, options, self.rank, self.world_size
+            self._address, options, self._native.uuid(), self.rank, self.world_size
         )
         self._map_checks = MapChecks()
         # Host copies of tensors on devices, reused by the next save. Guarded by _copies_lock.

@@ -279,6 +279,7 @@ void BindStore(nb::module_& m) {
           },
           nb::arg("step"), nb::arg("batch"), nb::arg("options"))
       .def("steps", &StoreBinding::Steps)
+      .def("uuid", &StoreBinding::Uuid)
       .def("step_identity", &StoreBinding::StepIdentity, nb::arg("step"))
       .def(
           "copy_from",

@@ -124,6 +124,11 @@ nb::tuple StepPartBinding::OpenSession(uint64_t step, uint32_t world_size) {
                         ToPyText(ticket.attempt));
 }
 
+std::string StepPartBinding::Uuid() const {
+  const ExclusiveUse use(*this);
+  return store_->kv().uuid();
+}
+
 std::vector<uint64_t> StepPartBinding::Steps() const {
   const ExclusiveUse use(*this);
   return WithoutGil([&] { return store_->StepNumbers(); });
@@ -259,6 +264,7 @@ void BindStepPart(nb::module_& m) {
           },
           nb::keep_alive<1, 2>())
       .def("open_session", &StepPartBinding::OpenSession, nb::arg("step"), nb::arg("world_size"))
+      .def("uuid", &StepPartBinding::Uuid)
       .def("steps", &StepPartBinding::Steps)
       .def(
           "begin",

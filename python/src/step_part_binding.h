@@ -38,6 +38,7 @@ class StepPartBinding {
 
   /// Returns the ticket (step, world size, session, attempt) of a new attempt.
   nb::tuple OpenSession(uint64_t step, uint32_t world_size);
+  std::string Uuid() const;
   std::vector<uint64_t> Steps() const;
   /// Begins the part of `rank`. The deadline of `options`, which limits the commit, is replaced by
   /// 24 hours: the coordinator of the ranks has its own deadlines, and commits when all have

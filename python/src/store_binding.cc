@@ -126,6 +126,11 @@ nb::list StoreBinding::Steps() const {
   return result;
 }
 
+std::string StoreBinding::Uuid() const {
+  return Unwrap(
+      Use([](core::CheckpointStore& store) -> Result<std::string> { return store.kv().uuid(); }));
+}
+
 nb::tuple StoreBinding::StepIdentity(uint64_t step) const {
   const auto info = Unwrap(Use([&](core::CheckpointStore& store) -> Result<kv::StepInfo> {
     CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());

@@ -60,6 +60,7 @@ class StoreBinding {
   nb::list Steps() const;
   /// Returns (attempt, time of the save in ns since 1970) of a step: what a copy of the step in
   /// another store has in common with it.
+  std::string Uuid() const;
   nb::tuple StepIdentity(uint64_t step) const;
   /// Copies steps of `source` to this store (kv/copy_steps.h). Returns one tuple per step: (step,
   /// "copied", "present" or "deleted", logical bytes, copied segments, copied bytes, reused

@@ -34,9 +34,9 @@ class MirroredSaves:
     """
 
     def __init__(
-        self, address: str, options: OpenOptions, rank: int = 0, world_size: int = 1
+        self, address: str, options: OpenOptions, uuid: str, rank: int = 0, world_size: int = 1
     ) -> None:
-        self._source = Source(address, options.credentials)
+        self._source = Source(address, options.credentials, uuid)
         self._rank = rank
         self._world_size = world_size
         self._observers: Observers | None = None
@@ -45,6 +45,11 @@ class MirroredSaves:
         self._lock = threading.Lock()
         self._known: dict[tuple[str, ...], tuple[Mirror, ...]] = {}
         self._chains: dict[tuple[str, ...], MirrorChain] = {}
+
+    @property
+    def uuid(self) -> str | None:
+        """The identity of the store."""
+        return self._source.uuid
 
     def observe(self, observers: Observers) -> None:
         """The observers learn of each copy from now on (`CopyEvents`)."""

@@ -18,6 +18,9 @@ class Source(NamedTuple):
 
     address: str
     credentials: Callable[[], Mapping[str, object]] | None
+    uuid: str | None = None
+    """Of the store that has saved the steps, if it is known: the address may come to mean another
+    one."""
 
 
 class Copied(NamedTuple):
@@ -75,6 +78,16 @@ class Replica:
         another process has the mirror open."""
         return isinstance(error, Unavailable) or (isinstance(error, Conflict) and self._is_opening)
 
+    def expect_source(self, uuid: str) -> None:
+        """From now on, copies only from the store with this identity."""
+        if self._source_place.uuid != uuid:
+            self._source_place = self._source_place._replace(uuid=uuid)
+
+    def target_uuid(self) -> str:
+        """The identity of the mirror. Requires that a copy has succeeded."""
+        assert self._target is not None
+        return self._target.uuid()
+
     def steps(self) -> list[int]:
         """The steps of the mirror. Requires that a copy has succeeded."""
         assert self._target is not None
@@ -120,6 +133,13 @@ class Replica:
             # If another process takes over the mirror later, this one must not take it back.
             self._may_take_over = False
         self._is_opening = False
+        place = self._source_place
+        if place.uuid is not None and self._source.uuid() != place.uuid:
+            raise Conflict(
+                f"step {job.step} was not copied to {self._mirror}: {place.address} is another "
+                "store than the one in which it was saved",
+                step=job.step,
+            )
         if job.is_catch_up and any(step >= job.step for step in self._target.steps()):
             return None
         if job.step not in self._source.steps():

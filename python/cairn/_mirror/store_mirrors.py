@@ -50,6 +50,7 @@ def submit(
     step: int,
     mirrors: tuple[Mirror, ...],
     *,
+    uuid: str,
     overwrite: bool,
     earlier_steps: Iterable[int],
 ) -> None:
@@ -63,7 +64,13 @@ def submit(
     with _lock:
         chain = _check(address, mirrors)
         canonical = canonical_address(address)
-        saves = _saves.pop(canonical, None) or MirroredSaves(address, OpenOptions())
+        saves = _saves.pop(canonical, None)
+        if saves is not None and saves.uuid != uuid:  # another store has this address now
+            saves.close(interrupted=True)
+            saves = None
+            _chains.pop(chain, None)
+        if saves is None:
+            saves = MirroredSaves(address, OpenOptions(), uuid)
         _saves[canonical] = saves
         _close_idle()
         if chain not in _chains:

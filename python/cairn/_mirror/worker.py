@@ -143,6 +143,10 @@ class MirrorWorker:
         with self._changed:
             self._is_closing, self._retries = False, True
 
+    def expect_source(self, uuid: str) -> None:
+        """See `Replica.expect_source`."""
+        self._replica.expect_source(uuid)
+
     def begin_close(self) -> None:
         """No more steps are submitted. After a copy has failed, the others are not repeated, so
         that ``wait`` returns in time."""
@@ -309,6 +313,7 @@ class MirrorWorker:
         """Lets the next mirror catch up once, and submits the step to it."""
         with self._changed:
             chain, self._following_chain = self._following_chain, []
+        following.expect_source(self._replica.target_uuid())
         if chain:
             following.catch_up([step for step in self._replica.steps() if step != job.step], chain)
         if job.is_for_next:

@@ -210,6 +210,7 @@ class CairnWriter(Located, StorageWriter, AsyncStager):
             metadata_json = encode(metadata, forms)
             paths = paths_of(metadata.planner_data) or {}
             earlier_steps = self._part.native.steps() if mirrors else []
+            uuid = self._part.native.uuid()
             self._part.native.commit(paths, {EXTENSION: metadata_json})
         finally:
             self._close()
@@ -218,6 +219,7 @@ class CairnWriter(Located, StorageWriter, AsyncStager):
             location.address,
             location.step or 0,
             mirrors,
+            uuid=uuid,
             overwrite=self.overwrite,
             earlier_steps=earlier_steps,
         )
