@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <thread>
 
 #include "core/edit/internal/edit.h"
 #include "core/inspect/internal/compare.h"
@@ -83,8 +85,10 @@ class CheckpointStore::Impl {
   Result<SaveReport> SavePlanned(const internal::SaveAttempt& attempt, internal::SavePlan& plan,
                                  const SaveOptions& options, internal::SavedChunks* saved,
                                  internal::DeviceSave* device, bool has_same_records = false) {
+    if (auto is_free = CheckNotNested(); !is_free) return Fail(Abort(attempt, is_free.error()));
     if (!attempt.name.empty()) queue_.AwaitTurn(attempt.queue_position);
     const MutexLock lock(writing_);
+    const Writing writing(*this);
     std::unique_ptr<kv::WorkerPool>* const pool = &pool_;  // used under the lock
     auto report = kv::CatchExhaustion("the records of a save", [&] {
       MakePool(*pool);
@@ -117,11 +121,13 @@ class CheckpointStore::Impl {
   }
 
   Result<kv::Store::DeleteReport> Delete(std::span<const uint64_t> steps, bool dry_run) {
+    CAIRN_TRY(CheckNotNested());
     const MutexLock lock(writing_);
     return store_->Delete(steps, dry_run);
   }
 
   Result<kv::StepInfo> Edit(uint64_t source, uint64_t into, const StepEdit& edit) {
+    CAIRN_TRY(CheckNotNested());
     const MutexLock lock(writing_);
     return kv::CatchExhaustion("the records of a step",
                                [&] { return internal::RunEdit(*store_, source, into, edit); });
@@ -129,7 +135,9 @@ class CheckpointStore::Impl {
 
   Result<MergeReport> Merge(std::span<const uint64_t> steps, uint64_t into,
                             const MergeOptions& options) {
+    CAIRN_TRY(CheckNotNested());
     const MutexLock lock(writing_);
+    const Writing writing(*this);
     std::unique_ptr<kv::WorkerPool>* const pool = &pool_;  // used under the lock
     return kv::CatchExhaustion("a merge", [&] {
       MakePool(*pool);
@@ -138,6 +146,7 @@ class CheckpointStore::Impl {
   }
 
   Result<void> Close() {
+    CAIRN_TRY(CheckNotNested());
     const MutexLock lock(writing_);
     // Rank 0 removes the files from which the others learn the outcome of their last save, so all
     // ranks must have read them.
@@ -149,6 +158,26 @@ class CheckpointStore::Impl {
   }
 
  private:
+  /// While it exists, this thread is in a call that reports its progress and holds writing_.
+  class Writing {
+   public:
+    explicit Writing(Impl& impl) : impl_(impl) { impl_.writer_ = std::this_thread::get_id(); }
+    ~Writing() { impl_.writer_ = std::thread::id(); }
+    Writing(const Writing&) = delete;
+    Writing& operator=(const Writing&) = delete;
+
+   private:
+    Impl& impl_;
+  };
+
+  Result<void> CheckNotNested() const {
+    if (writer_ != std::this_thread::get_id()) return {};
+    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                      .message = "this thread is in a call that changes the store: the function "
+                                 "that follows its progress must not change the store",
+                      .file = store_->directory()});
+  }
+
   static void MakePool(std::unique_ptr<kv::WorkerPool>& pool) {
     if (pool != nullptr) return;
     pool = std::make_unique<kv::WorkerPool>(kv::WorkerThreads());
@@ -158,8 +187,9 @@ class CheckpointStore::Impl {
   Communicator* const communicator_;  // null: one process alone
   internal::RankInWorld self_;
   internal::TreeCache trees_;
-  internal::SaveQueue queue_;  // of a multi-rank store
-  Mutex writing_;              // held during all of a save, a deletion and the close
+  internal::SaveQueue queue_;            // of a multi-rank store
+  std::atomic<std::thread::id> writer_;  // of Writing
+  Mutex writing_;                        // held during all of a save, a deletion and the close
   bool closed_ CAIRN_GUARDED_BY(writing_) = false;
   internal::SavedChunks last_device_save_ CAIRN_GUARDED_BY(writing_);
   std::unique_ptr<kv::WorkerPool> pool_ CAIRN_GUARDED_BY(writing_);  // set by the first save

@@ -1,0 +1,88 @@
+"""Commands and calls that would change or remove something else than what was named."""
+
+import os
+
+import cairn
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from tool_programs import run_program
+
+
+@pytest.fixture
+def store(tmp_path):
+    with cairn.open(tmp_path / "store", mode="a") as store:
+        for step in (8, 64, 100):
+            store.save(step, {"x": np.full(10, float(step))})
+    return tmp_path / "store"
+
+
+def steps_of(path):
+    with cairn.open(path) as store:
+        return store.steps()
+
+
+def test_numbers_are_decimal(store, tmp_path):
+    save_file({"x": np.zeros(3)}, tmp_path / "file.safetensors")
+    assert run_program("kv-admin", "delete", store, "0100").status == 0
+    assert steps_of(store) == [8, 64]
+    imported = ("kv-admin", "import", store, tmp_path / "file.safetensors", "--step")
+    for number in ("-1", "18446744073709551616", "0x10", "1e3", "1_000", "+5", ""):
+        refused = run_program(*imported, number)
+        assert refused.status == 2, number
+        assert "is not a whole number from 0 to 2^64 - 1" in refused.err
+    assert run_program("kv-admin", "policy", store, "--keep-last", "-1").status == 2
+    assert run_program("kv-admin", "compact", store, "--max-dead", "nan").status == 2
+    assert steps_of(store) == [8, 64]
+
+
+@pytest.mark.parametrize("place", [".", "runs/store"])
+def test_an_export_of_a_model_does_not_replace_a_store(store, tmp_path, place):
+    model, out = tmp_path / "model", tmp_path / "out"
+    model.mkdir()
+    save_file({"x": np.zeros(3)}, model / "model.safetensors", {"format": "pt"})
+    (model / "config.json").write_text("{}")
+    models = tmp_path / "models"
+    assert run_program("kv-admin", "import", models, "--step", 1, model, "--format", "hf").status == 0
+    with cairn.open(out / place, mode="a") as other:
+        other.save(1, {"x": np.ones(3)})
+    (out / "config.json").write_text("{}")
+    export = run_program("kv-admin", "export", models, out, "--format", "hf", "--overwrite")
+    assert export.status == 2
+    assert "has a store of Cairn, and is not replaced" in export.err
+    assert steps_of(out / place) == [1]
+
+
+def test_a_mirror_copies_from_no_other_store_with_the_address(tmp_path):
+    with cairn.open(tmp_path / "other", mode="a") as other:
+        other.save(2, {"x": np.full(3, 666.0)})
+    with cairn.open(tmp_path / "a", mode="a") as store:
+        store.save(1, {"x": np.ones(3)})
+        os.rename(tmp_path / "a", tmp_path / "b")
+        os.rename(tmp_path / "other", tmp_path / "a")
+        store.save(2, {"x": np.full(3, 2.0)}, mirror=tmp_path / "mirror")
+        with pytest.raises(cairn.Conflict, match="another store than the one"):
+            store.wait_mirrored()
+    assert steps_of(tmp_path / "mirror") == []
+    assert cairn.open(tmp_path / "b").read(step=2)["x"][0] == 2.0
+
+
+@pytest.mark.parametrize("change", ["delete", "save"])
+def test_a_progress_function_that_changes_the_store_is_refused(tmp_path, change):
+    with cairn.open(tmp_path / "store", mode="a") as store:
+        store.save(1, {"x": 1})
+        calls = {"delete": lambda: store.delete(1), "save": lambda: store.save(8, {"x": 1})}
+        errors = []
+
+        def follow(done, total):
+            if not errors:
+                with pytest.raises(cairn.Invalid, match="must not change the store") as caught:
+                    calls[change]()
+                errors.append(caught.value)
+
+        # Compressed, so that it takes several intervals of 100 ms.
+        store.save(7, {"x": torch.randn(32 << 20)}, compress=True, progress=follow)
+        assert errors
+        assert store.steps() == [1, 7]
