@@ -271,7 +271,9 @@ TEST_F(ReplacedStoreTest, NobodyIsToldToRebuildAStoreThatWasRemoved) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto identity, other_->Read(internal::kIdentityName, 1 << 10));
   for (const bool has_identity : {false, true}) {
     auto other = std::make_shared<MemoryStorage>("other");
-    if (has_identity) CAIRN_ASSERT_OK(other->Put(internal::kIdentityName, identity));
+    if (has_identity) {
+      CAIRN_ASSERT_OK(other->Put(internal::kIdentityName, identity));
+    }
     address_->Replace(std::move(other));
     const ErrorCode code = has_identity ? ErrorCode::kConflict : ErrorCode::kFailedPrecondition;
     const auto found = reader->Latest();
