@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import pty
 import struct
 import subprocess
 import sys
+import termios
 import textwrap
+import time
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +84,36 @@ def run_python(
         result = run_program(arguments)
     assert not check or result.returncode == 0, result.stderr
     return result
+
+
+def run_on_terminal(
+    words: Sequence[object], *, stream: str = "stderr", columns: int = 80, **options: Any
+) -> tuple[str, int]:
+    """Runs a program with a terminal as its standard error or output. Returns what it has written
+    there, and its exit status."""
+    controller, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, columns))
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, stream: terminal}
+    program = subprocess.Popen(list(map(str, words)), **streams, **options)
+    os.close(terminal)
+    written = b""
+    try:
+        while part := os.read(controller, 65536):
+            written += part
+    except OSError:  # EIO: the program has ended
+        pass
+    finally:
+        os.close(controller)
+    return written.decode(), program.wait(120)
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 250.0) -> None:
+    """Waits for what another thread or process does without an event that could be waited for.
+    The deadline is that of a process that hangs, on a machine of any speed."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.005)
 
 
 def segment_files(store: Path) -> list[Path]:

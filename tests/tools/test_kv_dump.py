@@ -1,16 +1,14 @@
 """kv-dump on healthy stores: numbers are exact, and exit statuses are the documented ones."""
 
-import json
 import math
 import os
-import pty
 import re
-import select
 import subprocess
 
 import numpy as np
 import pytest
 import torch
+from cairn_testing import run_on_terminal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -466,37 +464,15 @@ def test_a_full_output_device_is_an_error(two_steps):
     assert b"standard output" in process.stderr
 
 
-def run_on_terminal(words, environment):
-    """What a program prints when its standard output is a terminal of 80 columns."""
-    main, side = pty.openpty()
-    process = subprocess.Popen(words, stdout=side, stderr=subprocess.PIPE, env=environment)
-    os.close(side)
-    text = b""
-    while True:
-        ready, _, _ = select.select([main], [], [], 60)
-        assert ready, "no output within a minute"
-        try:
-            part = os.read(main, 4096)
-        except OSError:  # there is no writer any more
-            break
-        if not part:
-            break
-        text += part
-    process.wait(timeout=60)
-    process.stderr.close()
-    os.close(main)
-    return text.decode()
-
-
 def test_color_and_width_only_on_a_terminal(dump, admin, tmp_path):
     name = "model." + "x" * 200 + ".weight"
     import_model(admin, tmp_path, tmp_path / "s", 1, {name: torch.ones(1)})
     words = [BIN_DIR / "kv-dump", "keys", tmp_path / "s"]
     environment = {**os.environ, "TERM": "xterm", "LC_ALL": "C.UTF-8"}
     environment.pop("NO_COLOR", None)
-    coloured = run_on_terminal(words, environment)
+    coloured, _ = run_on_terminal(words, stream="stdout", env=environment)
     assert "\033[1m" in coloured
-    plain = run_on_terminal(words, {**environment, "NO_COLOR": "1"})
+    plain, _ = run_on_terminal(words, stream="stdout", env={**environment, "NO_COLOR": "1"})
     assert "\033" not in plain
     assert ".weight" in plain and name not in plain
     assert max(len(line) for line in plain.splitlines()) <= 80
@@ -510,8 +486,3 @@ def test_help_has_examples_for_each_verb(dump):
         finished = dump(verb, "--help")
         assert finished.status == 0
         assert "Examples:" in finished.out
-
-
-def test_json_survives_a_round_trip_through_jq_like_tools(dump, two_steps):
-    text = dump("keys", two_steps, "--json").out
-    assert json.loads(text) == json.loads(json.dumps(json.loads(text)))

@@ -1,12 +1,10 @@
 """Progress lines of the programs, on a real terminal and without one."""
 
-import os
-import pty
 import re
-import subprocess
 
 import numpy as np
 import pytest
+from cairn_testing import run_on_terminal
 
 import cairn
 from tool_programs import BIN_DIR, run_program
@@ -26,28 +24,10 @@ def many_tensors(memory_folder):
     return path
 
 
-def run_on_terminal(*words):
-    """Returns what a program has written to standard error, and its status."""
-    controller, terminal = pty.openpty()
-    program = subprocess.Popen(
-        list(map(str, words)), stdout=subprocess.DEVNULL, stderr=terminal
-    )
-    os.close(terminal)
-    written = b""
-    try:
-        while part := os.read(controller, 65536):
-            written += part
-    except OSError:  # EIO: the program has ended
-        pass
-    finally:
-        os.close(controller)
-    return written.decode(), program.wait(120)
-
-
 def test_one_line_follows_the_values_of_all_tensors(many_tensors):
     words = ("diff", "--values", f"{many_tensors}@1", "@2")
 
-    written, status = run_on_terminal(BIN_DIR / "kv-dump", *words)
+    written, status = run_on_terminal([BIN_DIR / "kv-dump", *words])
 
     assert status == 1
     total = f"{TENSORS * 32 / 1024:.0f} KiB"
@@ -62,7 +42,7 @@ def test_lines_that_count_have_a_rate(tmp_path):
     # The commits of 1000 steps take more than a second.
     words = ("open", "--dir", tmp_path, "--chunks", 100, "--steps", 1000, "--repeat", 1)
 
-    written, _ = run_on_terminal(BIN_DIR / "kv-bench", *words)
+    written, _ = run_on_terminal([BIN_DIR / "kv-bench", *words])
 
     pattern = r"creating steps [\d,]+ of [\d,]+ \([\d.]+ %\)  [\d,.]+/s  [\d.]+ \w+ left"
     assert re.search(pattern, written), written[:2000]
