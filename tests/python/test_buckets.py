@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from pathlib import Path
 
 import cairn
 import pytest
@@ -14,17 +12,6 @@ from cairn.dcp import CairnReader, CairnWriter
 from cairn_testing import run_python
 from s3_faults import faults  # noqa: F401 - a fixture
 from s3_server import bucket, folder, server  # noqa: F401 - fixtures
-
-PROGRAMS = Path(cairn.__file__).resolve().parents[2] / "bin"
-
-
-def run(program: str, *arguments: str) -> str:
-    finished = subprocess.run(
-        [PROGRAMS / program, *arguments], capture_output=True, text=True, timeout=120
-    )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    return finished.stdout
-
 
 def make_state() -> dict:
     generator = torch.Generator().manual_seed(7)
@@ -38,23 +25,6 @@ def assert_equal(found: dict, expected: dict) -> None:
     assert found["model"].keys() == expected["model"].keys()
     for name, tensor in expected["model"].items():
         assert torch.equal(found["model"][name], tensor), name
-
-
-def test_saves_are_read_back(bucket):
-    state = make_state()
-    before = {**state, "model": {k: v.clone() for k, v in state["model"].items()}}
-    with cairn.open(bucket, "a") as store:
-        first = store.save(1, state)
-        state["model"]["3"][5] = 0
-        second = store.save(2, state)
-    assert first.written_bytes > 33_000_000
-    assert second.written_bytes == 65536  # the page that changed
-    with cairn.open(bucket) as store:
-        assert store.steps() == [1, 2]
-        assert_equal(store.read(step=1), before)
-        assert_equal(store.read(step=2), state)
-        part = store.read("model.7", step=2)
-    assert torch.equal(part["model"]["7"], state["model"]["7"])
 
 
 def test_a_close_that_cannot_remove_the_lease_can_be_repeated(bucket, faults, monkeypatch):
@@ -71,17 +41,6 @@ def test_a_close_that_cannot_remove_the_lease_can_be_repeated(bucket, faults, mo
     run_python("import cairn, sys; cairn.open(sys.argv[1], mode='a').close()", bucket)
 
 
-def test_a_deleted_step_is_gone_and_the_others_remain(bucket):
-    state = make_state()
-    with cairn.open(bucket, "a", grace=0) as store:
-        store.save(1, state)
-        store.save(2, state)
-        store.delete(1)
-        assert store.steps() == [2]
-    with cairn.open(bucket) as store:
-        assert_equal(store.read(), state)
-
-
 def test_a_second_writer_is_refused_and_named(bucket):
     with cairn.open(bucket, "a") as store:
         with pytest.raises(cairn.Conflict, match=str(os.getpid())):
@@ -93,22 +52,6 @@ def test_a_second_writer_is_refused_and_named(bucket):
             other.save(3, {"n": 3})
     with cairn.open(bucket) as reader:
         assert reader.steps() == [1, 3]
-
-
-def test_programs_inspect_and_copy(bucket, tmp_path):
-    state = make_state()
-    local = str(tmp_path / "local")
-    with cairn.open(local, "a") as store:
-        store.save(5, state)
-    run("kv-admin", "push", local, bucket)
-    assert "40 tensors" in run("kv-dump", bucket)
-    assert "model.7" in run("kv-dump", "keys", f"{bucket}@5")
-    run("kv-dump", "verify", bucket)
-    back = str(tmp_path / "back")
-    run("kv-admin", "pull", bucket, back)
-    run("kv-dump", "verify", back)
-    with cairn.open(back) as store:
-        assert_equal(store.read(step=5), state)
 
 
 def test_dcp_saves_and_loads(bucket):
