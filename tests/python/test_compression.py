@@ -101,31 +101,3 @@ def test_the_setting_of_a_store_applies_to_all_saves(path):
         store.set_compression(False)
         store.save(7, {"w": state_of(7)["bf16"]})
     assert compressed_chunks(path)[7] == 0
-
-
-def test_a_compaction_compresses_all_steps(path):
-    states = {step: state_of(step) for step in range(1, 5)}
-    with cairn.open(path, mode="a", grace=0) as store:
-        for step, state in states.items():
-            store.save(step, state, deltas=True)
-        before = sum(file.stat().st_size for file in (path / "segments").iterdir())
-        report = store.compact(compress=True)
-        assert report.compressed_chunks == 3 * len(states) + 1  # "zeros" is shared
-        assert sum(file.stat().st_size for file in (path / "segments").iterdir()) < 0.8 * before
-        assert store.compact(compress=True).old_segments == 0
-    with cairn.open(path) as store:
-        for step, state in states.items():
-            assert_step(store, step, state)
-
-
-def test_a_copy_and_a_pull_of_compressed_steps(path, tmp_path):
-    state = state_of(1)
-    with cairn.open(path, mode="a") as store, cairn.open(tmp_path / "copy", mode="a") as copy:
-        store.save(1, state, compress=True)
-        memory = {name: tensor.clone() for name, tensor in state.items()}
-        state["float"] += 1
-        store.save(2, state, compress=True)
-        cairn.copy_steps(store, copy)
-        pulled = copy.pull(memory, since=1)
-        assert "float" in pulled.changed
-        assert all(torch.equal(memory[name], state[name]) for name in state)
