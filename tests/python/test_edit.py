@@ -49,43 +49,6 @@ def test_all_changes_in_one_commit(store):
     assert_same(store, 3, {**expected, "epoch": 3})
 
 
-def test_tied_weights_remain_tied(store):
-    state = sample()
-    store.save(1, state)
-    store.edit(1, into=2, rename={"model.wte": "model.tokens"})
-    loaded = store.read(step=2)["model"]
-    assert loaded["tokens.weight"].data_ptr() == loaded["head.weight"].data_ptr()
-    store.edit(2, into=3, drop=["model.tokens", "optimizer"])
-    assert_same(
-        store,
-        3,
-        {
-            "model": OrderedDict({"head.weight": state["model"]["head.weight"],
-                                  "norm": torch.ones(20)}),
-            "step": 7,
-        },
-    )  # fmt: skip
-
-
-def test_keys_keep_their_types(store):
-    state = sample()
-    store.save(1, state)
-    store.edit(1, into=2, graft_from=1, graft="optimizer", under="before.edit")
-    before = {"edit": {"optimizer": state["optimizer"]}}
-    assert_same(store, 2, {**state, "before": before})
-
-
-def test_a_fork_continues_as_another_line(store):
-    state = sample()
-    store.save(1, state)
-    store.edit(1, into=100)
-    state["model"]["norm"] += 1
-    report = store.save(101, state, base_step=100)
-    assert report.chunks_reused == report.chunks - 1
-    store.delete(1, 100)
-    assert torch.equal(store.read("model.norm", step=101)["model"]["norm"], torch.full((20,), 2.0))
-
-
 def test_a_fork_in_the_same_store(store):
     state = sample()
     store.save(1, state)

@@ -47,27 +47,6 @@ def test_rename(saved):
     assert_step(path, 3, {"net": model, "optimizer": {"lr": 0.1}})
 
 
-def test_drop(saved):
-    path, model, _ = saved
-    admin("drop", f"{path}@1", "model.**", "!model.model.layers", "--into", 3)
-    kept = {key: value for key, value in model.items() if key.startswith("model.layers")}
-    assert len(kept) == 2
-    assert_step(path, 3, {"model": kept, "lr": 0.1})
-
-
-def test_graft(saved):
-    path, model, head = saved
-    admin("graft", f"{path}@1", "--from", 2, "lr", "model", "--under", "teacher", "--into", 3)
-    expected = {"model": model, "lr": 0.1, "teacher": {"model": {"head": head}, "lr": 0.2}}
-    assert_step(path, 3, expected)
-
-
-def test_fork_of_the_latest_step(saved):
-    path, _, head = saved
-    admin("fork", path, "--into", 3)
-    assert_step(path, 3, {"model": {"head": head}, "lr": 0.2})
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
