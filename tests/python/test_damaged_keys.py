@@ -99,23 +99,6 @@ def test_nothing_is_skipped_without_damage(path):
             store.read(skip_damaged=True)
 
 
-def test_a_missing_segment_skips_what_it_contains(path):
-    segments = Path(path) / "segments"
-    with cairn.open(path, mode="a") as store:
-        store.save(1, make_state())
-        of_first = set(segments.iterdir())
-        state = make_state()
-        state["model"]["w0"] += 5
-        store.save(2, state)
-    (of_second,) = set(segments.iterdir()) - of_first
-    of_second.unlink()
-    with cairn.open(path) as store:
-        target = make_state(3.0)
-        assert set(store.load(target, step=2, skip_damaged=True).skipped) == {"model.w0"}
-        assert torch.equal(target["model"]["w5"], make_state()["model"]["w5"])
-        assert store.load(make_state(), step=1, skip_damaged=True).skipped == {}
-
-
 def load_on_ranks(rank, path):
     with cairn.open(path) as store:
         state = make_state(100.0)
