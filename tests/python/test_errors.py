@@ -84,34 +84,6 @@ def test_a_flipped_bit_is_corrupt_and_named(path):
         assert_same(store.read_slice("outer.bad", [(0, 10)]), bad[:10])
 
 
-def test_a_missing_segment_is_corrupt(path):
-    with cairn.open(path, mode="a") as store:
-        store.save(1, {"t": torch.randn(100)})
-    (segment,) = segment_files(path)
-    segment.unlink()
-    with cairn.open(path) as store:
-        with pytest.raises(cairn.Corrupt) as caught:
-            store.read()
-        assert segment.name in str(caught.value)
-
-
-def test_a_second_writer_is_refused_at_once(path, store):
-    with pytest.raises(cairn.Conflict):
-        cairn.open(path, mode="a")
-    other = run_python(
-        """
-        import sys, cairn
-        try:
-            cairn.open(sys.argv[1], mode="a")
-        except cairn.Conflict as error:
-            print("conflict", error)
-        """,
-        path,
-    )
-    assert other.stdout.startswith("conflict") and str(path) in other.stdout
-    store.save(1, {"v": 1})
-
-
 def test_a_full_disk_is_unavailable_and_leaves_the_store_as_it_was(path):
     with cairn.open(path, mode="a") as store:
         store.save(1, {"v": 1})
