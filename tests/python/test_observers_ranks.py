@@ -100,40 +100,6 @@ def test_measures_of_all_ranks_count_nothing_twice(job):
     assert ["freed_bytes" in one for one in deletes] == [True, False]
 
 
-def test_prometheus_reads_the_files_of_all_ranks_as_one(job):
-    pytest.importorskip("prometheus_client")
-    from prometheus_client.parser import text_string_to_metric_families
-
-    path, (first, _) = job
-    samples = [
-        sample
-        for rank in range(WORLD_SIZE)
-        for family in text_string_to_metric_families(
-            path.with_name(f"rank{rank}.prom").read_text()
-        )
-        for sample in family.samples
-    ]
-
-    # No two series are the same, which the collector would refuse.
-    series = [(one.name, tuple(sorted(one.labels.items()))) for one in samples]
-    assert len(set(series)) == len(series)
-    assert {one.labels["rank"] for one in samples} == {"0", "1"}
-
-    def total(name: str, **labels: str) -> float:
-        return sum(
-            one.value
-            for one in samples
-            if one.name == name and labels.items() <= one.labels.items()
-        )
-
-    written = sum(one.info.written_bytes for one in first if one.kind == "save" and one.info)
-    assert total("cairn_written_bytes_total", call="save") == written
-    assert total("cairn_rank_written_bytes_total", call="save") == written
-    assert total("cairn_calls_total", call="save", rank="0") == 4
-    assert total("cairn_failures_total", call="save", rank="1") == 2
-    assert total("cairn_calls_total", call="mirror") == 2
-
-
 def test_requests_that_are_sent_again_are_counted(bucket, faults):
     """Between the store and a real server, some responses are 503."""
     events = []
