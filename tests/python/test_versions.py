@@ -81,14 +81,6 @@ def test_a_saver_keeps_the_best(store):
         Saver(store, every=1, keep_best="loss:x", signals=())
 
 
-def test_a_copy_has_metrics_and_a_note(store, tmp_path):
-    store.save(1, {"a": 1}, metrics={"loss": 1.5}, note="n", tags=["best"])
-    with cairn.open(tmp_path / "copy", mode="a") as copy:
-        cairn.copy_steps(store, copy)
-        info = copy.step_info(1)
-        assert (info.metrics, info.note, info.tags) == ({"loss": 1.5}, "n", ())
-
-
 def test_each_save_applies_the_policy_of_the_store(tmp_path):
     path = tmp_path / "store"
     state = {"a": 1, "step": 0}
