@@ -6,15 +6,12 @@ import hashlib
 import os
 import re
 import shutil
-import signal
 import socket
 import tarfile
-import time
 
 import pytest
 import torch
 from cairn_testing import run_python, segment_files
-from interpreters import Program
 from ranks import run_on_ranks
 
 import cairn
@@ -102,30 +99,6 @@ def test_a_backup_by_the_writer_lets_no_second_writer_in(path, store, tmp_path, 
             assert backup.steps() == [1, 2]
 
 
-def test_a_writer_that_was_killed_is_in_nobodys_way(path):
-    writer = Program(
-        [
-            "-c",
-            """if True:
-            import sys, time, cairn
-            store = cairn.open(sys.argv[1], mode="a")
-            store.save(1, {})
-            print("saved", flush=True)
-            time.sleep(600)
-            """,
-            str(path),
-        ]
-    )
-    assert writer.stdout.readline() == "saved\n"
-    with pytest.raises(cairn.Conflict):
-        cairn.open(path, mode="a")
-    writer.send_signal(signal.SIGKILL)
-    writer.wait()
-    with cairn.open(path, mode="a") as store:
-        store.save(2, {})
-        assert store.steps() == [1, 2]
-
-
 def test_take_over_fences_the_first_writer(path):
     first = cairn.open(path, mode="a")
     first.save(1, {"v": 1})
@@ -155,42 +128,6 @@ def test_take_over_of_a_store_that_is_free_or_absent_is_an_ordinary_open(path):
             store.save(step, {"v": step})
     with cairn.open(path, mode="a") as store:
         assert store.steps() == [1, 2]
-
-
-def test_a_paused_writer_that_resumes_gets_conflict_and_changes_nothing(path, tmp_path):
-    go = tmp_path / "go"
-    writer = Program(
-        [
-            "-c",
-            """if True:
-            import os, sys, time, cairn, numpy
-            store = cairn.open(sys.argv[1], mode="a")
-            store.save(1, {"t": numpy.ones(100_000)})
-            print("saved", flush=True)
-            while not os.path.exists(sys.argv[2]):
-                time.sleep(0.005)
-            try:
-                store.save(1, {"t": numpy.zeros(100_000)}, overwrite=True)
-            except cairn.Conflict as error:
-                print("Conflict", error, flush=True)
-            store.close()
-            """,
-            str(path),
-            str(go),
-        ]
-    )
-    assert writer.stdout.readline() == "saved\n"
-    writer.send_signal(signal.SIGSTOP)
-    with cairn.open(path, mode="a", take_over=True) as store:
-        go.touch()
-        store.save(2, {"v": 2})
-        writer.send_signal(signal.SIGCONT)
-        line = writer.stdout.readline()
-        assert line.startswith("Conflict") and f"process {os.getpid()} on host" in line
-        assert writer.wait() == 0
-        assert store.steps() == [1, 2]
-        assert store.read(step=1)["t"].all()
-        store.save(3, {"v": 3})
 
 
 def take_over_together(rank, path):
@@ -234,51 +171,11 @@ def test_without_grace_a_delete_and_an_overwrite_remove_the_files(path):
         assert len(list((path / "tables").iterdir())) == 1
 
 
-def test_deleted_files_remain_for_a_minute_by_default(path):
-    with cairn.open(path, mode="a") as store:
-        store.save(1, {"t": torch.ones(100_000)})
-        files = segment_files(path)
-        assert store.delete(1).segments == 1
-        store.save(2, {"t": torch.zeros(100_000)})
-        assert set(files) < set(segment_files(path))
-    cairn.open(path, mode="a").close()
-    assert set(files) < set(segment_files(path))
-
-
-@pytest.mark.parametrize("by", ["a save", "a delete", "an open for writing"])
-def test_the_next_change_after_the_grace_period_removes_the_files(path, by):
-    store = cairn.open(path, mode="a", grace=0.2)
-    store.save(1, {"t": torch.ones(100_000)})
-    (segment,) = segment_files(path)
-    store.save(2, {"v": 2})
-    store.delete(1)
-    assert segment.exists()
-    time.sleep(0.3)
-    assert segment.exists()
-    if by == "a save":
-        store.save(3, {})
-    elif by == "a delete":
-        store.delete(2)
-    else:
-        store.close()
-        store = cairn.open(path, mode="a", grace=0.2)
-    assert not segment.exists()
-    store.close()
-
-
 @pytest.mark.parametrize("grace", [-1, -0.001, float("nan"), float("-inf")])
 def test_an_impossible_grace_is_refused(path, grace):
     with pytest.raises(cairn.Invalid, match="grace"):
         cairn.open(path, mode="a", grace=grace)
     assert not path.exists()
-
-
-def test_a_grace_may_be_endless(path):
-    with cairn.open(path, mode="a", grace=float("inf")) as store:
-        store.save(1, {"t": torch.ones(100_000)})
-        store.delete(1)
-        store.save(2, {})
-        assert len(segment_files(path)) == 1
 
 
 def test_take_over_and_grace_are_keywords(path):
