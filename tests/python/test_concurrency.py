@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 
 import pytest
 import torch
+from cairn_testing import wait_until
 
 import cairn
 
@@ -122,10 +122,7 @@ def test_a_store_is_closed_although_many_threads_wait_for_steps(path):
     threads = [threading.Thread(target=follow) for _ in range(8)]
     for thread in threads:
         thread.start()
-    end = time.monotonic() + 60
-    while not all(is_waiting(thread) for thread in threads):
-        assert time.monotonic() < end
-        time.sleep(0.001)
+    wait_until(lambda: all(map(is_waiting, threads)))
     store.close()
     for thread in threads:
         thread.join(60)

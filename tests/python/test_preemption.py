@@ -15,12 +15,12 @@ import cairn
 
 # Prints one line per step: its number, its exact loss, and a digest of the state after it.
 TRAIN = """
-import sys, time, torch, cairn
+import sys, torch, cairn
 from cairn.torch import Saver
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from test_preemption import digest
 
-path, last, every, pause = sys.argv[1], *map(float, sys.argv[2:5])
+path, last, every, held, gate = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = torch.nn.Sequential(
@@ -42,20 +42,21 @@ def make_state():
     return {"app": App(), "rng": torch.get_rng_state()}
 
 with cairn.open(path, mode="a") as store:
-    with Saver(store, every=int(every), keep_last=2) as saver:
+    with Saver(store, every=every, keep_last=2) as saver:
         state = make_state()
         done = saver.resume(state)
         if done is not None:
             torch.set_rng_state(state["rng"])
         print("resumed", done, flush=True)
-        for step in range(0 if done is None else done + 1, int(last) + 1):
+        for step in range(0 if done is None else done + 1, last + 1):
             batch = torch.randn(8, 16)
             loss = (model(batch).squeeze(1) - batch.sum(1)).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             print(step, loss.item().hex(), digest(App().state_dict()), flush=True)
-            time.sleep(pause)
+            if step == held:
+                open(gate).close()  # until the test opens it, too
             saver.step(step, make_state)
 print("end", flush=True)
 """
@@ -76,11 +77,23 @@ def digest(state: object) -> str:
     return found.hexdigest()
 
 
-def start(path: Path, *, last: int = 60, every: int = 1000, pause: float = 0.02) -> Program:
+def start(path: Path, *, last: int = 60, every: int = 1000, held: int = -1) -> Program:
+    """A training that waits in the step `held` until `let_go` is called."""
     environment = dict(os.environ)
     folders = [str(Path(__file__).parent), str(Path(cairn.__file__).parent.parent)]
     environment["PYTHONPATH"] = os.pathsep.join(folders)
-    return Program(["-c", TRAIN, str(path), str(last), str(every), str(pause)], environment)
+    if held >= 0:
+        os.mkfifo(gate_of(path))
+    arguments = map(str, (path, last, every, held, gate_of(path)))
+    return Program(["-c", TRAIN, *arguments], environment)
+
+
+def gate_of(path: Path) -> Path:
+    return path.with_name("gate")
+
+
+def let_go(path: Path) -> None:
+    gate_of(path).open("w").close()
 
 
 def read_until(child: Program, step: int) -> list[list[str]]:
@@ -101,7 +114,7 @@ def finish(child: Program, before: list[list[str]]) -> tuple[list[list[str]], st
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory) -> list[list[str]]:
     """The lines of an uninterrupted run."""
-    child = start(tmp_path_factory.mktemp("whole") / "store", pause=0)
+    child = start(tmp_path_factory.mktemp("whole") / "store")
     lines, err = finish(child, [])
     assert child.returncode == 0, err
     assert lines[0] == ["resumed", "None"] and lines[-1] == ["end"]
@@ -115,21 +128,22 @@ def check_step(path: Path, step: int, line: list[str]) -> None:
 
 @pytest.mark.parametrize("signals", [1, 2], ids=["once", "twice"])
 def test_a_run_that_is_told_to_end_goes_on_as_if_nothing_had_been(path, whole_run, signals):
-    child = start(path)
+    child = start(path, held=11)
     before = read_until(child, 11)
     for _ in range(signals):
         child.send_signal(signal.SIGTERM)
+    let_go(path)
     lines, err = finish(child, before)
 
     assert child.returncode == 143, err
     assert err == ""
     last = int(lines[-1][0])
-    assert 11 <= last < 60
+    assert last == 11
     with cairn.open(path) as store:
         assert store.steps() == [0, last]
     check_step(path, last, lines[-1])
 
-    child = start(path, pause=0)
+    child = start(path)
     again, err = finish(child, [])
     assert child.returncode == 0, err
     assert again[0] == ["resumed", str(last)]
@@ -137,9 +151,10 @@ def test_a_run_that_is_told_to_end_goes_on_as_if_nothing_had_been(path, whole_ru
 
 
 def test_a_kill_after_the_save_takes_nothing_back(path, whole_run):
-    child = start(path)
+    child = start(path, held=5)
     before = read_until(child, 5)
     child.send_signal(signal.SIGTERM)
+    let_go(path)
     assert child.wait(timeout=120) == 143
     child.send_signal(signal.SIGKILL)  # as a scheduler does after its grace; it has ended already
     lines, _ = finish(child, before)
@@ -147,7 +162,7 @@ def test_a_kill_after_the_save_takes_nothing_back(path, whole_run):
 
 
 def test_a_kill_while_steps_are_saved_leaves_the_last_durable_one(path, whole_run):
-    child = start(path, every=1)
+    child = start(path, every=1, held=20)
     before = read_until(child, 20)
     child.send_signal(signal.SIGKILL)
     lines, _ = finish(child, before)
@@ -158,14 +173,14 @@ def test_a_kill_while_steps_are_saved_leaves_the_last_durable_one(path, whole_ru
         assert latest >= int(lines[-1][0]) - 2
     check_step(path, latest, lines[1 + latest])
 
-    child = start(path, pause=0)
+    child = start(path)
     again, err = finish(child, [])
     assert child.returncode == 0, err
     assert lines[1 : latest + 2] + again[1:-1] == whole_run
 
 
 def test_a_signal_while_saves_run_behind_the_training(path):
-    child = start(path, last=100_000, every=1, pause=0)
+    child = start(path, last=100_000, every=1)
     before = read_until(child, 30)
     child.send_signal(signal.SIGTERM)
     lines, err = finish(child, before)

@@ -177,14 +177,16 @@ while True:
 )
 
 
-def write_until_killed(path: Path, last_step: int, seconds: float) -> list[list[str]]:
-    """Runs a writer from `last_step` for some seconds, then kills it. Returns what it printed."""
+def write_until_killed(path: Path, last_step: int, rng: random.Random) -> list[list[str]]:
+    """Runs a writer from `last_step` until it has printed some lines, and kills it a moment later.
+    Returns what it printed."""
     child = Program(["-c", WRITER, str(path), str(last_step)])
     assert child.stdout.readline() == "open\n"
-    time.sleep(seconds)
+    lines = [child.stdout.readline() for _ in range(rng.randint(0, 12))]
+    time.sleep(rng.uniform(0, 0.03))  # anywhere in a save
     assert child.poll() is None, "the writer ended by itself"
     child.send_signal(signal.SIGKILL)
-    lines = child.stdout.read().splitlines(keepends=True)
+    lines += child.stdout.read().splitlines(keepends=True)
     child.wait()
     return [line.split() for line in lines if line.endswith("\n")]
 
@@ -197,7 +199,7 @@ def test_a_killed_writer_loses_no_step_that_it_reported(path):
     last_step = 0
     reported_count = 0
     for _ in range(KILL_ROUNDS):
-        printed = write_until_killed(path, last_step, rng.uniform(0, 0.5))
+        printed = write_until_killed(path, last_step, rng)
         reported = {int(words[0]) for words in printed if words[0].isdigit()}
         reported_count += len(reported)
         pruned = [int(words[1]) for words in printed if words[0] == "pruned"]

@@ -429,8 +429,8 @@ def interrupt_a_gathering(rank):
     state = {"w": distribute_tensor(torch.arange(8.0), mesh, [Shard(0)])}
     ours.gather_state_dict(state)
     if rank == 0:
-        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
             ours.gather_state_dict(state)
     dist.barrier()
     if rank == 1:

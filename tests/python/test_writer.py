@@ -372,10 +372,11 @@ for step in range(1, 1000):
 """
     child = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE,
                              text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-    child.stdout.readline()
-    time.sleep(0.05 + 0.07 * seed)
+    for _ in range(1 + 2 * seed):
+        assert child.stdout.readline()
+    time.sleep(0.003 * seed)  # anywhere in a commit; what follows is true at each moment
     child.kill()
-    printed = child.stdout.read().split()
+    printed = [*range(2 * seed), *child.stdout.read().split()]
     child.wait()
 
     with cairn.open(path, mode="a") as store:

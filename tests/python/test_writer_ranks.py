@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import pytest
 import torch
@@ -60,7 +59,7 @@ def test_ranks_write_their_shards_together(path):
 
 
 def fail_on_rank_one(rank: int, path: str, how: str) -> str:
-    with cairn.open(path, mode="a", timeout=20) as store:
+    with cairn.open(path, mode="a", timeout=60) as store:
         store.save(1, {"t": torch.ones(100)})
         try:
             with store.writer(2) as writer:
@@ -104,7 +103,7 @@ def test_a_failure_of_one_rank_fails_all(path, how, of_rank_0, of_rank_1):
 
 def differ(rank: int, path: str) -> list[str]:
     outcomes = []
-    with cairn.open(path, mode="a", timeout=20) as store:
+    with cairn.open(path, mode="a", timeout=60) as store:
         for arguments in ({"step": rank}, {"step": 5, "overwrite": bool(rank)}):
             try:
                 with store.writer(**arguments) as writer:
@@ -121,9 +120,9 @@ def test_ranks_with_different_arguments_are_refused(path):
 
 
 def die(rank: int, path: str) -> str:
-    with cairn.open(path, mode="a", timeout=30) as store:
+    # Far longer than the test may take: a rank that waited for that long would be noticed.
+    with cairn.open(path, mode="a", timeout=3600) as store:
         store.save(1, {"t": torch.ones(4)})
-        started = time.monotonic()
         try:
             with store.writer(2) as writer:
                 writer.add(f"t{rank}", torch.rand(2 * MIB))
@@ -131,14 +130,14 @@ def die(rank: int, path: str) -> str:
                     os.kill(os.getpid(), signal.SIGKILL)
         except Unavailable as error:
             store._abandon()
-            return f"{time.monotonic() - started < 10} {error}"
+            return f"unavailable: {error}"
     return "committed"
 
 
 def test_a_rank_that_is_killed_fails_the_others(path):
     outcomes = run_on_ranks(die, str(path), world_size=3, may_die=(1,))
 
-    assert outcomes[0].startswith("True") and outcomes[2].startswith("True"), outcomes
+    assert all(outcomes[rank].startswith("unavailable") for rank in (0, 2)), outcomes
     with cairn.open(path, mode="a") as store:
         assert store.steps() == [1]
         assert len([name for name in stored_files(path) if name.startswith("segments")]) == 1

@@ -207,7 +207,7 @@ def save_on_a_thread(rank: int, storage: Storage, path) -> None:
         for tensor in locals_of(state).values():  # the copy is staged
             if isinstance(tensor, torch.Tensor):
                 tensor.fill_(-5)
-        metadata = future.result(timeout=30)
+        metadata = future.result()
         assert "rows" in metadata.state_dict_metadata
         assert_is_step(storage.load(blank_state(), path), step)
 
@@ -216,7 +216,7 @@ def save_on_a_thread(rank: int, storage: Storage, path) -> None:
         state_of(4), storage_writer=storage.writer(path), planner=FailingSave("data", 2)
     )
     with pytest.raises(dcp.CheckpointException) as kept:
-        future.result(timeout=30)
+        future.result()
     assert list(kept.value.failures) == [2]
     dist.barrier()
     storage.save(state_of(5), path)
@@ -238,7 +238,7 @@ def save_in_a_process(rank: int, storage: Storage, path) -> None:
             storage_writer=storage.writer(path),
             async_checkpointer_type=AsyncCheckpointerType.PROCESS,
         )
-        metadata = future.result(timeout=60)
+        metadata = future.result()
         assert len(metadata.state_dict_metadata) == 3 * 2 + 1
         target = {key: torch.zeros(4, 4) if "t of" in key else None for key in state}
         assert_same(storage.load(target, path), state)
