@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch.distributed.checkpoint as dcp
@@ -61,9 +60,3 @@ def errors_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[i
     except CheckpointException as error:
         return {rank: wrapped[0] for rank, wrapped in error.failures.items()}
     raise AssertionError("no CheckpointException")
-
-
-def all_bytes(folder: Path) -> list[tuple[str, bytes]]:
-    """Name and contents of every file below a folder."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    return [(str(file.relative_to(folder)), file.read_bytes()) for file in files]
