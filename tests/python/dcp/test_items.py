@@ -249,16 +249,6 @@ def test_the_metadata_that_save_returns_is_what_a_reader_gives(storage, path):
     assert read.storage_meta.load_id == reader.load_id if hasattr(reader, "load_id") else True
 
 
-def test_the_metadata_say_the_same_on_files_and_on_cairn(path):
-    state = {**NESTED, **odd_tensors(), **VALUES}
-    files = FILES.save(state, path / "files")
-    cairn = CAIRN.save(state, path / "cairn")
-    assert files.state_dict_metadata == cairn.state_dict_metadata
-    assert files.planner_data == cairn.planner_data
-    assert files.version == cairn.version
-    assert isinstance(cairn.state_dict_metadata["epoch"], BytesStorageMetadata)
-
-
 def test_each_save_and_each_load_has_an_id_of_its_own(storage, path):
     writer, reader = storage.writer(path), storage.reader(path)
     ids = []
@@ -267,6 +257,16 @@ def test_each_save_and_each_load_has_an_id_of_its_own(storage, path):
         reader.reset(path)
         ids += [metadata.storage_meta.save_id, reader.read_metadata().storage_meta.load_id]
     assert len(set(ids)) == 4
+
+
+def test_the_metadata_say_the_same_on_files_and_on_cairn(path):
+    state = {**NESTED, **odd_tensors(), **VALUES}
+    files = FILES.save(state, path / "files")
+    cairn = CAIRN.save(state, path / "cairn")
+    assert files.state_dict_metadata == cairn.state_dict_metadata
+    assert files.planner_data == cairn.planner_data
+    assert files.version == cairn.version
+    assert isinstance(cairn.state_dict_metadata["epoch"], BytesStorageMetadata)
 
 
 # Parts, and what does not fit ---------------------------------------------------------------------
@@ -362,33 +362,6 @@ def test_stateful_objects_give_and_take_their_states(storage, path):
     assert target == {"counter": counter, "n": 1}
     assert (counter.count, counter.loads) == (5, 1)
     assert torch.equal(counter.weight, torch.full((3,), 5.0))
-
-
-def test_modules_and_optimizers_go_on_as_they_would_have(storage, path):
-    def made(seed: int):
-        torch.manual_seed(seed)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
-        optim = torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.8, 0.9))
-        return model, optim
-
-    def train(model, optim, steps: int):
-        for step in range(steps):
-            optim.zero_grad()
-            model(torch.full((3, 4), step + 1.0)).square().mean().backward()
-            optim.step()
-
-    model, optim = made(1)
-    train(model, optim, 3)
-    storage.save({"model": model.state_dict(), "optim": optim.state_dict()}, path)
-    train(model, optim, 2)
-
-    again, again_optim = made(2)
-    got = _load_state_dict_from_keys(storage_reader=storage.reader(path))
-    again.load_state_dict(got["model"])
-    states = {int(key): value for key, value in got["optim"]["state"].items()}
-    again_optim.load_state_dict({**got["optim"], "state": states})
-    train(again, again_optim, 2)
-    assert_same(dict(again.state_dict()), dict(model.state_dict()))
 
 
 def test_old_functions_work_too(storage, path):

@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.default_planner import (
     create_default_local_save_plan,
 )
 from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner, WriteItemType
-from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
 
 def state_of(step: int) -> dict:
@@ -240,43 +239,6 @@ def test_each_tensor_is_resolved_once_and_committed_when_filled(storage, path):
 # Failures -----------------------------------------------------------------------------------------
 
 
-class Failing(DefaultSavePlanner):
-    def __init__(self, where: str) -> None:
-        super().__init__()
-        self.where = where
-
-    def create_local_plan(self):
-        self._fail("local")
-        return super().create_local_plan()
-
-    def create_global_plan(self, all_plans):
-        self._fail("global")
-        return super().create_global_plan(all_plans)
-
-    def finish_plan(self, new_plan):
-        self._fail("finish")
-        return super().finish_plan(new_plan)
-
-    def resolve_data(self, write_item):
-        if write_item.index.fqn == "model.w3":
-            self._fail("data")
-        return super().resolve_data(write_item)
-
-    def _fail(self, where: str) -> None:
-        if where == self.where:
-            raise KeyError(f"asked to fail in {where}")
-
-
-@pytest.mark.parametrize("where", ["local", "global", "finish", "data"])
-@pytest.mark.parametrize("again", ["same writer", "new writer"])
-def test_a_save_works_after_one_that_failed(storage, path, where, again):
-    writer = storage.writer(path)
-    error = failures_of(dcp.save, state_of(1), storage_writer=writer, planner=Failing(where))
-    assert error == {0: "KeyError"}
-    dcp.save(state_of(2), storage_writer=writer if again == "same writer" else storage.writer(path))
-    assert_same(storage.load(blank_state(), path), state_of(2))
-
-
 class FailingLoad(DefaultLoadPlanner):
     def __init__(self, where: str) -> None:
         super().__init__()
@@ -310,43 +272,3 @@ def test_a_load_works_after_one_that_failed(storage, path, where):
 
 
 # Plan caching -------------------------------------------------------------------------------------
-
-
-def saved_with_caching(storage, state, writer, where) -> dict:
-    planner = DefaultSavePlanner(enable_plan_caching=True)
-    dcp.save(state, checkpoint_id=where, storage_writer=writer, planner=planner)
-    return _load_state_dict_from_keys(storage_reader=storage.reader(where))
-
-
-@pytest.mark.parametrize("place", ["one place", "a place each"])
-@pytest.mark.parametrize("writers", ["one writer", "a writer each"])
-def test_cached_plans_save_every_step(storage, path, place, writers):
-    writer = storage.writer(path / "first")
-    for step in range(6):
-        state = state_of(step)
-        if step in (3, 4):  # the plan changes, and changes back
-            state["model"]["more"] = torch.full((5,), float(step))
-        where = path / ("only" if place == "one place" else f"step-{step}")
-        if writers == "a writer each":
-            writer = storage.writer(where)
-        assert_same(saved_with_caching(storage, state, writer, where), state)
-
-
-def test_a_failed_save_leaves_cached_plans_usable(storage, path):
-    for step in range(6):
-        if step % 2:
-            planner = FailingWithCache()
-            writer = storage.writer(path)
-            assert failures_of(dcp.save, state_of(step), storage_writer=writer, planner=planner)
-        else:
-            got = saved_with_caching(storage, state_of(step), storage.writer(path), path)
-            assert_same(got, state_of(step))
-
-
-class FailingWithCache(DefaultSavePlanner):
-    def __init__(self) -> None:
-        super().__init__(enable_plan_caching=True)
-        self._cached_plans_key = "DefaultSavePlanner"
-
-    def resolve_data(self, write_item):
-        raise OSError("asked to fail")
