@@ -1,7 +1,6 @@
 """`Store.compact` and `kv-admin compact`: the store shrinks, and no step changes."""
 
 import json
-import threading
 
 import numpy as np
 import pytest
@@ -74,35 +73,6 @@ def test_arguments_are_checked(saved):
             store.compact(max_dead=2)
 
 
-def test_saves_continue_during_a_compaction(saved):
-    path, expected = saved
-    rng = np.random.default_rng(2)
-    with cairn.open(path, mode="a", grace=60) as store:
-        done = threading.Event()
-
-        def compact() -> None:
-            try:
-                store.compact(max_rate=1_500_000)  # 3 MB to move
-            finally:
-                done.set()
-
-        thread = threading.Thread(target=compact)
-        thread.start()
-        step, saves_before_the_end = 100, 0
-        while not done.is_set() and step < 200:
-            expected[step] = expected[25] | {"trained": rng.integers(0, 255, 1000, np.uint8)}
-            expected[step]["step"] = step
-            store.save_async(step, expected[step]).result()
-            saves_before_the_end += not done.is_set()
-            step += 1
-        thread.join()
-        assert saves_before_the_end > 0
-        assert_steps(store, expected)
-    with cairn.open(path) as store:
-        assert_steps(store, expected)
-    assert run_program("kv-dump", "verify", path).status == 0
-
-
 def test_the_command(saved):
     path, expected = saved
     before = segment_bytes(path)
@@ -166,16 +136,6 @@ def test_the_setting_of_a_store(saved, tmp_path):
     assert run_program("kv-admin", "compression", tmp_path / "none", "--on").status == 2
     assert not (tmp_path / "none").exists()
     assert run_program("kv-admin", "compression", path, "--off").out.startswith("off")
-
-
-def test_the_headers_of_small_tensors_are_not_dead(tmp_path):
-    path = tmp_path / "store"
-    with cairn.open(path, mode="a") as store:
-        store.save(1, {str(i): np.full(1, i, dtype=np.int32) for i in range(500)})
-    space = run_program("kv-dump", "space", path, "--segments", "--json").json()
-    assert space["live_bytes"] == 500 * 4
-    assert space["dead_bytes"] == 0
-    assert space["overhead_bytes"] == space["file_bytes"] - 500 * 4
 
 
 def test_the_space_of_segments(saved):
