@@ -47,7 +47,7 @@ class LiveServer:
     def end(self, with_signal=signal.SIGINT):
         """Ends the server, and returns its exit status."""
         self.process.send_signal(with_signal)
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=250)
 
 
 @contextlib.contextmanager

@@ -7,10 +7,10 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 
 import pytest
 
+from cairn_testing import wait_until
 from tool_programs import BIN_DIR
 
 ROUNDS = ("--rounds", 20)
@@ -292,9 +292,7 @@ def test_an_interrupted_check_removes_what_it_wrote(tmp_path):
         [BIN_DIR / "kv-admin", "check-storage", tmp_path, "--rounds", "100000"],
         stderr=subprocess.PIPE,
     )
-    deadline = time.monotonic() + 20
-    while not list(tmp_path.glob("*/races/*")) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: list(tmp_path.glob("*/races/*")))
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2 and b"interrupted" in errors

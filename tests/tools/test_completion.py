@@ -83,7 +83,7 @@ class Terminal:
     def type(self, text):
         os.write(self.terminal, text.encode())
 
-    def read_until(self, pattern, timeout=20):
+    def read_until(self, pattern, timeout=250):
         """Returns what the shell has printed until `pattern` matches it."""
         raw = text = ""
         deadline = time.monotonic() + timeout

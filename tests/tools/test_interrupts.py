@@ -4,10 +4,12 @@ import random
 import signal
 import subprocess
 import time
+from functools import partial
 
 import cairn
 import pytest
 import torch
+from cairn_testing import wait_until
 from safetensors.torch import load_file, save_file
 
 from tool_programs import BIN_DIR
@@ -23,19 +25,19 @@ def model(tmp_path_factory):
     return file
 
 
-def run_interrupted(number, delay, *words):
-    """Runs kv-admin, and sends it a signal after a delay. Returns its status and its error."""
+def run_interrupted(number, wait, *words):
+    """Runs kv-admin, and sends it a signal after `wait()`. Returns its status and its error."""
     process = subprocess.Popen([BIN_DIR / "kv-admin", *map(str, words)], stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE)
-    time.sleep(delay)
+    wait()
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=250)
     return process.returncode, err.decode()
 
 
 def delays(longest, rounds=8):
     rng = random.Random(1)
-    return [rng.uniform(0, longest) for _ in range(rounds)]
+    return [partial(time.sleep, rng.uniform(0, longest)) for _ in range(rounds)]
 
 
 def seconds_of(*words):
@@ -95,7 +97,11 @@ def test_an_export_is_complete_or_absent(model, tmp_path, number):
 def test_an_interrupted_push_is_continued(model, tmp_path, number):
     store, other = tmp_path / "store", tmp_path / "other"
     seconds_of("import", store, "--step", 1, model)
-    status, err = run_interrupted(number, 1, "push", store, other, "--max-rate", "4M")
+    status, err = run_interrupted(
+        number,
+        lambda: wait_until(lambda: list(other.glob("segments/*"))),  # it takes 40 s
+        "push", store, other, "--max-rate", "1M",
+    )  # fmt: skip
     assert status == 2 and "it continues when it is started again" in err
     with cairn.open(other) as reader:
         assert reader.steps() == []
