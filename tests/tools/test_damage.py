@@ -4,8 +4,6 @@ The programs must end with one of our exit statuses (run_program checks that no 
 """
 
 import contextlib
-import ctypes
-import ctypes.util
 import os
 import pathlib
 import random
@@ -15,7 +13,7 @@ import tempfile
 import cairn
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from tool_programs import small_model
 
@@ -279,52 +277,3 @@ def test_missing_read_permission_is_reported(dump, two_steps, tmp_path):
     finally:
         (folder / "hostile").chmod(0o700)
         shutil.rmtree(folder)
-
-
-@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "zarr.json", "hint", "tables"])
-def test_import_into_a_folder_of_another_checkpoint_touches_nothing(admin, tmp_path, name):
-    folder = tmp_path / "home"
-    folder.mkdir()
-    (folder / name).write_text("mine")
-    path = tmp_path / "model.safetensors"
-    save_file(small_model(), path)
-    finished = admin("import", folder, "--step", 1, path)
-    assert finished.status == 2
-    assert [p.name for p in folder.iterdir()] == [name]
-    assert (folder / name).read_text() == "mine"
-
-
-def test_import_into_a_folder_of_other_things_keeps_them(admin, tmp_path):
-    folder = tmp_path / "home"
-    folder.mkdir()
-    (folder / "notes.txt").write_text("mine")
-    path = tmp_path / "model.safetensors"
-    save_file(small_model(), path)
-    finished = admin("import", folder, "--step", 1, path)
-    assert finished.status == 0
-    assert (folder / "notes.txt").read_text() == "mine"
-    assert cairn.open(folder).steps() == [1]
-
-
-def load_xxhash():
-    """XXH3-64 from the library that Cairn itself is linked to."""
-    name = ctypes.util.find_library("xxhash")
-    if name is None:
-        pytest.skip("libxxhash is not installed as a shared library")
-    function = ctypes.CDLL(name).XXH3_64bits
-    function.restype = ctypes.c_uint64
-    function.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
-    return lambda data: function(data, len(data))
-
-
-def test_newer_formats_are_refused_by_name(dump, two_steps, tmp_path):
-    xxhash = load_xxhash()
-    store = tmp_path / "store"
-    shutil.copytree(two_steps, store)
-    lines = (store / "CAIRN").read_bytes().splitlines(keepends=True)
-    lines[1] = b"format 999\n"
-    body = b"".join(lines[:3])
-    (store / "CAIRN").write_bytes(body + b"checksum %016x\n" % xxhash(body))
-    finished = dump(store)
-    assert finished.status == 2
-    assert "999" in finished.err
