@@ -11,14 +11,13 @@ import warnings
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import format_utils
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
 import cairn
 from tool_programs import BIN_DIR, peak_memory
 from torch_states import admin, program  # noqa: F401 - fixtures
-from torch_states import bits, every_dtype, plain_values, raw_bytes, run_python, same
+from torch_states import bits, every_dtype, plain_values, same
 
 
 def quietly(function, *arguments, **options):
@@ -148,102 +147,6 @@ def test_and_is_imported_again_as_one_of_torch(admin, tmp_path, kind):
         finished = admin("import", tmp_path / f"of {name}", "--step", 1, tmp_path / name)
         assert finished.status == 0 and "warning" not in finished.err
     assert same(read(tmp_path / "of ours.dcp"), read(tmp_path / "of torch"))
-
-
-def test_there_and_back_again(admin, tmp_path):
-    state = {**trained(), "more": nested()}
-    save(state, tmp_path / "d")
-    assert admin("import", tmp_path / "s", "--step", 1, tmp_path / "d").status == 0
-    export(admin, tmp_path / "s", tmp_path / "e.dcp")
-    before, after = metadata_of(tmp_path / "d"), metadata_of(tmp_path / "e.dcp")
-    assert after.state_dict_metadata == before.state_dict_metadata
-    assert after.planner_data == before.planner_data
-    assert admin("import", tmp_path / "t", "--step", 1, tmp_path / "e.dcp").status == 0
-    assert same(read(tmp_path / "t"), read(tmp_path / "s"))
-
-
-def test_dcp_load_fills_a_state_in_place(admin, tmp_path):
-    state = nested()
-    into_store(tmp_path / "s", state)
-    export(admin, tmp_path / "s", tmp_path / "o.dcp")
-
-    def emptied(value):
-        if isinstance(value, torch.Tensor):
-            return torch.zeros_like(value)
-        if isinstance(value, dict):
-            return {key: emptied(child) for key, child in value.items()}
-        return [emptied(child) for child in value] if isinstance(value, list) else None
-
-    # One item of the checkpoint is also one item of the target.
-    target = {**emptied(state), "params": None}
-    tensor = target["layers"][0]
-    quietly(dcp.load, target, storage_reader=dcp.FileSystemReader(tmp_path / "o.dcp"))
-    assert same(target, state)
-    assert target["layers"][0] is tensor
-
-
-def test_parts_are_loaded_by_their_keys(admin, tmp_path):
-    state = nested()
-    into_store(tmp_path / "s", state)
-    export(admin, tmp_path / "s", tmp_path / "o.dcp")
-    part = load(tmp_path / "o.dcp", keys={"model", "params"})
-    assert same(part, {"model": state["model"], "params": state["params"]})
-
-
-def test_dcp_to_torch_save(admin, tmp_path):
-    state = nested()
-    into_store(tmp_path / "s", state)
-    export(admin, tmp_path / "s", tmp_path / "o.dcp")
-    quietly(format_utils.dcp_to_torch_save, tmp_path / "o.dcp", tmp_path / "o.pt")
-    assert same(torch.load(tmp_path / "o.pt", weights_only=True), state)
-
-
-RANKS = """
-import sys, torch
-import torch.distributed as dist, torch.multiprocessing as mp
-import torch.distributed.checkpoint as dcp
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
-def rank(r, path, whole):
-    dist.init_process_group("gloo", rank=r, world_size=4, init_method="file://" + path + ".init")
-    grid = init_device_mesh("cpu", (2, 2))
-    full = torch.load(whole, weights_only=True)
-    ways = [[Shard(0), Shard(1)], [Replicate(), Shard(0)], [Shard(1), Replicate()]]
-    state = {key: distribute_tensor(torch.zeros_like(tensor), grid, way)
-             for (key, tensor), way in zip(full.items(), ways)}
-    dcp.load({"m": state}, storage_reader=dcp.FileSystemReader(path))
-    for key, tensor in full.items():
-        assert torch.equal(state[key].full_tensor(), tensor), key
-    dist.barrier()
-    dist.destroy_process_group()
-
-if __name__ == "__main__":
-    context = mp.get_context("fork")
-    ranks = [context.Process(target=rank, args=(r, *sys.argv[1:])) for r in range(4)]
-    for p in ranks: p.start()
-    for p in ranks: p.join(80)
-    sys.exit(any(p.exitcode != 0 for p in ranks))
-"""
-
-
-def test_four_ranks_load_their_shards(admin, tmp_path):
-    whole = {"a": torch.randn(7, 5), "b": torch.randn(9, 4), "c": torch.randn(3, 11)}
-    torch.save(whole, tmp_path / "whole.pt")
-    into_store(tmp_path / "s", {"m": whole, "step": 3})
-    export(admin, tmp_path / "s", tmp_path / "o.dcp", "--shard-size", 200)
-    run_python(RANKS, tmp_path / "o.dcp", tmp_path / "whole.pt")
-
-
-def test_optimizer_state_goes_back_into_the_optimizer(admin, tmp_path):
-    state = trained()
-    into_store(tmp_path / "s", state)
-    export(admin, tmp_path / "s", tmp_path / "o.dcp")
-    loaded = load(tmp_path / "o.dcp")
-    # In DCP the keys of dicts are strings.
-    moments = {int(key): value for key, value in loaded["optimizer"]["state"].items()}
-    assert same(moments, state["optimizer"]["state"])
-    assert same(loaded["optimizer"]["param_groups"], state["optimizer"]["param_groups"])
 
 
 def test_items_are_adjacent_and_each_is_a_torch_save_file(admin, tmp_path):
@@ -486,11 +389,3 @@ def test_a_step_that_is_not_a_dict_is_refused(admin, tmp_path):
     torch.save([torch.ones(2)], tmp_path / "in.pt")
     assert admin("import", tmp_path / "s", "--step", 1, tmp_path / "in.pt").status == 0
     refused(admin, tmp_path, "dict")
-
-
-def test_every_byte_of_a_tensor_is_the_same(admin, tmp_path):
-    state = {str(seed): bits(torch.float32, (1000 + seed, 3), seed) for seed in range(5)}
-    into_store(tmp_path / "s", state)
-    export(admin, tmp_path / "s", tmp_path / "o.dcp")
-    loaded = load(tmp_path / "o.dcp")
-    assert [raw_bytes(t) for t in loaded.values()] == [raw_bytes(t) for t in state.values()]

@@ -9,7 +9,6 @@ import warnings
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import format_utils
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 
 import cairn
@@ -59,26 +58,6 @@ def test_a_nested_state_comes_back_as_it_was(program, tmp_path):
     finished = import_dcp(program, tmp_path / "s", tmp_path / "d")
     assert "warning" not in finished.err
     assert same(read(tmp_path / "s"), state)
-
-
-def test_and_goes_on_to_torch_load(admin, tmp_path):
-    state = nested()
-    save(state, tmp_path / "d")
-    import_dcp(admin, tmp_path / "s", tmp_path / "d")
-    assert admin("export", tmp_path / "s", tmp_path / "o.pt").status == 0
-    assert same(torch.load(tmp_path / "o.pt", weights_only=True), state)
-
-
-def test_and_back_to_dcp_through_torch(admin, tmp_path):
-    state = nested()
-    save(state, tmp_path / "d")
-    import_dcp(admin, tmp_path / "s", tmp_path / "d")
-    assert admin("export", tmp_path / "s", tmp_path / "o.pt").status == 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        format_utils.torch_save_to_dcp(tmp_path / "o.pt", tmp_path / "e")
-    import_dcp(admin, tmp_path / "t", tmp_path / "e")
-    assert same(read(tmp_path / "t"), state)
 
 
 def test_every_dtype_and_value(admin, tmp_path):
