@@ -47,18 +47,3 @@ def test_save_async_keeps_the_host_copies_of_device_tensors(store, on_device):
     del state, base
     gc.collect()
     assert len(store._copies) == 0
-
-
-def test_the_step_is_the_device_state_at_the_call(store, on_device):
-    tensor = torch.full((MIB,), 1j, dtype=torch.complex64)
-    first = store.save_async(1, {"t": tensor})
-    tensor.fill_(2)
-    second = store.save_async(2, {"t": tensor})
-    tensor.fill_(3)
-    first.result(), second.result()
-    assert store.read(step=1)["t"][0] == 1j and store.read(step=2)["t"][0] == 2
-
-
-def test_save_keeps_no_host_copies_of_its_own(store, on_device):
-    store.save(1, {"t": torch.ones(4, dtype=torch.complex64)})
-    assert len(store._copies) == 0
