@@ -127,30 +127,6 @@ def test_an_ordered_dict_keeps_its_own_order_not_that_of_insertion(store):
     assert_same(store.read(), {"state": OrderedDict(b=2, c=3, a=1)})
 
 
-def test_empty_containers_stay(store):
-    state = {"a": {}, "b": [], "c": (), "d": OrderedDict(), "e": torch.Size([]), "f": [{}, ({},)]}
-    store.save(1, state)
-    assert_same(store.read(), state)
-
-
-@pytest.mark.parametrize("state", [{}, [], None, 7, torch.arange(3)])
-def test_a_state_may_be_empty_or_one_leaf(store, state):
-    store.save(1, state)
-    assert_same(store.read(), state)
-
-
-def test_int_and_string_keys_stay_apart(store):
-    state = {"a": {0: 1, -5: 2}, "b": {"0": 1, "-5": 2}, "c": {None: 1, True: 2, 0.5: 3}}
-    store.save(1, state)
-    assert_same(store.read(), state)
-
-
-def test_two_leaves_with_one_name_are_refused(store):
-    with pytest.raises(cairn.Invalid, match="a.b"):
-        store.save(1, {"a": {"b": 1}, "a.b": 2})
-    assert store.steps() == []
-
-
 def test_deep_nesting_is_kept_and_endless_nesting_refused(store):
     deep = leaf = {}
     for _ in range(900):
