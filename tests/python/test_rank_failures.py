@@ -18,7 +18,7 @@ import torch.distributed as dist
 from cairn_testing import wait_until
 from dtensors import assert_shard, sharded, whole
 from interpreters import Program
-from ranks import RanksFailed, run_on_ranks
+from ranks import run_on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Shard
 
@@ -358,13 +358,3 @@ def test_openings_fail_together(path):
     with cairn.open(path, mode="a") as store:
         store.save(1, {"a": 1})
     run_on_ranks(open_with_trouble, path)
-
-
-def test_the_helper_tells_of_ranks_that_fail():
-    with pytest.raises(RanksFailed, match="rank 1 raised(.|\n)*of rank 1"):
-        run_on_ranks(raise_on_one, world_size=2)
-
-
-def raise_on_one(rank):
-    if rank == 1:
-        raise ValueError("of rank 1")

@@ -75,10 +75,3 @@ def test_a_saver_passes_it_on(path):
             saver.step(4, tensors)
             with pytest.raises(cairn.Invalid, match="unchanged"):
                 saver.step(7, tensors)
-
-
-def test_an_invalid_pattern_is_refused(path):
-    with cairn.open(path, mode="a") as store:
-        with pytest.raises(cairn.Invalid):
-            store.save(1, state(), unchanged="[a")
-        assert store.steps() == []

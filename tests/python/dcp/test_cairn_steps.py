@@ -203,16 +203,6 @@ def test_what_has_not_changed_is_not_written_again(path, place):
     assert_same(loaded(path), state)
 
 
-def test_a_diff_of_steps_saved_by_dcp_says_what_changed(path):
-    state = {"model": {"a": torch.zeros(10), "b": torch.zeros(10)}, "n": 1}
-    save(state, path, step=1)
-    state["model"]["b"] = torch.ones(10)
-    save(state, path, step=2)
-    with cairn.open(path) as store:
-        diff = store.diff(1, 2)
-    assert list(diff.changed) == ["model.b"] and not diff.added and not diff.removed
-
-
 # The native API on the same steps -----------------------------------------------------------------
 
 
