@@ -1,4 +1,4 @@
-"""The C++ example of several ranks, built against the installed package.
+"""The C++ example with ranks, built against the installed package.
 
 It saves on 4 and resumes on 2.
 """

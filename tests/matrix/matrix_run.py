@@ -1,7 +1,7 @@
 """Runs cells in processes that may crash or hang, and counts the outcomes.
 
 Per package (with the real or the simulated CUDA runtime), a process runs this file. Groups of cells
-run on ranks of their own (tests/python/ranks.py), which append each outcome to the file "outcomes".
+run on separate ranks (tests/python/ranks.py), which append each outcome to the file "outcomes".
 If a rank raises, dies or hangs, that cell has failed, and new ranks run the cells after it.
 """
 

@@ -183,7 +183,7 @@ class Rows:
 
 
 class RowsTensor(Rows, torch.Tensor):
-    """The same as a tensor: torch's planners accept only tensors."""
+    """Such a tensor: torch's planners accept only tensors."""
 
     @staticmethod
     def __new__(cls):

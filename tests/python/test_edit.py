@@ -75,7 +75,7 @@ def test_a_fork_to_another_store(store, tmp_path, is_open):
 
     fork(1)
     fork(1, into=0)
-    fork(1, into=0)  # it is there already
+    fork(1, into=0)  # it exists already
     store.save(2, {"w": torch.ones(3)}, incremental=False)
     with pytest.raises(Conflict):
         fork(2, into=0)

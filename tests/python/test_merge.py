@@ -160,7 +160,7 @@ def test_memory_is_bounded(tmp_path, chunk_bytes):
     finished = run_python(MEMORY_PROGRAM, tmp_path / "store", fresh=True)
     written, more = json.loads(finished.stdout)
     assert written == 200 << 20
-    # 24 MiB of its own, the blocks of the store (32 MiB), and what reads allocate.
+    # 24 MiB for the sums, the blocks of the store (32 MiB), and what reads allocate.
     assert more < (24 + 32 + 16) << 20, more
 
 

@@ -1,4 +1,4 @@
-"""Observers in stores of several ranks, which are real processes, and of a store in a bucket."""
+"""Observers in multi-rank stores, whose ranks are real processes, and of a store in a bucket."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Model:
 
 
 class Reader(threading.Thread):
-    """Reads the latest step again and again, through a handle of its own and through new ones."""
+    """Reads the latest step again and again, through one handle and through new ones."""
 
     def __init__(self, path: Path, known: dict[int, dict[str, float]]) -> None:
         super().__init__()

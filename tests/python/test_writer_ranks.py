@@ -1,4 +1,4 @@
-"""`Store.writer` in a store of several ranks."""
+"""`Store.writer` in a multi-rank store."""
 
 from __future__ import annotations
 

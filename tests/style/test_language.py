@@ -20,105 +20,27 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 THIS = "tests/style/test_language.py"  # contains wrong wording as samples
 
-# What is checked, and must stay clean: folders and files. Extend it as folders become clean.
-CHECKED = (
-    "README.md",
-    "CHANGELOG.md",
-    "core/CMakeLists.txt",
-    "core/async_save.cc",
-    "core/async_save.h",
-    "core/checkpoint_store.cc",
-    "core/checkpoint_store.h",
-    "core/delta",
-    "core/edit",
-    "core/inspect",
-    "core/load",
-    "core/merge",
-    "core/payload_reader.cc",
-    "core/payload_reader.h",
-    "core/save",
-    "core/simulated_rank.cc",
-    "core/simulated_rank.h",
-    "core/statistics.cc",
-    "core/tensor/element_statistics.h",
-    "core/step",
-    "core/step_part.cc",
-    "core/step_part.h",
-    "docs",
-    "examples",
-    "schema",
-    "bench",
-    "cmake",
-    "core/base",
-    "core/collectives",
-    "core/device",
-    "core/ranks",
-    "core/sharding",
-    "core/state_dict",
-    "core/tensor",
-    "cuda",
-    "kv",
-    "python/CMakeLists.txt",
-    "python/cairn",
-    "python/requirements-dev.txt",
-    "python/requirements-docs.txt",
-    "python/src",
-    "tests/CMakeLists.txt",
-    "tests/contract",
-    "tests/core/base",
-    "tests/core/collectives",
-    "tests/core/delta",
-    "tests/core/ranks",
-    "tests/core/sharded_fixture.h",
-    "tests/core/sharded_state.cc",
-    "tests/core/sharded_state.h",
-    "tests/core/sharding",
-    "tests/core/state_dict",
-    "tests/core/tensor",
-    "tests/cuda",
-    "tests/docs",
-    "tests/fault",
-    "tests/fuzz",
-    "tests/golden",
-    "tests/kv",
-    "tests/process",
-    "tests/core/async_save_test.cc",
-    "tests/core/edit",
-    "tests/core/inspect",
-    "tests/core/load",
-    "tests/core/merge",
-    "tests/core/payload_reader_test.cc",
-    "tests/core/random_state_test.cc",
-    "tests/core/save",
-    "tests/core/statistics_test.cc",
-    "tests/core/step",
-    "tests/core/step_part_test.cc",
-    "tests/python/simulated_cuda",
-    "tests/style/test_language.py",
-    "tests/style/test_python_imports.py",
-    "tests/support/checked_communicator.h",
-    "tests/support/counting_communicator.h",
-    "tests/support/fault_hook.h",
-    "tests/support/free_port.h",
-    "tests/support/result_matchers.h",
-    "tests/support/scoped_temp_dir.h",
-    "tests/support/seeded_random.h",
-    "tests/support/simulated_cuda",
-    "tests/support/simulated_nccl",
-    "tests/support/thread_communicator.h",
-    "tools/build.sh",
-    "tools/docs.sh",
-    "tools/demo",
-    "tools/demo.sh",
-    "tools/fuzz.sh",
-    "tools/gpu-bundle.sh",
-    "tools/gpu-bundle-run.sh",
-    "tools/setup.sh",
-    "tools/test.sh",
-)
-FOLDERS = ("README.md", "CHANGELOG.md", "bench", "cmake", "core", "cuda", "docs", "examples", "kv",
+# What is checked: everything that people write, except for files that are not clean yet.
+CHECKED = ("README.md", "CHANGELOG.md", "bench", "cmake", "core", "cuda", "docs", "examples", "kv",
            "python", "schema", "tests", "tools")  # fmt: skip
-
+NOT_CLEAN = {
+    "core/interop/model_directory/model_layout.cc",
+    "core/interop/safetensors/safetensors_writer.h",
+    "core/repair.h",
+    "core/scrub.h",
+    "tests/install/consumer/consumer.cc",
+    "tests/python/test_convert.py",
+    "tests/simulation/job.h",
+    "tests/simulation/participant.h",
+    "tests/simulation/schedule.cc",
+    "tests/support/fake_s3.h",
+    "tools/admin/storage_checks.h",
+    "tools/bench/fio.h",
+    "tools/bench/main.cc",
+    "tools/common/completion.cc",
+    "tools/common/completion.h",
+    "tools/dump/live_report.cc",
+}
 # (path, matched text): why this wording is right in this place.
 ALLOWED: dict[tuple[str, str], str] = {}
 
@@ -370,15 +292,9 @@ def problems_of(paths: tuple[str, ...]) -> list[str]:
 
 
 def test_the_text_is_plain_english():
-    problems = problems_of(CHECKED)
+    problems = [each for each in problems_of(CHECKED) if each.split(":")[0] not in NOT_CLEAN]
 
     assert not problems, "\n".join(problems)
-
-
-def test_everything_that_is_checked_exists():
-    missing = [path for path in CHECKED if not files_of((path,))]
-
-    assert not missing
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.samples[0])
@@ -409,7 +325,7 @@ def test_only_prose_is_read_and_lines_are_right(name, text, lines):
 
 
 if __name__ == "__main__":
-    listed = problems_of(tuple(sys.argv[1:]) or FOLDERS)
+    listed = problems_of(tuple(sys.argv[1:]) or CHECKED)
     print("\n".join(listed))
     print(f"{len(listed)} problems", file=sys.stderr)
     sys.exit(1 if listed else 0)

@@ -1,4 +1,4 @@
-"""The programs beside an active writer: they report no damage that does not exist."""
+"""The programs during the saves of a writer: they report no damage that does not exist."""
 
 import itertools
 import threading

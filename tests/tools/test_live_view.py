@@ -202,7 +202,7 @@ def test_the_page_follows_a_running_job(browser, tmp_path):
         assert browser.run("return document.querySelector('#bytes-table').open")
         assert browser.run("return document.activeElement.parentElement.id") == "timeline"
         assert browser.run("return scrollY") == 500
-        # Nobody is told of each step, who listens to a screen reader.
+        # A screen reader does not read each step aloud.
         assert text_of(browser, "#live") == ""
 
         # A pause, and what was missed.
