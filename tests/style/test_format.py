@@ -1,4 +1,5 @@
-"""The format of every source: .clang-format for C++, and at most 100 columns everywhere."""
+"""The format of every source: .clang-format for C++, at most 100 columns, and at most 500 lines per
+file of the product."""
 
 import subprocess
 import sys
@@ -10,7 +11,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # Everything that people write.
 ENABLED = ("schema", "kv", "core", "cuda", "python", "tools", "bench", "tests", "examples")
 CPP_SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
+PRODUCT = ("schema", "kv", "core", "cuda", "python", "tools", "bench", "examples")
 MAX_COLUMNS = 100
+MAX_FILE_LINES = 500
 
 
 def sources(folder: str, suffixes: set[str]) -> list[Path]:
@@ -46,6 +49,13 @@ def test_lines_fit(folder):
         problems += find_long_lines(str(path.relative_to(ROOT)), path.read_text())
 
     assert not problems, "\n".join(problems)
+
+
+def test_no_file_is_too_long():
+    files = [path for folder in PRODUCT for path in sources(folder, CPP_SUFFIXES | {".py"})]
+    lengths = {path.relative_to(ROOT): len(path.read_text().splitlines()) for path in files}
+    assert len(lengths) > 300, "the list of files looks wrong"
+    assert not {path: lines for path, lines in lengths.items() if lines > MAX_FILE_LINES}
 
 
 def test_long_lines_are_found():
