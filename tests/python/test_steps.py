@@ -35,28 +35,6 @@ def test_a_second_save_writes_only_what_changed(store):
     assert_same(store.read(step=3), state)
 
 
-def test_a_full_save_and_another_base(store):
-    state = model()
-    store.save(1, state)
-    other = model()
-    store.save(2, other)
-    assert store.save(3, state, base_step=1).written_bytes == 0
-    assert store.save(4, state, incremental=False).written_bytes == 8 * MIB
-    with pytest.raises(cairn.NotFound) as caught:
-        store.save(5, state, base_step=99)
-    assert caught.value.step == 99
-
-
-def test_an_existing_step_is_kept_unless_overwritten(store):
-    store.save(1, {"v": 1})
-    with pytest.raises(cairn.Conflict) as caught:
-        store.save(1, {"v": 2})
-    assert caught.value.step == 1
-    assert store.read() == {"v": 1}
-    store.save(1, {"v": 2}, overwrite=True)
-    assert store.steps() == [1] and store.read() == {"v": 2}
-
-
 def test_diff(store):
     state = {"same": torch.ones(3), "changed": torch.ones(3), "gone": torch.ones(2), "v": 1}
     store.save(1, state)
@@ -70,36 +48,6 @@ def test_diff(store):
     assert store.diff(1, 2, "same").changes == ()
     with pytest.raises(cairn.NotFound):
         store.diff(1, 3)
-
-
-def test_delete_takes_steps_and_leaves_shared_bytes(store):
-    state = model()
-    for step in (1, 2, 3):
-        store.save(step, state)
-    assert store.delete(1).segments == 0
-    assert_same(store.read(step=3), state)
-    with pytest.raises(cairn.NotFound):
-        store.delete(2, 77)
-    assert store.steps() == [2, 3]
-    report = store.delete(2, 3)
-    assert report.steps == (2, 3) and report.freed_bytes >= 8 * MIB
-    assert store.steps() == []
-
-
-def test_prune(store):
-    for step in range(0, 100, 10):
-        store.save(step, {"v": step})
-    assert store.prune(keep_last=2, keep_every=30).steps == (10, 20, 40, 50, 70)
-    assert store.steps() == [0, 30, 60, 80, 90]
-    assert store.prune(keep_last=9).steps == ()
-    with pytest.raises(cairn.Invalid):
-        store.prune()
-
-
-@pytest.mark.parametrize("step", [0, 1, 2**64 - 1])
-def test_step_numbers(store, step):
-    store.save(step, {"v": step})
-    assert store.steps() == [step] and store.read(step=step) == {"v": step}
 
 
 def test_impossible_step_numbers_are_refused(store):
@@ -131,18 +79,6 @@ def test_a_closed_store_says_so(path):
     assert "closed" in repr(store)
     with pytest.raises(cairn.Invalid, match="closed"):
         store.steps()
-
-
-def test_a_store_opened_for_reading_refuses_to_change(path):
-    with cairn.open(path, mode="a") as store:
-        store.save(1, {"v": 1})
-    with cairn.open(path) as reader:
-        for change in (lambda: reader.save(2, {}), lambda: reader.delete(1)):
-            with pytest.raises(cairn.Invalid):
-                change()
-        with pytest.raises(cairn.Invalid):
-            reader.save_async(2, {})
-        assert reader.read() == {"v": 1}
 
 
 def test_the_package_documents_itself():
