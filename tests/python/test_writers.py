@@ -122,14 +122,6 @@ def test_take_over_fences_the_first_writer(path):
         assert [reader.read(step=step)["v"] for step in (1, 2, 5)] == [1, 2, 5]
 
 
-def test_take_over_of_a_store_that_is_free_or_absent_is_an_ordinary_open(path):
-    for step in (1, 2):
-        with cairn.open(path, mode="a", take_over=True) as store:
-            store.save(step, {"v": step})
-    with cairn.open(path, mode="a") as store:
-        assert store.steps() == [1, 2]
-
-
 def take_over_together(rank, path):
     with cairn.open(path, mode="a", take_over=rank == 0, grace=0) as store:
         store.save(2, {"t": torch.full((1000,), 2.0 + rank), f"own{rank}": rank})
@@ -154,21 +146,6 @@ def test_readers_cannot_take_over(path, store):
 
 
 # The grace period ---------------------------------------------------------------------------------
-
-
-def test_without_grace_a_delete_and_an_overwrite_remove_the_files(path):
-    with cairn.open(path, mode="a", grace=0) as store:
-        for step in (1, 2):
-            store.save(step, {"t": torch.full((100_000,), float(step))})
-        first, second = segment_files(path), None
-        report = store.delete(1)
-        assert (report.segments, len(segment_files(path))) == (1, 1)
-        assert report.freed_bytes >= 400_000
-        (second,) = segment_files(path)
-        assert second in first
-        store.save(2, {"t": torch.full((100_000,), 3.0)}, overwrite=True)
-        assert second not in segment_files(path) and len(segment_files(path)) == 1
-        assert len(list((path / "tables").iterdir())) == 1
 
 
 @pytest.mark.parametrize("grace", [-1, -0.001, float("nan"), float("-inf")])
