@@ -57,28 +57,6 @@ def test_a_part_is_nested_as_the_whole(model_store):
     assert store.read("opt.1") == {"opt": {1: {"lr": 0.2}}}
 
 
-def test_single_keys_are_the_parts_of_the_whole(store):
-    """Also after so many reads that the children of a large dict are sorted."""
-    shared = torch.arange(10.0)
-    state = {f"layers.{i}.weight": torch.full((2,), float(i)) for i in range(300)}
-    state |= {"layers.7": np.arange(3), "layers.7-": np.float32(2), "layers.": "dot"}
-    state |= {"a": shared[:5], "b": shared[3:], "empty": {}, "list": [1, (2, torch.ones(1))]}
-    store.save(1, state)
-    everything = store.read(flat=True)
-    for fqn in everything:
-        selected = [each for each in everything if f"{each}.".startswith(f"{fqn}.")]
-        assert_same(store.read([fqn], flat=True), {each: everything[each] for each in selected})
-    for key in [*state, "list.1.0"]:
-        if key == "empty":
-            with pytest.raises(cairn.NotFound, match="no key that matches"):
-                store.read(key)
-        elif key == "list.1.0":
-            assert store.read(key) == {"list": {1: {0: 2}}}
-        elif key != "layers.7":
-            assert_same(store.read(key), {key: state[key]})
-    assert_same(store.read(["a", "b"]), {"a": state["a"], "b": state["b"]})
-
-
 def test_nothing_selected_is_not_found_for_read_and_empty_for_keys(model_store):
     store, _ = model_store
     with pytest.raises(cairn.NotFound, match="nope"):
