@@ -43,11 +43,13 @@ bool Reader::Open() {
 void Reader::Look() {
   const uint64_t fault_count = storage()->fault_count();
   // A reader sees every commit that was made before it looks.
-  if (!is_replaced()) newest_seen_ = std::max(newest_seen_, model().newest());
+  const uint64_t newest = std::max(newest_seen_, model().newest());
   const auto snapshot = store_->Latest();
   if (is_dead()) return;
   if (!snapshot) return CheckError("Latest", snapshot.error(), fault_count);
-  const std::optional<uint64_t> root = model().FindRoot(**snapshot, newest_seen_);
+  // Unless another store was at the address in the meantime, in which it has looked for roots.
+  const std::optional<uint64_t> root =
+      model().FindRoot(**snapshot, is_replaced() ? newest_seen_ : newest);
   if (!root) return;
   newest_seen_ = *root;
   Note(fmt::format("sees root {} {}", *root, Describe(model().StateAt(*root))));
