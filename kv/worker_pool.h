@@ -17,8 +17,8 @@ namespace cairn::kv {
 
 /// The number of threads for work that a processor does: CAIRN_THREADS (1 to 1024) of the
 /// environment; otherwise the number of cores, at least `least` (for threads that mostly wait for
-/// the storage), and at most 8: more do not increase memory bandwidth. A save or a load uses as many
-/// at a time, and for each storage those that transfer bytes (IoOptions, S3Options). Threads: safe.
+/// the storage), and at most 8: more do not increase memory bandwidth. A save or a load uses as
+/// many at a time, and those that transfer bytes (IoOptions, S3Options). Threads: safe.
 uint32_t WorkerThreads(uint32_t least = 1);
 
 /// Calls `work(i)` for i from 0 to `thread_count` - 1 on as many threads, one of which is that of

@@ -127,8 +127,7 @@ nb::list StoreBinding::Steps() const {
 }
 
 std::string StoreBinding::Uuid() const {
-  return Unwrap(
-      Use([](core::CheckpointStore& store) -> Result<std::string> { return store.kv().uuid(); }));
+  return Unwrap(Use([](auto& store) -> Result<std::string> { return store.kv().uuid(); }));
 }
 
 nb::tuple StoreBinding::StepIdentity(uint64_t step) const {
@@ -303,8 +302,7 @@ nb::tuple StoreBinding::Update(const kv::StepInfo& base, const kv::StepInfo& ste
 
 bool StoreBinding::AwaitChange(double seconds) const {
   using Clock = std::chrono::steady_clock;
-  using Milliseconds = std::chrono::milliseconds;
-  const auto timeout = std::chrono::ceil<Milliseconds>(std::chrono::duration<double>(
+  const auto timeout = std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(
       std::clamp(seconds, 0.0, std::chrono::duration<double>(kMaxAwait).count())));
   SignalWatch watch;
   const auto is_early = Use([&](core::CheckpointStore& store) -> Result<bool> {

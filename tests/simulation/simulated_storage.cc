@@ -85,9 +85,11 @@ void Network::PerformLater(std::function<void()> change) {
   const auto delay_ns = static_cast<int64_t>(scheduler_.Between(0, kMaxLateNs));
   scheduler_
       .Spawn(cables_,
-             [this, delay_ns, change = std::move(change)] {
+             [this, delay_ns, store = store_, change = std::move(change)] {
                scheduler_.SleepFor(delay_ns);
+               SimulatedStore* const now = std::exchange(store_, store);
                change();
+               store_ = now;
                --late_count_;
              })
       .is_detached = true;

@@ -89,7 +89,7 @@ class Network {
   void NoteChange(std::string_view name, bool exists);
   /// Returns the names as a listing shows them, which may not know the latest changes.
   std::vector<std::string> StaleListing(std::string_view prefix, std::vector<std::string> names);
-  /// Performs a change that its process does not wait for.
+  /// Performs a change that its process does not wait for, in the store that is at the address now.
   void PerformLater(std::function<void()> change);
   uint64_t late_count() const { return late_count_; }
 

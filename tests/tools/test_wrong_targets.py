@@ -45,7 +45,8 @@ def test_an_export_of_a_model_does_not_replace_a_store(store, tmp_path, place):
     save_file({"x": np.zeros(3)}, model / "model.safetensors", {"format": "pt"})
     (model / "config.json").write_text("{}")
     models = tmp_path / "models"
-    assert run_program("kv-admin", "import", models, "--step", 1, model, "--format", "hf").status == 0
+    imported = run_program("kv-admin", "import", models, "--step", 1, model, "--format", "hf")
+    assert imported.status == 0
     with cairn.open(out / place, mode="a") as other:
         other.save(1, {"x": np.ones(3)})
     (out / "config.json").write_text("{}")

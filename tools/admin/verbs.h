@@ -71,7 +71,7 @@ struct DeleteOptions {
 /// Deletes the steps, or with `dry_run` only computes what would be freed, and prints the result.
 Result<void> AdminDelete(const DeleteOptions& options, Output& out);
 
-// --- `kv-admin rename`, `drop`, `graft` and `fork`: new steps made of the records of existing steps
+// --- `kv-admin rename`, `drop`, `graft` and `fork`: new steps of the records of existing ones
 
 struct EditCommand {
   std::string address;             // STORE or STORE@STEP

@@ -52,6 +52,8 @@ using kv::RetryInterrupted;
 
 constexpr size_t kMaxConnections = 256;
 constexpr size_t kHandlerThreads = 16;
+constexpr size_t kPeerThreads = 12;      // that handle requests of one address
+constexpr size_t kPeerConnections = 64;  // whose requests wait or are handled, of one address
 constexpr size_t kMaxHeadBytes = size_t{1} << 18;
 constexpr auto kMinTime = std::chrono::milliseconds(500);  // a client may be slow to begin
 constexpr auto kHeadTime = std::chrono::seconds(10);
@@ -64,6 +66,7 @@ constexpr int kBadRequest = 400;
 constexpr int kForbidden = 403;
 constexpr int kMethodNotAllowed = 405;
 constexpr int kInternalError = 500;
+constexpr int kUnavailable = 503;
 
 bool IsIpv4(std::string_view name) {
   in_addr address = {};
@@ -150,6 +153,7 @@ struct HttpServer::Impl {
   Mutex mutex;
   CondVar changed;
   std::deque<Connection*> requests CAIRN_GUARDED_BY(mutex);
+  std::map<uint32_t, size_t> handled CAIRN_GUARDED_BY(mutex);  // requests, by address
   std::vector<Connection*> answered CAIRN_GUARDED_BY(mutex);
   bool stopped CAIRN_GUARDED_BY(mutex) = false;
   std::vector<std::jthread> threads;
@@ -172,6 +176,7 @@ struct HttpServer::Impl {
 
   // The threads that call the handler.
   void HandleRequests();
+  Connection* TakeRequest() CAIRN_REQUIRES(mutex);
   HttpResponse Answer(const HttpHead& head) const;
   bool AcceptsHost(std::string_view host) const;
 
@@ -220,15 +225,25 @@ HttpResponse HttpServer::Impl::Answer(const HttpHead& head) const {
   }
 }
 
+/// Returns a request of the address of which the fewest are handled, so that requests that take long
+/// leave threads to other addresses; null if there is none.
+Connection* HttpServer::Impl::TakeRequest() {
+  const auto next = std::ranges::min_element(
+      requests, {}, [&](const Connection* waiting) { return handled[waiting->peer]; });
+  if (next == requests.end() || handled[(*next)->peer] >= kPeerThreads) return nullptr;
+  Connection* const taken = *next;
+  requests.erase(next);
+  ++handled[taken->peer];
+  return taken;
+}
+
 void HttpServer::Impl::HandleRequests() {
   while (true) {
     Connection* connection = nullptr;
     {
       const MutexLock lock(mutex);
-      while (!stopped && requests.empty()) changed.Wait(mutex);
+      while (!stopped && (connection = TakeRequest()) == nullptr) changed.Wait(mutex);
       if (stopped) return;
-      connection = requests.front();
-      requests.pop_front();
     }
     const auto head = ParseHttpHead(connection->received);
     const HttpResponse response =
@@ -236,7 +251,9 @@ void HttpServer::Impl::HandleRequests() {
     connection->answer = ResponseText(response, !head || head->method != "HEAD");
     {
       const MutexLock lock(mutex);
+      if (--handled[connection->peer] == 0) handled.erase(connection->peer);
       answered.push_back(connection);
+      changed.NotifyOne();  // another request of this address may wait
     }
     Wake();
   }
@@ -342,6 +359,13 @@ void HttpServer::Impl::Advance(Connection& connection, Clock::time_point now) {
   const size_t end = connection.received.find(kHeadEnd, begin);
   if (end != std::string::npos && end + kHeadEnd.size() <= kMaxHeadBytes) {
     connection.received.resize(end + kHeadEnd.size());
+    const auto is_of_peer = [&](const Connection& other) {
+      return other.phase == Phase::kHandling && other.peer == connection.peer;
+    };
+    if (std::ranges::count_if(connections, is_of_peer) >= static_cast<long>(kPeerConnections)) {
+      const auto refusal = Refusal(kUnavailable, "too many requests of this address at once");
+      return BeginWriting(connection, ResponseText(refusal, /*has_body=*/true), now);
+    }
     connection.phase = Phase::kHandling;
     const MutexLock lock(mutex);
     requests.push_back(&connection);

@@ -271,9 +271,8 @@ class Rebuilder {
       const StepEntry& entry = step.second;
       const uint32_t epoch = entry.tables.front().id.epoch;
       return EpochOfSession(entry.info.attempt) == epoch ||
-             std::ranges::any_of(entry.usage, [&](const SegmentUse& use) {
-               return use.segment.epoch >= epoch;
-             });
+             std::ranges::any_of(entry.usage,
+                                 [&](const SegmentUse& use) { return use.segment.epoch >= epoch; });
     });
     const FooterRecovery recovery{
         .store_uuid = state_.uuid,

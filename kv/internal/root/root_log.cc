@@ -112,7 +112,7 @@ Result<void> CheckPut(Storage& storage, const Root& next, uint64_t size_bytes,
 /// result of CheckPut, if it is known.
 ///
 /// Root `next` is looked at last: if the store was replaced by another one, in which it was put,
-/// and then came back, the root before it is there and `next` is not.
+/// and then came back, the root before it exists, and `next` does not.
 CommitOutcome Confirm(Storage& storage, const Root& next, size_t put_count,
                       const std::optional<Result<bool>>& checked = std::nullopt) {
   const bool is_checked = checked && checked->has_value();

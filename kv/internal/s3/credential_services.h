@@ -1,6 +1,5 @@
 #pragma once
-/// Services that supply credentials over HTTP, of containers and of machines, and the documents that
-/// they return.
+/// Services that supply credentials over HTTP, of containers and of machines, and their documents.
 
 #include <chrono>
 #include <optional>
@@ -8,10 +7,19 @@
 #include <string_view>
 
 #include "kv/error.h"
-#include "kv/internal/s3/credential_sources.h"
+#include "kv/internal/s3/aws_profile.h"
+#include "kv/internal/s3/environment.h"
 #include "kv/s3_options.h"
 
 namespace cairn::kv::internal {
+
+struct CredentialContext {
+  AwsProfile profile;
+  bool profile_is_explicit = false;  // the caller or the address names it
+  std::string ca_bundle;
+  Environment environment;
+  std::chrono::milliseconds process_timeout{60'000};  // of credential_process
+};
 
 /// Parses a document with AccessKeyId, SecretAccessKey, Token or SessionToken, and Expiration.
 /// `source` names it in errors, which contain nothing of the document. kFailedPrecondition: it is

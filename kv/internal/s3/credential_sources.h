@@ -12,23 +12,11 @@
 /// environment with a role, SSO or a web identity is refused if the profile has no
 /// credential_process, through which these are used.
 
-#include <chrono>
-#include <string>
-
 #include "kv/error.h"
-#include "kv/internal/s3/aws_profile.h"
-#include "kv/internal/s3/environment.h"
+#include "kv/internal/s3/credential_services.h"
 #include "kv/s3_options.h"
 
 namespace cairn::kv::internal {
-
-struct CredentialContext {
-  AwsProfile profile;
-  bool profile_is_explicit = false;  // the caller or the address names it
-  std::string ca_bundle;
-  Environment environment;
-  std::chrono::milliseconds process_timeout{60'000};  // of credential_process
-};
 
 /// Obtains credentials from the first source that is configured. kFailedPrecondition: there is
 /// none, it is not supported, or it has no credentials. kUnavailable: it does not answer.

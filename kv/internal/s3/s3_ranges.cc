@@ -70,7 +70,7 @@ S3Outcome JudgeRange(const HttpResponse& response, const S3Range& range,
   const std::optional<ContentRange> found = ParseContentRange(response.Header("content-range"));
   const bool is_consistent = found && found->first == range.offset_bytes &&
                              found->last - found->first + 1 == response.target_bytes;
-  // A server or a proxy may send less than was asked for, which says nothing about the object.
+  // A server or a proxy may send less than was asked for, so its end may be elsewhere.
   const bool is_all = is_consistent && (response.target_bytes == range.length_bytes ||
                                         found->size == std::to_string(found->last + 1));
   if (!is_all) {
