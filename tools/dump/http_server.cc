@@ -225,7 +225,7 @@ HttpResponse HttpServer::Impl::Answer(const HttpHead& head) const {
   }
 }
 
-/// Returns a request of the address of which the fewest are handled, so that requests that take long
+/// Returns a request of the address with the fewest in work, so that requests that take long
 /// leave threads to other addresses; null if there is none.
 Connection* HttpServer::Impl::TakeRequest() {
   const auto next = std::ranges::min_element(
