@@ -47,6 +47,8 @@ void Reader::Look() {
   const auto snapshot = store_->Latest();
   if (is_dead()) return;
   if (!snapshot) return CheckError("Latest", snapshot.error(), fault_count);
+  // A root that a writer of this store has put into the other one is not a state of either.
+  if (is_replaced() && world().network().counts().strays > 0) return;
   // Unless another store was at the address in the meantime, in which it has looked for roots.
   const std::optional<uint64_t> root =
       model().FindRoot(**snapshot, is_replaced() ? newest_seen_ : newest);
