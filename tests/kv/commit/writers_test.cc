@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "kv/internal/commit/store_state.h"
@@ -237,6 +238,18 @@ TEST_F(WritersTest, FencedWriterThatWasPausedForManyCommitsGetsConflict) {
 }
 
 // It is paused before it removes leftovers. Those of later epochs are what its successor writes.
+// So that segments which are copied into two stores, one after the other at the same address, have
+// different names.
+TEST(FirstEpochTest, DiffersBetweenStores) {
+  std::set<uint32_t> epochs;
+  for (int i = 0; i < 4; ++i) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store,
+                               Store::Open(std::make_shared<HookedStorage>(), OpenMode::kWrite));
+    epochs.insert(store->state()->epoch);
+  }
+  EXPECT_EQ(epochs.size(), 4u);
+}
+
 TEST(PausedSweepTest, LeavesWhatALaterWriterHasBegunToWrite) {
   const auto storage = std::make_shared<HookedStorage>();
   std::unique_ptr<Store> successor;
