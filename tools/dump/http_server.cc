@@ -52,8 +52,7 @@ using kv::RetryInterrupted;
 
 constexpr size_t kMaxConnections = 256;
 constexpr size_t kHandlerThreads = 16;
-constexpr size_t kPeerThreads = 12;      // that handle requests of one address
-constexpr size_t kPeerConnections = 64;  // whose requests wait or are handled, of one address
+constexpr size_t kPeerThreads = 12;  // that handle requests of one address
 constexpr size_t kMaxHeadBytes = size_t{1} << 18;
 constexpr auto kMinTime = std::chrono::milliseconds(500);  // a client may be slow to begin
 constexpr auto kHeadTime = std::chrono::seconds(10);
@@ -66,7 +65,6 @@ constexpr int kBadRequest = 400;
 constexpr int kForbidden = 403;
 constexpr int kMethodNotAllowed = 405;
 constexpr int kInternalError = 500;
-constexpr int kUnavailable = 503;
 
 bool IsIpv4(std::string_view name) {
   in_addr address = {};
@@ -359,13 +357,6 @@ void HttpServer::Impl::Advance(Connection& connection, Clock::time_point now) {
   const size_t end = connection.received.find(kHeadEnd, begin);
   if (end != std::string::npos && end + kHeadEnd.size() <= kMaxHeadBytes) {
     connection.received.resize(end + kHeadEnd.size());
-    const auto is_of_peer = [&](const Connection& other) {
-      return other.phase == Phase::kHandling && other.peer == connection.peer;
-    };
-    if (std::ranges::count_if(connections, is_of_peer) >= static_cast<long>(kPeerConnections)) {
-      const auto refusal = Refusal(kUnavailable, "too many requests of this address at once");
-      return BeginWriting(connection, ResponseText(refusal, /*has_body=*/true), now);
-    }
     connection.phase = Phase::kHandling;
     const MutexLock lock(mutex);
     requests.push_back(&connection);

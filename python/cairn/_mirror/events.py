@@ -99,4 +99,6 @@ class CopyClock:
 
     def retries(self) -> int | None:
         now = repeated_requests(self._mirror)
-        return None if now is None or self._repeated is None else now - self._repeated
+        if now is None or self._repeated is None:
+            return None
+        return now - self._repeated if self.attempts else 0  # those of another copy
