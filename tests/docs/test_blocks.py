@@ -75,22 +75,24 @@ def test_every_page_about_a_library_is_run():
 
 
 def test_blocks_of_cpp_compile(tmp_path):
-    page = DOCS / "communicators.md"
-    others = [each for each in run_here() if each != page]
-    assert not any(b.language == "cpp" for other in others for b in blocks_of(other.read_text()))
-    code = [block.code for block in blocks_of(page.read_text()) if block.language == "cpp"]
-    setup = (SETUP / "communicators.cc").read_text()
-    assert setup.count("// BLOCK\n") == len(code) == 2
-    for block in code:
-        setup = setup.replace("// BLOCK\n", block, 1)
-    source = tmp_path / "page.cc"
-    source.write_text(setup)
-
+    sources = sorted(SETUP.glob("*.cc"))
+    of_pages = {
+        page.stem: [block.code for block in blocks_of(page.read_text()) if block.language == "cpp"]
+        for page in run_here()
+    }
+    assert {name for name, code in of_pages.items() if code} == {path.stem for path in sources}
     generated = ROOT / "build" / "schema" / "generated"
-    command = ["g++", "-std=c++23", "-fsyntax-only", f"-I{ROOT}", f"-I{generated}", source]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command = ["g++", "-std=c++23", "-fsyntax-only", f"-I{ROOT}", f"-I{generated}"]
+    for path in sources:
+        setup = path.read_text()
+        assert len(re.findall("// BLOCK\n", setup)) == len(of_pages[path.stem])
+        for block in of_pages[path.stem]:
+            setup = setup.replace("// BLOCK\n", block, 1)
+        source = tmp_path / path.name
+        source.write_text(setup)
+        done = subprocess.run([*command, source], capture_output=True, text=True)
 
-    assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, done.stderr
 
 
 def test_every_setup_belongs_to_a_page():
