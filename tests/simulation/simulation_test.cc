@@ -2,8 +2,9 @@
 // fail, the store keeps its promises. A failure prints its seed, which repeats it.
 //
 // CAIRN_SIMULATION_SECONDS sets how long schedules run, CAIRN_SIMULATION_COUNT their largest
-// number, and CAIRN_SIMULATION_FIRST the seed of the first one; the others follow. CAIRN_TEST_SEED
-// runs the schedule of this seed alone.
+// number, and CAIRN_SIMULATION_FIRST the seed of the first one; the others follow. If no time is
+// set, the first seed is 1, and otherwise random. CAIRN_TEST_SEED runs the schedule of this seed
+// alone.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -82,11 +83,11 @@ struct Total {
 
 TEST(SimulationTest, EveryScheduleKeepsThePromises) {
   const auto begin = Clock::now();
-  const auto end =
-      begin + std::chrono::seconds(Variable("CAIRN_SIMULATION_SECONDS").value_or(kDefaultSeconds));
+  const std::optional<uint64_t> seconds = Variable("CAIRN_SIMULATION_SECONDS");
+  const auto end = begin + std::chrono::seconds(seconds.value_or(kDefaultSeconds));
   const std::optional<uint64_t> only = Variable("CAIRN_TEST_SEED");
-  const uint64_t first =
-      only.value_or(Variable("CAIRN_SIMULATION_FIRST").value_or(std::random_device{}()));
+  const uint64_t first = only.value_or(
+      Variable("CAIRN_SIMULATION_FIRST").value_or(seconds ? std::random_device{}() : 1));
   const uint64_t max_count = only ? 1 : Variable("CAIRN_SIMULATION_COUNT").value_or(~uint64_t{0});
   Total total;
   while (total.schedules < max_count && (total.schedules == 0 || Clock::now() < end)) {
