@@ -80,8 +80,7 @@ class Replica:
 
     def expect_source(self, uuid: str) -> None:
         """From now on, copies only from the store with this identity."""
-        if self._source_place.uuid != uuid:
-            self._source_place = self._source_place._replace(uuid=uuid)
+        self._source_place = self._source_place._replace(uuid=uuid)
 
     def target_uuid(self) -> str:
         """The identity of the mirror. Requires that a copy has succeeded."""
