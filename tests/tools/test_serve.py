@@ -1,13 +1,13 @@
 """`kv-dump serve`: what it answers, and to whom."""
 
 import contextlib
+import http.client
 import json
 import os
 import signal
 import socket
 import threading
 import time
-import urllib.request
 
 import numpy as np
 import pytest
@@ -310,6 +310,15 @@ class Flood:
             self._stop.wait(0.01)
 
 
+def state_for_other_address(server):
+    connection = http.client.HTTPConnection(
+        "127.0.0.1", server.port, timeout=250, source_address=("127.0.0.2", 0)
+    )
+    with contextlib.closing(connection):
+        connection.request("GET", "/api/state")
+        return json.load(connection.getresponse())
+
+
 @pytest.mark.parametrize(
     "request_bytes",
     [b"GET /api/state HTTP/1.1\r\na: ", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"],
@@ -318,10 +327,37 @@ class Flood:
 def test_hundreds_of_slow_connections_do_not_block_others(report_run, request_bytes):
     with live_server(report_run) as server, Flood(server.port, 600, request_bytes):
         for _ in range(5):
-            url = server.url + "api/state"
-            with urllib.request.urlopen(url, timeout=250) as response:
-                assert json.load(response)["steps"] == 300
+            assert state_for_other_address(server)["steps"] == 300
         assert open_sockets(server.process.pid) <= 256 + 16
+
+
+def is_closed(connection):
+    """Returns whether the server has closed it without an answer."""
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def test_requests_that_take_long_leave_connections_to_other_addresses(memory_folder):
+    path = memory_folder / "busy"
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"a": np.zeros(1 << 24, np.float32)})
+    with live_server(path) as server, contextlib.ExitStack() as opened:
+        connections = []
+        # Until one address has as many as the server takes.
+        while not any(is_closed(connection) for connection in connections[-20:]):
+            connections.append(
+                opened.enter_context(
+                    socket.create_connection(("127.0.0.1", server.port), timeout=250)
+                )
+            )
+            connections[-1].sendall(b"GET /api/key?key=a&all=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            connections[-1].setblocking(False)  # noqa: FBT003
+        assert state_for_other_address(server)["steps"] == 1
+        assert len(connections) > 256
 
 
 def test_requests_are_answered_at_the_same_time(server):

@@ -8,8 +8,10 @@
 //      the connection, and the client could lose the answer.
 // So a slow client takes a socket, but never a thread. If there are kMaxConnections, the next one
 // replaces one that is not being handled: of the address that has the most, the one that has waited
-// for its client longest, and kMinTime at least. A client that opens very many therefore loses its
-// own ones first, and whoever sends a request at once is answered.
+// for its client longest, and kMinTime at least. If there is none, and the address of the next one
+// has at most half of all, it replaces the request of the busiest address that came last. A client
+// that opens very many therefore loses its own ones first, and whoever sends a request at once is
+// answered.
 
 #include "tools/dump/http_server.h"
 
@@ -28,6 +30,7 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <iterator>
 #include <list>
 #include <map>
 #include <optional>
@@ -182,7 +185,10 @@ struct HttpServer::Impl {
   void Serve();
   bool TakeAnswers();
   std::list<Connection>::iterator Replaced();
-  std::optional<Clock::time_point> AcceptTime();
+  size_t CountOf(uint32_t peer) const;
+  bool DropRequest();
+  Clock::time_point AcceptTime();
+  bool MakePlace(uint32_t peer);
   void Accept(Clock::time_point now);
   static bool Read(Connection& connection);
   void Advance(Connection& connection, Clock::time_point now);
@@ -289,16 +295,46 @@ std::list<Connection>::iterator HttpServer::Impl::Replaced() {
   });
 }
 
-/// Returns when the next connection can be accepted; nothing if that is unknown.
-std::optional<Clock::time_point> HttpServer::Impl::AcceptTime() {
+size_t HttpServer::Impl::CountOf(uint32_t peer) const {
+  return static_cast<size_t>(std::ranges::count(connections, peer, &Connection::peer));
+}
+
+/// Closes the connection whose request came last among those that wait for a thread, of the address
+/// with the most connections. Returns whether there is one.
+bool HttpServer::Impl::DropRequest() {
+  const MutexLock lock(mutex);
+  const auto last =
+      std::ranges::max_element(requests.rbegin(), requests.rend(), {},
+                               [&](const Connection* waiting) { return CountOf(waiting->peer); });
+  if (last == requests.rend()) return false;
+  Connection* const dropped = *last;
+  requests.erase(std::prev(last.base()));
+  std::erase_if(connections, [&](const Connection& one) { return &one == dropped; });
+  return true;
+}
+
+/// Returns when the next connection can be accepted.
+Clock::time_point HttpServer::Impl::AcceptTime() {
   if (connections.size() < kMaxConnections) return accept_after;
   const auto replaced = Replaced();
-  if (replaced->phase == Phase::kHandling) return std::nullopt;
+  if (replaced->phase == Phase::kHandling) return accept_after;
   return std::max(accept_after, replaced->since + kMinTime);
 }
 
+/// Closes a connection for one from `peer` if there are kMaxConnections. Returns whether there is a
+/// place for it.
+bool HttpServer::Impl::MakePlace(uint32_t peer) {
+  if (connections.size() < kMaxConnections) return true;
+  const auto replaced = Replaced();
+  if (replaced->phase == Phase::kHandling) {
+    return CountOf(peer) <= kMaxConnections / 2 && DropRequest();
+  }
+  connections.erase(replaced);
+  return true;
+}
+
 void HttpServer::Impl::Accept(Clock::time_point now) {
-  while (AcceptTime().value_or(now + kMinTime) <= now) {
+  while (AcceptTime() <= now) {
     sockaddr_in peer = {};
     socklen_t size = sizeof(peer);
     FileDescriptor socket(RetryInterrupted([&] {
@@ -309,7 +345,7 @@ void HttpServer::Impl::Accept(Clock::time_point now) {
       if (errno != EAGAIN && errno != ECONNABORTED) accept_after = now + kAcceptPause;
       return;
     }
-    if (connections.size() == kMaxConnections) connections.erase(Replaced());
+    if (!MakePlace(peer.sin_addr.s_addr)) continue;  // closes it
     const int on = 1;
     (void)::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // only faster
     connections.push_back({.socket = std::move(socket),
@@ -379,8 +415,8 @@ void HttpServer::Impl::Serve() {
     });
     Clock::time_point next = now + std::chrono::hours(1);
     const auto accept_time = AcceptTime();
-    const bool accepts = accept_time && *accept_time <= now;
-    if (accept_time && !accepts) next = std::min(next, *accept_time);
+    const bool accepts = accept_time <= now;
+    if (!accepts) next = std::min(next, accept_time);
     polled.clear();
     polled.push_back({.fd = wake.get(), .events = POLLIN});
     polled.push_back({.fd = accepts ? listener.get() : -1, .events = POLLIN});
