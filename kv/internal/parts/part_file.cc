@@ -117,9 +117,8 @@ Result<PartHeader> DecodeHeader(std::span<const std::byte> bytes, const std::str
 }
 
 bool IsFor(const PartHeader& header, const PartHeader& expected) {
-  return header.store_uuid == expected.store_uuid && header.step == expected.step &&
-         header.rank == expected.rank && header.world_size == expected.world_size &&
-         header.attempt == expected.attempt;
+  return header.step == expected.step && header.rank == expected.rank &&
+         header.world_size == expected.world_size && header.attempt == expected.attempt;
 }
 
 /// Calls back with the entries of one block whose checksum is right. Returns their number.
@@ -354,8 +353,14 @@ Result<void> ReadFetchedPart(Storage& storage, const std::string& name,
   const std::string path = ObjectPath(storage.address(), name);
   if (part.size() < kPartHeaderBytes) return Fail(Damaged(path, 0, "it is too short"));
   CAIRN_TRY_ASSIGN(const PartHeader header, DecodeHeader(part.first(kPartHeaderBytes), path));
+  if (header.store_uuid != expected.store_uuid) {
+    return Fail(Error{.code = ErrorCode::kConflict,
+                      .message = "the part was written for another store: the store was replaced "
+                                 "by another one while a rank had it open; open it again",
+                      .file = path});
+  }
   if (!IsFor(header, expected)) {
-    return Fail(Damaged(path, 0, "it belongs to another rank, attempt or store"));
+    return Fail(Damaged(path, 0, "it belongs to another rank or attempt"));
   }
   if (header.data_objects > kMaxDataObjects)
     return Fail(Damaged(path, 0, "it has too many objects"));

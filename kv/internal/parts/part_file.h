@@ -92,7 +92,7 @@ using PartCallback = std::function<Result<void>(const RecordView&)>;
 /// Reads and checks the complete part, and calls `callback` with each entry. kNotFound: there is no
 /// such object. kDataLoss: a block is damaged (the error names the object and the offset of the
 /// block), or the header is not `expected` (whose time and number of objects are ignored).
-/// kUnimplemented: the version is newer.
+/// kConflict: a rank wrote it for another store. kUnimplemented: the version is newer.
 Result<void> ReadPart(Storage& storage, const std::string& name, const PartHeader& expected,
                       const PartCallback& callback);
 /// Returns the bytes of the object `name`, for ReadFetchedPart. The records of a large part are in

@@ -277,15 +277,17 @@ TEST_F(PartFileTest, NewerVersionIsUnimplementedNotDamaged) {
 
 TEST_F(PartFileTest, PartOfAnotherRankAttemptStepOrStoreIsRefused) {
   CAIRN_ASSERT_OK(Write());
-  PartHeader others[5] = {header_, header_, header_, header_, header_};
+  PartHeader others[4] = {header_, header_, header_, header_};
   others[0].rank = 4;
   others[1].attempt = "0123456789abcdef-77-3";
   others[2].step = 78;
-  others[3].store_uuid.fill(std::byte{8});
-  others[4].world_size = 9;
+  others[3].world_size = 9;
   for (const PartHeader& other : others) {
-    EXPECT_THAT(ReadAs(other), IsError(ErrorCode::kDataLoss, "another rank, attempt or store"));
+    EXPECT_THAT(ReadAs(other), IsError(ErrorCode::kDataLoss, "another rank or attempt"));
   }
+  PartHeader of_other_store = header_;
+  of_other_store.store_uuid.fill(std::byte{8});
+  EXPECT_THAT(ReadAs(of_other_store), IsError(ErrorCode::kConflict, "was replaced by another one"));
   PartHeader later = header_;  // the time and the number of objects are not compared
   later.created_unix_ns = 5;
   later.data_objects = 7;
