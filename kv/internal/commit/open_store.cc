@@ -145,10 +145,14 @@ Result<void> CommitEpoch(StoreState& state, Root& next) {
   if (outcome.state != CommitOutcome::State::kCommitted) return Fail(std::move(outcome.error));
   if (next.number > 1) return {};
   // The first root follows no other one that would show whether it was put into its store.
-  const auto uuid = ReadIdentity(*state.storage);
-  if (uuid && *uuid == state.uuid) return {};
-  if (uuid) (void)WithdrawRoot(*state.storage, next);
-  Error error = uuid ? Replaced(*state.storage) : uuid.error();
+  const auto is_own = [&]() -> Result<bool> {
+    CAIRN_TRY_ASSIGN(const Uuid uuid, ReadIdentity(*state.storage));
+    return uuid == state.uuid;
+  };
+  const Result<bool> owned = is_own();
+  if (owned && *owned) return {};
+  if (owned) (void)WithdrawRoot(*state.storage, next, is_own);
+  Error error = owned ? Replaced(*state.storage) : owned.error();
   error.message = "it is unknown whether root 1 was committed: " + error.message;
   return Fail(std::move(error));
 }

@@ -336,10 +336,11 @@ class Rebuilder {
     // As for every root (root_log.h): if this one is gone, others have committed so often that the
     // numbers were free again.
     if (best_.number == 0) return {};
-    CAIRN_TRY_ASSIGN(const bool is_there, IsStillThere(storage_, best_));
-    if (is_there) return {};
-    (void)WithdrawRoot(storage_, next);
-    (void)WithdrawRoot(storage_, first);
+    const auto is_there = [&] { return IsStillThere(storage_, best_); };
+    CAIRN_TRY_ASSIGN(const bool belongs, is_there());
+    if (belongs) return {};
+    (void)WithdrawRoot(storage_, next, is_there);
+    (void)WithdrawRoot(storage_, first, is_there);
     return Fail(Error{.code = ErrorCode::kConflict,
                       .message =
                           "another process has changed the store during the rebuild; look at "

@@ -30,26 +30,39 @@ CommitOutcome Unknown(const Root& next, const Error& cause) {
   return {.state = CommitOutcome::State::kUnknown, .error = std::move(error), .other = {}};
 }
 
+Error TakenOverOrReplaced(const Storage& storage) {
+  return Error{.code = ErrorCode::kConflict,
+               .message =
+                   "another writer has taken over this store, or it was replaced by another "
+                   "one",
+               .file = storage.address()};
+}
+
 CommitOutcome NotCommitted(Error error, std::optional<Root> other = std::nullopt) {
   return {.state = CommitOutcome::State::kNotCommitted,
           .error = std::move(error),
           .other = std::move(other)};
 }
 
+/// Returns whether the root that `next` must follow is there. The first root has no predecessor.
+Result<bool> HasPredecessor(Storage& storage, const Root& next) {
+  if (next.number == 1) return FirstRootRemains(storage);
+  CAIRN_TRY_ASSIGN(const Presence before, LookBefore(storage, next));
+  return MayBeSame(before);
+}
+
 /// The root that `next` must follow does not exist any more. Removes `next` if it exists. One of
 /// several puts may have been performed earlier.
 CommitOutcome LeftBehind(Storage& storage, const Root& next, size_t put_count) {
-  const bool was_stray = WithdrawRoot(storage, next) && put_count == 1;
+  const bool was_stray =
+      WithdrawRoot(storage, next, [&] { return HasPredecessor(storage, next); }) && put_count == 1;
   auto newest = FindNewest(storage);
   if (newest && *newest && (*newest)->store_uuid != next.store_uuid) {
     // A root that was put among those of the other store is not in the own one, wherever that is.
     return was_stray ? NotCommitted(Replaced(storage)) : Unknown(next, Replaced(storage));
   }
   if (!newest || !*newest || (*newest)->number <= next.number) {
-    return Unknown(next, Error{.code = ErrorCode::kConflict,
-                               .message = "another writer has taken over this store, or it was "
-                                          "replaced by another one",
-                               .file = storage.address()});
+    return Unknown(next, TakenOverOrReplaced(storage));
   }
   // It may have been committed before others went on. Only a new open finds out.
   CommitOutcome outcome = Unknown(next, TakenOver(storage, **newest));
@@ -60,19 +73,15 @@ CommitOutcome LeftBehind(Storage& storage, const Root& next, size_t put_count) {
   return outcome;
 }
 
-/// Returns whether the root that `next` must follow is there. The first root has no predecessor.
-Result<bool> HasPredecessor(Storage& storage, const Root& next) {
-  if (next.number == 1) return FirstRootRemains(storage);
-  CAIRN_TRY_ASSIGN(const Presence before, LookBefore(storage, next));
-  return MayBeSame(before);
-}
-
 /// Another writer's root has the number of `next`.
 CommitOutcome Refused(Storage& storage, const Root& next, Root other) {
   const bool is_of_store = other.store_uuid == next.store_uuid;
   const bool is_alternative = is_of_store && (!other.predecessor || !next.predecessor ||
                                               *other.predecessor == *next.predecessor);
-  if (!is_alternative && next.number > 1 && HasPredecessor(storage, next).value_or(false)) {
+  // As in Confirm, the root with the number is looked at last.
+  const bool is_own_store = next.number == 1 || (HasPredecessor(storage, next).value_or(false) &&
+                                                 IsStillThere(storage, other).value_or(false));
+  if (!is_alternative && next.number > 1 && is_own_store) {
     // A put whose answer is unknown may still be performed, if the stray root is removed.
     return Unknown(
         next, Error{.code = ErrorCode::kFailedPrecondition,
@@ -83,6 +92,7 @@ CommitOutcome Refused(Storage& storage, const Root& next, Root other) {
   }
   // The put may have been performed before the store was replaced.
   if (!is_of_store) return Unknown(next, Replaced(storage));
+  if (!is_own_store) return Unknown(next, TakenOverOrReplaced(storage));
   Error error = TakenOver(storage, other);
   return NotCommitted(std::move(error), std::move(other));
 }
@@ -141,9 +151,9 @@ Error TakenOver(const Storage& storage, const Root& other) {
                .file = ObjectPath(storage.address(), RootName(other.number))};
 }
 
-bool WithdrawRoot(Storage& storage, const Root& root) {
-  const auto present = LookAt(storage, root.number, root.commit_id);
-  if (!present || *present != Presence::kSame) return false;
+bool WithdrawRoot(Storage& storage, const Root& root,
+                  const std::function<Result<bool>()>& belongs) {
+  if (!IsStillThere(storage, root).value_or(false) || belongs().value_or(true)) return false;
   // Best effort: a root that does not follow the one before it is ignored.
   (void)storage.Remove(RootName(root.number));
   return true;

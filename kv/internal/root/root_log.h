@@ -24,6 +24,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -70,9 +71,10 @@ Root Successor(const Root& last, std::chrono::nanoseconds max_lead);
 /// reads the root to find out whether it was committed, and puts it again if it is absent.
 CommitOutcome CommitRoot(Storage& storage, Root& next);
 
-/// Removes `root`, which this writer has put and which does not belong here, if it exists.
-/// Returns whether it did. Requires that nobody else removes it.
-bool WithdrawRoot(Storage& storage, const Root& root);
+/// Removes `root`, which this writer has put, if it exists and `belongs` returns false after a look
+/// at it: if its own store has returned to the address by then, the root belongs there, and others
+/// may have followed it. Returns whether it removed it. Requires that nobody else removes it.
+bool WithdrawRoot(Storage& storage, const Root& root, const std::function<Result<bool>()>& belongs);
 /// Returns whether `root` is still there: nobody has replaced the store or removed the root.
 Result<bool> IsStillThere(Storage& storage, const Root& root);
 
