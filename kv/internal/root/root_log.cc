@@ -73,26 +73,34 @@ CommitOutcome LeftBehind(Storage& storage, const Root& next, size_t put_count) {
   return outcome;
 }
 
-/// Another writer's root has the number of `next`.
-CommitOutcome Refused(Storage& storage, const Root& next, Root other) {
+/// Another writer's root has the number of `next`. Returns nothing if that does not exist any more:
+/// its writer has put it into this store by mistake, and the number is free.
+std::optional<CommitOutcome> Refused(Storage& storage, const Root& next, Root other) {
   const bool is_of_store = other.store_uuid == next.store_uuid;
   const bool is_alternative = is_of_store && (!other.predecessor || !next.predecessor ||
                                               *other.predecessor == *next.predecessor);
-  // As in Confirm, the root with the number is looked at last.
-  const bool is_own_store = next.number == 1 || (HasPredecessor(storage, next).value_or(false) &&
-                                                 IsStillThere(storage, other).value_or(false));
-  if (!is_alternative && next.number > 1 && is_own_store) {
-    // A put whose answer is unknown may still be performed, if the stray root is removed.
-    return Unknown(
-        next, Error{.code = ErrorCode::kFailedPrecondition,
-                    .message = fmt::format("{} has put a root of another store here; when that "
-                                           "process has ended, remove this object",
-                                           Describe(other.writer)),
-                    .file = ObjectPath(storage.address(), RootName(next.number))});
+  if (next.number > 1) {
+    const auto follows = HasPredecessor(storage, next);
+    if (!follows) return Unknown(next, follows.error());
+    // The put may have been performed before the store was replaced.
+    if (!*follows) {
+      return Unknown(next, is_of_store ? TakenOverOrReplaced(storage) : Replaced(storage));
+    }
+    // As in Confirm, the root with the number is looked at last.
+    const auto remains = IsStillThere(storage, other);
+    if (!remains) return Unknown(next, remains.error());
+    if (!*remains) return std::nullopt;
+    if (!is_alternative) {
+      // A put whose answer is unknown may still be performed, if the stray root is removed.
+      return Unknown(
+          next, Error{.code = ErrorCode::kFailedPrecondition,
+                      .message = fmt::format("{} has put a root of another store here; when that "
+                                             "process has ended, remove this object",
+                                             Describe(other.writer)),
+                      .file = ObjectPath(storage.address(), RootName(next.number))});
+    }
   }
-  // The put may have been performed before the store was replaced.
   if (!is_of_store) return Unknown(next, Replaced(storage));
-  if (!is_own_store) return Unknown(next, TakenOverOrReplaced(storage));
   Error error = TakenOver(storage, other);
   return NotCommitted(std::move(error), std::move(other));
 }
@@ -201,21 +209,23 @@ CommitOutcome CommitRoot(Storage& storage, Root& next) {
     if (put) return Confirm(storage, next, commit_ids.size(), follows);
     // The put may have been performed, and even a conflict may be with ourselves: find out.
     auto found = ReadRoot(storage, next.number);
-    if (found && *found) {
-      if (std::ranges::find(commit_ids, (*found)->commit_id) == commit_ids.end()) {
-        return Refused(storage, next, **std::move(found));
-      }
+    const bool exists = found && *found;
+    if (exists && std::ranges::count(commit_ids, (*found)->commit_id) > 0) {
       next.commit_id = (*found)->commit_id;
       return Confirm(storage, next, commit_ids.size());
     }
-    if (found && put.error().code == ErrorCode::kConflict)
+    if (exists) {
+      auto refused = Refused(storage, next, **std::move(found));
+      if (refused) return *std::move(refused);
+    } else if (found && put.error().code == ErrorCode::kConflict) {
       return LeftBehind(storage, next, commit_ids.size());
+    }
     if (attempt + 1 < kPuts) {
       std::this_thread::sleep_for(PauseAfter(attempt));
       continue;
     }
     // In a directory, a call that has failed is not in flight any more.
-    if (found && storage.local_files() != nullptr) {
+    if (found && !exists && storage.local_files() != nullptr) {
       return NotCommitted(put.error());
     }
     return Unknown(next, found ? put.error() : found.error());
