@@ -70,7 +70,7 @@ Result<Root> CheckNewest(StoreState& state, Result<std::optional<Root>> found) {
   return **std::move(found);
 }
 
-/// Reads the identity of the store with `read`, and its newest root.
+/// Reads the identity of the store with `read`, and its newest root (FindNewestUnchecked).
 Result<Root> ReadStoreOnce(StoreState& state, Result<Uuid> (*read)(Storage& storage)) {
   Result<Uuid> uuid = Uuid();
   Result<std::optional<Root>> found = std::nullopt;
@@ -79,7 +79,7 @@ Result<Root> ReadStoreOnce(StoreState& state, Result<Uuid> (*read)(Storage& stor
                                            return uuid ? Result<void>() : Fail(uuid.error());
                                          },
                                          [&]() -> Result<void> {
-                                           found = FindNewest(*state.storage);
+                                           found = FindNewestUnchecked(*state.storage);
                                            return {};
                                          }}));
   state.uuid = *uuid;
@@ -169,7 +169,12 @@ uint32_t FirstEpoch(const Uuid& uuid) {
 }  // namespace
 
 Result<void> OpenForWriting(StoreState& state) {
-  CAIRN_TRY_ASSIGN(const Root last, ReadStore(state, CreateIdentity));
+  CAIRN_TRY_ASSIGN(Root last, ReadStore(state, CreateIdentity));
+  if (last.number > 0) {
+    auto newer = FindNewer(*state.storage, last);
+    if (!newer) return Fail(ExplainLoss(state, std::move(newer).error()));
+    if (*newer) last = **std::move(newer);
+  }
   CAIRN_TRY(CheckCanFollow(*state.storage, RootName(last.number), last.number, last.epoch));
   // A writer puts its lease before it commits the root of its epoch. So if the writer of this root
   // is alive, its lease exists; and if another one commits first, the commit below fails.

@@ -63,6 +63,20 @@ Result<std::optional<uint64_t>> NewestListed(Storage& storage) {
   return last;
 }
 
+/// Reads the root that NewestListed has returned. Returns nothing if it has been removed since: then
+/// a writer that was paused for long may put another one under its number.
+Result<std::optional<Root>> ReadListed(Storage& storage, uint64_t number) {
+  CAIRN_TRY_ASSIGN(std::optional<Root> root, ReadRoot(storage, number));
+  if (!root) return root;
+  // The order matters: roots are removed in ascending order.
+  if (number == 1) {
+    CAIRN_TRY_ASSIGN(const std::optional<uint64_t> last, NewestListed(storage));
+    return last == number ? std::move(root) : std::nullopt;
+  }
+  CAIRN_TRY_ASSIGN(const Presence before, LookBefore(storage, *root));
+  return MayBeSame(before) ? std::move(root) : std::nullopt;
+}
+
 /// Makes the first requests of FindNewest at once. Returns nothing if that does not suffice.
 Result<std::optional<Root>> FindNewestAtOnce(Storage& storage, uint64_t& hint) {
   std::vector<uint64_t> numbers;
@@ -155,13 +169,14 @@ Result<std::optional<Root>> GiveUp(Storage& storage, uint64_t hint) {
             .file = storage.address()});
 }
 
-}  // namespace
+using ReadFunction = Result<std::optional<Root>>(Storage& storage, uint64_t number);
 
-Result<std::optional<Root>> FindNewest(Storage& storage) {
+/// Reads a root that a current listing names by `read`.
+Result<std::optional<Root>> Search(Storage& storage, ReadFunction* read) {
   if (storage.listings_are_current()) {
     CAIRN_TRY_ASSIGN(const std::optional<uint64_t> last, NewestListed(storage));
     if (last) {
-      CAIRN_TRY_ASSIGN(std::optional<Root> root, ReadRoot(storage, *last));
+      CAIRN_TRY_ASSIGN(std::optional<Root> root, read(storage, *last));
       if (root) return root;
     }
   }
@@ -194,6 +209,13 @@ Result<std::optional<Root>> FindNewest(Storage& storage) {
   return GiveUp(storage, hint);
 }
 
+}  // namespace
+
+Result<std::optional<Root>> FindNewest(Storage& storage) { return Search(storage, ReadListed); }
+Result<std::optional<Root>> FindNewestUnchecked(Storage& storage) {
+  return Search(storage, ReadRoot);
+}
+
 Result<std::optional<Root>> FindNewestOf(Storage& storage, const Uuid& store_uuid,
                                          Result<std::optional<Root>> found) {
   if (found && (!*found || (*found)->store_uuid == store_uuid)) return found;
@@ -211,10 +233,8 @@ Result<std::optional<Root>> FindNewer(Storage& storage, const Root& known) {
     CAIRN_TRY_ASSIGN(const std::optional<uint64_t> last, NewestListed(storage));
     if (last && *last == known.number) return std::nullopt;
     if (last && *last > known.number) {
-      CAIRN_TRY_ASSIGN(std::optional<Root> root, ReadRoot(storage, *last));
-      const bool may_be_stray = root && (root->store_uuid != known.store_uuid ||
-                                         (*last == known.number + 1 && !Follows(*root, known)));
-      if (root && !may_be_stray) return root;
+      CAIRN_TRY_ASSIGN(std::optional<Root> root, ReadListed(storage, *last));
+      if (root && root->store_uuid == known.store_uuid) return root;
     }
   }
   // The order matters. If both were asked for at once, a root that is removed after its answer, and

@@ -13,14 +13,17 @@ namespace cairn::kv::internal {
 /// Returns the newest root; nothing if there are no roots. kDataLoss: the root is damaged, the root
 /// before it is missing, or there is a hint but no root. kUnimplemented: its version is newer.
 /// kUnavailable: the storage fails, or its listing is late for longer than a second. Cost: if
-/// listings are current (Storage::listings_are_current), a listing and one read of the root;
-/// otherwise one read of the hint, a listing if that is of no use, 2 log2(k) calls of Size if the
-/// start is k roots behind, two more, and one read of the root.
+/// listings are current (Storage::listings_are_current), a listing, and one read of the root and of
+/// the one before it; otherwise one read of the hint, a listing if that is of no use, 2 log2(k)
+/// calls of Size if the start is k roots behind, two more, and the same reads.
 ///
-/// A listing that is current is trusted without a look at the predecessor: no root that was put too
-/// late has the highest number of its store. So only here, a stray root of another store may be
-/// returned, which its uuid shows.
+/// A root that is returned belongs to the chain of the store, or to that of another store, whose
+/// uuid it has, if the store was replaced.
 Result<std::optional<Root>> FindNewest(Storage& storage);
+/// As FindNewest, but does not look at the root before the one that a current listing names. If the
+/// listing was so long ago that the root is gone, and a writer that was paused has put one under
+/// its number, returns that: call FindNewer before the result is used.
+Result<std::optional<Root>> FindNewestUnchecked(Storage& storage);
 /// Returns the newest root of this store. `found` is the result of FindNewest: if that is a root of
 /// another store, or a stray one hides the newest, searches below. kConflict: there are only roots
 /// of other stores.
