@@ -64,6 +64,18 @@ std::optional<HttpHead> ParseHttpHead(std::string_view lines) {
   return head;
 }
 
+std::optional<std::string> HttpRequest::Parameter(const std::string& name) const {
+  for (std::string_view rest = query; !rest.empty();) {
+    const size_t end = std::min(rest.find('&'), rest.size());
+    const std::string_view one = rest.substr(0, end);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+    if (one.starts_with(name) && one.substr(name.size()).starts_with('=')) {
+      return DecodePercent(one.substr(name.size() + 1), /*plus_is_space=*/true);
+    }
+  }
+  return std::nullopt;
+}
+
 std::string DecodePercent(std::string_view text, bool plus_is_space) {
   std::string decoded;
   for (size_t i = 0; i < text.size(); ++i) {

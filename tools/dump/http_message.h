@@ -19,6 +19,14 @@ struct HttpHead {
   std::string_view Header(const std::string& name) const;
 };
 
+struct HttpRequest {
+  std::string path;   // "/api/steps", decoded
+  std::string query;  // what follows "?", encoded
+
+  /// Returns a decoded parameter of the query ("?step=10&key=a.b"), or nothing if it is absent.
+  std::optional<std::string> Parameter(const std::string& name) const;
+};
+
 /// Returns what the lines up to and including the empty one state, or nothing if they are not the
 /// head of a request of HTTP/1.0 or 1.1 for a path.
 std::optional<HttpHead> ParseHttpHead(std::string_view lines);

@@ -469,18 +469,6 @@ Result<void> HttpServer::Impl::Listen() {
   return {};
 }
 
-std::optional<std::string> HttpRequest::Parameter(const std::string& name) const {
-  for (std::string_view rest = query; !rest.empty();) {
-    const size_t end = std::min(rest.find('&'), rest.size());
-    const std::string_view one = rest.substr(0, end);
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-    if (one.starts_with(name) && one.substr(name.size()).starts_with('=')) {
-      return DecodePercent(one.substr(name.size() + 1), /*plus_is_space=*/true);
-    }
-  }
-  return std::nullopt;
-}
-
 HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 HttpServer::~HttpServer() = default;
 uint16_t HttpServer::port() const { return impl_->port; }

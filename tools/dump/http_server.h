@@ -4,22 +4,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "kv/error.h"
+#include "tools/dump/http_message.h"
 
 namespace cairn::tools {
-
-struct HttpRequest {
-  std::string path;   // "/api/steps", decoded
-  std::string query;  // what follows "?", encoded
-
-  /// Returns a decoded parameter of the query ("?step=10&key=a.b"), or nothing if it is absent.
-  std::optional<std::string> Parameter(const std::string& name) const;
-};
 
 struct HttpResponse {
   int status = 200;

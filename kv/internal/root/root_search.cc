@@ -63,8 +63,8 @@ Result<std::optional<uint64_t>> NewestListed(Storage& storage) {
   return last;
 }
 
-/// Reads the root that NewestListed has returned. Returns nothing if it has been removed since: then
-/// a writer that was paused for long may put another one under its number.
+/// Reads the root that NewestListed has returned. Returns nothing if it has been removed since: a
+/// writer that was paused for long may then put another one under its number.
 Result<std::optional<Root>> ReadListed(Storage& storage, uint64_t number) {
   CAIRN_TRY_ASSIGN(std::optional<Root> root, ReadRoot(storage, number));
   if (!root) return root;
