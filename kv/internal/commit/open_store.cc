@@ -149,9 +149,11 @@ Result<void> CommitEpoch(StoreState& state, Root& next) {
     CAIRN_TRY_ASSIGN(const Uuid uuid, ReadIdentity(*state.storage));
     return uuid == state.uuid;
   };
-  const Result<bool> owned = is_own();
+  Result<bool> owned = is_own();
+  if (owned && !*owned) (void)WithdrawRoot(*state.storage, next, is_own);
+  // As for every root (root_log.h), looked at last: its store may have returned in between.
+  if (owned && *owned) owned = IsStillThere(*state.storage, next);
   if (owned && *owned) return {};
-  if (owned) (void)WithdrawRoot(*state.storage, next, is_own);
   Error error = owned ? Replaced(*state.storage) : owned.error();
   error.message = "it is unknown whether root 1 was committed: " + error.message;
   return Fail(std::move(error));
