@@ -16,8 +16,7 @@
 #   tools/test.sh --integrations   also the tests with libraries of others, which it installs into
 #                                  .venv (1 GB)
 #
-# Runs everything even if something fails; the exit status is 0 only if nothing failed. The order of
-# the tests is random; CAIRN_TEST_ORDER=SEED repeats that of the Python tests.
+# Runs everything even if something fails; the exit status is 0 only if nothing failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -35,7 +34,7 @@ for argument in "$@"; do
     --fuzz) fuzz=1 ;;
     --ceph) ceph=1 ;;
     --integrations) integrations=1 ;;
-    -h | --help) sed -n '2,20s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,19s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) echo "test: unknown option $argument (see --help)" >&2; exit 2 ;;
   esac
 done
@@ -49,9 +48,8 @@ tools/setup.sh "${setup_options[@]}"
 tools/build.sh release
 export CAIRN_PYTHON=$PWD/.venv/bin/python  # which kv-admin starts for files of torch
 
-order=${CAIRN_TEST_ORDER:-$RANDOM}
-ctest_options=(-j "$(nproc)" --progress --schedule-random)
-pytest_options=(--randomly-seed="$order")
+ctest_options=(-j "$(nproc)" --progress)
+pytest_options=()
 excluded_labels=()
 if ((!all)); then
   excluded_labels+=(slow)
@@ -95,7 +93,7 @@ fi
 echo "== C++ tests"
 ctest --preset release "${ctest_options[@]}" </dev/null || failed+=(ctest)
 
-echo "== Python tests in the order of CAIRN_TEST_ORDER=$order"
+echo "== Python tests"
 .venv/bin/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal "${pytest_options[@]}" \
   tests/matrix tests/python tests/tools tests/style tests/install tests/bench tests/docs </dev/null || failed+=(pytest)
 
