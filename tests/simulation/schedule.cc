@@ -101,10 +101,10 @@ void PlayJobs(World& world, Stage& stage) {
   for (uint64_t job = 0; job < job_count; ++job) PlayJob(world, stage, job);
 }
 
-/// Another store takes the place of the one at the address, as when a bucket's prefix is removed and
-/// written again. The former one does not return: a directory is held open, so that its writers do
-/// not see what takes its path, and in a bucket, somebody would have to copy all of its objects back
-/// while a writer has it open, which docs/format/store.md forbids.
+/// Another store takes the place of the one at the address, as when a bucket's prefix is removed
+/// and written again. The former one does not return: a directory is held open, so that its writers
+/// do not see what takes its path, and in a bucket, somebody would have to copy all of its objects
+/// back while a writer has it open, which docs/format/store.md forbids.
 void PlayReplacement(World& world) {
   Scheduler& scheduler = world.scheduler();
   scheduler.SleepFor(static_cast<int64_t>(world.Between(1, 60'000)) * kMillisecondNs);
