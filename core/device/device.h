@@ -152,7 +152,7 @@ class DeviceBackend {
   virtual Result<uint64_t> FreeBytes(int device) = 0;
 
   /// Page-locks host memory for all devices, so that they copy at the speed of the bus and
-  /// asynchronously. Cost: about one second per 1 to 2 GB. kResourceExhausted: the system does not
+  /// asynchronously. Cost: about one second per 1 to 7 GB. kResourceExhausted: the system does not
   /// allow more memory to be locked.
   virtual Result<void> Pin(std::span<std::byte> memory) = 0;
   virtual void Unpin(std::span<std::byte> memory) = 0;

@@ -44,6 +44,12 @@ void CopyBatch::Add(const BufferedCopy& copy) {
   job_count_ += JobsOf(copy);
 }
 
+void CopyBatch::AddStrided(BufferedCopy copy, const StridedShape& shape) {
+  copy.shape = shapes_.size();
+  shapes_.push_back(shape);
+  Add(copy);
+}
+
 // The header of a segment shifts all chunks relative to the blocks: without this, each block of a
 // large tensor would begin with a small copy.
 uint64_t CopyBatch::TakeBefore(const std::byte* device, const std::byte* host) {

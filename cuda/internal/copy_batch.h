@@ -14,10 +14,13 @@ namespace cairn::cuda::internal {
 enum class Direction { kOut, kIn };
 
 /// The length of a buffer.
-inline constexpr uint64_t kBufferBytes = 8 << 20;
+inline constexpr uint64_t kBufferBytes = 16 << 20;
 /// Contiguous copies are divided into jobs of this length, each the work of one warp.
 inline constexpr uint64_t kJobBytes = 8 << 10;
 inline constexpr uint64_t kMaxJobs = 16384;  // per launch
+/// A separate copy takes about two microseconds longer than its bytes; a kernel waits up to a
+/// millisecond for a multiprocessor while matrices are multiplied.
+inline constexpr size_t kFewRanges = 32;
 
 constexpr uint64_t JobCount(uint64_t length_bytes) {
   return (length_bytes + kJobBytes - 1) / kJobBytes;
@@ -28,7 +31,7 @@ constexpr uint64_t JobCount(uint64_t length_bytes) {
 struct BufferedCopy {
   enum class Kind { kContiguous, kStrided, kZero } kind = Kind::kContiguous;
   unsigned char* device = nullptr;  // kContiguous: the bytes; kStrided: element 0
-  StridedShape shape;               // kStrided
+  size_t shape = 0;                 // kStrided: index in CopyBatch::shapes()
   uint64_t begin_units = 0;         // kStrided
   uint64_t length_bytes = 0;
   std::byte* host = nullptr;
@@ -54,11 +57,17 @@ class CopyBatch {
  public:
   bool empty() const { return copies_.empty(); }
   const std::vector<BufferedCopy>& copies() const { return copies_; }
+  const std::vector<StridedShape>& shapes() const { return shapes_; }
+  /// True if separate copies are faster than one kernel, which has to wait until the training
+  /// leaves a multiprocessor.
+  bool IsFewRanges() const { return copies_.size() <= kFewRanges && shapes_.empty(); }
 
   /// True if a buffer and its table of jobs have room for one copy more.
   bool HasRoomFor(const BufferedCopy& copy) const;
   /// Requires HasRoomFor.
   void Add(const BufferedCopy& copy);
+  /// Adds a copy of a strided tensor, and sets its `shape`. Requires HasRoomFor.
+  void AddStrided(BufferedCopy copy, const StridedShape& shape);
   /// If the last copy ends where a direct copy begins, both on the device and on the host, removes
   /// it. Returns its length, by which the direct copy begins earlier.
   uint64_t TakeBefore(const std::byte* device, const std::byte* host);
@@ -68,6 +77,7 @@ class CopyBatch {
 
  private:
   std::vector<BufferedCopy> copies_;
+  std::vector<StridedShape> shapes_;
   uint64_t buffer_bytes_ = 0;  // upper bound of what the copies take in a buffer
   uint64_t job_count_ = 0;
 };

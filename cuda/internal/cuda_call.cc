@@ -61,4 +61,13 @@ Result<void> Check(cudaError_t status, const char* what) {
                                           cudaGetErrorString(status), cudaGetErrorName(status)));
 }
 
+Result<void> CheckNotCapturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  CAIRN_TRY(Check(cudaStreamIsCapturing(stream, &capture), "querying the caller's stream"));
+  if (capture == cudaStreamCaptureStatusNone) return {};
+  return Fail(ErrorCode::kFailedPrecondition,
+              "a CUDA graph is being captured on the current stream, and saves and loads cannot be "
+              "a part of it: call them before or after the capture");
+}
+
 }  // namespace cairn::cuda::internal

@@ -16,6 +16,10 @@ namespace cairn::cuda::internal {
 /// kUnavailable: the device failed, and every later call of this process will fail too.
 Result<void> Check(cudaError_t status, const char* what);
 
+/// kFailedPrecondition: the caller's `stream` captures a CUDA graph, to which what is attempted
+/// cannot belong.
+Result<void> CheckNotCapturing(cudaStream_t stream);
+
 /// Clears the error of a call in a destructor, which cannot report it. A later call will fail
 /// again.
 inline void Ignore(cudaError_t status) noexcept {
@@ -27,6 +31,8 @@ inline void Ignore(cudaError_t status) noexcept {
 bool HasContext(int device) noexcept;
 
 /// Makes `device` current for this thread, and the previous device again at the end of the scope.
+/// Calls in the scope neither fail nor invalidate anything while another thread captures a CUDA
+/// graph: those that wait, query or allocate would, unless the thread states that it knows.
 /// It does not restore a device that the process does not use, such as device 0 in a rank that uses
 /// only device 3: that would create a context, which takes several hundred MiB of device memory.
 /// Does not throw; if `device` cannot be made current, the calls inside the scope fail.
@@ -36,8 +42,10 @@ class DeviceScope {
     Ignore(cudaGetDevice(&before_));
     if (device != before_) Ignore(cudaSetDevice(device));
     changed_ = device != before_;
+    Ignore(cudaThreadExchangeStreamCaptureMode(&capture_mode_));
   }
   ~DeviceScope() {
+    Ignore(cudaThreadExchangeStreamCaptureMode(&capture_mode_));
     if (changed_ && before_ >= 0 && HasContext(before_)) Ignore(cudaSetDevice(before_));
   }
   DeviceScope(const DeviceScope&) = delete;
@@ -46,6 +54,7 @@ class DeviceScope {
  private:
   int before_ = -1;
   bool changed_ = false;
+  cudaStreamCaptureMode capture_mode_ = cudaStreamCaptureModeRelaxed;  // in the scope, then before
 };
 
 }  // namespace cairn::cuda::internal

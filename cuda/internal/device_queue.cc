@@ -16,7 +16,9 @@ namespace {
 
 constexpr size_t kBufferCount = 3;       // one is being filled, one is packed, one crosses the bus
 constexpr uint64_t kHostAlignment = 64;  // of host memory that may be in whole units
-constexpr uint64_t kDirectBytes = 128 << 10;  // from this size on one copy reaches the bus's speed
+constexpr uint64_t kDirectBytes = 128 << 10;  // from this size on a copy is not packed
+// The same where packed ranges that are adjacent on the host cross the bus together.
+constexpr uint64_t kDirectJoinedBytes = 1 << 20;
 
 unsigned char* AsDevice(const std::byte* data) {
   return reinterpret_cast<unsigned char*>(const_cast<std::byte*>(data));
@@ -35,6 +37,7 @@ class QueueFence final : public core::DeviceFence {
   }
   Result<void> MakeStreamWait(void* stream) const override {
     const DeviceScope scope(device_);
+    CAIRN_TRY(CheckNotCapturing(static_cast<cudaStream_t>(stream)));
     return Check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event_.get(), 0),
                  "making the caller's stream wait");
   }
@@ -50,7 +53,9 @@ Result<std::unique_ptr<CudaQueue>> CudaQueue::Make(std::shared_ptr<DeviceHeap> h
   auto queue = std::unique_ptr<CudaQueue>(new CudaQueue(std::move(heap)));
   const DeviceScope scope(queue->device());
   CAIRN_TRY_ASSIGN(queue->copy_, Stream::Make());
-  CAIRN_TRY_ASSIGN(queue->pack_, Stream::Make());
+  // Kernels that pack take microseconds, and copies wait for them; digests read everything.
+  CAIRN_TRY_ASSIGN(queue->pack_, Stream::Make(Stream::Priority::kGreatest));
+  CAIRN_TRY_ASSIGN(queue->digest_, Stream::Make(Stream::Priority::kLeast));
   queue->buffers_.resize(kBufferCount);
   for (Buffer& buffer : queue->buffers_) {
     CAIRN_TRY_ASSIGN(buffer.done, Event::Make());
@@ -63,6 +68,7 @@ CudaQueue::~CudaQueue() { Reset(); }
 void CudaQueue::Reset() {
   const DeviceScope scope(device());
   // Errors are ignored: the user of the queue has received them.
+  (void)digest_.Synchronize();
   (void)pack_.Synchronize();
   (void)copy_.Synchronize();
   out_ = {};
@@ -77,6 +83,7 @@ void CudaQueue::Reset() {
 
 Result<void> CudaQueue::WaitForStream(void* stream) {
   const DeviceScope scope(device());
+  CAIRN_TRY(CheckNotCapturing(static_cast<cudaStream_t>(stream)));
   CAIRN_TRY_ASSIGN(const Event now, Event::Make());
   CAIRN_TRY(now.Record(static_cast<cudaStream_t>(stream)));
   CAIRN_TRY(pack_.WaitFor(now));
@@ -107,10 +114,16 @@ Result<void> CudaQueue::OrderPackAfterCopy() {
   return Order(copy_, pack_);
 }
 
+bool CudaQueue::IsPacked(uint64_t length_bytes, std::span<const uint64_t> shape,
+                         std::span<const uint64_t> strides) const {
+  return length_bytes < (join_host_ranges_ ? kDirectJoinedBytes : kDirectBytes) ||
+         !core::IsContiguous(shape, strides);
+}
+
 Result<void> CudaQueue::CopyOut(const core::TensorView& source, uint64_t begin_bytes,
                                 std::span<std::byte> target) {
   if (target.empty()) return {};
-  if (target.size() < kDirectBytes || !core::IsContiguous(source.shape, source.strides)) {
+  if (IsPacked(target.size(), source.shape, source.strides)) {
     return Collect(Direction::kOut, source, begin_bytes, target);
   }
   CAIRN_TRY(SendWithin());
@@ -133,7 +146,7 @@ Result<void> CudaQueue::ZeroOut(std::span<std::byte> target) {
 Result<void> CudaQueue::CopyIn(std::span<const std::byte> source, const core::TensorTarget& target,
                                uint64_t begin_bytes) {
   if (source.empty()) return {};
-  if (source.size() < kDirectBytes || !core::IsContiguous(target.shape, target.strides)) {
+  if (IsPacked(source.size(), target.shape, target.strides)) {
     return Collect(Direction::kIn, AsView(target), begin_bytes,
                    {const_cast<std::byte*>(source.data()), source.size()});
   }
@@ -148,6 +161,7 @@ Result<void> CudaQueue::CopyIn(std::span<const std::byte> source, const core::Te
 
 Result<void> CudaQueue::Collect(Direction direction, const core::TensorView& view,
                                 uint64_t begin_bytes, std::span<std::byte> host) {
+  CopyBatch& batch = direction == Direction::kOut ? out_ : in_;
   const bool contiguous = core::IsContiguous(view.shape, view.strides);
   // What is collected may be larger than a buffer. The cuts are multiples of every unit.
   while (!host.empty()) {
@@ -156,14 +170,16 @@ Result<void> CudaQueue::Collect(Direction direction, const core::TensorView& vie
         .device = AsDevice(view.data), .length_bytes = length_bytes, .host = host.data()};
     if (contiguous) {
       copy.device += begin_bytes;
+      CAIRN_TRY(Add(direction, copy));
     } else {
       const uint64_t alignment =
           begin_bytes | length_bytes | (reinterpret_cast<uintptr_t>(host.data()) % kHostAlignment);
       copy.kind = BufferedCopy::Kind::kStrided;
-      CAIRN_TRY_ASSIGN(copy.shape, ShapeForCopy(view, alignment));
-      copy.begin_units = begin_bytes / static_cast<uint64_t>(copy.shape.unit_bytes);
+      CAIRN_TRY_ASSIGN(const StridedShape shape, ShapeForCopy(view, alignment));
+      copy.begin_units = begin_bytes / static_cast<uint64_t>(shape.unit_bytes);
+      if (!batch.HasRoomFor(copy)) CAIRN_TRY(Send(direction));
+      batch.AddStrided(copy, shape);
     }
-    CAIRN_TRY(Add(direction, copy));
     begin_bytes += length_bytes;
     host = host.subspan(length_bytes);
   }
@@ -188,8 +204,8 @@ Result<CudaQueue::Buffer*> CudaQueue::TakeBuffer() {
   return &buffer;
 }
 
-Result<void> CudaQueue::Launch(Direction direction, const CopyBatch& batch,
-                               const BatchLayout& layout, const Buffer& buffer) {
+Result<uint32_t> CudaQueue::UploadJobs(Direction direction, const CopyBatch& batch,
+                                       const BatchLayout& layout, const Buffer& buffer) {
   auto* const jobs = buffer.host_jobs.As<CopyJob>();
   uint32_t job_count = 0;
   for (size_t i = 0; i < batch.copies().size(); ++i) {
@@ -207,22 +223,32 @@ Result<void> CudaQueue::Launch(Direction direction, const CopyBatch& batch,
       jobs[job_count++] = job;
     }
   }
+  // On the way in, on the stream of the tensors: an engine that copies takes long to change the
+  // stream. On the way out, another engine copies the tensors.
+  const Stream& stream = direction == Direction::kIn ? copy_ : pack_;
   if (job_count > 0) {
     CAIRN_TRY(Check(cudaMemcpyAsync(buffer.jobs.data(), jobs, job_count * sizeof(CopyJob),
-                                    cudaMemcpyHostToDevice, pack_.get()),
+                                    cudaMemcpyHostToDevice, stream.get()),
                     "copying the table of copy jobs to the GPU"));
-    CAIRN_TRY(Check(
-        LaunchCopies(buffer.jobs.As<CopyJob>(), job_count, heap_->multiprocessors(), pack_.get()),
-        "packing on the GPU"));
   }
+  return job_count;
+}
+
+Result<void> CudaQueue::Launch(Direction direction, const CopyBatch& batch,
+                               const BatchLayout& layout, const Buffer& buffer,
+                               uint32_t job_count) {
+  CAIRN_TRY(Check(
+      LaunchCopies(buffer.jobs.As<CopyJob>(), job_count, heap_->multiprocessors(), pack_.get()),
+      "packing on the GPU"));
   for (size_t i = 0; i < batch.copies().size(); ++i) {
     const BufferedCopy& copy = batch.copies()[i];
     if (copy.kind != BufferedCopy::Kind::kStrided) continue;
+    const StridedShape& shape = batch.shapes()[copy.shape];
     const StridedCopyJob job{
-        .shape = copy.shape,
+        .shape = shape,
         .tensor = copy.device,
         .begin_units = copy.begin_units,
-        .unit_count = copy.length_bytes / static_cast<uint64_t>(copy.shape.unit_bytes),
+        .unit_count = copy.length_bytes / static_cast<uint64_t>(shape.unit_bytes),
         .packed = buffer.bytes.data() + layout.offsets_bytes[i],
         .unpack = direction == Direction::kIn};
     CAIRN_TRY(Check(LaunchStrided(job, heap_->multiprocessors(), pack_.get()),
@@ -237,11 +263,13 @@ Result<void> CudaQueue::Send(Direction direction) {
   CAIRN_TRY(SendWithin());
   const DeviceScope scope(device());
   const CopyBatch sent = std::exchange(batch, {});
+  if (sent.IsFewRanges()) return SendDirectly(direction, sent);
   const BatchLayout layout = sent.LayOut(direction, join_host_ranges_);
   CAIRN_TRY_ASSIGN(Buffer* const buffer, TakeBuffer());
   if (direction == Direction::kOut) {
     CAIRN_TRY(OrderPackAfterCopy());
-    CAIRN_TRY(Launch(direction, sent, layout, *buffer));
+    CAIRN_TRY_ASSIGN(const uint32_t jobs, UploadJobs(direction, sent, layout, *buffer));
+    CAIRN_TRY(Launch(direction, sent, layout, *buffer, jobs));
     CAIRN_TRY(Order(pack_, copy_));
     pack_is_ahead_ = false;
     for (const HostRange& range : layout.host_ranges) {
@@ -251,6 +279,7 @@ Result<void> CudaQueue::Send(Direction direction) {
     }
     return buffer->done.Record(copy_.get());
   }
+  CAIRN_TRY_ASSIGN(const uint32_t jobs, UploadJobs(direction, sent, layout, *buffer));
   for (const HostRange& range : layout.host_ranges) {
     CAIRN_TRY(Check(cudaMemcpyAsync(buffer->bytes.data() + range.offset_bytes, range.host,
                                     range.length_bytes, cudaMemcpyHostToDevice, copy_.get()),
@@ -258,9 +287,28 @@ Result<void> CudaQueue::Send(Direction direction) {
   }
   CAIRN_TRY(Order(copy_, pack_));
   copy_is_ahead_ = false;
-  CAIRN_TRY(Launch(direction, sent, layout, *buffer));
+  CAIRN_TRY(Launch(direction, sent, layout, *buffer, jobs));
   pack_is_ahead_ = true;
   return buffer->done.Record(pack_.get());
+}
+
+Result<void> CudaQueue::SendDirectly(Direction direction, const CopyBatch& batch) {
+  CAIRN_TRY(OrderCopyAfterPack());
+  for (const BufferedCopy& copy : batch.copies()) {
+    if (copy.kind == BufferedCopy::Kind::kZero) {
+      std::memset(copy.host, 0, copy.length_bytes);
+    } else if (direction == Direction::kOut) {
+      CAIRN_TRY(Check(cudaMemcpyAsync(copy.host, copy.device, copy.length_bytes,
+                                      cudaMemcpyDeviceToHost, copy_.get()),
+                      "copying from the GPU"));
+    } else {
+      copy_is_ahead_ = true;
+      CAIRN_TRY(Check(cudaMemcpyAsync(copy.device, copy.host, copy.length_bytes,
+                                      cudaMemcpyHostToDevice, copy_.get()),
+                      "copying to the GPU"));
+    }
+  }
+  return {};
 }
 
 Result<void> CudaQueue::AddWithin(bool unpack, const unsigned char* source, unsigned char* target,
@@ -368,7 +416,8 @@ Result<void> CudaQueue::Await(Mark mark) {
 Result<void> CudaQueue::BeginKernels() {
   CAIRN_TRY(SendWithin());
   CAIRN_TRY(Send(Direction::kIn));
-  return OrderPackAfterCopy();
+  CAIRN_TRY(OrderPackAfterCopy());
+  return Order(pack_, digest_);
 }
 
 Result<CudaQueue::Digests> CudaQueue::Digest(std::span<const core::DigestJob> jobs,

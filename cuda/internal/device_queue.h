@@ -25,7 +25,7 @@
 
 namespace cairn::cuda::internal {
 
-/// The queue of core on CUDA. Device memory: three buffers of 8 MiB, and what PageDigester
+/// The queue of core on CUDA. Device memory: three buffers of 16 MiB, and what PageDigester
 /// needs. Page-locked host memory: the tables of copy jobs. Allocated at first use and kept until
 /// the destructor.
 ///
@@ -70,22 +70,30 @@ class CudaQueue final : public core::DeviceQueue {
   };
   explicit CudaQueue(std::shared_ptr<DeviceHeap> heap) : heap_(std::move(heap)) {}
 
+  /// True if a copy over the bus goes through a buffer.
+  bool IsPacked(uint64_t length_bytes, std::span<const uint64_t> shape,
+                std::span<const uint64_t> strides) const;
   Result<void> Collect(Direction direction, const core::TensorView& view, uint64_t begin_bytes,
                        std::span<std::byte> host);
   Result<void> Add(Direction direction, const BufferedCopy& copy);
   Result<void> Send(Direction direction);
   /// Returns the next buffer; waits until its last use is done.
   Result<Buffer*> TakeBuffer();
+  /// Sends a batch without packing it.
+  Result<void> SendDirectly(Direction direction, const CopyBatch& batch);
+  /// Copies the table of a batch's contiguous copies to the buffer. Returns their number.
+  Result<uint32_t> UploadJobs(Direction direction, const CopyBatch& batch,
+                              const BatchLayout& layout, const Buffer& buffer);
   /// Launches the kernels that pack (kOut) or unpack (kIn) `batch`.
   Result<void> Launch(Direction direction, const CopyBatch& batch, const BatchLayout& layout,
-                      const Buffer& buffer);
+                      const Buffer& buffer, uint32_t job_count);
   Result<void> CopyWithin(const core::TensorView& view, uint64_t begin_bytes,
                           std::span<unsigned char> packed, bool unpack);
   /// Collects a small copy within the device; SendWithin launches all of them together.
   Result<void> AddWithin(bool unpack, const unsigned char* source, unsigned char* target,
                          uint64_t length_bytes);
   Result<void> SendWithin();
-  /// Starts what was collected, so that kernels on the pack stream see its results.
+  /// Starts what was collected, so that kernels on the digest stream see its results.
   Result<void> BeginKernels();
   /// Copies contiguous ranges of device memory, one after the other, to page-locked memory. Waits.
   /// The result is valid until the next call, and until the next Digest.
@@ -99,6 +107,7 @@ class CudaQueue final : public core::DeviceQueue {
   const std::shared_ptr<DeviceHeap> heap_;  // shared with its buffers, which page digests may keep
   Stream copy_;
   Stream pack_;
+  Stream digest_;               // the host waits for its work, so nothing else has to
   bool pack_is_ahead_ = false;  // pack_ has work that copy_ was not ordered after
   bool copy_is_ahead_ = false;  // copy_ has copied in bytes that pack_ was not ordered after
   bool join_host_ranges_ = false;
@@ -108,7 +117,7 @@ class CudaQueue final : public core::DeviceQueue {
   bool within_unpacks_ = false;
   std::vector<Buffer> buffers_;
   size_t next_buffer_ = 0;
-  PageDigester digester_{heap_.get(), &pack_};
+  PageDigester digester_{heap_.get(), &digest_};
 
   Mutex marks_mutex_;
   Mark next_mark_ CAIRN_GUARDED_BY(marks_mutex_) = 1;

@@ -45,12 +45,14 @@ struct LaneKeys {
   Pair scramble;
 };
 
-__device__ __forceinline__ Pair KeyAt(int at) { return {Secret64(at), Secret64(at + 8)}; }
+__device__ __forceinline__ Pair KeyAt(int at) { return {SecretWord(at), SecretWord(at + 8)}; }
 
 __device__ LaneKeys KeysOf(int lane) {
   const int stripe = lane / 4;
   const int column = lane % 4 * 16;
-  return {KeyAt(stripe * 8 + column), KeyAt((stripe + 8) * 8 + column), KeyAt(121 + column),
+  return {KeyAt(stripe * 8 + column),
+          KeyAt((stripe + 8) * 8 + column),
+          {Secret64(121 + column), Secret64(129 + column)},
           KeyAt(128 + column)};
 }
 

@@ -60,15 +60,17 @@ class Event {
 class Stream {
  public:
   Stream() = default;
-  /// Creates a stream of the current device, with the lowest priority: the work of streams with a
-  /// higher priority runs first.
-  static Result<Stream> Make() {
+  enum class Priority { kLeast, kGreatest };
+  /// Creates a stream of the current device. Kernels of a stream with a higher priority get the
+  /// multiprocessors that become free first.
+  static Result<Stream> Make(Priority priority = Priority::kLeast) {
     int least = 0;
     int greatest = 0;
     CAIRN_TRY(
         Check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "querying stream priorities"));
     Stream stream;
-    CAIRN_TRY(Check(cudaStreamCreateWithPriority(&stream.stream_, cudaStreamNonBlocking, least),
+    CAIRN_TRY(Check(cudaStreamCreateWithPriority(&stream.stream_, cudaStreamNonBlocking,
+                                                 priority == Priority::kLeast ? least : greatest),
                     "creating a stream"));
     return stream;
   }

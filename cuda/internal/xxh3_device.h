@@ -22,7 +22,7 @@ constexpr uint64_t kPrime64E = 0x27D4EB2F165667C5u;
 constexpr uint64_t kPrimeMixA = 0x165667919E3779F9u;
 constexpr uint64_t kPrimeMixB = 0x9FB21C651E98DF25u;
 
-__constant__ const unsigned char kSecret[192] = {
+alignas(16) __constant__ const unsigned char kSecret[192] = {
     0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c,
     0xde, 0xd4, 0x6d, 0xe9, 0x83, 0x90, 0x97, 0xdb, 0x72, 0x40, 0xa4, 0xa4, 0xb7, 0xb3, 0x67, 0x1f,
     0xcb, 0x79, 0xe6, 0x4e, 0xcc, 0xc0, 0xe5, 0x78, 0x82, 0x5a, 0xd0, 0x7d, 0xcc, 0xff, 0x72, 0x21,
@@ -38,6 +38,11 @@ __constant__ const unsigned char kSecret[192] = {
 };
 
 __device__ __forceinline__ uint64_t Secret64(int at) { return LoadBytes(kSecret + at, 8); }
+
+/// Requires that `at` is a multiple of 8.
+__device__ __forceinline__ uint64_t SecretWord(int at) {
+  return *reinterpret_cast<const uint64_t*>(kSecret + at);
+}
 
 __device__ __forceinline__ uint64_t RotateLeft(uint64_t value, int bits) {
   return value << bits | value >> (64 - bits);

@@ -94,13 +94,13 @@ TEST_F(DeviceQueueTest, CopiesOutRangesOfEveryKindTogether) {
 }
 
 TEST_F(DeviceQueueTest, CopiesOutMoreThanItsBuffersContain) {
-  // 30 MiB in ranges of up to 100 KB, and one strided tensor that is larger than a buffer.
+  // 60 MiB in ranges of up to 100 KB, and one strided tensor that is larger than a buffer.
   const std::vector<std::byte> bytes = RandomBytes(12'000'000, 2);
   const DeviceBytes device(bytes);
-  PinnedBytes host(36 << 20);
+  PinnedBytes host(72 << 20);
   std::vector<std::byte> expected(host.span().size());
   uint64_t at = 0;
-  for (uint64_t i = 0; at < 20 << 20; ++i) {
+  for (uint64_t i = 0; at < 56 << 20; ++i) {
     const uint64_t count = 1 + i * 7919 % 100'000;
     const uint64_t begin = i * 104'729 % (bytes.size() - count);
     std::copy_n(bytes.begin() + static_cast<ptrdiff_t>(begin), count,

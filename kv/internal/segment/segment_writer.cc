@@ -115,13 +115,13 @@ Result<void> SegmentWriter::TakeBlock() {
 }
 
 Result<void> SegmentWriter::Submit(const WaitingBlock& block) {
+  // A block that is not full is the last one, so no space is needed after it.
+  if (block.length_bytes == pool_->block_bytes()) Reserve(block.offset_bytes + block.length_bytes);
   return queue_->Submit(
       output_.Write(block.data, block.length_bytes, block.offset_bytes, kPoolBlock));
 }
 
 Result<void> SegmentWriter::SubmitBlock() {
-  // A block that is not full is the last one, so no space is needed after it.
-  if (fill_bytes_ == pool_->block_bytes()) Reserve(position_);
   WaitingBlock block{
       .data = block_, .length_bytes = fill_bytes_, .offset_bytes = position_ - fill_bytes_};
   if (block_copies_ != nullptr) {

@@ -148,6 +148,50 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   });
 }
 
+// Work that is enqueued on a capturing stream runs, unlike with CUDA: tests enqueue none.
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+  return Call("cudaStreamBeginCapture", Needs::kDevice, [&] {
+    const std::lock_guard lock(Runtime::Get().mutex());
+    if (mode != cudaStreamCaptureModeGlobal) return cudaErrorNotSupported;
+    if (!Runtime::Get().streams.contains(stream)) return cudaErrorStreamCaptureUnsupported;
+    Runtime::Get().captures[stream] = true;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  return Call("cudaStreamEndCapture", Needs::kDevice, [&] {
+    const std::lock_guard lock(Runtime::Get().mutex());
+    const auto capture = Runtime::Get().captures.find(stream);
+    if (capture == Runtime::Get().captures.end()) return cudaErrorIllegalState;
+    const bool is_valid = capture->second;
+    Runtime::Get().captures.erase(capture);
+    *graph = is_valid ? Runtime::Get().NewHandle<cudaGraph_t>() : nullptr;
+    return is_valid ? cudaSuccess : cudaErrorStreamCaptureInvalidated;
+  });
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t) {
+  return Call("cudaGraphDestroy", Needs::kNothing, [] { return cudaSuccess; });
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  return Call("cudaStreamIsCapturing", Needs::kDevice, [&] {
+    const std::lock_guard lock(Runtime::Get().mutex());
+    if (!Runtime::Get().FindStream(stream)) return cudaErrorInvalidResourceHandle;
+    *status = Runtime::Get().captures.contains(stream) ? cudaStreamCaptureStatusActive
+                                                       : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  return Call("cudaThreadExchangeStreamCaptureMode", Needs::kNothing, [&] {
+    std::swap(CaptureMode(), *mode);
+    return cudaSuccess;
+  });
+}
+
 cudaError_t cudaStreamGetDevice(cudaStream_t stream, int* device) {
   return Call("cudaStreamGetDevice", Needs::kDevice, [&] {
     const std::lock_guard lock(Runtime::Get().mutex());

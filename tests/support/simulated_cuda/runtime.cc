@@ -1,6 +1,7 @@
 // The state of the simulation, and the functions that tests control it with.
 #include "tests/support/simulated_cuda/runtime.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +13,13 @@
 namespace cairn::simulated_cuda {
 namespace {
 
+// CUDA does not list the calls that are unsafe during a capture, except for cudaMalloc: those that
+// wait, query or allocate.
+constexpr std::string_view kUnsafeDuringCapture[] = {
+    "cudaMalloc",      "cudaFree",         "cudaHostAlloc",        "cudaMallocHost",
+    "cudaFreeHost",    "cudaHostRegister", "cudaHostUnregister",   "cudaStreamSynchronize",
+    "cudaStreamQuery", "cudaEventQuery",   "cudaEventSynchronize", "cudaDeviceSynchronize"};
+
 // Threads keep their current device until Reset.
 std::atomic<uint64_t> generation{1};
 
@@ -20,6 +28,7 @@ struct ThreadState {
   int device = 0;
   cudaError_t last_error = cudaSuccess;
   bool in_host_function = false;
+  cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 };
 
 ThreadState& ThisThread() {
@@ -39,6 +48,7 @@ int CurrentDevice() { return ThisThread().device; }
 void SetCurrentDevice(int device) { ThisThread().device = device; }
 cudaError_t& LastError() { return ThisThread().last_error; }
 bool& InHostFunction() { return ThisThread().in_host_function; }
+cudaStreamCaptureMode& CaptureMode() { return ThisThread().capture_mode; }
 
 void WaitForAll(const std::vector<CompletionPtr>& completions) {
   for (const CompletionPtr& completion : completions) completion->Wait();
@@ -64,6 +74,7 @@ void Runtime::Reset(const Config& new_config) {
       if (device.legacy_stream) closing.push_back(device.legacy_stream);
     }
     streams.clear();
+    captures.clear();
     blocks.clear();
   }
   for (const StreamPtr& stream : closing) stream->Close();
@@ -171,6 +182,15 @@ bool Runtime::FaultHappened(std::string_view function) {
 }
 
 void Runtime::ClearFaults() { faults_.clear(); }
+
+cudaError_t Runtime::CheckCaptures(std::string_view function) {
+  if (captures.empty() || CaptureMode() == cudaStreamCaptureModeRelaxed ||
+      std::ranges::find(kUnsafeDuringCapture, function) == std::end(kUnsafeDuringCapture)) {
+    return cudaSuccess;
+  }
+  for (auto& [stream, valid] : captures) valid = false;
+  return cudaErrorStreamCaptureUnsupported;
+}
 
 cudaError_t Runtime::TakeFault(std::string_view function) {
   cudaError_t taken = cudaSuccess;

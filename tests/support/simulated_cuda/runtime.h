@@ -52,6 +52,7 @@ class Runtime {
   std::map<const void*, int> dynamic_shared_limits;          // by kernel, above the default
   std::map<const StreamQueue*, uint64_t> freed_later_bytes;  // cudaFreeAsync that has not run yet
   std::vector<std::pair<int, std::weak_ptr<Completion>>> blocks;  // by device
+  std::map<cudaStream_t, bool> captures;  // streams that capture a graph; false: it was invalidated
 
   /// Returns the queue of a handle; for 0 that of the default stream of the current device; null if
   /// there is none.
@@ -80,6 +81,8 @@ class Runtime {
   void SetFault(std::string_view function, uint64_t nth, cudaError_t error);
   bool FaultHappened(std::string_view function);
   void ClearFaults();
+  /// Refuses a call that must not happen during a capture, and invalidates all captures.
+  cudaError_t CheckCaptures(std::string_view function);
   /// Returns the fault of this call, or success.
   cudaError_t TakeFault(std::string_view function);
   void ResetCounters();
@@ -107,6 +110,8 @@ void SetCurrentDevice(int device);
 cudaError_t& LastError();
 /// True during a function of cudaLaunchHostFunc, which must not call CUDA.
 bool& InHostFunction();
+/// Which calls of this thread a capture forbids.
+cudaStreamCaptureMode& CaptureMode();
 
 enum class Needs {
   kNothing,
@@ -126,7 +131,8 @@ cudaError_t Call(std::string_view function, Needs needs, Body&& body) {
     if (const cudaError_t fault = runtime.TakeFault(function); fault != cudaSuccess) return fault;
     if (needs == Needs::kNothing) return cudaSuccess;
     if (runtime.devices.empty()) return cudaErrorNoDevice;
-    if (needs == Needs::kRelease) return cudaSuccess;
+    const cudaError_t unsafe = runtime.CheckCaptures(function);
+    if (unsafe != cudaSuccess || needs == Needs::kRelease) return unsafe;
     return runtime.devices[CurrentDevice()].sticky_error;
   };
   cudaError_t status = decide();
