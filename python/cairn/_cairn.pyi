@@ -136,6 +136,9 @@ class LoadPlan:
     def requests(self) -> Requests: ...
 
 def request_new_tensors(contents: Contents, requests: Requests) -> list[torch.Tensor | None]: ...
+def request_new_device_tensors(
+    contents: Contents, requests: Requests, device: Any
+) -> list[torch.Tensor | None]: ...
 def shard_of(
     shape: Sequence[int],
     mesh_sizes: Sequence[int],

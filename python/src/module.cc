@@ -168,6 +168,8 @@ void BindLoading(nb::module_& m) {
   m.def("convert_batch", &ConvertBatch, nb::arg("batch"), nb::arg("rules"),
         nb::arg("dtype").none());
   m.def("request_new_tensors", &RequestNewTensors, nb::arg("contents"), nb::arg("requests"));
+  m.def("request_new_device_tensors", &RequestNewDeviceTensors, nb::arg("contents"),
+        nb::arg("requests"), nb::arg("device"));
   m.def("shard_of", &ShardOf, nb::arg("shape"), nb::arg("mesh_sizes"), nb::arg("placements"),
         nb::arg("rank"));
   m.def(

@@ -4,6 +4,7 @@
 
 #include <nanobind/stl/shared_ptr.h>
 
+#include <map>
 #include <memory>
 #include <new>
 #include <optional>
@@ -132,6 +133,30 @@ nb::list RequestNewTensors(const StepContents& contents, Requests& requests) {
     const core::TensorInfo& info = contents.tensor(leaves[i]);
     tensors[leaves[i]] = torch.Wrap(memory[i], info.dtype, info.shape);
     requests.list.push_back(WholeRequest(info, {}, memory[i].get()));
+  }
+  return tensors;
+}
+
+nb::list RequestNewDeviceTensors(const StepContents& contents, Requests& requests,
+                                 nb::handle device) {
+  const CollectionPause pause;
+  auto [leaves, tensors] = FindNewTensorLeaves(contents);
+  if (leaves.empty()) return tensors;
+  const nb::object torch_dtype = nb::module_::import_("cairn._base.dtypes").attr("torch_dtype");
+  const nb::object empty = nb::module_::import_("torch").attr("empty");
+  const TorchAccess torch(TorchAccess::Reach::kDevices);
+  std::map<core::DType, nb::object> dtypes;
+  requests.list.reserve(requests.list.size() + leaves.size());
+  for (const uint32_t leaf : leaves) {
+    const core::TensorInfo& info = contents.tensor(leaf);
+    nb::object& dtype = dtypes[info.dtype];
+    if (!dtype.is_valid()) dtype = torch_dtype(static_cast<int>(info.dtype));
+    nb::object made =
+        empty(ToPyNumbers(info.shape), nb::arg("dtype") = dtype, nb::arg("device") = device);
+    const std::optional<TensorMemory> memory = torch.FindMemory(made);
+    if (!memory) continue;  // the Python side knows what to do
+    requests.list.push_back(WholeRequest(info, {}, memory->data, memory->device));
+    tensors[leaf] = std::move(made);
   }
   return tensors;
 }

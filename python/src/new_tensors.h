@@ -26,6 +26,11 @@ inline constexpr uint64_t kArenaBytes = uint64_t{32} << 20;
 /// is missing.
 nb::list RequestNewTensors(const StepContents& contents, Requests& requests);
 
+/// RequestNewTensors for `device`, which C++ must be able to access: the tensors are allocated by
+/// PyTorch.
+nb::list RequestNewDeviceTensors(const StepContents& contents, Requests& requests,
+                                 nb::handle device);
+
 /// Returns a list and the MapCheck of its tensors, or None. The list has, by leaf, a mapped tensor
 /// for each leaf that is a torch tensor without shared memory and can be mapped, and None for all
 /// other leaves, which the Python side creates.

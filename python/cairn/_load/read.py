@@ -69,9 +69,9 @@ class Reader:
             results, check = self._native.map_new_tensors(self._contents)
             if check is not None:
                 self._check(check)
-        elif not self._reads_on_device:
+        else:
             with self._memory_for(None):
-                results = _cairn.request_new_tensors(self._contents, self._requests)
+                results = self._request_new_tensors()
         others = [i for i, made in enumerate(results) if made is None]
         leaves = [leaf_at(self._contents, i) for i in others]
         # First, because it may raise.
@@ -93,11 +93,16 @@ class Reader:
             contents = self._contents
             devices.load(self._native, contents.info, self._requests, contents=contents)
         self._move()
-        if self._device is not None:
+        if self._device is not None and not self._reads_on_device:
             results = [made if made is None else made.to(self._device) for made in results]
         for i, leaf in zip(others, leaves):
             results[i] = self._result(leaf) if isinstance(leaf, TensorLeaf) else values[leaf.fqn]
         return results
+
+    def _request_new_tensors(self) -> list[Any]:
+        if self._reads_on_device:
+            return _cairn.request_new_device_tensors(self._contents, self._requests, self._device)
+        return _cairn.request_new_tensors(self._contents, self._requests)
 
     def _assign_holders(self, tensors: list[TensorLeaf]) -> None:
         """Chooses for each place between the memory of its owner and separate memory."""
