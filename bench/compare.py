@@ -10,8 +10,7 @@ is missing are skipped with a message:
 
 Writes a page of tables and a chart per state, and the raw results. The default run takes an hour or
 more and 40 GiB of disk. The raw results are saved after every measurement, and --resume continues
-an interrupted run. With --device cuda, saves and stalls of Cairn and of dcp.async_save are measured
-with tensors on a GPU. docs/performance/README.md describes how it measures.
+an interrupted run. docs/performance/README.md describes how it measures.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ except ImportError as error:
 from common import report  # noqa: E402
 from common.limits import Fio  # noqa: E402
 from common.states import MAKERS, make_state  # noqa: E402
-from common.works import ON_DEVICE, PEERS, WORKS, Runner, Work, turns  # noqa: E402
+from common.works import PEERS, WORKS, Runner, Work, turns  # noqa: E402
 
 SPENT = ("seconds", "cpu_seconds", "peak_bytes", "read_bytes", "write_bytes")
 COLUMNS = (
@@ -176,9 +175,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--only-peers", type=_names(peers), default=peers, metavar="A,B")
     parser.add_argument("--only-works", type=_names(names), default=names, metavar="A,B")
     parser.add_argument("--only-states", type=_names(states), default=states, metavar="A,B")
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="where the tensors are (cpu)"
-    )
     parser.add_argument("--resume", action="store_true", help="keep the results in raw.json")
     parser.add_argument(
         "--report-only", action="store_true", help="only generate tables and charts from raw.json"
@@ -211,7 +207,7 @@ def _measure(
         wanted = turns(state, chosen, peers, options.repeat)
         plan = [t for t in wanted if (t.work.name, t.kind.name, t.run) not in done]
         print(f"{name}: {len(plan)} measurements", file=sys.stderr)
-        runner = Runner(state, scratch, options.timeout, options.device)
+        runner = Runner(state, scratch, options.timeout)
         try:
             for number, turn in enumerate(plan, 1):
                 records = runner.measure(turn)
@@ -234,9 +230,6 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # shells ignore SIGINT for background jobs
         signal.signal(number, signal.default_int_handler)
     chosen = [work for work in WORKS if work.name in options.only_works]
-    if options.device != "cpu":
-        chosen = [work for work in chosen if work.method in ON_DEVICE]
-        options.only_peers = [name for name in options.only_peers if name in ("cairn", "dcp")]
     kept = json.loads(path.read_text())["runs"] if options.resume and path.exists() else []
     packages = [package for peer in PEERS for package in peer.packages]
     about = report.describe(options.dir, packages)

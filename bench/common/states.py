@@ -106,9 +106,6 @@ class State:
     def change(self, keys: list[str]) -> None:
         """Inverts every byte of these tensors, in a forked process only for this process."""
         for key in keys:
-            if self.tensors[key].is_cuda:
-                self.tensors[key].view(-1).view(torch.uint8).bitwise_not_()
-                continue
             view = byte_view(self.tensors[key])
             np.invert(view, out=view)
 

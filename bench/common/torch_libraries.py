@@ -42,7 +42,7 @@ class Dcp(Library):
     remark = (
         f"FileSystemWriter(thread_count={THREADS}, sync_files=True), then fsync of the directory, "
         "which it omits; FileSystemReader, which has no threads in this version; async_save with a "
-        "DefaultStager that is kept (cached staging memory; pinning it needs CUDA)"
+        "DefaultStager that is kept (cached staging memory)"
     )
     _stager: Any = None
 
@@ -71,19 +71,14 @@ class Dcp(Library):
         return self.load_into(step, empty_boxes(like, boxes), _box_planner(boxes))
 
     def begin_save(self, step: int, state: Tensors) -> Finish:
-            # Without a GPU, the stager has no threads: staging is complete when async_save returns.
-        # With one, it copies to page-locked memory in a thread, which is its fastest setting.
-        on_gpu = next(iter(state.values())).is_cuda
+        # Without a GPU, the stager has no threads: staging is complete when async_save returns.
         staging = importlib.import_module("torch.distributed.checkpoint.staging")
-        options = staging.StagingOptions(on_gpu, False, on_gpu, on_gpu)
+        options = staging.StagingOptions(False, False, False, False)
         self._stager = self._stager or staging.DefaultStager(options)
         saving = self.lib.async_save(
             state, storage_writer=self.writer(step), async_stager=self._stager, no_dist=True
         )
-        if not on_gpu:
-            return saving.result
-        saving.staging_completion.result()
-        return saving.upload_completion.result
+        return saving.result
 
     def latest(self) -> int | None:
         found = [int(path.parent.name[5:]) for path in self.folder.glob("step-*/.metadata")]

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from common import measure
 from common.array_libraries import Orbax, TensorStore
 from common.child import LATE, run_in_child
@@ -43,8 +41,6 @@ NEEDS = {"small_saves": "save", "import": "modules"}
 STALLS = ("begin_save", "begin_save_stating")
 ALONE = ("import", "small_saves", *STALLS)
 """These begin with an empty place; all others work on a checkpoint."""
-ON_DEVICE = ("save", *STALLS)
-"""The workloads that --device cuda measures."""
 
 
 @dataclass(frozen=True)
@@ -214,12 +210,9 @@ def _measure_import(library: Library) -> list[Record]:
     return [meter.stop() | {"seconds": seconds, "cpu_seconds": cpu}]
 
 
-def run(work: Work, library: Library, state: State, check: bool, device: str) -> list[Record]:
+def run(work: Work, library: Library, state: State, check: bool) -> list[Record]:
     """Runs one measurement; `check` compares the result with the state."""
-    if device != "cpu":
-        state.tensors = {key: tensor.to(device) for key, tensor in state.tensors.items()}
-        torch.cuda.synchronize()
-    elif not work.method.startswith("load") or library.is_limit:
+    if not work.method.startswith("load") or library.is_limit:
         measure.take_over(state.tensors)
     used = state.tensors
     if library.is_limit and work.method in STALLS:
@@ -259,8 +252,8 @@ def turns(
 class Runner:
     """Measures one state. Owns the directories below `directory`, until `remove`."""
 
-    def __init__(self, state: State, directory: Path, deadline_s: float, device: str) -> None:
-        self._state, self._deadline_s, self._device = state, deadline_s, device
+    def __init__(self, state: State, directory: Path, deadline_s: float) -> None:
+        self._state, self._deadline_s = state, deadline_s
         self._directory = directory / state.name
         self._log = directory / "libraries.log"
         self._saved: set[Path] = set()
@@ -322,8 +315,7 @@ class Runner:
 
     def _in_child(self, work: Work, kind: type[Library], check: bool) -> list[Record]:
         library = kind(self._place(work, kind))
-        device = self._device if work.method in ON_DEVICE else "cpu"
-        timed = lambda: run(work, library, self._state, check, device)  # noqa: E731
+        timed = lambda: run(work, library, self._state, check)  # noqa: E731
         return _as_list(run_in_child(timed, self._deadline_s, self._log))
 
     def _make_empty(self, place: Path) -> None:

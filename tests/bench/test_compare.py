@@ -71,7 +71,7 @@ def state():
     ],
 )
 def test_a_library_that_fails_is_recorded_as_failed(state, tmp_path, kind, deadline_s, error):
-    runner = Runner(state, tmp_path, deadline_s, "cpu")
+    runner = Runner(state, tmp_path, deadline_s)
     (record,) = runner.measure(Turn(WORKS["save"], kind, 1))
     assert record == {
         "error": error, "state": "embedding", "work": "save", "peer": kind.name, "run": 1
@@ -79,13 +79,13 @@ def test_a_library_that_fails_is_recorded_as_failed(state, tmp_path, kind, deadl
 
 
 def test_a_library_that_was_late_is_not_waited_for_again(state, tmp_path):
-    runner = Runner(state, tmp_path, 0.5, "cpu")
+    runner = Runner(state, tmp_path, 0.5)
     found = [runner.measure(Turn(WORKS["save"], Slow, run))[0]["error"] for run in (1, 2)]
     assert found == ["not done after 0.5 s", "not tried again, as it was late before"]
 
 
 def test_bytes_that_were_not_saved_are_a_failure(state, tmp_path):
-    (record,) = Runner(state, tmp_path, 60, "cpu").measure(Turn(WORKS["load_cold"], Forgetful, 1))
+    (record,) = Runner(state, tmp_path, 60).measure(Turn(WORKS["load_cold"], Forgetful, 1))
     assert record["error"].startswith("loaded something else than was saved: 'embedding.weight'")
 
 

@@ -94,6 +94,11 @@ def use(other: Any) -> None:
     machine = other
 
 
+def needs_torch_kernels(case: Any) -> Any:
+    """A class of tests that compute on the device with PyTorch's own kernels."""
+    return unittest.skipUnless(machine.computes, "PyTorch computes nothing on this device")(case)
+
+
 def to_gpu(host: Any) -> Any:
     """A copy in host memory of a tensor on the device, with its values and strides."""
     base = host.contiguous() if host.dim() == 0 else host

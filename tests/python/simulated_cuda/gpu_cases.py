@@ -60,4 +60,5 @@ gpu_machine.use(SimulatedGpu())
 
 from test_gpu_dcp import *
 from test_gpu_loads import *
+from test_gpu_places import *
 from test_gpu_saves import *

@@ -1,0 +1,315 @@
+#!/usr/bin/env python
+"""Measures Cairn and its peers with tensors of PyTorch on a GPU: loads, and the stall of a training
+step by an asynchronous save.
+
+    python bench/gpu.py --dir DIR loads [--bytes N] [--state transformer|experts]
+    python bench/gpu.py --dir DIR stall [--bytes N]
+
+Loads are compared with safetensors and torch.load, from the page cache and from the disk; the stall
+with dcp.async_save and a pinned stager that is kept (PyTorch 2.11 closes it, so that a second save
+fails). All take turns in one run, and medians are compared. `kv-bench gpu` measures what needs no
+PyTorch: copies, digests, changed pages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "build" / "python")]
+
+import torch  # noqa: E402
+from common import measure  # noqa: E402
+from common.states import total_bytes, transformer_shapes  # noqa: E402
+
+import cairn  # noqa: E402
+
+TRANSFORMER_BYTES = 4.4e9  # of scale 1
+Tensors = dict[str, torch.Tensor]
+
+
+def make(name: str, nbytes: float, device: str) -> Tensors:
+    """Tensors of about `nbytes` with normally distributed values."""
+    if name == "experts":
+        shape = (128, max(8, int(nbytes / 20_000 / 256)))
+        shapes = {f"experts.{i:05}.weight": (shape, torch.bfloat16) for i in range(20_000)}
+    else:
+        shapes = transformer_shapes(nbytes / TRANSFORMER_BYTES)
+    return {
+        key: torch.randn(shape, dtype=dtype, device=device)
+        for key, (shape, dtype) in shapes.items()
+    }
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    synchronize()
+    begin = time.perf_counter()
+    result = work()
+    synchronize()
+    return time.perf_counter() - begin, result
+
+
+def show(what: str, runs: list[float], nbytes: int, more: str = "") -> float:
+    median = statistics.median(runs)
+    rate = nbytes / median / 1e9
+    low, high = min(runs), max(runs)
+    print(f"{what:44} {median:9.4f} s  {rate:7.2f} GB/s  {low:.4f}-{high:.4f} {more}", flush=True)
+    return median
+
+
+# Loads --------------------------------------------------------------------------------------------
+
+
+class Loads:
+    """The same state, saved by each library, and the ways to load it to the device."""
+
+    def __init__(self, folder: Path, state: Tensors, device: str) -> None:
+        from safetensors.torch import load_file, save_file
+
+        self._folder, self._state, self._device = folder, state, device
+        self._targets = {key: torch.zeros_like(tensor) for key, tensor in state.items()}
+        with cairn.open(folder / "cairn", mode="a") as store:
+            store.save(1, state)
+        save_file(state, folder / "state.safetensors")
+        torch.save(state, folder / "state.pt")
+        self.ways: dict[str, Callable[[], Tensors]] = {
+            "cairn, existing tensors": self._into,
+            "cairn, new tensors": self._new,
+            "safetensors": lambda: load_file(folder / "state.safetensors", device=device),
+            "torch.load": lambda: torch.load(folder / "state.pt", map_location=device),
+            "torch.load(mmap)": lambda: torch.load(
+                folder / "state.pt", map_location=device, mmap=True
+            ),
+        }
+
+    def _into(self) -> Tensors:
+        with cairn.open(self._folder / "cairn") as store:
+            store.load(self._targets)
+        return self._targets
+
+    def _new(self) -> Tensors:
+        with cairn.open(self._folder / "cairn") as store:
+            return store.read(device=self._device, flat=True)
+
+    def check(self, loaded: Tensors) -> None:
+        for key, tensor in self._state.items():
+            if not torch.equal(loaded[key], tensor):
+                raise AssertionError(f"{key} was loaded with other values")
+
+
+def measure_loads(folder: Path, name: str, nbytes: float, device: str, repeat: int) -> None:
+    state = make(name, nbytes, device)
+    loads = Loads(folder, state, device)
+    size = total_bytes(state)
+    print(f"loads of {len(state):,} tensors, {size / 1e9:.2f} GB", flush=True)
+    for cache in ("page cache", "disk"):
+        runs: dict[str, list[float]] = {way: [] for way in loads.ways}
+        for run in range(repeat + 1):  # the first one, which page-locks memory, is not counted
+            for way, load in loads.ways.items():
+                (measure.evict if cache == "disk" else measure.warm)(folder)
+                seconds, loaded = timed(load)
+                if run > 0:
+                    runs[way].append(seconds)
+                elif cache == "disk":
+                    loads.check(loaded)
+                del loaded
+        medians = {way: show(f"{cache}: {way}", taken, size) for way, taken in runs.items()}
+        best = min(medians[way] for way in medians if not way.startswith("cairn"))
+        for way in medians:
+            if way.startswith("cairn"):
+                print(f"ratio: {cache}, {way}: {best / medians[way]:.2f} (bar 1.2)", flush=True)
+
+
+# Stall --------------------------------------------------------------------------------------------
+
+
+class Training:
+    """Steps that compute for a while, and then change all tensors, as an optimizer does."""
+
+    def __init__(self, state: Tensors, seconds: float, device: str) -> None:
+        size = 8192 if device == "cuda" else 256
+        dtype = torch.bfloat16
+        self._left, self._right, self._product = (
+            torch.randn(size, size, dtype=dtype, device=device) for _ in range(3)
+        )
+        self._weights = [t for t in state.values() if t.dim() > 0]
+        self._count = 5
+        self._compute()
+        taken, _ = timed(self._compute)
+        self._count = max(1, round(5 * seconds / taken))
+
+    def _compute(self) -> None:
+        for _ in range(self._count):
+            torch.mm(self._left, self._right, out=self._product)
+
+    def step(
+        self, save: Callable[[], Callable[[], None]] | None = None
+    ) -> tuple[float, float, float]:
+        """Returns the seconds of the step, of the call that saves, and of the wait before the
+        tensors change."""
+        synchronize()
+        begin = time.perf_counter()
+        staged = save() if save else None
+        called = time.perf_counter()
+        self._compute()
+        waiting = time.perf_counter()
+        if staged:
+            staged()
+        waited = time.perf_counter()
+        torch._foreach_add_(self._weights, 1.0)
+        synchronize()
+        return time.perf_counter() - begin, called - begin, waited - waiting
+
+
+def _cairn_saver(folder: Path, state: Tensors, alone: bool, **options: Any) -> Any:
+    """`alone`: no step is on the disk while another one is saved."""
+    store = cairn.open(folder / "cairn", mode="a", grace=0)
+
+    def saves(step: int) -> tuple[Callable[[], Callable[[], None]], Callable[[], None]]:
+        handles = []
+
+        def begin() -> Callable[[], None]:
+            handles.append(store.save_async(step, state, **options))
+            stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
+            return lambda: handles[0].wait_staged(stream)
+
+        def finish() -> None:
+            handles[0].result()
+            if alone or step > 1:
+                store.delete(step if alone else step - 1)
+
+        return begin, finish
+
+    return saves
+
+
+def _dcp_saver(folder: Path, state: Tensors) -> Any:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+    warnings.filterwarnings("ignore")
+    gpu = torch.cuda.is_available()
+    stager = DefaultStager(StagingOptions(gpu, False, gpu, gpu))
+
+    def saves(step: int) -> tuple[Callable[[], Callable[[], None]], Callable[[], None]]:
+        futures = []
+
+        def begin() -> Callable[[], None]:
+            writer = dcp.FileSystemWriter(folder / f"dcp-{step}", thread_count=8, sync_files=True)
+            futures.append(
+                dcp.async_save(state, storage_writer=writer, async_stager=stager, no_dist=True)
+            )
+            return getattr(futures[0], "staging_completion", futures[0]).result
+
+        def finish() -> None:
+            getattr(futures[0], "upload_completion", futures[0]).result()
+            shutil.rmtree(folder / f"dcp-{step}")
+
+        return begin, finish
+
+    return saves
+
+
+def copy_seconds(nbytes: int, device: str) -> float:
+    """The time of one copy from the device to page-locked memory, computed from that of 1 GiB."""
+    host = torch.empty(min(nbytes, 1 << 30), dtype=torch.uint8, pin_memory=device == "cuda")
+    source = torch.ones_like(host, device=device)
+    host.copy_(source)
+    return timed(lambda: host.copy_(source))[0] * nbytes / host.numel()
+
+
+def measure_stall(
+    folder: Path, nbytes: float, device: str, repeat: int, peers: list[str], abandon: bool
+) -> None:
+    state = make("transformer", nbytes, device)
+    size = total_bytes(state)
+    copy = copy_seconds(size, device)
+    training = Training(state, 1.5 * copy, device)
+    training.step()
+    print(f"stall with {len(state):,} tensors, {size / 1e9:.2f} GB; one copy {copy:.3f} s")
+    savers = {
+        "cairn": lambda: _cairn_saver(folder, state, abandon),
+        "snapshot": lambda: _cairn_saver(folder, state, abandon, device_snapshot=True),
+        "dcp": lambda: _dcp_saver(folder, state),
+    }
+    for name in peers:
+        saves = savers[name]()
+        alone: list[float] = []
+        times: list[tuple[float, float, float]] = []
+        durable: list[float] = []
+        for step in range(1, repeat + 2):  # the first one page-locks memory and is not counted
+            save, finish = saves(step)
+            begin = time.perf_counter()
+            taken = training.step(save)
+            if abandon and step > repeat:
+                bare = training.step()[0]
+                print(
+                    f"{name:24} step {bare:.4f} s, with save {taken[0]:.4f} s = "
+                    f"{max(0.0, taken[0] / bare - 1):.2%} of the step; call "
+                    f"{taken[1] * 1e3:.2f} ms; the save was abandoned",
+                    flush=True,
+                )
+                shutil.rmtree(folder, ignore_errors=True)
+                os._exit(0)
+            finish()
+            if step == 1:
+                print(f"{name}: first save {taken[0]:.3f} s, call {taken[1]:.3f} s", flush=True)
+                continue
+            durable.append(time.perf_counter() - begin)
+            times.append(taken)
+            alone.append(training.step()[0])
+        whole, call, wait = (statistics.median(column) for column in zip(*times))
+        bare = statistics.median(alone)
+        stall = max(0.0, whole - bare)
+        print(
+            f"{name:24} step {bare:.4f} s, with save {whole:.4f} s, stall {stall * 1e3:.2f} ms = "
+            f"{stall / bare:.2%} of the step; call {call * 1e3:.2f} ms, wait {wait * 1e3:.2f} ms, "
+            f"durable after {statistics.median(durable):.2f} s",
+            flush=True,
+        )
+        shutil.rmtree(folder / "cairn", ignore_errors=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dir", type=Path, required=True, help="an empty folder is created here")
+    parser.add_argument("--bytes", type=float, default=TRANSFORMER_BYTES)
+    parser.add_argument("--state", choices=("transformer", "experts"), default="transformer")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--peers", default="cairn,dcp", help="separated by commas")
+    parser.add_argument(
+        "--abandon", action="store_true", help="stall: do not complete the last save (large states)"
+    )
+    parser.add_argument("part", choices=("loads", "stall"))
+    options = parser.parse_args()
+    folder = options.dir / f"gpu-{options.part}"
+    folder.mkdir(parents=True)
+    try:
+        if options.part == "loads":
+            measure_loads(folder, options.state, options.bytes, options.device, options.repeat)
+        else:
+            peers = options.peers.split(",")
+            measure_stall(
+                folder, options.bytes, options.device, options.repeat, peers, options.abandon
+            )
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
