@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <numeric>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/cuda/simulated_cuda_test_kernels.h"
@@ -483,6 +484,23 @@ TEST_F(SimulatedCudaTest, RefusesImpossibleLaunches) {
 
 // Sanitizers report the invalid address themselves.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST_F(SimulatedCudaTest, ACallThatWaitsInvalidatesACaptureUnlessTheThreadAllowsIt) {
+  cudaStream_t const stream = MakeStream();
+  const auto capture = [&](cudaStreamCaptureMode mode) {
+    EXPECT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    cudaError_t waited = cudaSuccess;
+    std::thread([&] {
+      EXPECT_CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
+      waited = cudaDeviceSynchronize();
+    }).join();
+    cudaGraph_t graph = nullptr;
+    return std::pair(waited, cudaStreamEndCapture(stream, &graph));
+  };
+  EXPECT_EQ(capture(cudaStreamCaptureModeRelaxed), std::pair(cudaSuccess, cudaSuccess));
+  EXPECT_EQ(capture(cudaStreamCaptureModeGlobal),
+            std::pair(cudaErrorStreamCaptureUnsupported, cudaErrorStreamCaptureInvalidated));
+}
+
 TEST_F(SimulatedCudaTest, AKernelAtABadAddressLosesTheDevice) {
   auto* const memory = Device<uint32_t>(1);
 

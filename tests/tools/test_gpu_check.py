@@ -65,6 +65,7 @@ def test_a_program_that_fails_or_does_not_find_the_gpu_fails_the_run(packed, pro
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(6000)
 def test_everything_runs_from_another_folder_on_the_simulated_runtime(tmp_path):
     if not (BIN_DIR / "cuda_layer_gpu_test").exists():
         pytest.skip("built without the CUDA layer")
