@@ -181,8 +181,10 @@ Run() {
     fi
     cat "$out/step.txt" >>"$out/summary.txt"
   fi
-  export LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-  if ! ldconfig -p | grep -q 'libcurl.so.4 '; then LD_LIBRARY_PATH+=:$here/lib-curl; fi
+  if [[ ! -f $here/SIMULATED ]]; then  # there, they find the simulated libraries of the build
+    export LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    ldconfig -p | grep -q 'libcurl.so.4 ' || LD_LIBRARY_PATH+=:$here/lib-curl
+  fi
   export PYTHONPATH=$here/python:$here/tests:$here/tests/simulated PYTHONDONTWRITEBYTECODE=1
   export PYTHONUNBUFFERED=1 CAIRN_FAKE_S3_SERVER=$here/bin/fake_s3_server
   { cat "$here/VERSION"; nproc; free -g; df -h "$work" /dev/shm; uname -r
