@@ -7,8 +7,8 @@ step by an asynchronous save.
 
 Loads are compared with safetensors and torch.load, from the page cache and from the disk; the stall
 with dcp.async_save and a pinned stager that is kept (PyTorch 2.11 closes it, so that a second save
-fails). All take turns in one run, and medians are compared. `kv-bench gpu` measures what needs no
-PyTorch: copies, digests, changed pages.
+fails). Loads take turns, and so do steps with and without a save; medians are compared. `kv-bench
+gpu` measures what needs no PyTorch: copies, digests, changed pages.
 """
 
 from __future__ import annotations

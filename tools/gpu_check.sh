@@ -92,16 +92,17 @@ Step() {
   [[ ! -f $here/SIMULATED ]] || limit=$((10 * limit))
   timeout --kill-after=5 "$limit" "$@" >"$out/step.txt" 2>&1 </dev/null || status=$?
   cat "$out/step.txt" >>"$out/log.txt"
-  local took=$((SECONDS - begin))
+  local took=$((SECONDS - begin)) failed_before=$failed
+  failed=1
   if ((status == 124 || status == 137)); then
     echo "$name: FAILED, not done after $limit s" >>"$out/summary.txt"
   elif ((status)) || grep -q '^\[  PASSED  \] 0 tests' "$out/step.txt"; then
     echo "$name: FAILED, status $status ($took s): $(grep . "$out/step.txt" | tail -n 1)" >>"$out/summary.txt"
     grep -E '^(ERROR|FAIL):|FAILED  \]|Error:|MISSED' "$out/step.txt" | head -n 12 | cut -c1-200 | sed 's/^/    /' >>"$out/summary.txt" || true
   else
+    failed=$failed_before
     echo "$name: passed ($took s)" >>"$out/summary.txt"
   fi
-  if ((status)); then failed=1; fi
   grep -E '^ratio:|of the step;|^skipped ' "$out/step.txt" | sed 's/^/    /' >>"$out/summary.txt" || true
   rm -f "$out/step.txt"
 }

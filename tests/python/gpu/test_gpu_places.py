@@ -1,4 +1,4 @@
-"""Saves of CUDA tensors to a store in memory and to a bucket, and several stores at a time."""
+"""Saves of CUDA tensors to a store in memory and to a bucket."""
 
 from __future__ import annotations
 

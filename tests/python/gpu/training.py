@@ -1,5 +1,5 @@
 """A training that resumes from its newest step: training.py STORE STEPS. Prints the loss of each
-step after the step is committed."""
+step when the step before it is committed."""
 
 from __future__ import annotations
 
