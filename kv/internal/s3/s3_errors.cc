@@ -163,6 +163,13 @@ std::string RedirectAdvice(std::string_view location, const std::string& endpoin
       Printable(host), endpoint);
 }
 
+// Whether a page, such as the login of a network, has come instead of what was requested. An object
+// may be labelled as a page, too; servers of objects name each request.
+bool IsPageOfProxy(const HttpResponse& response) {
+  return response.Header("content-type").starts_with("text/html") &&
+         response.Header("x-amz-request-id").empty();
+}
+
 std::chrono::milliseconds RetryAfter(const HttpResponse& response) {
   const std::string_view text = response.Header("retry-after");
   uint32_t seconds = 0;
@@ -184,7 +191,7 @@ S3Outcome JudgeResponse(const HttpResponse& response, const std::string& operati
   const int status = response.status;
   // Some operations begin their response with 200 before they are performed.
   const S3ErrorDocument document = ParseS3Error(response.body);
-  if (status >= 200 && status < 300 && document.code.empty()) return {};
+  if (status >= 200 && status < 300 && document.code.empty() && !IsPageOfProxy(response)) return {};
 
   const KnownCode known = Look(document.code, status >= 200 && status < 300 ? 500 : status);
   S3Outcome outcome{.verdict = known.verdict};
@@ -193,6 +200,11 @@ S3Outcome JudgeResponse(const HttpResponse& response, const std::string& operati
   outcome.error.code = known.code;
   std::string advice(known.advice);
 
+  if (status >= 200 && status < 300 && IsPageOfProxy(response)) {
+    advice =
+        "this is a page of a proxy or a login, not an answer of the server; check the network "
+        "and the proxy settings";
+  }
   const std::string actual_region = RegionOf(response, document);
   if (status >= 300 && status < 400) {
     outcome.verdict = S3Verdict::kFailed;

@@ -39,6 +39,17 @@ S3Outcome Judge(const HttpResponse& response) {
   return JudgeResponse(response, "put the object", "https://endpoint", "r-1");
 }
 
+TEST(S3ErrorsTest, APageOfAProxyIsNotTheObject) {
+  HttpResponse response = Response(200);
+  response.headers = {{"content-type", "text/html; charset=utf-8"}};
+  const S3Outcome outcome = Judge(response);
+  EXPECT_EQ(outcome.verdict, S3Verdict::kRetry);
+  EXPECT_EQ(outcome.error.code, ErrorCode::kUnavailable);
+  EXPECT_THAT(outcome.error.message, HasSubstr("a page of a proxy"));
+  response.headers.emplace_back("x-amz-request-id", "R1");
+  EXPECT_EQ(Judge(response).verdict, S3Verdict::kSuccess);
+}
+
 TEST(S3ErrorsTest, StatusesAndCodesHaveTheirMeaning) {
   struct Case {
     int status;
