@@ -95,10 +95,13 @@ class Trial:
             self._recover(error)
             error = None
         self.close()
-        self.on_rank0(lambda: self._check(is_after=error is None))
         if error is not None:
             changed = {name for name, _ in files.items() ^ self._files().items()}
             assert not changed, f"the refused operation has changed {sorted(changed)}"
+            if self._is_damaged:
+                self.on_rank0(self.damage)  # flips the byte back
+        self.on_rank0(lambda: self._check(is_after=error is None))
+        if error is not None:
             raise error
 
     def _act(self) -> None:
