@@ -14,7 +14,7 @@ export CAIRN_BIN_DIR=$PWD/build-$preset/bin
 export PYTHONPATH=$PWD/build/python
 export ASAN_OPTIONS=exitcode=99 UBSAN_OPTIONS=exitcode=99:print_stacktrace=1
 export LSAN_OPTIONS=exitcode=99:print_suppressions=0:suppressions=$support/lsan_suppressions.txt
-export TSAN_OPTIONS=exitcode=99:suppressions=$support/tsan_suppressions.txt
+export TSAN_OPTIONS=exitcode=99:die_after_fork=0:suppressions=$support/tsan_suppressions.txt
 if (($# == 0)); then
   for name in damaged_verbs damage forged hostile repair streams kv_dump kv_admin copy compact \
       edit_verbs merge_verb dcp_import torch_files serve live_store report; do
