@@ -43,6 +43,9 @@ bool BlockPool::GrowLocked() {
   const uint64_t blocks = locker_ == nullptr ? 1
                                              : std::clamp<uint64_t>(kLockedSlabBytes / block_bytes_,
                                                                     1, block_count_ - allocated_);
+  // Before the mapping, so that neither the rest nor Give allocates.
+  slabs_.reserve(slabs_.size() + 1);
+  free_.reserve(allocated_ + blocks);
   const uint64_t alignment =
       block_bytes_ % kHugePageBytes == 0 ? kHugePageBytes : internal::kDirectAlignBytes;
   const uint64_t length_bytes = blocks * block_bytes_;

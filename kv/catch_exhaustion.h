@@ -42,4 +42,15 @@ auto CatchExhaustion(const char* what, const Work& work) -> decltype(work()) {
   }
 }
 
+/// Calls `work` in a destructor, which must not throw: if there is not enough memory, the rest of
+/// `work` is left out. What it would have removed from a store is removed by the next open for
+/// writing.
+template <typename Work>
+void CleanUp(const Work& work) noexcept {
+  (void)CatchExhaustion("cleaning up", [&]() -> Result<void> {
+    work();
+    return {};
+  });
+}
+
 }  // namespace cairn::kv

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "kv/catch_exhaustion.h"
 #include "kv/internal/commit/open_store.h"
 #include "kv/internal/commit/rebuild.h"
 #include "kv/internal/commit/root_change.h"
@@ -62,7 +63,9 @@ class Store::Impl {
 
 Store::Store(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-Store::~Store() { (void)Close(); }
+Store::~Store() {
+  CleanUp([&] { (void)Close(); });
+}
 
 const std::string& Store::directory() const { return impl_->state->storage->address(); }
 Storage& Store::storage() const { return *impl_->state->storage; }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kv/catch_exhaustion.h"
 #include "kv/internal/commit/root_change.h"
 #include "kv/internal/parts/attempt_outcome.h"
 #include "kv/internal/records/kv_records.h"
@@ -66,12 +67,16 @@ PartHeader StepAttempt::HeaderOf(uint32_t rank) const {
 }
 
 StepAttempt::~StepAttempt() {
-  segments.Abandon();
-  if (!finished && !store->outcome_unknown) {
-    RemoveOwnObjects();
-    if (store->writable) ReclaimIfFull(*store);
-  }
-  if (has_ranks() && options.rank == 0) RetireAttempts(*store, attempt);
+  CleanUp([&] {
+    segments.Abandon();
+    if (!finished && !store->outcome_unknown) {
+      RemoveOwnObjects();
+      if (store->writable) ReclaimIfFull(*store);
+    }
+  });
+  CleanUp([&] {
+    if (has_ranks() && options.rank == 0) RetireAttempts(*store, attempt);
+  });
   store->step_writer_alive = false;
 }
 

@@ -9,6 +9,7 @@
 #include "core/step/internal/compress.h"
 #include "core/step/internal/stored_page_digests.h"
 #include "core/step/internal/tensor_records.h"
+#include "kv/catch_exhaustion.h"
 #include "kv/key.h"
 #include "kv/step_records.h"
 
@@ -50,7 +51,9 @@ ChunkWriter::ChunkWriter(const ChunkWriterContext& context)
   deltas_.emplace(context.plan, *context.base, context.pool, context.max_deltas);
 }
 
-ChunkWriter::~ChunkWriter() { context_.pool.Finish(); }
+ChunkWriter::~ChunkWriter() {
+  kv::CleanUp([&] { context_.pool.Finish(); });
+}
 
 Result<void> ChunkWriter::Add(PlannedChunk chunk) {
   filling_.bytes += chunk.length_bytes;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kv/catch_exhaustion.h"
 #include "kv/internal/storage/object_names.h"
 
 namespace cairn::kv::internal {
@@ -60,9 +61,11 @@ StepRecordsBuffer::StepRecordsBuffer(std::shared_ptr<Storage> storage, uint32_t 
     : storage_(std::move(storage)), epoch_(epoch), memory_bytes_(memory_bytes) {}
 
 StepRecordsBuffer::~StepRecordsBuffer() {
-  for (const RecordRun& run : spilled_) {
-    (void)storage_->Remove(ObjectName(ObjectKind::kTable, run.id));
-  }
+  CleanUp([&] {
+    for (const RecordRun& run : spilled_) {
+      (void)storage_->Remove(ObjectName(ObjectKind::kTable, run.id));
+    }
+  });
 }
 
 Result<void> StepRecordsBuffer::Add(Column column, std::string_view key,

@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "kv/catch_exhaustion.h"
 #include "kv/digest.h"
 #include "kv/internal/records/kv_records.h"
 #include "kv/internal/storage/object_names.h"
@@ -93,11 +94,13 @@ PayloadMover::PayloadMover(const CompactContext& context, std::shared_ptr<const 
               }) {}
 
 PayloadMover::~PayloadMover() {
-  stream_.Abandon();
-  if (is_kept_) return;
-  for (const SegmentInfo& segment : stream_.sealed()) {
-    (void)context_.state.storage->Remove(SegmentObject(segment));
-  }
+  CleanUp([&] {
+    stream_.Abandon();
+    if (is_kept_) return;
+    for (const SegmentInfo& segment : stream_.sealed()) {
+      (void)context_.state.storage->Remove(SegmentObject(segment));
+    }
+  });
 }
 
 Result<void> PayloadMover::OnRecord(Column column, std::span<const std::byte> record) {

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "kv/catch_exhaustion.h"
 #include "kv/internal/commit/root_change.h"
 #include "kv/internal/commit/step_table_writer.h"
 #include "kv/internal/records/kv_records.h"
@@ -39,17 +40,19 @@ StepRewriter::StepRewriter(StoreState& state, const PayloadMoves& moves,
 
 StepRewriter::~StepRewriter() {
   if (state_.outcome_unknown) return;
-  std::set<ObjectId> used;
-  if (is_committed_) {
-    for (const auto& [step, rewritten] : rewritten_) {
-      for (const TableInfo& table : rewritten.entry.tables) used.insert(table.id);
+  CleanUp([&] {
+    std::set<ObjectId> used;
+    if (is_committed_) {
+      for (const auto& [step, rewritten] : rewritten_) {
+        for (const TableInfo& table : rewritten.entry.tables) used.insert(table.id);
+      }
     }
-  }
-  for (const ObjectId& table : new_tables_) {
-    if (used.contains(table)) continue;
-    state_.tables->Forget(table);
-    (void)state_.storage->Remove(ObjectName(ObjectKind::kTable, table));
-  }
+    for (const ObjectId& table : new_tables_) {
+      if (used.contains(table)) continue;
+      state_.tables->Forget(table);
+      (void)state_.storage->Remove(ObjectName(ObjectKind::kTable, table));
+    }
+  });
 }
 
 Result<bool> StepRewriter::IsAffected(const StepEntry& entry) const {

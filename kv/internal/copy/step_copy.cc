@@ -44,6 +44,7 @@
 #include <string>
 #include <utility>
 
+#include "kv/catch_exhaustion.h"
 #include "kv/digest.h"
 #include "kv/internal/commit/root_change.h"
 #include "kv/internal/commit/step_table_writer.h"
@@ -81,7 +82,9 @@ StepCopier::StepCopier(const SnapshotState& source, StoreState& target, const Co
                .progress = [this](uint64_t bytes) { return ReportProgress(bytes); }},
       finished_(target, {.interval = options.keep_interval, .bytes = options.keep_bytes}) {}
 
-StepCopier::~StepCopier() { finished_.RemoveUnannounced(); }
+StepCopier::~StepCopier() {
+  CleanUp([&] { finished_.RemoveUnannounced(); });
+}
 
 Result<CopiedStep> StepCopier::Copy(const StepInfo& step) {
   CopiedStep copied{.step = NumberOf(step), .logical_bytes = step.logical_bytes};

@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <deque>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -19,6 +18,7 @@
 #include "kv/internal/io/fault_point.h"
 #include "kv/internal/io/file.h"
 #include "kv/mutex.h"
+#include "kv/start_thread.h"
 #include "kv/thread_annotations.h"
 
 namespace cairn::kv::internal {
@@ -145,9 +145,10 @@ class ThreadQueue final : public IoQueue {
     const uint32_t thread_count = std::min<uint32_t>(depth, 4);
     threads_.reserve(thread_count);
     completions_.reserve(depth);  // the threads need no memory
-    try {
-      while (threads_.size() < thread_count) threads_.emplace_back([this] { Work(); });
-    } catch (const std::system_error&) {  // fewer suffice; without any, Submit transfers
+    while (threads_.size() < thread_count) {
+      auto started = StartThread("reading and writing", [this] { Work(); });
+      if (!started) break;  // fewer suffice; without any, Submit transfers
+      threads_.push_back(*std::move(started));
     }
   }
 
@@ -169,15 +170,15 @@ class ThreadQueue final : public IoQueue {
 
   Result<void> Submit(const IoRequest& request) override {
     CAIRN_CHECK(in_flight_ < depth_);
-    ++in_flight_;
     {
       const MutexLock lock(mutex_);
       if (threads_.empty()) {
         completions_.push_back(Transfer(request));
-        return {};
+      } else {
+        requests_.push_back(request);
       }
-      requests_.push_back(request);
     }
+    ++in_flight_;  // not if there was no memory for it: Wait would wait for ever
     submitted_.NotifyOne();
     return {};
   }

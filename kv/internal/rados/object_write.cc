@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "kv/catch_exhaustion.h"
 #include "kv/mutex.h"
 #include "kv/thread_annotations.h"
 
@@ -128,14 +129,19 @@ Result<void> RemoveStripes(RadosSession& session, std::string_view name, const S
       while (in_flight == kRemovesInFlight) changed.Wait(mutex);
       ++in_flight;
     }
-    WriteOp op(session.api());
-    op.Remove();
-    op.Start(pool, StripeName(name, layout.unique, i), [&](int result) {
+    const auto end = [&](int result) {
       const MutexLock lock(mutex);
       if (result < 0 && result != -ENOENT) failure = result;
       --in_flight;
       changed.NotifyOne();
+    };
+    const auto begun = CatchExhaustion("a request", [&]() -> Result<void> {
+      WriteOp op(session.api());
+      op.Remove();
+      op.Start(pool, StripeName(name, layout.unique, i), end);
+      return {};
     });
+    if (!begun) end(-ENOMEM);  // those in flight use this frame
   }
   const MutexLock lock(mutex);
   while (in_flight > 0) changed.Wait(mutex);

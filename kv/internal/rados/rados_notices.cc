@@ -53,12 +53,12 @@ RadosNotices::~RadosNotices() {
 void RadosNotices::Announce(std::string_view name) {
   const size_t folder = FolderOf(name);
   if (folder == kFolders.size()) return;
+  auto message = std::make_unique<Message>(Message{.notices = this});
   {
     const MutexLock lock(mutex_);
     if (in_flight_ >= kMaxInFlight) return;
     ++in_flight_;
   }
-  auto message = std::make_unique<Message>(Message{.notices = this});
   const RadosApi& api = session_.api();
   RadosCompletion completion = nullptr;
   CAIRN_CHECK(

@@ -54,7 +54,6 @@ Result<void> RadosQueue::Submit(const IoRequest& request) {
   CAIRN_CHECK(in_flight_ < depth_ && request.fd < 0 && request.length_bytes > 0);
   CAIRN_CHECK(request.write == (request.upload != nullptr));
   if (!session_.is_usable()) return Forked();
-  ++in_flight_;
   const std::span bytes(request.data, request.length_bytes);
   auto done = [completions = completions_, request](Result<void> result) {
     completions->Add(request, std::move(result));
@@ -66,6 +65,7 @@ Result<void> RadosQueue::Submit(const IoRequest& request) {
   } else {
     StartRead(session_, request.object, request.offset_bytes, bytes, std::move(done));
   }
+  ++in_flight_;  // not if there was no memory for it: Wait would wait for ever
   return {};
 }
 

@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "kv/catch_exhaustion.h"
 #include "kv/internal/rados/object_read.h"
 
 namespace cairn::kv::internal {
@@ -26,7 +27,7 @@ RadosUpload::RadosUpload(RadosSession& session, std::string name, uint64_t part_
 RadosUpload::~RadosUpload() {
   if (keeps_stripes_ || part_count_ == 0 || !session_.is_usable()) return;
   // What remains after an error is removed by RemoveLeftovers.
-  (void)RemoveStripes(session_, name_, layout_, part_count_);
+  CleanUp([&] { (void)RemoveStripes(session_, name_, layout_, part_count_); });
 }
 
 void RadosUpload::StartPart(std::span<const std::byte> bytes, uint64_t offset_bytes,

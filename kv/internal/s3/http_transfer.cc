@@ -11,6 +11,7 @@
 #include <string_view>
 #include <utility>
 
+#include "kv/catch_exhaustion.h"
 #include "kv/error.h"
 
 namespace cairn::kv::internal {
@@ -177,7 +178,10 @@ HttpResponse HttpTransfer::TakeResponse(CURLcode code) {
                       : too_long_    ? HttpFailure::kTooLong
                                      : Classify(code);
   if (response_.failure != HttpFailure::kNone) {
-    response_.error = error_text_[0] != 0 ? error_text_ : Curl().easy_strerror(code);
+    auto text = CatchExhaustion("a response", [&]() -> Result<std::string> {
+      return error_text_[0] != 0 ? error_text_ : Curl().easy_strerror(code);
+    });
+    response_.error = text ? *std::move(text) : std::move(text).error().message;
   }
   return std::move(response_);
 }

@@ -89,7 +89,9 @@ S3Upload::~S3Upload() {
     const MutexLock lock(mutex_);
     upload_id = upload_id_;
   }
-  if (!upload_id.empty()) (void)AbortUpload(client_, object_, upload_id);
+  CleanUp([&] {
+    if (!upload_id.empty()) (void)AbortUpload(client_, object_, upload_id);
+  });
 }
 
 void S3Upload::StartWrite(std::span<const std::byte> bytes, uint64_t offset_bytes, PartDone done) {

@@ -118,11 +118,10 @@ class ReadWorker {
   explicit ReadWorker(const SharedRead& read) : read_(read) {}
 
   ~ReadWorker() {
-    while (queue_ && queue_->in_flight() > 0) {
-      auto completion = queue_->Wait();
-      if (!completion) break;
-      ReturnBlock(requests_[completion->request.tag]);
-    }
+    bool waited = true;
+    while (waited && queue_ && queue_->in_flight() > 0) waited = queue_->Wait().has_value();
+    // Also of requests that an error or an exception has kept from being submitted.
+    for (size_t i = 0; waited && i < requests_.size(); ++i) ReturnBlock(requests_[i]);
     read_.source.queues.Give(std::move(queue_));
   }
 

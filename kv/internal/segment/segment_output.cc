@@ -2,6 +2,7 @@
 
 #include "kv/internal/segment/segment_output.h"
 
+#include "kv/catch_exhaustion.h"
 #include "kv/internal/io/fault_point.h"
 #include "kv/internal/storage/name_check.h"
 
@@ -30,7 +31,9 @@ SegmentOutput::~SegmentOutput() {
   // Nothing refers to an unsealed file. The next open for writing removes what cannot be removed
   // now.
   if (!file_ || file_->fd() < 0 || finished_) return;
-  if (const auto place = storage_->local_files()->PlaceOf(name_)) (void)RemoveFile(*place);
+  CleanUp([&] {
+    if (const auto place = storage_->local_files()->PlaceOf(name_)) (void)RemoveFile(*place);
+  });
 }
 
 IoRequest SegmentOutput::Write(std::byte* data, uint64_t length_bytes, uint64_t offset_bytes,

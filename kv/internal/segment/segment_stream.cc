@@ -10,6 +10,7 @@
 #include <system_error>
 #include <utility>
 
+#include "kv/catch_exhaustion.h"
 #include "kv/internal/segment/segment_output.h"
 #include "kv/internal/storage/object_names.h"
 
@@ -30,7 +31,7 @@ SegmentStream::SegmentStream(Options options, RecordCallback on_record)
     : options_(std::move(options)), on_record_(std::move(on_record)) {}
 
 SegmentStream::~SegmentStream() {
-  Abandon();
+  CleanUp([&] { Abandon(); });
   options_.queues->Give(std::move(queue_));
 }
 

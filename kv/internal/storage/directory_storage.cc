@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "kv/catch_exhaustion.h"
 #include "kv/internal/io/fault_point.h"
 #include "kv/internal/io/file.h"
 #include "kv/internal/storage/directory_entries.h"
@@ -110,7 +111,9 @@ class DirectoryStorage::Writer final : public ObjectWriter {
       : storage_(storage), name_(name), place_(std::move(place)), file_(std::move(file)) {}
   ~Writer() override {
     // A file that remains is removed with the other objects that no root reaches.
-    if (!finished_) (void)Unlink(name_, place_);
+    CleanUp([&] {
+      if (!finished_) (void)Unlink(name_, place_);
+    });
   }
 
   Result<void> Append(std::span<const std::byte> bytes) override {

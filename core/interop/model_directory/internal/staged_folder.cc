@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "core/interop/safetensors/internal/durable_file.h"
+#include "kv/catch_exhaustion.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -86,7 +87,9 @@ Result<void> StagedFolder::CheckTarget(bool overwrite) {
 
 StagedFolder::~StagedFolder() {
   std::error_code ignored;  // what remains has a temporary name
-  if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
+  kv::CleanUp([&] {
+    if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
+  });
 }
 
 Result<void> StagedFolder::Commit() {
