@@ -1,6 +1,6 @@
 // Goal: if an allocation fails on a thread that an operation on a store has started, the operation
 // succeeds, returns an error value, or throws std::bad_alloc to its caller. No thread ends the
-// process, no wait lasts for ever, and the store has the old or the new state.
+// process, no wait lasts forever, and the store has the old or the new state.
 
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -114,8 +114,8 @@ class FailingAllocation {
   bool happened() const { return allocations_left < 0; }
 };
 
-/// Calls `perform` with a failure of allocation 0, 1, 2, ..., in growing steps, until it makes fewer
-/// allocations, and `check` after each with whether it reported success.
+/// Calls `perform` with a failure of allocation 0, 1, 2, ..., in growing steps, until it makes
+/// fewer allocations, and `check` after each with whether it reported success.
 void SweepAllocations(const std::function<Result<void>()>& perform,
                       const std::function<void(bool succeeded)>& check) {
   for (const bool all : {false, true}) {

@@ -178,7 +178,7 @@ class ThreadQueue final : public IoQueue {
         requests_.push_back(request);
       }
     }
-    ++in_flight_;  // not if there was no memory for it: Wait would wait for ever
+    ++in_flight_;  // not if there was no memory for it: Wait would wait forever
     submitted_.NotifyOne();
     return {};
   }

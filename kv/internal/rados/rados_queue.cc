@@ -65,7 +65,7 @@ Result<void> RadosQueue::Submit(const IoRequest& request) {
   } else {
     StartRead(session_, request.object, request.offset_bytes, bytes, std::move(done));
   }
-  ++in_flight_;  // not if there was no memory for it: Wait would wait for ever
+  ++in_flight_;  // not if there was no memory for it: Wait would wait forever
   return {};
 }
 
