@@ -18,6 +18,10 @@ namespace {
 
 constexpr uint64_t kLockedSlabBytes = 64 << 20;  // locking costs a system call and a driver's lock
 
+void MakeRoom(auto& list, size_t count) {
+  if (list.capacity() < count) list.reserve(std::max(count, 2 * list.capacity()));
+}
+
 }  // namespace
 
 BlockPool::BlockPool(uint64_t block_bytes, uint32_t block_count, std::shared_ptr<PageLocker> locker)
@@ -44,8 +48,8 @@ bool BlockPool::GrowLocked() {
                                              : std::clamp<uint64_t>(kLockedSlabBytes / block_bytes_,
                                                                     1, block_count_ - allocated_);
   // Before the mapping, so that neither the rest nor Give allocates.
-  slabs_.reserve(slabs_.size() + 1);
-  free_.reserve(allocated_ + blocks);
+  MakeRoom(slabs_, slabs_.size() + 1);
+  MakeRoom(free_, allocated_ + blocks);
   const uint64_t alignment =
       block_bytes_ % kHugePageBytes == 0 ? kHugePageBytes : internal::kDirectAlignBytes;
   const uint64_t length_bytes = blocks * block_bytes_;
