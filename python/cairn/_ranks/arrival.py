@@ -42,16 +42,21 @@ def await_all_ranks(group: ProcessGroup, timeout: float) -> None:
     number = _calls.get(group, 0)
     _calls[group] = number + 1
     store = dist.PrefixStore(f"cairn/arrival/{number}", store_of(group))
-    if rank == 0:
-        missing = _missing_ranks(store, range(1, world_size), timeout)
-        store.set("verdict", json.dumps(missing))
-    else:
-        store.set(f"rank{rank}", "")
-        try:
-            store.wait(["verdict"], timedelta(seconds=timeout + _VERDICT_SECONDS))
-            missing = json.loads(store.get("verdict"))
-        except RuntimeError:  # torch's errors of stores are derived from it
-            missing = [0]
+    try:  # torch's errors of stores are derived from RuntimeError
+        if rank == 0:
+            missing = _missing_ranks(store, range(1, world_size), timeout)
+            store.set("verdict", json.dumps(missing))
+        else:
+            store.set(f"rank{rank}", "")
+            try:
+                store.wait(["verdict"], timedelta(seconds=timeout + _VERDICT_SECONDS))
+                missing = json.loads(store.get("verdict"))
+            except RuntimeError:
+                missing = [0]
+    except RuntimeError as error:
+        raise Unavailable(
+            f"rank {rank} cannot reach the other ranks by the store of their process group: {error}"
+        ) from error
     if missing:
         raise Unavailable(
             f"{_named(missing)} did not open the store within {timeout:g} s: see whether it has "
