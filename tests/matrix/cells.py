@@ -120,14 +120,18 @@ def world_size(payload: str) -> int:
 
 
 def with_faults(cells: list[Cell]) -> list[Cell]:
-    """Each cell once per fault of its storage. Python needs file descriptors to run a program."""
-    return [
-        cell._replace(fault=fault)
-        for cell in cells
-        for fault in FAULTS.get(cell.storage, ())
-        if fault != "no descriptors"
-        or (cell.by == "python" and OPERATIONS[cell.operation].act is not None)
-    ]
+    """Each cell once per fault of its storage. Python needs file descriptors to run a program, and
+    ranks meet in a file, to which rank 0 could not write."""
+
+    def can_happen(cell: Cell) -> bool:
+        if cell.fault == "no descriptors":
+            return cell.by == "python" and OPERATIONS[cell.operation].act is not None
+        return cell.fault != "no space" or world_size(cell.payload) == 1
+
+    replaced = (
+        cell._replace(fault=fault) for cell in cells for fault in FAULTS.get(cell.storage, ())
+    )
+    return [cell for cell in replaced if can_happen(cell)]
 
 
 class Refusal(NamedTuple):

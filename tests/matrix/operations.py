@@ -226,7 +226,7 @@ OPERATIONS = {
     "mirror all": Operation(_copy, program="kv-admin mirror {store} {other}", other=_BOTH),
     "repair": Operation(
         None, program="kv-admin repair {store} --from {other}", other=_BOTH,
-        prepare=_prepare_copy(lambda trial: trial.on_rank0(trial.damage)),
+        prepare=_prepare_copy(lambda trial: trial.damage()),
     ),  # fmt: skip
     "read": Operation(_read(lambda store: store.read(step=2, flat=True))),
     "map": Operation(_read(lambda store: store.read(step=2, flat=True, mmap=True))),

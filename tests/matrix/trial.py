@@ -91,6 +91,10 @@ class Trial:
                 self._act()
             except (cairn.Error, ProgramError) as raised:
                 error = raised
+            except OSError as raised:  # of Python, which imports modules when they are needed
+                if self.cell.fault != "no descriptors":
+                    raise
+                error = raised
         if error is not None and self.cell.fault != "none":
             self._recover(error)
             error = None
@@ -99,7 +103,7 @@ class Trial:
             changed = {name for name, _ in files.items() ^ self._files().items()}
             assert not changed, f"the refused operation has changed {sorted(changed)}"
             if self._is_damaged:
-                self.on_rank0(self.damage)  # flips the byte back
+                self.on_rank0(self._flip_byte)  # back
         self.on_rank0(lambda: self._check(is_after=error is None))
         if error is not None:
             raise error
@@ -200,6 +204,20 @@ class Trial:
             raise result[1]
         return result[0]
 
+    def together(self, function: Callable[[], None]) -> None:
+        """Runs it on each rank. If it fails on one, all raise its error, and none continues."""
+        error = None
+        try:
+            function()
+        except cairn.Error as raised:
+            error = raised
+        if self._mesh is not None:
+            errors: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(errors, error)
+            error = next(filter(None, [error, *errors]), None)
+        if error is not None:
+            raise error
+
     def program(self, words: str, status: int = 0) -> None:
         """Runs a program, while the store is closed."""
         places = {"store": self.address, "other": self.other, "folder": str(self._folder)}
@@ -213,13 +231,16 @@ class Trial:
                 raise ProgramError(ended.stderr.strip())
             assert ended.returncode == status, (ended.returncode, ended.stdout, ended.stderr)
 
-        self.close()
+        self.together(self.close)
         self.on_rank0(run)
-        self.open()
+        self.together(self.open)
 
     def damage(self) -> None:
         """Flips a byte in the largest segment of a directory."""
         self._is_damaged = True
+        self.on_rank0(self._flip_byte)
+
+    def _flip_byte(self) -> None:
         if self.cell.storage == "directory":
             files = sorted(Path(self.address).glob("segments/*"), key=lambda f: f.stat().st_size)
             for largest in files[-1:]:
@@ -251,8 +272,8 @@ class Trial:
 
     def open_to_read(self) -> None:
         if self.cell.handle == "reader":
-            self.close()
-            self.open("r")
+            self.together(self.close)
+            self.together(lambda: self.open("r"))
 
     def close(self) -> None:
         if self._opened is not None:
