@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import pathlib
+import resource
 import signal
 import socket
 import textwrap
@@ -60,6 +61,21 @@ def open_without_rank_0(rank, path):
 
 def test_rank_0_is_named_if_it_does_not_open(path):
     assert all(run_on_ranks(open_without_rank_0, path, world_size=2))
+
+
+def open_on_a_full_disk(rank, path):
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == 0:  # the ranks of this test meet in a file
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))
+    whom = "rank 0 cannot reach the other ranks" if rank == 0 else "rank 0 did not open"
+    with pytest.raises(cairn.Unavailable, match=whom):
+        cairn.open(path, mode="a", timeout=1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    return True
+
+
+def test_a_meeting_place_that_fails_is_an_error_of_the_open(path):
+    assert all(run_on_ranks(open_on_a_full_disk, path, world_size=2))
 
 
 def fail_one_by_one(rank, path):

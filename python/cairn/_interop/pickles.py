@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 
 from cairn import _cairn
-from cairn._base import dtypes
 from cairn.errors import Corrupt, Invalid
 
 _MAX_BYTES = 256 << 20
