@@ -163,11 +163,13 @@ std::string RedirectAdvice(std::string_view location, const std::string& endpoin
       Printable(host), endpoint);
 }
 
-// Whether a page, such as the login of a network, has come instead of what was requested. An object
-// may be labelled as a page, too; servers of objects name each request.
+// Whether a page, such as the login of a network, has come instead of what was requested. Servers
+// of objects name each request, or the version of the object, and may label an empty response or an
+// object as a page, too.
 bool IsPageOfProxy(const HttpResponse& response) {
   return response.Header("content-type").starts_with("text/html") &&
-         response.Header("x-amz-request-id").empty();
+         response.Header("x-amz-request-id").empty() && response.Header("etag").empty() &&
+         (!response.body.empty() || response.target_bytes > 0);
 }
 
 std::chrono::milliseconds RetryAfter(const HttpResponse& response) {
