@@ -268,7 +268,7 @@ LeaseKeeper::~LeaseKeeper() {
   }
   // Best effort: this process ignores its own lease from here on, and for others it expires or ends
   // with the process.
-  (void)CatchExhaustion("the end of a lease", [this] { return Release(); });
+  CleanUp([this] { (void)Release(); });
 }
 
 Result<std::unique_ptr<LeaseKeeper>> LeaseKeeper::Take(std::shared_ptr<Storage> storage,

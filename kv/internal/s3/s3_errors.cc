@@ -193,16 +193,18 @@ S3Outcome JudgeResponse(const HttpResponse& response, const std::string& operati
   const int status = response.status;
   // Some operations begin their response with 200 before they are performed.
   const S3ErrorDocument document = ParseS3Error(response.body);
-  if (status >= 200 && status < 300 && document.code.empty() && !IsPageOfProxy(response)) return {};
+  const bool is_success = status >= 200 && status < 300;
+  const bool is_page = is_success && IsPageOfProxy(response);
+  if (is_success && document.code.empty() && !is_page) return {};
 
-  const KnownCode known = Look(document.code, status >= 200 && status < 300 ? 500 : status);
+  const KnownCode known = Look(document.code, is_success ? 500 : status);
   S3Outcome outcome{.verdict = known.verdict};
   outcome.may_have_been_performed = status >= 500 || status == 408;
   outcome.retry_after = RetryAfter(response);
   outcome.error.code = known.code;
   std::string advice(known.advice);
 
-  if (status >= 200 && status < 300 && IsPageOfProxy(response)) {
+  if (is_page) {
     advice =
         "this is a page of a proxy or a login, not an answer of the server; check the network "
         "and the proxy settings";
