@@ -343,4 +343,15 @@ std::vector<SweptOperation> SweptOperations() {
           Import()};
 }
 
+std::vector<StoreContents> StatesDuring(const SweptOperation& operation,
+                                        const StoreContents& before, const StoreContents& after) {
+  std::vector<StoreContents> states = {before};
+  // A copy of several steps is one commit per step, in their order.
+  for (auto step = after.begin(); operation.commits > 1 && step != after.end(); ++step) {
+    states.emplace_back(after.begin(), std::next(step));
+  }
+  if (operation.commits == 1) states.push_back(after);
+  return states;
+}
+
 }  // namespace cairn::testing

@@ -60,4 +60,8 @@ struct SweptOperation {
 /// prune, compact, merge, mirror, pull and import.
 std::vector<SweptOperation> SweptOperations();
 
+/// The states that may be seen while the operation takes the store from `before` to `after`.
+std::vector<StoreContents> StatesDuring(const SweptOperation& operation,
+                                        const StoreContents& before, const StoreContents& after);
+
 }  // namespace cairn::testing

@@ -59,12 +59,7 @@ class SweepTest : public ::testing::TestWithParam<SweptOperation> {
     if (operation_.name != "compact") {
       ASSERT_NE(before, after);
     }
-    states_ = {before};
-    // A copy of several steps is one commit per step, in their order.
-    for (auto step = after.begin(); operation_.commits > 1 && step != after.end(); ++step) {
-      states_.emplace_back(after.begin(), std::next(step));
-    }
-    if (operation_.commits == 1) states_.push_back(after);
+    states_ = StatesDuring(operation_, before, after);
     ASSERT_EQ(states_.size(), operation_.commits + 1);
   }
 

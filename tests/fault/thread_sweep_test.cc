@@ -95,14 +95,10 @@ TEST_P(ThreadSweepTest, WithoutMoreThreadsAnOperationSucceedsOrReturnsAnError) {
   const std::string store = dir / ("work/" + operation.store);
   CAIRN_ASSERT_OK_AND_ASSIGN(const StoreContents before,
                              ReadStore(dir / ("prepared/" + operation.store)));
-  std::vector<StoreContents> states = {before};
   fs::copy(dir / "prepared", dir / "work", fs::copy_options::recursive);
   CAIRN_ASSERT_OK(operation.perform(dir / "work", std::chrono::minutes(1)).performed);
   CAIRN_ASSERT_OK_AND_ASSIGN(const StoreContents after, ReadStore(store));
-  for (auto step = after.begin(); operation.commits > 1 && step != after.end(); ++step) {
-    states.emplace_back(after.begin(), std::next(step));
-  }
-  states.push_back(after);
+  const std::vector<StoreContents> states = StatesDuring(operation, before, after);
   SweepThreads(
       [&](int64_t limit) {
         fs::remove_all(dir / "work");
