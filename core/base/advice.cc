@@ -73,9 +73,9 @@ class Adviser {
     if (error_.code == ErrorCode::kDataLoss) return AdviseRepair(FindStoreObject(error_.file));
     if (error_.code == ErrorCode::kInternal) return "this is a defect of Cairn; please report it";
     if (error_.step || !error_.key.empty() || error_.file.empty()) return "";
-    const bool is_absent = !IsLocal(error_.file) || !Exists(error_.file);
-    if (error_.code == ErrorCode::kNotFound && is_absent) {
-      return IsLocal(error_.file) ? AdviseMissing() : AdviseCreation();
+    if (error_.code == ErrorCode::kNotFound) {
+      if (!IsLocal(error_.file)) return AdviseCreation();
+      return Exists(error_.file) ? AdviseEmpty() : AdviseMissing();
     }
     if (error_.code == ErrorCode::kInvalidArgument && Exists(error_.file)) return AdviseOther();
     return "";
@@ -189,6 +189,12 @@ class Adviser {
                               : "kv-admin import and kv-admin push create stores";
   }
 
+  /// For an empty directory.
+  std::string AdviseEmpty() const {
+    const fs::path path = TrimSlash(error_.file);
+    return IsDirectory(path) && !IsStore(path) ? AdviseCreation() : "";
+  }
+
   static fs::path TrimSlash(std::string text) {
     while (text.size() > 1 && text.ends_with('/')) text.pop_back();
     return text;
@@ -245,8 +251,6 @@ class Adviser {
           path.string());
     }
     if (std::string stores = NameStores(path); !stores.empty()) return stores;
-    std::error_code ignored;
-    if (NeedsStore() && fs::is_empty(path, ignored)) return AdviseCreation();
     return NeedsStore() ? NameStores(path.parent_path()) : "";
   }
 

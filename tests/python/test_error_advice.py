@@ -101,7 +101,7 @@ OPENING = {
         'mode="a" creates one', lambda folder: cairn.open(folder / "empty/gpt", mode="a").close(),
     ),
     "empty": Case(
-        lambda folder: cairn.open(folder / "empty"), cairn.Invalid, ("not a Cairn store", "empty)"),
+        lambda folder: cairn.open(folder / "empty"), cairn.NotFound, ("no store here", "empty)"),
         'mode="a" creates one', lambda folder: cairn.open(folder / "empty", mode="a").close(),
     ),
     "model directory": Case(

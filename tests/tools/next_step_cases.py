@@ -130,7 +130,7 @@ PATHS = [
          fix="kv-admin push store empty/absent", works_then=True),
     Case("kv-dump steps not/there/at/all", ("there is no store here", "file not/there/at/all"),
          "there is no directory not"),
-    Case("kv-dump steps empty", ("not a Cairn store", "file empty"),
+    Case("kv-dump steps empty", ("there is no store here", "file empty"),
          "kv-admin import and kv-admin push create stores",
          fix="kv-admin import empty --step 7 model.safetensors", works_then=True),
     Case("kv-dump runs", ("not a Cairn store", "file runs"),

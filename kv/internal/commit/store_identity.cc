@@ -22,6 +22,7 @@
 
 #include "kv/digest.h"
 #include "kv/internal/io/file.h"
+#include "kv/internal/storage/directory_storage.h"
 #include "kv/internal/storage/name_check.h"
 #include "kv/internal/storage/object_names.h"
 
@@ -147,6 +148,15 @@ Result<bool> HasStoreObjects(Storage& storage) {
   return false;
 }
 
+/// Returns whether a directory contains nothing, or only CAIRN and what precedes it while a store
+/// is created.
+Result<bool> IsNew(Storage& storage) {
+  CAIRN_TRY_ASSIGN(const auto names, ListDirectory(storage.address()));
+  return std::ranges::all_of(names, [](const std::string& name) {
+    return name == kIdentityName || IsTemporaryName(name);
+  });
+}
+
 bool IsOneOf(std::string_view name, std::span<const std::string_view> names) {
   return std::ranges::find(names, name) != names.end();
 }
@@ -215,8 +225,11 @@ Result<Uuid> ReadIdentity(Storage& storage) {
   CAIRN_TRY_ASSIGN(const bool is_store, HasStoreObjects(storage));
   if (is_store) return ReadOrReportMissing(storage);
   if (storage.local_files() != nullptr) {
-    return Fail(
-        NotAStore(storage, "this directory is not a Cairn store: it contains no file CAIRN"));
+    CAIRN_TRY_ASSIGN(const bool is_new, IsNew(storage));
+    if (!is_new) {
+      return Fail(
+          NotAStore(storage, "this directory is not a Cairn store: it contains no file CAIRN"));
+    }
   }
   return Fail(Error{.code = ErrorCode::kNotFound,
                     .message = "there is no store here",

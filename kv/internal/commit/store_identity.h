@@ -9,9 +9,10 @@ namespace cairn::kv::internal {
 
 inline constexpr int kStoreFormat = 2;
 
-/// Reads and checks CAIRN. kNotFound: there is nothing at the address. kInvalidArgument: it is not
-/// a store. kUnimplemented: the store has another format. kDataLoss: CAIRN is damaged, or missing
-/// although there are other objects of a store.
+/// Reads and checks CAIRN. kNotFound: there is nothing at the address, or an empty directory, which
+/// may be a store that is being created. kInvalidArgument: it is not a store. kUnimplemented: the
+/// store has another format. kDataLoss: CAIRN is damaged, or missing although there are other
+/// objects of a store.
 Result<Uuid> ReadIdentity(Storage& storage);
 
 /// Creates CAIRN, and the directory if the storage is one, unless they exist, and returns the uuid.

@@ -57,13 +57,6 @@ Result<uint64_t> RandomNumber() {
   return number;
 }
 
-/// Returns whether WriteTemporary gives a file this name.
-bool IsTemporary(std::string_view file) {
-  return file.size() == 1 + kTemporaryDigits + kTemporarySuffix.size() && file.starts_with('.') &&
-         file.ends_with(kTemporarySuffix) &&
-         IsHexDigits(file.substr(1, kTemporaryDigits), kTemporaryDigits);
-}
-
 /// A folder of the storage may be a link, but nothing below it.
 DirectoryLinks LinksOf(std::string_view directory) {
   if (directory.empty()) return DirectoryLinks::kFollow;
@@ -103,6 +96,12 @@ Result<void> Link(std::string_view name, const FilePlace& temporary, const FileP
 }
 
 }  // namespace
+
+bool IsTemporaryName(std::string_view file) {
+  return file.size() == 1 + kTemporaryDigits + kTemporarySuffix.size() && file.starts_with('.') &&
+         file.ends_with(kTemporarySuffix) &&
+         IsHexDigits(file.substr(1, kTemporaryDigits), kTemporaryDigits);
+}
 
 /// An object that is written under its name. Ownership: `storage` outlives it.
 class DirectoryStorage::Writer final : public ObjectWriter {
@@ -316,7 +315,7 @@ Result<void> DirectoryStorage::RemoveTemporaries(const std::string& prefix) {
   CAIRN_TRY_ASSIGN(const FilePlace place, PlaceOf(directory));
   CAIRN_TRY_ASSIGN(const DirectoryEntries entries, ReadEntries(place, LinksOf(directory)));
   for (const std::string& file : entries.files) {
-    if (!IsTemporary(file)) continue;
+    if (!IsTemporaryName(file)) continue;
     CAIRN_TRY_ASSIGN(const FilePlace found, PlaceOf(prefix + file));
     struct stat status;
     if (::fstatat(found.directory, found.name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0 &&

@@ -13,6 +13,7 @@
 #include "kv/options.h"
 #include "kv/store.h"
 #include "tests/kv/sample_step.h"
+#include "tests/support/fault_hook.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 
@@ -70,10 +71,26 @@ TEST_F(StoreIdentityTest, WriterCreatesTheStoreAndItsParents) {
 
 TEST_F(StoreIdentityTest, EmptyDirectoryBecomesAStoreOnlyForAWriter) {
   fs::create_directory(path_);
-  EXPECT_THAT(Store::Open(path_, OpenMode::kRead),
-              IsError(ErrorCode::kInvalidArgument, "not a Cairn store"));
+  EXPECT_THAT(Store::Open(path_, OpenMode::kRead), IsError(ErrorCode::kNotFound, "no store here"));
   EXPECT_TRUE(fs::is_empty(path_));
   CAIRN_EXPECT_OK(Store::Open(path_, OpenMode::kWrite));
+}
+
+TEST_F(StoreIdentityTest, ReaderOpensAStoreThatIsBeingCreatedOrGetsNotFound) {
+  size_t absent = 0, opened = 0;
+  const cairn::testing::ScopedFaults points([&](const cairn::testing::FaultPass& pass, uint32_t) {
+    const auto store = Store::Open(path_, OpenMode::kRead);
+    if (store) {
+      ++opened;
+    } else {
+      EXPECT_THAT(store, IsError(ErrorCode::kNotFound, "no store here")) << pass.point;
+      ++absent;
+    }
+    return 0;
+  });
+  CAIRN_EXPECT_OK(Store::Open(path_, OpenMode::kWrite));
+  EXPECT_GE(absent, 4);  // create the directory, create a file, write and sync it
+  EXPECT_GE(opened, 1);
 }
 
 TEST_F(StoreIdentityTest, FileIsNotAStore) {
