@@ -1,13 +1,13 @@
 # Precompiled headers, one set per kind of target: the compiler accepts a precompiled header only
 # for the flags with which it was compiled. They contain headers that most sources include and that
-# our edits do not change (except kv/error.h, on which nearly every source depends anyway). A source
+# our edits do not change (except kv/base/error.h, on which nearly every source depends anyway). A source
 # still includes everything that it uses; the presets without precompiled headers
 # (CMAKE_DISABLE_PRECOMPILE_HEADERS) check that.
 set(CAIRN_LIBRARY_HEADERS
   <algorithm> <array> <atomic> <cerrno> <chrono> <condition_variable> <cstdint> <cstring> <expected>
   <filesystem> <functional> <limits> <map> <memory> <mutex> <optional> <set> <span> <string>
   <string_view> <system_error> <thread> <unordered_map> <utility> <variant> <vector>
-  <fmt/format.h> [["kv/error.h"]])
+  <fmt/format.h> [["kv/base/error.h"]])
 set(CAIRN_TEST_HEADERS
   <fstream> <random> <gmock/gmock.h> <gtest/gtest.h> ${CAIRN_LIBRARY_HEADERS})
 

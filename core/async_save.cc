@@ -11,10 +11,10 @@
 #include "core/save/internal/save.h"
 #include "core/save/internal/saved_chunks.h"
 #include "core/save/internal/staging.h"
-#include "kv/catch_exhaustion.h"
-#include "kv/mutex.h"
-#include "kv/start_thread.h"
-#include "kv/thread_annotations.h"
+#include "kv/base/catch_exhaustion.h"
+#include "kv/base/mutex.h"
+#include "kv/base/start_thread.h"
+#include "kv/base/thread_annotations.h"
 
 namespace cairn::core {
 

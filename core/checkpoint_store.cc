@@ -7,7 +7,7 @@
 #include <chrono>
 #include <thread>
 
-#include "core/edit/internal/edit.h"
+#include "core/rewrite/internal/edit.h"
 #include "core/inspect/internal/compare.h"
 #include "core/inspect/internal/list.h"
 #include "core/inspect/internal/space.h"
@@ -18,7 +18,7 @@
 #include "core/load/internal/shard_load.h"
 #include "core/load/internal/update.h"
 #include "core/load/map.h"
-#include "core/merge/internal/merge.h"
+#include "core/rewrite/internal/merge.h"
 #include "core/ranks/internal/open_together.h"
 #include "core/save/internal/device_save.h"
 #include "core/save/internal/plan_cache.h"
@@ -30,11 +30,11 @@
 #include "core/step/internal/lookup.h"
 #include "core/step/internal/stored_chunk.h"
 #include "core/step/internal/tree_cache.h"
-#include "kv/catch_exhaustion.h"
+#include "kv/base/catch_exhaustion.h"
 #include "kv/compact.h"
-#include "kv/mutex.h"
-#include "kv/thread_annotations.h"
-#include "kv/worker_pool.h"
+#include "kv/base/mutex.h"
+#include "kv/base/thread_annotations.h"
+#include "kv/io/worker_pool.h"
 
 namespace cairn::core {
 namespace {

@@ -17,7 +17,7 @@
 /// stored once and referenced by both steps.
 ///
 /// Other entry points: AsyncSaver (core/async_save.h) saves in the background; StepPart
-/// (core/step_part.h) writes a step for a front end that coordinates the ranks itself.
+/// (core/upkeep/step_part.h) writes a step for a front end that coordinates the ranks itself.
 ///
 /// Errors: kDataLoss means that stored bytes or records are damaged; the error names the key, step,
 /// file and offset. Every call that reads returns kUnavailable if storage fails.
@@ -33,21 +33,21 @@
 #include <vector>
 
 #include "core/base/progress.h"
-#include "core/edit/step_edit.h"
+#include "core/rewrite/step_edit.h"
 #include "core/inspect/diff.h"
 #include "core/inspect/space.h"
 #include "core/inspect/stored_statistics.h"
 #include "core/load/load_options.h"
-#include "core/merge/step_merge.h"
+#include "core/rewrite/step_merge.h"
 #include "core/ranks/communicator.h"
 #include "core/save/save_options.h"
 #include "core/state_dict/key_pattern.h"
 #include "core/state_dict/state_dict.h"
 #include "core/step/contents.h"
-#include "kv/compact_options.h"
-#include "kv/options.h"
-#include "kv/step_info.h"
-#include "kv/storage.h"
+#include "kv/maintain/compact_options.h"
+#include "kv/base/options.h"
+#include "kv/base/step_info.h"
+#include "kv/storage/storage.h"
 #include "kv/store.h"
 
 namespace cairn::core {
@@ -67,7 +67,7 @@ class DeviceSave;
 /// Delete and Close wait for each other.
 class CheckpointStore {
  public:
-  /// Opens the store at `address` (kv/open_storage.h lists the kinds) for this process alone;
+  /// Opens the store at `address` (kv/storage/open/open_storage.h lists the kinds) for this process alone;
   /// kWrite creates it if it does not exist. kNotFound: there is no store (kRead). kConflict:
   /// another process has it open for writing. kUnimplemented: a newer format. kDataLoss: the store
   /// is damaged. kInvalidArgument: the address or the options are not valid.
@@ -131,7 +131,7 @@ class CheckpointStore {
   /// Commits the step `into` with the records of the step `source` after `edit`. No payload is read
   /// or written: the new step refers to the bytes of its sources, which may be deleted afterwards.
   /// Without changes it is a copy of `source`; only such a copy has the extensions of `source`
-  /// (core/step_part.h). Not collective: rank 0 of a multi-rank store calls it alone. Memory: the
+  /// (core/upkeep/step_part.h). Not collective: rank 0 of a multi-rank store calls it alone. Memory: the
   /// records of the sources.
   ///
   /// kNotFound: there is no such step, or a key or pattern of `edit` selects nothing.
@@ -170,7 +170,7 @@ class CheckpointStore {
   /// Returns the record of one tensor. Cost: one lookup. kNotFound: there is no such tensor; the
   /// error suggests similar keys.
   Result<TensorInfo> FindTensor(const kv::StepInfo& step, const std::string& fqn) const;
-  /// Returns the data that a front end stored with the step under `name` (core/step_part.h), or
+  /// Returns the data that a front end stored with the step under `name` (core/upkeep/step_part.h), or
   /// nothing if there is none.
   Result<std::optional<std::vector<std::byte>>> FindExtension(const kv::StepInfo& step,
                                                               std::string_view name) const;

@@ -12,7 +12,7 @@
 #include "cuda/internal/cuda_call.h"
 #include "cuda/internal/device_heap.h"
 #include "cuda/internal/device_queue.h"
-#include "kv/mutex.h"
+#include "kv/base/mutex.h"
 
 namespace cairn::cuda {
 namespace {

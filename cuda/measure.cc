@@ -17,7 +17,7 @@
 #include "cuda/internal/device_job.h"
 #include "cuda/internal/digest_kernel.h"
 #include "cuda/internal/stream.h"
-#include "kv/digest.h"
+#include "kv/base/digest.h"
 
 namespace cairn::cuda {
 namespace {

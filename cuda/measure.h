@@ -10,7 +10,7 @@
 #include <span>
 #include <string>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::cuda {
 

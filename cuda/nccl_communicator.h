@@ -12,7 +12,7 @@
 
 #include "core/ranks/communicator.h"
 #include "cuda/nccl_stop.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::cuda {
 

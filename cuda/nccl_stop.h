@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "kv/mutex.h"
+#include "kv/base/mutex.h"
 
 namespace cairn::cuda {
 

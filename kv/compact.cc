@@ -13,18 +13,18 @@
 #include <utility>
 #include <vector>
 
-#include "kv/div.h"
-#include "kv/internal/commit/root_change.h"
-#include "kv/internal/commit/store_state.h"
-#include "kv/internal/compact/compact_turn.h"
-#include "kv/internal/compact/live_ranges.h"
-#include "kv/internal/compact/payload_mover.h"
-#include "kv/internal/compact/step_rewriter.h"
-#include "kv/internal/records/kv_records.h"
-#include "kv/internal/segment/compaction_name.h"
-#include "kv/internal/snapshot_state.h"
-#include "kv/internal/storage/object_names.h"
-#include "kv/snapshot.h"
+#include "kv/base/div.h"
+#include "kv/state/internal/root_change.h"
+#include "kv/state/internal/store_state.h"
+#include "kv/maintain/internal/compact_turn.h"
+#include "kv/maintain/internal/live_ranges.h"
+#include "kv/maintain/internal/payload_mover.h"
+#include "kv/maintain/internal/step_rewriter.h"
+#include "kv/root/internal/kv_records.h"
+#include "kv/segment/internal/compaction_name.h"
+#include "kv/read/internal/snapshot_state.h"
+#include "kv/storage/internal/object_names.h"
+#include "kv/read/snapshot.h"
 
 namespace cairn::kv {
 namespace {

@@ -5,12 +5,12 @@
 #include <memory>
 #include <utility>
 
-#include "kv/internal/commit/root_change.h"
-#include "kv/internal/commit/store_state.h"
-#include "kv/internal/copy/step_copy.h"
-#include "kv/internal/snapshot_state.h"
-#include "kv/snapshot.h"
-#include "kv/step_info.h"
+#include "kv/state/internal/root_change.h"
+#include "kv/state/internal/store_state.h"
+#include "kv/maintain/internal/step_copy.h"
+#include "kv/read/internal/snapshot_state.h"
+#include "kv/read/snapshot.h"
+#include "kv/base/step_info.h"
 
 namespace cairn::kv {
 namespace {

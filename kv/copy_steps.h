@@ -6,8 +6,8 @@
 /// unless CopyOptions::into is another one. It is committed like a saved step: it exists completely
 /// or not at all. A copy that was interrupted continues with the segments that it had finished.
 
-#include "kv/copy_options.h"
-#include "kv/error.h"
+#include "kv/base/copy_options.h"
+#include "kv/base/error.h"
 #include "kv/store.h"
 
 namespace cairn::kv {

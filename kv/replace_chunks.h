@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "kv/chunk_entry.h"
-#include "kv/error.h"
+#include "kv/base/chunk_entry.h"
+#include "kv/base/error.h"
 
 namespace cairn::kv {
 

@@ -4,14 +4,14 @@
 
 #include <utility>
 
-#include "kv/digest.h"
-#include "kv/internal/commit/root_change.h"
-#include "kv/internal/rank_parts.h"
-#include "kv/internal/records/kv_records.h"
-#include "kv/internal/shared_records.h"
-#include "kv/internal/snapshot_state.h"
-#include "kv/internal/step_attempt.h"
-#include "kv/internal/step_commit.h"
+#include "kv/base/digest.h"
+#include "kv/state/internal/root_change.h"
+#include "kv/commit/internal/rank_parts.h"
+#include "kv/root/internal/kv_records.h"
+#include "kv/commit/internal/shared_records.h"
+#include "kv/read/internal/snapshot_state.h"
+#include "kv/commit/internal/step_attempt.h"
+#include "kv/commit/internal/step_commit.h"
 
 namespace cairn::kv {
 

@@ -10,15 +10,15 @@
 #include <string_view>
 #include <vector>
 
-#include "kv/block_pool.h"
-#include "kv/chunk_entry.h"
-#include "kv/digest.h"
-#include "kv/error.h"
-#include "kv/extents.h"
-#include "kv/key.h"
-#include "kv/payload.h"
-#include "kv/step_info.h"
-#include "kv/step_records.h"
+#include "kv/io/block_pool.h"
+#include "kv/base/chunk_entry.h"
+#include "kv/base/digest.h"
+#include "kv/base/error.h"
+#include "kv/base/extents.h"
+#include "kv/base/key.h"
+#include "kv/base/payload.h"
+#include "kv/base/step_info.h"
+#include "kv/base/step_records.h"
 
 namespace cairn::kv {
 

@@ -2,7 +2,7 @@
 /// A store: committed steps with their records and payload, which are added and deleted atomically.
 /// It knows keys, records and byte ranges; core/ knows tensors.
 ///
-/// A store consists of objects in a Storage (kv/storage.h), which is a directory or memory. Each is
+/// A store consists of objects in a Storage (kv/storage/storage.h), which is a directory or memory. Each is
 /// written once; docs/format/ has each of them byte by byte:
 ///   CAIRN                          format version and uuid
 ///   segments/<epoch>-<id>.seg      payload
@@ -35,15 +35,15 @@
 #include <string>
 #include <vector>
 
-#include "kv/error.h"
-#include "kv/options.h"
-#include "kv/rebuild_report.h"
-#include "kv/retention.h"
-#include "kv/snapshot.h"
-#include "kv/step_info.h"
-#include "kv/step_records.h"
+#include "kv/base/error.h"
+#include "kv/base/options.h"
+#include "kv/base/rebuild_report.h"
+#include "kv/base/retention.h"
+#include "kv/read/snapshot.h"
+#include "kv/base/step_info.h"
+#include "kv/base/step_records.h"
 #include "kv/step_writer.h"
-#include "kv/storage.h"
+#include "kv/storage/storage.h"
 
 namespace cairn::kv {
 

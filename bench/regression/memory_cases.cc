@@ -6,8 +6,8 @@
 
 #include "bench/regression/counting.h"
 #include "core/tensor/strided_copy.h"
-#include "kv/digest.h"
-#include "kv/key.h"
+#include "kv/base/digest.h"
+#include "kv/base/key.h"
 
 namespace cairn::bench {
 namespace {

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string_view>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::core {
 

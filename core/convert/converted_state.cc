@@ -19,7 +19,7 @@
 #include "core/tensor/internal/mapped_region.h"
 #include "core/tensor/internal/memory_span.h"
 #include "core/tensor/strided_copy.h"
-#include "kv/div.h"
+#include "kv/base/div.h"
 
 namespace cairn::core {
 namespace {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "core/tensor/tensor.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::core {
 
@@ -109,7 +109,7 @@ class DeviceQueue {
   /// Flushes, and returns the point after everything that the queue contains now.
   virtual Result<std::shared_ptr<const DeviceFence>> Fence() = 0;
 
-  /// The page digests of all jobs, in their order, bit-identical to those of kv/digest.h. Each job
+  /// The page digests of all jobs, in their order, bit-identical to those of kv/base/digest.h. Each job
   /// begins a new page. `changed` contains one bit per page, which is set if the job has no base or
   /// the digest differs from that of `base`.
   struct Digests {

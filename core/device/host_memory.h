@@ -7,7 +7,7 @@
 #include <span>
 #include <utility>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::core {
 

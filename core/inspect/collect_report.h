@@ -2,7 +2,7 @@
 /// Collects a report of a store.
 
 #include "core/inspect/report.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 #include "kv/store.h"
 
 namespace cairn::core {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "kv/error.h"
-#include "kv/step_info.h"
+#include "kv/base/error.h"
+#include "kv/base/step_info.h"
 
 namespace cairn::core {
 

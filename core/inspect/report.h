@@ -14,10 +14,10 @@
 #include "core/base/progress.h"
 #include "core/inspect/stored_statistics.h"
 #include "core/step/contents.h"
-#include "kv/annotations.h"
-#include "kv/error.h"
-#include "kv/segment_space.h"
-#include "kv/step_info.h"
+#include "kv/base/annotations.h"
+#include "kv/base/error.h"
+#include "kv/read/segment_space.h"
+#include "kv/base/step_info.h"
 
 namespace cairn::core {
 

@@ -11,10 +11,10 @@
 
 #include "core/base/progress.h"
 #include "core/device/device.h"
-#include "core/sharding/sharding.h"
+#include "core/tensor/sharding.h"
 #include "core/tensor/index_map.h"
 #include "core/tensor/tensor.h"
-#include "kv/mapping.h"
+#include "kv/base/mapping.h"
 
 namespace cairn::core {
 

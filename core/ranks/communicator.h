@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "core/tensor/tensor.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::core {
 

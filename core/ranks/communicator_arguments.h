@@ -4,7 +4,7 @@
 #include <span>
 
 #include "core/ranks/communicator.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::core {
 

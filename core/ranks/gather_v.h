@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "core/ranks/communicator.h"
-#include "core/sharding/mesh.h"
-#include "kv/error.h"
+#include "core/tensor/mesh.h"
+#include "kv/base/error.h"
 
 namespace cairn::core {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/ranks/communicator.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::core {
 

@@ -1,7 +1,7 @@
 #pragma once
 /// Propagates the failure of one rank to all ranks, so that all reach the same decision: in
 /// collective calls. The ranks of a save, which makes none, communicate through objects
-/// (kv/internal/parts/attempt_outcome.h).
+/// (kv/state/internal/attempt_outcome.h).
 
 #include "core/ranks/communicator.h"
 

@@ -11,11 +11,11 @@
 
 #include "core/base/progress.h"
 #include "core/device/device.h"
-#include "core/sharding/mesh.h"
+#include "core/tensor/mesh.h"
 #include "core/tensor/chunk_grid.h"
-#include "kv/annotations.h"
-#include "kv/error.h"
-#include "kv/options.h"
+#include "kv/base/annotations.h"
+#include "kv/base/error.h"
+#include "kv/base/options.h"
 
 namespace cairn::core {
 
@@ -47,7 +47,7 @@ struct SaveOptions {
   /// much more time than writing to a disk. Chunks in device memory are not compressed. If empty,
   /// the setting of the store applies (kv::Store::SetCompression).
   std::optional<bool> compress;
-  /// Records the statistics of each chunk (kv/chunk_entry.h), which are computed when its bytes are
+  /// Records the statistics of each chunk (kv/base/chunk_entry.h), which are computed when its bytes are
   /// digested. A state with tensors in device memory is refused with kInvalidArgument.
   bool statistics = false;
   /// Largest length of a chunk; at most 1 GiB.

@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "core/base/utf8.h"
-#include "kv/key.h"
+#include "kv/base/key.h"
 
 namespace cairn::core {
 namespace {

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::core {
 

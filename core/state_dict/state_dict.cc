@@ -10,7 +10,7 @@
 
 #include "cairn_schema/structure_generated.h"
 #include "core/state_dict/internal/structure_record.h"
-#include "kv/record_check.h"
+#include "kv/base/record_check.h"
 
 namespace cairn::core {
 namespace {

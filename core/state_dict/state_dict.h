@@ -18,7 +18,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/sharding/sharding.h"
+#include "core/tensor/sharding.h"
 #include "core/state_dict/value.h"
 #include "core/tensor/tensor.h"
 

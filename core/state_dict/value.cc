@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "cairn_schema/value_generated.h"
-#include "kv/record_check.h"
+#include "kv/base/record_check.h"
 #include "schema/little_endian.h"
 
 namespace cairn::core {

@@ -8,7 +8,7 @@
 #include <variant>
 #include <vector>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::core {
 

@@ -11,10 +11,10 @@
 #include "core/state_dict/state_dict.h"
 #include "core/state_dict/value.h"
 #include "core/tensor/tensor.h"
-#include "kv/chunk_entry.h"
-#include "kv/digest.h"
-#include "kv/extents.h"
-#include "kv/step_info.h"
+#include "kv/base/chunk_entry.h"
+#include "kv/base/digest.h"
+#include "kv/base/extents.h"
+#include "kv/base/step_info.h"
 
 namespace cairn::core {
 

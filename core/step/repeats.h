@@ -6,7 +6,7 @@
 #include <span>
 
 #include "core/step/contents.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::core {
 

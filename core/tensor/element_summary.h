@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "kv/chunk_entry.h"
+#include "kv/base/chunk_entry.h"
 
 namespace cairn::core {
 

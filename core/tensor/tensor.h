@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 #include "schema/dtype.h"
 
 namespace cairn::core {

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::cuda::internal {
 

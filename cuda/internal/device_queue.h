@@ -21,7 +21,7 @@
 #include "cuda/internal/device_job.h"
 #include "cuda/internal/page_digester.h"
 #include "cuda/internal/stream.h"
-#include "kv/mutex.h"
+#include "kv/base/mutex.h"
 
 namespace cairn::cuda::internal {
 

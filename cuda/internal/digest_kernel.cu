@@ -13,7 +13,7 @@
 
 #include "cuda/internal/digest_kernel.h"
 #include "cuda/internal/xxh3_device.h"
-#include "kv/digest.h"
+#include "kv/base/digest.h"
 
 namespace cairn::cuda::internal {
 namespace {

@@ -13,7 +13,7 @@
 #include "cuda/internal/nccl_library.h"
 #include "cuda/internal/poll.h"
 #include "cuda/nccl_stop.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::cuda::internal {
 

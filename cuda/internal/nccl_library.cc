@@ -7,7 +7,7 @@
 
 #include <cstdlib>
 
-#include "kv/mutex.h"
+#include "kv/base/mutex.h"
 
 namespace cairn::cuda::internal {
 namespace {

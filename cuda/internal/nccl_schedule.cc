@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::cuda::internal {
 

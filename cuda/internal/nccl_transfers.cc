@@ -11,7 +11,7 @@
 #include <thread>
 #include <utility>
 
-#include "kv/start_thread.h"
+#include "kv/base/start_thread.h"
 
 namespace cairn::cuda::internal {
 namespace {

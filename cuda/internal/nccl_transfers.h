@@ -25,7 +25,7 @@
 #include "cuda/internal/nccl_handle.h"
 #include "cuda/internal/nccl_schedule.h"
 #include "cuda/internal/stream.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::cuda::internal {
 

@@ -7,7 +7,7 @@
 
 #include "cuda/internal/digest_kernel.h"
 #include "cuda/internal/strided_copy.h"
-#include "kv/digest.h"
+#include "kv/base/digest.h"
 
 namespace cairn::cuda::internal {
 namespace {

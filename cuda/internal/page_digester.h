@@ -12,7 +12,7 @@
 #include "cuda/internal/device_heap.h"
 #include "cuda/internal/device_job.h"
 #include "cuda/internal/stream.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::cuda::internal {
 

@@ -7,7 +7,7 @@
 #include <span>
 
 #include "core/tensor/tensor.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::cuda::internal {
 

@@ -6,7 +6,7 @@
 
 #include "core/tensor/tensor.h"
 #include "cuda/internal/device_job.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::cuda::internal {
 

@@ -7,7 +7,7 @@
 #include <functional>
 #include <optional>
 
-#include "kv/copy_options.h"
+#include "kv/base/copy_options.h"
 #include "python/src/errors.h"
 
 namespace cairn::python {

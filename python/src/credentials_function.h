@@ -5,7 +5,7 @@
 
 #include <functional>
 
-#include "kv/s3_options.h"
+#include "kv/base/s3_options.h"
 
 namespace cairn::python {
 

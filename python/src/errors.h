@@ -9,7 +9,7 @@
 #include <string>
 
 #include "core/base/progress.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 #include "python/src/progress_function.h"
 
 namespace cairn::python {

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "core/file_order.h"
+#include "core/upkeep/file_order.h"
 #include "python/src/errors.h"
 #include "python/src/gil.h"
 

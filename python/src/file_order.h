@@ -9,7 +9,7 @@
 namespace cairn::python {
 
 /// Returns the numbers of the leaves of `contents` that are tensors, in the order of their bytes in
-/// the segments (core/file_order.h). Raises Invalid if the store is closed.
+/// the segments (core/upkeep/file_order.h). Raises Invalid if the store is closed.
 nb::list ToPyFileOrder(const StoreBinding& store, const StepContents& contents);
 
 }  // namespace cairn::python

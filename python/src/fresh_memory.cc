@@ -7,9 +7,9 @@
 
 #include <new>
 
-#include "kv/aligned_mapping.h"
-#include "kv/div.h"
-#include "kv/error.h"
+#include "kv/base/aligned_mapping.h"
+#include "kv/base/div.h"
+#include "kv/base/error.h"
 
 namespace cairn::python {
 

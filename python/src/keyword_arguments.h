@@ -7,8 +7,8 @@
 
 #include "core/ranks/gloo_communicator.h"
 #include "core/save/save_options.h"
-#include "kv/copy_options.h"
-#include "kv/options.h"
+#include "kv/base/copy_options.h"
+#include "kv/base/options.h"
 
 namespace cairn::python {
 

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "core/sharding/placement.h"
+#include "core/tensor/placement.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 

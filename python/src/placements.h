@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "core/sharding/sharding.h"
+#include "core/tensor/sharding.h"
 
 namespace cairn::python {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kv/retention.h"
+#include "kv/base/retention.h"
 
 namespace cairn::python {
 

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "core/inspect/diff.h"
-#include "core/scrub.h"
-#include "kv/copy_options.h"
-#include "kv/error.h"
+#include "core/upkeep/scrub.h"
+#include "kv/base/copy_options.h"
+#include "kv/base/error.h"
 
 namespace cairn::python {
 

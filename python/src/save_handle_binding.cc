@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cmath>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 #include "python/src/errors.h"
 #include "python/src/gil.h"
 

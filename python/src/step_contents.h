@@ -13,7 +13,7 @@
 #include "core/convert/conversion.h"
 #include "core/inspect/stored_statistics.h"
 #include "core/step/contents.h"
-#include "kv/step_info.h"
+#include "kv/base/step_info.h"
 
 namespace cairn::python {
 

@@ -9,7 +9,7 @@
 #include <chrono>
 #include <utility>
 
-#include "kv/open_storage.h"
+#include "kv/storage/open/open_storage.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 #include "python/src/gil.h"

@@ -1,5 +1,5 @@
 #pragma once
-/// core/step_part.h for cairn/dcp: a store that is opened to write one rank's part of one step.
+/// core/upkeep/step_part.h for cairn/dcp: a store that is opened to write one rank's part of one step.
 
 #include <nanobind/nanobind.h>
 
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/checkpoint_store.h"
-#include "core/step_part.h"
+#include "core/upkeep/step_part.h"
 #include "python/src/errors.h"
 #include "python/src/flatten.h"
 #include "python/src/process_guard.h"

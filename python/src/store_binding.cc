@@ -11,11 +11,11 @@
 #include <string_view>
 #include <utility>
 
-#include "core/damaged_tensors.h"
+#include "core/upkeep/damaged_tensors.h"
 #include "core/load/map.h"
 #include "kv/copy_steps.h"
-#include "kv/retention.h"
-#include "kv/snapshot.h"
+#include "kv/base/retention.h"
+#include "kv/read/snapshot.h"
 #include "python/src/collection_pause.h"
 #include "python/src/conversion_binding.h"
 #include "python/src/convert.h"

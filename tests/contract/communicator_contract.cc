@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "core/ranks/gather_v.h"
-#include "core/sharding/mesh.h"
+#include "core/tensor/mesh.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"
 

@@ -3,7 +3,7 @@
 #include <atomic>
 
 #include "core/save/save_options.h"
-#include "kv/options.h"
+#include "kv/base/options.h"
 #include "tests/core/tensor/strided_fixture.h"
 #include "tests/core/tensor/test_tensor.h"
 

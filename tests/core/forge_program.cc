@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "kv/internal/records/kv_records.h"
-#include "kv/snapshot.h"
-#include "kv/step_records.h"
+#include "kv/root/internal/kv_records.h"
+#include "kv/read/snapshot.h"
+#include "kv/base/step_records.h"
 #include "kv/step_writer.h"
 #include "kv/store.h"
 

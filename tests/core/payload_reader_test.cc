@@ -1,4 +1,4 @@
-#include "core/payload_reader.h"
+#include "core/upkeep/payload_reader.h"
 
 #include "tests/core/tensor/test_tensor.h"
 

@@ -1,6 +1,6 @@
 // Damaged payload is replaced by good copies from other stores and other steps.
 
-#include "core/repair.h"
+#include "core/upkeep/repair.h"
 
 #include <fmt/format.h>
 
@@ -14,9 +14,9 @@
 
 #include "core/load/load_options.h"
 #include "kv/copy_steps.h"
-#include "kv/digest.h"
-#include "kv/internal/records/kv_records.h"
-#include "kv/snapshot.h"
+#include "kv/base/digest.h"
+#include "kv/root/internal/kv_records.h"
+#include "kv/read/snapshot.h"
 #include "kv/step_writer.h"
 #include "kv/store.h"
 #include "tests/core/tensor/test_tensor.h"

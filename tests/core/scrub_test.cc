@@ -1,6 +1,6 @@
 // Scrubs find damage at a limited rate, and no damage in what a writer deletes at the same time.
 
-#include "core/scrub.h"
+#include "core/upkeep/scrub.h"
 
 #include <filesystem>
 #include <fstream>

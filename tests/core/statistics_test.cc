@@ -1,4 +1,4 @@
-#include "core/statistics.h"
+#include "core/upkeep/statistics.h"
 
 #include <bit>
 #include <cmath>

@@ -1,7 +1,7 @@
 // Steps that are written in parts: portions, nesting, extensions, and what is refused. The ranks
 // are two stores of this process; in tests/python/dcp/ they are processes.
 
-#include "core/step_part.h"
+#include "core/upkeep/step_part.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

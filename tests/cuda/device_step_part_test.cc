@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/save/save_options.h"
-#include "core/step_part.h"
+#include "core/upkeep/step_part.h"
 #include "tests/cuda/device_store_fixture.h"
 
 namespace cairn::cuda {

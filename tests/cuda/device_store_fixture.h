@@ -13,7 +13,7 @@
 #include "core/checkpoint_store.h"
 #include "core/tensor/strided_copy.h"
 #include "cuda/backend.h"
-#include "kv/digest.h"
+#include "kv/base/digest.h"
 #include "tests/cuda/device_tensor.h"
 #include "tests/cuda/runtime_kind.h"
 #include "tests/support/result_matchers.h"

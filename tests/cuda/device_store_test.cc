@@ -7,7 +7,7 @@
 
 #include "core/async_save.h"
 #include "core/save/save_options.h"
-#include "kv/digest.h"
+#include "kv/base/digest.h"
 #include "tests/cuda/device_store_fixture.h"
 
 namespace cairn::cuda {

@@ -1,6 +1,6 @@
 // Digests that are computed on the device are bit-equal to those that are computed on the host.
 
-#include "kv/digest.h"
+#include "kv/base/digest.h"
 
 #include <gtest/gtest.h>
 

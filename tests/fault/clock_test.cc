@@ -22,11 +22,11 @@
 #include <vector>
 
 #include "kv/copy_steps.h"
-#include "kv/internal/root/lease.h"
-#include "kv/internal/root/root_log.h"
-#include "kv/open_storage.h"
-#include "kv/options.h"
-#include "kv/snapshot.h"
+#include "kv/root/internal/lease.h"
+#include "kv/root/internal/root_log.h"
+#include "kv/storage/open/open_storage.h"
+#include "kv/base/options.h"
+#include "kv/read/snapshot.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
 #include "tests/process/child.h"

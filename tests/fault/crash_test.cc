@@ -19,8 +19,8 @@
 #include <set>
 #include <sstream>
 
-#include "kv/options.h"
-#include "kv/snapshot.h"
+#include "kv/base/options.h"
+#include "kv/read/snapshot.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
 #include "tests/process/child.h"

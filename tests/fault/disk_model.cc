@@ -10,7 +10,7 @@
 #include <iterator>
 #include <span>
 
-#include "kv/digest.h"
+#include "kv/base/digest.h"
 
 namespace cairn::testing {
 namespace {

@@ -7,7 +7,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "kv/snapshot.h"
+#include "kv/read/snapshot.h"
 #include "kv/store.h"
 
 namespace cairn::kv::testing {

@@ -11,8 +11,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "kv/options.h"
-#include "kv/snapshot.h"
+#include "kv/base/options.h"
+#include "kv/read/snapshot.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
 #include "tests/support/fault_hook.h"

@@ -7,8 +7,8 @@
 #include <cstdlib>
 
 #include "kv/compact.h"
-#include "kv/options.h"
-#include "kv/snapshot.h"
+#include "kv/base/options.h"
+#include "kv/read/snapshot.h"
 #include "kv/store.h"
 
 namespace cairn::kv::testing {

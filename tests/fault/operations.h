@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "kv/options.h"
+#include "kv/base/options.h"
 #include "kv/store.h"
 #include "tests/kv/sample_step.h"
 

@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "kv/options.h"
-#include "kv/snapshot.h"
+#include "kv/base/options.h"
+#include "kv/read/snapshot.h"
 #include "kv/store.h"
 #include "tests/fault/disk_model.h"
 #include "tests/fault/operations.h"

@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "kv/compact.h"
-#include "kv/internal/root/root_log.h"
-#include "kv/snapshot.h"
-#include "kv/storage.h"
+#include "kv/root/internal/root_log.h"
+#include "kv/read/snapshot.h"
+#include "kv/storage/storage.h"
 #include "tests/support/result_matchers.h"
 
 namespace cairn::kv::testing {

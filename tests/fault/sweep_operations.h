@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "core/checkpoint_store.h"
-#include "kv/error.h"
-#include "kv/options.h"
+#include "kv/base/error.h"
+#include "kv/base/options.h"
 
 namespace cairn::testing {
 

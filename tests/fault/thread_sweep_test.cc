@@ -19,8 +19,8 @@
 
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
-#include "core/scrub.h"
-#include "kv/worker_pool.h"
+#include "core/upkeep/scrub.h"
+#include "kv/io/worker_pool.h"
 #include "tests/core/tensor/test_tensor.h"
 #include "tests/fault/sweep_operations.h"
 #include "tests/support/result_matchers.h"

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <utility>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::fuzz {
 

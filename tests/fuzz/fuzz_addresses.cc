@@ -4,11 +4,11 @@
 #include <string>
 
 #include "core/ranks/internal/rendezvous_record.h"
-#include "kv/annotations.h"
-#include "kv/internal/rados/rados_settings.h"
-#include "kv/internal/s3/s3_settings.h"
-#include "kv/open_storage.h"
-#include "kv/retention.h"
+#include "kv/base/annotations.h"
+#include "kv/storage/rados/internal/rados_settings.h"
+#include "kv/storage/s3/internal/s3_settings.h"
+#include "kv/storage/open/open_storage.h"
+#include "kv/base/retention.h"
 #include "tests/fuzz/fuzz_support.h"
 
 namespace cairn::fuzz {

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <array>
 
-#include "core/delta/internal/delta.h"
-#include "core/delta/internal/delta_encoder.h"
+#include "core/codec/internal/delta.h"
+#include "core/codec/internal/delta_encoder.h"
 #include "core/step/internal/compress.h"
-#include "kv/digest.h"
+#include "kv/base/digest.h"
 #include "tests/fuzz/fuzz_support.h"
 
 namespace cairn::fuzz {

@@ -9,11 +9,11 @@
 #include <cstddef>
 #include <string>
 
-#include "kv/internal/s3/curl_library.h"
-#include "kv/internal/s3/http_transfer.h"
-#include "kv/internal/s3/s3_errors.h"
-#include "kv/internal/s3/s3_ranges.h"
-#include "kv/internal/s3/s3_xml.h"
+#include "kv/storage/s3/internal/curl_library.h"
+#include "kv/storage/s3/internal/http_transfer.h"
+#include "kv/storage/s3/internal/s3_errors.h"
+#include "kv/storage/s3/internal/s3_ranges.h"
+#include "kv/storage/s3/internal/s3_xml.h"
 #include "tests/fuzz/fuzz_support.h"
 
 namespace cairn::fuzz {

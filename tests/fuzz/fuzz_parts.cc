@@ -2,10 +2,10 @@
 
 #include <memory>
 
-#include "kv/internal/parts/collected_records.h"
-#include "kv/internal/parts/part_file.h"
-#include "kv/internal/parts/rank_batch.h"
-#include "kv/internal/storage/memory_storage.h"
+#include "kv/commit/internal/collected_records.h"
+#include "kv/commit/internal/part_file.h"
+#include "kv/commit/internal/rank_batch.h"
+#include "kv/storage/files/internal/memory_storage.h"
 #include "tests/fuzz/fuzz_support.h"
 #include "tests/fuzz/part_bytes.h"
 

@@ -2,9 +2,9 @@
 
 #include <utility>
 
-#include "kv/digest.h"
-#include "kv/internal/root/framed_record.h"
-#include "kv/internal/root/root_record.h"
+#include "kv/base/digest.h"
+#include "kv/root/internal/framed_record.h"
+#include "kv/root/internal/root_record.h"
 #include "schema/little_endian.h"
 #include "tests/fuzz/fuzz_support.h"
 

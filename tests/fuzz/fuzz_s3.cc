@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <pugixml.hpp>
 
-#include "kv/internal/s3/aws_profile.h"
-#include "kv/internal/s3/credential_services.h"
-#include "kv/internal/s3/s3_errors.h"
-#include "kv/internal/s3/s3_ranges.h"
-#include "kv/internal/s3/s3_xml.h"
+#include "kv/storage/s3/internal/aws_profile.h"
+#include "kv/storage/s3/internal/credential_services.h"
+#include "kv/storage/s3/internal/s3_errors.h"
+#include "kv/storage/s3/internal/s3_ranges.h"
+#include "kv/storage/s3/internal/s3_xml.h"
 #include "tests/fuzz/fuzz_support.h"
 
 namespace cairn::fuzz {

@@ -4,11 +4,11 @@
 #include <array>
 #include <memory>
 
-#include "kv/digest.h"
-#include "kv/internal/segment/segment_description.h"
-#include "kv/internal/segment/segment_format.h"
-#include "kv/internal/storage/memory_storage.h"
-#include "kv/internal/storage/object_reader.h"
+#include "kv/base/digest.h"
+#include "kv/segment/internal/segment_description.h"
+#include "kv/segment/internal/segment_format.h"
+#include "kv/storage/files/internal/memory_storage.h"
+#include "kv/storage/internal/object_reader.h"
 #include "schema/little_endian.h"
 #include "tests/fuzz/fuzz_support.h"
 

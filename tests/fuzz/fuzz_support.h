@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 

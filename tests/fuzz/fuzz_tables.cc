@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <memory>
 
-#include "kv/digest.h"
-#include "kv/internal/storage/memory_storage.h"
-#include "kv/internal/table/table_check.h"
-#include "kv/internal/table/table_reader.h"
+#include "kv/base/digest.h"
+#include "kv/storage/files/internal/memory_storage.h"
+#include "kv/table/internal/table_check.h"
+#include "kv/table/internal/table_reader.h"
 #include "tests/fuzz/fuzz_support.h"
 
 namespace cairn::fuzz {

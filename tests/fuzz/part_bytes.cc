@@ -6,8 +6,8 @@
 #include <xxhash.h>
 #include <zstd.h>
 
-#include "kv/digest.h"
-#include "kv/internal/storage/memory_storage.h"
+#include "kv/base/digest.h"
+#include "kv/storage/files/internal/memory_storage.h"
 #include "schema/little_endian.h"
 #include "tests/fuzz/fuzz_support.h"
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "kv/internal/parts/part_file.h"
+#include "kv/commit/internal/part_file.h"
 
 namespace cairn::fuzz {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kv/payload.h"
+#include "kv/base/payload.h"
 
 namespace cairn::kv::testing {
 

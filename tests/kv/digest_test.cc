@@ -1,6 +1,6 @@
 // Compares page-tree digests with direct calls of XXH3 and with published values.
 
-#include "kv/digest.h"
+#include "kv/base/digest.h"
 
 #include <gtest/gtest.h>
 #include <xxhash.h>
@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kv/internal/io/file.h"
+#include "kv/io/internal/file.h"
 #include "tests/kv/sample_step.h"
 
 namespace cairn::kv {

@@ -1,6 +1,6 @@
 // Keys sort in the order of what they encode.
 
-#include "kv/key.h"
+#include "kv/base/key.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

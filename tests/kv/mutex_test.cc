@@ -1,4 +1,4 @@
-#include "kv/mutex.h"
+#include "kv/base/mutex.h"
 
 #include <gtest/gtest.h>
 

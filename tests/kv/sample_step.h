@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "kv/options.h"
-#include "kv/snapshot.h"
-#include "kv/step_info.h"
+#include "kv/base/options.h"
+#include "kv/read/snapshot.h"
+#include "kv/base/step_info.h"
 #include "kv/step_writer.h"
-#include "kv/storage.h"
+#include "kv/storage/storage.h"
 #include "kv/store.h"
 
 namespace cairn::kv::testing {

@@ -1,6 +1,6 @@
 // The limit of bytes per second, with times that the tests choose.
 
-#include "kv/throttle.h"
+#include "kv/base/throttle.h"
 
 #include <gtest/gtest.h>
 

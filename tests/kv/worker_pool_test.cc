@@ -1,4 +1,4 @@
-#include "kv/worker_pool.h"
+#include "kv/io/worker_pool.h"
 
 #include <gtest/gtest.h>
 

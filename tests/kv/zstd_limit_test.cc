@@ -1,6 +1,6 @@
 // The limit of the contents of a zstd frame holds for contents that compress as well as any can.
 
-#include "kv/zstd_limit.h"
+#include "kv/base/zstd_limit.h"
 
 #include <gtest/gtest.h>
 #include <zstd.h>

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kv/file_descriptor.h"
+#include "kv/io/file_descriptor.h"
 
 namespace cairn::testing {
 

@@ -14,7 +14,7 @@
 #include <filesystem>
 #include <thread>
 
-#include "kv/options.h"
+#include "kv/base/options.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
 #include "tests/process/child.h"

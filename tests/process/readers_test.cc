@@ -11,7 +11,7 @@
 #include <cstdlib>
 #include <memory>
 
-#include "kv/options.h"
+#include "kv/base/options.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
 #include "tests/process/child.h"

@@ -34,9 +34,9 @@
 #include <optional>
 #include <random>
 
-#include "kv/open_storage.h"
-#include "kv/options.h"
-#include "kv/snapshot.h"
+#include "kv/storage/open/open_storage.h"
+#include "kv/base/options.h"
+#include "kv/read/snapshot.h"
 #include "kv/step_writer.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"

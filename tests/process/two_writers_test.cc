@@ -18,8 +18,8 @@
 #include <fstream>
 #include <functional>
 
-#include "kv/options.h"
-#include "kv/snapshot.h"
+#include "kv/base/options.h"
+#include "kv/read/snapshot.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
 #include "tests/process/child.h"

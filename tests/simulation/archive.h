@@ -10,9 +10,9 @@
 #include <memory>
 #include <string>
 
-#include "kv/error.h"
-#include "kv/internal/storage/memory_storage.h"
-#include "kv/step_info.h"
+#include "kv/base/error.h"
+#include "kv/storage/files/internal/memory_storage.h"
+#include "kv/base/step_info.h"
 #include "kv/store.h"
 
 namespace cairn::simulation {

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "kv/internal/commit/store_identity.h"
-#include "kv/internal/parts/attempt_outcome.h"
-#include "kv/internal/root/root_record.h"
-#include "kv/internal/storage/object_names.h"
+#include "kv/state/internal/store_identity.h"
+#include "kv/state/internal/attempt_outcome.h"
+#include "kv/root/internal/root_record.h"
+#include "kv/storage/internal/object_names.h"
 
 namespace cairn::simulation {
 

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "kv/internal/root/root_log.h"
-#include "kv/internal/storage/object_names.h"
+#include "kv/root/internal/root_log.h"
+#include "kv/storage/internal/object_names.h"
 
 namespace cairn::simulation {
 namespace {

@@ -16,9 +16,9 @@
 #include <string>
 #include <vector>
 
-#include "kv/error.h"
-#include "kv/internal/root/root_record.h"
-#include "kv/snapshot.h"
+#include "kv/base/error.h"
+#include "kv/root/internal/root_record.h"
+#include "kv/read/snapshot.h"
 
 namespace cairn::simulation {
 

@@ -7,8 +7,8 @@
 #include <optional>
 #include <string>
 
-#include "kv/error.h"
-#include "kv/snapshot.h"
+#include "kv/base/error.h"
+#include "kv/read/snapshot.h"
 #include "kv/store.h"
 #include "tests/simulation/world.h"
 

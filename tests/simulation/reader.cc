@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "kv/internal/root/root_log.h"
+#include "kv/root/internal/root_log.h"
 
 namespace cairn::simulation {
 

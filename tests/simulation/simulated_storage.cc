@@ -8,9 +8,9 @@
 #include <set>
 #include <utility>
 
-#include "kv/internal/commit/store_identity.h"
-#include "kv/internal/root/root_record.h"
-#include "kv/internal/storage/name_check.h"
+#include "kv/state/internal/store_identity.h"
+#include "kv/root/internal/root_record.h"
+#include "kv/storage/internal/name_check.h"
 
 namespace cairn::simulation {
 namespace {

@@ -18,9 +18,9 @@
 #include <string_view>
 #include <vector>
 
-#include "kv/internal/storage/faulty_storage.h"
-#include "kv/internal/storage/memory_storage.h"
-#include "kv/storage.h"
+#include "kv/storage/files/internal/faulty_storage.h"
+#include "kv/storage/files/internal/memory_storage.h"
+#include "kv/storage/storage.h"
 #include "tests/simulation/model.h"
 #include "tests/simulation/scheduler.h"
 

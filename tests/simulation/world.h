@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "kv/options.h"
+#include "kv/base/options.h"
 #include "kv/store.h"
 #include "tests/kv/sample_step.h"
 #include "tests/simulation/archive.h"

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "kv/compact.h"
-#include "kv/internal/root/root_log.h"
-#include "kv/retention.h"
+#include "kv/root/internal/root_log.h"
+#include "kv/base/retention.h"
 
 namespace cairn::simulation {
 namespace {

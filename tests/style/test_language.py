@@ -26,8 +26,8 @@ CHECKED = ("README.md", "CHANGELOG.md", "bench", "cmake", "core", "cuda", "docs"
 NOT_CLEAN = {
     "core/interop/model_directory/model_layout.cc",
     "core/interop/safetensors/safetensors_writer.h",
-    "core/repair.h",
-    "core/scrub.h",
+    "core/upkeep/repair.h",
+    "core/upkeep/scrub.h",
     "tests/install/consumer/consumer.cc",
     "tests/python/test_convert.py",
     "tests/simulation/job.h",

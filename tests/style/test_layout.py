@@ -195,8 +195,8 @@ def test_every_source_has_a_header():
     [
         ("core/tensor/box.h", "core/save/save_options.h", True),
         ("core/save/internal/save.cc", "core/load/load_options.h", True),
-        ("kv/internal/io/file.h", "kv/internal/segment/segment_writer.h", True),
-        ("kv/options.h", "kv/internal/io/file.h", True),
+        ("kv/io/internal/file.h", "kv/segment/internal/segment_writer.h", True),
+        ("kv/base/options.h", "kv/io/internal/file.h", True),
         ("tools/dump/show.cc", "tools/bench/fio.h", True),
         ("core/load/internal/load.cc", "core/step/internal/lookup.h", False),
         ("kv/store.cc", "kv/internal/commit/commit.h", False),

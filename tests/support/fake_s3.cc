@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <utility>
 
-#include "kv/open_storage.h"
+#include "kv/storage/open/open_storage.h"
 #include "tests/support/result_matchers.h"
 
 namespace cairn::testing {

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "kv/mutex.h"
-#include "kv/storage.h"
-#include "kv/thread_annotations.h"
+#include "kv/base/mutex.h"
+#include "kv/storage/storage.h"
+#include "kv/base/thread_annotations.h"
 #include "tests/support/http_server.h"
 
 namespace cairn::testing {

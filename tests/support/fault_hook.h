@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "kv/internal/io/fault_point.h"
+#include "kv/io/internal/fault_point.h"
 
 namespace cairn::testing {
 

@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "kv/mutex.h"
-#include "kv/thread_annotations.h"
+#include "kv/base/mutex.h"
+#include "kv/base/thread_annotations.h"
 
 namespace cairn::testing {
 

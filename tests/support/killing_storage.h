@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "kv/storage.h"
+#include "kv/storage/storage.h"
 
 namespace cairn::testing {
 

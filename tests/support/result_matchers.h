@@ -8,7 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::testing {
 

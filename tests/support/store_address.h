@@ -8,8 +8,8 @@
 #include <string>
 #include <string_view>
 
-#include "kv/internal/storage/object_names.h"
-#include "kv/open_storage.h"
+#include "kv/storage/internal/object_names.h"
+#include "kv/storage/open/open_storage.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 

@@ -15,8 +15,8 @@
 
 #include "core/ranks/communicator.h"
 #include "core/ranks/communicator_arguments.h"
-#include "kv/mutex.h"
-#include "kv/thread_annotations.h"
+#include "kv/base/mutex.h"
+#include "kv/base/thread_annotations.h"
 
 namespace cairn::testing {
 

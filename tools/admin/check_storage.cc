@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "kv/open_storage.h"
-#include "kv/storage.h"
+#include "kv/storage/open/open_storage.h"
+#include "kv/storage/storage.h"
 #include "tools/admin/storage_checks.h"
 #include "tools/admin/verbs.h"
 #include "tools/common/exit_status.h"

@@ -1,6 +1,6 @@
 #include <fmt/format.h>
 
-#include "kv/snapshot.h"
+#include "kv/read/snapshot.h"
 #include "kv/store.h"
 #include "tools/admin/existing_store.h"
 #include "tools/admin/verbs.h"

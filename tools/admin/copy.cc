@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "kv/copy_steps.h"
-#include "kv/options.h"
-#include "kv/snapshot.h"
+#include "kv/base/options.h"
+#include "kv/read/snapshot.h"
 #include "tools/common/address.h"
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"

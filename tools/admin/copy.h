@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "kv/copy_options.h"
-#include "kv/error.h"
+#include "kv/base/copy_options.h"
+#include "kv/base/error.h"
 #include "kv/store.h"
-#include "kv/throttle.h"
+#include "kv/base/throttle.h"
 #include "tools/common/command_line.h"
 #include "tools/common/json.h"
 #include "tools/common/terminal.h"

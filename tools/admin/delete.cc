@@ -6,7 +6,7 @@
 #include <string>
 
 #include "core/checkpoint_store.h"
-#include "kv/options.h"
+#include "kv/base/options.h"
 #include "tools/admin/verbs.h"
 #include "tools/common/address.h"
 #include "tools/common/quantities.h"

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "core/checkpoint_store.h"
-#include "core/edit/step_edit.h"
-#include "kv/options.h"
+#include "core/rewrite/step_edit.h"
+#include "kv/base/options.h"
 #include "tools/admin/copy.h"
 #include "tools/admin/verbs.h"
 #include "tools/common/address.h"

@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "kv/error.h"
-#include "kv/options.h"
+#include "kv/base/error.h"
+#include "kv/base/options.h"
 
 namespace cairn::kv {
 class Store;

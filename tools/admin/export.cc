@@ -14,7 +14,7 @@
 #include "core/interop/model_directory/model_export.h"
 #include "core/interop/safetensors/safetensors_export.h"
 #include "core/interop/safetensors/safetensors_update.h"
-#include "core/payload_reader.h"
+#include "core/upkeep/payload_reader.h"
 #include "core/state_dict/key_pattern.h"
 #include "tools/admin/torch_files.h"
 #include "tools/common/address.h"

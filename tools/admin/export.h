@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 #include "tools/admin/conversion.h"
 #include "tools/common/terminal.h"
 

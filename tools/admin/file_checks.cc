@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "kv/file_descriptor.h"
+#include "kv/io/file_descriptor.h"
 #include "tools/admin/storage_checks.h"
 
 namespace cairn::tools {

@@ -11,7 +11,7 @@
 #include <memory>
 #include <set>
 
-#include "core/check_save.h"
+#include "core/save/check_save.h"
 #include "core/checkpoint_store.h"
 #include "core/convert/converted_state.h"
 #include "core/interop/model_directory/model_directory.h"

@@ -4,8 +4,8 @@
 #include <system_error>
 
 #include "core/checkpoint_store.h"
-#include "core/merge/step_merge.h"
-#include "kv/options.h"
+#include "core/rewrite/step_merge.h"
+#include "kv/base/options.h"
 #include "tools/admin/verbs.h"
 #include "tools/common/address.h"
 #include "tools/common/exit_status.h"

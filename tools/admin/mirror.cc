@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "kv/options.h"
-#include "kv/snapshot.h"
+#include "kv/base/options.h"
+#include "kv/read/snapshot.h"
 #include "kv/store.h"
 #include "tools/admin/copy.h"
 #include "tools/common/address.h"

@@ -1,4 +1,4 @@
-#include "core/repair.h"
+#include "core/upkeep/repair.h"
 
 #include <fmt/format.h>
 

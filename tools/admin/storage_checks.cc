@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "kv/catch_exhaustion.h"
+#include "kv/base/catch_exhaustion.h"
 #include "tools/common/quantities.h"
 
 namespace cairn::tools {

@@ -1,5 +1,5 @@
 #pragma once
-/// Checks of what Cairn requires of a storage (kv/storage.h, and docs/shared-file-systems.md).
+/// Checks of what Cairn requires of a storage (kv/storage/storage.h, and docs/shared-file-systems.md).
 ///
 /// Two machines are simulated by two mounts of one directory. A check that finds no violation does
 /// not prove that there is none.
@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "kv/error.h"
-#include "kv/storage.h"
+#include "kv/base/error.h"
+#include "kv/storage/storage.h"
 
 namespace cairn::tools {
 

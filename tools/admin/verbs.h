@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 #include "tools/common/command_line.h"
 #include "tools/common/program.h"
 #include "tools/common/terminal.h"

@@ -6,9 +6,9 @@
 #include <optional>
 
 #include "core/checkpoint_store.h"
-#include "kv/options.h"
-#include "kv/retention.h"
-#include "kv/snapshot.h"
+#include "kv/base/options.h"
+#include "kv/base/retention.h"
+#include "kv/read/snapshot.h"
 #include "kv/store.h"
 #include "tools/admin/existing_store.h"
 #include "tools/admin/verbs.h"

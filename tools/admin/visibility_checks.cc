@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "kv/catch_exhaustion.h"
+#include "kv/base/catch_exhaustion.h"
 #include "tools/admin/storage_checks.h"
 #include "tools/common/quantities.h"
 

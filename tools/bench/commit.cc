@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "core/checkpoint_store.h"
-#include "core/simulated_rank.h"
-#include "kv/mutex.h"
-#include "kv/thread_annotations.h"
+#include "core/upkeep/simulated_rank.h"
+#include "kv/base/mutex.h"
+#include "kv/base/thread_annotations.h"
 #include "tools/bench/scratch_store.h"
 #include "tools/bench/table_limit.h"
 #include "tools/bench/verbs.h"

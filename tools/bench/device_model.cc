@@ -4,7 +4,7 @@
 
 #include <chrono>
 
-#include "kv/options.h"
+#include "kv/base/options.h"
 
 namespace cairn::tools {
 

@@ -1,6 +1,6 @@
 // kv-bench digest: the page-tree digest compared with reading and copying the same memory.
 
-#include "kv/digest.h"
+#include "kv/base/digest.h"
 
 #include <fmt/format.h>
 

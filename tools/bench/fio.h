@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 #include "tools/bench/report.h"
 
 namespace cairn::tools {

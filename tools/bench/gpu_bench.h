@@ -8,7 +8,7 @@
 
 #include "core/device/device.h"
 #include "cuda/measure.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 #include "tools/bench/model_state.h"
 #include "tools/bench/report.h"
 #include "tools/bench/verbs.h"

@@ -6,8 +6,8 @@
 
 #include "core/checkpoint_store.h"
 #include "core/load/load_options.h"
-#include "kv/digest.h"
-#include "kv/snapshot.h"
+#include "kv/base/digest.h"
+#include "kv/read/snapshot.h"
 #include "tools/bench/device_model.h"
 #include "tools/bench/fio.h"
 #include "tools/bench/gpu_bench.h"

@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <vector>
 
-#include "kv/snapshot.h"
+#include "kv/read/snapshot.h"
 #include "tools/common/progress.h"
 
 namespace cairn::tools {

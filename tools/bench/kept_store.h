@@ -5,7 +5,7 @@
 #include <string>
 
 #include "core/checkpoint_store.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 #include "tools/bench/verbs.h"
 
 namespace cairn::tools {

@@ -6,7 +6,7 @@
 
 #include "core/checkpoint_store.h"
 #include "core/load/load_options.h"
-#include "kv/snapshot.h"
+#include "kv/read/snapshot.h"
 #include "tools/bench/fio.h"
 #include "tools/bench/page_cache.h"
 #include "tools/bench/saved_model.h"

@@ -10,7 +10,7 @@
 
 #include "core/checkpoint_store.h"
 #include "core/load/load_options.h"
-#include "kv/snapshot.h"
+#include "kv/read/snapshot.h"
 #include "tools/bench/child_process.h"
 #include "tools/bench/kept_store.h"
 #include "tools/bench/page_cache.h"

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::tools {
 

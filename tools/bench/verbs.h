@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 #include "tools/bench/report.h"
 #include "tools/common/terminal.h"
 

@@ -9,8 +9,8 @@
 #include <filesystem>
 #include <system_error>
 
-#include "kv/annotations.h"
-#include "kv/snapshot.h"
+#include "kv/base/annotations.h"
+#include "kv/read/snapshot.h"
 #include "kv/store.h"
 #include "tools/common/text.h"
 

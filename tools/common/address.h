@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::tools {
 

@@ -11,7 +11,7 @@
 #include <variant>
 #include <vector>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 #include "tools/common/terminal.h"
 
 namespace cairn::tools {

@@ -1,7 +1,7 @@
 #pragma once
 /// Exit statuses of all programs.
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::tools {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::tools {
 

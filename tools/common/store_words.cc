@@ -7,9 +7,9 @@
 #include <memory>
 
 #include "core/checkpoint_store.h"
-#include "kv/key.h"
-#include "kv/open_storage.h"
-#include "kv/snapshot.h"
+#include "kv/base/key.h"
+#include "kv/storage/open/open_storage.h"
+#include "kv/read/snapshot.h"
 #include "tools/common/address.h"
 #include "tools/common/quantities.h"
 

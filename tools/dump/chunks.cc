@@ -8,7 +8,7 @@
 #include <unordered_map>
 
 #include "core/step/contents.h"
-#include "kv/snapshot.h"
+#include "kv/read/snapshot.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/json.h"
 #include "tools/common/quantities.h"

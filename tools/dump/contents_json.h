@@ -7,7 +7,7 @@
 
 #include "core/state_dict/value.h"
 #include "core/step/contents.h"
-#include "kv/step_info.h"
+#include "kv/base/step_info.h"
 #include "tools/common/json.h"
 
 namespace cairn::tools {

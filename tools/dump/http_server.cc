@@ -38,10 +38,10 @@
 #include <tuple>
 #include <utility>
 
-#include "kv/catch_exhaustion.h"
-#include "kv/file_descriptor.h"
-#include "kv/mutex.h"
-#include "kv/thread_annotations.h"
+#include "kv/base/catch_exhaustion.h"
+#include "kv/io/file_descriptor.h"
+#include "kv/base/mutex.h"
+#include "kv/base/thread_annotations.h"
 #include "tools/common/json.h"
 #include "tools/common/text.h"
 #include "tools/dump/http_message.h"

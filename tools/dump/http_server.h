@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 #include "tools/dump/http_message.h"
 
 namespace cairn::tools {

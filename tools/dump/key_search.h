@@ -11,8 +11,8 @@
 
 #include "core/base/progress.h"
 #include "core/checkpoint_store.h"
-#include "kv/error.h"
-#include "kv/step_info.h"
+#include "kv/base/error.h"
+#include "kv/base/step_info.h"
 
 namespace cairn::tools {
 

@@ -9,8 +9,8 @@
 
 #include "core/base/progress.h"
 #include "core/checkpoint_store.h"
-#include "kv/error.h"
-#include "kv/snapshot.h"
+#include "kv/base/error.h"
+#include "kv/read/snapshot.h"
 
 namespace cairn::tools {
 

@@ -16,7 +16,7 @@
 #include "core/inspect/diff.h"
 #include "core/state_dict/key_pattern.h"
 #include "core/step/repeats.h"
-#include "kv/snapshot.h"
+#include "kv/read/snapshot.h"
 #include "tools/common/progress.h"
 #include "tools/common/text.h"
 #include "tools/common/timestamps.h"

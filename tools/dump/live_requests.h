@@ -4,7 +4,7 @@
 #include <string>
 
 #include "core/checkpoint_store.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 #include "tools/common/json.h"
 #include "tools/dump/http_server.h"
 #include "tools/dump/key_search.h"

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "kv/snapshot.h"
+#include "kv/read/snapshot.h"
 #include "tools/common/terminal.h"
 #include "tools/common/text.h"
 

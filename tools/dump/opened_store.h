@@ -13,7 +13,7 @@
 #include "core/inspect/stored_statistics.h"
 #include "core/state_dict/key_pattern.h"
 #include "core/step/contents.h"
-#include "kv/step_info.h"
+#include "kv/base/step_info.h"
 #include "kv/store.h"
 #include "tools/common/address.h"
 

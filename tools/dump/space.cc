@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "core/state_dict/key_pattern.h"
-#include "kv/segment_space.h"
+#include "kv/read/segment_space.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/json.h"
 #include "tools/common/progress.h"

@@ -8,7 +8,7 @@
 
 #include "core/inspect/stored_statistics.h"
 #include "core/step/contents.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 #include "tools/common/json.h"
 #include "tools/common/table.h"
 

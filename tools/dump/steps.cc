@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "kv/annotations.h"
-#include "kv/snapshot.h"
-#include "kv/step_info.h"
+#include "kv/base/annotations.h"
+#include "kv/read/snapshot.h"
+#include "kv/base/step_info.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"

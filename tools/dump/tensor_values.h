@@ -14,7 +14,7 @@
 #include "core/tensor/element_histogram.h"
 #include "core/tensor/element_statistics.h"
 #include "core/tensor/tensor.h"
-#include "kv/step_info.h"
+#include "kv/base/step_info.h"
 #include "tools/common/json.h"
 #include "tools/dump/array_text.h"
 

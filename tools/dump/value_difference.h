@@ -9,7 +9,7 @@
 #include "core/base/progress.h"
 #include "core/checkpoint_store.h"
 #include "core/step/contents.h"
-#include "kv/step_info.h"
+#include "kv/base/step_info.h"
 #include "schema/dtype.h"
 #include "tools/common/json.h"
 

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 #include "tools/common/terminal.h"
 
 namespace cairn::tools {

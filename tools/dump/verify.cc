@@ -4,7 +4,7 @@
 
 #include <chrono>
 
-#include "core/scrub.h"
+#include "core/upkeep/scrub.h"
 #include "tools/common/address.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/json.h"

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "core/base/progress.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::core::internal {
 

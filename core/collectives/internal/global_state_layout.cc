@@ -21,7 +21,7 @@
 #include "core/ranks/status_agreement.h"
 #include "core/state_dict/internal/leaves.h"
 #include "core/tensor/tiling.h"
-#include "kv/digest.h"
+#include "kv/base/digest.h"
 
 namespace cairn::core::internal {
 namespace {

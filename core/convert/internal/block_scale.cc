@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "core/tensor/element_cast.h"
-#include "kv/div.h"
-#include "kv/worker_pool.h"
+#include "kv/base/div.h"
+#include "kv/io/worker_pool.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 #include "schema/dtype.h"
 
 namespace cairn::core::internal {

@@ -11,7 +11,7 @@
 
 #include "core/step/internal/tensor_records.h"
 #include "core/tensor/element_cast.h"
-#include "kv/div.h"
+#include "kv/base/div.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -14,7 +14,7 @@
 #include <string_view>
 
 #include "core/device/device.h"
-#include "kv/mutex.h"
+#include "kv/base/mutex.h"
 
 namespace cairn::core::internal {
 namespace {

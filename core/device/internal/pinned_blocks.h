@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "core/tensor/chunk_grid.h"
-#include "kv/block_pool.h"
+#include "kv/io/block_pool.h"
 
 namespace cairn::core::internal {
 

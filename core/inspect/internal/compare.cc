@@ -16,8 +16,8 @@
 #include "core/step/internal/owners.h"
 #include "core/step/repeats.h"
 #include "core/tensor/chunk_grid.h"
-#include "kv/mutex.h"
-#include "kv/worker_pool.h"
+#include "kv/base/mutex.h"
+#include "kv/io/worker_pool.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "kv/annotations.h"
-#include "kv/step_info.h"
+#include "kv/base/annotations.h"
+#include "kv/base/step_info.h"
 
 namespace cairn::core::internal {
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/step/internal/owners.h"
-#include "kv/key.h"
+#include "kv/base/key.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -13,8 +13,8 @@
 #include "core/inspect/internal/module_tree.h"
 #include "core/inspect/internal/tensor_states.h"
 #include "core/inspect/report.h"
-#include "kv/snapshot.h"
-#include "kv/storage.h"
+#include "kv/read/snapshot.h"
+#include "kv/storage/storage.h"
 
 namespace cairn::core::internal {
 

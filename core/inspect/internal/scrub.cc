@@ -10,7 +10,7 @@
 #include "core/inspect/internal/scrub_deltas.h"
 #include "core/step/internal/lookup.h"
 #include "core/step/internal/stored_page_digests.h"
-#include "kv/read_range.h"
+#include "kv/base/read_range.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "core/step/internal/delta_chain.h"
 #include "core/step/internal/lookup.h"
-#include "kv/digest.h"
-#include "kv/read_range.h"
+#include "kv/base/digest.h"
+#include "kv/base/read_range.h"
 
 namespace cairn::core::internal {
 namespace {

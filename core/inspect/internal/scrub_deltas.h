@@ -9,7 +9,7 @@
 
 #include "core/base/internal/progress_meter.h"
 #include "core/inspect/internal/scrub_item.h"
-#include "kv/snapshot.h"
+#include "kv/read/snapshot.h"
 
 namespace cairn::core::internal {
 

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "core/inspect/report.h"
-#include "kv/error.h"
-#include "kv/snapshot.h"
-#include "kv/storage.h"
+#include "kv/base/error.h"
+#include "kv/read/snapshot.h"
+#include "kv/storage/storage.h"
 
 namespace cairn::core::internal {
 

@@ -8,7 +8,7 @@
 
 #include "core/base/internal/progress_meter.h"
 #include "core/step/internal/tensor_records.h"
-#include "kv/snapshot.h"
+#include "kv/read/snapshot.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -8,7 +8,7 @@
 #include "core/inspect/space.h"
 #include "core/state_dict/key_pattern.h"
 #include "core/step/internal/lookup.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::core::internal {
 

@@ -8,7 +8,7 @@
 #include "core/inspect/stored_statistics.h"
 #include "core/step/contents.h"
 #include "core/step/internal/lookup.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::core::internal {
 

@@ -11,8 +11,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "kv/digest.h"
-#include "kv/key.h"
+#include "kv/base/digest.h"
+#include "kv/base/key.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -10,11 +10,11 @@
 #include <string_view>
 #include <vector>
 
-#include "kv/chunk_entry.h"
-#include "kv/chunk_record.h"
-#include "kv/error.h"
-#include "kv/snapshot.h"
-#include "kv/step_info.h"
+#include "kv/base/chunk_entry.h"
+#include "kv/base/chunk_record.h"
+#include "kv/base/error.h"
+#include "kv/read/snapshot.h"
+#include "kv/base/step_info.h"
 
 namespace cairn::core::internal {
 

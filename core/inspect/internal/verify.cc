@@ -23,7 +23,7 @@
 #include "core/state_dict/value.h"
 #include "core/step/internal/owners.h"
 #include "core/tensor/tiling.h"
-#include "kv/key.h"
+#include "kv/base/key.h"
 
 namespace cairn::core::internal {
 namespace {

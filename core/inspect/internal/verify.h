@@ -4,7 +4,7 @@
 
 #include "core/base/progress.h"
 #include "core/step/internal/lookup.h"
-#include "kv/step_info.h"
+#include "kv/base/step_info.h"
 #include "kv/store.h"
 
 namespace cairn::core::internal {

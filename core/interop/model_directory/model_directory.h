@@ -9,7 +9,7 @@
 #include "core/interop/model_directory/model_layout.h"
 #include "core/interop/safetensors/safetensors_file.h"
 #include "core/state_dict/state_dict.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::core {
 

@@ -17,7 +17,7 @@
 #include "core/interop/model_directory/model_layout.h"
 #include "core/interop/safetensors/internal/durable_file.h"
 #include "core/interop/safetensors/safetensors_export.h"
-#include "core/payload_reader.h"
+#include "core/upkeep/payload_reader.h"
 
 namespace cairn::core {
 namespace {

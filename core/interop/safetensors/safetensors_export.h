@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "core/base/progress.h"
-#include "core/payload_reader.h"
+#include "core/upkeep/payload_reader.h"
 #include "core/step/contents.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::core {
 

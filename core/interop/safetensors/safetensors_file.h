@@ -10,8 +10,8 @@
 
 #include "core/interop/safetensors/safetensors_format.h"
 #include "core/state_dict/state_dict.h"
-#include "kv/error.h"
-#include "kv/mapping.h"
+#include "kv/base/error.h"
+#include "kv/base/mapping.h"
 
 namespace cairn::core {
 

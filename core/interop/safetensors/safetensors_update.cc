@@ -23,9 +23,9 @@
 #include "core/base/internal/progress_meter.h"
 #include "core/checkpoint_store.h"
 #include "core/interop/safetensors/safetensors_writer.h"
-#include "core/payload_reader.h"
+#include "core/upkeep/payload_reader.h"
 #include "core/tensor/chunk_grid.h"
-#include "kv/file_descriptor.h"
+#include "kv/io/file_descriptor.h"
 #include "schema/dtype.h"
 
 namespace cairn::core {

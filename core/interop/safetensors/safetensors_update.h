@@ -7,7 +7,7 @@
 #include "core/base/progress.h"
 #include "core/state_dict/key_pattern.h"
 #include "core/step/contents.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::core {
 

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "core/interop/safetensors/safetensors_format.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::core {
 

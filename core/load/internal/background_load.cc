@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "core/load/internal/load.h"
-#include "kv/catch_exhaustion.h"
-#include "kv/start_thread.h"
+#include "kv/base/catch_exhaustion.h"
+#include "kv/base/start_thread.h"
 
 namespace cairn::core::internal {
 

@@ -9,8 +9,8 @@
 
 #include "core/load/load_options.h"
 #include "core/step/internal/lookup.h"
-#include "kv/mutex.h"
-#include "kv/thread_annotations.h"
+#include "kv/base/mutex.h"
+#include "kv/base/thread_annotations.h"
 
 namespace cairn::core::internal {
 

@@ -9,8 +9,8 @@
 
 #include "core/step/contents.h"
 #include "core/step/internal/stored_page_digests.h"
-#include "kv/read_range.h"
-#include "kv/worker_pool.h"
+#include "kv/base/read_range.h"
+#include "kv/io/worker_pool.h"
 
 namespace cairn::core::internal {
 

@@ -29,8 +29,8 @@
 #include "core/step/internal/delta_chain.h"
 #include "core/step/internal/lookup.h"
 #include "core/tensor/internal/strided_region.h"
-#include "kv/mutex.h"
-#include "kv/thread_annotations.h"
+#include "kv/base/mutex.h"
+#include "kv/base/thread_annotations.h"
 
 namespace cairn::core::internal {
 

@@ -9,7 +9,7 @@
 #include "core/ranks/internal/all_gather_values.h"
 #include "core/step/internal/tensor_records.h"
 #include "core/tensor/internal/tensor_stream.h"
-#include "kv/digest.h"
+#include "kv/base/digest.h"
 
 namespace cairn::core::internal {
 

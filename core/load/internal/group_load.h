@@ -11,9 +11,9 @@
 #include "core/load/load_options.h"
 #include "core/ranks/communicator.h"
 #include "core/ranks/internal/round_mover.h"
-#include "core/sharding/internal/replica_group.h"
+#include "core/tensor/internal/replica_group.h"
 #include "core/tensor/tensor.h"
-#include "kv/step_info.h"
+#include "kv/base/step_info.h"
 
 namespace cairn::core::internal {
 

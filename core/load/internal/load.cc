@@ -14,7 +14,7 @@
 #include "core/load/internal/device_load.h"
 #include "core/load/internal/read_plan.h"
 #include "core/tensor/internal/memory_span.h"
-#include "kv/catch_exhaustion.h"
+#include "kv/base/catch_exhaustion.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -13,7 +13,7 @@
 #include "core/load/internal/mapped_check.h"
 #include "core/step/contents.h"
 #include "core/step/internal/owners.h"
-#include "kv/mapping.h"
+#include "kv/base/mapping.h"
 
 namespace cairn::core {
 namespace internal {

@@ -8,10 +8,10 @@
 
 #include "core/base/internal/progress_meter.h"
 #include "core/base/progress.h"
-#include "kv/mapping.h"
-#include "kv/mutex.h"
-#include "kv/thread_annotations.h"
-#include "kv/worker_pool.h"
+#include "kv/base/mapping.h"
+#include "kv/base/mutex.h"
+#include "kv/base/thread_annotations.h"
+#include "kv/io/worker_pool.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -7,7 +7,7 @@
 #include "core/base/progress.h"
 #include "core/step/contents.h"
 #include "core/step/internal/lookup.h"
-#include "kv/mapping.h"
+#include "kv/base/mapping.h"
 
 namespace cairn::core::internal {
 

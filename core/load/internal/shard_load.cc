@@ -26,12 +26,12 @@
 #include "core/ranks/internal/all_gather_values.h"
 #include "core/ranks/internal/round_mover.h"
 #include "core/ranks/status_agreement.h"
-#include "core/sharding/internal/replica_group.h"
+#include "core/tensor/internal/replica_group.h"
 #include "core/state_dict/internal/state_devices.h"
 #include "core/step/internal/owners.h"
-#include "kv/catch_exhaustion.h"
-#include "kv/digest.h"
-#include "kv/div.h"
+#include "kv/base/catch_exhaustion.h"
+#include "kv/base/digest.h"
+#include "kv/base/div.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -19,10 +19,10 @@
 #include "core/step/internal/owners.h"
 #include "core/step/internal/stored_page_digests.h"
 #include "core/step/internal/tensor_records.h"
-#include "kv/digest.h"
-#include "kv/key.h"
-#include "kv/mutex.h"
-#include "kv/worker_pool.h"
+#include "kv/base/digest.h"
+#include "kv/base/key.h"
+#include "kv/base/mutex.h"
+#include "kv/io/worker_pool.h"
 
 namespace cairn::core::internal {
 namespace {

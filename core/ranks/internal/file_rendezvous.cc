@@ -14,7 +14,7 @@
 #include <string_view>
 #include <thread>
 
-#include "kv/file_descriptor.h"
+#include "kv/io/file_descriptor.h"
 
 namespace cairn::core::internal {
 namespace {

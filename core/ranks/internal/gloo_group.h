@@ -30,7 +30,7 @@
 #include "core/ranks/communicator.h"
 #include "core/ranks/internal/gloo_waits.h"
 #include "core/ranks/internal/rendezvous.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace gloo::transport {
 class Device;

@@ -8,9 +8,9 @@
 #include <thread>
 
 #include "core/ranks/internal/rendezvous.h"
-#include "kv/error.h"
-#include "kv/mutex.h"
-#include "kv/thread_annotations.h"
+#include "kv/base/error.h"
+#include "kv/base/mutex.h"
+#include "kv/base/thread_annotations.h"
 
 namespace gloo {
 class Context;

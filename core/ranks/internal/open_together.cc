@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "core/ranks/status_agreement.h"
-#include "kv/options.h"
+#include "kv/base/options.h"
 
 namespace cairn::core::internal {
 namespace {

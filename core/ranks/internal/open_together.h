@@ -5,7 +5,7 @@
 #include <string>
 
 #include "core/ranks/communicator.h"
-#include "kv/options.h"
+#include "kv/base/options.h"
 #include "kv/store.h"
 
 namespace cairn::core::internal {

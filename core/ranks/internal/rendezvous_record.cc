@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <span>
 
-#include "kv/digest.h"
+#include "kv/base/digest.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::core::internal {
 

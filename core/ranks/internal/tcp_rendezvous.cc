@@ -23,7 +23,7 @@
 #include <list>
 #include <memory>
 
-#include "kv/file_descriptor.h"
+#include "kv/io/file_descriptor.h"
 
 namespace cairn::core::internal {
 namespace {

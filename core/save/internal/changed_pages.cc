@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "kv/digest.h"
-#include "kv/error.h"
+#include "kv/base/digest.h"
+#include "kv/base/error.h"
 
 namespace cairn::core::internal {
 namespace {

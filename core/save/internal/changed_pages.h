@@ -8,8 +8,8 @@
 #include <span>
 #include <vector>
 
-#include "kv/extents.h"
-#include "kv/payload.h"
+#include "kv/base/extents.h"
+#include "kv/base/payload.h"
 
 namespace cairn::core::internal {
 

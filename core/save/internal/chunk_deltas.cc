@@ -5,9 +5,9 @@
 
 #include "core/save/internal/delta_limits.h"
 #include "core/save/internal/tensor_payload.h"
-#include "kv/digest.h"
-#include "kv/read_range.h"
-#include "kv/worker_pool.h"
+#include "kv/base/digest.h"
+#include "kv/base/read_range.h"
+#include "kv/io/worker_pool.h"
 #include "schema/dtype.h"
 
 namespace cairn::core::internal {

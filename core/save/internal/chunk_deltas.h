@@ -13,12 +13,12 @@
 #include <span>
 #include <vector>
 
-#include "core/delta/internal/delta_encoder.h"
+#include "core/codec/internal/delta_encoder.h"
 #include "core/save/internal/chunk_source.h"
 #include "core/save/internal/save_plan.h"
 #include "core/step/internal/delta_chain.h"
 #include "core/step/internal/lookup.h"
-#include "kv/worker_pool.h"
+#include "kv/io/worker_pool.h"
 
 namespace cairn::core::internal {
 

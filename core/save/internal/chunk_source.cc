@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "kv/key.h"
+#include "kv/base/key.h"
 
 namespace cairn::core::internal {
 

@@ -14,8 +14,8 @@
 #include "core/save/internal/tensor_payload.h"
 #include "core/step/contents.h"
 #include "core/tensor/tensor.h"
-#include "kv/digest.h"
-#include "kv/payload.h"
+#include "kv/base/digest.h"
+#include "kv/base/payload.h"
 
 namespace cairn::core::internal {
 

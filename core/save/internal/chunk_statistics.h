@@ -8,7 +8,7 @@
 
 #include "core/tensor/element_statistics.h"
 #include "core/tensor/element_summary.h"
-#include "kv/chunk_entry.h"
+#include "kv/base/chunk_entry.h"
 #include "schema/dtype.h"
 
 namespace cairn::core::internal {

@@ -9,9 +9,9 @@
 #include "core/step/internal/compress.h"
 #include "core/step/internal/stored_page_digests.h"
 #include "core/step/internal/tensor_records.h"
-#include "kv/catch_exhaustion.h"
-#include "kv/key.h"
-#include "kv/step_records.h"
+#include "kv/base/catch_exhaustion.h"
+#include "kv/base/key.h"
+#include "kv/base/step_records.h"
 
 namespace cairn::core::internal {
 namespace {

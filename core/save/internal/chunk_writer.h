@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/base/internal/progress_meter.h"
-#include "core/delta/internal/delta_encoder.h"
+#include "core/codec/internal/delta_encoder.h"
 #include "core/save/internal/chunk_deltas.h"
 #include "core/save/internal/chunk_source.h"
 #include "core/save/internal/device_save.h"
@@ -22,7 +22,7 @@
 #include "core/save/internal/saved_chunks.h"
 #include "core/step/internal/lookup.h"
 #include "kv/step_writer.h"
-#include "kv/worker_pool.h"
+#include "kv/io/worker_pool.h"
 
 namespace cairn::core::internal {
 

@@ -7,8 +7,8 @@
 #include "core/device/internal/pinned_blocks.h"
 #include "core/save/internal/base_cursor.h"
 #include "core/save/internal/saved_chunks.h"
-#include "kv/digest.h"
-#include "kv/div.h"
+#include "kv/base/digest.h"
+#include "kv/base/div.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -9,7 +9,7 @@
 #include "core/save/internal/tensor_payload.h"
 #include "core/step/internal/stored_chunk.h"
 #include "core/step/internal/tensor_records.h"
-#include "kv/key.h"
+#include "kv/base/key.h"
 
 namespace cairn::core::internal {
 

@@ -9,9 +9,9 @@
 
 #include "core/save/internal/chunk_source.h"
 #include "core/step/internal/lookup.h"
-#include "kv/chunk_entry.h"
-#include "kv/digest.h"
-#include "kv/error.h"
+#include "kv/base/chunk_entry.h"
+#include "kv/base/digest.h"
+#include "kv/base/error.h"
 #include "kv/step_writer.h"
 
 namespace cairn::core::internal {

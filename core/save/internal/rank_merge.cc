@@ -7,7 +7,7 @@
 #include "core/state_dict/internal/tree_merge.h"
 #include "core/step/contents.h"
 #include "core/step/internal/tensor_records.h"
-#include "kv/key.h"
+#include "kv/base/key.h"
 #include "schema/little_endian.h"
 
 namespace cairn::core::internal {

@@ -15,8 +15,8 @@
 #include "core/state_dict/state_dict.h"
 #include "core/step/contents.h"
 #include "core/tensor/tiling.h"
-#include "kv/key.h"
-#include "kv/step_records.h"
+#include "kv/base/key.h"
+#include "kv/base/step_records.h"
 
 namespace cairn::core::internal {
 

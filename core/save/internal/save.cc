@@ -32,9 +32,9 @@
 #include "core/save/internal/unchanged_state.h"
 #include "core/step/contents.h"
 #include "core/step/internal/tensor_records.h"
-#include "kv/key.h"
-#include "kv/step_info.h"
-#include "kv/step_records.h"
+#include "kv/base/key.h"
+#include "kv/base/step_info.h"
+#include "kv/base/step_records.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -12,10 +12,10 @@
 #include "core/save/internal/saved_chunks.h"
 #include "core/save/save_options.h"
 #include "core/step/internal/lookup.h"
-#include "kv/step_info.h"
+#include "kv/base/step_info.h"
 #include "kv/step_writer.h"
 #include "kv/store.h"
-#include "kv/worker_pool.h"
+#include "kv/io/worker_pool.h"
 
 namespace cairn::core::internal {
 

@@ -13,9 +13,9 @@
 #include "core/device/device.h"
 #include "core/step/contents.h"
 #include "core/tensor/chunk_grid.h"
-#include "kv/chunk_entry.h"
-#include "kv/digest.h"
-#include "kv/error.h"
+#include "kv/base/chunk_entry.h"
+#include "kv/base/digest.h"
+#include "kv/base/error.h"
 
 namespace cairn::core::internal {
 

@@ -9,7 +9,7 @@
 
 #include "core/step/internal/tensor_records.h"
 #include "core/tensor/internal/memory_span.h"
-#include "kv/digest.h"
+#include "kv/base/digest.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -25,8 +25,8 @@
 #include "core/save/internal/aliases.h"
 #include "core/save/internal/save_plan.h"
 #include "core/save/save_options.h"
-#include "core/sharding/internal/replica_group.h"
-#include "core/sharding/sharding.h"
+#include "core/tensor/internal/replica_group.h"
+#include "core/tensor/sharding.h"
 #include "core/state_dict/state_dict.h"
 
 namespace cairn::core::internal {

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <set>
 
-#include "kv/error.h"
-#include "kv/mutex.h"
-#include "kv/thread_annotations.h"
+#include "kv/base/error.h"
+#include "kv/base/mutex.h"
+#include "kv/base/thread_annotations.h"
 
 namespace cairn::core::internal {
 

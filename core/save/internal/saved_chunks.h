@@ -10,8 +10,8 @@
 
 #include "core/device/device.h"
 #include "core/tensor/tensor.h"
-#include "kv/digest.h"
-#include "kv/step_info.h"
+#include "kv/base/digest.h"
+#include "kv/base/step_info.h"
 
 namespace cairn::core::internal {
 

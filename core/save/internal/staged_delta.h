@@ -6,9 +6,9 @@
 #include <span>
 #include <vector>
 
-#include "core/delta/internal/delta_encoder.h"
+#include "core/codec/internal/delta_encoder.h"
 #include "core/save/internal/save_plan.h"
-#include "kv/digest.h"
+#include "kv/base/digest.h"
 
 namespace cairn::core::internal {
 

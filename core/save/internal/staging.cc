@@ -19,8 +19,8 @@
 #include "core/save/internal/stated_unchanged.h"
 #include "core/save/internal/tensor_payload.h"
 #include "core/tensor/strided_copy.h"
-#include "kv/digest.h"
-#include "kv/div.h"
+#include "kv/base/digest.h"
+#include "kv/base/div.h"
 #include "schema/dtype.h"
 
 namespace cairn::core::internal {

@@ -9,7 +9,7 @@
 #include "core/save/internal/save_plan.h"
 #include "core/save/internal/saved_chunks.h"
 #include "core/save/internal/staged_delta.h"
-#include "kv/worker_pool.h"
+#include "kv/io/worker_pool.h"
 
 namespace cairn::core::internal {
 

@@ -5,7 +5,7 @@
 
 #include "core/save/internal/save_plan.h"
 #include "core/save/save_options.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::core::internal {
 

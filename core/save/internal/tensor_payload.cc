@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "core/tensor/strided_copy.h"
-#include "kv/digest.h"
+#include "kv/base/digest.h"
 
 namespace cairn::core::internal {
 

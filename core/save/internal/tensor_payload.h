@@ -7,7 +7,7 @@
 
 #include "core/save/internal/device_save.h"
 #include "core/tensor/tensor.h"
-#include "kv/payload.h"
+#include "kv/base/payload.h"
 
 namespace cairn::core::internal {
 

@@ -10,7 +10,7 @@
 #include "core/base/internal/groups.h"
 #include "core/base/internal/progress_meter.h"
 #include "core/tensor/strided_copy.h"
-#include "kv/digest.h"
+#include "kv/base/digest.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -6,8 +6,8 @@
 #include "core/base/progress.h"
 #include "core/save/internal/save_plan.h"
 #include "core/save/internal/saved_chunks.h"
-#include "kv/error.h"
-#include "kv/worker_pool.h"
+#include "kv/base/error.h"
+#include "kv/io/worker_pool.h"
 
 namespace cairn::core::internal {
 

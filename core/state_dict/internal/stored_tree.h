@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "core/state_dict/state_dict.h"
-#include "kv/mutex.h"
-#include "kv/thread_annotations.h"
+#include "kv/base/mutex.h"
+#include "kv/base/thread_annotations.h"
 
 namespace cairn::schema {
 struct StructureRecord;

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "cairn_schema/structure_generated.h"
-#include "kv/record_check.h"
+#include "kv/base/record_check.h"
 
 namespace cairn::core::internal {
 

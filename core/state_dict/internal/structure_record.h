@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <span>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::schema {
 struct StructureRecord;

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <array>
 
-#include "core/delta/internal/delta_format.h"
-#include "kv/digest.h"
-#include "kv/error.h"
+#include "core/codec/internal/delta_format.h"
+#include "kv/base/digest.h"
+#include "kv/base/error.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "core/delta/internal/delta_encoder.h"
+#include "core/codec/internal/delta_encoder.h"
 
 namespace cairn::core::internal {
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "kv/digest.h"
-#include "kv/mutex.h"
-#include "kv/read_range.h"
-#include "kv/worker_pool.h"
+#include "kv/base/digest.h"
+#include "kv/base/mutex.h"
+#include "kv/base/read_range.h"
+#include "kv/io/worker_pool.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/delta/internal/delta.h"
+#include "core/codec/internal/delta.h"
 #include "core/step/contents.h"
 #include "core/step/internal/lookup.h"
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "core/tensor/tiling.h"
-#include "kv/key.h"
+#include "kv/base/key.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -7,8 +7,8 @@
 #include "core/step/contents.h"
 #include "core/step/internal/delta_chain.h"
 #include "core/step/internal/lookup.h"
-#include "kv/key.h"
-#include "kv/read_range.h"
+#include "kv/base/key.h"
+#include "kv/base/read_range.h"
 
 namespace cairn::core::internal {
 

@@ -6,9 +6,9 @@
 #include <span>
 #include <string_view>
 
-#include "kv/error.h"
-#include "kv/extents.h"
-#include "kv/snapshot.h"
+#include "kv/base/error.h"
+#include "kv/base/extents.h"
+#include "kv/read/snapshot.h"
 
 namespace cairn::core::internal {
 

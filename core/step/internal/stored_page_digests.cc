@@ -4,9 +4,9 @@
 #include <bit>
 #include <map>
 
-#include "core/delta/internal/delta.h"
-#include "kv/read_range.h"
-#include "kv/snapshot.h"
+#include "core/codec/internal/delta.h"
+#include "kv/base/read_range.h"
+#include "kv/read/snapshot.h"
 
 namespace cairn::core::internal {
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "core/step/contents.h"
-#include "kv/read_range.h"
-#include "kv/snapshot.h"
+#include "kv/base/read_range.h"
+#include "kv/read/snapshot.h"
 
 namespace cairn::core::internal {
 

@@ -9,8 +9,8 @@
 
 #include "cairn_schema/chunk_generated.h"
 #include "cairn_schema/tensor_generated.h"
-#include "kv/chunk_record.h"
-#include "kv/record_check.h"
+#include "kv/base/chunk_record.h"
+#include "kv/base/record_check.h"
 
 namespace cairn::core::internal {
 namespace {

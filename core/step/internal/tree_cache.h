@@ -6,9 +6,9 @@
 
 #include "core/state_dict/internal/stored_tree.h"
 #include "core/step/internal/lookup.h"
-#include "kv/digest.h"
-#include "kv/mutex.h"
-#include "kv/thread_annotations.h"
+#include "kv/base/digest.h"
+#include "kv/base/mutex.h"
+#include "kv/base/thread_annotations.h"
 
 namespace cairn::core::internal {
 

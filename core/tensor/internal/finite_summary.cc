@@ -13,7 +13,7 @@
 // clang-format on
 
 #include "core/base/internal/vector_variants.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 #ifndef CAIRN_CORE_TENSOR_FINITE_SUMMARY_
 #define CAIRN_CORE_TENSOR_FINITE_SUMMARY_

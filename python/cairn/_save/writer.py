@@ -1,6 +1,6 @@
 """`Writer`: a step that is written tensor by tensor.
 
-1. Entering the block begins the step (core/step_part.h): each rank has its part.
+1. Entering the block begins the step (core/upkeep/step_part.h): each rank has its part.
 2. Each added leaf is written as one portion of the part. When `add` returns, nothing of it is read
    any more. The keys of the tree are the added names.
 3. Leaving the block commits. In a multi-rank store, the ranks exchange their names once all parts

@@ -1,6 +1,6 @@
 // Every set of vector instructions that this processor has finds the same elements.
 
-#include "core/delta/internal/changed_elements.h"
+#include "core/codec/internal/changed_elements.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 
 #include <memory>
 
-#include "core/delta/internal/delta_format.h"
+#include "core/codec/internal/delta_format.h"
 #include "tests/core/delta/delta_fixture.h"
 #include "tests/support/scoped_vector_target.h"
 #include "tests/support/seeded_random.h"

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/delta/internal/delta.h"
+#include "core/codec/internal/delta.h"
 #include "tests/core/delta/delta_fixture.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"

@@ -19,9 +19,9 @@
 #include <span>
 #include <vector>
 
-#include "core/delta/internal/delta.h"
-#include "core/delta/internal/delta_encoder.h"
-#include "kv/digest.h"
+#include "core/codec/internal/delta.h"
+#include "core/codec/internal/delta_encoder.h"
+#include "kv/base/digest.h"
 
 namespace cairn {
 namespace {

@@ -8,7 +8,7 @@
 #include <set>
 #include <utility>
 
-#include "core/delta/internal/delta.h"
+#include "core/codec/internal/delta.h"
 #include "schema/little_endian.h"
 #include "tests/core/delta/delta_fixture.h"
 #include "tests/support/result_matchers.h"

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/delta/internal/delta.h"
-#include "core/delta/internal/delta_encoder.h"
-#include "kv/digest.h"
+#include "core/codec/internal/delta.h"
+#include "core/codec/internal/delta_encoder.h"
+#include "kv/base/digest.h"
 #include "tests/support/seeded_random.h"
 
 namespace cairn::core::internal {

@@ -1,6 +1,6 @@
 // What the encoder writes, the decoder reads: for every element size, density and page length.
 
-#include "core/delta/internal/delta.h"
+#include "core/codec/internal/delta.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <cstring>
 #include <thread>
 
-#include "core/delta/internal/delta_encoder.h"
+#include "core/codec/internal/delta_encoder.h"
 #include "tests/core/delta/delta_fixture.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"

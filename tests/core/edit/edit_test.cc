@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/edit/step_edit.h"
+#include "core/rewrite/step_edit.h"
 #include "core/inspect/diff.h"
 #include "core/step/contents.h"
 #include "tests/core/tensor/test_tensor.h"

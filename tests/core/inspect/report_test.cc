@@ -11,7 +11,7 @@
 #include "core/inspect/internal/bad_values.h"
 #include "core/inspect/internal/examined_steps.h"
 #include "core/inspect/internal/tensor_states.h"
-#include "kv/snapshot.h"
+#include "kv/read/snapshot.h"
 #include "tests/core/tensor/test_tensor.h"
 #include "tests/support/seeded_random.h"
 

@@ -12,7 +12,7 @@
 
 #include "core/checkpoint_store.h"
 #include "kv/copy_steps.h"
-#include "kv/internal/storage/memory_storage.h"
+#include "kv/storage/files/internal/memory_storage.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {

@@ -9,8 +9,8 @@
 #include "core/load/load_options.h"
 #include "core/load/map.h"
 #include "core/step/contents.h"
-#include "kv/options.h"
-#include "kv/step_info.h"
+#include "kv/base/options.h"
+#include "kv/base/step_info.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {

@@ -1,6 +1,6 @@
 // Damaged tensors are found, whatever is damaged, and all others are not.
 
-#include "core/damaged_tensors.h"
+#include "core/upkeep/damaged_tensors.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "core/step/contents.h"
-#include "kv/snapshot.h"
+#include "kv/read/snapshot.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {

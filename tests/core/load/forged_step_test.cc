@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "core/load/load_options.h"
-#include "core/payload_reader.h"
+#include "core/upkeep/payload_reader.h"
 #include "core/step/contents.h"
 #include "core/step/internal/tensor_records.h"
-#include "kv/key.h"
-#include "kv/step_records.h"
+#include "kv/base/key.h"
+#include "kv/base/step_records.h"
 #include "kv/step_writer.h"
 #include "tests/core/tensor/test_tensor.h"
 #include "tests/kv/byte_payload.h"

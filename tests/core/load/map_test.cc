@@ -3,7 +3,7 @@
 #include <set>
 
 #include "core/load/load_options.h"
-#include "kv/mapping.h"
+#include "kv/base/mapping.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {

@@ -11,8 +11,8 @@
 #include <string>
 
 #include "core/checkpoint_store.h"
-#include "kv/internal/storage/faulty_storage.h"
-#include "kv/internal/storage/memory_storage.h"
+#include "kv/storage/files/internal/faulty_storage.h"
+#include "kv/storage/files/internal/memory_storage.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {

@@ -1,7 +1,7 @@
 // Weighted means of steps: their values, what costs no payload, and what is refused. Comparisons of
 // the arithmetic with torch are in tests/python/test_merge.py.
 
-#include "core/merge/internal/merge.h"
+#include "core/rewrite/internal/merge.h"
 
 #include <gmock/gmock.h>
 
@@ -11,8 +11,8 @@
 #include <fstream>
 #include <limits>
 
-#include "core/merge/step_merge.h"
-#include "kv/worker_pool.h"
+#include "core/rewrite/step_merge.h"
+#include "kv/io/worker_pool.h"
 #include "tests/core/tensor/test_tensor.h"
 #include "tests/support/fake_s3.h"
 

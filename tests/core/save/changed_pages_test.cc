@@ -7,8 +7,8 @@
 
 #include <array>
 
-#include "kv/digest.h"
-#include "kv/payload.h"
+#include "kv/base/digest.h"
+#include "kv/base/payload.h"
 #include "tests/support/seeded_random.h"
 
 namespace cairn::core::internal {

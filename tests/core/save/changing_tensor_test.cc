@@ -11,7 +11,7 @@
 
 #include "core/async_save.h"
 #include "core/save/save_options.h"
-#include "kv/digest.h"
+#include "kv/base/digest.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {

@@ -11,7 +11,7 @@
 #include "core/checkpoint_store.h"
 #include "core/save/save_options.h"
 #include "core/step/contents.h"
-#include "core/step_part.h"
+#include "core/upkeep/step_part.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {

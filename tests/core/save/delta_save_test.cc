@@ -12,7 +12,7 @@
 #include "core/save/save_options.h"
 #include "core/step/contents.h"
 #include "kv/copy_steps.h"
-#include "kv/step_info.h"
+#include "kv/base/step_info.h"
 #include "kv/store.h"
 #include "tests/core/tensor/test_tensor.h"
 

@@ -8,10 +8,10 @@
 
 #include "core/inspect/diff.h"
 #include "core/load/load_options.h"
-#include "core/payload_reader.h"
+#include "core/upkeep/payload_reader.h"
 #include "core/save/save_options.h"
 #include "core/step/contents.h"
-#include "kv/step_info.h"
+#include "kv/base/step_info.h"
 #include "kv/store.h"
 #include "tests/core/tensor/test_tensor.h"
 

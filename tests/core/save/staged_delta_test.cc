@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "core/async_save.h"
-#include "core/delta/internal/delta.h"
+#include "core/codec/internal/delta.h"
 #include "core/save/internal/save.h"
 #include "core/save/internal/save_planner.h"
 #include "core/save/internal/staging.h"

@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include "kv/digest.h"
+#include "kv/base/digest.h"
 #include "tests/core/tensor/strided_fixture.h"
 #include "tests/core/tensor/test_tensor.h"
 

@@ -1,4 +1,4 @@
-#include "core/sharding/mesh.h"
+#include "core/tensor/mesh.h"
 
 #include <array>
 

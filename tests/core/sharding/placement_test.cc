@@ -1,4 +1,4 @@
-#include "core/sharding/placement.h"
+#include "core/tensor/placement.h"
 
 #include <map>
 #include <set>

@@ -1,6 +1,6 @@
 // Boxes of global tensors that local memory holds.
 
-#include "core/sharding/sharding.h"
+#include "core/tensor/sharding.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

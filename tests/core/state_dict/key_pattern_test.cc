@@ -2,7 +2,7 @@
 
 #include <chrono>
 
-#include "kv/key.h"
+#include "kv/base/key.h"
 #include "tests/support/result_matchers.h"
 
 namespace cairn::core {

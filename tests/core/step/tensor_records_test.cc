@@ -3,7 +3,7 @@
 #include "cairn_schema/chunk_generated.h"
 #include "cairn_schema/tensor_generated.h"
 #include "core/step/contents.h"
-#include "kv/key.h"
+#include "kv/base/key.h"
 #include "schema/record.h"
 #include "tests/support/result_matchers.h"
 

@@ -5,9 +5,9 @@
 #include "core/ranks/communicator.h"
 #include "core/ranks/gather_v.h"
 #include "core/ranks/gloo_communicator.h"
-#include "core/sharding/mesh.h"
+#include "core/tensor/mesh.h"
 #include "cuda/nccl_communicator.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace core = cairn::core;
 namespace cuda = cairn::cuda;

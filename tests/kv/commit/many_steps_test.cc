@@ -13,11 +13,11 @@
 #include <set>
 #include <unordered_set>
 
-#include "kv/internal/root/root_log.h"
-#include "kv/internal/root/step_list.h"
-#include "kv/internal/table/table_stack.h"
-#include "kv/open_storage.h"
-#include "kv/options.h"
+#include "kv/root/internal/root_log.h"
+#include "kv/root/internal/step_list.h"
+#include "kv/table/internal/table_stack.h"
+#include "kv/storage/open/open_storage.h"
+#include "kv/base/options.h"
 #include "kv/store.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"

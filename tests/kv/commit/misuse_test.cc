@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "kv/block_pool.h"
-#include "kv/internal/storage/memory_storage.h"
-#include "kv/options.h"
+#include "kv/io/block_pool.h"
+#include "kv/storage/files/internal/memory_storage.h"
+#include "kv/base/options.h"
 #include "kv/step_writer.h"
 #include "kv/store.h"
 #include "tests/kv/byte_payload.h"

@@ -9,10 +9,10 @@
 #include <filesystem>
 #include <thread>
 
-#include "kv/internal/storage/faulty_storage.h"
-#include "kv/internal/storage/memory_storage.h"
-#include "kv/options.h"
-#include "kv/step_info.h"
+#include "kv/storage/files/internal/faulty_storage.h"
+#include "kv/storage/files/internal/memory_storage.h"
+#include "kv/base/options.h"
+#include "kv/base/step_info.h"
 #include "kv/step_writer.h"
 #include "kv/store.h"
 #include "tests/kv/byte_payload.h"

@@ -11,14 +11,14 @@
 #include <span>
 #include <utility>
 
-#include "kv/internal/records/kv_records.h"
-#include "kv/internal/root/root_log.h"
-#include "kv/internal/storage/object_names.h"
-#include "kv/internal/table/table_writer.h"
-#include "kv/key.h"
-#include "kv/open_storage.h"
-#include "kv/options.h"
-#include "kv/snapshot.h"
+#include "kv/root/internal/kv_records.h"
+#include "kv/root/internal/root_log.h"
+#include "kv/storage/internal/object_names.h"
+#include "kv/table/internal/table_writer.h"
+#include "kv/base/key.h"
+#include "kv/storage/open/open_storage.h"
+#include "kv/base/options.h"
+#include "kv/read/snapshot.h"
 #include "kv/store.h"
 #include "tests/kv/root/hooked_storage.h"
 #include "tests/kv/sample_step.h"

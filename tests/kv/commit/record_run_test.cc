@@ -1,6 +1,6 @@
 // Runs return the records that were written, and notice if their object has changed.
 
-#include "kv/internal/commit/record_run.h"
+#include "kv/commit/internal/record_run.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kv/internal/storage/memory_storage.h"
+#include "kv/storage/files/internal/memory_storage.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"
 

@@ -12,14 +12,14 @@
 #include <set>
 #include <thread>
 
-#include "kv/internal/commit/root_change.h"
-#include "kv/internal/root/root_log.h"
-#include "kv/internal/storage/faulty_storage.h"
-#include "kv/internal/storage/memory_storage.h"
-#include "kv/internal/storage/object_names.h"
-#include "kv/open_storage.h"
-#include "kv/options.h"
-#include "kv/snapshot.h"
+#include "kv/state/internal/root_change.h"
+#include "kv/root/internal/root_log.h"
+#include "kv/storage/files/internal/faulty_storage.h"
+#include "kv/storage/files/internal/memory_storage.h"
+#include "kv/storage/internal/object_names.h"
+#include "kv/storage/open/open_storage.h"
+#include "kv/base/options.h"
+#include "kv/read/snapshot.h"
 #include "kv/store.h"
 #include "tests/kv/byte_payload.h"
 #include "tests/kv/sample_step.h"

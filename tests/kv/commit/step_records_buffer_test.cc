@@ -1,6 +1,6 @@
 // Records are returned in the order of their keys, whether they fit into memory or not.
 
-#include "kv/internal/commit/step_records_buffer.h"
+#include "kv/commit/internal/step_records_buffer.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -8,8 +8,8 @@
 
 #include <map>
 
-#include "kv/internal/storage/faulty_storage.h"
-#include "kv/internal/storage/memory_storage.h"
+#include "kv/storage/files/internal/faulty_storage.h"
+#include "kv/storage/files/internal/memory_storage.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"

@@ -8,9 +8,9 @@
 #include <filesystem>
 #include <fstream>
 
-#include "kv/digest.h"
-#include "kv/internal/io/file.h"
-#include "kv/options.h"
+#include "kv/base/digest.h"
+#include "kv/io/internal/file.h"
+#include "kv/base/options.h"
 #include "kv/store.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/fault_hook.h"

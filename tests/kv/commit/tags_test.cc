@@ -13,12 +13,12 @@
 #include <string>
 #include <vector>
 
-#include "kv/annotations.h"
+#include "kv/base/annotations.h"
 #include "kv/compact.h"
-#include "kv/internal/root/root_record.h"
-#include "kv/internal/storage/memory_storage.h"
-#include "kv/retention.h"
-#include "kv/snapshot.h"
+#include "kv/root/internal/root_record.h"
+#include "kv/storage/files/internal/memory_storage.h"
+#include "kv/base/retention.h"
+#include "kv/read/snapshot.h"
 #include "kv/store.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"

@@ -10,7 +10,7 @@
 
 #include <filesystem>
 
-#include "kv/snapshot.h"
+#include "kv/read/snapshot.h"
 #include "tests/kv/copy/copy_stores.h"
 #include "tests/support/fault_hook.h"
 #include "tests/support/scoped_temp_dir.h"

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "kv/copy_steps.h"
-#include "kv/internal/root/root_log.h"
-#include "kv/internal/storage/directory_storage.h"
-#include "kv/internal/storage/faulty_storage.h"
-#include "kv/internal/storage/memory_storage.h"
+#include "kv/root/internal/root_log.h"
+#include "kv/storage/files/internal/directory_storage.h"
+#include "kv/storage/files/internal/faulty_storage.h"
+#include "kv/storage/files/internal/memory_storage.h"
 #include "kv/store.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"

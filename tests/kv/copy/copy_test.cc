@@ -11,7 +11,7 @@
 #include <functional>
 #include <thread>
 
-#include "kv/snapshot.h"
+#include "kv/read/snapshot.h"
 #include "tests/kv/copy/copy_stores.h"
 #include "tests/support/scoped_temp_dir.h"
 

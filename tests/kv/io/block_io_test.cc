@@ -1,6 +1,6 @@
 // The block pool, and the I/O queue with io_uring and with threads.
 
-#include "kv/internal/io/block_io.h"
+#include "kv/io/internal/block_io.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "kv/file_descriptor.h"
+#include "kv/io/file_descriptor.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"

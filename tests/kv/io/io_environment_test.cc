@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "kv/options.h"
+#include "kv/base/options.h"
 #include "kv/store.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"

@@ -1,14 +1,14 @@
 // Parts are read as they were written, and every damage to them is refused.
 
-#include "kv/internal/parts/part_file.h"
+#include "kv/commit/internal/part_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #define XXH_STATIC_LINKING_ONLY  // for XXH3_64bits_withSeed
 #include <xxhash.h>
 
-#include "kv/digest.h"
-#include "kv/internal/storage/memory_storage.h"
+#include "kv/base/digest.h"
+#include "kv/storage/files/internal/memory_storage.h"
 #include "schema/little_endian.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"

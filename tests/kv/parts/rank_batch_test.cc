@@ -1,14 +1,14 @@
 // Records of parts are verified and grouped by tensor, and anything else is refused.
 
-#include "kv/internal/parts/rank_batch.h"
+#include "kv/commit/internal/rank_batch.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
 
-#include "kv/internal/records/kv_records.h"
-#include "kv/internal/segment/segment_stream.h"
+#include "kv/root/internal/kv_records.h"
+#include "kv/segment/internal/segment_stream.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"
 

@@ -11,7 +11,7 @@
 #include <map>
 #include <random>
 
-#include "kv/internal/rados/rados_settings.h"
+#include "kv/storage/rados/internal/rados_settings.h"
 #include "tests/support/result_matchers.h"
 
 namespace cairn::testing {

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "kv/internal/rados/rados_storage.h"
+#include "kv/storage/rados/internal/rados_storage.h"
 
 namespace cairn::testing {
 

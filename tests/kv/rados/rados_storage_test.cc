@@ -12,10 +12,10 @@
 #include <thread>
 #include <vector>
 
-#include "kv/internal/rados/object_read.h"
-#include "kv/internal/rados/object_write.h"
-#include "kv/internal/rados/rados_leftovers.h"
-#include "kv/internal/rados/rados_session.h"
+#include "kv/storage/rados/internal/object_read.h"
+#include "kv/storage/rados/internal/object_write.h"
+#include "kv/storage/rados/internal/rados_leftovers.h"
+#include "kv/storage/rados/internal/rados_session.h"
 #include "tests/kv/rados/ceph_cluster.h"
 #include "tests/kv/storage/storage_contract.h"
 #include "tests/support/result_matchers.h"

@@ -4,9 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "kv/internal/root/root_log.h"
-#include "kv/internal/storage/faulty_storage.h"
-#include "kv/internal/storage/memory_storage.h"
+#include "kv/root/internal/root_log.h"
+#include "kv/storage/files/internal/faulty_storage.h"
+#include "kv/storage/files/internal/memory_storage.h"
 #include "tests/kv/root/sample_root.h"
 #include "tests/kv/storage/round_trip_storage.h"
 #include "tests/support/result_matchers.h"

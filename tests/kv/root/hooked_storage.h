@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kv/internal/storage/memory_storage.h"
+#include "kv/storage/files/internal/memory_storage.h"
 
 namespace cairn::kv::testing {
 

@@ -1,6 +1,6 @@
 // Who may write: processes that are alive, dead, of another host, of another namespace, and forked.
 
-#include "kv/internal/root/lease.h"
+#include "kv/root/internal/lease.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <chrono>
 #include <new>
 
-#include "kv/internal/storage/memory_storage.h"
+#include "kv/storage/files/internal/memory_storage.h"
 #include "tests/kv/root/hooked_storage.h"
 #include "tests/support/result_matchers.h"
 

@@ -1,6 +1,6 @@
 // The newest root and the next: races, lost responses, stale hints and listings, removed roots.
 
-#include "kv/internal/root/root_log.h"
+#include "kv/root/internal/root_log.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@
 #include <future>
 #include <thread>
 
-#include "kv/internal/storage/faulty_storage.h"
-#include "kv/internal/storage/memory_storage.h"
+#include "kv/storage/files/internal/faulty_storage.h"
+#include "kv/storage/files/internal/memory_storage.h"
 #include "tests/kv/root/hooked_storage.h"
 #include "tests/kv/root/sample_root.h"
 #include "tests/support/result_matchers.h"

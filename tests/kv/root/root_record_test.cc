@@ -1,6 +1,6 @@
 // Roots and pages as bytes: what is encoded is decoded, and no bytes crash a decoder.
 
-#include "kv/internal/root/root_record.h"
+#include "kv/root/internal/root_record.h"
 
 #include <cairn_schema/root_generated.h>
 #include <gmock/gmock.h>
@@ -10,9 +10,9 @@
 #include <span>
 #include <vector>
 
-#include "kv/digest.h"
-#include "kv/internal/root/framed_record.h"
-#include "kv/internal/table/table_stack.h"
+#include "kv/base/digest.h"
+#include "kv/root/internal/framed_record.h"
+#include "kv/table/internal/table_stack.h"
 #include "schema/little_endian.h"
 #include "tests/kv/root/sample_root.h"
 #include "tests/support/result_matchers.h"

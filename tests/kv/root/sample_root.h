@@ -8,7 +8,7 @@
 #include <random>
 #include <utility>
 
-#include "kv/internal/root/root_record.h"
+#include "kv/root/internal/root_record.h"
 
 namespace cairn::kv::testing {
 

@@ -1,6 +1,6 @@
 // The list of steps in roots and pages, compared with a map.
 
-#include "kv/internal/root/step_list.h"
+#include "kv/root/internal/step_list.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -13,7 +13,7 @@
 #include <random>
 #include <set>
 
-#include "kv/internal/storage/memory_storage.h"
+#include "kv/storage/files/internal/memory_storage.h"
 #include "tests/kv/root/sample_root.h"
 #include "tests/support/result_matchers.h"
 

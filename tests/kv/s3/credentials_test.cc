@@ -1,6 +1,6 @@
 // Sources of credentials, and when they are asked.
 
-#include "kv/internal/s3/credentials.h"
+#include "kv/storage/s3/internal/credentials.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -15,8 +15,8 @@
 #include <thread>
 #include <vector>
 
-#include "kv/internal/s3/credential_services.h"
-#include "kv/internal/s3/credential_sources.h"
+#include "kv/storage/s3/internal/credential_services.h"
+#include "kv/storage/s3/internal/credential_sources.h"
 #include "tests/support/http_server.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"

@@ -1,6 +1,6 @@
 // The libcurl that is opened at run time.
 
-#include "kv/internal/s3/curl_library.h"
+#include "kv/storage/s3/internal/curl_library.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

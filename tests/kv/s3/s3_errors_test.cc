@@ -1,14 +1,14 @@
 // What responses mean.
 
-#include "kv/internal/s3/s3_errors.h"
+#include "kv/storage/s3/internal/s3_errors.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 
-#include "kv/internal/s3/s3_ranges.h"
-#include "kv/internal/s3/s3_xml.h"
+#include "kv/storage/s3/internal/s3_ranges.h"
+#include "kv/storage/s3/internal/s3_xml.h"
 #include "tests/support/result_matchers.h"
 
 namespace cairn::testing {

@@ -14,11 +14,11 @@
 #include <string>
 #include <vector>
 
-#include "kv/div.h"
-#include "kv/internal/s3/s3_storage.h"
-#include "kv/internal/storage/listing.h"
-#include "kv/io_queue.h"
-#include "kv/storage.h"
+#include "kv/base/div.h"
+#include "kv/storage/s3/internal/s3_storage.h"
+#include "kv/storage/internal/listing.h"
+#include "kv/io/io_queue.h"
+#include "kv/storage/storage.h"
 #include "tests/support/fake_s3.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"

@@ -11,7 +11,7 @@
 #include <map>
 #include <random>
 
-#include "kv/internal/s3/s3_storage.h"
+#include "kv/storage/s3/internal/s3_storage.h"
 #include "tests/support/result_matchers.h"
 
 namespace cairn::testing {

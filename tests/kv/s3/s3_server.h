@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "kv/s3_options.h"
-#include "kv/storage.h"
+#include "kv/base/s3_options.h"
+#include "kv/storage/storage.h"
 
 namespace cairn::testing {
 

@@ -1,6 +1,6 @@
 // Addresses, profiles, and the order in which settings are looked for.
 
-#include "kv/internal/s3/s3_settings.h"
+#include "kv/storage/s3/internal/s3_settings.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <map>
 #include <string>
 
-#include "kv/internal/s3/aws_profile.h"
+#include "kv/storage/s3/internal/aws_profile.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 

@@ -10,10 +10,10 @@
 #include <string_view>
 #include <vector>
 
-#include "kv/internal/s3/s3_client.h"
-#include "kv/internal/s3/s3_settings.h"
-#include "kv/internal/s3/s3_xml.h"
-#include "kv/storage.h"
+#include "kv/storage/s3/internal/s3_client.h"
+#include "kv/storage/s3/internal/s3_settings.h"
+#include "kv/storage/s3/internal/s3_xml.h"
+#include "kv/storage/storage.h"
 #include "tests/kv/s3/s3_server.h"
 #include "tests/kv/storage/storage_contract.h"
 #include "tests/support/result_matchers.h"

@@ -1,6 +1,6 @@
 // How ranges are divided among workers.
 
-#include "kv/internal/segment/read_batches.h"
+#include "kv/segment/internal/read_batches.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "kv/read_range.h"
+#include "kv/base/read_range.h"
 #include "tests/support/seeded_random.h"
 
 namespace cairn::kv::internal {

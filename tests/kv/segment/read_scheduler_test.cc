@@ -1,7 +1,7 @@
 // Reads of objects that are not files: with windows, slices and several workers. kv/read_test.cc
 // reads files.
 
-#include "kv/internal/segment/read_scheduler.h"
+#include "kv/segment/internal/read_scheduler.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -15,12 +15,12 @@
 #include <string>
 #include <vector>
 
-#include "kv/block_pool.h"
-#include "kv/internal/segment/segment_files.h"
-#include "kv/internal/storage/memory_storage.h"
-#include "kv/options.h"
-#include "kv/read_range.h"
-#include "kv/storage.h"
+#include "kv/io/block_pool.h"
+#include "kv/segment/internal/segment_files.h"
+#include "kv/storage/files/internal/memory_storage.h"
+#include "kv/base/options.h"
+#include "kv/base/read_range.h"
+#include "kv/storage/storage.h"
 #include "tests/kv/storage/round_trip_storage.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"

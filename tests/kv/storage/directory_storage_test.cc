@@ -1,6 +1,6 @@
 // Objects as files: crashes and failures at every step, several processes, and foreign files.
 
-#include "kv/internal/storage/directory_storage.h"
+#include "kv/storage/files/internal/directory_storage.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -17,7 +17,7 @@
 #include <functional>
 #include <thread>
 
-#include "kv/internal/io/file.h"
+#include "kv/io/internal/file.h"
 #include "tests/support/fault_hook.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"

@@ -1,12 +1,12 @@
 // Each injected fault does what its name states, to the operation that the plan names.
 
-#include "kv/internal/storage/faulty_storage.h"
+#include "kv/storage/files/internal/faulty_storage.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "kv/internal/io/file.h"
-#include "kv/internal/storage/memory_storage.h"
+#include "kv/io/internal/file.h"
+#include "kv/storage/files/internal/memory_storage.h"
 #include "tests/support/result_matchers.h"
 
 namespace cairn::kv::internal {

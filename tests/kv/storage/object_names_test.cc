@@ -1,6 +1,6 @@
 // Each object has one name, and nothing else is taken for a name.
 
-#include "kv/internal/storage/object_names.h"
+#include "kv/storage/internal/object_names.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -15,7 +15,7 @@
 #include <string>
 #include <thread>
 
-#include "kv/file_descriptor.h"
+#include "kv/io/file_descriptor.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"
 

@@ -1,5 +1,5 @@
 #pragma once
-/// The contract of kv/storage.h, as a test suite in which each implementation registers:
+/// The contract of kv/storage/storage.h, as a test suite in which each implementation registers:
 ///
 ///   INSTANTIATE_TEST_SUITE_P(Memory, StorageContractTest,
 ///                            ::testing::Values(StorageParam{&MakeMemory}));
@@ -12,7 +12,7 @@
 #include <memory>
 #include <ostream>
 
-#include "kv/storage.h"
+#include "kv/storage/storage.h"
 
 namespace cairn::testing {
 

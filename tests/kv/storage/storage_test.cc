@@ -1,6 +1,6 @@
 // The contract of every storage of kv/, names, and addresses.
 
-#include "kv/storage.h"
+#include "kv/storage/storage.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,11 +8,11 @@
 #include <array>
 #include <thread>
 
-#include "kv/internal/storage/directory_storage.h"
-#include "kv/internal/storage/faulty_storage.h"
-#include "kv/internal/storage/memory_storage.h"
-#include "kv/internal/storage/name_check.h"
-#include "kv/open_storage.h"
+#include "kv/storage/files/internal/directory_storage.h"
+#include "kv/storage/files/internal/faulty_storage.h"
+#include "kv/storage/files/internal/memory_storage.h"
+#include "kv/storage/internal/name_check.h"
+#include "kv/storage/open/open_storage.h"
 #include "tests/kv/storage/storage_contract.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"

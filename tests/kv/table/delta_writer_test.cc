@@ -1,8 +1,8 @@
 // A save writes what differs, and the tables of a step stay few and small.
 
-#include "kv/internal/table/delta_writer.h"
+#include "kv/table/internal/delta_writer.h"
 
-#include "kv/internal/storage/faulty_storage.h"
+#include "kv/storage/files/internal/faulty_storage.h"
 #include "tests/kv/table/table_test_support.h"
 #include "tests/support/seeded_random.h"
 

@@ -1,6 +1,6 @@
 // Tables stay open for the next reads, and those that were removed are not kept.
 
-#include "kv/internal/table/open_tables.h"
+#include "kv/table/internal/open_tables.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

@@ -1,8 +1,8 @@
 // The newest record of a key counts.
 
-#include "kv/internal/table/table_stack.h"
+#include "kv/table/internal/table_stack.h"
 
-#include "kv/internal/table/merge_iterator.h"
+#include "kv/table/internal/merge_iterator.h"
 #include "tests/kv/table/table_test_support.h"
 
 namespace cairn::kv::internal {

@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "kv/div.h"
+#include "kv/base/div.h"
 #include "tests/support/simulated_cuda/simulated_cuda.h"
 
 #if defined(__SANITIZE_ADDRESS__)

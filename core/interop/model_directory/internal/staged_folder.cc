@@ -10,7 +10,7 @@
 #include <system_error>
 
 #include "core/interop/safetensors/internal/durable_file.h"
-#include "kv/catch_exhaustion.h"
+#include "kv/base/catch_exhaustion.h"
 
 namespace cairn::core::internal {
 namespace {

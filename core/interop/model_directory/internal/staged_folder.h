@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::core::internal {
 

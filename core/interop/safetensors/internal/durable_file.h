@@ -8,8 +8,8 @@
 #include <span>
 #include <string>
 
-#include "kv/error.h"
-#include "kv/file_descriptor.h"
+#include "kv/base/error.h"
+#include "kv/io/file_descriptor.h"
 
 namespace cairn::core::internal {
 

@@ -6,7 +6,7 @@
 
 #include <cerrno>
 
-#include "kv/file_descriptor.h"
+#include "kv/io/file_descriptor.h"
 
 namespace cairn::core::internal {
 

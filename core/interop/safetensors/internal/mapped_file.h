@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "kv/mapping.h"
+#include "kv/base/mapping.h"
 
 namespace cairn::core::internal {
 

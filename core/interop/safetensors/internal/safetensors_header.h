@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/interop/safetensors/safetensors_format.h"
-#include "kv/error.h"
+#include "kv/base/error.h"
 
 namespace cairn::core::internal {
 

@@ -12,9 +12,9 @@
 #include <string_view>
 #include <vector>
 
-#include "kv/internal/storage/cache/cached_storage.h"
-#include "kv/internal/storage/memory_storage.h"
-#include "kv/internal/storage/object_names.h"
+#include "kv/storage/cache/internal/cached_storage.h"
+#include "kv/storage/files/internal/memory_storage.h"
+#include "kv/storage/internal/object_names.h"
 #include "tests/kv/sample_step.h"
 #include "tests/kv/storage/round_trip_storage.h"
 #include "tests/support/result_matchers.h"

@@ -1,6 +1,6 @@
 // Goal: the reader cache saves requests, and never changes the bytes that a reader gets.
 
-#include "kv/internal/storage/cache/cached_storage.h"
+#include "kv/storage/cache/internal/cached_storage.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

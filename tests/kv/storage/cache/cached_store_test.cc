@@ -9,9 +9,9 @@
 #include <filesystem>
 #include <iterator>
 
-#include "kv/internal/storage/cache/reader_cache.h"
-#include "kv/internal/storage/directory_storage.h"
-#include "kv/open_storage.h"
+#include "kv/storage/cache/internal/reader_cache.h"
+#include "kv/storage/files/internal/directory_storage.h"
+#include "kv/storage/open/open_storage.h"
 #include "kv/store.h"
 #include "tests/kv/storage/cache/cached_storage_fixture.h"
 #include "tests/support/fake_s3.h"

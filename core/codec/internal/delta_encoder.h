@@ -1,0 +1,111 @@
+#pragma once
+/// Encodes what changed in a chunk since an earlier version of it (docs/format/delta.md).
+///
+///   encoder.Begin(2, chunk_bytes);
+///   for each page: encoder.AddPage(base_page, page), or encoder.AddUnchangedPage();
+///   auto delta = encoder.Finish(page_digests, max_bytes);   // nothing if it does not pay off
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/codec/internal/changed_elements.h"
+#include "core/codec/internal/delta_format.h"
+
+struct ZSTD_CCtx_s;  // of zstd
+
+namespace cairn::core::internal {
+
+/// Encodes chunks one after another.
+///
+/// Ownership: owns its buffers, which it keeps from chunk to chunk. It keeps no reference to what
+/// is passed to AddPage.
+/// Threads: one at a time.
+class DeltaEncoder {
+ public:
+  DeltaEncoder();
+  ~DeltaEncoder();
+  DeltaEncoder(DeltaEncoder&&) noexcept;
+  DeltaEncoder& operator=(DeltaEncoder&&) noexcept;
+
+  /// Starts a chunk of `chunk_bytes`, and forgets what was added before. `element_bytes` is the
+  /// size of the elements of the tensor: 1, 2, 4, 8 or 16; other sizes, and chunks that are not a
+  /// multiple of the element, are encoded as bytes.
+  void Begin(uint32_t element_bytes, uint64_t chunk_bytes);
+
+  /// Adds the next page. `base` has its bytes in the earlier version. Requires both to have the
+  /// length of this page of the chunk: kPageBytes, or what remains for the last page.
+  /// Cost: reads both once, and a few nanoseconds for each element that changed.
+  void AddPage(std::span<const std::byte> base, std::span<const std::byte> page);
+  /// Adds the next page without an earlier version: its elements as byte planes. A chunk of such
+  /// pages is compressed, and can be read without another one.
+  void AddCompletePage(std::span<const std::byte> page);
+  /// Adds the next page, whose bytes are equal in both versions.
+  void AddUnchangedPage();
+
+  /// The size of the elements, as Begin has chosen it.
+  uint32_t element_bytes() const { return element_bytes_; }
+
+  /// Returns whether the pages added so far indicate that the delta of the chunk will be longer
+  /// than `max_bytes`: at least 4 of them changed, and if the others are like them, the limit is
+  /// exceeded. The caller may then stop. It may also continue, and Finish decides.
+  bool is_too_long(uint64_t max_bytes) const;
+
+  /// Returns the delta, or nothing if it would be longer than `max_bytes` or if the chunk is longer
+  /// than 1 GiB. `page_digests` are those of the pages that were added. Requires all pages of the
+  /// chunk. The bytes are valid until the next call of Begin or Finish.
+  std::optional<std::span<const std::byte>> Finish(std::span<const uint64_t> page_digests,
+                                                   uint64_t max_bytes);
+
+ private:
+  template <typename T>
+  void EncodePage(std::span<const std::byte> base, std::span<const std::byte> page);
+  void AppendGaps(std::span<const uint16_t> positions, size_t element_count);
+  /// Appends `count` values; `difference` returns the difference of the i-th of these elements.
+  template <typename T, T kSubtracted, typename Difference>
+  void AppendValues(size_t count, const Difference& difference, std::vector<std::byte>& symbols);
+  size_t StreamBytes() const;
+  template <typename T>
+  size_t EstimatePageBytes(std::span<const std::byte> base, std::span<const std::byte> page,
+                           std::span<const uint16_t> positions) const;
+  template <typename T>
+  uint8_t ChooseThreshold(std::span<const std::byte> base, std::span<const std::byte> page);
+  void StoreRawPage(std::span<const std::byte> page);
+  void FillPageTable();
+  void FillPlanes();
+  /// Appends a stream and its directory entry. Returns whether the delta still fits.
+  bool AppendStream(uint32_t index, std::span<const std::byte> stream, uint64_t max_bytes);
+
+  struct FreeContext {
+    void operator()(ZSTD_CCtx_s* context) const;
+  };
+
+  uint32_t element_bytes_ = 1;
+  uint64_t chunk_bytes_ = 0;
+  uint64_t page_count_ = 0;
+
+  // The pages that were added.
+  std::vector<DeltaPage> pages_;
+  uint64_t changed_pages_ = 0;
+  uint8_t threshold_ = 0;
+  std::vector<std::byte> gaps_;
+  std::vector<std::byte> sparse_;  // symbols, not packed
+  std::vector<std::byte> dense_;   // symbols, not packed
+  std::vector<std::byte> values_;
+  std::vector<std::byte> raw_;
+  std::vector<std::byte> wide_;  // values of 255 or more, element_bytes_ each
+
+  // Scratch.
+  std::unique_ptr<PageElements> elements_;
+  std::vector<std::byte> page_table_;
+  std::vector<std::byte> packed_sparse_;
+  std::vector<std::byte> packed_dense_;
+  std::vector<std::byte> planes_;
+  std::vector<std::byte> delta_;
+  std::unique_ptr<ZSTD_CCtx_s, FreeContext> context_;
+};
+
+}  // namespace cairn::core::internal

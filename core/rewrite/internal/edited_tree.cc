@@ -1,0 +1,371 @@
+// A tree of nodes that own their children. Each leaf remembers the FQN under which its source has
+// its records; new FQNs result from the tree at the end.
+
+#include "core/rewrite/internal/edited_tree.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string_view>
+
+#include "core/state_dict/key_pattern.h"
+
+namespace cairn::core::internal {
+namespace {
+
+constexpr size_t kMaxDepth = 1000;  // as in TreeMerge
+
+bool IsSequence(NodeKind kind) { return IsContainer(kind) && !IsMapping(kind); }
+
+bool IsNumber(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+std::string Join(const std::string& prefix, const std::string& key) {
+  return prefix.empty() ? key : prefix + "." + key;
+}
+
+// True if `fqn` is `prefix` or below it.
+bool IsAtOrBelow(std::string_view fqn, std::string_view prefix) {
+  return fqn.starts_with(prefix) && (fqn.size() == prefix.size() || fqn[prefix.size()] == '.');
+}
+
+std::unexpected<Error> Invalid(const std::string& key, std::string message) {
+  return Fail(
+      Error{.code = ErrorCode::kInvalidArgument, .message = std::move(message), .key = key});
+}
+
+std::unexpected<Error> NoSuchKey(const std::string& pattern) {
+  return Fail(
+      Error{.code = ErrorCode::kNotFound, .message = "no key of the step matches", .key = pattern});
+}
+
+}  // namespace
+
+struct EditedTree::Branch {
+  Node node;
+  EditedLeaf leaf;          // of a leaf
+  bool had_leaves = false;  // of a container, at some time
+  std::vector<std::unique_ptr<Branch>> children;
+  std::optional<std::string> target;  // new FQN
+
+  // Calls `visit(branch, fqn, parent)` for all branches below this one, parents first.
+  template <typename Visit>
+  Result<void> Walk(const std::string& fqn, const Visit& visit) {
+    for (auto& child : children) {
+      const std::string below = Join(fqn, child->node.key);
+      CAIRN_TRY(visit(*child, below, *this));
+      CAIRN_TRY(child->Walk(below, visit));
+    }
+    return {};
+  }
+
+  bool has_dotted_keys() const {
+    return std::ranges::any_of(children, [](const auto& child) {
+      return child->node.key_kind == KeyKind::kString && child->node.key.contains('.');
+    });
+  }
+
+  Branch* Add(Node child) {
+    children.push_back(std::make_unique<Branch>());
+    children.back()->node = std::move(child);
+    return children.back().get();
+  }
+
+  // The child with this key, of any kind; null if there is none. Looks at the last one first.
+  Branch* Find(std::string_view key) {
+    for (auto child = children.rbegin(); child != children.rend(); ++child) {
+      if ((*child)->node.key == key) return child->get();
+    }
+    return nullptr;
+  }
+
+  // Returns whether there is a leaf below.
+  bool MarkLeaves() {
+    bool found = !IsContainer(node.kind);
+    for (auto& child : children) found |= child->MarkLeaves();
+    had_leaves = had_leaves || found;
+    return found;
+  }
+  // Removes the containers that have lost all leaves. Returns whether there is a leaf below.
+  bool RemoveEmptied() {
+    bool found = !IsContainer(node.kind);
+    std::erase_if(children, [&](const auto& child) {
+      const bool has_leaves = child->RemoveEmptied();
+      found |= has_leaves;
+      return !has_leaves && child->had_leaves;
+    });
+    return found;
+  }
+
+  static Result<std::unique_ptr<Branch>> Unfold(const StateTree& tree, size_t& at, size_t depth) {
+    if (at == tree.nodes.size() || depth > kMaxDepth) {
+      return Fail(ErrorCode::kDataLoss, "a state's tree is damaged or too deep");
+    }
+    auto branch = std::make_unique<Branch>();
+    branch->node = tree.nodes[at++];
+    for (uint32_t i = 0; i < branch->node.child_count; ++i) {
+      CAIRN_TRY_ASSIGN(auto child, Unfold(tree, at, depth + 1));
+      branch->children.push_back(std::move(child));
+    }
+    return branch;
+  }
+
+  // Appends the nodes in preorder, and what the leaves are.
+  Result<void> Fold(const std::string& fqn, Finished& out) {
+    if (IsSequence(node.kind)) CAIRN_TRY(CheckSequence(fqn));
+    std::set<std::pair<KeyKind, std::string_view>> keys;
+    for (const auto& child : children) {
+      if (keys.emplace(child->node.key_kind, child->node.key).second) continue;
+      return Invalid(Join(fqn, child->node.key), "the new step would have this key twice");
+    }
+    node.child_count = static_cast<uint32_t>(children.size());
+    out.tree.nodes.push_back(node);
+    if (!IsContainer(node.kind)) {
+      leaf.is_tensor = IsTensor(node.kind);
+      out.leaves.push_back(leaf);
+    }
+    for (auto& child : children) CAIRN_TRY(child->Fold(Join(fqn, child->node.key), out));
+    return {};
+  }
+
+  Result<void> CheckSequence(const std::string& fqn) {
+    std::ranges::stable_sort(children, [](const auto& a, const auto& b) {
+      return std::pair(a->node.key.size(), std::string_view(a->node.key)) <
+             std::pair(b->node.key.size(), std::string_view(b->node.key));
+    });
+    for (size_t i = 0; i < children.size(); ++i) {
+      if (children[i]->node.key == std::to_string(i)) continue;
+      return Invalid(Join(fqn, std::to_string(i)),
+                     "the new step would have a list without this element; elements can be "
+                     "removed only from the end of a list");
+    }
+    return {};
+  }
+};
+
+struct EditedTree::Moved {
+  std::unique_ptr<Branch> branch;
+  std::string target;
+};
+
+EditedTree::EditedTree(std::unique_ptr<Branch> root) : root_(std::move(root)) {}
+EditedTree::EditedTree(EditedTree&&) noexcept = default;
+EditedTree& EditedTree::operator=(EditedTree&&) noexcept = default;
+EditedTree::~EditedTree() = default;
+
+Result<EditedTree> EditedTree::Make(const StateTree& tree) {
+  CAIRN_TRY(FlattenTree(tree));
+  size_t at = 0;
+  CAIRN_TRY_ASSIGN(auto root, Branch::Unfold(tree, at, 0));
+  if (!IsContainer(root->node.kind)) {
+    return Fail(ErrorCode::kInvalidArgument, "the step is a single leaf and has no keys");
+  }
+  CAIRN_TRY(root->Walk("", [](Branch& branch, const std::string& fqn, Branch&) -> Result<void> {
+    branch.leaf.from_fqn = fqn;
+    return {};
+  }));
+  root->MarkLeaves();
+  return EditedTree(std::move(root));
+}
+
+Result<void> EditedTree::Drop(const std::vector<std::string>& patterns) {
+  CAIRN_TRY_ASSIGN(const KeyPatterns selected, KeyPatterns::Parse(patterns));
+  std::vector<std::pair<std::string, KeyPatterns>> unmatched;  // a misspelt one is an error
+  for (const std::string& pattern : patterns) {
+    if (pattern.starts_with('!')) continue;
+    CAIRN_TRY_ASSIGN(KeyPatterns one, KeyPatterns::Parse({pattern}));
+    unmatched.emplace_back(pattern, std::move(one));
+  }
+  if (unmatched.empty()) {
+    return Fail(ErrorCode::kInvalidArgument, "name the keys to drop, besides those to keep");
+  }
+  std::set<const Branch*> dropped;
+  CAIRN_TRY(root_->Walk("", [&](Branch& branch, const std::string& fqn, Branch&) -> Result<void> {
+    if (IsContainer(branch.node.kind)) return {};
+    std::erase_if(unmatched, [&](const auto& one) { return one.second.Matches(fqn); });
+    if (selected.Matches(fqn)) dropped.insert(&branch);
+    return {};
+  }));
+  if (!unmatched.empty()) return NoSuchKey(unmatched.front().first);
+  const auto remove = [&](const auto& self, Branch& branch) -> void {
+    std::erase_if(branch.children,
+                  [&](const auto& child) { return dropped.contains(child.get()); });
+    for (auto& child : branch.children) self(self, *child);
+  };
+  remove(remove, *root_);
+  root_->RemoveEmptied();
+  return {};
+}
+
+Result<void> EditedTree::Rename(std::span<const std::pair<std::string, std::string>> names) {
+  std::map<std::string, std::string> by_old;
+  for (const auto& [from, to] : names) {
+    if (from.empty() || to.empty()) return Invalid(from + "=" + to, "a name is empty");
+    if (!by_old.emplace(from, to).second) return Invalid(from, "it is renamed twice");
+  }
+  std::set<std::string> unmatched;
+  for (const auto& [from, to] : by_old) unmatched.insert(from);
+  CAIRN_TRY(root_->Walk("", [&](Branch& branch, const std::string& fqn, Branch& parent) {
+    const std::string parent_fqn = &parent == root_.get() ? "" : parent.leaf.from_fqn;
+    size_t best = 0;
+    for (const auto& [from, to] : by_old) {
+      if (!IsAtOrBelow(fqn, from)) continue;
+      unmatched.erase(from);
+      const bool is_topmost = &parent == root_.get() || !IsAtOrBelow(parent_fqn, from);
+      if (!is_topmost || from.size() < best) continue;
+      best = from.size();
+      branch.target = to + fqn.substr(from.size());
+    }
+    return Result<void>();
+  }));
+  if (!unmatched.empty()) return NoSuchKey(*unmatched.begin());
+
+  // A key that stays in its container keeps its position; all others are taken out first.
+  std::vector<Moved> moved;
+  const auto apply = [&](const auto& self, Branch& branch, const std::string& fqn,
+                         bool is_renamed) -> void {
+    const bool dotted = branch.has_dotted_keys();
+    const std::string prefix = &branch == root_.get() ? "" : fqn + ".";
+    for (auto& child : branch.children) {
+      const bool child_renamed = is_renamed || child->target.has_value();
+      self(self, *child, Join(fqn, child->node.key), child_renamed);
+      if (!child->target) continue;
+      std::string rest = *child->target;
+      const bool stays = !is_renamed && rest.starts_with(prefix);
+      if (stays) rest = rest.substr(prefix.size());
+      const bool fits =
+          IsSequence(branch.node.kind) ? IsNumber(rest) : dotted || !rest.contains('.');
+      if (stays && fits && !rest.empty()) {
+        child->node.key = rest;
+        if (IsMapping(branch.node.kind) &&
+            !(child->node.key_kind == KeyKind::kInt && IsNumber(rest))) {
+          child->node.key_kind = KeyKind::kString;
+        }
+      } else {
+        std::string target = *child->target;
+        moved.push_back({.branch = std::move(child), .target = std::move(target)});
+      }
+    }
+    std::erase(branch.children, nullptr);
+  };
+  apply(apply, *root_, "", false);
+  for (Moved& one : moved) CAIRN_TRY(Attach(std::move(one)));
+  root_->RemoveEmptied();
+  root_->MarkLeaves();
+  return {};
+}
+
+// Puts a branch below the deepest container on the path of its target. Missing containers are
+// dicts, except in a container that has keys with dots: there the rest of the path is one key.
+Result<void> EditedTree::Attach(Moved moved) {
+  Branch* at = root_.get();
+  std::string rest = moved.target;
+  for (bool descended = true; descended;) {
+    descended = false;
+    for (size_t dot = rest.rfind('.'); dot != std::string::npos && !descended;
+         dot = dot == 0 ? std::string::npos : rest.rfind('.', dot - 1)) {
+      Branch* const child = at->Find(rest.substr(0, dot));
+      if (child == nullptr) continue;
+      if (!IsContainer(child->node.kind)) {
+        return Invalid(moved.target, fmt::format("'{}' is a leaf, not a dict", child->node.key));
+      }
+      at = child;
+      rest = rest.substr(dot + 1);
+      descended = true;
+    }
+  }
+  while (!at->has_dotted_keys() && rest.contains('.') && !IsSequence(at->node.kind)) {
+    const size_t dot = rest.find('.');
+    at = at->Add({.key_kind = KeyKind::kString, .key = rest.substr(0, dot)});
+    rest = rest.substr(dot + 1);
+  }
+  if (at->Find(rest) != nullptr) return Invalid(moved.target, "the step has this key already");
+  Node& node = moved.branch->node;
+  if (IsSequence(at->node.kind)) {
+    if (!IsNumber(rest)) return Invalid(moved.target, "a list has numbers as keys");
+    node.key_kind = KeyKind::kIndex;
+  } else if (node.key_kind != KeyKind::kInt || !IsNumber(rest)) {
+    node.key_kind = KeyKind::kString;
+  }
+  node.key = rest;
+  at->children.push_back(std::move(moved.branch));
+  return {};
+}
+
+Result<void> EditedTree::AddGraft(const StateTree& other, const Graft& graft) {
+  CAIRN_TRY_ASSIGN(const KeyPatterns selected, KeyPatterns::Parse(graft.patterns));
+  CAIRN_TRY_ASSIGN(EditedTree from, Make(other));
+  std::map<std::string, Branch*> own;
+  CAIRN_TRY(root_->Walk("", [&](Branch& branch, const std::string& fqn, Branch&) {
+    if (!IsContainer(branch.node.kind)) own[fqn] = &branch;
+    return Result<void>();
+  }));
+  // The containers of `graft.under` become a path of dicts above the other step's tree.
+  auto top = std::make_unique<Branch>();
+  std::vector<const Branch*> path;
+  bool found = false;
+  const auto add = [&](const Branch& leaf) -> Result<void> {
+    found = true;
+    const std::string fqn =
+        graft.under.empty() ? leaf.leaf.from_fqn : Join(graft.under, leaf.leaf.from_fqn);
+    if (const auto equal = own.find(fqn); equal != own.end()) {
+      equal->second->node.kind = leaf.node.kind;
+      equal->second->leaf = {.from_fqn = leaf.leaf.from_fqn, .grafted = true};
+      return {};
+    }
+    Branch* at = root_.get();
+    for (size_t i = 0; i < path.size(); ++i) {
+      Branch* child = at->Find(path[i]->node.key);
+      if (child == nullptr) child = at->Add(path[i]->node);
+      if (!IsContainer(child->node.kind) ||
+          IsSequence(child->node.kind) != IsSequence(path[i]->node.kind)) {
+        return Invalid(fqn,
+                       fmt::format("'{}' is of another kind in the two steps", path[i]->node.key));
+      }
+      at = child;
+    }
+    Branch* const added = at->Add(leaf.node);
+    added->leaf = {.from_fqn = leaf.leaf.from_fqn, .grafted = true};
+    return {};
+  };
+  std::vector<std::unique_ptr<Branch>> under;
+  for (size_t begin = 0; !graft.under.empty() && begin <= graft.under.size();) {
+    const size_t end = std::min(graft.under.find('.', begin), graft.under.size());
+    under.push_back(std::make_unique<Branch>());
+    under.back()->node = {.key_kind = KeyKind::kString,
+                          .key = graft.under.substr(begin, end - begin)};
+    path.push_back(under.back().get());
+    begin = end + 1;
+  }
+  const auto descend = [&](const auto& self, const Branch& branch) -> Result<void> {
+    for (const auto& child : branch.children) {
+      if (IsContainer(child->node.kind)) {
+        path.push_back(child.get());
+        CAIRN_TRY(self(self, *child));
+        path.pop_back();
+      } else if (selected.Matches(child->leaf.from_fqn)) {
+        CAIRN_TRY(add(*child));
+      }
+    }
+    return {};
+  };
+  CAIRN_TRY(descend(descend, *from.root_));
+  if (!found) return NoSuchKey(graft.patterns.empty() ? "" : graft.patterns.front());
+  return {};
+}
+
+Result<EditedTree::Finished> EditedTree::Finish() {
+  Finished finished;
+  CAIRN_TRY(root_->Fold("", finished));
+  CAIRN_TRY_ASSIGN(std::vector<Leaf> leaves, FlattenTree(finished.tree));
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    finished.leaves[i].fqn = std::move(leaves[i].fqn);
+  }
+  return finished;
+}
+
+}  // namespace cairn::core::internal

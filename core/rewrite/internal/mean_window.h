@@ -1,0 +1,82 @@
+#pragma once
+/// Boxes of tensors whose mean over several steps is computed together.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/internal/progress_meter.h"
+#include "core/load/load_options.h"
+#include "core/rewrite/internal/mean.h"
+#include "core/step/internal/lookup.h"
+#include "core/tensor/tensor.h"
+#include "kv/base/error.h"
+#include "kv/store.h"
+#include "kv/io/worker_pool.h"
+
+namespace cairn::core::internal {
+
+/// Reads the boxes of one step after the other, in the order of the steps, and adds their numbers.
+/// Threads: one at a time. Memory: 5 * kMaxBytes, and that of a load of as many bytes.
+class MeanWindow {
+ public:
+  static constexpr uint64_t kMaxBytes = 4 << 20;  // a chunk of the default length
+
+  /// Everything must outlive the window. Progress counts the bytes of each step.
+  MeanWindow(const kv::Store& store, std::span<const StepView> views,
+             std::span<const double> weights, kv::WorkerPool& pool, ProgressMeter& progress);
+
+  /// Returns whether a box with this many bytes can be added.
+  bool HasRoom(uint64_t bytes) const;
+  /// Adds a box of a tensor. Requires HasRoom, and a kind that is computed.
+  void Add(const std::string& fqn, DType dtype, MeanKind kind, Box box);
+  /// Computes the means of all boxes. Errors are those of a load.
+  Result<void> Compute();
+  /// The mean of the i-th box that was added. Requires Compute.
+  std::span<const std::byte> bytes(size_t i) const;
+  void Clear();
+
+  uint64_t bytes_read() const { return bytes_read_; }
+
+ private:
+  static constexpr size_t kMaxBoxes = 4096;
+  struct Part {
+    std::string fqn;
+    DType dtype = DType::kUnknown;
+    MeanKind kind = MeanKind::kNone;
+    Box box;
+    uint64_t begin_bytes = 0;  // in the buffers
+    uint64_t length_bytes = 0;
+  };
+  /// A range of one part, so that threads have equal shares.
+  struct Slice {
+    MeanKind kind = MeanKind::kNone;
+    uint64_t begin_bytes = 0;
+    uint64_t length_bytes = 0;
+  };
+
+  /// Reads the boxes of a step to the buffer at `target`.
+  Result<void> Read(const StepView& view, std::byte* target);
+  void AddStep(size_t step);
+  MeanRun RunOf(const Slice& slice) const;
+
+  const kv::Store& store_;
+  const std::span<const StepView> views_;
+  const std::span<const double> weights_;
+  kv::WorkerPool& pool_;
+  ProgressMeter& progress_;
+  // Of kMaxBytes each, and twice as many for the sums of numbers of two bytes.
+  const std::unique_ptr<std::byte[]> first_;  // the first step; then the means
+  const std::unique_ptr<std::byte[]> next_;   // another step
+  const std::unique_ptr<std::byte[]> different_;
+  const std::unique_ptr<std::byte[]> sums_;
+  std::vector<Part> parts_;
+  std::vector<Slice> slices_;
+  uint64_t used_bytes_ = 0;
+  uint64_t bytes_read_ = 0;
+};
+
+}  // namespace cairn::core::internal

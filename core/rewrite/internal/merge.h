@@ -1,0 +1,18 @@
+#pragma once
+/// Makes a step whose tensors are weighted means of those of other steps.
+
+#include <cstdint>
+#include <span>
+
+#include "core/rewrite/step_merge.h"
+#include "kv/base/error.h"
+#include "kv/store.h"
+#include "kv/io/worker_pool.h"
+
+namespace cairn::core::internal {
+
+/// Contract: CheckpointStore::Merge. Requires that no save is running.
+Result<MergeReport> RunMerge(kv::Store& store, std::span<const uint64_t> steps, uint64_t into,
+                             const MergeOptions& options, kv::WorkerPool& pool);
+
+}  // namespace cairn::core::internal

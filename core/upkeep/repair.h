@@ -1,0 +1,46 @@
+#pragma once
+/// Replaces damaged payload by good copies of the same bytes, found by their digests.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/base/progress.h"
+#include "core/checkpoint_store.h"
+#include "kv/base/error.h"
+
+namespace cairn::core {
+
+struct RepairOptions {
+  bool dry_run = false;  // only reports what can be repaired
+  /// Of the verification, which reads the complete store.
+  Progress progress;
+  Progress record_progress;  // of the part of it that checks records
+};
+
+struct RepairReport {
+  uint64_t found = 0;            // problems that the verification has found
+  uint64_t damaged_chunks = 0;   // whose bytes are not those of their records
+  uint64_t repaired_chunks = 0;  // of these; the bytes were found elsewhere
+  uint64_t moved_chunks = 0;     // good ones in damaged segments
+  uint64_t written_bytes = 0;    // payload
+  uint64_t rewritten_steps = 0;  // whose records now refer to the new places
+  /// What remains: chunks of which no good copy was found, and damage of other objects.
+  std::vector<Error> remaining;
+};
+
+/// Verifies `store`, and writes the chunks in damaged segments anew: from their own bytes if these
+/// are good, and otherwise from a chunk with the same digest in any step of `store` or of
+/// `sources`. Steps keep their contents; one commit changes where their bytes are. Chunks of which
+/// there is no good copy remain where they are, and reads continue to refuse them. Memory: a chunk,
+/// and the records of the chunks in damaged segments.
+///
+/// kFailedPrecondition: `store` is open for reading only, and `dry_run` is not set. kCancelled:
+/// `options.progress` asked to stop. Other errors: the store cannot be read or written at all.
+/// After an error, the store is as it was.
+Result<RepairReport> Repair(CheckpointStore& store,
+                            std::span<const std::unique_ptr<CheckpointStore>> sources,
+                            const RepairOptions& options = {});
+
+}  // namespace cairn::core

@@ -1,0 +1,118 @@
+// Checks a ChunkRecord and its key.
+
+#include "kv/base/chunk_record.h"
+
+#include <cairn_schema/chunk_generated.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <bit>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kv/base/key.h"
+#include "kv/base/record_check.h"
+
+namespace cairn::kv {
+namespace {
+
+/// The offsets of a key, for errors.
+std::string FormatOffsets(std::string_view offsets) {
+  std::vector<uint64_t> numbers;
+  for (; !offsets.empty(); offsets.remove_prefix(sizeof(uint64_t))) {
+    numbers.push_back(ReadBigEndian(offsets.data()));
+  }
+  return fmt::format("[{}]", fmt::join(numbers, ", "));
+}
+
+uint8_t EncodingOf(uint8_t version) {
+  if (version >= schema::kCompressedVersion) return schema::kCompressedEncoding;
+  return version >= schema::kDeltasVersion ? schema::kDeltaEncoding : schema::kRawEncoding;
+}
+
+Error Failure(ErrorCode code, std::string_view fqn, std::string why) {
+  return Error{.code = code, .message = std::move(why), .key = std::string(fqn)};
+}
+
+}  // namespace
+
+std::optional<ChunkStatistics> ReadStatistics(const schema::ChunkRecord& record) {
+  const schema::ChunkStatistics* const stored = record.statistics();
+  if (stored == nullptr) return std::nullopt;
+  return ChunkStatistics{.min = stored->min(),
+                         .max = stored->max(),
+                         .mean = stored->mean(),
+                         .zeros = stored->zeros(),
+                         .nans = stored->nans(),
+                         .infs = stored->infs()};
+}
+
+Result<void> ChunkView::Set(std::string_view key, std::span<const std::byte> record) {
+  const size_t name_end = key.find('\0');
+  if (name_end == std::string_view::npos || (key.size() - name_end - 1) % sizeof(uint64_t) != 0) {
+    CAIRN_TRY(ParseKey(key));  // returns the error
+  }
+  fqn_ = key.substr(0, name_end);
+  offsets_ = key.substr(name_end + 1);
+  auto checked =
+      CheckedRecord<schema::ChunkRecord>(record, schema::ChunkRecordIdentifier(), "ChunkRecord");
+  if (!checked) return Fail(std::move(checked).error().WithKey(fqn_));
+  record_ = *checked;
+  const auto damaged = [&](const auto& describe) {
+    return Fail(Failure(ErrorCode::kDataLoss, fqn_, describe(FormatOffsets(offsets_))));
+  };
+  if (record_->encoding() != EncodingOf(record_->version())) {
+    return Fail(Failure(ErrorCode::kUnimplemented, fqn_,
+                        fmt::format("chunk {} has encoding {}, unknown to this version; upgrade to "
+                                    "read it",
+                                    FormatOffsets(offsets_), record_->encoding())));
+  }
+  if (record_->digest() == nullptr) {
+    return damaged([](const std::string& where) {
+      return fmt::format("ChunkRecord {} is damaged: no digest", where);
+    });
+  }
+  auto extents = ReadExtents(*record_);
+  if (!extents) {
+    return damaged([&](const std::string& where) {
+      return fmt::format("chunk {}: {}", where, extents.error().message);
+    });
+  }
+  extents_ = *std::move(extents);
+  length_bytes_ = extents_.payload.length_bytes();
+  const auto* const sizes = record_->sizes();
+  if ((sizes == nullptr ? 0 : sizes->size()) != dimensions() || length_bytes_ == 0) {
+    return damaged([](const std::string& where) {
+      return fmt::format("ChunkRecord {} is damaged: impossible sizes", where);
+    });
+  }
+  uint64_t delta_bytes = 0;
+  for (const Extent& delta : extents_.deltas) {
+    if (delta.length_bytes > length_bytes_ - delta_bytes) {
+      return damaged([](const std::string& where) {
+        return fmt::format("ChunkRecord {} is damaged: deltas larger than it", where);
+      });
+    }
+    delta_bytes += delta.length_bytes;
+  }
+  return {};
+}
+
+void ChunkView::CopyOffsets(std::span<uint64_t> offsets) const {
+  CAIRN_CHECK(offsets.size() == dimensions());
+  for (size_t d = 0; d < offsets.size(); ++d) {
+    offsets[d] = ReadBigEndian(offsets_.data() + d * sizeof(uint64_t));
+  }
+}
+
+// Copies the elements, because the verifier checks the alignment of a vector's length but not that
+// of its 8-byte elements: in a damaged record they may be unaligned.
+void ChunkView::CopySizes(std::span<uint64_t> sizes) const {
+  static_assert(std::endian::native == std::endian::little);
+  CAIRN_CHECK(sizes.size() == dimensions());
+  if (!sizes.empty()) std::memcpy(sizes.data(), record_->sizes()->Data(), sizes.size_bytes());
+}
+
+}  // namespace cairn::kv

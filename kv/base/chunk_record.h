@@ -1,0 +1,53 @@
+#pragma once
+/// Verified records of chunks.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "kv/base/chunk_entry.h"
+#include "kv/base/error.h"
+#include "kv/base/extents.h"
+
+namespace cairn::schema {
+struct ChunkRecord;
+}
+
+namespace cairn::kv {
+
+/// Returns the statistics of a verified record.
+std::optional<ChunkStatistics> ReadStatistics(const schema::ChunkRecord& record);
+
+/// A ChunkRecord that was verified together with its key. Needs no memory, unless the chunk has
+/// several extents or deltas. Ownership: borrows both. Threads: as for a value.
+class ChunkView {
+ public:
+  /// Checks everything that does not need the TensorRecord. Requires a `record` that is aligned to
+  /// 8 bytes. kDataLoss: the key or the record is damaged. kUnimplemented: the record has a newer
+  /// version, or an encoding that this build does not know.
+  /// After an error, nothing else may be called.
+  Result<void> Set(std::string_view key, std::span<const std::byte> record);
+
+  // Require Set.
+
+  std::string_view fqn() const { return fqn_; }
+  const schema::ChunkRecord& record() const { return *record_; }
+  const ChunkExtents& extents() const { return extents_; }
+  /// Length of the chunk, without its deltas.
+  uint64_t length_bytes() const { return length_bytes_; }
+  size_t dimensions() const { return offsets_.size() / sizeof(uint64_t); }
+  /// Requires one number per dimension. In elements.
+  void CopyOffsets(std::span<uint64_t> offsets) const;
+  void CopySizes(std::span<uint64_t> sizes) const;
+
+ private:
+  std::string_view fqn_;
+  std::string_view offsets_;  // big-endian
+  const schema::ChunkRecord* record_ = nullptr;
+  ChunkExtents extents_;
+  uint64_t length_bytes_ = 0;
+};
+
+}  // namespace cairn::kv

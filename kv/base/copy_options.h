@@ -1,0 +1,61 @@
+#pragma once
+/// How steps are copied (kv/copy_steps.h), and what became of them.
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "kv/base/throttle.h"
+
+namespace cairn::kv {
+
+/// How far a copy is.
+struct CopyProgress {
+  uint64_t step = 0;        // being copied
+  uint64_t done_bytes = 0;  // of the segments of this step that the target lacks
+  uint64_t total_bytes = 0;
+};
+
+struct CopyOptions {
+  std::vector<uint64_t> steps;
+  /// The number of the copy, which then has no base step if it differs from that of the source.
+  /// Empty: copies have the numbers of their sources. Requires exactly one step.
+  std::optional<uint64_t> into;
+  bool overwrite = false;  // replace steps of the target that have the number, but other contents
+  uint32_t threads = 4;    // segments that are copied at once; at least 1
+  uint64_t max_bytes_per_second = 0;  // of payload, in this call; 0: no limit
+  /// If set: the limit, instead of the number above, of all calls that have the same throttle.
+  std::shared_ptr<Throttle> throttle = nullptr;
+  /// A segment that was finished is kept for the next copier at the latest after this time, and at
+  /// the latest when all of them have this number of bytes. Each time costs a commit.
+  std::chrono::milliseconds keep_interval{5'000};
+  uint64_t keep_bytes = 1 << 30;
+  /// Called before and after each block, and while the copy waits. Returns false to stop it. Calls
+  /// do not overlap, but are made by several threads.
+  std::function<bool(const CopyProgress&)> progress;
+};
+
+/// What happened to one step.
+struct CopiedStep {
+  enum class Outcome : uint8_t {
+    kCopied,
+    kPresent,  // the target had it already
+    kDeleted,  // the source was deleted during the copy; the target does not have it
+  };
+  uint64_t step = 0;  // in the target
+  Outcome outcome = Outcome::kCopied;
+  uint64_t logical_bytes = 0;    // payload of all chunks
+  uint64_t copied_segments = 0;  // transferred by this call
+  uint64_t copied_bytes = 0;     // length of these segments
+  uint64_t reused_segments = 0;  // that the target had
+  uint64_t table_bytes = 0;      // of the new table
+};
+
+struct CopyReport {
+  std::vector<CopiedStep> steps;  // ascending
+};
+
+}  // namespace cairn::kv

@@ -1,0 +1,47 @@
+#pragma once
+/// The digest of a payload: a hash of the hashes of its 64 KiB pages.
+///
+///   page_digest[i] = XXH3-64(page i), seed 0; the last page may be short
+///   digest         = XXH3-128(page_digest[0] ... page_digest[n-1], length), seed 0; all of them as
+///                    little-endian u64
+///
+/// XXH3 is specified at https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md.
+/// Threads: all functions here are pure.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kv/base/div.h"
+
+namespace cairn::kv {
+
+inline constexpr uint64_t kPageBytes = 64 * 1024;
+
+struct Digest {
+  uint64_t lo = 0;
+  uint64_t hi = 0;
+  friend bool operator==(const Digest&, const Digest&) = default;
+  /// 32 hexadecimal digits, high half first, as `xxhsum -H2` prints XXH3-128.
+  std::string ToHex() const;
+};
+
+/// Returns the number of pages of a payload of `length_bytes`; 0 if it is empty.
+constexpr uint64_t PageCount(uint64_t length_bytes) { return DivCeil(length_bytes, kPageBytes); }
+
+/// Requires `page.size() <= kPageBytes`.
+uint64_t PageDigest(std::span<const std::byte> page);
+/// Appends the digests of the pages of `payload` to `page_digests`.
+void AppendPageDigests(std::span<const std::byte> payload, std::vector<uint64_t>& page_digests);
+/// Combines the digests of all pages of a payload of `length_bytes`. Requires
+/// `page_digests.size() == PageCount(length_bytes)`.
+Digest RootDigest(std::span<const uint64_t> page_digests, uint64_t length_bytes);
+/// Returns the digest of a payload that is contiguous in memory.
+Digest PayloadDigest(std::span<const std::byte> payload);
+
+/// Returns the XXH3-64 of `bytes`, without pages: for headers, footers and complete objects.
+uint64_t Checksum64(std::span<const std::byte> bytes);
+
+}  // namespace cairn::kv

@@ -1,0 +1,42 @@
+#pragma once
+/// Segment files in memory.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kv/base/error.h"
+
+namespace cairn::kv {
+
+/// Ownership: owns a segment file's mapping into memory, which the destructor unmaps. The file may
+/// be deleted in the meantime. Threads: all members are safe.
+class Mapping {
+ public:
+  explicit Mapping(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  std::span<const std::byte> bytes() const { return bytes_; }
+
+  // All of these require that the range is inside bytes().
+
+  /// Asks the kernel to read this range of the file, and does not wait for it.
+  void WillNeed(uint64_t offset_bytes, uint64_t length_bytes) const;
+  /// Asks the kernel to read this range in units of 2 MiB when it is accessed, and to map such a
+  /// unit with one page fault. For ranges of which every byte will be accessed. Returns false if
+  /// the kernel cannot do so.
+  bool UseLargePages(uint64_t offset_bytes, uint64_t length_bytes) const;
+  /// Reads this range into memory, so that an access causes no page fault. kDataLoss: it cannot be
+  /// read (a failing disk, a truncated file), and an access would end the process. Does nothing
+  /// before Linux 5.14.
+  Result<void> Populate(uint64_t offset_bytes, uint64_t length_bytes) const;
+  /// Releases the memory of this range; the next access reads it from the file again. Changes that
+  /// were made through the mapping are lost.
+  void Release(uint64_t offset_bytes, uint64_t length_bytes) const;
+
+ private:
+  std::span<const std::byte> bytes_;
+};
+
+}  // namespace cairn::kv

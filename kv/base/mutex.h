@@ -1,0 +1,140 @@
+#pragma once
+/// Mutexes, locks and a condition variable that carry annotations for Clang's thread safety
+/// analysis, which those of libstdc++ lack. They add no state and no cost to the standard types.
+///
+///   MutexLock lock(mutex_);
+///   while (queue_.empty()) changed_.Wait(mutex_);  // a loop: the analysis does not follow lambdas
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <shared_mutex>
+
+#include "kv/base/thread_annotations.h"
+
+namespace cairn {
+
+/// Threads: all members are safe. Not recursive.
+class CAIRN_CAPABILITY("mutex") Mutex {
+ public:
+  Mutex() = default;
+  Mutex(const Mutex&) = delete;
+  Mutex& operator=(const Mutex&) = delete;
+
+  void Lock() CAIRN_ACQUIRE() { mutex_.lock(); }
+  void Unlock() CAIRN_RELEASE() { mutex_.unlock(); }
+
+ private:
+  friend class CondVar;
+  std::mutex mutex_;
+};
+
+/// Holds a mutex until the end of its scope, except between Unlock and Lock. Ownership: `mutex`
+/// outlives it. Threads: only the thread that created it uses it.
+class CAIRN_SCOPED_CAPABILITY MutexLock {
+ public:
+  explicit MutexLock(Mutex& mutex) CAIRN_ACQUIRE(mutex) : mutex_(mutex) { mutex_.Lock(); }
+  ~MutexLock() CAIRN_RELEASE() {
+    if (locked_) mutex_.Unlock();
+  }
+  MutexLock(const MutexLock&) = delete;
+  MutexLock& operator=(const MutexLock&) = delete;
+
+  /// Requires that Unlock was called before.
+  void Lock() CAIRN_ACQUIRE() {
+    mutex_.Lock();
+    locked_ = true;
+  }
+  /// Requires that the mutex is held.
+  void Unlock() CAIRN_RELEASE() {
+    mutex_.Unlock();
+    locked_ = false;
+  }
+
+ private:
+  Mutex& mutex_;
+  bool locked_ = true;
+};
+
+/// A mutex that either one thread holds exclusively or any number of threads hold shared. Threads:
+/// all members are safe. Not recursive.
+class CAIRN_CAPABILITY("mutex") SharedMutex {
+ public:
+  SharedMutex() = default;
+  SharedMutex(const SharedMutex&) = delete;
+  SharedMutex& operator=(const SharedMutex&) = delete;
+
+  void Lock() CAIRN_ACQUIRE() { mutex_.lock(); }
+  void Unlock() CAIRN_RELEASE() { mutex_.unlock(); }
+  void LockShared() CAIRN_ACQUIRE_SHARED() { mutex_.lock_shared(); }
+  void UnlockShared() CAIRN_RELEASE_SHARED() { mutex_.unlock_shared(); }
+
+ private:
+  std::shared_mutex mutex_;
+};
+
+/// Holds a mutex exclusively until the end of its scope. Ownership: `mutex` outlives it. Threads:
+/// only the thread that created it uses it.
+class CAIRN_SCOPED_CAPABILITY WriterMutexLock {
+ public:
+  explicit WriterMutexLock(SharedMutex& mutex) CAIRN_ACQUIRE(mutex) : mutex_(mutex) {
+    mutex_.Lock();
+  }
+  ~WriterMutexLock() CAIRN_RELEASE() { mutex_.Unlock(); }
+  WriterMutexLock(const WriterMutexLock&) = delete;
+  WriterMutexLock& operator=(const WriterMutexLock&) = delete;
+
+ private:
+  SharedMutex& mutex_;
+};
+
+/// Holds a mutex shared until the end of its scope. Ownership: `mutex` outlives it. Threads: only
+/// the thread that created it uses it.
+class CAIRN_SCOPED_CAPABILITY ReaderMutexLock {
+ public:
+  explicit ReaderMutexLock(SharedMutex& mutex) CAIRN_ACQUIRE_SHARED(mutex) : mutex_(mutex) {
+    mutex_.LockShared();
+  }
+  ~ReaderMutexLock() CAIRN_RELEASE() { mutex_.UnlockShared(); }
+  ReaderMutexLock(const ReaderMutexLock&) = delete;
+  ReaderMutexLock& operator=(const ReaderMutexLock&) = delete;
+
+ private:
+  SharedMutex& mutex_;
+};
+
+/// Lets threads wait for a change of what a mutex guards. Every wait may return without a
+/// notification, so callers wait in a loop that checks their condition. Threads: all members are
+/// safe.
+class CondVar {
+ public:
+  CondVar() = default;
+  CondVar(const CondVar&) = delete;
+  CondVar& operator=(const CondVar&) = delete;
+
+  /// Releases `mutex`, waits for a notification, and locks `mutex` again. All threads that wait at
+  /// the same time name the same mutex.
+  void Wait(Mutex& mutex) CAIRN_REQUIRES(mutex) {
+    std::unique_lock lock(mutex.mutex_, std::adopt_lock);
+    changed_.wait(lock);
+    (void)lock.release();  // the caller continues to hold the mutex
+  }
+  /// Releases `mutex`, waits for a notification until `deadline` at the latest, and locks `mutex`
+  /// again. Returns false if the deadline has passed.
+  template <typename Clock, typename Duration>
+  bool WaitUntil(Mutex& mutex, std::chrono::time_point<Clock, Duration> deadline)
+      CAIRN_REQUIRES(mutex) {
+    std::unique_lock lock(mutex.mutex_, std::adopt_lock);
+    const std::cv_status status = changed_.wait_until(lock, deadline);
+    (void)lock.release();
+    return status == std::cv_status::no_timeout;
+  }
+
+  void NotifyOne() { changed_.notify_one(); }
+  void NotifyAll() { changed_.notify_all(); }
+
+ private:
+  std::condition_variable changed_;
+};
+
+}  // namespace cairn

@@ -1,0 +1,37 @@
+#pragma once
+/// Ranges of segments to be read, and the callbacks that receive what was read.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "kv/base/error.h"
+
+namespace cairn::kv {
+
+/// Called with a key (without its column) and a record that is aligned to 8 bytes. Both are valid
+/// only during the call. Returns false to stop the scan.
+using ScanCallback = std::function<Result<bool>(std::string_view key, std::span<const std::byte>)>;
+
+/// Called with the index of a range and its bytes. An error ends the read.
+using RangeCallback = std::function<Result<void>(size_t, std::span<const std::byte>)>;
+
+/// One range of a segment, to be read into `target`. If `target` is empty, `lent_bytes` are read
+/// into memory of the reader, and the callback gets a view of them that is valid only during the
+/// call.
+struct ReadRange {
+  static constexpr uint64_t kMaxLentBytes = 2 << 20;
+
+  uint64_t segment_id = 0;
+  uint64_t offset_bytes = 0;
+  std::span<std::byte> target;
+  uint64_t lent_bytes = 0;  // at most kMaxLentBytes
+
+  uint64_t length_bytes() const { return target.empty() ? lent_bytes : target.size(); }
+};
+
+}  // namespace cairn::kv

@@ -1,0 +1,34 @@
+#pragma once
+/// From bytes to a verified FlatBuffers record: schema::CheckRecord with a `Result`.
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "kv/base/error.h"
+#include "schema/record.h"
+
+namespace cairn::kv {
+
+/// Verifies a record and returns it. The result borrows `bytes`. `kind` names the kind of record in
+/// errors ("chunk record"). kDataLoss: `bytes` are not such a record. kUnimplemented: its format
+/// version is newer than those that this build reads. Cost: one walk over the record.
+template <typename Record>
+Result<const Record*> CheckedRecord(std::span<const std::byte> bytes, const char* identifier,
+                                    const char* kind) {
+  const Record* record = nullptr;
+  switch (schema::CheckRecord<Record>(bytes, identifier, &record)) {
+    case schema::RecordCheck::kOk:
+      return record;
+    case schema::RecordCheck::kNewer:
+      return Fail(ErrorCode::kUnimplemented,
+                  std::string(kind) +
+                      " has a newer format version than this build reads; use a newer Cairn");
+    case schema::RecordCheck::kDamaged:
+      break;
+  }
+  return Fail(ErrorCode::kDataLoss, std::string(kind) + " is damaged: verification of its " +
+                                        std::to_string(bytes.size()) + " bytes failed");
+}
+
+}  // namespace cairn::kv

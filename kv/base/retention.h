@@ -1,0 +1,56 @@
+#pragma once
+/// Which steps remain when a store is pruned. Threads: all functions here are pure.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kv/base/annotations.h"
+#include "kv/base/error.h"
+#include "kv/base/step_info.h"
+
+namespace cairn::kv {
+
+/// The steps with the best values of one metric.
+struct KeepBest {
+  friend bool operator==(const KeepBest&, const KeepBest&) = default;
+  std::string metric;
+  uint64_t count = 1;
+  bool highest = false;  // the highest values are the best; otherwise the lowest
+};
+
+/// The largest number of metrics in a policy that a store keeps.
+inline constexpr size_t kMaxKeepBest = 64;
+
+/// A step remains if any of these keeps it.
+struct RetentionPolicy {
+  friend bool operator==(const RetentionPolicy&, const RetentionPolicy&) = default;
+  uint64_t keep_last = 0;   // the newest ones
+  uint64_t keep_every = 0;  // the multiples of this number; 0: none
+  std::vector<KeepBest>
+      keep_best;  // a step without the metric, or where it is NaN, is none of these
+
+  bool keeps_any() const { return keep_last > 0 || keep_every > 0 || !keep_best.empty(); }
+};
+
+/// Parses METRIC:N or METRIC:N:max. kInvalidArgument: it is neither, or N is 0.
+Result<KeepBest> ParseKeepBest(std::string_view text);
+
+/// Formats the best steps as ParseKeepBest parses them.
+std::string FormatKeepBest(const KeepBest& best);
+
+/// kInvalidArgument: the policy cannot be kept in a store: it has more than kMaxKeepBest metrics,
+/// or one has an impossible name or keeps no step.
+Result<void> CheckRetention(const RetentionPolicy& policy);
+
+/// Returns the steps, ascending, that neither the policy nor a tag keeps. `steps` are those of a
+/// store, ascending. With `newest`, this step and those after it remain, and count as one of the
+/// last.
+std::vector<uint64_t> StepsToDelete(const RetentionPolicy& policy, std::span<const StepInfo> steps,
+                                    const Tags& tags, std::optional<uint64_t> newest = {});
+
+}  // namespace cairn::kv

@@ -1,0 +1,68 @@
+#pragma once
+/// What a store records about steps and segments.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kv/base/annotations.h"
+#include "kv/base/digest.h"
+#include "kv/base/error.h"
+
+namespace cairn::kv {
+
+/// A committed step.
+struct StepInfo {
+  uint64_t step = 0;
+  uint64_t generation = 0;  // number of the root that added the step; each commit has a new one
+  int64_t created_unix_ns = 0;
+  uint32_t world_size = 1;
+  std::string attempt;                // from Store::NextAttempt
+  std::optional<uint64_t> base_step;  // the step with which chunks were compared
+  uint64_t tensor_count = 0;
+  uint64_t value_count = 0;
+  uint64_t chunk_count = 0;
+  uint64_t reused_chunk_count = 0;  // chunks that refer to the payload of the base
+  uint64_t logical_bytes = 0;       // payload of all chunks
+  uint64_t written_bytes = 0;       // payload that the step added to segments, without padding
+  Digest structure;                 // of the StructureRecord
+  std::vector<Metric> metrics;
+  std::string note;
+  // A compaction gives the records that it rewrites a higher number each time. The step keeps its
+  // generation, because its contents are the same. 0: no compaction has rewritten the step.
+  uint64_t rewritten = 0;
+
+  /// Returns whether both refer to the same records, with the same locations of payload.
+  bool HasRecordsOf(const StepInfo& other) const {
+    return step == other.step && generation == other.generation && rewritten == other.rewritten;
+  }
+};
+
+/// A sealed segment, as the steps that use it record it.
+struct SegmentInfo {
+  uint64_t segment_id = 0;
+  uint32_t epoch = 0;  // of the writer
+  std::string name;    // in segments/
+  uint64_t step = 0;
+  uint32_t rank = 0;
+  uint64_t file_bytes = 0;
+  uint64_t payload_bytes = 0;
+  uint64_t chunk_count = 0;
+  uint64_t footer_digest = 0;          // Checksum64 of the footer
+  uint64_t page_digests_checksum = 0;  // Checksum64 of all page digests
+};
+
+/// The bytes of one segment to which the chunks of one step refer.
+struct Usage {
+  uint64_t segment_id = 0;
+  uint64_t generation = 0;
+  uint64_t live_bytes = 0;
+};
+
+/// One problem that Snapshot::VerifyFiles found.
+struct Damage {
+  Error error;
+};
+
+}  // namespace cairn::kv

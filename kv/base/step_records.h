@@ -1,0 +1,69 @@
+#pragma once
+/// Records that several parts of a step share, and the totals that a step's record contains.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kv/base/error.h"
+#include "kv/base/key.h"
+
+namespace cairn::kv {
+
+/// A record that several ranks have with equal contents, such as a replicated value.
+struct SharedRecord {
+  Column column = Column::kValues;
+  std::string key;
+  std::vector<std::byte> value;
+};
+
+/// Chunks that other ranks have written of one tensor, all with the same number of dimensions.
+struct RankChunks {
+  std::string_view fqn;
+  std::span<const uint32_t> ranks;         // the rank of each chunk
+  std::span<const uint64_t> length_bytes;  // of each chunk
+  std::span<const uint64_t> boxes;         // per chunk: offsets, then sizes, in elements
+
+  size_t dimensions() const { return boxes.size() / ranks.size() / 2; }
+  std::span<const uint64_t> offsets(size_t i) const {
+    return boxes.subspan(2 * i * dimensions(), dimensions());
+  }
+  std::span<const uint64_t> sizes(size_t i) const {
+    return boxes.subspan((2 * i + 1) * dimensions(), dimensions());
+  }
+};
+
+/// Receives what other ranks have contributed to a step. Everything that is passed is valid only
+/// during the call.
+class RankRecords {
+ public:
+  virtual ~RankRecords() = default;
+  /// Adds a shared record that `rank` has. The shared records of a rank precede its chunks.
+  virtual Result<void> AddShared(uint32_t rank, Column column, std::string_view key,
+                                 std::span<const std::byte> value) = 0;
+  /// Adds chunks, at least one. Their records are verified.
+  virtual Result<void> AddChunks(const RankChunks& chunks) = 0;
+};
+
+/// What the caller knows about a step, or about one rank's part of it, when it commits the step.
+struct StepSummary {
+  std::optional<uint64_t> base_step;
+  uint64_t tensor_count = 0;
+  uint64_t value_count = 0;
+  uint64_t logical_bytes = 0;
+};
+
+/// Returns the kConflict of a save of `step` whose base was deleted or replaced during the save.
+inline Error BaseReplacedError(uint64_t step) {
+  return Error{.code = ErrorCode::kConflict,
+               .message =
+                   "the base step, to which this save refers, was deleted or replaced during "
+                   "the save; save again",
+               .step = step};
+}
+
+}  // namespace cairn::kv

@@ -1,0 +1,117 @@
+// The ranks communicate only through objects: parts, shared records, and the outcome
+// (attempt_outcome.h).
+
+#include "kv/commit/internal/rank_parts.h"
+
+#include <fmt/format.h>
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kv/state/internal/root_change.h"
+#include "kv/commit/internal/part_gatherer.h"
+#include "kv/state/internal/attempt_outcome.h"
+#include "kv/commit/internal/part_file.h"
+#include "kv/root/internal/lease.h"
+#include "kv/root/internal/root_log.h"
+#include "kv/root/internal/step_list.h"
+#include "kv/commit/internal/step_commit.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+bool Exists(Storage& storage, const std::string& name) {
+  return ObjectExists(storage, name).value_or(false);
+}
+
+// Returns the generation of the attempt's step, for a rank that did not receive the outcome.
+Result<uint64_t> FindInNewestRoot(const StepAttempt& attempt, std::string_view why) {
+  const std::shared_ptr<Storage>& storage = attempt.store->storage;
+  const auto fail = [&](std::string_view verdict) {
+    return Fail(Error{.code = ErrorCode::kUnavailable,
+                      .message = fmt::format("{}; {}", why, verdict),
+                      .file = storage->address(),
+                      .step = attempt.step});
+  };
+  const auto root = FindNewest(*storage);
+  if (!root || !*root) return fail("no root can be read, so the step may or may not exist");
+  const auto entry = StepList(storage, **root).Find(attempt.step);
+  if (!entry) return fail("its entry cannot be read, so the step may or may not exist");
+  if (*entry != nullptr && (*entry)->info.attempt == attempt.attempt) {
+    return (*entry)->info.generation;
+  }
+  return fail("the step is not committed yet");
+}
+
+// Returns whether rank 0 still has the store open.
+bool SessionIsOpen(const StepAttempt& attempt) {
+  return Exists(*attempt.store->storage, LeaseName(attempt.store->session));
+}
+
+}  // namespace
+
+Result<void> GatherParts(StepAttempt& attempt, RankRecords& others) {
+  CAIRN_CHECK(attempt.has_ranks() && !attempt.store->joined && !attempt.gathered);
+  attempt.failed = true;  // until all parts have been added
+  CAIRN_TRY(attempt.segments.Seal());
+  OpenLikelyBase(*attempt.store);  // while other ranks are still writing
+  CAIRN_TRY(PartGatherer(attempt, others).AddAll());
+  attempt.gathered = true;
+  attempt.failed = false;
+  return {};
+}
+
+Result<void> PreparePart(StepAttempt& attempt, const StepSummary& summary) {
+  CAIRN_CHECK(attempt.store->joined);
+  attempt.failed = true;
+  CAIRN_TRY(attempt.SealSegments());
+  if (!SessionIsOpen(attempt)) {
+    return Fail(Error{.code = ErrorCode::kUnavailable,
+                      .message = "the attempt was aborted: rank 0 has closed the store, or another "
+                                 "job has taken it over",
+                      .file = attempt.store->storage->address(),
+                      .step = attempt.step});
+  }
+  CAIRN_TRY(attempt.AddStepRecordToPart(summary));
+  attempt.prepared = attempt.InfoOf(summary);
+  // From now on rank 0 may commit the part, even if the response to its put is lost. So its objects
+  // remain unless rank 0 states that it has discarded the part.
+  attempt.finished = true;
+  Result<void> put = attempt.part->Finish();
+  if (put) return {};
+  const auto exists =
+      ObjectExists(*attempt.store->storage, PartName(attempt.attempt, attempt.options.rank));
+  if (exists) {
+    // Rank 0 commits a part that it sees, so the part need not be durable.
+    const bool is_put = *exists && put.error().code != ErrorCode::kConflict;
+    return is_put ? Result<void>() : put;
+  }
+  Error error = std::move(put).error();
+  error.message += "; rank 0 may see the part of this rank, so the step may or may not exist";
+  return Fail(std::move(error));
+}
+
+Result<uint64_t> AwaitGeneration(StepAttempt& attempt) {
+  CAIRN_CHECK(attempt.store->joined && attempt.finished);
+  Storage& storage = *attempt.store->storage;
+  Poll poll(attempt.options.decision_deadline, attempt.options.world_size);
+  while (true) {
+    if (auto outcome = FindOutcome(storage, attempt.attempt)) {
+      if (outcome->discarded) attempt.finished = false;
+      return std::move(outcome->generation);
+    }
+    // Rank 0 removes the parts of attempts that have ended.
+    if (!SessionIsOpen(attempt) ||
+        !Exists(storage, PartName(attempt.attempt, attempt.options.rank))) {
+      return FindInNewestRoot(attempt,
+                              "rank 0 has closed the store, or another job has taken it over");
+    }
+    if (!poll.Again()) {
+      return FindInNewestRoot(attempt, "rank 0 did not state the outcome before the deadline");
+    }
+  }
+}
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,140 @@
+// Adds the records of an attempt, and removes what an abandoned attempt has written.
+
+#include "kv/commit/internal/step_attempt.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kv/base/catch_exhaustion.h"
+#include "kv/state/internal/root_change.h"
+#include "kv/state/internal/attempt_outcome.h"
+#include "kv/root/internal/kv_records.h"
+#include "kv/root/internal/writer_identity.h"
+#include "kv/storage/internal/object_names.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+constexpr size_t kKeptOutcomes = 2;  // attempts whose outcome a slow rank may still read
+
+// Removes the objects of attempts that ended before the last kKeptOutcomes, which include this one.
+void RetireAttempts(StoreState& store, const std::string& attempt) {
+  const MutexLock lock(store.mutex);
+  auto& attempts = store.finished_attempts;
+  RecordAttempt(attempt, attempts);
+  while (attempts.size() > kKeptOutcomes) {
+    ForgetAttempt(*store.storage, attempts.front());
+    attempts.pop_front();
+  }
+}
+
+}  // namespace
+
+StepAttempt::StepAttempt(std::shared_ptr<StoreState> store_state, uint64_t step_number,
+                         const BeginOptions& begin_options, std::string attempt_name)
+    : store(std::move(store_state)),
+      step(step_number),
+      options(begin_options),
+      attempt(std::move(attempt_name)),
+      created_unix_ns(NowUnixNs()),
+      segments({.storage = store->storage,
+                .store_uuid = store->uuid,
+                .epoch = store->epoch,
+                .step = step,
+                .rank = options.rank,
+                .created_unix_ns = created_unix_ns,
+                .attempt = attempt,
+                .io = *store->options.io,
+                .pool = store->pool.get(),
+                .queues = store->queues.get()},
+               [this](Column column, std::string_view key, std::span<const std::byte> value) {
+                 return AddEntry(column, key, value);
+               }),
+      records(store->storage, store->epoch) {
+  store->has_saved = true;
+  if (!store->joined) return;
+  part = std::make_unique<PartWriter>(store->storage, PartName(attempt, options.rank),
+                                      HeaderOf(options.rank));
+}
+
+PartHeader StepAttempt::HeaderOf(uint32_t rank) const {
+  return {.store_uuid = store->uuid,
+          .step = step,
+          .rank = rank,
+          .world_size = options.world_size,
+          .created_unix_ns = created_unix_ns,
+          .attempt = attempt};
+}
+
+StepAttempt::~StepAttempt() {
+  CleanUp([&] {
+    segments.Abandon();
+    if (!finished && !store->outcome_unknown) {
+      RemoveOwnObjects();
+      if (store->writable) ReclaimIfFull(*store);
+    }
+  });
+  CleanUp([&] {
+    if (has_ranks() && options.rank == 0) RetireAttempts(*store, attempt);
+  });
+  store->step_writer_alive = false;
+}
+
+void StepAttempt::RemoveOwnObjects() {
+  // The next open for writing removes what cannot be removed now.
+  for (const SegmentInfo& segment : segments.sealed()) {
+    (void)store->storage->Remove(SegmentObject(segment));
+  }
+  // The other ranks read the outcome of rank 0, which RetireAttempts removes later.
+  if (store->joined) (void)store->storage->Remove(PartName(attempt, options.rank));
+}
+
+Result<void> StepAttempt::AddEntry(Column column, std::string_view key,
+                                   std::span<const std::byte> value) {
+  if (part != nullptr) return part->Add(column, key, value);
+  if (column == Column::kChunks) {
+    CAIRN_TRY_ASSIGN(const ChunkExtents extents, DecodeChunkExtents(value));
+    live_bytes.Add(extents);
+  }
+  return records.Add(column, key, value);
+}
+
+Result<void> StepAttempt::CheckUsable() const {
+  if (!failed && !finished) return {};
+  return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                    .message = "this attempt has failed or is committed; begin a new one",
+                    .step = step});
+}
+
+StepInfo StepAttempt::InfoOf(const StepSummary& summary) const {
+  return StepInfo{.step = step,
+                  .generation = 0,  // assigned by the commit
+                  .created_unix_ns = created_unix_ns,
+                  .world_size = options.world_size,
+                  .attempt = attempt,
+                  .base_step = summary.base_step,
+                  .tensor_count = summary.tensor_count,
+                  .value_count = summary.value_count,
+                  .chunk_count = chunk_count,
+                  .reused_chunk_count = reused_chunk_count,
+                  .logical_bytes = summary.logical_bytes,
+                  .written_bytes = written_bytes(),
+                  .structure = structure,
+                  .metrics = options.metrics,
+                  .note = options.note};
+}
+
+Result<void> StepAttempt::AddStepRecordToPart(const StepSummary& summary) {
+  return part->Add(Column::kSteps, "", EncodeStep(InfoOf(summary)));
+}
+
+Result<void> StepAttempt::SealSegments() {
+  CAIRN_TRY(segments.Seal());
+  LocalFiles* const files = store->storage->local_files();
+  if (files == nullptr || segments.sealed().size() == synced_segments_) return {};
+  CAIRN_TRY(files->SyncNames(ObjectFolder(ObjectKind::kSegment)));
+  synced_segments_ = segments.sealed().size();
+  return {};
+}
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,84 @@
+#pragma once
+/// One rank's part of one attempt at a step: the state behind StepWriter.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kv/base/digest.h"
+#include "kv/base/error.h"
+#include "kv/state/internal/live_bytes.h"
+#include "kv/commit/internal/step_records_buffer.h"
+#include "kv/state/internal/store_state.h"
+#include "kv/commit/internal/part_file.h"
+#include "kv/segment/internal/segment_stream.h"
+#include "kv/base/key.h"
+#include "kv/base/options.h"
+#include "kv/base/step_info.h"
+#include "kv/base/step_records.h"
+
+namespace cairn::kv::internal {
+
+/// The destructor removes the objects of an attempt that is not finished. Threads: one at a time.
+class StepAttempt {
+ public:
+  StepAttempt(std::shared_ptr<StoreState> store, uint64_t step, const BeginOptions& options,
+              std::string attempt);
+  ~StepAttempt();
+  StepAttempt(const StepAttempt&) = delete;
+  StepAttempt& operator=(const StepAttempt&) = delete;
+
+  /// kFailedPrecondition: the attempt has failed or is committed.
+  Result<void> CheckUsable() const;
+  bool has_ranks() const { return options.world_size > 1; }
+
+  /// Adds a record to the step, or to the part of a joined rank.
+  Result<void> AddEntry(Column column, std::string_view key, std::span<const std::byte> value);
+  Result<void> AddStepRecordToPart(const StepSummary& summary);
+  StepInfo InfoOf(const StepSummary& summary) const;
+  /// Returns the header of an object that a rank puts for this attempt.
+  PartHeader HeaderOf(uint32_t rank) const;
+
+  /// Seals all segments and makes their names durable.
+  Result<void> SealSegments();
+  uint64_t written_bytes() const { return segments.written_bytes() + written_bytes_of_others; }
+
+  const std::shared_ptr<StoreState> store;
+  const uint64_t step;
+  const BeginOptions options;
+  const std::string attempt;
+  const int64_t created_unix_ns;
+
+  SegmentStream segments;
+  std::unique_ptr<PartWriter> part;  // of a joined rank
+  StepRecordsBuffer records;         // of rank 0, from all ranks
+  LiveBytes live_bytes;              // of the chunks in records
+  Digest structure;
+  bool has_structure = false;
+  uint64_t chunk_count = 0;
+  uint64_t reused_chunk_count = 0;
+  std::vector<StepInfo> referred_steps;  // whose segments chunks may use, besides the base's
+
+  // In a multi-rank store.
+  std::set<std::string> known_shared_records;  // digests of those that were added or read
+  uint64_t written_bytes_of_others = 0;        // of the ranks whose parts rank 0 has gathered
+  bool gathered = false;
+  StepInfo prepared;
+
+  bool failed = false;    // nothing can be added or committed any more
+  bool finished = false;  // the objects belong to a step that exists or may exist
+
+ private:
+  void RemoveOwnObjects();
+
+  size_t synced_segments_ = 0;  // whose names are durable
+};
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,81 @@
+#pragma once
+/// Writes the table of one step: the records that differ from those of a step that exists, and the
+/// records of the segments that the step uses, with their live bytes.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kv/base/error.h"
+#include "kv/state/internal/live_bytes.h"
+#include "kv/state/internal/store_state.h"
+#include "kv/commit/internal/stored_record.h"
+#include "kv/root/internal/root_record.h"
+#include "kv/table/internal/delta_writer.h"
+#include "kv/table/internal/table_stack.h"
+#include "kv/base/key.h"
+#include "kv/base/step_info.h"
+
+namespace cairn::kv::internal {
+
+/// Threads: one. `state` outlives it. Requires that no delete removes the base until the step is
+/// committed.
+class StepTableWriter {
+ public:
+  /// Adds the step's own record. `base` is the step with which the records are compared, or null;
+  /// `source` is that of the records that are added.
+  static Result<StepTableWriter> Create(StoreState& state, const StepEntry* base,
+                                        const StepInfo& info, RecordSource source);
+
+  /// Adds a record. Requires columns from kTensors to kSegments, and keys in the order of tables.
+  /// Of the segments, only the records that the base lacks are needed, and those that no chunk
+  /// refers to are left out.
+  Result<void> Add(Column column, std::string_view key, std::span<const std::byte> value);
+  /// As Add, for records whose chunks AddUses counts.
+  Result<void> AddCounted(const RecordView& record);
+  /// Adds the records of the segments that another step uses and the base does not. Requires that
+  /// no delete removes that step until this one is committed.
+  Result<void> AddSegmentsOf(StoreState& state, const StepEntry& step);
+  /// Adds the bytes that chunks use.
+  void AddUses(const LiveBytes& uses) { live_bytes_.Add(uses); }
+
+  /// Makes the table durable and sets the tables and the usage of `entry`. kConflict: the step
+  /// uses a segment whose record neither was added nor is in the base. Nothing can be added after
+  /// this.
+  Result<void> Finish(StepEntry& entry);
+
+  /// Like Finish, for a step that has all records of `base`, the step that was passed to Create,
+  /// except the step's own. In place of Add and Finish.
+  Result<void> FinishSame(const StepEntry& base, StepEntry& entry);
+
+ private:
+  struct NewSegment {
+    ObjectId id;
+    std::vector<std::byte> record;
+  };
+
+  StepTableWriter(StoreState& state, uint64_t step, TableStack base);
+  static Result<StepTableWriter> Begin(StoreState& state, const StepEntry* base,
+                                       const StepInfo& info);
+  Result<void> Write(Column column, std::string_view key, std::span<const std::byte> value);
+  using BytesBySegment = std::map<uint64_t, uint64_t>;
+  Result<void> AddSegments(const BytesBySegment& live_bytes);
+  Result<void> AddReplacedSegment(uint64_t segment_id);
+  Result<void> AddUsage(const BytesBySegment& live_bytes, StepEntry& entry);
+
+  StoreState& state_;
+  uint64_t step_;
+  TableStack base_;
+  std::map<uint64_t, ObjectId> base_segments_;
+  std::unique_ptr<DeltaWriter> writer_;
+  std::string key_;
+  std::map<uint64_t, NewSegment> new_segments_;
+  LiveBytes live_bytes_;
+};
+
+}  // namespace cairn::kv::internal

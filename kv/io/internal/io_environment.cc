@@ -1,0 +1,70 @@
+// Reads I/O options from the environment.
+
+#include "kv/io/internal/io_environment.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+
+#include "kv/base/options.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+constexpr uint64_t kMinBlockBytes = 4096;
+constexpr uint64_t kMaxThreads = 1024;
+
+std::string_view Variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::string_view() : value;
+}
+
+Error Unusable(const char* name, std::string_view value, std::string_view expected) {
+  return {.code = ErrorCode::kInvalidArgument,
+          .message = fmt::format("the environment variable {} is '{}'; it must be {}", name, value,
+                                 expected)};
+}
+
+/// Sets `target` from the variable if it is set. kInvalidArgument: it is not in [least, most].
+template <typename Integer>
+Result<void> ReadInteger(const char* name, uint64_t least, uint64_t most, Integer& target) {
+  const std::string_view text = Variable(name);
+  if (text.empty()) return {};
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < least || value > most) {
+    return Fail(Unusable(name, text, fmt::format("an integer from {} to {}", least, most)));
+  }
+  target = static_cast<Integer>(value);
+  return {};
+}
+
+Result<void> ReadChoice(const char* name, std::string_view yes, std::string_view no, bool& target) {
+  const std::string_view text = Variable(name);
+  if (text.empty()) return {};
+  if (text != yes && text != no) {
+    return Fail(Unusable(name, text, fmt::format("{} or {}", yes, no)));
+  }
+  target = text == yes;
+  return {};
+}
+
+}  // namespace
+
+Result<IoOptions> IoOptionsFromEnvironment(IoOptions io) {
+  CAIRN_TRY(ReadInteger("CAIRN_IO_BLOCK_BYTES", kMinBlockBytes, kMaxBlockBytes, io.block_bytes));
+  CAIRN_TRY(ReadInteger("CAIRN_IO_DEPTH", 1, kMaxQueueDepth, io.queue_depth));
+  CAIRN_TRY(ReadChoice("CAIRN_IO_ENGINE", "uring", "threads", io.uring));
+  CAIRN_TRY(ReadChoice("CAIRN_IO_DIRECT", "1", "0", io.direct));
+  CAIRN_TRY(WorkerThreadsFromEnvironment(1));
+  return io;
+}
+
+Result<uint32_t> WorkerThreadsFromEnvironment(uint32_t otherwise) {
+  CAIRN_TRY(ReadInteger("CAIRN_THREADS", 1, kMaxThreads, otherwise));
+  return otherwise;
+}
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,76 @@
+#pragma once
+/// The threads that digest, compress, read and copy payload, and their number.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "kv/base/error.h"
+#include "kv/base/mutex.h"
+#include "kv/base/thread_annotations.h"
+
+namespace cairn::kv {
+
+/// The number of threads for work that a processor does: CAIRN_THREADS (1 to 1024) of the
+/// environment; otherwise the number of cores, at least `least` (for threads that mostly wait for
+/// the storage), and at most 8: more do not increase memory bandwidth. A save or a load uses as
+/// many at a time, and those that transfer bytes (IoOptions, S3Options). Threads: safe.
+uint32_t WorkerThreads(uint32_t least = 1);
+
+/// Calls `work(i)` for i from 0 to `thread_count` - 1 on as many threads, one of which is that of
+/// the caller, and waits for all. If the system has no more threads, those that there are make the
+/// calls: every call must take what is left of the work, and stop if another one has failed.
+/// Returns the error of the lowest i. kResourceExhausted: there was not enough memory for `what`.
+Result<void> RunOnThreads(size_t thread_count, const char* what,
+                          const std::function<Result<void>(size_t i)>& work);
+
+/// A few persistent threads that divide the items of one loop at a time among them.
+/// Ownership: owns its threads, which the destructor joins. Threads: one call at a time.
+class WorkerPool {
+ public:
+  /// `thread_count` includes the thread that calls Run; with 1 the pool has no threads. If the
+  /// system has no more threads, the pool has fewer.
+  explicit WorkerPool(size_t thread_count);
+  ~WorkerPool();
+  WorkerPool(const WorkerPool&) = delete;
+  WorkerPool& operator=(const WorkerPool&) = delete;
+
+  /// Calls work(i, worker) for every i in [0, count), in any order, on up to thread_count()
+  /// threads. `worker` is less than thread_count(); concurrent calls have different ones. Returns
+  /// once all calls have returned. Throws the first std::exception of a call; further calls are
+  /// then left out.
+  void Run(size_t count, std::function<void(size_t, size_t)> work);
+
+  /// Starts the loop of Run on the other threads and returns. The caller takes part in it when it
+  /// calls Finish. Requires that Finish was called for the previous loop.
+  void Start(size_t count, std::function<void(size_t, size_t)> work);
+  /// Works on the loop that Start began, and returns once all its calls have returned; at once if
+  /// there is none. Throws as Run does.
+  void Finish();
+
+  size_t thread_count() const { return threads_.size() + 1; }
+
+ private:
+  void Loop(size_t worker);
+  void Work(size_t worker);
+
+  Mutex mutex_;
+  CondVar changed_;
+  uint64_t round_ CAIRN_GUARDED_BY(mutex_) = 0;
+  size_t busy_ CAIRN_GUARDED_BY(mutex_) = 0;
+  bool stop_ CAIRN_GUARDED_BY(mutex_) = false;
+  std::exception_ptr thrown_ CAIRN_GUARDED_BY(mutex_);  // by a call of the current loop
+  // Start writes these under mutex_ while no thread is busy. Busy threads, which have seen the new
+  // round_ under mutex_, read them without it.
+  std::function<void(size_t, size_t)> work_;
+  size_t count_ = 0;
+  // The next item that no thread has taken.
+  std::atomic<size_t> next_{0};
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace cairn::kv

@@ -1,0 +1,86 @@
+#pragma once
+/// Copies payload of a store into new segments.
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kv/io/block_pool.h"
+#include "kv/maintain/compact_options.h"
+#include "kv/base/error.h"
+#include "kv/state/internal/store_state.h"
+#include "kv/maintain/internal/live_ranges.h"
+#include "kv/segment/internal/segment_stream.h"
+#include "kv/read/snapshot.h"
+#include "kv/base/step_info.h"
+#include "kv/base/throttle.h"
+
+namespace cairn::kv::internal {
+
+/// What the phases of one compaction have in common. Ownership: all of it outlives them.
+struct CompactContext {
+  StoreState& state;
+  const CompactOptions& options;
+  Throttle& throttle;
+  std::function<Result<void>(uint64_t moved_bytes)> progress;
+};
+
+/// Returns the length of an element of the chunk; 1 if its record contradicts itself.
+uint32_t ElementBytes(const ChunkEntry& entry);
+
+/// The destructor removes the segments unless Keep was called. Memory: 16 MiB, or the largest delta
+/// or chunk that is decoded, and a few blocks; to compress, twice a chunk per core, at most 8.
+/// Threads: one.
+class PayloadMover {
+ public:
+  /// `name` identifies the compaction in its segments.
+  PayloadMover(const CompactContext& context, std::shared_ptr<const Snapshot> snapshot,
+               const std::string& name);
+  ~PayloadMover();
+  PayloadMover(const PayloadMover&) = delete;
+  PayloadMover& operator=(const PayloadMover&) = delete;
+
+  /// Copies the ranges and the decoded chunks, in this order, and sets `moved_to` of each. All
+  /// pointers must remain valid until Seal returns. kDataLoss: a page does not match its digest.
+  Result<void> Move(std::span<LiveRange* const> ranges);
+  Result<void> Decode(std::span<ChunkVersion* const> chunks);
+  /// Compresses chunks without deltas. Sets `moved_to` of those that become shorter.
+  Result<void> Compress(std::span<ChunkVersion* const> chunks);
+  /// Makes the new segments durable under their names. Until then, `moved_to` cannot be used.
+  Result<void> Seal();
+  const std::vector<SegmentInfo>& segments() const { return stream_.sealed(); }
+  /// The segments belong to committed steps.
+  void Keep() { is_kept_ = true; }
+
+ private:
+  struct Piece;  // a part of a range that is read at once
+  Result<void> MoveBatch(std::span<const Piece> batch);
+  /// Appends bytes that were verified. The position goes to `moved_to` when the segment is sealed.
+  Result<void> Append(std::span<const std::byte> bytes, SegmentAlignment alignment,
+                      std::span<const uint64_t> page_digests, std::string_view key,
+                      std::vector<Extent>& moved_to);
+  /// Returns the chunk without its deltas, verified.
+  Result<std::vector<std::byte>> ReadChunk(const ChunkVersion& chunk,
+                                           std::vector<uint64_t>& page_digests) const;
+  Result<void> AppendCompressed(std::span<const std::byte> compressed, ChunkVersion& chunk);
+  Result<void> AwaitTurn(uint64_t bytes);
+  Result<void> OnRecord(Column column, std::span<const std::byte> record);
+
+  const CompactContext& context_;
+  const std::shared_ptr<const Snapshot> snapshot_;
+  const uint64_t batch_bytes_;  // after which a batch is moved
+  BlockPool blocks_;
+  SegmentStream stream_;
+  std::deque<std::vector<Extent>*> pending_;  // of the records that the stream has not returned
+  std::vector<std::byte> buffer_;
+  std::vector<uint64_t> page_digests_;
+  bool is_kept_ = false;
+};
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,13 @@
+#pragma once
+/// Recovery of a store whose newest root cannot be read (docs/format/recovery.md).
+
+#include "kv/base/error.h"
+#include "kv/state/internal/store_state.h"
+#include "kv/base/rebuild_report.h"
+
+namespace cairn::kv::internal {
+
+/// See Store::Rebuild.
+Result<RebuildReport> Rebuild(StoreState& state);
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,311 @@
+// Reads blocks of the source in any order, verifies them in the order of their offsets, and writes
+// them in this order.
+//
+//   [0, 4096)                     a new header
+//   [4096, page_digests_offset)   read from the source, and compared with the page digests
+//   [page_digests_offset, end)    page digests, footer and trailer, which were verified before
+
+#include "kv/maintain/internal/segment_copy.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <span>
+#include <thread>
+#include <utility>
+
+#include "kv/maintain/internal/payload_check.h"
+#include "kv/io/internal/block_io.h"
+#include "kv/io/internal/fault_point.h"
+#include "kv/root/internal/kv_records.h"
+#include "kv/segment/internal/segment_description.h"
+#include "kv/segment/internal/segment_output.h"
+#include "kv/storage/internal/object_reader.h"
+#include "kv/io/io_queue.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+constexpr std::chrono::milliseconds kWaitSlice{50};  // after which a waiting copy can be stopped
+
+Result<std::unique_ptr<IoQueue>> MakeQueueOf(Storage& storage, const IoOptions& options) {
+  if (storage.local_files() == nullptr) return storage.MakeQueue(options.queue_depth);
+  return MakeFileQueue(options.uring, options.queue_depth);
+}
+
+/// Adds the location of the source to an error of it, and explains why an object is missing.
+Error OfSource(const CopyContext& context, const SegmentInfo& info, Error error) {
+  error = std::move(error).WithFile(
+      ObjectPath(context.source->storage->address(), SegmentObject(info)));
+  return error.code == ErrorCode::kNotFound ? context.source->Explain(std::move(error)) : error;
+}
+
+/// The copy of one segment whose header, footer and trailer were verified.
+class SegmentCopy {
+ public:
+  /// `info` and `description` outlive it.
+  SegmentCopy(const CopyContext& context, const SegmentInfo& info,
+              const SegmentDescription& description, std::shared_ptr<const SegmentFile> file,
+              SegmentOutput output)
+      : context_(context),
+        info_(info),
+        description_(description),
+        file_(std::move(file)),
+        output_(std::move(output)),
+        pool_(*context.target.pool),
+        file_bytes_(info.file_bytes),
+        check_(description, file_->path) {}
+
+  ~SegmentCopy() {
+    while (reads_ != nullptr && reads_->in_flight() > 0) {
+      if (!reads_->Wait()) break;
+    }
+    for (const Block& block : blocks_) pool_.Give(block.data);
+    while (writes_ != nullptr && writes_->in_flight() > 0) {
+      auto completion = writes_->Wait();
+      if (!completion) break;
+      pool_.Give(completion->request.data);
+    }
+  }
+  SegmentCopy(const SegmentCopy&) = delete;
+  SegmentCopy& operator=(const SegmentCopy&) = delete;
+
+  Result<void> Run() {
+    CAIRN_TRY_ASSIGN(reads_, MakeQueueOf(*context_.source->storage, *context_.source->options.io));
+    CAIRN_TRY_ASSIGN(writes_, MakeQueueOf(*context_.target.storage, *context_.target.options.io));
+    if (File* const file = output_.file()) {
+      // ext4 and xfs serialise writes that extend a file. Without space, the writes fail.
+      (void)::fallocate(file->fd(), 0, 0, static_cast<off_t>(file_bytes_));
+    }
+    while (written_bytes_ < file_bytes_) {
+      CAIRN_TRY(SubmitReads());
+      if (!blocks_.empty() && blocks_.front().is_read) {
+        CAIRN_TRY(WriteOldest());
+      } else if (reads_->in_flight() > 0) {
+        CAIRN_TRY(FinishRead());
+      } else {
+        CAIRN_TRY(FinishWrite());  // it returns a block
+      }
+    }
+    while (writes_->in_flight() > 0) CAIRN_TRY(FinishWrite());
+    CAIRN_CHECK(check_.IsComplete());
+    if (const int fault = FaultPoint("segment.seal")) {
+      return Fail(SystemError(fault, "cannot seal the segment", output_.path()));
+    }
+    return output_.Finish(file_bytes_);
+  }
+
+ private:
+  /// A block that is read, or waits until it is written.
+  struct Block {
+    std::byte* data = nullptr;
+    uint64_t begin_bytes = 0;  // in the segment
+    uint64_t end_bytes = 0;
+    bool is_read = false;
+  };
+
+  /// Reads blocks while the pool has any.
+  Result<void> SubmitReads() {
+    while (next_bytes_ < file_bytes_ && reads_->in_flight() < reads_->depth()) {
+      while (writes_->in_flight() > 0 && writes_->HasCompletion()) CAIRN_TRY(FinishWrite());
+      std::byte* data = pool_.TryTake();
+      if (data == nullptr) {
+        // Other threads may have all blocks. A thread that has one does not wait for another.
+        if (!blocks_.empty() || writes_->in_flight() > 0) return {};
+        CAIRN_TRY_ASSIGN(data, pool_.Take());
+      }
+      blocks_.push_back({.data = data,
+                         .begin_bytes = next_bytes_,
+                         .end_bytes = std::min(next_bytes_ + pool_.block_bytes(), file_bytes_)});
+      next_bytes_ = blocks_.back().end_bytes;
+      CAIRN_TRY(SubmitRead(blocks_.back()));
+    }
+    return {};
+  }
+
+  /// Returns the part of a block that is read from the source.
+  std::pair<uint64_t, uint64_t> ReadPart(const Block& block) const {
+    const uint64_t begin = std::max(block.begin_bytes, kSegmentHeaderBytes);
+    const uint64_t end = std::min(block.end_bytes, description_.trailer.page_digests_offset_bytes);
+    return {begin, std::max(begin, end)};
+  }
+
+  Result<void> SubmitRead(Block& block) {
+    const auto [begin, end] = ReadPart(block);
+    if (begin == end) {
+      block.is_read = true;
+      return {};
+    }
+    CAIRN_TRY(AwaitTurn(end - begin));
+    IoRequest request{.data = block.data + (begin - block.begin_bytes),
+                      .length_bytes = end - begin,
+                      .offset_bytes = begin,
+                      .tag = block.begin_bytes};
+    if (file_->is_object) {
+      request.object = file_->name;
+    } else {
+      request.fd = file_->direct.fd();
+    }
+    return reads_->Submit(request);
+  }
+
+  /// Waits until the throttle allows a transfer.
+  Result<void> AwaitTurn(uint64_t bytes) {
+    auto now = Throttle::Clock::now();
+    const auto turn = context_.throttle.Reserve(bytes, now);
+    for (; now < turn; now = Throttle::Clock::now()) {
+      CAIRN_TRY(context_.progress(0));
+      std::this_thread::sleep_until(std::min(turn, now + kWaitSlice));
+    }
+    return {};
+  }
+
+  Result<void> FinishRead() {
+    CAIRN_TRY_ASSIGN(const IoCompletion completion, reads_->Wait());
+    const IoRequest& request = completion.request;
+    int error_number = completion.error_number;
+    if (const int fault = FaultPoint("segment.read")) error_number = fault;
+    if (completion.error) return Fail(OfSource(context_, info_, *completion.error));
+    if (error_number != 0) {
+      Error error = SystemError(error_number, "cannot read the segment", file_->path);
+      // EIO from a disk is a damaged medium; other errors may be temporary.
+      if (error_number == EIO) error.code = ErrorCode::kDataLoss;
+      return Fail(std::move(error).WithOffset(request.offset_bytes));
+    }
+    if (completion.done_bytes < request.length_bytes) {
+      return Fail(Error{.code = ErrorCode::kDataLoss,
+                        .message = "the segment ends before the end of the payload",
+                        .file = file_->path,
+                        .offset_bytes = request.offset_bytes + completion.done_bytes});
+    }
+    const auto block = std::ranges::find(blocks_, request.tag, &Block::begin_bytes);
+    CAIRN_CHECK(block != blocks_.end());
+    block->is_read = true;
+    return {};
+  }
+
+  Result<void> WriteOldest() {
+    while (writes_->in_flight() == writes_->depth()) CAIRN_TRY(FinishWrite());
+    const Block block = blocks_.front();
+    const auto [begin, end] = ReadPart(block);
+    CAIRN_TRY(check_.Add({block.data + (begin - block.begin_bytes), end - begin}));
+    if (block.begin_bytes == 0) PutHeader(block.data);
+    PutDescription(block);
+    const uint64_t length_bytes = block.end_bytes - block.begin_bytes;
+    CAIRN_TRY(writes_->Submit(
+        output_.Write(block.data, length_bytes, block.begin_bytes, block.begin_bytes)));
+    blocks_.pop_front();
+    written_bytes_ += length_bytes;
+    return context_.progress(length_bytes);
+  }
+
+  void PutHeader(std::byte* data) const {
+    SegmentHeader header = description_.header;
+    header.store_uuid = context_.target.uuid;
+    header.epoch = *context_.target.copy_epoch;
+    EncodeSegmentHeader(header,
+                        std::span<std::byte, kSegmentHeaderBytes>(data, kSegmentHeaderBytes));
+  }
+
+  /// Copies `bytes`, which begin at `offset_bytes` of the segment, as far as they are in the block.
+  static void PutPart(const Block& block, uint64_t offset_bytes, std::span<const std::byte> bytes) {
+    const uint64_t begin = std::max(block.begin_bytes, offset_bytes);
+    const uint64_t end = std::min(block.end_bytes, offset_bytes + bytes.size());
+    if (begin >= end) return;
+    std::memcpy(block.data + (begin - block.begin_bytes), bytes.data() + (begin - offset_bytes),
+                end - begin);
+  }
+
+  /// Fills what follows the payload.
+  void PutDescription(const Block& block) const {
+    const SegmentTrailer& trailer = description_.trailer;
+    const uint64_t begin = std::max(block.begin_bytes, trailer.page_digests_offset_bytes);
+    if (begin >= block.end_bytes) return;
+    std::memset(block.data + (begin - block.begin_bytes), 0, block.end_bytes - begin);
+    PutPart(block, trailer.page_digests_offset_bytes,
+            std::as_bytes(std::span(description_.page_digests)));
+    PutPart(block, trailer.footer_offset_bytes(), description_.footer);
+    std::array<std::byte, kSegmentTrailerBytes> trailer_bytes;
+    EncodeSegmentTrailer(trailer, trailer_bytes);
+    PutPart(block, file_bytes_ - kSegmentTrailerBytes, trailer_bytes);
+  }
+
+  Result<void> FinishWrite() {
+    CAIRN_TRY_ASSIGN(IoCompletion completion, writes_->Wait());
+    const IoRequest& request = completion.request;
+    int error_number = completion.error_number;
+    if (const int fault = FaultPoint("segment.write")) error_number = fault;
+    File* const file = output_.file();
+    if (error_number == EINVAL && file != nullptr && file->direct()) {
+      // O_DIRECT was accepted at open and is refused now.
+      CAIRN_TRY(file->DropDirect());
+      return writes_->Submit(request);
+    }
+    pool_.Give(request.data);
+    if (completion.error) return Fail(*std::move(completion.error));
+    if (error_number == 0 && completion.done_bytes < request.length_bytes) error_number = ENOSPC;
+    if (error_number == 0) return {};
+    return Fail(SystemError(error_number, "cannot write the segment", output_.path())
+                    .WithOffset(request.offset_bytes));
+  }
+
+  const CopyContext& context_;
+  const SegmentInfo& info_;
+  const SegmentDescription& description_;
+  const std::shared_ptr<const SegmentFile> file_;
+  SegmentOutput output_;
+  BlockPool& pool_;
+  const uint64_t file_bytes_;
+  PayloadCheck check_;
+  std::deque<Block> blocks_;         // ascending
+  uint64_t next_bytes_ = 0;          // where the next block to be read begins
+  uint64_t written_bytes_ = 0;       // submitted
+  std::unique_ptr<IoQueue> reads_;   // into the memory of blocks_
+  std::unique_ptr<IoQueue> writes_;  // to output_
+};
+
+Result<SegmentDescription> ReadDescription(const CopyContext& context, const SegmentInfo& info) {
+  CAIRN_TRY_ASSIGN(const ObjectReader reader,
+                   ObjectReader::Open(context.source->storage, SegmentObject(info)));
+  return ReadSegmentDescription(reader, context.source->uuid, info);
+}
+
+Result<void> WriteCopy(const CopyContext& context, const SegmentInfo& info,
+                       const SegmentDescription& description, SegmentOutput output) {
+  CAIRN_TRY_ASSIGN(auto file, context.source->OpenSegment(info.segment_id));
+  return SegmentCopy(context, info, description, std::move(file), std::move(output)).Run();
+}
+
+}  // namespace
+
+Result<SegmentInfo> CopySegment(const CopyContext& context, const SegmentInfo& info) {
+  StoreState& target = context.target;
+  auto description = ReadDescription(context, info);
+  if (!description) return Fail(OfSource(context, info, std::move(description).error()));
+  SegmentInfo copied = info;
+  copied.epoch = *target.copy_epoch;
+  copied.name = NewSegmentInfo({.epoch = copied.epoch, .id = info.segment_id}).name;
+  const std::string name = SegmentObject(copied);
+  auto output = SegmentOutput::Create(*target.storage, name, target.options.io->direct,
+                                      target.pool->block_bytes());
+  if (!output) {
+    Error error = std::move(output).error();
+    // A directory into which an older backup was restored may have files of later epochs.
+    if (error.code == ErrorCode::kConflict) error.code = ErrorCode::kUnavailable;
+    return Fail(std::move(error));
+  }
+  const auto written = WriteCopy(context, info, *description, *std::move(output));
+  if (written) return copied;
+  // The storage may have performed a Finish that it reported as failed, or may still perform it.
+  // Neither this removal nor what it misses matters: the name is not written again.
+  (void)target.storage->Remove(name);
+  return Fail(written.error());
+}
+
+}  // namespace cairn::kv::internal

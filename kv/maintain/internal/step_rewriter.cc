@@ -1,0 +1,152 @@
+// Each step is compared with the one before it, so that the new tables share records as the old
+// ones did.
+
+#include "kv/maintain/internal/step_rewriter.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "kv/base/catch_exhaustion.h"
+#include "kv/state/internal/root_change.h"
+#include "kv/commit/internal/step_table_writer.h"
+#include "kv/root/internal/kv_records.h"
+#include "kv/storage/internal/object_names.h"
+#include "kv/base/mutex.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+/// Returns the record with the locations after the move; nothing if they are the same.
+Result<std::optional<std::vector<std::byte>>> MovedRecord(const PayloadMoves& moves,
+                                                          std::span<const std::byte> record) {
+  CAIRN_TRY_ASSIGN(const ChunkExtents extents, DecodeChunkExtents(record));
+  std::optional<ChunkExtents> moved = moves.Moved(extents);
+  if (!moved) return std::nullopt;
+  CAIRN_TRY_ASSIGN(ChunkEntry entry, DecodeChunk(record));
+  entry.extents = *std::move(moved);
+  return EncodeChunk(entry);
+}
+
+}  // namespace
+
+StepRewriter::StepRewriter(StoreState& state, const PayloadMoves& moves,
+                           std::span<const SegmentInfo> added)
+    : state_(state), moves_(moves) {
+  for (const SegmentInfo& info : added) added_[info.segment_id] = info;
+}
+
+StepRewriter::~StepRewriter() {
+  if (state_.outcome_unknown) return;
+  CleanUp([&] {
+    std::set<ObjectId> used;
+    if (is_committed_) {
+      for (const auto& [step, rewritten] : rewritten_) {
+        for (const TableInfo& table : rewritten.entry.tables) used.insert(table.id);
+      }
+    }
+    for (const ObjectId& table : new_tables_) {
+      if (used.contains(table)) continue;
+      state_.tables->Forget(table);
+      (void)state_.storage->Remove(ObjectName(ObjectKind::kTable, table));
+    }
+  });
+}
+
+Result<bool> StepRewriter::IsAffected(const StepEntry& entry) const {
+  CAIRN_TRY_ASSIGN(const auto usage, UsageOf(state_, entry));
+  return std::ranges::any_of(
+      usage, [this](const SegmentUse& use) { return moves_.Contains(use.segment.id); });
+}
+
+Result<void> StepRewriter::Rewrite() {
+  const auto root = CurrentRoot(state_);
+  CAIRN_TRY_ASSIGN(const auto entries, root->steps.All());
+  const StepEntry* before = nullptr;
+  for (const StepEntryPtr& entry : entries) {
+    const uint64_t step = entry->info.step;
+    auto found = rewritten_.find(step);
+    if (found == rewritten_.end() || found->second.old_entry != entry) {
+      CAIRN_TRY_ASSIGN(const bool is_affected, IsAffected(*entry));
+      if (is_affected) CAIRN_TRY(RewriteStep(entry, before));
+      found = rewritten_.find(step);
+    }
+    before = found != rewritten_.end() ? &found->second.entry : entry.get();
+  }
+  return {};
+}
+
+Result<void> StepRewriter::RewriteStep(const StepEntryPtr& old_entry, const StepEntry* base) {
+  StepEntry entry{.info = old_entry->info};
+  entry.info.rewritten = std::max(CurrentRoot(state_)->root.number, old_entry->info.rewritten) + 1;
+  CAIRN_TRY_ASSIGN(const TableStack stack, state_.tables->OpenStack(old_entry->tables));
+  CAIRN_TRY_ASSIGN(StepTableWriter table,
+                   StepTableWriter::Create(state_, base, entry.info, RecordSource::kTables));
+  for (const auto& [id, info] : added_) {
+    CAIRN_TRY(table.Add(Column::kSegments, NumberKey(id), EncodeSegment(info)));
+  }
+  const auto add = [&](Column column, std::string_view key,
+                       std::span<const std::byte> record) -> Result<void> {
+    if (column != Column::kChunks) return table.Add(column, key, record);
+    CAIRN_TRY_ASSIGN(const auto moved, MovedRecord(moves_, record));
+    return table.Add(column, key, moved ? std::span<const std::byte>(*moved) : record);
+  };
+  for (const Column column : {Column::kTensors, Column::kChunks, Column::kValues,
+                              Column::kStructures, Column::kSegments}) {
+    CAIRN_TRY(
+        stack.Scan(ColumnPrefix(column),
+                   [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+                     CAIRN_TRY(add(column, key.substr(1), record));
+                     if (column != Column::kSegments) return true;
+                     CAIRN_TRY_ASSIGN(SegmentInfo info, DecodeSegment(record));
+                     if (moves_.Contains(info.segment_id))
+                       replaced_[info.segment_id] = std::move(info);
+                     return true;
+                   }));
+  }
+  CAIRN_TRY(table.Finish(entry));
+  new_tables_.push_back(entry.tables.front().id);
+  rewritten_[entry.info.step] = {.old_entry = old_entry, .entry = std::move(entry)};
+  return {};
+}
+
+/// Forgets the steps that were deleted or replaced, and those whose new tables share one with a
+/// step that was: it may have been removed.
+Result<void> StepRewriter::ForgetStale() {
+  const auto root = CurrentRoot(state_);
+  CAIRN_TRY_ASSIGN(const auto entries, root->steps.All());
+  std::set<StepEntryPtr> current(entries.begin(), entries.end());
+  std::set<ObjectId> tables(new_tables_.begin(), new_tables_.end());
+  for (const StepEntryPtr& entry : entries) {
+    for (const TableInfo& table : entry->tables) tables.insert(table.id);
+  }
+  std::erase_if(rewritten_, [&](const auto& step) {
+    const Rewritten& rewritten = step.second;
+    return !current.contains(rewritten.old_entry) ||
+           !std::ranges::all_of(rewritten.entry.tables,
+                                [&](const TableInfo& table) { return tables.contains(table.id); });
+  });
+  return {};
+}
+
+Result<uint64_t> StepRewriter::Commit() {
+  const MutexLock write_lock(state_.write_mutex);
+  CAIRN_TRY(CheckCanCommit(state_));
+  CAIRN_TRY(ForgetStale());
+  CAIRN_TRY(Rewrite());
+  std::vector<StepEntry> entries;
+  for (const auto& [step, rewritten] : rewritten_) entries.push_back(rewritten.entry);
+  if (entries.empty()) return 0;
+  CAIRN_TRY_ASSIGN(Unreachable unreachable, FindUnreachable(state_, {}, nullptr, entries));
+  {
+    const MutexLock lock(state_.mutex);
+    state_.replaced_segments.insert(replaced_.begin(), replaced_.end());
+  }
+  CAIRN_TRY(CommitChange(state_, {}, nullptr, std::move(unreachable), {.rewritten = entries}));
+  is_committed_ = true;
+  return entries.size();
+}
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,95 @@
+// Compresses and frames records, and checks frames.
+
+#include "kv/root/internal/framed_record.h"
+
+#include <fmt/format.h>
+#include <zstd.h>
+
+#include <cstring>
+
+#include "kv/base/digest.h"
+#include "kv/base/zstd_limit.h"
+#include "schema/little_endian.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+using schema::GetLittleEndian;
+using schema::PutLittleEndian;
+
+constexpr size_t kHeaderBytes = 16;
+constexpr size_t kChecksumBytes = 8;
+// Entries of steps are similar; this level compresses them at some hundred MB/s.
+constexpr int kZstdLevel = 1;
+
+static_assert(kMaxFramedBytes >=
+              kHeaderBytes + kChecksumBytes + ZSTD_COMPRESSBOUND(kMaxRecordBytes));
+
+std::unexpected<Error> Damaged(const FrameKind& kind, const char* what) {
+  return Fail(ErrorCode::kDataLoss, fmt::format("the {} is damaged: {}", kind.name, what));
+}
+
+}  // namespace
+
+Result<std::vector<std::byte>> FrameRecord(const FrameKind& kind,
+                                           std::span<const std::byte> record) {
+  if (record.size() > kMaxRecordBytes) {
+    return Fail(ErrorCode::kResourceExhausted,
+                fmt::format("a {} of {} bytes is longer than the limit of {} bytes", kind.name,
+                            record.size(), kMaxRecordBytes));
+  }
+  std::vector<std::byte> object(kHeaderBytes + ZSTD_compressBound(record.size()));
+  const size_t stored_bytes =
+      ZSTD_compress(object.data() + kHeaderBytes, object.size() - kHeaderBytes, record.data(),
+                    record.size(), kZstdLevel);
+  if (ZSTD_isError(stored_bytes)) {
+    return Fail(ErrorCode::kInternal, fmt::format("cannot compress a {}: {}", kind.name,
+                                                  ZSTD_getErrorName(stored_bytes)));
+  }
+  object.resize(kHeaderBytes + stored_bytes + kChecksumBytes);
+  CAIRN_CHECK(kind.magic.size() == 4);
+  std::memcpy(object.data(), kind.magic.data(), 4);
+  PutLittleEndian(object, 4, kind.version);
+  PutLittleEndian(object, 8, static_cast<uint32_t>(record.size()));
+  PutLittleEndian(object, 12, static_cast<uint32_t>(stored_bytes));
+  const size_t covered = object.size() - kChecksumBytes;
+  PutLittleEndian(object, covered, Checksum64(std::span(object).first(covered)));
+  return object;
+}
+
+Result<std::vector<std::byte>> UnframeRecord(const FrameKind& kind,
+                                             std::span<const std::byte> object) {
+  if (object.size() < kHeaderBytes + kChecksumBytes) return Damaged(kind, "it is too short");
+  if (std::memcmp(object.data(), kind.magic.data(), 4) != 0)
+    return Damaged(kind, "it has no magic");
+  // Check the checksum first: a flipped bit in the version must not appear to be a newer one.
+  const size_t covered = object.size() - kChecksumBytes;
+  if (Checksum64(object.first(covered)) != GetLittleEndian<uint64_t>(object, covered)) {
+    return Damaged(kind, "it does not match its checksum");
+  }
+  const auto version = GetLittleEndian<uint32_t>(object, 4);
+  if (version > kind.version) {
+    return Fail(ErrorCode::kUnimplemented,
+                fmt::format("the {} has format version {}, this build reads {}; use a newer Cairn",
+                            kind.name, version, kind.version));
+  }
+  const auto record_bytes = GetLittleEndian<uint32_t>(object, 8);
+  const auto stored_bytes = GetLittleEndian<uint32_t>(object, 12);
+  if (version == 0 || record_bytes > kMaxRecordBytes || stored_bytes != covered - kHeaderBytes) {
+    return Damaged(kind, "its header is wrong");
+  }
+  const auto stored = object.subspan(kHeaderBytes, stored_bytes);
+  // A wrong length must not allocate 64 MiB for a few bytes.
+  if (record_bytes > MaxZstdContentBytes(stored_bytes) ||
+      ZSTD_getFrameContentSize(stored.data(), stored.size()) != record_bytes) {
+    return Damaged(kind, "its record has another length");
+  }
+  std::vector<std::byte> record(record_bytes);
+  const size_t read = ZSTD_decompress(record.data(), record.size(), stored.data(), stored.size());
+  if (ZSTD_isError(read) || read != record_bytes) {
+    return Damaged(kind, "its record cannot be decompressed");
+  }
+  return record;
+}
+
+}  // namespace cairn::kv::internal

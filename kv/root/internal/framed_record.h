@@ -1,0 +1,42 @@
+#pragma once
+/// The frame of roots and pages: a compressed record with a checksum over all bytes of the object.
+///
+///   [0, 4)    magic
+///   [4, 8)    u32 version
+///   [8, 12)   u32 length of the record in bytes, at most 64 MiB
+///   [12, 16)  u32 length of the compressed record in bytes
+///   [16, ..)  the record, compressed as one zstd frame
+///   last 8    u64 XXH3-64 of everything before
+///
+/// Threads: all functions here are pure.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "kv/base/error.h"
+
+namespace cairn::kv::internal {
+
+/// A kind of framed record.
+struct FrameKind {
+  std::string_view magic;  // 4 bytes
+  uint32_t version = 1;
+  const char* name = "";  // in errors: "root"
+};
+
+inline constexpr uint64_t kMaxRecordBytes = 64ull << 20;
+/// The largest length of an object that Unframe accepts, for Storage::Read.
+inline constexpr uint64_t kMaxFramedBytes = kMaxRecordBytes + (1ull << 20);
+
+/// kResourceExhausted: the record is longer than 64 MiB.
+Result<std::vector<std::byte>> FrameRecord(const FrameKind& kind,
+                                           std::span<const std::byte> record);
+/// Returns the record, aligned as flatbuffers require. kDataLoss: the object is damaged.
+/// kUnimplemented: its version is newer than `kind.version`.
+Result<std::vector<std::byte>> UnframeRecord(const FrameKind& kind,
+                                             std::span<const std::byte> object);
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,270 @@
+// Encoding and decoding of step, segment, chunk and usage records.
+
+#include "kv/root/internal/kv_records.h"
+
+#include <cairn_schema/chunk_generated.h>
+#include <cairn_schema/segment_generated.h>
+#include <cairn_schema/step_generated.h>
+
+#include <bit>
+#include <cstring>
+
+#include "kv/base/chunk_record.h"
+#include "kv/root/internal/metric_records.h"
+#include "kv/base/step_info.h"
+#include "schema/little_endian.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+schema::Digest ToSchema(const Digest& digest) { return {digest.lo, digest.hi}; }
+Digest FromSchema(const schema::Digest* digest) {
+  return digest == nullptr ? Digest{} : Digest{.lo = digest->lo(), .hi = digest->hi()};
+}
+std::string Text(const flatbuffers::String* text) {
+  return text == nullptr ? std::string() : text->str();
+}
+
+schema::Extent ToSchema(const Extent& extent) {
+  return {extent.segment_id, extent.offset_bytes, extent.length_bytes,
+          extent.page_digests_offset_bytes};
+}
+
+// Copies the elements, because the verifier checks the alignment of a vector's length but not that
+// of its 8-byte elements: in a damaged record they may be unaligned.
+void CopySizes(const flatbuffers::Vector<uint64_t>* stored, std::vector<uint64_t>& sizes) {
+  static_assert(std::endian::native == std::endian::little);
+  if (stored == nullptr || stored->size() == 0) return;
+  sizes.resize(stored->size());
+  std::memcpy(sizes.data(), stored->Data(), sizes.size() * sizeof(uint64_t));
+}
+
+auto CreateExtents(flatbuffers::FlatBufferBuilder& builder, std::span<const Extent> extents) {
+  std::vector<schema::Extent> stored;
+  stored.reserve(extents.size());
+  for (const Extent& extent : extents) stored.push_back(ToSchema(extent));
+  return builder.CreateVectorOfStructs(stored);
+}
+
+}  // namespace
+
+std::vector<std::byte> TakeBytes(const flatbuffers::FlatBufferBuilder& builder) {
+  const auto* data = reinterpret_cast<const std::byte*>(builder.GetBufferPointer());
+  return {data, data + builder.GetSize()};
+}
+
+std::vector<std::byte> EncodeStep(const StepInfo& info) {
+  flatbuffers::FlatBufferBuilder builder(512);
+  const auto attempt = builder.CreateString(info.attempt);
+  const schema::Digest structure = ToSchema(info.structure);
+  const auto metrics = AddMetrics(builder, info.metrics);
+  const auto note = AddNote(builder, info.note);
+  schema::StepRecordBuilder record(builder);
+  record.add_version(schema::kRecordVersion);
+  record.add_step(info.step);
+  record.add_generation(info.generation);
+  record.add_created_unix_ns(info.created_unix_ns);
+  record.add_world_size(info.world_size);
+  record.add_attempt(attempt);
+  if (info.base_step) record.add_base_step(*info.base_step);
+  record.add_tensor_count(info.tensor_count);
+  record.add_value_count(info.value_count);
+  record.add_chunk_count(info.chunk_count);
+  record.add_reused_chunk_count(info.reused_chunk_count);
+  record.add_logical_bytes(info.logical_bytes);
+  record.add_written_bytes(info.written_bytes);
+  record.add_structure(&structure);
+  record.add_metrics(metrics);
+  record.add_note(note);
+  record.add_rewritten(info.rewritten);
+  schema::FinishStepRecordBuffer(builder, record.Finish());
+  std::vector<std::byte> bytes = TakeBytes(builder);
+  CAIRN_CHECK(DecodeStep(bytes).has_value());
+  return bytes;
+}
+
+Result<StepInfo> DecodeStep(std::span<const std::byte> record) {
+  CAIRN_TRY_ASSIGN(
+      const schema::StepRecord* step,
+      CheckedRecord<schema::StepRecord>(record, schema::StepRecordIdentifier(), "StepRecord"));
+  StepInfo info{
+      .step = step->step(),
+      .generation = step->generation(),
+      .created_unix_ns = step->created_unix_ns(),
+      .world_size = step->world_size(),
+      .attempt = Text(step->attempt()),
+      .base_step = std::nullopt,
+      .tensor_count = step->tensor_count(),
+      .value_count = step->value_count(),
+      .chunk_count = step->chunk_count(),
+      .reused_chunk_count = step->reused_chunk_count(),
+      .logical_bytes = step->logical_bytes(),
+      .written_bytes = step->written_bytes(),
+      .structure = FromSchema(step->structure()),
+      .metrics = ReadMetrics(step->metrics()),
+      .note = ReadNote(step->note()),
+      .rewritten = step->rewritten(),
+  };
+  if (const auto base = step->base_step()) info.base_step = *base;
+  return info;
+}
+
+SegmentInfo NewSegmentInfo(const ObjectId& id) {
+  const std::string object = ObjectName(ObjectKind::kSegment, id);
+  return SegmentInfo{.segment_id = id.id,
+                     .epoch = id.epoch,
+                     .name = object.substr(ObjectFolder(ObjectKind::kSegment).size())};
+}
+
+std::string SegmentObject(const SegmentInfo& info) {
+  return ObjectName(ObjectKind::kSegment, {.epoch = info.epoch, .id = info.segment_id});
+}
+
+std::vector<std::byte> EncodeSegment(const SegmentInfo& info) {
+  flatbuffers::FlatBufferBuilder builder(256);
+  const auto root =
+      schema::CreateSegmentRecord(builder, schema::kRecordVersion, info.segment_id, info.epoch,
+                                  info.step, info.rank, info.file_bytes, info.payload_bytes,
+                                  info.chunk_count, info.footer_digest, info.page_digests_checksum);
+  schema::FinishSegmentRecordBuffer(builder, root);
+  std::vector<std::byte> bytes = TakeBytes(builder);
+  CAIRN_CHECK(DecodeSegment(bytes).has_value());
+  return bytes;
+}
+
+Result<SegmentInfo> DecodeSegment(std::span<const std::byte> record) {
+  CAIRN_TRY_ASSIGN(const schema::SegmentRecord* segment,
+                   CheckedRecord<schema::SegmentRecord>(record, schema::SegmentRecordIdentifier(),
+                                                        "SegmentRecord"));
+  SegmentInfo info = NewSegmentInfo({.epoch = segment->epoch(), .id = segment->segment_id()});
+  info.step = segment->step();
+  info.rank = segment->rank();
+  info.file_bytes = segment->file_bytes();
+  info.payload_bytes = segment->payload_bytes();
+  info.chunk_count = segment->chunk_count();
+  info.footer_digest = segment->footer_digest();
+  info.page_digests_checksum = segment->page_digests_checksum();
+  return info;
+}
+
+std::vector<std::byte> EncodeChunk(const ChunkEntry& entry) {
+  flatbuffers::FlatBufferBuilder builder(256);
+  const schema::Digest digest = ToSchema(entry.digest);
+  const auto sizes = builder.CreateVector(entry.sizes);
+  std::optional<schema::ChunkStatistics> statistics;
+  if (const auto& values = entry.statistics) {
+    statistics.emplace(values->min, values->max, values->mean, values->zeros, values->nans,
+                       values->infs);
+  }
+  const schema::ChunkStatistics* const stored = statistics ? &*statistics : nullptr;
+  flatbuffers::Offset<schema::ChunkRecord> root;
+  const ChunkExtents& extents = entry.extents;
+  if (!extents.deltas.empty()) {
+    const auto payload = CreateExtents(builder, extents.payload.all());
+    const auto deltas = CreateExtents(builder, extents.deltas);
+    const bool is_compressed = extents.is_compressed();
+    root = schema::CreateChunkRecord(
+        builder, is_compressed ? schema::kCompressedVersion : schema::kDeltasVersion,
+        is_compressed ? schema::kCompressedEncoding : schema::kDeltaEncoding, sizes, nullptr,
+        &digest, entry.since_step, payload, deltas, stored);
+  } else if (extents.payload.size() == 1) {
+    const schema::Extent extent = ToSchema(extents.payload.front());
+    root = schema::CreateChunkRecord(builder, schema::kRecordVersion, schema::kRawEncoding, sizes,
+                                     &extent, &digest, entry.since_step, 0, 0, stored);
+  } else {
+    const auto payload = CreateExtents(builder, extents.payload.all());
+    root = schema::CreateChunkRecord(builder, schema::kSeveralExtentsVersion, schema::kRawEncoding,
+                                     sizes, nullptr, &digest, entry.since_step, payload, 0, stored);
+  }
+  schema::FinishChunkRecordBuffer(builder, root);
+  std::vector<std::byte> bytes = TakeBytes(builder);
+  CAIRN_DCHECK(DecodeChunkExtents(bytes).has_value());
+  return bytes;
+}
+
+Result<ChunkEntry> DecodeChunk(std::span<const std::byte> record) {
+  CAIRN_TRY_ASSIGN(
+      const schema::ChunkRecord* chunk,
+      CheckedRecord<schema::ChunkRecord>(record, schema::ChunkRecordIdentifier(), "ChunkRecord"));
+  ChunkEntry entry{.sizes = {},
+                   .extents = {},
+                   .digest = FromSchema(chunk->digest()),
+                   .since_step = chunk->since_step(),
+                   .statistics = ReadStatistics(*chunk)};
+  CopySizes(chunk->sizes(), entry.sizes);
+  CAIRN_TRY_ASSIGN(entry.extents, ReadExtents(*chunk));
+  return entry;
+}
+
+Result<ChunkExtents> DecodeChunkExtents(std::span<const std::byte> record) {
+  CAIRN_TRY_ASSIGN(
+      const schema::ChunkRecord* chunk,
+      CheckedRecord<schema::ChunkRecord>(record, schema::ChunkRecordIdentifier(), "ChunkRecord"));
+  return ReadExtents(*chunk);
+}
+
+std::array<std::byte, 16> EncodeUsage(const SegmentUse& use) {
+  std::array<std::byte, 16> record{};
+  schema::PutLittleEndian(record, 0, use.live_bytes);
+  schema::PutLittleEndian(record, 8, use.segment.epoch);
+  return record;
+}
+
+Result<SegmentUse> DecodeUsage(std::string_view key, std::span<const std::byte> record) {
+  if (key.size() != 8 || record.size() != 16) {
+    return Fail(ErrorCode::kDataLoss, "a usage record has a wrong size");
+  }
+  return SegmentUse{.segment = {.epoch = schema::GetLittleEndian<uint32_t>(record, 8),
+                                .id = ReadBigEndian(key.data())},
+                    .live_bytes = schema::GetLittleEndian<uint64_t>(record, 0)};
+}
+
+Result<std::vector<SegmentUse>> ReadUsage(const TableStack& tables) {
+  std::vector<SegmentUse> usage;
+  CAIRN_TRY(
+      tables.Scan(ColumnPrefix(Column::kUsage),
+                  [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+                    CAIRN_TRY_ASSIGN(const SegmentUse use, DecodeUsage(key.substr(1), record));
+                    usage.push_back(use);
+                    return true;
+                  }));
+  return usage;
+}
+
+std::vector<std::byte> EncodeTables(std::span<const TableInfo> after) {
+  std::vector<std::byte> record;
+  const auto put = [&](uint64_t value) {
+    record.resize(record.size() + 8);
+    schema::PutLittleEndian(record, record.size() - 8, value);
+  };
+  put(after.size());
+  for (const TableInfo& table : after) {
+    put(table.id.id);
+    put(table.id.epoch);
+    put(table.file_bytes);
+    put(table.record_count);
+    put(table.digest);
+  }
+  return record;
+}
+
+Result<std::vector<TableInfo>> DecodeTables(std::span<const std::byte> record) {
+  constexpr size_t kTableBytes = 40;
+  if (record.size() < 8 || (record.size() - 8) % kTableBytes != 0 ||
+      schema::GetLittleEndian<uint64_t>(record, 0) != (record.size() - 8) / kTableBytes) {
+    return Fail(ErrorCode::kDataLoss, "the list of a step's tables has a wrong size");
+  }
+  std::vector<TableInfo> tables;
+  for (size_t at = 8; at < record.size(); at += kTableBytes) {
+    const auto number = [&](size_t i) {
+      return schema::GetLittleEndian<uint64_t>(record, at + 8 * i);
+    };
+    tables.push_back({.id = {.epoch = static_cast<uint32_t>(number(1)), .id = number(0)},
+                      .file_bytes = number(2),
+                      .record_count = number(3),
+                      .digest = number(4)});
+  }
+  return tables;
+}
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,54 @@
+#pragma once
+/// The FlatBuffers records that kv reads and writes. Every decoder returns kDataLoss for a damaged
+/// record and kUnimplemented for one of a newer format version.
+
+#include <array>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kv/base/chunk_entry.h"
+#include "kv/base/digest.h"
+#include "kv/base/error.h"
+#include "kv/base/extents.h"
+#include "kv/root/internal/root_record.h"
+#include "kv/table/internal/table_info.h"
+#include "kv/table/internal/table_stack.h"
+#include "kv/base/key.h"
+#include "kv/base/record_check.h"
+#include "kv/base/step_info.h"
+
+namespace cairn::kv::internal {
+
+/// Copies the finished buffer.
+std::vector<std::byte> TakeBytes(const flatbuffers::FlatBufferBuilder& builder);
+
+std::vector<std::byte> EncodeStep(const StepInfo& info);
+Result<StepInfo> DecodeStep(std::span<const std::byte> record);
+
+/// Returns the segment without what is known only when it is sealed, but with its name.
+SegmentInfo NewSegmentInfo(const ObjectId& id);
+/// Returns the name of the object.
+std::string SegmentObject(const SegmentInfo& info);
+std::vector<std::byte> EncodeSegment(const SegmentInfo& info);
+Result<SegmentInfo> DecodeSegment(std::span<const std::byte> record);
+
+/// A chunk with one extent is encoded as version 1, one with several extents as version 2, one
+/// with deltas as version 3, and one that is compressed as version 4. Requires extents that
+/// kv::ReadExtents accepts.
+std::vector<std::byte> EncodeChunk(const ChunkEntry& entry);
+Result<ChunkEntry> DecodeChunk(std::span<const std::byte> record);
+/// Returns only the extents. See kv::ReadExtents.
+Result<ChunkExtents> DecodeChunkExtents(std::span<const std::byte> record);
+
+// The column kUsage: segment id -> epoch of the segment, and live bytes.
+std::array<std::byte, 16> EncodeUsage(const SegmentUse& use);
+Result<SegmentUse> DecodeUsage(std::string_view key, std::span<const std::byte> record);
+/// Returns all records of the column. Returns the errors of TableStack::Scan.
+Result<std::vector<SegmentUse>> ReadUsage(const TableStack& tables);
+
+// The column kTables: the tables of the step after the one that contains the record.
+std::vector<std::byte> EncodeTables(std::span<const TableInfo> after);
+Result<std::vector<TableInfo>> DecodeTables(std::span<const std::byte> record);
+
+}  // namespace cairn::kv::internal

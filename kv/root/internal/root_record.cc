@@ -1,0 +1,454 @@
+// Encoding and decoding of roots and pages.
+
+#include "kv/root/internal/root_record.h"
+
+#include <cairn_schema/root_generated.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "kv/root/internal/framed_record.h"
+#include "kv/root/internal/metric_records.h"
+#include "kv/table/internal/table_stack.h"
+#include "kv/base/record_check.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+constexpr FrameKind kRootFrame{.magic = "CNRT", .version = 1, .name = "root"};
+constexpr FrameKind kPageFrame{.magic = "CNPG", .version = 1, .name = "page of steps"};
+constexpr const char* kPageIdentifier = "CNPS";
+
+template <typename T>
+using Offset = flatbuffers::Offset<T>;
+using Builder = flatbuffers::FlatBufferBuilder;
+
+schema::ObjectId ToSchema(const ObjectId& id) { return {id.epoch, id.id}; }
+ObjectId FromSchema(const schema::ObjectId& id) { return {.epoch = id.epoch(), .id = id.id()}; }
+
+/// Returns at most kMaxNameBytes. Several tables of a record may refer to the same string or
+/// vector, so limits of their lengths bound the memory for a hostile record.
+std::string Text(const flatbuffers::String* text) {
+  return text == nullptr ? std::string() : text->str().substr(0, kMaxNameBytes);
+}
+
+std::unexpected<Error> Damaged(const char* what) {
+  return Fail(ErrorCode::kDataLoss, std::string("the record is damaged: ") + what);
+}
+
+// Ascending numbers as LEB128 varints: the first one, then the differences.
+
+void AppendVarint(std::vector<uint8_t>& out, uint64_t value) {
+  for (; value >= 0x80; value >>= 7) out.push_back(static_cast<uint8_t>(value | 0x80));
+  out.push_back(static_cast<uint8_t>(value));
+}
+
+std::vector<uint8_t> EncodeNumbers(std::span<const uint64_t> numbers) {
+  std::vector<uint8_t> out;
+  uint64_t last = 0;
+  for (const uint64_t number : numbers) {
+    AppendVarint(out, number - last);
+    last = number;
+  }
+  return out;
+}
+
+/// Returns nothing if the bytes end inside the number or it exceeds 64 bits.
+std::optional<uint64_t> TakeVarint(const uint8_t*& at, const uint8_t* end) {
+  uint64_t value = 0;
+  for (unsigned shift = 0; shift < 64 && at != end; shift += 7) {
+    const uint8_t byte = *at++;
+    const uint64_t bits = byte & 0x7fu;
+    if (bits << shift >> shift != bits) return std::nullopt;
+    value |= bits << shift;
+    if ((byte & 0x80u) == 0) return value;
+  }
+  return std::nullopt;
+}
+
+Result<std::vector<uint64_t>> DecodeNumbers(const flatbuffers::Vector<uint8_t>* bytes) {
+  if (bytes == nullptr || bytes->size() == 0) return Damaged("a page has no steps");
+  std::vector<uint64_t> numbers;
+  numbers.reserve(bytes->size());
+  const uint8_t* at = bytes->data();
+  const uint8_t* const end = at + bytes->size();
+  uint64_t last = 0;
+  while (at != end) {
+    const auto difference = TakeVarint(at, end);
+    const bool first = numbers.empty();
+    if (!difference || (!first && *difference == 0) || last > ~uint64_t{0} - *difference) {
+      return Damaged("the numbers of the steps of a page are not ascending");
+    }
+    last += *difference;
+    numbers.push_back(last);
+  }
+  return numbers;
+}
+
+Offset<schema::StepEntry> AddEntry(Builder& builder, const StepEntry& entry) {
+  std::vector<Offset<schema::TableRef>> tables;
+  for (const TableInfo& table : entry.tables) {
+    const schema::ObjectId id = ToSchema(table.id);
+    tables.push_back(
+        schema::CreateTableRef(builder, &id, table.file_bytes, table.record_count, table.digest));
+  }
+  std::vector<schema::SegmentUse> usage;
+  for (const SegmentUse& use : entry.usage) {
+    usage.emplace_back(ToSchema(use.segment), use.live_bytes);
+  }
+  const StepInfo& info = entry.info;
+  const auto tables_offset = builder.CreateVector(tables);
+  const auto usage_offset = builder.CreateVectorOfStructs(usage);
+  const auto attempt = builder.CreateString(info.attempt);
+  const schema::Digest structure(info.structure.lo, info.structure.hi);
+  const auto metrics = AddMetrics(builder, info.metrics);
+  const auto note = AddNote(builder, info.note);
+  schema::StepEntryBuilder record(builder);
+  record.add_step(info.step);
+  record.add_generation(info.generation);
+  record.add_created_unix_ns(info.created_unix_ns);
+  record.add_world_size(info.world_size);
+  record.add_attempt(attempt);
+  if (info.base_step) record.add_base_step(*info.base_step);
+  record.add_tensor_count(info.tensor_count);
+  record.add_value_count(info.value_count);
+  record.add_chunk_count(info.chunk_count);
+  record.add_reused_chunk_count(info.reused_chunk_count);
+  record.add_logical_bytes(info.logical_bytes);
+  record.add_written_bytes(info.written_bytes);
+  record.add_structure(&structure);
+  record.add_metrics(metrics);
+  record.add_note(note);
+  record.add_rewritten(info.rewritten);
+  record.add_tables(tables_offset);
+  record.add_usage(usage_offset);
+  record.add_usage_in_table(entry.usage_in_table);
+  return record.Finish();
+}
+
+Result<std::vector<TableInfo>> ReadTables(const schema::StepEntry& step) {
+  std::vector<TableInfo> tables;
+  if (step.tables() == nullptr) return tables;
+  if (step.tables()->size() > kMaxTables) return Damaged("an entry has too many tables");
+  for (const schema::TableRef* table : *step.tables()) {
+    if (table->id() == nullptr) return Damaged("a table has no identifier");
+    tables.push_back({.id = FromSchema(*table->id()),
+                      .file_bytes = table->file_bytes(),
+                      .record_count = table->record_count(),
+                      .digest = table->digest()});
+  }
+  return tables;
+}
+
+StepInfo ReadInfo(const schema::StepEntry& step) {
+  StepInfo info{.step = step.step(),
+                .generation = step.generation(),
+                .created_unix_ns = step.created_unix_ns(),
+                .world_size = step.world_size(),
+                .attempt = Text(step.attempt()),
+                .base_step = std::nullopt,
+                .tensor_count = step.tensor_count(),
+                .value_count = step.value_count(),
+                .chunk_count = step.chunk_count(),
+                .reused_chunk_count = step.reused_chunk_count(),
+                .logical_bytes = step.logical_bytes(),
+                .written_bytes = step.written_bytes(),
+                .structure = {},
+                .metrics = ReadMetrics(step.metrics()),
+                .note = ReadNote(step.note()),
+                .rewritten = step.rewritten()};
+  if (const auto base = step.base_step()) info.base_step = *base;
+  if (const auto* digest = step.structure()) {
+    info.structure = {.lo = digest->lo(), .hi = digest->hi()};
+  }
+  return info;
+}
+
+Result<StepEntryPtr> ReadEntry(const schema::StepEntry& step) {
+  auto entry = std::make_shared<StepEntry>();
+  entry->info = ReadInfo(step);
+  entry->usage_in_table = step.usage_in_table();
+  CAIRN_TRY_ASSIGN(entry->tables, ReadTables(step));
+  const size_t usage_count = step.usage() == nullptr ? 0 : step.usage()->size();
+  if (usage_count > (entry->usage_in_table ? 0 : kMaxInlineSegments)) {
+    return Damaged("an entry has too many segments");
+  }
+  for (size_t i = 0; i < usage_count; ++i) {
+    // Copied, because the verifier checks the alignment of a vector's length but not that of its
+    // 8-byte elements: in a damaged record they may be unaligned.
+    schema::SegmentUse use;
+    std::memcpy(&use, step.usage()->Data() + i * sizeof(use), sizeof(use));
+    entry->usage.push_back({.segment = FromSchema(use.segment()), .live_bytes = use.live_bytes()});
+  }
+  return entry;
+}
+
+using SchemaEntries = flatbuffers::Vector<Offset<schema::StepEntry>>;
+
+Offset<SchemaEntries> AddEntries(Builder& builder, std::span<const StepEntryPtr> entries) {
+  std::vector<Offset<schema::StepEntry>> offsets;
+  offsets.reserve(entries.size());
+  for (const StepEntryPtr& entry : entries) offsets.push_back(AddEntry(builder, *entry));
+  return builder.CreateVector(offsets);
+}
+
+Result<std::vector<StepEntryPtr>> ReadEntries(const SchemaEntries* steps) {
+  std::vector<StepEntryPtr> entries;
+  if (steps == nullptr) return entries;
+  entries.reserve(steps->size());
+  for (const schema::StepEntry* step : *steps) {
+    CAIRN_TRY_ASSIGN(StepEntryPtr entry, ReadEntry(*step));
+    if (!entries.empty() && entries.back()->info.step >= entry->info.step) {
+      return Damaged("the entries of steps are not ascending");
+    }
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
+Offset<schema::PageRef> AddPage(Builder& builder, const PageRef& page) {
+  const auto steps = builder.CreateVector(EncodeNumbers(page.steps));
+  const schema::ObjectId id = ToSchema(page.id);
+  return schema::CreatePageRef(builder, &id, page.file_bytes, page.digest, steps);
+}
+
+Result<std::vector<PageRef>> ReadPages(const schema::RootRecord& record) {
+  std::vector<PageRef> pages;
+  if (record.pages() == nullptr) return pages;
+  pages.reserve(record.pages()->size());
+  size_t number_bytes = 0;
+  for (const schema::PageRef* page : *record.pages()) {
+    if (page->id() == nullptr) return Damaged("a page has no identifier");
+    number_bytes += page->steps() == nullptr ? 0 : page->steps()->size();
+    if (number_bytes > kMaxRecordBytes) return Damaged("pages have too many steps");
+    CAIRN_TRY_ASSIGN(std::vector<uint64_t> steps, DecodeNumbers(page->steps()));
+    pages.push_back({.id = FromSchema(*page->id()),
+                     .file_bytes = page->file_bytes(),
+                     .digest = page->digest(),
+                     .steps = std::move(steps)});
+  }
+  return pages;
+}
+
+/// Checks that each step is listed once, and the highest one in `recent`.
+Result<void> CheckSteps(const Root& root) {
+  std::vector<uint64_t> numbers;
+  for (const PageRef& page : root.pages) {
+    if (root.recent.empty() || root.recent.back()->info.step < page.steps.back()) {
+      return Damaged("the highest step is in a page");
+    }
+    numbers.insert(numbers.end(), page.steps.begin(), page.steps.end());
+  }
+  for (const StepEntryPtr& entry : root.recent) numbers.push_back(entry->info.step);
+  if (!std::ranges::is_sorted(numbers)) std::ranges::sort(numbers);
+  if (std::ranges::adjacent_find(numbers) != numbers.end()) {
+    return Damaged("a step is listed twice");
+  }
+  return {};
+}
+
+Result<Uuid> ReadUuid(const flatbuffers::Vector<uint8_t>* bytes) {
+  Uuid uuid;
+  if (bytes == nullptr || bytes->size() != uuid.size()) {
+    return Damaged("an identifier does not have 16 bytes");
+  }
+  std::ranges::copy(std::as_bytes(std::span(bytes->data(), uuid.size())), uuid.begin());
+  return uuid;
+}
+
+Offset<flatbuffers::Vector<uint8_t>> AddUuid(Builder& builder, const Uuid& uuid) {
+  return builder.CreateVector(reinterpret_cast<const uint8_t*>(uuid.data()), uuid.size());
+}
+
+WriterIdentity ReadWriter(const schema::Writer* writer) {
+  if (writer == nullptr) return {};
+  return {.host = Text(writer->host()),
+          .pid = writer->pid(),
+          .session = Text(writer->session()),
+          .since_unix_ns = writer->since_unix_ns()};
+}
+
+std::vector<RemovedObject> ReadRemoved(const schema::RootRecord& record) {
+  std::vector<RemovedObject> removed;
+  if (record.removed() == nullptr) return removed;
+  removed.reserve(record.removed()->size());
+  for (const schema::RemovedObject* object : *record.removed()) {
+    removed.push_back({.name = Text(object->name()),
+                       .since_unix_ns = object->since_unix_ns(),
+                       .file_bytes = object->file_bytes()});
+  }
+  return removed;
+}
+
+Offset<flatbuffers::Vector<Offset<schema::Tag>>> AddTags(Builder& builder, const Tags& tags) {
+  if (tags.empty()) return 0;  // a root without tags does not grow
+  std::vector<Offset<schema::Tag>> offsets;
+  for (const auto& [name, step] : tags) {
+    offsets.push_back(schema::CreateTag(builder, builder.CreateString(name), step));
+  }
+  return builder.CreateVector(offsets);
+}
+
+Result<Tags> ReadTags(const schema::RootRecord& record) {
+  Tags tags;
+  if (record.tags() == nullptr) return tags;
+  if (record.tags()->size() > kMaxTags) return Damaged("there are too many tags");
+  for (const schema::Tag* tag : *record.tags()) {
+    const std::string name = Text(tag->name());
+    if (!IsTagName(name) || !tags.emplace(name, tag->step()).second) {
+      return Damaged("a tag has an impossible name");
+    }
+  }
+  return tags;
+}
+
+Offset<schema::RetentionPolicy> AddRetention(Builder& builder, const RetentionPolicy& policy) {
+  if (!policy.keeps_any()) return 0;
+  std::vector<Offset<schema::KeepBest>> best;
+  for (const KeepBest& one : policy.keep_best) {
+    best.push_back(
+        schema::CreateKeepBest(builder, builder.CreateString(one.metric), one.count, one.highest));
+  }
+  const auto keep_best = builder.CreateVector(best);
+  return schema::CreateRetentionPolicy(builder, policy.keep_last, policy.keep_every, keep_best);
+}
+
+Result<RetentionPolicy> ReadRetention(const schema::RootRecord& record) {
+  RetentionPolicy policy;
+  const schema::RetentionPolicy* const stored = record.retention();
+  if (stored == nullptr) return policy;
+  policy.keep_last = stored->keep_last();
+  policy.keep_every = stored->keep_every();
+  if (stored->keep_best() != nullptr) {
+    if (stored->keep_best()->size() > kMaxKeepBest) return Damaged("its policy is too long");
+    for (const schema::KeepBest* best : *stored->keep_best()) {
+      policy.keep_best.push_back(
+          {.metric = Text(best->metric()), .count = best->count(), .highest = best->highest()});
+    }
+  }
+  return policy;
+}
+
+/// Checks that each tag names a step.
+Result<void> CheckTagged(const Root& root) {
+  for (const auto& [name, step] : root.tags) {
+    const auto has = [step](const std::vector<uint64_t>& steps) {
+      return std::ranges::binary_search(steps, step);
+    };
+    const bool is_recent = std::ranges::any_of(
+        root.recent, [step](const StepEntryPtr& entry) { return entry->info.step == step; });
+    if (!is_recent && std::ranges::none_of(root.pages, has, &PageRef::steps)) {
+      return Damaged("a tag names a step that does not exist");
+    }
+  }
+  return {};
+}
+
+Offset<schema::RootRecord> AddRoot(Builder& builder, const Root& root) {
+  const auto recent = AddEntries(builder, root.recent);
+  std::vector<Offset<schema::PageRef>> pages;
+  for (const PageRef& page : root.pages) pages.push_back(AddPage(builder, page));
+  std::vector<Offset<schema::RemovedObject>> removed;
+  for (const RemovedObject& object : root.removed) {
+    removed.push_back(schema::CreateRemovedObject(builder, builder.CreateString(object.name),
+                                                  object.since_unix_ns, object.file_bytes));
+  }
+  const auto pages_offset = builder.CreateVector(pages);
+  const auto removed_offset = builder.CreateVector(removed);
+  const auto host = builder.CreateString(root.writer.host);
+  const auto session = builder.CreateString(root.writer.session);
+  const auto writer =
+      schema::CreateWriter(builder, host, root.writer.pid, session, root.writer.since_unix_ns);
+  const auto tags = AddTags(builder, root.tags);
+  const auto retention = AddRetention(builder, root.retention);
+  const auto commit_id = AddUuid(builder, root.commit_id);
+  const auto store_uuid = AddUuid(builder, root.store_uuid);
+  const auto predecessor = root.predecessor ? AddUuid(builder, *root.predecessor) : 0;
+  return schema::CreateRootRecord(builder, schema::kRecordVersion, root.number, commit_id,
+                                  store_uuid, root.epoch, writer, root.created_unix_ns, recent,
+                                  pages_offset, removed_offset, root.kept_before_epoch, tags,
+                                  retention, root.compress, predecessor);
+}
+
+/// Verifies a record that UnframeRecord has returned.
+Result<const schema::RootRecord*> CheckedRoot(std::span<const std::byte> bytes) {
+  return CheckedRecord<schema::RootRecord>(bytes, schema::RootRecordIdentifier(), "RootRecord");
+}
+
+/// Part of what is encoded was read from objects of others, so it must not end the process.
+std::unexpected<Error> Refused(const Error& error) {
+  return Fail(ErrorCode::kInternal, "nothing was put, readers would refuse it: " + error.message);
+}
+
+std::span<const std::byte> BytesOf(const Builder& builder) {
+  return std::as_bytes(std::span(builder.GetBufferPointer(), builder.GetSize()));
+}
+
+}  // namespace
+
+Uuid NewUuid() {
+  Uuid uuid;
+  // Cannot fail for so few bytes.
+  CAIRN_CHECK(::getrandom(uuid.data(), uuid.size(), 0) == static_cast<ssize_t>(uuid.size()));
+  return uuid;
+}
+
+Result<std::vector<std::byte>> EncodeRoot(const Root& root) {
+  Builder builder(64 << 10);
+  schema::FinishRootRecordBuffer(builder, AddRoot(builder, root));
+  CAIRN_TRY_ASSIGN(std::vector<std::byte> object, FrameRecord(kRootFrame, BytesOf(builder)));
+  if (const auto read = DecodeRoot(object); !read) return Refused(read.error());
+  return object;
+}
+
+Result<Root> DecodeRoot(std::span<const std::byte> object) {
+  CAIRN_TRY_ASSIGN(const std::vector<std::byte> bytes, UnframeRecord(kRootFrame, object));
+  CAIRN_TRY_ASSIGN(const schema::RootRecord* record, CheckedRoot(bytes));
+  Root root{.number = record->number()};
+  CAIRN_TRY_ASSIGN(root.commit_id, ReadUuid(record->commit_id()));
+  CAIRN_TRY_ASSIGN(root.store_uuid, ReadUuid(record->store_uuid()));
+  if (record->predecessor() != nullptr) {
+    CAIRN_TRY_ASSIGN(root.predecessor, ReadUuid(record->predecessor()));
+  }
+  root.epoch = record->epoch();
+  root.kept_before_epoch = record->kept_before_epoch();
+  root.writer = ReadWriter(record->writer());
+  root.created_unix_ns = record->created_unix_ns();
+  CAIRN_TRY_ASSIGN(root.recent, ReadEntries(record->recent()));
+  CAIRN_TRY_ASSIGN(root.pages, ReadPages(*record));
+  CAIRN_TRY(CheckSteps(root));
+  root.removed = ReadRemoved(*record);
+  CAIRN_TRY_ASSIGN(root.tags, ReadTags(*record));
+  CAIRN_TRY(CheckTagged(root));
+  CAIRN_TRY_ASSIGN(root.retention, ReadRetention(*record));
+  root.compress = record->compress();
+  return root;
+}
+
+Result<RootIdentity> DecodeRootIdentity(std::span<const std::byte> object) {
+  CAIRN_TRY_ASSIGN(const std::vector<std::byte> bytes, UnframeRecord(kRootFrame, object));
+  CAIRN_TRY_ASSIGN(const schema::RootRecord* record, CheckedRoot(bytes));
+  RootIdentity identity{.number = record->number()};
+  CAIRN_TRY_ASSIGN(identity.commit_id, ReadUuid(record->commit_id()));
+  CAIRN_TRY_ASSIGN(identity.store_uuid, ReadUuid(record->store_uuid()));
+  return identity;
+}
+
+Result<std::vector<std::byte>> EncodePage(std::span<const StepEntryPtr> entries) {
+  Builder builder(16 << 10);
+  const auto steps = AddEntries(builder, entries);
+  builder.Finish(schema::CreateStepsPage(builder, schema::kRecordVersion, steps), kPageIdentifier);
+  CAIRN_TRY_ASSIGN(std::vector<std::byte> object, FrameRecord(kPageFrame, BytesOf(builder)));
+  if (const auto read = DecodePage(object); !read) return Refused(read.error());
+  return object;
+}
+
+Result<std::vector<StepEntryPtr>> DecodePage(std::span<const std::byte> object) {
+  CAIRN_TRY_ASSIGN(const std::vector<std::byte> bytes, UnframeRecord(kPageFrame, object));
+  CAIRN_TRY_ASSIGN(const schema::StepsPage* record,
+                   CheckedRecord<schema::StepsPage>(bytes, kPageIdentifier, "StepsPage"));
+  return ReadEntries(record->steps());
+}
+
+}  // namespace cairn::kv::internal

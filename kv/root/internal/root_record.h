@@ -1,0 +1,111 @@
+#pragma once
+/// Roots and pages: what a store records about its steps (schema/root.fbs).
+///
+/// Encoders check their output by decoding it. Decoders survive any bytes; they return kDataLoss
+/// for a damaged object and kUnimplemented for one of a newer version. Threads: all functions here
+/// may run on many threads at once.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kv/base/annotations.h"
+#include "kv/base/error.h"
+#include "kv/root/internal/writer_identity.h"
+#include "kv/storage/internal/object_names.h"
+#include "kv/table/internal/table_info.h"
+#include "kv/base/retention.h"
+#include "kv/base/step_info.h"
+
+namespace cairn::kv::internal {
+
+using Uuid = std::array<std::byte, 16>;
+/// Returns 16 random bytes.
+Uuid NewUuid();
+
+/// The bytes of one segment that a step uses.
+struct SegmentUse {
+  ObjectId segment;
+  uint64_t live_bytes = 0;
+  friend bool operator==(const SegmentUse&, const SegmentUse&) = default;
+};
+
+/// The usage of a step is in its entry only if it names at most this number of segments.
+inline constexpr size_t kMaxInlineSegments = 16;
+/// Decoders cut names after this length, so that a small hostile record cannot fill the memory.
+inline constexpr size_t kMaxNameBytes = 512;
+
+/// A step that the store contains.
+struct StepEntry {
+  StepInfo info;                  // its generation is the number of the root that added the step
+  std::vector<TableInfo> tables;  // newest first, at most kMaxTables
+  std::vector<SegmentUse> usage;
+  bool usage_in_table = false;  // `usage` is empty, and the newest table contains it
+};
+
+/// Entries never change, so a root, the pages in memory and snapshots share them.
+using StepEntryPtr = std::shared_ptr<const StepEntry>;
+
+/// A page, and those of its steps that still exist.
+struct PageRef {
+  ObjectId id;
+  uint64_t file_bytes = 0;
+  uint64_t digest = 0;          // Checksum64 of the object
+  std::vector<uint64_t> steps;  // ascending, never empty
+  friend bool operator==(const PageRef&, const PageRef&) = default;
+};
+
+/// An object that no step reaches any more.
+struct RemovedObject {
+  std::string name;
+  int64_t since_unix_ns = 0;
+  uint64_t file_bytes = 0;
+  friend bool operator==(const RemovedObject&, const RemovedObject&) = default;
+};
+
+/// What the store contains from commit `number` on.
+struct Root {
+  uint64_t number = 0;  // the first root of a store has number 1
+  Uuid commit_id{};
+  Uuid store_uuid{};
+  uint32_t epoch = 0;
+  WriterIdentity writer;
+  int64_t created_unix_ns = 0;
+  std::vector<StepEntryPtr> recent;  // ascending by step; contains the highest of all steps
+  std::vector<PageRef> pages;        // no step is in two pages, or in a page and in `recent`
+  std::vector<RemovedObject> removed;
+  Tags tags;                  // each of a step that exists
+  RetentionPolicy retention;  // saves apply it; if it keeps nothing, there is none
+  bool compress = false;      // saves that do not state otherwise compress chunks
+  /// Objects of earlier epochs are never removed as garbage. A rebuild sets it, so that nothing is
+  /// lost that it could not read.
+  uint32_t kept_before_epoch = 0;
+  /// The commit id of root `number` - 1. Nothing in the first root of a store or of a rebuild, and
+  /// in roots that were written before there was this field.
+  std::optional<Uuid> predecessor;
+};
+
+/// The fields that distinguish a root from all others.
+struct RootIdentity {
+  uint64_t number = 0;
+  Uuid commit_id{};
+  Uuid store_uuid{};
+};
+
+/// kResourceExhausted: the root is longer than 64 MiB.
+Result<std::vector<std::byte>> EncodeRoot(const Root& root);
+Result<Root> DecodeRoot(std::span<const std::byte> object);
+/// Decodes these fields alone.
+Result<RootIdentity> DecodeRootIdentity(std::span<const std::byte> object);
+
+/// Requires entries in ascending order of their steps. kResourceExhausted: the page is longer than
+/// 64 MiB.
+Result<std::vector<std::byte>> EncodePage(std::span<const StepEntryPtr> entries);
+Result<std::vector<StepEntryPtr>> DecodePage(std::span<const std::byte> object);
+
+}  // namespace cairn::kv::internal

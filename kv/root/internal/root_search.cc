@@ -1,0 +1,259 @@
+// From the hint, a listing, or a known root to the newest.
+
+#include "kv/root/internal/root_search.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "kv/root/internal/root_reads.h"
+#include "kv/storage/internal/concurrent_requests.h"
+#include "kv/storage/internal/name_check.h"
+#include "kv/storage/internal/object_names.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+// A search starts again if the roots change, or the listing is late. Ten attempts take a second.
+constexpr int kSearches = 10;
+// Of searches below the roots of other stores.
+constexpr int kSearchesBelow = 3;
+
+/// Returns the newest root. Returns nothing if `start` and the root after it do not exist, if roots
+/// were put or removed during the search, or if the newest does not follow the root before it.
+Result<std::optional<Root>> SearchFrom(Storage& storage, uint64_t start) {
+  CAIRN_TRY_ASSIGN(const uint64_t last, ProbeForward(storage, start));
+  CAIRN_TRY_ASSIGN(const bool has_gap, RootExists(storage, last + 2));
+  if (has_gap) return std::nullopt;
+  // The order matters: the successor was absent before this read.
+  CAIRN_TRY_ASSIGN(std::optional<Root> root, ReadRoot(storage, last));
+  if (!root || last == 1) return root;
+  CAIRN_TRY_ASSIGN(const Presence before, LookBefore(storage, *root));
+  return MayBeSame(before) ? std::move(root) : std::nullopt;
+}
+
+/// As SearchFrom, but makes the requests for `start` and the root after it at once.
+Result<std::optional<Root>> SearchAt(Storage& storage, uint64_t start) {
+  std::optional<Root> root;
+  bool has_next = false;
+  CAIRN_TRY(RunRequests(storage, {[&]() -> Result<void> {
+                                    CAIRN_TRY_ASSIGN(root, ReadRoot(storage, start));
+                                    return {};
+                                  },
+                                  [&]() -> Result<void> {
+                                    CAIRN_TRY_ASSIGN(has_next, RootExists(storage, start + 1));
+                                    return {};
+                                  }}));
+  if (has_next || !root) return SearchFrom(storage, start);
+  // The order matters: as long as an older root exists, neither of both has been removed.
+  CAIRN_TRY_ASSIGN(const Presence before,
+                   start > 1 ? LookBefore(storage, *root) : LookAt(storage, 1, root->commit_id));
+  return MayBeSame(before) ? std::move(root) : std::nullopt;
+}
+
+/// Returns the number of the newest root that a current listing names; nothing if the listing lacks
+/// the root before it, and so cannot be trusted. The root after it was absent at the same time.
+Result<std::optional<uint64_t>> NewestListed(Storage& storage) {
+  CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
+  if (numbers.empty()) return std::nullopt;
+  const uint64_t last = numbers.back();
+  const bool has_predecessor = numbers.size() > 1 && numbers[numbers.size() - 2] == last - 1;
+  if (last > 1 && !has_predecessor) return std::nullopt;
+  return last;
+}
+
+/// Reads the root that NewestListed has returned. Returns nothing if it has been removed since: a
+/// writer that was paused for long may then put another one under its number.
+Result<std::optional<Root>> ReadListed(Storage& storage, uint64_t number) {
+  CAIRN_TRY_ASSIGN(std::optional<Root> root, ReadRoot(storage, number));
+  if (!root) return root;
+  // The order matters: roots are removed in ascending order.
+  if (number == 1) {
+    CAIRN_TRY_ASSIGN(const std::optional<uint64_t> last, NewestListed(storage));
+    return last == number ? std::move(root) : std::nullopt;
+  }
+  CAIRN_TRY_ASSIGN(const Presence before, LookBefore(storage, *root));
+  return MayBeSame(before) ? std::move(root) : std::nullopt;
+}
+
+/// Makes the first requests of FindNewest at once. Returns nothing if that does not suffice.
+Result<std::optional<Root>> FindNewestAtOnce(Storage& storage, uint64_t& hint) {
+  std::vector<uint64_t> numbers;
+  CAIRN_TRY(RunRequests(storage, {[&]() -> Result<void> {
+                                    CAIRN_TRY_ASSIGN(hint, ReadHint(storage));
+                                    return {};
+                                  },
+                                  [&]() -> Result<void> {
+                                    CAIRN_TRY_ASSIGN(numbers, ListRoots(storage));
+                                    return {};
+                                  }}));
+  const uint64_t start = std::max(hint, numbers.empty() ? 1 : numbers.back());
+  return SearchAt(storage, start);
+}
+
+/// Searches from the newest root that the storage lists.
+Result<std::optional<Root>> SearchFromListing(Storage& storage) {
+  CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
+  return SearchFrom(storage, numbers.empty() ? 1 : numbers.back());
+}
+
+/// Searches below the stray roots that a listing names: a writer has put them whose store was
+/// replaced by this one, and has ended before it could remove them. `store_uuid` is null if it is
+/// not known. Returns nothing if there are none, or if roots were put or removed during the search.
+Result<std::optional<Root>> SearchBelowStrays(Storage& storage, const Uuid* store_uuid) {
+  CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
+  bool has_strays = false;
+  for (auto number = numbers.rbegin(); number != numbers.rend(); ++number) {
+    CAIRN_TRY_ASSIGN(std::optional<Root> root, ReadRoot(storage, *number));
+    if (!root) continue;
+    if (store_uuid != nullptr && root->store_uuid != *store_uuid) {
+      has_strays = true;
+      continue;
+    }
+    if (*number > 1) {
+      CAIRN_TRY_ASSIGN(const Presence before, LookBefore(storage, *root));
+      if (before == Presence::kOther) {
+        has_strays = true;
+        continue;
+      }
+      if (before == Presence::kAbsent) return std::nullopt;
+    }
+    if (!has_strays) return std::nullopt;
+    // The order matters: as long as the predecessor is there, no root after it was removed. So the
+    // number after this root is free, or nobody but the writer of a stray root has ever had it.
+    CAIRN_TRY_ASSIGN(const std::optional<Root> next, ReadRoot(storage, *number + 1));
+    if (next && Follows(*next, *root)) return std::nullopt;
+    if (*number == 1) {
+      CAIRN_TRY_ASSIGN(const bool remains, FirstRootRemains(storage));
+      return remains ? std::move(root) : std::nullopt;
+    }
+    CAIRN_TRY_ASSIGN(const Presence before, LookBefore(storage, *root));
+    return MayBeSame(before) ? std::move(root) : std::nullopt;
+  }
+  return std::nullopt;
+}
+
+/// Returns whether the root exists, and has neither a predecessor nor a successor.
+Result<bool> IsAlone(Storage& storage, uint64_t number) {
+  CAIRN_TRY_ASSIGN(const bool exists, RootExists(storage, number));
+  CAIRN_TRY_ASSIGN(const bool has_predecessor, RootExists(storage, number - 1));
+  CAIRN_TRY_ASSIGN(const bool has_successor, RootExists(storage, number + 1));
+  return exists && !has_predecessor && !has_successor;
+}
+
+Result<std::optional<Root>> GiveUp(Storage& storage, uint64_t hint) {
+  CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
+  if (!numbers.empty()) {
+    const uint64_t last = numbers.back();
+    // The root of a writer that was paused for more than kKeptRoots commits is older than the hint.
+    CAIRN_TRY_ASSIGN(const bool is_alone, IsAlone(storage, last));
+    if (is_alone && last >= hint) {
+      return Fail(Error{
+          .code = ErrorCode::kDataLoss,
+          .message = fmt::format("root {} has no predecessor: root {} is missing", last, last - 1),
+          .file = ObjectPath(storage.address(), RootName(last - 1))});
+    }
+    return Fail(Error{.code = ErrorCode::kUnavailable,
+                      .message = fmt::format(
+                          "cannot find the newest root: the listing names root {}, but it does not "
+                          "exist or has no predecessor; the listing may be late, or other "
+                          "processes put and remove roots all the time: try again",
+                          last),
+                      .file = storage.address()});
+  }
+  if (hint == 0) return std::nullopt;
+  return Fail(
+      Error{.code = ErrorCode::kDataLoss,
+            .message = fmt::format("the store has had root {}, but its roots are missing", hint),
+            .file = storage.address()});
+}
+
+using ReadFunction = Result<std::optional<Root>>(Storage& storage, uint64_t number);
+
+/// Reads a root that a current listing names by `read`.
+Result<std::optional<Root>> Search(Storage& storage, ReadFunction* read) {
+  if (storage.listings_are_current()) {
+    CAIRN_TRY_ASSIGN(const std::optional<uint64_t> last, NewestListed(storage));
+    if (last) {
+      CAIRN_TRY_ASSIGN(std::optional<Root> root, read(storage, *last));
+      if (root) return root;
+    }
+  }
+  uint64_t hint = 0;
+  if (storage.transfer_sizes().small_requests > 1) {
+    CAIRN_TRY_ASSIGN(std::optional<Root> root, FindNewestAtOnce(storage, hint));
+    if (root) return root;
+  } else {
+    CAIRN_TRY_ASSIGN(hint, ReadHint(storage));
+  }
+  // Without a predecessor to check, the first root is not trusted as a start.
+  if (hint > 1) {
+    CAIRN_TRY_ASSIGN(std::optional<Root> root, SearchFrom(storage, hint));
+    if (root) return root;
+  }
+  for (int attempt = 0; attempt < kSearches; ++attempt) {
+    if (attempt > 0) std::this_thread::sleep_for(PauseAfter(attempt - 1));
+    CAIRN_TRY_ASSIGN(std::optional<Root> root, SearchFromListing(storage));
+    if (root) return root;
+    if (attempt > 0) {
+      CAIRN_TRY_ASSIGN(root, SearchBelowStrays(storage, nullptr));
+      if (root) return root;
+    }
+    // An empty listing that agrees with the hint is the usual case of a new store.
+    if (hint == 0) {
+      CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
+      if (numbers.empty()) return std::nullopt;
+    }
+  }
+  return GiveUp(storage, hint);
+}
+
+}  // namespace
+
+Result<std::optional<Root>> FindNewest(Storage& storage) { return Search(storage, ReadListed); }
+Result<std::optional<Root>> FindNewestUnchecked(Storage& storage) {
+  return Search(storage, ReadRoot);
+}
+
+Result<std::optional<Root>> FindNewestOf(Storage& storage, const Uuid& store_uuid,
+                                         Result<std::optional<Root>> found) {
+  if (found && (!*found || (*found)->store_uuid == store_uuid)) return found;
+  for (int attempt = 0; attempt < kSearchesBelow; ++attempt) {
+    if (attempt > 0) std::this_thread::sleep_for(PauseAfter(attempt));
+    CAIRN_TRY_ASSIGN(std::optional<Root> root, SearchBelowStrays(storage, &store_uuid));
+    if (root) return root;
+  }
+  if (!found) return found;
+  return Fail(Replaced(storage));
+}
+
+Result<std::optional<Root>> FindNewer(Storage& storage, const Root& known) {
+  if (storage.listings_are_current()) {
+    CAIRN_TRY_ASSIGN(const std::optional<uint64_t> last, NewestListed(storage));
+    if (last && *last == known.number) return std::nullopt;
+    if (last && *last > known.number) {
+      CAIRN_TRY_ASSIGN(std::optional<Root> root, ReadListed(storage, *last));
+      if (root && root->store_uuid == known.store_uuid) return root;
+    }
+  }
+  // The order matters. If both were asked for at once, a root that is removed after its answer, and
+  // its successor that is removed before its own, would seem to be the newest.
+  CAIRN_TRY_ASSIGN(const bool has_next, RootExists(storage, known.number + 1));
+  if (has_next) {
+    CAIRN_TRY_ASSIGN(std::optional<Root> root, SearchFrom(storage, known.number + 1));
+    if (root && root->store_uuid == known.store_uuid) return root;
+  } else {
+    CAIRN_TRY_ASSIGN(const Presence present, LookAt(storage, known.number, known.commit_id));
+    if (MayBeSame(present)) return std::nullopt;
+  }
+  CAIRN_TRY_ASSIGN(std::optional<Root> root,
+                   FindNewestOf(storage, known.store_uuid, FindNewest(storage)));
+  if (root && root->commit_id == known.commit_id) return std::nullopt;
+  if (root) return root;
+  return Fail(Error{.code = ErrorCode::kDataLoss,
+                    .message = "the store has no roots any more",
+                    .file = storage.address()});
+}
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,63 @@
+#include "kv/segment/internal/segment_files.h"
+
+#include <sys/stat.h>
+
+#include <iterator>
+
+#include "kv/storage/internal/name_check.h"
+
+namespace cairn::kv::internal {
+
+Result<std::shared_ptr<const SegmentFile>> SegmentFiles::Open(uint64_t segment_id, Storage& storage,
+                                                              const std::string& name,
+                                                              bool direct) {
+  const MutexLock lock(mutex_);
+  if (const auto found = by_id_.find(segment_id); found != by_id_.end()) {
+    if (found->second->second->name == name) {
+      recent_.splice(recent_.begin(), recent_, found->second);
+      return found->second->second;
+    }
+    // The segment was deleted and copied back since, and has another epoch.
+    recent_.erase(found->second);
+    by_id_.erase(found);
+  }
+  auto file = std::make_shared<SegmentFile>();
+  file->name = name;
+  file->path = ObjectPath(storage.address(), name);
+  if (LocalFiles* const files = storage.local_files()) {
+    CAIRN_TRY_ASSIGN(const FilePlace place, files->PlaceOf(name));
+    CAIRN_TRY_ASSIGN(file->direct, File::OpenRead(place, direct, "segment.open"));
+    CAIRN_TRY_ASSIGN(file->buffered, File::OpenRead(place, /*direct=*/false, "segment.open"));
+  } else {
+    file->is_object = true;
+  }
+  recent_.emplace_front(segment_id, file);
+  by_id_[segment_id] = recent_.begin();
+  if (recent_.size() > kMaxOpen) {
+    by_id_.erase(recent_.back().first);
+    recent_.pop_back();
+  }
+  return file;
+}
+
+void SegmentFiles::DropRemoved() {
+  const MutexLock lock(mutex_);
+  for (auto entry = recent_.begin(); entry != recent_.end();) {
+    struct stat status{};
+    const bool is_removed = !entry->second->is_object &&
+                            ::fstat(entry->second->direct.fd(), &status) == 0 &&
+                            status.st_nlink == 0;
+    if (is_removed) by_id_.erase(entry->first);
+    entry = is_removed ? recent_.erase(entry) : std::next(entry);
+  }
+}
+
+void SegmentFiles::Forget(uint64_t segment_id) {
+  const MutexLock lock(mutex_);
+  if (const auto found = by_id_.find(segment_id); found != by_id_.end()) {
+    recent_.erase(found->second);
+    by_id_.erase(found);
+  }
+}
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,50 @@
+#pragma once
+/// Open segments, kept open between reads.
+
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "kv/base/error.h"
+#include "kv/io/internal/file.h"
+#include "kv/base/mutex.h"
+#include "kv/storage/storage.h"
+#include "kv/base/thread_annotations.h"
+
+namespace cairn::kv::internal {
+
+/// A segment that is open for reading. A file is open twice: for direct I/O, and for reads through
+/// the page cache of bytes that are in it.
+struct SegmentFile {
+  bool is_object = false;  // in a storage without files; there are no descriptors
+  std::string name;        // of the object
+  std::string path;        // for error messages
+  File direct;             // also buffered, if the file system refuses O_DIRECT
+  File buffered;
+};
+
+/// A cache of open segment files, so that many small loads do not open them again. Threads: safe.
+class SegmentFiles {
+ public:
+  /// Returns the open segment, and opens it if it is not in the cache. kNotFound: its file does not
+  /// exist. An object is not looked for.
+  Result<std::shared_ptr<const SegmentFile>> Open(uint64_t segment_id, Storage& storage,
+                                                  const std::string& name, bool direct);
+  /// Drops the file from the cache, before it is removed.
+  void Forget(uint64_t segment_id);
+  /// Drops the files that another process has removed, whose space on the disk is in use as long as
+  /// they are open.
+  void DropRemoved();
+
+ private:
+  static constexpr size_t kMaxOpen = 64;
+  using Entry = std::pair<uint64_t, std::shared_ptr<const SegmentFile>>;
+  Mutex mutex_;
+  std::list<Entry> recent_ CAIRN_GUARDED_BY(mutex_);  // newest first
+  std::unordered_map<uint64_t, std::list<Entry>::iterator> by_id_ CAIRN_GUARDED_BY(mutex_);
+};
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,197 @@
+// Encoding and decoding of segment headers, trailers and footers.
+
+#include "kv/segment/internal/segment_format.h"
+
+#include <cairn_schema/segment_footer_generated.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "kv/base/digest.h"
+#include "kv/root/internal/kv_records.h"
+#include "schema/little_endian.h"
+#include "schema/record.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+using schema::GetLittleEndian;
+using schema::PutLittleEndian;
+
+constexpr char kHeaderMagic[] = "CAIRNSEG";
+constexpr char kTrailerMagic[] = "CAIRNEND";
+constexpr uint64_t kChecksumBytes = 8;
+
+bool HasMagic(std::span<const std::byte> bytes, const char* magic) {
+  return std::memcmp(bytes.data(), magic, 8) == 0;
+}
+
+bool HasChecksum(std::span<const std::byte> bytes) {
+  const uint64_t covered = bytes.size() - kChecksumBytes;
+  return GetLittleEndian<uint64_t>(bytes, covered) == Checksum64(bytes.first(covered));
+}
+
+void PutChecksum(std::span<std::byte> bytes) {
+  const uint64_t covered = bytes.size() - kChecksumBytes;
+  PutLittleEndian(bytes, covered, Checksum64(bytes.first(covered)));
+}
+
+Result<void> CheckFrame(std::span<const std::byte> bytes, const char* magic, const char* part) {
+  if (!HasMagic(bytes, magic)) {
+    return Fail(ErrorCode::kDataLoss,
+                fmt::format("the segment's {} does not begin with {}", part, magic));
+  }
+  // Check the checksum first: a flipped bit in the version must not appear to be a newer format.
+  if (!HasChecksum(bytes)) {
+    return Fail(ErrorCode::kDataLoss,
+                fmt::format("the segment's {} does not match its checksum", part));
+  }
+  const auto version = GetLittleEndian<uint32_t>(bytes, 8);
+  if (version != kSegmentVersion) {
+    return Fail(ErrorCode::kUnimplemented,
+                fmt::format("the segment has format version {}, this build reads {}", version,
+                            kSegmentVersion));
+  }
+  return {};
+}
+
+}  // namespace
+
+void EncodeSegmentHeader(const SegmentHeader& header,
+                         std::span<std::byte, kSegmentHeaderBytes> out) {
+  std::ranges::fill(out, std::byte{0});
+  std::memcpy(out.data(), kHeaderMagic, 8);
+  PutLittleEndian<uint32_t>(out, 8, kSegmentVersion);
+  PutLittleEndian<uint32_t>(out, 12, kSegmentHeaderBytes);
+  std::ranges::copy(header.store_uuid, out.begin() + 16);
+  PutLittleEndian(out, 32, header.segment_id);
+  PutLittleEndian(out, 40, header.step);
+  PutLittleEndian(out, 48, header.rank);
+  PutLittleEndian(out, 52, header.epoch);
+  PutLittleEndian(out, 56, header.created_unix_ns);
+  PutChecksum(out);
+  CAIRN_CHECK(DecodeSegmentHeader(out).has_value());
+}
+
+Result<SegmentHeader> DecodeSegmentHeader(std::span<const std::byte, kSegmentHeaderBytes> bytes) {
+  CAIRN_TRY(CheckFrame(bytes, kHeaderMagic, "header"));
+  SegmentHeader header;
+  std::ranges::copy(bytes.subspan(16, 16), header.store_uuid.begin());
+  header.segment_id = GetLittleEndian<uint64_t>(bytes, 32);
+  header.step = GetLittleEndian<uint64_t>(bytes, 40);
+  header.rank = GetLittleEndian<uint32_t>(bytes, 48);
+  header.epoch = GetLittleEndian<uint32_t>(bytes, 52);
+  header.created_unix_ns = GetLittleEndian<int64_t>(bytes, 56);
+  return header;
+}
+
+void EncodeSegmentTrailer(const SegmentTrailer& trailer,
+                          std::span<std::byte, kSegmentTrailerBytes> out) {
+  std::ranges::fill(out, std::byte{0});
+  std::memcpy(out.data(), kTrailerMagic, 8);
+  PutLittleEndian<uint32_t>(out, 8, kSegmentVersion);
+  PutLittleEndian(out, 16, trailer.payload_end_bytes);
+  PutLittleEndian(out, 24, trailer.page_digests_offset_bytes);
+  PutLittleEndian(out, 32, trailer.page_digest_count);
+  PutLittleEndian(out, 40, trailer.footer_bytes);
+  PutLittleEndian(out, 48, trailer.page_digests_checksum);
+  PutLittleEndian(out, 56, trailer.footer_digest);
+  PutLittleEndian(out, 64, trailer.segment_id);
+  PutChecksum(out);
+}
+
+Result<SegmentTrailer> DecodeSegmentTrailer(std::span<const std::byte, kSegmentTrailerBytes> bytes,
+                                            uint64_t file_bytes) {
+  CAIRN_TRY(CheckFrame(bytes, kTrailerMagic, "trailer"));
+  SegmentTrailer trailer{
+      .segment_id = GetLittleEndian<uint64_t>(bytes, 64),
+      .payload_end_bytes = GetLittleEndian<uint64_t>(bytes, 16),
+      .page_digests_offset_bytes = GetLittleEndian<uint64_t>(bytes, 24),
+      .page_digest_count = GetLittleEndian<uint64_t>(bytes, 32),
+      .footer_bytes = GetLittleEndian<uint64_t>(bytes, 40),
+      .page_digests_checksum = GetLittleEndian<uint64_t>(bytes, 48),
+      .footer_digest = GetLittleEndian<uint64_t>(bytes, 56),
+  };
+  const uint64_t limit = file_bytes - kSegmentTrailerBytes;
+  const bool ordered =
+      kSegmentHeaderBytes <= trailer.payload_end_bytes &&
+      trailer.payload_end_bytes <= trailer.page_digests_offset_bytes &&
+      trailer.page_digests_offset_bytes <= limit &&
+      trailer.page_digest_count <= (limit - trailer.page_digests_offset_bytes) / 8 &&
+      trailer.footer_bytes <= limit - trailer.footer_offset_bytes();
+  if (!ordered) {
+    return Fail(ErrorCode::kDataLoss,
+                "the segment's trailer refers to parts that the file does not contain");
+  }
+  return trailer;
+}
+
+std::vector<std::byte> EncodeSegmentFooter(const SegmentHeader& header, const std::string& attempt,
+                                           std::span<const FooterEntry> entries) {
+  constexpr size_t kEntryOverheadBytes = 40;  // table, lengths, padding
+  size_t bytes = 1024;
+  for (const FooterEntry& entry : entries) {
+    bytes += kEntryOverheadBytes + entry.key.size() + entry.value.size();
+  }
+  flatbuffers::FlatBufferBuilder builder(bytes);
+  std::vector<flatbuffers::Offset<schema::FooterEntry>> offsets;
+  offsets.reserve(entries.size());
+  for (const FooterEntry& entry : entries) {
+    const auto value = builder.CreateVector(reinterpret_cast<const uint8_t*>(entry.value.data()),
+                                            entry.value.size());
+    const auto key =
+        builder.CreateVector(reinterpret_cast<const uint8_t*>(entry.key.data()), entry.key.size());
+    offsets.push_back(
+        schema::CreateFooterEntry(builder, static_cast<uint8_t>(entry.column), key, value));
+  }
+  const auto uuid = builder.CreateVector(reinterpret_cast<const uint8_t*>(header.store_uuid.data()),
+                                         header.store_uuid.size());
+  const auto root = schema::CreateSegmentFooter(
+      builder, schema::kRecordVersion, header.segment_id, uuid, header.step, header.rank,
+      builder.CreateString(attempt), builder.CreateVector(offsets));
+  schema::FinishSegmentFooterBuffer(builder, root);
+  std::vector<std::byte> footer = TakeBytes(builder);
+  CAIRN_DCHECK(DecodeSegmentFooter(footer, header.segment_id).has_value());
+  return footer;
+}
+
+Result<std::vector<FooterEntry>> DecodeSegmentFooter(std::span<const std::byte> bytes,
+                                                     uint64_t segment_id) {
+  CAIRN_TRY_ASSIGN(const schema::SegmentFooter* footer,
+                   CheckedRecord<schema::SegmentFooter>(bytes, schema::SegmentFooterIdentifier(),
+                                                        "SegmentFooter"));
+  if (footer->segment_id() != segment_id) {
+    return Fail(ErrorCode::kDataLoss, "the footer belongs to another segment");
+  }
+  std::vector<FooterEntry> entries;
+  if (footer->entries() == nullptr) return entries;
+  entries.reserve(footer->entries()->size());
+  uint64_t copied_bytes = 0;
+  for (const schema::FooterEntry* entry : *footer->entries()) {
+    if (entry->key() == nullptr || entry->value() == nullptr || entry->column() >= kColumnCount) {
+      return Fail(ErrorCode::kDataLoss,
+                  "the footer contains an entry without key, value or column");
+    }
+    // Entries of a hostile footer may refer to the same bytes, which would be copied for each.
+    copied_bytes += uint64_t{entry->key()->size()} + entry->value()->size();
+    if (copied_bytes > bytes.size()) {
+      return Fail(ErrorCode::kDataLoss, "the entries of the footer are longer than it");
+    }
+    const auto* value = reinterpret_cast<const std::byte*>(entry->value()->data());
+    entries.push_back({.column = static_cast<Column>(entry->column()),
+                       .key = std::string(reinterpret_cast<const char*>(entry->key()->data()),
+                                          entry->key()->size()),
+                       .value = std::vector<std::byte>(value, value + entry->value()->size())});
+  }
+  return entries;
+}
+
+Result<std::string> DecodeFooterAttempt(std::span<const std::byte> bytes) {
+  CAIRN_TRY_ASSIGN(const schema::SegmentFooter* footer,
+                   CheckedRecord<schema::SegmentFooter>(bytes, schema::SegmentFooterIdentifier(),
+                                                        "SegmentFooter"));
+  return footer->attempt() == nullptr ? std::string() : footer->attempt()->str();
+}
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,82 @@
+#pragma once
+/// Header, trailer and footer of a segment file (docs/format/segment.md).
+///
+///   [0, 4096)                 header
+///   [4096, payload_end)       payload; gaps are zero
+///   [page_digests_offset, ..) page digests, u64 little-endian; page_digests_offset is payload_end,
+///                             rounded up to 4096
+///   directly after them       SegmentFooter, a FlatBuffer
+///   last 80 bytes             trailer, after zeros up to a file length that is a multiple of 4096
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kv/base/error.h"
+#include "kv/root/internal/root_record.h"
+#include "kv/base/key.h"
+
+namespace cairn::kv::internal {
+
+inline constexpr uint32_t kSegmentVersion = 2;
+inline constexpr uint64_t kSegmentHeaderBytes = 4096;
+inline constexpr uint64_t kSegmentTrailerBytes = 80;
+/// A segment is sealed when it reaches one of these limits, which bound the memory for page digests
+/// and footer.
+inline constexpr uint64_t kMaxSegmentPayloadBytes = 4ull << 30;
+inline constexpr uint64_t kMaxSegmentEntries = 65'536;
+
+struct SegmentHeader {
+  Uuid store_uuid{};
+  uint64_t segment_id = 0;
+  uint64_t step = 0;
+  uint32_t rank = 0;
+  uint32_t epoch = 0;
+  int64_t created_unix_ns = 0;
+};
+
+struct SegmentTrailer {
+  uint64_t segment_id = 0;
+  uint64_t payload_end_bytes = 0;
+  uint64_t page_digests_offset_bytes = 0;
+  uint64_t page_digest_count = 0;
+  uint64_t footer_bytes = 0;
+  uint64_t page_digests_checksum = 0;
+  uint64_t footer_digest = 0;
+
+  uint64_t footer_offset_bytes() const { return page_digests_offset_bytes + 8 * page_digest_count; }
+};
+
+/// A record about payload of the segment, as tables have it.
+struct FooterEntry {
+  Column column = Column::kChunks;
+  std::string key;
+  std::vector<std::byte> value;
+};
+
+void EncodeSegmentHeader(const SegmentHeader& header,
+                         std::span<std::byte, kSegmentHeaderBytes> out);
+/// kDataLoss: the magic or the checksum is wrong. kUnimplemented: the version is newer. The caller
+/// adds the file to the error.
+Result<SegmentHeader> DecodeSegmentHeader(std::span<const std::byte, kSegmentHeaderBytes> bytes);
+
+void EncodeSegmentTrailer(const SegmentTrailer& trailer,
+                          std::span<std::byte, kSegmentTrailerBytes> out);
+/// Also checks that the parts are inside `file_bytes`, in their order. kDataLoss: they are not, or
+/// the magic or the checksum is wrong. kUnimplemented: the version is newer.
+Result<SegmentTrailer> DecodeSegmentTrailer(std::span<const std::byte, kSegmentTrailerBytes> bytes,
+                                            uint64_t file_bytes);
+
+std::vector<std::byte> EncodeSegmentFooter(const SegmentHeader& header, const std::string& attempt,
+                                           std::span<const FooterEntry> entries);
+/// kDataLoss: the footer is damaged or belongs to another segment. kUnimplemented: its version is
+/// newer.
+Result<std::vector<FooterEntry>> DecodeSegmentFooter(std::span<const std::byte> bytes,
+                                                     uint64_t segment_id);
+/// Returns the name of the attempt that wrote the segment. Has the same errors.
+Result<std::string> DecodeFooterAttempt(std::span<const std::byte> bytes);
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,66 @@
+// Files and uploads of segments.
+
+#include "kv/segment/internal/segment_output.h"
+
+#include "kv/base/catch_exhaustion.h"
+#include "kv/io/internal/fault_point.h"
+#include "kv/storage/internal/name_check.h"
+
+namespace cairn::kv::internal {
+
+Result<SegmentOutput> SegmentOutput::Create(Storage& storage, const std::string& name, bool direct,
+                                            uint64_t block_bytes) {
+  SegmentOutput output;
+  output.storage_ = &storage;
+  output.name_ = name;
+  output.path_ = ObjectPath(storage.address(), name);
+  if (const int fault = FaultPoint("segment.create")) {
+    return Fail(SystemError(fault, "cannot create the segment", output.path_));
+  }
+  if (LocalFiles* const files = storage.local_files()) {
+    CAIRN_TRY(files->PrepareFile(name));
+    CAIRN_TRY_ASSIGN(const FilePlace place, files->PlaceOf(name));
+    CAIRN_TRY_ASSIGN(output.file_, File::Create(place, direct));
+  } else {
+    CAIRN_TRY_ASSIGN(output.upload_, storage.BeginUpload(name, block_bytes));
+  }
+  return output;
+}
+
+SegmentOutput::~SegmentOutput() {
+  // Nothing refers to an unsealed file. The next open for writing removes what cannot be removed
+  // now.
+  if (!file_ || file_->fd() < 0 || finished_) return;
+  CleanUp([&] {
+    if (const auto place = storage_->local_files()->PlaceOf(name_)) (void)RemoveFile(*place);
+  });
+}
+
+IoRequest SegmentOutput::Write(std::byte* data, uint64_t length_bytes, uint64_t offset_bytes,
+                               uint64_t tag) {
+  IoRequest request{.write = true,
+                    .data = data,
+                    .length_bytes = length_bytes,
+                    .offset_bytes = offset_bytes,
+                    .tag = tag};
+  if (file_) {
+    request.fd = file_->fd();
+  } else {
+    request.upload = upload_.get();
+  }
+  return request;
+}
+
+Result<void> SegmentOutput::Finish(uint64_t size_bytes) {
+  if (file_) {
+    CAIRN_TRY(file_->Truncate(size_bytes));
+    CAIRN_TRY(file_->Sync("segment.sync"));
+  } else {
+    CAIRN_TRY(upload_->Finish(size_bytes));
+    CAIRN_TRY(CheckStored(*storage_, name_, size_bytes));
+  }
+  finished_ = true;
+  return {};
+}
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,257 @@
+// Rotates segments, and seals them in the background.
+
+#include "kv/segment/internal/segment_stream.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <new>
+#include <system_error>
+#include <utility>
+
+#include "kv/base/catch_exhaustion.h"
+#include "kv/segment/internal/segment_output.h"
+#include "kv/storage/internal/object_names.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+/// A segment is sealed when the keys of its chunks, of which each may have 64 KiB, have this
+/// length: a footer of 2 GiB cannot be encoded.
+constexpr uint64_t kMaxKeyBytes = 64 << 20;
+
+}  // namespace
+
+uint64_t SegmentIdOf(const std::string& attempt, uint32_t rank, uint64_t n) {
+  return Checksum64(AsBytes(fmt::format("{}/{}/{}", attempt, rank, n)));
+}
+
+SegmentStream::SegmentStream(Options options, RecordCallback on_record)
+    : options_(std::move(options)), on_record_(std::move(on_record)) {}
+
+SegmentStream::~SegmentStream() {
+  CleanUp([&] { Abandon(); });
+  options_.queues->Give(std::move(queue_));
+}
+
+void SegmentStream::Abandon() {
+  segment_.reset();  // waits for its writes and removes the file
+  for (Closing& closing : closing_) {
+    const Result<SegmentInfo> info = closing.sealed.get();
+    if (info) sealed_.push_back(*info);
+    closing.segment.reset();
+  }
+  closing_.clear();
+}
+
+std::string SegmentStream::NameOf(uint64_t segment_id) const {
+  return ObjectName(ObjectKind::kSegment, {.epoch = options_.epoch, .id = segment_id});
+}
+
+Result<void> SegmentStream::StartSegment() {
+  if (queue_ == nullptr) {
+    if (options_.storage->local_files() != nullptr) {
+      queue_ = options_.queues->Take(options_.io.queue_depth);
+    } else {
+      CAIRN_TRY_ASSIGN(queue_, options_.storage->MakeQueue(options_.io.queue_depth));
+    }
+  }
+  segment_id_ = SegmentIdOf(options_.attempt, options_.rank, segment_count_++);
+  const SegmentHeader header{.store_uuid = options_.store_uuid,
+                             .segment_id = segment_id_,
+                             .step = options_.step,
+                             .rank = options_.rank,
+                             .epoch = options_.epoch,
+                             .created_unix_ns = options_.created_unix_ns};
+  BlockPool* const pool = blocks_ != nullptr ? blocks_.get() : options_.pool;
+  CAIRN_TRY_ASSIGN(SegmentOutput output,
+                   SegmentOutput::Create(*options_.storage, NameOf(segment_id_), options_.io.direct,
+                                         pool->block_bytes()));
+  CAIRN_TRY_ASSIGN(segment_, SegmentWriter::Create(std::move(output), header, pool, queue_.get()));
+  return {};
+}
+
+Result<void> SegmentStream::MakeRoom(uint64_t length_bytes) {
+  CAIRN_TRY(ReapClosed());
+  if (segment_ != nullptr && (segment_->IsFull(length_bytes) || key_bytes_ >= kMaxKeyBytes)) {
+    CAIRN_TRY(CloseSegment());
+  }
+  return segment_ == nullptr ? StartSegment() : Result<void>();
+}
+
+Result<void> SegmentStream::UseBlocks(std::shared_ptr<BlockPool> blocks) {
+  CAIRN_CHECK(blocks_ == nullptr && blocks != nullptr);
+  CAIRN_TRY(Seal());
+  blocks_ = std::move(blocks);
+  return {};
+}
+
+Result<SegmentStream::Appended> SegmentStream::Append(const Payload& payload,
+                                                      SegmentAlignment alignment,
+                                                      std::span<const uint64_t> page_digests) {
+  const uint64_t length_bytes = payload.length_bytes();
+  CAIRN_TRY(MakeRoom(length_bytes));
+  CAIRN_TRY_ASSIGN(const auto appended,
+                   segment_->Append(payload, 0, length_bytes, alignment, page_digests));
+  segment_->CountChunk();
+  written_bytes_ += length_bytes;
+  return Appended{.extent = Extent{.segment_id = segment_id_,
+                                   .offset_bytes = appended.offset_bytes,
+                                   .length_bytes = length_bytes,
+                                   .page_digests_offset_bytes = appended.first_page_digest},
+                  .digest = appended.digest};
+}
+
+Result<std::vector<Extent>> SegmentStream::AppendPages(const Payload& payload,
+                                                       std::span<const PageRange> ranges,
+                                                       std::span<const uint64_t> page_digests) {
+  const uint64_t length_bytes = payload.length_bytes();
+  CAIRN_CHECK(page_digests.size() == PageCount(length_bytes));
+  const auto bytes_of = [&](const PageRange& range) {
+    CAIRN_CHECK(range.begin_page < range.end_page && range.end_page <= PageCount(length_bytes));
+    return std::min(range.end_page * kPageBytes, length_bytes) - range.begin_page * kPageBytes;
+  };
+  uint64_t total_bytes = 0;
+  for (const PageRange& range : ranges) total_bytes += bytes_of(range);
+  CAIRN_TRY(MakeRoom(total_bytes));
+  std::vector<Extent> extents;
+  extents.reserve(ranges.size());
+  for (const PageRange& range : ranges) {
+    CAIRN_TRY_ASSIGN(
+        const auto appended,
+        segment_->Append(
+            payload, range.begin_page * kPageBytes, bytes_of(range), SegmentAlignment::k4096,
+            page_digests.subspan(range.begin_page, range.end_page - range.begin_page)));
+    extents.push_back({.segment_id = segment_id_,
+                       .offset_bytes = appended.offset_bytes,
+                       .length_bytes = bytes_of(range),
+                       .page_digests_offset_bytes = appended.first_page_digest});
+  }
+  segment_->CountChunk();
+  written_bytes_ += total_bytes;
+  return extents;
+}
+
+void SegmentStream::SetTensor(std::string_view key, std::span<const std::byte> record) {
+  tensor_ = {.column = Column::kTensors,
+             .key = std::string(key),
+             .value = std::vector<std::byte>(record.begin(), record.end())};
+  tensor_is_in_footer_ = false;
+}
+
+void SegmentStream::AddChunk(std::string_view key, ChunkEntry entry) {
+  bool is_here = false;
+  entry.extents.ForEach([&](const Extent& extent) { is_here |= extent.segment_id == segment_id_; });
+  CAIRN_CHECK(segment_ != nullptr && is_here);
+  if (!tensor_is_in_footer_ && !tensor_.key.empty() && key.starts_with(tensor_.key)) {
+    footer_entries_.push_back(tensor_);
+    tensor_is_in_footer_ = true;
+  }
+  key_bytes_ += key.size();
+  pending_chunks_.push_back({.key = std::string(key), .entry = std::move(entry)});
+}
+
+void SegmentStream::SetPageDigestOffsets(ChunkExtents& extents) const {
+  const uint64_t page_digests_offset_bytes = segment_->page_digests_offset_bytes();
+  const auto set = [&](Extent& extent) {
+    if (extent.segment_id != segment_id_) return;
+    extent.page_digests_offset_bytes =
+        page_digests_offset_bytes + 8 * extent.page_digests_offset_bytes;
+  };
+  std::vector<Extent> payload(extents.payload.begin(), extents.payload.end());
+  std::ranges::for_each(payload, set);
+  extents.payload = Extents(payload);
+  std::ranges::for_each(extents.deltas, set);
+}
+
+Result<void> SegmentStream::AddPendingRecords() {
+  for (PendingChunk& chunk : pending_chunks_) {
+    SetPageDigestOffsets(chunk.entry.extents);
+    std::vector<std::byte> record = EncodeChunk(chunk.entry);
+    CAIRN_TRY(on_record_(Column::kChunks, chunk.key, record));
+    footer_entries_.push_back(
+        {.column = Column::kChunks, .key = std::move(chunk.key), .value = std::move(record)});
+  }
+  pending_chunks_.clear();
+  return {};
+}
+
+Result<void> SegmentStream::Finish() {
+  if (segment_ == nullptr || is_finished_) return {};
+  CAIRN_TRY(AddPendingRecords());
+  CAIRN_TRY(segment_->Finish(options_.attempt, footer_entries_));
+  footer_entries_.clear();
+  key_bytes_ = 0;
+  tensor_is_in_footer_ = false;  // its chunks may continue in the next segment
+  is_finished_ = true;
+  return on_record_(Column::kSegments, NumberKey(segment_id_), EncodeSegment(segment_->info()));
+}
+
+Result<void> SegmentStream::CloseSegment() {
+  if (segment_ == nullptr) return {};
+  CAIRN_TRY(Finish());
+  is_finished_ = false;
+  if (blocks_ != nullptr) return CompleteInBackground();
+  CAIRN_TRY(segment_->Complete());
+  sealed_.push_back(segment_->info());
+  segment_.reset();
+  return {};
+}
+
+// Copies may be far ahead of the disk, so this does not wait until the segment is written. Segments
+// complete in the order in which they were begun.
+Result<void> SegmentStream::CompleteInBackground() {
+  std::shared_future<Result<SegmentInfo>> before;
+  if (!closing_.empty()) before = closing_.back().sealed;
+  Closing& closing = closing_.emplace_back();
+  closing.queue = std::move(queue_);
+  closing.segment = std::move(segment_);
+  const auto complete = [before, segment = closing.segment.get()]() -> Result<SegmentInfo> {
+    if (before.valid()) before.wait();
+    try {
+      CAIRN_TRY(segment->Complete());
+      return segment->info();
+    } catch (const std::bad_alloc&) {
+      return Fail(ErrorCode::kResourceExhausted, "not enough memory to seal a segment");
+    }
+  };
+  try {
+    closing.sealed = std::async(std::launch::async, complete).share();
+  } catch (const std::system_error&) {  // the system has no more threads: use this one
+    std::promise<Result<SegmentInfo>> done;
+    done.set_value(complete());
+    closing.sealed = done.get_future().share();
+  } catch (...) {  // not enough memory
+    closing_.pop_back();
+    throw;
+  }
+  return {};
+}
+
+Result<void> SegmentStream::ReapClosed() {
+  while (!closing_.empty() &&
+         closing_.front().sealed.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
+    CAIRN_TRY_ASSIGN(SegmentInfo info, closing_.front().sealed.get());
+    closing_.pop_front();
+    sealed_.push_back(std::move(info));
+  }
+  return {};
+}
+
+Result<void> SegmentStream::Drain() {
+  for (const Closing& closing : closing_) closing.sealed.wait();
+  CAIRN_TRY(ReapClosed());
+  return segment_ != nullptr ? segment_->Drain() : Result<void>();
+}
+
+Result<void> SegmentStream::Seal() {
+  CAIRN_TRY(CloseSegment());
+  for (; !closing_.empty(); closing_.pop_front()) {
+    CAIRN_TRY_ASSIGN(SegmentInfo info, closing_.front().sealed.get());
+    sealed_.push_back(std::move(info));
+  }
+  return {};
+}
+
+}  // namespace cairn::kv::internal

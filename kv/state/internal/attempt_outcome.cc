@@ -1,0 +1,195 @@
+// Objects through which the ranks of an attempt communicate.
+
+#include "kv/state/internal/attempt_outcome.h"
+
+#include <fmt/format.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "kv/io/internal/file.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+using nlohmann::json;
+
+constexpr uint64_t kMaxObjectBytes = 1 << 20;
+constexpr size_t kMaxMessageBytes = 64 << 10;
+constexpr size_t kSessionBytes = 16;
+constexpr size_t kSharedDigits = 32;
+
+std::string NameOf(const std::string& attempt, std::string_view what) {
+  return fmt::format("{}{}/{}", kPendingFolder, attempt, what);
+}
+std::string FailureName(const std::string& attempt) { return NameOf(attempt, "failed"); }
+std::string OutcomeName(const std::string& attempt) { return NameOf(attempt, "outcome"); }
+
+json ToJson(const Error& error, uint32_t rank) {
+  json text = {{"rank", rank},
+               {"code", static_cast<int>(error.code)},
+               {"message", error.message.substr(0, kMaxMessageBytes)},
+               {"key", error.key},
+               {"file", error.file}};
+  if (error.step) text["step"] = *error.step;
+  if (error.offset_bytes) text["offset_bytes"] = *error.offset_bytes;
+  return text;
+}
+
+/// Throws a json::exception unless there is an integer: the conversion of another number, such as
+/// 1e30, is undefined.
+int64_t IntegerIn(const json& text, const char* name) {
+  return text.at(name).get_ref<const json::number_integer_t&>();
+}
+
+Error ErrorFrom(const json& text) {
+  const int64_t code = text.contains("code") ? IntegerIn(text, "code") : 0;
+  Error error{.code = static_cast<ErrorCode>(
+                  std::clamp<int64_t>(code, 0, static_cast<int64_t>(ErrorCode::kInternal))),
+              .message = text.value("message", ""),
+              .key = text.value("key", ""),
+              .file = text.value("file", "")};
+  if (text.contains("step")) error.step = static_cast<uint64_t>(IntegerIn(text, "step"));
+  if (text.contains("offset_bytes")) {
+    error.offset_bytes = static_cast<uint64_t>(IntegerIn(text, "offset_bytes"));
+  }
+  return error;
+}
+
+// Keeps an object that exists already.
+Result<void> PutOnce(Storage& storage, const std::string& name, const json& text) {
+  const std::string bytes = text.dump(-1, ' ', false, json::error_handler_t::replace);
+  Result<void> put = storage.PutIfAbsentVolatile(name, AsBytes(bytes));
+  if (!put && put.error().code == ErrorCode::kConflict) return {};
+  return put;
+}
+
+bool Exists(Storage& storage, const std::string& name) {
+  return ObjectExists(storage, name).value_or(false);
+}
+
+std::optional<json> Read(Storage& storage, const std::string& name) {
+  const auto bytes = storage.Read(name, kMaxObjectBytes);
+  if (!bytes) return std::nullopt;
+  json text = json::parse(reinterpret_cast<const char*>(bytes->data()),
+                          reinterpret_cast<const char*>(bytes->data()) + bytes->size(),
+                          /*callback=*/nullptr, /*allow_exceptions=*/false);
+  if (!text.is_object()) return std::nullopt;
+  return text;
+}
+
+}  // namespace
+
+bool IsPendingName(std::string_view name) {
+  name.remove_prefix(kPendingFolder.size());
+  if (name == "dcp-ticket.json") return true;
+  const size_t slash = name.find('/');
+  if (slash == std::string_view::npos || !IsAttemptName(name.substr(0, slash))) return false;
+  name.remove_prefix(slash + 1);
+  if (name == "failed" || name == "outcome") return true;
+  const size_t dot = name.rfind('.');
+  if (dot == std::string_view::npos) return false;
+  std::string_view stem = name.substr(0, dot);
+  const std::string_view suffix = name.substr(dot);
+  if (suffix == ".shared") return IsHexDigits(stem, kSharedDigits);
+  if (suffix == ".data") {
+    const size_t index = stem.find('.');
+    if (index == std::string_view::npos || !IsDecimal(stem.substr(index + 1))) return false;
+    stem = stem.substr(0, index);
+  } else if (suffix != ".part") {
+    return false;
+  }
+  return IsDecimal(stem);
+}
+
+std::string PartName(const std::string& attempt, uint32_t rank) {
+  return NameOf(attempt, fmt::format("{}.part", rank));
+}
+
+std::string SharedName(const std::string& attempt, const std::string& digest) {
+  return NameOf(attempt, digest + ".shared");
+}
+
+Result<void> PublishFailure(Storage& storage, const std::string& attempt, uint32_t rank,
+                            const Error& error, bool kept) {
+  if (rank == 0) {
+    return PutOnce(storage, OutcomeName(attempt),
+                   {{"error", ToJson(error, rank)}, {"discarded", !kept}});
+  }
+  // After a rank has put its part, rank 0 may be committing it.
+  if (Exists(storage, OutcomeName(attempt)) || Exists(storage, PartName(attempt, rank))) return {};
+  Error named = error;
+  named.message = fmt::format("rank {}: {}", rank, error.message);
+  return PutOnce(storage, FailureName(attempt), {{"error", ToJson(named, rank)}});
+}
+
+Result<void> PublishCommitted(Storage& storage, const std::string& attempt, uint64_t generation) {
+  return PutOnce(storage, OutcomeName(attempt), {{"committed", generation}});
+}
+
+std::optional<Error> FindFailure(Storage& storage, const std::string& attempt) try {
+  const auto text = Read(storage, FailureName(attempt));
+  if (!text) return std::nullopt;
+  return ErrorFrom(text->at("error"));
+} catch (const json::exception&) {
+  return std::nullopt;  // no rank wrote this
+}
+
+std::optional<Outcome> FindOutcome(Storage& storage, const std::string& attempt) try {
+  const auto text = Read(storage, OutcomeName(attempt));
+  if (!text) return std::nullopt;
+  if (text->contains("error")) {
+    return Outcome{.generation = Fail(ErrorFrom(text->at("error"))),
+                   .discarded = text->at("discarded").get<bool>()};
+  }
+  return Outcome{.generation = static_cast<uint64_t>(IntegerIn(*text, "committed"))};
+} catch (const json::exception&) {
+  return std::nullopt;
+}
+
+void RecordAttempt(const std::string& attempt, std::deque<std::string>& attempts) {
+  if (std::ranges::find(attempts, attempt) == attempts.end()) attempts.push_back(attempt);
+}
+
+void ForgetAttempt(Storage& storage, const std::string& attempt) {
+  const auto names = storage.List(NameOf(attempt, ""));
+  if (!names) return;
+  for (const std::string& name : *names) {
+    if (IsPendingName(name)) (void)storage.Remove(name);
+  }
+}
+
+Result<std::string> NewSession(uint32_t epoch) {
+  uint32_t random = 0;
+  if (::getrandom(&random, sizeof(random), 0) != sizeof(random)) {
+    return Fail(SystemError(errno, "cannot generate a session id"));
+  }
+  return fmt::format("{:08x}{:08x}", epoch, random);
+}
+
+std::optional<uint32_t> EpochOfSession(std::string_view name) {
+  if (name.size() < kSessionBytes) return std::nullopt;
+  uint32_t epoch = 0;
+  const char* const end = name.data() + kSessionBytes / 2;
+  const auto [parsed, failed] = std::from_chars(name.data(), end, epoch, 16);
+  if (failed != std::errc() || parsed != end) return std::nullopt;
+  return epoch;
+}
+
+Poll::Poll(std::chrono::steady_clock::time_point deadline, uint32_t poller_count)
+    : deadline_(deadline),
+      longest_pause_(std::max<uint64_t>(20'000, uint64_t{100} * poller_count)) {}
+
+bool Poll::Again() {
+  const auto now = std::chrono::steady_clock::now();
+  if (now >= deadline_) return false;
+  std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(pause_, deadline_ - now));
+  pause_ = std::min(longest_pause_, pause_ * 5 / 4);
+  return true;
+}
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,107 @@
+#pragma once
+/// A change of the step list: the next root, and the removal of what it makes unreachable.
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kv/base/error.h"
+#include "kv/state/internal/store_state.h"
+#include "kv/root/internal/root_record.h"
+
+namespace cairn::kv::internal {
+
+/// Returns the newest root that the store knows.
+std::shared_ptr<const CommittedRoot> CurrentRoot(const StoreState& state);
+
+/// kFailedPrecondition: it is unknown whether an earlier commit has happened. kConflict: another
+/// writer has taken over the store. May be called without write_mutex.
+Result<void> CheckCanCommit(const StoreState& state);
+
+/// kConflict: another writer has taken over the store, so this process can commit nothing any more.
+/// For the begin of a change, which otherwise finds out only in its commit, or earlier by a file
+/// that the other writer has removed. kDataLoss, kUnavailable: the roots cannot be read. Cost: that
+/// of FindNewer. May be called without write_mutex.
+Result<void> CheckStillWriter(StoreState& state);
+
+/// Returns what to report instead of `error`, with which a search for the newest root of an open
+/// store has failed. kConflict, kFailedPrecondition: the store was replaced by another one, or was
+/// removed. Otherwise, an error that is a loss recommends a rebuild.
+Error ExplainLoss(const StoreState& state, Error error);
+
+/// Objects that a change makes unreachable.
+struct Unreachable {
+  std::vector<RemovedObject> objects;
+  uint64_t segments = 0;
+  uint64_t bytes = 0;
+};
+/// Determines which objects no step uses any more if the steps `removed` do not exist, `added`,
+/// which may be null, does, and the steps `rewritten` have these entries; none if the entry of
+/// another step cannot be read. Requires write_mutex.
+Result<Unreachable> FindUnreachable(StoreState& state, std::span<const uint64_t> removed,
+                                    const StepEntry* added,
+                                    std::span<const StepEntry> rewritten = {});
+
+/// What a commit does besides changing the list of steps.
+struct CommitActions {
+  std::span<const std::string> adopted = {};      // names of removed objects that the step reaches
+  std::span<const RemovedObject> announced = {};  // from the time of the commit on
+  // New entries of steps that exist. They keep their generations.
+  std::span<const StepEntry> rewritten = {};
+  const TagChanges* tags = nullptr;
+  const RetentionPolicy* retention = nullptr;  // of the store from now on
+  std::optional<bool> compress = {};           // what saves do from now on
+  bool applies_retention = false;              // deletes steps as the policy of the store demands
+  bool takes_epoch = false;                    // the root has the next epoch, of the same writer
+  std::function<void()> committed = nullptr;   // called once the root is committed, on any thread
+};
+
+/// Commits the next root, without the steps `removed` and with `added`, which may be null and
+/// replaces a step of the same number. Sets the generation of `added`. Then removes objects whose
+/// grace period has passed; errors of that are ignored, because the next open for writing finds
+/// what remains. kConflict: another writer has taken over the store. kUnavailable,
+/// kResourceExhausted: nothing was committed, or outcome_unknown is set. Requires write_mutex.
+Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, StepEntry* added,
+                          Unreachable unreachable, const CommitActions& actions = {});
+
+/// Commits a step whose table was written, replacing a step of the same number. Sets the
+/// generation of `entry`. After an error, removes the table unless outcome_unknown is set. Errors
+/// are those of FindUnreachable and CommitChange. Requires write_mutex.
+Result<void> CommitNewStep(StoreState& state, StepEntry& entry, const CommitActions& actions = {});
+
+/// Objects that wait for a step. A copier announces segments that it has finished before the step
+/// that uses them is committed: it adds them to the list of removed objects with a time in the
+/// future, so that no commit or open for writing removes them before. The commit of a step that
+/// reaches them takes them off the list.
+inline constexpr std::chrono::hours kAnnouncedFor{24};
+/// Returns whether an object in the list of `root` was announced, and its time had not come when
+/// the root was put. Does not depend on the current time: a writer that was paused must not remove
+/// an object because time has passed.
+bool IsAnnounced(const RemovedObject& object, const Root& root);
+/// Commits a root in which the objects are announced for kAnnouncedFor from now on, also those that
+/// were announced before. Requires write_mutex, and that the objects are durable under their names.
+/// The root has the next epoch if `takes_epoch` is set. Errors are those of CommitChange.
+Result<void> CommitAnnouncement(StoreState& state, std::span<const RemovedObject> objects,
+                                bool takes_epoch);
+
+/// Returns the segments that a step uses: those of its entry, or of its newest table.
+Result<std::vector<SegmentUse>> UsageOf(StoreState& state, const StepEntry& entry);
+
+/// Removes the objects whose grace period has not passed, if the file system of the store is nearly
+/// full: a save that fails for lack of space succeeds when it is repeated. Keeps announced objects.
+/// Errors are ignored.
+void ReclaimIfFull(StoreState& state);
+
+/// For how long a commit removes objects, and an open for writing. The next open continues.
+inline constexpr std::chrono::minutes kLongestRemoval{10};
+
+/// Removes what crashed attempts and writers have left, and the objects whose grace period has
+/// passed. For the open for writing, after it has committed its epoch. Errors are ignored. Begins
+/// no further request after `limit`, so the storage must bound the time of each.
+void Sweep(StoreState& state, std::chrono::seconds limit = kLongestRemoval);
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,272 @@
+// CAIRN: four lines of text.
+//
+//   cairn store
+//   format 2
+//   uuid <32 hex digits>
+//   checksum <16 hex digits>      XXH3-64 of the lines before
+
+#include "kv/state/internal/store_identity.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kv/base/digest.h"
+#include "kv/io/internal/file.h"
+#include "kv/storage/files/internal/directory_storage.h"
+#include "kv/storage/internal/name_check.h"
+#include "kv/storage/internal/object_names.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+constexpr std::string_view kFirstLine = "cairn store\n";
+
+constexpr uint64_t kMaxBytes = 4096;
+
+Error Damaged(const Storage& storage, std::string what) {
+  return Error{.code = ErrorCode::kDataLoss,
+               .message = std::move(what),
+               .file = ObjectPath(storage.address(), kIdentityName)};
+}
+
+Error NotAStore(const Storage& storage, std::string why) {
+  return Error{
+      .code = ErrorCode::kInvalidArgument, .message = std::move(why), .file = storage.address()};
+}
+
+std::string EncodeIdentity(const Uuid& uuid) {
+  std::string text = fmt::format("{}format {}\nuuid ", kFirstLine, kStoreFormat);
+  for (const std::byte byte : uuid) text += fmt::format("{:02x}", std::to_integer<int>(byte));
+  text += "\n";
+  return text + fmt::format("checksum {:016x}\n", Checksum64(AsBytes(text)));
+}
+
+/// Removes "<name> <value>\n" from the front and returns the value.
+std::optional<std::string_view> TakeLine(std::string_view& text, std::string_view name) {
+  const size_t end = text.find('\n');
+  if (end == std::string_view::npos || !text.starts_with(name) || end <= name.size() ||
+      text[name.size()] != ' ') {
+    return std::nullopt;
+  }
+  const std::string_view value = text.substr(name.size() + 1, end - name.size() - 1);
+  text.remove_prefix(end + 1);
+  return value;
+}
+
+template <typename T>
+bool ParseWhole(std::string_view text, T& value, int base) {
+  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value, base);
+  return failed == std::errc() && end == text.data() + text.size();
+}
+
+Result<Uuid> DecodeIdentity(const Storage& storage, std::string_view text) {
+  const std::string_view whole = text;
+  if (!text.starts_with(kFirstLine))
+    return Fail(Damaged(storage, "CAIRN does not begin with its first line"));
+  text.remove_prefix(kFirstLine.size());
+  const auto format = TakeLine(text, "format");
+  const auto uuid_text = TakeLine(text, "uuid");
+  const size_t covered = whole.size() - text.size();
+  const auto checksum_text = TakeLine(text, "checksum");
+  uint64_t checksum = 0;
+  // Check the checksum first: a flipped bit in the format must not appear to be a newer version.
+  if (!format || !uuid_text || !checksum_text || !text.empty() || checksum_text->size() != 16 ||
+      !ParseWhole(*checksum_text, checksum, 16) ||
+      fmt::format("{:016x}", checksum) != *checksum_text ||
+      checksum != Checksum64(AsBytes(whole.substr(0, covered)))) {
+    return Fail(Damaged(storage, "CAIRN does not match its checksum"));
+  }
+  int version = 0;
+  if (!ParseWhole(*format, version, 10) || version != kStoreFormat) {
+    const char* const advice =
+        version < kStoreFormat ? "save the state again with this Cairn" : "use a newer Cairn";
+    return Fail(Error{.code = ErrorCode::kUnimplemented,
+                      .message = fmt::format("the store has format {}, this build reads {}; {}",
+                                             *format, kStoreFormat, advice),
+                      .file = ObjectPath(storage.address(), kIdentityName)});
+  }
+  Uuid uuid;
+  if (uuid_text->size() != 2 * uuid.size()) return Fail(Damaged(storage, "CAIRN contains no uuid"));
+  for (size_t i = 0; i < uuid.size(); ++i) {
+    unsigned byte = 0;
+    if (!ParseWhole(uuid_text->substr(2 * i, 2), byte, 16)) {
+      return Fail(Damaged(storage, "CAIRN contains no uuid"));
+    }
+    uuid[i] = static_cast<std::byte>(byte);
+  }
+  return uuid;
+}
+
+/// Returns kInvalidArgument if the path exists and is not a directory, kNotFound if it does not
+/// exist.
+Result<void> CheckDirectory(Storage& storage) {
+  if (storage.local_files() == nullptr) return {};
+  struct stat status;
+  if (::stat(storage.address().c_str(), &status) != 0) {
+    Error error = SystemError(errno, "cannot open the store", storage.address());
+    if (errno == ENOENT) {
+      error.message = "there is no store here";
+    }
+    return Fail(std::move(error));
+  }
+  if (S_ISDIR(status.st_mode)) return {};
+  return Fail(NotAStore(storage, "this is a file and not a Cairn store; a store is a directory"));
+}
+
+/// Creates the directory and those above it, and makes their names durable.
+Result<void> CreateDirectories(const std::string& path) {
+  if (Exists(path)) return {};
+  const std::string parent = ParentOfPath(path);
+  CAIRN_TRY(CreateDirectories(parent));
+  CAIRN_TRY(MakeDirectory(path));
+  return SyncDirectory(parent, "CAIRN.directory_sync");
+}
+
+/// Returns whether there are objects of a store.
+Result<bool> HasStoreObjects(Storage& storage) {
+  for (const std::string_view folder : {"roots/", "tables/", "segments/"}) {
+    std::error_code ignored;
+    const bool is_local = storage.local_files() != nullptr;
+    // A file with this name is not part of a store.
+    if (is_local &&
+        !std::filesystem::is_directory(ObjectPath(storage.address(), folder), ignored)) {
+      continue;
+    }
+    CAIRN_TRY_ASSIGN(const auto names, storage.List(folder));
+    if (!names.empty()) return true;
+  }
+  return false;
+}
+
+/// Returns whether a directory contains nothing, or only CAIRN and what precedes it while a store
+/// is created.
+Result<bool> IsNew(Storage& storage) {
+  CAIRN_TRY_ASSIGN(const auto names, ListDirectory(storage.address()));
+  return std::ranges::all_of(names, [](const std::string& name) {
+    return name == kIdentityName || IsTemporaryName(name);
+  });
+}
+
+bool IsOneOf(std::string_view name, std::span<const std::string_view> names) {
+  return std::ranges::find(names, name) != names.end();
+}
+
+/// Returns true for the files by which checkpoints of other formats are recognized.
+bool IsOtherCheckpoint(std::string_view name) {
+  constexpr std::string_view kNames[] = {
+      ".metadata",  // torch.distributed.checkpoint
+      "_CHECKPOINT_METADATA",
+      "_METADATA",  // Orbax
+      "manifest.ocdbt",
+      ".zarray",
+      ".zgroup",
+      "zarr.json",  // TensorStore, Zarr
+      "CURRENT",    // RocksDB
+  };
+  constexpr std::string_view kEnds[] = {".distcp", "_model_states.pt", "_optim_states.pt"};
+  return IsOneOf(name, kNames) ||
+         std::ranges::any_of(kEnds, [&](std::string_view end) { return name.ends_with(end); });
+}
+
+/// Returns why a store cannot be created in this directory, which has no CAIRN; nothing if it can
+/// be. Entries that a store does not use may be there.
+std::optional<std::string> Obstacle(Storage& storage) {
+  if (storage.local_files() == nullptr) return std::nullopt;
+  constexpr std::string_view kFolders[] = {"roots", "tables",  "segments",
+                                           "pages", "pending", "leases"};
+  const auto names = ListDirectory(storage.address());
+  if (!names) return std::nullopt;
+  for (const std::string& name : *names) {
+    if (IsOtherCheckpoint(name)) {
+      return fmt::format("contains a checkpoint of another format ({})", name);
+    }
+    const bool is_used = name == "hint" || IsOneOf(name, kFolders);
+    std::error_code ignored;
+    const auto path = std::filesystem::path(storage.address()) / name;
+    const bool is_empty_folder = name != "hint" && std::filesystem::is_directory(path, ignored) &&
+                                 std::filesystem::is_empty(path, ignored);
+    if (is_used && !is_empty_folder) {
+      return fmt::format("contains {}, a name that a store uses", name);
+    }
+  }
+  return std::nullopt;
+}
+
+Result<Uuid> ReadCairn(Storage& storage) {
+  CAIRN_TRY_ASSIGN(const auto bytes, storage.Read(kIdentityName, kMaxBytes));
+  return DecodeIdentity(
+      storage, std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+}
+
+/// Reads CAIRN of a storage that has other objects of a store, so that it must exist: it may have
+/// been created since it was not found.
+Result<Uuid> ReadOrReportMissing(Storage& storage) {
+  auto uuid = ReadCairn(storage);
+  if (uuid || uuid.error().code != ErrorCode::kNotFound) return uuid;
+  return Fail(Damaged(storage, "CAIRN is missing from this store"));
+}
+
+}  // namespace
+
+Result<Uuid> ReadIdentity(Storage& storage) {
+  CAIRN_TRY(CheckDirectory(storage));
+  auto uuid = ReadCairn(storage);
+  if (uuid || uuid.error().code != ErrorCode::kNotFound) return uuid;
+  CAIRN_TRY_ASSIGN(const bool is_store, HasStoreObjects(storage));
+  if (is_store) return ReadOrReportMissing(storage);
+  if (storage.local_files() != nullptr) {
+    CAIRN_TRY_ASSIGN(const bool is_new, IsNew(storage));
+    if (!is_new) {
+      return Fail(
+          NotAStore(storage, "this directory is not a Cairn store: it contains no file CAIRN"));
+    }
+  }
+  return Fail(Error{.code = ErrorCode::kNotFound,
+                    .message = "there is no store here",
+                    .file = storage.address()});
+}
+
+Result<Uuid> CreateIdentity(Storage& storage) {
+  if (storage.local_files() != nullptr) {
+    const Result<void> created = CreateDirectories(storage.address());
+    if (auto checked = CheckDirectory(storage); !checked) {
+      const bool is_other = checked.error().code == ErrorCode::kInvalidArgument;
+      return std::unexpected(created || is_other ? checked.error() : created.error());
+    }
+    CAIRN_TRY(created);
+  }
+  auto uuid = ReadCairn(storage);
+  if (uuid || uuid.error().code != ErrorCode::kNotFound) return uuid;
+  CAIRN_TRY_ASSIGN(const bool is_store, HasStoreObjects(storage));
+  if (is_store) return ReadOrReportMissing(storage);
+  if (const auto obstacle = Obstacle(storage)) {
+    // Another process may have created the store since CAIRN was not found.
+    auto created = ReadCairn(storage);
+    if (created || created.error().code != ErrorCode::kNotFound) return created;
+    return Fail(NotAStore(storage, fmt::format("this directory is not a Cairn store and {}; "
+                                               "choose an empty or a new one",
+                                               *obstacle)));
+  }
+  if (storage.local_files() != nullptr) {
+    // A process that created the directory may have ended before it synced the name. Best effort:
+    // the directory that contains it may not be readable.
+    (void)SyncDirectory(ParentOfPath(storage.address()), "CAIRN.directory_sync");
+  }
+  const std::string text = EncodeIdentity(NewUuid());
+  CAIRN_CHECK(DecodeIdentity(storage, text).has_value());
+  const Result<void> put = storage.PutIfAbsent(kIdentityName, AsBytes(text));
+  if (!put && put.error().code != ErrorCode::kConflict) return std::unexpected(put.error());
+  return ReadCairn(storage);
+}
+
+}  // namespace cairn::kv::internal

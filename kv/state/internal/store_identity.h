@@ -1,0 +1,23 @@
+#pragma once
+/// The object CAIRN, and the creation of a store.
+
+#include "kv/base/error.h"
+#include "kv/root/internal/root_record.h"
+#include "kv/storage/storage.h"
+
+namespace cairn::kv::internal {
+
+inline constexpr int kStoreFormat = 2;
+
+/// Reads and checks CAIRN. kNotFound: there is nothing at the address, or an empty directory, which
+/// may be a store that is being created. kInvalidArgument: it is not a store. kUnimplemented: the
+/// store has another format. kDataLoss: CAIRN is damaged, or missing although there are other
+/// objects of a store.
+Result<Uuid> ReadIdentity(Storage& storage);
+
+/// Creates CAIRN, and the directory if the storage is one, unless they exist, and returns the uuid.
+/// kInvalidArgument: there are other files, and it is not a store. Other errors are those of
+/// ReadIdentity.
+Result<Uuid> CreateIdentity(Storage& storage);
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,416 @@
+// Files of cached objects, and their eviction.
+
+#include "kv/storage/cache/internal/cache_directory.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <filesystem>
+#include <system_error>
+
+#include "kv/base/digest.h"
+#include "kv/io/internal/file.h"
+#include "kv/storage/files/internal/directory_entries.h"
+#include "kv/storage/internal/object_names.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+constexpr const char* kMarkName = "CAIRN-CACHE";
+constexpr std::string_view kMarkText =
+    "This folder is a reader cache of Cairn, which removes files from it. It may be removed.\n";
+constexpr const char* kLockName = ".lock";
+constexpr const char* kNewestRootName = "newest-root";
+constexpr size_t kStorageDigits = 16;
+constexpr uint64_t kMaxRootNameBytes = 256;
+// Fractions of the limit: what a process adds before it looks, what remains free for the processes
+// that have not looked yet, and what an eviction frees.
+constexpr uint64_t kAddedFraction = 64;
+constexpr uint64_t kFreeFraction = 8;
+constexpr uint64_t kFreedFraction = 4;
+constexpr int64_t kPauseAfterErrorMs = 10'000;
+constexpr mode_t kFolderMode = 0700;
+
+int64_t NowMs() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+Error NotOurs(std::string what, const std::string& path) {
+  return Error{.code = ErrorCode::kFailedPrecondition,
+               .message = std::move(what) + "; remove it, or name another directory in CAIRN_CACHE",
+               .file = path};
+}
+
+/// Opens a folder that others can neither have created nor change. Creates it if it is absent.
+Result<FileDescriptor> OpenFolder(const FilePlace& place) {
+  const bool created = ::mkdirat(place.directory, place.name.c_str(), kFolderMode) == 0;
+  if (!created && errno != EEXIST) {
+    return Fail(SystemError(errno, "cannot create the folder of the reader cache", place.path));
+  }
+  FileDescriptor folder(::openat(place.directory, place.name.c_str(),
+                                 O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!folder.is_open() && (errno == ENOTDIR || errno == ELOOP)) {
+    return Fail(NotOurs("the reader cache needs this name for a folder", place.path));
+  }
+  struct stat status;
+  if (!folder.is_open() || ::fstat(folder.get(), &status) != 0) {
+    return Fail(SystemError(errno, "cannot open the folder of the reader cache", place.path));
+  }
+  if (status.st_uid != ::geteuid()) {
+    return Fail(NotOurs("the folder of the reader cache belongs to another user", place.path));
+  }
+  // The mask of the process may have removed more than the mode of the call allows.
+  if (created && ::fchmod(folder.get(), kFolderMode) == 0) return folder;
+  if ((status.st_mode & 0777) == kFolderMode) return folder;
+  return Fail(NotOurs(fmt::format("the folder of the reader cache has mode {:04o} and not {:04o}",
+                                  status.st_mode & 0777, kFolderMode),
+                      place.path));
+}
+
+bool HasMark(int folder) {
+  struct stat status;
+  return ::fstatat(folder, kMarkName, &status, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(status.st_mode);
+}
+
+/// Checks that a folder has the mark. A folder without it gets it if everything in it has a name
+/// that the cache gives: it is new, or a program that removes old files has removed the mark.
+Result<void> CheckMark(int folder, const std::string& path) {
+  if (HasMark(folder)) return {};
+  CAIRN_TRY_ASSIGN(const DirectoryEntries entries,
+                   ReadEntries({folder, ".", path}, DirectoryLinks::kIgnore));
+  const bool is_ours = std::ranges::all_of(entries.files,
+                                           [](const std::string& name) {
+                                             return name == kLockName || name == kMarkName;
+                                           }) &&
+                       std::ranges::all_of(entries.directories, [](const std::string& name) {
+                         return IsHexDigits(name, kStorageDigits);
+                       });
+  if (!is_ours) {
+    return Fail(NotOurs("this folder has the name of a reader cache, but other files", path));
+  }
+  const FileDescriptor mark(
+      ::openat(folder, kMarkName, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  // Its existence is the mark. The text is for people.
+  if (mark.is_open()) (void)!::write(mark.get(), kMarkText.data(), kMarkText.size());
+  if (HasMark(folder)) return {};  // also if another process has just created it
+  return Fail(SystemError(errno, "cannot create a file of the reader cache", path));
+}
+
+/// Returns the name of the file with the bytes of an object.
+std::string FlatName(std::string_view name) {
+  std::string flat(name);
+  std::ranges::replace(flat, '/', '-');
+  return flat;
+}
+
+/// Returns whether FlatName returns `flat` for an object that is cached.
+bool IsFlatName(std::string flat) {
+  const size_t dash = flat.find('-');
+  if (dash == std::string::npos) return false;
+  flat[dash] = '/';
+  return ParseObjectName(flat).has_value();
+}
+
+/// An object on disk.
+struct StoredObject {
+  std::string storage;  // the folder
+  std::string flat_name;
+  uint64_t allocated_bytes = 0;
+  int64_t used_ns = 0;
+};
+
+FileDescriptor OpenStorageFolder(int cache, const std::string& storage) {
+  FileDescriptor folder(
+      ::openat(cache, storage.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  struct stat status;
+  if (folder.is_open() && (::fstat(folder.get(), &status) != 0 || status.st_uid != ::geteuid())) {
+    folder.Close();
+  }
+  return folder;
+}
+
+/// Adds the objects in the folder of one storage.
+void FindObjects(int cache, const std::string& storage, std::vector<StoredObject>& objects) {
+  const FileDescriptor folder = OpenStorageFolder(cache, storage);
+  if (!folder.is_open()) return;
+  const auto entries = ReadEntries({folder.get(), ".", storage}, DirectoryLinks::kIgnore);
+  if (!entries) return;
+  std::map<std::string, StoredObject> by_name;
+  for (const std::string& name : entries->files) {
+    const bool is_digests = name.ends_with(kDigestSuffix);
+    std::string flat = is_digests ? name.substr(0, name.size() - kDigestSuffix.size()) : name;
+    struct stat status;
+    if (!IsFlatName(flat) ||
+        ::fstatat(folder.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 ||
+        !S_ISREG(status.st_mode)) {
+      continue;
+    }
+    StoredObject& object = by_name[std::move(flat)];
+    object.allocated_bytes += static_cast<uint64_t>(status.st_blocks) * 512;
+    // Reads touch the digests. Without those, the bytes are of no use.
+    if (is_digests) {
+      object.used_ns = status.st_mtim.tv_sec * 1'000'000'000LL + status.st_mtim.tv_nsec;
+    }
+  }
+  for (auto& [flat, object] : by_name) {
+    object.storage = storage;
+    object.flat_name = flat;
+    objects.push_back(std::move(object));
+  }
+}
+
+/// Removes both files of an object. The digests first, so that bytes without digests remain after a
+/// kill. Other processes may have the files open, so the space of the bytes is freed before their
+/// name is removed.
+void RemoveFiles(int folder, const std::string& flat_name) {
+  for (const std::string& name : {flat_name + std::string(kDigestSuffix), flat_name}) {
+    const FileDescriptor file(
+        ::openat(folder, name.c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    struct stat status;
+    if (!file.is_open() || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) continue;
+    // With a second name, the bytes belong to somebody else too.
+    if (status.st_nlink == 1) (void)!::ftruncate(file.get(), 0);
+    (void)::unlinkat(folder, name.c_str(), 0);
+  }
+}
+
+}  // namespace
+
+CacheDirectory::CacheDirectory(const CacheOptions& options, std::string_view storage)
+    : directory_(AbsolutePath(options.directory)),
+      storage_name_(fmt::format("{:016x}", Checksum64(AsBytes(storage)))),
+      max_bytes_(options.max_bytes),
+      added_bytes_(options.max_bytes) {  // evicts after the first bytes, for short processes
+  (void)OpenFolders();
+}
+
+Result<CacheDirectory::FoldersPtr> CacheDirectory::MakeFolders() const {
+  std::error_code failed;
+  std::filesystem::create_directories(directory_, failed);
+  const std::string path = fmt::format("{}/cairn-cache-{}", directory_, ::geteuid());
+  auto folders = std::make_shared<Folders>();
+  CAIRN_TRY_ASSIGN(folders->cache, OpenFolder(path));
+  CAIRN_TRY(CheckMark(folders->cache.get(), path));
+  CAIRN_TRY_ASSIGN(folders->storage, OpenFolder({folders->cache.get(), storage_name_,
+                                                 fmt::format("{}/{}", path, storage_name_)}));
+  return folders;
+}
+
+CacheDirectory::FoldersPtr CacheDirectory::OpenFolders() {
+  auto folders = MakeFolders();
+  if (!folders) RecordError(folders.error());
+  const bool is_ours = folders || folders.error().code != ErrorCode::kFailedPrecondition;
+  const MutexLock lock(mutex_);
+  folders_ = folders ? *folders : nullptr;
+  folder_check_ = is_ours ? Result<void>() : Fail(folders.error());
+  return folders_;
+}
+
+Result<void> CacheDirectory::CheckFolder() const {
+  const MutexLock lock(mutex_);
+  return folder_check_;
+}
+
+CacheDirectory::FoldersPtr CacheDirectory::HeldFolders() const {
+  const MutexLock lock(mutex_);
+  return folders_;
+}
+
+FilePlace CacheDirectory::PlaceOf(const Folders& folders, std::string_view name) const {
+  std::string flat = FlatName(name);
+  std::string path =
+      fmt::format("{}/cairn-cache-{}/{}/{}", directory_, ::geteuid(), storage_name_, flat);
+  return {folders.storage.get(), std::move(flat), std::move(path)};
+}
+
+CacheDirectory::ObjectPtr CacheDirectory::FindOpen(std::string_view name) {
+  const MutexLock lock(mutex_);
+  const auto found = by_name_.find(name);
+  if (found == by_name_.end()) return nullptr;
+  recent_.splice(recent_.begin(), recent_, found->second);
+  return found->second->second;
+}
+
+CacheDirectory::ObjectPtr CacheDirectory::Open(std::string_view name, bool create) {
+  if (ObjectPtr found = FindOpen(name)) {
+    if (found->Touch()) return found;
+    Forget(name);  // another process has removed its files
+  }
+  FoldersPtr folders = HeldFolders();
+  if (folders == nullptr && create) folders = OpenFolders();
+  if (folders == nullptr) return nullptr;
+  auto opened = CachedObject::Open(PlaceOf(*folders, name), name, create);
+  if (!opened && create && opened.error().code == ErrorCode::kNotFound) {
+    folders = OpenFolders();  // somebody has removed them
+    if (folders == nullptr) return nullptr;
+    opened = CachedObject::Open(PlaceOf(*folders, name), name, create);
+  }
+  if (!opened) {
+    if (create || opened.error().code != ErrorCode::kNotFound) RecordError(opened.error());
+    return nullptr;
+  }
+  (void)(*opened)->Touch();
+  const MutexLock lock(mutex_);
+  if (const auto found = by_name_.find(name); found != by_name_.end()) return found->second->second;
+  recent_.emplace_front(name, *opened);
+  by_name_.emplace(name, recent_.begin());
+  if (recent_.size() > kMaxOpen) {
+    by_name_.erase(recent_.back().first);
+    recent_.pop_back();
+  }
+  return *std::move(opened);
+}
+
+void CacheDirectory::Forget(std::string_view name) {
+  const MutexLock lock(mutex_);
+  const auto found = by_name_.find(name);
+  if (found == by_name_.end()) return;
+  recent_.erase(found->second);
+  by_name_.erase(found);
+}
+
+bool CacheDirectory::Read(std::string_view name, uint64_t offset_bytes,
+                          std::span<std::byte> target) {
+  const ObjectPtr object = Open(name, /*create=*/false);
+  if (object == nullptr) return false;
+  const CachedObject::Outcome outcome = object->Read(offset_bytes, target);
+  const MutexLock lock(mutex_);
+  if (outcome == CachedObject::Outcome::kDamaged) ++statistics_.damaged_count;
+  if (outcome == CachedObject::Outcome::kHit) statistics_.hit_bytes += target.size();
+  return outcome == CachedObject::Outcome::kHit;
+}
+
+std::optional<std::vector<std::byte>> CacheDirectory::ReadWhole(std::string_view name,
+                                                                uint64_t limit_bytes) {
+  const ObjectPtr object = Open(name, /*create=*/false);
+  if (object == nullptr) return std::nullopt;
+  const auto size_bytes = object->Size();
+  if (!size_bytes || *size_bytes > limit_bytes) return std::nullopt;
+  std::vector<std::byte> bytes(*size_bytes);
+  if (!bytes.empty() && !Read(name, 0, bytes)) return std::nullopt;
+  return bytes;
+}
+
+bool CacheDirectory::CanAdd() const {
+  const MutexLock lock(mutex_);
+  return blocked_until_ms_ == 0 || NowMs() >= blocked_until_ms_;
+}
+
+void CacheDirectory::RecordError(const Error& error) {
+  const MutexLock lock(mutex_);
+  ++statistics_.error_count;
+  statistics_.last_error = error.ToString();
+  blocked_until_ms_ = NowMs() + kPauseAfterErrorMs;
+}
+
+void CacheDirectory::CountAdded(uint64_t bytes) {
+  {
+    const MutexLock lock(mutex_);
+    statistics_.stored_bytes += bytes;
+    added_bytes_ += bytes;
+    if (added_bytes_ < max_bytes_ / kAddedFraction) return;
+    added_bytes_ = 0;
+  }
+  Evict();
+}
+
+void CacheDirectory::Add(std::string_view name, uint64_t offset_bytes,
+                         std::span<const std::byte> bytes) {
+  if (!CanAdd()) return;
+  const ObjectPtr object = Open(name, /*create=*/true);
+  if (object == nullptr) return;
+  if (const auto written = object->Write(offset_bytes, bytes); !written) {
+    RecordError(written.error());
+    Evict();  // the file system may have less space than the limit
+    return;
+  }
+  CountAdded(bytes.size());
+}
+
+void CacheDirectory::AddWhole(std::string_view name, std::span<const std::byte> bytes) {
+  Add(name, 0, bytes);
+  if (!CanAdd()) return;
+  const ObjectPtr object = Open(name, /*create=*/true);
+  if (object == nullptr) return;
+  if (const auto written = object->SetSize(bytes.size()); !written) RecordError(written.error());
+}
+
+void CacheDirectory::Remove(std::string_view name) {
+  Forget(name);
+  if (const FoldersPtr folders = HeldFolders()) RemoveFiles(folders->storage.get(), FlatName(name));
+}
+
+std::string CacheDirectory::ReadNewestRoot() const {
+  const FoldersPtr folders = HeldFolders();
+  if (folders == nullptr) return {};
+  const FileDescriptor file(::openat(folders->storage.get(), kNewestRootName,
+                                     O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  std::array<char, kMaxRootNameBytes> text;
+  const ssize_t length = file.is_open() ? ::read(file.get(), text.data(), text.size()) : 0;
+  return {text.data(), static_cast<size_t>(std::max<ssize_t>(length, 0))};
+}
+
+void CacheDirectory::SetNewestRoot(std::string_view name) {
+  const FoldersPtr folders = HeldFolders();
+  if (folders == nullptr) return;
+  // A rename, so that readers see one name or the other. Best effort: the name only saves a round
+  // trip.
+  const int folder = folders->storage.get();
+  const std::string temporary = fmt::format("{}.{}", kNewestRootName, ::getpid());
+  {
+    const FileDescriptor file(::openat(
+        folder, temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (!file.is_open()) return;
+    if (::write(file.get(), name.data(), name.size()) != static_cast<ssize_t>(name.size())) return;
+  }
+  (void)::renameat(folder, temporary.c_str(), folder, kNewestRootName);
+}
+
+uint64_t CacheDirectory::LimitBytes(const Folders& folders) const {
+  struct statvfs status;
+  if (::fstatvfs(folders.cache.get(), &status) != 0) return max_bytes_;
+  return std::min<uint64_t>(max_bytes_, status.f_blocks * status.f_frsize / 2);
+}
+
+void CacheDirectory::Evict() {
+  const FoldersPtr folders = HeldFolders();
+  if (folders == nullptr) return;
+  const int cache = folders->cache.get();
+  const FileDescriptor lock(
+      ::openat(cache, kLockName, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!lock.is_open() || ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) return;
+  std::vector<StoredObject> objects;
+  const auto entries = ReadEntries({cache, ".", directory_}, DirectoryLinks::kIgnore);
+  if (!entries) return;
+  for (const std::string& name : entries->directories) {
+    if (IsHexDigits(name, kStorageDigits)) FindObjects(cache, name, objects);
+  }
+  uint64_t total_bytes = 0;
+  for (const StoredObject& object : objects) total_bytes += object.allocated_bytes;
+  const uint64_t limit_bytes = LimitBytes(*folders);
+  if (total_bytes <= limit_bytes - limit_bytes / kFreeFraction) return;
+  std::ranges::sort(objects, {}, &StoredObject::used_ns);
+  for (const StoredObject& object : objects) {
+    if (total_bytes <= limit_bytes - limit_bytes / kFreedFraction) break;
+    const FileDescriptor folder = OpenStorageFolder(cache, object.storage);
+    if (folder.is_open()) RemoveFiles(folder.get(), object.flat_name);
+    total_bytes -= object.allocated_bytes;
+  }
+}
+
+CacheStatistics CacheDirectory::statistics() const {
+  const MutexLock lock(mutex_);
+  return statistics_;
+}
+
+}  // namespace cairn::kv::internal

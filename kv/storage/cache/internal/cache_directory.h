@@ -1,0 +1,136 @@
+#pragma once
+/// The directory of the reader cache, which the processes of a user on a machine share.
+///
+///   DIR/cairn-cache-<uid>/               the folder, where <uid> is the effective user
+///     CAIRN-CACHE                        the mark of a folder that this code has created
+///     .lock                              held by the process that evicts
+///     <storage>/<object>                 bytes of an object, and
+///     <storage>/<object>.xxh3            their digests (cached_object.h)
+///     <storage>/newest-root              the name of the newest root that was read; written as
+///                                        newest-root.<pid>
+///
+/// <storage> is the XXH3-64 of the identity of a storage as 16 hexadecimal digits, and <object> the
+/// name of an object with '-' instead of '/'. Names of objects in the cache contain random ids, so
+/// a name means the same bytes forever, even if a store is removed and created again.
+///
+/// What the cache writes and removes is its own:
+///   1. DIR may be any directory. Nothing in it is read or changed except the folder.
+///   2. The folder is used only if it has the mark, which is put into a folder that has only names
+///      of the cache, and only if it, and the folder of a storage, belong to the effective user and
+///      have mode 0700.
+///   3. Both folders are held open, so that another directory that gets their names is not used.
+///   4. Only regular files with the names above are removed. No link is followed.
+///
+/// Each process looks at the space that the files take after it has added 1/64 of the limit. If
+/// they take more than 7/8 of the limit, it removes the objects that were not used for the longest
+/// time until they take 3/4. So up to 8 processes that fill the cache at once stay within the
+/// limit, but for one request each if requests are larger than 1/64 of it.
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kv/base/error.h"
+#include "kv/io/file_descriptor.h"
+#include "kv/base/file_place.h"
+#include "kv/storage/cache/internal/cached_object.h"
+#include "kv/base/mutex.h"
+#include "kv/base/thread_annotations.h"
+
+namespace cairn::kv::internal {
+
+struct CacheOptions {
+  std::string directory;
+  /// Half of the space of the file system, if that is less.
+  uint64_t max_bytes = uint64_t{32} << 30;
+};
+
+/// Counts since the construction, of one process and one storage.
+struct CacheStatistics {
+  uint64_t hit_bytes = 0;
+  uint64_t stored_bytes = 0;
+  uint64_t damaged_count = 0;  // reads of bytes that did not match their digest
+  uint64_t error_count = 0;    // failures to write
+  std::string last_error;
+};
+
+/// Failures never reach the caller: what cannot be read is absent, and what cannot be written is
+/// not added. After a failure to write, nothing is added for ten seconds. Threads: all members may
+/// run on many threads at once.
+class CacheDirectory {
+ public:
+  /// `storage` is the identity of the one whose objects are cached. Creates the folders.
+  CacheDirectory(const CacheOptions& options, std::string_view storage);
+
+  /// kFailedPrecondition: a folder with the name of the cache's is not the cache's, or others may
+  /// change it. Nothing is read from it or added.
+  Result<void> CheckFolder() const;
+
+  /// Returns whether `target` was filled with bytes of the object.
+  bool Read(std::string_view name, uint64_t offset_bytes, std::span<std::byte> target);
+  /// Returns the complete object if it was added with AddWhole and has at most `limit_bytes`.
+  std::optional<std::vector<std::byte>> ReadWhole(std::string_view name, uint64_t limit_bytes);
+  void Add(std::string_view name, uint64_t offset_bytes, std::span<const std::byte> bytes);
+  void AddWhole(std::string_view name, std::span<const std::byte> bytes);
+  void Remove(std::string_view name);
+
+  /// Returns the name that the last SetNewestRoot in any process recorded; "" if there is none.
+  std::string ReadNewestRoot() const;
+  void SetNewestRoot(std::string_view name);
+
+  /// Removes objects if the files take more than the limit, unless another process does so.
+  void Evict();
+  CacheStatistics statistics() const;
+
+ private:
+  using ObjectPtr = std::shared_ptr<CachedObject>;
+  using OpenObject = std::pair<std::string, ObjectPtr>;
+
+  /// The folders, held open.
+  struct Folders {
+    FileDescriptor cache;    // DIR/cairn-cache-<uid>
+    FileDescriptor storage;  // <storage> in it
+  };
+  using FoldersPtr = std::shared_ptr<const Folders>;  // owners: this object and its running calls
+
+  /// Opens the folders; creates those that are absent.
+  Result<FoldersPtr> MakeFolders() const;
+  /// Uses new folders. Null if they cannot be used, which is recorded.
+  FoldersPtr OpenFolders();
+  /// Returns the folders, which may have been removed since they were opened; null if there are
+  /// none.
+  FoldersPtr HeldFolders() const;
+  FilePlace PlaceOf(const Folders& folders, std::string_view name) const;
+  /// Returns the open object; null if it is absent and `create` is false, or cannot be opened.
+  ObjectPtr Open(std::string_view name, bool create);
+  ObjectPtr FindOpen(std::string_view name);
+  void Forget(std::string_view name);
+  bool CanAdd() const;
+  void RecordError(const Error& error);
+  /// Records bytes that were added, and evicts if it is time.
+  void CountAdded(uint64_t bytes);
+  uint64_t LimitBytes(const Folders& folders) const;
+
+  static constexpr size_t kMaxOpen = 64;
+  const std::string directory_;     // DIR, absolute
+  const std::string storage_name_;  // <storage>
+  const uint64_t max_bytes_;
+  mutable Mutex mutex_;
+  FoldersPtr folders_ CAIRN_GUARDED_BY(mutex_);
+  Result<void> folder_check_ CAIRN_GUARDED_BY(mutex_);
+  std::list<OpenObject> recent_ CAIRN_GUARDED_BY(mutex_);  // newest first
+  std::map<std::string, std::list<OpenObject>::iterator, std::less<>> by_name_
+      CAIRN_GUARDED_BY(mutex_);
+  uint64_t added_bytes_ CAIRN_GUARDED_BY(mutex_);  // since the last eviction
+  int64_t blocked_until_ms_ CAIRN_GUARDED_BY(mutex_) = 0;
+  CacheStatistics statistics_ CAIRN_GUARDED_BY(mutex_);
+};
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,159 @@
+// Objects in a map.
+
+#include "kv/storage/files/internal/memory_storage.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "kv/storage/internal/name_check.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+std::shared_ptr<const std::vector<std::byte>> Copy(std::span<const std::byte> bytes) {
+  return std::make_shared<const std::vector<std::byte>>(bytes.begin(), bytes.end());
+}
+
+Mutex shared_mutex;
+
+// Never destroyed, because stores may outlive static objects.
+std::map<std::string, std::shared_ptr<MemoryStorage>>& SharedStorages()
+    CAIRN_REQUIRES(shared_mutex) {
+  static auto& storages = *new std::map<std::string, std::shared_ptr<MemoryStorage>>;
+  return storages;
+}
+
+}  // namespace
+
+/// Collects the pieces, and inserts the object in Finish. Ownership: `storage` outlives it.
+class MemoryStorage::Writer final : public ObjectWriter {
+ public:
+  Writer(MemoryStorage& storage, std::string_view name) : storage_(storage), name_(name) {}
+
+  Result<void> Append(std::span<const std::byte> bytes) override {
+    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+    return {};
+  }
+  Result<void> Finish() override {
+    return storage_.Insert(name_,
+                           std::make_shared<const std::vector<std::byte>>(std::move(bytes_)));
+  }
+
+ private:
+  MemoryStorage& storage_;
+  const std::string name_;
+  std::vector<std::byte> bytes_;
+};
+
+MemoryStorage::MemoryStorage(std::string_view name) : address_(fmt::format("memory:{}", name)) {}
+
+std::shared_ptr<MemoryStorage> MemoryStorage::Shared(const std::string& name) {
+  const MutexLock lock(shared_mutex);
+  std::shared_ptr<MemoryStorage>& storage = SharedStorages()[name];
+  if (storage == nullptr) storage = std::make_shared<MemoryStorage>(name);
+  return storage;
+}
+
+Result<void> MemoryStorage::Put(std::string_view name, std::span<const std::byte> bytes) {
+  CAIRN_CHECK(IsObjectName(name));
+  Object object = Copy(bytes);
+  const MutexLock lock(mutex_);
+  objects_.insert_or_assign(std::string(name), std::move(object));
+  ++write_count_;
+  changed_.NotifyAll();
+  return {};
+}
+
+Result<void> MemoryStorage::PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) {
+  CAIRN_CHECK(IsObjectName(name));
+  return Insert(name, Copy(bytes));
+}
+
+Result<std::unique_ptr<ObjectWriter>> MemoryStorage::Create(std::string_view name) {
+  CAIRN_CHECK(IsObjectName(name));
+  const MutexLock lock(mutex_);
+  if (objects_.contains(name)) {
+    return Fail(Error{.code = ErrorCode::kConflict,
+                      .message = "the object exists",
+                      .file = ObjectPath(address_, name)});
+  }
+  return std::make_unique<Writer>(*this, name);
+}
+
+Result<void> MemoryStorage::ReadRange(std::string_view name, uint64_t offset_bytes,
+                                      std::span<std::byte> target) {
+  CAIRN_TRY_ASSIGN(const Object object, Find(name));
+  const uint64_t size_bytes = object->size();
+  if (offset_bytes > size_bytes || target.size() > size_bytes - offset_bytes) {
+    return Fail(Error{.code = ErrorCode::kDataLoss,
+                      .message = fmt::format("the object has {} bytes and ends before the range "
+                                             "of {} bytes",
+                                             size_bytes, target.size()),
+                      .file = ObjectPath(address_, name),
+                      .offset_bytes = offset_bytes});
+  }
+  std::copy_n(object->begin() + static_cast<ptrdiff_t>(offset_bytes), target.size(),
+              target.begin());
+  return {};
+}
+
+Result<uint64_t> MemoryStorage::Size(std::string_view name) {
+  CAIRN_TRY_ASSIGN(const Object object, Find(name));
+  return object->size();
+}
+
+Result<std::vector<std::string>> MemoryStorage::List(std::string_view prefix) {
+  CAIRN_CHECK(IsObjectPrefix(prefix));
+  std::vector<std::string> names;
+  const MutexLock lock(mutex_);
+  for (auto entry = objects_.lower_bound(prefix);
+       entry != objects_.end() && entry->first.starts_with(prefix); ++entry) {
+    names.push_back(entry->first);
+  }
+  return names;
+}
+
+Result<void> MemoryStorage::Remove(std::string_view name) {
+  CAIRN_CHECK(IsObjectName(name));
+  const MutexLock lock(mutex_);
+  const auto entry = objects_.find(name);
+  if (entry != objects_.end()) objects_.erase(entry);
+  return {};
+}
+
+void MemoryStorage::AwaitChange(std::string_view prefix, std::chrono::milliseconds timeout) {
+  CAIRN_CHECK(IsObjectPrefix(prefix));
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const MutexLock lock(mutex_);
+  const uint64_t before = write_count_;
+  while (write_count_ == before && changed_.WaitUntil(mutex_, deadline)) {
+  }
+}
+
+Result<MemoryStorage::Object> MemoryStorage::Find(std::string_view name) {
+  CAIRN_CHECK(IsObjectName(name));
+  const MutexLock lock(mutex_);
+  const auto entry = objects_.find(name);
+  if (entry == objects_.end()) {
+    return Fail(Error{.code = ErrorCode::kNotFound,
+                      .message = "there is no such object",
+                      .file = ObjectPath(address_, name)});
+  }
+  return entry->second;
+}
+
+Result<void> MemoryStorage::Insert(std::string_view name, Object object) {
+  const MutexLock lock(mutex_);
+  if (!objects_.try_emplace(std::string(name), std::move(object)).second) {
+    return Fail(Error{.code = ErrorCode::kConflict,
+                      .message = "the object exists",
+                      .file = ObjectPath(address_, name)});
+  }
+  ++write_count_;
+  changed_.NotifyAll();
+  return {};
+}
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,34 @@
+// The kinds of addresses.
+
+#include "kv/storage/open/open_storage.h"
+
+#include <fmt/format.h>
+
+#include "kv/storage/rados/internal/rados_storage.h"
+#include "kv/storage/s3/internal/s3_storage.h"
+#include "kv/storage/files/internal/directory_storage.h"
+#include "kv/storage/files/internal/memory_storage.h"
+
+namespace cairn::kv {
+
+Result<std::shared_ptr<Storage>> OpenStorage(const std::string& address, const S3Options& s3) {
+  const size_t colon = address.find(':');
+  const bool has_kind = colon != std::string::npos && colon < address.find('/');
+  const std::string kind = has_kind ? address.substr(0, colon) : "file";
+  const std::string rest = has_kind ? address.substr(colon + 1) : address;
+  if (rest.empty()) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("the address \"{}\" has no path or name", address));
+  }
+  if (kind == "file") return std::make_shared<internal::DirectoryStorage>(rest);
+  if (kind == "s3") return internal::OpenS3Storage(address, s3);
+  if (kind == "rados") return internal::OpenRadosStorage(address);
+  if (kind == "memory") return internal::MemoryStorage::Shared(rest);
+  return Fail(ErrorCode::kInvalidArgument,
+              fmt::format("unknown kind of storage \"{}:\" in \"{}\"; known are file:PATH, "
+                          "s3://BUCKET/PREFIX, rados:POOL/NAMESPACE and memory:NAME, and a "
+                          "path that contains ':' needs \"file:\" before it",
+                          kind, address));
+}
+
+}  // namespace cairn::kv

@@ -1,0 +1,146 @@
+// Watches and notifications.
+
+#include "kv/storage/rados/internal/rados_notices.h"
+
+#include <cerrno>
+#include <memory>
+#include <thread>
+
+#include "kv/storage/rados/internal/object_write.h"
+#include "kv/storage/internal/object_names.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+using std::chrono::steady_clock;
+
+constexpr std::array<std::string_view, 2> kFolders = {kRootFolder, "pending/"};
+// The cluster ends a watch whose process is silent for this time.
+constexpr uint32_t kWatchTimeoutSeconds = 30;
+// How long a message waits for a process that does not confirm it.
+constexpr uint64_t kNotifyTimeoutMs = 2000;
+constexpr uint32_t kMaxInFlight = 64;
+
+// Returns the number of the folder; kFolders.size() if it is another one.
+size_t FolderOf(std::string_view name) {
+  for (size_t i = 0; i < kFolders.size(); ++i) {
+    if (name.starts_with(kFolders[i])) return i;
+  }
+  return kFolders.size();
+}
+
+}  // namespace
+
+struct RadosNotices::Message {
+  RadosNotices* notices = nullptr;
+  char* reply = nullptr;
+  size_t reply_bytes = 0;
+};
+
+RadosNotices::RadosNotices(RadosSession& session) : session_(session) {}
+
+RadosNotices::~RadosNotices() {
+  {
+    const MutexLock lock(watch_mutex_);
+    if (has_watch_) (void)session_.api().unwatch2(session_.heads(), watch_);
+    // After this, no callback runs.
+    if (has_watch_) (void)session_.api().watch_flush(session_.cluster());
+  }
+  const MutexLock lock(mutex_);
+  while (in_flight_ > 0) changed_.Wait(mutex_);
+}
+
+void RadosNotices::Announce(std::string_view name) {
+  const size_t folder = FolderOf(name);
+  if (folder == kFolders.size()) return;
+  auto message = std::make_unique<Message>(Message{.notices = this});
+  {
+    const MutexLock lock(mutex_);
+    if (in_flight_ >= kMaxInFlight) return;
+    ++in_flight_;
+  }
+  const RadosApi& api = session_.api();
+  RadosCompletion completion = nullptr;
+  CAIRN_CHECK(
+      api.aio_create_completion(message.get(), &RadosNotices::OnSent, nullptr, &completion) == 0);
+  const std::string_view text = kFolders[folder];
+  const int result = api.aio_notify(session_.heads(), kNoticeObject, completion, text.data(),
+                                    static_cast<int>(text.size()), kNotifyTimeoutMs,
+                                    &message->reply, &message->reply_bytes);
+  if (result >= 0) {
+    message.release();  // owned by the callback
+    return;
+  }
+  api.aio_release(completion);
+  const MutexLock lock(mutex_);
+  --in_flight_;
+}
+
+void RadosNotices::OnSent(RadosCompletion completion, void* argument) {
+  const std::unique_ptr<Message> message(static_cast<Message*>(argument));
+  RadosNotices& notices = *message->notices;
+  const RadosApi& api = notices.session_.api();
+  api.aio_release(completion);
+  if (message->reply != nullptr) api.buffer_free(message->reply);
+  const MutexLock lock(notices.mutex_);
+  --notices.in_flight_;
+  notices.changed_.NotifyAll();
+}
+
+void RadosNotices::OnNotified(void* self, uint64_t notify_id, uint64_t watch, uint64_t, void* data,
+                              size_t length_bytes) {
+  auto& notices = *static_cast<RadosNotices*>(self);
+  RadosSession& session = notices.session_;
+  (void)session.api().notify_ack(session.heads(), kNoticeObject, notify_id, watch, nullptr, 0);
+  const size_t folder = FolderOf({static_cast<const char*>(data), length_bytes});
+  if (folder == kFolders.size()) return;  // of a newer version
+  const MutexLock lock(notices.mutex_);
+  ++notices.counts_[folder];
+  notices.changed_.NotifyAll();
+}
+
+void RadosNotices::OnWatchFailed(void* self, uint64_t, int) {
+  auto& notices = *static_cast<RadosNotices*>(self);
+  const MutexLock lock(notices.mutex_);
+  notices.watch_failed_ = true;
+  notices.changed_.NotifyAll();
+}
+
+bool RadosNotices::EnsureWatch() {
+  const RadosApi& api = session_.api();
+  const MutexLock watch_lock(watch_mutex_);
+  bool has_failed = false;
+  {
+    const MutexLock lock(mutex_);
+    has_failed = watch_failed_;
+    watch_failed_ = false;
+  }
+  if (has_watch_ && !has_failed) return true;
+  if (has_watch_) (void)api.unwatch2(session_.heads(), watch_);
+  has_watch_ = false;
+  // The object never has bytes. Readers without the capability to create it can watch one.
+  (void)PutHead(session_, kNoticeObject, std::span<const std::byte>(), HeadMode::kCreate);
+  has_watch_ = api.watch3(session_.heads(), kNoticeObject, &watch_, &RadosNotices::OnNotified,
+                          &RadosNotices::OnWatchFailed, kWatchTimeoutSeconds, this) >= 0;
+  return has_watch_;
+}
+
+uint64_t RadosNotices::CountOf(std::string_view prefix) const {
+  const size_t folder = FolderOf(prefix);
+  return folder < kFolders.size() ? counts_[folder] : counts_[0] + counts_[1];
+}
+
+uint64_t& RadosNotices::SeenOf(std::string_view prefix) { return seen_[FolderOf(prefix)]; }
+
+void RadosNotices::Await(std::string_view prefix, std::chrono::milliseconds timeout) {
+  const auto deadline = steady_clock::now() + timeout;
+  if (timeout.count() <= 0) return;
+  if (!EnsureWatch()) return std::this_thread::sleep_until(deadline);
+  const MutexLock lock(mutex_);
+  while (CountOf(prefix) == SeenOf(prefix) && !watch_failed_) {
+    if (!changed_.WaitUntil(mutex_, deadline)) break;
+  }
+  SeenOf(prefix) = CountOf(prefix);
+}
+
+}  // namespace cairn::kv::internal

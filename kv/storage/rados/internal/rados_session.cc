@@ -1,0 +1,264 @@
+// Connections, pools and errors.
+
+#include "kv/storage/rados/internal/rados_session.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "kv/base/catch_exhaustion.h"
+#include "kv/storage/internal/name_check.h"
+#include "kv/base/start_thread.h"
+
+namespace cairn::kv::internal {
+
+// A connection, with the threads of librados. Destroyed by the last session.
+class RadosCluster {
+ public:
+  RadosCluster(const RadosApi& api, RadosClusterHandle handle) : api_(api), handle_(handle) {}
+  ~RadosCluster() { api_.shutdown(handle_); }
+  RadosCluster(const RadosCluster&) = delete;
+  RadosCluster& operator=(const RadosCluster&) = delete;
+
+  const RadosApi& api() const { return api_; }
+  RadosClusterHandle handle() const { return handle_; }
+
+ private:
+  const RadosApi api_;
+  const RadosClusterHandle handle_;
+};
+
+namespace {
+
+constexpr size_t kMaxLayouts = 1 << 14;
+
+// The connections of one process. A forked child makes its own, because a lock of its parent may be
+// held forever.
+struct Connections {
+  const pid_t pid = ::getpid();
+  Mutex mutex;
+  std::map<std::string, std::weak_ptr<RadosCluster>> clusters CAIRN_GUARDED_BY(mutex);
+};
+
+Connections& OwnConnections() {
+  static std::atomic<Connections*> current = nullptr;  // never freed: used until the process ends
+  Connections* found = current.load(std::memory_order_acquire);
+  if (found != nullptr && found->pid == ::getpid()) return *found;
+  auto own = std::make_unique<Connections>();
+  if (current.compare_exchange_strong(found, own.get())) return *own.release();
+  return *found;  // of another thread
+}
+
+Error ConnectError(const RadosSettings& settings, std::string_view what, int result) {
+  const std::string conf = settings.conf.empty() ? "CEPH_CONF, /etc/ceph/ceph.conf" : settings.conf;
+  const char* advice = "check that the monitors of the configuration run and can be reached";
+  ErrorCode code = ErrorCode::kUnavailable;
+  if (result == -ENOENT || result == -EINVAL) {
+    advice = "check that the configuration exists and names monitors and a keyring";
+    code = ErrorCode::kFailedPrecondition;
+  } else if (result == -EACCES || result == -EPERM) {
+    advice = "the cluster refused the user; check id= in the address and its keyring";
+  }
+  return {.code = code,
+          .message = fmt::format("cannot {}: {}; {} (configuration: {}; timeout: {} s)", what,
+                                 std::strerror(-result), advice, conf, settings.timeout.count()),
+          .file = settings.address};
+}
+
+// Sets the timeouts that the configuration leaves at "never", or at more than the connection may
+// take.
+void SetTimeouts(const RadosApi& api, RadosClusterHandle handle, const RadosSettings& settings) {
+  const std::string timeout = std::to_string(settings.timeout.count());
+  const bool is_explicit = std::getenv("CAIRN_RADOS_TIMEOUT") != nullptr;
+  for (const char* option : {"rados_osd_op_timeout", "rados_mon_op_timeout"}) {
+    std::array<char, 64> value{};
+    const int result = api.conf_get(handle, option, value.data(), value.size());
+    const bool is_unset = result < 0 || std::strtod(value.data(), nullptr) <= 0;
+    if (is_unset || is_explicit) (void)api.conf_set(handle, option, timeout.c_str());
+  }
+  (void)api.conf_set(handle, "client_mount_timeout", timeout.c_str());
+}
+
+Result<std::shared_ptr<RadosCluster>> Connect(const RadosSettings& settings) {
+  CAIRN_TRY_ASSIGN(const RadosApi api, LoadRadosApi());
+  RadosClusterHandle handle = nullptr;
+  int result = api.create(&handle, settings.id.empty() ? nullptr : settings.id.c_str());
+  if (result < 0) return Fail(ConnectError(settings, "initialize librados", result));
+  auto cluster = std::make_shared<RadosCluster>(api, handle);
+  result = api.conf_read_file(handle, settings.conf.empty() ? nullptr : settings.conf.c_str());
+  // Without a file, CEPH_ARGS may contain everything.
+  if (result < 0 && (result != -ENOENT || !settings.conf.empty())) {
+    return Fail(ConnectError(settings, "read the configuration of Ceph", result));
+  }
+  result = api.conf_parse_env(handle, nullptr);
+  if (result < 0) return Fail(ConnectError(settings, "use CEPH_ARGS", result));
+  SetTimeouts(api, handle, settings);
+  result = api.connect(handle);
+  if (result < 0) return Fail(ConnectError(settings, "connect to the Ceph cluster", result));
+  return cluster;
+}
+
+Result<std::shared_ptr<RadosCluster>> SharedCluster(const RadosSettings& settings) {
+  Connections& connections = OwnConnections();
+  const char* const environment = std::getenv("CEPH_CONF");
+  const std::string key =
+      fmt::format("{}|{}|{}|{}", settings.conf, settings.id, settings.timeout.count(),
+                  settings.conf.empty() && environment != nullptr ? environment : "");
+  const MutexLock lock(connections.mutex);
+  std::weak_ptr<RadosCluster>& slot = connections.clusters[key];
+  if (auto cluster = slot.lock()) return cluster;
+  // librados takes the random numbers that identify a client from a generator per thread. Children
+  // that one process forks have copies of its generators, and clusters confuse clients with the
+  // same numbers. A new thread has a new generator.
+  Result<std::shared_ptr<RadosCluster>> connected;
+  constexpr const char* kWhat = "the connection to the Ceph cluster";
+  CAIRN_TRY_ASSIGN(std::thread connecting, StartThread(kWhat, [&] {
+                     connected = CatchExhaustion(kWhat, [&] { return Connect(settings); });
+                   }));
+  connecting.join();
+  CAIRN_TRY_ASSIGN(auto cluster, std::move(connected));
+  slot = cluster;
+  return cluster;
+}
+
+std::string AdviceFor(int result, const RadosSettings& settings) {
+  switch (-result) {
+    case ETIMEDOUT:
+      return fmt::format(
+          "the cluster did not answer within the timeout ({} s unless the "
+          "configuration has another one); check `ceph -s`",
+          settings.timeout.count());
+    case EACCES:
+    case EPERM:
+      return "the capabilities of the user do not allow it";
+    case ENOENT:
+      return "it does not exist";
+    case EEXIST:
+      return "it exists";
+    case ENOSPC:
+    case EDQUOT:
+      return "the pool is full or has reached its quota";
+    case ESHUTDOWN:
+      return "this client is on the blocklist of the cluster; open the store again";
+    default:
+      return std::strerror(-result);
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RadosSession>> RadosSession::Open(const RadosSettings& settings) {
+  auto cluster = SharedCluster(settings);
+  if (!cluster) return std::unexpected(std::move(cluster).error().WithFile(settings.address));
+  std::unique_ptr<RadosSession> session(new RadosSession(settings, *std::move(cluster)));
+  CAIRN_TRY_ASSIGN(session->heads_, session->OpenPool(settings.pool));
+  if (!settings.data_pool.empty() && settings.data_pool != settings.pool) {
+    CAIRN_TRY_ASSIGN(session->data_, session->OpenPool(settings.data_pool));
+  }
+  return session;
+}
+
+RadosSession::RadosSession(RadosSettings settings, std::shared_ptr<RadosCluster> cluster)
+    : settings_(std::move(settings)), pid_(::getpid()), cluster_(std::move(cluster)) {}
+
+RadosSession::~RadosSession() {
+  CAIRN_CHECK(is_usable());
+  for (const auto& [id, pool] : other_pools_) api().ioctx_destroy(pool);
+  if (data_ != nullptr) api().ioctx_destroy(data_);
+  if (heads_ != nullptr) api().ioctx_destroy(heads_);
+}
+
+bool RadosSession::is_usable() const { return pid_ == ::getpid(); }
+const RadosApi& RadosSession::api() const { return cluster_->api(); }
+RadosClusterHandle RadosSession::cluster() const { return cluster_->handle(); }
+int64_t RadosSession::stripe_pool_id() const { return api().ioctx_get_id(stripes()); }
+
+Result<RadosIoContext> RadosSession::OpenPool(const std::string& pool) {
+  RadosIoContext context = nullptr;
+  const int result = api().ioctx_create(cluster(), pool.c_str(), &context);
+  if (result == -ENOENT) {
+    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                      .message = fmt::format("the cluster has no pool \"{}\"; create it with "
+                                             "`ceph osd pool create {}`",
+                                             pool, pool),
+                      .file = settings_.address});
+  }
+  if (result < 0) return Fail(ConnectError(settings_, "open the pool " + pool, result));
+  api().ioctx_set_namespace(context, settings_.name_space.c_str());
+  return context;
+}
+
+Result<RadosIoContext> RadosSession::Pool(int64_t pool_id) {
+  if (pool_id == api().ioctx_get_id(heads_)) return heads_;
+  if (data_ != nullptr && pool_id == api().ioctx_get_id(data_)) return data_;
+  const MutexLock lock(mutex_);
+  RadosIoContext& context = other_pools_[pool_id];
+  if (context == nullptr) {
+    const int result = api().ioctx_create2(cluster(), pool_id, &context);
+    if (result < 0) {
+      other_pools_.erase(pool_id);
+      return Fail(Error{.code = ErrorCode::kUnavailable,
+                        .message = fmt::format("cannot open the pool {} of stripes: {}", pool_id,
+                                               std::strerror(-result)),
+                        .file = settings_.address});
+    }
+    api().ioctx_set_namespace(context, settings_.name_space.c_str());
+  }
+  return context;
+}
+
+std::string RadosSession::FileOf(std::string_view name) const {
+  return ObjectPath(settings_.address, name);
+}
+
+Error RadosSession::MakeError(int result, std::string_view operation, std::string_view name) const {
+  ErrorCode code = ErrorCode::kUnavailable;
+  if (result == -ENOENT) code = ErrorCode::kNotFound;
+  if (result == -EEXIST) code = ErrorCode::kConflict;
+  if (result == -ENOSPC || result == -EDQUOT) code = ErrorCode::kResourceExhausted;
+  return {.code = code,
+          .message = fmt::format("cannot {}: {}", operation, AdviceFor(result, settings_)),
+          .file = FileOf(name)};
+}
+
+std::optional<StripeLayout> RadosSession::FindLayout(std::string_view name) {
+  const MutexLock lock(mutex_);
+  const auto found = layouts_.find(name);
+  if (found == layouts_.end()) return std::nullopt;
+  return found->second;
+}
+
+void RadosSession::RememberLayout(std::string_view name, const StripeLayout& layout) {
+  const MutexLock lock(mutex_);
+  if (layouts_.size() >= kMaxLayouts) layouts_.clear();
+  layouts_.insert_or_assign(std::string(name), layout);
+}
+
+void RadosSession::ForgetLayout(std::string_view name) {
+  const MutexLock lock(mutex_);
+  const auto found = layouts_.find(name);
+  if (found != layouts_.end()) layouts_.erase(found);
+}
+
+bool IsUnknownOutcome(int result) {
+  switch (-result) {
+    case ETIMEDOUT:
+    case ENOTCONN:
+    case ESHUTDOWN:
+    case ECONNRESET:
+    case EIO:
+    case EINTR:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,82 @@
+#pragma once
+/// The connection of one process to a cluster, and the access of one storage to its pools.
+///
+/// Every request ends after the timeout of the settings at the latest: librados then gives up with
+/// ETIMEDOUT. It repeats requests itself while it waits, so that the death of an OSD is a delay.
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "kv/base/error.h"
+#include "kv/storage/rados/internal/rados_api.h"
+#include "kv/storage/rados/internal/rados_settings.h"
+#include "kv/storage/rados/internal/stripe_layout.h"
+#include "kv/base/mutex.h"
+#include "kv/base/thread_annotations.h"
+
+namespace cairn::kv::internal {
+
+class RadosCluster;
+
+/// Threads: all members may run on many threads at once.
+class RadosSession {
+ public:
+  /// Connects, or uses the connection of another session of this process with the same
+  /// configuration and user. kFailedPrecondition: the library, the configuration or a pool is
+  /// missing. kUnavailable: no monitor answered, or the user was refused.
+  static Result<std::unique_ptr<RadosSession>> Open(const RadosSettings& settings);
+  ~RadosSession();
+  RadosSession(const RadosSession&) = delete;
+  RadosSession& operator=(const RadosSession&) = delete;
+
+  /// Returns whether this process opened the session. A forked child has none of its threads, and
+  /// must not even destroy it.
+  bool is_usable() const;
+
+  const RadosApi& api() const;
+  const RadosSettings& settings() const { return settings_; }
+  RadosClusterHandle cluster() const;
+  RadosIoContext heads() const { return heads_; }
+  /// Returns the access to new stripes.
+  RadosIoContext stripes() const { return data_ == nullptr ? heads_ : data_; }
+  bool has_data_pool() const { return data_ != nullptr; }
+  int64_t stripe_pool_id() const;
+  /// Returns the access to the pool of existing stripes, without waiting.
+  Result<RadosIoContext> Pool(int64_t pool_id);
+
+  /// Returns what Error::file contains for an object.
+  std::string FileOf(std::string_view name) const;
+  /// Returns the error of a request: "cannot <operation>: ...". `result` is negative.
+  Error MakeError(int result, std::string_view operation, std::string_view name) const;
+
+  // Layouts of objects with stripes, which requests have seen. One that is too old names stripes
+  // that do not exist.
+  std::optional<StripeLayout> FindLayout(std::string_view name);
+  void RememberLayout(std::string_view name, const StripeLayout& layout);
+  void ForgetLayout(std::string_view name);
+
+ private:
+  RadosSession(RadosSettings settings, std::shared_ptr<RadosCluster> cluster);
+  Result<RadosIoContext> OpenPool(const std::string& pool);
+
+  const RadosSettings settings_;
+  const pid_t pid_;
+  const std::shared_ptr<RadosCluster> cluster_;  // of all sessions with its configuration and user
+  RadosIoContext heads_ = nullptr;
+  RadosIoContext data_ = nullptr;  // null if stripes are in the pool of the heads
+
+  Mutex mutex_;
+  std::map<int64_t, RadosIoContext> other_pools_ CAIRN_GUARDED_BY(mutex_);
+  std::map<std::string, StripeLayout, std::less<>> layouts_ CAIRN_GUARDED_BY(mutex_);
+};
+
+/// Returns whether it is unknown if a failed request was performed, or will be.
+bool IsUnknownOutcome(int result);
+
+}  // namespace cairn::kv::internal

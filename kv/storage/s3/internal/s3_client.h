@@ -1,0 +1,128 @@
+#pragma once
+/// Requests to one bucket: signed, repeated after failures, and with many in flight.
+///
+/// A request is repeated, with growing pauses, until it succeeds, fails for a reason that time does
+/// not change, or its deadline (S3Settings::timeout) passes:
+///
+///   status 500, 502, 503, 504, 408, 429, 409    after 50 ms, 100 ms, ... 5 s, half of it random;
+///   connection refused, lost or stalled         not before Retry-After, if the server requests it
+///   an incomplete response
+///   expired or unknown credentials              once, with credentials obtained again
+///
+/// Redirects are never followed: a request is signed only for the host that the address or the
+/// configuration names, for the object and the operation that the caller wants. (AWS redirects only
+/// requests at the endpoint of another region than the bucket's; the error names the region.)
+///
+/// So a write may be performed twice. A server that cannot be connected to is given up after four
+/// attempts if it has never answered.
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kv/base/error.h"
+#include "kv/storage/s3/internal/credentials.h"
+#include "kv/storage/s3/internal/http_client.h"
+#include "kv/storage/s3/internal/s3_errors.h"
+#include "kv/storage/s3/internal/s3_ranges.h"
+#include "kv/storage/s3/internal/s3_settings.h"
+#include "kv/base/mutex.h"
+#include "kv/base/thread_annotations.h"
+
+namespace cairn::kv::internal {
+
+struct S3Request {
+  std::string operation;  // completes "cannot ...", such as "put the object"
+  std::string file;       // Error::file
+  std::string method = "GET";
+  std::string key;                   // of an object; empty for the bucket
+  std::string query;                 // sorted and encoded, without '?'
+  std::vector<std::string> headers;  // "Name: value"
+  std::span<const std::byte> body;   // outlives the request
+  /// If not empty: filled with the object's bytes from `offset_bytes` on. Outlives the request.
+  std::span<std::byte> target;
+  std::span<const IoSlice> slices;  // if not empty: filled instead of `target`
+  uint64_t offset_bytes = 0;
+
+  uint64_t target_bytes() const;
+};
+
+/// Gets a response with a status of 2xx, or the error. Runs on any thread, possibly before Start
+/// has returned, and must neither wait nor throw.
+using S3Done = std::move_only_function<void(Result<HttpResponse>)>;
+
+/// Requires that no request is in flight when it is destroyed.
+/// Threads: all members may run on many threads at once, but not in a forked child.
+class S3Client {
+ public:
+  S3Client(const S3Settings& settings, CredentialsSource source);
+  ~S3Client();
+  S3Client(const S3Client&) = delete;
+  S3Client& operator=(const S3Client&) = delete;
+
+  const S3Settings& settings() const { return settings_; }
+  /// Returns false in a child that was forked after the construction: it has no thread, and waiting
+  /// for one would never end.
+  bool is_usable() const;
+
+  /// Returns an id that no other request has.
+  uint64_t NewId() { return next_id_.fetch_add(1, std::memory_order_relaxed); }
+  /// Begins a request; `done` is called exactly once, unless this throws. May wait for credentials.
+  void Start(S3Request request, uint64_t id, S3Done done);
+  /// Begins a request without waiting; for callbacks.
+  void StartFromCallback(S3Request request, uint64_t id, S3Done done);
+  /// Begins a request, waits for it, and returns its response.
+  Result<HttpResponse> Perform(S3Request request);
+  /// Completes the request with this id soon, with kCancelled.
+  void Cancel(uint64_t id);
+
+ private:
+  struct Operation;
+  using SharedOperation = std::shared_ptr<Operation>;  // shared by the callbacks of its attempts
+
+  SharedOperation MakeOperation(S3Request request, uint64_t id, S3Done done) const;
+  /// Sends the request with credentials that are obtained first. May wait.
+  void Restart(const SharedOperation& operation);
+  void Send(const SharedOperation& operation, const SharedCredentials& credentials,
+            std::chrono::steady_clock::time_point not_before);
+  HttpRequest MakeHttpRequest(const Operation& operation,
+                              const SharedCredentials& credentials) const;
+  S3Outcome Judge(const Operation& operation, const HttpResponse& response) const;
+  void OnResponse(const SharedOperation& operation, HttpResponse response);
+  /// Tries again if the outcome and the deadline allow that. Returns false otherwise.
+  bool TryAgain(const SharedOperation& operation, const S3Outcome& outcome);
+  /// Sends the request with the credentials that are at hand, or after RestartLater.
+  void SendOrRestartLater(const SharedOperation& operation,
+                          std::chrono::steady_clock::time_point not_before);
+  /// Runs Restart on another thread, because that of the HTTP client must not wait.
+  void RestartLater(const SharedOperation& operation);
+  void RunRestarts();
+  HttpClient& LeastBusyClient();
+
+  const S3Settings settings_;
+  const pid_t pid_;
+  CredentialsCache credentials_;
+  std::atomic<uint64_t>& repeated_count_;  // of all clients of this address
+  std::atomic<uint64_t> next_id_ = 1;
+  std::atomic<bool> has_answered_ = false;  // whether there ever was a response
+  std::vector<std::unique_ptr<HttpClient>> clients_;
+
+  Mutex mutex_;
+  CondVar changed_;
+  bool stopping_ CAIRN_GUARDED_BY(mutex_) = false;
+  std::deque<SharedOperation> restarts_ CAIRN_GUARDED_BY(mutex_);
+  std::thread restart_thread_ CAIRN_GUARDED_BY(mutex_);  // begins with the first restart
+};
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,37 @@
+#pragma once
+/// What a response of an S3 server means: success, another attempt, or an error for the caller.
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "kv/base/error.h"
+#include "kv/storage/s3/internal/http_request.h"
+
+namespace cairn::kv::internal {
+
+enum class S3Verdict : uint8_t {
+  kSuccess,
+  kRetry,           // the same request may succeed later
+  kRetryWithOther,  // credentials: those of the request have expired or are not known
+  kFailed,
+};
+
+struct S3Outcome {
+  S3Verdict verdict = S3Verdict::kSuccess;
+  /// What the caller gets unless another attempt succeeds. Without Error::file.
+  Error error;
+  std::chrono::milliseconds retry_after{};  // the server requests it; otherwise 0
+  bool may_have_been_performed = false;     // a write, although there is no success
+};
+
+/// Returns at most 300 characters of what a server wrote, without control characters.
+std::string Printable(std::string_view text);
+
+/// Judges a response. `operation` completes "cannot ..."; `endpoint` and `region` are those of the
+/// request. Contains nothing of the request's headers.
+S3Outcome JudgeResponse(const HttpResponse& response, const std::string& operation,
+                        const std::string& endpoint, const std::string& region);
+
+}  // namespace cairn::kv::internal

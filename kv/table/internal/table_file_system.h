@@ -1,0 +1,35 @@
+#pragma once
+/// RocksDB's view of one table: a file system with one file.
+///
+/// There is one per open table, and nothing is shared between tables but RocksDB's constants. So a
+/// child process can open tables whatever its parent's threads did at the time of the fork.
+
+#include <rocksdb/env.h>
+#include <rocksdb/file_system.h>
+#include <rocksdb/options.h>
+
+#include <memory>
+#include <string>
+
+#include "kv/base/error.h"
+#include "kv/table/internal/table_file.h"
+#include "kv/storage/storage.h"
+
+namespace cairn::kv::internal {
+
+/// Returns an environment in which every path is `file`. It starts no threads. `file` must outlive
+/// it and everything that uses it.
+std::unique_ptr<rocksdb::Env> ReadEnvironment(const TableFile& file);
+/// Returns an environment in which creating a file appends to `object`. Closing the file leaves
+/// `object` unfinished. `object` must outlive the environment and everything that uses it.
+std::unique_ptr<rocksdb::Env> WriteEnvironment(ObjectWriter& object);
+
+/// Returns the options of tables, to be used with `environment`. Their block cache belongs to them
+/// and their copies.
+rocksdb::Options TableOptions(rocksdb::Env& environment);
+
+/// Returns the error of an operation of RocksDB on table `name`. Errors of the storage keep their
+/// code; everything else that RocksDB finds wrong is damage.
+Error TableError(const rocksdb::Status& status, std::string what, std::string name);
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,90 @@
+#pragma once
+/// Reads a table.
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kv/base/error.h"
+#include "kv/table/internal/table_info.h"
+#include "kv/storage/storage.h"
+
+namespace rocksdb {
+class Iterator;
+}  // namespace rocksdb
+
+namespace cairn::kv::internal {
+
+class TableReader;
+
+/// What an iterator is for.
+enum class TableAccess {
+  kLookup,  // reads as much as it is asked for, and keeps the blocks for the next lookups
+  kBulk,    // reads far ahead, and does not displace what lookups use
+};
+
+/// A position among the records of a table, tombstones (empty values) included. Must not outlive
+/// its TableReader. Threads: one.
+class TableIterator {
+ public:
+  ~TableIterator();
+
+  // Each returns kDataLoss if a block is damaged, kUnavailable or kNotFound if the storage cannot
+  // be read.
+  /// Moves to the first record whose key is not less than `key`.
+  Result<void> Seek(std::string_view key);
+  /// Moves to the next record. Has the errors and the cost of Seek. Requires Valid().
+  Result<void> Next();
+
+  /// Returns whether there is a record at this position.
+  bool Valid() const;
+  // Require Valid(). The results are valid until the next call of Seek or Next.
+  std::string_view key() const;
+  std::span<const std::byte> value() const;
+
+ private:
+  friend class TableReader;
+  struct Bound;
+  explicit TableIterator(std::string_view end);
+  Result<void> CheckStatus() const;
+
+  const std::unique_ptr<const Bound> end_;  // outlives iterator_; null: none
+  std::unique_ptr<rocksdb::Iterator> iterator_;
+  std::string_view path_;  // of the file, which outlives this; for error messages
+};
+
+/// An open table. Memory: the top of its index, what TableFile keeps, and at most 1 MiB of blocks.
+/// Threads: many may call const members at once.
+class TableReader {
+ public:
+  /// kNotFound: there is no such table. kDataLoss: it has another length than `info` states, or is
+  /// damaged. Cost: one read of the end of the file, and a stat of a file. Starts no threads.
+  static Result<std::shared_ptr<const TableReader>> Open(std::shared_ptr<Storage> storage,
+                                                         const TableInfo& info);
+  ~TableReader();
+
+  const TableInfo& info() const;
+  /// Returns the value of `key`, which is empty for a tombstone; nothing if there is no record.
+  /// kDataLoss: a block is damaged. kUnavailable, kNotFound: the storage cannot be read.
+  Result<std::optional<std::vector<std::byte>>> Get(std::string_view key) const;
+  /// Returns an iterator over the keys that are less than `end`, or, if it is empty, over all keys.
+  /// With an end, no block is read only to find out what follows it.
+  std::unique_ptr<TableIterator> NewIterator(TableAccess access, std::string_view end = {}) const;
+
+  /// Reads every byte and compares the digest of the file, the checksums of all blocks and the
+  /// number of records with what was written. kDataLoss: they differ.
+  Result<void> Verify() const;
+
+ private:
+  friend class TableIterator;
+  struct State;
+  explicit TableReader(std::unique_ptr<State> state);
+
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace cairn::kv::internal

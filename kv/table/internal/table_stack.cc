@@ -1,0 +1,75 @@
+#include "kv/table/internal/table_stack.h"
+
+#include <fmt/format.h>
+
+#include "kv/base/aligned_bytes.h"
+#include "kv/storage/internal/concurrent_requests.h"
+#include "kv/table/internal/merge_iterator.h"
+
+namespace cairn::kv::internal {
+
+TableStack::TableStack(std::vector<std::shared_ptr<const TableReader>> tables)
+    : tables_(std::move(tables)) {
+  CAIRN_CHECK(tables_.size() <= kMaxTables);
+}
+
+Result<TableStack> TableStack::Open(const std::shared_ptr<Storage>& storage,
+                                    std::span<const TableInfo> infos) {
+  if (infos.size() > kMaxTables) {
+    return Fail(ErrorCode::kDataLoss, fmt::format("a step has {} tables, more than the limit of {}",
+                                                  infos.size(), kMaxTables));
+  }
+  std::vector<std::shared_ptr<const TableReader>> tables(infos.size());
+  CAIRN_TRY(ForEachRequest(*storage, infos.size(), [&](size_t i) -> Result<void> {
+    CAIRN_TRY_ASSIGN(tables[i], TableReader::Open(storage, infos[i]));
+    return {};
+  }));
+  return TableStack(std::move(tables));
+}
+
+Result<std::optional<std::vector<std::byte>>> TableStack::Get(std::string_view key) const {
+  for (const auto& table : tables_) {
+    CAIRN_TRY_ASSIGN(auto value, table->Get(key));
+    if (!value) continue;
+    if (value->empty()) break;
+    return value;
+  }
+  return std::nullopt;
+}
+
+namespace {
+
+/// Returns the first key that follows all keys that begin with `prefix`; empty if there is none.
+std::string EndOf(std::string_view prefix) {
+  std::string end(prefix);
+  while (!end.empty() && end.back() == '\xff') end.pop_back();
+  if (!end.empty()) end.back() = static_cast<char>(end.back() + 1);
+  return end;
+}
+
+}  // namespace
+
+Result<void> TableStack::Scan(std::string_view prefix, const Visit& visit) const {
+  return ScanFrom(prefix, prefix, visit);
+}
+
+Result<void> TableStack::ScanFrom(std::string_view first_key, std::string_view prefix,
+                                  const Visit& visit) const {
+  // A key of one byte is the beginning of a column, which is probably read completely.
+  const TableAccess access = first_key.size() <= 1 ? TableAccess::kBulk : TableAccess::kLookup;
+  MergeIterator iterator(tables_, access, EndOf(prefix));
+  AlignedBytes aligned;
+  CAIRN_TRY(iterator.Seek(first_key));
+  while (iterator.Valid() && iterator.key().starts_with(prefix)) {
+    const auto value = iterator.value();
+    if (!value.empty()) {
+      const std::string_view text(reinterpret_cast<const char*>(value.data()), value.size());
+      CAIRN_TRY_ASSIGN(const bool more, visit(iterator.key(), aligned.Assign(text)));
+      if (!more) return {};
+    }
+    CAIRN_TRY(iterator.Next());
+  }
+  return {};
+}
+
+}  // namespace cairn::kv::internal
