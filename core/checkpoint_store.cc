@@ -7,19 +7,19 @@
 #include <chrono>
 #include <thread>
 
-#include "core/rewrite/internal/edit.h"
 #include "core/inspect/internal/compare.h"
+#include "core/inspect/internal/find_statistics.h"
 #include "core/inspect/internal/list.h"
-#include "core/inspect/internal/space.h"
-#include "core/inspect/internal/stored_statistics.h"
+#include "core/inspect/internal/measure_space.h"
 #include "core/inspect/internal/verify.h"
 #include "core/load/internal/load.h"
-#include "core/load/internal/map.h"
+#include "core/load/internal/map_tensors.h"
 #include "core/load/internal/shard_load.h"
 #include "core/load/internal/update.h"
 #include "core/load/map.h"
-#include "core/rewrite/internal/merge.h"
 #include "core/ranks/internal/open_together.h"
+#include "core/rewrite/internal/edit.h"
+#include "core/rewrite/internal/merge.h"
 #include "core/save/internal/device_save.h"
 #include "core/save/internal/plan_cache.h"
 #include "core/save/internal/save.h"
@@ -31,9 +31,9 @@
 #include "core/step/internal/stored_chunk.h"
 #include "core/step/internal/tree_cache.h"
 #include "kv/base/catch_exhaustion.h"
-#include "kv/compact.h"
 #include "kv/base/mutex.h"
 #include "kv/base/thread_annotations.h"
+#include "kv/compact.h"
 #include "kv/io/worker_pool.h"
 
 namespace cairn::core {

@@ -33,20 +33,20 @@
 #include <vector>
 
 #include "core/base/progress.h"
-#include "core/rewrite/step_edit.h"
 #include "core/inspect/diff.h"
 #include "core/inspect/space.h"
 #include "core/inspect/stored_statistics.h"
 #include "core/load/load_options.h"
-#include "core/rewrite/step_merge.h"
 #include "core/ranks/communicator.h"
+#include "core/rewrite/step_edit.h"
+#include "core/rewrite/step_merge.h"
 #include "core/save/save_options.h"
 #include "core/state_dict/key_pattern.h"
 #include "core/state_dict/state_dict.h"
 #include "core/step/contents.h"
-#include "kv/maintain/compact_options.h"
 #include "kv/base/options.h"
 #include "kv/base/step_info.h"
+#include "kv/maintain/compact_options.h"
 #include "kv/storage/storage.h"
 #include "kv/store.h"
 

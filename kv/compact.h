@@ -1,8 +1,8 @@
 #pragma once
 /// Rewrites segments of which steps use only a part (docs/adr/0015-compaction.md).
 
-#include "kv/maintain/compact_options.h"
 #include "kv/base/error.h"
+#include "kv/maintain/compact_options.h"
 #include "kv/store.h"
 
 namespace cairn::kv {

@@ -5,12 +5,12 @@
 #include <memory>
 #include <utility>
 
-#include "kv/state/internal/root_change.h"
-#include "kv/state/internal/store_state.h"
+#include "kv/base/step_info.h"
 #include "kv/maintain/internal/step_copy.h"
 #include "kv/read/internal/snapshot_state.h"
 #include "kv/read/snapshot.h"
-#include "kv/base/step_info.h"
+#include "kv/state/internal/root_change.h"
+#include "kv/state/internal/store_state.h"
 
 namespace cairn::kv {
 namespace {

@@ -5,13 +5,13 @@
 #include <utility>
 
 #include "kv/base/digest.h"
-#include "kv/state/internal/root_change.h"
 #include "kv/commit/internal/rank_parts.h"
-#include "kv/root/internal/kv_records.h"
 #include "kv/commit/internal/shared_records.h"
-#include "kv/read/internal/snapshot_state.h"
 #include "kv/commit/internal/step_attempt.h"
 #include "kv/commit/internal/step_commit.h"
+#include "kv/read/internal/snapshot_state.h"
+#include "kv/root/internal/kv_records.h"
+#include "kv/state/internal/root_change.h"
 
 namespace cairn::kv {
 

@@ -10,7 +10,6 @@
 #include <string_view>
 #include <vector>
 
-#include "kv/io/block_pool.h"
 #include "kv/base/chunk_entry.h"
 #include "kv/base/digest.h"
 #include "kv/base/error.h"
@@ -19,6 +18,7 @@
 #include "kv/base/payload.h"
 #include "kv/base/step_info.h"
 #include "kv/base/step_records.h"
+#include "kv/io/block_pool.h"
 
 namespace cairn::kv {
 

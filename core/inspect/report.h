@@ -16,8 +16,8 @@
 #include "core/step/contents.h"
 #include "kv/base/annotations.h"
 #include "kv/base/error.h"
-#include "kv/read/segment_space.h"
 #include "kv/base/step_info.h"
+#include "kv/read/segment_space.h"
 
 namespace cairn::core {
 

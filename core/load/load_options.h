@@ -11,8 +11,8 @@
 
 #include "core/base/progress.h"
 #include "core/device/device.h"
-#include "core/tensor/sharding.h"
 #include "core/tensor/index_map.h"
+#include "core/tensor/sharding.h"
 #include "core/tensor/tensor.h"
 #include "kv/base/mapping.h"
 

@@ -11,8 +11,8 @@
 
 #include "core/base/progress.h"
 #include "core/device/device.h"
-#include "core/tensor/mesh.h"
 #include "core/tensor/chunk_grid.h"
+#include "core/tensor/mesh.h"
 #include "kv/base/annotations.h"
 #include "kv/base/error.h"
 #include "kv/base/options.h"

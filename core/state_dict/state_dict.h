@@ -18,8 +18,8 @@
 #include <string_view>
 #include <vector>
 
-#include "core/tensor/sharding.h"
 #include "core/state_dict/value.h"
+#include "core/tensor/sharding.h"
 #include "core/tensor/tensor.h"
 
 namespace cairn::core {

@@ -17,8 +17,8 @@
 #include "core/step/internal/tensor_records.h"
 #include "kv/base/digest.h"
 #include "kv/base/key.h"
-#include "kv/replace_chunks.h"
 #include "kv/read/snapshot.h"
+#include "kv/replace_chunks.h"
 
 namespace cairn::core {
 namespace {

@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"
-#include "kv/read/snapshot.h"
 #include "kv/base/start_thread.h"
 #include "kv/base/throttle.h"
+#include "kv/read/snapshot.h"
 
 namespace cairn::core {
 namespace {

@@ -21,8 +21,8 @@
 #include "core/step/internal/tensor_records.h"
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/key.h"
-#include "kv/step_writer.h"
 #include "kv/io/worker_pool.h"
+#include "kv/step_writer.h"
 
 namespace cairn::core {
 namespace {

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"
-#include "kv/io/internal/io_environment.h"
 #include "kv/base/start_thread.h"
+#include "kv/io/internal/io_environment.h"
 
 namespace cairn::kv {
 

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "kv/base/extents.h"
-#include "kv/root/internal/kv_records.h"
 #include "kv/base/key.h"
+#include "kv/root/internal/kv_records.h"
 
 namespace cairn::kv {
 namespace {

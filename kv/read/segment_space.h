@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/read/snapshot.h"
 #include "kv/base/step_info.h"
+#include "kv/read/snapshot.h"
 
 namespace cairn::kv {
 

@@ -11,15 +11,15 @@
 #include <cerrno>
 #include <map>
 
-#include "kv/root/internal/kv_records.h"
-#include "kv/segment/internal/read_scheduler.h"
-#include "kv/segment/internal/zero_ranges.h"
-#include "kv/read/internal/snapshot_state.h"
-#include "kv/read/internal/table_difference.h"
-#include "kv/read/internal/verify_files.h"
 #include "kv/base/mapping.h"
 #include "kv/base/read_range.h"
 #include "kv/base/step_info.h"
+#include "kv/read/internal/snapshot_state.h"
+#include "kv/read/internal/table_difference.h"
+#include "kv/read/internal/verify_files.h"
+#include "kv/root/internal/kv_records.h"
+#include "kv/segment/internal/read_scheduler.h"
+#include "kv/segment/internal/zero_ranges.h"
 
 namespace cairn::kv {
 

@@ -11,10 +11,10 @@
 #include <string_view>
 #include <utility>
 
-#include "core/upkeep/damaged_tensors.h"
 #include "core/load/map.h"
-#include "kv/copy_steps.h"
+#include "core/upkeep/damaged_tensors.h"
 #include "kv/base/retention.h"
+#include "kv/copy_steps.h"
 #include "kv/read/snapshot.h"
 #include "python/src/collection_pause.h"
 #include "python/src/conversion_binding.h"

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "kv/root/internal/kv_records.h"
-#include "kv/read/snapshot.h"
 #include "kv/base/step_records.h"
+#include "kv/read/snapshot.h"
+#include "kv/root/internal/kv_records.h"
 #include "kv/step_writer.h"
 #include "kv/store.h"
 

@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "core/load/load_options.h"
-#include "kv/copy_steps.h"
 #include "kv/base/digest.h"
-#include "kv/root/internal/kv_records.h"
+#include "kv/copy_steps.h"
 #include "kv/read/snapshot.h"
+#include "kv/root/internal/kv_records.h"
 #include "kv/step_writer.h"
 #include "kv/store.h"
 #include "tests/core/tensor/test_tensor.h"

@@ -21,12 +21,12 @@
 #include <string>
 #include <vector>
 
+#include "kv/base/options.h"
 #include "kv/copy_steps.h"
+#include "kv/read/snapshot.h"
 #include "kv/root/internal/lease.h"
 #include "kv/root/internal/root_log.h"
 #include "kv/storage/open/open_storage.h"
-#include "kv/base/options.h"
-#include "kv/read/snapshot.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
 #include "tests/process/child.h"

@@ -16,10 +16,10 @@
 #include <fstream>
 #include <set>
 
-#include "kv/io/file_descriptor.h"
-#include "kv/root/internal/lease.h"
 #include "kv/base/options.h"
+#include "kv/io/file_descriptor.h"
 #include "kv/read/snapshot.h"
+#include "kv/root/internal/lease.h"
 #include "kv/store.h"
 #include "tests/fault/examine.h"
 #include "tests/fault/operations.h"

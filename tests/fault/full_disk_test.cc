@@ -15,8 +15,8 @@
 #include <filesystem>
 #include <optional>
 
-#include "kv/io/file_descriptor.h"
 #include "kv/base/options.h"
+#include "kv/io/file_descriptor.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
 #include "tests/process/child.h"

@@ -18,9 +18,9 @@
 #include <string_view>
 #include <vector>
 
-#include "kv/storage/open/open_storage.h"
 #include "kv/base/options.h"
 #include "kv/read/snapshot.h"
+#include "kv/storage/open/open_storage.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
 #include "tests/process/child.h"

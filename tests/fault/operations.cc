@@ -6,8 +6,8 @@
 #include <chrono>
 #include <cstdlib>
 
-#include "kv/compact.h"
 #include "kv/base/options.h"
+#include "kv/compact.h"
 #include "kv/read/snapshot.h"
 #include "kv/store.h"
 

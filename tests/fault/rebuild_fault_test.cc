@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
+#include "kv/base/options.h"
+#include "kv/read/snapshot.h"
 #include "kv/root/internal/root_log.h"
 #include "kv/storage/files/internal/faulty_storage.h"
 #include "kv/storage/files/internal/memory_storage.h"
-#include "kv/base/options.h"
-#include "kv/read/snapshot.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
 #include "tests/fault/storage_scenarios.h"

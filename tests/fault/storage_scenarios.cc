@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "kv/compact.h"
-#include "kv/root/internal/root_log.h"
 #include "kv/read/snapshot.h"
+#include "kv/root/internal/root_log.h"
 #include "kv/storage/storage.h"
 #include "tests/support/result_matchers.h"
 

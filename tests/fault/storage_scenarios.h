@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "kv/base/options.h"
 #include "kv/storage/files/internal/faulty_storage.h"
 #include "kv/storage/files/internal/memory_storage.h"
-#include "kv/base/options.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
 

@@ -5,10 +5,10 @@
 
 #include "core/ranks/internal/rendezvous_record.h"
 #include "kv/base/annotations.h"
+#include "kv/base/retention.h"
+#include "kv/storage/open/open_storage.h"
 #include "kv/storage/rados/internal/rados_settings.h"
 #include "kv/storage/s3/internal/s3_settings.h"
-#include "kv/storage/open/open_storage.h"
-#include "kv/base/retention.h"
 #include "tests/fuzz/fuzz_support.h"
 
 namespace cairn::fuzz {

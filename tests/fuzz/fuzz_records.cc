@@ -1,11 +1,11 @@
 // The records of kv in tables, their keys, and the names of objects.
 
 #include "kv/base/chunk_record.h"
-#include "kv/state/internal/attempt_outcome.h"
-#include "kv/storage/rados/internal/stripe_layout.h"
-#include "kv/root/internal/kv_records.h"
-#include "kv/storage/internal/object_names.h"
 #include "kv/base/key.h"
+#include "kv/root/internal/kv_records.h"
+#include "kv/state/internal/attempt_outcome.h"
+#include "kv/storage/internal/object_names.h"
+#include "kv/storage/rados/internal/stripe_layout.h"
 #include "tests/fuzz/fuzz_support.h"
 
 namespace cairn::fuzz {

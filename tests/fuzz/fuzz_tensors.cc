@@ -7,8 +7,8 @@
 #include "core/state_dict/state_dict.h"
 #include "core/state_dict/value.h"
 #include "core/step/internal/tensor_records.h"
-#include "kv/root/internal/kv_records.h"
 #include "kv/base/key.h"
+#include "kv/root/internal/kv_records.h"
 #include "tests/fuzz/fuzz_support.h"
 
 namespace cairn::fuzz {

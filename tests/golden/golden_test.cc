@@ -7,10 +7,10 @@
 #include <chrono>
 #include <filesystem>
 
-#include "kv/root/internal/root_log.h"
-#include "kv/storage/open/open_storage.h"
 #include "kv/base/options.h"
 #include "kv/base/step_info.h"
+#include "kv/root/internal/root_log.h"
+#include "kv/storage/open/open_storage.h"
 #include "kv/store.h"
 #include "tests/golden/golden_contents.h"
 #include "tests/support/result_matchers.h"

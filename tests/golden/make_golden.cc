@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "kv/base/options.h"
 #include "kv/root/internal/root_log.h"
 #include "kv/storage/open/open_storage.h"
-#include "kv/base/options.h"
 #include "kv/store.h"
 #include "tests/golden/golden_contents.h"
 

@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <array>
 
+#include "kv/base/step_info.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/segment/internal/segment_format.h"
-#include "kv/base/step_info.h"
 #include "schema/little_endian.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"

@@ -15,10 +15,10 @@
 #include <filesystem>
 #include <thread>
 
-#include "kv/io/file_descriptor.h"
-#include "kv/io/internal/file.h"
 #include "kv/base/options.h"
 #include "kv/base/read_range.h"
+#include "kv/io/file_descriptor.h"
+#include "kv/io/internal/file.h"
 #include "kv/step_writer.h"
 #include "kv/store.h"
 #include "tests/kv/byte_payload.h"

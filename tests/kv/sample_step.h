@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "kv/base/options.h"
-#include "kv/read/snapshot.h"
 #include "kv/base/step_info.h"
+#include "kv/read/snapshot.h"
 #include "kv/step_writer.h"
 #include "kv/storage/storage.h"
 #include "kv/store.h"

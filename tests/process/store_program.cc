@@ -34,10 +34,10 @@
 #include <optional>
 #include <random>
 
-#include "kv/storage/open/open_storage.h"
 #include "kv/base/options.h"
 #include "kv/read/snapshot.h"
 #include "kv/step_writer.h"
+#include "kv/storage/open/open_storage.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
 #include "tests/kv/byte_payload.h"

@@ -11,8 +11,8 @@
 #include <string>
 
 #include "kv/base/error.h"
-#include "kv/storage/files/internal/memory_storage.h"
 #include "kv/base/step_info.h"
+#include "kv/storage/files/internal/memory_storage.h"
 #include "kv/store.h"
 
 namespace cairn::simulation {

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "kv/state/internal/store_identity.h"
-#include "kv/state/internal/attempt_outcome.h"
 #include "kv/root/internal/root_record.h"
+#include "kv/state/internal/attempt_outcome.h"
+#include "kv/state/internal/store_identity.h"
 #include "kv/storage/internal/object_names.h"
 
 namespace cairn::simulation {

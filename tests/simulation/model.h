@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/root/internal/root_record.h"
 #include "kv/read/snapshot.h"
+#include "kv/root/internal/root_record.h"
 
 namespace cairn::simulation {
 

@@ -8,8 +8,8 @@
 #include <set>
 #include <utility>
 
-#include "kv/state/internal/store_identity.h"
 #include "kv/root/internal/root_record.h"
+#include "kv/state/internal/store_identity.h"
 #include "kv/storage/internal/name_check.h"
 
 namespace cairn::simulation {

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "kv/base/retention.h"
 #include "kv/compact.h"
 #include "kv/root/internal/root_log.h"
-#include "kv/base/retention.h"
 
 namespace cairn::simulation {
 namespace {

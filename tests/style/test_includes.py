@@ -64,9 +64,9 @@ def test_includes_point_down_the_layers(folder):
     [
         ("kv", '#include "core/tensor/tensor.h"', "may not include"),
         ("core", '#include "tools/table.h"', "may not include"),
-        ("tools", '#include "kv/internal/index/index.h"', "internal to kv/"),
+        ("tools", '#include "kv/index/internal/index.h"', "internal to kv/"),
         ("kv", '  #  include "../core/tensor.h"', "relative"),
-        ("kv", '#include "kv/internal/index/index.h"', None),
+        ("kv", '#include "kv/index/internal/index.h"', None),
         ("core", '#include "cairn_schema/step_generated.h"', None),
         ("schema", "#include <vector>", None),
     ],

@@ -1,8 +1,8 @@
 """The order of the folders, cycles between modules, and a header for every source file.
 
-A module is a header and the source of the same name. A folder of core/ or cuda/ includes its
-internal/ folder. What a folder may include is a table, so that a change of the order is a decision
-and not an accident.
+A module is a header and the source of the same name. A folder includes its internal/ folder. The
+folders that a folder may include are a table, so that a change of the order is a decision and not
+an accident.
 """
 
 import os
@@ -17,60 +17,53 @@ LAYERS = ("schema", "kv", "core", "cuda", "python", "tools", "bench")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 SOURCE_SUFFIXES = (".cc", ".cu")
 
-# Within a layer: a folder, and the folders of the same layer that it may include. The headers of
-# kv/ and core/ that are not in a folder are the API of the layer. kv's are vocabulary for its own
-# folders, so its sources are exempt; core's API is above its folders.
+# Within a layer: a folder, and the folders of the same layer that it may include, from the lowest to
+# the highest. The files of kv/ and core/ that are not in a folder are the façade of the layer.
 MAY_INCLUDE = {
-    "kv/internal/io": {"kv"},
-    "kv/internal/storage": {"kv", "kv/internal/io"},
-    "kv/internal/s3": {"kv", "kv/internal/storage"},
-    "kv/internal/rados": {"kv", "kv/internal/storage"},
-    "kv/internal/storage/cache": {"kv", "kv/internal/io", "kv/internal/storage"},
-    "kv/internal/table": {"kv", "kv/internal/storage"},
-    "kv/internal/root": {"kv", "kv/internal/storage", "kv/internal/table"},
-    "kv/internal/records": {"kv", "kv/internal/storage", "kv/internal/table", "kv/internal/root"},
-    "kv/internal/segment": {"kv", "kv/internal/io", "kv/internal/storage", "kv/internal/root",
-                            "kv/internal/records"},
-    "kv/internal/parts": {"kv", "kv/internal/io", "kv/internal/storage", "kv/internal/records",
-                          "kv/internal/segment"},
-    "kv/internal/commit": {"kv", "kv/internal/io", "kv/internal/storage", "kv/internal/table",
-                           "kv/internal/root", "kv/internal/records", "kv/internal/segment",
-                           "kv/internal/parts"},
-    "kv/internal": {"kv", "kv/internal/io", "kv/internal/storage", "kv/internal/table",
-                    "kv/internal/root", "kv/internal/records", "kv/internal/segment",
-                    "kv/internal/parts", "kv/internal/commit"},
-    "kv/internal/copy": {"kv", "kv/internal", "kv/internal/io", "kv/internal/storage",
-                         "kv/internal/table", "kv/internal/root", "kv/internal/records",
-                         "kv/internal/segment", "kv/internal/commit"},
-    "kv/internal/compact": {"kv", "kv/internal/storage", "kv/internal/table", "kv/internal/root",
-                            "kv/internal/records", "kv/internal/segment", "kv/internal/commit"},
+    "kv/base": set(),
+    "kv/io": {"kv/base"},
+    "kv/storage": {"kv/base", "kv/io"},
+    "kv/storage/files": {"kv/base", "kv/io", "kv/storage"},
+    "kv/storage/rados": {"kv/base", "kv/io", "kv/storage"},
+    "kv/storage/s3": {"kv/base", "kv/io", "kv/storage"},
+    "kv/table": {"kv/base", "kv/storage"},
+    "kv/root": {"kv/base", "kv/storage", "kv/table"},
+    "kv/storage/cache": {"kv/base", "kv/io", "kv/storage", "kv/storage/files"},
+    "kv/storage/open": {"kv/base", "kv/storage", "kv/storage/files", "kv/storage/rados",
+                        "kv/storage/s3"},
+    "kv/segment": {"kv/base", "kv/io", "kv/storage", "kv/root"},
+    "kv/state": {"kv/base", "kv/io", "kv/storage", "kv/storage/files", "kv/table", "kv/root",
+                 "kv/segment"},
+    "kv/commit": {"kv/base", "kv/io", "kv/storage", "kv/table", "kv/root", "kv/segment",
+                  "kv/state"},
+    "kv/read": {"kv/base", "kv/storage", "kv/table", "kv/root", "kv/segment", "kv/state"},
+    "kv/maintain": {"kv/base", "kv/io", "kv/storage", "kv/table", "kv/root", "kv/segment",
+                    "kv/state", "kv/commit", "kv/read"},
+    "kv": {"kv/base", "kv/io", "kv/storage", "kv/root", "kv/storage/cache", "kv/storage/open",
+           "kv/segment", "kv/state", "kv/commit", "kv/read", "kv/maintain"},
     "core/base": set(),
+    "core/codec": {"core/base"},
     "core/tensor": {"core/base"},
-    "core/delta": {"core/base", "core/tensor"},
-    "core/sharding": {"core/tensor"},
-    "core/device": {"core/base", "core/tensor"},
-    "core/state_dict": {"core/base", "core/tensor", "core/sharding", "core/device"},
-    "core/ranks": {"core/base", "core/tensor", "core/sharding", "core/device"},
-    "core/collectives": {"core/tensor", "core/sharding", "core/device", "core/state_dict",
-                         "core/ranks"},
-    "core/step": {"core/tensor", "core/state_dict", "core/delta"},
-    "core/save": {"core/base", "core/tensor", "core/delta", "core/sharding", "core/device",
-                  "core/state_dict", "core/step"},
-    "core/load": {"core/base", "core/tensor", "core/delta", "core/sharding", "core/device",
-                  "core/state_dict", "core/step", "core/ranks"},
-    "core/inspect": {"core/base", "core/tensor", "core/delta", "core/state_dict", "core/step",
-                     "core/load"},
-    "core/edit": {"core/base", "core/state_dict", "core/step", "core/inspect"},
-    "core/merge": {"core/base", "core/tensor", "core/state_dict", "core/step", "core/load",
-                   "core/inspect"},
-    "core": {"core/base", "core/tensor", "core/sharding", "core/device", "core/state_dict",
-             "core/ranks", "core/step", "core/save", "core/load", "core/inspect", "core/edit",
-             "core/merge"},
-    "core/convert": {"core", "core/base", "core/tensor", "core/sharding", "core/device",
-                     "core/state_dict", "core/step", "core/load"},
-    "core/interop/safetensors": {"core", "core/base", "core/state_dict", "core/step",
-                                 "core/tensor"},
-    "core/interop/model_directory": {"core", "core/base", "core/state_dict", "core/step",
+    "core/device": {"core/tensor"},
+    "core/ranks": {"core/tensor", "core/device"},
+    "core/state_dict": {"core/base", "core/tensor", "core/device"},
+    "core/collectives": {"core/tensor", "core/device", "core/ranks", "core/state_dict"},
+    "core/step": {"core/codec", "core/tensor", "core/state_dict"},
+    "core/load": {"core/base", "core/tensor", "core/device", "core/ranks", "core/state_dict",
+                  "core/step"},
+    "core/save": {"core/base", "core/codec", "core/tensor", "core/device", "core/state_dict",
+                  "core/step"},
+    "core/inspect": {"core/base", "core/tensor", "core/state_dict", "core/step", "core/load"},
+    "core/rewrite": {"core/base", "core/tensor", "core/state_dict", "core/step", "core/load",
+                     "core/inspect"},
+    "core": {"core/base", "core/ranks", "core/state_dict", "core/step", "core/load", "core/save",
+             "core/inspect", "core/rewrite"},
+    "core/convert": {"core/tensor", "core/state_dict", "core/step", "core/load", "core"},
+    "core/upkeep": {"core/base", "core/tensor", "core/device", "core/state_dict", "core/step",
+                    "core/save", "core"},
+    "core/interop/safetensors": {"core/base", "core/tensor", "core/state_dict", "core/step",
+                                 "core", "core/upkeep"},
+    "core/interop/model_directory": {"core/base", "core/state_dict", "core/step", "core/upkeep",
                                      "core/interop/safetensors"},
     "tools/common": set(),
     "tools/dump": {"tools/common"},
@@ -98,9 +91,7 @@ def module_of(path: str) -> str:
 
 def folder_of(path: str) -> str:
     folder = os.path.dirname(path)
-    if folder.startswith(("core/", "cuda/")):
-        folder = folder.removesuffix("/internal")
-    return folder
+    return folder.removesuffix("/internal")
 
 
 def included(text: str, tree: dict[str, str]) -> list[str]:
@@ -115,8 +106,6 @@ def find_wrong_directions(tree: dict[str, str]) -> list[str]:
             other = folder_of(target)
             same_layer = other.split("/")[0] == folder.split("/")[0]
             if other == folder or not same_layer:
-                continue
-            if folder == "kv" and path.endswith(SOURCE_SUFFIXES):
                 continue
             if folder in MAY_INCLUDE or other in MAY_INCLUDE:
                 if other not in MAY_INCLUDE.get(folder, set()):
@@ -170,7 +159,7 @@ def test_the_order_of_the_folders_has_no_cycle():
 
 def test_every_folder_is_in_the_table():
     folders = {folder_of(path) for path in read_tree()}
-    with_folders = {f for f in folders if f.startswith(("kv/", "core", "tools/"))}
+    with_folders = {f for f in folders if f.startswith(("kv", "core", "tools/"))}
 
     assert with_folders == set(MAY_INCLUDE)
 
@@ -179,6 +168,15 @@ def test_modules_do_not_include_each_other_in_a_cycle():
     cycles = find_cycles(module_edges(read_tree()))
 
     assert not cycles, "\n".join(", ".join(cycle) for cycle in cycles)
+
+
+def test_every_basename_of_kv_and_core_is_unique():
+    modules = defaultdict(set)
+    for path in read_tree():
+        if path.startswith(("kv/", "core/")):
+            modules[os.path.basename(path)].add(path)
+
+    assert [sorted(paths) for paths in modules.values() if len(paths) > 1] == []
 
 
 def test_every_source_has_a_header():
@@ -199,7 +197,7 @@ def test_every_source_has_a_header():
         ("kv/base/options.h", "kv/io/internal/file.h", True),
         ("tools/dump/show.cc", "tools/bench/fio.h", True),
         ("core/load/internal/load.cc", "core/step/internal/lookup.h", False),
-        ("kv/store.cc", "kv/internal/commit/commit.h", False),
+        ("kv/store.cc", "kv/commit/internal/step_commit.h", False),
         ("core/interop/safetensors/export.cc", "core/checkpoint_store.h", False),
     ],
 )

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "kv/base/mutex.h"
-#include "kv/storage/storage.h"
 #include "kv/base/thread_annotations.h"
+#include "kv/storage/storage.h"
 #include "tests/support/http_server.h"
 
 namespace cairn::testing {

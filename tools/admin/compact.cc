@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "core/checkpoint_store.h"
-#include "kv/maintain/compact_options.h"
 #include "kv/base/options.h"
+#include "kv/maintain/compact_options.h"
 #include "tools/admin/verbs.h"
 #include "tools/common/address.h"
 #include "tools/common/exit_status.h"

@@ -8,8 +8,8 @@
 #include <optional>
 #include <utility>
 
-#include "kv/copy_steps.h"
 #include "kv/base/options.h"
+#include "kv/copy_steps.h"
 #include "kv/read/snapshot.h"
 #include "tools/common/address.h"
 #include "tools/common/progress.h"

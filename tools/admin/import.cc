@@ -11,11 +11,11 @@
 #include <memory>
 #include <set>
 
-#include "core/save/check_save.h"
 #include "core/checkpoint_store.h"
 #include "core/convert/converted_state.h"
 #include "core/interop/model_directory/model_directory.h"
 #include "core/interop/safetensors/safetensors_file.h"
+#include "core/save/check_save.h"
 #include "tools/admin/import_sources.h"
 #include "tools/admin/torch_files.h"
 #include "tools/common/address.h"

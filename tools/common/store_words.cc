@@ -8,8 +8,8 @@
 
 #include "core/checkpoint_store.h"
 #include "kv/base/key.h"
-#include "kv/storage/open/open_storage.h"
 #include "kv/read/snapshot.h"
+#include "kv/storage/open/open_storage.h"
 #include "tools/common/address.h"
 #include "tools/common/quantities.h"
 

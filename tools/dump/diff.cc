@@ -11,8 +11,8 @@
 
 #include "core/state_dict/key_pattern.h"
 #include "core/step/contents.h"
-#include "kv/read/snapshot.h"
 #include "kv/base/step_info.h"
+#include "kv/read/snapshot.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/json.h"
 #include "tools/common/progress.h"

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "kv/read/snapshot.h"
 #include "kv/base/step_info.h"
+#include "kv/read/snapshot.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/json.h"
 #include "tools/common/quantities.h"

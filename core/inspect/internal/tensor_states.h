@@ -13,8 +13,8 @@
 #include "kv/base/chunk_entry.h"
 #include "kv/base/chunk_record.h"
 #include "kv/base/error.h"
-#include "kv/read/snapshot.h"
 #include "kv/base/step_info.h"
+#include "kv/read/snapshot.h"
 
 namespace cairn::core::internal {
 

@@ -18,7 +18,7 @@
 
 #include "core/base/internal/progress_meter.h"
 #include "core/inspect/internal/payload_index.h"
-#include "core/inspect/internal/scrub.h"
+#include "core/inspect/internal/scrub_payload.h"
 #include "core/state_dict/state_dict.h"
 #include "core/state_dict/value.h"
 #include "core/step/internal/owners.h"

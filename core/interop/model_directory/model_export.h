@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "core/base/progress.h"
-#include "core/upkeep/payload_reader.h"
 #include "core/step/contents.h"
+#include "core/upkeep/payload_reader.h"
 #include "kv/base/error.h"
 
 namespace cairn::core {

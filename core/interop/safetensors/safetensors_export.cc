@@ -12,8 +12,8 @@
 #include "core/base/internal/progress_meter.h"
 #include "core/interop/safetensors/internal/durable_file.h"
 #include "core/interop/safetensors/safetensors_writer.h"
-#include "core/upkeep/payload_reader.h"
 #include "core/step/repeats.h"
+#include "core/upkeep/payload_reader.h"
 
 namespace cairn::core {
 namespace {

@@ -23,8 +23,8 @@
 #include "core/base/internal/progress_meter.h"
 #include "core/checkpoint_store.h"
 #include "core/interop/safetensors/safetensors_writer.h"
-#include "core/upkeep/payload_reader.h"
 #include "core/tensor/chunk_grid.h"
+#include "core/upkeep/payload_reader.h"
 #include "kv/io/file_descriptor.h"
 #include "schema/dtype.h"
 

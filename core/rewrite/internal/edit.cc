@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "core/base/internal/progress_meter.h"
-#include "core/rewrite/internal/edited_tree.h"
 #include "core/inspect/internal/list.h"
+#include "core/rewrite/internal/edited_tree.h"
 #include "core/state_dict/value.h"
 #include "core/step/internal/lookup.h"
 #include "core/step/internal/owners.h"

@@ -14,8 +14,8 @@
 #include "core/step/internal/lookup.h"
 #include "core/tensor/tensor.h"
 #include "kv/base/error.h"
-#include "kv/store.h"
 #include "kv/io/worker_pool.h"
+#include "kv/store.h"
 
 namespace cairn::core::internal {
 

@@ -27,10 +27,10 @@
 #include "core/state_dict/value.h"
 #include "core/step/internal/tensor_records.h"
 #include "core/tensor/chunk_grid.h"
-#include "kv/io/block_pool.h"
 #include "kv/base/key.h"
 #include "kv/base/payload.h"
 #include "kv/base/step_records.h"
+#include "kv/io/block_pool.h"
 #include "kv/step_writer.h"
 
 namespace cairn::core::internal {

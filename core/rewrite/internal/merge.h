@@ -6,8 +6,8 @@
 
 #include "core/rewrite/step_merge.h"
 #include "kv/base/error.h"
-#include "kv/store.h"
 #include "kv/io/worker_pool.h"
+#include "kv/store.h"
 
 namespace cairn::core::internal {
 

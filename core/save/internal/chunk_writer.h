@@ -21,8 +21,8 @@
 #include "core/save/internal/save_plan.h"
 #include "core/save/internal/saved_chunks.h"
 #include "core/step/internal/lookup.h"
-#include "kv/step_writer.h"
 #include "kv/io/worker_pool.h"
+#include "kv/step_writer.h"
 
 namespace cairn::core::internal {
 

@@ -26,11 +26,11 @@
 #include "core/save/internal/save_plan.h"
 #include "core/save/internal/saved_chunks.h"
 #include "core/save/save_options.h"
-#include "kv/io/block_pool.h"
 #include "kv/base/mutex.h"
 #include "kv/base/payload.h"
 #include "kv/base/step_info.h"
 #include "kv/base/thread_annotations.h"
+#include "kv/io/block_pool.h"
 
 namespace cairn::core::internal {
 

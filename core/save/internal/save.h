@@ -13,9 +13,9 @@
 #include "core/save/save_options.h"
 #include "core/step/internal/lookup.h"
 #include "kv/base/step_info.h"
+#include "kv/io/worker_pool.h"
 #include "kv/step_writer.h"
 #include "kv/store.h"
-#include "kv/io/worker_pool.h"
 
 namespace cairn::core::internal {
 

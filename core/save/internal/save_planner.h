@@ -25,9 +25,9 @@
 #include "core/save/internal/aliases.h"
 #include "core/save/internal/save_plan.h"
 #include "core/save/save_options.h"
+#include "core/state_dict/state_dict.h"
 #include "core/tensor/internal/replica_group.h"
 #include "core/tensor/sharding.h"
-#include "core/state_dict/state_dict.h"
 
 namespace cairn::core::internal {
 

@@ -12,8 +12,8 @@
 
 #include "core/step/contents.h"
 #include "core/step/internal/tensor_records.h"
-#include "kv/read/snapshot.h"
 #include "kv/base/step_info.h"
+#include "kv/read/snapshot.h"
 #include "kv/store.h"
 
 namespace cairn::core::internal {

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/commit/internal/stored_record.h"
 #include "kv/base/key.h"
+#include "kv/commit/internal/stored_record.h"
 
 namespace cairn::kv::internal {
 

@@ -14,9 +14,9 @@
 
 #include "kv/base/digest.h"
 #include "kv/base/div.h"
+#include "kv/base/zstd_limit.h"
 #include "kv/io/internal/file.h"
 #include "kv/storage/internal/name_check.h"
-#include "kv/base/zstd_limit.h"
 #include "schema/little_endian.h"
 
 namespace cairn::kv::internal {

@@ -19,10 +19,10 @@
 #include <vector>
 
 #include "kv/base/error.h"
+#include "kv/base/key.h"
 #include "kv/commit/internal/collected_records.h"
 #include "kv/commit/internal/stored_record.h"
 #include "kv/segment/internal/segment_format.h"
-#include "kv/base/key.h"
 #include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {

@@ -8,12 +8,12 @@
 #include <string>
 #include <utility>
 
-#include "kv/state/internal/attempt_outcome.h"
 #include "kv/commit/internal/part_file.h"
 #include "kv/commit/internal/shared_records.h"
+#include "kv/io/worker_pool.h"
+#include "kv/state/internal/attempt_outcome.h"
 #include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/name_check.h"
-#include "kv/io/worker_pool.h"
 
 namespace cairn::kv::internal {
 namespace {

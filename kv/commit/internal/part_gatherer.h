@@ -17,12 +17,12 @@
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/commit/internal/rank_batch.h"
-#include "kv/commit/internal/step_attempt.h"
 #include "kv/base/mutex.h"
 #include "kv/base/step_records.h"
-#include "kv/storage/storage.h"
 #include "kv/base/thread_annotations.h"
+#include "kv/commit/internal/rank_batch.h"
+#include "kv/commit/internal/step_attempt.h"
+#include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {
 

@@ -14,11 +14,11 @@
 
 #include "kv/base/aligned_bytes.h"
 #include "kv/base/error.h"
+#include "kv/base/key.h"
+#include "kv/base/step_records.h"
 #include "kv/commit/internal/collected_records.h"
 #include "kv/commit/internal/part_file.h"
 #include "kv/commit/internal/stored_record.h"
-#include "kv/base/key.h"
-#include "kv/base/step_records.h"
 
 namespace cairn::kv::internal {
 

@@ -10,14 +10,14 @@
 #include <utility>
 #include <vector>
 
-#include "kv/state/internal/root_change.h"
-#include "kv/commit/internal/part_gatherer.h"
-#include "kv/state/internal/attempt_outcome.h"
 #include "kv/commit/internal/part_file.h"
+#include "kv/commit/internal/part_gatherer.h"
+#include "kv/commit/internal/step_commit.h"
 #include "kv/root/internal/lease.h"
 #include "kv/root/internal/root_log.h"
 #include "kv/root/internal/step_list.h"
-#include "kv/commit/internal/step_commit.h"
+#include "kv/state/internal/attempt_outcome.h"
+#include "kv/state/internal/root_change.h"
 
 namespace cairn::kv::internal {
 namespace {

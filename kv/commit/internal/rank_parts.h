@@ -15,8 +15,8 @@
 #include <cstdint>
 
 #include "kv/base/error.h"
-#include "kv/commit/internal/step_attempt.h"
 #include "kv/base/step_records.h"
+#include "kv/commit/internal/step_attempt.h"
 
 namespace cairn::kv::internal {
 

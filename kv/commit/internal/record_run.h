@@ -19,10 +19,10 @@
 #include <vector>
 
 #include "kv/base/error.h"
+#include "kv/base/key.h"
 #include "kv/commit/internal/stored_record.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/internal/object_reader.h"
-#include "kv/base/key.h"
 #include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {

@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "kv/base/digest.h"
-#include "kv/state/internal/attempt_outcome.h"
 #include "kv/commit/internal/part_file.h"
+#include "kv/state/internal/attempt_outcome.h"
 #include "kv/storage/internal/name_check.h"
 
 namespace cairn::kv::internal {

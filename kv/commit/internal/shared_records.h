@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "kv/base/error.h"
+#include "kv/base/step_records.h"
 #include "kv/commit/internal/part_file.h"
 #include "kv/commit/internal/step_attempt.h"
-#include "kv/base/step_records.h"
 #include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {

@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"
-#include "kv/state/internal/root_change.h"
-#include "kv/state/internal/attempt_outcome.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/root/internal/writer_identity.h"
+#include "kv/state/internal/attempt_outcome.h"
+#include "kv/state/internal/root_change.h"
 #include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {

@@ -14,15 +14,15 @@
 
 #include "kv/base/digest.h"
 #include "kv/base/error.h"
-#include "kv/state/internal/live_bytes.h"
-#include "kv/commit/internal/step_records_buffer.h"
-#include "kv/state/internal/store_state.h"
-#include "kv/commit/internal/part_file.h"
-#include "kv/segment/internal/segment_stream.h"
 #include "kv/base/key.h"
 #include "kv/base/options.h"
 #include "kv/base/step_info.h"
 #include "kv/base/step_records.h"
+#include "kv/commit/internal/part_file.h"
+#include "kv/commit/internal/step_records_buffer.h"
+#include "kv/segment/internal/segment_stream.h"
+#include "kv/state/internal/live_bytes.h"
+#include "kv/state/internal/store_state.h"
 
 namespace cairn::kv::internal {
 

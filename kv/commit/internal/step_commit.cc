@@ -9,10 +9,10 @@
 #include <span>
 #include <utility>
 
-#include "kv/state/internal/root_change.h"
 #include "kv/commit/internal/step_table_writer.h"
 #include "kv/io/internal/fault_point.h"
 #include "kv/state/internal/attempt_outcome.h"
+#include "kv/state/internal/root_change.h"
 #include "kv/storage/internal/concurrent_requests.h"
 
 namespace cairn::kv::internal {

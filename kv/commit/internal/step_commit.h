@@ -2,9 +2,9 @@
 /// The commit of a step: its table, and the next root.
 
 #include "kv/base/error.h"
-#include "kv/commit/internal/step_attempt.h"
 #include "kv/base/step_info.h"
 #include "kv/base/step_records.h"
+#include "kv/commit/internal/step_attempt.h"
 
 namespace cairn::kv::internal {
 

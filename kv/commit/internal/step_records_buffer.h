@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/commit/internal/record_run.h"
-#include "kv/commit/internal/collected_records.h"
 #include "kv/base/key.h"
+#include "kv/commit/internal/collected_records.h"
+#include "kv/commit/internal/record_run.h"
 #include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {

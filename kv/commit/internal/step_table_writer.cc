@@ -3,11 +3,11 @@
 #include "kv/commit/internal/step_table_writer.h"
 
 #include "kv/base/extents.h"
-#include "kv/state/internal/root_change.h"
-#include "kv/root/internal/kv_records.h"
-#include "kv/storage/internal/object_names.h"
 #include "kv/base/mutex.h"
 #include "kv/base/step_records.h"
+#include "kv/root/internal/kv_records.h"
+#include "kv/state/internal/root_change.h"
+#include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
 

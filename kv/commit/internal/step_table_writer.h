@@ -12,14 +12,14 @@
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/state/internal/live_bytes.h"
-#include "kv/state/internal/store_state.h"
-#include "kv/commit/internal/stored_record.h"
-#include "kv/root/internal/root_record.h"
-#include "kv/table/internal/delta_writer.h"
-#include "kv/table/internal/table_stack.h"
 #include "kv/base/key.h"
 #include "kv/base/step_info.h"
+#include "kv/commit/internal/stored_record.h"
+#include "kv/root/internal/root_record.h"
+#include "kv/state/internal/live_bytes.h"
+#include "kv/state/internal/store_state.h"
+#include "kv/table/internal/delta_writer.h"
+#include "kv/table/internal/table_stack.h"
 
 namespace cairn::kv::internal {
 

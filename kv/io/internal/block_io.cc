@@ -15,11 +15,11 @@
 #include <utility>
 #include <vector>
 
-#include "kv/io/internal/fault_point.h"
-#include "kv/io/internal/file.h"
 #include "kv/base/mutex.h"
 #include "kv/base/start_thread.h"
 #include "kv/base/thread_annotations.h"
+#include "kv/io/internal/fault_point.h"
+#include "kv/io/internal/file.h"
 
 namespace cairn::kv::internal {
 namespace {

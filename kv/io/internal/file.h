@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/io/file_descriptor.h"
 #include "kv/base/file_place.h"
+#include "kv/io/file_descriptor.h"
 
 namespace cairn::kv::internal {
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "kv/state/internal/root_change.h"
 #include "kv/root/internal/kv_records.h"
+#include "kv/state/internal/root_change.h"
 #include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {

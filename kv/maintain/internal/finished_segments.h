@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/state/internal/store_state.h"
-#include "kv/root/internal/root_record.h"
 #include "kv/base/mutex.h"
 #include "kv/base/step_info.h"
 #include "kv/base/thread_annotations.h"
+#include "kv/root/internal/root_record.h"
+#include "kv/state/internal/store_state.h"
 
 namespace cairn::kv::internal {
 

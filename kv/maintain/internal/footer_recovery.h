@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/root/internal/root_record.h"
 #include "kv/base/rebuild_report.h"
+#include "kv/root/internal/root_record.h"
 #include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {

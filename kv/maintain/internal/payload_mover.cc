@@ -12,11 +12,11 @@
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/digest.h"
-#include "kv/root/internal/kv_records.h"
-#include "kv/storage/internal/object_names.h"
 #include "kv/base/payload.h"
 #include "kv/base/read_range.h"
 #include "kv/io/worker_pool.h"
+#include "kv/root/internal/kv_records.h"
+#include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
 namespace {

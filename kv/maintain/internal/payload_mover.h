@@ -11,15 +11,15 @@
 #include <string_view>
 #include <vector>
 
-#include "kv/io/block_pool.h"
-#include "kv/maintain/compact_options.h"
 #include "kv/base/error.h"
-#include "kv/state/internal/store_state.h"
-#include "kv/maintain/internal/live_ranges.h"
-#include "kv/segment/internal/segment_stream.h"
-#include "kv/read/snapshot.h"
 #include "kv/base/step_info.h"
 #include "kv/base/throttle.h"
+#include "kv/io/block_pool.h"
+#include "kv/maintain/compact_options.h"
+#include "kv/maintain/internal/live_ranges.h"
+#include "kv/read/snapshot.h"
+#include "kv/segment/internal/segment_stream.h"
+#include "kv/state/internal/store_state.h"
 
 namespace cairn::kv::internal {
 

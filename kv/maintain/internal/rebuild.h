@@ -2,8 +2,8 @@
 /// Recovery of a store whose newest root cannot be read (docs/format/recovery.md).
 
 #include "kv/base/error.h"
-#include "kv/state/internal/store_state.h"
 #include "kv/base/rebuild_report.h"
+#include "kv/state/internal/store_state.h"
 
 namespace cairn::kv::internal {
 

@@ -20,14 +20,14 @@
 #include <thread>
 #include <utility>
 
-#include "kv/maintain/internal/payload_check.h"
 #include "kv/io/internal/block_io.h"
 #include "kv/io/internal/fault_point.h"
+#include "kv/io/io_queue.h"
+#include "kv/maintain/internal/payload_check.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/segment/internal/segment_description.h"
 #include "kv/segment/internal/segment_output.h"
 #include "kv/storage/internal/object_reader.h"
-#include "kv/io/io_queue.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -5,10 +5,10 @@
 #include <functional>
 
 #include "kv/base/error.h"
-#include "kv/state/internal/store_state.h"
-#include "kv/read/internal/snapshot_state.h"
 #include "kv/base/step_info.h"
 #include "kv/base/throttle.h"
+#include "kv/read/internal/snapshot_state.h"
+#include "kv/state/internal/store_state.h"
 
 namespace cairn::kv::internal {
 

@@ -46,12 +46,12 @@
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/digest.h"
-#include "kv/state/internal/root_change.h"
-#include "kv/commit/internal/step_table_writer.h"
-#include "kv/root/internal/kv_records.h"
-#include "kv/storage/internal/object_names.h"
 #include "kv/base/key.h"
+#include "kv/commit/internal/step_table_writer.h"
 #include "kv/io/worker_pool.h"
+#include "kv/root/internal/kv_records.h"
+#include "kv/state/internal/root_change.h"
+#include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
 namespace {

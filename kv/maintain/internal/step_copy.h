@@ -9,15 +9,15 @@
 
 #include "kv/base/copy_options.h"
 #include "kv/base/error.h"
-#include "kv/state/internal/store_state.h"
-#include "kv/maintain/internal/finished_segments.h"
-#include "kv/maintain/internal/segment_copy.h"
-#include "kv/maintain/internal/target_segments.h"
-#include "kv/read/internal/snapshot_state.h"
 #include "kv/base/mutex.h"
 #include "kv/base/step_info.h"
 #include "kv/base/thread_annotations.h"
 #include "kv/base/throttle.h"
+#include "kv/maintain/internal/finished_segments.h"
+#include "kv/maintain/internal/segment_copy.h"
+#include "kv/maintain/internal/target_segments.h"
+#include "kv/read/internal/snapshot_state.h"
+#include "kv/state/internal/store_state.h"
 
 namespace cairn::kv::internal {
 

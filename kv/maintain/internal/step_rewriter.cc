@@ -10,11 +10,11 @@
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"
-#include "kv/state/internal/root_change.h"
+#include "kv/base/mutex.h"
 #include "kv/commit/internal/step_table_writer.h"
 #include "kv/root/internal/kv_records.h"
+#include "kv/state/internal/root_change.h"
 #include "kv/storage/internal/object_names.h"
-#include "kv/base/mutex.h"
 
 namespace cairn::kv::internal {
 namespace {

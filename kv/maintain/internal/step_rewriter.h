@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/state/internal/store_state.h"
+#include "kv/base/step_info.h"
 #include "kv/maintain/internal/payload_moves.h"
 #include "kv/root/internal/root_record.h"
+#include "kv/state/internal/store_state.h"
 #include "kv/table/internal/table_stack.h"
-#include "kv/base/step_info.h"
 
 namespace cairn::kv::internal {
 

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "kv/state/internal/root_change.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/segment/internal/segment_description.h"
+#include "kv/state/internal/root_change.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/internal/object_reader.h"
 

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/state/internal/store_state.h"
-#include "kv/root/internal/root_record.h"
 #include "kv/base/step_info.h"
+#include "kv/root/internal/root_record.h"
+#include "kv/state/internal/store_state.h"
 
 namespace cairn::kv::internal {
 

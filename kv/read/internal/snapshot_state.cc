@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <utility>
 
-#include "kv/state/internal/root_change.h"
+#include "kv/base/key.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/root/internal/root_log.h"
+#include "kv/state/internal/root_change.h"
 #include "kv/storage/internal/object_names.h"
-#include "kv/base/key.h"
 
 namespace cairn::kv::internal {
 namespace {

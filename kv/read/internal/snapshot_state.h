@@ -21,14 +21,14 @@
 #include <unordered_map>
 #include <vector>
 
-#include "kv/state/internal/store_state.h"
-#include "kv/root/internal/root_record.h"
-#include "kv/segment/internal/segment_files.h"
-#include "kv/storage/internal/object_names.h"
-#include "kv/table/internal/table_stack.h"
 #include "kv/base/mutex.h"
 #include "kv/base/step_info.h"
 #include "kv/base/thread_annotations.h"
+#include "kv/root/internal/root_record.h"
+#include "kv/segment/internal/segment_files.h"
+#include "kv/state/internal/store_state.h"
+#include "kv/storage/internal/object_names.h"
+#include "kv/table/internal/table_stack.h"
 
 namespace cairn::kv::internal {
 

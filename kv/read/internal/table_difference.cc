@@ -8,8 +8,8 @@
 #include <string_view>
 
 #include "kv/base/aligned_bytes.h"
-#include "kv/table/internal/merge_iterator.h"
 #include "kv/base/key.h"
+#include "kv/table/internal/merge_iterator.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -10,14 +10,14 @@
 #include <utility>
 #include <vector>
 
-#include "kv/state/internal/store_identity.h"
+#include "kv/base/step_info.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/segment/internal/segment_description.h"
 #include "kv/segment/internal/segment_format.h"
+#include "kv/state/internal/store_identity.h"
 #include "kv/storage/internal/name_check.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/internal/object_reader.h"
-#include "kv/base/step_info.h"
 
 namespace cairn::kv::internal {
 namespace {

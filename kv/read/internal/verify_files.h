@@ -4,8 +4,8 @@
 #include <functional>
 
 #include "kv/base/error.h"
-#include "kv/read/internal/snapshot_state.h"
 #include "kv/base/step_info.h"
+#include "kv/read/internal/snapshot_state.h"
 
 namespace cairn::kv::internal {
 

@@ -10,8 +10,8 @@
 #include <cstring>
 
 #include "kv/base/chunk_record.h"
-#include "kv/root/internal/metric_records.h"
 #include "kv/base/step_info.h"
+#include "kv/root/internal/metric_records.h"
 #include "schema/little_endian.h"
 
 namespace cairn::kv::internal {

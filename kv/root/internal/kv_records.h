@@ -11,12 +11,12 @@
 #include "kv/base/digest.h"
 #include "kv/base/error.h"
 #include "kv/base/extents.h"
-#include "kv/root/internal/root_record.h"
-#include "kv/table/internal/table_info.h"
-#include "kv/table/internal/table_stack.h"
 #include "kv/base/key.h"
 #include "kv/base/record_check.h"
 #include "kv/base/step_info.h"
+#include "kv/root/internal/root_record.h"
+#include "kv/table/internal/table_info.h"
+#include "kv/table/internal/table_stack.h"
 
 namespace cairn::kv::internal {
 

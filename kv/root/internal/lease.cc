@@ -16,10 +16,10 @@
 #include <thread>
 
 #include "kv/base/catch_exhaustion.h"
-#include "kv/storage/internal/name_check.h"
 #include "kv/base/mutex.h"
 #include "kv/base/start_thread.h"
 #include "kv/base/thread_annotations.h"
+#include "kv/storage/internal/name_check.h"
 
 namespace cairn::kv::internal {
 namespace {

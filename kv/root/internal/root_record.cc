@@ -8,10 +8,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kv/base/record_check.h"
 #include "kv/root/internal/framed_record.h"
 #include "kv/root/internal/metric_records.h"
 #include "kv/table/internal/table_stack.h"
-#include "kv/base/record_check.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -16,11 +16,11 @@
 
 #include "kv/base/annotations.h"
 #include "kv/base/error.h"
+#include "kv/base/retention.h"
+#include "kv/base/step_info.h"
 #include "kv/root/internal/writer_identity.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/table/internal/table_info.h"
-#include "kv/base/retention.h"
-#include "kv/base/step_info.h"
 
 namespace cairn::kv::internal {
 

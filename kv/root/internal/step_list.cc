@@ -7,10 +7,10 @@
 #include <algorithm>
 
 #include "kv/base/digest.h"
-#include "kv/root/internal/framed_record.h"
-#include "kv/storage/internal/name_check.h"
 #include "kv/base/mutex.h"
 #include "kv/base/thread_annotations.h"
+#include "kv/root/internal/framed_record.h"
+#include "kv/storage/internal/name_check.h"
 
 namespace cairn::kv::internal {
 namespace {

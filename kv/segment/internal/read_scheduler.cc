@@ -36,14 +36,14 @@
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/div.h"
-#include "kv/io/internal/fault_point.h"
-#include "kv/io/internal/file.h"
-#include "kv/segment/internal/read_batches.h"
 #include "kv/base/mutex.h"
 #include "kv/base/options.h"
 #include "kv/base/read_range.h"
 #include "kv/base/thread_annotations.h"
+#include "kv/io/internal/fault_point.h"
+#include "kv/io/internal/file.h"
 #include "kv/io/worker_pool.h"
+#include "kv/segment/internal/read_batches.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -6,12 +6,12 @@
 #include <memory>
 #include <span>
 
-#include "kv/io/block_pool.h"
 #include "kv/base/error.h"
-#include "kv/io/internal/block_io.h"
-#include "kv/segment/internal/segment_files.h"
 #include "kv/base/options.h"
 #include "kv/base/read_range.h"
+#include "kv/io/block_pool.h"
+#include "kv/io/internal/block_io.h"
+#include "kv/segment/internal/segment_files.h"
 #include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {

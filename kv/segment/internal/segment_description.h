@@ -7,10 +7,10 @@
 
 #include "kv/base/error.h"
 #include "kv/base/extents.h"
+#include "kv/base/step_info.h"
 #include "kv/root/internal/root_record.h"
 #include "kv/segment/internal/segment_format.h"
 #include "kv/storage/internal/object_reader.h"
-#include "kv/base/step_info.h"
 
 namespace cairn::kv::internal {
 

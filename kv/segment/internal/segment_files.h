@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "kv/base/error.h"
-#include "kv/io/internal/file.h"
 #include "kv/base/mutex.h"
-#include "kv/storage/storage.h"
 #include "kv/base/thread_annotations.h"
+#include "kv/io/internal/file.h"
+#include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {
 

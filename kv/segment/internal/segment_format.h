@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/root/internal/root_record.h"
 #include "kv/base/key.h"
+#include "kv/root/internal/root_record.h"
 
 namespace cairn::kv::internal {
 

@@ -12,19 +12,19 @@
 #include <string_view>
 #include <vector>
 
-#include "kv/io/block_pool.h"
 #include "kv/base/digest.h"
 #include "kv/base/error.h"
 #include "kv/base/extents.h"
-#include "kv/io/internal/block_io.h"
-#include "kv/root/internal/kv_records.h"
-#include "kv/segment/internal/segment_format.h"
-#include "kv/segment/internal/segment_writer.h"
-#include "kv/io/io_queue.h"
 #include "kv/base/key.h"
 #include "kv/base/options.h"
 #include "kv/base/payload.h"
 #include "kv/base/step_info.h"
+#include "kv/io/block_pool.h"
+#include "kv/io/internal/block_io.h"
+#include "kv/io/io_queue.h"
+#include "kv/root/internal/kv_records.h"
+#include "kv/segment/internal/segment_format.h"
+#include "kv/segment/internal/segment_writer.h"
 #include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {

@@ -10,9 +10,9 @@
 #include <cstring>
 #include <utility>
 
+#include "kv/base/step_info.h"
 #include "kv/io/internal/fault_point.h"
 #include "kv/root/internal/kv_records.h"
-#include "kv/base/step_info.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -8,14 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "kv/io/block_pool.h"
 #include "kv/base/digest.h"
 #include "kv/base/div.h"
-#include "kv/segment/internal/segment_format.h"
-#include "kv/segment/internal/segment_output.h"
-#include "kv/io/io_queue.h"
 #include "kv/base/payload.h"
 #include "kv/base/step_info.h"
+#include "kv/io/block_pool.h"
+#include "kv/io/io_queue.h"
+#include "kv/segment/internal/segment_format.h"
+#include "kv/segment/internal/segment_output.h"
 
 namespace cairn::kv::internal {
 

@@ -8,11 +8,11 @@
 #include <string>
 #include <utility>
 
-#include "kv/state/internal/root_change.h"
-#include "kv/state/internal/store_identity.h"
-#include "kv/state/internal/attempt_outcome.h"
 #include "kv/root/internal/framed_record.h"
 #include "kv/root/internal/root_log.h"
+#include "kv/state/internal/attempt_outcome.h"
+#include "kv/state/internal/root_change.h"
+#include "kv/state/internal/store_identity.h"
 #include "kv/storage/internal/concurrent_requests.h"
 
 namespace cairn::kv::internal {

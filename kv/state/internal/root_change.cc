@@ -13,11 +13,11 @@
 #include <string_view>
 #include <utility>
 
-#include "kv/state/internal/store_identity.h"
-#include "kv/state/internal/attempt_outcome.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/root/internal/lease.h"
 #include "kv/root/internal/root_log.h"
+#include "kv/state/internal/attempt_outcome.h"
+#include "kv/state/internal/store_identity.h"
 #include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/table/internal/table_stack.h"

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/state/internal/store_state.h"
 #include "kv/root/internal/root_record.h"
+#include "kv/state/internal/store_state.h"
 
 namespace cairn::kv::internal {
 

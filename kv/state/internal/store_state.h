@@ -13,20 +13,20 @@
 #include <set>
 #include <string>
 
-#include "kv/io/block_pool.h"
 #include "kv/base/error.h"
+#include "kv/base/mutex.h"
+#include "kv/base/options.h"
+#include "kv/base/step_info.h"
+#include "kv/base/thread_annotations.h"
+#include "kv/io/block_pool.h"
 #include "kv/io/internal/block_io.h"
 #include "kv/root/internal/lease.h"
 #include "kv/root/internal/root_record.h"
 #include "kv/root/internal/step_list.h"
 #include "kv/segment/internal/segment_files.h"
 #include "kv/segment/internal/segment_format.h"
-#include "kv/table/internal/open_tables.h"
-#include "kv/base/mutex.h"
-#include "kv/base/options.h"
-#include "kv/base/step_info.h"
 #include "kv/storage/storage.h"
-#include "kv/base/thread_annotations.h"
+#include "kv/table/internal/open_tables.h"
 
 namespace cairn::kv {
 class Snapshot;

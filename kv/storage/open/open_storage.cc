@@ -4,10 +4,10 @@
 
 #include <fmt/format.h>
 
-#include "kv/storage/rados/internal/rados_storage.h"
-#include "kv/storage/s3/internal/s3_storage.h"
 #include "kv/storage/files/internal/directory_storage.h"
 #include "kv/storage/files/internal/memory_storage.h"
+#include "kv/storage/rados/internal/rados_storage.h"
+#include "kv/storage/s3/internal/s3_storage.h"
 
 namespace cairn::kv {
 

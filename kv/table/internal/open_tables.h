@@ -9,12 +9,12 @@
 #include <utility>
 
 #include "kv/base/error.h"
+#include "kv/base/mutex.h"
+#include "kv/base/thread_annotations.h"
+#include "kv/storage/storage.h"
 #include "kv/table/internal/table_info.h"
 #include "kv/table/internal/table_reader.h"
 #include "kv/table/internal/table_stack.h"
-#include "kv/base/mutex.h"
-#include "kv/storage/storage.h"
-#include "kv/base/thread_annotations.h"
 
 namespace cairn::kv::internal {
 

@@ -12,8 +12,8 @@
 #include <string>
 
 #include "kv/base/error.h"
-#include "kv/table/internal/table_file.h"
 #include "kv/storage/storage.h"
+#include "kv/table/internal/table_file.h"
 
 namespace cairn::kv::internal {
 

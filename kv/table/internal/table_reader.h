@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/table/internal/table_info.h"
 #include "kv/storage/storage.h"
+#include "kv/table/internal/table_info.h"
 
 namespace rocksdb {
 class Iterator;

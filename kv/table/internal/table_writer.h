@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "kv/base/error.h"
-#include "kv/table/internal/table_info.h"
 #include "kv/storage/storage.h"
+#include "kv/table/internal/table_info.h"
 
 namespace cairn::kv::internal {
 

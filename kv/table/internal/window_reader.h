@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/storage/internal/object_reader.h"
 #include "kv/base/mutex.h"
 #include "kv/base/thread_annotations.h"
+#include "kv/storage/internal/object_reader.h"
 
 namespace cairn::kv::internal {
 

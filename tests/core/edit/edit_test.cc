@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/rewrite/step_edit.h"
 #include "core/inspect/diff.h"
+#include "core/rewrite/step_edit.h"
 #include "core/step/contents.h"
 #include "tests/core/tensor/test_tensor.h"
 

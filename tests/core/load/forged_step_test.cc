@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "core/load/load_options.h"
-#include "core/upkeep/payload_reader.h"
 #include "core/step/contents.h"
 #include "core/step/internal/tensor_records.h"
+#include "core/upkeep/payload_reader.h"
 #include "kv/base/key.h"
 #include "kv/base/step_records.h"
 #include "kv/step_writer.h"

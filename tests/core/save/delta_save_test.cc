@@ -11,8 +11,8 @@
 #include "core/load/load_options.h"
 #include "core/save/save_options.h"
 #include "core/step/contents.h"
-#include "kv/copy_steps.h"
 #include "kv/base/step_info.h"
+#include "kv/copy_steps.h"
 #include "kv/store.h"
 #include "tests/core/tensor/test_tensor.h"
 

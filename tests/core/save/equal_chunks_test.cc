@@ -9,8 +9,8 @@
 
 #include "core/checkpoint_store.h"
 #include "core/save/save_options.h"
-#include "kv/storage/open/open_storage.h"
 #include "kv/read/segment_space.h"
+#include "kv/storage/open/open_storage.h"
 #include "kv/store.h"
 #include "tests/core/tensor/test_tensor.h"
 

@@ -8,9 +8,9 @@
 
 #include "core/inspect/diff.h"
 #include "core/load/load_options.h"
-#include "core/upkeep/payload_reader.h"
 #include "core/save/save_options.h"
 #include "core/step/contents.h"
+#include "core/upkeep/payload_reader.h"
 #include "kv/base/step_info.h"
 #include "kv/store.h"
 #include "tests/core/tensor/test_tensor.h"

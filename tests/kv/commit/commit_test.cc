@@ -10,10 +10,10 @@
 #include <thread>
 #include <vector>
 
-#include "kv/io/internal/file.h"
 #include "kv/base/options.h"
-#include "kv/read/snapshot.h"
 #include "kv/base/step_info.h"
+#include "kv/io/internal/file.h"
+#include "kv/read/snapshot.h"
 #include "kv/step_writer.h"
 #include "kv/store.h"
 #include "tests/kv/byte_payload.h"

@@ -13,12 +13,12 @@
 #include <set>
 #include <unordered_set>
 
+#include "kv/base/options.h"
 #include "kv/root/internal/root_log.h"
 #include "kv/root/internal/step_list.h"
-#include "kv/table/internal/table_stack.h"
 #include "kv/storage/open/open_storage.h"
-#include "kv/base/options.h"
 #include "kv/store.h"
+#include "kv/table/internal/table_stack.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"

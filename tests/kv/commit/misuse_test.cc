@@ -14,10 +14,10 @@
 #include <string>
 #include <vector>
 
-#include "kv/io/block_pool.h"
-#include "kv/storage/files/internal/memory_storage.h"
 #include "kv/base/options.h"
+#include "kv/io/block_pool.h"
 #include "kv/step_writer.h"
+#include "kv/storage/files/internal/memory_storage.h"
 #include "kv/store.h"
 #include "tests/kv/byte_payload.h"
 #include "tests/kv/sample_step.h"

@@ -9,11 +9,11 @@
 #include <filesystem>
 #include <thread>
 
-#include "kv/storage/files/internal/faulty_storage.h"
-#include "kv/storage/files/internal/memory_storage.h"
 #include "kv/base/options.h"
 #include "kv/base/step_info.h"
 #include "kv/step_writer.h"
+#include "kv/storage/files/internal/faulty_storage.h"
+#include "kv/storage/files/internal/memory_storage.h"
 #include "kv/store.h"
 #include "tests/kv/byte_payload.h"
 #include "tests/kv/sample_step.h"

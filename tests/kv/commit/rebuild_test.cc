@@ -11,15 +11,15 @@
 #include <span>
 #include <utility>
 
+#include "kv/base/key.h"
+#include "kv/base/options.h"
+#include "kv/read/snapshot.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/root/internal/root_log.h"
 #include "kv/storage/internal/object_names.h"
-#include "kv/table/internal/table_writer.h"
-#include "kv/base/key.h"
 #include "kv/storage/open/open_storage.h"
-#include "kv/base/options.h"
-#include "kv/read/snapshot.h"
 #include "kv/store.h"
+#include "kv/table/internal/table_writer.h"
 #include "tests/kv/root/hooked_storage.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"

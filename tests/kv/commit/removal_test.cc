@@ -12,14 +12,14 @@
 #include <set>
 #include <thread>
 
-#include "kv/state/internal/root_change.h"
+#include "kv/base/options.h"
+#include "kv/read/snapshot.h"
 #include "kv/root/internal/root_log.h"
+#include "kv/state/internal/root_change.h"
 #include "kv/storage/files/internal/faulty_storage.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/open/open_storage.h"
-#include "kv/base/options.h"
-#include "kv/read/snapshot.h"
 #include "kv/store.h"
 #include "tests/kv/byte_payload.h"
 #include "tests/kv/sample_step.h"

@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "kv/compact.h"
-#include "kv/state/internal/root_change.h"
-#include "kv/root/internal/root_log.h"
-#include "kv/storage/files/internal/memory_storage.h"
 #include "kv/read/snapshot.h"
+#include "kv/root/internal/root_log.h"
+#include "kv/state/internal/root_change.h"
+#include "kv/storage/files/internal/memory_storage.h"
 #include "kv/store.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"

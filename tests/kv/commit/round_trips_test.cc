@@ -12,11 +12,11 @@
 #include <string>
 #include <thread>
 
+#include "kv/base/key.h"
+#include "kv/base/read_range.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/storage/cache/internal/cached_storage.h"
 #include "kv/storage/files/internal/memory_storage.h"
-#include "kv/base/key.h"
-#include "kv/base/read_range.h"
 #include "kv/store.h"
 #include "tests/kv/byte_payload.h"
 #include "tests/kv/sample_step.h"

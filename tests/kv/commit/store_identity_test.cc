@@ -9,8 +9,8 @@
 #include <fstream>
 
 #include "kv/base/digest.h"
-#include "kv/io/internal/file.h"
 #include "kv/base/options.h"
+#include "kv/io/internal/file.h"
 #include "kv/store.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/fault_hook.h"

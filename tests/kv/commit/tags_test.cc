@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "kv/base/annotations.h"
+#include "kv/base/retention.h"
 #include "kv/compact.h"
+#include "kv/read/snapshot.h"
 #include "kv/root/internal/root_record.h"
 #include "kv/storage/files/internal/memory_storage.h"
-#include "kv/base/retention.h"
-#include "kv/read/snapshot.h"
 #include "kv/store.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"

@@ -13,12 +13,12 @@
 #include <set>
 #include <utility>
 
-#include "kv/state/internal/store_state.h"
-#include "kv/root/internal/root_log.h"
-#include "kv/root/internal/writer_identity.h"
-#include "kv/storage/open/open_storage.h"
 #include "kv/base/options.h"
 #include "kv/read/snapshot.h"
+#include "kv/root/internal/root_log.h"
+#include "kv/root/internal/writer_identity.h"
+#include "kv/state/internal/store_state.h"
+#include "kv/storage/open/open_storage.h"
 #include "kv/store.h"
 #include "tests/kv/byte_payload.h"
 #include "tests/kv/root/hooked_storage.h"

@@ -16,14 +16,14 @@
 #include <utility>
 #include <vector>
 
-#include "kv/root/internal/kv_records.h"
-#include "kv/storage/files/internal/faulty_storage.h"
-#include "kv/storage/files/internal/memory_storage.h"
-#include "kv/storage/internal/object_names.h"
 #include "kv/base/key.h"
 #include "kv/base/options.h"
 #include "kv/read/segment_space.h"
 #include "kv/read/snapshot.h"
+#include "kv/root/internal/kv_records.h"
+#include "kv/storage/files/internal/faulty_storage.h"
+#include "kv/storage/files/internal/memory_storage.h"
+#include "kv/storage/internal/object_names.h"
 #include "kv/store.h"
 #include "tests/kv/byte_payload.h"
 #include "tests/kv/sample_step.h"

@@ -9,10 +9,10 @@
 #include <set>
 #include <string>
 
+#include "kv/storage/open/open_storage.h"
 #include "kv/storage/rados/internal/rados_api.h"
 #include "kv/storage/rados/internal/rados_settings.h"
 #include "kv/storage/rados/internal/stripe_layout.h"
-#include "kv/storage/open/open_storage.h"
 #include "tests/support/result_matchers.h"
 
 namespace cairn::testing {

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "kv/base/div.h"
-#include "kv/storage/s3/internal/s3_storage.h"
-#include "kv/storage/internal/listing.h"
 #include "kv/io/io_queue.h"
+#include "kv/storage/internal/listing.h"
+#include "kv/storage/s3/internal/s3_storage.h"
 #include "kv/storage/storage.h"
 #include "tests/support/fake_s3.h"
 #include "tests/support/result_matchers.h"

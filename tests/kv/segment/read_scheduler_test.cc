@@ -15,11 +15,11 @@
 #include <string>
 #include <vector>
 
+#include "kv/base/options.h"
+#include "kv/base/read_range.h"
 #include "kv/io/block_pool.h"
 #include "kv/segment/internal/segment_files.h"
 #include "kv/storage/files/internal/memory_storage.h"
-#include "kv/base/options.h"
-#include "kv/base/read_range.h"
 #include "kv/storage/storage.h"
 #include "tests/kv/storage/round_trip_storage.h"
 #include "tests/support/result_matchers.h"

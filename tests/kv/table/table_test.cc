@@ -8,11 +8,11 @@
 #include <atomic>
 #include <thread>
 
+#include "kv/base/key.h"
 #include "kv/storage/files/internal/faulty_storage.h"
 #include "kv/table/internal/table_reader.h"
 #include "kv/table/internal/table_stack.h"
 #include "kv/table/internal/table_writer.h"
-#include "kv/base/key.h"
 #include "tests/kv/table/table_test_support.h"
 #include "tests/support/seeded_random.h"
 

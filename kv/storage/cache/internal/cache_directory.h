@@ -38,11 +38,11 @@
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/io/file_descriptor.h"
 #include "kv/base/file_place.h"
-#include "kv/storage/cache/internal/cached_object.h"
 #include "kv/base/mutex.h"
 #include "kv/base/thread_annotations.h"
+#include "kv/io/file_descriptor.h"
+#include "kv/storage/cache/internal/cached_object.h"
 
 namespace cairn::kv::internal {
 

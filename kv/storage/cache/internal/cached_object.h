@@ -24,8 +24,8 @@
 #include <string_view>
 
 #include "kv/base/error.h"
-#include "kv/io/file_descriptor.h"
 #include "kv/base/file_place.h"
+#include "kv/io/file_descriptor.h"
 
 namespace cairn::kv::internal {
 

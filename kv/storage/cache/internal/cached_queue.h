@@ -4,8 +4,8 @@
 
 #include <memory>
 
-#include "kv/storage/cache/internal/cache_directory.h"
 #include "kv/io/io_queue.h"
+#include "kv/storage/cache/internal/cache_directory.h"
 
 namespace cairn::kv::internal {
 

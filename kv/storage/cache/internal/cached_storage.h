@@ -13,10 +13,10 @@
 #include <string_view>
 #include <vector>
 
-#include "kv/storage/cache/internal/cache_directory.h"
 #include "kv/base/mutex.h"
-#include "kv/storage/storage.h"
 #include "kv/base/thread_annotations.h"
+#include "kv/storage/cache/internal/cache_directory.h"
+#include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {
 

@@ -24,8 +24,8 @@
 #include <vector>
 
 #include "kv/base/mutex.h"
-#include "kv/storage/storage.h"
 #include "kv/base/thread_annotations.h"
+#include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {
 

@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include "kv/storage/internal/name_check.h"
+#include "kv/storage/internal/object_names.h"
 #include "kv/storage/rados/internal/object_read.h"
 #include "kv/storage/rados/internal/object_write.h"
 #include "kv/storage/rados/internal/stripe_layout.h"
-#include "kv/storage/internal/name_check.h"
-#include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
 namespace {

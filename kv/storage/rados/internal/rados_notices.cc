@@ -6,8 +6,8 @@
 #include <memory>
 #include <thread>
 
-#include "kv/storage/rados/internal/object_write.h"
 #include "kv/storage/internal/object_names.h"
+#include "kv/storage/rados/internal/object_write.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -11,9 +11,9 @@
 #include <cstdint>
 #include <string_view>
 
-#include "kv/storage/rados/internal/rados_session.h"
 #include "kv/base/mutex.h"
 #include "kv/base/thread_annotations.h"
+#include "kv/storage/rados/internal/rados_session.h"
 
 namespace cairn::kv::internal {
 

@@ -6,10 +6,10 @@
 #include <span>
 #include <utility>
 
-#include "kv/storage/rados/internal/object_read.h"
-#include "kv/storage/rados/internal/rados_upload.h"
 #include "kv/base/mutex.h"
 #include "kv/base/thread_annotations.h"
+#include "kv/storage/rados/internal/object_read.h"
+#include "kv/storage/rados/internal/rados_upload.h"
 
 namespace cairn::kv::internal {
 namespace {

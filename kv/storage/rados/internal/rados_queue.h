@@ -5,8 +5,8 @@
 #include <memory>
 
 #include "kv/base/error.h"
-#include "kv/storage/rados/internal/rados_session.h"
 #include "kv/io/io_queue.h"
+#include "kv/storage/rados/internal/rados_session.h"
 
 namespace cairn::kv::internal {
 

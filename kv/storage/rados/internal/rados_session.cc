@@ -14,8 +14,8 @@
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"
-#include "kv/storage/internal/name_check.h"
 #include "kv/base/start_thread.h"
+#include "kv/storage/internal/name_check.h"
 
 namespace cairn::kv::internal {
 

@@ -14,11 +14,11 @@
 #include <string_view>
 
 #include "kv/base/error.h"
+#include "kv/base/mutex.h"
+#include "kv/base/thread_annotations.h"
 #include "kv/storage/rados/internal/rados_api.h"
 #include "kv/storage/rados/internal/rados_settings.h"
 #include "kv/storage/rados/internal/stripe_layout.h"
-#include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 
 namespace cairn::kv::internal {
 

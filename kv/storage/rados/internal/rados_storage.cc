@@ -13,13 +13,13 @@
 #include <utility>
 
 #include "kv/base/digest.h"
+#include "kv/storage/internal/name_check.h"
 #include "kv/storage/rados/internal/object_read.h"
 #include "kv/storage/rados/internal/rados_leftovers.h"
 #include "kv/storage/rados/internal/rados_notices.h"
 #include "kv/storage/rados/internal/rados_queue.h"
 #include "kv/storage/rados/internal/rados_upload.h"
 #include "kv/storage/rados/internal/rados_writer.h"
-#include "kv/storage/internal/name_check.h"
 
 namespace cairn::kv::internal {
 namespace {

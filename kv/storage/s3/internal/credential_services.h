@@ -7,9 +7,9 @@
 #include <string_view>
 
 #include "kv/base/error.h"
+#include "kv/base/s3_options.h"
 #include "kv/storage/s3/internal/aws_profile.h"
 #include "kv/storage/s3/internal/environment.h"
-#include "kv/base/s3_options.h"
 
 namespace cairn::kv::internal {
 

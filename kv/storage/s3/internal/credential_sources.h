@@ -13,8 +13,8 @@
 /// credential_process, through which these are used.
 
 #include "kv/base/error.h"
-#include "kv/storage/s3/internal/credential_services.h"
 #include "kv/base/s3_options.h"
+#include "kv/storage/s3/internal/credential_services.h"
 
 namespace cairn::kv::internal {
 

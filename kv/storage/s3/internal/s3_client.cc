@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"
-#include "kv/storage/s3/internal/repeated_request_counter.h"
 #include "kv/base/start_thread.h"
+#include "kv/storage/s3/internal/repeated_request_counter.h"
 
 namespace cairn::kv::internal {
 namespace {

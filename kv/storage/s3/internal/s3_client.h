@@ -32,13 +32,13 @@
 #include <vector>
 
 #include "kv/base/error.h"
+#include "kv/base/mutex.h"
+#include "kv/base/thread_annotations.h"
 #include "kv/storage/s3/internal/credentials.h"
 #include "kv/storage/s3/internal/http_client.h"
 #include "kv/storage/s3/internal/s3_errors.h"
 #include "kv/storage/s3/internal/s3_ranges.h"
 #include "kv/storage/s3/internal/s3_settings.h"
-#include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 
 namespace cairn::kv::internal {
 

@@ -8,9 +8,9 @@
 #include <string_view>
 
 #include "kv/base/error.h"
+#include "kv/io/io_queue.h"
 #include "kv/storage/s3/internal/s3_client.h"
 #include "kv/storage/s3/internal/s3_upload.h"
-#include "kv/io/io_queue.h"
 
 namespace cairn::kv::internal {
 

@@ -11,6 +11,10 @@
 #include <random>
 #include <utility>
 
+#include "kv/storage/internal/concurrent_requests.h"
+#include "kv/storage/internal/listing.h"
+#include "kv/storage/internal/name_check.h"
+#include "kv/storage/internal/object_names.h"
 #include "kv/storage/s3/internal/aws_profile.h"
 #include "kv/storage/s3/internal/credential_sources.h"
 #include "kv/storage/s3/internal/curl_library.h"
@@ -19,10 +23,6 @@
 #include "kv/storage/s3/internal/s3_queue.h"
 #include "kv/storage/s3/internal/s3_writer.h"
 #include "kv/storage/s3/internal/s3_xml.h"
-#include "kv/storage/internal/concurrent_requests.h"
-#include "kv/storage/internal/listing.h"
-#include "kv/storage/internal/name_check.h"
-#include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -29,12 +29,12 @@
 #include <vector>
 
 #include "kv/base/error.h"
+#include "kv/base/s3_options.h"
+#include "kv/storage/internal/object_names.h"
 #include "kv/storage/s3/internal/credentials.h"
 #include "kv/storage/s3/internal/s3_client.h"
 #include "kv/storage/s3/internal/s3_settings.h"
 #include "kv/storage/s3/internal/s3_upload.h"
-#include "kv/storage/internal/object_names.h"
-#include "kv/base/s3_options.h"
 #include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {

@@ -27,11 +27,11 @@
 #include <vector>
 
 #include "kv/base/error.h"
+#include "kv/base/mutex.h"
+#include "kv/base/thread_annotations.h"
 #include "kv/storage/s3/internal/s3_client.h"
 #include "kv/storage/s3/internal/s3_xml.h"
-#include "kv/base/mutex.h"
 #include "kv/storage/storage.h"
-#include "kv/base/thread_annotations.h"
 
 namespace cairn::kv::internal {
 

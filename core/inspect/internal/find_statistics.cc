@@ -1,4 +1,4 @@
-#include "core/inspect/internal/stored_statistics.h"
+#include "core/inspect/internal/find_statistics.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "core/inspect/internal/space.h"
+#include "core/inspect/internal/measure_space.h"
 
 #include <map>
 #include <string>

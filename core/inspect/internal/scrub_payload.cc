@@ -1,4 +1,4 @@
-#include "core/inspect/internal/scrub.h"
+#include "core/inspect/internal/scrub_payload.h"
 
 #include <fmt/format.h>
 

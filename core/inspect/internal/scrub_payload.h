@@ -9,8 +9,8 @@
 
 #include "core/base/progress.h"
 #include "core/inspect/internal/scrub_item.h"
-#include "kv/read/snapshot.h"
 #include "kv/base/step_info.h"
+#include "kv/read/snapshot.h"
 
 namespace cairn::core::internal {
 

@@ -3,7 +3,7 @@
 //    these chunks are adjacent in one segment.
 // 3. Every segment with such a range is mapped once. MapCheck checks the chunks in file order.
 
-#include "core/load/internal/map.h"
+#include "core/load/internal/map_tensors.h"
 
 #include <algorithm>
 #include <map>
