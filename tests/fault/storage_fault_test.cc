@@ -30,12 +30,12 @@
 
 #include "kv/base/options.h"
 #include "kv/read/snapshot.h"
-#include "kv/storage/files/internal/faulty_storage.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
 #include "tests/fault/storage_scenarios.h"
 #include "tests/kv/sample_step.h"
+#include "tests/support/faulty_storage.h"
 #include "tests/support/result_matchers.h"
 
 namespace cairn::kv {

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "kv/base/options.h"
-#include "kv/storage/files/internal/faulty_storage.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
+#include "tests/support/faulty_storage.h"
 
 namespace cairn::kv::testing {
 

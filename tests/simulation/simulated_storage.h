@@ -18,11 +18,11 @@
 #include <string_view>
 #include <vector>
 
-#include "kv/storage/files/internal/faulty_storage.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "kv/storage/storage.h"
 #include "tests/simulation/model.h"
 #include "tests/simulation/scheduler.h"
+#include "tests/support/faulty_storage.h"
 
 namespace cairn::simulation {
 

@@ -22,11 +22,11 @@
 #include "core/checkpoint_store.h"
 #include "core/rewrite/step_edit.h"
 #include "core/rewrite/step_merge.h"
-#include "kv/storage/files/internal/faulty_storage.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "kv/storage/open/open_storage.h"
 #include "tests/core/history/model_state.h"
 #include "tests/core/tensor/test_tensor.h"
+#include "tests/support/faulty_storage.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "core/checkpoint_store.h"
-#include "kv/storage/files/internal/faulty_storage.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "tests/core/tensor/test_tensor.h"
+#include "tests/support/faulty_storage.h"
 
 namespace cairn::core {
 namespace {

@@ -12,12 +12,12 @@
 #include "kv/base/options.h"
 #include "kv/base/step_info.h"
 #include "kv/step_writer.h"
-#include "kv/storage/files/internal/faulty_storage.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "kv/store.h"
 #include "tests/kv/byte_payload.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/fault_hook.h"
+#include "tests/support/faulty_storage.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 

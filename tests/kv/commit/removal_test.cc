@@ -16,7 +16,6 @@
 #include "kv/read/snapshot.h"
 #include "kv/root/internal/root_log.h"
 #include "kv/state/internal/root_change.h"
-#include "kv/storage/files/internal/faulty_storage.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/open/open_storage.h"
@@ -24,6 +23,7 @@
 #include "tests/kv/byte_payload.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/fault_hook.h"
+#include "tests/support/faulty_storage.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 

@@ -8,9 +8,9 @@
 
 #include <map>
 
-#include "kv/storage/files/internal/faulty_storage.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "tests/kv/sample_step.h"
+#include "tests/support/faulty_storage.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"
 

@@ -21,12 +21,12 @@
 #include "kv/read/segment_space.h"
 #include "kv/read/snapshot.h"
 #include "kv/root/internal/kv_records.h"
-#include "kv/storage/files/internal/faulty_storage.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/store.h"
 #include "tests/kv/byte_payload.h"
 #include "tests/kv/sample_step.h"
+#include "tests/support/faulty_storage.h"
 #include "tests/support/result_matchers.h"
 
 namespace cairn::kv {

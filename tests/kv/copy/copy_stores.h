@@ -13,10 +13,10 @@
 #include "kv/copy_steps.h"
 #include "kv/root/internal/root_log.h"
 #include "kv/storage/files/internal/directory_storage.h"
-#include "kv/storage/files/internal/faulty_storage.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "kv/store.h"
 #include "tests/kv/sample_step.h"
+#include "tests/support/faulty_storage.h"
 #include "tests/support/result_matchers.h"
 
 namespace cairn::kv::testing {

@@ -5,10 +5,10 @@
 #include <gtest/gtest.h>
 
 #include "kv/root/internal/root_log.h"
-#include "kv/storage/files/internal/faulty_storage.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "tests/kv/root/sample_root.h"
 #include "tests/kv/storage/round_trip_storage.h"
+#include "tests/support/faulty_storage.h"
 #include "tests/support/result_matchers.h"
 
 namespace cairn::kv::internal {

@@ -11,10 +11,10 @@
 #include <future>
 #include <thread>
 
-#include "kv/storage/files/internal/faulty_storage.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "tests/kv/root/hooked_storage.h"
 #include "tests/kv/root/sample_root.h"
+#include "tests/support/faulty_storage.h"
 #include "tests/support/result_matchers.h"
 
 namespace cairn::kv {

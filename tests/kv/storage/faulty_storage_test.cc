@@ -1,6 +1,6 @@
 // Each injected fault does what its name states, to the operation that the plan names.
 
-#include "kv/storage/files/internal/faulty_storage.h"
+#include "tests/support/faulty_storage.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

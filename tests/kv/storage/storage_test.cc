@@ -9,11 +9,11 @@
 #include <thread>
 
 #include "kv/storage/files/internal/directory_storage.h"
-#include "kv/storage/files/internal/faulty_storage.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "kv/storage/internal/name_check.h"
 #include "kv/storage/open/open_storage.h"
 #include "tests/kv/storage/storage_contract.h"
+#include "tests/support/faulty_storage.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 

@@ -2,8 +2,8 @@
 
 #include "kv/table/internal/delta_writer.h"
 
-#include "kv/storage/files/internal/faulty_storage.h"
 #include "tests/kv/table/table_test_support.h"
+#include "tests/support/faulty_storage.h"
 #include "tests/support/seeded_random.h"
 
 namespace cairn::kv::internal {

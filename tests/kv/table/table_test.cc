@@ -9,11 +9,11 @@
 #include <thread>
 
 #include "kv/base/key.h"
-#include "kv/storage/files/internal/faulty_storage.h"
 #include "kv/table/internal/table_reader.h"
 #include "kv/table/internal/table_stack.h"
 #include "kv/table/internal/table_writer.h"
 #include "tests/kv/table/table_test_support.h"
+#include "tests/support/faulty_storage.h"
 #include "tests/support/seeded_random.h"
 
 namespace cairn::kv::internal {

@@ -1,6 +1,6 @@
 // Faults of operations on objects.
 
-#include "kv/storage/files/internal/faulty_storage.h"
+#include "tests/support/faulty_storage.h"
 
 #include <fmt/format.h>
 
