@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Asynchronous saves: the state is copied to staging memory, which is reused from save to save,
 /// and written in the background while the training continues.
 ///

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// A store of checkpoints: saves state dicts as numbered steps, loads them, and inspects them. This
 /// is the top of the C++ API.
 ///

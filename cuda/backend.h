@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// The CUDA layer as the device backend of core.
 
 #include "core/device/device.h"

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// The limits of one GPU, measured with plain CUDA: the speeds that those of queues, digests and
 /// saves are compared with, and a stream that computes as a training does.
 ///

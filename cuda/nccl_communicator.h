@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// A communicator over NCCL for ranks that each have a GPU. Bytes are transferred from GPU to GPU,
 /// without a copy in host memory if the hardware supports that.
 ///

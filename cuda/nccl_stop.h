@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// A way to end calls over NCCL from another thread, and to find out whether one has failed.
 
 #include <atomic>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Rewrites segments of which steps use only a part (docs/adr/0015-compaction.md).
 
 #include "kv/base/error.h"

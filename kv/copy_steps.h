@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Copies steps from one store to another, whatever their storages are.
 ///
 /// Only segments that the target lacks are transferred; what a step shares with a step that the

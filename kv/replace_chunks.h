@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Writes chunks of committed steps again, in another place, for a repair.
 
 #include <cstddef>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// A store: committed steps with their records and payload, which are added and deleted atomically.
 /// It knows keys, records and byte ranges; core/ knows tensors.
 ///

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Element types, with the numbers that are stored on disk.
 ///
 /// The numeric values are frozen: every TensorRecord contains one. New types are added at the end.

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Fixed-width little-endian integers, the only integers that our formats and the formats that we
 /// import and export store in binary.
 ///

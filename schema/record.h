@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Verified access to FlatBuffers records: every record is checked here before it is read.
 
 #include <flatbuffers/flatbuffers.h>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// What a user can try after an error, in addition to what its message states.
 ///
 /// The layers below state what failed, where, and what exists instead. What to do about it depends

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Finds the name that was probably meant by one that does not exist.
 
 #include <optional>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Reports the progress of a long operation to its caller.
 
 #include <cstdint>

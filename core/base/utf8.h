@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// UTF-8 as Python's "surrogatepass" error handler reads it: surrogates, which Python strings may
 /// contain, are accepted as three bytes. Overlong forms and values above U+10FFFF are not.
 

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Options of a broadcast, or a distribution, of a full state dict.
 
 #include <cstdint>

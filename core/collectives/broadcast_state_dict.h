@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Broadcasts a full state dict of rank 0 to shards on all ranks; see
 /// core/collectives/state_dict_collectives.h.
 

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Copies shards from a full state dict that every rank has; see
 /// core/collectives/state_dict_collectives.h.
 

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Gathers full state dicts from shards on all ranks; see
 /// core/collectives/state_dict_collectives.h.
 

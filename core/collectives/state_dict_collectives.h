@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Collectives that convert state dicts between one shard per rank and full states on some ranks:
 /// gather, broadcast, distribute.
 ///

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// The reports and the default buffer size of collectives on state dicts.
 
 #include <cstdint>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// A step as rules convert it: its contents under new names, and how to load them.
 
 #include <cstdint>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Rules that describe how the names, shapes and dtypes of one checkpoint become those of another.
 
 #include <memory>

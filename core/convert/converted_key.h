@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Keys before and after a conversion, and the elements that they have in common.
 
 #include <cstddef>

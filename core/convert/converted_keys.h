@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Applies rules to the keys of a checkpoint: which tensors result, and which elements of which
 /// stored tensors each of them consists of.
 

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// A state in memory as rules convert it, to be saved as a step.
 
 #include <memory>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// The interface of an accelerator: asynchronous copies to and from its memory, and page digests
 /// that are computed where the bytes are.
 ///

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Host memory for complete states: pageable, shared with other processes, or (with the CUDA layer)
 /// pinned.
 

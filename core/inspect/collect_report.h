@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Collects a report of a store.
 
 #include "core/inspect/report.h"

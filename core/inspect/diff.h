@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// The differences between two steps, and the versions of a key.
 
 #include <cstdint>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// What a report shows of a store: where the bytes are, what changed at which step, the recorded
 /// statistics, and the use of segments.
 ///

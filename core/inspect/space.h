@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// How much space the tensors of a step take, by parts of the state.
 
 #include <cstdint>

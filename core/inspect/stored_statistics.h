@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Statistics of a tensor as its save recorded them, so that no payload is read.
 
 #include <algorithm>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Tensors in mapped segments, and the check of their bytes.
 
 #include <memory>

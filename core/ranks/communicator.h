@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Ranks that exchange bytes: the contract that every communicator keeps, on the host and on NCCL.
 ///
 /// Collectives: all ranks of a communicator call the same operations in the same order, with the

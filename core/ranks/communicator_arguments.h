@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Checks of arguments that every communicator makes before it sends anything.
 
 #include <span>

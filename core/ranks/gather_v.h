@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Collectives on any communicator for ranges whose lengths the receivers do not know, and
 /// communicators along the dimensions of a mesh.
 

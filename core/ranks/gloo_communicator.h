@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Ranks that are processes on one or more hosts and communicate over TCP: our own collectives on
 /// Gloo's transport.
 

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// A world of one rank: the communicator of a process that saves alone.
 
 #include <chrono>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Propagates the failure of one rank to all ranks, so that all reach the same decision: in
 /// collective calls. The ranks of a save, which makes none, communicate through objects
 /// (kv/state/internal/attempt_outcome.h).

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Changes of the keys of a step, which CheckpointStore::Edit applies without moving payload.
 
 #include <cstdint>

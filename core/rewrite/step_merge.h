@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Weighted means of steps, which CheckpointStore::Merge computes.
 
 #include <cstdint>

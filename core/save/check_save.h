@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// What a save refuses whatever the store contains.
 
 #include "core/save/save_options.h"

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// State dicts that own the memory of their tensors, on the host or on devices.
 
 #include <cstdint>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Patterns of FQNs, as the command-line tools and Python accept them.
 ///
 /// The path separator is ".". A pattern without wildcards matches a key and all keys below it. "*"

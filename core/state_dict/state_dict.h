@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// State dicts: nested maps and lists of tensors and values, as a tree in preorder.
 ///
 /// The FQN of a leaf is the text of its keys, joined by ".". The tree contains what the FQN does

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Compares the structure of state dicts, and copies them.
 ///
 /// Devices: tensors of either state may be in device memory. They are accessed after all work that

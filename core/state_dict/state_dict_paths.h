@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Transforms state dicts by the FQNs of their leaves: flattens and filters them, and strips
 /// prefixes.
 ///

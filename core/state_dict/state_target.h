@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// State dicts whose tensors are written.
 
 #include "core/state_dict/state_dict.h"

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Leaves that are not tensors, and their records.
 
 #include <complex>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// What a step contains: its tensors, chunks and values, as their records describe them.
 
 #include <cstddef>

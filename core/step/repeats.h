@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Tensors that are longer than what is stored of them, because they repeat elements of another
 /// one, as those that expand() returns do.
 

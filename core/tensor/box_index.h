@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Finds the boxes of a list that overlap a given box, without visiting all of them.
 
 #include <cstdint>

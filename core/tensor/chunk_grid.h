@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Divides boxes of tensors into chunks on a grid that depends only on the tensor's shape, its
 /// dtype, the chunk size and the inner sizes of the box. Every step therefore has the same keys,
 /// and so has every mesh that shards the tensor by rows.

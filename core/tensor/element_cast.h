@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Conversion of floating-point elements from one dtype to another.
 
 #include <cstddef>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Histograms of the elements of a tensor, for every dtype.
 
 #include <cstddef>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Statistics of the elements of a tensor, and elements as text and numbers, for every dtype.
 ///
 /// One element counts as one value, with these exceptions: float4_e2m1fn_x2 has two values per

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Statistics of a part of the elements of a chunk, and of several parts together.
 
 #include <cstdint>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Maps from the elements of one tensor to those of another: what splits, concatenations, stacks,
 /// permutations and reshapes of strided tensors have in common.
 

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// N-dimensional grids of ranks with named dimensions: the DeviceMesh of PyTorch.
 
 #include <cstdint>

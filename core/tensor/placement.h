@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// How a tensor is placed on a mesh: the placements of PyTorch's DTensor, element by element.
 ///
 /// A tensor has one placement per mesh dimension. They are applied from the first dimension to the

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Which part of a global tensor the memory of one rank holds: the mesh and placements of a
 /// DTensor, or the explicit boxes of a ShardedTensor.
 

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Copies bytes between row-major payload and strided tensor memory.
 
 #include <cstdint>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Views of tensors: dtype, shape, strides and a pointer to memory that the caller owns.
 
 #include <cstddef>

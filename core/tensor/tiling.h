@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Checks whether boxes tile a shape: whether every element is in exactly one of them.
 ///
 /// A random number F(dimension, boundary), modulo the prime 2^61 - 1, is assigned to every index

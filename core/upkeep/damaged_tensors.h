@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Which tensors of a step cannot be read, so that the others can.
 
 #include <span>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// In which order tensors are read from their segments without seeks.
 
 #include <cstddef>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Streams the row-major bytes of stored tensors in bounded memory, for code that does not need a
 /// tensor in one buffer, such as statistics and export.
 

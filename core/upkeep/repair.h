@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Replaces damaged payload by good copies of the same bytes, found by their digests.
 
 #include <cstdint>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Verifies a store at a limited rate, once or again and again in the background.
 
 #include <chrono>

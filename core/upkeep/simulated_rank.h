@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Simulates one rank of a job of any size in one process, to show what the rank would write and to
 /// measure how rank 0 handles the parts of thousands of ranks.
 

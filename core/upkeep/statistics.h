@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Statistics of a stored tensor.
 
 #include "core/checkpoint_store.h"

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Writes a step for a front end that coordinates the ranks itself, such as
 /// torch.distributed.checkpoint: its coordinator assigns to each rank what to write, learns from
 /// each that it has done so, and then commits the step.

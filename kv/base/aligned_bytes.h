@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// A buffer for records that are read one after another.
 
 #include <cstddef>

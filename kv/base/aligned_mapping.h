@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Anonymous memory that begins at a multiple of a huge page.
 
 #include <cstddef>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// What users record about steps: metrics and notes, which belong to the step, and tags, which name
 /// steps and can be moved.
 

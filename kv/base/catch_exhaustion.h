@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Turns what the standard library throws if the system has no more memory or threads into an error
 /// value, so that it leaves neither a thread nor the library.
 

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// How steps are copied (kv/copy_steps.h), and what became of them.
 
 #include <chrono>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// The digest of a payload: a hash of the hashes of its 64 KiB pages.
 ///
 ///   page_digest[i] = XXH3-64(page i), seed 0; the last page may be short

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Division and rounding of unsigned integers, named by intent.
 
 #include <cstdint>

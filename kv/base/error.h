@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Values for operational errors: `Result<T>` and `Error`.
 
 #include <cstdint>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Where the bytes of a chunk are stored: ranges of its pages in segments, and deltas.
 
 #include <cstddef>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Where a file is: a path, or a name in a directory that is held open.
 
 #include <fcntl.h>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Order-preserving keys of the records in tables.
 ///
 /// A key in a table is the number of the column, followed by the key within the column. Integers

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Mutexes, locks and a condition variable that carry annotations for Clang's thread safety
 /// analysis, which those of libstdc++ lack. They add no state and no cost to the standard types.
 ///

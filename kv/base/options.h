@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Options of an open, of payload I/O, and of an attempt at a step.
 
 #include <chrono>

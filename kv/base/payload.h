@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Payload that is appended to a segment, and the two ways in which its bytes reach the file:
 ///
 ///   borrowed  The bytes are contiguous in host memory (Payload::memory) and suitably aligned. The

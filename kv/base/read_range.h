@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Ranges of segments to be read, and the callbacks that receive what was read.
 
 #include <cstddef>

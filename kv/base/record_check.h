@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// From bytes to a verified FlatBuffers record: schema::CheckRecord with a `Result`.
 
 #include <cstddef>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Which steps remain when a store is pruned. Threads: all functions here are pure.
 
 #include <cstddef>

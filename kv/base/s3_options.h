@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Options of stores at s3://BUCKET/PREFIX.
 ///
 /// What an option leaves open is taken from the address, then from the environment and from the

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// What a store records about steps and segments.
 
 #include <cstdint>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Records that several parts of a step share, and the totals that a step's record contains.
 
 #include <cstddef>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Macros that state which mutex guards what. Clang checks them (-Wthread-safety, the preset
 /// `clang`); for other compilers they are empty. See
 /// https://clang.llvm.org/docs/ThreadSafetyAnalysis.html.

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// A limit of bytes per second, which several copies may share.
 
 #include <chrono>

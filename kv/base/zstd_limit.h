@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// How long the contents of a zstd frame can be, so that a decoder need not trust a stored length.
 
 #include <cstdint>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// A bounded pool of aligned blocks that payload passes through on its way to and from files.
 
 #include <cstddef>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// The owner of a file descriptor: files, directories, sockets; and calls that signals interrupt.
 
 #include <unistd.h>

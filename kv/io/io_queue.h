@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Reads and writes of payload with many requests in flight. kv/io/internal/block_io.h makes queues
 /// for files, Storage::MakeQueue for objects that are not files.
 

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// The threads that digest, compress, read and copy payload, and their number.
 
 #include <atomic>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// How a store is compacted (kv/compact.h), and what was done.
 
 #include <cstddef>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// How much of each segment the steps of a store use.
 
 #include <algorithm>

@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// The committed steps at one point in time: their records and payload.
 
 #include <cstddef>

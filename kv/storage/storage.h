@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Storage of immutable objects: what a store needs of a directory, an object store, or memory.
 /// kv/storage/open/open_storage.h opens the storage at an address.
 ///

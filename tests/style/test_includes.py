@@ -23,6 +23,7 @@ MAY_INCLUDE = {
     "bench": {"schema", "kv", "core", "cuda", "bench"},
 }
 LAYERS = ("schema", "kv", "core")  # those that others include
+LICENCE = "// SPDX-License-Identifier: Apache-2.0"  # of the headers that are installed
 SOURCE_SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 
@@ -87,7 +88,11 @@ def test_every_header_begins_with_pragma_once_and_says_what_it_is_for():
             lines = path.read_text().splitlines()
             if not lines or lines[0] != "#pragma once":
                 problems.append(f"{path.relative_to(ROOT)}: the first line is not #pragma once")
-            elif not any(line.startswith("//") for line in lines[1:4]):
+                continue
+            installed = folder in {"schema", "kv", "core", "cuda"} and "internal" not in path.parts
+            if installed and lines[1] != LICENCE:
+                problems.append(f"{path.relative_to(ROOT)}: the second line is not {LICENCE}")
+            if not any(line.startswith("//") and line != LICENCE for line in lines[1:5]):
                 problems.append(f"{path.relative_to(ROOT)}: no sentence at its top")
 
     assert not problems, "\n".join(problems)

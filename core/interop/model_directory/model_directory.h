@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Reads a directory of a model as Hugging Face libraries write it: safetensors files, their
 /// indexes, and the other files, in the directory and in its folders.
 

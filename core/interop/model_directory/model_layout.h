@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// How a step contains a model directory: its weights as tensors, and all else as files under a
 /// reserved key. docs/import-export.md describes it for users.
 ///

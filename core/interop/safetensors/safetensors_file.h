@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Reads safetensors files as hostile input.
 
 #include <map>

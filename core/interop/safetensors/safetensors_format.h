@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Vocabulary of the safetensors file format (https://github.com/huggingface/safetensors).
 
 #include <cstdint>

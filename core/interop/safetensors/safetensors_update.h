@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Exports what changed between two steps as a safetensors file, for engines that serve a model.
 
 #include <cstdint>

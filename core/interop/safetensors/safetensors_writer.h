@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Writes one safetensors file.
 
 #include <cstdint>

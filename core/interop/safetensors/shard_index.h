@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// The index of a checkpoint in several files, such as "model.safetensors.index.json".
 
 #include <map>

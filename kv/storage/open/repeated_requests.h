@@ -1,4 +1,5 @@
 #pragma once
+// SPDX-License-Identifier: Apache-2.0
 /// Requests to buckets that were sent again after a failure, to observe how reliable a bucket is.
 
 #include <cstdint>
