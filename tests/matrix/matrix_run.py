@@ -23,7 +23,7 @@ from cells import Cell
 from ranks import RanksFailed, run_on_ranks
 
 TESTS = Path(__file__).resolve().parents[1]
-PACKAGES = Path(cairn.__file__).resolve().parents[1]
+PACKAGES = Path(cairn.__file__).parents[1]
 SIMULATED = PACKAGES.with_name("python-simulated")
 _CELLS_PER_GROUP = 10
 _DEADLINE = 900.0

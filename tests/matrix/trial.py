@@ -31,7 +31,7 @@ import cairn
 import cairn._load.stream  # now, because an import needs file descriptors
 import cairn.reports
 
-PROGRAMS = Path(cairn.__file__).resolve().parents[2] / "bin"
+PROGRAMS = Path(cairn.__file__).parents[2] / "bin"
 _TIMEOUT = 240.0
 _LIMITS = {"no descriptors": resource.RLIMIT_NOFILE, "no space": resource.RLIMIT_FSIZE}
 _WRITTEN = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import cairn
 
-PROGRAMS = Path(cairn.__file__).resolve().parents[2] / "bin"
+PROGRAMS = Path(cairn.__file__).parents[2] / "bin"
 
 
 def suites(rounds: int) -> dict[str, dict[str, str]]:

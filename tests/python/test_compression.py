@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from cairn.dcp import CairnWriter
 from cairn.torch import Saver
 
-KV_DUMP = Path(cairn.__file__).resolve().parents[2] / "bin/kv-dump"
+KV_DUMP = Path(cairn.__file__).parents[2] / "bin/kv-dump"
 
 
 def run_kv_dump(*arguments: object) -> dict:

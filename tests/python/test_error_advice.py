@@ -19,7 +19,7 @@ import cairn
 import cairn.convert
 from cairn.dcp import CairnReader, CairnWriter
 
-BIN = Path(cairn.__file__).resolve().parents[2] / "bin"
+BIN = Path(cairn.__file__).parents[2] / "bin"
 Call = Callable[[Path], Any]
 
 

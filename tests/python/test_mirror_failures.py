@@ -24,7 +24,7 @@ import cairn
 from cairn import Mirror
 from cairn.torch import Saver
 
-KV_DUMP = Path(cairn.__file__).resolve().parents[2] / "bin/kv-dump"
+KV_DUMP = Path(cairn.__file__).parents[2] / "bin/kv-dump"
 
 STATE = """
 import numpy

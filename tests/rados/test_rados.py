@@ -17,7 +17,7 @@ from cairn.dcp import CairnReader, CairnWriter
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CEPH = ROOT / "tests/support/ceph.sh"
-PROGRAMS = pathlib.Path(cairn.__file__).resolve().parents[2] / "bin"
+PROGRAMS = pathlib.Path(cairn.__file__).parents[2] / "bin"
 
 pytestmark = pytest.mark.ceph
 

@@ -183,18 +183,6 @@ def test_private_packages_have_one_sentence_about_their_theme_and_no_code():
         assert folder.name == "__pycache__" or (folder / "__init__.py").exists(), folder
 
 
-def test_every_source_is_listed_in_cmake():
-    text = (ROOT / "python" / "CMakeLists.txt").read_text()
-    listed = text.split("set(python_sources\n")[1].split(")")[0].split()
-    present = [
-        str(path.relative_to(SOURCES))
-        for path in SOURCES.rglob("*")
-        if path.suffix in (".py", ".pyi") or path.name == "py.typed"
-    ]
-
-    assert sorted(listed) == sorted(present)
-
-
 @pytest.mark.parametrize(
     ("module", "text", "wrong"),
     [

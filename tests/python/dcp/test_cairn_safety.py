@@ -309,5 +309,5 @@ def test_after_a_failed_save_other_processes_may_write_once_the_writer_is_closed
 
 def test_kv_dump_verifies_what_dcp_saved(path):
     CAIRN.save(STATE, path)
-    program = Path(cairn.__file__).resolve().parents[2] / "bin" / "kv-dump"
+    program = Path(cairn.__file__).parents[2] / "bin" / "kv-dump"
     assert subprocess.run([program, "verify", path]).returncode == 0
