@@ -29,7 +29,6 @@
 #include "core/step/internal/compress.h"
 #include "core/step/internal/lookup.h"
 #include "core/step/internal/stored_chunk.h"
-#include "core/step/internal/tree_cache.h"
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/mutex.h"
 #include "kv/base/thread_annotations.h"

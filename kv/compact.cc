@@ -14,14 +14,13 @@
 #include <vector>
 
 #include "kv/base/div.h"
-#include "kv/maintain/internal/compact_turn.h"
 #include "kv/maintain/internal/live_ranges.h"
 #include "kv/maintain/internal/payload_mover.h"
 #include "kv/maintain/internal/step_rewriter.h"
 #include "kv/read/internal/snapshot_state.h"
 #include "kv/read/snapshot.h"
 #include "kv/root/internal/kv_records.h"
-#include "kv/segment/internal/compaction_name.h"
+#include "kv/segment/internal/segment_description.h"
 #include "kv/state/internal/root_change.h"
 #include "kv/state/internal/store_state.h"
 #include "kv/storage/internal/object_names.h"

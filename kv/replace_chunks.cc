@@ -11,14 +11,12 @@
 #include <string_view>
 #include <utility>
 
-#include "kv/base/throttle.h"
+#include "kv/base/copy_options.h"
 #include "kv/maintain/compact_options.h"
-#include "kv/maintain/internal/compact_turn.h"
 #include "kv/maintain/internal/live_ranges.h"
 #include "kv/maintain/internal/payload_mover.h"
-#include "kv/maintain/internal/payload_moves.h"
 #include "kv/maintain/internal/step_rewriter.h"
-#include "kv/segment/internal/compaction_name.h"
+#include "kv/segment/internal/segment_description.h"
 #include "kv/state/internal/store_state.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/store.h"

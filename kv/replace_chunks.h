@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kv/base/chunk_entry.h"
+#include "kv/base/chunk_record.h"
 #include "kv/base/error.h"
 
 namespace cairn::kv {

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kv/base/chunk_entry.h"
+#include "kv/base/chunk_record.h"
 #include "kv/base/digest.h"
 #include "kv/base/error.h"
 #include "kv/base/extents.h"

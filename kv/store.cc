@@ -27,7 +27,6 @@
 #include "kv/state/internal/store_state.h"
 #include "kv/step_writer.h"
 #include "kv/storage/cache/internal/reader_cache.h"
-#include "kv/storage/internal/name_check.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/open/open_storage.h"
 #include "kv/storage/storage.h"

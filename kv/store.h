@@ -38,7 +38,6 @@
 
 #include "kv/base/error.h"
 #include "kv/base/options.h"
-#include "kv/base/rebuild_report.h"
 #include "kv/base/retention.h"
 #include "kv/base/step_info.h"
 #include "kv/base/step_records.h"

@@ -5,12 +5,20 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/collectives/transfer_report.h"
-#include "core/device/device.h"
 #include "core/device/host_memory.h"
 #include "core/ranks/communicator.h"
 
 namespace cairn::core {
+
+/// What one call moved on this rank.
+struct TransferReport {
+  uint64_t sent_bytes = 0;         // tensor bytes that it sent, also to itself
+  uint64_t received_bytes = 0;     // tensor bytes from other ranks
+  uint64_t peak_buffer_bytes = 0;  // the most that was in buffers at one time
+  uint64_t round_count = 0;        // calls of the communicator that sent tensors
+};
+
+inline constexpr uint64_t kDefaultBufferBytes = 64 << 20;
 
 struct BroadcastOptions {
   /// Omit leaves from the result that the full state lacks. Otherwise they remain as in the target.

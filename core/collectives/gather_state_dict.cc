@@ -20,7 +20,6 @@
 #include "core/ranks/internal/round_mover.h"
 #include "core/ranks/status_agreement.h"
 #include "core/state_dict/internal/leaves.h"
-#include "core/state_dict/internal/state_devices.h"
 #include "core/tensor/internal/tensor_stream.h"
 
 namespace cairn::core {

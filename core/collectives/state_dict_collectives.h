@@ -33,7 +33,6 @@
 ///
 /// Threads: one call at a time per communicator. States must not change during a call.
 
+#include "core/collectives/broadcast_options.h"
 #include "core/collectives/broadcast_state_dict.h"
-#include "core/collectives/distribute_state_dict.h"
 #include "core/collectives/gather_state_dict.h"
-#include "core/collectives/transfer_report.h"

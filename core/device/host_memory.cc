@@ -8,12 +8,30 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 
-#include "core/device/device.h"
-
 namespace cairn::core {
+
+namespace {
+
+std::atomic<DeviceBackendFinder> registered{nullptr};
+
+}  // namespace
+
+void SetDeviceBackend(DeviceBackendFinder find) { registered = find; }
+
+Result<DeviceBackend*> FindDeviceBackend() {
+  const DeviceBackendFinder find = registered;
+  if (find == nullptr) {
+    return Fail(ErrorCode::kUnimplemented,
+                "this build of Cairn has no CUDA layer; copy tensors to host memory first, or "
+                "build with a CUDA 13 toolkit");
+  }
+  return find();
+}
+
 namespace {
 
 constexpr uint64_t kHugePageBytes = 2 << 20;

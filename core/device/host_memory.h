@@ -5,12 +5,172 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "core/tensor/tensor.h"
 #include "kv/base/error.h"
 
 namespace cairn::core {
+
+// The interface of an accelerator: asynchronous copies to and from its memory, and page digests
+// that are computed where the bytes are.
+//
+// core does not depend on CUDA. The CUDA layer registers itself (cuda/backend.h). Without it, and
+// on machines without a GPU, FindDeviceBackend returns an error with the reason, and everything
+// works for tensors in host memory.
+
+/// A stream of the caller: for CUDA a cudaStream_t, or null for the default stream of the device.
+struct DeviceStream {
+  int device = 0;
+  void* stream = nullptr;
+};
+
+/// Page digests of one call, in device memory: 8 bytes per 64 KiB. Ownership: owns the memory.
+/// Threads: safe; immutable.
+class DevicePageDigests {
+ public:
+  virtual ~DevicePageDigests() = default;
+  virtual uint64_t page_count() const = 0;
+};
+
+/// Payload whose pages a device digests: a chunk of a tensor in device memory.
+struct DigestJob {
+  TensorView source;
+  uint64_t begin_bytes = 0;  // in the row-major form of `source`
+  uint64_t length_bytes = 0;
+  static constexpr uint64_t kNoBase = UINT64_MAX;
+  /// Index of the first page of this payload in the base digests, or kNoBase.
+  uint64_t base_page = kNoBase;
+};
+
+/// A point in the work of a queue, which may outlive the queue. Threads: safe.
+class DeviceFence {
+ public:
+  virtual ~DeviceFence() = default;
+  /// Blocks the calling thread until the device has reached the point.
+  virtual Result<void> Await() const = 0;
+  /// Makes all work that is enqueued on `stream` from now on run after the point. Does not wait.
+  virtual Result<void> MakeStreamWait(void* stream) const = 0;
+};
+
+/// An ordered queue of work on one device, which runs concurrently with the caller's streams.
+/// Members enqueue and return, unless they are documented to wait.
+///
+/// Errors: kResourceExhausted names the budget that is used up, or the memory that is missing;
+/// kUnavailable: the device has failed. Requires tensors in the memory of the device: after an
+/// access to a wrong address, every later CUDA call fails.
+/// Threads: one call at a time. The destructor waits for the enqueued work.
+class DeviceQueue {
+ public:
+  virtual ~DeviceQueue() = default;
+
+  virtual int device() const = 0;
+
+  /// Makes all later work of this queue run after the work that `stream` contains now.
+  virtual Result<void> WaitForStream(void* stream) = 0;
+
+  /// Copies bytes [begin_bytes, begin_bytes + target.size()) of the row-major form of `source`, a
+  /// tensor in device memory, to `target` in host memory; if that is not page-locked, the copy is
+  /// slow and waits. Small and strided parts are collected and packed on the device until the next
+  /// Flush.
+  virtual Result<void> CopyOut(const TensorView& source, uint64_t begin_bytes,
+                               std::span<std::byte> target) = 0;
+  /// Sets `target` to zero, so that parts collected before and after it can be copied together.
+  virtual Result<void> ZeroOut(std::span<std::byte> target) = 0;
+  /// Copies `source` in host memory to bytes [begin_bytes, begin_bytes + source.size()) of the
+  /// row-major form of `target`. `source` must not change until the queue has passed the next
+  /// Flush.
+  virtual Result<void> CopyIn(std::span<const std::byte> source, const TensorTarget& target,
+                              uint64_t begin_bytes) = 0;
+  /// Copies parts that are adjacent in host memory with one transfer; copies to the device also
+  /// join parts with gaps of less than 64 bytes. Requires host memory in which each range between
+  /// two multiples of 2 MiB is one allocation, as in page-locked blocks, because no transfer may
+  /// span two allocations. Off by default.
+  virtual void JoinHostRanges(bool join) = 0;
+  /// Copy within the device: Pack copies row-major bytes [begin_bytes, begin_bytes + count) of
+  /// `source` to `target`, and Unpack copies `source` to these bytes of `target`. Small copies are
+  /// executed together: requires that of the packs between two flushes none reads or writes what
+  /// another one writes, and likewise of the unpacks.
+  virtual Result<void> Pack(const TensorView& source, uint64_t begin_bytes, uint64_t count,
+                            std::byte* target) = 0;
+  virtual Result<void> Unpack(const std::byte* source, uint64_t count, const TensorTarget& target,
+                              uint64_t begin_bytes) = 0;
+
+  /// After an error: discards what was collected and waits for the enqueued work. All marks have
+  /// then passed.
+  virtual void Reset() = 0;
+
+  /// A point in the work of this queue, after everything that was enqueued before it. Flush starts
+  /// all collected work and returns its mark; Passed does not wait.
+  using Mark = uint64_t;
+  virtual Result<Mark> Flush() = 0;
+  virtual Result<bool> Passed(Mark mark) = 0;
+  /// Blocks the calling thread until the queue has passed `mark`.
+  virtual Result<void> Await(Mark mark) = 0;
+  /// Flushes, and returns the point after everything that the queue contains now.
+  virtual Result<std::shared_ptr<const DeviceFence>> Fence() = 0;
+
+  /// The page digests of all jobs, in their order, bit-identical to those of kv/base/digest.h. Each job
+  /// begins a new page. `changed` contains one bit per page, which is set if the job has no base or
+  /// the digest differs from that of `base`.
+  struct Digests {
+    std::shared_ptr<const DevicePageDigests> page_digests;
+    std::vector<uint64_t> changed;  // bit p % 64 of word p / 64
+
+    bool IsChanged(uint64_t page) const { return changed[page / 64] >> (page % 64) & 1; }
+  };
+  /// Digests the pages of `jobs`. `base` may be null. Waits for the result.
+  virtual Result<Digests> Digest(std::span<const DigestJob> jobs,
+                                 const DevicePageDigests* base) = 0;
+  struct PageRange {
+    uint64_t first = 0;
+    uint64_t count = 0;
+  };
+  /// Copies the digests of `ranges` to the host. Waits.
+  virtual Result<std::vector<uint64_t>> FetchPageDigests(const DevicePageDigests& page_digests,
+                                                         std::span<const PageRange> ranges) = 0;
+};
+
+/// Uninitialized memory of one device. Ownership: owns the memory. Threads: safe; immutable.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+  virtual std::byte* data() const = 0;
+  virtual uint64_t length_bytes() const = 0;
+};
+
+/// The accelerators of this process. Threads: all members are safe.
+class DeviceBackend {
+ public:
+  virtual ~DeviceBackend() = default;
+
+  /// Returns a queue for one user. It is a shared_ptr only because its deleter returns the queue,
+  /// with its buffers, to the backend. kInvalidArgument: there is no such device.
+  virtual Result<std::shared_ptr<DeviceQueue>> OpenQueue(int device) = 0;
+  /// kResourceExhausted: there is not enough memory; names the device and its free memory.
+  virtual Result<std::unique_ptr<DeviceMemory>> Allocate(int device, uint64_t length_bytes) = 0;
+  /// Device memory that Allocate could currently return.
+  virtual Result<uint64_t> FreeBytes(int device) = 0;
+
+  /// Page-locks host memory for all devices, so that they copy at the speed of the bus and
+  /// asynchronously. Cost: about one second per 1 to 7 GB. kResourceExhausted: the system does not
+  /// allow more memory to be locked.
+  virtual Result<void> Pin(std::span<std::byte> memory) = 0;
+  virtual void Unpin(std::span<std::byte> memory) = 0;
+};
+
+/// Returns the backend of this process. kFailedPrecondition: there is no usable GPU.
+/// kUnimplemented: this build has no CUDA layer.
+Result<DeviceBackend*> FindDeviceBackend();
+
+/// Users of the CUDA layer call this once, before any FindDeviceBackend, which calls `find`. `find`
+/// remembers a backend that it has returned.
+using DeviceBackendFinder = Result<DeviceBackend*> (*)();
+void SetDeviceBackend(DeviceBackendFinder find);
 
 class DeviceBackend;
 

@@ -11,7 +11,6 @@
 
 #include "core/device/internal/device_queues.h"
 #include "core/state_dict/internal/leaves.h"
-#include "core/state_dict/internal/state_devices.h"
 
 namespace cairn::core {
 namespace {

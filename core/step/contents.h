@@ -6,14 +6,16 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "core/state_dict/state_dict.h"
 #include "core/state_dict/value.h"
 #include "core/tensor/tensor.h"
-#include "kv/base/chunk_entry.h"
+#include "kv/base/chunk_record.h"
 #include "kv/base/digest.h"
+#include "kv/base/error.h"
 #include "kv/base/extents.h"
 #include "kv/base/step_info.h"
 
@@ -67,5 +69,17 @@ struct Contents {
   std::vector<TensorInfo> tensors;  // key order; includes hidden ones that a selected tensor needs
   std::vector<ValueInfo> values;    // key order
 };
+
+// Tensors that are longer than what is stored of them, because they repeat elements of another
+// one, as those that expand() returns do.
+
+/// A tensor that repeats its elements in memory, as expand() does, is stored as an alias if it is
+/// longer than its memory by more than this. Exports refuse tensors that are.
+inline constexpr uint64_t kMaxRepeatedBytes = uint64_t{1} << 30;
+
+/// kResourceExhausted: `tensors` repeat elements of those whose memory they share, as expand()
+/// does, and are more than kMaxRepeatedBytes longer than these. Without this limit, a record of a
+/// few bytes could occupy a reader for years, or fill its disk.
+Result<void> CheckRepeats(std::span<const TensorInfo> tensors);
 
 }  // namespace cairn::core

@@ -9,14 +9,30 @@
 
 #include <complex>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 
 #include "core/tensor/tensor.h"
+#include "kv/base/chunk_record.h"
 
 namespace cairn::core {
+
+/// What counts as a value is described in core/tensor/element_statistics.h.
+struct ElementSummary {
+  double min = std::numeric_limits<double>::infinity();   // of the values that are not NaN
+  double max = -std::numeric_limits<double>::infinity();  // of the same
+  double mean = 0;                                        // of the finite values
+  uint64_t finite = 0;
+  uint64_t zeros = 0;
+  uint64_t nans = 0;
+  uint64_t infs = 0;
+
+  void Add(const ElementSummary& other);
+  kv::ChunkStatistics ToStatistics() const;
+};
 
 struct Statistics {
   uint64_t count = 0;

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "core/step/repeats.h"
+#include "core/step/contents.h"
 
 namespace cairn::core {
 namespace {

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"
+#include "kv/base/copy_options.h"
 #include "kv/base/start_thread.h"
-#include "kv/base/throttle.h"
 #include "kv/read/snapshot.h"
 
 namespace cairn::core {

@@ -1,6 +1,6 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
-/// A buffer for records that are read one after another.
+/// Memory at aligned addresses: mappings, and a buffer for records that are read one by one.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +10,12 @@
 #include <vector>
 
 namespace cairn::kv {
+
+inline constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
+
+/// Maps `length_bytes` of private memory, which is zero, at a multiple of `alignment`, a power of
+/// two that is at least a page. Returns null if there is none. The caller unmaps it with munmap.
+std::byte* MapAligned(uint64_t length_bytes, uint64_t alignment);
 
 /// A buffer that is aligned for FlatBuffers and reused. Threads: one.
 class AlignedBytes {

@@ -9,9 +9,16 @@
 #include <vector>
 
 #include "kv/base/annotations.h"
+#include "kv/base/error.h"
 #include "kv/base/s3_options.h"
 
 namespace cairn::kv {
+
+struct RebuildReport {
+  uint64_t steps = 0;        // number of steps that the new root names
+  std::vector<Error> lost;   // what could not be recovered
+  std::vector<Error> notes;  // damaged roots, and what was recovered only in part, or by assumption
+};
 
 enum class OpenMode {
   kRead,   // never changes anything

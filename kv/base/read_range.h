@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Ranges of segments to be read, and the callbacks that receive what was read.
 
+#include <fcntl.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -9,10 +11,25 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "kv/base/error.h"
 
 namespace cairn::kv {
+
+/// Arguments of openat(2), unlinkat(2) and the like. A name in a directory that is held open means
+/// the same file when the directory was renamed, or the link to it replaced. Ownership: borrows the
+/// descriptor, which outlives it.
+struct FilePlace {
+  FilePlace(std::string path_in)  // NOLINT(google-explicit-constructor): a path is a place
+      : name(path_in), path(std::move(path_in)) {}
+  FilePlace(int directory_in, std::string name_in, std::string path_in)
+      : directory(directory_in), name(std::move(name_in)), path(std::move(path_in)) {}
+
+  int directory = AT_FDCWD;
+  std::string name;  // "." is the directory itself
+  std::string path;  // for error messages
+};
 
 /// Called with a key (without its column) and a record that is aligned to 8 bytes. Both are valid
 /// only during the call. Returns false to stop the scan.

@@ -9,7 +9,7 @@
 
 #include <algorithm>
 
-#include "kv/base/aligned_mapping.h"
+#include "kv/base/aligned_bytes.h"
 #include "kv/base/div.h"
 #include "kv/io/internal/file.h"
 

@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-#include "kv/storage/internal/name_check.h"
+#include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv {
 namespace {

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/base/file_place.h"
+#include "kv/base/read_range.h"
 #include "kv/io/io_queue.h"
 
 namespace cairn::kv {

@@ -7,7 +7,7 @@
 
 #include <new>
 
-#include "kv/base/aligned_mapping.h"
+#include "kv/base/aligned_bytes.h"
 #include "kv/base/div.h"
 #include "kv/base/error.h"
 

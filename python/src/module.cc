@@ -10,12 +10,12 @@
 #include <nanobind/stl/vector.h>
 
 #include "core/base/close_name.h"
-#include "core/device/device.h"
+#include "core/device/host_memory.h"
 #include "core/load/map.h"
 #include "core/save/check_save.h"
 #include "core/step/contents.h"
 #include "kv/base/step_info.h"
-#include "kv/storage/open/repeated_requests.h"
+#include "kv/storage/open/open_storage.h"
 #include "python/src/collectives.h"
 #include "python/src/communicator_binding.h"
 #include "python/src/conversion_binding.h"

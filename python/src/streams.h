@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/device/device.h"
+#include "core/device/host_memory.h"
 
 namespace cairn::python {
 

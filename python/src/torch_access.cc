@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/device/device.h"
+#include "core/device/host_memory.h"
 #include "python/src/gil.h"
 
 namespace cairn::python {

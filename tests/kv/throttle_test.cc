@@ -1,8 +1,8 @@
 // The limit of bytes per second, with times that the tests choose.
 
-#include "kv/base/throttle.h"
-
 #include <gtest/gtest.h>
+
+#include "kv/base/copy_options.h"
 
 namespace cairn::kv {
 namespace {

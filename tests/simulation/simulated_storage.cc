@@ -10,7 +10,7 @@
 
 #include "kv/root/internal/root_record.h"
 #include "kv/state/internal/store_identity.h"
-#include "kv/storage/internal/name_check.h"
+#include "kv/storage/internal/object_names.h"
 
 namespace cairn::simulation {
 namespace {

@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "kv/storage/internal/name_check.h"
+#include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
 namespace {

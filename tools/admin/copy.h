@@ -9,7 +9,6 @@
 
 #include "kv/base/copy_options.h"
 #include "kv/base/error.h"
-#include "kv/base/throttle.h"
 #include "kv/store.h"
 #include "tools/common/command_line.h"
 #include "tools/common/json.h"

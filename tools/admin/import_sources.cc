@@ -6,7 +6,7 @@
 #include <system_error>
 #include <utility>
 
-#include "core/interop/safetensors/shard_index.h"
+#include "core/interop/safetensors/safetensors_format.h"
 #include "tools/admin/torch_files.h"
 
 namespace cairn::tools {

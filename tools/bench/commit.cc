@@ -19,7 +19,7 @@
 #include "core/upkeep/simulated_rank.h"
 #include "kv/base/mutex.h"
 #include "kv/base/thread_annotations.h"
-#include "tools/bench/scratch_store.h"
+#include "tools/bench/saved_model.h"
 #include "tools/bench/table_limit.h"
 #include "tools/bench/verbs.h"
 #include "tools/common/progress.h"

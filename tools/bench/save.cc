@@ -9,7 +9,6 @@
 #include "tools/bench/measure.h"
 #include "tools/bench/saved_model.h"
 #include "tools/bench/verbs.h"
-#include "tools/common/disk_usage.h"
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"
 

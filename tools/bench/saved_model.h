@@ -1,17 +1,36 @@
 #pragma once
 /// A model in memory, and a store that has it as step 1.
 
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "core/checkpoint_store.h"
 #include "tools/bench/model_state.h"
-#include "tools/bench/scratch_store.h"
 #include "tools/bench/verbs.h"
 #include "tools/common/progress.h"
 
 namespace cairn::tools {
+
+/// A directory below --dir that exists as long as this object.
+class ScratchStore {
+ public:
+  /// Only chooses the name, DIRECTORY/cairn-bench-VERB-PID, or a longer one if that exists.
+  ScratchStore(const std::string& directory, std::string_view verb);
+  ~ScratchStore() { Remove(); }
+  ScratchStore(const ScratchStore&) = delete;
+  ScratchStore& operator=(const ScratchStore&) = delete;
+
+  std::string path() const { return path_.string(); }
+  /// Removes the directory. A failure is ignored: the user sees the directory, and the measurement
+  /// is valid.
+  void Remove() const;
+
+ private:
+  std::filesystem::path path_;
+};
 
 using StorePointer = std::unique_ptr<core::CheckpointStore>;
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "core/tensor/element_statistics.h"
-#include "tools/dump/element_json.h"
+#include "tools/dump/contents_json.h"
 
 namespace cairn::tools {
 namespace {

@@ -14,7 +14,7 @@
 #include "tools/common/quantities.h"
 #include "tools/common/table.h"
 #include "tools/common/text.h"
-#include "tools/dump/element_json.h"
+#include "tools/dump/contents_json.h"
 #include "tools/dump/opened_store.h"
 #include "tools/dump/verbs.h"
 

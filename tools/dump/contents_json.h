@@ -1,16 +1,27 @@
 #pragma once
 /// Steps, tensors and plain values of a store as JSON.
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "core/state_dict/value.h"
 #include "core/step/contents.h"
 #include "kv/base/step_info.h"
+#include "schema/dtype.h"
 #include "tools/common/json.h"
 
 namespace cairn::tools {
+
+/// A finite double is a number; NaN and infinities, which JSON does not have, are the strings
+/// "NaN", "Infinity" and "-Infinity".
+Json FloatJson(double value);
+
+/// The exact value. A complex number is [real, imaginary]; a float4_e2m1fn_x2 is a list of its two
+/// halves. Requires ElementBytes(dtype) bytes.
+Json ElementJson(schema::DType dtype, std::span<const std::byte> element);
 
 Json StepJson(const kv::StepInfo& step);
 

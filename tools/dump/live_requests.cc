@@ -15,7 +15,7 @@
 
 #include "core/inspect/diff.h"
 #include "core/state_dict/key_pattern.h"
-#include "core/step/repeats.h"
+#include "core/step/contents.h"
 #include "kv/read/snapshot.h"
 #include "tools/common/progress.h"
 #include "tools/common/text.h"
@@ -23,7 +23,6 @@
 #include "tools/dump/array_text.h"
 #include "tools/dump/change_kind.h"
 #include "tools/dump/contents_json.h"
-#include "tools/dump/element_json.h"
 #include "tools/dump/opened_store.h"
 #include "tools/dump/report_page.h"
 #include "tools/dump/slice.h"

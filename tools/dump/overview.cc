@@ -9,7 +9,6 @@
 #include "core/step/contents.h"
 #include "kv/base/step_info.h"
 #include "kv/read/snapshot.h"
-#include "tools/common/disk_usage.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/quantities.h"
 #include "tools/common/table.h"

@@ -16,7 +16,7 @@
 #include "tools/common/quantities.h"
 #include "tools/common/text.h"
 #include "tools/common/timestamps.h"
-#include "tools/dump/element_json.h"
+#include "tools/dump/contents_json.h"
 #include "tools/dump/report_findings.h"
 
 namespace cairn::tools {

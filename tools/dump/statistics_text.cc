@@ -10,7 +10,7 @@
 
 #include "tools/common/quantities.h"
 #include "tools/common/text.h"
-#include "tools/dump/element_json.h"
+#include "tools/dump/contents_json.h"
 
 namespace cairn::tools {
 namespace {

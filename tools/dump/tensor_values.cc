@@ -9,7 +9,7 @@
 
 #include "core/load/load_options.h"
 #include "core/tensor/chunk_grid.h"
-#include "tools/dump/element_json.h"
+#include "tools/dump/contents_json.h"
 
 namespace cairn::tools {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/load/load_options.h"
-#include "core/step/repeats.h"
+#include "core/step/contents.h"
 #include "core/tensor/chunk_grid.h"
 #include "core/tensor/element_statistics.h"
 

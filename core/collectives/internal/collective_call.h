@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <set>
 
-#include "core/collectives/transfer_report.h"
+#include "core/collectives/broadcast_options.h"
 #include "core/ranks/communicator.h"
 #include "core/ranks/internal/round_mover.h"
 

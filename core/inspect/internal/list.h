@@ -10,7 +10,6 @@
 #include "core/state_dict/key_pattern.h"
 #include "core/step/contents.h"
 #include "core/step/internal/lookup.h"
-#include "core/step/internal/tree_cache.h"
 
 namespace cairn::core::internal {
 

@@ -2,16 +2,31 @@
 /// Collects the distinct payload that the chunk records of several steps refer to, so that it is
 /// read once.
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "core/inspect/internal/scrub_item.h"
 #include "core/step/contents.h"
 
 namespace cairn::core::internal {
+
+/// Payload, page digests, or both, that a chunk record refers to.
+struct ScrubItem {
+  enum class Part {
+    kChunk,        // the payload and the page digests of a chunk with one extent
+    kExtent,       // the payload of one of several extents, or a part of it, and its page digests
+    kPageDigests,  // only the page digests of a chunk with several extents
+    kDeltas,       // everything of a chunk with deltas
+  };
+  uint64_t step = 0;
+  std::string fqn;
+  ChunkInfo chunk;  // kExtent: `extents` contains only the extent to be read
+  Part part = Part::kChunk;
+  uint64_t first_page = 0;  // kExtent: position of the extent in the chunk
+};
 
 /// Chunks with one extent are identified by the location of its first byte, chunks with several
 /// extents or with deltas by the locations of all of them. Extents that chunks without deltas have

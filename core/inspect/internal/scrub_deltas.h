@@ -8,7 +8,7 @@
 #include <string>
 
 #include "core/base/internal/progress_meter.h"
-#include "core/inspect/internal/scrub_item.h"
+#include "core/inspect/internal/payload_index.h"
 #include "kv/read/snapshot.h"
 
 namespace cairn::core::internal {

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "core/base/progress.h"
-#include "core/inspect/internal/scrub_item.h"
+#include "core/inspect/internal/payload_index.h"
 #include "kv/base/step_info.h"
 #include "kv/read/snapshot.h"
 

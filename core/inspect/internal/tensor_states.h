@@ -10,7 +10,6 @@
 #include <string_view>
 #include <vector>
 
-#include "kv/base/chunk_entry.h"
 #include "kv/base/chunk_record.h"
 #include "kv/base/error.h"
 #include "kv/base/step_info.h"

@@ -13,7 +13,7 @@
 #include <system_error>
 #include <utility>
 
-#include "core/interop/safetensors/shard_index.h"
+#include "core/interop/safetensors/safetensors_format.h"
 
 namespace cairn::core {
 namespace {

@@ -12,7 +12,7 @@
 #include "core/base/internal/progress_meter.h"
 #include "core/interop/safetensors/internal/durable_file.h"
 #include "core/interop/safetensors/safetensors_writer.h"
-#include "core/step/repeats.h"
+#include "core/step/contents.h"
 #include "core/upkeep/payload_reader.h"
 
 namespace cairn::core {

@@ -3,14 +3,21 @@
 /// Vocabulary of the safetensors file format (https://github.com/huggingface/safetensors).
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include "core/tensor/tensor.h"
+#include "kv/base/error.h"
 
 namespace cairn::core {
+
+/// Reads {"weight_map": {TENSOR: FILE, ...}} as hostile input, and returns the file of each tensor.
+/// A file is a plain name: an index must not select files in other directories. kDataLoss: it is
+/// not such an index. kNotFound, kUnavailable: it cannot be read.
+Result<std::map<std::string, std::string>> ReadShardIndex(const std::string& path);
 
 /// The format's own limit.
 inline constexpr uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;

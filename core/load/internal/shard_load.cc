@@ -26,7 +26,7 @@
 #include "core/ranks/internal/all_gather_values.h"
 #include "core/ranks/internal/round_mover.h"
 #include "core/ranks/status_agreement.h"
-#include "core/state_dict/internal/state_devices.h"
+#include "core/state_dict/internal/leaves.h"
 #include "core/step/internal/owners.h"
 #include "core/tensor/internal/replica_group.h"
 #include "kv/base/catch_exhaustion.h"

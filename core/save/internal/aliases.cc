@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "core/step/repeats.h"
+#include "core/step/contents.h"
 #include "core/tensor/internal/memory_span.h"
 
 namespace cairn::core::internal {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/save/internal/delta_limits.h"
 #include "core/save/internal/tensor_payload.h"
 #include "kv/base/digest.h"
 #include "kv/base/read_range.h"

@@ -7,8 +7,7 @@
 #include <span>
 
 #include "core/tensor/element_statistics.h"
-#include "core/tensor/element_summary.h"
-#include "kv/base/chunk_entry.h"
+#include "kv/base/chunk_record.h"
 #include "schema/dtype.h"
 
 namespace cairn::core::internal {

@@ -9,7 +9,7 @@
 
 #include "core/save/internal/chunk_source.h"
 #include "core/step/internal/lookup.h"
-#include "kv/base/chunk_entry.h"
+#include "kv/base/chunk_record.h"
 #include "kv/base/digest.h"
 #include "kv/base/error.h"
 #include "kv/step_writer.h"

@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "core/device/device.h"
+#include "core/device/host_memory.h"
 #include "core/step/contents.h"
 #include "core/tensor/chunk_grid.h"
-#include "kv/base/chunk_entry.h"
+#include "kv/base/chunk_record.h"
 #include "kv/base/digest.h"
 #include "kv/base/error.h"
 

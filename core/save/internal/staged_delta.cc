@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "core/save/internal/delta_limits.h"
+#include "core/save/internal/chunk_deltas.h"
 
 namespace cairn::core::internal {
 

@@ -13,7 +13,7 @@
 
 #include "core/base/internal/groups.h"
 #include "core/save/internal/base_cursor.h"
-#include "core/save/internal/delta_limits.h"
+#include "core/save/internal/chunk_deltas.h"
 #include "core/save/internal/saved_chunks.h"
 #include "core/save/internal/staged_delta.h"
 #include "core/save/internal/stated_unchanged.h"

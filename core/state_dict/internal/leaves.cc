@@ -33,4 +33,12 @@ Result<void> CheckMemory(const StateDict& state, const std::vector<Leaf>& leaves
   return {};
 }
 
+void AddDevices(const StateDict& state, std::set<int>& devices) {
+  for (uint32_t i = 0; i < state.tensors.size(); ++i) {
+    ForEachMemory(state, i, [&](const TensorView& view) {
+      if (view.device != kHostDevice) devices.insert(view.device);
+    });
+  }
+}
+
 }  // namespace cairn::core::internal

@@ -2,10 +2,14 @@
 /// Access to the contents of the leaves of state dicts. Threads: all functions are safe.
 
 #include <cstdint>
+#include <set>
 
 #include "core/state_dict/state_dict.h"
 
 namespace cairn::core::internal {
+
+/// Adds to `devices` those, except the host, whose memory contains tensors of `state`.
+void AddDevices(const StateDict& state, std::set<int>& devices);
 
 /// Returns null for a tensor that is not sharded.
 inline const Sharding* FindSharding(const StateDict& state, uint32_t tensor) {

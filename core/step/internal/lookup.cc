@@ -4,11 +4,30 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "core/tensor/tiling.h"
 #include "kv/base/key.h"
 
 namespace cairn::core::internal {
+
+Result<std::shared_ptr<const StoredTree>> TreeCache::Find(const StepView& view) {
+  {
+    const MutexLock lock(mutex_);
+    if (tree_ != nullptr && digest_ == view.step.structure) return tree_;
+  }
+  CAIRN_TRY_ASSIGN(std::vector<std::byte> record, FindStructure(view));
+  // A damaged record must not become the tree of other steps.
+  const bool keeps = record.size() <= kMaxBytes && kv::PayloadDigest(record) == view.step.structure;
+  CAIRN_TRY_ASSIGN(std::shared_ptr<const StoredTree> tree, StoredTree::Open(std::move(record)));
+  if (keeps) {
+    const MutexLock lock(mutex_);
+    digest_ = view.step.structure;
+    tree_ = tree;
+  }
+  return tree;
+}
+
 namespace {
 
 // A lookup costs about as much as this many records of a scan.

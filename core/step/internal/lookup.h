@@ -2,6 +2,7 @@
 /// Finds the records of one step: the step in a fresh snapshot, its tensors, its chunks, and the
 /// names of its files.
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
@@ -10,9 +11,13 @@
 #include <utility>
 #include <vector>
 
+#include "core/state_dict/internal/stored_tree.h"
 #include "core/step/contents.h"
 #include "core/step/internal/tensor_records.h"
+#include "kv/base/digest.h"
+#include "kv/base/mutex.h"
 #include "kv/base/step_info.h"
+#include "kv/base/thread_annotations.h"
 #include "kv/read/snapshot.h"
 #include "kv/store.h"
 
@@ -86,5 +91,22 @@ std::string SegmentPath(const StepView& view, uint64_t segment_id);
 /// the segment's file and `offset_bytes` in it.
 Error DamagedBytes(const StepView& view, const std::string& fqn, uint64_t segment_id,
                    std::string message, uint64_t offset_bytes);
+
+/// Keeps the last tree whose StructureRecord has at most kMaxBytes. Steps with equal trees, as
+/// those of one training job, share it. Threads: all members are safe.
+class TreeCache {
+ public:
+  /// Of StructureRecords: about 2.5 million tensors.
+  static constexpr uint64_t kMaxBytes = 64 << 20;
+
+  /// Returns the tree of the step. kDataLoss: its StructureRecord is missing or damaged.
+  /// kUnimplemented: a newer version wrote it. Cost: reads the StructureRecord, unless it is kept.
+  Result<std::shared_ptr<const StoredTree>> Find(const StepView& view);
+
+ private:
+  Mutex mutex_;
+  kv::Digest digest_ CAIRN_GUARDED_BY(mutex_);                       // of the record of tree_
+  std::shared_ptr<const StoredTree> tree_ CAIRN_GUARDED_BY(mutex_);  // shared with its readers
+};
 
 }  // namespace cairn::core::internal

@@ -16,7 +16,7 @@
 #include "kv/base/div.h"
 #include "kv/base/zstd_limit.h"
 #include "kv/io/internal/file.h"
-#include "kv/storage/internal/name_check.h"
+#include "kv/storage/internal/object_names.h"
 #include "schema/little_endian.h"
 
 namespace cairn::kv::internal {

@@ -13,7 +13,7 @@
 #include "kv/io/worker_pool.h"
 #include "kv/state/internal/attempt_outcome.h"
 #include "kv/storage/internal/concurrent_requests.h"
-#include "kv/storage/internal/name_check.h"
+#include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -9,7 +9,7 @@
 #include "kv/base/digest.h"
 #include "kv/commit/internal/part_file.h"
 #include "kv/state/internal/attempt_outcome.h"
-#include "kv/storage/internal/name_check.h"
+#include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/base/file_place.h"
+#include "kv/base/read_range.h"
 #include "kv/io/file_descriptor.h"
 
 namespace cairn::kv::internal {

@@ -20,9 +20,8 @@
 #include "kv/base/key.h"
 #include "kv/base/record_check.h"
 #include "kv/root/internal/kv_records.h"
-#include "kv/segment/internal/compaction_name.h"
+#include "kv/segment/internal/segment_description.h"
 #include "kv/segment/internal/segment_format.h"
-#include "kv/storage/internal/name_check.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/table/internal/table_writer.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/base/rebuild_report.h"
+#include "kv/base/options.h"
 #include "kv/root/internal/root_record.h"
 #include "kv/storage/storage.h"
 

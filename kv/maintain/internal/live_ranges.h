@@ -12,10 +12,18 @@
 
 #include "kv/base/error.h"
 #include "kv/base/extents.h"
-#include "kv/maintain/internal/payload_moves.h"
 #include "kv/root/internal/kv_records.h"
 
 namespace cairn::kv::internal {
+
+class PayloadMoves {
+ public:
+  virtual ~PayloadMoves() = default;
+  /// Whether chunks with an extent in the segment may have been moved.
+  virtual bool Contains(uint64_t segment_id) const = 0;
+  /// Returns the extents of a chunk after the move; nothing if they are the same.
+  virtual std::optional<ChunkExtents> Moved(const ChunkExtents& extents) const = 0;
+};
 
 /// Identifies the bytes of a chunk: the segment and the offset of its last delta, or of its only
 /// extent.

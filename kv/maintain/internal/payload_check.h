@@ -9,7 +9,7 @@
 
 #include "kv/base/error.h"
 #include "kv/segment/internal/segment_description.h"
-#include "kv/table/internal/stream_checksum.h"
+#include "kv/table/internal/window_reader.h"
 
 namespace cairn::kv::internal {
 

@@ -11,9 +11,9 @@
 #include <string_view>
 #include <vector>
 
+#include "kv/base/copy_options.h"
 #include "kv/base/error.h"
 #include "kv/base/step_info.h"
-#include "kv/base/throttle.h"
 #include "kv/io/block_pool.h"
 #include "kv/maintain/compact_options.h"
 #include "kv/maintain/internal/live_ranges.h"

@@ -23,7 +23,6 @@
 #include "kv/state/internal/attempt_outcome.h"
 #include "kv/state/internal/root_change.h"
 #include "kv/state/internal/store_identity.h"
-#include "kv/storage/internal/name_check.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/table/internal/table_stack.h"
 

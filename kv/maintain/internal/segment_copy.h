@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <functional>
 
+#include "kv/base/copy_options.h"
 #include "kv/base/error.h"
 #include "kv/base/step_info.h"
-#include "kv/base/throttle.h"
 #include "kv/read/internal/snapshot_state.h"
 #include "kv/state/internal/store_state.h"
 

@@ -12,7 +12,6 @@
 #include "kv/base/mutex.h"
 #include "kv/base/step_info.h"
 #include "kv/base/thread_annotations.h"
-#include "kv/base/throttle.h"
 #include "kv/maintain/internal/finished_segments.h"
 #include "kv/maintain/internal/segment_copy.h"
 #include "kv/maintain/internal/target_segments.h"

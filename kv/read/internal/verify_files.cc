@@ -15,7 +15,6 @@
 #include "kv/segment/internal/segment_description.h"
 #include "kv/segment/internal/segment_format.h"
 #include "kv/state/internal/store_identity.h"
-#include "kv/storage/internal/name_check.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/internal/object_reader.h"
 

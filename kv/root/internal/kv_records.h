@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kv/base/chunk_entry.h"
+#include "kv/base/chunk_record.h"
 #include "kv/base/digest.h"
 #include "kv/base/error.h"
 #include "kv/base/extents.h"

@@ -19,7 +19,7 @@
 #include "kv/base/mutex.h"
 #include "kv/base/start_thread.h"
 #include "kv/base/thread_annotations.h"
-#include "kv/storage/internal/name_check.h"
+#include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -10,7 +10,6 @@
 #include <string>
 
 #include "kv/root/internal/framed_record.h"
-#include "kv/storage/internal/name_check.h"
 #include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {

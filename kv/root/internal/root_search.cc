@@ -9,7 +9,6 @@
 
 #include "kv/root/internal/root_reads.h"
 #include "kv/storage/internal/concurrent_requests.h"
-#include "kv/storage/internal/name_check.h"
 #include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {

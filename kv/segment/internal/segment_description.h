@@ -1,8 +1,12 @@
 #pragma once
 /// Everything in a sealed segment except for its payload: header, page digests, footer and trailer.
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "kv/base/error.h"
@@ -13,6 +17,14 @@
 #include "kv/storage/internal/object_reader.h"
 
 namespace cairn::kv::internal {
+
+// What the segments of a compaction have in place of the name of an attempt. Their footers list
+// ranges that several steps use, from which no step can be recovered.
+
+inline std::string CompactionName(std::string_view session, uint64_t id) {
+  return fmt::format("{}-compact-{:016x}", session, id);
+}
+inline bool IsCompactionName(std::string_view attempt) { return attempt.contains("-compact-"); }
 
 struct SegmentDescription {
   SegmentHeader header;

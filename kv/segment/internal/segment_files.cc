@@ -4,7 +4,7 @@
 
 #include <iterator>
 
-#include "kv/storage/internal/name_check.h"
+#include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
 

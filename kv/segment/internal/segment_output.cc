@@ -4,7 +4,7 @@
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/io/internal/fault_point.h"
-#include "kv/storage/internal/name_check.h"
+#include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
 

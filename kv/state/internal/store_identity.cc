@@ -23,7 +23,6 @@
 #include "kv/base/digest.h"
 #include "kv/io/internal/file.h"
 #include "kv/storage/files/internal/directory_storage.h"
-#include "kv/storage/internal/name_check.h"
 #include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {

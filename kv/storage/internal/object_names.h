@@ -18,6 +18,15 @@
 
 namespace cairn::kv::internal {
 
+/// Returns whether `name` is a valid name: elements of letters, digits, '.', '-' and '_' with '/'
+/// between them, none of which is empty or begins with '.'.
+bool IsObjectName(std::string_view name);
+/// Returns whether `prefix` is empty, or a valid name followed by '/'.
+bool IsObjectPrefix(std::string_view prefix);
+
+/// Returns what Error::file contains for an object: the address of the storage, '/', and the name.
+std::string ObjectPath(std::string_view address, std::string_view name);
+
 /// Returns whether `text` consists of `digit_count` hexadecimal digits in lower case.
 bool IsHexDigits(std::string_view text, size_t digit_count);
 /// Returns whether `text` consists of decimal digits, at least one.

@@ -8,7 +8,7 @@
 
 #include "kv/base/error.h"
 #include "kv/io/internal/file.h"
-#include "kv/storage/internal/name_check.h"
+#include "kv/storage/internal/object_names.h"
 #include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {

@@ -7,9 +7,17 @@
 #include "kv/storage/files/internal/directory_storage.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "kv/storage/rados/internal/rados_storage.h"
+#include "kv/storage/s3/internal/s3_client.h"
+#include "kv/storage/s3/internal/s3_settings.h"
 #include "kv/storage/s3/internal/s3_storage.h"
 
 namespace cairn::kv {
+
+uint64_t RepeatedRequests(const std::string& address) {
+  const auto parsed = internal::ParseS3Address(address);
+  if (!parsed) return 0;
+  return internal::RepeatedRequestCounter(internal::PlainAddress(*parsed));
+}
 
 Result<std::shared_ptr<Storage>> OpenStorage(const std::string& address, const S3Options& s3) {
   const size_t colon = address.find(':');

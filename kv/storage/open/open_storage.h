@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The storage at an address.
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -9,6 +10,12 @@
 #include "kv/storage/storage.h"
 
 namespace cairn::kv {
+
+/// Returns how many requests for the store at `address` this process has sent again so far, through
+/// all of its stores and storages: after a failure that may be temporary, or with other credentials
+/// (kv/storage/s3/internal/s3_client.h). 0 for addresses that are not s3://BUCKET/PREFIX.
+/// Threads: any.
+uint64_t RepeatedRequests(const std::string& address);
 
 /// Opens the storage at an address: PATH, file:PATH, s3://BUCKET/PREFIX, rados:POOL/NAMESPACE, or
 /// memory:NAME (which is shared inside the process). Creates nothing, and sends no request. A

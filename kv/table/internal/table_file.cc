@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kv/table/internal/stream_checksum.h"
 #include "kv/table/internal/table_check.h"
+#include "kv/table/internal/window_reader.h"
 
 namespace cairn::kv::internal {
 namespace {

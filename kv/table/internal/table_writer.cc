@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "kv/table/internal/record_buffer.h"
-#include "kv/table/internal/stream_checksum.h"
 #include "kv/table/internal/table_file_system.h"
+#include "kv/table/internal/window_reader.h"
 
 namespace cairn::kv::internal {
 namespace {

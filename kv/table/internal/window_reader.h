@@ -15,7 +15,26 @@
 #include "kv/base/thread_annotations.h"
 #include "kv/storage/internal/object_reader.h"
 
+struct XXH3_state_s;
+
 namespace cairn::kv::internal {
+
+/// Threads: one.
+class StreamChecksum64 {
+ public:
+  StreamChecksum64();
+  ~StreamChecksum64();
+
+  void Update(std::span<const std::byte> bytes);
+  /// Returns Checksum64 (the XXH3-64) of all bytes so far.
+  uint64_t value() const;
+
+ private:
+  struct FreeState {
+    void operator()(XXH3_state_s* state) const;
+  };
+  std::unique_ptr<XXH3_state_s, FreeState> state_;
+};
 
 /// Reads windows of 256 KiB and keeps the last 16, so lookups of neighbouring keys make one
 /// request. When reads move forward through the object, each request is twice as long as the one

@@ -1,5 +1,4 @@
-#include "core/step/internal/tree_cache.h"
-
+#include "core/step/internal/lookup.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {

@@ -10,7 +10,7 @@
 
 #include "kv/storage/files/internal/directory_storage.h"
 #include "kv/storage/files/internal/memory_storage.h"
-#include "kv/storage/internal/name_check.h"
+#include "kv/storage/internal/object_names.h"
 #include "kv/storage/open/open_storage.h"
 #include "tests/kv/storage/storage_contract.h"
 #include "tests/support/faulty_storage.h"

@@ -24,7 +24,7 @@
 #include <string_view>
 
 #include "kv/base/error.h"
-#include "kv/base/file_place.h"
+#include "kv/base/read_range.h"
 #include "kv/io/file_descriptor.h"
 
 namespace cairn::kv::internal {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/base/file_place.h"
+#include "kv/base/read_range.h"
 
 namespace cairn::kv::internal {
 

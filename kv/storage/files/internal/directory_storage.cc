@@ -18,7 +18,6 @@
 #include "kv/io/internal/fault_point.h"
 #include "kv/io/internal/file.h"
 #include "kv/storage/files/internal/directory_entries.h"
-#include "kv/storage/internal/name_check.h"
 #include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {

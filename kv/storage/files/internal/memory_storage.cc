@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "kv/storage/internal/name_check.h"
+#include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "kv/storage/internal/name_check.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/rados/internal/object_read.h"
 #include "kv/storage/rados/internal/object_write.h"

@@ -15,7 +15,7 @@
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/start_thread.h"
-#include "kv/storage/internal/name_check.h"
+#include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
 

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "kv/base/digest.h"
-#include "kv/storage/internal/name_check.h"
+#include "kv/storage/internal/object_names.h"
 #include "kv/storage/rados/internal/object_read.h"
 #include "kv/storage/rados/internal/rados_leftovers.h"
 #include "kv/storage/rados/internal/rados_notices.h"

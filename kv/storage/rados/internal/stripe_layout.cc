@@ -9,7 +9,7 @@
 #include <array>
 #include <charconv>
 
-#include "kv/storage/internal/name_check.h"
+#include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -6,14 +6,24 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <random>
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"
+#include "kv/base/mutex.h"
 #include "kv/base/start_thread.h"
-#include "kv/storage/s3/internal/repeated_request_counter.h"
 
 namespace cairn::kv::internal {
+
+std::atomic<uint64_t>& RepeatedRequestCounter(const std::string& address) {
+  // Never destroyed: threads of clients may count until the process ends.
+  static Mutex& mutex = *new Mutex;
+  static auto& counters = *new std::map<std::string, std::atomic<uint64_t>>;
+  const MutexLock lock(mutex);
+  return counters[address];
+}
+
 namespace {
 
 using Clock = std::chrono::steady_clock;

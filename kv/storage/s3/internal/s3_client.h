@@ -42,6 +42,13 @@
 
 namespace cairn::kv::internal {
 
+// A counter per place in a bucket, for all clients of this process. A count in each client would
+// have to be passed through every interface between it and those who show it.
+
+/// Returns the counter of `address` ("s3://BUCKET/PREFIX"), which exists until the process ends.
+/// Threads: any.
+std::atomic<uint64_t>& RepeatedRequestCounter(const std::string& address);
+
 struct S3Request {
   std::string operation;  // completes "cannot ...", such as "put the object"
   std::string file;       // Error::file

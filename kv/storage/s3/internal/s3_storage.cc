@@ -13,7 +13,6 @@
 
 #include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/listing.h"
-#include "kv/storage/internal/name_check.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/s3/internal/aws_profile.h"
 #include "kv/storage/s3/internal/credential_sources.h"

@@ -1,4 +1,4 @@
-#include "kv/base/aligned_mapping.h"
+#include "kv/base/aligned_bytes.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
 // Compares the lengths of aliases with the spans of their elements.
 
-#include "core/step/repeats.h"
+#include "core/step/contents.h"
 
 #include <fmt/format.h>
 

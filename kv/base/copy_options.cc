@@ -1,4 +1,4 @@
-#include "kv/base/throttle.h"
+#include "kv/base/copy_options.h"
 
 #include <algorithm>
 
