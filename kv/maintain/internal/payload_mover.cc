@@ -3,11 +3,9 @@
 #include "kv/maintain/internal/payload_mover.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <optional>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"
@@ -26,7 +24,6 @@ constexpr uint64_t kBatchBytes = 16 << 20;  // of pieces that are read together
 constexpr size_t kBatchPieces = 4096;
 constexpr uint32_t kBlocks = 4;
 constexpr uint64_t kMinCompressedBytes = 4096;
-constexpr std::chrono::milliseconds kWaitSlice{50};  // after which a compaction can be stopped
 static_assert(kPieceBytes % kPageBytes == 0);
 
 /// With a limit of bytes per second, returns what may pass in a tenth of a second: shorter pieces
@@ -113,14 +110,7 @@ Result<void> PayloadMover::OnRecord(Column column, std::span<const std::byte> re
 }
 
 Result<void> PayloadMover::AwaitTurn(uint64_t bytes) {
-  CAIRN_TRY(context_.progress(0));
-  auto now = Throttle::Clock::now();
-  const auto turn = context_.throttle.Reserve(bytes, now);
-  for (; now < turn; now = Throttle::Clock::now()) {
-    std::this_thread::sleep_until(std::min(turn, now + kWaitSlice));
-    CAIRN_TRY(context_.progress(0));
-  }
-  return {};
+  return context_.throttle.Await(bytes, [&] { return context_.progress(0); });
 }
 
 Result<void> PayloadMover::Append(std::span<const std::byte> bytes, SegmentAlignment alignment,

@@ -12,12 +12,10 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <deque>
 #include <memory>
 #include <span>
-#include <thread>
 #include <utility>
 
 #include "kv/io/internal/block_io.h"
@@ -31,8 +29,6 @@
 
 namespace cairn::kv::internal {
 namespace {
-
-constexpr std::chrono::milliseconds kWaitSlice{50};  // after which a waiting copy can be stopped
 
 Result<std::unique_ptr<IoQueue>> MakeQueueOf(Storage& storage, const IoOptions& options) {
   if (storage.local_files() == nullptr) return storage.MakeQueue(options.queue_depth);
@@ -157,13 +153,7 @@ class SegmentCopy {
 
   /// Waits until the throttle allows a transfer.
   Result<void> AwaitTurn(uint64_t bytes) {
-    auto now = Throttle::Clock::now();
-    const auto turn = context_.throttle.Reserve(bytes, now);
-    for (; now < turn; now = Throttle::Clock::now()) {
-      CAIRN_TRY(context_.progress(0));
-      std::this_thread::sleep_until(std::min(turn, now + kWaitSlice));
-    }
-    return {};
+    return context_.throttle.Await(bytes, [&] { return context_.progress(0); });
   }
 
   Result<void> FinishRead() {

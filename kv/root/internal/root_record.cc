@@ -29,7 +29,7 @@ ObjectId FromSchema(const schema::ObjectId& id) { return {.epoch = id.epoch(), .
 
 /// Returns at most kMaxNameBytes. Several tables of a record may refer to the same string or
 /// vector, so limits of their lengths bound the memory for a hostile record.
-std::string Text(const flatbuffers::String* text) {
+std::string BoundedText(const flatbuffers::String* text) {
   return text == nullptr ? std::string() : text->str().substr(0, kMaxNameBytes);
 }
 
@@ -146,7 +146,7 @@ StepInfo ReadInfo(const schema::StepEntry& step) {
                 .generation = step.generation(),
                 .created_unix_ns = step.created_unix_ns(),
                 .world_size = step.world_size(),
-                .attempt = Text(step.attempt()),
+                .attempt = BoundedText(step.attempt()),
                 .base_step = std::nullopt,
                 .tensor_count = step.tensor_count(),
                 .value_count = step.value_count(),
@@ -263,9 +263,9 @@ Offset<flatbuffers::Vector<uint8_t>> AddUuid(Builder& builder, const Uuid& uuid)
 
 WriterIdentity ReadWriter(const schema::Writer* writer) {
   if (writer == nullptr) return {};
-  return {.host = Text(writer->host()),
+  return {.host = BoundedText(writer->host()),
           .pid = writer->pid(),
-          .session = Text(writer->session()),
+          .session = BoundedText(writer->session()),
           .since_unix_ns = writer->since_unix_ns()};
 }
 
@@ -274,7 +274,7 @@ std::vector<RemovedObject> ReadRemoved(const schema::RootRecord& record) {
   if (record.removed() == nullptr) return removed;
   removed.reserve(record.removed()->size());
   for (const schema::RemovedObject* object : *record.removed()) {
-    removed.push_back({.name = Text(object->name()),
+    removed.push_back({.name = BoundedText(object->name()),
                        .since_unix_ns = object->since_unix_ns(),
                        .file_bytes = object->file_bytes()});
   }
@@ -295,7 +295,7 @@ Result<Tags> ReadTags(const schema::RootRecord& record) {
   if (record.tags() == nullptr) return tags;
   if (record.tags()->size() > kMaxTags) return Damaged("there are too many tags");
   for (const schema::Tag* tag : *record.tags()) {
-    const std::string name = Text(tag->name());
+    const std::string name = BoundedText(tag->name());
     if (!IsTagName(name) || !tags.emplace(name, tag->step()).second) {
       return Damaged("a tag has an impossible name");
     }
@@ -323,8 +323,9 @@ Result<RetentionPolicy> ReadRetention(const schema::RootRecord& record) {
   if (stored->keep_best() != nullptr) {
     if (stored->keep_best()->size() > kMaxKeepBest) return Damaged("its policy is too long");
     for (const schema::KeepBest* best : *stored->keep_best()) {
-      policy.keep_best.push_back(
-          {.metric = Text(best->metric()), .count = best->count(), .highest = best->highest()});
+      policy.keep_best.push_back({.metric = BoundedText(best->metric()),
+                                  .count = best->count(),
+                                  .highest = best->highest()});
     }
   }
   return policy;

@@ -68,7 +68,7 @@ Result<void> PutOnce(Storage& storage, const std::string& name, const json& text
   return put;
 }
 
-bool Exists(Storage& storage, const std::string& name) {
+bool IsPresent(Storage& storage, const std::string& name) {
   return ObjectExists(storage, name).value_or(false);
 }
 
@@ -121,7 +121,8 @@ Result<void> PublishFailure(Storage& storage, const std::string& attempt, uint32
                    {{"error", ToJson(error, rank)}, {"discarded", !kept}});
   }
   // After a rank has put its part, rank 0 may be committing it.
-  if (Exists(storage, OutcomeName(attempt)) || Exists(storage, PartName(attempt, rank))) return {};
+  if (IsPresent(storage, OutcomeName(attempt)) || IsPresent(storage, PartName(attempt, rank)))
+    return {};
   Error named = error;
   named.message = fmt::format("rank {}: {}", rank, error.message);
   return PutOnce(storage, FailureName(attempt), {{"error", ToJson(named, rank)}});
