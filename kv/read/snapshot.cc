@@ -154,28 +154,32 @@ Result<std::vector<SegmentInfo>> Snapshot::SegmentsOf(const StepInfo& step) cons
 
 Result<std::vector<SegmentInfo>> Snapshot::FurtherSegmentsOf(
     const StepInfo& step, std::unordered_set<uint64_t>& known) const {
-  CAIRN_TRY_ASSIGN(const auto entry, state_->FindEntry(step.step));
-  if (entry == nullptr || entry->usage_in_table) {
+  const auto from_tables = [&]() -> Result<std::vector<SegmentInfo>> {
     CAIRN_TRY_ASSIGN(std::vector<SegmentInfo> segments, SegmentsOf(step));
     std::erase_if(segments, [&](const SegmentInfo& segment) {
       return !known.insert(segment.segment_id).second;
     });
     return segments;
-  }
+  };
+  CAIRN_TRY_ASSIGN(const auto entry, state_->FindEntry(step.step));
+  if (entry == nullptr || entry->usage_in_table) return from_tables();
   std::vector<SegmentInfo> segments;
   for (const internal::SegmentUse& use : entry->usage) {
     if (known.contains(use.segment.id)) continue;
     CAIRN_TRY_ASSIGN(const auto record, Get(Column::kSegments, step, NumberKey(use.segment.id)));
     if (!record) {
+      // The tables of a compaction have replaced those of the entry.
+      CAIRN_TRY_ASSIGN(const auto open, state_->Open(step));
+      if (open->entry->tables != entry->tables) return from_tables();
       return Fail(
           Error{.code = ErrorCode::kDataLoss,
                 .message = fmt::format("the step has no record of segment {:016x}", use.segment.id),
                 .step = step.step});
     }
     CAIRN_TRY_ASSIGN(SegmentInfo segment, internal::DecodeSegment(*record));
-    known.insert(use.segment.id);
     segments.push_back(std::move(segment));
   }
+  for (const SegmentInfo& segment : segments) known.insert(segment.segment_id);
   std::ranges::sort(segments, {}, &SegmentInfo::segment_id);
   return segments;
 }

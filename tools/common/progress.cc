@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <utility>
 
@@ -15,10 +16,12 @@
 namespace cairn::tools {
 namespace {
 
-volatile std::sig_atomic_t cancel_requested = 0;
+// Set by a signal handler, and read by all threads.
+std::atomic<bool> cancel_requested = false;
+static_assert(std::atomic<bool>::is_always_lock_free);
 
 void RequestCancel(int signal_number) {
-  cancel_requested = 1;
+  cancel_requested = true;
   std::signal(signal_number, SIG_DFL);
 }
 
@@ -35,7 +38,7 @@ void InstallCancelHandler() {
   std::signal(SIGTERM, RequestCancel);
 }
 
-bool CancelRequested() { return cancel_requested != 0; }
+bool CancelRequested() { return cancel_requested; }
 
 ProgressLine::ProgressLine(std::string task, ProgressUnit unit)
     : task_(std::move(task)),

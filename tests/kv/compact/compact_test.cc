@@ -13,6 +13,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -315,6 +316,20 @@ TEST_F(CompactTest, ReadersOfAnOlderRootContinue) {
   Compact();
   CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep sample, LoadSample(*before, 5));
   EXPECT_TRUE(sample == expected_[5]);
+}
+
+TEST_F(CompactTest, SegmentsThatAnOlderRootStatesAreThoseOfTheNewTables) {
+  SaveAndDelete(10);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(storage_, OpenMode::kRead, {}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto before, reader->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info, before->FindStep(5));
+  Compact();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto after, store_->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto expected, after->SegmentsOf(info));
+  std::unordered_set<uint64_t> known;
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto segments, before->FurtherSegmentsOf(info, known));
+  EXPECT_THAT(segments, SizeIs(expected.size()));
+  for (const SegmentInfo& segment : expected) EXPECT_TRUE(known.contains(segment.segment_id));
 }
 
 TEST_F(CompactTest, ManySteps) {
