@@ -68,10 +68,10 @@ class DeviceSave;
 /// Delete and Close wait for each other.
 class CheckpointStore {
  public:
-  /// Opens the store at `address` (kv/storage/open/open_storage.h lists the kinds) for this process alone;
-  /// kWrite creates it if it does not exist. kNotFound: there is no store (kRead). kConflict:
-  /// another process has it open for writing. kUnimplemented: a newer format. kDataLoss: the store
-  /// is damaged. kInvalidArgument: the address or the options are not valid.
+  /// Opens the store at `address` (kv/storage/open/open_storage.h lists the kinds) for this process
+  /// alone; kWrite creates it if it does not exist. kNotFound: there is no store (kRead).
+  /// kConflict: another process has it open for writing. kUnimplemented: a newer format. kDataLoss:
+  /// the store is damaged. kInvalidArgument: the address or the options are not valid.
   static Result<std::unique_ptr<CheckpointStore>> Open(const std::string& address,
                                                        kv::OpenMode mode,
                                                        kv::StoreOptions options = {});
@@ -132,8 +132,8 @@ class CheckpointStore {
   /// Commits the step `into` with the records of the step `source` after `edit`. No payload is read
   /// or written: the new step refers to the bytes of its sources, which may be deleted afterwards.
   /// Without changes it is a copy of `source`; only such a copy has the extensions of `source`
-  /// (core/upkeep/step_part.h). Not collective: rank 0 of a multi-rank store calls it alone. Memory: the
-  /// records of the sources.
+  /// (core/upkeep/step_part.h). Not collective: rank 0 of a multi-rank store calls it alone.
+  /// Memory: the records of the sources.
   ///
   /// kNotFound: there is no such step, or a key or pattern of `edit` selects nothing.
   /// kInvalidArgument: two keys would be equal, or a list would have gaps; names the key.
@@ -171,8 +171,8 @@ class CheckpointStore {
   /// Returns the record of one tensor. Cost: one lookup. kNotFound: there is no such tensor; the
   /// error suggests similar keys.
   Result<TensorInfo> FindTensor(const kv::StepInfo& step, const std::string& fqn) const;
-  /// Returns the data that a front end stored with the step under `name` (core/upkeep/step_part.h), or
-  /// nothing if there is none.
+  /// Returns the data that a front end stored with the step under `name`
+  /// (core/upkeep/step_part.h), or nothing if there is none.
   Result<std::optional<std::vector<std::byte>>> FindExtension(const kv::StepInfo& step,
                                                               std::string_view name) const;
   /// Returns what the save recorded about the values of each tensor (SaveOptions::statistics);

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The CUDA layer as the device backend of core.
 
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 
 namespace cairn::cuda {
 

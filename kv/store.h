@@ -3,8 +3,8 @@
 /// A store: committed steps with their records and payload, which are added and deleted atomically.
 /// It knows keys, records and byte ranges; core/ knows tensors.
 ///
-/// A store consists of objects in a Storage (kv/storage/storage.h), which is a directory or memory. Each is
-/// written once; docs/format/ has each of them byte by byte:
+/// A store consists of objects in a Storage (kv/storage/storage.h), which is a directory or memory.
+/// Each is written once; docs/format/ has each of them byte by byte:
 ///   CAIRN                          format version and uuid
 ///   segments/<epoch>-<id>.seg      payload
 ///   tables/<epoch>-<id>.sst        records of a step, in RocksDB's table format

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 #include "core/ranks/communicator.h"
 
 namespace cairn::core {

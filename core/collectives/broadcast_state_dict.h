@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/collectives/broadcast_options.h"
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 #include "core/ranks/communicator.h"
 #include "core/state_dict/host_state.h"
 #include "core/state_dict/state_dict.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/base/progress.h"
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 #include "core/tensor/index_map.h"
 #include "core/tensor/sharding.h"
 #include "core/tensor/tensor.h"

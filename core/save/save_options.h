@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/base/progress.h"
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 #include "core/tensor/chunk_grid.h"
 #include "core/tensor/mesh.h"
 #include "kv/base/annotations.h"
@@ -48,8 +48,8 @@ struct SaveOptions {
   /// much more time than writing to a disk. Chunks in device memory are not compressed. If empty,
   /// the setting of the store applies (kv::Store::SetCompression).
   std::optional<bool> compress;
-  /// Records the statistics of each chunk (kv/base/chunk_record.h), which are computed when its bytes are
-  /// digested. A state with tensors in device memory is refused with kInvalidArgument.
+  /// Records the statistics of each chunk (kv/base/chunk_record.h), which are computed when its
+  /// bytes are digested. A state with tensors in device memory is refused with kInvalidArgument.
   bool statistics = false;
   /// Largest length of a chunk; at most 1 GiB.
   uint64_t chunk_bytes = kDefaultChunkBytes;

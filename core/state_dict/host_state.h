@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 #include "core/state_dict/state_dict.h"
 #include "core/state_dict/state_target.h"
 

@@ -10,7 +10,7 @@
 
 #include <span>
 
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 #include "core/state_dict/host_state.h"
 #include "core/state_dict/state_dict.h"
 #include "core/state_dict/state_target.h"

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "core/checkpoint_store.h"
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 #include "core/state_dict/state_dict.h"
 
 namespace cairn::core {

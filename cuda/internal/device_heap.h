@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 #include "cuda/internal/stream.h"
 
 namespace cairn::cuda::internal {

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 #include "cuda/internal/copy_batch.h"
 #include "cuda/internal/device_heap.h"
 #include "cuda/internal/device_job.h"

@@ -26,8 +26,8 @@ class Throttle {
 
   /// Reserves `bytes`, and returns when the caller may transfer them.
   Clock::time_point Reserve(uint64_t bytes, Clock::time_point now);
-  /// Reserves `bytes`, and waits until the caller may transfer them. Calls `check` before and during
-  /// the wait, at least every 50 ms, and returns its error.
+  /// Reserves `bytes`, and waits until the caller may transfer them. Calls `check` before and
+  /// during the wait, at least every 50 ms, and returns its error.
   Result<void> Await(uint64_t bytes, const std::function<Result<void>()>& check);
   /// Returns the sum of all reservations.
   uint64_t reserved_bytes() const;

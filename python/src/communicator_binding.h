@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 #include "core/ranks/communicator.h"
 #include "core/ranks/gloo_communicator.h"
 #include "cuda/nccl_stop.h"

@@ -10,7 +10,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "core/base/close_name.h"
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 #include "core/load/map.h"
 #include "core/save/check_save.h"
 #include "core/step/contents.h"

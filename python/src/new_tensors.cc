@@ -11,7 +11,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 #include "core/step/contents.h"
 #include "python/src/collection_pause.h"
 #include "python/src/convert.h"

@@ -1,5 +1,5 @@
 #pragma once
-/// core/upkeep/step_part.h for cairn/dcp: a store that is opened to write one rank's part of one step.
+/// core/upkeep/step_part.h for cairn/dcp: a store that is opened to write a part of a step.
 
 #include <nanobind/nanobind.h>
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 
 namespace cairn::python {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 #include "python/src/gil.h"
 
 namespace cairn::python {

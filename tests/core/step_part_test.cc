@@ -11,7 +11,7 @@
 #include <optional>
 
 #include "core/checkpoint_store.h"
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {

@@ -17,8 +17,8 @@ LAYERS = ("schema", "kv", "core", "cuda", "python", "tools", "bench")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 SOURCE_SUFFIXES = (".cc", ".cu")
 
-# Within a layer: a folder, and the folders of the same layer that it may include, from the lowest to
-# the highest. The files of kv/ and core/ that are not in a folder are the façade of the layer.
+# Within a layer: a folder, and the folders of the same layer that it may include, from the lowest
+# to the highest. The files of kv/ and core/ that are not in a folder are the façade of the layer.
 MAY_INCLUDE = {
     "kv/base": set(),
     "kv/io": {"kv/base"},

@@ -1,5 +1,5 @@
 #pragma once
-/// Checks of what Cairn requires of a storage (kv/storage/storage.h, and docs/shared-file-systems.md).
+/// Checks of what Cairn requires of a storage (kv/storage/storage.h, docs/shared-file-systems.md).
 ///
 /// Two machines are simulated by two mounts of one directory. A check that finds no violation does
 /// not prove that there is none.

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/checkpoint_store.h"
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 #include "tools/bench/gpu_bench.h"
 #include "tools/bench/model_state.h"
 #include "tools/bench/saved_model.h"

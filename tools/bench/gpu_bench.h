@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 #include "cuda/measure.h"
 #include "kv/base/error.h"
 #include "tools/bench/model_state.h"

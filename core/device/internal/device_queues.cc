@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 #include "core/tensor/strided_copy.h"
 
 namespace cairn::core::internal {

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 #include "core/tensor/tensor.h"
 
 namespace cairn::core::internal {

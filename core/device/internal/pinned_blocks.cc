@@ -13,7 +13,7 @@
 #include <optional>
 #include <string_view>
 
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 #include "kv/base/mutex.h"
 
 namespace cairn::core::internal {

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 #include "core/device/internal/device_queues.h"
 #include "core/ranks/communicator.h"
 #include "core/tensor/internal/tensor_stream.h"

@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 #include "core/save/internal/save_plan.h"
 #include "core/save/internal/saved_chunks.h"
 #include "core/save/save_options.h"

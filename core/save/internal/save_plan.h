@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 #include "core/step/contents.h"
 #include "core/tensor/chunk_grid.h"
 #include "kv/base/chunk_record.h"

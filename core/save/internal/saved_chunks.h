@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 #include "core/tensor/tensor.h"
 #include "kv/base/digest.h"
 #include "kv/base/step_info.h"

@@ -1,7 +1,7 @@
 """Tensors in device memory: which of them C++ can access, in which order, and for how long.
 
 C++ reads and fills the memory of CUDA tensors in place, with copies on its own streams that run
-concurrently with the caller's streams (core/device/host_memory.h). This module is responsible for three
+concurrently with the caller's streams (core/device/device.h). This module is responsible for three
 things:
 
 1. Access: C++ can access the memory of CUDA devices, in a build with the CUDA layer and with a

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/checkpoint_store.h"
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 #ifdef CONSUMER_HAS_CUDA
 #include "cuda/backend.h"
 #endif

@@ -1,6 +1,6 @@
 // Maps anonymous pages, or memfds whose size is sealed, and pins them on request.
 
-#include "core/device/host_memory.h"
+#include "core/device/device.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -1,7 +1,12 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
-/// Host memory for complete states: pageable, shared with other processes, or (with the CUDA layer)
-/// pinned.
+/// The interface of an accelerator: asynchronous copies to and from its memory, page digests that
+/// are computed where the bytes are, and host memory for complete states: pageable, shared with
+/// other processes, or pinned.
+///
+/// core does not depend on CUDA. The CUDA layer registers itself (cuda/backend.h). Without it, and
+/// on machines without a GPU, FindDeviceBackend returns an error with the reason, and everything
+/// works for tensors in host memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,13 +20,6 @@
 #include "kv/base/error.h"
 
 namespace cairn::core {
-
-// The interface of an accelerator: asynchronous copies to and from its memory, and page digests
-// that are computed where the bytes are.
-//
-// core does not depend on CUDA. The CUDA layer registers itself (cuda/backend.h). Without it, and
-// on machines without a GPU, FindDeviceBackend returns an error with the reason, and everything
-// works for tensors in host memory.
 
 /// A stream of the caller: for CUDA a cudaStream_t, or null for the default stream of the device.
 struct DeviceStream {
@@ -114,8 +112,8 @@ class DeviceQueue {
   /// Flushes, and returns the point after everything that the queue contains now.
   virtual Result<std::shared_ptr<const DeviceFence>> Fence() = 0;
 
-  /// The page digests of all jobs, in their order, bit-identical to those of kv/base/digest.h. Each job
-  /// begins a new page. `changed` contains one bit per page, which is set if the job has no base or
+  /// The page digests of all jobs, in their order, bit-identical to those of kv/base/digest.h. Each
+  /// job begins a new page. `changed` has one bit per page, which is set if the job has no base or
   /// the digest differs from that of `base`.
   struct Digests {
     std::shared_ptr<const DevicePageDigests> page_digests;
