@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kv/base/div.h"
+#include "kv/internal/store_access.h"
 #include "kv/maintain/internal/live_ranges.h"
 #include "kv/maintain/internal/payload_mover.h"
 #include "kv/maintain/internal/step_rewriter.h"
@@ -48,7 +49,7 @@ class Compaction {
  public:
   Compaction(Store& store, const CompactOptions& options)
       : store_(store),
-        state_(*store.state()),
+        state_(internal::StoreAccess::StateOf(store)),
         options_(options),
         throttle_(options.max_bytes_per_second),
         context_{.state = state_,
@@ -273,7 +274,7 @@ Result<CompactReport> Compact(Store& store, const CompactOptions& options) {
   if (!(options.max_dead >= 0 && options.max_dead <= 1)) {
     return Fail(ErrorCode::kInvalidArgument, "the unused part of a segment is from 0 to 1");
   }
-  StoreState& state = *store.state();
+  StoreState& state = internal::StoreAccess::StateOf(store);
   CAIRN_TRY_ASSIGN(const auto turn, internal::CompactTurn::Take(state));
   Result<CompactReport> report = Compaction(store, options).Run();
   if (report) return report;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kv/base/step_info.h"
+#include "kv/internal/store_access.h"
 #include "kv/maintain/internal/step_copy.h"
 #include "kv/read/internal/snapshot_state.h"
 #include "kv/read/snapshot.h"
@@ -16,6 +17,7 @@ namespace cairn::kv {
 namespace {
 
 using internal::CommittedRoot;
+using internal::StoreAccess;
 using internal::StoreState;
 
 /// Makes other attempts to write to the store fail while it exists.
@@ -76,7 +78,7 @@ class Copies {
       }
       if (found->HasRecordsOf(step) || attempt == kMaxAttempts) return copied;
       step = *found;  // a compaction has rewritten it
-      copier_.UseSource(*View(internal::CurrentRoot(*source_.state())));
+      copier_.UseSource(*View(internal::CurrentRoot(StoreAccess::StateOf(source_))));
     }
   }
   /// Keeps finished segments for the next copier, which copies them again if this fails.
@@ -86,7 +88,8 @@ class Copies {
   static constexpr int kMaxAttempts = 8;
 
   const internal::SnapshotState* View(std::shared_ptr<const CommittedRoot> root) {
-    view_ = std::make_unique<internal::SnapshotState>(*source_.state(), std::move(root));
+    view_ =
+        std::make_unique<internal::SnapshotState>(StoreAccess::StateOf(source_), std::move(root));
     return view_.get();
   }
 
@@ -104,17 +107,20 @@ Result<CopyReport> CopySteps(Store& source, Store& target, const CopyOptions& op
   if (options.into && steps.size() != 1) {
     return Fail(ErrorCode::kInvalidArgument, "only one step can be copied to another number");
   }
-  const auto root = internal::CurrentRoot(*source.state());  // that of the snapshot, or a newer one
-  CAIRN_TRY_ASSIGN(const auto turn, WriterTurn::Take(*target.state()));
-  Copies copies(source, root, *target.state(), options);
+  const auto root =
+      internal::CurrentRoot(StoreAccess::StateOf(source));  // that of the snapshot, or a newer one
+  CAIRN_TRY_ASSIGN(const auto turn, WriterTurn::Take(StoreAccess::StateOf(target)));
+  Copies copies(source, root, StoreAccess::StateOf(target), options);
   CopyReport report;
   for (const StepInfo& step : steps) {
     auto copied = copies.Copy(step);
     if (!copied) {
       const auto kept = copies.KeepFinished();
-      Error error = internal::ExplainFailure(*target.state(), std::move(copied).error());
+      Error error =
+          internal::ExplainFailure(StoreAccess::StateOf(target), std::move(copied).error());
       // The target must be opened again.
-      if (!kept && target.state()->outcome_unknown) error.message += "; " + kept.error().message;
+      if (!kept && StoreAccess::StateOf(target).outcome_unknown)
+        error.message += "; " + kept.error().message;
       return Fail(std::move(error).WithStep(step.step));
     }
     report.steps.push_back(*copied);

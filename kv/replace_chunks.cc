@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "kv/base/copy_options.h"
+#include "kv/internal/store_access.h"
 #include "kv/maintain/compact_options.h"
 #include "kv/maintain/internal/live_ranges.h"
 #include "kv/maintain/internal/payload_mover.h"
@@ -73,7 +74,7 @@ class Replacements final : public internal::PayloadMoves {
 Result<ReplaceReport> ReplaceChunks(
     Store& store, std::span<const StoredChunk> chunks,
     const std::function<Result<std::vector<std::byte>>(size_t i)>& bytes_of) {
-  internal::StoreState& state = *store.state();
+  internal::StoreState& state = internal::StoreAccess::StateOf(store);
   CAIRN_TRY_ASSIGN(const auto turn, internal::CompactTurn::Take(state));
   CAIRN_TRY_ASSIGN(const auto snapshot, store.Latest());
   ReplaceReport report;

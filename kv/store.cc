@@ -16,6 +16,7 @@
 #include "kv/base/thread_annotations.h"
 #include "kv/commit/internal/part_file.h"
 #include "kv/commit/internal/step_attempt.h"
+#include "kv/internal/store_access.h"
 #include "kv/io/internal/file.h"
 #include "kv/io/internal/io_environment.h"
 #include "kv/maintain/internal/rebuild.h"
@@ -237,7 +238,9 @@ void Store::AwaitChange(std::chrono::milliseconds timeout) const {
                                      std::clamp(timeout, std::chrono::milliseconds(0), kLongest));
 }
 
-const std::shared_ptr<StoreState>& Store::state() const { return impl_->state; }
+internal::StoreState& internal::StoreAccess::StateOf(const Store& store) {
+  return *store.impl_->state;
+}
 
 std::string Store::NextAttempt(uint64_t step) {
   StoreState& state = *impl_->state;

@@ -48,7 +48,7 @@
 namespace cairn::kv {
 
 namespace internal {
-struct StoreState;
+class StoreAccess;
 }  // namespace internal
 
 /// A child that this process forks may read from the store. In the child, Begin, Delete,
@@ -171,12 +171,10 @@ class Store {
   /// until it expires. The destructor closes the store too, and ignores errors.
   Result<void> Close();
 
-  /// For kv.
-  const std::shared_ptr<internal::StoreState>& state() const;
-
   class Impl;
 
  private:
+  friend class internal::StoreAccess;
   explicit Store(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

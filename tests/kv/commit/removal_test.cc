@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "kv/base/options.h"
+#include "kv/internal/store_access.h"
 #include "kv/read/snapshot.h"
 #include "kv/root/internal/root_log.h"
 #include "kv/state/internal/root_change.h"
@@ -39,6 +40,7 @@ using internal::ObjectKind;
 using internal::ObjectName;
 using internal::StorageCall;
 using internal::StorageFault;
+using internal::StoreAccess;
 using ::testing::IsEmpty;
 using ::testing::IsSupersetOf;
 using ::testing::Not;
@@ -312,7 +314,7 @@ TEST_F(RemovalTest, NextOpenForWritingRemovesWhatACrashedAttemptLeft) {
 TEST_F(RemovalTest, SweepNeverTouchesNewerEpochsOrUnknownNames) {
   const auto first = OpenWriter(kNoGrace);
   std::vector<std::string> kept;
-  const uint32_t own = first->state()->epoch;
+  const uint32_t own = StoreAccess::StateOf(*first).epoch;
   for (const uint32_t epoch : {own + 1, own + 2, own + 900}) {
     for (const ObjectKind kind : {ObjectKind::kSegment, ObjectKind::kTable, ObjectKind::kPage}) {
       kept.push_back(ObjectName(kind, NewObjectId(epoch)));
@@ -336,10 +338,10 @@ TEST_F(RemovalTest, SweepEndsAtItsDeadline) {
   EXPECT_THAT(Objects(), IsEmpty());
   for (const std::string& name : garbage) PutObject(name);
   const auto call_count = faulty->Log().size();
-  Sweep(*writer->state(), /*limit=*/std::chrono::seconds(0));
+  Sweep(StoreAccess::StateOf(*writer), /*limit=*/std::chrono::seconds(0));
   EXPECT_EQ(faulty->Log().size(), call_count);
   EXPECT_EQ(Objects(), garbage);
-  Sweep(*writer->state());
+  Sweep(StoreAccess::StateOf(*writer));
   EXPECT_THAT(Objects(), IsEmpty());
 }
 

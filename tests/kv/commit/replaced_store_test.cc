@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kv/compact.h"
+#include "kv/internal/store_access.h"
 #include "kv/read/snapshot.h"
 #include "kv/root/internal/root_log.h"
 #include "kv/state/internal/root_change.h"
@@ -26,6 +27,7 @@ namespace {
 
 using cairn::testing::IsError;
 using internal::MemoryStorage;
+using internal::StoreAccess;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
@@ -111,8 +113,9 @@ std::vector<Change> AllChanges() {
       {"announce",
        [](Store& store) -> Result<void> {
          const internal::RemovedObject object{.name = "segments/00000001-0000000000000001.seg"};
-         const MutexLock lock(store.state()->write_mutex);
-         return internal::CommitAnnouncement(*store.state(), {&object, 1}, /*takes_epoch=*/false);
+         const MutexLock lock(StoreAccess::StateOf(store).write_mutex);
+         return internal::CommitAnnouncement(StoreAccess::StateOf(store), {&object, 1},
+                                             /*takes_epoch=*/false);
        }},
   };
 }
@@ -277,7 +280,7 @@ TEST_F(ReplacedStoreTest, NobodyIsToldToRebuildAStoreThatWasRemoved) {
     address_->Replace(std::move(other));
     const ErrorCode code = has_identity ? ErrorCode::kConflict : ErrorCode::kFailedPrecondition;
     const auto found = reader->Latest();
-    const auto checked = internal::CheckStillWriter(*writer->state());
+    const auto checked = internal::CheckStillWriter(StoreAccess::StateOf(*writer));
     ASSERT_FALSE(found || checked);
     for (const Error& error : {found.error(), checked.error()}) {
       EXPECT_EQ(error.code, code);

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "kv/base/options.h"
+#include "kv/internal/store_access.h"
 #include "kv/read/snapshot.h"
 #include "kv/root/internal/root_log.h"
 #include "kv/root/internal/writer_identity.h"
@@ -35,6 +36,7 @@ using cairn::testing::FaultPass;
 using cairn::testing::IsError;
 using cairn::testing::ScopedFaults;
 using cairn::testing::ScopedTempDir;
+using internal::StoreAccess;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -245,7 +247,7 @@ TEST(FirstEpochTest, DiffersBetweenStores) {
   for (int i = 0; i < 4; ++i) {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto store,
                                Store::Open(std::make_shared<HookedStorage>(), OpenMode::kWrite));
-    epochs.insert(store->state()->epoch);
+    epochs.insert(StoreAccess::StateOf(*store).epoch);
   }
   EXPECT_EQ(epochs.size(), 4u);
 }
@@ -258,7 +260,7 @@ TEST(PausedSweepTest, LeavesWhatALaterWriterHasBegunToWrite) {
     end_epochs.push_back(end_epoch);
     if (end_epochs.size() > 1) return;
     successor = Store::Open(storage, OpenMode::kWrite, {.take_over = true}).value();
-    EXPECT_EQ(successor->state()->epoch, end_epoch + 1);
+    EXPECT_EQ(StoreAccess::StateOf(*successor).epoch, end_epoch + 1);
   };
   CAIRN_ASSERT_OK(Store::Open(storage, OpenMode::kWrite));
   ASSERT_EQ(end_epochs.size(), 2u);
