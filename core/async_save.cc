@@ -130,13 +130,16 @@ class AsyncSaver::Impl {
   Result<void> CheckStep(uint64_t step, const SaveOptions& options) const {
     if (store_->rank() > 0) return {};  // rank 0 checks
     if (!store_->kv().writable()) {
-      return Fail(ErrorCode::kFailedPrecondition,
-                  "the store is open for reading only; open it for writing to save");
+      return Fail(
+          Error{.code = ErrorCode::kFailedPrecondition,
+                .hint = Hint::kOpenForWriting,
+                .message = "the store is open for reading only; open it for writing to save"});
     }
     if (options.overwrite) return {};
     CAIRN_TRY_ASSIGN(const std::vector<uint64_t> steps, store_->StepNumbers());
     if (!std::ranges::binary_search(steps, step)) return {};
     return Fail(Error{.code = ErrorCode::kConflict,
+                      .hint = Hint::kOverwrite,
                       .message = fmt::format("step {} exists already; overwrite it, or give "
                                              "another number",
                                              step),

@@ -372,6 +372,7 @@ Result<UpdateReport> CheckpointStore::Update(const kv::StepInfo& base, const kv:
     CAIRN_TRY_ASSIGN(const kv::StepInfo found, view.snapshot->FindStep(base.step));
     if (found.generation != base.generation) {
       return Fail(Error{.code = ErrorCode::kNotFound,
+                        .hint = Hint::kListSteps,
                         .message = "the step was overwritten in the meantime",
                         .step = base.step});
     }
@@ -423,7 +424,10 @@ Result<void> CheckpointStore::History(const std::string& fqn, const VersionVisit
   }));
   if (is_found) return {};
   if (!views.empty()) CAIRN_TRY(internal::FindTensor(views.back(), fqn));  // names similar keys
-  return Fail(Error{.code = ErrorCode::kNotFound, .message = "no step has this key", .key = fqn});
+  return Fail(Error{.code = ErrorCode::kNotFound,
+                    .hint = Hint::kListKeys,
+                    .message = "no step has this key",
+                    .key = fqn});
 }
 
 Result<std::vector<std::optional<StoredStatistics>>> CheckpointStore::FindStatistics(

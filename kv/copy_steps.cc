@@ -24,16 +24,14 @@ using internal::StoreState;
 class WriterTurn {
  public:
   static Result<std::unique_ptr<WriterTurn>> Take(StoreState& state) {
-    const auto fail = [&](const char* message) {
-      return Fail(Error{.code = ErrorCode::kFailedPrecondition,
-                        .message = message,
-                        .file = state.storage->address()});
-    };
-    if (!state.writable) return fail("the target is open for reading only");
+    CAIRN_TRY(internal::CheckWritable(state, "copy steps to it"));
     CAIRN_TRY(internal::CheckCanCommit(state));
     CAIRN_TRY(internal::CheckStillWriter(state));
     if (state.step_writer_alive.exchange(true)) {
-      return fail("a save or another copy of the target is still running; wait for it");
+      return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                        .message = "a save or another copy of the target is still running; wait "
+                                   "for it",
+                        .file = state.storage->address()});
     }
     return std::unique_ptr<WriterTurn>(new WriterTurn(state));
   }

@@ -193,7 +193,7 @@ Result<void> Store::Impl::CheckOpen() const {
   const MutexLock lock(state->mutex);
   if (!state->closed) return {};
   return Fail(Error{.code = ErrorCode::kFailedPrecondition,
-                    .message = "the store is closed",
+                    .message = "the store is closed; open it again",
                     .file = state->storage->address()});
 }
 
@@ -260,12 +260,7 @@ std::string Store::uuid() const {
 
 Result<std::string> Store::OpenSession() {
   StoreState& state = *impl_->state;
-  if (!state.writable) {
-    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
-                      .message = "the store is open for reading only; open it for writing so that "
-                                 "other ranks can join it",
-                      .file = state.storage->address()});
-  }
+  CAIRN_TRY(internal::CheckWritable(state, "let other ranks join it"));
   CAIRN_TRY(internal::CheckNotForked(state));
   CAIRN_TRY(impl_->CheckOpen());
   CAIRN_TRY(internal::CheckStillWriter(state));
@@ -274,17 +269,16 @@ Result<std::string> Store::OpenSession() {
 }
 
 Result<void> Store::Impl::CheckCanBegin(uint64_t step, const BeginOptions& options) const {
-  const auto fail = [&](ErrorCode code, const char* message) {
-    return Fail(
-        Error{.code = code, .message = message, .file = state->storage->address(), .step = step});
-  };
-  if (!state->writable && !state->joined) {
-    return fail(ErrorCode::kFailedPrecondition,
-                "the store is open for reading only; open it for writing to save");
+  if (!state->joined) {
+    const Result<void> writable = internal::CheckWritable(*state, "save");
+    if (!writable) return Fail(Error(writable.error()).WithStep(step));
   }
   if (state->joined != (options.rank > 0) || options.rank >= options.world_size) {
-    return fail(ErrorCode::kInvalidArgument,
-                "rank 0 must open the store for writing, and the other ranks must join it");
+    return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                      .message = "rank 0 must open the store for writing, and the other ranks "
+                                 "must join it",
+                      .file = state->storage->address(),
+                      .step = step});
   }
   if (!options.attempt.empty()) CAIRN_TRY(CheckAttempt(*state, options.attempt));
   CAIRN_TRY(CheckAnnotations(options.metrics, options.note, options.tags));
@@ -293,8 +287,11 @@ Result<void> Store::Impl::CheckCanBegin(uint64_t step, const BeginOptions& optio
   CAIRN_TRY(internal::CheckCanCommit(*state));
   if (!state->joined) CAIRN_TRY(internal::CheckStillWriter(*state));
   if (!options.overwrite && !state->joined && internal::CurrentRoot(*state)->steps.Contains(step)) {
-    return fail(ErrorCode::kConflict,
-                "the step already exists; overwrite it, or give another number");
+    return Fail(Error{.code = ErrorCode::kConflict,
+                      .hint = Hint::kOverwrite,
+                      .message = "the step already exists; overwrite it, or give another number",
+                      .file = state->storage->address(),
+                      .step = step});
   }
   return {};
 }
@@ -327,12 +324,7 @@ Result<void> Store::FailAttempt(const std::string& attempt, uint32_t rank, const
 
 Result<Store::DeleteReport> Store::Delete(std::span<const uint64_t> steps, bool dry_run) {
   StoreState& state = *impl_->state;
-  if (!state.writable) {
-    return Fail(
-        Error{.code = ErrorCode::kFailedPrecondition,
-              .message = "the store is open for reading only; open it for writing to delete",
-              .file = state.storage->address()});
-  }
+  CAIRN_TRY(internal::CheckWritable(state, "delete"));
   CAIRN_TRY(internal::CheckNotForked(state));
   CAIRN_TRY(impl_->CheckOpen());
   const MutexLock write_lock(state.write_mutex);
@@ -354,12 +346,7 @@ Result<Store::DeleteReport> Store::Delete(std::span<const uint64_t> steps, bool 
 
 Result<void> Store::ChangeTags(const TagChanges& changes) {
   StoreState& state = *impl_->state;
-  if (!state.writable) {
-    return Fail(
-        Error{.code = ErrorCode::kFailedPrecondition,
-              .message = "the store is open for reading only; open it for writing to change tags",
-              .file = state.storage->address()});
-  }
+  CAIRN_TRY(internal::CheckWritable(state, "change tags"));
   CAIRN_TRY(CheckTags(changes));
   CAIRN_TRY(internal::CheckNotForked(state));
   CAIRN_TRY(impl_->CheckOpen());
@@ -388,13 +375,7 @@ Result<void> Store::SetCompression(bool compress) {
 }
 
 Result<void> Store::Impl::CommitSetting(const internal::CommitActions& actions) const {
-  if (!state->writable) {
-    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
-                      .message =
-                          "the store is open for reading only; open it for writing to set a policy "
-                          "or compression",
-                      .file = state->storage->address()});
-  }
+  CAIRN_TRY(internal::CheckWritable(*state, "set a policy or compression"));
   CAIRN_TRY(internal::CheckNotForked(*state));
   CAIRN_TRY(CheckOpen());
   const MutexLock write_lock(state->write_mutex);

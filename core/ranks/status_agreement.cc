@@ -24,30 +24,31 @@ ErrorCode CodeOf(uint64_t number) {
   return static_cast<ErrorCode>(std::min(number, static_cast<uint64_t>(ErrorCode::kInternal)));
 }
 
-// Byte 0: 1 for a success; byte 1: the code of the error; from byte 8 on: text that ends with NUL.
+// Byte 0: 1 for a success; bytes 1 and 2: the code and the hint of the error; from byte 8 on: text
+// that ends with NUL.
 struct StatusMessage {
   static constexpr size_t kTextBytes = 1016;
   std::array<std::byte, kTextBytes + 8> bytes{};
 
-  static StatusMessage Success(std::string_view text) {
-    return StatusMessage(true, ErrorCode::kInternal, text);
-  }
+  static StatusMessage Success(std::string_view text) { return StatusMessage(true, {}, text); }
   static StatusMessage Failure(const Error& error) {
-    return StatusMessage(false, error.code, error.ToString());
+    return StatusMessage(false, error, error.ToString());
   }
   StatusMessage() = default;
 
   bool is_success() const { return bytes[0] != std::byte{0}; }
   ErrorCode code() const { return CodeOf(std::to_integer<uint64_t>(bytes[1])); }
+  Hint hint() const { return static_cast<Hint>(bytes[2]); }
   std::string text() const {
     const auto* const begin = reinterpret_cast<const char*>(bytes.data() + 8);
     return std::string(begin, ::strnlen(begin, kTextBytes));
   }
 
  private:
-  StatusMessage(bool is_success, ErrorCode code, std::string_view text) {
+  StatusMessage(bool is_success, const Error& error, std::string_view text) {
     bytes[0] = std::byte{is_success};
-    bytes[1] = static_cast<std::byte>(code);
+    bytes[1] = static_cast<std::byte>(error.code);
+    bytes[2] = static_cast<std::byte>(error.hint);
     std::memcpy(bytes.data() + 8, text.data(), std::min(text.size(), kTextBytes));
   }
 };
@@ -55,6 +56,7 @@ struct StatusMessage {
 std::vector<std::byte> EncodeError(const Error& error) {
   MessageWriter writer;
   writer.Number(static_cast<uint64_t>(error.code));
+  writer.Number(static_cast<uint64_t>(error.hint));
   writer.Text(error.message);
   writer.Text(error.key);
   writer.Text(error.file);
@@ -65,6 +67,7 @@ Error DecodeError(std::span<const std::byte> bytes, int rank) {
   MessageReader reader(bytes);
   Error error;
   error.code = CodeOf(reader.Number());
+  error.hint = static_cast<Hint>(reader.Number());
   error.message = fmt::format("rank {}: {}", rank, reader.Text());
   error.key = reader.Text();
   error.file = reader.Text();
@@ -84,7 +87,9 @@ Result<std::string> BroadcastStatus(Communicator& communicator, const Result<std
   const std::vector<StatusMessage>& messages = *gathered;
   for (size_t rank = 0; rank < messages.size(); ++rank) {
     if (messages[rank].is_success()) continue;
-    return Fail(messages[rank].code(), fmt::format("rank {}: {}", rank, messages[rank].text()));
+    return Fail(Error{.code = messages[rank].code(),
+                      .hint = messages[rank].hint(),
+                      .message = fmt::format("rank {}: {}", rank, messages[rank].text())});
   }
   return messages[0].text();
 }

@@ -68,6 +68,10 @@ Error Error::WithOffset(uint64_t value) && {
   if (!offset_bytes) offset_bytes = value;
   return std::move(*this);
 }
+Error Error::WithHint(Hint value) && {
+  if (hint == Hint::kNone) hint = value;
+  return std::move(*this);
+}
 
 Error SystemError(int error_number, std::string what, std::string_view file) {
   ErrorCode code = ErrorCode::kUnavailable;

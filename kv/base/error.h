@@ -27,9 +27,28 @@ enum class ErrorCode {
 /// Returns "NotFound", "DataLoss", ...
 const char* ErrorCodeName(ErrorCode code);
 
+/// What can be done next, if the code and the location do not suffice to know it. The code that
+/// creates an error sets it; the code that shows the error translates it to commands or to calls.
+enum class Hint : uint8_t {
+  kNone,            // nothing more is known
+  kStated,          // the message states it
+  kRebuild,         // the roots of a store are lost, and the store is still there
+  kRebuildTables,   // tables of a store are lost, which a mirror may have
+  kRestoreStore,    // a rebuild does not help, only a backup or a mirror
+  kFetchFile,       // the damaged file is not part of a store
+  kCreateStore,     // there is no store
+  kFindStore,       // there is something else in place of a store
+  kMakeDirectory,   // the file can be created if its directory exists
+  kOpenForWriting,  // the store is open for reading only
+  kOverwrite,       // what exists can be replaced
+  kListSteps,       // another step exists
+  kListKeys,        // another key exists
+};
+
 /// What went wrong, where, and what to do. Each layer adds the location that it knows, once.
 struct Error {
   ErrorCode code = ErrorCode::kInternal;
+  Hint hint = Hint::kNone;
   std::string message;  // what was attempted, expected and found
   std::string key;      // FQN, if the error concerns one
   std::string file;     // path, if the error concerns one
@@ -44,6 +63,7 @@ struct Error {
   Error WithFile(std::string_view value) &&;
   Error WithStep(uint64_t value) &&;
   Error WithOffset(uint64_t value) &&;
+  Error WithHint(Hint value) &&;
 };
 
 template <typename T>

@@ -52,6 +52,7 @@ Result<StepInfo> Snapshot::FindStep(std::optional<uint64_t> step) const {
   const size_t shown = std::min<size_t>(numbers.size(), 8);
   return Fail(
       Error{.code = ErrorCode::kNotFound,
+            .hint = Hint::kListSteps,
             .message = fmt::format(
                 "no such step; the store has {}{}", shown < numbers.size() ? "..., " : "",
                 fmt::join(numbers.end() - static_cast<ptrdiff_t>(shown), numbers.end(), ", ")),

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "core/base/advice.h"
+#include "core/base/hint_text.h"
 #include "python/src/gil.h"
 
 namespace cairn::python {
@@ -52,18 +52,14 @@ nb::object NumberOrNone(const std::optional<uint64_t>& number) {
   return nb::int_(*number);
 }
 
-// Returns what to try after the error, in the terms of the package; empty if the message states it.
+// Returns what to try after the error, in the terms of the package; empty if nothing is known.
 std::string NextStep(const Error& error) {
-  if (std::string advice = core::Advise(error, {.is_python = true}); !advice.empty()) return advice;
-  if (error.code == ErrorCode::kConflict && error.message.contains("overwrite")) {
-    return "overwrite=True replaces it";
-  }
-  if (error.message.contains("open for reading only")) return "cairn.open(..., mode=\"a\") does so";
-  if (error.message == "the store is closed") return "open it again";
-  if (error.code != ErrorCode::kNotFound || error.message.contains("similar keys")) return "";
-  if (!error.key.empty()) return "Store.keys() lists all keys";
-  const bool has_steps = error.step && !error.message.contains("no steps");
-  return has_steps ? "Store.steps() lists all steps" : "";
+  static const core::HintTexts texts{.create_store = "mode=\"a\" creates one",
+                                     .open_for_writing = "cairn.open(..., mode=\"a\") does so",
+                                     .overwrite = "overwrite=True replaces it",
+                                     .list_steps = "Store.steps() lists all steps",
+                                     .list_keys = "Store.keys() lists all keys"};
+  return core::HintText(error, texts, core::StoreOfObject(error.file));
 }
 
 [[noreturn]] void Raise(const Error& error, const std::string& text) {

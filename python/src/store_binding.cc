@@ -58,7 +58,7 @@ template <typename Work>
 auto StoreBinding::UseWithoutGil(const Work& work) const {
   using Returned = decltype(work(*store_));
   const auto closed = [] {
-    return Returned(Fail(ErrorCode::kFailedPrecondition, "the store is closed"));
+    return Returned(Fail(ErrorCode::kFailedPrecondition, "the store is closed; open it again"));
   };
   if (closing_count_ > 0) return closed();
   const ReaderMutexLock open(close_mutex_);

@@ -149,7 +149,9 @@ TEST_F(FooterRecoveryTest, StoreWithNothingButSegmentsIsNotTakenForAnEmptyOne) {
   SaveFull(1, SomeTensors(1));
   LoseAllRecords();
   for (const kv::OpenMode mode : {kv::OpenMode::kRead, kv::OpenMode::kWrite}) {
-    EXPECT_THAT(kv::Store::Open(path(), mode), testing::IsError(ErrorCode::kDataLoss, "rebuild"));
+    const auto opened = kv::Store::Open(path(), mode);
+    EXPECT_THAT(opened, testing::IsError(ErrorCode::kDataLoss, "roots"));
+    EXPECT_THAT(opened, testing::HasHint(Hint::kRebuild));
   }
 }
 

@@ -31,6 +31,11 @@ MATCHER_P2(IsError, code, substring,
   return arg.error().code == code && arg.error().ToString().find(substring) != std::string::npos;
 }
 
+/// Matches a Result that failed with `hint`.
+MATCHER_P(HasHint, hint, "fails with another hint") {
+  return !arg.has_value() && arg.error().hint == hint;
+}
+
 }  // namespace cairn::testing
 
 #define CAIRN_ASSERT_OK(expression) ASSERT_TRUE(::cairn::testing::IsOk((expression)))

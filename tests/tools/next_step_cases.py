@@ -166,10 +166,9 @@ PATHS = [
          ("cannot open the file", "file modle.safetensors"), "did you mean model.safetensors?",
          fix="kv-admin import store --step 7 model.safetensors"),
     Case("kv-admin import store --step 7 other-name.pt", ("cannot open the file", "other-name.pt"),
-         "the .pt files in that directory: model.pt",
-         fix="kv-admin import store --step 7 model.pt"),
+         "run ls . to list what exists", fix="ls ."),
     Case("kv-admin import store --step 7 weights", ("without .metadata", "file weights"),
-         "run kv-admin import STORE --step N weights --format hf to import it",
+         "or add --format hf to import a model",
          fix="kv-admin import store --step 7 weights --format hf"),
     Case("kv-admin import store --step 7 model.safetensors --format hf",
          ("the directory of a model", "file model.safetensors"), "omit --format to import it",
@@ -338,8 +337,8 @@ DAMAGE = [
          "run kv-admin rebuild store", fix="kv-admin rebuild store", works_then=True,
          damage=remove_roots),
     Case("kv-dump store", ("CAIRN does not match its checksum", "file store/CAIRN"),
-         "restore this file from a backup of the store, or run kv-admin pull MIRROR NEW_STORE to "
-         "copy the steps of a mirror", fix="kv-admin pull copy new", damage=damage_identity),
+         "restore it from a backup of the store, or run kv-admin pull MIRROR NEW_STORE to copy the "
+         "steps of a mirror", fix="kv-admin pull copy new", damage=damage_identity),
     Case("kv-admin import new --step 7 model.safetensors", ("file model.safetensors",),
          "the file is damaged or incomplete: get it again from its source",
          fix="cp backup.safetensors model.safetensors", works_then=True, damage=cut_file),

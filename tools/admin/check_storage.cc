@@ -76,8 +76,9 @@ class CheckFolder {
   Result<void> CreateDirectory(const CheckStorageOptions& options) {
     std::error_code error;
     if (!std::filesystem::create_directory(first_->address(), error)) {
-      return Fail(SystemError(error.value(), "cannot create a directory for the checks",
-                              first_->address()));
+      return Fail(
+          SystemError(error.value(), "cannot create a directory for the checks", first_->address())
+              .WithHint(Hint::kMakeDirectory));
     }
     created_ = true;
     const auto deadline = std::chrono::steady_clock::now() + kFolderLag;

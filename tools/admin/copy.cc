@@ -169,6 +169,7 @@ Result<void> AdminCopy(const CopyCommand& command, Output& out) {
   for (const kv::CopiedStep& step : copy.report.steps) {
     if (step.outcome == Outcome::kDeleted) {
       return Fail(Error{.code = ErrorCode::kNotFound,
+                        .hint = Hint::kListSteps,
                         .message = "the step was deleted during the copy",
                         .file = from->directory(),
                         .step = step.step});

@@ -219,8 +219,10 @@ Result<void> ToFormat(const core::CheckpointStore& store, const core::Contents& 
                       const core::RequestLoader& load, const ExportOptions& options, Output& out) {
   const Format format = FormatOf(options);
   if (contents.tensors.empty() && (format == Format::kSafetensors || contents.values.empty())) {
-    return Fail(Error{
-        .code = ErrorCode::kNotFound, .message = "no tensor matches", .step = contents.step.step});
+    return Fail(Error{.code = ErrorCode::kNotFound,
+                      .hint = Hint::kListKeys,
+                      .message = "no tensor matches",
+                      .step = contents.step.step});
   }
   switch (format) {
     case Format::kTorch:

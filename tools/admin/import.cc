@@ -65,6 +65,7 @@ Result<void> CheckPromised(const ImportSources& sources, const Input& input) {
   if (missing.empty()) return {};
   const auto& [tensor, index] = *missing.begin();
   return Fail(Error{.code = ErrorCode::kDataLoss,
+                    .hint = Hint::kFetchFile,
                     .message = "the index names a tensor that is in no shard",
                     .key = tensor,
                     .file = index});

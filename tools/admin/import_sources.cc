@@ -53,7 +53,7 @@ Result<ImportSources> FindImportSources(const std::vector<std::string>& names) {
       return Fail(Error{.code = ErrorCode::kInvalidArgument,
                         .message =
                             "a directory without .metadata; name its *.safetensors or *.bin files "
-                            "or their *.index.json",
+                            "or their *.index.json, or add --format hf to import a model",
                         .file = name});
     }
     if (name.ends_with(".json")) {

@@ -31,11 +31,13 @@ Result<void> AdminRebuild(const std::string& store, Output& out) {
   for (const Error& lost : report.lost) out.WriteLine("not recovered: " + lost.ToString());
   if (report.lost.empty()) return {};
   return Fail(
-      ErrorCode::kDataLoss,
-      fmt::format("{} could not be recovered; nothing was removed; kv-admin pull MIRROR {} copies "
-                  "steps that a mirror has",
-                  Plural(report.lost.size(), "object or step", "objects or steps"),
-                  ShellWord(address.store)));
+      Error{.code = ErrorCode::kDataLoss,
+            .hint = Hint::kStated,
+            .message = fmt::format(
+                "{} could not be recovered; nothing was removed; kv-admin pull MIRROR {} copies "
+                "steps that a mirror has",
+                Plural(report.lost.size(), "object or step", "objects or steps"),
+                ShellWord(address.store))});
 }
 
 }  // namespace cairn::tools

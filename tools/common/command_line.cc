@@ -248,7 +248,8 @@ Error UnknownVerb(const CommandLine& line, const std::string& word) {
   }
   if (const auto close = core::FindCloseName(word, names)) {
     return InvalidLine(
-        fmt::format("'{}' is not a verb; did you mean {}?", EscapeText(word), *close));
+               fmt::format("'{}' is not a verb; did you mean {}?", EscapeText(word), *close))
+        .WithHint(Hint::kStated);
   }
   return InvalidLine(fmt::format("'{}' is not a verb; the verbs are {}", EscapeText(word),
                                  fmt::join(names, ", ")));
@@ -290,7 +291,7 @@ Result<void> CheckVerb(const CommandLine& line, std::vector<std::string>& words)
   if (line.default_verb.empty() || !is_only_word) return Fail(UnknownVerb(line, *first));
   std::error_code ignored;  // an error counts as absent
   Error unknown = UnknownVerb(line, *first);
-  if (unknown.message.ends_with('?') && !std::filesystem::exists(*first, ignored)) {
+  if (unknown.hint == Hint::kStated && !std::filesystem::exists(*first, ignored)) {
     return Fail(std::move(unknown));
   }
   words.insert(words.begin(), line.default_verb);

@@ -6,17 +6,22 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <clocale>
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <new>
 #include <string_view>
+#include <system_error>
 #include <utility>
+#include <variant>
 
+#include "core/base/hint_text.h"
+#include "tools/common/address.h"
 #include "tools/common/completion.h"
 #include "tools/common/exit_status.h"
-#include "tools/common/next_step.h"
 #include "tools/common/terminal.h"
 #include "tools/common/text.h"
 
@@ -45,6 +50,41 @@ Result<int> ParseAndRun(const CommandLine& line, int argc, char** argv, const Ve
     return Fail(std::move(error));
   }
   return status;
+}
+
+/// Returns the first store of a command line as the user wrote it, with its step; empty: none.
+std::string GivenStore(const Verb& verb) {
+  for (const Argument& argument : verb.arguments) {
+    if (!argument.name.starts_with("STORE") && !argument.name.starts_with("FROM")) continue;
+    if (const auto* const one = std::get_if<std::string*>(&argument.target)) return **one;
+    const auto* const several = std::get_if<std::vector<std::string>*>(&argument.target);
+    if (several != nullptr && !(*several)->empty()) return (*several)->front();
+  }
+  return "";
+}
+
+/// Returns the command or the option to try after a verb has failed; empty: nothing is known.
+std::string NextStep(const Verb& verb, const Error& error) {
+  const std::string given = GivenStore(verb);
+  std::error_code ignored;  // an error counts as absent
+  const bool is_path = std::filesystem::exists(AddressDirectory(given), ignored);
+  std::string store = is_path ? given : given.substr(0, given.rfind('@'));
+  const std::string place = AddressDirectory(store.substr(0, store.find('?')));
+  const std::string of_object = core::StoreOfObject(error.file);
+  // A command line may name several stores, and a file has none of the settings of an address.
+  const bool is_given = of_object.empty() || of_object == place ||
+                        of_object == std::filesystem::absolute(place, ignored).string();
+  if (!is_given) store = of_object;
+  const auto is_overwrite = [](const Argument& each) { return each.name == "--overwrite"; };
+  const bool can_overwrite = std::ranges::any_of(verb.arguments, is_overwrite);
+  const std::string step = error.step ? fmt::format("{}@{}", store, *error.step) : given;
+  const core::HintTexts texts{
+      .create_store = "kv-admin import and kv-admin push create stores",
+      .open_for_writing = "",
+      .overwrite = can_overwrite ? "--overwrite replaces it" : "",
+      .list_steps = fmt::format("kv-dump steps {} lists all steps", ShellWord(store)),
+      .list_keys = fmt::format("kv-dump keys {} lists all keys", ShellWord(step))};
+  return core::HintText(error, texts, store, ShellWord);
 }
 
 /// Adds the option that prints the completion scripts.

@@ -6,10 +6,10 @@
 #include <wchar.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cstring>
 #include <optional>
 
+#include "core/base/hint_text.h"
 #include "core/base/utf8.h"
 
 namespace cairn::tools {
@@ -85,21 +85,7 @@ std::string EscapeText(std::string_view text) {
   return out;
 }
 
-std::string ShellWord(std::string_view text) {
-  const bool plain = !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) {
-    return std::isalnum(c) || std::string_view("/._-+:@,=%").find(c) != std::string_view::npos;
-  });
-  if (plain) return std::string(text);
-  std::string quoted = "'";
-  for (const char c : EscapeText(text)) {
-    if (c == '\'') {
-      quoted += "'\\''";
-    } else {
-      quoted += c;
-    }
-  }
-  return quoted + "'";
-}
+std::string ShellWord(std::string_view text) { return core::ShellWord(EscapeText(text)); }
 
 std::string JsonText(std::string_view text) {
   if (IsPrintableAscii(text)) return std::string(text);

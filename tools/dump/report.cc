@@ -27,7 +27,10 @@ Result<void> WriteFile(const std::string& path, std::string_view text) {
   const std::string partial = fmt::format("{}.{:08x}.part", path, std::random_device()());
   const auto close = [](std::FILE* file) { (void)std::fclose(file); };
   std::unique_ptr<std::FILE, decltype(close)> file(std::fopen(partial.c_str(), "wbx"), close);
-  if (file == nullptr) return Fail(SystemError(errno, "cannot create the report", partial));
+  if (file == nullptr) {
+    return Fail(
+        SystemError(errno, "cannot create the report", partial).WithHint(Hint::kMakeDirectory));
+  }
   const bool is_written = std::fwrite(text.data(), 1, text.size(), file.get()) == text.size();
   const int error = errno;
   if (!is_written || std::fclose(file.release()) != 0) {

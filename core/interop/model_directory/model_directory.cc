@@ -180,6 +180,7 @@ class DirectoryReader {
     }
     if (!promised.empty()) {
       return Fail(Error{.code = ErrorCode::kDataLoss,
+                        .hint = Hint::kFetchFile,
                         .message = "the index names a tensor that is in no shard",
                         .key = promised.begin()->first,
                         .file = index.string()});

@@ -12,7 +12,7 @@ Result<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   file.path_ = path;
   CAIRN_TRY_ASSIGN(file.mapping_, internal::MapFile(path));
   auto contents = internal::ReadSafetensors(file.mapping_->bytes());
-  if (!contents) return Fail(std::move(contents).error().WithFile(path));
+  if (!contents) return Fail(std::move(contents).error().WithFile(path).WithHint(Hint::kFetchFile));
   file.tensors_ = std::move(contents->tensors);
   file.metadata_ = std::move(contents->metadata);
   return file;

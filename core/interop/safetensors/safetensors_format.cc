@@ -21,6 +21,7 @@ constexpr uint64_t kMaxIndexBytes = 1 << 30;
 
 std::unexpected<Error> BadIndex(const std::string& path, std::string_view why) {
   return Fail(Error{.code = ErrorCode::kDataLoss,
+                    .hint = Hint::kFetchFile,
                     .message = fmt::format("not an index of shards: {}", why),
                     .file = path});
 }

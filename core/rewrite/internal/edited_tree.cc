@@ -39,8 +39,10 @@ std::unexpected<Error> Invalid(const std::string& key, std::string message) {
 }
 
 std::unexpected<Error> NoSuchKey(const std::string& pattern) {
-  return Fail(
-      Error{.code = ErrorCode::kNotFound, .message = "no key of the step matches", .key = pattern});
+  return Fail(Error{.code = ErrorCode::kNotFound,
+                    .hint = Hint::kListKeys,
+                    .message = "no key of the step matches",
+                    .key = pattern});
 }
 
 }  // namespace

@@ -85,6 +85,7 @@ Error MissingTensor(const StepView& view, const std::string& fqn) {
     message += fmt::format("; its first keys: {}", fmt::join(known.first, ", "));
   }
   return Error{.code = ErrorCode::kNotFound,
+               .hint = known.similar.empty() ? Hint::kListKeys : Hint::kStated,
                .message = std::move(message),
                .key = fqn,
                .step = view.step.step};

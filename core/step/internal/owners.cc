@@ -72,6 +72,7 @@ Result<std::vector<TensorInfo>> FindOwners(const StepView& view,
     Error error = std::move(found).error();
     if (error.code == ErrorCode::kNotFound) {
       error.code = ErrorCode::kDataLoss;
+      error.hint = Hint::kNone;
       error.message = "the step lacks this tensor, whose bytes others share";
     }
     return Fail(std::move(error));

@@ -125,8 +125,8 @@ Result<bool> StepCopier::IsPresent(const StepInfo& step) const {
   if (IsSameStep(entry->info, step)) return true;
   if (options_.overwrite) return false;
   return Fail(Error{.code = ErrorCode::kConflict,
-                    .message = "the target has a step with this number and other contents; copy "
-                               "with overwrite to replace it",
+                    .hint = Hint::kOverwrite,
+                    .message = "the target has a step with this number and other contents",
                     .file = target_.storage->address(),
                     .step = NumberOf(step)});
 }

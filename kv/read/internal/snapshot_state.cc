@@ -48,6 +48,7 @@ auto SnapshotState::InNewestRoot(const Look& look) const -> decltype(look(Root()
     if (newest) continue;
     Error missing = std::move(result).error();
     missing.code = ErrorCode::kDataLoss;
+    missing.hint = Hint::kRebuildTables;
     missing.message = "an object that the newest root names is missing: " + missing.message;
     return Fail(std::move(missing));
   }
@@ -61,6 +62,7 @@ namespace {
 
 Error Deleted(const std::string& address, uint64_t step) {
   return {.code = ErrorCode::kNotFound,
+          .hint = Hint::kListSteps,
           .message =
               "the step was overwritten or deleted while it was being read, and its grace period "
               "has passed",
@@ -84,9 +86,10 @@ std::optional<ParsedObjectName> ObjectAt(const Storage& storage, std::string_vie
   return ParseObjectName(path.substr(address.size() + 1));
 }
 
-Error Missing(Error error, const char* what) {
+Error MissingTable(Error error) {
   error.code = ErrorCode::kDataLoss;
-  error.message = fmt::format("{} is missing: {}", what, error.message);
+  error.hint = Hint::kRebuildTables;
+  error.message = "a table is missing: " + error.message;
   return error;
 }
 
@@ -139,7 +142,7 @@ Result<SnapshotState::OpenStepPtr> SnapshotState::OpenEntry(const StepInfo& step
     auto newer = NewestEntry(step);
     if (!newer) return Fail(Unclear(std::move(error), newer.error()));
     if (*newer == nullptr) return Fail(Deleted(storage->address(), step.step));
-    if ((*newer)->tables == entry->tables) return Fail(Missing(std::move(error), "a table"));
+    if ((*newer)->tables == entry->tables) return Fail(MissingTable(std::move(error)));
     entry = *std::move(newer);
   }
   return Fail(Error{.code = ErrorCode::kUnavailable,
@@ -155,7 +158,7 @@ Result<SnapshotState::OpenStepPtr> SnapshotState::OpenNewer(const StepInfo& step
   if (!newer) return Fail(Unclear(std::move(missing).WithStep(step.step), newer.error()));
   if (*newer == nullptr) return Fail(Deleted(storage->address(), step.step));
   if ((*newer)->tables == stale.entry->tables) {
-    return Fail(Missing(std::move(missing).WithStep(step.step), "a table"));
+    return Fail(MissingTable(std::move(missing).WithStep(step.step)));
   }
   return OpenEntry(step, *std::move(newer));
 }
@@ -170,6 +173,7 @@ Result<std::shared_ptr<const SnapshotState::OpenStep>> SnapshotState::Open(
   CAIRN_TRY_ASSIGN(StepEntryPtr entry, FindEntry(step.step));
   if (entry == nullptr || entry->info.generation != step.generation) {
     return Fail(Error{.code = ErrorCode::kNotFound,
+                      .hint = Hint::kListSteps,
                       .message = "the snapshot does not contain this step",
                       .file = storage->address(),
                       .step = step.step});
@@ -274,6 +278,7 @@ Error SnapshotState::Explain(Error missing) const {
         "period has passed; read it again";
   } else if (is_used || is_used.error().code == ErrorCode::kDataLoss) {
     missing.code = ErrorCode::kDataLoss;
+    if (object && object->kind != ObjectKind::kSegment) missing.hint = Hint::kRebuildTables;
   } else {
     missing = Unclear(std::move(missing), is_used.error());
   }

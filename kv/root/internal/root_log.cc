@@ -176,9 +176,9 @@ Result<void> CheckCanFollow(const Storage& storage, std::string_view name, uint6
                             uint32_t epoch) {
   if (number < kLastNumber && epoch < kLastEpoch) return {};
   return Fail(Error{.code = ErrorCode::kDataLoss,
+                    .hint = Hint::kRebuild,
                     .message = fmt::format("no store reaches root {} and epoch {}: the object was "
-                                           "forged or damaged; move it away, and run kv-admin "
-                                           "rebuild",
+                                           "forged or damaged; move it away",
                                            number, epoch),
                     .file = ObjectPath(storage.address(), name)});
 }

@@ -65,6 +65,7 @@ Result<std::shared_ptr<const std::vector<StepEntryPtr>>> StepList::Load(const Pa
   CAIRN_TRY_ASSIGN(const std::vector<std::byte> object, storage_->Read(name, kMaxFramedBytes));
   if (object.size() != page.ref.file_bytes || Checksum64(object) != page.ref.digest) {
     return Fail(Error{.code = ErrorCode::kDataLoss,
+                      .hint = Hint::kRebuildTables,
                       .message = "a page of steps is not the one that the root names",
                       .file = path});
   }
@@ -74,6 +75,7 @@ Result<std::shared_ptr<const std::vector<StepEntryPtr>>> StepList::Load(const Pa
   for (const uint64_t step : page.ref.steps) {
     if (!std::ranges::binary_search(*shared, step, {}, kStepOf)) {
       return Fail(Error{.code = ErrorCode::kDataLoss,
+                        .hint = Hint::kRebuildTables,
                         .message = "a page of steps lacks a step that the root names",
                         .file = path,
                         .step = step});

@@ -32,6 +32,7 @@ std::string OutcomeName(const std::string& attempt) { return NameOf(attempt, "ou
 json ToJson(const Error& error, uint32_t rank) {
   json text = {{"rank", rank},
                {"code", static_cast<int>(error.code)},
+               {"hint", static_cast<int>(error.hint)},
                {"message", error.message.substr(0, kMaxMessageBytes)},
                {"key", error.key},
                {"file", error.file}};
@@ -50,6 +51,7 @@ Error ErrorFrom(const json& text) {
   const int64_t code = text.contains("code") ? IntegerIn(text, "code") : 0;
   Error error{.code = static_cast<ErrorCode>(
                   std::clamp<int64_t>(code, 0, static_cast<int64_t>(ErrorCode::kInternal))),
+              .hint = static_cast<Hint>(text.contains("hint") ? IntegerIn(text, "hint") : 0),
               .message = text.value("message", ""),
               .key = text.value("key", ""),
               .file = text.value("file", "")};

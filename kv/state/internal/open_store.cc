@@ -56,9 +56,9 @@ Result<Root> CheckNewest(StoreState& state, Result<std::optional<Root>> found) {
   found = FindNewestOf(*state.storage, state.uuid, std::move(found));
   if (!found && found.error().code == ErrorCode::kConflict) {
     return Fail(Error{.code = ErrorCode::kDataLoss,
+                      .hint = Hint::kRestoreStore,
                       .message = "the newest root belongs to another store, so the objects of two "
-                                 "stores are mixed here: restore those of one, or run kv-admin "
-                                 "pull MIRROR NEW_STORE to copy the steps of a mirror",
+                                 "stores are mixed here",
                       .file = state.storage->address()});
   }
   if (!found) return Fail(ExplainLoss(state, std::move(found).error()));

@@ -231,6 +231,15 @@ Result<void> CheckNotForked(const StoreState& state) {
                     .file = state.storage->address()});
 }
 
+Result<void> CheckWritable(const StoreState& state, std::string_view purpose) {
+  if (state.writable) return {};
+  return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                    .hint = Hint::kOpenForWriting,
+                    .message = "the store is open for reading only; open it for writing to " +
+                               std::string(purpose),
+                    .file = state.storage->address()});
+}
+
 Result<void> CheckCanCommit(const StoreState& state) {
   CAIRN_TRY(CheckNotForked(state));
   if (state.outcome_unknown) {
@@ -253,7 +262,7 @@ Error ExplainLoss(const StoreState& state, Error error) {
             .message = "the store was removed in the meantime",
             .file = state.storage->address()};
   }
-  if (uuid) error.message += "; rebuild the store";
+  if (uuid) error.hint = Hint::kRebuild;
   return error;
 }
 

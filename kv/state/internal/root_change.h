@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kv/base/error.h"
@@ -17,6 +18,10 @@ namespace cairn::kv::internal {
 
 /// Returns the newest root that the store knows.
 std::shared_ptr<const CommittedRoot> CurrentRoot(const StoreState& state);
+
+/// kFailedPrecondition: the store is open for reading only; the text ends with "open it for writing
+/// to" and `purpose`.
+Result<void> CheckWritable(const StoreState& state, std::string_view purpose);
 
 /// kFailedPrecondition: it is unknown whether an earlier commit has happened. kConflict: another
 /// writer has taken over the store. May be called without write_mutex.
@@ -30,7 +35,7 @@ Result<void> CheckStillWriter(StoreState& state);
 
 /// Returns what to report instead of `error`, with which a search for the newest root of an open
 /// store has failed. kConflict, kFailedPrecondition: the store was replaced by another one, or was
-/// removed. Otherwise, an error that is a loss recommends a rebuild.
+/// removed. Otherwise, an error that is a loss has the hint kRebuild.
 Error ExplainLoss(const StoreState& state, Error error);
 
 /// Objects that a change makes unreachable.

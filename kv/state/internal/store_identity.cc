@@ -34,13 +34,16 @@ constexpr uint64_t kMaxBytes = 4096;
 
 Error Damaged(const Storage& storage, std::string what) {
   return Error{.code = ErrorCode::kDataLoss,
+               .hint = Hint::kRestoreStore,
                .message = std::move(what),
                .file = ObjectPath(storage.address(), kIdentityName)};
 }
 
 Error NotAStore(const Storage& storage, std::string why) {
-  return Error{
-      .code = ErrorCode::kInvalidArgument, .message = std::move(why), .file = storage.address()};
+  return Error{.code = ErrorCode::kInvalidArgument,
+               .hint = Hint::kFindStore,
+               .message = std::move(why),
+               .file = storage.address()};
 }
 
 std::string EncodeIdentity(const Uuid& uuid) {
@@ -106,17 +109,21 @@ Result<Uuid> DecodeIdentity(const Storage& storage, std::string_view text) {
   return uuid;
 }
 
+Error NoStore(const Storage& storage) {
+  return Error{.code = ErrorCode::kNotFound,
+               .hint = Hint::kCreateStore,
+               .message = "there is no store here",
+               .file = storage.address()};
+}
+
 /// Returns kInvalidArgument if the path exists and is not a directory, kNotFound if it does not
 /// exist.
 Result<void> CheckDirectory(Storage& storage) {
   if (storage.local_files() == nullptr) return {};
   struct stat status;
   if (::stat(storage.address().c_str(), &status) != 0) {
-    Error error = SystemError(errno, "cannot open the store", storage.address());
-    if (errno == ENOENT) {
-      error.message = "there is no store here";
-    }
-    return Fail(std::move(error));
+    if (errno == ENOENT) return Fail(NoStore(storage));
+    return Fail(SystemError(errno, "cannot open the store", storage.address()));
   }
   if (S_ISDIR(status.st_mode)) return {};
   return Fail(NotAStore(storage, "this is a file and not a Cairn store; a store is a directory"));
@@ -230,9 +237,7 @@ Result<Uuid> ReadIdentity(Storage& storage) {
           NotAStore(storage, "this directory is not a Cairn store: it contains no file CAIRN"));
     }
   }
-  return Fail(Error{.code = ErrorCode::kNotFound,
-                    .message = "there is no store here",
-                    .file = storage.address()});
+  return Fail(NoStore(storage));
 }
 
 Result<Uuid> CreateIdentity(Storage& storage) {

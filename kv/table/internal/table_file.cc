@@ -20,7 +20,10 @@ constexpr uint64_t kMaxRemoteTailBytes = 1 << 20;
 constexpr uint64_t kVerifyReadBytes = 1 << 20;
 
 Error Damaged(const TableFile& file, std::string what) {
-  return Error{.code = ErrorCode::kDataLoss, .message = std::move(what), .file = file.path()};
+  return Error{.code = ErrorCode::kDataLoss,
+               .hint = Hint::kRebuildTables,
+               .message = std::move(what),
+               .file = file.path()};
 }
 
 }  // namespace

@@ -243,7 +243,10 @@ Error TableError(const rocksdb::Status& status, std::string what, std::string na
   const bool is_ours = status.IsIOError() && status.getState() != nullptr;
   std::string text = is_ours ? status.getState() : status.ToString();
   std::ranges::replace(text, '\n', ' ');
-  return Error{.code = code, .message = fmt::format("{}: {}", what, text), .file = std::move(name)};
+  return Error{.code = code,
+               .hint = code == ErrorCode::kDataLoss ? Hint::kRebuildTables : Hint::kNone,
+               .message = fmt::format("{}: {}", what, text),
+               .file = std::move(name)};
 }
 
 }  // namespace cairn::kv::internal

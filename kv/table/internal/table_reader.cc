@@ -113,6 +113,7 @@ Result<void> TableReader::Verify() const {
   for (; iterator->Valid(); ++record_count) CAIRN_TRY(iterator->Next());
   if (record_count == state_->info.record_count) return {};
   return Fail(Error{.code = ErrorCode::kDataLoss,
+                    .hint = Hint::kRebuildTables,
                     .message = fmt::format("the table has {} records and not {}", record_count,
                                            state_->info.record_count),
                     .file = state_->file.path()});

@@ -385,12 +385,14 @@ TEST(VoteTest, TheLowestFailureIsEveryonesVerdict) {
     Result<void> mine;
     if (communicator.rank() >= 3) {
       mine = Fail(Error{.code = ErrorCode::kDataLoss,
+                        .hint = Hint::kRebuild,
                         .message = fmt::format("bad {}", communicator.rank()),
                         .key = "w"});
     }
     const auto verdict = AgreeOnStatus(communicator, mine);
     ASSERT_FALSE(verdict);
     EXPECT_EQ(verdict.error().code, ErrorCode::kDataLoss);
+    EXPECT_EQ(verdict.error().hint, Hint::kRebuild);
     EXPECT_EQ(verdict.error().message, "rank 3: bad 3");
     EXPECT_EQ(verdict.error().key, "w");
   });

@@ -150,7 +150,9 @@ TEST_F(RanksTest, ARankThatIsLateForOneAttemptIsNotAddedToTheNext) {
     const auto own = Begin(*writer_, 0, first);
     const auto gathered = Gather(*own);
     ASSERT_THAT(gathered, IsError(ErrorCode::kUnavailable, "deadline: 1"));
-    CAIRN_ASSERT_OK(writer_->FailAttempt(first, 0, gathered.error()));
+    Error error = gathered.error();
+    error.hint = Hint::kOverwrite;
+    CAIRN_ASSERT_OK(writer_->FailAttempt(first, 0, error));
   }
   const std::string second = writer_->NextAttempt(1);
   {
@@ -159,7 +161,9 @@ TEST_F(RanksTest, ARankThatIsLateForOneAttemptIsNotAddedToTheNext) {
     EXPECT_THAT(Gather(*own), IsError(ErrorCode::kUnavailable, "deadline: 1"));
   }
   // It reads the outcome of its attempt, and removes its files.
-  EXPECT_THAT(late_writer->AwaitDecision(), IsError(ErrorCode::kUnavailable, "deadline: 1"));
+  const auto decision = late_writer->AwaitDecision();
+  EXPECT_THAT(decision, IsError(ErrorCode::kUnavailable, "deadline: 1"));
+  EXPECT_THAT(decision, cairn::testing::HasHint(Hint::kOverwrite));
 }
 
 TEST_F(RanksTest, APartOfAnotherAttemptUnderTheRightNameIsRefused) {

@@ -28,8 +28,10 @@
 namespace cairn::kv {
 namespace {
 
+using cairn::testing::HasHint;
 using cairn::testing::IsError;
 using cairn::testing::ScopedTempDir;
+using ::testing::AllOf;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
@@ -108,8 +110,9 @@ TEST_F(RebuildTest, AbsentStoreIsNotFound) {
 
 TEST_F(RebuildTest, AllStepsAreRecoveredWithoutRoots) {
   std::filesystem::remove_all(path_ + "/roots");
-  EXPECT_THAT(Store::Open(path_, OpenMode::kRead), IsError(ErrorCode::kDataLoss, "rebuild"));
-  EXPECT_THAT(OpenWriter(), IsError(ErrorCode::kDataLoss, "rebuild"));
+  EXPECT_THAT(Store::Open(path_, OpenMode::kRead),
+              AllOf(IsError(ErrorCode::kDataLoss, "roots"), HasHint(Hint::kRebuild)));
+  EXPECT_THAT(OpenWriter(), AllOf(IsError(ErrorCode::kDataLoss, "roots"), HasHint(Hint::kRebuild)));
   CAIRN_ASSERT_OK_AND_ASSIGN(const RebuildReport report, Store::Rebuild(path_));
   EXPECT_EQ(report.steps, 3u);
   EXPECT_THAT(report.lost, IsEmpty());

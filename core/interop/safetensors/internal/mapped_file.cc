@@ -20,8 +20,10 @@ Result<std::shared_ptr<const kv::Mapping>> MapFile(const std::string& path) {
     return Fail(SystemError(errno, "cannot examine the file", path));
   }
   if (!S_ISREG(status.st_mode)) {
-    return Fail(
-        Error{.code = ErrorCode::kDataLoss, .message = "it is not a regular file", .file = path});
+    return Fail(Error{.code = ErrorCode::kDataLoss,
+                      .hint = Hint::kStated,
+                      .message = "it is not a regular file",
+                      .file = path});
   }
   const auto size = static_cast<uint64_t>(status.st_size);
   if (size == 0) return std::make_shared<const kv::Mapping>(std::span<const std::byte>());
