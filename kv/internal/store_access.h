@@ -2,7 +2,10 @@
 /// Access to the state of an open store, for the sources of this folder and tests.
 
 #include "kv/state/internal/store_state.h"
-#include "kv/store.h"
+
+namespace cairn::kv {
+class Store;
+}
 
 namespace cairn::kv::internal {
 
