@@ -1,20 +1,18 @@
 # `cmake --install` and find_package(cairn): the static libraries cairn::schema, cairn::kv,
-# cairn::core, cairn::convert, cairn::interop and (if it is built) cairn::cuda with their public headers. The
-# headers are installed in include/cairn, so that common folder names such as "core" cannot collide
-# with other projects. The programs are installed by the folders that build them.
+# cairn::core, cairn::interop and (if it is built) cairn::cuda with their public headers. The headers
+# are installed in include/cairn, so that common folder names such as "core" cannot collide with
+# other projects. The programs are installed by the folders that build them.
 include(CMakePackageConfigHelpers)
 
 target_compile_features(cairn_schema INTERFACE cxx_std_23)  # the headers use std::expected
 set_target_properties(cairn_schema PROPERTIES EXPORT_NAME schema)
 set_target_properties(cairn_kv PROPERTIES EXPORT_NAME kv)
 set_target_properties(cairn_core PROPERTIES EXPORT_NAME core)
-set_target_properties(cairn_convert PROPERTIES EXPORT_NAME convert)
 set_target_properties(cairn_interop PROPERTIES EXPORT_NAME interop)
-set_target_properties(cairn_re2 PROPERTIES EXPORT_NAME re2)
 set_target_properties(cairn_rocksdb PROPERTIES EXPORT_NAME rocksdb)
 set_target_properties(cairn_gloo PROPERTIES EXPORT_NAME gloo)
 
-install(TARGETS cairn_schema cairn_kv cairn_core cairn_convert cairn_interop cairn_re2 cairn_rocksdb cairn_gloo
+install(TARGETS cairn_schema cairn_kv cairn_core cairn_interop cairn_rocksdb cairn_gloo
   EXPORT cairnTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT cairn_development)
 set(layers schema kv core)

@@ -5,14 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "core/base/progress.h"
 #include "core/device/device.h"
-#include "core/tensor/index_map.h"
 #include "core/tensor/sharding.h"
 #include "core/tensor/tensor.h"
 #include "kv/base/mapping.h"
@@ -21,16 +19,12 @@ namespace cairn::core {
 
 class Communicator;
 
-/// Requests one box of one tensor. `target.shape` equals `box.sizes` unless there is a map, and
-/// `target.dtype` is the stored dtype unless `cast` is set.
+/// Requests one box of one tensor. `target.shape` equals `box.sizes`, and `target.dtype` is the
+/// stored dtype unless `cast` is set.
 struct LoadRequest {
   std::string fqn;
   Box box;
   TensorTarget target;
-  /// Where each element of the box is written, if not to the same position in `target`: a map from
-  /// the stored tensor to the target, which is in host memory. `box` is SourceBounds(*map) then,
-  /// and elements of it that the map does not contain are not loaded.
-  std::optional<IndexMap> map = {};
   /// Converts elements to the target's dtype, if this is another one (core/tensor/element_cast.h).
   /// The target is in host memory.
   bool cast = false;

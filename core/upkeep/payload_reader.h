@@ -16,7 +16,7 @@ namespace cairn::core {
 using PayloadCallback = std::function<Result<void>(size_t tensor, uint64_t offset_bytes,
                                                    std::span<const std::byte> bytes)>;
 
-/// Loads requests, such as those for a step that rules convert (core/convert/conversion.h).
+/// Loads requests, such as those for a step that rules convert (docs/conversion.md).
 using RequestLoader = std::function<Result<LoadReport>(std::span<const LoadRequest>)>;
 
 /// Returns CheckpointStore::Load of one step. Both must outlive it.

@@ -43,6 +43,33 @@ void Requests::Add(nb::str fqn, nb::handle offsets, nb::handle sizes, nb::tuple 
   request.target.strides = FromPyNumbers(target[1]);
   request.target.data = FromPyAddress(target[2]);
   request.target.device = nb::cast<int>(target[3]);
+  request.cast = true;
+}
+
+nb::list Requests::Targets(uint32_t rank) const {
+  nb::list targets;
+  const auto add = [&](const std::string& fqn, const core::Box& box, core::DType dtype,
+                       const std::vector<uint64_t>& strides, const std::byte* data) {
+    targets.append(
+        nb::make_tuple(ToPyText(fqn), ToPyNumbers(box.offsets), ToPyNumbers(box.sizes),
+                       static_cast<uint8_t>(dtype),
+                       ToPyNumbers(strides.empty() ? core::RowMajorStrides(box.sizes) : strides),
+                       reinterpret_cast<uintptr_t>(data)));
+  };
+  for (const core::LoadRequest& request : list) {
+    add(request.fqn, request.box, request.target.dtype, request.target.strides,
+        request.target.data);
+  }
+  for (const core::ShardTarget& shard : shards) {
+    // A rank that is not on the mesh holds nothing of the tensor.
+    if (shard.sharding->mesh != nullptr && !shard.sharding->mesh->CoordinateOf(rank)) continue;
+    const core::TensorView local{shard.local.dtype, shard.local.shape, shard.local.strides,
+                                 shard.local.data, shard.local.device};
+    for (const core::ShardView& part : Unwrap(core::ShardViewsOf(*shard.sharding, local, rank))) {
+      add(shard.fqn, part.box, part.view.dtype, part.view.strides, part.view.data);
+    }
+  }
+  return targets;
 }
 
 std::vector<int> Requests::Devices() const {
@@ -152,7 +179,7 @@ bool LoadPlan::RequestIfContiguous(uint32_t node, uint32_t leaf) {
   const core::TensorInfo& info = contents_.tensor(leaf);
   if (!memory || !memory->is_contiguous() || !HasSameForm(*memory, info)) return false;
   // Elements are converted in host memory.
-  if (contents_.conversion() != nullptr && memory->device != core::kHostDevice) return false;
+  if (contents_.is_converted() && memory->device != core::kHostDevice) return false;
   const auto place = static_cast<uint32_t>(requests_.list.size());
   if (Request(leaf, WholeRequest(info, {}, memory->data, memory->device))) {
     requests_.borrowed.push_back({.leaf = place,

@@ -33,13 +33,17 @@ struct Requests {
   std::map<std::string, std::shared_ptr<const core::DeviceMesh>> holders;
 
   /// Adds a box of a tensor, which begins at the origin if `offsets` is None. `target`: (dtype
-  /// code, strides in elements, address, device) of the memory that it is read into.
+  /// code, strides in elements, address, device) of the memory that it is read into. Elements of
+  /// another dtype are cast (core::LoadRequest).
   void Add(nb::str fqn, nb::handle offsets, nb::handle sizes, nb::tuple target);
   /// Returns the devices that are loaded into, in ascending order; empty if all is host memory.
   std::vector<int> Devices() const;
   /// Raises Invalid if `storage.resize_` has freed memory of `borrowed`, which is called after the
   /// load.
   void CheckMemory() const;
+  /// Returns (FQN, offsets, sizes, dtype code, strides in elements, address) of each box that
+  /// `rank` reads. Requires targets in host memory. Raises Invalid for shards that do not fit.
+  nb::list Targets(uint32_t rank) const;
   /// Returns the FQNs of `list`.
   nb::list WholeFqns() const;
   /// Sets the entry of `holders` for `fqn`.

@@ -14,13 +14,15 @@
 #include "core/load/map.h"
 #include "core/save/check_save.h"
 #include "core/step/contents.h"
+#include "core/tensor/element_cast.h"
 #include "kv/base/step_info.h"
 #include "kv/storage/open/open_storage.h"
 #include "python/src/collectives.h"
 #include "python/src/communicator_binding.h"
-#include "python/src/conversion_binding.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
+#include "python/src/export_converted.h"
+#include "python/src/expression.h"
 #include "python/src/file_order.h"
 #include "python/src/flatten.h"
 #include "python/src/gil.h"
@@ -47,6 +49,17 @@ using NumpyBytes = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
 
 DeviceTransfer ToTransfer(bool by_nccl, const Streams& streams) {
   return {.by_nccl = by_nccl, .streams = ToStreams(streams)};
+}
+
+// Casts row-major elements at an address to others. Requires a cast that core has.
+void CastElements(uint8_t from, nb::handle source, uint8_t to, nb::handle target, uint64_t count) {
+  const auto cast =
+      core::FindElementCast(static_cast<core::DType>(from), static_cast<core::DType>(to));
+  if (cast == nullptr) ThrowInvalid("there is no conversion between these dtypes");
+  const std::byte* const begin = FromPyAddress(source);
+  std::byte* const made = FromPyAddress(target);
+  const GilRelease no_gil;
+  cast(begin, made, count);
 }
 
 // Returns why core cannot use devices, or None if it can.
@@ -132,11 +145,13 @@ void BindRecords(nb::module_& m) {
 
 void BindLoading(nb::module_& m) {
   nb::class_<StepContents>(m, "Contents")
+      .def(nb::init<const StepContents&, const Batch&, nb::dict, nb::object>(), nb::arg("stored"),
+           nb::arg("state"), nb::arg("shared"), nb::arg("conversion"))
       .def_prop_ro("info", &StepContents::step)
       .def_prop_ro("step", [](const StepContents& self) { return self.step().step; })
       .def_prop_ro("generation", [](const StepContents& self) { return self.step().generation; })
-      .def_prop_ro("is_converted",
-                   [](const StepContents& self) { return self.conversion() != nullptr; })
+      .def_prop_ro("is_converted", &StepContents::is_converted)
+      .def_prop_ro("conversion", &StepContents::conversion)
       .def("__len__", &StepContents::leaf_count)
       .def("leaf", &StepContents::ToPyLeaf)
       .def("fqns", &StepContents::ToPyFqns)
@@ -148,6 +163,12 @@ void BindLoading(nb::module_& m) {
       .def("add", &Requests::Add, nb::arg("fqn"), nb::arg("offsets").none(), nb::arg("sizes"),
            nb::arg("target"))
       .def("devices", &Requests::Devices)
+      .def("check_memory", &Requests::CheckMemory)
+      .def("targets",
+           [](const Requests& self, const StoreBinding& store) {
+             const auto opened = store.Share();
+             return self.Targets(opened ? opened->rank() : 0);
+           })
       .def("whole_fqns", &Requests::WholeFqns)
       .def("set_holders", &Requests::SetHolders);
   nb::class_<LoadPlan>(m, "LoadPlan")
@@ -163,10 +184,14 @@ void BindLoading(nb::module_& m) {
       .def("request_shard", &LoadPlan::RequestShard)
       .def("node", &LoadPlan::ToPyNode)
       .def_prop_ro("requests", &LoadPlan::requests);
-  m.def("convert", &Convert, nb::arg("contents"), nb::arg("rules"), nb::arg("dtype").none(),
-        nb::arg("casts"), nb::arg("patterns"));
-  m.def("convert_batch", &ConvertBatch, nb::arg("batch"), nb::arg("rules"),
-        nb::arg("dtype").none());
+  m.def("cast_elements", &CastElements);
+  nb::class_<Expression>(m, "Expression")
+      .def(nb::init<nb::str, nb::list>(), nb::arg("text"), nb::arg("templates"))
+      .def_prop_ro("group_count", &Expression::group_count)
+      .def("derive", &Expression::Derive, nb::arg("key"));
+  m.def("export_converted", &ExportConverted, nb::arg("store"), nb::arg("contents"),
+        nb::arg("target"), nb::arg("load"), nb::arg("is_model"), nb::arg("max_shard_bytes"),
+        nb::arg("overwrite"));
   m.def("request_new_tensors", &RequestNewTensors, nb::arg("contents"), nb::arg("requests"));
   m.def("request_new_device_tensors", &RequestNewDeviceTensors, nb::arg("contents"),
         nb::arg("requests"), nb::arg("device"));

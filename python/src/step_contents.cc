@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -96,6 +97,46 @@ class Finder {
   size_t next_ = 0;  // after the record that was found last
 };
 
+// Returns the contents that `state` describes, and the hidden owners that `shared` refers to.
+core::Contents ConvertedContents(const core::Contents& stored, const core::StateDict& state,
+                                 const nb::dict& shared) {
+  core::Contents made{.step = stored.step, .tree = state.tree, .tensors = {}, .values = {}};
+  const std::vector<core::Leaf> leaves = Unwrap(state.Leaves());
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const std::string& fqn = leaves[i].fqn;
+    if (!core::IsTensor(made.tree.nodes[leaves[i].node].kind)) {
+      made.values.push_back({fqn, state.values[state.slot[i]]});
+      continue;
+    }
+    const core::TensorView& view = state.tensors[state.slot[i]];
+    core::TensorInfo& info = made.tensors.emplace_back();
+    info.fqn = fqn;
+    info.dtype = view.dtype;
+    info.shape = view.shape;
+    info.nbytes = schema::ElementBytes(view.dtype);
+    for (const uint64_t size : view.shape) info.nbytes *= size;
+  }
+  std::ranges::sort(made.tensors, {}, &core::TensorInfo::fqn);
+  std::ranges::sort(made.values, {}, &core::ValueInfo::fqn);
+  std::set<std::string> hidden;
+  for (const auto& [fqn, place] : shared) {
+    const auto info = std::ranges::lower_bound(made.tensors, FromPyText(nb::cast<nb::str>(fqn)), {},
+                                               &core::TensorInfo::fqn);
+    const auto parts = nb::cast<nb::tuple>(place);
+    info->alias_of = FromPyText(nb::cast<nb::str>(parts[0]));
+    info->alias_offset_bytes = nb::cast<uint64_t>(parts[1]);
+    info->alias_strides = FromPyNumbers(parts[2]);
+    if (!std::ranges::binary_search(made.tensors, *info->alias_of, {}, &core::TensorInfo::fqn)) {
+      hidden.insert(*info->alias_of);
+    }
+  }
+  for (const core::TensorInfo& info : stored.tensors) {
+    if (hidden.contains(info.fqn)) made.tensors.push_back(info);
+  }
+  std::ranges::sort(made.tensors, {}, &core::TensorInfo::fqn);
+  return made;
+}
+
 }  // namespace
 
 StepContents::StepContents(core::Contents contents)
@@ -115,8 +156,9 @@ StepContents::StepContents(core::Contents contents)
   }
 }
 
-StepContents::StepContents(std::shared_ptr<const core::Conversion> conversion)
-    : StepContents(conversion->contents()) {
+StepContents::StepContents(const StepContents& stored, const Batch& state, nb::dict shared,
+                           nb::object conversion)
+    : StepContents(ConvertedContents(stored.all(), state.state, shared)) {
   conversion_ = std::move(conversion);
 }
 

@@ -5,15 +5,14 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "core/convert/conversion.h"
 #include "core/inspect/stored_statistics.h"
 #include "core/step/contents.h"
 #include "kv/base/step_info.h"
+#include "python/src/flatten.h"
 
 namespace cairn::python {
 
@@ -26,12 +25,16 @@ class StepContents {
  public:
   /// Raises Corrupt if a leaf of the tree has no record.
   explicit StepContents(core::Contents contents);
-  /// The contents after a conversion, through which their tensors are loaded.
-  explicit StepContents(std::shared_ptr<const core::Conversion> conversion);
+  /// The contents of a step after a conversion. `state` describes them by tensors without memory.
+  /// `shared` has (FQN of the owner, offset in bytes, strides) by FQN of the tensors that share
+  /// bytes; an owner that is not in `state` is hidden in `stored`. `conversion` loads them.
+  StepContents(const StepContents& stored, const Batch& state, nb::dict shared,
+               nb::object conversion);
 
   const core::Contents& all() const { return contents_; }
-  /// Null: the contents are as they are stored.
-  const core::Conversion* conversion() const { return conversion_.get(); }
+  /// The Python object that loads converted contents; None: they are as they are stored.
+  nb::object conversion() const { return conversion_; }
+  bool is_converted() const { return !conversion_.is_none(); }
   const kv::StepInfo& step() const { return contents_.step; }
   size_t leaf_count() const { return leaves_.size(); }
   const std::string& fqn(size_t leaf) const { return leaves_[leaf].fqn; }
@@ -61,7 +64,7 @@ class StepContents {
   const std::string& FqnOfLeafAt(uint32_t node) const;
 
   core::Contents contents_;
-  std::shared_ptr<const core::Conversion> conversion_;  // shared with copies
+  nb::object conversion_ = nb::none();
   std::vector<core::Leaf> leaves_;
   std::vector<uint32_t> slots_;  // by leaf: index in contents_.tensors or contents_.values
 };

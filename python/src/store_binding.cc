@@ -17,7 +17,6 @@
 #include "kv/copy_steps.h"
 #include "kv/read/snapshot.h"
 #include "python/src/collection_pause.h"
-#include "python/src/conversion_binding.h"
 #include "python/src/convert.h"
 #include "python/src/copy_progress.h"
 #include "python/src/errors.h"
@@ -215,9 +214,6 @@ nb::tuple StoreBinding::Load(const kv::StepInfo& step, const Requests& requests,
   std::span<const core::TensorInfo> known;
   if (contents != nullptr) known = contents->tensors();
   auto result = Use([&](core::CheckpointStore& store) {
-    if (contents != nullptr && contents->conversion() != nullptr) {
-      return LoadConverted(store, *contents->conversion(), requests, watch, transfer);
-    }
     if (requests.shards.empty() && !read_once) {
       return store.Load(step, requests.list, watch.AsProgress(), transfer.streams, known);
     }

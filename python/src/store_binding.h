@@ -82,8 +82,7 @@ class StoreBinding {
   /// Executes `requests`. Returns (bytes read, direct bytes, seconds). `read_once`: the ranks read
   /// each byte once and exchange them (core::ShardLoadOptions); only for a multi-rank store.
   /// `transfer.streams`: streams of the devices that are loaded into. `contents`, if not null, are
-  /// those of `step`; the records of their tensors are not read again. Converted contents convert
-  /// what is read, and make `read_once` ineffective.
+  /// those of `step`; the records of their tensors are not read again.
   nb::tuple Load(const kv::StepInfo& step, const Requests& requests, bool read_once,
                  const DeviceTransfer& transfer, const StepContents* contents) const;
   /// Updates memory that contains the step `base` to `step` (core::CheckpointStore::Update). Parts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from pathlib import Path
 
@@ -290,6 +291,175 @@ def test_errors_name_the_rule_and_the_key(store, rename, message):
         store.read(rename=rename)
 
 
+def test_renames_replace_the_first_match_and_may_exchange_names(store):
+    store.save(1, {"a": torch.zeros(1), "b": torch.zeros(2), "layers.3.wq.wq": torch.zeros(3)})
+
+    got = store.read(rename={"^a$": "b", "^b$": "a", r"(\d+)\.wq": r"\1.q"}, flat=True)
+
+    assert {name: len(tensor) for name, tensor in got.items()} == {
+        "b": 1,
+        "a": 2,
+        "layers.3.q.wq": 3,
+    }
+
+
+def test_positions_of_a_stack_are_numbers(store):
+    parts = {f"e.{i}.w": torch.full((2, 3), float(i)) for i in reversed(range(12))}
+    store.save(1, parts)
+    stack = cairn.convert.stack(r"e\.(\d+)\.w", "e.w", dim=1)
+
+    stacked = store.read(rename=[stack], flat=True)["e.w"]
+    back = store.read(rename=[stack, cairn.convert.unstack(r"e\.w", "f.{i}.w", dim=-2)], flat=True)
+
+    assert torch.equal(stacked, torch.stack([parts[f"e.{i}.w"] for i in range(12)], 1))
+    assert {
+        name.replace("f", "e", 1): tensor for name, tensor in back.items()
+    }.keys() == parts.keys()
+    assert back["f.11.w"].tolist() == parts["e.11.w"].tolist()
+    with pytest.raises(cairn.Invalid, match="position 7 is missing"):
+        store.read(rename=[cairn.convert.drop(r"e\.7\.w"), stack])
+
+
+def by_torch(rule: dict, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a rule for the tensor "x", or for "x" and "y", makes, computed with whole tensors."""
+    x, dim = state["x"], rule.get("dim", 0)
+    if "permute" in rule:
+        return {**state, "x": x.permute(rule["dims"])}
+    if "rearrange" in rule:
+        factors, order = rule["factors"], rule["order"]
+        split = x.unflatten(dim, factors)
+        dims = list(range(x.dim() + len(factors) - 1))
+        dims[dim : dim + len(order)] = [dim + each for each in order]
+        return {**state, "x": split.permute(dims).flatten(dim, dim + len(order) - 1)}
+    if "split" in rule:
+        return dict(zip(rule["into"], x.split(rule["sizes"], dim)))
+    if "concat" in rule:
+        return {"x": torch.cat([x, state["y"]], dim)}
+    if "stack" in rule:
+        return {"x": torch.stack([x, x], dim)}
+    return state
+
+
+def random_rules(choose: random.Random, state: dict[str, torch.Tensor]) -> list[dict]:
+    """Rules for the only tensor "x", and what they make of it in `state`."""
+    rules: list[dict] = []
+    for _ in range(choose.randint(1, 6)):
+        x = state["x"]
+        dim = choose.randrange(x.dim())
+        size = x.shape[dim]
+        new = []
+        kind = choose.choice(["permute", "rearrange", "rearrange", "split"])
+        if kind == "permute":
+            new.append({"permute": "x", "dims": choose.sample(range(x.dim()), x.dim())})
+        elif kind == "rearrange":
+            factor = choose.choice([n for n in range(1, size + 1) if size % n == 0])
+            other = choose.choice([n for n in range(1, factor + 1) if factor % n == 0])
+            new.append({
+                "rearrange": "x", "dim": dim, "factors": [other, factor // other, size // factor],
+                "order": choose.sample(range(3), 3),
+            })  # fmt: skip
+        elif size > 1:  # parts that factors do not fit, in the other order
+            at = choose.randrange(1, size)
+            new.append({"split": "x", "into": ["y", "x"], "dim": dim, "sizes": [at, size - at]})
+            new.append({"concat": ["^x$", "y"], "to": "x", "dim": dim})
+        for rule in new:
+            state.update(by_torch(rule, state))
+        if new and "concat" in new[-1]:
+            del state["y"]
+        rules += new
+    return rules
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_rules_move_elements_as_torch_does(store, seed):
+    choose = random.Random(seed)
+    shape = [choose.randint(1, 13) for _ in range(choose.randint(1, 3))]
+    state = {"x": torch.randn(shape)}
+    store.save(1, state)
+    want = dict(state)
+    rules = random_rules(choose, want)
+
+    got = store.read(rename=rules, flat=True)
+
+    assert torch.equal(got["x"], want["x"]), rules
+    strided = torch.zeros(*want["x"].shape, 2, dtype=torch.float64)
+    store.load({"x": strided[..., 1]}, rename=rules, cast=True)
+    assert torch.equal(strided[..., 1], want["x"].double())
+    assert not strided[..., 0].any()
+
+
+def test_what_does_not_fit_in_a_buffer_is_moved_in_blocks(store):
+    source = torch.arange(6 << 20, dtype=torch.int32).reshape(3, -1)
+    store.save(1, {"x": source, "rows": source.reshape(-1, 3)})
+    wide = [2, source.shape[1] // 2]
+    rules = [
+        cairn.convert.rearrange("x", wide, (1, 0), dim=1),
+        cairn.convert.rearrange("rows", wide, (1, 0)),
+        cairn.convert.split("rows", ["few", "rest"], sizes=(5, source.shape[1] - 5)),
+    ]
+
+    got = store.read(rename=rules)
+
+    assert torch.equal(got["x"], source.unflatten(1, wide).transpose(1, 2).flatten(1))
+    rows = source.reshape(*wide, 3).transpose(0, 1).reshape(-1, 3)
+    assert torch.equal(got["few"], rows[:5])
+    assert torch.equal(got["rest"], rows[5:])
+
+
+MALFORMED = [
+    (7, "a rule is a dict"),
+    ({"rename": "a", "to": r"\1"}, r"\\1"),
+    ({"renam": "a", "to": "x"}, "one of these fields"),
+    ({"rename": "a", "to": "x", "dim": 1}, "no field 'dim'"),
+    ({"split": "a", "into": []}, "no part"),
+    ({"split": "a", "into": ["x", "y"], "sizes": [4, 5]}, r"9 in total.*\[4, 2\]"),
+    ({"split": "a", "into": ["x", "y"], "dim": 2}, "no dimension 2"),
+    ({"split": "a", "into": ["x"], "dim": 1e300}, "integer"),
+    ({"split": "a", "into": ["x"], "dim": 1 << 64}, "integer"),
+    ({"split": "step", "into": ["x", "y"]}, "plain value"),
+    ({"stack": "a", "to": "x"}, "needs a group"),
+    ({"unstack": "a", "to": "x"}, "{i}"),
+    ({"permute": "a", "dims": [0, 0]}, "permutation"),
+    ({"permute": "a", "dims": [0, 2, 1]}, "3 dimensions"),
+    ({"rearrange": "a", "factors": [-1, -1], "order": [1, 0]}, "more than one -1"),
+    ({"rearrange": "a", "factors": [3, -1], "order": [1, 0]}, "product"),
+    ({"cast": "a", "dtype": "float7"}, "float7"),
+    ({"cast": "a", "dtype": "int8"}, "no conversion from float32 to int8"),
+    ({"rename": {"a": "x", "^a": "y"}}, r"'a' and '\^a'.*key a"),
+    ({"concat": ["^a$", "b"], "to": "c"}, "'a'"),
+    ({"dequantize": "_scale", "weight": ""}, r"\[1, 1\].*w_scale"),
+]
+
+
+@pytest.mark.parametrize(("rule", "message"), MALFORMED)
+def test_rules_that_are_malformed_or_do_not_fit_are_refused(store, rule, message):
+    store.save(1, {
+        "a": torch.zeros(4, 2), "b": torch.zeros(4, 3), "step": 1,
+        "w": torch.zeros(2, 2).to(torch.float8_e4m3fn), "w_scale": torch.zeros(2, 1),
+    })  # fmt: skip
+
+    with pytest.raises(cairn.Invalid, match=message) as raised:
+        store.read(rename=[rule])
+
+    assert str(raised.value).startswith("rule 1 (")
+
+
+def test_rules_that_are_nested_deeply_or_take_long_do_no_harm(store, tmp_path):
+    # Neither an error message nor a parser may recurse until the stack ends.
+    nested: list = []
+    for _ in range(300_000):
+        nested = [nested]
+    store.save(1, {"a" * 60_000: torch.zeros(1)})
+    for rule in ({"permute": "a", "dims": nested}, {"rename": nested}, nested):
+        with pytest.raises(cairn.Invalid, match="rule 1"):
+            store.read(rename=[rule])
+    (tmp_path / "rules.json").write_text("[" * 300_000)
+    with pytest.raises(cairn.Invalid, match="list of rules|not JSON"):
+        cairn.convert.load_rules(tmp_path / "rules.json")
+    # An expression that would take exponential time with backtracking.
+    assert store.read(rename={"(a*)*b$": "x"}, flat=True).keys() == {"a" * 60_000}
+
+
 def test_what_cannot_be_combined_with_a_conversion_is_refused(store):
     store.save(1, {"a": torch.zeros(2), "array": np.zeros(2, dtype=np.float32)})
 
@@ -401,8 +571,11 @@ def load_on_ranks(rank: int, path) -> None:
                 full = target[fqn].full_tensor()
                 assert torch.equal(full, tensor.bfloat16()), fqn
         with pytest.raises(cairn.Invalid, match="global shape|in the target"):
-            store.load({"q": distribute_tensor(torch.zeros(7, 3), mesh, [Shard(0)])},
-                       rename=rules, strict=False)
+            store.load(
+                {"q": distribute_tensor(torch.zeros(7, 3), mesh, [Shard(0)])},
+                rename=rules,
+                strict=False,
+            )
 
 
 def test_ranks_load_their_parts_of_converted_tensors(path):

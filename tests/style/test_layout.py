@@ -58,7 +58,6 @@ MAY_INCLUDE = {
                      "core/inspect"},
     "core": {"core/base", "core/ranks", "core/state_dict", "core/step", "core/load", "core/save",
              "core/inspect", "core/rewrite"},
-    "core/convert": {"core/tensor", "core/state_dict", "core/step", "core/load", "core"},
     "core/upkeep": {"core/base", "core/tensor", "core/device", "core/state_dict", "core/step",
                     "core/save", "core"},
     "core/interop/safetensors": {"core/base", "core/tensor", "core/state_dict", "core/step",

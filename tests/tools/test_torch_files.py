@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import cairn
+import cairn.convert
 from tool_programs import peak_memory
 from torch_states import admin, program  # noqa: F401 - fixtures
 from torch_states import bits, every_dtype, plain_values, same
@@ -46,6 +47,27 @@ def test_every_dtype_and_value_comes_back(admin, tmp_path):
     exported, stored = through(admin, tmp_path, state)
     assert same(exported, state)
     assert same(stored, state)
+
+
+def test_an_import_converts_nested_states(admin, tmp_path):
+    weight = torch.randn(6, 4)
+    state = {"model": {"a.w": weight, "a.qk": weight.t()}, "list": [weight[0], {}, 2.5], "n": (3,)}
+    torch.save({**state, "types": every_dtype()}, tmp_path / "in.pt")
+    rules = [
+        {"split": "qk", "into": ["q", "k"], "sizes": [1, 3]},
+        {"cast": r"^list\.0", "dtype": "float16"},
+        {"rename": r"a\.", "to": "b."},
+    ]
+    cairn.convert.save_rules(tmp_path / "rules.json", rules)
+
+    import_file(admin, tmp_path / "s", tmp_path / "in.pt", "--rules", tmp_path / "rules.json")
+
+    assert same(read(tmp_path / "s"), {
+        "model": {"b.w": weight, "b.q": weight.t()[:1], "b.k": weight.t()[1:]},
+        "list": [weight[0].half(), {}, 2.5],
+        "n": (3,),
+        "types": every_dtype(),
+    })  # fmt: skip
 
 
 def test_dtypes_that_torch_loads_but_does_not_save(admin, tmp_path):

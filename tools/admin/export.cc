@@ -10,7 +10,6 @@
 #include <span>
 
 #include "core/checkpoint_store.h"
-#include "core/convert/conversion.h"
 #include "core/interop/model_directory/model_export.h"
 #include "core/interop/safetensors/safetensors_export.h"
 #include "core/interop/safetensors/safetensors_update.h"
@@ -125,27 +124,39 @@ std::string ContentsText(uint64_t tensors, uint64_t values) {
   return what;
 }
 
-/// Exports to files of torch, and returns only with an error.
-Result<void> ToTorch(uint64_t step, const ExportOptions& options) {
+std::string_view NameOf(Format format) {
+  switch (format) {
+    case Format::kTorch:
+      return "torch";
+    case Format::kDcp:
+      return "dcp";
+    case Format::kModel:
+      return "hf";
+    default:
+      return "safetensors";
+  }
+}
+
+/// Exports to files of torch, or converts. Returns only with an error.
+Result<void> ExportByPython(uint64_t step, const ExportOptions& options) {
   CAIRN_TRY_ASSIGN(const Address address, ParseAddress(options.address));
-  std::vector<std::string> words = {
-      "export",
-      AsWord(address.store),
-      AsWord(options.target),
-      fmt::format("--step={}", step),
-      fmt::format("--format={}", FormatOf(options) == Format::kDcp ? "dcp" : "torch"),
-      fmt::format("--shard-size={}", options.shard_bytes)};
+  std::vector<std::string> words = {"export",
+                                    AsWord(address.store),
+                                    AsWord(options.target),
+                                    fmt::format("--step={}", step),
+                                    fmt::format("--format={}", NameOf(FormatOf(options))),
+                                    fmt::format("--shard-size={}", options.shard_bytes)};
   for (const std::string& pattern : options.patterns) words.push_back("--pattern=" + pattern);
+  if (options.overwrite) words.emplace_back("--overwrite");
   AppendConversion(options.conversion, words);
   return BecomePython(words);
 }
 
 Result<void> ToSafetensors(const core::CheckpointStore& store, const core::Contents& contents,
-                           const ExportOptions& options, const core::RequestLoader& load,
-                           Output& out) {
+                           const ExportOptions& options, Output& out) {
   ProgressLine progress("exporting");
-  const core::SafetensorsExportOptions how{
-      .max_shard_bytes = options.shard_bytes, .progress = progress.callback(), .load = load};
+  const core::SafetensorsExportOptions how{.max_shard_bytes = options.shard_bytes,
+                                           .progress = progress.callback()};
   CAIRN_TRY_ASSIGN(const core::SafetensorsExportReport report,
                    core::ExportSafetensors(store, contents, options.target, how));
   progress.Clear();
@@ -159,12 +170,11 @@ Result<void> ToSafetensors(const core::CheckpointStore& store, const core::Conte
 }
 
 Result<void> ToModel(const core::CheckpointStore& store, const core::Contents& contents,
-                     const ExportOptions& options, const core::RequestLoader& load, Output& out) {
+                     const ExportOptions& options, Output& out) {
   ProgressLine progress("exporting");
   const core::ModelExportOptions how{.max_shard_bytes = options.shard_bytes,
                                      .overwrite = options.overwrite,
-                                     .progress = progress.callback(),
-                                     .load = load};
+                                     .progress = progress.callback()};
   CAIRN_TRY_ASSIGN(const core::ModelExportReport report,
                    core::ExportModelDirectory(store, contents, options.target, how));
   progress.Clear();
@@ -178,10 +188,7 @@ Result<void> ToModel(const core::CheckpointStore& store, const core::Contents& c
 }
 
 Result<void> CheckSince(const ExportOptions& options) {
-  const ConversionOptions& conversion = options.conversion;
-  const bool converts =
-      !conversion.rename.empty() || !conversion.rules_file.empty() || !conversion.dtype.empty();
-  if (converts && !options.since.empty()) {
+  if (Converts(options.conversion) && !options.since.empty()) {
     return Fail(ErrorCode::kInvalidArgument,
                 "--since writes stored tensors; omit --rename, --rules and --dtype");
   }
@@ -216,7 +223,7 @@ Result<void> ToUpdate(const core::CheckpointStore& store, const core::Contents& 
 }
 
 Result<void> ToFormat(const core::CheckpointStore& store, const core::Contents& contents,
-                      const core::RequestLoader& load, const ExportOptions& options, Output& out) {
+                      const ExportOptions& options, Output& out) {
   const Format format = FormatOf(options);
   if (contents.tensors.empty() && (format == Format::kSafetensors || contents.values.empty())) {
     return Fail(Error{.code = ErrorCode::kNotFound,
@@ -227,11 +234,11 @@ Result<void> ToFormat(const core::CheckpointStore& store, const core::Contents& 
   switch (format) {
     case Format::kTorch:
     case Format::kDcp:
-      return ToTorch(contents.step.step, options);
+      return ExportByPython(contents.step.step, options);
     case Format::kModel:
-      return ToModel(store, contents, options, load, out);
+      return ToModel(store, contents, options, out);
     default:
-      return ToSafetensors(store, contents, options, load, out);
+      return ToSafetensors(store, contents, options, out);
   }
 }
 
@@ -240,27 +247,20 @@ Result<void> ToFormat(const core::CheckpointStore& store, const core::Contents& 
 Result<void> AdminExport(const ExportOptions& options, Output& out) {
   CAIRN_TRY_ASSIGN(const Address address, ParseAddress(options.address));
   CAIRN_TRY_ASSIGN(const core::KeyPatterns patterns, core::KeyPatterns::Parse(options.patterns));
-  CAIRN_TRY_ASSIGN(const auto requested, ParseConversion(options.conversion));
   CAIRN_TRY(CheckTarget(options));
   CAIRN_TRY(CheckSince(options));
   CAIRN_TRY_ASSIGN(const auto store,
                    core::CheckpointStore::Open(address.store, kv::OpenMode::kRead));
-  if (requested) {
-    CAIRN_TRY_ASSIGN(core::Contents stored, store->List(address.step));
-    CAIRN_TRY_ASSIGN(
-        const core::Conversion conversion,
-        core::Conversion::Make(std::move(stored), requested->rules, requested->casts, patterns));
-    const core::RequestLoader load = [&](std::span<const core::LoadRequest> requests) {
-      return conversion.Load(*store, requests);
-    };
-    return ToFormat(*store, conversion.contents(), load, options, out);
+  if (Converts(options.conversion)) {
+    CAIRN_TRY_ASSIGN(const core::Contents stored, store->List(address.step));
+    return ExportByPython(stored.step.step, options);
   }
   CAIRN_TRY_ASSIGN(const core::Contents contents, store->List(address.step, patterns));
   if (!options.since.empty()) {
     CAIRN_TRY_ASSIGN(const Address since, ParseAddress(address.store + "@" + options.since));
     return ToUpdate(*store, contents, *since.step, patterns, options, out);
   }
-  return ToFormat(*store, contents, {}, options, out);
+  return ToFormat(*store, contents, options, out);
 }
 
 }  // namespace cairn::tools

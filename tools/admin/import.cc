@@ -8,11 +8,9 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <set>
 
 #include "core/checkpoint_store.h"
-#include "core/convert/converted_state.h"
 #include "core/interop/model_directory/model_directory.h"
 #include "core/interop/safetensors/safetensors_file.h"
 #include "core/save/check_save.h"
@@ -33,7 +31,6 @@ struct Input {
   core::ModelDirectory model;
   std::vector<core::SafetensorsFile> safetensors;
   core::StateDict state;
-  std::shared_ptr<void> scratch;  // of converted tensors; shared with nobody
   std::set<std::string> metadata_left_out;
 };
 
@@ -69,16 +66,6 @@ Result<void> CheckPromised(const ImportSources& sources, const Input& input) {
                     .message = "the index names a tensor that is in no shard",
                     .key = tensor,
                     .file = index});
-}
-
-Result<void> ConvertInput(const ConversionOptions& options, Input& input) {
-  CAIRN_TRY_ASSIGN(const auto requested, ParseConversion(options));
-  if (!requested) return {};
-  CAIRN_TRY_ASSIGN(core::ConvertedState made,
-                   core::ConvertedState::Make(input.state, requested->rules, requested->casts));
-  input.state = std::move(made.state);
-  input.scratch = std::move(made.scratch);
-  return {};
 }
 
 Result<Input> ReadModel(const ImportOptions& options) {
@@ -155,24 +142,31 @@ bool IsOfTorch(const std::string& path) {
   return LooksLikeDcpCheckpoint(path) || LooksLikeTorchFile(path);
 }
 
-/// Returns only with an error.
+/// Imports files of torch, or converts others. Returns only with an error.
 Result<void> ImportByPython(const ImportOptions& options, const ImportSources& sources) {
-  if (!std::ranges::all_of(sources.files, IsOfTorch)) {
+  const bool has_torch = std::ranges::any_of(sources.files, IsOfTorch);
+  if (has_torch && !std::ranges::all_of(sources.files, IsOfTorch)) {
     return Fail(ErrorCode::kInvalidArgument,
                 "one import takes either files of torch or safetensors files; import them as two "
                 "steps, or convert one of them");
   }
-  CAIRN_TRY(ParseConversion(options.conversion));
   std::vector<std::string> words = {"import", AsWord(options.store), "--step",
                                     fmt::format("{}", options.step)};
   if (!options.prefix.empty()) words.push_back("--prefix=" + options.prefix);
   if (options.skip_unknown) words.emplace_back("--skip-unknown");
   if (options.base_step) words.push_back(fmt::format("--base={}", *options.base_step));
   for (const std::string& tag : options.tags) words.push_back("--tag=" + tag);
-  for (const std::string& index : sources.indexes) words.push_back("--index=" + index);
   if (options.overwrite) words.emplace_back("--overwrite");
   AppendConversion(options.conversion, words);
-  for (const std::string& file : sources.files) words.push_back(AsWord(file));
+  if (has_torch) {
+    for (const std::string& index : sources.indexes) words.push_back("--index=" + index);
+  } else {
+    std::error_code ignored;  // then Python cannot start it
+    words.push_back("--program=" + fs::read_symlink("/proc/self/exe", ignored).string());
+    if (!options.format.empty()) words.push_back("--format=" + options.format);
+  }
+  const auto& files = has_torch ? sources.files : options.files;
+  for (const std::string& file : files) words.push_back(AsWord(file));
   return BecomePython(words);
 }
 
@@ -188,10 +182,11 @@ Result<void> AdminImport(const ImportOptions& options, Output& out) {
   if (options.format != "hf") {
     CAIRN_TRY_ASSIGN(sources, FindImportSources(options.files));
   }
-  if (std::ranges::any_of(sources.files, IsOfTorch)) return ImportByPython(options, sources);
+  if (std::ranges::any_of(sources.files, IsOfTorch) || Converts(options.conversion)) {
+    return ImportByPython(options, sources);
+  }
   // What is refused must not create an empty store, so the input is read and checked first.
-  CAIRN_TRY_ASSIGN(Input input, ReadInput(options, sources));
-  CAIRN_TRY(ConvertInput(options.conversion, input));
+  CAIRN_TRY_ASSIGN(const Input input, ReadInput(options, sources));
   ProgressLine progress("importing");
   const core::SaveOptions save{.overwrite = options.overwrite,
                                .base_step = options.base_step,

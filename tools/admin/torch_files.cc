@@ -23,8 +23,9 @@ try:
     import torch
     from cairn._interop.main import main
 except ImportError as error:
-    print(f"kv-admin: files of torch need torch and cairn in Python, and {sys.executable} cannot "
-          f"import them ({error}); install them, or name another Python in CAIRN_PYTHON",
+    print(f"kv-admin: files of torch and conversions need torch and cairn in Python, "
+          f"and {sys.executable} cannot import them ({error}); install them, or name another "
+          "Python in CAIRN_PYTHON",
           file=sys.stderr)
     sys.exit(2)
 sys.exit(main(sys.argv[1:]))
@@ -71,11 +72,12 @@ Result<void> BecomePython(const std::vector<std::string>& words) {
   for (std::string& argument : arguments) pointers.push_back(argument.data());
   pointers.push_back(nullptr);
   ::execvp(python.c_str(), pointers.data());
-  return Fail(Error{.code = ErrorCode::kUnavailable,
-                    .message = fmt::format("files of torch need Python, which cannot be started "
-                                           "({}); name the interpreter in CAIRN_PYTHON",
-                                           std::strerror(errno)),
-                    .file = python});
+  return Fail(
+      Error{.code = ErrorCode::kUnavailable,
+            .message = fmt::format("files of torch and conversions need Python, which cannot "
+                                   "be started ({}); name the interpreter in CAIRN_PYTHON",
+                                   std::strerror(errno)),
+            .file = python});
 }
 
 std::string AsWord(std::string_view path) {

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "core/step/internal/owners.h"
-#include "core/tensor/internal/mapped_region.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -39,20 +38,14 @@ Result<void> CheckDType(const LoadRequest& request, const TensorInfo& tensor) {
   return {};
 }
 
-Result<void> CheckMap(const LoadRequest& request) {
-  const IndexMap& map = *request.map;
-  const size_t target_dims = request.target.shape.size();
-  const bool fits = map.source_offsets.size() == request.box.sizes.size() &&
-                    map.target_offsets.size() == target_dims &&
-                    std::ranges::all_of(map.axes, [&](const IndexAxis& axis) {
-                      return axis.size > 0 && axis.source_dim < map.source_offsets.size() &&
-                             axis.target_dim < target_dims;
-                    });
-  if (!fits || SourceBounds(map) != request.box ||
-      !BoxFits(TargetBounds(map), request.target.shape)) {
-    return Invalid(request, "the map does not fit the box and the target");
-  }
-  return {};
+std::vector<uint64_t> InBytes(std::vector<uint64_t> strides, uint64_t element_bytes) {
+  for (uint64_t& stride : strides) stride *= element_bytes;
+  return strides;
+}
+
+std::vector<uint64_t> TargetStridesBytes(const TensorTarget& target) {
+  return InBytes(target.strides.empty() ? RowMajorStrides(target.shape) : target.strides,
+                 schema::ElementBytes(target.dtype));
 }
 
 Result<void> CheckRequest(const LoadRequest& request, const TensorInfo& tensor) {
@@ -63,9 +56,7 @@ Result<void> CheckRequest(const LoadRequest& request, const TensorInfo& tensor) 
                                FormatNumbers(request.box.offsets), FormatNumbers(request.box.sizes),
                                FormatNumbers(tensor.shape)));
   }
-  if (request.map) {
-    CAIRN_TRY(CheckMap(request));
-  } else if (request.target.shape != request.box.sizes) {
+  if (request.target.shape != request.box.sizes) {
     return Invalid(request, fmt::format("the target has shape {}, the box sizes {}",
                                         FormatNumbers(request.target.shape),
                                         FormatNumbers(request.box.sizes)));
@@ -77,8 +68,7 @@ Result<void> CheckRequest(const LoadRequest& request, const TensorInfo& tensor) 
   if (!empty && request.target.data == nullptr) {
     return Invalid(request, "the target has no memory; allocate it first");
   }
-  const bool converts = request.map || request.target.dtype != tensor.dtype;
-  if (converts && request.target.device != kHostDevice) {
+  if (request.target.dtype != tensor.dtype && request.target.device != kHostDevice) {
     return Invalid(request, "tensors are converted in host memory only; load into host memory");
   }
   return {};
@@ -87,10 +77,6 @@ Result<void> CheckRequest(const LoadRequest& request, const TensorInfo& tensor) 
 StridedRegion AliasRegion(const LoadRequest& request, const TensorInfo& alias,
                           RegionElement element) {
   const auto source_strides = InBytes(alias.alias_strides, element.bytes);
-  if (request.map) {
-    return MappedRegion(*request.map, source_strides,
-                        static_cast<int64_t>(alias.alias_offset_bytes), element, request.target);
-  }
   uint64_t base = alias.alias_offset_bytes;
   for (size_t d = 0; d < source_strides.size(); ++d) {
     base += request.box.offsets[d] * source_strides[d];
@@ -218,9 +204,6 @@ Result<void> ReadPlan::AddWant(const LoadRequest& request, const TensorInfo& ten
   Want want{.request = &request, .owner = owner};
   CAIRN_TRY_ASSIGN(want.missing_bytes, TensorBytes(tensor.dtype, request.box.sizes));
   if (want.missing_bytes == 0) return {};
-  if (request.map) {
-    want.missing_bytes = MappedCount(*request.map) * schema::ElementBytes(tensor.dtype);
-  }
   want.element = {schema::ElementBytes(tensor.dtype),
                   FindElementCast(tensor.dtype, request.target.dtype),
                   schema::ElementBytes(request.target.dtype)};
@@ -270,7 +253,6 @@ Result<void> ReadPlan::Visit(size_t i, ChunkInfo&& chunk, ChunkReader& reader) {
 Result<void> ReadPlan::VisitWant(const TensorInfo& owner, Want& want, ChunkInfo chunk,
                                  ChunkReader& reader) {
   if (want.alias_region) return {};
-  if (want.request->map) return VisitMapped(owner, want, chunk, reader);
   const TensorTarget& target = want.request->target;
   // A small tensor is one chunk, and there may be very many of them.
   if (chunk.box == want.request->box && want.element.cast == nullptr &&
@@ -285,26 +267,6 @@ Result<void> ReadPlan::VisitWant(const TensorInfo& owner, Want& want, ChunkInfo 
   if (region->second > want.missing_bytes) return Fail(BadTiling(owner));
   want.missing_bytes -= region->second;
   return reader.Add(owner.fqn, std::move(chunk), std::move(region->first));
-}
-
-Result<void> ReadPlan::VisitMapped(const TensorInfo& owner, Want& want, const ChunkInfo& chunk,
-                                   ChunkReader& reader) {
-  const uint64_t element_bytes = want.element.bytes;
-  const auto strides = InBytes(RowMajorStrides(chunk.box.sizes), element_bytes);
-  int64_t base_bytes = 0;
-  for (size_t d = 0; d < strides.size(); ++d) {
-    base_bytes -= static_cast<int64_t>(chunk.box.offsets[d] * strides[d]);
-  }
-  for (const IndexMap& part : ClipSource(*want.request->map, chunk.box)) {
-    const uint64_t bytes = MappedCount(part) * element_bytes;
-    // Chunks that overlap could hide that another part is not covered.
-    if (bytes > want.missing_bytes) return Fail(BadTiling(owner));
-    want.missing_bytes -= bytes;
-    CAIRN_TRY(
-        reader.Add(owner.fqn, chunk,
-                   MappedRegion(part, strides, base_bytes, want.element, want.request->target)));
-  }
-  return {};
 }
 
 Result<void> ReadPlan::VisitAliases(size_t i, const ChunkInfo& chunk, ChunkReader& reader) {

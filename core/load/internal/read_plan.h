@@ -33,8 +33,8 @@ class ReadPlan {
  public:
   /// Checks all requests. kNotFound: there is no such tensor. kInvalidArgument: the dtype is not
   /// the stored one and cannot be cast to, the box is not inside the tensor, or the target does not
-  /// have the shape of the box (or that which the map requires), has invalid strides, or has no
-  /// memory. kDataLoss: a record is damaged or missing.
+  /// have the shape of the box, has invalid strides, or has no memory. kDataLoss: a record is
+  /// damaged or missing.
   /// `known`: see CheckpointStore::Load.
   static Result<ReadPlan> Make(const StepView& view, std::span<const LoadRequest> requests,
                                std::span<const TensorInfo> known = {});
@@ -65,9 +65,6 @@ class ReadPlan {
   Result<void> Visit(size_t i, ChunkInfo&& chunk, ChunkReader& reader);
   static Result<void> VisitWant(const TensorInfo& owner, Want& want, ChunkInfo chunk,
                                 ChunkReader& reader);
-  /// Adds what a request with a map needs of a chunk.
-  static Result<void> VisitMapped(const TensorInfo& owner, Want& want, const ChunkInfo& chunk,
-                                  ChunkReader& reader);
   Result<void> VisitAliases(size_t i, const ChunkInfo& chunk, ChunkReader& reader);
   /// Sets index_ to the requested boxes of owner `i`. Chunks are visited owner by owner.
   void IndexWants(size_t i);

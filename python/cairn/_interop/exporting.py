@@ -1,4 +1,5 @@
-"""`kv-admin export` to files of torch.save and directories of torch.distributed.checkpoint.
+"""`kv-admin export` to files of torch.save and directories of torch.distributed.checkpoint, and
+exports that convert.
 
 Files get temporary names, are synced, and are then renamed, so that an old file or the new one is
 complete at any time.
@@ -17,11 +18,12 @@ from operator import itemgetter
 from typing import Any, BinaryIO
 
 from cairn import _cairn
+from cairn._base.progress import showing
 from cairn._interop.archives import ArchiveWriter
 from cairn._interop.payload import blocks
 from cairn._interop.report import Line, conversion, count, say, warn, write_step
 from cairn._interop.step_pickles import Leaves, Tensor, dump
-from cairn.errors import Unavailable
+from cairn.errors import NotFound, Unavailable
 
 
 def run(options: Namespace) -> None:
@@ -32,6 +34,11 @@ def run(options: Namespace) -> None:
     contents = native.contents(options.step, [] if rules else options.pattern)
     if rules:
         contents = rules.convert(contents, options.pattern)
+        if len(contents) == 0:
+            raise NotFound(f"no tensor matches (step {options.step})")
+    if options.format in ("safetensors", "hf"):
+        _export_converted(native, contents, options)
+        return
     leaves = Leaves(contents)
     source = Source(native, contents)
     if options.format == "torch":
@@ -49,6 +56,31 @@ def run(options: Namespace) -> None:
         say(f"  {file}")
     if leaves.arrays:
         warn([f"{count(leaves.arrays, 'numpy array')} became torch tensors: {why}"])
+
+
+def _export_converted(native: _cairn.Store, contents: _cairn.Contents, options: Namespace) -> None:
+    """Writes converted contents as safetensors files or, for hf, as the directory of a model."""
+
+    def load(requests: _cairn.Requests) -> None:
+        shown = _cairn.set_progress(None)
+        try:
+            contents.conversion.load(native, requests)
+        finally:
+            _cairn.set_progress(shown)
+
+    is_model = options.format == "hf"
+    with Line("exporting") as line, showing(line, "exporting", 0):
+        files, tensors, size, *left_out, seconds = _cairn.export_converted(
+            native, contents, options.target, load, is_model, options.shard_size, options.overwrite
+        )
+    write_step(options.step, tensors, 0, size, seconds)
+    for file in files:
+        say(f"  {file}")
+    nouns = ("tensor", "plain value")
+    texts = [count(number, noun) for number, noun in zip(left_out, nouns) if number]
+    if texts:
+        why = "they do not belong to the model" if is_model else "safetensors holds only tensors"
+        warn([f"{', '.join(texts)} left out: {why}"])
 
 
 class Source:

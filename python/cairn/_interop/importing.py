@@ -1,15 +1,20 @@
-"""`kv-admin import` of files of torch.save and directories of torch.distributed.checkpoint.
+"""`kv-admin import` of files of torch.save and directories of torch.distributed.checkpoint, and
+imports that convert.
 
 1. The files are mapped and read as one state of views, and every byte is checked that has a
    checksum.
 2. The state, the tags and the base are checked: what is refused creates neither store nor step.
 3. The save reads the bytes from the mapped files. Pages that it has read are released.
+
+Other files than those of torch are imported by kv-admin, into a temporary store.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
+import tempfile
 from argparse import Namespace
 from typing import Any
 
@@ -19,6 +24,8 @@ from cairn._interop.archives import Archive, MappedFile, verify
 from cairn._interop.dcp_reader import DcpReader
 from cairn._interop.report import Line, amount, conversion, count, say, warn, write_step
 from cairn._interop.states import Checker, described, join, located
+from cairn._load.conversions import ConversionOptions
+from cairn._load.read import Reader
 from cairn._ranks.ranks import this_process
 from cairn._save.flatten import flatten
 from cairn.errors import Corrupt, NotFound
@@ -27,6 +34,41 @@ from cairn.reports import SaveReport
 
 def run(options: Namespace) -> None:
     """Imports `options.files` as one step."""
+    rules = conversion(options)
+    if options.program:
+        _import_from_store(options, rules)
+    else:
+        _import_from_torch(options, rules)
+
+
+def _import_from_store(options: Namespace, rules: ConversionOptions | None) -> None:
+    """Converts what kv-admin, which is `options.program`, imports into a temporary store."""
+    with tempfile.TemporaryDirectory(prefix="cairn-") as folder:
+        store = os.path.join(folder, "store")
+        words = [options.program, "import", store, "--step=0"]
+        words += [f"--prefix={options.prefix}"] if options.prefix else []
+        words += [f"--format={options.format}"] if options.format else []
+        words += ["--skip-unknown"] if options.skip_unknown else []
+        status = subprocess.run([*words, *options.files], stdout=subprocess.DEVNULL).returncode
+        if status:
+            raise SystemExit(status)  # it has printed the error
+        native = _cairn.Store(store, False, None)
+        contents = native.contents(0, [])
+        reader = Reader(native, contents, device=None, mmap=True, verify=False)
+        state = contents.build(reader.read(allow_pickle=False), lambda parts, fqn: parts)
+        _save(options, _converted(state, rules), [])
+        native.close()
+
+
+def _converted(state: Any, rules: ConversionOptions | None) -> _cairn.Batch:
+    if rules is not None:
+        from cairn._interop.converting import convert
+
+        state = convert(state, rules)
+    return flatten(state, False, this_process(0), []).batch
+
+
+def _import_from_torch(options: Namespace, rules: ConversionOptions | None) -> None:
     checker = Checker(options.skip_unknown)
     states: list[Any] = []
     archives: list[Archive] = []
@@ -51,11 +93,9 @@ def run(options: Namespace) -> None:
         with Line("checking") as line:
             unchecked |= verify(archives, line)
         state = join(states, options.prefix)
-    batch = flatten(state, False, this_process(0), []).batch
-    _check_promised(options, batch)
-    if rules := conversion(options):
-        batch = _cairn.convert_batch(batch, rules.rules, rules.dtype)
-    _save(options, batch, files)
+    if options.index:
+        _check_promised(options, _converted(state, None))
+    _save(options, _converted(state, rules), files)
     left_out = [f"'{key}' was left out: {what}" for key, what in checker.left_out]
     warn(left_out)
     warn([f"'{path}' has no checksums: its bytes were not checked" for path in sorted(unchecked)])

@@ -52,6 +52,8 @@ def _import_parser() -> argparse.ArgumentParser:
     parser.add_argument("--base", type=int)
     parser.add_argument("--tag", action="append", default=[])
     parser.add_argument("--index", action="append", default=[])
+    parser.add_argument("--program")
+    parser.add_argument("--format")
     return parser
 
 
@@ -59,7 +61,7 @@ def _export_parser() -> argparse.ArgumentParser:
     parser = _parser()
     parser.add_argument("target")
     parser.add_argument("--pattern", action="append", default=[])
-    parser.add_argument("--format", choices=["torch", "dcp"], required=True)
+    parser.add_argument("--format", choices=["safetensors", "hf", "torch", "dcp"], required=True)
     parser.add_argument("--shard-size", type=int, default=5_000_000_000)
     return parser
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from cairn import _cairn
 from cairn._base.devices import HOST
+from cairn._base.devices import load as load_requests
 from cairn._base.dtypes import item_bytes
 from cairn._tensors.sources import row_major
 
@@ -28,7 +29,7 @@ def blocks(
 
     def load() -> Iterator[tuple[int, memoryview]]:
         if len(requests):
-            native.load(contents.info, requests, [], contents=contents)
+            load_requests(native, contents.info, requests, contents=contents)
         begin = 0
         for index, size in pending:
             yield index, memoryview(buffer)[begin : begin + size]
@@ -49,9 +50,7 @@ def blocks(
     yield from load()
 
 
-def _boxes(
-    shape: tuple[int, ...], item: int
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _boxes(shape: tuple[int, ...], item: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Boxes that follow each other in row-major order, each of at most half a batch."""
     inner, dim = item, len(shape)
     while dim > 0 and inner * shape[dim - 1] <= _BATCH_BYTES // 2:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from typing import Any
 
 from cairn._base.progress import Display
 from cairn._load.conversions import ConversionOptions, conversion_of
 from cairn.convert import load_rules
+from cairn.errors import Invalid, NotFound, Unavailable
 
 _MAX_WARNINGS = 20
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
@@ -30,12 +32,21 @@ class Line:
 
 
 def conversion(options: Namespace) -> ConversionOptions | None:
-    """The conversion that --rules, --rename and --dtype ask for. Raises Invalid."""
-    rules = list(load_rules(options.rules)) if options.rules else []
+    """The conversion that --rules, --rename and --dtype ask for. Raises Invalid, and NotFound or
+    Unavailable if the rules cannot be read."""
+    rules: list[Any] = []
+    try:
+        rules += load_rules(options.rules) if options.rules else []
+    except OSError as error:
+        kind = NotFound if isinstance(error, FileNotFoundError) else Unavailable
+        raise kind(f"opening the rules: {error.strerror} (file {options.rules})") from None
     for rename in options.rename:
-        expression, _, text = rename.partition("=")
+        expression, equals, text = rename.partition("=")
+        if not equals:
+            raise Invalid(f"--rename '{rename}': write REGEX=TEXT")
         rules.append({"rename": expression, "to": text})
-    return conversion_of(rules, options.dtype or None) if rules or options.dtype else None
+    is_asked = rules or options.rules or options.dtype
+    return conversion_of(rules, options.dtype or None) if is_asked else None
 
 
 def escape(text: str) -> str:

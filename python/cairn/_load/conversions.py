@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Union
 
 from cairn import _cairn
 from cairn._base import dtypes
+from cairn._base.devices import HOST
+from cairn._load.converted_keys import Key, convert_keys
+from cairn._load.converted_load import StepConversion
+from cairn._load.renamed_state import renamed_state
+from cairn._load.rules import Rule, parse
 from cairn._ranks.sharded import is_sharded
-from cairn._tensors.contents import TensorLeaf, leaf_at
-from cairn._tensors.sources import is_torch_tensor
+from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at
+from cairn._tensors.sources import is_torch_tensor, row_major
 from cairn.errors import Invalid
 
 Rename = Union[Mapping[str, str], Iterable[Mapping[str, Any]], None]
 """Regular expressions and what replaces their first match, or a list of rules (cairn.convert)."""
 
+_Place = tuple[str, int, tuple[int, ...]]
+
 
 class ConversionOptions(NamedTuple):
     """How a step is converted."""
 
-    rules: str
-    """JSON."""
+    rules: list[Rule]
     dtype: int | None = None
     """That of all floating-point tensors; None: their own."""
     cast: bool = False
@@ -30,8 +35,73 @@ class ConversionOptions(NamedTuple):
     def convert(
         self, stored: _cairn.Contents, patterns: list[str], casts: dict[str, int] | None = None
     ) -> _cairn.Contents:
-        """The complete contents of a step after the conversion. Raises Invalid."""
-        return _cairn.convert(stored, self.rules, self.dtype, casts or {}, patterns)
+        """The complete contents of a step after the conversion; `patterns` select new names. Raises
+        Invalid."""
+        leaves = [leaf_at(stored, i) for i in range(len(stored))]
+        sources = [
+            Key(leaf.fqn, i)
+            if isinstance(leaf, ValueLeaf)
+            else Key(leaf.fqn, i, leaf.info.dtype, leaf.info.shape)
+            for i, leaf in enumerate(leaves)
+        ]
+        try:
+            keys = convert_keys(sources, self.rules, self.dtype, casts or {})
+        except Invalid as error:
+            error.step = stored.step
+            raise
+        tree = stored.build(list(range(len(leaves))), lambda parts, fqn: parts)
+
+        def value_of(key: Key) -> Any:
+            leaf = leaves[key.source]
+            return leaf.value if isinstance(leaf, ValueLeaf) else _Described(leaf.kind, key)
+
+        batch = _cairn.flatten(renamed_state(tree, keys, value_of), _Described.take, patterns)
+        selected = {fqn for fqn, *_ in batch.layout()[1]}
+        by_name = {key.fqn: key for key in keys if key.fqn in selected}
+        shared = _shared_places(leaves, by_name)
+        conversion = StepConversion(stored, sources, by_name)
+        return _cairn.Contents(stored, batch, shared, conversion)
+
+
+class _Described:
+    """A tensor without memory."""
+
+    def __init__(self, kind: int, key: Key) -> None:
+        self._kind, self._key = kind, key
+
+    @staticmethod
+    def take(value: Any, fqn: str) -> Any:
+        """What `_cairn.flatten` asks for. Pickles remain pickles."""
+        if not isinstance(value, _Described):
+            return value
+        key = value._key
+        return value._kind, key.dtype, key.shape, row_major(key.shape), 0, HOST, (), None
+
+
+def _shared_places(leaves: Sequence[Leaf], keys: Mapping[str, Key]) -> dict[str, _Place]:
+    """The places of the tensors that still share the bytes of their owners: names, offsets in bytes
+    and strides. An owner that was converted in another way shares nothing."""
+    whole = {leaves[key.source].fqn: key for key in keys.values() if key.is_whole}
+    names = {*keys, *(leaf.fqn for leaf in leaves)}
+    shared = {}
+    for key in whole.values():
+        leaf = leaves[key.source]
+        if not isinstance(leaf, TensorLeaf) or leaf.info.alias_of is None:
+            continue
+        info, owner = leaf.info, whole.get(leaf.info.alias_of)
+        if owner is None:
+            is_hidden = info.alias_of not in names
+            if is_hidden and key.dtype == info.dtype:
+                shared[key.fqn] = (info.alias_of, info.alias_offset_bytes, info.alias_strides)
+            continue
+        stored, item = leaves[owner.source].info, dtypes.item_bytes(info.dtype)
+        offset = info.alias_offset_bytes
+        if (key.dtype, owner.dtype) != (info.dtype, stored.dtype):
+            if (owner.dtype, stored.dtype) != (key.dtype, info.dtype) or offset % item:
+                continue
+            offset = offset // item * dtypes.item_bytes(key.dtype)
+        shared[key.fqn] = (owner.fqn, offset, info.alias_strides)
+    return shared
 
 
 def conversion_of(
@@ -42,28 +112,10 @@ def conversion_of(
     if takes_stored:
         raise Invalid("mmap and skip_damaged take stored tensors, which are not converted")
     code = None if dtype is None else _dtype_code(dtype)
-    return ConversionOptions(rules_json(rename), code, cast)
-
-
-def rules_json(rename: Rename) -> str:
-    """The rules as JSON, which C++ checks. Raises Invalid."""
-    if isinstance(rename, Mapping):
-        rules: Any = [{"rename": dict(rename)}] if rename else []
-    elif rename is None:
-        rules = []
-    elif isinstance(rename, (str, bytes)):
-        raise Invalid(f"rename={rename!r}: a dict of regular expressions or a list of rules")
-    else:
-        rules = list(rename)
-    try:
-        return json.dumps(rules)
-    except (TypeError, ValueError) as error:
-        raise Invalid(f"rename: rules consist of texts, numbers, lists, dicts: {error}") from None
+    return ConversionOptions(parse(rename), code, cast)
 
 
 def _dtype_code(dtype: Any) -> int:
-    if isinstance(dtype, str) and dtype in _cairn.DTYPES:
-        return _cairn.DTYPES[dtype][0]
     name = str(dtype).removeprefix("torch.")
     if name in _cairn.DTYPES:
         return _cairn.DTYPES[name][0]

@@ -60,9 +60,7 @@ def permute(pattern: str, dims: Sequence[int]) -> Rule:
     return {"permute": pattern, "dims": list(dims)}
 
 
-def rearrange(
-    pattern: str, factors: Sequence[int], order: Sequence[int], *, dim: int = 0
-) -> Rule:
+def rearrange(pattern: str, factors: Sequence[int], order: Sequence[int], *, dim: int = 0) -> Rule:
     """Views ``dim`` as ``factors`` (one may be -1), permutes these by ``order``, and merges them
     again."""
     return {"rearrange": pattern, "factors": list(factors), "order": list(order), "dim": dim}
@@ -95,7 +93,7 @@ def load_rules(path: str | os.PathLike[str]) -> list[Rule]:
     """The rules in a JSON file. Raises Invalid if it is not a list of dicts."""
     try:
         rules = json.loads(Path(path).read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Invalid(
             f"{os.fspath(path)}: the rules are not JSON ({error}): save_rules writes such a file"
         ) from None
