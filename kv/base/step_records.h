@@ -22,20 +22,13 @@ struct SharedRecord {
   std::vector<std::byte> value;
 };
 
-/// Chunks that other ranks have written of one tensor, all with the same number of dimensions.
-struct RankChunks {
+/// A chunk that another rank has written.
+struct RankChunk {
+  uint32_t rank = 0;
   std::string_view fqn;
-  std::span<const uint32_t> ranks;         // the rank of each chunk
-  std::span<const uint64_t> length_bytes;  // of each chunk
-  std::span<const uint64_t> boxes;         // per chunk: offsets, then sizes, in elements
-
-  size_t dimensions() const { return boxes.size() / ranks.size() / 2; }
-  std::span<const uint64_t> offsets(size_t i) const {
-    return boxes.subspan(2 * i * dimensions(), dimensions());
-  }
-  std::span<const uint64_t> sizes(size_t i) const {
-    return boxes.subspan((2 * i + 1) * dimensions(), dimensions());
-  }
+  uint64_t length_bytes = 0;
+  std::span<const uint64_t> offsets;  // in elements, as many as sizes
+  std::span<const uint64_t> sizes;
 };
 
 /// Receives what other ranks have contributed to a step. Everything that is passed is valid only
@@ -46,8 +39,8 @@ class RankRecords {
   /// Adds a shared record that `rank` has. The shared records of a rank precede its chunks.
   virtual Result<void> AddShared(uint32_t rank, Column column, std::string_view key,
                                  std::span<const std::byte> value) = 0;
-  /// Adds chunks, at least one. Their records are verified.
-  virtual Result<void> AddChunks(const RankChunks& chunks) = 0;
+  /// Adds a chunk, whose record is verified.
+  virtual Result<void> AddChunk(const RankChunk& chunk) = 0;
 };
 
 /// What the caller knows about a step, or about one rank's part of it, when it commits the step.

@@ -44,7 +44,7 @@ class IgnoredRecords final : public kv::RankRecords {
                          std::span<const std::byte>) override {
     return {};
   }
-  Result<void> AddChunks(const kv::RankChunks&) override { return {}; }
+  Result<void> AddChunk(const kv::RankChunk&) override { return {}; }
 };
 
 class FooterRecoveryTest : public StoreTest {

@@ -325,8 +325,8 @@ Result<void> OtherRanks::AddShared(uint32_t rank, Column, std::string_view key,
   return {};
 }
 
-Result<void> OtherRanks::AddChunks(const RankChunks& added) {
-  for (const uint32_t rank : added.ranks) chunks.push_back(fmt::format("{}:{}", rank, added.fqn));
+Result<void> OtherRanks::AddChunk(const RankChunk& chunk) {
+  chunks.push_back(fmt::format("{}:{}", chunk.rank, chunk.fqn));
   return {};
 }
 

@@ -69,7 +69,7 @@ class OtherRanks final : public RankRecords {
  public:
   Result<void> AddShared(uint32_t rank, Column column, std::string_view key,
                          std::span<const std::byte> value) override;
-  Result<void> AddChunks(const RankChunks& chunks) override;
+  Result<void> AddChunk(const RankChunk& chunk) override;
 
   std::vector<std::string> shared;
   std::vector<std::string> chunks;

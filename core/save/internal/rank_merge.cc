@@ -133,40 +133,33 @@ bool RankMerge::FindTensor(std::string_view fqn) {
   return true;
 }
 
-Result<void> RankMerge::AddChunks(const kv::RankChunks& chunks) {
-  if (!FindTensor(chunks.fqn)) {
-    return Fail(
-        Error{.code = ErrorCode::kDataLoss,
-              .message = fmt::format("rank {} wrote a chunk without its tensor", chunks.ranks[0]),
-              .key = std::string(chunks.fqn)});
+Result<void> RankMerge::AddChunk(const kv::RankChunk& chunk) {
+  const auto& [rank, fqn, length_bytes, offsets, sizes] = chunk;
+  if (!FindTensor(fqn)) {
+    return Fail(Error{.code = ErrorCode::kDataLoss,
+                      .message = fmt::format("rank {} wrote a chunk without its tensor", rank),
+                      .key = std::string(fqn)});
   }
   Tensor& tensor = tensors_[last_];
-  const bool is_disputed = disagreement_ && disagreement_->tensor == last_;
-  for (size_t i = 0; i < chunks.ranks.size(); ++i) {
-    const uint32_t rank = chunks.ranks[i];
-    const auto offsets = chunks.offsets(i);
-    const auto sizes = chunks.sizes(i);
-    if (is_disputed && disagreement_->rank == rank) {
-      if (!disagreement_->box) {
-        disagreement_->box =
-            Box{.offsets = {offsets.begin(), offsets.end()}, .sizes = {sizes.begin(), sizes.end()}};
-      }
-      continue;
+  if (disagreement_ && disagreement_->tensor == last_ && disagreement_->rank == rank) {
+    if (!disagreement_->box) {
+      disagreement_->box =
+          Box{.offsets = {offsets.begin(), offsets.end()}, .sizes = {sizes.begin(), sizes.end()}};
     }
-    const auto bytes = TensorBytes(tensor.info.dtype, sizes);
-    if (sizes.size() == tensor.info.shape.size() && bytes && *bytes == chunks.length_bytes[i]) {
-      tensor.boxes.Add(offsets, sizes);
-      tensor.box_ranks.push_back(rank);
-      continue;
-    }
-    // The rank has the same state as one that disagrees; otherwise the record is damaged.
-    if (disagreement_) continue;
-    return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = fmt::format("{} is not one of {}", NameBoxOf(rank, offsets, sizes),
-                                             NameInfo(tensor.info)),
-                      .key = tensor.info.fqn});
+    return {};
   }
-  return {};
+  const auto bytes = TensorBytes(tensor.info.dtype, sizes);
+  if (sizes.size() == tensor.info.shape.size() && bytes && *bytes == length_bytes) {
+    tensor.boxes.Add(offsets, sizes);
+    tensor.box_ranks.push_back(rank);
+    return {};
+  }
+  // The rank has the same state as one that disagrees; otherwise the record is damaged.
+  if (disagreement_) return {};
+  return Fail(Error{.code = ErrorCode::kDataLoss,
+                    .message = fmt::format("{} is not one of {}", NameBoxOf(rank, offsets, sizes),
+                                           NameInfo(tensor.info)),
+                    .key = tensor.info.fqn});
 }
 
 std::string RankMerge::NameBox(const Tensor& tensor, size_t i) const {

@@ -39,9 +39,9 @@ class RankMerge final : public kv::RankRecords {
   /// ranks are reported by Finish, which can name their boxes.
   Result<void> AddShared(uint32_t rank, kv::Column column, std::string_view key,
                          std::span<const std::byte> record) override;
-  /// Adds chunks of other ranks. Requires that the record of their tensor was added before.
-  /// kDataLoss: it was not, or a chunk cannot be one of this tensor.
-  Result<void> AddChunks(const kv::RankChunks& chunks) override;
+  /// Adds a chunk of another rank. Requires that the record of its tensor was added before.
+  /// kDataLoss: it was not, or the chunk cannot be one of this tensor.
+  Result<void> AddChunk(const kv::RankChunk& chunk) override;
   /// Returns the merged step. Call once. If ranks have different values under one key, the lowest
   /// rank's value is taken. kInvalidArgument: ranks disagree about the dtype or shape of a tensor
   /// or about what a leaf is, or an element was written by no rank or by several; names key, ranks

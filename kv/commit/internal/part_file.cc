@@ -238,14 +238,17 @@ std::string PartDataName(const std::string& name, uint32_t index) {
 PartWriter::PartWriter(std::shared_ptr<Storage> storage, std::string name, PartHeader header)
     : storage_(std::move(storage)), name_(std::move(name)), header_(std::move(header)) {}
 
-Result<void> BlockBuffer::Add(Column column, std::string_view key,
-                              std::span<const std::byte> value) {
+Result<void> PartWriter::Add(Column column, std::string_view key,
+                             std::span<const std::byte> value) {
   const uint64_t need = kEntryHeaderBytes + key.size() + value.size();
   if (need > kMaxBlockBytes) {
     return Fail(ErrorCode::kInvalidArgument,
                 fmt::format("a record of {} bytes is too large", need));
   }
-  if (!block_.empty() && block_.size() + need > kBlockTargetBytes) CAIRN_TRY(EndBlock());
+  if (!block_.empty() && block_.size() + need > kBlockTargetBytes) {
+    CAIRN_TRY(EndBlock(block_entries_));
+    if (blocks_.size() > kMaxPartBytes) CAIRN_TRY(PutData());
+  }
   const size_t at = block_.size();
   block_.resize(at + kEntryHeaderBytes);
   block_[at] = std::byte{static_cast<uint8_t>(column)};
@@ -258,18 +261,7 @@ Result<void> BlockBuffer::Add(Column column, std::string_view key,
   return {};
 }
 
-Result<void> BlockBuffer::EndBlock() {
-  return block_entries_ > 0 ? Compress(block_entries_) : Result<void>();
-}
-
-Result<void> BlockBuffer::End() {
-  CAIRN_TRY(EndBlock());
-  block_.resize(8);
-  PutLittleEndian(block_, 0, entry_count_);
-  return Compress(kEndMark);
-}
-
-Result<void> BlockBuffer::Compress(uint32_t entry_count) {
+Result<void> PartWriter::EndBlock(uint32_t entry_count) {
   compressed_.resize(ZSTD_compressBound(block_.size()));
   const size_t compressed_bytes = ZSTD_compress(compressed_.data(), compressed_.size(),
                                                 block_.data(), block_.size(), kZstdLevel);
@@ -291,34 +283,29 @@ Result<void> BlockBuffer::Compress(uint32_t entry_count) {
   return {};
 }
 
-Result<void> PartWriter::PutData(std::vector<std::byte>& blocks) {
+Result<void> PartWriter::PutData() {
   if (header_.data_objects >= kMaxDataObjects) {
     return Fail(ErrorCode::kInvalidArgument, "a rank has too many records for one step");
   }
-  CAIRN_TRY(storage_->PutIfAbsentVolatile(PartDataName(name_, header_.data_objects), blocks));
+  CAIRN_TRY(storage_->PutIfAbsentVolatile(PartDataName(name_, header_.data_objects), blocks_));
   ++header_.data_objects;
-  blocks.clear();
+  blocks_.clear();
   return {};
 }
 
-Result<void> PartWriter::Add(Column column, std::string_view key,
-                             std::span<const std::byte> value) {
-  CAIRN_TRY(buffer_.Add(column, key, value));
-  if (buffer_.blocks().size() <= kMaxPartBytes) return {};
-  return PutData(buffer_.blocks());
-}
-
 Result<void> PartWriter::Finish() {
-  CAIRN_TRY(buffer_.End());
-  std::vector<std::byte>& blocks = buffer_.blocks();
+  if (block_entries_ > 0) CAIRN_TRY(EndBlock(block_entries_));
+  block_.resize(8);
+  PutLittleEndian(block_, 0, entry_count_);
+  CAIRN_TRY(EndBlock(kEndMark));
   const auto header = EncodeHeader(header_);
   CAIRN_CHECK(DecodeHeader(header, name_).has_value());
-  blocks.insert(blocks.begin(), header.begin(), header.end());
-  Result<void> put = storage_->PutIfAbsentVolatile(name_, blocks);
+  blocks_.insert(blocks_.begin(), header.begin(), header.end());
+  Result<void> put = storage_->PutIfAbsentVolatile(name_, blocks_);
   if (put) return {};
   // If the storage has these bytes, the put was performed, and its response was lost.
-  const Result<std::vector<std::byte>> stored = storage_->Read(name_, blocks.size());
-  if (stored && *stored == blocks) return {};
+  const Result<std::vector<std::byte>> stored = storage_->Read(name_, blocks_.size());
+  if (stored && *stored == blocks_) return {};
   return put;
 }
 

@@ -20,8 +20,6 @@
 
 #include "kv/base/error.h"
 #include "kv/base/key.h"
-#include "kv/commit/internal/collected_records.h"
-#include "kv/commit/internal/stored_record.h"
 #include "kv/segment/internal/segment_format.h"
 #include "kv/storage/storage.h"
 
@@ -43,27 +41,6 @@ struct PartHeader {
   uint32_t data_objects = 0;  // set by PartWriter: objects with further blocks
 };
 
-/// Entries in memory, as blocks of a part.
-class BlockBuffer {
- public:
-  /// kInvalidArgument: the key and the value do not fit into a block (1 GiB).
-  Result<void> Add(Column column, std::string_view key, std::span<const std::byte> value);
-  /// Ends the current block, if it has entries.
-  Result<void> EndBlock();
-  /// Adds the end block.
-  Result<void> End();
-  std::vector<std::byte>& blocks() { return blocks_; }  // those that are complete
-
- private:
-  Result<void> Compress(uint32_t entry_count);
-
-  std::vector<std::byte> block_;
-  std::vector<std::byte> compressed_;
-  std::vector<std::byte> blocks_;
-  uint32_t block_entries_ = 0;
-  uint64_t entry_count_ = 0;
-};
-
 /// Collects records and puts them as one object, or as several if they are many. Memory: about
 /// kMaxPartBytes. Threads: one.
 class PartWriter {
@@ -78,14 +55,25 @@ class PartWriter {
   Result<void> Finish();
 
  private:
-  Result<void> PutData(std::vector<std::byte>& blocks);
+  Result<void> EndBlock(uint32_t entry_count);
+  Result<void> PutData();
 
   const std::shared_ptr<Storage> storage_;
   const std::string name_;
   PartHeader header_;
-  BlockBuffer buffer_;  // whose complete blocks no object contains yet
+  std::vector<std::byte> block_;  // the entries of the block that is not complete
+  std::vector<std::byte> compressed_;
+  std::vector<std::byte> blocks_;  // complete blocks that no object contains yet
+  uint32_t block_entries_ = 0;
+  uint64_t entry_count_ = 0;
 };
 
+/// An entry of a part. Ownership: borrows.
+struct RecordView {
+  Column column = Column::kSteps;
+  std::string_view key;
+  std::span<const std::byte> value;
+};
 /// Called with each entry, which is valid only during the call. The value is not aligned.
 using PartCallback = std::function<Result<void>(const RecordView&)>;
 

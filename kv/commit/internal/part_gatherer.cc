@@ -174,14 +174,13 @@ Result<void> PartGatherer::Decode(Batch& batch, bool is_in_pieces) {
                               [&](const RecordView& record) -> Result<void> {
                                 CAIRN_TRY(records.Add(record));
                                 if (!is_in_pieces || records.size_bytes() < kPieceBytes) return {};
-                                records.Finish();
+                                CAIRN_TRY(records.Finish());
                                 CAIRN_TRY(AddRecords(records));
                                 records.Clear();
                                 return {};
                               }));
   }
-  batch.records->Finish();
-  return {};
+  return batch.records->Finish();
 }
 
 Result<void> PartGatherer::AddBatch(Batch& batch) {
@@ -193,26 +192,13 @@ Result<void> PartGatherer::AddRecords(RankBatch& records) {
   for (const RankBatch::Shared& shared : records.shared()) {
     CAIRN_TRY(AddShared(shared.rank, shared.digest));
   }
-  CAIRN_TRY(AddChunks(records));
-  for (const RankBatch::Segment& segment : records.segments()) {
-    CAIRN_TRY(attempt_.records.Add(Column::kSegments, segment.key, segment.record));
-  }
+  CAIRN_TRY(
+      records.ForEachChunk([this](const RankChunk& chunk) { return others_.AddChunk(chunk); }));
+  CAIRN_TRY(attempt_.records.AddRun(records.TakeRun()));
+  attempt_.live_bytes.Add(records.live_bytes());
   attempt_.chunk_count += records.counts().chunks;
   attempt_.reused_chunk_count += records.counts().reused_chunks;
   attempt_.written_bytes_of_others += records.counts().written_bytes;
-  return {};
-}
-
-/// Takes the records of the chunks out of the batch.
-Result<void> PartGatherer::AddChunks(RankBatch& records) {
-  std::vector<CollectedRecords::Chunks> in_block;
-  for (const RankBatch::Chunks& chunks : records.chunks()) {
-    if (chunks.ranks.empty()) continue;
-    in_block.push_back(chunks.in_block);
-    CAIRN_TRY(others_.AddChunks(chunks.View()));
-  }
-  CAIRN_TRY(attempt_.records.AddChunks(records.TakeBlock(), records.size_bytes(), in_block));
-  for (const auto& [segment_id, bytes] : records.uses()) attempt_.live_bytes.Add(segment_id, bytes);
   return {};
 }
 

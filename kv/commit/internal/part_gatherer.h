@@ -3,8 +3,8 @@
 /// step.
 ///
 /// Parts are taken in batches of consecutive ranks. A few background threads each fetch one batch,
-/// decompress it, and verify and group its records (rank_batch.h); they fetch one after another,
-/// in the order of the ranks. The calling thread adds the batches to the step in the same order. It
+/// decompress it, and verify and sort its records (rank_batch.h); they fetch one after another, in
+/// the order of the ranks. The calling thread adds the batches to the step in the same order. It
 /// decodes a part itself that is too large for one batch, piece by piece.
 
 #include <atomic>
@@ -71,7 +71,6 @@ class PartGatherer {
   Result<void> Decode(Batch& batch, bool is_in_pieces);
   Result<void> AddBatch(Batch& batch);
   Result<void> AddRecords(RankBatch& records);
-  Result<void> AddChunks(RankBatch& records);
   Result<void> AddShared(uint32_t rank, const std::string& digest);
 
   StepAttempt& attempt_;

@@ -1,14 +1,11 @@
 #pragma once
-/// Records of the parts of a few ranks, verified and grouped by tensor. One thread fills a batch
-/// while another one adds the batch before to the step.
+/// Verifies and sorts the records of the parts of a few ranks. One thread fills a batch while
+/// another one adds the batch before to the step.
 
+#include <cstddef>
 #include <cstdint>
-#include <deque>
-#include <memory>
-#include <span>
+#include <functional>
 #include <string>
-#include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -16,34 +13,19 @@
 #include "kv/base/error.h"
 #include "kv/base/key.h"
 #include "kv/base/step_records.h"
-#include "kv/commit/internal/collected_records.h"
 #include "kv/commit/internal/part_file.h"
-#include "kv/commit/internal/stored_record.h"
+#include "kv/state/internal/live_bytes.h"
+#include "kv/table/internal/record_run.h"
+#include "kv/table/internal/record_set.h"
 
 namespace cairn::kv::internal {
 
 /// Memory: the records. Threads: one at a time.
 class RankBatch {
  public:
-  /// Chunks of one tensor, in the order in which they were added.
-  struct Chunks {
-    std::string name;  // the FQN and NUL
-    size_t dimensions = 0;
-    std::vector<uint32_t> ranks;
-    std::vector<uint64_t> length_bytes;
-    std::vector<uint64_t> boxes;
-    std::vector<size_t> records;        // indices of words_
-    CollectedRecords::Chunks in_block;  // from Finish on
-
-    RankChunks View() const;
-  };
   struct Shared {
     uint32_t rank = 0;
     std::string digest;
-  };
-  struct Segment {
-    std::string key;
-    std::vector<std::byte> record;
   };
   /// The sums of the step records of the parts.
   struct Counts {
@@ -61,30 +43,34 @@ class RankBatch {
   /// record is damaged, newer than this build reads, or not one of a part. After an error the batch
   /// can only be destroyed.
   Result<void> Add(const RecordView& record);
-  /// Moves the records of the chunks to a block of memory, where those of one tensor follow each
-  /// other. Nothing can be added until Clear.
-  void Finish();
-  /// Removes the records, and keeps some of the memory for those that follow. What was begun
-  /// remains so.
+  /// Sorts the records. Nothing can be added until Clear.
+  Result<void> Finish();
+  /// Removes the records, and keeps the memory for those that follow. What was begun remains so.
   void Clear();
 
-  /// Length of the records of chunks.
-  uint64_t size_bytes() const { return words_.size() * sizeof(uint64_t); }
-  /// Some may be of no chunks.
-  const std::deque<Chunks>& chunks() const { return chunks_; }
-  /// Returns the block that Finish filled, whose length is size_bytes(). Call once.
-  std::unique_ptr<uint64_t[]> TakeBlock() { return std::move(block_); }
+  /// Length of the records of chunks and segments.
+  uint64_t size_bytes() const { return records_.size_bytes(); }
+  /// Calls `visit` with each chunk, in the order in which they were added.
+  Result<void> ForEachChunk(const std::function<Result<void>(const RankChunk& chunk)>& visit) const;
+  /// Returns the records of chunks and segments. Requires Finish. Call once.
+  RecordRun TakeRun() { return std::move(run_); }
   const std::vector<Shared>& shared() const { return shared_; }
-  const std::vector<Segment>& segments() const { return segments_; }
   const Counts& counts() const { return counts_; }
-  /// Segment ids, and lengths that the chunks use of them. A segment may have several entries.
-  std::span<const std::pair<uint64_t, uint64_t>> uses() const { return uses_; }
+  /// The bytes that the chunks use.
+  const LiveBytes& live_bytes() const { return live_bytes_; }
 
  private:
-  Result<void> AddChunk(std::string_view key, std::span<const std::byte> value);
-  Chunks& ChunksOf(std::string_view name, size_t dimensions);
-  StoredRecord Store(std::string_view key, std::span<const std::byte> value);
-  Result<void> AddSegment(std::string_view key, std::span<const std::byte> value);
+  struct Chunk {
+    uint32_t rank = 0;
+    size_t fqn_bytes = 0;
+    size_t dimensions = 0;
+    size_t record = 0;  // the position in records_
+    uint64_t length_bytes = 0;
+  };
+
+  size_t Store(const RecordView& record);
+  Result<void> AddChunk(const RecordView& record);
+  Result<void> AddSegment(const RecordView& record);
 
   const std::string attempt_;
   const uint32_t epoch_;
@@ -92,15 +78,15 @@ class RankBatch {
   uint64_t part_segments_ = 0;  // in the part that was begun
 
   AlignedBytes aligned_;
-  std::vector<uint64_t> words_;  // the records of the chunks, in the order of the parts
-  std::unique_ptr<uint64_t[]> block_;
-  std::deque<Chunks> chunks_;
-  std::unordered_map<std::string_view, size_t> by_name_;  // in chunks_, the last one of this name
-  size_t last_chunks_ = 0;                                // in chunks_
+  std::string key_;
+  RecordSet records_;
+  RecordRunWriter writer_;
+  RecordRun run_;
+  std::vector<Chunk> chunks_;
+  std::vector<uint64_t> boxes_;  // per chunk: offsets, then sizes, in elements
   std::vector<Shared> shared_;
-  std::vector<Segment> segments_;
   Counts counts_;
-  std::vector<std::pair<uint64_t, uint64_t>> uses_;
+  LiveBytes live_bytes_;
 };
 
 }  // namespace cairn::kv::internal

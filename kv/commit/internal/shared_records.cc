@@ -61,21 +61,16 @@ Result<void> AddSharedRecords(StepAttempt& attempt, std::span<const SharedRecord
 
 Result<std::vector<SharedRecord>> ReadSharedRecords(const StepAttempt& attempt,
                                                     const std::string& digest) {
-  return ReadSharedRecords(*attempt.store->storage, SharedHeader(attempt), digest);
-}
-
-Result<std::vector<SharedRecord>> ReadSharedRecords(Storage& storage, const PartHeader& expected,
-                                                    const std::string& digest) {
-  PartHeader header = expected;
-  header.rank = 0;
-  const std::string name = SharedName(expected.attempt, DigestName(digest));
+  Storage& storage = *attempt.store->storage;
+  const std::string name = SharedName(attempt.attempt, DigestName(digest));
   std::vector<SharedRecord> records;
-  CAIRN_TRY(ReadPart(storage, name, header, [&](const RecordView& record) -> Result<void> {
-    records.push_back({.column = record.column,
-                       .key = std::string(record.key),
-                       .value = {record.value.begin(), record.value.end()}});
-    return {};
-  }));
+  CAIRN_TRY(
+      ReadPart(storage, name, SharedHeader(attempt), [&](const RecordView& record) -> Result<void> {
+        records.push_back({.column = record.column,
+                           .key = std::string(record.key),
+                           .value = {record.value.begin(), record.value.end()}});
+        return {};
+      }));
   if (DigestOf(records) != digest) {
     return Fail(Error{.code = ErrorCode::kDataLoss,
                       .message = "the digest of the shared records differs from their name",

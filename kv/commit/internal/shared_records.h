@@ -21,9 +21,5 @@ Result<void> AddSharedRecords(StepAttempt& attempt, std::span<const SharedRecord
 /// kDataLoss: they are damaged, or have another digest.
 Result<std::vector<SharedRecord>> ReadSharedRecords(const StepAttempt& attempt,
                                                     const std::string& digest);
-/// As ReadSharedRecords, for a rank that has no StepAttempt. `expected` is the header of parts of
-/// the attempt.
-Result<std::vector<SharedRecord>> ReadSharedRecords(Storage& storage, const PartHeader& expected,
-                                                    const std::string& digest);
 
 }  // namespace cairn::kv::internal

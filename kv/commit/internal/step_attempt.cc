@@ -96,7 +96,7 @@ Result<void> StepAttempt::AddEntry(Column column, std::string_view key,
     CAIRN_TRY_ASSIGN(const ChunkExtents extents, DecodeChunkExtents(value));
     live_bytes.Add(extents);
   }
-  return records.Add(column, key, value);
+  return records.Add(TableKey(column, key), value);
 }
 
 Result<void> StepAttempt::CheckUsable() const {

@@ -19,7 +19,7 @@
 #include "kv/base/step_info.h"
 #include "kv/base/step_records.h"
 #include "kv/commit/internal/part_file.h"
-#include "kv/commit/internal/step_records_buffer.h"
+#include "kv/commit/internal/record_sorter.h"
 #include "kv/segment/internal/segment_stream.h"
 #include "kv/state/internal/live_bytes.h"
 #include "kv/state/internal/store_state.h"
@@ -58,7 +58,7 @@ class StepAttempt {
 
   SegmentStream segments;
   std::unique_ptr<PartWriter> part;  // of a joined rank
-  StepRecordsBuffer records;         // of rank 0, from all ranks
+  RecordSorter records;              // of rank 0, from all ranks
   LiveBytes live_bytes;              // of the chunks in records
   Digest structure;
   bool has_structure = false;

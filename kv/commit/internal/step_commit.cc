@@ -58,8 +58,7 @@ Result<StepInfo> CommitTable(StepAttempt& attempt, const StepSummary& summary,
   StoreState& state = *attempt.store;
   StepEntry entry{.info = attempt.InfoOf(summary)};
   entry.info.generation = CurrentRoot(state)->root.number + 1;
-  CAIRN_TRY_ASSIGN(StepTableWriter table,
-                   StepTableWriter::Create(state, base, entry.info, RecordSource::kMemory));
+  CAIRN_TRY_ASSIGN(StepTableWriter table, StepTableWriter::Create(state, base, entry.info));
   CAIRN_TRY(finish(table, entry));
   TagChanges tags;
   for (const std::string& tag : attempt.options.tags) tags[tag] = attempt.step;
@@ -90,11 +89,11 @@ Result<StepInfo> CommitStep(StepAttempt& attempt, const StepSummary& summary) {
                      [&](StepTableWriter& table, StepEntry& entry) -> Result<void> {
                        for (const StepInfo& step : attempt.referred_steps) {
                          CAIRN_TRY_ASSIGN(const StepEntryPtr other, FindUnchanged(attempt, step));
-                         CAIRN_TRY(table.AddSegmentsOf(state, *other));
+                         CAIRN_TRY(table.AddSegmentsOf(*other));
                        }
                        table.AddUses(attempt.live_bytes);
                        CAIRN_TRY(attempt.records.ForEachInOrder(
-                           [&](const RecordView& record) { return table.AddCounted(record); }));
+                           [&](const TableRecord& record) { return table.AddCounted(record); }));
                        CAIRN_TRY(attempt.SealSegments());  // before the table is durable
                        return table.Finish(entry);
                      });

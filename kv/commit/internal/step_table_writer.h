@@ -4,21 +4,21 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
 #include "kv/base/error.h"
 #include "kv/base/key.h"
 #include "kv/base/step_info.h"
-#include "kv/commit/internal/stored_record.h"
 #include "kv/root/internal/root_record.h"
 #include "kv/state/internal/live_bytes.h"
 #include "kv/state/internal/store_state.h"
-#include "kv/table/internal/delta_writer.h"
+#include "kv/table/internal/overlay_writer.h"
+#include "kv/table/internal/record_set.h"
 #include "kv/table/internal/table_stack.h"
 
 namespace cairn::kv::internal {
@@ -27,20 +27,19 @@ namespace cairn::kv::internal {
 /// committed.
 class StepTableWriter {
  public:
-  /// Adds the step's own record. `base` is the step with which the records are compared, or null;
-  /// `source` is that of the records that are added.
+  /// Adds the step's own record. `base` is the step with which the records are compared, or null.
   static Result<StepTableWriter> Create(StoreState& state, const StepEntry* base,
-                                        const StepInfo& info, RecordSource source);
+                                        const StepInfo& info);
 
   /// Adds a record. Requires columns from kTensors to kSegments, and keys in the order of tables.
   /// Of the segments, only the records that the base lacks are needed, and those that no chunk
   /// refers to are left out.
-  Result<void> Add(Column column, std::string_view key, std::span<const std::byte> value);
+  Result<void> Add(const TableRecord& record);
   /// As Add, for records whose chunks AddUses counts.
-  Result<void> AddCounted(const RecordView& record);
-  /// Adds the records of the segments that another step uses and the base does not. Requires that
-  /// no delete removes that step until this one is committed.
-  Result<void> AddSegmentsOf(StoreState& state, const StepEntry& step);
+  Result<void> AddCounted(const TableRecord& record);
+  /// Adds the records of the segments that another step uses. Requires that no delete removes that
+  /// step until this one is committed.
+  Result<void> AddSegmentsOf(const StepEntry& step);
   /// Adds the bytes that chunks use.
   void AddUses(const LiveBytes& uses) { live_bytes_.Add(uses); }
 
@@ -54,27 +53,21 @@ class StepTableWriter {
   Result<void> FinishSame(const StepEntry& base, StepEntry& entry);
 
  private:
-  struct NewSegment {
+  struct Segment {
     ObjectId id;
-    std::vector<std::byte> record;
+    const TableStack* tables = nullptr;  // in stacks_; they contain the record
+    std::vector<std::byte> record;       // empty: not read yet
   };
 
-  StepTableWriter(StoreState& state, uint64_t step, TableStack base);
-  static Result<StepTableWriter> Begin(StoreState& state, const StepEntry* base,
-                                       const StepInfo& info);
-  Result<void> Write(Column column, std::string_view key, std::span<const std::byte> value);
-  using BytesBySegment = std::map<uint64_t, uint64_t>;
-  Result<void> AddSegments(const BytesBySegment& live_bytes);
-  Result<void> AddReplacedSegment(uint64_t segment_id);
-  Result<void> AddUsage(const BytesBySegment& live_bytes, StepEntry& entry);
+  StepTableWriter(StoreState& state, uint64_t step) : state_(&state), step_(step) {}
+  Result<void> ReadSegment(uint64_t segment_id);
+  Result<Segment> FindReplaced(uint64_t segment_id) const;
 
-  StoreState& state_;
+  StoreState* state_;
   uint64_t step_;
-  TableStack base_;
-  std::map<uint64_t, ObjectId> base_segments_;
-  std::unique_ptr<DeltaWriter> writer_;
-  std::string key_;
-  std::map<uint64_t, NewSegment> new_segments_;
+  std::unique_ptr<OverlayWriter> writer_;
+  std::deque<TableStack> stacks_;         // of the base first, then of other steps
+  std::map<uint64_t, Segment> segments_;  // by id; the step does not use all of them
   LiveBytes live_bytes_;
 };
 

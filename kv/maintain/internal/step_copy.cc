@@ -275,8 +275,7 @@ Result<StepEntry> StepCopier::WriteTable(const SnapshotState::OpenStep& step,
   if (const auto base_step = known_->FindBase(usage)) {
     CAIRN_TRY_ASSIGN(base, current->steps.Find(*base_step));
   }
-  CAIRN_TRY_ASSIGN(StepTableWriter table,
-                   StepTableWriter::Create(target_, base.get(), entry.info, RecordSource::kTables));
+  CAIRN_TRY_ASSIGN(StepTableWriter table, StepTableWriter::Create(target_, base.get(), entry.info));
   uint64_t chunk_count = 0;
   Digest structure;
   for (const Column column :
@@ -286,7 +285,7 @@ Result<StepEntry> StepCopier::WriteTable(const SnapshotState::OpenStep& step,
         [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
           if (column == Column::kChunks) ++chunk_count;
           if (column == Column::kStructures) structure = PayloadDigest(record);
-          CAIRN_TRY(table.Add(column, key.substr(1), record));
+          CAIRN_TRY(table.Add({.key = key, .value = record}));
           return true;
         }));
   }
@@ -294,7 +293,8 @@ Result<StepEntry> StepCopier::WriteTable(const SnapshotState::OpenStep& step,
     return Fail(WrongRecords(number, "the tables do not contain the records of the step"));
   }
   for (const auto& [id, info] : segments) {
-    CAIRN_TRY(table.Add(Column::kSegments, NumberKey(id), EncodeSegment(info)));
+    CAIRN_TRY(table.Add(
+        {.key = TableKey(Column::kSegments, NumberKey(id)), .value = EncodeSegment(info)}));
   }
   CAIRN_TRY(table.Finish(entry));
   return entry;

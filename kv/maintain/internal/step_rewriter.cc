@@ -96,23 +96,22 @@ Result<void> StepRewriter::RewriteStep(const StepEntryPtr& old_entry, const Step
   StepEntry entry{.info = old_entry->info};
   entry.info.rewritten = std::max(CurrentRoot(state_)->root.number, old_entry->info.rewritten) + 1;
   CAIRN_TRY_ASSIGN(const TableStack stack, state_.tables->OpenStack(old_entry->tables));
-  CAIRN_TRY_ASSIGN(StepTableWriter table,
-                   StepTableWriter::Create(state_, base, entry.info, RecordSource::kTables));
+  CAIRN_TRY_ASSIGN(StepTableWriter table, StepTableWriter::Create(state_, base, entry.info));
   for (const auto& [id, info] : added_) {
-    CAIRN_TRY(table.Add(Column::kSegments, NumberKey(id), EncodeSegment(info)));
+    CAIRN_TRY(table.Add(
+        {.key = TableKey(Column::kSegments, NumberKey(id)), .value = EncodeSegment(info)}));
   }
-  const auto add = [&](Column column, std::string_view key,
-                       std::span<const std::byte> record) -> Result<void> {
-    if (column != Column::kChunks) return table.Add(column, key, record);
-    CAIRN_TRY_ASSIGN(const auto moved, MovedRecord(moves_, record));
-    return table.Add(column, key, moved ? std::span<const std::byte>(*moved) : record);
+  const auto add = [&](const TableRecord& record) -> Result<void> {
+    if (record.column() != Column::kChunks) return table.Add(record);
+    CAIRN_TRY_ASSIGN(const auto moved, MovedRecord(moves_, record.value));
+    return table.Add({.key = record.key, .value = moved ? *moved : record.value});
   };
   for (const Column column : {Column::kTensors, Column::kChunks, Column::kValues,
                               Column::kStructures, Column::kSegments}) {
     CAIRN_TRY(
         stack.Scan(ColumnPrefix(column),
                    [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
-                     CAIRN_TRY(add(column, key.substr(1), record));
+                     CAIRN_TRY(add({.key = key, .value = record}));
                      if (column != Column::kSegments) return true;
                      CAIRN_TRY_ASSIGN(SegmentInfo info, DecodeSegment(record));
                      if (moves_.Contains(info.segment_id))

@@ -18,26 +18,14 @@ inline constexpr uint64_t kMaxTableRecordBytes = 1 << 30;
 /// kInvalidArgument: `value` is empty, or the record is too long.
 Result<void> CheckRecord(std::string_view key, std::span<const std::byte> value);
 
-/// Where the records of a table are before they are added.
-enum class RecordSource {
-  kMemory,  // finding the next one takes no time
-  kTables,  // other tables have to be read
-};
-
 /// A tombstone is a record with an empty value: RocksDB's own deletions are invisible to whoever
 /// reads a table by itself, but the merge of tables needs them.
-///
-/// Records from other tables are collected in batches of 1 MiB. While one is collected, another
-/// thread adds the batch before to the table, so an error of the storage is returned by a later
-/// call. Records in memory are added directly, because handing them over to another thread takes
-/// longer than finding them.
 ///
 /// Memory: a few MiB. Threads: one.
 class TableWriter {
  public:
   /// Begins the table. `storage` must outlive the writer.
-  static Result<std::unique_ptr<TableWriter>> Create(Storage& storage, const ObjectId& id,
-                                                     RecordSource source = RecordSource::kTables);
+  static Result<std::unique_ptr<TableWriter>> Create(Storage& storage, const ObjectId& id);
   /// Discards the table unless Finish succeeded.
   ~TableWriter();
 

@@ -2,6 +2,8 @@
 
 #include "kv/commit/internal/rank_batch.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,61 +33,68 @@ std::vector<std::byte> ChunkRecord(std::vector<uint64_t> sizes, std::vector<Exte
 
 class RankBatchTest : public ::testing::Test {
  protected:
-  /// Adds a row of a matrix.
+  /// Returns the key and the record of a row of a matrix.
+  static std::string RowKey(const std::string& fqn, uint64_t row) {
+    return TableKey(Column::kChunks, ChunkKey(fqn, std::array{row, uint64_t{0}}));
+  }
+  static std::vector<std::byte> Row(uint64_t segment_id) {
+    return ChunkRecord({1, 8}, {{.segment_id = segment_id, .length_bytes = 8}});
+  }
   Result<void> AddRow(const std::string& fqn, uint64_t row, uint64_t segment_id) {
-    return Add(Column::kChunks, ChunkKey(fqn, std::array{row, uint64_t{0}}),
-               ChunkRecord({1, 8}, {{.segment_id = segment_id, .length_bytes = 8}}));
+    return Add(Column::kChunks, RowKey(fqn, row).substr(1), Row(segment_id));
   }
   Result<void> Add(Column column, std::string_view key, std::span<const std::byte> value) {
     return batch_.Add({.column = column, .key = key, .value = value});
   }
 
+  /// Returns the chunks as "rank fqn offsets sizes length".
+  std::vector<std::string> Chunks() const {
+    std::vector<std::string> chunks;
+    CAIRN_EXPECT_OK(batch_.ForEachChunk([&](const RankChunk& chunk) -> Result<void> {
+      chunks.push_back(fmt::format("{} {} {} {} {}", chunk.rank, chunk.fqn, chunk.offsets,
+                                   chunk.sizes, chunk.length_bytes));
+      return {};
+    }));
+    return chunks;
+  }
+  /// Sorts the records, and returns them with their keys in tables.
+  std::vector<std::pair<std::string, std::vector<std::byte>>> Records() {
+    std::vector<std::pair<std::string, std::vector<std::byte>>> records;
+    CAIRN_EXPECT_OK(batch_.Finish());
+    const RecordRun run = batch_.TakeRun();
+    auto reader = RecordRunReader::Open(nullptr, run);
+    while (reader.value().Valid()) {
+      const auto& [key, value] = reader->record();
+      records.emplace_back(key, std::vector(value.begin(), value.end()));
+      CAIRN_EXPECT_OK(reader->Next());
+    }
+    return records;
+  }
+
   RankBatch batch_{kAttempt, kEpoch};
 };
 
-TEST_F(RankBatchTest, GroupsTheChunksOfEachTensor) {
+TEST_F(RankBatchTest, SortsTheChunksOfEachTensor) {
   for (const uint32_t rank : {3, 4}) {
     batch_.BeginPart(rank);
     CAIRN_ASSERT_OK(AddRow("a", rank, 100 + rank));
     CAIRN_ASSERT_OK(AddRow("b", 9 - rank, 100 + rank));
   }
-  batch_.Finish();
-  ASSERT_EQ(batch_.chunks().size(), 2u);
-  const RankBatch::Chunks& a = batch_.chunks()[0];
-  const RankBatch::Chunks& b = batch_.chunks()[1];
-  EXPECT_EQ(a.View().fqn, "a");
-  EXPECT_EQ(a.View().dimensions(), 2u);
-  EXPECT_THAT(a.ranks, ElementsAre(3, 4));
-  EXPECT_THAT(a.length_bytes, ElementsAre(8, 8));
-  EXPECT_THAT(a.View().offsets(1), ElementsAre(4, 0));
-  EXPECT_THAT(a.View().sizes(1), ElementsAre(1, 8));
-  EXPECT_TRUE(a.in_block.is_in_order);
-  EXPECT_FALSE(b.in_block.is_in_order);
-  EXPECT_THAT(batch_.uses(), ElementsAre(Pair(103, 16), Pair(104, 16)));
-
-  const auto block = batch_.TakeBlock();
-  EXPECT_EQ(reinterpret_cast<const std::byte*>(block.get()), a.in_block.begin);
-  EXPECT_EQ(a.in_block.end, b.in_block.begin);
-  EXPECT_EQ(b.in_block.end, a.in_block.begin + batch_.size_bytes());
-  const StoredRecord last(b.in_block.last);
-  EXPECT_EQ(last.key(), NumberKey(5) + NumberKey(0));
-  EXPECT_TRUE(std::ranges::equal(last.value(),
-                                 ChunkRecord({1, 8}, {{.segment_id = 104, .length_bytes = 8}})));
+  EXPECT_THAT(Chunks(), ElementsAre("3 a [3, 0] [1, 8] 8", "3 b [6, 0] [1, 8] 8",
+                                    "4 a [4, 0] [1, 8] 8", "4 b [5, 0] [1, 8] 8"));
+  EXPECT_THAT(batch_.live_bytes().Sorted(), ElementsAre(Pair(103, 16), Pair(104, 16)));
+  EXPECT_THAT(Records(),
+              ElementsAre(Pair(RowKey("a", 3), Row(103)), Pair(RowKey("a", 4), Row(104)),
+                          Pair(RowKey("b", 5), Row(104)), Pair(RowKey("b", 6), Row(103))));
 }
 
-TEST_F(RankBatchTest, ChunksWithOtherDimensionsAreNotInOneGroup) {
+TEST_F(RankBatchTest, ChunksOfOneTensorMayHaveOtherDimensions) {
   CAIRN_ASSERT_OK(AddRow("a", 0, 1));
   CAIRN_ASSERT_OK(Add(Column::kChunks, ChunkKey("a", std::array{uint64_t{1}}),
                       ChunkRecord({8}, {{.segment_id = 1, .length_bytes = 8}})));
   CAIRN_ASSERT_OK(AddRow("a", 2, 1));
-  batch_.Finish();
-  size_t count = 0;
-  for (const RankBatch::Chunks& chunks : batch_.chunks()) {
-    EXPECT_EQ(chunks.name, FqnKey("a"));
-    EXPECT_EQ(chunks.boxes.size(), 2 * chunks.dimensions * chunks.ranks.size());
-    count += chunks.ranks.size();
-  }
-  EXPECT_EQ(count, 3u);
+  EXPECT_THAT(Chunks(), ElementsAre("0 a [0, 0] [1, 8] 8", "0 a [1] [8] 8", "0 a [2, 0] [1, 8] 8"));
+  EXPECT_EQ(Records().size(), 3u);
 }
 
 TEST_F(RankBatchTest, ClearRemovesTheRecordsOfTheBatchBefore) {
@@ -94,30 +103,23 @@ TEST_F(RankBatchTest, ClearRemovesTheRecordsOfTheBatchBefore) {
   CAIRN_ASSERT_OK(Add(Column::kStructures, std::string(16, 'd'), {}));
   CAIRN_ASSERT_OK(Add(Column::kSteps, "", EncodeStep({.step = 7, .chunk_count = 2})));
   EXPECT_EQ(batch_.counts().chunks, 2u);
-  batch_.Finish();
+  EXPECT_EQ(Records().size(), 2u);
   batch_.Clear();
   EXPECT_EQ(batch_.size_bytes(), 0u);
   EXPECT_THAT(batch_.shared(), IsEmpty());
-  EXPECT_THAT(batch_.uses(), IsEmpty());
+  EXPECT_THAT(batch_.live_bytes().Sorted(), IsEmpty());
   EXPECT_EQ(batch_.counts().chunks, 0u);
   batch_.BeginPart(9);
   CAIRN_ASSERT_OK(AddRow("b", 5, 1));
-  batch_.Finish();
-  for (const RankBatch::Chunks& chunks : batch_.chunks()) {
-    if (chunks.name == FqnKey("b")) {
-      EXPECT_THAT(chunks.ranks, ElementsAre(9));
-      EXPECT_EQ(chunks.in_block.begin, chunks.in_block.last);
-    } else {
-      EXPECT_THAT(chunks.ranks, IsEmpty());
-    }
-  }
+  EXPECT_THAT(Chunks(), ElementsAre("9 b [5, 0] [1, 8] 8"));
+  EXPECT_THAT(Records(), ElementsAre(Pair(RowKey("b", 5), Row(1))));
 }
 
 TEST_F(RankBatchTest, UsesAreThoseOfAllExtents) {
   CAIRN_ASSERT_OK(Add(Column::kChunks, ChunkKey("a", std::array{uint64_t{0}}),
                       ChunkRecord({70'000}, {{.segment_id = 1, .length_bytes = 65'536},
                                              {.segment_id = 2, .length_bytes = 4'464}})));
-  EXPECT_THAT(batch_.uses(), ElementsAre(Pair(1, 65'536), Pair(2, 4'464)));
+  EXPECT_THAT(batch_.live_bytes().Sorted(), ElementsAre(Pair(1, 65'536), Pair(2, 4'464)));
 }
 
 TEST_F(RankBatchTest, UsesIncludeDeltasAndTheLengthDoesNot) {
@@ -128,8 +130,8 @@ TEST_F(RankBatchTest, UsesIncludeDeltasAndTheLengthDoesNot) {
                EncodeChunk({.sizes = {800}, .extents = extents, .digest = {1, 2}}));
   };
   CAIRN_ASSERT_OK(add(70));
-  EXPECT_THAT(batch_.uses(), ElementsAre(Pair(1, 800), Pair(2, 70)));
-  EXPECT_THAT(batch_.chunks().front().length_bytes, ElementsAre(800));
+  EXPECT_THAT(batch_.live_bytes().Sorted(), ElementsAre(Pair(1, 800), Pair(2, 70)));
+  EXPECT_THAT(Chunks(), ElementsAre("0 a [0] [800] 800"));
   EXPECT_THAT(add(801), IsError(ErrorCode::kDataLoss, "deltas larger"));
 }
 
@@ -161,8 +163,9 @@ TEST_F(RankBatchTest, SegmentsOfOtherRanksAttemptsOrEpochsAreRefused) {
                EncodeSegment(NewSegmentInfo({.epoch = epoch, .id = segment_id})));
   };
   CAIRN_EXPECT_OK(add(SegmentIdOf(kAttempt, 3, 0), kEpoch));
-  ASSERT_EQ(batch_.segments().size(), 1u);
-  EXPECT_EQ(batch_.segments().front().key, NumberKey(SegmentIdOf(kAttempt, 3, 0)));
+  const auto records = Records();
+  ASSERT_EQ(records.size(), 1u);
+  EXPECT_EQ(records[0].first, TableKey(Column::kSegments, NumberKey(SegmentIdOf(kAttempt, 3, 0))));
   const auto is_refused = IsError(ErrorCode::kDataLoss, "rank 3 contains a segment of another");
   EXPECT_THAT(add(SegmentIdOf(kAttempt, 3, 1), kEpoch), is_refused);
   EXPECT_THAT(add(SegmentIdOf(kAttempt, 2, 0), kEpoch), is_refused);

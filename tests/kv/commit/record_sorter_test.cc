@@ -1,0 +1,205 @@
+// Records are returned in the order of their keys, whether they fit into memory or not.
+
+#include "kv/commit/internal/record_sorter.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "kv/storage/files/internal/memory_storage.h"
+#include "tests/kv/sample_step.h"
+#include "tests/support/faulty_storage.h"
+#include "tests/support/result_matchers.h"
+#include "tests/support/seeded_random.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+using cairn::testing::IsError;
+using cairn::testing::SeededRandom;
+using testing::RandomBytes;
+
+using Records = std::map<std::string, std::vector<std::byte>>;
+
+/// Returns `count` records with values of up to 1000 bytes.
+Records SomeRecords(int count) {
+  constexpr Column kColumns[] = {Column::kChunks, Column::kTensors, Column::kStructures,
+                                 Column::kSegments};
+  SeededRandom random;
+  Records records;
+  for (int i = 0; i < count; ++i) {
+    const std::string key = ChunkKey(fmt::format("tensor{}", random.Between(0, 20)),
+                                     std::array{random.Between(0, 1'000'000'000)});
+    records[TableKey(kColumns[random.Between(0, 3)], key)] =
+        RandomBytes(static_cast<uint64_t>(i), random.Between(1, 1000));
+  }
+  return records;
+}
+
+/// Adds the records in another order than that of their keys.
+Result<void> AddAll(RecordSorter& sorter, const Records& records) {
+  std::vector<const Records::value_type*> order;
+  for (const auto& record : records) order.push_back(&record);
+  std::ranges::sort(order, {}, [](const auto* record) { return record->second; });
+  for (const auto* record : order) {
+    CAIRN_TRY(sorter.Add(record->first, record->second));
+  }
+  return {};
+}
+
+Result<Records> ReadAll(RecordSorter& sorter) {
+  Records records;
+  CAIRN_TRY(sorter.ForEachInOrder([&](const TableRecord& record) -> Result<void> {
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(record.value.data()) % 8, 0u);
+    const auto [added, is_new] =
+        records.insert({std::string(record.key), {record.value.begin(), record.value.end()}});
+    EXPECT_TRUE(is_new);
+    EXPECT_EQ(std::next(added), records.end()) << "not in order";
+    return {};
+  }));
+  return records;
+}
+
+class RecordSorterTest : public ::testing::Test {
+ protected:
+  size_t TableCount() { return storage_->List("tables/").value().size(); }
+  std::shared_ptr<MemoryStorage> storage_ = std::make_shared<MemoryStorage>("test");
+};
+
+TEST_F(RecordSorterTest, NothingIsSpilledThatFitsIntoMemory) {
+  const Records records = SomeRecords(2000);
+  RecordSorter sorter(storage_, 1);
+  CAIRN_ASSERT_OK(AddAll(sorter, records));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(sorter));
+  EXPECT_TRUE(read == records);
+  EXPECT_EQ(TableCount(), 0u);
+}
+
+TEST_F(RecordSorterTest, RecordsMayBeginInOrder) {
+  const Records records = SomeRecords(2000);
+  // As of one rank, and as of one rank and then another.
+  for (const int stride : {1, 2}) {
+    RecordSorter sorter(storage_, 1);
+    for (int first = 0; first < stride; ++first) {
+      int i = 0;
+      for (const auto& [key, value] : records) {
+        if (i++ % stride == first) {
+          CAIRN_ASSERT_OK(sorter.Add(key, value));
+        }
+      }
+    }
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(sorter));
+    EXPECT_TRUE(read == records) << stride;
+  }
+}
+
+/// Adds chunks of a tensor as a run in memory. Their values are the bytes of the offsets.
+Result<void> AddRun(RecordSorter& sorter, const std::string& fqn, std::span<const uint64_t> offsets,
+                    Records& records) {
+  RecordRunWriter writer;
+  for (const uint64_t offset : offsets) {
+    const std::string key = TableKey(Column::kChunks, ChunkKey(fqn, {&offset, 1}));
+    const auto value = std::as_bytes(std::span(&offset, 1));
+    CAIRN_TRY(writer.Add({.key = key, .value = value}));
+    records[key] = {value.begin(), value.end()};
+  }
+  CAIRN_TRY_ASSIGN(RecordRun run, writer.Finish());
+  return sorter.AddRun(std::move(run));
+}
+
+TEST_F(RecordSorterTest, RunsAreMergedWithEachOtherAndWithRecords) {
+  for (const uint64_t memory_bytes : {RecordSorter::kMemoryBytes, uint64_t{200}}) {
+    RecordSorter sorter(storage_, 1, memory_bytes);
+    Records records;
+    const auto add = [&](const char* fqn, uint64_t offset) {
+      const std::string key = TableKey(Column::kChunks, ChunkKey(fqn, {&offset, 1}));
+      records[key] = RandomBytes(offset, 30);
+      return sorter.Add(key, records[key]);
+    };
+    CAIRN_ASSERT_OK(add("a", 1));
+    CAIRN_ASSERT_OK(add("b", 1));
+    CAIRN_ASSERT_OK(AddRun(sorter, "c", std::array<uint64_t, 2>{5, 6}, records));
+    CAIRN_ASSERT_OK(AddRun(sorter, "a", std::array<uint64_t, 2>{2, 300}, records));
+    CAIRN_ASSERT_OK(AddRun(sorter, "a", {}, records));
+    CAIRN_ASSERT_OK(AddRun(sorter, "b", std::array<uint64_t, 3>{7, 8, 9}, records));
+    CAIRN_ASSERT_OK(AddRun(sorter, "b", std::array<uint64_t, 2>{2, 3}, records));
+    CAIRN_ASSERT_OK(add("a", 100));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(sorter));
+    EXPECT_TRUE(read == records) << memory_bytes;
+  }
+}
+
+// The key of a segment may contain NUL anywhere, or nowhere.
+TEST_F(RecordSorterTest, KeysWithoutANameAreSorted) {
+  for (const Column column : {Column::kSegments, Column::kChunks}) {
+    RecordSorter sorter(storage_, 1);
+    Records records;
+    for (const std::string_view key : {std::string_view("b\0a", 3), std::string_view("b"),
+                                       std::string_view("a\0", 2), std::string_view("\0", 1)}) {
+      records[TableKey(column, key)] = RandomBytes(1, 5);
+      CAIRN_ASSERT_OK(sorter.Add(TableKey(column, key), RandomBytes(1, 5)));
+    }
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(sorter));
+    EXPECT_TRUE(read == records);
+  }
+}
+
+TEST_F(RecordSorterTest, SpilledRecordsAreMerged) {
+  const Records records = SomeRecords(2000);
+  {
+    RecordSorter sorter(storage_, 1, /*memory_bytes=*/400'000);
+    CAIRN_ASSERT_OK(AddAll(sorter, records));
+    EXPECT_GE(TableCount(), 2u);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(sorter));
+    EXPECT_TRUE(read == records);
+  }
+  EXPECT_EQ(TableCount(), 0u) << "spilled tables remain";
+}
+
+// A step has few tables, but the records of a large step are spilled to many.
+TEST_F(RecordSorterTest, MoreTablesAreMergedThanAStepMayHave) {
+  const Records records = SomeRecords(2000);
+  RecordSorter sorter(storage_, 1, /*memory_bytes=*/40'000);
+  CAIRN_ASSERT_OK(AddAll(sorter, records));
+  EXPECT_GT(TableCount(), 8u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(sorter));
+  EXPECT_TRUE(read == records);
+}
+
+TEST_F(RecordSorterTest, AllRecordsMayBeSpilledBeforeTheyAreRead) {
+  RecordSorter sorter(storage_, 1, /*memory_bytes=*/1000);
+  const std::vector<std::byte> value = RandomBytes(1, 2000);
+  CAIRN_ASSERT_OK(sorter.Add("b", value));
+  CAIRN_ASSERT_OK(sorter.Add("a", value));
+  EXPECT_EQ(TableCount(), 2u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(sorter));
+  EXPECT_TRUE(read == (Records{{"a", value}, {"b", value}}));
+}
+
+TEST_F(RecordSorterTest, EmptyValuesAreRefused) {
+  RecordSorter sorter(storage_, 1);
+  EXPECT_THAT(sorter.Add("a", {}), IsError(ErrorCode::kInvalidArgument, "empty"));
+}
+
+TEST_F(RecordSorterTest, EachFailedCallOfTheStorageIsReported) {
+  const Records records = SomeRecords(300);
+  const auto run = [&](FaultyStorage& storage) -> Result<Records> {
+    const std::shared_ptr<Storage> borrowed(&storage, [](Storage*) {});
+    RecordSorter sorter(borrowed, 1, /*memory_bytes=*/60'000);
+    CAIRN_TRY(AddAll(sorter, records));
+    return ReadAll(sorter);
+  };
+  FaultyStorage counted(std::make_shared<MemoryStorage>("test"));
+  CAIRN_ASSERT_OK(run(counted));
+  for (const StorageCall& call : counted.Log()) {
+    if (call.operation == StorageOperation::kRemove) continue;  // best effort
+    FaultyStorage faulty(std::make_shared<MemoryStorage>("test"));
+    faulty.SetPlan(FaultAt(call.index, StorageFault::kRefuse));
+    EXPECT_THAT(run(faulty), IsError(ErrorCode::kUnavailable, "")) << call.index;
+  }
+}
+
+}  // namespace
+}  // namespace cairn::kv::internal
