@@ -14,9 +14,9 @@
 
 namespace cairn::kv::internal {
 
-/// A record with the key that it has in tables (kv/base/key.h). Callbacks take it by reference: passed
-/// as two values, the last one is stored on the stack in two halves and loaded as one, which stalls
-/// the processor for 70 ns. Ownership: borrows.
+/// A record with the key that it has in tables (kv/base/key.h). Callbacks take it by reference:
+/// passed as two values, the last one is stored on the stack in two halves and loaded as one, which
+/// stalls the processor for 70 ns. Ownership: borrows.
 struct TableRecord {
   std::string_view key;
   std::span<const std::byte> value;
