@@ -120,6 +120,23 @@ def segment_files(store: Path) -> list[Path]:
     return sorted((store / "segments").iterdir())
 
 
+def flip_byte(file: Path, offset: int) -> None:
+    """Changes one bit of a file."""
+    with open(file, "r+b") as opened:
+        opened.seek(offset)
+        byte = opened.read(1)[0]
+        opened.seek(offset)
+        opened.write(bytes([byte ^ 1]))
+
+
+def damage(store: Path, payload: bytes) -> None:
+    """Changes the first of these bytes in the segment that contains them."""
+    for segment in segment_files(store):
+        if (at := segment.read_bytes().find(payload)) >= 0:
+            return flip_byte(segment, at)
+    raise AssertionError("no segment contains the bytes")
+
+
 def stored_files(path: Path) -> set[str]:
     """The objects of payload, tables and pending parts of a store."""
     return {

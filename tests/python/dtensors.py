@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate
 
 SHAPES = {"uneven": (7, 5), "even": (8, 4), "short": (2, 3), "deep": (5, 3, 2)}
-ONE_DIM = [(Replicate(),), (Shard(0),), (Shard(1),)]
 
 
 def whole(name: str, offset: int = 0) -> torch.Tensor:

@@ -53,7 +53,7 @@ def run_on_ranks(
     function: Callable[..., Any],
     *args: Any,
     world_size: int = 4,
-    timeout: float = 60.0,
+    timeout: float = 250.0,
     may_die: tuple[int, ...] = (),
     has_group: bool = True,
 ) -> list[Any]:
@@ -61,7 +61,7 @@ def run_on_ranks(
 
     Args:
         has_group: False for a process without a group; requires one rank.
-        timeout: seconds after which ranks that still run are killed.
+        timeout: seconds after which ranks that still run are killed, on a machine of any speed.
         may_die: ranks that may end without a result, which is then None.
 
     Raises:

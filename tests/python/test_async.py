@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import textwrap
 import threading
 
 import pytest
@@ -71,42 +72,25 @@ FAILING_SAVE = """
     store = cairn.open(sys.argv[1], mode="a")
     resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, resource.RLIM_INFINITY))
     handle = store.save_async(1, {"big": numpy.ones(4 << 20)})
-"""
-
-
-def test_errors_of_the_writing_come_with_the_result(path):
-    script = (
-        FAILING_SAVE
-        + """
-    for _ in range(2):
+    def try_to(call):
         try:
-            handle.result()
+            call()
         except cairn.Unavailable as error:
             print("unavailable")
+"""
+SHOWN = {
+    "by each result": (
+        """
+    try_to(handle.result)
+    try_to(handle.result)
     assert handle.done()
     store.close()
-    """
-    )
-    assert run_python(script, path).stdout == "unavailable\nunavailable\n"
-
-
-def test_errors_that_nobody_asked_for_are_raised_by_close(path):
-    script = (
-        FAILING_SAVE
-        + """
-    try:
-        store.close()
-    except cairn.Unavailable as error:
-        print("unavailable")
-    """
-    )
-    assert run_python(script, path).stdout == "unavailable\n"
-
-
-def test_errors_of_a_dropped_handle_are_warned_of(path):
-    script = (
-        FAILING_SAVE
-        + """
+    """,
+        "unavailable\nunavailable\n",
+    ),
+    "by close, if nobody has asked": ("try_to(store.close)", "unavailable\n"),
+    "by a warning, if the handle was dropped": (
+        """
     while not handle.done():
         time.sleep(0.01)
     del handle
@@ -115,9 +99,17 @@ def test_errors_of_a_dropped_handle_are_warned_of(path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (-1, resource.RLIM_INFINITY))
         store.save_async(2, {"v": 2}).result()
     print([str(warning.message)[:25] for warning in caught])
-    """
-    )
-    assert run_python(script, path).stdout == "['the save of step 1 failed']\n"
+    """,
+        "['the save of step 1 failed']\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", SHOWN)
+def test_errors_of_the_writing_are_shown(path, how):
+    rest, printed = SHOWN[how]
+    script = textwrap.dedent(FAILING_SAVE) + textwrap.dedent(rest)
+    assert run_python(script, path).stdout == printed
 
 
 @pytest.mark.parametrize("ending", ["", "store.close()", "sys.exit(0)", "del store, handle"])

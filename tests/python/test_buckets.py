@@ -1,30 +1,19 @@
-"""Stores in a bucket of a real S3 server: save, read, inspect, copy, and DCP."""
+"""Stores in a bucket of a real S3 server: the lease, credentials, DCP."""
 
 from __future__ import annotations
 
-import os
+import json
+import sys
 
+import botocore.session
 import cairn
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from cairn.dcp import CairnReader, CairnWriter
-from cairn_testing import run_python
+from cairn_testing import assert_same, run_python
 from s3_faults import faults  # noqa: F401 - a fixture
 from s3_server import bucket, folder, server  # noqa: F401 - fixtures
-
-def make_state() -> dict:
-    generator = torch.Generator().manual_seed(7)
-    layers = {f"{i}": torch.randn(300, 700, generator=generator) for i in range(40)}
-    return {"model": layers, "step": 3, "name": "run"}
-
-
-def assert_equal(found: dict, expected: dict) -> None:
-    assert found["step"] == expected["step"]
-    assert found["name"] == expected["name"]
-    assert found["model"].keys() == expected["model"].keys()
-    for name, tensor in expected["model"].items():
-        assert torch.equal(found["model"][name], tensor), name
 
 
 def test_a_close_that_cannot_remove_the_lease_can_be_repeated(bucket, faults, monkeypatch):
@@ -39,28 +28,6 @@ def test_a_close_that_cannot_remove_the_lease_can_be_repeated(bucket, faults, mo
     store.close()
     store.close()
     run_python("import cairn, sys; cairn.open(sys.argv[1], mode='a').close()", bucket)
-
-
-def test_a_second_writer_is_refused_and_named(bucket):
-    with cairn.open(bucket, "a") as store:
-        with pytest.raises(cairn.Conflict, match=str(os.getpid())):
-            cairn.open(bucket, "a")
-        store.save(1, {"n": 1})
-        with cairn.open(bucket, "a", take_over=True) as other:
-            with pytest.raises(cairn.Conflict):
-                store.save(2, {"n": 2})
-            other.save(3, {"n": 3})
-    with cairn.open(bucket) as reader:
-        assert reader.steps() == [1, 3]
-
-
-def test_dcp_saves_and_loads(bucket):
-    state = make_state()
-    dcp.save({"model": state["model"]}, storage_writer=CairnWriter(bucket), no_dist=True)
-    target = {"model": {k: torch.zeros_like(v) for k, v in state["model"].items()}}
-    dcp.load(target, storage_reader=CairnReader(bucket), no_dist=True)
-    for name, tensor in state["model"].items():
-        assert torch.equal(target["model"][name], tensor), name
 
 
 def test_credentials_of_a_function(bucket, server, monkeypatch):
@@ -92,12 +59,68 @@ def test_credentials_of_a_function(bucket, server, monkeypatch):
 
 
 def test_dcp_mirrors_a_local_store_into_a_bucket_and_loads_from_it(bucket, tmp_path):
-    state = make_state()
+    def state(step: int) -> dict:
+        layers = {str(i): torch.arange(210_000.0).view(300, 700) * step + i for i in range(40)}
+        return {"model": layers, "step": step, "name": "run"}
+
     writer = CairnWriter(tmp_path / "local", step=3, mirror=bucket)
-    dcp.save(state, storage_writer=writer)
+    dcp.save(state(3), storage_writer=writer)
     writer.wait_mirrored(120)
-    loaded = {**make_state(), "model": {k: torch.zeros(300, 700) for k in state["model"]}}
-    loaded["step"] = 0
-    reader = CairnReader(tmp_path / "lost", fallback=[bucket])
-    dcp.load(loaded, storage_reader=reader)
-    assert_equal(loaded, state)
+    loaded = state(0)
+    dcp.load(loaded, storage_reader=CairnReader(tmp_path / "lost", fallback=[bucket]))
+    assert_same(loaded, state(3))
+
+
+@pytest.fixture
+def profiles(server, monkeypatch, tmp_path):
+    """The configuration has two profiles, and the environment no keys."""
+    for name, value in server.items():
+        if "ACCESS_KEY" in name:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    document = {
+        "Version": 1,
+        "AccessKeyId": server["AWS_ACCESS_KEY_ID"],
+        "SecretAccessKey": server["AWS_SECRET_ACCESS_KEY"],
+    }
+    (tmp_path / "document").write_text(json.dumps(document))
+    process = f"{sys.executable} -c 'print(open(\"{tmp_path}/document\").read())'"
+    (tmp_path / "config").write_text(
+        f"[profile process]\ncredential_process = {process}\n"
+        "[profile role]\nrole_arn = arn:aws:iam::1:role/r\nsource_profile = process\n"
+    )
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def save_and_read(address, **options):
+    with cairn.open(address, mode="a", **options) as store:
+        store.save(1, {"t": torch.arange(1000.0)})
+        assert store.read()["t"].sum() == 499500
+
+
+def test_a_program_supplies_credentials(server, profiles):
+    save_and_read(f"s3://{server['CAIRN_TEST_S3_BUCKET']}/process?profile=process")
+
+
+def test_a_session_of_botocore_supplies_credentials(server, profiles, tmp_path):
+    session = botocore.session.Session(profile="process")
+    bucket = f"s3://{server['CAIRN_TEST_S3_BUCKET']}"
+    save_and_read(f"{bucket}/session", credentials=session)
+    mirror = cairn.Mirror(f"{bucket}/mirror", credentials=session)
+    with cairn.open(tmp_path / "store", mode="a") as store:
+        store.save(1, {"t": torch.ones(3)}, mirror=mirror)
+        store.wait_mirrored()
+    assert cairn.open(str(mirror), credentials=session).steps() == [1]
+
+
+def test_a_role_names_both(server, profiles):
+    with pytest.raises(cairn.Invalid, match=r"role_arn.*export-credentials.*boto3") as caught:
+        cairn.open(f"s3://{server['CAIRN_TEST_S3_BUCKET']}/role?profile=role", mode="a")
+    assert server["AWS_SECRET_ACCESS_KEY"] not in str(caught.value)
+
+
+def test_other_objects_are_refused(tmp_path):
+    with pytest.raises(cairn.Invalid, match="credentials=str: a function or a session"):
+        cairn.open(tmp_path, credentials="role")

@@ -76,13 +76,6 @@ def test_the_dtype_is_that_of_the_shards(store):
         store.load({"table": columns(WHOLE, 0, 8)})
 
 
-def test_shards_with_a_gap_are_refused(store):
-    wrapper = LocalShardsWrapper([WHOLE[:, :2].clone(), WHOLE[:, 4:].clone()], [(0, 0), (0, 4)])
-    with pytest.raises(cairn.Invalid) as caught:
-        store.save(1, {"table": wrapper})
-    assert caught.value.key == "table"
-
-
 def test_shards_on_the_meta_device_are_refused(store):
     store.save(1, {"table": columns(WHOLE, 0, 8)})
     meta = LocalShardsWrapper([torch.empty(6, 8, device="meta")], [(0, 0)])

@@ -4,11 +4,6 @@ from collections import OrderedDict
 
 import pytest
 import torch
-import torch.distributed as dist
-from dtensors import SHAPES, assert_shard, sharded, whole
-from ranks import run_on_ranks
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard
 
 import cairn
 from cairn import Conflict, Invalid, NotFound
@@ -49,17 +44,6 @@ def test_all_changes_in_one_commit(store):
     assert_same(store, 3, {**expected, "epoch": 3})
 
 
-def test_a_fork_in_the_same_store(store):
-    state = sample()
-    store.save(1, state)
-    store.fork(1, into=100)
-    with pytest.raises(Conflict):
-        store.fork(1, into=100)
-    with pytest.raises(Invalid, match="into="):
-        store.fork(1)
-    assert_same(store, 100, state)
-
-
 @pytest.mark.parametrize("is_open", [True, False], ids=["a store", "an address"])
 def test_a_fork_to_another_store(store, tmp_path, is_open):
     state = sample()
@@ -93,17 +77,17 @@ def test_a_fork_to_another_store(store, tmp_path, is_open):
         assert_same(other, 0, state)
 
 
-def test_a_fork_waits_for_the_save_of_its_source(store, tmp_path):
-    store.save_async(1, sample())
+def test_changes_wait_for_the_save_of_their_source(store, tmp_path):
+    store.save_async(1, {"w": torch.zeros(1000), "v": 1})
     store.fork(1, to=tmp_path / "other", into=9)
     with cairn.open(tmp_path / "other") as other:
         assert other.steps() == [9]
-
-
-def test_an_edit_waits_for_the_save_of_its_source(store):
-    store.save_async(1, sample())
-    store.edit(1, into=2, drop="optimizer")
-    assert store.steps() == [1, 2]
+    store.save_async(2, {"w": torch.ones(1000), "v": 2})
+    store.edit(2, into=3, drop="v")
+    store.save_async(4, {"w": torch.ones(1000), "v": 2})
+    store.merge([1, 4], into=5)
+    assert store.steps() == [1, 2, 3, 4, 5]
+    assert torch.equal(store.read(step=5)["w"], torch.full((1000,), 0.5))
 
 
 def test_arguments_are_checked(store):
@@ -116,35 +100,10 @@ def test_arguments_are_checked(store):
         store.edit(1, into=2, rename={"model.norm": "step"})
     with pytest.raises(Conflict):
         store.edit(1, into=1, drop="step")
+    with pytest.raises(Conflict):
+        store.fork(1, into=1)
+    with pytest.raises(Invalid, match="into="):
+        store.fork(1)
     assert store.steps() == [1]
     with cairn.open(store._address) as reader, pytest.raises(Invalid, match="reading"):
         reader.edit(1, into=2)
-
-
-def edit_on(rank, path):
-    mesh = init_device_mesh("cpu", (4,))
-    with cairn.open(path, mode="a") as store:
-        state = {"model": {name: sharded(whole(name), mesh, (Shard(0),)) for name in SHAPES}}
-        store.save(1, state)
-        if rank == 0:
-            store.edit(1, into=2, rename={"model": "net"}, drop="model.short")
-        dist.barrier()
-        target = {
-            "net": {
-                name: sharded(torch.full_like(whole(name), -1), mesh, (Replicate(),))
-                for name in SHAPES
-                if name != "short"
-            }
-        }
-        store.load(target, step=2)
-        for name, got in target["net"].items():
-            assert_shard(got, whole(name), mesh, (Replicate(),))
-
-
-def test_ranks_load_what_rank_0_edited(tmp_path):
-    path = tmp_path / "store"
-    run_on_ranks(edit_on, path)
-    with cairn.open(path, mode="a", grace=0) as store:
-        store.delete(1)
-        expected = {"net": {name: whole(name) for name in SHAPES if name != "short"}}
-        assert repr(store.read(step=2)) == repr(expected)

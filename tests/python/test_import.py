@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import pydoc
 import subprocess
 import sys
@@ -129,9 +128,3 @@ def test_help_lists_the_classes_that_are_imported_later():
     text = pydoc.plain(pydoc.render_doc(cairn))
 
     assert all(f"class {name}" in text for name in ("Mirror", "SaveReport", "Store"))
-
-
-def test_reports_can_be_pickled(store):
-    report = store.save(1, {"a": 1})
-
-    assert pickle.loads(pickle.dumps(report)) == report

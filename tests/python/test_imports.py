@@ -3,6 +3,8 @@ descriptors an import fails, and a step that is durable would be reported as one
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from cairn_testing import run_python
@@ -87,10 +89,7 @@ with cairn.open(path, mode="a", grace=0, progress=call == "save_with_progress") 
     assert has_changed()
 """
 
-CALLS = [
-    "save", "save_async", "save_to_mirror", "save_async_to_mirror", "save_with_observer",
-    "save_with_progress", "write", "save_with_dcp", "delete", "merge", "load", "pull",
-]  # fmt: skip
+CALLS = re.findall(r"^def (\w+)\(store\)", PROGRAM, re.MULTILINE)
 
 
 @pytest.mark.parametrize("call", CALLS)

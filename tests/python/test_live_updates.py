@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import numpy as np
 import pytest
 import torch
-from cairn_testing import assert_same
-from ranks import run_on_ranks
+from cairn_testing import assert_same, wait_until
 
 import cairn
 
@@ -103,27 +103,6 @@ def test_keys_that_match_nothing_are_an_error(store):
             store.pull({"a": torch.ones(3)}, since=1, strict=False, **arguments)
 
 
-def test_tied_tensors_are_updated_by_page_and_all_names_are_reported(store):
-    def state(number: int) -> dict:
-        weight = torch.arange(10 * PAGE // 4, dtype=torch.float32)
-        weight[5] += number
-        return {"out": weight, "embed": weight, "other": torch.ones(PAGE)}
-
-    store.save(1, state(1))
-    store.save(2, state(2))
-    owners = {name: info.alias_of for name, info in store.keys().items()}
-    assert owners["embed"] is None and owners["out"] == "embed"
-    served = state(1)
-    report = store.pull(served, since=1)
-    assert report.changed == ("embed", "out")
-    assert report.bytes_read < 3 * PAGE and served["out"] is served["embed"]
-    assert_same(served, state(2))
-    # Another order of the state, with the owner first.
-    served = dict(reversed(state(1).items()))
-    report = store.pull(served, since=1)
-    assert report.changed == ("embed", "out") and report.bytes_read < 3 * PAGE
-
-
 def test_meta_tensors_are_created_even_if_nothing_differs(store):
     store.save(1, {"a": torch.arange(5.0), "b": torch.ones(3)})
     served = {"a": torch.empty(5, device="meta"), "b": torch.ones(3)}
@@ -164,33 +143,6 @@ def test_wait_returns_the_newest_step(tmp_path):
         saver.join()
 
 
-def test_a_follower_follows_a_trainer(tmp_path):
-    trained = make_state()
-    with cairn.open(tmp_path / "store", mode="a", grace=0) as store:
-        store.save(0, trained)
-        follower = cairn.open(tmp_path / "store")
-        served = make_state(1)
-        follower.load(served)
-        seen: list[int] = []
-
-        def follow() -> None:
-            at = 0
-            while at < 20:
-                newest = follower.wait(after=at, timeout=60)
-                at = follower.pull(served, since=at, step=newest).step
-                seen.append(at)
-
-        thread = threading.Thread(target=follow)
-        thread.start()
-        for step in range(1, 21):
-            trained["model"][f"layers.{step % 8}.weight"][step] += 1
-            store.save(step, trained)
-        thread.join(60)
-        assert not thread.is_alive()
-        assert seen == sorted(set(seen)) and seen[-1] == 20
-        assert_same(served, trained)
-
-
 def test_pull_from_a_fallback(tmp_path):
     trained, served = make_state(), make_state()
     with cairn.open(tmp_path / "far", mode="a") as far:
@@ -205,38 +157,28 @@ def test_pull_from_a_fallback(tmp_path):
     assert_same(served, trained)
 
 
-def pull_on_ranks(rank: int, directory: str) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
-    mesh = init_device_mesh("cpu", (2,))
-
-    def state(step: int) -> dict:
-        torch.manual_seed(7)
-        matrices = [torch.randn(64, 512) for _ in range(4)]
-        if step == 2:
-            matrices[1][40] += 1
-            matrices[3] += 1
-        return {
-            "rows": distribute_tensor(matrices[0], mesh, [Shard(0)]),
-            "columns": distribute_tensor(matrices[1], mesh, [Shard(1)]),
-            "copies": distribute_tensor(matrices[2], mesh, [Replicate()]),
-            "plain": matrices[3],
-        }
-
-    with cairn.open(directory, mode="a") as store:
-        store.save(1, state(1))
-        store.save(2, state(2))
-        served = state(1)
-        report = store.pull(served, since=1)
-        assert report.changed == ("columns", "plain"), report
-        expected = state(2)
-        for key, value in served.items():
-            wanted = expected[key]
-            if key != "plain":
-                value, wanted = value.to_local(), wanted.to_local()
-            assert torch.equal(value, wanted), key
+def is_waiting(thread: threading.Thread) -> bool:
+    frame = sys._current_frames().get(thread.ident)
+    return frame is not None and frame.f_code.co_name == "_await_change"
 
 
-def test_ranks_pull_together(tmp_path):
-    run_on_ranks(pull_on_ranks, str(tmp_path / "store"), world_size=2)
+def test_a_store_is_closed_although_many_threads_wait_for_steps(path):
+    cairn.open(path, mode="a").close()
+    store = cairn.open(path)
+    errors = []
+
+    def follow():
+        try:
+            while True:
+                store.wait(timeout=60)
+        except cairn.Invalid as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=follow) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: all(map(is_waiting, threads)))
+    store.close()
+    for thread in threads:
+        thread.join(60)
+    assert len(errors) == 8 and all("closed" in error for error in errors)

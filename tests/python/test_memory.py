@@ -7,7 +7,7 @@ import io
 
 import pytest
 import torch
-from cairn_testing import assert_same, random_tensor, resident_bytes, run_python
+from cairn_testing import assert_same, random_tensor, resident_bytes
 
 MIB = 1 << 20
 
@@ -95,19 +95,3 @@ def test_large_tensors_begin_at_a_page(store, elements):
     assert_same(part, large[:MIB])
     assert read["large"].data_ptr() % 4096 == 0
     assert part.data_ptr() % 4096 == 0
-
-
-def test_torch_is_imported_by_the_read_that_needs_it(path, store):
-    store.save(1, {"weight": torch.arange(4.0), "n": 1})
-    run_python(
-        """
-        import sys, cairn
-        assert "torch" not in sys.modules
-        with cairn.open(sys.argv[1]) as store:
-            assert store.read("n") == {"n": 1}
-            assert "torch" not in sys.modules
-            assert store.read()["weight"].tolist() == [0.0, 1.0, 2.0, 3.0]
-        """,
-        path,
-        fresh=True,
-    )

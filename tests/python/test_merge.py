@@ -94,15 +94,6 @@ def test_the_result_does_not_depend_on_the_modes_of_the_thread(store):
         assert torch.equal(bits(merged[key]), bits(tensor))
 
 
-def test_complex_numbers_are_pairs(store):
-    tensors = [torch.randn(1000, dtype=torch.complex64) for _ in range(3)]
-    for step, tensor in enumerate(tensors):
-        store.save(step, {"w": tensor})
-    store.merge([0, 1, 2], into=3)
-    expected = mean_of([torch.view_as_real(tensor) for tensor in tensors])
-    assert_same(torch.view_as_real(store.read(step=3)["w"]), expected)
-
-
 def test_errors(store):
     store.save(1, {"w": torch.ones(4), "v": 1})
     store.save(2, {"w": torch.zeros(4)}, incremental=False)
@@ -123,13 +114,6 @@ def test_errors(store):
     assert store.steps() == [1, 2, 3]
     store.merge([1, 3], into=1, overwrite=True)
     assert torch.equal(store.read(step=1)["w"], torch.full((4,), 0.5))
-
-
-def test_a_merge_waits_for_the_save_before_it(store):
-    store.save(1, {"w": torch.zeros(1000)})
-    store.save_async(2, {"w": torch.ones(1000)})
-    store.merge([1, 2], into=3)
-    assert torch.equal(store.read(step=3)["w"], torch.full((1000,), 0.5))
 
 
 MEMORY_PROGRAM = """

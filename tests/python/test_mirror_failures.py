@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,7 @@ def kill_a_job_many_times(path: Path, mirror: str, rounds: int) -> None:
             lines.append(job.stdout.readline())
             assert lines[-1], job.communicate()
             left -= lines[-1].startswith(last)
+        time.sleep(rng.uniform(0, 0.03))  # anywhere in a save; what follows is true at each moment
         assert job.poll() is None, "the job ended by itself"
         job.send_signal(signal.SIGKILL)
         lines += job.stdout.read().splitlines(keepends=True)
@@ -133,26 +135,6 @@ def test_a_killed_job_loses_no_step_and_continues_its_mirror(path, tmp_path):
 @pytest.mark.timeout(600)
 def test_a_killed_job_loses_no_step_and_continues_its_mirror_in_a_bucket(path, bucket):
     kill_a_job_many_times(path, bucket, int(os.environ.get("CAIRN_KILL_ROUNDS", "20")))
-
-
-def test_steps_are_mirrored_to_a_bucket_and_resumed_from_it(path, bucket):
-    state = {"t": torch.rand(1 << 20), "step": 0}
-    with cairn.open(path, mode="a", grace=0) as store:
-        with Saver(store, every=1, keep_last=1, mirror=bucket, mirror_every=2) as saver:
-            for step in range(1, 5):
-                state["step"] = step
-                saver.step(step, state)
-        assert store.steps() == [4]
-    verify(bucket)
-    shutil.rmtree(path)
-    empty = {"t": torch.zeros(1 << 20), "step": 0}
-    with cairn.open(path, mode="a") as store:
-        with Saver(store, every=1, mirror=bucket, mirror_every=2) as saver:
-            assert saver.resume(empty) == 4
-            assert_same(empty, state)
-            saver.step(6, state)
-    with cairn.open(bucket) as store:
-        assert store.steps() == [2, 4, 6]
 
 
 def sharded(step: int) -> dict:

@@ -79,20 +79,19 @@ def test_copy_steps_can_be_stopped_and_refuses_bad_arguments(store, target):
         assert list(other.keys()) == ["t"]
 
 
-def test_saves_are_copied_to_the_mirror(store, target):
-    handle = store.save_async(1, state_of(1), mirror=target)
-    handle.mirrored(60)
-    assert_same(cairn.open(target).read(), state_of(1))
-    store.save(2, state_of(2), mirror=target)
-    store.wait_mirrored(60)
-    assert steps_of(target) == [1, 2]
-    status = store.mirror_status()[0]
-    assert (status.last_step, status.step, status.waiting, status.error) == (2, None, (), None)
-
-
-def test_a_step_without_a_mirror_is_mirrored_as_soon_as_it_is_durable(store):
+def test_durable_saves_are_copied_to_the_mirror(store, target):
     store.save_async(1, state_of(1)).mirrored(60)
-    assert store.mirror_status() == []
+    assert store.mirror_status() == [], "without a mirror, the save is all"
+    with pytest.raises(cairn.Conflict):
+        store.save(1, state_of(1), mirror=target)
+    handle = store.save_async(2, state_of(2), mirror=target)
+    handle.mirrored(60)
+    assert_same(cairn.open(target).read(), state_of(2))
+    store.save(3, state_of(3), mirror=target)
+    store.wait_mirrored(60)
+    assert steps_of(target) == [2, 3]
+    status = store.mirror_status()[0]
+    assert (status.last_step, status.step, status.waiting, status.error) == (3, None, (), None)
 
 
 def test_bad_mirrors_are_refused_before_anything_is_saved(store, path, tmp_path):
@@ -117,26 +116,6 @@ def test_buckets_with_the_same_name_on_two_servers_are_two_stores():
     assert [str(one) for one in mirror_chain([second], first)] == [second]
     with pytest.raises(cairn.Invalid, match="itself"):
         mirror_chain(["s3://bucket/run/?region=r&endpoint=http://127.0.0.1:1"], first)
-
-
-def test_a_failed_save_is_not_copied_and_mirrored_raises_its_error(store, target):
-    store.save(1, state_of(1))
-    with pytest.raises(cairn.Conflict):
-        store.save(1, state_of(1), mirror=target)
-    handle = store.save_async(2, state_of(2), base_step=None, mirror=target)
-    handle.mirrored(60)
-    assert steps_of(target) == [2]
-
-
-def test_the_saver_mirrors_every_nth_step_and_the_last(path, target):
-    with cairn.open(path, mode="a", grace=0) as store:
-        with Saver(store, every=1, keep_last=1, mirror=target, mirror_every=4) as saver:
-            for step in range(1, 11):
-                saver.step(step, state_of(step))
-                saver._store.wait_mirrored(60)
-            saver.save(11, state_of(11))
-        assert store.steps() == [11]
-    assert steps_of(target) == [4, 8, 11]
 
 
 def test_steps_are_pruned_only_after_they_are_mirrored(path, target):
@@ -335,16 +314,6 @@ def test_a_store_that_no_place_has_is_not_found(path, target):
         assert store.steps() == []
         with pytest.raises(cairn.NotFound):
             store.load({"v": 1})
-
-
-def test_threads_end_with_the_store(path, target):
-    before = set(threading.enumerate())  # mirrors of other tests, which dcp keeps for later saves
-    with cairn.open(path, mode="a") as store:
-        store.save(1, state_of(1), mirror=target)
-        assert any(thread.name == "cairn-mirror" for thread in set(threading.enumerate()) - before)
-    started = set(threading.enumerate()) - before
-    assert not any(thread.name == "cairn-mirror" for thread in started)
-    cairn.open(target, mode="a").close()
 
 
 def test_a_process_that_forgets_to_close_copies_at_exit_and_a_child_does_not(path, target):

@@ -9,10 +9,11 @@ import warnings
 
 import pytest
 import torch
-from cairn_testing import run_python
+from cairn_testing import run_python, wait_until
 
 import cairn
 from cairn import metrics
+from cairn._mirror.worker import MirrorWorker
 
 
 @pytest.fixture
@@ -141,16 +142,6 @@ def test_an_observer_that_raises_breaks_nothing_and_is_logged_once(store, caplog
     assert "the server cannot be reached" in caplog.text
 
 
-def test_an_observer_may_close_the_store_on_the_thread_of_a_background_save(path):
-    store = cairn.open(path, mode="a")
-    closed = threading.Event()
-    store.observe(lambda event: (store.close(), closed.set()))
-
-    store.save_async(1, tensors()).result()
-
-    assert closed.wait(60)
-
-
 def test_a_copy_to_each_mirror_of_a_chain_is_reported(store, events, tmp_path):
     near, far = str(tmp_path / "near"), str(tmp_path / "far")
     state = tensors()
@@ -193,13 +184,18 @@ def test_steps_that_do_not_reach_a_mirror_are_reported_with_their_errors(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "name")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("CAIRN_S3_TIMEOUT", "1")
+    copy, may_copy = MirrorWorker._copy, threading.Event()
+    monkeypatch.setattr(MirrorWorker, "_copy", lambda *args: may_copy.wait(60) and copy(*args))
     address = "s3://bucket/store?endpoint=http://127.0.0.1:9"  # nobody listens there
     mirror = cairn.Mirror(address, timeout=1.0, max_pending=1)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        for step in (1, 2, 3):
+        store.save(1, tensors(), mirror=mirror)
+        wait_until(lambda: store.mirror_status()[0].step == 1)
+        for step in (2, 3):
             store.save(step, tensors(), mirror=mirror)
+        may_copy.set()
         with pytest.raises(cairn.Unavailable):
             store.wait_mirrored()
 
@@ -213,17 +209,14 @@ def test_steps_that_do_not_reach_a_mirror_are_reported_with_their_errors(
     assert metrics.measures(failed[1])["failed"] == 1
 
 
-def test_an_observer_of_a_copy_may_close_the_store(path, tmp_path):
+@pytest.mark.parametrize("kind", ["save", "mirror"])
+def test_an_observer_in_the_background_may_close_the_store(path, tmp_path, kind):
     store = cairn.open(path, mode="a")
     closed = threading.Event()
+    store.observe(lambda event: event.kind == kind and (store.close(), closed.set()))
 
-    def close(event: cairn.StoreEvent) -> None:
-        if event.kind == "mirror":
-            store.close()
-            closed.set()
-
-    store.observe(close)
-    store.save(1, tensors(), mirror=tmp_path / "mirror")
+    mirror = tmp_path / "mirror" if kind == "mirror" else None
+    store.save_async(1, tensors(), mirror=mirror).result()
 
     assert closed.wait(60)
 
@@ -237,21 +230,6 @@ def test_measures_have_the_numbers_of_the_report(store, events):
     assert first["logical_bytes"] == first["written_bytes"] == 4 * (300 * 400 + 7)
     assert (first["reuse"], second["reuse"], second["written_bytes"]) == (0, 1, 0)
     assert (first["failed"], first["seconds"]) == (0, events[0].seconds)
-
-
-def test_a_saver_reports_its_saves_and_deletes(store, events):
-    from cairn.torch import Saver
-
-    with Saver(store, every=1, keep_last=1, signals=()) as saver:
-        for step in range(3):
-            saver.step(step, tensors())
-    store.close()
-
-    saved = [event.step for event in events if event.kind == "save"]
-    deleted = [event.report.steps for event in events if event.kind == "delete"]
-    assert saved == [0, 1, 2]
-    assert (0,) in deleted
-    assert (1,) in deleted
 
 
 @pytest.mark.parametrize("error", ["SystemExit", "KeyboardInterrupt", "MemoryError", "Exit"])

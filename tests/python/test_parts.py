@@ -222,11 +222,3 @@ def test_frozen_parameters_are_left_out(store):
     assert report.unexpected == () and torch.equal(other.encoder[0].weight, frozen)
     store.load(target)
     assert torch.equal(other.encoder[0].weight, model.encoder[0].weight)
-
-
-def test_one_process_without_a_group(path):
-    with cairn.open(path, "a", alone=True) as store:
-        assert (store.rank, store.world_size) == (0, 1)
-        assert store.save(1, {"a": 1}).step == 1
-    with pytest.raises(cairn.Invalid, match="not both"):
-        cairn.open(path, process_group=object(), alone=True)

@@ -1,17 +1,8 @@
-"""Processes: forks, and a writer that is killed at any moment."""
+"""Processes that fork while a store is open."""
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import time
-from pathlib import Path
-
-import numpy as np
-import pytest
-from cairn_testing import assert_same, run_python
-from interpreters import Program
+from cairn_testing import run_python
 
 import cairn
 
@@ -92,12 +83,7 @@ def in_child(work):
             os.write(2, repr(error).encode())
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-"""
 
-
-def test_a_forked_child_that_opens_a_store_saves(path, tmp_path):
-    """The threads of the parent, and those of its libraries, do not exist in the child."""
-    source = FORK + """
 path, other = sys.argv[1:]
 with cairn.open(path, mode="a") as store:
     store.save(1, state(1))
@@ -115,116 +101,8 @@ with cairn.open(path, mode="a") as store:
     store.save(30, state(30))
 print("ok")
 """
-    assert run_python(source, path, tmp_path / "other").stdout == "ok\n"
 
 
-def test_a_worker_of_multiprocessing_saves(path, tmp_path):
-    """As the workers of a DataLoader, which are forked while the parent has a store open."""
-    source = FORK + """
-import multiprocessing
-path, other = sys.argv[1:]
-with cairn.open(path, mode="a") as store:
-    store.save(1, state(1))
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        pool.starmap_async(save_all, [(f"{other}{i}", 1) for i in range(4)]).get(60)
-    store.save(2, state(2))
-for i in range(4):
-    with cairn.open(f"{other}{i}") as store:
-        assert store.steps() == [2, 3]
-print("ok")
-"""
-    assert run_python(source, path, tmp_path / "other").stdout == "ok\n"
-
-
-KILL_ROUNDS = int(os.environ.get("CAIRN_KILL_ROUNDS", "30"))
-
-# Some leaves change at every step, some at every third step, one never. The sizes are chosen such
-# that a save takes a few milliseconds, and the kills hit all of its phases.
-STATE = """
-import numpy
-
-def state_of(step):
-    rng = numpy.random.default_rng(step)
-    slow = numpy.random.default_rng(step // 3)
-    return {
-        "always": rng.integers(0, 255, 300_001, dtype=numpy.uint8),
-        "small": [rng.random(step % 7 + 1) for _ in range(5)],
-        "sometimes": slow.random((257, 129)),
-        "never": numpy.arange(100_000),
-        "step": step,
-    }
-"""
-
-WRITER = (
-    STATE
-    + """
-import sys, cairn
-
-store = cairn.open(sys.argv[1], mode="a")
-step = int(sys.argv[2])
-print("open", flush=True)
-while True:
-    step += 1
-    if step % 2:
-        store.save(step, state_of(step))
-    else:
-        store.save_async(step, state_of(step)).result()
-    print(step, flush=True)
-    if step % 5 == 0:
-        store.prune(keep_last=3)
-        print("pruned", step, flush=True)
-"""
-)
-
-
-def write_until_killed(path: Path, last_step: int, rng: random.Random) -> list[list[str]]:
-    """Runs a writer from `last_step` until it has printed some lines, and kills it a moment later.
-    Returns what it printed."""
-    child = Program(["-c", WRITER, str(path), str(last_step)])
-    assert child.stdout.readline() == "open\n"
-    lines = [child.stdout.readline() for _ in range(rng.randint(0, 12))]
-    time.sleep(rng.uniform(0, 0.03))  # anywhere in a save
-    assert child.poll() is None, "the writer ended by itself"
-    child.send_signal(signal.SIGKILL)
-    lines += child.stdout.read().splitlines(keepends=True)
-    child.wait()
-    return [line.split() for line in lines if line.endswith("\n")]
-
-
-@pytest.mark.timeout(60 + 10 * KILL_ROUNDS)
-def test_a_killed_writer_loses_no_step_that_it_reported(path):
-    state_of = state_function()
-    rng = random.Random(int(os.environ.get("CAIRN_KILL_SEED", "1")))
-    known: set[int] = set()
-    last_step = 0
-    reported_count = 0
-    for _ in range(KILL_ROUNDS):
-        printed = write_until_killed(path, last_step, rng)
-        reported = {int(words[0]) for words in printed if words[0].isdigit()}
-        reported_count += len(reported)
-        pruned = [int(words[1]) for words in printed if words[0] == "pruned"]
-
-        with cairn.open(path, mode="a") as store:
-            steps = set(store.steps())
-            # At most one save can have been durable without being reported.
-            assert len(steps - known - reported) <= 1
-            newest = max(known | reported, default=0)
-            assert steps - known - reported <= {newest + 1}
-            # Steps before the last prune, or those of an unfinished prune, may be deleted.
-            kept_by = max((step for step in known | reported if step % 5 == 0), default=0)
-            assert {step for step in known | reported if step > kept_by - 3} <= steps
-            assert not pruned or min(steps) > pruned[-1] - 3
-            for step in steps:
-                assert_same(store.read(step=step), state_of(step))
-            known = steps
-            last_step = max(steps, default=0)
-            store.save(last_step + 1, state_of(last_step + 1))
-            last_step += 1
-            known = known | {last_step}
-    assert reported_count >= KILL_ROUNDS // 2, "the writers hardly came to write"
-
-
-def state_function():
-    names: dict = {"numpy": np}
-    exec(STATE, names)
-    return names["state_of"]
+def test_a_forked_child_that_opens_a_store_saves(path, tmp_path):
+    """The threads of the parent, and those of its libraries, do not exist in the child."""
+    assert run_python(FORK, path, tmp_path / "other").stdout == "ok\n"

@@ -252,20 +252,6 @@ def test_an_edit_counts_records(many_chunks):
         assert len(seen) == 1
 
 
-def test_a_fork_into_another_store_is_followed(big, tmp_path):
-    follow, seen, answers = follower()
-    with cairn.open(big) as store:
-
-        def fork(step: int) -> bool:
-            store.fork(1, to=tmp_path / f"{len(answers)}-{step}", progress=follow)
-            return bool(seen)
-
-        until_reported(fork)
-        assert seen == sorted(seen) and seen[-1][1] > BYTES // 2
-        answers.append(False)
-        until_cancelled(fork)
-
-
 def load_once(rank, path):
     """Follows, cancels and breaks loads in which one rank reads for both."""
     mesh = init_device_mesh("cpu", (2,))

@@ -193,41 +193,6 @@ def test_an_object_that_refuses_its_state_is_raised_on_all(path):
         assert store.steps() == [1, 2]
 
 
-def die_before_a_save(rank, path):
-    mesh = init_device_mesh("cpu", (4,))
-    state = {"t": sharded(whole("uneven"), mesh, (Shard(0),))}
-    store = cairn.open(path, mode="a")
-    store.save(1, state)
-    if rank == 3:
-        os._exit(7)
-    with pytest.raises(cairn.Unavailable):
-        store.save(2, state)
-    with pytest.raises(cairn.Error):
-        store.close()
-    os._exit(0)
-
-
-def test_a_rank_that_dies_is_noticed_at_once(path):
-    # Well before the store's own deadline of half an hour.
-    run_on_ranks(die_before_a_save, path, may_die=(0, 1, 2, 3))
-    with cairn.open(path) as store:
-        assert store.steps() == [1]
-
-
-def leave_by_an_error(rank, path):
-    state = {"t": whole("even")}
-    with pytest.raises(RuntimeError if rank == 1 else cairn.Unavailable):
-        with cairn.open(path, mode="a") as store:
-            store.save(1, state)
-            if rank == 1:
-                raise RuntimeError("of the training")
-            store.save(2, state)
-
-
-def test_a_rank_that_leaves_by_an_error_does_not_wait_for_the_others(path):
-    run_on_ranks(leave_by_an_error, path)
-
-
 def fork_with_a_store(rank, path):
     """Like the child of a data loader, the child drops the store and the connections."""
     state = {"t": whole("even")}
@@ -354,23 +319,3 @@ def open_with_broken_group(rank, path):
 
 def test_an_exception_of_the_process_group_is_raised(path):
     assert run_on_ranks(open_with_broken_group, path) == [[]] * 4
-
-
-def open_with_trouble(rank, path):
-    with pytest.raises(cairn.NotFound):
-        cairn.open(path / "none")
-    where = path if rank else path.parent / "elsewhere"
-    with pytest.raises(cairn.Invalid, match="same directory"):
-        cairn.open(where, mode="a")
-    own = path if rank == 0 else path.parent / str(rank)
-    with cairn.open(own, mode="a", alone=True):
-        dist.barrier()
-        with pytest.raises(cairn.Conflict):
-            cairn.open(path, mode="a")
-        dist.barrier()
-
-
-def test_openings_fail_together(path):
-    with cairn.open(path, mode="a") as store:
-        store.save(1, {"a": 1})
-    run_on_ranks(open_with_trouble, path)

@@ -1,107 +1,19 @@
-"""Multi-rank saves and loads: every kind of sharded tensor, on any mesh."""
+"""Multi-rank saves and loads: keys that only some ranks have, ties, groups, meshes of some ranks.
+
+`dcp/test_resharding.py` loads every layout into every other.
+"""
 
 from __future__ import annotations
-
-import itertools
 
 import pytest
 import torch
 import torch.distributed as dist
-from dtensors import ONE_DIM, SHAPES, assert_shard, sharded, whole
+from dtensors import assert_shard, sharded, whole
 from ranks import run_on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.placement_types import _StridedShard
 
 import cairn
-TWO_DIMS = list(itertools.product([Replicate(), Shard(0), Shard(1)], repeat=2)) + [
-    (_StridedShard(0, split_factor=2), Shard(0))
-]
-THREE_DIMS = [
-    (Shard(0), Shard(1), Shard(0)),
-    (Shard(1), Replicate(), Shard(1)),
-    (Replicate(), Shard(0), Shard(1)),
-]
-
-
-def meshes_of(dims: int):
-    if dims == 1:
-        return init_device_mesh("cpu", (4,)), ONE_DIM
-    if dims == 3:
-        return init_device_mesh("cpu", (2, 1, 2)), THREE_DIMS
-    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")), TWO_DIMS
-
-
-def reshard_everything(rank, path, saved_dims, loaded_dims):
-    saved_mesh, saved = meshes_of(saved_dims)
-    loaded_mesh, loaded = meshes_of(loaded_dims)
-    with cairn.open(path, mode="a") as store:
-        assert (store.rank, store.world_size) == (rank, 4)
-        state = {
-            f"{name}/{i}": sharded(whole(name, i), saved_mesh, placements)
-            for name in SHAPES
-            for i, placements in enumerate(saved)
-        }
-        store.save(1, state)
-        for placements in loaded:
-            for read_once in (False, True):
-                target = {
-                    key: sharded(
-                        torch.full_like(whole(key.split("/")[0]), -1), loaded_mesh, placements
-                    )
-                    for key in state
-                }
-                store.load(target, read_once=read_once)
-                for key, got in target.items():
-                    name, i = key.split("/")
-                    assert_shard(got, whole(name, int(i)), loaded_mesh, placements)
-
-
-@pytest.mark.parametrize(
-    "saved_dims, loaded_dims", [(1, 1), (1, 2), (2, 1), (2, 2), (2, 3), (3, 2)]
-)
-def test_every_placement_loads_as_every_other(path, saved_dims, loaded_dims):
-    run_on_ranks(reshard_everything, path, saved_dims, loaded_dims)
-
-    # Later, a single process reads complete tensors.
-    with cairn.open(path) as store:
-        assert store.world_size == 1
-        for key, got in store.read(step=1).items():
-            name, i = key.split("/")
-            assert torch.equal(got, whole(name, int(i)))
-
-
-def save_and_load_parts(rank, path):
-    """Each rank has its own rows of a ShardedTensor; one rank has none."""
-    from torch.distributed._shard.sharded_tensor import Shard as LocalShard
-    from torch.distributed._shard.sharded_tensor import ShardedTensor
-    from torch.distributed._shard.sharded_tensor.metadata import ShardMetadata
-
-    def part(sizes, fill):
-        begins = [sum(sizes[:i]) for i in range(4)]
-        shards = []
-        if sizes[rank]:
-            local = whole("deep")[begins[rank] : begins[rank] + sizes[rank]].clone()
-            metadata = ShardMetadata([begins[rank], 0, 0], [sizes[rank], 3, 2], f"rank:{rank}/cpu")
-            shards.append(LocalShard(local.fill_(fill) if fill else local, metadata))
-        return ShardedTensor._init_from_local_shards(shards, 5, 3, 2)
-
-    with cairn.open(path, mode="a") as store:
-        store.save(1, {"t": part([2, 0, 2, 1], None)})
-        for read_once in (False, True):
-            for sizes in ([2, 0, 2, 1], [0, 4, 0, 1]):
-                target = {"t": part(sizes, -1.0)}
-                store.load(target, read_once=read_once)
-                got = [shard.tensor for shard in target["t"].local_shards()]
-                begin = sum(sizes[:rank])
-                want = whole("deep")[begin : begin + sizes[rank]]
-                assert torch.equal(torch.cat(got) if got else torch.empty(0, 3, 2), want)
-
-
-def test_sharded_tensors(path):
-    run_on_ranks(save_and_load_parts, path)
-    with cairn.open(path) as store:
-        assert torch.equal(store.read()["t"], whole("deep"))
 
 
 def save_what_only_some_have(rank, path):
@@ -172,31 +84,6 @@ def test_a_tensor_that_differs_is_that_of_one_rank(path):
         assert len(store.keys()) == 6
         for key, got in store.read().items():
             assert len(got.unique()) == 1, key
-
-
-def save_tied(rank, path):
-    mesh = init_device_mesh("cpu", (4,))
-    tied = sharded(whole("short"), mesh, (Shard(0),))  # two ranks hold no part of it
-    plain = whole("even")
-    with cairn.open(path, mode="a") as store:
-        store.save(1, {"a": tied, "b": {"c": tied}, "p": plain, "q": plain})
-        target = sharded(torch.zeros(2, 3), mesh, (Shard(1),))
-        for read_once in (False, True):
-            target._local_tensor.zero_()
-            store.load(
-                {"a": target, "b": {"c": target}, "p": plain, "q": plain}, read_once=read_once
-            )
-            assert_shard(target, whole("short"), mesh, (Shard(1),))
-
-
-def test_tied_shards_are_written_once_and_stay_tied(path):
-    run_on_ranks(save_tied, path)
-    with cairn.open(path) as store:
-        keys = store.keys()
-        assert keys["b.c"].alias_of == "a" and keys["q"].alias_of == "p"
-        got = store.read()
-        assert got["a"].data_ptr() == got["b"]["c"].data_ptr()
-        assert torch.equal(got["a"], whole("short"))
 
 
 def save_on_a_part(rank, path):

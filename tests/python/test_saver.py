@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import warnings
 
 import pytest
 import torch
@@ -38,15 +37,6 @@ def test_steps_are_saved_when_they_are_due(store, async_):
     assert results == made == store.steps() == [5, 10, 15]
     assert saver.last_step == 15
     assert_same(store.read(step=10), state_of(10))
-
-
-def test_a_state_may_be_given_as_it_is_or_as_an_object_with_a_state_dict(store):
-    model = torch.nn.Linear(2, 2)
-    with Saver(store, every=1) as saver:
-        saver.step(1, {"model": model})
-        saver.step(2, model)
-    assert list(store.keys(1)) == ["model.weight", "model.bias"]
-    assert list(store.keys(2)) == ["weight", "bias"]
 
 
 @pytest.mark.parametrize("base", [0, "imported"])
@@ -313,10 +303,3 @@ def test_a_forked_child_dies_of_the_signal_as_before(store):
             os.kill(os.getpid(), signal.SIGTERM)
             os._exit(0)
         assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
-
-
-def test_nothing_is_kept_of_a_saver_that_is_not_used(store):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        Saver(store, every=1).close()
-    assert store.steps() == []

@@ -6,6 +6,7 @@ import pickle
 import warnings
 from pathlib import Path
 
+import cairn_testing
 import pytest
 import torch
 from cairn_testing import assert_same
@@ -24,19 +25,10 @@ def state_of(step: int) -> dict:
 
 
 def damage(path: Path, step: int, at: float = 0.5) -> None:
-    """Flips a byte of tensor "t", which differs in each step."""
+    """Damages tensor "t", which differs in each step."""
     data = state_of(step)["t"].numpy().tobytes()
     offset = int(at * len(data)) // 64 * 64
-    damage_bytes(path, data[offset : offset + 64])
-
-
-def damage_bytes(path: Path, wanted: bytes) -> None:
-    for segment in (path / "segments").iterdir():
-        found = segment.read_bytes()
-        if (at := found.find(wanted)) >= 0:
-            segment.write_bytes(found[:at] + bytes([found[at] ^ 1]) + found[at + 1 :])
-            return
-    raise AssertionError("the bytes were not found")
+    cairn_testing.damage(path, data[offset : offset + 64])
 
 
 @pytest.fixture

@@ -62,28 +62,6 @@ def test_saves_behind_the_training_are_kept_and_deleted_alike(path):
         assert store.steps() == [15, 18]
 
 
-def resume(rank, path, world_size):
-    mesh = mesh_of(world_size)
-    with cairn.open(path, timeout=30) as store, Saver(store, every=1) as saver:
-        state = state_of(0, mesh)
-        done = saver.resume(state)
-        return done, state["step"], state["d"].full_tensor().sum().item()
-
-
-def test_another_number_of_ranks_resumes(path):
-    run_on_ranks(train, path, None, 5, 1, 5)
-    assert run_on_ranks(resume, path, 3, world_size=3) == [(5, 5, 66 + 60)] * 3
-
-
-def resume_nothing(rank, path):
-    with cairn.open(path, mode="a", timeout=30) as store, Saver(store, every=1) as saver:
-        return saver.resume({"t": torch.zeros(1)})
-
-
-def test_nothing_to_resume_is_none_on_all_ranks(path):
-    assert run_on_ranks(resume_nothing, path, world_size=2) == [None, None]
-
-
 def step_apart(rank, path):
     with cairn.open(path, mode="a", timeout=30) as store, Saver(store, every=100) as saver:
         try:

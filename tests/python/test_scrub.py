@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import cairn
 import torch
-from cairn_testing import wait_until
-
-
-def flip(path) -> None:
-    for segment in (Path(path) / "segments").iterdir():
-        content = bytearray(segment.read_bytes())
-        content[5000] ^= 1
-        segment.write_bytes(content)
+from cairn_testing import flip_byte, segment_files, wait_until
 
 
 def test_a_scrub_finds_damage_and_new_steps(path):
@@ -23,7 +14,8 @@ def test_a_scrub_finds_damage_and_new_steps(path):
             wait_until(lambda: scrub.passes >= 2)
             assert scrub.damage == () and scrub.damage_count == 0 and scrub.error is None
             store.save(2, {"w": torch.arange(100_000) * 2})
-            flip(path)
+            for segment in segment_files(path):
+                flip_byte(segment, 5000)
             wait_until(lambda: scrub.damage_count == 2)
             assert all(isinstance(error, cairn.Corrupt) for error in scrub.damage)
             assert "w" in {error.key for error in scrub.damage}

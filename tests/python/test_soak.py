@@ -4,10 +4,10 @@ CAIRN_SOAK_STEPS (60) is the number of steps; for more than an hour:
 
     CAIRN_SOAK_STEPS=20000 .venv/bin/python -m pytest -s tests/python/test_soak.py
 
-A process saves, synchronously and in the background, with
-and without deltas, compression and statistics; prunes, compacts, tags, merges, copies to a mirror;
-and reads in other threads and through new handles. What the test does with the tensors allocates
-no large memory with torch: glibc's heap would be fragmented by it, without the store.
+A process saves, synchronously and in the background, with and without deltas, compression and
+statistics; prunes, compacts, tags, copies to a mirror; and reads in other threads, through the
+handle of the writer and through new ones. What the test does with the tensors allocates no large
+memory with torch: glibc's heap would be fragmented by it, without the store.
 """
 
 from __future__ import annotations
@@ -68,16 +68,19 @@ class Model:
 class Reader(threading.Thread):
     """Reads the latest step again and again, through one handle and through new ones."""
 
-    def __init__(self, path: Path, known: dict[int, dict[str, float]]) -> None:
+    def __init__(
+        self, path: Path, known: dict[int, dict[str, float]], writer: cairn.Store | None
+    ) -> None:
         super().__init__()
-        self.path, self.known = path, known
+        self.path, self.known, self.writer = path, known, writer
         self.stop = threading.Event()
         self.reads = 0
         self.error: BaseException | None = None
 
     def run(self) -> None:
         try:
-            with cairn.open(self.path) as store:
+            with cairn.open(self.path) as reader:
+                store = self.writer or reader
                 while not self.stop.is_set():
                     self.read(store)
                     with cairn.open(self.path) as other:
@@ -92,6 +95,9 @@ class Reader(threading.Thread):
         step = steps[-1]
         try:
             state = store.read(step=step, flat=True)
+            assert len(store.keys(step)) == len(state)
+            assert len(store.read_slice("layers.0", [(5, 10)], step=step)) == 5
+            store.diff(steps[0], step)
         except cairn.NotFound:
             return  # deleted, and its grace period has passed
         assert self.known.get(step) in (sums_of(state), None)
@@ -128,7 +134,7 @@ def test_usage_stays_flat(path, tmp_path):
     samples: list[dict[str, float]] = []
     disk: list[int] = []
     with cairn.open(path, mode="a", grace=0.5) as store:
-        readers = [Reader(path, known) for _ in range(2)]
+        readers = [Reader(path, known, writer) for writer in (store, None)]
         for reader in readers:
             reader.start()
         try:

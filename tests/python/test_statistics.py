@@ -6,9 +6,6 @@ import math
 
 import pytest
 import torch
-from ranks import run_on_ranks
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
 
 import cairn
 from cairn import NotFound
@@ -79,12 +76,6 @@ def test_statistics_are_those_of_torch(tmp_path, how):
             store.statistics(2)
 
 
-def test_a_save_without_statistics_has_none(tmp_path):
-    with cairn.open(tmp_path / "store", mode="a") as store:
-        store.save(1, state_of(1))
-        assert store.statistics(1) == {}
-
-
 def test_edits_copies_and_compactions_keep_them(tmp_path):
     state = state_of(2)
     with cairn.open(tmp_path / "store", mode="a", grace=0) as store:
@@ -99,17 +90,3 @@ def test_edits_copies_and_compactions_keep_them(tmp_path):
     with cairn.open(tmp_path / "store") as store, cairn.open(tmp_path / "copy", mode="a") as copy:
         cairn.copy_steps(store, copy)
         assert_statistics(copy.statistics(6)["net"], state["float"])
-
-
-def save_rows(rank: int, path: str) -> None:
-    mesh = init_device_mesh("cpu", (2,))
-    rows = DTensor.from_local(torch.full((4, 1000), float(rank)), mesh, [Shard(0)])
-    with cairn.open(path, mode="a") as store:
-        store.save(1, {"w": rows}, statistics=True)
-        found = store.statistics(1)["w"]
-    assert (found.count, found.min, found.max) == (8000, 0, 1)
-    assert (found.zeros, found.mean) == (4000, 0.5)
-
-
-def test_ranks_record_their_parts(path):
-    run_on_ranks(save_rows, str(path), world_size=2)

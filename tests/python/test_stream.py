@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import threading
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from cairn_testing import assert_same, random_tensor, run_python, stored_files
+from cairn_testing import assert_same, flip_byte, random_tensor, run_python, stored_files
 
 import cairn
 from cairn import Corrupt, Invalid, NotFound
 
 MIB = 1 << 20
-
-
-def flip_byte(file: Path, offset: int) -> None:
-    with open(file, "r+b") as opened:
-        opened.seek(offset)
-        byte = opened.read(1)[0]
-        opened.seek(offset)
-        opened.write(bytes([byte ^ 1]))
 
 
 def sample_state() -> dict:
@@ -150,12 +141,6 @@ def test_closing_the_store_ends_the_iteration(path):
 
     with pytest.raises(Invalid, match="closed"):
         list(iterator)
-
-
-def test_values_alone_are_an_empty_stream(store):
-    store.save(1, {"a": 1})
-
-    assert list(store.stream()) == []
 
 
 def test_writing_and_streaming_take_bounded_memory(path):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import shutil
 import socket
-import tarfile
 
 import pytest
 import torch
@@ -46,57 +43,6 @@ def test_a_second_writer_is_told_who_the_first_is_and_since_when(path, store):
     assert f"process {os.getpid()} on host" in other.stdout
     assert "this process" not in other.stdout and "take over" in other.stdout
     store.save(1, {"v": 1})
-
-
-def copy_files(path, folder):
-    shutil.copytree(path, folder / "backup")
-
-
-def pack_files(path, folder):
-    with tarfile.open(folder / "backup.tar", "w") as archive:
-        archive.add(path, "store")
-    with tarfile.open(folder / "backup.tar") as archive:
-        archive.extractall(folder / "unpacked", filter="data")
-    (folder / "unpacked" / "store").rename(folder / "backup")
-
-
-def digest_files(path, folder):
-    for file in path.rglob("*"):
-        if file.is_file():
-            hashlib.sha256(file.read_bytes())
-
-
-@pytest.mark.parametrize("use", [copy_files, pack_files, digest_files])
-def test_a_backup_by_the_writer_lets_no_second_writer_in(path, store, tmp_path, use):
-    state = {"t": torch.arange(100_000)}
-    store.save(1, state)
-    use(path, tmp_path)
-    refused = run_python(
-        """
-        import sys, cairn
-        for store in sys.argv[1:]:
-            try:
-                cairn.open(store, mode="a").save(100, {"v": "of the second writer"})
-            except cairn.Conflict as error:
-                print("refused")
-        """,
-        path,
-    )
-    assert refused.stdout == "refused\n"
-    store.save(2, state)
-    store.save(3, {"v": 3})
-    store.close()
-    with cairn.open(path, mode="a") as again:
-        assert again.steps() == [1, 2, 3]
-        assert torch.equal(again.read(step=2)["t"], state["t"])
-    if use is not digest_files:
-        with cairn.open(tmp_path / "backup") as backup:
-            assert backup.steps() == [1]
-            assert torch.equal(backup.read()["t"], state["t"])
-        # The writer of the original has closed it; it does not know the copy.
-        with cairn.open(tmp_path / "backup", mode="a", take_over=True) as backup:
-            backup.save(2, {"v": 2})
-            assert backup.steps() == [1, 2]
 
 
 def test_take_over_fences_the_first_writer(path):

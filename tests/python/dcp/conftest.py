@@ -7,7 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from storages import STORAGES, Storage
+from storages import NATIVE, STORAGES, Native, Storage
 from torch.distributed.checkpoint.planner import SavePlanner
 
 
@@ -22,6 +22,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(params=STORAGES, ids=attrgetter("name"))
 def storage(request: pytest.FixtureRequest) -> Storage:
+    return request.param
+
+
+@pytest.fixture(params=[*STORAGES, *NATIVE], ids=attrgetter("name"))
+def any_storage(request: pytest.FixtureRequest) -> Storage | Native:
     return request.param
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from dtensors import sharded
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 Make = Callable[[torch.Tensor], Any]
@@ -38,20 +39,7 @@ def _dtensors() -> Iterator[tuple[str, Make]]:
 
 
 def _on(mesh: DeviceMesh, placements: tuple) -> Make:
-    if isinstance(placements[0], _StridedShard):
-        return lambda whole: _strided(whole, mesh, placements)
-    return lambda whole: distribute_tensor(whole, mesh, placements, src_data_rank=None)
-
-
-def _strided(whole: torch.Tensor, mesh: DeviceMesh, placements: tuple) -> DTensor:
-    """Sharded along the second mesh dimension first, as the strided placement requires."""
-    columns = Shard(0)._split_tensor(whole, mesh.size(1), with_padding=False)[0]
-    column = columns[mesh.get_local_rank(1)]
-    pieces = Shard(0)._split_tensor(column, mesh.size(0), with_padding=False)[0]
-    local = pieces[mesh.get_local_rank(0)].clone()
-    return DTensor.from_local(
-        local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
-    )
+    return lambda whole: sharded(whole, mesh, placements)
 
 
 def _sharded_tensors() -> Iterator[tuple[str, Make]]:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import cairn
 import torch.distributed.checkpoint as dcp
 from cairn.dcp import CairnReader, CairnWriter
 from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter
@@ -41,9 +42,26 @@ class Storage(NamedTuple):
         return {name: value for name, value in options.items() if name != "allow_pickle"}
 
 
+class Native(NamedTuple):
+    """The calls of a store, without dcp."""
+
+    name: str
+    read_once: bool
+
+    def save(self, state: dict, path: Any) -> None:
+        with cairn.open(path, mode="a") as store:
+            store.save(1, state)
+
+    def load(self, state: dict, path: Any) -> dict:
+        with cairn.open(path) as store:
+            store.load(state, read_once=self.read_once)
+        return state
+
+
 FILES = Storage("files", FileSystemWriter, FileSystemReader)
 CAIRN = Storage("cairn", CairnWriter, CairnReader)
 STORAGES = [FILES, CAIRN]
+NATIVE = [Native("native", False), Native("native, read once", True)]
 
 
 def failures_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[int, str]:

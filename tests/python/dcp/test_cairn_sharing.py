@@ -14,7 +14,7 @@ from cairn.dcp import CairnReader, CairnWriter
 from cairn_testing import run_python
 from ranks import run_on_ranks
 from storages import CAIRN, errors_of
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint import DefaultSavePlanner
 
 def test_a_writer_that_still_saves_refuses_another_save(path):
     writing, go_on = threading.Event(), threading.Event()
@@ -142,21 +142,6 @@ def test_bytes_of_a_planner_are_not_unpickled_unasked(path):
     assert isinstance(failures[0], cairn.Invalid)
     assert failures[0].key == "x" and "allow_pickle=True" in str(failures[0])
     assert not hasattr(builtins, "was_run")
-
-
-def test_a_planner_that_takes_bytes_itself_gets_them(path):
-    class Given(DefaultSavePlanner):
-        def transform_object(self, write_item, object):
-            return io.BytesIO(b"seven")
-
-    class Taking(DefaultLoadPlanner):
-        def load_bytes(self, read_item, value):
-            self.original_state_dict[read_item.dest_index.fqn] = value.getvalue()
-
-    CAIRN.save({"x": 7}, path, planner=Given())
-    target = {"x": 0}
-    dcp.load(target, storage_reader=CairnReader(path), planner=Taking())
-    assert target == {"x": b"seven"}
 
 
 def test_a_forked_child_does_not_notice_a_save(path):

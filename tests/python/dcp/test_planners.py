@@ -62,18 +62,6 @@ def test_a_save_planner_converts_tensors(storage, path, planner_type):
     assert_same(got, want)
 
 
-class DoublingValues(DefaultSavePlanner):
-    def transform_object(self, write_item, object):
-        if write_item.index.fqn == "step":
-            object *= 2
-        return super().transform_object(write_item, object)
-
-
-def test_a_save_planner_changes_values(storage, path):
-    storage.save(state_of(21), path, planner=DoublingValues())
-    assert storage.load({"step": 0, "betas": None}, path) == {"step": 42, "betas": (0.9, 0.99)}
-
-
 class OldSignature(DefaultSavePlanner):
     """A planner from before planners received the storage_meta."""
 
@@ -269,6 +257,3 @@ def test_a_load_works_after_one_that_failed(storage, path, where):
     target = blank_state()
     dcp.load(target, storage_reader=reader)
     assert_same(target, state_of(1))
-
-
-# Plan caching -------------------------------------------------------------------------------------

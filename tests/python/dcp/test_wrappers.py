@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from cairn_testing import assert_same
 from ranks import run_on_ranks
-from storages import Storage
+from storages import Native, Storage
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -110,7 +110,7 @@ def local_state(model: nn.Module, optim: torch.optim.Optimizer) -> dict:
     return {"model": model_state, "optim": optim_state, "step": 5}
 
 
-def save_each_and_load_into_all(rank: int, storage: Storage, path) -> int:
+def save_each_and_load_into_all(rank: int, storage: Storage | Native, path) -> int:
     whole = {}
     for wrapper in WRAPPERS:
         model, optim = made(wrapper, seed=1)
@@ -121,6 +121,9 @@ def save_each_and_load_into_all(rank: int, storage: Storage, path) -> int:
         model, optim = made(target, seed=2)
         for wrapper in WRAPPERS:
             state = {**local_state(model, optim), "step": 0}
+            if isinstance(storage, Native):  # refuses the step that FSDP1 gives several parameters
+                for values in state["optim"]["state"].values():
+                    values["step"] = values["step"].clone()
             storage.load(state, path / wrapper)
             assert state["step"] == 5
             set_state_dict(
@@ -140,12 +143,12 @@ def sorted_state(state: object) -> object:
     return [sorted_state(value) for value in state] if isinstance(state, list) else state
 
 
-def test_every_wrapper_loads_what_every_other_saved(storage, path):
-    counts = run_on_ranks(save_each_and_load_into_all, storage, path, timeout=100)
+def test_every_wrapper_loads_what_every_other_saved(any_storage, path):
+    counts = run_on_ranks(save_each_and_load_into_all, any_storage, path)
     assert counts == [len(WRAPPERS) ** 2] * 4
 
 
-def load_onto_meta(rank: int, storage: Storage, path) -> int:
+def load_onto_meta(rank: int, storage: Storage | Native, path) -> int:
     model, optim = made("two dims", seed=1)
     whole = whole_state(model, optim)["model"]
     storage.save({"model": get_model_state_dict(model)}, path)
@@ -166,8 +169,8 @@ def load_onto_meta(rank: int, storage: Storage, path) -> int:
     return count
 
 
-def test_meta_tensors_of_a_target_are_made(storage, path):
-    counts = run_on_ranks(load_onto_meta, storage, path)
+def test_meta_tensors_of_a_target_are_made(any_storage, path):
+    counts = run_on_ranks(load_onto_meta, any_storage, path)
     assert min(counts) > 5
 
 

@@ -54,15 +54,17 @@ class Dcp(GpuTest):
         self._save(state, 2)
         self.assertEqual(sum(f.stat().st_size for f in self.path.rglob("*.seg")), before)
 
-    def test_a_save_follows_the_current_stream(self):
+    def test_saves_and_loads_follow_the_current_stream(self):
         import torch
 
         tensor, new = to_gpu(torch.zeros(MIB)), to_gpu(torch.ones(MIB))
         with machine.busy_stream():
             machine.enqueue_copy(tensor, new)
             self._save({"t": tensor}, 1)
-        target = machine.empty((MIB,), torch.float32)
-        self._load({"t": target})
+        target, zeros = machine.empty((MIB,), torch.float32), to_gpu(torch.zeros(MIB))
+        with machine.busy_stream():
+            machine.enqueue_copy(target, zeros)
+            self._load({"t": target})
         self.assert_same_bits(target, torch.ones(MIB))
 
     def test_async_save_keeps_what_was_there(self):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from device_memory import Memory, blocked, control, empty, fill, to_cuda, to_host
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from device_memory import control, empty, fill, to_cuda, to_host
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import cairn
 from cairn.dcp import CairnReader, CairnWriter
@@ -95,63 +95,6 @@ def test_what_the_base_has_does_not_cross_the_bus(path):
     with cairn.open(path) as store:
         assert torch.equal(store.read(step=3)["large"], values)
         assert not store.diff(1, 2).changes and store.diff(2, 3).changed == ("large",)
-
-
-def test_tensors_that_share_device_memory_are_written_once(path):
-    host = torch.randn(4, 1000)
-    memory = Memory(host.nbytes, 0)
-    control.Poke(memory.address, host.data_ptr(), host.nbytes)
-    whole = memory.tensor(torch.float32, (4, 1000), (1000, 1))
-    row = memory.tensor(torch.float32, (1000,), (1,), offset_bytes=2 * 4000)
-    _save({"whole": whole, "row": row}, path, 1)
-    with cairn.open(path) as store:
-        read = store.read()
-    assert torch.equal(read["whole"], host) and torch.equal(read["row"], host[2])
-    assert read["row"].untyped_storage().data_ptr() == read["whole"].untyped_storage().data_ptr()
-
-
-class _OpensLater:
-    """The planner gives a tensor to the storage while the stream is still busy."""
-
-    def __init__(self, block):
-        super().__init__()
-        self._block = block
-
-    def resolve_data(self, write_item):
-        self._block.open_later(0.2)
-        return super().resolve_data(write_item)
-
-    def resolve_tensor(self, read_item):
-        self._block.open_later(0.2)
-        return super().resolve_tensor(read_item)
-
-
-class _SavePlanner(_OpensLater, DefaultSavePlanner):
-    pass
-
-
-class _LoadPlanner(_OpensLater, DefaultLoadPlanner):
-    pass
-
-
-def test_a_save_follows_the_current_stream(path, streams):
-    tensor, new = to_cuda(torch.zeros(MIB)), to_cuda(torch.ones(MIB))
-    with blocked(streams[0]) as block:
-        streams[0].copy(tensor, new)
-        writer = CairnWriter(path, step=1)
-        dcp.save({"t": tensor}, storage_writer=writer, planner=_SavePlanner(block), no_dist=True)
-    with cairn.open(path) as store:
-        assert bool((store.read()["t"] == 1).all())
-
-
-def test_a_load_follows_the_current_stream(path, streams):
-    _save({"t": torch.ones(MIB)}, path, 1)
-    target, zeros = empty((MIB,)), to_cuda(torch.zeros(MIB))
-    with blocked(streams[0]) as block:
-        streams[0].copy(target, zeros)
-        reader = CairnReader(path)
-        dcp.load({"t": target}, storage_reader=reader, planner=_LoadPlanner(block), no_dist=True)
-    assert bool((to_host(target) == 1).all())
 
 
 def test_a_planner_may_make_tensors_on_the_device(path):

@@ -42,18 +42,6 @@ def test_a_state_on_devices_is_filled_in_place(store, saved):
     assert control.BytesToDevice() >= sum(tensor.nbytes for tensor in saved.values())
 
 
-def test_host_and_device_targets_in_one_load(store, saved):
-    state = {
-        "large": torch.empty(3, MIB),
-        "small": empty((5,)),
-        "matrix": empty((1000, 300), device=1),
-    }
-    store.load(state, strict=False)
-    assert torch.equal(state["large"], saved["large"])
-    assert torch.equal(to_host(state["small"]), saved["small"])
-    assert torch.equal(to_host(state["matrix"]), saved["matrix"])
-
-
 def test_read_makes_tensors_on_the_device(store, saved):
     for device in ("cuda:0", "cuda:1", "cuda"):
         read = store.read(["large", "small", "half", "complex", "empty", "scalar"], device=device)
@@ -76,16 +64,6 @@ def test_a_slice_is_read_into_a_tensor_on_the_device(store, saved):
     assert torch.equal(to_host(out), saved["matrix"][200:300, 10:60])
 
 
-def test_tied_tensors_are_filled_once_and_others_refused(store, saved):
-    target = empty((5,))
-    store.save(2, {"a": saved["small"], "b": saved["small"]})
-    store.load({"a": target, "b": target}, step=2)
-    assert torch.equal(to_host(target), saved["small"])
-    store.save(3, {"a": saved["small"], "b": saved["small"] + 1})
-    with pytest.raises(cairn.Invalid, match="shares its memory"):
-        store.load({"a": target, "b": target}, step=3)
-
-
 def test_damaged_bytes_are_found(store, saved, path):
     segment = max(path.rglob("*.seg"), key=lambda file: file.stat().st_size)
     with segment.open("r+b") as file:
@@ -93,18 +71,6 @@ def test_damaged_bytes_are_found(store, saved, path):
         file.write(b"damage")
     with pytest.raises(cairn.Corrupt):
         store.load({"large": empty((3, MIB))}, strict=False)
-
-
-def test_dcp_fills_tensors_on_the_device(path):
-    import torch.distributed.checkpoint as dcp
-
-    from cairn.dcp import CairnReader, CairnWriter
-
-    values = torch.randn(1000, 30)
-    dcp.save({"t": values}, storage_writer=CairnWriter(path, step=1), no_dist=True)
-    target = empty((1000, 30))
-    dcp.load({"t": target}, storage_reader=CairnReader(path), no_dist=True)
-    assert torch.equal(to_host(target), values)
 
 
 def test_pinned_companions_of_a_state_are_page_locked():

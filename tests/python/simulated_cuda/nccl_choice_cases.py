@@ -199,18 +199,6 @@ def test_a_warning_that_is_an_error_does_not_part_the_ranks(monkeypatch):
         on_ranks(with_connections(body))
 
 
-def test_the_warning_names_the_line_of_the_caller(monkeypatch):
-    choose_as_for_nccl(monkeypatch)
-    lacking_on(1, monkeypatch)
-
-    def body(rank):
-        state_dict.gather_state_dict({"rows": dtensor(values(8), mesh_of(2), Shard(0))})
-
-    with pytest.warns(RuntimeWarning, match="no NCCL") as warned:
-        on_ranks(with_connections(body))
-    assert {one.filename for one in warned if one.category is RuntimeWarning} == {__file__}
-
-
 @pytest.mark.parametrize("mode", ["1", "OFF"])
 def test_calls_in_host_memory_alone_do_not_ask_for_nccl(monkeypatch, mode):
     monkeypatch.setenv("CAIRN_NCCL", mode)

@@ -154,10 +154,6 @@ def test_a_load_that_fails_over_nccl_on_one_rank_ends_on_all(folder):
     on_ranks(body, 4)
 
 
-SHORT = 4.0
-"""Seconds after which ranks that wait for each other give up."""
-
-
 @pytest.mark.parametrize(
     "function, calls",
     [
@@ -172,7 +168,7 @@ def test_a_fault_at_any_call_of_a_load_ends_it_on_all_ranks(folder, function, ca
         with cairn.open(folder, mode="a", timeout=TIMEOUT) as store:
             store.save(1, saved)
         for nth in calls:
-            store = cairn.open(folder, timeout=SHORT)
+            store = cairn.open(folder, timeout=TIMEOUT)
             store.load(target, read_once=True)  # connects
             dist.barrier()
             if rank == 0:

@@ -83,15 +83,15 @@ def part_of(whole: torch.Tensor, mesh: DeviceMesh, placements: tuple) -> torch.T
     return part
 
 
-def dtensor(whole: torch.Tensor, mesh: DeviceMesh, *placements: Any, like: Any = None) -> DTensor:
-    """A DTensor on this rank's device with the values of ``whole``, or of ``like`` if given."""
-    local = to_cuda(part_of(whole if like is None else like, mesh, placements), dist.get_rank())
+def dtensor(whole: torch.Tensor, mesh: DeviceMesh, *placements: Any) -> DTensor:
+    """A DTensor on this rank's device with the values of ``whole``."""
+    local = to_cuda(part_of(whole, mesh, placements), dist.get_rank())
     return DTensor.from_local(
         local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
     )
 
 
-def sharded_tensor(whole: torch.Tensor, like: torch.Tensor | None = None) -> Any:
+def sharded_tensor(whole: torch.Tensor) -> Any:
     """A ShardedTensor with one block of rows per rank, on the rank's device."""
     from torch.distributed._shard.metadata import ShardMetadata
     from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
@@ -108,8 +108,7 @@ def sharded_tensor(whole: torch.Tensor, like: torch.Tensor | None = None) -> Any
         )
         for i in range(size)
     ]
-    values = whole if like is None else like
-    local = to_cuda(values[rank * rows : (rank + 1) * rows].clone(), rank)
+    local = to_cuda(whole[rank * rows : (rank + 1) * rows].clone(), rank)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ShardedTensor._init_from_local_shards_and_global_metadata(
