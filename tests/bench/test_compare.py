@@ -65,9 +65,9 @@ def state():
 @pytest.mark.parametrize(
     "kind, deadline_s, error",
     [
-        (Broken, 20, "RuntimeError: the disk is made of cheese"),
+        (Broken, 300, "RuntimeError: the disk is made of cheese"),
         (Slow, 0.5, "not done after 0.5 s"),
-        (Dead, 20, "its process died, status 768"),
+        (Dead, 300, "its process died, status 768"),
     ],
 )
 def test_a_library_that_fails_is_recorded_as_failed(state, tmp_path, kind, deadline_s, error):
@@ -85,7 +85,7 @@ def test_a_library_that_was_late_is_not_waited_for_again(state, tmp_path):
 
 
 def test_bytes_that_were_not_saved_are_a_failure(state, tmp_path):
-    (record,) = Runner(state, tmp_path, 250).measure(Turn(WORKS["load_cold"], Forgetful, 1))
+    (record,) = Runner(state, tmp_path, 300).measure(Turn(WORKS["load_cold"], Forgetful, 1))
     assert record["error"].startswith("loaded something else than was saved: 'embedding.weight'")
 
 
@@ -110,13 +110,6 @@ def test_states_come_from_a_seed_and_have_the_same_bytes():
     experts.change(experts.every(100)[:1])
     changed = measure.first_difference(experts.tensors, same)
     assert changed == "'experts.00050.weight' has other bytes than were saved"
-
-
-def test_pages_touched_are_those_of_the_tensors():
-    tensors = {str(i): torch.full((n,), 1, dtype=torch.uint8) for i, n in enumerate((1, 9000, 50))}
-    # each page has a byte that is 1, or precedes one that does
-    assert measure.touch_pages(tensors) >= 3
-    assert measure.touch_pages({"empty": torch.empty(0)}) == 0
 
 
 def test_a_chart_has_bars_and_lines(tmp_path):

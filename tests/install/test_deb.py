@@ -40,12 +40,3 @@ def test_an_extracted_program_runs(packages, tmp_path):
     run("dpkg-deb", "--extract", packages["cairn-tools"], tmp_path)
     assert run(tmp_path / "usr/bin/kv-dump", "--version").strip()
     assert "STORE" in run(tmp_path / "usr/bin/kv-admin", "--help")
-
-
-def test_a_consumer_builds_against_the_extracted_package(packages, tmp_path):
-    run("dpkg-deb", "--extract", packages["libcairn-dev"], tmp_path)
-    config = next(tmp_path.rglob("cairnConfig.cmake")).parent
-    project = BUILD.parent / "tests/install/consumer"
-    run("cmake", "-S", project, "-B", tmp_path / "build", "-G", "Ninja", f"-Dcairn_DIR={config}")
-    run("cmake", "--build", tmp_path / "build")
-    assert "read back the same" in run(tmp_path / "build/consumer", tmp_path / "store")

@@ -3,6 +3,7 @@ logits of the models that are filled."""
 
 import pytest
 import torch
+from hf_models import assert_same_states
 
 import cairn
 import cairn.convert
@@ -34,6 +35,12 @@ def tiny(name, **options):
     return getattr(transformers, f"{name}ForCausalLM")(config).eval()
 
 
+def zeroed(model):
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    return model
+
+
 def logits(model):
     with torch.no_grad():
         return model(torch.arange(20)[None] * 3 % 97).logits
@@ -43,12 +50,6 @@ def files_of(model, folder):
     """The tensors that transformers writes for the model."""
     model.save_pretrained(folder)
     return safetensors.load_file(folder / "model.safetensors")
-
-
-def assert_equal(got, want):
-    assert got.keys() == want.keys()
-    for name, tensor in want.items():
-        assert torch.equal(got[name], tensor), name
 
 
 def titan_adapter(module, name, heads, kv_heads, **experts):
@@ -80,12 +81,10 @@ def test_llama_to_native_names_and_back(store, tmp_path):
         query.view(4, 2, 4, 32).transpose(1, 2).reshape(32, 32),
     )
     store.save(2, native)
-    other = tiny("Llama", tie_word_embeddings=False)
-    for parameter in other.parameters():
-        parameter.data.zero_()
+    other = zeroed(tiny("Llama", tie_word_embeddings=False))
     state = other.state_dict()
     store.load(state, step=2, rename=cairn.convert.llama_to_hf(**heads))
-    assert_equal(state, files)
+    assert_same_states(state, files)
     assert torch.equal(logits(other), logits(model))
 
 
@@ -98,10 +97,10 @@ def test_llama_to_torchtitan_equals_its_adapter(store, tmp_path):
 
     native = store.read(rename=rules, flat=True)
 
-    assert_equal(adapter.to_hf(dict(native)), files)
+    assert_same_states(adapter.to_hf(dict(native)), files)
     store.save(2, native)
     back = cairn.convert.llama_to_hf(heads=4, kv_heads=2, native="torchtitan")
-    assert_equal(store.read(step=2, rename=back, flat=True), files)
+    assert_same_states(store.read(step=2, rename=back, flat=True), files)
 
 
 def test_qwen3_to_torchtitan_equals_its_adapter(store, tmp_path):
@@ -112,11 +111,9 @@ def test_qwen3_to_torchtitan_equals_its_adapter(store, tmp_path):
 
     native = store.read(rename=cairn.convert.qwen3_from_hf(), flat=True)
 
-    assert_equal(adapter.to_hf(dict(native)), files)
+    assert_same_states(adapter.to_hf(dict(native)), files)
     store.save(2, native)
-    other = tiny("Qwen3", head_dim=8, tie_word_embeddings=False)
-    for parameter in other.parameters():
-        parameter.data.zero_()
+    other = zeroed(tiny("Qwen3", head_dim=8, tie_word_embeddings=False))
     store.load(other, step=2, rename=cairn.convert.qwen3_to_hf())
     assert torch.equal(logits(other), logits(model))
 
@@ -130,7 +127,7 @@ def test_qwen2_keeps_its_biases(store, tmp_path):
     store.save(2, native)
 
     assert "layers.0.attention.qkv_linear.wq.bias" in native
-    assert_equal(store.read(step=2, rename=cairn.convert.qwen3_to_hf(), flat=True), files)
+    assert_same_states(store.read(step=2, rename=cairn.convert.qwen3_to_hf(), flat=True), files)
 
 
 MOE = {
@@ -162,14 +159,12 @@ def test_experts_are_fused_and_divided_as_transformers_does(store, tmp_path, nam
     store.save(1, files)
     store.save(2, model.state_dict())
 
-    other = tiny(name, tie_word_embeddings=False, **options)
-    for parameter in other.parameters():
-        parameter.data.zero_()
+    other = zeroed(tiny(name, tie_word_embeddings=False, **options))
     store.load(other, step=1, rename=fused)
 
-    assert_equal(other.state_dict(), model.state_dict())
+    assert_same_states(other.state_dict(), model.state_dict())
     assert torch.equal(logits(other), logits(model))
-    assert_equal(store.read(step=2, rename=per_expert, flat=True), files)
+    assert_same_states(store.read(step=2, rename=per_expert, flat=True), files)
 
 
 def test_qwen3_experts_to_torchtitan_equal_its_adapter(store, tmp_path):
@@ -181,6 +176,6 @@ def test_qwen3_experts_to_torchtitan_equal_its_adapter(store, tmp_path):
     native = store.read(rename=cairn.convert.qwen3_from_hf(), flat=True)
 
     assert native["layers.0.moe.routed_experts.inner_experts.w1_EFD"].shape == (12, 16, 32)
-    assert_equal(adapter.to_hf(dict(native)), files)
+    assert_same_states(adapter.to_hf(dict(native)), files)
     store.save(2, native)
-    assert_equal(store.read(step=2, rename=cairn.convert.qwen3_to_hf(), flat=True), files)
+    assert_same_states(store.read(step=2, rename=cairn.convert.qwen3_to_hf(), flat=True), files)

@@ -1,10 +1,7 @@
 """`import cairn` imports none of the libraries that it is integrated with."""
 
-import importlib.util
 import subprocess
 import sys
-
-import pytest
 
 LIBRARIES = (
     "accelerate", "deepspeed", "diffusers", "jax", "megatron", "orbax", "peft",
@@ -12,14 +9,11 @@ LIBRARIES = (
 )
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_cairn_does_not_import(library):
-    if importlib.util.find_spec(library) is None:
-        pytest.skip(f"{library} is not installed")
-    program = f"import sys, cairn; print({library!r} in sys.modules)"
+def test_cairn_imports_none_of_them():
+    program = f"import sys, cairn; print({set(LIBRARIES)} & {{*sys.modules}})"
 
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
 
-    assert done.stdout.strip() == "False"
+    assert done.stdout.strip() == "set()"

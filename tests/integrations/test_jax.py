@@ -443,14 +443,3 @@ def test_a_killed_job_resumes_bit_for_bit(path, tmp_path):
         assert resumed.steps()[-1] == uninterrupted.steps()[-1] == 12
         for a, b in zip(*(jax.tree.leaves(cairn.jax.load(s)) for s in (resumed, uninterrupted))):
             assert bits(a) == bits(b) if hasattr(a, "shape") else a == b
-
-
-def test_the_examples_of_the_page_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    page = Path(__file__).resolve().parents[2] / "docs" / "integrations" / "jax.md"
-    names: dict = {}
-    blocks = page.read_text().split("```python\n")[1:]
-    for block in blocks:
-        exec(block.split("```")[0], names)
-
-    assert len(blocks) == 3 and names["restored"]["step"] == 100

@@ -117,18 +117,12 @@ def test_the_import_takes_bounded_memory(tmp_path):
     with orbax.PyTreeCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "orbax", tree)
     program = """
-import sys, threading, time, cairn, cairn.jax, cairn.jax._orbax, orbax.checkpoint
+import sys, cairn, cairn.jax, cairn.jax._orbax, orbax.checkpoint
 cairn.jax._orbax._GROUP_BYTES = 32 << 20
-resident = lambda: int(open("/proc/self/statm").read().split()[1]) * 4096
-peak = start = resident()
-def watch():
-    global peak
-    while True:
-        peak = max(peak, resident())
-        time.sleep(0.005)
-threading.Thread(target=watch, daemon=True).start()
+peak_kib = lambda: int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
+start = peak_kib()
 cairn.jax.import_orbax(sys.argv[1], sys.argv[2], 1)
-print((peak - start) >> 20)
+print((peak_kib() - start) >> 10)
 """
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "orbax"), str(tmp_path / "store")],

@@ -146,6 +146,9 @@ def test_wrong_files_are_refused(tmp_path):
     (tmp_path / "damaged.ckpt").write_text('{"cairn": 1, "store')
     with pytest.raises(cairn.Corrupt, match="damaged.ckpt"):
         plugin.load_checkpoint(tmp_path / "damaged.ckpt")
+    (tmp_path / "newer.ckpt").write_text('{"cairn": 99, "store": "s", "step": 3}')
+    with pytest.raises(cairn.Invalid, match="newer.ckpt .* use a newer Cairn"):
+        plugin.load_checkpoint(tmp_path / "newer.ckpt")
     with pytest.raises(cairn.Invalid, match="storage_options"):
         plugin.save_checkpoint({}, tmp_path / "a.ckpt", storage_options={})
 

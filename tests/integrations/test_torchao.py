@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -131,18 +130,6 @@ with cairn.open({str(tmp_path / 's')!r}) as store:
     )
 
     assert done.stdout.strip() == "Int8Tensor", done.stderr
-
-
-def test_the_example_of_the_page_runs(tmp_path, monkeypatch):
-    page = Path(__file__).parents[2] / "docs/integrations/torchao.md"
-    example = page.read_text().split("```python\n")[1].split("```")[0]
-    monkeypatch.chdir(tmp_path)
-    names: dict = {}
-
-    exec(compile(example, str(page), "exec"), names)
-
-    assert type(names["weight"]).__name__ == "Int8Tensor"
-    assert torch.is_tensor(names["scale"]["frozen"]["0.weight"]["scale"])
 
 
 # Optimizers

@@ -26,7 +26,7 @@ class LiveServer:
         request = urllib.request.Request(self.url + path + query, headers=headers or {},
                                          method=method)  # fmt: skip
         try:
-            with urllib.request.urlopen(request, timeout=60) as response:
+            with urllib.request.urlopen(request, timeout=250) as response:
                 return response.status, response.headers, response.read()
         except urllib.error.HTTPError as error:
             return error.code, error.headers, error.read()

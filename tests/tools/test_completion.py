@@ -131,9 +131,3 @@ def test_a_shell_completes_verbs_steps_and_keys(shell, two_steps, tmp_path):
         terminal.read_until("run@100")
     finally:
         terminal.close()
-
-
-def test_an_unknown_shell_is_refused(dump):
-    refused = dump("--completion", "tcsh")
-    assert refused.status == 2
-    assert "bash, zsh and fish" in refused.err

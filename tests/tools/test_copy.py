@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import cairn
-from cairn_testing import wait_until
-from tool_programs import BIN_DIR, small_model
+from cairn_testing import assert_same, wait_until
+from tool_programs import BIN_DIR
 
 MIB = 1 << 20
 
@@ -31,26 +31,7 @@ def assert_steps(path, states):
     with cairn.open(path) as store:
         assert store.steps() == sorted(states)
         for step, state in states.items():
-            loaded = store.read(step=step)
-            assert loaded.keys() == state.keys()
-            for name, tensor in state.items():
-                assert torch.equal(loaded[name], tensor), (step, name)
-
-
-def test_pushed_step_is_equal_and_verifies(admin, dump, tmp_path):
-    with cairn.open(tmp_path / "a", mode="a") as store:
-        store.save(7, {"model": small_model(), "epoch": 3})
-    finished = admin("push", tmp_path / "a", tmp_path / "b", "--json")
-    assert finished.status == 0, finished.err
-    (step,) = finished.json()["steps"]
-    assert step["step"] == 7 and step["outcome"] == "copied" and step["copied_segments"] == 1
-    with cairn.open(tmp_path / "a") as a, cairn.open(tmp_path / "b") as b:
-        first, second = a.read(), b.read()
-    assert first["epoch"] == second["epoch"] == 3
-    assert first["model"].keys() == second["model"].keys()
-    for part, tensor in first["model"].items():
-        assert torch.equal(tensor, second["model"][part]), part
-    assert dump("verify", tmp_path / "b").status == 0
+            assert_same(store.read(step=step), state)
 
 
 def test_several_steps_and_the_steps_that_are_there(admin, tmp_path):

@@ -1,58 +1,39 @@
 """kv-admin and torch.distributed.checkpoint: exports are what dcp.save would have written."""
 
 import collections
-import resource
 import shutil
-import signal
 import subprocess
-import time
-import warnings
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from cairn_testing import assert_same, random_tensor, wait_until
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
 import cairn
 from tool_programs import BIN_DIR, peak_memory
 from torch_states import admin, program  # noqa: F401 - fixtures
-from torch_states import bits, every_dtype, plain_values, same
+from torch_states import (
+    every_dtype,
+    exported,
+    imported,
+    into_store,
+    no_room,
+    plain_values,
+    quietly,
+    read,
+    save_dcp,
+)
 
 
-def quietly(function, *arguments, **options):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the warning about a single process
-        return function(*arguments, **options)
-
-
-def save(state, path):
-    quietly(dcp.save, state, storage_writer=dcp.FileSystemWriter(path))
-
-
-def load(path, keys=None):
-    """The state that is in a checkpoint, or a part of it, read from its files alone."""
-    return quietly(_load_state_dict_from_keys, keys, storage_reader=dcp.FileSystemReader(path))
+def load(path):
+    """The state that is in a checkpoint, read from its files alone."""
+    return quietly(_load_state_dict_from_keys, None, storage_reader=dcp.FileSystemReader(path))
 
 
 def metadata_of(path):
     return dcp.FileSystemReader(path).read_metadata()
-
-
-def into_store(store, state, step=1):
-    with cairn.open(store, mode="a") as opened:
-        opened.save(step, state)
-
-
-def read(store, **options):
-    with cairn.open(store) as opened:
-        return opened.read(**options)
-
-
-def export(admin, store, path, *options):
-    finished = admin("export", store, path, *options)
-    assert finished.status == 0, finished.err
-    return finished
 
 
 def listed(folder):
@@ -72,7 +53,7 @@ def nested():
     return {
         "model": {"wte.weight": weight, "head": weight, "t": weight.t(), "row": weight[3]},
         "layers": [
-            bits(torch.bfloat16, (4, 4)),
+            random_tensor(torch.bfloat16, 4, 4),
             {"w": torch.ones(3), "n": 5},
             [torch.zeros(2), "x"],
         ],
@@ -119,9 +100,9 @@ STATES = {
 @pytest.mark.parametrize("kind", STATES)
 def test_a_step_becomes_what_dcp_save_would_write(admin, tmp_path, kind):
     state = STATES[kind]()
-    save(state, tmp_path / "torch")
+    save_dcp(state, tmp_path / "torch")
     into_store(tmp_path / "s", state)
-    finished = export(admin, tmp_path / "s", tmp_path / "ours.dcp")
+    finished = exported(admin, tmp_path / "s", tmp_path / "ours.dcp")
     assert finished.err == ""
 
     assert listed(tmp_path / "ours.dcp") == [".metadata", "__0_0.distcp"]
@@ -134,25 +115,18 @@ def test_a_step_becomes_what_dcp_save_would_write(admin, tmp_path, kind):
     for ours_index in ours.storage_data:
         (their_index,) = (index for index in theirs.storage_data if index == ours_index)
         assert vars(ours_index) == vars(their_index)
-    assert same(load(tmp_path / "ours.dcp"), load(tmp_path / "torch"))
-
-
-@pytest.mark.parametrize("kind", STATES)
-def test_and_is_imported_again_as_one_of_torch(admin, tmp_path, kind):
-    state = STATES[kind]()
-    save(state, tmp_path / "torch")
-    into_store(tmp_path / "s", state)
-    export(admin, tmp_path / "s", tmp_path / "ours.dcp")
+    assert_same(load(tmp_path / "ours.dcp"), load(tmp_path / "torch"))
+    # And it is imported again as one of torch.
     for name in ("torch", "ours.dcp"):
-        finished = admin("import", tmp_path / f"of {name}", "--step", 1, tmp_path / name)
-        assert finished.status == 0 and "warning" not in finished.err
-    assert same(read(tmp_path / "of ours.dcp"), read(tmp_path / "of torch"))
+        again = imported(admin, tmp_path / f"of {name}", tmp_path / name)
+        assert "warning" not in again.err
+    assert_same(read(tmp_path / "of ours.dcp"), read(tmp_path / "of torch"))
 
 
 def test_items_are_adjacent_and_each_is_a_torch_save_file(admin, tmp_path):
     state = nested()
     into_store(tmp_path / "s", state)
-    export(admin, tmp_path / "s", tmp_path / "o.dcp")
+    exported(admin, tmp_path / "s", tmp_path / "o.dcp")
     metadata = metadata_of(tmp_path / "o.dcp")
     raw = (tmp_path / "o.dcp" / "__0_0.distcp").read_bytes()
     places = sorted(metadata.storage_data.items(), key=lambda item: item[1].offset)
@@ -173,8 +147,8 @@ def test_several_files_of_a_bounded_size(admin, tmp_path):
     state = {f"w{i}": torch.full((256,), float(i)) for i in range(10)}
     state.update(big=torch.arange(5000.0), n=3)
     into_store(tmp_path / "s", state)
-    finished = export(admin, tmp_path / "s", tmp_path / "o.dcp", "--shard-size", 4096)
-    assert same(load(tmp_path / "o.dcp"), state)
+    finished = exported(admin, tmp_path / "s", tmp_path / "o.dcp", "--shard-size", 4096)
+    assert_same(load(tmp_path / "o.dcp"), state)
     files = sorted((tmp_path / "o.dcp").glob("*.distcp"))
     assert [path.name for path in files] == [f"__0_{n}.distcp" for n in range(4)]
     assert all(str(path) in finished.out for path in files) and ".metadata" in finished.out
@@ -183,8 +157,8 @@ def test_several_files_of_a_bounded_size(admin, tmp_path):
         if index.offset is not None:
             held[place.relative_path] += state[index.fqn].nbytes
     assert sorted(held.values()) == [2048, 4096, 4096, 20000]
-    assert admin("import", tmp_path / "t", "--step", 1, tmp_path / "o.dcp").status == 0
-    assert same(read(tmp_path / "t"), state)
+    imported(admin, tmp_path / "t", tmp_path / "o.dcp")
+    assert_same(read(tmp_path / "t"), state)
 
 
 def test_tensors_that_share_memory_are_items_of_their_own(admin, tmp_path):
@@ -196,8 +170,8 @@ def test_tensors_that_share_memory_are_items_of_their_own(admin, tmp_path):
         "ints": big.view(torch.int32)[2:5],
     }
     into_store(tmp_path / "s", state)
-    export(admin, tmp_path / "s", tmp_path / "o.dcp")
-    assert same(load(tmp_path / "o.dcp"), state)
+    exported(admin, tmp_path / "s", tmp_path / "o.dcp")
+    assert_same(load(tmp_path / "o.dcp"), state)
     # Only the elements, not the memory that they are part of.
     assert (tmp_path / "o.dcp" / "__0_0.distcp").stat().st_size < 20_000
 
@@ -206,9 +180,9 @@ def test_tensors_in_a_tuple_share_their_storage_again(admin, tmp_path):
     weight = torch.randn(4, 4)
     state = {"pair": (weight, weight.t()), "alone": weight}
     into_store(tmp_path / "s", state)
-    export(admin, tmp_path / "s", tmp_path / "o.dcp")
+    exported(admin, tmp_path / "s", tmp_path / "o.dcp")
     loaded = load(tmp_path / "o.dcp")
-    assert same(loaded, state)
+    assert_same(loaded, state)
     first, second = loaded["pair"]
     assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
 
@@ -217,11 +191,11 @@ def test_patterns_choose(program, tmp_path):
     state = nested()
     into_store(tmp_path / "s", state)
     words = ("model", "layers", "!model.row", "!layers.0")
-    export(program, tmp_path / "s", tmp_path / "o.dcp", *words)
+    exported(program, tmp_path / "s", tmp_path / "o.dcp", *words)
     # A list that lost elements becomes a dict by index in a step, and by string keys in DCP.
     layers = {"1": state["layers"][1], "2": state["layers"][2]}
     model = {key: value for key, value in state["model"].items() if key != "row"}
-    assert same(load(tmp_path / "o.dcp"), {"model": model, "layers": layers})
+    assert_same(load(tmp_path / "o.dcp"), {"model": model, "layers": layers})
     finished = program("export", tmp_path / "s", tmp_path / "none.dcp", "absent")
     assert finished.status == 2 and "no tensor matches" in finished.err
     assert not (tmp_path / "none.dcp").exists()
@@ -229,13 +203,13 @@ def test_patterns_choose(program, tmp_path):
 
 def test_the_format_is_chosen_by_name_or_option(program, tmp_path):
     into_store(tmp_path / "s", {"a": torch.ones(2)})
-    export(program, tmp_path / "s", tmp_path / "deep" / "step-1", "--format", "dcp")
-    assert same(load(tmp_path / "deep" / "step-1"), {"a": torch.ones(2)})
-    export(program, tmp_path / "s", f"{tmp_path}/slash.dcp/")
-    assert same(load(tmp_path / "slash.dcp"), {"a": torch.ones(2)})
-    export(program, tmp_path / "s", tmp_path / "file.dcp", "--format", "torch")
-    assert same(torch.load(tmp_path / "file.dcp", weights_only=True), {"a": torch.ones(2)})
-    export(program, tmp_path / "s", tmp_path / "flat.dcp", "--format", "safetensors")
+    exported(program, tmp_path / "s", tmp_path / "deep" / "step-1", "--format", "dcp")
+    assert_same(load(tmp_path / "deep" / "step-1"), {"a": torch.ones(2)})
+    exported(program, tmp_path / "s", f"{tmp_path}/slash.dcp/")
+    assert_same(load(tmp_path / "slash.dcp"), {"a": torch.ones(2)})
+    exported(program, tmp_path / "s", tmp_path / "file.dcp", "--format", "torch")
+    assert_same(torch.load(tmp_path / "file.dcp", weights_only=True), {"a": torch.ones(2)})
+    exported(program, tmp_path / "s", tmp_path / "flat.dcp", "--format", "safetensors")
     assert listed(tmp_path / "flat.dcp") == ["model.safetensors"]
     finished = program("export", tmp_path / "s", tmp_path / "x", "--format", "zarr")
     assert finished.status == 2 and "zarr" in finished.err and not (tmp_path / "x").exists()
@@ -244,7 +218,7 @@ def test_the_format_is_chosen_by_name_or_option(program, tmp_path):
 def test_the_same_step_gives_the_same_bytes(admin, tmp_path):
     into_store(tmp_path / "s", nested())
     for name in ("a.dcp", "b.dcp"):
-        export(admin, tmp_path / "s", tmp_path / name)
+        exported(admin, tmp_path / "s", tmp_path / name)
     for name in listed(tmp_path / "a.dcp"):
         assert (tmp_path / "a.dcp" / name).read_bytes() == (tmp_path / "b.dcp" / name).read_bytes()
 
@@ -252,7 +226,7 @@ def test_the_same_step_gives_the_same_bytes(admin, tmp_path):
 def test_a_directory_that_holds_something_is_refused(program, tmp_path):
     into_store(tmp_path / "s", {"a": torch.ones(2)})
     (tmp_path / "o.dcp").mkdir()
-    export(program, tmp_path / "s", tmp_path / "o.dcp")  # an empty directory is accepted
+    exported(program, tmp_path / "s", tmp_path / "o.dcp")  # an empty directory is accepted
     before = {name: (tmp_path / "o.dcp" / name).read_bytes() for name in listed(tmp_path / "o.dcp")}
     finished = program("export", tmp_path / "s", tmp_path / "o.dcp")
     assert finished.status == 2 and "--overwrite" in finished.err
@@ -264,72 +238,57 @@ def test_a_directory_that_holds_something_is_refused(program, tmp_path):
 
 
 def test_overwrite_replaces_the_checkpoint_and_nothing_else(admin, tmp_path):
-    save({"old": torch.ones(3)}, tmp_path / "o.dcp")
+    save_dcp({"old": torch.ones(3)}, tmp_path / "o.dcp")
     (tmp_path / "o.dcp" / "__3_0.distcp").write_bytes(b"of another rank")
     (tmp_path / "o.dcp" / "notes.txt").write_text("kept")
     into_store(tmp_path / "s", {"new": torch.zeros(2)})
-    export(admin, tmp_path / "s", tmp_path / "o.dcp", "--overwrite")
-    assert same(load(tmp_path / "o.dcp"), {"new": torch.zeros(2)})
+    exported(admin, tmp_path / "s", tmp_path / "o.dcp", "--overwrite")
+    assert_same(load(tmp_path / "o.dcp"), {"new": torch.zeros(2)})
     # A file of the old checkpoint is never overwritten; it is removed after it has been replaced.
     assert listed(tmp_path / "o.dcp") == [".metadata", "__0_1.distcp", "notes.txt"]
-    export(admin, tmp_path / "s", tmp_path / "o.dcp", "--overwrite")
+    exported(admin, tmp_path / "s", tmp_path / "o.dcp", "--overwrite")
     assert listed(tmp_path / "o.dcp") == [".metadata", "__0_0.distcp", "notes.txt"]
-    assert same(load(tmp_path / "o.dcp"), {"new": torch.zeros(2)})
-
-
-def at_most_one_mebibyte_a_file():
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    assert_same(load(tmp_path / "o.dcp"), {"new": torch.zeros(2)})
 
 
 @pytest.mark.parametrize("shard_size", ["5GB", "512KiB"])
 def test_an_export_that_runs_out_of_room_leaves_nothing(admin, tmp_path, shard_size):
     state = {f"a{i}": torch.ones(100_000) for i in range(3)}
     into_store(tmp_path / "s", {**state, "big": torch.ones(1 << 20)})
-    limits = {"preexec_fn": at_most_one_mebibyte_a_file}
+    limits = {"preexec_fn": no_room}
     target = tmp_path / "new" / "o.dcp"
     finished = admin("export", tmp_path / "s", target, "--shard-size", shard_size, **limits)
     assert finished.status == 2 and "cannot write" in finished.err
     assert not (tmp_path / "new").exists()
 
-    save({"old": torch.ones(3)}, target)
+    save_dcp({"old": torch.ones(3)}, target)
     before = listed(target)
     options = ("--shard-size", shard_size, "--overwrite")
     assert admin("export", tmp_path / "s", target, *options, **limits).status == 2
     assert listed(target) == before
-    assert same(load(target), {"old": torch.ones(3)})
+    assert_same(load(target), {"old": torch.ones(3)})
 
 
 def test_an_export_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(admin, tmp_path):
     old, new = {"old": torch.ones(3)}, {f"w{i}": torch.full((1 << 20,), float(i)) for i in range(8)}
     into_store(tmp_path / "s", new)
     target = tmp_path / "o.dcp"
-    words = [
-        BIN_DIR / "kv-admin",
-        "export",
-        tmp_path / "s",
-        target,
-        "--overwrite",
-        "--shard-size",
-        "4MB",
-    ]
-    for round_number in range(0, 10, 2):  # each starts Python
+    words = "export", tmp_path / "s", target, "--overwrite", "--shard-size", "4MB"
+    for count in range(2, 12, 2):  # each starts Python
         shutil.rmtree(target, ignore_errors=True)
-        save(old, target)
-        process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+        save_dcp(old, target)
+        process = subprocess.Popen([BIN_DIR / "kv-admin", *words], stdout=subprocess.DEVNULL)
         # It is killed as soon as it has created that many files.
-        deadline = time.monotonic() + 240
-        while process.poll() is None and len(listed(target)) < 2 + round_number:
-            assert time.monotonic() < deadline
+        wait_until(lambda: process.poll() is not None or len(listed(target)) >= count)
         process.kill()
-        process.wait(60)
+        process.wait()
         loaded = load(target)
-        assert same(loaded, old) or same(loaded, new)
+        assert_same(loaded, old if "old" in loaded else new)
     for leftover in ("__0_77.distcp.123.tmp", ".metadata.123.tmp", "__0_99.distcp"):
         (target / leftover).write_bytes(b"half")
     (target / "mine.tmp").write_bytes(b"kept")
-    export(admin, tmp_path / "s", target, "--overwrite")
-    assert same(load(target), new)
+    exported(admin, tmp_path / "s", target, "--overwrite")
+    assert_same(load(target), new)
     places = metadata_of(target).storage_data.values()
     assert set(listed(target)) == {
         ".metadata",
@@ -343,17 +302,19 @@ def test_more_bytes_than_memory(tmp_path):
     into_store(tmp_path / "s", state)
     target = tmp_path / "o.dcp"
     assert peak_memory("export", tmp_path / "s", target) < 300 << 20  # 320 MiB of tensors
-    assert same(load(target), state)
+    assert_same(load(target), state)
     shutil.rmtree(tmp_path)  # pytest would keep it
 
 
-def test_numpy_arrays_become_tensors_with_a_warning(admin, tmp_path):
+@pytest.mark.parametrize("suffix", ["dcp", "pt"])
+def test_numpy_arrays_become_tensors_with_a_warning(admin, tmp_path, suffix):
     numpy = pytest.importorskip("numpy")
     into_store(tmp_path / "s", {"array": numpy.arange(3.0), "list": [numpy.float32(2.5)]})
-    finished = export(admin, tmp_path / "s", tmp_path / "o.dcp")
+    finished = exported(admin, tmp_path / "s", tmp_path / f"o.{suffix}")
     assert "2 numpy arrays became torch tensors" in finished.err
+    found = load(tmp_path / "o.dcp") if suffix == "dcp" else torch.load(tmp_path / "o.pt")
     array = torch.arange(3.0, dtype=torch.float64)
-    assert same(load(tmp_path / "o.dcp"), {"array": array, "list": [torch.tensor(2.5)]})
+    assert_same(found, {"array": array, "list": [torch.tensor(2.5)]})
 
 
 def refused(admin, tmp_path, *words):
@@ -368,8 +329,8 @@ def test_pickled_objects_are_refused_by_name(admin, tmp_path):
     with cairn.open(tmp_path / "s", mode="a") as store:
         store.save(1, {"a": torch.ones(2), "n": {"set": {1, 2}}}, allow_pickle=True)
     refused(admin, tmp_path, "pickled", "n.set")
-    export(admin, tmp_path / "s", tmp_path / "o.dcp", "!n.set")
-    assert same(load(tmp_path / "o.dcp"), {"a": torch.ones(2)})
+    exported(admin, tmp_path / "s", tmp_path / "o.dcp", "!n.set")
+    assert_same(load(tmp_path / "o.dcp"), {"a": torch.ones(2)})
 
 
 def test_long_ints_are_refused_by_name(admin, tmp_path):
@@ -380,12 +341,12 @@ def test_long_ints_are_refused_by_name(admin, tmp_path):
 def test_two_values_of_one_flat_key_are_refused_as_dcp_does(admin, tmp_path):
     state = {"a": {"b": [1, 2]}, "a.b": 3, "w": torch.ones(1)}
     with pytest.raises(CheckpointException, match="duplicated flatten key a.b"):
-        save(state, tmp_path / "d")
+        save_dcp(state, tmp_path / "d")
     into_store(tmp_path / "s", state)
     refused(admin, tmp_path, "two values", "a.b")
 
 
 def test_a_step_that_is_not_a_dict_is_refused(admin, tmp_path):
     torch.save([torch.ones(2)], tmp_path / "in.pt")
-    assert admin("import", tmp_path / "s", "--step", 1, tmp_path / "in.pt").status == 0
+    imported(admin, tmp_path / "s", tmp_path / "in.pt")
     refused(admin, tmp_path, "dict")

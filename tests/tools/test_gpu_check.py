@@ -34,7 +34,7 @@ def packed(tmp_path, monkeypatch):
             (tmp_path / name).write_text(text)
             (tmp_path / name).chmod(0o755)
         done = subprocess.run([tmp_path / SCRIPT.name, "run", "tests"], capture_output=True,
-                              text=True, timeout=120, check=False)
+                              text=True, check=False)
         return done.returncode, done.stdout.splitlines()
 
     return run

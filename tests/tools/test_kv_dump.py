@@ -73,26 +73,12 @@ def test_history_lists_the_steps_at_which_a_key_changed(dump, five_steps):
         (1, "added", 5 * chunk), (2, "changed", chunk), (4, "changed", 3 * chunk),
         (5, "changed", 2 * chunk),
     ]
-    assert history(dump, five_steps, "tied") == [
-        (1, "added", 5 * chunk), (2, "changed", chunk), (4, "changed", 3 * chunk),
-        (5, "removed", 5 * chunk),
-    ]
-    assert history(dump, five_steps, "frozen") == [
-        (1, "added", 12), (4, "changed", 24), (5, "removed", 24),
-    ]
     assert history(dump, five_steps, "late") == [(3, "added", 12), (4, "removed", 12)]
     lines = dump("history", five_steps, "lr").out.splitlines()
     assert lines[0].split() == ["STEP", "SAVED", "CHANGE", "BYTES", "OF", "DETAIL"]
     assert [line.split()[0] for line in lines[1:]] == ["1", "3", "4"]
     assert "0.1 -> 0.05" in lines[2]
     assert "dtype float32 -> float64" in dump("history", five_steps, "frozen").out
-
-
-def test_history_of_a_key_that_no_step_has(dump, five_steps):
-    failed = dump("history", five_steps, "weihgt")
-    assert failed.status == 2
-    assert "weihgt" in failed.err and "weight" in failed.err
-    assert dump("history", f"{five_steps}@3", "weight").status == 2
 
 
 def test_space_adds_up_the_parts_of_a_state(dump, tmp_path):
@@ -314,17 +300,11 @@ def test_slices_are_those_of_python(dump, two_steps, parts, count):
     assert shown["statistics"]["count"] == expected.size
 
 
-@pytest.mark.parametrize("text", ["9", "a", "0:1:2", "0,0,0,0", ":::", "1,,2"])
+@pytest.mark.parametrize("text", ["a", "0,0,0,0", ":::", "1,,2"])
 def test_bad_slices_are_refused_in_one_line(dump, two_steps, text):
     finished = dump("show", two_steps, "model.layers.10.w", "--slice", text)
     assert finished.status == 2
     assert "slice" in finished.err
-
-
-def test_show_of_a_module_names_the_keys_below_it(dump, two_steps):
-    finished = dump("show", two_steps, "model.layers")
-    assert finished.status == 2
-    assert "2 keys below it" in finished.err
 
 
 def test_show_counts_the_keys_of_a_module_up_to_a_limit(dump, tmp_path):
@@ -384,10 +364,6 @@ def test_diff_of_equal_steps_exits_0(dump, two_steps):
     assert dump("diff", f"{two_steps}@100", "@200", "model.layers").status == 0
 
 
-def test_diff_of_two_stores_is_refused(dump, two_steps, tmp_path):
-    assert dump("diff", f"{two_steps}@100", f"{tmp_path}@100").status == 2
-
-
 def test_verify_of_a_healthy_store_exits_0(dump, two_steps):
     finished = dump("verify", two_steps, "--json")
     assert finished.status == 0, finished.out
@@ -412,16 +388,6 @@ def test_every_verb_prints_one_json_document(dump, two_steps):
         assert isinstance(dump("--json", *words).json(), dict), words
 
 
-def test_reading_changes_nothing(dump, two_steps):
-    def state():
-        return {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in two_steps.rglob("*")}
-
-    before = state()
-    for words in [(two_steps,), ("verify", two_steps), ("chunks", two_steps)]:
-        dump(*words)
-    assert state() == before
-
-
 @pytest.mark.parametrize(
     "words",
     [(), ("nonsense-store",), ("keys",), ("keys", "s", "--wrong"), ("show", "s"), ("diff", "s@1")],
@@ -432,34 +398,17 @@ def test_wrong_calls_exit_2_with_one_line(dump, tmp_path, words):
     assert finished.out == ""
 
 
-def test_a_mistyped_verb_is_named(dump, two_steps):
-    finished = dump("setps", two_steps)
-    assert finished.status == 2
-    assert "'setps' is not a verb" in finished.err
-
-
-def test_missing_step_and_pattern_errors_name_them(dump, two_steps):
-    finished = dump("keys", f"{two_steps}@150")
-    assert finished.status == 2 and "150" in finished.err
-    finished = dump("keys", two_steps, "model.[a")
-    assert finished.status == 2 and "[a" in finished.err
-
-
 def test_a_closed_pipe_is_not_an_error(two_steps):
     shell = f"'{BIN_DIR}/kv-dump' chunks '{two_steps}' | head -1"
-    process = subprocess.run(["bash", "-c", shell], capture_output=True, timeout=60)
+    process = subprocess.run(["bash", "-c", shell], capture_output=True)
     assert process.stderr == b""
     assert process.stdout.startswith(b"FQN")
 
 
 def test_a_full_output_device_is_an_error(two_steps):
     with open("/dev/full", "wb") as full:
-        process = subprocess.run(
-            [BIN_DIR / "kv-dump", "keys", two_steps],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            timeout=60,
-        )
+        words = [BIN_DIR / "kv-dump", "keys", two_steps]
+        process = subprocess.run(words, stdout=full, stderr=subprocess.PIPE)
     assert process.returncode == 2
     assert b"standard output" in process.stderr
 

@@ -221,7 +221,7 @@ def test_the_page_follows_a_running_job(browser, tmp_path):
         assert "1 to 8" in text_of(browser, "#facts")
 
 
-@pytest.mark.parametrize("width", [320, 400, 1280])
+@pytest.mark.parametrize("width", [320, 400, 1280, 1600])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_live_view_fits_windows_and_color_schemes(browser, server, width, scheme):
     open_view(browser, server, UP)

@@ -58,15 +58,12 @@ def test_weights_and_overwrite(path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["{p}@100"], "two steps"),
-        (["{p}"], "names no step"),
         (["{p}@100", "{p}2@200"], "several stores"),
         (["{p}@{{100..300}}"], "101"),
         (["{p}@{{100..300..0}}"], "range"),
         (["{p}@{{100..}}"], "range"),
         (["{p}@{{0..1000000000000}}"], "more than 100000 steps"),
         (["{p}@{{100,none}}"], "none"),
-        (["{p}@{{100,200}}", "--weights", "1"], "1 weights for 2 steps"),
         (["{p}@{{100,200}}", "--weights", "1,x"], "--weights"),
         (["{p}@{{100,200}}", "--weights", "1,"], "--weights"),
         (["{p}@{{100,200}}", "--weights", "0,0"], "sum"),

@@ -2,21 +2,20 @@
 
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
 import tempfile
-import time
 
 import pytest
 import torch
+from cairn_testing import wait_until
 from safetensors.torch import save_file
 
-from next_step_cases import CHANGES, COMMAND_LINES, DAMAGE, PATHS, STEPS_AND_KEYS
 from tool_programs import BIN_DIR, Finished
-
-CASES = [*COMMAND_LINES, *PATHS, *STEPS_AND_KEYS, *CHANGES, *DAMAGE]
 
 # Only what the test itself sets: credentials and services of this machine must not be found.
 ENVIRONMENT = {
@@ -32,10 +31,15 @@ def run_line(line, folder):
     """Runs a command line in the shell, as a user would. In errors, addresses are absolute; here
     they are relative to the folder."""
     process = subprocess.run(
-        ["bash", "-c", line], cwd=folder, env=ENVIRONMENT, capture_output=True, timeout=120
+        ["bash", "-c", line], cwd=folder, env=ENVIRONMENT, capture_output=True
     )
     errors = process.stderr.replace(f"{folder}/".encode(), b"")
     return Finished(process.returncode, process.stdout.decode(), errors.decode())
+
+
+def must_run(line, folder):
+    finished = run_line(line, folder)
+    assert finished.status == 0, (line, finished.out, finished.err)
 
 
 def tensors(scale):
@@ -52,7 +56,6 @@ def prepare_folder(folder):
     for name, scale in (("model", 1.0), ("second", 2.0)):
         save_file(tensors(scale), folder / f"{name}.safetensors", metadata={"format": "pt"})
     shutil.copy(folder / "model.safetensors", folder / "backup.safetensors")
-    torch.save(tensors(1.0), folder / "model.pt")
     (folder / "text.txt").write_text("not a checkpoint")
     (folder / "empty").mkdir()
     (folder / "weights").mkdir()
@@ -65,13 +68,11 @@ def prepare_folder(folder):
         "kv-admin import store --step 100 model.safetensors",
         "kv-admin import store --step 200 second.safetensors --tag best",
         "kv-admin mirror store copy",
-        "kv-admin export store@100 model.dcp",
         "mkdir runs && kv-admin push store runs/gpt",
         "mkdir 's p a c e' hidden && kv-admin push store 's p a c e/store'",
         "kv-admin import hidden/other --step 100 second.safetensors && mv hidden/other other",
     ):
-        finished = run_line(line, folder)
-        assert finished.status == 0, (line, finished.err)
+        must_run(line, folder)
     (folder / "hidden").rmdir()
 
 
@@ -88,39 +89,209 @@ def folder(prepared, tmp_path):
     return shutil.copytree(prepared, tmp_path / "work", symlinks=True)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.line[:60])
-def test_each_error_names_what_where_and_the_next_thing_to_try(case, folder):
-    if case.damage is not None:
-        case.damage(folder)
+def flip(path, at):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0xFF
+    path.write_bytes(data)
 
-    failed = run_line(case.line, folder)
 
+def newest(folder):
+    """The table or segment that the last save has written."""
+    return max(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
+def damage_payload(folder):
+    segment = newest(folder / "store/segments")
+    flip(segment, segment.read_bytes().index(struct.pack("<4f", 0, 2, 4, 6)))  # norm of step 200
+
+
+def remove_segment(folder):
+    newest(folder / "store/segments").unlink()
+
+
+def damage_table(folder):
+    table = newest(folder / "store/tables")
+    table.write_bytes(bytes(table.stat().st_size))
+
+
+def damage_root(folder):
+    flip(min((folder / "store/roots").iterdir()), 60)  # the newest is the first by name
+
+
+def remove_roots(folder):
+    for root in (folder / "store/roots").iterdir():
+        root.unlink()
+
+
+def damage_identity(folder):
+    flip(folder / "store/CAIRN", 20)
+
+
+def cut_file(folder):
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:-1])
+
+
+def delete_all_steps(folder):
+    must_run("kv-admin push store new && kv-admin delete new 200", folder)
+
+
+# A command line in which {WRONG|RIGHT} fails with the first word and succeeds with the second, or
+# that always fails; and what the message names: what is wrong, where, and what to try next.
+REFUSED = [
+    ("kv-dump{| --help}", "a verb is missing", "run kv-dump --help to list the verbs"),
+    ("kv-dump {stesp|steps} store", "'stesp' is not a verb", "did you mean steps?"),
+    ("kv-admin frobnicate", "'frobnicate' is not a verb", "the verbs are import, export, delete"),
+    ("kv-dump {--verison|--version}", "no option '--verison'", "did you mean --version?"),
+    ("kv-dump steps store{ more|}", "'more' is one argument too many", "write kv-dump steps STORE"),
+    ("kv-dump show store{| norm}", "FQN is missing", "write kv-dump show STORE[@STEP] FQN"),
+    ("kv-admin import store {|--step 7 }model.safetensors", "--step is missing",
+     "write kv-admin import STORE --step N FILE..."),
+    ("kv-dump space store --depth {x|100}", "--depth: 'x' is not a whole number",
+     "write one such as 100"),
+    ("kv-admin export store out.dcp --format {dpc|dcp}", "--format: 'dpc'", "not accepted",
+     "did you mean dcp?"),
+    ("kv-dump --completion {tcsh|fish}", "--completion", "no completion for 'tcsh'",
+     "the shells are bash, zsh and fish"),
+    ("kv-dump steps {stroe|store}", "there is no store here", "file stroe", "did you mean store?"),
+    ("kv-dump {nothing-like-it|store}", "there is no store here", "file nothing-like-it",
+     "in that directory: copy, other, store"),
+    ("kv-dump {runs|runs/gpt}", "not a Cairn store", "file runs",
+     "the stores in that directory: runs/gpt"),
+    ("kv-dump {store/segments|store}", "not a Cairn store", "file store/segments",
+     "did you mean store?"),
+    ("{kv-dump|kv-admin import new --step 7} model.safetensors", "a file and not a Cairn store",
+     "file model.safetensors", "STORE --step N model.safetensors"),
+    ("{kv-dump shards|kv-admin import new --step 7 shards/*.safetensors}", "not a Cairn store",
+     "file shards", "STORE --step N shards/*.safetensors"),
+    ("kv-dump 's p a c {e/stor'|e/store'}", "there is no store here", "file s p a c e/stor",
+     "did you mean 's p a c e/store'?"),
+    ("kv-dump steps s3:/bucket", 'the address "s3:/bucket"', "the form s3://BUCKET/PREFIX"),
+    ("kv-dump steps s3://bucket/runs", "found no credentials", "s3://bucket/runs/CAIRN",
+     "set them, or choose a profile with AWS_PROFILE"),
+    ("kv-dump steps {memory:run|store}", "'memory:run' is a store in the memory of one process",
+     "give the address of a directory or a bucket"),
+    ("kv-admin import store --step 7 {modle.safetensors|model.safetensors}", "cannot open the file",
+     "file modle.safetensors", "did you mean model.safetensors?"),
+    ("kv-admin import store --step 7 weights{| --format hf}", "without .metadata", "file weights",
+     "STORE --step N weights --format hf"),
+    ("kv-admin import store --step 7 model.safetensors{ --format hf|}", "the directory of a model",
+     "file model.safetensors", "omit --format to import it"),
+    ("kv-admin check-storage text.txt", "Not a directory", "file text.txt/cairn-check",
+     "text.txt is a file and not a directory"),
+    ("kv-dump {keys store@101|steps store}", "no such step; the store has 100, 200", "step 101",
+     "kv-dump steps store lists all steps"),
+    ("kv-dump keys {store@|store}", "'' is neither a step nor a tag",
+     "only STORE for the latest step"),
+    ("kv-dump keys {store@bets|store@best}", "no step has the tag 'bets'", "file store",
+     "the store has best"),
+    ("kv-dump steps {store@100|store}", "steps takes a store without a step", "omit @100"),
+    ("kv-dump show store {nrom|norm}", "step 200 has no such key", "did you mean norm?"),
+    ("kv-dump {show store|keys store@200} layers", "no such key, but 2 keys below it",
+     "see kv-dump keys store@200 layers"),
+    ("kv-dump history store {layers.0.wieght|layers.0.weight}", "no such tensor", "step 200",
+     "similar keys: layers.0.weight, layers.1.weight"),
+    ("kv-dump keys store {'a['|'a?'}", "pattern 'a['", "without its ']'",
+     "write '?' for the character itself"),
+    ("kv-dump show store norm --slice {9|-4}", "slice '9': out of range", "size 4",
+     "write an index from -4 to 3"),
+    ("kv-dump show store norm --slice {::2|0:2}", "only a step of 1", "write BEGIN:END"),
+    ("{kv-dump diff store@100 copy@200|kv-admin push copy store}", "store and copy are two stores",
+     "with kv-admin push copy store"),
+    ("kv-admin import store --step 100 model.safetensors{| --overwrite}", "already exists",
+     "step 100", "--overwrite replaces it"),
+    ("kv-admin export store out --format {hf|safetensors}", "add cairn.hf.describe(model)",
+     "'__weights__'", "--format safetensors exports any step"),
+    ("kv-admin export store out.safetensors --shard-size {x|512M}", "'x' is not a size",
+     "write 65536, 512M, 1.5GiB or 5GB"),
+    ("kv-admin compact {store@100|store}", "concerns all steps", "write store without a step"),
+    ("kv-admin prune store{| --keep-last 3}", "the store has no policy",
+     "for example with --keep-last 3"),
+    ("kv-admin prune {store@100|store} --keep-last 3", "prune chooses among all steps",
+     "write store without a step"),
+    ("kv-admin prune store --keep-best {loss|loss:1}", "'loss' does not name the best steps",
+     "write METRIC:N"),
+    ("kv-admin policy store {--none |}--keep-last 3", "--none removes the policy",
+     "omit it to set one"),
+    ("kv-admin compression store --on{ --off|}", "--on and --off exclude each other",
+     "give one of them"),
+    ("kv-admin untag {store@100|store} best", "the tag 'best' is that of step 200",
+     "run kv-admin untag store best"),
+    ("kv-admin tag {store|store@100} prod", "name the step", "kv-admin tag STORE@STEP NAME"),
+    ("kv-admin merge {store@100|store@100,200} --into 7", "at least two steps", "name another one"),
+    ("kv-admin merge store@100,200 --into 7 --weights {1|1,2}", "1 weights for 2 steps",
+     "give one weight for each step"),
+    ("kv-admin merge {store|store@100 store@200} --into 7", "'store' names no step",
+     "write STORE@STEP"),
+    ("{kv-admin rebuild|kv-dump verify} store", "there is nothing to rebuild", "file store",
+     "kv-dump verify store checks the payload"),
+]
+
+# What is done to the store, a command line that fails then, the next thing to try, which makes the
+# line succeed; and what the message names.
+REPAIRED = [
+    (None, "kv-dump steps empty/absent", "kv-admin push store empty/absent",
+     "there is no store here", "file empty/absent", "kv-admin push create stores"),
+    (None, "kv-admin import store --step 7 model.safetensors --rules text.txt",
+     'echo \'[{"rename": "^model.", "to": ""}]\' > text.txt', "not a JSON list of rules",
+     "file text.txt", '[{"rename": "^model.", "to": ""}]'),
+    (None, "kv-admin check-storage absent", "mkdir -p absent", "cannot create a directory",
+     "file absent/cairn-check", "run mkdir -p absent first"),
+    (None, "kv-dump report store -o absent/x.html", "mkdir -p absent", "cannot create the report",
+     "absent/x.html", "run mkdir -p absent first"),
+    (None, "kv-bench open --dir absent --chunks 10", "mkdir -p absent", "must be a directory",
+     "file absent", "run mkdir -p absent"),
+    (damage_payload, "kv-dump show store norm", "kv-admin repair store --from copy",
+     "does not match its digest", "key norm, step 200", "kv-admin repair store --from MIRROR"),
+    (remove_segment, "kv-dump show store norm", "kv-admin repair store --from copy", "No such file",
+     "file store/segments/", "kv-admin repair store --from MIRROR"),
+    (damage_table, "kv-dump keys store@200",
+     "kv-admin rebuild store; kv-admin pull copy store --overwrite", "the table",
+     "file store/tables/",
+     "run kv-admin rebuild store to recover what is left, and then kv-admin pull MIRROR store"),
+    (damage_root, "kv-dump steps store", "kv-admin rebuild store", "the root is damaged",
+     "file store/roots/", "run kv-admin rebuild store"),
+    (remove_roots, "kv-admin delete store 100", "kv-admin rebuild store",
+     "roots of this store are missing", "file store", "run kv-admin rebuild store"),
+    (damage_identity, "kv-dump store", "kv-admin pull copy new",
+     "CAIRN does not match its checksum", "file store/CAIRN", "run kv-admin pull MIRROR NEW_STORE"),
+    (cut_file, "kv-admin import new --step 7 model.safetensors",
+     "cp backup.safetensors model.safetensors", "file model.safetensors",
+     "get it again from its source"),
+    (delete_all_steps, "kv-dump keys new", "kv-admin import new --step 1 model.safetensors",
+     "the store has no steps yet; save one first (file new)"),
+]
+
+
+def run_refused(line, folder, named):
+    failed = run_line(line, folder)
     assert failed.status == 2, (failed.status, failed.out, failed.err)
-    program = shlex.split(case.line)[0]
-    message = [line for line in failed.err.splitlines() if line.startswith(f"{program}: ")][-1]
-    for part in case.found:
-        assert part in message
-    assert case.next in message
-    if not case.fix:
-        return
-    fixed = run_line(case.fix, folder)
-    assert fixed.status == case.fixed_status, (case.fix, fixed.out, fixed.err)
-    if case.works_then:
-        again = run_line(case.line, folder)
-        assert again.status == 0, (again.out, again.err)
+    program = shlex.split(line)[0]
+    message = [text for text in failed.err.splitlines() if text.startswith(f"{program}: ")][-1]
+    for words in named:
+        assert words in message
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.line[:60])
-def test_what_is_run_next_is_what_the_error_names(case):
-    """The commands in the table are those of the messages, with names for their placeholders."""
-    if not case.fix:
-        return
-    words = shlex.split(case.next.replace("?", " ").replace("'", " "))
-    programs = ("kv-dump", "kv-admin", "kv-bench")
-    verbs = {pair for pair in zip(words, words[1:]) if pair[0] in programs and pair[1].islower()}
-    if not verbs or case.next.endswith("--help)"):
-        return
-    assert any(" ".join(verb) in case.fix for verb in verbs), (verbs, case.fix)
+@pytest.mark.parametrize("template, named", [(line, named) for line, *named in REFUSED])
+def test_an_error_names_what_where_and_the_next_thing_to_try(template, named, folder):
+    choice = re.compile(r"\{([^{}|]*)\|([^{}]*)\}")
+
+    run_refused(choice.sub(r"\1", template), folder, named)
+
+    if choice.search(template):
+        must_run(choice.sub(r"\2", template), folder)
+
+
+@pytest.mark.parametrize("damage, line, fix, named", [(*row[:3], row[3:]) for row in REPAIRED])
+def test_what_an_error_names_repairs_it(damage, line, fix, named, folder):
+    if damage:
+        damage(folder)
+
+    run_refused(line, folder, named)
+
+    must_run(fix, folder)
+    if line != "kv-dump store":  # the copy has another name
+        must_run(line, folder)
 
 
 def test_a_second_writer_learns_which_process_to_end(folder):
@@ -130,20 +301,15 @@ def test_a_second_writer_learns_which_process_to_end(folder):
         stdout=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 60
         # The root of the first writer is the end of its open.
-        while set((folder / "copy").glob("roots/*")) <= roots:
-            assert time.monotonic() < deadline and first.poll() is None
-            time.sleep(0.01)
-        refused = run_line("kv-admin tag copy@100 x", folder)
-        assert f"process {first.pid} on host" in refused.err
-        assert "has this store open for writing; close it there" in refused.err
-        assert "file copy/leases/" in refused.err
+        wait_until(lambda: set((folder / "copy").glob("roots/*")) > roots)
+        names = f"process {first.pid} on host", "close it there", "file copy/leases/"
+        run_refused("kv-admin tag copy@100 x", folder, names)
     finally:
         first.send_signal(signal.SIGTERM)
-        first.wait(60)
+        first.wait()
 
-    assert run_line("kv-admin tag copy@100 x", folder).status == 0
+    must_run("kv-admin tag copy@100 x", folder)
 
 
 def test_a_full_disk_works_again_once_there_is_space(folder):
@@ -185,30 +351,15 @@ def test_a_refused_permission_names_who_must_get_access(prepared):
         assert run_line(as_nobody, "/").status == 0
 
 
-def test_a_store_without_steps_asks_for_one(folder):
-    assert run_line("kv-admin push store new && kv-admin delete new 200", folder).status == 0
-
-    refused = run_line("kv-dump keys new", folder)
-
-    assert refused.err == "kv-dump: the store has no steps yet; save one first (file new)\n"
-    assert run_line("kv-admin import new --step 1 model.safetensors", folder).status == 0
-    assert run_line("kv-dump keys new", folder).status == 0
-
-
 def test_verify_and_repair_name_each_other_and_the_rebuild(folder):
-    DAMAGE[0].damage(folder)
+    damage_payload(folder)
 
     verified = run_line("kv-dump verify store", folder)
     repaired = run_line("kv-admin repair store", folder)
 
     assert verified.status == repaired.status == 1
-    assert verified.out.endswith(
-        "kv-admin repair store --from MIRROR replaces damaged bytes by good copies; kv-admin "
-        "rebuild store recovers lost tables and roots\n"
-    )
-    assert repaired.out.endswith(
-        "--from STORE names another store with good copies, such as a mirror; for lost tables and "
-        "roots, run kv-admin rebuild\n"
-    )
-    assert run_line("kv-admin repair store --from copy", folder).status == 0
-    assert run_line("kv-dump verify store", folder).status == 0
+    assert "kv-admin repair store --from MIRROR" in verified.out
+    assert "kv-admin rebuild store" in verified.out
+    assert "--from STORE" in repaired.out and "kv-admin rebuild" in repaired.out
+    must_run("kv-admin repair store --from copy", folder)
+    must_run("kv-dump verify store", folder)

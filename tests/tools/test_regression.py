@@ -23,7 +23,7 @@ def run(baselines, *words):
     return subprocess.run(
         [sys.executable, REPOSITORY / "bench/regression.py", "--program", PROGRAM,
          "--baselines", baselines, "--only", "word_sum", "digest", *words],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True,
     )
 
 
@@ -67,21 +67,6 @@ def test_what_cannot_be_counted_exits_2(baselines):
         assert failed.returncode == 2
         assert failed.stderr.startswith("regression: ")
         assert failed.stderr.count("\n") == 1
-
-
-def test_a_case_counted_twice_is_about_the_difference():
-    counts = [
-        ("save", "tensor", 500, 10_000),
-        ("key", "key", 10, 50),
-        ("save", "tensor", 2500, 30_000),
-    ]
-
-    assert regression.per_unit(counts) == {"save": 10.0, "key": 5.0}
-
-
-def test_ratios_are_against_the_sum_of_the_same_run():
-    assert regression.with_ratios({"digest": 0.3}) == {"digest": 0.3}
-    assert regression.with_ratios({"digest": 0.3, "word_sum": 0.5})["digest / word_sum"] == 0.6
 
 
 def test_losses_are_what_is_above_the_limit_or_has_no_baseline(capsys):

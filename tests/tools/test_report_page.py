@@ -1,9 +1,6 @@
-"""The page of `kv-dump report` in a headless Chromium.
+"""The page of `kv-dump report` in a headless Chromium. test_live_view.py has the same page with
+more sections, and examines its width and contrast."""
 
-CAIRN_REPORT_SCREENSHOTS names a folder that receives images of the page.
-"""
-
-import os
 import pathlib
 import sys
 
@@ -15,13 +12,7 @@ from tool_programs import REPOSITORY, run_program
 
 sys.path.insert(0, str(REPOSITORY / "tests" / "support"))
 from browser import Browser, missing_browser  # noqa: E402
-from page_checks import (  # noqa: E402
-    HOSTILE_NAMES,
-    check_fit_and_contrast,
-    focused_label,
-    table_text,
-    text_of,
-)
+from page_checks import HOSTILE_NAMES, focused_label, table_text, text_of  # noqa: E402
 
 pytestmark = pytest.mark.skipif(missing_browser() is not None, reason=missing_browser() or "")
 
@@ -154,19 +145,6 @@ def test_tensors_can_be_filtered_and_sorted(browser, page):
     browser.click("#tensors thead th:nth-child(10) button")  # NaN
     assert browser.run(rows) == [up, down]
     assert browser.run("return document.querySelector('[aria-sort]').ariaSort") == "descending"
-
-
-@pytest.mark.parametrize("width", [320, 400, 1600])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_fits_windows_and_color_schemes(browser, page, width, scheme):
-    open_page(browser, page)
-    browser.prefer(scheme)
-    browser.resize(width)
-
-    check_fit_and_contrast(browser)
-    folder = os.environ.get("CAIRN_REPORT_SCREENSHOTS")
-    if folder:
-        browser.screenshot(pathlib.Path(folder) / f"report-{scheme}-{width}.png")
 
 
 def test_screen_readers_get_landmarks_headings_and_names(browser, page):

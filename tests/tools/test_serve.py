@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -248,15 +247,6 @@ def test_garbage_does_not_end_the_server(server):
     assert server.ask("state")["steps"] == 300
 
 
-def test_idle_connections_do_not_block_others(server):
-    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(40)]
-    try:
-        assert server.ask("state")["steps"] == 300
-    finally:
-        for connection in idle:
-            connection.close()
-
-
 def open_sockets(pid):
     """Returns the number of sockets of a process."""
     found = 0
@@ -465,7 +455,7 @@ def test_a_signal_ends_what_is_being_read(memory_folder):
         ("127.0.0.1", server.port)
     ) as connection:
         connection.sendall(b"GET /api/key?key=a&all=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        time.sleep(0.1)
+        server.ask("state")  # the answer to the first request has begun, or will not
         assert server.end() == 0
         # No answer, an error, or all of the answer if the machine is fast.
         answer = connection.recv(100)
@@ -509,13 +499,6 @@ def test_long_values_are_cut_between_characters(tmp_path):
         for name in ("a", "bb", "ccc"):
             value = server.ask("key", key=name)
             assert value["truncated"] and value["text"].rstrip("中") == name
-
-
-def test_stores_that_cannot_be_opened_are_errors(tmp_path):
-    finished = run_program("kv-dump", "serve", tmp_path / "none")
-    assert finished.status == 2 and "none" in finished.err
-    finished = run_program("kv-dump", "serve", f"{tmp_path}@3")
-    assert finished.status == 2
 
 
 def test_names_are_escaped_for_people_and_exact_for_requests(tmp_path):

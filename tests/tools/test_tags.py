@@ -22,22 +22,12 @@ def test_a_tag_is_set_used_moved_and_removed(path):
     assert run_program("kv-admin", "tag", f"{path}@100", "best").status == 0
     with cairn.open(path) as store:
         assert store.tags() == {"best": 100, "release": 200}
-    missing = run_program("kv-dump", "keys", f"{path}@worst")
-    assert missing.status == 2 and "best, release" in missing.err
-    wrong = run_program("kv-admin", "untag", f"{path}@200", "best")
-    assert wrong.status == 2 and "that of step 100" in wrong.err
     assert run_program("kv-admin", "untag", path, "best").status == 0
     assert run_program("kv-admin", "untag", path, "best").status == 2
     assert run_program("kv-admin", "untag", f"{path}@200", "release").status == 0
-    assert "name the step" in run_program("kv-admin", "tag", path, "best").err
     assert run_program("kv-admin", "tag", f"{path}@100", "17").status == 2
     with cairn.open(path) as store:
         assert store.tags() == {}
-
-
-def test_a_name_that_is_no_tag_is_explained(path):
-    failed = run_program("kv-dump", "keys", f"{path}@a b")
-    assert failed.status == 2 and "neither a step nor a tag" in failed.err
 
 
 def test_kv_dump_shows_them(path):
@@ -60,9 +50,6 @@ def test_prune(path):
     assert done.status == 0 and "300" in done.out
     with cairn.open(path) as store:
         assert store.steps() == [100, 200]
-    assert "state which steps remain" in run_program("kv-admin", "prune", path).err
-    assert run_program("kv-admin", "prune", f"{path}@1", "--keep-last", "1").status == 2
-    assert run_program("kv-admin", "prune", path, "--keep-best", "loss").status == 2
 
 
 def test_a_policy_is_kept_in_the_store(tmp_path):
@@ -80,8 +67,6 @@ def test_a_policy_is_kept_in_the_store(tmp_path):
     with cairn.open(path, mode="a") as store:
         store.save(6, {"a": 1})
         assert store.steps() == [1, 5, 6]
-    both = run_program("kv-admin", "policy", path, "--none", "--keep-last", "1")
-    assert both.status == 2 and "--none" in both.err
     assert "no policy" in run_program("kv-admin", "policy", path, "--none").out
     missing = run_program("kv-admin", "policy", tmp_path / "none", "--keep-last", "1")
     assert missing.status == 2 and not (tmp_path / "none").exists()

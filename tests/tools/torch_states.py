@@ -1,17 +1,17 @@
-"""States that torch writes to files, and their comparison bit for bit."""
+"""States that torch writes to files, and what the tests of these files do with them."""
 
 import collections
-import os
-import pathlib
-import subprocess
-import sys
+import resource
+import signal
+import warnings
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from cairn_testing import random_tensor
 
+import cairn
 from tool_programs import run_interop, run_program
-
-REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -26,6 +26,64 @@ def program():
     return lambda *words, **options: run_program("kv-admin", *words, **options)
 
 
+def imported(admin, store, path, *options):
+    finished = admin("import", store, "--step", 1, path, *options)
+    assert finished.status == 0, finished.err
+    return finished
+
+
+def refused(admin, store, path):
+    """The error of an import that must not create the store."""
+    finished = admin("import", store, "--step", 1, path)
+    assert finished.status == 2 and not store.exists(), path
+    return finished.err
+
+
+def exported(admin, store, path, *options):
+    finished = admin("export", store, path, *options)
+    assert finished.status == 0, finished.err
+    return finished
+
+
+def read(store):
+    with cairn.open(store) as opened:
+        return opened.read()
+
+
+def into_store(store, state):
+    with cairn.open(store, mode="a") as opened:
+        opened.save(1, state)
+
+
+def quietly(function, *arguments, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the warning about a single process
+        return function(*arguments, **options)
+
+
+def save_dcp(state, path, planner=None, **options):
+    writer = dcp.FileSystemWriter(path, **options)
+    quietly(dcp.save, state, storage_writer=writer, planner=planner)
+
+
+def no_room():
+    """Limits the files of a process that is about to start to 1 MiB."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+
+class Runs:
+    """Pickles itself as a call of os.system."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        import os
+
+        return os.system, (f"touch {self.path}",)
+
+
 # The dtypes of torch; its sub-byte integers can be created only by a view.
 SIMPLE_DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -37,45 +95,8 @@ SIMPLE_DTYPES = [
 ]
 
 
-def bits(dtype, shape, seed=0):
-    """A tensor of random bits, including NaNs with payloads; bools are 0 or 1."""
-    count = int(torch.Size(shape).numel())
-    size = torch.empty((), dtype=dtype).element_size()
-    generator = torch.Generator().manual_seed(seed)
-    raw = torch.randint(0, 256, (count * size,), dtype=torch.uint8, generator=generator)
-    if dtype == torch.bool:
-        raw = raw % 2
-    return raw.view(dtype).reshape(shape)
-
-
 def every_dtype():
-    return {str(dtype): bits(dtype, (3, 4), i) for i, dtype in enumerate(SIMPLE_DTYPES)}
-
-
-def raw_bytes(tensor):
-    """The bytes of the elements, row-major."""
-    tensor = tensor.detach().contiguous()
-    if tensor.numel() == 0:
-        return b""
-    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def same(a, b):
-    """Equal values of equal types, tensors bit for bit and in the same order of keys."""
-    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        return (
-            isinstance(a, torch.Tensor)
-            and isinstance(b, torch.Tensor)
-            and (a.dtype, a.shape) == (b.dtype, b.shape)
-            and raw_bytes(a) == raw_bytes(b)
-        )
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == b or (a != a and b != b)
+    return {str(dtype): random_tensor(dtype, 3, 4, seed=i) for i, dtype in enumerate(SIMPLE_DTYPES)}
 
 
 def plain_values():
@@ -101,14 +122,3 @@ def plain_values():
         },
         "empty": {"dict": {}, "list": [], "tuple": ()},
     }
-
-
-def run_python(code, *words, timeout=100):
-    """Runs `code` in a new interpreter, which gloo ranks and hostile pickles need."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, words)],
-        capture_output=True,
-        timeout=timeout,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr.decode()
