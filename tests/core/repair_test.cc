@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 #include <string>
 #include <string_view>
@@ -85,13 +84,7 @@ class RepairTest : public StoreTest {
   /// Changes a byte, and opens the store again.
   void Flip(const std::string& path, uint64_t offset_bytes) {
     store.reset();
-    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-    file.seekg(static_cast<std::streamoff>(offset_bytes));
-    const auto before = static_cast<char>(file.get());
-    file.seekp(static_cast<std::streamoff>(offset_bytes));
-    file.put(static_cast<char>(before ^ 0x10));
-    ASSERT_TRUE(file.good());
-    file.close();
+    FlipByte(path, offset_bytes);
     Reopen();
   }
 

@@ -64,12 +64,13 @@ TEST_F(DeviceQueueTest, CopiesOutRangesOfEveryKindTogether) {
   std::fill(host.span().begin(), host.span().end(), std::byte{0x77});
   std::vector<std::byte> expected(host.span().begin(), host.span().end());
   uint64_t at = 0;
-  const auto copy_out = [&](const TensorView& view, uint64_t begin, uint64_t count) {
+  const auto copy_out = [&](const TensorView& view, uint64_t begin, uint64_t count,
+                            uint64_t shift = 0) {
     TensorView on_device = view;
-    on_device.data = device.data();
+    on_device.data = device.data() + shift;
     on_device.device = 0;
     TensorView on_host = view;
-    on_host.data = bytes.data();
+    on_host.data = bytes.data() + shift;
     core::GatherBytes(on_host, begin, std::span(expected).subspan(at, count));
     CAIRN_EXPECT_OK(queue_->CopyOut(on_device, begin, host.span().subspan(at, count)));
     at += count;
@@ -81,8 +82,15 @@ TEST_F(DeviceQueueTest, CopiesOutRangesOfEveryKindTogether) {
   CAIRN_EXPECT_OK(queue_->ZeroOut(host.span().subspan(at, 63)));
   at += 63;
   copy_out(device.View(), 1, 70'000);
-  for (const TensorView& view : StridedViews()) {
+  copy_out({.dtype = DType::kComplex128, .shape = {}}, 0, 16);
+  std::vector<TensorView> views = StridedViews();
+  // Dimensions that can be joined, that have one element, and that repeat.
+  views.push_back({.dtype = DType::kFloat32, .shape = {80, 160}, .strides = {160, 1}});
+  views.push_back({.dtype = DType::kFloat64, .shape = {40, 1, 60}, .strides = {60, 999, 1}});
+  views.push_back({.dtype = DType::kFloat32, .shape = {50, 40}, .strides = {0, 1}});
+  for (const TensorView& view : views) {
     const uint64_t length = *core::TensorBytes(view.dtype, view.shape);
+    copy_out(view, 0, length, 1);  // an address that is not a multiple of the element size
     copy_out(view, 0, length);
     at += 11;                                  // the gap must not change
     copy_out(view, 16, length / 2 / 16 * 16);  // from the middle of a row
@@ -224,6 +232,18 @@ TEST_F(DeviceQueueTest, ErrorNamesTheDeviceAndItsMemory) {
   EXPECT_THAT(backend_->OpenQueue(99), IsError(ErrorCode::kInvalidArgument, "no GPU 99"));
   EXPECT_THAT(backend_->Allocate(0, uint64_t{1} << 50),
               IsError(ErrorCode::kResourceExhausted, "GPU 0 has no 1125899906842624 bytes left"));
+}
+
+TEST_F(DeviceQueueTest, RefusesMoreDimensionsThanTheKernelSupports) {
+  const DeviceBytes device(RandomBytes(1 << 20, 8));
+  PinnedBytes host(1 << 17);
+  TensorView view{.dtype = DType::kUInt8, .data = device.data(), .device = 0};
+  for (uint64_t d = 0; d < 17; ++d) {
+    view.shape.push_back(2);
+    view.strides.push_back(uint64_t{3} << d);
+  }
+  EXPECT_THAT(queue_->CopyOut(view, 0, host.span()),
+              IsError(ErrorCode::kUnimplemented, "17 dimensions"));
 }
 
 }  // namespace

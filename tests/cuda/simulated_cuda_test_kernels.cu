@@ -15,53 +15,26 @@ __global__ void __launch_bounds__(256) Fill(uint32_t* target, uint64_t count, ui
   }
 }
 
-__device__ __forceinline__ uint64_t SumOfWarp(uint64_t value) {
-  for (int lanes = 16; lanes > 0; lanes /= 2) value += __shfl_down_sync(kAll, value, lanes);
-  return value;
-}
-
-__global__ void Sum(const uint32_t* __restrict__ values, uint64_t count, unsigned long long* sum) {
-  __shared__ uint64_t sums_of_warps[32];
-  uint64_t mine = 0;
-  const uint64_t stride = uint64_t{gridDim.x} * blockDim.x;
-  for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += stride) {
-    mine += __ldg(values + i);
-  }
-  mine = SumOfWarp(mine);
-  const unsigned lane = threadIdx.x % 32;
-  const unsigned warp = threadIdx.x / 32;
-  if (lane == 0) sums_of_warps[warp] = mine;
-  __syncthreads();
-  if (warp > 0) return;
-  mine = SumOfWarp(lane < blockDim.x / 32 ? sums_of_warps[lane] : 0);
-  if (lane == 0) atomicAdd(sum, static_cast<unsigned long long>(mine));
-}
-
 __global__ void WarpOperations(uint64_t* results) {
   const unsigned lane = threadIdx.x;
-  uint64_t* const mine = results + 6 * lane;
-  mine[0] = __shfl_sync(kAll, lane * 10, 3);
+  uint64_t* const mine = results + 4 * lane;
+  mine[0] = __shfl_xor_sync(kAll, lane, 16);
   mine[1] = __shfl_xor_sync(kAll, uint64_t{lane} << 40, 5);
-  mine[2] = __shfl_down_sync(kAll, static_cast<int>(lane), 3, 8);
-  mine[3] = __shfl_up_sync(kAll, lane, 2u, 16);
-  mine[4] = __ballot_sync(kAll, lane % 3 == 0);
+  mine[2] = __ballot_sync(kAll, lane % 3 == 0);
   // The two halves of the warp take different branches, each with its mask.
   if (lane < 16) {
-    mine[5] = __any_sync(0x0000ffffu, lane == 7) ? 1 : 0;
+    mine[3] = __ballot_sync(0x0000ffffu, lane == 7);
   } else {
-    mine[5] = __shfl_sync(0xffff0000u, lane, 31);
+    mine[3] = __shfl_xor_sync(0xffff0000u, lane, 1);
   }
-  __syncwarp();
 }
 
 __global__ void Store(uint32_t* target, uint32_t value) { *target = value; }
 
+// Lane 0 waits for lane 1, that for lane 2, and that for lane 0.
 __global__ void Hang() {
-  if (threadIdx.x == 0) {
-    __syncthreads();
-  } else {
-    __syncwarp();
-  }
+  const unsigned masks[] = {0x3u, 0x6u, 0x5u};
+  if (threadIdx.x < 3) (void)__ballot_sync(masks[threadIdx.x], 1);
 }
 
 cudaLaunchConfig_t Config(unsigned block_count, unsigned thread_count, cudaStream_t stream) {
@@ -74,15 +47,10 @@ cudaLaunchConfig_t Config(unsigned block_count, unsigned thread_count, cudaStrea
 
 }  // namespace
 
-cudaError_t LaunchFill(uint32_t* target, uint64_t count, uint32_t value, cudaStream_t stream) {
-  const cudaLaunchConfig_t config = Config(4, 256, stream);
-  return cudaLaunchKernelEx(&config, Fill, target, count, value);
-}
-
-cudaError_t LaunchSum(const uint32_t* values, uint64_t count, unsigned long long* sum,
-                      unsigned block_count, unsigned thread_count, cudaStream_t stream) {
+cudaError_t LaunchFill(uint32_t* target, uint64_t count, uint32_t value, cudaStream_t stream,
+                       unsigned block_count, unsigned thread_count) {
   const cudaLaunchConfig_t config = Config(block_count, thread_count, stream);
-  return cudaLaunchKernelEx(&config, Sum, values, count, sum);
+  return cudaLaunchKernelEx(&config, Fill, target, count, value);
 }
 
 cudaError_t LaunchWarpOperations(uint64_t* results, cudaStream_t stream) {

@@ -113,21 +113,6 @@ void DeltaEncode(benchmark::State& state) {
   Report(state, weights, bytes);
 }
 
-/// The elements of a page that changed, as a device lists them.
-struct List {
-  std::vector<uint16_t> positions;
-  std::vector<uint16_t> differences;
-};
-List ListElements(std::span<const uint16_t> before, std::span<const uint16_t> after) {
-  List list;
-  for (size_t i = 0; i < after.size(); ++i) {
-    if (before[i] == after[i]) continue;
-    list.positions.push_back(static_cast<uint16_t>(i));
-    list.differences.push_back(static_cast<uint16_t>(after[i] - before[i]));
-  }
-  return list;
-}
-
 /// Parses and applies all deltas to the weights in memory.
 void DeltaDecode(benchmark::State& state) {
   const Weights& weights = WeightsFor(state);

@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <hwy/targets.h>
 
 #include <cstring>
 #include <thread>
@@ -11,6 +12,7 @@
 #include "core/codec/internal/delta_encoder.h"
 #include "tests/core/delta/delta_fixture.h"
 #include "tests/support/result_matchers.h"
+#include "tests/support/scoped_vector_target.h"
 #include "tests/support/seeded_random.h"
 
 namespace cairn::core::internal {
@@ -107,6 +109,25 @@ TYPED_TEST(DeltaElementTest, DecodesEveryGapNearThoseThatNeedMoreBytes) {
     auto chunk = base;
     for (uint64_t i = gap; i < chunk.size(); i += gap + 1) chunk[i] = 201;
     ExpectRoundTrip(sizeof(TypeParam), ToBytes(base), ToBytes(chunk));
+  }
+}
+
+// Weights have many small elements, which are found by their size in the base.
+TYPED_TEST(DeltaElementTest, EverySetOfInstructionsWritesAndReadsTheSame) {
+  using T = TypeParam;
+  for (const double density : {0.0, 0.01, 0.5}) {
+    auto base = this->RandomElements(3 * kPageBytes / sizeof(T) / 2 + 77);
+    if constexpr (sizeof(T) == 2) base = RandomWeights(this->random_, base.size());
+    const Bytes before = ToBytes(base);
+    const Bytes after = ToBytes(Changed(this->random_, base, density));
+    const Bytes expected = Encode(sizeof(T), before, after);
+    for (const int64_t target : testing::VectorTargets()) {
+      SCOPED_TRACE(hwy::TargetName(target));
+      const testing::ScopedVectorTarget scope(target);
+      EXPECT_TRUE(Encode(sizeof(T), before, after) == expected);
+      const auto decoded = Decode(expected, before);
+      EXPECT_TRUE(decoded.has_value() && *decoded == after);
+    }
   }
 }
 

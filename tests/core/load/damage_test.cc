@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <fstream>
 
 #include "core/load/load_options.h"
 #include "core/load/map.h"
@@ -33,23 +32,13 @@ class DamageTest : public StoreTest {
     Save(1, state, {.chunk_bytes = 1 << 20});
     CAIRN_ASSERT_OK_AND_ASSIGN(chunks_, store->Chunks(Step(1), "w"));
     ASSERT_EQ(chunks_.size(), 2u);
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->kv().Latest());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto segment,
-                               snapshot->FindSegment(chunks_[0].extents.front().segment_id));
-    segment_ = segment.name;
+    segment_ = FileOf(chunks_[0].extents.front());
   }
 
   void Flip(uint64_t offset_bytes) {
     // A separate reader: the open store may have the file's pages in memory.
     store.reset();
-    std::fstream file(directory / "store/segments/" + segment_,
-                      std::ios::in | std::ios::out | std::ios::binary);
-    file.seekg(static_cast<std::streamoff>(offset_bytes));
-    const auto before = static_cast<char>(file.get());
-    file.seekp(static_cast<std::streamoff>(offset_bytes));
-    file.put(static_cast<char>(before ^ 0x10));
-    ASSERT_TRUE(file.good());
-    file.close();
+    FlipByte(segment_, offset_bytes);
     Reopen(kv::OpenMode::kRead);
   }
 
@@ -71,7 +60,7 @@ class DamageTest : public StoreTest {
   TestTensor tensor_;
   TestTensor other_;
   std::vector<ChunkInfo> chunks_;
-  std::string segment_;
+  std::string segment_;  // its file
 };
 
 TEST_F(DamageTest, AWholeLoadNamesThePage) {
@@ -130,10 +119,7 @@ TEST_F(DamageTest, ALoadOfManyChunksEndsAtTheFirstThatIsDamaged) {
   CAIRN_ASSERT_OK_AND_ASSIGN(chunks_, store->Chunks(Step(1), "w"));
   ASSERT_EQ(chunks_.size(), 30'000u);
   EXPECT_EQ(LoadBytes(1, "w"), tensor.bytes);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->kv().Latest());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto segment,
-                             snapshot->FindSegment(chunks_[3].extents.front().segment_id));
-  segment_ = segment.name;
+  segment_ = FileOf(chunks_[3].extents.front());
   Flip(chunks_[3].extents.front().offset_bytes);
   TestTensor target(DType::kInt8, {30'000, 128}, 9);
   const LoadRequest request{.fqn = "w", .box = WholeBox(tensor.shape), .target = target.target()};
@@ -191,10 +177,7 @@ TEST_F(DamageTest, AMapOfManyNamesTheFirstThatIsDamaged) {
   uint64_t first_offset_bytes = 0;
   for (const char* fqn : {"layer250", "layer123"}) {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto chunks, store->Chunks(Step(1), fqn));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->kv().Latest());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto segment,
-                               snapshot->FindSegment(chunks[0].extents.front().segment_id));
-    segment_ = segment.name;
+    segment_ = FileOf(chunks[0].extents.front());
     first_offset_bytes = chunks[0].extents.front().offset_bytes;
     Flip(first_offset_bytes + 5);
   }
@@ -215,9 +198,7 @@ TEST_F(DamageTest, AMapOfManyMegabytesNamesTheChunkThatIsDamaged) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto chunks, store->Chunks(Step(1), "large"));
   ASSERT_EQ(chunks.size(), 13u);
   const kv::Extent& damaged = chunks[9].extents.front();
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->kv().Latest());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto segment, snapshot->FindSegment(damaged.segment_id));
-  segment_ = segment.name;
+  segment_ = FileOf(damaged);
   const std::string fqn = "large";
   CAIRN_ASSERT_OK(store->Map(Step(1), {&fqn, 1}));
   Flip(damaged.offset_bytes + 77);
@@ -257,7 +238,7 @@ TEST_F(DamageTest, VerifyGoesOnAfterDamageAndNamesEachPage) {
 TEST_F(DamageTest, VerifyFindsAFlippedBitAnywhereInASegment) {
   SaveSample();
   testing::SeededRandom random;
-  const auto size = std::filesystem::file_size(directory / "store/segments/" + segment_);
+  const auto size = std::filesystem::file_size(segment_);
   for (int round = 0; round < 40; ++round) {
     const uint64_t offset = random.Between(0, size - 1);
     Flip(offset);
@@ -270,7 +251,7 @@ TEST_F(DamageTest, VerifyFindsAFlippedBitAnywhereInASegment) {
 TEST_F(DamageTest, AMissingSegmentIsDamageAndNamesKeys) {
   SaveSample();
   store.reset();
-  std::filesystem::remove(directory / "store/segments/" + segment_);
+  std::filesystem::remove(segment_);
   Reopen(kv::OpenMode::kRead);
   EXPECT_THAT(LoadBox(WholeBox(tensor_.shape)), IsError(ErrorCode::kDataLoss, segment_));
   EXPECT_THAT(VerifyAll(), Contains(Field(&Error::key, "w")));
@@ -279,8 +260,7 @@ TEST_F(DamageTest, AMissingSegmentIsDamageAndNamesKeys) {
 TEST_F(DamageTest, ATruncatedSegmentIsDamage) {
   SaveSample();
   store.reset();
-  std::filesystem::resize_file(directory / "store/segments/" + segment_,
-                               chunks_[1].extents.front().offset_bytes + 10);
+  std::filesystem::resize_file(segment_, chunks_[1].extents.front().offset_bytes + 10);
   Reopen(kv::OpenMode::kRead);
   EXPECT_THAT(LoadBox(WholeBox(tensor_.shape)), IsError(ErrorCode::kDataLoss, segment_));
   const std::string fqn = "w";

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <fstream>
 
 #include "core/step/contents.h"
 #include "kv/read/snapshot.h"
@@ -55,15 +54,9 @@ class DamagedTensorsTest : public StoreTest {
     ASSERT_TRUE(testing::IsOk(chunks));
     const kv::Extent extent =
         (*chunks)[0].deltas.empty() ? (*chunks)[0].extents.front() : (*chunks)[0].deltas.back();
-    const auto segment = store->kv().Latest().value()->FindSegment(extent.segment_id);
-    ASSERT_TRUE(testing::IsOk(segment));
+    const std::string file = FileOf(extent);
     Reopen(kv::OpenMode::kRead);
-    std::fstream file(directory / ("store/segments/" + segment->name),
-                      std::ios::in | std::ios::out | std::ios::binary);
-    file.seekg(static_cast<std::streamoff>(extent.offset_bytes));
-    const auto before = static_cast<char>(file.get());
-    file.seekp(static_cast<std::streamoff>(extent.offset_bytes));
-    file.put(static_cast<char>(before ^ 0x10));
+    FlipByte(file, extent.offset_bytes);
   }
 
   std::vector<TestTensor> tensors_;
@@ -85,10 +78,9 @@ TEST_F(DamagedTensorsTest, AMissingSegmentDamagesWhatItContains) {
   SaveAll();
   const auto chunks = store->Chunks(Step(2), "t021");
   ASSERT_TRUE(testing::IsOk(chunks));
-  const uint64_t id = (*chunks)[0].deltas.back().segment_id;
-  const auto segment = store->kv().Latest().value()->FindSegment(id);
+  const std::string file = FileOf((*chunks)[0].deltas.back());
   Reopen(kv::OpenMode::kRead);
-  std::filesystem::remove(directory / ("store/segments/" + segment->name));
+  std::filesystem::remove(file);
   EXPECT_THAT(Damaged(1), IsEmpty());
   const auto damaged = Damaged(2);
   EXPECT_GT(damaged.size(), 100u);

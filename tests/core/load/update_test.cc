@@ -2,9 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
-#include <fstream>
-
 #include "tests/core/tensor/strided_fixture.h"
 #include "tests/core/tensor/test_tensor.h"
 
@@ -171,15 +168,7 @@ TEST_F(UpdateTest, DamagedBytesAreFoundAndNamed) {
   Save(2, State());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto chunks, store->Chunks(Step(2), "t1"));
   const kv::Extent page = chunks.front().extents.At(3 * kPage);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->kv().Latest());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const kv::SegmentInfo segment, snapshot->FindSegment(page.segment_id));
-  {
-    std::fstream file(directory.path() + "/store/segments/" + segment.name,
-                      std::ios::in | std::ios::out | std::ios::binary);
-    ASSERT_TRUE(file.is_open());
-    file.seekp(static_cast<std::streamoff>(page.offset_bytes + 100));
-    file.put('x');
-  }
+  FlipByte(FileOf(page), page.offset_bytes + 100);
   Reopen(kv::OpenMode::kRead);
   EXPECT_THAT(Update(1, 2), IsError(ErrorCode::kDataLoss, "page 3"));
   EXPECT_EQ(Update(1, 2).error().key, "t1");

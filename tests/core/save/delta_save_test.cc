@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 
 #include "core/inspect/diff.h"
 #include "core/load/load_options.h"
@@ -70,22 +69,6 @@ class DeltaSaveTest : public StoreTest {
   void ExpectAllSteps() {
     for (const auto& [step, bytes] : states_) EXPECT_TRUE(LoadBytes(step, "w") == bytes) << step;
     EXPECT_THAT(VerifyAll(), IsEmpty());
-  }
-
-  std::string FileOf(const kv::Extent& extent) {
-    const auto snapshot = store->kv().Latest();
-    EXPECT_TRUE(testing::IsOk(snapshot));
-    const auto segment = (*snapshot)->FindSegment(extent.segment_id);
-    EXPECT_TRUE(testing::IsOk(segment));
-    return store->kv().directory() + "/segments/" + segment->name;
-  }
-
-  static void Flip(const std::string& file, uint64_t offset_bytes) {
-    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
-    stream.seekg(static_cast<std::streamoff>(offset_bytes));
-    const char byte = static_cast<char>(stream.get() ^ 1);
-    stream.seekp(static_cast<std::streamoff>(offset_bytes));
-    stream.put(byte);
   }
 
   testing::SeededRandom random_;
@@ -332,7 +315,7 @@ TEST_F(DeltaSaveTest, DamageIsFoundAndNamed) {
     // Of a delta, a byte of the header: one of a compressed stream may have no effect at all, and
     // then the bytes of the chunk are right.
     const uint64_t at = extent.offset_bytes + 8;
-    Flip(file, at);
+    FlipByte(file, at);
     TestTensor target = tensor_;
     const LoadRequest request = WholeRequest("w", target);
     const auto loaded = store->Load(Step(3), {&request, 1});
@@ -352,7 +335,7 @@ TEST_F(DeltaSaveTest, DamageIsFoundAndNamed) {
               tensor_.bytes.size());
     EXPECT_TRUE(LoadBytes(next, "w") == tensor_.bytes);
     states_[next] = tensor_.bytes;
-    Flip(file, at);
+    FlipByte(file, at);
   }
   ExpectAllSteps();
 }

@@ -4,7 +4,8 @@
 #include <gmock/gmock.h>
 
 #include <filesystem>
-#include <fstream>
+#include <map>
+#include <set>
 
 #include "core/inspect/diff.h"
 #include "core/load/load_options.h"
@@ -44,22 +45,6 @@ class PageSaveTest : public StoreTest {
     EXPECT_TRUE(testing::IsOk(chunks));
     EXPECT_EQ(chunks->size(), 1u);
     return chunks->front();
-  }
-
-  std::string FileOf(const kv::Extent& extent) {
-    const auto snapshot = store->kv().Latest();
-    EXPECT_TRUE(testing::IsOk(snapshot));
-    const auto segment = (*snapshot)->FindSegment(extent.segment_id);
-    EXPECT_TRUE(testing::IsOk(segment));
-    return store->kv().directory() + "/segments/" + segment->name;
-  }
-
-  void Flip(const std::string& file, uint64_t offset_bytes) {
-    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
-    stream.seekg(static_cast<std::streamoff>(offset_bytes));
-    const char byte = static_cast<char>(stream.get() ^ 1);
-    stream.seekp(static_cast<std::streamoff>(offset_bytes));
-    stream.put(byte);
   }
 
   // Step 1 writes everything, step 2 changes page 4, step 3 changes pages 10 and 11.
@@ -130,6 +115,31 @@ TEST_F(PageSaveTest, ScatteredChangesAreWrittenWholeAtLast) {
     EXPECT_LE(OnlyChunk(2 + save).extents.size(), 32u);
   }
   EXPECT_EQ(LoadBytes(41, "w"), large.bytes);
+  EXPECT_TRUE(VerifyAll().empty());
+}
+
+// However often pages change, each page of the chunk is where it was written last.
+TEST_F(PageSaveTest, EveryPageIsWhereItWasWrittenLast) {
+  testing::SeededRandom random;
+  SaveTensor(1);
+  std::vector<uint64_t> segment_of(kPages + 1, OnlyChunk(1).extents.front().segment_id);
+  for (uint64_t step = 2; step < 40; ++step) {
+    SCOPED_TRACE(step);
+    std::set<uint64_t> changed;
+    for (uint64_t i = random.Between(1, 3); i > 0; --i) changed.insert(random.Between(0, kPages));
+    for (const uint64_t page : changed) Touch(page);
+    const SaveReport report = SaveTensor(step);
+    const ChunkInfo chunk = OnlyChunk(step);
+    const uint64_t written = chunk.extents.At(*changed.begin() * kPageBytes).segment_id;
+    const bool is_whole = report.written_bytes == tensor_.bytes.size();
+    EXPECT_EQ(chunk.extents.length_bytes(), tensor_.bytes.size());
+    EXPECT_LE(chunk.extents.size(), 32u);
+    for (uint64_t page = 0; page <= kPages; ++page) {
+      if (is_whole || changed.contains(page)) segment_of[page] = written;
+      EXPECT_EQ(chunk.extents.At(page * kPageBytes).segment_id, segment_of[page]) << page;
+    }
+  }
+  EXPECT_EQ(LoadBytes(39, "w"), tensor_.bytes);
   EXPECT_TRUE(VerifyAll().empty());
 }
 
@@ -227,7 +237,7 @@ TEST_F(PageSaveTest, DamageInAnOldExtentIsFoundAndNamed) {
   for (const uint64_t page : {15, 4}) {
     const kv::Extent at = OnlyChunk(3).extents.At(page * kPageBytes);
     const std::string file = FileOf(at);
-    Flip(file, at.offset_bytes + 100);
+    FlipByte(file, at.offset_bytes + 100);
     TestTensor target(tensor_.dtype, tensor_.shape, 9);
     const LoadRequest whole = WholeRequest("w", target);
     TestTensor element(DType::kFloat32, {1});
@@ -250,14 +260,14 @@ TEST_F(PageSaveTest, DamageInAnOldExtentIsFoundAndNamed) {
     EXPECT_THAT(damage[0].message, HasSubstr("page " + std::to_string(page) + " "));
     // A verification of all steps also reads it once and reports it once.
     EXPECT_EQ(VerifyAll().size(), 1u);
-    Flip(file, at.offset_bytes + 100);
+    FlipByte(file, at.offset_bytes + 100);
   }
 }
 
 TEST_F(PageSaveTest, DamagedPageDigestsAreNamedByTheirFile) {
   SaveThreeSteps();
   const kv::Extent at = OnlyChunk(3).extents.At(4 * kPageBytes);
-  Flip(FileOf(at), at.page_digests_offset_bytes);
+  FlipByte(FileOf(at), at.page_digests_offset_bytes);
   TestTensor element(DType::kFloat32, {1});
   const LoadRequest part{.fqn = "w", .box = {{0}, {1}}, .target = element.target()};
   const auto loaded = store->Load(Step(3), {&part, 1});
@@ -342,6 +352,12 @@ TEST_F(PageSaveTest, StridedSourcesAreWrittenByPagesToo) {
     }
   }
   EXPECT_EQ(LoadBytes(2, "w"), expected);
+  // A part is checked with the digests of its pages.
+  TestTensor part(DType::kFloat32, {1, side}, 9);
+  const LoadRequest request{.fqn = "w", .box = {{300, 0}, {1, side}}, .target = part.target()};
+  CAIRN_ASSERT_OK(store->Load(Step(2), {&request, 1}));
+  EXPECT_TRUE(
+      std::ranges::equal(part.bytes, std::span(expected).subspan(300 * side * 4, side * 4)));
 }
 
 }  // namespace

@@ -53,6 +53,30 @@ TEST_F(SaveLoadTest, ManyChunksComeBackInPlace) {
   EXPECT_EQ(chunks[12].since_step, 1u);
 }
 
+// In a segment, tensors of 64 KiB and more begin on pages of 4 KiB, others at multiples of 64
+// bytes, and their chunks follow one another.
+TEST_F(SaveLoadTest, TensorsAreAlignedByTheirLength) {
+  constexpr uint64_t kChunkBytes = 16 << 10;
+  std::vector<TestTensor> tensors;
+  for (const uint64_t length : {8 * kChunkBytes, uint64_t{7}, 2 * kChunkBytes, 4 * kChunkBytes}) {
+    tensors.emplace_back(DType::kUInt8, Shape{length});
+  }
+  StateDict state;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    state.root().Tensor(fmt::format("t{}", i), tensors[i].view());
+  }
+  Save(1, state, {.chunk_bytes = kChunkBytes});
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto chunks, store->Chunks(Step(1), fmt::format("t{}", i)));
+    uint64_t offset_bytes = chunks.front().extents.front().offset_bytes;
+    EXPECT_EQ(offset_bytes % (tensors[i].bytes.size() < 4 * kChunkBytes ? 64 : 4096), 0u) << i;
+    for (const ChunkInfo& chunk : chunks) {
+      EXPECT_EQ(chunk.extents.front().offset_bytes, offset_bytes) << i;
+      offset_bytes += chunk.extents.length_bytes();
+    }
+  }
+}
+
 TEST_F(SaveLoadTest, StridedSourcesAndTargetsAgreeWithTheNaiveReference) {
   testing::SeededRandom random;
   for (uint64_t step = 1; step <= 40; ++step) {
@@ -191,6 +215,13 @@ TEST_F(SaveLoadTest, RefusesBadStatesByKeyAndKeepsTheStore) {
   StateDict large;
   large.root().Value("v", Bytes{std::vector<std::byte>(kMaxValueBytes + 1)});
   EXPECT_THAT(store->Save(1, large), IsError(ErrorCode::kInvalidArgument, "v"));
+  StateDict more_leaves;
+  more_leaves.root().Tensor("w", tensor.view());
+  more_leaves.slot.push_back(0);
+  EXPECT_THAT(store->Save(1, more_leaves), IsError(ErrorCode::kInvalidArgument, "contents for 2"));
+  more_leaves.slot = {1};
+  EXPECT_THAT(store->Save(1, more_leaves),
+              IsError(ErrorCode::kInvalidArgument, "contents that it lacks"));
   StateDict good;
   good.root().Tensor("g", tensor.view());
   EXPECT_THAT(store->Save(1, good, {.chunk_bytes = 0}),

@@ -228,6 +228,55 @@ TEST_F(SharedSaveTest, ReplicasShareTheWritingEvenly) {
   }
 }
 
+TEST_F(SharedSaveTest, RanksMayHaveTheirTensorsInDifferentOrders) {
+  const TestTensor large(DType::kFloat32, {30, 100}), small(DType::kUInt8, {700});
+  RunRanks(3, [&](Communicator& communicator) {
+    StateDict state;
+    if (communicator.rank() == 1) state.root().Tensor("b", small.view());
+    state.root().Tensor("a", large.view());
+    if (communicator.rank() != 1) state.root().Tensor("b", small.view());
+    const auto store = OpenOn(communicator);
+    EXPECT_TRUE(IsOk(store->Save(1, state, {.chunk_bytes = 400})));
+    EXPECT_TRUE(IsOk(store->Close()));
+  });
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
+TEST_F(SharedSaveTest, ARankThatIsNotOnTheMeshSavesNothingOfTheTensor) {
+  const TestTensor half(DType::kUInt8, {2});
+  RunRanks(3, [&](Communicator& communicator) {
+    const Sharding sharding{
+        .global_shape = {4},
+        .mesh = std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"shard", 2}})),
+        .placements = {Placement::Shard(0)},
+        .parts = {}};
+    StateDict state;
+    state.root().Sharded(
+        "w",
+        communicator.rank() < 2 ? half.view() : TensorView{.dtype = DType::kUInt8, .shape = {0}},
+        sharding);
+    const auto store = OpenOn(communicator);
+    EXPECT_TRUE(IsOk(store->Save(1, state)));
+    EXPECT_TRUE(IsOk(store->Close()));
+  });
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
+TEST_F(SharedSaveTest, MeshesThatDoNotFitAreRefused) {
+  const TestTensor local(DType::kUInt8, {3});
+  const auto mesh = std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"shard", 2}}));
+  const auto errors = SaveErrors(2, [&](uint32_t) {
+    StateDict state;
+    state.root().Sharded(
+        "w", local.view(),
+        {.global_shape = {4}, .mesh = mesh, .placements = {Placement::Shard(0)}, .parts = {}});
+    return state;
+  });
+  for (const Error& error : errors) EXPECT_EQ(error.key, "w");
+  const auto lacks = SaveErrors(3, [](uint32_t) { return StateDict(); }, {.replicated_mesh = mesh});
+  EXPECT_THAT(lacks[2].message, HasSubstr("replicated_mesh lacks rank 2"));
+}
+
 TEST_F(SharedSaveTest, RanksThatMakeMoreObjectsOfTheSameMeshAgreeWithThoseThatMakeOne) {
   const TestTensor tensor(DType::kInt32, {40, 10});
   const auto make_mesh = [] {

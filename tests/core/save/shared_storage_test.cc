@@ -66,6 +66,44 @@ TEST_F(SharedStorageTest, OverlappingTensorsWithoutACoveringOne) {
   EXPECT_TRUE(VerifyAll().empty());
 }
 
+TEST_F(SharedStorageTest, AHiddenTensorHasANameThatIsNotTaken) {
+  const TestTensor storage(DType::kFloat32, {30}), other(DType::kFloat32, {1}, 2);
+  StateDict state;
+  state.root().Tensor("a", {DType::kFloat32, {20}, {}, storage.bytes.data() + 40});
+  state.root().Tensor("b", {DType::kFloat32, {20}, {}, storage.bytes.data()});
+  state.root().Tensor("a.__storage__", other.view());
+  Save(1, state);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TensorInfo taken, store->FindTensor(Step(1), "a.__storage__"));
+  EXPECT_FALSE(taken.hidden);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TensorInfo hidden, store->FindTensor(Step(1), "a.__storage___"));
+  EXPECT_TRUE(hidden.hidden);
+  EXPECT_EQ(LoadBytes(1, "a"), NaiveRowMajor(state.tensors[0]));
+}
+
+TEST_F(SharedStorageTest, NeighboursAndTensorsWithoutElementsShareNothing) {
+  const TestTensor storage(DType::kFloat32, {20});
+  StateDict state;
+  state.root().Tensor("a", {DType::kFloat32, {10}, {}, storage.bytes.data() + 40});
+  state.root().Tensor("b", {DType::kFloat32, {10}, {}, storage.bytes.data()});
+  state.root().Tensor("c", {DType::kFloat32, {0, 3}, {}, storage.bytes.data()});
+  Save(1, state);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(1));
+  ASSERT_EQ(contents.tensors.size(), 3u);
+  for (const TensorInfo& tensor : contents.tensors) EXPECT_FALSE(tensor.alias_of) << tensor.fqn;
+}
+
+TEST_F(SharedStorageTest, TensorsWithImpossibleStridesAreRefused) {
+  const TestTensor storage(DType::kFloat32, {20});
+  for (const auto& strides : {std::vector<uint64_t>{1, 1}, {uint64_t{1} << 63}}) {
+    StateDict state;
+    state.root().Tensor("k", {DType::kFloat32, {3}, strides, storage.bytes.data()});
+    const auto saved = store->Save(1, state);
+    EXPECT_THAT(saved, testing::IsError(ErrorCode::kInvalidArgument,
+                                        strides.size() == 2 ? "strides" : "address space"));
+    EXPECT_EQ(saved.error().key, "k");
+  }
+}
+
 TEST_F(SharedStorageTest, ATransposedViewOfTheOwner) {
   const TestTensor matrix(DType::kBFloat16, {300, 200});
   StateDict state;

@@ -1,7 +1,5 @@
 // Deltas that are found while a state is staged, in comparison with what was staged before.
 
-#include "core/save/internal/staged_delta.h"
-
 #include <gmock/gmock.h>
 
 #include <atomic>
@@ -10,7 +8,6 @@
 #include <thread>
 
 #include "core/async_save.h"
-#include "core/codec/internal/delta.h"
 #include "core/save/internal/save.h"
 #include "core/save/internal/save_planner.h"
 #include "core/save/internal/staging.h"
@@ -19,9 +16,6 @@
 namespace cairn::core {
 namespace {
 
-using internal::CopyAndEncode;
-using internal::Delta;
-using internal::DeltaEncoder;
 using internal::PlannedShard;
 using internal::SavedChunks;
 using internal::SavePlan;
@@ -38,64 +32,6 @@ void Change(std::span<std::byte> bytes, testing::SeededRandom& random) {
   for (uint64_t at = random.Between(0, 99); at < bytes.size(); at += random.Between(1, 99)) {
     bytes[at] ^= std::byte{1};
   }
-}
-
-class CopyAndEncodeTest : public ::testing::Test {
- protected:
-  std::vector<std::byte> base_ = TestTensor(DType::kUInt8, {3 * kPageBytes + 1000}).bytes;
-  std::vector<std::byte> bytes_ = base_;
-  std::vector<std::byte> staged_ = base_;
-  testing::SeededRandom random_;
-  internal::StagedDeltaScratch scratch_;
-
-  PlannedShard::ChunkPages Run() {
-    return CopyAndEncode(bytes_, staged_, kv::PayloadDigest(base_), 1, scratch_);
-  }
-  std::vector<uint64_t> PageDigests() const {
-    std::vector<uint64_t> digests;
-    kv::AppendPageDigests(bytes_, digests);
-    return digests;
-  }
-};
-
-TEST_F(CopyAndEncodeTest, ScatteredChangesAreADelta) {
-  Change(std::span(bytes_).subspan(kPageBytes), random_);
-  const PlannedShard::ChunkPages pages = Run();
-  EXPECT_TRUE(staged_ == bytes_);
-  EXPECT_EQ(pages.page_digests, PageDigests());
-  ASSERT_FALSE(pages.delta.empty());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Delta delta, Delta::Parse(pages.delta, base_.size()));
-  EXPECT_FALSE(delta.IsChanged(0));
-  for (uint64_t page = 0; page < 4; ++page) {
-    const uint64_t begin = page * kPageBytes;
-    CAIRN_EXPECT_OK(delta.Apply(
-        page, std::span(base_).subspan(begin, std::min(kPageBytes, base_.size() - begin))));
-  }
-  EXPECT_TRUE(base_ == bytes_);
-}
-
-TEST_F(CopyAndEncodeTest, WhatIsNotTheBaseHasNoDelta) {
-  staged_[5] ^= std::byte{1};
-  Change(bytes_, random_);
-  const PlannedShard::ChunkPages pages = Run();
-  EXPECT_TRUE(staged_ == bytes_);
-  EXPECT_EQ(pages.page_digests, PageDigests());
-  EXPECT_THAT(pages.delta, IsEmpty());
-}
-
-TEST_F(CopyAndEncodeTest, AnUnchangedChunkHasItsDigests) {
-  const PlannedShard::ChunkPages pages = Run();
-  EXPECT_EQ(pages.page_digests, PageDigests());
-  EXPECT_THAT(pages.delta, IsEmpty());
-}
-
-TEST_F(CopyAndEncodeTest, ChangesOfEverythingAreCopied) {
-  base_.resize(40 * kPageBytes + 7);
-  staged_ = base_;
-  bytes_ = TestTensor(DType::kUInt8, {base_.size()}, 9).bytes;
-  const PlannedShard::ChunkPages pages = Run();
-  EXPECT_TRUE(staged_ == bytes_);
-  EXPECT_THAT(pages.delta, IsEmpty());
 }
 
 class StagedDeltaTest : public StoreTest {

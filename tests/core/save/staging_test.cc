@@ -7,7 +7,6 @@
 #include "core/save/internal/save_planner.h"
 #include "core/save/internal/saved_chunks.h"
 #include "core/save/save_options.h"
-#include "tests/core/tensor/strided_fixture.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {
@@ -51,21 +50,6 @@ class StagingTest : public StoreTest {
   }
   kv::WorkerPool workers_{2};
 };
-
-TEST_F(StagingTest, TensorsBecomeRowMajorAndLargeOnesBeginOnPages) {
-  TestTensor matrix(DType::kFloat32, {300, 100}), odd(DType::kUInt8, {3});
-  StateDict state;
-  state.root().Tensor("a", odd.view());
-  state.root().Tensor("b", {DType::kFloat32, {100, 300}, {1, 100}, matrix.bytes.data()});
-  StagingArea staging;
-
-  const SavePlan plan = StagedPlan(staging, state, nullptr);
-
-  EXPECT_EQ(StagedBytes(plan.shards[0]), odd.bytes);
-  EXPECT_EQ(StagedBytes(plan.shards[1]), NaiveRowMajor(state.tensors[1]));
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(plan.shards[1].source.data) % 4096, 0u);
-  EXPECT_TRUE(plan.shards[1].unchanged.empty());
-}
 
 TEST_F(StagingTest, OnlyChunksThatStayedTheSameBeforeAreComparedAndLeftOut) {
   TestTensor tensor(DType::kUInt8, {450'000});

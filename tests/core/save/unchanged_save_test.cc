@@ -1,10 +1,11 @@
-// Saves of a state that is the one that the store has saved last.
+// Saves of a state that the store has saved before, unchanged or with few changes.
 
 #include <fmt/format.h>
 
 #include <cmath>
 
 #include "core/save/save_options.h"
+#include "tests/core/tensor/strided_fixture.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {
@@ -132,6 +133,89 @@ TEST_F(UnchangedSaveTest, ChangedRecordsAreWritten) {
   EXPECT_EQ(LoadBytes(5, "renamed"), tensors[0].bytes);
   EXPECT_EQ(store->FindTensor(Step(5), Name(0)).error().code, ErrorCode::kNotFound);
   EXPECT_TRUE(VerifyAll().empty());
+}
+
+// A store remembers the plan of its last save, so each state is saved twice: the second time with
+// the plan of the first.
+class RememberedPlanTest : public StoreTest {
+ protected:
+  static constexpr uint64_t kChunkBytes = 100'000;
+
+  void ExpectSaved(const StateDict& state, const SaveOptions& options) {
+    for (int i = 0; i < 2; ++i) {
+      SCOPED_TRACE(++step_);
+      Save(step_, state, options);
+      CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(step_));
+      EXPECT_EQ(contents.tree, state.tree);
+      CAIRN_ASSERT_OK_AND_ASSIGN(const auto leaves, FlattenTree(state.tree));
+      for (size_t leaf = 0; leaf < leaves.size(); ++leaf) {
+        const std::string& fqn = leaves[leaf].fqn;
+        if (state.tree.nodes[leaves[leaf].node].kind == NodeKind::kValue) {
+          const auto found = std::ranges::find(contents.values, fqn, &ValueInfo::fqn);
+          ASSERT_NE(found, contents.values.end()) << fqn;
+          EXPECT_EQ(EncodeValue(found->value).value(),
+                    EncodeValue(state.values[state.slot[leaf]]).value())
+              << fqn;
+          continue;
+        }
+        const TensorView& expected = state.tensors[state.slot[leaf]];
+        CAIRN_ASSERT_OK_AND_ASSIGN(const TensorInfo tensor, store->FindTensor(Step(step_), fqn));
+        EXPECT_EQ(tensor.dtype, expected.dtype) << fqn;
+        EXPECT_EQ(tensor.shape, expected.shape) << fqn;
+        EXPECT_EQ(LoadBytes(step_, fqn), NaiveRowMajor(expected)) << fqn;
+      }
+    }
+  }
+
+  StateDict Make(const std::string& name, TensorView view, Value value = int64_t{1}) const {
+    StateDict state;
+    state.root().Tensor(name, std::move(view));
+    state.root().Tensor("other", other_.view());
+    state.root().Value("value", std::move(value));
+    return state;
+  }
+
+  const TestTensor tensor_{DType::kUInt8, {8, kChunkBytes}, 1};
+  const TestTensor other_{DType::kUInt8, {3, kChunkBytes}, 2};
+  uint64_t step_ = 0;
+};
+
+TEST_F(RememberedPlanTest, EveryChangeOfTheStateIsSaved) {
+  const SaveOptions options{.chunk_bytes = kChunkBytes};
+  TensorView view = tensor_.view();
+  ExpectSaved(Make("a", view), options);
+  for (const Value& value : {Value(int64_t{2}), Value(2.0), Value(0.0), Value(-0.0)}) {
+    ExpectSaved(Make("a", view, value), options);
+  }
+  ExpectSaved(Make("b", view), options);
+  ExpectSaved(Make("b", other_.view()), options);  // the same memory twice
+  const TestTensor copy(DType::kUInt8, {8, kChunkBytes}, 5);
+  ExpectSaved(Make("b", copy.view()), options);
+  view.shape = {4, 2 * kChunkBytes};
+  ExpectSaved(Make("b", view), options);
+  view.dtype = DType::kInt8;
+  ExpectSaved(Make("b", view), options);
+  view.shape = {8, kChunkBytes / 2};
+  view.strides = {kChunkBytes, 1};
+  ExpectSaved(Make("b", view), options);
+  for (const NodeKind kind : {NodeKind::kList, NodeKind::kTuple}) {
+    StateDict state = Make("b", view);
+    state.root().List("list", kind).Value("0", int64_t{1});
+    ExpectSaved(state, options);
+  }
+}
+
+TEST_F(RememberedPlanTest, OptionsAreThoseOfEachSave) {
+  const StateDict state = Make("a", tensor_.view());
+  for (const std::vector<std::string>& unchanged :
+       {std::vector<std::string>{"a"}, {"other"}, {}, {"**", "!a"}}) {
+    ExpectSaved(state, {.unchanged = unchanged, .chunk_bytes = kChunkBytes});
+  }
+  ExpectSaved(state, {.chunk_bytes = 2 * kChunkBytes});
+  EXPECT_THAT(store->Save(99, state, {.max_deltas = 1000, .chunk_bytes = 2 * kChunkBytes}),
+              IsError(ErrorCode::kInvalidArgument, "max_deltas"));
+  EXPECT_THAT(store->Save(99, state, {.chunk_bytes = 2 * kChunkBytes, .tags = {""}}),
+              IsError(ErrorCode::kInvalidArgument, "tag"));
 }
 
 TEST_F(UnchangedSaveTest, OnlyTheBaseCounts) {

@@ -2,6 +2,7 @@
 /// Tensors that own their memory, and stores that contain them.
 
 #include <cstdint>
+#include <fstream>
 #include <memory>
 #include <numeric>
 #include <span>
@@ -36,6 +37,16 @@ struct TestTensor {
 
 inline LoadRequest WholeRequest(const std::string& fqn, TestTensor& into) {
   return {.fqn = fqn, .box = WholeBox(into.shape), .target = into.target()};
+}
+
+/// Changes a byte of a file.
+inline void FlipByte(const std::string& path, uint64_t offset_bytes) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(static_cast<std::streamoff>(offset_bytes));
+  const auto changed = static_cast<char>(file.get() ^ 0x10);
+  file.seekp(static_cast<std::streamoff>(offset_bytes));
+  file.put(changed);
+  EXPECT_TRUE(file.good()) << path;
 }
 
 /// A store in a temporary directory, open for writing.
@@ -75,6 +86,15 @@ class StoreTest : public ::testing::Test {
     const LoadRequest request = WholeRequest(fqn, target);
     EXPECT_TRUE(testing::IsOk(store->Load(info, {&request, 1})));
     return target.bytes;
+  }
+
+  /// Returns the file that contains the extent.
+  std::string FileOf(const kv::Extent& extent) {
+    const auto snapshot = store->kv().Latest();
+    EXPECT_TRUE(testing::IsOk(snapshot));
+    const auto segment = (*snapshot)->FindSegment(extent.segment_id);
+    EXPECT_TRUE(testing::IsOk(segment));
+    return store->kv().directory() + "/segments/" + segment->name;
   }
 
   std::vector<Error> VerifyAll(std::optional<uint64_t> step = {}) {

@@ -263,6 +263,12 @@ TEST_P(OverlayWriterTest, ManySavesKeepTheContentsAndTheBounds) {
 
     CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ScanWithoutLast(stack));
     ASSERT_EQ(read, records);
+    const std::string key = fmt::format("key{}", random.Between(0, 2500));
+    const auto expected = records.find(key);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto value, stack.Get(key));
+    ASSERT_EQ(value ? Text(*value) : "", expected == records.end() ? "" : expected->second);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Records with_prefix, ScanAll(stack, key));
+    ASSERT_EQ(with_prefix, Records(records.lower_bound(key), records.lower_bound(key + "\x7f")));
     const std::vector<uint64_t> counts = Counts(stack);
     ASSERT_LE(counts.size(), std::min<size_t>(base_size + 1, kMaxTables));
     for (size_t i = 1; i < counts.size(); ++i) ASSERT_GT(counts[i], 4 * counts[i - 1]);

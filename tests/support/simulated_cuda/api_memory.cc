@@ -11,26 +11,10 @@
 namespace cairn::simulated_cuda {
 namespace {
 
-void* Offset(const void* address, uint64_t bytes) {
-  return const_cast<std::byte*>(static_cast<const std::byte*>(address) + bytes);
-}
-
-// `height` rows of `width_bytes`, `pitch_bytes` apart.
-struct Rows {
-  void* address;
-  uint64_t pitch_bytes;
-};
-
 struct Copy {
-  Rows target;
-  Rows source;
-  uint64_t width_bytes;
-  uint64_t height;
-
-  uint64_t total_bytes() const { return width_bytes * height; }
-  uint64_t extent_bytes(const Rows& rows) const {
-    return (height - 1) * rows.pitch_bytes + width_bytes;
-  }
+  void* target;
+  void* source;
+  uint64_t bytes;
 };
 
 bool IsOfDevice(MemoryKind kind) { return kind == MemoryKind::kDevice; }
@@ -38,19 +22,11 @@ bool IsOfDevice(MemoryKind kind) { return kind == MemoryKind::kDevice; }
 // The operation of the stream. It fails as a kernel would if device memory was freed before it
 // runs.
 void RunCopy(MemoryRegistry& memory, const Copy& copy, int stream_device) {
-  for (const Rows& rows : {copy.target, copy.source}) {
-    if (!memory.InBounds(rows.address, copy.extent_bytes(rows))) {
-      Runtime::Get().SetStickyError(stream_device, cudaErrorIllegalAddress);
-      return;
-    }
+  if (!memory.InBounds(copy.target, copy.bytes) || !memory.InBounds(copy.source, copy.bytes)) {
+    Runtime::Get().SetStickyError(stream_device, cudaErrorIllegalAddress);
+    return;
   }
-  std::byte* target = memory.Accessible(copy.target.address);
-  const std::byte* source = memory.Accessible(copy.source.address);
-  for (uint64_t row = 0; row < copy.height; ++row) {
-    std::memmove(target, source, copy.width_bytes);
-    target += copy.target.pitch_bytes;
-    source += copy.source.pitch_bytes;
-  }
+  std::memmove(memory.Accessible(copy.target), memory.Accessible(copy.source), copy.bytes);
 }
 
 struct Direction {
@@ -79,12 +55,11 @@ bool Matches(cudaMemcpyKind kind, const Direction& direction) {
 // Returns nothing if the addresses do not match `kind`, or are not within one allocation each.
 std::optional<Direction> DirectionOf(const MemoryRegistry& memory, const Copy& copy,
                                      cudaMemcpyKind kind) {
-  for (const Rows& rows : {copy.target, copy.source}) {
-    if (rows.address == nullptr) return std::nullopt;
-    if (!memory.InBounds(rows.address, copy.extent_bytes(rows))) return std::nullopt;
+  for (const void* address : {copy.target, copy.source}) {
+    if (address == nullptr || !memory.InBounds(address, copy.bytes)) return std::nullopt;
   }
-  const MemoryKind target = memory.Find(copy.target.address).kind;
-  const MemoryKind source = memory.Find(copy.source.address).kind;
+  const MemoryKind target = memory.Find(copy.target).kind;
+  const MemoryKind source = memory.Find(copy.source).kind;
   const Direction direction{
       .to_device = IsOfDevice(target),
       .from_device = IsOfDevice(source),
@@ -104,19 +79,16 @@ void Count(Counters& counters, const Direction& direction, uint64_t bytes) {
     add(counters.h2d_count, counters.h2d_bytes);
   } else if (direction.from_device) {
     add(counters.d2h_count, counters.d2h_bytes);
-  } else {
-    add(counters.h2h_count, counters.h2h_bytes);
   }
   if (direction.pageable && direction.to_device != direction.from_device) {
     add(counters.pageable_count, counters.pageable_bytes);
   }
 }
 
-cudaError_t EnqueueCopy(const Copy& copy, cudaMemcpyKind kind, cudaStream_t stream, bool wait) {
-  if (copy.total_bytes() == 0) return cudaSuccess;
-  if (copy.width_bytes > copy.target.pitch_bytes || copy.width_bytes > copy.source.pitch_bytes) {
-    return cudaErrorInvalidPitchValue;
-  }
+cudaError_t EnqueueCopy(void* target, const void* source, uint64_t bytes, cudaMemcpyKind kind,
+                        cudaStream_t stream, bool wait) {
+  if (bytes == 0) return cudaSuccess;
+  const Copy copy{target, const_cast<void*>(source), bytes};
   Runtime& runtime = Runtime::Get();
   CompletionPtr done;
   int device = 0;
@@ -128,7 +100,7 @@ cudaError_t EnqueueCopy(const Copy& copy, cudaMemcpyKind kind, cudaStream_t stre
     MemoryRegistry& memory = *runtime.memory;
     const std::optional<Direction> direction = DirectionOf(memory, copy, kind);
     if (!direction) return cudaErrorInvalidValue;
-    Count(runtime.counters, *direction, copy.total_bytes());
+    Count(runtime.counters, *direction, bytes);
     done = runtime.Enqueue(queue, [&memory, copy, device] { RunCopy(memory, copy, device); });
     // For copies within a device not even the caller of cudaMemcpy waits.
     if (direction->to_device && direction->from_device) {
@@ -141,25 +113,17 @@ cudaError_t EnqueueCopy(const Copy& copy, cudaMemcpyKind kind, cudaStream_t stre
   return runtime.StickyError(device);
 }
 
-cudaError_t EnqueueMemset(const Rows& rows, int value, uint64_t width_bytes, uint64_t height,
-                          cudaStream_t stream) {
-  if (width_bytes * height == 0) return cudaSuccess;
-  if (width_bytes > rows.pitch_bytes) return cudaErrorInvalidPitchValue;
+cudaError_t EnqueueMemset(void* target, int value, uint64_t bytes, cudaStream_t stream) {
+  if (bytes == 0) return cudaSuccess;
   Runtime& runtime = Runtime::Get();
   const std::lock_guard lock(runtime.mutex());
   const StreamPtr queue = runtime.FindStream(stream);
   if (!queue) return cudaErrorInvalidResourceHandle;
   MemoryRegistry& memory = *runtime.memory;
-  const uint64_t extent_bytes = (height - 1) * rows.pitch_bytes + width_bytes;
-  const bool known = memory.Find(rows.address).kind != MemoryKind::kPageable;
-  if (!known || !memory.InBounds(rows.address, extent_bytes)) return cudaErrorInvalidValue;
-  ++runtime.counters.memset_count;
-  runtime.counters.memset_bytes += width_bytes * height;
-  runtime.Enqueue(queue, [&memory, rows, value, width_bytes, height] {
-    std::byte* row = memory.Accessible(rows.address);
-    for (uint64_t i = 0; i < height; ++i, row += rows.pitch_bytes) {
-      std::memset(row, value, width_bytes);
-    }
+  const bool known = memory.Find(target).kind != MemoryKind::kPageable;
+  if (!known || !memory.InBounds(target, bytes)) return cudaErrorInvalidValue;
+  runtime.Enqueue(queue, [&memory, target, value, bytes] {
+    std::memset(memory.Accessible(target), value, bytes);
   });
   return cudaSuccess;
 }
@@ -174,20 +138,6 @@ void SynchronizeImplicitly(int device) {
     tails = runtime.Tails(device, false);
   }
   WaitForAll(tails);
-}
-
-cudaError_t AllocateHost(void** memory, size_t bytes, unsigned flags) {
-  constexpr unsigned kKnown =
-      cudaHostAllocPortable | cudaHostAllocMapped | cudaHostAllocWriteCombined;
-  if (memory == nullptr || (flags & ~kKnown) != 0) return cudaErrorInvalidValue;
-  Runtime& runtime = Runtime::Get();
-  const std::lock_guard lock(runtime.mutex());
-  *memory = nullptr;
-  if (bytes == 0) return cudaSuccess;
-  *memory = runtime.memory->AllocatePinned(CurrentDevice(), bytes, flags);
-  if (*memory == nullptr) return cudaErrorMemoryAllocation;
-  ++runtime.counters.host_alloc_count;
-  return cudaSuccess;
 }
 
 }  // namespace
@@ -273,12 +223,19 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 }
 
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned flags) {
-  return Call("cudaHostAlloc", Needs::kDevice, [&] { return AllocateHost(memory, bytes, flags); });
-}
-
-cudaError_t cudaMallocHost(void** memory, size_t bytes) {
-  return Call("cudaMallocHost", Needs::kDevice,
-              [&] { return AllocateHost(memory, bytes, cudaHostAllocDefault); });
+  return Call("cudaHostAlloc", Needs::kDevice, [&] {
+    constexpr unsigned kKnown =
+        cudaHostAllocPortable | cudaHostAllocMapped | cudaHostAllocWriteCombined;
+    if (memory == nullptr || (flags & ~kKnown) != 0) return cudaErrorInvalidValue;
+    Runtime& runtime = Runtime::Get();
+    const std::lock_guard lock(runtime.mutex());
+    *memory = nullptr;
+    if (bytes == 0) return cudaSuccess;
+    *memory = runtime.memory->AllocatePinned(CurrentDevice(), bytes);
+    if (*memory == nullptr) return cudaErrorMemoryAllocation;
+    ++runtime.counters.host_alloc_count;
+    return cudaSuccess;
+  });
 }
 
 cudaError_t cudaFreeHost(void* memory) {
@@ -298,7 +255,7 @@ cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned flags) {
     if ((flags & ~kKnown) != 0) return cudaErrorNotSupported;  // not simulated
     Runtime& runtime = Runtime::Get();
     const std::lock_guard lock(runtime.mutex());
-    switch (runtime.memory->Register(CurrentDevice(), memory, bytes, flags)) {
+    switch (runtime.memory->Register(CurrentDevice(), memory, bytes)) {
       case MemoryRegistry::RegisterResult::kOverlap:
         return cudaErrorHostMemoryAlreadyRegistered;
       case MemoryRegistry::RegisterResult::kLimit:
@@ -318,26 +275,6 @@ cudaError_t cudaHostUnregister(void* memory) {
     SynchronizeImplicitly(range.device);
     return Runtime::Get().memory->Unregister(memory) ? cudaSuccess
                                                      : cudaErrorHostMemoryNotRegistered;
-  });
-}
-
-cudaError_t cudaHostGetDevicePointer(void** device_pointer, void* memory, unsigned flags) {
-  return Call("cudaHostGetDevicePointer", Needs::kDevice, [&] {
-    if (flags != 0) return cudaErrorInvalidValue;
-    const MemoryKind kind = Runtime::Get().memory->Find(memory).kind;
-    if (kind != MemoryKind::kPinned && kind != MemoryKind::kRegistered)
-      return cudaErrorInvalidValue;
-    *device_pointer = memory;
-    return cudaSuccess;
-  });
-}
-
-cudaError_t cudaHostGetFlags(unsigned* flags, void* memory) {
-  return Call("cudaHostGetFlags", Needs::kDevice, [&] {
-    const MemoryRange range = Runtime::Get().memory->Find(memory);
-    if (range.kind != MemoryKind::kPinned) return cudaErrorInvalidValue;
-    *flags = range.flags | cudaHostAllocMapped;
-    return cudaSuccess;
   });
 }
 
@@ -365,51 +302,24 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 }
 
 cudaError_t cudaMemcpy(void* target, const void* source, size_t bytes, cudaMemcpyKind kind) {
-  return Call("cudaMemcpy", Needs::kDevice, [&] {
-    const Copy copy{{target, bytes}, {Offset(source, 0), bytes}, bytes, 1};
-    return EnqueueCopy(copy, kind, nullptr, true);
-  });
+  return Call("cudaMemcpy", Needs::kDevice,
+              [&] { return EnqueueCopy(target, source, bytes, kind, nullptr, true); });
 }
 
 cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
-  return Call("cudaMemcpyAsync", Needs::kDevice, [&] {
-    const Copy copy{{target, bytes}, {Offset(source, 0), bytes}, bytes, 1};
-    return EnqueueCopy(copy, kind, stream, false);
-  });
-}
-
-cudaError_t cudaMemcpyPeerAsync(void* target, int, const void* source, int, size_t bytes,
-                                cudaStream_t stream) {
-  return Call("cudaMemcpyPeerAsync", Needs::kDevice, [&] {
-    const Copy copy{{target, bytes}, {Offset(source, 0), bytes}, bytes, 1};
-    return EnqueueCopy(copy, cudaMemcpyDeviceToDevice, stream, false);
-  });
-}
-
-cudaError_t cudaMemcpy2DAsync(void* target, size_t target_pitch, const void* source,
-                              size_t source_pitch, size_t width, size_t height, cudaMemcpyKind kind,
-                              cudaStream_t stream) {
-  return Call("cudaMemcpy2DAsync", Needs::kDevice, [&] {
-    const Copy copy{{target, target_pitch}, {Offset(source, 0), source_pitch}, width, height};
-    return EnqueueCopy(copy, kind, stream, false);
-  });
+  return Call("cudaMemcpyAsync", Needs::kDevice,
+              [&] { return EnqueueCopy(target, source, bytes, kind, stream, false); });
 }
 
 cudaError_t cudaMemset(void* memory, int value, size_t bytes) {
   return Call("cudaMemset", Needs::kDevice,
-              [&] { return EnqueueMemset({memory, bytes}, value, bytes, 1, nullptr); });
+              [&] { return EnqueueMemset(memory, value, bytes, nullptr); });
 }
 
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
   return Call("cudaMemsetAsync", Needs::kDevice,
-              [&] { return EnqueueMemset({memory, bytes}, value, bytes, 1, stream); });
-}
-
-cudaError_t cudaMemset2DAsync(void* memory, size_t pitch, int value, size_t width, size_t height,
-                              cudaStream_t stream) {
-  return Call("cudaMemset2DAsync", Needs::kDevice,
-              [&] { return EnqueueMemset({memory, pitch}, value, width, height, stream); });
+              [&] { return EnqueueMemset(memory, value, bytes, stream); });
 }
 
 }  // extern "C"

@@ -14,14 +14,13 @@ namespace {
 constexpr int kLeastPriority = 0;
 constexpr int kGreatestPriority = -5;
 
-cudaError_t CreateStream(cudaStream_t* stream, unsigned flags, int priority) {
+// Priorities have no effect.
+cudaError_t CreateStream(cudaStream_t* stream, unsigned flags) {
   if (stream == nullptr || (flags & ~cudaStreamNonBlocking) != 0) return cudaErrorInvalidValue;
   Runtime& runtime = Runtime::Get();
   const std::lock_guard lock(runtime.mutex());
-  if (priority > kLeastPriority) priority = kLeastPriority;
-  if (priority < kGreatestPriority) priority = kGreatestPriority;
   *stream = runtime.NewHandle<cudaStream_t>();
-  runtime.streams.emplace(*stream, runtime.NewStream(CurrentDevice(), flags, priority));
+  runtime.streams.emplace(*stream, runtime.NewStream(CurrentDevice(), flags));
   return cudaSuccess;
 }
 
@@ -63,19 +62,14 @@ cudaError_t FindRecorded(cudaEvent_t event, CompletionPtr& recorded, int& device
 
 extern "C" {
 
-cudaError_t cudaStreamCreate(cudaStream_t* stream) {
-  return Call("cudaStreamCreate", Needs::kDevice,
-              [&] { return CreateStream(stream, cudaStreamDefault, 0); });
-}
-
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   return Call("cudaStreamCreateWithFlags", Needs::kDevice,
-              [&] { return CreateStream(stream, flags, 0); });
+              [&] { return CreateStream(stream, flags); });
 }
 
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
   return Call("cudaStreamCreateWithPriority", Needs::kDevice,
-              [&] { return CreateStream(stream, flags, priority); });
+              [&] { return CreateStream(stream, flags); });
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
@@ -108,7 +102,6 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
       const std::lock_guard lock(runtime.mutex());
       const cudaError_t status = FindTails(stream, tails, device);
       if (status != cudaSuccess) return status;
-      ++runtime.counters.stream_synchronize_count;
     }
     WaitForAll(tails);
     return runtime.StickyError(device);
@@ -192,36 +185,6 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   });
 }
 
-cudaError_t cudaStreamGetDevice(cudaStream_t stream, int* device) {
-  return Call("cudaStreamGetDevice", Needs::kDevice, [&] {
-    const std::lock_guard lock(Runtime::Get().mutex());
-    const StreamPtr queue = Runtime::Get().FindStream(stream);
-    if (!queue) return cudaErrorInvalidResourceHandle;
-    *device = queue->options().device;
-    return cudaSuccess;
-  });
-}
-
-cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned* flags) {
-  return Call("cudaStreamGetFlags", Needs::kDevice, [&] {
-    const std::lock_guard lock(Runtime::Get().mutex());
-    const StreamPtr queue = Runtime::Get().FindStream(stream);
-    if (!queue) return cudaErrorInvalidResourceHandle;
-    *flags = queue->options().flags;
-    return cudaSuccess;
-  });
-}
-
-cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
-  return Call("cudaStreamGetPriority", Needs::kDevice, [&] {
-    const std::lock_guard lock(Runtime::Get().mutex());
-    const StreamPtr queue = Runtime::Get().FindStream(stream);
-    if (!queue) return cudaErrorInvalidResourceHandle;
-    *priority = queue->options().priority;
-    return cudaSuccess;
-  });
-}
-
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   return Call("cudaLaunchHostFunc", Needs::kDevice, [&] {
     if (function == nullptr) return cudaErrorInvalidValue;
@@ -229,7 +192,6 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
     const std::lock_guard lock(runtime.mutex());
     const StreamPtr queue = runtime.FindStream(stream);
     if (!queue) return cudaErrorInvalidResourceHandle;
-    ++runtime.counters.host_function_count;
     runtime.Enqueue(queue, [function, data] {
       InHostFunction() = true;
       function(data);

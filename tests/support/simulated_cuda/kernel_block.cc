@@ -1,6 +1,6 @@
 // The threads of a block, as fibers of the stream's thread.
 //
-// 1. A fiber runs one thread after another until a thread has to wait (barrier, shuffle). A block
+// 1. A fiber runs one thread after another until a thread has to wait (vote, shuffle). A block
 //    whose threads never wait needs one fiber.
 // 2. A thread that waits keeps its fiber. Another fiber continues: that of a thread whose wait is
 //    over, or otherwise a new one, which begins with the next thread.
@@ -43,7 +43,7 @@ constexpr unsigned kWarpSize = 32;
   std::abort();
 }
 
-enum class WarpOperation { kSync, kBallot, kShuffle };
+enum class WarpOperation { kBallot, kShuffle };
 
 // A thread of the current block, and what it waits for.
 struct Thread {
@@ -60,7 +60,7 @@ struct Thread {
 struct WarpGroup {
   uint32_t mask = 0;
   uint32_t arrived = 0;
-  WarpOperation operation = WarpOperation::kSync;
+  WarpOperation operation = WarpOperation::kBallot;
 };
 
 struct Warp {
@@ -89,7 +89,6 @@ class BlockRunner {
   // Returns the error with which the kernel ended.
   cudaError_t Run(const Launch& launch);
 
-  int Barrier(bool predicate);
   uint64_t WaitInWarp(WarpOperation operation, uint32_t mask, uint64_t value, unsigned source);
   [[noreturn]] void Fail(cudaError_t error);
   bool running() const { return launch_ != nullptr; }
@@ -101,7 +100,6 @@ class BlockRunner {
   void Wait();
   void LeaveFiber(Fiber& fiber, bool idle);
   void EndWait(Thread& thread) { ready_.push_back(&thread); }
-  void FinishBarrierIfComplete();
   void FinishGroupIfComplete(unsigned warp, size_t group);
   void AfterExit(const Thread& thread);
   [[noreturn]] void DieOfDeadlock();
@@ -126,8 +124,6 @@ class BlockRunner {
   unsigned started_count_ = 0;
   unsigned finished_count_ = 0;
   std::deque<Thread*> ready_;  // threads whose wait is over
-  std::vector<Thread*> at_barrier_;
-  int barrier_true_count_ = 0;
 };
 
 // Handles an invalid access of a kernel. Sets the error of the device, as far as it can be known.
@@ -195,8 +191,6 @@ void BlockRunner::RunBlock(uint3 block_index) {
   if (const unsigned rest = count % kWarpSize; rest != 0) warps_.back().exited = ~0u << rest;
   started_count_ = finished_count_ = 0;
   ready_.clear();
-  at_barrier_.clear();
-  barrier_true_count_ = 0;
 
   running_fiber_ = &IdleFiber();
   main_->SwitchTo(*running_fiber_);
@@ -256,26 +250,6 @@ void BlockRunner::LeaveFiber(Fiber& fiber, bool idle) {
 
 void BlockRunner::Wait() { LeaveFiber(*current_->fiber, false); }
 
-int BlockRunner::Barrier(bool predicate) {
-  Thread& self = *current_;
-  at_barrier_.push_back(&self);
-  barrier_true_count_ += predicate ? 1 : 0;
-  FinishBarrierIfComplete();
-  Wait();
-  return static_cast<int>(self.result);
-}
-
-// Ends the wait of all threads, including the caller, which continues in its turn.
-void BlockRunner::FinishBarrierIfComplete() {
-  if (at_barrier_.empty() || at_barrier_.size() + finished_count_ < threads_.size()) return;
-  for (Thread* thread : at_barrier_) {
-    thread->result = static_cast<uint64_t>(barrier_true_count_);
-    EndWait(*thread);
-  }
-  at_barrier_.clear();
-  barrier_true_count_ = 0;
-}
-
 uint64_t BlockRunner::WaitInWarp(WarpOperation operation, uint32_t mask, uint64_t value,
                                  unsigned source) {
   Thread& self = *current_;
@@ -324,7 +298,6 @@ void BlockRunner::FinishGroupIfComplete(unsigned warp_index, size_t group_index)
 }
 
 void BlockRunner::AfterExit(const Thread& thread) {
-  FinishBarrierIfComplete();
   Warp& warp = warps_[thread.warp];
   warp.exited |= 1u << thread.lane;
   for (size_t i = warp.groups.size(); i-- > 0;) FinishGroupIfComplete(thread.warp, i);
@@ -339,10 +312,9 @@ void BlockRunner::DieOfDeadlock() {
   }
   std::fprintf(
       stderr,
-      "simulated CUDA: block (%u, %u, %u) hangs: of %zu threads %u have returned, %zu wait at "
-      "a barrier of the block, %zu for lanes of their warp\n",
-      blockIdx.x, blockIdx.y, blockIdx.z, threads_.size(), finished_count_, at_barrier_.size(),
-      in_warps);
+      "simulated CUDA: block (%u, %u, %u) hangs: of %zu threads %u have returned, %zu wait for "
+      "lanes of their warp\n",
+      blockIdx.x, blockIdx.y, blockIdx.z, threads_.size(), finished_count_, in_warps);
   std::abort();
 }
 
@@ -365,24 +337,16 @@ bool IsLaunchable(const Runtime& runtime, const cudaLaunchConfig_t& config) {
 
 // The operation of the stream.
 void RunKernel(Runtime& runtime, int device, const Launch& launch) {
-  std::vector<DeviceArena*> open;
-  {
-    const std::lock_guard lock(runtime.mutex());
-    open.push_back(&runtime.memory->arena(device));
-    for (const int peer : runtime.devices[device].peers) {
-      open.push_back(&runtime.memory->arena(peer));
-    }
-  }
-  for (DeviceArena* arena : open) arena->BeginKernel();
+  DeviceArena& arena = runtime.memory->arena(device);
+  arena.BeginKernel();
   const cudaError_t error = BlockRunner::OfThisThread().Run(launch);
-  for (DeviceArena* arena : open) arena->EndKernel();
+  arena.EndKernel();
   if (error != cudaSuccess) runtime.SetStickyError(device, error);
 }
 
 }  // namespace
 
-cudaError_t LaunchKernel(const cudaLaunchConfig_t& config, const void* kernel,
-                         std::function<void()> thread_body) {
+cudaError_t LaunchKernel(const cudaLaunchConfig_t& config, std::function<void()> thread_body) {
   return Call("cudaLaunchKernelEx", Needs::kDevice, [&] {
     CatchBadAddresses();
     Runtime& runtime = Runtime::Get();
@@ -390,11 +354,7 @@ cudaError_t LaunchKernel(const cudaLaunchConfig_t& config, const void* kernel,
     const StreamPtr queue = runtime.FindStream(config.stream);
     if (!queue || queue->options().device != CurrentDevice()) return cudaErrorInvalidResourceHandle;
     if (!IsLaunchable(runtime, config)) return cudaErrorInvalidConfiguration;
-    const auto allowed = runtime.dynamic_shared_limits.find(kernel);
-    const size_t shared_limit = allowed == runtime.dynamic_shared_limits.end()
-                                    ? 48 << 10
-                                    : static_cast<size_t>(allowed->second);
-    if (config.dynamicSmemBytes > shared_limit) return cudaErrorInvalidValue;
+    if (config.dynamicSmemBytes > 0) return cudaErrorInvalidValue;  // not simulated
     ++runtime.counters.kernel_count;
     const int device = queue->options().device;
     const bool shuffled = runtime.config.shuffle_threads;
@@ -408,8 +368,6 @@ cudaError_t LaunchKernel(const cudaLaunchConfig_t& config, const void* kernel,
   });
 }
 
-int BlockBarrier(bool predicate) { return BlockRunner::OfThisThread().Barrier(predicate); }
-
 uint32_t WarpBallot(uint32_t mask, bool predicate) {
   return static_cast<uint32_t>(
       BlockRunner::OfThisThread().WaitInWarp(WarpOperation::kBallot, mask, predicate ? 1 : 0, 0));
@@ -418,11 +376,5 @@ uint32_t WarpBallot(uint32_t mask, bool predicate) {
 uint64_t WarpShuffle(uint32_t mask, uint64_t value, unsigned source) {
   return BlockRunner::OfThisThread().WaitInWarp(WarpOperation::kShuffle, mask, value, source);
 }
-
-void WarpSync(uint32_t mask) {
-  BlockRunner::OfThisThread().WaitInWarp(WarpOperation::kSync, mask, 0, 0);
-}
-
-void FailKernel(cudaError_t error) { BlockRunner::OfThisThread().Fail(error); }
 
 }  // namespace cairn::simulated_cuda

@@ -1,5 +1,5 @@
 #pragma once
-/// Blocks of a simulated kernel: their threads, barriers and warps. The base of cuda_on_host.h,
+/// Blocks of a simulated kernel: their threads and warps. The base of cuda_on_host.h,
 /// which provides the language of .cu files.
 
 #include <cuda_runtime_api.h>
@@ -21,23 +21,16 @@ inline constexpr uint64_t kUndefinedLane = 0xBAD1A9EBAD1A9E00u;
 
 /// Enqueues a kernel on config.stream, which calls `thread_body` once for every thread of every
 /// block, block after block. Returns the errors of cudaLaunchKernelEx.
-cudaError_t LaunchKernel(const cudaLaunchConfig_t& config, const void* kernel,
-                         std::function<void()> thread_body);
+cudaError_t LaunchKernel(const cudaLaunchConfig_t& config, std::function<void()> thread_body);
 
 /// Returns the lane of the running thread in its warp.
 inline unsigned ThisLane() {
   return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32;
 }
 
-/// Waits for the other threads of the block. Returns for how many threads `predicate` is true.
-int BlockBarrier(bool predicate);
 /// Waits for the lanes of `mask`. Returns the lanes for which `predicate` is true.
 uint32_t WarpBallot(uint32_t mask, bool predicate);
 /// Waits for the lanes of `mask`. Returns the `value` of lane `source`.
 uint64_t WarpShuffle(uint32_t mask, uint64_t value, unsigned source);
-/// Waits for the lanes of `mask`.
-void WarpSync(uint32_t mask);
-/// Ends the kernel; its device is lost with `error`.
-[[noreturn]] void FailKernel(cudaError_t error);
 
 }  // namespace cairn::simulated_cuda

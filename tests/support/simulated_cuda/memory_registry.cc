@@ -149,7 +149,7 @@ void* MemoryRegistry::AllocateDevice(int device, uint64_t size_bytes, uint64_t c
   }
   const uintptr_t start = arena.Allocate(size_bytes);
   if (start == 0) return nullptr;
-  ranges_[start] = {MemoryKind::kDevice, device, 0, start, size_bytes};
+  ranges_[start] = {MemoryKind::kDevice, device, start, size_bytes};
   return reinterpret_cast<void*>(start);
 }
 
@@ -162,14 +162,14 @@ bool MemoryRegistry::FreeDevice(void* start) {
   return true;
 }
 
-void* MemoryRegistry::AllocatePinned(int device, uint64_t size_bytes, unsigned flags) {
+void* MemoryRegistry::AllocatePinned(int device, uint64_t size_bytes) {
   const std::lock_guard lock(mutex_);
   if (!FitsPinned(size_bytes)) return nullptr;
   void* const memory = std::aligned_alloc(4096, RoundUp(size_bytes, 4096));
   if (memory == nullptr) return nullptr;
   std::memset(memory, kFreshPinnedByte, size_bytes);
   const auto start = reinterpret_cast<uintptr_t>(memory);
-  ranges_[start] = {MemoryKind::kPinned, device, flags, start, size_bytes};
+  ranges_[start] = {MemoryKind::kPinned, device, start, size_bytes};
   pinned_bytes_ += size_bytes;
   return memory;
 }
@@ -185,7 +185,7 @@ bool MemoryRegistry::FreePinned(void* start) {
 }
 
 MemoryRegistry::RegisterResult MemoryRegistry::Register(int device, void* start,
-                                                        uint64_t size_bytes, unsigned flags) {
+                                                        uint64_t size_bytes) {
   const std::lock_guard lock(mutex_);
   const auto address = reinterpret_cast<uintptr_t>(start);
   const auto next = ranges_.upper_bound(address);
@@ -194,7 +194,7 @@ MemoryRegistry::RegisterResult MemoryRegistry::Register(int device, void* start,
     return RegisterResult::kOverlap;
   }
   if (!FitsPinned(size_bytes)) return RegisterResult::kLimit;
-  ranges_[address] = {MemoryKind::kRegistered, device, flags, address, size_bytes};
+  ranges_[address] = {MemoryKind::kRegistered, device, address, size_bytes};
   pinned_bytes_ += size_bytes;
   return RegisterResult::kDone;
 }
@@ -220,7 +220,7 @@ MemoryRange MemoryRegistry::Find(const void* pointer) const {
   const std::lock_guard lock(mutex_);
   if (const MemoryRange* range = FindEntry(address)) return *range;
   for (int device = 0; device < static_cast<int>(arenas_.size()); ++device) {
-    if (arenas_[device]->Owns(address)) return {MemoryKind::kStray, device, 0, address, 0};
+    if (arenas_[device]->Owns(address)) return {MemoryKind::kStray, device, address, 0};
   }
   return {};
 }

@@ -27,7 +27,6 @@ enum class MemoryKind {
 struct MemoryRange {
   MemoryKind kind = MemoryKind::kPageable;
   int device = 0;
-  unsigned flags = 0;       // of pinned memory
   uintptr_t start = 0;      // of the allocation
   uint64_t size_bytes = 0;  // of the allocation
 };
@@ -92,10 +91,10 @@ class MemoryRegistry {
   bool FreeDevice(void* start);
 
   /// Returns null beyond the limit.
-  void* AllocatePinned(int device, uint64_t size_bytes, unsigned flags);
+  void* AllocatePinned(int device, uint64_t size_bytes);
   bool FreePinned(void* start);
   enum class RegisterResult { kDone, kOverlap, kLimit };
-  RegisterResult Register(int device, void* start, uint64_t size_bytes, unsigned flags);
+  RegisterResult Register(int device, void* start, uint64_t size_bytes);
   bool Unregister(void* start);
 
   MemoryRange Find(const void* address) const;

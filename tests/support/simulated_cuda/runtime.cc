@@ -15,10 +15,17 @@ namespace {
 
 // CUDA does not list the calls that are unsafe during a capture, except for cudaMalloc: those that
 // wait, query or allocate.
-constexpr std::string_view kUnsafeDuringCapture[] = {
-    "cudaMalloc",      "cudaFree",         "cudaHostAlloc",        "cudaMallocHost",
-    "cudaFreeHost",    "cudaHostRegister", "cudaHostUnregister",   "cudaStreamSynchronize",
-    "cudaStreamQuery", "cudaEventQuery",   "cudaEventSynchronize", "cudaDeviceSynchronize"};
+constexpr std::string_view kUnsafeDuringCapture[] = {"cudaMalloc",
+                                                     "cudaFree",
+                                                     "cudaHostAlloc",
+                                                     "cudaFreeHost",
+                                                     "cudaHostRegister",
+                                                     "cudaHostUnregister",
+                                                     "cudaStreamSynchronize",
+                                                     "cudaStreamQuery",
+                                                     "cudaEventQuery",
+                                                     "cudaEventSynchronize",
+                                                     "cudaDeviceSynchronize"};
 
 // Threads keep their current device until Reset.
 std::atomic<uint64_t> generation{1};
@@ -87,7 +94,6 @@ void Runtime::Reset(const Config& new_config) {
   devices.assign(config.device_count, {});
   events.clear();
   freed_later_bytes.clear();
-  dynamic_shared_limits.clear();
   memory = std::make_unique<MemoryRegistry>(config.device_count, config.device_memory_bytes,
                                             config.pinned_limit_bytes);
   stream_number_ = 0;
@@ -103,14 +109,13 @@ StreamPtr Runtime::FindStream(cudaStream_t stream) {
 
 StreamPtr Runtime::LegacyStream(int device) {
   StreamPtr& stream = devices[device].legacy_stream;
-  if (!stream) stream = NewStream(device, cudaStreamDefault, 0);
+  if (!stream) stream = NewStream(device, cudaStreamDefault);
   return stream;
 }
 
-StreamPtr Runtime::NewStream(int device, unsigned flags, int priority) {
+StreamPtr Runtime::NewStream(int device, unsigned flags) {
   const uint64_t seed = config.jitter_seed * 0x9E3779B97F4A7C15u + ++stream_number_;
-  return std::make_shared<StreamQueue>(
-      StreamQueue::Options{device, flags, priority, config.jitter_us, seed});
+  return std::make_shared<StreamQueue>(StreamQueue::Options{device, flags, config.jitter_us, seed});
 }
 
 std::vector<CompletionPtr> Runtime::Tails(int device, bool blocking_only) {

@@ -4,12 +4,10 @@
 
 #include <cuda_runtime_api.h>
 
-#include <array>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,7 +24,6 @@ using StreamPtr = std::shared_ptr<StreamQueue>;
 struct Device {
   cudaError_t sticky_error = cudaSuccess;
   StreamPtr legacy_stream;  // created at its first use
-  std::set<int> peers;      // whose memory kernels of this device may access
 };
 
 struct EventState {
@@ -49,7 +46,6 @@ class Runtime {
   std::map<cudaStream_t, StreamPtr> streams;
   std::map<cudaEvent_t, EventState> events;
   Counters counters;
-  std::map<const void*, int> dynamic_shared_limits;          // by kernel, above the default
   std::map<const StreamQueue*, uint64_t> freed_later_bytes;  // cudaFreeAsync that has not run yet
   std::vector<std::pair<int, std::weak_ptr<Completion>>> blocks;  // by device
   std::map<cudaStream_t, bool> captures;  // streams that capture a graph; false: it was invalidated
@@ -58,7 +54,7 @@ class Runtime {
   /// there is none.
   StreamPtr FindStream(cudaStream_t stream);
   StreamPtr LegacyStream(int device);
-  StreamPtr NewStream(int device, unsigned flags, int priority);
+  StreamPtr NewStream(int device, unsigned flags);
   /// Enqueues `run` on the stream. It runs after `after` and after what CUDA's rules for the
   /// default stream require. It is skipped if the device is lost.
   CompletionPtr Enqueue(const StreamPtr& stream, std::function<void()> run,

@@ -24,10 +24,6 @@ struct Config {
   uint64_t jitter_seed = 1;  // delays are the same for the same seed, stream and operation
   bool shuffle_threads =
       false;  // start the threads of a block in an order generated from jitter_seed
-  int compute_major = 9;
-  int compute_minor = 0;
-  int multiprocessor_count = 4;  // few: kernels that fill the device launch few blocks
-  bool can_access_peer = true;
 };
 
 /// The contents of new device memory, and of freed device memory until it is reused.
@@ -45,22 +41,18 @@ struct Counters {
   uint64_t h2d_count = 0, h2d_bytes = 0;
   uint64_t d2h_count = 0, d2h_bytes = 0;
   uint64_t d2d_count = 0, d2d_bytes = 0;  // between devices too
-  uint64_t h2h_count = 0, h2h_bytes = 0;
   /// Copies between a device and pageable host memory, which are included above. The caller waits
   /// for them, as in CUDA.
   uint64_t pageable_count = 0, pageable_bytes = 0;
-  uint64_t memset_count = 0, memset_bytes = 0;
   uint64_t kernel_count = 0;
   uint64_t device_malloc_count = 0;  // cudaMalloc and cudaMallocAsync
-  uint64_t host_alloc_count = 0;     // cudaHostAlloc and cudaMallocHost
+  uint64_t host_alloc_count = 0;     // cudaHostAlloc
   uint64_t host_register_count = 0;
   uint64_t device_synchronize_count = 0;
   /// Calls that wait for the complete device although their name does not suggest it: cudaFree,
   /// cudaFreeHost, cudaHostUnregister.
   uint64_t implicit_synchronize_count = 0;
-  uint64_t stream_synchronize_count = 0;
   uint64_t event_synchronize_count = 0;
-  uint64_t host_function_count = 0;
 };
 Counters GetCounters();
 void ResetCounters();

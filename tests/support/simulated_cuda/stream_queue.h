@@ -22,7 +22,6 @@ class StreamQueue : public std::enable_shared_from_this<StreamQueue> {
   struct Options {
     int device = 0;
     unsigned flags = 0;
-    int priority = 0;
     int jitter_us = 0;  // limit of the random delay of an operation
     uint64_t jitter_seed = 0;
   };

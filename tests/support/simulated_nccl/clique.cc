@@ -8,25 +8,21 @@
 //    and wait for an abort.
 #include "tests/support/simulated_nccl/clique.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
-
-#include "tests/support/simulated_nccl/reduction.h"
 
 namespace cairn::simulated_nccl {
 namespace {
 
 constexpr auto kPoll = std::chrono::milliseconds(2);  // the loss of a device is not signalled
 
-uint64_t BytesOf(const Operation& operation) { return operation.count * SizeOf(operation.type); }
-
 void Move(std::byte* target, const std::byte* source, uint64_t bytes) {
   if (bytes > 0) std::memmove(target, source, bytes);
 }
 
 bool AreAlike(const Operation& a, const Operation& b) {
-  return a.kind == b.kind && a.count == b.count && a.type == b.type && a.peer == b.peer &&
-         a.reduction == b.reduction;
+  return a.kind == b.kind && a.bytes == b.bytes && a.peer == b.peer;
 }
 
 }  // namespace
@@ -84,11 +80,11 @@ void Clique::PostTransfer(const Post& post) {
     const Post receive = channel.receives.front();
     channel.sends.pop_front();
     channel.receives.pop_front();
-    if (BytesOf(send.operation()) != BytesOf(receive.operation())) {
+    if (send.operation().bytes != receive.operation().bytes) {
       send.batch->mismatched = receive.batch->mismatched = true;
       continue;
     }
-    Move(receive.operation().write, send.operation().read, BytesOf(send.operation()));
+    Move(receive.operation().write, send.operation().read, send.operation().bytes);
     --send.batch->undone_count;
     --receive.batch->undone_count;
   }
@@ -114,20 +110,16 @@ void Clique::PostCollective(const Post& post) {
 
 void Clique::FinishCollective(const std::map<int, Post>& posts) {
   const Operation& any = posts.begin()->second.operation();
-  const uint64_t bytes = BytesOf(any);
   // Reads all sources first, because targets may be sources.
   std::vector<std::byte> result;
   if (any.kind == OperationKind::kBroadcast) {
     const Operation& root = posts.at(any.peer).operation();
-    result.assign(root.read, root.read + bytes);
+    result.assign(root.read, root.read + any.bytes);
   } else {
+    result.resize(any.bytes);
     for (const auto& [rank, post] : posts) {
       const std::byte* const given = post.operation().read;
-      if (any.kind == OperationKind::kAllGather || rank == 0) {
-        result.insert(result.end(), given, given + bytes);
-      } else {
-        Reduce(any.type, any.reduction, result.data(), given, any.count);
-      }
+      for (uint64_t i = 0; i < any.bytes; ++i) result[i] = std::max(result[i], given[i]);
     }
   }
   for (const auto& [rank, post] : posts) {

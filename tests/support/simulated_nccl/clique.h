@@ -17,17 +17,15 @@
 
 namespace cairn::simulated_nccl {
 
-enum class OperationKind { kSend, kReceive, kBroadcast, kAllGather, kAllReduce };
+enum class OperationKind { kSend, kReceive, kBroadcast, kAllReduce };
 
-/// One operation of one rank.
+/// One operation of one rank, on bytes. A reduction is the largest value.
 struct Operation {
   OperationKind kind = OperationKind::kSend;
   const void* source = nullptr;
   void* target = nullptr;
-  uint64_t count = 0;  // elements from this rank; for a broadcast, from the root
-  ncclDataType_t type = ncclUint8;
+  uint64_t bytes = 0;
   int peer = 0;  // or the root
-  ncclRedOp_t reduction = ncclSum;
   // The addresses that the simulation accesses; set when the operation runs.
   const std::byte* read = nullptr;
   std::byte* write = nullptr;

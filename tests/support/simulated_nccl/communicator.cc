@@ -5,7 +5,6 @@
 
 #include "tests/support/simulated_cuda/simulated_cuda.h"
 #include "tests/support/simulated_cuda/stream_work.h"
-#include "tests/support/simulated_nccl/reduction.h"
 
 namespace cairn::simulated_nccl {
 
@@ -28,17 +27,10 @@ void Communicator::Join(std::shared_ptr<Clique> clique, int rank) {
   rank_ = rank;
 }
 
-ncclResult_t Communicator::Begin(Step step, const std::shared_ptr<Clique>& waits_in) {
-  if (!blocking_) {
-    const std::lock_guard lock(mutex_);
-    pending_ = Pending{std::move(step), in_progress_polls_};
-    return ncclInProgress;
-  }
-  for (;;) {
-    if (const std::optional<ncclResult_t> result = step()) return *result;
-    if (Ended()) return Refuse(ncclInternalError, "aborted while it was in progress");
-    waits_in->WaitForChange();
-  }
+ncclResult_t Communicator::Begin(Step step) {
+  const std::lock_guard lock(mutex_);
+  pending_ = Pending{std::move(step), in_progress_polls_};
+  return ncclInProgress;
 }
 
 ncclResult_t Communicator::Poll() {
@@ -82,18 +74,16 @@ ncclResult_t Communicator::CheckReady() {
 }
 
 bool Communicator::ResolveAddresses(Batch& batch) const {
-  const int size = clique()->size();
   for (Operation& operation : batch.operations) {
-    const uint64_t bytes = operation.count * SizeOf(operation.type);
-    if (bytes == 0) continue;
+    if (operation.bytes == 0) continue;
     if (operation.source != nullptr) {
-      operation.read = simulated_cuda::AccessibleByDevice(operation.source, bytes, device_);
+      operation.read =
+          simulated_cuda::AccessibleByDevice(operation.source, operation.bytes, device_);
       if (operation.read == nullptr) return false;
     }
     if (operation.target != nullptr) {
-      const uint64_t target_bytes =
-          operation.kind == OperationKind::kAllGather ? bytes * static_cast<uint64_t>(size) : bytes;
-      operation.write = simulated_cuda::AccessibleByDevice(operation.target, target_bytes, device_);
+      operation.write =
+          simulated_cuda::AccessibleByDevice(operation.target, operation.bytes, device_);
       if (operation.write == nullptr) return false;
     }
   }

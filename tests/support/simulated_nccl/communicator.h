@@ -19,11 +19,10 @@ namespace cairn::simulated_nccl {
 /// Threads: any.
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
-  Communicator(int device, bool blocking, int in_progress_polls)
-      : device_(device), blocking_(blocking), in_progress_polls_(in_progress_polls) {}
+  Communicator(int device, int in_progress_polls)
+      : device_(device), in_progress_polls_(in_progress_polls) {}
 
   int device() const { return device_; }
-  bool blocking() const { return blocking_; }
   /// Meaningful once it is ready.
   int rank() const;
   std::shared_ptr<Clique> clique() const;
@@ -31,10 +30,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   /// The work of a call: called repeatedly until its result is not empty.
   using Step = std::function<std::optional<ncclResult_t>()>;
-  /// Executes `step`. A blocking communicator waits until it is done; otherwise this returns
-  /// ncclInProgress, and Poll executes the step. `waits_in`: the clique whose changes `step`
-  /// depends on.
-  ncclResult_t Begin(Step step, const std::shared_ptr<Clique>& waits_in);
+  /// Returns ncclInProgress. Poll executes the step.
+  ncclResult_t Begin(Step step);
 
   /// Implements ncclCommGetAsyncError.
   ncclResult_t Poll();
@@ -61,7 +58,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool ResolveAddresses(Batch& batch) const;
 
   const int device_;
-  const bool blocking_;
   const int in_progress_polls_;
   std::atomic<bool> aborted_ = false;
   std::atomic<int> under_way_count_ = 0;

@@ -13,7 +13,6 @@
 
 #include "tests/support/simulated_cuda/stream_work.h"
 #include "tests/support/simulated_nccl/communicator.h"
-#include "tests/support/simulated_nccl/reduction.h"
 #include "tests/support/simulated_nccl/simulated_nccl.h"
 
 namespace cairn::simulated_nccl {
@@ -94,13 +93,12 @@ thread_local Group group;
 // The part of a group that belongs to one communicator and one stream.
 ncclResult_t Launch(const CommunicatorPtr& communicator, std::vector<Operation> operations,
                     cudaStream_t stream) {
-  return communicator->Begin(
-      [weak = std::weak_ptr(communicator), operations = std::move(operations),
-       stream]() -> std::optional<ncclResult_t> {
-        const CommunicatorPtr self = weak.lock();
-        return self ? self->Submit(operations, stream) : ncclInternalError;
-      },
-      communicator->clique());
+  return communicator->Begin([weak = std::weak_ptr(communicator),
+                              operations = std::move(operations),
+                              stream]() -> std::optional<ncclResult_t> {
+    const CommunicatorPtr self = weak.lock();
+    return self ? self->Submit(operations, stream) : ncclInternalError;
+  });
 }
 
 ncclResult_t EndGroup() {
@@ -133,20 +131,16 @@ ncclResult_t EndGroup() {
 
 ncclResult_t CheckOperation(Communicator& communicator, const Operation& operation) {
   if (const ncclResult_t ready = communicator.CheckReady(); ready != ncclSuccess) return ready;
-  if (SizeOf(operation.type) == 0) return communicator.Refuse(ncclInvalidArgument, "no such type");
   if (operation.peer < 0 || operation.peer >= communicator.clique()->size()) {
     return communicator.Refuse(ncclInvalidArgument, "no such rank");
-  }
-  std::byte none[8] = {};
-  if (operation.kind == OperationKind::kAllReduce &&
-      !Reduce(operation.type, operation.reduction, none, none, 0)) {
-    return communicator.Refuse(ncclInvalidArgument, "a reduction that is not simulated");
   }
   return ncclSuccess;
 }
 
 // Adds one operation to the group of the thread, or executes it as a separate group.
-ncclResult_t Ask(ncclComm_t handle, cudaStream_t stream, const Operation& operation) {
+ncclResult_t Ask(ncclComm_t handle, cudaStream_t stream, ncclDataType_t type,
+                 const Operation& operation) {
+  if (type != ncclUint8) return ncclInvalidUsage;  // not simulated
   const CommunicatorPtr communicator = Find(handle);
   if (!communicator) return ncclInvalidArgument;
   const bool alone = group.depth == 0;
@@ -157,37 +151,32 @@ ncclResult_t Ask(ncclComm_t handle, cudaStream_t stream, const Operation& operat
   }
   const bool is_transfer =
       operation.kind == OperationKind::kSend || operation.kind == OperationKind::kReceive;
-  if (!is_transfer && operation.count == 0) return ncclSuccess;  // as in NCCL
+  if (!is_transfer && operation.bytes == 0) return ncclSuccess;  // as in NCCL
   {
     Library& library = TheLibrary();
     const std::lock_guard lock(library.mutex);
-    const uint64_t bytes = operation.count * SizeOf(operation.type);
     if (operation.kind == OperationKind::kSend) {
-      ++library.counters.send_count;
-      library.counters.send_bytes += bytes;
+      library.counters.send_bytes += operation.bytes;
     } else if (!is_transfer) {
-      ++library.counters.collective_count;
-      library.counters.collective_bytes += operation.source != nullptr ? bytes : 0;
+      library.counters.collective_bytes += operation.source != nullptr ? operation.bytes : 0;
     }
   }
   group.calls.push_back({communicator, stream, operation});
   return alone ? EndGroup() : ncclSuccess;
 }
 
-bool IsBlocking(const ncclConfig_t* config) { return config == nullptr || config->blocking != 0; }
-
-CommunicatorPtr Make(bool blocking) {
+CommunicatorPtr Make() {
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return nullptr;
   Library& library = TheLibrary();
   const std::lock_guard lock(library.mutex);
-  return std::make_shared<Communicator>(device, blocking, library.config.in_progress_polls);
+  return std::make_shared<Communicator>(device, library.config.in_progress_polls);
 }
 
-ncclResult_t Init(ncclComm_t* handle, int size, const ncclUniqueId& id, int rank, bool blocking) {
+ncclResult_t Init(ncclComm_t* handle, int size, const ncclUniqueId& id, int rank) {
   if (handle == nullptr || size < 1 || rank < 0 || rank >= size) return ncclInvalidArgument;
   if (group.depth > 0) return ncclInvalidUsage;  // not simulated
-  const CommunicatorPtr communicator = Make(blocking);
+  const CommunicatorPtr communicator = Make();
   if (!communicator) return ncclUnhandledCudaError;
   Library& library = TheLibrary();
   std::shared_ptr<Clique> clique;
@@ -205,12 +194,10 @@ ncclResult_t Init(ncclComm_t* handle, int size, const ncclUniqueId& id, int rank
   }
   communicator->Join(clique, rank);
   *handle = Keep(communicator);
-  return communicator->Begin(
-      [clique, refuses]() -> std::optional<ncclResult_t> {
-        if (!clique->Complete()) return std::nullopt;
-        return refuses && clique->SharesDevices() ? ncclInvalidUsage : ncclSuccess;
-      },
-      clique);
+  return communicator->Begin([clique, refuses]() -> std::optional<ncclResult_t> {
+    if (!clique->Complete()) return std::nullopt;
+    return refuses && clique->SharesDevices() ? ncclInvalidUsage : ncclSuccess;
+  });
 }
 
 // Waits until `split` is complete, then sets the rank of `child`, if there is one.
@@ -226,36 +213,25 @@ Communicator::Step SplitStep(const std::shared_ptr<Clique>& clique,
   };
 }
 
-ncclResult_t Split(ncclComm_t parent_handle, int color, int key, ncclComm_t* handle,
-                   const ncclConfig_t* config) {
+ncclResult_t Split(ncclComm_t parent_handle, int color, int key, ncclComm_t* handle) {
   const CommunicatorPtr parent = Find(parent_handle);
   if (!parent || handle == nullptr) return ncclInvalidArgument;
   if (color < 0 && color != NCCL_SPLIT_NOCOLOR) return ncclInvalidArgument;
   if (group.depth > 0) return ncclInvalidUsage;  // not simulated
   if (const ncclResult_t ready = parent->CheckReady(); ready != ncclSuccess) return ready;
-  const bool inherits = config == nullptr || config->blocking == NCCL_CONFIG_UNDEF_INT;
-  const bool blocking = inherits ? parent->blocking() : config->blocking != 0;
-  {
-    Library& library = TheLibrary();
-    const std::lock_guard lock(library.mutex);
-    ++library.counters.split_count;
-  }
   const std::shared_ptr<Clique> clique = parent->clique();
   const int rank = parent->rank();
   const std::shared_ptr<Clique::Split> split = clique->JoinSplit(rank, color, key);
   CommunicatorPtr child;
   *handle = nullptr;
   if (color != NCCL_SPLIT_NOCOLOR) {
-    child = Make(blocking);
+    child = Make();
     if (!child) return ncclUnhandledCudaError;
     *handle = Keep(child);
   }
-  const ncclResult_t result = parent->Begin(SplitStep(clique, split, rank, child), clique);
-  if (child && !blocking) {
-    // The child completes its split separately, because its state is polled separately.
-    child->Begin(SplitStep(clique, split, rank, child), clique);
-  }
-  return result;
+  // The child completes its split separately, because its state is polled separately.
+  if (child) child->Begin(SplitStep(clique, split, rank, child));
+  return parent->Begin(SplitStep(clique, split, rank, child));
 }
 
 }  // namespace
@@ -319,19 +295,16 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   });
 }
 
-ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId id, int rank) {
-  return Call("ncclCommInitRank", [&] { return Init(comm, size, id, rank, true); });
-}
-
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank,
                                     ncclConfig_t* config) {
-  return Call("ncclCommInitRankConfig",
-              [&] { return Init(comm, size, id, rank, IsBlocking(config)); });
+  return Call("ncclCommInitRankConfig", [&] {
+    const bool is_blocking = config == nullptr || config->blocking != 0;
+    return is_blocking ? ncclInvalidUsage : Init(comm, size, id, rank);  // not simulated
+  });
 }
 
-ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part,
-                           ncclConfig_t* config) {
-  return Call("ncclCommSplit", [&] { return Split(comm, color, key, part, config); });
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part, ncclConfig_t*) {
+  return Call("ncclCommSplit", [&] { return Split(comm, color, key, part); });
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
@@ -344,8 +317,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
           const CommunicatorPtr self = weak.lock();
           if (self && !self->Quiescent()) return std::nullopt;
           return ncclSuccess;
-        },
-        communicator->clique());
+        });
   });
 }
 
@@ -380,35 +352,6 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   });
 }
 
-ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {
-  return Call("ncclCommCount", [&] {
-    const CommunicatorPtr communicator = Find(comm);
-    if (!communicator) return ncclInvalidArgument;
-    if (const ncclResult_t ready = communicator->CheckReady(); ready != ncclSuccess) return ready;
-    *count = communicator->clique()->size();
-    return ncclSuccess;
-  });
-}
-
-ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
-  return Call("ncclCommUserRank", [&] {
-    const CommunicatorPtr communicator = Find(comm);
-    if (!communicator) return ncclInvalidArgument;
-    if (const ncclResult_t ready = communicator->CheckReady(); ready != ncclSuccess) return ready;
-    *rank = communicator->rank();
-    return ncclSuccess;
-  });
-}
-
-ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int* device) {
-  return Call("ncclCommCuDevice", [&] {
-    const CommunicatorPtr communicator = Find(comm);
-    if (!communicator) return ncclInvalidArgument;
-    *device = communicator->device();
-    return ncclSuccess;
-  });
-}
-
 ncclResult_t ncclGroupStart() {
   return Call("ncclGroupStart", [] {
     ++group.depth;
@@ -426,24 +369,16 @@ ncclResult_t ncclGroupEnd() {
 ncclResult_t ncclSend(const void* source, size_t count, ncclDataType_t type, int peer,
                       ncclComm_t comm, cudaStream_t stream) {
   return Call("ncclSend", [&] {
-    return Ask(comm, stream,
-               {.kind = OperationKind::kSend,
-                .source = source,
-                .count = count,
-                .type = type,
-                .peer = peer});
+    return Ask(comm, stream, type,
+               {.kind = OperationKind::kSend, .source = source, .bytes = count, .peer = peer});
   });
 }
 
 ncclResult_t ncclRecv(void* target, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
   return Call("ncclRecv", [&] {
-    return Ask(comm, stream,
-               {.kind = OperationKind::kReceive,
-                .target = target,
-                .count = count,
-                .type = type,
-                .peer = peer});
+    return Ask(comm, stream, type,
+               {.kind = OperationKind::kReceive, .target = target, .bytes = count, .peer = peer});
   });
 }
 
@@ -452,38 +387,22 @@ ncclResult_t ncclBroadcast(const void* source, void* target, size_t count, ncclD
   return Call("ncclBroadcast", [&] {
     const CommunicatorPtr communicator = Find(comm);
     const bool is_root = communicator && communicator->rank() == root;
-    return Ask(comm, stream,
+    return Ask(comm, stream, type,
                {.kind = OperationKind::kBroadcast,
                 .source = is_root ? source : nullptr,  // only that of the root is used
                 .target = target,
-                .count = count,
-                .type = type,
+                .bytes = count,
                 .peer = root});
-  });
-}
-
-ncclResult_t ncclAllGather(const void* source, void* target, size_t count, ncclDataType_t type,
-                           ncclComm_t comm, cudaStream_t stream) {
-  return Call("ncclAllGather", [&] {
-    return Ask(comm, stream,
-               {.kind = OperationKind::kAllGather,
-                .source = source,
-                .target = target,
-                .count = count,
-                .type = type});
   });
 }
 
 ncclResult_t ncclAllReduce(const void* source, void* target, size_t count, ncclDataType_t type,
                            ncclRedOp_t reduction, ncclComm_t comm, cudaStream_t stream) {
   return Call("ncclAllReduce", [&] {
-    return Ask(comm, stream,
-               {.kind = OperationKind::kAllReduce,
-                .source = source,
-                .target = target,
-                .count = count,
-                .type = type,
-                .reduction = reduction});
+    if (reduction != ncclMax) return ncclInvalidUsage;  // not simulated
+    return Ask(
+        comm, stream, type,
+        {.kind = OperationKind::kAllReduce, .source = source, .target = target, .bytes = count});
   });
 }
 

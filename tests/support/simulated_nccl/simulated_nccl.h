@@ -12,9 +12,8 @@
 namespace cairn::simulated_nccl {
 
 struct Config {
-  /// How often ncclCommGetAsyncError returns ncclInProgress after a call on a non-blocking
-  /// communicator. The last of these polls executes the call: a caller that does not poll waits
-  /// forever.
+  /// How often ncclCommGetAsyncError returns ncclInProgress after a call on a communicator. The
+  /// last of these polls executes the call: a caller that does not poll waits forever.
   int in_progress_polls = 1;
   int version = NCCL_VERSION_CODE;
   /// If true, ranks with the same device cannot connect, as in NCCL ("Duplicate GPU detected").
@@ -33,10 +32,8 @@ void SetAsyncError(ncclComm_t comm, ncclResult_t error);
 void FailCall(std::string_view function, uint64_t nth, ncclResult_t error);
 
 struct Counters {
-  uint64_t send_count = 0, send_bytes = 0;  // ncclSend calls
-  uint64_t collective_count = 0;            // calls of all ranks
-  uint64_t collective_bytes = 0;            // sum of what all ranks contribute
-  uint64_t split_count = 0;                 // calls
+  uint64_t send_bytes = 0;        // of ncclSend
+  uint64_t collective_bytes = 0;  // sum of what all ranks contribute
   uint64_t abort_count = 0;
 };
 Counters GetCounters();
