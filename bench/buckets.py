@@ -10,7 +10,7 @@ gateway (--storage rados), for Cairn alone.
 
 In each round, each library saves the same state, loads all of it, and loads 1 % of the keys; the
 order rotates. Each work runs in a new process, loads are compared with what was saved, and CPU time
-is that of the client.
+counts the client.
 """
 
 from __future__ import annotations

@@ -225,7 +225,8 @@ def _dcp_saver(folder: Path, state: Tensors) -> Any:
 
 
 def copy_seconds(nbytes: int, device: str) -> float:
-    """The time of one copy from the device to page-locked memory, computed from that of 1 GiB."""
+    """The time of one copy from the device to page-locked memory, computed from the time of 1
+    GiB."""
     host = torch.empty(min(nbytes, 1 << 30), dtype=torch.uint8, pin_memory=device == "cuda")
     source = torch.ones_like(host, device=device)
     host.copy_(source)

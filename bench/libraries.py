@@ -51,7 +51,7 @@ FLIPPED = {"error": "an error", "wrong": "wrong values", "none": "right values",
 
 
 def make(layers: int, step: int) -> Tensors:
-    """The state of a step; all values differ from those of every other step. 4 MiB per layer."""
+    """The state of a step; all values differ from every other step. 4 MiB per layer."""
     return fill({f"layers.{i}.weight": torch.empty(1024, 1024) for i in range(layers)}, step)
 
 

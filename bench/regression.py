@@ -66,7 +66,7 @@ def run_cases(program: Path, cases: list[str]) -> tuple[str, dict[str, float], d
 
 
 def read_dump(text: str, case: str) -> int:
-    """Returns the instructions in one dump of callgrind, which must be that of `case`."""
+    """Returns the instructions in one dump of callgrind, which must belong to `case`."""
     trigger = re.search(r"^desc: Trigger: Client Request: (.*)$", text, re.MULTILINE)
     total = re.search(r"^totals: (\d+)", text, re.MULTILINE)
     if not trigger or trigger.group(1) != case or not total:

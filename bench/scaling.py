@@ -8,9 +8,9 @@
 2. ranks: what rank 0 does for a step of a simulated job with 128 chunks per rank.
 3. steps: a save of a small step in a store of many, and opens, lists and deletes there.
 
-Each measurement runs in a separate process. Times are those of the processor, in user and kernel
-mode, which other work on the machine changes less than the time that passes. --dir may be without
-slow syncs, such as /dev/shm, because no disk is measured.
+Each measurement runs in a separate process. Times are processor times, in user and kernel mode,
+which other work on the machine changes less than the time that passes. --dir may be without slow
+syncs, such as /dev/shm, because no disk is measured.
 """
 
 from __future__ import annotations

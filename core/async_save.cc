@@ -205,7 +205,7 @@ class AsyncSaver::Impl {
   std::optional<Task> task_ CAIRN_GUARDED_BY(mutex_);
   bool stop_ CAIRN_GUARDED_BY(mutex_) = false;
 
-  std::thread worker_;  // of the first save; declared last: it uses all of the above
+  std::thread worker_;  // started by the first save; declared last: it uses all of the above
 };
 
 AsyncSaver::AsyncSaver(CheckpointStore* store) : impl_(std::make_unique<Impl>(store)) {}

@@ -52,8 +52,8 @@ class AsyncSaver {
   /// Starts a save of `state` as `step` and returns when the tensors in host memory are staged.
   /// Tensors in device memory are digested and copied in the background; see
   /// SaveHandle::WaitStaged and SaveOptions::device_snapshot. Waits first for the previous save,
-  /// whose error is returned by its own handle only. Tensors that share memory are staged once and
-  /// still share it in the step. `options.progress` is called from the worker thread.
+  /// whose error only its own handle returns. Tensors that share memory are staged once and still
+  /// share it in the step. `options.progress` is called from the worker thread.
   ///
   /// Errors in the state itself (duplicate FQNs, a step that exists) are returned here, as is
   /// kResourceExhausted if there is no memory for staging. All other errors of

@@ -41,7 +41,7 @@ namespace {
 /// The last save of tensors in host memory: what is needed to find that nothing has changed.
 struct LastSave {
   internal::PlanCache plans;
-  internal::SavedChunks chunks;  // of the plan
+  internal::SavedChunks chunks;  // chunks of the plan
 };
 
 }  // namespace
@@ -105,8 +105,8 @@ class CheckpointStore::Impl {
     return report;
   }
 
-  /// What the last Save with tensors in device memory wrote; to be passed to SavePlanned only,
-  /// which uses it under the lock.
+  /// The chunks that the last Save with tensors in device memory wrote; to be passed to SavePlanned
+  /// only, which uses them under the lock.
   internal::SavedChunks* last_device_save() { return &last_device_save_; }
 
   /// Returns the last Save, or nothing if another one is running.
@@ -186,8 +186,8 @@ class CheckpointStore::Impl {
   Communicator* const communicator_;  // null: one process alone
   internal::RankInWorld self_;
   internal::TreeCache trees_;
-  internal::SaveQueue queue_;            // of a multi-rank store
-  std::atomic<std::thread::id> writer_;  // of Writing
+  internal::SaveQueue queue_;            // for a multi-rank store
+  std::atomic<std::thread::id> writer_;  // the thread of Writing
   Mutex writing_;                        // held during all of a save, a deletion and the close
   bool closed_ CAIRN_GUARDED_BY(writing_) = false;
   internal::SavedChunks last_device_save_ CAIRN_GUARDED_BY(writing_);

@@ -91,7 +91,7 @@ class CheckpointStore {
   /// collectives of the job. The communicator is used here, by Close, and by loads with
   /// ShardLoadOptions::read_once; it must outlive the store.
   ///
-  /// Errors: those of Open, and kInvalidArgument: the directory is not shared by all ranks.
+  /// Errors: see Open; also kInvalidArgument: the ranks do not share the directory.
   static Result<std::unique_ptr<CheckpointStore>> OpenShared(const std::string& address,
                                                              kv::OpenMode mode,
                                                              Communicator& communicator,
@@ -106,7 +106,7 @@ class CheckpointStore {
   kv::Store& kv() const;
   /// All committed steps, ascending by number.
   Result<std::vector<kv::StepInfo>> Steps() const;
-  /// Returns the numbers of the committed steps, in ascending order. Cost: that of Store::Latest.
+  /// Returns the numbers of the committed steps, in ascending order. Cost: as Store::Latest.
   Result<std::vector<uint64_t>> StepNumbers() const;
 
   /// Writes `state` as `step`, which is durable when the call returns. Tensors are borrowed until
@@ -115,7 +115,7 @@ class CheckpointStore {
   /// addition to the caller's: the block pools (kv::IoOptions) and the records of one segment.
   ///
   /// In a multi-rank store, a tensor with a Sharding is the part that this rank holds; every other
-  /// tensor and value is the same on all ranks (for tensors: on those of
+  /// tensor and value is the same on all ranks (for tensors: on the ranks of
   /// SaveOptions::replicated_mesh). The step is committed once all ranks have written their parts,
   /// and the parts agree and tile their tensors. Otherwise every rank gets an error, which names
   /// the rank that failed.
@@ -141,12 +141,12 @@ class CheckpointStore {
   /// kFailedPrecondition: the store is open for reading, or a save is running.
   Result<kv::StepInfo> Edit(uint64_t source, uint64_t into, const StepEdit& edit);
 
-  /// Commits the step `into`: its floating-point tensors are the weighted means of those of
-  /// `steps`, and all else is that of the last of `steps`, also how tensors are divided into
-  /// chunks. The steps have the same keys, with the same dtypes and shapes; they may be sharded
-  /// differently. docs/merging.md defines the arithmetic, whose result depends on nothing else.
-  /// Chunks that are equal in all steps are references. Not collective: rank 0 of a multi-rank
-  /// store calls it alone. Memory: 24 MiB, that of loads of 4 MiB, and the records of two steps.
+  /// Commits the step `into`: its floating-point tensors are the weighted means of the tensors of
+  /// `steps`. Everything else, including the chunk grids, comes from the last of `steps`. The steps
+  /// have the same keys, with the same dtypes and shapes; they may be sharded differently.
+  /// docs/merging.md defines the arithmetic, whose result depends on nothing else. Chunks that are
+  /// equal in all steps are references. Not collective: rank 0 of a multi-rank store calls it
+  /// alone. Memory: 24 MiB, loads of 4 MiB, and the records of two steps.
   ///
   /// kInvalidArgument: fewer than two steps, or one is named twice; keys, dtypes, shapes or shared
   /// memory of the steps differ; they differ in a tensor of 8-bit or 4-bit floats; or the weights
@@ -158,14 +158,14 @@ class CheckpointStore {
 
   /// Lists the keys of `step`, or of the latest step, that `patterns` select. Reads records, but no
   /// payload. kNotFound: there is no such step. Cost: linear in the number of keys of the step. If
-  /// no inclusion of `patterns` has a wildcard, it is that of reading the step's structure and of
-  /// the keys that are listed; the store keeps the structure (up to 64 MiB, and 8 bytes per key)
-  /// for such lists of this step and of steps with the same structure.
+  /// no inclusion of `patterns` has a wildcard, only reads the step's structure and the listed
+  /// keys; the store keeps the structure (up to 64 MiB, and 8 bytes per key) for such lists of this
+  /// step and of steps with the same structure.
   Result<Contents> List(std::optional<uint64_t> step, const KeyPatterns& patterns = {}) const;
   /// Calls the visitors with the tensors and values of a step that `patterns` select, in key order,
   /// and then with the hidden tensors that selected ones need. So the first key is known long
   /// before the last one is read. Then checks aliases, as List does. Requires that `step` was found
-  /// in this store. Memory: that of the values and aliases.
+  /// in this store. Memory: the values and aliases.
   Result<void> ForEachKey(const kv::StepInfo& step, const KeyPatterns& patterns,
                           const TensorVisitor& on_tensor, const ValueVisitor& on_value) const;
   /// Returns the record of one tensor. Cost: one lookup. kNotFound: there is no such tensor; the
@@ -177,7 +177,7 @@ class CheckpointStore {
                                                               std::string_view name) const;
   /// Returns what the save recorded about the values of each tensor (SaveOptions::statistics);
   /// nothing for an alias, and for a tensor of which a chunk has none. Reads no payload. Requires
-  /// that `tensors` are of `step` and ascend by FQN, as those of List.
+  /// that `tensors` belong to `step` and ascend by FQN, as in the result of List.
   Result<std::vector<std::optional<StoredStatistics>>> FindStatistics(
       const kv::StepInfo& step, std::span<const TensorInfo> tensors) const;
   /// Returns the chunks of one tensor in key order; none for an alias. kNotFound: there is no such
@@ -185,7 +185,7 @@ class CheckpointStore {
   Result<std::vector<ChunkInfo>> Chunks(const kv::StepInfo& step, const std::string& fqn) const;
 
   /// Calls `visit` with the chunks of `tensors`, in key order; an alias has none. Requires that
-  /// `tensors` are of `step` and ascend by FQN. Cost: that of reading their chunks, and one lookup
+  /// `tensors` belong to `step` and ascend by FQN. Cost: reads their chunk records, and one lookup
   /// for each tensor that does not follow the one before.
   Result<void> ForEachChunk(const kv::StepInfo& step, std::span<const TensorInfo> tensors,
                             const ChunkVisitor& visit) const;
@@ -199,7 +199,7 @@ class CheckpointStore {
   /// when the call returns, the targets may be used on any stream.
   ///
   /// The records of `known` tensors are not read again, if all requested tensors are among them.
-  /// Requires that they are of `step` and ascend by FQN, as those of List.
+  /// Requires that they belong to `step` and ascend by FQN, as in the result of List.
   ///
   /// kNotFound: there is no such tensor, or the step was deleted. kInvalidArgument: the dtype is
   /// not the stored one, the box is not inside the tensor, or the target does not fit the box.
@@ -211,19 +211,19 @@ class CheckpointStore {
   /// Fills this rank's part of each tensor, on any mesh, whatever the mesh of the save was. After
   /// an error the contents of the targets are unspecified. Collective if `options.read_once` is set
   /// and there are several ranks. kInvalidArgument: the global shape is not the stored one, or the
-  /// local tensor does not have the shape that mesh and placements define. All other errors are
-  /// those of Load, and with `read_once` those of the communicator.
+  /// local tensor does not have the shape that mesh and placements define. Other errors: see Load,
+  /// and with `read_once` the communicator.
   Result<LoadReport> LoadShards(const kv::StepInfo& step, std::span<const ShardTarget> targets,
                                 const ShardLoadOptions& options = {}) const;
 
-  /// Updates targets that contain the bytes of the step `base` to those of `step`. Only what
-  /// differs is read: pages of 64 KiB of contiguous tensors in host memory, complete tensors
-  /// otherwise. Tensors that are read page by page are first compared with `base`, all of them
-  /// before the first is written. After another error, they may contain pages of both steps.
-  /// Requests are those of Load.
+  /// Updates targets that contain the bytes of the step `base` to the bytes of `step`. Reads only
+  /// differences: pages of 64 KiB of contiguous tensors in host memory, complete tensors otherwise.
+  /// Tensors that are read page by page are first compared with `base`, all of them before the
+  /// first is written. After another error, they may contain pages of both steps. For requests, see
+  /// Load.
   ///
   /// kInvalidArgument: a tensor does not contain the bytes of `base`; names it. kNotFound: `base`
-  /// or `step` was deleted. All other errors are those of Load.
+  /// or `step` was deleted. Other errors: see Load.
   Result<UpdateReport> Update(const kv::StepInfo& base, const kv::StepInfo& step,
                               std::span<const LoadRequest> requests, const Progress& progress = {},
                               std::span<const DeviceStream> streams = {}) const;
@@ -283,8 +283,8 @@ class CheckpointStore {
 
   /// Releases the store and its lease. Collective in a multi-rank store: every rank calls it after
   /// its last save; a call that is repeated after an error does not wait for the others again.
-  /// Errors are those of kv::Store::Close. The destructor does the same without waiting for other
-  /// ranks, and ignores errors.
+  /// Errors: see kv::Store::Close. The destructor does the same without waiting for other ranks,
+  /// and ignores errors.
   Result<void> Close();
 
  private:

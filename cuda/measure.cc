@@ -82,7 +82,7 @@ class Gpu final : public PlainGpu {
     CAIRN_TRY_ASSIGN(gpu->heap_, DeviceHeap::Make(device));
     CAIRN_TRY_ASSIGN(gpu->stream_, Stream::Make());
     CAIRN_TRY_ASSIGN(gpu->sink_, gpu->heap_->Allocate(sizeof(uint32_t)));
-    // Of default priority: the work of a training runs before that of the queues.
+    // Default priority: the work of a training runs before the work of the queues.
     cudaStream_t training = nullptr;
     CAIRN_TRY(
         Check(cudaStreamCreateWithFlags(&training, cudaStreamNonBlocking), "creating a stream"));

@@ -1,7 +1,7 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
-/// The limits of one GPU, measured with plain CUDA: the speeds that those of queues, digests and
-/// saves are compared with, and a stream that computes as a training does.
+/// The limits of one GPU, measured with plain CUDA: the speeds with which queues, digests and saves
+/// are compared, and a stream that computes as a training does.
 ///
 /// For benchmarks only; saves and loads do not use it.
 

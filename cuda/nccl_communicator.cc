@@ -124,10 +124,9 @@ class NcclCommunicator final : public Communicator {
   Result<std::unique_ptr<Communicator>> Split(uint32_t color, uint32_t key) override {
     CAIRN_TRY(CheckUsable());
     const DeviceScope scope(device());
-    // The buffers are those of the complete world: the number of ranks of the part is not known
-    // yet, and a rank that has no memory must report that before others wait for it. On an error
-    // they are freed after the abort, because cudaFree waits for all work of the device, including
-    // NCCL's.
+    // The buffers fit the complete world: the number of ranks of the part is not known yet, and a
+    // rank that has no memory must report that before others wait for it. On an error they are
+    // freed after the abort, because cudaFree waits for all work of the device, including NCCL's.
     auto transfers = NcclTransfers::Make(device(), world_size_, transfers_->buffer_bytes(),
                                          transfers_->follows());
     auto part = SplitBy(DeadlineAfter(timeout_), {color, key, transfers.has_value()}, transfers);
@@ -140,7 +139,7 @@ class NcclCommunicator final : public Communicator {
   Result<void> CheckPeers() override { return {}; }
 
  private:
-  /// What ranks exchange about themselves in Split.
+  /// The message that ranks exchange about themselves in Split.
   struct SplitChoice {
     uint32_t color = 0;
     uint32_t key = 0;
@@ -271,7 +270,7 @@ Result<void> CheckOptions(const NcclOptions& options) {
   return {};
 }
 
-/// What a rank creates before it connects through NCCL.
+/// The objects that a rank creates before it connects through NCCL.
 struct Prepared {
   const NcclLibrary* nccl = nullptr;
   std::unique_ptr<NcclTransfers> transfers;
@@ -303,7 +302,7 @@ Result<void> StatusOf(const Result<T>& result) {
   return std::unexpected(result.error());
 }
 
-/// What ranks exchange before they connect. All but `id` must be equal.
+/// The message that ranks exchange before they connect. All but `id` must be equal.
 struct Introduction {
   uint64_t buffer_bytes = 0;
   int version = 0;

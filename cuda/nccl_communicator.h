@@ -28,13 +28,13 @@ struct NcclOptions {
   std::optional<std::chrono::milliseconds> connect_timeout;
 
   /// Device memory that ranges in host memory pass through. Each communicator allocates it once,
-  /// also those that are split from this one. Must be equal on all ranks and at least
+  /// also communicators that are split from this one. Must be equal on all ranks and at least
   /// kMinNcclBufferBytes.
   uint64_t buffer_bytes = 64ull << 20;
 
   /// A cudaStream_t of `device`; null for the default stream. It must stay valid as long as the
-  /// communicator and those split from it. A call accesses ranges in device memory after all work
-  /// that this stream contained when the call began.
+  /// communicator and the communicators split from it. A call accesses ranges in device memory
+  /// after all work that this stream contained when the call began.
   void* stream = nullptr;
 
   /// If true, `stream` is ignored: before a call, the caller waits for all work that accesses the
@@ -49,8 +49,8 @@ struct NcclOptions {
 inline constexpr uint64_t kMinNcclBufferBytes = 64ull << 10;
 
 /// Connects the ranks of `host`, with the same rank numbers. Collective. `host` may be any other
-/// communicator and is not needed afterwards. If one rank fails, all ranks return the same error,
-/// that of the lowest rank that failed, and no rank keeps any resource.
+/// communicator and is not needed afterwards. If one rank fails, all ranks return the error of the
+/// lowest rank that failed, and no rank keeps any resource.
 ///
 /// kInvalidArgument: bad options, or buffer_bytes differs between ranks. kUnimplemented: this build
 /// was made without NCCL's header. kFailedPrecondition: there is no NCCL of version 2.18.1 or newer

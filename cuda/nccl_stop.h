@@ -10,8 +10,9 @@
 
 namespace cairn::cuda {
 
-/// The stop flag of a communicator and of those split from it. Other threads use it to end calls,
-/// for example after a signal or when a rank has died, which NCCL itself does not detect.
+/// The stop flag of a communicator and of the communicators split from it. Other threads use it to
+/// end calls, for example after a signal or when a rank has died, which NCCL itself does not
+/// detect.
 ///
 /// Threads: all members are safe, also during calls.
 class NcclStop {

@@ -33,10 +33,10 @@ using internal::CompactContext;
 using internal::LiveRanges;
 using internal::StoreState;
 
-constexpr uint64_t kMaxChunkBytes = 64 << 20;      // that is written in another form
-constexpr double kMinGain = 0.05;                  // of the files that are rewritten
-constexpr int kMaxAttempts = 100;                  // at a round that loses what it reads
-constexpr uint64_t kFileOverheadBytes = 3 * 4096;  // of a segment, without its page digests
+constexpr uint64_t kMaxChunkBytes = 64 << 20;      // limit of a chunk that is compressed
+constexpr double kMinGain = 0.05;                  // part of the rewritten files
+constexpr int kMaxAttempts = 100;                  // attempts at a round whose payload was removed
+constexpr uint64_t kFileOverheadBytes = 3 * 4096;  // overhead of a segment without its page digests
 
 /// Returns whether one segment with the used bytes is clearly smaller than the files are.
 bool IsWorthwhile(uint64_t file_bytes, uint64_t live_bytes) {
@@ -67,7 +67,7 @@ class Compaction {
 
  private:
   /// Returns what RunRound returns. Without a grace period, a commit of another thread may remove
-  /// what the round reads; then the round is repeated.
+  /// payload that the round reads; then the round is repeated.
   Result<std::set<uint64_t>> RunCompleteRound() {
     const CompactReport before = report_;
     const uint64_t done_before_bytes = done_bytes_, total_before_bytes = total_bytes_;
@@ -152,7 +152,7 @@ class Compaction {
   }
 
   /// Chooses the segments with the largest unused part, as many as one round rewrites.
-  /// In addition, those of `wanted`.
+  /// In addition, the segments in `wanted`.
   std::set<uint64_t> Choose(const std::vector<SegmentInfo>& segments, const LiveRanges& ranges,
                             const std::set<uint64_t>& wanted) {
     struct Candidate {
@@ -212,7 +212,7 @@ class Compaction {
   }
 
   /// Compresses a page in the middle of each chunk that could be compressed, and adds the segments
-  /// of those for which it pays off.
+  /// of chunks for which it pays off.
   Result<void> FindCompressible(const Snapshot& snapshot, LiveRanges& ranges,
                                 std::set<uint64_t>& segments) {
     constexpr size_t kBatchPages = 256;

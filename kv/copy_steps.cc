@@ -65,7 +65,7 @@ class Copies {
     for (int attempt = 1;; ++attempt) {
       auto copied = copier_.Copy(step);
       if (copied || copied.error().code != ErrorCode::kNotFound) return copied;
-      // The newest root that the source knows is that of the snapshot, or a newer one.
+      // The newest root that the source knows is the snapshot's root, or a newer one.
       const auto latest = source_.Latest();
       if (!latest) return std::unexpected(copied.error());
       const auto found = (*latest)->FindStep(step.step);
@@ -93,7 +93,7 @@ class Copies {
 
   Store& source_;
   const CopyOptions& options_;
-  std::unique_ptr<internal::SnapshotState> view_;  // that the copier uses
+  std::unique_ptr<internal::SnapshotState> view_;  // the view that the copier uses
   internal::StepCopier copier_;
 };
 

@@ -23,7 +23,7 @@ namespace cairn::kv {
 /// over the target, or another thread has changed it during the copy. kDataLoss: the source is
 /// damaged; the error names the object. kCancelled: `progress` returned false. kInvalidArgument:
 /// `into` is set, and there is not exactly one step. kFailedPrecondition: the target is not open
-/// for writing, or a save of it is running. Other errors are those of the two storages. After an
+/// for writing, or a save of it is running. Returns the errors of the two storages, too. After an
 /// error, the steps before it are in the target.
 ///
 /// Memory: the block pool of the target, and, per thread, the page digests and the footer of a

@@ -1,4 +1,4 @@
-// The chunks are moved as a compaction moves those that lose their deltas.
+// The chunks are moved as a compaction moves chunks that lose their deltas.
 
 #include "kv/replace_chunks.h"
 

@@ -24,17 +24,17 @@ struct StoredChunk {
 
 struct ReplaceReport {
   uint64_t written_bytes = 0;    // payload
-  uint64_t rewritten_steps = 0;  // whose records were changed
+  uint64_t rewritten_steps = 0;  // steps whose records were changed
 };
 
 /// Writes each of `chunks`, without deltas, to a new segment, and rewrites the records of all steps
-/// that have it, in one commit. `bytes_of(i)` returns the bytes of chunks[i], and is called once
-/// for each, in order. No step changes: its keys, bytes and digests remain. The segments that no
-/// step uses any more are removed when the grace period has passed. Memory: a chunk, and 300 bytes
-/// for each of `chunks`.
+/// that have this chunk, in one commit. `bytes_of(i)` returns the bytes of chunks[i], and is called
+/// once for each, in order. No step changes: its keys, bytes and digests remain. The segments that
+/// no step uses any more are removed when the grace period has passed. Memory: a chunk, and 300
+/// bytes for each of `chunks`.
 ///
-/// kDataLoss: the bytes do not match the digest of the chunk; nothing is changed. Other errors are
-/// those of Compact and of `bytes_of`.
+/// kDataLoss: the bytes do not match the digest of the chunk; nothing is changed. Returns the
+/// errors of Compact and of `bytes_of`, too.
 Result<ReplaceReport> ReplaceChunks(
     Store& store, std::span<const StoredChunk> chunks,
     const std::function<Result<std::vector<std::byte>>(size_t i)>& bytes_of);

@@ -40,7 +40,7 @@ bool IsRankZeroOfSeveral(const StepAttempt& attempt) {
   return attempt.has_ranks() && !attempt.store->joined;
 }
 
-/// kInvalidArgument: `page_digests` are not those of the payload.
+/// kInvalidArgument: `page_digests` do not match the payload.
 Result<void> CheckPageDigests(const StepAttempt& attempt, const Payload& payload,
                               std::span<const uint64_t> page_digests) {
   if (page_digests.size() == PageCount(payload.length_bytes())) return {};
@@ -52,7 +52,7 @@ Result<void> CheckPageDigests(const StepAttempt& attempt, const Payload& payload
 StepWriter::StepWriter(std::unique_ptr<StepAttempt> attempt) : attempt_(std::move(attempt)) {}
 
 StepWriter::~StepWriter() {
-  // In a forked child, the files and threads of the attempt are those of the parent.
+  // In a forked child, the files and threads of the attempt belong to the parent.
   if (attempt_ != nullptr && !internal::CheckNotForked(*attempt_->store)) (void)attempt_.release();
 }
 

@@ -52,13 +52,13 @@ class StepWriter {
   Result<Appended> Append(const Payload& payload, SegmentAlignment alignment,
                           std::span<const uint64_t> page_digests = {});
   /// Appends only these pages of a chunk, all to one segment, each range aligned to 4 KiB. Returns
-  /// one extent per range. `page_digests` are those of the complete chunk. Requires ranges that are
-  /// not empty, ascend and are inside the chunk.
+  /// one extent per range. `page_digests` are the digests of all pages of the chunk. Requires
+  /// ranges that are not empty, ascend and are inside the chunk.
   Result<std::vector<Extent>> AppendPages(const Payload& payload, std::span<const PageRange> ranges,
                                           std::span<const uint64_t> page_digests);
-  /// Makes payload pass through `blocks` from now on, not through those of the store: page-locked
-  /// blocks for payload in device memory. Seals the current segment, if there is one; the segments
-  /// after it are completed in the background. Requires that it was not called before.
+  /// Makes payload pass through `blocks` from now on, not through the blocks of the store:
+  /// page-locked blocks for payload in device memory. Seals the current segment, if there is one;
+  /// the segments after it are completed in the background. Requires that it was not called before.
   Result<void> UseBlocks(std::shared_ptr<BlockPool> blocks);
 
   /// Waits until the bytes of all appended payloads are in the files. Afterwards the caller may
@@ -69,42 +69,42 @@ class StepWriter {
   /// added before. In a multi-rank store, tensors that are added before Gather are only for
   /// the footers of segments; rank 0 adds those for the step after Gather.
   Result<void> AddRecord(Column column, std::string_view key, std::span<const std::byte> record);
-  /// Adds a ChunkRecord. `reused` states that the extents are those of the base. Otherwise they are
-  /// from the last Append, or from the last AppendPages with extents of the base between them, or
-  /// those of the base and a delta from the last Append; so this call precedes the next append.
+  /// Adds a ChunkRecord. If `reused`, the base has these extents. Otherwise they come from the last
+  /// Append, or from the last AppendPages with extents of the base between them, or from the base,
+  /// with a delta from the last Append; so this call precedes the next append.
   Result<void> AddChunk(std::string_view key, ChunkEntry entry, bool reused);
   /// Returns whether a chunk that was appended before is in the segment to which payload is
   /// appended now, without deltas of other segments. Then AddChunk may add the same extents once
   /// more, under another key, with `reused` false.
   bool IsInCurrentSegment(const ChunkExtents& extents) const;
-  /// Permits AddChunk to refer to segments that `step` uses, in addition to those of the base.
-  /// Commit returns kConflict if `step` was deleted or replaced since.
+  /// Permits AddChunk to refer to segments that `step` uses, in addition to the segments of the
+  /// base. Commit returns kConflict if `step` was deleted or replaced since.
   void ReferTo(const StepInfo& step);
   /// Adds records that several ranks have in common, such as replicated values. They are stored
   /// once per attempt, however many ranks add the same records. Only Gather reads them; they are
   /// not added to the step. Requires several ranks, and that Gather was not called.
   Result<void> AddShared(std::span<const SharedRecord> records);
 
-  /// Waits for the parts of all other ranks and adds their records to those of this rank. Adds
-  /// their chunks and shared records to `others`, on this thread; of equal shared records only
-  /// those of the lowest rank, and not those that rank 0 has added itself. Returns the error of a
-  /// rank that failed, and names that rank. kUnavailable: ranks are missing at the deadline.
-  /// Requires rank 0 of several, and that it was not called before. Memory: a few parts, and the
-  /// records up to a limit. Decodes parts on all cores, at most 8.
+  /// Waits for the parts of all other ranks and adds their records to its own. Adds their chunks
+  /// and shared records to `others`, on this thread, except shared records that rank 0 or a lower
+  /// rank has added. Returns the error of a rank that failed, and names that rank. kUnavailable:
+  /// ranks are missing at the deadline. Requires rank 0 of several, and that it was not called
+  /// before. Memory: a few parts, and the records up to a limit. Decodes parts on all cores, at
+  /// most 8.
   Result<void> Gather(RankRecords& others);
 
   /// Sets the StructureRecord of the step. Requires rank 0, and that it was not called before.
   Result<void> SetStructure(std::span<const std::byte> record);
 
   /// Commits the step, as described in kv/store.h. After an error the step does not exist, unless
-  /// the message states that it does. The counts of the result are those of all ranks. kConflict: a
-  /// segment to which the step refers was deleted. Requires rank 0, SetStructure and, if there are
-  /// several ranks, Gather.
+  /// the message states that it does. The result counts all ranks. kConflict: a segment to which
+  /// the step refers was deleted. Requires rank 0, SetStructure and, if there are several ranks,
+  /// Gather.
   Result<StepInfo> Commit(const StepSummary& summary);
 
-  /// Commits a step with the same records as `base`, in place of all calls above: the caller knows
-  /// that nothing has changed since. kConflict: `base` was deleted or replaced. Requires one rank,
-  /// and that nothing was appended or added.
+  /// Commits a step with the same records as `base`, in place of all calls above: the caller
+  /// guarantees that nothing has changed since. kConflict: `base` was deleted or replaced. Requires
+  /// one rank, and that nothing was appended or added.
   Result<StepInfo> CommitSame(const StepInfo& base);
 
   /// Makes this rank's part durable, in place of Commit on the ranks other than 0. From here on
@@ -112,10 +112,10 @@ class StepWriter {
   /// unknown whether rank 0 can see the part, the message of the error states that. Requires a
   /// store that was opened with kJoinSession.
   Result<void> Prepare(const StepSummary& summary);
-  /// Waits until rank 0 has committed the step or aborted the attempt. The counts of the result are
-  /// those of this rank. Returns the error of the rank that failed. kUnavailable: rank 0 has not
-  /// decided before the deadline, or another job has taken over the store; the message states
-  /// whether the step may exist. Requires Prepare.
+  /// Waits until rank 0 has committed the step or aborted the attempt. The result counts only this
+  /// rank. Returns the error of the rank that failed. kUnavailable: rank 0 has not decided before
+  /// the deadline, or another job has taken over the store; the message states whether the step may
+  /// exist. Requires Prepare.
   Result<StepInfo> AwaitDecision();
 
   /// Payload that this attempt has appended to segments so far, without padding.

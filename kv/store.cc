@@ -75,7 +75,7 @@ const std::string& Store::session() const { return impl_->state->session; }
 
 namespace {
 
-/// Returns the options of the caller, or else those of the environment and the storage.
+/// Returns the options of the caller, with defaults from the environment and the storage.
 Result<IoOptions> IoOptionsOf(const Storage& storage, const StoreOptions& options) {
   const TransferSizes sizes = storage.transfer_sizes();
   IoOptions io;
@@ -232,7 +232,7 @@ Result<std::shared_ptr<const Snapshot>> Store::SnapshotWith(const StepInfo& step
 }
 
 void Store::AwaitChange(std::chrono::milliseconds timeout) const {
-  // It may return early, and a time after that of the clock's end would have passed already.
+  // It may return early, and a time after the clock's end would have passed already.
   constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24);
   impl_->state->storage->AwaitChange(internal::kRootFolder,
                                      std::clamp(timeout, std::chrono::milliseconds(0), kLongest));

@@ -26,8 +26,8 @@
 /// communicate only through objects.
 ///
 /// Each open for writing commits a root with the next epoch. From then on no writer of an older
-/// epoch can commit, because it would have to put a root that exists. What a crash leaves is
-/// unreachable from the newest root, and is removed by the next open for writing.
+/// epoch can commit, because it would have to put a root that exists. The objects that a crash
+/// leaves are unreachable from the newest root, and the next open for writing removes them.
 
 #include <chrono>
 #include <cstdint>
@@ -71,8 +71,8 @@ class Store {
   static Result<std::unique_ptr<Store>> Open(const std::string& address, OpenMode mode,
                                              StoreOptions options = {});
   /// Opens the store in `storage`, which the store, its snapshots and its writer share with the
-  /// caller: for storages that have no address, such as those that inject faults. Errors are those
-  /// of the other Open.
+  /// caller: for storages without an address, such as storages that inject faults. Returns the
+  /// errors of the other Open.
   static Result<std::unique_ptr<Store>> Open(std::shared_ptr<Storage> storage, OpenMode mode,
                                              StoreOptions options = {});
   ~Store();
@@ -90,7 +90,7 @@ class Store {
   /// Returns the address of the storage; for a directory, its path.
   const std::string& directory() const;
   /// Returns the storage that the store holds open, whatever its address means by now. For readers
-  /// of what is not in a Snapshot. The store must outlive it.
+  /// of objects that a Snapshot does not show. The store must outlive it.
   Storage& storage() const;
   /// Returns the options that the caller gave; `io` is always set.
   const StoreOptions& options() const;
@@ -112,7 +112,7 @@ class Store {
 
   /// Returns a snapshot that contains `step`: the latest, or, if the step has been deleted or
   /// replaced since the caller found it, an older one. kNotFound: the step was deleted, and the
-  /// root that committed it has been removed. Other errors are those of Latest.
+  /// root that committed it has been removed. Returns the errors of Latest, too.
   Result<std::shared_ptr<const Snapshot>> SnapshotWith(const StepInfo& step) const;
 
   /// Waits until another process may have committed a change, at most for `timeout`. May return
@@ -130,7 +130,7 @@ class Store {
   /// has not opened the store for writing, or another rank has not joined it.
   Result<std::unique_ptr<StepWriter>> Begin(uint64_t step, const BeginOptions& options);
 
-  /// In a multi-rank store: makes an attempt fail on all ranks, with `error` as that of rank
+  /// In a multi-rank store: makes an attempt fail on all ranks, with `error` as the error of rank
   /// `rank`. If the step is committed, or may be, the other ranks return the error and keep their
   /// objects. kUnavailable, kResourceExhausted: the error cannot be put.
   Result<void> FailAttempt(const std::string& attempt, uint32_t rank, const Error& error);
@@ -148,18 +148,18 @@ class Store {
 
   /// Changes tags in one commit. A tag that names another step is moved. kNotFound: a step does not
   /// exist, or a tag that is to be removed; then nothing is changed. kInvalidArgument: see
-  /// CheckTags. Other errors are those of Delete.
+  /// CheckTags. Returns the errors of Delete, too.
   Result<void> ChangeTags(const TagChanges& changes);
 
   /// Sets which steps remain: from now on, each commit of a step that is saved, edited or merged
-  /// deletes the steps that neither the policy nor a tag keeps, except those that are newer and
-  /// those of KeepSteps. The commit of a copied step deletes nothing. A policy that keeps nothing
-  /// ends this. One commit, which deletes nothing itself. kInvalidArgument: see CheckRetention.
-  /// Other errors are those of Delete.
+  /// deletes the steps that neither the policy nor a tag keeps, except newer steps and the steps of
+  /// KeepSteps. The commit of a copied step deletes nothing. A policy that keeps nothing ends this.
+  /// One commit, which deletes nothing itself. kInvalidArgument: see CheckRetention. Returns the
+  /// errors of Delete, too.
   Result<void> SetRetention(const RetentionPolicy& policy);
   /// Sets whether saves compress what they write (core::SaveOptions::compress) if they do not state
-  /// otherwise, also those of later processes. Off in a new store. One commit, which changes
-  /// nothing that is stored. Errors are those of Delete.
+  /// otherwise, in later processes too. Off in a new store. One commit, which changes nothing that
+  /// is stored. Returns the errors of Delete.
   Result<void> SetCompression(bool compress);
   /// Replaces the list of steps that the policy does not delete while this store is open.
   void KeepSteps(std::span<const uint64_t> steps);
@@ -167,8 +167,8 @@ class Store {
   /// Releases the lease. A repeated call has no effect, or tries again to remove the lease if that
   /// has failed. kFailedPrecondition: a StepWriter exists, or a compaction is running.
   /// kUnavailable: the store is closed, but its lease cannot be removed: other processes of this
-  /// host are refused until a repeated call removes it or this process ends, those of other hosts
-  /// until it expires. The destructor closes the store too, and ignores errors.
+  /// host are refused until a repeated call removes it or this process ends, and processes of other
+  /// hosts until it expires. The destructor closes the store too, and ignores errors.
   Result<void> Close();
 
   class Impl;

@@ -27,7 +27,7 @@ export CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file
 rm -rf build-wheel/raw
 Logged .venv/bin/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation \
   --wheel-dir build-wheel/raw .
-# The oldest glibc that the wheel runs on is that of the symbols that it uses: auditwheel finds it.
+# The symbols that the wheel uses determine the oldest glibc that it runs on: auditwheel finds it.
 rm -f "$dist"/cairn-*.whl
 Logged .venv/bin/python -m auditwheel repair --wheel-dir "$dist" build-wheel/raw/cairn-*.whl
 wheel=$(echo "$dist"/cairn-*.whl)

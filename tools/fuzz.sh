@@ -55,7 +55,7 @@ Fuzz() {
   # Otherwise libFuzzer solves the comparison of a checksum, and forges properties with which RocksDB
   # ends the process in an assertion (docs/fuzzing.md).
   if [[ $name == tables ]]; then options+=(-use_cmp=0); fi
-  # The limits are those of a decoder that does not bound its memory or time by its input.
+  # A decoder exceeds these limits if it does not bound its memory or time by its input.
   "build-fuzz/bin/fuzz_$name" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 \
     -malloc_limit_mb=1024 -max_len=16384 -print_final_stats=1 -artifact_prefix="$dir/findings/" \
     "${options[@]}" "$dir/new" "tests/fuzz/corpus/$name" >"$dir/log" 2>&1 </dev/null || status=$?

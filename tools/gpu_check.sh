@@ -67,7 +67,8 @@ Pack() {
   fi
   git describe --always --dirty >"$to/VERSION" 2>/dev/null || echo unknown >"$to/VERSION"
 
-  # Every library except for those of the system and the driver, which must be those of the machine.
+  # Every library except for the libraries of the system and the driver, which must come from the
+  # machine.
   local host='^(linux-vdso|ld-linux|libc|libm|libpthread|libdl|librt|libresolv|libstdc\+\+|libgcc_s|libcuda|libnvidia|libcairn_simulated)'
   local path
   ldd "$to"/bin/* "$to"/python/cairn/*.so | awk '$2 == "=>" && $3 ~ /^\// { print $1, $3 }' | sort -u |

@@ -14,7 +14,7 @@ case ${1:-HEAD} in
   *) mapfile -t files < <(git diff --name-only --diff-filter=d "${1:-HEAD}" --
                           git ls-files --others --exclude-standard) ;;
 esac
-# Matching PATTERN: those of the files that are text of this kind and not test data.
+# Matching PATTERN: prints the files that are text of this kind and not test data.
 Matching() {
   printf '%s\n' "${files[@]}" | grep -E "$1" | grep -vE '^tests/(golden|fuzz/corpus)/|^LICENSE$' || true
 }

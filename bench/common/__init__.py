@@ -1,1 +1,1 @@
-"""What the programs of bench/ share: states, libraries, child processes, meters, reports."""
+"""Code that the programs of bench/ share: states, libraries, child processes, meters, reports."""

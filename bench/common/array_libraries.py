@@ -121,7 +121,7 @@ class TensorStore(Library):
             opened = [self._open(key) for key in batch]
             copies = []
             for key, array in zip(batch, opened):
-                # Boxes keep their original indices; those of the target start at 0.
+                # Boxes keep their original indices; the target's indices start at 0.
                 source = array.result()[index_of(boxes[key])][self.lib.d[:].translate_to[0]]
                 target = self.lib.array(array_of(targets[key]), copy=False)
                 copies.append(target.write(source))

@@ -51,7 +51,7 @@ def _read_until(fd: int, deadline: float) -> bytes | None:
 
 def run_in_child(work: Callable[[], Any], deadline_s: float, log: Path) -> Any:
     """Returns what `work` returns, which must be JSON; {"error": ...} if it raises, dies or is
-    late. What the child prints is added to `log`."""
+    late. The child's output is added to `log`."""
     end, answer_end = os.pipe()  # both ends are closed by exec
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,4 @@
-"""What a program writes: raw results in JSON, a page of tables in Markdown, and a chart.
+"""Output of a program: raw results in JSON, a page of tables in Markdown, and a chart.
 
 By default, these are in build/site/html/performance, next to the pages of the site. The pages in
 docs/performance keep the tables, with date and machine.

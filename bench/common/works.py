@@ -166,7 +166,7 @@ def _measure_call(work: Work, library: Library, state: State, check: bool) -> li
 
 def _measure_repeated(work: Work, library: Library, state: State) -> list[Record]:
     """Saves several times in one process. The first save allocates memory and creates files that
-    later ones reuse, so the figures are those of the later ones."""
+    later ones reuse, so the figures come from the later ones."""
     records = []
     is_stall = work.method in STALLS
     keys = work.keys(state) if is_stall else list(state.tensors)

@@ -30,8 +30,8 @@ int Run(const std::filesystem::path& directory, const std::vector<std::string_vi
                "cairn_regression: built without optimization, so its counts are not meaningful\n");
   return 2;
 #endif
-  // What the counts depend on besides our code. Valgrind presents the same processor to the program
-  // on every machine with AVX2.
+  // The counts depend on these versions besides our code. Valgrind presents the same processor to
+  // the program on every machine with AVX2.
   std::printf("toolchain g++ %d, RocksDB %d.%d, %s\n", __GNUC__, ROCKSDB_MAJOR, ROCKSDB_MINOR,
               __builtin_cpu_supports("avx2") ? "AVX2" : "no AVX2");
   for (const Case& one : kCases) {

@@ -10,7 +10,7 @@
 
 namespace cairn::core {
 
-/// What one call moved on this rank.
+/// The bytes that one call moved on this rank.
 struct TransferReport {
   uint64_t sent_bytes = 0;         // tensor bytes that it sent, also to itself
   uint64_t received_bytes = 0;     // tensor bytes from other ranks

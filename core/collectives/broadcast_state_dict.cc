@@ -3,9 +3,9 @@
 //      messages of the targets (GlobalStateLayout).
 //   2. Rank 0 broadcasts a description of its leaves, including values.
 //   3. Every rank plans and allocates its result. The ranks agree on the status.
-//   4. Tensors are sent in batches, in the order of rank 0. What a rank receives of a batch is one
-//      stream, its boxes one after the other; a round moves the same share of each stream. Tensors
-//      that all ranks hold completely are in separate batches, which Broadcast sends.
+//   4. Tensors are sent in batches, in the order of rank 0. A rank receives a batch as one stream,
+//      its boxes one after the other; a round moves the same share of each stream. Tensors that all
+//      ranks hold completely are in separate batches, which Broadcast sends.
 // From step 2 on all ranks compute the same batches, streams and rounds.
 
 #include "core/collectives/broadcast_state_dict.h"
@@ -136,7 +136,7 @@ class Broadcaster {
       const int64_t entry = layout_->Find(leaf.fqn);
       if (!IsTensor(leaf.kind) || entry < 0) continue;
       Transfer transfer{.full_leaf = i, .entry = &layout_->entries()[static_cast<size_t>(entry)]};
-      // Each rank that has the key has compared the dtype and shape with those of its target.
+      // Each rank that has the key has compared the dtype and shape with its target.
       const uint64_t tensor_bytes = *TensorBytes(leaf.dtype, leaf.shape);
       if (tensor_bytes == 0) continue;
       transfer.whole_on_all = true;
@@ -273,7 +273,7 @@ class Broadcaster {
   const BroadcastOptions& options_;
   std::vector<Leaf> target_leaves_;
   std::vector<internal::FullLeaf> described_;  // leaves of rank 0
-  std::optional<GlobalStateLayout> layout_;    // of the targets
+  std::optional<GlobalStateLayout> layout_;    // layout of the targets
   internal::ShardPlan plan_;
   std::vector<Transfer> transfers_;  // in the order of rank 0, the same on all ranks
   // Destroyed before the plan, because after an error it may still write to the result.

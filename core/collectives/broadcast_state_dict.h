@@ -27,9 +27,9 @@ Result<HostState> DistributeStateDict(const StateDict& full, const StateTarget& 
 
 /// Copies the `full` state of rank 0, whose tensors are not sharded, to the shards that the
 /// `target` of each rank describes; `full` is ignored on other ranks. The result has the structure
-/// of the target. If a tensor of the target has memory, it is written, and the result borrows it;
-/// otherwise the result owns the tensor. Leaves that are not sharded become complete tensors or
-/// values, as in `full`. Keys that the target lacks are ignored. Collective.
+/// of the target. If a tensor of the target has memory, this memory is written, and the result
+/// borrows it; otherwise the result owns the tensor. Leaves that are not sharded become complete
+/// tensors or values, as in `full`. Keys that the target lacks are ignored. Collective.
 ///
 /// kInvalidArgument on all ranks: dtypes or global shapes differ, `full` has a value for a sharded
 /// tensor or is sharded itself, the buffer is too small, or another error that

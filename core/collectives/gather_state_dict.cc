@@ -67,7 +67,7 @@ class Gatherer {
   // A tensor that some rank has to assemble.
   struct Transfer {
     const Entry* entry = nullptr;
-    uint64_t length_bytes = 0;            // of the global tensor
+    uint64_t length_bytes = 0;            // length of the global tensor
     std::optional<uint32_t> tensor = {};  // in the local state, if this rank has the key
   };
 

@@ -37,8 +37,8 @@ struct GatherOptions {
 };
 
 /// Returns the state of this rank with every sharded tensor complete, assembled from the shards of
-/// all ranks; one of several replicas is sent. Tensors that are not sharded and values are those of
-/// this rank. Collective.
+/// all ranks; one of several replicas is sent. Takes values and unsharded tensors from this rank.
+/// Collective.
 ///
 /// kInvalidArgument on all ranks: a shard does not match its sharding, or has no memory; explicit
 /// shards have gaps or overlaps; ranks describe a key differently; `ranks_only` contains a rank

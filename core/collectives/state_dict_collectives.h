@@ -3,7 +3,7 @@
 /// Collectives that convert state dicts between one shard per rank and full states on some ranks:
 /// gather, broadcast, distribute.
 ///
-/// They correspond to torch.distributed._state_dict_utils. The ranks of meshes are those of the
+/// They correspond to torch.distributed._state_dict_utils. The ranks of meshes are ranks of the
 /// communicator. Ranks may have different keys (pipeline stages). Ranks that are not in the mesh of
 /// a tensor hold nothing of it; every rank of the mesh must have the key.
 ///
@@ -13,13 +13,13 @@
 /// received in, the tensors themselves, without a buffer.
 ///
 /// Devices: tensors of a state may be in device memory (TensorView::device). The results are then
-/// on the same device: a gathered tensor on that of its shards, and a tensor for which the target
-/// has no memory on that of its view; with cpu_offload all are in host memory. A communicator of
-/// the device (Communicator::device) sends bytes from device to device, with buffers in device
-/// memory. With any other communicator bytes pass through host memory, which is page-locked if the
-/// system allows it. The tensors are accessed after all work that `streams` contained when the call
-/// began. The call returns when its work is complete, so that all later work on any stream runs
-/// after it.
+/// on the same device: a gathered tensor on the device of its shards, and a tensor for which the
+/// target has no memory on the device of its view; with cpu_offload all are in host memory. A
+/// communicator of the device (Communicator::device) sends bytes from device to device, with
+/// buffers in device memory. With any other communicator bytes pass through host memory, which is
+/// page-locked if the system allows it. The tensors are accessed after all work that `streams`
+/// contained when the call began. The call returns when its work is complete, so that all later
+/// work on any stream runs after it.
 ///
 /// Two communicators: with `tensor_communicator`, only tensors are sent over that one. Everything
 /// else, such as statuses, is sent over the communicator of the call. For example, device memory is

@@ -91,8 +91,8 @@ class DeviceQueue {
   virtual void JoinHostRanges(bool join) = 0;
   /// Copy within the device: Pack copies row-major bytes [begin_bytes, begin_bytes + count) of
   /// `source` to `target`, and Unpack copies `source` to these bytes of `target`. Small copies are
-  /// executed together: requires that of the packs between two flushes none reads or writes what
-  /// another one writes, and likewise of the unpacks.
+  /// executed together: requires that no pack between two flushes reads or writes memory that
+  /// another pack writes, and likewise for the unpacks.
   virtual Result<void> Pack(const TensorView& source, uint64_t begin_bytes, uint64_t count,
                             std::byte* target) = 0;
   virtual Result<void> Unpack(const std::byte* source, uint64_t count, const TensorTarget& target,
@@ -112,9 +112,9 @@ class DeviceQueue {
   /// Flushes, and returns the point after everything that the queue contains now.
   virtual Result<std::shared_ptr<const DeviceFence>> Fence() = 0;
 
-  /// The page digests of all jobs, in their order, bit-identical to those of kv/base/digest.h. Each
-  /// job begins a new page. `changed` has one bit per page, which is set if the job has no base or
-  /// the digest differs from that of `base`.
+  /// The page digests of all jobs, in their order, bit-identical to kv/base/digest.h. Each job
+  /// begins a new page. `changed` has one bit per page, which is set if the job has no base or the
+  /// digest differs from the base's digest.
   struct Digests {
     std::shared_ptr<const DevicePageDigests> page_digests;
     std::vector<uint64_t> changed;  // bit p % 64 of word p / 64

@@ -12,7 +12,7 @@ Result<Report> CollectReport(const kv::Store& store, const ReportOptions& option
     CAIRN_TRY_ASSIGN(Report report, collector.Collect(store.storage()));
     report.uuid = store.uuid();
     if (report.problems.empty() || round == kMaxRounds) return report;
-    // What is missing may have been deleted or compacted since the snapshot was taken.
+    // Missing objects may have been deleted or compacted since the snapshot was taken.
     CAIRN_TRY_ASSIGN(const auto latest, store.Latest());
     if (latest == snapshot) return report;
   }

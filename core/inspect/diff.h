@@ -16,7 +16,7 @@ struct KeyChange {
   enum class Kind { kAdded, kRemoved, kChanged } kind;
   std::string fqn;
   bool is_tensor = true;
-  uint64_t changed_bytes = 0;  // of chunks or pages that differ; all bytes if added or removed
+  uint64_t changed_bytes = 0;  // bytes of differing chunks or pages; all if added or removed
   uint64_t total_bytes = 0;
   std::string detail;  // "dtype float32 -> bfloat16", "shape ...", or old -> new value
 };

@@ -1,7 +1,7 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
-/// What a report shows of a store: where the bytes are, what changed at which step, the recorded
-/// statistics, and the use of segments.
+/// A report on a store: where the bytes are, what changed at which step, the recorded statistics,
+/// and the use of segments.
 ///
 /// All of it is read from roots, tables and the lengths of files; payload is never read. Modules
 /// and steps are merged until the result fits a page, and the result states what was merged.
@@ -28,7 +28,7 @@ struct ReportOptions {
   size_t max_columns = 320;
   size_t max_modules = 1000;  // at least 2
   size_t max_tensors = 1500;
-  /// Receives the numbers of examined steps and of those to be examined.
+  /// Receives the numbers of examined steps and of steps to be examined.
   Progress progress;
 };
 
@@ -37,22 +37,22 @@ struct ReportColumn {
   uint64_t first_step = 0;
   uint64_t last_step = 0;
   uint64_t examined_steps = 0;
-  uint64_t total_steps = 0;  // of the store, after those of the column before
+  uint64_t total_steps = 0;  // steps of the store, after the column before
 };
 
-/// A module, a tensor, or the rest of a module. Sizes are those of the last examined step.
+/// A module, a tensor, or the rest of a module. Sizes refer to the last examined step.
 struct ReportModule {
-  std::string name;   // path elements below those of the parent; empty for the root and a rest
+  std::string name;   // path elements below the parent's name; empty for the root and a rest
   size_t parent = 0;  // index of the parent, which is less than its own; 0 for the root
   bool is_tensor = false;
   bool is_rest = false;  // merged children of the parent that are too small for the report
-  uint64_t tensors = 0;  // that have chunks
+  uint64_t tensors = 0;  // tensors that have chunks
   uint64_t logical_bytes = 0;
   uint64_t stored_bytes = 0;
   uint64_t unchanged_bytes = 0;  // since ReportPhase::reference_step
   uint64_t last_changed_step = 0;
 
-  // One element per column. Of several steps of a column, the largest value counts, except for
+  // One element per column. If a column has several steps, the largest value counts, except for
   // `bytes`, where the last step counts.
   std::vector<uint64_t> bytes;
   std::vector<float> changed;     // part of the bytes that changed since the examined step before
@@ -94,7 +94,7 @@ struct BadStart {
   bool is_first = false;             // the first step with statistics already has them
   uint64_t tensor_count = 0;         // may exceed tensors.size()
   std::vector<BadTensor> tensors;    // natural order
-  uint64_t tensors_at_end = 0;       // that have them in the last examined step
+  uint64_t tensors_at_end = 0;       // tensors that have them in the last examined step
   uint64_t tensors_with_values = 0;  // in the last examined step, with statistics
 };
 
@@ -112,16 +112,16 @@ struct ReportGrowth {
   size_t module = 0;
   uint64_t first_bytes = 0;
   uint64_t last_bytes = 0;
-  uint64_t total_growth = 0;  // of all modules that grow
+  uint64_t total_growth = 0;  // growth of all modules that grow
   uint64_t columns = 0;       // at which it grew
 };
 
 struct ReportSpace {
-  uint64_t file_bytes = 0;         // of the segments that steps use, with headers and footers
-  uint64_t payload_bytes = 0;      // of them
-  uint64_t live_bytes = 0;         // of the payload: that steps use, at least
-  uint64_t shared_bytes = 0;       // that several steps use, at least
-  uint64_t unused_file_bytes = 0;  // of segments that no step uses
+  uint64_t file_bytes = 0;         // segments that steps use, with headers and footers
+  uint64_t payload_bytes = 0;      // payload in these
+  uint64_t live_bytes = 0;         // part of the payload that steps use, at least
+  uint64_t shared_bytes = 0;       // part of the payload that several steps use, at least
+  uint64_t unused_file_bytes = 0;  // segments that no step uses
   uint64_t unused_files = 0;       // number of these
   std::vector<kv::SegmentSpace> segments;
 };
@@ -132,20 +132,20 @@ struct Report {
   std::vector<kv::StepInfo> steps;  // all
   kv::Tags tags;
   uint64_t examined_steps = 0;
-  uint64_t steps_with_statistics = 0;  // of the examined ones
-  uint64_t records = 0;                // of chunks that were read
+  uint64_t steps_with_statistics = 0;  // examined steps that have statistics
+  uint64_t records = 0;                // chunk records that were read
   std::vector<ReportColumn> columns;
   std::vector<ReportModule> modules;  // the root is first; parents precede children
   uint64_t merged_tensors = 0;        // tensors in modules that are a rest
-  std::vector<ReportTensor> tensors;  // those with NaN or infinities first, then by size
-  uint64_t all_tensors = 0;           // of the last examined step, with chunks
-  std::vector<ReportSeries> series;   // of few tensors
+  std::vector<ReportTensor> tensors;  // tensors with NaN or infinities first, then by size
+  uint64_t all_tensors = 0;           // tensors with chunks in the last examined step
+  std::vector<ReportSeries> series;   // series of few tensors
   std::optional<ReportPhase> phase;
   std::optional<BadStart> nans;
   std::optional<BadStart> infs;
   std::optional<ReportGrowth> growth;
   ReportSpace space;
-  std::vector<Error> problems;  // what is damaged or missing; the first ones
+  std::vector<Error> problems;  // first reports of damaged or missing objects
   uint64_t problem_count = 0;
 };
 

@@ -10,11 +10,11 @@ namespace cairn::core {
 /// The keys that begin with the same path elements.
 struct SpaceUse {
   std::string prefix;    // FQN, or its first elements
-  uint64_t tensors = 0;  // that have chunks
+  uint64_t tensors = 0;  // tensors that have chunks
   uint64_t chunks = 0;
-  uint64_t delta_chunks = 0;  // of them, those that have deltas
+  uint64_t delta_chunks = 0;  // chunks that have deltas
   uint64_t compressed_chunks = 0;
-  uint64_t logical_bytes = 0;  // of the tensors
+  uint64_t logical_bytes = 0;  // payload of the tensors
   uint64_t stored_bytes = 0;   // in segments: extents and deltas
   uint64_t new_bytes = 0;      // part of stored_bytes that is in segments of this step
 };

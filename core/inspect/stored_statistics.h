@@ -8,7 +8,7 @@
 
 namespace cairn::core {
 
-/// What counts as a value is described in core/tensor/element_statistics.h.
+/// core/tensor/element_statistics.h defines which elements count as values.
 struct StoredStatistics {
   uint64_t count = 0;
   uint64_t zeros = 0;
@@ -17,7 +17,7 @@ struct StoredStatistics {
   /// Smallest and largest value, infinities included; NaN if every value is a NaN.
   double min = 0;
   double max = 0;
-  double mean = 0;  // of the finite values; NaN if there are none
+  double mean = 0;  // mean of the finite values; NaN if there are none
 
   double abs_max() const { return std::max(std::fabs(min), std::fabs(max)); }
 };

@@ -35,8 +35,8 @@ struct LoadRequest {
 /// Requests the part of a tensor that this rank holds.
 struct ShardTarget {
   std::string fqn;
-  /// The mesh and placements, or the explicit boxes, of the load; they need not be those of the
-  /// save. Null: the whole tensor. The load writes to the views of explicit boxes.
+  /// The mesh and placements, or the explicit boxes, of the load; the save may have used others.
+  /// Null: the whole tensor. The load writes to the views of explicit boxes.
   const Sharding* sharding = nullptr;
   TensorTarget local;
 };
@@ -69,10 +69,10 @@ struct LoadReport {
   double seconds = 0;
 };
 
-/// What an update in place has changed.
+/// The changes of an update in place.
 struct UpdateReport {
   std::vector<std::string> changed;  // FQNs of the requests whose tensors differ, ascending
-  uint64_t compared_bytes = 0;       // of memory, with the base step
+  uint64_t compared_bytes = 0;       // memory that was compared with the base step
   uint64_t bytes_read = 0;           // from storage
   double seconds = 0;
 };

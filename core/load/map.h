@@ -15,7 +15,7 @@ namespace cairn::core {
 /// of the chunks alive, and needs neither the step nor the store. Threads: all members are safe.
 class MapCheck {
  public:
-  /// What is to be checked; defined where it is created.
+  /// The chunks to be checked; defined where it is created.
   struct Chunks;
   explicit MapCheck(std::unique_ptr<const Chunks> chunks);
   ~MapCheck();
@@ -34,7 +34,7 @@ class MapCheck {
 struct UncheckedMap {
   /// In the order of the request. Empty: the tensor cannot be mapped (CheckpointStore::Map).
   std::vector<std::optional<MappedTensor>> tensors;
-  std::shared_ptr<const MapCheck> check;  // of all tensors; shared with whoever runs it
+  std::shared_ptr<const MapCheck> check;  // check of all tensors; shared with whoever runs it
 };
 
 }  // namespace cairn::core

@@ -41,17 +41,16 @@ Result<std::vector<ByteVector>> AllGatherV(Communicator& communicator, ByteView 
 Result<ByteVector> BroadcastV(Communicator& communicator, ByteView bytes, int root,
                               uint64_t max_bytes = kMaxGatherVBytes);
 
-/// Returns a communicator of the ranks whose mesh coordinates equal those of this rank except in
-/// the dimensions `along`, in the order of their positions. Collective over `communicator`.
-/// kInvalidArgument: the ranks of the mesh are not exactly those of the communicator, or it does
-/// not have a dimension of `along`.
+/// Returns a communicator of the ranks whose mesh coordinates equal this rank's except in the
+/// dimensions `along`, in the order of their positions. Collective over `communicator`.
+/// kInvalidArgument: the mesh does not have exactly the ranks of the communicator, or lacks a
+/// dimension of `along`.
 Result<std::unique_ptr<Communicator>> SplitAlong(Communicator& communicator, const DeviceMesh& mesh,
                                                  std::span<const size_t> along);
 
 /// Returns one communicator per dimension of the mesh, in their order, of the ranks whose
-/// coordinates differ from those of this rank in that dimension only. Collective over
-/// `communicator`. kInvalidArgument: the ranks of the mesh are not exactly those of the
-/// communicator.
+/// coordinates differ from this rank's in that dimension only. Collective over `communicator`.
+/// kInvalidArgument: the mesh does not have exactly the ranks of the communicator.
 Result<std::vector<std::unique_ptr<Communicator>>> SplitAlongEach(Communicator& communicator,
                                                                   const DeviceMesh& mesh);
 

@@ -51,7 +51,7 @@ const char* NameOf(GlooOperation operation) {
 /// Sequence number of the call that ends connecting; calls of a communicator are numbered from 0.
 constexpr uint32_t kConnectingSequence = ~uint32_t{0};
 
-/// What a rank sends to the others in a Split.
+/// The message of a rank to the others in a Split.
 struct SplitChoice {
   uint32_t color = 0;
   uint32_t key = 0;
@@ -336,7 +336,7 @@ Result<std::shared_ptr<Device>> MakeDevice(const std::string& interface,
   return internal::MakeGlooDevice(address, "");
 }
 
-/// What connecting creates.
+/// The objects that connecting creates.
 struct Connection {
   std::shared_ptr<Device> device;
   std::unique_ptr<GlooGroup> group;

@@ -37,8 +37,8 @@ struct GlooOptions {
   /// Exchanges the addresses over a channel that the ranks already have, such as a process group of
   /// PyTorch or MPI_Allgatherv; `run_id` is then unused, and `rendezvous` may be empty. ConnectGloo
   /// calls it exactly once on each rank with valid options, even if the rank cannot listen, so that
-  /// no other rank waits for it. The deadline is that of the channel. A message has about 150 bytes
-  /// per rank, most of them zero.
+  /// no other rank waits for it. Uses the channel's deadline. A message has about 150 bytes per
+  /// rank, most of them zero.
   MessageAllGather all_gather;
 
   /// The interface ("eth0") or the address of this host that the other ranks can reach. Empty: the
@@ -46,11 +46,11 @@ struct GlooOptions {
   /// or empty, the address that the host's name resolves to.
   std::string interface;
 
-  /// The longest time between the start of the first rank and that of the last. Connecting takes at
-  /// most twice as long, and only if a rank hangs after it has reached the rendezvous.
+  /// The longest time between the starts of the first and the last rank. Connecting takes at most
+  /// twice as long, and only if a rank hangs after it has reached the rendezvous.
   std::chrono::milliseconds connect_timeout = std::chrono::minutes(5);
 
-  /// Deadline of each call on the communicator and on those split from it.
+  /// Deadline of each call on the communicator and on communicators split from it.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 
@@ -69,12 +69,12 @@ inline constexpr int kMaxGlooRanks = 4096;
 /// lengths, the calls fail at the deadline, and nothing outside the given ranges is written. A rank
 /// whose call fails closes its connections, so that all other ranks fail at their next call.
 ///
-/// `Interrupt` does not affect communicators split from this one; the other ranks learn of it as of
-/// a failed connection. `CheckPeers` reports closed connections.
+/// `Interrupt` does not affect communicators split from this one; the other ranks see it as a
+/// failed connection. `CheckPeers` reports closed connections.
 ///
 /// Cost: a socket and a listening port per pair of ranks, and one thread shared by a communicator
-/// and those split from it. Ranges are sent and received in place. A world of one rank uses none of
-/// this: the result is a LocalCommunicator.
+/// and the communicators split from it. Ranges are sent and received in place. A world of one rank
+/// uses none of this: the result is a LocalCommunicator.
 Result<std::unique_ptr<Communicator>> ConnectGloo(const GlooOptions& options);
 
 }  // namespace cairn::core

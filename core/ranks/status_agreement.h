@@ -8,14 +8,14 @@
 
 namespace cairn::core {
 
-/// Collective. Succeeds if `own` is a success on all ranks. Otherwise all ranks return the same
-/// error: that of the lowest rank that failed, with "rank 2: " before its message. If the
-/// communicator fails, a rank returns its own error if it has one, otherwise that of the
-/// communicator. Cost: 8 bytes per rank, and after a failure one broadcast of the error.
+/// Collective. Succeeds if `own` is a success on all ranks. Otherwise all ranks return the error of
+/// the lowest rank that failed, with "rank 2: " before its message. If the communicator fails, a
+/// rank returns its own error if it has one, otherwise the communicator's. Cost: 8 bytes per rank,
+/// and after a failure one broadcast of the error.
 Result<void> AgreeOnStatus(Communicator& communicator, const Result<void>& own);
 
 /// Collective. Returns the text of rank 0 on all ranks if no rank failed. A rank that failed
-/// returns its own error; the others return that of the lowest rank that failed. Texts are
+/// returns its own error; the others return the error of the lowest rank that failed. Texts are
 /// truncated to 1016 bytes. Cost: one AllGather of 1 KiB per rank.
 Result<std::string> BroadcastStatus(Communicator& communicator, const Result<std::string>& own);
 

@@ -1,6 +1,6 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
-/// What a save refuses whatever the store contains.
+/// Errors of a save that do not depend on the contents of the store.
 
 #include "core/save/save_options.h"
 #include "core/state_dict/state_dict.h"
@@ -8,9 +8,9 @@
 
 namespace cairn::core {
 
-/// Finds what CheckpointStore::Save refuses with kInvalidArgument whatever the store contains. For
-/// those who create a store only if they have something to save. Cost: that of planning the save,
-/// which reads no payload. kResourceExhausted: not enough memory.
+/// Returns the kInvalidArgument that CheckpointStore::Save would return whatever the store
+/// contains. For callers that create a store only if they have something to save. Cost: plans the
+/// save, and reads no payload. kResourceExhausted: not enough memory.
 Result<void> CheckSave(const StateDict& state, const SaveOptions& options);
 
 }  // namespace cairn::core

@@ -41,7 +41,7 @@ struct SaveOptions {
   uint32_t max_deltas = 0;
   /// Finds chunks with equal bytes under other keys, in this state and, for new keys, in the base
   /// step; compares them; and stores them once. All bytes are digested before they are written, and
-  /// those of the base that are shared are read.
+  /// shared chunks of the base are read.
   bool share_equal = false;
   /// Compresses chunks that are written completely, where this saves at least a 20th of their
   /// bytes: the bytes of the elements, sorted by position, with zstd (docs/compression.md). Takes
@@ -53,7 +53,7 @@ struct SaveOptions {
   bool statistics = false;
   /// Largest length of a chunk; at most 1 GiB.
   uint64_t chunk_bytes = kDefaultChunkBytes;
-  /// Recorded with the step, and shown by kv-dump. In a multi-rank store, those of rank 0.
+  /// Recorded with the step, and shown by kv-dump. In a multi-rank store, only rank 0's count.
   std::vector<kv::Metric> metrics = {};
   std::string note = {};
   std::vector<std::string> tags = {};  // name this step from now on, and no other
@@ -77,10 +77,10 @@ struct SaveOptions {
   bool device_snapshot = false;
 };
 
-/// What this process wrote. In a multi-rank store each rank reports its own part.
+/// The report of a save in this process. In a multi-rank store each rank reports its own part.
 struct SaveReport {
   uint64_t step = 0;
-  uint64_t logical_bytes = 0;  // of tensors; shared storage is counted once
+  uint64_t logical_bytes = 0;  // bytes of tensors; shared storage is counted once
   uint64_t written_bytes = 0;  // payload written to segments
   uint64_t device_bytes = 0;   // payload copied from devices to the host
   uint64_t chunks = 0;

@@ -35,7 +35,7 @@ class HostState {
   static Result<HostState> Allocate(StateDict state, const HostMemoryOptions& options = {},
                                     const std::vector<bool>* owned = nullptr);
   /// Maps the tensors of a state with the same structure that another process has allocated in
-  /// shared memory, without borrowed tensors. `descriptor` is that of the other state; the caller
+  /// shared memory, without borrowed tensors. `descriptor` comes from the other state; the caller
   /// continues to own it. kInvalidArgument: HostMemory::Map rejects it, for example because the
   /// structures differ in length.
   static Result<HostState> Map(StateDict state, int descriptor);

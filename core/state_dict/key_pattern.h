@@ -45,7 +45,7 @@ class KeyPatterns {
     enum class Kind { kCharacter, kAnyCharacter, kSet, kStar, kStarStar } kind;
     uint32_t character = 0;
     bool negated = false;
-    std::vector<std::pair<uint32_t, uint32_t>> ranges;  // of a set; both ends are included
+    std::vector<std::pair<uint32_t, uint32_t>> ranges;  // ranges of a set; both ends are included
   };
   struct Pattern {
     std::string prefix;         // text before the first wildcard

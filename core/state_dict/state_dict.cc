@@ -131,7 +131,7 @@ namespace {
 struct LeafCounts {
   std::vector<uint32_t> parent;
   std::vector<uint32_t> leaves;  // below the node, or 1 for a leaf
-  std::vector<uint32_t> kept;    // of `leaves`
+  std::vector<uint32_t> kept;    // the kept part of `leaves`
 };
 
 Result<LeafCounts> Count(const StateTree& tree, const std::vector<bool>& keep) {

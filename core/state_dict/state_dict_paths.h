@@ -15,7 +15,7 @@ namespace cairn::core {
 /// A flat dict from FQNs to leaves, and the tree that restores the nested state.
 struct FlatState {
   StateDict flat;  // one dict, in tree order
-  StateTree tree;  // of the nested state
+  StateTree tree;  // tree of the nested state
 };
 /// Returns the flat form of a state. Indices of lists are elements of the FQN, as keys are. Returns
 /// the errors of StateDict::Leaves.

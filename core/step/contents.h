@@ -1,6 +1,6 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
-/// What a step contains: its tensors, chunks and values, as their records describe them.
+/// The contents of a step: its tensors, chunks and values, as their records describe them.
 
 #include <cstddef>
 #include <cstdint>
@@ -38,7 +38,7 @@ struct TensorInfo {
 
 struct ChunkInfo {
   Box box;                         // in the tensor
-  kv::Extents extents;             // of its bytes, or of an earlier version if it has deltas
+  kv::Extents extents;             // its bytes, or an earlier version if it has deltas
   std::vector<kv::Extent> deltas;  // each leads from one version to the next
   kv::Digest digest;
   uint64_t since_step = 0;                        // the last step that wrote bytes of this chunk
@@ -47,7 +47,7 @@ struct ChunkInfo {
   uint64_t length_bytes() const { return extents.length_bytes(); }
   /// Everything that is stored of the chunk.
   kv::ChunkExtents stored() const;
-  /// What a step records if it has the same chunk.
+  /// The record of a step that has the same chunk.
   kv::ChunkEntry entry() const;
 };
 
@@ -62,7 +62,7 @@ using ValueVisitor = std::function<Result<void>(const ValueInfo&)>;
 /// Called with the index of a tensor and one of its chunks.
 using ChunkVisitor = std::function<Result<void>(size_t tensor, const ChunkInfo&)>;
 
-/// The contents of one step, or those that patterns selected. Payload is not included.
+/// The contents of one step, or the part that patterns selected. Payload is not included.
 struct Contents {
   kv::StepInfo step;
   StateTree tree;                   // pruned to the selection

@@ -40,7 +40,7 @@ class BoxIndex {
                 std::span<const uint64_t> sizes) const;
 
   BoxList boxes_;
-  std::vector<size_t> order_;     // boxes; those of a node are consecutive
+  std::vector<size_t> order_;     // boxes; each node's are consecutive
   std::vector<uint64_t> bounds_;  // per node: begins, then ends; children of n: 2n+1, 2n+2
 };
 

@@ -19,8 +19,8 @@ struct Histogram {
   std::vector<uint64_t> counts;
 };
 
-/// Accumulates the histogram of a stream of elements. What counts as a value is described in
-/// core/tensor/element_statistics.h. Threads: one at a time. Memory: constant.
+/// Accumulates the histogram of a stream of elements. core/tensor/element_statistics.h defines
+/// which elements count as values. Threads: one at a time. Memory: constant.
 class HistogramAccumulator {
  public:
   /// The bins, at most `max_bins` (at least 1), contain all values from `low` to `high`, which are

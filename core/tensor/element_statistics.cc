@@ -1,5 +1,4 @@
-// Statistics in one pass: mean and variance are combined from those of blocks (Chan, Golub, LeVeque
-// 1979).
+// Statistics in one pass: mean and variance are combined from blocks (Chan, Golub, LeVeque 1979).
 
 #include "core/tensor/element_statistics.h"
 
@@ -158,7 +157,7 @@ class NumberStatistics {
   uint64_t infs_ = 0;
   bool has_negative_inf_ = false;
   bool has_positive_inf_ = false;
-  Number min_ = Highest();  // of the finite numbers
+  Number min_ = Highest();  // smallest of the finite numbers
   Number max_ = Lowest();
   Moments moments_;
 };

@@ -20,11 +20,11 @@
 
 namespace cairn::core {
 
-/// What counts as a value is described in core/tensor/element_statistics.h.
+/// The top of this file defines which elements count as values.
 struct ElementSummary {
-  double min = std::numeric_limits<double>::infinity();   // of the values that are not NaN
-  double max = -std::numeric_limits<double>::infinity();  // of the same
-  double mean = 0;                                        // of the finite values
+  double min = std::numeric_limits<double>::infinity();   // smallest value that is not NaN
+  double max = -std::numeric_limits<double>::infinity();  // largest value that is not NaN
+  double mean = 0;                                        // mean of the finite values
   uint64_t finite = 0;
   uint64_t zeros = 0;
   uint64_t nans = 0;

@@ -46,8 +46,9 @@ class DeviceMesh {
   /// kInvalidArgument: no dimension has this name.
   Result<size_t> FindDim(std::string_view name) const;
 
-  /// The ranks whose coordinates equal those of `rank` except in the dimensions `along`, in the
-  /// order of their positions; `rank` is one of them. Requires that the mesh contains `rank`.
+  /// The ranks whose coordinates equal the coordinates of `rank` except in the dimensions `along`,
+  /// in the order of their positions; `rank` is one of them. Requires that the mesh contains
+  /// `rank`.
   std::vector<uint32_t> GroupOf(uint32_t rank, std::span<const size_t> along) const;
 
  private:

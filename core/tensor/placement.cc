@@ -14,7 +14,7 @@ std::unexpected<Error> Invalid(std::string message) {
   return Fail(ErrorCode::kInvalidArgument, std::move(message));
 }
 
-// Positions [begin, begin + length) of what is divided.
+// Positions [begin, begin + length) of the divided range.
 struct Cut {
   uint64_t begin = 0;
   uint64_t length = 0;
@@ -54,7 +54,7 @@ uint64_t TotalLength(std::span<const IndexRange> ranges) {
 
 // Appends the indices of `ranges` that are at the positions of `cut` to `kept`.
 void AppendCut(std::span<const IndexRange> ranges, const Cut& cut, std::vector<IndexRange>& kept) {
-  uint64_t position = 0;  // of the first index of the range
+  uint64_t position = 0;  // position of the first index of the range
   for (const IndexRange& range : ranges) {
     const uint64_t begin = std::max(cut.begin, position);
     const uint64_t end = std::min(cut.begin + cut.length, position + range.length);
@@ -173,7 +173,7 @@ Result<ElementHolders> HoldersOf(std::span<const uint64_t> shape, const DeviceMe
                                fmt::join(index, ", "), fmt::join(shape, ", ")));
   }
   ElementHolders holders{.ranks = {}, .local_index = {index.begin(), index.end()}};
-  std::vector<uint64_t> sizes(shape.begin(), shape.end());  // of what the placements so far left
+  std::vector<uint64_t> sizes(shape.begin(), shape.end());  // left by the placements so far
   std::vector<uint32_t> coordinate(placements.size());
   std::vector<size_t> replicated;
   for (size_t m = 0; m < placements.size(); ++m) {

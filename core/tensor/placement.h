@@ -49,8 +49,8 @@ struct ShardBox {
   std::vector<uint64_t> local_offsets;
 };
 
-/// What one rank holds of a tensor. In each dimension, the local tensor consists of those indices
-/// of the global one that are in `ranges`.
+/// The part of a tensor that one rank holds. In each dimension, the local tensor consists of the
+/// indices of the global one that are in `ranges`.
 struct LocalShard {
   std::vector<std::vector<IndexRange>> ranges;  // per dimension: ascending, not adjacent
 

@@ -1,7 +1,7 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
-/// Which part of a global tensor the memory of one rank holds: the mesh and placements of a
-/// DTensor, or the explicit boxes of a ShardedTensor.
+/// The part of a global tensor in the memory of one rank: the mesh and placements of a DTensor, or
+/// the explicit boxes of a ShardedTensor.
 
 #include <cstdint>
 #include <memory>
@@ -21,8 +21,8 @@ struct Sharding {
   std::shared_ptr<const DeviceMesh> mesh;  // shared by the tensors on it; null for explicit boxes
   std::vector<Placement> placements;       // one per mesh dimension
 
-  /// A ShardedTensor: the boxes that this rank holds and no other rank does. Of the leaf's own view
-  /// only the dtype is used; it has no memory.
+  /// A ShardedTensor: the boxes that this rank holds and no other rank does. Only the dtype of the
+  /// leaf's own view is used; it has no memory.
   struct Part {
     Box box;
     TensorView view;  // its shape is box.sizes

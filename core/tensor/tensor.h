@@ -15,7 +15,7 @@ namespace cairn::core {
 using schema::DType;
 using Shape = std::vector<uint64_t>;  // elements per dimension; empty for a scalar
 
-/// Host memory. Other device numbers are those of accelerators, as CUDA numbers them.
+/// Host memory. Other numbers are accelerators, as CUDA numbers them.
 inline constexpr int kHostDevice = -1;
 
 /// Borrowed, read-only tensor memory. `strides` has one stride per dimension, in elements; empty

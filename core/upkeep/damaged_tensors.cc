@@ -1,4 +1,4 @@
-// Groups of tensors are read together; those of a group that fails, one by one.
+// Groups of tensors are read together; the tensors of a group that fails, one by one.
 
 #include "core/upkeep/damaged_tensors.h"
 

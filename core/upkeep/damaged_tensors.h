@@ -1,6 +1,6 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
-/// Which tensors of a step cannot be read, so that the others can.
+/// Finds the damaged tensors of a step, so that the rest can still be read.
 
 #include <span>
 #include <vector>
@@ -14,8 +14,8 @@ namespace cairn::core {
 /// Reads all bytes of `tensors`, which are of `step`, as a load does, and keeps none. Returns an
 /// error for each tensor that cannot be read because the store is damaged, with the FQN in
 /// Error::key. Tensors that share the bytes of a damaged one are damaged, too, even if they do not
-/// use its damaged part. Reads about as much as a load of all tensors, and once more what is near
-/// damage. Memory: that of ReadRowMajor. Errors: those of CheckpointStore::Load except kDataLoss.
+/// use its damaged part. Reads about as much as a load of all tensors, and twice near damage.
+/// Memory: as ReadRowMajor. Errors: see CheckpointStore::Load, except kDataLoss.
 Result<std::vector<Error>> FindDamagedTensors(const CheckpointStore& store,
                                               const kv::StepInfo& step,
                                               std::span<const TensorInfo> tensors,

@@ -20,7 +20,7 @@ namespace cairn::core {
 /// FQN, and that the owners of aliases are among them, as in the result of List.
 ///
 /// Reads the records of chunks, and no payload. Cost: one scan of these records, or one lookup per
-/// chunk if the tensors are a small part of the step. Errors: those of CheckpointStore::Chunks.
+/// chunk if the tensors are a small part of the step. Errors: see CheckpointStore::Chunks.
 Result<std::vector<size_t>> FileOrder(const CheckpointStore& store, const kv::StepInfo& step,
                                       std::span<const TensorInfo> tensors);
 

@@ -24,8 +24,8 @@ RequestLoader LoaderOf(const CheckpointStore& store, const kv::StepInfo& step);
 
 /// Calls `on_bytes` with all bytes of all of `tensors`, in order; not at all for tensors without
 /// elements. Every byte is checked before it is passed on. Returns the bytes read from storage.
-/// Errors: those of CheckRepeats, of CheckpointStore::Load, and of `on_bytes`, which end the
-/// stream. Memory: 32 MiB in addition to that of a load.
+/// Errors: see CheckRepeats and CheckpointStore::Load; an error of `on_bytes` ends the stream.
+/// Memory: a load, and 32 MiB.
 Result<uint64_t> ReadRowMajor(const CheckpointStore& store, const kv::StepInfo& step,
                               std::span<const TensorInfo> tensors, const PayloadCallback& on_bytes);
 

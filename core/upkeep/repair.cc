@@ -1,5 +1,5 @@
 // 1. A verification finds the damaged segments.
-// 2. The chunks in these segments are read; those that are damaged are looked for by digest.
+// 2. The chunks in these segments are read; damaged ones are looked for by digest.
 // 3. All chunks of which there is a good copy are written again (kv/replace_chunks.h).
 
 #include "core/upkeep/repair.h"
@@ -35,7 +35,7 @@ struct Candidate {
   kv::StoredChunk copy;
 };
 
-/// Reads a chunk; nothing if its bytes are not those of its digest.
+/// Reads a chunk; nothing if its bytes do not match its digest.
 std::optional<std::vector<std::byte>> ReadGood(const std::shared_ptr<const kv::Snapshot>& snapshot,
                                                const kv::StoredChunk& chunk) {
   if (!internal::HasBytes(*snapshot, chunk.entry.extents.payload)) return std::nullopt;
@@ -220,7 +220,7 @@ class RepairRun {
   const RepairOptions& options_;
   std::shared_ptr<const kv::Snapshot> snapshot_;
   std::vector<Error> damages_;
-  std::map<uint64_t, kv::SegmentInfo> segments_;  // that are damaged, by id
+  std::map<uint64_t, kv::SegmentInfo> segments_;  // damaged segments, by id
   std::vector<Candidate> candidates_;
   RepairReport report_;
 };

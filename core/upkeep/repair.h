@@ -15,27 +15,27 @@ namespace cairn::core {
 
 struct RepairOptions {
   bool dry_run = false;  // only reports what can be repaired
-  /// Of the verification, which reads the complete store.
+  /// Progress of the verification, which reads the complete store.
   Progress progress;
-  Progress record_progress;  // of the part of it that checks records
+  Progress record_progress;  // progress of its check of records
 };
 
 struct RepairReport {
   uint64_t found = 0;            // problems that the verification has found
-  uint64_t damaged_chunks = 0;   // whose bytes are not those of their records
-  uint64_t repaired_chunks = 0;  // of these; the bytes were found elsewhere
+  uint64_t damaged_chunks = 0;   // chunks whose bytes do not match their records
+  uint64_t repaired_chunks = 0;  // chunks of these whose bytes were found elsewhere
   uint64_t moved_chunks = 0;     // good ones in damaged segments
   uint64_t written_bytes = 0;    // payload
-  uint64_t rewritten_steps = 0;  // whose records now refer to the new places
-  /// What remains: chunks of which no good copy was found, and damage of other objects.
+  uint64_t rewritten_steps = 0;  // steps whose records now refer to the new places
+  /// Remaining damage: chunks without a good copy, and other objects.
   std::vector<Error> remaining;
 };
 
-/// Verifies `store`, and writes the chunks in damaged segments anew: from their own bytes if these
-/// are good, and otherwise from a chunk with the same digest in any step of `store` or of
-/// `sources`. Steps keep their contents; one commit changes where their bytes are. Chunks of which
-/// there is no good copy remain where they are, and reads continue to refuse them. Memory: a chunk,
-/// and the records of the chunks in damaged segments.
+/// Verifies `store`, and rewrites the chunks of damaged segments: from their own bytes if these are
+/// good, and otherwise from a chunk with the same digest in any step of `store` or of `sources`.
+/// Steps keep their contents; one commit changes where their bytes are. Chunks of which there is no
+/// good copy remain where they are, and reads continue to refuse them. Memory: a chunk, and the
+/// records of the chunks in damaged segments.
 ///
 /// kFailedPrecondition: `store` is open for reading only, and `dry_run` is not set. kCancelled:
 /// `options.progress` asked to stop. Other errors: the store cannot be read or written at all.

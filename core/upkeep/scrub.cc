@@ -84,7 +84,7 @@ Result<ScrubReport> ScrubOnce(const CheckpointStore& store, uint64_t max_bytes_p
       store.Verify(
           {}, [&](const kv::Damage& damage) { report.damage.push_back(damage.error); },
           [&](uint64_t done, uint64_t total) { return delay(done, total); }, record_progress));
-  (void)delay(report.bytes_read, report.bytes_read);  // of the last request
+  (void)delay(report.bytes_read, report.bytes_read);  // the delay after the last request
   if (!report.damage.empty()) CAIRN_TRY(RemoveStale(store, steps, report.damage));
   CAIRN_TRY_ASSIGN(const auto numbers, store.StepNumbers());
   report.steps = numbers.size();

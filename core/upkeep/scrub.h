@@ -17,7 +17,7 @@
 
 namespace cairn::core {
 
-/// What one pass has found.
+/// The result of one pass.
 struct ScrubReport {
   uint64_t bytes_read = 0;  // payload
   uint64_t steps = 0;       // at the end of the pass
@@ -36,13 +36,13 @@ struct ScrubOptions {
   std::chrono::milliseconds every = std::chrono::hours(24);  // from begin to begin of the passes
 };
 
-/// What a background scrub has done so far.
+/// The state of a background scrub.
 struct ScrubState {
   static constexpr size_t kMaxDamage = 1000;
-  uint64_t passes = 0;            // that were completed
+  uint64_t passes = 0;            // completed passes
   uint64_t bytes_read = 0;        // in these
-  std::vector<Error> damage;      // of the last pass; at most kMaxDamage
-  uint64_t damage_count = 0;      // of the last pass
+  std::vector<Error> damage;      // damage that the last pass found; at most kMaxDamage
+  uint64_t damage_count = 0;      // number of damages in the last pass
   std::optional<Error> error;     // why the last pass could not be completed; it is repeated
   bool is_running = false;        // a pass
   uint64_t pass_bytes = 0;        // payload that the running or the last pass has verified
@@ -53,7 +53,7 @@ struct ScrubState {
 /// outlive the handle of the caller. Threads: all members may be called from any thread.
 class BackgroundScrub {
  public:
-  /// Scrubs the store of `store`, which may be closed afterwards. Begins at once. Errors: those of
+  /// Scrubs the store of `store`, which may be closed afterwards. Begins at once. Errors: see
   /// CheckpointStore::Open.
   static Result<std::unique_ptr<BackgroundScrub>> Start(const CheckpointStore& store,
                                                         const ScrubOptions& options = {});

@@ -21,7 +21,7 @@ struct SimulatedPart {
 };
 
 /// Writes the part durably and returns without waiting for rank 0's decision. `joined` is a store
-/// that was opened with OpenMode::kJoinSession. Errors: those of CheckpointStore::Save.
+/// that was opened with OpenMode::kJoinSession. Errors: see CheckpointStore::Save.
 Result<void> PrepareRank(kv::Store& joined, const SimulatedPart& part, const StateDict& state,
                          const SaveOptions& options);
 

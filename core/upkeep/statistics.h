@@ -7,7 +7,7 @@
 
 namespace cairn::core {
 
-/// Computes the statistics of a stored tensor, streamed in bounded memory. Errors: those of
+/// Computes the statistics of a stored tensor, streamed in bounded memory. Errors: see
 /// CheckpointStore::Load.
 Result<Statistics> ComputeStatistics(const CheckpointStore& store, const kv::StepInfo& step,
                                      const TensorInfo& tensor);

@@ -205,7 +205,7 @@ class StepPart::Impl {
   // Null until a portion has tensors in device memory. Declared before the session, which uses it.
   std::unique_ptr<internal::DeviceSave> device_;
   std::optional<internal::SaveSession> session_;  // empty after a failure
-  std::optional<Error> failure_;                  // of the first Add that failed
+  std::optional<Error> failure_;                  // error of the first Add that failed
   internal::RankMerge merge_;                     // rank 0
   bool has_portion_ = false;
 };

@@ -25,7 +25,7 @@
 
 namespace cairn::core {
 
-/// What all ranks of one step have in common.
+/// The parameters that all ranks of one step share.
 struct StepTicket {
   uint64_t step = 0;
   uint32_t world_size = 1;
@@ -39,7 +39,8 @@ struct PathElement {
   bool is_position = false;
 };
 
-/// What only the coordinator knows: the nesting of the step's tree, and data of the front end.
+/// Parameters that only the coordinator knows: the nesting of the step's tree, and data of the
+/// front end.
 struct StepFrame {
   /// The path from the root to the leaf or container that ranks have added under a key of the root.
   /// The texts of the path, joined by ".", are that key. Keys without a path stay at the root, and
@@ -71,9 +72,9 @@ class StepPart {
   /// Writes what this rank was assigned: tensors with explicit boxes (core/tensor/sharding.h),
   /// whose boxes no other rank writes; whole tensors; and values. Requires that the root is a dict.
   /// Portions of one rank have no key in common. Tensors in device memory are read where they are,
-  /// ordered after `streams` as for SaveOptions::streams; of chunks whose bytes the base step has,
-  /// only digests leave the device. When the call returns, with or without an error, the memory is
-  /// the caller's again. Errors: those of CheckpointStore::Save.
+  /// ordered after `streams` as for SaveOptions::streams; if the base step has the bytes of a
+  /// chunk, only digests leave the device. When the call returns, with or without an error, the
+  /// memory is the caller's again. Errors: see CheckpointStore::Save.
   Result<void> Add(StateDict portion, std::span<const DeviceStream> streams = {});
 
   /// Makes this part durable, so that rank 0 may commit it.

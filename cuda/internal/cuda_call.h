@@ -32,10 +32,10 @@ bool HasContext(int device) noexcept;
 
 /// Makes `device` current for this thread, and the previous device again at the end of the scope.
 /// Calls in the scope neither fail nor invalidate anything while another thread captures a CUDA
-/// graph: those that wait, query or allocate would, unless the thread states that it knows.
-/// It does not restore a device that the process does not use, such as device 0 in a rank that uses
-/// only device 3: that would create a context, which takes several hundred MiB of device memory.
-/// Does not throw; if `device` cannot be made current, the calls inside the scope fail.
+/// graph: calls that wait, query or allocate would, unless the thread states that it knows. It does
+/// not restore a device that the process does not use, such as device 0 in a rank that uses only
+/// device 3: that would create a context, which takes several hundred MiB of device memory. Does
+/// not throw; if `device` cannot be made current, the calls inside the scope fail.
 class DeviceScope {
  public:
   explicit DeviceScope(int device) noexcept {

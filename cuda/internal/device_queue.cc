@@ -15,7 +15,7 @@ namespace cairn::cuda::internal {
 namespace {
 
 constexpr size_t kBufferCount = 3;       // one is being filled, one is packed, one crosses the bus
-constexpr uint64_t kHostAlignment = 64;  // of host memory that may be in whole units
+constexpr uint64_t kHostAlignment = 64;  // alignment of host memory that may be in whole units
 constexpr uint64_t kDirectBytes = 128 << 10;  // from this size on a copy is not packed
 // The same where packed ranges that are adjacent on the host cross the bus together.
 constexpr uint64_t kDirectJoinedBytes = 1 << 20;
@@ -163,7 +163,7 @@ Result<void> CudaQueue::Collect(Direction direction, const core::TensorView& vie
                                 uint64_t begin_bytes, std::span<std::byte> host) {
   CopyBatch& batch = direction == Direction::kOut ? out_ : in_;
   const bool contiguous = core::IsContiguous(view.shape, view.strides);
-  // What is collected may be larger than a buffer. The cuts are multiples of every unit.
+  // The collected bytes may not fit into a buffer. The cuts are multiples of every unit.
   while (!host.empty()) {
     const uint64_t length_bytes = std::min<uint64_t>(host.size(), kBufferBytes / 2);
     BufferedCopy copy{

@@ -13,7 +13,7 @@ namespace cairn::cuda::internal {
 struct DigestLaunch {
   const PageJob* jobs = nullptr;  // in ascending order of first_page; none is empty
   uint32_t job_count = 0;
-  uint64_t page_count = 0;           // of all jobs together
+  uint64_t page_count = 0;           // sum over all jobs
   const uint64_t* base = nullptr;    // page digests to compare with; null if no job has a base
   uint64_t* page_digests = nullptr;  // output: one per page
   uint32_t* changed = nullptr;       // output: bit p % 32 of word p / 32 is set if page p changed

@@ -55,7 +55,7 @@ struct PeerSlice {
   friend bool operator==(const PeerSlice&, const PeerSlice&) = default;
 };
 
-/// What one rank transfers at a time. Its peers transfer their parts in the same round.
+/// The transfers of one rank at a time. Its peers transfer their parts in the same round.
 struct Round {
   std::vector<PeerSlice> sends;
   std::vector<PeerSlice> receives;

@@ -2,8 +2,8 @@
 /// Transfers of byte ranges over NCCL: device memory in place, host memory through device buffers
 /// of bounded length.
 ///
-/// A call is a sequence of steps. Each step copies what it sends from host memory into one half of
-/// the buffers, starts NCCL's transfer, and copies what was received to host memory. The halves
+/// A call is a sequence of steps. Each step copies the bytes to send from host memory into one half
+/// of the buffers, starts NCCL's transfer, and copies received bytes to host memory. The halves
 /// alternate, so that the copies of one step overlap with NCCL's work of the next. NCCL uses one
 /// stream and the copies use another, for two reasons:
 ///   - A copy from or to pageable memory blocks the host until all earlier work of its stream is
@@ -73,7 +73,7 @@ class NcclTransfers {
                         std::span<const MemoryRange> received, Deadline deadline);
 
   /// Makes the destructor wait at most one second for a busy device and free the memory in the
-  /// background: cudaFree waits for all work of the device, including that of others.
+  /// background: cudaFree waits for all work of the device, including the work of others.
   void FreeInBackground() { frees_in_background_ = true; }
 
   /// After an abort: waits until the device has finished our work, at most until `deadline`.

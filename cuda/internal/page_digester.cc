@@ -15,8 +15,8 @@ namespace {
 constexpr uint64_t kWindowBytes = 64 << 20;
 static_assert(kWindowBytes % kv::kPageBytes == 0);
 
-/// Splits the jobs: the contiguous ones become page jobs, numbered consecutively; of all, the index
-/// of the digest of the first page is noted.
+/// Splits the jobs: the contiguous ones become page jobs, numbered consecutively; for all jobs, the
+/// index of the digest of the first page is noted.
 struct DigestPlan {
   std::vector<uint64_t> first_page_digest;  // by job
   std::vector<PageJob> contiguous;

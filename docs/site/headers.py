@@ -161,7 +161,7 @@ def signature(member: ElementTree.Element) -> str:
 
 
 def spaced(declaration: str) -> str:
-    """The declaration with the spaces of our style instead of those of Doxygen."""
+    """The declaration with the spaces of our style instead of Doxygen's."""
     declaration = re.sub(r"(?<=\w)< ", "<", declaration).replace(" >", ">")
     declaration = re.sub(r" ([&*]+)(?=\w)", r"\1 ", declaration)
     return re.sub(r"(?<=\w)=(?=[\w{\"])", " = ", declaration)

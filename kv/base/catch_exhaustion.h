@@ -44,8 +44,7 @@ auto CatchExhaustion(const char* what, const Work& work) -> decltype(work()) {
 }
 
 /// Calls `work` in a destructor, which must not throw: if there is not enough memory, the rest of
-/// `work` is left out. What it would have removed from a store is removed by the next open for
-/// writing.
+/// `work` is left out. The next open for writing removes the objects that this leaves in a store.
 template <typename Work>
 void CleanUp(const Work& work) noexcept {
   (void)CatchExhaustion("cleaning up", [&]() -> Result<void> {

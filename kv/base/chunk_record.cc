@@ -107,8 +107,8 @@ void ChunkView::CopyOffsets(std::span<uint64_t> offsets) const {
   }
 }
 
-// Copies the elements, because the verifier checks the alignment of a vector's length but not that
-// of its 8-byte elements: in a damaged record they may be unaligned.
+// Copies the elements, because the verifier checks the alignment of a vector's length but not of
+// its 8-byte elements: in a damaged record they may be unaligned.
 void ChunkView::CopySizes(std::span<uint64_t> sizes) const {
   static_assert(std::endian::native == std::endian::little);
   CAIRN_CHECK(sizes.size() == dimensions());

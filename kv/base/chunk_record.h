@@ -24,7 +24,7 @@ struct ChunkStatistics {
   /// Smallest and largest value, infinities included; NaN if every value is a NaN.
   double min = 0;
   double max = 0;
-  double mean = 0;  // of the finite values; NaN if there are none
+  double mean = 0;  // mean of the finite values; NaN if there are none
   uint64_t zeros = 0;
   uint64_t nans = 0;
   uint64_t infs = 0;  // positive and negative

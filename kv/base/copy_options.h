@@ -1,6 +1,6 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
-/// How steps are copied (kv/copy_steps.h), and what became of them.
+/// Options and reports of copies of steps (kv/copy_steps.h).
 
 #include <chrono>
 #include <cstdint>
@@ -42,18 +42,18 @@ class Throttle {
 /// How far a copy is.
 struct CopyProgress {
   uint64_t step = 0;        // being copied
-  uint64_t done_bytes = 0;  // of the segments of this step that the target lacks
+  uint64_t done_bytes = 0;  // bytes of this step's segments that the target lacks
   uint64_t total_bytes = 0;
 };
 
 struct CopyOptions {
   std::vector<uint64_t> steps;
-  /// The number of the copy, which then has no base step if it differs from that of the source.
+  /// The number of the copy, which then has no base step if it differs from the source's number.
   /// Empty: copies have the numbers of their sources. Requires exactly one step.
   std::optional<uint64_t> into;
   bool overwrite = false;  // replace steps of the target that have the number, but other contents
   uint32_t threads = 4;    // segments that are copied at once; at least 1
-  uint64_t max_bytes_per_second = 0;  // of payload, in this call; 0: no limit
+  uint64_t max_bytes_per_second = 0;  // limit of the payload in this call; 0: no limit
   /// If set: the limit, instead of the number above, of all calls that have the same throttle.
   std::shared_ptr<Throttle> throttle = nullptr;
   /// A segment that was finished is kept for the next copier at the latest after this time, and at
@@ -65,7 +65,7 @@ struct CopyOptions {
   std::function<bool(const CopyProgress&)> progress;
 };
 
-/// What happened to one step.
+/// The outcome of the copy of one step.
 struct CopiedStep {
   enum class Outcome : uint8_t {
     kCopied,
@@ -77,8 +77,8 @@ struct CopiedStep {
   uint64_t logical_bytes = 0;    // payload of all chunks
   uint64_t copied_segments = 0;  // transferred by this call
   uint64_t copied_bytes = 0;     // length of these segments
-  uint64_t reused_segments = 0;  // that the target had
-  uint64_t table_bytes = 0;      // of the new table
+  uint64_t reused_segments = 0;  // segments that the target had
+  uint64_t table_bytes = 0;      // length of the new table
 };
 
 struct CopyReport {

@@ -21,7 +21,7 @@ struct Extent {
   uint64_t segment_id = 0;
   uint64_t offset_bytes = 0;  // from the start of the segment file
   uint64_t length_bytes = 0;  // a multiple of the page size, except at the end of the chunk
-  uint64_t page_digests_offset_bytes = 0;  // of the digest of its first page, in the same file
+  uint64_t page_digests_offset_bytes = 0;  // position of its first page's digest, in the file
   friend bool operator==(const Extent&, const Extent&) = default;
 
   /// Returns an extent whose bytes are zeros, and which is stored nowhere: its segment is 0, which
@@ -30,7 +30,7 @@ struct Extent {
   bool is_zeros() const { return segment_id == 0; }
 
   /// Returns the extent without its first `skipped_bytes`. Requires a multiple of the page size
-  /// that is less than the length.
+  /// below the length.
   Extent From(uint64_t skipped_bytes) const;
   /// Returns the first `bytes` of the extent. Requires `bytes <= length_bytes`.
   Extent First(uint64_t bytes) const;
@@ -87,7 +87,7 @@ struct ChunkExtents {
   Extents payload;
   std::vector<Extent> deltas;  // in the order in which they are applied
 
-  /// True if the bytes are those of deltas alone: `payload` is zeros.
+  /// True if the bytes come from deltas alone: `payload` is zeros.
   bool is_compressed() const { return payload.front().is_zeros(); }
 
   /// Calls `visit` with each extent that is stored.

@@ -20,7 +20,7 @@ constexpr int MADV_POPULATE_READ = 22;  // Linux 5.14
 // For one call the kernel reads at most the device's read-ahead or its largest request.
 constexpr uint64_t kAheadBytes = 128 * 1024;
 
-// What the kernel reads around an access of a range with large pages.
+// The number of bytes that the kernel reads around an access of a range with large pages.
 constexpr uint64_t kLargePageBytes = uint64_t{2} << 20;
 
 // Returns the pages that contain a range of a mapping, which itself begins at a page.
@@ -67,7 +67,7 @@ Result<void> Mapping::Populate(uint64_t offset_bytes, uint64_t length_bytes) con
 
 void Mapping::Release(uint64_t offset_bytes, uint64_t length_bytes) const {
   const std::span<std::byte> pages = PagesAround(bytes_, offset_bytes, length_bytes);
-  // The pages are those of the file, so nothing is lost. If it fails, the memory remains in use.
+  // The file backs the pages, so nothing is lost. If it fails, the memory remains in use.
   if (!pages.empty()) (void)::madvise(pages.data(), pages.size(), MADV_DONTNEED);
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 /// Mutexes, locks and a condition variable that carry annotations for Clang's thread safety
-/// analysis, which those of libstdc++ lack. They add no state and no cost to the standard types.
+/// analysis, which libstdc++'s types lack. They add no state and no cost to the standard types.
 ///
 ///   MutexLock lock(mutex_);
 ///   while (queue_.empty()) changed_.Wait(mutex_);  // a loop: the analysis does not follow lambdas

@@ -16,8 +16,8 @@ namespace cairn::kv {
 
 struct RebuildReport {
   uint64_t steps = 0;        // number of steps that the new root names
-  std::vector<Error> lost;   // what could not be recovered
-  std::vector<Error> notes;  // damaged roots, and what was recovered only in part, or by assumption
+  std::vector<Error> lost;   // losses: objects or records that could not be recovered
+  std::vector<Error> notes;  // damaged roots, and partial recoveries, or recoveries by assumption
 };
 
 enum class OpenMode {
@@ -66,10 +66,10 @@ struct BeginOptions {
   /// Until when the other ranks wait for the decision of rank 0.
   std::chrono::steady_clock::time_point decision_deadline =
       std::chrono::steady_clock::time_point::max();
-  // Of rank 0. Requires that CheckAnnotations accepts them.
+  // Only rank 0 passes these. Requires that CheckAnnotations accepts them.
   std::vector<Metric> metrics = {};
   std::string note = {};
-  std::vector<std::string> tags = {};  // that name the step from its commit on
+  std::vector<std::string> tags = {};  // tags that name the step from its commit on
 };
 
 }  // namespace cairn::kv

@@ -37,7 +37,7 @@ inline Error PayloadChangedError() {
               "save returns, or save asynchronously and wait until the state is staged"};
 }
 
-/// Copies that complete after Payload::CopyTo has returned, such as those from device memory.
+/// Copies that complete after Payload::CopyTo has returned, such as copies from device memory.
 ///
 /// Threads: one at a time; but HasReached and Await may run on another thread concurrently.
 class CopyQueue {

@@ -13,7 +13,7 @@ namespace cairn::kv {
 
 /// Verifies a record and returns it. The result borrows `bytes`. `kind` names the kind of record in
 /// errors ("chunk record"). kDataLoss: `bytes` are not such a record. kUnimplemented: its format
-/// version is newer than those that this build reads. Cost: one walk over the record.
+/// version is newer than this build reads. Cost: one walk over the record.
 template <typename Record>
 Result<const Record*> CheckedRecord(std::span<const std::byte> bytes, const char* identifier,
                                     const char* kind) {

@@ -17,7 +17,7 @@ std::optional<double> ValueOf(const StepInfo& step, const std::string& name) {
   return found->value;
 }
 
-/// Adds the best steps. Of equal ones, the later one is better.
+/// Adds the best steps. If two are equal, the later one is better.
 void AddBest(const KeepBest& best, std::span<const StepInfo> steps, std::set<uint64_t>& kept) {
   std::vector<std::pair<double, uint64_t>> values;
   for (const StepInfo& step : steps) {

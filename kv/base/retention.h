@@ -1,6 +1,6 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
-/// Which steps remain when a store is pruned. Threads: all functions here are pure.
+/// Chooses the steps that remain when a store is pruned. Threads: all functions here are pure.
 
 #include <cstddef>
 #include <cstdint>
@@ -48,8 +48,8 @@ std::string FormatKeepBest(const KeepBest& best);
 /// or one has an impossible name or keeps no step.
 Result<void> CheckRetention(const RetentionPolicy& policy);
 
-/// Returns the steps, ascending, that neither the policy nor a tag keeps. `steps` are those of a
-/// store, ascending. With `newest`, this step and those after it remain, and count as one of the
+/// Returns the steps, ascending, that neither the policy nor a tag keeps. `steps` are all steps of
+/// a store, ascending. With `newest`, this step and those after it remain, and count as one of the
 /// last.
 std::vector<uint64_t> StepsToDelete(const RetentionPolicy& policy, std::span<const StepInfo> steps,
                                     const Tags& tags, std::optional<uint64_t> newest = {});

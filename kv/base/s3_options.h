@@ -2,10 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Options of stores at s3://BUCKET/PREFIX.
 ///
-/// What an option leaves open is taken from the address, then from the environment and from the
-/// profile, as by other AWS tools: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION,
-/// AWS_DEFAULT_REGION, AWS_PROFILE, AWS_CONFIG_FILE, AWS_SHARED_CREDENTIALS_FILE, AWS_CA_BUNDLE,
-/// AWS_REQUEST_CHECKSUM_CALCULATION, AWS_IGNORE_CONFIGURED_ENDPOINT_URLS. Proxies are those of the
+/// The value of an unset option comes from the address, then from the environment and the profile,
+/// as in other AWS tools: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION, AWS_DEFAULT_REGION,
+/// AWS_PROFILE, AWS_CONFIG_FILE, AWS_SHARED_CREDENTIALS_FILE, AWS_CA_BUNDLE,
+/// AWS_REQUEST_CHECKSUM_CALCULATION, AWS_IGNORE_CONFIGURED_ENDPOINT_URLS. Proxies come from the
 /// environment (HTTPS_PROXY, NO_PROXY).
 
 #include <chrono>
@@ -28,7 +28,7 @@ struct S3Credentials {
 };
 
 enum class S3Addressing {
-  kAutomatic,    // that of the profile; otherwise kVirtualHost for AWS, kPath for other endpoints
+  kAutomatic,    // as in the profile; otherwise kVirtualHost for AWS, kPath for others
   kPath,         // https://ENDPOINT/BUCKET/KEY
   kVirtualHost,  // https://BUCKET.ENDPOINT/KEY
 };
@@ -38,7 +38,7 @@ struct S3Options {
   std::string region;
   std::string profile;
   S3Addressing addressing = S3Addressing::kAutomatic;
-  std::string ca_bundle;  // path of a file with certificates; if empty, those of the system
+  std::string ca_bundle;  // path of a file with certificates; if empty, the system's certificates
   /// If set, the only source of credentials. Called when credentials are needed and after the
   /// server has rejected the previous ones, on any thread, but never concurrently.
   std::function<Result<S3Credentials>()> credentials;

@@ -1,6 +1,6 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
-/// What a store records about steps and segments.
+/// The records of a store about steps and segments.
 
 #include <cstdint>
 #include <optional>
@@ -27,7 +27,7 @@ struct StepInfo {
   uint64_t reused_chunk_count = 0;  // chunks that refer to the payload of the base
   uint64_t logical_bytes = 0;       // payload of all chunks
   uint64_t written_bytes = 0;       // payload that the step added to segments, without padding
-  Digest structure;                 // of the StructureRecord
+  Digest structure;                 // digest of the StructureRecord
   std::vector<Metric> metrics;
   std::string note;
   // A compaction gives the records that it rewrites a higher number each time. The step keeps its
@@ -43,7 +43,7 @@ struct StepInfo {
 /// A sealed segment, as the steps that use it record it.
 struct SegmentInfo {
   uint64_t segment_id = 0;
-  uint32_t epoch = 0;  // of the writer
+  uint32_t epoch = 0;  // the writer's epoch
   std::string name;    // in segments/
   uint64_t step = 0;
   uint32_t rank = 0;

@@ -43,7 +43,7 @@ class RankRecords {
   virtual Result<void> AddChunk(const RankChunk& chunk) = 0;
 };
 
-/// What the caller knows about a step, or about one rank's part of it, when it commits the step.
+/// The caller's description of a step, or of one rank's part of it, when it commits the step.
 struct StepSummary {
   std::optional<uint64_t> base_step;
   uint64_t tensor_count = 0;

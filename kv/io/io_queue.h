@@ -39,8 +39,8 @@ struct IoRequest {
 
 struct IoCompletion {
   IoRequest request;
-  int error_number = 0;        // of a file
-  std::optional<Error> error;  // of an object
+  int error_number = 0;        // errno of an operation on a file
+  std::optional<Error> error;  // error of an operation on an object
   uint64_t done_bytes = 0;     // less than requested only at the end of the file or after an error
 };
 

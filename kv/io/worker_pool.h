@@ -22,10 +22,10 @@ namespace cairn::kv {
 /// many at a time, and those that transfer bytes (IoOptions, S3Options). Threads: safe.
 uint32_t WorkerThreads(uint32_t least = 1);
 
-/// Calls `work(i)` for i from 0 to `thread_count` - 1 on as many threads, one of which is that of
-/// the caller, and waits for all. If the system has no more threads, those that there are make the
-/// calls: every call must take what is left of the work, and stop if another one has failed.
-/// Returns the error of the lowest i. kResourceExhausted: there was not enough memory for `what`.
+/// Calls `work(i)` for i from 0 to `thread_count` - 1 on as many threads, including the caller's,
+/// and waits for all. If the system has no more threads, the existing threads make the calls: every
+/// call must take the remaining work, and stop if another one has failed. Returns the error of the
+/// lowest i. kResourceExhausted: there was not enough memory for `what`.
 Result<void> RunOnThreads(size_t thread_count, const char* what,
                           const std::function<Result<void>(size_t i)>& work);
 

@@ -1,6 +1,6 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
-/// How a store is compacted (kv/compact.h), and what was done.
+/// Options and reports of compactions (kv/compact.h).
 
 #include <cstddef>
 #include <cstdint>
@@ -29,7 +29,7 @@ using DecodeChunkCallback = std::function<Result<void>(
     const ChunkExtents& extents, std::span<std::byte> bytes)>;
 
 /// Returns `bytes` as a delta of zeros that is clearly shorter, or nothing. Elements have
-/// `element_bytes`; `page_digests` are those of `bytes`. Called on several threads.
+/// `element_bytes`; `page_digests` are the page digests of `bytes`. Called on several threads.
 using CompressCallback = std::function<std::optional<std::vector<std::byte>>(
     std::span<const std::byte> bytes, uint32_t element_bytes,
     std::span<const uint64_t> page_digests)>;
@@ -37,7 +37,7 @@ using CompressCallback = std::function<std::optional<std::vector<std::byte>>(
 struct CompactOptions {
   /// A segment is rewritten if no step uses more than this part of its file. From 0 to 1.
   double max_dead = 0.15;
-  uint64_t max_bytes_per_second = 0;  // of payload; 0: no limit
+  uint64_t max_bytes_per_second = 0;  // limit of the payload; 0: no limit
   /// Commits each time that this number of bytes was moved, so that little is lost if the process
   /// is killed, and the store needs little space in addition.
   uint64_t commit_bytes = uint64_t{16} << 30;
@@ -58,14 +58,14 @@ struct CompactOptions {
 struct CompactReport {
   uint64_t live_bytes = 0;         // payload that steps use, each byte once; before the compaction
   uint64_t segment_bytes = 0;      // length of all segments before the compaction
-  uint64_t old_segments = 0;       // that were rewritten, or would be
+  uint64_t old_segments = 0;       // segments that were rewritten, or would be
   uint64_t old_bytes = 0;          // their length
   uint64_t moved_bytes = 0;        // their payload that steps use
-  uint64_t new_segments = 0;       // that were written
+  uint64_t new_segments = 0;       // segments that were written
   uint64_t new_bytes = 0;          // their length
-  uint64_t folded_chunks = 0;      // that have lost their deltas
-  uint64_t compressed_chunks = 0;  // that were compressed
-  uint64_t rewritten_steps = 0;    // whose records were changed; a step may count several times
+  uint64_t folded_chunks = 0;      // chunks that no longer have deltas
+  uint64_t compressed_chunks = 0;  // chunks that were compressed
+  uint64_t rewritten_steps = 0;    // steps with changed records; a step may count several times
 };
 
 }  // namespace cairn::kv

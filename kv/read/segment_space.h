@@ -15,14 +15,14 @@ namespace cairn::kv {
 
 struct SegmentSpace {
   SegmentInfo segment;
-  uint64_t live_bytes = 0;    // that steps use, each byte once
-  uint64_t shared_bytes = 0;  // of them, those that several steps use
+  uint64_t live_bytes = 0;    // bytes that steps use, each byte once
+  uint64_t shared_bytes = 0;  // the part of live_bytes that several steps use
 
   /// Payload that no step uses.
   uint64_t dead_bytes() const {
     return segment.payload_bytes - std::min(segment.payload_bytes, live_bytes);
   }
-  /// What is not payload: the header, page digests, the footer and gaps.
+  /// Everything except payload: the header, page digests, the footer and gaps.
   uint64_t overhead_bytes() const {
     const uint64_t payload_bytes = live_bytes + dead_bytes();
     return segment.file_bytes - std::min(segment.file_bytes, payload_bytes);
@@ -31,7 +31,8 @@ struct SegmentSpace {
 
 /// Returns all segments that steps use, ascending by id. Exact. Cost: reads the chunk records of
 /// all steps. Memory: about 50 bytes per chunk that is stored. `progress`, if it is not empty,
-/// receives the number of records that were read and that of all. kDataLoss: a record is damaged.
+/// receives the number of records that were read and the number of all records. kDataLoss: a record
+/// is damaged.
 Result<std::vector<SegmentSpace>> MeasureSegments(
     const Snapshot& snapshot, const std::function<void(uint64_t, uint64_t)>& progress = {});
 

@@ -169,7 +169,7 @@ Result<std::vector<SegmentInfo>> Snapshot::FurtherSegmentsOf(
     if (known.contains(use.segment.id)) continue;
     CAIRN_TRY_ASSIGN(const auto record, Get(Column::kSegments, step, NumberKey(use.segment.id)));
     if (!record) {
-      // The tables of a compaction have replaced those of the entry.
+      // The tables of a compaction have replaced the tables of the entry.
       CAIRN_TRY_ASSIGN(const auto open, state_->Open(step));
       if (open->entry->tables != entry->tables) return from_tables();
       return Fail(

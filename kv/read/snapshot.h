@@ -38,19 +38,20 @@ class Snapshot {
   /// Returns the steps, in ascending order. kDataLoss, kUnavailable: the entries of older steps
   /// cannot be read. Cost: one read for about each 50 steps that are older than the last 64.
   Result<std::vector<StepInfo>> Steps() const;
-  /// Returns `step`, or the latest step. kNotFound: there is no such step; the message lists steps
-  /// that exist. kDataLoss, kUnavailable: see Steps.
+  /// Returns `step`, or the latest step. kNotFound: there is no such step; the message lists
+  /// existing steps. kDataLoss, kUnavailable: see Steps.
   Result<StepInfo> FindStep(std::optional<uint64_t> step) const;
 
   /// The steps that have tags, by tag. Reads nothing.
   const Tags& tags() const;
-  /// Which steps saves keep (Store::SetRetention); if it keeps nothing, there is no such policy.
+  /// The policy that chooses the steps that saves keep (Store::SetRetention); if it keeps nothing,
+  /// there is no such policy.
   const RetentionPolicy& retention() const;
   /// Whether saves compress what they write if they do not state otherwise
   /// (Store::SetCompression).
   bool compresses_saves() const;
-  /// Returns the step that the tag names. kNotFound: there is no such tag; the message lists those
-  /// that exist.
+  /// Returns the step that the tag names. kNotFound: there is no such tag; the message lists the
+  /// existing tags.
   Result<uint64_t> FindTag(const std::string& name) const;
 
   // The functions below return kDataLoss if the store is damaged, kNotFound if the step was deleted
@@ -78,8 +79,8 @@ class Snapshot {
   Result<std::optional<std::vector<std::string>>> FindUnsharedFqns(const StepInfo& a,
                                                                    const StepInfo& b) const;
 
-  /// Calls `callback` with the records of `step` that may differ from those of `base`, by key:
-  /// the keys that have a record in a table which only one of the two steps has. The record is
+  /// Calls `callback` with the records of `step` that may differ from the records of `base`, by
+  /// key: the keys that have a record in a table which only one of the two steps has. The record is
   /// empty if `step` has none with this key. Returns false without a call if the steps share no
   /// table, or not the oldest ones, so that all records may differ. Cost: reads the tables that
   /// they do not share.
@@ -90,8 +91,8 @@ class Snapshot {
   Result<SegmentInfo> FindSegment(uint64_t segment_id) const;
   /// Returns the segments that a step uses, ascending by id.
   Result<std::vector<SegmentInfo>> SegmentsOf(const StepInfo& step) const;
-  /// Returns those of them whose ids are not in `known`, to which it adds these ids. Cost: one
-  /// lookup per segment that is returned if the step uses at most 16 segments.
+  /// Returns the segments of SegmentsOf whose ids are not in `known`, and adds these ids to it.
+  /// Cost: one lookup per segment that is returned if the step uses at most 16 segments.
   Result<std::vector<SegmentInfo>> FurtherSegmentsOf(const StepInfo& step,
                                                      std::unordered_set<uint64_t>& known) const;
   /// Returns the segments that any step uses, ascending by id. Cost: opens the tables of all steps.
@@ -113,9 +114,9 @@ class Snapshot {
                         const RangeCallback& arrived) const;
 
   /// Maps a complete segment. Its pages are read on access and shared with the page cache. Writes
-  /// through the mapping are private to this process. Offsets are those of an Extent. In a storage
-  /// without files, reads the complete segment into memory. kDataLoss: the segment is missing or
-  /// too short. kNotFound: its step was deleted. kResourceExhausted: no memory.
+  /// through the mapping are private to this process. Offsets are the same as in an Extent. In a
+  /// storage without files, reads the complete segment into memory. kDataLoss: the segment is
+  /// missing or too short. kNotFound: its step was deleted. kResourceExhausted: no memory.
   Result<std::shared_ptr<const Mapping>> Map(uint64_t segment_id) const;
 
   /// Checks everything that does not require knowledge of tensors: every byte of the root, of pages

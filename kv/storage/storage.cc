@@ -1,4 +1,4 @@
-// What every storage has in common.
+// Code that all kinds of storage share.
 
 #include "kv/storage/storage.h"
 
@@ -40,7 +40,7 @@ class BlockingUpload final : public Upload {
  private:
   const std::unique_ptr<ObjectWriter> writer_;
   uint64_t size_bytes_ = 0;
-  std::optional<Error> failure_;  // of a write
+  std::optional<Error> failure_;  // error of a write
 };
 
 class BlockingQueue final : public IoQueue {

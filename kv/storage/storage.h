@@ -1,13 +1,13 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
-/// Storage of immutable objects: what a store needs of a directory, an object store, or memory.
-/// kv/storage/open/open_storage.h opens the storage at an address.
+/// Storage of immutable objects: the interface that a store requires from a directory, an object
+/// store, or memory. kv/storage/open/open_storage.h opens the storage at an address.
 ///
 /// Names are relative, with '/' between their elements ("roots/fff0.root"). Elements consist of
 /// letters, digits, '.', '-' and '_', and do not begin with '.'. There are no directories: a name
 /// needs no preparation, and List is by prefix.
 ///
-/// Every successful write is durable when the call returns, except those of PutVolatile and
+/// Every successful write is durable when the call returns, except by PutVolatile and
 /// PutIfAbsentVolatile, and every later read in any process sees it. Only List may be late (see
 /// there). An error of a write means that it is unknown whether it was performed, except for
 /// kConflict of PutIfAbsent; callers find out by reading. Errors name the object in Error::file.
@@ -44,9 +44,8 @@ class ObjectWriter {
 class LocalFiles {
  public:
   virtual ~LocalFiles() = default;
-  /// Returns the place of the file with the bytes of object `name`, which need not exist; that of
-  /// the directory for "". It is valid as long as the storage. kNotFound: the directory does not
-  /// exist.
+  /// Returns the place of the file with the bytes of object `name`, which need not exist, or of the
+  /// directory for "". It is valid as long as the storage. kNotFound: the directory does not exist.
   virtual Result<FilePlace> PlaceOf(std::string_view name) = 0;
   /// Prepares the creation of the file at PlaceOf(name) by the caller.
   virtual Result<void> PrepareFile(std::string_view name) = 0;
@@ -86,8 +85,8 @@ class Storage {
 
   /// For error messages and for people: "/data/run", "memory:test".
   virtual const std::string& address() const = 0;
-  /// What distinguishes this storage from others: the address, with the server if there are several
-  /// with such addresses. The same in every process that has the same settings.
+  /// Distinguishes this storage from others: the address, with the server if several servers have
+  /// such addresses. The same in every process that has the same settings.
   virtual std::string identity() const { return address(); }
 
   /// Creates the object or replaces it, atomically for readers.
@@ -97,13 +96,13 @@ class Storage {
   virtual Result<void> PutVolatile(std::string_view name, std::span<const std::byte> bytes) {
     return Put(name, bytes);
   }
-  /// Creates the object. kConflict: it exists; nothing was changed. Of several concurrent calls for
-  /// one name, on any machine, exactly one succeeds. A storage may report kConflict for a call that
-  /// succeeded and was repeated below this interface (a lost response), so callers that need to
-  /// know read the object.
+  /// Creates the object. kConflict: it exists; nothing was changed. Exactly one of several
+  /// concurrent calls for one name, on any machine, succeeds. A storage may report kConflict for a
+  /// call that succeeded and was repeated below this interface (a lost response), so callers that
+  /// need to know read the object.
   virtual Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) = 0;
-  /// As PutIfAbsent, but a power failure may undo the call or damage the object. For what ranks
-  /// send to each other, which nobody reads after such a failure, and which has checksums.
+  /// As PutIfAbsent, but a power failure may undo the call or damage the object. For messages
+  /// between ranks, which nobody reads after such a failure, and which have checksums.
   virtual Result<void> PutIfAbsentVolatile(std::string_view name,
                                            std::span<const std::byte> bytes) {
     return PutIfAbsent(name, bytes);
@@ -128,8 +127,8 @@ class Storage {
   /// Succeeds if there is no such object. The object may exist again after a power failure.
   virtual Result<void> Remove(std::string_view name) = 0;
   /// Removes what writes of crashed processes left and List does not return. Requires that nobody
-  /// writes objects of epochs before `end_epoch`. What belongs to an object of this epoch or a
-  /// later one remains, and so does what belongs to none of Cairn. The default removes nothing.
+  /// writes objects of epochs before `end_epoch`. Keeps leftovers of objects of this epoch or a
+  /// later one, and everything that does not belong to Cairn. The default removes nothing.
   virtual Result<void> RemoveLeftovers([[maybe_unused]] uint32_t end_epoch) { return {}; }
 
   /// Returns null if objects are not files.

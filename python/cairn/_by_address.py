@@ -22,8 +22,8 @@ def save_by_address(
     address: str | os.PathLike[str], step: int, state: Any, *, alone: bool = False, **options: Any
 ) -> SaveReport:
     """`Store.save` into a store that is opened for this call, and created if it does not exist.
-    What cannot be saved raises before that, so that no empty store is left. Collective, unless
-    ``alone``."""
+    Raises before that if the state cannot be saved, so that no empty store is left. Collective,
+    unless ``alone``."""
     inspect.signature(Store.save).bind(None, step, state, **options)  # raises TypeError
     if not isinstance(options.get("tags", ()), str):
         options["tags"] = tuple(options.get("tags", ()))  # iterated twice

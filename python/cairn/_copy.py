@@ -28,8 +28,8 @@ def copy_steps(
 
     Only segments that the target lacks are transferred, and every page is verified before it is
     written. A copy has the number, the time and the contents of its source; a step of the target
-    that is such a copy is left as it is. A copy that was interrupted continues with the segments
-    that it had finished, if the same step is copied again within a day.
+    that is such a copy is unchanged. A copy that was interrupted continues with the segments that
+    it had finished, if the same step is copied again within a day.
 
     In a multi-rank store one rank makes this call, rank 0 for a target, and no rank saves to the
     target at the same time. The source may be in use. The target cannot begin a save during the

@@ -101,7 +101,7 @@ class EditableStore(Watched):
         In a multi-rank store rank 0 calls it alone.
 
         Args:
-            into: the number of the copy; in another store by default that of ``step``.
+            into: the number of the copy; in another store by default ``step``.
             to: the other store, open with mode ``"a"``, or its address; it is created if absent.
             overwrite: replaces the step ``into`` atomically if it exists.
             progress: as in :func:`cairn.open`, of the copy to another store. A function may be

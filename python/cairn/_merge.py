@@ -37,7 +37,8 @@ class MergeableStore(Watched):
         progress: Progress | None = None,
     ) -> MergeReport:
         """Makes the step ``into`` of weighted means of the floating-point tensors of ``steps``.
-        All else is that of the last of them: other tensors, plain values, structure and chunks.
+        Everything else comes from the last of them: other tensors, plain values, structure and
+        chunks.
 
         The steps have the same keys, dtypes and shapes; they may be sharded differently. The mean
         is computed in float32 (float64 for float64) and rounded once, chunk by chunk in bounded

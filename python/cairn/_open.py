@@ -67,7 +67,7 @@ def open(
             1970).
         fallback: addresses of stores with copies of the steps, from near to far, such as mirrors
             (docs/mirroring.md). ``load`` and the methods that read use the nearest store that has
-            the step; by default, the highest number in any store. Of different steps with the same
+            the step; by default, the highest number in any store. If different steps have the same
             number, the one that was saved last is used. The stores need not exist; with mode
             ``"r"``, one of them or ``address`` must. Saves and deletes concern ``address`` alone.
         progress: ``True`` shows the progress of calls that take longer than a second, on rank 0 and

@@ -102,8 +102,8 @@ class Retention(MirroredStore):
 
     def set_compression(self, compress: bool) -> None:
         """Sets whether saves to this store compress what they write, unless they state otherwise:
-        ``save``, ``save_async``, ``dcp.save``, imports and those of other processes from now on.
-        What is stored does not change; :meth:`compact` compresses it.
+        ``save``, ``save_async``, ``dcp.save``, imports and saves of other processes from now on.
+        Stored steps do not change; :meth:`compact` compresses it.
 
         In a multi-rank store rank 0 calls it alone. Raises Invalid if the store was opened for
         reading.

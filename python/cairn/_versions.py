@@ -37,7 +37,7 @@ class Versions:
         return self._native.tags()
 
     def step_info(self, step: int | str) -> StepInfo:
-        """What is recorded about ``step``, which is a number or a tag. Raises NotFound."""
+        """The record of ``step``, which is a number or a tag. Raises NotFound."""
         from cairn.reports import StepInfo
 
         number = self._native.find_tag(step) if isinstance(step, str) else step_number(step)

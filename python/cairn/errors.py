@@ -42,7 +42,7 @@ class NotFound(Error):
 
 
 class Corrupt(Error):
-    """Bytes in the store are not those that were written: stop, run ``kv-dump verify``, repair."""
+    """Bytes in the store differ from the written bytes: stop, run ``kv-dump verify``, repair."""
 
 
 class Conflict(Error):
@@ -50,7 +50,7 @@ class Conflict(Error):
 
 
 class Invalid(Error):
-    """The call cannot succeed as it is: fix the arguments or the state of the store."""
+    """The call cannot succeed: fix the arguments or the state of the store."""
 
 
 class Unavailable(Error):

@@ -18,18 +18,18 @@ _OF_THE_STORE = ("delete", "prune")
 def measures(event: StoreEvent) -> dict[str, float]:
     """The numbers of an event, by name, for a chart or a table.
 
-    All events have ``seconds``, ``stall_seconds``, and ``failed`` (0 or 1); those of stores in a
-    directory have ``free_bytes``, and those of stores in a bucket ``retries``. In addition there
+    All events have ``seconds``, ``stall_seconds``, and ``failed`` (0 or 1); events of stores in a
+    directory have ``free_bytes``, and events of stores in a bucket ``retries``. In addition there
     are the numbers of the report, under the names of its fields: ``written_bytes`` and
     ``chunks_reused`` of a save, ``bytes_read`` of a load, ``freed_bytes`` of a prune,
     ``copied_bytes`` and ``lag_seconds`` of a copy to a mirror. A save also has ``reuse``, the part
     of its chunks that was not written, and with recorded statistics ``nan`` and ``inf``.
 
-    In a multi-rank store, numbers that concern the step or the store as a whole are those of rank 0
-    alone, so that a sum over ranks counts nothing twice: ``logical_bytes`` and ``written_bytes`` of
-    a save, which are those of all ranks, and all numbers of the reports of a delete and a prune. On
-    each rank, ``rank_logical_bytes`` and ``rank_written_bytes`` are those of its part of a save.
-    All other numbers are those of the rank.
+    In a multi-rank store, only rank 0 has numbers that concern the step or the store as a whole, so
+    that a sum over ranks counts nothing twice: ``logical_bytes`` and ``written_bytes`` of a save,
+    which count all ranks, and all numbers of the reports of a delete and a prune. On each rank,
+    ``rank_logical_bytes`` and ``rank_written_bytes`` count its part of a save. All other numbers
+    concern the rank.
 
     Threads: any.
     """
@@ -49,7 +49,7 @@ def measures(event: StoreEvent) -> dict[str, float]:
 
 
 def _numbers_of(event: StoreEvent) -> dict[str, float]:
-    """Those of the report. In a multi-rank store, see `measures`."""
+    """The numbers of the report. In a multi-rank store, see `measures`."""
     found: dict[str, float] = {}
     if event.report is None or (event.kind in _OF_THE_STORE and event.rank > 0):
         return found

@@ -59,7 +59,7 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
     lock, and Ctrl-C ends them. In a multi-rank store, only one thread at a time may make the calls
     that all ranks make. After a fork, the child must open the store again.
 
-    What a state is
+    Contents of a state
         Nested ``dict``, ``OrderedDict``, ``Counter``, ``list``, ``tuple`` and ``torch.Size`` with
         keys of type ``str``, ``int``, ``float``, ``bool`` or ``None``. Leaves are torch tensors of
         every dtype except the quantized ones, numpy arrays and scalars of numbers and bools,
@@ -78,11 +78,11 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         A ``DTensor`` or ``ShardedTensor`` is the part of a tensor that a rank holds. The step
         contains the complete tensor, once, and any mesh and placements can load it. A plain tensor
         is equal on all ranks that have its key, and one of these writes it; each writes about as
-        much. Of plain values that differ, the step contains that of the lowest rank. What differs
-        from rank to rank (random states) needs one key per rank, such as ``f"rng.{rank}"``. Ranks
+        much. If ranks pass different plain values, the lowest rank's is stored. Values that differ
+        from rank to rank (random states) need one key per rank, such as ``f"rng.{rank}"``. Ranks
         may have different keys, as the stages of a pipeline do.
 
-    What is loaded
+    Result of a load
         The same nesting, order, key types and leaf types, bit for bit. Tensors are contiguous and
         in host memory; numpy arrays are in native byte order. Tensors that overlapped in memory,
         such as tied parameters, share memory again. Attributes of containers are not saved, such as
@@ -130,7 +130,8 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
 
     @property
     def rank(self) -> int:
-        """Rank of this process among those that opened the store together; 0 for one process."""
+        """Rank of this process among the processes that opened the store together; 0 for one
+        process."""
         return self._ranks.rank
 
     @property
@@ -186,7 +187,7 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
             step: number of the step, 0 to 2**64 - 1.
             state: nested containers of tensors and plain values (see the class).
             overwrite: replaces the step atomically if it exists.
-            incremental: ``False`` also writes chunks that are equal to those of the base step.
+            incremental: ``False`` also writes chunks that are equal to the base step's.
             base_step: the step to compare with; by default the latest.
             unchanged: patterns of tensors that are as in the base step (docs/torch-training.md).
             chunk_bytes: size of the chunks that tensors are split into; by default 4 MiB.
@@ -242,13 +243,13 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
     ) -> SaveHandle:
         """Copies ``state`` into staging memory and writes it in the background.
 
-        The step contains the state as it is now; the caller may change it after
+        The step contains the current state; the caller may change it after
         :meth:`SaveHandle.wait_staged`. The staging memory is as large as the tensors in host memory
         and is reused by the next save. Changed parts of tensors on CUDA devices are copied in the
         background, and the tensors are kept alive until then. Tensors on other devices get host
         copies, which live as long as their storages. A save waits until the save before it has
-        ended; so do closing the store and leaving Python. The arguments are those of :meth:`save`,
-        and:
+        ended; so do closing the store and leaving Python. The arguments are the same as for
+        :meth:`save`, and:
 
         Args:
             device_snapshot: first copies what has changed within the device's memory, if enough is
@@ -306,8 +307,8 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
     ) -> LoadReport:
         """Fills ``state`` in place from ``step`` (by default the latest), leaf by leaf by FQN.
 
-        Tensors and arrays keep their memory, strides and device; dtype and shape must be those of
-        the step. Of a DTensor or ShardedTensor this rank's part is filled, whatever mesh saved the
+        Tensors and arrays keep their memory, strides and device; dtype and shape must match the
+        step. In a DTensor or ShardedTensor, this rank's part is filled, whatever mesh saved the
         step. Meta tensors and meta DTensors are replaced in their container by new tensors with
         memory: Parameters remain Parameters, tied ones remain tied, and
         ``model.load_state_dict(state, assign=True)`` puts them into the model. Plain values are
@@ -321,11 +322,11 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
 
         Args:
             strict: ``False`` allows keys that only one side has; the report names them. In a
-                multi-rank store missing keys are those of each rank, and unexpected keys are those
+                multi-rank store missing keys are reported per rank, and unexpected keys are keys
                 that no rank has.
             keys: patterns (see :meth:`read`) of the keys of the state to load. Other keys are
                 unchanged, and are neither missing nor unexpected.
-            prefix: what the keys of the step have before those of the state. With
+            prefix: the prefix of the step's keys before the state's keys. With
                 ``prefix="model.encoder"``, ``{"weight": ...}`` is filled from
                 ``model.encoder.weight``, and keys without the prefix are skipped. Reports and
                 errors name keys as the step does.
@@ -338,8 +339,8 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
                 pipeline stage, must have the same sharded tensors.
             skip_damaged: leaves of damaged tensors are unchanged, and ``report.skipped`` has their
                 errors. Every rank first reads all keys, to find them (:meth:`damaged_keys`).
-            rename: how keys of the step become those of the state, as for :meth:`read`; equal on
-                all ranks. Reports, errors and ``keys`` use the new names.
+            rename: how keys of the step become keys of the state, as for :meth:`read`; equal on all
+                ranks. Reports, errors and ``keys`` use the new names.
             cast: casts floating-point tensors to the dtypes of the state while they are read.
             progress: as in :func:`cairn.open`, for this call.
 
@@ -347,7 +348,7 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
             NotFound: the step does not exist; or (strict) the step lacks keys of the state; or no
                 key remains to load.
             Invalid: (strict) the state lacks keys of the step; dtypes, shapes or kinds differ.
-            Corrupt: the bytes are not those that were written. The state is partly filled.
+            Corrupt: the bytes differ from the written bytes. The state is partly filled.
             Unavailable: an I/O error; a rank failed, died, or did not respond in time.
         """
         options = LoadOptions(
@@ -363,8 +364,8 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         In a multi-rank store each rank waits for the others, at most for the store's timeout. Then
         waits for the copies to mirrors, whose failures are bounded by their timeouts.
 
-        Raises the error of that save, unless its handle has already raised it, that of a check, and
-        that of the copy of the newest step.
+        Raises the error of that save, unless its handle has already raised it, of a check, and of
+        the copy of the newest step.
         """
         self._close(self._native.close)
 

@@ -31,7 +31,7 @@ namespace nb = nanobind;
 /// NCCL does not report that a rank is gone, but Gloo's connections do. They are checked while a
 /// call runs: when a rank dies, leaves or fails, the calls of the other ranks over NCCL end within
 /// a tenth of a second. Resources of NCCL on a busy device are freed in the background, because
-/// that waits for all work of the device.
+/// freeing waits for all work of the device.
 ///
 /// In a forked child every member raises Invalid, and the destructor does not touch what belongs to
 /// the parent.
@@ -125,7 +125,7 @@ class CommunicatorBinding {
 struct DeviceTransfer {
   /// True: bytes of tensors are sent over NCCL. Must be equal on all ranks.
   bool by_nccl = false;
-  std::vector<core::DeviceStream> streams;  // of the caller
+  std::vector<core::DeviceStream> streams;  // the caller's streams
 };
 
 /// Returns the version and the file of NCCL, such as "2.28.9 (/usr/lib/libnccl.so.2)". Raises

@@ -12,8 +12,8 @@ namespace {
 
 constexpr auto kSignalInterval = std::chrono::milliseconds(100);
 
-// Returns the name of the class in cairn.errors. What a caller can do about the error decides, not
-// where it occurred.
+// Returns the name of the class in cairn.errors. The class depends on the caller's possible
+// reaction to the error, not on its place.
 const char* ExceptionName(ErrorCode code) {
   switch (code) {
     case ErrorCode::kNotFound:

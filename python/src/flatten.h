@@ -17,12 +17,12 @@ namespace nb = nanobind;
 /// may be read without the GIL.
 struct Batch {
   core::StateDict state;
-  std::vector<nb::object> owners;        // of the memory of each tensor of `state`
-  std::vector<BorrowedTensor> borrowed;  // those of the tensors that are torch's
+  std::vector<nb::object> owners;        // owners of the memory of each tensor of `state`
+  std::vector<BorrowedTensor> borrowed;  // the torch tensors among these
 
   /// Returns a check for SaveOptions::check_memory, which is called without the GIL.
   /// kInvalidArgument: `storage.resize_` has freed memory that `state` borrows. Borrows this object
-  /// and `tree`, which is that of `state`.
+  /// and `tree`, the tree of `state`.
   std::function<Result<void>()> MemoryCheck(const core::StateTree& tree) const;
 
   /// Returns how the tensors are distributed over ranks, as (meshes, tensors). A mesh is (sizes,

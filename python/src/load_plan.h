@@ -1,5 +1,5 @@
 #pragma once
-/// Loading in place: matches the leaves of a step with those of a state, and plans the reads.
+/// Loading in place: matches the leaves of a step with the leaves of a state, and plans the reads.
 
 #include <nanobind/nanobind.h>
 
@@ -21,8 +21,8 @@ namespace cairn::python {
 
 namespace nb = nanobind;
 
-/// What one load reads. Ownership: keeps the memory of `borrowed` alive, and the caller that of all
-/// other targets.
+/// The reads of one load. Ownership: keeps the memory of `borrowed` alive; the caller keeps the
+/// memory of all other targets alive.
 struct Requests {
   std::vector<core::LoadRequest> list;
   std::vector<BorrowedTensor> borrowed;  // the leaf is the place in `list`
@@ -64,7 +64,7 @@ class LoadPlan {
   /// states that cannot be walked, or in which two leaves have the same FQN.
   LoadPlan(const StepContents& contents, nb::handle state, nb::list patterns);
 
-  /// Return the FQNs that only the state has, in its order, and those that only the step has, in
+  /// Return the FQNs that only the state has, in its order, and the FQNs that only the step has, in
   /// the order of its leaves.
   nb::tuple Missing() const;
   nb::tuple Unexpected() const;
@@ -81,7 +81,7 @@ class LoadPlan {
   bool RequestLeaf(uint32_t leaf, nb::handle strides, nb::handle address, int device,
                    bool has_base);
   /// Requests this rank's part of a tensor leaf into a local tensor. `sharding` has the form that
-  /// ToSharding accepts; its global shape is that of the leaf. Raises Invalid if the memory is
+  /// ToSharding accepts; its global shape equals the leaf's. Raises Invalid if the memory is
   /// already filled from another place of the step.
   void RequestShard(uint32_t leaf, nb::handle shape, nb::handle strides, nb::handle address,
                     int device, nb::handle sharding);

@@ -23,7 +23,7 @@
 namespace cairn::python {
 namespace {
 
-constexpr uint64_t kAlignmentBytes = 64;  // that of torch's allocator, and of values in segments
+constexpr uint64_t kAlignmentBytes = 64;  // as of torch's allocator, and of values in segments
 
 constexpr uint64_t kMaxBlockBytes = uint64_t{1} << 60;
 
@@ -104,7 +104,7 @@ std::vector<std::shared_ptr<std::byte>> Allocate(const std::vector<uint64_t>& si
 
 // The leaves for which C++ creates tensors.
 struct NewTensorLeaves {
-  std::vector<uint32_t> leaves;  // those that are torch tensors without shared memory, in key order
+  std::vector<uint32_t> leaves;  // torch tensors without shared memory, in key order
   nb::list tensors;              // None for each leaf of the step
 };
 

@@ -221,7 +221,8 @@ namespace {
 
 constexpr uint64_t kMaxObjectBytes = 1 << 20;
 
-/// Puts a small object next to those of the store at `address`. Later reads by any rank see it.
+/// Puts a small object next to the objects of the store at `address`. Later reads by any rank see
+/// it.
 Result<void> WriteObject(const std::string& address, const std::string& name,
                          std::span<const std::byte> data) {
   const GilRelease no_gil;

@@ -21,7 +21,7 @@ namespace cairn::python {
 
 namespace nb = nanobind;
 
-/// A store and at most one part of a step, for one attempt. The store is that of a StoreBinding, or
+/// A store and at most one part of a step, for one attempt. The store belongs to a StoreBinding, or
 /// is opened for the attempt: rank 0 opens it with an empty session, the other ranks with the
 /// session of rank 0's ticket. The destructor aborts a part that was neither prepared nor
 /// committed, and closes a store that was opened for it.
@@ -73,9 +73,9 @@ class StepPartBinding {
   std::shared_ptr<core::CheckpointStore> store_;  // with the StoreBinding, if it has one
   const bool is_opened_here_ = true;
   std::unique_ptr<core::StepPart> part_;
-  SignalWatch* watch_ = nullptr;                // that of the running Add
+  SignalWatch* watch_ = nullptr;                // watch of the running Add
   uint64_t added_bytes_ = 0;                    // by the running Add
-  std::function<Result<void>()> check_memory_;  // of the running Add
+  std::function<Result<void>()> check_memory_;  // check of the running Add
   mutable std::atomic<bool> in_use_ = false;
 };
 

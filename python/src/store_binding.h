@@ -49,8 +49,8 @@ class MappedBinding {
 /// does not touch what belongs to the parent.
 class StoreBinding {
  public:
-  /// Opens a store. `communicator`: that of the ranks that open the store together, or null if this
-  /// process opens it alone. Raises the error of core::CheckpointStore::Open.
+  /// Opens a store. `communicator`: connects the ranks that open the store together, or null if
+  /// this process opens it alone. Raises the error of core::CheckpointStore::Open.
   StoreBinding(const std::string& address, bool writable,
                std::shared_ptr<CommunicatorBinding> communicator, const kv::StoreOptions& options);
   ~StoreBinding();

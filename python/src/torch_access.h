@@ -33,7 +33,7 @@ struct TensorMemory {
 
 /// A tensor whose memory a save or load uses.
 struct BorrowedTensor {
-  uint32_t leaf = 0;  // of the state
+  uint32_t leaf = 0;  // index of the state's leaf
   nb::object tensor;
   nb::object storage;  // the one that it had then
   const std::byte* data = nullptr;

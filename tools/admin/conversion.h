@@ -11,7 +11,7 @@ namespace cairn::tools {
 struct ConversionOptions {
   std::vector<std::string> rename;  // "EXPRESSION=TEXT", applied after the rules of the file
   std::string rules_file;           // JSON
-  std::string dtype;                // of all floating-point tensors; empty: their own
+  std::string dtype;                // dtype of all floating-point tensors; empty: their own
 };
 
 /// Returns the arguments --rename, --rules and --dtype, which set `options`.

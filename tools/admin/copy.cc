@@ -147,7 +147,7 @@ Result<void> AdminCopy(const CopyCommand& command, Output& out) {
     CAIRN_TRY_ASSIGN(const kv::StepInfo latest, snapshot->FindStep(std::nullopt));
     address.steps.push_back(latest.step);
   }
-  // What is refused, such as a mistyped step, must not create an empty store.
+  // A refused request, such as for a mistyped step, must not create an empty store.
   for (const uint64_t step : address.steps) CAIRN_TRY(snapshot->FindStep(step));
   if (command.into && address.steps.size() != 1) {
     return Fail(ErrorCode::kInvalidArgument, "only one step can be copied to another number");

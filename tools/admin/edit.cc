@@ -70,7 +70,7 @@ Argument OverwriteArgument(EditCommand& command) {
           .help = "Replace the new step atomically if it exists"};
 }
 
-// The arguments of all verbs except fork, around those of one.
+// The arguments of all verbs except fork, around the arguments of one.
 std::vector<Argument> Arguments(EditCommand& command, std::vector<Argument> own) {
   std::vector<Argument> arguments{SourceArgument(command)};
   for (Argument& argument : own) arguments.push_back(std::move(argument));

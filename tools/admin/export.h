@@ -21,7 +21,7 @@ struct ExportOptions {
   uint64_t shard_bytes = 5'000'000'000;
   bool overwrite = false;
   std::string since;    // a step or a tag: export only what differs from it
-  bool sparse = false;  // of tensors, only the elements that differ
+  bool sparse = false;  // export only the changed elements of tensors
 };
 
 /// Exports the keys that match the patterns (all if there are none), and prints what was written.

@@ -181,7 +181,7 @@ Result<CheckResult> CheckMapping(const CheckedStorages& storages) {
   CAIRN_TRY(CreateFile(storages, "mapped/file", 0, bytes));
   const std::string path = PathOf(storages.second, "mapped/file");
   CAIRN_TRY_ASSIGN(const auto file, Open(path, O_RDONLY));
-  // The same call as that of a load that maps.
+  // The same call as in a load that maps.
   void* memory = ::mmap(nullptr, kFileBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
                         file.get(), 0);
   if (memory == MAP_FAILED) {

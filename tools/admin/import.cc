@@ -26,7 +26,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What was read. `state` has views of the memory of `model` and `safetensors`.
+/// The input that was read. `state` has views of the memory of `model` and `safetensors`.
 struct Input {
   core::ModelDirectory model;
   std::vector<core::SafetensorsFile> safetensors;

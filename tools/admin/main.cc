@@ -16,7 +16,7 @@
 namespace cairn::tools {
 namespace {
 
-/// What the user wrote. Each verb reads its part.
+/// The user's arguments. Each verb reads its part.
 struct Values {
   ImportOptions import;
   ExportOptions export_to;
@@ -40,7 +40,7 @@ Argument StoreArgument(std::string& store) {
   return {.name = "STORE", .target = &store, .help = "Directory of the store", .required = true};
 }
 
-/// The arguments of a verb, and those of conversions.
+/// The arguments of a verb, and of conversions.
 std::vector<Argument> WithConversion(std::vector<Argument> arguments, ConversionOptions& options) {
   for (Argument& each : ConversionArguments(options)) arguments.push_back(std::move(each));
   return arguments;

@@ -135,7 +135,7 @@ class Mirror {
   const std::unique_ptr<kv::Store> to_;
   Output& out_;
   std::map<uint64_t, uint64_t> done_;      // generations of the steps that were copied
-  std::map<uint64_t, uint64_t> compared_;  // of those of this round
+  std::map<uint64_t, uint64_t> compared_;  // generations of the steps of this round
 };
 
 /// Prints what a mirror would do. Changes nothing.

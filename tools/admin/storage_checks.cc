@@ -200,7 +200,7 @@ Result<std::vector<bool>> Race(const std::function<Result<bool>(uint64_t racer)>
           results[racer] = attempt(racer);
         });
       }
-    } catch (...) {  // those that have started wait for the others
+    } catch (...) {  // racers that have started wait for the others
       for (uint64_t missing = racers.size(); missing < kRacerCount; ++missing) {
         start.arrive_and_drop();
       }

@@ -25,10 +25,10 @@ enum class CheckStatus : uint8_t {
 
 struct CheckResult {
   CheckStatus status = CheckStatus::kOk;
-  std::string detail;  // what was measured or found
+  std::string detail;  // measurement or finding
 };
 
-/// One storage as two machines see it. All objects are those of the checks.
+/// One storage as two machines see it. All objects belong to the checks.
 struct CheckedStorages {
   kv::Storage& first;
   kv::Storage& second;

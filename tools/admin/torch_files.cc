@@ -37,7 +37,7 @@ bool IsFile(const fs::path& path) {
 }
 
 std::string FindPython() {
-  // The environment decides as that of a shell does; nothing else changes it.
+  // The environment decides, as in a shell; nothing else changes it.
   if (const char* const chosen = std::getenv("CAIRN_PYTHON"); chosen != nullptr && *chosen != 0) {
     return chosen;  // NOLINT(concurrency-mt-unsafe)
   }

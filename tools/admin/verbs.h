@@ -18,7 +18,7 @@ namespace cairn::tools {
 struct CheckStorageOptions {
   std::string address;
   std::string second_address;  // another mount of the same directory; empty: the same address
-  uint64_t rounds = 200;       // of each check; slow ones stop after 30 s
+  uint64_t rounds = 200;       // rounds of each check; slow ones stop after 30 s
   bool json = false;
 };
 
@@ -76,7 +76,7 @@ Result<void> AdminDelete(const DeleteOptions& options, Output& out);
 struct EditCommand {
   std::string address;             // STORE or STORE@STEP
   uint64_t into = 0;               // number of the new step
-  std::vector<std::string> names;  // of rename: OLD=NEW
+  std::vector<std::string> names;  // rename: OLD=NEW
   std::vector<std::string> drop;   // patterns
   std::vector<std::string> graft;  // patterns; of the step `graft_from`
   uint64_t graft_from = 0;
@@ -130,11 +130,11 @@ struct TagCommand {
 };
 Result<void> AdminTag(const TagCommand& command, Output& out);
 Verb TagVerb(TagCommand& command);
-/// `store` may have no step; with one, the tag must be that of this step.
+/// `store` may have no step; with one, the tag must name this step.
 Result<void> AdminUntag(const TagCommand& command, Output& out);
 Verb UntagVerb(TagCommand& command);
 
-/// Which steps remain.
+/// The steps that remain.
 struct KeepOptions {
   uint64_t keep_last = 0;
   uint64_t keep_every = 0;

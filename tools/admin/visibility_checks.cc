@@ -33,7 +33,7 @@ double SecondsSince(steady_clock::time_point begin) {
   return std::chrono::duration<double>(steady_clock::now() - begin).count();
 }
 
-/// What a reader of one storage sees of the changes through the other.
+/// The changes through one storage that a reader of the other sees.
 struct LagCount {
   uint64_t rounds = 0;
   uint64_t late = 0;

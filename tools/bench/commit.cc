@@ -32,7 +32,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kWriters = 8;        // threads that write parts and mostly wait for syncs
 constexpr uint64_t kRowElements = 8;  // one row per rank, one chunk per row
-constexpr double kWriterBar = 1.3;    // times that of SstFileWriter alone
+constexpr double kWriterBar = 1.3;    // multiple of SstFileWriter's time alone
 constexpr uint64_t kMemoryBarBytes = 256 << 20;
 
 /// The communicator of rank 0 in a job whose other ranks are simulated: they agree to everything.
@@ -87,7 +87,7 @@ class SimulatedState {
   }
 
   /// Puts the rows of a rank into `memory`, which the result refers to. No two rows are equal, so
-  /// that the digests in the records compress as little as those of a real model.
+  /// that the digests in the records compress as little as in a real model.
   core::StateDict Of(uint32_t rank, std::vector<uint64_t>& memory) const {
     memory.resize(rows_.size());
     core::StateDict state;

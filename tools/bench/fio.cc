@@ -18,7 +18,7 @@ namespace cairn::tools {
 namespace {
 
 /// fio treats ":" in a path as a separator unless it is escaped.
-/// The file below `directory` that fio works on, which FioFile removes: that of this process.
+/// The file of this process below `directory` that fio works on, which FioFile removes.
 std::string FileName() { return fmt::format("cairn-bench-fio-{}.dat", ::getpid()); }
 
 std::string EscapeColons(const std::string& path) {

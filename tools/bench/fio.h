@@ -10,7 +10,7 @@
 namespace cairn::tools {
 
 struct FioResult {
-  double seconds = 0;  // of the job, as fio reports it; for writes with the final fsync
+  double seconds = 0;  // duration of the job from fio; for writes with the final fsync
   uint64_t bytes = 0;
   std::string engine;  // io_uring, or libaio if the kernel does not support that
 };

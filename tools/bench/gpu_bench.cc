@@ -1,4 +1,4 @@
-// What the parts of kv-bench gpu share: a GPU, page-locked host memory, and the report.
+// The parts of kv-bench gpu share a GPU, page-locked host memory, and the report.
 
 #include "tools/bench/gpu_bench.h"
 

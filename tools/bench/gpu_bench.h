@@ -1,5 +1,5 @@
 #pragma once
-/// What the parts of kv-bench gpu share: a GPU, page-locked host memory, and the report.
+/// The parts of kv-bench gpu share a GPU, page-locked host memory, and the report.
 
 #include <functional>
 #include <memory>
@@ -19,7 +19,7 @@ namespace cairn::tools {
 struct GpuBench {
   const BenchOptions& options;
   BenchReport& report;
-  core::DeviceBackend* backend = nullptr;  // that of the process
+  core::DeviceBackend* backend = nullptr;  // the process's backend
   int device = 0;
   std::unique_ptr<cuda::PlainGpu> plain;
 };

@@ -17,7 +17,7 @@ constexpr uint64_t kBlockBytes = 4 << 20;  // as a save copies them
 constexpr uint64_t kSmallTensors = 20'000;
 constexpr double kMinSmallBytes = 256;
 constexpr double kMaxSmallBytes = 256 << 10;
-constexpr uint64_t kDeviceAlignment = 512;  // that of PyTorch's allocator
+constexpr uint64_t kDeviceAlignment = 512;  // as of PyTorch's allocator
 
 /// A tensor on the device and its copy on the host.
 struct CopyRange {

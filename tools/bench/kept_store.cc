@@ -40,7 +40,7 @@ core::StateDict LargeState(const std::vector<float>& values, uint64_t chunks) {
   return state;
 }
 
-/// Saves a small step, as those before the large one.
+/// Saves one of the small steps that precede the large one.
 Result<void> SaveSmallStep(core::CheckpointStore& store, uint64_t step) {
   const std::vector<uint64_t> values(kChunkBytes / sizeof(uint64_t), step);
   core::StateDict state;

@@ -13,7 +13,7 @@ namespace cairn::tools {
 struct KeptStore {
   std::string name;          // folder below --dir
   uint64_t small_steps = 0;  // steps with one chunk each, before the large one
-  uint64_t chunks = 1;       // of the large step: tensors of 100 chunks of 64 bytes
+  uint64_t chunks = 1;       // tensors of the large step, of 100 chunks of 64 bytes each
 
   uint64_t large_step() const { return small_steps + 1; }
 };

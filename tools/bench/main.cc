@@ -16,7 +16,7 @@
 namespace cairn::tools {
 namespace {
 
-/// What the user wrote. Each verb reads its part.
+/// The user's arguments. Each verb reads its part.
 struct Values {
   BenchOptions options;
   std::string bytes = "1GiB";
@@ -52,7 +52,7 @@ std::string Usage(const std::string& verb, const std::string& options) {
   return fmt::format("{} --dir DIR {}", verb, options);
 }
 
-/// The arguments that all verbs have, followed by those of one verb.
+/// The arguments that all verbs have, followed by the arguments of one verb.
 std::vector<Argument> CommonArguments(Values& values, std::vector<Argument> more) {
   std::vector<Argument> arguments = {
       {.name = "--dir",

@@ -48,8 +48,7 @@ class ModelMemory {
   /// Fills a tensor with incompressible bytes that depend only on its index and on `version`.
   void Fill(size_t tensor, uint64_t version) const;
   void FillAll(uint64_t version) const;
-  /// Returns the first tensor whose bytes differ from those of Fill(i, version), or
-  /// tensors().size().
+  /// Returns the first tensor whose bytes differ from Fill(i, version), or tensors().size().
   size_t FindMismatch(uint64_t version) const;
   /// Returns a state dict that refers to the tensors under their FQNs.
   core::StateDict State() const;

@@ -27,8 +27,8 @@ using Clock = std::chrono::steady_clock;
 // Bars of the reads of the first key, in seconds.
 constexpr double kColdBar = 6e-3;
 constexpr double kWarmBar = 2e-3;
-constexpr double kTableBar = 2.0;      // times that of SstFileReader
-constexpr double kManyStepsBar = 1.2;  // times that of a store with one step
+constexpr double kTableBar = 2.0;      // multiple of SstFileReader's time
+constexpr double kManyStepsBar = 1.2;  // multiple of the time with a store of one step
 
 double SecondsSince(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();

@@ -22,14 +22,14 @@ struct BenchRow {
   bool in_this_process = true;  // false: memory and processor time are not known (fio)
   bool rate_matters = true;     // false: the bytes are few, and the time is what counts
   Json extra = Json::Object();  // further members of the JSON object
-  std::string note;             // what people need to know about the row
+  std::string note;             // remarks for people about the row
 };
 
 /// A figure compared with its limit, and the bar for their ratio.
 struct BenchBar {
   std::string verb;
   std::string what;
-  std::string reference;  // what the limit is
+  std::string reference;  // name of the limit
   double figure = 0;      // in `unit`
   double limit = 0;       // in `unit`
   std::string unit;

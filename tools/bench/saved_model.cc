@@ -12,7 +12,7 @@ namespace cairn::tools {
 ScratchStore::ScratchStore(const std::string& directory, std::string_view verb)
     : path_(std::filesystem::path(directory) / fmt::format("cairn-bench-{}-{}", verb, getpid())) {
   std::error_code ignored;
-  while (std::filesystem::exists(path_, ignored)) path_ += "x";  // what exists is not ours
+  while (std::filesystem::exists(path_, ignored)) path_ += "x";  // existing files are not ours
 }
 
 void ScratchStore::Remove() const {

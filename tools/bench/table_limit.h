@@ -14,9 +14,9 @@ Result<std::string> FindLargestTable(const std::string& store);
 /// Opens a table with SstFileReader and seeks its first record. Returns the seconds.
 Result<double> OpenTableAlone(const std::string& path);
 
-/// Writes the records of a table to a new table at `target` with SstFileWriter, compressed as those
-/// of a store, and syncs it. Returns the seconds, without those for reading the records. The table
-/// is removed. Memory: a few MiB.
+/// Writes the records of a table to a new table at `target` with SstFileWriter, compressed as in a
+/// store, and syncs it. Returns the seconds, without the time for reading the records. The table is
+/// removed. Memory: a few MiB.
 Result<double> WriteTableAlone(const std::string& source, const std::string& target);
 
 }  // namespace cairn::tools

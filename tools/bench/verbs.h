@@ -23,7 +23,7 @@ struct BenchOptions {
   double changed_percent = 0;
   uint64_t chunks = 1'000'000;
   uint64_t steps = 1;
-  uint64_t tensors = 0;  // 0: those of a model
+  uint64_t tensors = 0;  // 0: as many as in a model
   uint64_t ranks = 16'384;
   int device = 0;    // gpu
   std::string part;  // gpu; empty: all parts

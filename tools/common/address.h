@@ -28,7 +28,7 @@ struct StepsAddress {
 /// Parses STORE, STORE@STEP, or several steps of one store: STORE@STEP,STEP,... with or without
 /// braces around the list. With braces, an element may also be a tag or a range, as bash has them:
 /// FIRST..LAST or FIRST..LAST..STRIDE. kInvalidArgument: also if a range has more than 100,000
-/// steps. Other errors are those of ParseAddress.
+/// steps. Other errors: see ParseAddress.
 Result<StepsAddress> ParseStepsAddress(const std::string& text);
 
 /// Returns the directory of a store address, without "file:".

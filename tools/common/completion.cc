@@ -37,7 +37,7 @@ const Argument* FindOption(const Verb& verb, std::string_view name) {
   return found == verb.arguments.end() ? nullptr : &*found;
 }
 
-/// What precedes the word that is completed.
+/// The words before the word that is completed.
 struct Before {
   const Argument* awaits_value = nullptr;  // the option that the previous word names
   size_t positional_count = 0;
@@ -146,7 +146,7 @@ _FUNCTION() {
 complete -o default -F _FUNCTION NAME
 )";
 
-// The name of the function is that of the file, from which zsh loads it.
+// The function has the name of the file, from which zsh loads it.
 constexpr std::string_view kZsh = R"(#compdef NAME
 # zsh completion of NAME
 _NAME() {
@@ -222,7 +222,7 @@ std::vector<Candidate> Complete(const CommandLine& line, const std::vector<std::
 std::string CandidateLines(const std::vector<Candidate>& candidates) {
   std::string lines;
   for (const Candidate& candidate : candidates) {
-    // What a shell shows has one line, and no character of a name acts on the terminal.
+    // A shell shows one line, and no character of a name acts on the terminal.
     const auto is_control = [](char c) {
       return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
     };

@@ -7,7 +7,7 @@ namespace cairn::tools {
 
 enum ExitStatus : int {
   kExitSuccess = 0,
-  kExitDiffers = 1,  // what the user asked about differs or is damaged
+  kExitDiffers = 1,  // the named objects differ or are damaged
   kExitFailed = 2,   // the command could not be carried out
 };
 

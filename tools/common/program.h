@@ -7,7 +7,7 @@ namespace cairn::tools {
 
 /// Parses the command line, runs its verb and returns the exit status of the process. An error is
 /// printed as one line, "NAME: what, where, why", on standard error. No exception leaves this
-/// function. `argv` is that of `main`.
+/// function. `argv` comes from `main`.
 int RunProgram(const CommandLine& line, int argc, char** argv);
 
 }  // namespace cairn::tools

@@ -13,7 +13,7 @@ namespace cairn::tools {
 
 enum class ProgressUnit : uint8_t {
   kBytes,
-  kCount,  // of anything
+  kCount,  // any other unit
 };
 
 /// Draws nothing in the first second, or if standard error is not a terminal. The first SIGINT or
@@ -41,7 +41,7 @@ class ProgressLine {
   ProgressUnit unit_;
   bool terminal_;
   bool drawn_ = false;
-  uint64_t total_ = 0;  // of the last update; another one begins a new part
+  uint64_t total_ = 0;  // total of the last update; another one begins a new part
   std::chrono::steady_clock::time_point begin_;
   // Time of the first update: the rate excludes what precedes it, such as reading records.
   std::chrono::steady_clock::time_point first_update_;

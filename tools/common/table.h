@@ -35,7 +35,7 @@ struct Cell {
 class Table {
  public:
   static constexpr size_t kBatchRows = 2'000;
-  static constexpr std::chrono::milliseconds kMaxDelay{10};  // of a row on a terminal
+  static constexpr std::chrono::milliseconds kMaxDelay{10};  // for a row on a terminal
 
   /// `out` must outlive the table. Every row is indented by `indent` spaces.
   Table(Output* out, std::vector<Column> columns, uint32_t indent = 0);
@@ -51,7 +51,7 @@ class Table {
     uint32_t width;  // columns on a terminal
     Style style;
   };
-  /// A cell of a buffered row. Its text begins where that of the cell before ends.
+  /// A cell of a buffered row. Its text begins at the end of the previous cell's text.
   struct BufferedCell {
     size_t end_bytes;  // in `text_`
     TextForm form;
@@ -69,10 +69,11 @@ class Table {
   Output* out_;
   std::vector<Column> columns_;
   uint32_t indent_;
-  // Of all buffered rows together, because allocations per cell would cost more than the cells.
+  // Text of all buffered rows together, because allocations per cell would cost more than the
+  // cells.
   std::string text_;
   std::vector<BufferedCell> cells_;
-  size_t column_ = 0;                                     // of the next cell
+  size_t column_ = 0;                                     // column of the next cell
   std::chrono::steady_clock::time_point first_buffered_;  // when the first of these rows was added
   std::vector<uint32_t> widths_;
   bool header_written_ = false;

@@ -21,7 +21,7 @@ std::string ShellWord(std::string_view text);
 std::string JsonText(std::string_view text);
 /// Returns the first bytes of UTF-8, at most `max_bytes`, without a part of a character.
 std::string_view FirstBytes(std::string_view text, size_t max_bytes);
-/// Returns an ASCII letter in lower case, and any other byte as it is.
+/// Returns an ASCII letter in lower case, and any other byte unchanged.
 char LowerAscii(char letter);
 /// Columns that `text` takes on a terminal.
 uint32_t DisplayColumns(std::string_view text);

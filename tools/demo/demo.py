@@ -112,7 +112,7 @@ def reference(work: Path) -> dict[int, str]:
 
 
 def leftovers(store: Path) -> list[str]:
-    """Returns the segments that no step uses: those of the save that did not end."""
+    """Returns the segments that no step uses: they belong to the save that did not end."""
     command = [KV_DUMP, "segments", store, "--json"]
     listing = subprocess.run(command, capture_output=True, check=True)
     used = {segment["segment"] for segment in json.loads(listing.stdout)["segments"]}

@@ -46,7 +46,8 @@ Json ElementJson(DType dtype, std::span<const std::byte> element) {
     pair.Append(FloatJson(value.imag()));
     return pair;
   }
-  // The text of an integer is exact for 64 bits too; so is that of two 4-bit floats, "[0.5, -6]".
+  // The text of an integer is exact for 64 bits too; so is the text of two 4-bit floats, "[0.5,
+  // -6]".
   return Json::Parse(core::FormatElement(dtype, element));
 }
 

@@ -12,7 +12,7 @@ namespace cairn::tools {
 struct HttpHead {
   std::string method;
   std::string path;                            // decoded
-  std::string query;                           // what follows "?", encoded
+  std::string query;                           // text after "?", encoded
   std::map<std::string, std::string> headers;  // names in lower case; of equal ones, the first
 
   /// Returns a header, whose name is given in lower case; empty if it is absent.
@@ -21,7 +21,7 @@ struct HttpHead {
 
 struct HttpRequest {
   std::string path;   // "/api/steps", decoded
-  std::string query;  // what follows "?", encoded
+  std::string query;  // text after "?", encoded
 
   /// Returns a decoded parameter of the query ("?step=10&key=a.b"), or nothing if it is absent.
   std::optional<std::string> Parameter(const std::string& name) const;
@@ -31,7 +31,7 @@ struct HttpRequest {
 /// head of a request of HTTP/1.0 or 1.1 for a path.
 std::optional<HttpHead> ParseHttpHead(std::string_view lines);
 
-/// Replaces "%41" by "A", and, if `plus_is_space`, "+" by " ". Other text remains as it is.
+/// Replaces "%41" by "A", and, if `plus_is_space`, "+" by " ". Other text is unchanged.
 std::string DecodePercent(std::string_view text, bool plus_is_space);
 
 /// Returns the name in a Host header, without the port: "localhost:8000", "[::1]:8000".

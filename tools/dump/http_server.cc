@@ -55,7 +55,7 @@ using kv::RetryInterrupted;
 
 constexpr size_t kMaxConnections = 256;
 constexpr size_t kHandlerThreads = 16;
-constexpr size_t kPeerThreads = 12;  // that handle requests of one address
+constexpr size_t kPeerThreads = 12;  // handle requests of one address
 constexpr size_t kMaxHeadBytes = size_t{1} << 18;
 constexpr auto kMinTime = std::chrono::milliseconds(500);  // a client may be slow to begin
 constexpr auto kHeadTime = std::chrono::seconds(10);
@@ -117,8 +117,8 @@ struct Connection {
   FileDescriptor socket;
   uint32_t peer = 0;  // its IPv4 address
   Phase phase = Phase::kReading;
-  Clock::time_point since;     // of the phase
-  Clock::time_point deadline;  // of the phase; kHandling has none
+  Clock::time_point since;     // begin of the phase
+  Clock::time_point deadline;  // end of the phase; kHandling has none
   std::string received;
   std::string answer;
   size_t sent_bytes = 0;
@@ -147,7 +147,7 @@ struct HttpServer::Impl {
   FileDescriptor listener;
   FileDescriptor wake;  // an eventfd: threads have answered, or the server ends
 
-  // Of the thread with the sockets, in the order in which they were accepted.
+  // Only the thread with the sockets uses these; in the order in which they were accepted.
   std::list<Connection> connections;
   Clock::time_point accept_after;
 
@@ -479,7 +479,7 @@ Result<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpServerOptions& o
   impl->options = options;
   impl->handler = std::move(handler);
   CAIRN_TRY(impl->Listen());
-  Impl* const borrowed = impl.get();  // whose destructor joins the threads
+  Impl* const borrowed = impl.get();  // its destructor joins the threads
   CAIRN_TRY(kv::CatchExhaustion("the live view", [&]() -> Result<void> {
     impl->threads.emplace_back([borrowed] { borrowed->Serve(); });
     for (size_t i = 0; i < kHandlerThreads; ++i) {

@@ -24,9 +24,9 @@ struct HttpResponse {
 struct HttpServerOptions {
   std::string address = "127.0.0.1";  // an IPv4 address to listen on
   uint16_t port = 0;                  // 0: any that is free
-  /// Names in Host headers that are accepted besides those of the loopback address, and, if
-  /// `address` is another one, IPv4 addresses; "*": all. A web page of somebody else whose name
-  /// resolves to this machine is thereby refused.
+  /// Names in Host headers that are accepted besides the loopback address's, and, if `address` is
+  /// another one, IPv4 addresses; "*": all. A web page of somebody else whose name resolves to this
+  /// machine is thereby refused.
   std::vector<std::string> hosts;
 };
 

@@ -42,11 +42,10 @@ class KeySearch {
   struct Found {
     std::vector<Key> keys;  // the first ones, in key order
     uint64_t matches = 0;
-    uint64_t key_count = 0;  // of the step
+    uint64_t key_count = 0;  // number of keys in the step
   };
   /// Keeps the names of the last step, up to 128 MiB, so that the next search of this step reads
-  /// nothing. kCancelled: `progress` asked to stop. Other errors are those of
-  /// CheckpointStore::ForEachKey.
+  /// nothing. kCancelled: `progress` asked to stop. Other errors: see CheckpointStore::ForEachKey.
   Result<Found> Find(const kv::StepInfo& step, const SearchWords& words, size_t limit,
                      const core::Progress& progress);
 
@@ -55,7 +54,7 @@ class KeySearch {
   struct Names {
     kv::StepInfo step;
     std::string text;          // all names
-    std::vector<size_t> ends;  // of each name in `text`, times 2, plus 1 for a tensor
+    std::vector<size_t> ends;  // end of each name in `text`, times 2, plus 1 for a tensor
   };
   /// Searches the records of the step. Returns its names, or nothing if they are too large.
   Result<std::shared_ptr<const Names>> Read(const kv::StepInfo& step, const SearchWords& words,

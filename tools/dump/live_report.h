@@ -22,18 +22,18 @@ class LiveReport {
 
   struct Document {
     std::string json;     // ReportJson, with a member "live"
-    std::string version;  // of the store, as Version returned it
+    std::string version;  // version of the store, as Version returned it
   };
   /// Returns the report, which is collected again if the store has changed. A report takes at most
   /// a tenth of the time of a core: while one is collected, and until nine times as long has passed
-  /// as this took, returns the last one. Errors are those of core::CollectReport.
+  /// as this took, returns the last one. Errors: see core::CollectReport.
   Result<std::shared_ptr<const Document>> Current(const core::Progress& progress = {});
 
   struct State {
     std::string version;  // changes with each commit, delete and compaction
     std::shared_ptr<const kv::Snapshot> snapshot;
   };
-  /// Returns the committed state. Errors are those of Store::Latest. Cost: see there.
+  /// Returns the committed state. Errors and cost: see Store::Latest.
   Result<State> Latest();
 
  private:
@@ -45,7 +45,7 @@ class LiveReport {
 
   const core::CheckpointStore* store_;
   bool all_steps_;
-  std::string start_;  // distinguishes this object from those of other processes
+  std::string start_;  // distinguishes this object from objects of other processes
 
   std::mutex state_mutex_;
   std::shared_ptr<const kv::Snapshot> snapshot_;  // the last one that was seen

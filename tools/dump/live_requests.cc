@@ -36,7 +36,7 @@ constexpr size_t kMaxFoundKeys = 100;
 constexpr size_t kMaxChanges = 1000;
 constexpr size_t kMaxVersions = 500;
 constexpr uint32_t kArrayColumns = 100;
-/// A distribution is that of a sample of this size unless all is asked for.
+/// A distribution covers a sample of this size unless a request asks for everything.
 constexpr uint64_t kMaxSampleBytes = 64 << 20;
 constexpr uint64_t kMaxValueText = 1 << 20;
 
@@ -110,7 +110,7 @@ Result<void> AddValues(const TensorPart& part, const Slice& slice, bool exact, J
   core::TensorInfo shown = part.tensor;
   shown.shape = part.box.sizes;
   CAIRN_TRY_ASSIGN(shown.nbytes, core::TensorBytes(dtype, shown.shape));
-  // Of a tensor that repeats a few elements very often, only the values are shown.
+  // If a tensor repeats a few elements very often, only its values are shown.
   if (core::CheckRepeats({&shown, 1})) {
     CAIRN_TRY_ASSIGN(
         const Distribution distribution,
@@ -308,7 +308,7 @@ Result<Json> LiveRequests::Diff(const HttpRequest& request) {
               {"added", counts[Kind::kAdded]},
               {"removed", counts[Kind::kRemoved]},
               {"changed", counts[Kind::kChanged]},
-              // Of all keys; nobody has counted those that match.
+              // Counts all keys; matching keys are not counted.
               {"unchanged", words.empty() ? Json(diff.unchanged_keys) : Json(nullptr)},
               {"changed_bytes", changed_bytes},
               {"changes", std::move(list)}};

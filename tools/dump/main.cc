@@ -11,7 +11,7 @@
 namespace cairn::tools {
 namespace {
 
-/// What the user wrote. Each verb reads its part.
+/// The user's arguments. Each verb reads its part.
 struct Values {
   std::string max_rate;
   bool json = false;

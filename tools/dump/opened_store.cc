@@ -46,7 +46,7 @@ Result<void> ForEachTensorGroup(const OpenedStore& opened, const kv::StepInfo& s
   constexpr uint64_t kFirstRecords = 2'000;
   constexpr uint64_t kMaxRecords = 64'000;
   std::vector<core::TensorInfo> group;
-  uint64_t records = 0;  // of the tensors and chunks of the group
+  uint64_t records = 0;  // records of the tensors and chunks of the group
   uint64_t max_records = kFirstRecords;
   const auto finish = [&]() -> Result<void> {
     records = 0;

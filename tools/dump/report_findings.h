@@ -18,7 +18,7 @@ struct Finding {
   Level level = Level::kInfo;
   std::string title;                 // a sentence
   std::string text;                  // further sentences; may be empty
-  std::vector<std::string> details;  // of a list; may be empty
+  std::vector<std::string> details;  // items of a list; may be empty
   std::optional<size_t> module;      // to be shown
   std::optional<uint64_t> step;      // to be shown
 };

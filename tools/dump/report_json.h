@@ -10,8 +10,8 @@ namespace cairn::tools {
 inline constexpr size_t kMaxTimelineColumns = 2000;
 
 struct ReportJsonOptions {
-  /// Adds a member "key" to a tensor whose name is not shown as it is, for requests to the live
-  /// view. It is not escaped; null: the name has more than 1 KiB.
+  /// Adds a member "key" to a tensor whose name is shown with escapes, for requests to the live
+  /// view. The key is not escaped; null: the name has more than 1 KiB.
   bool with_keys = false;
 };
 

@@ -38,7 +38,7 @@ Result<std::unique_ptr<HttpServer>> StartServer(const ServeRequest& request,
   return HttpServer::Start(options, handler);
 }
 
-/// Collects the first report before anybody asks for it. An error is that of the page, too.
+/// Collects the first report before anybody asks for it. The page shows the same error.
 void CollectFirst(LiveReport& report) {
   ProgressLine progress("examining steps", ProgressUnit::kCount);
   const auto collected = report.Current(progress.callback());

@@ -45,7 +45,7 @@ TensorPart PartOf(const Subject& subject) {
           .box = subject.slice.box};
 }
 
-/// A key, or what there is instead of it.
+/// A key, or the number of keys below it.
 struct FoundKey {
   std::optional<core::TensorInfo> tensor;
   std::optional<core::ValueInfo> value;
@@ -73,7 +73,7 @@ Result<FoundKey> FindKey(const OpenedStore& opened, const kv::StepInfo& step,
 }
 
 /// Returns the key of the step that `fqn` probably means; nothing also if the keys cannot be read.
-/// Of a step with very many keys, only looks at the first ones of the same module.
+/// If the step has very many keys, only looks at the first ones of the same module.
 std::optional<std::string> FindCloseKey(const OpenedStore& opened, const kv::StepInfo& step,
                                         const std::string& fqn) {
   constexpr size_t kMaxKeys = 20'000;
@@ -198,7 +198,7 @@ Result<int> ShowTensor(const DumpRun& run, const Subject& subject, bool all) {
   shown.shape = subject.slice.box.sizes;
   CAIRN_TRY_ASSIGN(shown.nbytes, core::TensorBytes(shown.dtype, shown.shape));
   std::optional<core::Statistics> statistics;
-  // Of a tensor that repeats a few elements very often, only the values are shown.
+  // If a tensor repeats a few elements very often, only its values are shown.
   if (core::CheckRepeats({&shown, 1})) {
     ProgressLine progress("reading");
     CAIRN_TRY_ASSIGN(statistics, MeasureStatistics(PartOf(subject), progress.callback()));

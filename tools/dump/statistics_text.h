@@ -20,7 +20,7 @@ void AppendStatisticsCells(const std::optional<core::StoredStatistics>& statisti
                            std::vector<Cell>& cells);
 Json StatisticsJson(const core::StoredStatistics& statistics);
 
-/// What users write to select tensors: `nan>0`, `absmax>=1e4 and zeros==0`.
+/// A user's expression to select tensors: `nan>0`, `absmax>=1e4 and zeros==0`.
 class StatisticsFilter {
  public:
   static constexpr std::string_view kHelp =

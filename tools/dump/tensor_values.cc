@@ -22,8 +22,8 @@ constexpr size_t kMaxBins = 64;
 /// Parts of a box that are read one after another.
 struct Reading {
   core::ChunkGrid grid;
-  uint64_t total = 0;  // of the grid
-  uint64_t count = 0;  // that are read, at equal distances
+  uint64_t total = 0;  // parts of the grid
+  uint64_t count = 0;  // parts that are read, at equal distances
   uint64_t bytes = 0;  // in these, about
 };
 

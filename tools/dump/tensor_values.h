@@ -32,14 +32,14 @@ struct TensorPart {
   core::Box box;
 };
 
-/// Computes the statistics of all elements. Memory: 16 MiB, and that of a load.
+/// Computes the statistics of all elements. Memory: 16 MiB, and a load.
 Result<core::Statistics> MeasureStatistics(const TensorPart& part, const core::Progress& progress);
 
 struct Distribution {
-  uint64_t elements = 0;  // of the part
+  uint64_t elements = 0;  // elements of the part
   uint64_t read_elements = 0;
-  core::Statistics statistics;               // of the elements that were read
-  std::optional<core::Histogram> histogram;  // of the same; empty without finite values
+  core::Statistics statistics;               // over the elements that were read
+  std::optional<core::Histogram> histogram;  // over the same; empty without finite values
 };
 
 /// Computes the distribution of all elements, or, if they are more than `max_bytes`, of about

@@ -16,7 +16,7 @@
 namespace cairn::tools {
 
 struct ValueDifference {
-  uint64_t elements = 0;            // of either tensor
+  uint64_t elements = 0;            // elements of either tensor
   uint64_t differing_elements = 0;  // elements with different bits
   uint64_t not_comparable = 0;      // NaN or Inf in one tensor only, or different ones in both
   double largest_absolute = 0;      // over the comparable elements
@@ -36,8 +36,8 @@ void AddDifferences(schema::DType dtype, std::span<const std::byte> a, std::span
 
 /// Compares a tensor of step `a` with the one of step `b` that has the same name. Requires that
 /// both have the dtype and shape of `tensor`. kResourceExhausted: see core::CheckRepeats.
-/// kCancelled: `progress`, which receives bytes, asked to stop. Other errors are those of
-/// CheckpointStore::Load. Memory: 32 MiB, and that of a load.
+/// kCancelled: `progress`, which receives bytes, asked to stop. Other errors: see
+/// CheckpointStore::Load. Memory: 32 MiB, and a load.
 Result<ValueDifference> CompareTensors(const core::CheckpointStore& store, const kv::StepInfo& a,
                                        const kv::StepInfo& b, const core::TensorInfo& tensor,
                                        const core::Progress& progress);

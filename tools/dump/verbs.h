@@ -103,7 +103,7 @@ Result<int> DumpVerify(const DumpRun& run, const std::string& address, const std
 
 struct ReportRequest {
   std::string store;
-  std::string file;        // of the page; empty: none
+  std::string file;        // file of the page; empty: none
   bool all_steps = false;  // examine the records of all steps, however many there are
 };
 

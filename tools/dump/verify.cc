@@ -60,7 +60,7 @@ Result<Verdict> Check(const std::string& address, uint64_t max_bytes_per_second,
                       ProgressLine& progress, DamageReport& report) {
   Verdict verdict;
   const auto begin = std::chrono::steady_clock::now();
-  // What is verified is the storage, and not what a cache has of it.
+  // Verifies the storage, and not its contents in a cache.
   auto opened = OpenStore(address, {.reader_cache = false});
   if (!opened && MeansDamage(opened.error())) {
     report.Add(opened.error());
@@ -130,7 +130,7 @@ Result<int> DumpVerify(const DumpRun& run, const std::string& address,
             : fmt::format("{}; {}", run.out->Styled(Style::kRed, Plural(report.count(), "problem")),
                           read));
     if (!intact) {
-      // Damage of a table or a root needs another remedy than that of payload.
+      // Damage of a table or a root needs another remedy than damage of payload.
       PrintRemark(run,
                   fmt::format("kv-admin repair {0} --from MIRROR replaces damaged bytes by good "
                               "copies; kv-admin rebuild {0} recovers lost tables and roots",

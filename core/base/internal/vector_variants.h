@@ -1,8 +1,8 @@
 #pragma once
 /// Chooses one of the variants of a function that Highway's foreach_target.h compiles, one per set
 /// of vector instructions ("target"). Highway's own choice is in its library, which measures the
-/// frequency of the processor while it is loaded: 4 ms in every process. So only the headers of
-/// Highway are used, and the processor is asked here.
+/// frequency of the processor while it is loaded: 4 ms in every process. So only Highway's headers
+/// are used, and this module queries the processor.
 ///
 ///   #if HWY_ONCE
 ///   CAIRN_VECTOR_VARIANTS(Find);                  // in the namespace that contains HWY_NAMESPACE

@@ -102,7 +102,7 @@ HWY_INLINE void AppendBits(uint64_t word, size_t first, uint16_t*& end) {
 #endif
 }
 
-/// Sets the bits [first, first + lanes) of `word`, which are 0, to those of a mask.
+/// Sets the bits [first, first + lanes) of `word`, which are 0, to the bits of a mask.
 template <class D, class M>
 HWY_INLINE void SetBits(D d, M mask, size_t first, uint64_t& word) {
   alignas(8) uint8_t bytes[8];

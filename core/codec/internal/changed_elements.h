@@ -1,5 +1,5 @@
 #pragma once
-/// Finds the elements of a page that differ from those of an earlier version, and the dense ones
+/// Finds the elements of a page that differ from an earlier version, and the dense ones
 /// (delta_format.h), with vector instructions that are chosen at run time.
 ///
 /// Threads: all functions here are pure.

@@ -33,7 +33,7 @@ void AddTo(std::span<std::byte> bytes, size_t index, T difference) {
   std::memcpy(bytes.data() + index * sizeof(T), &value, sizeof(T));
 }
 
-/// Reads the values of one page: first those of the sparse elements, then those of the dense ones.
+/// Reads the values of one page: first the values of the sparse elements, then of the dense ones.
 template <typename T>
 class ValueReader {
  public:
@@ -284,7 +284,8 @@ Result<void> Delta::ApplyElements(const PageStart& page, std::span<std::byte> by
   const size_t element_count = bytes.size() / sizeof(T);
   ElementList found;  // dense elements
   if (page.counts.threshold != 0) {
-    // Before any element is replaced: those of the earlier version determine which are dense.
+    // Before any element is replaced: the elements of the earlier version determine which are
+    // dense.
     FindDenseElements(element_bytes_, bytes, page.counts.threshold, found);
     if (found.count != page.counts.dense_count) {
       return Damaged("it does not belong to this earlier version");

@@ -43,16 +43,16 @@ class Delta {
   /// page_count()`.
   bool IsRaw(uint64_t page) const { return pages_[page].counts.threshold == kRawPage; }
 
-  /// Replaces the bytes of page `page` of the earlier version by those of this version. Requires
-  /// `page < page_count()` and that `bytes` has the length of the page. kDataLoss: the delta is
-  /// inconsistent, or was not made for the earlier version; `bytes` is then unspecified.
+  /// Replaces the bytes of page `page` of the earlier version by the bytes of this version.
+  /// Requires `page < page_count()` and that `bytes` has the length of the page. kDataLoss: the
+  /// delta is inconsistent, or was not made for the earlier version; `bytes` is then unspecified.
   Result<void> Apply(uint64_t page, std::span<std::byte> bytes) const;
 
-  // For kv-dump. The counts are those of the delta; they do not require the earlier version.
+  // For kv-dump. The counts come from the delta; they do not require the earlier version.
   uint32_t element_bytes() const { return element_bytes_; }
   uint64_t changed_page_count() const;
   uint64_t raw_page_count() const;
-  /// Elements that the delta contains, except those of raw pages. A few of them may be unchanged.
+  /// Elements that the delta contains, except in raw pages. A few of them may be unchanged.
   uint64_t element_count() const;
 
  private:

@@ -280,7 +280,7 @@ bool DeltaEncoder::AppendStream(uint32_t index, std::span<const std::byte> strea
   const bool may_compress =
       stream.size() >= kMinCompressedBytes && index != static_cast<uint32_t>(DeltaStream::kRaw);
   if (may_compress) {
-    // The result must be shorter than the stream; otherwise, the stream is stored as it is.
+    // The result must be shorter than the stream; otherwise, the stream is stored uncompressed.
     delta_.resize(begin + stream.size() - 1);
     const size_t result = ZSTD_compress2(context_.get(), delta_.data() + begin, stream.size() - 1,
                                          stream.data(), stream.size());

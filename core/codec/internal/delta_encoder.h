@@ -15,7 +15,7 @@
 #include "core/codec/internal/changed_elements.h"
 #include "core/codec/internal/delta_format.h"
 
-struct ZSTD_CCtx_s;  // of zstd
+struct ZSTD_CCtx_s;  // from zstd
 
 namespace cairn::core::internal {
 
@@ -55,7 +55,7 @@ class DeltaEncoder {
   bool is_too_long(uint64_t max_bytes) const;
 
   /// Returns the delta, or nothing if it would be longer than `max_bytes` or if the chunk is longer
-  /// than 1 GiB. `page_digests` are those of the pages that were added. Requires all pages of the
+  /// than 1 GiB. `page_digests` are the digests of the added pages. Requires all pages of the
   /// chunk. The bytes are valid until the next call of Begin or Finish.
   std::optional<std::span<const std::byte>> Finish(std::span<const uint64_t> page_digests,
                                                    uint64_t max_bytes);

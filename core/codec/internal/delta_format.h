@@ -47,14 +47,14 @@ constexpr uint64_t DeltaStreamsOffset(uint64_t page_count, uint32_t element_byte
   return DeltaDirectoryOffset(page_count) + kStreamEntryBytes * DeltaStreamCount(element_bytes);
 }
 
-/// What the page table has for a page: in the table, five columns of one byte per page.
+/// The entry of the page table for a page: in the table, five columns of one byte per page.
 struct DeltaPage {
   /// Elements whose value in the earlier version is small are dense: each has a value in the
-  /// delta, 0 if it is unchanged. All other elements are sparse: only those that changed are in the
+  /// delta, 0 if it is unchanged. All other elements are sparse: only changed ones are in the
   /// delta, with a gap and a value. 0: no element is dense.
   uint8_t threshold = 0;
-  uint16_t sparse_count = 0;  // of elements that changed
-  uint16_t dense_count = 0;   // of elements, changed or not
+  uint16_t sparse_count = 0;  // number of elements that changed
+  uint16_t dense_count = 0;   // number of elements, changed or not
 };
 inline constexpr uint64_t kDeltaPageBytes = 5;
 /// The threshold of a page whose bytes are stored as they are.
@@ -66,7 +66,7 @@ inline constexpr uint8_t kMaxThreshold = 253;
 
 /// An element x is dense if `(x << 1) modulo 2^n` is less than `threshold << (n - 8)`. The shift
 /// removes the sign of a floating-point number; for bfloat16 and float32, 8 bits of exponent
-/// remain at the top, so that the dense elements are those below a power of two. An optimizer moves
+/// remain at the top, so that an element is dense if it is below a power of two. An optimizer moves
 /// all elements by about the same distance, which changes nearly all of these and few others.
 template <typename Unsigned>
 constexpr bool IsDense(Unsigned element, uint8_t threshold) {
@@ -77,8 +77,8 @@ constexpr bool IsDense(Unsigned element, uint8_t threshold) {
 /// A gap is the number of elements between two sparse elements that changed; the first gap of a
 /// page begins at element 0. This byte skips 255 elements, and the gap continues.
 inline constexpr uint8_t kGapSkip = 255;
-/// The value of a dense element is its difference to the earlier version, mapped by ZigZag. That of
-/// a sparse element, which is never 0 before, is one less. Values below 3 are symbols.
+/// The value of a dense element is its difference to the earlier version, mapped by ZigZag. The
+/// value of a sparse element, whose difference is never 0, is one less. Values below 3 are symbols.
 /// This symbol replaces a larger value; the value less 3 is in the stream kValues.
 inline constexpr uint8_t kLargeValue = 3;
 /// This byte replaces a value in that stream that is 255 or more; the value is in the planes, and

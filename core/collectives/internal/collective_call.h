@@ -1,5 +1,5 @@
 #pragma once
-/// What all collectives on state dicts have in common: communicators, buffers and reports.
+/// Code that all collectives on state dicts share: communicators, buffers and reports.
 
 #include <cstdint>
 #include <set>

@@ -1,5 +1,5 @@
 #pragma once
-/// Which leaves the ranks have, and which boxes of them each rank holds. All ranks need this before
+/// The leaves of all ranks, and the boxes of them that each rank holds. All ranks need this before
 /// they exchange bytes.
 ///
 /// A rank describes its leaves, except for the boxes of explicit shards, in a layout message. Most
@@ -34,7 +34,7 @@ class GlobalStateLayout {
   };
 
   /// Collective. `local` is the status of this rank so far. Requires the leaves of state.Leaves()
-  /// if it is a success. Returns the same error on all ranks: that of AgreeOnStatus, or
+  /// if it is a success. Returns the same error on all ranks: the error of AgreeOnStatus, or
   /// kInvalidArgument, naming key and rank: `options` differ; ranks describe a key differently; a
   /// mesh contains a rank that does not exist or lacks the tensor; explicit shards have gaps or
   /// overlaps.
@@ -50,7 +50,7 @@ class GlobalStateLayout {
   bool Has(const Entry& entry, uint32_t rank) const;
   /// Ranks that have the leaf, ascending.
   std::vector<uint32_t> RanksWith(const Entry& entry) const;
-  /// Returns the boxes of a sharded entry that `rank` holds, except those without elements, in the
+  /// Returns the boxes of a sharded entry that `rank` holds, except boxes without elements, in the
   /// order of ShardViewsHere on that rank.
   std::vector<Box> BoxesOf(const Entry& entry, uint32_t rank) const;
   uint32_t world_size() const { return static_cast<uint32_t>(message_of_rank_.size()); }

@@ -16,9 +16,9 @@ namespace cairn::core::internal {
 struct FullLeaf {
   std::string fqn;
   NodeKind kind = NodeKind::kValue;
-  DType dtype = DType::kUnknown;  // of tensors
+  DType dtype = DType::kUnknown;  // for tensors
   Shape shape;
-  Value value;  // of plain values
+  Value value;  // for plain values
 };
 
 /// Describes the leaves of a full state. kInvalidArgument: StateDict::Leaves or CheckMemory rejects

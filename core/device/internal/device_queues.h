@@ -12,8 +12,8 @@
 
 namespace cairn::core::internal {
 
-/// Makes `queue` wait for those of the caller's `streams` that belong to its device, or for the
-/// default stream if none does. Returns the streams that it waits for.
+/// Makes `queue` wait for the streams in `streams` that belong to its device, or for the default
+/// stream if none does. Returns the streams that it waits for.
 Result<std::vector<DeviceStream>> WaitForStreams(DeviceQueue& queue,
                                                  std::span<const DeviceStream> streams);
 

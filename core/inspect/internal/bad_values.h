@@ -38,7 +38,7 @@ class BadValueSearch {
   /// The tensors in which it began at one examined step.
   struct Start {
     size_t index = 0;
-    size_t index_before = 0;  // of the examined step before
+    size_t index_before = 0;  // index of the examined step before
     BadStart start;
     Counts tensors;
   };
@@ -48,7 +48,7 @@ class BadValueSearch {
   Result<Counts> Read(const kv::Snapshot& snapshot, const kv::StepInfo& step) const;
 
   const Kind kind_;
-  bool has_values_ = false;  // of an earlier step
+  bool has_values_ = false;  // whether an earlier step has values
   std::optional<size_t> index_before_;
   uint64_t step_before_ = 0;
   std::optional<Start> first_;  // in the first step that has statistics

@@ -212,7 +212,7 @@ struct KeyInBoth {
   }
 };
 
-/// What the comparison of a chunk needs.
+/// The data of a chunk that the comparison needs.
 struct ChunkSummary {
   uint64_t box_checksum = 0;
   uint64_t length_bytes = 0;
@@ -241,14 +241,14 @@ class ChunkSummaries {
     return summaries;
   }
 
-  /// Returns those of the tensor with index `i`.
+  /// Returns the chunks of the tensor with index `i`.
   std::span<const ChunkSummary> of(size_t i) const {
     const size_t begin = i == 0 ? 0 : ends_[i - 1];
     return std::span(all_).subspan(begin, ends_[i] - begin);
   }
 
  private:
-  /// The chunks that follow are those of tensor `i` or later ones.
+  /// Later chunks belong to tensor `i` or later tensors.
   void EndBefore(size_t i) {
     while (ends_.size() < i) ends_.push_back(all_.size());
   }
@@ -265,7 +265,7 @@ std::span<const TensorInfo> TensorsOf(std::span<KeyInBoth* const> keys, Entry Ke
   return copies;
 }
 
-/// Adds the change of a key to those of earlier keys.
+/// Adds the change of a key to the changes of earlier keys.
 void AddChange(std::optional<KeyChange> change, Diff& diff) {
   if (change) {
     diff.changes.push_back(*std::move(change));
@@ -371,8 +371,9 @@ class Candidates {
     return !fqns_ || fqns_->size() * kLookupCost > view.step.tensor_count;
   }
 
-  /// Lists all keys of a step that may differ, and possibly others. `others` are those of the other
-  /// step that may differ: records that the steps share need not be searched for aliases again.
+  /// Lists all keys of a step that may differ, and possibly others. `others` are the keys of the
+  /// other step that may differ: records that the steps share need not be searched for aliases
+  /// again.
   Result<Contents> List(const StepView& view, const KeyPatterns& patterns,
                         std::span<const Entry> others) const {
     if (!fqns_ || (fqns_->size() + others.size()) * kLookupCost > view.step.tensor_count) {

@@ -51,7 +51,7 @@ class Combination {
   bool is_complete_ = true;
   StoredStatistics sum_{.min = kNone, .max = kNone};
   double finite_ = 0;  // number of finite values
-  double mean_ = 0;    // of these
+  double mean_ = 0;    // their mean
 };
 
 }  // namespace

@@ -29,7 +29,7 @@ Result<void> ScanTensors(
   return {};
 }
 
-// Returns the tree of those of its leaves that the patterns select.
+// Returns the tree with only the leaves that the patterns select.
 StateTree Prune(const StateTree& tree, const std::vector<Leaf>& leaves,
                 const KeyPatterns& patterns) {
   std::vector<bool> keep(leaves.size());

@@ -20,7 +20,7 @@ Result<Contents> ListLeaves(const StepView& view, const KeyPatterns& patterns);
 Result<void> RunForEachKey(const StepView& view, const KeyPatterns& patterns,
                            const TensorVisitor& on_tensor, const ValueVisitor& on_value);
 
-/// Returns those of the tensors and values `fqns` that the step has and the patterns select. Hidden
+/// Returns the tensors and values in `fqns` that the step has and the patterns select. Hidden
 /// tensors are only returned as owners. `fqns` are sorted. Cost: one lookup per tensor, two per
 /// value.
 Result<Contents> FindLeaves(const StepView& view, const KeyPatterns& patterns,

@@ -24,7 +24,7 @@ class ModuleRows {
   std::vector<ReportModule> Finish(const TensorStates& states, uint64_t reference_step);
 
  private:
-  /// What the tensors of a node itself have, or those of all nodes below it.
+  /// Sums over the tensors of a node itself, or over all nodes below it.
   struct Level {
     uint64_t bytes = 0;
     uint64_t nans = 0;

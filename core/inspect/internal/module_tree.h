@@ -20,7 +20,7 @@ struct SizedName {
 class ModuleTree {
  public:
   struct Node {
-    std::string name;  // path elements below those of the parent; empty for the root and a rest
+    std::string name;  // path elements below the parent's name; empty for the root and a rest
     uint32_t parent = 0;
     bool is_tensor = false;
     bool is_rest = false;  // the children of the parent that have no node
@@ -37,14 +37,14 @@ class ModuleTree {
   const std::vector<Node>& nodes() const { return nodes_; }
   /// Returns the node of a tensor: itself, or the module or rest that contains it. A tensor that
   /// the constructor did not receive belongs to the smallest module that would contain it. Cost:
-  /// constant if `fqn` follows that of the call before in the list.
+  /// constant if `fqn` follows the `fqn` of the call before in the list.
   uint32_t NodeOf(std::string_view fqn);
 
  private:
   struct Range {
     size_t begin = 0;
     size_t end = 0;
-    size_t prefix_length = 0;  // of the names, up to and including a '.'
+    size_t prefix_length = 0;  // length of the names' prefix, up to and including a '.'
   };
   struct Child {
     Range range;
@@ -54,7 +54,7 @@ class ModuleTree {
   std::vector<Child> ChildrenOf(const Range& range) const;
   uint64_t BytesOf(size_t begin, size_t end) const { return sums_[end] - sums_[begin]; }
   std::string_view PrefixOf(const Range& range) const;
-  /// Replaces a range by that of its only child, as long as this is a module.
+  /// Replaces a range by the range of its only child, as long as this is a module.
   void SkipOnlyChildren(Range& range) const;
   void Divide(uint32_t node, Range range, size_t max_nodes);
   void Assign(const Range& range, uint32_t node);

@@ -88,7 +88,7 @@ std::vector<ScrubItem> PayloadIndex::ExtentItems() const {
 std::vector<ScrubItem> PayloadIndex::Take() {
   std::vector<ScrubItem> items;
   items.reserve(contiguous_.size() + scattered_.size());
-  kv::Extent farthest;  // of the extents in the current segment, the one that ends last
+  kv::Extent farthest;  // the extent in the current segment that ends last
   const auto add = [&](ScrubItem item) {
     const kv::Extent extent = item.chunk.extents.front();
     if (item.part == ScrubItem::Part::kExtent && !RemoveOverlap(farthest, item)) return;

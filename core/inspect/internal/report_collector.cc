@@ -216,7 +216,7 @@ Result<void> ReportCollector::BuildTree() {
       if (other == position) continue;
       if (last.MoveTo(*snapshot_, StepAt(other))) AddNames(last, names);
     }
-    // Of a tensor that several steps have, the size in the last step counts, which is first.
+    // If several steps have a tensor, the size in the last step counts, which is first.
     std::ranges::stable_sort(names, {}, &SizedName::fqn);
     names.erase(std::ranges::unique(names, {}, &SizedName::fqn).begin(), names.end());
     report_.records += last.record_count();

@@ -19,11 +19,11 @@
 
 namespace cairn::core::internal {
 
-/// Adds up the usage records of all steps: of each segment, at least the bytes that the step uses
-/// which uses most are live, and at least those of the second one are shared. This is exact as long
-/// as later steps use parts of what earlier steps use. If the usage cannot be read, all is live.
-/// Compares with the files of the storage, and adds a problem for each that is missing or has
-/// another length, and for each step whose segments cannot be read. Errors: those of
+/// Adds up the usage records of all steps: in each segment, at least the bytes of the step that
+/// uses most are live, and at least the bytes of the step that uses second most are shared. This is
+/// exact as long as later steps use parts of what earlier steps use. If the usage cannot be read,
+/// all is live. Compares with the files of the storage, and adds a problem for each file that is
+/// missing or has another length, and for each step whose segments cannot be read. Errors: see
 /// Snapshot::Steps and Storage::List.
 Result<ReportSpace> MeasureSegmentUse(const kv::Snapshot& snapshot, kv::Storage& storage,
                                       std::vector<Error>& problems);
@@ -34,12 +34,13 @@ class ReportCollector {
   ReportCollector(std::shared_ptr<const kv::Snapshot> snapshot, const ReportOptions& options)
       : snapshot_(std::move(snapshot)), options_(options) {}
 
-  /// `storage` is that of the store. Requires that it is called once.
+  /// `storage` is the store's storage. Requires that it is called once.
   Result<Report> Collect(kv::Storage& storage);
 
  private:
   Result<void> Examine(const std::string& address);
-  /// Reads the last step, and builds the modules from its tensors and those of some other steps.
+  /// Reads the last step, and builds the modules from its tensors and the tensors of some other
+  /// steps.
   Result<void> BuildTree();
   void AddNames(const TensorStates& states, std::vector<SizedName>& names) const;
   std::vector<size_t> StepsWithOtherKeys() const;
@@ -70,7 +71,7 @@ class ReportCollector {
   BadValueSearch nans_{BadValueSearch::Kind::kNan};
   BadValueSearch infs_{BadValueSearch::Kind::kInf};
   std::optional<size_t> last_read_;  // position of the last step that could be read
-  // Of the phase that began last:
+  // The phase that began last:
   size_t phase_position_ = 0;
   std::optional<uint64_t> phase_base_;
 };

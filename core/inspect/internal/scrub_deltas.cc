@@ -36,8 +36,8 @@ class DeltaScrubber {
   uint64_t bytes_read() const { return bytes_read_; }
 
  private:
-  /// Sets bytes_ to those of the item. Continues with the bytes of the item before it, if this one
-  /// has only more deltas.
+  /// Sets bytes_ to the bytes of the item. Continues with the bytes of the item before it, if this
+  /// one has only more deltas.
   Result<void> Decode(const ScrubItem& item) {
     const ChunkInfo& chunk = item.chunk;
     if (decoded_ == nullptr || !Continues(chunk, decoded_->chunk)) {
@@ -96,7 +96,7 @@ class DeltaScrubber {
 
   const StepView view_;  // without a step; for the names of segments
   const std::function<void(const kv::Damage&)>& damage_;
-  const ScrubItem* decoded_ = nullptr;  // whose bytes are in bytes_; null: none
+  const ScrubItem* decoded_ = nullptr;  // its bytes are in bytes_; null: none
   std::vector<std::byte> bytes_;
   uint64_t bytes_read_ = 0;
 };

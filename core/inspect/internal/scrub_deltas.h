@@ -13,10 +13,9 @@
 
 namespace cairn::core::internal {
 
-/// Reads and decodes every item, all of which have the part kDeltas. Of items that follow each
-/// other, extents and leading deltas that they have in common are read once. Calls `damage` for
-/// each item whose bytes are not those of its record. Returns the bytes read. Memory: one chunk and
-/// its deltas. Errors: kCancelled only.
+/// Reads and decodes every item, all of which have the part kDeltas. Reads the extents and leading
+/// deltas that adjacent items share once. Calls `damage` for each item whose bytes do not match its
+/// record. Returns the bytes read. Memory: one chunk and its deltas. Errors: kCancelled only.
 Result<uint64_t> ScrubDeltas(const std::shared_ptr<const kv::Snapshot>& snapshot,
                              const std::string& directory, std::span<const ScrubItem> items,
                              const std::function<void(const kv::Damage&)>& damage,

@@ -99,7 +99,7 @@ class Scrubber {
     const ScrubItem* item = nullptr;
     std::vector<uint64_t> computed;
     std::vector<uint64_t> stored;
-    uint64_t missing_bytes = 0;  // of payload and stored digests, not read yet
+    uint64_t missing_bytes = 0;  // payload and stored digests that are not read yet
     bool failed = false;
   };
   struct ReadPart {

@@ -17,32 +17,32 @@
 
 namespace cairn::core::internal {
 
-/// What is kept of a chunk.
+/// The state that is kept of a chunk.
 struct ChunkState {
-  uint64_t offsets_checksum = 0;  // of its offsets in the tensor
+  uint64_t offsets_checksum = 0;  // checksum of its offsets in the tensor
   uint64_t digest = 0;            // a half of it
   uint64_t length_bytes = 0;
   uint64_t stored_bytes = 0;
   std::optional<kv::ChunkStatistics> values;
 };
 
-/// The recorded values of a tensor, combined from those of its chunks.
+/// The recorded values of a tensor, combined from its chunks.
 struct TensorValues {
-  bool is_known = false;  // of all chunks
+  bool is_known = false;  // all chunks have values
   double min = std::numeric_limits<double>::quiet_NaN();
   double max = std::numeric_limits<double>::quiet_NaN();
-  double mean = 0;  // of the finite values; chunks weigh as many bytes as they have
+  double mean = 0;  // mean of the finite values; chunks weigh as many bytes as they have
   uint64_t zeros = 0;
   uint64_t nans = 0;
   uint64_t infs = 0;
 
-  /// Of the finite and infinite values; 0 if there are none.
+  /// Largest absolute value, finite or infinite; 0 if there are none.
   double abs_max() const;
 };
 
 struct TensorState {
   std::string fqn;
-  uint32_t node = 0;  // of the caller
+  uint32_t node = 0;  // the caller's node
   size_t first_chunk = 0;
   size_t chunk_count = 0;
   uint64_t bytes = 0;
@@ -56,8 +56,8 @@ struct TensorChange {
   enum class Kind : uint8_t { kAdded, kRemoved, kChanged } kind = Kind::kChanged;
   size_t tensor = 0;           // index in tensors(); not for removed ones
   uint32_t removed_node = 0;   // the node of a removed tensor
-  uint64_t changed_bytes = 0;  // of chunks that differ; all bytes of added and removed ones
-  // Of the values of a changed tensor in the step before:
+  uint64_t changed_bytes = 0;  // bytes in chunks that differ; all bytes if added or removed
+  // The values of a changed tensor in the step before:
   bool were_known = false;
   bool had_nans = false;
   bool had_infs = false;
@@ -71,8 +71,8 @@ struct TensorChange {
 class TensorStates {
  public:
   /// Moves to `step` and returns the changes, in key order. Reads only what may differ if the
-  /// tables allow it. After an error, the next call reads all records. Errors: those of
-  /// Snapshot::Scan; kDataLoss: a record is damaged.
+  /// tables allow it. After an error, the next call reads all records. Errors: see Snapshot::Scan;
+  /// kDataLoss: a record is damaged.
   Result<std::vector<TensorChange>> MoveTo(const kv::Snapshot& snapshot, const kv::StepInfo& step);
   /// Does the same, but afterwards no tensor has changed later than in `step`, which may be older
   /// than the step before.
@@ -88,7 +88,7 @@ class TensorStates {
   uint64_t record_count() const { return record_count_; }
 
  private:
-  /// A chunk as it is read; empty `state` means that the step does not have it.
+  /// A chunk that is being read; empty `state` means that the step does not have it.
   struct ReadChunk {
     uint64_t offsets_checksum = 0;
     std::optional<ChunkState> state;
@@ -112,7 +112,7 @@ class TensorStates {
 
   std::optional<kv::StepInfo> step_;
   std::vector<TensorState> tensors_;  // in key order
-  std::vector<ChunkState> chunks_;    // of the tensors, and of earlier steps
+  std::vector<ChunkState> chunks_;    // chunks of the tensors, and of earlier steps
   uint64_t record_count_ = 0;
 };
 

@@ -43,7 +43,7 @@ class StepChecker {
     if (!is_deleted_ && !cancelled_) ReadValues();
     if (!is_deleted_ && !cancelled_) ReadChunks();
     if (cancelled_) return Fail(*cancelled_);
-    // What was read of a step that was deleted during the check is incomplete.
+    // If the step was deleted during the check, its records are incomplete.
     if (is_deleted_) return {};
     for (auto& [fqn, entry] : tensors_) CheckTensor(fqn, entry);
     CheckStructure();
@@ -184,7 +184,7 @@ class StepChecker {
 
   const StepView& view_;
   const DamageCallback& damage_;
-  PayloadIndex* payload_;  // of all steps; outlives the checker
+  PayloadIndex* payload_;  // payload of all steps; outlives the checker
   ProgressMeter& progress_;
   std::optional<Error> cancelled_;
   std::map<std::string, Entry, std::less<>> tensors_;
@@ -235,7 +235,7 @@ Result<uint64_t> RunVerify(const kv::Store& store, std::optional<uint64_t> step,
   // A process without memory or file descriptors learns nothing about what is stored.
   std::optional<Error> exhausted;
   bool is_absent = false;
-  std::set<std::string> reported;  // which a further round finds again
+  std::set<std::string> reported;  // damage that a further round finds again
   const DamageCallback damage = [&](const kv::Damage& found) {
     is_absent |= found.error.code == ErrorCode::kNotFound;
     if (found.error.code == ErrorCode::kNotFound) return;
@@ -260,7 +260,7 @@ Result<uint64_t> RunVerify(const kv::Store& store, std::optional<uint64_t> step,
     read_bytes += of_round;
     if (exhausted) return Fail(*std::move(exhausted));
     if (!std::exchange(is_absent, false)) break;
-    // What was deleted needs no check. What was compacted is elsewhere now.
+    // Deleted steps need no check. Compacted payload is elsewhere now.
     CAIRN_TRY_ASSIGN(snapshot, store.Latest());
     CAIRN_TRY_ASSIGN(steps, RewrittenSteps(*snapshot, steps));
     if (round == kMaxRounds && !steps.empty()) {

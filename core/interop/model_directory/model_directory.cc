@@ -27,7 +27,7 @@ constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
 constexpr std::array<std::string_view, 3> kUsualStems = {"model", "diffusion_pytorch_model",
                                                          "adapter_model"};
 
-// Files with weights that are not read: those of other frameworks, and pickles.
+// Files with weights that are not read: files of other frameworks, and pickles.
 constexpr std::array<std::string_view, 19> kOtherWeights = {
     ".bin",  ".bin.index.json", ".pt",    ".pth",    ".ckpt", ".h5",     ".msgpack", ".gguf",
     ".onnx", ".onnx_data",      ".pkl",   ".pickle", ".ot",   ".tflite", ".pb",      ".npy",
@@ -217,7 +217,7 @@ class DirectoryReader {
 
   fs::path path_;
   std::map<std::string, std::map<std::string, Shards>> folders_;  // by folder and stem
-  std::vector<std::string> names_;                                // of all other files
+  std::vector<std::string> names_;                                // names of all other files
   uint64_t all_bytes_ = 0;
   ModelDirectory directory_;
 };

@@ -26,7 +26,7 @@ struct ModelDirectory {
     std::string name;
     std::vector<std::byte> bytes;
   };
-  std::string prefix;  // of all weights
+  std::string prefix;  // prefix of all weights
   std::vector<Weights> weights;
   std::vector<File> files;            // in the order of their names
   std::vector<std::string> left_out;  // names of files, each with the reason

@@ -36,7 +36,7 @@ inline constexpr uint64_t kMaxModelFileValueBytes = 1 << 20;
 struct ModelWeights {
   std::string stem;
   std::string prefix;
-  std::map<std::string, std::string> metadata;  // of the safetensors files
+  std::map<std::string, std::string> metadata;  // metadata of the safetensors files
 
   /// Returns the FQN of a tensor without its name in the file: the prefix and ".".
   std::string fqn_prefix() const { return prefix.empty() ? "" : prefix + "."; }
@@ -49,8 +49,8 @@ bool IsModelFileName(std::string_view name);
 /// Returns whether `fqn` is `key` or below it.
 bool IsBelowKey(std::string_view fqn, std::string_view key);
 
-/// Returns the weights that `fqn` belongs to: those with the longest prefix that it has. Null if
-/// there are none, or if `fqn` is a reserved key.
+/// Returns the weights that `fqn` belongs to: the weights with the longest prefix that it has. Null
+/// if there are none, or if `fqn` is a reserved key.
 const ModelWeights* FindModelWeights(std::span<const ModelWeights> weights, std::string_view fqn);
 
 /// Encodes the value of "__weights__". kInvalidArgument: a name is not UTF-8.

@@ -20,14 +20,14 @@ struct SafetensorsExportOptions {
   uint64_t max_shard_bytes = 5'000'000'000;  // larger selections become several files and an index
   /// FQNs that begin with this lose it in the names of the file. All tensors must begin with it.
   std::string name_prefix;
-  std::map<std::string, std::string> metadata = {{"format", "pt"}};  // of each file
+  std::map<std::string, std::string> metadata = {{"format", "pt"}};  // metadata of each file
   Progress progress;
-  RequestLoader load = {};  // of the tensors; empty: CheckpointStore::Load
+  RequestLoader load = {};  // loads the tensors; empty: CheckpointStore::Load
 };
 struct SafetensorsExportReport {
   std::vector<std::string> files;  // paths of the files that were written, including the index
   uint64_t tensors = 0;
-  uint64_t bytes = 0;            // of tensors; tensors that share memory are each counted in full
+  uint64_t bytes = 0;            // each tensor counts in full, even if it shares memory
   uint64_t values_left_out = 0;  // the format holds only tensors
   double seconds = 0;
 };
@@ -39,7 +39,7 @@ struct SafetensorsExportReport {
 ///
 /// kInvalidArgument: a dtype that the format cannot express; nothing is written. kNotFound,
 /// kUnavailable, kResourceExhausted: a file cannot be created or written. Errors of reading the
-/// step: those of CheckpointStore::Load.
+/// step: see CheckpointStore::Load.
 Result<SafetensorsExportReport> ExportSafetensors(const CheckpointStore& store,
                                                   const Contents& contents, const std::string& out,
                                                   const SafetensorsExportOptions& options = {});

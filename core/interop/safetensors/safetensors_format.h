@@ -27,9 +27,8 @@ std::optional<std::string_view> SafetensorsName(DType dtype);
 /// Returns the dtype of a name, or nothing if this version does not know the name.
 std::optional<DType> FindSafetensorsDType(std::string_view name);
 
-/// What a file states about a tensor. The shape counts elements as torch does: the format counts
-/// the 4-bit elements of an "F4" tensor, of which float4_e2m1fn_x2 packs two along the last
-/// dimension.
+/// The entry of a file for a tensor. The shape counts elements as torch does: the format counts the
+/// 4-bit elements of an "F4" tensor, of which float4_e2m1fn_x2 packs two along the last dimension.
 struct SafetensorsEntry {
   std::string name;
   DType dtype = DType::kUnknown;

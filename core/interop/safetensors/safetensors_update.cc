@@ -31,7 +31,7 @@
 namespace cairn::core {
 namespace {
 
-constexpr uint64_t kPartBytes = 8 << 20;  // of each step, read at once
+constexpr uint64_t kPartBytes = 8 << 20;  // length of the part of each step that is read at once
 
 /// Bytes that are appended, and read again. The file has no name.
 class Spill {
@@ -80,7 +80,7 @@ class Spill {
   Spill(kv::FileDescriptor file, std::string path)
       : file_(std::move(file)), path_(std::move(path)) {}
   kv::FileDescriptor file_;
-  std::string path_;  // of the export, for errors
+  std::string path_;  // path of the export, for errors
   uint64_t size_bytes_ = 0;
 };
 
@@ -99,15 +99,15 @@ class UpdateExport {
                const std::string& out, const Progress& progress)
       : store_(store), since_(since), contents_(contents), out_(out), progress_(progress) {}
 
-  /// Chooses the tensors, and collects what changed in those that are written sparsely.
+  /// Chooses the tensors, and collects the changed elements of sparse ones.
   Result<void> Collect(const Diff& diff, const Contents& before, bool sparse) {
     std::map<std::string_view, KeyChange::Kind> changed;
     for (const KeyChange& change : diff.changes) changed[change.fqn] = change.kind;
-    std::set<std::string_view> names;  // of the tensors of the newer step
+    std::set<std::string_view> names;  // names of the tensors of the newer step
     for (const TensorInfo& tensor : contents_.tensors) {
       if (!tensor.hidden) names.insert(tensor.fqn);
     }
-    // Also those that have become plain values.
+    // Also tensors that have become plain values.
     for (const TensorInfo& tensor : before.tensors) {
       if (!tensor.hidden && !names.contains(tensor.fqn)) removed_.push_back(tensor.fqn);
     }

@@ -15,29 +15,28 @@ namespace cairn::core {
 class CheckpointStore;
 
 struct SafetensorsUpdateOptions {
-  KeyPatterns patterns;  // those of the contents
+  KeyPatterns patterns;  // the patterns of the contents
   /// A tensor that has its dtype and shape in both steps becomes two tensors: the flat positions of
   /// the elements that changed, and their values; unless they would be longer than the tensor.
   bool sparse = false;
   Progress progress;
 };
 struct SafetensorsUpdateReport {
-  uint64_t complete_tensors = 0;  // that were written as a whole
-  uint64_t sparse_tensors = 0;    // of which the changed elements were written
-  uint64_t changed_elements = 0;  // of these
+  uint64_t complete_tensors = 0;  // tensors that were written as a whole
+  uint64_t sparse_tensors = 0;    // tensors whose changed elements were written
+  uint64_t changed_elements = 0;  // elements in these
   uint64_t removed_keys = 0;      // tensors that only the older step has
-  uint64_t bytes = 0;             // of the tensors in the file
+  uint64_t bytes = 0;             // bytes of the tensors in the file
   double seconds = 0;
 };
 
-/// Writes the tensors of `contents` (from List) that differ from those of the step `since` to the
-/// file `out`. docs/import-export.md describes the file. Of tensors that may become sparse, both
-/// steps are read; a tensor that is written completely is read for that. Memory: 32 MiB in addition
-/// to that of a load. Space next to `out`, while it is written: as much again as positions and
-/// values take.
+/// Writes the tensors of `contents` (from List) that differ from the step `since` to the file
+/// `out`. docs/import-export.md describes the file. Reads tensors that may become sparse from both
+/// steps; reads a complete tensor when it is written. Memory: a load, and 32 MiB. Space next to
+/// `out`, while it is written: as much again as positions and values take.
 ///
 /// kInvalidArgument: a dtype that the format cannot express; nothing is written. kNotFound: there
-/// is no step `since`. Others are those of ExportSafetensors.
+/// is no step `since`. Other errors: see ExportSafetensors.
 Result<SafetensorsUpdateReport> ExportSafetensorsUpdate(const CheckpointStore& store,
                                                         uint64_t since, const Contents& contents,
                                                         const std::string& out,

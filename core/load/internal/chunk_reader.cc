@@ -150,7 +150,7 @@ Result<void> ChunkReader::ReadBatch() {
     }
   }
   CAIRN_TRY(ReadPageDigests(partial));
-  // Alternates: one is that of the group whose parts are read, the other that of the next group.
+  // Alternates: one memory is for the group whose parts are read, the other for the next group.
   auto begin_deltas = [this, turn = size_t{0}](std::span<const ReadPart> parts) mutable {
     StoredDeltaMemory& memory = delta_memory_[turn++ % 2];
     return std::async([this, parts, &memory] { return ReadDeltasOf(parts, memory); });
@@ -220,8 +220,7 @@ Error ChunkReader::WrongPageDigests(const Job& job) const {
   const std::string message = fmt::format("the page digests of chunk {} do not match its record",
                                           FormatNumbers(job.chunk.box.offsets));
   if (!job.chunk.deltas.empty()) return FindDamage(view_, job.fqn, job.chunk, message);
-  // With several extents, the damaged one is the first whose stored digests are not those of its
-  // pages.
+  // With several extents, the damaged one is the first whose stored digests do not match its pages.
   kv::Extent wrong = job.chunk.extents.front();
   size_t page = 0;
   for (const kv::Extent& extent : job.chunk.extents) {

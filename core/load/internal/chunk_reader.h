@@ -7,8 +7,8 @@
 /// 2. ReadAll() reads the parts in batches, while more are added. For each batch it first reads the
 ///    stored page digests of the chunks that are read in part, and checks them against the digest
 ///    of the chunk; then it reads and verifies the parts on all cores. A chunk that is read
-///    completely needs no stored page digests: the chunk's digest follows from those that are
-///    computed.
+///    completely needs no stored page digests: the chunk's digest follows from the computed
+///    digests.
 ///
 /// If a chunk has deltas, its parts are read from the earlier version. ReadAll() divides a batch
 /// into groups of such chunks. It reads the deltas of a group while it reads the parts of the group
@@ -74,7 +74,7 @@ class ChunkReader {
   uint64_t bytes_read() const { return bytes_read_; }
 
  private:
-  /// What is read of one chunk.
+  /// The reads of one chunk.
   struct Job {
     Job(const std::string& fqn_in, ChunkInfo chunk_in) : fqn(fqn_in), chunk(std::move(chunk_in)) {}
 
@@ -83,7 +83,7 @@ class ChunkReader {
     std::optional<StridedRegion> region;  // empty: the target is contiguous
     bool is_complete = false;      // all pages are read, so that the stored digests are not needed
     std::vector<uint64_t> stored;  // page digests, unless complete; read with the first batch
-    StoredDeltas stored_deltas;    // of the chunk; read with the first group that has a part
+    StoredDeltas stored_deltas;    // deltas of the chunk; read with the first group that has a part
     std::once_flag deltas_flag;    // deltas is set, by the first part of this group that arrives
     Result<DeltaChain> deltas;
     std::vector<uint64_t> computed;           // page digests, if complete and in several parts
@@ -122,7 +122,7 @@ class ChunkReader {
   Result<void> ReadParts(std::span<const ReadPart> parts);
   /// Applies deltas to a part, verifies and scatters it. Threads: any.
   Result<void> OnRead(const ReadPart& part, std::span<const std::byte> stored);
-  /// Returns the bytes of the part after the deltas. They are those of the target, `stored`, or
+  /// Returns the bytes of the part after the deltas. They are in the target, in `stored`, or in
   /// memory of this thread that is valid until its next call.
   Result<std::span<const std::byte>> Decode(const ReadPart& part,
                                             std::span<const std::byte> stored);

@@ -91,7 +91,7 @@ class Window {
   kv::BlockPool* const pool_;  // outlives the window
   std::vector<std::byte*> blocks_;
   size_t block_ = 0;         // index of the block that is being filled
-  uint64_t used_bytes_ = 0;  // of that block
+  uint64_t used_bytes_ = 0;  // used bytes of that block
   std::vector<RequestPart> parts_;
   std::vector<LoadRequest> requests_;
 };

@@ -22,7 +22,7 @@ bool HasDeviceTargets(std::span<const LoadRequest> requests);
 /// not named, the default stream). The call returns when the copies are done, so that any stream
 /// may use the targets. Page-locked memory: at most two windows of 128 MiB from the process's pool;
 /// waits until at least one block is available. kUnavailable: a device has failed.
-/// kResourceExhausted: there is no page-locked memory. All other errors are those of `host_load`.
+/// kResourceExhausted: there is no page-locked memory. Other errors: see `host_load`.
 Result<LoadReport> LoadThroughBlocks(std::span<const LoadRequest> requests,
                                      std::span<const DeviceStream> streams,
                                      const Progress& progress, const HostLoad& host_load);

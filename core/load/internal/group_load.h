@@ -21,7 +21,7 @@ namespace cairn::core::internal {
 struct GroupItem {
   const std::string* fqn = nullptr;
   Box box;
-  TensorTarget target;  // of the box
+  TensorTarget target;  // target of the box
   uint64_t bytes = 0;
 };
 
@@ -30,9 +30,10 @@ inline TensorView AsView(const TensorTarget& target) {
   return {target.dtype, target.shape, target.strides, target.data, target.device};
 }
 
-/// What the ranks of one group read and send to each other. The items are divided into windows,
-/// which are read and sent one after another, and each window into one share per rank. All ranks of
-/// the group add the same items and divide them in the same way. Threads: one at a time.
+/// The load of one group of ranks, which read items and send them to each other. The items are
+/// divided into windows, which are read and sent one after another, and each window into one share
+/// per rank. All ranks of the group add the same items and divide them in the same way. Threads:
+/// one at a time.
 class GroupLoad {
  public:
   GroupLoad(const ReplicaGroup& group, uint32_t rank) : place_(group.MembershipOf(rank)) {}

@@ -72,8 +72,8 @@ bool AscendApart(std::span<const MemorySpan> spans) {
 }
 
 // Divides requests so that the contiguous targets in host memory that are loaded at once do not
-// overlap, as those of tied weights do that the step has as separate tensors: bytes are verified,
-// and deltas applied, where they are. Returns nothing if there are no such targets.
+// overlap, as the targets of tied weights may, which the step has as separate tensors: bytes are
+// verified, and deltas applied, where they are. Returns nothing if there are no such targets.
 std::vector<std::vector<LoadRequest>> DivideOverlaps(std::span<const LoadRequest> requests) {
   std::vector<MemorySpan> spans(requests.size());
   for (size_t i = 0; i < requests.size(); ++i) {

@@ -30,7 +30,7 @@ struct OwnerChunks {
 // Chunks that contain a range of a payload, with one extent each and no deltas.
 struct ChunkRange {
   std::span<const ChunkInfo> chunks;
-  uint64_t skipped_bytes = 0;  // of the first chunk, before the range
+  uint64_t skipped_bytes = 0;  // bytes of the first chunk before the range
 };
 
 bool Follows(const kv::Extent& extent, const kv::Extent& before) {

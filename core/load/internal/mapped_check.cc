@@ -125,8 +125,8 @@ class Checker {
   }
 
  private:
-  // Begins to read the stretches before `end_bytes`, each once. Those with large pages are read by
-  // the threads that check them.
+  // Begins to read the stretches before `end_bytes`, each once. Stretches with large pages are read
+  // by the threads that check them.
   void ReadAhead(uint64_t end_bytes) {
     size_t next = asked_;
     while (next < stretches_.size() && stretches_[next].before_bytes < end_bytes) {
@@ -163,7 +163,7 @@ class Checker {
   // without it to skip stretches.
   std::atomic<size_t> failed_;
   Mutex mutex_;
-  Error error_ CAIRN_GUARDED_BY(mutex_);  // of failed_
+  Error error_ CAIRN_GUARDED_BY(mutex_);  // error of failed_
 };
 
 }  // namespace

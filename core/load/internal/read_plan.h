@@ -1,6 +1,6 @@
 #pragma once
 /// Splits a load into reads: intersects the requested boxes of tensors with the stored chunks,
-/// whose boxes may be those of another mesh.
+/// whose boxes may belong to another mesh.
 ///
 /// 1. Make() checks the requests and groups them by the tensor that holds the bytes: the requested
 ///    tensor itself, or the owner of an alias.
@@ -48,7 +48,7 @@ class ReadPlan {
   Result<void> AddReads(const StepView& view, ChunkReader& reader);
 
  private:
-  /// What a request needs of the tensor that holds its bytes.
+  /// The part of a request in the tensor that holds its bytes.
   struct Want {
     const LoadRequest* request = nullptr;
     size_t owner = 0;                                   // in owners_
@@ -74,7 +74,7 @@ class ReadPlan {
   std::vector<TensorInfo> owners_;  // key order
   std::vector<Want> wants_;         // in the order of their owners
   std::vector<size_t> begins_;      // in wants_, by owner; one more than owners_
-  std::optional<BoxIndex> index_;   // of the wants of indexed_owner_, if there are many
+  std::optional<BoxIndex> index_;   // index of indexed_owner_'s wants, if there are many
   size_t indexed_owner_ = ~size_t{0};
   std::vector<uint64_t> next_offset_bytes_;  // by owner: payload that the chunks seen so far hold
   uint64_t total_bytes_ = 0;

@@ -166,7 +166,7 @@ class OnceLoad {
     return std::unexpected(std::move(error).error());
   }
 
-  /// `status` is set to what all ranks have agreed on. Errors are those of this rank only.
+  /// `status` is set to the status on which all ranks agree. Returns errors of this rank only.
   Result<void> AgreeOnGroups(const kv::StepInfo& step, Result<void>& status) {
     struct Counts {
       uint64_t groups = 0;
@@ -223,7 +223,7 @@ class OnceLoad {
     return bytes;
   }
 
-  /// What this rank reads in a window. What it reads for itself alone is in the first one.
+  /// The requests that this rank reads in a window. The first includes its ungrouped requests.
   std::vector<LoadRequest> RequestsOf(uint64_t window) {
     std::vector<LoadRequest> requests;
     if (window == 0) requests = std::move(ungrouped_);
@@ -261,7 +261,7 @@ class OnceLoad {
   }
 
   // Returns null if only this rank holds the tensor's boxes, or if it holds nothing of the tensor.
-  // Each group is in order_ on all ranks, also on those that are not on its mesh.
+  // Each group is in order_ on all ranks, also on ranks that are not on its mesh.
   GroupLoad* GroupFor(const Filling& filling) {
     const Sharding* const sharding = filling.target->sharding;
     ReplicaGroup group = ReplicaGroup::Whole(*meshes_.Find(&*world_));
@@ -324,7 +324,7 @@ class OnceLoad {
   }
 
   Communicator& communicator_;
-  Communicator& carrier_;  // of the bytes of tensors
+  Communicator& carrier_;  // sends the bytes of tensors
   const ShardLoadOptions& options_;
   const uint32_t rank_;
   const uint32_t world_size_;
@@ -333,14 +333,14 @@ class OnceLoad {
   Fillings fillings_;
   std::map<ReplicaGroup, std::unique_ptr<GroupLoad>> groups_;
   std::vector<GroupLoad*> order_;       // null: this rank is not in the group
-  std::vector<LoadRequest> ungrouped_;  // what only this rank needs
+  std::vector<LoadRequest> ungrouped_;  // requests that only this rank needs
   uint64_t ungrouped_bytes_ = 0;
   // Set by Prepare:
   uint64_t window_count_ = 0;
-  std::vector<std::unique_ptr<Communicator>> parts_;  // of the groups in order_
+  std::vector<std::unique_ptr<Communicator>> parts_;  // communicators of the groups in order_
   RoundMover mover_;
-  // Of Run:
-  uint64_t read_bytes_ = 0;  // of the windows before
+  // Set by Run:
+  uint64_t read_bytes_ = 0;  // bytes of the windows before
 };
 
 }  // namespace

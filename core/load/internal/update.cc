@@ -29,9 +29,9 @@ namespace {
 
 // Progress is reported after this many bytes of a comparison.
 constexpr uint64_t kRoundBytes = 256 << 20;
-constexpr uint64_t kReadAheadChunks = 4096;  // whose page digests are read together
+constexpr uint64_t kReadAheadChunks = 4096;  // chunks whose page digests are read together
 
-/// A chunk of the new step, and what is known of it in the base step.
+/// A chunk of the new step, and its known properties in the base step.
 struct UpdatedChunk {
   ChunkInfo chunk;
   kv::Digest base_digest;
@@ -45,7 +45,7 @@ struct UpdatedChunk {
 /// A tensor that holds the bytes of requests.
 struct Owner {
   bool is_comparable = false;        // the base step has the same tensor, in the same chunks
-  std::vector<UpdatedChunk> chunks;  // of the new step, in key order
+  std::vector<UpdatedChunk> chunks;  // chunks of the new step, in key order
 
   bool is_changed() const {
     return !is_comparable || std::ranges::any_of(chunks, &UpdatedChunk::is_changed);
@@ -57,7 +57,7 @@ struct ChunkMemory {
   const std::string* fqn = nullptr;
   const UpdatedChunk* updated = nullptr;
   std::span<std::byte> bytes;
-  std::vector<uint64_t> page_digests;  // of the memory, if the chunk has changed
+  std::vector<uint64_t> page_digests;  // digests of the memory, if the chunk has changed
   bool is_mixed = false;               // has bytes of both steps, from an earlier attempt
 };
 
@@ -113,7 +113,7 @@ class Update {
   }
 
  private:
-  /// Finds the tensors that hold the bytes of the requests, and what of them differs.
+  /// Finds the tensors that hold the bytes of the requests, and their differences.
   Result<void> FindChanges() {
     std::vector<std::string> fqns;
     for (const LoadRequest& request : requests_) fqns.push_back(request.fqn);
@@ -260,7 +260,7 @@ class Update {
     for (const ChunkMemory& memory : memory_) sorted.push_back(&memory);
     std::ranges::sort(sorted, {}, [](const ChunkMemory* one) { return one->bytes.data(); });
     std::set<const ChunkMemory*> overlaps;
-    const ChunkMemory* farthest = nullptr;  // of those so far, the one that ends last
+    const ChunkMemory* farthest = nullptr;  // the one that ends last so far
     for (const ChunkMemory* const one : sorted) {
       if (farthest != nullptr &&
           one->bytes.data() < farthest->bytes.data() + farthest->bytes.size()) {
@@ -423,8 +423,8 @@ class Update {
   std::vector<TensorInfo> owner_infos_;  // key order
   std::set<std::string> retied_;         // aliases that the base lacks, or of other bytes
   std::vector<Owner> owners_;            // in the order of owner_infos_
-  std::vector<ChunkMemory> memory_;      // that is compared and updated page by page
-  std::vector<LoadRequest> complete_;    // that are read completely
+  std::vector<ChunkMemory> memory_;      // memory that is compared and updated page by page
+  std::vector<LoadRequest> complete_;    // requests that are read completely
   UpdateReport report_;
 };
 

@@ -1,12 +1,12 @@
 #pragma once
-/// Updates tensors in place from the bytes of one step to those of another.
+/// Updates tensors in place from the bytes of one step to the bytes of another.
 ///
 /// 1. The chunk records of both steps determine which chunks differ. A tensor that the base step
 ///    lacks, or that it stores with another dtype, shape or grid of chunks, is read completely.
 /// 2. The memory of all other tensors is digested and compared with the base step, before anything
 ///    is written. The digests of its pages are kept for the chunks that differ.
-/// 3. Of these chunks, the pages are read whose stored digests are not those of the memory. Every
-///    page is verified.
+/// 3. In these chunks, pages whose stored digests differ from the memory are read. Every page is
+///    verified.
 ///
 /// Memory that is not one contiguous tensor in host memory (strided or sharded targets, devices,
 /// aliases) is not compared: it is read completely if its tensor differs, and otherwise left alone.

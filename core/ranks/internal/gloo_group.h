@@ -7,7 +7,7 @@
 ///     operation and the length: messages and requests that do not belong together never match, and
 ///     the call ends at its deadline.
 ///   - A connection that breaks wakes threads that wait for a message that has not begun, but not
-///     those that wait for the rest of one. Each part of more than kUnguardedBytes is therefore
+///     threads that wait for the rest of one. Each part of more than kUnguardedBytes is therefore
 ///     followed by an empty message, the guard, for which the receiver waits first, and answered by
 ///     another one, the receipt, for which the sender waits first.
 ///   - A connection that breaks while Gloo begins to send what the peer has just requested does not
@@ -62,7 +62,7 @@ struct GlooCall {
 };
 
 /// Creates a device: a thread that groups share, and the numeric address on which they listen; if
-/// `address` is empty, that of `interface`. kUnavailable: it does not belong to this host.
+/// `address` is empty, the address of `interface`. kUnavailable: it does not belong to this host.
 Result<std::shared_ptr<gloo::transport::Device>> MakeGlooDevice(const std::string& address,
                                                                 const std::string& interface);
 

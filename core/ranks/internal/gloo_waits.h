@@ -25,7 +25,7 @@ namespace cairn::core::internal {
 /// for it fails if the connection is closed. Threads: any.
 class GlooWatch {
  public:
-  /// `slot` is that of the messages.
+  /// `slot` is the slot of the messages.
   GlooWatch(gloo::Context& context, uint64_t slot);
   ~GlooWatch();
 

@@ -24,8 +24,8 @@ namespace cairn::core::internal {
 class RoundBuffer {
  public:
   RoundBuffer() = default;
-  /// `device` is that of the communicator, or kHostDevice; `devices` are those whose tensors are
-  /// transferred. kResourceExhausted: there is not enough memory.
+  /// `device` is the device of the communicator, or kHostDevice; `devices` have the transferred
+  /// tensors. kResourceExhausted: there is not enough memory.
   static Result<RoundBuffer> Make(uint64_t capacity_bytes, int device,
                                   const std::set<int>& devices);
 

@@ -127,7 +127,7 @@ class RecordMover {
   }
 
   Result<void> MoveChunks() {
-    std::vector<TensorInfo> tensors;  // in key order, as those of Contents
+    std::vector<TensorInfo> tensors;  // in key order, as in Contents
     for (const TensorInfo& tensor : source_.contents.tensors) {
       if (owners_.contains(tensor.fqn)) tensors.push_back(tensor);
     }
@@ -188,7 +188,7 @@ class RecordMover {
 
   const Source& source_;
   kv::StepWriter& writer_;
-  std::set<std::string>& names_;  // of all tensors of the new step
+  std::set<std::string>& names_;  // names of all tensors of the new step
   kv::StepSummary& summary_;
   ProgressMeter& progress_;
   std::map<std::string, Owner> owners_;  // by FQN in the source

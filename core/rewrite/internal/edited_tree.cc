@@ -49,8 +49,8 @@ std::unexpected<Error> NoSuchKey(const std::string& pattern) {
 
 struct EditedTree::Branch {
   Node node;
-  EditedLeaf leaf;          // of a leaf
-  bool had_leaves = false;  // of a container, at some time
+  EditedLeaf leaf;          // for a leaf
+  bool had_leaves = false;  // for a container: at some time
   std::vector<std::unique_ptr<Branch>> children;
   std::optional<std::string> target;  // new FQN
 

@@ -40,8 +40,8 @@ struct BFloat16 {
 struct Float16 {
   using Bits = uint16_t;
   using Sum = float;
-  // The exponent is moved to that of binary32, and the product corrects it: also for subnormal
-  // numbers, which a product makes normal without an error.
+  // Moves the exponent bits to their place in binary32; the product corrects the bias. This
+  // includes subnormal numbers, which a product makes normal without an error.
   static float ToSum(uint16_t bits) {
     const float magnitude =
         std::bit_cast<float>(static_cast<uint32_t>(bits & 0x7fff) << 13) * 0x1p112f;

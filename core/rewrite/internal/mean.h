@@ -18,7 +18,7 @@ namespace cairn::core::internal {
 
 /// How the mean of the elements of a tensor is computed.
 enum class MeanKind : uint8_t {
-  kNone,         // not computed: the elements are those of the last step
+  kNone,         // not computed: the elements come from the last step
   kUnsupported,  // floats of 8 and 4 bits, in which a mean would lose most of its value
   kFloat16,
   kBFloat16,
@@ -36,8 +36,8 @@ uint64_t NumberBytes(MeanKind kind);
 struct MeanRun {
   MeanKind kind = MeanKind::kNone;
   std::span<std::byte> first;      // the numbers of the first array; then the result
-  std::span<std::byte> different;  // of the same length: not zero where arrays differ
-  std::span<std::byte> sum;        // of SumBytes(kind, first.size()) bytes
+  std::span<std::byte> different;  // same length; not zero where arrays differ
+  std::span<std::byte> sum;        // has SumBytes(kind, first.size()) bytes
 };
 uint64_t SumBytes(MeanKind kind, uint64_t bytes);
 

@@ -20,7 +20,7 @@
 namespace cairn::core::internal {
 
 /// Reads the boxes of one step after the other, in the order of the steps, and adds their numbers.
-/// Threads: one at a time. Memory: 5 * kMaxBytes, and that of a load of as many bytes.
+/// Threads: one at a time. Memory: 5 * kMaxBytes, and a load of kMaxBytes.
 class MeanWindow {
  public:
   static constexpr uint64_t kMaxBytes = 4 << 20;  // a chunk of the default length
@@ -33,7 +33,7 @@ class MeanWindow {
   bool HasRoom(uint64_t bytes) const;
   /// Adds a box of a tensor. Requires HasRoom, and a kind that is computed.
   void Add(const std::string& fqn, DType dtype, MeanKind kind, Box box);
-  /// Computes the means of all boxes. Errors are those of a load.
+  /// Computes the means of all boxes. Returns the errors of a load.
   Result<void> Compute();
   /// The mean of the i-th box that was added. Requires Compute.
   std::span<const std::byte> bytes(size_t i) const;
@@ -68,7 +68,7 @@ class MeanWindow {
   const std::span<const double> weights_;
   kv::WorkerPool& pool_;
   ProgressMeter& progress_;
-  // Of kMaxBytes each, and twice as many for the sums of numbers of two bytes.
+  // Each has kMaxBytes, except that sums of numbers of two bytes take twice as many.
   const std::unique_ptr<std::byte[]> first_;  // the first step; then the means
   const std::unique_ptr<std::byte[]> next_;   // another step
   const std::unique_ptr<std::byte[]> different_;

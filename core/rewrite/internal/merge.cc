@@ -5,7 +5,7 @@
 //    all steps have with the same digest, becomes a reference. Others are collected in windows of
 //    bounded size (mean_window.h), for which the same boxes are read of one step after the other. A
 //    chunk longer than a window is computed part by part while it is appended.
-// 3. The records of tensors, values and structure are those of the last step. Until the commit,
+// 3. The records of tensors, values and structure come from the last step. Until the commit,
 //    nothing of the new step is visible.
 
 #include "core/rewrite/internal/merge.h"
@@ -268,7 +268,7 @@ class Merger {
   ProgressMeter& progress_;
   const uint64_t into_;
   size_t next_tensor_ = 0;               // the first whose record is not added yet
-  std::vector<Pending> pending_;         // what is in the window, in the same order
+  std::vector<Pending> pending_;         // contents of the window, in the same order
   std::optional<size_t> last_appended_;  // tensor of the chunk that was appended last
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Makes a step whose tensors are weighted means of those of other steps.
+/// Makes a step whose tensors are weighted means of the tensors of other steps.
 
 #include <cstdint>
 #include <span>

@@ -16,7 +16,7 @@
 namespace cairn::core::internal {
 namespace {
 
-constexpr size_t kMaxNamed = 5;  // of the keys that a step does not have
+constexpr size_t kMaxNamed = 5;  // limit of named keys that a step does not have
 
 /// A key, and whether it is a tensor.
 using NamedLeaf = std::pair<std::string, bool>;
@@ -56,7 +56,7 @@ Result<void> CheckMissing(const std::vector<NamedLeaf>& leaves, uint64_t step,
               missing.front().first, other_step));
 }
 
-/// Checks a tensor of the last step against that of another step.
+/// Checks a tensor of the last step against the tensor of another step.
 Result<void> CheckTensor(const TensorInfo& last, const TensorInfo* other, uint64_t other_step) {
   // Only hidden tensors may be missing: CheckMissing has compared the others.
   if (other == nullptr) {

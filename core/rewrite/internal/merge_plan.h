@@ -12,8 +12,8 @@
 namespace cairn::core::internal {
 
 struct MergePlan {
-  Contents contents;            // of the last step, and of the new one
-  std::vector<MeanKind> kinds;  // by tensor of `contents`; that of its owner for an alias
+  Contents contents;            // contents of the last step, and of the new one
+  std::vector<MeanKind> kinds;  // by tensor of `contents`; an alias has its owner's kind
 };
 
 /// Plans the merge of at least two steps. Reads their records. Memory: the records of two steps.

@@ -93,7 +93,7 @@ class GroupPlanner {
   std::span<const NamedTensor> tensors_;
   std::span<const MemorySpan> spans_;
   std::vector<PlannedTensor>* planned_;
-  std::unordered_set<std::string> names_;  // of all tensors; empty until a new name is needed
+  std::unordered_set<std::string> names_;  // names of all tensors; empty until a new name is needed
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 #pragma once
-/// Finds the shards of a plan among those that the previous save wrote.
+/// Finds the shards of a plan among the shards that the previous save wrote.
 
 #include "core/save/internal/save_plan.h"
 #include "core/save/internal/saved_chunks.h"

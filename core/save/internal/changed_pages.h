@@ -14,7 +14,7 @@
 namespace cairn::core::internal {
 
 /// Returns the largest number of extents that a chunk may have. Two pages (128 KiB) per extent on
-/// average keep the speed of reads near that of one extent, and 512 extents keep the record below
+/// average keep reads nearly as fast as with one extent, and 512 extents keep the record below
 /// about 16 KiB. Small chunks may have up to 32 extents, even of one page each.
 inline constexpr uint64_t kFewExtents = 32;
 inline constexpr uint64_t kManyExtents = 512;
@@ -27,7 +27,7 @@ constexpr uint64_t MaxExtents(uint64_t page_count) {
 struct PageRanges {
   std::vector<kv::PageRange> written;
   /// The extents of the chunk in order: a part of an extent of the base, or nothing for the next
-  /// of `written`.
+  /// one in `written`.
   std::vector<std::optional<kv::Extent>> extents;
 
   /// Returns the extents of the chunk after the ranges have been appended. Requires one of
@@ -41,7 +41,7 @@ std::vector<bool> ChangedPages(std::span<const uint64_t> page_digests,
 
 /// Returns nothing if the chunk should be written completely, because more than half of its pages
 /// changed or it would have more than MaxExtents. Requires that `changed` has one element for each
-/// page of the chunk, whose length is that of `base`.
+/// page of the chunk, which has the length of `base`.
 std::optional<PageRanges> PlanPageRanges(const std::vector<bool>& changed, const kv::Extents& base);
 
 }  // namespace cairn::core::internal

@@ -16,7 +16,7 @@ uint64_t PageBytes(const PlannedChunk& chunk, uint64_t page) {
   return std::min(kv::kPageBytes, chunk.length_bytes - page * kv::kPageBytes);
 }
 
-// The longest delta that pays off, together with those before it.
+// The longest delta that pays off, together with the deltas before it.
 uint64_t MaxNextDeltaBytes(const PlannedChunk& chunk, uint64_t changed_bytes) {
   uint64_t before = 0;
   for (const kv::Extent& delta : chunk.base->deltas) before += delta.length_bytes;
@@ -133,7 +133,7 @@ void ChunkDeltas::EncodeChunk(Job& job, size_t worker) {
     for (; page < changed; ++page) encoder.AddUnchangedPage();
     const std::span<std::byte> base = rest.first(PageBytes(chunk, page));
     rest = rest.subspan(base.size());
-    // A delta to bytes that are not those of the base would be of no use.
+    // A delta relative to other bytes than the base's would be useless.
     if (!job.chain.Apply(page, base) || kv::PageDigest(base) != chunk.base_page_digests[page]) {
       return;
     }

@@ -24,7 +24,7 @@ namespace cairn::core::internal {
 
 /// Chunks that are longer have no deltas: their base would have to be in memory.
 inline constexpr uint64_t kMaxComparedBytes = 16 << 20;
-/// Of a tensor of which a chunk was tried in vain, only every N-th chunk is tried.
+/// If a chunk of a tensor was tried in vain, only every N-th chunk of the tensor is tried.
 inline constexpr uint32_t kDeltaTryInterval = 16;
 
 /// Returns the longest delta of a chunk that pays off, if pages of `changed_bytes` have changed.
@@ -40,17 +40,17 @@ class ChunkDeltas {
   ChunkDeltas(const SavePlan& plan, const StepView& base, kv::WorkerPool& pool,
               uint32_t max_deltas);
 
-  /// True if the chunk, whose bytes differ from those of its base, may become a delta.
+  /// True if the chunk, whose bytes differ from its base, may become a delta.
   bool IsPossible(const PlannedChunk& chunk) const;
   /// True if Encode may set a delta of the chunk. It then needs the chunk's base_page_digests.
   bool IsWorthEncoding(const PlannedChunk& chunk) const {
     return !plan_.has_deltas && !chunk.is_on_device() && IsPossible(chunk);
   }
   /// Removes a delta that was encoded when the chunk was staged, if the chunk must not have it or
-  /// its base is not that of the delta.
+  /// its base is not the base of the delta.
   void CheckStaged(PlannedChunk& chunk) const;
 
-  /// Sets `delta` of those chunks for which a delta pays off. An error of a read is ignored: the
+  /// Sets `delta` of the chunks for which a delta pays off. An error of a read is ignored: the
   /// chunk gets no delta. Memory: 16 MiB of the base, and the deltas. Requires that no work of the
   /// pool is running.
   void Encode(std::span<PlannedChunk> chunks);
@@ -60,7 +60,7 @@ class ChunkDeltas {
   struct Job {
     PlannedChunk* chunk = nullptr;
     std::vector<uint64_t> pages;
-    std::vector<std::byte> bytes;  // of these pages, one after the other
+    std::vector<std::byte> bytes;  // bytes of these pages, one after the other
     DeltaChain chain;
   };
   static constexpr uint64_t kBatchBytes = 16 << 20;

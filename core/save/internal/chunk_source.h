@@ -19,7 +19,8 @@
 
 namespace cairn::core::internal {
 
-/// One chunk of a plan, and what is known about the same chunk in the base step. Borrows the plan.
+/// One chunk of a plan, and the known properties of the same chunk in the base step. Borrows the
+/// plan.
 struct PlannedChunk {
   size_t shard = 0;   // index into SavePlan::shards
   size_t tensor = 0;  // index into SavePlan::tensors
@@ -34,18 +35,18 @@ struct PlannedChunk {
   kv::Digest digest;                   // valid if is_digested()
   std::optional<kv::ChunkStatistics> statistics;
   bool may_change = true;            // the caller's memory, to which its other threads may write
-  bool has_bytes = true;             // false: the bytes are not read, as they are those of the base
+  bool has_bytes = true;             // false: not read, because the base has the same bytes
   bool is_stated_unchanged = false;  // by the caller (SaveOptions::unchanged)
   bool is_taken_from_base = false;   // so stated, and not compared
   /// For tensors in device memory: which pages differ from the base; null if that is not known.
   const std::vector<bool>* changed_pages = nullptr;
-  std::vector<uint64_t> base_page_digests;  // empty: not read, or not those of the base
+  std::vector<uint64_t> base_page_digests;  // empty: not read, or not the base's
   std::optional<PageRanges> ranges;         // pages to write, if not all
   std::vector<std::byte> delta;             // to be written in place of pages; empty: none
   bool is_compressed = false;               // `delta` contains all bytes
-  kv::Digest delta_base;                    // of the bytes to which the delta is relative
+  kv::Digest delta_base;                    // digest of the bytes to which the delta is relative
 
-  /// True if the chunk may be the same as that of the base.
+  /// True if the chunk may be the same as the base's chunk.
   bool is_candidate() const { return base && has_bytes; }
   bool is_unchanged() const { return base && base->digest == digest; }
   bool is_on_device() const { return source->device != kHostDevice; }
@@ -80,7 +81,7 @@ class ChunkSource {
 
   const SavePlan& plan_;
   size_t next_shard_ = 0;         // the first shard that was not in chunks_ yet
-  std::vector<Position> chunks_;  // of one tensor
+  std::vector<Position> chunks_;  // chunks of one tensor
   size_t at_ = 0;                 // in chunks_
   std::optional<PlannedChunk> current_;
 };

@@ -12,7 +12,7 @@
 
 namespace cairn::core::internal {
 
-/// What counts as a value is described in core/tensor/element_statistics.h. Elements of bfloat16,
+/// core/tensor/element_statistics.h defines which elements count as values. Elements of bfloat16,
 /// float16, float32 and float64 take about as long as a read of the cache; others are decoded one
 /// by one. Threads: one at a time. Memory: constant.
 class ChunkStatisticsAccumulator {
@@ -30,8 +30,8 @@ class ChunkStatisticsAccumulator {
 
   const DType dtype_;
   const bool is_fast_;
-  ElementSummary summary_;                       // of blocks whose values are all finite
-  std::optional<StatisticsAccumulator> others_;  // of blocks with values that are not finite
+  ElementSummary summary_;                       // summary of blocks whose values are all finite
+  std::optional<StatisticsAccumulator> others_;  // for blocks with values that are not finite
 };
 
 }  // namespace cairn::core::internal

@@ -16,11 +16,11 @@
 namespace cairn::core::internal {
 namespace {
 
-constexpr uint64_t kWindowBytes = 64 << 20;  // of chunks that are digested together
+constexpr uint64_t kWindowBytes = 64 << 20;  // length of chunks that are digested together
 constexpr size_t kWindowChunks = 2048;
 // If every page of a chunk has changed, most pages of the following chunks have changed too. Then
 // only every N-th chunk of the tensor is compared with the base's page digests, so that a state in
-// which everything changes, such as that of an optimizer, costs few reads.
+// which everything changes, such as an optimizer's, costs few reads.
 constexpr uint32_t kProbeInterval = 16;
 
 // Computes what is not known yet: digests, and statistics if a `statistics` is given. Each page is

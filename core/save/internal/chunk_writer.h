@@ -26,7 +26,7 @@
 
 namespace cairn::core::internal {
 
-/// What a ChunkWriter works with; everything must outlive it.
+/// The context of a ChunkWriter; all members must outlive it.
 struct ChunkWriterContext {
   const SavePlan& plan;
   kv::StepWriter& writer;
@@ -34,8 +34,8 @@ struct ChunkWriterContext {
   ProgressMeter& progress;
   uint64_t step = 0;
   const StepView* base = nullptr;  // null: no chunk has a base
-  uint32_t max_deltas = 0;         // of a chunk
-  bool statistics = false;         // compute those of chunks in host memory
+  uint32_t max_deltas = 0;         // limit per chunk
+  bool statistics = false;         // compute them for chunks in host memory
   bool compress = false;           // chunks in host memory that are written completely
   bool share_equal = false;        // chunks with equal bytes are stored once
   SavedChunks* saved = nullptr;    // null: what was written is not recorded
@@ -54,7 +54,7 @@ class ChunkWriter {
 
   /// Adds a chunk. Requires that chunks are added in key order. kConflict: the bytes of a chunk
   /// were not staged because the base had them, and the base has been deleted or replaced since.
-  /// All other errors are those of kv::StepWriter, and kCancelled.
+  /// Other errors: see kv::StepWriter, and kCancelled.
   Result<void> Add(PlannedChunk chunk);
   /// Writes the remaining windows, and the records of tensors without chunks. Call once.
   Result<void> Finish();
@@ -100,7 +100,7 @@ class ChunkWriter {
   Window filling_;
   Window digested_;                                    // or is being digested
   std::vector<PlannedChunk*> scanned_;                 // in digested_; their bytes are being read
-  std::vector<std::span<PlannedChunk*>> scan_groups_;  // of scanned_, each for one thread
+  std::vector<std::span<PlannedChunk*>> scan_groups_;  // parts of scanned_, one per thread
   // The tensor of the last chunk that was probed, if its pages changed too much to keep any.
   std::optional<size_t> tensor_changed_fully_;
   uint32_t unprobed_ = 0;                  // chunks of that tensor since the last probe

@@ -13,7 +13,7 @@
 namespace cairn::core::internal {
 namespace {
 
-constexpr uint64_t kSnapshotAlignment = 512;  // that of device allocators; makes copies fast
+constexpr uint64_t kSnapshotAlignment = 512;  // as of device allocators; makes copies fast
 // A snapshot leaves at least this much device memory free for the training.
 constexpr uint64_t kSpareBytes = 512 << 20;
 
@@ -124,7 +124,7 @@ Result<void> DeviceSave::DigestOn(int device, SavePlan& plan, const SavedChunks*
   }
   BaseCursor cursor(base);
   std::vector<DigestJob> jobs;
-  std::vector<const SavedChunks::Shard*> bases;  // of each shard on the device
+  std::vector<const SavedChunks::Shard*> bases;  // base of each shard on the device
   uint64_t page = 0;
   for (PlannedShard& shard : plan.shards) {
     const SavedChunks::Shard* found = cursor.Find(plan.tensors[shard.tensor], shard);
@@ -194,7 +194,7 @@ Result<void> DeviceSave::CheckUnchanged(const SavePlan& plan) {
 
 Result<void> DeviceSave::CheckUnchangedOn(int device, const SavePlan& plan) {
   std::vector<DigestJob> jobs;
-  std::vector<size_t> tensors;  // of each page of the jobs
+  std::vector<size_t> tensors;  // tensor of each page of the jobs
   for (const PlannedShard& shard : plan.shards) {
     if (shard.source.device != device || shard.has_stable_source) continue;
     uint64_t page = shard.first_page_digest;

@@ -1,14 +1,14 @@
 #pragma once
 /// The part of a save that concerns tensors in device memory: it digests them on the device, copies
-/// what has changed to the blocks of the writer, and tells the caller when its tensors may change.
+/// changed pages to the blocks of the writer, and tells the caller when its tensors may change.
 ///
 /// 1. Begin() opens a queue on each device, ordered after the work in the caller's streams.
 /// 2. Digest() digests all chunks on their devices, compares them with the page digests that the
 ///    previous save left there, and copies the page digests of changed chunks to the host.
 /// 3. The writer requests the bytes of changed pages block by block with StartCopy(), which
 ///    enqueues the copies and returns.
-/// 4. CheckUnchanged() digests what was copied again, so that the digests in the records are those
-///    of the copies.
+/// 4. CheckUnchanged() digests the copied memory again, so that the digests in the records match
+///    the copies.
 /// 5. MarkStaged() is called after the last request; from then on the StagedPoint can be waited
 ///    for.
 ///
@@ -43,8 +43,8 @@ class StagedPoint {
   /// Waits on the host until the copies are done. kUnavailable: a device has failed, and with it
   /// the save.
   Result<void> Await() const;
-  /// Waits until all copies are enqueued; then makes `stream`, not the host, wait for those of its
-  /// device.
+  /// Waits until all copies are enqueued; then makes `stream`, not the host, wait for the copies on
+  /// its device.
   Result<void> MakeStreamWait(const DeviceStream& stream) const;
   bool is_set() const;
 
@@ -65,15 +65,15 @@ class DeviceSave final : public kv::CopyQueue {
   /// True if the plan has tensors in device memory.
   static bool IsNeeded(const SavePlan& plan);
 
-  /// Begins a save of `plan`. `streams` are those whose work produces the values of the tensors;
-  /// for devices that are not named, the default stream. Requires that `plan` has tensors in device
-  /// memory. kUnavailable: there is no such device, or it has failed. kResourceExhausted: there is
-  /// no page-locked memory.
+  /// Begins a save of `plan`. `streams` are the streams whose work produces the values of the
+  /// tensors; for devices that are not named, the default stream. Requires that `plan` has tensors
+  /// in device memory. kUnavailable: there is no such device, or it has failed. kResourceExhausted:
+  /// there is no page-locked memory.
   static Result<std::unique_ptr<DeviceSave>> Begin(const SavePlan& plan,
                                                    std::span<const DeviceStream> streams);
 
   /// Prepares for another plan of the same step; copies for the plan before continue. Requires that
-  /// the plan before is staged. Errors: those of Begin.
+  /// the plan before is staged. Errors: see Begin.
   Result<void> BeginNextPlan(const SavePlan& plan, std::span<const DeviceStream> streams);
 
   /// Digests the shards in device memory and sets their PlannedShard::pages and ::unchanged. `base`
@@ -141,11 +141,11 @@ class DeviceSave final : public kv::CopyQueue {
   std::map<int, std::unique_ptr<DeviceMemory>> snapshots_;
   std::map<int, std::shared_ptr<DeviceQueue>> queues_;  // shared_ptr only for the deleter
   std::set<DeviceQueue*> used_queues_;                  // since the last Flush
-  DeviceQueue* last_queue_ = nullptr;                   // of the last StartCopy
+  DeviceQueue* last_queue_ = nullptr;                   // queue of the last StartCopy
   std::shared_ptr<kv::BlockPool> blocks_;               // shared by the process
   bool digested_ = false;
   std::optional<kv::StepInfo> compared_;
-  uint64_t payload_bytes_ = 0;  // of all plans, on devices
+  uint64_t payload_bytes_ = 0;  // payload of all plans, on devices
   uint64_t copied_bytes_ = 0;
   // By device; shared with the next save.
   std::map<int, std::shared_ptr<const DevicePageDigests>> page_digests_;

@@ -31,11 +31,11 @@ class EqualChunks {
   struct Found {
     kv::ChunkExtents extents;
     uint64_t since_step = 0;
-    bool in_base = false;  // the extents are those of the base; otherwise of the current segment
+    bool in_base = false;  // the base has the extents; otherwise the current segment
   };
   /// Returns where the bytes of a digested chunk are stored; nothing if they are not found. The
-  /// records of the base are read for the first chunk whose key the base does not have. What cannot
-  /// be read is not found.
+  /// records of the base are read for the first chunk whose key the base does not have. Bytes that
+  /// cannot be read are not found.
   std::optional<Found> Find(const PlannedChunk& chunk);
   /// Adds a chunk that was appended. Its memory must not change until the save ends.
   void Add(const PlannedChunk& chunk, const kv::ChunkExtents& extents, uint64_t step);

@@ -22,7 +22,7 @@ bool HasSameValues(const StateDict& a, const StateDict& b);
 
 /// Plans saves, and remembers the last plan of a process that saves alone. Ownership: keeps
 /// pointers to the memory of the tensors, only to compare them. Memory: 1.3 KB per tensor, about
-/// twice that of a PyTorch tensor without its elements. Threads: one at a time.
+/// twice as much as a PyTorch tensor without its elements. Threads: one at a time.
 class PlanCache {
  public:
   /// States with more shards are planned for each save.
@@ -30,8 +30,8 @@ class PlanCache {
 
   /// Returns the plan of a save of `state` as `step`, with the marks of MarkStatedUnchanged. It is
   /// valid until the next call. If the state has the structure of the one before, and its tensors
-  /// are in the same memory, only values that have changed are encoded again. Errors: those of
-  /// PlanSave and MarkStatedUnchanged.
+  /// are in the same memory, only values that have changed are encoded again. Errors: see PlanSave
+  /// and MarkStatedUnchanged.
   Result<SavePlan*> Plan(const StateDict& state, const SaveOptions& options,
                          const RankInWorld& self, uint64_t step);
 
@@ -40,7 +40,7 @@ class PlanCache {
   SavePlan Take();
 
   /// True if the last call of Plan, unless it failed, returned the records of the call before,
-  /// except those of chunks, and the same chunks.
+  /// except chunk records, and the same chunks.
   bool has_same_records() const { return has_same_records_; }
   /// True if the plan is kept for the next call.
   bool is_remembered() const { return is_remembered_; }

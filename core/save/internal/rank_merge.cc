@@ -13,7 +13,7 @@
 namespace cairn::core::internal {
 namespace {
 
-// Of a summary: the number of chunks and the length of the FQN, as u64. The FQN follows.
+// Head of a summary: the number of chunks and the length of the FQN, as u64. The FQN follows.
 
 std::string NameInfo(const TensorInfo& info) {
   std::string name = fmt::format("{} {}", schema::DTypeName(info.dtype), FormatNumbers(info.shape));

@@ -53,7 +53,7 @@ class RankMerge final : public kv::RankRecords {
     explicit Tensor(TensorInfo info_in) : info(std::move(info_in)), boxes(info.shape.size()) {}
     TensorInfo info;
     uint32_t rank = 0;                   // the first that has the tensor
-    BoxList boxes;                       // of the chunks
+    BoxList boxes;                       // boxes of the chunks
     std::vector<uint32_t> box_ranks;     // the rank of each box
     std::optional<uint32_t> alias_rank;  // the first on which it shares memory
   };

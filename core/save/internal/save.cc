@@ -1,15 +1,15 @@
 // A save, step by step:
 //
 // 1. The plan lists what is written: owners, aliases, this rank's chunks, values, structure. If it
-//    is that of the last save, and so are all bytes (unchanged_state.h), the step is committed with
-//    the records of that save.
+//    equals the plan of the last save, and all bytes are unchanged (unchanged_state.h), the step is
+//    committed with the records of that save.
 // 2. The chunks of the plan are merged with the chunk records of the base step: both are scanned in
 //    key order, or, if the plan has few chunks and the base many, each chunk is looked up. A chunk
 //    of the base with the same key and sizes is a candidate for reuse.
 // 3. Chunks are written in windows (chunk_writer.h). The candidates of a window are digested on all
-//    cores; for those that have changed, the page digests of the base are read, in one batch per
-//    window. Then, in order, each chunk becomes a reference to the bytes of the base, or is
-//    appended, completely or only the pages that changed (changed_pages.h).
+//    cores; for changed ones, the page digests of the base are read, in one batch per window. Then,
+//    in order, each chunk becomes a reference to the bytes of the base, or is appended, completely
+//    or only the pages that changed (changed_pages.h).
 // 4. Records, values and structure are added, and the step is committed. Until then nothing of it
 //    is visible. In a multi-rank store, ranks 1 and up prepare their parts; rank 0 merges and
 //    checks all parts (rank_merge.h) and commits.
@@ -100,7 +100,7 @@ std::vector<SavedChunks::Shard> ShardsToRecord(const SavePlan& plan) {
 
 // Adds the records of this rank's state, which are the same on most ranks and therefore stored
 // once. They are in three groups: a key that only one rank has makes its tree or values differ from
-// those of other ranks, but not its tensors.
+// other ranks, but not its tensors.
 Result<void> AddShared(const SavePlan& plan, kv::StepWriter& writer) {
   const kv::SharedRecord structure[] = {
       {.column = kv::Column::kStructures, .key = "", .value = plan.structure}};
@@ -289,7 +289,7 @@ Result<SaveReport> SaveUnchanged(SaveSession& session, SavedChunks& saved) {
 }
 
 // Without a grace period, a compaction may remove what a save reads of its base. The save can be
-// repeated, as if the base had been replaced. What else is not found has another reason.
+// repeated, as if the base had been replaced. Other errors kNotFound have other reasons.
 Error OfLostBase(Error error, const SaveContext& context, const SaveSession& session) {
   if (error.code != ErrorCode::kNotFound || !session.base_step()) return error;
   const auto latest = context.store.Latest();
@@ -337,7 +337,7 @@ Result<SaveReport> RunSave(SavePlan& plan, const SaveContext& context) {
   SaveReport report = session.report();
   auto info =
       Finish(plan, context.self, context.attempt.wait, session.base_step(), session.writer());
-  // The error of another rank is returned as it is.
+  // The error of another rank is returned unchanged.
   if (!info && context.self.world_size > 1) return Fail(std::move(info).error());
   if (!info) return Fail(OfLostBase(std::move(info).error(), context, session));
   if (saved != nullptr) {

@@ -50,7 +50,7 @@ class SaveSession {
                                    const RankInWorld& self, const SaveOptions& options);
 
   /// Lets payload pass through the page-locked blocks of `device`, which must outlive the session.
-  /// Call once, before the first plan that has tensors in device memory. Errors: those of
+  /// Call once, before the first plan that has tensors in device memory. Errors: see
   /// kv::StepWriter::UseBlocks.
   Result<void> UseDevice(DeviceSave& device);
 
@@ -71,7 +71,7 @@ class SaveSession {
   std::optional<uint64_t> base_step() const;
   /// True if `step` is the base, so that its SavedChunks state what has not changed since.
   bool IsBase(const kv::StepInfo& step) const;
-  /// What this rank has written so far.
+  /// The report of this rank so far.
   SaveReport report() const;
 
  private:
@@ -90,18 +90,18 @@ class SaveSession {
   SaveReport report_;
 };
 
-/// What RunSave works with, in addition to the plan. Everything must outlive the call.
+/// The context of RunSave, in addition to the plan. All members must outlive the call.
 struct SaveContext {
   kv::Store& store;  // no other save of it runs concurrently
   SaveAttempt attempt;
   RankInWorld self;
   const SaveOptions& options;
   kv::WorkerPool& pool;  // for digests
-  /// What the previous save wrote, if its step is set; on success replaced by what this save wrote.
-  /// Null: not recorded.
+  /// The chunks of the previous save, if its step is set; on success replaced by the chunks of this
+  /// save. Null: not recorded.
   SavedChunks* saved = nullptr;
-  /// The save that `saved` records has the same shards and records as the plan, except those of
-  /// chunks, and all tensors are in host memory. Requires one rank.
+  /// The save that `saved` records has the same shards and records as the plan, except chunk
+  /// records, and all tensors are in host memory. Requires one rank.
   bool has_same_records = false;
   DeviceSave* device = nullptr;  // not null if the plan has tensors in device memory
 };
@@ -109,9 +109,9 @@ struct SaveContext {
 /// Writes and commits the plan. Shards in device memory are digested first, unless they are
 /// already, and compared with `saved` if that is the base.
 ///
-/// Errors: those of SaveSession. In a multi-rank store also kInvalidArgument on all ranks: their
-/// parts disagree or do not tile the tensors; kUnavailable: ranks were missing at the deadline; and
-/// the error of a rank that failed.
+/// Errors: see SaveSession. In a multi-rank store also kInvalidArgument on all ranks: their parts
+/// disagree or do not tile the tensors; kUnavailable: ranks were missing at the deadline; and the
+/// error of a rank that failed.
 Result<SaveReport> RunSave(SavePlan& plan, const SaveContext& context);
 
 }  // namespace cairn::core::internal

@@ -1,6 +1,6 @@
 #pragma once
-/// What one rank writes of its state dict. SavePlanner (core/save/internal/save_planner.h) computes
-/// it; staging and device digests then update the shards, and a SaveSession writes it.
+/// The part of a state dict that one rank writes. SavePlanner (core/save/internal/save_planner.h)
+/// computes it; staging and device digests then update the shards, and a SaveSession writes it.
 
 #include <cstddef>
 #include <cstdint>
@@ -33,18 +33,18 @@ struct RankInWorld {
 /// that this rank writes.
 struct PlannedShard {
   size_t tensor = 0;  // index into SavePlan::tensors
-  ChunkGrid grid;     // of the box
+  ChunkGrid grid;     // grid of the box
   uint64_t first_chunk = 0;
   uint64_t end_chunk = 0;
-  TensorView source;  // of the box
+  TensorView source;  // view of the box
   /// Offset of source.data in the row-major payload of the box: staging copies only the chunks that
   /// this rank writes.
   uint64_t skipped_bytes = 0;
-  /// Digests of chunks that are known to be those of the base step, and whose bytes are not in
+  /// Digests of chunks that are known to equal the base step's, and whose bytes are not in
   /// `source`. One element per chunk from first_chunk on, or empty if all bytes are in `source`.
   std::vector<std::optional<kv::Digest>> unchanged;
 
-  /// The caller states that these chunks are those of the base step (SaveOptions::unchanged).
+  /// The caller states that these chunks equal the base step's (SaveOptions::unchanged).
   bool is_stated_unchanged = false;
   /// The chunk that is compared nevertheless, if it is one of this shard.
   std::optional<uint64_t> compared_chunk;
@@ -54,7 +54,7 @@ struct PlannedShard {
     std::vector<uint64_t> page_digests;  // empty if `unchanged` has the chunk's digest
     std::vector<bool> changed;           // pages that differ from the base; empty if not known
     std::vector<std::byte> delta;        // empty: none
-    kv::Digest delta_base;               // of the bytes to which the delta is relative
+    kv::Digest delta_base;               // digest of the bytes to which the delta is relative
   };
   /// One per chunk from first_chunk on, or empty. In host memory, chunks whose page digests are not
   /// known have none.
@@ -86,8 +86,8 @@ struct SavePlan {
   std::vector<std::pair<std::string, std::vector<std::byte>>> values;  // key order; records
   std::vector<std::byte> structure;
   uint64_t tensor_count = 0;   // leaves; hidden tensors are not counted
-  uint64_t logical_bytes = 0;  // of whole tensors, including the parts of other ranks
-  uint64_t own_bytes = 0;      // that this rank writes
+  uint64_t logical_bytes = 0;  // length of whole tensors, including the parts of other ranks
+  uint64_t own_bytes = 0;      // bytes that this rank writes
   bool has_shards = false;     // the parts of the ranks must be checked to tile the tensors
   bool has_deltas = false;     // `pages` contain all deltas; the base need not be read for them
 };

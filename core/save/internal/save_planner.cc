@@ -229,7 +229,7 @@ void SavePlanner::DivideAmong(const ReplicaGroup& group, const std::vector<size_
   const std::string& first_fqn = plan_.tensors[plan_.shards[shards.front()].tensor].fqn;
   const uint64_t rotation = kv::Checksum64(std::as_bytes(std::span(first_fqn))) % member.size;
   const uint64_t self = (member.index + rotation) % member.size;
-  std::vector<uint64_t> tensor_bytes;  // of this group, by tensor
+  std::vector<uint64_t> tensor_bytes;  // bytes per tensor in this group
   std::vector<size_t> tensor_of(shards.size());
   for (size_t i = 0; i < shards.size(); ++i) {
     const PlannedShard& shard = plan_.shards[shards[i]];

@@ -38,8 +38,8 @@ inline constexpr uint64_t kMaxChunkBytes = uint64_t{1} << 30;
 /// options.max_deltas or the annotations are not valid.
 Result<void> CheckSaveOptions(const SaveOptions& options);
 
-/// Returns the FQNs and the records of the values of a state, in key order. `leaves` are those of
-/// the state. kInvalidArgument: a value is too large; names the key.
+/// Returns the FQNs and the records of the values of a state, in key order. `leaves` are the leaves
+/// of the state. kInvalidArgument: a value is too large; names the key.
 Result<std::vector<std::pair<std::string, std::vector<std::byte>>>> EncodeValues(
     const StateDict& state, std::span<const Leaf> leaves);
 

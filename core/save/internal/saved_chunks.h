@@ -1,6 +1,6 @@
 #pragma once
-/// A record in memory of what a save wrote. The next save uses it to find out what has not changed
-/// before it copies anything.
+/// A record in memory of the chunks that a save wrote. The next save uses it to find out what has
+/// not changed before it copies anything.
 
 #include <cstdint>
 #include <map>
@@ -20,7 +20,7 @@ struct SavedChunks {
   struct Chunk {
     kv::Digest digest;
     bool reused = false;  // the base of that save had the same bytes
-    uint8_t deltas = 0;   // that the chunk has
+    uint8_t deltas = 0;   // number of the chunk's deltas
   };
   /// The chunks of one PlannedShard.
   struct Shard {

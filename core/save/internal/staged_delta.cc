@@ -26,7 +26,7 @@ PlannedShard::ChunkPages CopyAndEncode(std::span<const std::byte> bytes,
       encoder.AddUnchangedPage();
       continue;
     }
-    // Other threads may write to the tensor. Its delta and its digest must be those of one value.
+    // Other threads may write to the tensor. Its delta and its digest must belong to one value.
     const std::span<std::byte> after = std::span(scratch.page).first(count);
     std::memcpy(after.data(), page.data(), count);
     pages.page_digests.push_back(kv::PageDigest(after));

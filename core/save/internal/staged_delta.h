@@ -22,9 +22,10 @@ struct StagedDeltaScratch {
 ///
 /// If that version has the digest `base`, and a delta pays off, returns the delta and the page
 /// digests of `bytes`. Otherwise returns no delta, and the page digests unless it became clear
-/// early that no delta pays off. The result is that of one value of each page, even if other
+/// early that no delta pays off. The result belongs to one value of each page, even if other
 /// threads write to `bytes`. Cost: reads both versions once, and digests and copies the pages that
-/// changed twice. `element_bytes` is that of the tensor. Threads: any, each with its own `scratch`.
+/// changed twice. `element_bytes` is the tensor's element size. Threads: any, each with its own
+/// `scratch`.
 PlannedShard::ChunkPages CopyAndEncode(std::span<const std::byte> bytes,
                                        std::span<std::byte> staged, const kv::Digest& base,
                                        uint32_t element_bytes, StagedDeltaScratch& scratch);

@@ -29,7 +29,7 @@ namespace {
 constexpr uint64_t kLineBytes = 64;
 constexpr uint64_t kPageAlignment = 4096;
 constexpr uint64_t kHugePageBytes = 2 << 20;
-constexpr uint64_t kCopyBytes = 8 << 20;  // of one task
+constexpr uint64_t kCopyBytes = 8 << 20;  // length that one task copies
 
 // A shard that is being staged.
 struct ShardTasks {

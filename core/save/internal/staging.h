@@ -45,7 +45,7 @@ class StagingArea {
 
   std::byte* memory_ = nullptr;
   uint64_t capacity_bytes_ = 0;
-  std::vector<uint64_t> offsets_bytes_;      // of the shards in the area
+  std::vector<uint64_t> offsets_bytes_;      // where the shards are in the area
   kv::WorkerPool pool_;                      // two threads saturate the memory bandwidth
   std::vector<StagedDeltaScratch> scratch_;  // one per thread, or none before the first delta
 };

@@ -27,7 +27,7 @@ class HostPayload final : public kv::Payload {
   std::span<const std::byte> memory() const override;
   bool may_change() const override { return may_change_; }
   Result<void> CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const override;
-  /// Returns a page. That of a tensor that is not contiguous is gathered to `scratch`. Requires
+  /// Returns a page. A page of a tensor that is not contiguous is gathered to `scratch`. Requires
   /// page < PageCount(length_bytes()) and scratch.size() == kPageBytes.
   std::span<const std::byte> Page(uint64_t page, std::span<std::byte> scratch) const;
   /// As Page, but a page that may change is copied to `scratch`, so that it can be read twice.

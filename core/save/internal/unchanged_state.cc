@@ -129,7 +129,7 @@ class Comparison {
   kv::WorkerPool& pool_;
   std::vector<std::vector<std::byte>> scratch_;  // one page per worker
   std::vector<Chunk> chunks_;                    // in the order of the plan
-  uint64_t taken_bytes_ = 0;                     // of chunks that are not in chunks_
+  uint64_t taken_bytes_ = 0;                     // bytes of chunks that are not in chunks_
   size_t page_count_ = 0;
   std::vector<uint64_t> page_digests_;
   std::atomic<bool> has_change_ = false;

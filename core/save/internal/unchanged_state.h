@@ -1,5 +1,5 @@
 #pragma once
-/// Finds out whether the bytes of a complete state are those that the last save wrote.
+/// Finds out whether the bytes of a complete state equal the bytes that the last save wrote.
 
 #include <cstdint>
 
@@ -16,7 +16,7 @@ struct StateComparison {
   uint64_t compared_bytes = 0;  // reported as progress
 };
 
-/// Digests the chunks of the plan, except those that are taken from the base, in order, on all
+/// Digests the chunks of the plan, except chunks that are taken from the base, in order, on all
 /// threads of the pool, until one has another digest than in `saved`. The page digests of the
 /// chunks up to there are then in PlannedShard::pages, so that the save does not compute them
 /// again. Requires tensors in host memory, and that `saved` has the shards and chunks of the plan.

@@ -19,8 +19,8 @@ constexpr uint32_t kScansBeforeSort = 8;
 // A search costs about as much as comparing this many children.
 constexpr uint64_t kSearchCost = 64;
 
-// Returns the first 8 bytes as a number, with zeros for those that a shorter text lacks: the order
-// of the numbers is that of the texts, if they differ.
+// Returns the first 8 bytes as a number, with zeros for bytes that a shorter text lacks: the
+// numbers have the same order as the texts, if they differ.
 uint64_t BigEndianHead(std::string_view text) {
   uint64_t head = 0;
   for (size_t i = 0; i < sizeof(head); ++i) {
@@ -39,7 +39,7 @@ Result<std::shared_ptr<const StoredTree>> StoredTree::Open(std::vector<std::byte
   return tree;
 }
 
-/// Sets ends_. The messages are those of FlattenTree.
+/// Sets ends_. Errors have the same messages as from FlattenTree.
 Result<void> StoredTree::FindEnds() {
   const auto count = static_cast<uint32_t>(record_->kinds()->size());
   if (count == 0) return Fail(ErrorCode::kDataLoss, "a state dict's structure has no root");

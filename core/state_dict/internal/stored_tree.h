@@ -45,9 +45,9 @@ class StoredTree {
   /// kept. Only these leaves can have errors that FlattenTree finds. Requires literals that are not
   /// empty.
   ///
-  /// Cost: that of the nodes that are selected, and of the children of the containers above them.
-  /// If the children of a large container were compared many times, they are sorted, and a
-  /// logarithmic number of them is compared from then on.
+  /// Cost: linear in the selected nodes, and in the children of the containers above them. If the
+  /// children of a large container were compared many times, they are sorted, and a logarithmic
+  /// number of them is compared from then on.
   TreeSelection Select(const LiteralKeys& literals) const;
 
  private:
@@ -76,7 +76,7 @@ class StoredTree {
   struct ChildIndex {
     uint32_t scan_count = 0;        // how often they were all compared
     std::vector<uint32_t> by_key;   // empty until they are sorted
-    std::vector<uint32_t> without;  // those without leaves, in tree order
+    std::vector<uint32_t> without;  // children without leaves, in tree order
   };
   /// A container whose children are being added to the selection.
   struct Unfinished {

@@ -38,7 +38,7 @@ Result<Delta> ParseOne(const StepView& view, const std::string& fqn, const Chunk
   if (delta) return delta;
   Error error =
       DamagedBytes(view, fqn, extent.segment_id, delta.error().message, extent.offset_bytes);
-  error.code = delta.error().code;  // that of a newer version is not damage
+  error.code = delta.error().code;  // a newer version is not damage
   return Fail(std::move(error));
 }
 

@@ -44,12 +44,12 @@ class DeltaChain {
   bool empty() const { return deltas_.empty(); }
   /// True if one of the deltas changes the page.
   bool IsChanged(uint64_t page) const;
-  /// Applies the deltas to a page: replaces its bytes in the version before the first delta by
-  /// those in the version after the last. kDataLoss: a delta is inconsistent.
+  /// Applies the deltas to a page: replaces its bytes in the version before the first delta by its
+  /// bytes in the version after the last. kDataLoss: a delta is inconsistent.
   Result<void> Apply(uint64_t page, std::span<std::byte> bytes) const;
   /// Applies the deltas to the pages of a range that begins with the page `first_page`.
   Result<void> ApplyAll(uint64_t first_page, std::span<std::byte> bytes) const;
-  /// Those of the version after the last delta, as the delta states them. Requires !empty().
+  /// Page digests of the version after the last delta, as the delta states them. Requires !empty().
   std::span<const uint64_t> page_digests() const { return deltas_.back()->page_digests(); }
 
  private:
@@ -62,8 +62,8 @@ inline constexpr uint64_t kMaxDeltaBytes = 16 << 20;
 /// Returns the length of all deltas of the chunk.
 uint64_t StoredDeltaBytes(const ChunkInfo& chunk);
 /// Returns the cost of reading the deltas of a chunk: their length, but at least the 32nd part of
-/// what they may take in memory, which is about the length of the chunk each. So deltas that are
-/// read together never take more than about 32 * kMaxDeltaBytes and those of one chunk.
+/// their possible size in memory, which is about the length of the chunk each. So deltas that are
+/// read together never take more than about 32 * kMaxDeltaBytes and the deltas of one chunk.
 uint64_t DeltaCost(const ChunkInfo& chunk);
 
 /// The reading of the deltas of one chunk.
@@ -75,8 +75,8 @@ struct DeltaRead {
 };
 
 /// Reads the deltas of several chunks, in one batch of reads, without parsing them: `stored[i]` are
-/// those of `reads[i]`, whose `chain` is not used, and are in `memory`. Returns the bytes that were
-/// read.
+/// the deltas of `reads[i]`, whose `chain` is not used, and are in `memory`. Returns the bytes that
+/// were read.
 Result<uint64_t> ReadStoredDeltas(const StepView& view, std::span<const DeltaRead> reads,
                                   std::span<StoredDeltas* const> stored, StoredDeltaMemory& memory);
 
@@ -86,7 +86,7 @@ Result<uint64_t> ReadStoredDeltas(const StepView& view, std::span<const DeltaRea
 Result<uint64_t> ReadDeltas(const StepView& view, std::span<DeltaRead> reads);
 
 /// Returns the error for a chunk with deltas whose bytes are wrong: reads everything that is stored
-/// of it, and names the first extent that is damaged, or the last delta if none is.
+/// for it, and names the first extent that is damaged, or the last delta if none is.
 Error FindDamage(const StepView& view, const std::string& fqn, const ChunkInfo& chunk,
                  const std::string& message);
 

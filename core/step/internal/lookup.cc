@@ -43,11 +43,11 @@ uint64_t CommonEnds(std::string_view a, std::string_view b) {
 
 struct KnownKeys {
   std::vector<std::string> similar;  // by prefix and suffix, best first
-  std::vector<std::string> first;    // of all keys, or of those that were looked at
+  std::vector<std::string> first;    // first of all keys, or of the keys that were looked at
 };
 
-// Returns keys of the step that the error for `fqn` can name. Of a step with very many tensors, it
-// only looks at those in the same module, so that the error appears at once.
+// Returns keys of the step that the error for `fqn` can name. If a step has very many tensors, it
+// only looks at the tensors in the same module, so that the error appears at once.
 KnownKeys FindKnownKeys(const StepView& view, std::string_view fqn) {
   constexpr size_t kShown = 3;
   constexpr uint64_t kMaxScanned = 20'000;

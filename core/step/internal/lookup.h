@@ -27,7 +27,7 @@ namespace cairn::core::internal {
 struct StepView {
   std::shared_ptr<const kv::Snapshot> snapshot;  // shared by the readers of the step
   kv::StepInfo step;
-  std::string directory;  // of the store
+  std::string directory;  // the store's directory
 };
 
 /// Returns a view of `step` in the current state of the store. kNotFound: the step was deleted or
@@ -64,7 +64,7 @@ Result<TensorInfo> FindTensor(const StepView& view, const std::string& fqn);
 
 /// Returns the records of `fqns`, in the same order. Requires that `fqns` ascend without
 /// duplicates. Cost: one scan if they are a large part of the step, otherwise one lookup per FQN.
-/// Errors: those of FindTensor.
+/// Errors: see FindTensor.
 Result<std::vector<TensorInfo>> FindTensors(const StepView& view,
                                             std::span<const std::string> fqns);
 
@@ -73,13 +73,13 @@ Result<std::vector<TensorInfo>> FindTensors(const StepView& view,
 Result<std::vector<std::byte>> FindStructure(const StepView& view);
 
 /// Calls `visit` with each chunk of `tensor`, in key order, after checking it against the tensor.
-/// kDataLoss: a record is damaged, or the number of chunks is not that of the tensor's record. An
+/// kDataLoss: a record is damaged, or the number of chunks differs from the tensor's record. An
 /// error of `visit` ends the scan and is returned.
 Result<void> ForEachChunk(const StepView& view, const TensorInfo& tensor,
                           const std::function<Result<void>(ChunkInfo&&)>& visit);
 
 /// Calls `visit(i, chunk)` with each chunk of each of `tensors`, in key order; `i` is the index of
-/// the chunk's tensor. Requires that `tensors` ascend by FQN without duplicates. Errors: those of
+/// the chunk's tensor. Requires that `tensors` ascend by FQN without duplicates. Errors: see
 /// ForEachChunk.
 Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> tensors,
                             const std::function<Result<void>(size_t, ChunkInfo&&)>& visit);
@@ -92,11 +92,11 @@ std::string SegmentPath(const StepView& view, uint64_t segment_id);
 Error DamagedBytes(const StepView& view, const std::string& fqn, uint64_t segment_id,
                    std::string message, uint64_t offset_bytes);
 
-/// Keeps the last tree whose StructureRecord has at most kMaxBytes. Steps with equal trees, as
-/// those of one training job, share it. Threads: all members are safe.
+/// Keeps the last tree whose StructureRecord has at most kMaxBytes. Steps with equal trees, as in
+/// one training job, share it. Threads: all members are safe.
 class TreeCache {
  public:
-  /// Of StructureRecords: about 2.5 million tensors.
+  /// Limit of a StructureRecord: about 2.5 million tensors.
   static constexpr uint64_t kMaxBytes = 64 << 20;
 
   /// Returns the tree of the step. kDataLoss: its StructureRecord is missing or damaged.
@@ -105,7 +105,7 @@ class TreeCache {
 
  private:
   Mutex mutex_;
-  kv::Digest digest_ CAIRN_GUARDED_BY(mutex_);                       // of the record of tree_
+  kv::Digest digest_ CAIRN_GUARDED_BY(mutex_);                       // tree_'s record
   std::shared_ptr<const StoredTree> tree_ CAIRN_GUARDED_BY(mutex_);  // shared with its readers
 };
 

@@ -21,7 +21,7 @@ Result<TensorInfo> FindOwner(const StepView& view, const TensorInfo& alias);
 Result<void> CheckAlias(const TensorInfo& alias, const TensorInfo& owner);
 
 /// Returns the records of `fqns`, which may repeat and may be in any order, in key order without
-/// duplicates. Errors: those of FindTensors.
+/// duplicates. Errors: see FindTensors.
 Result<std::vector<TensorInfo>> FindNamed(const StepView& view, std::vector<std::string> fqns);
 
 /// Returns the owners of `tensors` in key order without duplicates; the caller calls CheckAlias.

@@ -39,7 +39,7 @@ void AddPageDigestRanges(const ChunkInfo& chunk, std::vector<uint64_t>& page_dig
 bool HasBytes(const kv::Snapshot& snapshot, const kv::Extents& payload) {
   if (payload.length_bytes() <= kv::kMaxBytesWithDeltas) return true;
   std::map<uint64_t, uint64_t> ends;      // by segment
-  std::vector<kv::ReadRange> last_bytes;  // of the extents
+  std::vector<kv::ReadRange> last_bytes;  // last bytes of the extents
   for (const kv::Extent& extent : payload) {
     const uint64_t end = extent.offset_bytes + extent.length_bytes;
     ends[extent.segment_id] = std::max(ends[extent.segment_id], end);

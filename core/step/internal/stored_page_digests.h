@@ -1,6 +1,6 @@
 #pragma once
-/// Reads the page digests of chunks. Segments store them next to the pages; those of a chunk with
-/// deltas are in its last delta.
+/// Reads the page digests of chunks. Segments store them next to the pages; if a chunk has deltas,
+/// they are in its last delta.
 
 #include <cstdint>
 #include <span>

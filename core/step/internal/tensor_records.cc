@@ -15,8 +15,8 @@
 namespace cairn::core::internal {
 namespace {
 
-// Copies the elements, because the verifier checks the alignment of a vector's length but not that
-// of its 8-byte elements: in a damaged record they may be unaligned.
+// Copies the elements, because the verifier checks the alignment of a vector's length but not of
+// its 8-byte elements: in a damaged record they may be unaligned.
 std::vector<uint64_t> ToVector(const flatbuffers::Vector<uint64_t>* numbers) {
   static_assert(std::endian::native == std::endian::little);
   if (numbers == nullptr || numbers->size() == 0) return {};

@@ -30,8 +30,8 @@ struct DecodedChunk {
 /// know.
 Result<DecodedChunk> DecodeChunk(std::string_view key, std::span<const std::byte> record);
 
-/// Checks a chunk against its tensor. kDataLoss: its box is not inside the tensor, or its length is
-/// not that of its box.
+/// Checks a chunk against its tensor. kDataLoss: its box is not inside the tensor, or its length
+/// does not match its box.
 Result<void> CheckChunk(const TensorInfo& tensor, const ChunkInfo& chunk);
 
 /// Returns the offset of `box` in the row-major payload of a tensor of `shape`, if the bytes of the

@@ -34,8 +34,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 // One cache line is requested each time that this number of bytes was summed up.
 constexpr size_t kBytesPerPrefetch = 64 * kPrefetchInterval;
 
-// A format states the bits of an element, those of an infinity, the numbers to which elements are
-// converted, and how: Convert calls `use` with all elements of a vector.
+// A format states the bits of an element, the bits of an infinity, the numbers to which elements
+// are converted, and the conversion: Convert calls `use` with all elements of a vector.
 
 struct Float32Format {
   using Bits = uint32_t;
@@ -78,7 +78,7 @@ struct BFloat16Format {
   using Bits = uint16_t;
   using Number = float;
   static constexpr Bits kInfinity = 0x7f80;
-  /// Elements with even positions, then those with odd positions: the order does not matter.
+  /// Elements with even positions, then elements with odd positions: the order does not matter.
   template <class D, class Use>
   static HWY_INLINE void Convert(D, hn::Vec<D> bits, Use use) {
     const hn::Repartition<uint32_t, D> pairs_tag;

@@ -14,7 +14,7 @@ inline constexpr size_t kSummaryBlockBytes = 4096;
 /// While this number of bytes is summed up, one byte is fetched ahead.
 inline constexpr size_t kPrefetchInterval = 4;
 
-/// Of elements that are all finite.
+/// Summary of elements that are all finite.
 struct FiniteSummary {
   double min = 0;
   double max = 0;

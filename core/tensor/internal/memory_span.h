@@ -22,7 +22,7 @@ struct MemorySpan {
 /// elements.
 Result<MemorySpan> SpanOf(const TensorView& view);
 
-/// Returns the span of row-major contiguous memory. Errors: those of SpanOf.
+/// Returns the span of row-major contiguous memory. Errors: see SpanOf.
 Result<MemorySpan> ContiguousSpan(DType dtype, std::span<const uint64_t> shape,
                                   const std::byte* data);
 

@@ -84,8 +84,8 @@ void StridedRegion::ForEachTouched(uint64_t length_bytes, uint64_t page_bytes,
 void StridedRegion::Touch(size_t d, int64_t source, int64_t end, int64_t page_bytes,
                           const std::function<void(uint64_t, uint64_t)>& touch) const {
   if (source >= end || source + extent(d) <= 0) return;
-  // Dimension d has the largest stride of those that remain: if it is at most a page, every page of
-  // the extent is touched.
+  // Dimension d has the largest stride of the remaining ones: if it is at most a page, every page
+  // of the extent is touched.
   if (d == dims_.size() || dims_[d].source_stride <= page_bytes) {
     touch(static_cast<uint64_t>(std::max<int64_t>(source, 0)),
           static_cast<uint64_t>(std::min(source + extent(d), end)));

@@ -26,7 +26,7 @@ struct RegionElement {
       : bytes(bytes_in), cast(cast_in), target_bytes(target_bytes_in) {}
 
   uint64_t bytes;              // in the payload
-  ElementCast cast = nullptr;  // null: the elements in memory are those of the payload
+  ElementCast cast = nullptr;  // null: memory has the same dtype as the payload
   uint64_t target_bytes;       // in memory
 };
 

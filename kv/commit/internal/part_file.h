@@ -45,7 +45,7 @@ struct PartHeader {
 /// kMaxPartBytes. Threads: one.
 class PartWriter {
  public:
-  /// `name` is that of the object, "pending/<attempt>/<rank>.part". Requires
+  /// `name` is the name of the object: "pending/<attempt>/<rank>.part". Requires
   /// `header.attempt.size() < kMaxAttemptBytes`.
   PartWriter(std::shared_ptr<Storage> storage, std::string name, PartHeader header);
 

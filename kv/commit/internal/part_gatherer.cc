@@ -20,8 +20,8 @@ namespace {
 
 constexpr size_t kBatchBytes = 1 << 20;          // about; but at least one part
 constexpr size_t kMaxBatch = 64;                 // parts
-constexpr uint64_t kMaxDecodedBytes = 32 << 20;  // of a batch that a background thread decodes
-constexpr uint64_t kPieceBytes = 4 << 20;        // of a larger part
+constexpr uint64_t kMaxDecodedBytes = 32 << 20;  // limit of a batch for a background thread
+constexpr uint64_t kPieceBytes = 4 << 20;        // size of the pieces of a larger part
 
 }  // namespace
 
@@ -66,7 +66,7 @@ Result<void> PartGatherer::AddAll() {
     // Later parts may be larger than those so far, so batches grow slowly.
     const size_t most = std::min(kMaxBatch, 2 * batch->parts.size());
     const size_t count = std::clamp<size_t>(kBatchBytes / largest, 1, most);
-    // Of large parts, one is fetched while another one is added.
+    // If parts are large, one is fetched while another one is added.
     const size_t loading = largest > kBatchBytes ? 1 : threads;
     while (loading_.size() < loading && next_rank_ < attempt_.options.world_size) {
       Begin(static_cast<uint32_t>(count));

@@ -77,7 +77,7 @@ class PartGatherer {
   Storage& storage_;
   RankRecords& others_;
   std::vector<std::unique_ptr<RankBatch>> unused_;
-  uint32_t next_rank_ = 1;  // of the parts that no thread fetches yet
+  uint32_t next_rank_ = 1;  // the first part that no thread fetches yet
   uint64_t next_turn_ = 0;
   Turns turns_;
   std::atomic<bool> is_cancelled_ = false;

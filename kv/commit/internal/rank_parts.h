@@ -10,7 +10,7 @@
 ///
 /// A part is accepted only under the name and with the header of this attempt, so that a part of
 /// another attempt cannot replace it. A rank that is late puts a part that nobody reads, and the
-/// ids of its segments differ from those of any other attempt.
+/// ids of its segments differ from all ids of any other attempt.
 
 #include <cstdint>
 

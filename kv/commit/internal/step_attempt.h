@@ -64,11 +64,11 @@ class StepAttempt {
   bool has_structure = false;
   uint64_t chunk_count = 0;
   uint64_t reused_chunk_count = 0;
-  std::vector<StepInfo> referred_steps;  // whose segments chunks may use, besides the base's
+  std::vector<StepInfo> referred_steps;  // steps, besides the base, whose segments chunks may use
 
   // In a multi-rank store.
-  std::set<std::string> known_shared_records;  // digests of those that were added or read
-  uint64_t written_bytes_of_others = 0;        // of the ranks whose parts rank 0 has gathered
+  std::set<std::string> known_shared_records;  // digests of the records that were added or read
+  uint64_t written_bytes_of_others = 0;        // sum over the ranks whose parts rank 0 has gathered
   bool gathered = false;
   StepInfo prepared;
 
@@ -78,7 +78,7 @@ class StepAttempt {
  private:
   void RemoveOwnObjects();
 
-  size_t synced_segments_ = 0;  // whose names are durable
+  size_t synced_segments_ = 0;  // segments whose names are durable
 };
 
 }  // namespace cairn::kv::internal

@@ -8,9 +8,9 @@
 
 namespace cairn::kv::internal {
 
-/// Adds the records of all payload. Of files that are not far behind, the last bytes are written
-/// while CommitStep builds the table. Other segments are sealed here, because other commits wait
-/// during CommitStep.
+/// Adds the records of all payload. If files are not far behind, their last bytes are written while
+/// CommitStep builds the table. Other segments are sealed here, because other commits wait during
+/// CommitStep.
 Result<void> EndPayload(StepAttempt& attempt);
 
 /// Commits the step of an attempt after EndPayload. See StepWriter::Commit.
@@ -19,9 +19,9 @@ Result<StepInfo> CommitStep(StepAttempt& attempt, const StepSummary& summary);
 /// Commits a step with the records of `base`. See StepWriter::CommitSame.
 Result<StepInfo> CommitSameStep(StepAttempt& attempt, const StepInfo& base);
 
-/// Where each request takes long, opens the tables of the latest step while the caller waits for
+/// If the storage answers slowly, opens the tables of the latest step while the caller waits for
 /// something else. The commit usually compares its records with this step, and returns the errors
-/// that this ignores. Threads: any.
+/// that this function ignores. Threads: any.
 void OpenLikelyBase(StoreState& state);
 
 }  // namespace cairn::kv::internal

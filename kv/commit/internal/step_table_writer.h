@@ -1,6 +1,6 @@
 #pragma once
-/// Writes the table of one step: the records that differ from those of a step that exists, and the
-/// records of the segments that the step uses, with their live bytes.
+/// Writes the table of one step: the records that differ from an existing step, and the records of
+/// the segments that the step uses, with their live bytes.
 
 #include <cstddef>
 #include <cstdint>

@@ -20,7 +20,7 @@ namespace cairn::kv::internal {
 std::unique_ptr<IoQueue> MakeFileQueue(bool uring, uint32_t depth);
 
 /// Keeps a few rings of io_uring for their next users, because the kernel takes as long to create
-/// and to remove one as for a small write. A forked child does not use those of its parent.
+/// and to remove one as for a small write. A forked child does not use the rings of its parent.
 /// Threads: any.
 class FileQueues {
  public:

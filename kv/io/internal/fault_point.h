@@ -3,7 +3,8 @@
 ///
 /// Every operation that changes a store passes a named point first, and so do the opens and reads
 /// of segments and tables. Without a hook, a point costs one relaxed load. crash_test compares this
-/// list with the points that are passed. When a store is created and when a writer takes its lease:
+/// list with the points that were passed. When a store is created and when a writer takes its
+/// lease:
 ///   CAIRN.create CAIRN.write CAIRN.sync CAIRN.link CAIRN.linked CAIRN.directory_sync CAIRN.done
 ///   CAIRN.remove
 ///   leases.create leases.write leases.rename leases.remove
@@ -16,7 +17,7 @@
 ///   roots.create roots.write roots.sync roots.link roots.linked roots.directory_sync roots.done
 ///   hint.create hint.write hint.rename
 ///   roots.remove segments.remove tables.remove pending.remove commit.done
-/// A delete passes those of the root. A read passes:
+/// A delete passes the points of the root. A read passes:
 ///   object.open segment.open segment.read
 /// kv/storage/files/internal/directory_storage.h documents the points of one object.
 /// Removals of pages and of temporary files pass pages.remove, hint.remove and the like.

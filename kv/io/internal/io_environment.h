@@ -22,7 +22,7 @@ inline constexpr uint64_t kMaxBlockBytes = uint64_t{1} << 30;
 inline constexpr uint32_t kMaxQueueDepth = 1024;
 
 /// Returns `defaults`, changed by the variables that are set and not empty. kInvalidArgument: a
-/// variable has another value than those above.
+/// variable has a value that is not listed above.
 Result<IoOptions> IoOptionsFromEnvironment(IoOptions defaults);
 
 /// Returns CAIRN_THREADS, or `otherwise` if it is not set. Has the errors of

@@ -64,7 +64,7 @@ class FinishedSegments {
 
   StoreState& target_;
   const Limits limits_;
-  mutable Mutex mutex_;  // locked before those of target_
+  mutable Mutex mutex_;  // locked before the mutexes of target_
   std::map<uint64_t, Finished> segments_ CAIRN_GUARDED_BY(mutex_);
   uint64_t announcement_count_ CAIRN_GUARDED_BY(mutex_) = 0;
 };

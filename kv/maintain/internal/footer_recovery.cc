@@ -38,7 +38,7 @@ struct SealedSegment {
   std::vector<FooterEntry> entries;
 };
 
-/// kDataLoss: the header is damaged or that of another segment.
+/// kDataLoss: the header is damaged or belongs to another segment.
 Result<SegmentHeader> ReadHeader(Storage& storage, const Uuid& store_uuid, const ObjectId& id) {
   std::array<std::byte, kSegmentHeaderBytes> bytes;
   CAIRN_TRY(storage.ReadRange(ObjectName(ObjectKind::kSegment, id), 0, bytes));
@@ -134,7 +134,7 @@ std::vector<std::byte> FlatStructure(const std::map<std::string, Tensor>& tensor
   return TakeBytes(builder);
 }
 
-/// What can be recovered of one attempt.
+/// The recoverable records of one attempt.
 struct Recovered {
   StepInfo info;
   std::map<std::string, Tensor> tensors;    // by FQN; complete
@@ -296,7 +296,7 @@ class Recoverer {
   }
 
   /// Keeps the tensors whose chunks have all of their bytes. The number of chunks in a footer
-  /// cannot be used for that: it is that of one rank.
+  /// cannot be used for that: it counts the chunks of one rank.
   Result<void> DropIncomplete(Recovered& recovered) {
     StepInfo& step = recovered.info;
     for (auto it = recovered.tensors.begin(); it != recovered.tensors.end();) {

@@ -24,8 +24,8 @@ struct FooterAttempt {
 
 struct FooterRecovery {
   Uuid store_uuid{};
-  uint32_t epoch = 0;             // of the tables to write
-  uint64_t first_generation = 0;  // of the recovered steps, which get consecutive ones
+  uint32_t epoch = 0;             // epoch of the tables to write
+  uint64_t first_generation = 0;  // the first recovered step's generation; the others follow
   /// Returns whether the attempt may be recovered. Its name is empty if its footer cannot be read.
   std::function<bool(const FooterAttempt&)> wants;
 };

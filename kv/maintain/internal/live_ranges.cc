@@ -1,4 +1,4 @@
-// Ranges by segment and offset. Those that overlap are joined when they are added.
+// Ranges by segment and offset. Overlapping ranges are joined when they are added.
 
 #include "kv/maintain/internal/live_ranges.h"
 

@@ -32,8 +32,8 @@ using VersionId = std::pair<uint64_t, uint64_t>;
 /// Payload that is moved as a whole: extents of several steps that overlap.
 struct LiveRange {
   Extent extent;
-  uint64_t order = 0;       // of the first chunk that uses it
-  std::string key;          // of this chunk
+  uint64_t order = 0;       // position of the first chunk that uses it
+  std::string key;          // key of this chunk
   bool is_delta = false;    // must remain in one piece
   bool is_aligned = false;  // begins at a multiple of 4 KiB
   /// The only version that uses it; nothing if it is used by several, or by a chunk that is not
@@ -50,7 +50,7 @@ struct ChunkVersion {
   uint64_t order = 0;
   bool is_compressible = false;
   bool is_compressed = false;    // moved_to is a delta of zeros
-  std::vector<Extent> moved_to;  // its bytes, without deltas; empty: it is moved as it is
+  std::vector<Extent> moved_to;  // its bytes, without deltas; empty: its bytes are moved unchanged
 };
 
 /// Threads: one.
@@ -61,7 +61,7 @@ class LiveRanges final : public PayloadMoves {
 
   bool Contains(uint64_t segment_id) const override { return segments_.contains(segment_id); }
   /// Adds the chunks of one step after another, in the order in which they are to be stored.
-  /// kDataLoss: its extents contradict those of another chunk.
+  /// kDataLoss: its extents contradict the extents of another chunk.
   Result<void> Add(std::string_view key, const ChunkEntry& entry);
   /// Forgets the segments that are not in `segments`.
   void Keep(const std::set<uint64_t>& segments);

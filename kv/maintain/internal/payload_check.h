@@ -16,7 +16,7 @@ namespace cairn::kv::internal {
 /// Ownership: `segment` outlives it. Threads: one.
 class PayloadCheck {
  public:
-  /// `path` is that of the segment, for error messages.
+  /// `path` is the path of the segment, for error messages.
   PayloadCheck(const SegmentDescription& segment, std::string path)
       : segment_(segment), path_(std::move(path)) {}
 
@@ -35,7 +35,7 @@ class PayloadCheck {
   const std::string path_;
   uint64_t at_ = kSegmentHeaderBytes;        // position of the next byte
   size_t extent_ = 0;                        // the first one that does not end before at_
-  std::optional<StreamChecksum64> partial_;  // of a page that several pieces contain
+  std::optional<StreamChecksum64> partial_;  // digest of a page that several pieces contain
 };
 
 }  // namespace cairn::kv::internal

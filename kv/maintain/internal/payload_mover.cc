@@ -20,7 +20,7 @@ namespace cairn::kv::internal {
 namespace {
 
 constexpr uint64_t kPieceBytes = 8 << 20;   // the longest part of a range that is read at once
-constexpr uint64_t kBatchBytes = 16 << 20;  // of pieces that are read together
+constexpr uint64_t kBatchBytes = 16 << 20;  // size of the pieces that are read together
 constexpr size_t kBatchPieces = 4096;
 constexpr uint32_t kBlocks = 4;
 constexpr uint64_t kMinCompressedBytes = 4096;

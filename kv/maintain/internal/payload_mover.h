@@ -23,7 +23,7 @@
 
 namespace cairn::kv::internal {
 
-/// What the phases of one compaction have in common. Ownership: all of it outlives them.
+/// The state that the phases of one compaction share. Ownership: all members outlive the phases.
 struct CompactContext {
   StoreState& state;
   const CompactOptions& options;
@@ -50,7 +50,7 @@ class PayloadMover {
   /// pointers must remain valid until Seal returns. kDataLoss: a page does not match its digest.
   Result<void> Move(std::span<LiveRange* const> ranges);
   Result<void> Decode(std::span<ChunkVersion* const> chunks);
-  /// Compresses chunks without deltas. Sets `moved_to` of those that become shorter.
+  /// Compresses chunks without deltas. Sets `moved_to` of chunks that become shorter.
   Result<void> Compress(std::span<ChunkVersion* const> chunks);
   /// Makes the new segments durable under their names. Until then, `moved_to` cannot be used.
   Result<void> Seal();
@@ -77,7 +77,7 @@ class PayloadMover {
   const uint64_t batch_bytes_;  // after which a batch is moved
   BlockPool blocks_;
   SegmentStream stream_;
-  std::deque<std::vector<Extent>*> pending_;  // of the records that the stream has not returned
+  std::deque<std::vector<Extent>*> pending_;  // extents that the stream has not returned
   std::vector<std::byte> buffer_;
   std::vector<uint64_t> page_digests_;
   bool is_kept_ = false;

@@ -115,8 +115,8 @@ class Rebuilder {
     return {};
   }
 
-  /// Adds steps that were committed after the root was put: their records are in their tables. So
-  /// are those of steps whose commit failed, which cannot be told apart.
+  /// Adds steps that were committed after the root was put: their records are in their tables.
+  /// Steps whose commit failed have such tables too, and cannot be distinguished.
   Result<void> AddStepsOfTables() {
     if (is_whole_ && report_.lost.empty()) return {};
     CAIRN_TRY_ASSIGN(const auto names, storage_.List(ObjectFolder(ObjectKind::kTable)));
@@ -264,8 +264,8 @@ class Rebuilder {
   Result<void> AddStepsOfFooters() {
     if (is_whole_ && unread_.empty() && without_tables_.empty()) return {};
     // The table of a rebuild that did not reach its roots has the epoch of that rebuild, which is
-    // later than those of the attempt and of all segments. The attempt of a copied step is that of
-    // another store.
+    // later than the epochs of the attempt and of all segments. The attempt of a copied step
+    // belongs to another store.
     has_own_tables_ = std::ranges::any_of(steps_, [](const auto& step) {
       const StepEntry& entry = step.second;
       const uint32_t epoch = entry.tables.front().id.epoch;
@@ -360,13 +360,13 @@ class Rebuilder {
   Storage& storage_;
   RebuildReport report_;
   Root best_;  // the newest one that can be read; number 0: none can
-  // Of a root that exists, or that a table names as the generation of its step.
+  // Number of a root that exists, or that a table names as the generation of its step.
   uint64_t last_number_ = 0;
   bool is_whole_ = false;        // the newest root can be read
   bool has_own_tables_ = false;  // a step has the table that its save wrote
   std::map<uint64_t, StepEntry> steps_;
   std::map<uint64_t, std::vector<StepEntry>> same_;  // other tables of these steps
-  uint32_t epoch_ = 0;                               // of the roots and tables to put
+  uint32_t epoch_ = 0;                               // epoch of the roots and tables to put
   std::map<uint64_t, std::string> without_tables_;   // attempts of dropped steps
   std::set<uint64_t> without_segments_;              // dropped steps
   std::set<uint64_t> unread_;  // steps that the root names, but whose page cannot be read

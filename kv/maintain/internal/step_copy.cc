@@ -1,7 +1,7 @@
-// 1. Segments that the target lacks are copied, several at once. Those that are finished are
-//    announced from time to time (finished_segments.h).
-// 2. The records of the step are written to a table of the target, unchanged except for those of
-//    segments and the usage, which name the epoch of the target's segments.
+// 1. Segments that the target lacks are copied, several at once. Finished ones are announced from
+//    time to time (finished_segments.h).
+// 2. The records of the step are written to a table of the target, unchanged except for the segment
+//    records and the usage, which name the epoch of the target's segments.
 // 3. The commit of the step takes its segments off the list of announced objects.
 //
 // No name is written twice. A server may perform a PUT or a DELETE long after it was reported as
@@ -12,7 +12,7 @@
 //
 // a. Only one session has an epoch, because only one root has the number with which an epoch
 //    begins. The session writes a name of the epoch only after this root.
-// b. Copies of a session write under `copy_epoch`: that of the session as long as it has saved
+// b. Copies of a session write under `copy_epoch`: the epoch of the session as long as it has saved
 //    nothing, and otherwise one that it has taken for copies alone. Thus a segment that was saved
 //    here, copied elsewhere, deleted and copied back has another name than before.
 // c. Every id is recorded before its segment is created, and is not written again in the epoch,
@@ -56,7 +56,7 @@
 namespace cairn::kv::internal {
 namespace {
 
-constexpr size_t kMaxCopiedIds = 100'000;  // of one epoch: a mirror may run for months
+constexpr size_t kMaxCopiedIds = 100'000;  // limit per epoch: a mirror may run for months
 
 /// Attempts have names that no other attempt has, in any store; the other members are a check.
 bool IsSameStep(const StepInfo& a, const StepInfo& b) {

@@ -29,7 +29,7 @@ class StepCopier {
 
   /// Copies from `source` from now on, which is a newer snapshot of the same store.
   void UseSource(const SnapshotState& source) { context_.source = &source; }
-  /// Copies one step of the source. Errors are those of CopySteps.
+  /// Copies one step of the source. Returns the errors of CopySteps.
   Result<CopiedStep> Copy(const StepInfo& step);
   /// Keeps finished segments for the next copier. To be called after an error of Copy.
   Result<void> KeepFinished() { return finished_.Announce(); }

@@ -125,7 +125,7 @@ Result<void> StepRewriter::RewriteStep(const StepEntryPtr& old_entry, const Step
   return {};
 }
 
-/// Forgets the steps that were deleted or replaced, and those whose new tables share one with a
+/// Forgets the steps that were deleted or replaced, and steps whose new tables share one with a
 /// step that was: it may have been removed.
 Result<void> StepRewriter::ForgetStale() {
   const auto root = CurrentRoot(state_);

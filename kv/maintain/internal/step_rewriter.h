@@ -44,7 +44,7 @@ class StepRewriter {
   Result<void> Rewrite();
   /// Commits a root in which the steps have their new tables, including those steps that have been
   /// committed since Rewrite. The segments that no step uses any more are removed when the grace
-  /// period has passed. Returns the number of steps. Errors: those of CommitChange.
+  /// period has passed. Returns the number of steps. Returns the errors of CommitChange.
   Result<uint64_t> Commit();
 
  private:

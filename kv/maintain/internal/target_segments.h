@@ -1,5 +1,5 @@
 #pragma once
-/// The segments that a store has: those that its steps use, and those that were announced.
+/// The segments of a store: segments that its steps use, and announced segments.
 
 #include <chrono>
 #include <cstdint>
@@ -18,9 +18,9 @@ namespace cairn::kv::internal {
 class TargetSegments {
  public:
   /// Lists the segments of the newest root of `target`, which outlives this object.
-  /// `announcement_count` is that of this process so far. kDataLoss, kUnavailable: the entry or the
-  /// usage of a step cannot be read. Cost: reads all pages, and for each step of more than 16
-  /// segments a table.
+  /// `announcement_count` is the number of announcements by this process so far. kDataLoss,
+  /// kUnavailable: the entry or the usage of a step cannot be read. Cost: reads all pages, and for
+  /// each step of more than 16 segments a table.
   static Result<TargetSegments> List(StoreState& target, uint64_t announcement_count);
 
   /// Returns whether nothing was committed since, except for AddStep and announcements.
@@ -52,7 +52,7 @@ class TargetSegments {
   std::optional<Found> FindAnnounced(const Known& known, const SegmentInfo& source) const;
 
   StoreState* target_;
-  uint64_t commit_count_ = 0;        // of the target, without announcements by this process
+  uint64_t commit_count_ = 0;        // commits of the target, without announcements by this process
   std::map<uint64_t, Known> known_;  // by segment id
 };
 

@@ -16,7 +16,7 @@
 namespace cairn::kv::internal {
 namespace {
 
-// Each keeps up to kMaxTables files open, beyond those that OpenTables keeps.
+// Each keeps up to kMaxTables files open, beyond the files that OpenTables keeps.
 constexpr size_t kMaxOpenSteps = 8;
 constexpr int kMaxRootsTried = 16;
 

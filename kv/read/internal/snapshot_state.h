@@ -42,15 +42,15 @@ class SnapshotState {
     StepEntryPtr entry;
     TableStack tables;
   };
-  /// Opens the tables of a step that the snapshot contains, or those that have replaced them.
+  /// Opens the tables of a step that the snapshot contains, or the tables that have replaced them.
   /// kNotFound: the step has been deleted, and its grace period has passed. kDataLoss: it is
   /// damaged.
   Result<std::shared_ptr<const OpenStep>> Open(const StepInfo& step) const;
   /// Calls `visit` with the records of a step from `first_key` on whose keys in the tables begin
-  /// with `prefix`, in order. Errors are those of Open and of `visit`.
+  /// with `prefix`, in order. Returns the errors of Open and of `visit`.
   Result<void> Scan(const StepInfo& step, std::string_view first_key, std::string_view prefix,
                     const TableStack::Visit& visit) const;
-  /// Returns the record with this key in the tables of a step. Errors are those of Open.
+  /// Returns the record with this key in the tables of a step. Returns the errors of Open.
   Result<std::optional<std::vector<std::byte>>> Get(const StepInfo& step,
                                                     std::string_view key) const;
   /// Returns the entry of a step; null if the snapshot does not contain it. kNotFound: the step was
@@ -93,9 +93,9 @@ class SnapshotState {
   /// Returns the entry that the newest root has of a step; null if the step was deleted or
   /// overwritten.
   Result<StepEntryPtr> NewestEntry(const StepInfo& step) const;
-  /// Opens the tables of an entry of `step`, or those that have replaced them.
+  /// Opens the tables of an entry of `step`, or the tables that have replaced them.
   Result<OpenStepPtr> OpenEntry(const StepInfo& step, StepEntryPtr entry) const;
-  /// Opens the tables that have replaced those of `stale`, in which `missing` was not found.
+  /// Opens the tables that have replaced the tables of `stale`, in which `missing` was not found.
   Result<OpenStepPtr> OpenNewer(const StepInfo& step, const OpenStep& stale, Error missing) const;
   Result<void> NoteSegments(const OpenStep& step) const;
   std::optional<ObjectId> KnownSegment(uint64_t segment_id) const;
@@ -109,8 +109,8 @@ class SnapshotState {
 /// page, table or segment that the newest root reaches is absent. Returns other errors unchanged.
 Error ExplainAbsence(const StoreState& store, Error error);
 /// Explains the error of a change: kConflict if another writer has taken over, which may have
-/// removed what this one has written, and otherwise as ExplainAbsence. Returns the error as it is
-/// if it is unknown whether a commit has happened.
+/// removed this writer's objects, and otherwise as ExplainAbsence. Returns the error unchanged if
+/// it is unknown whether a commit has happened.
 Error ExplainFailure(StoreState& store, Error error);
 
 }  // namespace cairn::kv::internal

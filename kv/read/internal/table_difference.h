@@ -15,7 +15,7 @@ namespace cairn::kv::internal {
 Result<std::optional<std::vector<std::string>>> FindUnsharedFqns(const TableStack& a,
                                                                  const TableStack& b);
 
-/// See Snapshot::ScanUnshared. `prefix` is that of the keys in tables.
+/// See Snapshot::ScanUnshared. `prefix` is the prefix of the keys in tables.
 Result<bool> ScanUnshared(const TableStack& base, const TableStack& stack, std::string_view prefix,
                           const TableStack::Visit& visit);
 

@@ -30,8 +30,8 @@ schema::Extent ToSchema(const Extent& extent) {
           extent.page_digests_offset_bytes};
 }
 
-// Copies the elements, because the verifier checks the alignment of a vector's length but not that
-// of its 8-byte elements: in a damaged record they may be unaligned.
+// Copies the elements, because the verifier checks the alignment of a vector's length but not of
+// its 8-byte elements: in a damaged record they may be unaligned.
 void CopySizes(const flatbuffers::Vector<uint64_t>* stored, std::vector<uint64_t>& sizes) {
   static_assert(std::endian::native == std::endian::little);
   if (stored == nullptr || stored->size() == 0) return;

@@ -91,7 +91,7 @@ bool IsAlive(const Lease& lease) {
     const bool is_this_process = lease.writer.pid == static_cast<uint32_t>(::getpid());
     return !is_this_process || !GivenUp::OfThisProcess().Contains(lease.writer.session);
   }
-  // A renewal in the future is that of a host whose clock is ahead.
+  // A renewal in the future comes from a host whose clock is ahead.
   const int64_t now_ns = NowUnixNs();
   return lease.renewed_unix_ns > now_ns - kLeaseLifetimeNs &&
          lease.renewed_unix_ns < now_ns + kMaxClockLeadNs;

@@ -1,7 +1,7 @@
 #pragma once
-/// The lease: which process writes to the store. It lets a second writer fail at its open instead
-/// of in the first commit of one of the two. Correctness does not depend on it: of two writers, at
-/// most one can commit (root_log.h).
+/// The lease names the process that writes to the store. It lets a second writer fail at its open
+/// instead of in the first commit of one of the two. Correctness does not depend on it: at most one
+/// of two writers can commit (root_log.h).
 ///
 /// The object leases/<session> is JSON. A writer puts it before it commits the root of its epoch,
 /// which names the session, renews it while it has the store open, and removes it when it closes
@@ -38,8 +38,8 @@ inline constexpr int64_t kLeaseRenewalNs = 15'000'000'000;
 struct Lease {
   WriterIdentity writer;
   uint32_t epoch = 0;
-  std::string boot_id;         // of the host, empty if unknown
-  std::string pid_namespace;   // of the process, empty if unknown
+  std::string boot_id;         // boot of the host, empty if unknown
+  std::string pid_namespace;   // PID namespace of the process, empty if unknown
   uint64_t process_start = 0;  // in clock ticks since the boot, 0 if unknown
   int64_t renewed_unix_ns = 0;
   friend bool operator==(const Lease&, const Lease&) = default;
@@ -64,8 +64,8 @@ Result<void> CheckLease(Storage& storage, const std::string& session);
 /// Keeps a lease of this process. While the writer is idle, a thread renews it if it exists.
 ///
 /// A child that the process forks has no such thread, and must not wait for it or for its mutex. In
-/// the child, Renew and Release fail, and the destructor leaves everything as it is.
-/// Threads: all members may run on many threads at once, except the destructor.
+/// the child, Renew and Release fail, and the destructor does nothing. Threads: all members may run
+/// on many threads at once, except the destructor.
 class LeaseKeeper {
  public:
   /// Puts the lease, even if another writer has it; CheckLease finds out before. `renewal_ns` is

@@ -58,7 +58,8 @@ CommitOutcome LeftBehind(Storage& storage, const Root& next, size_t put_count) {
       WithdrawRoot(storage, next, [&] { return HasPredecessor(storage, next); }) && put_count == 1;
   auto newest = FindNewest(storage);
   if (newest && *newest && (*newest)->store_uuid != next.store_uuid) {
-    // A root that was put among those of the other store is not in the own one, wherever that is.
+    // A root that was put among the roots of the other store is not in this store, wherever that
+    // is.
     return was_stray ? NotCommitted(Replaced(storage)) : Unknown(next, Replaced(storage));
   }
   if (!newest || !*newest || (*newest)->number <= next.number) {
@@ -197,7 +198,7 @@ Root Successor(const Root& last, std::chrono::nanoseconds max_lead) {
 
 CommitOutcome CommitRoot(Storage& storage, Root& next) {
   const std::string name = RootName(next.number);
-  std::vector<Uuid> commit_ids;  // of all puts
+  std::vector<Uuid> commit_ids;  // commit ids of all puts
   for (int attempt = 0;; ++attempt) {
     commit_ids.push_back(next.commit_id = NewUuid());
     const auto object = EncodeRoot(next);

@@ -10,13 +10,13 @@
 ///   - If root n+1 was put, and root n with the known commit id exists afterwards, number n+1 was
 ///     never free for a second time, and no other store has taken the place of this one. Otherwise,
 ///     a writer that was paused while others committed more than kKeptRoots roots would put a root
-///     whose number was taken and is free again. That some root n exists proves nothing: another
-///     paused writer may have put it.
+///     whose number was taken and is free again. The existence of some root n proves nothing:
+///     another paused writer may have put it.
 ///   - The root before the newest exists and has the commit id that the newest names, unless that
 ///     is root 1. A stray root, which does not follow the root before it, was put by a writer that
 ///     stopped before this check, and is ignored. Only the writer that has put it may remove it:
-///     of two that remove it, the second one could remove what was put in the meantime. A repair
-///     that puts the first root of a store under a higher number puts two.
+///     if two writers removed it, the second one could remove a root that was put in the meantime.
+///     A repair that puts the first root of a store under a higher number puts two.
 /// The storage must not perform a put that it repeats by itself more than kKeptRoots commits late.
 ///
 /// `hint` has the number of a recent root as text. It saves a listing to searches.
@@ -40,7 +40,7 @@ namespace cairn::kv::internal {
 /// Each commit makes one root an old one. More are there only if removals have failed before.
 inline constexpr uint64_t kMaxRemovedRoots = 1'000;
 
-/// What became of a commit.
+/// The outcome of a commit.
 struct CommitOutcome {
   enum class State {
     kCommitted,
@@ -84,8 +84,8 @@ Error TakenOver(const Storage& storage, const Root& other);
 /// Removes the roots up to `newest - keep`, in ascending order, and at most kMaxRemovedRoots of
 /// them. Returns the number of the oldest one that remains. Requires `keep >= 2`, and that no
 /// CommitRoot of this writer runs at the same time. Cost: with one root to remove, 3 calls; a
-/// search makes a number of calls that is logarithmic in that of the roots.
-/// If `oldest` is not 0, no older root exists, and the search for it is omitted.
+/// search makes a number of calls that is logarithmic in the number of roots. If `oldest` is not 0,
+/// no older root exists, and the search for it is omitted.
 Result<uint64_t> RemoveOldRoots(Storage& storage, uint64_t newest, uint64_t keep = kKeptRoots,
                                 uint64_t oldest = 0);
 

@@ -16,7 +16,7 @@
 namespace cairn::kv::internal {
 
 inline constexpr std::string_view kHintName = "hint";
-/// Numbers above this are those of no root: arithmetic with numbers of roots cannot overflow.
+/// No root has a number above this: arithmetic with numbers of roots cannot overflow.
 inline constexpr uint64_t kMaxRootNumber = ~uint64_t{0} >> 1;
 /// Number of newest roots that RemoveOldRoots keeps.
 inline constexpr uint64_t kKeptRoots = 64;
@@ -35,10 +35,10 @@ Result<std::optional<Root>> ReadRoot(Storage& storage, uint64_t number);
 Result<bool> RootExists(Storage& storage, uint64_t number);
 /// Returns 0 if there is no hint that can be used.
 Result<uint64_t> ReadHint(Storage& storage);
-/// Writes the hint if the number is one of those that are written to it. Ignores errors.
+/// Writes the hint if `number` is a multiple of kHintInterval. Ignores errors.
 void WriteHint(Storage& storage, uint64_t number);
 
-/// What there is under the number of a root.
+/// The presence of a root with a number.
 enum class Presence : uint8_t {
   kAbsent,
   kSame,
@@ -55,9 +55,9 @@ Result<Presence> LookBefore(Storage& storage, const Root& root);
 /// Returns whether `next` names `root` as its predecessor, or none, in the same store.
 bool Follows(const Root& next, const Root& root);
 
-/// Returns the last root of those that follow `number` without a gap; `number` if there are none.
+/// Returns the last root that follows `number` without a gap; `number` if there are none.
 Result<uint64_t> ProbeForward(Storage& storage, uint64_t number);
-/// Returns the first root of those that precede `number` without a gap; `number` if there are none.
+/// Returns the first root that precedes `number` without a gap; `number` if there are none.
 Result<uint64_t> ProbeBackward(Storage& storage, uint64_t number);
 /// Returns whether no root that was put after the first one has been removed. If others have
 /// continued after it, it was removed only if there have been more than kKeptRoots.

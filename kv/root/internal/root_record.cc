@@ -175,8 +175,8 @@ Result<StepEntryPtr> ReadEntry(const schema::StepEntry& step) {
     return Damaged("an entry has too many segments");
   }
   for (size_t i = 0; i < usage_count; ++i) {
-    // Copied, because the verifier checks the alignment of a vector's length but not that of its
-    // 8-byte elements: in a damaged record they may be unaligned.
+    // Copied, because the verifier checks the alignment of a vector's length but not of its 8-byte
+    // elements: in a damaged record they may be unaligned.
     schema::SegmentUse use;
     std::memcpy(&use, step.usage()->Data() + i * sizeof(use), sizeof(use));
     entry->usage.push_back({.segment = FromSchema(use.segment()), .live_bytes = use.live_bytes()});

@@ -51,7 +51,7 @@ struct StepEntry {
 /// Entries never change, so a root, the pages in memory and snapshots share them.
 using StepEntryPtr = std::shared_ptr<const StepEntry>;
 
-/// A page, and those of its steps that still exist.
+/// A page, and its steps that still exist.
 struct PageRef {
   ObjectId id;
   uint64_t file_bytes = 0;
@@ -68,7 +68,7 @@ struct RemovedObject {
   friend bool operator==(const RemovedObject&, const RemovedObject&) = default;
 };
 
-/// What the store contains from commit `number` on.
+/// The contents of the store from commit `number` on.
 struct Root {
   uint64_t number = 0;  // the first root of a store has number 1
   Uuid commit_id{};

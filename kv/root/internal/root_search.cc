@@ -16,7 +16,7 @@ namespace {
 
 // A search starts again if the roots change, or the listing is late. Ten attempts take a second.
 constexpr int kSearches = 10;
-// Of searches below the roots of other stores.
+// Number of searches below the roots of other stores.
 constexpr int kSearchesBelow = 3;
 
 /// Returns the newest root. Returns nothing if `start` and the root after it do not exist, if roots

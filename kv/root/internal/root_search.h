@@ -17,21 +17,21 @@ namespace cairn::kv::internal {
 /// the one before it; otherwise one read of the hint, a listing if that is of no use, 2 log2(k)
 /// calls of Size if the start is k roots behind, two more, and the same reads.
 ///
-/// A root that is returned belongs to the chain of the store, or to that of another store, whose
-/// uuid it has, if the store was replaced.
+/// A root that is returned belongs to the chain of the store, or, if the store was replaced, to the
+/// chain of another store, whose uuid it has.
 Result<std::optional<Root>> FindNewest(Storage& storage);
 /// As FindNewest, but does not look at the root before the one that a current listing names. If the
 /// listing was so long ago that the root is gone, and a writer that was paused has put one under
 /// its number, returns that: call FindNewer before the result is used.
 Result<std::optional<Root>> FindNewestUnchecked(Storage& storage);
 /// Returns the newest root of this store. `found` is the result of FindNewest: if that is a root of
-/// another store, or a stray one hides the newest, searches below. kConflict: there are only roots
-/// of other stores.
+/// another store, or a stray one hides the newest, searches below. kConflict: all roots belong to
+/// other stores.
 Result<std::optional<Root>> FindNewestOf(Storage& storage, const Uuid& store_uuid,
                                          Result<std::optional<Root>> found);
 
 /// Returns the newest root of the store if it is another one than `known`, otherwise nothing.
-/// Errors are those of FindNewest; kDataLoss, too, if there are no roots any more; kConflict: the
+/// Returns the errors of FindNewest; kDataLoss, too, if there are no roots any more; kConflict: the
 /// store was replaced by another one. Cost if `known` is the newest: a listing if listings are
 /// current, otherwise a call of Size, and a read of the root.
 Result<std::optional<Root>> FindNewer(Storage& storage, const Root& known);

@@ -1,9 +1,9 @@
 #pragma once
-/// The steps that a store contains at one root: entries of the newest steps in the root, those of
+/// The steps that a store contains at one root: entries of the newest steps in the root, entries of
 /// older steps in pages, which are read when they are needed.
 ///
-/// The highest steps are the recent ones. Add, Remove and WritePages return a changed list and
-/// leave this one as it is. A commit calls Add or Remove, then WritePages, and puts a root with
+/// The highest steps are the recent ones. Add, Remove and WritePages return a changed list and do
+/// not change this one. A commit calls Add or Remove, then WritePages, and puts a root with
 /// recent() and pages(). Pages are never changed: a page contains entries of steps that no longer
 /// exist until WritePages merges it with others.
 
@@ -48,7 +48,7 @@ class StepList {
   /// Returns the entry of `step`, or null. Cost: reads at most one page, once.
   Result<StepEntryPtr> Find(uint64_t step) const;
   /// Returns the entry of the highest step; null if there are no steps. Reads nothing if the list
-  /// is that of a root.
+  /// comes from a root.
   Result<StepEntryPtr> Latest() const;
   /// Returns all entries, ascending by step. Cost: reads all pages, each once.
   Result<std::vector<StepEntryPtr>> All() const;
@@ -57,17 +57,17 @@ class StepList {
   StepList Add(StepEntry entry) const;
   /// Adds or replaces many. Requires that their numbers differ.
   StepList AddAll(std::span<const StepEntry> entries) const;
-  /// Removes those of `steps` that the list contains.
+  /// Removes the steps in `steps` that the list contains.
   StepList Remove(std::span<const uint64_t> steps) const;
 
   /// Prepares the list for a root: moves the lowest recent entries to a new page if there are more
-  /// than kMaxRecentSteps, otherwise merges short pages and those of which few steps are left, and
+  /// than kMaxRecentSteps, otherwise merges short pages and pages with few remaining steps, and
   /// drops empty pages. Ensures that the highest step is recent. Cost: usually nothing, or puts one
   /// page; puts more only if the list was changed a lot, or if all recent steps were removed. A
   /// merge reads at most kMaxMergedPages.
   Result<WithPages> WritePages(uint32_t epoch) const;
 
-  /// For the next root. Requires that WritePages returned this list, or that it is that of a root.
+  /// For the next root. Requires that WritePages returned this list, or that it comes from a root.
   const std::vector<StepEntryPtr>& recent() const { return recent_; }
   std::vector<PageRef> pages() const;
 
@@ -75,7 +75,7 @@ class StepList {
   struct Cache;
   struct Page {
     PageRef ref;
-    std::shared_ptr<Cache> cache;  // of all copies of this list and of the lists made from it
+    std::shared_ptr<Cache> cache;  // shared by all copies of this list and lists made from it
   };
 
   void ListNumbers();
@@ -102,7 +102,7 @@ struct StepList::WithPages {
 inline constexpr size_t kMaxMergedPages = 8;
 /// WritePages merges that many pages, whatever the number of their steps, if they are not longer
 /// than this together: most of the root of a store with many steps would be references to pages,
-/// which have about 25 bytes each. A commit that merges pages puts no other page.
+/// of about 25 bytes each. A commit that merges pages puts no other page.
 inline constexpr uint64_t kMaxMergedPageBytes = 32 << 10;
 
 }  // namespace cairn::kv::internal

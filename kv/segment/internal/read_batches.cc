@@ -9,8 +9,9 @@
 namespace cairn::kv::internal {
 namespace {
 
-// Of complete ranges. Small enough that all workers end at about the same time, large enough that
-// requests are sequential; the bytes of a batch are still in the cache when they are digested.
+// Size of a batch of complete ranges. Small enough that all workers end at about the same time,
+// large enough that requests are sequential; the bytes of a batch are still in the cache when they
+// are digested.
 constexpr uint64_t kBatchBytes = 4 << 20;
 
 // Returns whether the batch of [begin, end) continues with this range. A range without a target

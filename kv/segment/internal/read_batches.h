@@ -43,7 +43,7 @@ class ReadBatches {
   std::vector<size_t> order_;
   Mutex mutex_;
   size_t next_ CAIRN_GUARDED_BY(mutex_) = 0;           // in order_
-  uint64_t taken_bytes_ CAIRN_GUARDED_BY(mutex_) = 0;  // of that range
+  uint64_t taken_bytes_ CAIRN_GUARDED_BY(mutex_) = 0;  // taken from that range
 };
 
 }  // namespace cairn::kv::internal

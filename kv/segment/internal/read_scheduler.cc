@@ -76,7 +76,7 @@ struct Request {
   uint64_t end_bytes = 0;
   bool known_cached = false;   // all of it is in the page cache; if false, that is not known yet
   bool is_run = false;         // the parts are adjacent in the file and in memory
-  std::byte* block = nullptr;  // null: the targets are those of the only part, or of `slices`
+  std::byte* block = nullptr;  // null: the targets of the only part, or of `slices`
   std::shared_ptr<const SegmentFile> file;
   std::vector<RangePart> parts;
   std::vector<IoSlice> slices;  // if the queue scatters: the targets of the parts, and the gaps
@@ -99,7 +99,7 @@ bool IsCached(const SegmentFile& file, uint64_t begin_bytes, uint64_t end_bytes)
   return found.cached * 4096 >= end_bytes - begin_bytes;
 }
 
-/// What the workers of one call of ReadRanges have in common. Everything outlives them.
+/// The state that the workers of one call of ReadRanges share. All members outlive the workers.
 struct SharedRead {
   std::span<const ReadRange> ranges;
   std::span<std::atomic<uint64_t>> missing_bytes;  // by range: not read yet
@@ -352,7 +352,7 @@ class ReadWorker {
         continue;
       }
       if (request.block != nullptr) std::memcpy(part.target, in_block, part.length_bytes);
-      // The worker that reads the last bytes sees those of all others.
+      // The worker that reads the last bytes sees the bytes of all others.
       std::atomic<uint64_t>& missing_bytes = read_.missing_bytes[part.range];
       if (missing_bytes.fetch_sub(part.length_bytes) != part.length_bytes) continue;
       CAIRN_TRY(read_.arrived(part.range, read_.ranges[part.range].target));
@@ -371,7 +371,7 @@ class ReadWorker {
   size_t next_ = 0;        // in batch_
   uint64_t progress_ = 0;  // bytes of that range already requested
   uint64_t read_bytes_ = 0;
-  std::shared_ptr<const SegmentFile> file_;  // of the previous request, nearly always of the next
+  std::shared_ptr<const SegmentFile> file_;  // the previous request's, nearly always the next one's
   uint64_t file_id_ = 0;
   std::vector<Request> requests_;  // by slot
   std::vector<size_t> idle_;       // free slots

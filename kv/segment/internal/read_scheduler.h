@@ -1,6 +1,6 @@
 #pragma once
-/// Schedules reads of segments: many ranges, with deep queues and bounded memory. All payload
-/// that is read, and not mapped, into host memory is read here, from files and from objects.
+/// Schedules reads of segments: many ranges, with deep queues and bounded memory. All payload that
+/// is read into host memory, and not mapped, is read here, from files and from objects.
 
 #include <functional>
 #include <memory>

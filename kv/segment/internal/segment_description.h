@@ -18,8 +18,8 @@
 
 namespace cairn::kv::internal {
 
-// What the segments of a compaction have in place of the name of an attempt. Their footers list
-// ranges that several steps use, from which no step can be recovered.
+// The names that the segments of a compaction have in place of an attempt's name. Their footers
+// list ranges that several steps use, from which no step can be recovered.
 
 inline std::string CompactionName(std::string_view session, uint64_t id) {
   return fmt::format("{}-compact-{:016x}", session, id);

@@ -20,7 +20,7 @@ namespace cairn::kv::internal {
 /// the page cache of bytes that are in it.
 struct SegmentFile {
   bool is_object = false;  // in a storage without files; there are no descriptors
-  std::string name;        // of the object
+  std::string name;        // name of the object
   std::string path;        // for error messages
   File direct;             // also buffered, if the file system refuses O_DIRECT
   File buffered;

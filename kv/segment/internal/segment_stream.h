@@ -79,7 +79,7 @@ class SegmentStream {
   /// segments.
   void SetTensor(std::string_view key, std::span<const std::byte> record);
   /// Adds the record of a chunk that was just appended, completely, in part or as a delta. Requires
-  /// that one of its extents is in the current segment.
+  /// that the current segment has one of its extents.
   void AddChunk(std::string_view key, ChunkEntry entry);
 
   /// Waits until the payload that was appended is not needed any more.
@@ -87,7 +87,7 @@ class SegmentStream {
   /// Adds the records of everything that was appended, while the last bytes are being written. Only
   /// Seal may follow.
   Result<void> Finish();
-  /// Seals the current segment, if there is one, and waits for those that are being sealed.
+  /// Seals the current segment, if there is one, and waits for segments that are being sealed.
   Result<void> Seal();
   /// Waits for all writes and removes the current segment. Nothing can be appended after this.
   void Abandon();
@@ -138,9 +138,9 @@ class SegmentStream {
   std::list<Closing> closing_;              // in the order in which they were begun
   uint64_t segment_id_ = 0;
   uint64_t segment_count_ = 0;
-  std::vector<PendingChunk> pending_chunks_;  // of segment_
-  std::vector<FooterEntry> footer_entries_;   // of segment_
-  uint64_t key_bytes_ = 0;                    // of the chunks in segment_
+  std::vector<PendingChunk> pending_chunks_;  // chunks of segment_
+  std::vector<FooterEntry> footer_entries_;   // entries for segment_
+  uint64_t key_bytes_ = 0;                    // sum over the chunks in segment_
   FooterEntry tensor_;
   bool tensor_is_in_footer_ = false;
   bool is_finished_ = false;  // segment_ has its footer

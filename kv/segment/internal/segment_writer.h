@@ -80,7 +80,7 @@ class SegmentWriter {
     uint64_t length_bytes = 0;
     uint64_t offset_bytes = 0;    // in the segment
     CopyQueue* copies = nullptr;  // null: the bytes are in the block
-    uint64_t copied_mark = 0;     // of `copies`
+    uint64_t copied_mark = 0;     // position in `copies`
   };
   /// Fills the next `length_bytes` of the segment, block by block, with `fill(done_bytes, target)`.
   template <typename Fill>

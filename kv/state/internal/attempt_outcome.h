@@ -25,10 +25,10 @@ std::string PartName(const std::string& attempt, uint32_t rank);
 /// Name of the shared records with this digest.
 std::string SharedName(const std::string& attempt, const std::string& digest);
 
-/// On rank 0: makes `error` the outcome of the attempt, unless it has an outcome. `kept` states
-/// that the step may exist nevertheless, so that no rank may remove its objects. On another rank:
-/// publishes its failure, unless a rank has failed before. kUnavailable, kResourceExhausted: the
-/// object cannot be put.
+/// On rank 0: makes `error` the outcome of the attempt, unless it has an outcome. If `kept`, the
+/// step may exist nevertheless, so that no rank may remove its objects. On another rank: publishes
+/// its failure, unless a rank has failed before. kUnavailable, kResourceExhausted: the object
+/// cannot be put.
 Result<void> PublishFailure(Storage& storage, const std::string& attempt, uint32_t rank,
                             const Error& error, bool kept);
 /// On rank 0: publishes that the step is committed. kUnavailable, kResourceExhausted: the object
@@ -40,7 +40,7 @@ std::optional<Error> FindFailure(Storage& storage, const std::string& attempt);
 
 /// How an attempt ended.
 struct Outcome {
-  Result<uint64_t> generation;  // of the step that was committed
+  Result<uint64_t> generation;  // generation of the step that was committed
   bool discarded = false;       // the step does not exist, so its parts may be removed
 };
 /// Returns nothing if rank 0 has not published an outcome yet.

@@ -18,7 +18,7 @@
 namespace cairn::kv::internal {
 namespace {
 
-constexpr int kReads = 3;  // of a store, if it is replaced in the meantime
+constexpr int kReads = 3;  // attempts at a store that is replaced in the meantime
 
 /// Replaces the root that this process knows. `known` is the one from which the search for `root`
 /// began; null if no other thread can have found a root.
@@ -159,8 +159,8 @@ Result<void> CommitEpoch(StoreState& state, Root& next) {
   return Fail(std::move(error));
 }
 
-/// The first epoch of a store is random, so that names differ from those of a store that was there
-/// before, or is there later: a copied segment has the same id in all stores.
+/// The first epoch of a store is random, so that names differ from the names in an earlier or later
+/// store at this address: a copied segment has the same id in all stores.
 uint32_t FirstEpoch(const Uuid& uuid) {
   constexpr uint32_t kMost = (1u << 28) - 1;
   uint32_t random = 0;

@@ -1,5 +1,5 @@
 #pragma once
-/// What an open of a store does before its first commit or read.
+/// The work of an open before the first commit or read of the store.
 
 #include <cstdint>
 #include <memory>
@@ -9,15 +9,15 @@
 
 namespace cairn::kv::internal {
 
-/// Reads the identity and the newest root. For readers and for ranks that join a session. Errors
-/// are those of Store::Open.
+/// Reads the identity and the newest root. For readers and for ranks that join a session. Returns
+/// the errors of Store::Open.
 Result<void> OpenForReading(StoreState& state);
 
 /// Becomes the writer: creates the store if it is absent, takes the lease, commits a root with the
-/// next epoch, and removes what crashed attempts have left. Errors are those of Store::Open.
+/// next epoch, and removes the objects of crashed attempts. Returns the errors of Store::Open.
 Result<void> OpenForWriting(StoreState& state);
 
-/// Returns the root with this number. kNotFound: it has been removed, or is that of another store.
+/// Returns the root with this number. kNotFound: it has been removed, or belongs to another store.
 Result<std::shared_ptr<const CommittedRoot>> ReadRootOf(const StoreState& state, uint64_t number);
 
 /// Sets state.root to the newest root. Returns whether it is a new one. Requires that the store is

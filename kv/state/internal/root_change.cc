@@ -27,7 +27,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint64_t kFullFraction = 50;  // of the file system, below which it counts as full
+constexpr uint64_t kFullFraction = 50;  // full if less than 1/50 of the file system is free
 
 /// Objects that steps use.
 struct Reached {
@@ -78,7 +78,7 @@ int64_t GraceLimitNs(const StoreState& state, int64_t now_unix_ns) {
   return now_unix_ns - std::chrono::nanoseconds(state.options.grace).count();
 }
 
-/// Adds objects to the list. Those that are in it, because they were announced, get the new time.
+/// Adds objects to the list. If they are in it already, as announced ones are, updates their times.
 void AddRemoved(std::vector<RemovedObject> objects, Root& root) {
   std::set<std::string_view> names;
   for (const RemovedObject& object : objects) names.insert(object.name);
@@ -99,7 +99,7 @@ std::vector<RemovedObject> TakeExpired(const StoreState& state, Root& root) {
   return expired;
 }
 
-/// Removes the roots that are older than those that are kept.
+/// Removes the roots that are older than the kept ones.
 void RemoveRoots(StoreState& state, uint64_t newest) {
   // Where each request takes long, a writer remembers which roots it has removed.
   const bool remembers = state.storage->transfer_sizes().small_requests > 1;
@@ -269,7 +269,7 @@ Error ExplainLoss(const StoreState& state, Error error) {
 Result<void> CheckStillWriter(StoreState& state) {
   const auto newer = FindNewer(*state.storage, CurrentRoot(state)->root);
   if (!newer) return Fail(ExplainLoss(state, newer.error()));
-  // A newer root of this session is that of a change by another thread of this process.
+  // A newer root of this session comes from a change by another thread of this process.
   if (!*newer || (*newer)->writer.session == state.session) return {};
   Error error = TakenOver(*state.storage, **newer);
   const MutexLock lock(state.mutex);
@@ -298,7 +298,7 @@ Result<Unreachable> FindUnreachable(StoreState& state, std::span<const uint64_t>
   Unreachable unreachable;
   if (lost.tables.empty()) return unreachable;
   const auto entries = root->steps.All();
-  if (!entries) return unreachable;  // what others use is unknown, so nothing may be removed
+  if (!entries) return unreachable;  // the used objects are unknown, so nothing may be removed
   for (const StepEntryPtr& entry : *entries) {
     if (!gone.contains(entry->info.step) && !lost.Remove(state, *entry)) return unreachable;
   }
@@ -420,7 +420,7 @@ void Sweep(StoreState& state, std::chrono::seconds limit) {
   const auto root = CurrentRoot(state);
   Reached reached;
   const auto entries = root->steps.All();
-  if (!entries) return;  // what is reached is unknown, so nothing may be removed
+  if (!entries) return;  // the reached objects are unknown, so nothing may be removed
   for (const StepEntryPtr& entry : *entries) {
     if (Clock::now() >= deadline || !reached.Add(state, *entry)) return;
   }
@@ -468,7 +468,7 @@ void Sweep(StoreState& state, std::chrono::seconds limit) {
     }
   }
   // The order matters: if the store was replaced by another one, these may be its objects. If not,
-  // they are those of this store, whose names no other has.
+  // they are objects of this store, whose names no other store has.
   if (!garbage.empty() && IsStillThere(*state.storage, root->root).value_or(false)) {
     RemoveObjects(state, garbage, deadline);
   }

@@ -1,5 +1,5 @@
 #pragma once
-/// A change of the step list: the next root, and the removal of what it makes unreachable.
+/// A change of the step list: the next root, and the removal of objects that it makes unreachable.
 
 #include <chrono>
 #include <cstdint>
@@ -29,8 +29,8 @@ Result<void> CheckCanCommit(const StoreState& state);
 
 /// kConflict: another writer has taken over the store, so this process can commit nothing any more.
 /// For the begin of a change, which otherwise finds out only in its commit, or earlier by a file
-/// that the other writer has removed. kDataLoss, kUnavailable: the roots cannot be read. Cost: that
-/// of FindNewer. May be called without write_mutex.
+/// that the other writer removed. kDataLoss, kUnavailable: the roots cannot be read. Cost: as
+/// FindNewer. May be called without write_mutex.
 Result<void> CheckStillWriter(StoreState& state);
 
 /// Returns what to report instead of `error`, with which a search for the newest root of an open
@@ -45,21 +45,21 @@ struct Unreachable {
   uint64_t bytes = 0;
 };
 /// Determines which objects no step uses any more if the steps `removed` do not exist, `added`,
-/// which may be null, does, and the steps `rewritten` have these entries; none if the entry of
-/// another step cannot be read. Requires write_mutex.
+/// which may be null, does, and the steps `rewritten` have these entries. Returns nothing if the
+/// entry of another step cannot be read. Requires write_mutex.
 Result<Unreachable> FindUnreachable(StoreState& state, std::span<const uint64_t> removed,
                                     const StepEntry* added,
                                     std::span<const StepEntry> rewritten = {});
 
-/// What a commit does besides changing the list of steps.
+/// The actions of a commit in addition to the change of the list of steps.
 struct CommitActions {
   std::span<const std::string> adopted = {};      // names of removed objects that the step reaches
   std::span<const RemovedObject> announced = {};  // from the time of the commit on
   // New entries of steps that exist. They keep their generations.
   std::span<const StepEntry> rewritten = {};
   const TagChanges* tags = nullptr;
-  const RetentionPolicy* retention = nullptr;  // of the store from now on
-  std::optional<bool> compress = {};           // what saves do from now on
+  const RetentionPolicy* retention = nullptr;  // the store's policy from now on
+  std::optional<bool> compress = {};           // the default of saves from now on
   bool applies_retention = false;              // deletes steps as the policy of the store demands
   bool takes_epoch = false;                    // the root has the next epoch, of the same writer
   std::function<void()> committed = nullptr;   // called once the root is committed, on any thread
@@ -67,19 +67,19 @@ struct CommitActions {
 
 /// Commits the next root, without the steps `removed` and with `added`, which may be null and
 /// replaces a step of the same number. Sets the generation of `added`. Then removes objects whose
-/// grace period has passed; errors of that are ignored, because the next open for writing finds
-/// what remains. kConflict: another writer has taken over the store. kUnavailable,
+/// grace period has passed; errors of that are ignored, because the next open for writing finds the
+/// remaining objects. kConflict: another writer has taken over the store. kUnavailable,
 /// kResourceExhausted: nothing was committed, or outcome_unknown is set. Requires write_mutex.
 Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, StepEntry* added,
                           Unreachable unreachable, const CommitActions& actions = {});
 
 /// Commits a step whose table was written, replacing a step of the same number. Sets the
-/// generation of `entry`. After an error, removes the table unless outcome_unknown is set. Errors
-/// are those of FindUnreachable and CommitChange. Requires write_mutex.
+/// generation of `entry`. After an error, removes the table unless outcome_unknown is set. Returns
+/// the errors of FindUnreachable and CommitChange. Requires write_mutex.
 Result<void> CommitNewStep(StoreState& state, StepEntry& entry, const CommitActions& actions = {});
 
-/// Objects that wait for a step. A copier announces segments that it has finished before the step
-/// that uses them is committed: it adds them to the list of removed objects with a time in the
+/// Objects that wait for a step. Before the commit of a step, a copier announces the step's
+/// segments that it has finished: it adds them to the list of removed objects with a time in the
 /// future, so that no commit or open for writing removes them before. The commit of a step that
 /// reaches them takes them off the list.
 inline constexpr std::chrono::hours kAnnouncedFor{24};
@@ -89,11 +89,11 @@ inline constexpr std::chrono::hours kAnnouncedFor{24};
 bool IsAnnounced(const RemovedObject& object, const Root& root);
 /// Commits a root in which the objects are announced for kAnnouncedFor from now on, also those that
 /// were announced before. Requires write_mutex, and that the objects are durable under their names.
-/// The root has the next epoch if `takes_epoch` is set. Errors are those of CommitChange.
+/// The root has the next epoch if `takes_epoch` is set. Returns the errors of CommitChange.
 Result<void> CommitAnnouncement(StoreState& state, std::span<const RemovedObject> objects,
                                 bool takes_epoch);
 
-/// Returns the segments that a step uses: those of its entry, or of its newest table.
+/// Returns the segments that a step uses, from its entry or from its newest table.
 Result<std::vector<SegmentUse>> UsageOf(StoreState& state, const StepEntry& entry);
 
 /// Removes the objects whose grace period has not passed, if the file system of the store is nearly

@@ -129,7 +129,7 @@ Result<void> CheckDirectory(Storage& storage) {
   return Fail(NotAStore(storage, "this is a file and not a Cairn store; a store is a directory"));
 }
 
-/// Creates the directory and those above it, and makes their names durable.
+/// Creates the directory and the directories above it, and makes their names durable.
 Result<void> CreateDirectories(const std::string& path) {
   if (Exists(path)) return {};
   const std::string parent = ParentOfPath(path);

@@ -16,8 +16,8 @@ inline constexpr int kStoreFormat = 2;
 Result<Uuid> ReadIdentity(Storage& storage);
 
 /// Creates CAIRN, and the directory if the storage is one, unless they exist, and returns the uuid.
-/// kInvalidArgument: there are other files, and it is not a store. Other errors are those of
-/// ReadIdentity.
+/// kInvalidArgument: there are other files, and it is not a store. Returns the errors of
+/// ReadIdentity, too.
 Result<Uuid> CreateIdentity(Storage& storage);
 
 }  // namespace cairn::kv::internal

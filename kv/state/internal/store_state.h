@@ -48,17 +48,17 @@ struct StoreState {
   bool joined = false;  // OpenMode::kJoinSession
   Uuid uuid{};
   std::string session;  // 16 hex digits: the epoch, and 8 random ones
-  uint32_t epoch = 0;   // of the session
+  uint32_t epoch = 0;   // epoch of the session
   const pid_t owner = ::getpid();
 
-  std::shared_ptr<BlockPool> pool;  // of writes
-  /// Of reads: a save reads its base while the blocks of its own writes are in flight, and only the
-  /// thread that waits for the read returns these.
+  std::shared_ptr<BlockPool> pool;  // blocks of writes
+  /// Blocks of reads: a save reads its base while the blocks of its own writes are in flight, and
+  /// only the thread that waits for the read returns these.
   std::shared_ptr<BlockPool> read_pool;
   std::shared_ptr<FileQueues> queues;
   std::shared_ptr<SegmentFiles> files;
   std::shared_ptr<OpenTables> tables;
-  std::unique_ptr<LeaseKeeper> lease;  // of the writer
+  std::unique_ptr<LeaseKeeper> lease;  // the writer's lease
 
   /// A reader has read neither the identity nor a root yet; `uuid` and `root` are empty.
   std::atomic<bool> unread = false;
@@ -82,7 +82,7 @@ struct StoreState {
 
   mutable Mutex mutex;
   std::shared_ptr<const CommittedRoot> root CAIRN_GUARDED_BY(mutex);  // the newest known one
-  std::shared_ptr<const Snapshot> latest CAIRN_GUARDED_BY(mutex);  // of `root`; null: not created
+  std::shared_ptr<const Snapshot> latest CAIRN_GUARDED_BY(mutex);  // for `root`; null: not created
   std::optional<Error> fenced CAIRN_GUARDED_BY(mutex);  // another writer has taken over the store
   bool closed CAIRN_GUARDED_BY(mutex) = false;
   std::map<uint64_t, uint64_t> attempts_at CAIRN_GUARDED_BY(mutex);  // number of attempts by step

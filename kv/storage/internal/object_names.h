@@ -35,7 +35,7 @@ bool IsDecimal(std::string_view text);
 /// Identifies one immutable object of a kind. Ids are random, so no two objects of a store have the
 /// same.
 struct ObjectId {
-  uint32_t epoch = 0;  // of the writer
+  uint32_t epoch = 0;  // the writer's epoch
   uint64_t id = 0;
   friend auto operator<=>(const ObjectId&, const ObjectId&) = default;
 };

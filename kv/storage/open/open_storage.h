@@ -20,9 +20,9 @@ uint64_t RepeatedRequests(const std::string& address);
 /// Opens the storage at an address: PATH, file:PATH, s3://BUCKET/PREFIX, rados:POOL/NAMESPACE, or
 /// memory:NAME (which is shared inside the process). Creates nothing, and sends no request. A
 /// relative path whose first element contains ':' needs "file:" or "./" before it. The address of a
-/// bucket may end with parameters, "?endpoint=URL&region=R&profile=P"; `s3` has precedence. Those
-/// of a pool are "?conf=FILE&id=USER&data_pool=POOL&stripe=BYTES". kInvalidArgument: the address is
-/// of another kind, or has no path or name; a parameter or an option is not valid.
+/// bucket may end with parameters, "?endpoint=URL&region=R&profile=P"; `s3` has precedence. The
+/// parameters of a pool are "?conf=FILE&id=USER&data_pool=POOL&stripe=BYTES". kInvalidArgument: the
+/// address has another scheme, or no path or name; a parameter or an option is not valid.
 Result<std::shared_ptr<Storage>> OpenStorage(const std::string& address, const S3Options& s3 = {});
 
 }  // namespace cairn::kv

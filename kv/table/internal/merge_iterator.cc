@@ -31,7 +31,7 @@ bool MergeIterator::Precedes(size_t a, size_t b) const {
 }
 
 void MergeIterator::Insert(size_t source) {
-  // Mostly ends at the first comparison: the source of many records precedes those of few.
+  // Mostly ends at the first comparison: sources of many records precede sources of few.
   const auto position =
       std::ranges::find_if(order_, [&](size_t other) { return Precedes(source, other); });
   order_.insert(position, source);

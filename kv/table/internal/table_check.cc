@@ -99,7 +99,7 @@ class Tail {
  private:
   const uint64_t file_bytes_;
   const TableRead& read_;
-  uint64_t begin_ = 0;  // of bytes_ in the file
+  uint64_t begin_ = 0;  // where bytes_ begins in the file
   std::vector<std::byte> bytes_;
   std::vector<std::byte> far_;
 };

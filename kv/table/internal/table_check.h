@@ -2,9 +2,9 @@
 /// Checks a table before RocksDB parses it.
 ///
 /// RocksDB (7.8) parses a table's properties block before it verifies the block's checksum, and one
-/// flipped bit there ends the process in an assertion. It also allocates the length of the index
-/// that the footer, which has no checksum, states. So both are checked here first. RocksDB itself
-/// checks everything else in a table before use.
+/// flipped bit there ends the process in an assertion. It also allocates the length of the index in
+/// the footer, which has no checksum. So both are checked here first. RocksDB itself checks
+/// everything else in a table before use.
 
 #include <cstdint>
 #include <functional>

@@ -1,5 +1,5 @@
 #pragma once
-/// What a root states about a table.
+/// The description of a table in a root.
 
 #include <cstdint>
 

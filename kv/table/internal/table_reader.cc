@@ -60,7 +60,7 @@ struct TableReader::State {
         environment(ReadEnvironment(file)),
         reader(TableOptions(*environment)) {}
 
-  // In the order of use: each needs those before it.
+  // In the order of use: each needs the members before it.
   const TableInfo info;
   const TableFile file;
   const std::unique_ptr<rocksdb::Env> environment;

@@ -21,9 +21,9 @@ namespace cairn::kv::internal {
 
 class TableReader;
 
-/// What an iterator is for.
+/// The purpose of an iterator.
 enum class TableAccess {
-  kLookup,  // reads as much as it is asked for, and keeps the blocks for the next lookups
+  kLookup,  // reads only the requested bytes, and keeps the blocks for the next lookups
   kBulk,    // reads far ahead, and does not displace what lookups use
 };
 
@@ -54,7 +54,7 @@ class TableIterator {
 
   const std::unique_ptr<const Bound> end_;  // outlives iterator_; null: none
   std::unique_ptr<rocksdb::Iterator> iterator_;
-  std::string_view path_;  // of the file, which outlives this; for error messages
+  std::string_view path_;  // path of the file, which outlives this; for error messages
 };
 
 /// An open table. Memory: the top of its index, what TableFile keeps, and at most 1 MiB of blocks.

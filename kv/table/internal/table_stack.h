@@ -43,7 +43,7 @@ class TableStack {
   /// Calls `visit` with the records whose keys begin with `prefix`, in order, until it returns
   /// false. Returns the errors of `visit`.
   Result<void> Scan(std::string_view prefix, const Visit& visit) const;
-  /// Does so with those whose keys are not less than `first_key`, which begins with `prefix`.
+  /// Does so with records whose keys are not less than `first_key`, which begins with `prefix`.
   Result<void> ScanFrom(std::string_view first_key, std::string_view prefix,
                         const Visit& visit) const;
 

@@ -11,7 +11,7 @@ _SERVER_PARAMETERS = ("endpoint=", "conf=")
 
 
 def is_directory(address: str) -> bool:
-    """Whether the address is that of a directory: ``PATH`` or ``file:PATH``."""
+    """Whether the address names a directory: ``PATH`` or ``file:PATH``."""
     return not address.startswith(_NOT_DIRECTORIES)
 
 

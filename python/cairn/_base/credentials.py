@@ -17,16 +17,16 @@ class Session(Protocol):
 
 
 Credentials = Optional[Callable[[], Mapping[str, object]]]
-"""What C++ calls."""
+"""The function that C++ calls."""
 
 GivenCredentials = Union[Callable[[], Mapping[str, object]], Session, None]
-"""What users give as ``credentials=``."""
+"""The types of ``credentials=``."""
 
 _ASK_AGAIN_SECONDS = 600
 
 
 def credentials_function(given: GivenCredentials) -> Credentials:
-    """What C++ calls for what a user gives. Raises Invalid."""
+    """The function that C++ calls for the user's ``credentials=``. Raises Invalid."""
     if given is None or callable(given):
         return given
     if not callable(getattr(given, "get_credentials", None)):

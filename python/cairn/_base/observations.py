@@ -2,7 +2,7 @@
 
 1. A call of the store runs. Its exception, if any, is not changed.
 2. The event is made: from the report or the error, and for saves from the records of the new step.
-3. Each observer is called with it. What an observer raises is logged once and ignored.
+3. Each observer is called with it. An exception of an observer is logged once and ignored.
 
 For a save in the background, steps 2 and 3 run on a thread that waits for the save. For a copy to a
 mirror, they run on the thread of the mirror (`cairn._mirror.events`). SystemExit and

@@ -192,8 +192,8 @@ def is_terminal() -> bool:
 def progress_text(
     task: str, done: int, total: int, new: int, seconds: float, unit: str = ""
 ) -> str:
-    """One line. The rate is that of ``new`` bytes (or what ``unit`` names) in ``seconds``, and left
-    out at the beginning."""
+    """One line. The rate is ``new`` bytes (or ``unit``) per ``seconds``, and left out at the
+    beginning."""
 
     def amount(count: int) -> str:
         return f"{count:,}" if unit else _bytes(count)

@@ -1,4 +1,4 @@
-"""Which steps are kept when older ones are deleted."""
+"""Chooses the steps that are kept when older ones are deleted."""
 
 from __future__ import annotations
 

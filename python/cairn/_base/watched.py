@@ -27,7 +27,7 @@ class Watched:
         each copy of a step to a mirror.
 
         The event of ``save_async`` is reported once the step is durable or the save has failed, by
-        a background thread that exists until then; that of a copy by the thread of the mirror,
+        a background thread that exists until then; the event of a copy by the thread of the mirror,
         before :meth:`wait_mirrored` returns; all others by the thread that made the call, before
         the call returns. Saves are reported in the order in which they ended. Several observers are
         called in the order in which they were added. :meth:`close` waits for the observers. An

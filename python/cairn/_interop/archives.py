@@ -133,7 +133,7 @@ class Archive:
         self._check()
 
     def read(self) -> tuple[Any, Reader]:
-        """What was saved, and the reader that has read it."""
+        """The saved object, and the reader that has read it."""
         data = self.members[self._folder + "data.pkl"]
         if self.has_checksums:
             data.verify()

@@ -1,6 +1,6 @@
 """Reads the pickles of torch without executing them: a class or a function is only a name.
 
-What a pickle builds is bounded by its length: no opcode and no call makes more than it has.
+A pickle's objects are bounded by its length: no opcode and no call makes more than it has.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Object:
 
 
 class OtherKey:
-    """A key of a dict of another type than those of a state. It is hashed by its identity."""
+    """A dict's key of a type that keys of states do not have. It is hashed by its identity."""
 
     __slots__ = ("key",)
 
@@ -301,7 +301,7 @@ class Reader(pickle._Unpickler):  # type: ignore[name-defined]
                 raise Corrupt("a tensor extends beyond its storage")
             size = math.prod(shape) * dtype.itemsize
             self.repeated_bytes += max(0, size - data.nbytes())
-        # Of a storage that is long enough, which torch would otherwise enlarge.
+        # Requires a storage that is long enough; torch would otherwise enlarge it.
         return torch.empty((0,), dtype=dtype).set_(data, offset, shape, strides)
 
 

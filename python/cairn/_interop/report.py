@@ -1,4 +1,4 @@
-"""What the programs print, in the words of kv-admin, and the options that both verbs have."""
+"""The programs' output, in the words of kv-admin, and the options that both verbs have."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def say(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Prints an error or a warning. What cannot be printed is not an error."""
+    """Prints an error or a warning. A text that cannot be printed is not an error."""
     try:
         print(f"kv-admin: {escape(text)}", file=sys.stderr, flush=True)
     except (OSError, ValueError):

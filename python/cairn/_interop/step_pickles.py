@@ -25,7 +25,7 @@ _REMEDY = "leave the key out with a pattern"
 
 
 class Storage:
-    """Bytes that tensors share: those of the tensor `owner`."""
+    """Bytes of the tensor `owner` that tensors share."""
 
     def __init__(self, owner: _cairn.TensorInfo, dtype: torch.dtype | None) -> None:
         self.owner, self.dtype = owner, dtype

@@ -1,4 +1,4 @@
-"""What a load converts on its way: names and shapes by rules, and dtypes."""
+"""Conversions of a load: names and shapes by rules, and dtypes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ConversionOptions(NamedTuple):
 
     rules: list[Rule]
     dtype: int | None = None
-    """That of all floating-point tensors; None: their own."""
+    """Dtype of all floating-point tensors; None: their own."""
     cast: bool = False
     """Whether a load casts tensors to the dtypes of the state."""
 
@@ -123,7 +123,7 @@ def _dtype_code(dtype: Any) -> int:
 
 
 def other_dtypes(load_plan: _cairn.LoadPlan, contents: _cairn.Contents) -> dict[str, int]:
-    """The dtypes of the state, by FQN, where they are not those of the step. Uses up the plan."""
+    """The dtypes of the state, by FQN, where they differ from the step. Uses up the plan."""
     found = {}
     for node, index in load_plan.request_contiguous():
         leaf = leaf_at(contents, index)

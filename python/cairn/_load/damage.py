@@ -1,4 +1,4 @@
-"""Which tensors of a step are damaged, and the rest of the step."""
+"""Finds the damaged tensors of a step, and loads the rest."""
 
 from __future__ import annotations
 

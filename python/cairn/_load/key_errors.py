@@ -76,8 +76,8 @@ def unexpected_keys(unexpected: tuple[str, ...], step: int) -> Invalid:
 
 
 def _way_to_all(fqn: str, stored: list[str]) -> str:
-    """How a load finds the keys if all names of the step, such as that of `fqn`, have a prefix
-    more, or one less (``module.``, of a model in a wrapper). Empty: `fqn` shows no such prefix."""
+    """How a load finds the keys if all names of the step, such as `fqn`'s, have a prefix more, or
+    one less (``module.``, of a model in a wrapper). Empty: `fqn` shows no such prefix."""
     for other in stored:
         if other.endswith(f".{fqn}"):
             return f"the step has '{other}', so pass prefix={other[: -len(fqn) - 1]!r}"
@@ -100,8 +100,7 @@ def _some(fqns: tuple[str, ...]) -> str:
 def way_to_load(
     fqn: str, stored: tuple[int, tuple[int, ...]], given: tuple[int, tuple[int, ...]]
 ) -> str:
-    """What to do about a tensor of the state whose (dtype code, shape) are not those of the
-    step."""
+    """Advice about a tensor of the state whose (dtype code, shape) differ from the step."""
     if stored[1] != given[1]:
         return f"leave it out with keys='!{fqn}', or read a part of it with read_slice()"
     if dtypes.name_of(stored[0]) in _CAST_FROM and dtypes.name_of(given[0]) in _CAST_TO:

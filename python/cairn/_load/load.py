@@ -43,7 +43,7 @@ class LoadOptions(NamedTuple):
     patterns: list[str]
     """Leaves that these do not match are skipped, in the step and in the state."""
     device: Any
-    """Device of new tensors for meta tensors; None: that of the group, or torch's default."""
+    """Device of new tensors for meta tensors; None: the group's, or torch's default."""
     read_once: bool
     skip_damaged: bool = False
     conversion: ConversionOptions | None = None
@@ -147,7 +147,7 @@ class OtherLeaves:
         self._meta_subclasses: set[int] = set()
         """Nodes of those with an inner tensor on the meta device."""
         self._materialized_by_id: dict[int, Any] = {}
-        """What takes their place, by id of the meta tensor."""
+        """Their replacements, by id of the meta tensor."""
 
     def add(self, node: int, index: int, leaf: Leaf) -> None:
         """Plans the load of `leaf`, which has position `index` in the step, to a node. Raises

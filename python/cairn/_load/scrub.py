@@ -28,7 +28,7 @@ class Scrub:
 
     @property
     def damage(self) -> tuple[Corrupt, ...]:
-        """What the last complete pass has found, at most 1000 problems."""
+        """The problems that the last complete pass has found, at most 1000."""
         return tuple(
             Corrupt(text, key=key or None, file=file or None, offset=offset)
             for key, text, file, offset in self._native.state()[3]

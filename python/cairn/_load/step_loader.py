@@ -90,7 +90,7 @@ class StepLoader(StepReader):
     def _convert(
         state: Any, stored: _cairn.Contents, conversion: ConversionOptions, patterns: list[str]
     ) -> _cairn.Contents:
-        """What the step contains after the conversion, and after the casts to dtypes of `state`."""
+        """The contents of the step after the conversion and the casts to dtypes of `state`."""
         contents = conversion.convert(stored, patterns)
         if not conversion.cast:
             return contents

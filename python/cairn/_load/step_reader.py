@@ -100,7 +100,7 @@ class StepReader(Watched):
             skip_damaged: leaves out :meth:`damaged_keys`, with a warning. Reads everything twice.
             rename: expressions, each with what replaces its first match in a key, or a list of
                 rules (docs/conversion.md). The patterns select new names.
-            dtype: that of all floating-point tensors, which are cast while they are read.
+            dtype: the dtype of all floating-point tensors, which are cast while they are read.
             progress: as in :func:`cairn.open`, for this call.
 
         Memory of new torch tensors: a tensor of 1 MiB or more has separate pages; smaller ones
@@ -115,7 +115,7 @@ class StepReader(Watched):
         Raises:
             NotFound: the step does not exist, or no key matches.
             Invalid: a malformed pattern, a pickle that is not allowed, or rules that do not fit.
-            Corrupt: the bytes are not those that were written.
+            Corrupt: the bytes differ from the written bytes.
         """
         selected = pattern_list(patterns)
         native, step = self._place_of(step)
@@ -156,7 +156,7 @@ class StepReader(Watched):
         Raises:
             NotFound: the step or the key does not exist.
             Invalid: the key is a plain value, the box exceeds the shape, or ``out`` does not fit.
-            Corrupt: the bytes are not those that were written.
+            Corrupt: the bytes differ from the written bytes.
         """
         from cairn._load.slices import BoxReader
 
@@ -189,7 +189,7 @@ class StepReader(Watched):
         Raises:
             NotFound: the step or a key does not exist. Nothing has been read.
             Invalid: a key is a plain value, or a box exceeds the shape. Nothing has been read.
-            Corrupt: the bytes are not those that were written.
+            Corrupt: the bytes differ from the written bytes.
         """
         from cairn._load.slices import BoxReader
 
@@ -262,12 +262,12 @@ class StepReader(Watched):
         return self._map_checks.wait(timeout)
 
     def steps(self) -> list[int]:
-        """The step numbers, ascending, including those of fallback stores. A store that is open for
-        reading sees the steps that a concurrent writer commits."""
+        """The step numbers, ascending, including the steps of fallback stores. A store that is open
+        for reading sees the steps that a concurrent writer commits."""
         return self._native.steps() if self._tiers is None else self._tiers.steps()
 
     def keys(self, step: int | str | None = None, pattern: Patterns = None) -> dict[str, KeyInfo]:
-        """What ``step`` (by default the latest) contains, by FQN, in the order of the state.
+        """The keys of ``step`` (by default the latest), by FQN, in the order of the state.
 
         ``pattern`` is as for :meth:`read`. No tensor is read. Returns an empty dict if no key
         matches. Raises NotFound if the step does not exist.
@@ -301,8 +301,8 @@ class StepReader(Watched):
 
         Args:
             max_rate: bytes of payload per second on average; 0 for no limit.
-            every: seconds from the begin of a pass to that of the next. A pass that takes longer is
-                followed by the next one at once.
+            every: seconds between the begins of two passes. A pass that takes longer is followed by
+                the next one at once.
 
         Raises Invalid for a negative number, and what :func:`cairn.open` raises.
         """
@@ -315,12 +315,12 @@ class StepReader(Watched):
     def statistics(
         self, step: int | str | None = None, pattern: Patterns = None
     ) -> dict[str, TensorStatistics]:
-        """What the save of ``step`` (by default the latest) recorded about the values of its
+        """The statistics that the save of ``step`` (by default the latest) recorded about its
         tensors, by FQN. No tensor is read.
 
-        ``pattern`` is as for :meth:`read`. Tensors that have no statistics are left out: those of
-        saves without ``statistics=True`` and of device memory, and tensors that share the bytes of
-        others. Raises NotFound if the step does not exist.
+        ``pattern`` is as for :meth:`read`. Tensors that have no statistics are left out: tensors of
+        saves without ``statistics=True``, tensors in device memory, and tensors that share the
+        bytes of others. Raises NotFound if the step does not exist.
         """
         from cairn.reports import TensorStatistics
 
@@ -358,8 +358,8 @@ def contents_of(
     selected: list[str],
     conversion: ConversionOptions | None = None,
 ) -> _cairn.Contents:
-    """What the patterns select of a step, after the conversion. Raises NotFound if this is nothing
-    although there are patterns."""
+    """The contents of a step that the patterns select, after the conversion. Raises NotFound if
+    there are patterns that select nothing."""
     contents = native.contents(step, [] if conversion else selected)
     if conversion is None:
         check_match(selected, native, contents)

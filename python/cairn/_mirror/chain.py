@@ -44,7 +44,7 @@ class MirrorChain:
         save: _cairn.SaveHandle | None,
         overwrite: bool,
     ) -> list[Future[None]]:
-        """Copies a step to those of the mirrors whose ``every`` divides it.
+        """Copies a step to the mirrors whose ``every`` divides it.
 
         Returns one future per mirror that receives the step, from near to far. Each has the result
         None, or the error of the copy.

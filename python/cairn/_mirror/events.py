@@ -101,4 +101,4 @@ class CopyClock:
         now = repeated_requests(self._mirror)
         if now is None or self._repeated is None:
             return None
-        return now - self._repeated if self.attempts else 0  # those of another copy
+        return now - self._repeated if self.attempts else 0  # requests of another copy

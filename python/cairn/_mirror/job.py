@@ -64,7 +64,7 @@ class MirrorJob:
         self.futures[self._done - 1].set_result(None)
 
     def fail(self, error: Exception) -> None:
-        """The step does not arrive in this mirror, nor in those after it."""
+        """The step does not arrive in this mirror, nor in mirrors after it."""
         if self.error is None:
             self.error = error
         for future in self.futures[self._done :]:

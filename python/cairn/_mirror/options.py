@@ -23,7 +23,7 @@ class Mirror:
     Args:
         address: of the mirror; see :func:`cairn.open`. It is created if it does not exist.
         every: copies only the steps that this number divides. In a chain, it must be a multiple of
-            that of the mirror before it.
+            the ``every`` of the mirror before it.
         keep_last, keep_every: after each copy, deletes from the mirror all older steps except the
             last ``keep_last`` and the multiples of ``keep_every``. If both are 0, the mirror keeps
             all steps.
@@ -34,8 +34,8 @@ class Mirror:
         timeout: seconds without progress after which a copy that fails is not repeated any more.
         take_over: becomes the writer of the mirror even if another process has it open for
             writing.
-        credentials: for a bucket; see :func:`cairn.open`. By default, those with which the store
-            was opened.
+        credentials: for a bucket; see :func:`cairn.open`. By default, the credentials with which
+            the store was opened.
 
     Raises:
         Invalid: a number is out of range.
@@ -78,7 +78,7 @@ _RANGES = {
 }
 
 Mirrors = Union[str, "os.PathLike[str]", Mirror, Sequence[Union[str, "os.PathLike[str]", Mirror]]]
-"""What users give as ``mirror=``: an address, a Mirror, or a chain of them."""
+"""The types of ``mirror=``: an address, a Mirror, or a chain of them."""
 
 
 def mirror_chain(mirrors: Mirrors | None, source: str, every: int = 1) -> tuple[Mirror, ...]:
@@ -88,7 +88,7 @@ def mirror_chain(mirrors: Mirrors | None, source: str, every: int = 1) -> tuple[
         every: applies to a mirror that is given as an address.
 
     Raises Invalid if two of the stores are the same, or if ``every`` of a mirror is not a multiple
-    of that of the mirror before it.
+    of the ``every`` of the mirror before it.
     """
     if mirrors is None:
         return ()

@@ -19,8 +19,8 @@ class Source(NamedTuple):
     address: str
     credentials: Callable[[], Mapping[str, object]] | None
     uuid: str | None = None
-    """Of the store that has saved the steps, if it is known: the address may come to mean another
-    one."""
+    """Identity of the store that has saved the steps, if it is known: the address may come to mean
+    another store."""
 
 
 class Copied(NamedTuple):

@@ -99,9 +99,9 @@ class MirrorWorker:
             self._give_up(old, Unavailable(text, step=old.step))
 
     def catch_up(self, steps: list[int], chain: list[Mirror]) -> None:
-        """Copies those of the steps of the source that are newer than all steps of the mirror.
+        """Copies the steps of the source that are newer than all steps of the mirror.
 
-        ``chain``: this mirror and those after it, whose ``every`` selects steps.
+        ``chain``: this mirror and the mirrors after it, whose ``every`` selects steps.
         """
         due = [step for step in steps if step % chain[0].every == 0]
         with self._changed:
@@ -160,7 +160,7 @@ class MirrorWorker:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Ends the copy that runs, gives up those that wait, and ends the thread."""
+        """Ends the copy that runs, gives up waiting copies, and ends the thread."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify_all()

@@ -69,7 +69,7 @@ def bound_device(group: ProcessGroup) -> int | None:
 
 
 def device_for(devices: Sequence[int], bound: int | None, wanted: Any) -> int:
-    """The device that a rank connects: one of those that its tensors are on.
+    """The device that a rank connects: one of the devices of its tensors.
 
     A rank without tensors on devices also needs a distinct device, because two ranks cannot connect
     the same one.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Follow(NamedTuple):
-    """What a handle waits for besides the save, and how its waits show their progress."""
+    """The events that a handle awaits besides the save, and the progress of its waits."""
 
     progress: Progress
     rank: int
@@ -52,7 +52,7 @@ class SaveHandle:
         streams: Streams,
         follow: Follow,
     ) -> None:
-        """``tensors``: those in device memory, which work on ``streams`` writes."""
+        """``tensors``: tensors in device memory, which work on ``streams`` writes."""
         self._native = native
         self._step = step
         self._keep_alive = TensorKeepAlive(native, tensors) if tensors else None

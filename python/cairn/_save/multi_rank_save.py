@@ -41,9 +41,9 @@ class _Holder(NamedTuple):
 def prepare_together(
     ranks: Ranks, prepare: Callable[[], tuple[dict[str, Any], FlatState]]
 ) -> tuple[dict[str, Any], FlatState]:
-    """Returns this rank's arguments and state, checked against those of the others. Collective.
+    """Returns this rank's arguments and state, checked against the other ranks. Collective.
 
-    ``prepare()`` returns those of this rank; if it raises on one rank, all ranks raise. Raises
+    ``prepare()`` returns the arguments and state; if it raises on one rank, all ranks raise. Raises
     Invalid if the arguments differ, or if the patterns match nothing.
     """
     prepared = []

@@ -1,4 +1,4 @@
-"""What the caller asks of a save, in one object from `Store.save` down to the C++ call."""
+"""The options of a save, in one object from `Store.save` down to the C++ call."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SaveOptions(NamedTuple):
     note: str = ""
 
     def annotations(self) -> dict[str, Any]:
-        """The keyword arguments of `_cairn.Store.save` of which those of rank 0 count."""
+        """The keyword arguments of `_cairn.Store.save` that only count on rank 0."""
         if isinstance(self.tags, str):
             raise Invalid(f"tags={self.tags!r}: must be several names, such as [{self.tags!r}]")
         metrics = [(name, float(value)) for name, value in dict(self.metrics or {}).items()]

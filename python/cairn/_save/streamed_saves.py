@@ -59,9 +59,9 @@ class StreamedSaves(MirroredStore):
         Each tensor is written when it is added, and nothing of it is kept. At the end of the block
         the step is committed, and exists from then on. If the block raises, the step does not exist
         and what was written is removed. Other saves of this store fail in the meantime, and reads
-        do not see the step. The arguments are those of :meth:`save`; ``share_equal`` and
-        ``unchanged`` have no meaning here. In a multi-rank store all ranks enter and leave the
-        block together (:class:`cairn._save.writer.Writer`, which describes ``progress``).
+        do not see the step. For the arguments, see :meth:`save`; ``share_equal`` and ``unchanged``
+        have no meaning here. In a multi-rank store all ranks enter and leave the block together
+        (:class:`cairn._save.writer.Writer`, which describes ``progress``).
 
         Raises, when the block is entered:
             Conflict: the step exists.

@@ -42,9 +42,8 @@ class Writer:
     Several ranks
         All ranks enter and leave the block together, and each adds what it has. Every rank of its
         mesh adds a ``DTensor`` or ``ShardedTensor``. Any other tensor is added by one rank only:
-        ranks do not know in advance what others add. Of plain values that several ranks add, the
-        step contains that of the lowest rank. If one rank fails, the step does not exist, and all
-        ranks raise.
+        ranks do not know in advance what others add. If several ranks add a plain value, the lowest
+        rank's is stored. If one rank fails, the step does not exist, and all ranks raise.
 
     Threads: any thread may add, but only one at a time; a concurrent call raises Conflict. The
     thread that has entered the block leaves it.
@@ -136,7 +135,7 @@ class Writer:
             raise Unavailable("stopped, because progress= returned False", step=self.step)
 
     def add_all(self, leaves: Iterable[tuple[str, Any]]) -> None:
-        """Adds each pair of name and value, such as those of a generator or of ``dict.items()``."""
+        """Adds each pair of name and value, such as from a generator or ``dict.items()``."""
         for fqn, value in leaves:
             self.add(fqn, value)
 
@@ -262,7 +261,7 @@ class Writer:
         part, self._part, self._state = self._part, None, _ENDED
         if self._display is not None:
             self._display.clear()
-        # What calls this from within `add` cannot wait for it, and the part raises Conflict.
+        # A caller inside of `add` cannot wait for it, and the part raises Conflict.
         waits = self._adder != threading.get_ident()
         try:
             with self._adding if waits else nullcontext():

@@ -16,8 +16,8 @@ class Box(NamedTuple):
 
 
 class BoxedTensor:
-    """The boxes that this rank writes of a tensor. Those of all ranks form the tensor. It is stored
-    as a torch tensor.
+    """The boxes of a tensor that this rank writes. The boxes of all ranks form the tensor. It is
+    stored as a torch tensor.
 
     Args:
         dtype: its code.

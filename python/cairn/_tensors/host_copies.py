@@ -7,8 +7,8 @@ The copy of a storage is kept and reused by the next staging:
    copy, unless a staged tensor still uses it.
 2. A storage whose size has changed gets a new copy in place of the old one.
 3. A copy is made once per round, whatever the number of tensors in the storage.
-4. What an earlier round has staged is never overwritten while it is in use: a copy that a staged
-   tensor still uses is left to that tensor, and the storage gets a new copy.
+4. A copy of an earlier round is never overwritten while it is in use: a copy that a staged tensor
+   still uses is left to that tensor, and the storage gets a new copy.
 
 The CUDA parts (pinned copies, events after asynchronous copies) run only where torch finds a GPU.
 """

@@ -152,7 +152,7 @@ class Sources:
 
 
 def box_dtype(shard: BoxShard, value: Any, fqn: str) -> int:
-    """The code of the dtype of the shards; that of `value` if it has none here. Raises Invalid."""
+    """The code of the dtype of the shards, or of `value` if it has none here. Raises Invalid."""
     codes = {dtype_code(memory.dtype, fqn) for _, _, memory in shard.boxes}
     if len(codes) > 1:
         raise refuse(fqn, "a tensor whose shards have several dtypes", "convert them first")

@@ -23,7 +23,7 @@ from cairn.errors import Corrupt, Invalid, refuse
 
 SUBCLASS_KEY = "__tensor_subclass__"  # python/src/tensor_subclasses.h
 _VERSION = 1
-# What must be equal for a load in place.
+# The members that must be equal for a load in place.
 _COMPARED = ("class", "tensors", "context", "size")
 # They have __tensor_flatten__ too, but are saved in other ways, or refused.
 _OTHERS = (
@@ -93,8 +93,8 @@ _OWN_PARTS = "save the plain tensors that it consists of instead"
 
 
 def described(text: Any, fqn: str, step: int) -> dict[str, Any]:
-    """The description of a stored tensor. Raises Corrupt if it is not one; Invalid for that of a
-    newer version."""
+    """The description of a stored tensor. Raises Corrupt if it is not one; Invalid if its version
+    is newer."""
     import json
 
     try:
@@ -230,7 +230,7 @@ def rebuilt_flat(leaves: dict[str, Any], rebuild: Rebuilder) -> dict[str, Any]:
 
 
 def check_same(stored: Any, given: str, fqn: str, step: int) -> None:
-    """Raises Invalid if a stored description does not fit that of the tensor to fill."""
+    """Raises Invalid if a stored description does not fit the tensor to fill."""
     import json
 
     theirs, ours = described(stored, fqn, step), json.loads(given)

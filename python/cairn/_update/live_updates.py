@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from cairn.reports import PullReport
 
 
-# How often a storage is asked that does not notify. Of a directory on a local disk, this costs two
-# calls of stat; of a bucket, two or three requests.
+# Interval of requests to a storage that does not notify. A request costs two calls of stat for a
+# directory on a local disk, and two or three requests for a bucket.
 _POLL_SECONDS = 1.0
 
 
@@ -81,8 +81,8 @@ class LiveUpdates(StepLoader):
         ones, on devices, aliases in the step, parts of a DTensor) are not compared, and read
         completely if they differ.
         If both steps are the same, nothing is compared or read, unless the state has tensors on the
-        meta device, which are created as by :meth:`Store.load`. The other arguments, the rules for
-        containers, objects with ``load_state_dict`` and several ranks are those of
+        meta device, which are created as by :meth:`Store.load`. The other arguments, and the rules
+        for containers, objects with ``load_state_dict`` and several ranks, are the same as for
         :meth:`Store.load`.
 
         If the call is interrupted or fails while it reads, tensors may contain pages of both steps.
@@ -93,7 +93,7 @@ class LiveUpdates(StepLoader):
                 the step lacks keys of the state.
             Invalid: a tensor does not contain the bytes of ``since`` (``key`` names it), and this
                 process has changed nothing; or as for :meth:`Store.load`.
-            Corrupt: the bytes are not those that were written.
+            Corrupt: the bytes differ from the written bytes.
             Unavailable: an I/O error; a rank failed, died, or did not respond in time.
         """
         since = step_number(since)

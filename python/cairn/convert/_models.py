@@ -13,7 +13,7 @@ from cairn.errors import Invalid
 
 _LAYER = r"layers\.(\d+)\."
 
-# What follows "layers.N." in the names of Hugging Face, and in the native names.
+# Suffixes after "layers.N." in the names of Hugging Face, and in the native names.
 _BLOCK_NAMES = {
     "self_attn.o_proj": "attention.wo",
     "mlp.gate_proj": "feed_forward.w1",
@@ -28,7 +28,7 @@ _TOP_NAMES = {"model.embed_tokens": "tok_embeddings", "model.norm": "norm"}
 
 
 def _names(native: str) -> tuple[dict[str, str], dict[str, str]]:
-    """The names inside a layer and outside of layers, from those of Hugging Face to native ones."""
+    """The names inside a layer and outside of layers, from Hugging Face's names to native ones."""
     if native not in ("meta", "torchtitan"):
         raise Invalid(f"native={native!r}: give 'meta' or 'torchtitan'")
     inside = "attention.qkv_linear." if native == "torchtitan" else "attention."
@@ -75,7 +75,7 @@ def llama_from_hf(*, heads: int, kv_heads: int, native: str = "meta") -> list[Ru
 
 
 def llama_to_hf(*, heads: int, kv_heads: int, native: str = "meta") -> list[Rule]:
-    """From native names and layout to those of Hugging Face's Llama; see :func:`llama_from_hf`."""
+    """From native names and layout to Hugging Face's Llama; see :func:`llama_from_hf`."""
     return [
         drop(r"^(rope\.freqs|freqs_cis)$"),
         rearrange(r"\.wq\.weight$", (heads, -1, 2), (0, 2, 1)),
@@ -93,8 +93,8 @@ _TITAN_EXPERTS = {
 
 
 def qwen3_from_hf() -> list[Rule]:
-    """From the names of Hugging Face's Qwen 3, dense or with an expert per tensor, to those of
-    torchtitan."""
+    """From the names of Hugging Face's Qwen 3, dense or with an expert per tensor, to
+    torchtitan's."""
     experts = [
         stack(
             rf"^model\.{_LAYER}mlp\.experts\.(\d+)\.{projection}\.weight$", rf"layers.\1.{own}"
@@ -107,7 +107,7 @@ def qwen3_from_hf() -> list[Rule]:
 
 
 def qwen3_to_hf() -> list[Rule]:
-    """From the names of torchtitan to those of Hugging Face's Qwen 3, with an expert per tensor."""
+    """From torchtitan's names to the names of Hugging Face's Qwen 3, with an expert per tensor."""
     experts = [
         unstack(
             rf"^{_LAYER}{_escape(own)}$", rf"model.layers.\1.mlp.experts.{{i}}.{projection}.weight"

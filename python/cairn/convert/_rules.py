@@ -11,7 +11,7 @@ from typing import Any
 from cairn.errors import Invalid
 
 Rule = dict[str, Any]
-"""What JSON expresses: texts, integers, lists and dicts of them."""
+"""A value in JSON: texts, integers, lists and dicts of them."""
 
 
 def rename(names: Mapping[str, str]) -> Rule:
@@ -81,7 +81,7 @@ def dequantize(
     """Multiplies block-scaled 8-bit matrices by their factors, which are then left out.
 
     Args:
-        dtype: that of the results.
+        dtype: the dtype of the results.
         scale: expression of the factors, float32 matrices with one element per block.
         weight: what replaces its match in the name of the matrix.
         block: rows and columns of a block.

@@ -121,8 +121,7 @@ def _encode_storage_meta(meta: StorageMeta | None) -> dict | None:
 
 
 def paths_of(planner_data: Any) -> dict[str, tuple[str | int, ...]] | None:
-    """The mapping from FQN to path, if the planner data are one, as those of default planners
-    are."""
+    """The mapping from FQN to path, if the planner data are one, as from default planners."""
     if type(planner_data) is not dict:
         return None
     for fqn, path in planner_data.items():

@@ -1,4 +1,5 @@
-"""Plans that take less time to send: the coordinator receives and returns those of all ranks."""
+"""Plans that take less time to send: the coordinator receives and returns the plans of all
+ranks."""
 
 from __future__ import annotations
 

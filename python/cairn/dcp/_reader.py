@@ -58,7 +58,7 @@ class CairnReader(Located, StorageReader):
 
     Raises (as the cause inside a ``CheckpointException`` of DCP):
         NotFound: the store, step or key does not exist.
-        Corrupt: the bytes are not those that were written.
+        Corrupt: the bytes differ from the written bytes.
         Invalid: a box exceeds the tensor, or a pickle is not allowed.
     """
 
@@ -153,7 +153,7 @@ class CairnReader(Located, StorageReader):
 
 
 class _Stores:
-    """The store that has the step, and those that were opened to find it."""
+    """The store that has the step, and the stores that were opened to find it."""
 
     def __init__(self, addresses: tuple[str, ...], step: int | None) -> None:
         self._has_fallback = len(addresses) > 1

@@ -1,9 +1,9 @@
 """`register`: stores as checkpoint ids of ``dcp.save`` and ``dcp.load`` without a storage.
 
 torch has no registry of storages: `torch.distributed.checkpoint._storage_utils._storage_setup`
-tries the class FileSystemReader (or FileSystemWriter) of its module, and then that of fsspec. This
-module replaces the two names there by classes that make Cairn's storage for directories that are
-stores, and torch's own for everything else. Whether torch uses them is then tried out.
+tries the class FileSystemReader (or FileSystemWriter) of its module, and then fsspec's. This module
+replaces the two names there by classes that make Cairn's storage for directories that are stores,
+and torch's own for everything else. Whether torch uses them is then tried out.
 """
 
 from __future__ import annotations

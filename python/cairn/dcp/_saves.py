@@ -34,7 +34,7 @@ def new_id() -> str:
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a rank needs to join a save. It is sent in ``SavePlan.storage_data``."""
+    """The data that a rank needs to join a save. It is sent in ``SavePlan.storage_data``."""
 
     address: str
     attempt: tuple[int, int, str, str]

@@ -58,7 +58,7 @@ class PlannerBytes(NamedTuple):
 
 
 def value_of(planner: SavePlanner, item: WriteItem, allow_pickle: bool) -> tuple[Any, str | None]:
-    """What is saved for a bytes item, and AS_GIVEN, BYTES_IO or None.
+    """The saved value of a bytes item, and AS_GIVEN, BYTES_IO or None.
 
     Raises Invalid for values that only a pickle can represent, unless that is allowed.
     """

@@ -177,8 +177,8 @@ class CairnWriter(Located, StorageWriter, AsyncStager):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes this rank's part. On ranks other than the coordinator, it is durable
-        afterwards. The results omit what `finish` does not need, because the coordinator receives
-        those of all ranks."""
+        afterwards. The results omit data that `finish` does not need, because the coordinator
+        receives the results of all ranks."""
         try:
             ticket = saves.current_ticket(
                 plan.storage_data,
@@ -203,7 +203,7 @@ class CairnWriter(Located, StorageWriter, AsyncStager):
             raise Invalid("finish must follow write_data, on the coordinator")
         metadata.version = CURRENT_DCP_VERSION
         metadata.storage_meta = self.storage_meta()
-        metadata.storage_data = None  # a cached plan may contain that of another writer
+        metadata.storage_data = None  # a cached plan may contain another writer's
         forms = {result.index.fqn: result.storage_data for each in results for result in each}
         mirrors = self._chain()
         try:
@@ -339,7 +339,7 @@ class _Portion:
         """`use_collectives`: other ranks write the rest of tensors that have shards here."""
         self._use_collectives = use_collectives
         self.results = [] if results is None else results
-        """Only those of bytes items that have a form (cairn.dcp._values)."""
+        """Only results of bytes items that have a form (cairn.dcp._values)."""
         self.staged_bytes = 0
         """Bytes of tensors that are not the caller's own memory."""
         self._leaves: dict[str, Any] = {}
@@ -401,7 +401,7 @@ class _Portion:
 
 
 def _uses_callers_tensors(planner: SavePlanner) -> bool:
-    """Whether its tensors are known to be those of the caller."""
+    """Whether its tensors are known to be the caller's."""
     methods = ("resolve_data", "lookup_object", "transform_object")
     return all(
         getattr(type(planner), name, None) is getattr(DefaultSavePlanner, name) for name in methods

@@ -12,7 +12,7 @@ hf`` convert between the two (docs/integrations/huggingface.md). :func:`describe
 a training loop models, too.
 
 :class:`CairnCallback` replaces the checkpoint folders of ``transformers.Trainer``, and
-:func:`use_store` those of ``accelerate`` (docs/integrations/trainer.md).
+:func:`use_store` replaces the folders of ``accelerate`` (docs/integrations/trainer.md).
 
 The libraries are imported when they are needed. Code that a model repository contains is run only
 with ``trust_remote_code=True``.

@@ -45,7 +45,7 @@ def use_store(
         A context manager, which waits for the last save and closes the store.
 
     Raises:
-        Invalid: the accelerator uses FSDP, DeepSpeed or Megatron-LM. Others are those of
+        Invalid: the accelerator uses FSDP, DeepSpeed or Megatron-LM. Other errors: see
             :func:`cairn.open`.
     """
     return AcceleratorSaves(accelerator, address, options)

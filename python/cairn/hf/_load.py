@@ -117,7 +117,7 @@ class StoredModel:
 
     @contextmanager
     def folder(self, below: str = "") -> Iterator[str]:
-        """A temporary directory with the files, or those below a folder."""
+        """A temporary directory with the files, or the files below a folder."""
         start = f"{below}/" if below else ""
         chosen = {
             name[len(start) :]: data
@@ -175,7 +175,7 @@ def from_pretrained(
         address: the step, by number or tag; without either, the latest.
         step: its number or tag, if ``address`` does not contain it.
         device: where the tensors are read to; by default host memory.
-        dtype: of the parameters; by default that of the configuration (transformers), or float32
+        dtype: of the parameters; by default the configuration's (transformers), or float32
             (diffusers), as in these libraries.
         mmap: tensors are views of the mapped store where they can be (:meth:`cairn.Store.read`).
         model_class: a class with ``from_pretrained``, such as ``AutoModel``; by default the class
@@ -195,7 +195,7 @@ def from_pretrained(
             or ``model_class`` is not a class with ``from_pretrained``.
         NotFound: the step, or the base of an adapter, does not exist.
         Conflict: the base of an adapter is not the recorded one.
-        Corrupt: the bytes are not those that were written.
+        Corrupt: the bytes differ from the written bytes.
     """
     how = Loading(device, dtype, mmap, model_class, trust_remote_code)
     if model_class is not None and not callable(getattr(model_class, "from_pretrained", None)):

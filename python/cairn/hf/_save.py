@@ -48,7 +48,7 @@ def save_pretrained(
 
     Raises:
         Invalid: no step is given, or the model is of another kind, quantized, or an adapter whose
-            base is not in a store. Others are those of :func:`cairn.open` and
+            base is not in a store. Other errors: see :func:`cairn.open` and
             :meth:`cairn.Store.save`.
     """
     if isinstance(target, Store):
@@ -66,7 +66,7 @@ def save_pretrained(
 
 
 def model_state(model: Any, *, tokenizer: Any = None, base: Any = None) -> dict[str, Any]:
-    """The state of a model with its files. The tensors are those of the model, not copies."""
+    """The state of a model with its files. The tensors belong to the model, and are not copies."""
     if is_instance(model, "peft", "PeftModel"):
         weights, files = _adapter(model, base)
     elif base is not None:
@@ -87,7 +87,7 @@ def model_state(model: Any, *, tokenizer: Any = None, base: Any = None) -> dict[
 
 
 def describe(model: Any, key: str = "model", *, tokenizer: Any = None) -> dict[str, Any]:
-    """What the state of a training loop needs so that its steps are models, too.
+    """The entries that the state of a training loop needs so that its steps are models, too.
 
         described = cairn.hf.describe(model, tokenizer=tokenizer)
         saver.step(step, lambda: {"model": model, "optimizer": optimizer, **described})

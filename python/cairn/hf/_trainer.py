@@ -42,7 +42,7 @@ class CairnCallback(TrainerCallback):
     ranks, the state of the Trainer, and the files of the model and its tokenizer. It is saved in
     the background, when ``save_strategy`` and ``save_steps`` ask for it, as the step with the
     number ``global_step``. :func:`from_pretrained` and ``kv-admin export --format hf`` read the
-    model of a step. Of a ``PeftModel``, only the adapter is saved.
+    model of a step. For a ``PeftModel``, only the adapter is saved.
 
     Metrics of an evaluation at the same step are recorded with the step. ``save_total_limit`` is
     the default of ``keep_last``.
@@ -74,7 +74,7 @@ class CairnCallback(TrainerCallback):
         Raises:
             Invalid: the Trainer uses FSDP or DeepSpeed, or an option that needs its folders:
                 ``load_best_model_at_end``, ``save_only_model``, or pushing checkpoints to a hub.
-                Others are those of :func:`cairn.open`.
+                Other errors: see :func:`cairn.open`.
         """
         if self._trainer is not None:
             raise Invalid("the callback is attached to a Trainer already")
@@ -91,7 +91,7 @@ class CairnCallback(TrainerCallback):
         trainer._load_rng_state = self._load_rng_state
 
     def latest(self, step: int | None = None) -> str | None:
-        """What to pass to ``trainer.train(resume_from_checkpoint=...)``.
+        """The value to pass to ``trainer.train(resume_from_checkpoint=...)``.
 
         Args:
             step: the step to resume from; by default the latest. Later steps remain in the store:

@@ -16,7 +16,7 @@ from cairn.errors import refuse
 _ALIGNMENT_BYTES = 64
 
 KEY_DATA, KEY_IMPL = "key_data", "impl"
-"""The names below that of a PRNG key array."""
+"""The names below the name of a PRNG key array."""
 
 
 def is_key(dtype: Any) -> bool:
@@ -48,7 +48,7 @@ def is_kept(dtype: np.dtype) -> bool:
 
 
 def leaf_to_save(value: Any, fqn: str) -> Any:
-    """What `Store.save` saves in place of a leaf of a pytree. Raises Invalid."""
+    """The value that `Store.save` saves in place of a leaf of a pytree. Raises Invalid."""
     if isinstance(value, jax.core.Tracer):
         raise refuse(fqn, "a tracer, which has no values", "save outside of jit")
     if isinstance(value, jax.Array):

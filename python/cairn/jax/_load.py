@@ -1,7 +1,7 @@
 """Loading pytrees.
 
-1. The leaves of the template are compared with those of the step; nothing is read before all of
-   them fit.
+1. The leaves of the template are compared with the leaves of the step; nothing is read before all
+   of them fit.
 2. Each process reads the boxes that its devices need, each box once, in batches of bounded size.
 3. The boxes become the shards of the new arrays; on a CPU without a copy.
 """
@@ -54,8 +54,8 @@ def load(
     of the array, and only that is read. Leaves of the template that are ``jax.Array`` or
     ``jax.ShapeDtypeStruct`` become arrays with the same shape, dtype and sharding; numpy arrays
     become numpy arrays; and other leaves become the plain value that the step has. The template
-    itself is not changed. Arrays of a step without a sharding, and those of a template that are not
-    committed to devices, are placed as ``jax.numpy`` places new arrays.
+    itself is not changed. Arrays of a step without a sharding, and arrays of a template that are
+    not committed to devices, are placed as ``jax.numpy`` places new arrays.
 
     Args:
         store: a store, or the address of one, which is opened for this call.
@@ -64,13 +64,13 @@ def load(
             convert them to 32 bits.
         strict: ``False`` ignores keys that only the step has, and keeps the leaves of the template
             that the step lacks.
-        prefix: what the keys of the step have before those of the template: ``"model"``.
+        prefix: the prefix of the step's keys before the template's keys: ``"model"``.
 
     Raises:
         NotFound: the step does not exist, or (strict) lacks keys of the template.
         Invalid: dtypes, shapes or kinds differ; JAX would convert a 64-bit array to 32 bits; or
             (strict) the template lacks keys of the step.
-        Corrupt: the bytes are not those that were written.
+        Corrupt: the bytes differ from the written bytes.
     """
     with nullcontext(store) if isinstance(store, Store) else open_store(store) as opened:
         native, number = opened._place_of(step)

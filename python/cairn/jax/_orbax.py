@@ -49,14 +49,14 @@ def import_orbax(
     of arrays, or the largest one. The step exists once everything is written.
 
     Args:
-        path: the folder of a ``StandardCheckpointer`` or ``PyTreeCheckpointer``, or that of one
-            step of a ``CheckpointManager``.
+        path: the folder of a ``StandardCheckpointer`` or ``PyTreeCheckpointer``, or of one step of
+            a ``CheckpointManager``.
         store: a store of one process, or the address of one, which is opened for this call.
         step: number of the step.
         item: the item of the step of a ``CheckpointManager``; by default ``"default"``, if the
             folder is not itself a checkpoint.
         prefix: is prepended to each name.
-        options: those of :meth:`cairn.Store.writer`, such as ``tags`` and ``overwrite``.
+        options: options of :meth:`cairn.Store.writer`, such as ``tags`` and ``overwrite``.
 
     Raises:
         NotFound: there is no checkpoint.

@@ -21,7 +21,8 @@ def save(store: StoreOrPath, step: int, tree: Any, **options: Any) -> SaveReport
 
     Leaves are ``jax.Array`` with any sharding, PRNG keys, numpy arrays and scalars, and what
     :meth:`cairn.Store.save` accepts as a leaf. Their names are the keys of the tree, joined by
-    dots: ``params.Dense_0.kernel``, ``opt_state.0.mu``. Of equal shards one is written. On a CPU,
+    dots: ``params.Dense_0.kernel``, ``opt_state.0.mu``. One of several equal shards is written. On
+        a CPU,
     arrays are written from where they are; other devices are copied to host memory first. The step
     is an ordinary one: torch and ``kv-dump`` read it.
 
@@ -31,7 +32,7 @@ def save(store: StoreOrPath, step: int, tree: Any, **options: Any) -> SaveReport
         store: a store, or the address of one, which is opened for this call.
         step: number of the step.
         tree: dicts, lists, tuples, named tuples, dataclasses and other registered classes.
-        options: those of :meth:`cairn.Store.save`, such as ``metrics``, ``tags`` and ``deltas``.
+        options: options of :meth:`cairn.Store.save`, such as ``metrics``, ``tags`` and ``deltas``.
 
     Raises:
         Conflict: the step exists.
@@ -47,8 +48,7 @@ def save_async(store: Store, step: int, tree: Any, **options: Any) -> SaveHandle
     """Copies a pytree into staging memory and writes it in the background.
 
     When it returns, the arrays may be donated or deleted. ``handle.result()`` waits until the step
-    is durable. Arguments and errors are those of :func:`save`, and of
-    :meth:`cairn.Store.save_async`.
+    is durable. For arguments and errors, see :func:`save` and :meth:`cairn.Store.save_async`.
     """
     return store.save_async(step, state_of(tree), **options)
 

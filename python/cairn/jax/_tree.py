@@ -22,7 +22,7 @@ def flatten(tree: Any) -> tuple[list[tuple[Path, Any]], Any]:
 
 
 def fqn_of(path: Path) -> str:
-    """The keys joined by dots: those of dicts, positions, and names of attributes."""
+    """The keys joined by dots: keys of dicts, positions, and names of attributes."""
     return ".".join(_text(key) for key in path)
 
 

@@ -1,4 +1,4 @@
-"""What observers of a store receive."""
+"""The events that observers of a store receive."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ class StoreEvent:
         | MirrorReport
         | None
     )
-    """What the call returned; for a save, the part of this rank. None if it failed."""
+    """The result of the call; for a save, the part of this rank. None if it failed."""
     error: Exception | None
-    """What the call raised; None if it succeeded."""
+    """The exception of the call; None if it succeeded."""
     info: StepInfo | None
-    """What is recorded about a step that was saved: tags, metrics, and the bytes of all ranks. None
-    for other kinds, and if the step was deleted in the meantime."""
+    """The record of a step that was saved: tags, metrics, and the bytes of all ranks. None for
+    other kinds, and if the step was deleted in the meantime."""
     health: StepHealth | None
-    """Of a step that was saved with ``statistics=True``, on rank 0."""
+    """Health of a step that was saved with ``statistics=True``, on rank 0."""
     free_bytes: int | None
     """Free space of the file system of the store, or of the mirror, if it is a directory."""
     retries: int | None = None
@@ -76,4 +76,4 @@ class StoreEvent:
     mirror: str | None = None
     """The mirror, of the kind "mirror". Paths are absolute."""
     mirror_number: int | None = None
-    """Of the kind "mirror": 1 for the mirror that copies from the store, 2 for the next one."""
+    """For the kind "mirror": 1 if the mirror copies from the store, 2 for the next one."""

@@ -1,4 +1,4 @@
-"""What a store knows about keys, and how steps differ."""
+"""Records of a store about keys, and differences of steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class KeyInfo:
 
 @dataclass(frozen=True)
 class TensorStatistics:
-    """What a save recorded about the values of a tensor (``save(..., statistics=True)``)."""
+    """The record of a save about the values of a tensor (``save(..., statistics=True)``)."""
 
     count: int
     """Number of values. A float4_e2m1fn_x2 element has two; a complex number counts as its
@@ -41,7 +41,7 @@ class TensorStatistics:
     max: float
     """Infinities included; NaN if every value is a NaN."""
     mean: float
-    """Of the finite values; NaN if there are none."""
+    """Mean of the finite values; NaN if there are none."""
 
     @property
     def abs_max(self) -> float:

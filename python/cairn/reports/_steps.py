@@ -1,4 +1,4 @@
-"""What a store knows about steps, and the reports of what changes or copies them."""
+"""Records of a store about steps, and the reports of calls that change or copy them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DeleteReport:
 
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """Which steps a save keeps, in addition to those with tags."""
+    """The steps that a save keeps, in addition to steps with tags."""
 
     keep_last: int
     keep_every: int
@@ -28,7 +28,7 @@ class RetentionPolicy:
 
 @dataclass(frozen=True)
 class StepInfo:
-    """What is recorded about a step."""
+    """The record of a step."""
 
     step: int
     tags: tuple[str, ...]
@@ -61,7 +61,7 @@ class MergeReport:
     """Bytes read from storage, including rounding to pages."""
     chunks: int
     chunks_reused: int
-    """Chunks recorded as references: those that are equal in all steps, and those of tensors that
+    """Chunks recorded as references: chunks that are equal in all steps, and chunks of tensors that
     are not floating-point."""
     seconds: float
 
@@ -92,7 +92,7 @@ class CompactReport:
 
 @dataclass(frozen=True)
 class CopiedStep:
-    """What happened to one step of a copy."""
+    """The outcome of one step of a copy."""
 
     step: int
     outcome: str

@@ -117,8 +117,8 @@ def gather_state_dict(
 
     Args:
         pg: the process group, of which every rank calls this; by default the default group.
-        device: the device of gathered ShardedTensors; by default that of their shards. DTensors are
-            gathered on the device of their mesh.
+        device: the device of gathered ShardedTensors; by default the device of their shards.
+            DTensors are gathered on the device of their mesh.
         cpu_offload: places all tensors in host memory.
         ranks_only: ranks of ``pg`` that get the state; the others get an empty dict. Empty: all
             ranks.
@@ -231,7 +231,7 @@ def _home(like: Any, device: Any) -> torch.device:
 
 
 class _Announced(NamedTuple):
-    """What rank 0 announces about one key of its full state."""
+    """The announcement of rank 0 about one key of its full state."""
 
     value: Any
     """The plain value or scalar; None for a tensor."""
@@ -252,7 +252,7 @@ def broadcast_state_dict(
     Both are flat dicts from names to leaves. Names that ``local_state_dict`` lacks, or has as
     ``None``, are skipped. DTensors and ShardedTensors receive their part in place, converted to
     their dtype; meta DTensors and plain tensors are replaced by new ones on ``device``; scalars and
-    other values are replaced by those of rank 0.
+    other values are replaced by rank 0's.
 
     Args:
         full_state_dict: complete tensors and values; only rank 0 of ``pg`` uses it.
@@ -263,9 +263,9 @@ def broadcast_state_dict(
     The memory in addition to the result is bounded. Values that are not tensors are sent pickled
     from rank 0 to the other ranks, as in torch; nothing is stored.
 
-    Counterpart of torch's ``_broadcast_state_dict``. Unlike in torch, rank 0 is that of ``pg``, its
-    result shares no memory with its full state, ShardedTensors remain sharded, and ``cpu_offload``
-    ignores names that ``local_state_dict`` lacks.
+    Counterpart of torch's ``_broadcast_state_dict``. Unlike in torch, rank 0 is a rank of ``pg``,
+    its result shares no memory with its full state, ShardedTensors remain sharded, and
+    ``cpu_offload`` ignores names that ``local_state_dict`` lacks.
 
     Raises:
         Invalid: global shapes differ, or a value replaces a sharded tensor; on all ranks.
@@ -442,7 +442,7 @@ def distribute_state_dict(
     """Copies this rank's part of a full state that every rank has into its local state.
 
     Both are flat dicts from names to leaves. DTensors are replaced by new ones with the same mesh
-    and placements on ``device``, plain tensors by those of the full state on ``device`` (the same
+    and placements on ``device``, plain tensors by the full state's tensors on ``device`` (the same
     memory if they are already there). Names that ``local_state_dict`` lacks, or has as ``None``,
     are skipped. Scalars and other values are copied even if ``local_state_dict`` lacks them.
 
@@ -450,8 +450,8 @@ def distribute_state_dict(
         pg: unused, because nothing is sent.
 
     Counterpart of torch's ``_distribute_state_dict``. Unlike in torch, each rank splits its own
-    full state (torch: that of rank 0 is sent), ShardedTensors are filled in place, and a rank may
-    call it by itself.
+    full state (torch: rank 0's is sent), ShardedTensors are filled in place, and a rank may call it
+    by itself.
 
     Raises:
         Invalid: global shapes differ.

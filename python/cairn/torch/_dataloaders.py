@@ -53,7 +53,7 @@ class DataloaderState:
         return type(state)({**state, KEY: own})
 
     def read(self, native: _cairn.Store, step: int) -> Mapping[str, Any]:
-        """What `load` needs of a step; nothing is changed.
+        """The data of a step that `load` needs; nothing is changed.
 
         Raises NotFound if the step has no state of a dataloader, and Invalid if it cannot be loaded
         on this number of ranks.

@@ -41,7 +41,7 @@ class Saver:
         after the work on the current stream of their device, and that stream waits for the copies;
         work on other streams that changes them has to wait for that stream.
 
-    What it keeps
+    Kept steps
         The last ``keep_last`` steps, those that ``keep_every`` divides, the best by a metric
         (``keep_best``), and those with tags; all steps if none of the three is given. Other steps
         that rank 0 sees are deleted once a newer step is durable. The step that was saved last is
@@ -51,7 +51,7 @@ class Saver:
         With ``mirror=``, a thread of rank 0 copies saved steps to another store, or along a chain
         of stores, after they are durable; the training does not wait for it (docs/mirroring.md).
         Steps that wait for their copy are not deleted. A step that :meth:`save` or a signal saves
-        is copied to all mirrors. What an earlier process has not copied is copied first.
+        is copied to all mirrors. Steps that an earlier process has not copied are copied first.
         :meth:`resume` loads the newest step of the store and its mirrors.
 
     Dataloader
@@ -263,8 +263,8 @@ class Saver:
     def save(self, number: int, state: Any, **annotations: Any) -> None:
         """Saves step `number` now, whether it is due or not, and waits until it is durable.
 
-        Intended for the end of the training. The arguments are those of :meth:`step`. Does nothing
-        if :meth:`step` has just saved that step.
+        Intended for the end of the training. The arguments are the same as for :meth:`step`. Does
+        nothing if :meth:`step` has just saved that step.
 
         Raises:
             Error: this save, or an earlier background save, failed.

@@ -90,7 +90,7 @@ class StateDictStager:
 
     Threads: only one staging runs at a time; any thread may use a staged state.
 
-    The first three arguments are those of torch's class with this name.
+    The first three arguments are the same as for torch's class with this name.
 
     Args:
         pin_memory: as ``pinned``, but without CUDA, ``True`` is a warning and is ignored.

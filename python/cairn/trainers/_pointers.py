@@ -32,7 +32,7 @@ class Pointer(NamedTuple):
     """Address of the store."""
     step: int
     prefix: str = ""
-    """What the keys of this checkpoint have before their names; empty for the complete step."""
+    """The prefix of the keys of this checkpoint; empty for the complete step."""
 
 
 def write_pointer(

@@ -60,7 +60,7 @@ class CairnCheckpointEngine(CheckpointEngine):
     Args:
         store: address of the store; by default ``cairn-store`` in the folder of the checkpoints.
         async_: saves in the background.
-        allow_pickle: pickles other objects, such as those in a ``client_state``.
+        allow_pickle: pickles other objects, such as in a ``client_state``.
         options: further arguments of :meth:`cairn.Store.save`, such as ``deltas=True``.
     """
 
@@ -124,8 +124,9 @@ class CairnCheckpointEngine(CheckpointEngine):
         return self._async
 
     def get_commit_info(self) -> CheckpointCommitInfo | None:
-        """What DeepSpeed commits now, before its next step. With ``async_``, begins the save at the
-        first call after ``save_checkpoint``; then, a checkpoint that is durable on all ranks."""
+        """The checkpoint that DeepSpeed commits now, before its next step. With ``async_``, begins
+        the save at the first call after ``save_checkpoint``; then, a checkpoint that is durable on
+        all ranks."""
         if self._info is None:
             return None
         if self._running is None:

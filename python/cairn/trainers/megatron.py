@@ -208,7 +208,7 @@ class CairnLoadStrategy(LoadShardedStrategy):
         }
 
     def load_sharded_metadata(self, checkpoint_dir: str | Path) -> dict[str, Any]:
-        """What :meth:`load_tensors_metadata` returns, and the objects by unique key."""
+        """The result of :meth:`load_tensors_metadata`, and the objects by unique key."""
         found = dict(self.load_tensors_metadata(checkpoint_dir))
         for key in _described(checkpoint_dir):
             if key not in found:  # an object, or a part of one

@@ -24,9 +24,9 @@ from cairn.store import SaveHandle, Store
 class CairnCheckpointManager(CheckpointManager):
     """Saves the states of torchtitan's trainer as steps of one store.
 
-    The configuration is that of torchtitan's own manager. ``folder`` is the address of the store,
-    relative to the dump folder. ``keep_latest_k`` deletes older steps once a newer one is durable;
-    steps with tags remain. ``async_mode="async"`` returns when the state is copied;
+    The configuration is the same as for torchtitan's own manager. ``folder`` is the address of the
+    store, relative to the dump folder. ``keep_latest_k`` deletes older steps once a newer one is
+    durable; steps with tags remain. ``async_mode="async"`` returns when the state is copied;
     ``"async_with_pinned_mem"`` returns earlier, and torchtitan waits for the copies before it
     changes the parameters. The final checkpoint is saved in the Hugging Face format if the
     configuration asks for that.
@@ -123,7 +123,8 @@ class CairnCheckpointManager(CheckpointManager):
         super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
 
     def _fill(self, store: Store, states: dict[str, Any], step: int | None) -> None:
-        # What the configuration excludes, or a checkpoint of the model alone lacks, is not loaded.
+        # Entries that the configuration excludes, or a checkpoint of the model alone lacks, are not
+        # loaded.
         absent = [f"!{name}" for name in self.states if name != MODEL and name not in states]
         store.load(states, step, keys=absent or None)
         if MODEL in self.states:

@@ -85,7 +85,7 @@ function modulePath(module) {
   return names.join(".") || "all";
 }
 
-// What several sections show: a module and a range of steps, both included.
+// The selection that several sections show: a module and a range of steps, both included.
 const state = { module: 0, low: 0, high: Infinity };
 const listeners = [];
 function onChange(listener) {

@@ -1,4 +1,4 @@
-// What changed: the parts of a module by steps.
+// The changes: the parts of a module by steps.
 
 const kRowHeight = 22;
 const kRowsShown = 40;
@@ -42,7 +42,7 @@ function rowName(module, scope) {
   return scope.index !== 0 && module !== scope ? path.slice(modulePath(scope).length + 1) : path;
 }
 
-let showsAllRows = false;  // of the module that is shown
+let showsAllRows = false;  // for the shown module
 
 function startHeatmap() {
   const kHeatTop = alarms.length ? 14 : 0;  // for the labels of marks

@@ -33,7 +33,7 @@ function elementAt(place) {
     place.path.reduce((at, i) => at?.children[i], byId(place.id));
 }
 
-// What a person has chosen in the report: values of controls, open tables, the module, the focus.
+// The choices of a person in the report: values of controls, open tables, the module, the focus.
 function takeView() {
   const inParts = (selector) => parts.flatMap((part) => [...part.querySelectorAll(selector)]);
   const focused = document.activeElement;

@@ -57,7 +57,7 @@ function placeAt(element, box) {
   }
 }
 
-// Shows what is inside of a cell, as far as it is large enough to be seen.
+// Shows the parts of a cell that are large enough to be seen.
 function addParts(cell, module, box) {
   for (const part of squarify(module.children, sizeOf, box)) {
     if (part.w < 3 || part.h < 3) continue;

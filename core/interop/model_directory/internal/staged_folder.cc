@@ -86,7 +86,7 @@ Result<void> StagedFolder::CheckTarget(bool overwrite) {
 }
 
 StagedFolder::~StagedFolder() {
-  std::error_code ignored;  // what remains has a temporary name
+  std::error_code ignored;  // the remaining files have temporary names
   kv::CleanUp([&] {
     if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
   });

@@ -21,8 +21,8 @@ namespace cairn::core::internal {
 class StagedFolder {
  public:
   /// Creates the temporary folder and the parents of `path`. kInvalidArgument: `path` is a file.
-  /// kConflict: it is a directory that is not empty, and `overwrite` is false, or it is not one
-  /// that IsReplaceable accepts.
+  /// kConflict: it is a directory that is not empty, and `overwrite` is false, or IsReplaceable
+  /// does not accept it.
   static Result<std::unique_ptr<StagedFolder>> Open(const std::string& path, bool overwrite);
   ~StagedFolder();
   StagedFolder(const StagedFolder&) = delete;

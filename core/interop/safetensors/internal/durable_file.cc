@@ -30,7 +30,7 @@ Result<std::unique_ptr<DurableFile>> DurableFile::Create(const std::string& path
   if (::getrandom(&number, sizeof(number), 0) != sizeof(number)) {
     return Fail(SystemError(errno, "cannot get random bytes"));
   }
-  // O_EXCL: a file that exists, such as that of a process on another machine, is not ours.
+  // O_EXCL: an existing file belongs to another process, perhaps on another machine.
   std::string temporary = fmt::format("{}.{}.tmp", file->path_, number);
   file->file_ = kv::FileDescriptor(kv::RetryInterrupted(
       [&] { return ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); }));

@@ -10,7 +10,7 @@
 namespace cairn::core::internal {
 
 Result<SafetensorsContents> ReadSafetensors(std::span<const std::byte> file) {
-  constexpr uint64_t kLengthBytes = 8;  // of the header's length
+  constexpr uint64_t kLengthBytes = 8;  // size of the field with the header's length
   if (file.size() < kLengthBytes) {
     return Fail(ErrorCode::kDataLoss, "it is not a safetensors file: it is too short");
   }

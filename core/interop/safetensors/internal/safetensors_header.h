@@ -36,7 +36,7 @@ Result<SafetensorsHeader> DecodeSafetensorsHeader(std::string_view json, uint64_
 
 struct EncodedSafetensorsHeader {
   std::string json;         // padded with spaces so that the data begins at a multiple of 8 bytes
-  uint64_t data_bytes = 0;  // of all tensors
+  uint64_t data_bytes = 0;  // length of all tensors
 };
 /// Encodes the header of a file with these tensors, in this order. kInvalidArgument: the format
 /// cannot express a name, dtype or shape, a name occurs twice, or the header is longer than

@@ -82,8 +82,8 @@ bool HasMark(int folder) {
   return ::fstatat(folder, kMarkName, &status, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(status.st_mode);
 }
 
-/// Checks that a folder has the mark. A folder without it gets it if everything in it has a name
-/// that the cache gives: it is new, or a program that removes old files has removed the mark.
+/// Checks that a folder has the mark. A folder without it gets it if all its files have names that
+/// the cache gives: it is new, or a program that removes old files has removed the mark.
 Result<void> CheckMark(int folder, const std::string& path) {
   if (HasMark(folder)) return {};
   CAIRN_TRY_ASSIGN(const DirectoryEntries entries,

@@ -13,11 +13,11 @@
 /// name of an object with '-' instead of '/'. Names of objects in the cache contain random ids, so
 /// a name means the same bytes forever, even if a store is removed and created again.
 ///
-/// What the cache writes and removes is its own:
+/// The cache writes and removes only its own files:
 ///   1. DIR may be any directory. Nothing in it is read or changed except the folder.
-///   2. The folder is used only if it has the mark, which is put into a folder that has only names
-///      of the cache, and only if it, and the folder of a storage, belong to the effective user and
-///      have mode 0700.
+///   2. The folder is used only if it has the mark, which is put into a folder whose files all have
+///      names of the cache, and only if it, and the folder of a storage, belong to the effective
+///      user and have mode 0700.
 ///   3. Both folders are held open, so that another directory that gets their names is not used.
 ///   4. Only regular files with the names above are removed. No link is followed.
 ///
@@ -61,9 +61,9 @@ struct CacheStatistics {
   std::string last_error;
 };
 
-/// Failures never reach the caller: what cannot be read is absent, and what cannot be written is
-/// not added. After a failure to write, nothing is added for ten seconds. Threads: all members may
-/// run on many threads at once.
+/// Failures never reach the caller: bytes that cannot be read are absent, and bytes that cannot be
+/// written are not added. After a failure to write, nothing is added for ten seconds. Threads: all
+/// members may run on many threads at once.
 class CacheDirectory {
  public:
   /// `storage` is the identity of the one whose objects are cached. Creates the folders.
@@ -100,7 +100,7 @@ class CacheDirectory {
   };
   using FoldersPtr = std::shared_ptr<const Folders>;  // owners: this object and its running calls
 
-  /// Opens the folders; creates those that are absent.
+  /// Opens the folders; creates absent ones.
   Result<FoldersPtr> MakeFolders() const;
   /// Uses new folders. Null if they cannot be used, which is recorded.
   FoldersPtr OpenFolders();

@@ -41,7 +41,7 @@ struct Part {
   uint64_t granule = 0;
   uint64_t begin = 0;
   uint64_t end = 0;
-  uint64_t at = 0;  // of its first byte, relative to the range
+  uint64_t at = 0;  // where its first byte is, relative to the range
 };
 
 Part PartOf(uint64_t granule, uint64_t offset_bytes, uint64_t length_bytes) {

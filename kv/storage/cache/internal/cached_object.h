@@ -1,6 +1,6 @@
 #pragma once
 /// One object in the reader cache: a sparse file with bytes of the object, and a file with a digest
-/// of each 4 KiB granule of it.
+/// per 4 KiB granule.
 ///
 ///   <path>        bytes of the object, at their offsets
 ///   <path>.xxh3   entry 0: the length of the object, if it is known; entry 1 + i: granule i
@@ -30,7 +30,7 @@
 namespace cairn::kv::internal {
 
 inline constexpr uint64_t kGranuleBytes = 4096;
-/// What follows the path of the bytes in that of the digests.
+/// The suffix that makes the path of the digests from the path of the bytes.
 inline constexpr std::string_view kDigestSuffix = ".xxh3";
 
 /// Ownership: owns both descriptors. Threads: all members may run on many threads at once, and in
@@ -43,8 +43,9 @@ class CachedObject {
     kDamaged,  // a digest does not match, or a file cannot be read
   };
 
-  /// Opens the files, the bytes at `place`; with `create`, creates what is absent. `name` is that
-  /// of the object; digests of another object do not match. kNotFound: one of the files is absent.
+  /// Opens the files, the bytes at `place`; with `create`, creates what is absent. `name` is the
+  /// name of the object; digests of another object do not match. kNotFound: one of the files is
+  /// absent.
   static Result<std::shared_ptr<CachedObject>> Open(const FilePlace& place, std::string_view name,
                                                     bool create);
 

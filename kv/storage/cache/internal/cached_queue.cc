@@ -58,7 +58,7 @@ class CachedQueue final : public IoQueue {
 
   CacheDirectory& cache_;
   const std::unique_ptr<IoQueue> base_;
-  std::deque<IoCompletion> completions_;  // of reads from the cache
+  std::deque<IoCompletion> completions_;  // completions of reads from the cache
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Which requests the cache answers, and what the storage answers.
+// Chooses between the cache and the storage for each request.
 
 #include "kv/storage/cache/internal/cached_storage.h"
 
@@ -14,7 +14,7 @@ namespace {
 // A larger root is read after the listing.
 constexpr uint64_t kMaxReadAheadBytes = 1 << 20;
 
-/// Returns whether the name is that of an object with a random id.
+/// Returns whether the name belongs to an object with a random id.
 bool IsCacheable(std::string_view name) { return ParseObjectName(name).has_value(); }
 
 }  // namespace

@@ -4,8 +4,8 @@
 /// Only segments, tables and pages are cached: their names contain random ids, so that a name means
 /// the same bytes forever. The identity of the store and its roots are read from the storage every
 /// time: a store that is removed and created again, or restored from a backup, has other roots with
-/// the same numbers. To save the round trip of the newest root, List of the roots reads the root
-/// that was the newest one before at the same time.
+/// the same numbers. To save the round trip of the newest root, List of the roots reads, at the
+/// same time, the root that was the newest one before.
 
 #include <memory>
 #include <optional>

@@ -16,9 +16,9 @@ struct DirectoryEntries {
   std::vector<std::string> directories;
 };
 
-/// Which symbolic links to directories count as directories. Others are left out.
+/// The symbolic links to directories that count as directories. Others are left out.
 enum class DirectoryLinks : uint8_t {
-  kFollow,        // the directory itself, and those in it
+  kFollow,        // the directory itself, and links in it
   kFollowItself,  // the directory itself
   kIgnore,        // none
 };

@@ -25,8 +25,8 @@ namespace {
 
 constexpr std::string_view kTemporarySuffix = ".tmp";
 constexpr size_t kTemporaryDigits = 16;
-// Another process may remove an empty directory between its creation and that of a file in it, and
-// a writer that takes the store removes temporary files, also those of others who try to take it.
+// Another process may remove an empty directory before a file is created in it, and a writer that
+// takes the store removes temporary files, including the files of others who try to take it.
 constexpr int kCreateAttempts = 8;
 // A process writes to few directories at a time. To forget one costs a mkdir and an fsync.
 constexpr size_t kMaxDurableCount = 64;

@@ -74,8 +74,8 @@ class DirectoryStorage final : public Storage, public LocalFiles {
   /// Also removes the directory of the name if it is empty and is itself in a directory, such as
   /// "pending/<attempt>".
   Result<void> Remove(std::string_view name) override;
-  /// Removes temporary files of the directory, of the folders of a store, and of those of attempts
-  /// in pending/. A put of another process that loses its file writes it again.
+  /// Removes temporary files of the directory, of the folders of a store, and of the folders of
+  /// attempts in pending/. A put of another process that loses its file writes it again.
   Result<void> RemoveLeftovers(uint32_t end_epoch) override;
   LocalFiles* local_files() override { return this; }
   /// Uses inotify, which does not report what other machines change, so callers wait for short
@@ -91,7 +91,7 @@ class DirectoryStorage final : public Storage, public LocalFiles {
 
   enum class Durability { kNone, kSynced };
 
-  /// Returns the path of an object for messages; that of the directory for "".
+  /// Returns the path of an object, or of the directory for "", for messages.
   std::string PathOf(std::string_view name) const;
   /// Returns the descriptor of the directory. kNotFound: it does not exist.
   Result<int> Directory();
@@ -120,8 +120,8 @@ class DirectoryStorage final : public Storage, public LocalFiles {
   /// exist. kConflict: the file exists.
   Result<CreatedFile> CreateFile(std::string_view name, const std::string& file_name,
                                  Durability durability);
-  /// Creates a directory ("" for the root) with those above it. Makes their names durable if
-  /// `durability` requires it, and that of the root always if this call has created it.
+  /// Creates a directory ("" for the root) with the directories above it. Makes their names durable
+  /// if `durability` requires it, and the root's name always if this call has created it.
   Result<void> MakeDirectory(std::string_view directory, std::string_view name,
                              Durability durability);
   /// Passes "linked", syncs the directory of `name`, and passes "done".

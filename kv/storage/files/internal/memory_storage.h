@@ -14,8 +14,8 @@
 
 namespace cairn::kv::internal {
 
-/// Fails only as the contract of Storage demands: kConflict, kNotFound and kDataLoss. A reader
-/// of a large object does not block other threads.
+/// Fails only as the contract of Storage demands: kConflict, kNotFound and kDataLoss. The read of a
+/// large object does not block other threads.
 class MemoryStorage final : public Storage {
  public:
   /// `name` serves only for the address, "memory:NAME". To share a storage by its name, use

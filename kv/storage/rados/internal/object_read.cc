@@ -55,7 +55,7 @@ class ObjectRead : public std::enable_shared_from_this<ObjectRead> {
   // The argument of a callback of librados.
   struct Call {
     std::shared_ptr<ObjectRead> read;
-    uint64_t expected_bytes = 0;  // of a stripe
+    uint64_t expected_bytes = 0;  // length of a stripe
   };
 
   RadosCompletion NewCompletion(Call* call, RadosCallback callback) {
@@ -201,7 +201,7 @@ class ObjectRead : public std::enable_shared_from_this<ObjectRead> {
   int attempts_ = 0;
   std::unique_ptr<HeadRequest> head_;
   StripeLayout layout_;
-  std::optional<StripeLayout> missing_;  // of which a stripe did not exist
+  std::optional<StripeLayout> missing_;  // a layout of which a stripe did not exist
 
   Mutex mutex_;
   uint64_t in_flight_ CAIRN_GUARDED_BY(mutex_) = 0;

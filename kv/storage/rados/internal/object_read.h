@@ -44,7 +44,7 @@ class HeadRequest {
 
 struct ObjectHead {
   uint64_t size_bytes = 0;
-  uint64_t read_bytes = 0;  // of those that were asked for, if the head contains the bytes
+  uint64_t read_bytes = 0;  // number of the requested bytes, if the head contains the bytes
   std::optional<StripeLayout> layout;
 };
 /// Reads the head, and the first bytes of the object if it contains them. kNotFound: there is none.

@@ -141,7 +141,7 @@ Result<void> RemoveStripes(RadosSession& session, std::string_view name, const S
       op.Start(pool, StripeName(name, layout.unique, i), end);
       return {};
     });
-    if (!begun) end(-ENOMEM);  // those in flight use this frame
+    if (!begun) end(-ENOMEM);  // the writes in flight use this frame
   }
   const MutexLock lock(mutex);
   while (in_flight > 0) changed.Wait(mutex);

@@ -32,8 +32,8 @@ inline constexpr int kRadosCreateIdempotent = 0;
 /// LIBRADOS_OPERATION_FULL_TRY: writes to a full pool fail; otherwise they wait for space.
 inline constexpr int kRadosFullTry = 64;
 
-/// The name of a member is that of its function without "rados_". Results are 0 or more, or a
-/// negative number of errno.
+/// A member has the name of its function without "rados_". Results are 0 or more, or a negative
+/// number of errno.
 struct RadosApi {
   int (*create)(RadosClusterHandle* cluster, const char* id);
   int (*conf_read_file)(RadosClusterHandle, const char* path);

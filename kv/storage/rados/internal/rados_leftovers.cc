@@ -26,8 +26,8 @@ constexpr std::chrono::minutes kLongestRemoval{10};  // from one pool
 // The stripes of each upload, by the `unique` of its layout.
 using Uploads = std::map<std::string, std::vector<uint64_t>>;
 
-// Returns whether Cairn writes objects with this name in stripes, and not those of `end_epoch` or a
-// later one.
+// Returns whether Cairn writes objects with this name in stripes, and the name's epoch is before
+// `end_epoch`.
 bool IsStripedBefore(uint32_t end_epoch, std::string_view name) {
   if (const auto parsed = ParseObjectName(name)) return parsed->id.epoch < end_epoch;
   return ParseRootName(name) || name.starts_with(kPendingFolder);

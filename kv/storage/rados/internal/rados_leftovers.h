@@ -18,8 +18,8 @@ int ForEachRadosObject(RadosSession& session, RadosIoContext pool,
 
 /// Removes stripes that no head refers to, of uploads whose last stripe is older than `min_age`.
 /// Leaves stripes of objects of `end_epoch` or a later one, and RADOS objects that are not stripes
-/// of an object with a name of a store. kUnavailable: the removal takes too long. Makes
-/// requests only for stripes that may be such ones, besides the enumeration.
+/// of an object of a store. kUnavailable: the removal takes too long. Makes requests only for
+/// stripes that may be such ones, besides the enumeration.
 Result<void> RemoveLeftoverStripes(RadosSession& session, uint32_t end_epoch,
                                    std::chrono::seconds min_age);
 

@@ -93,7 +93,7 @@ void RadosNotices::OnNotified(void* self, uint64_t notify_id, uint64_t watch, ui
   RadosSession& session = notices.session_;
   (void)session.api().notify_ack(session.heads(), kNoticeObject, notify_id, watch, nullptr, 0);
   const size_t folder = FolderOf({static_cast<const char*>(data), length_bytes});
-  if (folder == kFolders.size()) return;  // of a newer version
+  if (folder == kFolders.size()) return;  // sent by a newer version
   const MutexLock lock(notices.mutex_);
   ++notices.counts_[folder];
   notices.changed_.NotifyAll();

@@ -29,7 +29,7 @@ class RadosNotices {
   RadosNotices(const RadosNotices&) = delete;
   RadosNotices& operator=(const RadosNotices&) = delete;
 
-  /// Sends a message in the background if `name` is that of a root or a part.
+  /// Sends a message in the background if `name` belongs to a root or a part.
   void Announce(std::string_view name);
   /// Waits until such a message has been received since the last call with this prefix, at most for
   /// `timeout`. Sleeps if messages cannot be received.

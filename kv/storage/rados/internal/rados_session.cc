@@ -53,7 +53,7 @@ Connections& OwnConnections() {
   if (found != nullptr && found->pid == ::getpid()) return *found;
   auto own = std::make_unique<Connections>();
   if (current.compare_exchange_strong(found, own.get())) return *own.release();
-  return *found;  // of another thread
+  return *found;  // another thread's
 }
 
 Error ConnectError(const RadosSettings& settings, std::string_view what, int result) {

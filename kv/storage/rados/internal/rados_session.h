@@ -67,7 +67,7 @@ class RadosSession {
 
   const RadosSettings settings_;
   const pid_t pid_;
-  const std::shared_ptr<RadosCluster> cluster_;  // of all sessions with its configuration and user
+  const std::shared_ptr<RadosCluster> cluster_;  // shared by all sessions of this user
   RadosIoContext heads_ = nullptr;
   RadosIoContext data_ = nullptr;  // null if stripes are in the pool of the heads
 

@@ -15,15 +15,15 @@ struct RadosSettings {
   std::string pool;
   std::string name_space;
   std::string conf;       // path of the configuration; if empty, the usual ones of Ceph
-  std::string id;         // of the user without "client."; if empty, that of CEPH_ARGS or "admin"
-  std::string data_pool;  // of stripes; if empty, `pool`
+  std::string id;         // user without "client."; if empty, from CEPH_ARGS or "admin"
+  std::string data_pool;  // pool of stripes; if empty, `pool`
   uint64_t stripe_bytes = 16 << 20;
-  /// Of connections, and of requests unless the configuration has rados_osd_op_timeout.
+  /// Timeout of connections, and of requests unless the configuration has rados_osd_op_timeout.
   std::chrono::seconds timeout{60};
 };
 
-/// Parses "rados:POOL/NAMESPACE?conf=FILE&id=USER&data_pool=POOL&stripe=BYTES"; the timeout is that
-/// of CAIRN_RADOS_TIMEOUT (seconds). kInvalidArgument: it is not such an address.
+/// Parses "rados:POOL/NAMESPACE?conf=FILE&id=USER&data_pool=POOL&stripe=BYTES"; the timeout comes
+/// from CAIRN_RADOS_TIMEOUT (seconds). kInvalidArgument: it is not such an address.
 Result<RadosSettings> ParseRadosAddress(std::string_view address);
 
 }  // namespace cairn::kv::internal

@@ -50,18 +50,18 @@ RadosStorage::~RadosStorage() {
 Result<RadosStorage::Connection*> RadosStorage::connection() {
   Connection* found = connection_.load(std::memory_order_acquire);
   if (found != nullptr && found->session->is_usable()) return found;
-  // That of the parent is left as it is, with its locks in an unknown state.
+  // The parent's connection is not touched: its locks are in an unknown state.
   CAIRN_TRY_ASSIGN(auto session, RadosSession::Open(settings_));
   auto own = std::make_unique<Connection>(std::move(session));
   if (connection_.compare_exchange_strong(found, own.get())) return own.release();
-  return found;  // of another thread
+  return found;  // another thread's
 }
 
 Result<void> RadosStorage::Put(std::string_view name, std::span<const std::byte> bytes) {
   CAIRN_CHECK(IsObjectName(name));
   CAIRN_TRY_ASSIGN(Connection* const own, connection());
   RadosSession& session = *own->session;
-  // What another process has written is not known here, and its stripes become leftovers.
+  // An object that another process has written is not known here, and its stripes become leftovers.
   const std::optional<StripeLayout> replaced = session.FindLayout(name);
   CAIRN_TRY(PutObject(*own, name, bytes, HeadMode::kReplace));
   if (replaced) (void)RemoveStripes(session, name, *replaced, replaced->stripe_count());
@@ -160,7 +160,7 @@ Result<void> RadosStorage::Remove(std::string_view name) {
   if (result < 0 && result != -ENOENT) {
     return Fail(session.MakeError(result, "remove the object", name));
   }
-  // The object is gone. What remains after an error is removed by RemoveLeftovers.
+  // The object is gone. RemoveLeftovers removes the stripes that remain after an error.
   if (head->layout) (void)RemoveStripes(session, name, *head->layout, head->layout->stripe_count());
   return {};
 }

@@ -1,7 +1,7 @@
 #pragma once
 /// Objects in a namespace of a pool of Ceph's RADOS.
 ///
-/// What the contract of kv/storage/storage.h requires, and what provides it:
+/// The requirements of kv/storage/storage.h, and how they are met:
 ///   - An object exists exactly if its head does (stripe_layout.h). A head is changed by one
 ///     operation on one RADOS object, which is atomic, and durable on all replicas when it is
 ///     answered.
@@ -42,7 +42,7 @@ class RadosStorage final : public Storage {
   RadosStorage& operator=(const RadosStorage&) = delete;
 
   const std::string& address() const override { return settings_.address; }
-  /// Of pools with the same name, those of other clusters are other pools.
+  /// Pools of different clusters are different, even if they have the same name.
   std::string identity() const override;
   Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override;
   Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override;
@@ -55,8 +55,8 @@ class RadosStorage final : public Storage {
   Result<std::vector<std::string>> List(std::string_view prefix) override;
   /// Makes two requests, and one per stripe.
   Result<void> Remove(std::string_view name) override;
-  /// Removes stripes that no head refers to, that are older than kMinLeftoverAge, and that are not
-  /// those of objects of `end_epoch` or a later one.
+  /// Removes stripes that no head refers to, that are older than kMinLeftoverAge, and that do not
+  /// belong to objects of `end_epoch` or a later one.
   Result<void> RemoveLeftovers(uint32_t end_epoch) override;
   Result<void> RemoveLeftovers(uint32_t end_epoch, std::chrono::seconds min_age);
 
@@ -68,7 +68,7 @@ class RadosStorage final : public Storage {
   void AwaitChange(std::string_view prefix, std::chrono::milliseconds timeout) override;
 
  private:
-  /// What belongs to one process.
+  /// The state of one process.
   struct Connection;
 
   Result<Connection*> connection();
@@ -76,7 +76,7 @@ class RadosStorage final : public Storage {
                          std::span<const std::byte> bytes, HeadMode mode);
 
   const RadosSettings settings_;
-  std::atomic<Connection*> connection_ = nullptr;  // owned; that of the parent in a forked child
+  std::atomic<Connection*> connection_ = nullptr;  // owned; the parent's in a forked child
 };
 
 /// Opens rados:POOL/NAMESPACE. Sends no request. kInvalidArgument: the address is not valid.

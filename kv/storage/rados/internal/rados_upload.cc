@@ -26,7 +26,7 @@ RadosUpload::RadosUpload(RadosSession& session, std::string name, uint64_t part_
 
 RadosUpload::~RadosUpload() {
   if (keeps_stripes_ || part_count_ == 0 || !session_.is_usable()) return;
-  // What remains after an error is removed by RemoveLeftovers.
+  // RemoveLeftovers removes the stripes that remain after an error.
   CleanUp([&] { (void)RemoveStripes(session_, name_, layout_, part_count_); });
 }
 

@@ -4,10 +4,10 @@
 ///   1. StartPart writes each part as one stripe. Nothing refers to the stripes.
 ///   2. Finish puts the head, which names them. From then on, the object exists.
 ///
-/// What a process that dies before 2 leaves is removed by RadosStorage::RemoveLeftovers, if the
-/// last stripe is older than kMinLeftoverAge. Finish fails if the last part is older than
-/// kMaxUploadPause, so that it never refers to stripes that have been removed, as long as the
-/// clocks of machines differ by less than the difference of the two.
+/// If a process dies before 2, RadosStorage::RemoveLeftovers removes the stripes when the last one
+/// is older than kMinLeftoverAge. Finish fails if the last part is older than kMaxUploadPause, so
+/// that it never refers to stripes that have been removed, as long as the clocks of machines differ
+/// by less than the difference of the two.
 
 #include <chrono>
 #include <cstddef>

@@ -40,7 +40,7 @@ class RadosWriter final : public ObjectWriter {
   RadosQueue queue_;                  // after the bytes and the upload, which its requests use
   std::vector<std::byte> stripe_;
   uint64_t submitted_bytes_ = 0;
-  std::optional<Error> error_;  // of a stripe, after which nothing else is written
+  std::optional<Error> error_;  // error of a stripe, after which nothing else is written
 };
 
 }  // namespace cairn::kv::internal

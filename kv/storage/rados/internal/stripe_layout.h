@@ -1,8 +1,8 @@
 #pragma once
 /// How an object is stored as RADOS objects.
 ///
-/// The head, whose RADOS name is that of the object, exists exactly if the object does. It is in
-/// the pool of the address, and either
+/// The head, which has the same RADOS name as the object, exists exactly if the object does. It is
+/// in the pool of the address, and either
 ///   - contains the bytes of the object, or
 ///   - is empty, has the extended attribute kLayoutXattr, and the bytes are in stripes.
 /// Stripe i has the RADOS name "<name>:<unique>:<i>" and the bytes from i * stripe_bytes on. All

@@ -11,8 +11,8 @@
 
 namespace cairn::kv::internal {
 
-/// The settings of one profile. Those of nested groups have names such as "s3.addressing_style".
-/// Values of the credentials file replace those of the config file.
+/// The settings of one profile. Settings of nested groups have names such as "s3.addressing_style".
+/// Values of the credentials file replace values of the config file.
 struct AwsProfile {
   std::string name;
   bool exists = false;  // whether one of the files has it

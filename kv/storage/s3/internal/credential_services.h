@@ -18,7 +18,7 @@ struct CredentialContext {
   bool profile_is_explicit = false;  // the caller or the address names it
   std::string ca_bundle;
   Environment environment;
-  std::chrono::milliseconds process_timeout{60'000};  // of credential_process
+  std::chrono::milliseconds process_timeout{60'000};  // timeout of credential_process
 };
 
 /// Parses a document with AccessKeyId, SecretAccessKey, Token or SessionToken, and Expiration.

@@ -37,8 +37,7 @@ class CredentialsCache {
   /// Returns what the last Get returned, without waiting for anything but a short lock; null if
   /// there is none or if it has expired.
   SharedCredentials GetCached();
-  /// Makes the next Get obtain other credentials than those of this version, because the server
-  /// rejected them.
+  /// Makes the next Get obtain other credentials, because the server rejected this version.
   void Reject(uint64_t version);
 
  private:

@@ -9,8 +9,8 @@
 
 namespace cairn::kv::internal {
 
-/// The name of a member is that of its function without "curl_". `easy_setopt` and `multi_setopt`
-/// do not convert values: pass a long, a pointer or a curl_off_t, as the option requires.
+/// A member has the name of its function without "curl_". `easy_setopt` and `multi_setopt` do not
+/// convert values: pass a long, a pointer or a curl_off_t, as the option requires.
 struct CurlLibrary {
   /// The first version with every option that Cairn sets.
   static constexpr unsigned kMinVersion = CURL_VERSION_BITS(7, 86, 0);

@@ -53,7 +53,7 @@ enum class HttpFailure : uint8_t {
 
 struct HttpResponse {
   HttpFailure failure = HttpFailure::kNone;
-  std::string error;  // of a failure, in libcurl's words
+  std::string error;  // message of a failure, in libcurl's words
   int status = 0;
   std::vector<std::pair<std::string, std::string>> headers;  // names in lower case
   std::string body;                                          // unless it filled `target`

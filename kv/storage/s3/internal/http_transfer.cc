@@ -258,7 +258,7 @@ size_t HttpTransfer::OnHeader(char* bytes, size_t size, size_t count, void* self
 }
 
 void HttpTransfer::AddHeader(std::string_view line) {
-  if (line.starts_with("HTTP/")) {  // a status line; that of a proxy may precede it
+  if (line.starts_with("HTTP/")) {  // a status line; the status line of a proxy may precede it
     response_.headers.clear();
     const size_t space = line.find(' ');
     response_.status = 0;

@@ -55,9 +55,9 @@ class HttpTransfer {
   CurlHandle handle_;
   CURLcode setup_ = CURLE_OK;
   const HttpRequest request_;
-  const IoSlice target_;               // that of the request, if it has no slices
+  const IoSlice target_;               // the request's target, if it has no slices
   std::span<const IoSlice> unfilled_;  // the first one may be filled in part
-  uint64_t filled_bytes_ = 0;          // of the first one
+  uint64_t filled_bytes_ = 0;          // filled bytes of the first one
   curl_slist* header_list_ = nullptr;
   uint64_t sent_bytes_ = 0;
   uint64_t header_bytes_ = 0;  // received

@@ -33,7 +33,7 @@ constexpr milliseconds kFirstPause{50};
 constexpr milliseconds kLongestPause{5'000};
 constexpr uint32_t kMaxConnections = 128;  // per thread
 constexpr int kAttemptsWithoutServer = 4;
-constexpr uint64_t kSlowestBytesPerMs = 128;  // that a deadline allows for
+constexpr uint64_t kSlowestBytesPerMs = 128;  // the slowest transfer that a deadline allows for
 
 milliseconds PauseBefore(int attempt) {
   static thread_local std::minstd_rand random(std::random_device{}());

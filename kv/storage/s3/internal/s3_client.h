@@ -53,7 +53,7 @@ struct S3Request {
   std::string operation;  // completes "cannot ...", such as "put the object"
   std::string file;       // Error::file
   std::string method = "GET";
-  std::string key;                   // of an object; empty for the bucket
+  std::string key;                   // key of an object; empty for the bucket
   std::string query;                 // sorted and encoded, without '?'
   std::vector<std::string> headers;  // "Name: value"
   std::span<const std::byte> body;   // outlives the request
@@ -112,7 +112,7 @@ class S3Client {
   /// Sends the request with the credentials that are at hand, or after RestartLater.
   void SendOrRestartLater(const SharedOperation& operation,
                           std::chrono::steady_clock::time_point not_before);
-  /// Runs Restart on another thread, because that of the HTTP client must not wait.
+  /// Runs Restart on another thread, because the HTTP client's thread must not wait.
   void RestartLater(const SharedOperation& operation);
   void RunRestarts();
   HttpClient& LeastBusyClient();
@@ -120,7 +120,7 @@ class S3Client {
   const S3Settings settings_;
   const pid_t pid_;
   CredentialsCache credentials_;
-  std::atomic<uint64_t>& repeated_count_;  // of all clients of this address
+  std::atomic<uint64_t>& repeated_count_;  // shared by all clients of this address
   std::atomic<uint64_t> next_id_ = 1;
   std::atomic<bool> has_answered_ = false;  // whether there ever was a response
   std::vector<std::unique_ptr<HttpClient>> clients_;

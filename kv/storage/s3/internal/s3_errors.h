@@ -1,5 +1,5 @@
 #pragma once
-/// What a response of an S3 server means: success, another attempt, or an error for the caller.
+/// Judges the responses of an S3 server: success, another attempt, or an error for the caller.
 
 #include <chrono>
 #include <cstdint>
@@ -14,13 +14,13 @@ namespace cairn::kv::internal {
 enum class S3Verdict : uint8_t {
   kSuccess,
   kRetry,           // the same request may succeed later
-  kRetryWithOther,  // credentials: those of the request have expired or are not known
+  kRetryWithOther,  // the request's credentials have expired or are not known
   kFailed,
 };
 
 struct S3Outcome {
   S3Verdict verdict = S3Verdict::kSuccess;
-  /// What the caller gets unless another attempt succeeds. Without Error::file.
+  /// The caller's error unless another attempt succeeds. Error::file is not set.
   Error error;
   std::chrono::milliseconds retry_after{};  // the server requests it; otherwise 0
   bool may_have_been_performed = false;     // a write, although there is no success
@@ -29,7 +29,7 @@ struct S3Outcome {
 /// Returns at most 300 characters of what a server wrote, without control characters.
 std::string Printable(std::string_view text);
 
-/// Judges a response. `operation` completes "cannot ..."; `endpoint` and `region` are those of the
+/// Judges a response. `operation` completes "cannot ..."; `endpoint` and `region` belong to the
 /// request. Contains nothing of the request's headers.
 S3Outcome JudgeResponse(const HttpResponse& response, const std::string& operation,
                         const std::string& endpoint, const std::string& region);

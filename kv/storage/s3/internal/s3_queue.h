@@ -36,7 +36,7 @@ class S3Queue final : public IoQueue {
 
   S3Client& client_;
   const std::function<S3Object(std::string_view)> object_of_;
-  std::set<uint64_t> read_ids_;                     // of reads that may be in flight
+  std::set<uint64_t> read_ids_;                     // ids of reads that may be in flight
   const std::shared_ptr<Completions> completions_;  // shared with the callbacks
 };
 

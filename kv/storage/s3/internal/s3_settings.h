@@ -33,10 +33,10 @@ std::string PlainAddress(const S3Address& address);
 
 struct S3Settings {
   std::string bucket;
-  std::string prefix;    // of keys: empty, or ends with '/'
+  std::string prefix;    // prefix of keys: empty, or ends with '/'
   std::string address;   // "s3://BUCKET/PREFIX"
   std::string endpoint;  // "https://s3.eu-west-1.amazonaws.com"; for messages
-  std::string base_url;  // of the bucket, without '/' at its end
+  std::string base_url;  // URL of the bucket, without '/' at its end
   std::string region;
   std::string ca_bundle;
   bool anonymous = false;

@@ -47,8 +47,8 @@ bool IsProbeName(std::string_view name) {
          name.find_first_not_of("0123456789abcdef", kProbePrefix.size()) == std::string_view::npos;
 }
 
-// A server that lists keys of others ignores the prefix, or changes keys. What it does not list is
-// then not known.
+// A server that lists keys of others ignores the prefix, or changes keys. Its lists may then lack
+// objects.
 Result<void> CheckListedKey(std::string_view key, const S3Object& folder) {
   if (key.starts_with(folder.key)) return {};
   return Fail(Error{.code = ErrorCode::kUnavailable,
@@ -81,10 +81,10 @@ S3Storage::~S3Storage() {
 S3Client& S3Storage::client() {
   Connections* connections = connections_.load(std::memory_order_acquire);
   if (connections->client.is_usable()) return connections->client;
-  // Those of the parent are left as they are, with their locks in an unknown state.
+  // The parent's connections are not touched: their locks are in an unknown state.
   auto own = std::make_unique<Connections>(settings_, source_);
   if (connections_.compare_exchange_strong(connections, own.get())) return own.release()->client;
-  return connections->client;  // of another thread of this child
+  return connections->client;  // from another thread of this child
 }
 
 S3Object S3Storage::ObjectOf(std::string_view name) const {
@@ -141,8 +141,8 @@ Result<void> S3Storage::PutKeyIfAbsent(const S3Object& object, std::span<const s
 }
 
 Result<void> S3Storage::CheckConditionalWrites() {
-  // Another process may remove the object of a test, as what a killed one left. It does not remove
-  // those of all tests.
+  // Another process may remove the object of a test, as a leftover of a killed process. It does not
+  // remove the objects of all tests.
   for (int attempt = 1;; ++attempt) {
     const Result<void> tested = TestConditionalWrites();
     if (tested || tested.error().code != ErrorCode::kFailedPrecondition || attempt == kMaxTests) {
@@ -362,7 +362,7 @@ Result<void> S3Storage::AbortUploadsBelow(ObjectKind kind, uint32_t end_epoch) {
     }
     const std::string_view name = std::string_view(upload.key).substr(settings_.prefix.size());
     const auto parsed = ParseObjectName(name);
-    // Others are those of another program, or of a writer that has taken over the store.
+    // Others belong to another program, or to a writer that has taken over the store.
     if (!parsed || parsed->id.epoch >= end_epoch) continue;
     const Result<void> aborted = AbortUpload(client(), ObjectOf(name), upload.upload_id);
     if (!aborted && aborted.error().code != ErrorCode::kNotFound) return aborted;

@@ -1,13 +1,13 @@
 #pragma once
 /// Objects in a bucket of Amazon S3, or of a server with the same interface.
 ///
-/// What the contract of kv/storage/storage.h requires, and what provides it:
+/// The requirements of kv/storage/storage.h, and how they are met:
 ///   - Put and PutIfAbsent are one PUT each (above 64 MiB, Put is a multipart upload). A PUT is
 ///     atomic and durable when the server answers, and later reads see it.
 ///   - PutIfAbsent adds "If-None-Match: *". Servers that do not know this header ignore it, so the
 ///     put of kStoreIdentityName, which creates a store, tests the server first, with an object
 ///     ".probe-<16 hexadecimal digits>", and fails with kFailedPrecondition if the server replaces
-///     it. RemoveLeftovers removes what a process that was killed during the test left.
+///     it. RemoveLeftovers removes the object of a process that was killed during the test.
 ///   - A PUT may be performed twice, because requests are repeated (s3_client.h). The second one of
 ///     a PutIfAbsent is refused with status 412: kConflict, as the contract allows.
 ///   - Create and BeginUpload are multipart uploads (s3_upload.h); no reader sees them before
@@ -49,7 +49,7 @@ class S3Storage final : public Storage {
   S3Storage& operator=(const S3Storage&) = delete;
 
   const std::string& address() const override { return settings_.address; }
-  /// Of buckets with the same name, those of other endpoints are other buckets.
+  /// Buckets of different endpoints are different, even if they have the same name.
   std::string identity() const override { return settings_.address + " at " + settings_.endpoint; }
   Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override;
   /// kFailedPrecondition: the server ignores the condition.
@@ -76,7 +76,7 @@ class S3Storage final : public Storage {
   Result<void> CheckConditionalWrites();
 
  private:
-  /// What belongs to one process.
+  /// The state of one process.
   struct Connections;
 
   S3Client& client();
@@ -87,7 +87,7 @@ class S3Storage final : public Storage {
                            std::span<std::byte> target);
   Result<void> PutInParts(std::string_view name, std::span<const std::byte> bytes);
   Result<void> TestConditionalWrites();
-  /// Returns what follows the prefix of the store in the keys that begin with `prefix`, with names
+  /// Returns the keys that begin with `prefix`, without the prefix of the store. Includes names
   /// that IsObjectName refuses.
   Result<std::vector<std::string>> ListNames(std::string_view prefix);
   Result<void> AbortUploadsBelow(ObjectKind kind, uint32_t end_epoch);
@@ -95,7 +95,7 @@ class S3Storage final : public Storage {
 
   const S3Settings settings_;
   const CredentialsSource source_;
-  std::atomic<Connections*> connections_;  // owned; that of the parent in a forked child
+  std::atomic<Connections*> connections_;  // owned; the parent's in a forked child
 };
 
 /// Opens s3://BUCKET/PREFIX. Sends no request. kInvalidArgument: the address, an option, a profile

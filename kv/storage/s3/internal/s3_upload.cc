@@ -16,7 +16,7 @@
 namespace cairn::kv::internal {
 namespace {
 
-constexpr uint64_t kMaxParts = 10'000;  // of S3
+constexpr uint64_t kMaxParts = 10'000;  // limit of S3
 
 // Returns the base64 of the big-endian CRC-32 (ISO-HDLC), as x-amz-checksum-crc32 has it.
 std::string EncodedCrc32(std::span<const std::byte> bytes) {

@@ -94,7 +94,7 @@ class S3Upload final : public Upload {
   const uint64_t part_bytes_;  // a multiple of write_bytes_
   // Only the caller's thread uses these.
   bool is_finished_ = false;
-  uint64_t started_bytes_ = 0;   // of all writes
+  uint64_t started_bytes_ = 0;   // sum of all writes
   Buffer gathered_;              // null, or has part_bytes_
   uint64_t gathered_bytes_ = 0;  // in `gathered_`
 

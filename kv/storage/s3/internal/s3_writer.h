@@ -34,11 +34,11 @@ class S3Writer final : public ObjectWriter {
 
   const uint64_t part_bytes_;
   S3Upload upload_;
-  std::vector<std::vector<std::byte>> buffers_;  // of the parts in flight, by tag
+  std::vector<std::vector<std::byte>> buffers_;  // buffers of the parts in flight, by tag
   S3Queue queue_;  // after the buffers and the upload, which its requests use
   std::vector<std::byte> part_;
   uint64_t submitted_bytes_ = 0;
-  std::optional<Error> error_;  // of a part, after which nothing else is uploaded
+  std::optional<Error> error_;  // error of a part, after which nothing else is uploaded
 };
 
 }  // namespace cairn::kv::internal

@@ -26,11 +26,11 @@ struct S3Listing {
     std::string key;
     std::string upload_id;
   };
-  std::vector<std::string> keys;  // of ListObjectsV2
-  std::vector<Upload> uploads;    // of ListMultipartUploads
+  std::vector<std::string> keys;  // result of ListObjectsV2
+  std::vector<Upload> uploads;    // result of ListMultipartUploads
   bool is_truncated = false;
-  std::string next_token;       // of objects
-  std::string next_key_marker;  // of uploads
+  std::string next_token;       // continues a list of objects
+  std::string next_key_marker;  // continues a list of uploads
   std::string next_upload_id_marker;
 };
 /// kUnavailable: it is not such a document, for example because it is not complete.
