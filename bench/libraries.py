@@ -80,6 +80,7 @@ class Trials:
 
         def save_and_die(library: Library) -> str:
             save = library.replace if replace else library.save
+            seconds = 0.0  # of the last save
             for step in (1, 2, 3):
                 prepared = library.prepare(states[step])
                 if step == 3:
