@@ -117,8 +117,12 @@ std::string TextOfOther(const fs::path& path, Quote* quote) {
 std::string TextOfPath(const Error& error, const HintTexts& texts, Quote* quote) {
   const std::string& file = error.file;
   const std::string creation = error.hint == Hint::kCreateStore ? texts.create_store : "";
-  const bool is_local = !file.empty() && !file.contains("://") && !file.starts_with("rados:") &&
-                        !file.starts_with("memory:");
+  if (file.starts_with("memory:")) {
+    return creation.empty()
+               ? ""
+               : "other processes cannot see it; give the address of a directory or a bucket";
+  }
+  const bool is_local = !file.empty() && !file.contains("://") && !file.starts_with("rados:");
   if (!is_local) return creation;
   fs::path path = file;
   if (!path.has_filename()) path = path.parent_path();  // "runs/gpt/"
