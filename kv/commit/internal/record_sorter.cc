@@ -59,6 +59,7 @@ Result<void> RecordSorter::Spill() {
 }
 
 Result<void> RecordSorter::ForEachInOrder(const TableRecordCallback& callback) {
+  if (runs_.empty()) return added_.ForEachInOrder(callback);
   CAIRN_TRY(EndRun());
   return Merge(runs_, callback);
 }
