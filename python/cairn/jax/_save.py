@@ -22,9 +22,8 @@ def save(store: StoreOrPath, step: int, tree: Any, **options: Any) -> SaveReport
     Leaves are ``jax.Array`` with any sharding, PRNG keys, numpy arrays and scalars, and what
     :meth:`cairn.Store.save` accepts as a leaf. Their names are the keys of the tree, joined by
     dots: ``params.Dense_0.kernel``, ``opt_state.0.mu``. One of several equal shards is written. On
-        a CPU,
-    arrays are written from where they are; other devices are copied to host memory first. The step
-    is an ordinary one: torch and ``kv-dump`` read it.
+    a CPU, arrays are written from where they are; other devices are copied to host memory first.
+    The step is an ordinary one: torch and ``kv-dump`` read it.
 
     In a store of several processes (:func:`cairn.jax.open`), all make the call, with the same tree.
 
