@@ -244,7 +244,9 @@ def measure_stall(
     print(f"stall with {len(state):,} tensors, {size / 1e9:.2f} GB; one copy {copy:.3f} s")
     savers = {
         "cairn": lambda: _cairn_saver(folder, state, abandon),
-        "snapshot": lambda: _cairn_saver(folder, state, abandon, device_snapshot=True),
+        "snapshot": lambda: _cairn_saver(
+            folder, state, abandon, tuning=cairn.SaveTuning(device_snapshot=True)
+        ),
         "dcp": lambda: _dcp_saver(folder, state),
     }
     for name in peers:

@@ -37,9 +37,9 @@ from common.states import Tensors, byte_view, total_bytes  # noqa: E402
 
 RATES = (3e-7, 1e-6, 2e-6, 4e-6, 1e-5, 3e-5, 1e-4)
 WAYS: dict[str, dict[str, Any]] = {
-    "full save": {"incremental": False},
+    "full save": {"tuning": cairn.SaveTuning(incremental=False)},
     "changed pages": {},
-    "deltas": {"deltas": 64},
+    "deltas": {"tuning": cairn.SaveTuning(deltas=64)},
 }
 
 

@@ -9,7 +9,6 @@
 #include "core/save/internal/device_save.h"
 #include "core/save/internal/plan_cache.h"
 #include "core/save/internal/save.h"
-#include "core/save/internal/saved_chunks.h"
 #include "core/save/internal/staging.h"
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/mutex.h"
@@ -78,6 +77,7 @@ class AsyncSaver::Impl {
     Task task{.attempt = store_->NextAttempt(step, options), .options = options};
     const auto begin = [&] { return Begin(state, task); };
     if (Result<void> begun = kv::CatchExhaustion("staging a save", begin); !begun) {
+      if (task.last != nullptr) store_->RememberSave(std::move(task.last), false);
       return Fail(store_->Abort(task.attempt, std::move(begun).error()));
     }
     auto handle = std::make_shared<SaveHandle::State>();
@@ -94,6 +94,7 @@ class AsyncSaver::Impl {
  private:
   struct Task {
     internal::SaveAttempt attempt;
+    std::unique_ptr<internal::LastSave> last;      // replaced by what the task writes
     internal::SavePlan plan;                       // its shards in host memory are staged
     std::unique_ptr<internal::DeviceSave> device;  // null: no tensors in device memory
     SaveOptions options;
@@ -107,21 +108,23 @@ class AsyncSaver::Impl {
       CAIRN_TRY_ASSIGN(worker_, kv::StartThread("an asynchronous save", [this] { Loop(); }));
     }
     // Reports errors in the state, with the key, before anything is copied.
-    CAIRN_TRY(plans_.Plan(state, task.options, store_->rank_in_world(), task.attempt.step));
-    task.plan = plans_.Take();
-    const bool base_is_known = BaseIsLastSave(task.options);
-    CAIRN_TRY(
-        staging_.Stage(task.plan, base_is_known ? &last_save_ : nullptr, task.options.max_deltas));
+    task.last = store_->TakeLastSave();
+    internal::PlanCache& plans = task.last->plans;
+    CAIRN_TRY(plans.Plan(state, task.options, store_->rank_in_world(), task.attempt.step));
+    task.plan = plans.Take();
+    const internal::SavedChunks& last = task.last->chunks;
+    const internal::SavedChunks* const base = IsBase(last, task.options) ? &last : nullptr;
+    CAIRN_TRY(staging_.Stage(task.plan, base, task.options.max_deltas));
     if (task.options.check_memory) {
       CAIRN_TRY(task.options.check_memory());
       task.options.check_memory = {};
     }
     // Chunks that were not staged must be referenced in the step that they were compared with.
-    if (base_is_known) task.options.base_step = last_save_.step.step;
+    if (base != nullptr) task.options.base_step = last.step.step;
     if (!internal::DeviceSave::IsNeeded(task.plan)) return {};
     CAIRN_TRY_ASSIGN(task.device, internal::DeviceSave::Begin(task.plan, task.options.streams));
     if (!task.options.device_snapshot) return {};
-    CAIRN_TRY(task.device->Digest(task.plan, base_is_known ? &last_save_ : nullptr));
+    CAIRN_TRY(task.device->Digest(task.plan, base));
     CAIRN_TRY(task.device->TakeSnapshot(task.plan));
     return {};
   }
@@ -146,13 +149,13 @@ class AsyncSaver::Impl {
                       .step = step});
   }
 
-  // True if the base step is the one that the last save of this saver wrote.
-  bool BaseIsLastSave(const SaveOptions& options) const {
-    if (!options.incremental || options.chunk_bytes != last_save_.chunk_bytes) return false;
+  // True if the base step is the one that the last save wrote.
+  bool IsBase(const internal::SavedChunks& last, const SaveOptions& options) const {
+    if (!options.incremental || options.chunk_bytes != last.chunk_bytes) return false;
     const auto snapshot = store_->kv().Latest();
     if (!snapshot || (*snapshot)->step_numbers().empty()) return false;
     const auto base = (*snapshot)->FindStep(options.base_step);
-    return base && base->HasRecordsOf(last_save_.step);
+    return base && base->HasRecordsOf(last.step);
   }
 
   void Loop() {
@@ -164,9 +167,10 @@ class AsyncSaver::Impl {
       Task& task = *task_;
       lock.Unlock();
       auto result = kv::CatchExhaustion("a save", [&] {
-        return store_->SavePlanned(task.attempt, task.plan, task.options, &last_save_,
+        return store_->SavePlanned(task.attempt, task.plan, task.options, &task.last->chunks,
                                    task.device.get());
       });
+      store_->RememberSave(std::move(task.last), result.has_value());
       std::optional<internal::DeviceSave::Reservation> reservation;
       if (task.device != nullptr) reservation = task.device->reservation();
       task.device.reset();  // after a failed save: ends the waits for its StagedPoint
@@ -195,9 +199,7 @@ class AsyncSaver::Impl {
 
   CheckpointStore* store_;  // outlives the saver
   // Used by Save while there is no task, and by the worker while there is one.
-  internal::PlanCache plans_;
   internal::StagingArea staging_;
-  internal::SavedChunks last_save_;
 
   Mutex mutex_;
   CondVar changed_;

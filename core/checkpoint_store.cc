@@ -36,15 +36,6 @@
 #include "kv/io/worker_pool.h"
 
 namespace cairn::core {
-namespace {
-
-/// The last save of tensors in host memory: what is needed to find that nothing has changed.
-struct LastSave {
-  internal::PlanCache plans;
-  internal::SavedChunks chunks;  // chunks of the plan
-};
-
-}  // namespace
 
 class CheckpointStore::Impl {
  public:
@@ -105,16 +96,11 @@ class CheckpointStore::Impl {
     return report;
   }
 
-  /// The chunks that the last Save with tensors in device memory wrote; to be passed to SavePlanned
-  /// only, which uses them under the lock.
-  internal::SavedChunks* last_device_save() { return &last_device_save_; }
-
-  /// Returns the last Save, or nothing if another one is running.
-  std::unique_ptr<LastSave> TakeLastSave() {
+  std::unique_ptr<internal::LastSave> TakeLastSave() {
     const MutexLock lock(remembering_);
-    return last_save_ ? std::move(last_save_) : std::make_unique<LastSave>();
+    return last_save_ ? std::move(last_save_) : std::make_unique<internal::LastSave>();
   }
-  void RememberSave(std::unique_ptr<LastSave> save) {
+  void RememberSave(std::unique_ptr<internal::LastSave> save) {
     const MutexLock lock(remembering_);
     last_save_ = std::move(save);
   }
@@ -190,10 +176,9 @@ class CheckpointStore::Impl {
   std::atomic<std::thread::id> writer_;  // the thread of Writing
   Mutex writing_;                        // held during all of a save, a deletion and the close
   bool closed_ CAIRN_GUARDED_BY(writing_) = false;
-  internal::SavedChunks last_device_save_ CAIRN_GUARDED_BY(writing_);
   std::unique_ptr<kv::WorkerPool> pool_ CAIRN_GUARDED_BY(writing_);  // set by the first save
   Mutex remembering_;
-  std::unique_ptr<LastSave> last_save_ CAIRN_GUARDED_BY(remembering_);  // may be null
+  std::unique_ptr<internal::LastSave> last_save_ CAIRN_GUARDED_BY(remembering_);  // may be null
 };
 
 CheckpointStore::CheckpointStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -252,23 +237,36 @@ Result<std::vector<uint64_t>> CheckpointStore::StepNumbers() const {
 Result<SaveReport> CheckpointStore::Save(uint64_t step, const StateDict& state,
                                          const SaveOptions& options) {
   const internal::SaveAttempt attempt = NextAttempt(step, options);
-  std::unique_ptr<LastSave> last = impl_->TakeLastSave();
+  std::unique_ptr<internal::LastSave> last = TakeLastSave();
   const auto planned = kv::CatchExhaustion("the plan of a save", [&] {
     return last->plans.Plan(state, options, rank_in_world(), step);
   });
-  if (!planned) return Fail(Abort(attempt, planned.error()));
-  internal::SavePlan& plan = **planned;
-  if (!internal::DeviceSave::IsNeeded(plan)) {
-    const bool is_remembered = last->plans.is_remembered();
-    auto report =
-        impl_->SavePlanned(attempt, plan, options, is_remembered ? &last->chunks : nullptr, nullptr,
-                           last->plans.has_same_records());
-    if (report && is_remembered) impl_->RememberSave(std::move(last));
-    return report;
+  if (!planned) {
+    RememberSave(std::move(last), false);
+    return Fail(Abort(attempt, planned.error()));
   }
-  auto device = internal::DeviceSave::Begin(plan, options.streams);
-  if (!device) return Fail(Abort(attempt, std::move(device).error()));
-  return SavePlanned(attempt, plan, options, impl_->last_device_save(), device->get());
+  internal::SavePlan& plan = **planned;
+  std::unique_ptr<internal::DeviceSave> device;
+  if (internal::DeviceSave::IsNeeded(plan)) {
+    auto begun = internal::DeviceSave::Begin(plan, options.streams);
+    if (!begun) return Fail(Abort(attempt, std::move(begun).error()));
+    device = *std::move(begun);
+  }
+  const bool is_recorded = device != nullptr || last->plans.is_remembered();
+  const bool is_on_host = device == nullptr && last->chunks.page_digests.empty();
+  auto report = impl_->SavePlanned(attempt, plan, options, is_recorded ? &last->chunks : nullptr,
+                                   device.get(), is_on_host && last->plans.has_same_records());
+  RememberSave(std::move(last), report.has_value() && is_recorded);
+  return report;
+}
+
+std::unique_ptr<internal::LastSave> CheckpointStore::TakeLastSave() {
+  return impl_->TakeLastSave();
+}
+
+void CheckpointStore::RememberSave(std::unique_ptr<internal::LastSave> save, bool has_plan) {
+  if (!has_plan) save->plans = internal::PlanCache();
+  impl_->RememberSave(std::move(save));
 }
 
 Result<kv::CompactReport> CheckpointStore::Compact(kv::CompactOptions options, bool compress) {

@@ -59,6 +59,7 @@ namespace internal {
 struct RankInWorld;
 struct SaveAttempt;
 struct SavePlan;
+struct LastSave;
 struct SavedChunks;
 class DeviceSave;
 }  // namespace internal
@@ -298,6 +299,11 @@ class CheckpointStore {
   Result<SaveReport> SavePlanned(const internal::SaveAttempt& attempt, internal::SavePlan& plan,
                                  const SaveOptions& options, internal::SavedChunks* saved,
                                  internal::DeviceSave* device);
+
+  /// Returns what is remembered of the last save, or nothing if another one is running.
+  std::unique_ptr<internal::LastSave> TakeLastSave();
+  /// `has_plan`: the chunks are those of the last plan. Otherwise it is forgotten.
+  void RememberSave(std::unique_ptr<internal::LastSave> save, bool has_plan);
 
   class Impl;
   explicit CheckpointStore(std::unique_ptr<Impl> impl);

@@ -168,7 +168,8 @@ class Cairn(_CairnReads):
     def begin_save_stating(self, step: int, state: Tensors, keys: list[str]) -> Finish:
         # The first save has no base, so it must not state anything.
         unchanged = ["**", *(f"!{key}" for key in keys)] if step > 1 else None
-        return self.begin_save(step, state, unchanged=unchanged)
+        tuning = self.lib.SaveTuning(unchanged=unchanged)
+        return self.begin_save(step, state, tuning=tuning)
 
     def make_many(self, chunks: int) -> None:
         command = [KV_BENCH, "open", "--chunks", str(chunks), "--dir", self.place, "--repeat", "1"]

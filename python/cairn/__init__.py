@@ -65,13 +65,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from cairn._copy import copy_steps
+from cairn._edit import copy_steps
 from cairn._open import open
 from cairn.errors import Conflict, Corrupt, Error, Invalid, NotFound, Unavailable
 from cairn.store import SaveHandle, Store
 
 if TYPE_CHECKING:
     from cairn._mirror.options import Mirror
+    from cairn._save.tuning import SaveTuning
     from cairn.reports import (
         CompactReport,
         CopiedStep,
@@ -113,6 +114,7 @@ __all__ = [
     "RetentionPolicy",
     "SaveHandle",
     "SaveReport",
+    "SaveTuning",
     "StepHealth",
     "StepInfo",
     "Store",
@@ -124,7 +126,7 @@ __all__ = [
 ]
 
 _DATACLASSES = {name: "cairn.reports" for name in __all__ if name not in globals()}
-_DATACLASSES["Mirror"] = "cairn._mirror.options"
+_DATACLASSES |= {"Mirror": "cairn._mirror.options", "SaveTuning": "cairn._save.tuning"}
 """The modules of public names. Defining dataclasses takes longer than importing the rest of the
 package, and a reader needs none of them."""
 

@@ -11,7 +11,7 @@ from cairn._base.addresses import absolute_address
 from cairn._base.open_options import OpenOptions
 from cairn._ranks.ranks import Ranks, choose_ranks
 from cairn._save.options import SaveOptions
-from cairn._save.prepare import prepare_save
+from cairn._save.save import prepare_save
 from cairn.store import Store
 
 if TYPE_CHECKING:
@@ -46,9 +46,10 @@ def check_save(
     value that is too large) only during the save."""
     known = {name: value for name, value in options.items() if name in SaveOptions._fields}
     chosen = SaveOptions(**known)
-    if chosen.base_step is not None and ranks.world_size == 1:
+    base_step = chosen.tuned("base_step")
+    if base_step is not None and ranks.world_size == 1:
         with Store(address, "r", None, OpenOptions(alone=True)) as store:
-            store.step_info(chosen.base_step)
+            store.step_info(base_step)
     checked = prepare_save(None, ranks, step, state, chosen, None)
     if ranks.world_size == 1:
         _cairn.check_save(**checked.arguments)

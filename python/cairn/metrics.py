@@ -3,8 +3,6 @@ metrics. docs/monitoring.md has observers for TensorBoard, wandb, MLflow, Promet
 
 from __future__ import annotations
 
-import dataclasses
-
 from cairn.reports import StoreEvent
 
 
@@ -53,12 +51,12 @@ def _numbers_of(event: StoreEvent) -> dict[str, float]:
     found: dict[str, float] = {}
     if event.report is None or (event.kind in _OF_THE_STORE and event.rank > 0):
         return found
-    for field in dataclasses.fields(event.report):
-        value = getattr(event.report, field.name)
-        if field.name == "steps":
+    for name in dir(event.report):
+        value = None if name.startswith("_") else getattr(event.report, name)
+        if name == "steps":
             value = len(value)
-        if field.name != "step" and isinstance(value, (int, float)):
-            found[field.name] = value
+        if name != "step" and isinstance(value, (int, float)):
+            found[name] = value
     if event.kind != "save":
         return found
     for name in ("logical_bytes", "written_bytes"):

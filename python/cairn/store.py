@@ -3,54 +3,67 @@
 from __future__ import annotations
 
 import atexit
+import operator
 import os
 import sys
-import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, nullcontext, suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal
 
-from cairn import _cairn
-from cairn._base.addresses import absolute_address
+from cairn import _cairn, _edit, _retention
+from cairn._base.closing import Closing
 from cairn._base.open_options import OpenOptions
 from cairn._base.patterns import Patterns, clean_prefix, pattern_list
+from cairn._base.retention import best_texts
+from cairn._base.steps import step_number
 from cairn._base.watched import watched
-from cairn._edit import EditableStore
+from cairn._load.contents import contents_of, conversion_of
+from cairn._load.damage import damaged_keys, without_damage
+from cairn._load.in_place import load
 from cairn._load.load import LoadOptions
-from cairn._load.map_checks import MapChecks
-from cairn._load.step_reader import conversion_of
-from cairn._load.tiers import open_nearest
-from cairn._merge import MergeableStore
-from cairn._mirror.mirrored_saves import MirroredSaves
-from cairn._ranks.ranks import choose_ranks
-from cairn._retention import Retention
-from cairn._save.coordinator_parts import close_abandoned
-from cairn._save.handle import Follow, SaveHandle
+from cairn._load.pull import pull, wait
+from cairn._load.read import Reader
+from cairn._opened.handle import SaveHandle
+from cairn._opened.opened import Opened
 from cairn._save.options import SaveOptions
-from cairn._save.prepare import PreparedSave, prepare_save
-from cairn._save.stateful import StatefulAdapter
-from cairn._save.streamed_saves import StreamedSaves
-from cairn._tensors.host_copies import HostCopies
-from cairn._update.live_updates import LiveUpdates
-from cairn._versions import Versions
-from cairn.errors import Invalid
+from cairn._save.save import save, save_async
+from cairn._tensors.contents import key_info, leaf_at
+from cairn._tensors.subclasses import Rebuilder, rebuilt_flat
+from cairn.errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from cairn._base.progress import Progress
     from cairn._load.conversions import Rename
+    from cairn._load.scrub import Scrub
+    from cairn._load.slices import Range
     from cairn._mirror.options import Mirrors
-    from cairn.reports import LoadReport, SaveReport
+    from cairn._save.tuning import SaveTuning
+    from cairn._save.writer import Writer
+    from cairn.reports import (
+        CompactReport,
+        DeleteReport,
+        Diff,
+        KeyInfo,
+        LoadReport,
+        MergeReport,
+        MirrorStatus,
+        PullReport,
+        RetentionPolicy,
+        SaveReport,
+        StepInfo,
+        StoreEvent,
+        TensorStatistics,
+    )
 
 _open_stores: weakref.WeakValueDictionary[int, Store] = weakref.WeakValueDictionary()
 """By id. Not a WeakSet, which cannot be copied while another thread opens a store."""
 
 
-class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, MergeableStore):
+class Store(Closing):
     """Checkpoints in one place: steps, each an immutable map from FQN to tensor or plain value.
 
     Created by :func:`cairn.open`. The store is a context manager, which closes it.
@@ -59,7 +72,9 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
     lock, and Ctrl-C ends them. In a multi-rank store, only one thread at a time may make the calls
     that all ranks make. After a fork, the child must open the store again.
 
-    Contents of a state
+    Progress: the argument ``progress`` of a method is as in :func:`cairn.open`, for this call.
+
+    What a state is
         Nested ``dict``, ``OrderedDict``, ``Counter``, ``list``, ``tuple`` and ``torch.Size`` with
         keys of type ``str``, ``int``, ``float``, ``bool`` or ``None``. Leaves are torch tensors of
         every dtype except the quantized ones, numpy arrays and scalars of numbers and bools,
@@ -98,51 +113,28 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         options: OpenOptions = OpenOptions(),  # noqa: B008 - immutable
     ) -> None:
         """Private: use :func:`cairn.open`."""
-        if mode not in ("r", "a"):
-            raise Invalid(f"mode {mode!r}: 'r' reads, 'a' reads and writes")
-        options.check(mode)
-        self._address = absolute_address(address)
-        self._mode = mode
-        self._credentials = options.credentials
-        self._progress = options.progress
-        self._pid = os.getpid()
-        self._closed = False
-        if self._progress:
-            import cairn._base.progress  # noqa: F401 - closing the store may show it
-        self._last_save: SaveHandle | None = None
-        self._ranks = choose_ranks(process_group, options.alone, options.timeout)
-        if mode == "a":
-            close_abandoned(self._address)
-        # A reader uses the first store that exists.
-        self._native, self._address, self._tiers = open_nearest(
-            (self._address, *options.fallback), mode == "a", self._ranks.communicator, options
-        )
-        self._mirrors = MirroredSaves(
-            self._address, options, self._native.uuid(), self.rank, self.world_size
-        )
-        self._map_checks = MapChecks()
-        # Host copies of tensors on devices, reused by the next save. Guarded by _copies_lock.
-        self._copies = HostCopies()
-        self._copies_lock = threading.Lock()
-        # Tensors in device memory that running saves may still read. The handles empty the lists.
-        self._unstaged: list[list[Any]] = []
+        self.opened = Opened(address, mode, process_group, options)  # for the packages of Cairn
         _open_stores[id(self)] = self
 
     @property
+    def address(self) -> str:
+        """The address of the store. Paths are absolute."""
+        return self.opened.address
+
+    @property
     def rank(self) -> int:
-        """Rank of this process among the processes that opened the store together; 0 for one
-        process."""
-        return self._ranks.rank
+        """Rank of this process among those that opened the store together; 0 for one process."""
+        return self.opened.ranks.rank
 
     @property
     def world_size(self) -> int:
         """Number of processes that opened the store together; 1 for one process."""
-        return self._ranks.world_size
+        return self.opened.ranks.world_size
 
     @property
     def timeout(self) -> float:
         """Seconds that ranks wait for each other in any call."""
-        return self._ranks.timeout
+        return self.opened.ranks.timeout
 
     @property
     def transport(self) -> str:
@@ -150,7 +142,7 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         to device, or through host memory. The first such load makes the choice, which is the same
         on all ranks. The environment variable ``CAIRN_NCCL`` overrides it
         (docs/communicators.md)."""
-        return self._ranks.transport
+        return self.opened.ranks.transport
 
     @watched("saving", "save")
     def save(
@@ -159,22 +151,14 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         state: Any,
         *,
         overwrite: bool = False,
-        incremental: bool = True,
-        base_step: int | None = None,
-        unchanged: Patterns = None,
-        chunk_bytes: int | None = None,
-        deltas: bool | int = False,
-        statistics: bool = False,
-        compress: bool | None = None,
-        share_equal: bool = False,
         keys: Patterns = None,
         prefix: str = "",
-        ignore_frozen: bool = False,
         allow_pickle: bool = False,
         metrics: Mapping[str, float] | None = None,
         tags: Iterable[str] = (),
         note: str = "",
         mirror: Mirrors | None = None,
+        tuning: SaveTuning | None = None,
         progress: Progress | None = None,
     ) -> SaveReport:
         """Writes ``state`` as ``step``. When it returns, the step is complete and durable.
@@ -187,20 +171,12 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
             step: number of the step, 0 to 2**64 - 1.
             state: nested containers of tensors and plain values (see the class).
             overwrite: replaces the step atomically if it exists.
-            incremental: ``False`` also writes chunks that are equal to the base step's.
-            base_step: the step to compare with; by default the latest.
-            unchanged: patterns of tensors that are as in the base step (docs/torch-training.md).
-            chunk_bytes: size of the chunks that tensors are split into; by default 4 MiB.
-            deltas: writes only changed elements, 4 times or N (to 64) per chunk (docs/deltas.md).
-            statistics: records statistics of the values of each chunk (:meth:`statistics`).
-            compress: as in docs/compression.md; by default as :meth:`set_compression` has set.
-            share_equal: stores chunks with equal bytes once, whatever their keys are.
             keys: patterns (:meth:`read`) of keys to save; ``"!model.encoder"`` excludes that part.
             prefix: is prepended to each key: ``"model.encoder"`` for a submodule.
-            ignore_frozen: excludes parameters that require no gradient, of modules in the state.
             allow_pickle: pickles leaves of other types.
-            metrics, note, tags: of rank 0, recorded with the step (:meth:`step_info`, :meth:`tag`).
+            metrics, tags, note: of rank 0, recorded with the step (:meth:`step_info`, :meth:`tag`).
             mirror: stores to which a thread of rank 0 copies the step (:class:`cairn.Mirror`).
+            tuning: how unchanged chunks are found and new ones stored (:class:`cairn.SaveTuning`).
             progress: as in :func:`cairn.open`, for this call.
 
         Raises:
@@ -208,12 +184,8 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
             Invalid: something cannot be saved (``key``), the store is read-only, or ranks disagree.
             Unavailable: no space or an I/O error; a rank failed or died. The store is unchanged.
         """
-        options = SaveOptions(
-            overwrite, incremental, base_step, unchanged, chunk_bytes, deltas,
-            statistics, compress, share_equal, keys, prefix, ignore_frozen,
-            allow_pickle, metrics, tags, note,
-        )
-        return self._save(step, state, options, mirror)
+        options = SaveOptions(overwrite, keys, prefix, allow_pickle, metrics, tags, note, tuning)
+        return save(self.opened, step, state, options, mirror)
 
     @watched("saving", "save", in_background=True)
     def save_async(
@@ -222,23 +194,14 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         state: Any,
         *,
         overwrite: bool = False,
-        incremental: bool = True,
-        base_step: int | None = None,
-        unchanged: Patterns = None,
-        chunk_bytes: int | None = None,
-        deltas: bool | int = False,
-        statistics: bool = False,
-        compress: bool | None = None,
-        share_equal: bool = False,
         keys: Patterns = None,
         prefix: str = "",
-        ignore_frozen: bool = False,
         allow_pickle: bool = False,
         metrics: Mapping[str, float] | None = None,
         tags: Iterable[str] = (),
         note: str = "",
         mirror: Mirrors | None = None,
-        device_snapshot: bool = False,
+        tuning: SaveTuning | None = None,
         progress: Progress | None = None,
     ) -> SaveHandle:
         """Copies ``state`` into staging memory and writes it in the background.
@@ -248,44 +211,55 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         and is reused by the next save. Changed parts of tensors on CUDA devices are copied in the
         background, and the tensors are kept alive until then. Tensors on other devices get host
         copies, which live as long as their storages. A save waits until the save before it has
-        ended; so do closing the store and leaving Python. The arguments are the same as for
-        :meth:`save`, and:
-
-        Args:
-            device_snapshot: first copies what has changed within the device's memory, if enough is
-                free, so that ``wait_staged`` returns after that copy.
-            progress: as in :func:`cairn.open`, for waits: of the handle, and of this call.
+        ended; so do closing the store and leaving Python. The arguments are those of :meth:`save`;
+        ``progress`` also applies to the waits of the handle.
 
         Raises:
             Conflict: the step exists.
             Invalid: as :meth:`save`. Errors that occur later are raised by
                 :meth:`SaveHandle.result`.
         """
-        options = SaveOptions(
-            overwrite, incremental, base_step, unchanged, chunk_bytes, deltas,
-            statistics, compress, share_equal, keys, prefix, ignore_frozen,
-            allow_pickle, metrics, tags, note,
-        )
-        mirrors = self._checked_mirrors(mirror)
-        from cairn.reports import SaveReport  # noqa: F401 - for the handle, as in _save
+        options = SaveOptions(overwrite, keys, prefix, allow_pickle, metrics, tags, note, tuning)
+        return save_async(self.opened, step, state, options, mirror, progress or False)
 
-        with self._copies_lock:
-            prepared = self._prepare_save(step, state, options, self._copies)
-            # The store keeps them alive even if Ctrl-C arrives before there is a handle.
-            tensors = prepared.batch.device_owners()
-            self._unstaged.append(tensors)
-            try:
-                native = self._native.save_async(
-                    **prepared.arguments, device_snapshot=device_snapshot
-                )
-            except Exception:
-                self._unstaged.pop()
-                raise
-        copies = self._mirrors.submit(prepared.step, mirrors, native, overwrite)
-        follow = Follow(progress or False, self.rank, self._mirrors, copies)
-        self._last_save = SaveHandle(native, prepared.step, tensors, prepared.streams, follow)
-        self._unstaged = [tensors]  # earlier saves have ended
-        return self._last_save
+    def writer(
+        self,
+        step: int,
+        *,
+        overwrite: bool = False,
+        allow_pickle: bool = False,
+        metrics: Mapping[str, float] | None = None,
+        tags: Iterable[str] = (),
+        note: str = "",
+        mirror: Mirrors | None = None,
+        tuning: SaveTuning | None = None,
+        progress: Progress | None = None,
+    ) -> Writer:
+        """Saves a state tensor by tensor, which may be larger than memory (docs/streaming.md)::
+
+            with store.writer(400) as writer:
+                writer.add("model.wte.weight", tensor)
+                writer.add("epoch", 3)
+
+        Each tensor is written when it is added, and nothing of it is kept. At the end of the block
+        the step is committed, and exists from then on. If the block raises, the step does not exist
+        and what was written is removed. Other saves of this store fail in the meantime, and reads
+        do not see the step. The arguments are those of :meth:`save`; of ``tuning``,
+        ``share_equal`` and ``unchanged`` have no meaning here. In a multi-rank store all ranks
+        enter and leave the block together (:class:`cairn._save.writer.Writer`, which describes
+        ``progress``).
+
+        Raises, when the block is entered:
+            Conflict: the step exists.
+            Invalid: an argument is not valid, another writer is open, the store is read-only, or
+                ranks disagree.
+        """
+        from cairn._save.writer import Writer
+
+        options = SaveOptions(overwrite, None, "", allow_pickle, metrics, tags, note, tuning)
+        shown = self.opened.progress if progress is None else progress
+        mirrors = self.opened.checked_mirrors(mirror)
+        return Writer(self.opened, step_number(step), options, mirrors, shown)
 
     @watched("loading", "load")
     def load(
@@ -342,7 +316,6 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
             rename: how keys of the step become keys of the state, as for :meth:`read`; equal on all
                 ranks. Reports, errors and ``keys`` use the new names.
             cast: casts floating-point tensors to the dtypes of the state while they are read.
-            progress: as in :func:`cairn.open`, for this call.
 
         Raises:
             NotFound: the step does not exist; or (strict) the step lacks keys of the state; or no
@@ -351,11 +324,593 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
             Corrupt: the bytes differ from the written bytes. The state is partly filled.
             Unavailable: an I/O error; a rank failed, died, or did not respond in time.
         """
+        conversion = conversion_of(rename, None, cast, takes_stored=skip_damaged)
         options = LoadOptions(
-            strict, allow_pickle, pattern_list(keys), device, read_once, skip_damaged,
-            conversion_of(rename, None, cast, takes_stored=skip_damaged),
+            strict, allow_pickle, pattern_list(keys), device, read_once, skip_damaged, conversion
         )
-        return self._load(state, self._number(step), options, clean_prefix(prefix), ignore_frozen)
+        return load(self.opened, state, step, options, clean_prefix(prefix), ignore_frozen)
+
+    @watched("reading")
+    def read(
+        self,
+        patterns: Patterns = None,
+        step: int | str | None = None,
+        *,
+        device: Any = None,
+        mmap: bool = False,
+        flat: bool = False,
+        verify: bool | Literal["lazy"] = True,
+        allow_pickle: bool = False,
+        skip_damaged: bool = False,
+        rename: Rename = None,
+        dtype: Any = None,
+        progress: Progress | None = None,
+    ) -> Any:
+        """Reads ``step`` (by default the latest), or the part that ``patterns`` select.
+
+        A step is given by its number or by a tag (:meth:`Store.tag`).
+
+        Args:
+            patterns: one or more patterns. A pattern without wildcards names a key and all keys
+                below it: ``model.layers.1`` matches ``model.layers.1.attn.wq``, but not
+                ``model.layers.10.attn.wq``. ``*`` matches inside one path element, ``**`` across
+                elements, ``?`` one character, ``[a-c]`` one of a set. A leading ``!`` excludes.
+            device: where torch tensors are placed; by default host memory.
+            mmap: tensors are views of the memory-mapped file where their bytes are contiguous in
+                it, without a copy. Such numpy arrays are read-only. Torch tensors cannot be: a
+                write to one stays in this process, in a private copy of the page. The views remain
+                valid for their lifetime, even if the step is deleted or the store is closed.
+            flat: returns a dict from FQN to leaf instead of the nested state.
+            verify: when mapped bytes are checked: ``True`` before the call returns, ``"lazy"`` in
+                the background, and ``False`` never, so that only the pages that are used are read.
+                Bytes that are not mapped are always checked. If the background check finds damage,
+                it issues a warning, and the next call of the store raises Corrupt;
+                :meth:`wait_verified` waits for it.
+            allow_pickle: unpickles leaves that were pickled.
+            skip_damaged: leaves out :meth:`damaged_keys`, with a warning. Reads everything twice.
+            rename: expressions, each with what replaces its first match in a key, or a list of
+                rules (docs/conversion.md). The patterns select new names.
+            dtype: that of all floating-point tensors, which are cast while they are read.
+
+        Memory of new torch tensors: a tensor of 1 MiB or more has separate pages; smaller ones
+        share arenas of at most 32 MiB, and an arena is freed with the last tensor in it. To keep a
+        few small tensors of a large state for a long time, ``clone()`` them. The storage of a
+        tensor has exactly its size and cannot be resized.
+
+        Returns:
+            A new state, nested as it was saved. A list or tuple of which only a part is selected
+            becomes a dict from index to element, and a tensor subclass a dict of inner tensors.
+
+        Raises:
+            NotFound: the step does not exist, or no key matches.
+            Invalid: a malformed pattern, a pickle that is not allowed, or rules that do not fit.
+            Corrupt: the bytes are not those that were written.
+        """
+        selected = pattern_list(patterns)
+        native, number = self.opened.place_of(step)
+        conversion = conversion_of(rename, dtype, takes_stored=mmap or skip_damaged)
+        contents = contents_of(native, number, selected, conversion)
+        if skip_damaged:
+            contents, _, skipped = without_damage(native, contents, selected)
+            for error in skipped.values():
+                warnings.warn(f"skipped: {error}", RuntimeWarning, stacklevel=3)
+        reader = Reader(native, contents, device=device, mmap=mmap, verify=verify)
+        leaves = reader.read(allow_pickle)
+        for check in reader.checks:
+            self.opened.map_checks.start(check)
+        rebuild = Rebuilder(contents.step, is_part=bool(selected) or skip_damaged)
+        if flat:
+            return rebuilt_flat(dict(zip(contents.fqns(), leaves)), rebuild)
+        return contents.build(leaves, rebuild)
+
+    def read_slice(
+        self, fqn: str, ranges: Sequence[Range], step: int | str | None = None, *, out: Any = None
+    ) -> Any:
+        """Reads a box of one tensor, and only the chunks that intersect it.
+
+        Args:
+            fqn: the name of the tensor, which is not a pattern.
+            ranges: for each dimension, outermost first, ``(begin, end)`` in elements, a slice
+                without step, or an index, which drops the dimension. Dimensions that are left out
+                are read completely.
+            out: a tensor or array of the box's shape and the stored dtype to read into.
+
+        Returns:
+            ``out``, or a new tensor (a numpy array, if the leaf was one).
+
+        Raises:
+            NotFound: the step or the key does not exist.
+            Invalid: the key is a plain value, the box exceeds the shape, or ``out`` does not fit.
+            Corrupt: the bytes are not those that were written.
+        """
+        from cairn._load.slices import read_slice
+
+        return read_slice(self.opened, fqn, ranges, step, out)
+
+    def read_slices(
+        self, boxes: Mapping[str, Sequence[Range]], step: int | str | None = None
+    ) -> dict[str, Any]:
+        """Reads boxes of many tensors in one call, such as one rank's part of every matrix.
+
+        This is much faster than :meth:`read_slice` for each: the keys are listed once, and the
+        reads of all boxes are sorted, merged and submitted together.
+
+        Args:
+            boxes: the ranges of each tensor by name, as for :meth:`read_slice`.
+
+        Returns:
+            New tensors (numpy arrays, where the leaf was one) by name, in the order of ``boxes``.
+
+        Raises:
+            NotFound: the step or a key does not exist. Nothing has been read.
+            Invalid: a key is a plain value, or a box exceeds the shape. Nothing has been read.
+            Corrupt: the bytes are not those that were written.
+        """
+        from cairn._load.slices import read_slices
+
+        return read_slices(self.opened, boxes, step)
+
+    def stream(
+        self,
+        step: int | str | None = None,
+        patterns: Patterns = None,
+        *,
+        device: Any = None,
+        read_ahead_bytes: int = 256 << 20,
+    ) -> Iterator[tuple[str, Any]]:
+        """The tensors of ``step`` (by default the latest), one after the other, in the order in
+        which their bytes are in the files, for engines that load tensor by tensor::
+
+            for fqn, tensor in store.stream(device="cuda"):
+                engine.load(fqn, tensor)
+
+        While the caller works with a tensor, a thread reads the next ones (docs/streaming.md). All
+        bytes are verified. Each tensor is the caller's: nothing else refers to its memory. Plain
+        values are left out (:meth:`read` returns them). Tensors that shared memory when they were
+        saved each have separate memory here. Each rank makes the call alone. The iteration may be
+        left early, which waits for the read that is running.
+
+        Args:
+            patterns: as for :meth:`read`.
+            device: where torch tensors are placed; by default host memory. Numpy arrays remain so.
+            read_ahead_bytes: limit of the memory of tensors that the caller does not have yet. A
+                tensor that is larger is read alone.
+
+        Returns:
+            An iterator of pairs of name and tensor (or numpy array, if the leaf was one).
+
+        Raises:
+            NotFound: the step does not exist, or no key matches; later: it was deleted, and its
+                grace period has ended.
+            Invalid: a malformed pattern; later: the store was closed.
+            Corrupt: when the iteration arrives at a damaged tensor, which ``key`` names. Those
+                before it were complete.
+        """
+        from cairn._load.stream import stream
+
+        return stream(self.opened, step, patterns, device, read_ahead_bytes)
+
+    def wait_verified(self, timeout: float | None = None) -> bool:
+        """Waits until all tensors of ``read(mmap=True, verify="lazy")`` were checked, at most for
+        ``timeout`` seconds, and returns whether they were. Closing the store waits, too.
+
+        Raises Corrupt if one of them is damaged, or what else has prevented its check.
+        """
+        return self.opened.map_checks.wait(timeout)
+
+    def steps(self) -> list[int]:
+        """The step numbers, ascending, including those of fallback stores. A store that is open for
+        reading sees the steps that a concurrent writer commits."""
+        return self.opened.steps()
+
+    def keys(self, step: int | str | None = None, pattern: Patterns = None) -> dict[str, KeyInfo]:
+        """What ``step`` (by default the latest) contains, by FQN, in the order of the state.
+
+        ``pattern`` is as for :meth:`read`. No tensor is read. Returns an empty dict if no key
+        matches. Raises NotFound if the step does not exist.
+        """
+        contents = self.opened.contents(step, pattern_list(pattern))
+        leaves = [leaf_at(contents, i) for i in range(len(contents))]
+        return {leaf.fqn: key_info(leaf) for leaf in leaves}
+
+    def statistics(
+        self, step: int | str | None = None, pattern: Patterns = None
+    ) -> dict[str, TensorStatistics]:
+        """What the save of ``step`` (by default the latest) recorded about the values of its
+        tensors, by FQN. No tensor is read.
+
+        ``pattern`` is as for :meth:`read`. Tensors that have no statistics are left out: those of
+        saves without ``SaveTuning(statistics=True)`` and of device memory, and tensors that share
+        the bytes of others. Raises NotFound if the step does not exist.
+        """
+        native, number = self.opened.place_of(step)
+        return native.statistics(native.contents(number, pattern_list(pattern)))
+
+    def diff(self, a: int | str, b: int | str, pattern: Patterns = None) -> Diff:
+        """How step ``b`` differs from step ``a``, by digests. No tensor is read.
+
+        Raises NotFound if one of them does not exist; with fallback stores, if no store has both.
+        """
+        a, b = (step_number(self.opened.number(step)) for step in (a, b))
+        tiers = self.opened.tiers
+        native = None if tiers is None else tiers.find_both(a, b)
+        return (native or self.opened.native).compare(a, b, pattern_list(pattern))
+
+    @watched("verifying")
+    def damaged_keys(
+        self,
+        step: int | str | None = None,
+        pattern: Patterns = None,
+        *,
+        progress: Progress | None = None,
+    ) -> dict[str, Corrupt]:
+        """The tensors of ``step`` (by default the latest) that cannot be read because the store is
+        damaged: the error of each, by FQN. Tensors that share memory with a damaged one count as
+        damaged. Reads all tensors that ``pattern`` selects (see :meth:`read`), and keeps none.
+
+        Raises Corrupt if the records of the step are damaged, and NotFound if it does not exist.
+        """
+        native, number = self.opened.place_of(step)
+        return damaged_keys(native, native.contents(number, pattern_list(pattern)))
+
+    def scrub(self, *, max_rate: int = 64 << 20, every: float = 86_400) -> Scrub:
+        """Verifies the complete store in the background, again and again, as ``kv-dump verify``
+        does. It has a separate handle, so it sees new steps, and may outlive this store.
+
+        Args:
+            max_rate: bytes of payload per second on average; 0 for no limit.
+            every: seconds from the begin of a pass to that of the next. A pass that takes longer is
+                followed by the next one at once.
+
+        Raises Invalid for a negative number, and what :func:`cairn.open` raises.
+        """
+        if max_rate < 0 or not 0 <= every < 1e9:
+            raise Invalid(f"max_rate={max_rate}, every={every}: neither may be negative")
+        from cairn._load.scrub import Scrub
+
+        return Scrub(self.opened.native.scrub(max_rate, every))
+
+    def wait(self, after: int | None = None, timeout: float = 600.0) -> int | None:
+        """Waits for a step that is greater than ``after`` (for any step, if that is None).
+
+        Returns the newest step, or None if there is none after ``timeout`` seconds. A directory
+        that is written on the same machine, and a Ceph pool, notify the waiting process of a new
+        step; other stores are asked once a second. In a multi-rank store each rank waits alone.
+        """
+        return wait(self.opened, after, timeout)
+
+    @watched("updating", "pull")
+    def pull(
+        self,
+        state: Any,
+        *,
+        since: int,
+        step: int | str | None = None,
+        strict: bool = True,
+        keys: Patterns = None,
+        prefix: str = "",
+        ignore_frozen: bool = False,
+        allow_pickle: bool = False,
+        progress: Progress | None = None,
+    ) -> PullReport:
+        """Updates a ``state`` that contains the step ``since`` to ``step`` (by default the latest).
+
+        Only what differs between the two steps is read, and written to the memory of the state.
+        Contiguous tensors in host memory are first compared with ``since``, all of them before the
+        first is changed; of these, the 64 KiB pages that differ are read. Other tensors (strided
+        ones, on devices, aliases in the step, parts of a DTensor) are not compared, and read
+        completely if they differ.
+        If both steps are the same, nothing is compared or read, unless the state has tensors on the
+        meta device, which are created as by :meth:`Store.load`. The other arguments, the rules for
+        containers, objects with ``load_state_dict`` and several ranks are those of
+        :meth:`Store.load`.
+
+        If the call is interrupted or fails while it reads, tensors may contain pages of both steps.
+        Then load the state completely; another pull refuses it.
+
+        Raises:
+            NotFound: one of the steps does not exist any more; no key matches ``keys``; or (strict)
+                the step lacks keys of the state.
+            Invalid: a tensor does not contain the bytes of ``since`` (``key`` names it), and this
+                process has changed nothing; or as for :meth:`Store.load`.
+            Corrupt: the bytes are not those that were written.
+            Unavailable: an I/O error; a rank failed, died, or did not respond in time.
+        """
+        return pull(
+            self.opened, state, since, step, strict, keys, prefix, ignore_frozen, allow_pickle
+        )
+
+    def tag(self, step: int, name: str) -> None:
+        """Names ``step``, so that ``load(step=name)``, ``read(step=name)`` and ``STORE@name`` in
+        programs address it, and so that it is never pruned. Another step with this tag loses it.
+        In a multi-rank store rank 0 calls this alone.
+
+        ``name`` has 1 to 64 letters, digits, ``.``, ``_`` or ``-``, and not only digits.
+
+        Raises NotFound if the step does not exist; Invalid if this cannot be a tag, or the store
+        was opened for reading.
+        """
+        self.opened.native.change_tag(name, step_number(step))
+
+    def untag(self, name: str) -> None:
+        """Removes a tag; the step remains. Raises NotFound if no step has it."""
+        self.opened.native.change_tag(name, None)
+
+    def tags(self) -> dict[str, int]:
+        """The step of each tag."""
+        return self.opened.native.tags()
+
+    def step_info(self, step: int | str) -> StepInfo:
+        """What is recorded about ``step``, which is a number or a tag. Raises NotFound."""
+        return self.opened.native.step_info(self.opened.number(step))
+
+    @watched("", "delete")
+    def delete(self, *steps: int) -> DeleteReport:
+        """Deletes complete steps in one commit. Bytes that other steps refer to remain. The files
+        of the others are removed after the grace period (see :func:`cairn.open`).
+
+        Raises NotFound, with nothing deleted, if one of the steps does not exist; Invalid if the
+        store was opened for reading.
+        """
+        return _retention.delete(self.opened, lambda: steps)
+
+    @watched("", "prune")
+    def prune(
+        self,
+        *,
+        keep_last: int = 0,
+        keep_every: int = 0,
+        keep_best: str | Iterable[str] = (),
+    ) -> DeleteReport:
+        """Deletes all steps except the last ``keep_last``, the multiples of ``keep_every``, the
+        best by a metric, those with tags, and those that wait for their copy to a mirror. Without
+        arguments, the policy of the store applies (:meth:`set_policy`).
+
+        Args:
+            keep_best: ``"val_loss:3"`` keeps the 3 steps with the lowest values of this metric
+                (see :meth:`save`), ``"accuracy:3:max"`` those with the highest; or several of
+                these. Steps without the metric are not kept by it.
+
+        Raises Invalid if one is negative, or if none is given and the store has no policy.
+        """
+        return _retention.prune(self.opened, keep_last, keep_every, keep_best)
+
+    def set_policy(
+        self,
+        *,
+        keep_last: int = 0,
+        keep_every: int = 0,
+        keep_best: str | Iterable[str] = (),
+    ) -> None:
+        """Sets which steps remain, for all processes that save to this store from now on: each save
+        deletes, in its commit, the steps that :meth:`prune` with these arguments would delete,
+        except newer ones. Without arguments, saves delete nothing any more.
+
+        A copy of a step to this store is not such a save. In a multi-rank store rank 0 calls it
+        alone. Raises Invalid if a number is negative, a text cannot be understood, or the store was
+        opened for reading.
+        """
+        if keep_last < 0 or keep_every < 0:
+            raise Invalid("set_policy: keep_last and keep_every must not be negative")
+        self.opened.wait_for_last_save()
+        self.opened.native.set_retention(keep_last, keep_every, best_texts(keep_best))
+
+    def policy(self) -> RetentionPolicy | None:
+        """The policy that saves apply (:meth:`set_policy`), or None."""
+        return _retention.policy(self.opened)
+
+    def set_compression(self, compress: bool) -> None:
+        """Sets whether saves to this store compress what they write, unless they state otherwise:
+        ``save``, ``save_async``, ``dcp.save``, imports and those of other processes from now on.
+        What is stored does not change; :meth:`compact` compresses it.
+
+        In a multi-rank store rank 0 calls it alone. Raises Invalid if the store was opened for
+        reading.
+        """
+        self.opened.wait_for_last_save()
+        self.opened.native.set_compression(compress)
+
+    def compression(self) -> bool:
+        """Whether saves compress by default (:meth:`set_compression`)."""
+        return self.opened.native.compresses_saves()
+
+    @watched("compacting", "compact")
+    def compact(
+        self,
+        *,
+        max_dead: float = 0.15,
+        fold: bool = False,
+        compress: bool = False,
+        max_rate: int | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> CompactReport:
+        """Rewrites segments of which steps use only a part, and joins small segments. No step
+        changes. The old segments are removed after the grace period (see :func:`cairn.open`).
+
+        Saves, deletes and readers continue, so a thread of a training job may call this.
+        In a multi-rank store rank 0 calls it alone. Ctrl-C ends it; what was committed remains.
+
+        Args:
+            max_dead: a segment is rewritten if steps do not use more than this part of it.
+            fold: also writes chunks without deltas if no other step uses what their deltas are
+                relative to, so that they are loaded faster.
+            compress: also compresses chunks (docs/compression.md), for archives. Loads of them
+                take longer.
+            max_rate: limit in bytes of payload per second; by default there is none.
+            dry_run: only reports what would be rewritten.
+
+        Raises:
+            Corrupt: a page that would be moved does not match its digest.
+            Conflict: another process has taken over the store.
+            Invalid: the store was opened for reading, or is being compacted; an argument is out of
+                range.
+            Unavailable: a storage failed.
+        """
+        if max_rate is not None and operator.index(max_rate) < 1:
+            raise Invalid(f"max_rate={max_rate}: must be 1 or more")
+        return self.opened.native.compact(
+            max_dead=max_dead, fold=fold, compress=compress, max_rate=max_rate, dry_run=dry_run
+        )
+
+    @watched("moving records", unit="records")
+    def edit(
+        self,
+        step: int,
+        *,
+        into: int,
+        drop: Patterns = None,
+        rename: Mapping[str, str] | None = None,
+        graft_from: int | None = None,
+        graft: Patterns = None,
+        under: str = "",
+        overwrite: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        """Makes the step ``into`` of the records of ``step``, with other keys. No payload is read
+        or written: the new step refers to the bytes of its sources, which may be deleted
+        afterwards. Without changes, it is a copy of ``step`` under another number.
+
+        The changes are made in the order drop, rename, graft, and are committed together. Tensors
+        that share memory still do. In a multi-rank store rank 0 calls it alone. See
+        docs/editing-steps.md.
+
+        Args:
+            drop: patterns (see :meth:`read`) of keys that the new step does not have.
+            rename: new names by old ones. An old name is a key, or the beginning of keys before a
+                ``.``: ``{"model": "net"}`` renames ``model.wte`` to ``net.wte``.
+            graft_from: another step, whose keys are added and replace equal ones.
+            graft: patterns of the keys to take from it; by default all.
+            under: the key below which they are put; by default they keep their names.
+            overwrite: replaces the step ``into`` atomically if it exists.
+            progress: as in :func:`cairn.open`, for this call; a function is called with numbers of
+                records instead of bytes.
+
+        Raises:
+            NotFound: a step does not exist, or a pattern or name selects no key.
+            Conflict: the step ``into`` exists; a source was deleted in the meantime; another
+                process has taken over the store.
+            Invalid: two keys would be equal, or a list would have gaps (``key`` names it); the
+                store was opened for reading.
+        """
+        _edit.edit(self.opened, step, into, drop, rename, graft_from, graft, under, overwrite)
+
+    @watched("merging", "merge")
+    def merge(
+        self,
+        steps: Iterable[int],
+        *,
+        into: int,
+        weights: Iterable[float] | None = None,
+        overwrite: bool = False,
+        progress: Progress | None = None,
+    ) -> MergeReport:
+        """Makes the step ``into`` of weighted means of the floating-point tensors of ``steps``.
+        All else is that of the last of them: other tensors, plain values, structure and chunks.
+
+        The steps have the same keys, dtypes and shapes; they may be sharded differently. The mean
+        is computed in float32 (float64 for float64) and rounded once, chunk by chunk in bounded
+        memory. Chunks that are equal in all steps are not written again. In a multi-rank store
+        rank 0 calls it alone. Ctrl-C ends it. See docs/merging.md.
+
+        Args:
+            weights: one per step, divided by their sum; by default they are equal.
+            overwrite: replaces the step ``into`` atomically if it exists, which may be one of
+                ``steps``.
+
+        Raises:
+            NotFound: a step does not exist.
+            Conflict: the step ``into`` exists; one of ``steps`` was deleted in the meantime;
+                another process has taken over the store.
+            Corrupt: bytes of a step are damaged.
+            Invalid: fewer than two steps; their keys, dtypes, shapes or shared memory differ
+                (``key`` names the first); they differ in a tensor of 8-bit or 4-bit floats; the
+                weights have no positive sum; the store was opened for reading.
+        """
+        return _edit.merge(self.opened, steps, into, weights, overwrite)
+
+    def fork(
+        self,
+        step: int,
+        *,
+        into: int | None = None,
+        to: Any = None,
+        overwrite: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        """Makes ``step`` the start of another line: a copy under another number, or in another
+        store. In this store no payload is read or written (as by :meth:`edit` without changes). In
+        another store, only what it lacks is transferred, and every page is verified before it is
+        written. ``step`` may be deleted afterwards. Tags are not copied.
+
+        In a multi-rank store rank 0 calls it alone.
+
+        Args:
+            into: the number of the copy; in another store by default that of ``step``.
+            to: the other store, open with mode ``"a"``, or its address; it is created if absent.
+            overwrite: replaces the step ``into`` atomically if it exists.
+            progress: as in :func:`cairn.open`, of the copy to another store. A function may be
+                called on other threads.
+
+        Raises:
+            NotFound: there is no such step.
+            Conflict: the step ``into`` exists, in another store with other contents; ``step`` was
+                deleted in the meantime; another process writes to the store that gets the copy.
+            Corrupt: bytes that are copied are damaged.
+            Invalid: neither ``into`` nor ``to`` is given; the store that gets the copy is open for
+                reading.
+            Unavailable: a storage failed, or ``progress`` has returned False.
+        """
+        number = step_number(step)
+        if to is None or to is self:
+            if into is None:
+                raise Invalid("fork: give into= (a number), or to= (another store), or both")
+            return self.edit(number, into=into, overwrite=overwrite)
+        shown = self.opened.progress if progress is None else progress
+        target = to.opened if isinstance(to, Store) else to
+        return _edit.fork(self.opened, number, into, target, overwrite, shown)
+
+    @watched("copying to mirrors")
+    def wait_mirrored(
+        self, timeout: float | None = None, *, progress: Progress | None = None
+    ) -> None:
+        """Waits until no step waits for its copy to a mirror. Returns at once on ranks other than
+        0. ``progress`` is as in :func:`cairn.open`, for the copies that run.
+
+        Raises TimeoutError after ``timeout`` seconds, and the error of the newest step if it was
+        not copied; Unavailable if ``progress`` has returned False, and the copies continue.
+        """
+        self.opened.mirrors.wait_for_all(timeout)
+
+    def mirror_status(self) -> list[MirrorStatus]:
+        """The state of each mirror of this store; an empty list on ranks other than 0."""
+        return self.opened.mirrors.status()
+
+    def observe(self, observer: Callable[[StoreEvent], object]) -> None:
+        """Calls ``observer`` with a :class:`cairn.StoreEvent` after each save, load, pull, delete,
+        prune, compact and merge of this store object, whether it succeeded or failed, and after
+        each copy of a step to a mirror.
+
+        The event of ``save_async`` is reported once the step is durable or the save has failed, by
+        a background thread that exists until then; that of a copy by the thread of the mirror,
+        before :meth:`wait_mirrored` returns; all others by the thread that made the call, before
+        the call returns. Saves are reported in the order in which they ended. Several observers are
+        called in the order in which they were added. :meth:`close` waits for the observers. An
+        exception in an observer has no effect on the call that it observes: the first one of each
+        observer is logged to the logger ``cairn``. On the main thread, ``SystemExit`` and
+        ``KeyboardInterrupt`` leave the call after its work is done.
+
+        Each rank observes its own calls, and rank 0 the copies. docs/monitoring.md has
+        observers for several libraries.
+
+        Threads: may be called from any thread. Observers may be called by several threads at once.
+        """
+        if self.opened.observers is None:
+            from cairn._base.observations import Observers
+
+            self.opened.observers = Observers()
+            self.opened.mirrors.observe(self.opened.observers)
+        self.opened.observers.add(observer)
 
     def close(self) -> None:
         """Waits for a running asynchronous save and for background checks, and releases the store.
@@ -367,108 +922,21 @@ class Store(LiveUpdates, Retention, StreamedSaves, Versions, EditableStore, Merg
         Raises the error of that save, unless its handle has already raised it, of a check, and of
         the copy of the newest step.
         """
-        self._close(self._native.close)
+        self.opened.close(self.opened.native.close)
 
-    def __enter__(self) -> Store:
-        return self
+    def abandon(self, error: BaseException | None = None) -> None:
+        """Closes the store without waiting for the other ranks, and notifies them: after an
+        ``error`` on this rank that they may not have. Copies to mirrors are not repeated if they
+        fail, and not waited for after Ctrl-C."""
+        native = self.opened.native
+        release = native.abandon if self.world_size > 1 else native.close
+        self.opened.close(release, failed=True, interrupted=isinstance(error, KeyboardInterrupt))
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self.close()
-            return
-        # The propagating error is more informative than a failure to close after it.
-        try:
-            self._abandon(error)
-        except Exception as second:
-            warnings.warn(f"while the store was closed: {second}", RuntimeWarning)
+    _close_after = abandon
 
     def __repr__(self) -> str:
-        state = " closed" if self._closed else ""
-        return f"<cairn.Store {self._address!r} mode={self._mode!r}{state}>"
-
-    def _prepare_save(
-        self, step: int, state: Any, options: SaveOptions, copies: HostCopies | None
-    ) -> PreparedSave:
-        self._map_checks.raise_found()
-        self._wait_for_last_save()
-        if self._ranks.rank == 0:
-            self._keep_pinned()
-        return prepare_save(self._native, self._ranks, step, state, options, copies)
-
-    def _save(
-        self, step: int, state: Any, options: SaveOptions, mirror: Mirrors | None
-    ) -> SaveReport:
-        from cairn.reports import SaveReport  # now: once the step is durable, it must not fail
-
-        # Copies that save_async has made are reused, and locked until they are written.
-        copies = self._copies if len(self._copies) > 0 else None
-        with nullcontext() if copies is None else self._copies_lock:
-            mirrors = self._checked_mirrors(mirror)
-            prepared = self._prepare_save(step, state, options, copies)
-            report = SaveReport(*self._native.save(**prepared.arguments))
-        self._mirrors.submit(report.step, mirrors, None, options.overwrite)
-        return report
-
-    def _load(
-        self, state: Any, step: int | None, options: LoadOptions, prefix: str, ignore_frozen: bool
-    ) -> LoadReport:
-        def make_adapter() -> StatefulAdapter:
-            return StatefulAdapter(state, prefix, ignore_frozen)
-
-        place = self._locate(step, self._tiers) or (self._native, step)  # which raises NotFound
-        report = self._load_from(place, make_adapter, options, prefix)
-        self._ranks.warn()
-        return report
-
-    def _keep_pinned(self) -> None:
-        # The policy of the store does not delete what waits for its copy to a mirror.
-        self._native.keep_steps(sorted(self._pinned()))
-
-    def _wait_for_last_save(self) -> None:
-        # Waits here, where Ctrl-C can end the wait. The error of that save stays with its handle.
-        if self._last_save is not None:
-            self._last_save._wait()
-
-    def _abandon(self, error: BaseException | None = None) -> None:
-        """Closes without waiting for the other ranks, and notifies them: after an error on this
-        rank that they may not have. Copies to mirrors are not repeated if they fail, and not waited
-        for after Ctrl-C."""
-        release = self._native.abandon if self.world_size > 1 else self._native.close
-        self._close(release, failed=True, interrupted=isinstance(error, KeyboardInterrupt))
-
-    def _close(
-        self, release: Callable[[], None], *, failed: bool = False, interrupted: bool = False
-    ) -> None:
-        if self._closed:
-            return
-        last_save, self._last_save = self._last_save, None
-        with ExitStack() as stack:
-            if self._tiers is not None:
-                stack.callback(self._tiers.close)
-            stack.callback(self._close_mirrors, failed, interrupted)
-            stack.callback(self._release, release)
-            stack.callback(self._map_checks.wait)
-            if self._writer is not None:
-                self._writer.abort()
-            if last_save is not None:
-                with self._following("saving", self.rank):
-                    last_save._wait()
-            if self._observers is not None:
-                self._observers.wait()
-        if last_save is not None and not last_save._is_observed:
-            last_save.result()
-
-    def _release(self, release: Callable[[], None]) -> None:
-        release()
-        self._ranks.disconnect_nccl()
-        self._copies.clear()
-        self._closed = True
-        _open_stores.pop(id(self), None)
+        state = " closed" if self.opened.is_closed else ""
+        return f"<cairn.Store {self.address!r} mode={self.opened.mode!r}{state}>"
 
 
 def _close_all() -> None:
@@ -479,10 +947,10 @@ def _close_all() -> None:
     try:
         for reference in _open_stores.valuerefs():
             store = reference()
-            if store is None or store._pid != os.getpid():
+            if store is None or store.opened.pid != os.getpid() or store.opened.is_closed:
                 continue
             try:
-                store._abandon(error) if error is not None else store.close()
+                store.abandon(error) if error is not None else store.close()
             except Exception as second:
                 with suppress(RuntimeWarning):  # a filter that raises must not keep others open
                     warnings.warn(f"while {store!r} was closed at exit: {second}", RuntimeWarning)

@@ -31,7 +31,7 @@
 #include "python/src/new_tensors.h"
 #include "python/src/placements.h"
 #include "python/src/progress_function.h"
-#include "python/src/report_tuples.h"
+#include "python/src/reports.h"
 #include "python/src/step_contents.h"
 #include "python/src/step_part_binding.h"
 #include "python/src/store_binding.h"
@@ -126,7 +126,7 @@ void BindRecords(nb::module_& m) {
       .def_prop_ro("data", [](const core::Pickle& self) {
         return nb::bytes(self.data.data(), self.data.size());
       });
-  nb::class_<kv::StepInfo>(m, "StepInfo").def_ro("step", &kv::StepInfo::step);
+  nb::class_<kv::StepInfo>(m, "StoredStep").def_ro("step", &kv::StepInfo::step);
   nb::class_<core::TensorInfo>(m, "TensorInfo")
       .def_prop_ro("fqn", [](const core::TensorInfo& self) { return ToPyText(self.fqn); })
       .def_prop_ro("dtype",
@@ -216,69 +216,12 @@ void BindHandles(nb::module_& m) {
       .def("done", &SaveHandleBinding::done)
       .def("report", &SaveHandleBinding::Report);
   nb::class_<core::BackgroundScrub>(m, "BackgroundScrub")
-      .def("state", [](const core::BackgroundScrub& self) { return ToPyScrubState(self.state()); })
+      .def("state", [](const core::BackgroundScrub& self) { return self.state(); })
       .def("stop", &core::BackgroundScrub::Stop, nb::call_guard<GilRelease>());
   nb::class_<core::MapCheck>(m, "MapCheck").def("run", &RunMapCheck);
   nb::class_<MappedBinding>(m, "Mapped")
       .def("torch_bytes", &AsTorchBytes)
       .def("numpy_bytes", &AsNumpyBytes);
-}
-
-/// The calls that name, describe and delete steps.
-void BindVersions(nb::class_<StoreBinding>& store) {
-  store.def("delete", &StoreBinding::Delete)
-      .def("tags", &StoreBinding::Tags)
-      .def("find_tag", &StoreBinding::FindTag)
-      .def("change_tag", &StoreBinding::ChangeTag, nb::arg("name"), nb::arg("step").none())
-      .def("step_summary", &StoreBinding::StepSummary)
-      .def("retention", &StoreBinding::Retention)
-      .def("set_retention", &StoreBinding::SetRetention, nb::arg("keep_last"),
-           nb::arg("keep_every"), nb::arg("keep_best"))
-      .def("compresses_saves", &StoreBinding::CompressesSaves)
-      .def("set_compression", &StoreBinding::SetCompression, nb::arg("compress"))
-      .def("keep_steps", &StoreBinding::KeepSteps, nb::arg("steps"))
-      .def("steps_to_delete", &StoreBinding::StepsToDelete, nb::arg("keep_last"),
-           nb::arg("keep_every"), nb::arg("keep_best"), nb::arg("newest").none())
-      .def(
-          "compact",
-          [](StoreBinding& self, double max_dead, bool fold, bool compress,
-             std::optional<uint64_t> max_rate, bool dry_run) {
-            return self.Compact({.max_dead = max_dead,
-                                 .max_bytes_per_second = max_rate.value_or(0),
-                                 .dry_run = dry_run,
-                                 .fold_all = fold},
-                                compress);
-          },
-          nb::kw_only(), nb::arg("max_dead"), nb::arg("fold"), nb::arg("compress"),
-          nb::arg("max_rate").none(), nb::arg("dry_run"))
-      .def(
-          "edit",
-          [](StoreBinding& self, uint64_t source, uint64_t into, std::vector<std::string> drop,
-             std::vector<std::pair<std::string, std::string>> rename,
-             std::optional<uint64_t> graft_from, std::vector<std::string> graft, std::string under,
-             bool overwrite) {
-            core::StepEdit edit{.drop = std::move(drop),
-                                .rename = std::move(rename),
-                                .overwrite = overwrite,
-                                .progress = {}};
-            if (graft_from) {
-              edit.graft = core::Graft{
-                  .step = *graft_from, .patterns = std::move(graft), .under = std::move(under)};
-            }
-            self.Edit(source, into, std::move(edit));
-          },
-          nb::arg("source"), nb::kw_only(), nb::arg("into"), nb::arg("drop"), nb::arg("rename"),
-          nb::arg("graft_from").none(), nb::arg("graft"), nb::arg("under"), nb::arg("overwrite"))
-      .def(
-          "merge",
-          [](StoreBinding& self, const std::vector<uint64_t>& steps, uint64_t into,
-             std::vector<double> weights, bool overwrite) {
-            return self.Merge(
-                steps, into,
-                {.weights = std::move(weights), .overwrite = overwrite, .progress = {}});
-          },
-          nb::arg("steps"), nb::kw_only(), nb::arg("into"), nb::arg("weights"),
-          nb::arg("overwrite"));
 }
 
 void BindStore(nb::module_& m) {
@@ -307,7 +250,6 @@ void BindStore(nb::module_& m) {
           nb::arg("step"), nb::arg("batch"), nb::arg("options"))
       .def("steps", &StoreBinding::Steps)
       .def("uuid", &StoreBinding::Uuid)
-      .def("step_identity", &StoreBinding::StepIdentity, nb::arg("step"))
       .def(
           "copy_from",
           [](StoreBinding& self, const StoreBinding& source, nb::object progress,
@@ -345,7 +287,7 @@ void BindStore(nb::module_& m) {
       .def("compare", &StoreBinding::Compare)
       .def("close", &StoreBinding::Close)
       .def("abandon", &StoreBinding::Abandon);
-  BindVersions(store);
+  StoreBinding::BindVersions(store);
 }
 
 void BindCommunicator(nb::module_& m) {
@@ -400,6 +342,8 @@ NB_MODULE(_cairn, m) {
   cairn::cuda::Register();
 #endif
   m.attr("DTYPES") = cairn::python::DTypeTable();
+  m.attr("SAVE_OPTIONS") = cairn::python::SaveOptionNames();
+  cairn::python::BindReports(m);
   cairn::python::BindRecords(m);
   cairn::python::BindLoading(m);
   cairn::python::BindHandles(m);

@@ -10,11 +10,6 @@
 
 namespace cairn::python {
 
-nb::tuple ToPyReport(const core::SaveReport& report) {
-  return nb::make_tuple(report.step, report.logical_bytes, report.written_bytes,
-                        report.device_bytes, report.chunks, report.chunks_reused, report.seconds);
-}
-
 void SaveHandleBinding::WaitStaged() const {
   process_.Check();
   const GilRelease no_gil;
@@ -72,13 +67,13 @@ bool SaveHandleBinding::done() const {
   return handle_.done();
 }
 
-nb::tuple SaveHandleBinding::Report() const {
+core::SaveReport SaveHandleBinding::Report() const {
   process_.Check();
   Result<core::SaveReport> report = [&] {
     const GilRelease no_gil;
     return handle_.Wait();
   }();
-  return ToPyReport(Unwrap(std::move(report)));
+  return Unwrap(std::move(report));
 }
 
 }  // namespace cairn::python

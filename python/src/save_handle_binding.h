@@ -17,10 +17,6 @@ namespace cairn::python {
 
 namespace nb = nanobind;
 
-/// Returns (step, logical bytes, written bytes, device bytes, direct bytes, chunks, chunks reused,
-/// seconds).
-nb::tuple ToPyReport(const core::SaveReport& report);
-
 /// An asynchronous save. Threads: any; each waits without the GIL. Raises Invalid in a forked
 /// child.
 class SaveHandleBinding {
@@ -37,9 +33,8 @@ class SaveHandleBinding {
   /// that returns False, raises Unavailable; the save continues.
   bool Wait(std::optional<double> timeout_seconds) const;
   bool done() const;
-  /// Waits until the save has ended. Returns the report as a tuple, or raises the error of the
-  /// save.
-  nb::tuple Report() const;
+  /// Waits until the save has ended. Returns its report, or raises its error.
+  core::SaveReport Report() const;
 
  private:
   core::SaveHandle handle_;

@@ -184,15 +184,13 @@ nb::object StepContents::FindTensor(nb::str fqn) const {
 
 nb::dict StepContents::ToPyStatistics(
     const std::vector<std::optional<core::StoredStatistics>>& statistics) const {
-  nb::dict tuples;
+  nb::dict by_fqn;
   for (size_t i = 0; i < statistics.size(); ++i) {
     const auto& of_tensor = statistics[i];
     if (!of_tensor) continue;
-    tuples[ToPyText(contents_.tensors[i].fqn)] =
-        nb::make_tuple(of_tensor->count, of_tensor->zeros, of_tensor->nans, of_tensor->infs,
-                       of_tensor->min, of_tensor->max, of_tensor->mean);
+    by_fqn[ToPyText(contents_.tensors[i].fqn)] = nb::cast(*of_tensor);
   }
-  return tuples;
+  return by_fqn;
 }
 
 nb::object StepContents::Build(nb::list leaves, nb::handle rebuild) const {

@@ -49,8 +49,8 @@ class StepContents {
   nb::list ToPyFqns() const;
   /// Returns the TensorInfo of a leaf or of a hidden owner, or None.
   nb::object FindTensor(nb::str fqn) const;
-  /// Returns a tuple per tensor that has statistics, by FQN: (count, zeros, nans, infs, min, max,
-  /// mean). Requires one element of `statistics` per element of tensors().
+  /// Returns the core::StoredStatistics of each tensor that has them, by FQN. Requires one element
+  /// of `statistics` per element of tensors().
   nb::dict ToPyStatistics(
       const std::vector<std::optional<core::StoredStatistics>>& statistics) const;
   /// Returns the nested state with one element of `leaves` for each leaf. `rebuild` returns the

@@ -185,17 +185,17 @@ uint64_t StepPartBinding::Add(Batch& batch, nb::dict shards,
   return added_bytes_;
 }
 
-nb::tuple StepPartBinding::Prepare() {
+core::SaveReport StepPartBinding::Prepare() {
   const ExclusiveUse use(*this);
   core::StepPart& part = this->part();
-  return ToPyReport(WithoutGil([&] { return part.Prepare(); }));
+  return WithoutGil([&] { return part.Prepare(); });
 }
 
-nb::tuple StepPartBinding::Commit(nb::dict paths, nb::dict extensions) {
+core::SaveReport StepPartBinding::Commit(nb::dict paths, nb::dict extensions) {
   const ExclusiveUse use(*this);
   core::StepPart& part = this->part();
   const core::StepFrame frame = ToFrame(paths, extensions);
-  return ToPyReport(WithoutGil([&] { return part.Commit(frame); }));
+  return WithoutGil([&] { return part.Commit(frame); });
 }
 
 void StepPartBinding::Abort(nb::str reason) {

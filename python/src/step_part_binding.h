@@ -51,11 +51,11 @@ class StepPartBinding {
   /// with explicit boxes in the form of ToSharding). The caller keeps the memory of `shards` alive.
   /// Returns the bytes of the tensors.
   uint64_t Add(Batch& batch, nb::dict shards, const std::vector<core::DeviceStream>& streams);
-  /// Makes the part durable. Returns the report as a tuple.
-  nb::tuple Prepare();
+  /// Makes the part durable.
+  core::SaveReport Prepare();
   /// Commits the step. `paths`: FQN -> tuple of str (keys) and int (positions); `extensions`: name
-  /// -> bytes. Returns the report as a tuple.
-  nb::tuple Commit(nb::dict paths, nb::dict extensions);
+  /// -> bytes.
+  core::SaveReport Commit(nb::dict paths, nb::dict extensions);
   /// Informs rank 0 that this rank gave up, and why. Best effort.
   void Abort(nb::str reason);
   /// Aborts an unfinished part, and closes a store that was opened for it. May be called again.

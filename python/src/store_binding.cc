@@ -3,12 +3,16 @@
 #include "python/src/store_binding.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <deque>
 #include <memory>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "core/load/map.h"
@@ -21,8 +25,6 @@
 #include "python/src/copy_progress.h"
 #include "python/src/errors.h"
 #include "python/src/gil.h"
-#include "python/src/policy.h"
-#include "python/src/report_tuples.h"
 
 namespace cairn::python {
 namespace {
@@ -35,6 +37,21 @@ nb::object ToPyMapped(std::optional<core::MappedTensor> mapped, const core::Tens
     return nb::cast(MappedBinding(*std::move(mapped)));
   }
   return WrapMapped(*std::move(mapped), info, *torch);
+}
+
+template <typename T>
+constexpr bool kIsResult = false;
+template <typename T>
+constexpr bool kIsResult<Result<T>> = true;
+
+// Raises Invalid. Requires the GIL.
+kv::RetentionPolicy ToPolicy(uint64_t keep_last, uint64_t keep_every,
+                             const std::vector<std::string>& keep_best) {
+  kv::RetentionPolicy policy{.keep_last = keep_last, .keep_every = keep_every, .keep_best = {}};
+  for (const std::string& text : keep_best) {
+    policy.keep_best.push_back(Unwrap(kv::ParseKeepBest(text)));
+  }
+  return policy;
 }
 
 }  // namespace
@@ -63,6 +80,16 @@ auto StoreBinding::UseWithoutGil(const Work& work) const {
   const ReaderMutexLock open(close_mutex_);
   if (!store_) return closed();
   return work(*store_);
+}
+
+template <typename Work>
+auto StoreBinding::AskLatest(const Work& work) const {
+  using Returned = std::invoke_result_t<Work, const kv::Snapshot&>;
+  using Asked = std::conditional_t<kIsResult<Returned>, Returned, Result<Returned>>;
+  return Unwrap(Use([&](core::CheckpointStore& store) -> Asked {
+    CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
+    return work(std::as_const(*snapshot));
+  }));
 }
 
 StoreBinding::StoreBinding(const std::string& address, bool writable,
@@ -95,14 +122,14 @@ StoreBinding::~StoreBinding() {
   store_.reset();
 }
 
-nb::tuple StoreBinding::Save(uint64_t step, const Batch& batch, core::SaveOptions options) {
+core::SaveReport StoreBinding::Save(uint64_t step, const Batch& batch, core::SaveOptions options) {
   SignalWatch watch;
   options.progress = watch.AsProgress();
   options.check_memory = batch.MemoryCheck(batch.state.tree);
   auto report =
       Use([&](core::CheckpointStore& store) { return store.Save(step, batch.state, options); });
   watch.Rethrow();
-  return ToPyReport(Unwrap(std::move(report)));
+  return Unwrap(std::move(report));
 }
 
 SaveHandleBinding StoreBinding::SaveAsync(uint64_t step, const Batch& batch,
@@ -118,27 +145,16 @@ SaveHandleBinding StoreBinding::SaveAsync(uint64_t step, const Batch& batch,
   return {Unwrap(std::move(handle)), progress};
 }
 
-nb::list StoreBinding::Steps() const {
-  const auto steps = Unwrap(Use([](core::CheckpointStore& store) { return store.StepNumbers(); }));
-  nb::list result;
-  for (const uint64_t step : steps) result.append(step);
-  return result;
+std::vector<uint64_t> StoreBinding::Steps() const {
+  return Unwrap(Use([](core::CheckpointStore& store) { return store.StepNumbers(); }));
 }
 
 std::string StoreBinding::Uuid() const {
   return Unwrap(Use([](auto& store) -> Result<std::string> { return store.kv().uuid(); }));
 }
 
-nb::tuple StoreBinding::StepIdentity(uint64_t step) const {
-  const auto info = Unwrap(Use([&](core::CheckpointStore& store) -> Result<kv::StepInfo> {
-    CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
-    return snapshot->FindStep(step);
-  }));
-  return nb::make_tuple(ToPyText(info.attempt), info.created_unix_ns);
-}
-
-nb::list StoreBinding::CopyFrom(const StoreBinding& source, kv::CopyOptions options,
-                                nb::object progress) {
+std::vector<kv::CopiedStep> StoreBinding::CopyFrom(const StoreBinding& source,
+                                                   kv::CopyOptions options, nb::object progress) {
   process_.Check();
   source.process_.Check();
   if (&source == this) ThrowInvalid("the source and the target of a copy are the same store");
@@ -162,7 +178,7 @@ nb::list StoreBinding::CopyFrom(const StoreBinding& source, kv::CopyOptions opti
   }();
   function.Rethrow();
   watch.Rethrow();
-  return ToPyCopyReport(Unwrap(std::move(report)));
+  return Unwrap(std::move(report)).steps;
 }
 
 StepContents StoreBinding::List(std::optional<uint64_t> step, nb::list patterns) const {
@@ -182,13 +198,13 @@ void StoreBinding::CheckChunks(const kv::StepInfo& step, nb::str fqn) const {
   Unwrap(Use([&](core::CheckpointStore& store) { return store.Chunks(step, text); }));
 }
 
-nb::list StoreBinding::FindDamaged(const StepContents& contents) const {
+std::vector<Error> StoreBinding::FindDamaged(const StepContents& contents) const {
   SignalWatch watch;
   auto result = Use([&](core::CheckpointStore& store) {
     return core::FindDamagedTensors(store, contents.step(), contents.tensors(), watch.AsProgress());
   });
   watch.Rethrow();
-  return ToPyErrors(Unwrap(std::move(result)));
+  return Unwrap(std::move(result));
 }
 
 std::unique_ptr<core::BackgroundScrub> StoreBinding::Scrub(uint64_t max_bytes_per_second,
@@ -208,8 +224,9 @@ nb::object StoreBinding::FindExtension(const kv::StepInfo& step, nb::str name) c
   return nb::bytes(extension->data(), extension->size());
 }
 
-nb::tuple StoreBinding::Load(const kv::StepInfo& step, const Requests& requests, bool read_once,
-                             const DeviceTransfer& transfer, const StepContents* contents) const {
+core::LoadReport StoreBinding::Load(const kv::StepInfo& step, const Requests& requests,
+                                    bool read_once, const DeviceTransfer& transfer,
+                                    const StepContents* contents) const {
   SignalWatch watch;
   std::span<const core::TensorInfo> known;
   if (contents != nullptr) known = contents->tensors();
@@ -222,7 +239,7 @@ nb::tuple StoreBinding::Load(const kv::StepInfo& step, const Requests& requests,
   watch.Rethrow();
   const core::LoadReport report = Unwrap(std::move(result));
   requests.CheckMemory();
-  return nb::make_tuple(report.bytes_read, report.seconds);
+  return report;
 }
 
 Result<core::LoadReport> StoreBinding::LoadShards(core::CheckpointStore& store,
@@ -264,9 +281,9 @@ Result<core::LoadReport> StoreBinding::LoadShards(core::CheckpointStore& store,
   });
 }
 
-nb::tuple StoreBinding::Update(const kv::StepInfo& base, const kv::StepInfo& step,
-                               const Requests& requests, bool all_shards,
-                               const DeviceTransfer& transfer) const {
+core::UpdateReport StoreBinding::Update(const kv::StepInfo& base, const kv::StepInfo& step,
+                                        const Requests& requests, bool all_shards,
+                                        const DeviceTransfer& transfer) const {
   SignalWatch watch;
   auto result = Use([&](core::CheckpointStore& store) -> Result<core::UpdateReport> {
     CAIRN_TRY_ASSIGN(core::UpdateReport report,
@@ -289,11 +306,9 @@ nb::tuple StoreBinding::Update(const kv::StepInfo& base, const kv::StepInfo& ste
     return report;
   });
   watch.Rethrow();
-  const core::UpdateReport report = Unwrap(std::move(result));
+  core::UpdateReport report = Unwrap(std::move(result));
   requests.CheckMemory();
-  nb::list changed;
-  for (const std::string& fqn : report.changed) changed.append(ToPyText(fqn));
-  return nb::make_tuple(changed, report.compared_bytes, report.bytes_read, report.seconds);
+  return report;
 }
 
 bool StoreBinding::AwaitChange(double seconds) const {
@@ -331,125 +346,139 @@ core::UncheckedMap StoreBinding::MapBytes(const kv::StepInfo& step,
   return Unwrap(Use([&](core::CheckpointStore& store) { return store.MapUnchecked(step, fqns); }));
 }
 
-nb::tuple StoreBinding::Compare(uint64_t step_a, uint64_t step_b, nb::list patterns) const {
+core::Diff StoreBinding::Compare(uint64_t step_a, uint64_t step_b, nb::list patterns) const {
   const core::KeyPatterns parsed = ParsePatterns(patterns);
-  const core::Diff diff = Unwrap(
+  return Unwrap(
       Use([&](core::CheckpointStore& store) { return store.Compare(step_a, step_b, parsed); }));
-  return ToPyDiff(diff);
 }
 
-nb::tuple StoreBinding::Delete(nb::handle steps, bool dry_run) {
-  const std::vector<uint64_t> numbers = FromPyNumbers(steps);
-  const auto report =
-      Unwrap(Use([&](core::CheckpointStore& store) { return store.Delete(numbers, dry_run); }));
-  return nb::make_tuple(report.steps, report.segments, report.freed_bytes);
-}
-
-nb::dict StoreBinding::Tags() const {
-  const kv::Tags tags = Unwrap(Use([&](core::CheckpointStore& store) -> Result<kv::Tags> {
-    CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
-    return snapshot->tags();
-  }));
-  nb::dict by_name;
-  for (const auto& [name, step] : tags) by_name[ToPyText(name)] = step;
-  return by_name;
-}
-
-uint64_t StoreBinding::FindTag(const std::string& name) const {
-  return Unwrap(Use([&](core::CheckpointStore& store) -> Result<uint64_t> {
-    CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
-    return snapshot->FindTag(name);
-  }));
-}
-
-void StoreBinding::ChangeTag(const std::string& name, std::optional<uint64_t> step) {
-  Unwrap(Use([&](core::CheckpointStore& store) { return store.kv().ChangeTags({{name, step}}); }));
-}
-
-nb::tuple StoreBinding::StepSummary(uint64_t step) const {
-  const auto info = Unwrap(Use([&](core::CheckpointStore& store) -> Result<kv::StepInfo> {
-    CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
-    return snapshot->FindStep(step);
-  }));
-  nb::dict metrics;
-  for (const kv::Metric& metric : info.metrics) metrics[ToPyText(metric.name)] = metric.value;
-  return nb::make_tuple(info.created_unix_ns, info.world_size, info.base_step, info.tensor_count,
-                        info.value_count, info.logical_bytes, info.written_bytes, metrics,
-                        ToPyText(info.note));
-}
-
-nb::tuple StoreBinding::Retention() const {
-  const auto policy = Unwrap(Use([](core::CheckpointStore& store) -> Result<kv::RetentionPolicy> {
-    CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
-    return snapshot->retention();
-  }));
-  return ToPyPolicy(policy);
-}
-
-void StoreBinding::SetRetention(uint64_t keep_last, uint64_t keep_every,
-                                const std::vector<std::string>& keep_best) {
-  const kv::RetentionPolicy policy = ToPolicy(keep_last, keep_every, keep_best);
-  Unwrap(Use([&](core::CheckpointStore& store) { return store.kv().SetRetention(policy); }));
-}
-
-bool StoreBinding::CompressesSaves() const {
-  return Unwrap(Use([](core::CheckpointStore& store) -> Result<bool> {
-    CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
-    return snapshot->compresses_saves();
-  }));
-}
-
-void StoreBinding::SetCompression(bool compress) {
-  Unwrap(Use([&](core::CheckpointStore& store) { return store.kv().SetCompression(compress); }));
-}
-
-void StoreBinding::KeepSteps(const std::vector<uint64_t>& steps) {
-  Unwrap(Use([&](core::CheckpointStore& store) -> Result<void> {
-    store.kv().KeepSteps(steps);
-    return {};
-  }));
-}
-
-std::vector<uint64_t> StoreBinding::StepsToDelete(uint64_t keep_last, uint64_t keep_every,
-                                                  const std::vector<std::string>& keep_best,
-                                                  std::optional<uint64_t> newest) const {
-  const kv::RetentionPolicy policy = ToPolicy(keep_last, keep_every, keep_best);
-  return Unwrap(Use([&](core::CheckpointStore& store) -> Result<std::vector<uint64_t>> {
-    CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
-    CAIRN_TRY_ASSIGN(const auto steps, snapshot->Steps());
-    return kv::StepsToDelete(policy, steps, snapshot->tags(), newest);
-  }));
-}
-
-nb::dict StoreBinding::Compact(kv::CompactOptions options, bool compress) {
-  SignalWatch watch;
-  const core::Progress may_continue = watch.AsProgress();
-  options.progress = [&](const kv::CompactProgress& progress) {
-    return may_continue(progress.done_bytes, progress.total_bytes);
-  };
-  auto result = Use([&](core::CheckpointStore& store) { return store.Compact(options, compress); });
-  watch.Rethrow();
-  return ToPyCompactReport(Unwrap(std::move(result)));
-}
-
-void StoreBinding::Edit(uint64_t source, uint64_t into, core::StepEdit edit) {
-  SignalWatch watch;
-  edit.progress = watch.AsProgress();
-  auto made = Use([&](core::CheckpointStore& store) { return store.Edit(source, into, edit); });
-  watch.Rethrow();
-  Unwrap(std::move(made));
-}
-
-nb::tuple StoreBinding::Merge(const std::vector<uint64_t>& steps, uint64_t into,
-                              core::MergeOptions options) {
-  SignalWatch watch;
-  options.progress = watch.AsProgress();
-  auto result =
-      Use([&](core::CheckpointStore& store) { return store.Merge(steps, into, options); });
-  watch.Rethrow();
-  const core::MergeReport report = Unwrap(std::move(result));
-  return nb::make_tuple(report.step.logical_bytes, report.step.written_bytes, report.bytes_read,
-                        report.step.chunk_count, report.step.reused_chunk_count, report.seconds);
+void StoreBinding::BindVersions(nb::class_<StoreBinding>& store) {
+  using Self = StoreBinding;
+  using Store = core::CheckpointStore;
+  using Texts = std::vector<std::string>;
+  store
+      .def("delete",
+           [](const Self& self, nb::handle steps, bool dry_run) {
+             const std::vector<uint64_t> numbers = FromPyNumbers(steps);
+             return Unwrap(self.Use([&](Store& store) { return store.Delete(numbers, dry_run); }));
+           })
+      .def("tags",
+           [](const Self& self) {
+             nb::dict by_name;
+             for (const auto& [name, step] : self.AskLatest([](auto& now) { return now.tags(); })) {
+               by_name[ToPyText(name)] = step;
+             }
+             return by_name;
+           })
+      .def("find_tag",
+           [](const Self& self, const std::string& name) {
+             return self.AskLatest([&](auto& now) { return now.FindTag(name); });
+           })
+      .def(
+          "change_tag",
+          [](const Self& self, const std::string& name, std::optional<uint64_t> step) {
+            Unwrap(self.Use([&](Store& store) { return store.kv().ChangeTags({{name, step}}); }));
+          },
+          nb::arg("name"), nb::arg("step").none())
+      .def("step_info",
+           [](const Self& self, uint64_t step) {
+             return self.AskLatest([&](auto& now) -> Result<TaggedStep> {
+               CAIRN_TRY_ASSIGN(kv::StepInfo info, now.FindStep(step));
+               TaggedStep found{std::move(info), {}};
+               for (const auto& [name, tagged] : now.tags()) {
+                 if (tagged == step) found.tags.push_back(name);
+               }
+               return found;
+             });
+           })
+      .def("retention",
+           [](const Self& self) {
+             return self.AskLatest([](auto& now) { return now.retention(); });
+           })
+      .def("set_retention",
+           [](const Self& self, uint64_t keep_last, uint64_t keep_every, const Texts& keep_best) {
+             const auto policy = ToPolicy(keep_last, keep_every, keep_best);
+             Unwrap(self.Use([&](Store& store) { return store.kv().SetRetention(policy); }));
+           })
+      .def("compresses_saves",
+           [](const Self& self) {
+             return self.AskLatest([](auto& now) { return now.compresses_saves(); });
+           })
+      .def("set_compression",
+           [](const Self& self, bool compress) {
+             Unwrap(self.Use([&](Store& store) { return store.kv().SetCompression(compress); }));
+           })
+      .def("keep_steps",
+           [](const Self& self, const std::vector<uint64_t>& steps) {
+             Unwrap(self.Use([&](Store& store) -> Result<void> {
+               store.kv().KeepSteps(steps);
+               return {};
+             }));
+           })
+      .def(
+          "steps_to_delete",
+          [](const Self& self, uint64_t keep_last, uint64_t keep_every, const Texts& keep_best,
+             std::optional<uint64_t> newest) {
+            const auto policy = ToPolicy(keep_last, keep_every, keep_best);
+            return self.AskLatest([&](auto& now) -> Result<std::vector<uint64_t>> {
+              CAIRN_TRY_ASSIGN(const auto steps, now.Steps());
+              return kv::StepsToDelete(policy, steps, now.tags(), newest);
+            });
+          },
+          nb::arg("keep_last"), nb::arg("keep_every"), nb::arg("keep_best"),
+          nb::arg("newest").none())
+      .def(
+          "compact",
+          [](const Self& self, double max_dead, bool fold, bool compress,
+             std::optional<uint64_t> max_rate, bool dry_run) {
+            SignalWatch watch;
+            kv::CompactOptions options{.max_dead = max_dead,
+                                       .max_bytes_per_second = max_rate.value_or(0),
+                                       .dry_run = dry_run,
+                                       .fold_all = fold};
+            options.progress = [follow = watch.AsProgress()](const kv::CompactProgress& now) {
+              return follow(now.done_bytes, now.total_bytes);
+            };
+            auto done = self.Use([&](Store& store) { return store.Compact(options, compress); });
+            watch.Rethrow();
+            return Unwrap(std::move(done));
+          },
+          nb::kw_only(), nb::arg("max_dead"), nb::arg("fold"), nb::arg("compress"),
+          nb::arg("max_rate").none(), nb::arg("dry_run"))
+      .def(
+          "edit",
+          [](const Self& self, uint64_t source, uint64_t into, Texts drop,
+             std::vector<std::pair<std::string, std::string>> rename,
+             std::optional<uint64_t> graft_from, Texts graft, std::string under, bool overwrite) {
+            SignalWatch watch;
+            core::StepEdit edit{.drop = std::move(drop),
+                                .rename = std::move(rename),
+                                .overwrite = overwrite,
+                                .progress = watch.AsProgress()};
+            if (graft_from) {
+              edit.graft = core::Graft{
+                  .step = *graft_from, .patterns = std::move(graft), .under = std::move(under)};
+            }
+            auto made = self.Use([&](Store& store) { return store.Edit(source, into, edit); });
+            watch.Rethrow();
+            Unwrap(std::move(made));
+          },
+          nb::arg("source"), nb::kw_only(), nb::arg("into"), nb::arg("drop"), nb::arg("rename"),
+          nb::arg("graft_from").none(), nb::arg("graft"), nb::arg("under"), nb::arg("overwrite"))
+      .def(
+          "merge",
+          [](const Self& self, const std::vector<uint64_t>& steps, uint64_t into,
+             std::vector<double> weights, bool overwrite) {
+            SignalWatch watch;
+            const core::MergeOptions options{.weights = std::move(weights),
+                                             .overwrite = overwrite,
+                                             .progress = watch.AsProgress()};
+            auto made = self.Use([&](Store& store) { return store.Merge(steps, into, options); });
+            watch.Rethrow();
+            return MergedStep(Unwrap(std::move(made)));
+          },
+          nb::arg("steps"), nb::kw_only(), nb::arg("into"), nb::arg("weights"),
+          nb::arg("overwrite"));
 }
 
 void StoreBinding::Close() {

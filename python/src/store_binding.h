@@ -27,6 +27,7 @@
 #include "python/src/gil.h"
 #include "python/src/load_plan.h"
 #include "python/src/process_guard.h"
+#include "python/src/reports.h"
 #include "python/src/save_handle_binding.h"
 #include "python/src/step_contents.h"
 #include "python/src/torch_access.h"
@@ -55,18 +56,14 @@ class StoreBinding {
                std::shared_ptr<CommunicatorBinding> communicator, const kv::StoreOptions& options);
   ~StoreBinding();
 
-  nb::tuple Save(uint64_t step, const Batch& batch, core::SaveOptions options);
+  core::SaveReport Save(uint64_t step, const Batch& batch, core::SaveOptions options);
   SaveHandleBinding SaveAsync(uint64_t step, const Batch& batch, core::SaveOptions options);
-  nb::list Steps() const;
-  /// Returns (attempt, time of the save in ns since 1970) of a step: what a copy of the step in
-  /// another store has in common with it.
+  std::vector<uint64_t> Steps() const;
   std::string Uuid() const;
-  nb::tuple StepIdentity(uint64_t step) const;
-  /// Copies steps of `source` to this store (kv/copy_steps.h). Returns one tuple per step: (step,
-  /// "copied", "present" or "deleted", logical bytes, copied segments, copied bytes, reused
-  /// segments). Calls `progress(step, done bytes, total bytes)` unless it is None; see
-  /// CopyProgressFunction.
-  nb::list CopyFrom(const StoreBinding& source, kv::CopyOptions options, nb::object progress);
+  /// Copies steps of `source` to this store (kv/copy_steps.h). Calls `progress(step, done bytes,
+  /// total bytes)` unless it is None; see CopyProgressFunction.
+  std::vector<kv::CopiedStep> CopyFrom(const StoreBinding& source, kv::CopyOptions options,
+                                       nb::object progress);
   StepContents List(std::optional<uint64_t> step, nb::list patterns) const;
   /// Returns the recorded statistics of the tensors by FQN; see StepContents::ToPyStatistics.
   nb::dict FindStatistics(const StepContents& contents) const;
@@ -75,21 +72,21 @@ class StoreBinding {
   /// Scrubs the store in the background.
   std::unique_ptr<core::BackgroundScrub> Scrub(uint64_t max_bytes_per_second,
                                                double every_seconds) const;
-  /// Returns (FQN, message, file, offset) for each tensor that cannot be read.
-  nb::list FindDamaged(const StepContents& contents) const;
+  /// Returns the error of each tensor that cannot be read.
+  std::vector<Error> FindDamaged(const StepContents& contents) const;
   /// Raises Corrupt if the chunks of the tensor are not what its record states.
   void CheckChunks(const kv::StepInfo& step, nb::str fqn) const;
-  /// Executes `requests`. Returns (bytes read, direct bytes, seconds). `read_once`: the ranks read
-  /// each byte once and exchange them (core::ShardLoadOptions); only for a multi-rank store.
+  /// Executes `requests`. `read_once`: the ranks read each byte once and exchange them
+  /// (core::ShardLoadOptions); only for a multi-rank store.
   /// `transfer.streams`: streams of the devices that are loaded into. `contents`, if not null, are
   /// those of `step`; the records of their tensors are not read again.
-  nb::tuple Load(const kv::StepInfo& step, const Requests& requests, bool read_once,
-                 const DeviceTransfer& transfer, const StepContents* contents) const;
+  core::LoadReport Load(const kv::StepInfo& step, const Requests& requests, bool read_once,
+                        const DeviceTransfer& transfer, const StepContents* contents) const;
   /// Updates memory that contains the step `base` to `step` (core::CheckpointStore::Update). Parts
-  /// of tensors are read if their tensors differ, or all of them with `all_shards`. Returns (FQNs
-  /// of the tensors that differ, compared bytes, bytes read, seconds).
-  nb::tuple Update(const kv::StepInfo& base, const kv::StepInfo& step, const Requests& requests,
-                   bool all_shards, const DeviceTransfer& transfer) const;
+  /// of tensors are read if their tensors differ, or all of them with `all_shards`.
+  core::UpdateReport Update(const kv::StepInfo& base, const kv::StepInfo& step,
+                            const Requests& requests, bool all_shards,
+                            const DeviceTransfer& transfer) const;
   /// Waits until a step may have been committed or deleted, at most for `seconds` and kMaxAwait, so
   /// that Ctrl-C and a close are not delayed. Returns true if the storage has announced a change.
   bool AwaitChange(double seconds) const;
@@ -100,39 +97,9 @@ class StoreBinding {
   nb::tuple Map(const kv::StepInfo& step, nb::list tensors, nb::list as_torch) const;
   /// Maps tensors without the GIL.
   core::UncheckedMap MapBytes(const kv::StepInfo& step, std::span<const std::string> fqns) const;
-  nb::tuple Compare(uint64_t step_a, uint64_t step_b, nb::list patterns) const;
-  nb::tuple Delete(nb::handle steps, bool dry_run);
-  /// Returns the step of each tag.
-  nb::dict Tags() const;
-  uint64_t FindTag(const std::string& name) const;
-  /// Names the step, or removes the tag if that is None.
-  void ChangeTag(const std::string& name, std::optional<uint64_t> step);
-  /// Returns (created in ns since 1970, ranks, base step or None, tensors, values, logical bytes,
-  /// written bytes, metrics as a dict, note).
-  nb::tuple StepSummary(uint64_t step) const;
-  /// Returns the policy of the store: (keep_last, keep_every, texts of keep_best).
-  nb::tuple Retention() const;
-  /// Sets it (kv::Store::SetRetention).
-  void SetRetention(uint64_t keep_last, uint64_t keep_every,
-                    const std::vector<std::string>& keep_best);
-  /// Whether saves compress what they write if they do not state otherwise.
-  bool CompressesSaves() const;
-  /// Sets it (kv::Store::SetCompression).
-  void SetCompression(bool compress);
-  /// Replaces the steps that the policy does not delete (kv::Store::KeepSteps).
-  void KeepSteps(const std::vector<uint64_t>& steps);
-  /// Returns the steps that are not kept (kv::StepsToDelete). `keep_best` has the texts that
-  /// kv::ParseKeepBest parses.
-  std::vector<uint64_t> StepsToDelete(uint64_t keep_last, uint64_t keep_every,
-                                      const std::vector<std::string>& keep_best,
-                                      std::optional<uint64_t> newest) const;
-  /// Rewrites segments (kv/compact.h). Returns the members of kv::CompactReport.
-  nb::dict Compact(kv::CompactOptions options, bool compress);
-  /// Makes a step of the records of others (core::CheckpointStore::Edit).
-  void Edit(uint64_t source, uint64_t into, core::StepEdit edit);
-  /// Makes a step of weighted means (core::CheckpointStore::Merge). Returns (logical bytes, written
-  /// bytes, bytes read, chunks, reused chunks, seconds).
-  nb::tuple Merge(const std::vector<uint64_t>& steps, uint64_t into, core::MergeOptions options);
+  core::Diff Compare(uint64_t step_a, uint64_t step_b, nb::list patterns) const;
+  /// Adds the calls that name, describe, delete and make steps without a state.
+  static void BindVersions(nb::class_<StoreBinding>& store);
   /// Waits for a running asynchronous save and, in a multi-rank store, for the other ranks; then
   /// closes the store. May be called again.
   void Close();
@@ -155,6 +122,10 @@ class StoreBinding {
   /// Requires the GIL.
   template <typename Work>
   auto Use(const Work& work) const;
+  /// Returns the value of `work(snapshot)`, or raises its error, for the newest snapshot. Requires
+  /// the GIL, and calls `work` without it.
+  template <typename Work>
+  auto AskLatest(const Work& work) const;
   /// Returns `work(store)` as Use does. Requires that the caller has released the GIL and called
   /// process_.Check.
   template <typename Work>

@@ -28,10 +28,12 @@ def train(path: Path, observer) -> None:
     mirror = path.with_name("mirror")
     with cairn.open(path, mode="a") as store:
         store.observe(observer)
-        store.save(10, state, statistics=True, mirror=mirror)
+        store.save(10, state, tuning=cairn.SaveTuning(statistics=True), mirror=mirror)
         state["bad"][0] = float("nan")
-        store.save_async(20, state, statistics=True, mirror=mirror).result()
-        store.save(30, state, statistics=True, mirror=mirror)
+        store.save_async(
+            20, state, tuning=cairn.SaveTuning(statistics=True), mirror=mirror
+        ).result()
+        store.save(30, state, tuning=cairn.SaveTuning(statistics=True), mirror=mirror)
         store.wait_mirrored()
 
 

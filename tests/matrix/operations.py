@@ -35,7 +35,7 @@ class Operation(NamedTuple):
 
 _STEP_3: Steps = {3: 2}
 _BOTH: Steps = {1: 0, 2: 1}
-_DELTAS = {"deltas": True}
+_DELTAS = {"tuning": cairn.SaveTuning(deltas=True)}
 
 
 def _tensors(flat: Flat) -> dict[str, torch.Tensor]:
@@ -65,7 +65,8 @@ def _save_async_with_deltas(trial: Trial) -> None:
 
 
 def _save_with_statistics(trial: Trial) -> None:
-    trial.store.save(3, trial.payload(2), incremental=False, statistics=True)
+    trial.store.save(3, trial.payload(2),
+        tuning=cairn.SaveTuning(incremental=False, statistics=True))
     found = trial.store.statistics(3)
     for name, value in _tensors(trial.host(2)).items():
         if value.numel() and not value.is_complex() and name != "model.tied":
@@ -159,15 +160,16 @@ def _diff(trial: Trial) -> None:
 
 OPERATIONS = {
     "save": Operation(_save(), _STEP_3),
-    "complete save": Operation(_save(incremental=False), _STEP_3),
+    "complete save": Operation(_save(tuning=cairn.SaveTuning(incremental=False)), _STEP_3),
     "save with deltas": Operation(_save(**_DELTAS), _STEP_3),
-    "compressed save": Operation(_save(compress=True), _STEP_3),
-    "save with shared chunks": Operation(_save(share_equal=True), _STEP_3),
+    "compressed save": Operation(_save(tuning=cairn.SaveTuning(compress=True)), _STEP_3),
+    "save with shared chunks": Operation(_save(tuning=cairn.SaveTuning(share_equal=True)), _STEP_3),
     "save async": Operation(_save_async, _STEP_3),
     "save async with deltas": Operation(_save_async_with_deltas, {3: 2, 4: 3}),
     "save with statistics": Operation(_save_with_statistics, _STEP_3),
     "save with unchanged": Operation(
-        lambda trial: trial.store.save(3, trial.state_of(trial.after[3]), unchanged="model"),
+        lambda trial: trial.store.save(3, trial.state_of(trial.after[3]),
+            tuning=cairn.SaveTuning(unchanged="model")),
         {3: lambda host: host(2) | _model(host(1))},
     ),
     "overwrite": Operation(

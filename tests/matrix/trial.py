@@ -35,9 +35,9 @@ PROGRAMS = Path(cairn.__file__).parents[2] / "bin"
 _TIMEOUT = 240.0
 _LIMITS = {"no descriptors": resource.RLIMIT_NOFILE, "no space": resource.RLIMIT_FSIZE}
 _WRITTEN = {
-    "small chunks": {"chunk_bytes": 65536},
-    "deltas": {"deltas": 8},
-    "compressed": {"compress": True},
+    "small chunks": cairn.SaveTuning(chunk_bytes=65536),
+    "deltas": cairn.SaveTuning(deltas=8),
+    "compressed": cairn.SaveTuning(compress=True),
 }
 _numbers = itertools.count()
 
@@ -303,7 +303,7 @@ class Trial:
             if how == "streamed":
                 self.stream(step, step - 1)
             else:
-                self.store.save(step, self.payload(step - 1), **_WRITTEN.get(how, {}))
+                self.store.save(step, self.payload(step - 1), tuning=_WRITTEN.get(how))
         if how == "compacted":
             self.store.save(3, self.payload(2))
             self.store.delete(3)

@@ -21,9 +21,9 @@ def test_the_setting_of_a_store_applies_to_all_saves(path):
         assert store.compression() is False
         store.set_compression(True)
         assert store.compression() is True
-        store.save(1, state, incremental=False)
-        store.save_async(2, state, incremental=False).result()
-        store.save(3, state, incremental=False, compress=False)
+        store.save(1, state, tuning=cairn.SaveTuning(incremental=False))
+        store.save_async(2, state, tuning=cairn.SaveTuning(incremental=False)).result()
+        store.save(3, state, tuning=cairn.SaveTuning(incremental=False, compress=False))
         with Saver(store, every=1, signals=()) as saver:
             saver.step(4, state_of(4))
     dcp.save(state, storage_writer=CairnWriter(path, step=5), no_dist=True)

@@ -29,7 +29,7 @@ def test_save_async_keeps_the_host_copies_of_device_tensors(store, on_device):
         base.fill_(step)
         store.save_async(step, state).result()
     gc.collect()
-    host, resident = store._copies._entries[id(base.untyped_storage())].host, resident_bytes()
+    host, resident = store.opened.copies._entries[id(base.untyped_storage())].host, resident_bytes()
 
     for step in range(2, 100):
         base.fill_(step)
@@ -37,13 +37,13 @@ def test_save_async_keeps_the_host_copies_of_device_tensors(store, on_device):
         store.delete(step - 1)
 
     gc.collect()
-    assert len(store._copies) == 1 and store._copies.total_bytes == base.nbytes
-    assert store._copies._entries[id(base.untyped_storage())].host is host
+    assert len(store.opened.copies) == 1 and store.opened.copies.total_bytes == base.nbytes
+    assert store.opened.copies._entries[id(base.untyped_storage())].host is host
     assert resident_bytes() - resident < 8 * MIB
     read = store.read(step=99)
     assert bool((read["base"] == 99).all()) and shares_storage(read["base"], read["part"])
     store.save(100, state)
-    assert len(store._copies) == 1
+    assert len(store.opened.copies) == 1
     del state, base
     gc.collect()
-    assert len(store._copies) == 0
+    assert len(store.opened.copies) == 0

@@ -36,7 +36,11 @@ def assert_same(store, step, expected):
 def test_all_changes_in_one_commit(store):
     state = sample()
     store.save(1, state)
-    store.save(2, {"model": {"norm": torch.zeros(9)}, "epoch": 3}, incremental=False)
+    store.save(
+        2,
+        {"model": {"norm": torch.zeros(9)}, "epoch": 3},
+        tuning=cairn.SaveTuning(incremental=False),
+    )
     store.edit(
         1, into=3, drop="optimizer.state", rename={"model": "net"}, graft_from=2, graft="epoch"
     )
@@ -60,7 +64,7 @@ def test_a_fork_to_another_store(store, tmp_path, is_open):
     fork(1)
     fork(1, into=0)
     fork(1, into=0)  # it exists already
-    store.save(2, {"w": torch.ones(3)}, incremental=False)
+    store.save(2, {"w": torch.ones(3)}, tuning=cairn.SaveTuning(incremental=False))
     with pytest.raises(Conflict):
         fork(2, into=0)
     with pytest.raises(NotFound):
@@ -71,7 +75,7 @@ def test_a_fork_to_another_store(store, tmp_path, is_open):
         assert other.tags() == {}
         info = other.step_info(0)
         assert (info.metrics, info.base_step) == ({"loss": 2.0}, None)
-        report = other.save(5, state, base_step=0)
+        report = other.save(5, state, tuning=cairn.SaveTuning(base_step=0))
         assert report.written_bytes == 0
         other.delete(5)
         assert_same(other, 0, state)
@@ -105,5 +109,5 @@ def test_arguments_are_checked(store):
     with pytest.raises(Invalid, match="into="):
         store.fork(1)
     assert store.steps() == [1]
-    with cairn.open(store._address) as reader, pytest.raises(Invalid, match="reading"):
+    with cairn.open(store.address) as reader, pytest.raises(Invalid, match="reading"):
         reader.edit(1, into=2)

@@ -114,9 +114,9 @@ OPENING = {
         "did you mean {folder}/store?", lambda folder: cairn.open(folder / "store").close(),
     ),
     "two writers": Case(
-        writes(lambda store: cairn.open(store._address, mode="a")), cairn.Conflict,
+        writes(lambda store: cairn.open(store.address, mode="a")), cairn.Conflict,
         ("process", "/leases/"), "close it there, open for reading, or take over",
-        writes(lambda store: cairn.open(store._address).close()),
+        writes(lambda store: cairn.open(store.address).close()),
     ),
     "damaged payload": Case(
         load_damaged, cairn.Corrupt, ("does not match its digest", "step 100", "/segments/"),
@@ -186,13 +186,15 @@ WRITING = {
         'cairn.open(..., mode="a") does so', writes(lambda store: store.save(7, {"a": 1})),
     ),
     "base": Case(
-        writes(lambda store: store.save(7, {"a": 1}, base_step=8)), cairn.NotFound, ("step 8",),
+        writes(lambda store: store.save(7, {"a": 1},
+            tuning=cairn.SaveTuning(base_step=8))), cairn.NotFound, ("step 8",),
         "Store.steps() lists all steps", writes(lambda store: store.steps()),
     ),
     "chunks": Case(
-        writes(lambda store: store.save(7, state(), chunk_bytes=0)), cairn.Invalid,
+        writes(lambda store: store.save(7, state(),
+            tuning=cairn.SaveTuning(chunk_bytes=0))), cairn.Invalid,
         ("chunk_bytes is 0",), "give at least 1",
-        writes(lambda store: store.save(7, state(), chunk_bytes=4096)),
+        writes(lambda store: store.save(7, state(), tuning=cairn.SaveTuning(chunk_bytes=4096))),
     ),
 }
 

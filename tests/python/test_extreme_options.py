@@ -9,6 +9,7 @@ of the exceptions that the documentation names; a call that raises must have cha
 
 from __future__ import annotations
 
+import dataclasses
 import faulthandler
 import itertools
 import math
@@ -92,7 +93,7 @@ def calls(stores: Stores) -> Iterator[tuple[str, Call, dict[str, Any]]]:
 
     def opened(address: Any = None, **options: Any) -> None:
         if options.get("mode") == "r" and address is None:
-            address = store._address
+            address = store.address
         cairn.open(stores.address() if address is None else address, **options).close()
 
     def saved_async(step: Any = None, timeout: Any = 60.0, **options: Any) -> None:
@@ -133,16 +134,16 @@ def calls(stores: Stores) -> Iterator[tuple[str, Call, dict[str, Any]]]:
             source.save(0, {"a": 1}, mirror=mirror)
 
     save = {
-        "step": None, "overwrite": False, "incremental": True, "base_step": None, "unchanged": None,
-        "chunk_bytes": None, "deltas": False, "statistics": False, "compress": None,
-        "share_equal": False, "keys": None,
-        "prefix": "",
-        "metrics": None, "tags": (), "note": "", "allow_pickle": False, "ignore_frozen": False,
-        "mirror": None,
+        "step": None, "overwrite": False, "keys": None, "prefix": "",
+        "metrics": None, "tags": (), "note": "", "allow_pickle": False, "mirror": None,
+        "tuning": None,
     }  # fmt: skip
-    streaming = {name: save[name] for name in save if name not in (
-        "unchanged", "share_equal", "keys", "prefix",
-        "ignore_frozen")}  # fmt: skip
+    streaming = {name: save[name] for name in save if name not in ("keys", "prefix")}
+    tuned = {field.name: field.default for field in dataclasses.fields(cairn.SaveTuning)}
+
+    def save_tuned(step: Any, **options: Any) -> None:
+        store.save(step, state(), tuning=cairn.SaveTuning(**options))
+
     yield "open", opened, {
         "address": None, "mode": "a", "timeout": 1800.0, "take_over": False, "grace": None,
         "credentials": None, "fallback": (), "alone": True, "progress": False,
@@ -153,7 +154,8 @@ def calls(stores: Stores) -> Iterator[tuple[str, Call, dict[str, Any]]]:
     yield "save a value", with_step(lambda step, value: store.save(step, value)), {"value": {}}
     yield ("save a key", with_step(lambda step, key: store.save(step, {key: 1, "b": 2})),
            {"key": "k"})
-    yield "save async", saved_async, {**save, "timeout": 60.0, "device_snapshot": False}
+    yield "save tuned", with_step(save_tuned), {"step": None, **tuned}
+    yield "save async", saved_async, {**save, "timeout": 60.0}
     yield "write", written, {**streaming, "fqn": "a.b"}
     yield "load", lambda **rest: store.load(state(), **rest), {
         "step": 3, "strict": True, "keys": None, "prefix": "", "device": None, "read_once": False,

@@ -38,7 +38,7 @@ def save_async_to_mirror(store):
 def save_with_observer(store):
     events = []
     store.observe(events.append)
-    store.save(2, state, statistics=True)
+    store.save(2, state, tuning=cairn.SaveTuning(statistics=True))
     assert events[0].info.step == 2 and events[0].health.nan == 0
 
 def save_with_progress(store):

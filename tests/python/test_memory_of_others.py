@@ -17,10 +17,10 @@ import os, sys, threading
 import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
-import cairn, cairn.store
+import cairn
 from cairn._base import devices
-from cairn._save import writer
-from cairn._update import live_updates
+from cairn._load import pull as pulls
+from cairn._save import save as saves, writer
 from cairn.dcp import CairnReader, CairnWriter, _writer
 
 path, change, call, count = *sys.argv[1:4], int(sys.argv[4])
@@ -69,13 +69,13 @@ def after(function):
         return result
     return run
 
-cairn.store.prepare_save = after(cairn.store.prepare_save)
+saves.prepare_save = after(saves.prepare_save)
 writer.flatten = after(writer.flatten)
 _writer.flat_values = after(_writer.flat_values)
 # Memory that was freed may be read here, but must not be written.
 is_freed = change in ("resize_", "grow")
 devices.load = after(devices.load) if is_freed else in_between(devices.load)
-live_updates._Pull.run = in_between(live_updates._Pull.run)
+pulls._Pull.run = in_between(pulls._Pull.run)
 
 def other(number):
     real, state["t"] = state["t"], torch.zeros(3)

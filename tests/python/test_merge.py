@@ -96,8 +96,8 @@ def test_the_result_does_not_depend_on_the_modes_of_the_thread(store):
 
 def test_errors(store):
     store.save(1, {"w": torch.ones(4), "v": 1})
-    store.save(2, {"w": torch.zeros(4)}, incremental=False)
-    store.save(3, {"w": torch.zeros(4), "v": 3}, incremental=False)
+    store.save(2, {"w": torch.zeros(4)}, tuning=cairn.SaveTuning(incremental=False))
+    store.save(3, {"w": torch.zeros(4), "v": 3}, tuning=cairn.SaveTuning(incremental=False))
     with pytest.raises(Invalid, match="v") as raised:
         store.merge([1, 2], into=9)
     assert raised.value.key == "v"
@@ -136,11 +136,11 @@ with cairn.open(sys.argv[1], mode="a") as store:
 @pytest.mark.parametrize("chunk_bytes", [None, 1 << 30], ids=["default chunks", "one chunk"])
 def test_memory_is_bounded(tmp_path, chunk_bytes):
     with cairn.open(tmp_path / "store", mode="a") as store:
-        options = {"incremental": False, "chunk_bytes": chunk_bytes}
+        tuning = cairn.SaveTuning(incremental=False, chunk_bytes=chunk_bytes)
         for step in (1, 2):
-            store.save(step, {"w": torch.randn(100 << 20).bfloat16()}, **options)
+            store.save(step, {"w": torch.randn(100 << 20).bfloat16()}, tuning=tuning)
         for step in (3, 4):
-            store.save(step, {"w": torch.randn(1000)}, **options)
+            store.save(step, {"w": torch.randn(1000)}, tuning=tuning)
     finished = run_python(MEMORY_PROGRAM, tmp_path / "store", fresh=True)
     written, more = json.loads(finished.stdout)
     assert written == 200 << 20

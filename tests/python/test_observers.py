@@ -102,7 +102,7 @@ def test_a_background_save_that_fails_later_is_reported_with_its_error(tmp_path)
 def test_health_counts_nan_and_infinities_from_recorded_statistics(store, events):
     state = {**tensors(), "bad": torch.tensor([1.0, float("nan"), float("inf"), float("-inf")])}
 
-    store.save(1, state, statistics=True)
+    store.save(1, state, tuning=cairn.SaveTuning(statistics=True))
 
     assert events[0].health == cairn.StepHealth(1, 2, 3, ("bad",))
 

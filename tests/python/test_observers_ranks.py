@@ -30,7 +30,7 @@ def observed(rank: int, path: Path) -> list[cairn.StoreEvent]:
     with cairn.open(path, mode="a", grace=0) as store:
         store.observe(events.append)
         mirror = path.with_name("mirror")
-        store.save(1, state, statistics=True, mirror=mirror)
+        store.save(1, state, tuning=cairn.SaveTuning(statistics=True), mirror=mirror)
         store.save_async(2, state, mirror=mirror).result()
         store.load(state, read_once=True)
         with pytest.raises(cairn.Conflict):

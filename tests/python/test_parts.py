@@ -202,7 +202,7 @@ def test_keys_leave_out_and_pick(store):
 def test_frozen_parameters_are_left_out(store):
     model = net(1)
     model.encoder.requires_grad_(False)
-    store.save(1, {"model": model, "n": 1}, ignore_frozen=True)
+    store.save(1, {"model": model, "n": 1}, tuning=cairn.SaveTuning(ignore_frozen=True))
     kept = [
         key for key in model.state_dict() if "encoder.0" not in key and key != "encoder.1.weight"
     ]

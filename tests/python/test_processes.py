@@ -62,8 +62,9 @@ def check(store, step):
 def save_all(path, first):
     with cairn.open(path, mode="a") as store:
         store.save(first, state(first))
-        store.save(first + 1, state(first + 1), compress=True)
-        store.save_async(first + 2, state(first + 2), deltas=2, statistics=True).result()
+        store.save(first + 1, state(first + 1), tuning=cairn.SaveTuning(compress=True))
+        store.save_async(first + 2, state(first + 2),
+            tuning=cairn.SaveTuning(deltas=2, statistics=True)).result()
         store.delete(first)
         store.compact()
         check(store, first + 1)

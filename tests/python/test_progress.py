@@ -31,15 +31,15 @@ def big(tmp_path_factory):
     path = tmp_path_factory.mktemp("progress") / "store"
     with cairn.open(path, mode="a") as store:
         state = {"weight": torch.randn(BYTES // 4)}
-        store.save(1, state, compress=True)
+        store.save(1, state, tuning=cairn.SaveTuning(compress=True))
         state["weight"].mul_(1.5)
-        store.save(2, state, compress=True)
+        store.save(2, state, tuning=cairn.SaveTuning(compress=True))
     return path
 
 
 CALLS = {
     "save": lambda store, given: store.save(
-        9, {"weight": torch.randn(BYTES // 4)}, compress=True, **given
+        9, {"weight": torch.randn(BYTES // 4)}, tuning=cairn.SaveTuning(compress=True), **given
     ),
     "load": lambda store, given: store.load({"weight": torch.empty(BYTES // 4)}, **given),
     "read": lambda store, given: store.read(**given),
@@ -139,7 +139,9 @@ def test_the_waits_for_a_save_in_the_background_follow_it(copied):
     state = {"weight": torch.randn(BYTES // 4)}
 
     def save(step: int) -> bool:
-        handle = copied.save_async(step, state, compress=True, progress=follow)
+        handle = copied.save_async(
+            step, state, tuning=cairn.SaveTuning(compress=True), progress=follow
+        )
         state["weight"].add_(1)
         assert handle.result().step == step
         return bool(seen)
@@ -153,7 +155,9 @@ def test_a_function_may_end_the_wait_and_the_save_continues(copied):
     def save(step: int) -> bool:
         state = {"weight": torch.randn(BYTES // 4)}
         answers = [False]
-        handle = copied.save_async(step, state, compress=True, progress=lambda *_: answers[0])
+        handle = copied.save_async(
+            step, state, tuning=cairn.SaveTuning(compress=True), progress=lambda *_: answers[0]
+        )
         try:
             handle.result()
         except cairn.Unavailable as error:
@@ -171,7 +175,9 @@ def test_closing_a_store_follows_what_it_waits_for_and_cannot_be_cancelled(tmp_p
         seen = []
         path = tmp_path / str(step)
         with cairn.open(path, mode="a", progress=lambda *given: seen.append(given)) as store:
-            store.save_async(9, {"weight": torch.randn(BYTES // 4)}, compress=True)
+            store.save_async(
+                9, {"weight": torch.randn(BYTES // 4)}, tuning=cairn.SaveTuning(compress=True)
+            )
         with cairn.open(path) as reader:
             assert reader.steps() == [9]
         return bool(seen)
@@ -211,7 +217,7 @@ def test_a_writer_counts_all_that_was_added(tmp_path):
     follow, seen, answers = follower()
     part = torch.randn(8 << 20)
     with cairn.open(tmp_path / "store", mode="a") as store:
-        with store.writer(1, compress=True, progress=follow) as writer:
+        with store.writer(1, tuning=cairn.SaveTuning(compress=True), progress=follow) as writer:
             for added in range(1, 100):
                 writer.add(f"large.{added}", part)
                 if seen and seen[-1][0] > part.nbytes:
@@ -232,7 +238,11 @@ def many_chunks(tmp_path_factory):
     """The path of a store with a step of many chunks."""
     path = tmp_path_factory.mktemp("many") / "store"
     with cairn.open(path, mode="a") as store:
-        store.save(1, {"old": torch.arange(40 << 20, dtype=torch.uint8)}, chunk_bytes=256)
+        store.save(
+            1,
+            {"old": torch.arange(40 << 20, dtype=torch.uint8)},
+            tuning=cairn.SaveTuning(chunk_bytes=256),
+        )
     return path
 
 

@@ -153,7 +153,7 @@ def interrupt_a_wait(rank, path, call):
             calls[call]()
     dist.barrier()
     with contextlib.suppress(cairn.Error):
-        store._abandon()
+        store.abandon()
 
 
 @pytest.mark.parametrize("call", ["save", "load", "close"])

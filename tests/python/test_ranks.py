@@ -75,7 +75,8 @@ def save_what_differs(rank, path):
     )
     with cairn.open(path, mode="a") as store:
         state = {f"plain{i}": torch.full((256, 512), 10 * i + rank) for i in range(5)}
-        store.save(1, state | {"replicated": replicated}, chunk_bytes=65536)
+        store.save(1, state | {"replicated": replicated},
+            tuning=cairn.SaveTuning(chunk_bytes=65536))
 
 
 def test_a_tensor_that_differs_is_that_of_one_rank(path):

@@ -80,7 +80,11 @@ def test_nothing_selected_is_not_found_for_read_and_empty_for_keys(model_store):
 )
 def test_slices(store, chunk_bytes, ranges, index):
     tensor = torch.arange(6 * 7 * 8, dtype=torch.int32).view(6, 7, 8)
-    store.save(1, {"t": tensor, "a": tensor.numpy().copy()}, chunk_bytes=chunk_bytes)
+    store.save(
+        1,
+        {"t": tensor, "a": tensor.numpy().copy()},
+        tuning=cairn.SaveTuning(chunk_bytes=chunk_bytes),
+    )
     assert_same(store.read_slice("t", ranges), tensor[index])
     assert_same(store.read_slice("a", ranges), np.asarray(tensor.numpy()[index]))
 
@@ -220,7 +224,7 @@ def test_damage_that_a_lazy_check_finds_is_raised_once_by_the_next_call(path, ca
     store = cairn.open(path, mode="a")
     with pytest.warns(RuntimeWarning, match="a mapped tensor is damaged"):
         assert store.read(mmap=True, verify="lazy")["t"].shape == (3000, 1000)
-        for thread in store._map_checks._threads:
+        for thread in store.opened.map_checks._threads:
             thread.join()
     with pytest.raises(cairn.Corrupt, match="digest") as error:
         call(store)

@@ -14,7 +14,7 @@ REFUSED = {
     "large": ({"a": b"x" * (17 << 20)}, {}),
     "tag": ({"a": 1}, {"tags": ["not a tag"]}),
     "note": ({"a": 1}, {"note": "\ud800"}),
-    "chunk": ({"a": 1}, {"chunk_bytes": 1 << 40}),
+    "chunk": ({"a": 1}, {"tuning": cairn.SaveTuning(chunk_bytes=1 << 40)}),
     "pattern": ({"a": 1}, {"keys": "b"}),
 }
 
@@ -31,7 +31,7 @@ def test_an_unknown_option_or_base_step_leaves_no_store(tmp_path):
     with pytest.raises(TypeError):
         save_by_address(tmp_path / "store", 1, {"a": 1}, tag="one")
     with pytest.raises(cairn.NotFound):
-        save_by_address(tmp_path / "store", 1, {"a": 1}, base_step=5)
+        save_by_address(tmp_path / "store", 1, {"a": 1}, tuning=cairn.SaveTuning(base_step=5))
     assert not (tmp_path / "store").exists()
 
 

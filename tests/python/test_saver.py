@@ -117,7 +117,7 @@ class FailedHandle:
     def done(self) -> bool:
         return True
 
-    def _make_streams_wait(self) -> None:
+    def make_streams_wait(self) -> None:
         pass
 
     def result(self) -> None:

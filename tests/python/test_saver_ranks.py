@@ -126,7 +126,7 @@ def lose_a_rank(rank, path):
         saver.step(2, {})
     outcome = str(raised.value)
     saver.close()
-    store._abandon()
+    store.abandon()
     return outcome
 
 

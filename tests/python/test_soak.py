@@ -108,11 +108,13 @@ def one_round(store: cairn.Store, model: Model, step: int, known: dict, mirror: 
     model.change()
     known[step] = sums_of(model.state)
     known.pop(step - KNOWN_STEPS, None)  # so that the memory of the test stays flat, too
-    options = dict(deltas=4 if step % 3 else 0, statistics=step % 5 == 0, compress=step % 7 == 0)
+    tuning = cairn.SaveTuning(
+        deltas=4 if step % 3 else 0, statistics=step % 5 == 0, compress=step % 7 == 0
+    )
     if step % 2:
-        store.save(step, model.state, **options)
+        store.save(step, model.state, tuning=tuning)
     else:
-        store.save_async(step, model.state, **options).result()
+        store.save_async(step, model.state, tuning=tuning).result()
     if step % 10 == 0:
         store.tag(step, "best")
         store.prune(keep_last=5)

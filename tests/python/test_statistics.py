@@ -60,12 +60,16 @@ def test_statistics_are_those_of_torch(tmp_path, how):
     state["bf16"][200, 200] = -math.inf
     with cairn.open(tmp_path / "store", mode="a") as store:
         if how == "saver":
-            with Saver(store, every=1, statistics=True, signals=()) as saver:
+            with Saver(
+                store, every=1, tuning=cairn.SaveTuning(statistics=True), signals=()
+            ) as saver:
                 saver.step(1, state)
         elif how == "save_async":
-            store.save_async(1, state, statistics=True, chunk_bytes=1 << 17).result()
+            store.save_async(
+                1, state, tuning=cairn.SaveTuning(statistics=True, chunk_bytes=1 << 17)
+            ).result()
         else:
-            store.save(1, state, statistics=True, chunk_bytes=1 << 17)
+            store.save(1, state, tuning=cairn.SaveTuning(statistics=True, chunk_bytes=1 << 17))
         found = store.statistics()
         assert set(found) == set(state) - {"empty", "view"}  # "view" shares the bytes of "float"
         for name, statistics in found.items():
@@ -81,7 +85,7 @@ def test_edits_copies_and_compactions_keep_them(tmp_path):
     with cairn.open(tmp_path / "store", mode="a", grace=0) as store:
         for step in range(1, 6):
             state["float"] += 1
-            store.save(step, state, statistics=True, deltas=True)
+            store.save(step, state, tuning=cairn.SaveTuning(statistics=True, deltas=True))
         store.delete(1, 2, 3)
         assert store.compact().rewritten_steps > 0
         assert_statistics(store.statistics(5)["float"], state["float"])

@@ -347,7 +347,7 @@ def test_a_new_process_reads_a_step_without_importing_the_class(store, tmp_path)
     store.save(1, {"w": scaled()})
     program = f"""
 import sys, cairn
-with cairn.open({str(store._address)!r}) as store:
+with cairn.open({str(store.address)!r}) as store:
     try:
         store.read()
     except cairn.Invalid as error:

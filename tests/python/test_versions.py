@@ -111,11 +111,11 @@ def test_each_save_applies_the_policy_of_the_store(tmp_path):
 def test_the_policy_keeps_steps_that_wait_for_a_mirror(store, monkeypatch):
     store.set_policy(keep_last=1)
     store.save(1, {"a": 1})
-    monkeypatch.setattr(store, "_pinned", lambda: {1})
+    monkeypatch.setattr(store.opened, "pinned", lambda: {1})
     store.save(2, {"a": 2})
     store.save_async(3, {"a": 3}).result()
     assert store.steps() == [1, 3]
-    monkeypatch.setattr(store, "_pinned", set)
+    monkeypatch.setattr(store.opened, "pinned", set)
     store.save(4, {"a": 4})
     assert store.steps() == [4]
 
@@ -123,12 +123,12 @@ def test_the_policy_keeps_steps_that_wait_for_a_mirror(store, monkeypatch):
 def test_edits_and_merges_keep_steps_that_wait_for_a_mirror(store, monkeypatch):
     store.set_policy(keep_last=1)
     store.save(1, {"a": torch.ones(3)})
-    monkeypatch.setattr(store, "_pinned", lambda: {1})
+    monkeypatch.setattr(store.opened, "pinned", lambda: {1})
     store.edit(1, into=2, rename={"a": "b"})
     assert store.steps() == [1, 2]
-    monkeypatch.setattr(store, "_pinned", lambda: {1, 2})
+    monkeypatch.setattr(store.opened, "pinned", lambda: {1, 2})
     store.edit(2, into=3, rename={"b": "a"})
-    monkeypatch.setattr(store, "_pinned", lambda: {1})
+    monkeypatch.setattr(store.opened, "pinned", lambda: {1})
     store.merge([1, 3], into=4)
     assert store.steps() == [1, 4]
 

@@ -99,7 +99,7 @@ def test_unchanged_chunks_are_references_to_the_base(store):
     assert writer.report.written_bytes == 64 << 10
     assert store.step_info(2).base_step == 1
     assert_same(store.read(step=2), state)
-    with store.writer(3, incremental=False) as writer:
+    with store.writer(3, tuning=cairn.SaveTuning(incremental=False)) as writer:
         writer.add_all(state.items())
     assert writer.report.written_bytes == 16 * MIB
     # A save after a writer compares with its step.
@@ -108,7 +108,8 @@ def test_unchanged_chunks_are_references_to_the_base(store):
 
 def test_options_of_a_save_apply(store):
     tensor = torch.zeros(MIB)
-    with store.writer(1, chunk_bytes=MIB, compress=True, statistics=True) as writer:
+    with store.writer(1,
+        tuning=cairn.SaveTuning(chunk_bytes=MIB, compress=True, statistics=True)) as writer:
         writer.add("t", tensor)
 
     assert writer.report.chunks == 4
@@ -119,7 +120,7 @@ def test_options_of_a_save_apply(store):
     store.save(2, {"t": random_tensor(torch.float32, MIB)})
     base = store.read("t")["t"]
     base[:: 1 << 12] = 1
-    with store.writer(3, deltas=True) as writer:
+    with store.writer(3, tuning=cairn.SaveTuning(deltas=True)) as writer:
         writer.add("t", base)
     assert writer.report.written_bytes < MIB
     assert_same(store.read("t")["t"], base)

@@ -113,7 +113,7 @@ def die(rank: int, path: str) -> str:
                 if rank == 1:
                     os.kill(os.getpid(), signal.SIGKILL)
         except Unavailable as error:
-            store._abandon()
+            store.abandon()
             return f"unavailable: {error}"
     return "committed"
 

@@ -13,7 +13,8 @@ ENABLED = ("schema", "kv", "core", "cuda", "python", "tools", "bench", "tests", 
 CPP_SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
 PRODUCT = ("schema", "kv", "core", "cuda", "python", "tools", "bench", "examples")
 MAX_COLUMNS = 100
-MAX_FILE_LINES = 500
+MAX_FILE_LINES = 600
+LONGER = {Path("python/cairn/store.py")}  # one class, whose docstrings are the reference
 
 
 def sources(folder: str, suffixes: set[str]) -> list[Path]:
@@ -55,7 +56,8 @@ def test_no_file_is_too_long():
     files = [path for folder in PRODUCT for path in sources(folder, CPP_SUFFIXES | {".py"})]
     lengths = {path.relative_to(ROOT): len(path.read_text().splitlines()) for path in files}
     assert len(lengths) > 300, "the list of files looks wrong"
-    assert not {path: lines for path, lines in lengths.items() if lines > MAX_FILE_LINES}
+    too_long = {path: lines for path, lines in lengths.items() if lines > MAX_FILE_LINES}
+    assert set(too_long) <= LONGER, too_long
 
 
 def test_long_lines_are_found():

@@ -22,37 +22,36 @@ from test_layout import find_cycle
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "python" / "cairn"
 
-# _base <- _ranks <- _tensors <- _mirror <- _save, _load <- _update <- store; public packages on
-# top of these.
+# _base <- _ranks <- _tensors <- _mirror <- _opened <- _save, _load <- store; public packages on top
+# of these.
 _BASE = {"_cairn", "errors", "reports", "_base"}
+_OPENED = {*_BASE, "_ranks", "_tensors", "_mirror", "_opened"}
+_CALLS = {*_OPENED, "_save", "_load"}
 MAY_IMPORT = {
     "_base": _BASE,
     "_ranks": {*_BASE, "_ranks"},
     "_tensors": {*_BASE, "_ranks", "_tensors"},
-    "_save": {*_BASE, "_ranks", "_tensors", "_mirror", "_save"},
-    "_load": {*_BASE, "_ranks", "_tensors", "_load"},
     "_mirror": {*_BASE, "_mirror"},
-    "_update": {*_BASE, "_ranks", "_tensors", "_save", "_load", "_update"},
-    "store": {*_BASE, "_ranks", "_tensors", "_save", "_load", "_mirror", "_update", "_retention",
-              "_versions", "_edit", "_merge", "store"},
+    "_opened": _OPENED,
+    "_save": {*_OPENED, "_save"},
+    "_load": {*_OPENED, "_load"},
+    "_retention": {*_BASE, "_opened"},
+    "_edit": {*_BASE, "_opened", "_edit", "store"},
+    "store": {*_CALLS, "_retention", "_edit", "store"},
     "state_dict": {*_BASE, "_ranks", "_tensors", "state_dict"},
-    "torch": {*_BASE, "_ranks", "_tensors", "_save", "_load", "_mirror", "store", "torch"},
-    "dcp": {*_BASE, "_ranks", "_tensors", "_save", "_load", "_mirror", "torch", "dcp"},
+    "torch": {*_CALLS, "store", "torch"},
+    "dcp": {*_CALLS, "torch", "dcp"},
     "convert": {*_BASE, "_tensors", "_load", "store", "convert"},
     "hf": {*_BASE, "_tensors", "_load", "_save", "_open", "_by_address", "store", "torch",
            "convert", "hf"},
     "jax": {*_BASE, "_ranks", "_tensors", "_load", "_save", "_open", "_by_address", "store", "jax"},
-    "trainers": {*_BASE, "_open", "_by_address", "store", "torch", "dcp", "hf", "trainers"},
+    "trainers": {*_BASE, "_open", "_save", "_by_address", "store", "torch", "dcp", "hf",
+                 "trainers"},
     "metrics": {*_BASE, "metrics"},
-    "_retention": {*_BASE, "_ranks", "_mirror", "_retention"},
-    "_versions": {*_BASE, "_versions"},
-    "_edit": {*_BASE, "_edit"},
-    "_merge": {*_BASE, "_merge"},
-    "_copy": {*_BASE, "store"},
     "_open": {*_BASE, "store"},
     "_by_address": {*_BASE, "_ranks", "_mirror", "_save", "store"},
     "_interop": {*_BASE, "_ranks", "_tensors", "_save", "_load", "convert", "_interop"},
-    "": {"errors", "reports", "store", "_copy", "_mirror", "_open"},  # cairn/__init__.py
+    "": {"errors", "reports", "store", "_edit", "_mirror", "_open", "_save"},  # cairn/__init__.py
 }
 PACKAGE_OF_MODULE = {"errors": "_base", "reports": "_base"}
 PUBLIC_PACKAGES = {"state_dict", "torch", "dcp", "convert", "hf", "jax", "metrics", "trainers"}

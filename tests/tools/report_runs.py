@@ -52,7 +52,8 @@ def prepared_run(path):
             for tensor in [*_tensors(model), *_tensors(moments)]:
                 tensor += generator.standard_normal(1).astype(np.float32) * 1e-3
             metrics = {"loss": 8 * math.exp(-step / 400) + 2, "lr": 3e-4}
-            store.save(step, {"model": model, "optimizer": moments}, statistics=True,
+            store.save(step, {"model": model, "optimizer": moments},
+                tuning=cairn.SaveTuning(statistics=True),
                        metrics=metrics, tags=["pretrained"] if step == PRE_TRAINING_ENDS else [])
         trained = [*_tensors(model["layers"][LAYERS // 2 :]), model["head"]["weight"]]
         buffer = np.zeros((0, 64), np.float32)
@@ -68,6 +69,6 @@ def prepared_run(path):
             buffer = np.concatenate([buffer, generator.random((4, 64), np.float32)])
             loss = 2 * math.exp(-step / 900) + 1 if step < NAN_STEP else math.nan
             store.save(step, {"model": model, "replay": {"buffer": buffer, "size": len(buffer)}},
-                       statistics=True, metrics={"loss": loss, "lr": 1e-5},
+                       tuning=cairn.SaveTuning(statistics=True), metrics={"loss": loss, "lr": 1e-5},
                        tags=["best"] if step == 1500 else [])
     return path

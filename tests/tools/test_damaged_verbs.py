@@ -44,12 +44,12 @@ def healthy(tmp_path_factory):
         "small": [torch.ones(3), 7, "text", None],
     }
     with cairn.open(folder / "store", mode="a") as store:
-        store.save(1, state, statistics=True, tags=["first"])
+        store.save(1, state, tuning=cairn.SaveTuning(statistics=True), tags=["first"])
         state["w"][::7, 3] += 1
-        store.save(2, state, deltas=True, metrics={"loss": 0.5})
+        store.save(2, state, tuning=cairn.SaveTuning(deltas=True), metrics={"loss": 0.5})
         state["ids"] += 1
         state["small"][1] = 8
-        store.save(3, state, compress=True, note="the last one")
+        store.save(3, state, tuning=cairn.SaveTuning(compress=True), note="the last one")
     with cairn.open(folder / "other", mode="a") as store:
         store.save(20, {"w": state["w"]})
     return folder

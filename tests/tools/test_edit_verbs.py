@@ -23,7 +23,9 @@ def saved(tmp_path):
     with cairn.open(path, mode="a", grace=0) as store:
         store.save(1, {"model": model, "lr": 0.1})
         head = {"weight": torch.randn(700, 300), "scales": [1.5, torch.ones(3)]}
-        store.save(2, {"model": {"head": head}, "lr": 0.2}, incremental=False)
+        store.save(
+            2, {"model": {"head": head}, "lr": 0.2}, tuning=cairn.SaveTuning(incremental=False)
+        )
     return path, model, head
 
 

@@ -38,7 +38,7 @@ def steps(tmp_path_factory):
     path = tmp_path_factory.mktemp("since") / "store"
     with cairn.open(path, mode="a") as store:
         store.save(1, first)
-        store.save(2, second, tags=["newest"], deltas=True)
+        store.save(2, second, tags=["newest"], tuning=cairn.SaveTuning(deltas=True))
     return path, flat(first), flat(second)
 
 

@@ -165,18 +165,18 @@ def save_operations(path):
         yield "save", store
         changed = state(1)
         changed["model"]["w1"][3] += 1
-        store.save(2, changed, base_step=1)
+        store.save(2, changed, tuning=cairn.SaveTuning(base_step=1))
         yield "incremental save", store
-        store.save(3, changed, base_step=1, deltas=True)
+        store.save(3, changed, tuning=cairn.SaveTuning(base_step=1, deltas=True))
         yield "deltas", store
         store.save(2, state(2), overwrite=True)
         yield "overwrite", store
-        store.save_async(4, state(4), statistics=True).result()
+        store.save_async(4, state(4), tuning=cairn.SaveTuning(statistics=True)).result()
         yield "save_async", store
         with store.writer(5) as writer:
             writer.add("x", torch.arange(100_000))
         yield "writer", store
-        store.save(6, {"t": torch.zeros(1 << 16)}, compress=True)
+        store.save(6, {"t": torch.zeros(1 << 16)}, tuning=cairn.SaveTuning(compress=True))
         yield "compressed save", store
         store.tag(4, "best")
         store.untag("first")

@@ -93,7 +93,7 @@ def test_space_adds_up_the_parts_of_a_state(dump, tmp_path):
     with cairn.open(path, mode="a") as store:
         store.save(1, state)
         weight.view(-1)[::100] += 1
-        written = store.save(2, state, deltas=True).written_bytes
+        written = store.save(2, state, tuning=cairn.SaveTuning(deltas=True)).written_bytes
     rows = dump("space", path, "--depth", 1, "--json").json()["space"]
     columns = ("prefix", "tensors", "chunks", "delta_chunks", "logical_bytes", "stored_bytes",
                "new_bytes")  # fmt: skip

@@ -34,7 +34,8 @@ class Writer(threading.Thread):
                 step = 1
                 while not self.stopping.is_set():
                     step += 1
-                    self.save(step, incremental=step % 3 > 0, deltas=2 * (step % 2))
+                    tuning = cairn.SaveTuning(incremental=step % 3 > 0, deltas=2 * (step % 2))
+                    self.save(step, tuning=tuning)
                     self.save(step, overwrite=True)
                     self.store.prune(keep_last=3)
                     if step % 5 == 0:

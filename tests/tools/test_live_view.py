@@ -166,7 +166,8 @@ def test_the_page_follows_a_running_job(browser, tmp_path):
     ) as server:
         def save(step):
             state = {"model": {"a": weights, "b": {"c": weights[:9] + 1, "d": weights[9:] + 1}}}
-            store.save(step, state, statistics=True, metrics={"loss": 1 / step})
+            store.save(step, state,
+                tuning=cairn.SaveTuning(statistics=True), metrics={"loss": 1 / step})
 
         browser.open(server.url)
         browser.wait_until("document.querySelector('#status').textContent === 'No steps yet'")
@@ -253,7 +254,8 @@ def test_screen_readers_get_names(browser, server):
 def test_hostile_names_run_nothing(browser, tmp_path):
     state = {name: np.full(10 + i, i, np.float32) for i, name in enumerate(HOSTILE_NAMES)}
     with cairn.open(tmp_path / "store", mode="a") as store:
-        store.save(1, {**state, "text": "</pre><img src=x onerror=alert(1)>"}, statistics=True)
+        store.save(1, {**state, "text": "</pre><img src=x onerror=alert(1)>"},
+            tuning=cairn.SaveTuning(statistics=True))
         store.save(2, {name: value + 1 for name, value in state.items()})
     with live_server(tmp_path / "store") as server:
         for name in [*HOSTILE_NAMES, "text"]:

@@ -107,11 +107,11 @@ def test_large_stores_are_merged_to_five_mebibytes(memory_folder):
         for step in range(6):
             for tensors in state.values():
                 tensors["a"]["x"] += 1
-            store.save(step, state, statistics=True, metrics=metrics)
+            store.save(step, state, tuning=cairn.SaveTuning(statistics=True), metrics=metrics)
         small = {"only": np.zeros(1, np.float32)}
         for step in range(6, 350):
             small["only"] += 1
-            store.save(step, small, statistics=True, metrics=metrics)
+            store.save(step, small, tuning=cairn.SaveTuning(statistics=True), metrics=metrics)
     page = memory_folder / "large.html"
 
     finished = run_program("kv-dump", "report", memory_folder / "large", "-o", page)

@@ -185,8 +185,9 @@ def test_hostile_names_run_nothing(browser, tmp_path):
     state = {name: {"weight": np.full(10 + i, np.nan if i % 2 else 1, np.float32)}
              for i, name in enumerate(HOSTILE_NAMES)}  # fmt: skip
     with cairn.open(store, mode="a") as opened:
-        opened.save(1, {"clean": np.ones(3, np.float32)}, statistics=True)
-        opened.save(2, {**state, "clean": np.ones(3, np.float32)}, statistics=True)
+        opened.save(1, {"clean": np.ones(3, np.float32)}, tuning=cairn.SaveTuning(statistics=True))
+        opened.save(2, {**state, "clean": np.ones(3, np.float32)},
+            tuning=cairn.SaveTuning(statistics=True))
     page = write_page(store)
 
     open_page(browser, page)

@@ -377,7 +377,8 @@ def test_the_report_follows_the_store(tmp_path):
         assert "latest" not in server.ask("state")
         empty = server.ask("state")["version"]
         for step in (5, 10, 15):
-            store.save(step, {"a": np.full(1000, step, np.float32)}, statistics=True)
+            store.save(step, {"a": np.full(1000, step, np.float32)},
+                tuning=cairn.SaveTuning(statistics=True))
         state = server.ask("state")
         assert state["version"] != empty and state["latest"]["step"] == "15"
         assert server.ask("state")["version"] == state["version"]

@@ -18,7 +18,7 @@ def store(tmp_path_factory):
             if step == 4:
                 weight[7] = np.nan
             state = {"model": {"weight": weight, "bias": np.zeros(10, np.float32)}, "lr": 0.1}
-            opened.save(step, state, statistics=step != 2)
+            opened.save(step, state, tuning=cairn.SaveTuning(statistics=step != 2))
     return path
 
 
@@ -92,7 +92,11 @@ def test_a_condition_that_is_none_is_refused(store, condition):
 def test_history_has_columns_for_statistics_from_the_first_version_that_has_some(tmp_path):
     with cairn.open(tmp_path / "store", mode="a") as opened:
         for step in range(4):
-            opened.save(step, {"w": np.full(3, step, np.float32)}, statistics=step >= 2)
+            opened.save(
+                step,
+                {"w": np.full(3, step, np.float32)},
+                tuning=cairn.SaveTuning(statistics=step >= 2),
+            )
     lines = run_program("kv-dump", "history", tmp_path / "store", "w").out.splitlines()
     assert ["MEAN" in line for line in lines] == [False, False, False, True, False, False]
     assert [line.split()[0] for line in lines] == ["STEP", "0", "1", "STEP", "2", "3"]

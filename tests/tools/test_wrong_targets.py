@@ -84,6 +84,8 @@ def test_a_progress_function_that_changes_the_store_is_refused(tmp_path, change)
                 errors.append(caught.value)
 
         # Compressed, so that it takes several intervals of 100 ms.
-        store.save(7, {"x": torch.randn(32 << 20)}, compress=True, progress=follow)
+        store.save(
+            7, {"x": torch.randn(32 << 20)}, tuning=cairn.SaveTuning(compress=True), progress=follow
+        )
         assert errors
         assert store.steps() == [1, 7]

@@ -250,7 +250,8 @@ def followed(work: Path, store: Path) -> None:
     headline("5. A gentle fine-tune of the complete GPT publishes its bf16 weights after each\n"
              "   step. This process follows it, as an inference server does: it reads what changes")
     show("""
-        store.save_async(step, {"weights": weights}, deltas=True)  # the fine-tune
+        store.save_async(step, {"weights": weights},
+            tuning=cairn.SaveTuning(deltas=True))  # the fine-tune
         newest = store.wait(after=step)                            # this process
         store.pull(live, since=step, step=newest)
         store.tag(newest, "published")                             # at the end

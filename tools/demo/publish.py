@@ -35,7 +35,8 @@ def main() -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
         for step in range(args.first_step, args.first_step + args.steps):
             weights = {name: value.detach().bfloat16() for name, value in model.named_parameters()}
-            report = store.save_async(step, {"weights": weights}, deltas=True).result()
+            report = store.save_async(step, {"weights": weights},
+                tuning=cairn.SaveTuning(deltas=True)).result()
             log.write(json.dumps({"saved": step, "logical_bytes": report.logical_bytes,
                                   "written_bytes": report.written_bytes}) + "\n")
             optimizer.zero_grad()

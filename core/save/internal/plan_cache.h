@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/save/internal/save_plan.h"
+#include "core/save/internal/saved_chunks.h"
 #include "core/save/save_options.h"
 #include "core/state_dict/state_dict.h"
 #include "kv/base/error.h"
@@ -57,6 +58,12 @@ class PlanCache {
   SavePlan plan_;
   bool has_same_records_ = false;
   bool is_remembered_ = false;
+};
+
+/// What a store remembers of its last save.
+struct LastSave {
+  PlanCache plans;
+  SavedChunks chunks;  // of the plan, unless `plans` remembers none
 };
 
 }  // namespace cairn::core::internal

@@ -52,11 +52,9 @@ def current_streams(devices: Iterable[int]) -> Streams:
 
 def load(
     native: _cairn.Store, step: _cairn.StepInfo, requests: _cairn.Requests, **options: Any
-) -> tuple[int, int, float]:
+) -> _cairn.ReadReport:
     """Reads what is requested; device memory is filled in the order of the current streams.
     Converted ``contents`` convert what is read, without the other options.
-
-    Returns the bytes read, the part of them that went directly to devices, and the seconds.
     """
     contents = options.get("contents")
     if contents is not None and contents.is_converted:

@@ -24,7 +24,6 @@ from cairn.errors import Error
 
 # Some are used by the store while an event is made: after a save, an import must not fail.
 from cairn.reports import (  # noqa: F401
-    SaveReport,
     StepHealth,
     StepInfo,
     StoreEvent,
@@ -73,16 +72,14 @@ class Observers:
         in_background: bool,
     ) -> Any:
         """Makes the call and reports it. Returns and raises what the call does."""
-        begin, repeated = time.monotonic(), repeated_requests(store._address)
+        begin, repeated = time.monotonic(), repeated_requests(store.address)
         step = args[0] if kind == "save" and args else kwargs.get("step")
 
         def ended() -> _Call:
             known = step if isinstance(step, int) else None
-            has_statistics = kind == "save" and bool(kwargs.get("statistics"))
+            has_statistics = kind == "save" and getattr(kwargs.get("tuning"), "statistics", False)
             stall = time.monotonic() - begin
-            return _Call(
-                kind, store, known, has_statistics, begin, repeated, stall, in_background
-            )
+            return _Call(kind, store, known, has_statistics, begin, repeated, stall, in_background)
 
         try:
             result = method(store, *args, **kwargs)
@@ -90,7 +87,7 @@ class Observers:
             self._report(ended(), None, error)
             raise
         if in_background:
-            self._follow(ended(), result._native)
+            self._follow(ended(), result.native)
             return result
         if kind == "save":
             call = ended()  # before the wait
@@ -116,7 +113,7 @@ class Observers:
             report, error = None, None
             try:
                 save.wait(None)
-                report = SaveReport(*save.report())
+                report = save.report()
             except Exception as raised:
                 error = raised
             seconds = time.monotonic() - call.begin
@@ -141,14 +138,14 @@ class Observers:
     ) -> None:
         """``seconds``: of a save in the background, until it was durable."""
         store = call.store
-        repeated = repeated_requests(store._address)
+        repeated = repeated_requests(store.address)
         step = getattr(report, "step", call.step)
         info = None
         if call.kind == "save" and error is None:
             info = _info_of(store, step)
         event = StoreEvent(
             kind=call.kind,
-            address=canonical_address(store._address),
+            address=canonical_address(store.address),
             rank=store.rank,
             world_size=store.world_size,
             step=step,
@@ -160,7 +157,7 @@ class Observers:
             error=error,
             info=info,
             health=_health_of(store, step) if info is not None and call.has_statistics else None,
-            free_bytes=free_bytes(store._address),
+            free_bytes=free_bytes(store.address),
             retries=_difference(call.repeated, repeated),
         )
         self.report(event)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from cairn import _cairn
+from cairn._base.closing import Closing
 
 Progress = bool | Callable[[int, int], object]
 """``True`` shows the progress on rank 0. A function is called on each rank that makes the call with
@@ -74,7 +75,7 @@ class Display:
             self._has_line = False
 
 
-class StepDisplay:
+class StepDisplay(Closing):
     """Shows the progress of a copy, step by step. Called as `progress` of `copy_steps`, at most by
     one thread at a time."""
 
@@ -94,11 +95,7 @@ class StepDisplay:
         if self._display is not None:
             self._display.clear()
 
-    def __enter__(self) -> StepDisplay:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.clear()
+    close = clear
 
 
 class StreamDisplay:

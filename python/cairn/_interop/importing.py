@@ -29,7 +29,6 @@ from cairn._load.read import Reader
 from cairn._ranks.ranks import this_process
 from cairn._save.flatten import flatten
 from cairn.errors import Corrupt, NotFound
-from cairn.reports import SaveReport
 
 
 def run(options: Namespace) -> None:
@@ -134,10 +133,10 @@ def _save(options: Namespace, batch: _cairn.Batch, files: list[MappedFile]) -> N
             line(done, total)
 
         with showing(progress, "importing", 0):
-            report = SaveReport(*store.save(
+            report = store.save(
                 options.step, batch, overwrite=options.overwrite, base_step=options.base,
                 tags=options.tag,
-            ))  # fmt: skip
+            )  # fmt: skip
     store.close()
     tensors = len(batch.layout()[1])
     write_step(options.step, tensors, len(batch) - tensors, report.logical_bytes, report.seconds)

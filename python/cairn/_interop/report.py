@@ -6,6 +6,7 @@ import sys
 from argparse import Namespace
 from typing import Any
 
+from cairn._base.closing import Closing
 from cairn._base.progress import Display
 from cairn._load.conversions import ConversionOptions, conversion_of
 from cairn.convert import load_rules
@@ -15,7 +16,7 @@ _MAX_WARNINGS = 20
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
-class Line:
+class Line(Closing):
     """The line that shows the progress; a function for those who report it."""
 
     def __init__(self, task: str) -> None:
@@ -24,10 +25,7 @@ class Line:
     def __call__(self, done: int, total: int) -> None:
         self._display.update(done, total)
 
-    def __enter__(self) -> Line:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._display.clear()
 
 

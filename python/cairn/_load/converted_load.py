@@ -119,9 +119,8 @@ class StepConversion:
     ) -> None:
         self._stored, self._sources, self._keys = stored, sources, keys
 
-    def load(self, native: _cairn.Store, requests: _cairn.Requests) -> tuple[int, float]:
-        """Fills the targets, which are in host memory. Returns the bytes read and the seconds.
-        Raises what a load raises."""
+    def load(self, native: _cairn.Store, requests: _cairn.Requests) -> _cairn.ReadReport:
+        """Fills the targets, which are in host memory. Raises what a load raises."""
         direct = _cairn.Requests()
         parts: list[_Part] = []
         for fqn, offsets, sizes, dtype, strides, address in requests.targets(native):
@@ -152,13 +151,14 @@ class StepConversion:
         done.append(self._run(native, direct))
         done += self._load_parts(native, parts, factors)
         requests.check_memory()
-        return sum(size for size, _ in done), sum(seconds for _, seconds in done)
+        return _cairn.ReadReport(
+            sum(each.bytes_read for each in done), sum(each.seconds for each in done)
+        )
 
-    def _run(self, native: _cairn.Store, requests: _cairn.Requests) -> tuple[int, float]:
+    def _run(self, native: _cairn.Store, requests: _cairn.Requests) -> _cairn.ReadReport:
         if len(requests) == 0:
-            return 0, 0.0
-        size, seconds = native.load(self._stored.info, requests, [], contents=self._stored)
-        return size, seconds
+            return _cairn.ReadReport(0, 0)
+        return native.load(self._stored.info, requests, [], contents=self._stored)
 
     def _add_box(
         self, requests: _cairn.Requests, piece: Piece, target: tuple[int, tuple[int, ...], int]
@@ -179,13 +179,13 @@ class StepConversion:
 
     def _load_parts(
         self, native: _cairn.Store, parts: list[_Part], factors: dict[int, np.ndarray]
-    ) -> Iterator[tuple[int, float]]:
+    ) -> Iterator[_cairn.ReadReport]:
         """Loads blocks of the parts, as many at once as the buffer holds."""
         buffer = np.empty(_BUFFER_BYTES if parts else 0, np.uint8)
         pending: list[tuple[_Part, np.ndarray, int]] = []
         requests, used = _cairn.Requests(), 0
 
-        def load() -> tuple[int, float]:
+        def load() -> _cairn.ReadReport:
             done = self._run(native, requests)
             for block, box, dtype in pending:
                 scale = block.piece.scale

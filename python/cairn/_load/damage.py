@@ -10,10 +10,10 @@ from cairn.errors import Corrupt
 def damaged_keys(native: _cairn.Store, contents: _cairn.Contents) -> dict[str, Corrupt]:
     """The error of each tensor that cannot be read, by FQN. Reads all of them."""
     return {
-        fqn: Corrupt(
-            text, key=fqn, step=contents.step, file=file or None, offset=offset
+        one.key: Corrupt(
+            one.text, key=one.key, step=contents.step, file=one.file or None, offset=one.offset
         )
-        for fqn, text, file, offset in native.find_damaged(contents)
+        for one in native.find_damaged(contents)
     }
 
 

@@ -105,7 +105,7 @@ class Load:
 
         from cairn.reports import LoadReport
 
-        bytes_read, seconds = devices.load(
+        done = devices.load(
             self._native,
             self._contents.info,
             self.requests,
@@ -114,8 +114,14 @@ class Load:
             by_nccl=self.by_nccl,
         )
         self._others.finish()
-        step, unexpected = self._contents.step, self.unexpected
-        return LoadReport(step, self._missing, unexpected, bytes_read, seconds, self._skipped)
+        return LoadReport(
+            step=self._contents.step,
+            missing=self._missing,
+            unexpected=self.unexpected,
+            bytes_read=done.bytes_read,
+            seconds=done.seconds,
+            skipped=self._skipped,
+        )
 
 
 def _is_fillable(value: Any) -> bool:

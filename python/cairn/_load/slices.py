@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Union
 
 from cairn import _cairn
 from cairn._base import devices
+from cairn._base.patterns import exact_patterns, patterns_for
 from cairn._base.tree import TENSOR
+from cairn._opened.opened import Opened
 from cairn._tensors.contents import ValueLeaf, leaf_at
 from cairn._tensors.targets import Target, check_same, new_array, new_tensor, target_of
 from cairn.errors import Invalid
 
 Range = Union[tuple, slice, int]
 """One dimension: ``(begin, end)``, a slice without step, or an index, which drops the dimension."""
+
+
+def read_slice(
+    opened: Opened, fqn: str, ranges: Sequence[Range], step: int | str | None, out: Any
+) -> Any:
+    """See `Store.read_slice`."""
+    native, step = opened.place_of(step)
+    reader = BoxReader(native, native.contents(step, patterns_for(fqn)))
+    out = reader.add(fqn, ranges, out)
+    reader.read()
+    return out
+
+
+def read_slices(
+    opened: Opened, boxes: Mapping[str, Sequence[Range]], step: int | str | None
+) -> dict[str, Any]:
+    """See `Store.read_slices`."""
+    native, step = opened.place_of(step)
+    reader = BoxReader(native, native.contents(step, exact_patterns(boxes)))
+    results = {fqn: reader.add(fqn, ranges) for fqn, ranges in dict(boxes).items()}
+    reader.read()
+    return results
 
 
 class _Box(NamedTuple):
@@ -29,15 +53,19 @@ class BoxReader:
     def __init__(self, native: _cairn.Store, contents: _cairn.Contents) -> None:
         self._native = native
         self._contents = contents
+        self._places = {fqn: index for index, fqn in enumerate(contents.fqns())}
         self._requests = _cairn.Requests()
         self._targets: list[Target] = []
 
-    def add(self, index: int, ranges: Sequence[Range], out: Any = None) -> Any:
-        """Plans to read a box of the leaf at `index` into `out`, or into a new tensor or array, and
-        returns it. Raises Invalid."""
+    def add(self, fqn: str, ranges: Sequence[Range], out: Any = None) -> Any:
+        """Plans to read a box of a tensor into `out`, or into a new tensor or array, and returns
+        it. Raises NotFound or Invalid."""
         step = self._contents.step
-        leaf = leaf_at(self._contents, index)
-        fqn = leaf.fqn
+        if fqn not in self._places:
+            from cairn._load.key_errors import no_such_key
+
+            raise no_such_key(fqn, self._native.contents(step, []))
+        leaf = leaf_at(self._contents, self._places[fqn])
         if isinstance(leaf, ValueLeaf):
             raise Invalid(
                 f"'{fqn}' is a plain value in step {step}: use read()", key=fqn, step=step

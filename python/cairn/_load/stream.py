@@ -14,11 +14,14 @@ from typing import Any, NamedTuple
 
 from cairn import _cairn
 from cairn._base import devices, dtypes
+from cairn._base.patterns import Patterns, pattern_list
 from cairn._base.tree import NUMPY_SCALAR, TENSOR
+from cairn._load.contents import contents_of
+from cairn._opened.opened import Opened
 from cairn._tensors.contents import TensorLeaf, leaf_at
 from cairn._tensors.sources import address_of, row_major
 from cairn._tensors.targets import new_array, new_tensor
-from cairn.errors import Corrupt, Unavailable
+from cairn.errors import Corrupt, Invalid, Unavailable
 
 
 class _Batch(NamedTuple):
@@ -29,9 +32,19 @@ class _Batch(NamedTuple):
 
 
 def stream(
+    opened: Opened, step: int | str | None, patterns: Patterns, device: Any, read_ahead_bytes: int
+) -> Iterator[tuple[str, Any]]:
+    """See `Store.stream`. Raises what can be known before the iteration begins."""
+    if read_ahead_bytes < 0:
+        raise Invalid(f"read_ahead_bytes={read_ahead_bytes}: it may not be negative")
+    native, step = opened.place_of(step)
+    contents = contents_of(native, step, pattern_list(patterns))
+    return _tensors(native, contents, device, read_ahead_bytes)
+
+
+def _tensors(
     native: _cairn.Store, contents: _cairn.Contents, device: Any, read_ahead_bytes: int
 ) -> Iterator[tuple[str, Any]]:
-    """The tensors of `contents`; see `StepReader.stream`."""
     batches = _batches(native, contents, read_ahead_bytes)
     ahead = _Read(native, contents, batches[0], device) if batches else None
     try:

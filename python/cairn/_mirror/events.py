@@ -38,10 +38,17 @@ class CopyEvents:
         self, job: MirrorJob, mirror: Mirror, number: int, clock: CopyClock, copied: Copied
     ) -> None:
         lag_seconds = max(0.0, (time.time_ns() - copied.created_unix_ns) / 1e9)
+        done = copied.report
         report = MirrorReport(
-            copied.step, copied.outcome, copied.logical_bytes, copied.copied_segments,
-            copied.copied_bytes, copied.reused_segments, clock.attempts, clock.seconds(),
-            lag_seconds,
+            step=done.step,
+            outcome=done.outcome,
+            logical_bytes=done.logical_bytes,
+            copied_segments=done.copied_segments,
+            copied_bytes=done.copied_bytes,
+            reused_segments=done.reused_segments,
+            attempts=clock.attempts,
+            seconds=clock.seconds(),
+            lag_seconds=lag_seconds,
         )
         self._report(job.step, mirror, number, clock, report, None)
 

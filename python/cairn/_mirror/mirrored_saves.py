@@ -93,6 +93,14 @@ class MirroredSaves:
         the progress of the copies. Raises Unavailable if the caller asks to stop the wait."""
         return self._wait(lambda left: all(chain.wait(left) for chain in self._all()), timeout)
 
+    def wait_for_all(self, timeout: float | None) -> None:
+        """See `Store.wait_mirrored`."""
+        if not self.wait(timeout):
+            raise TimeoutError(
+                f"steps are not in their mirrors after {timeout} s: mirror_status() states why"
+            )
+        self.raise_error()
+
     def wait_for(self, copy: Future[None], timeout: float | None) -> None:
         """Waits for one copy, and raises its error. Raises TimeoutError after ``timeout`` seconds,
         and otherwise as `wait`."""

@@ -11,6 +11,7 @@ from cairn.errors import Conflict, Error, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from cairn._mirror.options import Mirror
+    from cairn.reports import CopiedStep
 
 
 class Source(NamedTuple):
@@ -24,14 +25,9 @@ class Source(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """A step that the mirror has."""
+    """A step that the mirror has now."""
 
-    step: int
-    outcome: str
-    logical_bytes: int
-    copied_segments: int
-    copied_bytes: int
-    reused_segments: int
+    report: CopiedStep
     created_unix_ns: int
 
 
@@ -143,7 +139,7 @@ class Replica:
             return None
         if job.step not in self._source.steps():
             raise NotFound(f"step {job.step} was deleted before it was copied", step=job.step)
-        created_unix_ns = self._source.step_summary(job.step)[0]
+        created_unix_ns = self._source.step_info(job.step).created_unix_ns
         copied = self._target.copy_from(
             self._source,
             self._progress,
@@ -152,6 +148,6 @@ class Replica:
             threads=self._mirror.threads,
             max_bytes_per_second=self._mirror.max_rate,
         )
-        if copied[0][1] == "deleted":
+        if copied[0].outcome == "deleted":
             raise NotFound(f"step {job.step} was deleted while it was copied", step=job.step)
-        return Copied(*copied[0], created_unix_ns)
+        return Copied(copied[0], created_unix_ns)

@@ -88,13 +88,8 @@ def pinned(address: str) -> set[int]:
 def wait(address: str, timeout: float | None) -> None:
     """Waits until no step of the store waits for its copy. See `Store.wait_mirrored`."""
     saves = _find(address)
-    if saves is None:
-        return
-    if not saves.wait(timeout):
-        raise TimeoutError(
-            f"steps are not in their mirrors after {timeout} s: mirror_status() states why"
-        )
-    saves.raise_error()
+    if saves is not None:
+        saves.wait_for_all(timeout)
 
 
 def status(address: str) -> list[MirrorStatus]:

@@ -270,7 +270,7 @@ class MirrorWorker:
                 clock.attempts += 1
                 copied = self._replica.copy(job)
                 if self._mirror.max_rate is not None and copied is not None:
-                    self._not_before = begin + copied.copied_bytes / self._mirror.max_rate
+                    self._not_before = begin + copied.report.copied_bytes / self._mirror.max_rate
                 return copied
             except Error as error:
                 if self._is_stopping:

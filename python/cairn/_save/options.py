@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cairn._base.patterns import Patterns, pattern_list
+from cairn._base.patterns import Patterns
 from cairn.errors import Invalid
 
-
-DEFAULT_DELTAS = 4  # of a chunk, before it is written completely
+if TYPE_CHECKING:
+    from cairn._save.tuning import SaveTuning
 
 
 class SaveOptions(NamedTuple):
     """Options of `Store.save` and `Store.save_async`, which document them."""
 
     overwrite: bool = False
-    incremental: bool = True
-    base_step: int | None = None
-    unchanged: Patterns = None
-    chunk_bytes: int | None = None
-    deltas: bool | int = False
-    statistics: bool = False
-    compress: bool | None = None
-    share_equal: bool = False
     keys: Patterns = None
     prefix: str = ""
-    ignore_frozen: bool = False
     allow_pickle: bool = False
     metrics: Mapping[str, float] | None = None
     tags: Iterable[str] = ()
     note: str = ""
+    tuning: SaveTuning | None = None
+
+    def tuned(self, name: str) -> Any:
+        """A field of the tuning; None if there is none."""
+        return None if self.tuning is None else getattr(self.tuning, name, None)
 
     def annotations(self) -> dict[str, Any]:
         """The keyword arguments of `_cairn.Store.save` that only count on rank 0."""
@@ -47,19 +43,10 @@ class SaveOptions(NamedTuple):
     def native(self) -> dict[str, Any]:
         """The keyword arguments of `_cairn.Store.save` that the caller chooses. They must be equal
         on all ranks."""
-        return {
-            "overwrite": self.overwrite,
-            "incremental": self.incremental,
-            "base_step": self.base_step,
-            "unchanged": pattern_list(self.unchanged),
-            "chunk_bytes": self.chunk_bytes,
-            "deltas": self._max_deltas(),
-            "statistics": self.statistics,
-            "compress": self.compress,
-            "share_equal": self.share_equal,
-        }
+        if self.tuning is None:
+            return {"overwrite": self.overwrite}
+        from cairn._save.tuning import SaveTuning
 
-    def _max_deltas(self) -> int:
-        if isinstance(self.deltas, bool):
-            return DEFAULT_DELTAS if self.deltas else 0
-        return self.deltas
+        if not isinstance(self.tuning, SaveTuning):
+            raise TypeError(f"tuning={self.tuning!r}: a cairn.SaveTuning is needed")
+        return {"overwrite": self.overwrite, **self.tuning.native()}

@@ -12,26 +12,26 @@ from __future__ import annotations
 import json
 import threading
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cairn import _cairn
 from cairn._base.devices import current_streams
-from cairn._ranks.ranks import Ranks
+from cairn._opened.opened import Opened
 from cairn._save.flatten import flatten
 from cairn._save.options import SaveOptions
-from cairn._save.stateful import StatefulAdapter
+from cairn._tensors.stateful import StatefulAdapter
 from cairn.errors import Conflict, Error, Invalid, Unavailable
-from cairn.reports import SaveReport
 
 if TYPE_CHECKING:
     from cairn._base.progress import Progress, StreamDisplay
+    from cairn._mirror.options import Mirror
+    from cairn.reports import SaveReport
 
-_OPTIONS = (
-    "overwrite", "incremental", "base_step", "chunk_bytes", "deltas", "statistics", "compress",
-)
+_NO_MEANING = ("unchanged", "share_equal", "device_snapshot")
+"""Fields of SaveTuning that compare with tensors which a writer does not have."""
 _NEW, _OPEN, _ENDED = range(3)
 
 
@@ -60,21 +60,19 @@ class Writer:
 
     def __init__(
         self,
+        opened: Opened,
         step: int,
         options: SaveOptions,
-        ranks: Ranks,
-        begin: Callable[[], _cairn.StepPart],
-        end: Callable[[bool], None],
+        mirrors: tuple[Mirror, ...],
         progress: Progress,
     ) -> None:
-        """Private: use :meth:`cairn.Store.writer`. ``begin`` opens the part of this rank, and
-        ``end`` is called with whether the step was committed."""
+        """Private: use :meth:`cairn.Store.writer`."""
         self.step = step
         self.report: SaveReport | None = None
+        self._opened = opened
+        self._ranks = opened.ranks
         self._options = options
-        self._ranks = ranks
-        self._begin = begin
-        self._end = end
+        self._mirrors = mirrors
         self._state = _NEW
         self._names = _Names(step)
         self._part: _cairn.StepPart | None = None
@@ -146,12 +144,19 @@ class Writer:
 
         def prepare() -> bytes:
             annotations.update(self._options.annotations())
-            self._part = self._begin()
+            if self._opened.writer is not None:
+                raise Invalid(
+                    "a writer of this store is open: leave its block first", step=self.step
+                )
+            self._opened.begin_change()
+            self._part = _cairn.StepPart(self._opened.native)
+            self._opened.writer = self
             return json.dumps([self.step, arguments]).encode()
 
         annotations: dict[str, Any] = {}
-        native = self._options.native()
-        arguments = {name: native[name] for name in _OPTIONS}
+        arguments = self._options.native()
+        for name in _NO_MEANING:
+            arguments.pop(name, None)
         try:
             replies = self._ranks.exchange(prepare)
             if len(set(replies)) > 1:
@@ -216,7 +221,7 @@ class Writer:
 
     def _commit(self) -> None:
         ranks = self._ranks
-        saved: list[tuple] = []
+        saved: list[SaveReport] = []
 
         def prepare() -> bytes:
             part = self._open_part()
@@ -231,7 +236,7 @@ class Writer:
 
         replies = ranks.exchange(prepare)
         ranks.run_together(commit)
-        self.report = SaveReport(*saved[0])
+        self.report = saved[0]
 
     def _paths(self, replies: list[bytes]) -> dict[str, tuple[str | int, ...]]:
         """The keys of each name. Raises Invalid if names of two ranks contradict each other."""
@@ -269,7 +274,10 @@ class Writer:
                     part.close()
         finally:
             if part is not None:
-                self._end(committed)
+                self._opened.writer = None
+                if committed:
+                    overwrite = self._options.overwrite
+                    self._opened.mirrors.submit(self.step, self._mirrors, None, overwrite)
 
 
 class _Names:

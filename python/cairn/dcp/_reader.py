@@ -18,7 +18,7 @@ from torch.futures import Future
 from cairn import _cairn
 from cairn._base import devices
 from cairn._base.open_options import OpenOptions
-from cairn._load.tiers import open_nearest
+from cairn._opened.tiers import open_nearest
 from cairn._tensors.subclasses import SUBCLASS_KEY, check_same, describe, is_subclass
 from cairn._tensors.targets import Target, check_shape, staged_target_of
 from cairn.dcp._location import (
@@ -170,7 +170,7 @@ class _Stores:
         the same one, so that ranks may find it in different stores."""
         if not self._has_fallback:  # not _tiers, which a rank without the nearer stores lacks
             return contents.step, contents.generation
-        return contents.step, self.native.step_identity(contents.step)[0]
+        return contents.step, self.native.step_info(contents.step).attempt
 
     def close(self) -> None:
         self._nearest.close()

@@ -8,7 +8,7 @@
 DCP does not notify a storage when a save fails on another rank: it only does not call finish. The
 coordinator's part, which holds the store open for writing, is therefore aborted when its writer is
 destroyed or starts another save, when another writer starts a save into the same store on the same
-thread, or after its thread has ended (cairn._save.coordinator_parts).
+thread, or after its thread has ended (cairn._opened.coordinator_parts).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from cairn import _cairn
 from cairn._base.addresses import canonical_address, is_directory
-from cairn._save import coordinator_parts
+from cairn._opened import coordinator_parts
 from cairn.dcp._location import Location
 from cairn.errors import Conflict, Invalid, NotFound, Unavailable
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-from types import TracebackType
 from typing import Any
 
 import torch
 
+from cairn._base.closing import Closing
 from cairn._open import open as open_store
 from cairn.errors import Invalid, NotFound
 from cairn.hf._rng import rng_state, set_rng_state
@@ -51,7 +51,7 @@ def use_store(
     return AcceleratorSaves(accelerator, address, options)
 
 
-class AcceleratorSaves:
+class AcceleratorSaves(Closing):
     """The connection of an ``Accelerator`` with a store, which :func:`use_store` returns.
 
     Threads: the thread of the training. With several ranks (DDP), each rank does the same.
@@ -68,7 +68,7 @@ class AcceleratorSaves:
                 raise Invalid(f"{name}= is not an option here: save_state decides when to save")
         self._accelerator = accelerator
         self._store = open_store(address, mode="a")
-        self._base = self._store._number(options.get("base"))
+        self._base = self._store.opened.number(options.get("base"))
         self._saver = Saver(self._store, every=1, signals=(), **options)
         accelerator.save_state = self.save_state
         accelerator.load_state = self.load_state
@@ -76,7 +76,7 @@ class AcceleratorSaves:
     def steps(self) -> list[int]:
         """The numbers of the steps in the store, ascending, after a running save; without the
         ``base`` of the run."""
-        self._store._wait_for_last_save()
+        self._store.opened.wait_for_last_save()
         return [step for step in self._store.steps() if step != self._base]
 
     def save_state(self, output_dir: str | None = None, **options: Any) -> str:
@@ -92,7 +92,7 @@ class AcceleratorSaves:
             raise Invalid(f"save_state to a store has no options {sorted(options)}")
         self._saver.step(step, self._state(output_dir))
         accelerator.project_configuration.iteration += 1
-        return f"{self._store._address}@{step}"
+        return f"{self._store.address}@{step}"
 
     def load_state(self, input_dir: str | None = None, **options: Any) -> None:
         """Replaces the method of the accelerator; without ``input_dir``, loads the latest step.
@@ -130,17 +130,9 @@ class AcceleratorSaves:
         finally:
             self._store.close()
 
-    def __enter__(self) -> AcceleratorSaves:
-        return self
-
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._saver.__exit__(error_type, error, traceback)
-        self._store.__exit__(error_type, error, traceback)
+    def _close_after(self, error: BaseException) -> None:
+        for one in (self._saver, self._store):
+            one.__exit__(type(error), error, None)
 
     def _objects(self) -> dict[str, list[Any]]:
         """All objects but the models, by their kind."""

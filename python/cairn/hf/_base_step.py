@@ -49,8 +49,8 @@ class BaseStep(NamedTuple):
 
 def step_of(store: Store, step: int) -> BaseStep:
     """Describes a step of an open store."""
-    identity, _ = store._native.step_identity(step)
-    return BaseStep(canonical_address(store._address), step, identity)
+    identity = store.opened.native.step_info(step).attempt
+    return BaseStep(canonical_address(store.address), step, identity)
 
 
 def decode_base(data: bytes, step: int) -> BaseStep:
@@ -86,7 +86,7 @@ def base_of(model: Any, given: str | os.PathLike[str] | None) -> BaseStep:
         return found
     address = parse_address(given)
     with open_store(address.store, alone=True) as store:
-        step = latest_of(store) if address.step is None else store._number(address.step)
+        step = latest_of(store) if address.step is None else store.opened.number(address.step)
         return step_of(store, step)
 
 

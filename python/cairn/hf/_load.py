@@ -51,11 +51,11 @@ class StoredModel:
     def __init__(self, store: Store, step: int | str | None) -> None:
         """Reads the files. Raises Invalid if the step does not contain a model."""
         self._store = store
-        self.step = latest_of(store) if step is None else int(store._number(step) or 0)
+        self.step = latest_of(store) if step is None else int(store.opened.number(step) or 0)
         present = store.keys(self.step, [WEIGHTS])
         if WEIGHTS not in present:
             raise Invalid(
-                f"step {self.step} of {store._address} is not a model: it has no '{WEIGHTS}'. "
+                f"step {self.step} of {store.address} is not a model: it has no '{WEIGHTS}'. "
                 "States that contain cairn.hf.describe(model) are models, too. Store.load loads "
                 "the tensors of any step into a model that you create",
                 step=self.step,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from transformers import TrainerCallback
@@ -19,6 +18,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 
 from cairn._base.addresses import absolute_address
+from cairn._base.closing import Closing
 from cairn._open import open as open_store
 from cairn.errors import Invalid
 from cairn.hf._base_step import BASE_FILE, remembered_base
@@ -31,7 +31,7 @@ from cairn.torch import Saver
 _MODEL = "model"
 
 
-class CairnCallback(TrainerCallback):
+class CairnCallback(Closing, TrainerCallback):
     """Saves the checkpoints of a ``transformers.Trainer`` to a store, instead of to folders.
 
         with CairnCallback("runs/sft", keep_last=2) as checkpoints:
@@ -80,7 +80,7 @@ class CairnCallback(TrainerCallback):
             raise Invalid("the callback is attached to a Trainer already")
         _check_supported(trainer)
         self._store = open_store(self._address, mode="a")
-        self._base = self._store._number(self._options.get("base"))
+        self._base = self._store.opened.number(self._options.get("base"))
         self._trainer = trainer
         self._options.setdefault("keep_last", trainer.args.save_total_limit or 0)
         trainer.add_callback(self)
@@ -106,7 +106,7 @@ class CairnCallback(TrainerCallback):
             NotFound: there is no such step.
         """
         store = self._opened()
-        store._wait_for_last_save()
+        store.opened.wait_for_last_save()
         steps = [one for one in store.steps() if one != self._base]
         if step is None and not steps:
             return None
@@ -137,22 +137,10 @@ class CairnCallback(TrainerCallback):
             if self._store is not None:
                 self._store.close()
 
-    def __enter__(self) -> CairnCallback:
-        return self
-
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self.close()
-            return
-        if self._saver is not None:
-            self._saver.__exit__(error_type, error, traceback)
-        if self._store is not None:
-            self._store.__exit__(error_type, error, traceback)
+    def _close_after(self, error: BaseException) -> None:
+        for one in (self._saver, self._store):
+            if one is not None:
+                one.__exit__(type(error), error, None)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Part of the interface of callbacks."""

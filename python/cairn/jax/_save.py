@@ -31,7 +31,7 @@ def save(store: StoreOrPath, step: int, tree: Any, **options: Any) -> SaveReport
         store: a store, or the address of one, which is opened for this call.
         step: number of the step.
         tree: dicts, lists, tuples, named tuples, dataclasses and other registered classes.
-        options: options of :meth:`cairn.Store.save`, such as ``metrics``, ``tags`` and ``deltas``.
+        options: those of :meth:`cairn.Store.save`, such as ``metrics``, ``tags`` and ``tuning``.
 
     Raises:
         Conflict: the step exists.

@@ -1,18 +1,19 @@
 """Copies a state with all of its structure, and its tensors into host copies.
 
-Containers and objects are copied as `copy.deepcopy` copies them: by their `__deepcopy__`, or from
-the parts that their `__reduce_ex__` returns. An object that occurs twice is copied once, so that
-sharing and cycles are preserved. Only tensors are treated differently: see `Copier.tensor`.
+The structure is pickled into memory and unpickled. So containers and objects are rebuilt from the
+parts that their `__reduce_ex__` returns, and sharing and cycles are preserved. Nothing passes
+through the pickle that is not structure: the pickler refers to tensors, which `Copier.tensor`
+copies, to objects with a `__deepcopy__`, which copy themselves, and to immutable values.
 """
 
 from __future__ import annotations
 
 import copyreg
-import re
+import io
+import pickle
 import sys
 import types
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,34 +23,11 @@ from cairn._tensors.host_copies import Round
 from cairn.errors import Error, Invalid
 
 # Immutable values, and objects that are unique in the process. They are not copied.
-_KEPT_TYPES = frozenset(
-    {
-        type(None),
-        bool,
-        int,
-        float,
-        complex,
-        str,
-        bytes,
-        type,
-        range,
-        slice,
-        property,
-        type(...),
-        type(NotImplemented),
-        types.BuiltinFunctionType,
-        types.CodeType,
-        types.FunctionType,
-        types.ModuleType,
-        re.Pattern,
-        weakref.ref,
-        torch.device,
-        torch.dtype,
-        torch.layout,
-        torch.memory_format,
-        torch.Size,
-    }
-)
+_KEPT_TYPES = (
+    type(None), bool, int, float, complex, str, bytes, type, type(...), type(NotImplemented),
+    types.BuiltinFunctionType, types.CodeType, types.FunctionType, types.ModuleType,
+    property, weakref.ref, torch.device, torch.dtype, torch.layout, torch.memory_format, torch.Size,
+)  # fmt: skip
 
 
 class Copier:
@@ -60,30 +38,50 @@ class Copier:
 
     def __init__(self, round: Round) -> None:
         self._round = round
+        self._state: Any = None
         # Id to (original, copy). The originals are kept alive, so that ids remain unique.
         self._memo: dict[int, tuple[Any, Any]] = {}
-        self._path: list[str] = []
+        self._unique = (type, *_process_wide_types())
 
-    def copy(self, value: Any) -> Any:
-        """Copies any value; returns `value` itself if it is immutable.
+    def copy(self, state: Any) -> Any:
+        """Copies a state.
 
         Raises:
             Invalid: something in it cannot be copied; the message contains its path.
         """
-        kind = type(value)
-        if kind in _KEPT_TYPES:
-            return value
-        known = self._memo.get(id(value))
-        if known is not None:
-            return known[1]
+        self._state = state
+        return self._copy(state)
+
+    def _copy(self, value: Any) -> Any:
+        buffer = io.BytesIO()
+        pickler = _Pickler(buffer, self)
+        try:
+            pickler.dump(value)
+            return _Unpickler(io.BytesIO(buffer.getbuffer()), pickler.referred).load()
+        except Error:
+            raise
+        except Exception as error:
+            kind = _name_of(pickler.last)
+            text = f"of type {kind}, which cannot be copied: exclude it ({error})"
+            raise self._refuse(pickler.last, text) from error
+
+    def find(self, value: Any) -> tuple[Any, Any] | None:
+        """The value and what takes its place, if it is not pickled; None if it is."""
         if isinstance(value, torch.Tensor):
-            return self._remember(value, self.tensor(value))
-        follow = _FOLLOWERS.get(kind)
-        if follow is not None:
-            return follow(self, value)
-        if issubclass(kind, type) or isinstance(value, _process_wide_types()):
-            return value
-        return self._object(value)
+            return value, self._once(value)
+        if type(value) in _KEPT_TYPES or isinstance(value, self._unique):
+            return value, value
+        if hasattr(value, "__deepcopy__"):
+            if id(value) not in self._memo:
+                with _InnerTensors(self):
+                    self._memo[id(value)] = (value, value.__deepcopy__({}))
+            return self._memo[id(value)]
+        return None
+
+    def _once(self, tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in self._memo:
+            self._memo[id(tensor)] = (tensor, self.tensor(tensor))
+        return self._memo[id(tensor)][1]
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a tensor of the same type with its data in host copies.
@@ -114,8 +112,9 @@ class Copier:
             plain = plain.as_subclass(torch.Tensor)
         if plain.numel() > 0 and _has_no_data(plain):
             raise self._refuse(
+                tensor,
                 "a tensor without memory: it was freed, or its type "
-                f"({_name_of(tensor)}) hides it; exclude it, or restore it"
+                f"({_name_of(tensor)}) hides it; exclude it, or restore it",
             )
         copied = self._round.tensor(plain)
         if plain.is_conj():
@@ -134,7 +133,7 @@ class Copier:
         for name in names:
             value = getattr(tensor, name)
             # Some of these are not tensors, such as the mesh of a DTensor.
-            inner[name] = self._at(f".{name}", value) if isinstance(value, torch.Tensor) else value
+            inner[name] = self._once(value) if isinstance(value, torch.Tensor) else value
         return type(tensor).__tensor_unflatten__(inner, context, tensor.size(), tensor.stride())
 
     def _sharded(self, tensor: Any) -> torch.Tensor:
@@ -153,98 +152,47 @@ class Copier:
         # Metadata, process group and so on are shared; only the shards are copied.
         vars(copied).update(vars(tensor))
         copied._local_shards = [
-            Shard(self._at(f".shard[{i}]", shard.tensor), shard.metadata)
-            for i, shard in enumerate(tensor.local_shards())
+            Shard(self._once(shard.tensor), shard.metadata) for shard in tensor.local_shards()
         ]
         return copied
 
     def _attributes(self, tensor: torch.Tensor, copied: torch.Tensor) -> None:
         """Copies the attributes that a subclass or a user has added to a tensor."""
-        self._remember(tensor, copied)  # an attribute may refer to it
+        self._memo[id(tensor)] = (tensor, copied)  # an attribute may refer to it
         for name, value in _attributes_of(tensor):
             if not hasattr(copied, name):
-                setattr(copied, name, self._at(f".{name}", value))
+                setattr(copied, name, self._copy(value))
 
-    def _list(self, value: list) -> list:
-        copied: list = self._remember(value, [])
-        for i, item in enumerate(value):
-            copied.append(self._at(f"[{i}]", item))
-        return copied
-
-    def _tuple(self, value: tuple) -> tuple:
-        items = [self._at(f"[{i}]", item) for i, item in enumerate(value)]
-        if id(value) in self._memo:  # the tuple contains itself
-            return self._memo[id(value)][1]
-        if all(item is old for item, old in zip(items, value)):
-            return value
-        return self._remember(value, tuple(items))
-
-    def _dict(self, value: dict) -> dict:
-        copied: dict = self._remember(value, {})
-        for key, item in value.items():
-            copied[self.copy(key)] = self._at(f"[{key!r}]", item)
-        return copied
-
-    def _method(self, value: types.MethodType) -> types.MethodType:
-        return types.MethodType(value.__func__, self._at(".__self__", value.__self__))
-
-    def _object(self, value: Any) -> Any:
-        deepcopy = getattr(value, "__deepcopy__", None)
-        try:
-            if deepcopy is not None:
-                with _InnerTensors(self):
-                    return self._remember(value, deepcopy({}))
-            parts = _parts_of(value)
-            return value if parts is None else self._rebuild(value, parts)
-        except Error:
-            raise
-        except Exception as error:
-            raise self._refuse(
-                f"of type {_name_of(value)}, which cannot be copied: exclude it ({error})"
-            ) from error
-
-    def _rebuild(self, value: Any, parts: tuple[Any, ...]) -> Any:
-        """Rebuilds an object from copies of the parts that its `__reduce_ex__` returned."""
-        make, arguments, state, items, pairs, set_state = (*parts, None, None, None, None)[:6]
-        made = make(*(self._at(f".<{i}>", argument) for i, argument in enumerate(arguments)))
-        self._remember(value, made)
-        if state is not None:
-            _set_state(made, self._state(state), set_state)
-        for i, item in enumerate(items or ()):
-            made.append(self._at(f"[{i}]", item))
-        for key, item in pairs or ():
-            made[self.copy(key)] = self._at(f"[{key!r}]", item)
-        return made
-
-    def _state(self, state: Any) -> Any:
-        # Without the memo: the dict of attributes belongs to this object only.
-        if type(state) is dict:
-            return {name: self._at(f".{name}", value) for name, value in state.items()}
-        if type(state) is tuple and len(state) == 2 and isinstance(state[1], dict):
-            return self._state(state[0]), self._state(state[1])
-        return self.copy(state)
-
-    def _at(self, step: str, value: Any) -> Any:
-        self._path.append(step)
-        copied = self.copy(value)
-        self._path.pop()
-        return copied
-
-    def _remember(self, value: Any, copied: Any) -> Any:
-        self._memo[id(value)] = (value, copied)
-        return copied
-
-    def _refuse(self, what: str) -> Invalid:
-        where = "".join(self._path)
+    def _refuse(self, value: Any, what: str) -> Invalid:
+        where = _path_to(value, self._state, set()) or ""
         return Invalid(f"state{where} is {what}", key=where)
 
 
-_FOLLOWERS: dict[type, Callable[[Copier, Any], Any]] = {
-    dict: Copier._dict,
-    list: Copier._list,
-    tuple: Copier._tuple,
-    types.MethodType: Copier._method,
-}
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, copier: Copier) -> None:
+        super().__init__(file, protocol=5)
+        self._copier = copier
+        self.referred: list[tuple[Any, Any]] = []
+        """Values that are not pickled, each with its copy. They are kept alive together."""
+        self.last: Any = None
+        """The value that is being pickled."""
+
+    def persistent_id(self, obj: Any) -> int | None:
+        self.last = obj
+        found = self._copier.find(obj)
+        if found is None:
+            return None
+        self.referred.append(found)
+        return len(self.referred) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, referred: list[tuple[Any, Any]]) -> None:
+        super().__init__(file)
+        self._referred = referred
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self._referred[pid][1]
 
 
 class _InnerTensors(TorchFunctionMode):
@@ -256,28 +204,28 @@ class _InnerTensors(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__deepcopy__:
-            return self._copier.copy(args[0])
+            return self._copier.find(args[0])[1]
         return func(*args, **(kwargs or {}))
 
 
-def _parts_of(value: Any) -> tuple[Any, ...] | None:
-    """The result of `__reduce_ex__`, or None for an object that is not copied."""
-    reducer = copyreg.dispatch_table.get(type(value))
-    parts = value.__reduce_ex__(4) if reducer is None else reducer(value)
-    return None if isinstance(parts, str) else parts
-
-
-def _set_state(made: Any, state: Any, set_state: Callable[[Any, Any], None] | None) -> None:
-    if set_state is not None:
-        set_state(made, state)
-    elif hasattr(made, "__setstate__"):
-        made.__setstate__(state)
+def _path_to(target: Any, value: Any, seen: set[int]) -> str | None:
+    """Where an object is in a state, such as ``['model'][0]``; None if it is not found."""
+    if value is target:
+        return ""
+    if id(value) in seen:
+        return None
+    seen.add(id(value))
+    if isinstance(value, dict):
+        children = [(f"[{key!r}]", child) for key, child in value.items()]
+    elif isinstance(value, (list, tuple)):
+        children = [(f"[{i}]", child) for i, child in enumerate(value)]
     else:
-        attributes, slots = state if isinstance(state, tuple) else (state, None)
-        if attributes:
-            vars(made).update(attributes)
-        for name, value in (slots or {}).items():
-            setattr(made, name, value)
+        children = [(f".{name}", child) for name, child in getattr(value, "__dict__", {}).items()]
+    for step, child in children:
+        rest = _path_to(target, child, seen)
+        if rest is not None:
+            return step + rest
+    return None
 
 
 def _is_pending(tensor: torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from cairn import _cairn
 from cairn._load.read import Reader
-from cairn._save.stateful import is_stateful
+from cairn._tensors.stateful import is_stateful
 from cairn._tensors.subclasses import Rebuilder
 from cairn.errors import Invalid, NotFound
 

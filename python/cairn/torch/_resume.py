@@ -15,13 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from cairn import _cairn
 from cairn._base.model_keys import FILES, WEIGHTS
 from cairn._base.steps import step_number
+from cairn._load.in_place import Place, load_from, locate
 from cairn._load.load import LoadOptions
-from cairn._load.tiers import Tier, Tiers
+from cairn._opened.tiers import Tier, Tiers
 from cairn._mirror.options import Mirror
-from cairn._save.stateful import StatefulAdapter
 from cairn.errors import Corrupt, Error, Invalid, NotFound
 from cairn.store import Store
 from cairn.torch._dataloaders import KEY, DataloaderState
@@ -76,9 +75,9 @@ class Resume:
     """
 
     def __init__(self, store: Store, state: Any, options: ResumeOptions) -> None:
-        self._store, self._state, self._options = store, state, options
-        self._ranks = store._ranks
-        self._tiers = store._tiers
+        self._opened, self._state, self._options = store.opened, state, options
+        self._ranks = self._opened.ranks
+        self._tiers = self._opened.tiers
         self.skipped: dict[int, Corrupt] = {}
 
     def run(self, step: int | None) -> ResumedStep | None:
@@ -103,10 +102,10 @@ class Resume:
         if not self._options.mirrors:
             return None
         known = () if self._tiers is None else self._tiers.others
-        own = self._store._credentials
+        own = self._opened.credentials
         mirrors = self._options.mirrors
         more = (Tier(str(mirror), mirror.credentials or own) for mirror in mirrors)
-        self._tiers = Tiers(self._store._native, (*known, *more))
+        self._tiers = Tiers(self._opened.native, (*known, *more))
         return self._tiers
 
     def _newest(self, below: int | None) -> int | None:
@@ -116,7 +115,7 @@ class Resume:
             if self._ranks.rank > 0:
                 return b""
             tiers = self._tiers
-            steps = self._store._local_steps() if tiers is None else tiers.steps()
+            steps = self._opened.native.steps() if tiers is None else tiers.steps()
             older = (
                 number
                 for number in steps
@@ -140,11 +139,10 @@ class Resume:
             self.skipped.setdefault(number, damage)
         return False
 
-    def _first_place(self, number: int) -> tuple[_cairn.Store, int | None]:
-        # If no store has the step, this store raises NotFound.
-        return self._store._locate(number, self._tiers) or (self._store._native, number)
+    def _first_place(self, number: int) -> Place:
+        return locate(self._opened, number, self._tiers)
 
-    def _places(self, number: int) -> Iterator[tuple[_cairn.Store, int | None]]:
+    def _places(self, number: int) -> Iterator[Place]:
         yield self._first_place(number)
         if self._tiers is None:
             return
@@ -156,7 +154,7 @@ class Resume:
         for tier in json.loads(self._ranks.exchange(work)[0]):
             yield tiers.open_together(tier, self._ranks.communicator), number
 
-    def _try_load(self, place: tuple[_cairn.Store, int | None], number: int) -> Corrupt | None:
+    def _try_load(self, place: Place, number: int) -> Corrupt | None:
         """The damage that a rank has found, the same on all ranks; None if the step is loaded."""
         problem: Error | None = None
         try:
@@ -173,7 +171,7 @@ class Resume:
             raise problem
         return Corrupt(replies[0]["text"], step=number, **replies[0]["where"])
 
-    def _load(self, place: tuple[_cairn.Store, int | None], number: int) -> LoadReport:
+    def _load(self, place: Place, number: int) -> LoadReport:
         loader = self._options.dataloader
         # The files of a model are not part of what is trained, and differ between versions.
         patterns = [f"!{FILES}", f"!{WEIGHTS}", *([] if loader is None else [f"!{KEY}"])]
@@ -182,9 +180,7 @@ class Resume:
         if loader is not None:  # before anything changes
             found = self._ranks.run_together(lambda: loader.read(place[0], number))
         try:
-            report = self._store._load_from(
-                place, lambda: StatefulAdapter(self._state), options, ""
-            )
+            report = load_from(self._ranks, place, self._state, options)
         except NotFound as error:
             if self._options.base is None:
                 error.add_note(_NOTE.format(number=number))

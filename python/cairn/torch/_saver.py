@@ -7,13 +7,13 @@ import signal
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
-from cairn._base.patterns import Patterns
+from cairn._base.closing import Closing
 from cairn._base.retention import best_texts
 from cairn._mirror.options import Mirrors, mirror_chain
-from cairn._save.stateful import is_stateful
+from cairn._save.tuning import SaveTuning
+from cairn._tensors.stateful import is_stateful
 from cairn.errors import Error, Invalid
 from cairn.store import SaveHandle, Store
 from cairn.torch._agreement import Agreement, JobStatus
@@ -25,7 +25,7 @@ from cairn.torch._signals import SignalWatch
 _MIRROR_SLICE_SECONDS = 1.0
 
 
-class Saver:
+class Saver(Closing):
     """Saves the state of a training loop at intervals. Create it before the loop, close it after.
 
         with cairn.torch.Saver(store, every=100, keep_last=3) as saver:
@@ -87,8 +87,7 @@ class Saver:
         async_: ``False`` saves before :meth:`step` returns.
         overwrite: replaces existing steps, also in mirrors, for example after a run has resumed
             from an earlier step; by default they are a Conflict.
-        unchanged, deltas, statistics, compress, share_equal: as
-            in :meth:`cairn.Store.save`.
+        tuning: as in :meth:`cairn.Store.save`.
         signals: numbers of the signals that cause a save.
         dataloader: an object with ``state_dict`` and ``load_state_dict``, such as torchdata's
             ``StatefulDataLoader``, and optionally ``repartition(states)``.
@@ -118,11 +117,7 @@ class Saver:
         keep_best: str | Iterable[str] = (),
         async_: bool = True,
         overwrite: bool = False,
-        unchanged: Patterns = None,
-        deltas: bool | int = False,
-        statistics: bool = False,
-        compress: bool | None = None,
-        share_equal: bool = False,
+        tuning: SaveTuning | None = None,
         signals: Iterable[int] = (signal.SIGTERM,),
         agree_every: int = 1,
         process_group: Any = None,
@@ -132,27 +127,20 @@ class Saver:
     ) -> None:
         self._store = store
         self._every = _at_least("every", every, 1)
-        self._base = store._number(base)
+        self._base = store.opened.number(base)
         self._keep_last = _at_least("keep_last", keep_last, 0)
         self._keep_every = _at_least("keep_every", keep_every, 0)
         self._keep_best = best_texts(keep_best)
         if self._keep_best:  # raises Invalid if one cannot be understood
-            store._native.steps_to_delete(0, 0, self._keep_best, None)
+            store.opened.native.steps_to_delete(0, 0, self._keep_best, None)
         self._agree_every = _at_least("agree_every", agree_every, 1)
         self._async = async_
-        self._saving = {
-            "overwrite": overwrite,
-            "unchanged": unchanged,
-            "deltas": deltas,
-            "statistics": statistics,
-            "compress": compress,
-            "share_equal": share_equal,
-        }
+        self._overwrite, self._tuning = overwrite, tuning
         self._dataloader: DataloaderState | None = None
         if dataloader is not None:
             self._dataloader = DataloaderState(dataloader, store.rank, store.world_size)
         every_mirrored = _at_least("mirror_every", mirror_every, 1)
-        self._mirrors = mirror_chain(mirror, store._address, every_mirrored)
+        self._mirrors = mirror_chain(mirror, store.address, every_mirrored)
         self._handle: SaveHandle | None = None
         self._handle_step = 0
         self._last_step: int | None = None
@@ -168,7 +156,7 @@ class Saver:
             self._watch.restore()
             raise
         if self._mirrors and store.rank == 0:
-            store._mirrors.catch_up(store._local_steps(), self._mirrors)
+            store.opened.mirrors.catch_up(store.opened.native.steps(), self._mirrors)
 
     @property
     def preempted(self) -> bool:
@@ -290,27 +278,14 @@ class Saver:
         if self._watch.pending:
             self._watch.follow(self._watch.pending)
 
-    def __enter__(self) -> Saver:
-        return self
-
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self.close()
-            return
-        # The propagating error is more informative than one that follows it.
+    def _close_after(self, error: BaseException) -> None:
         try:
             self._end(error)
-        except Exception as second:
-            warnings.warn(f"while the Saver was closed: {second}", RuntimeWarning)
-        if self._watch.pending:
-            name = signal.Signals(self._watch.pending).name
-            text = f"{name} arrived, but nothing was saved after it: {error!r}"
-            warnings.warn(text, RuntimeWarning)
+        finally:
+            if self._watch.pending:
+                name = signal.Signals(self._watch.pending).name
+                text = f"{name} arrived, but nothing was saved after it: {error!r}"
+                warnings.warn(text, RuntimeWarning)
 
     def _check_open(self, number: int) -> None:
         if self._closed:
@@ -349,17 +324,18 @@ class Saver:
         made = _made(state)
         if self._dataloader is not None:
             made = self._dataloader.add_to(made)
-        saving = {**self._saving, **annotations}
+        saving = {"overwrite": self._overwrite, "tuning": self._tuning, **annotations}
         if self._damaged:
             # References to the chunks of a damaged step would be damaged, too.
-            saving["base_step"] = self._last_step
+            tuning = saving["tuning"] or SaveTuning()
+            saving["tuning"] = replace(tuning, base_step=self._last_step)
             saving["overwrite"] = saving["overwrite"] or number in self._damaged
         mirrors = tuple(replace(one, every=1) for one in self._mirrors) if is_last else None
         mirror = (mirrors or self._mirrors) or None
         if in_background:
             self._handle = self._store.save_async(number, made, **saving, mirror=mirror)
             self._handle_step = number
-            self._handle._make_streams_wait()
+            self._handle.make_streams_wait()
         else:
             self._store.save(number, made, **saving, mirror=mirror)
             self._last_step = number
@@ -388,9 +364,9 @@ class Saver:
     def _delete_old(self) -> None:
         prunes = self._keep_last + self._keep_every > 0 or self._keep_best
         if self._last_step is not None and prunes:
-            pinned = self._store._pinned()  # before the copies that end in the meantime
+            pinned = self._store.opened.pinned()  # before the copies that end in the meantime
             kept = {*pinned, self._base}
-            doomed = self._store._native.steps_to_delete(
+            doomed = self._store.opened.native.steps_to_delete(
                 self._keep_last, self._keep_every, self._keep_best, self._last_step
             )
             # All ranks call it; the choice of rank 0 applies.
@@ -412,7 +388,6 @@ class Saver:
             if self._agreement is not None:
                 self._agreement.close()
 
-
     def _finish_mirrors(self) -> None:
         """Waits for the copies to mirrors, and deletes the steps that waited for them.
 
@@ -420,11 +395,11 @@ class Saver:
         """
         if not self._mirrors:
             return
-        mirrors = self._store._mirrors
+        mirrors = self._store.opened.mirrors
         mirrors.begin_close()
         # In slices, because the ranks do not wait for each other for longer than their timeout.
         seconds = min(_MIRROR_SLICE_SECONDS, self._store.timeout / 4)
-        ranks = self._store._ranks
+        ranks = self._store.opened.ranks
         while ranks.exchange(lambda: b"1" if mirrors.wait(seconds) else b"0")[0] == b"0":
             pass
         self._delete_old()

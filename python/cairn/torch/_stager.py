@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from cairn._base.closing import Closing
 from cairn._tensors.host_copies import HostCopies, Round
 from cairn.errors import Invalid
 from cairn.torch._copier import Copier
@@ -72,7 +73,7 @@ class Staged:
         return self.state
 
 
-class StateDictStager:
+class StateDictStager(Closing):
     """Copies states into its own host memory. Create it once; it should live as long as the job.
 
     Result of a staging
@@ -178,9 +179,3 @@ class StateDictStager:
             self._last.wait()
             self._closed = True
             self._copies.clear()
-
-    def __enter__(self) -> StateDictStager:
-        return self
-
-    def __exit__(self, *unused: object) -> None:
-        self.close()

@@ -60,8 +60,8 @@ class CairnCheckpointEngine(CheckpointEngine):
     Args:
         store: address of the store; by default ``cairn-store`` in the folder of the checkpoints.
         async_: saves in the background.
-        allow_pickle: pickles other objects, such as in a ``client_state``.
-        options: further arguments of :meth:`cairn.Store.save`, such as ``deltas=True``.
+        allow_pickle: pickles other objects, such as those in a ``client_state``.
+        options: further arguments of :meth:`cairn.Store.save`, such as ``tuning``.
     """
 
     def __init__(
@@ -208,11 +208,11 @@ class CairnCheckpointEngine(CheckpointEngine):
         store = self._opened(address)
         step = self._step_of(folder, address, store)
         names = {file: _name_of(file, folder) for file in files}
-        pointers = {file: Pointer(store._address, step, name) for file, name in names.items()}
+        pointers = {file: Pointer(store.address, step, name) for file, name in names.items()}
         return store, step, {names[file]: state for file, state in files.items()}, pointers
 
     def _opened(self, address: str) -> Store:
-        if self._store is not None and self._store._address != address:
+        if self._store is not None and self._store.address != address:
             self.close()
         if self._store is None:
             self._store = open_store(address, mode="a")

@@ -52,7 +52,7 @@ class CairnCheckpointIO(CheckpointIO):
             step is durable, and no checkpoint is removed before the ones that were saved earlier
             are durable.
         allow_pickle: pickles values of other types, such as objects in ``hparams``.
-        options: further arguments of :meth:`cairn.Store.save`, such as ``deltas=True``.
+        options: further arguments of :meth:`cairn.Store.save`, such as ``tuning``.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class CairnCheckpointIO(CheckpointIO):
         self._wait()  # so that it is known which numbers are free
         step = _free_step(store, int(checkpoint.get("global_step", 0)))
         options = {"allow_pickle": self._allow_pickle, "note": path.name, **self._options}
-        pointer = Pointer(store._address, step)
+        pointer = Pointer(store.address, step)
         if not self._async:
             store.save(step, checkpoint, **options)
             self._point(path, pointer)

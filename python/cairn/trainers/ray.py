@@ -50,7 +50,7 @@ def save_checkpoint(store: Store, step: int, state: Any, **options: Any) -> Chec
     if store.rank > 0:
         return None
     folder = tempfile.mkdtemp(prefix="cairn-checkpoint-")
-    write_pointer(Path(folder) / POINTER, Pointer(store._address, step), is_copied=True)
+    write_pointer(Path(folder) / POINTER, Pointer(store.address, step), is_copied=True)
     return Checkpoint.from_directory(folder)
 
 
@@ -71,7 +71,7 @@ def load_checkpoint(
     :meth:`cairn.Store.load` raises. Threads: as for that method.
     """
     address, step = locate_checkpoint(checkpoint)
-    if store is not None and canonical_address(store._address) == canonical_address(address):
+    if store is not None and canonical_address(store.address) == canonical_address(address):
         store.load(state, step, **options)
         return step
     with open_store(address) as opened:

@@ -17,6 +17,7 @@ from torchtitan.components.checkpoint import MODEL, AsyncMode, CheckpointManager
 
 from cairn._base.addresses import absolute_address
 from cairn._open import open as open_store
+from cairn._save.tuning import SaveTuning
 from cairn.errors import Invalid, NotFound
 from cairn.store import SaveHandle, Store
 
@@ -37,7 +38,7 @@ class CairnCheckpointManager(CheckpointManager):
     @dataclass(kw_only=True, slots=True)
     class Config(CheckpointManager.Config):
         """See the class. ``store`` is an address that is used in place of ``folder``, such as
-        ``s3://bucket/run``; ``deltas`` is as in :meth:`cairn.Store.save`."""
+        ``s3://bucket/run``; ``deltas`` is as in :class:`cairn.SaveTuning`."""
 
         store: str = ""
         deltas: bool = False
@@ -48,7 +49,7 @@ class CairnCheckpointManager(CheckpointManager):
         if not self.enable:
             return
         self._address = absolute_address(config.store or self.folder)
-        self._deltas = config.deltas
+        self._tuning = SaveTuning(deltas=config.deltas)
 
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
         if not self._should_save(curr_step, last_step):
@@ -62,7 +63,7 @@ class CairnCheckpointManager(CheckpointManager):
             self._write(curr_step, states)
             return True
         handle = self._opened("a").save_async(
-            curr_step, states, overwrite=True, deltas=self._deltas
+            curr_step, states, overwrite=True, tuning=self._tuning
         )
         self.save_future = handle
         self.staging_future = handle
@@ -89,7 +90,7 @@ class CairnCheckpointManager(CheckpointManager):
         return None
 
     def _write(self, step: int, states: dict[str, Any]) -> None:
-        self._opened("a").save(step, states, overwrite=True, deltas=self._deltas)
+        self._opened("a").save(step, states, overwrite=True, tuning=self._tuning)
         self._purge_stale_checkpoints()
 
     @torch.no_grad()
@@ -173,6 +174,6 @@ class CairnCheckpointManager(CheckpointManager):
                 self.maybe_wait_for_saving()
                 store.close()
             else:
-                store._abandon()  # the other ranks may not close it
+                store.abandon()  # the other ranks may not close it
         finally:
             self._store = None

@@ -51,7 +51,9 @@ def save_steps(address, steps=(100, 200, 300, 400, 500)):
         for number in steps:
             train_one_step()
             metrics = {"val_loss": 1000 / number, "accuracy": number / 1000}
-            opened.save(number, make_state(), metrics=metrics, statistics=True)
+            opened.save(
+                number, make_state(), metrics=metrics, tuning=cairn.SaveTuning(statistics=True)
+            )
         opened.tag(steps[-2], "best")
 
 

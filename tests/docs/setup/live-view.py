@@ -1,3 +1,3 @@
 # page
 with cairn.open("runs/gpt", mode="a") as store:
-    store.save(100, state, statistics=True)
+    store.save(100, state, tuning=cairn.SaveTuning(statistics=True))

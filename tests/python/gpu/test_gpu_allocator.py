@@ -44,11 +44,15 @@ class Allocator(GpuTest):
     def test_a_graph_is_captured_while_a_save_runs(self):
         import torch
 
+        import cairn
+
         state = {"t": torch.randn(64 * MIB, device="cuda")}
         store = self.open_store()
         other = torch.zeros(MIB, device="cuda")
         for step in range(4):
-            handle = store.save_async(step, state, incremental=step % 2 == 1)
+            handle = store.save_async(
+                step, state, tuning=cairn.SaveTuning(incremental=step % 2 == 1)
+            )
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 for _ in range(2000):

@@ -41,7 +41,9 @@ class FullMemory(GpuTest):
                 step += 1
                 try:
                     handle = store.save_async(
-                        step, state, incremental=False, device_snapshot=snapshot
+                        step,
+                        state,
+                        tuning=cairn.SaveTuning(incremental=False, device_snapshot=snapshot),
                     )
                     handle.wait_staged()
                     handle.result()

@@ -23,7 +23,7 @@ class Places(GpuTest):
         with cairn.open(address, mode="a") as store:
             store.save(1, state)
             self.assertEqual(store.save(2, state).device_bytes, 0)
-            handle = store.save_async(3, state, incremental=False)
+            handle = store.save_async(3, state, tuning=cairn.SaveTuning(incremental=False))
             handle.wait_staged()
             handle.result()
             targets = {name: to_gpu(torch.zeros_like(tensor)) for name, tensor in host.items()}

@@ -100,6 +100,8 @@ class Saves(GpuTest):
     def test_changes_behind_wait_staged_are_not_saved(self):
         import torch
 
+        import cairn
+
         tensor = to_gpu(torch.zeros(4 * MIB))
         values = [to_gpu(torch.full((4 * MIB,), float(step))) for step in range(4)]
         store = self.open_store()
@@ -108,7 +110,10 @@ class Saves(GpuTest):
                 stream = torch.cuda.current_stream()
                 machine.enqueue_copy(tensor, values[step])
                 handle = store.save_async(
-                    step, {"t": tensor}, overwrite=True, device_snapshot=snapshot
+                    step,
+                    {"t": tensor},
+                    overwrite=True,
+                    tuning=cairn.SaveTuning(device_snapshot=snapshot),
                 )
                 handle.wait_staged(stream)
                 machine.enqueue_copy(tensor, values[0])

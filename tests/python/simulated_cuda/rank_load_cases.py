@@ -146,7 +146,7 @@ def test_a_load_that_fails_over_nccl_on_one_rank_ends_on_all(folder):
             with pytest.raises(cairn.Unavailable) as raised:
                 store.load(target, read_once=True)
             assert "deadline" not in str(raised.value)
-            store._abandon()
+            store.abandon()
         with cairn.open(folder, timeout=TIMEOUT) as store:
             store.load(target, read_once=True)
             check_loaded(target, full, grid, rank)
@@ -183,7 +183,7 @@ def test_a_fault_at_any_call_of_a_load_ends_it_on_all_ranks(folder, function, ca
             dist.barrier()
             if rank == 0:
                 control.ClearFaults()
-            store._abandon()
+            store.abandon()
             dist.barrier()
 
     on_ranks(body, 4)

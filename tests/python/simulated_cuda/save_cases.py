@@ -38,7 +38,7 @@ def test_tensors_on_host_and_devices_come_back_as_they_were(store):
     }
     report = store.save(1, state)
     assert report.logical_bytes == 3 * sum(t.nbytes for t in host.values()) + host["large"].nbytes
-    assert len(store._copies) == 0 and control.DeviceSynchronizations() == 0
+    assert len(store.opened.copies) == 0 and control.DeviceSynchronizations() == 0
     assert report.device_bytes == report.logical_bytes - sum(t.nbytes for t in host.values())
     read = store.read()
     for part in ("cuda", "other", "host"):
@@ -90,7 +90,7 @@ def test_tensors_stay_alive_until_they_are_staged(store, streams, is_handle_kept
         gc.collect()
         assert alive() is None, "not until the step is durable"
         handle.result()
-    with cairn.open(store._address) as again:
+    with cairn.open(store.address) as again:
         assert torch.equal(again.read()["t"], expected)
 
 
@@ -140,10 +140,13 @@ def test_without_a_device_layer_tensors_go_by_way_of_host_copies(store, monkeypa
 def test_tensors_on_a_device_have_no_deltas(store):
     host = _random(MIB).to(torch.bfloat16)
     tensor = to_cuda(host)
-    store.save(1, {"t": tensor}, deltas=True)
+    store.save(1, {"t": tensor}, tuning=cairn.SaveTuning(deltas=True))
     host[::200] += 1
     fill(tensor, host)
-    assert store.save(2, {"t": tensor}, deltas=True).written_bytes == host.nbytes
+    assert (
+        store.save(2, {"t": tensor}, tuning=cairn.SaveTuning(deltas=True)).written_bytes
+        == host.nbytes
+    )
     assert torch.equal(store.read(step=2)["t"], host)
 
 
@@ -151,5 +154,5 @@ def test_tensors_on_a_device_have_no_deltas(store):
 def test_statistics_of_tensors_on_a_device_are_refused_with_the_command_for_them(store, how):
     state = {"host": _random(10), "t": to_cuda(_random(10))}
     with pytest.raises(cairn.Invalid, match="kv-admin statistics.*t"):
-        getattr(store, how)(1, state, statistics=True)
+        getattr(store, how)(1, state, tuning=cairn.SaveTuning(statistics=True))
     assert store.steps() == []

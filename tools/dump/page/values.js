@@ -65,7 +65,7 @@ function startTensors() {
     draw();
     announce(plural(data.tensors.filter((t) => t.fqn.toLowerCase().includes(byId("filter").value.toLowerCase())).length, "tensor"));
   });
-  byId("values-hint").textContent = !hasValues ? "No statistics were recorded; save with statistics=True to see ranges, NaN and infinities."
+  byId("values-hint").textContent = !hasValues ? "No statistics were recorded; save with SaveTuning(statistics=True) to see ranges, NaN and infinities."
     : `Statistics that the saves recorded, of ${data.tensors.length < data.tensor_count ? "the most important tensors" : "the tensors"} of the last step. The bar of a range ends at the largest magnitude, its line is the mean.`;
   draw();
   startSeries();

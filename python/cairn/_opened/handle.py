@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Follow(NamedTuple):
-    """The events that a handle awaits besides the save, and the progress of its waits."""
+    """What a handle waits for besides the save, and how its waits show their progress."""
 
     progress: Progress
     rank: int
@@ -52,14 +52,14 @@ class SaveHandle:
         streams: Streams,
         follow: Follow,
     ) -> None:
-        """``tensors``: tensors in device memory, which work on ``streams`` writes."""
-        self._native = native
+        """``tensors``: those in device memory, which work on ``streams`` writes."""
+        self.native = native
         self._step = step
         self._keep_alive = TensorKeepAlive(native, tensors) if tensors else None
         self._streams = streams
         self._follow = follow
         self._pid = os.getpid()
-        self._is_observed = False  # True once result() has returned the report or raised the error
+        self.is_observed = False  # True once result() has returned the report or raised the error
 
     def wait_staged(self, stream: Any = None) -> None:
         """Waits until the state is copied. After this call the caller may change its tensors.
@@ -79,20 +79,20 @@ class SaveHandle:
             Unavailable: the device has failed.
         """
         if stream is not None:
-            self._native.make_stream_wait(*stream_of(stream))
+            self.native.make_stream_wait(*stream_of(stream))
             return
-        self._native.done()  # raises in a forked child, where nothing would end the wait
+        self.native.done()  # raises in a forked child, where nothing would end the wait
         if self._keep_alive is not None:
             self._keep_alive.wait()
 
-    def _make_streams_wait(self) -> None:
-        """Applies ``wait_staged`` to each stream that was current at the save."""
+    def make_streams_wait(self) -> None:
+        """Applies :meth:`wait_staged` to each stream that was current at the save."""
         for device, stream in self._streams:
-            self._native.make_stream_wait(device, stream)
+            self.native.make_stream_wait(device, stream)
 
     def done(self) -> bool:
         """Returns True once the save has ended, with or without an error."""
-        return self._native.done()
+        return self.native.done()
 
     def result(self, timeout: float | None = None) -> SaveReport:
         """Waits until the step is durable, and shows the progress as ``save_async`` was asked to.
@@ -106,14 +106,12 @@ class SaveHandle:
             Unavailable: ``progress`` of ``save_async`` has returned False; the save continues.
             Error: the save failed, and the step does not exist.
         """
-        from cairn.reports import SaveReport
-
         with self._follow.shown(f"saving step {self._step}"):
-            ended = self._native.wait(timeout)
+            ended = self.native.wait(timeout)
         if not ended:
             raise TimeoutError(f"the save of step {self._step} is still running after {timeout} s")
-        self._is_observed = True
-        return SaveReport(*self._native.report())
+        self.is_observed = True
+        return self.native.report()
 
     def mirrored(self, timeout: float | None = None) -> None:
         """Waits until the step is durable, and then until its mirrors have it.
@@ -148,9 +146,9 @@ class SaveHandle:
                     f"the copy of step {self._step} is still running after {timeout} s"
                 ) from None
 
-    def _wait(self) -> None:
+    def wait_ended(self) -> None:
         """Waits until the save has ended. Does not raise its error."""
-        self._native.wait(None)
+        self.native.wait(None)
 
     def __repr__(self) -> str:
         state = "done" if self._pid == os.getpid() and self.done() else "running"
@@ -158,9 +156,9 @@ class SaveHandle:
 
     def __del__(self) -> None:
         # An error that the caller did not ask for must not be lost.
-        if self._is_observed or self._pid != os.getpid() or not self._native.done():
+        if self.is_observed or self._pid != os.getpid() or not self.native.done():
             return
         try:
-            self._native.report()
+            self.native.report()
         except Exception as error:
             warnings.warn(f"the save of step {self._step} failed: {error}", RuntimeWarning)

@@ -99,8 +99,11 @@ class Tiers:
                 raise problem
             return None
         if problem is not None:
-            warnings.warn(f"a store that may have step {number} was not read: {problem}",
-                          RuntimeWarning, stacklevel=4)
+            warnings.warn(
+                f"a store that may have step {number} was not read: {problem}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         return Location(self._newest(number, holders[number]), number)
 
     def copies(self, step: int) -> list[int]:
@@ -110,7 +113,7 @@ class Tiers:
             if step in self._steps_of(tier):
                 native = self.native(tier)
                 if native is not None:
-                    found.append((-native.step_identity(step)[1], tier))
+                    found.append((-native.step_info(step).created_unix_ns, tier))
         found.sort()
         return [tier for time, tier in found if time == found[0][0]]
 
@@ -140,7 +143,7 @@ class Tiers:
             native = self.native(tier)
             try:
                 if native is not None:
-                    found.append((-native.step_identity(step)[1], tier))
+                    found.append((-native.step_info(step).created_unix_ns, tier))
             except NotFound:  # it was deleted in the meantime
                 pass
         return min(found, default=(0, tiers[0]))[1]

@@ -1,20 +1,77 @@
-"""Preparation of a save: checks and flattens the state, together with the other ranks."""
+"""Saves: checks and flattens the state, together with the other ranks, and writes it."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cairn import _cairn
 from cairn._base.devices import Streams, current_streams
 from cairn._base.patterns import all_patterns, clean_prefix, pattern_list
 from cairn._base.steps import step_number
+from cairn._opened.handle import Follow, SaveHandle
+from cairn._opened.opened import Opened
 from cairn._ranks.ranks import Ranks
 from cairn._save.flatten import FlatState, flatten
 from cairn._save.multi_rank_save import prepare_together
 from cairn._save.options import SaveOptions
-from cairn._save.stateful import StatefulAdapter
 from cairn._tensors.host_copies import HostCopies
+from cairn._tensors.stateful import StatefulAdapter
 from cairn.errors import Conflict
+
+if TYPE_CHECKING:
+    from cairn._base.progress import Progress
+    from cairn._mirror.options import Mirrors
+    from cairn.reports import SaveReport
+
+
+def save(
+    opened: Opened, step: int, state: Any, options: SaveOptions, mirror: Mirrors | None
+) -> SaveReport:
+    """See `Store.save`."""
+    # Copies that save_async has made are reused, and locked until they are written.
+    copies = opened.copies if len(opened.copies) > 0 else None
+    with nullcontext() if copies is None else opened.copies_lock:
+        mirrors = opened.checked_mirrors(mirror)
+        prepared = _begin(opened, step, state, options, copies)
+        report = opened.native.save(**prepared.arguments)
+    opened.mirrors.submit(report.step, mirrors, None, options.overwrite)
+    return report
+
+
+def save_async(
+    opened: Opened,
+    step: int,
+    state: Any,
+    options: SaveOptions,
+    mirror: Mirrors | None,
+    progress: Progress,
+) -> SaveHandle:
+    """See `Store.save_async`."""
+    mirrors = opened.checked_mirrors(mirror)
+    with opened.copies_lock:
+        prepared = _begin(opened, step, state, options, opened.copies)
+        # The store keeps them alive even if Ctrl-C arrives before there is a handle.
+        tensors = prepared.batch.device_owners()
+        opened.unstaged.append(tensors)
+        try:
+            native = opened.native.save_async(**prepared.arguments)
+        except Exception:
+            opened.unstaged.pop()
+            raise
+    copies = opened.mirrors.submit(prepared.step, mirrors, native, options.overwrite)
+    follow = Follow(progress, opened.ranks.rank, opened.mirrors, copies)
+    opened.last_save = SaveHandle(native, prepared.step, tensors, prepared.streams, follow)
+    opened.unstaged = [tensors]  # earlier saves have ended
+    return opened.last_save
+
+
+def _begin(
+    opened: Opened, step: int, state: Any, options: SaveOptions, copies: HostCopies | None
+) -> PreparedSave:
+    opened.map_checks.raise_found()
+    opened.begin_change()
+    return prepare_save(opened.native, opened.ranks, step, state, options, copies)
 
 
 class PreparedSave(NamedTuple):
@@ -53,7 +110,7 @@ def prepare_save(
         if native is not None:
             _check_new(native, ranks, arguments["step"], options.overwrite)
         prefix = clean_prefix(options.prefix)
-        adapter = StatefulAdapter(state, prefix, options.ignore_frozen)
+        adapter = StatefulAdapter(state, prefix, bool(options.tuned("ignore_frozen")))
         patterns = all_patterns(pattern_list(options.keys), prefix, adapter.frozen)
         allow_pickle = options.allow_pickle
         return arguments, flatten(

@@ -1,0 +1,49 @@
+"""What a call reads of a step: the part that patterns select, after a conversion."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cairn import _cairn
+
+if TYPE_CHECKING:
+    from cairn._load.conversions import ConversionOptions, Rename
+
+
+def conversion_of(
+    rename: Rename, dtype: Any = None, cast: bool = False, *, takes_stored: bool = False
+) -> ConversionOptions | None:
+    """The options of a conversion (cairn._load.conversions), which most loads do not import."""
+    if rename is None and dtype is None and not cast:
+        return None
+    from cairn._load import conversions
+
+    return conversions.conversion_of(rename, dtype, cast, takes_stored=takes_stored)
+
+
+def contents_of(
+    native: _cairn.Store,
+    step: int | None,
+    selected: list[str],
+    conversion: ConversionOptions | None = None,
+) -> _cairn.Contents:
+    """What the patterns select of a step, after the conversion. Raises NotFound if this is nothing
+    although there are patterns."""
+    contents = native.contents(step, [] if conversion else selected)
+    if conversion is None:
+        check_match(selected, native, contents)
+        return contents
+    converted = conversion.convert(contents, selected)
+    if selected and len(converted) == 0:
+        from cairn._load.key_errors import no_match
+
+        raise no_match(selected, conversion.convert(contents, []))
+    return converted
+
+
+def check_match(selected: list[str], native: _cairn.Store, contents: _cairn.Contents) -> None:
+    """Raises NotFound if the patterns, of which `contents` is the result, match no key."""
+    if selected and len(contents) == 0:
+        from cairn._load.key_errors import no_match
+
+        raise no_match(selected, native.contents(contents.step, []))

@@ -1,0 +1,170 @@
+"""Live updates: waits for a newer step, and updates a state in memory to it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from cairn import _cairn
+from cairn._base import devices
+from cairn._base.patterns import Patterns, all_patterns, clean_prefix, pattern_list
+from cairn._base.steps import step_number
+from cairn._load.contents import check_match
+from cairn._load.load import Load, LoadOptions
+from cairn._load.multi_rank_load import agree_on_step, plan_together
+from cairn._opened.opened import Opened
+from cairn._ranks.ranks import Ranks
+from cairn._tensors.contents import ValueLeaf, leaf_at
+from cairn._tensors.stateful import StatefulAdapter
+from cairn.errors import Invalid
+
+if TYPE_CHECKING:
+    from cairn.reports import PullReport
+
+
+# How often a storage is asked that does not notify. Of a directory on a local disk, this costs two
+# calls of stat; of a bucket, two or three requests.
+_POLL_SECONDS = 1.0
+
+
+def wait(opened: Opened, after: int | None, timeout: float) -> int | None:
+    """See `Store.wait`."""
+    if after is not None:
+        after = step_number(after)
+    if not timeout >= 0:
+        raise Invalid(f"timeout={timeout!r}: a number of seconds is needed, at least 0")
+    deadline = time.monotonic() + timeout
+    while True:
+        newest = max(opened.steps(), default=None)
+        if newest is not None and (after is None or newest > after):
+            return newest
+        now = time.monotonic()
+        if now >= deadline:
+            return None
+        _await_change(opened.native, min(deadline, now + _POLL_SECONDS))
+
+
+def _await_change(native: _cairn.Store, deadline: float) -> None:
+    """Waits until the storage announces a change, or until the deadline."""
+    while (left := deadline - time.monotonic()) > 0:
+        if native.await_change(left):
+            return
+
+
+def pull(
+    opened: Opened,
+    state: Any,
+    since: int,
+    step: int | str | None,
+    strict: bool,
+    keys: Patterns,
+    prefix: str,
+    ignore_frozen: bool,
+    allow_pickle: bool,
+) -> PullReport:
+    """See `Store.pull`."""
+    since, prefix, ranks = step_number(since), clean_prefix(prefix), opened.ranks
+    native, number = _both(opened, since, opened.number(step))
+    adapters: list[StatefulAdapter] = []
+
+    def plan() -> _Pull:
+        adapters.append(StatefulAdapter(state, prefix, ignore_frozen))
+        patterns = all_patterns(pattern_list(keys), prefix, adapters[0].frozen)
+        options = LoadOptions(strict, allow_pickle, patterns, None, False)
+        base, contents = (native.contents(one, patterns) for one in (since, number))
+        if pattern_list(keys) or prefix:
+            check_match(patterns, native, contents)
+        return _Pull(native, adapters[0].state, base, contents, options, ranks)
+
+    pull = plan_together(ranks, plan)
+    report: PullReport = ranks.run_together(pull.run)
+    ranks.run_together(adapters[0].load_into_objects)
+    ranks.warn()
+    return report
+
+
+def _both(opened: Opened, since: int, step: int | None) -> tuple[_cairn.Store, int | None]:
+    """The store that has both steps, and the step. Collective."""
+    tiers = opened.tiers
+    if tiers is None or opened.ranks.world_size > 1:  # ranks use their own store only
+        return opened.native, agree_on_step(opened.ranks, opened.native, step)
+    newest = max(tiers.steps(), default=None) if step is None else step_number(step)
+    if newest is None:
+        return opened.native, None  # which raises NotFound
+    return tiers.find_both(since, newest) or opened.native, newest
+
+
+class _Pull(Load):
+    """One update in place: the constructor plans it and changes nothing, `run` executes it."""
+
+    def __init__(
+        self,
+        native: _cairn.Store,
+        state: Any,
+        base: _cairn.Contents,
+        contents: _cairn.Contents,
+        options: LoadOptions,
+        ranks: Ranks,
+    ) -> None:
+        super().__init__(native, state, contents, options, ranks)
+        self._base = base
+
+    def run(self) -> PullReport:  # type: ignore[override]
+        """Executes the update."""
+        # For what follows the read: once the state is filled, an import must not fail.
+        import heapq  # noqa: F401
+        import pickle  # noqa: F401
+
+        from cairn.reports import PullReport
+
+        old, new = self._base, self._contents
+        changed: list[str] = []
+        compared_bytes, bytes_read, seconds = 0, 0, 0.0
+        is_same_step = (old.step, old.generation) == (new.step, new.generation)
+        if not is_same_step or self._others.has_new_tensors:
+            done = self._native.update(
+                old.info,
+                new.info,
+                self.requests,
+                devices.current_streams(self.requests.devices()),
+                self._others.has_new_shards,
+            )
+            compared_bytes, bytes_read = done.compared_bytes, done.bytes_read
+            changed, seconds = list(done.changed), done.seconds
+            self._others.finish()
+            in_memory = set(changed)
+            changed += (name for name, filled in self._plan.tied() if filled in in_memory)
+            changed += self._changed_values()
+        return PullReport(
+            step=new.step,
+            since=old.step,
+            changed=tuple(sorted(set(changed))),
+            missing=self._missing,
+            unexpected=self.unexpected,
+            compared_bytes=compared_bytes,
+            bytes_read=bytes_read,
+            seconds=seconds,
+        )
+
+    def _changed_values(self) -> list[str]:
+        """FQNs of the values of the state that the steps do not have in common, bit for bit."""
+        old = dict(_values(self._base))
+        unexpected = set(self.unexpected)
+        return [
+            fqn
+            for fqn, value in _values(self._contents)
+            if old.get(fqn) != value and fqn not in unexpected
+        ]
+
+
+def _values(contents: _cairn.Contents) -> list[tuple[str, bytes]]:
+    """The plain values of a step by FQN, in a form that is equal only if all bits are."""
+    leaves = (leaf_at(contents, index) for index in range(len(contents)))
+    values = (leaf for leaf in leaves if isinstance(leaf, ValueLeaf))
+    import pickle
+
+    return [(leaf.fqn, pickle.dumps(_plain(leaf.value))) for leaf in values]
+
+
+def _plain(value: Any) -> Any:
+    return value.data if isinstance(value, _cairn.Pickle) else value

@@ -1,0 +1,49 @@
+"""`SaveTuning`: the table of the options of a save that few programs need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cairn._base.patterns import Patterns, pattern_list
+
+DEFAULT_DELTAS = 4  # of a chunk, before it is written completely
+
+
+@dataclass(frozen=True)
+class SaveTuning:
+    """How a save finds what has not changed, and how it stores what has.
+
+    The ``tuning=`` of :meth:`cairn.Store.save`; ``dataclasses.replace`` changes a part of one. In a
+    multi-rank store all ranks pass the same.
+    """
+
+    incremental: bool = True
+    """``False`` also writes chunks that are equal to those of the base step."""
+    base_step: int | None = None
+    """The step to compare with; by default the latest."""
+    unchanged: Patterns = None
+    """Patterns of tensors that are as in the base step (docs/torch-training.md)."""
+    chunk_bytes: int | None = None
+    """Size of the chunks that tensors are split into; by default 4 MiB."""
+    deltas: bool | int = False
+    """Writes only changed elements, 4 times or N (to 64) per chunk (docs/deltas.md)."""
+    statistics: bool = False
+    """Records statistics of the values of each chunk (:meth:`cairn.Store.statistics`)."""
+    compress: bool | None = None
+    """As in docs/compression.md; by default as :meth:`cairn.Store.set_compression` has set."""
+    share_equal: bool = False
+    """Stores chunks with equal bytes once, whatever their keys are (docs/shared-chunks.md)."""
+    ignore_frozen: bool = False
+    """Excludes parameters that require no gradient, of modules in the state."""
+    device_snapshot: bool = False
+    """``save_async`` first copies what has changed within the device's memory, if enough is free,
+    so that ``wait_staged`` returns after that copy."""
+
+    def native(self) -> dict[str, Any]:
+        """The keyword arguments of `_cairn.Store.save`. They must be equal on all ranks."""
+        arguments = {**vars(self), "unchanged": pattern_list(self.unchanged)}
+        del arguments["ignore_frozen"]
+        if isinstance(self.deltas, bool):
+            arguments["deltas"] = DEFAULT_DELTAS if self.deltas else 0
+        return arguments

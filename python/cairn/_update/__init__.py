@@ -1,1 +1,0 @@
-"""Updating a state in memory to the newest step of a store."""

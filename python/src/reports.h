@@ -1,0 +1,31 @@
+#pragma once
+/// The reports of a store as Python classes with named attributes, which cannot be changed.
+
+#include <nanobind/nanobind.h>
+
+#include <string>
+#include <vector>
+
+#include "core/rewrite/step_merge.h"
+#include "core/save/save_options.h"
+#include "kv/base/step_info.h"
+
+namespace cairn::python {
+
+/// A step with its tags: cairn.StepInfo.
+struct TaggedStep : kv::StepInfo {
+  std::vector<std::string> tags;
+};
+
+/// What a merge wrote and read: cairn.MergeReport.
+struct MergedStep : core::SaveReport {
+  explicit MergedStep(const core::MergeReport& report);
+  MergedStep() = default;
+  uint64_t bytes_read = 0;
+};
+
+/// Adds the classes to the extension module. Two of them are equal if all attributes are; those
+/// that the package exports can be pickled.
+void BindReports(nanobind::module_& m);
+
+}  // namespace cairn::python

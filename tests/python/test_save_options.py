@@ -1,0 +1,102 @@
+"""The options of a save are stated in one table, `cairn.SaveTuning`, and in the signature of
+`Store.save`. Everything else that names them agrees with these two."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+
+import pytest
+
+import cairn
+from cairn import SaveTuning, Store, _cairn
+from cairn._save.options import SaveOptions
+
+STUB = ast.parse(Path(_cairn.__file__).with_name("_cairn.pyi").read_text())
+REPORTS = [name for name in cairn.__all__ if getattr(_cairn, name, None) is getattr(cairn, name)]
+PYTHON_ONLY = {"ignore_frozen"}
+"""Fields of the table that C++ does not get."""
+OF_A_CALL = ("overwrite", "metrics", "note", "tags", "deadline", "streams")
+"""Options of C++ that are not in the table."""
+
+
+def table() -> dict[str, str]:
+    """The sentence of each field of SaveTuning."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(SaveTuning))).body[0].body
+    return {
+        field.target.id: text.value.value
+        for field, text in zip(body, body[1:])
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+
+
+def parameters(method: object) -> list[str]:
+    return [name for name in inspect.signature(method).parameters if name != "self"]
+
+
+def test_each_field_of_the_table_has_a_type_a_default_and_a_sentence():
+    assert list(table()) == [field.name for field in fields(SaveTuning)]
+    assert all(text.endswith(".") for text in table().values())
+    assert SaveTuning() == SaveTuning(**{field.name: field.default for field in fields(SaveTuning)})
+    with pytest.raises(FrozenInstanceError):
+        SaveTuning().deltas = True
+
+
+def test_the_binding_reads_exactly_the_table():
+    named = {field.name for field in fields(SaveTuning)} - PYTHON_ONLY
+    assert set(_cairn.SAVE_OPTIONS) == named | set(OF_A_CALL)
+    assert set(SaveTuning().native()) == named
+
+
+def test_the_stub_passes_the_options_to_every_call_that_takes_them():
+    """The stub is generated from the binding, which does not repeat the table."""
+    calls = [node for node in ast.walk(STUB) if isinstance(node, ast.FunctionDef)]
+    taking = {node.name for node in calls if node.args.kwarg and "Batch" in ast.unparse(node.args)}
+    assert taking == {"save", "save_async", "check_save"}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_the_stub_has_the_attributes_of_each_report(name):
+    stub = next(node for node in STUB.body if getattr(node, "name", "") == name)
+    stated = {
+        node.name: ast.unparse(node.returns)
+        for node in stub.body
+        if isinstance(node, ast.FunctionDef) and node.decorator_list
+    }
+    bound = {key for key, each in vars(getattr(cairn, name)).items() if isinstance(each, property)}
+    assert set(stated) == bound
+    assert not {"object", "tuple", "list", "dict"} & set(stated.values())
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_the_attributes_of_a_report_cannot_be_changed(name):
+    for key, attribute in vars(getattr(cairn, name)).items():
+        assert not isinstance(attribute, property) or attribute.fset is None, key
+
+
+def test_the_calls_that_save_have_the_same_parameters():
+    assert len(parameters(Store.save)) <= 12
+    assert parameters(Store.save_async) == parameters(Store.save)
+    not_streamed = ("state", "keys", "prefix")
+    expected = [name for name in parameters(Store.save) if name not in not_streamed]
+    assert parameters(Store.writer) == expected
+    assert set(SaveOptions._fields) <= set(parameters(Store.save))
+    defaults = {
+        name: each.default for name, each in inspect.signature(Store.save).parameters.items()
+    }
+    assert SaveOptions._field_defaults.items() <= defaults.items()
+
+
+def test_the_docstring_of_save_describes_every_parameter():
+    section = inspect.getdoc(Store.save).split("Args:\n")[1].split("\n\n")[0]
+    described = re.findall(r"^    ([\w, ]+):", section, re.MULTILINE)
+    assert ", ".join(described).split(", ") == parameters(Store.save)
+
+
+def test_options_that_the_binding_does_not_know_are_refused(store):
+    with pytest.raises(TypeError, match="an unknown keyword argument"):
+        _cairn.check_save(1, _cairn.flatten({}, str, []), delta=1)
