@@ -48,8 +48,9 @@ tools/setup.sh "${setup_options[@]}"
 tools/build.sh release
 export CAIRN_PYTHON=$PWD/.venv/bin/python  # which kv-admin starts for files of torch
 
-ctest_options=(-j "$(nproc)" --progress)
-pytest_options=()
+ctest_options=(-j "$(nproc)" --progress --schedule-random)
+seed=${CAIRN_TEST_SEED:-$RANDOM}  # of the order of the Python tests
+pytest_options=("--randomly-seed=$seed")
 excluded_labels=()
 if ((!all)); then
   excluded_labels+=(slow)
@@ -93,7 +94,7 @@ fi
 echo "== C++ tests"
 ctest --preset release "${ctest_options[@]}" </dev/null || failed+=(ctest)
 
-echo "== Python tests"
+echo "== Python tests, in the order of CAIRN_TEST_SEED=$seed"
 .venv/bin/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal "${pytest_options[@]}" \
   tests/matrix tests/python tests/tools tests/style tests/install tests/bench tests/docs </dev/null || failed+=(pytest)
 

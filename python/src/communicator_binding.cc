@@ -160,12 +160,11 @@ Result<void> CommunicatorBinding::RunWatched(SignalWatch& watch,
     call();
     return {};
   }
-  constexpr auto kSlice = std::chrono::milliseconds(50);
   std::packaged_task<void()> task(call);
   std::future<void> ended = task.get_future();
   CAIRN_TRY_ASSIGN(std::thread thread, kv::StartThread("a call of all ranks", std::move(task)));
   bool is_interrupted = false;
-  while (ended.wait_for(kSlice) != std::future_status::ready) {
+  while (ended.wait_for(WaitSlice()) != std::future_status::ready) {
     if (is_interrupted) continue;
     WatchRanks();
     if (watch.Check()) continue;

@@ -7,11 +7,6 @@
 #include "python/src/gil.h"
 
 namespace cairn::python {
-namespace {
-
-constexpr auto kInterval = std::chrono::milliseconds(100);
-
-}  // namespace
 
 std::function<bool(const kv::CopyProgress&)> CopyProgressFunction::AsProgress() {
   return [this](const kv::CopyProgress& progress) { return watch_.Check() && Call(progress); };
@@ -20,7 +15,7 @@ std::function<bool(const kv::CopyProgress&)> CopyProgressFunction::AsProgress() 
 bool CopyProgressFunction::Call(const kv::CopyProgress& progress) {
   if (is_stopped_) return false;
   const auto now = std::chrono::steady_clock::now();
-  if (last_call_ && now - *last_call_ < kInterval) return true;
+  if (last_call_ && now - *last_call_ < ProgressInterval()) return true;
   last_call_ = now;
   const GilAcquire gil;
   if (!gil) return false;

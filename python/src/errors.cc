@@ -10,8 +10,6 @@
 namespace cairn::python {
 namespace {
 
-constexpr auto kSignalInterval = std::chrono::milliseconds(100);
-
 // Returns the name of the class in cairn.errors. The class depends on the caller's possible
 // reaction to the error, not on its place.
 const char* ExceptionName(ErrorCode code) {
@@ -138,7 +136,7 @@ bool SignalWatch::Report(uint64_t done_bytes, uint64_t total_bytes) {
 
 bool SignalWatch::IsDue() {
   const auto now = std::chrono::steady_clock::now();
-  if (now - last_check_ < kSignalInterval) return false;
+  if (now - last_check_ < ProgressInterval()) return false;
   last_check_ = now;
   return true;
 }

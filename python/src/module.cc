@@ -115,6 +115,7 @@ void BindRecords(nb::module_& m) {
   m.def("device_problem", &DeviceProblem);
   m.def("skip_destructors_of_busy_process", &SkipDestructorsOfBusyProcess);
   m.def("set_progress", &SetProgressFunction, nb::arg("function").none());
+  m.def("set_progress_interval", &SetProgressInterval, nb::arg("milliseconds"));
   m.def("report_progress", &ReportProgress, nb::arg("done"), nb::arg("total"));
   m.def("repeated_requests", &kv::RepeatedRequests, nb::arg("address"));
   nb::class_<core::Pickle>(m, "Pickle")

@@ -13,6 +13,8 @@ namespace {
 // the GIL. Python code restores the previous function after each call, so nothing leaks.
 thread_local PyObject* thread_function = nullptr;
 
+std::atomic<int> interval_ms = 100;
+
 }  // namespace
 
 nb::object SetProgressFunction(nb::object function) {
@@ -20,6 +22,10 @@ nb::object SetProgressFunction(nb::object function) {
       std::exchange(thread_function, function.is_none() ? nullptr : function.release().ptr());
   return previous == nullptr ? nb::none() : nb::steal(previous);
 }
+
+std::chrono::milliseconds ProgressInterval() { return std::chrono::milliseconds(interval_ms); }
+
+void SetProgressInterval(int milliseconds) { interval_ms = milliseconds; }
 
 bool ReportProgress(uint64_t done, uint64_t total) { return ProgressFunction().Call(done, total); }
 

@@ -3,7 +3,9 @@
 
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 
@@ -16,6 +18,15 @@ namespace nb = nanobind;
 /// Sets the function of the calling thread (None: no function), and returns the one before it.
 /// Requires the GIL.
 nb::object SetProgressFunction(nb::object function);
+
+/// The shortest time between two calls of a function, and between two checks for signals: 100 ms
+/// unless a test has set another one. Threads: any.
+std::chrono::milliseconds ProgressInterval();
+/// The time after which a wait for another thread looks at progress and signals.
+inline std::chrono::milliseconds WaitSlice() {
+  return std::max(ProgressInterval() / 2, std::chrono::milliseconds(1));
+}
+void SetProgressInterval(int milliseconds);
 
 /// Calls the function of the calling thread, for loops of Python code. Returns false if it has
 /// returned False. Requires the GIL.

@@ -28,8 +28,6 @@ bool SaveHandleBinding::Wait(std::optional<double> timeout_seconds) const {
   using Clock = std::chrono::steady_clock;
   using std::chrono::milliseconds;
   process_.Check();
-  // In slices, so that Ctrl-C ends the wait (and not the save).
-  constexpr milliseconds kSlice(50);
   // A year is indefinite in practice, and does not overflow the clock.
   const double given = timeout_seconds.value_or(3e7);
   if (std::isnan(given)) ThrowInvalid("a timeout is a number of seconds");
@@ -46,9 +44,9 @@ bool SaveHandleBinding::Wait(std::optional<double> timeout_seconds) const {
   bool is_stopped = false;
   {
     const GilRelease no_gil;
-    while (!is_stopped) {
+    while (!is_stopped) {  // in slices, so that Ctrl-C ends the wait (and not the save)
       const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
-      ended = handle_.WaitFor(std::clamp(left, milliseconds(0), kSlice));
+      ended = handle_.WaitFor(std::clamp(left, milliseconds(0), WaitSlice()));
       if (ended || left <= milliseconds(0)) break;
       is_stopped = !may_continue();
     }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import struct
 import subprocess
 import sys
 import termios
 import textwrap
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -114,6 +116,28 @@ def wait_until(condition: Callable[[], object], seconds: float = 250.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s"
         time.sleep(0.005)
+
+
+def interrupt_when_waiting() -> None:
+    """Sends this process SIGINT once the calling thread has slept for a while in one call, such as
+    the wait for another rank."""
+    state = Path(f"/proc/self/task/{threading.get_native_id()}/status")
+
+    def look() -> tuple[str, ...]:
+        lines = state.read_text().splitlines()
+        return tuple(line for line in lines if line.startswith(("State", "voluntary")))
+
+    def interrupt() -> None:
+        asleep = 0
+        before = look()
+        while asleep < 4:
+            time.sleep(0.01)
+            now = look()
+            asleep = asleep + 1 if now == before and "S (sleeping)" in now[0] else 0
+            before = now
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
 
 
 def segment_files(store: Path) -> list[Path]:

@@ -18,11 +18,19 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 
 import cairn
+from cairn import _cairn
 from cairn._base import progress
 from cairn._mirror.worker import MirrorWorker
 
-# Compressed, so that each call takes several intervals of 100 ms.
-BYTES = 128 << 20
+BYTES = 32 << 20
+
+
+@pytest.fixture(autouse=True, scope="module")
+def report_always():
+    """Functions are called at each opportunity: no test requires that a call takes some time."""
+    _cairn.set_progress_interval(0)
+    yield
+    _cairn.set_progress_interval(100)
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +124,8 @@ def follower():
 
 
 def until_reported(attempt) -> None:
-    """Calls ``attempt`` with numbers of new steps until it returns true: a call that lasts less
-    than 100 ms reports nothing."""
+    """Calls ``attempt`` with numbers of new steps until it returns true: work that ends before the
+    wait for it begins reports nothing."""
     assert any(attempt(step) for step in range(9, 60))
 
 
@@ -267,6 +275,7 @@ def load_once(rank, path):
     mesh = init_device_mesh("cpu", (2,))
     state = {"weight": distribute_tensor(torch.zeros(BYTES // 4), mesh, [Replicate()])}
     follow, seen, _ = follower()
+    _cairn.set_progress_interval(0)
     with cairn.open(path) as store:
         store.load(state, step=1, read_once=True, progress=follow)
         assert seen

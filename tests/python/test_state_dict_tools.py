@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-import os
-import signal
-import threading
 from collections import OrderedDict, namedtuple
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._state_dict_utils as theirs
+from cairn_testing import interrupt_when_waiting
 from ranks import run_on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -404,7 +402,7 @@ def interrupt_a_gathering(rank):
     ours.gather_state_dict(state)
     if rank == 0:
         with pytest.raises(KeyboardInterrupt):
-            threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            interrupt_when_waiting()
             ours.gather_state_dict(state)
     dist.barrier()
     if rank == 1:

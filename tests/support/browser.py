@@ -76,8 +76,8 @@ class Browser:
         return self._call("POST", "/execute/sync", {"script": script, "args": list(arguments)})
 
     def wait_until(self, condition):
-        """Waits until a JavaScript expression is true, at most for 20 s."""
-        end = time.monotonic() + 20
+        """Waits until a JavaScript expression is true, with the deadline of a page that hangs."""
+        end = time.monotonic() + 250
         while not self.run(f"return {condition}"):
             assert time.monotonic() < end, f"never true: {condition}"
             time.sleep(0.02)

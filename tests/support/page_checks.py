@@ -70,7 +70,7 @@ def table_text(browser, name):
 def check_fit_and_contrast(browser):
     """Asserts that nothing is wider than the window, and that all text can be read."""
     assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
-    deadline = time.monotonic() + 10  # charts follow the size of the window a moment later
+    deadline = time.monotonic() + 250  # charts follow the size of the window a moment later
     while wide := browser.run(_WIDE):
         assert time.monotonic() < deadline, wide
         time.sleep(0.05)

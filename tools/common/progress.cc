@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <cstdlib>
 #include <utility>
 
 #include "tools/common/quantities.h"
@@ -23,6 +24,12 @@ static_assert(std::atomic<bool>::is_always_lock_free);
 void RequestCancel(int signal_number) {
   cancel_requested = true;
   std::signal(signal_number, SIG_DFL);
+}
+
+// How long work may take before a line is drawn. Tests set it to 0 in the environment.
+std::chrono::milliseconds QuietTime() {
+  const char* const text = std::getenv("CAIRN_TEST_QUIET_MS");
+  return std::chrono::milliseconds(text == nullptr ? 1000 : std::atoi(text));
 }
 
 std::string CountRate(uint64_t count, double seconds) {
@@ -44,6 +51,7 @@ ProgressLine::ProgressLine(std::string task, ProgressUnit unit)
     : task_(std::move(task)),
       unit_(unit),
       terminal_(StderrIsTerminal()),
+      quiet_(QuietTime()),
       begin_(std::chrono::steady_clock::now()),
       last_draw_(begin_) {}
 
@@ -75,15 +83,15 @@ bool ProgressLine::Update(uint64_t done, uint64_t total) {
     first_done_ = done;
     total_ = total;
   }
-  if (now - begin_ < std::chrono::seconds(1)) return true;
-  if (now - last_draw_ < std::chrono::milliseconds(100)) return true;
+  if (now - begin_ < quiet_ || now - last_draw_ < quiet_ / 10) return true;
   last_draw_ = now;
   const auto amount = unit_ == ProgressUnit::kBytes ? HumanBytes : GroupedCount;
   std::string line = fmt::format("{} {} of {}", task_, amount(done), amount(total));
   if (total > 0) line += fmt::format(" ({})", Percent(done, total));
-  const double elapsed = std::chrono::duration<double>(now - first_update_).count();
+  const auto elapsed_time = now - first_update_;
+  const double elapsed = std::chrono::duration<double>(elapsed_time).count();
   const uint64_t done_since = done - std::min(done, *first_done_);
-  if (elapsed > 0.5 && done_since > 0) {
+  if (elapsed_time > quiet_ / 2 && done_since > 0) {
     const uint64_t left = total - std::min(total, done);
     const double left_seconds =
         elapsed * static_cast<double>(left) / static_cast<double>(done_since);

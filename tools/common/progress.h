@@ -42,7 +42,8 @@ class ProgressLine {
   bool terminal_;
   bool drawn_ = false;
   uint64_t total_ = 0;  // total of the last update; another one begins a new part
-  std::chrono::steady_clock::time_point begin_;
+  const std::chrono::milliseconds quiet_;
+  const std::chrono::steady_clock::time_point begin_;
   // Time of the first update: the rate excludes what precedes it, such as reading records.
   std::chrono::steady_clock::time_point first_update_;
   std::optional<uint64_t> first_done_;

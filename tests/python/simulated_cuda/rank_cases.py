@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
-import time
 
 import pytest
 import torch
 import torch.distributed as dist
+from cairn_testing import interrupt_when_waiting
 from device_memory import control, to_cuda, to_host
 from rank_connections import nothing_is_left, patience  # noqa: F401 (fixtures)
 from rank_connections import SMALL, values, with_connections
@@ -177,10 +176,6 @@ def test_an_interruption_ends_a_call_over_nccl_on_all_ranks(monkeypatch, own_dev
     large = values(64, 1000)
     held = []
 
-    def interrupt():
-        time.sleep(0.5)  # earlier is as good: the call waits for the other rank
-        os.kill(os.getpid(), signal.SIGINT)
-
     late = threading.Event()
     real = devices.current_streams
 
@@ -199,9 +194,10 @@ def test_an_interruption_ends_a_call_over_nccl_on_all_ranks(monkeypatch, own_dev
             held.append(None)
             if own_device_is_busy:
                 held[0] = control.BlockDefault(0)
-            threading.Thread(target=interrupt).start()
         dist.barrier()
         with pytest.raises(KeyboardInterrupt if rank == 0 else cairn.Unavailable) as raised:
+            if rank == 0:
+                interrupt_when_waiting()
             state_dict.gather_state_dict(state)
         assert "deadline" not in str(raised.value)
         if rank == 0:
