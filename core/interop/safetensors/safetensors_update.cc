@@ -22,6 +22,7 @@
 
 #include "core/base/internal/progress_meter.h"
 #include "core/checkpoint_store.h"
+#include "core/inspect/compare.h"
 #include "core/interop/safetensors/safetensors_writer.h"
 #include "core/tensor/chunk_grid.h"
 #include "core/upkeep/payload_reader.h"
@@ -262,7 +263,8 @@ Result<SafetensorsUpdateReport> ExportSafetensorsUpdate(const CheckpointStore& s
   const auto start = std::chrono::steady_clock::now();
   CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
   CAIRN_TRY_ASSIGN(const kv::StepInfo before, snapshot->FindStep(since));
-  CAIRN_TRY_ASSIGN(const Diff diff, store.Compare(since, contents.step.step, options.patterns));
+  CAIRN_TRY_ASSIGN(const Diff diff,
+                   CompareSteps(store.kv(), since, contents.step.step, options.patterns));
   UpdateExport update(store, before, contents, out, options.progress);
   CAIRN_TRY_ASSIGN(const Contents old, store.List(since, options.patterns));
   CAIRN_TRY(update.Collect(diff, old, options.sparse));

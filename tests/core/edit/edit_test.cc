@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/inspect/diff.h"
+#include "core/inspect/compare.h"
 #include "core/rewrite/step_edit.h"
 #include "core/step/contents.h"
 #include "tests/core/tensor/test_tensor.h"
@@ -39,7 +39,7 @@ class EditTest : public StoreTest {
     Reopen();
     EXPECT_THAT(VerifyAll(), IsEmpty());
     Save(1000, expected, {.incremental = false});
-    CAIRN_ASSERT_OK_AND_ASSIGN(const Diff diff, store->Compare(step, 1000, {}));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Diff diff, CompareSteps(store->kv(), step, 1000));
     for (const KeyChange& change : diff.changes) ADD_FAILURE() << change.fqn << change.detail;
     CAIRN_ASSERT_OK_AND_ASSIGN(const Contents made, store->List(step));
     CAIRN_ASSERT_OK_AND_ASSIGN(const Contents saved, store->List(1000));

@@ -1,9 +1,10 @@
+#include "core/inspect/compare.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <iterator>
 
-#include "core/inspect/diff.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {
@@ -15,7 +16,7 @@ class CompareTest : public StoreTest {
  protected:
   Diff Compare(uint64_t a, uint64_t b, std::vector<std::string> patterns = {}) {
     auto parsed = KeyPatterns::Parse(patterns);
-    auto diff = store->Compare(a, b, *parsed);
+    auto diff = CompareSteps(store->kv(), a, b, *parsed);
     EXPECT_TRUE(testing::IsOk(diff));
     return diff.value_or(Diff{});
   }
@@ -54,7 +55,7 @@ TEST_F(CompareTest, SaysWhatWasAddedRemovedAndChanged) {
   EXPECT_EQ(diff.unchanged_keys, 2u);
   EXPECT_EQ(Compare(1, 2, {"same"}).changes.size(), 0u);
   EXPECT_TRUE(Compare(1, 1).changes.empty());
-  EXPECT_THAT(store->Compare(1, 7), IsError(ErrorCode::kNotFound, "7"));
+  EXPECT_THAT(CompareSteps(store->kv(), 1, 7), IsError(ErrorCode::kNotFound, "7"));
 }
 
 TEST_F(CompareTest, SaysHowTypesAndShapesChanged) {

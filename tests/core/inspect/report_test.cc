@@ -8,6 +8,7 @@
 #include <set>
 
 #include "core/inspect/collect_report.h"
+#include "core/inspect/compare.h"
 #include "core/inspect/internal/bad_values.h"
 #include "core/inspect/internal/examined_steps.h"
 #include "core/inspect/internal/tensor_states.h"
@@ -119,7 +120,7 @@ TEST_F(ReportTest, StepsThatShareTablesAreTheSameAsStepsReadCompletely) {
       ASSERT_EQ(a.values.mean, b.values.mean);
     }
     if (i == 0) continue;
-    CAIRN_ASSERT_OK_AND_ASSIGN(const Diff diff, store->Compare(i - 1, i));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Diff diff, CompareSteps(store->kv(), i - 1, i));
     std::map<std::string, uint64_t> expected;
     for (const KeyChange& change : diff.changes) {
       if (change.kind != KeyChange::Kind::kRemoved) expected[change.fqn] = change.changed_bytes;

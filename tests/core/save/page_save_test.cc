@@ -7,7 +7,7 @@
 #include <map>
 #include <set>
 
-#include "core/inspect/diff.h"
+#include "core/inspect/compare.h"
 #include "core/load/load_options.h"
 #include "core/save/save_options.h"
 #include "core/step/contents.h"
@@ -187,9 +187,9 @@ TEST_F(PageSaveTest, ItIsNotMapped) {
 TEST_F(PageSaveTest, StepsOfItAreCompared) {
   SaveThreeSteps();
   Save(4, State(tensor_), {.incremental = false});
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Diff changed, store->Compare(1, 3));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Diff changed, CompareSteps(store->kv(), 1, 3));
   ASSERT_EQ(changed.changes.size(), 1u);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Diff same, store->Compare(3, 4));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Diff same, CompareSteps(store->kv(), 3, 4));
   EXPECT_TRUE(same.changes.empty());
 }
 

@@ -2,7 +2,7 @@
 // the chunk records only of keys that have a record in a table which the steps do not share, and,
 // if these are few, all keys of only one of the steps.
 
-#include "core/inspect/internal/compare.h"
+#include "core/inspect/compare.h"
 
 #include <fmt/format.h>
 
@@ -13,12 +13,14 @@
 #include "core/load/internal/load.h"
 #include "core/load/load_options.h"
 #include "core/step/contents.h"
+#include "core/step/internal/lookup.h"
 #include "core/step/internal/owners.h"
 #include "core/tensor/chunk_grid.h"
 #include "kv/base/mutex.h"
 #include "kv/io/worker_pool.h"
 
-namespace cairn::core::internal {
+namespace cairn::core {
+namespace internal {
 namespace {
 
 constexpr uint64_t kReadBytes = 8 << 20;
@@ -392,10 +394,8 @@ class Candidates {
   std::optional<std::vector<std::string>> fqns_;  // sorted; nothing: all keys may differ
 };
 
-}  // namespace
-
-Result<Diff> RunCompare(const StepView& view_a, const StepView& view_b,
-                        const KeyPatterns& patterns) {
+Result<Diff> CompareViews(const StepView& view_a, const StepView& view_b,
+                          const KeyPatterns& patterns) {
   CAIRN_TRY_ASSIGN(const Candidates candidates, Candidates::Find(view_a, view_b));
   const auto is_shared = [&](const Entry& entry) { return !candidates.Contain(entry); };
   Result<Contents> contents_a, contents_b;
@@ -431,31 +431,57 @@ Result<Diff> RunCompare(const StepView& view_a, const StepView& view_b,
   return diff;
 }
 
-Result<void> RunHistory(std::span<const StepView> views, const std::string& fqn,
-                        const VersionVisitor& visit) {
+}  // namespace
+}  // namespace internal
+
+Result<Diff> CompareSteps(const kv::Store& store, uint64_t step_a, uint64_t step_b,
+                          const KeyPatterns& patterns) {
+  CAIRN_TRY_ASSIGN(internal::StepView a, internal::FindView(store, step_a));
+  return internal::WithView(store, std::move(a), [&](const auto& view_a) -> Result<Diff> {
+    internal::StepView view_b = view_a;  // in the same snapshot
+    CAIRN_TRY_ASSIGN(view_b.step, view_a.snapshot->FindStep(step_b));
+    return internal::CompareViews(view_a, view_b, patterns);
+  });
+}
+
+Result<void> FindVersions(const kv::Store& store, const std::string& fqn,
+                          const VersionVisitor& visit) {
+  using internal::Entry;
+  CAIRN_TRY_ASSIGN(const auto snapshot, store.Latest());
+  CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, snapshot->Steps());
   const std::string names[] = {fqn};
   Mutex reading;
+  internal::StepView view{.snapshot = snapshot, .step = {}, .directory = store.directory()};
+  internal::StepView view_before = view;
   Contents before, contents;
   std::optional<Entry> last;  // in `before`
-  for (const StepView& view : views) {
-    CAIRN_TRY_ASSIGN(contents, FindLeaves(view, {}, names));
+  bool is_found = false;
+  for (const kv::StepInfo& step : steps) {
+    view.step = step;
+    CAIRN_TRY_ASSIGN(contents, internal::FindLeaves(view, {}, names));
     std::optional<Entry> entry;
-    for (const Entry& found : EntriesOf(contents)) {
+    for (const Entry& found : internal::EntriesOf(contents)) {
       if (found.fqn == fqn) entry = found;
     }
     std::optional<KeyChange> change;
     if (last && entry) {
-      const StepView& view_before = *(&view - 1);
-      CAIRN_TRY_ASSIGN(change, CompareEntries(view_before, *last, view, *entry, reading));
+      CAIRN_TRY_ASSIGN(change, internal::CompareEntries(view_before, *last, view, *entry, reading));
     } else if (last || entry) {
-      change = entry ? WholeChange(KeyChange::Kind::kAdded, *entry)
-                     : WholeChange(KeyChange::Kind::kRemoved, *last);
+      change = entry ? internal::WholeChange(KeyChange::Kind::kAdded, *entry)
+                     : internal::WholeChange(KeyChange::Kind::kRemoved, *last);
     }
-    if (change) CAIRN_TRY(visit({.step = view.step, .change = *std::move(change)}));
+    is_found |= entry.has_value();
+    if (change) CAIRN_TRY(visit({.step = step, .change = *std::move(change)}));
     before = std::move(contents);  // the vectors to which the entry refers stay where they are
     last = entry;
+    view_before.step = step;
   }
-  return {};
+  if (is_found) return {};
+  if (!steps.empty()) CAIRN_TRY(internal::FindTensor(view, fqn));  // names similar keys
+  return Fail(Error{.code = ErrorCode::kNotFound,
+                    .hint = Hint::kListKeys,
+                    .message = "no step has this key",
+                    .key = fqn});
 }
 
-}  // namespace cairn::core::internal
+}  // namespace cairn::core
