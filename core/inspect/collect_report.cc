@@ -22,7 +22,6 @@
 
 #include "core/inspect/internal/bad_values.h"
 #include "core/inspect/internal/examined_steps.h"
-#include "core/inspect/internal/module_rows.h"
 #include "core/inspect/internal/module_tree.h"
 #include "core/inspect/internal/tensor_states.h"
 #include "core/step/internal/lookup.h"
@@ -133,6 +132,7 @@ Result<ReportSpace> MeasureSegmentUse(const kv::Snapshot& snapshot, kv::Storage&
 }
 
 using Kind = TensorChange::Kind;
+using Tensor = TensorStateMap::value_type;
 
 constexpr size_t kMaxProblems = 200;
 /// Steps from which the names of tensors are taken, and steps at the end that may be damaged.
@@ -151,6 +151,9 @@ constexpr double kMainGrowth = 0.9;
 double Ratio(uint64_t part, uint64_t whole) {
   return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
 }
+
+uint64_t BadValues(const Tensor& tensor) { return tensor.second.nans() + tensor.second.infs(); }
+uint64_t BytesOf(const Tensor* tensor) { return tensor->second.bytes; }
 
 /// Threads: one.
 class ReportCollector {
@@ -220,8 +223,8 @@ class ReportCollector {
   }
 
   void AddNames(const TensorStates& states, std::vector<SizedName>& names) const {
-    for (const TensorState& tensor : states.tensors()) {
-      names.push_back({.fqn = tensor.fqn, .bytes = tensor.bytes});
+    for (const auto& [fqn, tensor] : states.tensors()) {
+      names.push_back({.fqn = fqn, .bytes = tensor.bytes});
     }
   }
 
@@ -241,19 +244,14 @@ class ReportCollector {
   }
 
   void ChooseSeries(const TensorStates& last) {
-    std::vector<const TensorState*> order;
-    for (const TensorState& tensor : last.tensors()) {
-      if (tensor.values.is_known) order.push_back(&tensor);
+    std::vector<const Tensor*> order;
+    for (const Tensor& tensor : last.tensors()) {
+      if (tensor.second.values) order.push_back(&tensor);
     }
-    const auto is_bad = [](const TensorState* tensor) {
-      return tensor->values.nans + tensor->values.infs > 0;
-    };
+    const auto is_bad = [](const Tensor* tensor) { return BadValues(*tensor) > 0; };
     const size_t count = std::min(order.size(), kMaxSeries);
-    const auto largest_first = [](const TensorState* a, const TensorState* b) {
-      return a->bytes > b->bytes;
-    };
     const auto largest_end = order.begin() + static_cast<ptrdiff_t>(count);
-    std::ranges::partial_sort(order, largest_end, largest_first);
+    std::ranges::partial_sort(order, largest_end, std::ranges::greater(), BytesOf);
     // The last quarter is for tensors with NaN or infinities.
     auto bad = largest_end;
     for (size_t i = count - count / 4; i < count && bad != order.end(); ++i) {
@@ -261,7 +259,7 @@ class ReportCollector {
       if (bad != order.end()) std::swap(order[i], *bad++);
     }
     for (size_t i = 0; i < count; ++i)
-      report_.series.push_back({.fqn = order[i]->fqn, .points = {}});
+      report_.series.push_back({.fqn = order[i]->first, .points = {}});
     std::ranges::sort(report_.series, NaturalLess, &ReportSeries::fqn);
   }
 
@@ -290,10 +288,9 @@ class ReportCollector {
     std::vector<TensorChange> changes;
     if (position == 0 && examined_.size() == 1 && !states_.tensors().empty()) {
       // BuildTree has read this step.
-      changes.reserve(states_.tensors().size());
-      for (size_t i = 0; i < states_.tensors().size(); ++i) {
+      for (Tensor& tensor : states_.tensors()) {
         changes.push_back(
-            {.kind = Kind::kAdded, .tensor = i, .changed_bytes = states_.tensors()[i].bytes});
+            {.kind = Kind::kAdded, .tensor = &tensor, .changed_bytes = tensor.second.bytes});
       }
     } else {
       auto moved = states_.MoveTo(*snapshot_, step);
@@ -305,12 +302,12 @@ class ReportCollector {
     }
     AssignNodes(changes);
     rows_->AddStep(ColumnOf(position), states_, changes);
-    nans_.AddStep(examined_[position], step, states_, changes);
-    infs_.AddStep(examined_[position], step, states_, changes);
+    nans_.AddStep(examined_[position], step, changes);
+    infs_.AddStep(examined_[position], step, changes);
     NotePhase(position, changes);
     AddSeriesPoints(step);
-    const auto is_known = [](const TensorState& tensor) { return tensor.values.is_known; };
-    report_.steps_with_statistics += std::ranges::any_of(states_.tensors(), is_known);
+    report_.steps_with_statistics += std::ranges::any_of(
+        states_.tensors(), [](const Tensor& tensor) { return tensor.second.values.has_value(); });
     ++report_.examined_steps;
     last_read_ = position;
     return {};
@@ -319,8 +316,7 @@ class ReportCollector {
   void AssignNodes(std::span<const TensorChange> changes) {
     for (const TensorChange& change : changes) {
       if (change.kind != Kind::kAdded) continue;
-      TensorState& tensor = states_.tensors()[change.tensor];
-      tensor.node = tree_->NodeOf(tensor.fqn);
+      change.tensor->second.node = tree_->NodeOf(change.tensor->first);
     }
   }
 
@@ -334,7 +330,7 @@ class ReportCollector {
     }
     const bool is_fork = IsFork(report_.steps, examined_[position]);
     if (added + removed == 0 && !is_fork) return;
-    for (const TensorState& tensor : states_.tensors()) bytes += tensor.bytes;
+    for (const auto& [fqn, tensor] : states_.tensors()) bytes += tensor.bytes;
     const uint64_t tensors = states_.tensors().size();
     if (!is_fork && Ratio(added_bytes + removed_bytes, bytes) < kPhaseBytes &&
         Ratio(added + removed, tensors) < kPhaseTensors) {
@@ -353,12 +349,11 @@ class ReportCollector {
     const bool is_last = step.step == report_.steps.back().step;
     if (report_.examined_steps % stride != 0 && !is_last) return;
     for (ReportSeries& series : report_.series) {
-      const TensorState* const tensor = states_.Find(series.fqn);
-      if (tensor == nullptr || !tensor->values.is_known) continue;
-      series.points.push_back({.step = step.step,
-                               .min = tensor->values.min,
-                               .max = tensor->values.max,
-                               .mean = tensor->values.mean});
+      const auto tensor = states_.tensors().find(series.fqn);
+      if (tensor == states_.tensors().end() || !tensor->second.values) continue;
+      const StoredStatistics& values = *tensor->second.values;
+      series.points.push_back(
+          {.step = step.step, .min = values.min, .max = values.max, .mean = values.mean});
     }
   }
 
@@ -412,24 +407,22 @@ class ReportCollector {
   }
 
   void FinishTensors(const std::string& address) {
-    const std::vector<TensorState>& tensors = states_.tensors();
-    report_.all_tensors = tensors.size();
+    report_.all_tensors = states_.tensors().size();
     if (!last_read_) return;
-    const auto bad = [&](size_t i) { return tensors[i].values.nans + tensors[i].values.infs; };
-    std::vector<size_t> order(tensors.size());
-    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::vector<const Tensor*> order;
+    for (const Tensor& tensor : states_.tensors()) order.push_back(&tensor);
+    const auto is_bad = [](const Tensor* tensor) { return BadValues(*tensor) > 0; };
     const size_t bad_count = std::min<size_t>(
-        options_.max_tensors / 3,
-        static_cast<size_t>(std::ranges::count_if(order, [&](size_t i) { return bad(i) > 0; })));
+        options_.max_tensors / 3, static_cast<size_t>(std::ranges::count_if(order, is_bad)));
     const size_t count = std::min(options_.max_tensors, order.size());
     const auto at = [&](size_t i) { return order.begin() + static_cast<ptrdiff_t>(i); };
-    std::ranges::partial_sort(order, at(bad_count),
-                              [&](size_t a, size_t b) { return bad(a) > bad(b); });
-    std::partial_sort(at(bad_count), at(count), order.end(),
-                      [&](size_t a, size_t b) { return tensors[a].bytes > tensors[b].bytes; });
+    std::ranges::partial_sort(order, at(bad_count), std::ranges::greater(),
+                              [](const Tensor* tensor) { return BadValues(*tensor); });
+    std::ranges::partial_sort(at(bad_count), at(count), order.end(), std::ranges::greater(),
+                              BytesOf);
     order.resize(count);
     std::vector<std::string> fqns;
-    for (const size_t i : order) fqns.push_back(tensors[i].fqn);
+    for (const Tensor* const tensor : order) fqns.push_back(tensor->first);
     std::ranges::sort(fqns);
     const StepView view{.snapshot = snapshot_, .step = StepAt(*last_read_), .directory = address};
     auto infos = FindTensors(view, fqns);
@@ -437,21 +430,13 @@ class ReportCollector {
       AddProblem(std::move(infos).error());
       return;
     }
-    for (const size_t i : order) {
-      const TensorState& tensor = tensors[i];
-      const auto info = std::ranges::lower_bound(*infos, tensor.fqn, {}, &TensorInfo::fqn);
+    for (const Tensor* const tensor : order) {
       ReportTensor& row = report_.tensors.emplace_back();
-      row.info = *info;
-      row.module = tensor.node;
-      row.last_changed_step = tensor.last_changed_step;
-      if (!tensor.values.is_known) continue;
-      row.statistics = StoredStatistics{.count = ElementCount(info->shape).value_or(0),
-                                        .zeros = tensor.values.zeros,
-                                        .nans = tensor.values.nans,
-                                        .infs = tensor.values.infs,
-                                        .min = tensor.values.min,
-                                        .max = tensor.values.max,
-                                        .mean = tensor.values.mean};
+      row.info = *std::ranges::lower_bound(*infos, tensor->first, {}, &TensorInfo::fqn);
+      row.module = tensor->second.node;
+      row.last_changed_step = tensor->second.last_changed_step;
+      row.statistics = tensor->second.values;
+      if (row.statistics) row.statistics->count = ElementCount(row.info.shape).value_or(0);
     }
   }
 

@@ -26,9 +26,9 @@ struct SpaceUse {
 };
 
 /// Returns how much space the tensors of a step that `patterns` select take: one element per prefix
-/// of at most `depth` path elements, in key order; one per tensor if `depth` is 0. Reads no payload.
-/// `progress` receives numbers of chunks. kNotFound: there is no such step. kDataLoss: a record is
-/// damaged. kCancelled: `progress` asked to stop.
+/// of at most `depth` path elements, in key order; one per tensor if `depth` is 0. Reads no
+/// payload. `progress` receives numbers of chunks. kNotFound: there is no such step. kDataLoss: a
+/// record is damaged. kCancelled: `progress` asked to stop.
 Result<std::vector<SpaceUse>> MeasureSpace(const kv::Store& store, uint64_t step,
                                            const KeyPatterns& patterns = {}, uint64_t depth = 2,
                                            const Progress& progress = {});

@@ -28,7 +28,7 @@ StoredStatistics CombinedStatistics::Finish() const {
 namespace {
 
 /// One tensor whose chunks are added one by one.
-struct Tensor {
+struct CountedValues {
   CombinedStatistics values;
   uint64_t count = 0;
   bool is_complete = true;
@@ -51,7 +51,7 @@ struct Tensor {
 
 Result<std::vector<std::optional<StoredStatistics>>> FindStatistics(
     const kv::Store& store, const kv::StepInfo& step, std::span<const TensorInfo> tensors) {
-  std::vector<internal::Tensor> combined;
+  std::vector<internal::CountedValues> combined;
   const auto add_all = [&](const internal::StepView& view) {
     combined.assign(tensors.size(), {});
     return internal::ForEachChunkOf(view, tensors, [&](size_t i, ChunkInfo&& chunk) {

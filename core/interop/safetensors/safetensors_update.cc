@@ -116,13 +116,7 @@ class UpdateExport {
     uint64_t bytes = 0;
     for (const TensorInfo& tensor : contents_.tensors) {
       if (tensor.hidden || !changed.contains(tensor.fqn)) continue;
-      if (!SafetensorsName(tensor.dtype)) {
-        return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                          .message = fmt::format("safetensors files cannot hold {}; leave the key "
-                                                 "out with a pattern",
-                                                 schema::DTypeName(tensor.dtype)),
-                          .key = tensor.fqn});
-      }
+      CAIRN_TRY(CheckSafetensorsDType(tensor.fqn, tensor.dtype));
       tensors.push_back(&tensor);
       bytes += tensor.nbytes;
     }
@@ -167,7 +161,7 @@ class UpdateExport {
         CAIRN_TRY(item.spill->CopyTo(item.begin, item.length, *writer));
         continue;
       }
-      CAIRN_TRY(ReadRowMajor(store_, contents_.step, {item.tensor, 1},
+      CAIRN_TRY(ReadRowMajor(LoaderOf(store_, contents_.step), {item.tensor, 1},
                              [&](size_t, uint64_t, std::span<const std::byte> bytes) {
                                return writer->Append(bytes);
                              }));

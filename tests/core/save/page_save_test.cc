@@ -166,7 +166,7 @@ TEST_F(PageSaveTest, ItIsReadInPiecesInOrder) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const TensorInfo info, store->FindTensor(Step(3), "w"));
   std::vector<std::byte> read;
   CAIRN_ASSERT_OK(ReadRowMajor(
-      *store, Step(3), {&info, 1},
+      LoaderOf(*store, Step(3)), {&info, 1},
       [&](size_t, uint64_t offset_bytes, std::span<const std::byte> bytes) -> Result<void> {
         EXPECT_EQ(offset_bytes, read.size());
         read.insert(read.end(), bytes.begin(), bytes.end());
