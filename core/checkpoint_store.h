@@ -34,9 +34,6 @@
 #include <vector>
 
 #include "core/base/progress.h"
-#include "core/inspect/diff.h"
-#include "core/inspect/space.h"
-#include "core/inspect/stored_statistics.h"
 #include "core/load/load_options.h"
 #include "core/ranks/communicator.h"
 #include "core/rewrite/step_edit.h"
@@ -176,11 +173,7 @@ class CheckpointStore {
   /// (core/upkeep/step_part.h), or nothing if there is none.
   Result<std::optional<std::vector<std::byte>>> FindExtension(const kv::StepInfo& step,
                                                               std::string_view name) const;
-  /// Returns what the save recorded about the values of each tensor (SaveOptions::statistics);
-  /// nothing for an alias, and for a tensor of which a chunk has none. Reads no payload. Requires
-  /// that `tensors` belong to `step` and ascend by FQN, as in the result of List.
-  Result<std::vector<std::optional<StoredStatistics>>> FindStatistics(
-      const kv::StepInfo& step, std::span<const TensorInfo> tensors) const;
+
   /// Returns the chunks of one tensor in key order; none for an alias. kNotFound: there is no such
   /// tensor.
   Result<std::vector<ChunkInfo>> Chunks(const kv::StepInfo& step, const std::string& fqn) const;
@@ -244,20 +237,6 @@ class CheckpointStore {
   Result<UncheckedMap> MapUnchecked(const kv::StepInfo& step,
                                     std::span<const std::string> fqns) const;
 
-  /// Returns the differences between two steps, for the keys that `patterns` select. Compares
-  /// digests, and reads payload only where the two steps cut a tensor into different chunks.
-  /// kNotFound: there is no such step.
-  Result<Diff> Compare(uint64_t step_a, uint64_t step_b, const KeyPatterns& patterns = {}) const;
-  /// Calls `visit` with the steps at which a key, or the bytes of its tensor, differ from the step
-  /// before, in ascending order. Compares digests, as Compare does. kNotFound: no step has such a
-  /// key. Cost: a few lookups per step.
-  Result<void> History(const std::string& fqn, const VersionVisitor& visit) const;
-  /// Returns how much space the tensors of a step that `patterns` select take: one element per
-  /// prefix of at most `depth` path elements, in key order; one per tensor if `depth` is 0. Reads
-  /// no payload. `progress` receives numbers of chunks. kNotFound: there is no such step.
-  /// kCancelled: `progress` asked to stop.
-  Result<std::vector<SpaceUse>> Space(uint64_t step, const KeyPatterns& patterns = {},
-                                      uint64_t depth = 2, const Progress& progress = {}) const;
   /// Deletes whole steps atomically, and the segments that no other step references. With `dry_run`
   /// it only reports what it would delete. kNotFound: one of the steps does not exist; none is
   /// deleted then.
@@ -298,15 +277,15 @@ class CheckpointStore {
   /// `device` is not null if the plan has tensors in device memory.
   Result<SaveReport> SavePlanned(const internal::SaveAttempt& attempt, internal::SavePlan& plan,
                                  const SaveOptions& options, internal::SavedChunks* saved,
-                                 internal::DeviceSave* device);
+                                 internal::DeviceSave* device, bool has_same_records = false);
 
   /// Returns what is remembered of the last save, or nothing if another one is running.
   std::unique_ptr<internal::LastSave> TakeLastSave();
   /// `has_plan`: the chunks are those of the last plan. Otherwise it is forgotten.
   void RememberSave(std::unique_ptr<internal::LastSave> save, bool has_plan);
 
-  class Impl;
-  explicit CheckpointStore(std::unique_ptr<Impl> impl);
+  struct Impl;
+  CheckpointStore(std::unique_ptr<kv::Store> store, Communicator* communicator);
   std::unique_ptr<Impl> impl_;
 };
 

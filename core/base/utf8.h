@@ -40,14 +40,4 @@ constexpr bool IsSurrogate(uint32_t code_point) {
   return code_point >= 0xd800 && code_point < 0xe000;
 }
 
-/// True if all of `text` decodes.
-constexpr bool IsUtf8(std::string_view text) {
-  while (!text.empty()) {
-    const std::optional<CodePoint> next = DecodeUtf8(text);
-    if (!next) return false;
-    text.remove_prefix(next->length_bytes);
-  }
-  return true;
-}
-
 }  // namespace cairn::core

@@ -11,7 +11,6 @@
 #include "core/ranks/communicator.h"
 #include "core/state_dict/host_state.h"
 #include "core/state_dict/state_dict.h"
-#include "core/state_dict/state_target.h"
 
 namespace cairn::core {
 

@@ -4,6 +4,12 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
+
+#include "core/base/progress.h"
+#include "core/state_dict/key_pattern.h"
+#include "kv/base/error.h"
+#include "kv/store.h"
 
 namespace cairn::core {
 
@@ -18,5 +24,13 @@ struct SpaceUse {
   uint64_t stored_bytes = 0;   // in segments: extents and deltas
   uint64_t new_bytes = 0;      // part of stored_bytes that is in segments of this step
 };
+
+/// Returns how much space the tensors of a step that `patterns` select take: one element per prefix
+/// of at most `depth` path elements, in key order; one per tensor if `depth` is 0. Reads no
+/// payload. `progress` receives numbers of chunks. kNotFound: there is no such step. kDataLoss: a
+/// record is damaged. kCancelled: `progress` asked to stop.
+Result<std::vector<SpaceUse>> MeasureSpace(const kv::Store& store, uint64_t step,
+                                           const KeyPatterns& patterns = {}, uint64_t depth = 2,
+                                           const Progress& progress = {});
 
 }  // namespace cairn::core

@@ -8,7 +8,6 @@
 
 #include "core/device/device.h"
 #include "core/state_dict/state_dict.h"
-#include "core/state_dict/state_target.h"
 
 namespace cairn::core {
 

@@ -1,5 +1,3 @@
-// Builds, flattens, prunes and encodes trees of leaves.
-
 #include "core/state_dict/state_dict.h"
 
 #include <fmt/format.h>
@@ -9,7 +7,6 @@
 #include <functional>
 
 #include "cairn_schema/structure_generated.h"
-#include "core/state_dict/internal/structure_record.h"
 #include "kv/base/record_check.h"
 
 namespace cairn::core {
@@ -31,36 +28,6 @@ static_assert(static_cast<int>(KeyKind::kFloat) == static_cast<int>(schema::KeyK
 // Limits the memory that a hostile structure record can require.
 constexpr size_t kMaxFqnBytes = 64 * 1024;
 
-// Calls `visit(node, parent)` for every node in preorder; the parent of the root is the root.
-// kDataLoss: the child counts do not add up.
-template <typename Visit>
-Result<void> Walk(const StateTree& tree, const Visit& visit) {
-  struct Open {
-    uint32_t node;
-    uint32_t left;  // children that have not been visited
-  };
-  if (tree.nodes.empty()) return Fail(ErrorCode::kDataLoss, "a state dict's structure has no root");
-  std::vector<Open> path;
-  for (uint32_t i = 0; i < tree.nodes.size(); ++i) {
-    while (!path.empty() && path.back().left == 0) path.pop_back();
-    if (path.empty() != (i == 0)) {
-      return Fail(ErrorCode::kDataLoss, "a state dict's structure has nodes outside its root");
-    }
-    if (i > 0) --path.back().left;
-    const Node& node = tree.nodes[i];
-    if (!IsContainer(node.kind) && node.child_count != 0) {
-      return Fail(ErrorCode::kDataLoss, "a leaf of a state dict's structure has children");
-    }
-    CAIRN_TRY(visit(i, path.empty() ? 0 : path.back().node));
-    if (node.child_count > 0) path.push_back({i, node.child_count});
-  }
-  for (const Open& open : path) {
-    if (open.left != 0)
-      return Fail(ErrorCode::kDataLoss, "a state dict's structure ends too early");
-  }
-  return {};
-}
-
 // Returns a leaf that has the FQN of an earlier one; null if there is none. A hash table of indices
 // with open addressing: every save and listing calls this, and a set would allocate a node per
 // leaf.
@@ -79,7 +46,64 @@ const Leaf* FindRepeated(const std::vector<Leaf>& leaves) {
 
 }  // namespace
 
+const char* KindName(NodeKind kind) {
+  switch (kind) {
+    case NodeKind::kDict:
+      return "a dict";
+    case NodeKind::kOrderedDict:
+      return "an OrderedDict";
+    case NodeKind::kCounter:
+      return "a Counter";
+    case NodeKind::kList:
+      return "a list";
+    case NodeKind::kTuple:
+      return "a tuple";
+    case NodeKind::kTorchSize:
+      return "a torch.Size";
+    case NodeKind::kTensor:
+      return "a tensor";
+    case NodeKind::kNumpyArray:
+      return "a numpy array";
+    case NodeKind::kNumpyScalar:
+      return "a numpy scalar";
+    case NodeKind::kValue:
+      return "a plain value";
+  }
+  return "unknown";
+}
+
+Result<std::vector<uint32_t>> ParentsOf(const StateTree& tree) {
+  struct Open {
+    uint32_t node;
+    uint32_t left;  // children that have not been visited
+  };
+  if (tree.nodes.empty()) return Fail(ErrorCode::kDataLoss, "a state dict's structure has no root");
+  std::vector<uint32_t> parents(tree.nodes.size());
+  std::vector<Open> path;
+  for (uint32_t i = 0; i < tree.nodes.size(); ++i) {
+    while (!path.empty() && path.back().left == 0) path.pop_back();
+    if (path.empty() != (i == 0)) {
+      return Fail(ErrorCode::kDataLoss, "a state dict's structure has nodes outside its root");
+    }
+    if (i > 0) {
+      --path.back().left;
+      parents[i] = path.back().node;
+    }
+    const Node& node = tree.nodes[i];
+    if (!IsContainer(node.kind) && node.child_count != 0) {
+      return Fail(ErrorCode::kDataLoss, "a leaf of a state dict's structure has children");
+    }
+    if (node.child_count > 0) path.push_back({i, node.child_count});
+  }
+  for (const Open& open : path) {
+    if (open.left != 0)
+      return Fail(ErrorCode::kDataLoss, "a state dict's structure ends too early");
+  }
+  return parents;
+}
+
 Result<std::vector<Leaf>> FlattenTree(const StateTree& tree) {
+  CAIRN_TRY_ASSIGN(const std::vector<uint32_t> parents, ParentsOf(tree));
   std::vector<Leaf> leaves;
   // FQNs of the containers on the path from the root to the current node.
   struct Prefix {
@@ -87,13 +111,13 @@ Result<std::vector<Leaf>> FlattenTree(const StateTree& tree) {
     std::string fqn;
   };
   std::vector<Prefix> prefixes;
-  CAIRN_TRY(Walk(tree, [&](uint32_t i, uint32_t parent) -> Result<void> {
+  for (uint32_t i = 0; i < tree.nodes.size(); ++i) {
     const Node& node = tree.nodes[i];
-    while (!prefixes.empty() && prefixes.back().node != parent) prefixes.pop_back();
+    while (!prefixes.empty() && prefixes.back().node != parents[i]) prefixes.pop_back();
     std::string fqn;
     if (i > 0) {
       // The root has the FQN "", and its children have no "." before them.
-      if (parent != 0) {
+      if (parents[i] != 0) {
         const std::string& prefix = prefixes.back().fqn;
         fqn.reserve(prefix.size() + 1 + node.key.size());
         fqn.append(prefix).push_back('.');
@@ -115,8 +139,7 @@ Result<std::vector<Leaf>> FlattenTree(const StateTree& tree) {
     } else {
       leaves.push_back({i, std::move(fqn)});
     }
-    return {};
-  }));
+  }
   if (const Leaf* second = FindRepeated(leaves)) {
     return Fail(Error{.code = ErrorCode::kInvalidArgument,
                       .message = "two leaves of the state dict have this key path; rename one",
@@ -125,44 +148,23 @@ Result<std::vector<Leaf>> FlattenTree(const StateTree& tree) {
   return leaves;
 }
 
-namespace {
-
-// By node, how many leaves there are and how many are kept.
-struct LeafCounts {
-  std::vector<uint32_t> parent;
-  std::vector<uint32_t> leaves;  // below the node, or 1 for a leaf
-  std::vector<uint32_t> kept;    // the kept part of `leaves`
-};
-
-Result<LeafCounts> Count(const StateTree& tree, const std::vector<bool>& keep) {
-  LeafCounts counts;
-  const size_t count = tree.nodes.size();
-  counts.parent.resize(count);
-  counts.leaves.resize(count);
-  counts.kept.resize(count);
-  size_t leaf = 0;
-  CAIRN_TRY(Walk(tree, [&](uint32_t i, uint32_t parent) -> Result<void> {
-    counts.parent[i] = parent;
-    if (!IsContainer(tree.nodes[i].kind)) {
-      counts.leaves[i] = 1;
-      counts.kept[i] = leaf < keep.size() && keep[leaf] ? 1 : 0;
-      ++leaf;
-    }
-    return {};
-  }));
-  for (size_t i = count; i-- > 1;) {
-    counts.leaves[counts.parent[i]] += counts.leaves[i];
-    counts.kept[counts.parent[i]] += counts.kept[i];
-  }
-  return counts;
-}
-
-}  // namespace
-
 StateTree PruneTree(const StateTree& tree, const std::vector<bool>& keep) {
-  const auto counts = Count(tree, keep);
-  CAIRN_CHECK(counts.has_value());  // FlattenTree accepted the tree: `keep` comes from it
-  const auto& [parent, leaves, kept] = *counts;
+  const auto parents = ParentsOf(tree);
+  CAIRN_CHECK(parents.has_value());  // FlattenTree accepted the tree: `keep` comes from it
+  const std::vector<uint32_t>& parent = *parents;
+  std::vector<uint32_t> leaves(tree.nodes.size());  // below each node, or 1 for a leaf
+  std::vector<uint32_t> kept(tree.nodes.size());    // the kept part of `leaves`
+  size_t leaf = 0;
+  for (size_t i = 0; i < tree.nodes.size(); ++i) {
+    if (IsContainer(tree.nodes[i].kind)) continue;
+    leaves[i] = 1;
+    kept[i] = leaf < keep.size() && keep[leaf] ? 1 : 0;
+    ++leaf;
+  }
+  for (size_t i = tree.nodes.size(); i-- > 1;) {
+    leaves[parent[i]] += leaves[i];
+    kept[parent[i]] += kept[i];
+  }
   if (kept[0] == leaves[0]) return tree;
   if (!IsContainer(tree.nodes[0].kind)) return StateTree{.nodes = {Node{}}};
   // A container without leaves is kept if the nearest enclosing one that has leaves keeps them all.
@@ -194,6 +196,36 @@ StateTree PruneTree(const StateTree& tree, const std::vector<bool>& keep) {
     }
   }
   return pruned;
+}
+
+Result<const schema::StructureRecord*> internal::CheckedStructure(
+    std::span<const std::byte> bytes) {
+  CAIRN_TRY_ASSIGN(const schema::StructureRecord* record,
+                   kv::CheckedRecord<schema::StructureRecord>(
+                       bytes, schema::StructureRecordIdentifier(), "StructureRecord"));
+  const auto* kinds = record->kinds();
+  const auto* key_kinds = record->key_kinds();
+  const auto* keys = record->keys();
+  const auto* counts = record->child_counts();
+  if (kinds == nullptr || key_kinds == nullptr || keys == nullptr || counts == nullptr ||
+      kinds->size() != key_kinds->size() || kinds->size() != keys->size() ||
+      kinds->size() != counts->size()) {
+    return Fail(ErrorCode::kDataLoss, "StructureRecord is damaged: its vectors differ in length");
+  }
+  uint64_t key_bytes = 0;
+  for (uint32_t i = 0; i < kinds->size(); ++i) {
+    if (kinds->Get(i) > schema::NodeKind::MAX || key_kinds->Get(i) > schema::KeyKind::MAX) {
+      return Fail(
+          ErrorCode::kUnimplemented,
+          "a state dict contains a node kind that is unknown to this version; upgrade to read it");
+    }
+    // Nodes of a hostile record may refer to the same key, which would be copied for each.
+    key_bytes += keys->Get(i)->size();
+    if (key_bytes > bytes.size()) {
+      return Fail(ErrorCode::kDataLoss, "StructureRecord is damaged: its keys are longer than it");
+    }
+  }
+  return record;
 }
 
 std::vector<std::byte> EncodeTree(const StateTree& tree, std::span<const Extension> extensions) {

@@ -23,6 +23,10 @@
 #include "core/tensor/sharding.h"
 #include "core/tensor/tensor.h"
 
+namespace cairn::schema {
+struct StructureRecord;
+}  // namespace cairn::schema
+
 namespace cairn::core {
 
 // The values of schema::NodeKind and schema::KeyKind; the source asserts that they are equal.
@@ -47,6 +51,8 @@ constexpr bool IsTensor(NodeKind kind) {
   return kind == NodeKind::kTensor || kind == NodeKind::kNumpyArray ||
          kind == NodeKind::kNumpyScalar;
 }
+/// With its article: "a dict", "an OrderedDict".
+const char* KindName(NodeKind kind);
 
 struct Node {
   NodeKind kind = NodeKind::kDict;
@@ -61,6 +67,10 @@ struct StateTree {
   std::vector<Node> nodes;
   friend bool operator==(const StateTree&, const StateTree&) = default;
 };
+
+/// Returns the index of each node's parent; 0 for the root. kDataLoss: the child counts do not add
+/// up.
+Result<std::vector<uint32_t>> ParentsOf(const StateTree& tree);
 
 /// A leaf of a tree: its node and FQN.
 struct Leaf {
@@ -138,4 +148,32 @@ class StateDict {
   std::map<uint32_t, Sharding> shardings;
 };
 
+/// A state dict whose tensors are written. A TensorView allows only reads. The code that creates a
+/// StateTarget guarantees that the memory of every view and part of `state` is writable, and that
+/// elements of one tensor do not overlap.
+///
+/// Ownership: borrows `state`, which outlives it. Threads: as for `state`.
+class StateTarget {
+ public:
+  explicit StateTarget(StateDict& state) : state_(&state) {}
+
+  StateDict& state() const { return *state_; }
+  /// Returns `view` as a target. Requires a view or part of `state`, or a view inside one.
+  TensorTarget Writable(const TensorView& view) const {
+    return {view.dtype, view.shape, view.strides, const_cast<std::byte*>(view.data), view.device};
+  }
+
+ private:
+  StateDict* state_;
+};
+
+namespace internal {
+
+/// Verifies a StructureRecord and returns it; it borrows `bytes`. Its vectors are present and
+/// have the same length, all kinds are known, and all keys together are not longer than `bytes`;
+/// child counts are not checked. kDataLoss: `bytes` are not such a record. kUnimplemented: a newer
+/// version wrote it. Cost: two walks over the record.
+Result<const schema::StructureRecord*> CheckedStructure(std::span<const std::byte> bytes);
+
+}  // namespace internal
 }  // namespace cairn::core

@@ -1,13 +1,15 @@
-// Matches trees leaf by leaf, and copies strided tensors.
-
 #include "core/state_dict/state_dict_copy.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <map>
 #include <set>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "core/device/internal/device_queues.h"
 #include "core/state_dict/internal/leaves.h"
@@ -23,112 +25,37 @@ std::unexpected<Error> Differs(std::string fqn, std::string how) {
                     .key = std::move(fqn)});
 }
 
-// A tree with the children of each node, and the leaf number of each node.
-class Navigator {
- public:
-  // Requires a tree that FlattenTree accepts.
-  explicit Navigator(const StateTree& tree)
-      : tree_(tree), first_child_(tree.nodes.size() + 1), leaf_(tree.nodes.size()) {
-    uint32_t leaves = 0;
-    for (size_t i = 0; i < tree.nodes.size(); ++i) {
-      first_child_[i + 1] = first_child_[i] + tree.nodes[i].child_count;
-      leaf_[i] = leaves;
-      leaves += IsContainer(tree.nodes[i].kind) ? 0 : 1;
-    }
-    children_.resize(first_child_.back());
-    // Nodes whose children are not complete, with the index of the next child in children_.
-    std::vector<std::pair<uint32_t, uint32_t>> open;
-    for (uint32_t i = 0; i < tree.nodes.size(); ++i) {
-      while (!open.empty() && open.back().second == first_child_[open.back().first + 1]) {
-        open.pop_back();
-      }
-      if (!open.empty()) children_[open.back().second++] = i;
-      open.emplace_back(i, first_child_[i]);
-    }
-  }
-
-  const Node& node(uint32_t i) const { return tree_.nodes[i]; }
-  std::span<const uint32_t> children(uint32_t i) const {
-    return std::span(children_).subspan(first_child_[i], tree_.nodes[i].child_count);
-  }
-  uint32_t leaf(uint32_t i) const { return leaf_[i]; }
-
- private:
-  const StateTree& tree_;
-  std::vector<uint32_t> first_child_;
-  std::vector<uint32_t> children_;
-  std::vector<uint32_t> leaf_;  // number of leaves before the node
-};
-
-std::string_view KindName(NodeKind kind) {
-  if (IsMapping(kind)) return "a dict";
-  if (IsContainer(kind)) return "a list";
-  switch (kind) {
-    case NodeKind::kTensor:
-      return "a tensor";
-    case NodeKind::kNumpyArray:
-      return "a numpy array";
-    case NodeKind::kNumpyScalar:
-      return "a numpy scalar";
-    default:
-      return "a plain value";
-  }
-}
-
-// Nodes of two trees that have to match.
-struct Pair {
-  uint32_t a = 0;
-  uint32_t b = 0;
+struct Place {
+  const Node* node = nullptr;
+  uint32_t leaf = 0;  // number of leaves before the node
   std::string fqn;
 };
 
-std::string Below(const Pair& parent, const Node& child) {
-  return parent.a == 0 ? child.key : parent.fqn + "." + child.key;
-}
-
-// Appends the pairs of children of two containers, the last first.
-Result<void> PairChildren(const Navigator& a, const Navigator& b, const Pair& pair,
-                          std::vector<Pair>& pairs) {
-  const auto of_a = a.children(pair.a);
-  const auto of_b = b.children(pair.b);
-  const size_t begin = pairs.size();
-  if (!IsMapping(a.node(pair.a).kind)) {
-    if (of_a.size() != of_b.size()) {
-      return Differs(pair.fqn, fmt::format("lists of {} and {} items", of_a.size(), of_b.size()));
+// Returns the nodes in preorder, each with the keys and their kinds on the path to it. Requires a
+// tree that FlattenTree accepts.
+std::vector<std::pair<std::string, Place>> PlacesOf(const StateTree& tree) {
+  const auto parents = ParentsOf(tree);
+  CAIRN_CHECK(parents.has_value());
+  std::vector<std::pair<std::string, Place>> places;
+  uint32_t leaves = 0;
+  for (size_t i = 0; i < tree.nodes.size(); ++i) {
+    const Node& node = tree.nodes[i];
+    std::string path, fqn = node.key;
+    if (i > 0) {
+      const auto& [parent_path, parent] = places[(*parents)[i]];
+      path = parent_path + static_cast<char>(node.key_kind) + node.key + '\0';
+      if ((*parents)[i] > 0) fqn = parent.fqn + "." + node.key;
     }
-    for (size_t i = 0; i < of_a.size(); ++i) {
-      pairs.push_back({of_a[i], of_b[i], Below(pair, a.node(of_a[i]))});
-    }
-  } else {
-    using Key = std::pair<KeyKind, std::string_view>;
-    std::map<Key, uint32_t> by_key;
-    for (const uint32_t child : of_b) {
-      by_key.emplace(Key(b.node(child).key_kind, b.node(child).key), child);
-    }
-    for (const uint32_t child : of_a) {
-      const Node& node = a.node(child);
-      const auto found = by_key.find({node.key_kind, node.key});
-      if (found == by_key.end()) return Differs(Below(pair, node), "only the first has this key");
-      pairs.push_back({child, found->second, Below(pair, node)});
-      by_key.erase(found);
-    }
-    if (!by_key.empty()) {
-      for (const uint32_t child : of_b) {
-        const Node& node = b.node(child);
-        if (!by_key.contains({node.key_kind, node.key})) continue;
-        return Differs(Below(pair, node), "only the second has this key");
-      }
-    }
+    places.emplace_back(std::move(path), Place{&node, leaves, std::move(fqn)});
+    leaves += IsContainer(node.kind) ? 0 : 1;
   }
-  std::reverse(pairs.begin() + static_cast<ptrdiff_t>(begin), pairs.end());
-  return {};
+  return places;
 }
 
-bool SameMesh(const DeviceMesh* a, const DeviceMesh* b) {
-  if (a == b) return true;
-  if (a == nullptr || b == nullptr || a->ranks() != b->ranks()) return false;
-  return std::ranges::equal(a->dims(), b->dims(), {}, &DeviceMesh::Dim::size,
-                            &DeviceMesh::Dim::size);
+// Kinds with the same general kind may differ between the two dicts.
+NodeKind GeneralKind(NodeKind kind) {
+  if (IsMapping(kind)) return NodeKind::kDict;
+  return IsContainer(kind) ? NodeKind::kList : kind;
 }
 
 Result<void> SameSharding(const Sharding* a, const Sharding* b, const std::string& fqn) {
@@ -140,11 +67,13 @@ Result<void> SameSharding(const Sharding* a, const Sharding* b, const std::strin
     return Differs(fqn, fmt::format("global shapes [{}] and [{}]", fmt::join(a->global_shape, ", "),
                                     fmt::join(b->global_shape, ", ")));
   }
-  if (!SameMesh(a->mesh.get(), b->mesh.get()) || a->placements != b->placements) {
+  const bool same_mesh =
+      a->mesh && b->mesh ? a->mesh->IsSame(*b->mesh) : a->mesh.get() == b->mesh.get();
+  if (!same_mesh || a->placements != b->placements) {
     return Differs(fqn, "meshes or placements are not the same");
   }
   if (a->mesh == nullptr &&
-      !std::ranges::equal(a->parts, b->parts, {}, &Sharding::Part::box, &Sharding::Part::box)) {
+      !std::ranges::equal(a->parts, b->parts, {}, &ShardView::box, &ShardView::box)) {
     return Differs(fqn, "their shards are not the same boxes");
   }
   return {};
@@ -164,27 +93,33 @@ Result<void> SameLeaf(const StateDict& a, uint32_t of_a, const StateDict& b, uin
 
 // Returns the leaf of `b` for each leaf of `a`. Requires that both satisfy StateDict::Leaves.
 Result<std::vector<uint32_t>> MatchLeaves(const StateDict& a, const StateDict& b) {
-  const Navigator in_a(a.tree);
-  const Navigator in_b(b.tree);
+  const auto in_a = PlacesOf(a.tree);
+  const auto in_b = PlacesOf(b.tree);
+  std::unordered_map<std::string_view, const Place*> unmatched;  // of b
+  for (const auto& [path, place] : in_b) unmatched.emplace(path, &place);
   std::vector<uint32_t> matches(a.slot.size());
-  std::vector<Pair> pairs = {{.a = 0, .b = 0, .fqn = a.tree.nodes[0].key}};
-  while (!pairs.empty()) {
-    const Pair pair = std::move(pairs.back());
-    pairs.pop_back();
-    const NodeKind kind = in_a.node(pair.a).kind;
-    const NodeKind other = in_b.node(pair.b).kind;
-    if (KindName(kind) != KindName(other)) {
-      return Differs(pair.fqn, fmt::format("{} and {}", KindName(kind), KindName(other)));
+  for (const auto& [path, place] : in_a) {
+    const auto found = unmatched.find(path);
+    if (found == unmatched.end()) return Differs(place.fqn, "only the first has this key");
+    const Place& other = *found->second;
+    unmatched.erase(found);
+    const NodeKind kind = GeneralKind(place.node->kind);
+    const NodeKind other_kind = GeneralKind(other.node->kind);
+    if (kind != other_kind) {
+      return Differs(place.fqn, fmt::format("{} and {}", KindName(kind), KindName(other_kind)));
     }
     if (IsContainer(kind)) {
-      CAIRN_TRY(PairChildren(in_a, in_b, pair, pairs));
-      continue;
+      const uint32_t count = place.node->child_count, other_count = other.node->child_count;
+      if (IsMapping(kind) || count == other_count) continue;
+      return Differs(place.fqn, fmt::format("lists of {} and {} items", count, other_count));
     }
-    const uint32_t leaf = in_a.leaf(pair.a);
-    matches[leaf] = in_b.leaf(pair.b);
+    matches[place.leaf] = other.leaf;
     if (IsTensor(kind)) {
-      CAIRN_TRY(SameLeaf(a, a.slot[leaf], b, b.slot[matches[leaf]], pair.fqn));
+      CAIRN_TRY(SameLeaf(a, a.slot[place.leaf], b, b.slot[other.leaf], place.fqn));
     }
+  }
+  for (const auto& [path, place] : in_b) {
+    if (unmatched.contains(path)) return Differs(place.fqn, "only the second has this key");
   }
   return matches;
 }

@@ -13,7 +13,6 @@
 #include "core/device/device.h"
 #include "core/state_dict/host_state.h"
 #include "core/state_dict/state_dict.h"
-#include "core/state_dict/state_target.h"
 
 namespace cairn::core {
 

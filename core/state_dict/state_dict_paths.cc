@@ -1,5 +1,3 @@
-// Builds trees from the leaves of other trees.
-
 #include "core/state_dict/state_dict_paths.h"
 
 #include <fmt/format.h>
@@ -33,89 +31,56 @@ StateDict Keep(const StateDict& state, const std::vector<Leaf>& leaves,
 }
 
 // Removes a prefix from the FQNs of a tree. Requires that all leaves have it.
-class Stripper {
- public:
-  Stripper(const StateTree& tree, std::string_view prefix) : tree_(tree), prefix_(prefix) {}
-
-  Result<StateTree> Strip() {
-    stripped_.nodes.push_back(Node{});
-    for (const Node& node : tree_.nodes) Visit(node);
-    // The only container at the prefix becomes the root, so that a list remains a list.
-    if (dissolved_at_prefix_ == 1 && !has_cut_keys_) {
-      stripped_.nodes[0].kind = kind_at_prefix_;
-    } else {
-      for (const uint32_t child : root_children_) {
-        Node& node = stripped_.nodes[child];
-        if (node.key_kind == KeyKind::kIndex) node.key_kind = KeyKind::kInt;
-      }
-    }
-    CAIRN_TRY(CheckRootKeys());
-    return std::move(stripped_);
-  }
-
- private:
-  // A container on the path from the root to the current node.
-  struct Open {
-    uint32_t left;  // children that have not been visited
-    std::string fqn;
-    std::optional<uint32_t> moved;  // its new index; nothing if it is dissolved
-  };
-
-  void Visit(const Node& node) {
-    while (!open_.empty() && open_.back().left == 0) open_.pop_back();
-    const bool is_root = open_.empty();
-    if (!is_root) --open_.back().left;
-    std::string fqn = node.key;
-    if (open_.size() > 1) fqn = open_.back().fqn + "." + node.key;
-    std::optional<uint32_t> moved;
-    if (!is_root && open_.back().moved) {
-      moved = Append(node, *open_.back().moved, node.key, node.key_kind);
-    } else if (is_root || prefix_.starts_with(fqn + ".")) {
-      // Dissolve a container above the prefix, or at it.
-      if (!is_root && prefix_.size() == fqn.size() + 1) {
-        ++dissolved_at_prefix_;
-        kind_at_prefix_ = node.kind;
-      }
-    } else if (fqn.starts_with(prefix_)) {
-      const size_t begin_of_key = fqn.size() - node.key.size();
-      const bool cut = begin_of_key < prefix_.size();
-      has_cut_keys_ |= cut;
-      moved = Append(node, 0, fqn.substr(prefix_.size()), cut ? KeyKind::kString : node.key_kind);
-      root_children_.push_back(*moved);
-    }
-    open_.push_back({node.child_count, std::move(fqn), moved});
-  }
-
-  uint32_t Append(const Node& node, uint32_t parent, std::string key, KeyKind key_kind) {
-    ++stripped_.nodes[parent].child_count;
-    stripped_.nodes.push_back(
+Result<StateTree> Strip(const StateTree& tree, std::string_view prefix) {
+  CAIRN_TRY_ASSIGN(const std::vector<uint32_t> parents, ParentsOf(tree));
+  StateTree stripped{.nodes = {Node{}}};
+  const auto append = [&](const Node& node, uint32_t parent, std::string key, KeyKind key_kind) {
+    ++stripped.nodes[parent].child_count;
+    stripped.nodes.push_back(
         {.kind = node.kind, .key_kind = key_kind, .key = std::move(key), .child_count = 0});
-    return static_cast<uint32_t>(stripped_.nodes.size() - 1);
-  }
-
-  Result<void> CheckRootKeys() const {
-    std::set<std::pair<KeyKind, std::string_view>> seen;
-    for (const uint32_t child : root_children_) {
-      const Node& node = stripped_.nodes[child];
-      if (seen.emplace(node.key_kind, node.key).second) continue;
-      return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                        .message = fmt::format("without the prefix '{}' two containers of the "
-                                               "state dict have this key; rename one",
-                                               prefix_),
-                        .key = node.key});
+    return static_cast<uint32_t>(stripped.nodes.size() - 1);
+  };
+  std::vector<std::string> fqns(tree.nodes.size());
+  std::vector<std::optional<uint32_t>> moved(tree.nodes.size());  // nothing for a dissolved one
+  std::vector<uint32_t> root_children;
+  size_t dissolved_at_prefix = 0;  // containers whose FQN and "." are the prefix
+  NodeKind kind_at_prefix = NodeKind::kDict;
+  bool has_cut_keys = false;
+  for (uint32_t i = 1; i < tree.nodes.size(); ++i) {
+    const Node& node = tree.nodes[i];
+    const uint32_t parent = parents[i];
+    std::string& fqn = fqns[i];
+    fqn = parent == 0 ? node.key : fqns[parent] + "." + node.key;
+    if (moved[parent]) {
+      moved[i] = append(node, *moved[parent], node.key, node.key_kind);
+    } else if (prefix.starts_with(fqn + ".")) {
+      if (prefix.size() != fqn.size() + 1) continue;
+      ++dissolved_at_prefix;
+      kind_at_prefix = node.kind;
+    } else if (fqn.starts_with(prefix)) {
+      const bool is_cut = fqn.size() - node.key.size() < prefix.size();
+      has_cut_keys |= is_cut;
+      moved[i] =
+          append(node, 0, fqn.substr(prefix.size()), is_cut ? KeyKind::kString : node.key_kind);
+      root_children.push_back(*moved[i]);
     }
-    return {};
   }
-
-  const StateTree& tree_;
-  std::string_view prefix_;
-  StateTree stripped_;
-  std::vector<Open> open_;
-  std::vector<uint32_t> root_children_;
-  size_t dissolved_at_prefix_ = 0;  // containers whose FQN and "." are the prefix
-  NodeKind kind_at_prefix_ = NodeKind::kDict;
-  bool has_cut_keys_ = false;
-};
+  // The only container at the prefix becomes the root, so that a list remains a list.
+  const bool has_kind = dissolved_at_prefix == 1 && !has_cut_keys;
+  if (has_kind) stripped.nodes[0].kind = kind_at_prefix;
+  std::set<std::pair<KeyKind, std::string_view>> seen;
+  for (const uint32_t child : root_children) {
+    Node& node = stripped.nodes[child];
+    if (!has_kind && node.key_kind == KeyKind::kIndex) node.key_kind = KeyKind::kInt;
+    if (seen.emplace(node.key_kind, node.key).second) continue;
+    return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                      .message = fmt::format("without the prefix '{}' two containers of the "
+                                             "state dict have this key; rename one",
+                                             prefix),
+                      .key = node.key});
+  }
+  return stripped;
+}
 
 }  // namespace
 
@@ -176,7 +141,7 @@ Result<StateDict> StripPrefix(const StateDict& state, std::string_view prefix) {
     keep[i] = leaves[i].fqn.size() > prefix.size() && leaves[i].fqn.starts_with(prefix);
   }
   StateDict kept = Keep(state, leaves, keep);
-  CAIRN_TRY_ASSIGN(kept.tree, Stripper(kept.tree, prefix).Strip());
+  CAIRN_TRY_ASSIGN(kept.tree, Strip(kept.tree, prefix));
   return kept;
 }
 

@@ -1,5 +1,3 @@
-// Encodes, decodes and formats values that are not tensors.
-
 #include "core/state_dict/value.h"
 
 #include <fmt/format.h>

@@ -1,5 +1,3 @@
-// Builds and queries the tree of boxes.
-
 #include "core/tensor/box_index.h"
 
 #include <algorithm>
@@ -7,17 +5,10 @@
 #include <limits>
 
 namespace cairn::core {
-namespace {
-
-bool HasElements(std::span<const uint64_t> sizes) {
-  return std::ranges::find(sizes, uint64_t{0}) == sizes.end();
-}
-
-}  // namespace
 
 BoxIndex::BoxIndex(BoxList boxes) : boxes_(std::move(boxes)) {
   for (size_t i = 0; i < boxes_.size(); ++i) {
-    if (HasElements(boxes_.sizes(i))) order_.push_back(i);
+    if (!HasNoElements(boxes_.sizes(i))) order_.push_back(i);
   }
   if (order_.empty()) return;
   // Halving until at most kLeafBoxes remain creates at most this many leaves, rounded up to a full
@@ -85,7 +76,7 @@ bool BoxIndex::Overlaps(const uint64_t* bounds, std::span<const uint64_t> offset
 void BoxIndex::ForEachOverlap(std::span<const uint64_t> offsets, std::span<const uint64_t> sizes,
                               const std::function<void(size_t)>& visit) const {
   CAIRN_CHECK(offsets.size() == boxes_.dimensions() && sizes.size() == boxes_.dimensions());
-  if (order_.empty() || !HasElements(sizes)) return;
+  if (order_.empty() || HasNoElements(sizes)) return;
   struct Step {
     size_t node;
     Range range;

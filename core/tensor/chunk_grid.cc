@@ -1,5 +1,3 @@
-// Computes the chunk grid; the header states the rule.
-
 #include "core/tensor/chunk_grid.h"
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
-/// Statistics of the elements of a tensor, and elements as text and numbers, for every dtype.
+/// Statistics and histograms of the elements of a tensor, and elements as text and numbers, for
+/// every dtype.
 ///
 /// One element counts as one value, with these exceptions: float4_e2m1fn_x2 has two values per
 /// byte, and both count. A complex number counts once, as its magnitude (NaN if a part is NaN,
@@ -14,6 +15,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/tensor/tensor.h"
 #include "kv/base/chunk_record.h"
@@ -73,6 +75,33 @@ class StatisticsAccumulator {
  private:
   uint64_t element_bytes_ = 0;  // 0: an unknown dtype, whose bytes are ignored
   std::unique_ptr<Impl> impl_;
+};
+
+/// Counts of finite values in bins of equal width. Bin i contains the values from low + i * width,
+/// included, to low + (i + 1) * width, excluded; the last bin includes its end.
+struct Histogram {
+  double low = 0;
+  double width = 0;  // 0 if there is one bin, for one value
+  std::vector<uint64_t> counts;
+};
+
+/// Accumulates the histogram of a stream of elements. The top of this file defines
+/// which elements count as values. Threads: one at a time. Memory: constant.
+class HistogramAccumulator {
+ public:
+  /// The bins, at most `max_bins` (at least 1), contain all values from `low` to `high`, which are
+  /// finite; values beyond count in the first or the last bin. Bins of integers have a whole width.
+  /// 64-bit integers are rounded to a double.
+  HistogramAccumulator(DType dtype, double low, double high, size_t max_bins);
+
+  /// Adds complete elements, which need no alignment. Requires that bytes.size() is a multiple of
+  /// ElementBytes(dtype).
+  void Add(std::span<const std::byte> bytes);
+  const Histogram& histogram() const { return histogram_; }
+
+ private:
+  DType dtype_ = DType::kUnknown;
+  Histogram histogram_;
 };
 
 /// Formats one element as the shortest text that parses to the same value of its type: "(1+2j)",

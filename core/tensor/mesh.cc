@@ -1,9 +1,6 @@
-// Maps between ranks and positions of a mesh.
-
 #include "core/tensor/mesh.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <numeric>
@@ -94,17 +91,6 @@ uint32_t DeviceMesh::RankAt(std::span<const uint32_t> coordinate) const {
   return ranks_[position];
 }
 
-Result<size_t> DeviceMesh::FindDim(std::string_view name) const {
-  const auto found = std::ranges::find(dims_, name, &Dim::name);
-  if (found == dims_.end() || name.empty()) {
-    std::vector<std::string_view> names;
-    for (const Dim& dim : dims_) names.push_back(dim.name);
-    return Invalid(fmt::format("the mesh has no dimension named '{}'; it has '{}'", name,
-                               fmt::join(names, "', '")));
-  }
-  return static_cast<size_t>(found - dims_.begin());
-}
-
 std::vector<uint32_t> DeviceMesh::GroupOf(uint32_t rank, std::span<const size_t> along) const {
   auto coordinate = CoordinateOf(rank);
   CAIRN_CHECK(coordinate.has_value());
@@ -122,6 +108,11 @@ std::vector<uint32_t> DeviceMesh::GroupOf(uint32_t rank, std::span<const size_t>
     }
     if (i == 0) return group;
   }
+}
+
+bool DeviceMesh::IsSame(const DeviceMesh& other) const {
+  return this == &other || (ranks_ == other.ranks_ &&
+                            std::ranges::equal(dims_, other.dims_, {}, &Dim::size, &Dim::size));
 }
 
 }  // namespace cairn::core

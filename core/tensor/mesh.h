@@ -6,7 +6,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -43,13 +42,15 @@ class DeviceMesh {
   std::optional<std::vector<uint32_t>> CoordinateOf(uint32_t rank) const;
   /// Requires one index per dimension, each less than the size of the dimension.
   uint32_t RankAt(std::span<const uint32_t> coordinate) const;
-  /// kInvalidArgument: no dimension has this name.
-  Result<size_t> FindDim(std::string_view name) const;
 
   /// The ranks whose coordinates equal the coordinates of `rank` except in the dimensions `along`,
   /// in the order of their positions; `rank` is one of them. Requires that the mesh contains
   /// `rank`.
   std::vector<uint32_t> GroupOf(uint32_t rank, std::span<const size_t> along) const;
+
+  /// True if the meshes have the same ranks at the same coordinates, whatever the names of their
+  /// dimensions.
+  bool IsSame(const DeviceMesh& other) const;
 
  private:
   DeviceMesh() = default;

@@ -1,12 +1,8 @@
-// Copies between strided memory and row-major bytes, one contiguous run at a time.
-
 #include "core/tensor/strided_copy.h"
 
 #include <algorithm>
 #include <array>
 #include <cstring>
-
-#include "core/tensor/internal/strided_region.h"
 
 namespace cairn::core {
 namespace {
@@ -88,24 +84,6 @@ void CopyRun(std::byte* target, const std::byte* source, uint64_t count) {
   }
 }
 
-std::vector<uint64_t> StridesBytes(std::span<const uint64_t> shape,
-                                   std::span<const uint64_t> strides, uint64_t element_bytes) {
-  std::vector<uint64_t> result = strides.empty()
-                                     ? RowMajorStrides(shape)
-                                     : std::vector<uint64_t>(strides.begin(), strides.end());
-  for (uint64_t& stride : result) stride *= element_bytes;
-  return result;
-}
-
-uint64_t Position(std::span<const uint64_t> offsets, std::span<const uint64_t> origin,
-                  std::span<const uint64_t> strides_bytes) {
-  uint64_t position = 0;
-  for (size_t d = 0; d < offsets.size(); ++d) {
-    position += (offsets[d] - origin[d]) * strides_bytes[d];
-  }
-  return position;
-}
-
 }  // namespace
 
 void GatherBytes(const TensorView& source, uint64_t begin_bytes, std::span<std::byte> target) {
@@ -139,7 +117,7 @@ void ScatterBytes(std::span<const std::byte> payload, const TensorTarget& target
 
 void CopyTensor(const TensorView& source, const TensorTarget& target) {
   CAIRN_CHECK(source.dtype == target.dtype && source.shape == target.shape);
-  if (std::ranges::find(source.shape, uint64_t{0}) != source.shape.end()) return;
+  if (HasNoElements(source.shape)) return;
   const bool source_is_row_major = IsContiguous(source.shape, source.strides);
   const bool target_is_row_major = IsContiguous(target.shape, target.strides);
   if (source.data == target.data && source_is_row_major == target_is_row_major &&
@@ -160,19 +138,6 @@ void CopyTensor(const TensorView& source, const TensorTarget& target) {
       ScatterBytes(bytes, target, at);
     }
   }
-}
-
-void CopyBox(DType dtype, std::span<const std::byte> source, const Box& source_box,
-             const TensorTarget& target, const Box& target_box, const Box& box) {
-  if (std::ranges::find(box.sizes, uint64_t{0}) != box.sizes.end()) return;
-  const uint64_t element_bytes = schema::ElementBytes(dtype);
-  const auto source_strides = StridesBytes(source_box.sizes, {}, element_bytes);
-  const auto target_strides = StridesBytes(target_box.sizes, target.strides, element_bytes);
-  const internal::StridedRegion region(
-      box.sizes, source_strides, target_strides, element_bytes,
-      static_cast<int64_t>(Position(box.offsets, source_box.offsets, source_strides)),
-      target.data + Position(box.offsets, target_box.offsets, target_strides));
-  region.CopyFrom(source, 0);
 }
 
 }  // namespace cairn::core

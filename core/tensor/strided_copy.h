@@ -23,9 +23,4 @@ void ScatterBytes(std::span<const std::byte> payload, const TensorTarget& target
 /// accepts, and memory that does not overlap, except that both may be the same tensor.
 void CopyTensor(const TensorView& source, const TensorTarget& target);
 
-/// Copies `box` (in global coordinates) from a row-major chunk, whose box is `source_box`, to
-/// `target`, whose box is `target_box`. Requires a `box` inside both.
-void CopyBox(DType dtype, std::span<const std::byte> source, const Box& source_box,
-             const TensorTarget& target, const Box& target_box, const Box& box);
-
 }  // namespace cairn::core

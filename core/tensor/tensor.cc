@@ -1,5 +1,3 @@
-// Arithmetic of shapes, strides and boxes.
-
 #include "core/tensor/tensor.h"
 
 #include <fmt/format.h>
@@ -28,8 +26,12 @@ constexpr auto kElementBytes = [] {
 
 }  // namespace
 
+bool HasNoElements(std::span<const uint64_t> sizes) {
+  return std::ranges::find(sizes, uint64_t{0}) != sizes.end();
+}
+
 Result<uint64_t> ElementCount(std::span<const uint64_t> shape) {
-  if (std::ranges::find(shape, uint64_t{0}) != shape.end()) return 0;
+  if (HasNoElements(shape)) return 0;
   uint64_t count = 1;
   for (const uint64_t size : shape) {
     if (__builtin_mul_overflow(count, size, &count) || count > kMaxCount) {
@@ -68,7 +70,7 @@ std::vector<uint64_t> RowMajorStrides(std::span<const uint64_t> shape) {
 
 bool IsContiguous(std::span<const uint64_t> shape, std::span<const uint64_t> strides) {
   if (strides.empty()) return true;
-  if (std::ranges::find(shape, uint64_t{0}) != shape.end()) return true;
+  if (HasNoElements(shape)) return true;
   uint64_t expected = 1;
   for (size_t d = shape.size(); d-- > 0;) {
     if (shape[d] != 1 && strides[d] != expected) return false;

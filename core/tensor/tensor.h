@@ -48,6 +48,8 @@ struct Box {
 Result<uint64_t> ElementCount(std::span<const uint64_t> shape);
 /// Bytes of a row-major tensor. kInvalidArgument: they exceed 2^63 - 1, or the dtype is unknown.
 Result<uint64_t> TensorBytes(DType dtype, std::span<const uint64_t> shape);
+/// True if a tensor or box of these sizes has no elements.
+bool HasNoElements(std::span<const uint64_t> sizes);
 /// Row-major strides in elements. Requires a shape that ElementCount accepts.
 std::vector<uint64_t> RowMajorStrides(std::span<const uint64_t> shape);
 /// True for row-major contiguous memory. Strides of dimensions of size 1, and of tensors without

@@ -54,10 +54,6 @@ struct Region {
   std::vector<uint64_t> end;
 };
 
-bool IsEmpty(std::span<const uint64_t> sizes) {
-  return std::ranges::find(sizes, uint64_t{0}) != sizes.end();
-}
-
 class Search {
  public:
   Search(const BoxList& boxes, std::span<const uint64_t> shape)
@@ -168,7 +164,7 @@ std::optional<TilingFlaw> FindTilingFlaw(std::span<const uint64_t> shape, const 
       }
     }
   }
-  if (IsEmpty(shape)) return std::nullopt;
+  if (HasNoElements(shape)) return std::nullopt;
   Search search(boxes, shape);
   if (search.RegionIsTiled()) return std::nullopt;
   return search.Locate();

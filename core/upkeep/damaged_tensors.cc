@@ -15,57 +15,29 @@ namespace {
 constexpr uint64_t kGroupBytes = 64 << 20;
 constexpr size_t kGroupTensors = 256;
 
-class DamageSearch {
- public:
-  DamageSearch(const CheckpointStore& store, const kv::StepInfo& step, const Progress& progress,
-               uint64_t total_bytes)
-      : store_(store), step_(step), progress_(progress, total_bytes) {}
+using Damaged = std::map<std::string, Error>;  // by FQN
 
-  /// Reads tensors that are not aliases.
-  Result<void> Search(std::span<const TensorInfo> owners) {
-    for (size_t begin = 0; begin < owners.size();) {
-      size_t end = begin;
-      uint64_t bytes = 0;
-      do {
-        bytes += owners[end++].nbytes;
-      } while (end < owners.size() && end - begin < kGroupTensors &&
-               bytes + owners[end].nbytes <= kGroupBytes);
-      CAIRN_TRY(SearchGroup(owners.subspan(begin, end - begin)));
-      CAIRN_TRY(progress_.Add(bytes));
-      begin = end;
-    }
-    return {};
+// Adds the damaged tensors of `group`, which has no aliases.
+Result<void> SearchGroup(const CheckpointStore& store, const kv::StepInfo& step,
+                         std::span<const TensorInfo> group, Damaged& damaged) {
+  const auto read = [&](std::span<const TensorInfo> tensors) {
+    return ReadRowMajor(LoaderOf(store, step), tensors,
+                        [](auto, auto, auto) -> Result<void> { return {}; });
+  };
+  Result<uint64_t> done = read(group);
+  if (done) return {};
+  if (done.error().code != ErrorCode::kDataLoss) return Fail(std::move(done).error());
+  for (const TensorInfo& tensor : group) {
+    if (group.size() > 1) done = read({&tensor, 1});
+    if (done) continue;
+    Error error = std::move(done).error();
+    if (error.code != ErrorCode::kDataLoss) return Fail(std::move(error));
+    error.key = tensor.fqn;
+    error.step = step.step;
+    damaged.emplace(tensor.fqn, std::move(error));
   }
-
-  const std::map<std::string, Error>& damaged() const { return damaged_; }
-
- private:
-  Result<void> Read(std::span<const TensorInfo> tensors) {
-    CAIRN_TRY(
-        ReadRowMajor(store_, step_, tensors, [](auto, auto, auto) -> Result<void> { return {}; }));
-    return {};
-  }
-
-  Result<void> SearchGroup(std::span<const TensorInfo> group) {
-    Result<void> read = Read(group);
-    if (read || read.error().code != ErrorCode::kDataLoss) return read;
-    for (const TensorInfo& tensor : group) {
-      if (group.size() > 1) read = Read({&tensor, 1});
-      if (read) continue;
-      if (read.error().code != ErrorCode::kDataLoss) return read;
-      Error error = std::move(read).error();
-      error.key = tensor.fqn;
-      error.step = step_.step;
-      damaged_.emplace(tensor.fqn, std::move(error));
-    }
-    return {};
-  }
-
-  const CheckpointStore& store_;
-  const kv::StepInfo& step_;
-  internal::ProgressMeter progress_;
-  std::map<std::string, Error> damaged_;  // by FQN
-};
+  return {};
+}
 
 }  // namespace
 
@@ -87,12 +59,23 @@ Result<std::vector<Error>> FindDamagedTensors(const CheckpointStore& store,
   }
   std::vector<TensorInfo> list;
   for (auto& [fqn, owner] : owners) list.push_back(std::move(owner));
-  DamageSearch search(store, step, progress, total_bytes);
-  CAIRN_TRY(search.Search(list));
+  internal::ProgressMeter meter(progress, total_bytes);
+  Damaged damaged;
+  for (size_t begin = 0; begin < list.size();) {
+    size_t end = begin;
+    uint64_t bytes = 0;
+    do {
+      bytes += list[end++].nbytes;
+    } while (end < list.size() && end - begin < kGroupTensors &&
+             bytes + list[end].nbytes <= kGroupBytes);
+    CAIRN_TRY(SearchGroup(store, step, std::span(list).subspan(begin, end - begin), damaged));
+    CAIRN_TRY(meter.Add(bytes));
+    begin = end;
+  }
   std::vector<Error> errors;
   for (const TensorInfo& tensor : tensors) {
-    const auto found = search.damaged().find(tensor.alias_of ? *tensor.alias_of : tensor.fqn);
-    if (found == search.damaged().end()) continue;
+    const auto found = damaged.find(tensor.alias_of ? *tensor.alias_of : tensor.fqn);
+    if (found == damaged.end()) continue;
     errors.push_back(found->second);
     errors.back().key = tensor.fqn;
   }

@@ -74,12 +74,6 @@ RequestLoader LoaderOf(const CheckpointStore& store, const kv::StepInfo& step) {
   return [&](std::span<const LoadRequest> requests) { return store.Load(step, requests); };
 }
 
-Result<uint64_t> ReadRowMajor(const CheckpointStore& store, const kv::StepInfo& step,
-                              std::span<const TensorInfo> tensors,
-                              const PayloadCallback& on_bytes) {
-  return ReadRowMajor(LoaderOf(store, step), tensors, on_bytes);
-}
-
 Result<uint64_t> ReadRowMajor(const RequestLoader& load, std::span<const TensorInfo> tensors,
                               const PayloadCallback& on_bytes) {
   CAIRN_TRY(CheckRepeats(tensors));

@@ -26,10 +26,6 @@ RequestLoader LoaderOf(const CheckpointStore& store, const kv::StepInfo& step);
 /// elements. Every byte is checked before it is passed on. Returns the bytes read from storage.
 /// Errors: see CheckRepeats and CheckpointStore::Load; an error of `on_bytes` ends the stream.
 /// Memory: a load, and 32 MiB.
-Result<uint64_t> ReadRowMajor(const CheckpointStore& store, const kv::StepInfo& step,
-                              std::span<const TensorInfo> tensors, const PayloadCallback& on_bytes);
-
-/// Does the same through `load`.
 Result<uint64_t> ReadRowMajor(const RequestLoader& load, std::span<const TensorInfo> tensors,
                               const PayloadCallback& on_bytes);
 

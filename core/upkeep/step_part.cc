@@ -8,9 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <memory>
 #include <optional>
-#include <span>
 #include <utility>
 
 #include "core/save/internal/device_save.h"

@@ -33,7 +33,7 @@ void ForEachDevice(const core::StateDict& state, uint32_t tensor, const Visit& v
   visit(state.tensors[tensor].device);
   const auto found = state.shardings.find(tensor);
   if (found == state.shardings.end()) return;
-  for (const core::Sharding::Part& part : found->second.parts) visit(part.view.device);
+  for (const core::ShardView& part : found->second.parts) visit(part.view.device);
 }
 
 class Flattener {

@@ -77,7 +77,7 @@ std::vector<int> Requests::Devices() const {
   for (const core::LoadRequest& request : list) devices.insert(request.target.device);
   for (const core::ShardTarget& shard : shards) devices.insert(shard.local.device);
   for (const core::Sharding& sharding : shardings) {
-    for (const core::Sharding::Part& part : sharding.parts) devices.insert(part.view.device);
+    for (const core::ShardView& part : sharding.parts) devices.insert(part.view.device);
   }
   devices.erase(core::kHostDevice);
   return {devices.begin(), devices.end()};

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "core/tensor/placement.h"
+#include "core/tensor/sharding.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 
@@ -35,9 +35,9 @@ core::Placement ToPlacement(nb::handle placement) {
                          .split_factor = ToUInt32(numbers[2])};
 }
 
-core::Sharding::Part ToPart(nb::handle part, core::DType dtype) {
+core::ShardView ToPart(nb::handle part, core::DType dtype) {
   const auto fields = nb::cast<nb::tuple>(part);
-  core::Sharding::Part result;
+  core::ShardView result;
   result.box = {.offsets = FromPyNumbers(fields[0]), .sizes = FromPyNumbers(fields[1])};
   result.view = {.dtype = dtype,
                  .shape = result.box.sizes,

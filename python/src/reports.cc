@@ -13,7 +13,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "core/inspect/diff.h"
+#include "core/inspect/compare.h"
 #include "core/inspect/stored_statistics.h"
 #include "core/load/load_options.h"
 #include "core/upkeep/scrub.h"

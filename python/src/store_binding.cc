@@ -15,6 +15,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "core/inspect/compare.h"
+#include "core/inspect/stored_statistics.h"
 #include "core/load/map.h"
 #include "core/upkeep/damaged_tensors.h"
 #include "kv/base/retention.h"
@@ -189,7 +191,7 @@ StepContents StoreBinding::List(std::optional<uint64_t> step, nb::list patterns)
 
 nb::dict StoreBinding::FindStatistics(const StepContents& contents) const {
   return contents.ToPyStatistics(Unwrap(Use([&](core::CheckpointStore& store) {
-    return store.FindStatistics(contents.step(), contents.tensors());
+    return core::FindStatistics(store.kv(), contents.step(), contents.tensors());
   })));
 }
 
@@ -289,7 +291,7 @@ core::UpdateReport StoreBinding::Update(const kv::StepInfo& base, const kv::Step
     CAIRN_TRY_ASSIGN(core::UpdateReport report,
                      store.Update(base, step, requests.list, watch.AsProgress(), transfer.streams));
     if (requests.shards.empty()) return report;
-    CAIRN_TRY_ASSIGN(const core::Diff diff, store.Compare(base.step, step.step));
+    CAIRN_TRY_ASSIGN(const core::Diff diff, core::CompareSteps(store.kv(), base.step, step.step));
     std::vector<core::ShardTarget> targets;
     for (const core::ShardTarget& shard : requests.shards) {
       const bool differs =
@@ -348,8 +350,9 @@ core::UncheckedMap StoreBinding::MapBytes(const kv::StepInfo& step,
 
 core::Diff StoreBinding::Compare(uint64_t step_a, uint64_t step_b, nb::list patterns) const {
   const core::KeyPatterns parsed = ParsePatterns(patterns);
-  return Unwrap(
-      Use([&](core::CheckpointStore& store) { return store.Compare(step_a, step_b, parsed); }));
+  return Unwrap(Use([&](core::CheckpointStore& store) {
+    return core::CompareSteps(store.kv(), step_a, step_b, parsed);
+  }));
 }
 
 void StoreBinding::BindVersions(nb::class_<StoreBinding>& store) {

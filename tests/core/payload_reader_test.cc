@@ -17,7 +17,7 @@ TEST_F(PayloadReaderTest, ReadsTheBytesOfManyTensorsInOrder) {
   std::vector<std::byte> seen[2];
   CAIRN_ASSERT_OK_AND_ASSIGN(
       const uint64_t bytes_read,
-      ReadRowMajor(*store, contents.step, contents.tensors,
+      ReadRowMajor(LoaderOf(*store, contents.step), contents.tensors,
                    [&](size_t tensor, uint64_t offset, std::span<const std::byte> bytes) {
                      EXPECT_EQ(offset, seen[tensor].size());
                      seen[tensor].insert(seen[tensor].end(), bytes.begin(), bytes.end());

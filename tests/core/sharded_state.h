@@ -70,16 +70,14 @@ class LocalTensor {
   /// Copies this rank's part of `global` to this memory.
   void FillFrom(const TestTensor& global, uint32_t rank) {
     for (const ShardView& piece : Pieces(rank)) {
-      CopyBox(dtype_, global.bytes, WholeBox(global.shape), TargetOf(piece.view), piece.box,
-              piece.box);
+      CopyTensor(Narrow(global.view(), piece.box), TargetOf(piece.view));
     }
   }
   /// True if it holds this rank's part of `global`.
   bool Equals(const TestTensor& global, uint32_t rank) const {
     for (const ShardView& piece : Pieces(rank)) {
       TestTensor expected(dtype_, piece.box.sizes);
-      CopyBox(dtype_, global.bytes, WholeBox(global.shape), expected.target(), piece.box,
-              piece.box);
+      CopyTensor(Narrow(global.view(), piece.box), expected.target());
       std::vector<std::byte> found(expected.bytes.size());
       GatherBytes(piece.view, 0, found);
       if (found != expected.bytes) return false;

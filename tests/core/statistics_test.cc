@@ -1,10 +1,9 @@
-#include "core/upkeep/statistics.h"
-
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
+#include "core/tensor/element_statistics.h"
 #include "core/tensor/internal/element.h"
 #include "tests/core/tensor/test_tensor.h"
 #include "tests/support/result_matchers.h"
@@ -180,21 +179,6 @@ TEST(ElementTest, FormatsAsText) {
   EXPECT_EQ(text(DType::kComplex64, std::complex<float>(1, -2)), "(1-2j)");
   EXPECT_EQ(text(DType::kFloat4E2M1FNx2, uint8_t{0xf1}), "[0.5, -6]");
   EXPECT_EQ(text(DType::kBFloat16, uint16_t{0x7fc0}), "nan");
-}
-
-class StoredStatisticsTest : public StoreTest {};
-
-TEST_F(StoredStatisticsTest, ReadsAStoredTensor) {
-  const std::vector<float> elements = {1, 2, 3, 0};
-  StateDict state;
-  state.root().Tensor(
-      "f", {DType::kFloat32, {4}, {}, reinterpret_cast<const std::byte*>(elements.data())});
-  Save(1, state);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const TensorInfo info, store->FindTensor(Step(1), "f"));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Statistics s, ComputeStatistics(*store, Step(1), info));
-  EXPECT_EQ(s.count, 4u);
-  EXPECT_EQ(s.zeros, 1u);
-  EXPECT_EQ(s.mean, 1.5);
 }
 
 }  // namespace

@@ -97,6 +97,8 @@ void FuzzOpen(std::string_view text) {
   if (!storage) UseError(storage.error());
 }
 
+}  // namespace
+
 void Fuzz(Input input) {
   const MemoryLimit limit(input.rest(), 256);
   switch (TakeSelector(input, 6)) {
@@ -118,10 +120,4 @@ void Fuzz(Input input) {
   }
 }
 
-}  // namespace
 }  // namespace cairn::fuzz
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  cairn::fuzz::Fuzz({data, size});
-  return 0;
-}

@@ -91,6 +91,8 @@ HttpResponse Perform(const HttpRequest& request, std::span<const std::byte> resp
   return result;
 }
 
+}  // namespace
+
 void Fuzz(Input input) {
   const uint8_t selector = TakeSelector(input, 4);
   std::array<std::byte, kTargetBytes + 1> target;
@@ -121,10 +123,4 @@ void Fuzz(Input input) {
   if (const auto listing = ParseS3Listing(response.body); !listing) UseError(listing.error());
 }
 
-}  // namespace
 }  // namespace cairn::fuzz
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  cairn::fuzz::Fuzz({data, size});
-  return 0;
-}

@@ -209,6 +209,8 @@ void FuzzLayout(Input input) {
   }
 }
 
+}  // namespace
+
 void Fuzz(Input input) {
   switch (TakeSelector(input, 8)) {
     case 0:
@@ -230,10 +232,4 @@ void Fuzz(Input input) {
   }
 }
 
-}  // namespace
 }  // namespace cairn::fuzz
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  cairn::fuzz::Fuzz({data, size});
-  return 0;
-}

@@ -63,6 +63,8 @@ void FuzzNames(std::string_view name) {
   EpochOfSession(name);
 }
 
+}  // namespace
+
 void Fuzz(Input input) {
   const uint8_t selector = TakeSelector(input, 8);
   const std::vector<std::byte> record = input.CopyRest();
@@ -92,10 +94,4 @@ void Fuzz(Input input) {
   }
 }
 
-}  // namespace
 }  // namespace cairn::fuzz
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  cairn::fuzz::Fuzz({data, size});
-  return 0;
-}

@@ -49,6 +49,8 @@ void CheckObject(const Decode& decode, const Encode& encode, std::span<const std
   CAIRN_FUZZ_CHECK(Is(encode(*again), *once));
 }
 
+}  // namespace
+
 void Fuzz(Input input) {
   const uint8_t selector = TakeSelector(input, 6);
   std::vector<std::byte> object = input.CopyRest();
@@ -60,10 +62,4 @@ void Fuzz(Input input) {
   CheckObject(&DecodePage, &EncodePage, object, kPageFrame);
 }
 
-}  // namespace
 }  // namespace cairn::fuzz
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  cairn::fuzz::Fuzz({data, size});
-  return 0;
-}

@@ -99,6 +99,8 @@ void FuzzJudgement(Input input) {
   CAIRN_FUZZ_CHECK(response.target_bytes == range.length_bytes);
 }
 
+}  // namespace
+
 void Fuzz(Input input) {
   const std::string_view text = input.rest_text().substr(std::min<size_t>(1, input.rest().size()));
   const MemoryLimit limit(input.rest(), 512);
@@ -125,10 +127,4 @@ void Fuzz(Input input) {
   }
 }
 
-}  // namespace
 }  // namespace cairn::fuzz
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  cairn::fuzz::Fuzz({data, size});
-  return 0;
-}

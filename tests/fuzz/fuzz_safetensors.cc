@@ -9,7 +9,9 @@ namespace {
 using namespace core;            // NOLINT(google-build-using-namespace): the code under test
 using namespace core::internal;  // NOLINT(google-build-using-namespace): the code under test
 
-void FuzzSafetensors(Input input) {
+}  // namespace
+
+void Fuzz(Input input) {
   const uint64_t data_bytes = input.Number<uint32_t>();
   Result<SafetensorsHeader> header;
   {
@@ -30,10 +32,4 @@ void FuzzSafetensors(Input input) {
   CAIRN_FUZZ_CHECK(Is(DecodeSafetensorsHeader(encoded->json, encoded->data_bytes), *header));
 }
 
-}  // namespace
 }  // namespace cairn::fuzz
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  cairn::fuzz::FuzzSafetensors({data, size});
-  return 0;
-}

@@ -129,6 +129,8 @@ void FuzzSegment(Input input) {
   }
 }
 
+}  // namespace
+
 void Fuzz(Input input) {
   switch (TakeSelector(input, 4)) {
     case 0:
@@ -142,10 +144,4 @@ void Fuzz(Input input) {
   }
 }
 
-}  // namespace
 }  // namespace cairn::fuzz
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  cairn::fuzz::Fuzz({data, size});
-  return 0;
-}

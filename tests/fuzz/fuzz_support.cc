@@ -116,3 +116,8 @@ void operator delete(void* memory, size_t, std::align_val_t) noexcept {
   cairn::fuzz::Release(memory);
 }
 #endif
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  cairn::fuzz::Fuzz({data, size});
+  return 0;
+}

@@ -1,7 +1,7 @@
 #pragma once
 /// What the fuzzers share: how they take their input apart, and what they check.
 ///
-/// Each fuzzer defines LLVMFuzzerTestOneInput. In a build with libFuzzer it is called with
+/// Each fuzzer defines Fuzz. In a build with libFuzzer it is called with
 /// mutations of the corpus; in every other build replay_main.cc calls it with the corpus and with
 /// random mutations. The first byte of an input selects the decoder, so that one fuzzer covers a
 /// family.
@@ -68,6 +68,9 @@ class Input {
   }
   std::span<const std::byte> rest_;
 };
+
+/// The fuzzer. Requires that it neither ends the process nor throws.
+void Fuzz(Input input);
 
 /// Checks that the memory that is allocated while the object exists does not exceed a limit.
 /// Memory of C libraries counts only in builds with AddressSanitizer. Threads: one at a time.

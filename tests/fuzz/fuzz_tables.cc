@@ -16,6 +16,8 @@ namespace {
 
 using namespace kv::internal;  // NOLINT(google-build-using-namespace): the code under test
 
+}  // namespace
+
 void Fuzz(Input input) {
   const uint64_t record_count = input.Byte();
   const std::vector<std::byte> table = input.CopyRest();
@@ -41,10 +43,4 @@ void Fuzz(Input input) {
   CAIRN_FUZZ_CHECK((*opened)->info() == info);
 }
 
-}  // namespace
 }  // namespace cairn::fuzz
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  cairn::fuzz::Fuzz({data, size});
-  return 0;
-}

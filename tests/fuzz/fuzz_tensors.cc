@@ -136,6 +136,8 @@ void FuzzPatterns(Input input) {
       prefixes, [&](const std::string& prefix) { return key.starts_with(prefix); }));
 }
 
+}  // namespace
+
 void Fuzz(Input input) {
   switch (TakeSelector(input, 6)) {
     case 0:
@@ -153,10 +155,4 @@ void Fuzz(Input input) {
   }
 }
 
-}  // namespace
 }  // namespace cairn::fuzz
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  cairn::fuzz::Fuzz({data, size});
-  return 0;
-}

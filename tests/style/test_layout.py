@@ -62,7 +62,7 @@ MAY_INCLUDE = {
     "core/upkeep": {"core/base", "core/tensor", "core/device", "core/state_dict", "core/step",
                     "core/save", "core"},
     "core/interop/safetensors": {"core/base", "core/tensor", "core/state_dict", "core/step",
-                                 "core", "core/upkeep"},
+                                 "core/inspect", "core", "core/upkeep"},
     "core/interop/model_directory": {"core/base", "core/state_dict", "core/step", "core/upkeep",
                                      "core/interop/safetensors"},
     "tools/common": set(),

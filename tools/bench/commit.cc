@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "core/checkpoint_store.h"
-#include "core/upkeep/simulated_rank.h"
+#include "core/upkeep/step_part.h"
 #include "kv/base/mutex.h"
 #include "kv/base/thread_annotations.h"
 #include "tools/bench/saved_model.h"
@@ -108,8 +108,7 @@ class SimulatedState {
   }
 
  private:
-  static std::vector<core::Sharding::Part> OwnRow(uint32_t rank, uint64_t own,
-                                                  const std::byte* row) {
+  static std::vector<core::ShardView> OwnRow(uint32_t rank, uint64_t own, const std::byte* row) {
     if (own == 0) return {};
     return {{.box = {{rank, 0}, {1, kRowElements}},
              .view = {.dtype = core::DType::kUInt8,
@@ -134,14 +133,18 @@ Result<void> WriteParts(const core::CheckpointStore& store, uint64_t ranks,
   const auto write = [&]() -> Result<void> {
     kv::StoreOptions join;
     CAIRN_TRY_ASSIGN(join.session, store.kv().OpenSession());
-    CAIRN_TRY_ASSIGN(const auto joined,
-                     kv::Store::Open(store.kv().directory(), kv::OpenMode::kJoinSession, join));
-    const std::string attempt = joined->NextAttempt(1);
+    CAIRN_TRY_ASSIGN(
+        const auto joined,
+        core::CheckpointStore::Open(store.kv().directory(), kv::OpenMode::kJoinSession, join));
+    const core::StepTicket ticket{.step = 1,
+                                  .world_size = static_cast<uint32_t>(ranks),
+                                  .session = join.session,
+                                  .attempt = joined->kv().NextAttempt(1)};
     std::vector<uint64_t> memory;
     for (uint32_t rank = next++; rank < ranks; rank = next++) {
-      const core::SimulatedPart part{
-          .step = 1, .attempt = attempt, .rank = rank, .world_size = static_cast<uint32_t>(ranks)};
-      CAIRN_TRY(core::PrepareRank(*joined, part, state.Of(rank, memory), options));
+      CAIRN_TRY_ASSIGN(const auto part, core::StepPart::Begin(*joined, ticket, rank, options));
+      CAIRN_TRY(part->Add(state.Of(rank, memory)));
+      CAIRN_TRY(part->Prepare());
       const MutexLock lock(failure.mutex);
       if (!progress.callback()(rank, ranks)) return Fail(ErrorCode::kCancelled, "cancelled");
       if (failure.error) return {};

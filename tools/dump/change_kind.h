@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-#include "core/inspect/diff.h"
+#include "core/inspect/compare.h"
 #include "tools/common/table.h"
 
 namespace cairn::tools {

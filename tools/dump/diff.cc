@@ -1,7 +1,5 @@
 // `kv-dump diff`: the keys and bytes that differ between two steps, and with --values by how much.
 
-#include "core/inspect/diff.h"
-
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -9,6 +7,7 @@
 #include <map>
 #include <optional>
 
+#include "core/inspect/compare.h"
 #include "core/state_dict/key_pattern.h"
 #include "core/step/contents.h"
 #include "kv/base/step_info.h"
@@ -171,8 +170,8 @@ Result<int> DumpDiff(const DumpRun& run, const std::string& address_a, const std
                      const std::vector<std::string>& patterns, bool values) {
   CAIRN_TRY_ASSIGN(const core::KeyPatterns parsed, core::KeyPatterns::Parse(patterns));
   CAIRN_TRY_ASSIGN(const Sides sides, OpenSides(address_a, address_b));
-  CAIRN_TRY_ASSIGN(const core::Diff diff,
-                   sides.opened.store->Compare(sides.a.step, sides.b.step, parsed));
+  CAIRN_TRY_ASSIGN(const core::Diff diff, core::CompareSteps(sides.opened.store->kv(), sides.a.step,
+                                                             sides.b.step, parsed));
   ValueDifferences differences;
   if (values) {
     CAIRN_TRY_ASSIGN(differences, CompareChangedValues(sides, parsed, diff));

@@ -7,7 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/inspect/diff.h"
+#include "core/inspect/compare.h"
+#include "core/inspect/stored_statistics.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/json.h"
 #include "tools/common/quantities.h"
@@ -30,7 +31,8 @@ Result<OptionalStatistics> FindStatistics(const OpenedStore& opened, const std::
   const core::KeyChange& change = version.change;
   if (!change.is_tensor || change.kind == core::KeyChange::Kind::kRemoved) return std::nullopt;
   CAIRN_TRY_ASSIGN(const core::TensorInfo tensor, opened.store->FindTensor(version.step, fqn));
-  CAIRN_TRY_ASSIGN(auto found, opened.store->FindStatistics(version.step, {&tensor, 1}));
+  CAIRN_TRY_ASSIGN(auto found,
+                   core::FindStatistics(opened.store->kv(), version.step, {&tensor, 1}));
   return found.front();
 }
 
@@ -92,11 +94,12 @@ class VersionTable {
 Result<void> ForEachVersion(
     const OpenedStore& opened, const std::string& fqn,
     const std::function<void(const core::KeyVersion&, const OptionalStatistics&)>& visit) {
-  return opened.store->History(fqn, [&](const core::KeyVersion& version) -> Result<void> {
-    CAIRN_TRY_ASSIGN(const OptionalStatistics statistics, FindStatistics(opened, fqn, version));
-    visit(version, statistics);
-    return {};
-  });
+  return core::FindVersions(
+      opened.store->kv(), fqn, [&](const core::KeyVersion& version) -> Result<void> {
+        CAIRN_TRY_ASSIGN(const OptionalStatistics statistics, FindStatistics(opened, fqn, version));
+        visit(version, statistics);
+        return {};
+      });
 }
 
 }  // namespace

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/inspect/diff.h"
+#include "core/inspect/compare.h"
 #include "core/state_dict/key_pattern.h"
 #include "core/step/contents.h"
 #include "kv/read/snapshot.h"
@@ -268,15 +268,16 @@ Result<Json> LiveRequests::History(const HttpRequest& request) {
   CAIRN_TRY_ASSIGN(const std::string fqn, Required(request, "key"));
   std::deque<Json> last;  // the last versions, the newest first
   uint64_t count = 0;
-  CAIRN_TRY(store_->History(fqn, [&](const core::KeyVersion& version) -> Result<void> {
-    if (CancelRequested()) return Fail(ErrorCode::kCancelled, "stopped on request");
-    ++count;
-    Json json = ChangeJson(version.change);
-    json.Set("step", StepText(version.step.step));
-    last.push_front(std::move(json));
-    if (last.size() > kMaxVersions) last.pop_back();
-    return {};
-  }));
+  CAIRN_TRY(
+      core::FindVersions(store_->kv(), fqn, [&](const core::KeyVersion& version) -> Result<void> {
+        if (CancelRequested()) return Fail(ErrorCode::kCancelled, "stopped on request");
+        ++count;
+        Json json = ChangeJson(version.change);
+        json.Set("step", StepText(version.step.step));
+        last.push_front(std::move(json));
+        if (last.size() > kMaxVersions) last.pop_back();
+        return {};
+      }));
   Json versions = Json::List();
   for (Json& version : last) versions.Append(std::move(version));
   return Json{{"key", JsonText(fqn)}, {"count", count}, {"versions", std::move(versions)}};
@@ -287,7 +288,7 @@ Result<Json> LiveRequests::Diff(const HttpRequest& request) {
   CAIRN_TRY_ASSIGN(const kv::StepInfo b, FindStep(request, "b"));
   CAIRN_TRY_ASSIGN(const SearchWords words,
                    SearchWords::Parse(request.Parameter("query").value_or("")));
-  CAIRN_TRY_ASSIGN(const core::Diff diff, store_->Compare(a.step, b.step));
+  CAIRN_TRY_ASSIGN(const core::Diff diff, core::CompareSteps(store_->kv(), a.step, b.step));
   std::map<core::KeyChange::Kind, uint64_t> counts;
   uint64_t changed_bytes = 0;
   std::vector<const core::KeyChange*> rows;

@@ -71,7 +71,8 @@ Result<void> ForEachStatistics(const OpenedStore& opened, const kv::StepInfo& st
                                const core::KeyPatterns& patterns, const StatisticsVisitor& visit) {
   return ForEachTensorGroup(
       opened, step, patterns, [&](std::span<const core::TensorInfo> tensors) -> Result<void> {
-        CAIRN_TRY_ASSIGN(const auto statistics, opened.store->FindStatistics(step, tensors));
+        CAIRN_TRY_ASSIGN(const auto statistics,
+                         core::FindStatistics(opened.store->kv(), step, tensors));
         for (size_t i = 0; i < tensors.size(); ++i) visit(tensors[i], statistics[i]);
         return {};
       });

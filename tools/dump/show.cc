@@ -11,7 +11,6 @@
 #include "core/state_dict/key_pattern.h"
 #include "core/step/contents.h"
 #include "core/tensor/chunk_grid.h"
-#include "core/upkeep/statistics.h"
 #include "kv/base/step_info.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/progress.h"

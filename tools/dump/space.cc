@@ -154,7 +154,8 @@ Result<int> DumpSpace(const DumpRun& run, const std::string& address,
   CAIRN_TRY_ASSIGN(const kv::StepInfo step, FindStep(opened));
   CAIRN_TRY_ASSIGN(const auto selected, core::KeyPatterns::Parse(patterns));
   ProgressLine progress("reading records", ProgressUnit::kCount);
-  CAIRN_TRY_ASSIGN(auto uses, opened.store->Space(step.step, selected, depth, progress.callback()));
+  CAIRN_TRY_ASSIGN(auto uses, core::MeasureSpace(opened.store->kv(), step.step, selected, depth,
+                                                 progress.callback()));
   progress.Clear();
   std::ranges::stable_sort(uses, std::ranges::greater(), &core::SpaceUse::logical_bytes);
   if (run.json) {

@@ -11,7 +11,6 @@
 #include "core/base/progress.h"
 #include "core/checkpoint_store.h"
 #include "core/step/contents.h"
-#include "core/tensor/element_histogram.h"
 #include "core/tensor/element_statistics.h"
 #include "core/tensor/tensor.h"
 #include "kv/base/step_info.h"

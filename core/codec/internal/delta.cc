@@ -329,18 +329,6 @@ Result<void> Delta::Apply(uint64_t page, std::span<std::byte> bytes) const {
   });
 }
 
-uint64_t Delta::changed_page_count() const {
-  uint64_t count = 0;
-  for (uint64_t i = 0; i < page_count(); ++i) count += IsChanged(i);
-  return count;
-}
-
-uint64_t Delta::raw_page_count() const {
-  uint64_t count = 0;
-  for (uint64_t i = 0; i < page_count(); ++i) count += IsRaw(i);
-  return count;
-}
-
 uint64_t Delta::element_count() const { return sparse_.size() + dense_.size(); }
 
 }  // namespace cairn::core::internal

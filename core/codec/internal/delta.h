@@ -50,8 +50,6 @@ class Delta {
 
   // For kv-dump. The counts come from the delta; they do not require the earlier version.
   uint32_t element_bytes() const { return element_bytes_; }
-  uint64_t changed_page_count() const;
-  uint64_t raw_page_count() const;
   /// Elements that the delta contains, except in raw pages. A few of them may be unchanged.
   uint64_t element_count() const;
 

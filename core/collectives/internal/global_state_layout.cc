@@ -182,12 +182,6 @@ std::vector<std::byte> EncodeBoxes(const StateDict& state, const std::vector<Lea
   return message;
 }
 
-bool SameMesh(const DeviceMesh& a, const DeviceMesh& b) {
-  return &a == &b || (a.ranks() == b.ranks() &&
-                      std::ranges::equal(a.dims(), b.dims(), {}, &DeviceMesh::Dim::size,
-                                         &DeviceMesh::Dim::size));
-}
-
 // Returns how two descriptions of a key differ; empty if they do not.
 std::string Conflict(const Entry& a, const Entry& b) {
   const auto how = [](const Entry& entry) {
@@ -202,7 +196,7 @@ std::string Conflict(const Entry& a, const Entry& b) {
                        schema::DTypeName(b.dtype), fmt::join(b.shape, ", "));
   }
   if (a.kind == Entry::Kind::kBoxes) return {};
-  if (!SameMesh(*a.mesh, *b.mesh)) return "on different meshes";
+  if (!a.mesh->IsSame(*b.mesh)) return "on different meshes";
   if (a.placements != b.placements) return "with different placements";
   return {};
 }

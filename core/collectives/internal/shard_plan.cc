@@ -25,15 +25,11 @@ std::string Describe(DType dtype, const Shape& shape) {
   return fmt::format("{} [{}]", schema::DTypeName(dtype), fmt::join(shape, ", "));
 }
 
-bool HasElements(const TensorView& view) {
-  return std::ranges::find(view.shape, uint64_t{0}) == view.shape.end();
-}
-
 // Whether a tensor, or a part of it, has elements but no memory.
 bool LacksMemory(const StateDict& state, uint32_t tensor) {
   bool lacks = false;
   ForEachMemory(state, tensor, [&](const TensorView& view) {
-    lacks |= view.data == nullptr && HasElements(view);
+    lacks |= view.data == nullptr && !HasNoElements(view.shape);
   });
   return lacks;
 }
@@ -175,7 +171,7 @@ std::vector<ShardTargetBox> ShardViewsToFill(ShardPlan& plan, const ShardPlan::F
   const Sharding* sharding = FindSharding(target.state(), fill.tensor);
   std::vector<ShardTargetBox> boxes;
   if (sharding == nullptr) {
-    if (HasElements(view)) boxes.push_back({WholeBox(view.shape), target.Writable(view)});
+    if (!HasNoElements(view.shape)) boxes.push_back({WholeBox(view.shape), target.Writable(view)});
     return boxes;
   }
   auto held = ShardViewsHere(*sharding, view, rank);

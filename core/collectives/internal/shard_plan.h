@@ -8,7 +8,7 @@
 
 #include "core/collectives/broadcast_options.h"
 #include "core/state_dict/host_state.h"
-#include "core/state_dict/state_target.h"
+#include "core/state_dict/state_dict.h"
 
 namespace cairn::core::internal {
 

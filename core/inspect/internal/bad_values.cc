@@ -44,21 +44,19 @@ bool NaturalLess(std::string_view a, std::string_view b) {
   return a < b;
 }
 
-void BadValueSearch::AddStep(size_t index, const kv::StepInfo& step, const TensorStates& states,
+void BadValueSearch::AddStep(size_t index, const kv::StepInfo& step,
                              std::span<const TensorChange> changes) {
-  const std::vector<TensorState>& tensors = states.tensors();
   Counts began;
   bool has_values = false;
   bool is_certain = true;
   for (const TensorChange& change : changes) {
     if (change.kind == TensorChange::Kind::kRemoved) continue;
-    const TensorState& tensor = tensors[change.tensor];
-    if (!tensor.values.is_known) continue;
+    const auto& [fqn, tensor] = *change.tensor;
+    if (!tensor.values) continue;
     has_values = true;
-    const bool had_some = kind_ == Kind::kNan ? change.had_nans : change.had_infs;
-    if (Count(tensor.values) == 0 || had_some) continue;
-    if (change.kind == TensorChange::Kind::kChanged && !change.were_known) is_certain = false;
-    began.emplace(tensor.fqn, Count(tensor.values));
+    if (Count(tensor.values) == 0 || Count(change.values_before) > 0) continue;
+    if (change.kind == TensorChange::Kind::kChanged && !change.values_before) is_certain = false;
+    began.emplace(fqn, Count(tensor.values));
   }
   auto& start = has_values_ ? later_ : first_;
   if (!began.empty() && !start && !later_) {
@@ -122,8 +120,8 @@ std::optional<BadStart> BadValueSearch::Finish(const TensorStates& states) {
   start.tensor_count = start.tensors.size();
   std::ranges::sort(start.tensors, NaturalLess, &BadTensor::fqn);
   if (start.tensors.size() > kMaxListed) start.tensors.resize(kMaxListed);
-  for (const TensorState& tensor : states.tensors()) {
-    start.tensors_with_values += tensor.values.is_known;
+  for (const auto& [fqn, tensor] : states.tensors()) {
+    start.tensors_with_values += tensor.values.has_value();
     start.tensors_at_end += Count(tensor.values) > 0;
   }
   return start;

@@ -24,8 +24,7 @@ class BadValueSearch {
   explicit BadValueSearch(Kind kind) : kind_(kind) {}
 
   /// Adds an examined step. `index` is its index in the list of all steps.
-  void AddStep(size_t index, const kv::StepInfo& step, const TensorStates& states,
-               std::span<const TensorChange> changes);
+  void AddStep(size_t index, const kv::StepInfo& step, std::span<const TensorChange> changes);
   /// Reads the records of the steps between the examined ones to find where it began, but at most
   /// about `max_records` (0: no limit). Steps that cannot be read are skipped.
   void Refine(const kv::Snapshot& snapshot, std::span<const kv::StepInfo> steps,
@@ -42,8 +41,9 @@ class BadValueSearch {
     BadStart start;
     Counts tensors;
   };
-  uint64_t Count(const TensorValues& values) const {
-    return kind_ == Kind::kNan ? values.nans : values.infs;
+  uint64_t Count(const std::optional<StoredStatistics>& values) const {
+    if (!values) return 0;
+    return kind_ == Kind::kNan ? values->nans : values->infs;
   }
   Result<Counts> Read(const kv::Snapshot& snapshot, const kv::StepInfo& step) const;
 

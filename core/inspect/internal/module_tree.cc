@@ -3,6 +3,8 @@
 #include "core/inspect/internal/module_tree.h"
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 #include <queue>
 #include <utility>
 
@@ -124,6 +126,126 @@ uint32_t ModuleTree::NodeOf(std::string_view fqn) {
     if (found != prefixes_.end()) return found->second;
   }
   return 0;
+}
+
+namespace {
+
+/// Returns how far the mean has moved, relative to the magnitude of the values.
+double MeanShift(const TensorChange& change) {
+  const auto& before = change.values_before;
+  const auto& after = change.tensor->second.values;
+  if (!before || !after) return 0;
+  const double scale = std::fmax(before->abs_max(), after->abs_max());
+  const double shift = std::fabs(after->mean - before->mean) / scale;
+  return std::isfinite(shift) ? shift : 0;
+}
+
+template <typename Number>
+void KeepLargest(Number value, Number& kept) {
+  kept = std::max(kept, value);
+}
+
+}  // namespace
+
+ModuleRows::ModuleRows(std::span<const ModuleTree::Node> nodes, size_t column_count)
+    : own_(nodes.size()), tensors_of_(nodes.size()) {
+  for (const ModuleTree::Node& node : nodes) {
+    ReportModule& module = modules_.emplace_back();
+    module.name = node.name;
+    module.parent = node.parent;
+    module.is_tensor = node.is_tensor;
+    module.is_rest = node.is_rest;
+    module.bytes.resize(column_count);
+    module.changed.resize(column_count);
+    module.nans.resize(column_count);
+    module.infs.resize(column_count);
+    module.abs_max.resize(column_count);
+    module.mean_shift.resize(column_count);
+  }
+}
+
+void ModuleRows::AddStep(size_t column, const TensorStates& states,
+                         std::span<const TensorChange> changes) {
+  const auto is_other = [](const TensorChange& change) {
+    return change.kind != TensorChange::Kind::kChanged;
+  };
+  const uint64_t reads_before = std::exchange(complete_reads_, states.complete_reads());
+  if (complete_reads_ != reads_before || std::ranges::any_of(changes, is_other)) {
+    for (auto& tensors : tensors_of_) tensors.clear();
+    for (const auto& [fqn, tensor] : states.tensors()) tensors_of_[tensor.node].push_back(&tensor);
+  }
+  std::map<uint32_t, Level> changed;  // by node
+  for (const TensorChange& change : changes) {
+    const bool is_removed = change.kind == TensorChange::Kind::kRemoved;
+    Level& level = changed[is_removed ? change.removed_node : change.tensor->second.node];
+    level.changed_bytes += change.changed_bytes;
+    if (is_removed) level.removed_bytes += change.changed_bytes;
+    if (change.kind == TensorChange::Kind::kChanged) {
+      level.shift += MeanShift(change) * static_cast<double>(change.tensor->second.bytes);
+    }
+  }
+  for (auto& [node, level] : changed) {
+    for (const TensorState* const tensor : tensors_of_[node]) {
+      level.bytes += tensor->bytes;
+      level.nans += tensor->nans();
+      level.infs += tensor->infs();
+      if (tensor->values) level.abs_max = std::fmax(level.abs_max, tensor->values->abs_max());
+    }
+    own_[node] = level;
+  }
+  AddToColumn(column);
+  for (const auto& [node, level] : changed) {
+    own_[node].changed_bytes = own_[node].removed_bytes = 0;
+    own_[node].shift = 0;
+  }
+}
+
+void ModuleRows::AddToColumn(size_t column) {
+  std::vector<Level> levels = own_;
+  for (size_t node = levels.size(); node-- > 0;) {
+    const Level& level = levels[node];
+    ReportModule& module = modules_[node];
+    const auto bytes = static_cast<double>(level.bytes + level.removed_bytes);
+    module.bytes[column] = level.bytes;
+    if (bytes > 0) {
+      const double part = static_cast<double>(level.changed_bytes) / bytes;
+      KeepLargest(static_cast<float>(std::min(part, 1.0)), module.changed[column]);
+      KeepLargest(static_cast<float>(level.shift / bytes), module.mean_shift[column]);
+    }
+    KeepLargest(level.nans, module.nans[column]);
+    KeepLargest(level.infs, module.infs[column]);
+    KeepLargest(static_cast<float>(level.abs_max), module.abs_max[column]);
+    if (node == 0) break;
+    Level& parent = levels[module.parent];
+    parent.bytes += level.bytes;
+    parent.nans += level.nans;
+    parent.infs += level.infs;
+    parent.abs_max = std::max(parent.abs_max, level.abs_max);
+    parent.changed_bytes += level.changed_bytes;
+    parent.removed_bytes += level.removed_bytes;
+    parent.shift += level.shift;
+  }
+}
+
+std::vector<ReportModule> ModuleRows::Finish(const TensorStates& states, uint64_t reference_step) {
+  for (const auto& [fqn, tensor] : states.tensors()) {
+    ReportModule& module = modules_[tensor.node];
+    ++module.tensors;
+    module.logical_bytes += tensor.bytes;
+    module.stored_bytes += tensor.stored_bytes;
+    if (tensor.last_changed_step <= reference_step) module.unchanged_bytes += tensor.bytes;
+    KeepLargest(tensor.last_changed_step, module.last_changed_step);
+  }
+  for (size_t i = modules_.size(); i-- > 1;) {
+    const ReportModule& module = modules_[i];
+    ReportModule& parent = modules_[module.parent];
+    parent.tensors += module.tensors;
+    parent.logical_bytes += module.logical_bytes;
+    parent.stored_bytes += module.stored_bytes;
+    parent.unchanged_bytes += module.unchanged_bytes;
+    KeepLargest(module.last_changed_step, parent.last_changed_step);
+  }
+  return std::move(modules_);
 }
 
 }  // namespace cairn::core::internal

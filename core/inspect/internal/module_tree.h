@@ -1,12 +1,17 @@
 #pragma once
-/// Divides the tensors of a store into few modules, so that each of the largest is shown by itself.
+/// Divides the tensors of a store into few modules, so that each of the largest is shown by itself,
+/// and adds up what the tensors of each module have.
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
+
+#include "core/inspect/internal/tensor_states.h"
+#include "core/inspect/report.h"
 
 namespace cairn::core::internal {
 
@@ -66,6 +71,38 @@ class ModuleTree {
   std::vector<Range> ranges_;                           // by node; empty for a rest
   std::unordered_map<std::string, uint32_t> prefixes_;  // nodes of modules, with the last '.'
   size_t next_ = 0;                                     // position of the name after the last call
+};
+
+/// Adds up what the tensors of each module have and what changed of them, step by step.
+/// Threads: one.
+class ModuleRows {
+ public:
+  ModuleRows(std::span<const ModuleTree::Node> nodes, size_t column_count);
+
+  /// Adds a step to a column: its tensors, and what changed since the step before.
+  void AddStep(size_t column, const TensorStates& states, std::span<const TensorChange> changes);
+  /// Returns the modules with their rows, and with the sizes of the tensors of the last step.
+  /// Bytes are unchanged if they have not changed after `reference_step`.
+  std::vector<ReportModule> Finish(const TensorStates& states, uint64_t reference_step);
+
+ private:
+  /// Sums over the tensors of a node itself, or over all nodes below it.
+  struct Level {
+    uint64_t bytes = 0;
+    uint64_t nans = 0;
+    uint64_t infs = 0;
+    double abs_max = 0;
+    // Since the step before:
+    uint64_t changed_bytes = 0;
+    uint64_t removed_bytes = 0;
+    double shift = 0;  // times bytes
+  };
+  void AddToColumn(size_t column);
+
+  std::vector<ReportModule> modules_;
+  std::vector<Level> own_;                                   // by node
+  std::vector<std::vector<const TensorState*>> tensors_of_;  // by node; in the TensorStates
+  uint64_t complete_reads_ = 0;                              // of these
 };
 
 }  // namespace cairn::core::internal

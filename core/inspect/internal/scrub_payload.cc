@@ -3,17 +3,207 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <memory>
 #include <unordered_map>
 
 #include "core/base/internal/progress_meter.h"
-#include "core/inspect/internal/scrub_deltas.h"
+#include "core/step/internal/delta_chain.h"
 #include "core/step/internal/lookup.h"
 #include "core/step/internal/stored_page_digests.h"
+#include "kv/base/digest.h"
 #include "kv/base/read_range.h"
 
 namespace cairn::core::internal {
 namespace {
+
+bool BeginsBefore(const ScrubItem& a, const ScrubItem& b) {
+  const auto location = [](const ScrubItem& item) {
+    const kv::Extent& extent = item.chunk.extents.front();
+    return std::pair(extent.segment_id, extent.offset_bytes);
+  };
+  return location(a) < location(b);
+}
+
+// True if `extent` has its pages and their digests where `before` would have them if it were
+// longer.
+bool IsContinuationOf(const kv::Extent& before, const kv::Extent& extent) {
+  const uint64_t bytes = extent.offset_bytes - before.offset_bytes;
+  return extent.segment_id == before.segment_id && bytes % kv::kPageBytes == 0 &&
+         extent.page_digests_offset_bytes ==
+             before.page_digests_offset_bytes + 8 * (bytes / kv::kPageBytes);
+}
+
+// Removes from `item` the pages that are read with `before`, which begins no later. Returns false
+// if no page is left.
+bool RemoveOverlap(const kv::Extent& before, ScrubItem& item) {
+  const kv::Extent& extent = item.chunk.extents.front();
+  const uint64_t read_end = before.offset_bytes + before.length_bytes;
+  if (!IsContinuationOf(before, extent) || extent.offset_bytes >= read_end) return true;
+  const uint64_t read = read_end - extent.offset_bytes;
+  if (read >= extent.length_bytes) return false;
+  item.first_page += read / kv::kPageBytes;
+  item.chunk.extents = extent.From(read / kv::kPageBytes * kv::kPageBytes);
+  return true;
+}
+
+}  // namespace
+
+const ScrubItem* PayloadIndex::Add(uint64_t step, std::string_view fqn, const ChunkInfo& chunk) {
+  const auto add = [&](auto& items, auto key, ScrubItem::Part part) -> const ScrubItem* {
+    const auto [at, _] =
+        items.try_emplace(std::move(key), ScrubItem{step, std::string(fqn), chunk, part});
+    const ChunkInfo& known = at->second.chunk;
+    const bool same = known.extents == chunk.extents && known.deltas == chunk.deltas &&
+                      known.digest == chunk.digest;
+    return same ? nullptr : &at->second;
+  };
+  if (chunk.deltas.empty() && chunk.extents.size() == 1) {
+    return add(contiguous_, LocationOf(chunk.extents.front()), ScrubItem::Part::kChunk);
+  }
+  std::vector<Location> locations;
+  chunk.stored().ForEach([&](const kv::Extent& e) { locations.push_back(LocationOf(e)); });
+  return chunk.deltas.empty() ? add(scattered_, std::move(locations), ScrubItem::Part::kPageDigests)
+                              : add(with_deltas_, std::move(locations), ScrubItem::Part::kDeltas);
+}
+
+std::vector<ScrubItem> PayloadIndex::ExtentItems() const {
+  std::vector<ScrubItem> items;
+  for (const auto& [locations, chunk_item] : scattered_) {
+    uint64_t first_page = 0;
+    ScrubItem without_extents = chunk_item;
+    without_extents.part = ScrubItem::Part::kExtent;
+    without_extents.chunk.extents = {};
+    for (const kv::Extent& extent : chunk_item.chunk.extents) {
+      ScrubItem& item = items.emplace_back(without_extents);
+      item.chunk.extents = extent;
+      item.first_page = first_page;
+      first_page += kv::PageCount(extent.length_bytes);
+    }
+  }
+  std::ranges::stable_sort(items, BeginsBefore);
+  return items;
+}
+
+std::vector<ScrubItem> PayloadIndex::Take() {
+  std::vector<ScrubItem> items;
+  items.reserve(contiguous_.size() + scattered_.size());
+  kv::Extent farthest;  // the extent in the current segment that ends last
+  const auto add = [&](ScrubItem item) {
+    const kv::Extent extent = item.chunk.extents.front();
+    if (item.part == ScrubItem::Part::kExtent && !RemoveOverlap(farthest, item)) return;
+    items.push_back(std::move(item));
+    const bool is_farther =
+        extent.segment_id != farthest.segment_id ||
+        extent.offset_bytes + extent.length_bytes > farthest.offset_bytes + farthest.length_bytes;
+    if (is_farther) farthest = extent;
+  };
+  auto contiguous = contiguous_.begin();
+  for (ScrubItem& item : ExtentItems()) {
+    // At the same location, a complete chunk precedes an extent of another chunk.
+    for (; contiguous != contiguous_.end() && !BeginsBefore(item, contiguous->second);
+         ++contiguous) {
+      add(std::move(contiguous->second));
+    }
+    add(std::move(item));
+  }
+  for (; contiguous != contiguous_.end(); ++contiguous) add(std::move(contiguous->second));
+  for (auto& [locations, item] : scattered_) items.push_back(std::move(item));
+  for (auto& [locations, item] : with_deltas_) items.push_back(std::move(item));
+  contiguous_.clear();
+  scattered_.clear();
+  with_deltas_.clear();
+  return items;
+}
+
+namespace {
+
+// Decodes items with the part kDeltas. Reads the extents and leading deltas that adjacent items
+// share once. Memory: one chunk and its deltas.
+class DeltaScrubber {
+ public:
+  DeltaScrubber(const std::shared_ptr<const kv::Snapshot>& snapshot, std::string directory,
+                const std::function<void(const kv::Damage&)>& damage)
+      : view_{.snapshot = snapshot, .step = {}, .directory = std::move(directory)},
+        damage_(damage) {}
+
+  void Check(const ScrubItem& item) {
+    const Result<void> decoded = Decode(item);
+    if (decoded) {
+      if (kv::PayloadDigest(bytes_) == item.chunk.digest) return;
+      return Report(item, FindDamage(view_, item.fqn, item.chunk,
+                                     fmt::format("chunk {} does not match its digest",
+                                                 FormatNumbers(item.chunk.box.offsets))));
+    }
+    decoded_ = nullptr;
+    Report(item, decoded.error());
+  }
+
+  uint64_t bytes_read() const { return bytes_read_; }
+
+ private:
+  /// Sets bytes_ to the bytes of the item. Continues with the bytes of the item before it, if this
+  /// one has only more deltas.
+  Result<void> Decode(const ScrubItem& item) {
+    const ChunkInfo& chunk = item.chunk;
+    if (decoded_ == nullptr || !Continues(chunk, decoded_->chunk)) {
+      decoded_ = nullptr;
+      CAIRN_TRY(ReadExtents(chunk));
+    }
+    DeltaChain chain;
+    DeltaRead read{.fqn = &item.fqn,
+                   .chunk = &chunk,
+                   .first = decoded_ == nullptr ? 0 : decoded_->chunk.deltas.size(),
+                   .chain = &chain};
+    CAIRN_TRY_ASSIGN(const uint64_t bytes, ReadDeltas(view_, {&read, 1}));
+    bytes_read_ += bytes;
+    const Result<void> applied = chain.ApplyAll(0, bytes_);
+    if (!applied) {
+      return Fail(
+          FindDamage(view_, item.fqn, chunk,
+                     fmt::format("chunk {} cannot be decoded: {}", FormatNumbers(chunk.box.offsets),
+                                 applied.error().message)));
+    }
+    if (!chain.empty() && kv::RootDigest(chain.page_digests(), bytes_.size()) != chunk.digest) {
+      return Fail(FindDamage(view_, item.fqn, chunk,
+                             fmt::format("the page digests of chunk {} do not match its record",
+                                         FormatNumbers(chunk.box.offsets))));
+    }
+    decoded_ = &item;
+    return {};
+  }
+
+  static bool Continues(const ChunkInfo& chunk, const ChunkInfo& before) {
+    return chunk.extents == before.extents && before.deltas.size() <= chunk.deltas.size() &&
+           std::ranges::equal(std::span(chunk.deltas).first(before.deltas.size()), before.deltas);
+  }
+
+  Result<void> ReadExtents(const ChunkInfo& chunk) {
+    bytes_.resize(chunk.length_bytes());
+    std::vector<kv::ReadRange> ranges;
+    std::span<std::byte> rest(bytes_);
+    for (const kv::Extent& extent : chunk.extents) {
+      ranges.push_back({.segment_id = extent.segment_id,
+                        .offset_bytes = extent.offset_bytes,
+                        .target = rest.first(extent.length_bytes)});
+      rest = rest.subspan(extent.length_bytes);
+    }
+    CAIRN_TRY_ASSIGN(const uint64_t bytes,
+                     view_.snapshot->Read(ranges, 1, [](size_t, auto) { return Result<void>(); }));
+    bytes_read_ += bytes;
+    return {};
+  }
+
+  void Report(const ScrubItem& item, Error error) {
+    if (error.key.empty()) error.key = item.fqn;
+    error.step = item.step;
+    damage_({std::move(error)});
+  }
+
+  const StepView view_;  // without a step; for the names of segments
+  const std::function<void(const kv::Damage&)>& damage_;
+  const ScrubItem* decoded_ = nullptr;  // its bytes are in bytes_; null: none
+  std::vector<std::byte> bytes_;
+  uint64_t bytes_read_ = 0;
+};
 
 constexpr uint64_t kArenaBytes = 32 << 20;
 constexpr uint64_t kMaxPartBytes = 8 << 20;
@@ -167,7 +357,7 @@ class Scrubber {
       case ScrubItem::Part::kPageDigests:
         CheckPageDigests(job);
         return;
-      case ScrubItem::Part::kDeltas:  // see ScrubDeltas
+      case ScrubItem::Part::kDeltas:  // DeltaScrubber checks these
         return;
     }
   }
@@ -259,9 +449,12 @@ Result<uint64_t> ScrubPayload(const std::shared_ptr<const kv::Snapshot>& snapsho
   for (const ScrubItem& item : std::span(items.begin(), deltas)) CAIRN_TRY(scrubber.Add(item));
   CAIRN_TRY(scrubber.Flush());
   scrubber.Finish();
-  CAIRN_TRY_ASSIGN(const uint64_t delta_bytes,
-                   ScrubDeltas(snapshot, directory, {deltas, items.end()}, damage, meter));
-  return scrubber.bytes_read() + delta_bytes;
+  DeltaScrubber delta_scrubber(snapshot, directory, damage);
+  for (const ScrubItem& item : std::span(deltas, items.end())) {
+    delta_scrubber.Check(item);
+    CAIRN_TRY(meter.Add(item.chunk.length_bytes()));
+  }
+  return scrubber.bytes_read() + delta_scrubber.bytes_read();
 }
 
 }  // namespace cairn::core::internal

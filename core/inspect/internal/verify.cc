@@ -1,7 +1,7 @@
 // 1. kv checks roots, pages, tables, segments and its own columns.
 // 2. For each step: structure, tensors, values and chunks decode; chunks tile their tensors;
 //    aliases are inside their owners; the leaves of the tree are exactly the tensors and values.
-// 3. Every distinct extent (payload_index.h) is read once and checked (scrub.h).
+// 3. Every distinct extent is read once and checked (scrub_payload.h).
 
 #include "core/inspect/internal/verify.h"
 
@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "core/base/internal/progress_meter.h"
-#include "core/inspect/internal/payload_index.h"
 #include "core/inspect/internal/scrub_payload.h"
 #include "core/state_dict/state_dict.h"
 #include "core/state_dict/value.h"

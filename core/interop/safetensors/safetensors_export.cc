@@ -12,8 +12,6 @@
 #include "core/base/internal/progress_meter.h"
 #include "core/interop/safetensors/internal/durable_file.h"
 #include "core/interop/safetensors/safetensors_writer.h"
-#include "core/step/contents.h"
-#include "core/upkeep/payload_reader.h"
 
 namespace cairn::core {
 namespace {
@@ -27,14 +25,7 @@ Result<std::vector<TensorInfo>> SelectTensors(const Contents& contents) {
   std::vector<TensorInfo> tensors;
   for (const TensorInfo& tensor : contents.tensors) {
     if (tensor.hidden) continue;
-    if (!SafetensorsName(tensor.dtype)) {
-      return Fail(
-          Error{.code = ErrorCode::kInvalidArgument,
-                .message = fmt::format("safetensors files cannot hold {}; leave the key out "
-                                       "with a pattern",
-                                       schema::DTypeName(tensor.dtype)),
-                .key = tensor.fqn});
-    }
+    CAIRN_TRY(CheckSafetensorsDType(tensor.fqn, tensor.dtype));
     tensors.push_back(tensor);
   }
   CAIRN_TRY(CheckRepeats(tensors));

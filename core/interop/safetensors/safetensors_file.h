@@ -34,6 +34,7 @@ class SafetensorsFile {
 
  private:
   SafetensorsFile() = default;
+  Result<void> ReadHeader();
   std::string path_;
   std::shared_ptr<const kv::Mapping> mapping_;
   std::vector<SafetensorsTensor> tensors_;

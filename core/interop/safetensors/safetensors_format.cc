@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <string_view>
 #include <system_error>
 
 namespace cairn::core {
@@ -86,6 +85,15 @@ std::optional<std::string_view> SafetensorsName(DType dtype) {
   const auto* found = std::ranges::find(kNames, dtype, &Name::dtype);
   if (found == kNames.end()) return std::nullopt;
   return found->name;
+}
+
+Result<void> CheckSafetensorsDType(const std::string& fqn, DType dtype) {
+  if (SafetensorsName(dtype)) return {};
+  return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                    .message = fmt::format("safetensors files cannot hold {}; leave the key out "
+                                           "with a pattern",
+                                           schema::DTypeName(dtype)),
+                    .key = fqn});
 }
 
 std::optional<DType> FindSafetensorsDType(std::string_view name) {

@@ -24,6 +24,8 @@ inline constexpr uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;
 
 /// Returns the format's name of a dtype, such as "F32", or nothing if it has none.
 std::optional<std::string_view> SafetensorsName(DType dtype);
+/// kInvalidArgument, naming the key: the format has no name for the dtype of a tensor.
+Result<void> CheckSafetensorsDType(const std::string& fqn, DType dtype);
 /// Returns the dtype of a name, or nothing if this version does not know the name.
 std::optional<DType> FindSafetensorsDType(std::string_view name);
 

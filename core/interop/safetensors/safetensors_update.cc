@@ -22,6 +22,7 @@
 
 #include "core/base/internal/progress_meter.h"
 #include "core/checkpoint_store.h"
+#include "core/inspect/compare.h"
 #include "core/interop/safetensors/safetensors_writer.h"
 #include "core/tensor/chunk_grid.h"
 #include "core/upkeep/payload_reader.h"
@@ -115,13 +116,7 @@ class UpdateExport {
     uint64_t bytes = 0;
     for (const TensorInfo& tensor : contents_.tensors) {
       if (tensor.hidden || !changed.contains(tensor.fqn)) continue;
-      if (!SafetensorsName(tensor.dtype)) {
-        return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                          .message = fmt::format("safetensors files cannot hold {}; leave the key "
-                                                 "out with a pattern",
-                                                 schema::DTypeName(tensor.dtype)),
-                          .key = tensor.fqn});
-      }
+      CAIRN_TRY(CheckSafetensorsDType(tensor.fqn, tensor.dtype));
       tensors.push_back(&tensor);
       bytes += tensor.nbytes;
     }
@@ -166,7 +161,7 @@ class UpdateExport {
         CAIRN_TRY(item.spill->CopyTo(item.begin, item.length, *writer));
         continue;
       }
-      CAIRN_TRY(ReadRowMajor(store_, contents_.step, {item.tensor, 1},
+      CAIRN_TRY(ReadRowMajor(LoaderOf(store_, contents_.step), {item.tensor, 1},
                              [&](size_t, uint64_t, std::span<const std::byte> bytes) {
                                return writer->Append(bytes);
                              }));
@@ -262,7 +257,8 @@ Result<SafetensorsUpdateReport> ExportSafetensorsUpdate(const CheckpointStore& s
   const auto start = std::chrono::steady_clock::now();
   CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
   CAIRN_TRY_ASSIGN(const kv::StepInfo before, snapshot->FindStep(since));
-  CAIRN_TRY_ASSIGN(const Diff diff, store.Compare(since, contents.step.step, options.patterns));
+  CAIRN_TRY_ASSIGN(const Diff diff,
+                   CompareSteps(store.kv(), since, contents.step.step, options.patterns));
   UpdateExport update(store, before, contents, out, options.progress);
   CAIRN_TRY_ASSIGN(const Contents old, store.List(since, options.patterns));
   CAIRN_TRY(update.Collect(diff, old, options.sparse));

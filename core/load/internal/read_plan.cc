@@ -64,7 +64,7 @@ Result<void> CheckRequest(const LoadRequest& request, const TensorInfo& tensor) 
   if (const auto checked = CheckStrides(request.target.shape, request.target.strides); !checked) {
     return Invalid(request, "the target has " + checked.error().message);
   }
-  const bool empty = std::ranges::find(request.box.sizes, uint64_t{0}) != request.box.sizes.end();
+  const bool empty = HasNoElements(request.box.sizes);
   if (!empty && request.target.data == nullptr) {
     return Invalid(request, "the target has no memory; allocate it first");
   }

@@ -3,15 +3,26 @@
 
 #include "core/rewrite/internal/mean.h"
 
+#include <algorithm>
 #include <bit>
 #include <cfenv>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
-#include "kv/base/error.h"
+#include "core/load/internal/load.h"
+#include "kv/base/div.h"
 
 namespace cairn::core::internal {
 namespace {
+
+/// Whole numbers of one kind, and what has been computed of them. Borrows all memory, which needs
+/// no alignment.
+struct MeanRun {
+  std::span<std::byte> first;      // the numbers of the first array; then the result
+  std::span<std::byte> different;  // same length; not zero where arrays differ
+  std::span<std::byte> sum;        // twice as long for numbers of two bytes
+};
 
 template <typename Number>
 Number Load(const std::byte* bytes) {
@@ -133,18 +144,21 @@ class DefaultModes {
   std::fenv_t saved_;
 };
 
-// Calls `visit` with the type of the kind.
+// Calls `visit` with the type of a kind that is computed.
 template <typename Visit>
-void VisitKind(const MeanRun& run, const Visit& visit) {
-  CAIRN_CHECK(NumberBytes(run.kind) > 0 && run.first.size() % NumberBytes(run.kind) == 0);
-  CAIRN_CHECK(run.different.size() == run.first.size() &&
-              run.sum.size() == SumBytes(run.kind, run.first.size()));
-  if (run.first.empty()) return;
+void VisitKind(MeanKind kind, const Visit& visit) {
   const DefaultModes modes;
-  if (run.kind == MeanKind::kFloat16) visit(Float16());
-  if (run.kind == MeanKind::kBFloat16) visit(BFloat16());
-  if (run.kind == MeanKind::kFloat32) visit(Float32());
-  if (run.kind == MeanKind::kFloat64) visit(Float64());
+  if (kind == MeanKind::kFloat16) visit(Float16());
+  if (kind == MeanKind::kBFloat16) visit(BFloat16());
+  if (kind == MeanKind::kFloat32) visit(Float32());
+  if (kind == MeanKind::kFloat64) visit(Float64());
+}
+
+constexpr uint64_t kSliceBytes = 256 << 10;
+constexpr uint64_t kAlignBytes = 64;
+
+std::unique_ptr<std::byte[]> Buffer(uint64_t bytes) {
+  return std::make_unique_for_overwrite<std::byte[]>(bytes);
 }
 
 }  // namespace
@@ -191,21 +205,94 @@ uint64_t NumberBytes(MeanKind kind) {
   return 0;
 }
 
-uint64_t SumBytes(MeanKind kind, uint64_t bytes) {
-  return NumberBytes(kind) == 2 ? 2 * bytes : bytes;
+MeanWindow::MeanWindow(const kv::Store& store, std::span<const StepView> views,
+                       std::span<const double> weights, kv::WorkerPool& pool,
+                       ProgressMeter& progress)
+    : store_(store),
+      views_(views),
+      weights_(weights),
+      pool_(pool),
+      progress_(progress),
+      first_(Buffer(kMaxBytes)),
+      next_(Buffer(kMaxBytes)),
+      different_(Buffer(kMaxBytes)),
+      sums_(Buffer(2 * kMaxBytes)) {}
+
+bool MeanWindow::HasRoom(uint64_t bytes) const {
+  return used_bytes_ + bytes <= kMaxBytes && parts_.size() < kMaxBoxes;
 }
 
-void BeginMean(const MeanRun& run, double weight) {
-  VisitKind(run, [&](auto type) { Begin<decltype(type)>(run, weight); });
+void MeanWindow::Add(const std::string& fqn, DType dtype, MeanKind kind, Box box) {
+  const auto length = TensorBytes(dtype, box.sizes);
+  CAIRN_CHECK(length && HasRoom(*length));
+  for (uint64_t begin = 0; begin < *length; begin += kSliceBytes) {
+    slices_.push_back({.kind = kind,
+                       .begin_bytes = used_bytes_ + begin,
+                       .length_bytes = std::min(kSliceBytes, *length - begin)});
+  }
+  parts_.push_back({.fqn = fqn,
+                    .dtype = dtype,
+                    .kind = kind,
+                    .box = std::move(box),
+                    .begin_bytes = used_bytes_,
+                    .length_bytes = *length});
+  used_bytes_ = std::min(RoundUp(used_bytes_ + *length, kAlignBytes), kMaxBytes);
 }
 
-void AddToMean(const MeanRun& run, double weight, std::span<const std::byte> numbers) {
-  CAIRN_CHECK(numbers.size() == run.first.size());
-  VisitKind(run, [&](auto type) { Add<decltype(type)>(run, weight, numbers); });
+Result<void> MeanWindow::Compute() {
+  for (size_t step = 0; step < views_.size(); ++step) {
+    CAIRN_TRY(Read(views_[step], step == 0 ? first_.get() : next_.get()));
+    AddStep(step);
+  }
+  return {};
 }
 
-void FinishMean(const MeanRun& run) {
-  VisitKind(run, [&](auto type) { Finish<decltype(type)>(run); });
+Result<void> MeanWindow::Read(const StepView& view, std::byte* target) {
+  std::vector<LoadRequest> requests;
+  uint64_t bytes = 0;
+  for (const Part& part : parts_) {
+    requests.push_back(
+        {.fqn = part.fqn,
+         .box = part.box,
+         .target = {
+             .dtype = part.dtype, .shape = part.box.sizes, .data = target + part.begin_bytes}});
+    bytes += part.length_bytes;
+  }
+  CAIRN_TRY_ASSIGN(const LoadReport report,
+                   WithStep(store_, view.step, [&](const StepView& current) {
+                     return RunLoad(current, requests, {});
+                   }));
+  bytes_read_ += report.bytes_read;
+  return progress_.Add(bytes);
+}
+
+void MeanWindow::AddStep(size_t step) {
+  const double weight = weights_[step];
+  const bool is_last = step + 1 == views_.size();
+  pool_.Run(slices_.size(), [&](size_t i, size_t) {
+    const auto [kind, begin, length] = slices_[i];
+    CAIRN_CHECK(NumberBytes(kind) > 0 && length % NumberBytes(kind) == 0);
+    const uint64_t sum_bytes = NumberBytes(kind) == 2 ? 2 * length : length;
+    const MeanRun run{.first = {first_.get() + begin, length},
+                      .different = {different_.get() + begin, length},
+                      .sum = {sums_.get() + 2 * begin, sum_bytes}};
+    VisitKind(kind, [&](auto type) {
+      using Type = decltype(type);
+      if (step == 0) return Begin<Type>(run, weight);
+      Add<Type>(run, weight, {next_.get() + begin, length});
+      if (is_last) Finish<Type>(run);
+    });
+  });
+}
+
+std::span<const std::byte> MeanWindow::bytes(size_t i) const {
+  return {first_.get() + parts_[i].begin_bytes, parts_[i].length_bytes};
+}
+
+void MeanWindow::Clear() {
+  parts_.clear();
+  slices_.clear();
+  used_bytes_ = 0;
 }
 
 }  // namespace cairn::core::internal

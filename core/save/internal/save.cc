@@ -160,12 +160,11 @@ Result<kv::StepInfo> CommitAlone(const SavePlan& plan, std::optional<uint64_t> b
                         .logical_bytes = plan.logical_bytes});
 }
 
-Result<kv::StepInfo> Finish(const SavePlan& plan, const RankInWorld& self, bool wait,
+Result<kv::StepInfo> Finish(const SavePlan& plan, const RankInWorld& self,
                             std::optional<uint64_t> base_step, kv::StepWriter& writer) {
   if (self.world_size == 1) return CommitAlone(plan, base_step, writer);
   if (self.rank == 0) return CommitAll(plan, base_step, writer);
   CAIRN_TRY(writer.Prepare({.base_step = base_step, .logical_bytes = plan.own_bytes}));
-  if (!wait) return kv::StepInfo();
   return writer.AwaitDecision();
 }
 
@@ -335,8 +334,7 @@ Result<SaveReport> RunSave(SavePlan& plan, const SaveContext& context) {
   if (device == nullptr) ForgetPageDigests(plan);
   if (device != nullptr) CAIRN_TRY(device->MarkStaged());
   SaveReport report = session.report();
-  auto info =
-      Finish(plan, context.self, context.attempt.wait, session.base_step(), session.writer());
+  auto info = Finish(plan, context.self, session.base_step(), session.writer());
   // The error of another rank is returned unchanged.
   if (!info && context.self.world_size > 1) return Fail(std::move(info).error());
   if (!info) return Fail(OfLostBase(std::move(info).error(), context, session));

@@ -33,7 +33,6 @@ struct SaveAttempt {
   std::chrono::steady_clock::time_point decision_deadline =
       std::chrono::steady_clock::time_point::max();
   uint64_t queue_position = 0;  // in the SaveQueue of a multi-rank store
-  bool wait = true;  // false: on ranks 1 and up, returns once this rank's part is durable
 };
 
 /// An attempt that is being written, plan by plan. Destroying it before the commit abandons the

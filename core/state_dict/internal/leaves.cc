@@ -1,5 +1,3 @@
-// Copies and checks the contents of leaves.
-
 #include "core/state_dict/internal/leaves.h"
 
 #include "core/tensor/internal/memory_span.h"

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "cairn_schema/structure_generated.h"
-#include "core/state_dict/internal/structure_record.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -1,5 +1,5 @@
 #pragma once
-/// A tree as a StructureRecord stores it, of which parts can be decoded.
+/// Decodes parts of the trees that StructureRecords store.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,10 +15,6 @@
 #include "core/state_dict/state_dict.h"
 #include "kv/base/mutex.h"
 #include "kv/base/thread_annotations.h"
-
-namespace cairn::schema {
-struct StructureRecord;
-}  // namespace cairn::schema
 
 namespace cairn::core::internal {
 

@@ -6,39 +6,12 @@
 
 #include <algorithm>
 #include <map>
-#include <memory>
 #include <utility>
 
 namespace cairn::core::internal {
 namespace {
 
 constexpr size_t kMaxDepth = 1000;  // the same limit as for trees that are read from disk
-
-const char* KindName(NodeKind kind) {
-  switch (kind) {
-    case NodeKind::kDict:
-      return "a dict";
-    case NodeKind::kOrderedDict:
-      return "an OrderedDict";
-    case NodeKind::kCounter:
-      return "a Counter";
-    case NodeKind::kList:
-      return "a list";
-    case NodeKind::kTuple:
-      return "a tuple";
-    case NodeKind::kTorchSize:
-      return "a torch.Size";
-    case NodeKind::kTensor:
-      return "a tensor";
-    case NodeKind::kNumpyArray:
-      return "a numpy array";
-    case NodeKind::kNumpyScalar:
-      return "a numpy scalar";
-    case NodeKind::kValue:
-      return "a plain value";
-  }
-  return "unknown";
-}
 
 }  // namespace
 

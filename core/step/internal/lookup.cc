@@ -111,6 +111,13 @@ Result<StepView> ViewStep(const kv::Store& store, const kv::StepInfo& step) {
                     .step = step.step});
 }
 
+Result<StepView> FindView(const kv::Store& store, std::optional<uint64_t> step) {
+  CAIRN_TRY_ASSIGN(auto snapshot, store.Latest());
+  CAIRN_TRY_ASSIGN(kv::StepInfo info, snapshot->FindStep(step));
+  return StepView{
+      .snapshot = std::move(snapshot), .step = std::move(info), .directory = store.directory()};
+}
+
 Result<TensorInfo> FindTensor(const StepView& view, const std::string& fqn) {
   if (fqn.find('\0') != std::string::npos) return Fail(MissingTensor(view, fqn));
   CAIRN_TRY_ASSIGN(const auto record,

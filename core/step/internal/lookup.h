@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -33,6 +34,10 @@ struct StepView {
 /// Returns a view of `step` in the current state of the store. kNotFound: the step was deleted or
 /// overwritten in the meantime.
 Result<StepView> ViewStep(const kv::Store& store, const kv::StepInfo& step);
+
+/// Returns a view of `step`, or of the latest step, in the newest root. kNotFound: there is no such
+/// step.
+Result<StepView> FindView(const kv::Store& store, std::optional<uint64_t> step);
 
 /// Calls `read` with the view. If it returns kNotFound, because a compaction has replaced what it
 /// reads, calls it again with a view of the newest root. Requires that `read` may be repeated.

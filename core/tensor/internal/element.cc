@@ -1,5 +1,3 @@
-// Converts small floats from their sign, exponent and mantissa, and their special values.
-
 #include "core/tensor/internal/element.h"
 
 #include <bit>

@@ -68,26 +68,6 @@ bool VisitElement(const Visit& visit) {
   return true;
 }
 
-/// Calls `visit` with the element type of an 8-bit float; returns false for other dtypes.
-template <typename Visit>
-bool VisitFloat8(schema::DType dtype, const Visit& visit) {
-  using schema::DType;
-  switch (dtype) {
-    case DType::kFloat8E4M3FN:
-      return VisitElement<ConvertedElement<uint8_t, Float8E4M3FNToFloat>>(visit);
-    case DType::kFloat8E4M3FNUZ:
-      return VisitElement<ConvertedElement<uint8_t, Float8E4M3FNUZToFloat>>(visit);
-    case DType::kFloat8E5M2:
-      return VisitElement<ConvertedElement<uint8_t, Float8E5M2ToFloat>>(visit);
-    case DType::kFloat8E5M2FNUZ:
-      return VisitElement<ConvertedElement<uint8_t, Float8E5M2FNUZToFloat>>(visit);
-    case DType::kFloat8E8M0FNU:
-      return VisitElement<ConvertedElement<uint8_t, Float8E8M0FNUToFloat>>(visit);
-    default:
-      return false;
-  }
-}
-
 /// Calls `visit` with the element type of `dtype`; returns false if the dtype is unknown.
 template <typename Visit>
 bool VisitDType(schema::DType dtype, const Visit& visit) {
@@ -145,11 +125,15 @@ bool VisitDType(schema::DType dtype, const Visit& visit) {
     case DType::kComplex128:
       return VisitElement<NumberElement<std::complex<double>>>(visit);
     case DType::kFloat8E4M3FN:
+      return VisitElement<ConvertedElement<uint8_t, Float8E4M3FNToFloat>>(visit);
     case DType::kFloat8E4M3FNUZ:
+      return VisitElement<ConvertedElement<uint8_t, Float8E4M3FNUZToFloat>>(visit);
     case DType::kFloat8E5M2:
+      return VisitElement<ConvertedElement<uint8_t, Float8E5M2ToFloat>>(visit);
     case DType::kFloat8E5M2FNUZ:
+      return VisitElement<ConvertedElement<uint8_t, Float8E5M2FNUZToFloat>>(visit);
     case DType::kFloat8E8M0FNU:
-      return VisitFloat8(dtype, visit);
+      return VisitElement<ConvertedElement<uint8_t, Float8E8M0FNUToFloat>>(visit);
     case DType::kFloat4E2M1FNx2:
       return VisitElement<Float4PairElement>(visit);
     case DType::kUnknown:

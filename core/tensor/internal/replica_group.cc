@@ -1,5 +1,3 @@
-// Computes replica groups from meshes and placements.
-
 #include "core/tensor/internal/replica_group.h"
 
 #include <algorithm>
@@ -10,9 +8,7 @@ const DeviceMesh* EqualMeshes::Find(const DeviceMesh* mesh) {
   const auto [found, is_new] = known_.try_emplace(mesh, mesh);
   if (!is_new) return found->second;
   for (const DeviceMesh* other : distinct_) {
-    if (mesh->ranks() == other->ranks() &&
-        std::ranges::equal(mesh->dims(), other->dims(), {}, &DeviceMesh::Dim::size,
-                           &DeviceMesh::Dim::size)) {
+    if (mesh->IsSame(*other)) {
       found->second = other;
       return other;
     }

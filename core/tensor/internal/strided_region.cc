@@ -1,5 +1,3 @@
-// Enumerates and copies the bytes of strided regions.
-
 #include "core/tensor/internal/strided_region.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 #pragma once
 /// Random gathers and broadcasts for the ranks of any communicator, with their expected results.
-/// The tensors are divided among the ranks element by element (HoldersOf), independently of the
-/// implementation of the collectives.
+/// The tensors are divided among the ranks element by element, independently of the implementation
+/// of the collectives.
 
 #include <fmt/format.h>
 
@@ -62,13 +62,20 @@ struct ShardedCase {
   };
   std::vector<Element> Elements() const {
     std::vector<Element> elements;
-    ForEachIndex(global.shape, [&](const std::vector<uint64_t>& index) {
-      const auto holders = HoldersOf(global.shape, *mesh, placements, index);
-      ASSERT_TRUE(testing::IsOk(holders));
-      for (const uint32_t rank : holders->ranks) {
-        elements.push_back({rank, index, holders->local_index});
+    for (const uint32_t rank : mesh->ranks()) {
+      const auto shard = ShardOf(global.shape, *mesh, placements, rank);
+      EXPECT_TRUE(testing::IsOk(shard));
+      for (const ShardBox& part : shard ? shard->Boxes() : std::vector<ShardBox>()) {
+        ForEachIndex(part.box.sizes, [&](const std::vector<uint64_t>& index) {
+          Element element{rank, part.box.offsets, part.local_offsets};
+          for (size_t d = 0; d < index.size(); ++d) {
+            element.global_index[d] += index[d];
+            element.local_index[d] += index[d];
+          }
+          elements.push_back(std::move(element));
+        });
       }
-    });
+    }
     return elements;
   }
 };

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/inspect/diff.h"
+#include "core/inspect/compare.h"
 #include "core/rewrite/step_edit.h"
 #include "core/step/contents.h"
 #include "tests/core/tensor/test_tensor.h"
@@ -39,7 +39,7 @@ class EditTest : public StoreTest {
     Reopen();
     EXPECT_THAT(VerifyAll(), IsEmpty());
     Save(1000, expected, {.incremental = false});
-    CAIRN_ASSERT_OK_AND_ASSIGN(const Diff diff, store->Compare(step, 1000, {}));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Diff diff, CompareSteps(store->kv(), step, 1000));
     for (const KeyChange& change : diff.changes) ADD_FAILURE() << change.fqn << change.detail;
     CAIRN_ASSERT_OK_AND_ASSIGN(const Contents made, store->List(step));
     CAIRN_ASSERT_OK_AND_ASSIGN(const Contents saved, store->List(1000));
@@ -57,17 +57,21 @@ class EditTest : public StoreTest {
     EXPECT_TRUE(testing::IsOk(store->Delete(steps, false)));
   }
 
+  void AddLayers(StateDict::Builder parent, int64_t count) {
+    auto layers = parent.List("layers");
+    for (int64_t i = 0; i < count; ++i) {
+      auto layer = layers.Map("");
+      layer.Tensor("w", layers_[static_cast<size_t>(i)].view());
+      layer.Value("note", i);
+    }
+  }
+
   // model: {wte, layers: [{w, note}, ...], head}, lr
   StateDict Sample(const std::string& model_key = "model") {
     StateDict state;
     auto model = state.root().Map(model_key, NodeKind::kOrderedDict);
     model.Tensor("wte", wte_.view());
-    auto layers = model.List("layers");
-    for (int64_t i = 0; i < 3; ++i) {
-      auto layer = layers.Map("");
-      layer.Tensor("w", layers_[static_cast<size_t>(i)].view());
-      layer.Value("note", i);
-    }
+    AddLayers(model, 3);
     model.Tensor("head", head_.view());
     state.root().Value("lr", 0.5);
     return state;
@@ -132,12 +136,7 @@ TEST_F(EditTest, MovesKeysToNewDicts) {
   model.Tensor("wte", wte_.view());
   model.Tensor("head", head_.view());
   model.Value("lr", 0.5);
-  auto layers = expected.root().Map("decoder").Map("stack").List("layers");
-  for (int64_t i = 0; i < 3; ++i) {
-    auto layer = layers.Map("");
-    layer.Tensor("w", layers_[static_cast<size_t>(i)].view());
-    layer.Value("note", i);
-  }
+  AddLayers(expected.root().Map("decoder").Map("stack"), 3);
   ExpectIs(2, expected);
 }
 
@@ -160,12 +159,7 @@ TEST_F(EditTest, Drops) {
   StateDict expected;
   auto model = expected.root().Map("model", NodeKind::kOrderedDict);
   model.Tensor("wte", wte_.view());
-  auto layers = model.List("layers");
-  for (int64_t i = 0; i < 2; ++i) {
-    auto layer = layers.Map("");
-    layer.Tensor("w", layers_[static_cast<size_t>(i)].view());
-    layer.Value("note", i);
-  }
+  AddLayers(model, 2);
   ExpectIs(2, expected);
 }
 
@@ -208,12 +202,7 @@ TEST_F(EditTest, GraftsReplaceEqualKeysAndAddOthers) {
   StateDict expected;
   auto model = expected.root().Map("model", NodeKind::kOrderedDict);
   model.Tensor("wte", wte_.view());
-  auto layers = model.List("layers");
-  for (int64_t i = 0; i < 3; ++i) {
-    auto layer = layers.Map("");
-    layer.Tensor("w", layers_[static_cast<size_t>(i)].view());
-    layer.Value("note", i);
-  }
+  AddLayers(model, 3);
   model.Tensor("head", other_head.view());
   model.Tensor("bias", bias.view());
   expected.root().Value("lr", 0.5);
@@ -229,12 +218,7 @@ TEST_F(EditTest, GraftsBelowAKey) {
   StateDict expected;
   expected.root().Map("student").Tensor("w", wte_.view());
   auto teacher = expected.root().Map("a").Map("teacher");
-  auto layers = teacher.Map("model", NodeKind::kOrderedDict).List("layers");
-  for (int64_t i = 0; i < 3; ++i) {
-    auto layer = layers.Map("");
-    layer.Tensor("w", layers_[static_cast<size_t>(i)].view());
-    layer.Value("note", i);
-  }
+  AddLayers(teacher.Map("model", NodeKind::kOrderedDict), 3);
   teacher.Value("lr", 0.5);
   ExpectIs(3, expected);
 }

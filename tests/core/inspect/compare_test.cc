@@ -1,9 +1,10 @@
+#include "core/inspect/compare.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <iterator>
 
-#include "core/inspect/diff.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {
@@ -15,11 +16,23 @@ class CompareTest : public StoreTest {
  protected:
   Diff Compare(uint64_t a, uint64_t b, std::vector<std::string> patterns = {}) {
     auto parsed = KeyPatterns::Parse(patterns);
-    auto diff = store->Compare(a, b, *parsed);
+    auto diff = CompareSteps(store->kv(), a, b, *parsed);
     EXPECT_TRUE(testing::IsOk(diff));
     return diff.value_or(Diff{});
   }
 };
+
+void ExpectEqual(const Diff& a, const Diff& b) {
+  ASSERT_EQ(a.changes.size(), b.changes.size());
+  for (size_t i = 0; i < a.changes.size(); ++i) {
+    EXPECT_EQ(a.changes[i].fqn, b.changes[i].fqn);
+    EXPECT_EQ(a.changes[i].kind, b.changes[i].kind);
+    EXPECT_EQ(a.changes[i].detail, b.changes[i].detail);
+    EXPECT_EQ(a.changes[i].changed_bytes, b.changes[i].changed_bytes);
+    EXPECT_EQ(a.changes[i].total_bytes, b.changes[i].total_bytes);
+  }
+  EXPECT_EQ(a.unchanged_keys, b.unchanged_keys);
+}
 
 TEST_F(CompareTest, SaysWhatWasAddedRemovedAndChanged) {
   TestTensor a(DType::kFloat32, {1000, 10}), b(DType::kInt8, {5});
@@ -54,7 +67,7 @@ TEST_F(CompareTest, SaysWhatWasAddedRemovedAndChanged) {
   EXPECT_EQ(diff.unchanged_keys, 2u);
   EXPECT_EQ(Compare(1, 2, {"same"}).changes.size(), 0u);
   EXPECT_TRUE(Compare(1, 1).changes.empty());
-  EXPECT_THAT(store->Compare(1, 7), IsError(ErrorCode::kNotFound, "7"));
+  EXPECT_THAT(CompareSteps(store->kv(), 1, 7), IsError(ErrorCode::kNotFound, "7"));
 }
 
 TEST_F(CompareTest, SaysHowTypesAndShapesChanged) {
@@ -133,14 +146,7 @@ TEST_F(CompareTest, FewCandidatesAreFoundByName) {
        {std::vector<std::string>{}, {"part", "lr"}, {"same1*", "removed"}}) {
     const Diff found = Compare(1, 2, patterns);
     const Diff listed = Compare(1, 3, patterns);
-    ASSERT_EQ(found.changes.size(), listed.changes.size());
-    for (size_t i = 0; i < found.changes.size(); ++i) {
-      EXPECT_EQ(found.changes[i].fqn, listed.changes[i].fqn);
-      EXPECT_EQ(found.changes[i].kind, listed.changes[i].kind);
-      EXPECT_EQ(found.changes[i].detail, listed.changes[i].detail);
-      EXPECT_EQ(found.changes[i].changed_bytes, listed.changes[i].changed_bytes);
-    }
-    EXPECT_EQ(found.unchanged_keys, listed.unchanged_keys);
+    ExpectEqual(found, listed);
   }
   EXPECT_EQ(Compare(1, 2).changes.size(), 6u);
   EXPECT_EQ(Compare(1, 2).unchanged_keys, 800u);
@@ -179,15 +185,7 @@ TEST_F(CompareTest, ManyKeysAreComparedAsFewAre) {
   }
 
   EXPECT_GT(all.changes.size(), 100u);
-  ASSERT_EQ(all.changes.size(), parts.changes.size());
-  for (size_t i = 0; i < all.changes.size(); ++i) {
-    EXPECT_EQ(all.changes[i].fqn, parts.changes[i].fqn);
-    EXPECT_EQ(all.changes[i].kind, parts.changes[i].kind);
-    EXPECT_EQ(all.changes[i].detail, parts.changes[i].detail);
-    EXPECT_EQ(all.changes[i].changed_bytes, parts.changes[i].changed_bytes);
-    EXPECT_EQ(all.changes[i].total_bytes, parts.changes[i].total_bytes);
-  }
-  EXPECT_EQ(all.unchanged_keys, parts.unchanged_keys);
+  ExpectEqual(all, parts);
 }
 
 // Keys that the steps cut differently are in between keys that are compared by their digests.

@@ -43,6 +43,16 @@ class ListTest : public StoreTest {
     EXPECT_EQ(leaves->size(), fqns.size());
     return fqns;
   }
+  /// Damages the last long record of each table.
+  void DamageStructure() {
+    for (const auto& file :
+         std::filesystem::directory_iterator(directory.path() + "/store/tables")) {
+      std::fstream table(file.path(), std::ios::in | std::ios::out | std::ios::binary);
+      table.seekp(static_cast<std::streamoff>(file.file_size() / 4 * 3));
+      table << std::string(1000, 'x');
+    }
+  }
+
   TestTensor tensor_{DType::kInt8, {2}};
 };
 
@@ -203,11 +213,7 @@ TEST_F(ListTest, LiteralsReadTheStructureOnce) {
   }
   Save(1, state);
   EXPECT_THAT(List({"key"}), ElementsAre("key"));
-  for (const auto& file : std::filesystem::directory_iterator(directory.path() + "/store/tables")) {
-    std::fstream table(file.path(), std::ios::in | std::ios::out | std::ios::binary);
-    table.seekp(static_cast<std::streamoff>(file.file_size() / 4 * 3));
-    table << std::string(1000, 'x');
-  }
+  DamageStructure();
   EXPECT_THAT(List({"key"}), ElementsAre("key"));
   EXPECT_THAT(List({"nothing"}), ElementsAre());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto wildcard, KeyPatterns::Parse({"ke?"}));
@@ -229,11 +235,7 @@ TEST_F(ListTest, ForEachKeyDoesNotReadTheStructure) {
     state.root().Tensor(key, {DType::kInt8, {0}, {}, nullptr});
   }
   Save(1, state);
-  for (const auto& file : std::filesystem::directory_iterator(directory.path() + "/store/tables")) {
-    std::fstream table(file.path(), std::ios::in | std::ios::out | std::ios::binary);
-    table.seekp(static_cast<std::streamoff>(file.file_size() / 4 * 3));
-    table << std::string(1000, 'x');
-  }
+  DamageStructure();
   Reopen(kv::OpenMode::kRead);
   EXPECT_THAT(store->List(1), IsError(ErrorCode::kDataLoss, ""));
   std::vector<std::string> values;

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "core/inspect/collect_report.h"
+#include "core/inspect/compare.h"
 #include "core/inspect/internal/bad_values.h"
 #include "core/inspect/internal/examined_steps.h"
 #include "core/inspect/internal/tensor_states.h"
@@ -67,12 +68,11 @@ class ReportTest : public StoreTest {
   std::map<std::string, std::vector<float>> tensors_;
 };
 
-std::map<std::string, uint64_t> ChangedBytes(const TensorStates& states,
-                                             const std::vector<TensorChange>& changes) {
+std::map<std::string, uint64_t> ChangedBytes(const std::vector<TensorChange>& changes) {
   std::map<std::string, uint64_t> bytes;
   for (const TensorChange& change : changes) {
     if (change.kind == TensorChange::Kind::kRemoved) continue;
-    bytes[states.tensors()[change.tensor].fqn] = change.changed_bytes;
+    bytes[change.tensor->first] = change.changed_bytes;
   }
   return bytes;
 }
@@ -109,22 +109,21 @@ TEST_F(ReportTest, StepsThatShareTablesAreTheSameAsStepsReadCompletely) {
     TensorStates fresh;
     CAIRN_ASSERT_OK(fresh.MoveTo(*snapshot, steps[i]));
     ASSERT_EQ(states.tensors().size(), fresh.tensors().size());
-    for (size_t t = 0; t < fresh.tensors().size(); ++t) {
-      const auto& a = states.tensors()[t];
-      const auto& b = fresh.tensors()[t];
-      ASSERT_EQ(a.fqn, b.fqn);
+    for (const auto& [fqn, b] : fresh.tensors()) {
+      ASSERT_TRUE(states.tensors().contains(fqn)) << fqn;
+      const auto& a = states.tensors().at(fqn);
       ASSERT_EQ(a.bytes, b.bytes);
       ASSERT_EQ(a.stored_bytes, b.stored_bytes);
-      ASSERT_EQ(a.values.max, b.values.max);
-      ASSERT_EQ(a.values.mean, b.values.mean);
+      ASSERT_EQ(a.values->max, b.values->max);
+      ASSERT_EQ(a.values->mean, b.values->mean);
     }
     if (i == 0) continue;
-    CAIRN_ASSERT_OK_AND_ASSIGN(const Diff diff, store->Compare(i - 1, i));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Diff diff, CompareSteps(store->kv(), i - 1, i));
     std::map<std::string, uint64_t> expected;
     for (const KeyChange& change : diff.changes) {
       if (change.kind != KeyChange::Kind::kRemoved) expected[change.fqn] = change.changed_bytes;
     }
-    ASSERT_EQ(ChangedBytes(states, changes), expected) << "step " << i;
+    ASSERT_EQ(ChangedBytes(changes), expected) << "step " << i;
   }
   EXPECT_LT(states.record_count(), kSteps * 300 / 4) << "tables that steps share were read again";
 }

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "core/checkpoint_store.h"
+#include "core/inspect/compare.h"
+#include "core/inspect/space.h"
 #include "kv/copy_steps.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "tests/core/tensor/test_tensor.h"
@@ -131,17 +133,17 @@ const std::vector<ReaderCall>& Calls() {
       {"Map", Map},
       {"Compare",
        [](const CheckpointStore& reader, const kv::StepInfo&) -> Result<void> {
-         CAIRN_TRY(reader.Compare(2, 3, {}));
+         CAIRN_TRY(CompareSteps(reader.kv(), 2, 3));
          return {};
        }},
       {"Space",
        [](const CheckpointStore& reader, const kv::StepInfo& step) -> Result<void> {
-         CAIRN_TRY(reader.Space(step.step, {}, 1));
+         CAIRN_TRY(MeasureSpace(reader.kv(), step.step, {}, 1));
          return {};
        }},
       {"History",
        [](const CheckpointStore& reader, const kv::StepInfo&) -> Result<void> {
-         return reader.History("a", [](const KeyVersion&) { return Result<void>(); });
+         return FindVersions(reader.kv(), "a", [](const KeyVersion&) { return Result<void>(); });
        }},
       {"Verify", Verify},
       {"Copy", Copy},

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "core/async_save.h"
+#include "core/inspect/stored_statistics.h"
 #include "core/save/save_options.h"
 #include "core/tensor/element_statistics.h"
 #include "core/tensor/internal/finite_summary.h"
@@ -138,7 +139,7 @@ class SavedStatisticsTest : public StoreTest {
   std::optional<StoredStatistics> Find(uint64_t step) {
     auto tensor = store->FindTensor(Step(step), "w");
     EXPECT_TRUE(tensor);
-    auto found = store->FindStatistics(Step(step), {&*tensor, 1});
+    auto found = FindStatistics(store->kv(), Step(step), {&*tensor, 1});
     EXPECT_TRUE(found);
     return found ? found->front() : std::nullopt;
   }

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "core/inspect/diff.h"
+#include "core/inspect/compare.h"
 #include "core/load/load_options.h"
 #include "core/save/save_options.h"
 #include "core/step/contents.h"
@@ -196,9 +196,9 @@ TEST_F(DeltaSaveTest, ItIsNotMapped) {
 TEST_F(DeltaSaveTest, StepsAreCompared) {
   SaveSteps(3);
   Save(4, State(tensor_), {.incremental = false});
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Diff changed, store->Compare(1, 3));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Diff changed, CompareSteps(store->kv(), 1, 3));
   EXPECT_THAT(changed.changes, SizeIs(1));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Diff same, store->Compare(3, 4));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Diff same, CompareSteps(store->kv(), 3, 4));
   EXPECT_THAT(same.changes, IsEmpty());
 }
 

@@ -7,7 +7,7 @@
 #include <map>
 #include <set>
 
-#include "core/inspect/diff.h"
+#include "core/inspect/compare.h"
 #include "core/load/load_options.h"
 #include "core/save/save_options.h"
 #include "core/step/contents.h"
@@ -166,7 +166,7 @@ TEST_F(PageSaveTest, ItIsReadInPiecesInOrder) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const TensorInfo info, store->FindTensor(Step(3), "w"));
   std::vector<std::byte> read;
   CAIRN_ASSERT_OK(ReadRowMajor(
-      *store, Step(3), {&info, 1},
+      LoaderOf(*store, Step(3)), {&info, 1},
       [&](size_t, uint64_t offset_bytes, std::span<const std::byte> bytes) -> Result<void> {
         EXPECT_EQ(offset_bytes, read.size());
         read.insert(read.end(), bytes.begin(), bytes.end());
@@ -187,9 +187,9 @@ TEST_F(PageSaveTest, ItIsNotMapped) {
 TEST_F(PageSaveTest, StepsOfItAreCompared) {
   SaveThreeSteps();
   Save(4, State(tensor_), {.incremental = false});
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Diff changed, store->Compare(1, 3));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Diff changed, CompareSteps(store->kv(), 1, 3));
   ASSERT_EQ(changed.changes.size(), 1u);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Diff same, store->Compare(3, 4));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Diff same, CompareSteps(store->kv(), 3, 4));
   EXPECT_TRUE(same.changes.empty());
 }
 

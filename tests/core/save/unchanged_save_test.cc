@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "core/inspect/compare.h"
 #include "core/save/save_options.h"
 #include "tests/core/tensor/strided_fixture.h"
 #include "tests/core/tensor/test_tensor.h"
@@ -60,7 +61,7 @@ TEST_F(UnchangedSaveTest, StepsHaveTheRecordsOfTheirBase) {
       EXPECT_EQ(info.reused_chunk_count, info.chunk_count);
       EXPECT_EQ(info.structure, Step(first).structure);
       ExpectStep(step);
-      CAIRN_ASSERT_OK_AND_ASSIGN(const Diff diff, store->Compare(first, step));
+      CAIRN_ASSERT_OK_AND_ASSIGN(const Diff diff, CompareSteps(store->kv(), first, step));
       EXPECT_EQ(diff.changes.size(), 0u);
     }
   }

@@ -43,13 +43,6 @@ TEST(DeviceMeshTest, MeshWithoutDimensionsIsOneRank) {
   EXPECT_THAT(mesh.GroupOf(0, std::array<size_t, 0>{}), ElementsAre(0));
 }
 
-TEST(DeviceMeshTest, FindsDimensionsByName) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const DeviceMesh mesh, DeviceMesh::Make({{"dp", 2}, {"", 1}}));
-  EXPECT_EQ(mesh.FindDim("dp"), 0u);
-  EXPECT_THAT(mesh.FindDim("tp"), IsError(ErrorCode::kInvalidArgument, "named 'tp'"));
-  EXPECT_THAT(mesh.FindDim(""), IsError(ErrorCode::kInvalidArgument, "named ''"));
-}
-
 TEST(DeviceMeshTest, RejectsInvalidMeshes) {
   EXPECT_THAT(DeviceMesh::Make({{"dp", 0}}), IsError(ErrorCode::kInvalidArgument, "size 0"));
   EXPECT_THAT(DeviceMesh::Make({{"dp", 2}, {"dp", 2}}),

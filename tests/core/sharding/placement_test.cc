@@ -1,8 +1,7 @@
-#include "core/tensor/placement.h"
-
 #include <map>
 #include <set>
 
+#include "core/tensor/sharding.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"
 
@@ -11,7 +10,7 @@ namespace {
 
 using cairn::testing::IsError;
 using cairn::testing::SeededRandom;
-using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
 using Offsets = std::vector<uint64_t>;
 
 Result<DeviceMesh> MeshOf(const std::vector<uint32_t>& sizes) {
@@ -66,8 +65,6 @@ TEST(PlacementTest, ScalarsAreNotDivided) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const LocalShard shard, ShardOf({}, mesh, placements, 2));
   ASSERT_EQ(shard.Boxes().size(), 1u);
   EXPECT_EQ(shard.Boxes()[0].box, Box());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto holders, HoldersOf({}, mesh, placements, {}));
-  EXPECT_THAT(holders.ranks, ElementsAre(0, 1, 2));
 }
 
 TEST(PlacementTest, RejectsPlacementsThatDoNotFit) {
@@ -83,8 +80,6 @@ TEST(PlacementTest, RejectsPlacementsThatDoNotFit) {
   EXPECT_THAT(ShardOf(shape, mesh, no_factor, 0),
               IsError(ErrorCode::kInvalidArgument, "split factor 0"));
   EXPECT_THAT(ShardOf(shape, mesh, shard, 2), IsError(ErrorCode::kInvalidArgument, "rank 2"));
-  EXPECT_THAT(HoldersOf(shape, mesh, shard, Offsets{4}),
-              IsError(ErrorCode::kInvalidArgument, "element [4]"));
 }
 
 TEST(PlacementTest, HugeSizesDoNotOverflow) {
@@ -100,9 +95,9 @@ TEST(PlacementTest, HugeSizesDoNotOverflow) {
   EXPECT_EQ(total, shape[0]);
 }
 
-// One rank of each replica group holds every element, at the index that HoldersOf returns.
+// Each element is held by the ranks of one replica group, all at the same local index.
 // tests/python/test_placement.py compares the shards with those of torch.
-TEST(PlacementTest, RandomPlacementsCoverEveryElementAndAreInverted) {
+TEST(PlacementTest, RandomPlacementsCoverEveryElement) {
   SeededRandom random;
   for (int round = 0; round < 400; ++round) {
     SCOPED_TRACE(round);
@@ -145,14 +140,17 @@ TEST(PlacementTest, RandomPlacementsCoverEveryElementAndAreInverted) {
     }
     CAIRN_ASSERT_OK_AND_ASSIGN(const uint64_t count, ElementCount(shape));
     ASSERT_EQ(held.size(), count);
+    std::vector<size_t> replicated;
+    for (size_t m = 0; m < placements.size(); ++m) {
+      if (placements[m].kind == Placement::Kind::kReplicate) replicated.push_back(m);
+    }
     for (const auto& [global, by_rank] : held) {
-      CAIRN_ASSERT_OK_AND_ASSIGN(const auto holders, HoldersOf(shape, mesh, placements, global));
-      std::set<uint32_t> ranks(holders.ranks.begin(), holders.ranks.end());
-      ASSERT_EQ(ranks.size(), by_rank.size());
+      std::vector<uint32_t> ranks;
       for (const auto& [rank, local] : by_rank) {
-        ASSERT_TRUE(ranks.contains(rank));
-        ASSERT_EQ(local, holders.local_index);
+        ranks.push_back(rank);
+        ASSERT_EQ(local, by_rank.begin()->second);
       }
+      ASSERT_THAT(mesh.GroupOf(ranks.front(), replicated), ElementsAreArray(ranks));
     }
   }
 }

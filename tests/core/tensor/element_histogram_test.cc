@@ -1,9 +1,8 @@
-#include "core/tensor/element_histogram.h"
-
 #include <complex>
 #include <limits>
 #include <numeric>
 
+#include "core/tensor/element_statistics.h"
 #include "tests/support/result_matchers.h"
 
 namespace cairn::core {

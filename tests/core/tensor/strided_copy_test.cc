@@ -58,31 +58,5 @@ TEST(StridedCopyTest, ScatterUndoesGather) {
   }
 }
 
-TEST(StridedCopyTest, CopyBoxMatchesTheNaiveReference) {
-  SeededRandom random;
-  for (int round = 0; round < 400; ++round) {
-    StridedTensor tensor = RandomStrided(random, /*may_repeat=*/false);
-    const size_t dims = tensor.shape.size();
-    // Source and target boxes in global coordinates that share `box`.
-    Box target_box{std::vector<uint64_t>(dims), tensor.shape};
-    Box source_box = target_box, box = target_box;
-    for (size_t d = 0; d < dims; ++d) {
-      target_box.offsets[d] = random.Between(5, 9);
-      const uint64_t begin = random.Between(0, tensor.shape[d]);
-      box.offsets[d] = target_box.offsets[d] + begin;
-      box.sizes[d] = random.Between(0, tensor.shape[d] - begin);
-      const uint64_t before = random.Between(0, 3);
-      source_box.offsets[d] = box.offsets[d] - before;
-      source_box.sizes[d] = box.sizes[d] + before + random.Between(0, 3);
-    }
-    std::vector<std::byte> source(*TensorBytes(tensor.dtype, source_box.sizes));
-    random.Fill(source);
-    StridedTensor expected = tensor;
-    NaiveCopyBox(source, source_box, expected, target_box, box);
-    CopyBox(tensor.dtype, source, source_box, tensor.target(), target_box, box);
-    ASSERT_EQ(tensor.memory, expected.memory);
-  }
-}
-
 }  // namespace
 }  // namespace cairn::core

@@ -30,9 +30,6 @@ class DurableFile {
   /// Requires that Finish was not called. kUnavailable, kResourceExhausted: the file or its
   /// directory cannot be made durable.
   Result<void> Finish();
-  /// True once the file has its final name. This may be so although Finish failed, if it could not
-  /// sync the directory.
-  bool is_in_place() const { return temporary_.empty(); }
 
  private:
   DurableFile() = default;

@@ -2,7 +2,7 @@
 // the chunk records only of keys that have a record in a table which the steps do not share, and,
 // if these are few, all keys of only one of the steps.
 
-#include "core/inspect/internal/compare.h"
+#include "core/inspect/compare.h"
 
 #include <fmt/format.h>
 
@@ -13,12 +13,14 @@
 #include "core/load/internal/load.h"
 #include "core/load/load_options.h"
 #include "core/step/contents.h"
+#include "core/step/internal/lookup.h"
 #include "core/step/internal/owners.h"
 #include "core/tensor/chunk_grid.h"
 #include "kv/base/mutex.h"
 #include "kv/io/worker_pool.h"
 
-namespace cairn::core::internal {
+namespace cairn::core {
+namespace internal {
 namespace {
 
 constexpr uint64_t kReadBytes = 8 << 20;
@@ -68,27 +70,71 @@ KeyChange WholeChange(KeyChange::Kind kind, const Entry& entry) {
   return WholeChange(kind, entry, Describe(entry));
 }
 
-Result<std::vector<ChunkInfo>> ChunksOf(const StepView& view, const TensorInfo& tensor) {
-  std::vector<ChunkInfo> chunks;
-  CAIRN_TRY(ForEachChunk(view, tensor, [&](ChunkInfo chunk) -> Result<void> {
-    chunks.push_back(std::move(chunk));
-    return {};
-  }));
-  return chunks;
-}
+/// The data of a chunk that the comparison needs.
+struct ChunkSummary {
+  uint64_t box_checksum = 0;
+  uint64_t length_bytes = 0;
+  kv::Digest digest;
+};
 
-// Returns the bytes of the chunks that differ; empty if the two steps cut the tensor differently.
-Result<std::optional<uint64_t>> ChangedByDigest(const StepView& view_a, const TensorInfo& a,
-                                                const StepView& view_b, const TensorInfo& b) {
-  CAIRN_TRY_ASSIGN(const auto chunks_a, ChunksOf(view_a, a));
-  CAIRN_TRY_ASSIGN(const auto chunks_b, ChunksOf(view_b, b));
-  if (chunks_a.size() != chunks_b.size()) return std::nullopt;
+/// The summaries of the chunks of many tensors.
+class ChunkSummaries {
+ public:
+  /// Reads the chunk records of all `tensors`, which ascend, in one scan.
+  static Result<ChunkSummaries> Read(const StepView& view, std::span<const TensorInfo> tensors) {
+    ChunkSummaries summaries;
+    summaries.all_.reserve(std::min(view.step.chunk_count, kMaxReserved));
+    summaries.ends_.reserve(tensors.size());
+    std::vector<uint64_t> box;
+    CAIRN_TRY(ForEachChunkOf(view, tensors, [&](size_t i, const ChunkInfo& chunk) -> Result<void> {
+      summaries.EndBefore(i);
+      box.assign(chunk.box.offsets.begin(), chunk.box.offsets.end());
+      box.insert(box.end(), chunk.box.sizes.begin(), chunk.box.sizes.end());
+      summaries.all_.push_back({.box_checksum = kv::Checksum64(std::as_bytes(std::span(box))),
+                                .length_bytes = chunk.length_bytes(),
+                                .digest = chunk.digest});
+      return {};
+    }));
+    summaries.EndBefore(tensors.size());
+    return summaries;
+  }
+
+  /// Returns the chunks of the tensor with index `i`.
+  std::span<const ChunkSummary> of(size_t i) const {
+    const size_t begin = i == 0 ? 0 : ends_[i - 1];
+    return std::span(all_).subspan(begin, ends_[i] - begin);
+  }
+
+ private:
+  /// Later chunks belong to tensor `i` or later tensors.
+  void EndBefore(size_t i) {
+    while (ends_.size() < i) ends_.push_back(all_.size());
+  }
+
+  std::vector<ChunkSummary> all_;  // in the order of the tensors
+  std::vector<size_t> ends_;       // in `all_`, by tensor
+};
+
+/// Returns the bytes of the chunks that differ; empty if the two steps cut the tensor differently.
+std::optional<uint64_t> ChangedBytes(std::span<const ChunkSummary> a,
+                                     std::span<const ChunkSummary> b) {
+  const auto same_box = [](const ChunkSummary& x, const ChunkSummary& y) {
+    return x.box_checksum == y.box_checksum && x.length_bytes == y.length_bytes;
+  };
+  if (!std::ranges::equal(a, b, same_box)) return std::nullopt;
   uint64_t changed = 0;
-  for (size_t i = 0; i < chunks_a.size(); ++i) {
-    if (chunks_a[i].box != chunks_b[i].box) return std::nullopt;
-    if (chunks_a[i].digest != chunks_b[i].digest) changed += chunks_a[i].length_bytes();
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i].digest != b[i].digest) changed += a[i].length_bytes;
   }
   return changed;
+}
+
+/// Does so for the chunks of one tensor.
+Result<std::optional<uint64_t>> ChangedByDigest(const StepView& view_a, const TensorInfo& a,
+                                                const StepView& view_b, const TensorInfo& b) {
+  CAIRN_TRY_ASSIGN(const auto chunks_a, ChunkSummaries::Read(view_a, {&a, 1}));
+  CAIRN_TRY_ASSIGN(const auto chunks_b, ChunkSummaries::Read(view_b, {&b, 1}));
+  return ChangedBytes(chunks_a.of(0), chunks_b.of(0));
 }
 
 Result<void> ReadBox(const StepView& view, const TensorInfo& tensor, const Box& box,
@@ -212,51 +258,6 @@ struct KeyInBoth {
   }
 };
 
-/// The data of a chunk that the comparison needs.
-struct ChunkSummary {
-  uint64_t box_checksum = 0;
-  uint64_t length_bytes = 0;
-  kv::Digest digest;
-};
-
-/// The summaries of the chunks of many tensors.
-class ChunkSummaries {
- public:
-  /// Reads the chunk records of all `tensors`, which ascend, in one scan.
-  static Result<ChunkSummaries> Read(const StepView& view, std::span<const TensorInfo> tensors) {
-    ChunkSummaries summaries;
-    summaries.all_.reserve(std::min(view.step.chunk_count, kMaxReserved));
-    summaries.ends_.reserve(tensors.size());
-    std::vector<uint64_t> box;
-    CAIRN_TRY(ForEachChunkOf(view, tensors, [&](size_t i, const ChunkInfo& chunk) -> Result<void> {
-      summaries.EndBefore(i);
-      box.assign(chunk.box.offsets.begin(), chunk.box.offsets.end());
-      box.insert(box.end(), chunk.box.sizes.begin(), chunk.box.sizes.end());
-      summaries.all_.push_back({.box_checksum = kv::Checksum64(std::as_bytes(std::span(box))),
-                                .length_bytes = chunk.length_bytes(),
-                                .digest = chunk.digest});
-      return {};
-    }));
-    summaries.EndBefore(tensors.size());
-    return summaries;
-  }
-
-  /// Returns the chunks of the tensor with index `i`.
-  std::span<const ChunkSummary> of(size_t i) const {
-    const size_t begin = i == 0 ? 0 : ends_[i - 1];
-    return std::span(all_).subspan(begin, ends_[i] - begin);
-  }
-
- private:
-  /// Later chunks belong to tensor `i` or later tensors.
-  void EndBefore(size_t i) {
-    while (ends_.size() < i) ends_.push_back(all_.size());
-  }
-
-  std::vector<ChunkSummary> all_;  // in the order of the tensors
-  std::vector<size_t> ends_;       // in `all_`, by tensor
-};
-
 /// Returns the tensors of one side of `keys`. They are copies if `contents` has further tensors.
 std::span<const TensorInfo> TensorsOf(std::span<KeyInBoth* const> keys, Entry KeyInBoth::* side,
                                       const Contents& contents, std::vector<TensorInfo>& copies) {
@@ -306,20 +307,12 @@ Result<void> CompareByScan(const StepView& view_a, const Contents& contents_a,
   diff.changes.reserve(count_before + comparable.size());
   for (size_t i = 0; i < comparable.size(); ++i) {
     KeyInBoth* const key = comparable[i];
-    const auto chunks_a = a->of(i);
-    const auto chunks_b = b->of(i);
-    const auto same_box = [](const ChunkSummary& x, const ChunkSummary& y) {
-      return x.box_checksum == y.box_checksum && x.length_bytes == y.length_bytes;
-    };
-    if (!std::ranges::equal(chunks_a, chunks_b, same_box)) continue;
-    uint64_t changed_bytes = 0;
-    for (size_t j = 0; j < chunks_a.size(); ++j) {
-      if (chunks_a[j].digest != chunks_b[j].digest) changed_bytes += chunks_a[j].length_bytes;
-    }
+    const auto changed_bytes = ChangedBytes(a->of(i), b->of(i));
+    if (!changed_bytes) continue;
     std::optional<KeyChange> change;
-    if (changed_bytes > 0) {
+    if (*changed_bytes > 0) {
       change = WholeChange(KeyChange::Kind::kChanged, key->b, {});
-      change->changed_bytes = changed_bytes;
+      change->changed_bytes = *changed_bytes;
     }
     AddChange(std::move(change), diff);
     key->is_compared = true;
@@ -392,10 +385,8 @@ class Candidates {
   std::optional<std::vector<std::string>> fqns_;  // sorted; nothing: all keys may differ
 };
 
-}  // namespace
-
-Result<Diff> RunCompare(const StepView& view_a, const StepView& view_b,
-                        const KeyPatterns& patterns) {
+Result<Diff> CompareViews(const StepView& view_a, const StepView& view_b,
+                          const KeyPatterns& patterns) {
   CAIRN_TRY_ASSIGN(const Candidates candidates, Candidates::Find(view_a, view_b));
   const auto is_shared = [&](const Entry& entry) { return !candidates.Contain(entry); };
   Result<Contents> contents_a, contents_b;
@@ -431,31 +422,57 @@ Result<Diff> RunCompare(const StepView& view_a, const StepView& view_b,
   return diff;
 }
 
-Result<void> RunHistory(std::span<const StepView> views, const std::string& fqn,
-                        const VersionVisitor& visit) {
+}  // namespace
+}  // namespace internal
+
+Result<Diff> CompareSteps(const kv::Store& store, uint64_t step_a, uint64_t step_b,
+                          const KeyPatterns& patterns) {
+  CAIRN_TRY_ASSIGN(internal::StepView a, internal::FindView(store, step_a));
+  return internal::WithView(store, std::move(a), [&](const auto& view_a) -> Result<Diff> {
+    internal::StepView view_b = view_a;  // in the same snapshot
+    CAIRN_TRY_ASSIGN(view_b.step, view_a.snapshot->FindStep(step_b));
+    return internal::CompareViews(view_a, view_b, patterns);
+  });
+}
+
+Result<void> FindVersions(const kv::Store& store, const std::string& fqn,
+                          const VersionVisitor& visit) {
+  using internal::Entry;
+  CAIRN_TRY_ASSIGN(const auto snapshot, store.Latest());
+  CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, snapshot->Steps());
   const std::string names[] = {fqn};
   Mutex reading;
+  internal::StepView view{.snapshot = snapshot, .step = {}, .directory = store.directory()};
+  internal::StepView view_before = view;
   Contents before, contents;
   std::optional<Entry> last;  // in `before`
-  for (const StepView& view : views) {
-    CAIRN_TRY_ASSIGN(contents, FindLeaves(view, {}, names));
+  bool is_found = false;
+  for (const kv::StepInfo& step : steps) {
+    view.step = step;
+    CAIRN_TRY_ASSIGN(contents, internal::FindLeaves(view, {}, names));
     std::optional<Entry> entry;
-    for (const Entry& found : EntriesOf(contents)) {
+    for (const Entry& found : internal::EntriesOf(contents)) {
       if (found.fqn == fqn) entry = found;
     }
     std::optional<KeyChange> change;
     if (last && entry) {
-      const StepView& view_before = *(&view - 1);
-      CAIRN_TRY_ASSIGN(change, CompareEntries(view_before, *last, view, *entry, reading));
+      CAIRN_TRY_ASSIGN(change, internal::CompareEntries(view_before, *last, view, *entry, reading));
     } else if (last || entry) {
-      change = entry ? WholeChange(KeyChange::Kind::kAdded, *entry)
-                     : WholeChange(KeyChange::Kind::kRemoved, *last);
+      change = entry ? internal::WholeChange(KeyChange::Kind::kAdded, *entry)
+                     : internal::WholeChange(KeyChange::Kind::kRemoved, *last);
     }
-    if (change) CAIRN_TRY(visit({.step = view.step, .change = *std::move(change)}));
+    is_found |= entry.has_value();
+    if (change) CAIRN_TRY(visit({.step = step, .change = *std::move(change)}));
     before = std::move(contents);  // the vectors to which the entry refers stay where they are
     last = entry;
+    view_before.step = step;
   }
-  return {};
+  if (is_found) return {};
+  if (!steps.empty()) CAIRN_TRY(internal::FindTensor(view, fqn));  // names similar keys
+  return Fail(Error{.code = ErrorCode::kNotFound,
+                    .hint = Hint::kListKeys,
+                    .message = "no step has this key",
+                    .key = fqn});
 }
 
-}  // namespace cairn::core::internal
+}  // namespace cairn::core

@@ -1,16 +1,16 @@
-#include "core/inspect/internal/measure_space.h"
+#include "core/inspect/space.h"
 
 #include <map>
-#include <string>
 #include <string_view>
 #include <unordered_set>
 #include <utility>
 
 #include "core/base/internal/progress_meter.h"
+#include "core/step/internal/lookup.h"
 #include "core/step/internal/tensor_records.h"
 #include "kv/read/snapshot.h"
 
-namespace cairn::core::internal {
+namespace cairn::core {
 namespace {
 
 /// Returns the first `depth` elements of an FQN; all of it if `depth` is 0.
@@ -26,7 +26,7 @@ std::string_view PrefixOf(std::string_view fqn, uint64_t depth) {
 
 class SpaceMeter {
  public:
-  SpaceMeter(const StepView& view, uint64_t depth) : view_(view), depth_(depth) {}
+  SpaceMeter(const internal::StepView& view, uint64_t depth) : view_(view), depth_(depth) {}
 
   /// Finds the segments that the step has written.
   Result<void> FindNewSegments() {
@@ -37,7 +37,7 @@ class SpaceMeter {
     return {};
   }
 
-  void Add(const DecodedChunk& decoded) {
+  void Add(const internal::DecodedChunk& decoded) {
     const ChunkInfo& chunk = decoded.info;
     SpaceUse& use = UseOf(PrefixOf(decoded.fqn, depth_));
     ++use.chunks;
@@ -71,7 +71,7 @@ class SpaceMeter {
     return *last_use_;
   }
 
-  const StepView& view_;
+  const internal::StepView& view_;
   const uint64_t depth_;
   std::string last_fqn_;
   std::unordered_set<uint64_t> new_segments_;          // ids
@@ -81,17 +81,19 @@ class SpaceMeter {
 
 }  // namespace
 
-Result<std::vector<SpaceUse>> MeasureSpace(const StepView& view, const KeyPatterns& patterns,
-                                           uint64_t depth, const Progress& progress) {
+Result<std::vector<SpaceUse>> MeasureSpace(const kv::Store& store, uint64_t step,
+                                           const KeyPatterns& patterns, uint64_t depth,
+                                           const Progress& progress) {
+  CAIRN_TRY_ASSIGN(const internal::StepView view, internal::FindView(store, step));
   constexpr uint64_t kReported = 1024;  // chunks at a time
   SpaceMeter meter(view, depth);
   CAIRN_TRY(meter.FindNewSegments());
-  ProgressMeter done(progress, view.step.chunk_count);
+  internal::ProgressMeter done(progress, view.step.chunk_count);
   uint64_t chunks = 0;
   const auto add = [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
     if (++chunks % kReported == 0) CAIRN_TRY(done.Add(kReported));
     if (!patterns.Matches(key.substr(0, key.find('\0')))) return true;
-    CAIRN_TRY_ASSIGN(const DecodedChunk decoded, DecodeChunk(key, record));
+    CAIRN_TRY_ASSIGN(const internal::DecodedChunk decoded, internal::DecodeChunk(key, record));
     meter.Add(decoded);
     return true;
   };
@@ -101,4 +103,4 @@ Result<std::vector<SpaceUse>> MeasureSpace(const StepView& view, const KeyPatter
   return meter.Take();
 }
 
-}  // namespace cairn::core::internal
+}  // namespace cairn::core

@@ -7,8 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "core/state_dict/key_pattern.h"
 #include "kv/base/error.h"
 #include "kv/base/step_info.h"
+#include "kv/store.h"
 
 namespace cairn::core {
 
@@ -34,5 +36,17 @@ struct KeyVersion {
 
 /// Called with one version after another. An error ends the search.
 using VersionVisitor = std::function<Result<void>(const KeyVersion&)>;
+
+/// Returns the differences between two steps, for the keys that `patterns` select. Compares
+/// digests, and reads payload only where the two steps cut a tensor into different chunks.
+/// kNotFound: there is no such step.
+Result<Diff> CompareSteps(const kv::Store& store, uint64_t step_a, uint64_t step_b,
+                          const KeyPatterns& patterns = {});
+
+/// Calls `visit` with the steps at which a key, or the bytes of its tensor, differ from the step
+/// before, in ascending order. Compares digests, as CompareSteps does. kNotFound: no step has such
+/// a key. Cost: a few lookups per step.
+Result<void> FindVersions(const kv::Store& store, const std::string& fqn,
+                          const VersionVisitor& visit);
 
 }  // namespace cairn::core
