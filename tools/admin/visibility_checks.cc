@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "kv/base/catch_exhaustion.h"
+#include "kv/io/worker_pool.h"
 #include "tools/admin/storage_checks.h"
 #include "tools/common/quantities.h"
 
@@ -224,18 +225,17 @@ Result<void> ChangeAll(const std::set<std::string>& names,
                        const std::function<Result<void>(const std::string&)>& change) {
   const std::vector<std::string> list(names.begin(), names.end());
   std::atomic<size_t> next = 0;
-  std::array<Result<void>, 8> results;
-  CAIRN_TRY(kv::CatchExhaustion("the changes", [&]() -> Result<void> {
-    std::vector<std::jthread> threads;
-    for (Result<void>& result : results) {
-      threads.emplace_back([&] {
-        for (size_t i = next++; i < list.size() && result; i = next++) result = change(list[i]);
-      });
+  std::atomic<bool> failed = false;
+  return kv::RunOnThreads(8, "the changes", [&](size_t) -> Result<void> {
+    for (size_t i = next++; i < list.size() && !failed; i = next++) {
+      Result<void> changed = change(list[i]);
+      if (!changed) {
+        failed = true;
+        return changed;
+      }
     }
     return {};
-  }));
-  for (const Result<void>& result : results) CAIRN_TRY(result);
-  return {};
+  });
 }
 
 /// A long listing is complete, if need be after a while.
