@@ -70,9 +70,8 @@ std::vector<Argument> CopyArguments(CopyCommand& command, Argument from) {
            .value_name = "N",
            .range = std::pair<uint64_t, uint64_t>(1, 256)},
           RateArgument(command.max_rate),
-          {.name = "--overwrite",
-           .target = &command.overwrite,
-           .help = "Replace steps of TO that have the same number and other contents"},
+          Flag("--overwrite", command.overwrite,
+               "Replace steps of TO that have the same number and other contents"),
           JsonArgument(command.json)};
 }
 

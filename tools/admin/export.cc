@@ -40,25 +40,18 @@ struct ExportCommand {
 
 constexpr std::string_view kSuffix = ".safetensors";
 
-enum class Format { kSafetensors, kTorch, kDcp, kModel };
-
 bool IsTorchName(std::string_view name) {
   return name.ends_with(".pt") || name.ends_with(".pth") || name.ends_with(".bin") ||
          name.ends_with(".ckpt");
 }
 
-bool IsDcpName(std::string_view name) {
+/// Returns safetensors, torch, dcp or hf.
+std::string FormatOf(const ExportCommand& command) {
+  if (!command.format.empty()) return command.format;
+  if (IsTorchName(command.target)) return "torch";
+  std::string_view name = command.target;
   while (name.ends_with('/')) name.remove_suffix(1);
-  return name.ends_with(".dcp");
-}
-
-Format FormatOf(const ExportCommand& command) {
-  if (command.format == "torch") return Format::kTorch;
-  if (command.format == "dcp") return Format::kDcp;
-  if (command.format == "hf") return Format::kModel;
-  if (command.format == "safetensors") return Format::kSafetensors;
-  if (IsTorchName(command.target)) return Format::kTorch;
-  return IsDcpName(command.target) ? Format::kDcp : Format::kSafetensors;
+  return name.ends_with(".dcp") ? "dcp" : "safetensors";
 }
 
 /// Returns an entry of `folder`; nothing if it is empty or absent.
@@ -73,10 +66,10 @@ Result<std::optional<fs::path>> FindFirstIn(const fs::path& folder) {
 
 /// Returns a file that an export to `target` could replace, if there is one: the file itself, its
 /// index, or a shard "NAME-00001-of-00003.safetensors".
-Result<std::optional<fs::path>> FindExisting(const std::string& target, Format format) {
-  if (format == Format::kDcp) return FindFirstIn(target);
+Result<std::optional<fs::path>> FindExisting(const std::string& target, const std::string& format) {
+  if (format == "dcp") return FindFirstIn(target);
   std::error_code error;
-  if (format == Format::kTorch) {
+  if (format == "torch") {
     return fs::exists(target, error) ? std::optional<fs::path>(target) : std::nullopt;
   }
   fs::path folder = target;
@@ -105,17 +98,17 @@ Result<void> CheckTarget(const ExportCommand& command) {
     return Fail(ErrorCode::kInvalidArgument,
                 "--shard-size must not be 0; write a size such as 2GB");
   }
-  const Format format = FormatOf(command);
-  if (format == Format::kModel && !command.patterns.empty()) {
+  const std::string format = FormatOf(command);
+  if (format == "hf" && !command.patterns.empty()) {
     return Fail(
         ErrorCode::kInvalidArgument,
         "--format hf exports a complete model; omit the patterns, or give --format safetensors");
   }
-  if (command.overwrite || format == Format::kModel) return {};  // the export checks a directory
+  if (command.overwrite || format == "hf") return {};  // the export checks a directory
   CAIRN_TRY_ASSIGN(const auto existing, FindExisting(command.target, format));
   if (!existing) return {};
   return Fail(Error{.code = ErrorCode::kConflict,
-                    .message = format == Format::kDcp
+                    .message = format == "dcp"
                                    ? "the directory is not empty; give --overwrite to replace the "
                                      "checkpoint in it"
                                    : "the file exists; give --overwrite to replace it",
@@ -136,19 +129,6 @@ std::string ContentsText(uint64_t tensors, uint64_t values) {
   return what;
 }
 
-std::string_view NameOf(Format format) {
-  switch (format) {
-    case Format::kTorch:
-      return "torch";
-    case Format::kDcp:
-      return "dcp";
-    case Format::kModel:
-      return "hf";
-    default:
-      return "safetensors";
-  }
-}
-
 /// Exports to files of torch, or converts. Returns only with an error.
 Result<void> ExportByPython(uint64_t step, const ExportCommand& command) {
   CAIRN_TRY_ASSIGN(const Address address, ParseAddress(command.address));
@@ -156,7 +136,7 @@ Result<void> ExportByPython(uint64_t step, const ExportCommand& command) {
                                     AsWord(address.store),
                                     AsWord(command.target),
                                     fmt::format("--step={}", step),
-                                    fmt::format("--format={}", NameOf(FormatOf(command))),
+                                    "--format=" + FormatOf(command),
                                     fmt::format("--shard-size={}", command.shard_bytes)};
   for (const std::string& pattern : command.patterns) words.push_back("--pattern=" + pattern);
   if (command.overwrite) words.emplace_back("--overwrite");
@@ -208,7 +188,7 @@ Result<void> CheckSince(const ExportCommand& command) {
     if (!command.sparse) return {};
     return Fail(ErrorCode::kInvalidArgument, "--sparse needs --since STEP");
   }
-  if (FormatOf(command) == Format::kSafetensors && command.target.ends_with(kSuffix)) return {};
+  if (FormatOf(command) == "safetensors" && command.target.ends_with(kSuffix)) return {};
   return Fail(ErrorCode::kInvalidArgument,
               "--since writes one safetensors file; name it NAME.safetensors");
 }
@@ -236,22 +216,16 @@ Result<void> ToUpdate(const core::CheckpointStore& store, const core::Contents& 
 
 Result<void> ToFormat(const core::CheckpointStore& store, const core::Contents& contents,
                       const ExportCommand& command, Output& out) {
-  const Format format = FormatOf(command);
-  if (contents.tensors.empty() && (format == Format::kSafetensors || contents.values.empty())) {
+  const std::string format = FormatOf(command);
+  if (contents.tensors.empty() && (format == "safetensors" || contents.values.empty())) {
     return Fail(Error{.code = ErrorCode::kNotFound,
                       .hint = Hint::kListKeys,
                       .message = "no tensor matches",
                       .step = contents.step.step});
   }
-  switch (format) {
-    case Format::kTorch:
-    case Format::kDcp:
-      return ExportByPython(contents.step.step, command);
-    case Format::kModel:
-      return ToModel(store, contents, command, out);
-    default:
-      return ToSafetensors(store, contents, command, out);
-  }
+  if (format == "torch" || format == "dcp") return ExportByPython(contents.step.step, command);
+  if (format == "hf") return ToModel(store, contents, command, out);
+  return ToSafetensors(store, contents, command, out);
 }
 
 /// Exports the keys that match the patterns, and prints what was written.
@@ -290,28 +264,22 @@ std::vector<Argument> ExportArguments(ExportCommand& command) {
            .target = &command.patterns,
            .help = "Keys to select: NAME selects all keys below it, * matches one element, ** any "
                    "number of elements; !PATTERN excludes"},
-          {.name = "--shard-size",
-           .target = &command.shard_size,
-           .help = "Larger exports become several files and an index (5GB); torch.save has no "
-                   "limit",
-           .value_name = "SIZE"},
+          Option("--shard-size", "SIZE", &command.shard_size,
+                 "Larger exports become several files and an index (5GB); torch.save has no "
+                 "limit"),
           {.name = "--format",
            .target = &command.format,
            .help = "safetensors, torch or dcp, regardless of the name of OUT; or hf: the directory "
                    "of a model, from a step that was imported or saved as one",
            .value_name = "FORMAT",
            .choices = {"safetensors", "torch", "dcp", "hf"}},
-          {.name = "--since",
-           .target = &command.since,
-           .help = "Only the tensors that differ from this step (or tag), in one safetensors file",
-           .value_name = "STEP"},
-          {.name = "--sparse",
-           .target = &command.sparse,
-           .help = "With --since: of each tensor only the positions and values of the elements "
-                   "that differ"},
-          {.name = "--overwrite",
-           .target = &command.overwrite,
-           .help = "Replace existing files, or the checkpoint in a directory"}};
+          Option("--since", "STEP", &command.since,
+                 "Only the tensors that differ from this step (or tag), in one safetensors file"),
+          Flag("--sparse", command.sparse,
+               "With --since: of each tensor only the positions and values of the elements "
+               "that differ"),
+          Flag("--overwrite", command.overwrite,
+               "Replace existing files, or the checkpoint in a directory")};
 }
 
 }  // namespace

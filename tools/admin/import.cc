@@ -260,46 +260,37 @@ Result<void> Import(const ImportCommand& command, Output& out) {
 }
 
 std::vector<Argument> ImportArguments(ImportCommand& command) {
-  return {{.name = "STORE",
-           .target = &command.store,
-           .help = "Directory of the store, created if absent",
-           .required = true},
-          {.name = "FILE",
-           .target = &command.files,
-           .help = "Safetensors or torch.save files, all shards of one checkpoint, or its "
-                   "*.index.json; or a torch.distributed.checkpoint directory; or, with --format "
-                   "hf, the directory of a model",
-           .required = true},
-          {.name = "--step",
-           .target = &command.step,
-           .help = "Number of the new step",
-           .value_name = "N",
-           .required = true},
-          {.name = "--format",
-           .target = &command.format,
-           .help = "hf: the directory of a model or a pipeline, with its configuration and "
-                   "tokenizer (docs/import-export.md)",
-           .value_name = "FORMAT",
-           .choices = {"hf"}},
-          {.name = "--prefix",
-           .target = &command.prefix,
-           .help = "Put the tensors below this key: with \"model\", wte.weight becomes "
-                   "model.wte.weight",
-           .value_name = "KEY"},
-          {.name = "--skip-unknown",
-           .target = &command.skip_unknown,
-           .help = "Leave out and list objects of classes that a store cannot hold"},
-          {.name = "--base",
-           .target = &command.base_step,
-           .help = "Reuse unchanged bytes of this step (the latest)",
-           .value_name = "N"},
-          {.name = "--tag",
-           .target = &command.tags,
-           .help = "Name the step, as kv-admin tag does; may be repeated",
-           .value_name = "NAME"},
-          {.name = "--overwrite",
-           .target = &command.overwrite,
-           .help = "Replace the step atomically if it exists"}};
+  return {
+      {.name = "STORE",
+       .target = &command.store,
+       .help = "Directory of the store, created if absent",
+       .required = true},
+      {.name = "FILE",
+       .target = &command.files,
+       .help = "Safetensors or torch.save files, all shards of one checkpoint, or its "
+               "*.index.json; or a torch.distributed.checkpoint directory; or, with --format "
+               "hf, the directory of a model",
+       .required = true},
+      {.name = "--step",
+       .target = &command.step,
+       .help = "Number of the new step",
+       .value_name = "N",
+       .required = true},
+      {.name = "--format",
+       .target = &command.format,
+       .help = "hf: the directory of a model or a pipeline, with its configuration and "
+               "tokenizer (docs/import-export.md)",
+       .value_name = "FORMAT",
+       .choices = {"hf"}},
+      Option("--prefix", "KEY", &command.prefix,
+             "Put the tensors below this key: with \"model\", wte.weight becomes "
+             "model.wte.weight"),
+      Flag("--skip-unknown", command.skip_unknown,
+           "Leave out and list objects of classes that a store cannot hold"),
+      Option("--base", "N", &command.base_step, "Reuse unchanged bytes of this step (the latest)"),
+      Option("--tag", "NAME", &command.tags,
+             "Name the step, as kv-admin tag does; may be repeated"),
+      Flag("--overwrite", command.overwrite, "Replace the step atomically if it exists")};
 }
 
 }  // namespace

@@ -202,24 +202,20 @@ Verb MirrorVerb() {
   return {.name = "mirror",
           .usage = "mirror FROM TO [--follow]",
           .summary = "Copies all steps that another store lacks, once or continuously",
-          .arguments =
-              Joined(CopyArguments(command->copy, from),
-                     {{.name = "--follow",
-                       .target = &command->follow,
-                       .help = "Continue with new steps until SIGINT or SIGTERM"},
-                      {.name = "--interval",
-                       .target = &command->interval_seconds,
-                       .help = "Seconds after which --follow searches for new steps, if no change "
-                               "of the source was noticed before (10)",
-                       .value_name = "S",
-                       .range = std::pair<double, double>(0.1, 86'400)},
-                      {.name = "--prune",
-                       .target = &command->prune,
-                       .help = "Delete the steps of TO that FROM does not have. Otherwise they "
-                               "remain"},
-                      {.name = "--dry-run",
-                       .target = &command->dry_run,
-                       .help = "Only print which steps would be copied and deleted"}}),
+          .arguments = Joined(
+              CopyArguments(command->copy, from),
+              {Flag("--follow", command->follow, "Continue with new steps until SIGINT or SIGTERM"),
+               {.name = "--interval",
+                .target = &command->interval_seconds,
+                .help = "Seconds after which --follow searches for new steps, if no change "
+                        "of the source was noticed before (10)",
+                .value_name = "S",
+                .range = std::pair<double, double>(0.1, 86'400)},
+               Flag("--prune", command->prune,
+                    "Delete the steps of TO that FROM does not have. Otherwise they "
+                    "remain"),
+               Flag("--dry-run", command->dry_run,
+                    "Only print which steps would be copied and deleted")}),
           .examples = {"kv-admin mirror runs/gpt /mnt/archive/gpt",
                        "kv-admin mirror runs/gpt /mnt/archive/gpt --follow --max-rate 200M"},
           .notes = std::string(kCopyNotes) +

@@ -10,6 +10,8 @@
 #include <fstream>
 #include <system_error>
 
+#include "tools/admin/verbs.h"
+
 namespace cairn::tools {
 namespace {
 
@@ -65,18 +67,12 @@ bool LooksLikeDcpCheckpoint(const std::string& path) {
 }
 
 std::vector<Argument> Conversion::Arguments() {
-  return {{.name = "--rename",
-           .target = &rename,
-           .help = "Replace the first match of a regular expression in each key; may be repeated",
-           .value_name = "REGEX=TEXT"},
-          {.name = "--rules",
-           .target = &rules_file,
-           .help = "Convert by the rules in this JSON file (docs/conversion.md)",
-           .value_name = "FILE"},
-          {.name = "--dtype",
-           .target = &dtype,
-           .help = "Cast all floating-point tensors: float32, float16, bfloat16 or float64",
-           .value_name = "DTYPE"}};
+  return {Option("--rename", "REGEX=TEXT", &rename,
+                 "Replace the first match of a regular expression in each key; may be repeated"),
+          Option("--rules", "FILE", &rules_file,
+                 "Convert by the rules in this JSON file (docs/conversion.md)"),
+          Option("--dtype", "DTYPE", &dtype,
+                 "Cast all floating-point tensors: float32, float16, bfloat16 or float64")};
 }
 
 void Conversion::AppendTo(std::vector<std::string>& words) const {

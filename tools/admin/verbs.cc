@@ -10,6 +10,17 @@
 
 namespace cairn::tools {
 
+Argument Flag(std::string name, bool& target, std::string help) {
+  return {.name = std::move(name), .target = &target, .help = std::move(help)};
+}
+
+Argument Option(std::string name, std::string value_name, ArgumentTarget target, std::string help) {
+  return {.name = std::move(name),
+          .target = target,
+          .help = std::move(help),
+          .value_name = std::move(value_name)};
+}
+
 Argument StoreArgument(std::string& store) {
   return {.name = "STORE", .target = &store, .help = "Directory of the store", .required = true};
 }
@@ -30,20 +41,13 @@ Argument IntoArgument(uint64_t& step) {
 }
 
 Argument OverwriteArgument(bool& overwrite) {
-  return {.name = "--overwrite",
-          .target = &overwrite,
-          .help = "Replace the new step atomically if it exists"};
+  return Flag("--overwrite", overwrite, "Replace the new step atomically if it exists");
 }
 
-Argument JsonArgument(bool& json) {
-  return {.name = "--json", .target = &json, .help = "Print JSON"};
-}
+Argument JsonArgument(bool& json) { return Flag("--json", json, "Print JSON"); }
 
 Argument RateArgument(std::string& rate) {
-  return {.name = "--max-rate",
-          .target = &rate,
-          .help = "Limit of payload per second, such as 100M",
-          .value_name = "BYTES"};
+  return Option("--max-rate", "BYTES", &rate, "Limit of payload per second, such as 100M");
 }
 
 std::vector<Argument> Joined(std::vector<Argument> first, std::vector<Argument> more) {

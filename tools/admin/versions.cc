@@ -115,20 +115,13 @@ Result<kv::RetentionPolicy> PolicyOf(const KeepCommand& command) {
 
 /// STORE and the steps that remain.
 std::vector<Argument> KeepArguments(KeepCommand& command) {
-  return {StoreArgument(command.store),
-          {.name = "--keep-last",
-           .target = &command.keep_last,
-           .help = "Keep the last N steps",
-           .value_name = "N"},
-          {.name = "--keep-every",
-           .target = &command.keep_every,
-           .help = "Keep the steps that are multiples of N",
-           .value_name = "N"},
-          {.name = "--keep-best",
-           .target = &command.keep_best,
-           .help = "Keep the N steps with the lowest values of a metric, or with METRIC:N:max the "
-                   "highest. May be repeated",
-           .value_name = "METRIC:N"}};
+  return {
+      StoreArgument(command.store),
+      Option("--keep-last", "N", &command.keep_last, "Keep the last N steps"),
+      Option("--keep-every", "N", &command.keep_every, "Keep the steps that are multiples of N"),
+      Option("--keep-best", "METRIC:N", &command.keep_best,
+             "Keep the N steps with the lowest values of a metric, or with METRIC:N:max the "
+             "highest. May be repeated")};
 }
 
 Json PolicyJson(const std::string& store, const kv::RetentionPolicy& policy) {
@@ -226,14 +219,11 @@ Verb DeleteVerb() {
                          .target = &command->steps,
                          .help = "Numbers of the steps",
                          .required = true},
-                        {.name = "--dry-run",
-                         .target = &command->dry_run,
-                         .help = "Only report what would be deleted"},
-                        {.name = "--no-grace",
-                         .target = &command->no_grace,
-                         .help = "Free the space at once. Otherwise the files remain for 60 s, for "
-                                 "readers that still use them, and the next save, delete or open "
-                                 "for writing after that removes them"}},
+                        Flag("--dry-run", command->dry_run, "Only report what would be deleted"),
+                        Flag("--no-grace", command->no_grace,
+                             "Free the space at once. Otherwise the files remain for 60 s, for "
+                             "readers that still use them, and the next save, delete or open "
+                             "for writing after that removes them")},
           .examples = {"kv-admin delete runs/gpt 100 200 --dry-run",
                        "kv-admin delete runs/gpt 100 --no-grace"},
           .run = [command](Output& out) { return StatusOf(Delete(*command, out)); }};
@@ -274,17 +264,16 @@ Verb UntagVerb() {
 
 Verb PolicyVerb() {
   const auto command = std::make_shared<KeepCommand>();
-  return {.name = "policy",
-          .usage = "policy STORE [--keep-last N] [--keep-every N] [--keep-best METRIC:N] [--none]",
-          .summary = "Shows or sets which steps each save keeps",
-          .arguments =
-              Joined(KeepArguments(*command), {{.name = "--none",
-                                                .target = &command->none,
-                                                .help = "Remove the policy: saves delete nothing"},
-                                               JsonArgument(command->json)}),
-          .examples = {"kv-admin policy runs/gpt --keep-last 5 --keep-every 1000",
-                       "kv-admin policy runs/gpt", "kv-admin policy runs/gpt --none"},
-          .run = [command](Output& out) { return StatusOf(ShowOrSetPolicy(*command, out)); }};
+  return {
+      .name = "policy",
+      .usage = "policy STORE [--keep-last N] [--keep-every N] [--keep-best METRIC:N] [--none]",
+      .summary = "Shows or sets which steps each save keeps",
+      .arguments = Joined(KeepArguments(*command),
+                          {Flag("--none", command->none, "Remove the policy: saves delete nothing"),
+                           JsonArgument(command->json)}),
+      .examples = {"kv-admin policy runs/gpt --keep-last 5 --keep-every 1000",
+                   "kv-admin policy runs/gpt", "kv-admin policy runs/gpt --none"},
+      .run = [command](Output& out) { return StatusOf(ShowOrSetPolicy(*command, out)); }};
 }
 
 Verb PruneVerb() {
@@ -296,12 +285,9 @@ Verb PruneVerb() {
           "Deletes all steps but those that an option, or else the policy of the store, "
           "or a tag keeps",
       .arguments = Joined(KeepArguments(*command),
-                          {{.name = "--dry-run",
-                            .target = &command->dry_run,
-                            .help = "Only report what would be deleted"},
-                           {.name = "--no-grace",
-                            .target = &command->no_grace,
-                            .help = "Free the space at once, although readers may still use it"}}),
+                          {Flag("--dry-run", command->dry_run, "Only report what would be deleted"),
+                           Flag("--no-grace", command->no_grace,
+                                "Free the space at once, although readers may still use it")}),
       .examples = {"kv-admin prune runs/gpt --keep-last 5 --keep-every 1000 --dry-run",
                    "kv-admin prune runs/gpt --keep-last 1 --keep-best val_loss:3"},
       .run = [command](Output& out) { return StatusOf(Prune(*command, out)); }};

@@ -27,7 +27,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-constexpr auto kLongestLag = std::chrono::seconds(20);
+constexpr double kLongestLagSeconds = 20;
 constexpr auto kPollInterval = std::chrono::milliseconds(5);
 
 double SecondsSince(steady_clock::time_point begin) {
@@ -46,7 +46,7 @@ struct LagCount {
     if (late == 0) return {CheckStatus::kOk, fmt::format("in {} rounds", rounds)};
     return {CheckStatus::kFailed,
             fmt::format("{} in {} of {}, for up to {}{}", what, late, Plural(rounds, "round"),
-                        longest_seconds < SecondsOf(kLongestLag) ? "" : "more than ",
+                        longest_seconds < kLongestLagSeconds ? "" : "more than ",
                         HumanSeconds(longest_seconds))};
   }
 
@@ -57,16 +57,12 @@ struct LagCount {
     CAIRN_TRY_ASSIGN(bool visible, is_visible());
     if (visible) return {};
     ++late;
-    while (!visible && steady_clock::now() - begin < kLongestLag) {
+    while (!visible && SecondsSince(begin) < kLongestLagSeconds) {
       std::this_thread::sleep_for(kPollInterval);
       CAIRN_TRY_ASSIGN(visible, is_visible());
     }
     longest_seconds = std::max(longest_seconds, SecondsSince(begin));
     return {};
-  }
-
-  static double SecondsOf(steady_clock::duration duration) {
-    return std::chrono::duration<double>(duration).count();
   }
 };
 
@@ -214,7 +210,7 @@ Result<std::optional<double>> AwaitListing(kv::Storage& storage,
       return Fail(ErrorCode::kUnavailable, "a listing contains a name twice");
     }
     if (found == names) return lag_seconds;
-    if (lag_seconds > LagCount::SecondsOf(kLongestLag)) return std::nullopt;
+    if (lag_seconds > kLongestLagSeconds) return std::nullopt;
     std::this_thread::sleep_for(kPollInterval);
     lag_seconds = SecondsSince(begin);
   }
