@@ -63,69 +63,61 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - begin, result
 
 
-def show(what: str, runs: list[float], nbytes: int, more: str = "") -> float:
+def show(what: str, runs: list[float], nbytes: int) -> float:
     median = statistics.median(runs)
     rate = nbytes / median / 1e9
     low, high = min(runs), max(runs)
-    print(f"{what:44} {median:9.4f} s  {rate:7.2f} GB/s  {low:.4f}-{high:.4f} {more}", flush=True)
+    print(f"{what:44} {median:9.4f} s  {rate:7.2f} GB/s  {low:.4f}-{high:.4f}", flush=True)
     return median
 
 
 # Loads --------------------------------------------------------------------------------------------
 
 
-class Loads:
-    """The same state, saved by each library, and the ways to load it to the device."""
+def ways_to_load(folder: Path, state: Tensors, device: str) -> dict[str, Callable[[], Tensors]]:
+    """Saves the state with each library, and returns the ways to load it to the device."""
+    from safetensors.torch import load_file, save_file
 
-    def __init__(self, folder: Path, state: Tensors, device: str) -> None:
-        from safetensors.torch import load_file, save_file
+    targets = {key: torch.zeros_like(tensor) for key, tensor in state.items()}
+    with cairn.open(folder / "cairn", mode="a") as store:
+        store.save(1, state)
+    save_file(state, folder / "state.safetensors")
+    torch.save(state, folder / "state.pt")
 
-        self._folder, self._state, self._device = folder, state, device
-        self._targets = {key: torch.zeros_like(tensor) for key, tensor in state.items()}
-        with cairn.open(folder / "cairn", mode="a") as store:
-            store.save(1, state)
-        save_file(state, folder / "state.safetensors")
-        torch.save(state, folder / "state.pt")
-        self.ways: dict[str, Callable[[], Tensors]] = {
-            "cairn, existing tensors": self._into,
-            "cairn, new tensors": self._new,
-            "safetensors": lambda: load_file(folder / "state.safetensors", device=device),
-            "torch.load": lambda: torch.load(folder / "state.pt", map_location=device),
-            "torch.load(mmap)": lambda: torch.load(
-                folder / "state.pt", map_location=device, mmap=True
-            ),
-        }
+    def load_existing() -> Tensors:
+        with cairn.open(folder / "cairn") as store:
+            store.load(targets)
+        return targets
 
-    def _into(self) -> Tensors:
-        with cairn.open(self._folder / "cairn") as store:
-            store.load(self._targets)
-        return self._targets
+    def load_new() -> Tensors:
+        with cairn.open(folder / "cairn") as store:
+            return store.read(device=device, flat=True)
 
-    def _new(self) -> Tensors:
-        with cairn.open(self._folder / "cairn") as store:
-            return store.read(device=self._device, flat=True)
-
-    def check(self, loaded: Tensors) -> None:
-        for key, tensor in self._state.items():
-            if not torch.equal(loaded[key], tensor):
-                raise AssertionError(f"{key} was loaded with other values")
+    return {
+        "cairn, existing tensors": load_existing,
+        "cairn, new tensors": load_new,
+        "safetensors": lambda: load_file(folder / "state.safetensors", device=device),
+        "torch.load": lambda: torch.load(folder / "state.pt", map_location=device),
+        "torch.load(mmap)": lambda: torch.load(folder / "state.pt", map_location=device, mmap=True),
+    }
 
 
-def measure_loads(folder: Path, name: str, nbytes: float, device: str, repeat: int) -> None:
-    state = make(name, nbytes, device)
-    loads = Loads(folder, state, device)
+def measure_loads(folder: Path, options: argparse.Namespace) -> None:
+    state = make(options.state, options.bytes, options.device)
+    ways = ways_to_load(folder, state, options.device)
     size = total_bytes(state)
     print(f"loads of {len(state):,} tensors, {size / 1e9:.2f} GB", flush=True)
     for cache in ("page cache", "disk"):
-        runs: dict[str, list[float]] = {way: [] for way in loads.ways}
-        for run in range(repeat + 1):  # the first one, which page-locks memory, is not counted
-            for way, load in loads.ways.items():
+        runs: dict[str, list[float]] = {way: [] for way in ways}
+        for run in range(options.repeat + 1):  # the first one page-locks memory: not counted
+            for way, load in ways.items():
                 (measure.evict if cache == "disk" else measure.warm)(folder)
                 seconds, loaded = timed(load)
                 if run > 0:
                     runs[way].append(seconds)
                 elif cache == "disk":
-                    loads.check(loaded)
+                    for key, tensor in state.items():
+                        assert torch.equal(loaded[key], tensor), f"{key} has other values"
                 del loaded
         medians = {way: show(f"{cache}: {way}", taken, size) for way, taken in runs.items()}
         best = min(medians[way] for way in medians if not way.startswith("cairn"))
@@ -175,53 +167,47 @@ class Training:
         return time.perf_counter() - begin, called - begin, waited - waiting
 
 
-def _cairn_saver(folder: Path, state: Tensors, alone: bool, **options: Any) -> Any:
-    """`alone`: no step is on the disk while another one is saved."""
-    store = cairn.open(folder / "cairn", mode="a", grace=0)
+class CairnSaver:
+    def __init__(self, folder: Path, state: Tensors, alone: bool, **options: Any) -> None:
+        """`alone`: no step is on the disk while another one is saved."""
+        self._store = cairn.open(folder / "cairn", mode="a", grace=0)
+        self._state, self._alone, self._options = state, alone, options
 
-    def saves(step: int) -> tuple[Callable[[], Callable[[], None]], Callable[[], None]]:
-        handles = []
+    def begin(self, step: int) -> Callable[[], None]:
+        """Begins a save, and returns what must be called before the tensors change."""
+        self._handle = self._store.save_async(step, self._state, **self._options)
+        stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
+        return lambda: self._handle.wait_staged(stream)
 
-        def begin() -> Callable[[], None]:
-            handles.append(store.save_async(step, state, **options))
-            stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
-            return lambda: handles[0].wait_staged(stream)
-
-        def finish() -> None:
-            handles[0].result()
-            if alone or step > 1:
-                store.delete(step if alone else step - 1)
-
-        return begin, finish
-
-    return saves
+    def finish(self, step: int) -> None:
+        """Returns when the save is durable, and removes what is not needed."""
+        self._handle.result()
+        if self._alone or step > 1:
+            self._store.delete(step if self._alone else step - 1)
 
 
-def _dcp_saver(folder: Path, state: Tensors) -> Any:
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+class DcpSaver:
+    def __init__(self, folder: Path, state: Tensors) -> None:
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-    warnings.filterwarnings("ignore")
-    gpu = torch.cuda.is_available()
-    stager = DefaultStager(StagingOptions(gpu, False, gpu, gpu))
+        warnings.filterwarnings("ignore")
+        gpu = torch.cuda.is_available()
+        self._stager = DefaultStager(StagingOptions(gpu, False, gpu, gpu))
+        self._folder, self._state = folder, state
 
-    def saves(step: int) -> tuple[Callable[[], Callable[[], None]], Callable[[], None]]:
-        futures = []
+    def begin(self, step: int) -> Callable[[], None]:
+        import torch.distributed.checkpoint as dcp
 
-        def begin() -> Callable[[], None]:
-            writer = dcp.FileSystemWriter(folder / f"dcp-{step}", thread_count=8, sync_files=True)
-            futures.append(
-                dcp.async_save(state, storage_writer=writer, async_stager=stager, no_dist=True)
-            )
-            return getattr(futures[0], "staging_completion", futures[0]).result
+        path = self._folder / f"dcp-{step}"
+        writer = dcp.FileSystemWriter(path, thread_count=8, sync_files=True)
+        self._future = dcp.async_save(
+            self._state, storage_writer=writer, async_stager=self._stager, no_dist=True
+        )
+        return getattr(self._future, "staging_completion", self._future).result
 
-        def finish() -> None:
-            getattr(futures[0], "upload_completion", futures[0]).result()
-            shutil.rmtree(folder / f"dcp-{step}")
-
-        return begin, finish
-
-    return saves
+    def finish(self, step: int) -> None:
+        getattr(self._future, "upload_completion", self._future).result()
+        shutil.rmtree(self._folder / f"dcp-{step}")
 
 
 def copy_seconds(nbytes: int, device: str) -> float:
@@ -233,32 +219,28 @@ def copy_seconds(nbytes: int, device: str) -> float:
     return timed(lambda: host.copy_(source))[0] * nbytes / host.numel()
 
 
-def measure_stall(
-    folder: Path, nbytes: float, device: str, repeat: int, peers: list[str], abandon: bool
-) -> None:
-    state = make("transformer", nbytes, device)
+def measure_stall(folder: Path, options: argparse.Namespace) -> None:
+    state = make("transformer", options.bytes, options.device)
     size = total_bytes(state)
-    copy = copy_seconds(size, device)
-    training = Training(state, 1.5 * copy, device)
+    copy = copy_seconds(size, options.device)
+    training = Training(state, 1.5 * copy, options.device)
     training.step()
     print(f"stall with {len(state):,} tensors, {size / 1e9:.2f} GB; one copy {copy:.3f} s")
-    savers = {
-        "cairn": lambda: _cairn_saver(folder, state, abandon),
-        "snapshot": lambda: _cairn_saver(
-            folder, state, abandon, tuning=cairn.SaveTuning(device_snapshot=True)
-        ),
-        "dcp": lambda: _dcp_saver(folder, state),
+    snapshot = cairn.SaveTuning(device_snapshot=True)
+    savers: dict[str, Callable[[], CairnSaver | DcpSaver]] = {
+        "cairn": lambda: CairnSaver(folder, state, options.abandon),
+        "snapshot": lambda: CairnSaver(folder, state, options.abandon, tuning=snapshot),
+        "dcp": lambda: DcpSaver(folder, state),
     }
-    for name in peers:
-        saves = savers[name]()
+    for name in options.peers.split(","):
+        saver = savers[name]()
         alone: list[float] = []
         times: list[tuple[float, float, float]] = []
         durable: list[float] = []
-        for step in range(1, repeat + 2):  # the first one page-locks memory and is not counted
-            save, finish = saves(step)
+        for step in range(1, options.repeat + 2):  # the first one page-locks memory: not counted
             begin = time.perf_counter()
-            taken = training.step(save)
-            if abandon and step > repeat:
+            taken = training.step(lambda: saver.begin(step))
+            if options.abandon and step > options.repeat:
                 bare = training.step()[0]
                 print(
                     f"{name:24} step {bare:.4f} s, with save {taken[0]:.4f} s = "
@@ -268,7 +250,7 @@ def measure_stall(
                 )
                 shutil.rmtree(folder, ignore_errors=True)
                 os._exit(0)
-            finish()
+            saver.finish(step)
             if step == 1:
                 print(f"{name}: first save {taken[0]:.3f} s, call {taken[1]:.3f} s", flush=True)
                 continue
@@ -303,13 +285,7 @@ def main() -> None:
     folder = options.dir / f"gpu-{options.part}"
     folder.mkdir(parents=True)
     try:
-        if options.part == "loads":
-            measure_loads(folder, options.state, options.bytes, options.device, options.repeat)
-        else:
-            peers = options.peers.split(",")
-            measure_stall(
-                folder, options.bytes, options.device, options.repeat, peers, options.abandon
-            )
+        (measure_loads if options.part == "loads" else measure_stall)(folder, options)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -159,11 +159,8 @@ def main() -> None:
     add("--steps", type=int, default=3, help="saved steps per learning rate (3)")
     add("--rates", type=float, nargs="*", default=RATES, help="learning rates")
     options = report.parse(parser)
-    folder = Path(tempfile.mkdtemp(prefix="history-", dir=options.dir))
-    try:
-        steps = measure(folder, options)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="history-", dir=options.dir) as folder:
+        steps = measure(Path(folder), options)
     about = report.describe(options.dir, ("zipnn", "zstandard"))
     write(about | {"steps": steps}, options.out)
 

@@ -31,14 +31,14 @@ sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "build" / "python")]
 import torch  # noqa: E402
 
 from common import report  # noqa: E402
-from common.array_libraries import Orbax, OrbaxFiles, TensorStore  # noqa: E402
+from common.array_libraries import Orbax, TensorStore  # noqa: E402
 from common.child import run_in_child  # noqa: E402
 from common.library import Cairn, Library  # noqa: E402
 from common.measure import files_of, first_difference  # noqa: E402
 from common.states import Tensors, fill  # noqa: E402
 from common.torch_libraries import Dcp, Safetensors  # noqa: E402
 
-KINDS = {kind.name: kind for kind in (Cairn, Dcp, Safetensors, TensorStore, Orbax, OrbaxFiles)}
+KINDS = {kind.name: kind for kind in (Cairn, Dcp, Safetensors, TensorStore, Orbax)}
 DEADLINE_S = 600.0
 OUTCOMES = {
     "new": "the new state",
@@ -198,16 +198,13 @@ def main() -> None:
         parser.error(f"unknown libraries {unknown}; there are {list(KINDS)}")
     kinds = [KINDS[name] for name in options.libraries or KINDS]
     found: dict[str, Any] = {}
-    scratch = Path(tempfile.mkdtemp(prefix="libraries-", dir=options.dir))
-    try:
+    with tempfile.TemporaryDirectory(prefix="libraries-", dir=options.dir) as scratch:
         for kind in kinds:
             if reason := kind.missing():
                 print(f"{kind.name} is left out: {reason}", file=sys.stderr)
                 continue
-            found[kind.name] = measure(options, kind, scratch)
+            found[kind.name] = measure(options, kind, Path(scratch))
             print(f"{kind.name}: {found[kind.name]}", file=sys.stderr, flush=True)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     about = report.describe(options.dir, [p for kind in kinds for p in kind.packages])
     parts = tables(found)
     result = about | {"libraries": found}

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -177,18 +176,16 @@ appear to need less."""
 
 
 def measure(axis: str, size: int, base: Path) -> Figures:
-    folder = Path(tempfile.mkdtemp(prefix=f"scaling-{axis}-", dir=base))
-    try:
-        figures: Figures = {}
+    figures: Figures = {}
+    with tempfile.TemporaryDirectory(prefix=f"scaling-{axis}-", dir=base) as name:
+        folder = Path(name)
         for part in POINTS[axis]:
             log = folder / "log"
             found = run_in_child(lambda part=part: part(size, folder), DEADLINE_S, log)
             if "error" in found:
                 raise RuntimeError(f"{axis} {size:,}: {found['error']}\n{log.read_text()[-2000:]}")
             figures |= found
-        return figures
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    return figures
 
 
 # The page -----------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -140,7 +140,6 @@ class Orbax(Library):
     name = "orbax"
     modules = ("orbax.checkpoint", "jax", "ml_dtypes")
     packages = ("orbax-checkpoint", "jax")
-    use_ocdbt: ClassVar[bool] = True
     cannot = {"load_boxes": "loads parts of arrays by devices and processes of JAX"}
     remark = (
         "CheckpointManager without asynchronous saves, with PyTreeCheckpointHandler and its "
@@ -152,11 +151,8 @@ class Orbax(Library):
         self._jax = importlib.import_module("jax")
         options = self.lib.CheckpointManagerOptions(enable_async_checkpointing=False)
         self._manager = self.lib.CheckpointManager(
-            self.folder, options=options, item_handlers=self._handler()
+            self.folder, options=options, item_handlers=self.lib.PyTreeCheckpointHandler()
         )
-
-    def _handler(self) -> Any:
-        return self.lib.PyTreeCheckpointHandler(use_ocdbt=self.use_ocdbt)
 
     def path(self, step: int) -> Path:
         return self.folder / str(step)
@@ -169,7 +165,7 @@ class Orbax(Library):
         self._manager.wait_until_finished()
 
     def replace(self, step: int, state: Any) -> None:
-        with self.lib.Checkpointer(self._handler()) as checkpointer:
+        with self.lib.Checkpointer(self.lib.PyTreeCheckpointHandler()) as checkpointer:
             arguments = self.lib.args.PyTreeSave(state)
             checkpointer.save(self.path(step) / "default", arguments, force=True)
 
@@ -189,14 +185,3 @@ class Orbax(Library):
 
     def latest(self) -> int | None:
         return self._manager.latest_step()
-
-
-class OrbaxFiles(Orbax):
-    name = "orbax files"
-    use_ocdbt = False
-    remark = "as orbax with use_ocdbt=False: a folder per array"
-
-    @classmethod
-    def is_record(cls, path: Path) -> int:
-        is_chunk = path.name.replace(".", "").isdigit()
-        return 0 if is_chunk else super().is_record(path)

@@ -120,10 +120,6 @@ def size(nbytes: float) -> str:
     return f"{nbytes / MIB:.3g} MiB" if nbytes >= MIB / 10 else f"{nbytes / 1024:.3g} KiB"
 
 
-def short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A table in Markdown, whose first column is text."""
     head = list(head)

@@ -1,20 +1,307 @@
-// Runs the cases that are named on the command line, or all of them, for bench/regression.py:
+// The workloads whose instructions bench/regression.py counts. Runs the cases that are named on the
+// command line, or all of them:
 //
 //   cairn_regression DIRECTORY [CASE...]
+//
+// Under `valgrind --tool=callgrind --instr-atstart=no` each Count writes a dump that is named after
+// its measurement, and a line "NAME UNIT UNITS" on standard output, in the order of the dumps. If a
+// measurement is taken twice with different numbers of units, its result is the difference of the
+// two, which removes the instructions that do not depend on the units.
 
+#include <fmt/format.h>
 #include <rocksdb/version.h>
+#include <valgrind/callgrind.h>
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "bench/regression/counting.h"
+#include "core/checkpoint_store.h"
+#include "core/tensor/strided_copy.h"
+#include "kv/base/digest.h"
+#include "kv/base/error.h"
+#include "kv/base/key.h"
 
 namespace cairn::bench {
 namespace {
+
+/// Runs `workload`, which processes `units` of `unit`, and counts the instructions of all threads.
+template <typename Workload>
+auto Count(const char* name, const char* unit, uint64_t units, Workload&& workload) {
+  CALLGRIND_START_INSTRUMENTATION;
+  auto result = std::forward<Workload>(workload)();
+  CALLGRIND_STOP_INSTRUMENTATION;
+  CALLGRIND_DUMP_STATS_AT(name);
+  std::printf("%s %s %llu\n", name, unit, static_cast<unsigned long long>(units));
+  return result;
+}
+
+// --- In memory alone: digests, strided copies, keys
+
+constexpr uint64_t kChunkBytes = 4 << 20;
+
+// A slice of columns: runs of 256 bytes, in rows of 2 KiB.
+constexpr uint64_t kRowCount = 4096;
+constexpr uint64_t kSliceColumns = 64;
+constexpr uint64_t kRowColumns = 512;
+// The worst case: runs of one element.
+constexpr uint64_t kSide = 512;
+
+#ifdef __clang__
+#define CAIRN_NOT_VECTORIZED [[clang::noinline, clang::optnone]]
+#else
+#define CAIRN_NOT_VECTORIZED \
+  [[gnu::noinline, gnu::optimize("no-tree-vectorize", "no-unroll-loops")]]
+#endif
+
+/// One addition per 8 bytes, to which the ratios relate. It is not vectorized, so that it costs the
+/// same with every version of GCC; counts of a build with Clang are not comparable.
+CAIRN_NOT_VECTORIZED uint64_t WordSum(std::span<const uint64_t> words) {
+  uint64_t sum = 0;
+  for (const uint64_t word : words) sum += word;
+  return sum;
+}
+
+/// Keeps the compiler from removing the computation of `result`.
+void Keep(uint64_t result) { asm volatile("" : : "r"(result) : "memory"); }
+
+/// Returns incompressible bytes, the same in every run: Knuth's MMIX linear congruential generator.
+std::vector<std::byte> Noise(uint64_t size_bytes) {
+  std::vector<std::byte> bytes(size_bytes);
+  uint64_t state = 1;
+  for (uint64_t i = 0; i + 8 <= size_bytes; i += 8) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    std::memcpy(bytes.data() + i, &state, 8);
+  }
+  return bytes;
+}
+
+std::vector<std::byte> RowsMemory() { return Noise(kRowCount * kRowColumns * sizeof(float)); }
+const core::Shape kRowsShape = {kRowCount, kSliceColumns};
+constexpr uint64_t kRowsBytes = kRowCount * kSliceColumns * sizeof(float);
+
+std::vector<std::byte> SquareMemory() { return Noise(kSide * kSide * sizeof(float)); }
+const core::Shape kSquareShape = {kSide, kSide};
+constexpr uint64_t kSquareBytes = kSide * kSide * sizeof(float);
+
+void CountGather(const char* name, const core::TensorView& view, uint64_t size_bytes) {
+  std::vector<std::byte> target(size_bytes);
+  const auto gather = [&] {
+    core::GatherBytes(view, 0, target);
+    return 0;
+  };
+  Count(name, "byte", size_bytes, gather);
+  Keep(static_cast<uint64_t>(target[size_bytes / 2]));
+}
+
+void CountScatter(const char* name, const core::TensorTarget& target, uint64_t size_bytes) {
+  const std::vector<std::byte> payload = Noise(size_bytes);
+  const auto scatter = [&] {
+    core::ScatterBytes(payload, target, 0);
+    return 0;
+  };
+  Count(name, "byte", size_bytes, scatter);
+  Keep(static_cast<uint64_t>(target.data[0]));
+}
+
+Result<void> CountWordSum(const std::string&) {
+  const std::vector<uint64_t> words(kChunkBytes / 8, 3);
+  Keep(Count("word_sum", "byte", kChunkBytes, [&] { return WordSum(words); }));
+  return {};
+}
+
+Result<void> CountDigest(const std::string&) {
+  const std::vector<std::byte> payload = Noise(kChunkBytes);
+  std::vector<uint64_t> page_digests;
+  const auto digest = [&] {
+    page_digests.clear();
+    kv::AppendPageDigests(payload, page_digests);
+    return kv::RootDigest(page_digests, payload.size());
+  };
+  Keep(Count("digest", "byte", kChunkBytes, digest).lo);
+  return {};
+}
+
+Result<void> CountGatherRows(const std::string&) {
+  const std::vector<std::byte> memory = RowsMemory();
+  CountGather("gather_rows", {core::DType::kFloat32, kRowsShape, {kRowColumns, 1}, memory.data()},
+              kRowsBytes);
+  return {};
+}
+
+Result<void> CountGatherTransposed(const std::string&) {
+  const std::vector<std::byte> memory = SquareMemory();
+  CountGather("gather_transposed", {core::DType::kFloat32, kSquareShape, {1, kSide}, memory.data()},
+              kSquareBytes);
+  return {};
+}
+
+Result<void> CountScatterRows(const std::string&) {
+  std::vector<std::byte> memory = RowsMemory();
+  CountScatter("scatter_rows", {core::DType::kFloat32, kRowsShape, {kRowColumns, 1}, memory.data()},
+               kRowsBytes);
+  return {};
+}
+
+Result<void> CountScatterTransposed(const std::string&) {
+  std::vector<std::byte> memory = SquareMemory();
+  CountScatter("scatter_transposed",
+               {core::DType::kFloat32, kSquareShape, {1, kSide}, memory.data()}, kSquareBytes);
+  return {};
+}
+
+Result<void> CountChunkKeys(const std::string&) {
+  constexpr uint64_t kKeyCount = 1000;
+  const auto encode = [] {
+    uint64_t length = 0;
+    for (uint64_t i = 0; i < kKeyCount; ++i) {
+      const std::array<uint64_t, 2> offsets = {i, 0};
+      length += kv::ChunkKey("model.layers.11.mlp.experts.3.gate_proj.weight", offsets).size();
+    }
+    return length;
+  };
+  Keep(Count("chunk_key", "key", kKeyCount, encode));
+  return {};
+}
+
+// --- On a store: small tensors, which measure the cost per tensor; large tensors, which measure
+// the passes over the bytes; opening
+
+constexpr uint64_t kTensorFloats = 64;
+
+// Uses threads and the page cache, so that valgrind and the file system do not affect the counts.
+kv::StoreOptions CountedOptions() {
+  kv::StoreOptions options;
+  options.io = {.direct = false, .uring = false};
+  return options;
+}
+
+/// `count` tensors of `floats` elements each.
+class Tensors {
+ public:
+  Tensors(uint64_t count, uint64_t floats) : memory_(count * floats), floats_(floats) {
+    for (size_t i = 0; i < memory_.size(); ++i) memory_[i] = static_cast<float>(i);
+    auto root = state_.root();
+    for (uint64_t i = 0; i < count; ++i) {
+      names_.push_back(fmt::format("model.layers.{:05}.norm.weight", i));
+      root.Tensor(names_.back(), {core::DType::kFloat32, {floats}, {}, data(i)});
+    }
+  }
+
+  const core::StateDict& state() const { return state_; }
+  std::vector<core::LoadRequest> Requests() {
+    std::vector<core::LoadRequest> requests;
+    for (uint64_t i = 0; i < names_.size(); ++i) {
+      requests.push_back({names_[i],
+                          core::WholeBox(core::Shape{floats_}),
+                          {core::DType::kFloat32, {floats_}, {}, data(i)}});
+    }
+    return requests;
+  }
+
+ private:
+  std::byte* data(uint64_t i) { return reinterpret_cast<std::byte*>(&memory_[i * floats_]); }
+
+  std::vector<float> memory_;
+  uint64_t floats_;
+  std::vector<std::string> names_;
+  core::StateDict state_;
+};
+
+/// Names of the measurements of one round.
+struct Names {
+  const char* unit = nullptr;
+  const char* save = nullptr;
+  const char* save_unchanged = nullptr;
+  const char* load = nullptr;
+};
+
+/// Saves the tensors, saves them again unchanged, and loads them: three measurements.
+Result<void> CountRound(const std::string& directory, uint64_t units, Tensors& tensors,
+                        const Names& names) {
+  CAIRN_TRY_ASSIGN(const auto store,
+                   core::CheckpointStore::Open(directory, kv::OpenMode::kWrite, CountedOptions()));
+  CAIRN_TRY(Count(names.save, names.unit, units, [&] { return store->Save(1, tensors.state()); }));
+  CAIRN_TRY(Count(names.save_unchanged, names.unit, units,
+                  [&] { return store->Save(2, tensors.state()); }));
+  const std::vector<core::LoadRequest> requests = tensors.Requests();
+  CAIRN_TRY_ASSIGN(const auto steps, store->Steps());
+  CAIRN_TRY(
+      Count(names.load, names.unit, units, [&] { return store->Load(steps.front(), requests); }));
+  return store->Close();
+}
+
+/// Runs one round that is not counted, in which symbols are resolved and lazy objects are created.
+Result<void> WarmUp(const std::string& directory) {
+  Tensors tensors(10, kTensorFloats);
+  CAIRN_TRY_ASSIGN(const auto store,
+                   core::CheckpointStore::Open(directory, kv::OpenMode::kWrite, CountedOptions()));
+  CAIRN_TRY(store->Save(1, tensors.state()));
+  CAIRN_TRY(store->Save(2, tensors.state()));
+  CAIRN_TRY_ASSIGN(const auto steps, store->Steps());
+  CAIRN_TRY(store->Load(steps.front(), tensors.Requests()));
+  return store->Close();
+}
+
+Result<void> CountSmallTensors(const std::string& directory) {
+  constexpr Names kNames = {.unit = "tensor",
+                            .save = "save_small",
+                            .save_unchanged = "save_unchanged_small",
+                            .load = "load_small"};
+  CAIRN_TRY(WarmUp(directory + "/warm"));
+  for (const uint64_t count : {500, 2500}) {
+    Tensors tensors(count, kTensorFloats);
+    CAIRN_TRY(CountRound(fmt::format("{}/{}", directory, count), count, tensors, kNames));
+  }
+  return {};
+}
+
+Result<void> CountPayload(const std::string& directory) {
+  constexpr Names kNames = {.unit = "byte",
+                            .save = "save_payload",
+                            .save_unchanged = "save_unchanged_payload",
+                            .load = "load_payload"};
+  CAIRN_TRY(WarmUp(directory + "/warm"));
+  for (const uint64_t size_bytes : {8 << 20, 40 << 20}) {
+    Tensors tensors(1, size_bytes / sizeof(float));
+    CAIRN_TRY(CountRound(fmt::format("{}/{}", directory, size_bytes), size_bytes, tensors, kNames));
+  }
+  return {};
+}
+
+Result<void> CountOpen(const std::string& directory) {
+  {
+    Tensors tensors(2000, kTensorFloats);
+    CAIRN_TRY_ASSIGN(const auto store, core::CheckpointStore::Open(directory, kv::OpenMode::kWrite,
+                                                                   CountedOptions()));
+    CAIRN_TRY(store->Save(1, tensors.state()));
+    CAIRN_TRY(store->Close());
+  }
+  const auto open_and_find = [&]() -> Result<core::TensorInfo> {
+    CAIRN_TRY_ASSIGN(const auto store,
+                     core::CheckpointStore::Open(directory, kv::OpenMode::kRead, CountedOptions()));
+    CAIRN_TRY_ASSIGN(const auto steps, store->Steps());
+    return store->FindTensor(steps.front(), "model.layers.00000.norm.weight");
+  };
+  CAIRN_TRY(open_and_find());
+  CAIRN_TRY(Count("open_and_find", "open", 1, open_and_find));
+  return {};
+}
+
+// --- The program
+
+struct Case {
+  const char* name;
+  /// Runs the workload and counts parts of it. `directory` is empty and used by this case alone.
+  Result<void> (*run)(const std::string& directory);
+};
 
 constexpr std::array kCases = {
     Case{"word_sum", CountWordSum},         Case{"digest", CountDigest},

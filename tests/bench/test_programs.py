@@ -1,4 +1,4 @@
-"""bench/scaling.py and bench/buckets.py with their smallest sizes."""
+"""bench/scaling.py, bench/buckets.py and bench/libraries.py with their smallest sizes."""
 
 import json
 import subprocess
@@ -12,12 +12,13 @@ import scaling
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(program, *words):
+def run(program, *words, status=0):
     done = subprocess.run(
         [sys.executable, ROOT / "bench" / program, *words],
-        capture_output=True, text=True, timeout=300,
+        capture_output=True, text=True, timeout=500,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
+    return done
 
 
 def test_growth_is_measured_by_steps(tmp_path):
@@ -47,3 +48,26 @@ def test_cairn_is_measured_in_a_bucket(tmp_path):
         ("cairn", "save"), ("cairn", "load_into"), ("cairn", "load_keys"),
     ]  # fmt: skip
     assert "| cairn |" in (tmp_path / "buckets.md").read_text()
+
+
+@pytest.mark.timeout(600)
+def test_killed_saves_and_flipped_bits_are_counted(tmp_path):
+    run("libraries.py", "cairn", "safetensors", "--dir", tmp_path / "dir", "--out", tmp_path,
+        "--layers", "2", "--kills", "2", "--flips", "3")  # fmt: skip
+
+    libraries = json.loads((tmp_path / "libraries.json").read_text())["libraries"]
+    for library in libraries.values():
+        assert all(sum(counts.values()) == 2 for counts in library["kills"].values())
+        assert all(sum(counts.values()) == 3 for counts in library["flips"].values())
+    cairn = libraries["cairn"]
+    for counts in cairn["kills"].values():
+        assert not {"damaged", "nothing"} & counts.keys()
+    assert "wrong" not in cairn["flips"]["all bytes"] | cairn["flips"]["the records"]
+    page = (tmp_path / "libraries.md").read_text()
+    assert "## Killed saves" in page and "| safetensors, a new step |" in page
+    assert list((tmp_path / "dir").iterdir()) == []
+
+
+def test_unknown_libraries_are_refused(tmp_path):
+    done = run("libraries.py", "--dir", tmp_path, "--out", tmp_path, "nothing", status=2)
+    assert "unknown libraries ['nothing']" in done.stderr

@@ -25,8 +25,6 @@ NOT_CLEAN = {
     "tests/simulation/schedule.cc",
     "tests/support/fake_s3.h",
     "tools/admin/storage_checks.h",
-    "tools/bench/fio.h",
-    "tools/bench/main.cc",
     "tools/common/completion.cc",
     "tools/common/completion.h",
     "tools/dump/live_report.cc",

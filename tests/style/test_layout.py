@@ -1,22 +1,38 @@
-"""The order of the folders, cycles between modules, and a header for every source file.
+"""The order of the layers and their folders, cycles between modules, and headers.
 
-A module is a header and the source of the same name. A folder includes its internal/ folder. The
-folders that a folder may include are a table, so that a change of the order is a decision and not
-an accident.
+A module is a header and the source of the same name. A folder includes its internal/ folder, which
+other layers do not. What a layer and a folder may include are tables, so that a change of the order
+is a decision and not an accident.
 """
 
 import graphlib
 import os
 import re
+import shlex
+import subprocess
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LAYERS = ("schema", "kv", "core", "cuda", "python", "tools", "bench")
+BUILD = Path(os.environ.get("CAIRN_BUILD_DIR", ROOT / "build"))
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 SOURCE_SUFFIXES = (".cc", ".cu")
+HEADER_SUFFIXES = (".h", ".cuh")
+LICENCE = "// SPDX-License-Identifier: Apache-2.0"  # of the headers that are installed
+
+# schema <- kv <- core <- cuda | python | tools | bench: a layer, and those that it may include.
+LAYERS = {
+    "schema": set(),
+    "kv": {"schema"},
+    "core": {"schema", "kv"},
+    "cuda": {"schema", "kv", "core"},
+    "python": {"schema", "kv", "core", "cuda"},
+    "tools": {"schema", "kv", "core", "cuda"},
+    "bench": {"schema", "kv", "core", "cuda"},
+}
 
 # Within a layer: a folder, and the folders of the same layer that it may include, from the lowest
 # to the highest. The files of kv/ and core/ that are not in a folder are the façade of the layer.
@@ -81,7 +97,7 @@ def read_tree() -> dict[str, str]:
         str(path.relative_to(ROOT)): path.read_text()
         for layer in LAYERS
         for path in sorted((ROOT / layer).rglob("*"))
-        if path.suffix in {".h", *SOURCE_SUFFIXES}
+        if path.suffix in SOURCE_SUFFIXES + HEADER_SUFFIXES
     }
 
 
@@ -98,19 +114,29 @@ def included(text: str, tree: dict[str, str]) -> list[str]:
     return [target for target in INCLUDE.findall(text) if target in tree]
 
 
+def what_is_wrong(folder: str, target: str) -> str | None:
+    """Why a file in `folder` may not include `target`, which names the file from the root."""
+    other = folder_of(target)
+    layer, other_layer = folder.split("/")[0], target.split("/")[0]
+    if other_layer == "..":
+        return "is relative to the file, name it from the root"
+    if other_layer not in LAYERS or other == folder:
+        return None
+    if other_layer != layer:
+        allowed = other_layer in LAYERS[layer]
+        return None if allowed and "/internal/" not in target else "is of another layer"
+    with_table = folder in MAY_INCLUDE or other in MAY_INCLUDE
+    allowed = other in MAY_INCLUDE.get(folder, set()) or not with_table
+    return None if allowed else "is of another folder"
+
+
 def find_wrong_directions(tree: dict[str, str]) -> list[str]:
-    problems = []
-    for path, text in tree.items():
-        folder = folder_of(path)
-        for target in included(text, tree):
-            other = folder_of(target)
-            same_layer = other.split("/")[0] == folder.split("/")[0]
-            if other == folder or not same_layer:
-                continue
-            if folder in MAY_INCLUDE or other in MAY_INCLUDE:
-                if other not in MAY_INCLUDE.get(folder, set()):
-                    problems.append(f"{path}: {folder}/ may not include {target}")
-    return problems
+    return [
+        f"{path}: {target} {wrong}"
+        for path, text in tree.items()
+        for target in INCLUDE.findall(text)
+        if (wrong := what_is_wrong(folder_of(path), target))
+    ]
 
 
 def find_cycle(edges: dict[str, set[str]]) -> list[str]:
@@ -131,7 +157,7 @@ def module_edges(tree: dict[str, str]) -> dict[str, set[str]]:
     return edges
 
 
-def test_folders_include_each_other_in_one_order():
+def test_layers_and_folders_include_each_other_in_one_order():
     problems = find_wrong_directions(read_tree())
 
     assert not problems, "\n".join(problems)
@@ -170,6 +196,46 @@ def test_every_source_has_a_header():
     assert missing == WITHOUT_HEADER
 
 
+def test_every_header_begins_with_pragma_once_and_says_what_it_is_for():
+    problems = []
+    for path, text in read_tree().items():
+        if not path.endswith(HEADER_SUFFIXES):
+            continue
+        lines = text.splitlines()
+        installed = path.startswith(("schema", "kv", "core", "cuda")) and "/internal/" not in path
+        if lines[0] != "#pragma once":
+            problems.append(f"{path}: the first line is not #pragma once")
+        if installed and lines[1] != LICENCE:
+            problems.append(f"{path}: the second line is not {LICENCE}")
+        if not any(line.startswith("//") and line != LICENCE for line in lines[1:5]):
+            problems.append(f"{path}: no sentence at its top")
+
+    assert not problems, "\n".join(problems)
+
+
+def compile_alone(header: str) -> str:
+    """Compiles a file that includes only `header`, twice. Returns the compiler's complaint."""
+    flags = subprocess.run(["pkg-config", "--cflags", "fmt", "liburing", "libxxhash"],
+                           capture_output=True, text=True, check=True).stdout
+    done = subprocess.run(
+        ["g++", "-std=c++23", "-fsyntax-only", "-Wall", "-Wextra", "-Werror",
+         "-Wno-missing-field-initializers", f"-I{ROOT}", f"-I{BUILD}/schema/generated",
+         *shlex.split(flags), "-x", "c++", "-"],
+        input=f'#include "{header}"\n#include "{header}"\n', capture_output=True, text=True)
+    return f"{header}:\n{done.stderr}" if done.returncode else ""
+
+
+def test_each_public_header_compiles_alone():
+    headers = [path for path in read_tree() if path.startswith(("schema/", "kv/", "core/"))
+               and path.endswith(".h") and "/internal/" not in path]
+    assert len(headers) >= 10, "the list of headers looks wrong"
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        complaints = [complaint for complaint in pool.map(compile_alone, headers) if complaint]
+
+    assert not complaints, "\n".join(complaints)
+
+
 @pytest.mark.parametrize(
     ("path", "target", "wrong"),
     [
@@ -178,13 +244,19 @@ def test_every_source_has_a_header():
         ("kv/io/internal/file.h", "kv/segment/internal/segment_writer.h", True),
         ("kv/base/options.h", "kv/io/internal/file.h", True),
         ("tools/dump/show.cc", "tools/bench/fio.h", True),
+        ("kv/store.cc", "core/tensor/tensor.h", True),
+        ("core/load/load.cc", "tools/common/table.h", True),
+        ("tools/dump/show.cc", "kv/root/internal/root.h", True),
+        ("kv/store.cc", "../core/tensor.h", True),
+        ("core/load/load.cc", "cairn_schema/step_generated.h", False),
+        ("tools/dump/show.cc", "cuda/backend.h", False),
         ("core/load/internal/load.cc", "core/step/internal/lookup.h", False),
         ("kv/store.cc", "kv/commit/internal/step_commit.h", False),
         ("core/interop/safetensors/export.cc", "core/checkpoint_store.h", False),
     ],
 )
 def test_the_check_finds_wrong_directions_and_only_those(path, target, wrong):
-    tree = {path: f'// a comment\n#include "{target}"\n', target: ""}
+    tree = {path: f'// a comment\n  #  include "{target}"\n#include <vector>\n'}
 
     assert bool(find_wrong_directions(tree)) == wrong
 

@@ -24,6 +24,13 @@
 namespace cairn::tools {
 namespace {
 
+struct CheckStorageCommand {
+  std::string address;
+  std::string second_address;  // another mount of the same directory; empty: the same address
+  uint64_t rounds = 200;
+  bool json = false;
+};
+
 /// How long another mount may take to show the new directory before it is said to be another one.
 constexpr auto kFolderLag = std::chrono::seconds(30);
 
@@ -34,21 +41,21 @@ constexpr auto kCheckTime = std::chrono::seconds(30);
 /// checks have left.
 class CheckFolder {
  public:
-  static Result<std::unique_ptr<CheckFolder>> Create(const CheckStorageOptions& options) {
+  static Result<std::unique_ptr<CheckFolder>> Create(const CheckStorageCommand& command) {
     // The name below an address that is not valid may be valid.
-    CAIRN_TRY(kv::OpenStorage(options.address));
+    CAIRN_TRY(kv::OpenStorage(command.address));
     std::random_device random;
     const std::string name = fmt::format("/cairn-check-{:08x}{:08x}", random(), random());
     const std::string& second =
-        options.second_address.empty() ? options.address : options.second_address;
-    CAIRN_TRY_ASSIGN(auto first_storage, kv::OpenStorage(options.address + name));
+        command.second_address.empty() ? command.address : command.second_address;
+    CAIRN_TRY_ASSIGN(auto first_storage, kv::OpenStorage(command.address + name));
     CAIRN_TRY_ASSIGN(auto second_storage, kv::OpenStorage(second + name));
     if ((first_storage->local_files() == nullptr) != (second_storage->local_files() == nullptr)) {
       return Fail(ErrorCode::kInvalidArgument, "the addresses are of different kinds");
     }
     std::unique_ptr<CheckFolder> folder(
         new CheckFolder(std::move(first_storage), std::move(second_storage)));
-    if (folder->has_files()) CAIRN_TRY(folder->CreateDirectory(options));
+    if (folder->has_files()) CAIRN_TRY(folder->CreateDirectory(command));
     return folder;
   }
 
@@ -73,7 +80,7 @@ class CheckFolder {
   CheckFolder(std::shared_ptr<kv::Storage> first, std::shared_ptr<kv::Storage> second)
       : first_(std::move(first)), second_(std::move(second)) {}
 
-  Result<void> CreateDirectory(const CheckStorageOptions& options) {
+  Result<void> CreateDirectory(const CheckStorageCommand& command) {
     std::error_code error;
     if (!std::filesystem::create_directory(first_->address(), error)) {
       return Fail(
@@ -84,11 +91,11 @@ class CheckFolder {
     const auto deadline = std::chrono::steady_clock::now() + kFolderLag;
     while (!std::filesystem::exists(second_->address(), error)) {
       if (std::chrono::steady_clock::now() > deadline ||
-          !std::filesystem::exists(options.second_address)) {
+          !std::filesystem::exists(command.second_address)) {
         return Fail(ErrorCode::kInvalidArgument,
                     fmt::format("{} is not another mount of {}: a directory that was created in "
                                 "one does not exist in the other",
-                                options.second_address, options.address));
+                                command.second_address, command.address));
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
@@ -119,10 +126,10 @@ Result<Row> RunCheck(const StorageCheck& check, CheckedStorages storages) {
   return Row{&check, {CheckStatus::kFailed, error.ToString()}};
 }
 
-Result<std::vector<Row>> RunChecks(const CheckStorageOptions& options) {
-  CAIRN_TRY_ASSIGN(const auto folder, CheckFolder::Create(options));
+Result<std::vector<Row>> RunChecks(const CheckStorageCommand& command) {
+  CAIRN_TRY_ASSIGN(const auto folder, CheckFolder::Create(command));
   const CheckedStorages storages{
-      .first = folder->first(), .second = folder->second(), .rounds = options.rounds};
+      .first = folder->first(), .second = folder->second(), .rounds = command.rounds};
   std::vector<std::span<const StorageCheck>> groups = {ObjectChecks(), VisibilityChecks()};
   if (folder->has_files()) groups.push_back(FileChecks());
   std::vector<Row> rows;
@@ -151,23 +158,23 @@ Style StatusStyle(CheckStatus status) {
   return status == CheckStatus::kNote ? Style::kYellow : Style::kRed;
 }
 
-void PrintJson(const CheckStorageOptions& options, const std::vector<Row>& rows, uint64_t failed,
-               Output& out) {
+void PrintChecksJson(const CheckStorageCommand& command, const std::vector<Row>& rows,
+                     uint64_t failed, Output& out) {
   Json checks = Json::List();
   for (const Row& row : rows) {
     checks.Append({{"check", row.check->name},
                    {"result", StatusName(row.result.status)},
                    {"detail", JsonText(row.result.detail)}});
   }
-  const bool two = !options.second_address.empty();
-  WriteJson(out, {{"address", JsonText(options.address)},
-                  {"second_address", two ? Json(JsonText(options.second_address)) : Json(nullptr)},
+  const bool two = !command.second_address.empty();
+  WriteJson(out, {{"address", JsonText(command.address)},
+                  {"second_address", two ? Json(JsonText(command.second_address)) : Json(nullptr)},
                   {"failed", failed},
                   {"checks", std::move(checks)}});
 }
 
-void PrintTable(const CheckStorageOptions& options, const std::vector<Row>& rows, uint64_t failed,
-                Output& out) {
+void PrintChecks(const CheckStorageCommand& command, const std::vector<Row>& rows, uint64_t failed,
+                 Output& out) {
   Table table(&out, {{"CHECK"}, {"RESULT"}, {.title = "DETAIL", .flexible = true}});
   for (const Row& row : rows) {
     table.Add({row.check->name,
@@ -177,21 +184,53 @@ void PrintTable(const CheckStorageOptions& options, const std::vector<Row>& rows
   table.Finish();
   if (failed > 0) {
     out.WriteLine(fmt::format("{} failed: do not keep a store here", Plural(failed, "check")));
-  } else if (options.second_address.empty()) {
+  } else if (command.second_address.empty()) {
     out.WriteLine("every check passed; name a second mount to check what other machines see");
   } else {
     out.WriteLine("every check passed on both mounts");
   }
 }
 
-}  // namespace
-
-Result<int> AdminCheckStorage(const CheckStorageOptions& options, Output& out) {
-  CAIRN_TRY_ASSIGN(const auto rows, RunChecks(options));
+/// Exercises the storage below a new name, which it removes, and prints one row per check. Returns
+/// kExitSuccess, or kExitDiffers if a guarantee is missing. kUnavailable, kNotFound: nothing can be
+/// written there. kInvalidArgument: the addresses are not of the same directory. kCancelled: the
+/// user has asked to stop.
+Result<int> CheckStorage(const CheckStorageCommand& command, Output& out) {
+  CAIRN_TRY_ASSIGN(const auto rows, RunChecks(command));
   uint64_t failed = 0;
   for (const Row& row : rows) failed += row.result.status == CheckStatus::kFailed ? 1 : 0;
-  (options.json ? PrintJson : PrintTable)(options, rows, failed, out);
+  (command.json ? PrintChecksJson : PrintChecks)(command, rows, failed, out);
   return failed == 0 ? kExitSuccess : kExitDiffers;
+}
+
+}  // namespace
+
+Verb CheckStorageVerb() {
+  const auto command = std::make_shared<CheckStorageCommand>();
+  return {.name = "check-storage",
+          .usage = "check-storage ADDRESS [ADDRESS2]",
+          .summary = "Checks whether a storage has the guarantees that Cairn needs",
+          .arguments = {{.name = "ADDRESS",
+                         .target = &command->address,
+                         .help = "Directory for stores, below which the checks write and remove "
+                                 "a new directory",
+                         .required = true},
+                        {.name = "ADDRESS2",
+                         .target = &command->second_address,
+                         .help = "Another mount of the same directory, to check what other "
+                                 "machines see"},
+                        {.name = "--rounds",
+                         .target = &command->rounds,
+                         .help = "Rounds of each check (200); slow ones stop after 30 s",
+                         .value_name = "N",
+                         .range = std::pair<uint64_t, uint64_t>(1, 1'000'000)},
+                        JsonArgument(command->json)},
+          .examples = {"kv-admin check-storage runs",
+                       "kv-admin check-storage /mnt/first/runs /mnt/second/runs"},
+          .notes =
+              "Exit status: 0 all checks passed; 1 a guarantee is missing; 2 the checks could "
+              "not run.",
+          .run = [command](Output& out) { return CheckStorage(*command, out); }};
 }
 
 }  // namespace cairn::tools

@@ -1,14 +1,16 @@
+// `kv-admin compact`: rewrites segments of which steps use only a part; and `kv-admin compression`:
+// whether saves to a store compress.
+
 #include <fmt/format.h>
 
 #include <chrono>
 #include <string>
-#include <utility>
 
 #include "core/checkpoint_store.h"
 #include "kv/base/options.h"
 #include "kv/maintain/compact_options.h"
+#include "kv/read/snapshot.h"
 #include "tools/admin/verbs.h"
-#include "tools/common/address.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/json.h"
 #include "tools/common/progress.h"
@@ -18,18 +20,18 @@
 namespace cairn::tools {
 namespace {
 
-Result<kv::CompactOptions> OptionsOf(const CompactCommand& command) {
-  kv::CompactOptions options{.max_dead = command.max_dead_percent / 100,
-                             .dry_run = command.dry_run,
-                             .fold_all = command.fold};
-  if (command.max_rate.empty()) return options;
-  CAIRN_TRY_ASSIGN(options.max_bytes_per_second, ParseBytes(command.max_rate));
-  if (options.max_bytes_per_second > 0) return options;
-  return Fail(ErrorCode::kInvalidArgument,
-              "--max-rate must be at least one byte per second; write a rate such as 100M");
-}
+struct CompactCommand {
+  std::string store;
+  double max_dead_percent = 15;
+  std::string max_rate;
+  bool fold = false;
+  bool compress = false;
+  bool dry_run = false;
+  bool no_grace = false;
+  bool json = false;
+};
 
-Json ReportJson(const std::string& store, const kv::CompactReport& report, double seconds) {
+Json CompactJson(const std::string& store, const kv::CompactReport& report, double seconds) {
   return {{"store", JsonText(store)},
           {"live_bytes", report.live_bytes},
           {"segment_bytes", report.segment_bytes},
@@ -44,8 +46,8 @@ Json ReportJson(const std::string& store, const kv::CompactReport& report, doubl
           {"seconds", seconds}};
 }
 
-void Print(const kv::CompactReport& report, const CompactCommand& command, double seconds,
-           Output& out) {
+void PrintCompact(const kv::CompactReport& report, const CompactCommand& command, double seconds,
+                  Output& out) {
   const uint64_t dead_bytes = report.segment_bytes - report.live_bytes;
   out.WriteLine(fmt::format(
       "segments have {}: {} that steps use, {} that they do not ({:.1f} %)",
@@ -80,22 +82,15 @@ void Print(const kv::CompactReport& report, const CompactCommand& command, doubl
   }
 }
 
-}  // namespace
-
-Result<void> AdminCompact(const CompactCommand& command, Output& out) {
-  CAIRN_TRY_ASSIGN(const Address address, ParseAddress(command.store));
-  if (address.step) {
-    return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("a compaction concerns all steps: write {} without a step",
-                            ShellWord(address.store)));
-  }
-  CAIRN_TRY_ASSIGN(kv::CompactOptions options, OptionsOf(command));
-  // A mistyped address must not create an empty store, as an open for writing would.
-  CAIRN_TRY(core::CheckpointStore::Open(address.store, kv::OpenMode::kRead));
-  kv::StoreOptions open;
-  if (command.no_grace) open.grace = std::chrono::milliseconds(0);
-  CAIRN_TRY_ASSIGN(const auto store,
-                   core::CheckpointStore::Open(address.store, kv::OpenMode::kWrite, open));
+/// Compacts the store, or with `dry_run` only computes what would be done, and prints the result.
+Result<void> Compact(const CompactCommand& command, Output& out) {
+  CAIRN_TRY_ASSIGN(const std::string address,
+                   ParseStore(command.store, "a compaction concerns all steps"));
+  kv::CompactOptions options{.max_dead = command.max_dead_percent / 100,
+                             .dry_run = command.dry_run,
+                             .fold_all = command.fold};
+  CAIRN_TRY_ASSIGN(options.max_bytes_per_second, ParseRate(command.max_rate));
+  CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address, GraceOptions(command.no_grace)));
   ProgressLine line("compacting:");
   options.progress = [&](const kv::CompactProgress& progress) {
     return line.Update(progress.done_bytes, progress.total_bytes);
@@ -105,45 +100,75 @@ Result<void> AdminCompact(const CompactCommand& command, Output& out) {
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
   CAIRN_TRY(store->Close());
   if (command.json) {
-    WriteJson(out, ReportJson(address.store, report, elapsed.count()));
+    WriteJson(out, CompactJson(address, report, elapsed.count()));
   } else {
-    Print(report, command, elapsed.count(), out);
+    PrintCompact(report, command, elapsed.count(), out);
   }
   return {};
 }
 
-Verb CompactVerb(CompactCommand& command) {
+struct CompressionCommand {
+  std::string store;
+  bool on = false;
+  bool off = false;
+  bool json = false;
+};
+
+/// Shows the setting of a store, or changes it.
+Result<void> ShowOrSetCompression(const CompressionCommand& command, Output& out) {
+  CAIRN_TRY_ASSIGN(
+      const std::string address,
+      ParseStore(command.store, "all steps of a store are compressed in the same way"));
+  if (command.on && command.off) {
+    return Fail(ErrorCode::kInvalidArgument, "--on and --off exclude each other; give one of them");
+  }
+  bool compress = command.on;
+  if (command.on || command.off) {
+    CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address));
+    CAIRN_TRY(store->kv().SetCompression(compress));
+    CAIRN_TRY(store->Close());
+  } else {
+    CAIRN_TRY_ASSIGN(const auto store, kv::Store::Open(address, kv::OpenMode::kRead));
+    CAIRN_TRY_ASSIGN(const auto snapshot, store->Latest());
+    compress = snapshot->compresses_saves();
+  }
+  if (command.json) {
+    WriteJson(out, {{"store", JsonText(address)}, {"compress", compress}});
+    return {};
+  }
+  out.WriteLine(compress ? "on: saves compress what they write unless they state otherwise"
+                         : "off: saves compress only if they are told to");
+  if (command.on) {
+    out.WriteLine(fmt::format("kv-admin compact {} --compress compresses what is stored",
+                              ShellWord(address)));
+  }
+  return {};
+}
+
+}  // namespace
+
+Verb CompactVerb() {
+  const auto command = std::make_shared<CompactCommand>();
   return {.name = "compact",
           .usage = "compact STORE [--dry-run]",
           .summary = "Rewrites segments of which steps use only a part",
-          .arguments = {{.name = "STORE",
-                         .target = &command.store,
-                         .help = "Directory of the store",
-                         .required = true},
+          .arguments = {StoreArgument(command->store),
                         {.name = "--max-dead",
-                         .target = &command.max_dead_percent,
+                         .target = &command->max_dead_percent,
                          .help = "Rewrite segments of which more than this part is unused (15)",
                          .value_name = "PERCENT",
                          .range = std::pair<double, double>(0, 100)},
-                        {.name = "--compress",
-                         .target = &command.compress,
-                         .help = "Also compress chunks, for archives: loads take longer"},
-                        {.name = "--fold",
-                         .target = &command.fold,
-                         .help = "Write chunks without deltas if no other step uses what their "
-                                 "deltas are relative to"},
-                        {.name = "--max-rate",
-                         .target = &command.max_rate,
-                         .help = "Limit of payload per second, such as 100M",
-                         .value_name = "BYTES"},
-                        {.name = "--dry-run",
-                         .target = &command.dry_run,
-                         .help = "Only report what would be rewritten"},
-                        {.name = "--no-grace",
-                         .target = &command.no_grace,
-                         .help = "Free the space at once. Otherwise the old files remain for 60 s, "
-                                 "for readers that still use them"},
-                        {.name = "--json", .target = &command.json, .help = "Print JSON"}},
+                        Flag("--compress", command->compress,
+                             "Also compress chunks, for archives: loads take longer"),
+                        Flag("--fold", command->fold,
+                             "Write chunks without deltas if no other step uses what their "
+                             "deltas are relative to"),
+                        RateArgument(command->max_rate),
+                        Flag("--dry-run", command->dry_run, "Only report what would be rewritten"),
+                        Flag("--no-grace", command->no_grace,
+                             "Free the space at once. Otherwise the old files remain for 60 s, "
+                             "for readers that still use them"),
+                        JsonArgument(command->json)},
           .examples = {"kv-admin compact runs/gpt --dry-run",
                        "kv-admin compact runs/gpt --max-rate 200M"},
           .notes =
@@ -151,7 +176,20 @@ Verb CompactVerb(CompactCommand& command) {
               "its\n"
               "own store with store.compact(). If the command is stopped, what it has committed "
               "remains.",
-          .run = [&](Output& out) { return StatusOf(AdminCompact(command, out)); }};
+          .run = [command](Output& out) { return StatusOf(Compact(*command, out)); }};
+}
+
+Verb CompressionVerb() {
+  const auto command = std::make_shared<CompressionCommand>();
+  return {.name = "compression",
+          .usage = "compression STORE [--on] [--off] [--json]",
+          .summary = "Shows or sets whether saves compress",
+          .arguments = {StoreArgument(command->store),
+                        Flag("--on", command->on, "Saves compress, unless they state otherwise"),
+                        Flag("--off", command->off, "Saves compress only if they are told to"),
+                        JsonArgument(command->json)},
+          .examples = {"kv-admin compression runs/gpt --on", "kv-admin compression runs/gpt"},
+          .run = [command](Output& out) { return StatusOf(ShowOrSetCompression(*command, out)); }};
 }
 
 }  // namespace cairn::tools

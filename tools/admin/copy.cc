@@ -1,5 +1,3 @@
-// `kv-admin push` and `kv-admin pull`: copy steps between stores.
-
 #include "tools/admin/copy.h"
 
 #include <fmt/format.h>
@@ -11,7 +9,9 @@
 #include "kv/base/options.h"
 #include "kv/copy_steps.h"
 #include "kv/read/snapshot.h"
+#include "tools/admin/verbs.h"
 #include "tools/common/address.h"
+#include "tools/common/exit_status.h"
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"
 #include "tools/common/text.h"
@@ -39,21 +39,10 @@ std::string StepLine(const kv::CopiedStep& step) {
   return line;
 }
 
-const char* OutcomeName(Outcome outcome) {
-  switch (outcome) {
-    case Outcome::kCopied:
-      return "copied";
-    case Outcome::kPresent:
-      return "present";
-    case Outcome::kDeleted:
-      return "deleted";
-  }
-  return "";
-}
-
 Json StepJson(const kv::CopiedStep& step) {
+  constexpr const char* kOutcomes[] = {"copied", "present", "deleted"};
   return {{"step", step.step},
-          {"outcome", OutcomeName(step.outcome)},
+          {"outcome", kOutcomes[static_cast<size_t>(step.outcome)]},
           {"logical_bytes", step.logical_bytes},
           {"copied_segments", step.copied_segments},
           {"copied_bytes", step.copied_bytes},
@@ -61,24 +50,30 @@ Json StepJson(const kv::CopiedStep& step) {
           {"table_bytes", step.table_bytes}};
 }
 
-/// Draws one line per step.
-class StepProgress {
- public:
-  bool Update(const kv::CopyProgress& progress) {
-    if (!line_ || progress.step != step_) {
-      line_.reset();
-      step_ = progress.step;
-      line_.emplace(fmt::format("copying step {}:", step_));
-    }
-    return line_->Update(progress.done_bytes, progress.total_bytes);
-  }
-
- private:
-  uint64_t step_ = 0;
-  std::optional<ProgressLine> line_;
-};
-
 }  // namespace
+
+const char kCopyNotes[] =
+    "Only segments that TO lacks are transferred. Every page is verified before it is written, "
+    "and\n"
+    "a step exists in TO completely or not at all. A copy that was interrupted continues where it\n"
+    "was when the command is repeated within a day.";
+
+std::vector<Argument> CopyArguments(CopyCommand& command, Argument from) {
+  return {std::move(from),
+          {.name = "TO",
+           .target = &command.to,
+           .help = "Store that receives the steps, created if absent",
+           .required = true},
+          {.name = "--threads",
+           .target = &command.threads,
+           .help = "Segments that are copied at once (4)",
+           .value_name = "N",
+           .range = std::pair<uint64_t, uint64_t>(1, 256)},
+          RateArgument(command.max_rate),
+          Flag("--overwrite", command.overwrite,
+               "Replace steps of TO that have the same number and other contents"),
+          JsonArgument(command.json)};
+}
 
 uint64_t TimedCopy::copied_bytes() const {
   uint64_t bytes = 0;
@@ -87,34 +82,25 @@ uint64_t TimedCopy::copied_bytes() const {
 }
 
 Result<std::unique_ptr<kv::Store>> OpenCopyTarget(const std::string& to) {
-  CAIRN_TRY_ASSIGN(const Address address, ParseAddress(to));
-  if (!address.step) return kv::Store::Open(address.store, kv::OpenMode::kWrite);
-  return Fail(ErrorCode::kInvalidArgument,
-              fmt::format("steps are copied to a store, not to a step; write {} without one",
-                          ShellWord(address.store)));
-}
-
-Result<std::shared_ptr<kv::Throttle>> CopyThrottle(const CopyCommand& command) {
-  if (command.max_rate.empty()) return nullptr;
-  CAIRN_TRY_ASSIGN(const uint64_t bytes_per_second, ParseBytes(command.max_rate));
-  if (bytes_per_second == 0) {
-    return Fail(ErrorCode::kInvalidArgument,
-                "--max-rate must be at least one byte per second; write a rate such as 100M");
-  }
-  return std::make_shared<kv::Throttle>(bytes_per_second);
+  CAIRN_TRY_ASSIGN(const std::string store,
+                   ParseStore(to, "steps are copied to a store, not to a step"));
+  return kv::Store::Open(store, kv::OpenMode::kWrite);
 }
 
 Result<TimedCopy> CopyWithProgress(kv::Store& from, kv::Store& to, const CopyCommand& command,
                                    const std::shared_ptr<kv::Throttle>& throttle,
                                    std::vector<uint64_t> steps) {
-  StepProgress progress;
+  ProgressLine line("copying");
   const kv::CopyOptions options{
       .steps = std::move(steps),
       .into = command.into,
       .overwrite = command.overwrite,
       .threads = static_cast<uint32_t>(command.threads),
       .throttle = throttle,
-      .progress = [&](const kv::CopyProgress& done) { return progress.Update(done); }};
+      .progress = [&](const kv::CopyProgress& done) {
+        const std::string task = fmt::format("copying step {}:", done.step);
+        return line.callback(task, ProgressUnit::kBytes)(done.done_bytes, done.total_bytes);
+      }};
   const auto begin = std::chrono::steady_clock::now();
   CAIRN_TRY_ASSIGN(kv::CopyReport report, kv::CopySteps(from, to, options));
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
@@ -138,8 +124,9 @@ Json CopyJson(const kv::Store& from, const kv::Store& to, const TimedCopy& copy)
   return document;
 }
 
-Result<void> AdminCopy(const CopyCommand& command, Output& out) {
-  CAIRN_TRY_ASSIGN(const auto throttle, CopyThrottle(command));
+Result<void> Copy(const CopyCommand& command, Output& out) {
+  CAIRN_TRY_ASSIGN(const uint64_t rate, ParseRate(command.max_rate));
+  const auto throttle = std::make_shared<kv::Throttle>(rate);
   CAIRN_TRY_ASSIGN(StepsAddress address, ParseStepsAddress(command.from));
   CAIRN_TRY_ASSIGN(const auto from, kv::Store::Open(address.store, kv::OpenMode::kRead));
   CAIRN_TRY_ASSIGN(const auto snapshot, from->Latest());
@@ -176,6 +163,33 @@ Result<void> AdminCopy(const CopyCommand& command, Output& out) {
     }
   }
   return {};
+}
+
+Verb PushVerb() {
+  const auto command = std::make_shared<CopyCommand>();
+  return {
+      .name = "push",
+      .usage = "push FROM[@STEP] TO",
+      .summary = "Copies steps to another store, transferring only what it lacks",
+      .arguments = CopyArguments(
+          *command,
+          {.name = "FROM[@STEP]",
+           .target = &command->from,
+           .help = "Store and step to copy; @STEP,STEP,... for several; without it the latest step",
+           .required = true}),
+      .examples = {"kv-admin push /dev/shm/gpt runs/gpt",
+                   "kv-admin push runs/gpt@100,200 /mnt/archive/gpt --max-rate 100M"},
+      .notes = kCopyNotes,
+      .run = [command](Output& out) { return StatusOf(Copy(*command, out)); }};
+}
+
+Verb PullVerb() {
+  Verb verb = PushVerb();
+  verb.name = "pull";
+  verb.usage = "pull FROM[@STEP] TO";
+  verb.summary = "Copies steps from another store; the same as push";
+  verb.examples = {"kv-admin pull /mnt/archive/gpt@100 runs/gpt"};
+  return verb;
 }
 
 }  // namespace cairn::tools

@@ -1,28 +1,34 @@
+// `kv-admin merge`: a new step of weighted means of existing steps.
+
 #include <fmt/format.h>
 
 #include <charconv>
 #include <system_error>
 
-#include "core/checkpoint_store.h"
 #include "core/rewrite/step_merge.h"
-#include "kv/base/options.h"
 #include "tools/admin/verbs.h"
 #include "tools/common/address.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"
-#include "tools/common/terminal.h"
 #include "tools/common/text.h"
 
 namespace cairn::tools {
 namespace {
 
-constexpr char kNotes[] =
+constexpr char kMergeNotes[] =
     "The steps have the same keys, dtypes and shapes. Floating-point tensors are computed in\n"
     "float32 (float64 for float64), in the order of the steps, and rounded once. All else is that\n"
     "of the last step. The shell expands the braces of a store without spaces in its name; "
     "quoted,\n"
     "they mean the same, and can contain tags. The store must not be open for writing elsewhere.";
+
+struct MergeCommand {
+  std::vector<std::string> addresses;  // STORE@STEP, or several steps: STORE@{STEP,...}
+  std::string weights;                 // as the user wrote them; empty: equal
+  uint64_t into = 0;                   // number of the new step
+  bool overwrite = false;
+};
 
 /// Returns the steps that all addresses name, in their order. They are of one store.
 Result<StepsAddress> ParseAddresses(const std::vector<std::string>& texts) {
@@ -60,14 +66,11 @@ Result<std::vector<double>> ParseWeights(const std::string& text) {
   return weights;
 }
 
-Result<void> AdminMerge(const MergeCommand& command, Output& out) {
+Result<void> Merge(const MergeCommand& command, Output& out) {
   CAIRN_TRY_ASSIGN(const StepsAddress address, ParseAddresses(command.addresses));
   core::MergeOptions options{.weights = {}, .overwrite = command.overwrite, .progress = {}};
   CAIRN_TRY_ASSIGN(options.weights, ParseWeights(command.weights));
-  // A mistyped address must not create an empty store, as an open for writing would.
-  CAIRN_TRY(core::CheckpointStore::Open(address.store, kv::OpenMode::kRead));
-  CAIRN_TRY_ASSIGN(const auto store,
-                   core::CheckpointStore::Open(address.store, kv::OpenMode::kWrite));
+  CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address.store));
   Result<core::MergeReport> merged;
   {
     ProgressLine progress(fmt::format("merging {} steps:", address.steps.size()));
@@ -87,33 +90,28 @@ Result<void> AdminMerge(const MergeCommand& command, Output& out) {
 
 }  // namespace
 
-Verb MergeVerb(MergeCommand& command) {
+Verb MergeVerb() {
+  const auto command = std::make_shared<MergeCommand>();
   return {.name = "merge",
           .usage = "merge STORE@{STEP,STEP,...} --into STEP",
           .summary = "Makes a step of weighted means of the weights of other steps",
           .arguments = {{.name = "STORE@STEP",
-                         .target = &command.addresses,
+                         .target = &command->addresses,
                          .help = "Two or more steps of one store, in the order of summation; "
                                  "{FIRST..LAST} or {FIRST..LAST..STRIDE} for a range",
                          .required = true},
-                        {.name = "--into",
-                         .target = &command.into,
-                         .help = "Number of the new step",
-                         .value_name = "STEP",
-                         .required = true},
+                        IntoArgument(command->into),
                         {.name = "--weights",
-                         .target = &command.weights,
+                         .target = &command->weights,
                          .help = "One weight per step, divided by their sum (equal weights)",
                          .value_name = "W,W,...",
                          .value_may_start_with_dash = true},
-                        {.name = "--overwrite",
-                         .target = &command.overwrite,
-                         .help = "Replace the new step atomically if it exists"}},
+                        OverwriteArgument(command->overwrite)},
           .examples = {"kv-admin merge runs/gpt@{100..500..100} --into 501",
                        "kv-admin merge runs/gpt@100 runs/gpt@200 --weights 1,3 --into 201",
                        "kv-admin merge 'runs/gpt@{best,500}' --into 501"},
-          .notes = kNotes,
-          .run = [&](Output& out) { return StatusOf(AdminMerge(command, out)); }};
+          .notes = kMergeNotes,
+          .run = [command](Output& out) { return StatusOf(Merge(*command, out)); }};
 }
 
 }  // namespace cairn::tools

@@ -13,13 +13,23 @@
 #include "kv/read/snapshot.h"
 #include "kv/store.h"
 #include "tools/admin/copy.h"
+#include "tools/admin/verbs.h"
 #include "tools/common/address.h"
+#include "tools/common/exit_status.h"
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"
 #include "tools/common/text.h"
 
 namespace cairn::tools {
 namespace {
+
+struct MirrorCommand {
+  CopyCommand copy;
+  bool follow = false;
+  double interval_seconds = 10;  // between two searches for new steps, if no change is noticed
+  bool prune = false;            // delete the steps of `to` that `from` does not have
+  bool dry_run = false;
+};
 
 constexpr std::chrono::milliseconds kWaitSlice{200};  // after which a signal is noticed
 /// Number of newest steps that are compared by generation in each round. Older steps are compared
@@ -43,11 +53,11 @@ Result<std::vector<uint64_t>> PrunedSteps(const kv::Snapshot& source, const kv::
 
 class Mirror {
  public:
-  /// `throttle` limits all rounds together.
-  Mirror(const MirrorCommand& command, std::shared_ptr<kv::Throttle> throttle,
-         std::unique_ptr<kv::Store> from, std::unique_ptr<kv::Store> to, Output& out)
+  /// `bytes_per_second` limits all rounds together; 0: no limit.
+  Mirror(const MirrorCommand& command, uint64_t bytes_per_second, std::unique_ptr<kv::Store> from,
+         std::unique_ptr<kv::Store> to, Output& out)
       : command_(command),
-        throttle_(std::move(throttle)),
+        throttle_(std::make_shared<kv::Throttle>(bytes_per_second)),
         from_(std::move(from)),
         to_(std::move(to)),
         out_(out) {}
@@ -67,7 +77,7 @@ class Mirror {
       CAIRN_TRY(out_.Finish());
       Await();
     }
-    return to_ == nullptr ? Result<void>() : to_->Close();
+    return to_->Close();
   }
 
  private:
@@ -164,20 +174,53 @@ Result<void> PrintPlan(const MirrorCommand& command, const kv::Store& from, Outp
   return {};
 }
 
-}  // namespace
-
-Result<void> AdminMirror(const MirrorCommand& command, Output& out) {
+/// Copies the steps of `from` that `to` lacks. With `follow`, waits for new ones until SIGINT or
+/// SIGTERM, which is a success, and continues after kUnavailable. Other errors: see kv::CopySteps.
+/// kFailedPrecondition: `from` has no steps, and `prune` would delete all of `to`.
+Result<void> RunMirror(const MirrorCommand& command, Output& out) {
   CAIRN_TRY_ASSIGN(const StepsAddress address, ParseStepsAddress(command.copy.from));
   if (!address.steps.empty()) {
     return Fail(ErrorCode::kInvalidArgument,
                 fmt::format("a mirror has all steps; write {}, or use push for one step",
                             ShellWord(address.store)));
   }
-  CAIRN_TRY_ASSIGN(auto throttle, CopyThrottle(command.copy));
+  CAIRN_TRY_ASSIGN(const uint64_t rate, ParseRate(command.copy.max_rate));
   CAIRN_TRY_ASSIGN(auto from, kv::Store::Open(address.store, kv::OpenMode::kRead));
   if (command.dry_run) return PrintPlan(command, *from, out);
   CAIRN_TRY_ASSIGN(auto to, OpenCopyTarget(command.copy.to));
-  return Mirror(command, std::move(throttle), std::move(from), std::move(to), out).Run();
+  return Mirror(command, rate, std::move(from), std::move(to), out).Run();
+}
+
+}  // namespace
+
+Verb MirrorVerb() {
+  const auto command = std::make_shared<MirrorCommand>();
+  const Argument from = {.name = "FROM",
+                         .target = &command->copy.from,
+                         .help = "Store whose steps are copied",
+                         .required = true};
+  return {.name = "mirror",
+          .usage = "mirror FROM TO [--follow]",
+          .summary = "Copies all steps that another store lacks, once or continuously",
+          .arguments = Joined(
+              CopyArguments(command->copy, from),
+              {Flag("--follow", command->follow, "Continue with new steps until SIGINT or SIGTERM"),
+               {.name = "--interval",
+                .target = &command->interval_seconds,
+                .help = "Seconds after which --follow searches for new steps, if no change "
+                        "of the source was noticed before (10)",
+                .value_name = "S",
+                .range = std::pair<double, double>(0.1, 86'400)},
+               Flag("--prune", command->prune,
+                    "Delete the steps of TO that FROM does not have. Otherwise they "
+                    "remain"),
+               Flag("--dry-run", command->dry_run,
+                    "Only print which steps would be copied and deleted")}),
+          .examples = {"kv-admin mirror runs/gpt /mnt/archive/gpt",
+                       "kv-admin mirror runs/gpt /mnt/archive/gpt --follow --max-rate 200M"},
+          .notes = std::string(kCopyNotes) +
+                   "\nWith --json, each round of --follow that copies anything prints one line.",
+          .run = [command](Output& out) { return StatusOf(RunMirror(*command, out)); }};
 }
 
 }  // namespace cairn::tools

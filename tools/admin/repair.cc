@@ -1,3 +1,6 @@
+// `kv-admin repair`: replaces damaged payload by good copies; and `kv-admin rebuild`: recovers a
+// store whose newest root cannot be read.
+
 #include "core/upkeep/repair.h"
 
 #include <fmt/format.h>
@@ -5,8 +8,8 @@
 #include <memory>
 
 #include "core/checkpoint_store.h"
+#include "kv/store.h"
 #include "tools/admin/verbs.h"
-#include "tools/common/address.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/json.h"
 #include "tools/common/progress.h"
@@ -16,7 +19,7 @@
 namespace cairn::tools {
 namespace {
 
-constexpr char kNotes[] =
+constexpr char kRepairNotes[] =
     "Reads the complete store. Bytes that do not match their digests are looked for, by digest, "
     "in\n"
     "all steps of this store and of the sources, such as its mirror, and written to new segments.\n"
@@ -25,15 +28,16 @@ constexpr char kNotes[] =
     "kv-admin rebuild; for a step whose records are lost, kv-admin pull.\n"
     "Exit status: 0 no damage remains; 1 damage remains; 2 the repair could not be done.";
 
-Result<std::string> StoreOf(const std::string& text) {
-  CAIRN_TRY_ASSIGN(const Address address, ParseAddress(text));
-  if (!address.step) return address.store;
-  return Fail(ErrorCode::kInvalidArgument,
-              fmt::format("a repair concerns all steps: write {} without a step",
-                          ShellWord(address.store)));
-}
+constexpr char kWholeStore[] = "a repair concerns all steps";
 
-void Print(const core::RepairReport& report, const RepairCommand& command, Output& out) {
+struct RepairCommand {
+  std::string store;
+  std::vector<std::string> sources;
+  bool dry_run = false;
+  bool json = false;
+};
+
+void PrintRepair(const core::RepairReport& report, const RepairCommand& command, Output& out) {
   const bool dry_run = command.dry_run;
   if (report.found == 0) {
     out.WriteLine("no damage: every digest and record is correct");
@@ -61,7 +65,7 @@ void Print(const core::RepairReport& report, const RepairCommand& command, Outpu
   }
 }
 
-Json ReportJson(const std::string& store, const core::RepairReport& report) {
+Json RepairJson(const std::string& store, const core::RepairReport& report) {
   Json remaining = Json::List();
   for (const Error& error : report.remaining) remaining.Append(JsonText(error.ToString()));
   return {{"store", JsonText(store)},
@@ -74,13 +78,13 @@ Json ReportJson(const std::string& store, const core::RepairReport& report) {
           {"remaining", remaining}};
 }
 
-Result<int> AdminRepair(const RepairCommand& command, Output& out) {
-  CAIRN_TRY_ASSIGN(const std::string address, StoreOf(command.store));
+Result<int> Repair(const RepairCommand& command, Output& out) {
+  CAIRN_TRY_ASSIGN(const std::string address, ParseStore(command.store, kWholeStore));
   // A repair reads from the storage itself; a cache may have good copies of damaged bytes.
   const kv::StoreOptions uncached{.reader_cache = false};
   std::vector<std::unique_ptr<core::CheckpointStore>> sources;
   for (const std::string& source : command.sources) {
-    CAIRN_TRY_ASSIGN(const std::string from, StoreOf(source));
+    CAIRN_TRY_ASSIGN(const std::string from, ParseStore(source, kWholeStore));
     CAIRN_TRY_ASSIGN(auto opened, core::CheckpointStore::Open(from, kv::OpenMode::kRead, uncached));
     sources.push_back(std::move(opened));
   }
@@ -100,35 +104,66 @@ Result<int> AdminRepair(const RepairCommand& command, Output& out) {
   }
   CAIRN_TRY(store->Close());
   if (command.json) {
-    WriteJson(out, ReportJson(address, report));
+    WriteJson(out, RepairJson(address, report));
   } else {
-    Print(report, command, out);
+    PrintRepair(report, command, out);
   }
   return report.remaining.empty() ? kExitSuccess : kExitDiffers;
 }
 
+/// Puts new roots that name the steps that can be recovered. kFailedPrecondition: there is nothing
+/// to rebuild. kDataLoss: something could not be recovered; the rest was.
+Result<void> Rebuild(const std::string& store, Output& out) {
+  CAIRN_TRY_ASSIGN(const std::string address, ParseStore(store, "one root covers all steps"));
+  auto rebuilt = kv::Store::Rebuild(address);
+  if (!rebuilt) {
+    Error error = std::move(rebuilt).error();
+    if (error.code == ErrorCode::kFailedPrecondition) {
+      error.message += fmt::format("; kv-dump verify {} checks the payload", ShellWord(address));
+    }
+    return Fail(std::move(error));
+  }
+  const auto& report = *rebuilt;
+  out.WriteLine(fmt::format("the new root names {}", Plural(report.steps, "step")));
+  for (const Error& note : report.notes) out.WriteLine("note: " + note.ToString());
+  for (const Error& lost : report.lost) out.WriteLine("not recovered: " + lost.ToString());
+  if (report.lost.empty()) return {};
+  return Fail(Error{
+      .code = ErrorCode::kDataLoss,
+      .hint = Hint::kStated,
+      .message = fmt::format(
+          "{} could not be recovered; nothing was removed; kv-admin pull MIRROR {} copies "
+          "steps that a mirror has",
+          Plural(report.lost.size(), "object or step", "objects or steps"), ShellWord(address))});
+}
+
 }  // namespace
 
-Verb RepairVerb(RepairCommand& command) {
+Verb RepairVerb() {
+  const auto command = std::make_shared<RepairCommand>();
   return {.name = "repair",
           .usage = "repair STORE [--from STORE...]",
           .summary = "Replaces damaged bytes by good copies of other stores and steps",
-          .arguments = {{.name = "STORE",
-                         .target = &command.store,
-                         .help = "Directory of the store, or another address",
-                         .required = true},
-                        {.name = "--from",
-                         .target = &command.sources,
-                         .help = "Another store that may have good copies; may be repeated",
-                         .value_name = "STORE"},
-                        {.name = "--dry-run",
-                         .target = &command.dry_run,
-                         .help = "Report what can be repaired, and change nothing"},
-                        {.name = "--json", .target = &command.json, .help = "Print JSON"}},
+          .arguments = {StoreArgument(command->store),
+                        Option("--from", "STORE", &command->sources,
+                               "Another store that may have good copies; may be repeated"),
+                        Flag("--dry-run", command->dry_run,
+                             "Report what can be repaired, and change nothing"),
+                        JsonArgument(command->json)},
           .examples = {"kv-admin repair runs/gpt --from s3://backup/gpt",
                        "kv-admin repair runs/gpt --dry-run"},
-          .notes = kNotes,
-          .run = [&](Output& out) { return AdminRepair(command, out); }};
+          .notes = kRepairNotes,
+          .run = [command](Output& out) { return Repair(*command, out); }};
+}
+
+Verb RebuildVerb() {
+  const auto store = std::make_shared<std::string>();
+  return {.name = "rebuild",
+          .usage = "rebuild STORE",
+          .summary = "Recovers a store whose roots or tables cannot be read",
+          .arguments = {StoreArgument(*store)},
+          .examples = {"kv-admin rebuild runs/gpt"},
+          .run = [store](Output& out) { return StatusOf(Rebuild(*store, out)); }};
 }
 
 }  // namespace cairn::tools

@@ -1,16 +1,15 @@
+// `kv-admin delete`, `tag`, `untag`, `policy` and `prune`: names of steps, and which steps remain.
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <chrono>
-#include <memory>
 #include <optional>
 
-#include "core/checkpoint_store.h"
 #include "kv/base/options.h"
 #include "kv/base/retention.h"
 #include "kv/read/snapshot.h"
 #include "kv/store.h"
-#include "tools/admin/existing_store.h"
 #include "tools/admin/verbs.h"
 #include "tools/common/address.h"
 #include "tools/common/exit_status.h"
@@ -21,30 +20,108 @@
 namespace cairn::tools {
 namespace {
 
-Result<kv::RetentionPolicy> PolicyOf(const KeepOptions& options) {
+struct DeleteCommand {
+  std::string store;
+  std::vector<uint64_t> steps;
+  bool dry_run = false;
+  bool no_grace = false;
+};
+
+/// Deletes the steps, or with `dry_run` only computes what would be freed, and prints the result.
+Result<void> Delete(const DeleteCommand& command, Output& out) {
+  CAIRN_TRY_ASSIGN(const std::string address,
+                   ParseStore(command.store, "the steps follow the store after a space"));
+  const kv::StoreOptions open = GraceOptions(command.no_grace);
+  CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address, open));
+  CAIRN_TRY_ASSIGN(const auto report, store->Delete(command.steps, command.dry_run));
+  CAIRN_TRY(store->Close());
+  const std::string steps = Plural(report.steps, "step");
+  const std::string space =
+      fmt::format("{} in {}", HumanBytes(report.freed_bytes), Plural(report.segments, "segment"));
+  if (command.dry_run) {
+    out.WriteLine(fmt::format("would delete {}, freeing {}", steps, space));
+  } else if (command.no_grace) {
+    out.WriteLine(fmt::format("deleted {}, freed {}", steps, space));
+  } else {
+    const auto grace = std::chrono::duration<double>(open.grace);
+    out.WriteLine(fmt::format("deleted {}; the next change of the store after {} frees {}", steps,
+                              HumanSeconds(grace.count()), space));
+  }
+  return {};
+}
+
+// --- Tags
+
+struct TagCommand {
+  std::string store;
+  std::string name;
+};
+
+Result<void> Tag(const TagCommand& command, Output& out) {
+  CAIRN_TRY_ASSIGN(const Address address, ParseAddress(command.store));
+  if (!address.step) {
+    return Fail(ErrorCode::kInvalidArgument, "name the step: kv-admin tag STORE@STEP NAME");
+  }
+  CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address.store));
+  CAIRN_TRY(store->kv().ChangeTags({{command.name, address.step}}));
+  CAIRN_TRY(store->Close());
+  out.WriteLine(fmt::format("step {} is {}@{}", *address.step, EscapeText(address.store),
+                            EscapeText(command.name)));
+  return {};
+}
+
+/// The store may have no step; with one, the tag must name this step.
+Result<void> Untag(const TagCommand& command, Output& out) {
+  CAIRN_TRY_ASSIGN(const Address address, ParseAddress(command.store));
+  CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address.store));
+  CAIRN_TRY_ASSIGN(const auto snapshot, store->kv().Latest());
+  CAIRN_TRY_ASSIGN(const uint64_t step, snapshot->FindTag(command.name));
+  if (address.step && *address.step != step) {
+    return Fail(Error{
+        .code = ErrorCode::kNotFound,
+        .message = fmt::format("the tag '{0}' is that of step {1}; run kv-admin untag {2} {0}",
+                               EscapeText(command.name), step, ShellWord(address.store)),
+        .file = address.store,
+        .step = *address.step});
+  }
+  CAIRN_TRY(store->kv().ChangeTags({{command.name, std::nullopt}}));
+  CAIRN_TRY(store->Close());
+  out.WriteLine(fmt::format("step {} is not {} any more", step, EscapeText(command.name)));
+  return {};
+}
+
+// --- Which steps remain
+
+struct KeepCommand {
+  std::string store;
+  uint64_t keep_last = 0;
+  uint64_t keep_every = 0;
+  std::vector<std::string> keep_best;  // as kv::ParseKeepBest parses them
+  bool none = false;                   // policy: removes the policy
+  bool json = false;                   // policy
+  bool dry_run = false;                // prune
+  bool no_grace = false;               // prune
+};
+
+Result<kv::RetentionPolicy> PolicyOf(const KeepCommand& command) {
   kv::RetentionPolicy policy{
-      .keep_last = options.keep_last, .keep_every = options.keep_every, .keep_best = {}};
-  for (const std::string& text : options.keep_best) {
+      .keep_last = command.keep_last, .keep_every = command.keep_every, .keep_best = {}};
+  for (const std::string& text : command.keep_best) {
     CAIRN_TRY_ASSIGN(kv::KeepBest best, kv::ParseKeepBest(text));
     policy.keep_best.push_back(std::move(best));
   }
   return policy;
 }
 
-std::vector<Argument> KeepArguments(KeepOptions& options) {
-  return {{.name = "--keep-last",
-           .target = &options.keep_last,
-           .help = "Keep the last N steps",
-           .value_name = "N"},
-          {.name = "--keep-every",
-           .target = &options.keep_every,
-           .help = "Keep the steps that are multiples of N",
-           .value_name = "N"},
-          {.name = "--keep-best",
-           .target = &options.keep_best,
-           .help = "Keep the N steps with the lowest values of a metric, or with METRIC:N:max the "
-                   "highest. May be repeated",
-           .value_name = "METRIC:N"}};
+/// STORE and the steps that remain.
+std::vector<Argument> KeepArguments(KeepCommand& command) {
+  return {
+      StoreArgument(command.store),
+      Option("--keep-last", "N", &command.keep_last, "Keep the last N steps"),
+      Option("--keep-every", "N", &command.keep_every, "Keep the steps that are multiples of N"),
+      Option("--keep-best", "METRIC:N", &command.keep_best,
+             "Keep the N steps with the lowest values of a metric, or with METRIC:N:max the "
+             "highest. May be repeated")};
 }
 
 Json PolicyJson(const std::string& store, const kv::RetentionPolicy& policy) {
@@ -69,139 +146,43 @@ std::string PolicyText(const kv::RetentionPolicy& policy) {
                      fmt::join(parts, ", "));
 }
 
-}  // namespace
-
-Result<void> AdminTag(const TagCommand& command, Output& out) {
-  CAIRN_TRY_ASSIGN(const Address address, ParseAddress(command.store));
-  if (!address.step) {
-    return Fail(ErrorCode::kInvalidArgument, "name the step: kv-admin tag STORE@STEP NAME");
-  }
-  CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address.store));
-  CAIRN_TRY(store->ChangeTags({{command.name, address.step}}));
-  CAIRN_TRY(store->Close());
-  out.WriteLine(fmt::format("step {} is {}@{}", *address.step, EscapeText(address.store),
-                            EscapeText(command.name)));
-  return {};
-}
-
-Verb TagVerb(TagCommand& command) {
-  return {.name = "tag",
-          .usage = "tag STORE@STEP NAME",
-          .summary = "Names a step, so that it is addressed as STORE@NAME and never pruned",
-          .arguments = {{.name = "STORE@STEP",
-                         .target = &command.store,
-                         .help = "Store and step",
-                         .required = true},
-                        {.name = "NAME",
-                         .target = &command.name,
-                         .help = "1 to 64 letters, digits, '.', '_' or '-', not only digits. If "
-                                 "another step has it, it is moved",
-                         .required = true}},
-          .examples = {"kv-admin tag runs/gpt@4000 best"},
-          .run = [&](Output& out) { return StatusOf(AdminTag(command, out)); }};
-}
-
-Result<void> AdminUntag(const TagCommand& command, Output& out) {
-  CAIRN_TRY_ASSIGN(const Address address, ParseAddress(command.store));
-  CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address.store));
-  CAIRN_TRY_ASSIGN(const auto snapshot, store->Latest());
-  CAIRN_TRY_ASSIGN(const uint64_t step, snapshot->FindTag(command.name));
-  if (address.step && *address.step != step) {
-    return Fail(Error{
-        .code = ErrorCode::kNotFound,
-        .message = fmt::format("the tag '{0}' is that of step {1}; run kv-admin untag {2} {0}",
-                               EscapeText(command.name), step, ShellWord(address.store)),
-        .file = address.store,
-        .step = *address.step});
-  }
-  CAIRN_TRY(store->ChangeTags({{command.name, std::nullopt}}));
-  CAIRN_TRY(store->Close());
-  out.WriteLine(fmt::format("step {} is not {} any more", step, EscapeText(command.name)));
-  return {};
-}
-
-Verb UntagVerb(TagCommand& command) {
-  return {
-      .name = "untag",
-      .usage = "untag STORE[@STEP] NAME",
-      .summary = "Removes a tag; the step remains",
-      .arguments = {{.name = "STORE[@STEP]",
-                     .target = &command.store,
-                     .help = "Store. With a step, the tag must be that of this step",
-                     .required = true},
-                    {.name = "NAME", .target = &command.name, .help = "The tag", .required = true}},
-      .examples = {"kv-admin untag runs/gpt best"},
-      .run = [&](Output& out) { return StatusOf(AdminUntag(command, out)); }};
-}
-
-Result<void> AdminPolicy(const PolicyCommand& command, Output& out) {
-  CAIRN_TRY_ASSIGN(const Address address, ParseAddress(command.store));
-  if (address.step) {
-    return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("a policy is for all steps; write {} without a step",
-                            ShellWord(address.store)));
-  }
-  CAIRN_TRY_ASSIGN(const kv::RetentionPolicy policy, PolicyOf(command.keep));
-  if (policy.keeps_any() && command.none) {
+/// Shows the policy that is kept in a store, or sets it.
+Result<void> ShowOrSetPolicy(const KeepCommand& command, Output& out) {
+  CAIRN_TRY_ASSIGN(const std::string address,
+                   ParseStore(command.store, "a policy is for all steps"));
+  CAIRN_TRY_ASSIGN(kv::RetentionPolicy policy, PolicyOf(command));
+  const bool sets = policy.keeps_any();
+  if (sets && command.none) {
     return Fail(ErrorCode::kInvalidArgument, "--none removes the policy; omit it to set one");
   }
-  if (!policy.keeps_any() && !command.none) {
-    CAIRN_TRY_ASSIGN(const auto store, kv::Store::Open(address.store, kv::OpenMode::kRead));
+  if (sets || command.none) {
+    CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address));
+    CAIRN_TRY(store->kv().SetRetention(policy));
+    CAIRN_TRY(store->Close());
+  } else {
+    CAIRN_TRY_ASSIGN(const auto store, kv::Store::Open(address, kv::OpenMode::kRead));
     CAIRN_TRY_ASSIGN(const auto snapshot, store->Latest());
-    if (command.json) {
-      WriteJson(out, PolicyJson(address.store, snapshot->retention()));
-    } else {
-      out.WriteLine(PolicyText(snapshot->retention()));
-    }
+    policy = snapshot->retention();
+  }
+  if (command.json) {
+    WriteJson(out, PolicyJson(address, policy));
     return {};
   }
-  CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address.store));
-  CAIRN_TRY(store->SetRetention(policy));
-  CAIRN_TRY(store->Close());
-  if (command.json) {
-    WriteJson(out, PolicyJson(address.store, policy));
-  } else {
-    out.WriteLine(PolicyText(policy));
-    if (policy.keeps_any()) {
-      out.WriteLine(fmt::format("the next save applies it; kv-admin prune {} does so now",
-                                ShellWord(address.store)));
-    }
+  out.WriteLine(PolicyText(policy));
+  if (sets) {
+    out.WriteLine(
+        fmt::format("the next save applies it; kv-admin prune {} does so now", ShellWord(address)));
   }
   return {};
 }
 
-Verb PolicyVerb(PolicyCommand& command) {
-  std::vector<Argument> arguments = {{.name = "STORE",
-                                      .target = &command.store,
-                                      .help = "Directory of the store",
-                                      .required = true}};
-  for (Argument& argument : KeepArguments(command.keep)) arguments.push_back(std::move(argument));
-  arguments.push_back({.name = "--none",
-                       .target = &command.none,
-                       .help = "Remove the policy: saves delete nothing"});
-  arguments.push_back(
-      {.name = "--json", .target = &command.json, .help = "One JSON document instead of text"});
-  return {.name = "policy",
-          .usage = "policy STORE [--keep-last N] [--keep-every N] [--keep-best METRIC:N] [--none]",
-          .summary = "Shows or sets which steps each save keeps",
-          .arguments = std::move(arguments),
-          .examples = {"kv-admin policy runs/gpt --keep-last 5 --keep-every 1000",
-                       "kv-admin policy runs/gpt", "kv-admin policy runs/gpt --none"},
-          .run = [&](Output& out) { return StatusOf(AdminPolicy(command, out)); }};
-}
-
-Result<void> AdminPrune(const PruneCommand& command, Output& out) {
-  CAIRN_TRY_ASSIGN(const Address address, ParseAddress(command.store));
-  if (address.step) {
-    return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("prune chooses among all steps; write {} without a step",
-                            ShellWord(address.store)));
-  }
-  CAIRN_TRY_ASSIGN(kv::RetentionPolicy policy, PolicyOf(command.keep));
-  kv::StoreOptions options;
-  if (command.no_grace) options.grace = std::chrono::milliseconds(0);
-  CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address.store, options));
-  CAIRN_TRY_ASSIGN(const auto snapshot, store->Latest());
+/// Without an option that keeps steps, the policy of the store decides.
+Result<void> Prune(const KeepCommand& command, Output& out) {
+  CAIRN_TRY_ASSIGN(const std::string address,
+                   ParseStore(command.store, "prune chooses among all steps"));
+  CAIRN_TRY_ASSIGN(kv::RetentionPolicy policy, PolicyOf(command));
+  CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address, GraceOptions(command.no_grace)));
+  CAIRN_TRY_ASSIGN(const auto snapshot, store->kv().Latest());
   if (!policy.keeps_any()) policy = snapshot->retention();
   if (!policy.keeps_any()) {
     return Fail(ErrorCode::kInvalidArgument,
@@ -226,27 +207,90 @@ Result<void> AdminPrune(const PruneCommand& command, Output& out) {
   return {};
 }
 
-Verb PruneVerb(PruneCommand& command) {
-  std::vector<Argument> arguments = {{.name = "STORE",
-                                      .target = &command.store,
-                                      .help = "Directory of the store",
-                                      .required = true}};
-  for (Argument& argument : KeepArguments(command.keep)) arguments.push_back(std::move(argument));
-  arguments.push_back({.name = "--dry-run",
-                       .target = &command.dry_run,
-                       .help = "Only report what would be deleted"});
-  arguments.push_back({.name = "--no-grace",
-                       .target = &command.no_grace,
-                       .help = "Free the space at once, although readers may still use it"});
-  return {.name = "prune",
-          .usage = "prune STORE [--keep-last N] [--keep-every N] [--keep-best METRIC:N]",
-          .summary =
-              "Deletes all steps but those that an option, or else the policy of the store, "
-              "or a tag keeps",
-          .arguments = std::move(arguments),
-          .examples = {"kv-admin prune runs/gpt --keep-last 5 --keep-every 1000 --dry-run",
-                       "kv-admin prune runs/gpt --keep-last 1 --keep-best val_loss:3"},
-          .run = [&](Output& out) { return StatusOf(AdminPrune(command, out)); }};
+}  // namespace
+
+Verb DeleteVerb() {
+  const auto command = std::make_shared<DeleteCommand>();
+  return {.name = "delete",
+          .usage = "delete STORE STEP... [--dry-run] [--no-grace]",
+          .summary = "Deletes whole steps; bytes that other steps use remain",
+          .arguments = {StoreArgument(command->store),
+                        {.name = "STEP",
+                         .target = &command->steps,
+                         .help = "Numbers of the steps",
+                         .required = true},
+                        Flag("--dry-run", command->dry_run, "Only report what would be deleted"),
+                        Flag("--no-grace", command->no_grace,
+                             "Free the space at once. Otherwise the files remain for 60 s, for "
+                             "readers that still use them, and the next save, delete or open "
+                             "for writing after that removes them")},
+          .examples = {"kv-admin delete runs/gpt 100 200 --dry-run",
+                       "kv-admin delete runs/gpt 100 --no-grace"},
+          .run = [command](Output& out) { return StatusOf(Delete(*command, out)); }};
+}
+
+Verb TagVerb() {
+  const auto command = std::make_shared<TagCommand>();
+  return {.name = "tag",
+          .usage = "tag STORE@STEP NAME",
+          .summary = "Names a step, so that it is addressed as STORE@NAME and never pruned",
+          .arguments = {{.name = "STORE@STEP",
+                         .target = &command->store,
+                         .help = "Store and step",
+                         .required = true},
+                        {.name = "NAME",
+                         .target = &command->name,
+                         .help = "1 to 64 letters, digits, '.', '_' or '-', not only digits. If "
+                                 "another step has it, it is moved",
+                         .required = true}},
+          .examples = {"kv-admin tag runs/gpt@4000 best"},
+          .run = [command](Output& out) { return StatusOf(Tag(*command, out)); }};
+}
+
+Verb UntagVerb() {
+  const auto command = std::make_shared<TagCommand>();
+  return {.name = "untag",
+          .usage = "untag STORE[@STEP] NAME",
+          .summary = "Removes a tag; the step remains",
+          .arguments =
+              {{.name = "STORE[@STEP]",
+                .target = &command->store,
+                .help = "Store. With a step, the tag must be that of this step",
+                .required = true},
+               {.name = "NAME", .target = &command->name, .help = "The tag", .required = true}},
+          .examples = {"kv-admin untag runs/gpt best"},
+          .run = [command](Output& out) { return StatusOf(Untag(*command, out)); }};
+}
+
+Verb PolicyVerb() {
+  const auto command = std::make_shared<KeepCommand>();
+  return {
+      .name = "policy",
+      .usage = "policy STORE [--keep-last N] [--keep-every N] [--keep-best METRIC:N] [--none]",
+      .summary = "Shows or sets which steps each save keeps",
+      .arguments = Joined(KeepArguments(*command),
+                          {Flag("--none", command->none, "Remove the policy: saves delete nothing"),
+                           JsonArgument(command->json)}),
+      .examples = {"kv-admin policy runs/gpt --keep-last 5 --keep-every 1000",
+                   "kv-admin policy runs/gpt", "kv-admin policy runs/gpt --none"},
+      .run = [command](Output& out) { return StatusOf(ShowOrSetPolicy(*command, out)); }};
+}
+
+Verb PruneVerb() {
+  const auto command = std::make_shared<KeepCommand>();
+  return {
+      .name = "prune",
+      .usage = "prune STORE [--keep-last N] [--keep-every N] [--keep-best METRIC:N]",
+      .summary =
+          "Deletes all steps but those that an option, or else the policy of the store, "
+          "or a tag keeps",
+      .arguments = Joined(KeepArguments(*command),
+                          {Flag("--dry-run", command->dry_run, "Only report what would be deleted"),
+                           Flag("--no-grace", command->no_grace,
+                                "Free the space at once, although readers may still use it")}),
+      .examples = {"kv-admin prune runs/gpt --keep-last 5 --keep-every 1000 --dry-run",
+                   "kv-admin prune runs/gpt --keep-last 1 --keep-best val_loss:3"},
+      .run = [command](Output& out) { return StatusOf(Prune(*command, out)); }};
 }
 
 }  // namespace cairn::tools

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "kv/base/catch_exhaustion.h"
+#include "kv/io/worker_pool.h"
 #include "tools/admin/storage_checks.h"
 #include "tools/common/quantities.h"
 
@@ -26,7 +27,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-constexpr auto kLongestLag = std::chrono::seconds(20);
+constexpr double kLongestLagSeconds = 20;
 constexpr auto kPollInterval = std::chrono::milliseconds(5);
 
 double SecondsSince(steady_clock::time_point begin) {
@@ -45,7 +46,7 @@ struct LagCount {
     if (late == 0) return {CheckStatus::kOk, fmt::format("in {} rounds", rounds)};
     return {CheckStatus::kFailed,
             fmt::format("{} in {} of {}, for up to {}{}", what, late, Plural(rounds, "round"),
-                        longest_seconds < SecondsOf(kLongestLag) ? "" : "more than ",
+                        longest_seconds < kLongestLagSeconds ? "" : "more than ",
                         HumanSeconds(longest_seconds))};
   }
 
@@ -56,16 +57,12 @@ struct LagCount {
     CAIRN_TRY_ASSIGN(bool visible, is_visible());
     if (visible) return {};
     ++late;
-    while (!visible && steady_clock::now() - begin < kLongestLag) {
+    while (!visible && SecondsSince(begin) < kLongestLagSeconds) {
       std::this_thread::sleep_for(kPollInterval);
       CAIRN_TRY_ASSIGN(visible, is_visible());
     }
     longest_seconds = std::max(longest_seconds, SecondsSince(begin));
     return {};
-  }
-
-  static double SecondsOf(steady_clock::duration duration) {
-    return std::chrono::duration<double>(duration).count();
   }
 };
 
@@ -213,7 +210,7 @@ Result<std::optional<double>> AwaitListing(kv::Storage& storage,
       return Fail(ErrorCode::kUnavailable, "a listing contains a name twice");
     }
     if (found == names) return lag_seconds;
-    if (lag_seconds > LagCount::SecondsOf(kLongestLag)) return std::nullopt;
+    if (lag_seconds > kLongestLagSeconds) return std::nullopt;
     std::this_thread::sleep_for(kPollInterval);
     lag_seconds = SecondsSince(begin);
   }
@@ -224,18 +221,17 @@ Result<void> ChangeAll(const std::set<std::string>& names,
                        const std::function<Result<void>(const std::string&)>& change) {
   const std::vector<std::string> list(names.begin(), names.end());
   std::atomic<size_t> next = 0;
-  std::array<Result<void>, 8> results;
-  CAIRN_TRY(kv::CatchExhaustion("the changes", [&]() -> Result<void> {
-    std::vector<std::jthread> threads;
-    for (Result<void>& result : results) {
-      threads.emplace_back([&] {
-        for (size_t i = next++; i < list.size() && result; i = next++) result = change(list[i]);
-      });
+  std::atomic<bool> failed = false;
+  return kv::RunOnThreads(8, "the changes", [&](size_t) -> Result<void> {
+    for (size_t i = next++; i < list.size() && !failed; i = next++) {
+      Result<void> changed = change(list[i]);
+      if (!changed) {
+        failed = true;
+        return changed;
+      }
     }
     return {};
-  }));
-  for (const Result<void>& result : results) CAIRN_TRY(result);
-  return {};
+  });
 }
 
 /// A long listing is complete, if need be after a while.

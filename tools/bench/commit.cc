@@ -2,24 +2,22 @@
 // table of that step alone.
 
 #include <fmt/format.h>
-#include <malloc.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/checkpoint_store.h"
 #include "core/upkeep/step_part.h"
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
-#include "tools/bench/saved_model.h"
+#include "kv/io/worker_pool.h"
+#include "tools/bench/measure.h"
+#include "tools/bench/model.h"
 #include "tools/bench/table_limit.h"
 #include "tools/bench/verbs.h"
 #include "tools/common/progress.h"
@@ -27,8 +25,6 @@
 
 namespace cairn::tools {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr size_t kWriters = 8;        // threads that write parts and mostly wait for syncs
 constexpr uint64_t kRowElements = 8;  // one row per rank, one chunk per row
@@ -74,16 +70,10 @@ class SimulatedJob : public core::Communicator {
 /// Tensors with one row per rank, which is one chunk, up to a number of chunks.
 class SimulatedState {
  public:
-  static Result<SimulatedState> Make(uint64_t ranks, uint64_t chunks) {
-    CAIRN_TRY_ASSIGN(core::DeviceMesh mesh,
-                     core::DeviceMesh::Make({{"ranks", static_cast<uint32_t>(ranks)}}));
-    SimulatedState state;
-    state.mesh_ = std::make_shared<const core::DeviceMesh>(std::move(mesh));
-    for (uint64_t left = chunks; left > 0;) {
-      state.rows_.push_back(std::min(left, ranks));
-      left -= state.rows_.back();
+  SimulatedState(uint64_t ranks, uint64_t chunks) {
+    for (uint64_t left = chunks; left > 0; left -= rows_.back()) {
+      rows_.push_back(std::min(left, ranks));
     }
-    return state;
   }
 
   /// Puts the rows of a rank into `memory`, which the result refers to. No two rows are equal, so
@@ -93,43 +83,32 @@ class SimulatedState {
     core::StateDict state;
     auto model = state.root().Map("model");
     for (size_t i = 0; i < rows_.size(); ++i) {
-      const uint64_t own = rank < rows_[i] ? 1 : 0;
       memory[i] = uint64_t{rank} << 32 | i;
-      const auto* const row = reinterpret_cast<const std::byte*>(&memory[i]);
-      model.Sharded(
-          fmt::format("layers.{:06}.weight", i),
-          {.dtype = core::DType::kUInt8, .shape = {own, kRowElements}, .strides = {}, .data = row},
-          {.global_shape = {rows_[i], kRowElements},
-           .mesh = nullptr,
-           .placements = {},
-           .parts = OwnRow(rank, own, row)});
+      core::Sharding sharding = {
+          .global_shape = {rows_[i], kRowElements}, .mesh = nullptr, .placements = {}, .parts = {}};
+      if (rank < rows_[i]) {
+        const auto* const row = reinterpret_cast<const std::byte*>(&memory[i]);
+        sharding.parts.push_back({.box = {{rank, 0}, {1, kRowElements}},
+                                  .view = {core::DType::kUInt8, {1, kRowElements}, {}, row}});
+      }
+      model.Sharded(fmt::format("layers.{:06}.weight", i), {.dtype = core::DType::kUInt8},
+                    std::move(sharding));
     }
     return state;
   }
 
  private:
-  static std::vector<core::ShardView> OwnRow(uint32_t rank, uint64_t own, const std::byte* row) {
-    if (own == 0) return {};
-    return {{.box = {{rank, 0}, {1, kRowElements}},
-             .view = {.dtype = core::DType::kUInt8,
-                      .shape = {1, kRowElements},
-                      .strides = {},
-                      .data = row}}};
-  }
-
-  std::shared_ptr<const core::DeviceMesh> mesh_;  // shared by all tensors
-  std::vector<uint64_t> rows_;                    // one entry per tensor
+  std::vector<uint64_t> rows_;  // one entry per tensor
 };
 
 /// Writes the segments and parts of ranks 1 and up durably.
 Result<void> WriteParts(const core::CheckpointStore& store, uint64_t ranks,
                         const SimulatedState& state, const core::SaveOptions& options) {
-  ProgressLine progress("writing the parts of the ranks");
+  ProgressLine line("writing the parts of the ranks");
+  const core::Progress progress = line.callback();
+  Mutex mutex;  // for the line
   std::atomic<uint32_t> next = 1;
-  struct {
-    Mutex mutex;
-    std::optional<Error> error CAIRN_GUARDED_BY(mutex);  // the first
-  } failure;
+  std::atomic<bool> failed = false;
   const auto write = [&]() -> Result<void> {
     kv::StoreOptions join;
     CAIRN_TRY_ASSIGN(join.session, store.kv().OpenSession());
@@ -141,30 +120,20 @@ Result<void> WriteParts(const core::CheckpointStore& store, uint64_t ranks,
                                   .session = join.session,
                                   .attempt = joined->kv().NextAttempt(1)};
     std::vector<uint64_t> memory;
-    for (uint32_t rank = next++; rank < ranks; rank = next++) {
+    for (uint32_t rank = next++; rank < ranks && !failed; rank = next++) {
       CAIRN_TRY_ASSIGN(const auto part, core::StepPart::Begin(*joined, ticket, rank, options));
       CAIRN_TRY(part->Add(state.Of(rank, memory)));
       CAIRN_TRY(part->Prepare());
-      const MutexLock lock(failure.mutex);
-      if (!progress.callback()(rank, ranks)) return Fail(ErrorCode::kCancelled, "cancelled");
-      if (failure.error) return {};
+      const MutexLock lock(mutex);
+      if (!progress(rank, ranks)) return Fail(ErrorCode::kCancelled, "cancelled");
     }
     return {};
   };
-  {
-    std::vector<std::jthread> writers;
-    for (size_t i = 0; i < kWriters; ++i) {
-      writers.emplace_back([&] {
-        if (Result<void> written = write(); !written) {
-          const MutexLock lock(failure.mutex);
-          if (!failure.error) failure.error = std::move(written).error();
-        }
-      });
-    }
-  }
-  const MutexLock lock(failure.mutex);
-  if (failure.error) return Fail(*failure.error);
-  return {};
+  return kv::RunOnThreads(kWriters, "the writers of parts", [&](size_t) {
+    const Result<void> written = write();
+    if (!written) failed = true;
+    return written;
+  });
 }
 
 Result<void> CommitOnce(const BenchOptions& options, uint64_t run, BenchReport& report) {
@@ -172,16 +141,16 @@ Result<void> CommitOnce(const BenchOptions& options, uint64_t run, BenchReport& 
   SimulatedJob job(options.ranks);
   CAIRN_TRY_ASSIGN(const auto store,
                    core::CheckpointStore::OpenShared(scratch.path(), kv::OpenMode::kWrite, job));
-  CAIRN_TRY_ASSIGN(const SimulatedState state, SimulatedState::Make(options.ranks, options.chunks));
+  const SimulatedState state(options.ranks, options.chunks);
   const core::SaveOptions save{.incremental = false};
-  const auto begin = Clock::now();
+  const auto begin = std::chrono::steady_clock::now();
   CAIRN_TRY(WriteParts(*store, options.ranks, state, save));
-  const double parts_seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  const double parts_seconds = SecondsSince(begin);
   std::vector<uint64_t> memory;
   const core::StateDict own = state.Of(0, memory);
   const Meter meter;
   CAIRN_TRY(store->Save(1, own, save));
-  BenchRow row{.verb = "commit", .what = "commit", .run = run};
+  BenchRow row{.what = "commit", .run = run};
   row.measured = meter.Stop();
   row.rate_matters = false;
   CAIRN_TRY_ASSIGN(const auto steps, store->Steps());
@@ -197,8 +166,7 @@ Result<void> CommitOnce(const BenchOptions& options, uint64_t run, BenchReport& 
   CAIRN_TRY(store->Close());
   report.Add(row);
   if (row.measured.peak_is_of_run) {
-    report.AddBar({.verb = "commit",
-                   .what = "resident memory of the commit",
+    report.AddBar({.what = "resident memory of the commit",
                    .reference = HumanBytes(kMemoryBarBytes),
                    .figure = static_cast<double>(row.measured.peak_resident_bytes),
                    .limit = static_cast<double>(kMemoryBarBytes),
@@ -206,7 +174,7 @@ Result<void> CommitOnce(const BenchOptions& options, uint64_t run, BenchReport& 
                    .bar = 1});
   }
   CAIRN_TRY_ASSIGN(const std::string table, FindLargestTable(scratch.path()));
-  BenchRow limit{.verb = "commit", .what = "SstFileWriter", .run = run, .in_this_process = false};
+  BenchRow limit{.what = "SstFileWriter", .run = run, .in_this_process = false};
   CAIRN_TRY_ASSIGN(limit.measured.seconds, WriteTableAlone(table, scratch.path() + ".sst"));
   limit.rate_matters = false;
   limit.note = "writes the same records to a table, with fsync";
@@ -220,7 +188,7 @@ Result<void> BenchCommit(const BenchOptions& options, BenchReport& report) {
   for (uint64_t run = 1; run <= options.repeat; ++run) {
     CAIRN_TRY(CommitOnce(options, run, report));
   }
-  report.AddTimeRatioBar("commit", "commit", "SstFileWriter", kWriterBar);
+  report.AddTimeRatioBar("commit", "SstFileWriter", kWriterBar);
   return {};
 }
 

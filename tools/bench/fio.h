@@ -9,27 +9,29 @@
 
 namespace cairn::tools {
 
-struct FioResult {
-  double seconds = 0;  // duration of the job from fio; for writes with the final fsync
-  uint64_t bytes = 0;
-  std::string engine;  // io_uring, or libaio if the kernel does not support that
+/// Reads and writes a file of its own in the directory, which the destructor removes. The rows have
+/// the time that fio states, for writes with the final fsync. kNotFound: fio is not installed.
+/// kUnavailable: fio failed; the message has the start of its output.
+class Fio {
+ public:
+  Fio(std::string directory, uint64_t bytes);
+  ~Fio();
+  Fio(const Fio&) = delete;
+  Fio& operator=(const Fio&) = delete;
+
+  /// "fio write": sequential O_DIRECT write of a new file, with blocks of 4 MiB, 8 in flight, and
+  /// an fsync at the end.
+  Result<BenchRow> Write(uint64_t run) const;
+  /// "fio read": sequential O_DIRECT read of the file that Write has left.
+  Result<BenchRow> Read(uint64_t run) const;
+
+ private:
+  Result<BenchRow> Run(const std::string& direction, uint64_t run) const;
+  void RemoveFile() const;
+
+  const std::string directory_;
+  const uint64_t bytes_;
+  const std::string name_;  // of the file
 };
-
-/// Sequential O_DIRECT write of a new file: blocks of 4 MiB, 8 in flight, fsync at the end.
-/// kNotFound: fio is not installed. kUnavailable: fio failed; the message has the start of its
-/// output.
-Result<FioResult> FioWrite(const std::string& directory, uint64_t bytes);
-/// Sequential O_DIRECT read of the file that FioWrite left. Returns the same errors as FioWrite.
-Result<FioResult> FioRead(const std::string& directory, uint64_t bytes);
-
-/// Removes fio's file at the end of its scope.
-struct FioFile {
-  std::string directory;
-  ~FioFile();
-};
-
-/// A row of the report, next to the rows of a store.
-BenchRow FioRow(const std::string& verb, const std::string& what, uint64_t run,
-                const FioResult& fio);
 
 }  // namespace cairn::tools

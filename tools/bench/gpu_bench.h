@@ -5,11 +5,13 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
+#include "core/checkpoint_store.h"
 #include "core/device/device.h"
 #include "cuda/measure.h"
 #include "kv/base/error.h"
-#include "tools/bench/model_state.h"
+#include "tools/bench/model.h"
 #include "tools/bench/report.h"
 #include "tools/bench/verbs.h"
 
@@ -41,6 +43,34 @@ class LockedMemory {
   core::DeviceBackend* const backend_;
   const ModelMemory memory_;
 };
+
+/// A model in device memory. Ownership: owns the memory.
+class DeviceModel {
+ public:
+  static Result<DeviceModel> Make(GpuBench& bench);
+
+  std::byte* data() const { return memory_->data(); }
+  uint64_t length_bytes() const { return memory_->length_bytes(); }
+  const std::vector<BenchTensor>& tensors() const { return tensors_; }
+
+  core::TensorTarget TargetOf(size_t i) const {
+    return {tensors_[i].dtype, tensors_[i].shape, {}, data() + tensors_[i].offset_bytes, device_};
+  }
+  core::StateDict State() const;
+  /// Requests that load every tensor into this memory.
+  std::vector<core::LoadRequest> Requests() const;
+  /// Page digests of all tensors, in their order.
+  Result<std::vector<uint64_t>> PageDigests() const;
+
+ private:
+  int device_ = 0;
+  std::vector<BenchTensor> tensors_;
+  std::unique_ptr<core::DeviceMemory> memory_;
+  std::shared_ptr<core::DeviceQueue> queue_;  // a shared_ptr for its deleter
+};
+
+/// Options of a save that waits for the training stream of the bench.
+core::SaveOptions SaveOptionsOf(const GpuBench& bench, bool incremental);
 
 /// Returns the seconds that `operation` takes by the clock of the host.
 Result<double> TimeOf(const std::function<Result<void>()>& operation);

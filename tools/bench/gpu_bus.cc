@@ -129,8 +129,8 @@ Result<void> CopyBothWays(GpuBench& bench, const std::string& name, const CopyLi
     CAIRN_TRY_ASSIGN(seconds, TimeOf([&] { return CopyAllIn(list, sides, bench.device); }));
     add(in, seconds);
   }
-  bench.report.AddRateBar("gpu", out, "to host" + best, least);
-  bench.report.AddRateBar("gpu", in, "to device" + best, least);
+  bench.report.AddRateBar(out, "to host" + best, least);
+  bench.report.AddRateBar(in, "to device" + best, least);
   return {};
 }
 
@@ -157,7 +157,7 @@ Result<void> BenchGpuDigest(GpuBench& bench) {
     bench.report.Add(GpuRow("reading kernel", run, bytes, read));
     bench.report.Add(GpuRow("digest kernel", run, bytes, digest));
   }
-  bench.report.AddRateBar("gpu", "digest kernel", "reading kernel", 0.8);
+  bench.report.AddRateBar("digest kernel", "reading kernel", 0.8);
   return {};
 }
 

@@ -8,10 +8,9 @@
 #include "core/load/load_options.h"
 #include "kv/base/digest.h"
 #include "kv/read/snapshot.h"
-#include "tools/bench/device_model.h"
 #include "tools/bench/fio.h"
 #include "tools/bench/gpu_bench.h"
-#include "tools/bench/page_cache.h"
+#include "tools/bench/measure.h"
 #include "tools/common/quantities.h"
 
 namespace cairn::tools {
@@ -19,43 +18,52 @@ namespace {
 
 constexpr uint64_t kChangedPageStride = 100;  // 1 % of the pages
 
+/// Saves, and reports what crossed the bus and what was written.
+Result<core::SaveReport> SaveOnce(GpuBench& bench, const DeviceModel& model,
+                                  core::CheckpointStore& store, uint64_t step, bool incremental,
+                                  const std::string& what, uint64_t run) {
+  core::SaveReport saved;
+  CAIRN_TRY_ASSIGN(const double seconds, TimeOf([&]() -> Result<void> {
+                     CAIRN_TRY_ASSIGN(
+                         saved, store.Save(step, model.State(), SaveOptionsOf(bench, incremental)));
+                     return {};
+                   }));
+  BenchRow row = GpuRow(what, run, saved.logical_bytes, seconds);
+  row.extra = {{"device_bytes", saved.device_bytes},
+               {"payload_written_bytes", saved.written_bytes},
+               {"chunks", saved.chunks},
+               {"chunks_reused", saved.chunks_reused}};
+  row.note = fmt::format("{} over the bus, {} written", HumanBytes(saved.device_bytes),
+                         HumanBytes(saved.written_bytes));
+  bench.report.Add(row);
+  return saved;
+}
+
 /// Runs the first save of the process, which page-locks the memory that later saves reuse.
 Result<void> WarmUp(GpuBench& bench, const DeviceModel& model) {
   const ScratchStore scratch(bench.options.directory, "gpu-warm-up");
   CAIRN_TRY_ASSIGN(const StorePointer store, OpenStore(scratch, kv::OpenMode::kWrite));
-  CAIRN_TRY_ASSIGN(const double seconds, TimeOf([&]() -> Result<void> {
-                     CAIRN_TRY(store->Save(1, model.State(), OptionsOf(bench, false)));
-                     return {};
-                   }));
-  bench.report.Add(GpuRow("first save of the process", 1, bench.options.bytes, seconds));
+  CAIRN_TRY(SaveOnce(bench, model, *store, 1, false, "first save of the process", 1));
   return store->Close();
 }
 
-Result<void> SaveRuns(GpuBench& bench, const DeviceModel& model, const ScratchStore& scratch) {
+Result<void> SaveRuns(GpuBench& bench, const DeviceModel& model, const ScratchStore& scratch,
+                      const Fio& fio) {
   for (uint64_t run = 1; run <= bench.options.repeat; ++run) {
     scratch.Remove();
     CAIRN_TRY_ASSIGN(const StorePointer store, OpenStore(scratch, kv::OpenMode::kWrite));
-    core::SaveReport saved;
-    CAIRN_TRY_ASSIGN(const double seconds, TimeOf([&]() -> Result<void> {
-                       CAIRN_TRY_ASSIGN(saved,
-                                        store->Save(1, model.State(), OptionsOf(bench, false)));
-                       return {};
-                     }));
-    BenchRow row = GpuRow("save to disk", run, saved.logical_bytes, seconds);
-    row.extra = {{"device_bytes", saved.device_bytes},
-                 {"payload_written_bytes", saved.written_bytes},
-                 {"durable", true}};
-    bench.report.Add(row);
+    CAIRN_TRY(SaveOnce(bench, model, *store, 1, false, "save to disk", run));
     CAIRN_TRY(store->Close());
     if (bench.options.fio) {
-      CAIRN_TRY_ASSIGN(const FioResult fio, FioWrite(bench.options.directory, bench.options.bytes));
-      bench.report.Add(FioRow("gpu", "fio write", run, fio));
+      CAIRN_TRY_ASSIGN(const BenchRow limit, fio.Write(run));
+      bench.report.Add(limit);
     }
   }
   return {};
 }
 
-Result<void> LoadRuns(GpuBench& bench, const DeviceModel& model, const ScratchStore& scratch) {
+Result<void> LoadRuns(GpuBench& bench, const DeviceModel& model, const ScratchStore& scratch,
+                      const Fio& fio) {
   CAIRN_TRY_ASSIGN(const std::vector<uint64_t> saved, model.PageDigests());
   for (uint64_t run = 1; run <= bench.options.repeat; ++run) {
     // So that bytes that are not loaded are detected.
@@ -76,32 +84,11 @@ Result<void> LoadRuns(GpuBench& bench, const DeviceModel& model, const ScratchSt
       return Fail(ErrorCode::kDataLoss, "loaded bytes differ from those that were saved");
     }
     if (bench.options.fio) {
-      CAIRN_TRY_ASSIGN(const FioResult fio, FioRead(bench.options.directory, bench.options.bytes));
-      bench.report.Add(FioRow("gpu", "fio read", run, fio));
+      CAIRN_TRY_ASSIGN(const BenchRow limit, fio.Read(run));
+      bench.report.Add(limit);
     }
   }
   return {};
-}
-
-/// Runs an incremental save and reports what crossed the bus and what was written.
-Result<core::SaveReport> SaveAgain(GpuBench& bench, const DeviceModel& model,
-                                   core::CheckpointStore& store, uint64_t step,
-                                   const std::string& what, uint64_t run) {
-  core::SaveReport saved;
-  CAIRN_TRY_ASSIGN(const double seconds, TimeOf([&]() -> Result<void> {
-                     CAIRN_TRY_ASSIGN(saved,
-                                      store.Save(step, model.State(), OptionsOf(bench, true)));
-                     return {};
-                   }));
-  BenchRow row = GpuRow(what, run, saved.logical_bytes, seconds);
-  row.extra = {{"device_bytes", saved.device_bytes},
-               {"payload_written_bytes", saved.written_bytes},
-               {"chunks", saved.chunks},
-               {"chunks_reused", saved.chunks_reused}};
-  row.note = fmt::format("{} over the bus, {} written", HumanBytes(saved.device_bytes),
-                         HumanBytes(saved.written_bytes));
-  bench.report.Add(row);
-  return saved;
 }
 
 /// Changes a byte in every hundredth page of the tensors, in different pages in each run.
@@ -123,11 +110,11 @@ Result<void> BenchGpuDisk(GpuBench& bench) {
   CAIRN_TRY_ASSIGN(const DeviceModel model, DeviceModel::Make(bench));
   CAIRN_TRY(WarmUp(bench, model));
   const ScratchStore scratch(bench.options.directory, "gpu");
-  const FioFile fio_file{bench.options.directory};
-  CAIRN_TRY(SaveRuns(bench, model, scratch));
-  CAIRN_TRY(LoadRuns(bench, model, scratch));
-  bench.report.AddRateBar("gpu", "save to disk", "fio write", 0.95);
-  bench.report.AddRatio("gpu", "cold load to device", "fio read");
+  const Fio fio(bench.options.directory, bench.options.bytes);
+  CAIRN_TRY(SaveRuns(bench, model, scratch, fio));
+  CAIRN_TRY(LoadRuns(bench, model, scratch, fio));
+  bench.report.AddRateBar("save to disk", "fio write", 0.95);
+  bench.report.AddRatio("cold load to device", "fio read");
   return {};
 }
 
@@ -135,27 +122,24 @@ Result<void> BenchGpuPages(GpuBench& bench) {
   CAIRN_TRY_ASSIGN(const DeviceModel model, DeviceModel::Make(bench));
   const ScratchStore scratch(bench.options.directory, "gpu");
   CAIRN_TRY_ASSIGN(const StorePointer store, OpenStore(scratch, kv::OpenMode::kWrite));
-  CAIRN_TRY(store->Save(1, model.State(), OptionsOf(bench, true)));
+  CAIRN_TRY(store->Save(1, model.State(), SaveOptionsOf(bench, true)));
+  const auto add_bar = [&](const char* what, const core::SaveReport& saved, double bar) {
+    bench.report.AddBar({.what = what,
+                         .reference = "all bytes",
+                         .figure = static_cast<double>(saved.device_bytes),
+                         .limit = static_cast<double>(saved.logical_bytes),
+                         .unit = "bytes",
+                         .bar = bar});
+  };
   uint64_t step = 2;
   for (uint64_t run = 1; run <= bench.options.repeat; ++run) {
     CAIRN_TRY_ASSIGN(core::SaveReport saved,
-                     SaveAgain(bench, model, *store, step++, "nothing changed", run));
-    bench.report.AddBar({.verb = "gpu",
-                         .what = "over the bus, nothing changed",
-                         .reference = "all bytes",
-                         .figure = static_cast<double>(saved.device_bytes),
-                         .limit = static_cast<double>(saved.logical_bytes),
-                         .unit = "bytes",
-                         .bar = 0});
+                     SaveOnce(bench, model, *store, step++, true, "nothing changed", run));
+    add_bar("over the bus, nothing changed", saved, 0);
     CAIRN_TRY(ChangePages(bench, model, run));
-    CAIRN_TRY_ASSIGN(saved, SaveAgain(bench, model, *store, step++, "1 % of pages changed", run));
-    bench.report.AddBar({.verb = "gpu",
-                         .what = "over the bus, 1 % of pages changed",
-                         .reference = "all bytes",
-                         .figure = static_cast<double>(saved.device_bytes),
-                         .limit = static_cast<double>(saved.logical_bytes),
-                         .unit = "bytes",
-                         .bar = 0.011});
+    CAIRN_TRY_ASSIGN(saved,
+                     SaveOnce(bench, model, *store, step++, true, "1 % of pages changed", run));
+    add_bar("over the bus, 1 % of pages changed", saved, 0.011);
   }
   return store->Close();
 }

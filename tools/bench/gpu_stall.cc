@@ -8,7 +8,6 @@
 
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
-#include "tools/bench/device_model.h"
 #include "tools/bench/gpu_bench.h"
 #include "tools/bench/measure.h"
 #include "tools/common/quantities.h"
@@ -56,7 +55,7 @@ Result<StallTimes> StepsWithSaves(GpuBench& bench, const DeviceModel& model, Tra
   core::AsyncSaver saver(&store);
   StallTimes times;
   for (uint64_t i = 0; i < kStallSteps; ++i) {
-    core::SaveOptions options = OptionsOf(bench, true);
+    core::SaveOptions options = SaveOptionsOf(bench, true);
     options.device_snapshot = snapshot;
     core::SaveHandle handle;
     double call = 0;
@@ -124,8 +123,7 @@ Result<void> BenchGpuStall(GpuBench& bench) {
     row.note = fmt::format("{} without a save; the call of Save took {}", HumanSeconds(bare),
                            HumanSeconds(Median(with.calls)));
     bench.report.Add(row);
-    bench.report.AddBar({.verb = "gpu",
-                         .what = "stall, " + kind,
+    bench.report.AddBar({.what = "stall, " + kind,
                          .reference = "step",
                          .figure = stall,
                          .limit = bare,

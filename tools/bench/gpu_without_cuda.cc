@@ -1,4 +1,4 @@
-// kv-bench gpu in builds without the CUDA layer: gpu.h instead of gpu.cc.
+// kv-bench gpu in builds without the CUDA layer, in place of gpu_bench.cc.
 
 #include "tools/bench/verbs.h"
 

@@ -1,12 +1,15 @@
-// Time, processor time, memory and device traffic of one operation in this process.
-
 #include "tools/bench/measure.h"
 
+#include <fcntl.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
 #include <fstream>
-#include <string>
 #include <string_view>
+#include <system_error>
 
 namespace cairn::tools {
 namespace {
@@ -46,6 +49,18 @@ std::optional<uint64_t> Difference(std::optional<uint64_t> begin, std::optional<
   return *end - *begin;
 }
 
+/// Writes back everything that is dirty in the file system of `directory`, because dirty pages
+/// cannot be evicted. One fsync per file would send as many flushes to the device, after which it
+/// is slow for a while.
+Result<void> WriteBack(const std::string& directory) {
+  const int folder = open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return Fail(SystemError(errno, "opening to sync", directory));
+  const int failed = syncfs(folder) != 0 ? errno : 0;
+  close(folder);
+  if (failed != 0) return Fail(SystemError(failed, "syncing the file system", directory));
+  return {};
+}
+
 }  // namespace
 
 Meter::Meter()
@@ -59,7 +74,7 @@ Meter::Meter()
 
 Measurement Meter::Stop() const {
   Measurement result;
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+  result.seconds = SecondsSince(begin_);
   result.cpu_seconds = CpuSeconds() - cpu_seconds_;
   result.peak_resident_bytes = StatusBytes("VmHWM:");
   result.peak_is_of_run = peak_reset_;
@@ -71,6 +86,33 @@ Measurement Meter::Stop() const {
   result.device_written_bytes =
       Difference(device_written_bytes_, ReadField("/proc/self/io", "write_bytes:"));
   return result;
+}
+
+double SecondsSince(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+double Median(std::vector<double> values) {
+  std::ranges::sort(values);
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+Result<void> EvictFromPageCache(const std::string& directory) {
+  CAIRN_TRY(WriteBack(directory));
+  std::error_code error;
+  std::filesystem::recursive_directory_iterator entries(directory, error);
+  for (; !error && entries != std::filesystem::recursive_directory_iterator();
+       entries.increment(error)) {
+    if (!entries->is_regular_file(error)) continue;
+    const int file = open(entries->path().c_str(), O_RDONLY | O_CLOEXEC);
+    if (file < 0) return Fail(SystemError(errno, "opening to evict", entries->path().string()));
+    const int failed = posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
+    close(file);
+    if (failed != 0) return Fail(SystemError(failed, "evicting", entries->path().string()));
+  }
+  if (error) return Fail(SystemError(error.value(), "listing files to evict", directory));
+  return {};
 }
 
 }  // namespace cairn::tools

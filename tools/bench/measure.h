@@ -1,12 +1,15 @@
 #pragma once
-/// Time, processor time, memory and device traffic of one operation in this process.
+/// Time, processor time, memory and device traffic of one operation in this process, and the page
+/// cache that it begins with.
 
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
+
+#include "kv/base/error.h"
 
 namespace cairn::tools {
 
@@ -41,13 +44,13 @@ class Meter {
   std::optional<uint64_t> device_written_bytes_;
 };
 
-// --- The median of a series of measurements
+double SecondsSince(std::chrono::steady_clock::time_point begin);
 
 /// Returns the mean of the two middle values if their number is even. Requires at least one value.
-inline double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
+double Median(std::vector<double> values);
+
+/// Writes back every file below `directory` and evicts it from the page cache, so that the next
+/// read comes from the device.
+Result<void> EvictFromPageCache(const std::string& directory);
 
 }  // namespace cairn::tools

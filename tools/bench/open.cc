@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <functional>
@@ -12,10 +13,10 @@
 #include "core/load/load_options.h"
 #include "kv/read/snapshot.h"
 #include "tools/bench/child_process.h"
-#include "tools/bench/kept_store.h"
-#include "tools/bench/page_cache.h"
+#include "tools/bench/measure.h"
 #include "tools/bench/table_limit.h"
 #include "tools/bench/verbs.h"
+#include "tools/common/progress.h"
 #include "tools/common/quantities.h"
 
 namespace cairn::tools {
@@ -30,41 +31,105 @@ constexpr double kWarmBar = 2e-3;
 constexpr double kTableBar = 2.0;      // multiple of SstFileReader's time
 constexpr double kManyStepsBar = 1.2;  // multiple of the time with a store of one step
 
-double SecondsSince(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
+// --- Stores of many chunks or steps, which take long to create and are kept for later runs
+
+/// A store in --dir.
+struct KeptStore {
+  std::string name;          // folder below --dir
+  uint64_t small_steps = 0;  // steps with one chunk each, before the large one
+  uint64_t chunks = 1;       // tensors of the large step, of 100 chunks of 64 bytes each
+
+  uint64_t large_step() const { return small_steps + 1; }
+};
+
+constexpr uint64_t kChunkBytes = 64;
+constexpr uint64_t kChunksPerTensor = 100;
+constexpr uint64_t kRowFloats = kChunkBytes / sizeof(float);
+constexpr uint64_t kTensorFloats = kChunksPerTensor * kRowFloats;
+
+std::string KeyOf(uint64_t tensor) { return fmt::format("layer.{:06}.weight", tensor); }
+
+/// Tensors of 100 rows, with one chunk per row, until there are `chunks` chunks.
+core::StateDict LargeState(const std::vector<float>& values, uint64_t chunks) {
+  core::StateDict state;
+  auto root = state.root();
+  uint64_t left = chunks;
+  for (uint64_t i = 0; left > 0; ++i) {
+    const uint64_t rows = std::min(left, kChunksPerTensor);
+    left -= rows;
+    root.Tensor(KeyOf(i), {core::DType::kFloat32,
+                           {rows, kRowFloats},
+                           {},
+                           reinterpret_cast<const std::byte*>(values.data() + i * kTensorFloats)});
+  }
+  return state;
 }
 
-struct ChildTimes {
-  double wall_seconds = 0;  // from before exec until the process has ended
-  double open_seconds = 0;
-  double read_seconds = 0;
-  uint64_t first_key_bytes = 0;
-  double cpu_seconds = 0;
-  uint64_t peak_resident_bytes = 0;
-  uint64_t peak_beyond_bytes = 0;
-};
+/// Saves one of the small steps that precede the large one.
+Result<void> SaveSmallStep(core::CheckpointStore& store, uint64_t step) {
+  const std::vector<uint64_t> values(kChunkBytes / sizeof(uint64_t), step);
+  core::StateDict state;
+  state.root().Tensor("small", {core::DType::kUInt64,
+                                {values.size()},
+                                {},
+                                reinterpret_cast<const std::byte*>(values.data())});
+  CAIRN_TRY(store.Save(step, state, {}));
+  return {};
+}
+
+Result<void> MakeStore(const std::string& directory, const KeptStore& wanted) {
+  const uint64_t tensors = (wanted.chunks + kChunksPerTensor - 1) / kChunksPerTensor;
+  std::vector<float> values(tensors * kTensorFloats);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+  ProgressLine progress("creating the store");
+  const auto large_step = progress.callback();
+  // Nobody reads what the commits replace, so it can be removed at once.
+  CAIRN_TRY_ASSIGN(const auto store,
+                   core::CheckpointStore::Open(directory, kv::OpenMode::kWrite,
+                                               {.grace = std::chrono::milliseconds(0)}));
+  const auto small_steps = progress.callback("creating steps", ProgressUnit::kCount);
+  for (uint64_t step = 1; step <= wanted.small_steps; ++step) {
+    CAIRN_TRY(SaveSmallStep(*store, step));
+    if (!small_steps(step, wanted.small_steps)) {
+      return Fail(ErrorCode::kCancelled, "cancelled");
+    }
+  }
+  CAIRN_TRY(
+      store->Save(wanted.large_step(), LargeState(values, wanted.chunks),
+                  {.incremental = false, .chunk_bytes = kChunkBytes, .progress = large_step}));
+  return store->Close();
+}
+
+bool IsWanted(const std::string& directory, const KeptStore& wanted) {
+  const auto store = core::CheckpointStore::Open(directory, kv::OpenMode::kRead);
+  if (!store) return false;
+  const auto snapshot = (*store)->kv().Latest();
+  if (!snapshot) return false;
+  const auto step = (*snapshot)->FindStep(wanted.large_step());
+  return step && step->chunk_count == wanted.chunks;
+}
+
+/// Returns the directory of the store, and creates it if no earlier run has. kFailedPrecondition:
+/// there is something else.
+Result<std::string> FindOrMakeStore(const BenchOptions& options, const KeptStore& wanted) {
+  const std::string directory = (fs::path(options.directory) / wanted.name).string();
+  if (IsWanted(directory, wanted)) return directory;
+  if (fs::exists(directory)) {
+    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                      .message = "exists but is not a store that this benchmark created; remove it",
+                      .file = directory});
+  }
+  CAIRN_TRY(MakeStore(directory, wanted));
+  return directory;
+}
+
+// --- Opens in new processes
 
 Result<std::string> RunOpenChild(std::vector<std::string> words) {
   CAIRN_TRY_ASSIGN(const FinishedChild child,
                    RunChild("/proc/self/exe", std::move(words), ChildOutput::kStandardOutput));
   if (child.status == 0) return child.output;
   return Fail(ErrorCode::kUnavailable, "the new process could not read the store (see above)");
-}
-
-Result<ChildTimes> OpenInNewProcess(const std::string& directory) {
-  const auto begin = Clock::now();
-  CAIRN_TRY_ASSIGN(const std::string output, RunOpenChild({"kv-bench", "open-child", directory}));
-  ChildTimes times{.wall_seconds = SecondsSince(begin)};
-  const auto number = [&](const char* name) {
-    return FindJsonNumber(output, fmt::format("/{}", name)).value_or(0);
-  };
-  times.open_seconds = number("open_seconds");
-  times.read_seconds = number("read_seconds");
-  times.first_key_bytes = static_cast<uint64_t>(number("first_key_bytes"));
-  times.cpu_seconds = number("cpu_seconds");
-  times.peak_resident_bytes = static_cast<uint64_t>(number("peak_resident_bytes"));
-  times.peak_beyond_bytes = static_cast<uint64_t>(number("peak_beyond_bytes"));
-  return times;
 }
 
 /// A store to open, and how its rows are named.
@@ -76,32 +141,41 @@ struct Opened {
 
 Result<BenchRow> OpenOnce(const BenchOptions& options, const Opened& opened, bool cold,
                           uint64_t run) {
-  CAIRN_TRY_ASSIGN(const ChildTimes times, OpenInNewProcess(opened.directory));
-  BenchRow row{.verb = "open", .run = run};
+  const auto begin = Clock::now();
+  CAIRN_TRY_ASSIGN(const std::string output,
+                   RunOpenChild({"kv-bench", "open-child", opened.directory}));
+  const double wall_seconds = SecondsSince(begin);  // from before exec until the process has ended
+  const auto number = [&](const char* name) {
+    return FindJsonNumber(output, fmt::format("/{}", name)).value_or(0);
+  };
+  const auto bytes = [&](const char* name) { return static_cast<uint64_t>(number(name)); };
+  const double open_seconds = number("open_seconds");
+  const double read_seconds = number("read_seconds");
+  BenchRow row{.run = run};
   row.what = fmt::format("{} open{}", cold ? "cold" : "warm", opened.suffix);
   row.rate_matters = false;
-  row.bytes = times.first_key_bytes;
-  row.measured.seconds = times.open_seconds + times.read_seconds;
-  row.measured.cpu_seconds = times.cpu_seconds;
-  row.measured.peak_resident_bytes = times.peak_resident_bytes;
-  row.measured.peak_beyond_tensors_bytes = times.peak_beyond_bytes;
+  row.bytes = bytes("first_key_bytes");
+  row.measured.seconds = open_seconds + read_seconds;
+  row.measured.cpu_seconds = number("cpu_seconds");
+  row.measured.peak_resident_bytes = bytes("peak_resident_bytes");
+  row.measured.peak_beyond_tensors_bytes = bytes("peak_beyond_bytes");
   row.measured.peak_is_of_run = true;
   row.extra = {{"chunks", options.chunks},
                {"steps", opened.steps},
                {"fresh_process", true},
                {"cold", cold},
-               {"open_seconds", times.open_seconds},
-               {"first_read_seconds", times.read_seconds},
-               {"process_wall_seconds", times.wall_seconds}};
+               {"open_seconds", open_seconds},
+               {"first_read_seconds", read_seconds},
+               {"process_wall_seconds", wall_seconds}};
   row.note = fmt::format("new process, {} chunks: open {}, first key {}; process {}",
-                         GroupedCount(options.chunks), HumanSeconds(times.open_seconds),
-                         HumanSeconds(times.read_seconds), HumanSeconds(times.wall_seconds));
+                         GroupedCount(options.chunks), HumanSeconds(open_seconds),
+                         HumanSeconds(read_seconds), HumanSeconds(wall_seconds));
   return row;
 }
 
 Result<BenchRow> OpenTableOnce(const std::string& table, bool cold, uint64_t run) {
   CAIRN_TRY_ASSIGN(const std::string output, RunOpenChild({"kv-bench", "table-child", table}));
-  BenchRow row{.verb = "open", .what = cold ? "cold table" : "warm table", .run = run};
+  BenchRow row{.what = cold ? "cold table" : "warm table", .run = run};
   row.rate_matters = false;
   row.in_this_process = false;
   row.measured.seconds = FindJsonNumber(output, "/seconds").value_or(0);
@@ -112,9 +186,9 @@ Result<BenchRow> OpenTableOnce(const std::string& table, bool cold, uint64_t run
 void AddBars(const std::string& cache, double seconds_bar, const std::string& many_steps,
              BenchReport& report) {
   const std::string what = cache + " open";
-  report.AddTimeBar("open", what, seconds_bar);
-  report.AddTimeRatioBar("open", what, cache + " table", kTableBar);
-  report.AddTimeRatioBar("open", what + many_steps, what, kManyStepsBar);
+  report.AddTimeBar(what, seconds_bar);
+  report.AddTimeRatioBar(what, cache + " table", kTableBar);
+  report.AddTimeRatioBar(what + many_steps, what, kManyStepsBar);
 }
 
 }  // namespace
@@ -126,7 +200,7 @@ Result<void> BenchOpenChild(const std::string& directory, Output& out) {
   CAIRN_TRY_ASSIGN(const auto snapshot, store->kv().Latest());
   CAIRN_TRY_ASSIGN(const kv::StepInfo step, snapshot->FindStep(std::nullopt));
   const double open_seconds = SecondsSince(begin);
-  CAIRN_TRY_ASSIGN(const core::TensorInfo tensor, store->FindTensor(step, FirstKey()));
+  CAIRN_TRY_ASSIGN(const core::TensorInfo tensor, store->FindTensor(step, KeyOf(0)));
   std::vector<std::byte> bytes(tensor.nbytes);
   const core::LoadRequest request{
       tensor.fqn, core::WholeBox(tensor.shape), {tensor.dtype, tensor.shape, {}, bytes.data()}};

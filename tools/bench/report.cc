@@ -1,5 +1,3 @@
-// Rows of measurements: JSON objects, one per line, or a table for people.
-
 #include "tools/bench/report.h"
 
 #include <fmt/format.h>
@@ -19,9 +17,9 @@ double Rate(const BenchRow& row) {
   return row.measured.seconds > 0 ? static_cast<double>(row.bytes) / row.measured.seconds : 0;
 }
 
-Json RowJson(const BenchRow& row) {
+Json RowJson(const std::string& verb, const BenchRow& row) {
   const Measurement& measured = row.measured;
-  Json json = {{"verb", row.verb},
+  Json json = {{"verb", verb},
                {"what", row.what},
                {"run", row.run},
                {"bytes", row.bytes},
@@ -43,148 +41,97 @@ Json RowJson(const BenchRow& row) {
 
 }  // namespace
 
-BenchReport::BenchReport(Output* out, bool json) : out_(out), json_(json) {}
-
-void BenchReport::Add(const BenchRow& row) {
-  rates_[row.what].push_back(Rate(row));
-  seconds_[row.what].push_back(row.measured.seconds);
-  if (json_) {
-    out_->WriteLine(RowJson(row).Line());
-  } else {
-    AddText(row);
-  }
+void BenchReport::Write(const Json& json, const std::string& text) {
+  out_->WriteLine(json_ ? json.Line() : text);
   // A run can take minutes; its row appears at once, also in a pipe.
   std::fflush(stdout);
 }
 
-void BenchReport::AddText(const BenchRow& row) {
-  if (!header_written_) {
+void BenchReport::Add(const BenchRow& row) {
+  const Measurement& measured = row.measured;
+  rates_[row.what].push_back(Rate(row));
+  seconds_[row.what].push_back(measured.seconds);
+  if (!json_ && seconds_.size() == 1 && seconds_[row.what].size() == 1) {
     out_->WriteLine(
         out_->Styled(Style::kBold, fmt::format(kLine, "WHAT", "RUN", "BYTES", "TIME", "RATE", "CPU",
                                                "BEYOND TENSORS", "NOTE")));
-    header_written_ = true;
   }
-  const Measurement& measured = row.measured;
-  out_->WriteLine(fmt::format(
-      kLine, row.what, row.run, HumanBytes(row.bytes), HumanSeconds(measured.seconds),
-      row.rate_matters ? HumanRate(row.bytes, measured.seconds) : "-",
-      row.in_this_process ? HumanSeconds(measured.cpu_seconds) : "-",
-      row.in_this_process ? HumanBytes(measured.peak_beyond_tensors_bytes) : "-", row.note));
-}
-
-void BenchReport::AddRatio(const std::string& verb, const std::string& what,
-                           const std::string& reference) {
-  const std::optional<double> rate = MedianRate(what);
-  const std::optional<double> reference_rate = MedianRate(reference);
-  if (!rate || !reference_rate || !(*reference_rate > 0)) return;
-  const double ratio = *rate / *reference_rate;
-  if (json_) {
-    out_->WriteLine(Json{
-        {"verb", verb},
-        {"what", "ratio of medians"},
-        {"of", what},
-        {"to", reference},
-        {"median_bytes_per_second", *rate},
-        {"reference_median_bytes_per_second", *reference_rate},
-        {"ratio",
-         ratio}}.Line());
-  } else {
-    out_->WriteLine(out_->Styled(
-        Style::kBold, fmt::format("median {} is {:.2f} of median {}", what, ratio, reference)));
-  }
+  Write(RowJson(verb_, row),
+        fmt::format(kLine, row.what, row.run, HumanBytes(row.bytes), HumanSeconds(measured.seconds),
+                    row.rate_matters ? HumanRate(row.bytes, measured.seconds) : "-",
+                    row.in_this_process ? HumanSeconds(measured.cpu_seconds) : "-",
+                    row.in_this_process ? HumanBytes(measured.peak_beyond_tensors_bytes) : "-",
+                    row.note));
 }
 
 std::optional<double> BenchReport::MedianOf(const Figures& figures, const std::string& what) {
   const auto found = figures.find(what);
-  if (found == figures.end() || found->second.empty()) return std::nullopt;
-  return Median(found->second);
+  return found == figures.end() ? std::nullopt : std::optional(Median(found->second));
 }
 
-std::optional<double> BenchReport::MedianRate(const std::string& what) const {
-  return MedianOf(rates_, what);
+void BenchReport::AddRatio(const std::string& what, const std::string& reference) {
+  const std::optional<double> rate = MedianOf(rates_, what);
+  const std::optional<double> reference_rate = MedianOf(rates_, reference);
+  if (!rate || !reference_rate || !(*reference_rate > 0)) return;
+  const double ratio = *rate / *reference_rate;
+  const std::string text = fmt::format("median {} is {:.2f} of median {}", what, ratio, reference);
+  Write({{"verb", verb_},
+         {"what", "ratio of medians"},
+         {"of", what},
+         {"to", reference},
+         {"median_bytes_per_second", *rate},
+         {"reference_median_bytes_per_second", *reference_rate},
+         {"ratio", ratio}},
+        out_->Styled(Style::kBold, text));
 }
 
-std::optional<double> BenchReport::MedianSeconds(const std::string& what) const {
-  return MedianOf(seconds_, what);
+void BenchReport::AddTimeRatioBar(const std::string& what, const std::string& reference,
+                                  double most) {
+  const std::optional<double> figure = MedianOf(seconds_, what);
+  const std::optional<double> limit = MedianOf(seconds_, reference);
+  if (figure && limit) AddBar({what, reference, *figure, *limit, "s", most});
 }
 
-void BenchReport::AddTimeRatioBar(const std::string& verb, const std::string& what,
-                                  const std::string& reference, double most) {
-  const std::optional<double> figure = MedianSeconds(what);
-  const std::optional<double> limit = MedianSeconds(reference);
-  if (!figure || !limit) return;
-  AddBar({.verb = verb,
-          .what = what,
-          .reference = reference,
-          .figure = *figure,
-          .limit = *limit,
-          .unit = "s",
-          .bar = most});
+void BenchReport::AddTimeBar(const std::string& what, double most_seconds) {
+  const std::optional<double> figure = MedianOf(seconds_, what);
+  if (figure) AddBar({what, HumanSeconds(most_seconds), *figure, most_seconds, "s", 1});
 }
 
-void BenchReport::AddTimeBar(const std::string& verb, const std::string& what,
-                             double most_seconds) {
-  const std::optional<double> figure = MedianSeconds(what);
-  if (!figure) return;
-  AddBar({.verb = verb,
-          .what = what,
-          .reference = HumanSeconds(most_seconds),
-          .figure = *figure,
-          .limit = most_seconds,
-          .unit = "s",
-          .bar = 1});
-}
-
-void BenchReport::AddRateBar(const std::string& verb, const std::string& what,
-                             const std::string& reference, double least) {
-  const std::optional<double> figure = MedianRate(what);
-  const std::optional<double> limit = MedianRate(reference);
+void BenchReport::AddRateBar(const std::string& what, const std::string& reference, double least) {
+  const std::optional<double> figure = MedianOf(rates_, what);
+  const std::optional<double> limit = MedianOf(rates_, reference);
   if (!figure || !limit || !(*limit > 0)) return;
-  AddBar({.verb = verb,
-          .what = what,
-          .reference = reference,
-          .figure = *figure,
-          .limit = *limit,
-          .unit = "bytes/s",
-          .bar = least,
-          .at_least = true});
+  AddBar({what, reference, *figure, *limit, "bytes/s", least, /*at_least=*/true});
 }
 
 void BenchReport::AddBar(const BenchBar& bar) {
   const double ratio = bar.limit > 0 ? bar.figure / bar.limit : 0;
   const bool met = bar.at_least ? ratio >= bar.bar : ratio <= bar.bar;
   const char* const relation = bar.at_least ? "at least" : "at most";
-  if (json_) {
-    out_->WriteLine(Json{
-        {"verb", bar.verb},
-        {"what", "bar"},
-        {"of", bar.what},
-        {"to", bar.reference},
-        {"figure", bar.figure},
-        {"limit", bar.limit},
-        {"unit", bar.unit},
-        {"ratio", ratio},
-        {"bar", bar.bar},
-        {"bar_is", relation},
-        {"met", met}}.Line());
-  } else {
-    out_->WriteLine(out_->Styled(
-        Style::kBold, fmt::format("{}: {:.4g} of {} (bar: {} {:g}, {})", bar.what, ratio,
-                                  bar.reference, relation, bar.bar, met ? "met" : "not met")));
-  }
-  std::fflush(stdout);
+  const std::string text = fmt::format("{}: {:.4g} of {} (bar: {} {:g}, {})", bar.what, ratio,
+                                       bar.reference, relation, bar.bar, met ? "met" : "not met");
+  Write({{"verb", verb_},
+         {"what", "bar"},
+         {"of", bar.what},
+         {"to", bar.reference},
+         {"figure", bar.figure},
+         {"limit", bar.limit},
+         {"unit", bar.unit},
+         {"ratio", ratio},
+         {"bar", bar.bar},
+         {"bar_is", relation},
+         {"met", met}},
+        out_->Styled(Style::kBold, text));
 }
 
-void BenchReport::AddFact(const std::string& verb, const std::string& what,
-                          const std::vector<JsonMember>& members) {
-  Json json = {{"verb", verb}, {"what", what}};
+void BenchReport::AddFact(const std::string& what, const std::vector<JsonMember>& members) {
+  Json json = {{"verb", verb_}, {"what", what}};
   std::string line = what + ":";
   for (const JsonMember& member : members) {
     json.Set(member.name, member.value);
     line += fmt::format(" {} {};", member.name, member.value.Text());
   }
-  out_->WriteLine(json_ ? json.Line() : line);
-  std::fflush(stdout);
+  Write(json, line);
 }
 
 }  // namespace cairn::tools

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tools/bench/measure.h"
@@ -14,7 +15,6 @@
 namespace cairn::tools {
 
 struct BenchRow {
-  std::string verb;
   std::string what;    // distinguishes the rows of a verb: "cold load", "fio write"
   uint64_t run = 0;    // number of the repetition, from 1
   uint64_t bytes = 0;  // bytes that the operation processed
@@ -27,7 +27,6 @@ struct BenchRow {
 
 /// A figure compared with its limit, and the bar for their ratio.
 struct BenchBar {
-  std::string verb;
   std::string what;
   std::string reference;  // name of the limit
   double figure = 0;      // in `unit`
@@ -41,39 +40,34 @@ struct BenchBar {
 class BenchReport {
  public:
   /// `out` must outlive the report.
-  BenchReport(Output* out, bool json);
+  BenchReport(Output* out, bool json, std::string verb)
+      : out_(out), json_(json), verb_(std::move(verb)) {}
   void Add(const BenchRow& row);
   /// Adds the ratio of the median rates of two kinds of rows, named by their `what`. Adds nothing
   /// if one kind has no rows.
-  void AddRatio(const std::string& verb, const std::string& what, const std::string& reference);
+  void AddRatio(const std::string& what, const std::string& reference);
   /// Adds the ratio of the median rates as a bar: it should be at least `least`. Adds nothing if
   /// one kind has no rows.
-  void AddRateBar(const std::string& verb, const std::string& what, const std::string& reference,
-                  double least);
+  void AddRateBar(const std::string& what, const std::string& reference, double least);
   /// Adds the ratio of the median times as a bar: it should be at most `most`. Adds nothing if one
   /// kind has no rows.
-  void AddTimeRatioBar(const std::string& verb, const std::string& what,
-                       const std::string& reference, double most);
+  void AddTimeRatioBar(const std::string& what, const std::string& reference, double most);
   /// Adds the median time as a bar: it should be at most `most_seconds`. Adds nothing if there are
   /// no rows.
-  void AddTimeBar(const std::string& verb, const std::string& what, double most_seconds);
+  void AddTimeBar(const std::string& what, double most_seconds);
   void AddBar(const BenchBar& bar);
-  /// Returns the median time of the rows with this `what`; nothing if there are none.
-  std::optional<double> MedianSeconds(const std::string& what) const;
   /// Adds a fact that is not a measurement: what the measurements ran on.
-  void AddFact(const std::string& verb, const std::string& what,
-               const std::vector<JsonMember>& members);
+  void AddFact(const std::string& what, const std::vector<JsonMember>& members);
 
  private:
   using Figures = std::map<std::string, std::vector<double>>;  // by `what`
 
   static std::optional<double> MedianOf(const Figures& figures, const std::string& what);
-  std::optional<double> MedianRate(const std::string& what) const;
-  void AddText(const BenchRow& row);
+  void Write(const Json& json, const std::string& text);
 
   Output* out_;
   bool json_;
-  bool header_written_ = false;
+  std::string verb_;
   Figures rates_;  // bytes per second
   Figures seconds_;
 };

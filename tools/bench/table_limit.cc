@@ -1,5 +1,3 @@
-// RocksDB reading and writing a table by itself.
-
 #include "tools/bench/table_limit.h"
 
 #include <fmt/format.h>
@@ -16,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "tools/bench/measure.h"
+
 namespace cairn::tools {
 namespace {
 
@@ -23,10 +23,6 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kBatchRecords = 10'000;
-
-double SecondsSince(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 /// The settings of a store's tables (docs/format/table.md).
 rocksdb::Options TableOptions() {

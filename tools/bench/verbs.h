@@ -1,9 +1,7 @@
 #pragma once
 /// The verbs of kv-bench, and their options.
 
-#include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string>
 
 #include "kv/base/error.h"
@@ -11,8 +9,6 @@
 #include "tools/common/terminal.h"
 
 namespace cairn::tools {
-
-// --- The options of kv-bench's verbs
 
 struct BenchOptions {
   std::string directory;
@@ -36,13 +32,10 @@ Result<void> BenchSave(const BenchOptions& options, BenchReport& report);
 /// Measures saves on top of an earlier step: nothing changed, and a share of the tensors changed.
 Result<void> BenchIncremental(const BenchOptions& options, BenchReport& report);
 
-// --- kv-bench load and partial: loads of a complete model and of one key in a hundred
+// --- kv-bench load: loads of a complete model
 
 /// Measures loads of all tensors. kDataLoss: a loaded byte differs from what was saved.
 Result<void> BenchLoad(const BenchOptions& options, BenchReport& report);
-/// Measures cold loads of every hundredth key. kDataLoss: a loaded byte differs from what was
-/// saved.
-Result<void> BenchPartial(const BenchOptions& options, BenchReport& report);
 
 // --- kv-bench open: how long a new process takes to open a large store and read its first
 // key, compared with RocksDB opening the table alone.
@@ -62,15 +55,8 @@ Result<void> BenchTableChild(const std::string& path, Output& out);
 /// Measures the commit of a step whose other ranks are simulated.
 Result<void> BenchCommit(const BenchOptions& options, BenchReport& report);
 
-// --- kv-bench digest: the page-tree digest compared with reading and copying the same memory
-
-Result<void> BenchDigest(const BenchOptions& options, BenchReport& report);
-
-/// Measures how fast two threads sum the 64-bit words of the memory.
-BenchRow MeasureSum(std::span<const std::byte> memory, uint64_t run);
-
 // --- kv-bench gpu: copies, digests, saves and loads of a GPU
-// Implemented in gpu.cc, or in gpu_without_cuda.cc in builds without the CUDA layer.
+// Implemented in gpu_bench.cc, or in gpu_without_cuda.cc in builds without the CUDA layer.
 
 /// Measures a GPU. kFailedPrecondition: this machine has no GPU. kUnimplemented: this build has no
 /// CUDA layer.

@@ -125,7 +125,7 @@ Result<std::vector<SavePlanner::LeafTensor>> SavePlanner::ReadLeaves(const State
     if (options_.statistics && state.tensors[slot].device != kHostDevice) {
       return Fail(Error{.code = ErrorCode::kInvalidArgument,
                         .message = "a save does not compute the statistics of tensors in device "
-                                   "memory; save without statistics, and run kv-admin statistics",
+                                   "memory; save without statistics; kv-dump show computes them",
                         .key = leaves[i].fqn});
     }
     const auto sharding = state.shardings.find(slot);

@@ -1,18 +1,21 @@
-// A state dict of any size that resembles a transformer in training.
-
-#include "tools/bench/model_state.h"
+#include "tools/bench/model.h"
 
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <cstring>
-#include <thread>
+#include <system_error>
 #include <utility>
 
+#include "kv/base/options.h"
+#include "kv/io/worker_pool.h"
+#include "tools/common/progress.h"
 #include "tools/common/quantities.h"
 
 namespace cairn::tools {
@@ -87,19 +90,6 @@ void FillBytes(std::span<std::byte> target, size_t tensor, uint64_t version) {
   std::memcpy(target.data() + at, &word, target.size() - at);
 }
 
-/// Calls `task(i)` for all i below `count` from as many threads as there are processors.
-template <typename Task>
-void InParallel(size_t count, Task task) {
-  std::atomic<size_t> next = 0;
-  std::vector<std::jthread> threads;
-  const unsigned thread_count = std::max(1u, std::thread::hardware_concurrency());
-  for (unsigned t = 0; t < thread_count; ++t) {
-    threads.emplace_back([&] {
-      for (size_t i = next++; i < count; i = next++) task(i);
-    });
-  }
-}
-
 /// Sorts the tensors by FQN and assigns their places in memory.
 std::vector<BenchTensor> Placed(std::vector<BenchTensor> tensors) {
   std::ranges::sort(tensors, {}, &BenchTensor::fqn);
@@ -109,6 +99,22 @@ std::vector<BenchTensor> Placed(std::vector<BenchTensor> tensors) {
     offset += (tensor.nbytes + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment;
   }
   return tensors;
+}
+
+/// Returns `count` tensors of equal size, `bytes` together or slightly less. kInvalidArgument: less
+/// than 4 bytes per tensor.
+Result<std::vector<BenchTensor>> PlanEqualTensors(uint64_t bytes, uint64_t count) {
+  const uint64_t elements = bytes / count / sizeof(float);
+  if (elements == 0) {
+    return Fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("--bytes {} is too small for {} tensors; give more bytes", bytes, count));
+  }
+  Planner planner;
+  for (uint64_t i = 0; i < count; ++i) {
+    planner.Add(fmt::format("experts.{:06}.weight", i), DType::kFloat32, {elements});
+  }
+  return Placed(planner.Take());
 }
 
 }  // namespace
@@ -137,20 +143,6 @@ Result<std::vector<BenchTensor>> PlanModel(uint64_t bytes) {
   if (rows > 1) planner.AddParameter("positions.weight", {rows - 1, width});
   const uint64_t remainder = bytes - planner.bytes();
   if (remainder > 0) planner.Add("rng.state", DType::kUInt8, {remainder});
-  return Placed(planner.Take());
-}
-
-Result<std::vector<BenchTensor>> PlanEqualTensors(uint64_t bytes, uint64_t count) {
-  const uint64_t elements = bytes / count / sizeof(float);
-  if (elements == 0) {
-    return Fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("--bytes {} is too small for {} tensors; give more bytes", bytes, count));
-  }
-  Planner planner;
-  for (uint64_t i = 0; i < count; ++i) {
-    planner.Add(fmt::format("experts.{:06}.weight", i), DType::kFloat32, {elements});
-  }
   return Placed(planner.Take());
 }
 
@@ -184,12 +176,14 @@ void ModelMemory::Fill(size_t tensor, uint64_t version) const {
 }
 
 void ModelMemory::FillAll(uint64_t version) const {
-  InParallel(tensors_.size(), [&](size_t i) { Fill(i, version); });
+  kv::WorkerPool(kv::WorkerThreads()).Run(tensors_.size(), [&](size_t i, size_t) {
+    Fill(i, version);
+  });
 }
 
 size_t ModelMemory::FindMismatch(uint64_t version) const {
   std::atomic<size_t> first = tensors_.size();
-  InParallel(tensors_.size(), [&](size_t i) {
+  kv::WorkerPool(kv::WorkerThreads()).Run(tensors_.size(), [&](size_t i, size_t) {
     std::vector<std::byte> expected(tensors_[i].nbytes);
     FillBytes(expected, i, version);
     if (std::memcmp(expected.data(), bytes_of(i).data(), expected.size()) == 0) return;
@@ -208,6 +202,44 @@ core::StateDict ModelMemory::State() const {
     root.Tensor(tensor.fqn, {tensor.dtype, tensor.shape, {}, bytes_of(i).data()});
   }
   return state;
+}
+
+ScratchStore::ScratchStore(const std::string& directory, std::string_view verb)
+    : path_(std::filesystem::path(directory) / fmt::format("cairn-bench-{}-{}", verb, getpid())) {
+  std::error_code ignored;
+  while (std::filesystem::exists(path_, ignored)) path_ += "x";  // existing files are not ours
+}
+
+void ScratchStore::Remove() const {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+Result<StorePointer> OpenStore(const ScratchStore& scratch, kv::OpenMode mode) {
+  return core::CheckpointStore::Open(scratch.path(), mode, {.grace = std::chrono::milliseconds(0)});
+}
+
+Result<ModelMemory> MakeModel(const BenchOptions& options) {
+  CAIRN_TRY_ASSIGN(auto tensors, options.tensors > 0
+                                     ? PlanEqualTensors(options.bytes, options.tensors)
+                                     : PlanModel(options.bytes));
+  return ModelMemory::Allocate(std::move(tensors));
+}
+
+Result<void> WithSavedModel(
+    const BenchOptions& options, const char* verb,
+    const std::function<Result<void>(const std::string&, ModelMemory&)>& use) {
+  const ScratchStore scratch(options.directory, verb);
+  CAIRN_TRY_ASSIGN(ModelMemory model, MakeModel(options));
+  model.FillAll(1);
+  {
+    ProgressLine progress("preparing the store");
+    CAIRN_TRY_ASSIGN(const StorePointer store, OpenStore(scratch, kv::OpenMode::kWrite));
+    const core::StateDict state = model.State();
+    CAIRN_TRY(store->Save(1, state, {.incremental = false, .progress = progress.callback()}));
+    CAIRN_TRY(store->Close());
+  }
+  return use(scratch.path(), model);
 }
 
 }  // namespace cairn::tools

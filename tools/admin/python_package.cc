@@ -1,4 +1,4 @@
-#include "tools/admin/torch_files.h"
+#include "tools/admin/python_package.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -9,6 +9,8 @@
 #include <filesystem>
 #include <fstream>
 #include <system_error>
+
+#include "tools/admin/verbs.h"
 
 namespace cairn::tools {
 namespace {
@@ -62,6 +64,21 @@ bool LooksLikeTorchFile(const std::string& path) {
 bool LooksLikeDcpCheckpoint(const std::string& path) {
   if (IsFile(path)) return path.ends_with(".metadata");
   return IsFile(fs::path(path) / ".metadata") || IsFile(fs::path(path) / "__0.metadata");
+}
+
+std::vector<Argument> Conversion::Arguments() {
+  return {Option("--rename", "REGEX=TEXT", &rename,
+                 "Replace the first match of a regular expression in each key; may be repeated"),
+          Option("--rules", "FILE", &rules_file,
+                 "Convert by the rules in this JSON file (docs/conversion.md)"),
+          Option("--dtype", "DTYPE", &dtype,
+                 "Cast all floating-point tensors: float32, float16, bfloat16 or float64")};
+}
+
+void Conversion::AppendTo(std::vector<std::string>& words) const {
+  for (const std::string& one : rename) words.push_back("--rename=" + one);
+  if (!rules_file.empty()) words.push_back("--rules=" + rules_file);
+  if (!dtype.empty()) words.push_back("--dtype=" + dtype);
 }
 
 Result<void> BecomePython(const std::vector<std::string>& words) {
