@@ -19,15 +19,14 @@ from torch.distributed.checkpoint import metadata as words
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from cairn._base.dtypes import torch_dtype
+from cairn._base.files import replacing, sync_folder
 from cairn._interop.archives import ArchiveWriter
-from cairn._interop.exporting import Source, durable_file, sync_folder
+from cairn._interop.exporting import Source
 from cairn._interop.step_pickles import Leaves, Tensor, alone, dump, span
 from cairn.errors import Invalid, Unavailable
 
 _MAX_REPEATED_BYTES = 1 << 30
-_REPLACED = re.compile(
-    r"(__\d+_\d+\.distcp|__\d+\.metadata)(\.\d+\.tmp)?|\.metadata\.\d+\.tmp"
-)
+_REPLACED = re.compile(r"(__\d+_\d+\.distcp|__\d+\.metadata)(\.\d+\.tmp)?|\.metadata\.\d+\.tmp")
 
 
 class _Item(NamedTuple):
@@ -184,7 +183,7 @@ class _Folder:
             sync_folder(os.path.dirname(path))
         sync_folder(self._path)
         paths = [os.path.join(self._path, name) for name in (*self.names, ".metadata")]
-        with durable_file(paths[-1], self._mark_committed) as file:
+        with replacing(paths[-1], self._mark_committed) as file:
             file.write(metadata)
         for name in os.listdir(self._path):
             if _REPLACED.fullmatch(name) and name not in self.names:

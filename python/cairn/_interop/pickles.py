@@ -267,8 +267,10 @@ class Reader(pickle._Unpickler):  # type: ignore[name-defined]
             if arguments[1] not in ("torch.Tensor", "torch.nn.parameter.Parameter"):
                 return Object(arguments[1])
             self.tensors_with_attributes += 1
-            return self._call(arguments[0], arguments[2]) if arguments[0] in _TENSORS else Object(
-                arguments[0]
+            return (
+                self._call(arguments[0], arguments[2])
+                if arguments[0] in _TENSORS
+                else Object(arguments[0])
             )
         return Object(name, arguments)
 

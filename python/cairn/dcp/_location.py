@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import NamedTuple, Union
 
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from cairn._base.addresses import absolute_address, is_directory
+from cairn._base.addresses import absolute_address, is_directory, parse_address
 from cairn._base.steps import step_number
 from cairn.errors import Invalid
 
 CheckpointId = Union[str, "os.PathLike[str]", None]
-
-_WITH_STEP = re.compile(r"(?P<address>.+)@(?P<step>[0-9]+)", re.DOTALL)
 
 
 class Location(NamedTuple):
@@ -91,13 +88,12 @@ def locate(checkpoint_id: CheckpointId, step: int | None) -> Location | None:
             f"'{address}' is a URL of another kind of storage: a store is a directory (PATH or "
             "file:PATH), s3://BUCKET/PREFIX, or rados:POOL/NAMESPACE"
         )
-    match = _WITH_STEP.fullmatch(address)
-    if match is None or os.path.exists(address):
+    store, named = parse_address(address)
+    if not isinstance(named, int):
         return Location(absolute_address(address), check_step(step))
-    named = int(match["step"])
     if step is not None and named != step:
         raise Invalid(f"'{address}' names step {named}, but step={step} is given: give one of them")
-    return Location(absolute_address(match["address"]), check_step(named))
+    return Location(absolute_address(store), check_step(named))
 
 
 def check_step(step: int | None) -> int | None:

@@ -125,8 +125,10 @@ def paths_of(planner_data: Any) -> dict[str, tuple[str | int, ...]] | None:
     if type(planner_data) is not dict:
         return None
     for fqn, path in planner_data.items():
-        if type(fqn) is not str or type(path) is not tuple or not _PATH_TYPES.issuperset(
-            map(type, path)
+        if (
+            type(fqn) is not str
+            or type(path) is not tuple
+            or not _PATH_TYPES.issuperset(map(type, path))
         ):
             return None
     return planner_data

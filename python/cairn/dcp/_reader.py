@@ -241,9 +241,7 @@ class _OpenStep:
             else:
                 set_value(planner, item, value)
 
-    def _portions(
-        self, items: list[ReadItem], planner: LoadPlanner
-    ) -> Iterator[list[_TensorRead]]:
+    def _portions(self, items: list[ReadItem], planner: LoadPlanner) -> Iterator[list[_TensorRead]]:
         """Tensor items with their targets, in portions that bound the additional memory."""
         lends = _uses_callers_tensors(planner)
         portion: list[_TensorRead] = []

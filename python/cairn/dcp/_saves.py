@@ -170,9 +170,7 @@ def publish_ticket(ticket: Ticket) -> None:
     _cairn.write_object(ticket.address, _TICKET, json.dumps(asdict(ticket)).encode())
 
 
-def current_ticket(
-    ticket: Any, address: str, rank: int | None, *, plan_is_cached: bool
-) -> Ticket:
+def current_ticket(ticket: Any, address: str, rank: int | None, *, plan_is_cached: bool) -> Ticket:
     """The ticket of this save into the store at `address`: the one in the plan, or a newer one.
 
     `plan_is_cached`: the planner is known to give the plan of an earlier save, which another

@@ -72,9 +72,7 @@ def value_of(planner: SavePlanner, item: WriteItem, allow_pickle: bool) -> tuple
             return value, None
         if not allow_pickle:
             raise Invalid(
-                str(refusal).replace(
-                    "to save and load", "to CairnWriter and CairnReader"
-                ),
+                str(refusal).replace("to save and load", "to CairnWriter and CairnReader"),
                 key=fqn,
             ) from refusal
     data = planner.resolve_data(item).getvalue()

@@ -206,9 +206,7 @@ class Saver(Closing):
             Unavailable: a store or a mirror cannot be read. Then it is not known which step is the
                 latest; pass `step` to load one that can be read.
         """
-        options = ResumeOptions(
-            strict, on_damage, self._mirrors, self._dataloader, self._base
-        )
+        options = ResumeOptions(strict, on_damage, self._mirrors, self._dataloader, self._base)
         resume = Resume(self._store, state, options)
         try:
             self._last_step = resumed = resume.run(step)

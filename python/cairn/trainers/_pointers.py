@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cairn._base.addresses import is_directory
-from cairn._base.files import replace_file
+from cairn._base.files import replacing
 from cairn.errors import Corrupt, Invalid, NotFound
 
 _VERSION = 1
@@ -51,7 +51,8 @@ def write_pointer(
     fields = {"cairn": _VERSION, "store": store, "step": pointer.step}
     if pointer.prefix:
         fields["prefix"] = pointer.prefix
-    replace_file(path, json.dumps(fields), durable=True)
+    with replacing(path) as file:
+        file.write(json.dumps(fields).encode())
 
 
 def read_pointer(path: str | os.PathLike[str]) -> Pointer:
@@ -94,11 +95,3 @@ def is_pointer(path: str | os.PathLike[str]) -> bool:
     except (NotFound, Invalid, Corrupt):
         return False
     return True
-
-
-def split_address(text: str) -> Pointer | None:
-    """The store and the step of ``ADDRESS@STEP``; None for any other text."""
-    address, at, step = text.rpartition("@")
-    if not at or not address or not step.isdecimal():
-        return None
-    return Pointer(address, int(step))

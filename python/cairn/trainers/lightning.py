@@ -1,9 +1,9 @@
 """Cairn in PyTorch Lightning: a `CheckpointIO` for `ModelCheckpoint`, and a callback with a Saver.
 
-    from cairn.trainers.lightning import CairnCheckpointIO
+from cairn.trainers.lightning import CairnCheckpointIO
 
-    trainer = Trainer(plugins=[CairnCheckpointIO()], callbacks=[ModelCheckpoint(save_last=True)])
-    trainer.fit(model, ckpt_path="last")
+trainer = Trainer(plugins=[CairnCheckpointIO()], callbacks=[ModelCheckpoint(save_last=True)])
+trainer.fit(model, ckpt_path="last")
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ import pytorch_lightning as lightning
 import torch
 from lightning_fabric.plugins import CheckpointIO
 
-from cairn._base.addresses import absolute_address, canonical_address, is_directory
+from cairn._base.addresses import (
+    absolute_address,
+    canonical_address,
+    is_directory,
+    parse_address,
+)
 from cairn._open import open as open_store
 from cairn.errors import Error, Invalid, NotFound
 from cairn.store import Store
@@ -27,7 +32,6 @@ from cairn.trainers._pointers import (
     Pointer,
     is_pointer,
     read_pointer,
-    split_address,
     write_pointer,
 )
 
@@ -209,9 +213,9 @@ class CairnCheckpointIO(CheckpointIO):
 
 
 def _locate(path: Any) -> Pointer:
-    text = os.fspath(path)
-    given = None if os.path.exists(text) else split_address(text)
-    return read_pointer(text) if given is None else given
+    given = parse_address(path)
+    is_step = isinstance(given.step, int)
+    return Pointer(given.store, given.step) if is_step else read_pointer(path)
 
 
 def _free_step(store: Store, wanted: int) -> int:
