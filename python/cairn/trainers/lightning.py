@@ -1,9 +1,9 @@
 """Cairn in PyTorch Lightning: a `CheckpointIO` for `ModelCheckpoint`, and a callback with a Saver.
 
-from cairn.trainers.lightning import CairnCheckpointIO
+    from cairn.trainers.lightning import CairnCheckpointIO
 
-trainer = Trainer(plugins=[CairnCheckpointIO()], callbacks=[ModelCheckpoint(save_last=True)])
-trainer.fit(model, ckpt_path="last")
+    trainer = Trainer(plugins=[CairnCheckpointIO()], callbacks=[ModelCheckpoint(save_last=True)])
+    trainer.fit(model, ckpt_path="last")
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Cairn in Ray Train: checkpoints that refer to a store and a step.
 
-from cairn.trainers.ray import load_checkpoint, save_checkpoint
+    from cairn.trainers.ray import load_checkpoint, save_checkpoint
 
-def train_func(config):
-    with cairn.open(config["store"], mode="a") as store:
-        checkpoint = ray.train.get_checkpoint()
-        if checkpoint is not None:
-            step = load_checkpoint(checkpoint, state, store=store)
-        ...
-        ray.train.report(metrics, checkpoint=save_checkpoint(store, step, state))
+    def train_func(config):
+        with cairn.open(config["store"], mode="a") as store:
+            checkpoint = ray.train.get_checkpoint()
+            if checkpoint is not None:
+                step = load_checkpoint(checkpoint, state, store=store)
+            ...
+            ray.train.report(metrics, checkpoint=save_checkpoint(store, step, state))
 """
 
 from __future__ import annotations

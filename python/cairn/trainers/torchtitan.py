@@ -1,9 +1,9 @@
 """Cairn as the checkpoint manager of torchtitan.
 
-from cairn.trainers.torchtitan import CairnCheckpointManager
+    from cairn.trainers.torchtitan import CairnCheckpointManager
 
-config = llama3_debugmodel()                      # a Trainer.Config
-config.checkpoint = CairnCheckpointManager.Config(enable=True, interval=100, keep_latest_k=3)
+    config = llama3_debugmodel()                      # a Trainer.Config
+    config.checkpoint = CairnCheckpointManager.Config(enable=True, interval=100, keep_latest_k=3)
 """
 
 from __future__ import annotations
