@@ -204,16 +204,12 @@ class _OpenStep:
     ) -> None:
         self.stores = stores
         self.native = stores.native
-        self._identity = stores.identity(contents)
+        self.identity = stores.identity(contents)
+        """Equal on all ranks that read the same save of the step."""
         self._of_one_rank = of_one_rank
         self._contents = contents
         self._described = described
         self._described_subclasses: dict[str, Any] | None = None
-
-    @property
-    def identity(self) -> tuple[int, int | str]:
-        """Identity of the step, equal on all ranks that read the same save of it."""
-        return self._identity
 
     def check_same(self, coordinators: tuple[int, int | str] | None) -> None:
         """Raises NotFound if the coordinator has found another step than this rank."""

@@ -176,29 +176,20 @@ def current_ticket(ticket: Any, address: str, rank: int | None, *, plan_is_cache
     `plan_is_cached`: the planner is known to give the plan of an earlier save, which another
     storage may have completed. Raises Invalid if there is no ticket, or only one of another job.
     """
-    if not isinstance(ticket, Ticket):
-        if plan_is_cached:
-            ticket = _published_ticket(address, 0 if rank is None else rank)
-            _used.add(ticket.attempt[3])
-            return ticket
+    in_plan = ticket if isinstance(ticket, Ticket) else None
+    if in_plan is None and not plan_is_cached:
         raise Invalid(
             "this plan has not been through CairnWriter.prepare_global_plan: a planner must keep "
             "storage_data"
         )
-    if plan_is_cached or ticket.attempt[3] in _used:
-        ticket = _found_ticket(ticket, address)
-    _used.add(ticket.attempt[3])
-    return ticket
-
-
-def _found_ticket(old: Ticket, address: str) -> Ticket:
-    found = _published_ticket(address, old.rank)
-    if found.job != old.job:
-        raise Invalid(_NO_NEWER)
-    return found
-
-
-_NO_NEWER = "the planner gave the plan of an earlier save, and there is no newer one"
+    if in_plan is None or plan_is_cached or in_plan.attempt[3] in _used:
+        current = _published_ticket(address, in_plan.rank if in_plan else rank or 0)
+        if current.attempt[3] in _used or (in_plan is not None and current.job != in_plan.job):
+            raise Invalid("the planner gave the plan of an earlier save, and there is no newer one")
+    else:
+        current = in_plan
+    _used.add(current.attempt[3])
+    return current
 
 
 def _published_ticket(address: str, rank: int) -> Ticket:
@@ -206,6 +197,4 @@ def _published_ticket(address: str, rank: int) -> Ticket:
         found: dict[str, Any] = json.loads(_cairn.read_object(address, _TICKET))
     except (NotFound, Unavailable, ValueError) as error:
         raise Invalid(f"the planner gave the plan of an earlier save ({error})") from error
-    if found["attempt"][3] in _used:
-        raise Invalid(_NO_NEWER)
     return Ticket(address, tuple(found["attempt"]), rank, found["job"])

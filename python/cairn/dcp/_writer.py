@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -11,10 +11,11 @@ from torch.distributed.checkpoint.filesystem import (
     CURRENT_DCP_VERSION,
     SerializationFormat,
 )
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import (
     SavePlan,
     SavePlanner,
+    TensorWriteData,
     WriteItem,
     WriteItemType,
 )
@@ -39,7 +40,6 @@ from cairn.dcp._location import (
     required,
 )
 from cairn.dcp._metadata import EXTENSION, encode, paths_of, shard_key
-from cairn.dcp._plans import with_shared_parts
 from cairn.dcp._values import ALONE, flat_values, value_of
 from cairn.errors import Invalid
 from cairn.reports import MirrorStatus
@@ -161,7 +161,7 @@ class CairnWriter(Located, StorageWriter, AsyncStager):
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         required(self._location)
         self._plan_is_cached = not plan.usable
-        return with_shared_parts(plan)
+        return _with_shared_parts(plan)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Opens the store for writing, and adds a ticket to the plan of each rank."""
@@ -331,6 +331,34 @@ class CairnWriter(Located, StorageWriter, AsyncStager):
         return {**self.__dict__, "_part": None, "_stager": None}
 
 
+def _with_shared_parts(plan: SavePlan) -> SavePlan:
+    """An equal plan, in which equal shapes, offsets and properties of tensors are one object, so
+    that pickle stores each of them once: the coordinator receives and returns all plans."""
+    parts = _Parts()
+    return dataclasses.replace(plan, items=[parts.item(item) for item in plan.items])
+
+
+class _Parts:
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Any] = {}
+
+    def item(self, item: WriteItem) -> WriteItem:
+        data = item.tensor_data
+        # Objects of subclasses may have more fields.
+        if type(data) is not TensorWriteData or type(data.chunk) is not ChunkStorageMetadata:
+            return item
+        chunk = ChunkStorageMetadata(self._one(data.chunk.offsets), self._one(data.chunk.sizes))
+        shared = TensorWriteData(chunk, self._properties(data.properties), self._one(data.size))
+        return dataclasses.replace(item, tensor_data=shared)
+
+    def _one(self, size: Any) -> Any:
+        return self._known.setdefault((type(size), tuple(size)), size)
+
+    def _properties(self, properties: Any) -> Any:
+        key = (type(properties), *vars(properties).values())
+        return self._known.setdefault(key, properties)
+
+
 class _Portion:
     """Some of a rank's items, whose tensors are in memory at the same time. C++ reads the caller's
     tensors in host memory and on CUDA devices in place, and copies of other tensors."""
@@ -408,11 +436,11 @@ def _uses_callers_tensors(planner: SavePlanner) -> bool:
     )
 
 
-def _by_fqn(items: list[WriteItem]) -> Iterator[list[WriteItem]]:
+def _by_fqn(items: list[WriteItem]) -> Iterable[list[WriteItem]]:
     groups: dict[str, list[WriteItem]] = {}
     for item in items:
         groups.setdefault(item.index.fqn, []).append(item)
-    yield from groups.values()
+    return groups.values()
 
 
 def _check_chunk(item: WriteItem, source: Source) -> None:
