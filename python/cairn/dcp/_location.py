@@ -75,9 +75,10 @@ class Located:
 def locate(checkpoint_id: CheckpointId, step: int | None) -> Location | None:
     """The location that an address, or ``ADDRESS@STEP``, and a step name; None without an address.
 
-    Raises Invalid if the address is not text or a URL of another kind of storage, or if the two
-    steps differ.
+    Raises Invalid if the step is out of range, if the address is not text or a URL of another kind
+    of storage, or if the two steps differ.
     """
+    step = None if step is None else step_number(step)
     if checkpoint_id is None or checkpoint_id == "":
         return None
     address = os.fspath(checkpoint_id)
@@ -90,15 +91,10 @@ def locate(checkpoint_id: CheckpointId, step: int | None) -> Location | None:
         )
     store, named = parse_address(address)
     if not isinstance(named, int):
-        return Location(absolute_address(address), check_step(step))
+        return Location(absolute_address(address), step)
     if step is not None and named != step:
         raise Invalid(f"'{address}' names step {named}, but step={step} is given: give one of them")
-    return Location(absolute_address(store), check_step(named))
-
-
-def check_step(step: int | None) -> int | None:
-    """The step as an int. Raises Invalid if it is out of range."""
-    return None if step is None else step_number(step)
+    return Location(absolute_address(store), step_number(named))
 
 
 def is_checkpoint_id(checkpoint_id: CheckpointId) -> bool:

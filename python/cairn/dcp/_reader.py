@@ -25,7 +25,6 @@ from cairn.dcp._location import (
     CheckpointId,
     Located,
     Location,
-    check_step,
     locate,
     required,
 )
@@ -77,8 +76,8 @@ class CairnReader(Located, StorageReader):
                 "_extension_registry: Cairn has no stream extensions; its own digests check every "
                 "byte. Leave it out"
             )
-        self._step = check_step(step)
-        self._location = locate(path, self._step)
+        self._step = step
+        self._location = locate(path, step)
         self._allow_pickle = allow_pickle
         if isinstance(fallback, (str, os.PathLike)):
             fallback = (fallback,)

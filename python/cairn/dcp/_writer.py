@@ -35,7 +35,6 @@ from cairn.dcp._location import (
     CheckpointId,
     Located,
     Location,
-    check_step,
     locate,
     required,
 )
@@ -120,8 +119,8 @@ class CairnWriter(Located, StorageWriter, AsyncStager):
         )
         if thread_count < 1:
             raise Invalid(f"thread_count={thread_count}: a positive number is needed")
-        self._step = check_step(step)
-        self._location = locate(path, self._step)
+        self._step = step
+        self._location = locate(path, step)
         # Attributes of torch's FileSystemWriter, which other code reads.
         self.single_file_per_rank, self.sync_files = True, True
         self.thread_count = thread_count

@@ -100,16 +100,13 @@ class StoredModel:
                 patterns, self.step, device=how.device, mmap=how.mmap, flat=True
             )
         except NotFound:
-            raise self._no_weights(prefix) from None
+            raise Invalid(
+                f"step {self.step} has no tensors below '{prefix}', where '{WEIGHTS}' states that "
+                "its weights are: the key of cairn.hf.describe is that of the model in the state",
+                step=self.step,
+            ) from None
         start = len(prefix) + 1 if prefix else 0
         return {name[start:]: tensor for name, tensor in read.items() if torch.is_tensor(tensor)}
-
-    def _no_weights(self, prefix: str) -> Invalid:
-        return Invalid(
-            f"step {self.step} has no tensors below '{prefix}', where '{WEIGHTS}' states that its "
-            "weights are: the key of cairn.hf.describe is that of the model in the state",
-            step=self.step,
-        )
 
     @contextmanager
     def folder(self, below: str = "") -> Iterator[str]:

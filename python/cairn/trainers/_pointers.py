@@ -88,10 +88,9 @@ def read_pointer(path: str | os.PathLike[str]) -> Pointer:
     return Pointer(store, step, prefix)
 
 
-def is_pointer(path: str | os.PathLike[str]) -> bool:
-    """Whether the path is a pointer file that can be read."""
+def find_pointer(path: str | os.PathLike[str]) -> Pointer | None:
+    """What a pointer file names; None if there is none that can be read."""
     try:
-        read_pointer(path)
+        return read_pointer(path)
     except (NotFound, Invalid, Corrupt):
-        return False
-    return True
+        return None

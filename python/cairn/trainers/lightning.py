@@ -30,7 +30,7 @@ from cairn.store import Store
 from cairn.torch import Saver
 from cairn.trainers._pointers import (
     Pointer,
-    is_pointer,
+    find_pointer,
     read_pointer,
     write_pointer,
 )
@@ -161,7 +161,7 @@ class CairnCheckpointIO(CheckpointIO):
 
     def _point(self, path: Path, pointer: Pointer) -> None:
         """Writes a checkpoint file. If it replaces another one, deletes the step of that one."""
-        previous = read_pointer(path) if is_pointer(path) else None
+        previous = find_pointer(path)
         if path.is_symlink():
             path.unlink()  # do not write into the file that it refers to
         write_pointer(path, pointer)
@@ -185,7 +185,7 @@ class CairnCheckpointIO(CheckpointIO):
     def _delete(self, pointer: Pointer, path: Path) -> None:
         """Deletes a step, unless a file in the folder of `path` refers to it."""
         others = (other for other in path.parent.iterdir() if other.is_file())
-        if any(is_pointer(other) and read_pointer(other) == pointer for other in others):
+        if any(find_pointer(other) == pointer for other in others):
             return
         # A step that cannot be deleted costs only space.
         try:
