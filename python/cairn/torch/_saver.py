@@ -398,7 +398,7 @@ class Saver(Closing):
         # In slices, because the ranks do not wait for each other for longer than their timeout.
         seconds = min(_MIRROR_SLICE_SECONDS, self._store.timeout / 4)
         ranks = self._store.opened.ranks
-        while ranks.exchange(lambda: b"1" if mirrors.wait(seconds) else b"0")[0] == b"0":
+        while not ranks.on_first(lambda: mirrors.wait(seconds)):
             pass
         self._delete_old()
         ranks.run_together(mirrors.raise_error)
