@@ -74,7 +74,7 @@ def load(
         Corrupt: the bytes differ from the written bytes.
     """
     with nullcontext(store) if isinstance(store, Store) else open_store(store) as opened:
-        native, number = opened._place_of(step)
+        native, number = opened.opened.place_of(step)
         prefix = clean_prefix(prefix)
         contents = native.contents(number, all_patterns([], prefix, []))
         reader = _Reader(native, contents)
