@@ -30,7 +30,7 @@ from cairn.dcp._location import (
 )
 from cairn.dcp._metadata import StepMetadata, load_metadata, shard_key
 from cairn.dcp._saves import new_id
-from cairn.dcp._values import PlannerBytes, Values, set_value
+from cairn.dcp._values import PlannerBytes, Values, overrides, set_value
 from cairn.errors import Corrupt, Invalid, NotFound
 
 # Limit of the memory that planners allocate for targets, or that is between file and device.
@@ -238,7 +238,10 @@ class _OpenStep:
 
     def _portions(self, items: list[ReadItem], planner: LoadPlanner) -> Iterator[list[_TensorRead]]:
         """Tensor items with their targets, in portions that bound the additional memory."""
-        lends = _uses_callers_tensors(planner)
+        # The default planner's targets are the tensors of the caller.
+        lends = not overrides(
+            planner, DefaultLoadPlanner, "resolve_tensor", "lookup_tensor", "transform_tensor"
+        )
         portion: list[_TensorRead] = []
         staged_bytes = 0
         for item in items:
@@ -338,11 +341,3 @@ def _store_only(address: str | os.PathLike[str]) -> Location:
     if location.step is not None:
         raise Invalid(f"fallback '{location}': give the address of a store, without a step")
     return location
-
-
-def _uses_callers_tensors(planner: LoadPlanner) -> bool:
-    """Whether its targets are known to be the tensors of the caller."""
-    methods = ("resolve_tensor", "lookup_tensor", "transform_tensor")
-    return all(
-        getattr(type(planner), name, None) is getattr(DefaultLoadPlanner, name) for name in methods
-    )

@@ -42,6 +42,12 @@ _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 _PICKLE_STARTS = (b"\x80", b"PK\x03\x04")
 
 
+def overrides(planner: SavePlanner | LoadPlanner, default: type, *methods: str) -> bool:
+    """Whether one of these methods may be another one than that of the default planner."""
+    own = type(planner)
+    return any(getattr(own, name, None) is not getattr(default, name) for name in methods)
+
+
 # Saving -------------------------------------------------------------------------------------------
 
 
@@ -63,7 +69,7 @@ def value_of(planner: SavePlanner, item: WriteItem, allow_pickle: bool) -> tuple
     Raises Invalid for values that only a pickle can represent, unless that is allowed.
     """
     fqn = item.index.fqn
-    if not _makes_bytes_itself(planner):
+    if not overrides(planner, DefaultSavePlanner, "resolve_data", "transform_object"):
         value = planner.lookup_object(item.index)
         if type(value) is io.BytesIO:
             return value.getvalue(), BYTES_IO
@@ -98,13 +104,6 @@ def _unpacked(data: bytes, fqn: str) -> Any:
         "CairnReader",
         key=fqn,
     ) from reason
-
-
-def _makes_bytes_itself(planner: SavePlanner) -> bool:
-    return not isinstance(planner, DefaultSavePlanner) or (
-        type(planner).resolve_data is not DefaultSavePlanner.resolve_data
-        or type(planner).transform_object is not DefaultSavePlanner.transform_object
-    )
 
 
 def _refusal(value: Any, fqn: str) -> Invalid | None:
@@ -156,7 +155,8 @@ class Values:
 
     def _check_harmless(self, fqn: str, data: bytes, planner: LoadPlanner) -> None:
         """Raises Invalid if the planner might unpickle the bytes: the store may not be trusted."""
-        if _takes_bytes_itself(planner) and not data.startswith(_PICKLE_STARTS):
+        takes_bytes = overrides(planner, DefaultLoadPlanner, "load_bytes")
+        if takes_bytes and not data.startswith(_PICKLE_STARTS):
             return
         raise Invalid(
             f"'{fqn}' in step {self._step} is bytes that a planner made, and this planner may "
@@ -238,17 +238,11 @@ def _fill(value: Any, content_of: Callable[[Leaf], Any], rebuild: Rebuilder) -> 
     return value
 
 
-def _takes_bytes_itself(planner: LoadPlanner) -> bool:
-    return not isinstance(planner, DefaultLoadPlanner) or (
-        type(planner).load_bytes is not DefaultLoadPlanner.load_bytes
-    )
-
-
 def set_value(planner: LoadPlanner, item: ReadItem, value: Any) -> None:
     """Passes a value to the planner: directly to a default planner, to others as the bytes of
     torch.save, which they expect."""
     fqn = item.dest_index.fqn
-    if _takes_bytes_itself(planner):
+    if overrides(planner, DefaultLoadPlanner, "load_bytes"):
         buffer = io.BytesIO()
         torch.save(value, buffer)
         buffer.seek(0)

@@ -39,12 +39,15 @@ from cairn.dcp._location import (
     required,
 )
 from cairn.dcp._metadata import EXTENSION, encode, paths_of, shard_key
-from cairn.dcp._values import ALONE, flat_values, value_of
+from cairn.dcp._values import ALONE, flat_values, overrides, value_of
 from cairn.errors import Invalid
 from cairn.reports import MirrorStatus
 from cairn.torch import StateDictStager
 
 _STAGED_BYTES = 512 << 20
+
+# The default planner's give the caller's tensors.
+_GIVES_TENSORS = ("resolve_data", "lookup_object", "transform_object")
 
 
 class CairnWriter(Located, StorageWriter, AsyncStager):
@@ -333,29 +336,24 @@ class CairnWriter(Located, StorageWriter, AsyncStager):
 def _with_shared_parts(plan: SavePlan) -> SavePlan:
     """An equal plan, in which equal shapes, offsets and properties of tensors are one object, so
     that pickle stores each of them once: the coordinator receives and returns all plans."""
-    parts = _Parts()
-    return dataclasses.replace(plan, items=[parts.item(item) for item in plan.items])
+    known: dict[Hashable, Any] = {}
 
+    def one(size: Any) -> Any:
+        return known.setdefault((type(size), tuple(size)), size)
 
-class _Parts:
-    def __init__(self) -> None:
-        self._known: dict[Hashable, Any] = {}
-
-    def item(self, item: WriteItem) -> WriteItem:
+    def shared(item: WriteItem) -> WriteItem:
         data = item.tensor_data
         # Objects of subclasses may have more fields.
         if type(data) is not TensorWriteData or type(data.chunk) is not ChunkStorageMetadata:
             return item
-        chunk = ChunkStorageMetadata(self._one(data.chunk.offsets), self._one(data.chunk.sizes))
-        shared = TensorWriteData(chunk, self._properties(data.properties), self._one(data.size))
-        return dataclasses.replace(item, tensor_data=shared)
+        chunk = ChunkStorageMetadata(one(data.chunk.offsets), one(data.chunk.sizes))
+        key = (type(data.properties), *vars(data.properties).values())
+        properties = known.setdefault(key, data.properties)
+        return dataclasses.replace(
+            item, tensor_data=TensorWriteData(chunk, properties, one(data.size))
+        )
 
-    def _one(self, size: Any) -> Any:
-        return self._known.setdefault((type(size), tuple(size)), size)
-
-    def _properties(self, properties: Any) -> Any:
-        key = (type(properties), *vars(properties).values())
-        return self._known.setdefault(key, properties)
+    return dataclasses.replace(plan, items=[shared(item) for item in plan.items])
 
 
 class _Portion:
@@ -404,7 +402,7 @@ class _Portion:
         source = self._sources.take(tensor, fqn)
         _check_chunk(item, source)
         is_copy = source.device == HOST and tensor.device.type != "cpu"
-        if is_copy or not _uses_callers_tensors(planner):
+        if is_copy or overrides(planner, DefaultSavePlanner, *_GIVES_TENSORS):
             self.staged_bytes += tensor.nbytes
         offsets, size = tuple(item.tensor_data.chunk.offsets), tuple(item.tensor_data.size)
         if item.type == WriteItemType.TENSOR and source.shape == size:
@@ -425,14 +423,6 @@ class _Portion:
         if source.device != HOST:
             self._devices.add(source.device)
         self._owners.append(source.owner)
-
-
-def _uses_callers_tensors(planner: SavePlanner) -> bool:
-    """Whether its tensors are known to be the caller's."""
-    methods = ("resolve_data", "lookup_object", "transform_object")
-    return all(
-        getattr(type(planner), name, None) is getattr(DefaultSavePlanner, name) for name in methods
-    )
 
 
 def _by_fqn(items: list[WriteItem]) -> Iterable[list[WriteItem]]:
