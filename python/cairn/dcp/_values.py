@@ -131,12 +131,9 @@ class Values:
         allow_pickle: bool,
     ) -> None:
         self._native = native
-        self._step = contents.step
-        self._generation = contents.generation
+        self._step, self._generation = contents.step, contents.generation
         self._state = nested_values(contents)
-        self._paths = described.metadata.planner_data
-        self._as_given = described.as_given
-        self._bytes_io = described.bytes_io
+        self._described = described
         self._allow_pickle = allow_pickle
 
     def read(self, fqns: list[str], planner: LoadPlanner) -> list[Any]:
@@ -167,7 +164,8 @@ class Values:
         )
 
     def _find(self, fqn: str) -> Any:
-        path = self._paths.get(fqn) if isinstance(self._paths, dict) else None
+        paths = self._described.metadata.planner_data
+        path = paths.get(fqn) if isinstance(paths, dict) else None
         for way in (path, (fqn,)):
             try:
                 value = self._state
@@ -194,9 +192,9 @@ class Values:
         return dict(zip(contents.fqns(), reader.read(self._allow_pickle)))
 
     def _value(self, fqn: str, value: Any, arrays: dict[str, Any]) -> Any:
-        if fqn in self._bytes_io and isinstance(value, bytes):
+        if fqn in self._described.bytes_io and isinstance(value, bytes):
             return io.BytesIO(value)
-        if fqn not in self._as_given:
+        if fqn not in self._described.as_given:
             rebuild = Rebuilder(self._step, is_part=False)
             return _fill(value, lambda leaf: self._leaf(leaf, arrays), rebuild)
         if isinstance(value, Slot) and isinstance(value.leaf, ValueLeaf):
