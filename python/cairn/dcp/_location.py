@@ -74,10 +74,8 @@ class Located:
 
 def locate(checkpoint_id: CheckpointId, step: int | None) -> Location | None:
     """The location that an address, or ``ADDRESS@STEP``, and a step name; None without an address.
-
     Raises Invalid if the step is out of range, if the address is not text or a URL of another kind
-    of storage, or if the two steps differ.
-    """
+    of storage, or if the two steps differ."""
     step = None if step is None else step_number(step)
     if checkpoint_id is None or checkpoint_id == "":
         return None

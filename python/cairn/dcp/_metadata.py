@@ -158,10 +158,8 @@ def _encode(value: Any, where: str) -> Any:
 
 @_no_collection()
 def load_metadata(native: _cairn.Store, contents: _cairn.Contents) -> StepMetadata:
-    """The metadata as it was saved; synthesized for a step that was not saved through DCP.
-
-    Raises Corrupt if the extension is damaged.
-    """
+    """The metadata as it was saved; synthesized for a step that was not saved through DCP. Raises
+    Corrupt if the extension is damaged."""
     data = native.extension(contents.info, EXTENSION)
     if data is None:
         return StepMetadata(_synthesized_metadata(contents), frozenset())

@@ -56,10 +56,7 @@ _used: set[str] = set()
 
 
 class Part:
-    """One rank's part of a save.
-
-    Threads: only one thread at a time.
-    """
+    """One rank's part of a save. Threads: only one thread at a time."""
 
     def __init__(self, address: str, session: str = "") -> None:
         self._pid = os.getpid()
@@ -84,10 +81,8 @@ class Part:
         coordinator_parts.register(self._canonical_address, self)
 
     def close(self) -> None:
-        """Aborts what was not committed. May be called again.
-
-        Raises Conflict, and aborts nothing, while another thread is saving.
-        """
+        """Aborts what was not committed. May be called again. Raises Conflict, and aborts nothing,
+        while another thread is saving."""
         if self._pid != os.getpid():
             return  # in a forked child: threads and files belong to the parent
         if self._native is not None:
@@ -97,11 +92,8 @@ class Part:
 
     def close_for_next_save(self) -> None:
         """Aborts what was not committed, for the next save of the same writer, possibly on another
-        thread.
-
-        Raises Conflict if the thread that started this save is alive and may still be saving. That
-        can only be a thread of dcp.async_save, which ends with its save.
-        """
+        thread. Raises Conflict if the thread that started this save is alive and may still be
+        saving. That can only be a thread of dcp.async_save, which ends with its save."""
         if self._thread not in (threading.current_thread(), threading.main_thread()):
             self._thread.join(coordinator_parts.THREAD_END_SECONDS)
             if self._thread.is_alive():
@@ -118,11 +110,9 @@ class Part:
 
 
 def open_for_save(location: Location, overwrite: bool) -> Part:
-    """The coordinator's part. Creates the store if it does not exist.
-
-    Raises Conflict if another process has the store open for writing, or if the step exists and
-    must not be replaced; Invalid if no step was named and the store has other steps.
-    """
+    """The coordinator's part. Creates the store if it does not exist. Raises Conflict if another
+    process has the store open for writing, or if the step exists and must not be replaced; Invalid
+    if no step was named and the store has other steps."""
     coordinator_parts.close_abandoned(location.address)
     if is_directory(location.address):
         parent = os.path.dirname(canonical_address(location.address))
@@ -172,10 +162,8 @@ def publish_ticket(ticket: Ticket) -> None:
 
 def current_ticket(ticket: Any, address: str, rank: int | None, *, plan_is_cached: bool) -> Ticket:
     """The ticket of this save into the store at `address`: the one in the plan, or a newer one.
-
     `plan_is_cached`: the planner is known to give the plan of an earlier save, which another
-    storage may have completed. Raises Invalid if there is no ticket, or only one of another job.
-    """
+    storage may have completed. Raises Invalid if there is no ticket, or only one of another job."""
     in_plan = ticket if isinstance(ticket, Ticket) else None
     if in_plan is None and not plan_is_cached:
         raise Invalid(

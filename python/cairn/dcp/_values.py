@@ -64,10 +64,8 @@ class PlannerBytes(NamedTuple):
 
 
 def value_of(planner: SavePlanner, item: WriteItem, allow_pickle: bool) -> tuple[Any, str | None]:
-    """The saved value of a bytes item, and AS_GIVEN, BYTES_IO or None.
-
-    Raises Invalid for values that only a pickle can represent, unless that is allowed.
-    """
+    """The saved value of a bytes item, and AS_GIVEN, BYTES_IO or None. Raises Invalid for values
+    that only a pickle can represent, unless that is allowed."""
     fqn = item.index.fqn
     if not overrides(planner, DefaultSavePlanner, "resolve_data", "transform_object"):
         value = planner.lookup_object(item.index)
@@ -137,10 +135,8 @@ class Values:
         self._allow_pickle = allow_pickle
 
     def read(self, fqns: list[str], planner: LoadPlanner) -> list[Any]:
-        """The value of each FQN, or the PlannerBytes for this planner.
-
-        Raises NotFound for an unknown FQN, Invalid for a pickle that is not allowed.
-        """
+        """The value of each FQN, or the PlannerBytes for this planner. Raises NotFound for an
+        unknown FQN, Invalid for a pickle that is not allowed."""
         found = [self._find(fqn) for fqn in fqns]
         arrays = self._read_arrays(found)
         values = [self._value(fqn, value, arrays) for fqn, value in zip(fqns, found)]

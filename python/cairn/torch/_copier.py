@@ -31,10 +31,8 @@ _KEPT_TYPES = (
 
 
 class Copier:
-    """Copies one state; each staging has its own object. Requires that autograd is off.
-
-    Threads: one thread only.
-    """
+    """Copies one state; each staging has its own object. Requires that autograd is off. Threads:
+    one thread only."""
 
     def __init__(self, round: Round) -> None:
         self._round = round

@@ -340,10 +340,8 @@ class Saver(Closing):
             self._delete_old()
 
     def _finish_background_save(self) -> None:
-        """Waits for the background save, if there is one, and deletes old steps.
-
-        Raises the error of that save.
-        """
+        """Waits for the background save, if there is one, and deletes old steps. Raises the error
+        of that save."""
         if self._handle is not None:
             self._wait_for_save()
             self._delete_old()
@@ -387,10 +385,8 @@ class Saver(Closing):
                 self._agreement.close()
 
     def _finish_mirrors(self) -> None:
-        """Waits for the copies to mirrors, and deletes the steps that waited for them.
-
-        Raises the error of the copy of the newest step on all ranks.
-        """
+        """Waits for the copies to mirrors, and deletes the steps that waited for them. Raises the
+        error of the copy of the newest step on all ranks."""
         if not self._mirrors:
             return
         mirrors = self._store.opened.mirrors

@@ -39,9 +39,7 @@ def write_pointer(
     path: str | os.PathLike[str], pointer: Pointer, *, is_copied: bool = False
 ) -> None:
     """Writes a pointer file, durably and at once: readers see the old file or the new one.
-
-    `is_copied`: the file will be copied to another folder, so the store has its absolute path.
-    """
+    `is_copied`: the file will be copied to another folder, so the store has its absolute path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     store = pointer.store
@@ -56,11 +54,8 @@ def write_pointer(
 
 
 def read_pointer(path: str | os.PathLike[str]) -> Pointer:
-    """Reads a pointer file.
-
-    Raises NotFound if there is no such file, Invalid if it is something else, and Corrupt if it was
-    damaged.
-    """
+    """Reads a pointer file. Raises NotFound if there is no such file, Invalid if it is something
+    else, and Corrupt if it was damaged."""
     path = Path(path)
     try:
         with open(path, "rb") as file:
