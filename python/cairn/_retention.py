@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cairn._base.retention import best_texts
 from cairn._base.steps import step_number
@@ -16,22 +16,18 @@ if TYPE_CHECKING:
 
 def delete(opened: Opened, choose: Callable[[], Iterable[int]]) -> DeleteReport:
     """Deletes the steps that `choose` returns on rank 0. Collective."""
-    import json
-
     from cairn.reports import DeleteReport
 
     opened.wait_for_last_save()
 
-    def work() -> bytes:
-        if opened.ranks.rank > 0:
-            return b""
+    def work() -> tuple[Any, ...]:
         numbers = tuple(step_number(step) for step in choose())
         if not numbers:
-            return json.dumps([numbers, 0, 0]).encode()
+            return numbers, 0, 0
         done = opened.native.delete(numbers, False)
-        return json.dumps([numbers, done.segments, done.freed_bytes]).encode()
+        return numbers, done.segments, done.freed_bytes
 
-    numbers, segments, freed_bytes = json.loads(opened.ranks.exchange(work)[0])
+    numbers, segments, freed_bytes = opened.ranks.on_first(work)
     return DeleteReport(steps=tuple(numbers), segments=segments, freed_bytes=freed_bytes)
 
 

@@ -5,10 +5,6 @@ from __future__ import annotations
 
 from cairn.reports import StoreEvent
 
-
-__all__ = ["measures", "series"]
-
-
 _OF_THE_STORE = ("delete", "prune")
 """The kinds of calls of all ranks whose reports are the same on each."""
 

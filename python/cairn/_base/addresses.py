@@ -1,8 +1,9 @@
-"""Addresses of stores."""
+"""Addresses of stores, and of steps: ADDRESS, ADDRESS@STEP and ADDRESS@TAG."""
 
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
 from cairn.errors import Invalid
 
@@ -40,3 +41,23 @@ def canonical_address(address: str) -> str:
     place, _, parameters = address.partition("?")
     server = [one for one in parameters.split("&") if one.startswith(_SERVER_PARAMETERS)]
     return "?".join([place.rstrip("/"), *sorted(server)])
+
+
+class StepAddress(NamedTuple):
+    """A store, and a step of it by number or tag; None: no step is named."""
+
+    store: str
+    step: int | str | None
+
+
+def parse_address(text: str | os.PathLike[str]) -> StepAddress:
+    """The store and the step of an address. What exists as a path names no step. Raises Invalid if
+    no store is named."""
+    text = os.fspath(text)
+    store, at, name = text.rpartition("@")
+    exists = is_directory(text) and os.path.exists(text.removeprefix("file:"))
+    if not at or not name or "/" in name or exists:
+        return StepAddress(text, None)
+    if not store:
+        raise Invalid(f"'{text}' does not name a store; write STORE or STORE@STEP")
+    return StepAddress(store, int(name) if name.isascii() and name.isdigit() else name)

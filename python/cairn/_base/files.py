@@ -1,30 +1,49 @@
-"""Small files that are replaced at once."""
+"""Files that are replaced at once."""
 
 from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
+
+from cairn.errors import Unavailable
 
 
-def replace_file(path: Path, text: str, *, durable: bool) -> None:
-    """Writes a file: readers see the old one or the new one. If ``durable``, a power failure does
-    not undo it. An error leaves the old file as it was."""
-    # A new file ("x"): what exists under such a name belongs to somebody else.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    with open(temporary, "x", encoding="utf-8") as file:
-        try:
-            file.write(text)
+@contextmanager
+def replacing(
+    path: str | os.PathLike[str], placed: Callable[[], None] = lambda: None
+) -> Iterator[BinaryIO]:
+    """A file that gets its name when the block ends: readers see the old file or the new one, and a
+    power failure does not undo it. `placed` is called as soon as it has its name.
+
+    After an error the old file is as it was. Raises Unavailable for errors of the file system.
+    """
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.{secrets.randbits(63)}.tmp")
+    try:
+        with open(temporary, "xb") as file:  # never a file of somebody else
+            yield file
             file.flush()
-            if durable:
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        placed()
+        sync_folder(path.parent)
+    except BaseException as error:
+        with suppress(OSError):
             os.unlink(temporary)
-            raise
-    if durable:
-        descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        if isinstance(error, OSError):
+            text = f"cannot write the file: {error.strerror} (file {path})"
+            raise Unavailable(text) from None
+        raise
+
+
+def sync_folder(path: str | os.PathLike[str]) -> None:
+    """Makes the names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

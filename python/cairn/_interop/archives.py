@@ -206,10 +206,8 @@ class Archive:
 
 
 def verify(archives: Iterable[Archive], progress: Progress) -> set[str]:
-    """Compares the checksums of all members, on all cores. Returns the files that have none.
-
-    Raises Corrupt, and what `progress` raises.
-    """
+    """Compares the checksums of all members, on all cores. Returns the files that have none. Raises
+    Corrupt, and what `progress` raises."""
     unchecked, members = set(), []
     for archive in archives:
         if archive.has_checksums:

@@ -18,16 +18,16 @@ import torch
 from torch.distributed.checkpoint import metadata as words
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
+from cairn import _cairn
 from cairn._base.dtypes import torch_dtype
+from cairn._base.files import replacing, sync_folder
 from cairn._interop.archives import ArchiveWriter
-from cairn._interop.exporting import Source, durable_file, sync_folder
+from cairn._interop.exporting import Source
 from cairn._interop.step_pickles import Leaves, Tensor, alone, dump, span
 from cairn.errors import Invalid, Unavailable
 
 _MAX_REPEATED_BYTES = 1 << 30
-_REPLACED = re.compile(
-    r"(__\d+_\d+\.distcp|__\d+\.metadata)(\.\d+\.tmp)?|\.metadata\.\d+\.tmp"
-)
+_REPLACED = re.compile(r"(__\d+_\d+\.distcp|__\d+\.metadata)(\.\d+\.tmp)?|\.metadata\.\d+\.tmp")
 
 
 class _Item(NamedTuple):
@@ -44,30 +44,28 @@ def write_dcp(source: Source, leaves: Leaves, folder: str, max_file_bytes: int) 
         raise Invalid("the step is not a dict, and torch.distributed.checkpoint saves only dicts")
     items = list(_items(state, (), ""))
     _check(items)
-    tensors = [
-        item._replace(value=alone(item.value)) for item in items if type(item.value) is Tensor
+    # Each with its pickle, if it is a value, and its storages. Values come first, as in the files
+    # of torch.
+    parts: list[tuple[_Item, bytes | None, list[_cairn.TensorInfo]]] = [
+        (item, *dump(item.value)) for item in items if type(item.value) is not Tensor
     ]
-    # Values come first, as in the files of torch.
-    values = [(item, *dump(item.value)) for item in items if type(item.value) is not Tensor]
-    source.total = sum(item.value.info.nbytes for item in tensors) + sum(
-        info.nbytes for _, _, storages in values for info in storages
-    )
+    for item in items:
+        if type(item.value) is Tensor:
+            parts.append((item._replace(value=alone(item.value)), None, [item.value.info]))
+    storages = [info for _, _, infos in parts for info in infos]
+    source.total = sum(info.nbytes for info in storages)
+    stream = source.read(storages)
     places: dict[Any, Any] = {}
-    with _Folder(folder) as target:
-        files = _Files(target, max_file_bytes)
-        for item, pickled, storages in values:
-            file = files.open(sum(info.nbytes for info in storages))
-            archive = ArchiveWriter(file, pickled)
-            for index, parts in source.read(storages):
-                archive.add_storage(storages[index].nbytes, parts)
-            places[words.MetadataIndex(item.key)] = files.place(archive)
-        for index, parts in source.read([item.value.info for item in tensors]):
-            item = tensors[index]
-            file = files.open(item.value.info.nbytes)
-            archive = ArchiveWriter(file, dump(item.value)[0])
-            archive.add_storage(item.value.info.nbytes, parts)
-            offset = (0,) * len(item.value.info.shape)
-            places[words.MetadataIndex(item.key, offset, 0)] = files.place(archive)
+    with _Folder(folder, max_file_bytes) as target:
+        for item, pickled, infos in parts:
+            file = target.begin_item(sum(info.nbytes for info in infos))
+            archive = ArchiveWriter(file, dump(item.value)[0] if pickled is None else pickled)
+            for info in infos:
+                archive.add_storage(info.nbytes, next(stream)[1])
+            index = words.MetadataIndex(item.key)
+            if pickled is None:
+                index = words.MetadataIndex(item.key, (0,) * len(infos[0].shape), 0)
+            places[index] = target.end_item(archive)
         return target.commit(pickle.dumps(_metadata(items, places), protocol=4))
 
 
@@ -123,36 +121,20 @@ def _metadata(items: list[_Item], places: dict[Any, Any]) -> words.Metadata:
     return metadata
 
 
-class _Files:
-    """The data files, each of which has items of at most `max_bytes`, or one item."""
-
-    def __init__(self, folder: _Folder, max_bytes: int) -> None:
-        self._folder, self._max_bytes = folder, max_bytes
-        self._used = self._begin = 0
-        self._file: BinaryIO | None = None
-
-    def open(self, size: int) -> BinaryIO:
-        """The file for an item with this many bytes of tensors."""
-        if self._file is None or (self._used > 0 and self._used + size > self._max_bytes):
-            self._file = self._folder.new_file()
-            self._used = 0
-        self._used += size
-        self._begin = self._file.tell()
-        return self._file
-
-    def place(self, archive: ArchiveWriter) -> _StorageInfo:
-        return _StorageInfo(self._folder.names[-1], self._begin, archive.finish())
-
-
 class _Folder:
-    """The directory. After an error, it has no new file, and does not exist if it did not."""
+    """The directory. After an error, it has no new file, and does not exist if it did not.
 
-    def __init__(self, path: str) -> None:
-        self._path = os.path.abspath(path)
+    Args:
+        max_file_bytes: a data file has items with at most this many bytes of tensors, or one item.
+    """
+
+    def __init__(self, path: str, max_file_bytes: int) -> None:
+        self._path, self._max_file_bytes = os.path.abspath(path), max_file_bytes
         self._created: list[str] = []
         self._is_committed = False
+        self._names: list[str] = []
         self._file: BinaryIO | None = None
-        self.names: list[str] = []
+        self._used = self._begin = 0
 
     def __enter__(self) -> _Folder:
         missing = [self._path]
@@ -167,15 +149,26 @@ class _Folder:
             )
         return self
 
-    def new_file(self) -> BinaryIO:
-        """A data file. Never one that exists: the old metadata needs its files until the end."""
+    def begin_item(self, size: int) -> BinaryIO:
+        """The file for an item with this many bytes of tensors."""
+        if self._file is None or (self._used > 0 and self._used + size > self._max_file_bytes):
+            self._file, self._used = self._new_file(), 0
+        self._used += size
+        self._begin = self._file.tell()
+        return self._file
+
+    def end_item(self, archive: ArchiveWriter) -> _StorageInfo:
+        """The place of the item that is complete now."""
+        return _StorageInfo(self._names[-1], self._begin, archive.finish())
+
+    def _new_file(self) -> BinaryIO:
+        # Never one that exists: the old metadata needs its files until the end.
         self._finish()
         number = 0
         while os.path.lexists(os.path.join(self._path, f"__0_{number}.distcp")):
             number += 1
-        self.names.append(f"__0_{number}.distcp")
-        self._file = open(os.path.join(self._path, self.names[-1]), "xb")  # noqa: SIM115
-        return self._file
+        self._names.append(f"__0_{number}.distcp")
+        return open(os.path.join(self._path, self._names[-1]), "xb")
 
     def commit(self, metadata: bytes) -> list[str]:
         """Writes the metadata, and removes the files of an older checkpoint. Returns all paths."""
@@ -183,11 +176,11 @@ class _Folder:
         for path in self._created:
             sync_folder(os.path.dirname(path))
         sync_folder(self._path)
-        paths = [os.path.join(self._path, name) for name in (*self.names, ".metadata")]
-        with durable_file(paths[-1], self._mark_committed) as file:
+        paths = [os.path.join(self._path, name) for name in (*self._names, ".metadata")]
+        with replacing(paths[-1], self._mark_committed) as file:
             file.write(metadata)
         for name in os.listdir(self._path):
-            if _REPLACED.fullmatch(name) and name not in self.names:
+            if _REPLACED.fullmatch(name) and name not in self._names:
                 with suppress(OSError):  # it takes space, but the checkpoint is complete
                     os.unlink(os.path.join(self._path, name))
         return paths
@@ -197,7 +190,7 @@ class _Folder:
             if self._file is not None:
                 self._file.close()
         if not self._is_committed:
-            for name in self.names:
+            for name in self._names:
                 with suppress(OSError):
                     os.unlink(os.path.join(self._path, name))
             for path in reversed(self._created):

@@ -1,34 +1,37 @@
 """`kv-admin export` to files of torch.save and directories of torch.distributed.checkpoint, and
 exports that convert.
 
-Files get temporary names, are synced, and are then renamed, so that an old file or the new one is
-complete at any time.
+An old file or the new one is complete at any time. Memory is bounded.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
+import itertools
+import math
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from itertools import groupby
+from collections.abc import Iterator
 from operator import itemgetter
-from typing import Any, BinaryIO
+from typing import Any
+
+import numpy as np
 
 from cairn import _cairn
+from cairn._base.devices import HOST
+from cairn._base.devices import load as load_requests
+from cairn._base.dtypes import item_bytes
+from cairn._base.files import replacing
 from cairn._base.progress import showing
 from cairn._interop.archives import ArchiveWriter
-from cairn._interop.payload import blocks
 from cairn._interop.report import Line, conversion, count, say, warn, write_step
 from cairn._interop.step_pickles import Leaves, Tensor, dump
-from cairn.errors import NotFound, Unavailable
+from cairn._tensors.sources import row_major
+from cairn.errors import NotFound
 
 
 def run(options: Namespace) -> None:
-    """Exports a step."""
-    begin = time.monotonic()
+    """Exports a step to `options.files[0]`."""
+    begin, target = time.monotonic(), options.files[0]
     native = _cairn.Store(options.store, False, None)
     rules = conversion(options)
     contents = native.contents(options.step, [] if rules else options.pattern)
@@ -42,13 +45,13 @@ def run(options: Namespace) -> None:
     leaves = Leaves(contents)
     source = Source(native, contents)
     if options.format == "torch":
-        files = [options.target]
-        _write_torch(source, leaves, options.target)
+        files = [target]
+        _write_torch(source, leaves, target)
         why = "weights_only accepts no other arrays"
     else:
         from cairn._interop.dcp_writer import write_dcp
 
-        files = write_dcp(source, leaves, options.target, options.shard_size)
+        files = write_dcp(source, leaves, target, options.shard_size)
         why = "torch.distributed.checkpoint stores no other arrays as items"
     tensors = sum(type(leaf) is Tensor for leaf in leaves.leaves)
     write_step(options.step, tensors, leaves.values, source.done, time.monotonic() - begin)
@@ -71,7 +74,13 @@ def _export_converted(native: _cairn.Store, contents: _cairn.Contents, options: 
     is_model = options.format == "hf"
     with Line("exporting") as line, showing(line, "exporting", 0):
         files, tensors, size, *left_out, seconds = _cairn.export_converted(
-            native, contents, options.target, load, is_model, options.shard_size, options.overwrite
+            native,
+            contents,
+            options.files[0],
+            load,
+            is_model,
+            options.shard_size,
+            options.overwrite,
         )
     write_step(options.step, tensors, 0, size, seconds)
     for file in files:
@@ -83,6 +92,9 @@ def _export_converted(native: _cairn.Store, contents: _cairn.Contents, options: 
         warn([f"{', '.join(texts)} left out: {why}"])
 
 
+_BATCH_BYTES = 32 << 20
+
+
 class Source:
     """The bytes of tensors of a step, and the progress of reading them."""
 
@@ -92,12 +104,12 @@ class Source:
 
     def read(self, tensors: list[_cairn.TensorInfo]) -> Iterator[tuple[int, Iterator[Any]]]:
         """For each tensor in order its index and its bytes, in blocks."""
-        for index, parts in groupby(self._blocks(tensors), itemgetter(0)):
+        for index, parts in itertools.groupby(self._blocks(tensors), itemgetter(0)):
             yield index, (block for _, block in parts)
 
     def _blocks(self, tensors: list[_cairn.TensorInfo]) -> Iterator[tuple[int, Any]]:
         with Line("exporting") as line:
-            for index, block in blocks(self._native, self._contents, tensors):
+            for index, block in _blocks(self._native, self._contents, tensors):
                 self.done += len(block)
                 line(self.done, self.total)
                 yield index, block
@@ -106,40 +118,59 @@ class Source:
 def _write_torch(source: Source, leaves: Leaves, path: str) -> None:
     pickled, storages = dump(leaves.build())
     source.total = sum(storage.nbytes for storage in storages)
-    with durable_file(path) as file:
+    with replacing(path) as file:
         archive = ArchiveWriter(file, pickled)
         for index, parts in source.read(storages):
             archive.add_storage(storages[index].nbytes, parts)
         archive.finish()
 
 
-@contextmanager
-def durable_file(path: str, placed: Callable[[], None] = lambda: None) -> Iterator[BinaryIO]:
-    """A file that gets its name when the block ends without an error; otherwise none remains.
-    `placed` is called as soon as it has its name."""
-    temporary = f"{path}.{secrets.randbits(63)}.tmp"
-    try:
-        with open(temporary, "xb") as file:  # never a file of somebody else
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        placed()
-        sync_folder(os.path.dirname(path) or ".")
-    except OSError as error:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise Unavailable(f"cannot write the file: {error.strerror} (file {path})") from None
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
+def _blocks(
+    native: _cairn.Store, contents: _cairn.Contents, tensors: list[_cairn.TensorInfo]
+) -> Iterator[tuple[int, memoryview]]:
+    """The bytes of all tensors in order, each with the index of its tensor; one empty block of a
+    tensor without elements. A block is valid until the next one. Raises what a load raises."""
+    buffer = np.empty(_BATCH_BYTES, np.uint8)
+    address = buffer.__array_interface__["data"][0]
+    pending: list[tuple[int, int]] = []  # index, and bytes in the buffer
+    requests, used = _cairn.Requests(), 0
+
+    def load() -> Iterator[tuple[int, memoryview]]:
+        if len(requests):
+            load_requests(native, contents.info, requests, contents=contents)
+        begin = 0
+        for index, size in pending:
+            yield index, memoryview(buffer)[begin : begin + size]
+            begin += size
+
+    for index, info in enumerate(tensors):
+        for offsets, sizes in _boxes(info.shape, item_bytes(info.dtype)):
+            size = math.prod(sizes) * item_bytes(info.dtype)
+            if used + size > _BATCH_BYTES:
+                yield from load()
+                requests, used = _cairn.Requests(), 0
+                pending.clear()
+            target = (info.dtype, row_major(sizes), address + used, HOST)
+            if size:
+                requests.add(info.fqn, offsets, sizes, target)
+            pending.append((index, size))
+            used += size
+    yield from load()
 
 
-def sync_folder(path: str) -> None:
-    """Makes the names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _boxes(shape: tuple[int, ...], item: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Boxes that follow each other in row-major order, each of at most half a batch."""
+    inner, dim = item, len(shape)
+    while dim > 0 and inner * shape[dim - 1] <= _BATCH_BYTES // 2:
+        dim -= 1
+        inner *= shape[dim]
+    if dim == 0 or 0 in shape:
+        yield (0,) * len(shape), shape
+        return
+    # Everything below dimension `dim - 1`, which is divided, fits.
+    rows = max(1, _BATCH_BYTES // 2 // inner)
+    rest = len(shape) - dim
+    for outer in itertools.product(*map(range, shape[: dim - 1])):
+        for begin in range(0, shape[dim - 1], rows):
+            size = min(rows, shape[dim - 1] - begin)
+            yield (*outer, begin, *(0,) * rest), (*(1,) * len(outer), size, *shape[dim:])

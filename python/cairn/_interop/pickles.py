@@ -267,9 +267,9 @@ class Reader(pickle._Unpickler):  # type: ignore[name-defined]
             if arguments[1] not in ("torch.Tensor", "torch.nn.parameter.Parameter"):
                 return Object(arguments[1])
             self.tensors_with_attributes += 1
-            return self._call(arguments[0], arguments[2]) if arguments[0] in _TENSORS else Object(
-                arguments[0]
-            )
+            if arguments[0] not in _TENSORS:
+                return Object(arguments[0])
+            return self._call(arguments[0], arguments[2])
         return Object(name, arguments)
 
     def _tensor(self, name: Name, arguments: tuple[Any, ...]) -> torch.Tensor | Object:

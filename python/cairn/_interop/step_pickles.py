@@ -45,10 +45,8 @@ class _NoBytes:
 
 
 class Leaves:
-    """The leaves of a step, in the order of its tree, in the form that `dump` writes.
-
-    Raises Invalid for a leaf that weights_only does not accept; the error names its key.
-    """
+    """The leaves of a step, in the order of its tree, in the form that `dump` writes. Raises
+    Invalid for a leaf that weights_only does not accept; the error names its key."""
 
     def __init__(self, contents: _cairn.Contents) -> None:
         self._contents = contents

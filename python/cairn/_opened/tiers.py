@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cairn import _cairn
 from cairn._base.open_options import OpenOptions
@@ -189,13 +189,12 @@ def locate_together(ranks: Ranks, tiers: Tiers, step: int | None) -> Location | 
     """
     if ranks.world_size == 1:
         return tiers.find(step)
-    import json
 
-    def encode_local() -> bytes:
+    def own() -> tuple[Any, ...]:
         given = None if step is None else step_number(step)
-        return json.dumps([given, tiers.find(step) if ranks.rank == 0 else None]).encode()
+        return given, tiers.find(step) if ranks.rank == 0 else None
 
-    replies = [json.loads(one) for one in ranks.exchange(encode_local)]
+    replies = ranks.exchange_values(own)
     if any(given != replies[0][0] for given, _ in replies):
         given_by_rank = [given for given, _ in replies]
         raise Invalid(

@@ -109,6 +109,16 @@ class Ranks:
                 self.communicator.leave()
             raise
 
+    def exchange_values(self, work: Callable[[], Any]) -> list[Any]:
+        """What `work()` returns on each rank, which JSON can express; as in `exchange`."""
+        import json
+
+        return [json.loads(one) for one in self.exchange(lambda: json.dumps(work()).encode())]
+
+    def on_first(self, work: Callable[[], Any]) -> Any:
+        """What `work()`, which only rank 0 calls, returns there; as in `exchange_values`."""
+        return self.exchange_values(lambda: work() if self.rank == 0 else None)[0]
+
     def has_agreed_on(self, error: BaseException) -> bool:
         """True if an exchange has raised this error on every rank, so that they may continue."""
         # Recorded in the error: a stored error would keep alive all that its frames refer to.
@@ -140,13 +150,11 @@ class Ranks:
         return bool(self._has_nccl)
 
     def _choose_transport(self, devices: list[int], wanted: Any) -> None:
-        import json
-
         from cairn._ranks import nccl
 
         device = -1
 
-        def encode_local() -> bytes:
+        def own() -> tuple[Any, ...]:
             nonlocal device
             mode = nccl.mode()
             objection = nccl.objection(self._nccl_objection)
@@ -155,9 +163,9 @@ class Ranks:
                     device = nccl.device_for(devices, self._bound_device, wanted)
                 except Exception as error:  # torch without CUDA, or after a fork
                     objection = nccl.Objection(f"torch has no current device: {error}", False)
-            return json.dumps([mode, objection]).encode()
+            return mode, objection
 
-        replies = [json.loads(one) for one in self.exchange(encode_local)]
+        replies = self.exchange_values(own)
         found = [(rank, *one) for rank, (_, one) in enumerate(replies) if one is not None]
         is_chosen = any(chosen for _, _, chosen in found)
         problem = f"rank {found[0][0]}: {found[0][1]}" if found else self._connect_nccl(device)

@@ -18,7 +18,7 @@ from typing import Any
 
 from cairn._base import dtypes
 from cairn._ranks.sharded import class_of
-from cairn._tensors.subclass_registry import find_class, name_of_class
+from cairn._tensors.subclass_registry import find_class, name_of_class, register
 from cairn.errors import Corrupt, Invalid, refuse
 
 SUBCLASS_KEY = "__tensor_subclass__"  # python/src/tensor_subclasses.h
@@ -258,6 +258,31 @@ def with_inner(like: Any, inner: dict[str, Any]) -> Any:
 
 def _is_rebuildable(kind: type) -> bool:
     return issubclass(kind, dtypes.require_torch().Tensor) and has_inner_tensors(kind)
+
+
+def register_tensor_subclass(tensor_class: type, *context_classes: type) -> type:
+    """Allows ``Store.read`` and ``CairnReader`` to rebuild tensors of a class in this process.
+
+    Classes that ``torch.serialization.add_safe_globals`` has registered, and the quantized tensors
+    and optimizer states of torchao, are allowed without this call. It may be used as a decorator.
+
+    Threads: may be called from any thread.
+
+    Args:
+        tensor_class: a class with ``__tensor_flatten__`` and ``__tensor_unflatten__``.
+        context_classes: enums, dataclasses and namedtuples that its context contains. They are
+            created by their name and fields.
+
+    Returns ``tensor_class``. Raises Invalid if it has no such methods; TypeError for something else
+    than classes.
+    """
+    if isinstance(tensor_class, type) and not _is_rebuildable(tensor_class):
+        raise Invalid(
+            f"{tensor_class.__qualname__} is not a tensor subclass with __tensor_flatten__ and "
+            "__tensor_unflatten__"
+        )
+    register(tensor_class, *context_classes)
+    return tensor_class
 
 
 def _key_of(fqn: str) -> str:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import NamedTuple, Union
 
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from cairn._base.addresses import absolute_address, is_directory
+from cairn._base.addresses import absolute_address, is_directory, parse_address
 from cairn._base.steps import step_number
 from cairn.errors import Invalid
 
 CheckpointId = Union[str, "os.PathLike[str]", None]
-
-_WITH_STEP = re.compile(r"(?P<address>.+)@(?P<step>[0-9]+)", re.DOTALL)
 
 
 class Location(NamedTuple):
@@ -77,10 +74,9 @@ class Located:
 
 def locate(checkpoint_id: CheckpointId, step: int | None) -> Location | None:
     """The location that an address, or ``ADDRESS@STEP``, and a step name; None without an address.
-
-    Raises Invalid if the address is not text or a URL of another kind of storage, or if the two
-    steps differ.
-    """
+    Raises Invalid if the step is out of range, if the address is not text or a URL of another kind
+    of storage, or if the two steps differ."""
+    step = None if step is None else step_number(step)
     if checkpoint_id is None or checkpoint_id == "":
         return None
     address = os.fspath(checkpoint_id)
@@ -91,18 +87,12 @@ def locate(checkpoint_id: CheckpointId, step: int | None) -> Location | None:
             f"'{address}' is a URL of another kind of storage: a store is a directory (PATH or "
             "file:PATH), s3://BUCKET/PREFIX, or rados:POOL/NAMESPACE"
         )
-    match = _WITH_STEP.fullmatch(address)
-    if match is None or os.path.exists(address):
-        return Location(absolute_address(address), check_step(step))
-    named = int(match["step"])
+    store, named = parse_address(address)
+    if not isinstance(named, int):
+        return Location(absolute_address(address), step)
     if step is not None and named != step:
         raise Invalid(f"'{address}' names step {named}, but step={step} is given: give one of them")
-    return Location(absolute_address(match["address"]), check_step(named))
-
-
-def check_step(step: int | None) -> int | None:
-    """The step as an int. Raises Invalid if it is out of range."""
-    return None if step is None else step_number(step)
+    return Location(absolute_address(store), step_number(named))
 
 
 def is_checkpoint_id(checkpoint_id: CheckpointId) -> bool:

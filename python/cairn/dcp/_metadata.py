@@ -80,12 +80,15 @@ def _no_collection() -> Iterator[None]:
 def encode(metadata: Metadata, forms: dict[str, str]) -> bytes:
     """The extension. ``forms``: AS_GIVEN or BYTES_IO, for the bytes items that have one. Raises
     Invalid for data of a custom planner that JSON cannot represent."""
+    paths, planner_data = paths_of(metadata.planner_data), metadata.planner_data
     document = {
         "version": _VERSION,
         "entries": [
             [fqn, _encode_entry(entry)] for fqn, entry in metadata.state_dict_metadata.items()
         ],
-        "planner_data": _encode_planner_data(metadata.planner_data),
+        "planner_data": {"paths": paths}
+        if paths is not None
+        else _encode(planner_data, "planner_data"),
         "storage_data": _encode(metadata.storage_data, "storage_data"),
         "storage_meta": _encode_storage_meta(metadata.storage_meta),
         "dcp_version": metadata.version,
@@ -125,16 +128,13 @@ def paths_of(planner_data: Any) -> dict[str, tuple[str | int, ...]] | None:
     if type(planner_data) is not dict:
         return None
     for fqn, path in planner_data.items():
-        if type(fqn) is not str or type(path) is not tuple or not _PATH_TYPES.issuperset(
-            map(type, path)
+        if (
+            type(fqn) is not str
+            or type(path) is not tuple
+            or not _PATH_TYPES.issuperset(map(type, path))
         ):
             return None
     return planner_data
-
-
-def _encode_planner_data(data: Any) -> Any:
-    paths = paths_of(data)
-    return _encode(data, "planner_data") if paths is None else {"paths": paths}
 
 
 def _encode(value: Any, where: str) -> Any:
@@ -158,10 +158,8 @@ def _encode(value: Any, where: str) -> Any:
 
 @_no_collection()
 def load_metadata(native: _cairn.Store, contents: _cairn.Contents) -> StepMetadata:
-    """The metadata as it was saved; synthesized for a step that was not saved through DCP.
-
-    Raises Corrupt if the extension is damaged.
-    """
+    """The metadata as it was saved; synthesized for a step that was not saved through DCP. Raises
+    Corrupt if the extension is damaged."""
     data = native.extension(contents.info, EXTENSION)
     if data is None:
         return StepMetadata(_synthesized_metadata(contents), frozenset())
@@ -183,11 +181,14 @@ def load_metadata(native: _cairn.Store, contents: _cairn.Contents) -> StepMetada
 
 
 def _decode_document(document: dict) -> StepMetadata:
+    meta = document["storage_meta"]
+    if meta is not None:
+        meta = StorageMeta(meta["checkpoint_id"], meta["save_id"], modules=meta["modules"])
     metadata = Metadata(
         {fqn: _decode_entry(entry) for fqn, entry in document["entries"]},
         planner_data=_decode(document["planner_data"]),
         storage_data=_decode(document["storage_data"]),
-        storage_meta=_decode_storage_meta(document["storage_meta"]),
+        storage_meta=meta,
         version=document["dcp_version"],
     )
     as_given, bytes_io = document["as_given"], document.get("bytes_io", ())
@@ -222,12 +223,6 @@ def _torch_constant(name: str, kind: type) -> Any:
     if not isinstance(constant, kind):
         raise ValueError(f"the installed torch has no {kind.__name__} '{name}'")
     return constant
-
-
-def _decode_storage_meta(meta: dict | None) -> StorageMeta | None:
-    if meta is None:
-        return None
-    return StorageMeta(meta["checkpoint_id"], meta["save_id"], modules=meta["modules"])
 
 
 def _decode(value: Any) -> Any:

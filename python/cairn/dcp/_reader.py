@@ -25,13 +25,12 @@ from cairn.dcp._location import (
     CheckpointId,
     Located,
     Location,
-    check_step,
     locate,
     required,
 )
 from cairn.dcp._metadata import StepMetadata, load_metadata, shard_key
 from cairn.dcp._saves import new_id
-from cairn.dcp._values import PlannerBytes, Values, set_value
+from cairn.dcp._values import PlannerBytes, Values, overrides, set_value
 from cairn.errors import Corrupt, Invalid, NotFound
 
 # Limit of the memory that planners allocate for targets, or that is between file and device.
@@ -77,8 +76,8 @@ class CairnReader(Located, StorageReader):
                 "_extension_registry: Cairn has no stream extensions; its own digests check every "
                 "byte. Leave it out"
             )
-        self._step = check_step(step)
-        self._location = locate(path, self._step)
+        self._step = step
+        self._location = locate(path, step)
         self._allow_pickle = allow_pickle
         if isinstance(fallback, (str, os.PathLike)):
             fallback = (fallback,)
@@ -204,16 +203,12 @@ class _OpenStep:
     ) -> None:
         self.stores = stores
         self.native = stores.native
-        self._identity = stores.identity(contents)
+        self.identity = stores.identity(contents)
+        """Equal on all ranks that read the same save of the step."""
         self._of_one_rank = of_one_rank
         self._contents = contents
         self._described = described
         self._described_subclasses: dict[str, Any] | None = None
-
-    @property
-    def identity(self) -> tuple[int, int | str]:
-        """Identity of the step, equal on all ranks that read the same save of it."""
-        return self._identity
 
     def check_same(self, coordinators: tuple[int, int | str] | None) -> None:
         """Raises NotFound if the coordinator has found another step than this rank."""
@@ -241,11 +236,12 @@ class _OpenStep:
             else:
                 set_value(planner, item, value)
 
-    def _portions(
-        self, items: list[ReadItem], planner: LoadPlanner
-    ) -> Iterator[list[_TensorRead]]:
+    def _portions(self, items: list[ReadItem], planner: LoadPlanner) -> Iterator[list[_TensorRead]]:
         """Tensor items with their targets, in portions that bound the additional memory."""
-        lends = _uses_callers_tensors(planner)
+        # The default planner's targets are the tensors of the caller.
+        lends = not overrides(
+            planner, DefaultLoadPlanner, "resolve_tensor", "lookup_tensor", "transform_tensor"
+        )
         portion: list[_TensorRead] = []
         staged_bytes = 0
         for item in items:
@@ -345,11 +341,3 @@ def _store_only(address: str | os.PathLike[str]) -> Location:
     if location.step is not None:
         raise Invalid(f"fallback '{location}': give the address of a store, without a step")
     return location
-
-
-def _uses_callers_tensors(planner: LoadPlanner) -> bool:
-    """Whether its targets are known to be the tensors of the caller."""
-    methods = ("resolve_tensor", "lookup_tensor", "transform_tensor")
-    return all(
-        getattr(type(planner), name, None) is getattr(DefaultLoadPlanner, name) for name in methods
-    )

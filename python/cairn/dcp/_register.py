@@ -53,25 +53,24 @@ def register() -> None:
     )
 
 
-class _ReaderOfStores(FileSystemReader):
-    def __new__(cls, path: Any, *args: Any, **kwargs: Any) -> Any:
-        return CairnReader(path) if _is_store(path) else FileSystemReader(path, *args, **kwargs)
+def _chooser(ours: type, other: type) -> type:
+    """A class that makes Cairn's storage for stores, and torch's for everything else."""
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return _is_store(checkpoint_id) or FileSystemReader.validate_checkpoint_id(checkpoint_id)
+    class Chooser(other):  # type: ignore[misc, valid-type]
+        def __new__(cls, path: Any, *args: Any, **kwargs: Any) -> Any:
+            return ours(path) if _is_store(path) else other(path, *args, **kwargs)
 
+        @classmethod
+        def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+            return _is_store(checkpoint_id) or other.validate_checkpoint_id(checkpoint_id)
 
-class _WriterOfStores(FileSystemWriter):
-    def __new__(cls, path: Any, *args: Any, **kwargs: Any) -> Any:
-        return CairnWriter(path) if _is_store(path) else FileSystemWriter(path, *args, **kwargs)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return _is_store(checkpoint_id) or FileSystemWriter.validate_checkpoint_id(checkpoint_id)
+    return Chooser
 
 
-_CLASSES = {"FileSystemReader": _ReaderOfStores, "FileSystemWriter": _WriterOfStores}
+_CLASSES = {
+    "FileSystemReader": _chooser(CairnReader, FileSystemReader),
+    "FileSystemWriter": _chooser(CairnWriter, FileSystemWriter),
+}
 
 
 def _is_store(checkpoint_id: Any) -> bool:

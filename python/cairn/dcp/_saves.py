@@ -56,10 +56,7 @@ _used: set[str] = set()
 
 
 class Part:
-    """One rank's part of a save.
-
-    Threads: only one thread at a time.
-    """
+    """One rank's part of a save. Threads: only one thread at a time."""
 
     def __init__(self, address: str, session: str = "") -> None:
         self._pid = os.getpid()
@@ -84,10 +81,8 @@ class Part:
         coordinator_parts.register(self._canonical_address, self)
 
     def close(self) -> None:
-        """Aborts what was not committed. May be called again.
-
-        Raises Conflict, and aborts nothing, while another thread is saving.
-        """
+        """Aborts what was not committed. May be called again. Raises Conflict, and aborts nothing,
+        while another thread is saving."""
         if self._pid != os.getpid():
             return  # in a forked child: threads and files belong to the parent
         if self._native is not None:
@@ -97,11 +92,8 @@ class Part:
 
     def close_for_next_save(self) -> None:
         """Aborts what was not committed, for the next save of the same writer, possibly on another
-        thread.
-
-        Raises Conflict if the thread that started this save is alive and may still be saving. That
-        can only be a thread of dcp.async_save, which ends with its save.
-        """
+        thread. Raises Conflict if the thread that started this save is alive and may still be
+        saving. That can only be a thread of dcp.async_save, which ends with its save."""
         if self._thread not in (threading.current_thread(), threading.main_thread()):
             self._thread.join(coordinator_parts.THREAD_END_SECONDS)
             if self._thread.is_alive():
@@ -118,11 +110,9 @@ class Part:
 
 
 def open_for_save(location: Location, overwrite: bool) -> Part:
-    """The coordinator's part. Creates the store if it does not exist.
-
-    Raises Conflict if another process has the store open for writing, or if the step exists and
-    must not be replaced; Invalid if no step was named and the store has other steps.
-    """
+    """The coordinator's part. Creates the store if it does not exist. Raises Conflict if another
+    process has the store open for writing, or if the step exists and must not be replaced; Invalid
+    if no step was named and the store has other steps."""
     coordinator_parts.close_abandoned(location.address)
     if is_directory(location.address):
         parent = os.path.dirname(canonical_address(location.address))
@@ -170,37 +160,24 @@ def publish_ticket(ticket: Ticket) -> None:
     _cairn.write_object(ticket.address, _TICKET, json.dumps(asdict(ticket)).encode())
 
 
-def current_ticket(
-    ticket: Any, address: str, rank: int | None, *, plan_is_cached: bool
-) -> Ticket:
+def current_ticket(ticket: Any, address: str, rank: int | None, *, plan_is_cached: bool) -> Ticket:
     """The ticket of this save into the store at `address`: the one in the plan, or a newer one.
-
     `plan_is_cached`: the planner is known to give the plan of an earlier save, which another
-    storage may have completed. Raises Invalid if there is no ticket, or only one of another job.
-    """
-    if not isinstance(ticket, Ticket):
-        if plan_is_cached:
-            ticket = _published_ticket(address, 0 if rank is None else rank)
-            _used.add(ticket.attempt[3])
-            return ticket
+    storage may have completed. Raises Invalid if there is no ticket, or only one of another job."""
+    in_plan = ticket if isinstance(ticket, Ticket) else None
+    if in_plan is None and not plan_is_cached:
         raise Invalid(
             "this plan has not been through CairnWriter.prepare_global_plan: a planner must keep "
             "storage_data"
         )
-    if plan_is_cached or ticket.attempt[3] in _used:
-        ticket = _found_ticket(ticket, address)
-    _used.add(ticket.attempt[3])
-    return ticket
-
-
-def _found_ticket(old: Ticket, address: str) -> Ticket:
-    found = _published_ticket(address, old.rank)
-    if found.job != old.job:
-        raise Invalid(_NO_NEWER)
-    return found
-
-
-_NO_NEWER = "the planner gave the plan of an earlier save, and there is no newer one"
+    if in_plan is None or plan_is_cached or in_plan.attempt[3] in _used:
+        current = _published_ticket(address, in_plan.rank if in_plan else rank or 0)
+        if current.attempt[3] in _used or (in_plan is not None and current.job != in_plan.job):
+            raise Invalid("the planner gave the plan of an earlier save, and there is no newer one")
+    else:
+        current = in_plan
+    _used.add(current.attempt[3])
+    return current
 
 
 def _published_ticket(address: str, rank: int) -> Ticket:
@@ -208,6 +185,4 @@ def _published_ticket(address: str, rank: int) -> Ticket:
         found: dict[str, Any] = json.loads(_cairn.read_object(address, _TICKET))
     except (NotFound, Unavailable, ValueError) as error:
         raise Invalid(f"the planner gave the plan of an earlier save ({error})") from error
-    if found["attempt"][3] in _used:
-        raise Invalid(_NO_NEWER)
     return Ticket(address, tuple(found["attempt"]), rank, found["job"])

@@ -42,6 +42,12 @@ _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 _PICKLE_STARTS = (b"\x80", b"PK\x03\x04")
 
 
+def overrides(planner: SavePlanner | LoadPlanner, default: type, *methods: str) -> bool:
+    """Whether one of these methods may be another one than that of the default planner."""
+    own = type(planner)
+    return any(getattr(own, name, None) is not getattr(default, name) for name in methods)
+
+
 # Saving -------------------------------------------------------------------------------------------
 
 
@@ -58,12 +64,10 @@ class PlannerBytes(NamedTuple):
 
 
 def value_of(planner: SavePlanner, item: WriteItem, allow_pickle: bool) -> tuple[Any, str | None]:
-    """The saved value of a bytes item, and AS_GIVEN, BYTES_IO or None.
-
-    Raises Invalid for values that only a pickle can represent, unless that is allowed.
-    """
+    """The saved value of a bytes item, and AS_GIVEN, BYTES_IO or None. Raises Invalid for values
+    that only a pickle can represent, unless that is allowed."""
     fqn = item.index.fqn
-    if not _makes_bytes_itself(planner):
+    if not overrides(planner, DefaultSavePlanner, "resolve_data", "transform_object"):
         value = planner.lookup_object(item.index)
         if type(value) is io.BytesIO:
             return value.getvalue(), BYTES_IO
@@ -72,9 +76,7 @@ def value_of(planner: SavePlanner, item: WriteItem, allow_pickle: bool) -> tuple
             return value, None
         if not allow_pickle:
             raise Invalid(
-                str(refusal).replace(
-                    "to save and load", "to CairnWriter and CairnReader"
-                ),
+                str(refusal).replace("to save and load", "to CairnWriter and CairnReader"),
                 key=fqn,
             ) from refusal
     data = planner.resolve_data(item).getvalue()
@@ -102,13 +104,6 @@ def _unpacked(data: bytes, fqn: str) -> Any:
     ) from reason
 
 
-def _makes_bytes_itself(planner: SavePlanner) -> bool:
-    return not isinstance(planner, DefaultSavePlanner) or (
-        type(planner).resolve_data is not DefaultSavePlanner.resolve_data
-        or type(planner).transform_object is not DefaultSavePlanner.transform_object
-    )
-
-
 def _refusal(value: Any, fqn: str) -> Invalid | None:
     """Why the value cannot be saved without pickle; None if it can."""
     if type(value) in _PLAIN:
@@ -134,19 +129,14 @@ class Values:
         allow_pickle: bool,
     ) -> None:
         self._native = native
-        self._step = contents.step
-        self._generation = contents.generation
+        self._step, self._generation = contents.step, contents.generation
         self._state = nested_values(contents)
-        self._paths = described.metadata.planner_data
-        self._as_given = described.as_given
-        self._bytes_io = described.bytes_io
+        self._described = described
         self._allow_pickle = allow_pickle
 
     def read(self, fqns: list[str], planner: LoadPlanner) -> list[Any]:
-        """The value of each FQN, or the PlannerBytes for this planner.
-
-        Raises NotFound for an unknown FQN, Invalid for a pickle that is not allowed.
-        """
+        """The value of each FQN, or the PlannerBytes for this planner. Raises NotFound for an
+        unknown FQN, Invalid for a pickle that is not allowed."""
         found = [self._find(fqn) for fqn in fqns]
         arrays = self._read_arrays(found)
         values = [self._value(fqn, value, arrays) for fqn, value in zip(fqns, found)]
@@ -158,7 +148,8 @@ class Values:
 
     def _check_harmless(self, fqn: str, data: bytes, planner: LoadPlanner) -> None:
         """Raises Invalid if the planner might unpickle the bytes: the store may not be trusted."""
-        if _takes_bytes_itself(planner) and not data.startswith(_PICKLE_STARTS):
+        takes_bytes = overrides(planner, DefaultLoadPlanner, "load_bytes")
+        if takes_bytes and not data.startswith(_PICKLE_STARTS):
             return
         raise Invalid(
             f"'{fqn}' in step {self._step} is bytes that a planner made, and this planner may "
@@ -169,7 +160,8 @@ class Values:
         )
 
     def _find(self, fqn: str) -> Any:
-        path = self._paths.get(fqn) if isinstance(self._paths, dict) else None
+        paths = self._described.metadata.planner_data
+        path = paths.get(fqn) if isinstance(paths, dict) else None
         for way in (path, (fqn,)):
             try:
                 value = self._state
@@ -196,9 +188,9 @@ class Values:
         return dict(zip(contents.fqns(), reader.read(self._allow_pickle)))
 
     def _value(self, fqn: str, value: Any, arrays: dict[str, Any]) -> Any:
-        if fqn in self._bytes_io and isinstance(value, bytes):
+        if fqn in self._described.bytes_io and isinstance(value, bytes):
             return io.BytesIO(value)
-        if fqn not in self._as_given:
+        if fqn not in self._described.as_given:
             rebuild = Rebuilder(self._step, is_part=False)
             return _fill(value, lambda leaf: self._leaf(leaf, arrays), rebuild)
         if isinstance(value, Slot) and isinstance(value.leaf, ValueLeaf):
@@ -240,17 +232,11 @@ def _fill(value: Any, content_of: Callable[[Leaf], Any], rebuild: Rebuilder) -> 
     return value
 
 
-def _takes_bytes_itself(planner: LoadPlanner) -> bool:
-    return not isinstance(planner, DefaultLoadPlanner) or (
-        type(planner).load_bytes is not DefaultLoadPlanner.load_bytes
-    )
-
-
 def set_value(planner: LoadPlanner, item: ReadItem, value: Any) -> None:
     """Passes a value to the planner: directly to a default planner, to others as the bytes of
     torch.save, which they expect."""
     fqn = item.dest_index.fqn
-    if _takes_bytes_itself(planner):
+    if overrides(planner, DefaultLoadPlanner, "load_bytes"):
         buffer = io.BytesIO()
         torch.save(value, buffer)
         buffer.seek(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -11,10 +11,11 @@ from torch.distributed.checkpoint.filesystem import (
     CURRENT_DCP_VERSION,
     SerializationFormat,
 )
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import (
     SavePlan,
     SavePlanner,
+    TensorWriteData,
     WriteItem,
     WriteItemType,
 )
@@ -34,18 +35,19 @@ from cairn.dcp._location import (
     CheckpointId,
     Located,
     Location,
-    check_step,
     locate,
     required,
 )
 from cairn.dcp._metadata import EXTENSION, encode, paths_of, shard_key
-from cairn.dcp._plans import with_shared_parts
-from cairn.dcp._values import ALONE, flat_values, value_of
+from cairn.dcp._values import ALONE, flat_values, overrides, value_of
 from cairn.errors import Invalid
 from cairn.reports import MirrorStatus
 from cairn.torch import StateDictStager
 
 _STAGED_BYTES = 512 << 20
+
+# The default planner's give the caller's tensors.
+_GIVES_TENSORS = ("resolve_data", "lookup_object", "transform_object")
 
 
 class CairnWriter(Located, StorageWriter, AsyncStager):
@@ -120,8 +122,8 @@ class CairnWriter(Located, StorageWriter, AsyncStager):
         )
         if thread_count < 1:
             raise Invalid(f"thread_count={thread_count}: a positive number is needed")
-        self._step = check_step(step)
-        self._location = locate(path, self._step)
+        self._step = step
+        self._location = locate(path, step)
         # Attributes of torch's FileSystemWriter, which other code reads.
         self.single_file_per_rank, self.sync_files = True, True
         self.thread_count = thread_count
@@ -161,7 +163,7 @@ class CairnWriter(Located, StorageWriter, AsyncStager):
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         required(self._location)
         self._plan_is_cached = not plan.usable
-        return with_shared_parts(plan)
+        return _with_shared_parts(plan)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Opens the store for writing, and adds a ticket to the plan of each rank."""
@@ -331,6 +333,29 @@ class CairnWriter(Located, StorageWriter, AsyncStager):
         return {**self.__dict__, "_part": None, "_stager": None}
 
 
+def _with_shared_parts(plan: SavePlan) -> SavePlan:
+    """An equal plan, in which equal shapes, offsets and properties of tensors are one object, so
+    that pickle stores each of them once: the coordinator receives and returns all plans."""
+    known: dict[Hashable, Any] = {}
+
+    def one(size: Any) -> Any:
+        return known.setdefault((type(size), tuple(size)), size)
+
+    def shared(item: WriteItem) -> WriteItem:
+        data = item.tensor_data
+        # Objects of subclasses may have more fields.
+        if type(data) is not TensorWriteData or type(data.chunk) is not ChunkStorageMetadata:
+            return item
+        chunk = ChunkStorageMetadata(one(data.chunk.offsets), one(data.chunk.sizes))
+        key = (type(data.properties), *vars(data.properties).values())
+        properties = known.setdefault(key, data.properties)
+        return dataclasses.replace(
+            item, tensor_data=TensorWriteData(chunk, properties, one(data.size))
+        )
+
+    return dataclasses.replace(plan, items=[shared(item) for item in plan.items])
+
+
 class _Portion:
     """Some of a rank's items, whose tensors are in memory at the same time. C++ reads the caller's
     tensors in host memory and on CUDA devices in place, and copies of other tensors."""
@@ -377,7 +402,7 @@ class _Portion:
         source = self._sources.take(tensor, fqn)
         _check_chunk(item, source)
         is_copy = source.device == HOST and tensor.device.type != "cpu"
-        if is_copy or not _uses_callers_tensors(planner):
+        if is_copy or overrides(planner, DefaultSavePlanner, *_GIVES_TENSORS):
             self.staged_bytes += tensor.nbytes
         offsets, size = tuple(item.tensor_data.chunk.offsets), tuple(item.tensor_data.size)
         if item.type == WriteItemType.TENSOR and source.shape == size:
@@ -400,19 +425,11 @@ class _Portion:
         self._owners.append(source.owner)
 
 
-def _uses_callers_tensors(planner: SavePlanner) -> bool:
-    """Whether its tensors are known to be the caller's."""
-    methods = ("resolve_data", "lookup_object", "transform_object")
-    return all(
-        getattr(type(planner), name, None) is getattr(DefaultSavePlanner, name) for name in methods
-    )
-
-
-def _by_fqn(items: list[WriteItem]) -> Iterator[list[WriteItem]]:
+def _by_fqn(items: list[WriteItem]) -> Iterable[list[WriteItem]]:
     groups: dict[str, list[WriteItem]] = {}
     for item in items:
         groups.setdefault(item.index.fqn, []).append(item)
-    yield from groups.values()
+    return groups.values()
 
 
 def _check_chunk(item: WriteItem, source: Source) -> None:

@@ -6,10 +6,9 @@ import json
 import os
 from typing import Any, NamedTuple
 
-from cairn._base.addresses import canonical_address
+from cairn._base.addresses import canonical_address, parse_address
 from cairn._open import open as open_store
 from cairn.errors import Conflict, Corrupt, Invalid, NotFound
-from cairn.hf._address import parse_address
 from cairn.store import Store
 
 BASE_FILE = "cairn_base.json"
@@ -31,10 +30,6 @@ class BaseStep(NamedTuple):
     @property
     def address(self) -> str:
         return f"{self.store}@{self.step}"
-
-    def check(self, store: Store, step: int) -> None:
-        """Raises Conflict if `step` of `store` is not this one or a copy of it."""
-        self.check_same(step_of(store, step))
 
     def check_same(self, other: BaseStep) -> None:
         """Raises Conflict if `other` is not this step or a copy of it."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from cairn._base.addresses import parse_address
 from cairn._open import open as open_store
 from cairn.errors import Corrupt, Invalid, NotFound
-from cairn.hf._address import parse_address
 from cairn.hf._base_step import (
     BASE_FILE,
     BaseStep,
@@ -83,10 +83,6 @@ class StoredModel:
             raise Corrupt(f"step {self.step}: '{name}' is not a JSON object", step=self.step)
         return value
 
-    def check_is(self, base: BaseStep) -> None:
-        """Raises Conflict if this is not that step or a copy of it."""
-        base.check(self._store, self.step)
-
     def tensors(self, folder: str, how: Loading) -> dict[str, torch.Tensor]:
         """The weights in a folder of the directory, by their names."""
         if folder not in self.prefixes:
@@ -104,33 +100,24 @@ class StoredModel:
                 patterns, self.step, device=how.device, mmap=how.mmap, flat=True
             )
         except NotFound:
-            raise self._no_weights(prefix) from None
+            raise Invalid(
+                f"step {self.step} has no tensors below '{prefix}', where '{WEIGHTS}' states that "
+                "its weights are: the key of cairn.hf.describe is that of the model in the state",
+                step=self.step,
+            ) from None
         start = len(prefix) + 1 if prefix else 0
-        return {name[start:]: tensor for name, tensor in read.items() if _is_tensor(tensor)}
-
-    def _no_weights(self, prefix: str) -> Invalid:
-        return Invalid(
-            f"step {self.step} has no tensors below '{prefix}', where '{WEIGHTS}' states that its "
-            "weights are: the key of cairn.hf.describe is that of the model in the state",
-            step=self.step,
-        )
+        return {name[start:]: tensor for name, tensor in read.items() if torch.is_tensor(tensor)}
 
     @contextmanager
     def folder(self, below: str = "") -> Iterator[str]:
         """A temporary directory with the files, or the files below a folder."""
         start = f"{below}/" if below else ""
         chosen = {
-            name[len(start) :]: data
-            for name, data in self.files.items()
-            if name.startswith(start)
+            name[len(start) :]: data for name, data in self.files.items() if name.startswith(start)
         }
         with tempfile.TemporaryDirectory() as folder:
             write_folder(folder, chosen)
             yield folder
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _escaped(key: str) -> str:
@@ -214,9 +201,7 @@ def from_pretrained(
         return model
 
 
-def load_transformers(
-    stored: StoredModel, part: str, how: Loading, options: dict[str, Any]
-) -> Any:
+def load_transformers(stored: StoredModel, part: str, how: Loading, options: dict[str, Any]) -> Any:
     """The model of transformers in a folder of the directory."""
     import transformers
 
@@ -295,16 +280,14 @@ def _base_model(stored: StoredModel, base: Any, recorded: BaseStep | None, how: 
     address = base if recorded is None or base is not None else recorded.address
     with open_model(address) as found:
         if recorded is not None:
-            found.check_is(recorded)
+            recorded.check_same(found.origin)
         model = load_transformers(found, "", how, {})
         remember_base(model, found.origin)
         return model
 
 
 @contextmanager
-def files(
-    address: str | os.PathLike[str], step: int | str | None = None
-) -> Iterator[str]:
+def files(address: str | os.PathLike[str], step: int | str | None = None) -> Iterator[str]:
     """A temporary directory with the files of the step at ``STORE[@STEP]``, without its weights.
 
         with cairn.hf.files("runs/sft@100") as folder:

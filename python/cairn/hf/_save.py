@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cairn._base.addresses import parse_address
 from cairn._by_address import save_by_address
 from cairn.errors import Invalid
-from cairn.hf._address import parse_address
 from cairn.hf._base_step import BASE_FILE, base_of
 from cairn.hf._layout import FILES, WEIGHTS, Weights, make_state, read_folder
 from cairn.store import Store
@@ -202,8 +202,10 @@ def _pipeline(pipeline: Any) -> tuple[list[Weights], dict[str, bytes]]:
                 weights.append(Weights(f"{name}/model", name, transformers_weights(part)))
                 files.update(_below(name, transformers_files(part)))
             elif isinstance(part, torch.nn.Module):
-                raise Invalid(f"the part '{name}' of the pipeline is a {type(part).__name__}, "
-                              "which is neither a model of diffusers nor of transformers")
+                raise Invalid(
+                    f"the part '{name}' of the pipeline is a {type(part).__name__}, "
+                    "which is neither a model of diffusers nor of transformers"
+                )
             elif callable(getattr(part, "save_pretrained", None)):
                 part.save_pretrained(os.path.join(folder, name))
         pipeline.save_config(folder)

@@ -170,7 +170,8 @@ class CairnCallback(Closing, TrainerCallback):
     def _state(self) -> dict[str, Any]:
         trainer = self._trainer
         files = {**self._model_files(), TRAINER_STATE_NAME: _trainer_state(trainer)}
-        weights = Weights(_stem_of(trainer.model), _MODEL, _weights_of(trainer.model))
+        stem = "adapter_model" if is_instance(trainer.model, "peft", "PeftModel") else "model"
+        weights = Weights(stem, _MODEL, _weights_of(trainer.model))
         state = make_state([weights], files)
         state["optimizer"] = trainer.optimizer.state_dict()
         state["scheduler"] = trainer.lr_scheduler.state_dict()
@@ -259,10 +260,6 @@ def _weights_of(model: Any) -> dict[str, Any]:
     if is_instance(model, "transformers", "PreTrainedModel"):
         return transformers_weights(model, original=False)
     return dict(model.state_dict())
-
-
-def _stem_of(model: Any) -> str:
-    return "adapter_model" if is_instance(model, "peft", "PeftModel") else "model"
 
 
 def _files_of(model: Any) -> dict[str, bytes]:

@@ -8,9 +8,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -32,6 +32,7 @@ from cairn.jax._arrays import (
     is_kept,
     is_key,
     new_buffer,
+    portions,
 )
 from cairn.jax._save import StoreOrPath
 from cairn.jax._tree import flatten, fqn_of
@@ -73,7 +74,7 @@ def load(
         Corrupt: the bytes differ from the written bytes.
     """
     with nullcontext(store) if isinstance(store, Store) else open_store(store) as opened:
-        native, number = opened._place_of(step)
+        native, number = opened.opened.place_of(step)
         prefix = clean_prefix(prefix)
         contents = native.contents(number, all_patterns([], prefix, []))
         reader = _Reader(native, contents)
@@ -81,20 +82,17 @@ def load(
             leaves = [reader.add_default(leaf_at(contents, i)) for i in range(len(contents))]
             reader.read()
             # Tensor subclasses of torch remain dicts of their inner tensors.
-            return contents.build([leaf.result() for leaf in leaves], lambda items, _: items)
+            return contents.build([result() for result in leaves], lambda items, _: items)
         paths, structure = flatten(template)
         names = [f"{prefix}.{fqn_of(path)}" if prefix else fqn_of(path) for path, _ in paths]
-        _check_keys(contents, names, [value for _, value in paths], strict)
+        if strict:
+            _check_keys(contents, names, [value for _, value in paths])
         planned = [reader.add(fqn, value) for fqn, (_, value) in zip(names, paths)]
         reader.read()
-        return jax.tree_util.tree_unflatten(structure, [leaf.result() for leaf in planned])
+        return jax.tree_util.tree_unflatten(structure, [result() for result in planned])
 
 
-def _check_keys(
-    contents: _cairn.Contents, names: list[str], values: list[Any], strict: bool
-) -> None:
-    if not strict:
-        return
+def _check_keys(contents: _cairn.Contents, names: list[str], values: list[Any]) -> None:
     needed = {name for fqn, value in zip(names, values) for name in _stored_names(fqn, value)}
     present = set(contents.fqns())
     way_out = "load a part with prefix=, or use strict=False"
@@ -128,87 +126,66 @@ def _has_dtype(value: Any) -> bool:
     return hasattr(value, "dtype") and hasattr(value, "shape")
 
 
-class _Shard(NamedTuple):
-    """A box of an array, which one or more devices need."""
-
-    offsets: tuple[int, ...]
-    buffer: np.ndarray
-
-
-class _Value:
-    """A leaf that needs no read."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def result(self) -> Any:
-        return self._value
-
-
 class _Array:
-    """An array of the result, whose boxes are read first."""
+    """An array of the result, whose boxes are read first.
 
-    def __init__(self, fqn: str, dtype: np.dtype, shape: tuple[int, ...], sharding: Any) -> None:
-        self.fqn = fqn
-        self.dtype = dtype
-        self.shape = shape
+    Args:
+        code: the code of the dtype.
+        sharding: None: the default device; "numpy": a numpy array.
+    """
+
+    def __init__(
+        self, fqn: str, code: int, dtype: np.dtype, shape: tuple[int, ...], sharding: Any
+    ) -> None:
+        self._fqn, self._code, self._dtype, self._shape = fqn, code, dtype, shape
         self._sharding = sharding
-        """None: the default device; "numpy": a numpy array."""
-        self._shards: list[_Shard] = []
+        self._is_whole = sharding is None or sharding == "numpy"
+        self._buffers: dict[_Box, np.ndarray] = {}
         self._made: Any = None
 
     @property
     def nbytes(self) -> int:
-        return sum(int(np.prod(sizes)) for _, sizes in self._boxes()) * self.dtype.itemsize
+        return sum(int(np.prod(sizes)) for _, sizes in self._boxes()) * self._dtype.itemsize
 
-    def request(self, requests: _cairn.Requests, code: int) -> None:
+    def request(self, requests: _cairn.Requests) -> None:
         """Allocates the boxes, and requests their contents."""
         for offsets, sizes in self._boxes():
-            buffer = new_buffer(self.dtype, sizes)
-            self._shards.append(_Shard(offsets, buffer))
+            buffer = self._buffers[offsets, sizes] = new_buffer(self._dtype, sizes)
             if buffer.size > 0:
-                target = code, row_major(sizes), address_of(buffer), devices.HOST
-                requests.add(self.fqn, offsets, sizes, target)
+                target = self._code, row_major(sizes), address_of(buffer), devices.HOST
+                requests.add(self._fqn, offsets, sizes, target)
 
     def make(self) -> None:
         """Makes the array of the boxes, which were read."""
-        if self._sharding == "numpy":
-            self._made = self._shards[0].buffer
-        elif self._sharding is None:
-            self._made = jax.device_put(self._shards[0].buffer)
-        else:
-            # Much faster than one device_put per device.
-            buffers = {(shard.offsets, shard.buffer.shape): shard.buffer for shard in self._shards}
-            self._made = jax.make_array_from_callback(
-                self.shape,
-                self._sharding,
-                lambda index: buffers[box_of(index, self.shape)],
-                dtype=self.dtype,
-            )
-        self._shards.clear()
+        buffers, self._buffers = self._buffers, {}
+        if self._is_whole:
+            (buffer,) = buffers.values()
+            self._made = jax.device_put(buffer) if self._sharding is None else buffer
+            return
+        # Much faster than one device_put per device.
+        self._made = jax.make_array_from_callback(
+            self._shape,
+            self._sharding,
+            lambda index: buffers[box_of(index, self._shape)],
+            dtype=self._dtype,
+        )
 
     def result(self) -> Any:
         return self._made
 
-    def _boxes(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Offsets and sizes of the boxes that this process needs, without repetitions."""
-        if self._sharding is None or self._sharding == "numpy":
-            return [((0,) * len(self.shape), self.shape)]
-        indices = self._sharding.addressable_devices_indices_map(self.shape)
-        return list({box_of(index, self.shape): None for index in indices.values()})
+    def _boxes(self) -> list[_Box]:
+        """The boxes that this process needs, without repetitions."""
+        if self._is_whole:
+            return [((0,) * len(self._shape), self._shape)]
+        indices = self._sharding.addressable_devices_indices_map(self._shape)
+        return list({box_of(index, self._shape): None for index in indices.values()})
 
 
-class _Key:
-    """A PRNG key array, which is made of its data."""
+_Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offsets and sizes of a part of an array, which one or more devices need."""
 
-    def __init__(self, data: _Array, implementation: str, sharding: Any) -> None:
-        self._data = data
-        self._implementation = implementation
-        self._sharding = sharding
-
-    def result(self) -> Any:
-        key = jax.random.wrap_key_data(self._data.result(), impl=self._implementation)
-        return key if self._sharding is None else jax.device_put(key, self._sharding)
+_Result = Callable[[], Any]
+"""Returns a leaf of the result, after everything is read."""
 
 
 class _Reader:
@@ -218,17 +195,17 @@ class _Reader:
         self._native = native
         self._contents = contents
         self._places = {fqn: index for index, fqn in enumerate(contents.fqns())}
-        self._arrays: list[tuple[_Array, int]] = []
+        self._arrays: list[_Array] = []
 
-    def add(self, fqn: str, value: Any) -> _Value | _Array | _Key:
+    def add(self, fqn: str, value: Any) -> _Result:
         """Plans a leaf for a leaf of the template. Raises Invalid."""
         if any(name not in self._places for name in _stored_names(fqn, value)):
-            return _Value(value)
+            return lambda: value
         if not _has_dtype(value):
             leaf = self._leaf(fqn)
             if not isinstance(leaf, ValueLeaf):
                 raise self._mismatch(fqn, "an array", f"of type {type(value).__name__}")
-            return _Value(plain_value(leaf, self._contents.step, False))
+            return self._plain(leaf)
         if is_key(value.dtype):
             return self._add_key(fqn, value)
         leaf = self._tensor_leaf(fqn)
@@ -251,47 +228,37 @@ class _Reader:
             )
         return self._add_array(leaf, "numpy" if is_numpy else _sharding_of(value))
 
-    def add_default(self, leaf: Leaf) -> _Value | _Array:
+    def add_default(self, leaf: Leaf) -> _Result:
         """Plans a leaf without a template."""
         if isinstance(leaf, ValueLeaf):
-            return _Value(plain_value(leaf, self._contents.step, False))
+            return self._plain(leaf)
         dtype = dtype_of(leaf.info.dtype)
         return self._add_array(leaf, None if dtype is not None and is_kept(dtype) else "numpy")
 
     def read(self) -> None:
         """Reads everything that was planned, and makes the arrays. Raises Corrupt."""
-        for batch in self._batches():
+        for batch in portions(self._arrays, lambda array: array.nbytes, _BATCH_BYTES):
             requests = _cairn.Requests()
-            for array, code in batch:
-                array.request(requests, code)
+            for array in batch:
+                array.request(requests)
             if len(requests) > 0:
-                devices.load(
-                    self._native, self._contents.info, requests, contents=self._contents
-                )
-            for array, _ in batch:
+                devices.load(self._native, self._contents.info, requests, contents=self._contents)
+            for array in batch:
                 array.make()
 
-    def _batches(self) -> Iterator[list[tuple[_Array, int]]]:
-        batch: list[tuple[_Array, int]] = []
-        nbytes = 0
-        for array, code in self._arrays:
-            if batch and nbytes + array.nbytes > _BATCH_BYTES:
-                yield batch
-                batch, nbytes = [], 0
-            batch.append((array, code))
-            nbytes += array.nbytes
-        if batch:
-            yield batch
+    def _plain(self, leaf: ValueLeaf) -> _Result:
+        value = plain_value(leaf, self._contents.step, False)
+        return lambda: value
 
-    def _add_array(self, leaf: TensorLeaf, sharding: Any) -> _Array:
+    def _add_array(self, leaf: TensorLeaf, sharding: Any) -> _Result:
         dtype = dtype_of(leaf.info.dtype)
         if dtype is None:
             raise self._mismatch(leaf.fqn, "of a dtype that JAX lacks", "an array")
-        array = _Array(leaf.fqn, np.dtype(dtype), leaf.info.shape, sharding)
-        self._arrays.append((array, leaf.info.dtype))
-        return array
+        info = leaf.info
+        self._arrays.append(_Array(leaf.fqn, info.dtype, np.dtype(dtype), info.shape, sharding))
+        return self._arrays[-1].result
 
-    def _add_key(self, fqn: str, value: Any) -> _Key:
+    def _add_key(self, fqn: str, value: Any) -> _Result:
         data = self._tensor_leaf(f"{fqn}.{KEY_DATA}")
         implementation = self._leaf(f"{fqn}.{KEY_IMPL}")
         wanted = jax.random.key_impl(value) if isinstance(value, jax.Array) else None
@@ -310,7 +277,13 @@ class _Reader:
                 key=fqn,
                 step=step,
             )
-        return _Key(self._add_array(data, None), stored, _sharding_of(value))
+        key_data, sharding = self._add_array(data, None), _sharding_of(value)
+
+        def result() -> Any:
+            key = jax.random.wrap_key_data(key_data(), impl=stored)
+            return key if sharding is None else jax.device_put(key, sharding)
+
+        return result
 
     def _leaf(self, fqn: str) -> Leaf:
         return leaf_at(self._contents, self._places[fqn])

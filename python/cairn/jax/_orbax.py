@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -20,7 +20,7 @@ from cairn._ranks.ranks import this_process
 from cairn._by_address import check_save
 from cairn._tensors.boxed import Box, BoxedTensor
 from cairn.errors import Corrupt, Invalid, NotFound
-from cairn.jax._arrays import code_of
+from cairn.jax._arrays import code_of, portions
 from cairn.jax._save import StoreOrPath
 from cairn.jax._tree import fqn_of
 from cairn.store import Store
@@ -106,7 +106,8 @@ class _Checkpoint:
         self._leaves = [leaf for _, leaf in paths]
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        for group in self._groups():
+        indices = range(len(self._leaves))
+        for group in portions(indices, self._nbytes, _GROUP_BYTES):
             restored = self._restore(group)
             for index in group:
                 # Popped, so that a leaf is freed once it is written.
@@ -123,19 +124,6 @@ class _Checkpoint:
             else:
                 array = np.zeros((), np.dtype(leaf.dtype))
                 yield name, BoxedTensor(code_of(array.dtype, name), (), [Box((), array)])
-
-    def _groups(self) -> Iterator[list[int]]:
-        group: list[int] = []
-        nbytes = 0
-        for index, leaf in enumerate(self._leaves):
-            size = self._nbytes(leaf)
-            if group and nbytes + size > _GROUP_BYTES:
-                yield group
-                group, nbytes = [], 0
-            group.append(index)
-            nbytes += size
-        if group:
-            yield group
 
     def _restore(self, group: list[int]) -> dict[int, Any]:
         orbax = self._orbax
@@ -174,12 +162,17 @@ class _Checkpoint:
                 key=fqn,
                 file=str(self._path),
             )
-        return BoxedTensor(
-            code_of(array.dtype, fqn), array.shape, [Box((0,) * array.ndim, array)]
-        )
+        return BoxedTensor(code_of(array.dtype, fqn), array.shape, [Box((0,) * array.ndim, array)])
 
-    def _readable(self) -> _Readable:
-        return _Readable(str(self._path))
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Converts the errors of Orbax."""
+        path = str(self._path)
+        try:
+            yield
+        except Exception as error:
+            text = f"Orbax cannot read {path}: {type(error).__name__}: {error}"
+            raise Invalid(text, file=path) from error
 
     def _is_metadata(self, leaf: Any) -> bool:
         return isinstance(leaf, self._orbax.metadata.value.Metadata)
@@ -189,26 +182,11 @@ class _Checkpoint:
         is_scalar = isinstance(leaf, metadata.ScalarMetadata)
         return isinstance(leaf, metadata.ArrayMetadata) and not is_scalar
 
-    def _nbytes(self, leaf: Any) -> int:
+    def _nbytes(self, index: int) -> int:
+        leaf = self._leaves[index]
         if not self._is_array(leaf):
             return 0
         return int(np.prod(leaf.shape, dtype=np.int64)) * np.dtype(leaf.dtype).itemsize
-
-
-class _Readable:
-    """Converts the errors of Orbax."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, Exception):
-            raise Invalid(
-                f"Orbax cannot read {self._path}: {type(error).__name__}: {error}", file=self._path
-            ) from error
 
 
 def _find(path: Any, item: str | None) -> Any:

@@ -29,44 +29,32 @@ def fqn_of(path: Path) -> str:
 def nested(leaves: list[tuple[Path, Any]]) -> Any:
     """The state of these leaves. Lists and tuples become lists; dicts, named tuples and registered
     classes become dicts. So do lists without some of their elements, which are empty pytrees."""
-    root: dict[Any, Any] = {}
+    root = _Node()
     for path, value in leaves:
         node = root
         for key in path[:-1]:
-            node = node.setdefault(_Key(key), {})
-        node[_Key(path[-1])] = _Leaf(value)
+            node = node.setdefault(_identity(key), _Node())
+        node[_identity(path[-1])] = value
     return _finished(root)
 
 
-class _Key:
-    """A key of a path. Keys of different kinds differ, such as 0 of a list and "0" of a dict."""
-
-    def __init__(self, key: Any) -> None:
-        self.is_position = isinstance(key, jax.tree_util.SequenceKey)
-        self.value = _value(key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self._parts() == other._parts()
-
-    def __hash__(self) -> int:
-        return hash(self._parts())
-
-    def _parts(self) -> tuple[Any, ...]:
-        return self.is_position, type(self.value), self.value
+class _Node(dict):
+    """A container, by the identities of its keys."""
 
 
-class _Leaf:
-    def __init__(self, value: Any) -> None:
-        self.value = value
+def _identity(key: Any) -> tuple[bool, type, Any]:
+    """Distinct for keys of different kinds, such as 0 of a list and "0" of a dict."""
+    value = _value(key)
+    return isinstance(key, jax.tree_util.SequenceKey), type(value), value
 
 
 def _finished(node: Any) -> Any:
-    if isinstance(node, _Leaf):
-        return node.value
-    positions = [key.value for key in node if key.is_position]
+    if type(node) is not _Node:
+        return node
+    positions = [value for is_position, _, value in node if is_position]
     if node and positions == list(range(len(node))):
         return [_finished(child) for child in node.values()]
-    return {key.value: _finished(child) for key, child in node.items()}
+    return {value: _finished(child) for (_, _, value), child in node.items()}
 
 
 def _value(key: Any) -> Any:

@@ -464,10 +464,7 @@ def distribute_state_dict(
     }
     announced = {key: _announced(full_state_dict[key]) for key in local}
     # DTensors get new memory with the dtype of the full state.
-    slots = {
-        key: _meta_like(value) if is_dtensor(value) else value
-        for key, value in local.items()
-    }
+    slots = {key: _meta_like(value) if is_dtensor(value) else value for key, value in local.items()}
     names = {str(i): key for i, key in enumerate(local)}
     transfer = _Transfer(ranks, full_state_dict, slots, names, announced, torch.device(device))
     streams = devices.current_streams(transfer.devices())

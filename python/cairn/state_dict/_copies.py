@@ -133,8 +133,8 @@ def copy_state_dict(
     """
     matched = pairs(state_dict, copy_state_dict)
     for fqn, source, target in matched:
-        if is_torch_tensor(source):
-            _check_like(fqn, source, target)
+        if is_torch_tensor(source) and (difference := _difference(source, target)):
+            raise refuse(fqn, f"not the same on both sides ({difference})", "make them equal")
     targets = iter([target for _, source, target in matched if is_torch_tensor(source)])
     result = rebuild(state_dict, lambda *_: next(targets), type_check)
     for _, source, target in matched:
@@ -151,12 +151,6 @@ def _memory_of(value: Any) -> list[torch.Tensor]:
     if is_sharded_tensor(value):
         return [shard.tensor for shard in value.local_shards()]
     return [value]
-
-
-def _check_like(fqn: str, source: Any, target: Any) -> None:
-    difference = _difference(source, target)
-    if difference:
-        raise refuse(fqn, f"not the same on both sides ({difference})", "make them equal")
 
 
 def _difference(a: torch.Tensor, b: Any) -> str | None:

@@ -18,10 +18,8 @@ _PLAIN = (int, float, str, bytes, io.BytesIO, type(None))
 
 def rebuild(state: Any, tensor: Callable[[Any, str], Any], type_check: bool, fqn: str = "") -> Any:
     """Returns the state with new containers, and ``tensor(value, fqn)`` in place of each tensor.
-
     Plain values remain the same objects. Other values are deep-copied; with ``type_check`` they
-    raise Invalid instead.
-    """
+    raise Invalid instead."""
     if is_torch_tensor(state):
         return tensor(state, fqn)
     if isinstance(state, _PLAIN):
@@ -42,10 +40,8 @@ def rebuild(state: Any, tensor: Callable[[Any, str], Any], type_check: bool, fqn
 
 
 def pairs(state: Any, other: Any, fqn: str = "") -> list[tuple[str, Any, Any]]:
-    """Returns (FQN, leaf, leaf of the other state) for each leaf, in the order of ``state``.
-
-    Raises Invalid at the first position where the containers differ.
-    """
+    """Returns (FQN, leaf, leaf of the other state) for each leaf, in the order of ``state``. Raises
+    Invalid at the first position where the containers differ."""
     if isinstance(state, dict):
         if not isinstance(other, dict) or state.keys() != other.keys():
             raise _differ(fqn, "a dict of the same keys", other)

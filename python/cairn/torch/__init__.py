@@ -20,11 +20,11 @@ once more when the process receives SIGTERM.
 :func:`register_tensor_subclass` allows ``Store.read`` to rebuild tensors of a class.
 """
 
+from cairn._tensors.subclasses import register_tensor_subclass
 from cairn.torch._dcp_stager import CairnStager
 from cairn.torch._resume import ResumedStep
 from cairn.torch._saver import Saver
 from cairn.torch._stager import Staged, StateDictStager
-from cairn.torch._subclasses import register_tensor_subclass
 
 __all__ = [
     "CairnStager",

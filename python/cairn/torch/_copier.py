@@ -11,7 +11,6 @@ from __future__ import annotations
 import copyreg
 import io
 import pickle
-import sys
 import types
 import weakref
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from cairn._ranks.sharded import arrived
 from cairn._tensors.host_copies import Round
 from cairn.errors import Error, Invalid
 
@@ -31,10 +31,8 @@ _KEPT_TYPES = (
 
 
 class Copier:
-    """Copies one state; each staging has its own object. Requires that autograd is off.
-
-    Threads: one thread only.
-    """
+    """Copies one state; each staging has its own object. Requires that autograd is off. Threads:
+    one thread only."""
 
     def __init__(self, round: Round) -> None:
         self._round = round
@@ -91,8 +89,7 @@ class Copier:
         rebuilt around copies of their inner tensors. A tensor on the meta device is returned
         itself. Sparse, quantized and MKL-DNN tensors are cloned, without a copy that is reused.
         """
-        if _is_pending(tensor):
-            tensor = tensor.trigger_wait()
+        tensor = arrived(tensor)
         if hasattr(tensor, "__tensor_flatten__"):
             copied = self._wrapper(tensor)
         elif hasattr(tensor, "local_shards"):
@@ -226,12 +223,6 @@ def _path_to(target: Any, value: Any, seen: set[int]) -> str | None:
         if rest is not None:
             return step + rest
     return None
-
-
-def _is_pending(tensor: torch.Tensor) -> bool:
-    """True for the result of a collective that may still be running."""
-    module = sys.modules.get("torch.distributed._functional_collectives")
-    return module is not None and isinstance(tensor, module.AsyncCollectiveTensor)
 
 
 def _attributes_of(tensor: torch.Tensor) -> list[tuple[str, Any]]:

@@ -53,11 +53,8 @@ class DataloaderState:
         return type(state)({**state, KEY: own})
 
     def read(self, native: _cairn.Store, step: int) -> Mapping[str, Any]:
-        """The data of a step that `load` needs; nothing is changed.
-
-        Raises NotFound if the step has no state of a dataloader, and Invalid if it cannot be loaded
-        on this number of ranks.
-        """
+        """The data of a step that `load` needs; nothing is changed. Raises NotFound if the step has
+        no state of a dataloader, and Invalid if it cannot be loaded on this number of ranks."""
         world_size = _read(native, step, f"{KEY}.world_size").get("world_size")
         if world_size is None:
             raise NotFound(

@@ -59,7 +59,9 @@ class CairnStager:
         :meth:`StateDictStager.stage`."""
         if self._thread is None:
             return self._stager.stage(state_dict)
-        self._staging = self._thread.submit(self._stage_on, _current_stream(), state_dict)
+        uses_cuda = torch.cuda.is_initialized()
+        stream = torch.cuda.current_stream() if uses_cuda else None
+        self._staging = self._thread.submit(self._stage_on, stream, state_dict)
         return self._staging
 
     def _stage_on(self, stream: Any, state_dict: Any) -> Any:
@@ -77,8 +79,3 @@ class CairnStager:
         if self._thread is not None:
             self._thread.shutdown(wait=True)
         self._stager.close()
-
-
-def _current_stream() -> Any:
-    """The caller's CUDA stream; None in a process that does not use CUDA."""
-    return torch.cuda.current_stream() if torch.cuda.is_initialized() else None

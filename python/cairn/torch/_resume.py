@@ -10,7 +10,6 @@ All ranks make the same decisions:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -111,9 +110,7 @@ class Resume:
     def _newest(self, below: int | None) -> int | None:
         """The highest step that rank 0 sees, below a step if one is given, without the base."""
 
-        def work() -> bytes:
-            if self._ranks.rank > 0:
-                return b""
+        def newest() -> int | None:
             tiers = self._tiers
             steps = self._opened.native.steps() if tiers is None else tiers.steps()
             older = (
@@ -121,9 +118,9 @@ class Resume:
                 for number in steps
                 if (below is None or number < below) and number != self._options.base
             )
-            return json.dumps(max(older, default=None)).encode()
+            return max(older, default=None)
 
-        return json.loads(self._ranks.exchange(work)[0])
+        return self._ranks.on_first(newest)
 
     def _load_copies(self, number: int) -> bool:
         """Loads the first undamaged copy of a step. Returns False if all are damaged, in which case
@@ -147,11 +144,7 @@ class Resume:
         if self._tiers is None:
             return
         tiers = self._tiers
-
-        def work() -> bytes:
-            return json.dumps(tiers.copies(number)[1:] if self._ranks.rank == 0 else []).encode()
-
-        for tier in json.loads(self._ranks.exchange(work)[0]):
+        for tier in self._ranks.on_first(lambda: tiers.copies(number)[1:]):
             yield tiers.open_together(tier, self._ranks.communicator), number
 
     def _try_load(self, place: Place, number: int) -> Corrupt | None:
@@ -163,8 +156,8 @@ class Resume:
             if self._ranks.communicator is not None and not self._ranks.has_agreed_on(error):
                 raise
             problem = error
-        encoded = _encode(problem)
-        replies = [json.loads(one) for one in self._ranks.exchange(lambda: encoded)]
+        described = _described(problem)
+        replies = self._ranks.exchange_values(lambda: described)
         if problem is None:  # an error on one rank is raised on all ranks
             return None
         if any(reply is None or not reply["is_damage"] for reply in replies):
@@ -201,9 +194,8 @@ _NOTE = (
 )
 
 
-def _encode(error: Error | None) -> bytes:
+def _described(error: Error | None) -> dict[str, Any] | None:
     if error is None:
-        return b"null"
+        return None
     where = {name: getattr(error, name) for name in ("key", "file", "offset")}
-    parts = {"is_damage": isinstance(error, Corrupt), "text": str(error), "where": where}
-    return json.dumps(parts).encode("utf-8", "surrogatepass")
+    return {"is_damage": isinstance(error, Corrupt), "text": str(error), "where": where}

@@ -206,9 +206,7 @@ class Saver(Closing):
             Unavailable: a store or a mirror cannot be read. Then it is not known which step is the
                 latest; pass `step` to load one that can be read.
         """
-        options = ResumeOptions(
-            strict, on_damage, self._mirrors, self._dataloader, self._base
-        )
+        options = ResumeOptions(strict, on_damage, self._mirrors, self._dataloader, self._base)
         resume = Resume(self._store, state, options)
         try:
             self._last_step = resumed = resume.run(step)
@@ -342,10 +340,8 @@ class Saver(Closing):
             self._delete_old()
 
     def _finish_background_save(self) -> None:
-        """Waits for the background save, if there is one, and deletes old steps.
-
-        Raises the error of that save.
-        """
+        """Waits for the background save, if there is one, and deletes old steps. Raises the error
+        of that save."""
         if self._handle is not None:
             self._wait_for_save()
             self._delete_old()
@@ -389,10 +385,8 @@ class Saver(Closing):
                 self._agreement.close()
 
     def _finish_mirrors(self) -> None:
-        """Waits for the copies to mirrors, and deletes the steps that waited for them.
-
-        Raises the error of the copy of the newest step on all ranks.
-        """
+        """Waits for the copies to mirrors, and deletes the steps that waited for them. Raises the
+        error of the copy of the newest step on all ranks."""
         if not self._mirrors:
             return
         mirrors = self._store.opened.mirrors
@@ -400,7 +394,7 @@ class Saver(Closing):
         # In slices, because the ranks do not wait for each other for longer than their timeout.
         seconds = min(_MIRROR_SLICE_SECONDS, self._store.timeout / 4)
         ranks = self._store.opened.ranks
-        while ranks.exchange(lambda: b"1" if mirrors.wait(seconds) else b"0")[0] == b"0":
+        while not ranks.on_first(lambda: mirrors.wait(seconds)):
             pass
         self._delete_old()
         ranks.run_together(mirrors.raise_error)

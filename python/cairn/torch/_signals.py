@@ -48,12 +48,9 @@ class SignalWatch:
         return self._pending
 
     def follow(self, number: int) -> None:
-        """Delivers signal `number`: calls the previous handler.
-
-        If the previous handler is the default, which ends the process, raises
-        SystemExit(128 + number), so that files and stores are closed. Returns if the signal was
-        ignored, or if its handler returns.
-        """
+        """Delivers signal `number`: calls the previous handler. If the previous handler is the
+        default, which ends the process, raises SystemExit(128 + number), so that files and stores
+        are closed. Returns if the signal was ignored, or if its handler returns."""
         self._pending = 0
         previous = self._previous.get(number, signal.SIG_DFL)
         if callable(previous):

@@ -117,9 +117,7 @@ class StateDictStager(Closing):
     ) -> None:
         pinned = _chosen(_pinned_as_in_torch(pin_memory), pinned, "pin_memory and pinned")
         shared = bool(_chosen(share_memory, shared or None, "share_memory and shared"))
-        self._copies = HostCopies(
-            pinned=pinned, shared=shared, pin_min_bytes=pin_memory_min_bytes
-        )
+        self._copies = HostCopies(pinned=pinned, shared=shared, pin_min_bytes=pin_memory_min_bytes)
         self._lock = threading.Lock()
         self._last = CopiesUnderWay(None, [])
         self._closed = False

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cairn._base.addresses import is_directory
-from cairn._base.files import replace_file
+from cairn._base.files import replacing
 from cairn.errors import Corrupt, Invalid, NotFound
 
 _VERSION = 1
@@ -39,9 +39,7 @@ def write_pointer(
     path: str | os.PathLike[str], pointer: Pointer, *, is_copied: bool = False
 ) -> None:
     """Writes a pointer file, durably and at once: readers see the old file or the new one.
-
-    `is_copied`: the file will be copied to another folder, so the store has its absolute path.
-    """
+    `is_copied`: the file will be copied to another folder, so the store has its absolute path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     store = pointer.store
@@ -51,15 +49,13 @@ def write_pointer(
     fields = {"cairn": _VERSION, "store": store, "step": pointer.step}
     if pointer.prefix:
         fields["prefix"] = pointer.prefix
-    replace_file(path, json.dumps(fields), durable=True)
+    with replacing(path) as file:
+        file.write(json.dumps(fields).encode())
 
 
 def read_pointer(path: str | os.PathLike[str]) -> Pointer:
-    """Reads a pointer file.
-
-    Raises NotFound if there is no such file, Invalid if it is something else, and Corrupt if it was
-    damaged.
-    """
+    """Reads a pointer file. Raises NotFound if there is no such file, Invalid if it is something
+    else, and Corrupt if it was damaged."""
     path = Path(path)
     try:
         with open(path, "rb") as file:
@@ -87,18 +83,9 @@ def read_pointer(path: str | os.PathLike[str]) -> Pointer:
     return Pointer(store, step, prefix)
 
 
-def is_pointer(path: str | os.PathLike[str]) -> bool:
-    """Whether the path is a pointer file that can be read."""
+def find_pointer(path: str | os.PathLike[str]) -> Pointer | None:
+    """What a pointer file names; None if there is none that can be read."""
     try:
-        read_pointer(path)
+        return read_pointer(path)
     except (NotFound, Invalid, Corrupt):
-        return False
-    return True
-
-
-def split_address(text: str) -> Pointer | None:
-    """The store and the step of ``ADDRESS@STEP``; None for any other text."""
-    address, at, step = text.rpartition("@")
-    if not at or not address or not step.isdecimal():
         return None
-    return Pointer(address, int(step))

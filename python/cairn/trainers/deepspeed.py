@@ -32,9 +32,9 @@ from deepspeed.utils.tensor_fragment import fragment_address
 from cairn._base.addresses import absolute_address
 from cairn._base.patterns import literal
 from cairn._open import open as open_store
-from cairn.errors import Invalid, NotFound
+from cairn.errors import Invalid
 from cairn.store import SaveHandle, Store
-from cairn.trainers._pointers import Pointer, read_pointer, write_pointer
+from cairn.trainers._pointers import Pointer, find_pointer, read_pointer, write_pointer
 
 _TYPE = "deepspeed_type"
 _SCALERS = {one.__name__: one for one in (LossScaler, DynamicLossScaler)}
@@ -229,11 +229,8 @@ class CairnCheckpointEngine(CheckpointEngine):
 
 def _choose_step(folder: Path, address: str, store: Store) -> int:
     for file in sorted(folder.glob("*.pt")):
-        try:
-            known = read_pointer(file)
-        except (Invalid, NotFound):
-            continue
-        if known.store == address:
+        known = find_pointer(file)
+        if known is not None and known.store == address:
             return known.step  # the tag is saved again
     number = re.search(r"(\d+)$", folder.name)
     return int(number[1]) if number else max(store.steps(), default=-1) + 1

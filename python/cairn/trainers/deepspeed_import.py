@@ -190,9 +190,7 @@ def _group_options(groups: Any, shapes: list[dict[str, Any]]) -> Any:
     return [{**group, "params": list(named)} for group, named in zip(groups, shapes)]
 
 
-def _universal(
-    checkpoint: Path, allow_pickle: bool
-) -> tuple[dict[str, Any], dict[str, Any], Any]:
+def _universal(checkpoint: Path, allow_pickle: bool) -> tuple[dict[str, Any], dict[str, Any], Any]:
     """A universal checkpoint has one folder per parameter, with a file per tensor."""
     weights: dict[str, Any] = {}
     moments: dict[str, Any] = {}

@@ -18,16 +18,20 @@ import pytorch_lightning as lightning
 import torch
 from lightning_fabric.plugins import CheckpointIO
 
-from cairn._base.addresses import absolute_address, canonical_address, is_directory
+from cairn._base.addresses import (
+    absolute_address,
+    canonical_address,
+    is_directory,
+    parse_address,
+)
 from cairn._open import open as open_store
 from cairn.errors import Error, Invalid, NotFound
 from cairn.store import Store
 from cairn.torch import Saver
 from cairn.trainers._pointers import (
     Pointer,
-    is_pointer,
+    find_pointer,
     read_pointer,
-    split_address,
     write_pointer,
 )
 
@@ -157,7 +161,7 @@ class CairnCheckpointIO(CheckpointIO):
 
     def _point(self, path: Path, pointer: Pointer) -> None:
         """Writes a checkpoint file. If it replaces another one, deletes the step of that one."""
-        previous = read_pointer(path) if is_pointer(path) else None
+        previous = find_pointer(path)
         if path.is_symlink():
             path.unlink()  # do not write into the file that it refers to
         write_pointer(path, pointer)
@@ -181,7 +185,7 @@ class CairnCheckpointIO(CheckpointIO):
     def _delete(self, pointer: Pointer, path: Path) -> None:
         """Deletes a step, unless a file in the folder of `path` refers to it."""
         others = (other for other in path.parent.iterdir() if other.is_file())
-        if any(is_pointer(other) and read_pointer(other) == pointer for other in others):
+        if any(find_pointer(other) == pointer for other in others):
             return
         # A step that cannot be deleted costs only space.
         try:
@@ -209,9 +213,9 @@ class CairnCheckpointIO(CheckpointIO):
 
 
 def _locate(path: Any) -> Pointer:
-    text = os.fspath(path)
-    given = None if os.path.exists(text) else split_address(text)
-    return read_pointer(text) if given is None else given
+    given = parse_address(path)
+    is_step = isinstance(given.step, int)
+    return Pointer(given.store, given.step) if is_step else read_pointer(path)
 
 
 def _free_step(store: Store, wanted: int) -> int:

@@ -302,9 +302,5 @@ def _separate(by_key: dict[str, list[Any]]) -> tuple[dict[str, Any], dict[str, A
     return tensors, {key: found for key, found in by_key.items() if key not in tensors}
 
 
-register_default_strategy(
-    StrategyAction.SAVE_SHARDED, BACKEND, VERSION, CairnSaveStrategy()
-)
-register_default_strategy(
-    StrategyAction.LOAD_SHARDED, BACKEND, VERSION, CairnLoadStrategy()
-)
+register_default_strategy(StrategyAction.SAVE_SHARDED, BACKEND, VERSION, CairnSaveStrategy())
+register_default_strategy(StrategyAction.LOAD_SHARDED, BACKEND, VERSION, CairnLoadStrategy())
