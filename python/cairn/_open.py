@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cairn._base.addresses import absolute_address
-from cairn._base.credentials import GivenCredentials, credentials_function
-from cairn._base.open_options import OpenOptions
+from cairn._base.open_options import GivenCredentials, OpenOptions, credentials_function
 from cairn.store import Store
 
 if TYPE_CHECKING:

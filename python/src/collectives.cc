@@ -1,15 +1,26 @@
-// State-dict collectives with results as torch tensors.
+// Conversion of state dicts between shards and complete tensors, for cairn/state_dict/.
+//
+// Functions raise the errors of core/collectives/state_dict_collectives.h. They return a list of
+// (FQN, dtype code, shape, bytes), where the bytes are a torch tensor of uint8 over memory that it
+// keeps alive, or None for tensors without elements. The memory of one call is one region, which
+// is freed with the last tensor in it. All require the GIL.
 
-#include "python/src/collectives.h"
-
+#include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
 
+#include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "core/collectives/state_dict_collectives.h"
+#include "python/src/bindings.h"
+#include "python/src/communicator_binding.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
+#include "python/src/flatten.h"
 #include "python/src/gil.h"
 
 namespace cairn::python {
@@ -60,13 +71,15 @@ std::vector<bool> LeavesWithoutMemory(const core::StateDict& target) {
   return result;
 }
 
-}  // namespace
-
+// Returns every sharded tensor of `state` as a complete tensor, on the ranks of `ranks_only` (on
+// all ranks if it is empty). Tensors of `targets`, tuples (FQN, dtype code, shape, strides,
+// address, device), are written to that memory and not returned; all others are in host memory.
+// Collective.
 nb::list GatherShards(CommunicatorBinding& communicator, const Batch& state, nb::handle ranks_only,
-                      nb::list targets, const DeviceTransfer& transfer) {
+                      nb::list targets, bool by_nccl, const Streams& streams) {
   core::GatherOptions options;
   options.cpu_offload = true;
-  options.streams = transfer.streams;
+  options.streams = ToStreams(streams);
   for (const nb::handle item : targets) {
     const auto fields = nb::cast<nb::tuple>(item);
     options.targets[FromPyText(nb::cast<nb::str>(fields[0]))] = {
@@ -80,8 +93,7 @@ nb::list GatherShards(CommunicatorBinding& communicator, const Batch& state, nb:
     options.ranks_only.push_back(static_cast<int>(rank));
   }
   auto gathered = communicator.Use([&](core::Communicator& ranks) -> Result<core::HostState> {
-    CAIRN_TRY_ASSIGN(options.tensor_communicator,
-                     communicator.TensorCommunicator(transfer.by_nccl));
+    CAIRN_TRY_ASSIGN(options.tensor_communicator, communicator.TensorCommunicator(by_nccl));
     return core::GatherStateDict(state.state, ranks, options);
   });
   std::vector<bool> wanted;
@@ -91,28 +103,42 @@ nb::list GatherShards(CommunicatorBinding& communicator, const Batch& state, nb:
   return ToPyTensors(Unwrap(std::move(gathered)), wanted);
 }
 
+// Distributes rank 0's tensors `full` to `target`: shards are written to their memory. Shards
+// without memory, and complete tensors for leaves of `target` that are plain values, are returned.
+// Collective.
 nb::list BroadcastToShards(CommunicatorBinding& communicator, const Batch& full, Batch& target,
-                           const DeviceTransfer& transfer) {
+                           bool by_nccl, const Streams& streams) {
   const std::vector<bool> wanted = LeavesWithoutMemory(target.state);
   core::BroadcastOptions options;
-  options.streams = transfer.streams;
+  options.streams = ToStreams(streams);
   auto result = communicator.Use([&](core::Communicator& ranks) -> Result<core::HostState> {
-    CAIRN_TRY_ASSIGN(options.tensor_communicator,
-                     communicator.TensorCommunicator(transfer.by_nccl));
+    CAIRN_TRY_ASSIGN(options.tensor_communicator, communicator.TensorCommunicator(by_nccl));
     return core::BroadcastStateDict(full.state, core::StateTarget(target.state), ranks, options);
   });
   return ToPyTensors(Unwrap(std::move(result)), wanted);
 }
 
+// BroadcastToShards for tensors `full` that every rank has. Not collective.
 nb::list DistributeToShards(const Batch& full, Batch& target, uint32_t rank,
-                            std::vector<core::DeviceStream> streams) {
+                            const Streams& streams) {
   const std::vector<bool> wanted = LeavesWithoutMemory(target.state);
   auto result = [&] {
     const GilRelease no_gil;
     return core::DistributeStateDict(full.state, core::StateTarget(target.state), rank,
-                                     {.streams = std::move(streams)});
+                                     {.streams = ToStreams(streams)});
   }();
   return ToPyTensors(Unwrap(std::move(result)), wanted);
+}
+
+}  // namespace
+
+void BindCollectives(nb::module_& m) {
+  m.def("gather_shards", &GatherShards, nb::arg("communicator"), nb::arg("state"),
+        nb::arg("ranks_only"), nb::arg("targets"), nb::arg("by_nccl"), nb::arg("streams"));
+  m.def("broadcast_to_shards", &BroadcastToShards, nb::arg("communicator"), nb::arg("full"),
+        nb::arg("target"), nb::arg("by_nccl"), nb::arg("streams"));
+  m.def("distribute_to_shards", &DistributeToShards, nb::arg("full"), nb::arg("target"),
+        nb::arg("rank"), nb::arg("streams"));
 }
 
 }  // namespace cairn::python

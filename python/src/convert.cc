@@ -105,6 +105,14 @@ std::byte* FromPyAddress(nb::handle number) {
   return reinterpret_cast<std::byte*>(FromPyNumber(number));
 }
 
+std::vector<core::DeviceStream> ToStreams(const Streams& streams) {
+  std::vector<core::DeviceStream> result;
+  for (const auto& [device, stream] : streams) {
+    result.push_back({.device = device, .stream = reinterpret_cast<void*>(stream)});
+  }
+  return result;
+}
+
 core::KeyPatterns ParsePatterns(nb::list patterns) {
   std::vector<std::string> texts;
   for (nb::handle pattern : patterns) texts.push_back(FromPyText(pattern));

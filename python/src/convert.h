@@ -1,15 +1,18 @@
 #pragma once
-/// Conversion between Python objects and Cairn's types: texts, numbers, plain values.
+/// Conversion between Python objects and Cairn's types: texts, numbers, streams, plain values.
 ///
 /// All functions require the GIL.
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "core/device/device.h"
 #include "core/state_dict/key_pattern.h"
 #include "core/state_dict/value.h"
 
@@ -31,6 +34,10 @@ nb::tuple ToPyNumbers(std::span<const uint64_t> numbers);
 
 /// Converts an address that Python code represents as an int; 0 is null.
 std::byte* FromPyAddress(nb::handle number);
+
+/// Pairs of a device and the address of a stream.
+using Streams = std::vector<std::pair<int, uintptr_t>>;
+std::vector<core::DeviceStream> ToStreams(const Streams& streams);
 
 /// Parses a list of str. Raises Invalid for a malformed pattern.
 core::KeyPatterns ParsePatterns(nb::list patterns);

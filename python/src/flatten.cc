@@ -6,7 +6,6 @@
 #include <map>
 #include <set>
 
-#include "python/src/collection_pause.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 #include "python/src/gil.h"

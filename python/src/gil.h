@@ -1,6 +1,7 @@
 #pragma once
-/// The interpreter lock (GIL) on threads that may outlive Python. Nothing else in this module
-/// releases or takes it, and Python code is called through RunPython.
+/// The interpreter lock (GIL) on threads that may outlive Python, and pauses of its collector.
+/// Nothing else in this module releases or takes the lock, and Python code is called through
+/// RunPython.
 ///
 /// Python does not wait for daemon threads when it ends. A thread that then asks for the GIL never
 /// gets it. Until 3.13, CPython ends such a thread with pthread_exit, which unwinds the stack: the
@@ -67,6 +68,22 @@ class GilAcquire {
  private:
   const bool is_held_;
   PyGILState_STATE state_{};
+};
+
+/// Turns Python's cyclic collector off during its lifetime, for code that creates many objects that
+/// all stay alive: the collector would visit all objects again after every few hundred new ones.
+/// Does nothing if the collector is off already. Requires the GIL.
+class CollectionPause {
+ public:
+  CollectionPause() : was_on_(PyGC_Disable() != 0) {}
+  ~CollectionPause() {
+    if (was_on_) PyGC_Enable();
+  }
+  CollectionPause(const CollectionPause&) = delete;
+  CollectionPause& operator=(const CollectionPause&) = delete;
+
+ private:
+  const bool was_on_;
 };
 
 /// Stops each thread that CPython unwinds and that no RunPython has stopped. Called once.

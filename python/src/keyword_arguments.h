@@ -23,7 +23,7 @@ core::SaveOptions ToSaveOptions(const nb::kwargs& arguments, nb::tuple* names = 
 /// Returns the names of all options that ToSaveOptions knows.
 nb::tuple SaveOptionNames();
 
-/// Returns the options of Store: `take_over`, `credentials` (credentials_function.h), and `grace`
+/// Returns the options of Store: `take_over`, `credentials` (a function), and `grace`
 /// in seconds, which has the default of kv::StoreOptions if it is absent or None. Raises TypeError
 /// for other names and for values of a wrong type, and Invalid for a negative `grace`. Requires the
 /// GIL.

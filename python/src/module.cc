@@ -1,7 +1,6 @@
 // The extension module cairn._cairn. It is private to the package: users use cairn.Store.
 
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -11,31 +10,24 @@
 
 #include "core/base/close_name.h"
 #include "core/device/device.h"
-#include "core/load/map.h"
 #include "core/save/check_save.h"
 #include "core/step/contents.h"
-#include "core/tensor/element_cast.h"
+#include "core/upkeep/scrub.h"
 #include "kv/base/step_info.h"
 #include "kv/storage/open/open_storage.h"
-#include "python/src/collectives.h"
+#include "python/src/bindings.h"
 #include "python/src/communicator_binding.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
-#include "python/src/export_converted.h"
-#include "python/src/expression.h"
-#include "python/src/file_order.h"
 #include "python/src/flatten.h"
 #include "python/src/gil.h"
 #include "python/src/keyword_arguments.h"
 #include "python/src/load_plan.h"
-#include "python/src/new_tensors.h"
 #include "python/src/placements.h"
 #include "python/src/progress_function.h"
-#include "python/src/reports.h"
+#include "python/src/save_handle_binding.h"
 #include "python/src/step_contents.h"
-#include "python/src/step_part_binding.h"
 #include "python/src/store_binding.h"
-#include "python/src/streams.h"
 
 #ifdef CAIRN_HAS_CUDA
 #include "cuda/backend.h"
@@ -44,40 +36,10 @@
 namespace cairn::python {
 namespace {
 
-using TorchBytes = nb::ndarray<nb::pytorch, uint8_t, nb::ndim<1>>;
-using NumpyBytes = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
-
-DeviceTransfer ToTransfer(bool by_nccl, const Streams& streams) {
-  return {.by_nccl = by_nccl, .streams = ToStreams(streams)};
-}
-
-// Casts row-major elements at an address to others. Requires a cast that core has.
-void CastElements(uint8_t from, nb::handle source, uint8_t to, nb::handle target, uint64_t count) {
-  const auto cast =
-      core::FindElementCast(static_cast<core::DType>(from), static_cast<core::DType>(to));
-  if (cast == nullptr) ThrowInvalid("there is no conversion between these dtypes");
-  const std::byte* const begin = FromPyAddress(source);
-  std::byte* const made = FromPyAddress(target);
-  const GilRelease no_gil;
-  cast(begin, made, count);
-}
-
 // Returns why core cannot use devices, or None if it can.
 nb::object DeviceProblem() {
   const auto backend = core::FindDeviceBackend();
   return backend ? nb::none() : ToPyText(backend.error().message);
-}
-
-// The const_cast is needed because torch has no read-only tensors; the mapping is private, so that
-// a write stays in this process.
-TorchBytes AsTorchBytes(nb::handle_t<MappedBinding> self) {
-  const auto bytes = nb::cast<const MappedBinding&>(self).tensor().bytes;
-  return TorchBytes(const_cast<std::byte*>(bytes.data()), {bytes.size()}, self);
-}
-
-NumpyBytes AsNumpyBytes(nb::handle_t<MappedBinding> self) {
-  const auto bytes = nb::cast<const MappedBinding&>(self).tensor().bytes;
-  return NumpyBytes(bytes.data(), {bytes.size()}, self);
 }
 
 nb::dict DTypeTable() {
@@ -185,17 +147,6 @@ void BindLoading(nb::module_& m) {
       .def("request_shard", &LoadPlan::RequestShard)
       .def("node", &LoadPlan::ToPyNode)
       .def_prop_ro("requests", &LoadPlan::requests);
-  m.def("cast_elements", &CastElements);
-  nb::class_<Expression>(m, "Expression")
-      .def(nb::init<nb::str, nb::list>(), nb::arg("text"), nb::arg("templates"))
-      .def_prop_ro("group_count", &Expression::group_count)
-      .def("derive", &Expression::Derive, nb::arg("key"));
-  m.def("export_converted", &ExportConverted, nb::arg("store"), nb::arg("contents"),
-        nb::arg("target"), nb::arg("load"), nb::arg("is_model"), nb::arg("max_shard_bytes"),
-        nb::arg("overwrite"));
-  m.def("request_new_tensors", &RequestNewTensors, nb::arg("contents"), nb::arg("requests"));
-  m.def("request_new_device_tensors", &RequestNewDeviceTensors, nb::arg("contents"),
-        nb::arg("requests"), nb::arg("device"));
   m.def("shard_of", &ShardOf, nb::arg("shape"), nb::arg("mesh_sizes"), nb::arg("placements"),
         nb::arg("rank"));
   m.def(
@@ -204,8 +155,6 @@ void BindLoading(nb::module_& m) {
         return core::FindCloseName(name, names);
       },
       nb::arg("name"), nb::arg("names"));
-  m.def("new_large_tensor", &NewLargeTensor, nb::arg("dtype"), nb::arg("shape"));
-  m.def("new_pinned_tensor", &NewPinnedTensor, nb::arg("dtype"), nb::arg("shape"));
 }
 
 void BindHandles(nb::module_& m) {
@@ -219,76 +168,6 @@ void BindHandles(nb::module_& m) {
   nb::class_<core::BackgroundScrub>(m, "BackgroundScrub")
       .def("state", [](const core::BackgroundScrub& self) { return self.state(); })
       .def("stop", &core::BackgroundScrub::Stop, nb::call_guard<GilRelease>());
-  nb::class_<core::MapCheck>(m, "MapCheck").def("run", &RunMapCheck);
-  nb::class_<MappedBinding>(m, "Mapped")
-      .def("torch_bytes", &AsTorchBytes)
-      .def("numpy_bytes", &AsNumpyBytes);
-}
-
-void BindStore(nb::module_& m) {
-  nb::class_<StoreBinding> store(m, "Store");
-  store
-      .def(
-          "__init__",
-          [](StoreBinding* self, nb::str address, bool writable,
-             std::shared_ptr<CommunicatorBinding> communicator, nb::kwargs options) {
-            new (self) StoreBinding(FromPyText(address), writable, std::move(communicator),
-                                    ToStoreOptions(options));
-          },
-          nb::arg("address"), nb::arg("writable"), nb::arg("communicator").none(),
-          nb::arg("options"))
-      .def(
-          "save",
-          [](StoreBinding& self, uint64_t step, const Batch& batch, nb::kwargs options) {
-            return self.Save(step, batch, ToSaveOptions(options));
-          },
-          nb::arg("step"), nb::arg("batch"), nb::arg("options"))
-      .def(
-          "save_async",
-          [](StoreBinding& self, uint64_t step, const Batch& batch, nb::kwargs options) {
-            return self.SaveAsync(step, batch, ToSaveOptions(options));
-          },
-          nb::arg("step"), nb::arg("batch"), nb::arg("options"))
-      .def("steps", &StoreBinding::Steps)
-      .def("uuid", &StoreBinding::Uuid)
-      .def(
-          "copy_from",
-          [](StoreBinding& self, const StoreBinding& source, nb::object progress,
-             nb::kwargs options) {
-            return self.CopyFrom(source, ToCopyOptions(options), std::move(progress));
-          },
-          nb::arg("source"), nb::arg("progress").none(), nb::arg("options"))
-      .def("contents", &StoreBinding::List, nb::arg("step").none(), nb::arg("patterns"))
-      .def("statistics", &StoreBinding::FindStatistics, nb::arg("contents"))
-      .def("file_order", &ToPyFileOrder, nb::arg("contents"))
-      .def("extension", &StoreBinding::FindExtension, nb::arg("step"), nb::arg("name"))
-      .def(
-          "load",
-          [](const StoreBinding& self, const kv::StepInfo& step, const Requests& requests,
-             const Streams& streams, const StepContents* contents, bool read_once, bool by_nccl) {
-            return self.Load(step, requests, read_once, ToTransfer(by_nccl, streams), contents);
-          },
-          nb::arg("step"), nb::arg("requests"), nb::arg("streams"),
-          nb::arg("contents").none() = nb::none(), nb::arg("read_once") = false,
-          nb::arg("by_nccl") = false)
-      .def(
-          "update",
-          [](const StoreBinding& self, const kv::StepInfo& base, const kv::StepInfo& step,
-             const Requests& requests, const Streams& streams, bool all_shards) {
-            return self.Update(base, step, requests, all_shards, ToTransfer(false, streams));
-          },
-          nb::arg("base"), nb::arg("step"), nb::arg("requests"), nb::arg("streams"),
-          nb::arg("all_shards"))
-      .def("await_change", &StoreBinding::AwaitChange, nb::arg("seconds"))
-      .def("map", &StoreBinding::Map)
-      .def("map_new_tensors", &MapNewTensors)
-      .def("scrub", &StoreBinding::Scrub, nb::arg("max_bytes_per_second"), nb::arg("every_seconds"))
-      .def("find_damaged", &StoreBinding::FindDamaged, nb::arg("contents"))
-      .def("check_chunks", &StoreBinding::CheckChunks, nb::arg("step"), nb::arg("fqn"))
-      .def("compare", &StoreBinding::Compare)
-      .def("close", &StoreBinding::Close)
-      .def("abandon", &StoreBinding::Abandon);
-  StoreBinding::BindVersions(store);
 }
 
 void BindCommunicator(nb::module_& m) {
@@ -308,28 +187,6 @@ void BindCommunicator(nb::module_& m) {
       .def("disconnect_devices", &CommunicatorBinding::DisconnectDevices)
       .def("leave", &CommunicatorBinding::Leave);
   m.def("describe_nccl", &DescribeNccl);
-  m.def(
-      "gather_shards",
-      [](CommunicatorBinding& communicator, const Batch& state, nb::handle ranks_only,
-         nb::list targets, bool by_nccl, const Streams& streams) {
-        return GatherShards(communicator, state, ranks_only, targets, ToTransfer(by_nccl, streams));
-      },
-      nb::arg("communicator"), nb::arg("state"), nb::arg("ranks_only"), nb::arg("targets"),
-      nb::arg("by_nccl"), nb::arg("streams"));
-  m.def(
-      "broadcast_to_shards",
-      [](CommunicatorBinding& communicator, const Batch& full, Batch& target, bool by_nccl,
-         const Streams& streams) {
-        return BroadcastToShards(communicator, full, target, ToTransfer(by_nccl, streams));
-      },
-      nb::arg("communicator"), nb::arg("full"), nb::arg("target"), nb::arg("by_nccl"),
-      nb::arg("streams"));
-  m.def(
-      "distribute_to_shards",
-      [](const Batch& full, Batch& target, uint32_t rank, const Streams& streams) {
-        return DistributeToShards(full, target, rank, ToStreams(streams));
-      },
-      nb::arg("full"), nb::arg("target"), nb::arg("rank"), nb::arg("streams"));
 }
 
 }  // namespace
@@ -349,6 +206,9 @@ NB_MODULE(_cairn, m) {
   cairn::python::BindLoading(m);
   cairn::python::BindHandles(m);
   cairn::python::BindCommunicator(m);
-  cairn::python::BindStore(m);
+  auto store = cairn::python::StoreBinding::Bind(m);
+  cairn::python::BindNewTensors(m, store);
+  cairn::python::BindConversions(m);
+  cairn::python::BindCollectives(m);
   cairn::python::BindStepPart(m);
 }

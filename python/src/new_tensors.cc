@@ -1,35 +1,93 @@
-// Arenas for small tensors, separate blocks for large ones.
+// Torch tensors for what is read: in new memory, or over mapped bytes.
 
-#include "python/src/new_tensors.h"
-
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <new>
 #include <optional>
+#include <string>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "core/device/device.h"
+#include "core/load/map.h"
 #include "core/step/contents.h"
-#include "python/src/collection_pause.h"
+#include "kv/base/aligned_bytes.h"
+#include "kv/base/div.h"
+#include "python/src/bindings.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
-#include "python/src/fresh_memory.h"
 #include "python/src/gil.h"
+#include "python/src/load_plan.h"
+#include "python/src/store_binding.h"
 #include "python/src/torch_access.h"
 
 namespace cairn::python {
 namespace {
 
-constexpr uint64_t kAlignmentBytes = 64;  // as of torch's allocator, and of values in segments
+using TorchBytes = nb::ndarray<nb::pytorch, uint8_t, nb::ndim<1>>;
+using NumpyBytes = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
 
+// Tensors of at least this size have separate memory; smaller ones share arenas.
+constexpr uint64_t kOwnMemoryBytes = uint64_t{1} << 20;
+// Limit of an arena. It is freed with its last tensor, so this is the most that one small tensor
+// can keep allocated.
+constexpr uint64_t kArenaBytes = uint64_t{32} << 20;
+constexpr uint64_t kAlignmentBytes = 64;  // as of torch's allocator, and of values in segments
 constexpr uint64_t kMaxBlockBytes = uint64_t{1} << 60;
 
-constexpr uint64_t Aligned(uint64_t bytes) {
-  return (bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;
-}
+// Zeroed memory in one mapping, divided into blocks that are freed separately.
+//
+// Uses huge pages if the system has them: touching new memory in pages of 4 KiB costs several times
+// as much as the copy into it. One mapping per block would have small pages at its end, and only
+// small pages if it is below 4 MiB; and the number of mappings of a process is limited.
+//
+// Ownership: blocks own their pages and may outlive this object. Threads: one at a time; blocks may
+// be freed on any thread.
+class FreshMemory {
+ public:
+  // Returns the memory that a block takes: `bytes` rounded up to a multiple of the page size.
+  static uint64_t BlockBytes(uint64_t bytes) {
+    static const auto page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+    return RoundUp(bytes, page_bytes);
+  }
+
+  // Maps `total_bytes`, the sum of BlockBytes of all blocks. Throws std::bad_alloc.
+  explicit FreshMemory(uint64_t total_bytes) : left_bytes_(total_bytes) {
+    if (total_bytes == 0) return;
+    next_ = kv::MapAligned(total_bytes, kv::kHugePageBytes);
+    if (next_ == nullptr) throw std::bad_alloc();
+    (void)madvise(next_, total_bytes, MADV_HUGEPAGE);  // only advice: without it, memory is slower
+  }
+  // Unmaps what was not taken.
+  ~FreshMemory() {
+    if (left_bytes_ > 0) (void)munmap(next_, left_bytes_);
+  }
+  FreshMemory(const FreshMemory&) = delete;
+  FreshMemory& operator=(const FreshMemory&) = delete;
+
+  // Returns the next block, which begins at a page boundary, as direct reads require. It is
+  // unmapped with its last reference. Requires that BlockBytes(bytes) of the total are left.
+  std::shared_ptr<std::byte> Take(uint64_t bytes) {
+    const uint64_t taken_bytes = BlockBytes(bytes);
+    CAIRN_CHECK(taken_bytes <= left_bytes_);
+    std::byte* begin = next_;
+    next_ += taken_bytes;
+    left_bytes_ -= taken_bytes;
+    return {begin, [taken_bytes](std::byte* block) { (void)munmap(block, taken_bytes); }};
+  }
+
+ private:
+  std::byte* next_ = nullptr;
+  uint64_t left_bytes_ = 0;
+};
 
 // Returns the leaves that are torch tensors without shared memory, in key order.
 std::vector<uint32_t> UnsharedTensorLeaves(const StepContents& contents, const TorchAccess& torch) {
@@ -84,12 +142,12 @@ std::vector<std::shared_ptr<std::byte>> Allocate(const std::vector<uint64_t>& si
       blocks_bytes.push_back(bytes);
       continue;
     }
-    if (!arena || blocks_bytes[*arena] + Aligned(bytes) > kArenaBytes) {
+    if (!arena || blocks_bytes[*arena] + RoundUp(bytes, kAlignmentBytes) > kArenaBytes) {
       arena = blocks_bytes.size();
       blocks_bytes.push_back(0);
     }
     positions.push_back({*arena, blocks_bytes[*arena]});
-    blocks_bytes[*arena] += Aligned(bytes);
+    blocks_bytes[*arena] += RoundUp(bytes, kAlignmentBytes);
   }
   FreshMemory fresh(TotalBytes(blocks_bytes));
   std::vector<std::shared_ptr<std::byte>> blocks;
@@ -118,8 +176,13 @@ NewTensorLeaves FindNewTensorLeaves(const StepContents& contents) {
   return found;
 }
 
-}  // namespace
-
+// Returns, by leaf, a new tensor for each leaf that is a torch tensor without shared memory, and
+// None for all other leaves, which the Python side creates. Adds the reads into the tensors to
+// `requests`.
+//
+// Small tensors are in arenas in key order, as they are in segments, so that adjacent reads have
+// adjacent targets. The storage of each tensor has the size of the tensor. Raises Invalid if torch
+// is missing.
 nb::list RequestNewTensors(const StepContents& contents, Requests& requests) {
   const CollectionPause pause;
   auto [leaves, tensors] = FindNewTensorLeaves(contents);
@@ -137,6 +200,8 @@ nb::list RequestNewTensors(const StepContents& contents, Requests& requests) {
   return tensors;
 }
 
+// RequestNewTensors for `device`, which C++ must be able to access: the tensors are allocated by
+// PyTorch.
 nb::list RequestNewDeviceTensors(const StepContents& contents, Requests& requests,
                                  nb::handle device) {
   const CollectionPause pause;
@@ -161,6 +226,57 @@ nb::list RequestNewDeviceTensors(const StepContents& contents, Requests& request
   return tensors;
 }
 
+// A mapped tensor. The arrays created from it keep it, and so the mapping, alive.
+struct Mapped {
+  core::MappedTensor tensor;
+};
+
+// torch has no read-only tensors; the mapping is private, so that a write stays in this process.
+TorchBytes AsTorchBytes(nb::handle_t<Mapped> self) {
+  const auto bytes = nb::cast<const Mapped&>(self).tensor.bytes;
+  return TorchBytes(const_cast<std::byte*>(bytes.data()), {bytes.size()}, self);
+}
+
+NumpyBytes AsNumpyBytes(nb::handle_t<Mapped> self) {
+  const auto bytes = nb::cast<const Mapped&>(self).tensor.bytes;
+  return NumpyBytes(bytes.data(), {bytes.size()}, self);
+}
+
+// Requires a dtype that `torch` can wrap.
+nb::object WrapMapped(core::MappedTensor mapped, const core::TensorInfo& info,
+                      const TorchAccess& torch) {
+  auto* const data = const_cast<std::byte*>(mapped.bytes.data());
+  return torch.Wrap({std::move(mapped.mapping), data}, info.dtype, info.shape);
+}
+
+// Returns a list and a MapCheck. The list has for each TensorInfo of `tensors` its mapped bytes, or
+// None if they cannot be mapped. The bytes are a torch tensor of the dtype and shape if `as_torch`
+// (one bool per tensor) is true and torch accepts memory of that dtype; otherwise they are a
+// Mapped.
+nb::tuple MapTensors(const StoreBinding& store, const kv::StepInfo& step, nb::list tensors,
+                     nb::list as_torch) {
+  std::vector<std::string> fqns;
+  for (nb::handle info : tensors) fqns.push_back(nb::cast<const core::TensorInfo&>(info).fqn);
+  core::UncheckedMap mapped = store.MapBytes(step, fqns);
+  const TorchAccess torch;
+  const CollectionPause pause;
+  nb::list wrapped;
+  for (size_t i = 0; i < mapped.tensors.size(); ++i) {
+    const auto& info = nb::cast<const core::TensorInfo&>(tensors[i]);
+    if (!mapped.tensors[i]) {
+      wrapped.append(nb::none());
+    } else if (nb::cast<bool>(as_torch[i]) && torch.CanWrap(info.dtype)) {
+      wrapped.append(WrapMapped(*std::move(mapped.tensors[i]), info, torch));
+    } else {
+      wrapped.append(nb::cast(Mapped{*std::move(mapped.tensors[i])}));
+    }
+  }
+  return nb::make_tuple(wrapped, std::const_pointer_cast<core::MapCheck>(mapped.check));
+}
+
+// Returns a list and the MapCheck of its tensors, or None. The list has, by leaf, a mapped tensor
+// for each leaf that is a torch tensor without shared memory and can be mapped, and None for all
+// other leaves, which the Python side creates.
 nb::tuple MapNewTensors(const StoreBinding& store, const StepContents& contents) {
   auto [leaves, tensors] = FindNewTensorLeaves(contents);
   if (leaves.empty()) return nb::make_tuple(tensors, nb::none());
@@ -178,6 +294,7 @@ nb::tuple MapNewTensors(const StoreBinding& store, const StepContents& contents)
   return nb::make_tuple(tensors, std::const_pointer_cast<core::MapCheck>(mapped.check));
 }
 
+// Checks mapped tensors, without the GIL. Raises Corrupt if bytes do not match their digests.
 void RunMapCheck(const core::MapCheck& check) {
   SignalWatch watch;
   const auto result = [&] {
@@ -188,6 +305,9 @@ void RunMapCheck(const core::MapCheck& check) {
   Unwrap(Result<void>(result));
 }
 
+// Returns a new row-major tensor with separate memory; or None if the caller should use
+// torch.empty: for small tensors, and for dtypes and versions of torch that TorchAccess cannot
+// wrap.
 nb::object NewLargeTensor(uint8_t dtype, nb::handle shape) {
   const auto code = static_cast<core::DType>(dtype);
   const std::vector<uint64_t> sizes = FromPyNumbers(shape);
@@ -198,6 +318,9 @@ nb::object NewLargeTensor(uint8_t dtype, nb::handle shape) {
   return torch.Wrap(Allocate({*bytes}).front(), code, sizes);
 }
 
+// Returns a new row-major tensor of zeros in separate page-locked memory; None for dtypes and
+// versions of torch that TorchAccess cannot wrap. Requires a shape with elements. Raises
+// Unavailable if no more memory can be page-locked, and Invalid if no device backend is available.
 nb::object NewPinnedTensor(uint8_t dtype, nb::handle shape) {
   const auto code = static_cast<core::DType>(dtype);
   const std::vector<uint64_t> sizes = FromPyNumbers(shape);
@@ -210,6 +333,21 @@ nb::object NewPinnedTensor(uint8_t dtype, nb::handle shape) {
   }());
   const auto owner = std::make_shared<core::HostMemory>(std::move(memory));
   return torch.Wrap({owner, owner->bytes().data()}, code, sizes);
+}
+
+}  // namespace
+
+void BindNewTensors(nb::module_& m, nb::class_<StoreBinding>& store) {
+  nb::class_<core::MapCheck>(m, "MapCheck").def("run", &RunMapCheck);
+  nb::class_<Mapped>(m, "Mapped")
+      .def("torch_bytes", &AsTorchBytes)
+      .def("numpy_bytes", &AsNumpyBytes);
+  store.def("map", &MapTensors).def("map_new_tensors", &MapNewTensors);
+  m.def("request_new_tensors", &RequestNewTensors, nb::arg("contents"), nb::arg("requests"));
+  m.def("request_new_device_tensors", &RequestNewDeviceTensors, nb::arg("contents"),
+        nb::arg("requests"), nb::arg("device"));
+  m.def("new_large_tensor", &NewLargeTensor, nb::arg("dtype"), nb::arg("shape"));
+  m.def("new_pinned_tensor", &NewPinnedTensor, nb::arg("dtype"), nb::arg("shape"));
 }
 
 }  // namespace cairn::python

@@ -1,7 +1,13 @@
 #pragma once
-/// Objects that do not survive a fork.
+/// Objects that do not survive a fork, and the exit of a forked child.
 
+#include <pthread.h>
 #include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "python/src/errors.h"
 
 namespace cairn::python {
 
@@ -10,14 +16,31 @@ class ProcessGuard {
  public:
   bool is_same_process() const { return pid_ == getpid(); }
   /// Raises Invalid in a forked child. Requires the GIL.
-  void Check() const;
+  void Check() const {
+    if (is_same_process()) return;
+    Throw(Error{.code = ErrorCode::kFailedPrecondition,
+                .message = "this store was opened before a fork and cannot be used in the child: "
+                           "open it again here, or start workers with 'spawn'"});
+  }
 
  private:
   pid_t pid_ = getpid();
 };
 
-/// Lets forked children of this process exit although they lack the threads that RocksDB would
-/// join. Call it whenever a store is opened; only the first call has an effect.
-void LetForkedChildrenExit();
+/// Lets forked children of this process exit. RocksDB joins its threads in a static destructor; a
+/// child does not have them and would wait forever in exit(). It therefore ends before static
+/// destructors run, when Python is finalized. Call it whenever a store is opened; only the first
+/// call has an effect.
+inline void LetForkedChildrenExit() {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] {
+    on_exit(
+        [](int status, void*) {
+          std::fflush(nullptr);
+          _exit(status);
+        },
+        nullptr);
+  });
+  (void)registered;  // fails only without memory; then the child waits in exit()
+}
 
 }  // namespace cairn::python

@@ -2,6 +2,7 @@
 
 #include "python/src/reports.h"
 
+#include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
@@ -22,6 +23,7 @@
 #include "kv/base/retention.h"
 #include "kv/maintain/compact_options.h"
 #include "kv/store.h"
+#include "python/src/bindings.h"
 #include "python/src/convert.h"
 
 namespace cairn::python {

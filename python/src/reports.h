@@ -1,7 +1,5 @@
 #pragma once
-/// The reports of a store as Python classes with named attributes, which cannot be changed.
-
-#include <nanobind/nanobind.h>
+/// The reports of a store that C++ makes for Python out of others.
 
 #include <string>
 #include <vector>
@@ -23,9 +21,5 @@ struct MergedStep : core::SaveReport {
   MergedStep() = default;
   uint64_t bytes_read = 0;
 };
-
-/// Adds the classes to the extension module. Two of them are equal if all attributes are; those
-/// that the package exports can be pickled.
-void BindReports(nanobind::module_& m);
 
 }  // namespace cairn::python

@@ -10,10 +10,10 @@
 #include <string>
 #include <string_view>
 
-#include "python/src/collection_pause.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
-#include "python/src/tensor_subclasses.h"
+#include "python/src/gil.h"
+#include "python/src/walk.h"
 
 namespace cairn::python {
 namespace {
@@ -70,6 +70,13 @@ std::vector<uint64_t> PlaceStrides(const core::TensorInfo& info) {
     if (info.shape[d] <= 1) strides[d] = 0;
   }
   return strides;
+}
+
+// Returns the tensor that the dict `items` describes, by a call of `rebuild` with it and its FQN.
+nb::object Rebuild(nb::handle rebuild, nb::handle items, std::string_view fqn_of_description) {
+  fqn_of_description.remove_suffix(kSubclassKey.size());
+  if (fqn_of_description.ends_with('.')) fqn_of_description.remove_suffix(1);
+  return RunPython([&] { return rebuild(items, ToPyText(fqn_of_description)); });
 }
 
 // Finds records, which are in key order, by name. Leaves are mostly in the same order.
@@ -173,6 +180,19 @@ nb::list StepContents::ToPyFqns() const {
   nb::list fqns;
   for (const core::Leaf& leaf : leaves_) fqns.append(ToPyText(leaf.fqn));
   return fqns;
+}
+
+nb::list StepContents::LeavesOf(const std::vector<size_t>& tensors) const {
+  constexpr size_t kNoLeaf = ~size_t{0};  // the hidden owner of aliases
+  std::vector<size_t> leaves(contents_.tensors.size(), kNoLeaf);
+  for (size_t leaf = 0; leaf < leaves_.size(); ++leaf) {
+    if (core::IsTensor(kind(leaf))) leaves[slots_[leaf]] = leaf;
+  }
+  nb::list result;
+  for (const size_t tensor : tensors) {
+    if (leaves[tensor] != kNoLeaf) result.append(leaves[tensor]);
+  }
+  return result;
 }
 
 nb::object StepContents::FindTensor(nb::str fqn) const {

@@ -47,6 +47,8 @@ class StepContents {
   /// Returns (FQN, node kind, TensorInfo or plain value). Raises IndexError.
   nb::tuple ToPyLeaf(size_t leaf) const;
   nb::list ToPyFqns() const;
+  /// Returns the leaves that are the tensors with these indices in tensors(), in their order.
+  nb::list LeavesOf(const std::vector<size_t>& tensors) const;
   /// Returns the TensorInfo of a leaf or of a hidden owner, or None.
   nb::object FindTensor(nb::str fqn) const;
   /// Returns the core::StoredStatistics of each tensor that has them, by FQN. Requires one element

@@ -1,22 +1,33 @@
-// Converts portions, paths and extensions; calls that do I/O run without the GIL.
+// core/upkeep/step_part.h for cairn/dcp and Store.writer: a store that is opened to write a part of
+// a step. Calls that do I/O run without the GIL.
 
-#include "python/src/step_part_binding.h"
-
+#include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
 #include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "core/checkpoint_store.h"
+#include "core/upkeep/step_part.h"
 #include "kv/storage/open/open_storage.h"
+#include "python/src/bindings.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
+#include "python/src/flatten.h"
 #include "python/src/gil.h"
 #include "python/src/keyword_arguments.h"
 #include "python/src/placements.h"
+#include "python/src/process_guard.h"
 #include "python/src/store_binding.h"
-#include "python/src/streams.h"
 
 namespace cairn::python {
 namespace {
@@ -70,159 +81,180 @@ auto WithoutGil(const Work& work) {
   return Unwrap(std::move(result));
 }
 
-}  // namespace
-
-class StepPartBinding::ExclusiveUse {
+// A store and at most one part of a step, for one attempt. The store belongs to a StoreBinding, or
+// is opened for the attempt: rank 0 opens it with an empty session, the other ranks with the
+// session of rank 0's ticket. The destructor aborts a part that was neither prepared nor
+// committed, and closes a store that was opened for it.
+//
+// Threads: one at a time; a concurrent call raises Conflict. In a forked child all members except
+// the constructor raise Invalid.
+class StepPartBinding {
  public:
-  explicit ExclusiveUse(const StepPartBinding& of) : of_(of) {
-    of.process_.Check();
-    if (of.in_use_.exchange(true)) ThrowInUse();
+  StepPartBinding(const std::string& address, const std::string& session) {
+    LetForkedChildrenExit();
+    kv::StoreOptions options;
+    options.session = session;
+    const auto mode = session.empty() ? kv::OpenMode::kWrite : kv::OpenMode::kJoinSession;
+    store_ = WithoutGil([&] { return core::CheckpointStore::Open(address, mode, options); });
   }
-  ~ExclusiveUse() { of_.in_use_ = false; }
-  ExclusiveUse(const ExclusiveUse&) = delete;
-  ExclusiveUse& operator=(const ExclusiveUse&) = delete;
+  // Uses the store of `owner`, which must outlive this object and is not closed by it. Raises
+  // Invalid if it is closed.
+  explicit StepPartBinding(const StoreBinding& owner)
+      : store_(owner.Share()), is_opened_here_(false) {
+    if (store_ == nullptr) ThrowInvalid("the store is closed; open it again");
+  }
+  ~StepPartBinding() {
+    if (!process_.is_same_process()) {
+      // The lease, threads and files belong to the parent, and so nothing is destroyed.
+      (void)part_.release();
+      (void)new std::shared_ptr(std::move(store_));
+      return;
+    }
+    const GilRelease no_gil;
+    part_.reset();
+    store_.reset();
+  }
+
+  // Returns the ticket (step, world size, session, attempt) of a new attempt.
+  nb::tuple OpenSession(uint64_t step, uint32_t world_size) {
+    const ExclusiveUse use(*this);
+    const core::StepTicket ticket =
+        WithoutGil([&] { return core::StepPart::OpenSession(*store_, step, world_size); });
+    return nb::make_tuple(ticket.step, ticket.world_size, ToPyText(ticket.session),
+                          ToPyText(ticket.attempt));
+  }
+  std::string Uuid() const {
+    const ExclusiveUse use(*this);
+    return store_->kv().uuid();
+  }
+  std::vector<uint64_t> Steps() const {
+    const ExclusiveUse use(*this);
+    return WithoutGil([&] { return store_->StepNumbers(); });
+  }
+  // Begins the part of `rank`. The deadline of the options, which limits the commit, is replaced by
+  // 24 hours: the coordinator of the ranks has its own deadlines, and commits when all have
+  // prepared.
+  void Begin(nb::tuple ticket, uint32_t rank, nb::kwargs options) {
+    const ExclusiveUse use(*this);
+    const core::StepTicket step_ticket{.step = nb::cast<uint64_t>(ticket[0]),
+                                       .world_size = nb::cast<uint32_t>(ticket[1]),
+                                       .session = FromPyText(ticket[2]),
+                                       .attempt = FromPyText(ticket[3])};
+    BeginPart(step_ticket, rank, ToSaveOptions(options));
+  }
+  // Begins the part of this rank of the store, in an attempt whose name all ranks derive without
+  // communication. Every rank calls it. The deadline is as in Begin.
+  void BeginTogether(uint64_t step, nb::kwargs options) {
+    const ExclusiveUse use(*this);
+    if (store_ == nullptr) ThrowInvalid("this part of a step has ended");
+    const core::StepTicket ticket{.step = step,
+                                  .world_size = store_->world_size(),
+                                  .session = {},
+                                  .attempt = store_->kv().NextAttempt(step)};
+    BeginPart(ticket, store_->rank(), ToSaveOptions(options));
+  }
+  // Writes the leaves of `batch`, whose keys are FQNs, and `shards`: FQN -> (dtype code, sharding
+  // with explicit boxes in the form of ToSharding). The caller keeps the memory of `shards` alive.
+  // Returns the bytes of the tensors.
+  uint64_t Add(Batch& batch, nb::dict shards, const Streams& streams) {
+    const ExclusiveUse use(*this);
+    core::StepPart& part = this->part();
+    AddShards(batch.state, shards);
+    SignalWatch watch;
+    watch_ = &watch;
+    const core::StateTree tree = batch.state.tree;  // the part takes the state
+    check_memory_ = batch.MemoryCheck(tree);
+    added_bytes_ = 0;
+    auto added = [&] {
+      const GilRelease no_gil;
+      return part.Add(std::move(batch.state), ToStreams(streams));
+    }();
+    watch_ = nullptr;
+    check_memory_ = {};
+    watch.Rethrow();
+    Unwrap(std::move(added));
+    return added_bytes_;
+  }
+  // Makes the part durable.
+  core::SaveReport Prepare() {
+    const ExclusiveUse use(*this);
+    core::StepPart& part = this->part();
+    return WithoutGil([&] { return part.Prepare(); });
+  }
+  // Commits the step. `paths`: FQN -> tuple of str (keys) and int (positions); `extensions`: name
+  // -> bytes.
+  core::SaveReport Commit(nb::dict paths, nb::dict extensions) {
+    const ExclusiveUse use(*this);
+    core::StepPart& part = this->part();
+    const core::StepFrame frame = ToFrame(paths, extensions);
+    return WithoutGil([&] { return part.Commit(frame); });
+  }
+  // Informs rank 0 that this rank gave up, and why. Best effort.
+  void Abort(nb::str reason) {
+    const ExclusiveUse use(*this);
+    core::StepPart& part = this->part();
+    const Error error{.code = ErrorCode::kFailedPrecondition, .message = FromPyText(reason)};
+    const GilRelease no_gil;
+    part.Abort(error);
+  }
+  // Aborts an unfinished part, and closes a store that was opened for it. May be called again.
+  void Close() {
+    const ExclusiveUse use(*this);
+    WithoutGil([&]() -> Result<void> {
+      part_.reset();
+      if (store_ == nullptr) return {};
+      if (is_opened_here_) CAIRN_TRY(store_->Close());  // may be repeated after a failure
+      store_.reset();
+      return {};
+    });
+  }
 
  private:
-  const StepPartBinding& of_;
-};
+  // Marks the object as used. Raises Conflict if it is in use already, and Invalid after a fork.
+  class ExclusiveUse {
+   public:
+    explicit ExclusiveUse(const StepPartBinding& of) : of_(of) {
+      of.process_.Check();
+      if (of.in_use_.exchange(true)) ThrowInUse();
+    }
+    ~ExclusiveUse() { of_.in_use_ = false; }
+    ExclusiveUse(const ExclusiveUse&) = delete;
+    ExclusiveUse& operator=(const ExclusiveUse&) = delete;
 
-StepPartBinding::StepPartBinding(const std::string& address, const std::string& session) {
-  LetForkedChildrenExit();
-  kv::StoreOptions options;
-  options.session = session;
-  const auto mode = session.empty() ? kv::OpenMode::kWrite : kv::OpenMode::kJoinSession;
-  store_ = WithoutGil([&] { return core::CheckpointStore::Open(address, mode, options); });
-}
-
-StepPartBinding::StepPartBinding(const StoreBinding& owner)
-    : store_(owner.Share()), is_opened_here_(false) {
-  if (store_ == nullptr) ThrowInvalid("the store is closed; open it again");
-}
-
-StepPartBinding::~StepPartBinding() {
-  if (!process_.is_same_process()) {
-    // The lease, threads and files belong to the parent, and so nothing is destroyed.
-    (void)part_.release();
-    (void)new std::shared_ptr(std::move(store_));
-    return;
-  }
-  const GilRelease no_gil;
-  part_.reset();
-  store_.reset();
-}
-
-core::StepPart& StepPartBinding::part() const {
-  if (part_ == nullptr) ThrowInvalid("this part of a step was not begun, or has ended");
-  return *part_;
-}
-
-nb::tuple StepPartBinding::OpenSession(uint64_t step, uint32_t world_size) {
-  const ExclusiveUse use(*this);
-  const core::StepTicket ticket =
-      WithoutGil([&] { return core::StepPart::OpenSession(*store_, step, world_size); });
-  return nb::make_tuple(ticket.step, ticket.world_size, ToPyText(ticket.session),
-                        ToPyText(ticket.attempt));
-}
-
-std::string StepPartBinding::Uuid() const {
-  const ExclusiveUse use(*this);
-  return store_->kv().uuid();
-}
-
-std::vector<uint64_t> StepPartBinding::Steps() const {
-  const ExclusiveUse use(*this);
-  return WithoutGil([&] { return store_->StepNumbers(); });
-}
-
-void StepPartBinding::Begin(nb::tuple ticket, uint32_t rank, core::SaveOptions options) {
-  const ExclusiveUse use(*this);
-  const core::StepTicket step_ticket{.step = nb::cast<uint64_t>(ticket[0]),
-                                     .world_size = nb::cast<uint32_t>(ticket[1]),
-                                     .session = FromPyText(ticket[2]),
-                                     .attempt = FromPyText(ticket[3])};
-  BeginPart(step_ticket, rank, std::move(options));
-}
-
-void StepPartBinding::BeginTogether(uint64_t step, core::SaveOptions options) {
-  const ExclusiveUse use(*this);
-  if (store_ == nullptr) ThrowInvalid("this part of a step has ended");
-  const core::StepTicket ticket{.step = step,
-                                .world_size = store_->world_size(),
-                                .session = {},
-                                .attempt = store_->kv().NextAttempt(step)};
-  BeginPart(ticket, store_->rank(), std::move(options));
-}
-
-void StepPartBinding::BeginPart(const core::StepTicket& ticket, uint32_t rank,
-                                core::SaveOptions options) {
-  options.deadline = std::chrono::hours(24);
-  options.progress = [this](uint64_t done, uint64_t total) {
-    added_bytes_ = done;
-    return watch_ == nullptr || watch_->Report(done, total);
+   private:
+    const StepPartBinding& of_;
   };
-  options.check_memory = [this] { return check_memory_ ? check_memory_() : Result<void>(); };
-  part_ = WithoutGil([&] { return core::StepPart::Begin(*store_, ticket, rank, options); });
-}
 
-uint64_t StepPartBinding::Add(Batch& batch, nb::dict shards,
-                              const std::vector<core::DeviceStream>& streams) {
-  const ExclusiveUse use(*this);
-  core::StepPart& part = this->part();
-  AddShards(batch.state, shards);
-  SignalWatch watch;
-  watch_ = &watch;
-  const core::StateTree tree = batch.state.tree;  // the part takes the state
-  check_memory_ = batch.MemoryCheck(tree);
-  added_bytes_ = 0;
-  auto added = [&] {
-    const GilRelease no_gil;
-    return part.Add(std::move(batch.state), streams);
-  }();
-  watch_ = nullptr;
-  check_memory_ = {};
-  watch.Rethrow();
-  Unwrap(std::move(added));
-  return added_bytes_;
-}
+  // Raises Invalid if there is no part.
+  core::StepPart& part() const {
+    if (part_ == nullptr) ThrowInvalid("this part of a step was not begun, or has ended");
+    return *part_;
+  }
+  // Requires exclusive use.
+  void BeginPart(const core::StepTicket& ticket, uint32_t rank, core::SaveOptions options) {
+    options.deadline = std::chrono::hours(24);
+    options.progress = [this](uint64_t done, uint64_t total) {
+      added_bytes_ = done;
+      return watch_ == nullptr || watch_->Report(done, total);
+    };
+    options.check_memory = [this] { return check_memory_ ? check_memory_() : Result<void>(); };
+    part_ = WithoutGil([&] { return core::StepPart::Begin(*store_, ticket, rank, options); });
+  }
 
-core::SaveReport StepPartBinding::Prepare() {
-  const ExclusiveUse use(*this);
-  core::StepPart& part = this->part();
-  return WithoutGil([&] { return part.Prepare(); });
-}
-
-core::SaveReport StepPartBinding::Commit(nb::dict paths, nb::dict extensions) {
-  const ExclusiveUse use(*this);
-  core::StepPart& part = this->part();
-  const core::StepFrame frame = ToFrame(paths, extensions);
-  return WithoutGil([&] { return part.Commit(frame); });
-}
-
-void StepPartBinding::Abort(nb::str reason) {
-  const ExclusiveUse use(*this);
-  core::StepPart& part = this->part();
-  const Error error{.code = ErrorCode::kFailedPrecondition, .message = FromPyText(reason)};
-  const GilRelease no_gil;
-  part.Abort(error);
-}
-
-void StepPartBinding::Close() {
-  const ExclusiveUse use(*this);
-  WithoutGil([&]() -> Result<void> {
-    part_.reset();
-    if (store_ == nullptr) return {};
-    if (is_opened_here_) CAIRN_TRY(store_->Close());  // may be repeated after a failure
-    store_.reset();
-    return {};
-  });
-}
-
-namespace {
+  ProcessGuard process_;
+  std::shared_ptr<core::CheckpointStore> store_;  // with the StoreBinding, if it has one
+  const bool is_opened_here_ = true;
+  std::unique_ptr<core::StepPart> part_;
+  SignalWatch* watch_ = nullptr;                // watch of the running Add
+  uint64_t added_bytes_ = 0;                    // by the running Add
+  std::function<Result<void>()> check_memory_;  // check of the running Add
+  mutable std::atomic<bool> in_use_ = false;
+};
 
 constexpr uint64_t kMaxObjectBytes = 1 << 20;
 
-/// Puts a small object next to the objects of the store at `address`. Later reads by any rank see
-/// it.
+// Puts a small object next to the objects of the store at `address`. Later reads by any rank see
+// it.
 Result<void> WriteObject(const std::string& address, const std::string& name,
                          std::span<const std::byte> data) {
   const GilRelease no_gil;
@@ -267,24 +299,9 @@ void BindStepPart(nb::module_& m) {
       .def("open_session", &StepPartBinding::OpenSession, nb::arg("step"), nb::arg("world_size"))
       .def("uuid", &StepPartBinding::Uuid)
       .def("steps", &StepPartBinding::Steps)
-      .def(
-          "begin",
-          [](StepPartBinding& self, nb::tuple ticket, uint32_t rank, nb::kwargs options) {
-            self.Begin(ticket, rank, ToSaveOptions(options));
-          },
-          nb::arg("ticket"), nb::arg("rank"), nb::arg("options"))
-      .def(
-          "begin_together",
-          [](StepPartBinding& self, uint64_t step, nb::kwargs options) {
-            self.BeginTogether(step, ToSaveOptions(options));
-          },
-          nb::arg("step"), nb::arg("options"))
-      .def(
-          "add",
-          [](StepPartBinding& self, Batch& batch, nb::dict shards, const Streams& streams) {
-            return self.Add(batch, shards, ToStreams(streams));
-          },
-          nb::arg("batch"), nb::arg("shards"), nb::arg("streams"))
+      .def("begin", &StepPartBinding::Begin, nb::arg("ticket"), nb::arg("rank"), nb::arg("options"))
+      .def("begin_together", &StepPartBinding::BeginTogether, nb::arg("step"), nb::arg("options"))
+      .def("add", &StepPartBinding::Add, nb::arg("batch"), nb::arg("shards"), nb::arg("streams"))
       .def("prepare", &StepPartBinding::Prepare)
       .def("commit", &StepPartBinding::Commit, nb::arg("paths"), nb::arg("extensions"))
       .def("abort", &StepPartBinding::Abort, nb::arg("reason"))

@@ -6,40 +6,40 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <chrono>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 
 #include "core/inspect/compare.h"
 #include "core/inspect/stored_statistics.h"
-#include "core/load/map.h"
+#include "core/rewrite/step_edit.h"
+#include "core/rewrite/step_merge.h"
 #include "core/upkeep/damaged_tensors.h"
+#include "core/upkeep/file_order.h"
+#include "core/upkeep/scrub.h"
 #include "kv/base/retention.h"
 #include "kv/copy_steps.h"
+#include "kv/maintain/compact_options.h"
 #include "kv/read/snapshot.h"
-#include "python/src/collection_pause.h"
 #include "python/src/convert.h"
 #include "python/src/copy_progress.h"
 #include "python/src/errors.h"
+#include "python/src/flatten.h"
 #include "python/src/gil.h"
+#include "python/src/keyword_arguments.h"
+#include "python/src/reports.h"
+#include "python/src/save_handle_binding.h"
 
 namespace cairn::python {
 namespace {
-
-// Returns a torch tensor if `torch` is given and supports the dtype.
-nb::object ToPyMapped(std::optional<core::MappedTensor> mapped, const core::TensorInfo& info,
-                      const TorchAccess* torch) {
-  if (!mapped) return nb::none();
-  if (torch == nullptr || !torch->CanWrap(info.dtype)) {
-    return nb::cast(MappedBinding(*std::move(mapped)));
-  }
-  return WrapMapped(*std::move(mapped), info, *torch);
-}
 
 template <typename T>
 constexpr bool kIsResult = false;
@@ -58,13 +58,6 @@ kv::RetentionPolicy ToPolicy(uint64_t keep_last, uint64_t keep_every,
 
 }  // namespace
 
-nb::object WrapMapped(core::MappedTensor mapped, const core::TensorInfo& info,
-                      const TorchAccess& torch) {
-  // torch has no read-only tensors; the mapping is private, so that a write stays in this process.
-  auto* const data = const_cast<std::byte*>(mapped.bytes.data());
-  return torch.Wrap({std::move(mapped.mapping), data}, info.dtype, info.shape);
-}
-
 template <typename Work>
 auto StoreBinding::Use(const Work& work) const {
   process_.Check();
@@ -82,6 +75,14 @@ auto StoreBinding::UseWithoutGil(const Work& work) const {
   const ReaderMutexLock open(close_mutex_);
   if (!store_) return closed();
   return work(*store_);
+}
+
+template <typename Work>
+auto StoreBinding::UseWatched(const Work& work) const {
+  SignalWatch watch;
+  auto result = Use([&](core::CheckpointStore& store) { return work(store, watch); });
+  watch.Rethrow();
+  return Unwrap(std::move(result));
 }
 
 template <typename Work>
@@ -124,37 +125,6 @@ StoreBinding::~StoreBinding() {
   store_.reset();
 }
 
-core::SaveReport StoreBinding::Save(uint64_t step, const Batch& batch, core::SaveOptions options) {
-  SignalWatch watch;
-  options.progress = watch.AsProgress();
-  options.check_memory = batch.MemoryCheck(batch.state.tree);
-  auto report =
-      Use([&](core::CheckpointStore& store) { return store.Save(step, batch.state, options); });
-  watch.Rethrow();
-  return Unwrap(std::move(report));
-}
-
-SaveHandleBinding StoreBinding::SaveAsync(uint64_t step, const Batch& batch,
-                                          core::SaveOptions options) {
-  const auto progress = std::make_shared<BackgroundProgress>();
-  options.progress = Recorder(progress);
-  options.check_memory = batch.MemoryCheck(batch.state.tree);
-  auto handle = Use([&](core::CheckpointStore& store) {
-    const MutexLock one_caller(saver_mutex_);
-    if (!saver_) saver_ = std::make_unique<core::AsyncSaver>(&store);
-    return saver_->Save(step, batch.state, options);
-  });
-  return {Unwrap(std::move(handle)), progress};
-}
-
-std::vector<uint64_t> StoreBinding::Steps() const {
-  return Unwrap(Use([](core::CheckpointStore& store) { return store.StepNumbers(); }));
-}
-
-std::string StoreBinding::Uuid() const {
-  return Unwrap(Use([](auto& store) -> Result<std::string> { return store.kv().uuid(); }));
-}
-
 std::vector<kv::CopiedStep> StoreBinding::CopyFrom(const StoreBinding& source,
                                                    kv::CopyOptions options, nb::object progress) {
   process_.Check();
@@ -183,63 +153,17 @@ std::vector<kv::CopiedStep> StoreBinding::CopyFrom(const StoreBinding& source,
   return Unwrap(std::move(report)).steps;
 }
 
-StepContents StoreBinding::List(std::optional<uint64_t> step, nb::list patterns) const {
-  const core::KeyPatterns parsed = ParsePatterns(patterns);
-  return StepContents(
-      Unwrap(Use([&](core::CheckpointStore& store) { return store.List(step, parsed); })));
-}
-
-nb::dict StoreBinding::FindStatistics(const StepContents& contents) const {
-  return contents.ToPyStatistics(Unwrap(Use([&](core::CheckpointStore& store) {
-    return core::FindStatistics(store.kv(), contents.step(), contents.tensors());
-  })));
-}
-
-void StoreBinding::CheckChunks(const kv::StepInfo& step, nb::str fqn) const {
-  const std::string text = FromPyText(fqn);
-  Unwrap(Use([&](core::CheckpointStore& store) { return store.Chunks(step, text); }));
-}
-
-std::vector<Error> StoreBinding::FindDamaged(const StepContents& contents) const {
-  SignalWatch watch;
-  auto result = Use([&](core::CheckpointStore& store) {
-    return core::FindDamagedTensors(store, contents.step(), contents.tensors(), watch.AsProgress());
-  });
-  watch.Rethrow();
-  return Unwrap(std::move(result));
-}
-
-std::unique_ptr<core::BackgroundScrub> StoreBinding::Scrub(uint64_t max_bytes_per_second,
-                                                           double every_seconds) const {
-  const core::ScrubOptions options{.max_bytes_per_second = max_bytes_per_second,
-                                   .every = std::chrono::ceil<std::chrono::milliseconds>(
-                                       std::chrono::duration<double>(every_seconds))};
-  return Unwrap(Use(
-      [&](core::CheckpointStore& store) { return core::BackgroundScrub::Start(store, options); }));
-}
-
-nb::object StoreBinding::FindExtension(const kv::StepInfo& step, nb::str name) const {
-  const std::string text = FromPyText(name);
-  const auto extension =
-      Unwrap(Use([&](core::CheckpointStore& store) { return store.FindExtension(step, text); }));
-  if (!extension) return nb::none();
-  return nb::bytes(extension->data(), extension->size());
-}
-
 core::LoadReport StoreBinding::Load(const kv::StepInfo& step, const Requests& requests,
                                     bool read_once, const DeviceTransfer& transfer,
                                     const StepContents* contents) const {
-  SignalWatch watch;
   std::span<const core::TensorInfo> known;
   if (contents != nullptr) known = contents->tensors();
-  auto result = Use([&](core::CheckpointStore& store) {
+  const auto report = UseWatched([&](core::CheckpointStore& store, SignalWatch& watch) {
     if (requests.shards.empty() && !read_once) {
       return store.Load(step, requests.list, watch.AsProgress(), transfer.streams, known);
     }
     return LoadShards(store, step, requests, read_once, transfer, watch);
   });
-  watch.Rethrow();
-  const core::LoadReport report = Unwrap(std::move(result));
   requests.CheckMemory();
   return report;
 }
@@ -286,8 +210,8 @@ Result<core::LoadReport> StoreBinding::LoadShards(core::CheckpointStore& store,
 core::UpdateReport StoreBinding::Update(const kv::StepInfo& base, const kv::StepInfo& step,
                                         const Requests& requests, bool all_shards,
                                         const DeviceTransfer& transfer) const {
-  SignalWatch watch;
-  auto result = Use([&](core::CheckpointStore& store) -> Result<core::UpdateReport> {
+  auto report = UseWatched([&](core::CheckpointStore& store,
+                               SignalWatch& watch) -> Result<core::UpdateReport> {
     CAIRN_TRY_ASSIGN(core::UpdateReport report,
                      store.Update(base, step, requests.list, watch.AsProgress(), transfer.streams));
     if (requests.shards.empty()) return report;
@@ -307,40 +231,8 @@ core::UpdateReport StoreBinding::Update(const kv::StepInfo& base, const kv::Step
     report.seconds += loaded.seconds;
     return report;
   });
-  watch.Rethrow();
-  core::UpdateReport report = Unwrap(std::move(result));
   requests.CheckMemory();
   return report;
-}
-
-bool StoreBinding::AwaitChange(double seconds) const {
-  using Clock = std::chrono::steady_clock;
-  const auto timeout = std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(
-      std::clamp(seconds, 0.0, std::chrono::duration<double>(kMaxAwait).count())));
-  SignalWatch watch;
-  const auto is_early = Use([&](core::CheckpointStore& store) -> Result<bool> {
-    const auto begin = Clock::now();
-    store.kv().AwaitChange(timeout);
-    watch.Check();
-    return Clock::now() - begin < timeout;
-  });
-  watch.Rethrow();
-  return Unwrap(Result<bool>(is_early));
-}
-
-nb::tuple StoreBinding::Map(const kv::StepInfo& step, nb::list tensors, nb::list as_torch) const {
-  std::vector<std::string> fqns;
-  for (nb::handle info : tensors) fqns.push_back(nb::cast<const core::TensorInfo&>(info).fqn);
-  core::UncheckedMap mapped = MapBytes(step, fqns);
-  const TorchAccess torch;
-  const CollectionPause pause;
-  nb::list wrapped;
-  for (size_t i = 0; i < mapped.tensors.size(); ++i) {
-    wrapped.append(ToPyMapped(std::move(mapped.tensors[i]),
-                              nb::cast<const core::TensorInfo&>(tensors[i]),
-                              nb::cast<bool>(as_torch[i]) ? &torch : nullptr));
-  }
-  return nb::make_tuple(wrapped, std::const_pointer_cast<core::MapCheck>(mapped.check));
 }
 
 core::UncheckedMap StoreBinding::MapBytes(const kv::StepInfo& step,
@@ -348,18 +240,173 @@ core::UncheckedMap StoreBinding::MapBytes(const kv::StepInfo& step,
   return Unwrap(Use([&](core::CheckpointStore& store) { return store.MapUnchecked(step, fqns); }));
 }
 
-core::Diff StoreBinding::Compare(uint64_t step_a, uint64_t step_b, nb::list patterns) const {
-  const core::KeyPatterns parsed = ParsePatterns(patterns);
-  return Unwrap(Use([&](core::CheckpointStore& store) {
-    return core::CompareSteps(store.kv(), step_a, step_b, parsed);
-  }));
-}
-
-void StoreBinding::BindVersions(nb::class_<StoreBinding>& store) {
+nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
   using Self = StoreBinding;
   using Store = core::CheckpointStore;
   using Texts = std::vector<std::string>;
+  nb::class_<Self> store(m, "Store");
   store
+      .def(
+          "__init__",
+          [](Self* self, nb::str address, bool writable,
+             std::shared_ptr<CommunicatorBinding> communicator, nb::kwargs options) {
+            new (self) Self(FromPyText(address), writable, std::move(communicator),
+                            ToStoreOptions(options));
+          },
+          nb::arg("address"), nb::arg("writable"), nb::arg("communicator").none(),
+          nb::arg("options"))
+      .def("uuid",
+           [](const Self& self) {
+             return Unwrap(
+                 self.Use([](auto& store) -> Result<std::string> { return store.kv().uuid(); }));
+           })
+      .def("close", &Self::Close)
+      .def("abandon", &Self::Abandon);
+  // Saves and loads.
+  store
+      .def(
+          "save",
+          [](const Self& self, uint64_t step, const Batch& batch, nb::kwargs arguments) {
+            core::SaveOptions options = ToSaveOptions(arguments);
+            options.check_memory = batch.MemoryCheck(batch.state.tree);
+            return self.UseWatched([&](Store& store, SignalWatch& watch) {
+              options.progress = watch.AsProgress();
+              return store.Save(step, batch.state, options);
+            });
+          },
+          nb::arg("step"), nb::arg("batch"), nb::arg("options"))
+      .def(
+          "save_async",
+          [](Self& self, uint64_t step, const Batch& batch, nb::kwargs arguments) {
+            const auto progress = std::make_shared<BackgroundProgress>();
+            core::SaveOptions options = ToSaveOptions(arguments);
+            options.progress = Recorder(progress);
+            options.check_memory = batch.MemoryCheck(batch.state.tree);
+            auto handle = self.Use([&](Store& store) {
+              const MutexLock one_caller(self.saver_mutex_);
+              if (!self.saver_) self.saver_ = std::make_unique<core::AsyncSaver>(&store);
+              return self.saver_->Save(step, batch.state, options);
+            });
+            return SaveHandleBinding(Unwrap(std::move(handle)), progress);
+          },
+          nb::arg("step"), nb::arg("batch"), nb::arg("options"))
+      .def(
+          "load",
+          [](const Self& self, const kv::StepInfo& step, const Requests& requests,
+             const Streams& streams, const StepContents* contents, bool read_once, bool by_nccl) {
+            return self.Load(step, requests, read_once, {by_nccl, ToStreams(streams)}, contents);
+          },
+          nb::arg("step"), nb::arg("requests"), nb::arg("streams"),
+          nb::arg("contents").none() = nb::none(), nb::arg("read_once") = false,
+          nb::arg("by_nccl") = false)
+      .def(
+          "update",
+          [](const Self& self, const kv::StepInfo& base, const kv::StepInfo& step,
+             const Requests& requests, const Streams& streams, bool all_shards) {
+            return self.Update(base, step, requests, all_shards, {false, ToStreams(streams)});
+          },
+          nb::arg("base"), nb::arg("step"), nb::arg("requests"), nb::arg("streams"),
+          nb::arg("all_shards"));
+  // What a step contains.
+  store
+      .def(
+          "contents",
+          [](const Self& self, std::optional<uint64_t> step, nb::list patterns) {
+            const core::KeyPatterns parsed = ParsePatterns(patterns);
+            return StepContents(
+                Unwrap(self.Use([&](Store& store) { return store.List(step, parsed); })));
+          },
+          nb::arg("step").none(), nb::arg("patterns"))
+      .def(
+          "statistics",
+          [](const Self& self, const StepContents& contents) {
+            return contents.ToPyStatistics(Unwrap(self.Use([&](Store& store) {
+              return core::FindStatistics(store.kv(), contents.step(), contents.tensors());
+            })));
+          },
+          nb::arg("contents"), "The statistics of the tensors that have some, by FQN.")
+      .def(
+          "file_order",
+          [](const Self& self, const StepContents& contents) {
+            return contents.LeavesOf(Unwrap(self.Use([&](Store& store) {
+              return core::FileOrder(store, contents.step(), contents.tensors());
+            })));
+          },
+          nb::arg("contents"), "The leaves that are tensors, in the order of their bytes.")
+      .def(
+          "extension",
+          [](const Self& self, const kv::StepInfo& step, nb::str name) -> nb::object {
+            const std::string text = FromPyText(name);
+            const auto found =
+                Unwrap(self.Use([&](Store& store) { return store.FindExtension(step, text); }));
+            if (!found) return nb::none();
+            return nb::bytes(found->data(), found->size());
+          },
+          nb::arg("step"), nb::arg("name"),
+          "The bytes that a front end has stored with the step, or None.")
+      .def(
+          "find_damaged",
+          [](const Self& self, const StepContents& contents) {
+            return self.UseWatched([&](Store& store, SignalWatch& watch) {
+              return core::FindDamagedTensors(store, contents.step(), contents.tensors(),
+                                              watch.AsProgress());
+            });
+          },
+          nb::arg("contents"), "The error of each tensor that cannot be read.")
+      .def(
+          "check_chunks",
+          [](const Self& self, const kv::StepInfo& step, nb::str fqn) {
+            const std::string text = FromPyText(fqn);
+            Unwrap(self.Use([&](Store& store) { return store.Chunks(step, text); }));
+          },
+          nb::arg("step"), nb::arg("fqn"),
+          "Raises Corrupt if the chunks of the tensor are not what its record states.")
+      .def("compare",
+           [](const Self& self, uint64_t step_a, uint64_t step_b, nb::list patterns) {
+             const core::KeyPatterns parsed = ParsePatterns(patterns);
+             return Unwrap(self.Use([&](Store& store) {
+               return core::CompareSteps(store.kv(), step_a, step_b, parsed);
+             }));
+           })
+      .def(
+          "scrub",
+          [](const Self& self, uint64_t max_bytes_per_second, double every_seconds) {
+            const core::ScrubOptions options{.max_bytes_per_second = max_bytes_per_second,
+                                             .every = std::chrono::ceil<std::chrono::milliseconds>(
+                                                 std::chrono::duration<double>(every_seconds))};
+            return Unwrap(self.Use(
+                [&](Store& store) { return core::BackgroundScrub::Start(store, options); }));
+          },
+          nb::arg("max_bytes_per_second"), nb::arg("every_seconds"))
+      .def(
+          "await_change",
+          [](const Self& self, double seconds) {
+            using Clock = std::chrono::steady_clock;
+            constexpr double kLongest = 0.2;  // so that Ctrl-C and a close are not delayed
+            const auto timeout = std::chrono::ceil<std::chrono::milliseconds>(
+                std::chrono::duration<double>(std::clamp(seconds, 0.0, kLongest)));
+            return self.UseWatched([&](Store& store, SignalWatch& watch) -> Result<bool> {
+              const auto begin = Clock::now();
+              store.kv().AwaitChange(timeout);
+              watch.Check();
+              return Clock::now() - begin < timeout;
+            });
+          },
+          nb::arg("seconds"),
+          "Waits until a step may have been committed or deleted. Returns True if the storage has "
+          "announced a change.");
+  // The steps of the store.
+  store
+      .def("steps",
+           [](const Self& self) {
+             return Unwrap(self.Use([](Store& store) { return store.StepNumbers(); }));
+           })
+      .def(
+          "copy_from",
+          [](Self& self, const Self& source, nb::object progress, nb::kwargs options) {
+            return self.CopyFrom(source, ToCopyOptions(options), std::move(progress));
+          },
+          nb::arg("source"), nb::arg("progress").none(), nb::arg("options"))
       .def("delete",
            [](const Self& self, nb::handle steps, bool dry_run) {
              const std::vector<uint64_t> numbers = FromPyNumbers(steps);
@@ -434,17 +481,16 @@ void StoreBinding::BindVersions(nb::class_<StoreBinding>& store) {
           "compact",
           [](const Self& self, double max_dead, bool fold, bool compress,
              std::optional<uint64_t> max_rate, bool dry_run) {
-            SignalWatch watch;
             kv::CompactOptions options{.max_dead = max_dead,
                                        .max_bytes_per_second = max_rate.value_or(0),
                                        .dry_run = dry_run,
                                        .fold_all = fold};
-            options.progress = [follow = watch.AsProgress()](const kv::CompactProgress& now) {
-              return follow(now.done_bytes, now.total_bytes);
-            };
-            auto done = self.Use([&](Store& store) { return store.Compact(options, compress); });
-            watch.Rethrow();
-            return Unwrap(std::move(done));
+            return self.UseWatched([&](Store& store, SignalWatch& watch) {
+              options.progress = [follow = watch.AsProgress()](const kv::CompactProgress& now) {
+                return follow(now.done_bytes, now.total_bytes);
+              };
+              return store.Compact(options, compress);
+            });
           },
           nb::kw_only(), nb::arg("max_dead"), nb::arg("fold"), nb::arg("compress"),
           nb::arg("max_rate").none(), nb::arg("dry_run"))
@@ -453,18 +499,16 @@ void StoreBinding::BindVersions(nb::class_<StoreBinding>& store) {
           [](const Self& self, uint64_t source, uint64_t into, Texts drop,
              std::vector<std::pair<std::string, std::string>> rename,
              std::optional<uint64_t> graft_from, Texts graft, std::string under, bool overwrite) {
-            SignalWatch watch;
-            core::StepEdit edit{.drop = std::move(drop),
-                                .rename = std::move(rename),
-                                .overwrite = overwrite,
-                                .progress = watch.AsProgress()};
+            core::StepEdit edit{
+                .drop = std::move(drop), .rename = std::move(rename), .overwrite = overwrite};
             if (graft_from) {
               edit.graft = core::Graft{
                   .step = *graft_from, .patterns = std::move(graft), .under = std::move(under)};
             }
-            auto made = self.Use([&](Store& store) { return store.Edit(source, into, edit); });
-            watch.Rethrow();
-            Unwrap(std::move(made));
+            self.UseWatched([&](Store& store, SignalWatch& watch) {
+              edit.progress = watch.AsProgress();
+              return store.Edit(source, into, edit);
+            });
           },
           nb::arg("source"), nb::kw_only(), nb::arg("into"), nb::arg("drop"), nb::arg("rename"),
           nb::arg("graft_from").none(), nb::arg("graft"), nb::arg("under"), nb::arg("overwrite"))
@@ -472,16 +516,15 @@ void StoreBinding::BindVersions(nb::class_<StoreBinding>& store) {
           "merge",
           [](const Self& self, const std::vector<uint64_t>& steps, uint64_t into,
              std::vector<double> weights, bool overwrite) {
-            SignalWatch watch;
-            const core::MergeOptions options{.weights = std::move(weights),
-                                             .overwrite = overwrite,
-                                             .progress = watch.AsProgress()};
-            auto made = self.Use([&](Store& store) { return store.Merge(steps, into, options); });
-            watch.Rethrow();
-            return MergedStep(Unwrap(std::move(made)));
+            core::MergeOptions options{.weights = std::move(weights), .overwrite = overwrite};
+            return MergedStep(self.UseWatched([&](Store& store, SignalWatch& watch) {
+              options.progress = watch.AsProgress();
+              return store.Merge(steps, into, options);
+            }));
           },
           nb::arg("steps"), nb::kw_only(), nb::arg("into"), nb::arg("weights"),
           nb::arg("overwrite"));
+  return store;
 }
 
 void StoreBinding::Close() {

@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,38 +12,19 @@
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
 #include "core/load/map.h"
-#include "core/rewrite/step_edit.h"
-#include "core/rewrite/step_merge.h"
-#include "core/upkeep/scrub.h"
 #include "kv/base/copy_options.h"
 #include "kv/base/mutex.h"
 #include "kv/base/options.h"
 #include "kv/base/thread_annotations.h"
-#include "kv/maintain/compact_options.h"
 #include "python/src/communicator_binding.h"
-#include "python/src/errors.h"
-#include "python/src/flatten.h"
 #include "python/src/gil.h"
 #include "python/src/load_plan.h"
 #include "python/src/process_guard.h"
-#include "python/src/reports.h"
-#include "python/src/save_handle_binding.h"
 #include "python/src/step_contents.h"
-#include "python/src/torch_access.h"
 
 namespace cairn::python {
 
 namespace nb = nanobind;
-
-/// A mapped tensor. The arrays created from it keep it, and so the mapping, alive.
-class MappedBinding {
- public:
-  explicit MappedBinding(core::MappedTensor tensor) : tensor_(std::move(tensor)) {}
-  const core::MappedTensor& tensor() const { return tensor_; }
-
- private:
-  core::MappedTensor tensor_;
-};
 
 /// Threads: all members are safe. In a forked child every member raises Invalid, and the destructor
 /// does not touch what belongs to the parent.
@@ -56,26 +36,10 @@ class StoreBinding {
                std::shared_ptr<CommunicatorBinding> communicator, const kv::StoreOptions& options);
   ~StoreBinding();
 
-  core::SaveReport Save(uint64_t step, const Batch& batch, core::SaveOptions options);
-  SaveHandleBinding SaveAsync(uint64_t step, const Batch& batch, core::SaveOptions options);
-  std::vector<uint64_t> Steps() const;
-  std::string Uuid() const;
   /// Copies steps of `source` to this store (kv/copy_steps.h). Calls `progress(step, done bytes,
   /// total bytes)` unless it is None; see CopyProgressFunction.
   std::vector<kv::CopiedStep> CopyFrom(const StoreBinding& source, kv::CopyOptions options,
                                        nb::object progress);
-  StepContents List(std::optional<uint64_t> step, nb::list patterns) const;
-  /// Returns the recorded statistics of the tensors by FQN; see StepContents::ToPyStatistics.
-  nb::dict FindStatistics(const StepContents& contents) const;
-  /// Returns the bytes that a front end has stored with the step, or None.
-  nb::object FindExtension(const kv::StepInfo& step, nb::str name) const;
-  /// Scrubs the store in the background.
-  std::unique_ptr<core::BackgroundScrub> Scrub(uint64_t max_bytes_per_second,
-                                               double every_seconds) const;
-  /// Returns the error of each tensor that cannot be read.
-  std::vector<Error> FindDamaged(const StepContents& contents) const;
-  /// Raises Corrupt if the chunks of the tensor are not what its record states.
-  void CheckChunks(const kv::StepInfo& step, nb::str fqn) const;
   /// Executes `requests`. `read_once`: the ranks read each byte once and exchange them
   /// (core::ShardLoadOptions); only for a multi-rank store.
   /// `transfer.streams`: streams of the devices that are loaded into. `contents`, if not null, are
@@ -87,19 +51,10 @@ class StoreBinding {
   core::UpdateReport Update(const kv::StepInfo& base, const kv::StepInfo& step,
                             const Requests& requests, bool all_shards,
                             const DeviceTransfer& transfer) const;
-  /// Waits until a step may have been committed or deleted, at most for `seconds` and kMaxAwait, so
-  /// that Ctrl-C and a close are not delayed. Returns true if the storage has announced a change.
-  bool AwaitChange(double seconds) const;
-  /// Returns a list and a MapCheck. The list has for each TensorInfo of `tensors` its mapped bytes,
-  /// or None if they cannot be mapped. The bytes are a torch tensor of the dtype and shape if
-  /// `as_torch` (one bool per tensor) is true and torch accepts memory of that dtype; otherwise
-  /// they are a MappedBinding.
-  nb::tuple Map(const kv::StepInfo& step, nb::list tensors, nb::list as_torch) const;
   /// Maps tensors without the GIL.
   core::UncheckedMap MapBytes(const kv::StepInfo& step, std::span<const std::string> fqns) const;
-  core::Diff Compare(uint64_t step_a, uint64_t step_b, nb::list patterns) const;
-  /// Adds the calls that name, describe, delete and make steps without a state.
-  static void BindVersions(nb::class_<StoreBinding>& store);
+  /// Adds the class Store to the extension module.
+  static nb::class_<StoreBinding> Bind(nb::module_& m);
   /// Waits for a running asynchronous save and, in a multi-rank store, for the other ranks; then
   /// closes the store. May be called again.
   void Close();
@@ -116,12 +71,14 @@ class StoreBinding {
   }
 
  private:
-  static constexpr std::chrono::milliseconds kMaxAwait{200};
-
   /// Returns `work(store)`, which runs without the GIL. The store cannot be closed during the call.
   /// Requires the GIL.
   template <typename Work>
   auto Use(const Work& work) const;
+  /// Returns the value of `work(store, watch)`, which runs as in Use, or raises its error, or the
+  /// exception of a signal handler. Requires the GIL.
+  template <typename Work>
+  auto UseWatched(const Work& work) const;
   /// Returns the value of `work(snapshot)`, or raises its error, for the newest snapshot. Requires
   /// the GIL, and calls `work` without it.
   template <typename Work>
@@ -149,9 +106,5 @@ class StoreBinding {
   Mutex saver_mutex_;  // AsyncSaver allows one caller at a time
   std::unique_ptr<core::AsyncSaver> saver_ CAIRN_GUARDED_BY(saver_mutex_);
 };
-
-/// Returns a torch tensor over mapped bytes. Requires a dtype that `torch` can wrap.
-nb::object WrapMapped(core::MappedTensor mapped, const core::TensorInfo& info,
-                      const TorchAccess& torch);
 
 }  // namespace cairn::python

@@ -2,16 +2,49 @@
 
 #include "python/src/walk.h"
 
+#include <unordered_map>
+
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 #include "python/src/gil.h"
-#include "python/src/tensor_subclasses.h"
 
 namespace cairn::python {
 namespace {
 
 using core::KeyKind;
 using core::NodeKind;
+
+// Recognizes and describes tensor subclasses. `torch` must outlive it.
+class TensorSubclasses {
+ public:
+  explicit TensorSubclasses(const TorchAccess& torch) : torch_(torch) {}
+
+  // Returns true for tensors of a subclass that is saved as its inner tensors. Cost: Python code
+  // runs once per type.
+  bool HasInnerTensors(nb::handle value) {
+    if (!torch_.IsTensorSubclass(value)) return false;
+    const nb::handle type = value.type();
+    const auto known = has_inner_tensors_.find(type.ptr());
+    if (known != has_inner_tensors_.end()) return known->second;
+    const bool has =
+        RunPython([&] { return nb::cast<bool>(Module().attr("has_inner_tensors")(type)); });
+    has_inner_tensors_.emplace(type.ptr(), has);
+    return has;
+  }
+  // Returns a dict of the inner tensors and the description. Raises Invalid if the tensor cannot be
+  // described.
+  nb::object Describe(nb::handle value, const std::string& fqn) const {
+    return RunPython(
+        [&]() -> nb::object { return Module().attr("describe")(value, ToPyText(fqn)); });
+  }
+
+ private:
+  // Imported when the first subclass is found.
+  static nb::object Module() { return nb::module_::import_("cairn._tensors.subclasses"); }
+
+  const TorchAccess& torch_;
+  std::unordered_map<PyObject*, bool> has_inner_tensors_;  // by type, which the value keeps alive
+};
 
 class Walker {
  public:

@@ -1,9 +1,12 @@
 #pragma once
-/// The walk of a user's nested state that every save and load in place begins with.
+/// The walk of a user's nested state that every save and load in place begins with. Tensor
+/// subclasses that consist of inner tensors (`__tensor_flatten__`) are walked, saved and loaded as
+/// the dicts that cairn/_tensors/subclasses.py describes.
 
 #include <nanobind/nanobind.h>
 
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -16,6 +19,9 @@ namespace nb = nanobind;
 
 /// Limit of the levels of nesting. Deeper states are assumed to contain themselves.
 inline constexpr uint32_t kMaxDepth = 1000;
+
+/// The key of the description in the dict of a tensor subclass. Frozen: part of stored steps.
+inline constexpr std::string_view kSubclassKey = "__tensor_subclass__";
 
 /// The nodes of a state in preorder.
 ///
@@ -30,8 +36,7 @@ struct Walk {
 
   core::StateTree tree;  // the user of the walk sets the kinds of leaves; they are kValue before
   std::vector<PyNode> py_nodes;  // parallel to tree.nodes
-  /// The tensor subclasses, by node. The values of their nodes are the dicts that replace them
-  /// (tensor_subclasses.h).
+  /// The tensor subclasses, by node. The values of their nodes are the dicts that replace them.
   std::vector<std::pair<uint32_t, nb::object>> subclasses;
 
   /// Returns the keys that lead to a node, joined by dots.

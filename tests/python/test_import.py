@@ -21,7 +21,7 @@ LATER = (
     "cairn._load.scrub",
     "cairn._load.slices",
     "cairn._ranks.nccl",
-    "cairn._mirror.chain",
+    "cairn._mirror.worker",
     "cairn._mirror.options",
     "cairn._save.pickles",
     "concurrent.futures",

@@ -88,7 +88,12 @@ MAY_INCLUDE = {
 }
 # Sources without a header: programs and the cases of one, modules of another runtime, and the build
 # of a header where the toolkit is missing.
-WITHOUT_HEADER = {"python/src/module.cc", "cuda/nccl_communicator_absent.cc"}
+# python/src/bindings.h declares the one function of each part of the extension module.
+WITHOUT_HEADER = {
+    "cuda/nccl_communicator_absent.cc",
+    *(f"python/src/{part}.cc"
+      for part in ("module", "collectives", "conversions", "new_tensors", "step_part_binding")),
+}
 
 
 def read_tree() -> dict[str, str]:

@@ -51,7 +51,7 @@ def current_streams(devices: Iterable[int]) -> Streams:
 
 
 def load(
-    native: _cairn.Store, step: _cairn.StepInfo, requests: _cairn.Requests, **options: Any
+    native: _cairn.Store, step: _cairn.StoredStep, requests: _cairn.Requests, **options: Any
 ) -> _cairn.ReadReport:
     """Reads what is requested; device memory is filled in the order of the current streams.
     Converted ``contents`` convert what is read, without the other options.

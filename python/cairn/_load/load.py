@@ -15,7 +15,6 @@ from cairn._base.tree import LIST, MAPPINGS, NUMPY_SCALAR
 from cairn._ranks.ranks import Ranks
 from cairn._ranks.sharded import MeshShard, Shards, describes_shards, is_sharded
 from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at, plain_value
-from cairn._tensors.meta_tensors import MetaTensorFactory
 from cairn._tensors.sources import (
     box_dtype,
     check_torch,
@@ -25,7 +24,14 @@ from cairn._tensors.sources import (
 )
 from cairn._tensors.subclasses import SUBCLASS_KEY, with_inner
 from cairn._tensors.subclasses import check_same as check_same_subclass
-from cairn._tensors.targets import Target, check_same, host_target_of, new_array, target_of
+from cairn._tensors.targets import (
+    MetaTensorFactory,
+    Target,
+    check_same,
+    host_target_of,
+    new_array,
+    target_of,
+)
 from cairn.errors import Corrupt, Invalid, refuse
 
 if TYPE_CHECKING:

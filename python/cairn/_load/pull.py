@@ -10,8 +10,8 @@ from cairn._base import devices
 from cairn._base.patterns import Patterns, all_patterns, clean_prefix, pattern_list
 from cairn._base.steps import step_number
 from cairn._load.contents import check_match
+from cairn._load.in_place import agree_on_step, plan_together
 from cairn._load.load import Load, LoadOptions
-from cairn._load.multi_rank_load import agree_on_step, plan_together
 from cairn._opened.opened import Opened
 from cairn._ranks.ranks import Ranks
 from cairn._tensors.contents import ValueLeaf, leaf_at

@@ -43,7 +43,7 @@ class Reader:
         self._native = native
         self._contents = contents
         self._device = device
-        self._reads_on_device = not mmap and not contents.is_converted and _is_reached(device)
+        self._reads_on_device = not mmap and not contents.is_converted and is_reached(device)
         self._mmap = mmap
         self._verify = verify
         self._requests = _cairn.Requests()
@@ -171,20 +171,10 @@ class Reader:
 
     def _allocate(self, info: _cairn.TensorInfo, kinds: set[int]) -> None:
         """Allocates memory for a complete tensor, and requests its contents."""
-        place = devices.HOST
-        if TENSOR in kinds:
-            # Memory that numpy arrays share is read into host memory, and copied to the device
-            # later.
-            on_device = self._reads_on_device and kinds == {TENSOR}
-            memory = new_tensor(info.dtype, info.shape, self._device if on_device else None)
-            address = memory.data_ptr()
-            place = memory.device.index if on_device else place
-        else:
-            memory = new_array(info.dtype, info.shape)
-            address = address_of(memory)
-        strides = row_major(info.shape)
-        self._requests.add(info.fqn, None, info.shape, (info.dtype, strides, address, place))
-        self._memory[info.fqn] = memory
+        # Memory that numpy arrays share is read into host memory, and copied to the device later.
+        on_device = self._reads_on_device and kinds == {TENSOR}
+        device = self._device if on_device else None
+        self._memory[info.fqn] = request_new(self._requests, info, TENSOR in kinds, device)
 
     def _move(self) -> None:
         if self._device is None:
@@ -213,7 +203,25 @@ class Reader:
         return self._made[key][()] if leaf.kind == NUMPY_SCALAR else self._made[key]
 
 
-def _is_reached(device: Any) -> bool:
+def request_new(
+    requests: _cairn.Requests, info: _cairn.TensorInfo, is_torch: bool, device: Any
+) -> Any:
+    """Requests a complete tensor into a new torch tensor or numpy array, which it returns.
+    ``device``: one that C++ reaches, or None for host memory."""
+    place = devices.HOST
+    if is_torch:
+        memory = new_tensor(info.dtype, info.shape, device)
+        address = memory.data_ptr()
+        place = place if device is None else memory.device.index
+    else:
+        memory = new_array(info.dtype, info.shape)
+        address = address_of(memory)
+    target = (info.dtype, row_major(info.shape), address, place)
+    requests.add(info.fqn, None, info.shape, target)
+    return memory
+
+
+def is_reached(device: Any) -> bool:
     """True for a device whose memory C++ fills directly."""
     if device is None:
         return False

@@ -13,14 +13,13 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from cairn import _cairn
-from cairn._base import devices, dtypes
+from cairn._base import devices
 from cairn._base.patterns import Patterns, pattern_list
 from cairn._base.tree import NUMPY_SCALAR, TENSOR
 from cairn._load.contents import contents_of
+from cairn._load.read import is_reached, request_new
 from cairn._opened.opened import Opened
 from cairn._tensors.contents import TensorLeaf, leaf_at
-from cairn._tensors.sources import address_of, row_major
-from cairn._tensors.targets import new_array, new_tensor
 from cairn.errors import Corrupt, Invalid, Unavailable
 
 
@@ -168,17 +167,9 @@ class _Read:
             self._error = error
 
     def _allocate(self, leaf: TensorLeaf) -> Any:
-        info = leaf.info
-        place = devices.HOST
+        info, device = leaf.info, self._device if is_reached(self._device) else None
         try:
-            if leaf.kind == TENSOR:
-                memory = new_tensor(info.dtype, info.shape, self._direct_device())
-                address = memory.data_ptr()
-                if memory.device.type != "cpu":
-                    place = memory.device.index
-            else:
-                memory = new_array(info.dtype, info.shape)
-                address = address_of(memory)
+            return request_new(self._requests, info, leaf.kind == TENSOR, device)
         except (MemoryError, ValueError, RuntimeError) as error:
             # Raises Corrupt if the record of the tensor states a wrong length.
             self._native.check_chunks(self._contents.info, info.fqn)
@@ -188,13 +179,3 @@ class _Read:
                 key=info.fqn,
                 step=self._contents.step,
             ) from error
-        strides = row_major(info.shape)
-        self._requests.add(info.fqn, None, info.shape, (info.dtype, strides, address, place))
-        return memory
-
-    def _direct_device(self) -> Any:
-        """The device, if C++ fills its memory directly."""
-        if self._device is None:
-            return None
-        kind = dtypes.require_torch().device(self._device).type
-        return self._device if kind == "cuda" and devices.reaches_cuda() else None

@@ -30,58 +30,26 @@ class CopyEvents:
         self._world_size = world_size
         self.observers: Observers | None = None
 
-    def begin(self, mirror: Mirror) -> CopyClock:
-        """Called before the first attempt to copy a step."""
-        return CopyClock(str(mirror))
-
-    def copied(
-        self, job: MirrorJob, mirror: Mirror, number: int, clock: CopyClock, copied: Copied
+    def report(
+        self, job: MirrorJob, mirror: Mirror, number: int, clock: CopyClock, end: Copied | Exception
     ) -> None:
-        lag_seconds = max(0.0, (time.time_ns() - copied.created_unix_ns) / 1e9)
-        done = copied.report
-        report = MirrorReport(
-            step=done.step,
-            outcome=done.outcome,
-            logical_bytes=done.logical_bytes,
-            copied_segments=done.copied_segments,
-            copied_bytes=done.copied_bytes,
-            reused_segments=done.reused_segments,
-            attempts=clock.attempts,
-            seconds=clock.seconds(),
-            lag_seconds=lag_seconds,
-        )
-        self._report(job.step, mirror, number, clock, report, None)
-
-    def failed(
-        self, job: MirrorJob, mirror: Mirror, number: int, clock: CopyClock, error: Exception
-    ) -> None:
-        self._report(job.step, mirror, number, clock, None, error)
-
-    def _report(
-        self,
-        step: int,
-        mirror: Mirror,
-        number: int,
-        clock: CopyClock,
-        report: MirrorReport | None,
-        error: Exception | None,
-    ) -> None:
-        observers = self.observers
-        if observers is None:
+        """``number``: of the mirror in its chain, from 1. ``end``: the copy, or its error."""
+        if self.observers is None:
             return
-        observers.report(
+        report = None if isinstance(end, Exception) else _report_of(end, clock)
+        self.observers.report(
             StoreEvent(
                 kind="mirror",
                 address=canonical_address(self._address),
                 rank=0,
                 world_size=self._world_size,
-                step=step,
+                step=job.step,
                 unix_ns=time.time_ns(),
                 seconds=clock.seconds(),
                 stall_seconds=0.0,
                 in_background=True,
                 report=report,
-                error=error,
+                error=end if isinstance(end, Exception) else None,
                 info=None,
                 health=None,
                 free_bytes=free_bytes(str(mirror)),
@@ -92,13 +60,29 @@ class CopyEvents:
         )
 
 
-class CopyClock:
-    """The time, the attempts and the repeated requests of one copy. Threads: one."""
+def _report_of(copied: Copied, clock: CopyClock) -> MirrorReport:
+    done = copied.report
+    return MirrorReport(
+        step=done.step,
+        outcome=done.outcome,
+        logical_bytes=done.logical_bytes,
+        copied_segments=done.copied_segments,
+        copied_bytes=done.copied_bytes,
+        reused_segments=done.reused_segments,
+        attempts=clock.attempts,
+        seconds=clock.seconds(),
+        lag_seconds=max(0.0, (time.time_ns() - copied.created_unix_ns) / 1e9),
+    )
 
-    def __init__(self, mirror: str) -> None:
-        self._mirror = mirror
+
+class CopyClock:
+    """The time, the attempts and the repeated requests of one copy, from its first attempt on.
+    Threads: one."""
+
+    def __init__(self, mirror: Mirror) -> None:
+        self._mirror = str(mirror)
         self._begin = time.monotonic()
-        self._repeated = repeated_requests(mirror)
+        self._repeated = repeated_requests(self._mirror)
         self.attempts = 0
 
     def seconds(self) -> float:

@@ -1,17 +1,21 @@
-"""`MirroredSaves`: the mirrors of a `Store`."""
+"""`MirroredSaves`: the mirrors of a `Store`.
+
+Several mirrors form a chain, each of which copies from the one before it. Each has a worker.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from cairn import _cairn
 from cairn._base.addresses import canonical_address
 from cairn._base.open_options import OpenOptions
-from cairn._mirror.job import is_reported, mark_reported
+from cairn._mirror.job import MirrorJob, is_reported, mark_reported
 from cairn._mirror.replica import Source
 from cairn.errors import Unavailable
 
@@ -19,9 +23,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from cairn._base.observations import Observers
-    from cairn._mirror.chain import MirrorChain
     from cairn._mirror.events import CopyEvents
     from cairn._mirror.options import Mirror
+    from cairn._mirror.worker import MirrorWorker
     from cairn.reports import MirrorStatus
 
 _SLICE_SECONDS = 0.1  # between reports of progress
@@ -44,7 +48,7 @@ class MirroredSaves:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._known: dict[tuple[str, ...], tuple[Mirror, ...]] = {}
-        self._chains: dict[tuple[str, ...], MirrorChain] = {}
+        self._chains: dict[tuple[str, ...], list[MirrorWorker]] = {}
 
     @property
     def uuid(self) -> str | None:
@@ -65,33 +69,51 @@ class MirroredSaves:
         save: _cairn.SaveHandle | None,
         overwrite: bool,
     ) -> list[Future[None]]:
-        """See `MirrorChain.submit`. Raises Invalid if a mirror exists with other options."""
-        chain = self._chain(mirrors)
-        return [] if chain is None else chain.submit(step, mirrors, save, overwrite)
+        """Copies a step to the mirrors whose ``every`` divides it, once ``save`` is durable.
+
+        Returns one future per mirror that receives the step, from near to far. Each has the result
+        None, or the error of the copy. Raises Invalid if a mirror exists with other options.
+        """
+        workers = self._chain(mirrors)
+        if not workers:
+            return []
+        count = sum(step % mirror.every == 0 for mirror in mirrors)
+        job = MirrorJob(step, count, save=save, overwrite=overwrite)
+        for worker in workers:
+            worker.begin()
+        if count > 0:
+            workers[0].submit(job)
+        return job.futures
 
     def check(self, mirrors: tuple[Mirror, ...]) -> None:
         """Raises Invalid if one of the mirrors exists with other options."""
         self._chain(mirrors)
 
-    def catch_up(self, steps: list[int], mirrors: tuple[Mirror, ...]) -> None:
-        """See `MirrorChain.catch_up`."""
-        chain = self._chain(mirrors)
-        if chain is not None:
-            chain.catch_up(steps, mirrors)
+    def catch_up(self, steps: Iterable[int], mirrors: tuple[Mirror, ...]) -> None:
+        """Copies steps of the store that an earlier process has saved, if they are newer than all
+        steps of the mirror; then the same for each mirror and the next one."""
+        if workers := self._chain(mirrors):
+            workers[0].catch_up(sorted(steps), list(mirrors))
 
     def pinned(self) -> set[int]:
         """The steps that must not be pruned, because they wait for a copy."""
-        return set().union(*(chain.pinned() for chain in self._all()))
+        return set().union(*(workers[0].pinned() for workers in self._all_chains()))
 
     def begin_close(self) -> None:
-        """No more steps are submitted (`MirrorChain.begin_close`)."""
-        for chain in self._all():
-            chain.begin_close()
+        """No more steps are submitted. The wait for those that wait then ends in time even if the
+        storage of a mirror has failed."""
+        for worker in self._workers():
+            worker.begin_close()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until no step waits for a copy. Returns False after ``timeout`` seconds. Reports
-        the progress of the copies. Raises Unavailable if the caller asks to stop the wait."""
-        return self._wait(lambda left: all(chain.wait(left) for chain in self._all()), timeout)
+        """Waits until no step waits for a copy. Returns False after ``timeout`` seconds. In an
+        observer of a copy it does not wait. Reports the progress of the copies. Raises Unavailable
+        if the caller asks to stop the wait."""
+
+        def wait(left: float | None) -> bool:
+            return all(_wait_for_chain(workers, left) for workers in self._all_chains())
+
+        return self._wait(wait, timeout)
 
     def wait_for_all(self, timeout: float | None) -> None:
         """See `Store.wait_mirrored`."""
@@ -138,14 +160,12 @@ class MirroredSaves:
 
     def raise_error(self) -> None:
         """Raises why the newest step is not in a mirror, if it is not."""
-        for chain in self._all():
-            error = chain.error()
-            if error is not None:
-                mark_reported(error)
-                raise error
+        for error in self._errors():
+            mark_reported(error)
+            raise error
 
     def status(self) -> list[MirrorStatus]:
-        return [status for chain in self._all() for status in chain.status()]
+        return [worker.status() for worker in self._workers()]
 
     def close(self, *, failed: bool = False, interrupted: bool = False) -> None:
         """Waits for the copies, ends the threads, and raises the error of the newest step unless
@@ -153,29 +173,38 @@ class MirroredSaves:
 
         ``failed``: a copy that fails is not repeated. ``interrupted``: nothing is waited for.
         """
-        chains = self._all()
+        workers = self._workers()
         try:
-            for chain in chains:
-                chain.begin_close()
+            for worker in workers:
+                worker.begin_close()
                 if failed:
-                    chain.end_retries()
+                    worker.end_retries()
             if not interrupted:
                 self.wait()
         finally:
-            for chain in chains:
-                chain.stop()
+            for worker in workers:
+                worker.stop()
+            errors = list(self._errors())
             with self._lock:
                 self._chains.clear()
-        for chain in chains:
-            error = chain.error()
-            if error is not None and not is_reported(error):
+        for error in errors:
+            if not is_reported(error):
                 raise error
 
-    def _all(self) -> list[MirrorChain]:
+    def _all_chains(self) -> list[list[MirrorWorker]]:
         if self._pid != os.getpid():
             return []
         with self._lock:
             return list(self._chains.values())
+
+    def _workers(self) -> list[MirrorWorker]:
+        return [worker for workers in self._all_chains() for worker in workers]
+
+    def _errors(self) -> Iterator[Exception]:
+        """Why the newest step is not in a mirror: the first error of each chain that has one."""
+        for workers in self._all_chains():
+            errors = (error for worker in workers if (error := worker.error()) is not None)
+            yield from itertools.islice(errors, 1)
 
     def _copy_events(self) -> CopyEvents:
         # Requires _lock.
@@ -186,13 +215,15 @@ class MirroredSaves:
             self._events.observers = self._observers
         return self._events
 
-    def _chain(self, mirrors: tuple[Mirror, ...]) -> MirrorChain | None:
+    def _chain(self, mirrors: tuple[Mirror, ...]) -> list[MirrorWorker]:
+        """The workers, from near to far; none on ranks other than 0."""
         if not mirrors or self._pid != os.getpid():
-            return None
+            return []
         import dataclasses
 
         import cairn._base.progress  # noqa: F401 - now, because a step that waits for it is durable
-        from cairn._mirror.chain import MirrorChain, check_same
+        from cairn._mirror.options import check_same
+        from cairn._mirror.worker import workers_of
 
         credentials = self._source.credentials
         mirrors = tuple(
@@ -204,5 +235,13 @@ class MirroredSaves:
             # On all ranks, because they must agree on errors.
             check_same(self._known.setdefault(key, mirrors), mirrors)
             if self._rank == 0 and key not in self._chains:
-                self._chains[key] = MirrorChain(self._source, mirrors, self._copy_events())
-            return self._chains.get(key)
+                self._chains[key] = workers_of(self._source, mirrors, self._copy_events())
+            return self._chains.get(key, [])
+
+
+def _wait_for_chain(workers: list[MirrorWorker], timeout: float | None) -> bool:
+    # An observer, which runs on the thread of a mirror, may close the store.
+    if any(worker.is_current_thread() for worker in workers):
+        return True
+    # In this order, because a worker submits a step to the next one before it is done.
+    return all(worker.wait(timeout) for worker in workers)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Union
 
 from cairn._base.addresses import absolute_address, canonical_address
-from cairn._base.credentials import GivenCredentials, credentials_function
+from cairn._base.open_options import GivenCredentials, credentials_function
 from cairn.errors import Invalid
 
 
@@ -108,3 +108,10 @@ def mirror_chain(mirrors: Mirrors | None, source: str, every: int = 1) -> tuple[
                 f"{near}, from which it copies"
             )
     return chain
+
+
+def check_same(known: tuple[Mirror, ...], mirrors: tuple[Mirror, ...]) -> None:
+    """Raises Invalid if these are the same stores with other options. ``every`` may differ."""
+    for old, new in zip(known, mirrors):
+        if dataclasses.replace(new, every=old.every, address=old.address) != old:
+            raise Invalid(f"mirror {new}: the store already has this mirror with other options")

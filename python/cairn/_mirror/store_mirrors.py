@@ -40,7 +40,7 @@ def check(address: str, mirrors: tuple[Mirror, ...]) -> None:
     if mirrors:
         # `submit` and `wait` follow the commit, and must not fail.
         import cairn._base.progress
-        import cairn._mirror.chain  # noqa: F401
+        import cairn._mirror.worker  # noqa: F401
     with _lock:
         _check(address, mirrors)
 

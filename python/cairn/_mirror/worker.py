@@ -199,7 +199,7 @@ class MirrorWorker:
         try:
             if not self._await_save(job):
                 return
-            clock = self._events.begin(self._mirror)
+            clock = CopyClock(self._mirror)
             copied = self._copy(job, clock)
         except BaseException as unexpected:  # the thread must live as long as jobs arrive
             copied = _as_error(unexpected, job)
@@ -208,7 +208,7 @@ class MirrorWorker:
             return
         try:
             if copied is not None and clock is not None:
-                self._events.copied(job, self._mirror, self._number, clock, copied)
+                self._events.report(job, self._mirror, self._number, clock, copied)
         finally:
             self._finish(job)
 
@@ -319,21 +319,18 @@ class MirrorWorker:
         if job.is_for_next:
             following.submit(job)
 
-    def _give_up(self, job: MirrorJob, error: Exception) -> None:
-        """Gives up a step whose copy has not begun, or whose thread has ended."""
+    def _give_up(self, job: MirrorJob, error: Exception, clock: CopyClock | None = None) -> None:
+        """Gives up a step. ``clock``: of its copy, if it has begun."""
         try:
-            clock = self._events.begin(self._mirror)
-            self._events.failed(job, self._mirror, self._number, clock, error)
+            clock = clock or CopyClock(self._mirror)
+            self._events.report(job, self._mirror, self._number, clock, error)
         finally:
             job.fail(error)
 
     def _fail(self, job: MirrorJob, error: Exception, clock: CopyClock | None) -> None:
         try:
-            if clock is None:
-                clock = self._events.begin(self._mirror)
-            self._events.failed(job, self._mirror, self._number, clock, error)
+            self._give_up(job, error, clock)  # before `wait` returns, after which it is asked for
         finally:
-            job.fail(error)  # before `wait` can return, after which the error is asked for
             with self._changed:
                 self._active = None
                 self._error = error
@@ -354,6 +351,18 @@ class MirrorWorker:
     def _stopped(self, step: int) -> Unavailable:
         text = f"step {step} is not in the mirror {self._mirror}: the copies were stopped"
         return Unavailable(text, step=step)
+
+
+def workers_of(
+    source: Source, mirrors: tuple[Mirror, ...], events: CopyEvents
+) -> list[MirrorWorker]:
+    """One worker per mirror, from near to far; each copies from the mirror before it."""
+    workers: list[MirrorWorker] = []
+    for i in reversed(range(len(mirrors))):
+        near = Source(str(mirrors[i - 1]), mirrors[i - 1].credentials) if i > 0 else source
+        following = workers[0] if workers else None
+        workers.insert(0, MirrorWorker(near, mirrors[i], following, events, i + 1))
+    return workers
 
 
 def _as_error(error: BaseException, job: MirrorJob) -> Exception:

@@ -235,20 +235,16 @@ def _numpy(array: np.ndarray, fqn: str, kind: int) -> Source:
     code = check_numpy(array, fqn)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    strides = element_strides(array)
-    if strides is None:
-        array = array.copy(order="C")
-        strides = row_major(array.shape)
-    return Source(kind, code, array.shape, strides, address_of(array), HOST, held(array))
+    return _numpy_as(array, code, kind)
 
 
-def _numpy_as(array: np.ndarray, code: int) -> Source:
+def _numpy_as(array: np.ndarray, code: int, kind: int = TENSOR) -> Source:
     """The source of an array whose elements have the bytes of a dtype that numpy may lack."""
     strides = element_strides(array)
     if strides is None:
         array = array.copy(order="C")
         strides = row_major(array.shape)
-    return Source(TENSOR, code, array.shape, strides, address_of(array), HOST, held(array))
+    return Source(kind, code, array.shape, strides, address_of(array), HOST, held(array))
 
 
 def held(array: np.ndarray) -> tuple[Any, ...]:

@@ -21,7 +21,7 @@ from cairn._ranks.sharded import class_of
 from cairn._tensors.subclass_registry import find_class, name_of_class, register
 from cairn.errors import Corrupt, Invalid, refuse
 
-SUBCLASS_KEY = "__tensor_subclass__"  # python/src/tensor_subclasses.h
+SUBCLASS_KEY = "__tensor_subclass__"  # python/src/walk.h
 _VERSION = 1
 # The members that must be equal for a load in place.
 _COMPARED = ("class", "tensors", "context", "size")
