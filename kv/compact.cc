@@ -275,7 +275,7 @@ Result<CompactReport> Compact(Store& store, const CompactOptions& options) {
     return Fail(ErrorCode::kInvalidArgument, "the unused part of a segment is from 0 to 1");
   }
   StoreState& state = internal::StoreAccess::StateOf(store);
-  CAIRN_TRY_ASSIGN(const auto turn, internal::CompactTurn::Take(state));
+  CAIRN_TRY_ASSIGN(const auto turn, internal::TakeCompactTurn(state));
   Result<CompactReport> report = Compaction(store, options).Run();
   if (report) return report;
   return Fail(internal::ExplainFailure(state, std::move(report).error()));

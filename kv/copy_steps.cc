@@ -1,7 +1,6 @@
 #include "kv/copy_steps.h"
 
 #include <algorithm>
-#include <atomic>
 #include <memory>
 #include <utility>
 
@@ -19,28 +18,6 @@ namespace {
 using internal::CommittedRoot;
 using internal::StoreAccess;
 using internal::StoreState;
-
-/// Makes other attempts to write to the store fail while it exists.
-class WriterTurn {
- public:
-  static Result<std::unique_ptr<WriterTurn>> Take(StoreState& state) {
-    CAIRN_TRY(internal::CheckWritable(state, "copy steps to it"));
-    CAIRN_TRY(internal::CheckCanCommit(state));
-    CAIRN_TRY(internal::CheckStillWriter(state));
-    if (state.step_writer_alive.exchange(true)) {
-      return Fail(Error{.code = ErrorCode::kFailedPrecondition,
-                        .message = "a save or another copy of the target is still running; wait "
-                                   "for it",
-                        .file = state.storage->address()});
-    }
-    return std::unique_ptr<WriterTurn>(new WriterTurn(state));
-  }
-  ~WriterTurn() { state_.step_writer_alive = false; }
-
- private:
-  explicit WriterTurn(StoreState& state) : state_(state) {}
-  StoreState& state_;
-};
 
 /// Returns the steps to copy, ascending. kNotFound: one of them does not exist.
 Result<std::vector<StepInfo>> FindSteps(const Snapshot& source, std::vector<uint64_t> numbers) {
@@ -107,18 +84,20 @@ Result<CopyReport> CopySteps(Store& source, Store& target, const CopyOptions& op
   }
   const auto root =
       internal::CurrentRoot(StoreAccess::StateOf(source));  // that of the snapshot, or a newer one
-  CAIRN_TRY_ASSIGN(const auto turn, WriterTurn::Take(StoreAccess::StateOf(target)));
-  Copies copies(source, root, StoreAccess::StateOf(target), options);
+  StoreState& state = StoreAccess::StateOf(target);
+  CAIRN_TRY_ASSIGN(const auto turn,
+                   internal::Turn::Take(state, state.step_writer_alive, "copy steps to it",
+                                        "a save or another copy of the target is still running; "
+                                        "wait for it"));
+  Copies copies(source, root, state, options);
   CopyReport report;
   for (const StepInfo& step : steps) {
     auto copied = copies.Copy(step);
     if (!copied) {
       const auto kept = copies.KeepFinished();
-      Error error =
-          internal::ExplainFailure(StoreAccess::StateOf(target), std::move(copied).error());
+      Error error = internal::ExplainFailure(state, std::move(copied).error());
       // The target must be opened again.
-      if (!kept && StoreAccess::StateOf(target).outcome_unknown)
-        error.message += "; " + kept.error().message;
+      if (!kept && state.outcome_unknown) error.message += "; " + kept.error().message;
       return Fail(std::move(error).WithStep(step.step));
     }
     report.steps.push_back(*copied);

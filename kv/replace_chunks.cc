@@ -75,7 +75,7 @@ Result<ReplaceReport> ReplaceChunks(
     Store& store, std::span<const StoredChunk> chunks,
     const std::function<Result<std::vector<std::byte>>(size_t i)>& bytes_of) {
   internal::StoreState& state = internal::StoreAccess::StateOf(store);
-  CAIRN_TRY_ASSIGN(const auto turn, internal::CompactTurn::Take(state));
+  CAIRN_TRY_ASSIGN(const auto turn, internal::TakeCompactTurn(state));
   CAIRN_TRY_ASSIGN(const auto snapshot, store.Latest());
   ReplaceReport report;
   if (chunks.empty()) return report;

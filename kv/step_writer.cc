@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "kv/base/digest.h"
+#include "kv/commit/internal/part_gatherer.h"
 #include "kv/commit/internal/rank_parts.h"
-#include "kv/commit/internal/shared_records.h"
 #include "kv/commit/internal/step_attempt.h"
 #include "kv/commit/internal/step_commit.h"
 #include "kv/read/internal/snapshot_state.h"

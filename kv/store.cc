@@ -47,31 +47,17 @@ Result<T> Explained(const StoreState& state, Result<T> result) {
 
 }  // namespace
 
-class Store::Impl {
- public:
-  std::shared_ptr<StoreState> state = std::make_shared<StoreState>();
-
-  static Result<std::unique_ptr<Impl>> Make(std::shared_ptr<Storage> storage, OpenMode mode,
-                                            const StoreOptions& options);
-  Result<void> CheckCanBegin(uint64_t step, const BeginOptions& options) const;
-  Result<void> CheckOpen() const;
-  /// Returns a snapshot of the newest root that this process knows.
-  Result<std::shared_ptr<const Snapshot>> KnownLatest() const;
-  /// Commits a setting of the store, and no change of its steps.
-  Result<void> CommitSetting(const internal::CommitActions& actions) const;
-};
-
-Store::Store(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Store::Store(std::shared_ptr<StoreState> state) : state_(std::move(state)) {}
 
 Store::~Store() {
   CleanUp([&] { (void)Close(); });
 }
 
-const std::string& Store::directory() const { return impl_->state->storage->address(); }
-Storage& Store::storage() const { return *impl_->state->storage; }
-const StoreOptions& Store::options() const { return impl_->state->options; }
-bool Store::writable() const { return impl_->state->writable; }
-const std::string& Store::session() const { return impl_->state->session; }
+const std::string& Store::directory() const { return state_->storage->address(); }
+Storage& Store::storage() const { return *state_->storage; }
+const StoreOptions& Store::options() const { return state_->options; }
+bool Store::writable() const { return state_->writable; }
+const std::string& Store::session() const { return state_->session; }
 
 namespace {
 
@@ -136,12 +122,10 @@ Result<void> CheckAttempt(const StoreState& state, std::string_view attempt) {
                     .file = state.storage->address()});
 }
 
-}  // namespace
-
-Result<std::unique_ptr<Store::Impl>> Store::Impl::Make(std::shared_ptr<Storage> storage,
-                                                       OpenMode mode, const StoreOptions& options) {
-  auto impl = std::make_unique<Impl>();
-  StoreState& state = *impl->state;
+Result<std::shared_ptr<StoreState>> MakeState(std::shared_ptr<Storage> storage, OpenMode mode,
+                                              const StoreOptions& options) {
+  auto made = std::make_shared<StoreState>();
+  StoreState& state = *made;
   state.storage = std::move(storage);
   CAIRN_TRY_ASSIGN(const IoOptions io, IoOptionsOf(*state.storage, options));
   state.options = options;
@@ -155,8 +139,73 @@ Result<std::unique_ptr<Store::Impl>> Store::Impl::Make(std::shared_ptr<Storage> 
   state.queues = std::make_shared<internal::FileQueues>(io.uring);
   state.files = std::make_shared<internal::SegmentFiles>();
   state.tables = std::make_shared<internal::OpenTables>(state.storage);
-  return impl;
+  return made;
 }
+
+Result<void> CheckOpen(StoreState& state) {
+  const MutexLock lock(state.mutex);
+  if (!state.closed) return {};
+  return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                    .message = "the store is closed; open it again",
+                    .file = state.storage->address()});
+}
+
+/// Checks what every change requires, before it waits for others.
+Result<void> CheckCanChange(StoreState& state, std::string_view purpose) {
+  CAIRN_TRY(internal::CheckWritable(state, purpose));
+  CAIRN_TRY(internal::CheckNotForked(state));
+  return CheckOpen(state);
+}
+
+/// Returns a snapshot of the newest root that this process knows.
+Result<std::shared_ptr<const Snapshot>> KnownLatest(StoreState& state) {
+  CAIRN_TRY(CheckOpen(state));
+  const MutexLock lock(state.mutex);
+  if (state.latest == nullptr) {
+    state.latest = std::make_shared<const Snapshot>(
+        std::make_unique<internal::SnapshotState>(state, state.root));
+  }
+  return state.latest;
+}
+
+Result<void> CheckCanBegin(StoreState& state, uint64_t step, const BeginOptions& options) {
+  if (!state.joined) {
+    const Result<void> writable = internal::CheckWritable(state, "save");
+    if (!writable) return Fail(Error(writable.error()).WithStep(step));
+  }
+  if (state.joined != (options.rank > 0) || options.rank >= options.world_size) {
+    return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                      .message = "rank 0 must open the store for writing, and the other ranks "
+                                 "must join it",
+                      .file = state.storage->address(),
+                      .step = step});
+  }
+  if (!options.attempt.empty()) CAIRN_TRY(CheckAttempt(state, options.attempt));
+  CAIRN_TRY(CheckAnnotations(options.metrics, options.note, options.tags));
+  CAIRN_TRY(internal::CheckNotForked(state));
+  CAIRN_TRY(CheckOpen(state));
+  CAIRN_TRY(internal::CheckCanCommit(state));
+  if (!state.joined) CAIRN_TRY(internal::CheckStillWriter(state));
+  if (!options.overwrite && !state.joined && internal::CurrentRoot(state)->steps.Contains(step)) {
+    return Fail(Error{.code = ErrorCode::kConflict,
+                      .hint = Hint::kOverwrite,
+                      .message = "the step already exists; overwrite it, or give another number",
+                      .file = state.storage->address(),
+                      .step = step});
+  }
+  return {};
+}
+
+/// Commits a setting of the store, and no change of its steps.
+Result<void> CommitSetting(StoreState& state, const internal::CommitActions& actions) {
+  CAIRN_TRY(CheckCanChange(state, "set a policy or compression"));
+  const MutexLock write_lock(state.write_mutex);
+  CAIRN_TRY(internal::CheckCanCommit(state));
+  CAIRN_TRY(internal::CheckStillWriter(state));
+  return Explained(state, internal::CommitChange(state, {}, nullptr, {}, actions));
+}
+
+}  // namespace
 
 Result<std::unique_ptr<Store>> Store::Open(const std::string& address, OpenMode mode,
                                            StoreOptions options) {
@@ -169,13 +218,13 @@ Result<std::unique_ptr<Store>> Store::Open(const std::string& address, OpenMode 
 
 Result<std::unique_ptr<Store>> Store::Open(std::shared_ptr<Storage> storage, OpenMode mode,
                                            StoreOptions options) {
-  CAIRN_TRY_ASSIGN(std::unique_ptr<Impl> impl, Impl::Make(std::move(storage), mode, options));
+  CAIRN_TRY_ASSIGN(auto state, MakeState(std::move(storage), mode, options));
   if (mode == OpenMode::kWrite) {
-    CAIRN_TRY(internal::OpenForWriting(*impl->state));
+    CAIRN_TRY(internal::OpenForWriting(*state));
   } else {
-    CAIRN_TRY(internal::OpenForReading(*impl->state));
+    CAIRN_TRY(internal::OpenForReading(*state));
   }
-  return std::unique_ptr<Store>(new Store(std::move(impl)));
+  return std::unique_ptr<Store>(new Store(std::move(state)));
 }
 
 Result<RebuildReport> Store::Rebuild(const std::string& address, StoreOptions options) {
@@ -184,41 +233,22 @@ Result<RebuildReport> Store::Rebuild(const std::string& address, StoreOptions op
 }
 
 Result<RebuildReport> Store::Rebuild(std::shared_ptr<Storage> storage, StoreOptions options) {
-  CAIRN_TRY_ASSIGN(const std::unique_ptr<Impl> impl,
-                   Impl::Make(std::move(storage), OpenMode::kWrite, options));
-  return internal::Rebuild(*impl->state);
-}
-
-Result<void> Store::Impl::CheckOpen() const {
-  const MutexLock lock(state->mutex);
-  if (!state->closed) return {};
-  return Fail(Error{.code = ErrorCode::kFailedPrecondition,
-                    .message = "the store is closed; open it again",
-                    .file = state->storage->address()});
+  CAIRN_TRY_ASSIGN(const auto state, MakeState(std::move(storage), OpenMode::kWrite, options));
+  return internal::Rebuild(*state);
 }
 
 Result<std::shared_ptr<const Snapshot>> Store::Latest() const {
-  StoreState& state = *impl_->state;
-  CAIRN_TRY(impl_->CheckOpen());
+  StoreState& state = *state_;
+  CAIRN_TRY(CheckOpen(state));
   if (!state.writable) CAIRN_TRY(internal::RefreshRoot(state));
-  return impl_->KnownLatest();
-}
-
-Result<std::shared_ptr<const Snapshot>> Store::Impl::KnownLatest() const {
-  CAIRN_TRY(CheckOpen());
-  const MutexLock lock(state->mutex);
-  if (state->latest == nullptr) {
-    state->latest = std::make_shared<const Snapshot>(
-        std::make_unique<internal::SnapshotState>(*state, state->root));
-  }
-  return state->latest;
+  return KnownLatest(state);
 }
 
 Result<std::shared_ptr<const Snapshot>> Store::SnapshotWith(const StepInfo& step) const {
-  StoreState& state = *impl_->state;
+  StoreState& state = *state_;
   if (state.storage->transfer_sizes().small_requests > 1) {
     // Usually the step was found in the newest known root a moment ago: ask no further.
-    CAIRN_TRY_ASSIGN(auto known, impl_->KnownLatest());
+    CAIRN_TRY_ASSIGN(auto known, KnownLatest(state));
     const auto of_known = known->FindStep(step.step);
     if (of_known && of_known->generation == step.generation) return known;
   }
@@ -234,83 +264,50 @@ Result<std::shared_ptr<const Snapshot>> Store::SnapshotWith(const StepInfo& step
 void Store::AwaitChange(std::chrono::milliseconds timeout) const {
   // It may return early, and a time after the clock's end would have passed already.
   constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24);
-  impl_->state->storage->AwaitChange(internal::kRootFolder,
-                                     std::clamp(timeout, std::chrono::milliseconds(0), kLongest));
+  state_->storage->AwaitChange(internal::kRootFolder,
+                               std::clamp(timeout, std::chrono::milliseconds(0), kLongest));
 }
 
-internal::StoreState& internal::StoreAccess::StateOf(const Store& store) {
-  return *store.impl_->state;
-}
+internal::StoreState& internal::StoreAccess::StateOf(const Store& store) { return *store.state_; }
 
 std::string Store::NextAttempt(uint64_t step) {
-  StoreState& state = *impl_->state;
+  StoreState& state = *state_;
   const MutexLock lock(state.mutex);
   return fmt::format("{}-{}-{}", state.session, step, state.attempts_at[step]++);
 }
 
 std::string Store::uuid() const {
   // If the store cannot be read, the next call of Latest returns the error.
-  if (impl_->state->unread) (void)internal::RefreshRoot(*impl_->state);
+  if (state_->unread) (void)internal::RefreshRoot(*state_);
   std::string text;
-  for (const std::byte byte : impl_->state->uuid) {
+  for (const std::byte byte : state_->uuid) {
     text += fmt::format("{:02x}", std::to_integer<int>(byte));
   }
   return text;
 }
 
 Result<std::string> Store::OpenSession() {
-  StoreState& state = *impl_->state;
-  CAIRN_TRY(internal::CheckWritable(state, "let other ranks join it"));
-  CAIRN_TRY(internal::CheckNotForked(state));
-  CAIRN_TRY(impl_->CheckOpen());
+  StoreState& state = *state_;
+  CAIRN_TRY(CheckCanChange(state, "let other ranks join it"));
   CAIRN_TRY(internal::CheckStillWriter(state));
   CAIRN_TRY(state.lease->PutIfLost());  // it marks the session in the storage
   return state.session;
 }
 
-Result<void> Store::Impl::CheckCanBegin(uint64_t step, const BeginOptions& options) const {
-  if (!state->joined) {
-    const Result<void> writable = internal::CheckWritable(*state, "save");
-    if (!writable) return Fail(Error(writable.error()).WithStep(step));
-  }
-  if (state->joined != (options.rank > 0) || options.rank >= options.world_size) {
-    return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                      .message = "rank 0 must open the store for writing, and the other ranks "
-                                 "must join it",
-                      .file = state->storage->address(),
-                      .step = step});
-  }
-  if (!options.attempt.empty()) CAIRN_TRY(CheckAttempt(*state, options.attempt));
-  CAIRN_TRY(CheckAnnotations(options.metrics, options.note, options.tags));
-  CAIRN_TRY(internal::CheckNotForked(*state));
-  CAIRN_TRY(CheckOpen());
-  CAIRN_TRY(internal::CheckCanCommit(*state));
-  if (!state->joined) CAIRN_TRY(internal::CheckStillWriter(*state));
-  if (!options.overwrite && !state->joined && internal::CurrentRoot(*state)->steps.Contains(step)) {
-    return Fail(Error{.code = ErrorCode::kConflict,
-                      .hint = Hint::kOverwrite,
-                      .message = "the step already exists; overwrite it, or give another number",
-                      .file = state->storage->address(),
-                      .step = step});
-  }
-  return {};
-}
-
 Result<std::unique_ptr<StepWriter>> Store::Begin(uint64_t step, const BeginOptions& options) {
-  const std::shared_ptr<StoreState>& state = impl_->state;
-  CAIRN_TRY(impl_->CheckCanBegin(step, options));
-  if (state->step_writer_alive.exchange(true)) {
+  CAIRN_TRY(CheckCanBegin(*state_, step, options));
+  if (state_->step_writer_alive.exchange(true)) {
     return Fail(Error{.code = ErrorCode::kFailedPrecondition,
                       .message = "another save of this store is still running; wait for it",
                       .step = step});
   }
   const std::string attempt = options.attempt.empty() ? NextAttempt(step) : options.attempt;
   return std::make_unique<StepWriter>(
-      std::make_unique<internal::StepAttempt>(state, step, options, attempt));
+      std::make_unique<internal::StepAttempt>(state_, step, options, attempt));
 }
 
 Result<void> Store::FailAttempt(const std::string& attempt, uint32_t rank, const Error& error) {
-  StoreState& state = *impl_->state;
+  StoreState& state = *state_;
   CAIRN_TRY(internal::CheckNotForked(state));
   CAIRN_TRY(CheckAttempt(state, attempt));
   bool kept = state.outcome_unknown;
@@ -323,10 +320,8 @@ Result<void> Store::FailAttempt(const std::string& attempt, uint32_t rank, const
 }
 
 Result<Store::DeleteReport> Store::Delete(std::span<const uint64_t> steps, bool dry_run) {
-  StoreState& state = *impl_->state;
-  CAIRN_TRY(internal::CheckWritable(state, "delete"));
-  CAIRN_TRY(internal::CheckNotForked(state));
-  CAIRN_TRY(impl_->CheckOpen());
+  StoreState& state = *state_;
+  CAIRN_TRY(CheckCanChange(state, "delete"));
   const MutexLock write_lock(state.write_mutex);
   CAIRN_TRY(internal::CheckCanCommit(state));
   CAIRN_TRY(internal::CheckStillWriter(state));
@@ -345,11 +340,9 @@ Result<Store::DeleteReport> Store::Delete(std::span<const uint64_t> steps, bool 
 }
 
 Result<void> Store::ChangeTags(const TagChanges& changes) {
-  StoreState& state = *impl_->state;
-  CAIRN_TRY(internal::CheckWritable(state, "change tags"));
+  StoreState& state = *state_;
+  CAIRN_TRY(CheckCanChange(state, "change tags"));
   CAIRN_TRY(CheckTags(changes));
-  CAIRN_TRY(internal::CheckNotForked(state));
-  CAIRN_TRY(impl_->CheckOpen());
   const MutexLock write_lock(state.write_mutex);
   CAIRN_TRY(internal::CheckCanCommit(state));
   CAIRN_TRY(internal::CheckStillWriter(state));
@@ -367,30 +360,20 @@ Result<void> Store::ChangeTags(const TagChanges& changes) {
 
 Result<void> Store::SetRetention(const RetentionPolicy& policy) {
   CAIRN_TRY(CheckRetention(policy));
-  return impl_->CommitSetting({.retention = &policy});
+  return CommitSetting(*state_, {.retention = &policy});
 }
 
 Result<void> Store::SetCompression(bool compress) {
-  return impl_->CommitSetting({.compress = compress});
-}
-
-Result<void> Store::Impl::CommitSetting(const internal::CommitActions& actions) const {
-  CAIRN_TRY(internal::CheckWritable(*state, "set a policy or compression"));
-  CAIRN_TRY(internal::CheckNotForked(*state));
-  CAIRN_TRY(CheckOpen());
-  const MutexLock write_lock(state->write_mutex);
-  CAIRN_TRY(internal::CheckCanCommit(*state));
-  CAIRN_TRY(internal::CheckStillWriter(*state));
-  return Explained(*state, internal::CommitChange(*state, {}, nullptr, {}, actions));
+  return CommitSetting(*state_, {.compress = compress});
 }
 
 void Store::KeepSteps(std::span<const uint64_t> steps) {
-  const MutexLock lock(impl_->state->mutex);
-  impl_->state->kept_steps = {steps.begin(), steps.end()};
+  const MutexLock lock(state_->mutex);
+  state_->kept_steps = {steps.begin(), steps.end()};
 }
 
 Result<void> Store::Close() {
-  StoreState& state = *impl_->state;
+  StoreState& state = *state_;
   CAIRN_TRY(internal::CheckNotForked(state));
   if (state.step_writer_alive) {
     return Fail(Error{.code = ErrorCode::kFailedPrecondition,

@@ -49,6 +49,7 @@ namespace cairn::kv {
 
 namespace internal {
 class StoreAccess;
+struct StoreState;
 }  // namespace internal
 
 /// A child that this process forks may read from the store. In the child, Begin, Delete,
@@ -171,12 +172,11 @@ class Store {
   /// hosts until it expires. The destructor closes the store too, and ignores errors.
   Result<void> Close();
 
-  class Impl;
-
  private:
   friend class internal::StoreAccess;
-  explicit Store(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  explicit Store(std::shared_ptr<internal::StoreState> state);
+
+  const std::shared_ptr<internal::StoreState> state_;
 };
 
 }  // namespace cairn::kv

@@ -75,4 +75,18 @@ uint64_t Checksum64(std::span<const std::byte> bytes) {
   return XXH3_64bits(bytes.data(), bytes.size());
 }
 
+void StreamChecksum64::FreeState::operator()(XXH3_state_s* state) const { XXH3_freeState(state); }
+
+StreamChecksum64::StreamChecksum64() : state_(XXH3_createState()) {
+  CAIRN_CHECK(state_ != nullptr && XXH3_64bits_reset(state_.get()) == XXH_OK);
+}
+
+StreamChecksum64::~StreamChecksum64() = default;
+
+void StreamChecksum64::Update(std::span<const std::byte> bytes) {
+  CAIRN_CHECK(XXH3_64bits_update(state_.get(), bytes.data(), bytes.size()) == XXH_OK);
+}
+
+uint64_t StreamChecksum64::value() const { return XXH3_64bits_digest(state_.get()); }
+
 }  // namespace cairn::kv

@@ -11,11 +11,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "kv/base/div.h"
+
+struct XXH3_state_s;
 
 namespace cairn::kv {
 
@@ -44,5 +47,22 @@ Digest PayloadDigest(std::span<const std::byte> payload);
 
 /// Returns the XXH3-64 of `bytes`, without pages: for headers, footers and complete objects.
 uint64_t Checksum64(std::span<const std::byte> bytes);
+
+/// Checksum64 of bytes that come in pieces. Threads: one.
+class StreamChecksum64 {
+ public:
+  StreamChecksum64();
+  ~StreamChecksum64();
+
+  void Update(std::span<const std::byte> bytes);
+  /// Returns Checksum64 of all bytes so far.
+  uint64_t value() const;
+
+ private:
+  struct FreeState {
+    void operator()(XXH3_state_s* state) const;
+  };
+  std::unique_ptr<XXH3_state_s, FreeState> state_;
+};
 
 }  // namespace cairn::kv

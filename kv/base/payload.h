@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
 #include "kv/base/error.h"
@@ -71,6 +72,20 @@ class Payload {
   virtual CopyQueue* queue() const { return nullptr; }
   /// Copies bytes [begin_bytes, begin_bytes + target.size()) to `target`, or begins to.
   virtual Result<void> CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const = 0;
+};
+
+/// Bytes that are copied while they are appended, and may be released afterwards. Borrows them.
+class CopiedBytes final : public Payload {
+ public:
+  explicit CopiedBytes(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  uint64_t length_bytes() const override { return bytes_.size(); }
+  Result<void> CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const override {
+    std::memcpy(target.data(), bytes_.data() + begin_bytes, target.size());
+    return {};
+  }
+
+ private:
+  const std::span<const std::byte> bytes_;
 };
 
 }  // namespace cairn::kv

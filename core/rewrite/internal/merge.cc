@@ -199,20 +199,6 @@ constexpr uint64_t kWriteBlockBytes = 1 << 20;
 constexpr uint32_t kWriteBlocks = 4;
 constexpr uint64_t kLargeTensorBytes = 1 << 20;  // aligned for direct reads
 
-/// Bytes that are copied while they are appended.
-class CopiedBytes final : public kv::Payload {
- public:
-  explicit CopiedBytes(std::span<const std::byte> bytes) : bytes_(bytes) {}
-  uint64_t length_bytes() const override { return bytes_.size(); }
-  Result<void> CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const override {
-    std::memcpy(target.data(), bytes_.data() + begin_bytes, target.size());
-    return {};
-  }
-
- private:
-  std::span<const std::byte> bytes_;
-};
-
 /// A chunk that is computed while it is appended. Borrows the window, which it fills with one part
 /// of the chunk at a time.
 class LongChunk final : public kv::Payload {
@@ -411,7 +397,7 @@ class Merger {
     if (pending_.empty()) return {};
     CAIRN_TRY(window_.Compute());
     for (size_t i = 0; i < pending_.size(); ++i) {
-      CAIRN_TRY(Append(pending_[i].tensor, pending_[i].box, CopiedBytes(window_.bytes(i))));
+      CAIRN_TRY(Append(pending_[i].tensor, pending_[i].box, kv::CopiedBytes(window_.bytes(i))));
     }
     pending_.clear();
     window_.Clear();

@@ -11,6 +11,7 @@
 #include "core/step/internal/tensor_records.h"
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/key.h"
+#include "kv/base/payload.h"
 #include "kv/base/step_records.h"
 
 namespace cairn::core::internal {
@@ -237,7 +238,7 @@ Result<ChunkWriter::Stored> ChunkWriter::AppendDelta(const PlannedChunk& chunk) 
   CAIRN_CHECK(chunk.is_compressed || (chunk.base && chunk.base->digest == chunk.delta_base));
   follows_delta_ = true;
   CAIRN_TRY_ASSIGN(const auto appended,
-                   context_.writer.Append(BytesPayload(chunk.delta), kv::SegmentAlignment::k64));
+                   context_.writer.Append(kv::CopiedBytes(chunk.delta), kv::SegmentAlignment::k64));
   Stored stored{.extents = chunk.is_compressed
                                ? kv::ChunkExtents(kv::Extent::Zeros(chunk.length_bytes))
                                : chunk.base->stored(),

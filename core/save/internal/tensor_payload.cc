@@ -40,11 +40,6 @@ std::span<const std::byte> HostPayload::StablePage(uint64_t page,
   return scratch.first(bytes.size());
 }
 
-Result<void> BytesPayload::CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const {
-  std::memcpy(target.data(), bytes_.data() + begin_bytes, target.size());
-  return {};
-}
-
 Result<void> DevicePayload::CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const {
   return device_.StartCopy(source_, begin_bytes_ + begin_bytes, target);
 }

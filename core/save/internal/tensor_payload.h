@@ -43,19 +43,6 @@ class HostPayload final : public kv::Payload {
   const bool may_change_;
 };
 
-/// Bytes in memory that may be released after the append. Ownership: borrows them. Threads:
-/// immutable.
-class BytesPayload final : public kv::Payload {
- public:
-  explicit BytesPayload(std::span<const std::byte> bytes) : bytes_(bytes) {}
-
-  uint64_t length_bytes() const override { return bytes_.size(); }
-  Result<void> CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const override;
-
- private:
-  const std::span<const std::byte> bytes_;
-};
-
 /// Bytes [begin_bytes, begin_bytes + length_bytes) of the row-major form of a tensor in device
 /// memory. Ownership: borrows the tensor and the DeviceSave. Threads: one at a time.
 class DevicePayload final : public kv::Payload {

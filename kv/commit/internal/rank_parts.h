@@ -13,6 +13,9 @@
 /// ids of its segments differ from all ids of any other attempt.
 
 #include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "kv/base/error.h"
 #include "kv/base/step_records.h"
@@ -20,8 +23,16 @@
 
 namespace cairn::kv::internal {
 
-/// See StepWriter::Gather.
-Result<void> GatherParts(StepAttempt& attempt, RankRecords& others);
+// Records that several ranks have in common are objects of the attempt that are named by their
+// digest, so that they are stored once.
+
+/// See StepWriter::AddShared.
+Result<void> AddSharedRecords(StepAttempt& attempt, std::span<const SharedRecord> records);
+
+/// Returns the records to which parts of the attempt refer by `digest`, a key of 16 bytes.
+/// kDataLoss: they are damaged, or have another digest.
+Result<std::vector<SharedRecord>> ReadSharedRecords(const StepAttempt& attempt,
+                                                    const std::string& digest);
 
 /// See StepWriter::Prepare.
 Result<void> PreparePart(StepAttempt& attempt, const StepSummary& summary);

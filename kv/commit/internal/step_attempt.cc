@@ -96,7 +96,8 @@ Result<void> StepAttempt::AddEntry(Column column, std::string_view key,
     CAIRN_TRY_ASSIGN(const ChunkExtents extents, DecodeChunkExtents(value));
     live_bytes.Add(extents);
   }
-  return records.Add(TableKey(column, key), value);
+  key_.assign(1, static_cast<char>(column)).append(key);
+  return records.Add(key_, value);
 }
 
 Result<void> StepAttempt::CheckUsable() const {

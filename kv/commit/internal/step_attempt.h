@@ -79,6 +79,7 @@ class StepAttempt {
   void RemoveOwnObjects();
 
   size_t synced_segments_ = 0;  // segments whose names are durable
+  std::string key_;             // of a record, with its column
 };
 
 }  // namespace cairn::kv::internal

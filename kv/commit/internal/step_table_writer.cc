@@ -1,11 +1,11 @@
-// Counts the live bytes of each segment while the records of the chunks pass.
-
 #include "kv/commit/internal/step_table_writer.h"
 
+#include <cstring>
 #include <optional>
 #include <utility>
 
 #include "kv/base/extents.h"
+#include "kv/base/key.h"
 #include "kv/base/mutex.h"
 #include "kv/base/step_records.h"
 #include "kv/root/internal/kv_records.h"
@@ -13,18 +13,44 @@
 #include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
+namespace {
+
+constexpr uint64_t kMergeFactor = 4;
+constexpr uint64_t kMaxDifferenceBytes = 64 << 20;
+
+/// The key of the last record of each table, with the tables of the step after this one. Records of
+/// the base from this key on are ignored.
+const std::string& EndKey() {
+  static const std::string key = TableKey(Column::kTables, "");
+  return key;
+}
+
+/// Compares with memcmp, which std::ranges::equal does not use for std::byte.
+bool IsEqual(std::span<const std::byte> a, std::span<const std::byte> b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+}  // namespace
 
 Result<StepTableWriter> StepTableWriter::Create(StoreState& state, const StepEntry* base,
                                                 const StepInfo& info) {
   StepTableWriter writer(state, info.step);
-  if (base != nullptr) CAIRN_TRY(writer.AddSegmentsOf(*base));
-  CAIRN_TRY_ASSIGN(writer.writer_,
-                   OverlayWriter::Create(*state.storage, NewObjectId(state.epoch),
-                                         base != nullptr ? writer.stacks_.front() : TableStack(),
-                                         TableKey(Column::kTables, "")));
-  CAIRN_TRY(writer.writer_->Add(TableKey(Column::kSteps, ""), EncodeStep(info)));
+  if (base != nullptr) {
+    CAIRN_TRY(writer.AddSegmentsOf(*base));
+    writer.base_ = writer.stacks_.front().tables();
+  }
+  if (writer.base_.empty()) {
+    CAIRN_TRY_ASSIGN(writer.writer_, TableWriter::Create(*state.storage, NewObjectId(state.epoch)));
+  } else {
+    writer.compared_ = std::make_unique<MergeIterator>(writer.base_, TableAccess::kBulk, EndKey());
+    CAIRN_TRY(writer.compared_->Seek({}));
+    CAIRN_TRY(writer.SkipTombstones());
+  }
+  CAIRN_TRY(writer.Put(TableKey(Column::kSteps, ""), EncodeStep(info)));
   return writer;
 }
+
+// --- records and segments
 
 Result<void> StepTableWriter::Add(const TableRecord& record) {
   if (record.column() == Column::kChunks) {
@@ -35,7 +61,7 @@ Result<void> StepTableWriter::Add(const TableRecord& record) {
 }
 
 Result<void> StepTableWriter::AddCounted(const TableRecord& record) {
-  if (record.column() != Column::kSegments) return writer_->Add(record.key, record.value);
+  if (record.column() != Column::kSegments) return Put(record.key, record.value);
   // Written later, in order with the segments of the base.
   CAIRN_TRY_ASSIGN(const SegmentInfo info, DecodeSegment(record.value));
   segments_[info.segment_id] = {.id = {.epoch = info.epoch, .id = info.segment_id},
@@ -50,34 +76,6 @@ Result<void> StepTableWriter::AddSegmentsOf(const StepEntry& step) {
   for (const SegmentUse& use : usage) {
     segments_.try_emplace(use.segment.id, Segment{.id = use.segment, .tables = &stacks_.back()});
   }
-  return {};
-}
-
-Result<void> StepTableWriter::Finish(StepEntry& entry) {
-  const auto live_bytes = live_bytes_.Sorted();
-  for (const auto& [segment_id, bytes] : live_bytes) {
-    CAIRN_TRY(ReadSegment(segment_id));
-    CAIRN_TRY(writer_->Add(TableKey(Column::kSegments, NumberKey(segment_id)),
-                           segments_.at(segment_id).record));
-  }
-  entry.usage_in_table = live_bytes.size() > kMaxInlineSegments;
-  for (const auto& [segment_id, bytes] : live_bytes) {
-    const SegmentUse use{.segment = segments_.at(segment_id).id, .live_bytes = bytes};
-    if (entry.usage_in_table) {
-      CAIRN_TRY(writer_->Add(TableKey(Column::kUsage, NumberKey(segment_id)), EncodeUsage(use)));
-    } else {
-      entry.usage.push_back(use);
-    }
-  }
-  CAIRN_TRY_ASSIGN(entry.tables, writer_->Finish(EncodeTables));
-  return {};
-}
-
-Result<void> StepTableWriter::FinishSame(const StepEntry& base, StepEntry& entry) {
-  CAIRN_TRY(writer_->KeepAfter(TableKey(Column::kSteps, "")));
-  entry.usage = base.usage;
-  entry.usage_in_table = base.usage_in_table;
-  CAIRN_TRY_ASSIGN(entry.tables, writer_->Finish(EncodeTables));
   return {};
 }
 
@@ -110,6 +108,152 @@ Result<StepTableWriter::Segment> StepTableWriter::FindReplaced(uint64_t segment_
   }
   if (!info || !state_->storage->Size(SegmentObject(*info))) return Fail(BaseReplacedError(step_));
   return Segment{.id = {.epoch = info->epoch, .id = segment_id}, .record = EncodeSegment(*info)};
+}
+
+Result<void> StepTableWriter::Finish(StepEntry& entry) {
+  const auto live_bytes = live_bytes_.Sorted();
+  for (const auto& [segment_id, bytes] : live_bytes) {
+    CAIRN_TRY(ReadSegment(segment_id));
+    CAIRN_TRY(
+        Put(TableKey(Column::kSegments, NumberKey(segment_id)), segments_.at(segment_id).record));
+  }
+  entry.usage_in_table = live_bytes.size() > kMaxInlineSegments;
+  for (const auto& [segment_id, bytes] : live_bytes) {
+    const SegmentUse use{.segment = segments_.at(segment_id).id, .live_bytes = bytes};
+    if (entry.usage_in_table) {
+      CAIRN_TRY(Put(TableKey(Column::kUsage, NumberKey(segment_id)), EncodeUsage(use)));
+    } else {
+      entry.usage.push_back(use);
+    }
+  }
+  CAIRN_TRY(DeleteBefore(EndKey()));
+  CAIRN_TRY_ASSIGN(entry.tables, FinishTable());
+  return {};
+}
+
+Result<void> StepTableWriter::FinishSame(const StepEntry& base, StepEntry& entry) {
+  compared_.reset();
+  if (writer_ != nullptr) {
+    MergeIterator kept(base_, TableAccess::kBulk, EndKey());
+    CAIRN_TRY(kept.Seek(last_key_ + '\0'));
+    while (kept.Valid()) {
+      if (!kept.value().empty()) CAIRN_TRY(writer_->Add(kept.key(), kept.value()));
+      CAIRN_TRY(kept.Next());
+    }
+  }
+  entry.usage = base.usage;
+  entry.usage_in_table = base.usage_in_table;
+  CAIRN_TRY_ASSIGN(entry.tables, FinishTable());
+  return {};
+}
+
+// --- the comparison with the base
+
+Result<void> StepTableWriter::Put(std::string_view key, std::span<const std::byte> value) {
+  if (writer_ == nullptr) {
+    if (key <= last_key_) {
+      return Fail(ErrorCode::kInvalidArgument,
+                  "the records of a step are not in the order of keys");
+    }
+    last_key_ = key;
+    CAIRN_TRY(CheckRecord(key, value));
+    CAIRN_TRY(DeleteBefore(key));
+  }
+  if (writer_ != nullptr) return writer_->Add(key, value);
+  if (compared_->Valid() && compared_->key() == key) {
+    const bool is_equal = IsEqual(compared_->value(), value);
+    CAIRN_TRY(compared_->Next());
+    CAIRN_TRY(SkipTombstones());
+    has_equal_ |= is_equal;
+    if (is_equal) return {};
+  }
+  return AddDifference(key, value);
+}
+
+Result<void> StepTableWriter::SkipTombstones() {
+  while (compared_->Valid() && compared_->value().empty()) CAIRN_TRY(compared_->Next());
+  return {};
+}
+
+/// Adds a tombstone for each record of the base, from the current one on, that is less than `end`.
+Result<void> StepTableWriter::DeleteBefore(std::string_view end) {
+  while (compared_ != nullptr && compared_->Valid() && compared_->key() < end) {
+    CAIRN_TRY(AddDifference(compared_->key(), {}));
+    if (compared_ == nullptr) break;
+    CAIRN_TRY(compared_->Next());
+    CAIRN_TRY(SkipTombstones());
+  }
+  return {};
+}
+
+/// Adds a record or a tombstone. `key` is the last one that was compared. If the table has to be a
+/// complete one, begins it with the records of the new step up to this key.
+Result<void> StepTableWriter::AddDifference(std::string_view key,
+                                            std::span<const std::byte> value) {
+  CAIRN_TRY(differences_.Add({.key = key, .value = value}));
+  ++difference_count_;
+  if (differences_.size_bytes() <= kMaxDifferenceBytes && MergeDepth() < base_.size()) return {};
+  // A training step changes every chunk, and then nothing of the base has to be read again.
+  CAIRN_TRY(WriteMerged(has_equal_ ? base_ : Tables(), /*keep_tombstones=*/false, key));
+  compared_.reset();
+  return {};
+}
+
+/// Begins the table with the differences, and the records of `tables` up to `last_key` that they do
+/// not hide.
+Result<void> StepTableWriter::WriteMerged(Tables tables, bool keep_tombstones,
+                                          std::string_view last_key) {
+  CAIRN_TRY_ASSIGN(writer_, TableWriter::Create(*state_->storage, NewObjectId(state_->epoch)));
+  const auto write = [&](std::string_view key, std::span<const std::byte> value) -> Result<void> {
+    if (!value.empty()) return writer_->Add(key, value);
+    return keep_tombstones ? writer_->AddTombstone(key) : Result<void>();
+  };
+  MergeIterator older(tables, TableAccess::kBulk, EndKey());
+  CAIRN_TRY(older.Seek({}));
+  CAIRN_TRY_ASSIGN(const RecordRun differences, differences_.Finish());
+  CAIRN_TRY_ASSIGN(RecordRunReader newer, RecordRunReader::Open(nullptr, differences));
+  while (true) {
+    const bool has_older = older.Valid() && older.key() <= last_key;
+    if (!has_older && !newer.Valid()) return {};
+    if (newer.Valid() && (!has_older || newer.record().key <= older.key())) {
+      const bool is_hidden = has_older && newer.record().key == older.key();
+      CAIRN_TRY(write(newer.record().key, newer.record().value));
+      if (is_hidden) CAIRN_TRY(older.Next());
+      CAIRN_TRY(newer.Next());
+    } else {
+      CAIRN_TRY(write(older.key(), older.value()));
+      CAIRN_TRY(older.Next());
+    }
+  }
+}
+
+/// Returns how many tables of the base are merged into the new one by the rule above.
+size_t StepTableWriter::MergeDepth() const {
+  uint64_t merged_records = difference_count_;
+  size_t depth = 0;
+  for (; depth < base_.size(); ++depth) {
+    const uint64_t next_records = base_[depth]->info().record_count - 1;  // without the last one
+    const bool is_small = next_records <= kMergeFactor * merged_records;
+    const bool is_too_many = base_.size() - depth + 1 > kMaxTables;
+    if (!is_small && !is_too_many) break;
+    merged_records += next_records;
+  }
+  return depth;
+}
+
+/// Makes the new table durable, and returns the tables of the step, newest first.
+Result<std::vector<TableInfo>> StepTableWriter::FinishTable() {
+  size_t merged_count = base_.size();
+  if (writer_ == nullptr) {
+    merged_count = MergeDepth();
+    CAIRN_TRY(WriteMerged(base_.first(merged_count), /*keep_tombstones=*/true, EndKey()));
+  }
+  std::vector<TableInfo> tables;
+  for (const auto& table : base_.subspan(merged_count)) tables.push_back(table->info());
+  CAIRN_TRY(writer_->Add(EndKey(), EncodeTables(tables)));
+  CAIRN_TRY_ASSIGN(const TableInfo written, writer_->Finish());
+  tables.insert(tables.begin(), written);
+  return tables;
 }
 
 }  // namespace cairn::kv::internal

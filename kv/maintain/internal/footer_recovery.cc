@@ -19,11 +19,12 @@
 #include "kv/base/extents.h"
 #include "kv/base/key.h"
 #include "kv/base/record_check.h"
+#include "kv/commit/internal/step_table_writer.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/segment/internal/segment_description.h"
 #include "kv/segment/internal/segment_format.h"
+#include "kv/state/internal/live_bytes.h"
 #include "kv/storage/internal/object_names.h"
-#include "kv/table/internal/table_writer.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -137,17 +138,16 @@ std::vector<std::byte> FlatStructure(const std::map<std::string, Tensor>& tensor
 /// The recoverable records of one attempt.
 struct Recovered {
   StepInfo info;
-  std::map<std::string, Tensor> tensors;    // by FQN; complete
-  std::vector<std::string> incomplete;      // FQNs
-  std::map<uint64_t, uint64_t> live_bytes;  // by segment
+  std::map<std::string, Tensor> tensors;  // by FQN; complete
+  std::vector<std::string> incomplete;    // FQNs
 };
 
 // --- all attempts
 
 class Recoverer {
  public:
-  Recoverer(Storage& storage, const FooterRecovery& recovery, RebuildReport& report)
-      : storage_(storage), recovery_(recovery), report_(report) {}
+  Recoverer(StoreState& state, const FooterRecovery& recovery, RebuildReport& report)
+      : state_(state), storage_(*state.storage), recovery_(recovery), report_(report) {}
 
   Result<std::vector<StepEntry>> Run() {
     CAIRN_TRY(ReadSegments());
@@ -180,7 +180,7 @@ class Recoverer {
     for (const std::string& name : names) {
       const auto parsed = ParseObjectName(name);
       if (!parsed) continue;
-      auto segment = ReadSegment(storage_, recovery_.store_uuid, parsed->id);
+      auto segment = ReadSegment(storage_, state_.uuid, parsed->id);
       if (!segment) {
         CAIRN_TRY(ReportSegment(parsed->id, std::move(segment).error()));
         continue;
@@ -202,7 +202,7 @@ class Recoverer {
   /// Reports a segment that is damaged, unless its step does not need it.
   Result<void> ReportSegment(const ObjectId& id, Error error) {
     if (MayBeTemporary(error)) return Fail(CannotTellLoss(std::move(error)));
-    const auto header = ReadHeader(storage_, recovery_.store_uuid, id);
+    const auto header = ReadHeader(storage_, state_.uuid, id);
     if (header) {
       const FooterAttempt unnamed{.step = header->step, .created_unix_ns = header->created_unix_ns};
       if (!recovery_.wants(unnamed)) return {};
@@ -259,9 +259,9 @@ class Recoverer {
                                  .attempt = attempt.attempt}};
     for (const uint64_t segment_id : attempt.segment_ids) {
       const SegmentInfo& info = segments_.at(segment_id).info;
-      CAIRN_TRY_ASSIGN(SealedSegment segment,
-                       ReadSegment(storage_, recovery_.store_uuid,
-                                   {.epoch = info.epoch, .id = info.segment_id}));
+      CAIRN_TRY_ASSIGN(
+          SealedSegment segment,
+          ReadSegment(storage_, state_.uuid, {.epoch = info.epoch, .id = info.segment_id}));
       recovered.info.written_bytes += info.payload_bytes;
       for (FooterEntry& entry : segment.entries) {
         CAIRN_TRY(AddEntry(std::move(entry), recovered.tensors));
@@ -315,12 +315,6 @@ class Recoverer {
       step.chunk_count += tensor.chunks.size();
       step.logical_bytes += tensor.chunk_bytes;
       tensor.record = WithChunkCount(*record, tensor.chunks.size());
-      for (const auto& [key, chunk] : tensor.chunks) {
-        CAIRN_TRY_ASSIGN(const ChunkExtents extents, DecodeChunkExtents(chunk));
-        extents.ForEach([&](const Extent& extent) {
-          recovered.live_bytes[extent.segment_id] += extent.length_bytes;
-        });
-      }
       ++it;
     }
     return {};
@@ -330,35 +324,29 @@ class Recoverer {
     const std::vector<std::byte> structure = FlatStructure(recovered.tensors);
     recovered.info.structure = PayloadDigest(structure);
     StepEntry entry{.info = recovered.info};
-    entry.usage_in_table = recovered.live_bytes.size() > kMaxInlineSegments;
-    CAIRN_TRY_ASSIGN(const auto writer,
-                     TableWriter::Create(storage_, NewObjectId(recovery_.epoch)));
+    CAIRN_TRY_ASSIGN(StepTableWriter table,
+                     StepTableWriter::Create(state_, /*base=*/nullptr, recovered.info));
     const auto add = [&](Column column, std::string_view key, std::span<const std::byte> value) {
-      return writer->Add(TableKey(column, key), value);
+      return table.AddCounted({.key = TableKey(column, key), .value = value});
     };
-    CAIRN_TRY(add(Column::kSteps, "", EncodeStep(recovered.info)));
     for (const auto& [fqn, tensor] : recovered.tensors) {
       CAIRN_TRY(add(Column::kTensors, FqnKey(fqn), tensor.record));
     }
+    LiveBytes live_bytes;
     for (const auto& [fqn, tensor] : recovered.tensors) {
-      for (const auto& [key, chunk] : tensor.chunks) CAIRN_TRY(add(Column::kChunks, key, chunk));
+      for (const auto& [key, chunk] : tensor.chunks) {
+        CAIRN_TRY_ASSIGN(const ChunkExtents extents, DecodeChunkExtents(chunk));
+        live_bytes.Add(extents);
+        CAIRN_TRY(add(Column::kChunks, key, chunk));
+      }
     }
+    table.AddUses(live_bytes);
     CAIRN_TRY(add(Column::kStructures, "", structure));
-    for (const auto& [segment_id, bytes] : recovered.live_bytes) {
+    for (const auto& [segment_id, bytes] : live_bytes.Sorted()) {
       CAIRN_TRY(add(Column::kSegments, NumberKey(segment_id),
                     EncodeSegment(segments_.at(segment_id).info)));
     }
-    for (const auto& [segment_id, bytes] : recovered.live_bytes) {
-      const SegmentInfo& info = segments_.at(segment_id).info;
-      const SegmentUse use{.segment = {.epoch = info.epoch, .id = segment_id}, .live_bytes = bytes};
-      if (!entry.usage_in_table) entry.usage.push_back(use);
-      if (entry.usage_in_table) {
-        CAIRN_TRY(add(Column::kUsage, NumberKey(segment_id), EncodeUsage(use)));
-      }
-    }
-    CAIRN_TRY(add(Column::kTables, "", EncodeTables({})));
-    CAIRN_TRY_ASSIGN(const TableInfo table, writer->Finish());
-    entry.tables.push_back(table);
+    CAIRN_TRY(table.Finish(entry));
     return entry;
   }
 
@@ -386,6 +374,7 @@ class Recoverer {
          .step = recovered.info.step});
   }
 
+  StoreState& state_;
   Storage& storage_;
   const FooterRecovery& recovery_;
   RebuildReport& report_;
@@ -405,9 +394,9 @@ Error CannotTellLoss(Error error) {
   return error;
 }
 
-Result<std::vector<StepEntry>> RecoverFromFooters(Storage& storage, const FooterRecovery& recovery,
+Result<std::vector<StepEntry>> RecoverFromFooters(StoreState& state, const FooterRecovery& recovery,
                                                   RebuildReport& report) {
-  return Recoverer(storage, recovery, report).Run();
+  return Recoverer(state, recovery, report).Run();
 }
 
 }  // namespace cairn::kv::internal

@@ -9,7 +9,7 @@
 #include "kv/base/error.h"
 #include "kv/base/options.h"
 #include "kv/root/internal/root_record.h"
-#include "kv/storage/storage.h"
+#include "kv/state/internal/store_state.h"
 
 namespace cairn::kv::internal {
 
@@ -23,8 +23,6 @@ struct FooterAttempt {
 };
 
 struct FooterRecovery {
-  Uuid store_uuid{};
-  uint32_t epoch = 0;             // epoch of the tables to write
   uint64_t first_generation = 0;  // the first recovered step's generation; the others follow
   /// Returns whether the attempt may be recovered. Its name is empty if its footer cannot be read.
   std::function<bool(const FooterAttempt&)> wants;
@@ -37,11 +35,11 @@ bool MayBeTemporary(const Error& error);
 Error CannotTellLoss(Error error);
 
 /// Writes a table for each step of which `wants` accepts an attempt and at least one tensor is
-/// complete. If it accepts several attempts at a step, the one with the most bytes is taken, and of
-/// equal ones the last. Returns the entries, ascending by step, and adds to `report` what they
-/// lack. kUnavailable, kResourceExhausted: the storage cannot be listed, read or written. Memory:
+/// complete. The tables have the epoch of `state`. If it accepts several attempts at a step, the one
+/// with the most bytes is taken, and of equal ones the last. Returns the entries, ascending by step,
+/// and adds to `report` what they lack. kUnavailable, kResourceExhausted: the storage cannot be listed, read or written. Memory:
 /// the records of two attempts. Cost: reads the headers, footers and trailers of all segments.
-Result<std::vector<StepEntry>> RecoverFromFooters(Storage& storage, const FooterRecovery& recovery,
+Result<std::vector<StepEntry>> RecoverFromFooters(StoreState& state, const FooterRecovery& recovery,
                                                   RebuildReport& report);
 
 }  // namespace cairn::kv::internal

@@ -3,7 +3,6 @@
 #include "kv/maintain/internal/payload_mover.h"
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 #include <set>
 #include <utility>
@@ -33,20 +32,6 @@ uint64_t LongestBatch(uint64_t max_bytes_per_second) {
   const uint64_t pages = max_bytes_per_second / 10 / kPageBytes;
   return std::clamp<uint64_t>(pages * kPageBytes, kPageBytes, kBatchBytes);
 }
-
-/// Bytes that are copied while they are appended.
-class CopiedBytes final : public Payload {
- public:
-  explicit CopiedBytes(std::span<const std::byte> bytes) : bytes_(bytes) {}
-  uint64_t length_bytes() const override { return bytes_.size(); }
-  Result<void> CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const override {
-    std::memcpy(target.data(), bytes_.data() + begin_bytes, target.size());
-    return {};
-  }
-
- private:
-  std::span<const std::byte> bytes_;
-};
 
 SegmentStream::Options StreamOptions(StoreState& state, const std::string& name,
                                      BlockPool& blocks) {

@@ -21,6 +21,7 @@
 #include "kv/root/internal/kv_records.h"
 #include "kv/root/internal/root_log.h"
 #include "kv/state/internal/attempt_outcome.h"
+#include "kv/state/internal/live_bytes.h"
 #include "kv/state/internal/root_change.h"
 #include "kv/state/internal/store_identity.h"
 #include "kv/storage/internal/object_names.h"
@@ -62,7 +63,7 @@ class Rebuilder {
                         .file = storage_.address()});
     }
     CAIRN_TRY_ASSIGN(const uint32_t last_epoch, LastEpoch());
-    epoch_ = last_epoch + 1;
+    state_.epoch = last_epoch + 1;
     CAIRN_TRY(AddStepsOfFooters());
     CAIRN_TRY(PutRoots());
     report_.steps = steps_.size();
@@ -70,8 +71,6 @@ class Rebuilder {
   }
 
  private:
-  void Note(std::vector<Error>& list, Error error) { list.push_back(std::move(error)); }
-
   /// Finds the newest root that can be read.
   Result<void> ReadRoots() {
     CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage_));
@@ -95,7 +94,7 @@ class Rebuilder {
                          : std::move(root).error();
       // Not a loss by itself: its steps are in older roots, in pages and in tables.
       error.message = "a root cannot be used: " + error.message;
-      Note(report_.notes, std::move(error).WithFile(ObjectPath(storage_.address(), name)));
+      report_.notes.push_back(std::move(error).WithFile(ObjectPath(storage_.address(), name)));
     }
     return {};
   }
@@ -109,7 +108,7 @@ class Rebuilder {
         continue;
       }
       if (entry) continue;
-      Note(report_.lost, Error(entry.error()).WithStep(number));
+      report_.lost.push_back(Error(entry.error()).WithStep(number));
       unread_.insert(number);
     }
     return {};
@@ -129,7 +128,7 @@ class Rebuilder {
       if (!parsed || known.contains(parsed->id)) continue;
       auto entry = ReadEntry(parsed->id, name);
       if (!entry) {
-        Note(report_.lost, Error(entry.error()).WithFile(ObjectPath(storage_.address(), name)));
+        report_.lost.push_back(Error(entry.error()).WithFile(ObjectPath(storage_.address(), name)));
         continue;
       }
       // A generation is never assigned again, even if no step has it any more.
@@ -157,11 +156,11 @@ class Rebuilder {
       return std::pair(info.generation, info.created_unix_ns);
     };
     if (!is_new && age(found->second.info) < age(entry.info)) found->second = entry;
-    Note(report_.notes,
-         Error{.code = ErrorCode::kUnavailable,
-               .message = "recovered from its table, without evidence that it was committed and "
-                          "not deleted since",
-               .step = entry.info.step});
+    report_.notes.push_back(
+        Error{.code = ErrorCode::kUnavailable,
+              .message = "recovered from its table, without evidence that it was committed and "
+                         "not deleted since",
+              .step = entry.info.step});
   }
 
   static bool IsSameStep(const StepInfo& a, const StepInfo& b) {
@@ -205,7 +204,7 @@ class Rebuilder {
         ++step;
         continue;
       }
-      Note(report_.lost, std::move(checked).error().WithStep(number));
+      report_.lost.push_back(std::move(checked).error().WithStep(number));
       step = steps_.erase(step);
     }
   }
@@ -223,16 +222,12 @@ class Rebuilder {
     return checked;
   }
 
-  using LiveBytes = std::map<uint64_t, uint64_t>;  // by segment id
-
   Result<LiveBytes> CountLiveBytes(const TableStack& stack) {
     LiveBytes live_bytes;
     CAIRN_TRY(stack.Scan(ColumnPrefix(Column::kChunks),
                          [&](std::string_view, std::span<const std::byte> record) -> Result<bool> {
                            CAIRN_TRY_ASSIGN(const ChunkExtents extents, DecodeChunkExtents(record));
-                           extents.ForEach([&](const Extent& extent) {
-                             live_bytes[extent.segment_id] += extent.length_bytes;
-                           });
+                           live_bytes.Add(extents);
                            return true;
                          }));
     return live_bytes;
@@ -242,7 +237,7 @@ class Rebuilder {
   Result<void> CheckSegments(const TableStack& stack, const LiveBytes& live_bytes,
                              StepEntry& entry) {
     std::vector<SegmentUse> usage;
-    for (const auto& [segment_id, bytes] : live_bytes) {
+    for (const auto& [segment_id, bytes] : live_bytes.Sorted()) {
       CAIRN_TRY_ASSIGN(const auto record,
                        stack.Get(TableKey(Column::kSegments, NumberKey(segment_id))));
       if (!record) return Fail(ErrorCode::kDataLoss, "the record of a segment is missing");
@@ -274,11 +269,9 @@ class Rebuilder {
                                  [&](const SegmentUse& use) { return use.segment.epoch >= epoch; });
     });
     const FooterRecovery recovery{
-        .store_uuid = state_.uuid,
-        .epoch = epoch_,
         .first_generation = last_number_ + 1,
         .wants = [this](const FooterAttempt& attempt) { return IsLost(attempt); }};
-    CAIRN_TRY_ASSIGN(auto entries, RecoverFromFooters(storage_, recovery, report_));
+    CAIRN_TRY_ASSIGN(auto entries, RecoverFromFooters(state_, recovery, report_));
     last_number_ += entries.size();
     for (StepEntry& entry : entries) steps_[entry.info.step] = std::move(entry);
     return {};
@@ -312,7 +305,7 @@ class Rebuilder {
   }
 
   Result<void> PutRoots() {
-    Root next{.number = last_number_, .store_uuid = state_.uuid, .epoch = epoch_};
+    Root next{.number = last_number_, .store_uuid = state_.uuid, .epoch = state_.epoch};
     next.kept_before_epoch = next.epoch;
     StepList list(state_.storage);
     for (auto& [number, entry] : steps_) list = list.Add(entry);
@@ -366,7 +359,6 @@ class Rebuilder {
   bool has_own_tables_ = false;  // a step has the table that its save wrote
   std::map<uint64_t, StepEntry> steps_;
   std::map<uint64_t, std::vector<StepEntry>> same_;  // other tables of these steps
-  uint32_t epoch_ = 0;                               // epoch of the roots and tables to put
   std::map<uint64_t, std::string> without_tables_;   // attempts of dropped steps
   std::set<uint64_t> without_segments_;              // dropped steps
   std::set<uint64_t> unread_;  // steps that the root names, but whose page cannot be read

@@ -15,13 +15,16 @@
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <utility>
 
+#include "kv/base/digest.h"
+#include "kv/base/div.h"
 #include "kv/io/internal/block_io.h"
 #include "kv/io/internal/fault_point.h"
 #include "kv/io/io_queue.h"
-#include "kv/maintain/internal/payload_check.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/segment/internal/segment_description.h"
 #include "kv/segment/internal/segment_output.h"
@@ -40,6 +43,93 @@ Error OfSource(const CopyContext& context, const SegmentInfo& info, Error error)
   error = std::move(error).WithFile(
       ObjectPath(context.source->storage->address(), SegmentObject(info)));
   return error.code == ErrorCode::kNotFound ? context.source->Explain(std::move(error)) : error;
+}
+
+/// Compares the payload of a segment with its page digests while it passes in pieces.
+/// Ownership: `segment` outlives it. Threads: one.
+class PayloadCheck {
+ public:
+  /// `path` is the path of the segment, for error messages.
+  PayloadCheck(const SegmentDescription& segment, std::string path)
+      : segment_(segment), path_(std::move(path)) {}
+
+  /// Checks the next bytes. The first ones follow the header; the last ones precede the page
+  /// digests. kDataLoss: a page does not match its digest, a gap is not zero, or the footer refers
+  /// to page digests that the segment does not have; names the offset.
+  Result<void> Add(std::span<const std::byte> bytes);
+  /// Returns whether all bytes up to the page digests have been checked.
+  bool IsComplete() const { return at_ == segment_.trailer.page_digests_offset_bytes; }
+
+ private:
+  Result<void> AddToPage(std::span<const std::byte> bytes, uint64_t page_begin, uint64_t page_end);
+  Result<void> ComparePage(uint64_t page_begin, uint64_t digest) const;
+
+  const SegmentDescription& segment_;
+  const std::string path_;
+  uint64_t at_ = kSegmentHeaderBytes;        // position of the next byte
+  size_t extent_ = 0;                        // the first one that does not end before at_
+  std::optional<StreamChecksum64> partial_;  // digest of a page that several pieces contain
+};
+
+Result<void> PayloadCheck::Add(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    while (extent_ < segment_.extents.size() &&
+           segment_.extents[extent_].offset_bytes + segment_.extents[extent_].length_bytes <= at_) {
+      ++extent_;
+    }
+    const bool is_last_gap = extent_ == segment_.extents.size();
+    const uint64_t begin = is_last_gap ? segment_.trailer.page_digests_offset_bytes
+                                       : segment_.extents[extent_].offset_bytes;
+    uint64_t end = begin;
+    if (at_ < begin) {
+      const auto gap = bytes.first(std::min<uint64_t>(bytes.size(), begin - at_));
+      CAIRN_TRY(CheckZeros(gap, at_, path_));
+      end = at_ + gap.size();
+    } else {
+      CAIRN_CHECK(!is_last_gap);  // the caller gave bytes after the payload
+      const Extent& extent = segment_.extents[extent_];
+      const uint64_t page_begin = begin + RoundDown(at_ - begin, kPageBytes);
+      const uint64_t page_end = std::min(page_begin + kPageBytes, begin + extent.length_bytes);
+      const auto part = bytes.first(std::min<uint64_t>(bytes.size(), page_end - at_));
+      CAIRN_TRY(AddToPage(part, page_begin, page_end));
+      end = at_ + part.size();
+    }
+    bytes = bytes.subspan(end - at_);
+    at_ = end;
+  }
+  return {};
+}
+
+Result<void> PayloadCheck::AddToPage(std::span<const std::byte> bytes, uint64_t page_begin,
+                                     uint64_t page_end) {
+  if (at_ == page_begin) {
+    if (bytes.size() == page_end - page_begin) return ComparePage(page_begin, PageDigest(bytes));
+    partial_.emplace();
+  }
+  partial_->Update(bytes);
+  if (at_ + bytes.size() < page_end) return {};
+  const uint64_t digest = partial_->value();
+  partial_.reset();
+  return ComparePage(page_begin, digest);
+}
+
+Result<void> PayloadCheck::ComparePage(uint64_t page_begin, uint64_t digest) const {
+  const Extent& extent = segment_.extents[extent_];
+  const uint64_t first = segment_.trailer.page_digests_offset_bytes;
+  const uint64_t digest_at =
+      extent.page_digests_offset_bytes + 8 * ((page_begin - extent.offset_bytes) / kPageBytes);
+  const auto fail = [&](const char* message) {
+    return Fail(Error{.code = ErrorCode::kDataLoss,
+                      .message = message,
+                      .file = path_,
+                      .offset_bytes = page_begin});
+  };
+  if (digest_at < first || (digest_at - first) % 8 != 0 ||
+      (digest_at - first) / 8 >= segment_.page_digests.size()) {
+    return fail("the footer refers to page digests that the segment does not have");
+  }
+  if (segment_.page_digests[(digest_at - first) / 8] == digest) return {};
+  return fail("a page of the segment does not match its digest");
 }
 
 /// The copy of one segment whose header, footer and trailer were verified.
@@ -227,22 +317,8 @@ class SegmentCopy {
   }
 
   Result<void> FinishWrite() {
-    CAIRN_TRY_ASSIGN(IoCompletion completion, writes_->Wait());
-    const IoRequest& request = completion.request;
-    int error_number = completion.error_number;
-    if (const int fault = FaultPoint("segment.write")) error_number = fault;
-    File* const file = output_.file();
-    if (error_number == EINVAL && file != nullptr && file->direct()) {
-      // O_DIRECT was accepted at open and is refused now.
-      CAIRN_TRY(file->DropDirect());
-      return writes_->Submit(request);
-    }
-    pool_.Give(request.data);
-    if (completion.error) return Fail(*std::move(completion.error));
-    if (error_number == 0 && completion.done_bytes < request.length_bytes) error_number = ENOSPC;
-    if (error_number == 0) return {};
-    return Fail(SystemError(error_number, "cannot write the segment", output_.path())
-                    .WithOffset(request.offset_bytes));
+    return output_.AwaitWrite(*writes_,
+                              [this](const IoRequest& request) { pool_.Give(request.data); });
   }
 
   const CopyContext& context_;

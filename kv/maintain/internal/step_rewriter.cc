@@ -13,24 +13,10 @@
 #include "kv/base/mutex.h"
 #include "kv/commit/internal/step_table_writer.h"
 #include "kv/root/internal/kv_records.h"
-#include "kv/state/internal/root_change.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {
-
-Result<std::unique_ptr<CompactTurn>> CompactTurn::Take(StoreState& state) {
-  CAIRN_TRY(CheckWritable(state, "compact it"));
-  CAIRN_TRY(CheckCanCommit(state));
-  CAIRN_TRY(CheckStillWriter(state));
-  if (state.compacting.exchange(true)) {
-    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
-                      .message = "another compaction of this store is still running; wait for it",
-                      .file = state.storage->address()});
-  }
-  return std::unique_ptr<CompactTurn>(new CompactTurn(state));
-}
-
 namespace {
 
 /// Returns the record with the locations after the move; nothing if they are the same.

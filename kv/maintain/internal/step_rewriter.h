@@ -11,24 +11,17 @@
 #include "kv/base/step_info.h"
 #include "kv/maintain/internal/live_ranges.h"
 #include "kv/root/internal/root_record.h"
+#include "kv/state/internal/root_change.h"
 #include "kv/state/internal/store_state.h"
 #include "kv/table/internal/table_stack.h"
 
 namespace cairn::kv::internal {
 
-/// Makes other compactions and repairs fail while it exists. Borrows the state.
-class CompactTurn {
- public:
-  /// kFailedPrecondition: the store is open for reading only, or another one exists.
-  static Result<std::unique_ptr<CompactTurn>> Take(StoreState& state);
-  ~CompactTurn() { state_.compacting = false; }
-  CompactTurn(const CompactTurn&) = delete;
-  CompactTurn& operator=(const CompactTurn&) = delete;
-
- private:
-  explicit CompactTurn(StoreState& state) : state_(state) {}
-  StoreState& state_;
-};
+/// Makes other compactions and repairs fail while it exists.
+inline Result<std::unique_ptr<Turn>> TakeCompactTurn(StoreState& state) {
+  return Turn::Take(state, state.compacting, "compact it",
+                    "another compaction of this store is still running; wait for it");
+}
 
 /// The destructor removes the tables that no committed step has. Threads: one.
 class StepRewriter {

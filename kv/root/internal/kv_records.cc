@@ -11,20 +11,13 @@
 
 #include "kv/base/chunk_record.h"
 #include "kv/base/step_info.h"
-#include "kv/root/internal/metric_records.h"
+#include "kv/root/internal/step_fields.h"
 #include "schema/little_endian.h"
 
 namespace cairn::kv::internal {
 namespace {
 
 schema::Digest ToSchema(const Digest& digest) { return {digest.lo, digest.hi}; }
-Digest FromSchema(const schema::Digest* digest) {
-  return digest == nullptr ? Digest{} : Digest{.lo = digest->lo(), .hi = digest->hi()};
-}
-std::string Text(const flatbuffers::String* text) {
-  return text == nullptr ? std::string() : text->str();
-}
-
 schema::Extent ToSchema(const Extent& extent) {
   return {extent.segment_id, extent.offset_bytes, extent.length_bytes,
           extent.page_digests_offset_bytes};
@@ -55,28 +48,7 @@ std::vector<std::byte> TakeBytes(const flatbuffers::FlatBufferBuilder& builder) 
 
 std::vector<std::byte> EncodeStep(const StepInfo& info) {
   flatbuffers::FlatBufferBuilder builder(512);
-  const auto attempt = builder.CreateString(info.attempt);
-  const schema::Digest structure = ToSchema(info.structure);
-  const auto metrics = AddMetrics(builder, info.metrics);
-  const auto note = AddNote(builder, info.note);
-  schema::StepRecordBuilder record(builder);
-  record.add_version(schema::kRecordVersion);
-  record.add_step(info.step);
-  record.add_generation(info.generation);
-  record.add_created_unix_ns(info.created_unix_ns);
-  record.add_world_size(info.world_size);
-  record.add_attempt(attempt);
-  if (info.base_step) record.add_base_step(*info.base_step);
-  record.add_tensor_count(info.tensor_count);
-  record.add_value_count(info.value_count);
-  record.add_chunk_count(info.chunk_count);
-  record.add_reused_chunk_count(info.reused_chunk_count);
-  record.add_logical_bytes(info.logical_bytes);
-  record.add_written_bytes(info.written_bytes);
-  record.add_structure(&structure);
-  record.add_metrics(metrics);
-  record.add_note(note);
-  record.add_rewritten(info.rewritten);
+  auto record = BeginStep<schema::StepRecordBuilder>(builder, info);
   schema::FinishStepRecordBuffer(builder, record.Finish());
   std::vector<std::byte> bytes = TakeBytes(builder);
   CAIRN_CHECK(DecodeStep(bytes).has_value());
@@ -87,26 +59,7 @@ Result<StepInfo> DecodeStep(std::span<const std::byte> record) {
   CAIRN_TRY_ASSIGN(
       const schema::StepRecord* step,
       CheckedRecord<schema::StepRecord>(record, schema::StepRecordIdentifier(), "StepRecord"));
-  StepInfo info{
-      .step = step->step(),
-      .generation = step->generation(),
-      .created_unix_ns = step->created_unix_ns(),
-      .world_size = step->world_size(),
-      .attempt = Text(step->attempt()),
-      .base_step = std::nullopt,
-      .tensor_count = step->tensor_count(),
-      .value_count = step->value_count(),
-      .chunk_count = step->chunk_count(),
-      .reused_chunk_count = step->reused_chunk_count(),
-      .logical_bytes = step->logical_bytes(),
-      .written_bytes = step->written_bytes(),
-      .structure = FromSchema(step->structure()),
-      .metrics = ReadMetrics(step->metrics()),
-      .note = ReadNote(step->note()),
-      .rewritten = step->rewritten(),
-  };
-  if (const auto base = step->base_step()) info.base_step = *base;
-  return info;
+  return ReadStep(*step);
 }
 
 SegmentInfo NewSegmentInfo(const ObjectId& id) {

@@ -15,7 +15,7 @@
 #include "kv/base/record_check.h"
 #include "kv/base/step_info.h"
 #include "kv/root/internal/root_record.h"
-#include "kv/table/internal/table_info.h"
+#include "kv/table/internal/table_file.h"
 #include "kv/table/internal/table_stack.h"
 
 namespace cairn::kv::internal {

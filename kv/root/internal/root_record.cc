@@ -10,7 +10,7 @@
 
 #include "kv/base/record_check.h"
 #include "kv/root/internal/framed_record.h"
-#include "kv/root/internal/metric_records.h"
+#include "kv/root/internal/step_fields.h"
 #include "kv/table/internal/table_stack.h"
 
 namespace cairn::kv::internal {
@@ -26,12 +26,6 @@ using Builder = flatbuffers::FlatBufferBuilder;
 
 schema::ObjectId ToSchema(const ObjectId& id) { return {id.epoch, id.id}; }
 ObjectId FromSchema(const schema::ObjectId& id) { return {.epoch = id.epoch(), .id = id.id()}; }
-
-/// Returns at most kMaxNameBytes. Several tables of a record may refer to the same string or
-/// vector, so limits of their lengths bound the memory for a hostile record.
-std::string BoundedText(const flatbuffers::String* text) {
-  return text == nullptr ? std::string() : text->str().substr(0, kMaxNameBytes);
-}
 
 std::unexpected<Error> Damaged(const char* what) {
   return Fail(ErrorCode::kDataLoss, std::string("the record is damaged: ") + what);
@@ -97,30 +91,9 @@ Offset<schema::StepEntry> AddEntry(Builder& builder, const StepEntry& entry) {
   for (const SegmentUse& use : entry.usage) {
     usage.emplace_back(ToSchema(use.segment), use.live_bytes);
   }
-  const StepInfo& info = entry.info;
   const auto tables_offset = builder.CreateVector(tables);
   const auto usage_offset = builder.CreateVectorOfStructs(usage);
-  const auto attempt = builder.CreateString(info.attempt);
-  const schema::Digest structure(info.structure.lo, info.structure.hi);
-  const auto metrics = AddMetrics(builder, info.metrics);
-  const auto note = AddNote(builder, info.note);
-  schema::StepEntryBuilder record(builder);
-  record.add_step(info.step);
-  record.add_generation(info.generation);
-  record.add_created_unix_ns(info.created_unix_ns);
-  record.add_world_size(info.world_size);
-  record.add_attempt(attempt);
-  if (info.base_step) record.add_base_step(*info.base_step);
-  record.add_tensor_count(info.tensor_count);
-  record.add_value_count(info.value_count);
-  record.add_chunk_count(info.chunk_count);
-  record.add_reused_chunk_count(info.reused_chunk_count);
-  record.add_logical_bytes(info.logical_bytes);
-  record.add_written_bytes(info.written_bytes);
-  record.add_structure(&structure);
-  record.add_metrics(metrics);
-  record.add_note(note);
-  record.add_rewritten(info.rewritten);
+  auto record = BeginStep<schema::StepEntryBuilder>(builder, entry.info);
   record.add_tables(tables_offset);
   record.add_usage(usage_offset);
   record.add_usage_in_table(entry.usage_in_table);
@@ -141,33 +114,9 @@ Result<std::vector<TableInfo>> ReadTables(const schema::StepEntry& step) {
   return tables;
 }
 
-StepInfo ReadInfo(const schema::StepEntry& step) {
-  StepInfo info{.step = step.step(),
-                .generation = step.generation(),
-                .created_unix_ns = step.created_unix_ns(),
-                .world_size = step.world_size(),
-                .attempt = BoundedText(step.attempt()),
-                .base_step = std::nullopt,
-                .tensor_count = step.tensor_count(),
-                .value_count = step.value_count(),
-                .chunk_count = step.chunk_count(),
-                .reused_chunk_count = step.reused_chunk_count(),
-                .logical_bytes = step.logical_bytes(),
-                .written_bytes = step.written_bytes(),
-                .structure = {},
-                .metrics = ReadMetrics(step.metrics()),
-                .note = ReadNote(step.note()),
-                .rewritten = step.rewritten()};
-  if (const auto base = step.base_step()) info.base_step = *base;
-  if (const auto* digest = step.structure()) {
-    info.structure = {.lo = digest->lo(), .hi = digest->hi()};
-  }
-  return info;
-}
-
 Result<StepEntryPtr> ReadEntry(const schema::StepEntry& step) {
   auto entry = std::make_shared<StepEntry>();
-  entry->info = ReadInfo(step);
+  entry->info = ReadStep(step);
   entry->usage_in_table = step.usage_in_table();
   CAIRN_TRY_ASSIGN(entry->tables, ReadTables(step));
   const size_t usage_count = step.usage() == nullptr ? 0 : step.usage()->size();

@@ -20,7 +20,7 @@
 #include "kv/base/step_info.h"
 #include "kv/root/internal/writer_identity.h"
 #include "kv/storage/internal/object_names.h"
-#include "kv/table/internal/table_info.h"
+#include "kv/table/internal/table_file.h"
 
 namespace cairn::kv::internal {
 
@@ -37,8 +37,6 @@ struct SegmentUse {
 
 /// The usage of a step is in its entry only if it names at most this number of segments.
 inline constexpr size_t kMaxInlineSegments = 16;
-/// Decoders cut names after this length, so that a small hostile record cannot fill the memory.
-inline constexpr size_t kMaxNameBytes = 512;
 
 /// A step that the store contains.
 struct StepEntry {

@@ -2,6 +2,9 @@
 
 #include "kv/segment/internal/segment_output.h"
 
+#include <cerrno>
+#include <utility>
+
 #include "kv/base/catch_exhaustion.h"
 #include "kv/io/internal/fault_point.h"
 #include "kv/storage/internal/object_names.h"
@@ -49,6 +52,29 @@ IoRequest SegmentOutput::Write(std::byte* data, uint64_t length_bytes, uint64_t 
     request.upload = upload_.get();
   }
   return request;
+}
+
+Result<void> SegmentOutput::AwaitWrite(IoQueue& queue,
+                                       const std::function<void(const IoRequest&)>& ended) {
+  CAIRN_TRY_ASSIGN(IoCompletion completion, queue.Wait());
+  const IoRequest& request = completion.request;
+  int error_number = completion.error_number;
+  if (const int fault = FaultPoint("segment.write")) error_number = fault;
+  if (error_number == EINVAL && file_ && file_->direct()) {
+    // O_DIRECT was accepted at open and is refused now. Write the same bytes through the page
+    // cache.
+    CAIRN_TRY(file_->DropDirect());
+    return queue.Submit(request);
+  }
+  ended(request);
+  if (completion.error) return Fail(*std::move(completion.error));
+  const char* what = "cannot write the segment";
+  if (error_number == 0 && completion.done_bytes != request.length_bytes) {
+    error_number = ENOSPC;
+    what = "only a part of a write to the segment succeeded";
+  }
+  if (error_number == 0) return {};
+  return Fail(SystemError(error_number, what, path_).WithOffset(request.offset_bytes));
 }
 
 Result<void> SegmentOutput::Finish(uint64_t size_bytes) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,6 +33,9 @@ class SegmentOutput {
   File* file() { return file_ ? &*file_ : nullptr; }
   /// Returns a request that writes to the output.
   IoRequest Write(std::byte* data, uint64_t length_bytes, uint64_t offset_bytes, uint64_t tag);
+  /// Waits until a write in `queue` has ended, and calls `ended` with it, also if it has failed. A
+  /// write that the file system refuses to make with O_DIRECT is submitted again without.
+  Result<void> AwaitWrite(IoQueue& queue, const std::function<void(const IoRequest&)>& ended);
   /// Makes the first `size_bytes` durable: an object under its name, a file except for its name.
   Result<void> Finish(uint64_t size_bytes);
 

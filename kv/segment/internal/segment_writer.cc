@@ -69,29 +69,9 @@ void SegmentWriter::Reserve(uint64_t end_bytes) {
 }
 
 Result<void> SegmentWriter::AwaitOne() {
-  CAIRN_TRY_ASSIGN(IoCompletion completion, queue_->Wait());
-  const IoRequest& request = completion.request;
-  int error_number = completion.error_number;
-  if (const int fault = FaultPoint("segment.write")) error_number = fault;
-  File* const file = output_.file();
-  if (error_number == EINVAL && file != nullptr && file->direct()) {
-    // O_DIRECT was accepted at open and is refused now. Write the same bytes through the page
-    // cache.
-    CAIRN_TRY(file->DropDirect());
-    return queue_->Submit(request);
-  }
-  if (request.tag == kPoolBlock) pool_->Give(request.data);
-  if (completion.error) return Fail(*std::move(completion.error));
-  if (error_number != 0) {
-    return Fail(SystemError(error_number, "cannot write the segment", output_.path())
-                    .WithOffset(request.offset_bytes));
-  }
-  if (completion.done_bytes != request.length_bytes) {
-    return Fail(
-        SystemError(ENOSPC, "only a part of a write to the segment succeeded", output_.path())
-            .WithOffset(request.offset_bytes));
-  }
-  return {};
+  return output_.AwaitWrite(*queue_, [this](const IoRequest& request) {
+    if (request.tag == kPoolBlock) pool_->Give(request.data);
+  });
 }
 
 Result<void> SegmentWriter::TakeBlock() {

@@ -277,6 +277,17 @@ Result<void> CheckStillWriter(StoreState& state) {
   return Fail(std::move(error));
 }
 
+Result<std::unique_ptr<Turn>> Turn::Take(StoreState& state, std::atomic<bool>& flag,
+                                         std::string_view purpose, const char* taken_message) {
+  CAIRN_TRY(CheckWritable(state, purpose));
+  CAIRN_TRY(CheckCanCommit(state));
+  CAIRN_TRY(CheckStillWriter(state));
+  if (!flag.exchange(true)) return std::unique_ptr<Turn>(new Turn(flag));
+  return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                    .message = taken_message,
+                    .file = state.storage->address()});
+}
+
 Result<std::vector<SegmentUse>> UsageOf(StoreState& state, const StepEntry& entry) {
   if (!entry.usage_in_table) return entry.usage;
   if (entry.tables.empty()) return Fail(ErrorCode::kDataLoss, "a step has no tables");

@@ -1,9 +1,11 @@
 #pragma once
 /// A change of the step list: the next root, and the removal of objects that it makes unreachable.
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -32,6 +34,22 @@ Result<void> CheckCanCommit(const StoreState& state);
 /// that the other writer removed. kDataLoss, kUnavailable: the roots cannot be read. Cost: as
 /// FindNewer. May be called without write_mutex.
 Result<void> CheckStillWriter(StoreState& state);
+
+/// Makes other takers of the same flag of a store fail while it exists. Borrows the state.
+class Turn {
+ public:
+  /// kFailedPrecondition: the store is open for reading only (see CheckWritable), or the flag is
+  /// taken (`taken_message`). Has the errors of CheckCanCommit and CheckStillWriter, too.
+  static Result<std::unique_ptr<Turn>> Take(StoreState& state, std::atomic<bool>& flag,
+                                            std::string_view purpose, const char* taken_message);
+  ~Turn() { flag_ = false; }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  explicit Turn(std::atomic<bool>& flag) : flag_(flag) {}
+  std::atomic<bool>& flag_;
+};
 
 /// Returns what to report instead of `error`, with which a search for the newest root of an open
 /// store has failed. kConflict, kFailedPrecondition: the store was replaced by another one, or was

@@ -26,7 +26,7 @@
 #include "kv/segment/internal/segment_files.h"
 #include "kv/segment/internal/segment_format.h"
 #include "kv/storage/storage.h"
-#include "kv/table/internal/open_tables.h"
+#include "kv/table/internal/table_stack.h"
 
 namespace cairn::kv {
 class Snapshot;

@@ -69,14 +69,19 @@ void AppendRecord(std::vector<uint64_t>& words, std::string_view key,
 }
 
 size_t RecordSet::Add(std::string_view key, std::span<const std::byte> value) {
-  if (!words_.empty() && key < At(last_).key) is_in_order_ = false;
-  last_ = words_.size();
+  const auto column = static_cast<uint8_t>(key.front());
+  CAIRN_CHECK(column < kColumnCount);
+  std::optional<size_t>& last = last_[column];
+  if (last && key < At(*last).key) is_in_order_ = false;
+  const size_t position = words_.size();
+  last = position;
   AppendRecord(words_, key, value);
-  return last_;
+  return position;
 }
 
 void RecordSet::Clear() {
   words_.clear();
+  last_ = {};
   is_in_order_ = true;
 }
 
@@ -105,8 +110,12 @@ Result<void> RecordSet::ForEachInOrder(const TableRecordCallback& callback) cons
     for (const Entry& entry : SortedEntries()) CAIRN_TRY(callback(At(entry.position)));
     return {};
   }
-  for (size_t at = 0; at < words_.size(); at += RecordWords(words_[at])) {
-    CAIRN_TRY(callback(At(at)));
+  for (size_t column = 0; column < kColumnCount; ++column) {
+    if (!last_[column]) continue;
+    for (size_t at = 0; at <= *last_[column]; at += RecordWords(words_[at])) {
+      const TableRecord record = At(at);
+      if (record.column() == static_cast<Column>(column)) CAIRN_TRY(callback(record));
+    }
   }
   return {};
 }

@@ -1,9 +1,11 @@
 #pragma once
 /// Records in memory, without an allocation or a pointer for each.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -45,11 +47,12 @@ inline TableRecord RecordAt(const uint64_t* words) {
 }
 
 /// Records in the order in which they were added, until they are sorted. Memory: the records, at
-/// most twice while they grow, and 24 bytes per record while they are visited if they were not
-/// added in the order of their keys. Threads: one.
+/// most twice while they grow, and 24 bytes per record while they are visited if those of a column
+/// were not added in the order of their keys. Threads: one.
 class RecordSet {
  public:
-  /// Returns the position of the record. Requires a key and a value of less than 2 GiB each.
+  /// Returns the position of the record. Requires the key of a column, and a key and a value of
+  /// less than 2 GiB each.
   size_t Add(std::string_view key, std::span<const std::byte> value);
   /// Removes the records, and keeps the memory for those that follow.
   void Clear();
@@ -72,8 +75,8 @@ class RecordSet {
   std::vector<Entry> SortedEntries() const;
 
   std::vector<uint64_t> words_;
-  size_t last_ = 0;  // the position of the last record
-  bool is_in_order_ = true;
+  std::array<std::optional<size_t>, kColumnCount> last_{};  // the position of the last record
+  bool is_in_order_ = true;                                 // in each column
 };
 
 }  // namespace cairn::kv::internal

@@ -11,7 +11,7 @@
 
 #include "kv/base/error.h"
 #include "kv/storage/storage.h"
-#include "kv/table/internal/table_info.h"
+#include "kv/table/internal/table_file.h"
 
 namespace rocksdb {
 class Iterator;

@@ -1,14 +1,20 @@
 #pragma once
-/// The tables of one step.
+/// The tables of one step, and the tables that are kept open between reads.
 
+#include <cstddef>
 #include <functional>
+#include <list>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kv/base/error.h"
+#include "kv/base/mutex.h"
+#include "kv/storage/storage.h"
 #include "kv/table/internal/table_reader.h"
 
 namespace cairn::kv::internal {
@@ -27,10 +33,6 @@ class TableStack {
   TableStack() = default;
   /// Requires at most kMaxTables tables, newest first.
   explicit TableStack(std::vector<std::shared_ptr<const TableReader>> tables);
-  /// Opens the tables, newest first. kNotFound: one does not exist. kDataLoss: one is damaged, or
-  /// there are more than kMaxTables.
-  static Result<TableStack> Open(const std::shared_ptr<Storage>& storage,
-                                 std::span<const TableInfo> infos);
 
   std::span<const std::shared_ptr<const TableReader>> tables() const { return tables_; }
 
@@ -49,6 +51,31 @@ class TableStack {
 
  private:
   std::vector<std::shared_ptr<const TableReader>> tables_;
+};
+
+/// A cache of open tables. Steps that share tables share their readers. Threads: safe.
+class OpenTables {
+ public:
+  explicit OpenTables(std::shared_ptr<Storage> storage) : storage_(std::move(storage)) {}
+
+  /// Opens the tables of a step, newest first. kNotFound: one does not exist. kDataLoss: one is
+  /// damaged, or there are more than kMaxTables.
+  Result<TableStack> OpenStack(std::span<const TableInfo> infos);
+  /// Drops the table from the cache, before it is removed.
+  void Forget(const ObjectId& id);
+  /// Drops the tables whose files another process has removed.
+  void DropRemoved();
+
+ private:
+  static constexpr size_t kMaxOpen = 64;
+  using Entry = std::pair<ObjectId, std::shared_ptr<const TableReader>>;
+  Result<std::shared_ptr<const TableReader>> Open(const TableInfo& info);
+  std::shared_ptr<const TableReader> Find(const TableInfo& info);
+
+  const std::shared_ptr<Storage> storage_;
+  Mutex mutex_;
+  std::list<Entry> recent_ CAIRN_GUARDED_BY(mutex_);  // newest first
+  std::map<ObjectId, std::list<Entry>::iterator> by_id_ CAIRN_GUARDED_BY(mutex_);
 };
 
 }  // namespace cairn::kv::internal

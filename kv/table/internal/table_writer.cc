@@ -6,8 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "kv/base/digest.h"
 #include "kv/table/internal/table_file_system.h"
-#include "kv/table/internal/window_reader.h"
 
 namespace cairn::kv::internal {
 namespace {

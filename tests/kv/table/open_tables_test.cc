@@ -1,6 +1,6 @@
 // Tables stay open for the next reads, and those that were removed are not kept.
 
-#include "kv/table/internal/open_tables.h"
+#include "kv/table/internal/table_stack.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
