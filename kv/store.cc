@@ -27,7 +27,7 @@
 #include "kv/state/internal/root_change.h"
 #include "kv/state/internal/store_state.h"
 #include "kv/step_writer.h"
-#include "kv/storage/cache/internal/reader_cache.h"
+#include "kv/storage/cache/internal/cached_storage.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/open/open_storage.h"
 #include "kv/storage/storage.h"

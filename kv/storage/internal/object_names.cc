@@ -92,13 +92,22 @@ bool IsDecimal(std::string_view text) {
   return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-ObjectId NewObjectId(uint32_t epoch) {
-  ObjectId result{.epoch = epoch};
+std::optional<uint64_t> ParseDecimal(std::string_view text) {
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+uint64_t NewUniqueNumber() {
+  uint64_t number = 0;
   // Cannot fail for so few bytes. The kernel's generator, unlike one in this process, does not
   // return the same numbers to a parent and its forked child.
-  CAIRN_CHECK(::getrandom(&result.id, sizeof(result.id), 0) == sizeof(result.id));
-  return result;
+  CAIRN_CHECK(::getrandom(&number, sizeof(number), 0) == sizeof(number));
+  return number;
 }
+
+ObjectId NewObjectId(uint32_t epoch) { return {.epoch = epoch, .id = NewUniqueNumber()}; }
 
 std::string_view ObjectFolder(ObjectKind kind) { return NameOf(kind).folder; }
 

@@ -31,6 +31,8 @@ std::string ObjectPath(std::string_view address, std::string_view name);
 bool IsHexDigits(std::string_view text, size_t digit_count);
 /// Returns whether `text` consists of decimal digits, at least one.
 bool IsDecimal(std::string_view text);
+/// Returns nothing if `text` is not a decimal number of at most 64 bits.
+std::optional<uint64_t> ParseDecimal(std::string_view text);
 
 /// Identifies one immutable object of a kind. Ids are random, so no two objects of a store have the
 /// same.
@@ -40,6 +42,8 @@ struct ObjectId {
   friend auto operator<=>(const ObjectId&, const ObjectId&) = default;
 };
 
+/// Returns a random number that no other call returns, in any process.
+uint64_t NewUniqueNumber();
 /// Returns an identifier that no other call returns, in any process.
 ObjectId NewObjectId(uint32_t epoch);
 

@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
 #include <filesystem>
 #include <system_error>
 
@@ -36,14 +35,8 @@ constexpr uint64_t kMaxRootNameBytes = 256;
 constexpr uint64_t kAddedFraction = 64;
 constexpr uint64_t kFreeFraction = 8;
 constexpr uint64_t kFreedFraction = 4;
-constexpr int64_t kPauseAfterErrorMs = 10'000;
+constexpr std::chrono::seconds kPauseAfterError{10};
 constexpr mode_t kFolderMode = 0700;
-
-int64_t NowMs() {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 Error NotOurs(std::string what, const std::string& path) {
   return Error{.code = ErrorCode::kFailedPrecondition,
@@ -235,10 +228,10 @@ FilePlace CacheDirectory::PlaceOf(const Folders& folders, std::string_view name)
 
 CacheDirectory::ObjectPtr CacheDirectory::FindOpen(std::string_view name) {
   const MutexLock lock(mutex_);
-  const auto found = by_name_.find(name);
-  if (found == by_name_.end()) return nullptr;
-  recent_.splice(recent_.begin(), recent_, found->second);
-  return found->second->second;
+  const auto found = open_.find(name);
+  if (found == open_.end()) return nullptr;
+  found->second.last_use = ++use_count_;
+  return found->second.object;
 }
 
 CacheDirectory::ObjectPtr CacheDirectory::Open(std::string_view name, bool create) {
@@ -261,22 +254,19 @@ CacheDirectory::ObjectPtr CacheDirectory::Open(std::string_view name, bool creat
   }
   (void)(*opened)->Touch();
   const MutexLock lock(mutex_);
-  if (const auto found = by_name_.find(name); found != by_name_.end()) return found->second->second;
-  recent_.emplace_front(name, *opened);
-  by_name_.emplace(name, recent_.begin());
-  if (recent_.size() > kMaxOpen) {
-    by_name_.erase(recent_.back().first);
-    recent_.pop_back();
+  const auto place = open_.try_emplace(std::string(name), *opened, ++use_count_).first;
+  const ObjectPtr object = place->second.object;
+  if (open_.size() > kMaxOpen) {
+    open_.erase(std::ranges::min_element(open_, {},
+                                         [](const auto& entry) { return entry.second.last_use; }));
   }
-  return *std::move(opened);
+  return object;
 }
 
 void CacheDirectory::Forget(std::string_view name) {
   const MutexLock lock(mutex_);
-  const auto found = by_name_.find(name);
-  if (found == by_name_.end()) return;
-  recent_.erase(found->second);
-  by_name_.erase(found);
+  const auto found = open_.find(name);
+  if (found != open_.end()) open_.erase(found);
 }
 
 bool CacheDirectory::Read(std::string_view name, uint64_t offset_bytes,
@@ -303,14 +293,14 @@ std::optional<std::vector<std::byte>> CacheDirectory::ReadWhole(std::string_view
 
 bool CacheDirectory::CanAdd() const {
   const MutexLock lock(mutex_);
-  return blocked_until_ms_ == 0 || NowMs() >= blocked_until_ms_;
+  return std::chrono::steady_clock::now() >= blocked_until_;
 }
 
 void CacheDirectory::RecordError(const Error& error) {
   const MutexLock lock(mutex_);
   ++statistics_.error_count;
   statistics_.last_error = error.ToString();
-  blocked_until_ms_ = NowMs() + kPauseAfterErrorMs;
+  blocked_until_ = std::chrono::steady_clock::now() + kPauseAfterError;
 }
 
 void CacheDirectory::CountAdded(uint64_t bytes) {

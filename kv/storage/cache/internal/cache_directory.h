@@ -26,15 +26,14 @@
 /// time until they take 3/4. So up to 8 processes that fill the cache at once stay within the
 /// limit, but for one request each if requests are larger than 1/64 of it.
 
+#include <chrono>
 #include <cstdint>
-#include <list>
 #include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "kv/base/error.h"
@@ -91,7 +90,10 @@ class CacheDirectory {
 
  private:
   using ObjectPtr = std::shared_ptr<CachedObject>;
-  using OpenObject = std::pair<std::string, ObjectPtr>;
+  struct OpenObject {
+    ObjectPtr object;
+    uint64_t last_use = 0;  // by use_count_
+  };
 
   /// The folders, held open.
   struct Folders {
@@ -125,11 +127,10 @@ class CacheDirectory {
   mutable Mutex mutex_;
   FoldersPtr folders_ CAIRN_GUARDED_BY(mutex_);
   Result<void> folder_check_ CAIRN_GUARDED_BY(mutex_);
-  std::list<OpenObject> recent_ CAIRN_GUARDED_BY(mutex_);  // newest first
-  std::map<std::string, std::list<OpenObject>::iterator, std::less<>> by_name_
-      CAIRN_GUARDED_BY(mutex_);
+  std::map<std::string, OpenObject, std::less<>> open_ CAIRN_GUARDED_BY(mutex_);  // by name
+  uint64_t use_count_ CAIRN_GUARDED_BY(mutex_) = 0;
   uint64_t added_bytes_ CAIRN_GUARDED_BY(mutex_);  // since the last eviction
-  int64_t blocked_until_ms_ CAIRN_GUARDED_BY(mutex_) = 0;
+  std::chrono::steady_clock::time_point blocked_until_ CAIRN_GUARDED_BY(mutex_);
   CacheStatistics statistics_ CAIRN_GUARDED_BY(mutex_);
 };
 

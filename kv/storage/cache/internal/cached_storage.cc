@@ -2,9 +2,13 @@
 
 #include "kv/storage/cache/internal/cached_storage.h"
 
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <deque>
+#include <span>
 #include <utility>
 
-#include "kv/storage/cache/internal/cached_queue.h"
 #include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/object_names.h"
 
@@ -14,8 +18,87 @@ namespace {
 // A larger root is read after the listing.
 constexpr uint64_t kMaxReadAheadBytes = 1 << 20;
 
-/// Returns whether the name belongs to an object with a random id.
-bool IsCacheable(std::string_view name) { return ParseObjectName(name).has_value(); }
+constexpr const char* kDirectoryVariable = "CAIRN_CACHE";
+constexpr const char* kBytesVariable = "CAIRN_CACHE_BYTES";
+constexpr uint64_t kMinBytes = 1 << 20;
+constexpr uint64_t kMaxBytes = ~uint64_t{0} >> 1;
+
+/// Returns whether this object is cached.
+bool HasRandomId(std::string_view name) { return ParseObjectName(name).has_value(); }
+
+/// Reads of bytes in the cache complete when they are submitted; all other requests go to `base`,
+/// and the cache gets what they read. Ownership: `cache` outlives it.
+class CachedQueue final : public IoQueue {
+ public:
+  CachedQueue(CacheDirectory& cache, std::unique_ptr<IoQueue> base)
+      : IoQueue(base->depth()), cache_(cache), base_(std::move(base)) {}
+
+  Result<void> Submit(const IoRequest& request) override {
+    CAIRN_CHECK(in_flight_ < depth_);
+    if (IsCacheable(request) && cache_.Read(request.object, request.offset_bytes,
+                                            std::span(request.data, request.length_bytes))) {
+      IoCompletion completion;
+      completion.request = request;
+      completion.done_bytes = request.length_bytes;
+      completions_.push_back(std::move(completion));
+    } else {
+      CAIRN_TRY(base_->Submit(request));
+    }
+    ++in_flight_;
+    return {};
+  }
+
+  Result<IoCompletion> Wait() override {
+    CAIRN_CHECK(in_flight_ > 0);
+    if (!completions_.empty()) {
+      IoCompletion completion = std::move(completions_.front());
+      completions_.pop_front();
+      --in_flight_;
+      return completion;
+    }
+    auto completion = base_->Wait();
+    if (!completion) return completion;
+    --in_flight_;
+    const IoRequest& request = completion->request;
+    if (IsCacheable(request) && !completion->error && completion->error_number == 0) {
+      cache_.Add(request.object, request.offset_bytes,
+                 std::span(request.data, completion->done_bytes));
+    }
+    return completion;
+  }
+
+  bool HasCompletion() override { return !completions_.empty() || base_->HasCompletion(); }
+  const char* name() const override { return base_->name(); }
+
+ private:
+  static bool IsCacheable(const IoRequest& request) {
+    return !request.write && HasRandomId(request.object);
+  }
+
+  CacheDirectory& cache_;
+  const std::unique_ptr<IoQueue> base_;
+  std::deque<IoCompletion> completions_;  // completions of reads from the cache
+};
+
+std::string_view Variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::string_view() : value;
+}
+
+Result<CacheOptions> OptionsFromEnvironment() {
+  CacheOptions options{.directory = std::string(Variable(kDirectoryVariable))};
+  const std::string_view text = Variable(kBytesVariable);
+  if (text.empty()) return options;
+  const std::optional<uint64_t> value = ParseDecimal(text);
+  if (!value || *value < kMinBytes || *value > kMaxBytes) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("the environment variable {} is '{}'; it must be an integer from {} "
+                            "to {}",
+                            kBytesVariable, text, kMinBytes, kMaxBytes));
+  }
+  options.max_bytes = *value;
+  return options;
+}
 
 }  // namespace
 
@@ -27,28 +110,9 @@ CachedStorage::CachedStorage(std::shared_ptr<Storage> base, const CacheOptions& 
   if (!ParseRootName(newest_root_)) newest_root_.clear();
 }
 
-Result<void> CachedStorage::Put(std::string_view name, std::span<const std::byte> bytes) {
-  return base_->Put(name, bytes);
-}
-
-Result<void> CachedStorage::PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) {
-  return base_->PutIfAbsent(name, bytes);
-}
-
-Result<std::unique_ptr<ObjectWriter>> CachedStorage::Create(std::string_view name) {
-  return base_->Create(name);
-}
-
-Result<std::unique_ptr<Upload>> CachedStorage::BeginUpload(std::string_view name,
-                                                           uint64_t part_bytes) {
-  return base_->BeginUpload(name, part_bytes);
-}
-
-Result<uint64_t> CachedStorage::Size(std::string_view name) { return base_->Size(name); }
-
 Result<void> CachedStorage::ReadRange(std::string_view name, uint64_t offset_bytes,
                                       std::span<std::byte> target) {
-  if (!IsCacheable(name)) return base_->ReadRange(name, offset_bytes, target);
+  if (!HasRandomId(name)) return base_->ReadRange(name, offset_bytes, target);
   if (cache_.Read(name, offset_bytes, target)) return {};
   CAIRN_TRY(base_->ReadRange(name, offset_bytes, target));
   cache_.Add(name, offset_bytes, target);
@@ -63,7 +127,7 @@ Result<std::vector<std::byte>> CachedStorage::Read(std::string_view name, uint64
     if (bytes) NoteRoot(name);
     return bytes;
   }
-  if (!IsCacheable(name)) return base_->Read(name, limit_bytes);
+  if (!HasRandomId(name)) return base_->Read(name, limit_bytes);
   if (auto cached = cache_.ReadWhole(name, limit_bytes)) return *std::move(cached);
   CAIRN_TRY_ASSIGN(std::vector<std::byte> bytes, base_->Read(name, limit_bytes));
   cache_.AddWhole(name, bytes);
@@ -127,13 +191,21 @@ bool CachedStorage::has_been_read() const {
 
 Result<void> CachedStorage::Remove(std::string_view name) {
   CAIRN_TRY(base_->Remove(name));
-  if (IsCacheable(name)) cache_.Remove(name);
+  if (HasRandomId(name)) cache_.Remove(name);
   return {};
 }
 
 Result<std::unique_ptr<IoQueue>> CachedStorage::MakeQueue(uint32_t depth) {
   CAIRN_TRY_ASSIGN(auto queue, base_->MakeQueue(depth));
-  return MakeCachedQueue(cache_, std::move(queue));
+  return std::make_unique<CachedQueue>(cache_, std::move(queue));
+}
+
+Result<std::shared_ptr<Storage>> WithReaderCache(std::shared_ptr<Storage> base) {
+  if (base->local_files() != nullptr || Variable(kDirectoryVariable).empty()) return base;
+  CAIRN_TRY_ASSIGN(const CacheOptions options, OptionsFromEnvironment());
+  auto cached = std::make_shared<CachedStorage>(std::move(base), options);
+  CAIRN_TRY(cached->CheckCache());
+  return cached;
 }
 
 }  // namespace cairn::kv::internal

@@ -28,13 +28,19 @@ class CachedStorage final : public Storage {
 
   const std::string& address() const override { return base_->address(); }
   std::string identity() const override { return base_->identity(); }
-  Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override;
-  Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override;
-  Result<std::unique_ptr<ObjectWriter>> Create(std::string_view name) override;
+  Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override {
+    return base_->Put(name, bytes);
+  }
+  Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override {
+    return base_->PutIfAbsent(name, bytes);
+  }
+  Result<std::unique_ptr<ObjectWriter>> Create(std::string_view name) override {
+    return base_->Create(name);
+  }
   Result<void> ReadRange(std::string_view name, uint64_t offset_bytes,
                          std::span<std::byte> target) override;
   Result<std::vector<std::byte>> Read(std::string_view name, uint64_t limit_bytes) override;
-  Result<uint64_t> Size(std::string_view name) override;
+  Result<uint64_t> Size(std::string_view name) override { return base_->Size(name); }
   Result<std::vector<std::string>> List(std::string_view prefix) override;
   Result<void> Remove(std::string_view name) override;
   Result<void> RemoveLeftovers(uint32_t end_epoch) override {
@@ -44,7 +50,10 @@ class CachedStorage final : public Storage {
   bool listings_are_current() const override { return base_->listings_are_current(); }
   bool has_been_read() const override;
   Result<std::unique_ptr<IoQueue>> MakeQueue(uint32_t depth) override;
-  Result<std::unique_ptr<Upload>> BeginUpload(std::string_view name, uint64_t part_bytes) override;
+  Result<std::unique_ptr<Upload>> BeginUpload(std::string_view name,
+                                              uint64_t write_bytes) override {
+    return base_->BeginUpload(name, write_bytes);
+  }
   void AwaitChange(std::string_view prefix, std::chrono::milliseconds timeout) override {
     base_->AwaitChange(prefix, timeout);
   }
@@ -71,5 +80,10 @@ class CachedStorage final : public Storage {
   std::string newest_root_ CAIRN_GUARDED_BY(mutex_);
   std::optional<Object> read_ahead_ CAIRN_GUARDED_BY(mutex_);
 };
+
+/// Returns a storage that reads `base` through the cache; `base` itself if there is no cache, or
+/// its objects are files. kInvalidArgument: CAIRN_CACHE_BYTES has another value than those above.
+/// kFailedPrecondition: the folder is not the cache's, or others may change it.
+Result<std::shared_ptr<Storage>> WithReaderCache(std::shared_ptr<Storage> base);
 
 }  // namespace cairn::kv::internal

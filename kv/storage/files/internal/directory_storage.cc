@@ -4,7 +4,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -46,14 +45,6 @@ Result<void> PassPoint(std::string_view name, std::string_view operation, std::s
     return Fail(SystemError(fault, fmt::format("cannot {}", operation), path));
   }
   return {};
-}
-
-Result<uint64_t> RandomNumber() {
-  uint64_t number = 0;
-  if (::getrandom(&number, sizeof(number), 0) != sizeof(number)) {
-    return Fail(SystemError(errno, "cannot get random bytes"));
-  }
-  return number;
 }
 
 /// A folder of the storage may be a link, but nothing below it.
@@ -166,51 +157,21 @@ std::optional<Error> DirectoryStorage::WasRemoved() const {
                .file = root_};
 }
 
-Result<void> DirectoryStorage::Put(std::string_view name, std::span<const std::byte> bytes) {
-  CAIRN_TRY(Replace(name, bytes, Durability::kSynced));
-  return FinishNames(name);
-}
-
-Result<void> DirectoryStorage::PutVolatile(std::string_view name,
-                                           std::span<const std::byte> bytes) {
-  return Replace(name, bytes, Durability::kNone);
-}
-
-Result<void> DirectoryStorage::Replace(std::string_view name, std::span<const std::byte> bytes,
-                                       Durability durability) {
+Result<void> DirectoryStorage::PutFile(std::string_view name, std::span<const std::byte> bytes,
+                                       Existing existing, Durability durability) {
   CAIRN_CHECK(IsObjectName(name));
+  const bool replaces = existing == Existing::kReplace;
   for (int attempt = 1;; ++attempt) {
     CAIRN_TRY_ASSIGN(const FilePlace temporary, WriteTemporary(name, bytes, durability));
     CAIRN_TRY_ASSIGN(const FilePlace place, PlaceOf(name));
-    const Result<void> renamed = Rename(temporary, place, PointName(name, "rename").c_str());
-    if (renamed) return {};
-    if (renamed.error().code == ErrorCode::kNotFound && attempt < kCreateAttempts) continue;
-    (void)Unlink(name, temporary);  // the first error is the one to report
-    return WithoutNotFound(renamed);
-  }
-}
-
-Result<void> DirectoryStorage::PutIfAbsent(std::string_view name,
-                                           std::span<const std::byte> bytes) {
-  return LinkNew(name, bytes, Durability::kSynced);
-}
-
-Result<void> DirectoryStorage::PutIfAbsentVolatile(std::string_view name,
-                                                   std::span<const std::byte> bytes) {
-  return LinkNew(name, bytes, Durability::kNone);
-}
-
-Result<void> DirectoryStorage::LinkNew(std::string_view name, std::span<const std::byte> bytes,
-                                       Durability durability) {
-  CAIRN_CHECK(IsObjectName(name));
-  for (int attempt = 1;; ++attempt) {
-    CAIRN_TRY_ASSIGN(const FilePlace temporary, WriteTemporary(name, bytes, durability));
-    CAIRN_TRY_ASSIGN(const FilePlace place, PlaceOf(name));
-    Result<void> done = Link(name, temporary, place);
-    if (!done && done.error().code == ErrorCode::kNotFound && attempt < kCreateAttempts) continue;
+    const Result<void> named = replaces
+                                   ? Rename(temporary, place, PointName(name, "rename").c_str())
+                                   : Link(name, temporary, place);
+    if (!named && named.error().code == ErrorCode::kNotFound && attempt < kCreateAttempts) continue;
+    Result<void> done = named;
     if (done && durability == Durability::kSynced) done = FinishNames(name);
     // The object exists or does not, whether or not the temporary name remains.
-    (void)Unlink(name, temporary);
+    if (!named || !replaces) (void)Unlink(name, temporary);
     return WithoutNotFound(std::move(done));
   }
 }
@@ -365,11 +326,9 @@ Result<void> DirectoryStorage::SyncNames(std::string_view prefix) {
 Result<FilePlace> DirectoryStorage::WriteTemporary(std::string_view name,
                                                    std::span<const std::byte> bytes,
                                                    Durability durability) {
-  CAIRN_TRY_ASSIGN(const uint64_t number, RandomNumber());
   const std::string_view prefix = name.substr(0, name.rfind('/') + 1);
-  CAIRN_TRY_ASSIGN(
-      CreatedFile created,
-      CreateFile(name, fmt::format("{}.{:016x}{}", prefix, number, kTemporarySuffix), durability));
+  const std::string file = fmt::format("{}.{:016x}{}", prefix, NewUniqueNumber(), kTemporarySuffix);
+  CAIRN_TRY_ASSIGN(CreatedFile created, CreateFile(name, file, durability));
   Result<void> written = created.file.Append(bytes, PointName(name, "write").c_str());
   if (written && durability == Durability::kSynced) {
     written = created.file.Sync(PointName(name, "sync").c_str());

@@ -57,11 +57,19 @@ class DirectoryStorage final : public Storage, public LocalFiles {
   explicit DirectoryStorage(std::string path);
 
   const std::string& address() const override { return root_; }
-  Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override;
-  Result<void> PutVolatile(std::string_view name, std::span<const std::byte> bytes) override;
-  Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override;
+  Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override {
+    return PutFile(name, bytes, Existing::kReplace, Durability::kSynced);
+  }
+  Result<void> PutVolatile(std::string_view name, std::span<const std::byte> bytes) override {
+    return PutFile(name, bytes, Existing::kReplace, Durability::kNone);
+  }
+  Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override {
+    return PutFile(name, bytes, Existing::kKeep, Durability::kSynced);
+  }
   Result<void> PutIfAbsentVolatile(std::string_view name,
-                                   std::span<const std::byte> bytes) override;
+                                   std::span<const std::byte> bytes) override {
+    return PutFile(name, bytes, Existing::kKeep, Durability::kNone);
+  }
   /// kConflict: the file exists.
   Result<std::unique_ptr<ObjectWriter>> Create(std::string_view name) override;
   Result<void> ReadRange(std::string_view name, uint64_t offset_bytes,
@@ -90,6 +98,7 @@ class DirectoryStorage final : public Storage, public LocalFiles {
   class Writer;
 
   enum class Durability { kNone, kSynced };
+  enum class Existing { kKeep, kReplace };
 
   /// Returns the path of an object, or of the directory for "", for messages.
   std::string PathOf(std::string_view name) const;
@@ -103,11 +112,9 @@ class DirectoryStorage final : public Storage, public LocalFiles {
   /// Returns the path of a directory for inotify, which has no other way to name one.
   std::string WatchedPath(std::string_view directory);
 
-  /// Writes an object under a temporary name and renames it.
-  Result<void> Replace(std::string_view name, std::span<const std::byte> bytes,
-                       Durability durability);
-  /// Writes an object under a temporary name and links it. kConflict: the object exists.
-  Result<void> LinkNew(std::string_view name, std::span<const std::byte> bytes,
+  /// Writes an object under a temporary name, and renames or links it to its name. kConflict: it
+  /// exists, and is kept.
+  Result<void> PutFile(std::string_view name, std::span<const std::byte> bytes, Existing existing,
                        Durability durability);
   /// Writes a temporary file next to `name` and returns its place.
   Result<FilePlace> WriteTemporary(std::string_view name, std::span<const std::byte> bytes,

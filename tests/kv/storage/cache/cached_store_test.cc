@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <iterator>
 
-#include "kv/storage/cache/internal/reader_cache.h"
+#include "kv/storage/cache/internal/cached_storage.h"
 #include "kv/storage/files/internal/directory_storage.h"
 #include "kv/storage/open/open_storage.h"
 #include "kv/store.h"
