@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -61,8 +62,14 @@ class LocalFiles {
 /// storage outlives it. Threads: one, and the queue's.
 class Upload {
  public:
+  /// Called once, with the result of a write, on any thread. Neither waits nor throws.
+  using Done = std::move_only_function<void(Result<void>)>;
+
   /// Without a successful Finish, discards the object. Requires that no request is in flight.
   virtual ~Upload() = default;
+  /// Begins a write; for queues. `bytes` must outlive the call of `done`, which is called exactly
+  /// once, unless this throws.
+  virtual void StartWrite(std::span<const std::byte> bytes, uint64_t offset_bytes, Done done) = 0;
   /// Makes the object durable under its name. Requires that all writes have succeeded.
   virtual Result<void> Finish(uint64_t size_bytes) = 0;
 };

@@ -12,7 +12,6 @@
 #include "kv/storage/s3/internal/curl_library.h"
 #include "kv/storage/s3/internal/http_transfer.h"
 #include "kv/storage/s3/internal/s3_errors.h"
-#include "kv/storage/s3/internal/s3_ranges.h"
 #include "kv/storage/s3/internal/s3_xml.h"
 #include "tests/fuzz/fuzz_support.h"
 

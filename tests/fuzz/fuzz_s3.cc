@@ -4,9 +4,8 @@
 #include <pugixml.hpp>
 
 #include "kv/storage/s3/internal/aws_profile.h"
-#include "kv/storage/s3/internal/credential_services.h"
+#include "kv/storage/s3/internal/credential_sources.h"
 #include "kv/storage/s3/internal/s3_errors.h"
-#include "kv/storage/s3/internal/s3_ranges.h"
 #include "kv/storage/s3/internal/s3_xml.h"
 #include "tests/fuzz/fuzz_support.h"
 

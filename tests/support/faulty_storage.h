@@ -25,7 +25,7 @@
 
 #include "kv/base/mutex.h"
 #include "kv/base/thread_annotations.h"
-#include "kv/storage/storage.h"
+#include "tests/support/forwarding_storage.h"
 
 namespace cairn::kv::internal {
 
@@ -76,9 +76,9 @@ FaultPlan FaultAt(uint64_t index, StorageFault fault);
 /// faults could not be injected into files; over a directory, unfinished objects are visible
 /// nevertheless. Ownership: shares `base` with the test, which looks at what remains; outlives its
 /// writers.
-class FaultyStorage final : public Storage {
+class FaultyStorage final : public cairn::testing::ForwardingStorage {
  public:
-  explicit FaultyStorage(std::shared_ptr<Storage> base) : base_(std::move(base)) {}
+  using ForwardingStorage::ForwardingStorage;
 
   /// An empty plan has no faults. A power cut remains.
   void SetPlan(FaultPlan plan);
@@ -96,8 +96,6 @@ class FaultyStorage final : public Storage {
 
   const std::shared_ptr<Storage>& base() const { return base_; }
 
-  const std::string& address() const override { return base_->address(); }
-  std::string identity() const override { return base_->identity(); }
   Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override;
   Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override;
   Result<std::unique_ptr<ObjectWriter>> Create(std::string_view name) override;
@@ -129,7 +127,6 @@ class FaultyStorage final : public Storage {
   auto Call(StorageOperation operation, std::string_view name, const Perform& perform)
       -> decltype(perform());
 
-  const std::shared_ptr<Storage> base_;
   mutable Mutex mutex_;
   FaultPlan plan_ CAIRN_GUARDED_BY(mutex_);
   std::chrono::milliseconds delay_ CAIRN_GUARDED_BY(mutex_){10};

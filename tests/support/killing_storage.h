@@ -12,22 +12,20 @@
 #include <utility>
 #include <vector>
 
-#include "kv/storage/storage.h"
+#include "tests/support/forwarding_storage.h"
 
 namespace cairn::testing {
 
 /// Has the contract of `base`. A change is a put, the end of a writer or of an upload, the begin of
 /// an upload, a write of a part, a removal, or the removal of leftovers. Objects are not files,
 /// because changes of files could not be counted. Threads: those of the base.
-class KillingStorage final : public kv::Storage {
+class KillingStorage final : public ForwardingStorage {
  public:
-  explicit KillingStorage(std::shared_ptr<kv::Storage> base) : base_(std::move(base)) {}
+  using ForwardingStorage::ForwardingStorage;
 
   /// From now on, counts changes, and dies with SIGKILL before the n-th one, n from 1 on.
   void DieBefore(uint64_t n) { left_ = static_cast<int64_t>(n); }
 
-  const std::string& address() const override { return base_->address(); }
-  std::string identity() const override { return base_->identity(); }
   Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override {
     Count();
     return base_->Put(name, bytes);
@@ -40,16 +38,8 @@ class KillingStorage final : public kv::Storage {
     CAIRN_TRY_ASSIGN(auto base, base_->Create(name));
     return std::make_unique<Writer>(*this, std::move(base));
   }
-  Result<void> ReadRange(std::string_view name, uint64_t offset_bytes,
-                         std::span<std::byte> target) override {
-    return base_->ReadRange(name, offset_bytes, target);
-  }
   Result<std::vector<std::byte>> Read(std::string_view name, uint64_t limit_bytes) override {
     return base_->Read(name, limit_bytes);
-  }
-  Result<uint64_t> Size(std::string_view name) override { return base_->Size(name); }
-  Result<std::vector<std::string>> List(std::string_view prefix) override {
-    return base_->List(prefix);
   }
   Result<void> Remove(std::string_view name) override {
     Count();
@@ -62,8 +52,7 @@ class KillingStorage final : public kv::Storage {
   bool listings_are_current() const override { return base_->listings_are_current(); }
   kv::TransferSizes transfer_sizes() const override { return base_->transfer_sizes(); }
   Result<std::unique_ptr<kv::IoQueue>> MakeQueue(uint32_t depth) override {
-    CAIRN_TRY_ASSIGN(auto base, base_->MakeQueue(depth));
-    return std::make_unique<Queue>(*this, std::move(base));
+    return base_->MakeQueue(depth);
   }
   Result<std::unique_ptr<kv::Upload>> BeginUpload(std::string_view name,
                                                   uint64_t part_bytes) override {
@@ -95,49 +84,24 @@ class KillingStorage final : public kv::Storage {
    public:
     Parts(KillingStorage& storage, std::unique_ptr<kv::Upload> base)
         : storage_(storage), base_(std::move(base)) {}
+    void StartWrite(std::span<const std::byte> bytes, uint64_t offset_bytes, Done done) override {
+      storage_.Count();
+      base_->StartWrite(bytes, offset_bytes, std::move(done));
+    }
     Result<void> Finish(uint64_t size_bytes) override {
       storage_.Count();
       return base_->Finish(size_bytes);
     }
-    kv::Upload* base() const { return base_.get(); }
 
    private:
     KillingStorage& storage_;
     const std::unique_ptr<kv::Upload> base_;
   };
 
-  class Queue final : public kv::IoQueue {
-   public:
-    Queue(KillingStorage& storage, std::unique_ptr<kv::IoQueue> base)
-        : IoQueue(base->depth()), storage_(storage), base_(std::move(base)) {}
-    Result<void> Submit(const kv::IoRequest& request) override {
-      kv::IoRequest forwarded = request;
-      if (request.write) storage_.Count();
-      if (request.upload != nullptr) {
-        forwarded.upload = static_cast<Parts*>(request.upload)->base();
-      }
-      CAIRN_TRY(base_->Submit(forwarded));
-      ++in_flight_;
-      return {};
-    }
-    Result<kv::IoCompletion> Wait() override {
-      auto completion = base_->Wait();
-      if (completion) --in_flight_;
-      return completion;
-    }
-    bool HasCompletion() override { return base_->HasCompletion(); }
-    const char* name() const override { return base_->name(); }
-
-   private:
-    KillingStorage& storage_;
-    const std::unique_ptr<kv::IoQueue> base_;
-  };
-
   void Count() {
     if (left_.fetch_sub(1) == 1) ::kill(::getpid(), SIGKILL);
   }
 
-  const std::shared_ptr<kv::Storage> base_;
   std::atomic<int64_t> left_ = 0;  // counts below 0 without an effect
 };
 

@@ -15,10 +15,10 @@ Result<SharedLibrary> SharedLibrary::Open(const char* name, const char* what, co
       fmt::format("cannot open the library {}: {}", what, reason != nullptr ? reason : name));
 }
 
-void* SharedLibrary::Lookup(const char* name) {
-  void* const function = ::dlsym(handle_, name);
-  if (function == nullptr) missing_ = name;
-  return function;
+SharedLibrary::Function SharedLibrary::Find(const char* name) {
+  void* const address = ::dlsym(handle_, name);
+  if (address == nullptr) missing_ = name;
+  return {address};
 }
 
 Result<void> SharedLibrary::CheckComplete() const {

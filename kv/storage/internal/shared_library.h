@@ -2,9 +2,13 @@
 /// Functions of a library that is opened when it is needed, so that processes that do not need it
 /// neither load nor require it.
 ///
+///   struct X {
+///     SharedLibrary library;  // first, because the others are found in it
+///     int (*create)(const char* name) = library.Find("x_create");
+///   };
 ///   CAIRN_TRY_ASSIGN(SharedLibrary opened, SharedLibrary::Open("libx.so.1", "of X", kAdvice));
-///   opened.Find("x_create", api.create);
-///   CAIRN_TRY(opened.CheckComplete());
+///   X x{opened};
+///   CAIRN_TRY(x.library.CheckComplete());
 
 #include <string>
 #include <type_traits>
@@ -21,12 +25,17 @@ class SharedLibrary {
   /// library cannot be opened; the message contains the reason and the advice.
   static Result<SharedLibrary> Open(const char* name, const char* what, const char* advice);
 
-  /// Sets `function` to the function of this name, or to null.
-  template <typename Function>
-  void Find(const char* name, Function& function) {
-    static_assert(std::is_pointer_v<Function>);
-    function = reinterpret_cast<Function>(Lookup(name));
-  }
+  /// The address of a function, which becomes a pointer of its type.
+  struct Function {
+    void* address;
+    template <typename Pointer>
+      requires std::is_pointer_v<Pointer>
+    operator Pointer() const {  // NOLINT(google-explicit-constructor): for initializers
+      return reinterpret_cast<Pointer>(address);
+    }
+  };
+  /// Returns the function of this name, or null.
+  Function Find(const char* name);
   /// kFailedPrecondition: a function was not found.
   Result<void> CheckComplete() const;
 
@@ -36,7 +45,6 @@ class SharedLibrary {
  private:
   SharedLibrary(void* handle, const char* name, const char* advice)
       : handle_(handle), name_(name), advice_(advice) {}
-  void* Lookup(const char* name);
 
   void* handle_;
   const char* name_;

@@ -11,7 +11,7 @@
 #include <map>
 #include <random>
 
-#include "kv/storage/rados/internal/rados_settings.h"
+#include "kv/storage/rados/internal/rados_storage.h"
 #include "tests/support/result_matchers.h"
 
 namespace cairn::testing {
@@ -49,10 +49,10 @@ void CephCluster::Control(const std::string& action, int osd) const {
   EXPECT_EQ(std::system(command.c_str()), 0) << command;
 }
 
-std::shared_ptr<kv::internal::RadosStorage> OpenRados(const std::string& address) {
-  Result<kv::internal::RadosSettings> settings = kv::internal::ParseRadosAddress(address);
-  CAIRN_EXPECT_OK(settings);
-  return std::make_shared<kv::internal::RadosStorage>(*std::move(settings));
+std::shared_ptr<kv::Storage> OpenRados(const std::string& address) {
+  Result<std::shared_ptr<kv::Storage>> storage = kv::internal::OpenRadosStorage(address);
+  CAIRN_EXPECT_OK(storage);
+  return storage ? *std::move(storage) : nullptr;
 }
 
 }  // namespace cairn::testing

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "kv/storage/rados/internal/rados_storage.h"
+#include "kv/storage/storage.h"
 
 namespace cairn::testing {
 
@@ -27,6 +27,6 @@ struct CephCluster {
 CephCluster TestCluster();
 
 /// Opens the storage at `address`. Fails the test if that fails.
-std::shared_ptr<kv::internal::RadosStorage> OpenRados(const std::string& address);
+std::shared_ptr<kv::Storage> OpenRados(const std::string& address);
 
 }  // namespace cairn::testing

@@ -16,6 +16,7 @@
 #include "kv/storage/rados/internal/object_write.h"
 #include "kv/storage/rados/internal/rados_leftovers.h"
 #include "kv/storage/rados/internal/rados_session.h"
+#include "kv/storage/rados/internal/rados_settings.h"
 #include "tests/kv/rados/ceph_cluster.h"
 #include "tests/kv/storage/storage_contract.h"
 #include "tests/support/result_matchers.h"
@@ -29,7 +30,6 @@ using kv::internal::HeadMode;
 using kv::internal::ParseRadosAddress;
 using kv::internal::ParseStripeName;
 using kv::internal::RadosSession;
-using kv::internal::RadosStorage;
 using std::chrono::seconds;
 using std::chrono::steady_clock;
 
@@ -161,7 +161,7 @@ TEST_F(RadosStorageTest, LeftoversAreOldStripesThatNoHeadRefersTo) {
     CAIRN_ASSERT_OK(
         storage->RemoveLeftovers(~0u));  // they are too young: their writer may be alive
     EXPECT_EQ(CountStripes(*session), 9);
-    CAIRN_ASSERT_OK(storage->RemoveLeftovers(~0u, seconds(-1)));
+    CAIRN_ASSERT_OK(RemoveLeftoverStripes(*session, ~0u, seconds(-1)));
     EXPECT_EQ(CountStripes(*session), 6);
     std::vector<std::byte> found(100'000);
     CAIRN_EXPECT_OK(storage->ReadRange("other", 0, found));

@@ -10,12 +10,15 @@
 #include <vector>
 
 #include "kv/storage/files/internal/memory_storage.h"
+#include "tests/support/forwarding_storage.h"
 
 namespace cairn::kv::testing {
 
 /// A storage in memory with hooks instead of its operations, and a count of its reads.
-class HookedStorage final : public Storage {
+class HookedStorage final : public cairn::testing::ForwardingStorage {
  public:
+  HookedStorage() : ForwardingStorage(std::make_shared<internal::MemoryStorage>("test")) {}
+
   using PutHook = std::function<Result<void>(std::string_view, std::span<const std::byte>)>;
   PutHook on_put_if_absent;
   std::function<Result<uint64_t>(std::string_view)> on_size;
@@ -25,38 +28,27 @@ class HookedStorage final : public Storage {
   std::atomic<int> size_count = 0;
   uint32_t small_requests = 1;
 
-  internal::MemoryStorage& base() { return base_; }
-  const std::string& address() const override { return base_.address(); }
-  Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override {
-    return base_.Put(name, bytes);
-  }
+  Storage& base() { return *base_; }
   Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override {
-    return on_put_if_absent ? on_put_if_absent(name, bytes) : base_.PutIfAbsent(name, bytes);
-  }
-  Result<std::unique_ptr<ObjectWriter>> Create(std::string_view name) override {
-    return base_.Create(name);
+    return on_put_if_absent ? on_put_if_absent(name, bytes) : base_->PutIfAbsent(name, bytes);
   }
   Result<void> ReadRange(std::string_view name, uint64_t offset_bytes,
                          std::span<std::byte> target) override {
     if (before_read) before_read(name);
-    return base_.ReadRange(name, offset_bytes, target);
+    return base_->ReadRange(name, offset_bytes, target);
   }
   Result<uint64_t> Size(std::string_view name) override {
     ++size_count;
-    return on_size ? on_size(name) : base_.Size(name);
+    return on_size ? on_size(name) : base_->Size(name);
   }
   Result<std::vector<std::string>> List(std::string_view prefix) override {
-    return on_list ? on_list() : base_.List(prefix);
+    return on_list ? on_list() : base_->List(prefix);
   }
-  Result<void> Remove(std::string_view name) override { return base_.Remove(name); }
   Result<void> RemoveLeftovers(uint32_t end_epoch) override {
     if (on_remove_leftovers) on_remove_leftovers(end_epoch);
     return {};
   }
   TransferSizes transfer_sizes() const override { return {.small_requests = small_requests}; }
-
- private:
-  internal::MemoryStorage base_{"test"};
 };
 
 }  // namespace cairn::kv::testing

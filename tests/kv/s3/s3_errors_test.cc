@@ -7,7 +7,6 @@
 
 #include <string>
 
-#include "kv/storage/s3/internal/s3_ranges.h"
 #include "kv/storage/s3/internal/s3_xml.h"
 #include "tests/support/result_matchers.h"
 

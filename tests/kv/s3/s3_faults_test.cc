@@ -16,7 +16,7 @@
 
 #include "kv/base/div.h"
 #include "kv/io/io_queue.h"
-#include "kv/storage/internal/listing.h"
+#include "kv/storage/s3/internal/listing.h"
 #include "kv/storage/s3/internal/s3_storage.h"
 #include "kv/storage/storage.h"
 #include "tests/support/fake_s3.h"

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <deque>
 #include <thread>
+#include <utility>
+
+#include "kv/storage/internal/transfer_queues.h"
 
 namespace cairn::kv::testing {
 
@@ -52,17 +54,19 @@ class RoundTripStorage::Writer final : public ObjectWriter {
   const std::unique_ptr<ObjectWriter> base_;
 };
 
-/// An upload in parts, which a queue writes at any time in any order.
+/// An upload in parts, which are written at once, in any order.
 class RoundTripStorage::Parts final : public Upload {
  public:
   Parts(RoundTripStorage& storage, std::string_view name) : storage_(storage), name_(name) {}
 
-  Result<void> Write(uint64_t offset_bytes, std::span<const std::byte> part) {
-    return storage_.Call("UploadPart", name_, [&]() -> Result<void> {
-      const MutexLock lock(mutex_);
-      bytes_.resize(std::max<size_t>(bytes_.size(), offset_bytes + part.size()));
-      std::ranges::copy(part, bytes_.begin() + static_cast<ptrdiff_t>(offset_bytes));
-      return {};
+  void StartWrite(std::span<const std::byte> part, uint64_t offset_bytes, Done done) override {
+    threads_.emplace_back([this, part, offset_bytes, done = std::move(done)]() mutable {
+      done(storage_.Call("UploadPart", name_, [&]() -> Result<void> {
+        const MutexLock lock(mutex_);
+        bytes_.resize(std::max<size_t>(bytes_.size(), offset_bytes + part.size()));
+        std::ranges::copy(part, bytes_.begin() + static_cast<ptrdiff_t>(offset_bytes));
+        return {};
+      }));
     });
   }
   Result<void> Finish(uint64_t size_bytes) override {
@@ -78,57 +82,27 @@ class RoundTripStorage::Parts final : public Upload {
   const std::string name_;
   Mutex mutex_;
   std::vector<std::byte> bytes_ CAIRN_GUARDED_BY(mutex_);
+  std::vector<std::jthread> threads_;  // of all writes; joined at the end
 };
 
-/// Performs each request on a separate thread.
-class RoundTripStorage::Queue final : public IoQueue {
+/// Performs each read on a separate thread.
+class RoundTripStorage::Queue final : public internal::CallbackQueue {
  public:
-  Queue(RoundTripStorage& storage, uint32_t depth) : IoQueue(depth), storage_(storage) {}
-  ~Queue() override { threads_.clear(); }
-
-  Result<void> Submit(const IoRequest& request) override {
-    CAIRN_CHECK(in_flight_ < depth_);
-    ++in_flight_;
-    threads_.emplace_back([this, request] {
-      IoCompletion completion;
-      completion.request = request;
-      if (auto done = Perform(request)) {
-        completion.done_bytes = request.length_bytes;
-      } else {
-        completion.error = std::move(done).error();
-      }
-      const MutexLock lock(mutex_);
-      completions_.push_back(std::move(completion));
-      completed_.NotifyAll();
-    });
-    return {};
-  }
-  Result<IoCompletion> Wait() override {
-    const MutexLock lock(mutex_);
-    while (completions_.empty()) completed_.Wait(mutex_);
-    IoCompletion completion = std::move(completions_.front());
-    completions_.pop_front();
-    --in_flight_;
-    return completion;
-  }
-  bool HasCompletion() override {
-    const MutexLock lock(mutex_);
-    return !completions_.empty();
-  }
+  Queue(RoundTripStorage& storage, uint32_t depth) : CallbackQueue(depth), storage_(storage) {}
+  ~Queue() override { WaitForAll(); }
   const char* name() const override { return "round trips"; }
 
  private:
-  Result<void> Perform(const IoRequest& request) {
-    const std::span bytes(request.data, request.length_bytes);
-    if (!request.write) return storage_.ReadRange(request.object, request.offset_bytes, bytes);
-    return static_cast<Parts*>(request.upload)->Write(request.offset_bytes, bytes);
+  void BeginRead(const IoRequest& request, Done done) override {
+    threads_.emplace_back([this, request, done = std::move(done)]() mutable {
+      done(storage_.ReadRange(request.object, request.offset_bytes,
+                              std::span(request.data, request.length_bytes)));
+    });
   }
+  bool is_usable() const override { return true; }
 
   RoundTripStorage& storage_;
-  Mutex mutex_;
-  CondVar completed_;
-  std::deque<IoCompletion> completions_ CAIRN_GUARDED_BY(mutex_);
-  std::vector<std::jthread> threads_;  // of all requests; joined at the end
+  std::vector<std::jthread> threads_;  // of all reads; joined at the end
 };
 
 uint64_t RoundTripStorage::LongestChain() const {

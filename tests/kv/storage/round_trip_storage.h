@@ -12,7 +12,7 @@
 
 #include "kv/base/mutex.h"
 #include "kv/base/thread_annotations.h"
-#include "kv/storage/storage.h"
+#include "tests/support/forwarding_storage.h"
 
 namespace cairn::kv::testing {
 
@@ -23,9 +23,9 @@ namespace cairn::kv::testing {
 /// began. LongestChain is thus the number of sequential round trips.
 ///
 /// Ownership: shares `base` with the test. Threads: all members may run on many threads at once.
-class RoundTripStorage final : public Storage {
+class RoundTripStorage final : public cairn::testing::ForwardingStorage {
  public:
-  explicit RoundTripStorage(std::shared_ptr<Storage> base) : base_(std::move(base)) {}
+  using ForwardingStorage::ForwardingStorage;
 
   /// How long each call sleeps: 2 ms at first. On a busy machine, threads that make calls at once
   /// may begin milliseconds apart; a latency that is longer than that does not count them as a
@@ -41,8 +41,6 @@ class RoundTripStorage final : public Storage {
   /// Restarts whenever an object is put whose name ends with `suffix`.
   void RestartAfterPutOf(std::string suffix);
 
-  const std::string& address() const override { return base_->address(); }
-  std::string identity() const override { return base_->identity(); }
   Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override;
   Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override;
   Result<std::unique_ptr<ObjectWriter>> Create(std::string_view name) override;
@@ -67,7 +65,6 @@ class RoundTripStorage final : public Storage {
   auto Call(std::string_view operation, std::string_view name, const Perform& perform)
       -> decltype(perform());
 
-  const std::shared_ptr<Storage> base_;
   mutable Mutex mutex_;
   std::chrono::milliseconds latency_ CAIRN_GUARDED_BY(mutex_){2};
   uint64_t restarts_ CAIRN_GUARDED_BY(mutex_) = 0;

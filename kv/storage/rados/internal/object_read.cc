@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <future>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -34,6 +35,53 @@ Error EndsBefore(const RadosSession& session, std::string_view name, uint64_t si
   };
 }
 
+// One request to a head: its length, its layout, and its bytes from an offset on. Not movable
+// because librados stores the results in it.
+class HeadRequest {
+ public:
+  /// `target` outlives the request.
+  HeadRequest(const RadosSession& session, uint64_t offset_bytes, std::span<std::byte> target)
+      : session_(session), op_(session.api().create_read_op()) {
+    const RadosApi& api = session_.api();
+    api.read_op_stat(op_, &head_bytes_, nullptr, nullptr);
+    api.read_op_getxattrs(op_, &xattrs_, nullptr);
+    // To RADOS, a read of no bytes is one of all.
+    if (target.empty()) return;
+    api.read_op_read(op_, offset_bytes, target.size(), reinterpret_cast<char*>(target.data()),
+                     &read_bytes_, nullptr);
+  }
+  ~HeadRequest() {
+    if (xattrs_ != nullptr) session_.api().getxattrs_end(xattrs_);
+    session_.api().release_read_op(op_);
+  }
+  HeadRequest(const HeadRequest&) = delete;
+  HeadRequest& operator=(const HeadRequest&) = delete;
+
+  RadosReadOp op() const { return op_; }
+  // After it has succeeded:
+  uint64_t head_bytes() const { return head_bytes_; }
+  uint64_t read_bytes() const { return read_bytes_; }
+  /// Returns nothing if the head contains the bytes of the object. May be called once.
+  Result<std::optional<StripeLayout>> Layout() {
+    while (true) {
+      const char* name = nullptr;
+      const char* value = nullptr;
+      size_t length_bytes = 0;
+      const int result = session_.api().getxattrs_next(xattrs_, &name, &value, &length_bytes);
+      if (result < 0 || name == nullptr) return std::nullopt;
+      if (std::string_view(name) != kLayoutXattr) continue;
+      return DecodeLayout(std::string_view(value, length_bytes));
+    }
+  }
+
+ private:
+  const RadosSession& session_;
+  const RadosReadOp op_;
+  RadosXattrs xattrs_ = nullptr;
+  uint64_t head_bytes_ = 0;
+  size_t read_bytes_ = 0;
+};
+
 // Owned by the callbacks in flight, of which there is at least one until `done_` has been called.
 class ObjectRead : public std::enable_shared_from_this<ObjectRead> {
  public:
@@ -52,39 +100,15 @@ class ObjectRead : public std::enable_shared_from_this<ObjectRead> {
   }
 
  private:
-  // The argument of a callback of librados.
-  struct Call {
-    std::shared_ptr<ObjectRead> read;
-    uint64_t expected_bytes = 0;  // length of a stripe
-  };
-
-  RadosCompletion NewCompletion(Call* call, RadosCallback callback) {
-    RadosCompletion completion = nullptr;
-    CAIRN_CHECK(session_.api().aio_create_completion(call, callback, nullptr, &completion) == 0);
-    return completion;
-  }
-
   void StartHead() {
     ++attempts_;
     head_ = std::make_unique<HeadRequest>(session_, offset_bytes_, target_);
-    auto call = std::make_unique<Call>(Call{.read = shared_from_this()});
-    const RadosCompletion completion = NewCompletion(call.get(), &ObjectRead::OnHead);
-    const int result = session_.api().aio_read_op_operate(head_->op(), session_.heads(), completion,
-                                                          name_.c_str(), 0);
-    if (result >= 0) {
-      call.release();  // owned by the callback
-      return;
-    }
-    session_.api().aio_release(completion);
-    Finish(Fail(ReadError(result)));
-  }
-
-  static void OnHead(RadosCompletion completion, void* argument) {
-    const std::unique_ptr<Call> call(static_cast<Call*>(argument));
-    const RadosApi& api = call->read->session_.api();
-    const int result = api.aio_get_return_value(completion);
-    api.aio_release(completion);
-    call->read->HandleHead(result);
+    session_.StartOperation(
+        [&](RadosCompletion completion) {
+          return session_.api().aio_read_op_operate(head_->op(), session_.heads(), completion,
+                                                    name_.c_str(), 0);
+        },
+        [read = shared_from_this()](int result) { read->HandleHead(result); });
   }
 
   void HandleHead(int result) {
@@ -133,28 +157,17 @@ class ObjectRead : public std::enable_shared_from_this<ObjectRead> {
     const uint64_t begin = std::max(offset_bytes_, stripe_begin);
     const uint64_t end =
         std::min(offset_bytes_ + target_.size(), stripe_begin + layout.stripe_bytes);
-    auto call =
-        std::make_unique<Call>(Call{.read = shared_from_this(), .expected_bytes = end - begin});
-    const RadosCompletion completion = NewCompletion(call.get(), &ObjectRead::OnStripe);
     const std::string object = StripeName(name_, layout.unique, index);
     auto* const buffer = reinterpret_cast<char*>(target_.data() + (begin - offset_bytes_));
-    const int result = session_.api().aio_read(pool, object.c_str(), completion, buffer,
-                                               end - begin, begin - stripe_begin);
-    if (result >= 0) {
-      call.release();  // owned by the callback
-      return;
-    }
-    session_.api().aio_release(completion);
-    HandleStripe(result);
-  }
-
-  static void OnStripe(RadosCompletion completion, void* argument) {
-    const std::unique_ptr<Call> call(static_cast<Call*>(argument));
-    const RadosApi& api = call->read->session_.api();
-    const int result = api.aio_get_return_value(completion);
-    api.aio_release(completion);
-    const bool is_short = result >= 0 && static_cast<uint64_t>(result) != call->expected_bytes;
-    call->read->HandleStripe(is_short ? -ENODATA : std::min(result, 0));
+    session_.StartOperation(
+        [&](RadosCompletion completion) {
+          return session_.api().aio_read(pool, object.c_str(), completion, buffer, end - begin,
+                                         begin - stripe_begin);
+        },
+        [read = shared_from_this(), expected_bytes = end - begin](int result) {
+          const bool is_short = result >= 0 && static_cast<uint64_t>(result) != expected_bytes;
+          read->HandleStripe(is_short ? -ENODATA : std::min(result, 0));
+        });
   }
 
   void HandleStripe(int result) {
@@ -210,35 +223,6 @@ class ObjectRead : public std::enable_shared_from_this<ObjectRead> {
 
 }  // namespace
 
-HeadRequest::HeadRequest(const RadosSession& session, uint64_t offset_bytes,
-                         std::span<std::byte> target)
-    : session_(session), op_(session.api().create_read_op()) {
-  const RadosApi& api = session_.api();
-  api.read_op_stat(op_, &head_bytes_, nullptr, nullptr);
-  api.read_op_getxattrs(op_, &xattrs_, nullptr);
-  // To RADOS, a read of no bytes is one of all.
-  if (target.empty()) return;
-  api.read_op_read(op_, offset_bytes, target.size(), reinterpret_cast<char*>(target.data()),
-                   &read_bytes_, nullptr);
-}
-
-HeadRequest::~HeadRequest() {
-  if (xattrs_ != nullptr) session_.api().getxattrs_end(xattrs_);
-  session_.api().release_read_op(op_);
-}
-
-Result<std::optional<StripeLayout>> HeadRequest::Layout() {
-  while (true) {
-    const char* name = nullptr;
-    const char* value = nullptr;
-    size_t length_bytes = 0;
-    const int result = session_.api().getxattrs_next(xattrs_, &name, &value, &length_bytes);
-    if (result < 0 || name == nullptr) return std::nullopt;
-    if (std::string_view(name) != kLayoutXattr) continue;
-    return DecodeLayout(std::string_view(value, length_bytes));
-  }
-}
-
 Result<ObjectHead> ReadHead(RadosSession& session, std::string_view name,
                             std::span<std::byte> target) {
   HeadRequest request(session, 0, target);
@@ -267,17 +251,13 @@ void StartRead(RadosSession& session, std::string_view name, uint64_t offset_byt
 
 Result<void> ReadRangeOf(RadosSession& session, std::string_view name, uint64_t offset_bytes,
                          std::span<std::byte> target) {
-  Mutex mutex;
-  CondVar changed;
-  std::optional<Result<void>> outcome;
-  StartRead(session, name, offset_bytes, target, [&](Result<void> result) {
-    const MutexLock lock(mutex);
-    outcome = std::move(result);
-    changed.NotifyOne();
-  });
-  const MutexLock lock(mutex);
-  while (!outcome) changed.Wait(mutex);
-  return *std::move(outcome);
+  std::promise<Result<void>> promise;
+  std::future<Result<void>> outcome = promise.get_future();
+  StartRead(session, name, offset_bytes, target,
+            [promise = std::move(promise)](Result<void> result) mutable {
+              promise.set_value(std::move(result));
+            });
+  return outcome.get();
 }
 
 }  // namespace cairn::kv::internal

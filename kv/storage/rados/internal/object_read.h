@@ -6,7 +6,6 @@
 #include <functional>
 #include <optional>
 #include <span>
-#include <string>
 #include <string_view>
 
 #include "kv/base/error.h"
@@ -16,31 +15,6 @@
 namespace cairn::kv::internal {
 
 using RadosDone = std::move_only_function<void(Result<void>)>;
-
-/// One request to a head: its length, its layout, and its bytes from an offset on. Not movable
-/// because librados stores the results in it.
-class HeadRequest {
- public:
-  /// `target` outlives the request.
-  HeadRequest(const RadosSession& session, uint64_t offset_bytes, std::span<std::byte> target);
-  ~HeadRequest();
-  HeadRequest(const HeadRequest&) = delete;
-  HeadRequest& operator=(const HeadRequest&) = delete;
-
-  RadosReadOp op() const { return op_; }
-  // After it has succeeded:
-  uint64_t head_bytes() const { return head_bytes_; }
-  uint64_t read_bytes() const { return read_bytes_; }
-  /// Returns nothing if the head contains the bytes of the object. May be called once.
-  Result<std::optional<StripeLayout>> Layout();
-
- private:
-  const RadosSession& session_;
-  const RadosReadOp op_;
-  RadosXattrs xattrs_ = nullptr;
-  uint64_t head_bytes_ = 0;
-  size_t read_bytes_ = 0;
-};
 
 struct ObjectHead {
   uint64_t size_bytes = 0;

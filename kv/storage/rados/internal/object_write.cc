@@ -1,16 +1,18 @@
-// Operations that change one RADOS object each, which makes them atomic.
+// Operations that change one RADOS object each, which makes them atomic, and uploads made of them.
 
 #include "kv/storage/rados/internal/object_write.h"
 
+#include <fmt/format.h>
+
 #include <cerrno>
-#include <memory>
 #include <numeric>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
+#include "kv/storage/rados/internal/object_read.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -42,35 +44,17 @@ class WriteOp {
     return api_.write_op_operate(op_, pool, object.c_str(), nullptr, kRadosFullTry);
   }
   /// Calls `done` also if the request cannot be begun.
-  void Start(RadosIoContext pool, const std::string& object,
+  void Start(const RadosSession& session, RadosIoContext pool, const std::string& object,
              std::move_only_function<void(int)> done) {
-    auto call = std::make_unique<Call>(Call{.api = &api_, .done = std::move(done)});
-    RadosCompletion completion = nullptr;
-    CAIRN_CHECK(api_.aio_create_completion(call.get(), &WriteOp::OnDone, nullptr, &completion) ==
-                0);
-    const int result =
-        api_.aio_write_op_operate(op_, pool, completion, object.c_str(), nullptr, kRadosFullTry);
-    if (result >= 0) {
-      call.release();  // owned by the callback
-      return;
-    }
-    api_.aio_release(completion);
-    call->done(result);
+    session.StartOperation(
+        [&](RadosCompletion completion) {
+          return api_.aio_write_op_operate(op_, pool, completion, object.c_str(), nullptr,
+                                           kRadosFullTry);
+        },
+        std::move(done));
   }
 
  private:
-  struct Call {
-    const RadosApi* api;
-    std::move_only_function<void(int)> done;
-  };
-
-  static void OnDone(RadosCompletion completion, void* argument) {
-    const std::unique_ptr<Call> call(static_cast<Call*>(argument));
-    const int result = call->api->aio_get_return_value(completion);
-    call->api->aio_release(completion);
-    call->done(result);
-  }
-
   const RadosApi& api_;
   const RadosWriteOp op_;
 };
@@ -106,7 +90,7 @@ void StartStripeWrite(RadosSession& session, const std::string& object,
                       std::span<const std::byte> bytes, std::move_only_function<void(int)> done) {
   WriteOp op(session.api());
   op.WriteFull(bytes);
-  op.Start(session.stripes(), object, std::move(done));
+  op.Start(session, session.stripes(), object, std::move(done));
 }
 
 Result<void> RemoveStripes(RadosSession& session, std::string_view name, const StripeLayout& layout,
@@ -138,7 +122,7 @@ Result<void> RemoveStripes(RadosSession& session, std::string_view name, const S
     const auto begun = CatchExhaustion("a request", [&]() -> Result<void> {
       WriteOp op(session.api());
       op.Remove();
-      op.Start(pool, StripeName(name, layout.unique, i), end);
+      op.Start(session, pool, StripeName(name, layout.unique, i), end);
       return {};
     });
     if (!begun) end(-ENOMEM);  // the writes in flight use this frame
@@ -146,6 +130,66 @@ Result<void> RemoveStripes(RadosSession& session, std::string_view name, const S
   const MutexLock lock(mutex);
   while (in_flight > 0) changed.Wait(mutex);
   if (failure < 0) return Fail(session.MakeError(failure, "remove a stripe", name));
+  return {};
+}
+
+RadosUpload::RadosUpload(RadosSession& session, std::string name, uint64_t part_bytes,
+                         HeadMode mode)
+    : session_(session),
+      name_(std::move(name)),
+      mode_(mode),
+      layout_{
+          .stripe_bytes = part_bytes, .pool_id = session.stripe_pool_id(), .unique = NewUnique()},
+      last_part_(std::chrono::steady_clock::now()) {
+  CAIRN_CHECK(part_bytes > 0);
+}
+
+RadosUpload::~RadosUpload() {
+  if (keeps_stripes_ || part_count_ == 0 || !session_.is_usable()) return;
+  // RemoveLeftovers removes the stripes that remain after an error.
+  CleanUp([&] { (void)RemoveStripes(session_, name_, layout_, part_count_); });
+}
+
+void RadosUpload::StartWrite(std::span<const std::byte> bytes, uint64_t offset_bytes, Done done) {
+  CAIRN_CHECK(offset_bytes == part_count_ * layout_.stripe_bytes &&
+              bytes.size() <= layout_.stripe_bytes);
+  if (part_count_ == kMaxStripes) {
+    return done(Fail(Error{
+        .code = ErrorCode::kResourceExhausted,
+        .message = fmt::format("cannot write a stripe: the object has more than {} stripes of {} "
+                               "bytes; use larger blocks",
+                               kMaxStripes, layout_.stripe_bytes),
+        .file = session_.FileOf(name_)}));
+  }
+  last_part_ = std::chrono::steady_clock::now();
+  StartStripeWrite(session_, StripeName(name_, layout_.unique, part_count_++), bytes,
+                   [&session = session_, name = name_, done = std::move(done)](int result) mutable {
+                     if (result >= 0) return done({});
+                     done(Fail(session.MakeError(result, "write a stripe", name)));
+                   });
+}
+
+Result<void> RadosUpload::Finish(uint64_t size_bytes) {
+  if (!session_.is_usable()) return Fail(session_.ForkedError(name_));
+  if (std::chrono::steady_clock::now() - last_part_ > kMaxUploadPause) {
+    return Fail(Error{.code = ErrorCode::kUnavailable,
+                      .message = "cannot complete the object: its last part was written more than "
+                                 "30 minutes ago, so another writer may remove it soon",
+                      .file = session_.FileOf(name_)});
+  }
+  layout_.size_bytes = size_bytes;
+  CAIRN_CHECK(layout_.stripe_count() == part_count_);
+  int result = part_count_ == 0 ? PutHead(session_, name_, std::span<const std::byte>(), mode_)
+                                : PutHead(session_, name_, layout_, mode_);
+  if (IsUnknownOutcome(result)) {
+    // The request may be performed even later.
+    keeps_stripes_ = true;
+    const Result<ObjectHead> head = ReadHead(session_, name_, {});
+    if (head && (part_count_ == 0 ? head->size_bytes == 0 : head->layout == layout_)) result = 0;
+  }
+  if (result < 0) return Fail(session_.MakeError(result, "complete the object", name_));
+  keeps_stripes_ = true;
+  if (part_count_ > 0) session_.RememberLayout(name_, layout_);
   return {};
 }
 

@@ -1,10 +1,10 @@
 #pragma once
-/// Writes of heads and stripes.
+/// Writes of heads and stripes, and objects in stripes.
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,6 +12,7 @@
 #include "kv/base/error.h"
 #include "kv/storage/rados/internal/rados_session.h"
 #include "kv/storage/rados/internal/stripe_layout.h"
+#include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {
 
@@ -41,5 +42,41 @@ Result<void> RemoveStripes(RadosSession& session, std::string_view name, const S
 /// Removes the stripes with these numbers.
 Result<void> RemoveStripes(RadosSession& session, std::string_view name, const StripeLayout& layout,
                            std::span<const uint64_t> indices);
+
+inline constexpr std::chrono::minutes kMaxUploadPause{30};
+inline constexpr std::chrono::minutes kMinLeftoverAge{120};
+
+/// An object in stripes, written by several requests at a time.
+///
+///   1. StartWrite writes each part as one stripe. Nothing refers to the stripes.
+///   2. Finish puts the head, which names them. From then on, the object exists.
+///
+/// If a process dies before 2, RadosStorage::RemoveLeftovers removes the stripes when the last one
+/// is older than kMinLeftoverAge. Finish fails if the last part is older than kMaxUploadPause, so
+/// that it never refers to stripes that have been removed, as long as the clocks of machines differ
+/// by less than the difference of the two.
+///
+/// Ownership: `session` outlives it.
+class RadosUpload final : public Upload {
+ public:
+  RadosUpload(RadosSession& session, std::string name, uint64_t part_bytes,
+              HeadMode mode = HeadMode::kCreate);
+  /// Removes the stripes if there was no Finish.
+  ~RadosUpload() override;
+
+  void StartWrite(std::span<const std::byte> bytes, uint64_t offset_bytes, Done done) override;
+  /// kConflict: with HeadMode::kCreate, the object exists.
+  Result<void> Finish(uint64_t size_bytes) override;
+
+ private:
+  RadosSession& session_;
+  const std::string name_;
+  const HeadMode mode_;
+  StripeLayout layout_;
+  uint64_t part_count_ = 0;
+  std::chrono::steady_clock::time_point last_part_;
+  /// Whether the stripes must stay: the object refers to them, or may do so later.
+  bool keeps_stripes_ = false;
+};
 
 }  // namespace cairn::kv::internal

@@ -5,7 +5,9 @@
 #include <cerrno>
 #include <memory>
 #include <thread>
+#include <utility>
 
+#include "kv/base/catch_exhaustion.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/rados/internal/object_write.h"
 
@@ -29,13 +31,13 @@ size_t FolderOf(std::string_view name) {
   return kFolders.size();
 }
 
-}  // namespace
-
-struct RadosNotices::Message {
-  RadosNotices* notices = nullptr;
-  char* reply = nullptr;
-  size_t reply_bytes = 0;
+/// What librados returns for a message.
+struct Reply {
+  char* data = nullptr;
+  size_t length_bytes = 0;
 };
+
+}  // namespace
 
 RadosNotices::RadosNotices(RadosSession& session) : session_(session) {}
 
@@ -53,38 +55,34 @@ RadosNotices::~RadosNotices() {
 void RadosNotices::Announce(std::string_view name) {
   const size_t folder = FolderOf(name);
   if (folder == kFolders.size()) return;
-  auto message = std::make_unique<Message>(Message{.notices = this});
   {
     const MutexLock lock(mutex_);
     if (in_flight_ >= kMaxInFlight) return;
     ++in_flight_;
   }
+  const auto end = [this] {
+    const MutexLock lock(mutex_);
+    --in_flight_;
+    changed_.NotifyAll();
+  };
   const RadosApi& api = session_.api();
-  RadosCompletion completion = nullptr;
-  CAIRN_CHECK(
-      api.aio_create_completion(message.get(), &RadosNotices::OnSent, nullptr, &completion) == 0);
-  const std::string_view text = kFolders[folder];
-  const int result = api.aio_notify(session_.heads(), kNoticeObject, completion, text.data(),
-                                    static_cast<int>(text.size()), kNotifyTimeoutMs,
-                                    &message->reply, &message->reply_bytes);
-  if (result >= 0) {
-    message.release();  // owned by the callback
-    return;
-  }
-  api.aio_release(completion);
-  const MutexLock lock(mutex_);
-  --in_flight_;
-}
-
-void RadosNotices::OnSent(RadosCompletion completion, void* argument) {
-  const std::unique_ptr<Message> message(static_cast<Message*>(argument));
-  RadosNotices& notices = *message->notices;
-  const RadosApi& api = notices.session_.api();
-  api.aio_release(completion);
-  if (message->reply != nullptr) api.buffer_free(message->reply);
-  const MutexLock lock(notices.mutex_);
-  --notices.in_flight_;
-  notices.changed_.NotifyAll();
+  const auto begun = CatchExhaustion("a message", [&]() -> Result<void> {
+    auto reply = std::make_unique<Reply>();
+    Reply& bytes = *reply;
+    session_.StartOperation(
+        [&](RadosCompletion completion) {
+          const std::string_view text = kFolders[folder];
+          return api.aio_notify(session_.heads(), kNoticeObject, completion, text.data(),
+                                static_cast<int>(text.size()), kNotifyTimeoutMs, &bytes.data,
+                                &bytes.length_bytes);
+        },
+        [end, &api, reply = std::move(reply)](int) {
+          if (reply->data != nullptr) api.buffer_free(reply->data);
+          end();
+        });
+    return {};
+  });
+  if (!begun) end();
 }
 
 void RadosNotices::OnNotified(void* self, uint64_t notify_id, uint64_t watch, uint64_t, void* data,

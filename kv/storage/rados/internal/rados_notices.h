@@ -36,12 +36,9 @@ class RadosNotices {
   void Await(std::string_view prefix, std::chrono::milliseconds timeout);
 
  private:
-  struct Message;
-
   static void OnNotified(void* self, uint64_t notify_id, uint64_t watch, uint64_t notifier_id,
                          void* data, size_t length_bytes);
   static void OnWatchFailed(void* self, uint64_t watch, int error);
-  static void OnSent(RadosCompletion completion, void* message);
   /// Returns whether messages are received.
   bool EnsureWatch();
   /// Returns how many messages with the prefix have been received.

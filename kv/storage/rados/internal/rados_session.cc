@@ -20,19 +20,14 @@
 namespace cairn::kv::internal {
 
 // A connection, with the threads of librados. Destroyed by the last session.
-class RadosCluster {
- public:
-  RadosCluster(const RadosApi& api, RadosClusterHandle handle) : api_(api), handle_(handle) {}
-  ~RadosCluster() { api_.shutdown(handle_); }
+struct RadosCluster {
+  RadosCluster(const RadosApi& api, RadosClusterHandle handle) : api(api), handle(handle) {}
+  ~RadosCluster() { api.shutdown(handle); }
   RadosCluster(const RadosCluster&) = delete;
   RadosCluster& operator=(const RadosCluster&) = delete;
 
-  const RadosApi& api() const { return api_; }
-  RadosClusterHandle handle() const { return handle_; }
-
- private:
-  const RadosApi api_;
-  const RadosClusterHandle handle_;
+  const RadosApi api;
+  const RadosClusterHandle handle;
 };
 
 namespace {
@@ -176,8 +171,8 @@ RadosSession::~RadosSession() {
 }
 
 bool RadosSession::is_usable() const { return pid_ == ::getpid(); }
-const RadosApi& RadosSession::api() const { return cluster_->api(); }
-RadosClusterHandle RadosSession::cluster() const { return cluster_->handle(); }
+const RadosApi& RadosSession::api() const { return cluster_->api; }
+RadosClusterHandle RadosSession::cluster() const { return cluster_->handle; }
 int64_t RadosSession::stripe_pool_id() const { return api().ioctx_get_id(stripes()); }
 
 Result<RadosIoContext> RadosSession::OpenPool(const std::string& pool) {
@@ -216,6 +211,36 @@ Result<RadosIoContext> RadosSession::Pool(int64_t pool_id) {
 
 std::string RadosSession::FileOf(std::string_view name) const {
   return ObjectPath(settings_.address, name);
+}
+
+void RadosSession::StartOperation(const std::function<int(RadosCompletion)>& begin,
+                                  std::move_only_function<void(int)> done) const {
+  struct Call {
+    const RadosApi& api;
+    std::move_only_function<void(int)> done;
+  };
+  const auto on_done = [](RadosCompletion completion, void* argument) {
+    const std::unique_ptr<Call> call(static_cast<Call*>(argument));
+    const int result = call->api.aio_get_return_value(completion);
+    call->api.aio_release(completion);
+    call->done(result);
+  };
+  auto call = std::make_unique<Call>(api(), std::move(done));
+  RadosCompletion completion = nullptr;
+  CAIRN_CHECK(api().aio_create_completion(call.get(), on_done, nullptr, &completion) == 0);
+  const int result = begin(completion);
+  if (result >= 0) {
+    call.release();  // owned by the callback
+    return;
+  }
+  api().aio_release(completion);
+  call->done(result);
+}
+
+Error RadosSession::ForkedError(std::string_view name) const {
+  return {.code = ErrorCode::kFailedPrecondition,
+          .message = "this process was forked from the one that began the object",
+          .file = FileOf(name)};
 }
 
 Error RadosSession::MakeError(int result, std::string_view operation, std::string_view name) const {

@@ -7,6 +7,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -22,7 +23,7 @@
 
 namespace cairn::kv::internal {
 
-class RadosCluster;
+struct RadosCluster;
 
 /// Threads: all members may run on many threads at once.
 class RadosSession {
@@ -50,6 +51,14 @@ class RadosSession {
   /// Returns the access to the pool of existing stripes, without waiting.
   Result<RadosIoContext> Pool(int64_t pool_id);
 
+  /// Begins an operation, and calls `done` once with its result, 0 or more or a negative number of
+  /// errno: on any thread, or before this returns if `begin` fails. `begin` gets the completion to
+  /// begin it with.
+  void StartOperation(const std::function<int(RadosCompletion)>& begin,
+                      std::move_only_function<void(int)> done) const;
+
+  /// Returns the error for an object that this process continues to write after a fork.
+  Error ForkedError(std::string_view name) const;
   /// Returns what Error::file contains for an object.
   std::string FileOf(std::string_view name) const;
   /// Returns the error of a request: "cannot <operation>: ...". `result` is negative.

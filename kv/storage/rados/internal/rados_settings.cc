@@ -4,10 +4,11 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <cstdlib>
 #include <optional>
 #include <utility>
+
+#include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -17,13 +18,6 @@ constexpr std::string_view kScheme = "rados:";
 constexpr uint64_t kMinStripeBytes = 64 << 10;
 constexpr uint64_t kMaxStripeBytes = 64 << 20;
 constexpr int64_t kMaxTimeoutSeconds = 86'400;
-
-std::optional<uint64_t> ParseNumber(std::string_view text) {
-  uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
 
 Result<void> SetParameter(std::string_view parameter, RadosSettings* settings) {
   const size_t equals = parameter.find('=');
@@ -41,7 +35,7 @@ Result<void> SetParameter(std::string_view parameter, RadosSettings* settings) {
   } else if (name == "data_pool") {
     settings->data_pool = value;
   } else if (name == "stripe") {
-    const std::optional<uint64_t> bytes = ParseNumber(value);
+    const std::optional<uint64_t> bytes = ParseDecimal(value);
     if (!bytes || *bytes < kMinStripeBytes || *bytes > kMaxStripeBytes) {
       return Fail(ErrorCode::kInvalidArgument,
                   fmt::format("the stripe \"{}\" is not a number of bytes from {} to {}", value,
@@ -60,7 +54,7 @@ Result<void> SetParameter(std::string_view parameter, RadosSettings* settings) {
 Result<std::chrono::seconds> TimeoutOfEnvironment() {
   const char* const text = std::getenv("CAIRN_RADOS_TIMEOUT");
   if (text == nullptr || *text == '\0') return RadosSettings().timeout;
-  const std::optional<uint64_t> seconds = ParseNumber(text);
+  const std::optional<uint64_t> seconds = ParseDecimal(text);
   if (seconds && *seconds > 0 && *seconds <= kMaxTimeoutSeconds) {
     return std::chrono::seconds(*seconds);
   }

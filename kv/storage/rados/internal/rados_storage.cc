@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <optional>
@@ -11,15 +12,18 @@
 #include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "kv/base/digest.h"
 #include "kv/storage/internal/object_names.h"
+#include "kv/storage/internal/transfer_queues.h"
+#include "kv/storage/internal/upload_writer.h"
 #include "kv/storage/rados/internal/object_read.h"
+#include "kv/storage/rados/internal/object_write.h"
 #include "kv/storage/rados/internal/rados_leftovers.h"
 #include "kv/storage/rados/internal/rados_notices.h"
-#include "kv/storage/rados/internal/rados_queue.h"
-#include "kv/storage/rados/internal/rados_upload.h"
-#include "kv/storage/rados/internal/rados_writer.h"
+#include "kv/storage/rados/internal/rados_session.h"
+#include "kv/storage/rados/internal/rados_settings.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -30,192 +34,234 @@ constexpr uint32_t kQueueDepth = 8;
 constexpr uint32_t kSmallRequests = 16;
 constexpr uint64_t kMaxGapBytes = 256 << 10;
 
-}  // namespace
+/// A queue of requests that librados performs. Ownership: `session` outlives it.
+class RadosQueue final : public CallbackQueue {
+ public:
+  RadosQueue(RadosSession& session, uint32_t depth) : CallbackQueue(depth), session_(session) {}
+  ~RadosQueue() override { WaitForAll(); }
+  const char* name() const override { return "rados"; }
 
-struct RadosStorage::Connection {
+ private:
+  void BeginRead(const IoRequest& request, Done done) override {
+    StartRead(session_, request.object, request.offset_bytes,
+              std::span(request.data, request.length_bytes), std::move(done));
+  }
+  bool is_usable() const override { return session_.is_usable(); }
+
+  RadosSession& session_;
+};
+
+/// Writes one stripe while it collects the next.
+std::unique_ptr<UploadWriter> MakeWriter(RadosSession& session, std::string_view name,
+                                         HeadMode mode) {
+  const uint64_t stripe_bytes = session.settings().stripe_bytes;
+  const auto put_head = [&session, name = std::string(name),
+                         mode](std::span<const std::byte> bytes) -> Result<void> {
+    if (!session.is_usable()) return Fail(session.ForkedError(name));
+    const int result = PutHead(session, name, bytes, mode);
+    if (result < 0) return Fail(session.MakeError(result, "write the object", name));
+    return {};
+  };
+  return std::make_unique<UploadWriter>(
+      std::make_unique<RadosUpload>(session, std::string(name), stripe_bytes, mode),
+      std::make_unique<RadosQueue>(session, 1), stripe_bytes, put_head);
+}
+
+/// The state of one process.
+struct Connection {
   explicit Connection(std::unique_ptr<RadosSession> opened)
       : session(std::move(opened)), notices(*session) {}
   const std::unique_ptr<RadosSession> session;
   RadosNotices notices;
 };
 
-RadosStorage::RadosStorage(RadosSettings settings) : settings_(std::move(settings)) {}
-
-RadosStorage::~RadosStorage() {
-  // In a child, the threads of the parent's connection do not exist.
-  Connection* const connection = connection_.load();
-  if (connection != nullptr && connection->session->is_usable()) delete connection;
-}
-
-Result<RadosStorage::Connection*> RadosStorage::connection() {
-  Connection* found = connection_.load(std::memory_order_acquire);
-  if (found != nullptr && found->session->is_usable()) return found;
-  // The parent's connection is not touched: its locks are in an unknown state.
-  CAIRN_TRY_ASSIGN(auto session, RadosSession::Open(settings_));
-  auto own = std::make_unique<Connection>(std::move(session));
-  if (connection_.compare_exchange_strong(found, own.get())) return own.release();
-  return found;  // another thread's
-}
-
-Result<void> RadosStorage::Put(std::string_view name, std::span<const std::byte> bytes) {
-  CAIRN_CHECK(IsObjectName(name));
-  CAIRN_TRY_ASSIGN(Connection* const own, connection());
-  RadosSession& session = *own->session;
-  // An object that another process has written is not known here, and its stripes become leftovers.
-  const std::optional<StripeLayout> replaced = session.FindLayout(name);
-  CAIRN_TRY(PutObject(*own, name, bytes, HeadMode::kReplace));
-  if (replaced) (void)RemoveStripes(session, name, *replaced, replaced->stripe_count());
-  own->notices.Announce(name);
-  return {};
-}
-
-Result<void> RadosStorage::PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) {
-  CAIRN_CHECK(IsObjectName(name));
-  CAIRN_TRY_ASSIGN(Connection* const own, connection());
-  CAIRN_TRY(PutObject(*own, name, bytes, HeadMode::kCreate));
-  own->notices.Announce(name);
-  return {};
-}
-
-Result<void> RadosStorage::PutObject(Connection& connection, std::string_view name,
-                                     std::span<const std::byte> bytes, HeadMode mode) {
-  RadosSession& session = *connection.session;
-  if (bytes.size() > settings_.stripe_bytes) {
-    RadosWriter writer(session, std::string(name), mode);
-    CAIRN_TRY(writer.Append(bytes));
-    return writer.Finish();
+class RadosStorage final : public Storage {
+ public:
+  explicit RadosStorage(RadosSettings settings) : settings_(std::move(settings)) {}
+  ~RadosStorage() override {
+    // In a child, the threads of the parent's connection do not exist.
+    Connection* const connection = connection_;
+    if (connection != nullptr && connection->session->is_usable()) delete connection;
   }
-  int result = PutHead(session, name, bytes, mode);
-  if (mode == HeadMode::kCreate && IsUnknownOutcome(result) && ReadHead(session, name, {})) {
-    result = -EEXIST;
+  RadosStorage(const RadosStorage&) = delete;
+  RadosStorage& operator=(const RadosStorage&) = delete;
+
+  const std::string& address() const override { return settings_.address; }
+  /// Pools of different clusters are different, even if they have the same name.
+  std::string identity() const override {
+    const auto variable = [](const char* name) {
+      const char* value = std::getenv(name);
+      return std::string_view(value == nullptr ? "" : value);
+    };
+    const std::string_view conf = settings_.conf.empty() ? variable("CEPH_CONF") : settings_.conf;
+    // As a digest, because CEPH_ARGS may contain a key.
+    return fmt::format("{} of {} {:016x}", settings_.address, conf,
+                       Checksum64(std::as_bytes(std::span(variable("CEPH_ARGS")))));
   }
-  if (result == -EEXIST) {
-    return Fail(Error{.code = ErrorCode::kConflict,
-                      .message = "the object exists",
-                      .file = session.FileOf(name)});
+
+  TransferSizes transfer_sizes() const override {
+    return {.request_bytes = settings_.stripe_bytes,
+            .queue_depth = kQueueDepth,
+            .small_requests = kSmallRequests,
+            .max_gap_bytes = kMaxGapBytes};
   }
-  if (result < 0) return Fail(session.MakeError(result, "put the object", name));
-  session.ForgetLayout(name);
-  return {};
-}
 
-Result<std::unique_ptr<ObjectWriter>> RadosStorage::Create(std::string_view name) {
-  CAIRN_CHECK(IsObjectName(name));
-  CAIRN_TRY_ASSIGN(Connection* const own, connection());
-  return std::make_unique<RadosWriter>(*own->session, std::string(name), HeadMode::kCreate);
-}
-
-Result<void> RadosStorage::ReadRange(std::string_view name, uint64_t offset_bytes,
-                                     std::span<std::byte> target) {
-  CAIRN_CHECK(IsObjectName(name));
-  CAIRN_TRY_ASSIGN(Connection* const own, connection());
-  return ReadRangeOf(*own->session, name, offset_bytes, target);
-}
-
-Result<std::vector<std::byte>> RadosStorage::Read(std::string_view name, uint64_t limit_bytes) {
-  CAIRN_CHECK(IsObjectName(name));
-  CAIRN_TRY_ASSIGN(Connection* const own, connection());
-  std::vector<std::byte> bytes(kSmallObjectBytes);
-  CAIRN_TRY_ASSIGN(const ObjectHead head, ReadHead(*own->session, name, bytes));
-  if (head.size_bytes > limit_bytes) {
-    return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = fmt::format("the object has {} bytes, more than the limit of {}",
-                                             head.size_bytes, limit_bytes),
-                      .file = ObjectPath(settings_.address, name)});
+  Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override {
+    CAIRN_CHECK(IsObjectName(name));
+    CAIRN_TRY_ASSIGN(Connection* const own, connection());
+    RadosSession& session = *own->session;
+    // An object that another process has written is not known here, and its stripes become
+    // leftovers.
+    const std::optional<StripeLayout> replaced = session.FindLayout(name);
+    CAIRN_TRY(PutObject(session, name, bytes, HeadMode::kReplace));
+    if (replaced) (void)RemoveStripes(session, name, *replaced, replaced->stripe_count());
+    own->notices.Announce(name);
+    return {};
   }
-  bytes.resize(head.size_bytes);
-  if (!head.layout && head.read_bytes == head.size_bytes) return bytes;
-  CAIRN_TRY(ReadRangeOf(*own->session, name, 0, bytes));
-  return bytes;
-}
 
-Result<uint64_t> RadosStorage::Size(std::string_view name) {
-  CAIRN_CHECK(IsObjectName(name));
-  CAIRN_TRY_ASSIGN(Connection* const own, connection());
-  CAIRN_TRY_ASSIGN(const ObjectHead head, ReadHead(*own->session, name, {}));
-  return head.size_bytes;
-}
-
-Result<std::vector<std::string>> RadosStorage::List(std::string_view prefix) {
-  CAIRN_CHECK(IsObjectPrefix(prefix));
-  CAIRN_TRY_ASSIGN(Connection* const own, connection());
-  RadosSession& session = *own->session;
-  std::vector<std::string> names;
-  const int result = ForEachRadosObject(session, session.heads(), [&](std::string_view object) {
-    if (object.starts_with(prefix) && IsObjectName(object)) names.emplace_back(object);
-  });
-  if (result < 0) return Fail(session.MakeError(result, "list objects", prefix));
-  return names;
-}
-
-Result<void> RadosStorage::Remove(std::string_view name) {
-  CAIRN_CHECK(IsObjectName(name));
-  CAIRN_TRY_ASSIGN(Connection* const own, connection());
-  RadosSession& session = *own->session;
-  const Result<ObjectHead> head = ReadHead(session, name, {});
-  if (!head && head.error().code == ErrorCode::kNotFound) return {};
-  CAIRN_TRY(head);
-  const int result = RemoveHead(session, name);
-  session.ForgetLayout(name);
-  if (result < 0 && result != -ENOENT) {
-    return Fail(session.MakeError(result, "remove the object", name));
+  Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override {
+    CAIRN_CHECK(IsObjectName(name));
+    CAIRN_TRY_ASSIGN(Connection* const own, connection());
+    CAIRN_TRY(PutObject(*own->session, name, bytes, HeadMode::kCreate));
+    own->notices.Announce(name);
+    return {};
   }
-  // The object is gone. RemoveLeftovers removes the stripes that remain after an error.
-  if (head->layout) (void)RemoveStripes(session, name, *head->layout, head->layout->stripe_count());
-  return {};
-}
 
-Result<void> RadosStorage::RemoveLeftovers(uint32_t end_epoch) {
-  return RemoveLeftovers(end_epoch, kMinLeftoverAge);
-}
-
-Result<void> RadosStorage::RemoveLeftovers(uint32_t end_epoch, std::chrono::seconds min_age) {
-  CAIRN_TRY_ASSIGN(Connection* const own, connection());
-  return RemoveLeftoverStripes(*own->session, end_epoch, min_age);
-}
-
-TransferSizes RadosStorage::transfer_sizes() const {
-  return {.request_bytes = settings_.stripe_bytes,
-          .queue_depth = kQueueDepth,
-          .small_requests = kSmallRequests,
-          .max_gap_bytes = kMaxGapBytes};
-}
-
-Result<std::unique_ptr<IoQueue>> RadosStorage::MakeQueue(uint32_t depth) {
-  CAIRN_TRY_ASSIGN(Connection* const own, connection());
-  return std::make_unique<RadosQueue>(*own->session, depth);
-}
-
-Result<std::unique_ptr<Upload>> RadosStorage::BeginUpload(std::string_view name,
-                                                          uint64_t part_bytes) {
-  CAIRN_CHECK(IsObjectName(name));
-  if (part_bytes > kMaxPartBytes) {
-    return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                      .message = fmt::format("blocks of {} bytes are longer than the {} bytes that "
-                                             "an object of RADOS should have",
-                                             part_bytes, kMaxPartBytes),
-                      .file = ObjectPath(settings_.address, name)});
+  Result<std::unique_ptr<ObjectWriter>> Create(std::string_view name) override {
+    CAIRN_CHECK(IsObjectName(name));
+    CAIRN_TRY_ASSIGN(Connection* const own, connection());
+    return MakeWriter(*own->session, name, HeadMode::kCreate);
   }
-  CAIRN_TRY_ASSIGN(Connection* const own, connection());
-  return std::make_unique<RadosUpload>(*own->session, std::string(name), part_bytes);
-}
 
-void RadosStorage::AwaitChange(std::string_view prefix, std::chrono::milliseconds timeout) {
-  const auto own = connection();
-  if (!own) return std::this_thread::sleep_for(timeout);
-  (*own)->notices.Await(prefix, timeout);
-}
+  Result<void> ReadRange(std::string_view name, uint64_t offset_bytes,
+                         std::span<std::byte> target) override {
+    CAIRN_CHECK(IsObjectName(name));
+    CAIRN_TRY_ASSIGN(Connection* const own, connection());
+    return ReadRangeOf(*own->session, name, offset_bytes, target);
+  }
 
-std::string RadosStorage::identity() const {
-  const auto variable = [](const char* name) {
-    const char* value = std::getenv(name);
-    return std::string_view(value == nullptr ? "" : value);
-  };
-  const std::string_view conf = settings_.conf.empty() ? variable("CEPH_CONF") : settings_.conf;
-  // As a digest, because CEPH_ARGS may contain a key.
-  return fmt::format("{} of {} {:016x}", settings_.address, conf,
-                     Checksum64(std::as_bytes(std::span(variable("CEPH_ARGS")))));
-}
+  Result<std::vector<std::byte>> Read(std::string_view name, uint64_t limit_bytes) override {
+    CAIRN_CHECK(IsObjectName(name));
+    CAIRN_TRY_ASSIGN(Connection* const own, connection());
+    std::vector<std::byte> bytes(kSmallObjectBytes);
+    CAIRN_TRY_ASSIGN(const ObjectHead head, ReadHead(*own->session, name, bytes));
+    if (head.size_bytes > limit_bytes) {
+      return Fail(Error{.code = ErrorCode::kDataLoss,
+                        .message = fmt::format("the object has {} bytes, more than the limit of {}",
+                                               head.size_bytes, limit_bytes),
+                        .file = ObjectPath(settings_.address, name)});
+    }
+    bytes.resize(head.size_bytes);
+    if (!head.layout && head.read_bytes == head.size_bytes) return bytes;
+    CAIRN_TRY(ReadRangeOf(*own->session, name, 0, bytes));
+    return bytes;
+  }
+
+  Result<uint64_t> Size(std::string_view name) override {
+    CAIRN_CHECK(IsObjectName(name));
+    CAIRN_TRY_ASSIGN(Connection* const own, connection());
+    CAIRN_TRY_ASSIGN(const ObjectHead head, ReadHead(*own->session, name, {}));
+    return head.size_bytes;
+  }
+
+  Result<std::vector<std::string>> List(std::string_view prefix) override {
+    CAIRN_CHECK(IsObjectPrefix(prefix));
+    CAIRN_TRY_ASSIGN(Connection* const own, connection());
+    RadosSession& session = *own->session;
+    std::vector<std::string> names;
+    const int result = ForEachRadosObject(session, session.heads(), [&](std::string_view object) {
+      if (object.starts_with(prefix) && IsObjectName(object)) names.emplace_back(object);
+    });
+    if (result < 0) return Fail(session.MakeError(result, "list objects", prefix));
+    return names;
+  }
+
+  Result<void> Remove(std::string_view name) override {
+    CAIRN_CHECK(IsObjectName(name));
+    CAIRN_TRY_ASSIGN(Connection* const own, connection());
+    RadosSession& session = *own->session;
+    const Result<ObjectHead> head = ReadHead(session, name, {});
+    if (!head && head.error().code == ErrorCode::kNotFound) return {};
+    CAIRN_TRY(head);
+    const int result = RemoveHead(session, name);
+    session.ForgetLayout(name);
+    if (result < 0 && result != -ENOENT) {
+      return Fail(session.MakeError(result, "remove the object", name));
+    }
+    // The object is gone. RemoveLeftovers removes the stripes that remain after an error.
+    if (head->layout) {
+      (void)RemoveStripes(session, name, *head->layout, head->layout->stripe_count());
+    }
+    return {};
+  }
+
+  Result<void> RemoveLeftovers(uint32_t end_epoch) override {
+    CAIRN_TRY_ASSIGN(Connection* const own, connection());
+    return RemoveLeftoverStripes(*own->session, end_epoch, kMinLeftoverAge);
+  }
+
+  Result<std::unique_ptr<IoQueue>> MakeQueue(uint32_t depth) override {
+    CAIRN_TRY_ASSIGN(Connection* const own, connection());
+    return std::make_unique<RadosQueue>(*own->session, depth);
+  }
+
+  Result<std::unique_ptr<Upload>> BeginUpload(std::string_view name, uint64_t part_bytes) override {
+    CAIRN_CHECK(IsObjectName(name));
+    if (part_bytes > kMaxPartBytes) {
+      return Fail(
+          Error{.code = ErrorCode::kInvalidArgument,
+                .message = fmt::format("blocks of {} bytes are longer than the {} bytes that "
+                                       "an object of RADOS should have",
+                                       part_bytes, kMaxPartBytes),
+                .file = ObjectPath(settings_.address, name)});
+    }
+    CAIRN_TRY_ASSIGN(Connection* const own, connection());
+    return std::make_unique<RadosUpload>(*own->session, std::string(name), part_bytes);
+  }
+
+  void AwaitChange(std::string_view prefix, std::chrono::milliseconds timeout) override {
+    const auto own = connection();
+    if (!own) return std::this_thread::sleep_for(timeout);
+    (*own)->notices.Await(prefix, timeout);
+  }
+
+ private:
+  Result<Connection*> connection() {
+    Connection* found = connection_.load(std::memory_order_acquire);
+    if (found != nullptr && found->session->is_usable()) return found;
+    // The parent's connection is not touched: its locks are in an unknown state.
+    CAIRN_TRY_ASSIGN(auto session, RadosSession::Open(settings_));
+    auto own = std::make_unique<Connection>(std::move(session));
+    if (connection_.compare_exchange_strong(found, own.get())) return own.release();
+    return found;  // another thread's
+  }
+
+  Result<void> PutObject(RadosSession& session, std::string_view name,
+                         std::span<const std::byte> bytes, HeadMode mode) {
+    if (bytes.size() > settings_.stripe_bytes) {
+      const auto writer = MakeWriter(session, name, mode);
+      CAIRN_TRY(writer->Append(bytes));
+      return writer->Finish();
+    }
+    int result = PutHead(session, name, bytes, mode);
+    if (mode == HeadMode::kCreate && IsUnknownOutcome(result) && ReadHead(session, name, {})) {
+      result = -EEXIST;
+    }
+    if (result == -EEXIST) {
+      return Fail(Error{.code = ErrorCode::kConflict,
+                        .message = "the object exists",
+                        .file = session.FileOf(name)});
+    }
+    if (result < 0) return Fail(session.MakeError(result, "put the object", name));
+    session.ForgetLayout(name);
+    return {};
+  }
+
+  const RadosSettings settings_;
+  std::atomic<Connection*> connection_ = nullptr;  // owned; the parent's in a forked child
+};
+
+}  // namespace
 
 Result<std::shared_ptr<Storage>> OpenRadosStorage(const std::string& address) {
   CAIRN_TRY_ASSIGN(RadosSettings settings, ParseRadosAddress(address));

@@ -3,9 +3,7 @@
 #include "kv/storage/rados/internal/stripe_layout.h"
 
 #include <fmt/format.h>
-#include <sys/random.h>
 
-#include <algorithm>
 #include <array>
 #include <charconv>
 
@@ -22,17 +20,9 @@ bool ParseInteger(std::string_view text, Integer* value) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
-bool IsUnique(std::string_view text) {
-  return text.size() == kUniqueDigits && std::ranges::all_of(text, [](char c) {
-           return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
-         });
-}
+bool IsUnique(std::string_view text) { return IsHexDigits(text, kUniqueDigits); }
 
 }  // namespace
-
-uint64_t StripeLayout::LengthOf(uint64_t index) const {
-  return std::min(stripe_bytes, size_bytes - index * stripe_bytes);
-}
 
 std::string EncodeLayout(const StripeLayout& layout) {
   CAIRN_CHECK(layout.stripe_bytes > 0 && layout.stripe_count() <= kMaxStripes &&
@@ -57,8 +47,8 @@ Result<StripeLayout> DecodeLayout(std::string_view text) {
       IsUnique(layout->unique)) {
     return layout;
   }
-  uint64_t version = 0;
-  if (ParseInteger(fields[0], &version) && version > 1) {
+  const uint64_t version = ParseDecimal(fields[0]).value_or(0);
+  if (version > 1) {
     return Fail(
         ErrorCode::kUnimplemented,
         fmt::format("the layout of the object has version {}, and this build supports 1", version));
@@ -67,12 +57,7 @@ Result<StripeLayout> DecodeLayout(std::string_view text) {
               fmt::format("the attribute {} of the object is damaged", kLayoutXattr));
 }
 
-std::string NewUnique() {
-  uint64_t bits = 0;
-  // Cannot fail for so few bytes.
-  CAIRN_CHECK(::getrandom(&bits, sizeof(bits), 0) == sizeof(bits));
-  return fmt::format("{:016x}", bits);
-}
+std::string NewUnique() { return fmt::format("{:016x}", NewUniqueNumber()); }
 
 std::string StripeName(std::string_view name, std::string_view unique, uint64_t index) {
   return fmt::format("{}:{}:{}", name, unique, index);

@@ -35,8 +35,6 @@ struct StripeLayout {
   uint64_t stripe_count() const {
     return size_bytes / stripe_bytes + (size_bytes % stripe_bytes == 0 ? 0 : 1);
   }
-  /// Returns the length of stripe `index`.
-  uint64_t LengthOf(uint64_t index) const;
   friend bool operator==(const StripeLayout&, const StripeLayout&) = default;
 };
 

@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <utility>
 
@@ -23,32 +24,11 @@ std::string_view Trim(std::string_view text) {
 }
 
 std::string ExpandHome(std::string path, const Environment& environment) {
-  if (path.starts_with("~/")) path = HomeDirectory(environment) + path.substr(1);
-  return path;
-}
-
-// Returns an empty text if the file does not exist.
-Result<std::string> ReadTextFile(const std::string& path) {
-  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "re"), &std::fclose);
-  if (file == nullptr) {
-    if (errno == ENOENT || errno == ENOTDIR) return std::string();
-    return Fail(SystemError(errno, "cannot read the AWS configuration", path));
-  }
-  std::string text;
-  char buffer[4096];
-  while (const size_t length = std::fread(buffer, 1, sizeof(buffer), file.get())) {
-    text.append(buffer, length);
-    if (text.size() > kMaxFileBytes) {
-      return Fail(Error{
-          .code = ErrorCode::kInvalidArgument,
-          .message = fmt::format("the AWS configuration has more than {} bytes", kMaxFileBytes),
-          .file = path});
-    }
-  }
-  if (std::ferror(file.get()) != 0) {
-    return Fail(SystemError(EIO, "cannot read the AWS configuration", path));
-  }
-  return text;
+  if (!path.starts_with("~/")) return path;
+  std::string home = environment("HOME");
+  const passwd* user = home.empty() ? ::getpwuid(::getuid()) : nullptr;
+  if (user != nullptr && user->pw_dir != nullptr) home = user->pw_dir;
+  return home + path.substr(1);
 }
 
 // "# ..." and "; ..." are comments at the beginning of a line, and after a value if white space
@@ -71,30 +51,43 @@ std::string SectionName(std::string_view line) {
   return fmt::format("{} {}", name.substr(0, space), Trim(name.substr(space)));
 }
 
-void Merge(const AwsSections& sections, const std::string& section, AwsProfile* profile) {
+// Adds the settings of a section with `prefix` before their names.
+void Merge(const AwsSections& sections, const std::string& section, const char* prefix,
+           AwsProfile* profile) {
   const auto found = sections.find(section);
   if (found == sections.end()) return;
   profile->exists = true;
-  for (const auto& [name, value] : found->second) profile->settings[name] = value;
-}
-
-// Adds the settings of the section "[KIND NAME]" as "KIND.setting".
-void MergeNamed(const AwsSections& sections, const std::string& kind, const std::string& name,
-                AwsProfile* profile) {
-  const auto found = sections.find(kind + " " + name);
-  if (found == sections.end()) return;
-  for (const auto& [setting, value] : found->second) {
-    profile->settings[kind + "." + setting] = value;
-  }
+  for (const auto& [name, value] : found->second) profile->settings[prefix + name] = value;
 }
 
 }  // namespace
 
-std::string HomeDirectory(const Environment& environment) {
-  std::string home = environment("HOME");
-  if (!home.empty()) return home;
-  const passwd* user = ::getpwuid(::getuid());
-  return user != nullptr && user->pw_dir != nullptr ? user->pw_dir : "";
+Result<std::string> ReadTextFile(const std::string& path, std::string_view what) {
+  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "re"), &std::fclose);
+  if (file == nullptr) {
+    if (errno == ENOENT || errno == ENOTDIR) return std::string();
+    return Fail(SystemError(errno, fmt::format("cannot read the {}", what), path));
+  }
+  std::string text;
+  char buffer[4096];
+  while (const size_t length = std::fread(buffer, 1, sizeof(buffer), file.get())) {
+    text.append(buffer, length);
+    if (text.size() > kMaxFileBytes) {
+      return Fail(
+          Error{.code = ErrorCode::kInvalidArgument,
+                .message = fmt::format("the {} has more than {} bytes", what, kMaxFileBytes),
+                .file = path});
+    }
+  }
+  if (std::ferror(file.get()) != 0) {
+    return Fail(SystemError(EIO, fmt::format("cannot read the {}", what), path));
+  }
+  return text;
+}
+
+std::string ProcessEnvironment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::string() : std::string(value);
 }
 
 std::string AwsProfile::Get(std::string_view setting) const {
@@ -142,14 +135,15 @@ Result<AwsProfile> ReadAwsProfile(const std::string& name, const Environment& en
   };
   const std::string config_path = path_of("AWS_CONFIG_FILE", "config");
   const std::string credentials_path = path_of("AWS_SHARED_CREDENTIALS_FILE", "credentials");
-  CAIRN_TRY_ASSIGN(const std::string config_text, ReadTextFile(config_path));
-  CAIRN_TRY_ASSIGN(const std::string credentials_text, ReadTextFile(credentials_path));
+  CAIRN_TRY_ASSIGN(const std::string config_text, ReadTextFile(config_path, "AWS configuration"));
+  CAIRN_TRY_ASSIGN(const std::string credentials_text,
+                   ReadTextFile(credentials_path, "AWS configuration"));
 
   const AwsSections config = ParseAwsSections(config_text);
-  if (profile.name == "default") Merge(config, "default", &profile);
-  Merge(config, "profile " + profile.name, &profile);
-  MergeNamed(config, "services", profile.Get("services"), &profile);
-  Merge(ParseAwsSections(credentials_text), profile.name, &profile);
+  if (profile.name == "default") Merge(config, "default", "", &profile);
+  Merge(config, "profile " + profile.name, "", &profile);
+  Merge(config, "services " + profile.Get("services"), "services.", &profile);
+  Merge(ParseAwsSections(credentials_text), profile.name, "", &profile);
   if (!profile.exists && !named.empty()) {
     return Fail(ErrorCode::kInvalidArgument,
                 fmt::format("there is no AWS profile \"{}\" in {} and {}; correct the profile or "

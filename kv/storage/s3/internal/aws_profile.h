@@ -1,15 +1,19 @@
 #pragma once
 /// The profiles in ~/.aws/config and ~/.aws/credentials.
 
+#include <functional>
 #include <map>
-#include <optional>
 #include <string>
 #include <string_view>
 
 #include "kv/base/error.h"
-#include "kv/storage/s3/internal/environment.h"
 
 namespace cairn::kv::internal {
+
+/// Returns the value of a variable of the environment, "" if it is not set. Tests replace it.
+using Environment = std::function<std::string(const char* name)>;
+/// Returns the variables of this process.
+std::string ProcessEnvironment(const char* name);
 
 /// The settings of one profile. Settings of nested groups have names such as "s3.addressing_style".
 /// Values of the credentials file replace values of the config file.
@@ -28,8 +32,9 @@ using AwsSections =
 /// Ignores lines that it does not understand, as other AWS tools do.
 AwsSections ParseAwsSections(std::string_view text);
 
-/// Returns HOME, or the home directory of the user.
-std::string HomeDirectory(const Environment& environment);
+/// Returns the contents of a file; "" if it does not exist. `what` names it in errors.
+/// kInvalidArgument: it has more than 4 MiB. kUnavailable: it cannot be read.
+Result<std::string> ReadTextFile(const std::string& path, std::string_view what);
 
 /// Reads the profile `name`; if that is empty, the one in AWS_PROFILE, or "default". The settings
 /// of its `services` section are included, as "services.s3.endpoint_url". kInvalidArgument: a

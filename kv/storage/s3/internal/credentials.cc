@@ -10,14 +10,14 @@ namespace cairn::kv::internal {
 namespace {
 
 constexpr std::chrono::minutes kRefreshBefore{5};
-constexpr std::chrono::seconds kRefreshInterval{20};  // after a failure to replace valid ones
+constexpr std::chrono::seconds kRefreshInterval{20};  // of credentials that expire soon
 
 bool ExpiresWithin(const S3Credentials& credentials, std::chrono::seconds duration) {
   return credentials.expiry && *credentials.expiry <= std::chrono::system_clock::now() + duration;
 }
 
 // They become parts of headers, which end at a line break.
-Result<void> Check(const S3Credentials& credentials) {
+Result<S3Credentials> Checked(S3Credentials credentials) {
   if (credentials.access_key_id.empty() || credentials.secret_access_key.empty()) {
     return Fail(ErrorCode::kFailedPrecondition,
                 "the source of S3 credentials supplied an empty access key or secret");
@@ -30,7 +30,7 @@ Result<void> Check(const S3Credentials& credentials) {
                 "the source of S3 credentials supplied an access key, a secret or a session token "
                 "with a line break or another control character");
   }
-  return {};
+  return credentials;
 }
 
 }  // namespace
@@ -38,6 +38,7 @@ Result<void> Check(const S3Credentials& credentials) {
 CredentialsCache::CredentialsCache(CredentialsSource source) : source_(std::move(source)) {}
 
 SharedCredentials CredentialsCache::Usable() {
+  const MutexLock lock(mutex_);
   if (current_ == nullptr || !ExpiresWithin(current_->credentials, kRefreshBefore)) return current_;
   const bool expired = ExpiresWithin(current_->credentials, std::chrono::seconds(0));
   if (expired || std::chrono::steady_clock::now() >= next_refresh_) return nullptr;
@@ -45,30 +46,20 @@ SharedCredentials CredentialsCache::Usable() {
 }
 
 Result<SharedCredentials> CredentialsCache::Get() {
-  {
-    const MutexLock lock(mutex_);
-    if (SharedCredentials usable = Usable()) return usable;
-  }
   const MutexLock source_lock(source_mutex_);
-  {
-    const MutexLock lock(mutex_);  // another thread may have obtained them
-    if (SharedCredentials usable = Usable()) return usable;
-  }
+  if (SharedCredentials usable = Usable()) return usable;
   Result<S3Credentials> obtained = source_();
+  if (obtained) obtained = Checked(*std::move(obtained));
   const MutexLock lock(mutex_);
-  if (obtained) {
-    if (const Result<void> usable = Check(*obtained); !usable) obtained = Fail(usable.error());
-  }
+  // Some sources supply credentials that expire within five minutes. They are used, but not
+  // obtained again for each request.
+  next_refresh_ = std::chrono::steady_clock::now() + kRefreshInterval;
   if (!obtained) {
-    next_refresh_ = std::chrono::steady_clock::now() + kRefreshInterval;
     if (current_ != nullptr && !ExpiresWithin(current_->credentials, std::chrono::seconds(0))) {
       return current_;
     }
     return Fail(obtained.error());
   }
-  // Some sources supply credentials that expire within five minutes. They are used, but not
-  // obtained again for each request.
-  next_refresh_ = std::chrono::steady_clock::now() + kRefreshInterval;
   current_ = std::make_shared<const SigningCredentials>(
       SigningCredentials{.credentials = *std::move(obtained), .version = ++last_version_});
   return current_;

@@ -41,7 +41,8 @@ class CredentialsCache {
   void Reject(uint64_t version);
 
  private:
-  SharedCredentials Usable() CAIRN_REQUIRES(mutex_);
+  /// Returns null if others must be obtained.
+  SharedCredentials Usable();
 
   const CredentialsSource source_;
   Mutex source_mutex_;  // held while source_ runs; locked before mutex_

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <random>
 #include <set>
 #include <thread>
 #include <utility>
@@ -24,7 +25,6 @@
 #include "kv/base/start_thread.h"
 #include "kv/base/thread_annotations.h"
 #include "kv/storage/s3/internal/curl_library.h"
-#include "kv/storage/s3/internal/http_transfer.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -33,6 +33,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMaxFreeHandles = 32;
 constexpr int kMaxPollMs = 60'000;
+constexpr std::chrono::milliseconds kFirstPause{50};
+constexpr std::chrono::milliseconds kLongestPause{5'000};
 
 HttpResponse FailedResponse(HttpFailure failure, std::string error) {
   HttpResponse response;
@@ -284,5 +286,20 @@ void HttpClient::Start(HttpRequest request, uint64_t id, HttpDone done) {
 }
 
 void HttpClient::Cancel(uint64_t id) { worker_->Cancel(id); }
+
+HttpResponse PerformHttpRequest(const HttpRequest& request, const HttpOptions& options) {
+  const CurlLibrary& curl = Curl();
+  HttpTransfer transfer(CurlHandle(curl.easy_init()), request, options);
+  if (transfer.setup() != CURLE_OK) return transfer.TakeResponse(transfer.setup());
+  curl.easy_setopt(transfer.handle(), CURLOPT_NOPROXY, "*");
+  return transfer.TakeResponse(curl.easy_perform(transfer.handle()));
+}
+
+std::chrono::milliseconds PauseBefore(int attempt) {
+  static thread_local std::minstd_rand random(std::random_device{}());
+  const auto whole = std::min(kLongestPause, kFirstPause * (1 << std::min(attempt, 10)));
+  return std::chrono::milliseconds(
+      std::uniform_int_distribution<int64_t>(whole.count() / 2, whole.count())(random));
+}
 
 }  // namespace cairn::kv::internal

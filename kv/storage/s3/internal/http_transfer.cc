@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstring>
 #include <new>
@@ -261,12 +262,12 @@ void HttpTransfer::AddHeader(std::string_view line) {
   if (line.starts_with("HTTP/")) {  // a status line; the status line of a proxy may precede it
     response_.headers.clear();
     const size_t space = line.find(' ');
-    response_.status = 0;
-    for (size_t i = space + 1; space != std::string_view::npos && i < line.size() && i < space + 4;
-         ++i) {
-      if (line[i] < '0' || line[i] > '9') break;
-      response_.status = response_.status * 10 + (line[i] - '0');
+    uint16_t status = 0;
+    if (space != std::string_view::npos) {
+      const std::string_view digits = line.substr(space + 1, 3);
+      std::from_chars(digits.data(), digits.data() + digits.size(), status);
     }
+    response_.status = status;
     return;
   }
   const size_t colon = line.find(':');
@@ -274,14 +275,6 @@ void HttpTransfer::AddHeader(std::string_view line) {
   std::string name(Trim(line.substr(0, colon)));
   std::ranges::transform(name, name.begin(), ToLower);
   response_.headers.emplace_back(std::move(name), std::string(Trim(line.substr(colon + 1))));
-}
-
-HttpResponse PerformHttpRequest(const HttpRequest& request, const HttpOptions& options) {
-  const CurlLibrary& curl = Curl();
-  HttpTransfer transfer(CurlHandle(curl.easy_init()), request, options);
-  if (transfer.setup() != CURLE_OK) return transfer.TakeResponse(transfer.setup());
-  curl.easy_setopt(transfer.handle(), CURLOPT_NOPROXY, "*");
-  return transfer.TakeResponse(curl.easy_perform(transfer.handle()));
 }
 
 }  // namespace cairn::kv::internal

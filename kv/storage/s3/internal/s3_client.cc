@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <future>
 #include <map>
-#include <random>
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"
@@ -29,18 +29,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kFirstPause{50};
-constexpr milliseconds kLongestPause{5'000};
 constexpr uint32_t kMaxConnections = 128;  // per thread
 constexpr int kAttemptsWithoutServer = 4;
 constexpr uint64_t kSlowestBytesPerMs = 128;  // the slowest transfer that a deadline allows for
-
-milliseconds PauseBefore(int attempt) {
-  static thread_local std::minstd_rand random(std::random_device{}());
-  const milliseconds whole = std::min(kLongestPause, kFirstPause * (1 << std::min(attempt, 10)));
-  return milliseconds(
-      std::uniform_int_distribution<int64_t>(whole.count() / 2, whole.count())(random));
-}
 
 Error Cancelled(const std::string& operation) {
   return Error{.code = ErrorCode::kCancelled,
@@ -136,25 +127,19 @@ void S3Client::Start(S3Request request, uint64_t id, S3Done done) {
   Restart(MakeOperation(std::move(request), id, std::move(done)));
 }
 
-void S3Client::StartFromCallback(S3Request request, uint64_t id, S3Done done) {
-  const SharedOperation operation = MakeOperation(std::move(request), id, std::move(done));
+void S3Client::StartFromCallback(S3Request request, S3Done done) {
+  const SharedOperation operation = MakeOperation(std::move(request), /*id=*/0, std::move(done));
   operation->Attempt([&] { SendOrRestartLater(operation, Clock::time_point()); });
 }
 
 Result<HttpResponse> S3Client::Perform(S3Request request) {
-  struct {
-    Mutex mutex;
-    CondVar changed;
-    std::optional<Result<HttpResponse>> result;
-  } shared;
-  Start(std::move(request), 0, [&shared](Result<HttpResponse> result) {
-    const MutexLock lock(shared.mutex);
-    shared.result = std::move(result);
-    shared.changed.NotifyOne();  // with the lock, because `shared` ends with the wait
-  });
-  const MutexLock lock(shared.mutex);
-  while (!shared.result) shared.changed.Wait(shared.mutex);
-  return *std::move(shared.result);
+  std::promise<Result<HttpResponse>> promise;
+  std::future<Result<HttpResponse>> result = promise.get_future();
+  Start(std::move(request), /*id=*/0,
+        [promise = std::move(promise)](Result<HttpResponse> response) mutable {
+          promise.set_value(std::move(response));
+        });
+  return result.get();
 }
 
 void S3Client::Cancel(uint64_t id) {
@@ -183,7 +168,8 @@ HttpRequest S3Client::MakeHttpRequest(const Operation& operation,
   http.url = fmt::format("{}/{}{}{}", settings_.base_url, EncodeUri(request.key, true),
                          request.query.empty() ? "" : "?", request.query);
   if (const uint64_t bytes = request.target_bytes(); bytes > 0) {
-    http.headers.push_back(RangeHeader({request.offset_bytes, bytes}));
+    http.headers.push_back(
+        fmt::format("Range: bytes={}-{}", request.offset_bytes, request.offset_bytes + bytes - 1));
   }
   if (credentials == nullptr) return http;
   // TLS protects the bytes on their way, and a CRC-32 what TLS does not. A SHA-256 of the body

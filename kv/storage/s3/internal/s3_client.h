@@ -37,7 +37,6 @@
 #include "kv/storage/s3/internal/credentials.h"
 #include "kv/storage/s3/internal/http_client.h"
 #include "kv/storage/s3/internal/s3_errors.h"
-#include "kv/storage/s3/internal/s3_ranges.h"
 #include "kv/storage/s3/internal/s3_settings.h"
 
 namespace cairn::kv::internal {
@@ -83,15 +82,16 @@ class S3Client {
   /// for one would never end.
   bool is_usable() const;
 
-  /// Returns an id that no other request has.
+  /// Returns an id for Cancel that nobody else has.
   uint64_t NewId() { return next_id_.fetch_add(1, std::memory_order_relaxed); }
-  /// Begins a request; `done` is called exactly once, unless this throws. May wait for credentials.
+  /// Begins a request; `done` is called exactly once, unless this throws. May wait for credentials,
+  /// which are obtained on this thread. `id` is for Cancel, and may be 0.
   void Start(S3Request request, uint64_t id, S3Done done);
   /// Begins a request without waiting; for callbacks.
-  void StartFromCallback(S3Request request, uint64_t id, S3Done done);
+  void StartFromCallback(S3Request request, S3Done done);
   /// Begins a request, waits for it, and returns its response.
   Result<HttpResponse> Perform(S3Request request);
-  /// Completes the request with this id soon, with kCancelled.
+  /// Completes the requests with this id soon, with kCancelled.
   void Cancel(uint64_t id);
 
  private:
@@ -109,7 +109,7 @@ class S3Client {
   void OnResponse(const SharedOperation& operation, HttpResponse response);
   /// Tries again if the outcome and the deadline allow that. Returns false otherwise.
   bool TryAgain(const SharedOperation& operation, const S3Outcome& outcome);
-  /// Sends the request with the credentials that are at hand, or after RestartLater.
+  /// Sends the request with the credentials that are at hand, or calls RestartLater.
   void SendOrRestartLater(const SharedOperation& operation,
                           std::chrono::steady_clock::time_point not_before);
   /// Runs Restart on another thread, because the HTTP client's thread must not wait.

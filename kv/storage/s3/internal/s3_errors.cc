@@ -1,5 +1,6 @@
 // Statuses and codes of S3
-// (https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html).
+// (https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html), and ranges (RFC 9110,
+// section 14).
 
 #include "kv/storage/s3/internal/s3_errors.h"
 
@@ -18,130 +19,117 @@
 namespace cairn::kv::internal {
 namespace {
 
+using enum S3Verdict;
+using enum ErrorCode;
+
 struct KnownCode {
   std::string_view name;
   S3Verdict verdict;
   ErrorCode code;
-  std::string_view advice;
+  std::string_view advice = "";
 };
 
+constexpr std::string_view kRenew = "the credentials have expired; renew them";
+constexpr std::string_view kLacking = "the server lacks a function that stores need";
+
 constexpr KnownCode kKnownCodes[] = {
-    {"NoSuchKey", S3Verdict::kFailed, ErrorCode::kNotFound, ""},
-    {"NoSuchBucket", S3Verdict::kFailed, ErrorCode::kNotFound,
+    {"NoSuchKey", kFailed, kNotFound},
+    {"NoSuchBucket", kFailed, kNotFound,
      "create the bucket, or correct the address or the endpoint"},
-    {"NoSuchUpload", S3Verdict::kFailed, ErrorCode::kNotFound, ""},
-    {"PreconditionFailed", S3Verdict::kFailed, ErrorCode::kConflict, ""},
+    {"NoSuchUpload", kFailed, kNotFound},
+    {"PreconditionFailed", kFailed, kConflict},
     // Another conditional write of the object is in progress.
-    {"ConditionalRequestConflict", S3Verdict::kRetry, ErrorCode::kUnavailable, ""},
-    {"OperationAborted", S3Verdict::kRetry, ErrorCode::kUnavailable, ""},
-    {"InvalidRange", S3Verdict::kFailed, ErrorCode::kDataLoss, ""},
-    {"SlowDown", S3Verdict::kRetry, ErrorCode::kUnavailable,
-     "the server limits the rate of requests"},
-    {"InternalError", S3Verdict::kRetry, ErrorCode::kUnavailable, ""},
-    {"RequestTimeout", S3Verdict::kRetry, ErrorCode::kUnavailable, ""},
-    {"ServiceUnavailable", S3Verdict::kRetry, ErrorCode::kUnavailable, ""},
+    {"ConditionalRequestConflict", kRetry, kUnavailable},
+    {"OperationAborted", kRetry, kUnavailable},
+    {"InvalidRange", kFailed, kDataLoss},
+    {"SlowDown", kRetry, kUnavailable, "the server limits the rate of requests"},
+    {"InternalError", kRetry, kUnavailable},
+    {"RequestTimeout", kRetry, kUnavailable},
+    {"ServiceUnavailable", kRetry, kUnavailable},
     // The bytes changed on the way to the server; they are still right in memory.
-    {"BadDigest", S3Verdict::kRetry, ErrorCode::kUnavailable, ""},
-    {"XAmzContentChecksumMismatch", S3Verdict::kRetry, ErrorCode::kUnavailable, ""},
-    {"IncompleteBody", S3Verdict::kRetry, ErrorCode::kUnavailable, ""},
-    {"ExpiredToken", S3Verdict::kRetryWithOther, ErrorCode::kUnavailable,
-     "the credentials have expired; renew them"},
-    {"ExpiredTokenException", S3Verdict::kRetryWithOther, ErrorCode::kUnavailable,
-     "the credentials have expired; renew them"},
-    {"TokenRefreshRequired", S3Verdict::kRetryWithOther, ErrorCode::kUnavailable,
-     "the credentials have expired; renew them"},
-    {"InvalidToken", S3Verdict::kRetryWithOther, ErrorCode::kUnavailable,
-     "check the session token"},
-    {"InvalidAccessKeyId", S3Verdict::kRetryWithOther, ErrorCode::kUnavailable,
+    {"BadDigest", kRetry, kUnavailable},
+    {"XAmzContentChecksumMismatch", kRetry, kUnavailable},
+    {"IncompleteBody", kRetry, kUnavailable},
+    {"ExpiredToken", kRetryWithOther, kUnavailable, kRenew},
+    {"ExpiredTokenException", kRetryWithOther, kUnavailable, kRenew},
+    {"TokenRefreshRequired", kRetryWithOther, kUnavailable, kRenew},
+    {"InvalidToken", kRetryWithOther, kUnavailable, "check the session token"},
+    {"InvalidAccessKeyId", kRetryWithOther, kUnavailable,
      "the server does not know this access key; check the credentials and the endpoint"},
-    {"SignatureDoesNotMatch", S3Verdict::kFailed, ErrorCode::kUnavailable,
-     "check the secret key and the region"},
-    {"AccessDenied", S3Verdict::kFailed, ErrorCode::kUnavailable,
+    {"SignatureDoesNotMatch", kFailed, kUnavailable, "check the secret key and the region"},
+    {"AccessDenied", kFailed, kUnavailable,
      "the credentials lack a permission for this bucket and prefix; a store needs s3:GetObject, "
      "s3:ListBucket and, to write, s3:PutObject, s3:DeleteObject and s3:AbortMultipartUpload"},
-    {"RequestTimeTooSkewed", S3Verdict::kFailed, ErrorCode::kFailedPrecondition,
+    {"RequestTimeTooSkewed", kFailed, kFailedPrecondition,
      "the clock of this machine or of the server is wrong; synchronize it"},
-    {"QuotaExceeded", S3Verdict::kFailed, ErrorCode::kResourceExhausted, "free some space"},
-    {"EntityTooLarge", S3Verdict::kFailed, ErrorCode::kResourceExhausted, ""},
-    {"NotImplemented", S3Verdict::kFailed, ErrorCode::kUnimplemented,
-     "the server lacks a function that stores need"},
+    {"QuotaExceeded", kFailed, kResourceExhausted, "free some space"},
+    {"EntityTooLarge", kFailed, kResourceExhausted},
+    {"NotImplemented", kFailed, kUnimplemented, kLacking},
 };
 
 // For responses without a document, such as those to HEAD, and for unknown codes.
 KnownCode ByStatus(int status) {
   switch (status) {
     case 404:
-      return {"", S3Verdict::kFailed, ErrorCode::kNotFound, ""};
-    case 409:
-      return {"", S3Verdict::kRetry, ErrorCode::kUnavailable, ""};
+      return {"", kFailed, kNotFound};
     case 412:
-      return {"", S3Verdict::kFailed, ErrorCode::kConflict, ""};
+      return {"", kFailed, kConflict};
     case 416:
-      return {"", S3Verdict::kFailed, ErrorCode::kDataLoss, ""};
+      return {"", kFailed, kDataLoss};
     case 401:
     case 403:
-      return {"", S3Verdict::kFailed, ErrorCode::kUnavailable,
+      return {"", kFailed, kUnavailable,
               "check the credentials, and their permissions for this bucket and prefix"};
     case 408:
+    case 409:
     case 425:
     case 429:
-      return {"", S3Verdict::kRetry, ErrorCode::kUnavailable, ""};
+      return {"", kRetry, kUnavailable};
     case 501:
-      return {"", S3Verdict::kFailed, ErrorCode::kUnimplemented,
-              "the server lacks a function that stores need"};
+      return {"", kFailed, kUnimplemented, kLacking};
     case 507:
-      return {"", S3Verdict::kFailed, ErrorCode::kResourceExhausted, "free some space"};
+      return {"", kFailed, kResourceExhausted, "free some space"};
     default:
-      if (status >= 500) return {"", S3Verdict::kRetry, ErrorCode::kUnavailable, ""};
-      return {"", S3Verdict::kFailed, ErrorCode::kUnavailable, ""};
+      return {"", status >= 500 ? kRetry : kFailed, kUnavailable};
   }
 }
 
 KnownCode Look(std::string_view code, int status) {
   const auto* known = std::ranges::find(kKnownCodes, code, &KnownCode::name);
-  if (!code.empty() && known != std::end(kKnownCodes)) return *known;
-  return ByStatus(status);
+  return known != std::end(kKnownCodes) ? *known : ByStatus(status);
 }
+
+struct KnownFailure {
+  HttpFailure failure;
+  S3Verdict verdict;
+  ErrorCode code;
+  bool may_have_been_performed;
+  std::string_view advice = "";
+};
+
+constexpr KnownFailure kKnownFailures[] = {
+    {HttpFailure::kConnect, kRetry, kUnavailable, false,
+     "; check the endpoint, the network and the proxy settings"},
+    {HttpFailure::kTls, kFailed, kFailedPrecondition, false,
+     "; for a server with its own certificate authority, set AWS_CA_BUNDLE"},
+    {HttpFailure::kTooLong, kFailed, kUnimplemented, true,
+     "; the response is longer than what was requested, so the server or a proxy ignores ranges"},
+    {HttpFailure::kCancelled, kFailed, kCancelled, true},
+    {HttpFailure::kNoMemory, kFailed, kResourceExhausted, false},
+    {HttpFailure::kInvalid, kFailed, kInvalidArgument, true},
+};
 
 S3Outcome JudgeFailure(const HttpResponse& response, const std::string& operation,
                        const std::string& endpoint) {
-  S3Outcome outcome{.verdict = S3Verdict::kRetry, .may_have_been_performed = true};
-  outcome.error.code = ErrorCode::kUnavailable;
-  std::string_view advice;
-  switch (response.failure) {
-    case HttpFailure::kConnect:
-      outcome.may_have_been_performed = false;
-      advice = "; check the endpoint, the network and the proxy settings";
-      break;
-    case HttpFailure::kTls:
-      outcome = {.verdict = S3Verdict::kFailed};
-      outcome.error.code = ErrorCode::kFailedPrecondition;
-      advice = "; for a server with its own certificate authority, set AWS_CA_BUNDLE";
-      break;
-    case HttpFailure::kTooLong:
-      outcome.verdict = S3Verdict::kFailed;
-      outcome.error.code = ErrorCode::kUnimplemented;
-      advice =
-          "; the response is longer than what was requested, so the server or a proxy ignores "
-          "ranges";
-      break;
-    case HttpFailure::kCancelled:
-      outcome.verdict = S3Verdict::kFailed;
-      outcome.error.code = ErrorCode::kCancelled;
-      break;
-    case HttpFailure::kNoMemory:
-      outcome = {.verdict = S3Verdict::kFailed};
-      outcome.error.code = ErrorCode::kResourceExhausted;
-      break;
-    case HttpFailure::kInvalid:
-      outcome.verdict = S3Verdict::kFailed;
-      outcome.error.code = ErrorCode::kInvalidArgument;
-      break;
-    default:
-      break;
-  }
+  const auto* known = std::ranges::find(kKnownFailures, response.failure, &KnownFailure::failure);
+  const KnownFailure found = known != std::end(kKnownFailures)
+                                 ? *known
+                                 : KnownFailure{response.failure, kRetry, kUnavailable, true};
+  S3Outcome outcome{.verdict = found.verdict,
+                    .may_have_been_performed = found.may_have_been_performed};
+  outcome.error.code = found.code;
   outcome.error.message = fmt::format("cannot {}: no complete response from {}: {}{}", operation,
-                                      endpoint, response.error, advice);
+                                      endpoint, response.error, found.advice);
   return outcome;
 }
 
@@ -179,6 +167,44 @@ std::chrono::milliseconds RetryAfter(const HttpResponse& response) {
   return std::chrono::seconds(seconds);
 }
 
+struct ContentRange {
+  uint64_t first = 0;
+  uint64_t last = 0;
+  std::string_view size;  // "*" if the server does not know it
+};
+
+// Parses "bytes 0-9/100".
+std::optional<ContentRange> ParseContentRange(std::string_view text) {
+  if (!text.starts_with("bytes ")) return std::nullopt;
+  text.remove_prefix(6);
+  ContentRange range;
+  const auto number = [&text](uint64_t* value, char separator) {
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
+    const auto length = static_cast<size_t>(end - text.data());
+    if (error != std::errc() || length == text.size() || *end != separator) return false;
+    text.remove_prefix(length + 1);
+    return true;
+  };
+  if (!number(&range.first, '-') || !number(&range.last, '/') || range.last < range.first) {
+    return std::nullopt;
+  }
+  range.size = text;
+  return range;
+}
+
+S3Outcome Outcome(S3Verdict verdict, ErrorCode code, std::string message) {
+  S3Outcome outcome{.verdict = verdict};
+  outcome.error.code = code;
+  outcome.error.message = std::move(message);
+  return outcome;
+}
+
+S3Outcome TooShort(std::string_view size, const S3Range& range) {
+  return Outcome(kFailed, kDataLoss,
+                 fmt::format("the object has {} bytes and ends before the range of {} bytes", size,
+                             range.length_bytes));
+}
+
 }  // namespace
 
 std::string Printable(std::string_view text) {
@@ -211,12 +237,12 @@ S3Outcome JudgeResponse(const HttpResponse& response, const std::string& operati
   }
   const std::string actual_region = RegionOf(response, document);
   if (status >= 300 && status < 400) {
-    outcome.verdict = S3Verdict::kFailed;
-    outcome.error.code = ErrorCode::kFailedPrecondition;
+    outcome.verdict = kFailed;
+    outcome.error.code = kFailedPrecondition;
     advice = RedirectAdvice(response.Header("location"), endpoint);
   }
   if (IsRegionName(actual_region) && actual_region != region && status != 404) {
-    outcome.error.code = ErrorCode::kFailedPrecondition;
+    outcome.error.code = kFailedPrecondition;
     advice = fmt::format(
         "the bucket is in region {0}, not {1}; set AWS_REGION={0}, or add "
         "?region={0} to the address",
@@ -231,6 +257,32 @@ S3Outcome JudgeResponse(const HttpResponse& response, const std::string& operati
                   request_id.empty() ? "" : fmt::format(" (request {})", Printable(request_id)),
                   advice.empty() ? "" : "; " + advice);
   return outcome;
+}
+
+S3Outcome JudgeRange(const HttpResponse& response, const S3Range& range,
+                     const std::string& operation, const std::string& endpoint) {
+  if (response.status == 200) {
+    if (range.offset_bytes != 0) {
+      return Outcome(kFailed, kUnimplemented,
+                     fmt::format("cannot {}: {} or a proxy ignores ranges", operation, endpoint));
+    }
+    if (response.target_bytes == range.length_bytes) return {};
+    return TooShort(std::to_string(response.target_bytes), range);
+  }
+  const std::optional<ContentRange> found = ParseContentRange(response.Header("content-range"));
+  const bool is_consistent = found && found->first == range.offset_bytes &&
+                             found->last - found->first + 1 == response.target_bytes;
+  // A server or a proxy may send less than was asked for, so its end may be elsewhere.
+  const bool is_all = is_consistent && (response.target_bytes == range.length_bytes ||
+                                        found->size == std::to_string(found->last + 1));
+  if (!is_all) {
+    return Outcome(kRetry, kUnavailable,
+                   fmt::format("cannot {}: {} answered with {} bytes and the range \"{}\"",
+                               operation, endpoint, response.target_bytes,
+                               response.Header("content-range").substr(0, 80)));
+  }
+  if (response.target_bytes == range.length_bytes) return {};
+  return TooShort(found->size, range);
 }
 
 }  // namespace cairn::kv::internal

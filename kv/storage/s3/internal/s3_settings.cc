@@ -12,6 +12,8 @@
 #include <thread>
 #include <utility>
 
+#include "kv/storage/internal/object_names.h"
+
 namespace cairn::kv::internal {
 namespace {
 
@@ -144,13 +146,12 @@ Result<uint64_t> NumberOr(uint64_t value, const char* variable, const Environmen
   if (value != 0) return value;
   const std::string text = environment(variable);
   if (text.empty()) return fallback;
-  uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size() || number == 0) {
+  const std::optional<uint64_t> number = ParseDecimal(text);
+  if (!number || *number == 0) {
     return Invalid(fmt::format("the environment variable {} is \"{}\", not a positive number",
                                variable, text));
   }
-  return number;
+  return *number;
 }
 
 Result<void> ResolveEndpoint(const S3Address& address, const S3Options& options,

@@ -10,7 +10,6 @@
 #include "kv/base/error.h"
 #include "kv/base/s3_options.h"
 #include "kv/storage/s3/internal/aws_profile.h"
-#include "kv/storage/s3/internal/environment.h"
 
 namespace cairn::kv::internal {
 

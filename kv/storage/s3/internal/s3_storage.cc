@@ -3,24 +3,30 @@
 #include "kv/storage/s3/internal/s3_storage.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <charconv>
-#include <random>
+#include <atomic>
+#include <functional>
+#include <set>
+#include <span>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "kv/storage/internal/concurrent_requests.h"
-#include "kv/storage/internal/listing.h"
 #include "kv/storage/internal/object_names.h"
+#include "kv/storage/internal/transfer_queues.h"
+#include "kv/storage/internal/upload_writer.h"
 #include "kv/storage/s3/internal/aws_profile.h"
 #include "kv/storage/s3/internal/credential_sources.h"
+#include "kv/storage/s3/internal/credentials.h"
 #include "kv/storage/s3/internal/curl_library.h"
-#include "kv/storage/s3/internal/environment.h"
+#include "kv/storage/s3/internal/listing.h"
+#include "kv/storage/s3/internal/s3_client.h"
 #include "kv/storage/s3/internal/s3_errors.h"
-#include "kv/storage/s3/internal/s3_queue.h"
-#include "kv/storage/s3/internal/s3_writer.h"
+#include "kv/storage/s3/internal/s3_settings.h"
+#include "kv/storage/s3/internal/s3_upload.h"
 #include "kv/storage/s3/internal/s3_xml.h"
 
 namespace cairn::kv::internal {
@@ -28,7 +34,8 @@ namespace {
 
 constexpr uint64_t kMaxSinglePutBytes = 64 << 20;
 constexpr uint32_t kSmallRequests = 16;
-constexpr int kListingTimeouts = 10;  // the time of a listing, whose pages are repeated too
+constexpr uint32_t kMaxPartsInFlight = 8;  // of a writer, which has their memory
+constexpr int kListingTimeouts = 10;       // the time of a listing, whose pages are repeated too
 constexpr uint64_t kMaxGapBytes = 256 << 10;
 
 // Objects that test the server have these characters and 16 random hexadecimal digits as names.
@@ -36,15 +43,11 @@ constexpr std::string_view kProbePrefix = ".probe-";
 constexpr size_t kProbeDigits = 16;
 constexpr int kMaxTests = 3;
 
-std::string NewProbeName() {
-  std::random_device device;
-  return fmt::format("{}{:08x}{:08x}", kProbePrefix, static_cast<uint32_t>(device()),
-                     static_cast<uint32_t>(device()));
-}
+std::string NewProbeName() { return fmt::format("{}{:016x}", kProbePrefix, NewUniqueNumber()); }
 
 bool IsProbeName(std::string_view name) {
-  return name.starts_with(kProbePrefix) && name.size() == kProbePrefix.size() + kProbeDigits &&
-         name.find_first_not_of("0123456789abcdef", kProbePrefix.size()) == std::string_view::npos;
+  return name.starts_with(kProbePrefix) &&
+         IsHexDigits(name.substr(kProbePrefix.size()), kProbeDigits);
 }
 
 // A server that lists keys of others ignores the prefix, or changes keys. Its lists may then lack
@@ -58,335 +61,360 @@ Result<void> CheckListedKey(std::string_view key, const S3Object& folder) {
                     .file = folder.file});
 }
 
-}  // namespace
+S3Object ObjectOf(const S3Settings& settings, std::string_view name) {
+  return {.key = settings.prefix + std::string(name), .file = ObjectPath(settings.address, name)};
+}
 
-struct S3Storage::Connections {
-  Connections(const S3Settings& settings, const CredentialsSource& source)
-      : client(settings, source) {}
-  S3Client client;
+/// A queue of reads and of parts of uploads, which the threads of an S3Client transfer. Cancels the
+/// reads in flight when it is destroyed. Ownership: `client` outlives it.
+class S3Queue final : public CallbackQueue {
+ public:
+  S3Queue(S3Client& client, uint32_t depth) : CallbackQueue(depth), client_(client) {}
+  ~S3Queue() override {
+    if (in_flight_ > 0 && is_usable()) client_.Cancel(reads_id_);
+    WaitForAll();
+  }
+  bool can_scatter() const override { return true; }
+  const char* name() const override { return "s3"; }
+
+ private:
+  void BeginRead(const IoRequest& request, Done done) override {
+    S3Object object = ObjectOf(client_.settings(), request.object);
+    const bool scatters = !request.slices.empty();
+    client_.Start({.operation = "read the object",
+                   .file = std::move(object.file),
+                   .key = std::move(object.key),
+                   .target = std::span(request.data, scatters ? 0 : request.length_bytes),
+                   .slices = request.slices,
+                   .offset_bytes = request.offset_bytes},
+                  reads_id_,
+                  [offset_bytes = request.offset_bytes,
+                   done = std::move(done)](Result<HttpResponse> response) mutable {
+                    if (response) return done({});
+                    done(Fail(std::move(response).error().WithOffset(offset_bytes)));
+                  });
+  }
+  bool is_usable() const override { return client_.is_usable(); }
+
+  S3Client& client_;
+  const uint64_t reads_id_ = client_.NewId();
 };
 
-S3Storage::S3Storage(S3Settings settings, CredentialsSource source)
-    : settings_(std::move(settings)),
-      source_(std::move(source)),
-      connections_(new Connections(settings_, source_)) {}
+/// What a listing has returned.
+struct Listed {
+  std::set<std::string> names;  // of the keys, without the prefix of the store
+  std::vector<S3Listing::Upload> uploads;
+};
 
-S3Storage::~S3Storage() {
-  // In a child, the threads of the parent's connections do not exist, so they cannot be joined; to
-  // close the sockets politely would end the TLS sessions of the parent.
-  Connections* connections = connections_.load();
-  if (connections->client.is_usable()) delete connections;
-}
+class S3Storage final : public Storage {
+ public:
+  S3Storage(S3Settings settings, CredentialsSource source)
+      : settings_(std::move(settings)),
+        source_(std::move(source)),
+        client_(new S3Client(settings_, source_)) {}
+  ~S3Storage() override {
+    // In a child, the threads of the parent's client do not exist, so they cannot be joined; to
+    // close the sockets politely would end the TLS sessions of the parent.
+    S3Client* const client = client_;
+    if (client->is_usable()) delete client;
+  }
+  S3Storage(const S3Storage&) = delete;
+  S3Storage& operator=(const S3Storage&) = delete;
 
-S3Client& S3Storage::client() {
-  Connections* connections = connections_.load(std::memory_order_acquire);
-  if (connections->client.is_usable()) return connections->client;
-  // The parent's connections are not touched: their locks are in an unknown state.
-  auto own = std::make_unique<Connections>(settings_, source_);
-  if (connections_.compare_exchange_strong(connections, own.get())) return own.release()->client;
-  return connections->client;  // from another thread of this child
-}
+  const std::string& address() const override { return settings_.address; }
+  /// Buckets of different endpoints are different, even if they have the same name.
+  std::string identity() const override { return settings_.address + " at " + settings_.endpoint; }
+  TransferSizes transfer_sizes() const override {
+    return {.request_bytes = settings_.part_bytes,
+            .queue_depth = settings_.queue_depth,
+            .small_requests = kSmallRequests,
+            .max_gap_bytes = kMaxGapBytes};
+  }
+  bool listings_are_current() const override { return true; }
 
-S3Object S3Storage::ObjectOf(std::string_view name) const {
-  return {.key = settings_.prefix + std::string(name), .file = ObjectPath(settings_.address, name)};
-}
-
-Result<void> S3Storage::Put(std::string_view name, std::span<const std::byte> bytes) {
-  CAIRN_CHECK(IsObjectName(name));
-  if (bytes.size() > kMaxSinglePutBytes) return PutInParts(name, bytes);
-  CAIRN_TRY(client().Perform(PutRequest(settings_, ObjectOf(name), bytes)));
-  return {};
-}
-
-Result<void> S3Storage::PutInParts(std::string_view name, std::span<const std::byte> bytes) {
-  S3Upload upload(client(), ObjectOf(name), settings_.part_bytes);
-  S3Queue queue(client(), nullptr, settings_.queue_depth);
-  std::optional<Error> error;
-  uint64_t submitted_bytes = 0;
-  while (queue.in_flight() > 0 || (submitted_bytes < bytes.size() && !error)) {
-    const bool can_submit = submitted_bytes < bytes.size() && !error;
-    if (can_submit && queue.in_flight() < queue.depth()) {
-      const uint64_t length = std::min(settings_.part_bytes, bytes.size() - submitted_bytes);
-      // The queue only reads what is written to an upload.
-      auto* data = const_cast<std::byte*>(bytes.data() + submitted_bytes);
-      CAIRN_TRY(queue.Submit({.upload = &upload,
-                              .write = true,
-                              .data = data,
-                              .length_bytes = length,
-                              .offset_bytes = submitted_bytes}));
-      submitted_bytes += length;
-      continue;
+  Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override {
+    CAIRN_CHECK(IsObjectName(name));
+    if (bytes.size() > kMaxSinglePutBytes) {
+      CAIRN_TRY_ASSIGN(const auto writer, Create(name));
+      CAIRN_TRY(writer->Append(bytes));
+      return writer->Finish();
     }
-    CAIRN_TRY_ASSIGN(IoCompletion completion, queue.Wait());
-    if (completion.error && !error) error = std::move(completion.error);
+    CAIRN_TRY(client().Perform(PutRequest(settings_, ObjectOf(settings_, name), bytes)));
+    return {};
   }
-  if (error) return std::unexpected(*std::move(error));
-  return upload.Finish(bytes.size());
-}
 
-Result<void> S3Storage::PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) {
-  CAIRN_CHECK(IsObjectName(name));
-  if (name == kIdentityName) CAIRN_TRY(CheckConditionalWrites());
-  return PutKeyIfAbsent(ObjectOf(name), bytes);
-}
+  Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override {
+    CAIRN_CHECK(IsObjectName(name));
+    if (name == kIdentityName) CAIRN_TRY(CheckConditionalWrites());
+    return PutKeyIfAbsent(ObjectOf(settings_, name), bytes);
+  }
 
-Result<void> S3Storage::PutKeyIfAbsent(const S3Object& object, std::span<const std::byte> bytes) {
-  S3Request request = PutRequest(settings_, object, bytes);
-  request.headers.emplace_back("If-None-Match: *");
-  const Result<HttpResponse> response = client().Perform(std::move(request));
-  if (response) return {};
-  if (response.error().code != ErrorCode::kConflict) return std::unexpected(response.error());
-  return Fail(
-      Error{.code = ErrorCode::kConflict, .message = "the object exists", .file = object.file});
-}
+  Result<std::unique_ptr<ObjectWriter>> Create(std::string_view name) override {
+    CAIRN_TRY_ASSIGN(auto upload, BeginUpload(name, settings_.part_bytes));
+    CAIRN_TRY_ASSIGN(auto queue, MakeQueue(std::min(settings_.queue_depth, kMaxPartsInFlight)));
+    return std::make_unique<UploadWriter>(std::move(upload), std::move(queue),
+                                          settings_.part_bytes);
+  }
 
-Result<void> S3Storage::CheckConditionalWrites() {
-  // Another process may remove the object of a test, as a leftover of a killed process. It does not
-  // remove the objects of all tests.
-  for (int attempt = 1;; ++attempt) {
-    const Result<void> tested = TestConditionalWrites();
-    if (tested || tested.error().code != ErrorCode::kFailedPrecondition || attempt == kMaxTests) {
-      return tested;
+  Result<void> ReadRange(std::string_view name, uint64_t offset_bytes,
+                         std::span<std::byte> target) override {
+    CAIRN_CHECK(IsObjectName(name));
+    const S3Object object = ObjectOf(settings_, name);
+    if (target.empty()) {  // HTTP has no empty ranges
+      CAIRN_TRY_ASSIGN(const uint64_t size_bytes, Size(name));
+      if (offset_bytes <= size_bytes) return {};
+      return Fail(Error{
+          .code = ErrorCode::kDataLoss,
+          .message = fmt::format("the object has {} bytes and ends before the range", size_bytes),
+          .file = object.file,
+          .offset_bytes = offset_bytes});
     }
+    if (target.size() > 2 * settings_.part_bytes) return ReadInParts(name, offset_bytes, target);
+    Result<HttpResponse> response = client().Perform({.operation = "read the object",
+                                                      .file = object.file,
+                                                      .key = object.key,
+                                                      .target = target,
+                                                      .offset_bytes = offset_bytes});
+    if (!response) return Fail(std::move(response).error().WithOffset(offset_bytes));
+    return {};
   }
-}
 
-Result<void> S3Storage::TestConditionalWrites() {
-  const S3Object probe = ObjectOf(NewProbeName());
-  constexpr std::array<std::byte, 1> kByte = {std::byte{'x'}};
-  // A conflict of the first one is a repeated request, so the condition is not ignored.
-  const Result<void> first = PutKeyIfAbsent(probe, kByte);
-  if (!first) {
-    (void)RemoveKey(probe);
-    if (first.error().code == ErrorCode::kConflict) return {};
-    return first;
-  }
-  const Result<void> second = PutKeyIfAbsent(probe, kByte);
-  (void)RemoveKey(probe);
-  if (second) {
-    return Fail(Error{
-        .code = ErrorCode::kFailedPrecondition,
-        .message = fmt::format("the server at {} ignores \"If-None-Match: *\": it replaced an "
-                               "object that must not be replaced, so two writers could overwrite "
-                               "each other's steps; use a server, or a version of it, with "
-                               "conditional writes",
-                               settings_.endpoint),
-        .file = settings_.address});
-  }
-  if (second.error().code == ErrorCode::kConflict) return {};
-  return second;
-}
-
-Result<std::unique_ptr<ObjectWriter>> S3Storage::Create(std::string_view name) {
-  CAIRN_CHECK(IsObjectName(name));
-  return std::make_unique<S3Writer>(client(), ObjectOf(name));
-}
-
-Result<void> S3Storage::ReadRange(std::string_view name, uint64_t offset_bytes,
-                                  std::span<std::byte> target) {
-  CAIRN_CHECK(IsObjectName(name));
-  const S3Object object = ObjectOf(name);
-  if (target.empty()) {  // HTTP has no empty ranges
-    CAIRN_TRY_ASSIGN(const uint64_t size_bytes, Size(name));
-    if (offset_bytes <= size_bytes) return {};
-    return Fail(Error{
-        .code = ErrorCode::kDataLoss,
-        .message = fmt::format("the object has {} bytes and ends before the range", size_bytes),
-        .file = object.file,
-        .offset_bytes = offset_bytes});
-  }
-  if (target.size() > 2 * settings_.part_bytes) return ReadInParts(name, offset_bytes, target);
-  Result<HttpResponse> response = client().Perform({.operation = "read the object",
-                                                    .file = object.file,
-                                                    .key = object.key,
-                                                    .target = target,
-                                                    .offset_bytes = offset_bytes});
-  if (!response) return std::unexpected(std::move(response).error().WithOffset(offset_bytes));
-  return {};
-}
-
-Result<void> S3Storage::ReadInParts(std::string_view name, uint64_t offset_bytes,
-                                    std::span<std::byte> target) {
-  CAIRN_TRY_ASSIGN(const std::unique_ptr<IoQueue> queue, MakeQueue(settings_.queue_depth));
-  uint64_t submitted_bytes = 0;
-  while (submitted_bytes < target.size() || queue->in_flight() > 0) {
-    if (submitted_bytes < target.size() && queue->in_flight() < queue->depth()) {
-      const uint64_t length = std::min(settings_.part_bytes, target.size() - submitted_bytes);
-      CAIRN_TRY(queue->Submit({.object = name,
-                               .data = target.data() + submitted_bytes,
-                               .length_bytes = length,
-                               .offset_bytes = offset_bytes + submitted_bytes}));
-      submitted_bytes += length;
-      continue;
+  Result<std::vector<std::byte>> Read(std::string_view name, uint64_t limit_bytes) override {
+    CAIRN_CHECK(IsObjectName(name));
+    const S3Object object = ObjectOf(settings_, name);
+    const Result<HttpResponse> response =
+        client().Perform({.operation = "read the object", .file = object.file, .key = object.key});
+    // The client keeps no longer responses in memory.
+    if (!response && response.error().code == ErrorCode::kUnimplemented) {
+      return Storage::Read(name, limit_bytes);
     }
-    CAIRN_TRY_ASSIGN(IoCompletion completion, queue->Wait());
-    if (completion.error) return std::unexpected(*std::move(completion.error));
+    CAIRN_TRY(response);
+    const auto bytes = std::as_bytes(std::span(response->body));
+    if (bytes.size() <= limit_bytes) return std::vector(bytes.begin(), bytes.end());
+    return Fail(Error{.code = ErrorCode::kDataLoss,
+                      .message = fmt::format("the object has {} bytes, more than the limit of {}",
+                                             bytes.size(), limit_bytes),
+                      .file = object.file});
   }
-  return {};
-}
 
-Result<std::vector<std::byte>> S3Storage::Read(std::string_view name, uint64_t limit_bytes) {
-  CAIRN_CHECK(IsObjectName(name));
-  const S3Object object = ObjectOf(name);
-  const Result<HttpResponse> response =
-      client().Perform({.operation = "read the object", .file = object.file, .key = object.key});
-  // The client keeps no longer responses in memory.
-  if (!response && response.error().code == ErrorCode::kUnimplemented) {
-    return Storage::Read(name, limit_bytes);
-  }
-  CAIRN_TRY(response);
-  const auto bytes = std::as_bytes(std::span(response->body));
-  if (bytes.size() <= limit_bytes) return std::vector(bytes.begin(), bytes.end());
-  return Fail(Error{.code = ErrorCode::kDataLoss,
-                    .message = fmt::format("the object has {} bytes, more than the limit of {}",
-                                           bytes.size(), limit_bytes),
-                    .file = object.file});
-}
-
-Result<uint64_t> S3Storage::Size(std::string_view name) {
-  CAIRN_CHECK(IsObjectName(name));
-  const S3Object object = ObjectOf(name);
-  CAIRN_TRY_ASSIGN(const HttpResponse response, client().Perform({.operation = "read the size",
-                                                                  .file = object.file,
-                                                                  .method = "HEAD",
-                                                                  .key = object.key}));
-  const std::string_view text = response.Header("content-length");
-  uint64_t size_bytes = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), size_bytes);
-  if (error != std::errc() || end != text.data() + text.size()) {
+  Result<uint64_t> Size(std::string_view name) override {
+    CAIRN_CHECK(IsObjectName(name));
+    const S3Object object = ObjectOf(settings_, name);
+    CAIRN_TRY_ASSIGN(const HttpResponse response, client().Perform({.operation = "read the size",
+                                                                    .file = object.file,
+                                                                    .method = "HEAD",
+                                                                    .key = object.key}));
+    const auto size_bytes = ParseDecimal(response.Header("content-length"));
+    if (size_bytes) return *size_bytes;
     return Fail(Error{.code = ErrorCode::kUnavailable,
                       .message = "cannot read the size: the response has no Content-Length",
                       .file = object.file});
   }
-  return size_bytes;
-}
 
-Result<std::vector<std::string>> S3Storage::List(std::string_view prefix) {
-  CAIRN_CHECK(IsObjectPrefix(prefix));
-  CAIRN_TRY_ASSIGN(std::vector<std::string> names, ListNames(prefix));
-  std::erase_if(names, [](const std::string& name) { return !IsObjectName(name); });
-  return names;
-}
-
-Result<std::vector<std::string>> S3Storage::ListNames(std::string_view prefix) {
-  const S3Object folder = ObjectOf(prefix);
-  Listing listing(folder.file, kListingTimeouts * settings_.timeout, Listing::Clock::now());
-  for (std::string token;;) {
-    // The parameters are in the order of their names, as the signature requires.
-    const std::string query =
-        fmt::format("{}{}{}list-type=2&prefix={}",
-                    token.empty() ? "" : "continuation-token=", EncodeUri(token, false),
-                    token.empty() ? "" : "&", EncodeUri(folder.key, false));
-    CAIRN_TRY_ASSIGN(
-        const HttpResponse response,
-        client().Perform({.operation = "list objects", .file = folder.file, .query = query}));
-    Result<S3Listing> page = ParseS3Listing(response.body);
-    if (!page) return std::unexpected(std::move(page).error().WithFile(folder.file));
-    for (const std::string& key : page->keys) {
-      CAIRN_TRY(CheckListedKey(key, folder));
-      listing.Add(key.substr(settings_.prefix.size()));
+  Result<std::vector<std::string>> List(std::string_view prefix) override {
+    CAIRN_CHECK(IsObjectPrefix(prefix));
+    CAIRN_TRY_ASSIGN(Listed listed, ListNames(prefix));
+    std::vector<std::string> names;
+    names.reserve(listed.names.size());
+    while (!listed.names.empty()) {
+      std::string name = std::move(listed.names.extract(listed.names.begin()).value());
+      if (IsObjectName(name)) names.push_back(std::move(name));
     }
-    if (!page->is_truncated) break;
-    token = page->next_token;
-    CAIRN_TRY(listing.NextPage(token, Listing::Clock::now()));
+    return names;
   }
-  std::vector<std::string> names;
-  names.reserve(listing.names().size());
-  while (!listing.names().empty()) {
-    names.push_back(std::move(listing.names().extract(listing.names().begin()).value()));
+
+  Result<void> Remove(std::string_view name) override {
+    CAIRN_CHECK(IsObjectName(name));
+    return RemoveKey(ObjectOf(settings_, name));
   }
-  return names;
-}
 
-Result<void> S3Storage::Remove(std::string_view name) {
-  CAIRN_CHECK(IsObjectName(name));
-  return RemoveKey(ObjectOf(name));
-}
-
-Result<void> S3Storage::RemoveKey(const S3Object& object) {
-  const Result<HttpResponse> response = client().Perform({.operation = "remove the object",
-                                                          .file = object.file,
-                                                          .method = "DELETE",
-                                                          .key = object.key});
-  // Some servers report that there was no object, AWS does not.
-  if (response || response.error().code == ErrorCode::kNotFound) return {};
-  return std::unexpected(response.error());
-}
-
-Result<void> S3Storage::RemoveLeftovers(uint32_t end_epoch) {
-  const auto abort = [this, end_epoch](ObjectKind kind) {
-    return [this, kind, end_epoch] { return AbortUploadsBelow(kind, end_epoch); };
-  };
-  return RunRequests(*this, {abort(ObjectKind::kSegment), abort(ObjectKind::kTable),
-                             abort(ObjectKind::kPage), [this] { return RemoveProbes(); }});
-}
-
-Result<void> S3Storage::RemoveProbes() {
-  CAIRN_TRY_ASSIGN(const std::vector<std::string> names, ListNames(kProbePrefix));
-  for (const std::string& name : names) {
-    if (IsProbeName(name)) CAIRN_TRY(RemoveKey(ObjectOf(name)));
+  Result<void> RemoveLeftovers(uint32_t end_epoch) override {
+    const auto abort = [this, end_epoch](ObjectKind kind) {
+      return [this, kind, end_epoch] { return AbortUploadsBelow(kind, end_epoch); };
+    };
+    return RunRequests(*this, {abort(ObjectKind::kSegment), abort(ObjectKind::kTable),
+                               abort(ObjectKind::kPage), [this] { return RemoveProbes(); }});
   }
-  return {};
-}
 
-Result<void> S3Storage::AbortUploadsBelow(ObjectKind kind, uint32_t end_epoch) {
-  const S3Object folder = ObjectOf(ObjectFolder(kind));
-  const std::string prefix = fmt::format("prefix={}", EncodeUri(folder.key, false));
-  Listing listing(folder.file, kListingTimeouts * settings_.timeout, Listing::Clock::now());
-  std::vector<S3Listing::Upload> uploads;
-  for (std::string query = prefix;;) {
-    CAIRN_TRY_ASSIGN(const HttpResponse response, client().Perform({.operation = "list uploads",
-                                                                    .file = folder.file,
-                                                                    .query = query + "&uploads="}));
-    Result<S3Listing> page = ParseS3Listing(response.body);
-    if (!page) return std::unexpected(std::move(page).error().WithFile(folder.file));
-    for (S3Listing::Upload& upload : page->uploads) {
-      CAIRN_TRY(CheckListedKey(upload.key, folder));
-      listing.Add(fmt::format("{} {}", upload.key, upload.upload_id));
-      uploads.push_back(std::move(upload));
+  Result<std::unique_ptr<IoQueue>> MakeQueue(uint32_t depth) override {
+    return std::make_unique<S3Queue>(client(), depth);
+  }
+
+  Result<std::unique_ptr<Upload>> BeginUpload(std::string_view name,
+                                              uint64_t write_bytes) override {
+    CAIRN_CHECK(IsObjectName(name) && write_bytes > 0);
+    // Writes that are shorter than parts are gathered.
+    if (write_bytes < kMinPartBytes) return Storage::BeginUpload(name, write_bytes);
+    return std::make_unique<S3Upload>(client(), ObjectOf(settings_, name), write_bytes);
+  }
+
+ private:
+  /// Returns the client of this process.
+  S3Client& client() {
+    S3Client* found = client_.load(std::memory_order_acquire);
+    if (found->is_usable()) return *found;
+    // The parent's client is not touched: its locks are in an unknown state.
+    auto own = std::make_unique<S3Client>(settings_, source_);
+    if (client_.compare_exchange_strong(found, own.get())) return *own.release();
+    return *found;  // from another thread of this child
+  }
+
+  Result<void> PutKeyIfAbsent(const S3Object& object, std::span<const std::byte> bytes) {
+    S3Request request = PutRequest(settings_, object, bytes);
+    request.headers.emplace_back("If-None-Match: *");
+    const Result<HttpResponse> response = client().Perform(std::move(request));
+    if (response) return {};
+    if (response.error().code != ErrorCode::kConflict) return Fail(response.error());
+    return Fail(
+        Error{.code = ErrorCode::kConflict, .message = "the object exists", .file = object.file});
+  }
+
+  /// Tests whether the server refuses to replace an object with "If-None-Match: *".
+  Result<void> CheckConditionalWrites() {
+    constexpr std::array<std::byte, 1> kByte = {std::byte{'x'}};
+    Result<void> second;
+    // Another process may remove the object of a test, as a leftover of a killed process. It does
+    // not remove the objects of all tests.
+    for (int test = 0; second && test < kMaxTests; ++test) {
+      const S3Object probe = ObjectOf(settings_, NewProbeName());
+      const Result<void> first = PutKeyIfAbsent(probe, kByte);
+      if (first) second = PutKeyIfAbsent(probe, kByte);
+      (void)RemoveKey(probe);
+      // A conflict of the first one is a repeated request, so the condition is not ignored.
+      if (!first && first.error().code == ErrorCode::kConflict) return {};
+      CAIRN_TRY(first);
     }
-    if (!page->is_truncated) break;
-    query =
-        fmt::format("key-marker={}&{}&upload-id-marker={}", EncodeUri(page->next_key_marker, false),
-                    prefix, EncodeUri(page->next_upload_id_marker, false));
-    CAIRN_TRY(listing.NextPage(query, Listing::Clock::now()));
-  }
-  const Listing::Clock::time_point deadline =
-      Listing::Clock::now() + kListingTimeouts * settings_.timeout;
-  for (const S3Listing::Upload& upload : uploads) {
-    if (Listing::Clock::now() > deadline) {
-      return Fail(Error{.code = ErrorCode::kUnavailable,
-                        .message = "the server takes too long to abort uploads; the next open for "
-                                   "writing aborts the others",
-                        .file = folder.file});
+    if (second) {
+      return Fail(Error{
+          .code = ErrorCode::kFailedPrecondition,
+          .message = fmt::format("the server at {} ignores \"If-None-Match: *\": it replaced an "
+                                 "object that must not be replaced, so two writers could overwrite "
+                                 "each other's steps; use a server, or a version of it, with "
+                                 "conditional writes",
+                                 settings_.endpoint),
+          .file = settings_.address});
     }
-    const std::string_view name = std::string_view(upload.key).substr(settings_.prefix.size());
-    const auto parsed = ParseObjectName(name);
-    // Others belong to another program, or to a writer that has taken over the store.
-    if (!parsed || parsed->id.epoch >= end_epoch) continue;
-    const Result<void> aborted = AbortUpload(client(), ObjectOf(name), upload.upload_id);
-    if (!aborted && aborted.error().code != ErrorCode::kNotFound) return aborted;
+    if (second.error().code == ErrorCode::kConflict) return {};
+    return second;
   }
-  return {};
-}
 
-TransferSizes S3Storage::transfer_sizes() const {
-  return {.request_bytes = settings_.part_bytes,
-          .queue_depth = settings_.queue_depth,
-          .small_requests = kSmallRequests,
-          .max_gap_bytes = kMaxGapBytes};
-}
+  Result<void> ReadInParts(std::string_view name, uint64_t offset_bytes,
+                           std::span<std::byte> target) {
+    S3Queue queue(client(), settings_.queue_depth);
+    uint64_t submitted_bytes = 0;
+    while (submitted_bytes < target.size() || queue.in_flight() > 0) {
+      if (submitted_bytes < target.size() && queue.in_flight() < queue.depth()) {
+        const uint64_t length = std::min(settings_.part_bytes, target.size() - submitted_bytes);
+        CAIRN_TRY(queue.Submit({.object = name,
+                                .data = target.data() + submitted_bytes,
+                                .length_bytes = length,
+                                .offset_bytes = offset_bytes + submitted_bytes}));
+        submitted_bytes += length;
+        continue;
+      }
+      CAIRN_TRY_ASSIGN(IoCompletion completion, queue.Wait());
+      if (completion.error) return Fail(*std::move(completion.error));
+    }
+    return {};
+  }
 
-Result<std::unique_ptr<IoQueue>> S3Storage::MakeQueue(uint32_t depth) {
-  return std::make_unique<S3Queue>(
-      client(), [this](std::string_view name) { return ObjectOf(name); }, depth);
-}
+  Result<void> RemoveKey(const S3Object& object) {
+    const Result<HttpResponse> response = client().Perform({.operation = "remove the object",
+                                                            .file = object.file,
+                                                            .method = "DELETE",
+                                                            .key = object.key});
+    // Some servers report that there was no object, AWS does not.
+    if (response || response.error().code == ErrorCode::kNotFound) return {};
+    return Fail(response.error());
+  }
 
-Result<std::unique_ptr<Upload>> S3Storage::BeginUpload(std::string_view name,
-                                                       uint64_t write_bytes) {
-  CAIRN_CHECK(IsObjectName(name) && write_bytes > 0);
-  return std::make_unique<S3Upload>(client(), ObjectOf(name), write_bytes);
-}
+  /// Returns what all pages of a listing contain. `query_after` returns the query of the page that
+  /// follows one; of the first page, if it gets an empty one. Its parameters are in the order of
+  /// their names, as the signature requires.
+  Result<Listed> ListPages(const char* operation, const S3Object& folder,
+                           const std::function<std::string(const S3Listing&)>& query_after) {
+    Listing listing(folder.file, kListingTimeouts * settings_.timeout, Listing::Clock::now());
+    Listed listed;
+    for (std::string query = query_after({});;) {
+      CAIRN_TRY_ASSIGN(
+          const HttpResponse response,
+          client().Perform({.operation = operation, .file = folder.file, .query = query}));
+      Result<S3Listing> page = ParseS3Listing(response.body);
+      if (!page) return Fail(std::move(page).error().WithFile(folder.file));
+      for (const std::string& key : page->keys) {
+        CAIRN_TRY(CheckListedKey(key, folder));
+        listing.Add(key.substr(settings_.prefix.size()));
+      }
+      for (S3Listing::Upload& upload : page->uploads) {
+        CAIRN_TRY(CheckListedKey(upload.key, folder));
+        listing.Add(fmt::format("{} {}", upload.key, upload.upload_id));
+        listed.uploads.push_back(std::move(upload));
+      }
+      if (!page->is_truncated) break;
+      query = query_after(*page);
+      CAIRN_TRY(listing.NextPage(query, Listing::Clock::now()));
+    }
+    listed.names = std::move(listing.names());
+    return listed;
+  }
+
+  /// Includes names that IsObjectName refuses.
+  Result<Listed> ListNames(std::string_view prefix) {
+    const S3Object folder = ObjectOf(settings_, prefix);
+    return ListPages("list objects", folder, [&](const S3Listing& page) {
+      const std::string& token = page.next_token;
+      return fmt::format("{}{}{}list-type=2&prefix={}",
+                         token.empty() ? "" : "continuation-token=", EncodeUri(token, false),
+                         token.empty() ? "" : "&", EncodeUri(folder.key, false));
+    });
+  }
+
+  Result<void> RemoveProbes() {
+    CAIRN_TRY_ASSIGN(const Listed listed, ListNames(kProbePrefix));
+    for (const std::string& name : listed.names) {
+      if (IsProbeName(name)) CAIRN_TRY(RemoveKey(ObjectOf(settings_, name)));
+    }
+    return {};
+  }
+
+  Result<void> AbortUploadsBelow(ObjectKind kind, uint32_t end_epoch) {
+    const S3Object folder = ObjectOf(settings_, ObjectFolder(kind));
+    CAIRN_TRY_ASSIGN(const Listed listed,
+                     ListPages("list uploads", folder, [&](const S3Listing& page) {
+                       const std::string prefix = EncodeUri(folder.key, false);
+                       if (page.next_key_marker.empty())
+                         return fmt::format("prefix={}&uploads=", prefix);
+                       return fmt::format("key-marker={}&prefix={}&upload-id-marker={}&uploads=",
+                                          EncodeUri(page.next_key_marker, false), prefix,
+                                          EncodeUri(page.next_upload_id_marker, false));
+                     }));
+    const Listing::Clock::time_point deadline =
+        Listing::Clock::now() + kListingTimeouts * settings_.timeout;
+    for (const S3Listing::Upload& upload : listed.uploads) {
+      if (Listing::Clock::now() > deadline) {
+        return Fail(Error{.code = ErrorCode::kUnavailable,
+                          .message =
+                              "the server takes too long to abort uploads; the next open for "
+                              "writing aborts the others",
+                          .file = folder.file});
+      }
+      const std::string_view name = std::string_view(upload.key).substr(settings_.prefix.size());
+      const auto parsed = ParseObjectName(name);
+      // Others belong to another program, or to a writer that has taken over the store.
+      if (!parsed || parsed->id.epoch >= end_epoch) continue;
+      const Result<void> aborted =
+          AbortUpload(client(), ObjectOf(settings_, name), upload.upload_id);
+      if (!aborted && aborted.error().code != ErrorCode::kNotFound) return aborted;
+    }
+    return {};
+  }
+
+  const S3Settings settings_;
+  const CredentialsSource source_;
+  std::atomic<S3Client*> client_;  // owned; the parent's in a forked child
+};
+
+}  // namespace
 
 Result<std::shared_ptr<Storage>> OpenS3Storage(const std::string& address,
                                                const S3Options& options) {

@@ -5,9 +5,7 @@
 #include <fmt/format.h>
 #include <libdeflate.h>
 
-#include <algorithm>
 #include <memory>
-#include <new>
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"
@@ -74,13 +72,10 @@ Result<void> AbortUpload(S3Client& client, const S3Object& object, const std::st
   return {};
 }
 
-S3Upload::S3Upload(S3Client& client, S3Object object, uint64_t write_bytes)
-    : client_(client),
-      object_(std::move(object)),
-      write_bytes_(write_bytes),
-      part_bytes_(write_bytes >= kMinPartBytes
-                      ? write_bytes
-                      : RoundUp(client.settings().part_bytes, write_bytes)) {}
+S3Upload::S3Upload(S3Client& client, S3Object object, uint64_t part_bytes)
+    : client_(client), object_(std::move(object)), part_bytes_(part_bytes) {
+  CAIRN_CHECK(part_bytes >= kMinPartBytes);
+}
 
 S3Upload::~S3Upload() {
   if (is_finished_ || !client_.is_usable()) return;
@@ -94,54 +89,15 @@ S3Upload::~S3Upload() {
   });
 }
 
-void S3Upload::StartWrite(std::span<const std::byte> bytes, uint64_t offset_bytes, PartDone done) {
-  CAIRN_CHECK(offset_bytes == started_bytes_ && offset_bytes % write_bytes_ == 0 &&
-              bytes.size() <= write_bytes_);
+void S3Upload::StartWrite(std::span<const std::byte> bytes, uint64_t offset_bytes, Done done) {
+  CAIRN_CHECK(offset_bytes == started_bytes_ && offset_bytes % part_bytes_ == 0 &&
+              bytes.size() <= part_bytes_);
   started_bytes_ += bytes.size();
-  const bool is_last_part = bytes.size() < write_bytes_ && offset_bytes >= part_bytes_;
-  if (gathered_bytes_ > 0 || (bytes.size() < part_bytes_ && !is_last_part)) {
-    return GatherWrite(bytes, std::move(done));
+  if (started_bytes_ < part_bytes_) {
+    whole_.assign(bytes.begin(), bytes.end());
+    return done({});
   }
-  StartPart({.bytes = bytes,
-             .buffer = nullptr,
-             .index = offset_bytes / part_bytes_,
-             .done = std::move(done)});
-}
-
-void S3Upload::GatherWrite(std::span<const std::byte> bytes, PartDone done) {
-  if (gathered_ == nullptr) gathered_ = TakeBuffer();
-  if (gathered_ == nullptr) {
-    done(Fail(Error{.code = ErrorCode::kResourceExhausted,
-                    .message = fmt::format("no memory for a part of {} bytes", part_bytes_),
-                    .file = object_.file}));
-    return;
-  }
-  std::ranges::copy(bytes, gathered_.get() + gathered_bytes_);
-  gathered_bytes_ += bytes.size();
-  // The object may end with each full write, and a first part may be all of it: Finish decides.
-  const bool is_last_part = bytes.size() < write_bytes_ && started_bytes_ > part_bytes_;
-  if (gathered_bytes_ < part_bytes_ && !is_last_part) return done({});
-  Part part{.bytes = std::span(gathered_.get(), gathered_bytes_),
-            .buffer = std::move(gathered_),
-            .index = (started_bytes_ - gathered_bytes_) / part_bytes_,
-            .done = std::move(done)};
-  gathered_bytes_ = 0;
-  StartPart(std::move(part));
-}
-
-S3Upload::Buffer S3Upload::TakeBuffer() {
-  {
-    const MutexLock lock(mutex_);
-    if (!free_buffers_.empty()) {
-      Buffer buffer = std::move(free_buffers_.back());
-      free_buffers_.pop_back();
-      return buffer;
-    }
-  }
-  return Buffer(new (std::nothrow) std::byte[part_bytes_]);
-}
-
-void S3Upload::StartPart(Part part) {
+  Part part{.bytes = bytes, .index = offset_bytes / part_bytes_, .done = std::move(done)};
   if (part.index >= kMaxParts) {
     part.done(Fail(Error{.code = ErrorCode::kResourceExhausted,
                          .message = fmt::format("cannot upload a part: the object has more than "
@@ -181,7 +137,7 @@ void S3Upload::StartCreation() {
   if (client_.settings().request_digests) {
     request.headers.emplace_back("x-amz-checksum-algorithm: CRC32");
   }
-  client_.Start(std::move(request), client_.NewId(),
+  client_.Start(std::move(request), /*id=*/0,
                 [this](Result<HttpResponse> response) { OnCreated(std::move(response)); });
 }
 
@@ -211,16 +167,6 @@ void S3Upload::OnCreated(Result<HttpResponse> response) {
   }
 }
 
-S3Request S3Upload::PartRequest(std::span<const std::byte> bytes, uint64_t index,
-                                const std::string& upload_id) const {
-  return {.operation = fmt::format("upload part {}", index + 1),
-          .file = object_.file,
-          .method = "PUT",
-          .key = object_.key,
-          .query = fmt::format("partNumber={}&uploadId={}", index + 1, EncodeUri(upload_id, false)),
-          .body = bytes};
-}
-
 Result<void> S3Upload::AddPart(uint64_t index, std::string digest,
                                const Result<HttpResponse>& response) {
   if (!response) return Fail(OfUpload(response.error()));
@@ -239,32 +185,27 @@ void S3Upload::SendPart(Part& given, const std::string& upload_id, bool may_wait
   std::shared_ptr<Part> part;  // shared with the callback
   auto begun = CatchExhaustion("an upload", [&]() -> Result<void> {
     part = std::make_shared<Part>(std::move(given));
-    S3Request request = PartRequest(part->bytes, part->index, upload_id);
+    S3Request request{.operation = fmt::format("upload part {}", part->index + 1),
+                      .file = object_.file,
+                      .method = "PUT",
+                      .key = object_.key,
+                      .query = fmt::format("partNumber={}&uploadId={}", part->index + 1,
+                                           EncodeUri(upload_id, false)),
+                      .body = part->bytes};
     std::string digest = AddDigest(client_.settings(), &request);
     S3Done on_response =
         [this, part, digest = std::move(digest)](const Result<HttpResponse>& response) mutable {
-          Result<void> added = CatchExhaustion(
-              "an upload", [&] { return AddPart(part->index, std::move(digest), response); });
-          if (part->buffer != nullptr) KeepBuffer(std::move(part->buffer));
-          part->done(std::move(added));
+          part->done(CatchExhaustion(
+              "an upload", [&] { return AddPart(part->index, std::move(digest), response); }));
         };
     if (may_wait) {
-      client_.Start(std::move(request), client_.NewId(), std::move(on_response));
+      client_.Start(std::move(request), /*id=*/0, std::move(on_response));
     } else {
-      client_.StartFromCallback(std::move(request), client_.NewId(), std::move(on_response));
+      client_.StartFromCallback(std::move(request), std::move(on_response));
     }
     return {};
   });
   if (!begun) (part == nullptr ? given : *part).done(std::move(begun));
-}
-
-void S3Upload::KeepBuffer(Buffer buffer) {
-  // Otherwise it is freed.
-  (void)CatchExhaustion("a buffer", [&]() -> Result<void> {
-    const MutexLock lock(mutex_);
-    free_buffers_.push_back(std::move(buffer));
-    return {};
-  });
 }
 
 Result<void> S3Upload::Finish(uint64_t size_bytes) {
@@ -275,8 +216,7 @@ Result<void> S3Upload::Finish(uint64_t size_bytes) {
   }
   CAIRN_CHECK(size_bytes == started_bytes_);
   if (size_bytes < part_bytes_) {
-    const std::span whole(gathered_.get(), gathered_bytes_);
-    CAIRN_TRY(client_.Perform(PutRequest(client_.settings(), object_, whole)));
+    CAIRN_TRY(client_.Perform(PutRequest(client_.settings(), object_, whole_)));
   } else {
     CAIRN_TRY(FinishParts());
   }
@@ -291,16 +231,6 @@ Result<void> S3Upload::FinishParts() {
     const MutexLock lock(mutex_);
     upload_id = upload_id_;
     parts_.resize(DivCeil(started_bytes_, part_bytes_));
-  }
-  if (gathered_bytes_ > 0) {
-    const uint64_t index = started_bytes_ / part_bytes_;
-    const std::span rest(gathered_.get(), gathered_bytes_);
-    S3Request request = PartRequest(rest, index, upload_id);
-    std::string digest = AddDigest(client_.settings(), &request);
-    CAIRN_TRY(AddPart(index, std::move(digest), client_.Perform(std::move(request))));
-  }
-  {
-    const MutexLock lock(mutex_);
     parts = parts_;
   }
   for (const S3Part& part : parts) {
@@ -309,10 +239,6 @@ Result<void> S3Upload::FinishParts() {
                       .message = "cannot complete the upload: a part is missing",
                       .file = object_.file});
   }
-  return Complete(upload_id, parts);
-}
-
-Result<void> S3Upload::Complete(const std::string& upload_id, const std::vector<S3Part>& parts) {
   const std::string body = CompleteUploadBody(parts);
   const Result<HttpResponse> response =
       client_.Perform({.operation = "complete the upload",

@@ -1,0 +1,170 @@
+#include "kv/storage/internal/transfer_queues.h"
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kv/base/catch_exhaustion.h"
+#include "kv/base/mutex.h"
+#include "kv/base/thread_annotations.h"
+
+namespace cairn::kv {
+namespace internal {
+namespace {
+
+std::unexpected<Error> QueueOfParent() {
+  return Fail(ErrorCode::kFailedPrecondition,
+              "this process was forked from the one that made the queue");
+}
+
+}  // namespace
+
+struct CallbackQueue::Completions {
+  void Add(const IoRequest& request, Result<void> result) {
+    IoCompletion completion;
+    completion.request = request;
+    if (result) {
+      completion.done_bytes = request.length_bytes;
+    } else {
+      completion.error = std::move(result).error();
+    }
+    const MutexLock lock(mutex);
+    entries.push_back(std::move(completion));
+    changed.NotifyOne();
+  }
+
+  Mutex mutex;
+  CondVar changed;
+  std::vector<IoCompletion> entries CAIRN_GUARDED_BY(mutex);  // with memory for all
+};
+
+CallbackQueue::CallbackQueue(uint32_t depth)
+    : IoQueue(depth), completions_(std::make_shared<Completions>()) {
+  CAIRN_CHECK(depth > 0);
+  const MutexLock lock(completions_->mutex);
+  completions_->entries.reserve(depth);
+}
+
+void CallbackQueue::WaitForAll() {
+  while (is_usable() && in_flight_ > 0) (void)Wait();
+}
+
+Result<void> CallbackQueue::Submit(const IoRequest& request) {
+  CAIRN_CHECK(in_flight_ < depth_ && request.fd < 0 && request.length_bytes > 0);
+  CAIRN_CHECK(request.write == (request.upload != nullptr));
+  if (!is_usable()) return QueueOfParent();
+  ++in_flight_;
+  // A request that is not begun completes with the error.
+  auto begun = CatchExhaustion("a request", [&]() -> Result<void> {
+    auto done = [completions = completions_, request](Result<void> result) {
+      completions->Add(request, std::move(result));
+    };
+    if (request.write) {
+      request.upload->StartWrite(std::span(request.data, request.length_bytes),
+                                 request.offset_bytes, std::move(done));
+    } else {
+      BeginRead(request, std::move(done));
+    }
+    return {};
+  });
+  if (!begun) completions_->Add(request, std::move(begun));
+  return {};
+}
+
+Result<IoCompletion> CallbackQueue::Wait() {
+  CAIRN_CHECK(in_flight_ > 0);
+  if (!is_usable()) return QueueOfParent();
+  const MutexLock lock(completions_->mutex);
+  while (completions_->entries.empty()) completions_->changed.Wait(completions_->mutex);
+  IoCompletion completion = std::move(completions_->entries.front());
+  completions_->entries.erase(completions_->entries.begin());
+  --in_flight_;
+  return completion;
+}
+
+bool CallbackQueue::HasCompletion() {
+  if (!is_usable()) return false;
+  const MutexLock lock(completions_->mutex);
+  return !completions_->entries.empty();
+}
+
+}  // namespace internal
+
+namespace {
+
+// The defaults of Storage: each request is complete when Submit returns.
+
+class BlockingUpload final : public Upload {
+ public:
+  explicit BlockingUpload(std::unique_ptr<ObjectWriter> writer) : writer_(std::move(writer)) {}
+
+  void StartWrite(std::span<const std::byte> bytes, uint64_t offset_bytes, Done done) override {
+    done(Write(offset_bytes, bytes));
+  }
+  Result<void> Finish(uint64_t size_bytes) override {
+    CAIRN_CHECK(size_bytes == size_bytes_);
+    return writer_->Finish();
+  }
+
+ private:
+  Result<void> Write(uint64_t offset_bytes, std::span<const std::byte> bytes) {
+    // Others may have been submitted before their owner has noticed the failure of one.
+    if (failure_) return Fail(*failure_);
+    CAIRN_CHECK(offset_bytes == size_bytes_);
+    if (auto appended = writer_->Append(bytes); !appended) {
+      failure_ = appended.error();
+      return appended;
+    }
+    size_bytes_ += bytes.size();
+    return {};
+  }
+
+  const std::unique_ptr<ObjectWriter> writer_;
+  uint64_t size_bytes_ = 0;
+  std::optional<Error> failure_;  // error of a write
+};
+
+class BlockingQueue final : public internal::CallbackQueue {
+ public:
+  BlockingQueue(Storage& storage, uint32_t depth) : CallbackQueue(depth), storage_(storage) {}
+  bool can_scatter() const override { return true; }
+  const char* name() const override { return "blocking"; }
+
+ private:
+  void BeginRead(const IoRequest& request, Done done) override { done(Read(request)); }
+  bool is_usable() const override { return true; }
+
+  Result<void> Read(const IoRequest& request) {
+    const std::span bytes(request.data, request.length_bytes);
+    if (request.slices.empty()) {
+      return storage_.ReadRange(request.object, request.offset_bytes, bytes);
+    }
+    uint64_t offset_bytes = request.offset_bytes;
+    for (const IoSlice& slice : request.slices) {
+      if (slice.data != nullptr) {
+        CAIRN_TRY(storage_.ReadRange(request.object, offset_bytes,
+                                     std::span(slice.data, slice.length_bytes)));
+      }
+      offset_bytes += slice.length_bytes;
+    }
+    return {};
+  }
+
+  Storage& storage_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<IoQueue>> Storage::MakeQueue(uint32_t depth) {
+  return std::make_unique<BlockingQueue>(*this, depth);
+}
+
+Result<std::unique_ptr<Upload>> Storage::BeginUpload(std::string_view name, uint64_t) {
+  CAIRN_TRY_ASSIGN(auto writer, Create(name));
+  return std::make_unique<BlockingUpload>(std::move(writer));
+}
+
+}  // namespace cairn::kv
