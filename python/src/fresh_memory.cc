@@ -7,9 +7,9 @@
 
 #include <new>
 
-#include "kv/base/aligned_bytes.h"
 #include "kv/base/div.h"
 #include "kv/base/error.h"
+#include "kv/base/mapping.h"
 
 namespace cairn::python {
 

@@ -19,7 +19,6 @@
 #include "kv/base/copy_options.h"
 #include "kv/base/mutex.h"
 #include "kv/base/options.h"
-#include "kv/base/thread_annotations.h"
 #include "kv/maintain/compact_options.h"
 #include "python/src/communicator_binding.h"
 #include "python/src/errors.h"

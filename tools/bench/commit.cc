@@ -18,7 +18,6 @@
 #include "core/checkpoint_store.h"
 #include "core/upkeep/simulated_rank.h"
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 #include "tools/bench/saved_model.h"
 #include "tools/bench/table_limit.h"
 #include "tools/bench/verbs.h"

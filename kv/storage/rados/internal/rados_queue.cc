@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 #include "kv/storage/rados/internal/object_read.h"
 #include "kv/storage/rados/internal/rados_upload.h"
 

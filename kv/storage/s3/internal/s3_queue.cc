@@ -7,7 +7,6 @@
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 
 namespace cairn::kv::internal {
 
