@@ -239,6 +239,7 @@ Result<void> SegmentStream::ReapClosed(bool waits) {
 }
 
 Result<void> SegmentStream::Drain() {
+  for (const Closing& closing : closing_) closing.sealed.wait();  // even if one fails
   CAIRN_TRY(ReapClosed(/*waits=*/true));
   return segment_ != nullptr ? segment_->Drain() : Result<void>();
 }
