@@ -49,7 +49,7 @@ function(cairn_compile_options target)
       $<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-heapsize=262144;-fpch-preprocess>)
   endif()
   if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
-    # Checks the annotations of kv/base/thread_annotations.h. Deprecation is left to GCC: Clang also
+    # Checks the annotations of kv/base/mutex.h. Deprecation is left to GCC: Clang also
     # reports uses within libstdc++, such as the temporary buffers of std::stable_sort.
     target_compile_options(${target} PRIVATE -Wthread-safety -Wno-deprecated-declarations)
   endif()

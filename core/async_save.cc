@@ -12,8 +12,6 @@
 #include "core/save/internal/staging.h"
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/mutex.h"
-#include "kv/base/start_thread.h"
-#include "kv/base/thread_annotations.h"
 
 namespace cairn::core {
 

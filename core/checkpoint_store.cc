@@ -28,7 +28,6 @@
 #include "core/step/internal/stored_chunk.h"
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 #include "kv/compact.h"
 #include "kv/io/worker_pool.h"
 

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "kv/base/div.h"
-#include "kv/internal/store_access.h"
 #include "kv/maintain/internal/live_ranges.h"
 #include "kv/maintain/internal/payload_mover.h"
 #include "kv/maintain/internal/step_rewriter.h"

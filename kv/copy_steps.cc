@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "kv/base/step_info.h"
-#include "kv/internal/store_access.h"
 #include "kv/maintain/internal/step_copy.h"
 #include "kv/read/internal/snapshot_state.h"
 #include "kv/read/snapshot.h"

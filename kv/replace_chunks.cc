@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "kv/base/copy_options.h"
-#include "kv/internal/store_access.h"
 #include "kv/maintain/compact_options.h"
 #include "kv/maintain/internal/live_ranges.h"
 #include "kv/maintain/internal/payload_mover.h"

@@ -18,7 +18,6 @@
 #include "kv/base/key.h"
 #include "kv/base/payload.h"
 #include "kv/base/step_info.h"
-#include "kv/base/step_records.h"
 #include "kv/io/block_pool.h"
 
 namespace cairn::kv {

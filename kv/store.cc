@@ -13,10 +13,8 @@
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 #include "kv/commit/internal/part_file.h"
 #include "kv/commit/internal/step_attempt.h"
-#include "kv/internal/store_access.h"
 #include "kv/io/internal/file.h"
 #include "kv/io/internal/io_environment.h"
 #include "kv/maintain/internal/rebuild.h"

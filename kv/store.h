@@ -40,7 +40,6 @@
 #include "kv/base/options.h"
 #include "kv/base/retention.h"
 #include "kv/base/step_info.h"
-#include "kv/base/step_records.h"
 #include "kv/read/snapshot.h"
 #include "kv/step_writer.h"
 #include "kv/storage/storage.h"

@@ -9,7 +9,6 @@
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/copy_options.h"
-#include "kv/base/start_thread.h"
 #include "kv/read/snapshot.h"
 
 namespace cairn::core {

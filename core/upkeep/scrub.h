@@ -13,7 +13,6 @@
 #include "core/checkpoint_store.h"
 #include "kv/base/error.h"
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 
 namespace cairn::core {
 

@@ -11,7 +11,7 @@
 #include <thread>
 #include <utility>
 
-#include "kv/base/start_thread.h"
+#include "kv/base/catch_exhaustion.h"
 
 namespace cairn::cuda::internal {
 namespace {

@@ -1,14 +1,16 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 /// Turns what the standard library throws if the system has no more memory or threads into an error
-/// value, so that it leaves neither a thread nor the library.
+/// value, so that it leaves neither a thread nor the library; and starts threads.
 
 #include <fmt/format.h>
 
+#include <functional>
 #include <new>
 #include <stdexcept>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "kv/base/error.h"
@@ -52,5 +54,10 @@ void CleanUp(const Work& work) noexcept {
     return {};
   });
 }
+
+/// Runs `work` on a new thread, which blocks all signals, so that other threads handle the
+/// program's signals. `what` completes the error text "the system has not enough threads for ...".
+/// `work` must not throw. kResourceExhausted: there are no more threads, or not enough memory.
+Result<std::thread> StartThread(const char* what, std::move_only_function<void()> work);
 
 }  // namespace cairn::kv

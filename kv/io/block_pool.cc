@@ -9,8 +9,8 @@
 
 #include <algorithm>
 
-#include "kv/base/aligned_bytes.h"
 #include "kv/base/div.h"
+#include "kv/base/mapping.h"
 #include "kv/io/internal/file.h"
 
 namespace cairn::kv {

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"
-#include "kv/base/start_thread.h"
 #include "kv/io/internal/io_environment.h"
 
 namespace cairn::kv {

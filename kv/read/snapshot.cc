@@ -8,14 +8,12 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <map>
 
 #include "kv/base/mapping.h"
 #include "kv/base/read_range.h"
 #include "kv/base/step_info.h"
-#include "kv/io/worker_pool.h"
 #include "kv/read/internal/snapshot_state.h"
 #include "kv/read/internal/table_difference.h"
 #include "kv/read/internal/verify_files.h"
@@ -216,34 +214,6 @@ Result<std::vector<Usage>> Snapshot::SegmentUsage() const {
   return usage;
 }
 
-namespace {
-
-/// Reads extents of zeros (Extent::Zeros), which are in no segment: fills the targets of the ranges
-/// `indices` with zeros, or lends zeros, and calls `arrived`, on up to `threads` threads, because
-/// the callbacks decompress.
-Result<void> ReadZeros(std::span<const ReadRange> ranges, std::span<const size_t> indices,
-                       uint32_t threads, const RangeCallback& arrived) {
-  uint64_t lent_bytes = 0;
-  for (const size_t i : indices) lent_bytes = std::max(lent_bytes, ranges[i].lent_bytes);
-  const std::vector<std::byte> zeros(lent_bytes);
-  std::atomic<size_t> next = 0;
-  const auto read = [&](size_t) -> Result<void> {
-    for (size_t i = next++; i < indices.size(); i = next++) {
-      const ReadRange& range = ranges[indices[i]];
-      std::ranges::fill(range.target, std::byte{0});
-      const auto lent = std::span(zeros).first(range.target.empty() ? range.lent_bytes : 0);
-      auto done = arrived(indices[i], range.target.empty() ? lent : range.target);
-      if (done) continue;
-      next = indices.size();  // the other threads stop
-      return done;
-    }
-    return {};
-  };
-  return RunOnThreads(std::min<size_t>(threads, indices.size()), "zeros", read);
-}
-
-}  // namespace
-
 Result<uint64_t> Snapshot::Read(std::span<const ReadRange> ranges, uint32_t threads,
                                 const RangeCallback& arrived) const {
   const internal::SegmentSource source{
@@ -259,7 +229,7 @@ Result<uint64_t> Snapshot::Read(std::span<const ReadRange> ranges, uint32_t thre
       (is_zeros(ranges[i]) ? zeros : stored).push_back(i);
       if (!is_zeros(ranges[i])) others.push_back(ranges[i]);
     }
-    CAIRN_TRY(ReadZeros(ranges, zeros, threads, arrived));
+    CAIRN_TRY(internal::ReadZeros(ranges, zeros, threads, arrived));
     return Read(others, threads, [&](size_t i, std::span<const std::byte> bytes) {
       return arrived(stored[i], bytes);
     });

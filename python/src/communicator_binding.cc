@@ -12,7 +12,7 @@
 #include "core/ranks/gather_v.h"
 #include "core/ranks/gloo_communicator.h"
 #include "core/ranks/local_communicator.h"
-#include "kv/base/start_thread.h"
+#include "kv/base/catch_exhaustion.h"
 #include "python/src/gil.h"
 #include "python/src/keyword_arguments.h"
 

@@ -15,7 +15,6 @@
 #include "kv/base/copy_options.h"
 #include "kv/base/mutex.h"
 #include "kv/base/options.h"
-#include "kv/base/thread_annotations.h"
 #include "python/src/communicator_binding.h"
 #include "python/src/gil.h"
 #include "python/src/load_plan.h"

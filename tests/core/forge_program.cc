@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "kv/base/step_records.h"
+#include "kv/base/step_info.h"
 #include "kv/read/snapshot.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/step_writer.h"

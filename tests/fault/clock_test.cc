@@ -29,6 +29,7 @@
 #include "kv/storage/open/open_storage.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
+#include "tests/kv/store_checks.h"
 #include "tests/process/child.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
@@ -79,7 +80,6 @@ using cairn::testing::ClockJump;
 using cairn::testing::IsError;
 using cairn::testing::ScopedTempDir;
 using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 using ::testing::Optional;
 using ::testing::StartsWith;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
@@ -108,9 +108,7 @@ class ClockTest : public ::testing::Test {
     CAIRN_ASSERT_OK_AND_ASSIGN(const Steps steps, LoadAll(path));
     EXPECT_TRUE(steps == expected);
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kRead));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
-    EXPECT_THAT(damage, IsEmpty());
+    ExpectSound(*store);
   }
   /// The next writer saves, and nothing is left over.
   static void ExpectUsable(const std::string& path, Steps steps) {
@@ -120,8 +118,7 @@ class ClockTest : public ::testing::Test {
       steps[9] = MakeSample(9);
     }
     ExpectSteps(path, steps);
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path));
-    EXPECT_THAT(leftovers, IsEmpty());
+    ExpectNoLeftovers(path);
   }
 
   /// Runs `operation`, which leaves `expected`, with a jump at its n-th reading of the clock, for

@@ -22,8 +22,7 @@
 #include "kv/base/options.h"
 #include "kv/read/snapshot.h"
 #include "kv/store.h"
-#include "tests/fault/operations.h"
-#include "tests/process/child.h"
+#include "tests/fault/crash_checks.h"
 #include "tests/support/fault_hook.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
@@ -31,29 +30,18 @@
 namespace cairn::kv {
 namespace {
 
-using cairn::testing::Child;
 using cairn::testing::FaultPass;
-using cairn::testing::IsOk;
 using cairn::testing::NoFault;
 using cairn::testing::ScopedFaults;
 using cairn::testing::ScopedTempDir;
 using ::testing::AnyOf;
 using ::testing::ContainerEq;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
 using ::testing::SizeIs;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 
 void CopyStore(const std::string& from, const std::string& to) {
   std::filesystem::remove_all(to);
   std::filesystem::copy(from, to, std::filesystem::copy_options::recursive);
-}
-
-int RunStoreProgram(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), CAIRN_STORE_PROGRAM);
-  Child child(arguments);
-  return child.Wait();
 }
 
 /// Reads change nothing, so a process that dies there leaves what the point before leaves.
@@ -74,42 +62,6 @@ std::string ShapeOf(const std::string& path) {
   }
   std::ranges::sort(files);
   return fmt::format("{}", fmt::join(files, "\n"));
-}
-
-std::vector<std::string> FilesIn(const std::string& directory) {
-  std::vector<std::string> names;
-  if (!std::filesystem::exists(directory)) return names;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {
-    names.push_back(entry.path());
-  }
-  return names;
-}
-
-/// Opens for writing and checks that the store has one of the two states, bit for bit, has no
-/// leftovers, and is usable.
-void ExpectOldOrNew(const std::string& path, const Steps& before, const Steps& after) {
-  {
-    // A reader opens the store first, before a writer has cleaned up.
-    const auto read = LoadAll(path);
-    ASSERT_TRUE(IsOk(read));
-    EXPECT_TRUE(*read == before || *read == after);
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store,
-                               Store::Open(path, OpenMode::kWrite, SmallBlocks()));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const Steps found, LoadAllFrom(*store));
-    EXPECT_TRUE(found == *read) << "the writer sees other steps than the reader before it";
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
-    EXPECT_THAT(damage, IsEmpty());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path));
-    EXPECT_THAT(leftovers, IsEmpty());
-    for (const std::string& file : FilesIn(path)) EXPECT_THAT(file, Not(HasSubstr(".tmp")));
-    EXPECT_THAT(FilesIn(path + "/leases"), SizeIs(1)) << "leases of dead writers remain";
-    CAIRN_EXPECT_OK(SaveSample(*store, MakeSample(50)));
-  }
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kRead));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep saved, LoadSample(*snapshot));
-  EXPECT_TRUE(saved == MakeSample(50));
 }
 
 class CrashDirectory : public ::testing::Test {

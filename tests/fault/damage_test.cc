@@ -23,6 +23,7 @@
 #include "kv/store.h"
 #include "tests/fault/examine.h"
 #include "tests/fault/operations.h"
+#include "tests/kv/store_checks.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 #include "tests/support/seeded_random.h"
@@ -298,8 +299,7 @@ TEST_F(DamageTest, WriterIsNotHinderedByADamagedLeaseOrHint) {
       {
         CAIRN_ASSERT_OK_AND_ASSIGN(const auto store,
                                    Store::Open(copy, OpenMode::kWrite, SmallBlocks()));
-        CAIRN_ASSERT_OK_AND_ASSIGN(const Steps found, LoadAllFrom(*store));
-        EXPECT_TRUE(found == expected_);
+        ExpectSteps(*store, expected_);
         CAIRN_EXPECT_OK(SaveSample(*store, MakeSample(9, 0, kShape)));
       }
       CAIRN_ASSERT_OK_AND_ASSIGN(const Steps now, LoadAll(copy));

@@ -15,6 +15,7 @@
 #include "kv/read/snapshot.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
+#include "tests/kv/store_checks.h"
 #include "tests/support/fault_hook.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
@@ -29,18 +30,13 @@ using cairn::testing::IsError;
 using cairn::testing::IsOk;
 using cairn::testing::ScopedFaults;
 using cairn::testing::ScopedTempDir;
-using ::testing::IsEmpty;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 
 void ExpectWholeAndClean(const std::string& path, const Steps& expected) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite, SmallBlocks()));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Steps found, LoadAllFrom(*store));
-  EXPECT_TRUE(found == expected);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path));
-  EXPECT_THAT(leftovers, IsEmpty());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
-  EXPECT_THAT(damage, IsEmpty());
+  ExpectSteps(*store, expected);
+  ExpectNoLeftovers(path);
+  ExpectSound(*store);
 }
 
 bool IsUnknown(const Error& error) {
@@ -203,13 +199,11 @@ TEST_P(FailingOpenTest, LeavesTheStepsAndSucceedsWhenRetried) {
         store = Store::Open(path, OpenMode::kWrite, options);
       }
       ASSERT_TRUE(IsOk(store));
-      CAIRN_ASSERT_OK_AND_ASSIGN(const Steps found, LoadAllFrom(**store));
-      EXPECT_TRUE(found == (exists ? before : Steps()));
+      ExpectSteps(**store, exists ? before : Steps());
       CAIRN_EXPECT_OK(SaveSample(**store, MakeSample(9)));
       CAIRN_ASSERT_OK((*store)->Close());
       CAIRN_ASSERT_OK_AND_ASSIGN(store, Store::Open(path, OpenMode::kWrite, SmallBlocks()));
-      CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path));
-      EXPECT_THAT(leftovers, IsEmpty());
+      ExpectNoLeftovers(path);
       std::filesystem::remove_all(path);
       if (HasFailure()) return;
       if (fired) continue;
@@ -244,8 +238,7 @@ TEST(UnknownOutcomeTest, CommitThatMayBeDurableKeepsItsFilesUntilTheNextOpen) {
     EXPECT_THAT(store->Delete(std::array<uint64_t, 1>{2}),
                 IsError(ErrorCode::kFailedPrecondition, "open it again"));
     store.reset();
-    CAIRN_ASSERT_OK_AND_ASSIGN(const Steps read, LoadAll(copy));
-    EXPECT_TRUE(read == After(operation, before));
+    ExpectSteps(copy, After(operation, before));
     ExpectWholeAndClean(copy, After(operation, before));
   }
 }
@@ -265,8 +258,7 @@ TEST(UnknownOutcomeTest, FailureAfterTheRootExistsIsReportedAsSuccess) {
       CAIRN_EXPECT_OK(Perform(Operation::kCommit, *store));
       EXPECT_TRUE(faults.fired());
     }
-    CAIRN_ASSERT_OK_AND_ASSIGN(const Steps read, LoadAll(copy));
-    EXPECT_TRUE(read == After(Operation::kCommit, before));
+    ExpectSteps(copy, After(Operation::kCommit, before));
     CAIRN_EXPECT_OK(store->Delete(std::array<uint64_t, 1>{4}));
   }
 }

@@ -19,6 +19,7 @@
 #include "kv/io/file_descriptor.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
+#include "tests/kv/store_checks.h"
 #include "tests/process/child.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
@@ -31,7 +32,6 @@ using cairn::testing::IsError;
 using cairn::testing::IsOk;
 using cairn::testing::ScopedTempDir;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 
 /// A mount namespace for this process. It is created before any threads are, which would otherwise
@@ -81,10 +81,7 @@ class FullDiskTest : public ::testing::Test {
   }
   void Unfill() { std::filesystem::remove(dir_ / "filler"); }
 
-  void ExpectAsBefore() {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const Steps now, LoadAll(path_));
-    EXPECT_TRUE(now == before_);
-  }
+  void ExpectAsBefore() { ExpectSteps(path_, before_); }
 
   ScopedTempDir dir_;
   const std::string path_ = dir_ / "store";
@@ -142,18 +139,14 @@ TEST_F(FullDiskTest, DiskThatIsFullAnywhereInACommitLeavesTheStoreAsItWas) {
         ASSERT_EQ(result.error().code, ErrorCode::kResourceExhausted) << result.error().ToString();
       }
       // Readers work on a full disk.
-      CAIRN_ASSERT_OK_AND_ASSIGN(const Steps now, LoadAll(path_));
-      EXPECT_TRUE(now == (done ? with_new : before_));
+      ExpectSteps(path_, done ? with_new : before_);
     }
     Unfill();
     if (HasFailure()) return;
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto store,
                                Store::Open(path_, OpenMode::kWrite, SmallBlocks()));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path_));
-    EXPECT_THAT(leftovers, IsEmpty());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
-    EXPECT_THAT(damage, IsEmpty());
+    ExpectNoLeftovers(path_);
+    ExpectSound(*store);
     if (done) {
       CAIRN_EXPECT_OK(store->Delete(std::array<uint64_t, 1>{4}));
     }

@@ -22,16 +22,13 @@
 #include "kv/read/snapshot.h"
 #include "kv/storage/open/open_storage.h"
 #include "kv/store.h"
-#include "tests/fault/operations.h"
-#include "tests/process/child.h"
+#include "tests/fault/crash_checks.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/store_address.h"
 
 namespace cairn::kv {
 namespace {
 
-using cairn::testing::Child;
-using cairn::testing::IsOk;
 using cairn::testing::NewStoreAddress;
 using cairn::testing::ScopedTempDir;
 using ::testing::AnyOf;
@@ -41,45 +38,11 @@ using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 
 constexpr uint64_t kMaxObjectBytes = 1 << 30;
 
-int RunStoreProgram(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), CAIRN_STORE_PROGRAM);
-  Child child(arguments);
-  return child.Wait();
-}
-
 Result<void> RemoveStore(const std::string& address) {
   CAIRN_TRY_ASSIGN(const auto storage, OpenStorage(address));
   CAIRN_TRY_ASSIGN(const std::vector<std::string> names, storage->List(""));
   for (const std::string& name : names) CAIRN_TRY(storage->Remove(name));
   return storage->RemoveLeftovers(~0u);
-}
-
-/// Opens for writing and checks that the store has one of the two states, bit for bit, has no
-/// leftovers, and is usable.
-void ExpectOldOrNew(const std::string& address, const Steps& before, const Steps& after) {
-  {
-    // A reader opens the store first, before a writer has cleaned up.
-    const auto read = LoadAll(address);
-    ASSERT_TRUE(IsOk(read));
-    EXPECT_TRUE(*read == before || *read == after);
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store,
-                               Store::Open(address, OpenMode::kWrite, SmallBlocks()));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const Steps found, LoadAllFrom(*store));
-    EXPECT_TRUE(found == *read) << "the writer sees other steps than the reader before it";
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
-    EXPECT_THAT(damage, IsEmpty());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(address));
-    EXPECT_THAT(leftovers, IsEmpty());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto storage, OpenStorage(address));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto leases, storage->List("leases/"));
-    EXPECT_THAT(leases, SizeIs(1)) << "leases of dead writers remain";
-    CAIRN_EXPECT_OK(SaveSample(*store, MakeSample(50)));
-  }
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(address, OpenMode::kRead));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep saved, LoadSample(*snapshot));
-  EXPECT_TRUE(saved == MakeSample(50));
 }
 
 class ObjectCrash : public ::testing::Test {

@@ -39,15 +39,6 @@ StoreOptions SmallBlocks() {
   return options;
 }
 
-Result<Steps> LoadAllFrom(const Store& store) {
-  CAIRN_TRY_ASSIGN(const auto snapshot, store.Latest());
-  Steps steps;
-  for (const uint64_t step : snapshot->step_numbers()) {
-    CAIRN_TRY_ASSIGN(steps[step], LoadSample(*snapshot, step));
-  }
-  return steps;
-}
-
 Result<Steps> MakeHistory(const std::string& directory) {
   CAIRN_TRY_ASSIGN(const auto store, Store::Open(directory, OpenMode::kWrite, SmallBlocks()));
   Steps steps;

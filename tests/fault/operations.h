@@ -17,14 +17,10 @@ inline constexpr Operation kOperations[] = {Operation::kCommit, Operation::kOver
                                             Operation::kRanks,  Operation::kCompact};
 const char* OperationName(Operation operation);
 
-using Steps = std::map<uint64_t, SampleStep>;
-
 /// Small blocks, so that a segment needs several writes, and no grace period, so that objects that
 /// nothing uses any more vanish at once. The usual blocks if CAIRN_TEST_STORES is set: a storage
 /// without files has a minimum.
 StoreOptions SmallBlocks();
-/// Loads all steps of the current snapshot of `store`.
-Result<Steps> LoadAllFrom(const Store& store);
 /// Saves steps 1, 2 and 3, of which 2 was overwritten and 3 refers to bytes of 1.
 Result<Steps> MakeHistory(const std::string& directory);
 

@@ -35,6 +35,7 @@
 #include "tests/fault/operations.h"
 #include "tests/fault/storage_scenarios.h"
 #include "tests/kv/sample_step.h"
+#include "tests/kv/store_checks.h"
 #include "tests/support/faulty_storage.h"
 #include "tests/support/result_matchers.h"
 
@@ -108,14 +109,10 @@ void CheckStore(const std::shared_ptr<Storage>& storage, Progress& progress,
   ExpectPromised(found, progress);
   {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, OpenForWriting(storage));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const Steps written, LoadAllFrom(*store));
-    EXPECT_TRUE(written == found);
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
-    EXPECT_THAT(damage, IsEmpty());
+    ExpectSteps(*store, found);
+    ExpectSound(*store);
     if (!listings_are_late) {
-      CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(storage));
-      EXPECT_THAT(leftovers, IsEmpty());
+      ExpectNoLeftovers(storage);
     }
     const uint64_t next = found.empty() ? 1 : found.rbegin()->first + 1;
     found[next] = MakeSample(next, 9, kFaultShape);

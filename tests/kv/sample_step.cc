@@ -405,14 +405,18 @@ Result<SampleStep> LoadSample(const Snapshot& snapshot, std::optional<uint64_t> 
   return sample;
 }
 
-Result<std::map<uint64_t, SampleStep>> LoadAll(const std::string& directory) {
-  CAIRN_TRY_ASSIGN(const auto store, Store::Open(directory, OpenMode::kRead));
-  CAIRN_TRY_ASSIGN(const auto snapshot, store->Latest());
-  std::map<uint64_t, SampleStep> steps;
+Result<Steps> LoadAllFrom(const Store& store) {
+  CAIRN_TRY_ASSIGN(const auto snapshot, store.Latest());
+  Steps steps;
   for (const uint64_t step : snapshot->step_numbers()) {
     CAIRN_TRY_ASSIGN(steps[step], LoadSample(*snapshot, step));
   }
   return steps;
+}
+
+Result<Steps> LoadAll(const std::string& directory) {
+  CAIRN_TRY_ASSIGN(const auto store, Store::Open(directory, OpenMode::kRead));
+  return LoadAllFrom(*store);
 }
 
 Result<std::vector<std::string>> Verify(const Snapshot& snapshot) {

@@ -79,8 +79,11 @@ class OtherRanks final : public RankRecords {
 Result<SampleStep> LoadSample(const Snapshot& snapshot,
                               std::optional<uint64_t> step = std::nullopt);
 
+using Steps = std::map<uint64_t, SampleStep>;
+/// Loads all steps of the current snapshot of `store`.
+Result<Steps> LoadAllFrom(const Store& store);
 /// Opens `directory` for reading and loads all of its steps.
-Result<std::map<uint64_t, SampleStep>> LoadAll(const std::string& directory);
+Result<Steps> LoadAll(const std::string& directory);
 
 /// Returns what VerifyFiles reports, one string per problem.
 Result<std::vector<std::string>> Verify(const Snapshot& snapshot);

@@ -1,13 +1,13 @@
 // The limit of the contents of a zstd frame holds for contents that compress as well as any can.
 
-#include "kv/base/zstd_limit.h"
-
 #include <gtest/gtest.h>
 #include <zstd.h>
 
 #include <vector>
 
-namespace cairn::kv {
+#include "kv/root/internal/framed_record.h"
+
+namespace cairn::kv::internal {
 namespace {
 
 TEST(ZstdLimitTest, ZerosOfEveryLengthAreWithinTheLimit) {
@@ -25,4 +25,4 @@ TEST(ZstdLimitTest, ZerosOfEveryLengthAreWithinTheLimit) {
 }
 
 }  // namespace
-}  // namespace cairn::kv
+}  // namespace cairn::kv::internal

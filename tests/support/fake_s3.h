@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 #include "kv/storage/storage.h"
 #include "tests/support/http_server.h"
 

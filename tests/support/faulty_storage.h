@@ -24,7 +24,6 @@
 #include <vector>
 
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 #include "tests/support/forwarding_storage.h"
 
 namespace cairn::kv::internal {

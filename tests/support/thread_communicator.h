@@ -16,7 +16,6 @@
 #include "core/ranks/communicator.h"
 #include "core/ranks/communicator_arguments.h"
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 
 namespace cairn::testing {
 

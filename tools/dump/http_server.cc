@@ -40,7 +40,6 @@
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 #include "kv/io/file_descriptor.h"
 #include "tools/common/json.h"
 #include "tools/common/text.h"

@@ -11,7 +11,7 @@
 #include "core/collectives/internal/global_state_layout.h"
 #include "core/ranks/internal/message_codec.h"
 #include "core/state_dict/internal/leaves.h"
-#include "kv/base/aligned_bytes.h"
+#include "kv/base/mapping.h"
 
 namespace cairn::core::internal {
 namespace {

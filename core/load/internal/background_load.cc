@@ -5,7 +5,6 @@
 
 #include "core/load/internal/load.h"
 #include "kv/base/catch_exhaustion.h"
-#include "kv/base/start_thread.h"
 
 namespace cairn::core::internal {
 

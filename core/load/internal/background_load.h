@@ -10,7 +10,6 @@
 #include "core/load/load_options.h"
 #include "core/step/internal/lookup.h"
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 
 namespace cairn::core::internal {
 

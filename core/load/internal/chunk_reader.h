@@ -30,7 +30,6 @@
 #include "core/step/internal/lookup.h"
 #include "core/tensor/internal/strided_region.h"
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 
 namespace cairn::core::internal {
 

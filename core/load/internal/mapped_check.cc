@@ -10,7 +10,6 @@
 #include "core/base/progress.h"
 #include "kv/base/mapping.h"
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 #include "kv/io/worker_pool.h"
 
 namespace cairn::core::internal {

@@ -7,7 +7,7 @@
 #include <gloo/transport/unbound_buffer.h>
 
 #include "core/ranks/internal/rendezvous_record.h"
-#include "kv/base/start_thread.h"
+#include "kv/base/catch_exhaustion.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -10,7 +10,6 @@
 #include "core/ranks/internal/rendezvous.h"
 #include "kv/base/error.h"
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 
 namespace gloo {
 class Context;

@@ -29,7 +29,7 @@
 #include "core/step/internal/owners.h"
 #include "core/step/internal/tensor_records.h"
 #include "kv/base/key.h"
-#include "kv/base/step_records.h"
+#include "kv/base/step_info.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -34,7 +34,7 @@
 #include "core/tensor/chunk_grid.h"
 #include "kv/base/key.h"
 #include "kv/base/payload.h"
-#include "kv/base/step_records.h"
+#include "kv/base/step_info.h"
 #include "kv/io/block_pool.h"
 #include "kv/step_writer.h"
 

@@ -12,7 +12,7 @@
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/key.h"
 #include "kv/base/payload.h"
-#include "kv/base/step_records.h"
+#include "kv/base/step_info.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -29,7 +29,6 @@
 #include "kv/base/mutex.h"
 #include "kv/base/payload.h"
 #include "kv/base/step_info.h"
-#include "kv/base/thread_annotations.h"
 #include "kv/io/block_pool.h"
 
 namespace cairn::core::internal {

@@ -16,7 +16,7 @@
 #include "core/step/contents.h"
 #include "core/tensor/tiling.h"
 #include "kv/base/key.h"
-#include "kv/base/step_records.h"
+#include "kv/base/step_info.h"
 
 namespace cairn::core::internal {
 

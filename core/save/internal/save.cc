@@ -34,7 +34,6 @@
 #include "core/step/internal/tensor_records.h"
 #include "kv/base/key.h"
 #include "kv/base/step_info.h"
-#include "kv/base/step_records.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -14,7 +14,6 @@
 
 #include "core/state_dict/state_dict.h"
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 
 namespace cairn::core::internal {
 

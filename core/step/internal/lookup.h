@@ -18,7 +18,6 @@
 #include "kv/base/digest.h"
 #include "kv/base/mutex.h"
 #include "kv/base/step_info.h"
-#include "kv/base/thread_annotations.h"
 #include "kv/read/snapshot.h"
 #include "kv/store.h"
 

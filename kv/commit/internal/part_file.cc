@@ -14,8 +14,8 @@
 
 #include "kv/base/digest.h"
 #include "kv/base/div.h"
-#include "kv/base/zstd_limit.h"
 #include "kv/io/internal/file.h"
+#include "kv/root/internal/framed_record.h"
 #include "kv/storage/internal/object_names.h"
 #include "schema/little_endian.h"
 

@@ -3,7 +3,7 @@
 /// records to the step.
 
 #include "kv/base/error.h"
-#include "kv/base/step_records.h"
+#include "kv/base/step_info.h"
 #include "kv/commit/internal/step_attempt.h"
 
 namespace cairn::kv::internal {

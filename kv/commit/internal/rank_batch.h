@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "kv/base/aligned_bytes.h"
 #include "kv/base/error.h"
 #include "kv/base/key.h"
-#include "kv/base/step_records.h"
+#include "kv/base/mapping.h"
+#include "kv/base/step_info.h"
 #include "kv/commit/internal/part_file.h"
 #include "kv/state/internal/live_bytes.h"
 #include "kv/table/internal/record_run.h"

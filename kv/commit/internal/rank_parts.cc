@@ -13,6 +13,7 @@
 #include "kv/base/digest.h"
 #include "kv/base/key.h"
 #include "kv/commit/internal/part_file.h"
+#include "kv/root/internal/kv_records.h"
 #include "kv/root/internal/lease.h"
 #include "kv/root/internal/root_log.h"
 #include "kv/root/internal/step_list.h"
@@ -56,7 +57,8 @@ std::string DigestName(std::string_view key) {
   return fmt::format("{:016x}{:016x}", ReadBigEndian(key.data()), ReadBigEndian(key.data() + 8));
 }
 
-// Returns the key of shared records: the digest of their lengths and contents, in order.
+// Returns the key of shared records: the digest of their lengths and contents, in order. Their
+// header does not depend on the rank: all ranks give the header of rank 0.
 std::string DigestOf(std::span<const SharedRecord> records) {
   std::vector<std::byte> content;
   for (const SharedRecord& record : records) {
@@ -72,9 +74,6 @@ std::string DigestOf(std::span<const SharedRecord> records) {
   return DigestKey(PayloadDigest(content));
 }
 
-// The header of shared records. It does not depend on the rank: their digest is their name.
-PartHeader SharedHeader(const StepAttempt& attempt) { return attempt.HeaderOf(0); }
-
 }  // namespace
 
 Result<void> AddSharedRecords(StepAttempt& attempt, std::span<const SharedRecord> records) {
@@ -85,7 +84,7 @@ Result<void> AddSharedRecords(StepAttempt& attempt, std::span<const SharedRecord
 
   const std::string name = SharedName(attempt.attempt, DigestName(key));
   if (ObjectExists(*attempt.store->storage, name).value_or(false)) return {};
-  PartWriter writer(attempt.store->storage, name, SharedHeader(attempt));
+  PartWriter writer(attempt.store->storage, name, attempt.HeaderOf(0));
   for (const SharedRecord& record : records) {
     CAIRN_TRY(writer.Add(record.column, record.key, record.value));
   }
@@ -101,7 +100,7 @@ Result<std::vector<SharedRecord>> ReadSharedRecords(const StepAttempt& attempt,
   const std::string name = SharedName(attempt.attempt, DigestName(digest));
   std::vector<SharedRecord> records;
   CAIRN_TRY(
-      ReadPart(storage, name, SharedHeader(attempt), [&](const RecordView& record) -> Result<void> {
+      ReadPart(storage, name, attempt.HeaderOf(0), [&](const RecordView& record) -> Result<void> {
         records.push_back({.column = record.column,
                            .key = std::string(record.key),
                            .value = {record.value.begin(), record.value.end()}});
@@ -126,8 +125,8 @@ Result<void> PreparePart(StepAttempt& attempt, const StepSummary& summary) {
                       .file = attempt.store->storage->address(),
                       .step = attempt.step});
   }
-  CAIRN_TRY(attempt.AddStepRecordToPart(summary));
   attempt.prepared = attempt.InfoOf(summary);
+  CAIRN_TRY(attempt.part->Add(Column::kSteps, "", EncodeStep(attempt.prepared)));
   // From now on rank 0 may commit the part, even if the response to its put is lost. So its objects
   // remain unless rank 0 states that it has discarded the part.
   attempt.finished = true;

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/base/step_records.h"
+#include "kv/base/step_info.h"
 #include "kv/commit/internal/step_attempt.h"
 
 namespace cairn::kv::internal {

@@ -125,10 +125,6 @@ StepInfo StepAttempt::InfoOf(const StepSummary& summary) const {
                   .note = options.note};
 }
 
-Result<void> StepAttempt::AddStepRecordToPart(const StepSummary& summary) {
-  return part->Add(Column::kSteps, "", EncodeStep(InfoOf(summary)));
-}
-
 Result<void> StepAttempt::SealSegments() {
   CAIRN_TRY(segments.Seal());
   LocalFiles* const files = store->storage->local_files();

@@ -17,7 +17,6 @@
 #include "kv/base/key.h"
 #include "kv/base/options.h"
 #include "kv/base/step_info.h"
-#include "kv/base/step_records.h"
 #include "kv/commit/internal/part_file.h"
 #include "kv/commit/internal/record_sorter.h"
 #include "kv/segment/internal/segment_stream.h"
@@ -41,7 +40,6 @@ class StepAttempt {
 
   /// Adds a record to the step, or to the part of a joined rank.
   Result<void> AddEntry(Column column, std::string_view key, std::span<const std::byte> value);
-  Result<void> AddStepRecordToPart(const StepSummary& summary);
   StepInfo InfoOf(const StepSummary& summary) const;
   /// Returns the header of an object that a rank puts for this attempt.
   PartHeader HeaderOf(uint32_t rank) const;

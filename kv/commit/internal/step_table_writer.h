@@ -31,9 +31,9 @@
 #include "kv/root/internal/root_record.h"
 #include "kv/state/internal/live_bytes.h"
 #include "kv/state/internal/store_state.h"
-#include "kv/table/internal/merge_iterator.h"
 #include "kv/table/internal/record_run.h"
 #include "kv/table/internal/record_set.h"
+#include "kv/table/internal/table_reader.h"
 #include "kv/table/internal/table_stack.h"
 #include "kv/table/internal/table_writer.h"
 

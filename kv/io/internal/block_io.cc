@@ -15,9 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "kv/base/catch_exhaustion.h"
 #include "kv/base/mutex.h"
-#include "kv/base/start_thread.h"
-#include "kv/base/thread_annotations.h"
 #include "kv/io/internal/fault_point.h"
 #include "kv/io/internal/file.h"
 

@@ -10,7 +10,6 @@
 
 #include "kv/base/error.h"
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 #include "kv/io/io_queue.h"
 
 namespace cairn::kv::internal {

@@ -35,10 +35,11 @@ bool MayBeTemporary(const Error& error);
 Error CannotTellLoss(Error error);
 
 /// Writes a table for each step of which `wants` accepts an attempt and at least one tensor is
-/// complete. The tables have the epoch of `state`. If it accepts several attempts at a step, the one
-/// with the most bytes is taken, and of equal ones the last. Returns the entries, ascending by step,
-/// and adds to `report` what they lack. kUnavailable, kResourceExhausted: the storage cannot be listed, read or written. Memory:
-/// the records of two attempts. Cost: reads the headers, footers and trailers of all segments.
+/// complete. The tables have the epoch of `state`. If it accepts several attempts at a step, the
+/// one with the most bytes is taken, and of equal ones the last. Returns the entries, ascending by
+/// step, and adds to `report` what they lack. kUnavailable, kResourceExhausted: the storage cannot
+/// be listed, read or written. Memory: the records of two attempts. Cost: reads the headers,
+/// footers and trailers of all segments.
 Result<std::vector<StepEntry>> RecoverFromFooters(StoreState& state, const FooterRecovery& recovery,
                                                   RebuildReport& report);
 

@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
 #include <deque>
 #include <memory>
@@ -27,16 +26,12 @@
 #include "kv/io/io_queue.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/segment/internal/segment_description.h"
+#include "kv/segment/internal/segment_files.h"
 #include "kv/segment/internal/segment_output.h"
 #include "kv/storage/internal/object_reader.h"
 
 namespace cairn::kv::internal {
 namespace {
-
-Result<std::unique_ptr<IoQueue>> MakeQueueOf(Storage& storage, const IoOptions& options) {
-  if (storage.local_files() == nullptr) return storage.MakeQueue(options.queue_depth);
-  return MakeFileQueue(options.uring, options.queue_depth);
-}
 
 /// Adds the location of the source to an error of it, and explains why an object is missing.
 Error OfSource(const CopyContext& context, const SegmentInfo& info, Error error) {
@@ -158,13 +153,18 @@ class SegmentCopy {
       if (!completion) break;
       pool_.Give(completion->request.data);
     }
+    context_.source->queues->Give(std::move(reads_));
+    context_.target.queues->Give(std::move(writes_));
   }
   SegmentCopy(const SegmentCopy&) = delete;
   SegmentCopy& operator=(const SegmentCopy&) = delete;
 
   Result<void> Run() {
-    CAIRN_TRY_ASSIGN(reads_, MakeQueueOf(*context_.source->storage, *context_.source->options.io));
-    CAIRN_TRY_ASSIGN(writes_, MakeQueueOf(*context_.target.storage, *context_.target.options.io));
+    const SnapshotState& source = *context_.source;
+    CAIRN_TRY_ASSIGN(
+        reads_, TakeSegmentQueue(*source.storage, *source.queues, source.options.io->queue_depth));
+    CAIRN_TRY_ASSIGN(writes_, TakeSegmentQueue(*context_.target.storage, *context_.target.queues,
+                                               context_.target.options.io->queue_depth));
     if (File* const file = output_.file()) {
       // ext4 and xfs serialise writes that extend a file. Without space, the writes fail.
       (void)::fallocate(file->fd(), 0, 0, static_cast<off_t>(file_bytes_));
@@ -249,14 +249,8 @@ class SegmentCopy {
   Result<void> FinishRead() {
     CAIRN_TRY_ASSIGN(const IoCompletion completion, reads_->Wait());
     const IoRequest& request = completion.request;
-    int error_number = completion.error_number;
-    if (const int fault = FaultPoint("segment.read")) error_number = fault;
-    if (completion.error) return Fail(OfSource(context_, info_, *completion.error));
-    if (error_number != 0) {
-      Error error = SystemError(error_number, "cannot read the segment", file_->path);
-      // EIO from a disk is a damaged medium; other errors may be temporary.
-      if (error_number == EIO) error.code = ErrorCode::kDataLoss;
-      return Fail(std::move(error).WithOffset(request.offset_bytes));
+    if (auto read = CheckRead(completion, file_->path); !read) {
+      return Fail(OfSource(context_, info_, std::move(read).error()));
     }
     if (completion.done_bytes < request.length_bytes) {
       return Fail(Error{.code = ErrorCode::kDataLoss,

@@ -1,5 +1,5 @@
 // 1. Segments that the target lacks are copied, several at once. Finished ones are announced from
-//    time to time (finished_segments.h).
+//    time to time (target_segments.h).
 // 2. The records of the step are written to a table of the target, unchanged except for the segment
 //    records and the usage, which name the epoch of the target's segments.
 // 3. The commit of the step takes its segments off the list of announced objects.
@@ -80,7 +80,7 @@ StepCopier::StepCopier(const SnapshotState& source, StoreState& target, const Co
                .target = target,
                .throttle = *throttle_,
                .progress = [this](uint64_t bytes) { return ReportProgress(bytes); }},
-      finished_(target, {.interval = options.keep_interval, .bytes = options.keep_bytes}) {}
+      finished_(target, options) {}
 
 StepCopier::~StepCopier() {
   CleanUp([&] { finished_.RemoveUnannounced(); });

@@ -11,8 +11,6 @@
 #include "kv/base/error.h"
 #include "kv/base/mutex.h"
 #include "kv/base/step_info.h"
-#include "kv/base/thread_annotations.h"
-#include "kv/maintain/internal/finished_segments.h"
 #include "kv/maintain/internal/segment_copy.h"
 #include "kv/maintain/internal/target_segments.h"
 #include "kv/read/internal/snapshot_state.h"

@@ -23,7 +23,6 @@
 
 #include "kv/base/mutex.h"
 #include "kv/base/step_info.h"
-#include "kv/base/thread_annotations.h"
 #include "kv/root/internal/root_record.h"
 #include "kv/segment/internal/segment_files.h"
 #include "kv/state/internal/store_state.h"

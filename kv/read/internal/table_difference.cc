@@ -7,9 +7,9 @@
 #include <set>
 #include <string_view>
 
-#include "kv/base/aligned_bytes.h"
 #include "kv/base/key.h"
-#include "kv/table/internal/merge_iterator.h"
+#include "kv/base/mapping.h"
+#include "kv/table/internal/table_reader.h"
 
 namespace cairn::kv::internal {
 namespace {

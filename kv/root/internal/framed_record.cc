@@ -8,7 +8,6 @@
 #include <cstring>
 
 #include "kv/base/digest.h"
-#include "kv/base/zstd_limit.h"
 #include "schema/little_endian.h"
 
 namespace cairn::kv::internal {

@@ -39,4 +39,13 @@ Result<std::vector<std::byte>> FrameRecord(const FrameKind& kind,
 Result<std::vector<std::byte>> UnframeRecord(const FrameKind& kind,
                                              std::span<const std::byte> object);
 
+/// Returns a limit of the length of what a zstd frame of `stored_bytes` contains. A block has a
+/// header of 3 bytes, at least one more byte unless it is empty, and at most 128 KiB of contents
+/// (RFC 8878, section 3.1.1.2).
+constexpr uint64_t MaxZstdContentBytes(uint64_t stored_bytes) {
+  constexpr uint64_t kMinBlockBytes = 4;
+  constexpr uint64_t kMaxBlockContentBytes = 128 << 10;
+  return stored_bytes / kMinBlockBytes * kMaxBlockContentBytes;
+}
+
 }  // namespace cairn::kv::internal

@@ -17,8 +17,6 @@
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/mutex.h"
-#include "kv/base/start_thread.h"
-#include "kv/base/thread_annotations.h"
 #include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {

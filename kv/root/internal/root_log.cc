@@ -8,7 +8,7 @@
 #include <chrono>
 #include <thread>
 
-#include "kv/root/internal/root_reads.h"
+#include "kv/root/internal/root_search.h"
 #include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/object_names.h"
 

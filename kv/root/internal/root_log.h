@@ -30,7 +30,6 @@
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/root/internal/root_reads.h"
 #include "kv/root/internal/root_record.h"
 #include "kv/root/internal/root_search.h"
 #include "kv/storage/storage.h"

@@ -8,7 +8,6 @@
 
 #include "kv/base/digest.h"
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 #include "kv/root/internal/framed_record.h"
 #include "kv/storage/internal/object_names.h"
 

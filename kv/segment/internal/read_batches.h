@@ -8,7 +8,6 @@
 
 #include "kv/base/mutex.h"
 #include "kv/base/read_range.h"
-#include "kv/base/thread_annotations.h"
 
 namespace cairn::kv::internal {
 

@@ -29,7 +29,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -39,8 +38,6 @@
 #include "kv/base/mutex.h"
 #include "kv/base/options.h"
 #include "kv/base/read_range.h"
-#include "kv/base/thread_annotations.h"
-#include "kv/io/internal/fault_point.h"
 #include "kv/io/internal/file.h"
 #include "kv/io/worker_pool.h"
 #include "kv/segment/internal/read_batches.h"
@@ -127,12 +124,8 @@ class ReadWorker {
 
   /// Returns the number of bytes that were read from storage.
   Result<uint64_t> Run() {
-    Storage& storage = read_.source.storage;
-    if (storage.local_files() != nullptr) {
-      queue_ = read_.source.queues.Take(read_.queue_depth);
-    } else {
-      CAIRN_TRY_ASSIGN(queue_, storage.MakeQueue(read_.queue_depth));
-    }
+    CAIRN_TRY_ASSIGN(
+        queue_, TakeSegmentQueue(read_.source.storage, read_.source.queues, read_.queue_depth));
     can_scatter_ = queue_->can_scatter();
     requests_.resize(read_.queue_depth);
     for (size_t i = requests_.size(); i > 0; --i) idle_.push_back(i - 1);
@@ -327,16 +320,8 @@ class ReadWorker {
   }
 
   Result<void> Finish(Request& request, const IoCompletion& completion) {
-    int error_number = completion.error_number;
-    if (const int fault = FaultPoint("segment.read")) error_number = fault;
     const std::string& path = request.file->path;
-    if (completion.error) return Fail(*completion.error);
-    if (error_number != 0) {
-      Error error = SystemError(error_number, "cannot read the segment", path);
-      // EIO from a disk is a damaged medium; other errors may be temporary.
-      if (error_number == EIO) error.code = ErrorCode::kDataLoss;
-      return Fail(std::move(error).WithOffset(completion.request.offset_bytes));
-    }
+    CAIRN_TRY(CheckRead(completion, path));
     const uint64_t have_end = completion.request.offset_bytes + completion.done_bytes;
     for (const RangePart& part : request.parts) {
       if (part.offset_bytes + part.length_bytes > have_end) {
@@ -428,6 +413,27 @@ Result<uint64_t> ReadRanges(std::span<const ReadRange> ranges, const IoOptions& 
   };
   CAIRN_TRY(RunOnThreads(worker_count, "reading", read));
   return read_bytes;
+}
+
+Result<void> ReadZeros(std::span<const ReadRange> ranges, std::span<const size_t> indices,
+                       uint32_t threads, const RangeCallback& arrived) {
+  uint64_t lent_bytes = 0;
+  for (const size_t i : indices) lent_bytes = std::max(lent_bytes, ranges[i].lent_bytes);
+  const std::vector<std::byte> zeros(lent_bytes);
+  std::atomic<size_t> next = 0;
+  const auto read = [&](size_t) -> Result<void> {
+    for (size_t i = next++; i < indices.size(); i = next++) {
+      const ReadRange& range = ranges[indices[i]];
+      std::ranges::fill(range.target, std::byte{0});
+      const auto lent = std::span(zeros).first(range.target.empty() ? range.lent_bytes : 0);
+      auto done = arrived(indices[i], range.target.empty() ? lent : range.target);
+      if (done) continue;
+      next = indices.size();  // the other threads stop
+      return done;
+    }
+    return {};
+  };
+  return RunOnThreads(std::min<size_t>(threads, indices.size()), "zeros", read);
 }
 
 }  // namespace cairn::kv::internal

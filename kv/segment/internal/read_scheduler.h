@@ -32,4 +32,10 @@ Result<uint64_t> ReadRanges(std::span<const ReadRange> ranges, const IoOptions& 
                             uint32_t threads, BlockPool& pool, const SegmentSource& source,
                             const RangeCallback& arrived);
 
+/// Reads extents of zeros (Extent::Zeros), which are in no segment: fills the targets of the ranges
+/// `indices` with zeros, or lends zeros, and calls `arrived`, on up to `threads` threads, because
+/// the callbacks decompress.
+Result<void> ReadZeros(std::span<const ReadRange> ranges, std::span<const size_t> indices,
+                       uint32_t threads, const RangeCallback& arrived);
+
 }  // namespace cairn::kv::internal

@@ -2,11 +2,31 @@
 
 #include <sys/stat.h>
 
+#include <cerrno>
 #include <iterator>
+#include <utility>
 
+#include "kv/io/internal/fault_point.h"
 #include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
+
+Result<std::unique_ptr<IoQueue>> TakeSegmentQueue(Storage& storage, FileQueues& queues,
+                                                  uint32_t depth) {
+  if (storage.local_files() == nullptr) return storage.MakeQueue(depth);
+  return queues.Take(depth);
+}
+
+Result<void> CheckRead(const IoCompletion& completion, const std::string& path) {
+  int error_number = completion.error_number;
+  if (const int fault = FaultPoint("segment.read")) error_number = fault;
+  if (completion.error) return Fail(*completion.error);
+  if (error_number == 0) return {};
+  Error error = SystemError(error_number, "cannot read the segment", path);
+  // EIO from a disk is a damaged medium; other errors may be temporary.
+  if (error_number == EIO) error.code = ErrorCode::kDataLoss;
+  return Fail(std::move(error).WithOffset(completion.request.offset_bytes));
+}
 
 Result<std::shared_ptr<const SegmentFile>> SegmentFiles::Open(uint64_t segment_id, Storage& storage,
                                                               const std::string& name,

@@ -10,8 +10,9 @@
 
 #include "kv/base/error.h"
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
+#include "kv/io/internal/block_io.h"
 #include "kv/io/internal/file.h"
+#include "kv/io/io_queue.h"
 #include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {
@@ -25,6 +26,12 @@ struct SegmentFile {
   File direct;             // also buffered, if the file system refuses O_DIRECT
   File buffered;
 };
+
+/// Returns a queue for transfers of segments. The caller passes it to `queues.Give` at the end.
+Result<std::unique_ptr<IoQueue>> TakeSegmentQueue(Storage& storage, FileQueues& queues,
+                                                  uint32_t depth);
+/// Returns the error of a read of the segment `path`. kDataLoss: its disk is damaged.
+Result<void> CheckRead(const IoCompletion& completion, const std::string& path);
 
 /// A cache of open segment files, so that many small loads do not open them again. Threads: safe.
 class SegmentFiles {

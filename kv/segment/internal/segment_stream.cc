@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"
+#include "kv/segment/internal/segment_files.h"
 #include "kv/segment/internal/segment_output.h"
 #include "kv/storage/internal/object_names.h"
 
@@ -51,11 +52,8 @@ std::string SegmentStream::NameOf(uint64_t segment_id) const {
 
 Result<void> SegmentStream::StartSegment() {
   if (queue_ == nullptr) {
-    if (options_.storage->local_files() != nullptr) {
-      queue_ = options_.queues->Take(options_.io.queue_depth);
-    } else {
-      CAIRN_TRY_ASSIGN(queue_, options_.storage->MakeQueue(options_.io.queue_depth));
-    }
+    CAIRN_TRY_ASSIGN(
+        queue_, TakeSegmentQueue(*options_.storage, *options_.queues, options_.io.queue_depth));
   }
   segment_id_ = SegmentIdOf(options_.attempt, options_.rank, segment_count_++);
   const SegmentHeader header{.store_uuid = options_.store_uuid,
@@ -73,7 +71,7 @@ Result<void> SegmentStream::StartSegment() {
 }
 
 Result<void> SegmentStream::MakeRoom(uint64_t length_bytes) {
-  CAIRN_TRY(ReapClosed());
+  CAIRN_TRY(ReapClosed(/*waits=*/false));
   if (segment_ != nullptr && (segment_->IsFull(length_bytes) || key_bytes_ >= kMaxKeyBytes)) {
     CAIRN_TRY(CloseSegment());
   }
@@ -229,9 +227,10 @@ Result<void> SegmentStream::CompleteInBackground() {
   return {};
 }
 
-Result<void> SegmentStream::ReapClosed() {
-  while (!closing_.empty() &&
-         closing_.front().sealed.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
+Result<void> SegmentStream::ReapClosed(bool waits) {
+  while (!closing_.empty()) {
+    const auto& sealed = closing_.front().sealed;
+    if (!waits && sealed.wait_for(std::chrono::seconds(0)) != std::future_status::ready) break;
     CAIRN_TRY_ASSIGN(SegmentInfo info, closing_.front().sealed.get());
     closing_.pop_front();
     sealed_.push_back(std::move(info));
@@ -240,18 +239,14 @@ Result<void> SegmentStream::ReapClosed() {
 }
 
 Result<void> SegmentStream::Drain() {
-  for (const Closing& closing : closing_) closing.sealed.wait();
-  CAIRN_TRY(ReapClosed());
+  for (const Closing& closing : closing_) closing.sealed.wait();  // even if one fails
+  CAIRN_TRY(ReapClosed(/*waits=*/true));
   return segment_ != nullptr ? segment_->Drain() : Result<void>();
 }
 
 Result<void> SegmentStream::Seal() {
   CAIRN_TRY(CloseSegment());
-  for (; !closing_.empty(); closing_.pop_front()) {
-    CAIRN_TRY_ASSIGN(SegmentInfo info, closing_.front().sealed.get());
-    sealed_.push_back(std::move(info));
-  }
-  return {};
+  return ReapClosed(/*waits=*/true);
 }
 
 }  // namespace cairn::kv::internal

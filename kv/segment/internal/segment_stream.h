@@ -125,8 +125,8 @@ class SegmentStream {
   Result<void> CloseSegment();
   Result<void> AddPendingRecords();
   Result<void> CompleteInBackground();
-  /// Takes note of the segments that have been sealed in the background.
-  Result<void> ReapClosed();
+  /// Takes note of the segments that have been sealed in the background, or waits for all.
+  Result<void> ReapClosed(bool waits);
   /// Replaces the indices of page digests by their positions in the current segment.
   void SetPageDigestOffsets(ChunkExtents& extents) const;
 

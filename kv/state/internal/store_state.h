@@ -17,7 +17,6 @@
 #include "kv/base/mutex.h"
 #include "kv/base/options.h"
 #include "kv/base/step_info.h"
-#include "kv/base/thread_annotations.h"
 #include "kv/io/block_pool.h"
 #include "kv/io/internal/block_io.h"
 #include "kv/root/internal/lease.h"
@@ -30,7 +29,8 @@
 
 namespace cairn::kv {
 class Snapshot;
-}
+class Store;
+}  // namespace cairn::kv
 
 namespace cairn::kv::internal {
 
@@ -99,5 +99,11 @@ struct StoreState {
 /// kFailedPrecondition: this process was forked from the one that opened the store. It must not
 /// change anything in that one's name, nor wait for its threads. Locks nothing.
 Result<void> CheckNotForked(const StoreState& state);
+
+/// Access to the state of an open store, for the sources of kv/ and tests.
+class StoreAccess {
+ public:
+  static StoreState& StateOf(const Store& store);
+};
 
 }  // namespace cairn::kv::internal

@@ -9,7 +9,6 @@
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 
 namespace cairn::kv {
 namespace internal {

@@ -28,9 +28,9 @@ struct TableInfo {
 };
 
 /// Small reads of an object in a storage where each request takes long. Reads windows of 256 KiB
-/// and keeps the last 16, so lookups of neighbouring keys make one request. When reads move forward
-/// through the object, each request is twice as long as the one before it, up to 2 MiB. Larger reads
-/// are not kept. Threads: many may call ReadAt at once.
+/// and keeps the last 16, so lookups of neighbouring keys make one request. When reads move
+/// forward through the object, each request is twice as long as the one before it, up to 2 MiB.
+/// Larger reads are not kept. Threads: many may call ReadAt at once.
 class WindowReader {
  public:
   /// Windows end at `end_bytes` at the latest.

@@ -4,10 +4,10 @@
 
 #include <iterator>
 
-#include "kv/base/aligned_bytes.h"
+#include "kv/base/mapping.h"
 #include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/object_names.h"
-#include "kv/table/internal/merge_iterator.h"
+#include "kv/table/internal/table_reader.h"
 
 namespace cairn::kv::internal {
 

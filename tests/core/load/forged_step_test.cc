@@ -13,7 +13,7 @@
 #include "core/step/internal/tensor_records.h"
 #include "core/upkeep/payload_reader.h"
 #include "kv/base/key.h"
-#include "kv/base/step_records.h"
+#include "kv/base/step_info.h"
 #include "kv/step_writer.h"
 #include "tests/core/tensor/test_tensor.h"
 #include "tests/kv/byte_payload.h"

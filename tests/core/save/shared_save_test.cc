@@ -16,7 +16,6 @@
 #include "core/checkpoint_store.h"
 #include "core/state_dict/internal/tree_merge.h"
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 #include "tests/core/sharded_state.h"
 #include "tests/support/counting_communicator.h"
 #include "tests/support/thread_communicator.h"

@@ -18,6 +18,7 @@
 #include "kv/store.h"
 #include "tests/kv/byte_payload.h"
 #include "tests/kv/sample_step.h"
+#include "tests/kv/store_checks.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 
@@ -73,10 +74,8 @@ TEST(CommitTest, LoadsWhatWasSavedAndAgainAfterReopening) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep latest, LoadSample(*snapshot));
   EXPECT_TRUE(old == first);
   EXPECT_TRUE(latest == second);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
-  EXPECT_THAT(damage, IsEmpty());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path));
-  EXPECT_THAT(leftovers, IsEmpty());
+  ExpectSound(*snapshot);
+  ExpectNoLeftovers(path);
 }
 
 TEST(CommitTest, StepThatExistsNeedsOverwrite) {
@@ -114,8 +113,7 @@ TEST(CommitTest, OverwriteReplacesTheStepAndFreesItsSegments) {
   CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1, 1), /*overwrite=*/true));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto after, store->Latest());
   EXPECT_THAT(after->step_numbers(), ElementsAre(1u));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep loaded, LoadSample(*after));
-  EXPECT_TRUE(loaded == MakeSample(1, 1));
+  ExpectSample(*after, MakeSample(1, 1));
   // The new version refers to the frozen bytes of the old one, so the old segment remains.
   EXPECT_EQ(SegmentFileCount(path), 2u);
   // A snapshot from before the overwrite does not mix old and new records.
@@ -125,8 +123,7 @@ TEST(CommitTest, OverwriteReplacesTheStepAndFreesItsSegments) {
   } else {
     EXPECT_THAT(old, IsError(ErrorCode::kNotFound, "deleted while it was being read"));
   }
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path));
-  EXPECT_THAT(leftovers, IsEmpty());
+  ExpectNoLeftovers(path);
 }
 
 TEST(CommitTest, OverwriteWithNothingInCommonUnlinksTheOldSegment) {
@@ -171,8 +168,7 @@ TEST(CommitTest, DeleteKeepsSegmentsThatLaterStepsReferTo) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto last, store->Delete(std::array<uint64_t, 1>{3}));
   EXPECT_EQ(last.segments, 2u);
   EXPECT_EQ(SegmentFileCount(path), 0u);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path));
-  EXPECT_THAT(leftovers, IsEmpty());
+  ExpectNoLeftovers(path);
   // Steps can be saved to an emptied store, also under a deleted number.
   CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(3, 7)));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto again, LoadAll(path));
@@ -204,8 +200,7 @@ TEST(CommitTest, DeletesManyStepsInOneWrite) {
   EXPECT_EQ(report.steps, 4u);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
   EXPECT_THAT(snapshot->step_numbers(), ElementsAre(2u, 3u, 5u, 7u));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
-  EXPECT_THAT(damage, IsEmpty());
+  ExpectSound(*snapshot);
 }
 
 TEST(CommitTest, AbandonedWriterLeavesNothing) {
@@ -220,8 +215,7 @@ TEST(CommitTest, AbandonedWriterLeavesNothing) {
     EXPECT_THAT(store->Begin(2, {}), IsError(ErrorCode::kFailedPrecondition, "still running"));
     EXPECT_THAT(store->Close(), IsError(ErrorCode::kFailedPrecondition, "still running"));
   }
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path));
-  EXPECT_THAT(leftovers, IsEmpty());
+  ExpectNoLeftovers(path);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
   EXPECT_THAT(snapshot->step_numbers(), IsEmpty());
   EXPECT_THAT(snapshot->FindStep(std::nullopt), IsError(ErrorCode::kNotFound, "no steps yet"));
@@ -274,8 +268,7 @@ TEST(LatestTest, ReaderFollowsCommitsOverwritesAndDeletes) {
 
   CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(2, 1), /*overwrite=*/true));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto third, reader->Latest());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep loaded, LoadSample(*third));
-  EXPECT_TRUE(loaded == MakeSample(2, 1));
+  ExpectSample(*third, MakeSample(2, 1));
 
   CAIRN_ASSERT_OK(writer->Delete(std::array<uint64_t, 1>{1}));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto fourth, reader->Latest());
@@ -358,8 +351,7 @@ TEST(StoreTest, SnapshotOfAReaderOutlivesItsStore) {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path, OpenMode::kRead));
     CAIRN_ASSERT_OK_AND_ASSIGN(snapshot, reader->Latest());
   }
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep loaded, LoadSample(*snapshot));
-  EXPECT_TRUE(loaded == MakeSample(1));
+  ExpectSample(*snapshot, MakeSample(1));
 }
 
 }  // namespace

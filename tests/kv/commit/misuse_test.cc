@@ -21,6 +21,7 @@
 #include "kv/store.h"
 #include "tests/kv/byte_payload.h"
 #include "tests/kv/sample_step.h"
+#include "tests/kv/store_checks.h"
 #include "tests/support/result_matchers.h"
 
 namespace cairn::kv {
@@ -57,8 +58,7 @@ TEST(MisuseTest, IoOptionsOutsideTheLimitsAreRefusedAndTheLimitsWork) {
                                Store::Open(storage, OpenMode::kWrite, {.io = io}));
     CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1)));
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep loaded, LoadSample(*snapshot));
-    EXPECT_TRUE(loaded == MakeSample(1));
+    ExpectSample(*snapshot, MakeSample(1));
   }
 }
 
@@ -76,8 +76,7 @@ TEST(MisuseTest, AGracePeriodOfAnyLengthKeepsWhatWasDeleted) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto before, store->Latest());
   CAIRN_ASSERT_OK(store->Delete(std::array{uint64_t{1}}));
   CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(2)));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep deleted, LoadSample(*before));
-  EXPECT_TRUE(deleted == MakeSample(1));
+  ExpectSample(*before, MakeSample(1));
   store->AwaitChange(milliseconds::min());
 }
 
@@ -165,9 +164,7 @@ TEST_F(StepWriterMisuseTest, ARankAloneContinuesAfterCallsInTheWrongOrder) {
   EXPECT_THAT(writer->SetStructure(bytes_), IsError(kOrder, "once"));
   CAIRN_ASSERT_OK(writer->Commit({}));
   EXPECT_THAT(writer->Commit({}), IsError(kOrder, "committed"));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store_->Latest());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
-  EXPECT_THAT(damage, IsEmpty());
+  ExpectSound(*store_);
 }
 
 TEST_F(StepWriterMisuseTest, RanksDoNotTakeTheRolesOfOthers) {

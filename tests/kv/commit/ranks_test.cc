@@ -16,6 +16,7 @@
 #include "kv/store.h"
 #include "tests/kv/byte_payload.h"
 #include "tests/kv/sample_step.h"
+#include "tests/kv/store_checks.h"
 #include "tests/support/fault_hook.h"
 #include "tests/support/faulty_storage.h"
 #include "tests/support/result_matchers.h"
@@ -107,9 +108,7 @@ TEST_F(RanksTest, ASampleOfSeveralRanksReadsAsThatOfOne) {
   EXPECT_GT(info.reused_chunk_count, 0u);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path()));
   EXPECT_TRUE(steps.at(2) == MakeSample(2));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, writer_->Latest());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
-  EXPECT_THAT(damage, IsEmpty());
+  ExpectSound(*writer_);
 }
 
 TEST_F(RanksTest, AStepOfSeveralRanksIsRestoredFromItsTable) {
@@ -206,9 +205,7 @@ TEST_F(ManyRanksTest, PartsAreAddedInTheOrderOfTheRanks) {
   CAIRN_ASSERT_OK(own->SetStructure(std::vector<std::byte>(8)));
   CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info, own->Commit({}));
   EXPECT_EQ(info.chunk_count, kRanks);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, writer_->Latest());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
-  EXPECT_THAT(damage, IsEmpty());
+  ExpectSound(*writer_);
 }
 
 TEST_F(ManyRanksTest, ADamagedPartIsReportedWhileALaterOneIsAwaited) {
@@ -249,8 +246,7 @@ TEST_F(RanksTest, TheNextWriterRemovesWhatDeadRanksLeft) {
   CAIRN_ASSERT_OK(Begin(*other, 1, writer_->NextAttempt(1))->Prepare({}));
   EXPECT_FALSE(std::filesystem::is_empty(path() + "/pending"));
   OpenWriter();
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path()));
-  EXPECT_THAT(leftovers, IsEmpty());
+  ExpectNoLeftovers(path());
 }
 
 TEST_F(RanksTest, AReferenceToARemovedSegmentFailsOnlyTheCommit) {
@@ -320,8 +316,7 @@ TEST_F(RanksTest, NobodyRemovesAnythingWhileTheOutcomeIsUnknown) {
   OpenWriter();
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, writer_->Latest());
   ASSERT_EQ(snapshot->step_numbers().size(), 1u);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
-  EXPECT_THAT(damage, IsEmpty());
+  ExpectSound(*snapshot);
 }
 
 TEST_F(RanksTest, APartThatMayHaveBeenCommittedIsNotRemoved) {
@@ -339,9 +334,7 @@ TEST_F(RanksTest, APartThatMayHaveBeenCommittedIsNotRemoved) {
     CAIRN_ASSERT_OK(own->SetStructure(std::vector<std::byte>(8)));
     CAIRN_ASSERT_OK(own->Commit({}));
   }
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, writer_->Latest());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
-  EXPECT_THAT(damage, IsEmpty());
+  ExpectSound(*writer_);
 }
 
 // Rank 0 may read the part before the rank learns of the fault. The rank removed its segments, to

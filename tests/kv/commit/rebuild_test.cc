@@ -22,6 +22,7 @@
 #include "kv/table/internal/table_writer.h"
 #include "tests/kv/root/hooked_storage.h"
 #include "tests/kv/sample_step.h"
+#include "tests/kv/store_checks.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 
@@ -54,18 +55,15 @@ class RebuildTest : public ::testing::Test {
     return internal::RootName(internal::FindNewest(*storage_).value()->number);
   }
   void ExpectSteps() {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path_));
-    EXPECT_TRUE(steps == steps_);
+    ExpectSteps(path_, steps_);
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
-    EXPECT_THAT(damage, IsEmpty());
+    ExpectSound(*reader);
   }
 
   ScopedTempDir dir_{std::filesystem::exists("/dev/shm") ? "/dev/shm" : ""};
   const std::string path_ = dir_ / "store";
   std::shared_ptr<Storage> storage_;
-  std::map<uint64_t, SampleStep> steps_;
+  Steps steps_;
   std::set<uint64_t> generations_;
 };
 

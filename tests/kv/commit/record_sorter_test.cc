@@ -146,6 +146,21 @@ TEST_F(RecordSorterTest, KeysWithoutANameAreSorted) {
   }
 }
 
+// A rank adds the record of each tensor before those of its chunks.
+TEST_F(RecordSorterTest, ColumnsMayAlternate) {
+  RecordSorter sorter(storage_, 1);
+  Records records;
+  for (char name = 'a'; name <= 'z'; ++name) {
+    for (const Column column : {Column::kTensors, Column::kChunks}) {
+      const std::string key = TableKey(column, std::string(1, name));
+      records[key] = RandomBytes(1, 5);
+      CAIRN_ASSERT_OK(sorter.Add(key, records[key]));
+    }
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(sorter));
+  EXPECT_TRUE(read == records);
+}
+
 TEST_F(RecordSorterTest, SpilledRecordsAreMerged) {
   const Records records = SomeRecords(2000);
   {
@@ -171,16 +186,16 @@ TEST_F(RecordSorterTest, MoreTablesAreMergedThanAStepMayHave) {
 TEST_F(RecordSorterTest, AllRecordsMayBeSpilledBeforeTheyAreRead) {
   RecordSorter sorter(storage_, 1, /*memory_bytes=*/1000);
   const std::vector<std::byte> value = RandomBytes(1, 2000);
-  CAIRN_ASSERT_OK(sorter.Add("b", value));
-  CAIRN_ASSERT_OK(sorter.Add("a", value));
+  CAIRN_ASSERT_OK(sorter.Add("\3b", value));
+  CAIRN_ASSERT_OK(sorter.Add("\3a", value));
   EXPECT_EQ(TableCount(), 2u);
   CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(sorter));
-  EXPECT_TRUE(read == (Records{{"a", value}, {"b", value}}));
+  EXPECT_TRUE(read == (Records{{"\3a", value}, {"\3b", value}}));
 }
 
 TEST_F(RecordSorterTest, EmptyValuesAreRefused) {
   RecordSorter sorter(storage_, 1);
-  EXPECT_THAT(sorter.Add("a", {}), IsError(ErrorCode::kInvalidArgument, "empty"));
+  EXPECT_THAT(sorter.Add("\3a", {}), IsError(ErrorCode::kInvalidArgument, "empty"));
 }
 
 TEST_F(RecordSorterTest, EachFailedCallOfTheStorageIsReported) {

@@ -13,16 +13,17 @@
 #include <thread>
 
 #include "kv/base/options.h"
-#include "kv/internal/store_access.h"
 #include "kv/read/snapshot.h"
 #include "kv/root/internal/root_log.h"
 #include "kv/state/internal/root_change.h"
+#include "kv/state/internal/store_state.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/open/open_storage.h"
 #include "kv/store.h"
 #include "tests/kv/byte_payload.h"
 #include "tests/kv/sample_step.h"
+#include "tests/kv/store_checks.h"
 #include "tests/support/fault_hook.h"
 #include "tests/support/faulty_storage.h"
 #include "tests/support/result_matchers.h"
@@ -75,11 +76,9 @@ class RemovalTest : public ::testing::Test {
     for (const internal::RemovedObject& object : (*root)->removed) names.insert(object.name);
     return names;
   }
-  void ExpectOnlySteps(const std::map<uint64_t, SampleStep>& expected) {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path_));
-    EXPECT_TRUE(steps == expected);
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path_));
-    EXPECT_THAT(leftovers, IsEmpty());
+  void ExpectOnlySteps(const Steps& expected) {
+    ExpectSteps(path_, expected);
+    ExpectNoLeftovers(path_);
   }
   void PutObject(const std::string& name) {
     CAIRN_ASSERT_OK(storage_->Put(name, RandomBytes(1, 100)));
@@ -179,10 +178,8 @@ TEST_F(RemovalTest, ReaderKeepsADeletedStepDuringTheGracePeriodAndNotAfterIt) {
   CAIRN_ASSERT_OK(writer->Delete(std::array<uint64_t, 1>{2}));
 
   // The reader had not opened any object of the step before it was deleted.
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep read, LoadSample(*snapshot, 2));
-  EXPECT_TRUE(read == MakeSample(2));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
-  EXPECT_THAT(damage, IsEmpty());
+  ExpectSample(*snapshot, MakeSample(2), 2);
+  ExpectSound(*snapshot);
 
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto late_reader, Store::Open(path_, OpenMode::kRead));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto late, late_reader->Latest());
@@ -208,8 +205,7 @@ TEST_F(RemovalTest, ReaderThatIsTooLateGetsNotFound) {
   EXPECT_THAT(snapshot->GetStructure(two), IsError(ErrorCode::kNotFound, kWhy));
   CAIRN_EXPECT_OK(LoadSample(*snapshot, 1));
   // Verification explains what is missing too, and checks the rest.
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
-  EXPECT_THAT(damage, IsEmpty());
+  ExpectSound(*snapshot);
 }
 
 TEST_F(RemovalTest, ReaderThatOpenedTheTablesGetsNotFoundForTheSegments) {
@@ -264,10 +260,8 @@ TEST_F(RemovalTest, OverwriteKeepsTheOldStepForItsReaders) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto before, reader->Latest());
   CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1, 1), /*overwrite=*/true));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto after, reader->Latest());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep old_step, LoadSample(*before, 1));
-  EXPECT_TRUE(old_step == MakeSample(1, 0));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep new_step, LoadSample(*after, 1));
-  EXPECT_TRUE(new_step == MakeSample(1, 1));
+  ExpectSample(*before, MakeSample(1, 0), 1);
+  ExpectSample(*after, MakeSample(1, 1), 1);
   ExpectOnlySteps({{1, MakeSample(1, 1)}});
 }
 
@@ -388,8 +382,7 @@ TEST_F(RemovalTest, EveryFailedRemovalIsMadeUpForByTheNextOpen) {
     CAIRN_ASSERT_OK_AND_ASSIGN(writer, Store::Open(path, OpenMode::kWrite, {.grace = kNoGrace}));
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path));
     EXPECT_THAT(leftovers, IsEmpty()) << "after removal " << n;
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path));
-    EXPECT_TRUE(steps == (std::map<uint64_t, SampleStep>{{1, MakeSample(1)}}));
+    ExpectSteps(path, Steps{{1, MakeSample(1)}});
     if (!fired) break;
   }
 }

@@ -13,13 +13,14 @@
 #include <vector>
 
 #include "kv/compact.h"
-#include "kv/internal/store_access.h"
 #include "kv/read/snapshot.h"
 #include "kv/root/internal/root_log.h"
 #include "kv/state/internal/root_change.h"
+#include "kv/state/internal/store_state.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "kv/store.h"
 #include "tests/kv/sample_step.h"
+#include "tests/kv/store_checks.h"
 #include "tests/support/result_matchers.h"
 
 namespace cairn::kv {
@@ -29,7 +30,6 @@ using cairn::testing::IsError;
 using internal::MemoryStorage;
 using internal::StoreAccess;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 
 /// An address at which one store after the other is.
@@ -145,10 +145,8 @@ class ReplacedStoreTest : public ::testing::Test {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(other_, OpenMode::kRead));
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
     EXPECT_THAT(snapshot->step_numbers(), ::testing::ElementsAre(1, 2));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep first, LoadSample(*snapshot, 1));
-    EXPECT_TRUE(first == MakeSample(1, 7));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
-    EXPECT_THAT(damage, IsEmpty());
+    ExpectSample(*snapshot, MakeSample(1, 7), 1);
+    ExpectSound(*snapshot);
     // What has a later epoch remains.
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto root, internal::FindNewest(*other_));
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(other_));

@@ -234,16 +234,5 @@ TEST_F(StoreIdentityTest, MovedStoreIsTheSameStore) {
   EXPECT_TRUE(steps.at(1) == MakeSample(1));
 }
 
-TEST_F(StoreIdentityTest, UnusableIoOptionsAreRefused) {
-  StoreOptions options;
-  options.io = {.block_bytes = 4095};
-  EXPECT_THAT(Store::Open(path_, OpenMode::kWrite, options),
-              IsError(ErrorCode::kInvalidArgument, "4096"));
-  options.io = {.queue_depth = 0};
-  EXPECT_THAT(Store::Open(path_, OpenMode::kWrite, options),
-              IsError(ErrorCode::kInvalidArgument, "depth"));
-  EXPECT_FALSE(fs::exists(path_));
-}
-
 }  // namespace
 }  // namespace cairn::kv

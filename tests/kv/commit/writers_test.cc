@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "kv/base/options.h"
-#include "kv/internal/store_access.h"
 #include "kv/read/snapshot.h"
 #include "kv/root/internal/root_log.h"
 #include "kv/root/internal/writer_identity.h"
@@ -24,6 +23,7 @@
 #include "tests/kv/byte_payload.h"
 #include "tests/kv/root/hooked_storage.h"
 #include "tests/kv/sample_step.h"
+#include "tests/kv/store_checks.h"
 #include "tests/support/fault_hook.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
@@ -180,11 +180,8 @@ TEST_F(WritersTest, FencedWriterGetsConflictAndChangesNothing) {
   // The lease of the second writer is still there.
   EXPECT_THAT(Store::Open(path_, OpenMode::kWrite), IsError(ErrorCode::kConflict, "open for"));
   CAIRN_ASSERT_OK(SaveSample(*second, MakeSample(3)));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path_));
-  EXPECT_TRUE(steps == (std::map<uint64_t, SampleStep>{
-                           {1, MakeSample(1)}, {2, MakeSample(2)}, {3, MakeSample(3)}}));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path_));
-  EXPECT_THAT(leftovers, IsEmpty());
+  ExpectSteps(path_, Steps{{1, MakeSample(1)}, {2, MakeSample(2)}, {3, MakeSample(3)}});
+  ExpectNoLeftovers(path_);
 }
 
 TEST_F(WritersTest, FencedDeleteIsTheFirstToLearnOfIt) {
@@ -218,8 +215,7 @@ TEST_F(WritersTest, WriterThatResumesInTheMiddleOfASaveGetsConflict) {
   const auto third = OpenWriter();
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path_));
   EXPECT_TRUE(steps.at(2) == MakeSample(2));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path_));
-  EXPECT_THAT(leftovers, IsEmpty());
+  ExpectNoLeftovers(path_);
 }
 
 TEST_F(WritersTest, FencedWriterThatWasPausedForManyCommitsGetsConflict) {
@@ -279,8 +275,7 @@ TEST_F(WritersTest, ReadersSeeTheCommitsOfEitherWriterAtOnce) {
   EXPECT_THAT(seen(), ElementsAre(2u));
   CAIRN_ASSERT_OK(SaveSample(*second, MakeSample(2, 1), /*overwrite=*/true));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep read, LoadSample(*snapshot));
-  EXPECT_TRUE(read == MakeSample(2, 1));
+  ExpectSample(*snapshot, MakeSample(2, 1));
 }
 
 }  // namespace

@@ -27,6 +27,7 @@
 #include "kv/store.h"
 #include "tests/kv/byte_payload.h"
 #include "tests/kv/sample_step.h"
+#include "tests/kv/store_checks.h"
 #include "tests/support/faulty_storage.h"
 #include "tests/support/result_matchers.h"
 
@@ -79,14 +80,9 @@ class CompactTest : public ::testing::Test {
   }
   /// Compares all steps with what was saved, and checks every object.
   void ExpectUnchanged() {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store_->Latest());
-    std::map<uint64_t, SampleStep> steps;
-    for (const uint64_t step : snapshot->step_numbers()) {
-      CAIRN_ASSERT_OK_AND_ASSIGN(steps[step], LoadSample(*snapshot, step));
-    }
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Steps steps, LoadAllFrom(*store_));
     EXPECT_TRUE(steps == expected_);
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto problems, Verify(*snapshot));
-    EXPECT_THAT(problems, IsEmpty());
+    ExpectSound(*store_);
   }
   /// Adds the records of `base`, so that the new step refers to its segments.
   void AddRecordsOf(const Snapshot& snapshot, const StepInfo& base, StepWriter& writer) {
@@ -127,15 +123,14 @@ class CompactTest : public ::testing::Test {
   void Reopen() {
     CAIRN_ASSERT_OK(store_->Close());
     Open(kNoGrace);
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(storage_));
-    EXPECT_THAT(leftovers, IsEmpty());
+    ExpectNoLeftovers(storage_);
   }
 
   // Half of a step is the same in all steps, and so is half of the other half.
   static constexpr SampleShape kShape{.tensor_count = 5, .largest_bytes = 600'000};
   std::shared_ptr<MemoryStorage> storage_ = std::make_shared<MemoryStorage>("memory");
   std::unique_ptr<Store> store_;
-  std::map<uint64_t, SampleStep> expected_;
+  Steps expected_;
 };
 
 TEST_F(CompactTest, MovesWhatStepsUse) {

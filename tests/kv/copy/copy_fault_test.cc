@@ -12,6 +12,7 @@
 
 #include "kv/read/snapshot.h"
 #include "tests/kv/copy/copy_stores.h"
+#include "tests/kv/store_checks.h"
 #include "tests/support/fault_hook.h"
 #include "tests/support/scoped_temp_dir.h"
 
@@ -30,10 +31,7 @@ using internal::FaultAt;
 using internal::FaultyStorage;
 using internal::MemoryStorage;
 using internal::StorageFault;
-using ::testing::IsEmpty;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
-
-using Steps = std::map<uint64_t, SampleStep>;
 
 constexpr SampleShape kShape{.tensor_count = 4, .largest_bytes = 170'000};
 
@@ -50,8 +48,7 @@ void ExpectCompleteSteps(const std::shared_ptr<Storage>& target) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const Steps found, LoadSteps(target));
   EXPECT_TRUE(found.contains(1));
   for (const auto& [step, sample] : found) EXPECT_TRUE(sample == Sample(step)) << step;
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, VerifyStore(target));
-  EXPECT_THAT(damage, IsEmpty());
+  ExpectSound(target);
 }
 
 /// Copies without faults, and checks that the target then has all steps and nothing else.
@@ -62,8 +59,7 @@ void ExpectCopyCompletes(const std::shared_ptr<Storage>& source,
   CAIRN_ASSERT_OK(OpenCopyStore(target, OpenMode::kWrite));
   CAIRN_ASSERT_OK_AND_ASSIGN(const Steps found, LoadSteps(target));
   EXPECT_TRUE(found == (Steps{{1, Sample(1)}, {2, Sample(2)}, {3, Sample(3)}}));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, VerifyStore(target));
-  EXPECT_THAT(damage, IsEmpty());
+  ExpectSound(target);
 }
 
 // --- faults of a storage

@@ -44,21 +44,9 @@ inline Result<void> SaveThreeSteps(const std::shared_ptr<Storage>& storage,
 }
 
 /// Returns the contents of all steps.
-inline Result<std::map<uint64_t, SampleStep>> LoadSteps(const std::shared_ptr<Storage>& storage) {
+inline Result<Steps> LoadSteps(const std::shared_ptr<Storage>& storage) {
   CAIRN_TRY_ASSIGN(const auto store, Store::Open(storage, OpenMode::kRead, SmallCopyBlocks()));
-  CAIRN_TRY_ASSIGN(const auto snapshot, store->Latest());
-  std::map<uint64_t, SampleStep> steps;
-  for (const uint64_t step : snapshot->step_numbers()) {
-    CAIRN_TRY_ASSIGN(steps[step], LoadSample(*snapshot, step));
-  }
-  return steps;
-}
-
-/// Returns the problems that a check of all objects of the store finds.
-inline Result<std::vector<std::string>> VerifyStore(const std::shared_ptr<Storage>& storage) {
-  CAIRN_TRY_ASSIGN(const auto store, Store::Open(storage, OpenMode::kRead, SmallCopyBlocks()));
-  CAIRN_TRY_ASSIGN(const auto snapshot, store->Latest());
-  return Verify(*snapshot);
+  return LoadAllFrom(*store);
 }
 
 /// Returns the names of the segments.

@@ -13,6 +13,7 @@
 
 #include "kv/read/snapshot.h"
 #include "tests/kv/copy/copy_stores.h"
+#include "tests/kv/store_checks.h"
 #include "tests/support/scoped_temp_dir.h"
 
 namespace cairn::kv {
@@ -31,7 +32,6 @@ using ::testing::Values;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 
 using Outcome = CopiedStep::Outcome;
-using Steps = std::map<uint64_t, SampleStep>;
 
 const Steps& ThreeSteps() {
   static const Steps steps = {{1, MakeSample(1)}, {2, MakeSample(2)}, {3, MakeSample(3)}};
@@ -71,8 +71,7 @@ TEST_P(CopyPairTest, CopiedStepsAreEqualAndVerify) {
   EXPECT_EQ(report.steps[2].outcome, Outcome::kCopied);
   CAIRN_ASSERT_OK_AND_ASSIGN(const Steps copied, LoadSteps(target_));
   EXPECT_TRUE(copied == ThreeSteps());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, VerifyStore(target_));
-  EXPECT_THAT(damage, IsEmpty());
+  ExpectSound(target_);
   EXPECT_THAT(ListedNames(*target_), IsEmpty());
 }
 
@@ -117,8 +116,7 @@ class CopyTest : public ::testing::Test {
   void ExpectTarget(const Steps& expected) {
     CAIRN_ASSERT_OK_AND_ASSIGN(const Steps found, LoadSteps(target_));
     EXPECT_TRUE(found == expected);
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, VerifyStore(target_));
-    EXPECT_THAT(damage, IsEmpty());
+    ExpectSound(target_);
   }
   /// Closes the target and returns the steps that are recovered without its roots.
   Result<Steps> RebuildTarget(const std::string& name) {
@@ -324,8 +322,7 @@ class CopiedNamesTest : public ::testing::TestWithParam<int> {
     EXPECT_EQ(std::set(written.begin(), written.end()).size(), written.size());
     CAIRN_ASSERT_OK_AND_ASSIGN(const Steps found, LoadSteps(target_->base()));
     EXPECT_TRUE(found == expected_);
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, VerifyStore(target_->base()));
-    EXPECT_THAT(damage, IsEmpty());
+    ExpectSound(target_->base());
   }
   /// Copies one segment after another, and announces each.
   Result<CopyReport> Copy(std::vector<uint64_t> steps) {
@@ -421,8 +418,7 @@ TEST_F(CopyTest, ReaderFindsASegmentThatWasDeletedAndCopiedBack) {
   CAIRN_ASSERT_OK(to_->Delete(std::array<uint64_t, 1>{1}));
   CAIRN_ASSERT_OK(CopySteps(*from_, *to_, {.steps = {1}}));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto after, reader->Latest());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep found, LoadSample(*after, 1));
-  EXPECT_TRUE(found == MakeSample(1));
+  ExpectSample(*after, MakeSample(1), 1);
 }
 
 // --- sources that are damaged or deleted

@@ -1,12 +1,11 @@
 // Tables stay open for the next reads, and those that were removed are not kept.
 
-#include "kv/table/internal/table_stack.h"
-
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <thread>
 
+#include "kv/table/internal/table_stack.h"
 #include "tests/kv/table/table_test_support.h"
 
 namespace cairn::kv::internal {

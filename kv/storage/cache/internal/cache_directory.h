@@ -39,7 +39,6 @@
 #include "kv/base/error.h"
 #include "kv/base/mutex.h"
 #include "kv/base/read_range.h"
-#include "kv/base/thread_annotations.h"
 #include "kv/io/file_descriptor.h"
 #include "kv/storage/cache/internal/cached_object.h"
 

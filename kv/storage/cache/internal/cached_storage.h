@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 #include "kv/storage/cache/internal/cache_directory.h"
 #include "kv/storage/storage.h"
 

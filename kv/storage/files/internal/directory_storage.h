@@ -34,7 +34,6 @@
 #include <string_view>
 
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 #include "kv/io/file_descriptor.h"
 #include "kv/io/internal/file.h"
 #include "kv/storage/files/internal/directory_entries.h"

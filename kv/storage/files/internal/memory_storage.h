@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 #include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {

@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -12,7 +12,6 @@
 #include <string_view>
 
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 #include "kv/storage/rados/internal/rados_session.h"
 
 namespace cairn::kv::internal {

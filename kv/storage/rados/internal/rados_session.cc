@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"
-#include "kv/base/start_thread.h"
 #include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {

@@ -16,7 +16,6 @@
 
 #include "kv/base/error.h"
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 #include "kv/storage/rados/internal/rados_api.h"
 #include "kv/storage/rados/internal/rados_settings.h"
 #include "kv/storage/rados/internal/stripe_layout.h"

@@ -22,8 +22,6 @@
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/error.h"
 #include "kv/base/mutex.h"
-#include "kv/base/start_thread.h"
-#include "kv/base/thread_annotations.h"
 #include "kv/storage/s3/internal/curl_library.h"
 
 namespace cairn::kv::internal {

@@ -12,7 +12,6 @@
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/mutex.h"
-#include "kv/base/start_thread.h"
 
 namespace cairn::kv::internal {
 

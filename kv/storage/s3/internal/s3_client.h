@@ -33,7 +33,6 @@
 
 #include "kv/base/error.h"
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 #include "kv/storage/s3/internal/credentials.h"
 #include "kv/storage/s3/internal/http_client.h"
 #include "kv/storage/s3/internal/s3_errors.h"

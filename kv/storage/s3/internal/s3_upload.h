@@ -22,7 +22,6 @@
 
 #include "kv/base/error.h"
 #include "kv/base/mutex.h"
-#include "kv/base/thread_annotations.h"
 #include "kv/storage/s3/internal/s3_client.h"
 #include "kv/storage/s3/internal/s3_xml.h"
 #include "kv/storage/storage.h"

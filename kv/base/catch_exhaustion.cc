@@ -1,11 +1,9 @@
-#include "kv/base/start_thread.h"
+#include "kv/base/catch_exhaustion.h"
 
 #include <pthread.h>
 #include <signal.h>
 
 #include <utility>
-
-#include "kv/base/catch_exhaustion.h"
 
 namespace cairn::kv {
 
