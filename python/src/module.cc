@@ -12,7 +12,7 @@
 #include "core/base/close_name.h"
 #include "core/device/device.h"
 #include "core/load/map.h"
-#include "core/save/check_save.h"
+#include "core/save/save_options.h"
 #include "core/step/contents.h"
 #include "core/tensor/element_cast.h"
 #include "kv/base/step_info.h"

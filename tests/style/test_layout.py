@@ -73,6 +73,22 @@ MAY_INCLUDE = {
 # Sources without a header: programs and the cases of one, modules of another runtime, and the build
 # of a header where the toolkit is missing.
 WITHOUT_HEADER = {"python/src/module.cc", "cuda/nccl_communicator_absent.cc"}
+# Sources that implement the functions of one header together.
+OF_HEADER = {
+    "core/collectives/state_dict_collectives.h": {
+        "core/collectives/broadcast_state_dict.cc",
+        "core/collectives/gather_state_dict.cc",
+    },
+    "core/load/internal/load.h": {
+        "core/load/internal/map_tensors.cc",
+        "core/load/internal/shard_load.cc",
+        "core/load/internal/update.cc",
+    },
+    "core/ranks/internal/rendezvous.h": {
+        "core/ranks/internal/file_rendezvous.cc",
+        "core/ranks/internal/tcp_rendezvous.cc",
+    },
+}
 
 
 def read_tree() -> dict[str, str]:
@@ -167,7 +183,9 @@ def test_every_source_has_a_header():
                if path.endswith(SOURCE_SUFFIXES) and module_of(path) + ".h" not in tree
                and not path.startswith(("tools/", "bench/"))}  # verbs of a program share one
 
-    assert missing == WITHOUT_HEADER
+    assert missing == WITHOUT_HEADER.union(*OF_HEADER.values())
+    for header, sources in OF_HEADER.items():
+        assert {path for path in sources if f'#include "{header}"' not in tree[path]} == set()
 
 
 @pytest.mark.parametrize(

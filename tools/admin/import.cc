@@ -13,7 +13,7 @@
 #include "core/checkpoint_store.h"
 #include "core/interop/model_directory/model_directory.h"
 #include "core/interop/safetensors/safetensors_file.h"
-#include "core/save/check_save.h"
+#include "core/save/save_options.h"
 #include "tools/admin/import_sources.h"
 #include "tools/admin/torch_files.h"
 #include "tools/common/address.h"

@@ -13,7 +13,7 @@
 #include "core/load/internal/load.h"
 #include "core/load/load_options.h"
 #include "core/step/contents.h"
-#include "core/step/internal/owners.h"
+#include "core/step/internal/lookup.h"
 #include "core/tensor/chunk_grid.h"
 #include "kv/base/mutex.h"
 #include "kv/io/worker_pool.h"

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "core/inspect/internal/list.h"
-#include "core/step/internal/owners.h"
+#include "core/step/internal/lookup.h"
 #include "core/step/internal/tensor_records.h"
 
 namespace cairn::core::internal {
