@@ -176,7 +176,8 @@ struct HostMemoryOptions {
 
 /// One region of memory, initially zero. The system provides pages when they are first accessed.
 ///
-/// Ownership: move-only; the destructor unmaps the region. Threads: safe; only the bytes are mutable.
+/// Ownership: move-only; the destructor unmaps the region. Threads: safe; only the bytes are
+/// mutable.
 class HostMemory {
  public:
   /// An empty region.

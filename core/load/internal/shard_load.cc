@@ -1,5 +1,5 @@
-// Loads for any mesh: each rank reads its part itself, or one of the ranks that need a part reads it
-// and sends it to the others. How boxes are read once and sent to all ranks that need them:
+// Loads for any mesh: each rank reads its part itself, or one of the ranks that need a part reads
+// it and sends it to the others. How boxes are read once and sent to all ranks that need them:
 //
 // 1. The boxes that the same ranks need (a GroupLoad) are divided along the stored chunks, which
 //    all of these ranks find in the step, into windows, and each window into one share of equal
@@ -117,7 +117,7 @@ class BackgroundLoad {
   BackgroundLoad(const BackgroundLoad&) = delete;
   BackgroundLoad& operator=(const BackgroundLoad&) = delete;
 
-  /// Waits for the end of the load, at most for `timeout`. Returns whether Take need not wait longer.
+  /// Waits for the end of the load, at most for `timeout`. Returns whether Take need not wait.
   bool WaitFor(std::chrono::milliseconds timeout) const {
     return result_.wait_for(timeout) != std::future_status::timeout;
   }

@@ -1,6 +1,6 @@
 #pragma once
-/// Lets ranks that know only a common endpoint exchange short messages: by files in a directory that
-/// they share, or through rank 0, which listens on an address.
+/// Lets ranks that know only a common endpoint exchange short messages: by files in a directory
+/// that they share, or through rank 0, which listens on an address.
 ///
 /// Record, in files and in messages, of u64 and texts (message_codec.h):
 ///   magic "CRNR" | length of the record | kind | rank | world size | run id

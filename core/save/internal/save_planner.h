@@ -49,9 +49,10 @@ Result<std::vector<std::pair<std::string, std::vector<std::byte>>>> EncodeValues
 Result<SavePlan> PlanSave(const StateDict& state, const SaveOptions& options,
                           const RankInWorld& self = {});
 
-/// Applies SaveOptions::unchanged to a plan: marks the shards in host memory of which the caller states that they have not changed, and
-/// chooses one of their chunks to be compared nevertheless: another one for each step. Removes the
-/// marks of an earlier save of the same plan. kInvalidArgument: a pattern is not valid.
+/// Applies SaveOptions::unchanged to a plan: marks the shards in host memory of which the caller
+/// states that they have not changed, and chooses one of their chunks to be compared nevertheless:
+/// another one for each step. Removes the marks of an earlier save of the same plan.
+/// kInvalidArgument: a pattern is not valid.
 Result<void> MarkStatedUnchanged(SavePlan& plan, const SaveOptions& options, uint64_t step);
 
 /// Chooses the chunk to be compared in a plan that has the marks of MarkStatedUnchanged.
