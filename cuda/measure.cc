@@ -1,5 +1,3 @@
-// Copies, kernels and their times.
-
 #include "cuda/measure.h"
 
 #include <cuda_runtime_api.h>

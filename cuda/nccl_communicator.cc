@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/ranks/communicator_arguments.h"
+#include "core/ranks/gather_values.h"
 #include "core/ranks/status_agreement.h"
 #include "cuda/internal/nccl_transfers.h"
 
@@ -38,18 +39,6 @@ static_assert(kMinNcclBufferBytes >= NcclTransfers::kMinBufferBytes);
 constexpr std::chrono::milliseconds kGrace = std::chrono::seconds(5);
 
 size_t Index(int rank) { return static_cast<size_t>(rank); }
-
-/// Returns the value of each rank, in the order of ranks, received by `gather(mine, targets)`. The
-/// ranks exchange the bytes of `T`.
-template <typename T, typename Gather>
-Result<std::vector<T>> GatherValues(int world_size, const T& mine, const Gather& gather) {
-  static_assert(std::is_trivially_copyable_v<T>);
-  std::vector<T> values(Index(world_size));
-  std::vector<ByteTarget> targets;
-  for (T& value : values) targets.push_back(std::as_writable_bytes(std::span(&value, 1)));
-  CAIRN_TRY(gather(std::as_bytes(std::span(&mine, 1)), targets));
-  return values;
-}
 
 class NcclCommunicator final : public Communicator {
  public:
@@ -207,13 +196,13 @@ class NcclCommunicator final : public Communicator {
   }
 
   Result<std::vector<SplitChoice>> GatherChoices(const SplitChoice& mine, Deadline deadline) {
-    return GatherValues(world_size_, mine,
-                        [&](ByteView own, std::span<const ByteTarget> all) -> Result<void> {
-                          const std::vector<ByteView> sent(all.size(), own);
-                          CAIRN_TRY_ASSIGN(const auto from, LocateAll<ByteView>(sent));
-                          CAIRN_TRY_ASSIGN(const auto to, LocateAll(all));
-                          return transfers_->Exchange(*nccl_, rank_, from, to, deadline);
-                        });
+    return core::GatherValues(world_size_, mine,
+                              [&](ByteView own, std::span<const ByteTarget> all) -> Result<void> {
+                                const std::vector<ByteView> sent(all.size(), own);
+                                CAIRN_TRY_ASSIGN(const auto from, LocateAll<ByteView>(sent));
+                                CAIRN_TRY_ASSIGN(const auto to, LocateAll(all));
+                                return transfers_->Exchange(*nccl_, rank_, from, to, deadline);
+                              });
   }
 
   /// Takes ownership of `transfers` if it succeeds.
@@ -296,12 +285,6 @@ Result<Prepared> Prepare(const Communicator& host, const NcclOptions& options) {
   return prepared;
 }
 
-template <typename T>
-Result<void> StatusOf(const Result<T>& result) {
-  if (result) return {};
-  return std::unexpected(result.error());
-}
-
 /// The message that ranks exchange before they connect. All but `id` must be equal.
 struct Introduction {
   uint64_t buffer_bytes = 0;
@@ -314,11 +297,7 @@ Result<ncclUniqueId> Introduce(Communicator& host, const Prepared& prepared) {
   const Introduction mine{.buffer_bytes = prepared.transfers->buffer_bytes(),
                           .version = prepared.nccl->version,
                           .id = prepared.id};
-  CAIRN_TRY_ASSIGN(
-      const auto all,
-      GatherValues(host.world_size(), mine, [&](ByteView own, std::span<const ByteTarget> targets) {
-        return host.AllGather(own, targets);
-      }));
+  CAIRN_TRY_ASSIGN(const auto all, core::AllGatherValues(host, mine));
   for (size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank].buffer_bytes != all[0].buffer_bytes) {
       return Fail(ErrorCode::kInvalidArgument,
@@ -339,7 +318,7 @@ Result<ncclUniqueId> Introduce(Communicator& host, const Prepared& prepared) {
 
 Result<std::unique_ptr<Communicator>> ConnectNccl(Communicator& host, const NcclOptions& options) {
   auto prepared = Prepare(host, options);
-  CAIRN_TRY(core::AgreeOnStatus(host, StatusOf(prepared)));
+  CAIRN_TRY(core::AgreeOnStatus(host, prepared));
   const DeviceScope scope(options.device);
   CAIRN_TRY_ASSIGN(const ncclUniqueId id, Introduce(host, *prepared));
   // Half of the timeout of `host`: a rank that fails at once waits in AgreeOnStatus, on `host`, for
@@ -349,7 +328,7 @@ Result<std::unique_ptr<Communicator>> ConnectNccl(Communicator& host, const Nccl
   auto nccl =
       NcclHandle::Init(*prepared->nccl, id, host.rank(), host.world_size(), DeadlineAfter(timeout),
                        options.stop ? options.stop : std::make_shared<NcclStop>());
-  CAIRN_TRY(core::AgreeOnStatus(host, StatusOf(nccl)));
+  CAIRN_TRY(core::AgreeOnStatus(host, nccl));
   return std::make_unique<NcclCommunicator>(host.rank(), host.world_size(), options.timeout,
                                             std::move(prepared->transfers), *std::move(nccl));
 }

@@ -8,8 +8,6 @@
 //      ranks hold completely are in separate batches, which Broadcast sends.
 // From step 2 on all ranks compute the same batches, streams and rounds.
 
-#include "core/collectives/broadcast_state_dict.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,6 +18,7 @@
 #include "core/collectives/internal/collective_call.h"
 #include "core/collectives/internal/global_state_layout.h"
 #include "core/collectives/internal/shard_plan.h"
+#include "core/collectives/state_dict_collectives.h"
 #include "core/device/internal/device_queues.h"
 #include "core/ranks/internal/round_mover.h"
 #include "core/ranks/status_agreement.h"

@@ -7,8 +7,6 @@
 //      after the other; a round moves the same share of each stream to the receivers.
 // After step 1 all ranks compute the same batches, streams and rounds.
 
-#include "core/collectives/gather_state_dict.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,6 +15,7 @@
 
 #include "core/collectives/internal/collective_call.h"
 #include "core/collectives/internal/global_state_layout.h"
+#include "core/collectives/state_dict_collectives.h"
 #include "core/ranks/internal/round_mover.h"
 #include "core/ranks/status_agreement.h"
 #include "core/state_dict/internal/leaves.h"

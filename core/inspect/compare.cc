@@ -14,7 +14,6 @@
 #include "core/load/load_options.h"
 #include "core/step/contents.h"
 #include "core/step/internal/lookup.h"
-#include "core/step/internal/owners.h"
 #include "core/tensor/chunk_grid.h"
 #include "kv/base/mutex.h"
 #include "kv/io/worker_pool.h"

@@ -1,5 +1,3 @@
-// Checks the arguments of collectives.
-
 #include "core/ranks/communicator_arguments.h"
 
 #include <fmt/format.h>

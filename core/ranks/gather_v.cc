@@ -1,5 +1,3 @@
-// Sends the lengths first, then the bytes.
-
 #include "core/ranks/gather_v.h"
 
 #include <fmt/format.h>
@@ -8,7 +6,7 @@
 #include <new>
 
 #include "core/ranks/communicator_arguments.h"
-#include "core/ranks/internal/all_gather_values.h"
+#include "core/ranks/gather_values.h"
 
 namespace cairn::core {
 namespace {
@@ -49,8 +47,7 @@ Result<std::vector<ByteVector>> AllocateAll(std::span<const uint64_t> lengths) {
 Result<std::vector<ByteVector>> GatherV(Communicator& communicator, ByteView mine, int root,
                                         uint64_t max_bytes) {
   CAIRN_TRY(CheckRoot("GatherV", root, communicator.world_size()));
-  CAIRN_TRY_ASSIGN(const auto lengths,
-                   internal::AllGatherValues<uint64_t>(communicator, mine.size()));
+  CAIRN_TRY_ASSIGN(const auto lengths, AllGatherValues<uint64_t>(communicator, mine.size()));
   CAIRN_TRY(CheckTotal(lengths, max_bytes));
   std::vector<ByteVector> all;
   if (communicator.rank() == root) {
@@ -63,8 +60,7 @@ Result<std::vector<ByteVector>> GatherV(Communicator& communicator, ByteView min
 
 Result<std::vector<ByteVector>> AllGatherV(Communicator& communicator, ByteView mine,
                                            uint64_t max_bytes) {
-  CAIRN_TRY_ASSIGN(const auto lengths,
-                   internal::AllGatherValues<uint64_t>(communicator, mine.size()));
+  CAIRN_TRY_ASSIGN(const auto lengths, AllGatherValues<uint64_t>(communicator, mine.size()));
   CAIRN_TRY(CheckTotal(lengths, max_bytes));
   CAIRN_TRY_ASSIGN(auto all, AllocateAll(lengths));
   const std::vector<ByteTarget> targets(all.begin(), all.end());

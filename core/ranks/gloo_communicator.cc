@@ -1,5 +1,3 @@
-// Implements the collectives with the transfers of a GlooGroup.
-
 #include "core/ranks/gloo_communicator.h"
 
 #include <fmt/format.h>
@@ -13,10 +11,10 @@
 #include <utility>
 
 #include "core/ranks/communicator_arguments.h"
+#include "core/ranks/gather_values.h"
 #include "core/ranks/internal/gloo_group.h"
 #include "core/ranks/internal/message_codec.h"
 #include "core/ranks/internal/rendezvous.h"
-#include "core/ranks/internal/tcp_rendezvous.h"
 #include "core/ranks/local_communicator.h"
 
 namespace cairn::core {
@@ -27,26 +25,6 @@ using internal::Deadline;
 using internal::GlooCall;
 using internal::GlooGroup;
 using internal::GlooOperation;
-
-const char* NameOf(GlooOperation operation) {
-  switch (operation) {
-    case GlooOperation::kBarrier:
-      return "Barrier";
-    case GlooOperation::kBroadcast:
-      return "Broadcast";
-    case GlooOperation::kGather:
-      return "Gather";
-    case GlooOperation::kAllGather:
-      return "AllGather";
-    case GlooOperation::kScatter:
-      return "Scatter";
-    case GlooOperation::kAllToAll:
-      return "AllToAll";
-    case GlooOperation::kWatch:
-      break;
-  }
-  return "";
-}
 
 /// Sequence number of the call that ends connecting; calls of a communicator are numbered from 0.
 constexpr uint32_t kConnectingSequence = ~uint32_t{0};
@@ -68,14 +46,14 @@ class GlooCommunicator final : public Communicator {
   std::chrono::milliseconds timeout() const override { return timeout_; }
 
   Result<void> Barrier() override {
-    return Run(GlooOperation::kBarrier,
+    return Run("Barrier", GlooOperation::kBarrier,
                [&](const GlooCall& call) { return group_->Barrier(call); });
   }
 
   Result<void> Broadcast(ByteTarget bytes, int root) override {
     CAIRN_TRY(CheckUsable());
     CAIRN_TRY(CheckRoot("Broadcast", root, world_size()));
-    return Run(GlooOperation::kBroadcast,
+    return Run("Broadcast", GlooOperation::kBroadcast,
                [&](const GlooCall& call) { return group_->Broadcast(call, bytes, root); });
   }
 
@@ -85,7 +63,7 @@ class GlooCommunicator final : public Communicator {
     if (rank() == root) {
       CAIRN_TRY(CheckRanges("Gather", all, rank(), world_size(), mine.size()));
     }
-    return Run(GlooOperation::kGather, [&](const GlooCall& call) {
+    return Run("Gather", GlooOperation::kGather, [&](const GlooCall& call) {
       if (rank() != root) return group_->Exchange(call, {{root, mine}}, {});
       std::ranges::copy(mine, all[Index(root)].begin());
       return group_->Exchange(call, {}, FromOthers(all));
@@ -95,7 +73,7 @@ class GlooCommunicator final : public Communicator {
   Result<void> AllGather(ByteView mine, std::span<const ByteTarget> all) override {
     CAIRN_TRY(CheckUsable());
     CAIRN_TRY(CheckRanges("AllGather", all, rank(), world_size(), mine.size()));
-    return Run(GlooOperation::kAllGather,
+    return Run("AllGather", GlooOperation::kAllGather,
                [&](const GlooCall& call) { return AllGatherIn(call, mine, all); });
   }
 
@@ -105,7 +83,7 @@ class GlooCommunicator final : public Communicator {
     if (rank() == root) {
       CAIRN_TRY(CheckRanges("Scatter", all, rank(), world_size(), mine.size()));
     }
-    return Run(GlooOperation::kScatter, [&](const GlooCall& call) {
+    return Run("Scatter", GlooOperation::kScatter, [&](const GlooCall& call) {
       if (rank() != root) return group_->Exchange(call, {}, {{root, mine}});
       std::ranges::copy(all[Index(root)], mine.begin());
       return group_->Exchange(call, ToOthers(all), {});
@@ -117,7 +95,7 @@ class GlooCommunicator final : public Communicator {
     CAIRN_TRY(CheckUsable());
     CAIRN_TRY(CheckAllToAll(sent, received, rank(), world_size()));
     const size_t own = Index(rank());
-    return Run(GlooOperation::kAllToAll, [&](const GlooCall& call) {
+    return Run("AllToAll", GlooOperation::kAllToAll, [&](const GlooCall& call) {
       std::ranges::copy(sent[own], received[own].begin());
       return group_->Exchange(call, ToOthers(sent), FromOthers(received));
     });
@@ -143,13 +121,13 @@ class GlooCommunicator final : public Communicator {
 
   /// Runs a call with its deadline. An error of `body` breaks the communicator.
   template <typename Body>
-  Result<void> Run(GlooOperation operation, Body&& body) {
+  Result<void> Run(const char* name, GlooOperation operation, Body&& body) {
     CAIRN_TRY(CheckUsable());
     const internal::SigpipeBlock no_sigpipe;
     const GlooCall call = NextCall(operation, std::chrono::steady_clock::now() + timeout_);
     Result<void> done = body(call);
     if (done) return {};
-    return Fail(Break(NameOf(operation), std::move(done).error()));
+    return Fail(Break(name, std::move(done).error()));
   }
 
   Error Break(const char* operation, Error error) {
@@ -182,9 +160,12 @@ class GlooCommunicator final : public Communicator {
     ForEachOther([&](int peer) { sends.push_back({peer, mine}); });
     return group_->Exchange(call, sends, FromOthers(all));
   }
-  /// Returns the value of each rank. Copies the bytes of `T`: all ranks run the same program.
   template <typename T>
-  Result<std::vector<T>> AllGatherValues(Deadline deadline, const T& mine);
+  Result<std::vector<T>> AllGatherWithin(Deadline deadline, const T& mine) {
+    return GatherValues(world_size(), mine, [&](ByteView own, std::span<const ByteTarget> all) {
+      return AllGatherIn(NextCall(GlooOperation::kAllGather, deadline), own, all);
+    });
+  }
 
   /// Steps of Split.
   Result<std::vector<std::string>> ExchangeAddresses(Deadline deadline,
@@ -198,17 +179,6 @@ class GlooCommunicator final : public Communicator {
   uint32_t sequence_ = 0;
   std::string broken_by_;
 };
-
-template <typename T>
-Result<std::vector<T>> GlooCommunicator::AllGatherValues(Deadline deadline, const T& mine) {
-  static_assert(std::is_trivially_copyable_v<T>);
-  std::vector<T> values(Index(world_size()));
-  std::vector<ByteTarget> targets;
-  for (T& value : values) targets.push_back(std::as_writable_bytes(std::span(&value, 1)));
-  CAIRN_TRY(AllGatherIn(NextCall(GlooOperation::kAllGather, deadline),
-                        std::as_bytes(std::span(&mine, 1)), targets));
-  return values;
-}
 
 /// An address in a message of fixed length, so that lengths need not be sent. An empty address
 /// means that its rank has failed.
@@ -250,7 +220,7 @@ Result<std::vector<std::string>> GlooCommunicator::ExchangeAddresses(
 
 Result<std::unique_ptr<Communicator>> GlooCommunicator::SplitBy(Deadline deadline,
                                                                 SplitChoice choice) {
-  CAIRN_TRY_ASSIGN(const auto choices, AllGatherValues(deadline, choice));
+  CAIRN_TRY_ASSIGN(const auto choices, AllGatherWithin(deadline, choice));
   std::vector<int> members;  // ranks of this communicator, by their rank in the new one
   for (int i = 0; i < world_size(); ++i) {
     if (choices[Index(i)].color == choice.color) members.push_back(i);
@@ -271,7 +241,7 @@ Result<std::unique_ptr<Communicator>> GlooCommunicator::SplitBy(Deadline deadlin
     connected = (*group)->Connect(*addresses);
   }
   CAIRN_TRY_ASSIGN(const auto verdicts,
-                   AllGatherValues<uint8_t>(deadline, connected.has_value() ? 1 : 0));
+                   AllGatherWithin<uint8_t>(deadline, connected.has_value() ? 1 : 0));
   CAIRN_TRY(connected);
   const auto failed = std::ranges::find(verdicts, 0);
   if (failed != verdicts.end()) {
@@ -342,12 +312,6 @@ struct Connection {
   std::unique_ptr<GlooGroup> group;
 };
 
-/// The call that ends connecting.
-GlooCall ConnectingBarrier(Deadline deadline) {
-  return {
-      .operation = GlooOperation::kBarrier, .sequence = kConnectingSequence, .deadline = deadline};
-}
-
 /// Returns the addresses at which the other ranks listen for this one. Collective, even if this
 /// rank does not listen: `own` is then an error, and so is the result.
 Result<std::vector<std::string>> ExchangeAddresses(const GlooOptions& options,
@@ -377,12 +341,17 @@ Result<std::vector<std::string>> ExchangeAddresses(const GlooOptions& options,
   return addresses;
 }
 
-/// Connects over the channel of the caller.
-Result<Connection> ConnectByAllGather(const GlooOptions& options) {
+/// Connects over the channel of the caller, if there is one, otherwise through the rendezvous.
+Result<Connection> Connect(const GlooOptions& options) {
+  const bool is_by_channel = options.all_gather != nullptr;
+  const auto deadline = [&] { return std::chrono::steady_clock::now() + options.connect_timeout; };
+  const Deadline meeting = deadline();
+  const internal::Party party{
+      .rank = options.rank, .world_size = options.world_size, .run_id = options.run_id};
+  internal::Endpoint endpoint;
   Connection connection;
   const auto listen = [&]() -> Result<std::unique_ptr<GlooGroup>> {
-    internal::Endpoint endpoint;
-    if (!options.rendezvous.empty()) {
+    if (!is_by_channel || !options.rendezvous.empty()) {
       CAIRN_TRY_ASSIGN(endpoint, internal::ParseEndpoint(options.rendezvous));
     }
     CAIRN_TRY_ASSIGN(connection.device, MakeDevice(options.interface, endpoint));
@@ -390,31 +359,18 @@ Result<Connection> ConnectByAllGather(const GlooOptions& options) {
                              options.connect_timeout);
   };
   auto group = listen();
-  CAIRN_TRY_ASSIGN(const auto addresses, ExchangeAddresses(options, group));
+  // Over the channel, the other ranks wait for this one even if it cannot listen.
+  if (!group && !is_by_channel) return std::unexpected(group.error());
+  CAIRN_TRY_ASSIGN(const auto addresses,
+                   is_by_channel ? ExchangeAddresses(options, group)
+                                 : internal::Meet(endpoint, party, (*group)->addresses(), meeting));
   connection.group = *std::move(group);
   CAIRN_TRY(connection.group->Connect(addresses));
-  CAIRN_TRY(connection.group->Barrier(
-      ConnectingBarrier(std::chrono::steady_clock::now() + options.connect_timeout)));
-  return connection;
-}
-
-/// Connects through the rendezvous.
-Result<Connection> ConnectByRendezvous(const GlooOptions& options) {
-  CAIRN_TRY_ASSIGN(const internal::Endpoint endpoint, internal::ParseEndpoint(options.rendezvous));
-  const Deadline deadline = std::chrono::steady_clock::now() + options.connect_timeout;
-  const internal::Party party{
-      .rank = options.rank, .world_size = options.world_size, .run_id = options.run_id};
-  Connection connection;
-  CAIRN_TRY_ASSIGN(connection.device, MakeDevice(options.interface, endpoint));
-  CAIRN_TRY_ASSIGN(connection.group,
-                   GlooGroup::Listen(connection.device, options.rank, options.world_size,
-                                     options.connect_timeout));
-  CAIRN_TRY_ASSIGN(const auto addresses,
-                   internal::Meet(endpoint, party, connection.group->addresses(), deadline));
-  CAIRN_TRY(connection.group->Connect(addresses));
   // After this barrier all ranks have read the records of the rendezvous.
-  CAIRN_TRY(connection.group->Barrier(ConnectingBarrier(deadline)));
-  if (options.rank == 0) CAIRN_TRY(internal::Forget(endpoint, party));
+  CAIRN_TRY(connection.group->Barrier({.operation = GlooOperation::kBarrier,
+                                       .sequence = kConnectingSequence,
+                                       .deadline = is_by_channel ? deadline() : meeting}));
+  if (!is_by_channel && options.rank == 0) CAIRN_TRY(internal::Forget(endpoint, party));
   return connection;
 }
 
@@ -424,8 +380,7 @@ Result<std::unique_ptr<Communicator>> ConnectGloo(const GlooOptions& options) {
   CAIRN_TRY(CheckOptions(options));
   if (options.world_size == 1) return std::make_unique<LocalCommunicator>();
   const internal::SigpipeBlock no_sigpipe;
-  CAIRN_TRY_ASSIGN(Connection connection,
-                   options.all_gather ? ConnectByAllGather(options) : ConnectByRendezvous(options));
+  CAIRN_TRY_ASSIGN(Connection connection, Connect(options));
   return std::make_unique<GlooCommunicator>(std::move(connection.device),
                                             std::move(connection.group), options.timeout);
 }

@@ -1,5 +1,3 @@
-// Collectives of one rank: checks and copies.
-
 #include "core/ranks/local_communicator.h"
 
 #include <algorithm>

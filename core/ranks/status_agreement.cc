@@ -9,13 +9,12 @@
 #include <cstring>
 #include <vector>
 
-#include "core/ranks/internal/all_gather_values.h"
+#include "core/ranks/gather_values.h"
 #include "core/ranks/internal/message_codec.h"
 
 namespace cairn::core {
 namespace {
 
-using internal::AllGatherValues;
 using internal::MessageReader;
 using internal::MessageWriter;
 

@@ -13,6 +13,11 @@ namespace cairn::core {
 /// rank returns its own error if it has one, otherwise the communicator's. Cost: 8 bytes per rank,
 /// and after a failure one broadcast of the error.
 Result<void> AgreeOnStatus(Communicator& communicator, const Result<void>& own);
+template <typename T>
+Result<void> AgreeOnStatus(Communicator& communicator, const Result<T>& own) {
+  return AgreeOnStatus(communicator,
+                       own ? Result<void>() : Result<void>(std::unexpected(own.error())));
+}
 
 /// Collective. Returns the text of rank 0 on all ranks if no rank failed. A rank that failed
 /// returns its own error; the others return the error of the lowest rank that failed. Texts are

@@ -20,6 +20,8 @@
 
 namespace cairn::core {
 
+class StateDict;
+
 struct SaveOptions {
   /// Replaces the step if it exists; otherwise the save fails with kConflict.
   bool overwrite = false;
@@ -87,5 +89,10 @@ struct SaveReport {
   uint64_t chunks_reused = 0;
   double seconds = 0;
 };
+
+/// Returns the kInvalidArgument that CheckpointStore::Save would return whatever the store
+/// contains. For callers that create a store only if they have something to save. Cost: plans the
+/// save, and reads no payload. kResourceExhausted: not enough memory.
+Result<void> CheckSave(const StateDict& state, const SaveOptions& options);
 
 }  // namespace cairn::core

@@ -88,15 +88,4 @@ Result<HostState> HostState::Allocate(StateDict state, const HostMemoryOptions& 
   return result;
 }
 
-Result<HostState> HostState::Map(StateDict state, int descriptor) {
-  HostState result;
-  result.state_ = std::move(state);
-  internal::MoveToHost(result.state_);
-  CAIRN_TRY_ASSIGN(const auto layouts, LayOut(result.state_, nullptr));
-  const Layout& layout = layouts.at(kHostDevice);
-  CAIRN_TRY_ASSIGN(result.memory_, HostMemory::Map(descriptor, layout.length_bytes()));
-  layout.PointInto(result.memory_.bytes().data());
-  return result;
-}
-
 }  // namespace cairn::core

@@ -33,18 +33,11 @@ class HostState {
   /// or device memory.
   static Result<HostState> Allocate(StateDict state, const HostMemoryOptions& options = {},
                                     const std::vector<bool>* owned = nullptr);
-  /// Maps the tensors of a state with the same structure that another process has allocated in
-  /// shared memory, without borrowed tensors. `descriptor` comes from the other state; the caller
-  /// continues to own it. kInvalidArgument: HostMemory::Map rejects it, for example because the
-  /// structures differ in length.
-  static Result<HostState> Map(StateDict state, int descriptor);
 
   const StateDict& state() const { return state_; }
   StateTarget target() { return StateTarget(state_); }
   /// Bytes of host memory that the owned tensors occupy, including alignment.
   uint64_t memory_bytes() const { return memory_.bytes().size(); }
-  /// The descriptor of shared memory, otherwise -1. Valid as long as this object exists.
-  int descriptor() const { return memory_.descriptor(); }
 
  private:
   StateDict state_;

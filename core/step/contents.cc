@@ -1,5 +1,3 @@
-// Compares the lengths of aliases with the spans of their elements.
-
 #include "core/step/contents.h"
 
 #include <fmt/format.h>
@@ -9,6 +7,20 @@
 #include "schema/dtype.h"
 
 namespace cairn::core {
+
+kv::ChunkExtents ChunkInfo::stored() const {
+  kv::ChunkExtents stored(extents);
+  stored.deltas = deltas;
+  return stored;
+}
+
+kv::ChunkEntry ChunkInfo::entry() const {
+  return {.sizes = box.sizes,
+          .extents = stored(),
+          .digest = digest,
+          .since_step = since_step,
+          .statistics = statistics};
+}
 
 Result<void> CheckRepeats(std::span<const TensorInfo> tensors) {
   uint64_t left_bytes = kMaxRepeatedBytes;

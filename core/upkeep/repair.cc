@@ -12,7 +12,7 @@
 #include <string_view>
 #include <utility>
 
-#include "core/step/internal/stored_chunk.h"
+#include "core/step/internal/delta_chain.h"
 #include "core/step/internal/stored_page_digests.h"
 #include "core/step/internal/tensor_records.h"
 #include "kv/base/digest.h"

@@ -1,5 +1,3 @@
-// Stream-ordered allocation, with errors that state how much memory is free.
-
 #include "cuda/internal/device_heap.h"
 
 #include <fmt/format.h>

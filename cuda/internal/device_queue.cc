@@ -1,5 +1,3 @@
-// Direct copies, and copies that go through a buffer in device memory.
-
 #include "cuda/internal/device_queue.h"
 
 #include <algorithm>
@@ -9,7 +7,6 @@
 #include "cuda/internal/copy_batch.h"
 #include "cuda/internal/copy_kernels.h"
 #include "cuda/internal/strided_copy.h"
-#include "cuda/internal/strided_shape.h"
 
 namespace cairn::cuda::internal {
 namespace {
@@ -413,18 +410,15 @@ Result<void> CudaQueue::Await(Mark mark) {
   return event->Wait();
 }
 
-Result<void> CudaQueue::BeginKernels() {
-  CAIRN_TRY(SendWithin());
-  CAIRN_TRY(Send(Direction::kIn));
-  CAIRN_TRY(OrderPackAfterCopy());
-  return Order(pack_, digest_);
-}
-
 Result<CudaQueue::Digests> CudaQueue::Digest(std::span<const core::DigestJob> jobs,
                                              const core::DevicePageDigests* base) {
   const DeviceScope scope(device());
   auto digests = [&]() -> Result<Digests> {
-    CAIRN_TRY(BeginKernels());
+    // The kernels see the results of what was collected.
+    CAIRN_TRY(SendWithin());
+    CAIRN_TRY(Send(Direction::kIn));
+    CAIRN_TRY(OrderPackAfterCopy());
+    CAIRN_TRY(Order(pack_, digest_));
     return digester_.Digest(jobs, base);
   }();
   if (!digests) Reset();
@@ -434,35 +428,27 @@ Result<CudaQueue::Digests> CudaQueue::Digest(std::span<const core::DigestJob> jo
 Result<std::vector<uint64_t>> CudaQueue::FetchPageDigests(
     const core::DevicePageDigests& page_digests, std::span<const PageRange> ranges) {
   const auto& array = static_cast<const PageDigestArray&>(page_digests);
-  std::vector<std::span<const std::byte>> memory;
-  memory.reserve(ranges.size());
+  uint64_t count = 0;
   for (const PageRange& range : ranges) {
     CAIRN_CHECK(range.first + range.count <= page_digests.page_count());
-    memory.push_back(std::as_bytes(std::span(array.data() + range.first, range.count)));
+    count += range.count;
   }
-  CAIRN_TRY_ASSIGN(const std::span<const std::byte> bytes, Fetch(memory));
-  std::vector<uint64_t> fetched(bytes.size() / sizeof(uint64_t));
-  if (!bytes.empty()) std::memcpy(fetched.data(), bytes.data(), bytes.size());
-  return fetched;
-}
-
-Result<std::span<const std::byte>> CudaQueue::Fetch(
-    std::span<const std::span<const std::byte>> ranges) {
+  std::vector<uint64_t> fetched(count);
+  if (count == 0) return fetched;
   const DeviceScope scope(device());
-  uint64_t length_bytes = 0;
-  for (const auto& range : ranges) length_bytes += range.size();
-  if (length_bytes == 0) return std::span<const std::byte>();
+  const uint64_t length_bytes = count * sizeof(uint64_t);
   CAIRN_TRY_ASSIGN(std::byte* const results, digester_.HostResults(length_bytes));
   const bool joined = std::exchange(join_host_ranges_, true);  // the results are one allocation
   const auto copy_out = [&]() -> Result<void> {
     std::byte* at = results;
-    for (const auto& range : ranges) {
+    for (const PageRange& range : ranges) {
+      const auto source = std::as_bytes(std::span(array.data() + range.first, range.count));
       const core::TensorView view{.dtype = core::DType::kUInt8,
-                                  .shape = {range.size()},
-                                  .data = range.data(),
+                                  .shape = {source.size()},
+                                  .data = source.data(),
                                   .device = device()};
-      CAIRN_TRY(CopyOut(view, 0, std::span(at, range.size())));
-      at += range.size();
+      CAIRN_TRY(CopyOut(view, 0, std::span(at, source.size())));
+      at += source.size();
     }
     CAIRN_TRY_ASSIGN(const Mark mark, Flush());
     return Await(mark);
@@ -472,7 +458,8 @@ Result<std::span<const std::byte>> CudaQueue::Fetch(
     return Fail(std::move(copied).error());
   }
   join_host_ranges_ = joined;
-  return std::span<const std::byte>(results, length_bytes);
+  std::memcpy(fetched.data(), results, length_bytes);
+  return fetched;
 }
 
 }  // namespace cairn::cuda::internal

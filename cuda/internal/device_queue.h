@@ -93,11 +93,6 @@ class CudaQueue final : public core::DeviceQueue {
   Result<void> AddWithin(bool unpack, const unsigned char* source, unsigned char* target,
                          uint64_t length_bytes);
   Result<void> SendWithin();
-  /// Starts what was collected, so that kernels on the digest stream see its results.
-  Result<void> BeginKernels();
-  /// Copies contiguous ranges of device memory, one after the other, to page-locked memory. Waits.
-  /// The result is valid until the next call, and until the next Digest.
-  Result<std::span<const std::byte>> Fetch(std::span<const std::span<const std::byte>> ranges);
   /// Makes later work of `second` run after all work that `first` contains now.
   Result<void> Order(const Stream& first, const Stream& second);
   /// Orders one stream of the pair after the other, if that has work it was not ordered after.

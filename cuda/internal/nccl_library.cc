@@ -1,5 +1,3 @@
-// dlopen and dlsym.
-
 #include "cuda/internal/nccl_library.h"
 
 #include <dlfcn.h>

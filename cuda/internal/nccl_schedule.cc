@@ -1,5 +1,3 @@
-// Windows of distances, and slices of equal length.
-
 #include "cuda/internal/nccl_schedule.h"
 
 #include <algorithm>

@@ -1,5 +1,3 @@
-// The steps of a call, two of which are in flight.
-
 #include "cuda/internal/nccl_transfers.h"
 
 #include <fmt/format.h>
@@ -20,12 +18,6 @@ namespace {
 constexpr uint64_t kBarrierBytes = ChunkLayout::kAlignmentBytes;
 
 }  // namespace
-
-void NcclTransfers::Step::Clear() {
-  in.clear();
-  operations.clear();
-  out.clear();
-}
 
 Result<std::unique_ptr<NcclTransfers>> NcclTransfers::Make(int device, int world_size,
                                                            uint64_t buffer_bytes,
@@ -184,7 +176,7 @@ Result<void> NcclTransfers::RunSteps(NcclHandle& nccl, Deadline deadline, const 
     CAIRN_TRY(moved_[count % ChunkLayout::kHalves].Record(moves_.get()));
     CAIRN_TRY(finish_before());
     std::swap(step, before);
-    step.Clear();
+    step = {};
     ++count;
   }
   CAIRN_TRY(finish_before());

@@ -97,8 +97,6 @@ class NcclTransfers {
     std::vector<Copy> in;               // from host memory, before the operations
     std::vector<Operation> operations;  // one NCCL group
     std::vector<Copy> out;              // to host memory, after the operations
-
-    void Clear();
   };
 
   NcclTransfers(int device, uint64_t buffer_bytes, std::optional<cudaStream_t> follows)

@@ -1,5 +1,3 @@
-// Batches of contiguous pages, and windows of packed ones.
-
 #include "cuda/internal/page_digester.h"
 
 #include <algorithm>

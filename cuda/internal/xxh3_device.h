@@ -5,9 +5,9 @@
 /// Source: the XXH3 specification, https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md,
 /// and the secret of xxhash.h 0.8.
 
-#include <cstdint>
+#include <cuda_runtime.h>
 
-#include "cuda/internal/lane_words.h"
+#include <cstdint>
 
 namespace cairn::cuda::internal {
 
@@ -36,6 +36,16 @@ alignas(16) __constant__ const unsigned char kSecret[192] = {
     0x2b, 0x16, 0xbe, 0x58, 0x7d, 0x47, 0xa1, 0xfc, 0x8f, 0xf8, 0xb8, 0xd1, 0x7a, 0xd0, 0x31, 0xce,
     0x45, 0xcb, 0x3a, 0x8f, 0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e,
 };
+
+__device__ __forceinline__ uint64_t LoadBytes(const unsigned char* bytes, int count) {
+  uint64_t value = 0;
+  for (int i = 0; i < count; ++i) value |= static_cast<uint64_t>(bytes[i]) << (8 * i);
+  return value;
+}
+__device__ __forceinline__ uint64_t Load64(const unsigned char* bytes) {
+  if (reinterpret_cast<uintptr_t>(bytes) % 8 == 0) return *reinterpret_cast<const uint64_t*>(bytes);
+  return LoadBytes(bytes, 8);
+}
 
 __device__ __forceinline__ uint64_t Secret64(int at) { return LoadBytes(kSecret + at, 8); }
 

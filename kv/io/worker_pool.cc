@@ -26,6 +26,10 @@ Result<void> RunOnThreads(size_t thread_count, const char* what,
   return {};
 }
 
+void ParallelFor(size_t count, std::function<void(size_t, size_t)> work, uint32_t least) {
+  WorkerPool(std::min<size_t>(count, WorkerThreads(least))).Run(count, std::move(work));
+}
+
 WorkerPool::WorkerPool(size_t thread_count) {
   threads_.reserve(thread_count);
   for (size_t worker = 1; worker < thread_count; ++worker) {

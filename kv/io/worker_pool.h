@@ -15,10 +15,10 @@
 
 namespace cairn::kv {
 
-/// The number of threads for work that a processor does: CAIRN_THREADS (1 to 1024) of the
-/// environment; otherwise the number of cores, at least `least` (for threads that mostly wait for
-/// the storage), and at most 8: more do not increase memory bandwidth. A save or a load uses as
-/// many at a time, and those that transfer bytes (IoOptions, S3Options). Threads: safe.
+/// The one decision about the number of threads: CAIRN_THREADS (1 to 1024) of the environment;
+/// otherwise the number of cores, at least `least` (for threads that mostly wait for the storage),
+/// and at most 8: more do not increase memory bandwidth. docs/architecture.md lists the threads of
+/// saves and loads. Threads: safe.
 uint32_t WorkerThreads(uint32_t least = 1);
 
 /// Calls `work(i)` for i from 0 to `thread_count` - 1 on as many threads, including the caller's,
@@ -72,5 +72,9 @@ class WorkerPool {
   std::atomic<size_t> next_{0};
   std::vector<std::thread> threads_;
 };
+
+/// Calls work(i, worker) for every i in [0, count) as WorkerPool::Run does, on a pool of
+/// WorkerThreads(least) threads, but at most one per item.
+void ParallelFor(size_t count, std::function<void(size_t, size_t)> work, uint32_t least = 1);
 
 }  // namespace cairn::kv

@@ -10,7 +10,8 @@
 
 #include "core/base/close_name.h"
 #include "core/device/device.h"
-#include "core/save/check_save.h"
+#include "core/load/map.h"
+#include "core/save/save_options.h"
 #include "core/step/contents.h"
 #include "core/upkeep/scrub.h"
 #include "kv/base/step_info.h"

@@ -97,37 +97,6 @@ class SimulatedNcclTest : public ::testing::Test {
   ncclUniqueId id_{};
 };
 
-// Rank r sends r + 1 elements to each rank, including itself.
-TEST_F(SimulatedNcclTest, AGroupOfUnequalSendsAndReceivesProceedsTogether) {
-  RunRanks(4, [](Rank& self) {
-    const int mine = self.rank + 1;
-    uint8_t* const sent = self.Device(std::vector<int>(mine, 100 + self.rank));
-    uint8_t* const received = self.Device(std::vector<int>(10, 0));
-    ASSERT_NCCL(ncclGroupStart());
-    for (int peer = 0, offset = 0; peer < 4; offset += peer + 1, ++peer) {
-      EXPECT_NCCL(ncclSend(sent, mine, ncclUint8, peer, self.comm, self.stream));
-      EXPECT_NCCL(ncclRecv(received + offset, peer + 1, ncclUint8, peer, self.comm, self.stream));
-    }
-    ASSERT_NCCL(self.Await(ncclGroupEnd()));
-
-    EXPECT_THAT(self.Read(received, 10),
-                ElementsAre(100, 101, 101, 102, 102, 102, 103, 103, 103, 103));
-  });
-  EXPECT_EQ(nccl::GetCounters().send_bytes, 4u * (1 + 2 + 3 + 4));
-}
-
-TEST_F(SimulatedNcclTest, CollectivesGiveAllRanksTheirResult) {
-  RunRanks(3, [](Rank& self) {
-    uint8_t* const mine = self.Device({self.rank, 10 * (2 - self.rank)});
-    uint8_t* const all = self.Device({0, 0});
-    ASSERT_NCCL(
-        self.Await(ncclAllReduce(mine, all, 2, ncclUint8, ncclMax, self.comm, self.stream)));
-    EXPECT_THAT(self.Read(all, 2), ElementsAre(2, 20));
-    ASSERT_NCCL(self.Await(ncclBroadcast(mine, mine, 2, ncclUint8, 1, self.comm, self.stream)));
-    EXPECT_THAT(self.Read(mine, 2), ElementsAre(1, 10));
-  });
-}
-
 TEST_F(SimulatedNcclTest, AReceiveWaitsForTheSendersStream) {
   RunRanks(2, [](Rank& self) {
     uint8_t* const memory = self.Device({self.rank});
@@ -140,26 +109,6 @@ TEST_F(SimulatedNcclTest, AReceiveWaitsForTheSendersStream) {
       ASSERT_NCCL(self.Await(ncclRecv(memory, 1, ncclUint8, 0, self.comm, self.stream)));
       EXPECT_THAT(self.Read(memory, 1), ElementsAre(0));
     }
-  });
-}
-
-TEST_F(SimulatedNcclTest, SplitsByColorAndOrdersByKey) {
-  RunRanks(4, [](Rank& self) {
-    ncclComm_t part = nullptr;
-    const int color = self.rank == 3 ? NCCL_SPLIT_NOCOLOR : self.rank % 2;
-    ASSERT_NCCL(self.Await(ncclCommSplit(self.comm, color, -self.rank, &part, nullptr)));
-    if (self.rank == 3) {
-      EXPECT_EQ(part, nullptr);
-      return;
-    }
-    const Rank in_part{.rank = self.rank, .comm = part, .stream = self.stream};
-    ASSERT_NCCL(in_part.Await(ncclInProgress));
-    // Ranks 2 and 0 are the first and the second of one part; rank 1 is alone.
-    uint8_t* const memory = self.Device({self.rank + 5});
-    ASSERT_NCCL(in_part.Await(ncclBroadcast(memory, memory, 1, ncclUint8, 0, part, self.stream)));
-    EXPECT_THAT(in_part.Read(memory, 1), ElementsAre(self.rank == 1 ? 6 : 7));
-    ASSERT_NCCL(in_part.Await(ncclCommFinalize(part)));
-    EXPECT_NCCL(ncclCommDestroy(part));
   });
 }
 

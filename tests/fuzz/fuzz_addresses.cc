@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "core/ranks/internal/rendezvous_record.h"
+#include "core/ranks/internal/rendezvous.h"
 #include "kv/base/annotations.h"
 #include "kv/base/retention.h"
 #include "kv/storage/open/open_storage.h"

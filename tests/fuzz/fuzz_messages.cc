@@ -8,7 +8,7 @@
 
 #include "core/collectives/internal/global_state_layout.h"
 #include "core/collectives/internal/shard_plan.h"
-#include "core/ranks/internal/rendezvous_record.h"
+#include "core/ranks/internal/rendezvous.h"
 #include "core/ranks/status_agreement.h"
 #include "core/tensor/box_index.h"
 #include "core/tensor/mesh.h"

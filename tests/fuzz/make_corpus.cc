@@ -18,7 +18,7 @@
 #include "core/codec/internal/delta_encoder.h"
 #include "core/collectives/internal/shard_plan.h"
 #include "core/interop/safetensors/safetensors_export.h"
-#include "core/ranks/internal/rendezvous_record.h"
+#include "core/ranks/internal/rendezvous.h"
 #include "core/step/internal/compress.h"
 #include "kv/commit/internal/part_file.h"
 #include "kv/root/internal/framed_record.h"

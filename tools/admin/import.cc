@@ -13,7 +13,7 @@
 #include "core/interop/model_directory/model_directory.h"
 #include "core/interop/safetensors/safetensors_file.h"
 #include "core/interop/safetensors/safetensors_format.h"
-#include "core/save/check_save.h"
+#include "core/save/save_options.h"
 #include "kv/read/snapshot.h"
 #include "tools/admin/python_package.h"
 #include "tools/admin/verbs.h"

@@ -1,10 +1,12 @@
 #pragma once
 /// Code that all collectives on state dicts share: communicators, buffers and reports.
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <set>
 
-#include "core/collectives/broadcast_options.h"
+#include "core/collectives/state_dict_collectives.h"
 #include "core/ranks/communicator.h"
 #include "core/ranks/internal/round_mover.h"
 
@@ -25,11 +27,22 @@ struct CollectiveCall {
         report(options.report) {}
 
   /// kInvalidArgument: the buffer has fewer than 4 bytes per rank.
-  Result<void> CheckBuffer() const;
+  Result<void> CheckBuffer() const {
+    if (buffer_bytes >= 4 * uint64_t{world_size}) return {};
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("a buffer of {} bytes for {} ranks; it needs at least 4 per rank",
+                            buffer_bytes, world_size));
+  }
   /// Creates the mover of all rounds, for tensors on `devices`.
-  Result<RoundMover> MakeMover(const std::set<int>& devices) const;
+  Result<RoundMover> MakeMover(const std::set<int>& devices) const {
+    return RoundMover::Make(carrier, buffer_bytes, devices, streams);
+  }
   /// Writes `moved` to the caller's report, if there is one.
-  void Report(TransferReport moved, const RoundMover& mover) const;
+  void Report(TransferReport moved, const RoundMover& mover) const {
+    if (report == nullptr) return;
+    moved.peak_buffer_bytes = mover.peak_bytes();
+    *report = moved;
+  }
 
   Communicator& communicator;
   Communicator& carrier;  // sends the tensors

@@ -16,7 +16,7 @@
 #include <array>
 #include <map>
 
-#include "core/ranks/internal/all_gather_values.h"
+#include "core/ranks/gather_values.h"
 #include "core/ranks/internal/message_codec.h"
 #include "core/ranks/status_agreement.h"
 #include "core/state_dict/internal/leaves.h"

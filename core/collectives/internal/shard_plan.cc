@@ -1,5 +1,3 @@
-// Decides which target leaves are kept, filled or omitted, and which need memory.
-
 #include "core/collectives/internal/shard_plan.h"
 
 #include <fmt/format.h>

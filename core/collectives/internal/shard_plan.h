@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/collectives/broadcast_options.h"
+#include "core/collectives/state_dict_collectives.h"
 #include "core/state_dict/host_state.h"
 #include "core/state_dict/state_dict.h"
 

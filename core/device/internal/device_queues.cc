@@ -1,5 +1,3 @@
-// Chooses how bytes are copied: by the CPU, or by the queue of a device.
-
 #include "core/device/internal/device_queues.h"
 
 #include <algorithm>

@@ -1,5 +1,3 @@
-// Creates the page-locked pool of the process and computes its budget.
-
 #include "core/device/internal/pinned_blocks.h"
 
 #include <fmt/format.h>

@@ -4,7 +4,7 @@
 #include <functional>
 #include <utility>
 
-#include "core/step/internal/owners.h"
+#include "core/step/internal/lookup.h"
 #include "kv/base/key.h"
 
 namespace cairn::core::internal {

@@ -20,7 +20,7 @@
 #include "core/inspect/internal/scrub_payload.h"
 #include "core/state_dict/state_dict.h"
 #include "core/state_dict/value.h"
-#include "core/step/internal/owners.h"
+#include "core/step/internal/lookup.h"
 #include "core/tensor/tiling.h"
 #include "kv/base/key.h"
 

@@ -190,15 +190,13 @@ std::span<ChunkReader::ReadPart> ChunkReader::TakeGroup(std::span<ReadPart>& res
 Result<uint64_t> ChunkReader::ReadDeltasOf(std::span<const ReadPart> parts,
                                            StoredDeltaMemory& memory) const {
   std::vector<DeltaRead> reads;
-  std::vector<StoredDeltas*> stored;
   for (const ReadPart& part : parts) {
     Job& job = *part.job;
     if (job.chunk.deltas.empty() || !job.stored_deltas.empty()) continue;  // or read before
     if (!reads.empty() && reads.back().chunk == &job.chunk) continue;
-    reads.push_back({.fqn = &job.fqn, .chunk = &job.chunk});
-    stored.push_back(&job.stored_deltas);
+    reads.push_back({.fqn = &job.fqn, .chunk = &job.chunk, .stored = &job.stored_deltas});
   }
-  return reads.empty() ? Result<uint64_t>(0) : ReadStoredDeltas(view_, reads, stored, memory);
+  return reads.empty() ? Result<uint64_t>(0) : ReadStoredDeltas(view_, reads, memory);
 }
 
 Result<void> ChunkReader::ReadPageDigests(std::span<const std::shared_ptr<Job>> jobs) {

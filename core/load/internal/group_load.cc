@@ -1,12 +1,10 @@
-// Divides items by bytes, and sends them in rounds of bounded size.
-
 #include "core/load/internal/group_load.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "core/ranks/internal/all_gather_values.h"
+#include "core/ranks/gather_values.h"
 #include "core/step/internal/tensor_records.h"
 #include "core/tensor/internal/tensor_stream.h"
 #include "kv/base/digest.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "core/step/internal/owners.h"
+#include "core/step/internal/lookup.h"
 
 namespace cairn::core::internal {
 namespace {

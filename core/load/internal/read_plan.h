@@ -9,7 +9,7 @@
 ///    ChunkReader. An alias that differs from its owner is a strided region of the owner's
 ///    row-major payload instead.
 ///
-/// If shards are loaded, shard_load.h has determined the boxes. The ChunkReader then divides
+/// If shards are loaded, shard_load.cc has determined the boxes. The ChunkReader then divides
 /// regions into parts at pages and extents, and kv/ merges parts that are adjacent in a file into
 /// one read.
 

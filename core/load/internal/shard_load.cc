@@ -1,4 +1,5 @@
-// How boxes are read once and sent to all ranks that need them:
+// Loads for any mesh: each rank reads its part itself, or one of the ranks that need a part reads
+// it and sends it to the others. How boxes are read once and sent to all ranks that need them:
 //
 // 1. The boxes that the same ranks need (a GroupLoad) are divided along the stored chunks, which
 //    all of these ranks find in the step, into windows, and each window into one share of equal
@@ -9,25 +10,24 @@
 //    share of this window to the other ranks of the group, as row-major bytes in the order of the
 //    items. The receivers know from the plan what they get.
 
-#include "core/load/internal/shard_load.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <future>
 #include <map>
 #include <set>
 
-#include "core/load/internal/background_load.h"
 #include "core/load/internal/group_load.h"
 #include "core/load/internal/load.h"
 #include "core/load/internal/read_plan.h"
 #include "core/ranks/communicator.h"
-#include "core/ranks/internal/all_gather_values.h"
+#include "core/ranks/gather_values.h"
 #include "core/ranks/internal/round_mover.h"
 #include "core/ranks/status_agreement.h"
 #include "core/state_dict/internal/leaves.h"
-#include "core/step/internal/owners.h"
+#include "core/step/internal/lookup.h"
 #include "core/tensor/internal/replica_group.h"
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/digest.h"
@@ -103,6 +103,51 @@ TensorTarget TargetOf(const ShardView& shard, Box box) {
   return Narrow(AsTarget(shard.view), box);
 }
 
+// A load on another thread, or in Take if the system has no more threads. Uses `view` or newer ones
+// (WithView). Ownership: the arguments and the targets outlive it; the destructor cancels the load
+// and waits for its end. Threads: one at a time.
+class BackgroundLoad {
+ public:
+  BackgroundLoad(const kv::Store& store, const StepView& view, std::vector<LoadRequest> requests,
+                 std::span<const DeviceStream> streams)
+      : requests_(std::move(requests)),
+        result_(std::async([this, &store, &view, streams] { return Load(store, view, streams); })) {
+  }
+  ~BackgroundLoad() { Cancel(); }
+  BackgroundLoad(const BackgroundLoad&) = delete;
+  BackgroundLoad& operator=(const BackgroundLoad&) = delete;
+
+  /// Waits for the end of the load, at most for `timeout`. Returns whether Take need not wait.
+  bool WaitFor(std::chrono::milliseconds timeout) const {
+    return result_.wait_for(timeout) != std::future_status::timeout;
+  }
+  /// Bytes of the requests that have been loaded.
+  uint64_t done_bytes() const { return done_bytes_; }
+  /// Makes the load end soon, with kCancelled.
+  void Cancel() { is_cancelled_ = true; }
+  /// Returns the result. Call once.
+  Result<LoadReport> Take() { return result_.get(); }
+
+ private:
+  Result<LoadReport> Load(const kv::Store& store, const StepView& view,
+                          std::span<const DeviceStream> streams) {
+    const Progress progress = [this](uint64_t done, uint64_t) {
+      done_bytes_ = done;
+      return !is_cancelled_;
+    };
+    return kv::CatchExhaustion("a load", [&] {
+      return WithView(store, view, [&](const StepView& current) {
+        return RunLoad(current, requests_, progress, streams);
+      });
+    });
+  }
+
+  const std::vector<LoadRequest> requests_;
+  std::atomic<uint64_t> done_bytes_ = 0;
+  std::atomic<bool> is_cancelled_ = false;
+  std::future<Result<LoadReport>> result_;  // destroyed first: it waits for the load
+};
+
 // A load in which each box is read once. Groups are in the order in which the targets name them,
 // which is the same on every rank.
 class OnceLoad {
@@ -149,8 +194,7 @@ class OnceLoad {
         if (!sent) return Broken(std::move(sent));
       }
       const Result<LoadReport> read = Await(load);
-      CAIRN_TRY(AgreeOnStatus(communicator_,
-                              read ? Result<void>() : Result<void>(std::unexpected(read.error()))));
+      CAIRN_TRY(AgreeOnStatus(communicator_, read));
       report.bytes_read += read->bytes_read;
     }
     Result<void> sent = Exchange(window_count_ - 1);
@@ -244,9 +288,9 @@ class OnceLoad {
       if (is_cancelled) load.Cancel();
     };
     while (!load.WaitFor(std::chrono::milliseconds(50))) report(load.done_bytes());
+    Result<LoadReport> result = load.Take();
     report(load.done_bytes());
     read_bytes_ += load.done_bytes();
-    Result<LoadReport> result = load.Take();
     if (is_cancelled && result) return Fail(ErrorCode::kCancelled, "stopped as asked");
     return result;
   }

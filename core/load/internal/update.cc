@@ -1,5 +1,14 @@
-#include "core/load/internal/update.h"
-
+// Updates tensors in place from the bytes of one step to the bytes of another.
+//
+// 1. The chunk records of both steps determine which chunks differ. A tensor that the base step
+//    lacks, or that it stores with another dtype, shape or grid of chunks, is read completely.
+// 2. The memory of all other tensors is digested and compared with the base step, before anything
+//    is written. The digests of its pages are kept for the chunks that differ.
+// 3. In these chunks, pages whose stored digests differ from the memory are read. Every page is
+//    verified.
+//
+// Memory that is not one contiguous tensor in host memory (strided or sharded targets, devices,
+// aliases) is not compared: it is read completely if its tensor differs, and otherwise left alone.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,7 +25,7 @@
 #include "core/load/internal/load.h"
 #include "core/load/internal/read_plan.h"
 #include "core/step/internal/delta_chain.h"
-#include "core/step/internal/owners.h"
+#include "core/step/internal/lookup.h"
 #include "core/step/internal/stored_page_digests.h"
 #include "core/step/internal/tensor_records.h"
 #include "kv/base/digest.h"
@@ -200,13 +209,12 @@ class Update {
   /// Digests the memory and compares it with the base step.
   Result<void> Compare(ProgressMeter& meter) {
     if (memory_.empty()) return {};
-    kv::WorkerPool pool(std::min<size_t>(kv::WorkerThreads(), memory_.size()));
     std::atomic<size_t> first_wrong = memory_.size();
     for (size_t begin = 0; begin < memory_.size();) {
       size_t end = begin;
       uint64_t bytes = 0;
       while (end < memory_.size() && bytes < kRoundBytes) bytes += memory_[end++].bytes.size();
-      pool.Run(end - begin, [&](size_t i, size_t) {
+      kv::ParallelFor(end - begin, [&](size_t i, size_t) {
         ChunkMemory& memory = memory_[begin + i];
         if (first_wrong != memory_.size() || IsBase(memory)) return;
         if (is_compared_) {
@@ -313,9 +321,8 @@ class Update {
     }
     CAIRN_TRY_ASSIGN(const uint64_t bytes, ReadDeltas(view_, reads));
     report_.bytes_read += bytes;
-    kv::WorkerPool pool(std::min<size_t>(kv::WorkerThreads(), batch.size()));
     std::atomic<size_t> wrong = batch.size();
-    pool.Run(batch.size(), [&](size_t i, size_t) {
+    kv::ParallelFor(batch.size(), [&](size_t i, size_t) {
       const ChunkInfo& chunk = batch[i]->updated->chunk;
       const bool right = chains[i].ApplyAll(0, batch[i]->bytes) &&
                          kv::PayloadDigest(batch[i]->bytes) == chunk.digest;

@@ -1,7 +1,5 @@
 // Each rank writes one file, and polls the others until they are complete.
 
-#include "core/ranks/internal/file_rendezvous.h"
-
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -14,6 +12,7 @@
 #include <string_view>
 #include <thread>
 
+#include "core/ranks/internal/rendezvous.h"
 #include "kv/io/file_descriptor.h"
 
 namespace cairn::core::internal {

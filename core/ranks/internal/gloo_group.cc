@@ -1,5 +1,3 @@
-// Transfers on Gloo's transport.
-
 #include "core/ranks/internal/gloo_group.h"
 
 #include <fmt/format.h>
@@ -146,18 +144,17 @@ class GlooGroup::Transfers {
 
   /// Begin a transfer, which FinishReceive or FinishSends completes. After an error, the caller
   /// closes the group.
-  Result<size_t> BeginReceive(int peer, ByteTarget part) {
+  Result<void> BeginReceive(int peer, ByteTarget part) {
     Part& begun = incoming_.emplace_back(peer, part.size());
-    CAIRN_TRY(Guarded([&] { return Attempted("receiving", begun); },
-                      [&] {
-                        begun.bytes = Buffer(part.data(), part.size());
-                        begun.bytes->recv(peer, Slot(MessageKind::kBytes, begun));
-                        if (!begun.is_guarded()) return;
-                        begun.guard = Buffer(nullptr, 0);
-                        begun.guard->recv(peer, Slot(MessageKind::kGuard, begun));
-                        begun.receipt = Buffer(nullptr, 0);
-                      }));
-    return incoming_.size() - 1;
+    return Guarded([&] { return Attempted("receiving", begun); },
+                   [&] {
+                     begun.bytes = Buffer(part.data(), part.size());
+                     begun.bytes->recv(peer, Slot(MessageKind::kBytes, begun));
+                     if (!begun.is_guarded()) return;
+                     begun.guard = Buffer(nullptr, 0);
+                     begun.guard->recv(peer, Slot(MessageKind::kGuard, begun));
+                     begun.receipt = Buffer(nullptr, 0);
+                   });
   }
 
   Result<void> BeginSend(int peer, ByteView part) {
@@ -296,9 +293,8 @@ Result<void> GlooGroup::Exchange(const GlooCall& call, const std::vector<Send>& 
                                  const std::vector<Receive>& receives) {
   Transfers transfers(*context_, waits_, call);
   for (const Receive& receive : receives) {
-    CAIRN_TRY(ForEachPart(receive.bytes, [&](ByteTarget part) -> Result<void> {
-      CAIRN_TRY(transfers.BeginReceive(receive.peer, part));
-      return {};
+    CAIRN_TRY(ForEachPart(receive.bytes, [&](ByteTarget part) {
+      return transfers.BeginReceive(receive.peer, part);
     }));
   }
   for (const Send& send : sends) {
@@ -312,10 +308,9 @@ Result<void> GlooGroup::Exchange(const GlooCall& call, const std::vector<Send>& 
 Result<void> GlooGroup::Barrier(const GlooCall& call) {
   for (int distance = 1; distance < size(); distance *= 2) {
     Transfers transfers(*context_, waits_, call);
-    CAIRN_TRY_ASSIGN(const size_t received,
-                     transfers.BeginReceive((rank() - distance + size()) % size(), {}));
+    CAIRN_TRY(transfers.BeginReceive((rank() - distance + size()) % size(), {}));
     CAIRN_TRY(transfers.BeginSend((rank() + distance) % size(), {}));
-    CAIRN_TRY(transfers.FinishReceive(received));
+    CAIRN_TRY(transfers.FinishReceive(0));
     CAIRN_TRY(transfers.FinishSends());
   }
   return {};
@@ -331,9 +326,8 @@ Result<void> GlooGroup::Broadcast(const GlooCall& call, ByteTarget bytes, int ro
 
   Transfers transfers(*context_, waits_, call);
   if (place != 0) {
-    CAIRN_TRY(ForEachPart(bytes, [&](ByteTarget part) -> Result<void> {
-      CAIRN_TRY(transfers.BeginReceive(rank_at(place - lowest_bit), part));
-      return {};
+    CAIRN_TRY(ForEachPart(bytes, [&](ByteTarget part) {
+      return transfers.BeginReceive(rank_at(place - lowest_bit), part);
     }));
   }
   size_t index = 0;

@@ -1,12 +1,10 @@
-// Waits for the buffers of Gloo.
-
 #include "core/ranks/internal/gloo_waits.h"
 
 #include <gloo/common/error.h>
 #include <gloo/context.h>
 #include <gloo/transport/unbound_buffer.h>
 
-#include "core/ranks/internal/rendezvous_record.h"
+#include "core/ranks/internal/rendezvous.h"
 #include "kv/base/catch_exhaustion.h"
 
 namespace cairn::core::internal {
@@ -50,21 +48,22 @@ GlooWaits::~GlooWaits() {
   if (waker_.joinable()) waker_.join();
 }
 
+/// A wait for `buffer`, which Interrupt can end.
+struct GlooWaits::Waiting {
+  Waiting(GlooWaits& waits_in, UnboundBuffer& buffer, bool sends) : waits(waits_in) {
+    waits.Begin(buffer, sends);
+  }
+  ~Waiting() { waits.End(); }
+  GlooWaits& waits;
+};
+
 void GlooWaits::Received(UnboundBuffer& buffer, Deadline deadline) {
-  Begin(buffer, /*sends=*/false);
-  struct Ending {
-    GlooWaits& waits;
-    ~Ending() { waits.End(); }
-  } const ending{*this};
+  const Waiting waiting(*this, buffer, /*sends=*/false);
   if (!buffer.waitRecv(TimeLeft(deadline))) Abort();
 }
 
 void GlooWaits::Sent(UnboundBuffer& buffer, int peer, Deadline deadline) {
-  Begin(buffer, /*sends=*/true);
-  struct Ending {
-    GlooWaits& waits;
-    ~Ending() { waits.End(); }
-  } const ending{*this};
+  const Waiting waiting(*this, buffer, /*sends=*/true);
   while (!buffer.waitSend(TimeLeft(deadline))) {
     if (is_interrupted()) Abort();
     watch_.Check(peer);

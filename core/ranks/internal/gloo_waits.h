@@ -57,6 +57,7 @@ class GlooWaits {
   void Interrupt();
 
  private:
+  struct Waiting;
   void Begin(gloo::transport::UnboundBuffer& buffer, bool sends);
   void End();
   [[noreturn]] void Abort();

@@ -56,8 +56,7 @@ Result<std::unique_ptr<kv::Store>> OpenTogether(const std::string& address, kv::
       if (!same) store = std::unexpected(std::move(same).error());
     }
   }
-  CAIRN_TRY(AgreeOnStatus(communicator,
-                          store ? Result<void>() : Result<void>(std::unexpected(store.error()))));
+  CAIRN_TRY(AgreeOnStatus(communicator, store));
   return store;
 }
 

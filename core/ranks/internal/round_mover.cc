@@ -1,5 +1,3 @@
-// Packs bytes before a call of the communicator, and unpacks them after it.
-
 #include "core/ranks/internal/round_mover.h"
 
 namespace cairn::core::internal {

@@ -8,8 +8,6 @@
 // Rank 0 never waits for a single connection. It has at most kSpareConnections more connections
 // than ranks, and at most one record per connection.
 
-#include "core/ranks/internal/tcp_rendezvous.h"
-
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netdb.h>
@@ -23,6 +21,7 @@
 #include <list>
 #include <memory>
 
+#include "core/ranks/internal/rendezvous.h"
 #include "kv/io/file_descriptor.h"
 
 namespace cairn::core::internal {
@@ -275,33 +274,21 @@ class Meeting {
 
   Result<std::vector<std::string>> Answer() {
     listener_ = FileDescriptor();
-    std::vector<pollfd> polled;
-    std::vector<Connection*> waiting;
+    connections_.remove_if([](const Connection& connection) { return connection.rank < 0; });
     for (Connection& connection : connections_) {
-      if (connection.rank < 0) continue;
       connection.to_send = EncodeRecord({.kind = RendezvousRecord::Kind::kAnswer,
                                          .world_size = static_cast<uint32_t>(party_.world_size),
                                          .run_id = party_.run_id,
                                          .messages = MessagesFor(connection.rank)});
-      waiting.push_back(&connection);
     }
-    while (!waiting.empty()) {
-      polled.clear();
-      for (const Connection* connection : waiting) {
-        polled.push_back({.fd = connection->socket.get(), .events = POLLOUT, .revents = 0});
-      }
-      const auto left = TimeLeft(deadline_);
-      if (left.count() == 0) {
+    // If a rank disconnects now, connecting to it fails later.
+    while (!connections_.empty()) {
+      if (TimeLeft(deadline_).count() == 0) {
         return Fail(ErrorCode::kUnavailable,
                     fmt::format("rendezvous {}: rank {} does not read its answer", UrlOf(endpoint_),
-                                waiting.front()->rank));
+                                connections_.front().rank));
       }
-      ::poll(polled.data(), polled.size(), PollLimit(left));
-      std::erase_if(waiting, [](Connection* connection) {
-        // If a rank disconnects now, connecting to it fails later.
-        return SendSome(connection->socket.get(), connection->to_send, connection->sent) !=
-               Progress::kAgain;
-      });
+      CAIRN_TRY(Step());
     }
     return MessagesFor(0);
   }

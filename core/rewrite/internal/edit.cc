@@ -26,7 +26,6 @@
 #include "core/rewrite/internal/edited_tree.h"
 #include "core/state_dict/value.h"
 #include "core/step/internal/lookup.h"
-#include "core/step/internal/owners.h"
 #include "core/step/internal/tensor_records.h"
 #include "kv/base/key.h"
 #include "kv/base/step_info.h"

@@ -29,7 +29,6 @@
 #include "core/state_dict/value.h"
 #include "core/step/contents.h"
 #include "core/step/internal/lookup.h"
-#include "core/step/internal/owners.h"
 #include "core/step/internal/tensor_records.h"
 #include "core/tensor/chunk_grid.h"
 #include "kv/base/key.h"

@@ -4,7 +4,7 @@
 
 #include "core/base/internal/groups.h"
 #include "core/save/internal/chunk_statistics.h"
-#include "core/save/internal/stated_unchanged.h"
+#include "core/save/internal/save_planner.h"
 #include "core/save/internal/tensor_payload.h"
 #include "core/step/internal/compress.h"
 #include "core/step/internal/stored_page_digests.h"
@@ -47,9 +47,9 @@ ChunkWriter::ChunkWriter(const ChunkWriterContext& context)
     : context_(context),
       scratch_(context.pool.thread_count(), std::vector<std::byte>(kv::kPageBytes)),
       compressors_(context.compress ? context.pool.thread_count() : 0) {
-  if (context.share_equal) equal_.emplace(context.writer, context.base);
+  if (context.options.share_equal) equal_.emplace(context.writer, context.base);
   if (context.base == nullptr) return;
-  deltas_.emplace(context.plan, *context.base, context.pool, context.max_deltas);
+  deltas_.emplace(context.plan, *context.base, context.pool, context.options.max_deltas);
 }
 
 ChunkWriter::~ChunkWriter() {
@@ -99,7 +99,7 @@ Result<void> ChunkWriter::FlushWindow() {
 }
 
 bool ChunkWriter::NeedsStatistics(const PlannedChunk& chunk) const {
-  if (!context_.statistics || !chunk.has_bytes || chunk.is_on_device()) return false;
+  if (!context_.options.statistics || !chunk.has_bytes || chunk.is_on_device()) return false;
   return !chunk.is_digested() || !chunk.is_unchanged() || !chunk.base->statistics;
 }
 
@@ -183,55 +183,49 @@ Result<void> ChunkWriter::AddTensorRecords(size_t end) {
 }
 
 Result<void> ChunkWriter::Write(const PlannedChunk& chunk) {
+  const std::string& fqn = context_.plan.tensors[chunk.tensor].fqn;
   ++chunks_;
   if (chunk.is_unchanged()) {
     ++chunks_reused_;
-    kv::ChunkEntry entry = chunk.base->entry();
-    if (!entry.statistics) entry.statistics = chunk.statistics;
-    CAIRN_TRY(context_.writer.AddChunk(chunk.key, std::move(entry), /*reused=*/true));
-    RecordSaved(chunk, chunk.digest, chunk.base->deltas.size(), /*reused=*/true);
-    return context_.progress.Add(chunk.length_bytes);
+    return AddRecord(chunk, chunk.base->entry(), /*in_base=*/true);
   }
-  if (!chunk.has_bytes) {
-    return Fail(
-        kv::BaseReplacedError(context_.step).WithKey(context_.plan.tensors[chunk.tensor].fqn));
+  if (!chunk.has_bytes) return Fail(kv::BaseReplacedError(context_.step).WithKey(fqn));
+  if (chunk.is_stated_unchanged && chunk.base) return Fail(NotUnchangedError(fqn));
+  if (auto shared = equal_ ? equal_->Find(chunk) : std::nullopt) {
+    ++chunks_reused_;
+    return AddRecord(chunk,
+                     {.sizes = chunk.sizes,
+                      .extents = std::move(shared->extents),
+                      .digest = chunk.digest,
+                      .since_step = shared->since_step,
+                      .statistics = {}},
+                     shared->in_base);
   }
-  if (chunk.is_stated_unchanged && chunk.base) {
-    return Fail(NotUnchangedError(context_.plan.tensors[chunk.tensor].fqn));
-  }
-  CAIRN_TRY_ASSIGN(const bool is_shared, Share(chunk));
-  if (is_shared) return context_.progress.Add(chunk.length_bytes);
   auto stored = Append(chunk);
   if (!stored && stored.error().code == ErrorCode::kInvalidArgument) {  // the tensor has changed
-    return Fail(std::move(stored).error().WithKey(context_.plan.tensors[chunk.tensor].fqn));
+    return Fail(std::move(stored).error().WithKey(fqn));
   }
   CAIRN_TRY(stored);
   if (equal_) equal_->Add(chunk, stored->extents, context_.step);
-  RecordSaved(chunk, stored->digest, stored->extents.deltas.size(), /*reused=*/false);
-  CAIRN_TRY(context_.writer.AddChunk(chunk.key,
-                                     {.sizes = chunk.sizes,
-                                      .extents = std::move(stored->extents),
-                                      .digest = stored->digest,
-                                      .since_step = context_.step,
-                                      .statistics = chunk.statistics},
-                                     /*reused=*/false));
-  return context_.progress.Add(chunk.length_bytes);
+  return AddRecord(chunk,
+                   {.sizes = chunk.sizes,
+                    .extents = std::move(stored->extents),
+                    .digest = stored->digest,
+                    .since_step = context_.step,
+                    .statistics = {}},
+                   /*in_base=*/false);
 }
 
-Result<bool> ChunkWriter::Share(const PlannedChunk& chunk) {
-  if (!equal_) return false;
-  auto found = equal_->Find(chunk);
-  if (!found) return false;
-  ++chunks_reused_;
-  RecordSaved(chunk, chunk.digest, found->extents.deltas.size(), /*reused=*/false);
-  CAIRN_TRY(context_.writer.AddChunk(chunk.key,
-                                     {.sizes = chunk.sizes,
-                                      .extents = std::move(found->extents),
-                                      .digest = chunk.digest,
-                                      .since_step = found->since_step,
-                                      .statistics = chunk.statistics},
-                                     /*reused=*/found->in_base));
-  return true;
+Result<void> ChunkWriter::AddRecord(const PlannedChunk& chunk, kv::ChunkEntry entry, bool in_base) {
+  if (!entry.statistics) entry.statistics = chunk.statistics;
+  if (context_.saved != nullptr) {
+    context_.saved->shards[chunk.shard].chunks.push_back(
+        {.digest = entry.digest,
+         .reused = chunk.is_unchanged(),
+         .deltas = static_cast<uint8_t>(entry.extents.deltas.size())});
+  }
+  CAIRN_TRY(context_.writer.AddChunk(chunk.key, std::move(entry), in_base));
+  return context_.progress.Add(chunk.length_bytes);
 }
 
 Result<ChunkWriter::Stored> ChunkWriter::AppendDelta(const PlannedChunk& chunk) {
@@ -269,13 +263,6 @@ Result<ChunkWriter::Stored> ChunkWriter::Append(const PlannedChunk& chunk) {
         DevicePayload(*context_.device, *chunk.source, chunk.begin_bytes, chunk.length_bytes));
   }
   return append(chunk.host_payload());
-}
-
-void ChunkWriter::RecordSaved(const PlannedChunk& chunk, const kv::Digest& digest, size_t deltas,
-                              bool reused) {
-  if (context_.saved == nullptr) return;
-  context_.saved->shards[chunk.shard].chunks.push_back(
-      {.digest = digest, .reused = reused, .deltas = static_cast<uint8_t>(deltas)});
 }
 
 }  // namespace cairn::core::internal

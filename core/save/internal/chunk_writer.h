@@ -20,6 +20,7 @@
 #include "core/save/internal/equal_chunks.h"
 #include "core/save/internal/save_plan.h"
 #include "core/save/internal/saved_chunks.h"
+#include "core/save/save_options.h"
 #include "core/step/internal/lookup.h"
 #include "kv/io/worker_pool.h"
 #include "kv/step_writer.h"
@@ -32,12 +33,10 @@ struct ChunkWriterContext {
   kv::StepWriter& writer;
   kv::WorkerPool& pool;  // for digests
   ProgressMeter& progress;
+  const SaveOptions& options;
   uint64_t step = 0;
   const StepView* base = nullptr;  // null: no chunk has a base
-  uint32_t max_deltas = 0;         // limit per chunk
-  bool statistics = false;         // compute them for chunks in host memory
   bool compress = false;           // chunks in host memory that are written completely
-  bool share_equal = false;        // chunks with equal bytes are stored once
   SavedChunks* saved = nullptr;    // null: what was written is not recorded
   DeviceSave* device = nullptr;    // null: all tensors are in host memory
 };
@@ -88,11 +87,11 @@ class ChunkWriter {
   /// Adds the records of the tensors before `end` that are not added yet.
   Result<void> AddTensorRecords(size_t end);
   Result<void> Write(const PlannedChunk& chunk);
-  /// Refers to a chunk with equal bytes. Returns false if there is none.
-  Result<bool> Share(const PlannedChunk& chunk);
+  /// Adds the record of a chunk, and reports its bytes as progress. `in_base`: the base has the
+  /// extents.
+  Result<void> AddRecord(const PlannedChunk& chunk, kv::ChunkEntry entry, bool in_base);
   Result<Stored> Append(const PlannedChunk& chunk);
   Result<Stored> AppendDelta(const PlannedChunk& chunk);
-  void RecordSaved(const PlannedChunk& chunk, const kv::Digest& digest, size_t deltas, bool reused);
 
   const ChunkWriterContext context_;
   size_t next_tensor_ = 0;                       // the first whose record is not added yet

@@ -5,7 +5,6 @@
 
 #include "core/device/internal/device_queues.h"
 #include "core/device/internal/pinned_blocks.h"
-#include "core/save/internal/base_cursor.h"
 #include "core/save/internal/saved_chunks.h"
 #include "kv/base/digest.h"
 #include "kv/base/div.h"
@@ -256,12 +255,7 @@ Result<bool> DeviceSave::TakeSnapshot(SavePlan& plan) {
     shard.source.strides.clear();
     shard.skipped_bytes = shard.begin_bytes();
   }
-  std::vector<std::pair<int, std::shared_ptr<const DeviceFence>>> fences;
-  for (const auto& [device, queue] : queues_) {
-    CAIRN_TRY_ASSIGN(auto fence, queue->Fence());
-    fences.emplace_back(device, std::move(fence));
-  }
-  staged_point_->Set(std::move(fences));
+  CAIRN_TRY(MarkStaged());
   for (const DeviceStream& stream : streams_) CAIRN_TRY(staged_point_->MakeStreamWait(stream));
   return true;
 }

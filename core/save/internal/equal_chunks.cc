@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/save/internal/tensor_payload.h"
-#include "core/step/internal/stored_chunk.h"
+#include "core/step/internal/delta_chain.h"
 #include "core/step/internal/tensor_records.h"
 #include "kv/base/key.h"
 

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "core/save/internal/save_planner.h"
-#include "core/save/internal/stated_unchanged.h"
 
 namespace cairn::core::internal {
 

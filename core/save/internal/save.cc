@@ -225,12 +225,10 @@ Result<void> SaveSession::Write(const SavePlan& plan, const SaveOptions& options
                             .writer = *writer_,
                             .pool = pool,
                             .progress = progress,
+                            .options = options,
                             .step = step_,
                             .base = base_ ? &*base_ : nullptr,
-                            .max_deltas = options.max_deltas,
-                            .statistics = options.statistics,
                             .compress = compress_,
-                            .share_equal = options.share_equal,
                             .saved = saved,
                             .device = device_});
   if (base_) {

@@ -7,17 +7,14 @@
 #include <queue>
 #include <utility>
 
+#include "core/state_dict/key_pattern.h"
 #include "core/step/internal/tensor_records.h"
 #include "core/tensor/internal/memory_span.h"
+#include "kv/base/catch_exhaustion.h"
 #include "kv/base/digest.h"
 
 namespace cairn::core::internal {
 namespace {
-
-uint64_t ShardBytes(const PlannedShard& shard) {
-  const uint64_t chunks = shard.grid.chunk_count();
-  return shard.grid.offset_bytes(chunks - 1) + shard.grid.length_bytes(chunks - 1);
-}
 
 // Returns the indices [0, count) in the ascending, stable order of key_of(index).
 template <typename Key>
@@ -44,6 +41,48 @@ std::vector<uint64_t> BalancedOwners(const std::vector<uint64_t>& item_bytes,
   }
   return owners;
 }
+
+// Plans one save. Ownership: borrows the options, and the state during Plan. Threads: one.
+class SavePlanner {
+ public:
+  SavePlanner(const SaveOptions& options, const RankInWorld& self)
+      : options_(options), self_(self) {}
+
+  // Call at most once. Errors: see PlanSave.
+  Result<SavePlan> Plan(const StateDict& state);
+
+ private:
+  // A tensor of the state dict. `sharding` is null if it is replicated.
+  struct LeafTensor {
+    NamedTensor named;
+    const Sharding* sharding = nullptr;
+  };
+
+  Result<void> SetReplicatedGroup();
+  Result<std::vector<LeafTensor>> ReadLeaves(const StateDict& state);
+  Result<void> AddReplicated(PlannedTensor tensor);
+  Result<void> AddSharded(const LeafTensor& leaf);
+  // Returns the FQN of an earlier tensor that is the same part of the same memory, or null.
+  const std::string* FindSame(const LeafTensor& leaf, const std::vector<ShardView>& held);
+  // Adds a box of the tensor that was added last, with all of its chunks.
+  Result<void> AddShard(ShardView held, const ReplicaGroup& group);
+  // Sorts tensors by key and shards by tensor, and fills shards_of_group_.
+  void Sort();
+  // Gives each of the group's tensors to one rank, and empties the shards of the other ranks.
+  void DivideAmong(const ReplicaGroup& group, const std::vector<size_t>& shards);
+  // Removes shards without chunks, and sums up.
+  void Finish();
+
+  const SaveOptions& options_;
+  const RankInWorld self_;
+  std::shared_ptr<const DeviceMesh> replicated_mesh_;  // shared with the options, or created here
+  EqualMeshes meshes_;
+  ReplicaGroup replicated_group_;
+  SavePlan plan_;
+  std::vector<ReplicaGroup> group_of_shard_;  // in the order in which shards were added
+  std::map<ReplicaGroup, std::vector<size_t>> shards_of_group_;  // indices, in key order
+  std::map<const std::byte*, const LeafTensor*> first_at_;       // by the address of their memory
+};
 
 }  // namespace
 
@@ -235,7 +274,7 @@ void SavePlanner::DivideAmong(const ReplicaGroup& group, const std::vector<size_
     const PlannedShard& shard = plan_.shards[shards[i]];
     const bool is_new = i == 0 || plan_.shards[shards[i - 1]].tensor != shard.tensor;
     if (is_new) tensor_bytes.push_back(0);
-    tensor_bytes.back() += ShardBytes(shard);
+    tensor_bytes.back() += shard.end_bytes() - shard.begin_bytes();
     tensor_of[i] = tensor_bytes.size() - 1;
   }
   const std::vector<uint64_t> owners = BalancedOwners(tensor_bytes, member.size);
@@ -261,4 +300,60 @@ Result<SavePlan> PlanSave(const StateDict& state, const SaveOptions& options,
   return SavePlanner(options, self).Plan(state);
 }
 
+Result<void> MarkStatedUnchanged(SavePlan& plan, const SaveOptions& options, uint64_t step) {
+  for (PlannedShard& shard : plan.shards) {
+    shard.is_stated_unchanged = false;
+    shard.compared_chunk.reset();
+  }
+  if (options.unchanged.empty()) return {};
+  CAIRN_TRY_ASSIGN(const KeyPatterns patterns, KeyPatterns::Parse(options.unchanged));
+  std::vector<bool> matches(plan.tensors.size());
+  for (size_t i = 0; i < plan.tensors.size(); ++i) {
+    matches[i] = patterns.Matches(plan.tensors[i].fqn);
+  }
+  for (PlannedShard& shard : plan.shards) {
+    // Devices digest their tensors at the rate of their memory.
+    shard.is_stated_unchanged = matches[shard.tensor] && !shard.on_device();
+  }
+  ChooseComparedChunk(plan, step);
+  return {};
+}
+
+void ChooseComparedChunk(SavePlan& plan, uint64_t step) {
+  uint64_t chunks = 0;
+  for (PlannedShard& shard : plan.shards) {
+    shard.compared_chunk.reset();
+    if (shard.is_stated_unchanged) chunks += shard.chunk_count();
+  }
+  if (chunks == 0) return;
+  uint64_t compared = step % chunks;
+  for (PlannedShard& shard : plan.shards) {
+    if (!shard.is_stated_unchanged) continue;
+    if (compared < shard.chunk_count()) {
+      shard.compared_chunk = shard.first_chunk + compared;
+      return;
+    }
+    compared -= shard.chunk_count();
+  }
+}
+
+Error NotUnchangedError(const std::string& fqn) {
+  return {.code = ErrorCode::kInvalidArgument,
+          .message =
+              "the tensor differs from the base step, but `unchanged` states that it does not;"
+              " nothing was saved",
+          .key = fqn};
+}
+
 }  // namespace cairn::core::internal
+
+namespace cairn::core {
+
+Result<void> CheckSave(const StateDict& state, const SaveOptions& options) {
+  return kv::CatchExhaustion("the plan of a save", [&]() -> Result<void> {
+    CAIRN_TRY(internal::PlanSave(state, options));
+    return {};
+  });
+}
+
+}  // namespace cairn::core

@@ -43,52 +43,22 @@ Result<void> CheckSaveOptions(const SaveOptions& options);
 Result<std::vector<std::pair<std::string, std::vector<std::byte>>>> EncodeValues(
     const StateDict& state, std::span<const Leaf> leaves);
 
-/// Plans one save. Ownership: borrows the options, and the state during Plan. Threads: one.
-class SavePlanner {
- public:
-  SavePlanner(const SaveOptions& options, const RankInWorld& self)
-      : options_(options), self_(self) {}
-
-  /// Call at most once. kInvalidArgument: duplicate FQNs, an FQN with NUL, bad tensors or
-  /// shardings, values that are too large; names the key. Also: options.chunk_bytes is 0 or above
-  /// kMaxChunkBytes, or options.replicated_mesh lacks this rank.
-  Result<SavePlan> Plan(const StateDict& state);
-
- private:
-  /// A tensor of the state dict. `sharding` is null if it is replicated.
-  struct LeafTensor {
-    NamedTensor named;
-    const Sharding* sharding = nullptr;
-  };
-
-  Result<void> SetReplicatedGroup();
-  Result<std::vector<LeafTensor>> ReadLeaves(const StateDict& state);
-  Result<void> AddReplicated(PlannedTensor tensor);
-  Result<void> AddSharded(const LeafTensor& leaf);
-  /// Returns the FQN of an earlier tensor that is the same part of the same memory, or null.
-  const std::string* FindSame(const LeafTensor& leaf, const std::vector<ShardView>& held);
-  /// Adds a box of the tensor that was added last, with all of its chunks.
-  Result<void> AddShard(ShardView held, const ReplicaGroup& group);
-  /// Sorts tensors by key and shards by tensor, and fills shards_of_group_.
-  void Sort();
-  /// Gives each of the group's tensors to one rank, and empties the shards of the other ranks.
-  void DivideAmong(const ReplicaGroup& group, const std::vector<size_t>& shards);
-  /// Removes shards without chunks, and sums up.
-  void Finish();
-
-  const SaveOptions& options_;
-  const RankInWorld self_;
-  std::shared_ptr<const DeviceMesh> replicated_mesh_;  // shared with the options, or created here
-  EqualMeshes meshes_;
-  ReplicaGroup replicated_group_;
-  SavePlan plan_;
-  std::vector<ReplicaGroup> group_of_shard_;  // in the order in which shards were added
-  std::map<ReplicaGroup, std::vector<size_t>> shards_of_group_;  // indices, in key order
-  std::map<const std::byte*, const LeafTensor*> first_at_;       // by the address of their memory
-};
-
-/// Plans a save by this rank; see SavePlanner::Plan.
+/// Plans a save by this rank. kInvalidArgument: duplicate FQNs, an FQN with NUL, bad tensors or
+/// shardings, values that are too large; names the key. Also: options.chunk_bytes is 0 or above
+/// kMaxChunkBytes, or options.replicated_mesh lacks this rank.
 Result<SavePlan> PlanSave(const StateDict& state, const SaveOptions& options,
                           const RankInWorld& self = {});
+
+/// Applies SaveOptions::unchanged to a plan: marks the shards in host memory of which the caller
+/// states that they have not changed, and chooses one of their chunks to be compared nevertheless:
+/// another one for each step. Removes the marks of an earlier save of the same plan.
+/// kInvalidArgument: a pattern is not valid.
+Result<void> MarkStatedUnchanged(SavePlan& plan, const SaveOptions& options, uint64_t step);
+
+/// Chooses the chunk to be compared in a plan that has the marks of MarkStatedUnchanged.
+void ChooseComparedChunk(SavePlan& plan, uint64_t step);
+
+/// The error for a compared chunk that has changed.
+Error NotUnchangedError(const std::string& fqn);
 
 }  // namespace cairn::core::internal

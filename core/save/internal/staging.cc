@@ -12,15 +12,14 @@
 #include <vector>
 
 #include "core/base/internal/groups.h"
-#include "core/save/internal/base_cursor.h"
 #include "core/save/internal/chunk_deltas.h"
+#include "core/save/internal/save_planner.h"
 #include "core/save/internal/saved_chunks.h"
-#include "core/save/internal/staged_delta.h"
-#include "core/save/internal/stated_unchanged.h"
 #include "core/save/internal/tensor_payload.h"
 #include "core/tensor/strided_copy.h"
 #include "kv/base/digest.h"
 #include "kv/base/div.h"
+#include "kv/base/mapping.h"
 #include "schema/dtype.h"
 
 namespace cairn::core::internal {
@@ -28,7 +27,6 @@ namespace {
 
 constexpr uint64_t kLineBytes = 64;
 constexpr uint64_t kPageAlignment = 4096;
-constexpr uint64_t kHugePageBytes = 2 << 20;
 constexpr uint64_t kCopyBytes = 8 << 20;  // length that one task copies
 
 // A shard that is being staged.
@@ -89,6 +87,51 @@ void AddTasks(PlannedShard& shard, uint64_t offset_bytes, const SavedChunks::Sha
                      .chunk = chunk,
                      .tasks = &shard_tasks});
   }
+}
+
+// Copies `bytes` to `staged`, which has the same length and contains an earlier version.
+//
+// If that version has the digest `base`, and a delta pays off, returns the delta and the page
+// digests of `bytes`. Otherwise returns no delta, and the page digests unless it became clear
+// early that no delta pays off. The result belongs to one value of each page, even if other
+// threads write to `bytes`. Cost: reads both versions once, and digests and copies the pages that
+// changed twice. `element_bytes` is the tensor's element size. Threads: any, each with its own
+// `scratch`.
+PlannedShard::ChunkPages CopyAndEncode(std::span<const std::byte> bytes,
+                                       std::span<std::byte> staged, const kv::Digest& base,
+                                       uint32_t element_bytes, StagedDeltaScratch& scratch) {
+  DeltaEncoder& encoder = scratch.encoder;
+  PlannedShard::ChunkPages pages;
+  std::vector<uint64_t> base_page_digests;
+  uint64_t changed_bytes = 0;
+  encoder.Begin(element_bytes, bytes.size());
+  for (uint64_t at = 0; at < bytes.size(); at += kv::kPageBytes) {
+    const uint64_t count = std::min<uint64_t>(kv::kPageBytes, bytes.size() - at);
+    const std::span<const std::byte> page = bytes.subspan(at, count);
+    const std::span<std::byte> before = staged.subspan(at, count);
+    base_page_digests.push_back(kv::PageDigest(before));
+    if (std::memcmp(page.data(), before.data(), count) == 0) {
+      pages.page_digests.push_back(base_page_digests.back());
+      encoder.AddUnchangedPage();
+      continue;
+    }
+    // Other threads may write to the tensor. Its delta and its digest must belong to one value.
+    const std::span<std::byte> after = std::span(scratch.page).first(count);
+    std::memcpy(after.data(), page.data(), count);
+    pages.page_digests.push_back(kv::PageDigest(after));
+    encoder.AddPage(before, after);
+    changed_bytes += count;
+    std::memcpy(before.data(), after.data(), count);
+    if (!encoder.is_too_long(MaxDeltaBytes(bytes.size(), bytes.size()))) continue;
+    std::memcpy(staged.data() + at + count, bytes.data() + at + count, bytes.size() - at - count);
+    return {};
+  }
+  if (kv::RootDigest(base_page_digests, bytes.size()) != base) return pages;
+  const auto delta = encoder.Finish(pages.page_digests, MaxDeltaBytes(bytes.size(), changed_bytes));
+  if (!delta) return pages;
+  pages.delta.assign(delta->begin(), delta->end());
+  pages.delta_base = base;
+  return pages;
 }
 
 void RunTask(const Task& task, std::byte* area, StagedDeltaScratch* scratch) {
@@ -162,17 +205,15 @@ Result<void> StagingArea::Reserve(uint64_t bytes) {
   if (memory_ != nullptr) ::munmap(memory_, capacity_bytes_);
   memory_ = nullptr;
   capacity_bytes_ = 0;
-  const uint64_t rounded = RoundUp(bytes, kHugePageBytes);
-  void* const memory =
-      ::mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) {
+  const uint64_t rounded = RoundUp(bytes, kv::kHugePageBytes);
+  memory_ = kv::MapAligned(rounded, kv::kHugePageBytes);
+  if (memory_ == nullptr) {
     return Fail(
         ErrorCode::kResourceExhausted,
         fmt::format("no memory for {} bytes of staging; save synchronously or free some", rounded));
   }
   // A hint that reduces page faults during the first copy; an error has no consequence.
-  (void)::madvise(memory, rounded, MADV_HUGEPAGE);
-  memory_ = static_cast<std::byte*>(memory);
+  (void)::madvise(memory_, rounded, MADV_HUGEPAGE);
   capacity_bytes_ = rounded;
   return {};
 }

@@ -6,12 +6,19 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/codec/internal/delta_encoder.h"
 #include "core/save/internal/save_plan.h"
 #include "core/save/internal/saved_chunks.h"
-#include "core/save/internal/staged_delta.h"
+#include "kv/base/digest.h"
 #include "kv/io/worker_pool.h"
 
 namespace cairn::core::internal {
+
+/// Memory of one thread that encodes deltas.
+struct StagedDeltaScratch {
+  DeltaEncoder encoder;
+  std::vector<std::byte> page = std::vector<std::byte>(kv::kPageBytes);
+};
 
 /// One memory region, which is kept from save to save and replaced only by a larger one.
 /// Ownership: owns the memory that staged tensors point to. Threads: one at a time.
@@ -30,7 +37,7 @@ class StagingArea {
   /// less than a copy, and are not copied if they are still unchanged (PlannedShard::unchanged).
   /// Chunks that had changed are assumed to have changed again. Nothing is copied of shards that
   /// the caller states to be unchanged. kInvalidArgument: one of them has changed
-  /// (stated_unchanged.h).
+  /// (SaveOptions::unchanged).
   ///
   /// With `max_deltas`, changed chunks with fewer deltas are compared with what this area contains,
   /// if the plan has the same layout as the one before. If that is the chunk of `base`, which its

@@ -12,8 +12,8 @@ namespace {
 
 uint64_t MaxCompressedBytes(uint64_t bytes) { return bytes - bytes / 20; }
 
-}  // namespace
-
+// Returns true if a page in the middle of the chunk becomes shorter by at least a 20th. Cost:
+// compresses this page.
 bool IsCompressible(DeltaEncoder& encoder, uint32_t element_bytes, uint64_t chunk_bytes,
                     const PageSource& pages) {
   const std::span<const std::byte> page = pages((kv::PageCount(chunk_bytes) - 1) / 2);
@@ -22,6 +22,8 @@ bool IsCompressible(DeltaEncoder& encoder, uint32_t element_bytes, uint64_t chun
   const std::array<uint64_t, 1> no_digest{};
   return encoder.Finish(no_digest, MaxCompressedBytes(page.size())).has_value();
 }
+
+}  // namespace
 
 std::optional<std::vector<std::byte>> Compress(DeltaEncoder& encoder, uint32_t element_bytes,
                                                uint64_t chunk_bytes, const PageSource& pages,

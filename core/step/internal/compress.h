@@ -19,11 +19,6 @@ inline constexpr uint64_t kMaxCompressibleBytes = 64 << 20;
 /// Returns page `page` of the chunk, which is valid until the next call.
 using PageSource = std::function<std::span<const std::byte>(uint64_t page)>;
 
-/// Returns true if a page in the middle of the chunk becomes shorter by at least a 20th. Cost:
-/// compresses this page.
-bool IsCompressible(DeltaEncoder& encoder, uint32_t element_bytes, uint64_t chunk_bytes,
-                    const PageSource& pages);
-
 /// Returns the chunk as a delta of zeros, or nothing if it does not become shorter by at least a
 /// 20th. `page_digests` are the chunk's. Requires a length within the limits above.
 std::optional<std::vector<std::byte>> Compress(DeltaEncoder& encoder, uint32_t element_bytes,

@@ -4,18 +4,12 @@
 #include <utility>
 
 #include "kv/base/digest.h"
-#include "kv/base/mutex.h"
+#include "kv/base/key.h"
 #include "kv/base/read_range.h"
 #include "kv/io/worker_pool.h"
 
 namespace cairn::core::internal {
 namespace {
-
-/// Where a delta is stored, and where it goes.
-struct Part {
-  const DeltaRead* read = nullptr;
-  size_t index = 0;  // in the chain
-};
 
 /// True if the bytes of the extent match their page digests, so that they are as they were written.
 bool IsIntact(const kv::Snapshot& snapshot, const kv::Extent& extent) {
@@ -54,13 +48,9 @@ uint64_t DeltaCost(const ChunkInfo& chunk) {
   return std::max(StoredDeltaBytes(chunk), chunk.deltas.size() * (chunk.length_bytes() / 32));
 }
 
-bool DeltaChain::IsChanged(uint64_t page) const {
-  return std::ranges::any_of(deltas_, [&](const auto& delta) { return delta->IsChanged(page); });
-}
-
 Result<void> DeltaChain::Apply(uint64_t page, std::span<std::byte> bytes) const {
-  for (const std::optional<Delta>& delta : deltas_) {
-    if (delta->IsChanged(page)) CAIRN_TRY(delta->Apply(page, bytes));
+  for (const Delta& delta : deltas_) {
+    if (delta.IsChanged(page)) CAIRN_TRY(delta.Apply(page, bytes));
   }
   return {};
 }
@@ -94,7 +84,6 @@ std::span<std::byte> StoredDeltaMemory::Take(uint64_t bytes) {
 }
 
 Result<uint64_t> ReadStoredDeltas(const StepView& view, std::span<const DeltaRead> reads,
-                                  std::span<StoredDeltas* const> stored,
                                   StoredDeltaMemory& memory) {
   const auto deltas_of = [](const DeltaRead& read) {
     return std::span(read.chunk->deltas).subspan(read.first);
@@ -105,11 +94,11 @@ Result<uint64_t> ReadStoredDeltas(const StepView& view, std::span<const DeltaRea
   }
   std::span<std::byte> free = memory.Take(total_bytes);
   std::vector<kv::ReadRange> ranges;
-  for (size_t i = 0; i < reads.size(); ++i) {
-    for (const kv::Extent& delta : deltas_of(reads[i])) {
+  for (const DeltaRead& read : reads) {
+    for (const kv::Extent& delta : deltas_of(read)) {
       const auto target = free.first(delta.length_bytes);
       free = free.subspan(target.size());
-      stored[i]->push_back(target);
+      read.stored->push_back(target);
       ranges.push_back(
           {.segment_id = delta.segment_id, .offset_bytes = delta.offset_bytes, .target = target});
     }
@@ -119,39 +108,43 @@ Result<uint64_t> ReadStoredDeltas(const StepView& view, std::span<const DeltaRea
 }
 
 Result<uint64_t> ReadDeltas(const StepView& view, std::span<DeltaRead> reads) {
-  std::vector<Part> parts;
-  std::vector<kv::ReadRange> ranges;
-  std::vector<std::vector<std::byte>> memory;
-  for (DeltaRead& read : reads) {
-    const std::span deltas = std::span(read.chunk->deltas).subspan(read.first);
-    read.chain->deltas_.clear();
-    read.chain->deltas_.resize(deltas.size());
-    for (const kv::Extent& delta : deltas) {
-      parts.push_back({.read = &read, .index = static_cast<size_t>(&delta - deltas.data())});
-      memory.emplace_back(delta.length_bytes);
-      ranges.push_back({.segment_id = delta.segment_id,
-                        .offset_bytes = delta.offset_bytes,
-                        .target = memory.back()});
-    }
+  std::vector<StoredDeltas> stored(reads.size());
+  for (size_t i = 0; i < reads.size(); ++i) reads[i].stored = &stored[i];
+  StoredDeltaMemory memory;
+  CAIRN_TRY_ASSIGN(const uint64_t bytes, ReadStoredDeltas(view, reads, memory));
+  std::vector<Result<DeltaChain>> parsed(reads.size());
+  kv::ParallelFor(reads.size(), [&](size_t i, size_t) {
+    parsed[i] = DeltaChain::Parse(view, *reads[i].fqn, *reads[i].chunk, stored[i], reads[i].first);
+  });
+  for (size_t i = 0; i < reads.size(); ++i) {
+    CAIRN_TRY_ASSIGN(*reads[i].chain, std::move(parsed[i]));
   }
-  Mutex mutex;
-  std::optional<Error> wrong;
-  const auto parse = [&](size_t i, std::span<const std::byte>) -> Result<void> {
-    const DeltaRead& read = *parts[i].read;
-    const kv::Extent& extent = read.chunk->deltas[read.first + parts[i].index];
-    auto delta = ParseOne(view, *read.fqn, *read.chunk, extent, memory[i]);
-    memory[i] = {};
-    if (delta) {
-      read.chain->deltas_[parts[i].index] = *std::move(delta);
-      return {};
-    }
-    const MutexLock lock(mutex);
-    wrong = std::move(delta).error();
-    return Fail(*wrong);
-  };
-  const auto bytes = view.snapshot->Read(ranges, kv::WorkerThreads(), parse);
-  if (wrong) return Fail(*std::move(wrong));
   return bytes;
+}
+
+Result<void> ReadStoredChunk(const std::shared_ptr<const kv::Snapshot>& snapshot,
+                             std::string_view key, const kv::ChunkExtents& extents,
+                             std::span<std::byte> bytes) {
+  CAIRN_TRY_ASSIGN(const kv::ParsedKey parsed, kv::ParseKey(key));
+  const std::string fqn(parsed.fqn);
+  ChunkInfo chunk;
+  chunk.extents = extents.payload;
+  chunk.deltas = extents.deltas;
+  std::vector<kv::ReadRange> ranges;
+  uint64_t at = 0;
+  for (const kv::Extent& extent : extents.payload) {
+    ranges.push_back({.segment_id = extent.segment_id,
+                      .offset_bytes = extent.offset_bytes,
+                      .target = bytes.subspan(at, extent.length_bytes)});
+    at += extent.length_bytes;
+  }
+  CAIRN_TRY(snapshot->Read(ranges, 1,
+                           [](size_t, std::span<const std::byte>) -> Result<void> { return {}; }));
+  const StepView view{.snapshot = snapshot, .step = {}, .directory = {}};
+  DeltaChain chain;
+  DeltaRead read{.fqn = &fqn, .chunk = &chunk, .chain = &chain};
+  CAIRN_TRY(ReadDeltas(view, {&read, 1}));
+  return chain.ApplyAll(0, bytes);
 }
 
 Error FindDamage(const StepView& view, const std::string& fqn, const ChunkInfo& chunk,

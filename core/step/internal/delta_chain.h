@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/codec/internal/delta.h"
@@ -42,19 +42,16 @@ class DeltaChain {
                                   size_t first = 0);
 
   bool empty() const { return deltas_.empty(); }
-  /// True if one of the deltas changes the page.
-  bool IsChanged(uint64_t page) const;
   /// Applies the deltas to a page: replaces its bytes in the version before the first delta by its
   /// bytes in the version after the last. kDataLoss: a delta is inconsistent.
   Result<void> Apply(uint64_t page, std::span<std::byte> bytes) const;
   /// Applies the deltas to the pages of a range that begins with the page `first_page`.
   Result<void> ApplyAll(uint64_t first_page, std::span<std::byte> bytes) const;
   /// Page digests of the version after the last delta, as the delta states them. Requires !empty().
-  std::span<const uint64_t> page_digests() const { return deltas_.back()->page_digests(); }
+  std::span<const uint64_t> page_digests() const { return deltas_.back().page_digests(); }
 
  private:
-  friend Result<uint64_t> ReadDeltas(const StepView& view, std::span<struct DeltaRead> reads);
-  std::vector<std::optional<Delta>> deltas_;  // all present once they are read
+  std::vector<Delta> deltas_;
 };
 
 /// Deltas that are read together before they are applied: as many as exceed this cost.
@@ -70,20 +67,26 @@ uint64_t DeltaCost(const ChunkInfo& chunk);
 struct DeltaRead {
   const std::string* fqn = nullptr;
   const ChunkInfo* chunk = nullptr;
-  size_t first = 0;             // index of the first delta to be read
-  DeltaChain* chain = nullptr;  // is replaced
+  size_t first = 0;                // index of the first delta to be read
+  StoredDeltas* stored = nullptr;  // ReadStoredDeltas: the deltas are appended
+  DeltaChain* chain = nullptr;     // ReadDeltas: is replaced
 };
 
-/// Reads the deltas of several chunks, in one batch of reads, without parsing them: `stored[i]` are
-/// the deltas of `reads[i]`, whose `chain` is not used, and are in `memory`. Returns the bytes that
-/// were read.
+/// Reads the deltas of several chunks into `memory`, in one batch of reads, without parsing them.
+/// Returns the bytes that were read.
 Result<uint64_t> ReadStoredDeltas(const StepView& view, std::span<const DeltaRead> reads,
-                                  std::span<StoredDeltas* const> stored, StoredDeltaMemory& memory);
+                                  StoredDeltaMemory& memory);
 
 /// Reads and parses the deltas of several chunks, in one batch of reads. Returns the bytes that
 /// were read. kDataLoss: a delta is damaged; names key, file and offset. Otherwise the error of a
 /// read.
 Result<uint64_t> ReadDeltas(const StepView& view, std::span<DeltaRead> reads);
+
+/// Reads the chunk `key` into `bytes`, which has its length, and applies its deltas. Does not
+/// compare the result with a digest. See kv::DecodeChunkCallback.
+Result<void> ReadStoredChunk(const std::shared_ptr<const kv::Snapshot>& snapshot,
+                             std::string_view key, const kv::ChunkExtents& extents,
+                             std::span<std::byte> bytes);
 
 /// Returns the error for a chunk with deltas whose bytes are wrong: reads everything that is stored
 /// for it, and names the first extent that is damaged, or the last delta if none is.

@@ -95,28 +95,6 @@ Result<TensorInfo> DecodeTensor(std::string_view fqn, std::span<const std::byte>
   return info;
 }
 
-}  // namespace cairn::core::internal
-
-namespace cairn::core {
-
-kv::ChunkExtents ChunkInfo::stored() const {
-  kv::ChunkExtents stored(extents);
-  stored.deltas = deltas;
-  return stored;
-}
-
-kv::ChunkEntry ChunkInfo::entry() const {
-  return {.sizes = box.sizes,
-          .extents = stored(),
-          .digest = digest,
-          .since_step = since_step,
-          .statistics = statistics};
-}
-
-}  // namespace cairn::core
-
-namespace cairn::core::internal {
-
 Result<DecodedChunk> DecodeChunk(std::string_view key, std::span<const std::byte> bytes) {
   kv::ChunkView chunk;
   CAIRN_TRY(chunk.Set(key, bytes));

@@ -1,5 +1,3 @@
-// Queues with io_uring or with threads.
-
 #include "kv/io/internal/block_io.h"
 
 #include <fcntl.h>

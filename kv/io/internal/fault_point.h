@@ -29,7 +29,7 @@ namespace cairn::kv::internal {
 /// Returns 0 to continue, or the errno with which the operation fails. May end the process.
 using FaultHook = int (*)(const char* point);
 
-extern std::atomic<FaultHook> fault_hook;
+inline std::atomic<FaultHook> fault_hook{nullptr};
 
 inline int FaultPoint(const char* point) {
   const FaultHook hook = fault_hook.load(std::memory_order_relaxed);

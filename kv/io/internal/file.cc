@@ -1,5 +1,3 @@
-// Files and directories with POSIX calls.
-
 #include "kv/io/internal/file.h"
 
 #include <dirent.h>

@@ -1,5 +1,3 @@
-// Reads I/O options from the environment.
-
 #include "kv/io/internal/io_environment.h"
 
 #include <fmt/format.h>

@@ -278,7 +278,6 @@ class GatherScenario {
       : cases_(RandomCases(random, world_size)) {
     for (const ShardedCase& leaf : cases_) memory_.push_back(CutCase(random, leaf, world_size));
     options_.cpu_offload = random.Chance(0.5);
-    options_.memory.shared = random.Chance(0.1);
     options_.buffer_bytes = RandomBufferBytes(random, world_size);
     for (uint32_t rank = 0; rank < world_size; ++rank) {
       if (random.Chance(0.3)) options_.ranks_only.push_back(static_cast<int>(rank));

@@ -14,8 +14,6 @@
 #include <fstream>
 #include <thread>
 
-#include "core/ranks/internal/file_rendezvous.h"
-#include "core/ranks/internal/tcp_rendezvous.h"
 #include "tests/support/free_port.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"

@@ -30,7 +30,6 @@ using cairn::testing::IsOk;
 using cairn::testing::RunRanks;
 using cairn::testing::ScopedTempDir;
 using cairn::testing::SeededRandom;
-using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -59,6 +58,11 @@ class Sum {
   uint64_t sum_ CAIRN_GUARDED_BY(mutex_) = 0;
   uint64_t largest_ CAIRN_GUARDED_BY(mutex_) = 0;
 };
+
+std::shared_ptr<const DeviceMesh> MeshOf(std::vector<DeviceMesh::Dim> dims,
+                                         std::vector<uint32_t> ranks = {}) {
+  return std::make_shared<const DeviceMesh>(*DeviceMesh::Make(std::move(dims), std::move(ranks)));
+}
 
 class SharedSaveTest : public ::testing::Test {
  protected:
@@ -99,6 +103,19 @@ class SharedSaveTest : public ::testing::Test {
     });
   }
 
+  /// Each rank saves `state_of(rank)`.
+  void SaveStates(int ranks, const std::function<StateDict(uint32_t rank)>& state_of,
+                  const SaveOptions& options = {}) {
+    RunRanks(ranks, [&](Communicator& communicator) {
+      const auto store = OpenOn(communicator);
+      ASSERT_NE(store, nullptr);
+      const auto rank = static_cast<uint32_t>(communicator.rank());
+      EXPECT_TRUE(IsOk(store->Save(1, state_of(rank), options)));
+      EXPECT_TRUE(IsOk(store->Close()));
+    });
+    EXPECT_THAT(VerifyAll(), IsEmpty());
+  }
+
   std::vector<Error> VerifyAll() {
     std::vector<Error> found;
     const auto store = CheckpointStore::Open(path(), kv::OpenMode::kRead);
@@ -106,6 +123,16 @@ class SharedSaveTest : public ::testing::Test {
     EXPECT_TRUE(IsOk(
         (*store)->Verify({}, [&](const kv::Damage& damage) { found.push_back(damage.error); })));
     return found;
+  }
+
+  /// Saves on all ranks, which must fail with `key` and a message that contains all of `parts`.
+  void ExpectErrors(int ranks, const std::string& key, const std::vector<std::string>& parts,
+                    const std::function<StateDict(uint32_t rank)>& state_of) {
+    for (const Error& error : SaveErrors(ranks, state_of)) {
+      EXPECT_EQ(error.code, ErrorCode::kInvalidArgument);
+      EXPECT_EQ(error.key, key);
+      for (const std::string& part : parts) EXPECT_THAT(error.message, HasSubstr(part));
+    }
   }
 
   /// Saves on all ranks, which must fail; returns the errors by rank.
@@ -177,9 +204,7 @@ TEST_F(SharedSaveTest, WhatAnyMeshSavedAnyMeshLoads) {
 
 TEST_F(SharedSaveTest, UnchangedChunksAreReusedEvenIfAnotherRankWroteThem) {
   std::vector<GlobalTensor> globals = {{"w", TestTensor(DType::kFloat32, {64, 1024})}};
-  const auto mesh = [](uint32_t n) {
-    return std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"dp", n}}));
-  };
+  const auto mesh = [](uint32_t n) { return MeshOf({{"dp", n}}); };
   const SaveOptions options{.chunk_bytes = 32 << 10};  // eight rows
   Sum first, second;
   SaveAll(1, 4, globals, {{.mesh = mesh(4), .placements = {Placement::Shard(0)}, .boxes = {}}},
@@ -229,41 +254,33 @@ TEST_F(SharedSaveTest, ReplicasShareTheWritingEvenly) {
 
 TEST_F(SharedSaveTest, RanksMayHaveTheirTensorsInDifferentOrders) {
   const TestTensor large(DType::kFloat32, {30, 100}), small(DType::kUInt8, {700});
-  RunRanks(3, [&](Communicator& communicator) {
+  const auto state_of = [&](uint32_t rank) {
     StateDict state;
-    if (communicator.rank() == 1) state.root().Tensor("b", small.view());
+    if (rank == 1) state.root().Tensor("b", small.view());
     state.root().Tensor("a", large.view());
-    if (communicator.rank() != 1) state.root().Tensor("b", small.view());
-    const auto store = OpenOn(communicator);
-    EXPECT_TRUE(IsOk(store->Save(1, state, {.chunk_bytes = 400})));
-    EXPECT_TRUE(IsOk(store->Close()));
-  });
-  EXPECT_THAT(VerifyAll(), IsEmpty());
+    if (rank != 1) state.root().Tensor("b", small.view());
+    return state;
+  };
+  SaveStates(3, state_of, {.chunk_bytes = 400});
 }
 
 TEST_F(SharedSaveTest, ARankThatIsNotOnTheMeshSavesNothingOfTheTensor) {
   const TestTensor half(DType::kUInt8, {2});
-  RunRanks(3, [&](Communicator& communicator) {
-    const Sharding sharding{
-        .global_shape = {4},
-        .mesh = std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"shard", 2}})),
-        .placements = {Placement::Shard(0)},
-        .parts = {}};
+  const Sharding sharding{.global_shape = {4},
+                          .mesh = MeshOf({{"shard", 2}}),
+                          .placements = {Placement::Shard(0)},
+                          .parts = {}};
+  SaveStates(3, [&](uint32_t rank) {
     StateDict state;
-    state.root().Sharded(
-        "w",
-        communicator.rank() < 2 ? half.view() : TensorView{.dtype = DType::kUInt8, .shape = {0}},
-        sharding);
-    const auto store = OpenOn(communicator);
-    EXPECT_TRUE(IsOk(store->Save(1, state)));
-    EXPECT_TRUE(IsOk(store->Close()));
+    const TensorView none{.dtype = DType::kUInt8, .shape = {0}};
+    state.root().Sharded("w", rank < 2 ? half.view() : none, sharding);
+    return state;
   });
-  EXPECT_THAT(VerifyAll(), IsEmpty());
 }
 
 TEST_F(SharedSaveTest, MeshesThatDoNotFitAreRefused) {
   const TestTensor local(DType::kUInt8, {3});
-  const auto mesh = std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"shard", 2}}));
+  const auto mesh = MeshOf({{"shard", 2}});
   const auto errors = SaveErrors(2, [&](uint32_t) {
     StateDict state;
     state.root().Sharded(
@@ -278,30 +295,26 @@ TEST_F(SharedSaveTest, MeshesThatDoNotFitAreRefused) {
 
 TEST_F(SharedSaveTest, RanksThatMakeMoreObjectsOfTheSameMeshAgreeWithThoseThatMakeOne) {
   const TestTensor tensor(DType::kInt32, {40, 10});
-  const auto make_mesh = [] {
-    return std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"a", 2}, {"b", 2}}));
-  };
-  RunRanks(4, [&](Communicator& communicator) {
+  const auto make_mesh = [] { return MeshOf({{"a", 2}, {"b", 2}}); };
+  const auto state_of = [&](uint32_t rank) {
     const auto one = make_mesh();
     StateDict state;
     for (int i = 0; i < 6; ++i) {
       state.root().Sharded(fmt::format("w{}", i), tensor.view(),
                            {.global_shape = {40, 10},
-                            .mesh = communicator.rank() == 2 ? make_mesh() : one,
+                            .mesh = rank == 2 ? make_mesh() : one,
                             .placements = {Placement::Replicate(), Placement::Replicate()},
                             .parts = {}});
     }
-    const auto store = OpenOn(communicator);
-    EXPECT_TRUE(IsOk(store->Save(1, state, {.chunk_bytes = 100})));
-    EXPECT_TRUE(IsOk(store->Close()));
-  });
-  EXPECT_THAT(VerifyAll(), IsEmpty());
+    return state;
+  };
+  SaveStates(4, state_of, {.chunk_bytes = 100});
 }
 
 TEST_F(SharedSaveTest, PipelineStagesHoldDifferentKeys) {
   const TestTensor first(DType::kInt16, {10}), second(DType::kInt16, {7});
   const auto stage_mesh = [](std::vector<uint32_t> ranks) {
-    return std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"stage", 2}}, std::move(ranks)));
+    return MeshOf({{"stage", 2}}, std::move(ranks));
   };
   RunRanks(4, [&](Communicator& communicator) {
     const bool late = communicator.rank() >= 2;
@@ -330,18 +343,18 @@ TEST_F(SharedSaveTest, PipelineStagesHoldDifferentKeys) {
 
 TEST_F(SharedSaveTest, TiedShardedWeightsAreStoredOnceAndLoadOnAnyMesh) {
   const std::vector<GlobalTensor> globals = {{"wte", TestTensor(DType::kFloat32, {13, 9})}};
-  const auto mesh = std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"tp", 4}}));
+  const auto mesh = MeshOf({{"tp", 4}});
   const Layout columns{.mesh = mesh, .placements = {Placement::Shard(1)}, .boxes = {}};
-  RunRanks(4, [&](Communicator& communicator) {
-    const auto rank = static_cast<uint32_t>(communicator.rank());
-    LocalTensor local(globals[0].tensor, columns, rank);
-    local.FillFrom(globals[0].tensor, rank);
+  std::vector<std::unique_ptr<LocalTensor>> locals;
+  for (uint32_t rank = 0; rank < 4; ++rank) {
+    locals.push_back(std::make_unique<LocalTensor>(globals[0].tensor, columns, rank));
+    locals.back()->FillFrom(globals[0].tensor, rank);
+  }
+  SaveStates(4, [&](uint32_t rank) {
     StateDict state;
-    state.root().Sharded("wte", local.view(), local.sharding());
-    state.root().Sharded("lm_head", local.view(), local.sharding());
-    const auto store = OpenOn(communicator);
-    EXPECT_TRUE(IsOk(store->Save(1, state)));
-    EXPECT_TRUE(IsOk(store->Close()));
+    state.root().Sharded("wte", locals[rank]->view(), locals[rank]->sharding());
+    state.root().Sharded("lm_head", locals[rank]->view(), locals[rank]->sharding());
+    return state;
   });
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, CheckpointStore::Open(path(), kv::OpenMode::kRead));
   CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(1));
@@ -353,20 +366,17 @@ TEST_F(SharedSaveTest, TiedShardedWeightsAreStoredOnceAndLoadOnAnyMesh) {
     EXPECT_EQ(whole.bytes, globals[0].tensor.bytes) << fqn;
   }
   LoadAll(1, 3, {{"lm_head", globals[0].tensor}},
-          {{.mesh = std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"x", 3}})),
-            .placements = {Placement::Shard(0)},
-            .boxes = {}}},
+          {{.mesh = MeshOf({{"x", 3}}), .placements = {Placement::Shard(0)}, .boxes = {}}},
           {.read_once = true});
 }
 
 TEST_F(SharedSaveTest, ReadOnceReadsEachByteOnceForAllReplicas) {
   const std::vector<GlobalTensor> globals = {{"w", TestTensor(DType::kFloat32, {256, 4096})},
                                              {"x", TestTensor(DType::kUInt8, {3'000'000})}};
-  const auto save_mesh = std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"dp", 4}}));
+  const auto save_mesh = MeshOf({{"dp", 4}});
   const Layout rows{.mesh = save_mesh, .placements = {Placement::Shard(0)}, .boxes = {}};
   SaveAll(1, 4, globals, {rows, rows}, {.chunk_bytes = 512 << 10});
-  const auto mesh =
-      std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"replica", 2}, {"tp", 2}}));
+  const auto mesh = MeshOf({{"replica", 2}, {"tp", 2}});
   const Layout halves{
       .mesh = mesh, .placements = {Placement::Replicate(), Placement::Shard(0)}, .boxes = {}};
   const Layout plain{.mesh = nullptr, .placements = {}, .boxes = {}, .plain = true};
@@ -437,7 +447,7 @@ TEST_F(SharedSaveTest, LoadsOnFewerOrMoreRanksReadHardlyMoreThanTheyNeed) {
   const std::vector<GlobalTensor> columns = {
       {"columns", TestTensor(DType::kBFloat16, {1024, 4096})}};
   const auto cut = [](size_t tensors, uint32_t ranks, uint32_t dim) {
-    const auto mesh = std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"tp", ranks}}));
+    const auto mesh = MeshOf({{"tp", ranks}});
     return std::vector<Layout>(tensors,
                                {.mesh = mesh, .placements = {Placement::Shard(dim)}, .boxes = {}});
   };
@@ -473,10 +483,14 @@ class ReadOnceTest : public SharedSaveTest {
     SaveAll(2, 4, {{"w", x_}, {"x", w_}}, {plain, plain});
   }
 
-  /// Loads w and x of one of two steps on one of four ranks.
-  using Load =
-      std::function<Result<LoadReport>(CheckpointStore&, const kv::StepInfo& first,
-                                       const kv::StepInfo& second, TestTensor& w, TestTensor& x)>;
+  /// One of four ranks, two steps, and the targets of a load.
+  struct Rank {
+    CheckpointStore& store;
+    kv::StepInfo first, second;
+    TestTensor w{DType::kUInt8, {3'000}, 98};
+    TestTensor x{DType::kUInt8, {3'000}, 99};
+  };
+  using Load = std::function<Result<LoadReport>(Rank&)>;
   /// Returns the number of ranks on which the load succeeds; none of them may have wrong bytes.
   int CountSuccesses(const Load& load) {
     std::atomic<int> successes = 0;
@@ -486,15 +500,16 @@ class ReadOnceTest : public SharedSaveTest {
           const auto store = OpenOn(communicator, kv::OpenMode::kRead);
           ASSERT_NE(store, nullptr);
           const auto snapshot = *store->kv().Latest();
-          TestTensor w(DType::kUInt8, {3'000}, 98), x(DType::kUInt8, {3'000}, 99);
-          const auto loaded = load(*store, *snapshot->FindStep(1), *snapshot->FindStep(2), w, x);
+          Rank rank{
+              .store = *store, .first = *snapshot->FindStep(1), .second = *snapshot->FindStep(2)};
+          const auto loaded = load(rank);
           if (!loaded) {
             EXPECT_EQ(loaded.error().code, ErrorCode::kInvalidArgument)
                 << loaded.error().ToString();
             return;
           }
-          EXPECT_EQ(w.bytes, w_.bytes);
-          EXPECT_EQ(x.bytes, x_.bytes);
+          EXPECT_EQ(rank.w.bytes, w_.bytes);
+          EXPECT_EQ(rank.x.bytes, x_.bytes);
           ++successes;
         },
         std::chrono::seconds(5));
@@ -511,48 +526,45 @@ class ReadOnceTest : public SharedSaveTest {
 };
 
 TEST_F(ReadOnceTest, RanksThatAreNotOfAMeshTakePartAllTheSame) {
-  const auto mesh = std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"stage", 2}}, {2, 3}));
-  const Sharding sharding{
-      .global_shape = {3'000}, .mesh = mesh, .placements = {Placement::Replicate()}, .parts = {}};
-  EXPECT_EQ(CountSuccesses([&](CheckpointStore& store, const kv::StepInfo& step,
-                               const kv::StepInfo&, TestTensor& w, TestTensor& x) {
-              const ShardTarget targets[] = {
-                  {.fqn = "w", .sharding = &sharding, .local = w.target()}, Whole("x", x)};
-              auto report = store.LoadShards(step, targets, {.read_once = true});
-              if (store.rank() < 2) w.bytes = w_.bytes;  // which they do not hold
-              return report;
-            }),
-            4);
+  const Sharding sharding{.global_shape = {3'000},
+                          .mesh = MeshOf({{"stage", 2}}, {2, 3}),
+                          .placements = {Placement::Replicate()},
+                          .parts = {}};
+  const auto load = [&](Rank& rank) {
+    const ShardTarget targets[] = {{.fqn = "w", .sharding = &sharding, .local = rank.w.target()},
+                                   Whole("x", rank.x)};
+    auto report = rank.store.LoadShards(rank.first, targets, {.read_once = true});
+    if (rank.store.rank() < 2) rank.w.bytes = w_.bytes;  // which they do not hold
+    return report;
+  };
+  EXPECT_EQ(CountSuccesses(load), 4);
 }
 
 TEST_F(ReadOnceTest, OtherStepsAreRefusedOnAllRanks) {
-  EXPECT_EQ(CountSuccesses([&](CheckpointStore& store, const kv::StepInfo& first,
-                               const kv::StepInfo& second, TestTensor& w, TestTensor& x) {
-              const ShardTarget targets[] = {Whole("w", w), Whole("x", x)};
-              return store.LoadShards(store.rank() == 0 ? first : second, targets,
-                                      {.read_once = true});
-            }),
-            0);
+  const auto load = [](Rank& rank) {
+    const ShardTarget targets[] = {Whole("w", rank.w), Whole("x", rank.x)};
+    return rank.store.LoadShards(rank.store.rank() == 0 ? rank.first : rank.second, targets,
+                                 {.read_once = true});
+  };
+  EXPECT_EQ(CountSuccesses(load), 0);
 }
 
 TEST_F(ReadOnceTest, AnotherOrderIsRefusedOnAllRanks) {
-  EXPECT_EQ(CountSuccesses([&](CheckpointStore& store, const kv::StepInfo& step,
-                               const kv::StepInfo&, TestTensor& w, TestTensor& x) {
-              ShardTarget targets[] = {Whole("w", w), Whole("x", x)};
-              if (store.rank() == 1) std::swap(targets[0], targets[1]);
-              return store.LoadShards(step, targets, {.read_once = true});
-            }),
-            0);
+  const auto load = [](Rank& rank) {
+    ShardTarget targets[] = {Whole("w", rank.w), Whole("x", rank.x)};
+    if (rank.store.rank() == 1) std::swap(targets[0], targets[1]);
+    return rank.store.LoadShards(rank.first, targets, {.read_once = true});
+  };
+  EXPECT_EQ(CountSuccesses(load), 0);
 }
 
 TEST_F(ReadOnceTest, MoreTensorsOnOneRankAreRefusedOnAllRanks) {
-  EXPECT_EQ(CountSuccesses([&](CheckpointStore& store, const kv::StepInfo& step,
-                               const kv::StepInfo&, TestTensor& w, TestTensor& x) {
-              std::vector<ShardTarget> targets;
-              if (store.rank() != 3) targets = {Whole("w", w), Whole("x", x)};
-              return store.LoadShards(step, targets, {.read_once = true});
-            }),
-            0);
+  const auto load = [](Rank& rank) {
+    std::vector<ShardTarget> targets;
+    if (rank.store.rank() != 3) targets = {Whole("w", rank.w), Whole("x", rank.x)};
+    return rank.store.LoadShards(rank.first, targets, {.read_once = true});
+  };
+  EXPECT_EQ(CountSuccesses(load), 0);
 }
 
 TEST_F(ReadOnceTest, AnErrorInALaterWindowIsReportedOnAllRanks) {
@@ -581,56 +593,46 @@ TEST_F(ReadOnceTest, AnErrorInALaterWindowIsReportedOnAllRanks) {
 }
 
 TEST_F(ReadOnceTest, AWholeTargetOfAnotherShapeIsRefused) {
-  EXPECT_EQ(CountSuccesses([&](CheckpointStore& store, const kv::StepInfo& step,
-                               const kv::StepInfo&, TestTensor&, TestTensor&) {
-              TestTensor small(DType::kUInt8, {10});
-              const ShardTarget target = Whole("w", small);
-              return store.LoadShards(step, {&target, 1}, {});
-            }),
-            0);
+  const auto load = [](Rank& rank) {
+    TestTensor small(DType::kUInt8, {10});
+    const ShardTarget target = Whole("w", small);
+    return rank.store.LoadShards(rank.first, {&target, 1}, {});
+  };
+  EXPECT_EQ(CountSuccesses(load), 0);
 }
 
 // Ranks whose states disagree.
 
 TEST_F(SharedSaveTest, DTypesThatDifferFailOnEveryRankWithKeyAndRanks) {
   const TestTensor floats(DType::kFloat32, {4}), halves(DType::kFloat16, {4});
-  const auto errors = SaveErrors(3, [&](uint32_t rank) {
-    StateDict state;
-    state.root().Map("model").Tensor("w", (rank == 2 ? halves : floats).view());
-    return state;
-  });
-  for (const Error& error : errors) {
-    EXPECT_EQ(error.code, ErrorCode::kInvalidArgument);
-    EXPECT_EQ(error.key, "model.w");
-    EXPECT_THAT(error.message, AllOf(HasSubstr("rank 0 holds it as float32 [4]"),
-                                     HasSubstr("rank 2 as float16 [4]")));
-  }
+  ExpectErrors(3, "model.w", {"rank 0 holds it as float32 [4]", "rank 2 as float16 [4]"},
+               [&](uint32_t rank) {
+                 StateDict state;
+                 state.root().Map("model").Tensor("w", (rank == 2 ? halves : floats).view());
+                 return state;
+               });
 }
 
 TEST_F(SharedSaveTest, ShapesThatDifferNameTheBoxes) {
-  const auto mesh = std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"dp", 2}}));
+  const auto mesh = MeshOf({{"dp", 2}});
   const TestTensor five(DType::kInt32, {5}), four(DType::kInt32, {4});
-  const auto errors = SaveErrors(2, [&](uint32_t rank) {
-    StateDict state;
-    state.root().Sharded("w", (rank == 0 ? five : four).view(),
-                         {.global_shape = {rank == 0 ? 10u : 8u},
-                          .mesh = mesh,
-                          .placements = {Placement::Shard(0)},
-                          .parts = {}});
-    return state;
-  });
-  for (const Error& error : errors) {
-    EXPECT_EQ(error.key, "w");
-    EXPECT_THAT(error.message,
-                AllOf(HasSubstr("rank 0 holds it as int32 [10], rank 1 as int32 [8]"),
-                      HasSubstr("rank 0's box at [0] of sizes [5]"),
-                      HasSubstr("rank 1's box at [4] of sizes [4]")));
-  }
+  ExpectErrors(2, "w",
+               {"rank 0 holds it as int32 [10], rank 1 as int32 [8]",
+                "rank 0's box at [0] of sizes [5]", "rank 1's box at [4] of sizes [4]"},
+               [&](uint32_t rank) {
+                 StateDict state;
+                 state.root().Sharded("w", (rank == 0 ? five : four).view(),
+                                      {.global_shape = {rank == 0 ? 10u : 8u},
+                                       .mesh = mesh,
+                                       .placements = {Placement::Shard(0)},
+                                       .parts = {}});
+                 return state;
+               });
 }
 
 TEST_F(SharedSaveTest, ElementsThatNobodyWroteAreNamed) {
   const TestTensor local(DType::kInt32, {5});
-  const auto errors = SaveErrors(2, [&](uint32_t rank) {
+  ExpectErrors(2, "x", {"no rank wrote element [10] of shape [20]"}, [&](uint32_t rank) {
     StateDict state;
     state.root().Sharded("x", {.dtype = DType::kInt32, .shape = {}},
                          {.global_shape = {20},
@@ -639,29 +641,21 @@ TEST_F(SharedSaveTest, ElementsThatNobodyWroteAreNamed) {
                           .parts = {{.box = {{rank * 5u}, {5}}, .view = local.view()}}});
     return state;
   });
-  for (const Error& error : errors) {
-    EXPECT_EQ(error.key, "x");
-    EXPECT_THAT(error.message, HasSubstr("no rank wrote element [10] of shape [20]"));
-  }
 }
 
 TEST_F(SharedSaveTest, BoxesThatOverlapNameRanksAndBoxes) {
   const TestTensor local(DType::kInt32, {6});
-  const auto errors = SaveErrors(2, [&](uint32_t rank) {
-    StateDict state;
-    state.root().Sharded("x", local.view(),
-                         {.global_shape = {10},
-                          .mesh = nullptr,
-                          .placements = {},
-                          .parts = {{.box = {{rank * 4u}, {6}}, .view = local.view()}}});
-    return state;
-  });
-  for (const Error& error : errors) {
-    EXPECT_EQ(error.code, ErrorCode::kInvalidArgument);
-    EXPECT_EQ(error.key, "x");
-    EXPECT_THAT(error.message, AllOf(HasSubstr("rank 0's box at [0] of sizes [6]"),
-                                     HasSubstr("rank 1's box at [4] of sizes [6]")));
-  }
+  ExpectErrors(2, "x", {"rank 0's box at [0] of sizes [6]", "rank 1's box at [4] of sizes [6]"},
+               [&](uint32_t rank) {
+                 StateDict state;
+                 state.root().Sharded(
+                     "x", local.view(),
+                     {.global_shape = {10},
+                      .mesh = nullptr,
+                      .placements = {},
+                      .parts = {{.box = {{rank * 4u}, {6}}, .view = local.view()}}});
+                 return state;
+               });
 }
 
 TEST_F(SharedSaveTest, ATensorThatNoRankWritesBecauseOneLacksItIsNamed) {
@@ -682,24 +676,21 @@ TEST_F(SharedSaveTest, ATensorThatNoRankWritesBecauseOneLacksItIsNamed) {
 
 TEST_F(SharedSaveTest, ALeafThatIsATensorHereAndAValueThereIsRefused) {
   const TestTensor tensor(DType::kInt32, {6});
-  const auto errors = SaveErrors(2, [&](uint32_t rank) {
-    StateDict state;
-    auto model = state.root().Map("model");
-    if (rank == 0) {
-      model.Value("x", int64_t{1});
-    } else {
-      model.Sharded("x", {.dtype = DType::kInt32, .shape = {}},
-                    {.global_shape = {6},
-                     .mesh = nullptr,
-                     .placements = {},
-                     .parts = {{.box = {{0}, {6}}, .view = tensor.view()}}});
-    }
-    return state;
-  });
-  for (const Error& error : errors) {
-    EXPECT_EQ(error.key, "model.x");
-    EXPECT_THAT(error.message, HasSubstr("a plain value on one rank and a tensor on another"));
-  }
+  ExpectErrors(2, "model.x", {"a plain value on one rank and a tensor on another"},
+               [&](uint32_t rank) {
+                 StateDict state;
+                 auto model = state.root().Map("model");
+                 if (rank == 0) {
+                   model.Value("x", int64_t{1});
+                 } else {
+                   model.Sharded("x", {.dtype = DType::kInt32, .shape = {}},
+                                 {.global_shape = {6},
+                                  .mesh = nullptr,
+                                  .placements = {},
+                                  .parts = {{.box = {{0}, {6}}, .view = tensor.view()}}});
+                 }
+                 return state;
+               });
 }
 
 TEST_F(SharedSaveTest, ARankWhoseStateIsBadFailsAllAtOnceAndTheNextSaveWorks) {
@@ -751,23 +742,21 @@ TEST_F(SharedSaveTest, ARankThatNeverSavesIsNamedAtTheDeadline) {
 }
 
 TEST_F(SharedSaveTest, SharedMemoryThatDiffersBetweenRanksIsRefused) {
-  const auto mesh = std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"tp", 2}}));
+  const auto mesh = MeshOf({{"tp", 2}});
   const Sharding sharding{
       .global_shape = {2000}, .mesh = mesh, .placements = {Placement::Shard(0)}, .parts = {}};
   const TestTensor a(DType::kUInt8, {1000}, 1), b(DType::kUInt8, {1000}, 2);
-  const auto errors = SaveErrors(2, [&](uint32_t rank) {
-    StateDict state;
-    state.root().Sharded("a", a.view(), sharding);
-    state.root().Sharded("b", b.view(), sharding);
-    state.root().Sharded("tied", (rank == 0 ? a : b).view(), sharding);
-    return state;
-  });
-  for (const Error& error : errors) {
-    EXPECT_EQ(error.key, "tied");
-    EXPECT_THAT(error.message, AllOf(HasSubstr("rank 0 holds it as uint8 [2000] in the memory of "
-                                               "'a'"),
-                                     HasSubstr("rank 1 as uint8 [2000] in the memory of 'b'")));
-  }
+  ExpectErrors(2, "tied",
+               {"rank 0 holds it as uint8 [2000] in the memory of "
+                "'a'",
+                "rank 1 as uint8 [2000] in the memory of 'b'"},
+               [&](uint32_t rank) {
+                 StateDict state;
+                 state.root().Sharded("a", a.view(), sharding);
+                 state.root().Sharded("b", b.view(), sharding);
+                 state.root().Sharded("tied", (rank == 0 ? a : b).view(), sharding);
+                 return state;
+               });
 }
 
 TEST_F(SharedSaveTest, OneKeyByTwoPathsIsRefused) {

@@ -2,9 +2,6 @@
 
 #include "core/state_dict/host_state.h"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -37,7 +34,6 @@ TEST(HostStateTest, TensorsLieAlignedZeroedAndApart) {
   EXPECT_EQ(tensors[1].data, nullptr);
   EXPECT_GE(tensors[2].data, tensors[0].data + 60);
   EXPECT_EQ(host.memory_bytes(), 512u + 8u);
-  EXPECT_EQ(host.descriptor(), -1);
 }
 
 TEST(HostStateTest, OnlyOwnedTensorsGetMemory) {
@@ -82,61 +78,11 @@ TEST(HostStateTest, PinnedMemoryNeedsTheCudaLayer) {
 }
 
 TEST(HostStateTest, MovesLeaveNothingBehind) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(HostState first, HostState::Allocate(SmallState(), {.shared = true}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(HostState first, HostState::Allocate(SmallState()));
   const std::byte* data = first.state().tensors[0].data;
   HostState second = std::move(first);
   EXPECT_EQ(second.state().tensors[0].data, data);
   EXPECT_EQ(first.memory_bytes(), 0u);  // NOLINT(bugprone-use-after-move): the subject of the test
-  EXPECT_EQ(first.descriptor(), -1);
-}
-
-TEST(HostStateTest, ChildrenSeeSharedMemoryAndWriteToIt) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(HostState host, HostState::Allocate(SmallState(), {.shared = true}));
-  const int64_t sent = 41;
-  std::memcpy(host.target().Writable(host.state().tensors[2]).data, &sent, sizeof(sent));
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    // Map the descriptor instead of using the inherited mapping.
-    auto mapped = HostState::Map(SmallState(), host.descriptor());
-    if (!mapped) _exit(1);
-    std::byte* scalar = mapped->target().Writable(mapped->state().tensors[2]).data;
-    int64_t seen = 0;
-    std::memcpy(&seen, scalar, sizeof(seen));
-    if (seen != sent) _exit(2);
-    ++seen;
-    std::memcpy(scalar, &seen, sizeof(seen));
-    _exit(0);
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  ASSERT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 0);
-  int64_t seen = 0;
-  std::memcpy(&seen, host.state().tensors[2].data, sizeof(seen));
-  EXPECT_EQ(seen, 42);
-}
-
-TEST(HostStateTest, MemoryOfAnotherStructureIsNotMapped) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const HostState host,
-                             HostState::Allocate(SmallState(), {.shared = true}));
-  StateDict other = SmallState();
-  other.tensors[0].shape = {300, 5};
-  EXPECT_THAT(HostState::Map(other, host.descriptor()),
-              IsError(ErrorCode::kInvalidArgument, "that of the descriptor has 520"));
-}
-
-TEST(HostStateTest, SharedMemoryCannotShrinkUnderItsReaders) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const HostState host,
-                             HostState::Allocate(SmallState(), {.shared = true}));
-  EXPECT_NE(ftruncate(host.descriptor(), 0), 0);
-}
-
-TEST(HostStateTest, StatesWithoutElementsCanBeShared) {
-  StateDict state;
-  state.root().Tensor("empty", {.dtype = DType::kFloat32, .shape = {0}});
-  CAIRN_ASSERT_OK_AND_ASSIGN(const HostState host, HostState::Allocate(state, {.shared = true}));
-  CAIRN_EXPECT_OK(HostState::Map(state, host.descriptor()));
 }
 
 }  // namespace

@@ -136,7 +136,7 @@ TEST(OffloadStateDictTest, PartsAndValuesAreCopied) {
   sharding.parts = {{.box = {{1, 0}, {2, 2}}, .view = part.view()}};
   state.root().Sharded("boxes", Meta(DType::kInt16, {}), sharding);
   state.root().Value("step", int64_t{9});
-  CAIRN_ASSERT_OK_AND_ASSIGN(const HostState copy, OffloadStateDict(state, {.shared = true}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const HostState copy, OffloadStateDict(state));
   const auto& copied = copy.state().shardings.at(0).parts[0].view;
   EXPECT_NE(copied.data, part.view().data);
   EXPECT_EQ(NaiveRowMajor(copied), part.bytes);
