@@ -62,8 +62,8 @@ void Print(const core::RepairReport& report, const RepairCommand& command, Outpu
 }
 
 Json ReportJson(const std::string& store, const core::RepairReport& report) {
-  Json remaining = Json::List();
-  for (const Error& error : report.remaining) remaining.Append(JsonText(error.ToString()));
+  Json remaining = Json::array();
+  for (const Error& error : report.remaining) remaining.push_back(JsonText(error.ToString()));
   return {{"store", JsonText(store)},
           {"problems", report.found},
           {"damaged_chunks", report.damaged_chunks},

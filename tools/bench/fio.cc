@@ -98,7 +98,7 @@ BenchRow FioRow(const std::string& verb, const std::string& what, uint64_t run,
   BenchRow row{.verb = verb, .what = what, .run = run, .bytes = fio.bytes};
   row.measured.seconds = fio.seconds;
   row.in_this_process = false;
-  row.extra.Set("engine", fio.engine);
+  row.extra["engine"] = fio.engine;
   row.note = fmt::format("O_DIRECT, {}, 4 MiB blocks, 8 in flight{}", fio.engine,
                          what == "fio write" ? ", end_fsync" : "");
   return row;

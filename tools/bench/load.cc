@@ -85,7 +85,7 @@ Result<void> BenchLoad(const BenchOptions& options, BenchReport& report) {
           if (!options.warm) CAIRN_TRY(EvictFromPageCache(directory));
           CAIRN_TRY_ASSIGN(BenchRow row, LoadOnce(*store, model, EveryTensor(model)));
           row.verb = "load", row.what = what, row.run = run;
-          row.extra.Set("cold", !options.warm);
+          row.extra["cold"] = !options.warm;
           row.note = options.warm ? "files as the previous save or run left them in the page cache"
                                   : "every file of the store was evicted from the page cache";
           report.Add(row);

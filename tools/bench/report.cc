@@ -27,17 +27,17 @@ Json RowJson(const BenchRow& row) {
                {"bytes", row.bytes},
                {"seconds", measured.seconds}};
   if (row.in_this_process) {
-    json.Merge({{"cpu_seconds", measured.cpu_seconds},
-                {"peak_resident_bytes", measured.peak_resident_bytes},
-                {"peak_beyond_tensors_bytes", measured.peak_beyond_tensors_bytes},
-                {"peak_is_of_run", measured.peak_is_of_run}});
-    if (measured.device_read_bytes) json.Set("device_read_bytes", *measured.device_read_bytes);
+    json.update({{"cpu_seconds", measured.cpu_seconds},
+                 {"peak_resident_bytes", measured.peak_resident_bytes},
+                 {"peak_beyond_tensors_bytes", measured.peak_beyond_tensors_bytes},
+                 {"peak_is_of_run", measured.peak_is_of_run}});
+    if (measured.device_read_bytes) json["device_read_bytes"] = *measured.device_read_bytes;
     if (measured.device_written_bytes) {
-      json.Set("device_written_bytes", *measured.device_written_bytes);
+      json["device_written_bytes"] = *measured.device_written_bytes;
     }
   }
-  json.Set("bytes_per_second", Rate(row));
-  json.Merge(row.extra);
+  json["bytes_per_second"] = Rate(row);
+  json.update(row.extra);
   return json;
 }
 
@@ -49,7 +49,7 @@ void BenchReport::Add(const BenchRow& row) {
   rates_[row.what].push_back(Rate(row));
   seconds_[row.what].push_back(row.measured.seconds);
   if (json_) {
-    out_->WriteLine(RowJson(row).Line());
+    out_->WriteLine(JsonLine(RowJson(row)));
   } else {
     AddText(row);
   }
@@ -79,15 +79,13 @@ void BenchReport::AddRatio(const std::string& verb, const std::string& what,
   if (!rate || !reference_rate || !(*reference_rate > 0)) return;
   const double ratio = *rate / *reference_rate;
   if (json_) {
-    out_->WriteLine(Json{
-        {"verb", verb},
-        {"what", "ratio of medians"},
-        {"of", what},
-        {"to", reference},
-        {"median_bytes_per_second", *rate},
-        {"reference_median_bytes_per_second", *reference_rate},
-        {"ratio",
-         ratio}}.Line());
+    out_->WriteLine(JsonLine({{"verb", verb},
+                              {"what", "ratio of medians"},
+                              {"of", what},
+                              {"to", reference},
+                              {"median_bytes_per_second", *rate},
+                              {"reference_median_bytes_per_second", *reference_rate},
+                              {"ratio", ratio}}));
   } else {
     out_->WriteLine(out_->Styled(
         Style::kBold, fmt::format("median {} is {:.2f} of median {}", what, ratio, reference)));
@@ -155,18 +153,17 @@ void BenchReport::AddBar(const BenchBar& bar) {
   const bool met = bar.at_least ? ratio >= bar.bar : ratio <= bar.bar;
   const char* const relation = bar.at_least ? "at least" : "at most";
   if (json_) {
-    out_->WriteLine(Json{
-        {"verb", bar.verb},
-        {"what", "bar"},
-        {"of", bar.what},
-        {"to", bar.reference},
-        {"figure", bar.figure},
-        {"limit", bar.limit},
-        {"unit", bar.unit},
-        {"ratio", ratio},
-        {"bar", bar.bar},
-        {"bar_is", relation},
-        {"met", met}}.Line());
+    out_->WriteLine(JsonLine({{"verb", bar.verb},
+                              {"what", "bar"},
+                              {"of", bar.what},
+                              {"to", bar.reference},
+                              {"figure", bar.figure},
+                              {"limit", bar.limit},
+                              {"unit", bar.unit},
+                              {"ratio", ratio},
+                              {"bar", bar.bar},
+                              {"bar_is", relation},
+                              {"met", met}}));
   } else {
     out_->WriteLine(out_->Styled(
         Style::kBold, fmt::format("{}: {:.4g} of {} (bar: {} {:g}, {})", bar.what, ratio,
@@ -175,15 +172,15 @@ void BenchReport::AddBar(const BenchBar& bar) {
   std::fflush(stdout);
 }
 
-void BenchReport::AddFact(const std::string& verb, const std::string& what,
-                          const std::vector<JsonMember>& members) {
+void BenchReport::AddFact(const std::string& verb, const std::string& what, const Json& members) {
   Json json = {{"verb", verb}, {"what", what}};
+  json.update(members);
   std::string line = what + ":";
-  for (const JsonMember& member : members) {
-    json.Set(member.name, member.value);
-    line += fmt::format(" {} {};", member.name, member.value.Text());
+  for (const auto& [name, value] : members.items()) {
+    line += fmt::format(" {} {};", name,
+                        value.is_string() ? value.get<std::string>() : JsonLine(value));
   }
-  out_->WriteLine(json_ ? json.Line() : line);
+  out_->WriteLine(json_ ? JsonLine(json) : line);
   std::fflush(stdout);
 }
 
