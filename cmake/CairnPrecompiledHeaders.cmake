@@ -26,7 +26,8 @@ cairn_add_headers(cairn_library_headers LIBRARIES fmt::fmt HEADERS ${CAIRN_LIBRA
 cairn_compile_options(cairn_library_headers)
 
 # Programs, and the libraries that only programs link.
-cairn_add_headers(cairn_program_headers LIBRARIES fmt::fmt HEADERS ${CAIRN_LIBRARY_HEADERS})
+cairn_add_headers(cairn_program_headers LIBRARIES fmt::fmt nlohmann_json::nlohmann_json
+                  HEADERS <nlohmann/json.hpp> ${CAIRN_LIBRARY_HEADERS})
 cairn_compile_options(cairn_program_headers)
 cairn_compile_for_programs(cairn_program_headers)
 

@@ -7,4 +7,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 tools/setup.sh
 tools/build.sh release demo
+# torch's threads sleep while they wait: spinning is several times slower on a busy machine.
+export OMP_WAIT_POLICY=PASSIVE
 exec .venv/bin/python tools/demo/demo.py "${1:-demo-run}"

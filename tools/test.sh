@@ -20,30 +20,22 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-all=0
-sanitizers=0
-clang=0
-fuzz=0
-ceph=0
-integrations=0
+declare -A with=([all]="" [sanitizers]="" [clang]="" [fuzz]="" [ceph]="" [integrations]="")
 for argument in "$@"; do
   case $argument in
-    --all) all=1 ;;
-    --sanitizers) sanitizers=1 ;;
-    --clang) clang=1 ;;
-    --fuzz) fuzz=1 ;;
-    --ceph) ceph=1 ;;
-    --integrations) integrations=1 ;;
     -h | --help) sed -n '2,19s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
-    *) echo "test: unknown option $argument (see --help)" >&2; exit 2 ;;
   esac
+  if [[ $argument != --* || ! -v with[${argument#--}] ]]; then
+    echo "test: unknown option $argument (see --help)" >&2
+    exit 2
+  fi
+  with[${argument#--}]=1
 done
 
 setup_options=(--docs --browser)
-if ((clang)); then setup_options+=(--clang); fi
-if ((fuzz)); then setup_options+=(--fuzz); fi
-if ((ceph)); then setup_options+=(--ceph); fi
-if ((integrations)); then setup_options+=(--integrations); fi
+for option in clang fuzz ceph integrations; do
+  if [[ ${with[$option]} ]]; then setup_options+=("--$option"); fi
+done
 tools/setup.sh "${setup_options[@]}"
 tools/build.sh release
 export CAIRN_PYTHON=$PWD/.venv/bin/python  # which kv-admin starts for files of torch
@@ -52,22 +44,22 @@ ctest_options=(-j "$(nproc)" --progress --schedule-random)
 seed=${CAIRN_TEST_SEED:-$RANDOM}  # of the order of the Python tests
 pytest_options=("--randomly-seed=$seed")
 excluded_labels=()
-if ((!all)); then
+if [[ ! ${with[all]} ]]; then
   excluded_labels+=(slow)
   pytest_options+=(-m "not slow")
 fi
-if ((!ceph)); then excluded_labels+=(ceph); fi
+if [[ ! ${with[ceph]} ]]; then excluded_labels+=(ceph); fi
 if ((${#excluded_labels[@]})); then
   ctest_options+=(-LE "$(IFS='|'; echo "^(${excluded_labels[*]})$")")
 fi
 failed=()
 
-if ((clang)); then
+if [[ ${with[clang]} ]]; then
   echo "== Build with Clang"
   tools/build.sh clang || failed+=("clang build")
 fi
 
-if ((sanitizers)); then
+if [[ ${with[sanitizers]} ]]; then
   for preset in asan tsan; do
     echo "== C++ tests of units and of faults, $preset"
     if ! tools/build.sh "$preset"; then
@@ -86,7 +78,7 @@ HasLibFuzzer() {
   command -v clang++-19 >/dev/null &&
     [[ -f $(clang++-19 -print-file-name="libclang_rt.fuzzer-$(uname -m).a") ]]
 }
-if ((fuzz)) || HasLibFuzzer; then
+if [[ ${with[fuzz]} ]] || HasLibFuzzer; then
   echo "== Fuzzers, ten seconds each"
   tools/fuzz.sh 10 || failed+=(fuzz)
 fi
@@ -98,13 +90,13 @@ echo "== Python tests, in the order of CAIRN_TEST_SEED=$seed"
 .venv/bin/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal "${pytest_options[@]}" \
   tests/matrix tests/python tests/tools tests/style tests/install tests/bench tests/docs </dev/null || failed+=(pytest)
 
-if ((integrations)); then
+if [[ ${with[integrations]} ]]; then
   echo "== Tests with libraries of others"
   .venv/bin/python -m pytest -q "${pytest_options[@]}" tests/integrations </dev/null ||
     failed+=("integrations")
 fi
 
-if ((ceph)); then
+if [[ ${with[ceph]} ]]; then
   echo "== Tests on a shared file system and in RADOS"
   .venv/bin/python -m pytest -q "${pytest_options[@]}" tests/shared_fs tests/rados </dev/null ||
     failed+=("ceph")

@@ -160,11 +160,11 @@ Style StatusStyle(CheckStatus status) {
 
 void PrintChecksJson(const CheckStorageCommand& command, const std::vector<Row>& rows,
                      uint64_t failed, Output& out) {
-  Json checks = Json::List();
+  Json checks = Json::array();
   for (const Row& row : rows) {
-    checks.Append({{"check", row.check->name},
-                   {"result", StatusName(row.result.status)},
-                   {"detail", JsonText(row.result.detail)}});
+    checks.push_back({{"check", row.check->name},
+                      {"result", StatusName(row.result.status)},
+                      {"detail", JsonText(row.result.detail)}});
   }
   const bool two = !command.second_address.empty();
   WriteJson(out, {{"address", JsonText(command.address)},

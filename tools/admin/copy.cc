@@ -114,13 +114,13 @@ void PrintCopy(const TimedCopy& copy, bool only_new, Output& out) {
 }
 
 Json CopyJson(const kv::Store& from, const kv::Store& to, const TimedCopy& copy) {
-  Json steps = Json::List();
-  for (const kv::CopiedStep& step : copy.report.steps) steps.Append(StepJson(step));
+  Json steps = Json::array();
+  for (const kv::CopiedStep& step : copy.report.steps) steps.push_back(StepJson(step));
   Json document = {{"from", JsonText(from.directory())},
                    {"to", JsonText(to.directory())},
                    {"copied_bytes", copy.copied_bytes()},
                    {"seconds", copy.seconds}};
-  document.Set("steps", std::move(steps));
+  document["steps"] = std::move(steps);
   return document;
 }
 

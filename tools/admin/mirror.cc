@@ -88,7 +88,7 @@ class Mirror {
       CAIRN_TRY_ASSIGN(const TimedCopy copy,
                        CopyWithProgress(*from_, *to_, command_.copy, throttle_, std::move(steps)));
       if (command_.copy.json) {
-        out_.WriteLine(CopyJson(*from_, *to_, copy).Line());
+        out_.WriteLine(JsonLine(CopyJson(*from_, *to_, copy)));
       } else {
         PrintCopy(copy, /*only_new=*/true, out_);
       }

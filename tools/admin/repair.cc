@@ -66,8 +66,8 @@ void PrintRepair(const core::RepairReport& report, const RepairCommand& command,
 }
 
 Json RepairJson(const std::string& store, const core::RepairReport& report) {
-  Json remaining = Json::List();
-  for (const Error& error : report.remaining) remaining.Append(JsonText(error.ToString()));
+  Json remaining = Json::array();
+  for (const Error& error : report.remaining) remaining.push_back(JsonText(error.ToString()));
   return {{"store", JsonText(store)},
           {"problems", report.found},
           {"damaged_chunks", report.damaged_chunks},

@@ -125,8 +125,10 @@ std::vector<Argument> KeepArguments(KeepCommand& command) {
 }
 
 Json PolicyJson(const std::string& store, const kv::RetentionPolicy& policy) {
-  Json best = Json::List();
-  for (const kv::KeepBest& one : policy.keep_best) best.Append(JsonText(kv::FormatKeepBest(one)));
+  Json best = Json::array();
+  for (const kv::KeepBest& one : policy.keep_best) {
+    best.push_back(JsonText(kv::FormatKeepBest(one)));
+  }
   return {{"store", JsonText(store)},
           {"keep_last", policy.keep_last},
           {"keep_every", policy.keep_every},

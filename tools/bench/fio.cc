@@ -83,7 +83,7 @@ Result<BenchRow> Fio::Run(const std::string& direction, uint64_t run) const {
     BenchRow row{.what = "fio " + direction, .run = run, .bytes = static_cast<uint64_t>(*bytes)};
     row.measured.seconds = *milliseconds / 1000;
     row.in_this_process = false;
-    row.extra.Set("engine", engine);
+    row.extra["engine"] = engine;
     row.note = fmt::format("O_DIRECT, {}, 4 MiB blocks, 8 in flight{}", engine,
                            writes ? ", end_fsync" : "");
     return row;

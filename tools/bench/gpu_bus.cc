@@ -117,7 +117,7 @@ Result<void> CopyBothWays(GpuBench& bench, const std::string& name, const CopyLi
     const auto add = [&](const std::string& what, double seconds) {
       if (run == 0) return;
       BenchRow row = GpuRow(what, run, list.payload_bytes, seconds);
-      row.extra.Set("tensors", list.ranges.size());
+      row.extra["tensors"] = list.ranges.size();
       bench.report.Add(row);
     };
     CAIRN_TRY_ASSIGN(double seconds, bench.plain->CopyOut(sides.device->data(), host));

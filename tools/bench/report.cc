@@ -25,24 +25,24 @@ Json RowJson(const std::string& verb, const BenchRow& row) {
                {"bytes", row.bytes},
                {"seconds", measured.seconds}};
   if (row.in_this_process) {
-    json.Merge({{"cpu_seconds", measured.cpu_seconds},
-                {"peak_resident_bytes", measured.peak_resident_bytes},
-                {"peak_beyond_tensors_bytes", measured.peak_beyond_tensors_bytes},
-                {"peak_is_of_run", measured.peak_is_of_run}});
-    if (measured.device_read_bytes) json.Set("device_read_bytes", *measured.device_read_bytes);
+    json.update({{"cpu_seconds", measured.cpu_seconds},
+                 {"peak_resident_bytes", measured.peak_resident_bytes},
+                 {"peak_beyond_tensors_bytes", measured.peak_beyond_tensors_bytes},
+                 {"peak_is_of_run", measured.peak_is_of_run}});
+    if (measured.device_read_bytes) json["device_read_bytes"] = *measured.device_read_bytes;
     if (measured.device_written_bytes) {
-      json.Set("device_written_bytes", *measured.device_written_bytes);
+      json["device_written_bytes"] = *measured.device_written_bytes;
     }
   }
-  json.Set("bytes_per_second", Rate(row));
-  json.Merge(row.extra);
+  json["bytes_per_second"] = Rate(row);
+  json.update(row.extra);
   return json;
 }
 
 }  // namespace
 
 void BenchReport::Write(const Json& json, const std::string& text) {
-  out_->WriteLine(json_ ? json.Line() : text);
+  out_->WriteLine(json_ ? JsonLine(json) : text);
   // A run can take minutes; its row appears at once, also in a pipe.
   std::fflush(stdout);
 }
@@ -124,12 +124,13 @@ void BenchReport::AddBar(const BenchBar& bar) {
         out_->Styled(Style::kBold, text));
 }
 
-void BenchReport::AddFact(const std::string& what, const std::vector<JsonMember>& members) {
+void BenchReport::AddFact(const std::string& what, const Json& members) {
   Json json = {{"verb", verb_}, {"what", what}};
+  json.update(members);
   std::string line = what + ":";
-  for (const JsonMember& member : members) {
-    json.Set(member.name, member.value);
-    line += fmt::format(" {} {};", member.name, member.value.Text());
+  for (const auto& [name, value] : members.items()) {
+    line += fmt::format(" {} {};", name,
+                        value.is_string() ? value.get<std::string>() : JsonLine(value));
   }
   Write(json, line);
 }

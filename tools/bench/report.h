@@ -21,7 +21,7 @@ struct BenchRow {
   Measurement measured;
   bool in_this_process = true;  // false: memory and processor time are not known (fio)
   bool rate_matters = true;     // false: the bytes are few, and the time is what counts
-  Json extra = Json::Object();  // further members of the JSON object
+  Json extra = Json::object();  // further members of the JSON object
   std::string note;             // remarks for people about the row
 };
 
@@ -57,7 +57,7 @@ class BenchReport {
   void AddTimeBar(const std::string& what, double most_seconds);
   void AddBar(const BenchBar& bar);
   /// Adds a fact that is not a measurement: what the measurements ran on.
-  void AddFact(const std::string& what, const std::vector<JsonMember>& members);
+  void AddFact(const std::string& what, const Json& members);
 
  private:
   using Figures = std::map<std::string, std::vector<double>>;  // by `what`

@@ -77,7 +77,7 @@ BenchRow SumRow(const ModelMemory& model, uint64_t run) {
     }
   }
   row.measured = meter.Stop();
-  row.extra.Set("result", sums[0] + sums[1]);  // so that no compiler can remove the computation
+  row.extra["result"] = sums[0] + sums[1];  // so that no compiler can remove the computation
   row.note = "the fastest that two threads can read the tensors";
   return row;
 }
@@ -142,7 +142,7 @@ Result<void> BenchIncremental(const BenchOptions& options, BenchReport& report) 
         for (uint64_t run = 1; run <= options.repeat; ++run) {
           CAIRN_TRY_ASSIGN(BenchRow row, SaveAndMeasureDisk(*store, directory, model, step++));
           row.what = kUnchanged, row.run = run;
-          row.extra.Set("changed_percent", 0);
+          row.extra["changed_percent"] = 0;
           report.Add(row);
           if (row.measured.device_written_bytes) {
             written.push_back(static_cast<double>(*row.measured.device_written_bytes));
@@ -160,9 +160,9 @@ Result<void> BenchIncremental(const BenchOptions& options, BenchReport& report) 
           }
           CAIRN_TRY_ASSIGN(row, SaveAndMeasureDisk(*store, directory, model, step++));
           row.what = fmt::format("{:g} % changed", options.changed_percent), row.run = run;
-          row.extra.Set("changed_percent", options.changed_percent);
-          row.extra.Set("changed_keys", changed);
-          row.extra.Set("changed_bytes", changed_bytes);
+          row.extra["changed_percent"] = options.changed_percent;
+          row.extra["changed_keys"] = changed;
+          row.extra["changed_bytes"] = changed_bytes;
           report.Add(row);
         }
         AddUnchangedBars(written, report);

@@ -86,6 +86,11 @@ std::string AddressDirectory(const std::string& store) {
   return store.starts_with(kScheme) ? store.substr(kScheme.size()) : store;
 }
 
+std::string StoreOf(const std::string& address) {
+  auto parsed = ParseAddress(address);
+  return parsed ? std::move(parsed->store) : std::string();
+}
+
 Result<Address> ParseAddress(const std::string& text) {
   CAIRN_TRY(CheckIsOutsideOfMemory(text));
   const size_t at = text.rfind('@');

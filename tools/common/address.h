@@ -31,6 +31,9 @@ struct StepsAddress {
 /// steps. Other errors: see ParseAddress.
 Result<StepsAddress> ParseStepsAddress(const std::string& text);
 
+/// Returns an address without its step; empty if it is not an address.
+std::string StoreOf(const std::string& address);
+
 /// Returns the directory of a store address, without "file:".
 std::string AddressDirectory(const std::string& store);
 

@@ -100,19 +100,6 @@ const CLI::Validator& UnmarkBrackets() {
   return unmark;
 }
 
-CLI::Option* AddToParser(CLI::App& app, const Argument& argument) {
-  return std::visit(
-      [&](auto* target) {
-        if constexpr (std::is_same_v<decltype(target), bool*>) {
-          return app.add_flag(argument.name, *target, argument.help);
-        } else {
-          return app.add_option(argument.name, *target, argument.help)
-              ->type_name(argument.value_name);
-        }
-      },
-      argument.target);
-}
-
 /// Refuses what is not one of the choices, which the help lists.
 CLI::Validator IsChoice(const std::vector<std::string>& choices) {
   return {[choices](std::string& word) {
@@ -145,27 +132,27 @@ CLI::Validator IsNumber(std::string_view kind, std::string_view example) {
           ""};
 }
 
-/// Adds the check of the type of a value, whose error states what to write.
-void CheckType(CLI::Option& option, const ArgumentTarget& target) {
-  std::visit(
-      [&](auto* typed) {
-        using Target = std::remove_pointer_t<decltype(typed)>;
-        if constexpr (std::is_same_v<Target, double>) {
-          option.transform(IsNumber<double>("a number", "0.5"));
-        } else if constexpr (std::is_same_v<Target, int>) {
-          option.transform(IsNumber<int>("a whole number", "4"));
-        } else if constexpr (std::is_same_v<Target, uint64_t> ||
-                             std::is_same_v<Target, std::optional<uint64_t>> ||
-                             std::is_same_v<Target, std::vector<uint64_t>>) {
-          option.transform(IsNumber<uint64_t>("a whole number from 0 to 2^64 - 1", "100"));
+/// Adds an argument, with the check of its type, whose error states what to write.
+void AddArgument(CLI::App& app, const Argument& argument) {
+  CLI::Option* const option = std::visit(
+      [&](auto* target) {
+        using Target = std::remove_pointer_t<decltype(target)>;
+        if constexpr (std::is_same_v<Target, bool>) {
+          return app.add_flag(argument.name, *target, argument.help);
+        } else {
+          CLI::Option* const added = app.add_option(argument.name, *target, argument.help);
+          if constexpr (std::is_same_v<Target, double>) {
+            added->transform(IsNumber<double>("a number", "0.5"));
+          } else if constexpr (std::is_same_v<Target, int>) {
+            added->transform(IsNumber<int>("a whole number", "4"));
+          } else if constexpr (!std::is_same_v<Target, std::string> &&
+                               !std::is_same_v<Target, std::vector<std::string>>) {
+            added->transform(IsNumber<uint64_t>("a whole number from 0 to 2^64 - 1", "100"));
+          }
+          return added->type_name(argument.value_name);
         }
       },
-      target);
-}
-
-void AddArgument(CLI::App& app, const Argument& argument) {
-  CLI::Option* option = AddToParser(app, argument);
-  CheckType(*option, argument.target);
+      argument.target);
   if (argument.required) option->required();
   if (!argument.choices.empty()) option->check(IsChoice(argument.choices));
   if (argument.range) {
@@ -187,23 +174,6 @@ void AddVerb(CLI::App& app, const CommandLine& line, const Verb& verb) {
   added->footer(footer);
 }
 
-void AddTextOption(CLI::App& app, const TextOption& option) {
-  const auto print = [&option](const std::string& value) {
-    const auto text = option.text(value);
-    if (!text) throw CLI::ValidationError(option.name, text.error().message);
-    std::fputs(text->c_str(), stdout);
-    throw CLI::Success();
-  };
-  CLI::Option* added = nullptr;
-  if (option.value_name.empty()) {
-    added = app.add_flag_callback(option.name, [print] { print(""); }, option.help);
-  } else {
-    added = app.add_option_function<std::string>(option.name, print, option.help)
-                ->type_name(option.value_name);
-  }
-  added->trigger_on_parse();
-}
-
 std::unique_ptr<CLI::App> MakeParser(const CommandLine& line) {
   auto app = std::make_unique<CLI::App>(line.summary, line.name);
   StyleHelp(*app, line.usage);
@@ -211,7 +181,6 @@ std::unique_ptr<CLI::App> MakeParser(const CommandLine& line) {
   app->set_version_flag("--version", line.name + " " + line.version)
       ->description("Name and version");
   for (const Argument& argument : line.arguments) AddArgument(*app, argument);
-  for (const TextOption& option : line.texts) AddTextOption(*app, option);
   for (const Verb& verb : line.verbs) AddVerb(*app, line, verb);
   app->footer(line.notes);
   return app;
@@ -262,10 +231,7 @@ Error UnknownOption(const CommandLine& line, const Verb* verb, const std::string
   for (const Argument& argument : verb != nullptr ? verb->arguments : line.arguments) {
     if (argument.name.starts_with('-')) names.push_back(argument.name);
   }
-  if (verb == nullptr) {
-    names.push_back("--version");
-    for (const TextOption& text : line.texts) names.push_back(text.name);
-  }
+  if (verb == nullptr) names.push_back("--version");
   const std::string help = line.name + (verb == nullptr ? "" : " " + verb->name) + " --help";
   const auto close = core::FindCloseName(option, names);
   return InvalidLine(
@@ -274,19 +240,17 @@ Error UnknownOption(const CommandLine& line, const Verb* verb, const std::string
                           help));
 }
 
+const Verb* FindVerb(const CommandLine& line, const std::string& name) {
+  const auto found = std::ranges::find(line.verbs, name, &Verb::name);
+  return found == line.verbs.end() ? nullptr : &*found;
+}
+
 /// Puts the default verb in front if the only word is not a verb. kInvalidArgument: the first of
 /// several words is not a verb, or the only one is almost one and does not exist as a path.
 Result<void> CheckVerb(const CommandLine& line, std::vector<std::string>& words) {
   const auto is_word = [](const std::string& text) { return !text.starts_with("-"); };
   const auto first = std::find_if(words.begin(), words.end(), is_word);
-  // The word after such an option is its value.
-  if (first == words.end() || std::ranges::any_of(line.texts, [&](const TextOption& option) {
-        return option.name == words.front();
-      }))
-    return {};
-  if (std::ranges::any_of(line.verbs, [&](const Verb& verb) { return verb.name == *first; })) {
-    return {};
-  }
+  if (first == words.end() || FindVerb(line, *first) != nullptr) return {};
   const bool is_only_word = std::count_if(words.begin(), words.end(), is_word) == 1;
   if (line.default_verb.empty() || !is_only_word) return Fail(UnknownVerb(line, *first));
   std::error_code ignored;  // an error counts as absent
@@ -302,12 +266,6 @@ std::string OneLine(std::string text) {
   while (!text.empty() && text.back() == '\n') text.pop_back();
   std::replace(text.begin(), text.end(), '\n', ' ');
   return text;
-}
-
-const Verb* FindVerb(const CommandLine& line, const std::string& name) {
-  const auto found = std::find_if(line.verbs.begin(), line.verbs.end(),
-                                  [&](const Verb& verb) { return verb.name == name; });
-  return found == line.verbs.end() ? nullptr : &*found;
 }
 
 /// Returns the error of a command line that CLI11 has refused.

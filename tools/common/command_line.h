@@ -51,21 +51,12 @@ struct Verb {
   std::function<Result<int>(Output&)> run;
 };
 
-/// An option in place of a verb, which prints a text about the program.
-struct TextOption {
-  std::string name;
-  std::string help;
-  std::string value_name;  // empty: there is no value
-  std::function<Result<std::string>(const std::string& value)> text;
-};
-
 struct CommandLine {
   std::string name;
   std::string version;
   std::string summary;
   std::string usage;
   std::vector<Argument> arguments;  // options that precede the verb
-  std::vector<TextOption> texts;
   std::vector<Verb> verbs;
   std::string notes;  // end of the help
   /// The verb of a command line that has only one word, and that word is not a verb; empty: none.

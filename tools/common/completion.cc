@@ -5,12 +5,84 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
+#include <memory>
 #include <string_view>
 
-#include "tools/common/store_words.h"
+#include "core/checkpoint_store.h"
+#include "kv/base/key.h"
+#include "kv/read/snapshot.h"
+#include "kv/storage/open/open_storage.h"
+#include "tools/common/address.h"
+#include "tools/common/quantities.h"
 
 namespace cairn::tools {
 namespace {
+
+constexpr size_t kMaxSteps = 200;
+constexpr size_t kMaxKeys = 500;
+
+/// Returns null if the store is not in a directory, because others may take long to answer, or
+/// cannot be opened.
+std::unique_ptr<core::CheckpointStore> OpenLocal(const std::string& store) {
+  const auto storage = kv::OpenStorage(store);  // sends no request
+  if (!storage || (*storage)->local_files() == nullptr) return nullptr;
+  auto opened = core::CheckpointStore::Open(store, kv::OpenMode::kRead, {});
+  return opened ? *std::move(opened) : nullptr;
+}
+
+/// Returns an FQN up to the "." that ends the path element in which `typed` ends.
+std::string UpToNextElement(std::string_view fqn, std::string_view typed) {
+  const size_t end = fqn.find('.', typed.size());
+  return std::string(end == std::string_view::npos ? fqn : fqn.substr(0, end + 1));
+}
+
+/// Returns the newest steps of a store, newest first, and its tags.
+std::vector<Candidate> StepWords(const std::string& store) {
+  const auto opened = OpenLocal(store);
+  if (opened == nullptr) return {};
+  const auto snapshot = opened->kv().Latest();
+  if (!snapshot) return {};
+  std::vector<Candidate> words;
+  const auto steps = (*snapshot)->Steps();
+  if (steps) {
+    for (auto step = steps->rbegin(); step != steps->rend() && words.size() < kMaxSteps; ++step) {
+      words.push_back(
+          {.word = fmt::format("{}", step->step), .help = HumanBytes(step->logical_bytes)});
+    }
+  }
+  for (const auto& [tag, step] : (*snapshot)->tags()) {
+    words.push_back({.word = tag, .help = fmt::format("tag of step {}", step)});
+  }
+  return words;
+}
+
+/// Returns the keys of the step of `address` that begin with `typed`, up to the end of the next
+/// path element: "model." and not each key below it.
+std::vector<Candidate> KeyWords(const std::string& address, std::string_view typed) {
+  const auto parsed = ParseAddress(address);
+  if (!parsed) return {};
+  const auto opened = OpenLocal(parsed->store);
+  if (opened == nullptr) return {};
+  const auto snapshot = opened->kv().Latest();
+  if (!snapshot) return {};
+  const auto step = (*snapshot)->FindStep(parsed->step);
+  if (!step) return {};
+  std::vector<Candidate> words;
+  for (const kv::Column column : {kv::Column::kTensors, kv::Column::kValues}) {
+    std::string last;
+    (void)(*snapshot)->Scan(column, *step, typed,
+                            [&](std::string_view key, std::span<const std::byte>) -> Result<bool> {
+                              CAIRN_TRY_ASSIGN(const kv::ParsedKey fqn, kv::ParseKey(key));
+                              std::string word = UpToNextElement(fqn.fqn, typed);
+                              if (word == last) return true;
+                              last = word;
+                              words.push_back({.word = std::move(word), .help = ""});
+                              return words.size() < kMaxKeys;
+                            });
+  }
+  return words;
+}
 
 bool IsOption(std::string_view word) { return word.size() > 1 && word.starts_with('-'); }
 
@@ -88,14 +160,12 @@ std::vector<Candidate> CompleteValue(const Argument& argument, const Before& bef
     // The second address of a diff may omit the store.
     const std::string store = word.substr(0, at);
     const std::string opened = store.empty() ? StoreOf(before.address) : store;
-    for (StoreWord& step : StepWords(opened)) {
+    for (Candidate& step : StepWords(opened)) {
       AddIfBegins(word, fmt::format("{}@{}", store, step.word), std::move(step.help), candidates);
     }
   }
   if (NamesKey(argument)) {
-    for (StoreWord& key : KeyWords(before.address, word)) {
-      candidates.push_back({.word = std::move(key.word), .help = std::move(key.help)});
-    }
+    std::ranges::move(KeyWords(before.address, word), std::back_inserter(candidates));
   }
   return candidates;
 }
@@ -114,9 +184,6 @@ std::vector<Candidate> CompleteFirst(const CommandLine& line, const std::string&
   if (IsOption(word)) {
     std::vector<Candidate> candidates = CompleteOptions(line.arguments, word);
     AddIfBegins(word, "--version", "Name and version", candidates);
-    for (const TextOption& option : line.texts) {
-      AddIfBegins(word, option.name, option.help, candidates);
-    }
     return candidates;
   }
   std::vector<Candidate> candidates;
@@ -244,7 +311,9 @@ Result<std::string> CompletionScript(const std::string& program, const std::stri
   if (script.empty()) {
     return Fail(
         ErrorCode::kInvalidArgument,
-        fmt::format("there is no completion for '{}'; the shells are bash, zsh and fish", shell));
+        fmt::format(
+            "--completion: there is no completion for '{}'; the shells are bash, zsh and fish",
+            shell));
   }
   std::string function = program;
   std::ranges::replace(function, '-', '_');

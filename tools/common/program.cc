@@ -13,10 +13,13 @@
 #include <exception>
 #include <filesystem>
 #include <new>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <system_error>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "core/base/hint_text.h"
 #include "tools/common/address.h"
@@ -28,21 +31,31 @@
 namespace cairn::tools {
 namespace {
 
-constexpr std::string_view kComplete = "--complete";
+constexpr std::string_view kCompletion = "--completion";
+
+/// Returns the text that `--complete WORD...` or `--completion SHELL` asks for; nothing if it is
+/// another command line.
+Result<std::optional<std::string>> CompletionText(const CommandLine& line,
+                                                  const std::vector<std::string>& words) {
+  if (!words.empty() && words[0] == "--complete") {
+    return CandidateLines(Complete(line, {words.begin() + 1, words.end()}));
+  }
+  if (words.size() < 2 || words[0] != kCompletion) return std::nullopt;
+  return CompletionScript(line.name, words[1]);
+}
 
 /// Sets `verb`, which points into `line`, as soon as it is known.
-Result<int> ParseAndRun(const CommandLine& line, int argc, char** argv, const Verb*& verb) {
-  const std::vector<std::string> words(argv + 1, argv + argc);
-  if (!words.empty() && words.front() == kComplete) {
-    const std::string lines = CandidateLines(Complete(line, {words.begin() + 1, words.end()}));
-    Output out;
-    out.Write(lines);
+Result<int> ParseAndRun(const CommandLine& line, const std::vector<std::string>& words,
+                        const Verb*& verb) {
+  Output out;
+  CAIRN_TRY_ASSIGN(const auto completion, CompletionText(line, words));
+  if (completion) {
+    out.Write(*completion);
     CAIRN_TRY(out.Finish());
     return kExitSuccess;
   }
   CAIRN_TRY_ASSIGN(verb, ParseCommandLine(line, words));
   if (verb == nullptr) return kExitSuccess;
-  Output out;
   CAIRN_TRY_ASSIGN(const int status, verb->run(out));
   if (auto written = out.Finish(); !written) {
     Error error = std::move(written).error();
@@ -87,18 +100,6 @@ std::string NextStep(const Verb& verb, const Error& error) {
   return core::HintText(error, texts, store, ShellWord);
 }
 
-/// Adds the option that prints the completion scripts.
-CommandLine WithCompletion(CommandLine line) {
-  line.texts.push_back(
-      {.name = "--completion",
-       .help = "Print the script that completes command lines in bash, zsh or fish",
-       .value_name = "SHELL",
-       .text = [name = line.name](const std::string& shell) {
-         return CompletionScript(name, shell);
-       }});
-  return line;
-}
-
 /// A file of a store must not get the number of a standard stream that is closed: what the program
 /// prints would be written to it. Writes to the file that is opened here instead fail.
 void OpenClosedStreams() {
@@ -109,7 +110,7 @@ void OpenClosedStreams() {
 
 }  // namespace
 
-int RunProgram(const CommandLine& given, int argc, char** argv) {
+int RunProgram(CommandLine line, int argc, char** argv) {
   OpenClosedStreams();
   // A write beyond the limit of the size of files fails with an error that names the file.
   std::signal(SIGXFSZ, SIG_IGN);
@@ -117,13 +118,18 @@ int RunProgram(const CommandLine& given, int argc, char** argv) {
   std::setlocale(LC_CTYPE, "");
   const auto fail = [&](std::string_view what) {
     std::fflush(stdout);
-    WriteStderr(fmt::format("{}: {}\n", given.name, what));
+    WriteStderr(fmt::format("{}: {}\n", line.name, what));
     return static_cast<int>(kExitFailed);
   };
   try {
-    const CommandLine line = WithCompletion(given);
+    std::string shell;  // CompletionText reads it first
+    line.arguments.push_back(
+        {.name = std::string(kCompletion),
+         .target = &shell,
+         .help = "Print the script that completes command lines in bash, zsh or fish",
+         .value_name = "SHELL"});
     const Verb* verb = nullptr;
-    const Result<int> status = ParseAndRun(line, argc, argv, verb);
+    const Result<int> status = ParseAndRun(line, {argv + 1, argv + argc}, verb);
     if (status) return *status;
     std::string what = EscapeText(status.error().ToString());
     const std::string next = verb == nullptr ? "" : NextStep(*verb, status.error());

@@ -8,6 +8,6 @@ namespace cairn::tools {
 /// Parses the command line, runs its verb and returns the exit status of the process. An error is
 /// printed as one line, "NAME: what, where, why", on standard error. No exception leaves this
 /// function. `argv` comes from `main`.
-int RunProgram(const CommandLine& line, int argc, char** argv);
+int RunProgram(CommandLine line, int argc, char** argv);
 
 }  // namespace cairn::tools

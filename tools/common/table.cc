@@ -23,17 +23,13 @@ Table::Table(Output* out, std::vector<Column> columns, uint32_t indent)
 
 void Table::Add(const std::vector<Cell>& cells) {
   CAIRN_CHECK(cells.size() == columns_.size());
-  for (const Cell& cell : cells) AddCell(cell.text, cell.style);
-}
-
-void Table::AddCell(std::string_view text, Style style) {
-  const uint32_t width = DisplayColumns(text);
-  widths_[column_] = std::max(widths_[column_], width);
-  text_ += text;
-  cells_.push_back({.end_bytes = text_.size(), .form = {.width = width, .style = style}});
-  if (++column_ < columns_.size()) return;
-  column_ = 0;
-  if (cells_.size() == kBatchRows * columns_.size() || IsLate()) Flush();
+  for (size_t i = 0; i < cells.size(); ++i) {
+    const uint32_t width = DisplayColumns(cells[i].text);
+    widths_[i] = std::max(widths_[i], width);
+    text_ += cells[i].text;
+    cells_.push_back({.end_bytes = text_.size(), .width = width, .style = cells[i].style});
+  }
+  if (cells_.size() == kBatchRows * columns_.size() || IsLate()) Finish();
 }
 
 /// Returns whether the buffered rows have waited for too long. In a pipe they have not, so that the
@@ -45,10 +41,9 @@ bool Table::IsLate() {
   return now - first_buffered_ >= kMaxDelay;
 }
 
-void Table::Finish() { Flush(); }
-
-void Table::FitTerminal(std::vector<uint32_t>& widths) const {
-  if (out_->width_columns() == 0) return;
+std::vector<uint32_t> Table::FittingWidths() const {
+  std::vector<uint32_t> widths = widths_;
+  if (out_->width_columns() == 0) return widths;
   const uint32_t gaps = kGapColumns * static_cast<uint32_t>(columns_.size() - 1) + indent_;
   uint32_t total = std::accumulate(widths.begin(), widths.end(), gaps);
   for (size_t i = 0; i < columns_.size() && total > out_->width_columns(); ++i) {
@@ -57,12 +52,12 @@ void Table::FitTerminal(std::vector<uint32_t>& widths) const {
     widths[i] -= give;
     total -= give;
   }
+  return widths;
 }
 
-void Table::AppendCell(size_t column, std::string_view text, const TextForm& form, uint32_t width,
-                       std::string& line) const {
+void Table::AppendCell(size_t column, std::string_view text, uint32_t text_width, Style style,
+                       uint32_t width, std::string& line) const {
   std::string cut;
-  uint32_t text_width = form.width;
   if (columns_[column].flexible && out_->width_columns() != 0 && text_width > width) {
     cut = CutMiddle(text, width);
     text = cut;
@@ -71,7 +66,7 @@ void Table::AppendCell(size_t column, std::string_view text, const TextForm& for
   const uint32_t padding = width > text_width ? width - text_width : 0;
   line.append(column == 0 ? indent_ : kGapColumns, ' ');
   if (columns_[column].align == Align::kRight) line.append(padding, ' ');
-  out_->AppendStyled(form.style, text, line);
+  out_->AppendStyled(style, text, line);
   if (columns_[column].align == Align::kLeft) line.append(padding, ' ');
 }
 
@@ -83,29 +78,23 @@ void Table::WriteLine(std::string& line) const {
   line.clear();
 }
 
-void Table::WriteHeader(const std::vector<uint32_t>& widths) const {
-  std::string line;
-  for (size_t i = 0; i < columns_.size(); ++i) {
-    const std::string& title = columns_[i].title;
-    const TextForm form{.width = DisplayColumns(title), .style = Style::kBold};
-    AppendCell(i, title, form, widths[i], line);
-  }
-  WriteLine(line);
-}
-
-void Table::Flush() {
-  CAIRN_CHECK(column_ == 0);
+void Table::Finish() {
   if (cells_.empty()) return;
-  std::vector<uint32_t> widths = widths_;
-  FitTerminal(widths);
-  if (!header_written_) WriteHeader(widths);
-  header_written_ = true;
+  const std::vector<uint32_t> widths = FittingWidths();
   std::string line;
+  if (!header_written_) {
+    for (size_t i = 0; i < columns_.size(); ++i) {
+      const std::string& title = columns_[i].title;
+      AppendCell(i, title, DisplayColumns(title), Style::kBold, widths[i], line);
+    }
+    WriteLine(line);
+  }
+  header_written_ = true;
   size_t begin_bytes = 0;
   size_t column = 0;
-  for (const auto& [end_bytes, form] : cells_) {
+  for (const auto& [end_bytes, width, style] : cells_) {
     const auto text = std::string_view(text_).substr(begin_bytes, end_bytes - begin_bytes);
-    AppendCell(column, text, form, widths[column], line);
+    AppendCell(column, text, width, style, widths[column], line);
     begin_bytes = end_bytes;
     if (++column < columns_.size()) continue;
     column = 0;

@@ -41,28 +41,21 @@ class Table {
   Table(Output* out, std::vector<Column> columns, uint32_t indent = 0);
   /// Adds a row. Requires one cell per column; texts must be escaped.
   void Add(const std::vector<Cell>& cells);
-  /// Adds the next cell of a row, which ends with the last column. The text must be escaped.
-  void AddCell(std::string_view text, Style style = Style::kPlain);
-  /// Writes the buffered rows; a table without rows writes nothing. Requires complete rows.
+  /// Writes the buffered rows; a table without rows writes nothing.
   void Finish();
 
  private:
-  struct TextForm {
-    uint32_t width;  // columns on a terminal
-    Style style;
-  };
   /// A cell of a buffered row. Its text begins at the end of the previous cell's text.
   struct BufferedCell {
     size_t end_bytes;  // in `text_`
-    TextForm form;
+    uint32_t width;    // columns on a terminal
+    Style style;
   };
 
-  void Flush();
   bool IsLate();
-  void FitTerminal(std::vector<uint32_t>& widths) const;
-  void AppendCell(size_t column, std::string_view text, const TextForm& form, uint32_t width,
-                  std::string& line) const;
-  void WriteHeader(const std::vector<uint32_t>& widths) const;
+  std::vector<uint32_t> FittingWidths() const;
+  void AppendCell(size_t column, std::string_view text, uint32_t text_width, Style style,
+                  uint32_t width, std::string& line) const;
   /// Writes `line` and clears it.
   void WriteLine(std::string& line) const;
 
@@ -73,7 +66,6 @@ class Table {
   // cells.
   std::string text_;
   std::vector<BufferedCell> cells_;
-  size_t column_ = 0;                                     // column of the next cell
   std::chrono::steady_clock::time_point first_buffered_;  // when the first of these rows was added
   std::vector<uint32_t> widths_;
   bool header_written_ = false;

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -24,25 +25,8 @@ bool EnvironmentSet(const char* name) {
   return value != nullptr && *value != '\0';
 }
 
-const char* Code(Style style) {
-  switch (style) {
-    case Style::kPlain:
-      return "";
-    case Style::kBold:
-      return "\033[1m";
-    case Style::kDim:
-      return "\033[2m";
-    case Style::kRed:
-      return "\033[31m";
-    case Style::kGreen:
-      return "\033[32m";
-    case Style::kYellow:
-      return "\033[33m";
-    case Style::kCyan:
-      return "\033[36m";
-  }
-  return "";
-}
+constexpr std::array<std::string_view, 7> kCodes = {  // by style
+    "", "\033[1m", "\033[2m", "\033[31m", "\033[32m", "\033[33m", "\033[36m"};
 
 }  // namespace
 
@@ -75,7 +59,7 @@ std::string Output::Styled(Style style, std::string_view text) const {
 
 void Output::AppendStyled(Style style, std::string_view text, std::string& line) const {
   const bool is_plain = !color_ || style == Style::kPlain || text.empty();
-  if (!is_plain) line += Code(style);
+  if (!is_plain) line += kCodes[static_cast<size_t>(style)];
   line += text;
   if (!is_plain) line += "\033[0m";
 }

@@ -5,7 +5,6 @@ demo prints it and exits with status 1. Started by tools/demo.sh.
 """
 
 import json
-import os
 import shlex
 import shutil
 import signal
@@ -18,6 +17,7 @@ from pathlib import Path
 import torch
 
 import cairn
+from finetune import finetune
 
 HERE = Path(__file__).resolve().parent
 KV_DUMP = HERE.parent.parent / "build" / "bin" / "kv-dump"
@@ -47,15 +47,8 @@ def check(holds: bool, claim: str) -> None:
         sys.exit(f"demo: failed check: {claim}")
 
 
-def human(count: float) -> str:
-    """Formats a number of bytes as kv-dump does: 816 B, 1.52 MiB, 37.3 MiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            break
-        count /= 1024
-    if unit == "B":
-        return f"{count} B"
-    return f"{count:.{2 if count < 10 else 1 if count < 100 else 0}f} {unit}"
+def mib(count: int) -> str:
+    return f"{count / 2**20:.2f} MiB"
 
 
 def start_program(name: str, **options: object) -> subprocess.Popen:
@@ -63,10 +56,7 @@ def start_program(name: str, **options: object) -> subprocess.Popen:
     command = [sys.executable, str(HERE / name)]
     for option, value in options.items():
         command += [f"--{option.replace('_', '-')}", str(value)]
-    # torch's threads sleep while they wait: spinning is several times slower on a busy machine.
-    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                            env=environment)
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def run_program(name: str, **options: object) -> int:
@@ -192,11 +182,11 @@ def resumed(
     stalls = sum(record.get("save_call_s", 0) + record.get("staging_wait_s", 0)
                  for record in records)
     saves = sum("save_call_s" in record for record in records)
-    say(f"A checkpoint is {human(records[-1]['logical_bytes'])}. The training was blocked for "
+    say(f"A checkpoint is {mib(records[-1]['logical_bytes'])}. The training was blocked for "
         f"{1000 * stalls / saves:.1f} ms per save; the rest of each save ran in the background.")
 
 
-def finetuned(work: Path, store: Path) -> list[int]:
+def finetuned(store: Path) -> list[int]:
     """Returns the steps that the fine-tuning run saved."""
     headline("4. Fine-tuning on one license, which loads a part: the embedding and two of the\n"
              "   four layers, frozen, followed by a small new adapter that is trained")
@@ -206,44 +196,31 @@ def finetuned(work: Path, store: Path) -> list[int]:
         store.load({{"model": frozen}}, step={STEPS}, strict=False)  # reads only these keys
         store.save({FINETUNE_FIRST + FINETUNE_SAVE_EVERY}, state)  # writes only new chunks
     """)
-    status = run_program("finetune.py", store=store, from_step=STEPS, first_step=FINETUNE_FIRST,
-                         steps=FINETUNE_STEPS, save_every=FINETUNE_SAVE_EVERY,
-                         log=work / "finetune.jsonl")
-    check(status == 0, "the fine-tuning run ends normally")
-    records = read_log(work / "finetune.jsonl")
-    loaded = records[0]
-    check(not loaded["missing"], "the step has every key that the fine-tuning run requests")
+    keys, loaded, curve, saves = finetune(
+        store, STEPS, FINETUNE_FIRST, FINETUNE_STEPS, FINETUNE_SAVE_EVERY
+    )
+    check(not loaded.missing, "the step has every key that the fine-tuning run requests")
     with cairn.open(store) as reader:
         stored = reader.keys(step=STEPS)
     # The tied head shares the embedding's bytes; they count once.
     whole = sum(info.nbytes for info in stored.values() if info.alias_of is None)
-    check(loaded["bytes_read"] < whole / 2, "a partial load reads only a part")
-    say(f"Read {human(loaded['bytes_read'])} for {loaded['keys']} tensors; step {STEPS} holds "
-        f"{human(whole)}.")
-    curve = [record["loss"] for record in records if "loss" in record]
+    check(loaded.bytes_read < whole / 2, "a partial load reads only a part")
+    say(f"Read {mib(loaded.bytes_read)} for {keys} tensors; step {STEPS} holds {mib(whole)}.")
     window = 20
     first, last = sum(curve[:window]) / window, sum(curve[-window:]) / window
     check(last < first, "the fine-tuning run reduces the loss")
     say(f"Loss {first:.3f} -> {last:.3f} (means of {window} steps).")
 
-    saves = [record for record in records if "saved" in record]
-    with cairn.open(store) as reader:
-        state = reader.read(step=saves[-1]["saved"])
-    with cairn.open(work / "full", mode="a") as other:  # an empty store has no bytes to refer to
-        full = other.save(1, state).written_bytes
-    say(f"A full save of this state writes {human(full)}. These saves wrote:")
+    say(f"The state has {mib(saves[0].logical_bytes)}. These saves wrote:")
     rows = []
-    for record in saves:
-        check(record["written_bytes"] < full / 2, "frozen tensors are not written again")
-        part = 100 * record["written_bytes"] / full
-        rows.append(
-            f"step {record['saved']}   {human(record['written_bytes']):>8}   {part:.1f} %   "
-            f"{record['chunks_reused']} of {record['chunks']} chunks are references"
-        )
+    for save in saves:
+        check(save.written_bytes < save.logical_bytes / 2, "frozen tensors are not written again")
+        rows.append(f"step {save.step}   {mib(save.written_bytes)}   "
+                    f"{save.chunks_reused} of {save.chunks} chunks are references")
     show("\n".join(rows))
     say(f"Even the first save refers to bytes that step {STEPS} wrote. Each step still lists all "
         "of its chunks: steps do not depend on each other, and any step can be deleted anytime.")
-    return [record["saved"] for record in saves]
+    return [save.step for save in saves]
 
 
 def followed(work: Path, store: Path) -> None:
@@ -280,9 +257,9 @@ def followed(work: Path, store: Path) -> None:
     rows = []
     for record in read_log(log):
         part = 100 * record["written_bytes"] / record["logical_bytes"]
-        row = f"step {record['saved']}   wrote {human(record['written_bytes']):>8}   {part:5.1f} %"
+        row = f"step {record['saved']}   wrote {mib(record['written_bytes']):>8}   {part:5.1f} %"
         if record["saved"] in pulls:
-            row += f"   pulled {human(pulls[record['saved']].bytes_read):>8}"
+            row += f"   pulled {mib(pulls[record['saved']].bytes_read):>8}"
         rows.append(row)
     show("\n".join(rows))
     say("Few elements of bf16 weights change in a step, but in every page of 64 KiB. Only these "
@@ -321,7 +298,7 @@ def main() -> None:
     expected = reference(work)
     latest, left = killed(work, store)
     resumed(work, store, latest, left, expected)
-    saves = finetuned(work, store)
+    saves = finetuned(store)
     followed(work, store)
     inspected(store, saves)
     say(f"Done in {time.perf_counter() - began:.0f} s; everything claimed above was checked. The "

@@ -1,10 +1,18 @@
-"""A small GPT over bytes in plain torch, independent of Cairn."""
+"""A small GPT over bytes in plain torch, and its text, both independent of Cairn.
 
+The text is English that every Debian machine has: the licenses in /usr/share/common-licenses.
+"""
+
+import random
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+BATCH = 8
+LICENSES = Path("/usr/share/common-licenses")
 
 
 @dataclass(frozen=True)
@@ -99,3 +107,23 @@ class Adapted(Trunk):
         x = self(tokens[:, :-1])
         logits = F.linear(self.norm(x + self.adapter(x)), self.embed["tokens"].weight)
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def read_documents() -> dict[str, Tensor]:
+    """Returns a map from name to the bytes of the file (uint8, 1-d), sorted by name, without links.
+
+    Raises FileNotFoundError if the machine has no such file (a minimal container).
+    """
+    documents = {}
+    for path in sorted(LICENSES.glob("*")):
+        if path.is_file() and not path.is_symlink() and path.stat().st_size > 4096:
+            documents[path.name] = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+    if not documents:
+        raise FileNotFoundError(f"no license texts in {LICENSES}: apt-get install base-files")
+    return documents
+
+
+def next_batch(text: Tensor, length: int) -> Tensor:
+    """Returns random windows of `text`: [BATCH, length], int64. Uses Python's `random`."""
+    starts = [random.randrange(len(text) - length) for _ in range(BATCH)]
+    return torch.stack([text[start : start + length] for start in starts]).long()

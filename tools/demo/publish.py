@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 
 import cairn
-from corpus import next_batch, read_documents
-from gpt import GPT, Config
+from gpt import GPT, Config, next_batch, read_documents
 
 
 def main() -> None:

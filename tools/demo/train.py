@@ -16,9 +16,8 @@ from pathlib import Path
 
 import torch
 
-from corpus import next_batch, read_documents
 from crash import kill_during_save
-from gpt import GPT, Config
+from gpt import GPT, Config, next_batch, read_documents
 
 
 class Run:
@@ -117,17 +116,7 @@ def main() -> None:
 
     if store:
         report = pending.result()
-        log.write(
-            json.dumps(
-                {
-                    "saved": report.step,
-                    "logical_bytes": report.logical_bytes,
-                    "written_bytes": report.written_bytes,
-                    "seconds": report.seconds,
-                }
-            )
-            + "\n"
-        )
+        log.write(json.dumps({"saved": report.step, "logical_bytes": report.logical_bytes}) + "\n")
         store.close()
 
 

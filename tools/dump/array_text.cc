@@ -89,8 +89,8 @@ Json Nested(core::DType dtype, std::span<const uint64_t> shape, const std::byte*
     next += schema::ElementBytes(dtype);
     return element;
   }
-  Json list = Json::List();
-  for (uint64_t i = 0; i < shape[0]; ++i) list.Append(Nested(dtype, shape.subspan(1), next));
+  Json list = Json::array();
+  for (uint64_t i = 0; i < shape[0]; ++i) list.push_back(Nested(dtype, shape.subspan(1), next));
   return list;
 }
 
@@ -154,7 +154,7 @@ std::string ArrayText(core::DType dtype, const ArrayLayout& layout,
 
 Json ArrayJson(core::DType dtype, std::span<const uint64_t> shape,
                std::span<const std::byte> values) {
-  if (values.empty()) return Json::List();
+  if (values.empty()) return Json::array();
   const std::byte* next = values.data();
   return Nested(dtype, shape, next);
 }

@@ -1,4 +1,4 @@
-// Steps, tensors and plain values of a store as JSON.
+// Steps, tensors, plain values and changes of a store, as JSON and as cells of tables.
 
 #include "tools/dump/contents_json.h"
 
@@ -15,7 +15,6 @@
 #include "tools/common/timestamps.h"
 
 namespace cairn::tools {
-
 namespace {
 
 using schema::DType;
@@ -27,6 +26,47 @@ bool IsComplex(DType dtype) {
 bool IsFloat(DType dtype) {
   return (dtype >= DType::kFloat16 && dtype <= DType::kFloat64) ||
          (dtype >= DType::kFloat8E4M3FN && dtype <= DType::kFloat8E8M0FNU);
+}
+
+std::string Hex(std::span<const std::byte> bytes) {
+  std::string out;
+  out.reserve(bytes.size() * 2);
+  for (const std::byte byte : bytes) fmt::format_to(std::back_inserter(out), "{:02x}", byte);
+  return out;
+}
+
+template <typename... F>
+struct Overloaded : F... {
+  using F::operator()...;
+};
+
+Json PlainJson(const core::Value& value) {
+  return std::visit(
+      Overloaded{[](std::monostate) { return Json(nullptr); }, [](bool v) { return Json(v); },
+                 [](int64_t v) { return Json(v); },
+                 [](const core::BigInt& v) {
+                   return Json{{"twos_complement_le", Hex(v.twos_complement)}};
+                 },
+                 [](double v) { return FloatJson(v); },
+                 [](const std::complex<double>& v) {
+                   return Json{{"real", FloatJson(v.real())}, {"imag", FloatJson(v.imag())}};
+                 },
+                 [](const std::string& v) { return Json(JsonText(v)); },
+                 [](const core::Bytes& v) { return Json{{"hex", Hex(v.data)}}; },
+                 [](const core::Pickle& v) { return Json{{"pickle_bytes", v.data.size()}}; }},
+      value);
+}
+
+std::string_view KindName(core::KeyChange::Kind kind) {
+  switch (kind) {
+    case core::KeyChange::Kind::kAdded:
+      return "added";
+    case core::KeyChange::Kind::kRemoved:
+      return "removed";
+    case core::KeyChange::Kind::kChanged:
+      return "changed";
+  }
+  return "changed";
 }
 
 }  // namespace
@@ -41,31 +81,14 @@ Json ElementJson(DType dtype, std::span<const std::byte> element) {
   if (IsFloat(dtype) || IsComplex(dtype)) {
     const std::complex<double> value = core::ElementValue(dtype, element).value_or(0.0);
     if (IsFloat(dtype)) return FloatJson(value.real());
-    Json pair = Json::List();
-    pair.Append(FloatJson(value.real()));
-    pair.Append(FloatJson(value.imag()));
-    return pair;
+    return Json::array({FloatJson(value.real()), FloatJson(value.imag())});
   }
   // The text of an integer is exact for 64 bits too; so is the text of two 4-bit floats, "[0.5,
   // -6]".
-  return Json::Parse(core::FormatElement(dtype, element));
+  Json parsed =
+      Json::parse(core::FormatElement(dtype, element), nullptr, /*allow_exceptions=*/false);
+  return parsed.is_discarded() ? Json(nullptr) : parsed;  // null: an unknown dtype
 }
-
-namespace {
-
-std::string Hex(std::span<const std::byte> bytes) {
-  std::string out;
-  out.reserve(bytes.size() * 2);
-  for (const std::byte byte : bytes) fmt::format_to(std::back_inserter(out), "{:02x}", byte);
-  return out;
-}
-
-template <typename... F>
-struct Overloaded : F... {
-  using F::operator()...;
-};
-
-}  // namespace
 
 Json StepJson(const kv::StepInfo& step) {
   Json json = {{"step", step.step},
@@ -83,23 +106,22 @@ Json StepJson(const kv::StepInfo& step) {
                {"logical_bytes", step.logical_bytes},
                {"written_bytes", step.written_bytes}};
   if (!step.metrics.empty()) {
-    Json metrics = Json::Object();
-    for (const kv::Metric& metric : step.metrics) metrics.Set(metric.name, FloatJson(metric.value));
-    json.Set("metrics", std::move(metrics));
+    Json& metrics = json["metrics"];
+    for (const kv::Metric& metric : step.metrics) metrics[metric.name] = FloatJson(metric.value);
   }
-  if (!step.note.empty()) json.Set("note", JsonText(step.note));
+  if (!step.note.empty()) json["note"] = JsonText(step.note);
   return json;
 }
 
 Json TensorJson(const core::TensorInfo& tensor, std::optional<uint64_t> step) {
   Json json = {{"fqn", JsonText(tensor.fqn)}};
-  if (step) json.Set("step", *step);
-  json.Merge({{"kind", "tensor"},
-              {"dtype", schema::DTypeName(tensor.dtype)},
-              {"shape", tensor.shape},
-              {"bytes", tensor.nbytes},
-              {"chunks", tensor.chunk_count}});
-  if (tensor.alias_of) json.Set("alias_of", JsonText(*tensor.alias_of));
+  if (step) json["step"] = *step;
+  json.update({{"kind", "tensor"},
+               {"dtype", schema::DTypeName(tensor.dtype)},
+               {"shape", tensor.shape},
+               {"bytes", tensor.nbytes},
+               {"chunks", tensor.chunk_count}});
+  if (tensor.alias_of) json["alias_of"] = JsonText(*tensor.alias_of);
   return json;
 }
 
@@ -110,21 +132,34 @@ std::string ValueKindName(const core::Value& value) {
   return kNames[value.index()];
 }
 
-Json ValueJson(const core::Value& value) {
-  return std::visit(
-      Overloaded{[](std::monostate) { return Json(nullptr); }, [](bool v) { return Json(v); },
-                 [](int64_t v) { return Json(v); },
-                 [](const core::BigInt& v) {
-                   return Json{{"twos_complement_le", Hex(v.twos_complement)}};
-                 },
-                 [](double v) { return FloatJson(v); },
-                 [](const std::complex<double>& v) {
-                   return Json{{"real", FloatJson(v.real())}, {"imag", FloatJson(v.imag())}};
-                 },
-                 [](const std::string& v) { return Json(JsonText(v)); },
-                 [](const core::Bytes& v) { return Json{{"hex", Hex(v.data)}}; },
-                 [](const core::Pickle& v) { return Json{{"pickle_bytes", v.data.size()}}; }},
-      value);
+Json ValueJson(const core::ValueInfo& value, std::optional<uint64_t> step) {
+  Json json = {{"fqn", JsonText(value.fqn)}};
+  if (step) json["step"] = *step;
+  json.update(
+      {{"kind", "value"}, {"type", ValueKindName(value.value)}, {"value", PlainJson(value.value)}});
+  return json;
+}
+
+std::string ValueText(const core::Value& value) {
+  const auto* const text = std::get_if<std::string>(&value);
+  return EscapeText(text != nullptr ? *text : core::FormatValue(value));
+}
+
+Json ChangeJson(const core::KeyChange& change) {
+  Json json = {{"change", KindName(change.kind)},
+               {"kind", change.is_tensor ? "tensor" : "value"},
+               {"changed_bytes", change.changed_bytes},
+               {"total_bytes", change.total_bytes}};
+  if (!change.detail.empty()) json["detail"] = JsonText(change.detail);
+  return json;
+}
+
+Cell ChangeCell(const core::KeyChange& change) {
+  using Kind = core::KeyChange::Kind;
+  const Style style = change.kind == Kind::kAdded     ? Style::kGreen
+                      : change.kind == Kind::kRemoved ? Style::kRed
+                                                      : Style::kYellow;
+  return Cell(std::string(KindName(change.kind)), style);
 }
 
 }  // namespace cairn::tools

@@ -1,5 +1,5 @@
 #pragma once
-/// Steps, tensors and plain values of a store as JSON.
+/// Steps, tensors, plain values and changes of a store, as JSON and as cells of tables.
 
 #include <cstddef>
 #include <cstdint>
@@ -7,11 +7,13 @@
 #include <span>
 #include <string>
 
+#include "core/inspect/compare.h"
 #include "core/state_dict/value.h"
 #include "core/step/contents.h"
 #include "kv/base/step_info.h"
 #include "schema/dtype.h"
 #include "tools/common/json.h"
+#include "tools/common/table.h"
 
 namespace cairn::tools {
 
@@ -31,9 +33,18 @@ Json TensorJson(const core::TensorInfo& tensor, std::optional<uint64_t> step = s
 /// The Python type of a value: "int", "str", ...; "pickle" for pickled objects.
 std::string ValueKindName(const core::Value& value);
 
-/// Numbers, strings and null as JSON has them. NaN and infinities are strings; integers of more
-/// than 64 bits, complex numbers, bytes and pickled objects are objects. A pickle is represented by
-/// its size alone, so that nobody is led to unpickle content from this document.
-Json ValueJson(const core::Value& value);
+/// FQN, type and value. `step` is a member if it is given. Numbers, strings and null are values as
+/// JSON has them. NaN and infinities are strings; integers of more than 64 bits, complex numbers,
+/// bytes and pickled objects are objects. A pickle is represented by its size alone, so that nobody
+/// is led to unpickle content from this document.
+Json ValueJson(const core::ValueInfo& value, std::optional<uint64_t> step = std::nullopt);
+
+/// The value as Python prints it, but the text of a string; safe to print.
+std::string ValueText(const core::Value& value);
+
+/// How a key differs, without its name; a member "detail" if there is one.
+Json ChangeJson(const core::KeyChange& change);
+/// "added", "removed" or "changed", in a color.
+Cell ChangeCell(const core::KeyChange& change);
 
 }  // namespace cairn::tools

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <optional>
 
@@ -13,14 +12,13 @@
 #include "kv/base/step_info.h"
 #include "kv/read/snapshot.h"
 #include "tools/common/exit_status.h"
-#include "tools/common/json.h"
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"
-#include "tools/common/table.h"
 #include "tools/common/text.h"
-#include "tools/dump/change_kind.h"
+#include "tools/dump/contents_json.h"
 #include "tools/dump/opened_store.h"
-#include "tools/dump/value_difference.h"
+#include "tools/dump/rows.h"
+#include "tools/dump/tensor_values.h"
 #include "tools/dump/verbs.h"
 
 namespace cairn::tools {
@@ -28,8 +26,8 @@ namespace {
 
 using Kind = core::KeyChange::Kind;
 
-/// By how much the values of each changed key differ, in the order of the changes; empty without
-/// --values.
+/// By how much the values of each changed key differ, in the order of the changes, if they were
+/// compared.
 using ValueDifferences = std::vector<std::optional<ValueDifference>>;
 
 struct Sides {
@@ -110,13 +108,9 @@ Result<ValueDifferences> CompareChangedValues(const Sides& sides, const core::Ke
 }
 
 Json RowJson(const core::KeyChange& change, const std::optional<ValueDifference>& values) {
-  Json json = {{"fqn", JsonText(change.fqn)},
-               {"change", KindName(change.kind)},
-               {"kind", change.is_tensor ? "tensor" : "value"},
-               {"changed_bytes", change.changed_bytes},
-               {"total_bytes", change.total_bytes}};
-  if (!change.detail.empty()) json.Set("detail", JsonText(change.detail));
-  if (values) json.Merge(DifferenceJson(*values));
+  Json json = {{"fqn", JsonText(change.fqn)}};
+  json.update(ChangeJson(change));
+  if (values) json.update(DifferenceJson(*values));
   return json;
 }
 
@@ -130,32 +124,21 @@ std::string DifferenceText(const ValueDifference& values) {
   return text;
 }
 
-Table MakeTable(const DumpRun& run, bool values) {
+std::vector<Column> Columns(bool has_values) {
   std::vector<Column> columns = {
       {"CHANGE"}, {"FQN", Align::kLeft, true}, {"BYTES", Align::kRight}, {"OF", Align::kRight}};
-  if (values) columns.push_back({"VALUES DIFFER IN"});
+  if (has_values) columns.push_back({"VALUES DIFFER IN"});
   columns.push_back({"DETAIL", Align::kLeft, true});
-  return Table(run.out, std::move(columns));
+  return columns;
 }
 
-void PrintChanges(const DumpRun& run, const Sides& sides, const core::Diff& diff,
-                  const ValueDifferences& values) {
-  Table table = MakeTable(run, !values.empty());
+void PrintTotal(const DumpRun& run, const Sides& sides, const core::Diff& diff) {
   std::map<Kind, uint64_t> counts;
   uint64_t changed_bytes = 0;
-  for (size_t i = 0; i < diff.changes.size(); ++i) {
-    const core::KeyChange& change = diff.changes[i];
+  for (const core::KeyChange& change : diff.changes) {
     ++counts[change.kind];
     changed_bytes += change.changed_bytes;
-    const Cell kind = KindCell(change.kind);
-    table.AddCell(kind.text, kind.style);
-    table.AddCell(EscapeText(change.fqn));
-    table.AddCell(change.is_tensor ? HumanBytes(change.changed_bytes) : "value");
-    table.AddCell(change.is_tensor ? HumanBytes(change.total_bytes) : "");
-    if (!values.empty()) table.AddCell(values[i] ? DifferenceText(*values[i]) : "");
-    table.AddCell(EscapeText(change.detail));
   }
-  table.Finish();
   if (!diff.changes.empty()) run.out->WriteLine("");
   run.out->WriteLine(
       fmt::format("step {} -> {}: {} added, {} removed, {} changed ({}), {} unchanged",
@@ -166,30 +149,36 @@ void PrintChanges(const DumpRun& run, const Sides& sides, const core::Diff& diff
 
 }  // namespace
 
-Result<int> DumpDiff(const DumpRun& run, const std::string& address_a, const std::string& address_b,
-                     const std::vector<std::string>& patterns, bool values) {
-  CAIRN_TRY_ASSIGN(const core::KeyPatterns parsed, core::KeyPatterns::Parse(patterns));
-  CAIRN_TRY_ASSIGN(const Sides sides, OpenSides(address_a, address_b));
+Result<int> DumpDiff(const DumpRun& run) {
+  CAIRN_TRY_ASSIGN(const core::KeyPatterns patterns, core::KeyPatterns::Parse(run.patterns));
+  CAIRN_TRY_ASSIGN(const Sides sides, OpenSides(run.address, run.second));
   CAIRN_TRY_ASSIGN(const core::Diff diff, core::CompareSteps(sides.opened.store->kv(), sides.a.step,
-                                                             sides.b.step, parsed));
-  ValueDifferences differences;
-  if (values) {
-    CAIRN_TRY_ASSIGN(differences, CompareChangedValues(sides, parsed, diff));
+                                                             sides.b.step, patterns));
+  ValueDifferences differences(diff.changes.size());
+  if (run.values) {
+    CAIRN_TRY_ASSIGN(differences, CompareChangedValues(sides, patterns, diff));
   }
-  if (run.json) {
-    JsonList list(run.out,
-                  {{"store", StoreText(sides.opened)},
-                   {"step_a", sides.a.step},
-                   {"step_b", sides.b.step},
-                   {"unchanged_keys", diff.unchanged_keys}},
-                  "changes");
-    for (size_t i = 0; i < diff.changes.size(); ++i) {
-      list.Add(RowJson(diff.changes[i], values ? differences[i] : std::nullopt));
-    }
-    list.Finish();
-  } else {
-    PrintChanges(run, sides, diff, differences);
+  Rows rows(run, Columns(run.values),
+            {{"store", StoreText(sides.opened)},
+             {"step_a", sides.a.step},
+             {"step_b", sides.b.step},
+             {"unchanged_keys", diff.unchanged_keys}},
+            "changes");
+  for (size_t i = 0; i < diff.changes.size(); ++i) {
+    const core::KeyChange& change = diff.changes[i];
+    rows.Add(
+        [&] {
+          std::vector<Cell> cells = {ChangeCell(change), EscapeText(change.fqn),
+                                     change.is_tensor ? HumanBytes(change.changed_bytes) : "value",
+                                     change.is_tensor ? HumanBytes(change.total_bytes) : ""};
+          if (run.values) cells.emplace_back(differences[i] ? DifferenceText(*differences[i]) : "");
+          cells.emplace_back(EscapeText(change.detail));
+          return cells;
+        },
+        [&] { return RowJson(change, differences[i]); });
   }
+  CAIRN_TRY(rows.Finish());
+  if (!run.json) PrintTotal(run, sides, diff);
   return diff.changes.empty() ? kExitSuccess : kExitDiffers;
 }
 

@@ -33,49 +33,7 @@ int HexDigit(char digit) {
   return -1;
 }
 
-}  // namespace
-
-std::string_view HttpHead::Header(const std::string& name) const {
-  const auto found = headers.find(name);
-  return found == headers.end() ? std::string_view() : std::string_view(found->second);
-}
-
-std::optional<HttpHead> ParseHttpHead(std::string_view lines) {
-  const std::string_view request = TakeLine(lines);
-  const size_t method_end = request.find(' ');
-  const size_t target_end = request.rfind(' ');
-  if (method_end == std::string_view::npos || target_end == method_end) return std::nullopt;
-  const std::string_view version = request.substr(target_end + 1);
-  const std::string_view target = request.substr(method_end + 1, target_end - method_end - 1);
-  if (version != "HTTP/1.1" && version != "HTTP/1.0") return std::nullopt;
-  if (!target.starts_with('/') || target.contains(' ')) return std::nullopt;
-  const size_t path_end = std::min(target.find('?'), target.size());
-  HttpHead head{.method = std::string(request.substr(0, method_end)),
-                .path = DecodePercent(target.substr(0, path_end), /*plus_is_space=*/false),
-                .query = std::string(target.substr(std::min(path_end + 1, target.size())))};
-  for (std::string_view line = TakeLine(lines); !line.empty(); line = TakeLine(lines)) {
-    const size_t colon = line.find(':');
-    // A line that begins with a space would continue the one before it, which is obsolete.
-    if (colon == std::string_view::npos || colon == 0 || line.front() == ' ') return std::nullopt;
-    std::string name(line.substr(0, colon));
-    std::ranges::transform(name, name.begin(), LowerAscii);
-    head.headers.emplace(std::move(name), TrimValue(line.substr(colon + 1)));
-  }
-  return head;
-}
-
-std::optional<std::string> HttpRequest::Parameter(const std::string& name) const {
-  for (std::string_view rest = query; !rest.empty();) {
-    const size_t end = std::min(rest.find('&'), rest.size());
-    const std::string_view one = rest.substr(0, end);
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-    if (one.starts_with(name) && one.substr(name.size()).starts_with('=')) {
-      return DecodePercent(one.substr(name.size() + 1), /*plus_is_space=*/true);
-    }
-  }
-  return std::nullopt;
-}
-
+/// Replaces "%41" by "A", and, if `plus_is_space`, "+" by " ". Other text is unchanged.
 std::string DecodePercent(std::string_view text, bool plus_is_space) {
   std::string decoded;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -91,28 +49,60 @@ std::string DecodePercent(std::string_view text, bool plus_is_space) {
   return decoded;
 }
 
+}  // namespace
+
+std::string_view HttpRequest::Header(const std::string& name) const {
+  const auto found = headers.find(name);
+  return found == headers.end() ? std::string_view() : std::string_view(found->second);
+}
+
+std::optional<HttpRequest> ParseHttpRequest(std::string_view lines) {
+  const std::string_view request = TakeLine(lines);
+  const size_t method_end = request.find(' ');
+  const size_t target_end = request.rfind(' ');
+  if (method_end == std::string_view::npos || target_end == method_end) return std::nullopt;
+  const std::string_view version = request.substr(target_end + 1);
+  const std::string_view target = request.substr(method_end + 1, target_end - method_end - 1);
+  if (version != "HTTP/1.1" && version != "HTTP/1.0") return std::nullopt;
+  if (!target.starts_with('/') || target.contains(' ')) return std::nullopt;
+  const size_t path_end = std::min(target.find('?'), target.size());
+  HttpRequest parsed{.method = std::string(request.substr(0, method_end)),
+                     .path = DecodePercent(target.substr(0, path_end), /*plus_is_space=*/false),
+                     .query = std::string(target.substr(std::min(path_end + 1, target.size())))};
+  for (std::string_view line = TakeLine(lines); !line.empty(); line = TakeLine(lines)) {
+    const size_t colon = line.find(':');
+    // A line that begins with a space would continue the one before it, which is obsolete.
+    if (colon == std::string_view::npos || colon == 0 || line.front() == ' ') return std::nullopt;
+    std::string name(line.substr(0, colon));
+    std::ranges::transform(name, name.begin(), LowerAscii);
+    parsed.headers.emplace(std::move(name), TrimValue(line.substr(colon + 1)));
+  }
+  return parsed;
+}
+
+std::optional<std::string> HttpRequest::Parameter(const std::string& name) const {
+  for (std::string_view rest = query; !rest.empty();) {
+    const size_t end = std::min(rest.find('&'), rest.size());
+    const std::string_view one = rest.substr(0, end);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+    if (one.starts_with(name) && one.substr(name.size()).starts_with('=')) {
+      return DecodePercent(one.substr(name.size() + 1), /*plus_is_space=*/true);
+    }
+  }
+  return std::nullopt;
+}
+
 std::string_view HostName(std::string_view host) {
   if (host.starts_with('[')) return host.substr(0, host.find(']') + 1);
   return host.substr(0, host.find(':'));
 }
 
 std::string_view HttpStatusText(int status) {
-  switch (status) {
-    case 200:
-      return "OK";
-    case 400:
-      return "Bad Request";
-    case 403:
-      return "Forbidden";
-    case 404:
-      return "Not Found";
-    case 405:
-      return "Method Not Allowed";
-    case 503:
-      return "Service Unavailable";
-    default:
-      return "Internal Server Error";
-  }
+  static const std::map<int, std::string_view> kTexts = {
+      {200, "OK"},        {400, "Bad Request"},        {403, "Forbidden"},
+      {404, "Not Found"}, {405, "Method Not Allowed"}, {503, "Service Unavailable"}};
+  const auto found = kTexts.find(status);
+  return found == kTexts.end() ? "Internal Server Error" : found->second;
 }
 
 }  // namespace cairn::tools

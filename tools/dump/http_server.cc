@@ -26,15 +26,9 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
-#include <deque>
 #include <exception>
 #include <iterator>
-#include <list>
-#include <map>
-#include <optional>
-#include <thread>
 #include <tuple>
 #include <utility>
 
@@ -43,12 +37,10 @@
 #include "kv/io/file_descriptor.h"
 #include "tools/common/json.h"
 #include "tools/common/text.h"
-#include "tools/dump/http_message.h"
 
 namespace cairn::tools {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using kv::FileDescriptor;
 using kv::RetryInterrupted;
 
@@ -78,9 +70,8 @@ bool EqualWithoutCase(std::string_view a, std::string_view b) {
 }
 
 HttpResponse Refusal(int status, std::string message) {
-  return {
-      .status = status,
-      .body = Json({{"error", {{"code", HttpStatusText(status)}, {"message", message}}}}).Line()};
+  return {.status = status,
+          .body = JsonLine({{"error", {{"code", HttpStatusText(status)}, {"message", message}}}})};
 }
 
 std::string ResponseText(const HttpResponse& response, bool has_body) {
@@ -103,27 +94,14 @@ std::string ResponseText(const HttpResponse& response, bool has_body) {
 
 /// Browsers state whether a page of another site makes the request. Its links may lead to the page,
 /// but it gets nothing else, also not in a frame.
-bool IsOfOtherSite(const HttpHead& head) {
-  const std::string_view site = head.Header("sec-fetch-site");
+bool IsOfOtherSite(const HttpRequest& request) {
+  const std::string_view site = request.Header("sec-fetch-site");
   if (site.empty() || site == "same-origin" || site == "none") return false;
-  return head.Header("sec-fetch-mode") != "navigate" ||
-         head.Header("sec-fetch-dest") != "document" || head.path != "/";
+  return request.Header("sec-fetch-mode") != "navigate" ||
+         request.Header("sec-fetch-dest") != "document" || request.path != "/";
 }
 
 enum class Phase : uint8_t { kReading, kHandling, kWriting, kDraining };
-
-struct Connection {
-  FileDescriptor socket;
-  uint32_t peer = 0;  // its IPv4 address
-  Phase phase = Phase::kReading;
-  Clock::time_point since;     // begin of the phase
-  Clock::time_point deadline;  // end of the phase; kHandling has none
-  std::string received;
-  std::string answer;
-  size_t sent_bytes = 0;
-
-  short events() const { return phase == Phase::kWriting ? POLLOUT : POLLIN; }
-};
 
 Error ListenError(const std::string& place, int error_number) {
   const bool is_used = error_number == EADDRINUSE;
@@ -139,90 +117,66 @@ Error ListenError(const std::string& place, int error_number) {
 
 bool IsLoopback(std::string_view name) { return name.starts_with("127.") && IsIpv4(name); }
 
-struct HttpServer::Impl {
-  HttpServerOptions options;
-  Handler handler;
-  uint16_t port = 0;
-  FileDescriptor listener;
-  FileDescriptor wake;  // an eventfd: threads have answered, or the server ends
+struct HttpServer::Connection {
+  FileDescriptor socket;
+  uint32_t peer = 0;  // its IPv4 address
+  Phase phase = Phase::kReading;
+  Clock::time_point since;     // begin of the phase
+  Clock::time_point deadline;  // end of the phase; kHandling has none
+  std::string received;
+  std::string answer;
+  size_t sent_bytes = 0;
 
-  // Only the thread with the sockets uses these; in the order in which they were accepted.
-  std::list<Connection> connections;
-  Clock::time_point accept_after;
-
-  Mutex mutex;
-  CondVar changed;
-  std::deque<Connection*> requests CAIRN_GUARDED_BY(mutex);
-  std::map<uint32_t, size_t> handled CAIRN_GUARDED_BY(mutex);  // requests, by address
-  std::vector<Connection*> answered CAIRN_GUARDED_BY(mutex);
-  bool stopped CAIRN_GUARDED_BY(mutex) = false;
-  std::vector<std::jthread> threads;
-
-  ~Impl() {
-    {
-      const MutexLock lock(mutex);
-      stopped = true;
-      changed.NotifyAll();
-    }
-    Wake();
-    threads.clear();  // joins them
-  }
-
-  Result<void> Listen();
-  void Wake() const {
-    const uint64_t one = 1;
-    (void)RetryInterrupted([&] { return ::write(wake.get(), &one, sizeof(one)); });
-  }
-
-  // The threads that call the handler.
-  void HandleRequests();
-  Connection* TakeRequest() CAIRN_REQUIRES(mutex);
-  HttpResponse Answer(const HttpHead& head) const;
-  bool AcceptsHost(std::string_view host) const;
-
-  // The thread with the sockets.
-  void Serve();
-  bool TakeAnswers();
-  std::list<Connection>::iterator Replaced();
-  size_t CountOf(uint32_t peer) const;
-  bool DropRequest();
-  Clock::time_point AcceptTime();
-  bool MakePlace(uint32_t peer);
-  void Accept(Clock::time_point now);
-  static bool Read(Connection& connection);
-  void Advance(Connection& connection, Clock::time_point now);
-  static void BeginWriting(Connection& connection, std::string answer, Clock::time_point now);
+  short events() const { return phase == Phase::kWriting ? POLLOUT : POLLIN; }
 };
+
+HttpServer::HttpServer(HttpServerOptions options, Handler handler)
+    : options_(std::move(options)), handler_(std::move(handler)) {}
+
+HttpServer::~HttpServer() {
+  {
+    const MutexLock lock(mutex_);
+    stopped_ = true;
+    changed_.NotifyAll();
+  }
+  Wake();
+  threads_.clear();  // joins them
+}
+
+void HttpServer::Wake() const {
+  const uint64_t one = 1;
+  (void)RetryInterrupted([&] { return ::write(wake_.get(), &one, sizeof(one)); });
+}
 
 // --- the threads that call the handler
 
-bool HttpServer::Impl::AcceptsHost(std::string_view host) const {
-  if (std::ranges::count(options.hosts, "*") > 0) return true;
+bool HttpServer::AcceptsHost(std::string_view host) const {
+  if (std::ranges::count(options_.hosts, "*") > 0) return true;
   const std::string_view name = HostName(host);
   if (EqualWithoutCase(name, "localhost") || name == "[::1]" || IsLoopback(name)) return true;
   // Nobody can make an address resolve to this machine.
-  if (!IsLoopback(options.address) && IsIpv4(name)) return true;
-  return !name.empty() && std::ranges::any_of(options.hosts, [&](const std::string& accepted) {
+  if (!IsLoopback(options_.address) && IsIpv4(name)) return true;
+  return !name.empty() && std::ranges::any_of(options_.hosts, [&](const std::string& accepted) {
     return EqualWithoutCase(name, accepted);
   });
 }
 
-HttpResponse HttpServer::Impl::Answer(const HttpHead& head) const {
-  if (head.method != "GET" && head.method != "HEAD") {
+HttpResponse HttpServer::Answer(const HttpRequest& request) const {
+  if (request.method != "GET" && request.method != "HEAD") {
     return Refusal(kMethodNotAllowed, "kv-dump serve only reads: use GET or HEAD");
   }
-  const std::string_view host = head.Header("host");
+  const std::string_view host = request.Header("host");
   if (!AcceptsHost(host)) {
     const std::string name(HostName(host));
     return Refusal(kForbidden, fmt::format("kv-dump serve does not accept the host {}; if it is "
                                            "this machine, add --allow-host {}",
                                            EscapeText(name), ShellWord(name)));
   }
-  if (IsOfOtherSite(head)) {
+  if (IsOfOtherSite(request)) {
     return Refusal(kForbidden, "kv-dump serve does not answer the pages of other sites");
   }
   try {
-    return handler({.path = head.path, .query = head.query});
+    return handler_(request);
   } catch (const std::exception& error) {
     return Refusal(kInternalError, EscapeText(error.what()));
   }
@@ -230,33 +184,33 @@ HttpResponse HttpServer::Impl::Answer(const HttpHead& head) const {
 
 /// Returns a request of the address with the fewest in work, so that requests that take long
 /// leave threads to other addresses; null if there is none.
-Connection* HttpServer::Impl::TakeRequest() {
+HttpServer::Connection* HttpServer::TakeRequest() {
   const auto next = std::ranges::min_element(
-      requests, {}, [&](const Connection* waiting) { return handled[waiting->peer]; });
-  if (next == requests.end() || handled[(*next)->peer] >= kPeerThreads) return nullptr;
+      requests_, {}, [&](const Connection* waiting) { return handled_[waiting->peer]; });
+  if (next == requests_.end() || handled_[(*next)->peer] >= kPeerThreads) return nullptr;
   Connection* const taken = *next;
-  requests.erase(next);
-  ++handled[taken->peer];
+  requests_.erase(next);
+  ++handled_[taken->peer];
   return taken;
 }
 
-void HttpServer::Impl::HandleRequests() {
+void HttpServer::HandleRequests() {
   while (true) {
     Connection* connection = nullptr;
     {
-      const MutexLock lock(mutex);
-      while (!stopped && (connection = TakeRequest()) == nullptr) changed.Wait(mutex);
-      if (stopped) return;
+      const MutexLock lock(mutex_);
+      while (!stopped_ && (connection = TakeRequest()) == nullptr) changed_.Wait(mutex_);
+      if (stopped_) return;
     }
-    const auto head = ParseHttpHead(connection->received);
+    const auto request = ParseHttpRequest(connection->received);
     const HttpResponse response =
-        head ? Answer(*head) : Refusal(kBadRequest, "this is not a request of HTTP/1.1");
-    connection->answer = ResponseText(response, !head || head->method != "HEAD");
+        request ? Answer(*request) : Refusal(kBadRequest, "this is not a request of HTTP/1.1");
+    connection->answer = ResponseText(response, !request || request->method != "HEAD");
     {
-      const MutexLock lock(mutex);
-      if (--handled[connection->peer] == 0) handled.erase(connection->peer);
-      answered.push_back(connection);
-      changed.NotifyOne();  // another request of this address may wait
+      const MutexLock lock(mutex_);
+      if (--handled_[connection->peer] == 0) handled_.erase(connection->peer);
+      answered_.push_back(connection);
+      changed_.NotifyOne();  // another request of this address may wait
     }
     Wake();
   }
@@ -264,16 +218,15 @@ void HttpServer::Impl::HandleRequests() {
 
 // --- the thread with the sockets
 
-bool HttpServer::Impl::TakeAnswers() {
-  const MutexLock lock(mutex);
-  for (Connection* connection : std::exchange(answered, {})) {
+bool HttpServer::TakeAnswers() {
+  const MutexLock lock(mutex_);
+  for (Connection* connection : std::exchange(answered_, {})) {
     BeginWriting(*connection, std::move(connection->answer), Clock::now());
   }
-  return !stopped;
+  return !stopped_;
 }
 
-void HttpServer::Impl::BeginWriting(Connection& connection, std::string answer,
-                                    Clock::time_point now) {
+void HttpServer::BeginWriting(Connection& connection, std::string answer, Clock::time_point now) {
   connection.answer = std::move(answer);
   connection.phase = Phase::kWriting;
   connection.since = now;
@@ -283,79 +236,79 @@ void HttpServer::Impl::BeginWriting(Connection& connection, std::string answer,
 
 /// Returns the connection that the next one replaces if there are kMaxConnections. Requires that
 /// there are some.
-std::list<Connection>::iterator HttpServer::Impl::Replaced() {
+auto HttpServer::Replaced() -> std::list<Connection>::iterator {
   std::map<uint32_t, size_t> count_of;
-  for (const Connection& connection : connections) {
+  for (const Connection& connection : connections_) {
     if (connection.phase != Phase::kHandling) ++count_of[connection.peer];
   }
-  return std::ranges::max_element(connections, {}, [&](const Connection& connection) {
+  return std::ranges::max_element(connections_, {}, [&](const Connection& connection) {
     return std::tuple(connection.phase != Phase::kHandling, count_of[connection.peer],
                       -connection.since.time_since_epoch());
   });
 }
 
-size_t HttpServer::Impl::CountOf(uint32_t peer) const {
-  return static_cast<size_t>(std::ranges::count(connections, peer, &Connection::peer));
+size_t HttpServer::CountOf(uint32_t peer) const {
+  return static_cast<size_t>(std::ranges::count(connections_, peer, &Connection::peer));
 }
 
 /// Closes the connection whose request came last among those that wait for a thread, of the address
 /// with the most connections. Returns whether there is one.
-bool HttpServer::Impl::DropRequest() {
-  const MutexLock lock(mutex);
+bool HttpServer::DropRequest() {
+  const MutexLock lock(mutex_);
   const auto last =
-      std::ranges::max_element(requests.rbegin(), requests.rend(), {},
+      std::ranges::max_element(requests_.rbegin(), requests_.rend(), {},
                                [&](const Connection* waiting) { return CountOf(waiting->peer); });
-  if (last == requests.rend()) return false;
+  if (last == requests_.rend()) return false;
   Connection* const dropped = *last;
-  requests.erase(std::prev(last.base()));
-  std::erase_if(connections, [&](const Connection& one) { return &one == dropped; });
+  requests_.erase(std::prev(last.base()));
+  std::erase_if(connections_, [&](const Connection& one) { return &one == dropped; });
   return true;
 }
 
 /// Returns when the next connection can be accepted.
-Clock::time_point HttpServer::Impl::AcceptTime() {
-  if (connections.size() < kMaxConnections) return accept_after;
+auto HttpServer::AcceptTime() -> Clock::time_point {
+  if (connections_.size() < kMaxConnections) return accept_after_;
   const auto replaced = Replaced();
-  if (replaced->phase == Phase::kHandling) return accept_after;
-  return std::max(accept_after, replaced->since + kMinTime);
+  if (replaced->phase == Phase::kHandling) return accept_after_;
+  return std::max(accept_after_, replaced->since + kMinTime);
 }
 
 /// Closes a connection for one from `peer` if there are kMaxConnections. Returns whether there is a
 /// place for it.
-bool HttpServer::Impl::MakePlace(uint32_t peer) {
-  if (connections.size() < kMaxConnections) return true;
+bool HttpServer::MakePlace(uint32_t peer) {
+  if (connections_.size() < kMaxConnections) return true;
   const auto replaced = Replaced();
   if (replaced->phase == Phase::kHandling) {
     return CountOf(peer) <= kMaxConnections / 2 && DropRequest();
   }
-  connections.erase(replaced);
+  connections_.erase(replaced);
   return true;
 }
 
-void HttpServer::Impl::Accept(Clock::time_point now) {
+void HttpServer::Accept(Clock::time_point now) {
   while (AcceptTime() <= now) {
     sockaddr_in peer = {};
     socklen_t size = sizeof(peer);
     FileDescriptor socket(RetryInterrupted([&] {
-      return ::accept4(listener.get(), reinterpret_cast<sockaddr*>(&peer), &size,
+      return ::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&peer), &size,
                        SOCK_NONBLOCK | SOCK_CLOEXEC);
     }));
     if (!socket.is_open()) {
-      if (errno != EAGAIN && errno != ECONNABORTED) accept_after = now + kAcceptPause;
+      if (errno != EAGAIN && errno != ECONNABORTED) accept_after_ = now + kAcceptPause;
       return;
     }
     if (!MakePlace(peer.sin_addr.s_addr)) continue;  // closes it
     const int on = 1;
     (void)::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // only faster
-    connections.push_back({.socket = std::move(socket),
-                           .peer = peer.sin_addr.s_addr,
-                           .since = now,
-                           .deadline = now + kHeadTime});
+    connections_.push_back({.socket = std::move(socket),
+                            .peer = peer.sin_addr.s_addr,
+                            .since = now,
+                            .deadline = now + kHeadTime});
   }
 }
 
 /// Reads what has arrived. Returns whether the connection is still open.
-bool HttpServer::Impl::Read(Connection& connection) {
+bool HttpServer::Read(Connection& connection) {
   std::array<char, 16384> buffer;
   const ssize_t count = RetryInterrupted(
       [&] { return ::recv(connection.socket.get(), buffer.data(), buffer.size(), 0); });
@@ -367,7 +320,7 @@ bool HttpServer::Impl::Read(Connection& connection) {
 }
 
 /// Does what the socket is ready for. Closes the connection if it has ended.
-void HttpServer::Impl::Advance(Connection& connection, Clock::time_point now) {
+void HttpServer::Advance(Connection& connection, Clock::time_point now) {
   if (connection.phase == Phase::kWriting) {
     const std::string_view rest = std::string_view(connection.answer).substr(connection.sent_bytes);
     const ssize_t count = RetryInterrupted(
@@ -393,9 +346,9 @@ void HttpServer::Impl::Advance(Connection& connection, Clock::time_point now) {
   if (end != std::string::npos && end + kHeadEnd.size() <= kMaxHeadBytes) {
     connection.received.resize(end + kHeadEnd.size());
     connection.phase = Phase::kHandling;
-    const MutexLock lock(mutex);
-    requests.push_back(&connection);
-    changed.NotifyOne();
+    const MutexLock lock(mutex_);
+    requests_.push_back(&connection);
+    changed_.NotifyOne();
   } else if (connection.received.size() > kMaxHeadBytes) {
     connection.received = {};
     BeginWriting(connection,
@@ -405,11 +358,11 @@ void HttpServer::Impl::Advance(Connection& connection, Clock::time_point now) {
 }
 
 /// Waits for the next event, and handles all events.
-void HttpServer::Impl::Serve() {
+void HttpServer::Serve() {
   std::vector<pollfd> polled;
   while (TakeAnswers()) {
     Clock::time_point now = Clock::now();
-    std::erase_if(connections, [&](const Connection& connection) {
+    std::erase_if(connections_, [&](const Connection& connection) {
       return connection.phase != Phase::kHandling && connection.deadline <= now;
     });
     Clock::time_point next = now + std::chrono::hours(1);
@@ -417,9 +370,9 @@ void HttpServer::Impl::Serve() {
     const bool accepts = accept_time <= now;
     if (!accepts) next = std::min(next, accept_time);
     polled.clear();
-    polled.push_back({.fd = wake.get(), .events = POLLIN});
-    polled.push_back({.fd = accepts ? listener.get() : -1, .events = POLLIN});
-    for (const Connection& connection : connections) {
+    polled.push_back({.fd = wake_.get(), .events = POLLIN});
+    polled.push_back({.fd = accepts ? listener_.get() : -1, .events = POLLIN});
+    for (const Connection& connection : connections_) {
       const bool is_handled = connection.phase == Phase::kHandling;
       polled.push_back(
           {.fd = is_handled ? -1 : connection.socket.get(), .events = connection.events()});
@@ -430,13 +383,13 @@ void HttpServer::Impl::Serve() {
     now = Clock::now();
     if (polled[0].revents != 0) {
       uint64_t ignored = 0;
-      (void)RetryInterrupted([&] { return ::read(wake.get(), &ignored, sizeof(ignored)); });
+      (void)RetryInterrupted([&] { return ::read(wake_.get(), &ignored, sizeof(ignored)); });
     }
     auto ready = polled.begin() + 2;
-    for (Connection& connection : connections) {
+    for (Connection& connection : connections_) {
       if ((ready++)->revents != 0) Advance(connection, now);
     }
-    std::erase_if(connections,
+    std::erase_if(connections_,
                   [](const Connection& connection) { return !connection.socket.is_open(); });
     if (polled[1].revents != 0) Accept(now);
   }
@@ -444,49 +397,43 @@ void HttpServer::Impl::Serve() {
 
 // --- the server
 
-Result<void> HttpServer::Impl::Listen() {
-  const std::string place = fmt::format("{}:{}", options.address, options.port);
+Result<void> HttpServer::Listen() {
+  const std::string place = fmt::format("{}:{}", options_.address, options_.port);
   sockaddr_in address = {};
   address.sin_family = AF_INET;
-  address.sin_port = htons(options.port);
-  if (inet_pton(AF_INET, options.address.c_str(), &address.sin_addr) != 1) {
+  address.sin_port = htons(options_.port);
+  if (inet_pton(AF_INET, options_.address.c_str(), &address.sin_addr) != 1) {
     return Fail(ErrorCode::kUnavailable,
                 fmt::format("cannot listen on {}: give an IPv4 address", EscapeText(place)));
   }
-  listener = FileDescriptor(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  wake = FileDescriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!listener.is_open() || !wake.is_open()) return Fail(ListenError(place, errno));
+  listener_ = FileDescriptor(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  wake_ = FileDescriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!listener_.is_open() || !wake_.is_open()) return Fail(ListenError(place, errno));
   const int on = 1;
-  (void)::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  (void)::setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   auto* const generic = reinterpret_cast<sockaddr*>(&address);
   socklen_t size = sizeof(address);
-  if (::bind(listener.get(), generic, size) != 0 || ::listen(listener.get(), SOMAXCONN) != 0 ||
-      ::getsockname(listener.get(), generic, &size) != 0) {
+  if (::bind(listener_.get(), generic, size) != 0 || ::listen(listener_.get(), SOMAXCONN) != 0 ||
+      ::getsockname(listener_.get(), generic, &size) != 0) {
     return Fail(ListenError(place, errno));
   }
-  port = ntohs(address.sin_port);
+  port_ = ntohs(address.sin_port);
   return {};
 }
 
-HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-HttpServer::~HttpServer() = default;
-uint16_t HttpServer::port() const { return impl_->port; }
-
 Result<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpServerOptions& options,
                                                       Handler handler) {
-  auto impl = std::make_unique<Impl>();
-  impl->options = options;
-  impl->handler = std::move(handler);
-  CAIRN_TRY(impl->Listen());
-  Impl* const borrowed = impl.get();  // its destructor joins the threads
+  std::unique_ptr<HttpServer> server(new HttpServer(options, std::move(handler)));
+  CAIRN_TRY(server->Listen());
+  HttpServer* const borrowed = server.get();  // its destructor joins the threads
   CAIRN_TRY(kv::CatchExhaustion("the live view", [&]() -> Result<void> {
-    impl->threads.emplace_back([borrowed] { borrowed->Serve(); });
+    borrowed->threads_.emplace_back([borrowed] { borrowed->Serve(); });
     for (size_t i = 0; i < kHandlerThreads; ++i) {
-      impl->threads.emplace_back([borrowed] { borrowed->HandleRequests(); });
+      borrowed->threads_.emplace_back([borrowed] { borrowed->HandleRequests(); });
     }
     return {};
   }));
-  return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
+  return server;
 }
 
 }  // namespace cairn::tools

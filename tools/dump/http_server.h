@@ -1,14 +1,21 @@
 #pragma once
 /// A small HTTP/1.1 server for pages and JSON. Only GET and HEAD; nothing is read from files.
 
+#include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <list>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "kv/base/error.h"
+#include "kv/base/mutex.h"
+#include "kv/io/file_descriptor.h"
 #include "tools/dump/http_message.h"
 
 namespace cairn::tools {
@@ -47,12 +54,52 @@ class HttpServer {
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
 
-  uint16_t port() const;
+  uint16_t port() const { return port_; }
 
  private:
-  struct Impl;
-  explicit HttpServer(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  using Clock = std::chrono::steady_clock;
+  struct Connection;
+
+  HttpServer(HttpServerOptions options, Handler handler);
+  Result<void> Listen();
+  void Wake() const;
+
+  // The threads that call the handler.
+  void HandleRequests();
+  Connection* TakeRequest() CAIRN_REQUIRES(mutex_);
+  HttpResponse Answer(const HttpRequest& request) const;
+  bool AcceptsHost(std::string_view host) const;
+
+  // The thread with the sockets.
+  void Serve();
+  bool TakeAnswers();
+  std::list<Connection>::iterator Replaced();
+  size_t CountOf(uint32_t peer) const;
+  bool DropRequest();
+  Clock::time_point AcceptTime();
+  bool MakePlace(uint32_t peer);
+  void Accept(Clock::time_point now);
+  static bool Read(Connection& connection);
+  void Advance(Connection& connection, Clock::time_point now);
+  static void BeginWriting(Connection& connection, std::string answer, Clock::time_point now);
+
+  HttpServerOptions options_;
+  Handler handler_;
+  uint16_t port_ = 0;
+  kv::FileDescriptor listener_;
+  kv::FileDescriptor wake_;  // an eventfd: threads have answered, or the server ends
+
+  // Only the thread with the sockets uses these; in the order in which they were accepted.
+  std::list<Connection> connections_;
+  Clock::time_point accept_after_;
+
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<Connection*> requests_ CAIRN_GUARDED_BY(mutex_);
+  std::map<uint32_t, size_t> handled_ CAIRN_GUARDED_BY(mutex_);  // requests, by address
+  std::vector<Connection*> answered_ CAIRN_GUARDED_BY(mutex_);
+  bool stopped_ CAIRN_GUARDED_BY(mutex_) = false;
+  std::vector<std::jthread> threads_;
 };
 
 }  // namespace cairn::tools

@@ -13,20 +13,8 @@ namespace {
 
 constexpr size_t kMaxQueryBytes = 1 << 10;
 constexpr size_t kMaxWords = 32;
-constexpr size_t kMaxKeptBytes = 128 << 20;  // with the ends
+constexpr size_t kMaxKeptBytes = 128 << 20;  // of names and what belongs to them
 constexpr uint64_t kNamesPerCheck = 4096;
-
-/// Counts a name, and adds it to the result if it matches.
-Result<void> Examine(std::string_view fqn, bool is_tensor, const SearchWords& words, size_t limit,
-                     const core::Progress& progress, KeySearch::Found& found) {
-  if (found.key_count++ % kNamesPerCheck == 0 && progress && !progress(found.key_count, 0)) {
-    return Fail(ErrorCode::kCancelled, "stopped on request");
-  }
-  if (!words.Match(fqn)) return {};
-  ++found.matches;
-  if (found.keys.size() < limit) found.keys.push_back({std::string(fqn), is_tensor});
-  return {};
-}
 
 }  // namespace
 
@@ -67,47 +55,40 @@ bool SearchWords::Match(std::string_view name) const {
 Result<KeySearch::Found> KeySearch::Find(const kv::StepInfo& step, const SearchWords& words,
                                          size_t limit, const core::Progress& progress) {
   Found found;
-  std::shared_ptr<const Names> names;
-  {
-    const std::scoped_lock lock(mutex_);
-    if (names_ == nullptr || !names_->step.HasRecordsOf(step)) {
-      names_ = nullptr;
-      CAIRN_TRY_ASSIGN(names_, Read(step, words, limit, progress, found));
-      return found;
+  const auto examine = [&](const Key& key) -> Result<void> {
+    if (found.key_count++ % kNamesPerCheck == 0 && progress && !progress(found.key_count, 0)) {
+      return Fail(ErrorCode::kCancelled, "stopped on request");
     }
-    names = names_;
+    if (!words.Match(key.fqn)) return {};
+    ++found.matches;
+    if (found.keys.size() < limit) found.keys.push_back(key);
+    return {};
+  };
+  std::unique_lock lock(mutex_);
+  if (names_ != nullptr && names_->step.HasRecordsOf(step)) {
+    const std::shared_ptr<const Names> names = names_;
+    lock.unlock();
+    for (const Key& key : names->keys) CAIRN_TRY(examine(key));
+    return found;
   }
-  size_t begin = 0;
-  for (const size_t end : names->ends) {
-    const auto fqn = std::string_view(names->text).substr(begin, end / 2 - begin);
-    CAIRN_TRY(Examine(fqn, end % 2 == 1, words, limit, progress, found));
-    begin = end / 2;
-  }
-  return found;
-}
-
-Result<std::shared_ptr<const KeySearch::Names>> KeySearch::Read(const kv::StepInfo& step,
-                                                                const SearchWords& words,
-                                                                size_t limit,
-                                                                const core::Progress& progress,
-                                                                Found& found) const {
-  auto names = std::make_shared<Names>();
-  names->step = step;
-  const auto add = [&](const std::string& fqn, bool is_tensor) -> Result<void> {
-    CAIRN_TRY(Examine(fqn, is_tensor, words, limit, progress, found));
-    if (names == nullptr) return {};
-    names->text += fqn;
-    names->ends.push_back(2 * names->text.size() + (is_tensor ? 1 : 0));
-    if (names->text.size() + names->ends.size() * sizeof(size_t) > kMaxKeptBytes) names = nullptr;
+  names_ = nullptr;
+  auto names = std::make_shared<Names>(Names{.step = step});
+  size_t kept_bytes = 0;
+  const auto add = [&](Key key) -> Result<void> {
+    CAIRN_TRY(examine(key));
+    kept_bytes += sizeof(Key) + key.fqn.size();
+    if (kept_bytes > kMaxKeptBytes) names = nullptr;
+    if (names != nullptr) names->keys.push_back(std::move(key));
     return {};
   };
   CAIRN_TRY(store_->ForEachKey(
       step, {},
-      [&](const core::TensorInfo& tensor) -> Result<void> {
-        return tensor.hidden ? Result<void>() : add(tensor.fqn, true);
+      [&](const core::TensorInfo& tensor) {
+        return tensor.hidden ? Result<void>() : add({tensor.fqn, /*is_tensor=*/true});
       },
-      [&](const core::ValueInfo& value) { return add(value.fqn, false); }));
-  return names;
+      [&](const core::ValueInfo& value) { return add({value.fqn, /*is_tensor=*/false}); }));
+  names_ = std::move(names);
+  return found;
 }
 
 }  // namespace cairn::tools

@@ -50,20 +50,14 @@ class KeySearch {
                      const core::Progress& progress);
 
  private:
-  /// The names of a step.
   struct Names {
     kv::StepInfo step;
-    std::string text;          // all names
-    std::vector<size_t> ends;  // end of each name in `text`, times 2, plus 1 for a tensor
+    std::vector<Key> keys;
   };
-  /// Searches the records of the step. Returns its names, or nothing if they are too large.
-  Result<std::shared_ptr<const Names>> Read(const kv::StepInfo& step, const SearchWords& words,
-                                            size_t limit, const core::Progress& progress,
-                                            Found& found) const;
-
   const core::CheckpointStore* store_;
   std::mutex mutex_;
-  std::shared_ptr<const Names> names_;
+  std::shared_ptr<const Names>
+      names_;  // null: no search yet, or the names of the step are too many
 };
 
 }  // namespace cairn::tools

@@ -7,7 +7,7 @@
 #include "core/inspect/collect_report.h"
 #include "tools/common/json.h"
 #include "tools/common/timestamps.h"
-#include "tools/dump/report_json.h"
+#include "tools/dump/report_page.h"
 
 namespace cairn::tools {
 
@@ -58,9 +58,10 @@ Result<std::shared_ptr<const LiveReport::Document>> LiveReport::Collect(
   if (all_steps_) options.max_records = 0;
   // A step that is committed meanwhile belongs to the next version, even if it is in this report.
   CAIRN_TRY_ASSIGN(const core::Report report, core::CollectReport(store_->kv(), options));
-  Json json = ReportJson(report, {.with_keys = true});
-  json.Set("live", {{"version", state.version}});
-  return std::make_shared<const Document>(Document{.json = json.Line(), .version = state.version});
+  Json json = ReportJson(report, /*with_keys=*/true);
+  json["live"] = {{"version", state.version}};
+  return std::make_shared<const Document>(
+      Document{.json = JsonLine(json), .version = state.version});
 }
 
 }  // namespace cairn::tools

@@ -27,9 +27,12 @@ struct DTypeShare {
   uint64_t bytes = 0;
 };
 
+/// Names and values.
+using Identity = std::vector<std::pair<std::string, std::string>>;
+
 struct Overview {
   std::string directory;
-  std::map<std::string, std::string> identity;  // the named lines of the CAIRN file
+  Identity identity;
   std::vector<kv::StepInfo> steps;
   kv::Tags tags;
   std::vector<kv::SegmentInfo> segments;
@@ -42,22 +45,17 @@ struct Overview {
   std::vector<Error> notes;
 };
 
-/// Returns the "name value" lines of the object CAIRN, which the open has already checked. Their
-/// number and length are limited.
-std::map<std::string, std::string> ReadIdentity(kv::Storage& storage) {
-  constexpr size_t kMaxLines = 8;
-  constexpr size_t kMaxLineBytes = 200;
-  const auto bytes =
-      storage.Read("CAIRN", kMaxLines * kMaxLineBytes).value_or(std::vector<std::byte>());
+/// Returns the lines "format VALUE" and "uuid VALUE" of the object CAIRN, which is short and which
+/// the open has already checked.
+Identity ReadIdentity(kv::Storage& storage) {
+  constexpr size_t kMaxBytes = 1'600;
+  const auto bytes = storage.Read("CAIRN", kMaxBytes).value_or(std::vector<std::byte>());
   std::istringstream file(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
-  std::map<std::string, std::string> named;
-  std::string line;
-  for (size_t i = 0; i < kMaxLines && std::getline(file, line); ++i) {
-    line = EscapeText(line.substr(0, kMaxLineBytes));
-    const size_t space = line.find(' ');
-    if (space != std::string::npos) named[line.substr(0, space)] = line.substr(space + 1);
+  Identity identity;
+  for (std::string name, value; file >> name && std::getline(file >> std::ws, value);) {
+    if (name == "format" || name == "uuid") identity.emplace_back(name, EscapeText(value));
   }
-  return named;
+  return identity;
 }
 
 Result<Overview> Summarize(const OpenedStore& opened) {
@@ -70,9 +68,11 @@ Result<Overview> Summarize(const OpenedStore& opened) {
   view.tags = snapshot->tags();
   CAIRN_TRY_ASSIGN(view.segments, snapshot->Segments());
   for (const kv::StepInfo& step : view.steps) view.logical_bytes += step.logical_bytes;
-  for (const kv::SegmentInfo& segment : view.segments) view.payload_bytes += segment.payload_bytes;
   uint64_t used_bytes = 0;
-  for (const kv::SegmentInfo& segment : view.segments) used_bytes += segment.file_bytes;
+  for (const kv::SegmentInfo& segment : view.segments) {
+    view.payload_bytes += segment.payload_bytes;
+    used_bytes += segment.file_bytes;
+  }
   view.has_files = storage.local_files() != nullptr;
   if (view.has_files) {
     CAIRN_TRY_ASSIGN(view.disk, MeasureDiskUsage(view.directory));
@@ -103,43 +103,32 @@ void AddDTypes(const OpenedStore& opened, Overview& view) {
   view.notes.push_back(std::move(listed).error());
 }
 
-Json DTypesJson(const Overview& view) {
-  Json dtypes = Json::Object();
-  for (const auto& [name, share] : view.dtypes) {
-    dtypes.Set(name,
-               {{"tensors", share.tensors}, {"elements", share.elements}, {"bytes", share.bytes}});
-  }
-  return dtypes;
-}
-
 void PrintJson(Output& out, const Overview& view) {
   Json json = {{"store", JsonText(view.directory)}};
-  for (const char* name : {"format", "uuid"}) {
-    if (const auto line = view.identity.find(name); line != view.identity.end()) {
-      json.Set(name, line->second);
-    }
-  }
-  json.Set("steps", view.steps.size());
+  for (const auto& [name, value] : view.identity) json[name] = value;
+  json["steps"] = view.steps.size();
   if (!view.steps.empty()) {
     Json latest = StepJson(view.steps.back());
-    latest.Set("dtypes", DTypesJson(view));
-    json.Merge({{"first_step", view.steps.front().step},
-                {"last_step", view.steps.back().step},
-                {"latest", std::move(latest)}});
+    Json& dtypes = latest["dtypes"] = Json::object();
+    for (const auto& [name, share] : view.dtypes) {
+      dtypes[name] = {
+          {"tensors", share.tensors}, {"elements", share.elements}, {"bytes", share.bytes}};
+    }
+    json.update({{"first_step", view.steps.front().step},
+                 {"last_step", view.steps.back().step},
+                 {"latest", std::move(latest)}});
   }
-  Json tags = Json::Object();
-  for (const auto& [tag, step] : view.tags) tags.Set(tag, step);
-  if (!view.tags.empty()) json.Set("tags", std::move(tags));
-  Json notes = Json::List();
-  for (const Error& note : view.notes) notes.Append(ErrorJson(note));
-  json.Merge({{"logical_bytes", view.logical_bytes},
-              {"payload_bytes", view.payload_bytes},
-              {"segments", view.segments.size()},
-              {"file_bytes", view.disk.file_bytes},
-              {"allocated_bytes", view.disk.allocated_bytes},
-              {"segment_file_bytes", view.disk.segment_file_bytes},
-              {"unused_segment_bytes", view.unused_segment_bytes},
-              {"notes", std::move(notes)}});
+  for (const auto& [tag, step] : view.tags) json["tags"][tag] = step;
+  Json notes = Json::array();
+  for (const Error& note : view.notes) notes.push_back(ErrorJson(note));
+  json.update({{"logical_bytes", view.logical_bytes},
+               {"payload_bytes", view.payload_bytes},
+               {"segments", view.segments.size()},
+               {"file_bytes", view.disk.file_bytes},
+               {"allocated_bytes", view.disk.allocated_bytes},
+               {"segment_file_bytes", view.disk.segment_file_bytes},
+               {"unused_segment_bytes", view.unused_segment_bytes},
+               {"notes", std::move(notes)}});
   WriteJson(out, json);
 }
 
@@ -179,11 +168,7 @@ void PrintFacts(Output& out, const Overview& view) {
   const auto fact = [&](std::string_view name, std::string_view text) {
     PrintFact(out, name, text);
   };
-  for (const char* name : {"format", "uuid"}) {
-    if (const auto line = view.identity.find(name); line != view.identity.end()) {
-      fact(name, line->second);
-    }
-  }
+  for (const auto& [name, value] : view.identity) fact(name, value);
   fact("steps", StepsText(view.steps));
   if (!view.steps.empty()) {
     const kv::StepInfo& latest = view.steps.back();
@@ -251,12 +236,12 @@ void PrintHints(Output& out, const Overview& view) {
 
 }  // namespace
 
-Result<int> DumpOverview(const DumpRun& run, const std::string& store) {
-  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenStore(store));
+Result<int> DumpOverview(const DumpRun& run) {
+  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenStore(run.address));
   if (opened.address.step) {
     return Fail(ErrorCode::kInvalidArgument,
                 fmt::format("the overview takes a store without a step; try kv-dump keys {}",
-                            ShellWord(store)));
+                            ShellWord(run.address)));
   }
   if (!run.json) {
     const std::string directory = EscapeText(AddressDirectory(opened.address.store));

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <memory>
@@ -14,7 +15,6 @@
 #include "tools/common/text.h"
 #include "tools/dump/opened_store.h"
 #include "tools/dump/report_findings.h"
-#include "tools/dump/report_json.h"
 #include "tools/dump/report_page.h"
 #include "tools/dump/verbs.h"
 
@@ -46,50 +46,39 @@ Result<void> WriteFile(const std::string& path, std::string_view text) {
   return {};
 }
 
-Style StyleOf(Finding::Level level) {
-  switch (level) {
-    case Finding::Level::kBad:
-      return Style::kRed;
-    case Finding::Level::kWarning:
-      return Style::kYellow;
-    case Finding::Level::kGood:
-      return Style::kGreen;
-    case Finding::Level::kInfo:
-      return Style::kBold;
-  }
-  return Style::kPlain;
-}
-
 void PrintFindings(Output& out, const core::Report& report) {
+  // By level: bad, warning, good, info.
+  static constexpr std::array kStyles = {Style::kRed, Style::kYellow, Style::kGreen, Style::kBold};
   for (const Finding& finding : FindingsOf(report)) {
-    out.WriteLine(out.Styled(StyleOf(finding.level), finding.title));
+    const Style style = kStyles[static_cast<size_t>(finding.level)];
+    out.WriteLine(out.Styled(style, finding.title));
     if (!finding.text.empty()) out.WriteLine("  " + finding.text);
   }
 }
 
 }  // namespace
 
-Result<int> DumpReport(const DumpRun& run, const ReportRequest& request) {
-  if (request.file.empty() && !run.json) {
+Result<int> DumpReport(const DumpRun& run) {
+  if (run.file.empty() && !run.json) {
     return Fail(ErrorCode::kInvalidArgument,
                 fmt::format("report needs the name of a file; try kv-dump report {} -o report.html",
-                            ShellWord(request.store)));
+                            ShellWord(run.address)));
   }
-  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenWithoutStep(request.store, "report"));
+  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenWithoutStep(run.address, "report"));
   ProgressLine progress("examining steps", ProgressUnit::kCount);
   core::ReportOptions options{.progress = progress.callback()};
-  if (request.all_steps) options.max_records = 0;
+  if (run.all_steps) options.max_records = 0;
   CAIRN_TRY_ASSIGN(const core::Report report, core::CollectReport(opened.store->kv(), options));
   progress.Clear();
   const Json document = ReportJson(report);
-  if (!request.file.empty()) {
-    const std::string page = ReportPage(document.Line());
-    CAIRN_TRY(WriteFile(request.file, page));
+  if (!run.file.empty()) {
+    const std::string page = ReportPage(JsonLine(document));
+    CAIRN_TRY(WriteFile(run.file, page));
     if (!run.json) {
       PrintFindings(*run.out, report);
       run.out->WriteLine(run.out->Styled(
           Style::kDim,
-          fmt::format("{} written to {}", HumanBytes(page.size()), EscapeText(request.file))));
+          fmt::format("{} written to {}", HumanBytes(page.size()), EscapeText(run.file))));
     }
   }
   if (run.json) WriteJson(*run.out, document);

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <map>
 
@@ -18,8 +19,6 @@ using core::ReportModule;
 
 constexpr size_t kMaxNameBytes = 160;  // in the page, with escapes
 constexpr size_t kMaxDetails = 12;
-
-bool IsContinuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 
 /// The path elements that all names have in common, except for the last element of each.
 std::string CommonModule(const std::vector<core::BadTensor>& tensors) {
@@ -284,17 +283,8 @@ void AddSpace(const Report& report, std::vector<Finding>& findings) {
 }  // namespace
 
 std::string_view LevelName(Finding::Level level) {
-  switch (level) {
-    case Finding::Level::kBad:
-      return "bad";
-    case Finding::Level::kWarning:
-      return "warning";
-    case Finding::Level::kGood:
-      return "good";
-    case Finding::Level::kInfo:
-      return "info";
-  }
-  return "info";
+  static constexpr std::array<std::string_view, 4> kNames = {"bad", "warning", "good", "info"};
+  return kNames[static_cast<size_t>(level)];
 }
 
 std::string ShortName(std::string_view name) {
@@ -313,11 +303,11 @@ std::string ShortName(std::string_view name) {
   if (cost <= kMaxNameBytes) return text;
   const size_t limit = std::max<size_t>(8, kMaxNameBytes * text.size() / cost);
   if (text.size() <= limit) return text;
-  size_t head = limit * 2 / 5;
+  const std::string_view head = FirstBytes(text, limit * 2 / 5);
   size_t tail = text.size() - limit * 3 / 5;
-  while (head > 0 && IsContinuation(text[head])) --head;
-  while (tail < text.size() && IsContinuation(text[tail])) ++tail;
-  return text.substr(0, head) + "\u2026" + text.substr(tail);
+  // Not in the middle of a character.
+  while (tail < text.size() && (static_cast<unsigned char>(text[tail]) & 0xC0) == 0x80) ++tail;
+  return fmt::format("{}\u2026{}", head, text.substr(tail));
 }
 
 std::string ModulePath(const core::Report& report, size_t module) {
@@ -341,9 +331,7 @@ std::vector<Finding> FindingsOf(const core::Report& report) {
   AddHealth(report, findings);
   AddSpace(report, findings);
   std::ranges::stable_sort(findings, {}, [](const Finding& finding) {
-    return finding.level == Finding::Level::kBad       ? 0
-           : finding.level == Finding::Level::kWarning ? 1
-                                                       : 2;
+    return std::min(finding.level, Finding::Level::kGood);
   });
   return findings;
 }

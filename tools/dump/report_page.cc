@@ -1,7 +1,320 @@
+// The document of a report, and the page that shows it.
+//
+// Rows are bytes in base64, with one byte per column: 0 means nothing, and 1 to 255 a share, or a
+// number on a logarithmic scale. tools/dump/page/data.js decodes them.
+
 #include "tools/dump/report_page.h"
 
-namespace cairn::tools {
+#include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tools/common/quantities.h"
+#include "tools/common/text.h"
+#include "tools/common/timestamps.h"
+#include "tools/dump/contents_json.h"
+#include "tools/dump/report_findings.h"
+
+namespace cairn::tools {
+namespace {
+
+using core::Report;
+using core::ReportModule;
+
+/// Steps are merged until the timeline has at most so many columns.
+constexpr size_t kMaxTimelineColumns = 2000;
+constexpr size_t kMaxKeyBytes = 1 << 10;
+constexpr size_t kMaxMetrics = 16;
+constexpr size_t kMaxSizes = 32;
+constexpr size_t kMaxSegments = 200;
+constexpr size_t kMaxProblems = 100;
+constexpr size_t kMaxProblemBytes = 500;
+
+std::string Base64(std::span<const uint8_t> bytes) {
+  static constexpr char kDigits[] =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string text;
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    uint32_t word = 0;
+    for (size_t j = 0; j < 3; ++j) word = word << 8 | (i + j < bytes.size() ? bytes[i + j] : 0);
+    const size_t digits = std::min<size_t>(3, bytes.size() - i) + 1;
+    for (size_t j = 0; j < 4; ++j) text += j < digits ? kDigits[word >> (18 - 6 * j) & 63] : '=';
+  }
+  return text;
+}
+
+/// Rounds into 1 to 255.
+uint8_t Level(double value) {
+  return static_cast<uint8_t>(std::clamp(std::round(value), 1.0, 255.0));
+}
+
+uint8_t ShareLevel(double share) { return share > 0 ? Level(1 + share * 254) : 0; }
+uint8_t CountLevel(uint64_t count) {
+  return count > 0 ? Level(1 + 4 * std::log2(static_cast<double>(count))) : 0;
+}
+uint8_t MagnitudeLevel(double value) {
+  if (std::isinf(value)) return 255;
+  return value > 0 ? std::min<uint8_t>(254, Level(128 + 8 * std::log10(value))) : 0;
+}
+uint8_t ShiftLevel(double shift) { return shift > 0 ? Level(255 + 32 * std::log10(shift)) : 0; }
+
+template <typename Values, typename ToLevel>
+void AddRow(std::string_view name, const Values& values, const ToLevel& to_level, Json& rows) {
+  std::vector<uint8_t> levels;
+  levels.reserve(values.size());
+  for (const auto value : values) levels.push_back(to_level(value));
+  if (std::ranges::any_of(levels, [](uint8_t level) { return level > 0; })) {
+    rows[name] = Base64(levels);
+  }
+}
+
+/// The columns at which the size changed, with the new size; empty if it never did.
+Json SizesJson(const ReportModule& module) {
+  std::vector<std::pair<size_t, uint64_t>> changes;
+  for (size_t i = 0; i < module.bytes.size(); ++i) {
+    if (i == 0 || module.bytes[i] != module.bytes[i - 1]) changes.emplace_back(i, module.bytes[i]);
+  }
+  Json list = Json::array();
+  if (changes.size() < 2) return list;
+  const size_t count = std::min(changes.size(), kMaxSizes);
+  for (size_t i = 0; i < count; ++i) {
+    const auto& [column, bytes] = changes[i * (changes.size() - 1) / (count - 1)];
+    list.push_back(std::vector<uint64_t>{column, bytes});
+  }
+  return list;
+}
+
+Json ModuleJson(const ReportModule& module) {
+  Json json = {{"name", ShortName(module.name)},
+               {"parent", module.parent},
+               {"kind", module.is_tensor ? "tensor"
+                        : module.is_rest ? "rest"
+                                         : "module"},
+               {"tensors", module.tensors},
+               {"bytes", module.logical_bytes},
+               {"stored", module.stored_bytes},
+               {"unchanged", module.unchanged_bytes},
+               {"changed_at", module.last_changed_step}};
+  Json rows = Json::object();
+  AddRow("changed", module.changed, ShareLevel, rows);
+  AddRow("nans", module.nans, CountLevel, rows);
+  AddRow("infs", module.infs, CountLevel, rows);
+  AddRow("abs_max", module.abs_max, MagnitudeLevel, rows);
+  AddRow("mean_shift", module.mean_shift, ShiftLevel, rows);
+  json["rows"] = std::move(rows);
+  const bool grows =
+      std::ranges::adjacent_find(module.bytes, std::ranges::not_equal_to()) != module.bytes.end();
+  if (grows) json["sizes"] = SizesJson(module);
+  return json;
+}
+
+Json TensorRowJson(const core::ReportTensor& tensor, bool with_key) {
+  const std::string name = ShortName(tensor.info.fqn);
+  Json json = {{"fqn", name},
+               {"module", tensor.module},
+               {"dtype", schema::DTypeName(tensor.info.dtype)},
+               {"shape", ShapeText(tensor.info.shape).substr(0, 100)},
+               {"bytes", tensor.info.nbytes},
+               {"changed_at", tensor.last_changed_step}};
+  if (with_key && name != tensor.info.fqn) {
+    const bool is_short = tensor.info.fqn.size() <= kMaxKeyBytes;
+    json["key"] = is_short ? Json(JsonText(tensor.info.fqn)) : Json(nullptr);
+  }
+  if (!tensor.statistics) return json;
+  const core::StoredStatistics& statistics = *tensor.statistics;
+  json.update({{"count", statistics.count},
+               {"min", FloatJson(statistics.min)},
+               {"max", FloatJson(statistics.max)},
+               {"mean", FloatJson(statistics.mean)},
+               {"zeros", statistics.zeros},
+               {"nans", statistics.nans},
+               {"infs", statistics.infs}});
+  return json;
+}
+
+/// A number with few digits, so that lists of them are short.
+Json Rounded(double value) {
+  return std::isfinite(value) ? Json::parse(fmt::format("{:.6g}", value)) : FloatJson(value);
+}
+
+Json SeriesJson(const core::ReportSeries& series) {
+  Json json = {{"fqn", ShortName(series.fqn)},
+               {"steps", Json::array()},
+               {"min", Json::array()},
+               {"max", Json::array()},
+               {"mean", Json::array()}};
+  for (const core::ReportPoint& point : series.points) {
+    json["steps"].push_back(point.step);
+    json["min"].push_back(Rounded(point.min));
+    json["max"].push_back(Rounded(point.max));
+    json["mean"].push_back(Rounded(point.mean));
+  }
+  return json;
+}
+
+/// The steps of one column of the timeline.
+std::pair<size_t, size_t> StepsOf(size_t column, size_t columns, size_t steps) {
+  return {column * steps / columns, (column + 1) * steps / columns};
+}
+
+Json TimelineJson(const std::vector<kv::StepInfo>& steps) {
+  const size_t columns = std::min(steps.size(), kMaxTimelineColumns);
+  std::vector<uint64_t> first, last, counts, logical, written, reused, seconds;
+  for (size_t column = 0; column < columns; ++column) {
+    const auto [begin, end] = StepsOf(column, columns, steps.size());
+    uint64_t logical_sum = 0, written_sum = 0, reused_sum = 0;
+    for (size_t i = begin; i < end; ++i) {
+      const uint64_t bytes = steps[i].logical_bytes;
+      logical_sum += bytes;
+      written_sum += steps[i].written_bytes;
+      reused_sum += bytes - std::min(bytes, steps[i].written_bytes);
+    }
+    first.push_back(steps[begin].step);
+    last.push_back(steps[end - 1].step);
+    counts.push_back(end - begin);
+    logical.push_back(logical_sum / (end - begin));
+    written.push_back(written_sum / (end - begin));
+    reused.push_back(reused_sum / (end - begin));
+    seconds.push_back(static_cast<uint64_t>(
+        std::max<int64_t>(0, steps[end - 1].created_unix_ns / 1'000'000'000)));
+  }
+  return {{"first", first},     {"last", last},     {"steps", counts}, {"logical", logical},
+          {"written", written}, {"shared", reused}, {"saved", seconds}};
+}
+
+/// The metrics that most steps have, with the last value of each column.
+Json MetricsJson(const std::vector<kv::StepInfo>& steps) {
+  std::map<std::string, size_t> counts;
+  for (const kv::StepInfo& step : steps) {
+    for (const kv::Metric& metric : step.metrics) ++counts[metric.name];
+  }
+  std::vector<std::pair<std::string, size_t>> names(counts.begin(), counts.end());
+  std::ranges::stable_sort(names, std::ranges::greater(), &std::pair<std::string, size_t>::second);
+  if (names.size() > kMaxMetrics) names.resize(kMaxMetrics);
+  const size_t columns = std::min(steps.size(), kMaxTimelineColumns);
+  Json metrics = Json::array();
+  for (const auto& [name, count] : names) {
+    Json values = Json::array();
+    for (size_t column = 0; column < columns; ++column) {
+      const auto [begin, end] = StepsOf(column, columns, steps.size());
+      Json value = nullptr;
+      for (size_t i = begin; i < end; ++i) {
+        const auto found = std::ranges::find(steps[i].metrics, name, &kv::Metric::name);
+        if (found != steps[i].metrics.end()) value = Rounded(found->value);
+      }
+      values.push_back(std::move(value));
+    }
+    metrics.push_back({{"name", ShortName(name)}, {"values", std::move(values)}});
+  }
+  return metrics;
+}
+
+Json FindingJson(const Finding& finding) {
+  Json json = {{"topic", finding.topic},
+               {"level", LevelName(finding.level)},
+               {"title", finding.title},
+               {"text", finding.text},
+               {"details", finding.details}};
+  if (finding.module) json["module"] = *finding.module;
+  if (finding.step) json["step"] = *finding.step;
+  return json;
+}
+
+Json SpaceJson(const core::ReportSpace& space) {
+  std::vector<const kv::SegmentSpace*> order;
+  for (const kv::SegmentSpace& segment : space.segments) order.push_back(&segment);
+  std::ranges::stable_sort(order, std::ranges::greater(),
+                           [](const kv::SegmentSpace* one) { return one->segment.file_bytes; });
+  if (order.size() > kMaxSegments) order.resize(kMaxSegments);
+  Json segments = Json::array();
+  for (const kv::SegmentSpace* one : order) {
+    segments.push_back({{"name", ShortName(one->segment.name)},
+                        {"step", one->segment.step},
+                        {"rank", one->segment.rank},
+                        {"file", one->segment.file_bytes},
+                        {"live", one->live_bytes},
+                        {"shared", one->shared_bytes},
+                        {"payload", one->segment.payload_bytes}});
+  }
+  return {{"file", space.file_bytes},
+          {"payload", space.payload_bytes},
+          {"live", space.live_bytes},
+          {"shared", space.shared_bytes},
+          {"unused", space.unused_file_bytes},
+          {"unused_files", space.unused_files},
+          {"segment_count", space.segments.size()},
+          {"segments", std::move(segments)}};
+}
+
+/// States what the document does not show by itself.
+Json NotesJson(const Report& report) {
+  Json notes = Json::array();
+  if (report.examined_steps < report.steps.size()) {
+    notes.push_back(fmt::format(
+        "The records of {} of {} were examined; kv-dump report --all-steps examines all. The other "
+        "steps are only in the timeline.",
+        GroupedCount(report.examined_steps), Plural(report.steps.size(), "step")));
+  }
+  if (report.steps.size() > kMaxTimelineColumns) {
+    notes.push_back(
+        fmt::format("The timeline shows {} in {} columns, with means of their bytes and the "
+                    "last value of a metric.",
+                    Plural(report.steps.size(), "step"), GroupedCount(kMaxTimelineColumns)));
+  }
+  if (report.columns.size() < report.examined_steps) {
+    notes.push_back(fmt::format(
+        "The heat map shows {} in {} columns, with the largest value of each.",
+        Plural(report.examined_steps, "examined step"), GroupedCount(report.columns.size())));
+  }
+  if (report.merged_tensors > 0) {
+    notes.push_back(
+        fmt::format("{} are merged into nodes named \"others\", because their modules are "
+                    "small or have many parts.",
+                    Plural(report.merged_tensors, "tensor")));
+  }
+  if (report.tensors.size() < report.all_tensors) {
+    notes.push_back(
+        fmt::format("The list of tensors has {} of {}: those with NaN or infinities first, "
+                    "then the largest.",
+                    GroupedCount(report.tensors.size()), GroupedCount(report.all_tensors)));
+  }
+  if (report.space.segments.size() > kMaxSegments) {
+    notes.push_back(fmt::format("The list of segments has the {} largest of {}.", kMaxSegments,
+                                GroupedCount(report.space.segments.size())));
+  }
+  if (report.problem_count > kMaxProblems) {
+    notes.push_back(fmt::format("The list of problems has {} of {}.", kMaxProblems,
+                                GroupedCount(report.problem_count)));
+  }
+  return notes;
+}
+
+Json ColumnsJson(const Report& report) {
+  std::vector<uint64_t> first, last, examined, total;
+  for (const core::ReportColumn& column : report.columns) {
+    first.push_back(column.first_step);
+    last.push_back(column.last_step);
+    examined.push_back(column.examined_steps);
+    total.push_back(column.total_steps);
+  }
+  return {{"first", first}, {"last", last}, {"examined", examined}, {"total", total}};
+}
+
+template <typename Items, typename ToJson>
+Json ListOf(const Items& items, const ToJson& to_json) {
+  Json list = Json::array();
+  for (const auto& item : items) list.push_back(to_json(item));
+  return list;
+}
+
+/// Returns the document as text that can be inside of a script element: no character in it can end
+/// the element, and it is still JSON.
 std::string DataInScript(std::string_view json) {
   std::string text;
   text.reserve(json.size());
@@ -22,6 +335,57 @@ std::string DataInScript(std::string_view json) {
     }
   }
   return text;
+}
+
+}  // namespace
+
+Json ReportJson(const core::Report& report, bool with_keys) {
+  const auto tensor_json = [&](const core::ReportTensor& tensor) {
+    return TensorRowJson(tensor, with_keys);
+  };
+  Json tags = Json::array();
+  for (const auto& [tag, step] : report.tags)
+    tags.push_back({{"tag", ShortName(tag)}, {"step", step}});
+  Json problems = Json::array();
+  for (size_t i = 0; i < std::min(report.problems.size(), kMaxProblems); ++i) {
+    problems.push_back(FirstBytes(EscapeText(report.problems[i].ToString()), kMaxProblemBytes));
+  }
+  uint64_t logical = 0, written = 0;
+  for (const kv::StepInfo& step : report.steps) {
+    logical += step.logical_bytes;
+    written += step.written_bytes;
+  }
+  Json json = {{"cairn_report", 1},
+               {"version", CAIRN_VERSION},
+               {"store", ShortName(report.address)},
+               {"uuid", report.uuid},
+               {"generated", IsoTime(NowUnixNs())},
+               {"steps", report.steps.size()},
+               {"examined_steps", report.examined_steps},
+               {"steps_with_statistics", report.steps_with_statistics},
+               {"chunk_records", report.records},
+               {"logical_bytes", logical},
+               {"written_bytes", written},
+               {"tensor_count", report.all_tensors},
+               {"findings", ListOf(FindingsOf(report), FindingJson)},
+               {"notes", NotesJson(report)},
+               {"timeline", TimelineJson(report.steps)},
+               {"metrics", MetricsJson(report.steps)},
+               {"tags", std::move(tags)},
+               {"columns", ColumnsJson(report)},
+               {"modules", ListOf(report.modules, ModuleJson)},
+               {"tensors", ListOf(report.tensors, tensor_json)},
+               {"series", ListOf(report.series, SeriesJson)},
+               {"space", SpaceJson(report.space)},
+               {"problems", std::move(problems)},
+               {"problem_count", report.problem_count}};
+  if (report.phase) {
+    json["phase"] = {{"first_step", report.phase->first_step},
+                     {"last_step", report.phase->last_step},
+                     {"reference_step", report.phase->reference_step},
+                     {"has_base", report.phase->has_base}};
+  }
+  return json;
 }
 
 std::string ReportPage(std::string_view json) {

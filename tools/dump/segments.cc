@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <tuple>
 #include <unordered_set>
@@ -13,11 +12,10 @@
 #include "kv/base/step_info.h"
 #include "kv/read/snapshot.h"
 #include "tools/common/exit_status.h"
-#include "tools/common/json.h"
 #include "tools/common/quantities.h"
-#include "tools/common/table.h"
 #include "tools/common/text.h"
 #include "tools/dump/opened_store.h"
+#include "tools/dump/rows.h"
 #include "tools/dump/verbs.h"
 
 namespace cairn::tools {
@@ -44,8 +42,8 @@ Result<std::map<uint64_t, SegmentUse>> CountUse(const kv::Snapshot& snapshot) {
 
 /// Calls `visit` with the segments in the order of the first step that uses them, so that the first
 /// ones are known before the tables of all steps are read.
-Result<void> ForEachSegment(const kv::Snapshot& snapshot,
-                            const std::function<void(const kv::SegmentInfo&)>& visit) {
+template <typename Visit>
+Result<void> ForEachSegment(const kv::Snapshot& snapshot, const Visit& visit) {
   CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, snapshot.Steps());
   std::unordered_set<uint64_t> known;
   for (const kv::StepInfo& step : steps) {
@@ -56,6 +54,13 @@ Result<void> ForEachSegment(const kv::Snapshot& snapshot,
     for (const kv::SegmentInfo& segment : segments) visit(segment);
   }
   return {};
+}
+
+std::vector<Cell> SegmentCells(const kv::SegmentInfo& segment, const SegmentUse& use) {
+  return {EscapeText(segment.name),       fmt::to_string(segment.step),
+          fmt::to_string(segment.rank),   GroupedCount(segment.chunk_count),
+          HumanBytes(segment.file_bytes), HumanBytes(segment.payload_bytes),
+          Plural(use.steps, "step"),      Percent(use.latest_bytes, segment.payload_bytes)};
 }
 
 Json SegmentJson(const kv::SegmentInfo& segment, const SegmentUse& use) {
@@ -72,42 +77,25 @@ Json SegmentJson(const kv::SegmentInfo& segment, const SegmentUse& use) {
 
 }  // namespace
 
-Result<int> DumpSegments(const DumpRun& run, const std::string& store) {
-  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenWithoutStep(store, "segments"));
+Result<int> DumpSegments(const DumpRun& run) {
+  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenWithoutStep(run.address, "segments"));
   CAIRN_TRY_ASSIGN(const auto snapshot, opened.store->kv().Latest());
   CAIRN_TRY_ASSIGN(auto uses, CountUse(*snapshot));
-  if (run.json) {
-    JsonList list(run.out, {{"store", StoreText(opened)}}, "segments");
-    auto listed = ForEachSegment(*snapshot, [&](const kv::SegmentInfo& segment) {
-      list.Add(SegmentJson(segment, uses[segment.segment_id]));
-    });
-    if (!listed) {
-      list.Abandon(listed.error());
-      return Fail(std::move(listed).error());
-    }
-    list.Finish();
-    return kExitSuccess;
-  }
-  Table table(run.out, {{"SEGMENT"},
-                        {"STEP", Align::kRight},
-                        {"RANK", Align::kRight},
-                        {"CHUNKS", Align::kRight},
-                        {"FILE", Align::kRight},
-                        {"PAYLOAD", Align::kRight},
-                        {"USED BY", Align::kRight},
-                        {"LIVE IN LATEST", Align::kRight}});
-  bool is_empty = true;
-  auto listed = ForEachSegment(*snapshot, [&](const kv::SegmentInfo& segment) {
+  Rows rows(run,
+            {{"SEGMENT"},
+             {"STEP", Align::kRight},
+             {"RANK", Align::kRight},
+             {"CHUNKS", Align::kRight},
+             {"FILE", Align::kRight},
+             {"PAYLOAD", Align::kRight},
+             {"USED BY", Align::kRight},
+             {"LIVE IN LATEST", Align::kRight}},
+            {{"store", StoreText(opened)}}, "segments");
+  CAIRN_TRY(rows.Finish(ForEachSegment(*snapshot, [&](const kv::SegmentInfo& segment) {
     const SegmentUse& use = uses[segment.segment_id];
-    table.Add({EscapeText(segment.name), fmt::to_string(segment.step), fmt::to_string(segment.rank),
-               GroupedCount(segment.chunk_count), HumanBytes(segment.file_bytes),
-               HumanBytes(segment.payload_bytes), Plural(use.steps, "step"),
-               Percent(use.latest_bytes, segment.payload_bytes)});
-    is_empty = false;
-  });
-  table.Finish();  // after an error, the rows before the damage are useful
-  if (!listed) return Fail(std::move(listed).error());
-  if (is_empty) PrintRemark(run, "No segments: nothing has been saved.");
+    rows.Add([&] { return SegmentCells(segment, use); }, [&] { return SegmentJson(segment, use); });
+  })));
+  if (rows.is_empty()) PrintRemark(run, "No segments: nothing has been saved.");
   return kExitSuccess;
 }
 

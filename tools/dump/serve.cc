@@ -1,34 +1,362 @@
-// `kv-dump serve`: the live view of a store.
+// `kv-dump serve`: the live view of a store, and the answers to its requests.
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <csignal>
+#include <deque>
+#include <map>
 #include <memory>
+#include <optional>
+#include <ranges>
 #include <thread>
+#include <utility>
+#include <vector>
 
+#include "core/inspect/compare.h"
+#include "core/state_dict/key_pattern.h"
+#include "core/step/contents.h"
+#include "kv/read/snapshot.h"
 #include "tools/common/exit_status.h"
+#include "tools/common/json.h"
 #include "tools/common/progress.h"
 #include "tools/common/text.h"
+#include "tools/common/timestamps.h"
+#include "tools/dump/array_text.h"
+#include "tools/dump/contents_json.h"
 #include "tools/dump/http_server.h"
-#include "tools/dump/live_requests.h"
+#include "tools/dump/key_search.h"
+#include "tools/dump/live_report.h"
 #include "tools/dump/opened_store.h"
+#include "tools/dump/report_page.h"
+#include "tools/dump/slice.h"
+#include "tools/dump/tensor_values.h"
 #include "tools/dump/verbs.h"
 
 namespace cairn::tools {
 namespace {
 
 constexpr uint16_t kDefaultPort = 7707;
+constexpr size_t kMaxFoundKeys = 100;
+constexpr size_t kMaxChanges = 1000;
+constexpr size_t kMaxVersions = 500;
+constexpr uint32_t kArrayColumns = 100;
+/// A distribution covers a sample of this size unless a request asks for everything.
+constexpr uint64_t kMaxSampleBytes = 64 << 20;
+constexpr uint64_t kMaxValueText = 1 << 20;
+
+int HttpStatusOf(const Error& error) {
+  switch (error.code) {
+    case ErrorCode::kInvalidArgument:
+      return 400;
+    case ErrorCode::kNotFound:
+      return 404;
+    case ErrorCode::kUnavailable:
+    case ErrorCode::kResourceExhausted:
+    case ErrorCode::kCancelled:
+      return 503;
+    default:
+      return 500;
+  }
+}
+
+/// Text for people, and the exact name for further requests.
+Json NamedJson(const std::string& fqn) {
+  return {{"fqn", EscapeText(fqn)}, {"key", JsonText(fqn)}};
+}
+
+/// A step as text: the numbers of JavaScript are exact only up to 2^53.
+std::string StepText(uint64_t step) { return fmt::to_string(step); }
+
+/// Long work ends when the server does.
+core::Progress UntilCancelled() {
+  return [](uint64_t, uint64_t) { return !CancelRequested(); };
+}
+
+Result<std::string> Required(const HttpRequest& request, const std::string& parameter) {
+  std::optional<std::string> value = request.Parameter(parameter);
+  if (value) return *std::move(value);
+  return Fail(ErrorCode::kInvalidArgument, fmt::format("the parameter {} is missing", parameter));
+}
+
+/// A change with its name, which is safe to show.
+Json NamedChangeJson(const core::KeyChange& change) {
+  Json json = NamedJson(change.fqn);
+  json.update(ChangeJson(change));
+  json["detail"] = EscapeText(change.detail);
+  return json;
+}
+
+Json HistogramJson(const core::Histogram& histogram) {
+  return {{"low", FloatJson(histogram.low)},
+          {"width", FloatJson(histogram.width)},
+          {"counts", histogram.counts}};
+}
+
+Json ShownValueJson(const kv::StepInfo& step, const core::ValueInfo& value) {
+  std::string shown = ValueText(value.value);
+  const bool is_cut = shown.size() > kMaxValueText;
+  shown.resize(FirstBytes(shown, kMaxValueText).size());
+  Json json = NamedJson(value.fqn);
+  json.update({{"step", StepText(step.step)},
+               {"kind", "value"},
+               {"type", ValueKindName(value.value)},
+               {"truncated", is_cut},
+               {"text", std::move(shown)}});
+  return json;
+}
+
+/// Adds the distribution and the values of the elements that the slice selects.
+Result<void> AddValues(const TensorPart& part, const Slice& slice, bool exact, Json& json) {
+  const core::DType dtype = part.tensor.dtype;
+  CAIRN_TRY_ASSIGN(const bool can_read_all, CanReadAll(part));
+  if (can_read_all) {
+    CAIRN_TRY_ASSIGN(
+        const Distribution distribution,
+        MeasureDistribution(part, exact ? UINT64_MAX : kMaxSampleBytes, UntilCancelled()));
+    json["elements"] = distribution.elements;
+    json["read_elements"] = distribution.read_elements;
+    json["statistics"] = StatisticsJson(dtype, distribution.statistics);
+    if (distribution.histogram) json["histogram"] = HistogramJson(*distribution.histogram);
+  }
+  CAIRN_TRY_ASSIGN(const uint64_t elements, core::ElementCount(part.box.sizes));
+  const ArrayLayout layout(part.box.sizes, elements <= kMaxShownElements);
+  CAIRN_TRY_ASSIGN(const std::vector<std::byte> cells, LoadShown(part, layout));
+  json["text"] = ArrayText(dtype, layout, slice.dropped, cells, kArrayColumns);
+  return {};
+}
+
+/// Answers the requests of the live view (docs/live-view.md lists them).
+/// Threads: all members are safe.
+class LiveRequests {
+ public:
+  /// `store` must outlive this object.
+  LiveRequests(const core::CheckpointStore* store, bool all_steps)
+      : store_(store), report_(store, all_steps), search_(store) {}
+
+  LiveReport& report() { return report_; }
+  /// Returns the page, or a JSON document. Errors are documents, too.
+  HttpResponse Answer(const HttpRequest& request) {
+    if (request.path == "/") return Page();
+    auto document = Document(request);
+    if (document) return {.body = *std::move(document)};
+    const Error& error = document.error();
+    Json json = ErrorJson(error);
+    json["message"] = EscapeText(error.message);  // it may contain names
+    if (!error.key.empty()) json["key"] = EscapeText(error.key);
+    return {.status = HttpStatusOf(error), .body = JsonLine({{"error", std::move(json)}})};
+  }
+
+ private:
+  Result<std::string> Document(const HttpRequest& request) {
+    if (request.path == "/api/report") {
+      CAIRN_TRY_ASSIGN(const auto report, report_.Current(UntilCancelled()));
+      return report->json;
+    }
+    static const std::map<std::string, Result<Json> (LiveRequests::*)(const HttpRequest&)> kOthers =
+        {{"/api/state", &LiveRequests::State},
+         {"/api/steps", &LiveRequests::Steps},
+         {"/api/keys", &LiveRequests::Keys},
+         {"/api/key", &LiveRequests::Key},
+         {"/api/history", &LiveRequests::History},
+         {"/api/diff", &LiveRequests::Diff},
+         {"/api/difference", &LiveRequests::Difference}};
+    const auto found = kOthers.find(request.path);
+    if (found == kOthers.end()) {
+      return Fail(ErrorCode::kNotFound, "there is no such page; the first one is /");
+    }
+    CAIRN_TRY_ASSIGN(const Json json, (this->*found->second)(request));
+    return JsonLine(json);
+  }
+
+  HttpResponse Page() {
+    auto report = report_.Current(UntilCancelled());
+    if (!report) {
+      return {.status = HttpStatusOf(report.error()),
+              .content_type = "text/plain",
+              .body = EscapeText(report.error().ToString()) + "\n"};
+    }
+    return {.content_type = "text/html",
+            .body = LivePage((*report)->json),
+            .policy = "frame-ancestors 'self'"};  // the page has its own, too
+  }
+
+  Result<Json> State(const HttpRequest& /*request*/) {
+    CAIRN_TRY_ASSIGN(const LiveReport::State state, report_.Latest());
+    Json json = {{"version", state.version}, {"steps", state.snapshot->step_numbers().size()}};
+    if (!state.snapshot->step_numbers().empty()) {
+      CAIRN_TRY_ASSIGN(const kv::StepInfo latest, state.snapshot->FindStep(std::nullopt));
+      json["latest"] = {{"step", StepText(latest.step)},
+                        {"saved", std::max<int64_t>(0, latest.created_unix_ns / 1'000'000'000)}};
+    }
+    json["now"] = NowUnixNs() / 1'000'000'000;
+    return json;
+  }
+
+  Result<Json> Steps(const HttpRequest& /*request*/) {
+    CAIRN_TRY_ASSIGN(const LiveReport::State state, report_.Latest());
+    Json tags = Json::array();
+    for (const auto& [tag, step] : state.snapshot->tags()) {
+      tags.push_back({{"tag", EscapeText(tag)}, {"step", StepText(step)}});
+    }
+    Json steps = Json::array();
+    for (const uint64_t step : state.snapshot->step_numbers()) steps.push_back(StepText(step));
+    return Json{{"version", state.version}, {"steps", std::move(steps)}, {"tags", std::move(tags)}};
+  }
+
+  /// Returns the step that a parameter names, or the latest one if it is absent.
+  Result<kv::StepInfo> FindStep(const HttpRequest& request, const std::string& parameter) {
+    CAIRN_TRY_ASSIGN(const LiveReport::State state, report_.Latest());
+    const std::optional<std::string> text = request.Parameter(parameter);
+    if (!text) return state.snapshot->FindStep(std::nullopt);
+    uint64_t step = 0;
+    const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), step);
+    if (error != std::errc() || end != text->data() + text->size()) {
+      CAIRN_TRY_ASSIGN(step, state.snapshot->FindTag(*text));
+    }
+    return state.snapshot->FindStep(step);
+  }
+
+  Result<Json> Keys(const HttpRequest& request) {
+    CAIRN_TRY_ASSIGN(const kv::StepInfo step, FindStep(request, "step"));
+    CAIRN_TRY_ASSIGN(const SearchWords words,
+                     SearchWords::Parse(request.Parameter("query").value_or("")));
+    CAIRN_TRY_ASSIGN(const KeySearch::Found found,
+                     search_.Find(step, words, kMaxFoundKeys, UntilCancelled()));
+    Json keys = Json::array();
+    for (const KeySearch::Key& key : found.keys) {
+      Json json = NamedJson(key.fqn);
+      json["kind"] = key.is_tensor ? "tensor" : "value";
+      if (key.is_tensor) {
+        CAIRN_TRY_ASSIGN(const core::TensorInfo tensor, store_->FindTensor(step, key.fqn));
+        json.update({{"dtype", schema::DTypeName(tensor.dtype)},
+                     {"shape", ShapeText(tensor.shape)},
+                     {"bytes", tensor.nbytes}});
+      }
+      keys.push_back(std::move(json));
+    }
+    return Json{{"step", StepText(step.step)},
+                {"matches", found.matches},
+                {"key_count", found.key_count},
+                {"keys", std::move(keys)}};
+  }
+
+  Result<Json> Key(const HttpRequest& request) {
+    CAIRN_TRY_ASSIGN(const std::string fqn, Required(request, "key"));
+    CAIRN_TRY_ASSIGN(const kv::StepInfo step, FindStep(request, "step"));
+    const Result<core::TensorInfo> tensor = store_->FindTensor(step, fqn);
+    if (tensor) return TensorOf(step, *tensor, request);
+    if (tensor.error().code != ErrorCode::kNotFound) return std::unexpected(tensor.error());
+    CAIRN_TRY_ASSIGN(const core::KeyPatterns pattern, PatternFor(fqn));
+    CAIRN_TRY_ASSIGN(const core::Contents contents, store_->List(step.step, pattern));
+    for (const core::ValueInfo& value : contents.values) {
+      if (value.fqn == fqn) return ShownValueJson(step, value);
+    }
+    return std::unexpected(tensor.error());
+  }
+
+  Result<Json> TensorOf(const kv::StepInfo& step, const core::TensorInfo& tensor,
+                        const HttpRequest& request) {
+    CAIRN_TRY_ASSIGN(const Slice slice,
+                     ParseSlice(request.Parameter("slice").value_or(""), tensor.shape));
+    Json json = NamedJson(tensor.fqn);
+    json.update({{"step", StepText(step.step)},
+                 {"kind", "tensor"},
+                 {"dtype", schema::DTypeName(tensor.dtype)},
+                 {"shape", ShapeText(tensor.shape)},
+                 {"bytes", tensor.nbytes},
+                 {"chunks", tensor.chunk_count}});
+    if (tensor.alias_of) json["alias_of"] = EscapeText(*tensor.alias_of);
+    const TensorPart part{.store = store_, .step = step, .tensor = tensor, .box = slice.box};
+    CAIRN_TRY(AddValues(part, slice, request.Parameter("all").has_value(), json));
+    return json;
+  }
+
+  Result<Json> History(const HttpRequest& request) {
+    CAIRN_TRY_ASSIGN(const std::string fqn, Required(request, "key"));
+    std::deque<Json> last;  // the last versions, the newest first
+    uint64_t count = 0;
+    CAIRN_TRY(
+        core::FindVersions(store_->kv(), fqn, [&](const core::KeyVersion& version) -> Result<void> {
+          if (CancelRequested()) return Fail(ErrorCode::kCancelled, "stopped on request");
+          ++count;
+          Json json = NamedChangeJson(version.change);
+          json["step"] = StepText(version.step.step);
+          last.push_front(std::move(json));
+          if (last.size() > kMaxVersions) last.pop_back();
+          return {};
+        }));
+    Json versions = Json::array();
+    for (Json& version : last) versions.push_back(std::move(version));
+    return Json{{"key", JsonText(fqn)}, {"count", count}, {"versions", std::move(versions)}};
+  }
+
+  Result<Json> Diff(const HttpRequest& request) {
+    CAIRN_TRY_ASSIGN(const kv::StepInfo a, FindStep(request, "a"));
+    CAIRN_TRY_ASSIGN(const kv::StepInfo b, FindStep(request, "b"));
+    CAIRN_TRY_ASSIGN(const SearchWords words,
+                     SearchWords::Parse(request.Parameter("query").value_or("")));
+    CAIRN_TRY_ASSIGN(const core::Diff diff, core::CompareSteps(store_->kv(), a.step, b.step));
+    std::map<core::KeyChange::Kind, uint64_t> counts;
+    uint64_t changed_bytes = 0;
+    std::vector<const core::KeyChange*> rows;
+    for (const core::KeyChange& change : diff.changes) {
+      if (!words.Match(change.fqn)) continue;
+      ++counts[change.kind];
+      changed_bytes += change.changed_bytes;
+      rows.push_back(&change);
+    }
+    std::ranges::stable_sort(rows, std::ranges::greater(), &core::KeyChange::changed_bytes);
+    Json list = Json::array();
+    for (const core::KeyChange* change : rows | std::views::take(kMaxChanges)) {
+      list.push_back(NamedChangeJson(*change));
+    }
+    using Kind = core::KeyChange::Kind;
+    return Json{{"a", StepText(a.step)},
+                {"b", StepText(b.step)},
+                {"added", counts[Kind::kAdded]},
+                {"removed", counts[Kind::kRemoved]},
+                {"changed", counts[Kind::kChanged]},
+                // Counts all keys; matching keys are not counted.
+                {"unchanged", words.empty() ? Json(diff.unchanged_keys) : Json(nullptr)},
+                {"changed_bytes", changed_bytes},
+                {"changes", std::move(list)}};
+  }
+
+  Result<Json> Difference(const HttpRequest& request) {
+    CAIRN_TRY_ASSIGN(const std::string fqn, Required(request, "key"));
+    CAIRN_TRY_ASSIGN(const kv::StepInfo a, FindStep(request, "a"));
+    CAIRN_TRY_ASSIGN(const kv::StepInfo b, FindStep(request, "b"));
+    CAIRN_TRY_ASSIGN(const core::TensorInfo in_a, store_->FindTensor(a, fqn));
+    CAIRN_TRY_ASSIGN(const core::TensorInfo in_b, store_->FindTensor(b, fqn));
+    if (in_a.dtype != in_b.dtype || in_a.shape != in_b.shape) {
+      return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                        .message = "dtype or shape differ, so the values cannot be compared",
+                        .key = fqn});
+    }
+    CAIRN_TRY_ASSIGN(const ValueDifference difference,
+                     CompareTensors(*store_, a, b, in_a, UntilCancelled()));
+    Json json = NamedJson(fqn);
+    json.update({{"a", StepText(a.step)}, {"b", StepText(b.step)}});
+    json.update(DifferenceJson(difference));
+    return json;
+  }
+
+  const core::CheckpointStore* store_;
+  LiveReport report_;
+  KeySearch search_;
+};
 
 /// Takes the default port, or, if it is in use, any other one.
-Result<std::unique_ptr<HttpServer>> StartServer(const ServeRequest& request,
+Result<std::unique_ptr<HttpServer>> StartServer(const DumpRun& run,
                                                 const HttpServer::Handler& handler) {
-  HttpServerOptions options{
-      .address = request.address == "localhost" ? "127.0.0.1" : request.address,
-      .port = static_cast<uint16_t>(request.port.value_or(kDefaultPort)),
-      .hosts = request.hosts};
+  HttpServerOptions options{.address = run.listen == "localhost" ? "127.0.0.1" : run.listen,
+                            .port = static_cast<uint16_t>(run.port.value_or(kDefaultPort)),
+                            .hosts = run.hosts};
   auto server = HttpServer::Start(options, handler);
-  if (server || request.port || server.error().code != ErrorCode::kConflict) {
+  if (server || run.port || server.error().code != ErrorCode::kConflict) {
     if (!server && server.error().code == ErrorCode::kConflict) {
       server.error().message += "; choose another port, or omit --port";
     }
@@ -48,26 +376,25 @@ void CollectFirst(LiveReport& report) {
 
 }  // namespace
 
-Result<int> DumpServe(const DumpRun& run, const ServeRequest& request) {
-  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenWithoutStep(request.store, "serve"));
+Result<int> DumpServe(const DumpRun& run) {
+  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenWithoutStep(run.address, "serve"));
   std::signal(SIGPIPE, SIG_IGN);  // a browser may close a connection at any time
   InstallCancelHandler();
-  LiveRequests requests(opened.store.get(), request.all_steps);
+  LiveRequests requests(opened.store.get(), run.all_steps);
   CAIRN_TRY_ASSIGN(
       const std::unique_ptr<HttpServer> server,
-      StartServer(request, [&](const HttpRequest& received) { return requests.Answer(received); }));
-  const std::string url =
-      fmt::format("http://{}:{}/", request.address == "0.0.0.0" ? "127.0.0.1" : request.address,
-                  server->port());
+      StartServer(run, [&](const HttpRequest& received) { return requests.Answer(received); }));
+  const std::string url = fmt::format(
+      "http://{}:{}/", run.listen == "0.0.0.0" ? "127.0.0.1" : run.listen, server->port());
   if (run.json) {
-    run.out->WriteLine(Json({{"url", url}, {"port", uint64_t{server->port()}}}).Line());
+    run.out->WriteLine(JsonLine({{"url", url}, {"port", server->port()}}));
   } else {
     run.out->WriteLine(fmt::format("{} at {}", EscapeText(opened.address.store),
                                    run.out->Styled(Style::kBold, url)));
     run.out->WriteLine(run.out->Styled(Style::kDim, "Read-only. Ctrl-C ends the server."));
   }
-  if (request.address != "localhost" && !IsLoopback(request.address)) {
-    Warn("kv-dump", fmt::format("everybody who can reach {} can read the store", request.address));
+  if (run.listen != "localhost" && !IsLoopback(run.listen)) {
+    Warn("kv-dump", fmt::format("everybody who can reach {} can read the store", run.listen));
   }
   run.out->Flush();
   CollectFirst(requests.report());

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "core/base/close_name.h"
-#include "core/load/load_options.h"
 #include "core/state_dict/key_pattern.h"
 #include "core/step/contents.h"
 #include "core/tensor/chunk_grid.h"
@@ -36,13 +35,6 @@ struct Subject {
   Slice slice;
   bool sliced = false;
 };
-
-TensorPart PartOf(const Subject& subject) {
-  return {.store = subject.opened.store.get(),
-          .step = subject.step,
-          .tensor = subject.tensor,
-          .box = subject.slice.box};
-}
 
 /// A key, or the number of keys below it.
 struct FoundKey {
@@ -110,21 +102,15 @@ std::unexpected<Error> KeyNotFound(const OpenedStore& opened, const kv::StepInfo
 }
 
 Result<int> ShowValue(const DumpRun& run, const kv::StepInfo& step, const core::ValueInfo& value) {
-  const std::string kind = ValueKindName(value.value);
   if (run.json) {
-    WriteJson(*run.out, {{"fqn", JsonText(value.fqn)},
-                         {"step", step.step},
-                         {"kind", "value"},
-                         {"type", kind},
-                         {"value", ValueJson(value.value)}});
+    WriteJson(*run.out, ValueJson(value, step.step));
     return kExitSuccess;
   }
-  run.out->WriteLine(fmt::format(
-      "{}  {} of step {}", run.out->Styled(Style::kBold, EscapeText(value.fqn)), kind, step.step));
+  run.out->WriteLine(fmt::format("{}  {} of step {}",
+                                 run.out->Styled(Style::kBold, EscapeText(value.fqn)),
+                                 ValueKindName(value.value), step.step));
   run.out->WriteLine("");
-  const auto* text = std::get_if<std::string>(&value.value);
-  run.out->WriteLine(text != nullptr ? EscapeText(*text)
-                                     : EscapeText(core::FormatValue(value.value)));
+  run.out->WriteLine(ValueText(value.value));
   return kExitSuccess;
 }
 
@@ -152,14 +138,6 @@ void PrintStatistics(Output& out, const core::Statistics& statistics) {
   out.WriteLine(line);
 }
 
-Json SubjectJson(const Subject& subject) {
-  Json json = TensorJson(subject.tensor, subject.step.step);
-  if (subject.sliced) {
-    json.Set("slice", {{"offsets", subject.slice.box.offsets}, {"sizes", subject.slice.box.sizes}});
-  }
-  return json;
-}
-
 void PrintHead(Output& out, const Subject& subject) {
   const core::TensorInfo& tensor = subject.tensor;
   std::string line = fmt::format("{}  {} {}, {}", out.Styled(Style::kBold, EscapeText(tensor.fqn)),
@@ -183,33 +161,34 @@ void PrintHead(Output& out, const Subject& subject) {
       fmt::format("slice [{}], shape {}", fmt::join(ranges, ", "), ShapeText(subject.slice.shape)));
 }
 
-Result<int> ShowTensor(const DumpRun& run, const Subject& subject, bool all) {
+Result<int> ShowTensor(const DumpRun& run, const Subject& subject) {
+  const core::DType dtype = subject.tensor.dtype;
   CAIRN_TRY_ASSIGN(const uint64_t elements, core::ElementCount(subject.slice.box.sizes));
-  if (all && elements > kMaxElementsOfAll) {
+  if (run.all && elements > kMaxElementsOfAll) {
     return Fail(ErrorCode::kInvalidArgument,
                 fmt::format("--all prints at most {} elements, but there are {}; choose some with "
                             "--slice, such as --slice 0:4",
                             GroupedCount(kMaxElementsOfAll), GroupedCount(elements)));
   }
-  const bool whole = all || elements <= kMaxShownElements;
-  const ArrayLayout layout(subject.slice.box.sizes, whole);
-  core::TensorInfo shown = subject.tensor;
-  shown.shape = subject.slice.box.sizes;
-  CAIRN_TRY_ASSIGN(shown.nbytes, core::TensorBytes(shown.dtype, shown.shape));
+  const TensorPart part = {.store = subject.opened.store.get(),
+                           .step = subject.step,
+                           .tensor = subject.tensor,
+                           .box = subject.slice.box};
+  const bool whole = run.all || elements <= kMaxShownElements;
+  const ArrayLayout layout(part.box.sizes, whole);
   std::optional<core::Statistics> statistics;
-  // If a tensor repeats a few elements very often, only its values are shown.
-  if (core::CheckRepeats({&shown, 1})) {
-    ProgressLine progress("reading");
-    CAIRN_TRY_ASSIGN(statistics, MeasureStatistics(PartOf(subject), progress.callback()));
+  CAIRN_TRY_ASSIGN(const bool can_read_all, CanReadAll(part));
+  if (can_read_all) {
+    ProgressLine line("reading");
+    CAIRN_TRY_ASSIGN(statistics, MeasureStatistics(part, line.callback()));
   }
-  CAIRN_TRY_ASSIGN(const std::vector<std::byte> cells, LoadShown(PartOf(subject), layout));
+  CAIRN_TRY_ASSIGN(const std::vector<std::byte> cells, LoadShown(part, layout));
   if (run.json) {
-    Json json = SubjectJson(subject);
-    json.Set("statistics",
-             statistics ? StatisticsJson(subject.tensor.dtype, *statistics) : Json(nullptr));
-    json.Set("truncated", !whole);
-    json.Set("values",
-             whole ? ArrayJson(subject.tensor.dtype, subject.slice.shape, cells) : Json(nullptr));
+    Json json = TensorJson(subject.tensor, subject.step.step);
+    if (subject.sliced) json["slice"] = {{"offsets", part.box.offsets}, {"sizes", part.box.sizes}};
+    json["statistics"] = statistics ? StatisticsJson(dtype, *statistics) : Json(nullptr);
+    json["truncated"] = !whole;
+    json["values"] = whole ? ArrayJson(dtype, subject.slice.shape, cells) : Json(nullptr);
     WriteJson(*run.out, json);
     return kExitSuccess;
   }
@@ -222,34 +201,29 @@ Result<int> ShowTensor(const DumpRun& run, const Subject& subject, bool all) {
   }
   run.out->WriteLine("");
   const uint32_t width = run.out->width_columns() != 0 ? run.out->width_columns() : 100;
-  run.out->WriteLine(ArrayText(subject.tensor.dtype, layout, subject.slice.dropped, cells, width));
+  run.out->WriteLine(ArrayText(dtype, layout, subject.slice.dropped, cells, width));
   return kExitSuccess;
 }
 
 }  // namespace
 
-Result<int> DumpShow(const DumpRun& run, const std::string& address, const std::string& fqn,
-                     const ShowOptions& options) {
-  Subject subject;
-  CAIRN_TRY_ASSIGN(subject.opened, OpenStore(address));
+Result<int> DumpShow(const DumpRun& run) {
+  const std::string& fqn = run.second;
+  Subject subject{.sliced = !run.slice.empty()};
+  CAIRN_TRY_ASSIGN(subject.opened, OpenStore(run.address));
   CAIRN_TRY_ASSIGN(subject.step, FindStep(subject.opened));
   CAIRN_TRY_ASSIGN(FoundKey found, FindKey(subject.opened, subject.step, fqn));
   if (found.value) {
-    if (!options.slice.empty()) {
-      return Fail(
-          Error{.code = ErrorCode::kInvalidArgument,
-                .message = "--slice applies to tensors, and this key is a plain value; omit it",
-                .key = fqn});
-    }
-    return ShowValue(run, subject.step, *found.value);
+    if (!subject.sliced) return ShowValue(run, subject.step, *found.value);
+    return Fail(
+        Error{.code = ErrorCode::kInvalidArgument,
+              .message = "--slice applies to tensors, and this key is a plain value; omit it",
+              .key = fqn});
   }
-  if (found.tensor) {
-    subject.tensor = *std::move(found.tensor);
-    subject.sliced = !options.slice.empty();
-    CAIRN_TRY_ASSIGN(subject.slice, ParseSlice(options.slice, subject.tensor.shape));
-    return ShowTensor(run, subject, options.all);
-  }
-  return KeyNotFound(subject.opened, subject.step, found.keys_below, fqn);
+  if (!found.tensor) return KeyNotFound(subject.opened, subject.step, found.keys_below, fqn);
+  subject.tensor = *std::move(found.tensor);
+  CAIRN_TRY_ASSIGN(subject.slice, ParseSlice(run.slice, subject.tensor.shape));
+  return ShowTensor(run, subject);
 }
 
 }  // namespace cairn::tools

@@ -9,12 +9,11 @@
 #include "core/state_dict/key_pattern.h"
 #include "kv/read/segment_space.h"
 #include "tools/common/exit_status.h"
-#include "tools/common/json.h"
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"
-#include "tools/common/table.h"
 #include "tools/common/text.h"
 #include "tools/dump/opened_store.h"
+#include "tools/dump/rows.h"
 #include "tools/dump/verbs.h"
 
 namespace cairn::tools {
@@ -32,7 +31,7 @@ Json UseJson(const core::SpaceUse& use) {
 }
 
 core::SpaceUse Sum(const std::vector<core::SpaceUse>& uses) {
-  core::SpaceUse sum;
+  core::SpaceUse sum{.prefix = "(all)"};
   for (const core::SpaceUse& use : uses) {
     sum.tensors += use.tensors;
     sum.chunks += use.chunks;
@@ -45,127 +44,108 @@ core::SpaceUse Sum(const std::vector<core::SpaceUse>& uses) {
   return sum;
 }
 
-void PrintTable(const DumpRun& run, const std::vector<core::SpaceUse>& uses,
-                const core::SpaceUse& total) {
-  Table table(run.out, {{"KEYS", Align::kLeft, true},
-                        {"TENSORS", Align::kRight},
-                        {"BYTES", Align::kRight},
-                        {"SHARE", Align::kRight},
-                        {"STORED", Align::kRight},
-                        {"NEW IN STEP", Align::kRight},
-                        {"CHUNKS", Align::kRight},
-                        {"WITH DELTAS", Align::kRight},
-                        {"COMPRESSED", Align::kRight}});
-  const auto add = [&](std::string name, const core::SpaceUse& use) {
-    const double share = total.logical_bytes == 0 ? 0
-                                                  : 100.0 * static_cast<double>(use.logical_bytes) /
-                                                        static_cast<double>(total.logical_bytes);
-    table.Add({std::move(name), GroupedCount(use.tensors), HumanBytes(use.logical_bytes),
-               fmt::format("{:.1f} %", share), HumanBytes(use.stored_bytes),
-               HumanBytes(use.new_bytes), GroupedCount(use.chunks), GroupedCount(use.delta_chunks),
-               GroupedCount(use.compressed_chunks)});
-  };
-  for (const core::SpaceUse& use : uses) add(EscapeText(use.prefix), use);
-  add("(all)", total);
-  table.Finish();
+std::vector<Cell> UseCells(const core::SpaceUse& use, uint64_t all_bytes) {
+  const double share = all_bytes == 0 ? 0
+                                      : 100.0 * static_cast<double>(use.logical_bytes) /
+                                            static_cast<double>(all_bytes);
+  return {EscapeText(use.prefix),
+          GroupedCount(use.tensors),
+          HumanBytes(use.logical_bytes),
+          fmt::format("{:.1f} %", share),
+          HumanBytes(use.stored_bytes),
+          HumanBytes(use.new_bytes),
+          GroupedCount(use.chunks),
+          GroupedCount(use.delta_chunks),
+          GroupedCount(use.compressed_chunks)};
 }
 
-/// The bytes of segments.
-struct SegmentBytes {
-  uint64_t file = 0;
-  uint64_t live = 0;
-  uint64_t shared = 0;
-  uint64_t dead = 0;
-  uint64_t overhead = 0;
-
-  void Add(const kv::SegmentSpace& space) {
-    file += space.segment.file_bytes;
-    live += space.live_bytes;
-    shared += space.shared_bytes;
-    dead += space.dead_bytes();
-    overhead += space.overhead_bytes();
-  }
-  std::vector<JsonMember> Members() const {
-    return {{"file_bytes", file},
-            {"live_bytes", live},
-            {"shared_bytes", shared},
-            {"dead_bytes", dead},
-            {"overhead_bytes", overhead}};
-  }
-};
-
-void PrintSegments(const DumpRun& run, const OpenedStore& opened,
-                   const std::vector<kv::SegmentSpace>& spaces) {
-  SegmentBytes total;
-  for (const kv::SegmentSpace& space : spaces) total.Add(space);
-  if (run.json) {
-    std::vector<JsonMember> head = {{"store", StoreText(opened)}};
-    for (JsonMember& member : total.Members()) head.push_back(std::move(member));
-    JsonList list(run.out, head, "segments");
-    for (const kv::SegmentSpace& space : spaces) {
-      SegmentBytes bytes;
-      bytes.Add(space);
-      Json row = {{"segment", JsonText(space.segment.name)},
-                  {"segment_id", space.segment.segment_id}};
-      for (JsonMember& member : bytes.Members()) row.Set(member.name, std::move(member.value));
-      list.Add(row);
-    }
-    list.Finish();
-    return;
-  }
-  if (spaces.empty()) PrintRemark(run, "No segments: nothing has been saved.");
-  Table table(run.out, {{"SEGMENT"},
-                        {"FILE", Align::kRight},
-                        {"LIVE", Align::kRight},
-                        {"SHARED", Align::kRight},
-                        {"DEAD", Align::kRight},
-                        {"", Align::kRight},
-                        {"OVERHEAD", Align::kRight}});
-  const auto add = [&](const std::string& name, const SegmentBytes& bytes) {
-    table.Add({name, HumanBytes(bytes.file), HumanBytes(bytes.live), HumanBytes(bytes.shared),
-               HumanBytes(bytes.dead), Percent(bytes.dead, bytes.file),
-               HumanBytes(bytes.overhead)});
-  };
-  for (const kv::SegmentSpace& space : spaces) {
-    SegmentBytes bytes;
-    bytes.Add(space);
-    add(EscapeText(space.segment.name), bytes);
-  }
-  add("(all)", total);
-  table.Finish();
+Json SegmentBytesJson(const kv::SegmentSpace& space) {
+  return {{"file_bytes", space.segment.file_bytes},
+          {"live_bytes", space.live_bytes},
+          {"shared_bytes", space.shared_bytes},
+          {"dead_bytes", space.dead_bytes()},
+          {"overhead_bytes", space.overhead_bytes()}};
 }
 
-}  // namespace
+std::vector<Cell> SpaceCells(const kv::SegmentSpace& space) {
+  return {EscapeText(space.segment.name),    HumanBytes(space.segment.file_bytes),
+          HumanBytes(space.live_bytes),      HumanBytes(space.shared_bytes),
+          HumanBytes(space.dead_bytes()),    Percent(space.dead_bytes(), space.segment.file_bytes),
+          HumanBytes(space.overhead_bytes())};
+}
 
-Result<int> DumpSegmentSpace(const DumpRun& run, const std::string& store) {
-  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenWithoutStep(store, "space --segments"));
+/// Prints what each segment contains: bytes that steps use, that several steps use, and that none
+/// uses.
+Result<int> DumpSegmentSpace(const DumpRun& run) {
+  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenWithoutStep(run.address, "space --segments"));
   CAIRN_TRY_ASSIGN(const auto snapshot, opened.store->kv().Latest());
   ProgressLine progress("reading records", ProgressUnit::kCount);
   CAIRN_TRY_ASSIGN(auto spaces, kv::MeasureSegments(*snapshot, progress.callback()));
   progress.Clear();
   std::ranges::stable_sort(spaces, std::ranges::greater(), &kv::SegmentSpace::dead_bytes);
-  PrintSegments(run, opened, spaces);
+  kv::SegmentSpace total{.segment = {.name = "(all)"}};
+  for (const kv::SegmentSpace& space : spaces) {
+    total.segment.file_bytes += space.segment.file_bytes;
+    total.segment.payload_bytes += space.segment.payload_bytes;
+    total.live_bytes += space.live_bytes;
+    total.shared_bytes += space.shared_bytes;
+  }
+  if (spaces.empty()) PrintRemark(run, "No segments: nothing has been saved.");
+  Json head = {{"store", StoreText(opened)}};
+  head.update(SegmentBytesJson(total));
+  Rows rows(run,
+            {{"SEGMENT"},
+             {"FILE", Align::kRight},
+             {"LIVE", Align::kRight},
+             {"SHARED", Align::kRight},
+             {"DEAD", Align::kRight},
+             {"", Align::kRight},
+             {"OVERHEAD", Align::kRight}},
+            head, "segments");
+  for (const kv::SegmentSpace& space : spaces) {
+    rows.Add([&] { return SpaceCells(space); },
+             [&] {
+               Json row = {{"segment", JsonText(space.segment.name)},
+                           {"segment_id", space.segment.segment_id}};
+               row.update(SegmentBytesJson(space));
+               return row;
+             });
+  }
+  rows.AddToTable(SpaceCells(total));
+  CAIRN_TRY(rows.Finish());
   return kExitSuccess;
 }
 
-Result<int> DumpSpace(const DumpRun& run, const std::string& address,
-                      const std::vector<std::string>& patterns, uint64_t depth) {
-  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenStore(address));
+}  // namespace
+
+Result<int> DumpSpace(const DumpRun& run) {
+  if (run.segments) return DumpSegmentSpace(run);
+  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenStore(run.address));
   CAIRN_TRY_ASSIGN(const kv::StepInfo step, FindStep(opened));
-  CAIRN_TRY_ASSIGN(const auto selected, core::KeyPatterns::Parse(patterns));
+  CAIRN_TRY_ASSIGN(const auto patterns, core::KeyPatterns::Parse(run.patterns));
   ProgressLine progress("reading records", ProgressUnit::kCount);
-  CAIRN_TRY_ASSIGN(auto uses, core::MeasureSpace(opened.store->kv(), step.step, selected, depth,
+  CAIRN_TRY_ASSIGN(auto uses, core::MeasureSpace(opened.store->kv(), step.step, patterns, run.depth,
                                                  progress.callback()));
   progress.Clear();
   std::ranges::stable_sort(uses, std::ranges::greater(), &core::SpaceUse::logical_bytes);
-  if (run.json) {
-    JsonList list(run.out, {{"store", StoreText(opened)}, {"step", step.step}}, "space");
-    for (const core::SpaceUse& use : uses) list.Add(UseJson(use));
-    list.Finish();
-    return kExitSuccess;
-  }
+  const core::SpaceUse total = Sum(uses);
   if (uses.empty()) PrintRemark(run, fmt::format("No tensor of step {} matches.", step.step));
-  PrintTable(run, uses, Sum(uses));
+  Rows rows(run,
+            {{"KEYS", Align::kLeft, true},
+             {"TENSORS", Align::kRight},
+             {"BYTES", Align::kRight},
+             {"SHARE", Align::kRight},
+             {"STORED", Align::kRight},
+             {"NEW IN STEP", Align::kRight},
+             {"CHUNKS", Align::kRight},
+             {"WITH DELTAS", Align::kRight},
+             {"COMPRESSED", Align::kRight}},
+            {{"store", StoreText(opened)}, {"step", step.step}}, "space");
+  for (const core::SpaceUse& use : uses) {
+    rows.Add([&] { return UseCells(use, total.logical_bytes); }, [&] { return UseJson(use); });
+  }
+  rows.AddToTable(UseCells(total, total.logical_bytes));
+  CAIRN_TRY(rows.Finish());
   return kExitSuccess;
 }
 

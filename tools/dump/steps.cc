@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,11 +15,11 @@
 #include "tools/common/exit_status.h"
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"
-#include "tools/common/table.h"
 #include "tools/common/text.h"
 #include "tools/common/timestamps.h"
 #include "tools/dump/contents_json.h"
 #include "tools/dump/opened_store.h"
+#include "tools/dump/rows.h"
 #include "tools/dump/statistics_text.h"
 #include "tools/dump/verbs.h"
 
@@ -42,6 +43,19 @@ std::string AnnotationsText(const kv::StepInfo& step) {
   const std::string line = step.note.substr(0, step.note.find('\n'));
   if (!line.empty()) parts.push_back(EscapeText(line.substr(0, 60)));
   return fmt::to_string(fmt::join(parts, "  "));
+}
+
+std::vector<Cell> StepCells(const kv::StepInfo& step, int64_t now_unix_ns) {
+  return {fmt::to_string(step.step),
+          LocalTime(step.created_unix_ns),
+          Age(step.created_unix_ns, now_unix_ns),
+          GroupedCount(step.world_size),
+          GroupedCount(step.tensor_count + step.value_count),
+          GroupedCount(step.chunk_count),
+          Percent(step.reused_chunk_count, step.chunk_count),
+          HumanBytes(step.logical_bytes),
+          HumanBytes(step.written_bytes),
+          step.base_step ? fmt::to_string(*step.base_step) : "-"};
 }
 
 /// The tensors of a step for which a condition holds.
@@ -75,35 +89,14 @@ Result<std::map<uint64_t, MatchingKeys>> KeepMatching(const OpenedStore& opened,
 
 }  // namespace
 
-Result<int> DumpSteps(const DumpRun& run, const std::string& store, const std::string& where) {
-  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenWithoutStep(store, "steps"));
+Result<int> DumpSteps(const DumpRun& run) {
+  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenWithoutStep(run.address, "steps"));
   CAIRN_TRY_ASSIGN(std::vector<kv::StepInfo> steps, opened.store->Steps());
   std::map<uint64_t, MatchingKeys> matching;
-  if (!where.empty()) {
-    CAIRN_TRY_ASSIGN(matching, KeepMatching(opened, steps, where));
+  if (!run.where.empty()) {
+    CAIRN_TRY_ASSIGN(matching, KeepMatching(opened, steps, run.where));
   }
   CAIRN_TRY_ASSIGN(const auto snapshot, opened.store->kv().Latest());
-  if (run.json) {
-    JsonList list(run.out, {{"store", StoreText(opened)}}, "steps");
-    for (const kv::StepInfo& step : steps) {
-      Json json = StepJson(step);
-      const std::vector<std::string> tags = TagsOf(step, snapshot->tags());
-      Json list_of_tags = Json::List();
-      for (const std::string& tag : tags) list_of_tags.Append(tag);
-      if (!tags.empty()) json.Set("tags", std::move(list_of_tags));
-      if (const auto found = matching.find(step.step); found != matching.end()) {
-        json.Set("matching_tensors", found->second.count);
-        json.Set("first_match", JsonText(found->second.first));
-      }
-      list.Add(std::move(json));
-    }
-    list.Finish();
-    return kExitSuccess;
-  }
-  if (steps.empty()) {
-    PrintRemark(run, where.empty() ? "No steps yet."
-                                   : "No step has a tensor whose recorded statistics match.");
-  }
   // Columns that few stores need are shown only if they have contents.
   const bool has_tags = !snapshot->tags().empty();
   const bool has_notes = std::ranges::any_of(
@@ -115,33 +108,41 @@ Result<int> DumpSteps(const DumpRun& run, const std::string& store, const std::s
                                  {"NEW", Align::kRight},    {"BASE", Align::kRight}};
   if (has_tags) columns.push_back({"TAGS"});
   if (has_notes) columns.push_back({"METRICS AND NOTE"});
-  if (!where.empty()) {
+  if (!run.where.empty()) {
     columns.push_back({"MATCHES", Align::kRight});
     columns.push_back({"FIRST MATCH", Align::kLeft, true});
   }
-  Table table(run.out, std::move(columns));
+  Rows rows(run, std::move(columns), {{"store", StoreText(opened)}}, "steps");
   const int64_t now = NowUnixNs();
   for (const kv::StepInfo& step : steps) {
-    std::vector<Cell> cells = {fmt::to_string(step.step),
-                               LocalTime(step.created_unix_ns),
-                               Age(step.created_unix_ns, now),
-                               GroupedCount(step.world_size),
-                               GroupedCount(step.tensor_count + step.value_count),
-                               GroupedCount(step.chunk_count),
-                               Percent(step.reused_chunk_count, step.chunk_count),
-                               HumanBytes(step.logical_bytes),
-                               HumanBytes(step.written_bytes),
-                               step.base_step ? fmt::to_string(*step.base_step) : "-"};
-    if (has_tags)
-      cells.emplace_back(fmt::to_string(fmt::join(TagsOf(step, snapshot->tags()), ", ")));
-    if (has_notes) cells.emplace_back(AnnotationsText(step));
-    if (const auto found = matching.find(step.step); found != matching.end()) {
-      cells.emplace_back(GroupedCount(found->second.count));
-      cells.emplace_back(EscapeText(found->second.first));
-    }
-    table.Add(std::move(cells));
+    const std::vector<std::string> tags = TagsOf(step, snapshot->tags());
+    const auto found = matching.find(step.step);
+    rows.Add(
+        [&] {
+          std::vector<Cell> cells = StepCells(step, now);
+          if (has_tags) cells.emplace_back(fmt::to_string(fmt::join(tags, ", ")));
+          if (has_notes) cells.emplace_back(AnnotationsText(step));
+          if (found != matching.end()) {
+            cells.emplace_back(GroupedCount(found->second.count));
+            cells.emplace_back(EscapeText(found->second.first));
+          }
+          return cells;
+        },
+        [&] {
+          Json json = StepJson(step);
+          if (!tags.empty()) json["tags"] = tags;
+          if (found != matching.end()) {
+            json["matching_tensors"] = found->second.count;
+            json["first_match"] = JsonText(found->second.first);
+          }
+          return json;
+        });
   }
-  table.Finish();
+  CAIRN_TRY(rows.Finish());
+  if (rows.is_empty()) {
+    PrintRemark(run, run.where.empty() ? "No steps yet."
+                                       : "No step has a tensor whose recorded statistics match.");
+  }
   return kExitSuccess;
 }
 

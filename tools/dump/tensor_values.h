@@ -1,6 +1,6 @@
 #pragma once
-/// Values of stored tensors, read for people: statistics, distributions, and the elements that are
-/// shown.
+/// Values of stored tensors, read for people: statistics, distributions, the elements that are
+/// shown, and how they differ between two steps.
 
 #include <cstddef>
 #include <cstdint>
@@ -31,6 +31,10 @@ struct TensorPart {
   core::Box box;
 };
 
+/// Returns whether statistics of the part can be computed. If it repeats a few elements very often,
+/// only its values are shown.
+Result<bool> CanReadAll(const TensorPart& part);
+
 /// Computes the statistics of all elements. Memory: 16 MiB, and a load.
 Result<core::Statistics> MeasureStatistics(const TensorPart& part, const core::Progress& progress);
 
@@ -51,5 +55,24 @@ Result<std::vector<std::byte>> LoadShown(const TensorPart& part, const ArrayLayo
 
 /// Integers of any size are exact; a bound is null if there are no elements to take it from.
 Json StatisticsJson(core::DType dtype, const core::Statistics& statistics);
+
+struct ValueDifference {
+  uint64_t elements = 0;            // elements of either tensor
+  uint64_t differing_elements = 0;  // elements with different bits
+  uint64_t not_comparable = 0;      // NaN or Inf in one tensor only, or different ones in both
+  double largest_absolute = 0;      // over the comparable elements
+  bool numeric = false;             // false: the dtype has no numbers, only bits were compared
+};
+
+/// Compares a tensor of step `a` with the one of step `b` that has the same name. Requires that
+/// both have the dtype and shape of `tensor`. kResourceExhausted: see core::CheckRepeats.
+/// kCancelled: `progress`, which receives bytes, asked to stop. Other errors: see
+/// CheckpointStore::Load. Memory: 32 MiB, and a load.
+Result<ValueDifference> CompareTensors(const core::CheckpointStore& store, const kv::StepInfo& a,
+                                       const kv::StepInfo& b, const core::TensorInfo& tensor,
+                                       const core::Progress& progress);
+
+/// Returns an object with the numbers of elements and the largest difference.
+Json DifferenceJson(const ValueDifference& difference);
 
 }  // namespace cairn::tools

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <functional>
+#include <utility>
 
 #include "core/upkeep/scrub.h"
 #include "tools/common/address.h"
@@ -10,7 +12,6 @@
 #include "tools/common/json.h"
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"
-#include "tools/common/store_words.h"
 #include "tools/common/text.h"
 #include "tools/dump/opened_store.h"
 #include "tools/dump/verbs.h"
@@ -18,33 +19,7 @@
 namespace cairn::tools {
 namespace {
 
-/// Collects the problems for the JSON document, or prints each one when it is found.
-class DamageReport {
- public:
-  DamageReport(const DumpRun& run, ProgressLine* progress) : run_(run), progress_(progress) {}
-
-  void Add(const Error& error) {
-    ++count_;
-    if (run_.json) {
-      // The list is limited because every page of a store may be damaged; the count is exact.
-      if (count_ <= kMaxListed) problems_.Append(ErrorJson(error));
-      return;
-    }
-    progress_->Clear();
-    run_.out->WriteLine(fmt::format("{}  {}", run_.out->Styled(Style::kRed, "damaged"),
-                                    EscapeText(error.ToString())));
-  }
-
-  uint64_t count() const { return count_; }
-  Json TakeProblems() { return std::move(problems_); }
-
- private:
-  static constexpr uint64_t kMaxListed = 100'000;
-  DumpRun run_;
-  ProgressLine* progress_;
-  uint64_t count_ = 0;
-  Json problems_ = Json::List();
-};
+constexpr uint64_t kMaxListed = 100'000;
 
 /// Returns whether a failed open or a failed scan means that the store is damaged.
 bool MeansDamage(const Error& error) { return error.code == ErrorCode::kDataLoss; }
@@ -57,13 +32,13 @@ struct Verdict {
 
 /// Runs the checks. Damage that stops them is reported as damage, not as an error.
 Result<Verdict> Check(const std::string& address, uint64_t max_bytes_per_second,
-                      ProgressLine& progress, DamageReport& report) {
+                      ProgressLine& progress, const std::function<void(const Error&)>& report) {
   Verdict verdict;
   const auto begin = std::chrono::steady_clock::now();
   // Verifies the storage, and not its contents in a cache.
   auto opened = OpenStore(address, {.reader_cache = false});
   if (!opened && MeansDamage(opened.error())) {
-    report.Add(opened.error());
+    report(opened.error());
     return verdict;
   }
   if (!opened) return Fail(std::move(opened).error());
@@ -73,18 +48,18 @@ Result<Verdict> Check(const std::string& address, uint64_t max_bytes_per_second,
   if (max_bytes_per_second > 0) {
     const auto pass = core::ScrubOnce(*opened->store, max_bytes_per_second, payload, records);
     if (pass) {
-      for (const Error& error : pass->damage) report.Add(error);
+      for (const Error& error : pass->damage) report(error);
       bytes = pass->bytes_read;
     } else {
       bytes = Fail(pass.error());
     }
   } else {
     bytes = opened->store->Verify(
-        opened->address.step, [&](const kv::Damage& damage) { report.Add(damage.error); }, payload,
+        opened->address.step, [&](const kv::Damage& damage) { report(damage.error); }, payload,
         records);
   }
   if (!bytes && !MeansDamage(bytes.error())) return Fail(bytes.error());
-  if (!bytes) report.Add(bytes.error());
+  if (!bytes) report(bytes.error());
   const auto steps = opened->store->Steps();
   verdict.steps = opened->address.step ? 1 : steps ? steps->size() : 0;
   verdict.bytes_read = bytes.value_or(0);
@@ -94,12 +69,11 @@ Result<Verdict> Check(const std::string& address, uint64_t max_bytes_per_second,
 
 }  // namespace
 
-Result<int> DumpVerify(const DumpRun& run, const std::string& address,
-                       const std::string& max_rate) {
+Result<int> DumpVerify(const DumpRun& run) {
   uint64_t max_bytes_per_second = 0;
-  if (!max_rate.empty()) {
-    CAIRN_TRY_ASSIGN(max_bytes_per_second, ParseBytes(max_rate));
-    CAIRN_TRY_ASSIGN(const Address parsed, ParseAddress(address));
+  if (!run.max_rate.empty()) {
+    CAIRN_TRY_ASSIGN(max_bytes_per_second, ParseBytes(run.max_rate));
+    CAIRN_TRY_ASSIGN(const Address parsed, ParseAddress(run.address));
     if (max_bytes_per_second == 0 || parsed.step) {
       return Fail(
           ErrorCode::kInvalidArgument,
@@ -108,33 +82,47 @@ Result<int> DumpVerify(const DumpRun& run, const std::string& address,
     }
   }
   ProgressLine progress("verifying");
-  DamageReport report(run, &progress);
-  CAIRN_TRY_ASSIGN(const Verdict verdict, Check(address, max_bytes_per_second, progress, report));
+  uint64_t damage_count = 0;
+  Json damage = Json::array();
+  const auto report = [&](const Error& error) {
+    ++damage_count;
+    if (run.json) {
+      // The list is limited because every page of a store may be damaged; the count is exact.
+      if (damage_count <= kMaxListed) damage.push_back(ErrorJson(error));
+      return;
+    }
+    progress.Clear();
+    run.out->WriteLine(fmt::format("{}  {}", run.out->Styled(Style::kRed, "damaged"),
+                                   EscapeText(error.ToString())));
+  };
+  CAIRN_TRY_ASSIGN(const Verdict verdict,
+                   Check(run.address, max_bytes_per_second, progress, report));
   progress.Clear();
-  const bool intact = report.count() == 0;
+  const bool intact = damage_count == 0;
   if (run.json) {
-    Json json = {{"store", JsonText(address)}, {"ok", intact},
-                 {"steps", verdict.steps},     {"bytes_read", verdict.bytes_read},
-                 {"seconds", verdict.seconds}, {"damage_count", report.count()}};
-    json.Set("damage", report.TakeProblems());
-    WriteJson(*run.out, json);
+    WriteJson(*run.out, {{"store", JsonText(run.address)},
+                         {"ok", intact},
+                         {"steps", verdict.steps},
+                         {"bytes_read", verdict.bytes_read},
+                         {"seconds", verdict.seconds},
+                         {"damage_count", damage_count},
+                         {"damage", std::move(damage)}});
   } else {
     const std::string read =
         fmt::format("{} of payload in {} read in {} ({})", HumanBytes(verdict.bytes_read),
                     Plural(verdict.steps, "step"), HumanSeconds(verdict.seconds),
                     HumanRate(verdict.bytes_read, verdict.seconds));
     run.out->WriteLine(
-        intact
-            ? fmt::format("{}  {}; every digest and record is correct",
-                          run.out->Styled(Style::kGreen, "ok"), read)
-            : fmt::format("{}; {}", run.out->Styled(Style::kRed, Plural(report.count(), "problem")),
-                          read));
+        intact ? fmt::format("{}  {}; every digest and record is correct",
+                             run.out->Styled(Style::kGreen, "ok"), read)
+               : fmt::format("{}; {}",
+                             run.out->Styled(Style::kRed, Plural(damage_count, "problem")), read));
     if (!intact) {
       // Damage of a table or a root needs another remedy than damage of payload.
       PrintRemark(run,
                   fmt::format("kv-admin repair {0} --from MIRROR replaces damaged bytes by good "
                               "copies; kv-admin rebuild {0} recovers lost tables and roots",
-                              ShellWord(StoreOf(address))));
+                              ShellWord(StoreOf(run.address))));
     }
   }
   return intact ? kExitSuccess : kExitDiffers;

@@ -29,15 +29,17 @@ addEventListener("keydown", (event) => {
   if (event.key === "Escape") hideTooltip();
 });
 
-// A chart in `parent`. `paint(context, width, height)` draws. `cursor` has: count(), at(x, y), which
-// returns a position or -1; move(position, key), which returns the next position; describe(position),
-// which returns {title, lines, x, y}; and optionally enter(position) and key(event).
+// A chart in `parent`. `paint(context, width, height)` draws, and returns the area for the data
+// (paintAxes). `cursor` has: count(); describe(position), which returns {title, lines, x, y}; and
+// optionally enter(position), key(event), and, if positions are not one line of slots, at(x, y), which
+// returns a position or -1, and move(position, key), which returns the next position.
 class Chart {
   constructor(parent, label, paint, cursor) {
     this.label = label;
     this.paint = paint;
     this.cursor = cursor;
     this.position = -1;
+    this.area = null;
     this.canvas = make("canvas", { tabindex: "0", role: "application", "aria-roledescription": "chart", "aria-label": label });
     parent.append(this.canvas);
     new ResizeObserver(() => this.draw()).observe(this.canvas);
@@ -63,11 +65,17 @@ class Chart {
     const context = this.canvas.getContext("2d");
     context.setTransform(scale, 0, 0, scale, 0, 0);
     context.font = "12px system-ui, sans-serif";
-    this.paint(context, width, height);
+    this.area = this.paint(context, width, height);
+  }
+  // The position of a place on the canvas; -1: none.
+  at(x, y) {
+    if (!this.area || this.cursor.count() === 0) return -1;
+    if (this.cursor.at) return this.cursor.at(x, y);
+    return Math.max(0, Math.min(this.cursor.count() - 1, Math.floor((x - this.area.left) / this.area.slot)));
   }
   point(event) {
     const box = this.canvas.getBoundingClientRect();
-    const position = this.cursor.at(event.clientX - box.left, event.clientY - box.top);
+    const position = this.at(event.clientX - box.left, event.clientY - box.top);
     if (position < 0) return this.leave();
     this.position = position;
     this.draw();
@@ -92,7 +100,8 @@ class Chart {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (this.cursor.key && this.cursor.key(event)) return event.preventDefault();
     if (event.key === "Enter" && this.position >= 0 && this.cursor.enter) return this.cursor.enter(this.position);
-    const next = this.cursor.move(Math.max(0, this.position), event.key);
+    const position = Math.max(0, this.position);
+    const next = this.cursor.move ? this.cursor.move(position, event.key) : moveInLine(position, event.key, this.cursor.count());
     if (next === undefined) return;
     event.preventDefault();
     this.moveTo(next, true);

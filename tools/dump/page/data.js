@@ -7,7 +7,7 @@ function decodeRow(text) {
   return Uint8Array.from(binary, (char) => char.charCodeAt(0));
 }
 
-// The inverse of the functions in tools/dump/report_json.cc.
+// The inverse of the functions in tools/dump/report_page.cc.
 const measures = {
   changed: {
     title: "Changed bytes", decode: (level) => (level ? (level - 1) / 254 : 0),

@@ -183,42 +183,34 @@ function histogramView(histogram, statistics) {
   const edgeText = (i) => numberText(start(i), digits);
   const rangeText = (i) => (width === 0 ? edgeText(0) : `${edgeText(i)} to ${edgeText(i + 1)}`);
   const plot = make("div", { class: "plot" });
-  let area = null;
   const paint = (context, canvasWidth, height) => {
     const labels = counts.map((_, i) => edgeText(i));
-    area = paintAxes(context, canvasWidth, height, { values: ticks(Math.max(...counts), 3), text: countText, steps: labels });
+    const area = paintAxes(context, canvasWidth, height, { values: ticks(0, Math.max(...counts), 3), text: countText, steps: labels });
     counts.forEach((count, i) => {
       const x = Math.round(area.x(i) - area.slot / 2);
       const top = count ? Math.min(area.bottom - 1, area.y(count)) : area.bottom;
       context.fillStyle = color(i === chart.position ? "text" : "fresh");
       context.fillRect(x, top, Math.max(1, Math.round(area.x(i) + area.slot / 2) - x - (area.slot > 4 ? 1 : 0)), area.bottom - top);
     });
+    return area;
   };
   const total = statistics.count - statistics.nan - statistics.inf;
   const chart = new Chart(plot, "Number of values in each range. The arrow keys move.", paint, {
     count: () => counts.length,
-    at: (x) => (area ? Math.max(0, Math.min(counts.length - 1, Math.floor((x - area.left) / area.slot))) : -1),
-    move: (position, key) => moveInLine(position, key, counts.length),
-    describe: (i) => ({ title: rangeText(i), lines: [`${plural(counts[i], "value")}, ${shareText(counts[i], total)}`], x: area.x(i), y: 30 }),
+    describe: (i) => ({ title: rangeText(i), lines: [`${plural(counts[i], "value")}, ${shareText(counts[i], total)}`], x: chart.area.x(i), y: 30 }),
   });
   const table = make("details", {}, make("summary", {}, "Table of the distribution"));
-  table.addEventListener("toggle", () => {
-    if (table.open && table.children.length === 1) {
-      table.append(makeTable("Distribution", [
-        { title: "Range", cell: rangeText }, { title: "Values", cell: (i) => countText(counts[i]) }, { title: "Share", cell: (i) => shareText(counts[i], total) },
-      ], counts.map((_, i) => i)));
-    }
-  });
+  lazyTable(table, () => makeTable("Distribution", [
+    { title: "Range", cell: rangeText }, { title: "Values", cell: (i) => countText(counts[i]) }, { title: "Share", cell: (i) => shareText(counts[i], total) },
+  ], counts.map((_, i) => i)));
   return [make("h3", {}, "Distribution"), plot, table];
 }
 
 // The steps at which the key changed; asked for when it is opened.
 function historyView(key) {
   const details = make("details", {}, make("summary", {}, "Steps at which it changed"));
-  details.addEventListener("toggle", () => {
-    if (!details.open || details.children.length > 1) return;
+  lazyTable(details, () => {
     const box = make("div", { "aria-live": "polite" }, make("p", { class: "hint" }, "Reading\u2026"));
-    details.append(box);
     ask("history", { key }).then((answer) => {
       const at = (step) => make("button", { type: "button", onclick: () => {
         byId("key-step").value = step;
@@ -233,6 +225,7 @@ function historyView(key) {
         { title: "Detail", left: true, cell: (v) => v.detail },
       ], answer.versions, 25), answer.count > answer.versions.length ? make("p", { class: "hint" }, `The last ${countText(answer.versions.length)} of ${countText(answer.count)}.`) : "");
     }, (error) => box.replaceChildren(make("p", { class: "error", role: "alert" }, error.message)));
+    return box;
   });
   return details;
 }

@@ -63,16 +63,19 @@ function timeText(seconds) {
     `${two(time.getHours())}:${two(time.getMinutes())}`;
 }
 
-// About `count` round numbers from 0 to at least `largest`, in units of 1024 for bytes.
-function ticks(largest, count, base) {
-  if (!(largest > 0)) return [0];
+// About `count` round numbers, of which the first is at most `least` and the last at least `most`; in
+// units of powers of `base` if there is one.
+function ticks(least, most, count, base = Infinity) {
   let unit = 1;
-  if (base === 1024) while (largest / unit >= 1024) unit *= 1024;
-  const rough = largest / unit / count;
+  while ((most - least) / unit >= base) unit *= base;
+  const rough = (most - least || Math.abs(most) || 1) / unit / count;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].find((factor) => factor * power >= rough) * power * unit;
+  const step = [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.999) * power * unit;
   const result = [];
-  for (let value = 0; value < largest + step * 0.999 && result.length < 20; value += step) result.push(value);
+  for (let i = Math.floor(least / step + 1e-9); result.length < 20; ++i) {
+    result.push(i * step);
+    if (i * step >= most - step * 1e-9 && result.length > 1) break;
+  }
   return result;
 }
 
@@ -85,19 +88,6 @@ function breakable(name) {
     fragment.append(part);
   });
   return fragment;
-}
-
-// Round numbers, of which the first is at most `least` and the last at least `most`.
-function ticksBetween(least, most, count) {
-  const rough = (most - least || Math.abs(most) || 1) / count;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.999) * power;
-  const result = [];
-  for (let i = Math.floor(least / step + 1e-9); result.length < 20; ++i) {
-    result.push(i * step);
-    if (i * step >= most - step * 1e-9 && result.length > 1) break;
-  }
-  return result;
 }
 
 // Tables that show more than their first portion, by their caption.
@@ -134,9 +124,9 @@ function makeTable(caption, columns, rows, portion = 100) {
   return make("div", {}, box, more);
 }
 
-// Fills a details element when it is opened, and again with refresh() while it is open.
-function lazyTable(id, build) {
-  const details = byId(id);
+// Fills a details element when it is opened, and again with the function that is returned while it is
+// open.
+function lazyTable(details, build) {
   const refresh = () => {
     while (details.children.length > 1) details.lastChild.remove();
     if (details.open) details.append(build());

@@ -54,11 +54,11 @@ function startHeatmap() {
   const plot = make("div");
   const more = make("button", { type: "button", class: "more", hidden: true });
   box.append(make("div", { class: "heat" }, rowNames, plot), more);
-  let rows = [], shown = [], area = null;
+  let rows = [], shown = [];
   const measure = () => measures[select.value];
   const level = (row, i) => rows[row].rows[select.value]?.[i] || 0;
   const paint = (context, width) => {
-    area = { left: 0, top: 0, right: width, bottom: kHeatTop + rows.length * kRowHeight, slot: width / Math.max(1, shown.length) };
+    const area = { left: 0, top: 0, right: width, bottom: kHeatTop + rows.length * kRowHeight, slot: width / Math.max(1, shown.length) };
     area.x = (i) => (i + 0.5) * area.slot;
     const colors = heatColors(measure());
     const pixels = Math.max(1, Math.round(width));
@@ -82,11 +82,13 @@ function startHeatmap() {
     });
     paintStepLabels(context, area, shown.map((i) => data.columns.last[i]), area.bottom + 12);
     paintAlarms(context, area, shown.map((i) => data.columns.first[i]), shown.map((i) => data.columns.last[i]));
-    if (chart.position < 0) return;
-    const [row, position] = [Math.floor(chart.position / shown.length), chart.position % shown.length];
-    context.strokeStyle = color("text");
-    context.lineWidth = 2;
-    context.strokeRect(position * area.slot, kHeatTop + row * kRowHeight + 1, Math.max(3, area.slot), kRowHeight - 2);
+    if (chart.position >= 0) {
+      const [row, position] = [Math.floor(chart.position / shown.length), chart.position % shown.length];
+      context.strokeStyle = color("text");
+      context.lineWidth = 2;
+      context.strokeRect(position * area.slot, kHeatTop + row * kRowHeight + 1, Math.max(3, area.slot), kRowHeight - 2);
+    }
+    return area;
   };
   const describe = (at) => {
     const [row, position] = [Math.floor(at / shown.length), at % shown.length];
@@ -95,7 +97,7 @@ function startHeatmap() {
     const lines = [modulePath(rows[row]), i === 0 && select.value === "changed" && level(row, i) > 0 ? "first examined step: all bytes are new" : measure().text(level(row, i))];
     if (data.columns.examined[i] > 1) lines.push(`the largest value of ${plural(data.columns.examined[i], "examined step")}`);
     else if (data.columns.total[i] > 1) lines.push(`since the examined step ${data.columns.last[i - 1]}`);
-    return { title: steps, lines, x: (position + 0.5) * area.slot, y: kHeatTop + row * kRowHeight + 10 };
+    return { title: steps, lines, x: chart.area.x(position), y: kHeatTop + row * kRowHeight + 10 };
   };
   const enter = (at) => {
     const module = rows[Math.floor(at / shown.length)];
@@ -113,8 +115,8 @@ function startHeatmap() {
     count: () => rows.length * shown.length, describe, enter, move,
     at: (x, y) => {
       const row = Math.max(0, Math.floor((y - kHeatTop) / kRowHeight));
-      if (!area || row >= rows.length || shown.length === 0) return -1;
-      return row * shown.length + Math.max(0, Math.min(shown.length - 1, Math.floor(x / area.slot)));
+      if (row >= rows.length) return -1;
+      return row * shown.length + Math.max(0, Math.min(shown.length - 1, Math.floor(x / chart.area.slot)));
     },
     key: (event) => {
       if (event.key !== "Backspace" || state.module === 0) return false;
@@ -122,7 +124,7 @@ function startHeatmap() {
       return true;
     },
   });
-  const refreshTable = lazyTable("changes-table", () => changesTable(rows, shown, select.value));
+  const refreshTable = lazyTable(byId("changes-table"), () => changesTable(rows, shown, select.value));
   const refresh = () => {
     const scope = modules[state.module];
     const all = rowsOf(scope);

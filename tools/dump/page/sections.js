@@ -64,7 +64,7 @@ function startHealth() {
   }
   byId("space").append(make("h3", {}, `${bytesText(space.file + space.unused)} in segments`), bar,
     make("ul", { class: "legend" }, ...parts.filter((part) => part[3] > 0).map((part) => make("li", {}, make("span", { class: `swatch ${part[1]}` }), `${bytesText(part[3])} ${part[2]}`))));
-  lazyTable("segments-table", () => makeTable("Segments", [
+  lazyTable(byId("segments-table"), () => makeTable("Segments", [
     { title: "Segment", cell: (s) => s.name },
     { title: "Written by step", cell: (s) => String(s.step) },
     { title: "Rank", cell: (s) => String(s.rank) },

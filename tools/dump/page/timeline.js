@@ -4,7 +4,7 @@ function startTimeline() {
   const line = data.timeline;
   const count = line.first.length;
   let shown = [];  // positions of columns
-  let area = null, drag = null;
+  let drag = null;
   const tagsOf = (i) => data.tags.filter((tag) => tag.step >= line.first[i] && tag.step <= line.last[i]).map((tag) => tag.tag);
   const describe = (position) => {
     const i = shown[position];
@@ -19,11 +19,11 @@ function startTimeline() {
       const value = asNumber(metric.values[i]);
       if (value !== undefined) lines.push(`${metric.name}: ${numberText(value)}`);
     }
-    return { title: stepsText(line.first[i], line.last[i]), lines, x: area.x(position), y: area.top + 20 };
+    return { title: stepsText(line.first[i], line.last[i]), lines, x: chart.area.x(position), y: chart.area.top + 20 };
   };
   const paint = (context, width, height) => {
-    const values = ticks(Math.max(1, ...shown.map((i) => Math.max(line.logical[i], line.written[i]))), 4, 1024);
-    area = paintAxes(context, width, height, { values, text: bytesText, steps: shown.map((i) => line.last[i]), top: 24 });
+    const values = ticks(0, Math.max(1, ...shown.map((i) => Math.max(line.logical[i], line.written[i]))), 4, 1024);
+    const area = paintAxes(context, width, height, { values, text: bytesText, steps: shown.map((i) => line.last[i]), top: 24 });
     const gap = area.slot >= 4 ? 1 : 0;
     shown.forEach((i, position) => {
       // Whole pixels, because the edges of neighbors would be visible as stripes.
@@ -35,11 +35,12 @@ function startTimeline() {
       context.fillStyle = color("fresh");
       context.fillRect(x, fresh, w, area.bottom - fresh);
     });
-    paintTags(context);
+    paintTags(context, area);
     paintAlarms(context, area, shown.map((i) => line.first[i]), shown.map((i) => line.last[i]));
-    paintSelection(context);
+    paintSelection(context, area);
+    return area;
   };
-  const paintTags = (context) => {
+  const paintTags = (context, area) => {
     let end = -Infinity;
     context.textBaseline = "middle";
     shown.forEach((i, position) => {
@@ -61,7 +62,7 @@ function startTimeline() {
       end = at + half + 8;
     });
   };
-  const paintSelection = (context) => {
+  const paintSelection = (context, area) => {
     context.strokeStyle = color("text");
     context.lineWidth = 1.5;
     if (chart.position >= 0 && chart.position < shown.length) {
@@ -73,10 +74,6 @@ function startTimeline() {
     context.fillStyle = color("accent");
     context.fillRect(area.left + a * area.slot, area.top, (b - a + 1) * area.slot, area.bottom - area.top);
     context.globalAlpha = 1;
-  };
-  const at = (x) => {
-    if (!area || shown.length === 0) return -1;
-    return Math.max(0, Math.min(shown.length - 1, Math.floor((x - area.left) / area.slot)));
   };
   const setRange = (a, b) => setState({ low: line.first[shown[a]], high: line.last[shown[b]] });
   const zoom = (factor) => {
@@ -96,23 +93,23 @@ function startTimeline() {
     return true;
   };
   const chart = new Chart(byId("timeline"), "Bytes of each step. The arrow keys move, plus and minus zoom, 0 shows all.", paint, {
-    count: () => shown.length, at, describe, key, move: (position, pressed) => moveInLine(position, pressed, shown.length),
+    count: () => shown.length, describe, key,
   });
   const canvas = chart.canvas;
   canvas.addEventListener("pointerdown", (event) => {
     if (event.pointerType === "touch") return;
-    const i = at(event.offsetX);
+    const i = chart.at(event.offsetX);
     drag = { from: i, to: i };
     canvas.setPointerCapture(event.pointerId);
   });
-  canvas.addEventListener("pointermove", (event) => { if (drag) { drag.to = at(event.offsetX); chart.draw(); } });
+  canvas.addEventListener("pointermove", (event) => { if (drag) { drag.to = chart.at(event.offsetX); chart.draw(); } });
   canvas.addEventListener("pointerup", () => {
     const done = drag;
     drag = null;
     if (done && Math.abs(done.to - done.from) >= 2) setRange(Math.min(done.from, done.to), Math.max(done.from, done.to));
   });
   const metricChart = startMetrics(() => shown);
-  const refreshTable = lazyTable("steps-table", () => stepsTable(shown, tagsOf));
+  const refreshTable = lazyTable(byId("steps-table"), () => stepsTable(shown, tagsOf));
   const refresh = () => {
     shown = columnsInRange(line.first, line.last);
     chart.position = Math.min(chart.position, shown.length - 1);
@@ -155,25 +152,23 @@ function startMetrics(shownSteps) {
   byId("metric-box").hidden = false;
   const select = byId("metric");
   data.metrics.forEach((metric, i) => select.append(make("option", { value: i }, metric.name)));
-  let area = null;
   const metric = () => data.metrics[select.value];
   const values = () => shownSteps().map((i) => asNumber(metric().values[i]));
   const paint = (context, width, height) => {
     const shown = shownSteps();
     const finite = values().filter(Number.isFinite);
-    const axis = finite.length ? ticksBetween(Math.min(...finite), Math.max(...finite), 4) : [0, 1];
-    area = paintAxes(context, width, height, { values: axis, text: numberText, steps: shown.map((i) => data.timeline.last[i]) });
+    const axis = finite.length ? ticks(Math.min(...finite), Math.max(...finite), 4) : [0, 1];
+    const area = paintAxes(context, width, height, { values: axis, text: numberText, steps: shown.map((i) => data.timeline.last[i]) });
     paintLine(context, area, values(), color("fresh"));
     paintAlarms(context, area, shown.map((i) => data.timeline.first[i]), shown.map((i) => data.timeline.last[i]));
     if (chart.position >= 0) paintPoint(context, area, chart.position, values()[chart.position]);
+    return area;
   };
   const chart = new Chart(byId("metric-plot"), "The metric at each step. The arrow keys move.", paint, {
     count: () => shownSteps().length,
-    at: (x) => (area && shownSteps().length ? Math.max(0, Math.min(shownSteps().length - 1, Math.floor((x - area.left) / area.slot))) : -1),
-    move: (position, key) => moveInLine(position, key, shownSteps().length),
     describe: (position) => {
       const i = shownSteps()[position];
-      return { title: stepsText(data.timeline.first[i], data.timeline.last[i]), lines: [`${metric().name}: ${numberText(values()[position])}`], x: area.x(position), y: 30 };
+      return { title: stepsText(data.timeline.first[i], data.timeline.last[i]), lines: [`${metric().name}: ${numberText(values()[position])}`], x: chart.area.x(position), y: 30 };
     },
   });
   select.addEventListener("change", () => chart.draw());

@@ -139,7 +139,7 @@ function startTreemap() {
     cells.forEach((cell, j) => { cell.tabIndex = j === i ? 0 : -1; });
     cells[i].focus({ focusVisible: true });
   };
-  const refreshTable = lazyTable("bytes-table", () => bytesTable());
+  const refreshTable = lazyTable(byId("bytes-table"), () => bytesTable());
   const draw = () => {
     width = container.clientWidth;
     const scope = modules[state.module];

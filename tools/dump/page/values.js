@@ -81,13 +81,12 @@ function startSeries() {
   series.forEach((one, i) => select.append(make("option", { value: i }, one.fqn + (isBad(one) ? " (NaN or Inf)" : ""))));
   const first = data.tensors.find((t) => series.some((one) => one.fqn === t.fqn));
   select.value = Math.max(0, series.findIndex((one) => one.fqn === first?.fqn));
-  let area = null;
   const chosen = () => series[select.value];
   const paint = (context, width, height) => {
     const one = chosen();
     const finite = [...one.min, ...one.max].filter(Number.isFinite);
-    const values = ticksBetween(Math.min(0, ...finite), Math.max(0, ...finite), 4);
-    area = paintAxes(context, width, height, { values, text: numberText, steps: one.steps });
+    const values = ticks(Math.min(0, ...finite), Math.max(0, ...finite), 4);
+    const area = paintAxes(context, width, height, { values, text: numberText, steps: one.steps });
     context.fillStyle = color("shared");
     one.steps.forEach((_, i) => {
       if (!Number.isFinite(one.min[i]) || !Number.isFinite(one.max[i])) return;
@@ -97,17 +96,16 @@ function startSeries() {
     paintLine(context, area, one.mean, color("fresh"));
     paintAlarms(context, area, one.steps, one.steps);
     if (chart.position >= 0) paintPoint(context, area, chart.position, one.mean[chart.position]);
+    return area;
   };
   const chart = new Chart(byId("series-plot"), "Smallest, mean and largest value of the tensor at each step. The arrow keys move.", paint, {
     count: () => chosen().steps.length,
-    at: (x) => (area ? Math.max(0, Math.min(chosen().steps.length - 1, Math.floor((x - area.left) / area.slot))) : -1),
-    move: (position, key) => moveInLine(position, key, chosen().steps.length),
     describe: (i) => ({
-      title: `Step ${chosen().steps[i]}`, x: area.x(i), y: 30,
+      title: `Step ${chosen().steps[i]}`, x: chart.area.x(i), y: 30,
       lines: [`max ${numberText(chosen().max[i])}`, `mean ${numberText(chosen().mean[i])}`, `min ${numberText(chosen().min[i])}`],
     }),
   });
-  const refreshTable = lazyTable("series-table", () => makeTable("Values of the tensor", [
+  const refreshTable = lazyTable(byId("series-table"), () => makeTable("Values of the tensor", [
     { title: "Step", cell: (i) => String(chosen().steps[i]) },
     ...["min", "mean", "max"].map((name) => ({ title: name, cell: (i) => numberText(chosen()[name][i]) })),
   ], chosen().steps.map((_, i) => i)));

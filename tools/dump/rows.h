@@ -1,0 +1,59 @@
+#pragma once
+/// The rows of a verb, as a table or as one JSON document with a list.
+
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kv/base/error.h"
+#include "tools/common/json.h"
+#include "tools/common/table.h"
+#include "tools/dump/verbs.h"
+
+namespace cairn::tools {
+
+class Rows {
+ public:
+  /// The members of the object `head` precede the list `name` in the document.
+  Rows(const DumpRun& run, std::vector<Column> columns, const Json& head, std::string_view name)
+      : table_(run.out, std::move(columns)) {
+    if (run.json) list_.emplace(run.out, head, name);
+  }
+
+  /// Adds a row: what `cells` returns to the table, or what `json` returns to the list.
+  template <typename MakeCells, typename MakeJson>
+  void Add(const MakeCells& cells, const MakeJson& json) {
+    is_empty_ = false;
+    if (list_) {
+      list_->Add(json());
+    } else {
+      table_.Add(cells());
+    }
+  }
+  /// Adds a row that the JSON document does not have.
+  void AddToTable(const std::vector<Cell>& cells) {
+    if (!list_) table_.Add(cells);
+  }
+  bool is_empty() const { return is_empty_; }
+
+  /// Ends the output, a document with the members of `tail`, and returns `listed`. After an error,
+  /// the rows before it are useful, and a document has a member "error".
+  Result<void> Finish(Result<void> listed = {}, const Json& tail = Json::object()) {
+    if (!list_) {
+      table_.Finish();
+    } else if (listed) {
+      list_->Finish(tail);
+    } else {
+      list_->Abandon(listed.error());
+    }
+    return listed;
+  }
+
+ private:
+  Table table_;
+  std::optional<JsonList> list_;
+  bool is_empty_ = true;
+};
+
+}  // namespace cairn::tools
