@@ -34,8 +34,7 @@ class CopiesUnderWay:
 def _pinned_as_in_torch(pin_memory: bool | None) -> bool | None:
     if pin_memory and not torch.cuda.is_available():
         warnings.warn(
-            "pin_memory=True is ignored: torch finds no CUDA device to pin memory for",
-            stacklevel=3,
+            "pin_memory=True is ignored: torch finds no CUDA device to pin memory for", stacklevel=3
         )
         return None
     return pin_memory

@@ -193,10 +193,7 @@ def save_with_both(rank: int, order: list[str], path: Path) -> None:
 
 @pytest.mark.parametrize(
     "order",
-    [
-        ["files", "cairn", "files", "cairn", "cairn"],
-        ["cairn", "files", "cairn", "files", "files"],
-    ],
+    [["files", "cairn", "files", "cairn", "cairn"], ["cairn", "files", "cairn", "files", "files"]],
     ids="-".join,
 )
 @pytest.mark.parametrize("world_size", [1, 2])
