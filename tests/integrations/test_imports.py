@@ -1,7 +1,9 @@
-"""`import cairn` imports none of the libraries that it is integrated with."""
+"""Cairn imports the libraries that it is integrated with only when they are needed."""
 
 import subprocess
 import sys
+
+import pytest
 
 LIBRARIES = (
     "accelerate", "deepspeed", "diffusers", "jax", "megatron", "orbax", "peft",
@@ -9,8 +11,9 @@ LIBRARIES = (
 )
 
 
-def test_cairn_imports_none_of_them():
-    program = f"import sys, cairn; print({set(LIBRARIES)} & {{*sys.modules}})"
+@pytest.mark.parametrize(("module", "needed"), [("cairn", set()), ("cairn.hf", {"torch"})])
+def test_a_module_imports_only_the_libraries_that_it_needs(module, needed):
+    program = f"import sys, {module}; print({set(LIBRARIES) - needed} & {{*sys.modules}})"
 
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -21,13 +21,7 @@ from cairn._base.open_options import OpenOptions
 from cairn._opened.tiers import open_nearest
 from cairn._tensors.subclasses import SUBCLASS_KEY, check_same, describe, is_subclass
 from cairn._tensors.targets import Target, check_shape, staged_target_of
-from cairn.dcp._location import (
-    CheckpointId,
-    Located,
-    Location,
-    locate,
-    required,
-)
+from cairn.dcp._location import CheckpointId, Located, Location, locate, required
 from cairn.dcp._metadata import StepMetadata, load_metadata, shard_key
 from cairn.dcp._saves import new_id
 from cairn.dcp._values import PlannerBytes, Values, overrides, set_value

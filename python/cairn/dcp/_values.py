@@ -24,14 +24,7 @@ from cairn._ranks.ranks import Ranks
 from cairn._save.flatten import flatten
 from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, plain_value
 from cairn._tensors.subclasses import Rebuilder
-from cairn.dcp._metadata import (
-    AS_GIVEN,
-    BYTES_IO,
-    Slot,
-    StepMetadata,
-    SubclassSlot,
-    nested_values,
-)
+from cairn.dcp._metadata import AS_GIVEN, BYTES_IO, Slot, StepMetadata, SubclassSlot, nested_values
 from cairn.errors import Corrupt, Invalid, NotFound
 
 # DCP itself decides which rank saves what; each rank's part is a separate state.
@@ -76,8 +69,7 @@ def value_of(planner: SavePlanner, item: WriteItem, allow_pickle: bool) -> tuple
             return value, None
         if not allow_pickle:
             raise Invalid(
-                str(refusal).replace("to save and load", "to CairnWriter and CairnReader"),
-                key=fqn,
+                str(refusal).replace("to save and load", "to CairnWriter and CairnReader"), key=fqn
             ) from refusal
     data = planner.resolve_data(item).getvalue()
     if not data.startswith(_PICKLE_STARTS):

@@ -7,10 +7,7 @@ from collections.abc import Hashable, Iterable
 from typing import Any
 
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import (
-    CURRENT_DCP_VERSION,
-    SerializationFormat,
-)
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, SerializationFormat
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import (
     SavePlan,
@@ -31,13 +28,7 @@ from cairn._ranks.sharded import Shards
 from cairn._tensors.sources import Source, Sources
 from cairn._tensors.subclasses import is_subclass
 from cairn.dcp import _saves as saves
-from cairn.dcp._location import (
-    CheckpointId,
-    Located,
-    Location,
-    locate,
-    required,
-)
+from cairn.dcp._location import CheckpointId, Located, Location, locate, required
 from cairn.dcp._metadata import EXTENSION, encode, paths_of, shard_key
 from cairn.dcp._values import ALONE, flat_values, overrides, value_of
 from cairn.errors import Invalid
@@ -287,10 +278,7 @@ class CairnWriter(Located, StorageWriter, AsyncStager):
         self, part: saves.Part, ticket: saves.Ticket, plan: SavePlan, planner: SavePlanner
     ) -> list[WriteResult]:
         part.native.begin(
-            ticket.attempt,
-            ticket.rank,
-            overwrite=self.overwrite,
-            chunk_bytes=self._chunk_bytes,
+            ticket.attempt, ticket.rank, overwrite=self.overwrite, chunk_bytes=self._chunk_bytes
         )
         portion = _Portion(self.use_collectives)
         for items in _by_fqn(plan.items):

@@ -126,9 +126,7 @@ def _escaped(key: str) -> str:
 
 @contextmanager
 def open_model(
-    address: str | os.PathLike[str],
-    step: int | str | None = None,
-    progress: Progress = False,
+    address: str | os.PathLike[str], step: int | str | None = None, progress: Progress = False
 ) -> Iterator[StoredModel]:
     """Opens the model at ``STORE[@STEP]`` for this process alone."""
     parsed = parse_address(address)

@@ -16,8 +16,7 @@ A step that JAX has written is an ordinary one: :meth:`cairn.Store.read` returns
 from __future__ import annotations
 
 from cairn.jax._load import load
-from cairn.jax._open import open
 from cairn.jax._orbax import import_orbax
-from cairn.jax._save import save, save_async
+from cairn.jax._save import open, save, save_async
 
 __all__ = ["import_orbax", "load", "open", "save", "save_async"]

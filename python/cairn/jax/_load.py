@@ -297,9 +297,7 @@ class _Reader:
     def _mismatch(self, fqn: str, stored: str, wanted: str) -> Invalid:
         step = self._contents.step
         return Invalid(
-            f"'{fqn}' is {stored} in step {step} but {wanted} in the template",
-            key=fqn,
-            step=step,
+            f"'{fqn}' is {stored} in step {step} but {wanted} in the template", key=fqn, step=step
         )
 
 

@@ -21,10 +21,9 @@ once more when the process receives SIGTERM.
 """
 
 from cairn._tensors.subclasses import register_tensor_subclass
-from cairn.torch._dcp_stager import CairnStager
 from cairn.torch._resume import ResumedStep
 from cairn.torch._saver import Saver
-from cairn.torch._stager import Staged, StateDictStager
+from cairn.torch._stager import CairnStager, Staged, StateDictStager
 
 __all__ = [
     "CairnStager",

@@ -75,8 +75,7 @@ def read_pointer(path: str | os.PathLike[str]) -> Pointer:
         raise Corrupt(f"{path} is damaged ({error}): open the store", file=str(path)) from None
     if version != _VERSION or not isinstance(store, str) or type(step) is not int:
         raise Invalid(
-            f"{path} has a version that this release cannot read: use a newer Cairn",
-            file=str(path),
+            f"{path} has a version that this release cannot read: use a newer Cairn", file=str(path)
         )
     if is_directory(store):
         store = os.path.normpath(path.resolve().parent / store.removeprefix("file:"))

@@ -18,22 +18,12 @@ import pytorch_lightning as lightning
 import torch
 from lightning_fabric.plugins import CheckpointIO
 
-from cairn._base.addresses import (
-    absolute_address,
-    canonical_address,
-    is_directory,
-    parse_address,
-)
+from cairn._base.addresses import absolute_address, canonical_address, is_directory, parse_address
 from cairn._open import open as open_store
 from cairn.errors import Error, Invalid, NotFound
 from cairn.store import Store
 from cairn.torch import Saver
-from cairn.trainers._pointers import (
-    Pointer,
-    find_pointer,
-    read_pointer,
-    write_pointer,
-)
+from cairn.trainers._pointers import Pointer, find_pointer, read_pointer, write_pointer
 
 _log = logging.getLogger(__name__)
 

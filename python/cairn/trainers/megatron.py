@@ -106,10 +106,7 @@ class CairnSaveStrategy(SaveShardedStrategy):
             state[key] = _encode(key, found[0].data, self._allow_pickle)
         place = self._choose_place(folder)
         writer = CairnWriter(
-            place.store,
-            step=place.step,
-            overwrite=True,
-            chunk_bytes=self._chunk_bytes,
+            place.store, step=place.step, overwrite=True, chunk_bytes=self._chunk_bytes
         )
         dcp.save(state, storage_writer=writer, planner=DefaultSavePlanner(flatten_state_dict=False))
         if dist.get_rank() == 0:

@@ -104,11 +104,7 @@ class CairnCheckpointManager(CheckpointManager):
         return True
 
     def dcp_load(
-        self,
-        state_dict: dict[str, Any],
-        checkpoint_id: str,
-        from_hf: bool,
-        from_quantized: bool,
+        self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool
     ) -> None:
         """Loads an initial checkpoint: the latest step, if it is a store; otherwise as torchtitan
         does."""

@@ -87,14 +87,15 @@ def test_a_checkpoint_of_torch_is_not_mixed_with_a_store(path):
     assert FILES.load(blank(), path)["step"] == 3
 
 
-def test_overwrite_false_has_the_text_that_scripts_look_for(storage, path):
+def test_overwrite_false_keeps_the_checkpoint_and_has_the_text_that_scripts_look_for(storage, path):
     storage.save(STATE, path)
     later = storage.writer(path)
     later.overwrite = False
 
     for writer in (storage.writer(path, overwrite=False), later):
-        errors = errors_of(dcp.save, STATE, storage_writer=writer)
-        assert "Checkpoint already exists" in str(errors[0])
+        errors = errors_of(dcp.save, {**STATE, "step": 4}, storage_writer=writer)
+        assert list(errors) == [0] and "Checkpoint already exists" in str(errors[0])
+    assert storage.load(blank(), path)["step"] == 3
 
 
 # Without a reader
@@ -193,10 +194,7 @@ def save_with_both(rank: int, order: list[str], path: Path) -> None:
 
 @pytest.mark.parametrize(
     "order",
-    [
-        ["files", "cairn", "files", "cairn", "cairn"],
-        ["cairn", "files", "cairn", "files", "files"],
-    ],
+    [["files", "cairn", "files", "cairn", "cairn"], ["cairn", "files", "cairn", "files", "files"]],
     ids="-".join,
 )
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -192,13 +192,6 @@ def test_a_save_replaces_the_checkpoint_that_is_there(storage, path):
     assert failures_of(storage.load, {"old": 0}, path) == {0: "RuntimeError"}
 
 
-def test_overwrite_false_keeps_the_checkpoint_that_is_there(storage, path):
-    storage.save({"a": torch.zeros(3)}, path)
-    writer = storage.writer(path, overwrite=False)
-    assert list(failures_of(dcp.save, {"a": torch.ones(3)}, storage_writer=writer)) == [0]
-    assert_same(storage.load({"a": torch.ones(3)}, path), {"a": torch.zeros(3)})
-
-
 def test_the_metadata_that_save_returns_is_what_a_reader_gives(storage, path):
     state = {**NESTED, **odd_tensors(), **VALUES}
     saved = storage.save(state, path)
