@@ -26,8 +26,7 @@ class ChunkGrid {
   /// overflows, or the dtype is unknown.
   static Result<ChunkGrid> Make(DType dtype, Shape shape,
                                 uint64_t chunk_bytes = kDefaultChunkBytes);
-  /// The grid of a box of a tensor. kInvalidArgument: chunk_bytes is 0, the number of bytes
-  /// overflows, or the dtype is unknown.
+  /// The grid of a box of a tensor. Errors: as above.
   static Result<ChunkGrid> Make(DType dtype, Box box, uint64_t chunk_bytes);
 
   const Box& box() const { return box_; }

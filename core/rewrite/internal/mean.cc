@@ -87,7 +87,7 @@ using Float32 = Stored<float, uint32_t, 0x7fc00000>;
 using Float64 = Stored<double, uint64_t, 0x7ff8000000000000>;
 
 template <typename Type>
-void Begin(const MeanRun& run, double weight) {
+void BeginMean(const MeanRun& run, double weight) {
   const auto factor = static_cast<typename Type::Sum>(weight);
   const size_t count = run.first.size() / sizeof(typename Type::Bits);
   for (size_t i = 0; i < count; ++i) {
@@ -98,7 +98,7 @@ void Begin(const MeanRun& run, double weight) {
 }
 
 template <typename Type>
-void Add(const MeanRun& run, double weight, std::span<const std::byte> numbers) {
+void AddToMean(const MeanRun& run, double weight, std::span<const std::byte> numbers) {
   using Bits = typename Type::Bits;
   using Sum = typename Type::Sum;
   const auto factor = static_cast<Sum>(weight);
@@ -117,7 +117,7 @@ void Add(const MeanRun& run, double weight, std::span<const std::byte> numbers) 
 }
 
 template <typename Type>
-void Finish(const MeanRun& run) {
+void FinishMean(const MeanRun& run) {
   using Bits = typename Type::Bits;
   using Sum = typename Type::Sum;
   const size_t count = run.first.size() / sizeof(Bits);
@@ -278,9 +278,9 @@ void MeanWindow::AddStep(size_t step) {
                       .sum = {sums_.get() + 2 * begin, sum_bytes}};
     VisitKind(kind, [&](auto type) {
       using Type = decltype(type);
-      if (step == 0) return Begin<Type>(run, weight);
-      Add<Type>(run, weight, {next_.get() + begin, length});
-      if (is_last) Finish<Type>(run);
+      if (step == 0) return BeginMean<Type>(run, weight);
+      AddToMean<Type>(run, weight, {next_.get() + begin, length});
+      if (is_last) FinishMean<Type>(run);
     });
   });
 }
