@@ -58,15 +58,8 @@ Json PlainJson(const core::Value& value) {
 }
 
 std::string_view KindName(core::KeyChange::Kind kind) {
-  switch (kind) {
-    case core::KeyChange::Kind::kAdded:
-      return "added";
-    case core::KeyChange::Kind::kRemoved:
-      return "removed";
-    case core::KeyChange::Kind::kChanged:
-      return "changed";
-  }
-  return "changed";
+  static constexpr std::array<std::string_view, 3> kNames = {"added", "removed", "changed"};
+  return kNames[static_cast<size_t>(kind)];
 }
 
 }  // namespace
@@ -155,11 +148,8 @@ Json ChangeJson(const core::KeyChange& change) {
 }
 
 Cell ChangeCell(const core::KeyChange& change) {
-  using Kind = core::KeyChange::Kind;
-  const Style style = change.kind == Kind::kAdded     ? Style::kGreen
-                      : change.kind == Kind::kRemoved ? Style::kRed
-                                                      : Style::kYellow;
-  return Cell(std::string(KindName(change.kind)), style);
+  static constexpr std::array kStyles = {Style::kGreen, Style::kRed, Style::kYellow};  // by kind
+  return Cell(std::string(KindName(change.kind)), kStyles[static_cast<size_t>(change.kind)]);
 }
 
 }  // namespace cairn::tools
