@@ -22,11 +22,10 @@ inline constexpr uint64_t kDefaultChunkBytes = 4 << 20;
 
 class ChunkGrid {
  public:
-  /// The grid of a complete tensor. kInvalidArgument: chunk_bytes is 0, the number of bytes
-  /// overflows, or the dtype is unknown.
+  /// The grid of a complete tensor, or of a box of one. kInvalidArgument: chunk_bytes is 0, the
+  /// number of bytes overflows, or the dtype is unknown.
   static Result<ChunkGrid> Make(DType dtype, Shape shape,
                                 uint64_t chunk_bytes = kDefaultChunkBytes);
-  /// The grid of a box of a tensor. Errors: as above.
   static Result<ChunkGrid> Make(DType dtype, Box box, uint64_t chunk_bytes);
 
   const Box& box() const { return box_; }

@@ -73,7 +73,7 @@ Result<LocalShard> ShardOf(std::span<const uint64_t> shape, const DeviceMesh& me
 
 /// Returns the sizes of the local tensor and the global offsets of its first element. If a strided
 /// shard leaves gaps, this is not a box of the global tensor; LocalShard::Boxes returns its boxes.
-/// Errors: see ShardOf.
+/// kInvalidArgument: see ShardOf.
 Result<Box> LocalBox(std::span<const uint64_t> shape, const DeviceMesh& mesh,
                      std::span<const Placement> placements, uint32_t rank);
 

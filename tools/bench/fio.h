@@ -9,7 +9,7 @@
 
 namespace cairn::tools {
 
-/// Reads and writes a file of its own in the directory, which the destructor removes. The rows have
+/// Reads and writes a new file in the directory, which the destructor removes. The rows have
 /// the time that fio states, for writes with the final fsync. kNotFound: fio is not installed.
 /// kUnavailable: fio failed; the message has the start of its output.
 class Fio {

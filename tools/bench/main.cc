@@ -150,7 +150,7 @@ Verb CommitVerb(Values& values) {
   return Measuring(
       values, "commit", "[--ranks N] [--chunks N]", BenchCommit,
       {.summary =
-           "What rank 0 does for a step of many ranks: reads their parts, checks that\n"
+           "What rank 0 does for the step of a multi-rank store: reads their parts, checks that\n"
            "they form complete tensors, commits. The parts of the ranks are written before,\n"
            "durably. Compared with RocksDB writing the table alone",
        .arguments = {CountOption(values.options.ranks, "--ranks",
