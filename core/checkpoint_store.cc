@@ -196,7 +196,8 @@ Result<SaveReport> CheckpointStore::Save(uint64_t step, const StateDict& state,
   const bool is_on_host = device == nullptr && last->chunks.page_digests.empty();
   auto report = SavePlanned(attempt, plan, options, is_recorded ? &last->chunks : nullptr,
                             device.get(), is_on_host && last->plans.has_same_records());
-  RememberSave(std::move(last), report.has_value() && is_recorded);
+  // A save of device memory has removed the unchanged pages from its plan.
+  RememberSave(std::move(last), report.has_value() && is_recorded && device == nullptr);
   return report;
 }
 
