@@ -5,6 +5,9 @@
 #include <bit>
 #include <vector>
 
+#include "cuda/internal/copy_kernels.h"
+#include "cuda/internal/cuda_call.h"
+
 namespace cairn::cuda::internal {
 namespace {
 
