@@ -151,14 +151,10 @@ def test_the_arguments_of_files_are_taken_by_position(path):
 
 
 def test_chunk_bytes_are_what_the_store_cuts_by(path):
-    save({"t": torch.zeros(1000)}, path, tuning=cairn.SaveTuning(chunk_bytes=1000))
+    save({"t": torch.zeros(1000)}, path, chunk_bytes=1000)
+    tuning = cairn.SaveTuning(chunk_bytes=1000)
     with cairn.open(path, mode="a") as store:
-        assert (
-            store.save(
-                1, {"t": torch.zeros(1000)}, tuning=cairn.SaveTuning(chunk_bytes=1000)
-            ).chunks_reused
-            == 4
-        )
+        assert store.save(1, {"t": torch.zeros(1000)}, tuning=tuning).chunks_reused == 4
 
 
 def test_writers_and_readers_pickle(path):
