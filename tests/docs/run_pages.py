@@ -75,7 +75,7 @@ class Page:
         exec(compile(program, str(self._path), "exec"), self.names)
 
     def _open(self) -> None:
-        if self.names.get("store") is None or self.names["store"]._closed:
+        if self.names.get("store") is None or self.names["store"].opened.is_closed:
             self.names["store"] = cairn.open("runs/gpt", mode="a")
             self.names["saver"] = cairn.torch.Saver(self.names["store"], every=100)
 
