@@ -32,8 +32,9 @@ def replacing(
         placed()
         sync_folder(path.parent)
     except BaseException as error:
-        with suppress(OSError):
-            os.unlink(temporary)
+        if not isinstance(error, FileExistsError):
+            with suppress(OSError):
+                os.unlink(temporary)
         if isinstance(error, OSError):
             text = f"cannot write the file: {error.strerror} (file {path})"
             raise Unavailable(text) from None
