@@ -55,7 +55,7 @@ class RebuildTest : public ::testing::Test {
     return internal::RootName(internal::FindNewest(*storage_).value()->number);
   }
   void ExpectSteps() {
-    ExpectSteps(path_, steps_);
+    kv::testing::ExpectSteps(path_, steps_);
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
     ExpectSound(*reader);
   }
