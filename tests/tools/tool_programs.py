@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -67,8 +68,13 @@ def run_interop(verb, *words, **options):
         form = [] if "--format" in words else ["--format", "dcp" if is_dcp else "torch"]
         words = [store, words[1], "--step", str(step), *form, *patterns, *words[count:]]
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = main([verb, *words])
+    limit, handler = sys.getrecursionlimit(), signal.getsignal(signal.SIGTERM)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            status = main([verb, *words])
+    finally:  # a program would have its process to itself
+        sys.setrecursionlimit(limit)
+        signal.signal(signal.SIGTERM, handler)
     return checked("kv-admin", words, Finished(status, out.getvalue(), err.getvalue()))
 
 
