@@ -141,6 +141,7 @@ void CommunicatorBinding::Interrupt(const char* why) {
   const std::lock_guard alive(life_mutex_);
   if (stop_) stop_->Request(why);
   if (communicator_) communicator_->Interrupt();
+  for (SignalWatch* const watch : watches_) watch->ReleaseWorker();
 }
 
 void CommunicatorBinding::WatchRanks() {
@@ -160,17 +161,36 @@ Result<void> CommunicatorBinding::RunWatched(SignalWatch& watch,
     call();
     return {};
   }
-  std::packaged_task<void()> task(call);
-  std::future<void> ended = task.get_future();
+  thread_local const CommunicatorBinding* waits_for = nullptr;
+  if (waits_for == this) {
+    return Fail(ErrorCode::kFailedPrecondition,
+                "a progress function of a call of all ranks cannot make another one");
+  }
+  std::packaged_task<void()> task([&] {
+    const std::unique_ptr<SignalWatch, void (*)(SignalWatch*)> end(
+        &watch, [](SignalWatch* watch) { watch->SetEnded(); });
+    call();
+  });
+  std::future<void> result = task.get_future();
   CAIRN_TRY_ASSIGN(std::thread thread, kv::StartThread("a call of all ranks", std::move(task)));
+  const CommunicatorBinding* const outer = std::exchange(waits_for, this);
+  {
+    const std::lock_guard alive(life_mutex_);
+    watches_.push_back(&watch);
+  }
   bool is_interrupted = false;
-  while (ended.wait_for(WaitSlice()) != std::future_status::ready) {
+  while (!watch.AwaitEnd()) {
     if (is_interrupted) continue;
     WatchRanks();
     if (watch.Check()) continue;
     is_interrupted = true;
     Interrupt("interrupted on this rank");
   }
+  {
+    const std::lock_guard alive(life_mutex_);
+    std::erase(watches_, &watch);
+  }
+  waits_for = outer;
   // The call borrows memory of the caller, so it must end before this returns.
   thread.join();
   // The other ranks notice a failure over NCCL only when the connections close.
@@ -179,7 +199,7 @@ Result<void> CommunicatorBinding::RunWatched(SignalWatch& watch,
     return stop_ && stop_->has_failed();
   }();
   if (is_interrupted || has_failed) LeaveWithoutGil();
-  ended.get();
+  result.get();
   return {};
 }
 

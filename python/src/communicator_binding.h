@@ -117,6 +117,7 @@ class CommunicatorBinding {
   std::unique_ptr<core::Communicator> communicator_;  // null after Leave
   std::unique_ptr<core::Communicator> tensors_;       // null without NCCL
   std::shared_ptr<cuda::NcclStop> stop_;  // shared with NCCL; changed with life_mutex_ held
+  std::vector<SignalWatch*> watches_;     // of the calls that run or wait; with life_mutex_ held
   int rank_ = 0;
   int world_size_ = 1;
 };

@@ -90,41 +90,61 @@ core::Progress SignalWatch::AsProgress() {
 }
 
 bool SignalWatch::Check() {
-  if (raised_) return false;
-  if (!IsDue()) return true;
+  if (is_interrupted_) return false;
+  if (!IsDue(last_check_)) return true;
   const GilAcquire gil;
-  if (!gil) return false;
-  if (PyErr_CheckSignals() == 0) {
-    ReportFollowed();
-    return true;
-  }
+  return gil && CheckSignals();
+}
+
+bool SignalWatch::CheckSignals() {
+  if (PyErr_CheckSignals() == 0) return true;
   raised_.emplace();
+  is_interrupted_ = true;
   return false;
 }
 
-void SignalWatch::Follow(std::shared_ptr<BackgroundProgress> progress) {
-  followed_ = std::move(progress);
+core::Progress SignalWatch::AsProgressOfWorker() {
+  return [this](uint64_t done, uint64_t total) {
+    std::unique_lock lock(mutex_);
+    report_ = WorkerReport{.done_bytes = done, .total_bytes = total};
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return !report_.has_value() || is_released_; });
+    return may_continue_ && !is_released_;
+  };
 }
 
-void SignalWatch::ReportFollowed() {
-  if (!followed_ || followed_->is_stopped || followed_->total_bytes == 0) return;
-  try {
-    if (progress_.Call(followed_->done_bytes, followed_->total_bytes)) return;
-  } catch (nb::python_error& error) {
-    raised_by_function_.emplace(std::move(error));
-  }
-  followed_->is_stopped = true;
+bool SignalWatch::AwaitEnd() {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, WaitSlice(), [this] { return has_ended_ || report_.has_value(); });
+  if (!report_) return has_ended_;
+  const WorkerReport report = *report_;
+  lock.unlock();
+  const bool may_continue = Report(report.done_bytes, report.total_bytes);
+  lock.lock();
+  may_continue_ = may_continue;
+  report_.reset();
+  changed_.notify_all();
+  return has_ended_;
+}
+
+void SignalWatch::ReleaseWorker() {
+  const std::lock_guard lock(mutex_);
+  is_released_ = true;
+  changed_.notify_all();
+}
+
+void SignalWatch::SetEnded() {
+  const std::lock_guard lock(mutex_);
+  has_ended_ = true;
+  changed_.notify_all();
 }
 
 bool SignalWatch::Report(uint64_t done_bytes, uint64_t total_bytes) {
   if (raised_ || is_stopped_) return false;
-  if (!IsDue()) return true;
+  if (!IsDue(last_report_)) return true;
   const GilAcquire gil;
   if (!gil) return false;
-  if (PyErr_CheckSignals() != 0) {
-    raised_.emplace();
-    return false;
-  }
+  if (!CheckSignals()) return false;
   try {
     is_stopped_ = !progress_.Call(done_bytes, total_bytes);
   } catch (nb::python_error& error) {
@@ -134,18 +154,17 @@ bool SignalWatch::Report(uint64_t done_bytes, uint64_t total_bytes) {
   return !is_stopped_;
 }
 
-bool SignalWatch::IsDue() {
+bool SignalWatch::IsDue(std::chrono::steady_clock::time_point& last) {
   const auto now = std::chrono::steady_clock::now();
-  if (now - last_check_ < ProgressInterval()) return false;
-  last_check_ = now;
+  if (now - last < ProgressInterval()) return false;
+  last = now;
   return true;
 }
 
 void SignalWatch::Rethrow() {
-  std::optional<nb::python_error>& raised = raised_ ? raised_ : raised_by_function_;
-  if (!raised) return;
-  nb::python_error error = std::move(*raised);
-  raised.reset();
+  if (!raised_) return;
+  nb::python_error error = std::move(*raised_);
+  raised_.reset();
   throw error;
 }
 

@@ -4,7 +4,8 @@
 #include <nanobind/nanobind.h>
 
 #include <chrono>
-#include <memory>
+#include <condition_variable>
+#include <mutex>
 #include <optional>
 #include <string>
 
@@ -47,9 +48,16 @@ class SignalWatch {
   core::Progress AsProgress();
   /// Does the same once.
   bool Report(uint64_t done_bytes, uint64_t total_bytes);
-  /// From now on, Check also calls the ProgressFunction, with what another thread records in
-  /// `progress`. If it raises or returns False, that thread is asked to stop.
-  void Follow(std::shared_ptr<BackgroundProgress> progress);
+  /// Returns a progress callback for work on another thread. Each call of it waits until this
+  /// thread, which waits for the work in AwaitEnd, has done the same. Threads: that other thread.
+  core::Progress AsProgressOfWorker();
+  /// Waits a moment for the work of another thread, and answers its progress callback. Returns
+  /// whether the work has called SetEnded. Requires that the caller does not hold the GIL.
+  bool AwaitEnd();
+  /// Makes the progress callback of the work return false from now on. Threads: any.
+  void ReleaseWorker();
+  /// Ends the wait for the calling thread's work. Threads: that of the work.
+  void SetEnded();
   /// Does the same check for signals in a loop. Returns false after a handler has raised. Requires
   /// that the caller does not hold the GIL.
   bool Check();
@@ -57,18 +65,29 @@ class SignalWatch {
   void Rethrow();
 
  private:
-  // Returns true at most every 100 ms.
-  bool IsDue();
-
+  // Returns true at most every 100 ms, and sets `last`.
+  static bool IsDue(std::chrono::steady_clock::time_point& last);
   // Requires the GIL.
-  void ReportFollowed();
+  bool CheckSignals();
 
   ProgressFunction progress_;
-  std::shared_ptr<BackgroundProgress> followed_;
-  bool is_stopped_ = false;
+  bool is_stopped_ = false;      // the function has returned False
+  bool is_interrupted_ = false;  // a handler has raised
   std::chrono::steady_clock::time_point last_check_ = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point last_report_ = last_check_;
   std::optional<nb::python_error> raised_;
-  std::optional<nb::python_error> raised_by_function_;  // for work that is followed
+
+  // What the thread of the work and the one that waits for it tell each other.
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  struct WorkerReport {
+    uint64_t done_bytes;
+    uint64_t total_bytes;
+  };
+  std::optional<WorkerReport> report_;  // not answered yet
+  bool may_continue_ = true;            // the answer
+  bool is_released_ = false;            // the work does not wait for answers
+  bool has_ended_ = false;
 };
 
 }  // namespace cairn::python

@@ -53,7 +53,6 @@ class ProgressFunction {
 struct BackgroundProgress {
   std::atomic<uint64_t> done_bytes = 0;
   std::atomic<uint64_t> total_bytes = 0;  // 0 until it is known
-  std::atomic<bool> is_stopped = false;   // the work is asked to stop
 };
 
 /// Returns a callback that records the progress, and shares `progress`.

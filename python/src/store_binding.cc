@@ -193,13 +193,11 @@ Result<core::LoadReport> StoreBinding::LoadShards(core::CheckpointStore& store,
   });
   core::ShardLoadOptions options{
       .read_once = read_once, .progress = {}, .streams = transfer.streams};
-  if (!read_once || !communicator_) {
+  if (!read_once || !communicator_ || communicator_->world_size() == 1) {
     options.progress = watch.AsProgress();
     return store.LoadShards(step, targets, options);
   }
-  const auto progress = std::make_shared<BackgroundProgress>();
-  options.progress = Recorder(progress);
-  watch.Follow(progress);
+  options.progress = watch.AsProgressOfWorker();
   return communicator_->UseWatched(watch, [&](core::Communicator&) -> Result<core::LoadReport> {
     CAIRN_TRY_ASSIGN(options.tensor_communicator,
                      communicator_->TensorCommunicator(transfer.by_nccl));

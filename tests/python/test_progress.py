@@ -291,6 +291,11 @@ def load_once(rank, path):
 
         store.load(state, step=1, read_once=True)  # the ranks can still communicate
 
+    error = cairn.Invalid if rank == 0 else cairn.Unavailable
+    with pytest.raises(error), cairn.open(path) as store:
+        nested = (lambda *_: store.load(state, step=1, read_once=True)) if rank == 0 else False
+        store.load(state, step=1, read_once=True, progress=nested)
+
 
 def test_ranks_follow_loads_in_which_they_read_for_each_other(big):
     run_on_ranks(load_once, big, world_size=2)
