@@ -56,16 +56,21 @@ Result<std::vector<std::byte>> FrameRecord(const FrameKind& kind,
   return object;
 }
 
+std::optional<uint64_t> FrameChecksum(std::span<const std::byte> object) {
+  if (object.size() < kHeaderBytes + kChecksumBytes) return std::nullopt;
+  const size_t covered = object.size() - kChecksumBytes;
+  const auto checksum = GetLittleEndian<uint64_t>(object, covered);
+  if (Checksum64(object.first(covered)) != checksum) return std::nullopt;
+  return checksum;
+}
+
 Result<std::vector<std::byte>> UnframeRecord(const FrameKind& kind,
                                              std::span<const std::byte> object) {
   if (object.size() < kHeaderBytes + kChecksumBytes) return Damaged(kind, "it is too short");
   if (std::memcmp(object.data(), kind.magic.data(), 4) != 0)
     return Damaged(kind, "it has no magic");
   // Check the checksum first: a flipped bit in the version must not appear to be a newer one.
-  const size_t covered = object.size() - kChecksumBytes;
-  if (Checksum64(object.first(covered)) != GetLittleEndian<uint64_t>(object, covered)) {
-    return Damaged(kind, "it does not match its checksum");
-  }
+  if (!FrameChecksum(object)) return Damaged(kind, "it does not match its checksum");
   const auto version = GetLittleEndian<uint32_t>(object, 4);
   if (version > kind.version) {
     return Fail(ErrorCode::kUnimplemented,
@@ -74,7 +79,8 @@ Result<std::vector<std::byte>> UnframeRecord(const FrameKind& kind,
   }
   const auto record_bytes = GetLittleEndian<uint32_t>(object, 8);
   const auto stored_bytes = GetLittleEndian<uint32_t>(object, 12);
-  if (version == 0 || record_bytes > kMaxRecordBytes || stored_bytes != covered - kHeaderBytes) {
+  if (version == 0 || record_bytes > kMaxRecordBytes ||
+      stored_bytes != object.size() - kHeaderBytes - kChecksumBytes) {
     return Damaged(kind, "its header is wrong");
   }
   const auto stored = object.subspan(kHeaderBytes, stored_bytes);

@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -34,6 +35,8 @@ inline constexpr uint64_t kMaxFramedBytes = kMaxRecordBytes + (1ull << 20);
 /// kResourceExhausted: the record is longer than 64 MiB.
 Result<std::vector<std::byte>> FrameRecord(const FrameKind& kind,
                                            std::span<const std::byte> record);
+/// Returns the checksum of an object that matches it, otherwise nothing.
+std::optional<uint64_t> FrameChecksum(std::span<const std::byte> object);
 /// Returns the record, aligned as flatbuffers require. kDataLoss: the object is damaged.
 /// kUnimplemented: its version is newer than `kind.version`.
 Result<std::vector<std::byte>> UnframeRecord(const FrameKind& kind,

@@ -169,7 +169,7 @@ bool WithdrawRoot(Storage& storage, const Root& root,
 }
 
 Result<bool> IsStillThere(Storage& storage, const Root& root) {
-  CAIRN_TRY_ASSIGN(const Presence present, LookAt(storage, root.number, root.commit_id));
+  CAIRN_TRY_ASSIGN(const Presence present, LookAgain(storage, root));
   return present == Presence::kSame;
 }
 

@@ -373,6 +373,7 @@ Result<Root> DecodeRoot(std::span<const std::byte> object) {
   CAIRN_TRY(CheckTagged(root));
   CAIRN_TRY_ASSIGN(root.retention, ReadRetention(*record));
   root.compress = record->compress();
+  root.checksum = FrameChecksum(object);
   return root;
 }
 

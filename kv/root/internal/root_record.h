@@ -83,6 +83,8 @@ struct Root {
   /// Objects of earlier epochs are never removed as garbage. A rebuild sets it, so that nothing is
   /// lost that it could not read.
   uint32_t kept_before_epoch = 0;
+  /// The checksum of the object from which the root was decoded; not a field of the record.
+  std::optional<uint64_t> checksum;
   /// The commit id of root `number` - 1. Nothing in the first root of a store or of a rebuild, and
   /// in roots that were written before there was this field.
   std::optional<Uuid> predecessor;

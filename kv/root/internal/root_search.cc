@@ -62,24 +62,34 @@ bool MayBeSame(Presence presence) {
   return presence == Presence::kSame || presence == Presence::kUnclear;
 }
 
-Result<Presence> LookAt(Storage& storage, uint64_t number, const std::optional<Uuid>& commit_id) {
-  if (!commit_id) {
-    CAIRN_TRY_ASSIGN(const bool exists, RootExists(storage, number));
-    return exists ? Presence::kUnclear : Presence::kAbsent;
-  }
+namespace {
+
+/// Compares root `number` with the one that has this commit id, or this checksum.
+Result<Presence> LookAt(Storage& storage, uint64_t number, const Uuid& commit_id,
+                        std::optional<uint64_t> checksum) {
   const auto object = storage.Read(RootName(number), kMaxFramedBytes);
   if (!object && object.error().code == ErrorCode::kNotFound) return Presence::kAbsent;
   if (!object && object.error().code != ErrorCode::kDataLoss) {
     return std::unexpected(object.error());
   }
+  // Usually it is the same object, which need not be decompressed to see that.
+  if (object && checksum && FrameChecksum(*object) == checksum) return Presence::kSame;
   const auto identity =
       object ? DecodeRootIdentity(*object) : Result<RootIdentity>(Fail(object.error()));
   if (!identity || identity->number != number) return Presence::kUnclear;
-  return identity->commit_id == *commit_id ? Presence::kSame : Presence::kOther;
+  return identity->commit_id == commit_id ? Presence::kSame : Presence::kOther;
+}
+
+}  // namespace
+
+Result<Presence> LookAgain(Storage& storage, const Root& root) {
+  return LookAt(storage, root.number, root.commit_id, root.checksum);
 }
 
 Result<Presence> LookBefore(Storage& storage, const Root& root) {
-  return LookAt(storage, root.number - 1, root.predecessor);
+  if (root.predecessor) return LookAt(storage, root.number - 1, *root.predecessor, std::nullopt);
+  CAIRN_TRY_ASSIGN(const bool exists, RootExists(storage, root.number - 1));
+  return exists ? Presence::kUnclear : Presence::kAbsent;
 }
 
 bool Follows(const Root& next, const Root& root) {
@@ -184,7 +194,7 @@ Result<std::optional<Root>> SearchAt(Storage& storage, uint64_t start) {
   if (has_next || !root) return SearchFrom(storage, start);
   // The order matters: as long as an older root exists, neither of both has been removed.
   CAIRN_TRY_ASSIGN(const Presence before,
-                   start > 1 ? LookBefore(storage, *root) : LookAt(storage, 1, root->commit_id));
+                   start > 1 ? LookBefore(storage, *root) : LookAgain(storage, *root));
   return MayBeSame(before) ? std::move(root) : std::nullopt;
 }
 
@@ -380,7 +390,7 @@ Result<std::optional<Root>> FindNewer(Storage& storage, const Root& known) {
     CAIRN_TRY_ASSIGN(std::optional<Root> root, SearchFrom(storage, known.number + 1));
     if (root && root->store_uuid == known.store_uuid) return root;
   } else {
-    CAIRN_TRY_ASSIGN(const Presence present, LookAt(storage, known.number, known.commit_id));
+    CAIRN_TRY_ASSIGN(const Presence present, LookAgain(storage, known));
     if (MayBeSame(present)) return std::nullopt;
   }
   CAIRN_TRY_ASSIGN(std::optional<Root> root,

@@ -48,8 +48,8 @@ enum class Presence : uint8_t {
 
 /// Damage of a root that nobody needs any more must not hide the newest one.
 bool MayBeSame(Presence presence);
-/// Compares root `number` with the one that has this commit id.
-Result<Presence> LookAt(Storage& storage, uint64_t number, const std::optional<Uuid>& commit_id);
+/// Compares the root that has the number of `root` now with `root`.
+Result<Presence> LookAgain(Storage& storage, const Root& root);
 /// Compares the predecessor of `root`, which is not root 1, with the one that `root` names.
 Result<Presence> LookBefore(Storage& storage, const Root& root);
 /// Returns whether `next` names `root` as its predecessor, or none, in the same store.

@@ -117,17 +117,14 @@ Result<TableFile> TableFile::Open(std::shared_ptr<Storage> storage, const TableI
 Result<void> TableFile::LoadTail(uint64_t tail_bytes) {
   tail_bytes = std::min(size_bytes(), tail_bytes);
   tail_offset_bytes_ = size_bytes() - tail_bytes;
-  std::vector<std::byte> tail(tail_bytes);
-  CAIRN_TRY(object_.ReadAt(tail_offset_bytes_, tail));
-  tail_ = std::move(tail);
-  return {};
+  tail_ = std::make_unique_for_overwrite<std::byte[]>(tail_bytes);
+  return object_.ReadAt(tail_offset_bytes_, {tail_.get(), tail_bytes});
 }
 
 Result<void> TableFile::ReadAt(uint64_t offset_bytes, std::span<std::byte> target) const {
   if (offset_bytes >= tail_offset_bytes_ && offset_bytes <= size_bytes() &&
       target.size() <= size_bytes() - offset_bytes) {
-    const auto source = std::span(tail_).subspan(offset_bytes - tail_offset_bytes_, target.size());
-    std::ranges::copy(source, target.begin());
+    std::copy_n(tail_.get() + (offset_bytes - tail_offset_bytes_), target.size(), target.begin());
     return {};
   }
   if (windows_ != nullptr) return windows_->ReadAt(object_, offset_bytes, target);

@@ -88,7 +88,7 @@ class TableFile {
   ObjectReader object_;
   std::string path_;
   uint64_t tail_offset_bytes_ = 0;
-  std::vector<std::byte> tail_;
+  std::unique_ptr<std::byte[]> tail_;
   std::unique_ptr<WindowReader> windows_;  // null: objects are files
 };
 
