@@ -42,7 +42,7 @@ export CAIRN_PYTHON=$PWD/.venv/bin/python  # which kv-admin starts for files of 
 
 ctest_options=(-j "$(nproc)" --progress --schedule-random)
 seed=${CAIRN_TEST_SEED:-$RANDOM}  # of the order of the Python tests
-pytest_options=("--randomly-seed=$seed")
+pytest_options=("--randomly-seed=$seed" --durations=10)
 excluded_labels=()
 if [[ ! ${with[all]} ]]; then
   excluded_labels+=(slow)
@@ -54,21 +54,24 @@ if ((${#excluded_labels[@]})); then
 fi
 failed=()
 
+# Section: prints what begins, and minutes and seconds since the start.
+Section() { printf '== %s (at %d:%02d)\n' "$1" $((SECONDS / 60)) $((SECONDS % 60)); }
+
 if [[ ${with[clang]} ]]; then
-  echo "== Build with Clang"
+  Section "Build with Clang"
   tools/build.sh clang || failed+=("clang build")
 fi
 
 if [[ ${with[sanitizers]} ]]; then
   for preset in asan tsan; do
-    echo "== C++ tests of units and of faults, $preset"
+    Section "C++ tests of units and of faults, $preset"
     if ! tools/build.sh "$preset"; then
       failed+=("$preset build")
       continue
     fi
     ctest --preset "$preset" "${ctest_options[@]}" -L '^(unit|fault)$' </dev/null ||
       failed+=("$preset")
-    echo "== Programs, $preset"
+    Section "Programs, $preset"
     tools/sanitized_programs.sh "$preset" </dev/null || failed+=("$preset programs")
   done
 fi
@@ -79,32 +82,33 @@ HasLibFuzzer() {
     [[ -f $(clang++-19 -print-file-name="libclang_rt.fuzzer-$(uname -m).a") ]]
 }
 if [[ ${with[fuzz]} ]] || HasLibFuzzer; then
-  echo "== Fuzzers, ten seconds each"
+  Section "Fuzzers, ten seconds each"
   tools/fuzz.sh 10 || failed+=(fuzz)
 fi
 
-echo "== C++ tests"
+Section "C++ tests"
 ctest --preset release "${ctest_options[@]}" </dev/null || failed+=(ctest)
 
-echo "== Python tests, in the order of CAIRN_TEST_SEED=$seed"
+Section "Python tests, in the order of CAIRN_TEST_SEED=$seed"
 .venv/bin/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal "${pytest_options[@]}" \
   tests/matrix tests/python tests/tools tests/style tests/install tests/bench tests/docs </dev/null || failed+=(pytest)
 
 if [[ ${with[integrations]} ]]; then
-  echo "== Tests with libraries of others"
+  Section "Tests with libraries of others"
   .venv/bin/python -m pytest -q "${pytest_options[@]}" tests/integrations </dev/null ||
     failed+=("integrations")
 fi
 
 if [[ ${with[ceph]} ]]; then
-  echo "== Tests on a shared file system and in RADOS"
+  Section "Tests on a shared file system and in RADOS"
   .venv/bin/python -m pytest -q "${pytest_options[@]}" tests/shared_fs tests/rados </dev/null ||
     failed+=("ceph")
 fi
 
-echo "== Regression benchmark"
+Section "Regression benchmark"
 .venv/bin/python bench/regression.py </dev/null || failed+=(regression)
 
+Section "The end"
 if ((${#failed[@]})); then
   echo "test: FAILED: ${failed[*]}" >&2
   exit 1
