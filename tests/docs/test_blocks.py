@@ -5,6 +5,7 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from pages import DOCS, LIBRARIES, REASONS, ROOT, SETUP, blocks_of, pages, run_pages
 
 # How many blocks are not run, by reason. A new one is a decision.
@@ -23,6 +24,7 @@ def run_here() -> list[Path]:
     return [page for page in pages() if not is_integration(page)]
 
 
+@pytest.mark.timeout(1800)  # all programs of the documentation
 def test_all_pages_run(tmp_path):
     names = [
         page.relative_to(DOCS).as_posix()

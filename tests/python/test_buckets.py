@@ -10,6 +10,7 @@ import cairn
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from cairn._mirror import store_mirrors
 from cairn.dcp import CairnReader, CairnWriter
 from cairn_testing import assert_same, run_python
 from s3_faults import faults  # noqa: F401 - a fixture
@@ -66,6 +67,7 @@ def test_dcp_mirrors_a_local_store_into_a_bucket_and_loads_from_it(bucket, tmp_p
     writer = CairnWriter(tmp_path / "local", step=3, mirror=bucket)
     dcp.save(state(3), storage_writer=writer)
     writer.wait_mirrored(120)
+    store_mirrors.close_all()  # while there is the server
     loaded = state(0)
     dcp.load(loaded, storage_reader=CairnReader(tmp_path / "lost", fallback=[bucket]))
     assert_same(loaded, state(3))

@@ -247,6 +247,7 @@ def compile_alone(header: str) -> str:
     return f"{header}:\n{done.stderr}" if done.returncode else ""
 
 
+@pytest.mark.timeout(1800)  # the compiler runs 90 times
 def test_each_public_header_compiles_alone():
     headers = [path for path in read_tree() if path.startswith(("schema/", "kv/", "core/"))
                and path.endswith(".h") and "/internal/" not in path]
