@@ -3,7 +3,9 @@
 #include "kv/commit/internal/step_attempt.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/root/internal/kv_records.h"
@@ -19,13 +21,17 @@ constexpr size_t kKeptOutcomes = 2;  // attempts whose outcome a slow rank may s
 
 // Removes the objects of attempts that ended before the last kKeptOutcomes, which include this one.
 void RetireAttempts(StoreState& store, const std::string& attempt) {
-  const MutexLock lock(store.mutex);
-  auto& attempts = store.finished_attempts;
-  RecordAttempt(attempt, attempts);
-  while (attempts.size() > kKeptOutcomes) {
-    ForgetAttempt(*store.storage, attempts.front());
-    attempts.pop_front();
+  std::vector<std::string> retired;
+  {
+    const MutexLock lock(store.mutex);
+    auto& attempts = store.finished_attempts;
+    RecordAttempt(attempt, attempts);
+    while (attempts.size() > kKeptOutcomes) {
+      retired.push_back(std::move(attempts.front()));
+      attempts.pop_front();
+    }
   }
+  for (const std::string& old : retired) ForgetAttempt(*store.storage, old);
 }
 
 }  // namespace

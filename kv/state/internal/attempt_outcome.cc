@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "kv/io/internal/file.h"
+#include "kv/storage/internal/concurrent_requests.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -161,9 +162,10 @@ void RecordAttempt(const std::string& attempt, std::deque<std::string>& attempts
 void ForgetAttempt(Storage& storage, const std::string& attempt) {
   const auto names = storage.List(NameOf(attempt, ""));
   if (!names) return;
-  for (const std::string& name : *names) {
-    if (IsPendingName(name)) (void)storage.Remove(name);
-  }
+  (void)ForEachRequest(storage, names->size(), [&](size_t i) -> Result<void> {
+    if (IsPendingName((*names)[i])) (void)storage.Remove((*names)[i]);
+    return {};
+  });
 }
 
 Result<std::string> NewSession(uint32_t epoch) {
