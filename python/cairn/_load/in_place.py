@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from cairn import _cairn
 from cairn._base.patterns import all_patterns
-from cairn._base.steps import step_number
 from cairn._load.contents import check_match
 from cairn._load.damage import without_damage
 from cairn._load.load import Load, LoadOptions
 from cairn._opened.opened import Opened
-from cairn._opened.tiers import Tiers, locate_together
+from cairn._opened.tiers import Location, Tiers, agree_on_step
 from cairn._ranks.ranks import Ranks
 from cairn._tensors.stateful import StatefulAdapter
-from cairn.errors import Corrupt, Invalid
+from cairn.errors import Corrupt
 
 if TYPE_CHECKING:
     from cairn._load.conversions import ConversionOptions
@@ -50,11 +49,26 @@ def locate(opened: Opened, step: int | None, tiers: Tiers | None) -> Place:
     """The one of the stores that has the step, and the step. If none has it, this store, which
     raises NotFound. Without tiers, this store."""
     if tiers is None:
-        return opened.native, agree_on_step(opened.ranks, opened.native, step)
-    found = locate_together(opened.ranks, tiers, step)
+        return opened.native, own_step(opened, step)
+    found = agree_on_step(opened.ranks, step, lambda: tiers.find(step))
     if found is None:
         return opened.native, step
-    return tiers.open_together(found.tier, opened.ranks.communicator), found.step
+    tier, number = Location(*found)
+    return tiers.open_together(tier, opened.ranks.communicator), number
+
+
+def own_step(opened: Opened, step: int | None) -> int | None:
+    """The step to load of this store: `step`, or the latest one that rank 0 sees. Collective.
+    Raises Invalid if the ranks name different steps, NotFound if the store has none."""
+    if opened.ranks.world_size == 1:
+        return step
+
+    def find() -> int:
+        steps = opened.native.steps() if step is None else [step]
+        # If there are no steps, `contents` raises NotFound.
+        return steps[-1] if steps else opened.native.contents(None, []).step
+
+    return agree_on_step(opened.ranks, step, find)
 
 
 def load_from(
@@ -66,16 +80,45 @@ def load_from(
     ignore_frozen: bool = False,
 ) -> LoadReport:
     """Loads the step at `place`."""
-    adapters: list[StatefulAdapter] = []
 
-    def plan() -> Load:
-        adapters.append(StatefulAdapter(state, prefix, ignore_frozen))
-        return _plan(ranks, adapters[0], place, options, prefix)
+    def plan(adapter: StatefulAdapter) -> Load:
+        return _plan(ranks, adapter, place, options, prefix)
 
-    load = plan_together(ranks, plan, options.device)
+    return run_load(ranks, plan, state, prefix, ignore_frozen, options.device)
+
+
+def run_load(
+    ranks: Ranks,
+    plan: Callable[[StatefulAdapter], Load],
+    state: Any,
+    prefix: str,
+    ignore_frozen: bool,
+    device: Any = None,
+) -> Any:
+    """Runs the load that ``plan`` makes of the adapted state. ``device``: the one that the call
+    names, if any.
+
+    Raises on all ranks what one of them raises, and Invalid for unexpected keys if the load is
+    strict.
+    """
+
+    def plan_local() -> tuple[tuple[StatefulAdapter, Load], Any]:
+        adapter = StatefulAdapter(state, prefix, ignore_frozen)
+        load = plan(adapter)
+        return (adapter, load), (bool(load.requests.devices()), load.unexpected)
+
+    (adapter, load), replies = ranks.run_and_exchange(plan_local)
+    if ranks.world_size > 1:
+        unexpected_on_all = set(load.unexpected).intersection(*(fqns for _, fqns in replies))
+        load.unexpected = tuple(fqn for fqn in load.unexpected if fqn in unexpected_on_all)
+    load.check_unexpected()
+    if load.read_once and ranks.world_size > 1:
+        _set_holders(ranks, load.requests)
+        have_devices = any(has_devices for has_devices, _ in replies)
+        load.by_nccl = ranks.over_nccl(load.requests.devices(), have_devices, device)
     report = ranks.run_together(load.run)
     # An object's load_state_dict may fail on one rank only.
-    ranks.run_together(adapters[0].load_into_objects)
+    ranks.run_together(adapter.load_into_objects)
     return report
 
 
@@ -109,81 +152,15 @@ def _convert(
     return conversion.convert(stored, patterns, casts) if casts else contents
 
 
-def agree_on_step(ranks: Ranks, native: _cairn.Store, step: int | None) -> int | None:
-    """The step to load: `step`, or the latest step that rank 0 sees.
-
-    Raises Invalid if the ranks name different steps, NotFound if the store has none.
-    """
-    if ranks.world_size == 1:
-        return step
-    import json
-
-    def encode_local() -> bytes:
-        if step is not None:
-            return json.dumps([step_number(step), True]).encode()
-        steps = native.steps()
-        # If there are no steps, `contents` raises NotFound.
-        latest = steps[-1] if steps else native.contents(None, []).step
-        return json.dumps([latest, False]).encode()
-
-    replies = [json.loads(one) for one in ranks.exchange(encode_local)]
-    number, is_given = replies[0]
-    if any(one[1] != is_given or (is_given and one[0] != number) for one in replies):
-        given = [one[0] if one[1] else None for one in replies]
-        raise Invalid(f"ranks load different steps, by rank: {given}: give all ranks the same step")
-    return number
-
-
-def plan_together(ranks: Ranks, plan: Callable[[], Load], device: Any = None) -> Load:
-    """This rank's load, checked against the loads of the other ranks.
-
-    Args:
-        plan: makes this rank's load.
-        device: the device that the call names, if any.
-
-    Raises on all ranks what ``plan()`` raises on one of them; Invalid for unexpected keys if the
-    load is strict.
-    """
-    import json
-
-    loads: list[Load] = []
-
-    def encode_local() -> bytes:
-        loads.append(plan())
-        has_devices = bool(loads[0].requests.devices())
-        return json.dumps([has_devices, loads[0].unexpected]).encode("utf-8", "surrogatepass")
-
-    replies = [json.loads(one) for one in ranks.exchange(encode_local)]
-    load = loads[0]
-    if ranks.world_size > 1:
-        unexpected_on_all = set(load.unexpected)
-        for _, unexpected in replies:
-            unexpected_on_all &= set(unexpected)
-        load.unexpected = tuple(fqn for fqn in load.unexpected if fqn in unexpected_on_all)
-    load.check_unexpected()
-    if load.read_once and ranks.world_size > 1:
-        _set_holders(ranks, load.requests)
-        have_devices = any(has_devices for has_devices, _ in replies)
-        load.by_nccl = ranks.over_nccl(load.requests.devices(), have_devices, device)
-    return load
-
-
 def _set_holders(ranks: Ranks, requests: _cairn.Requests) -> None:
     """Sets the ranks that need a replicated tensor, where not all ranks do."""
-    import json
-    import zlib
-
     local_fqns = sorted(requests.whole_fqns())
-
-    def encode_local() -> bytes:
-        return zlib.compress(json.dumps(local_fqns).encode("utf-8", "surrogatepass"))
-
-    replies = ranks.exchange(encode_local)
-    if len(set(replies)) == 1:
+    replies = ranks.exchange_values(lambda: local_fqns)
+    if all(fqns == local_fqns for fqns in replies):
         return
     holders: dict[str, list[int]] = {}
-    for rank, one in enumerate(replies):
-        for fqn in json.loads(zlib.decompress(one)):
+    for rank, fqns in enumerate(replies):
+        for fqn in fqns:
             holders.setdefault(fqn, []).append(rank)
     meshes: dict[tuple[int, ...], _cairn.Mesh] = {}
     for fqn in local_fqns:

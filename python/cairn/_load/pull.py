@@ -10,7 +10,7 @@ from cairn._base import devices
 from cairn._base.patterns import Patterns, all_patterns, clean_prefix, pattern_list
 from cairn._base.steps import step_number
 from cairn._load.contents import check_match
-from cairn._load.in_place import agree_on_step, plan_together
+from cairn._load.in_place import own_step, run_load
 from cairn._load.load import Load, LoadOptions
 from cairn._opened.opened import Opened
 from cairn._ranks.ranks import Ranks
@@ -65,20 +65,16 @@ def pull(
     """See `Store.pull`."""
     since, prefix, ranks = step_number(since), clean_prefix(prefix), opened.ranks
     native, number = _both(opened, since, opened.number(step))
-    adapters: list[StatefulAdapter] = []
 
-    def plan() -> _Pull:
-        adapters.append(StatefulAdapter(state, prefix, ignore_frozen))
-        patterns = all_patterns(pattern_list(keys), prefix, adapters[0].frozen)
+    def plan(adapter: StatefulAdapter) -> _Pull:
+        patterns = all_patterns(pattern_list(keys), prefix, adapter.frozen)
         options = LoadOptions(strict, allow_pickle, patterns, None, False)
         base, contents = (native.contents(one, patterns) for one in (since, number))
         if pattern_list(keys) or prefix:
             check_match(patterns, native, contents)
-        return _Pull(native, adapters[0].state, base, contents, options, ranks)
+        return _Pull(native, adapter.state, base, contents, options, ranks)
 
-    pull = plan_together(ranks, plan)
-    report: PullReport = ranks.run_together(pull.run)
-    ranks.run_together(adapters[0].load_into_objects)
+    report = run_load(ranks, plan, state, prefix, ignore_frozen)
     ranks.warn()
     return report
 
@@ -87,7 +83,7 @@ def _both(opened: Opened, since: int, step: int | None) -> tuple[_cairn.Store, i
     """The store that has both steps, and the step. Collective."""
     tiers = opened.tiers
     if tiers is None or opened.ranks.world_size > 1:  # ranks use their own store only
-        return opened.native, agree_on_step(opened.ranks, opened.native, step)
+        return opened.native, own_step(opened, step)
     newest = max(tiers.steps(), default=None) if step is None else step_number(step)
     if newest is None:
         return opened.native, None  # which raises NotFound

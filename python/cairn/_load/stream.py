@@ -1,15 +1,14 @@
 """Streaming: the tensors of a step in the order of their bytes in the files.
 
 Tensors are read in batches. While the caller works with the tensors of one batch, a thread reads
-the next one; each batch has a new thread, so that nothing waits for a caller that has stopped. A
-batch that turns out to be damaged is read once more, tensor by tensor, so that those before the
-damaged one are yielded.
+the next one. A batch that turns out to be damaged is read once more, tensor by tensor, so that
+those before the damaged one are yielded.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from cairn import _cairn
@@ -45,28 +44,24 @@ def _tensors(
     native: _cairn.Store, contents: _cairn.Contents, device: Any, read_ahead_bytes: int
 ) -> Iterator[tuple[str, Any]]:
     batches = _batches(native, contents, read_ahead_bytes)
-    ahead = _Read(native, contents, batches[0], device) if batches else None
-    try:
-        for index, batch in enumerate(batches):
-            current, ahead = ahead, None
-            following = batches[index + 1] if index + 1 < len(batches) else None
+    with ThreadPoolExecutor(1, "cairn-stream") as thread:
+
+        def begin(leaves: list[TensorLeaf]) -> _Read:
+            return _Read(thread, native, contents, leaves, device)
+
+        ahead: _Read | None = None
+        for batch, following in zip(batches, [*batches[1:], None]):
+            current, ahead = ahead or begin(batch.leaves), None
             rest = batch.nbytes
-            for fqn, tensor, nbytes in _results(native, contents, batch, current, device):
+            for fqn, tensor, nbytes in _results(batch.leaves, current, begin):
                 rest -= nbytes
-                if following is not None and (
-                    rest == 0 or rest + following.nbytes <= read_ahead_bytes
-                ):
-                    ahead, following = _Read(native, contents, following, device), None
+                if following is not None and ahead is None:
+                    if rest == 0 or rest + following.nbytes <= read_ahead_bytes:
+                        ahead = begin(following.leaves)
                 # Nothing here may keep the tensor alive while the caller works with it.
                 pair = [(fqn, tensor)]
                 del tensor
                 yield pair.pop()
-            current = None
-            if following is not None:
-                ahead = _Read(native, contents, following, device)
-    finally:
-        if ahead is not None:
-            ahead.wait()
 
 
 def _batches(
@@ -88,66 +83,58 @@ def _batches(
 
 
 def _results(
-    native: _cairn.Store,
-    contents: _cairn.Contents,
-    batch: _Batch,
-    read: _Read | None,
-    device: Any,
+    leaves: list[TensorLeaf], read: _Read, begin: Callable[[list[TensorLeaf]], _Read]
 ) -> Iterator[tuple[str, Any, int]]:
     """Name, tensor and length of each leaf of a batch that `read` reads."""
-    assert read is not None
-    damaged = False
+    is_damaged = False
     try:
         read.wait()
-        read.raise_error()
     except Corrupt:
-        if len(batch.leaves) == 1:
+        if len(leaves) == 1:
             raise
-        damaged = True
-    for place, leaf in enumerate(batch.leaves):
-        if damaged:
-            read = _Read(native, contents, _Batch([leaf], leaf.info.nbytes), device)
+        is_damaged = True
+    for place, leaf in enumerate(leaves):
+        if is_damaged:
+            read, place = begin([leaf]), 0
             read.wait()
-            read.raise_error()
-        yield leaf.fqn, read.take(0 if damaged else place), leaf.info.nbytes
+        yield leaf.fqn, read.take(place), leaf.info.nbytes
 
 
 class _Read:
-    """The read of one batch into new memory, which runs on its own thread.
+    """The read of one batch into new memory, which runs on `thread`.
 
     The memory is allocated by the thread that creates the object, and device memory is filled in
     the order of that thread's current streams.
     """
 
     def __init__(
-        self, native: _cairn.Store, contents: _cairn.Contents, batch: _Batch, device: Any
+        self,
+        thread: ThreadPoolExecutor,
+        native: _cairn.Store,
+        contents: _cairn.Contents,
+        leaves: list[TensorLeaf],
+        device: Any,
     ) -> None:
         self._native = native
         self._contents = contents
         self._device = device
-        self._leaves = batch.leaves
+        self._leaves = leaves
         self._requests = _cairn.Requests()
-        self._memory = [self._allocate(leaf) for leaf in batch.leaves]
+        self._memory = [self._allocate(leaf) for leaf in leaves]
         self._streams = devices.current_streams(self._requests.devices())
-        self._error: BaseException | None = None
-        self._thread: threading.Thread | None = threading.Thread(
-            target=self._run, name="cairn-stream"
-        )
+        self._ended: Future[None] | None = None
         try:
-            self._thread.start()
+            self._ended = thread.submit(self._run)
         except RuntimeError:  # no thread can start, for example because Python is shutting down
-            self._thread = None
-            self._run()
+            pass
 
     def wait(self) -> None:
-        """Waits until nothing is read any more. Ctrl-C ends the wait."""
-        if self._thread is not None:
-            self._thread.join()
-
-    def raise_error(self) -> None:
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        """Waits until nothing is read any more, and raises what the read has raised. Ctrl-C ends
+        the wait."""
+        if self._ended is None:
+            self._run()
+        else:
+            self._ended.result()
 
     def take(self, place: int) -> Any:
         """The tensor of a leaf, which this object does not keep."""
@@ -159,12 +146,9 @@ class _Read:
         return memory
 
     def _run(self) -> None:
-        try:
-            self._native.load(
-                self._contents.info, self._requests, self._streams, contents=self._contents
-            )
-        except BaseException as error:
-            self._error = error
+        self._native.load(
+            self._contents.info, self._requests, self._streams, contents=self._contents
+        )
 
     def _allocate(self, leaf: TensorLeaf) -> Any:
         info, device = leaf.info, self._device if is_reached(self._device) else None

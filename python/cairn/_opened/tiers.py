@@ -182,17 +182,14 @@ def open_nearest(
     raise Invalid("a store needs an address")
 
 
-def locate_together(ranks: Ranks, tiers: Tiers, step: int | None) -> Location | None:
-    """Where the step to load is, as rank 0 finds it; None if no store has it. Collective.
+def agree_on_step(ranks: Ranks, step: int | None, find: Callable[[], Any]) -> Any:
+    """What `find()`, which only rank 0 calls, returns for the step to load. Collective.
 
     Raises Invalid if the ranks name different steps.
     """
-    if ranks.world_size == 1:
-        return tiers.find(step)
 
-    def own() -> tuple[Any, ...]:
-        given = None if step is None else step_number(step)
-        return given, tiers.find(step) if ranks.rank == 0 else None
+    def own() -> tuple[int | None, Any]:
+        return step, find() if ranks.rank == 0 else None
 
     replies = ranks.exchange_values(own)
     if any(given != replies[0][0] for given, _ in replies):
@@ -200,5 +197,4 @@ def locate_together(ranks: Ranks, tiers: Tiers, step: int | None) -> Location | 
         raise Invalid(
             f"ranks load different steps, by rank: {given_by_rank}: give all ranks the same step"
         )
-    found = replies[0][1]
-    return None if found is None else Location(*found)
+    return replies[0][1]

@@ -7,11 +7,12 @@ a peer dies. Tensors on devices are sent over NCCL if all ranks have it (nccl.py
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cairn import _cairn, errors
 from cairn._ranks.arrival import await_all_ranks
@@ -22,14 +23,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-
-class HasDevices(Protocol):
-    """An object that knows on which devices its tensors are."""
-
-    def devices(self) -> Collection[int]: ...
-
-
-D = TypeVar("D", bound=HasDevices)
 
 _OK, _FAILED = b"\0", b"\1"
 
@@ -110,10 +103,31 @@ class Ranks:
             raise
 
     def exchange_values(self, work: Callable[[], Any]) -> list[Any]:
-        """What `work()` returns on each rank, which JSON can express; as in `exchange`."""
+        """What `work()` returns on each rank, which JSON can express (tuples may become lists); as
+        in `exchange`."""
+        if self.communicator is None:
+            return [work()]
         import json
+        import zlib
 
-        return [json.loads(one) for one in self.exchange(lambda: json.dumps(work()).encode())]
+        def encode() -> bytes:
+            # Integers may be numpy's.
+            return zlib.compress(json.dumps(work(), default=operator.index).encode(), 1)
+
+        return [json.loads(zlib.decompress(one)) for one in self.exchange(encode)]
+
+    def run_and_exchange(self, work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
+        """The first result of `work()` on this rank, and the second one on each rank; as in
+        `exchange_values`."""
+        results = []
+
+        def run() -> Any:
+            result, value = work()
+            results.append(result)
+            return value
+
+        replies = self.exchange_values(run)
+        return results[0], replies
 
     def on_first(self, work: Callable[[], Any]) -> Any:
         """What `work()`, which only rank 0 calls, returns there; as in `exchange_values`."""
@@ -251,26 +265,18 @@ class Ranks:
 
         If it raises on one rank, every rank raises, as in ``exchange``.
         """
-        results = []
+        return self.run_and_exchange(lambda: (work(), None))[0]
 
-        def run() -> bytes:
-            results.append(work())
-            return b""
-
-        self.exchange(run)
-        return results[0]
-
-    def run_together_with_devices(self, work: Callable[[], D]) -> tuple[D, bool]:
+    def run_together_with_devices(self, work: Callable[[], T]) -> tuple[T, bool]:
         """Returns the result of ``run_together(work)``, and whether the result of any rank has
-        tensors on devices. Collective."""
-        results = []
+        tensors on devices (``devices()``). Collective."""
 
-        def run() -> bytes:
-            results.append(work())
-            return b"1" if results[0].devices() else b""
+        def run() -> tuple[T, bool]:
+            result = work()
+            return result, bool(result.devices())  # type: ignore[attr-defined]
 
-        replies = self.exchange(run)
-        return results[0], any(replies)
+        result, replies = self.run_and_exchange(run)
+        return result, any(replies)
 
 
 def _encode(error: Exception) -> bytes:

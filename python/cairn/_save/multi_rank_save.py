@@ -46,42 +46,34 @@ def prepare_together(
     ``prepare()`` returns the arguments and state; if it raises on one rank, all ranks raise. Raises
     Invalid if the arguments differ, or if the patterns match nothing.
     """
-    prepared = []
 
-    def encode_local() -> bytes:
-        prepared.append(prepare())
-        has_leaves = b"1" if len(prepared[0][1].batch) else b"0"
-        if ranks.world_size == 1:
-            return has_leaves
-        import hashlib
+    def prepare_local() -> tuple[tuple[dict[str, Any], FlatState], Any]:
+        prepared = prepare()
+        digest = "" if ranks.world_size == 1 else _digest(_layout(*prepared))
+        return prepared, (len(prepared[1].batch) > 0, digest)
 
-        return has_leaves + hashlib.blake2b(_layout(*prepared[0]), digest_size=16).digest()
-
-    replies = ranks.exchange(encode_local)
-    _check_leaves(prepared[0][1], any(one[:1] == b"1" for one in replies))
-    if len({one[1:] for one in replies}) > 1:
-        import json
-        import zlib
-
-        replies = ranks.exchange(lambda: zlib.compress(_layout(*prepared[0])))
-        layouts = [json.loads(zlib.decompress(one)) for one in replies]
-        _set_shardings(prepared[0][1], layouts, ranks.rank)
-    return prepared[0]
-
-
-def _check_leaves(flat: FlatState, has_leaves: bool) -> None:
+    prepared, replies = ranks.run_and_exchange(prepare_local)
+    flat = prepared[1]
     # A mistyped pattern must not silently save nothing.
-    if flat.patterns and not has_leaves:
+    if flat.patterns and not any(has_leaves for has_leaves, _ in replies):
         raise Invalid(f"no key of the state matches {flat.patterns}: there is nothing to save")
+    if len({digest for _, digest in replies}) > 1:
+        layouts = ranks.exchange_values(lambda: _layout(*prepared))
+        _set_shardings(flat, layouts, ranks.rank)
+    return prepared
 
 
-def _layout(arguments: dict[str, Any], flat: FlatState) -> bytes:
+def _digest(layout: list[Any]) -> str:
+    import hashlib
     import json
 
-    meshes, tensors = flat.batch.layout()
-    layout = [arguments, meshes, tensors, flat.groups]
     # Integers may be numpy's.
-    return json.dumps(layout, default=operator.index).encode("utf-8", "surrogatepass")
+    encoded = json.dumps(layout, default=operator.index).encode()
+    return hashlib.blake2b(encoded, digest_size=16).hexdigest()
+
+
+def _layout(arguments: dict[str, Any], flat: FlatState) -> list[Any]:
+    return [arguments, *flat.batch.layout(), flat.groups]
 
 
 def _set_shardings(flat: FlatState, layouts: list[list[Any]], rank: int) -> None:

@@ -9,9 +9,7 @@
 
 from __future__ import annotations
 
-import json
 import threading
-import zlib
 from collections.abc import Iterable
 from contextlib import nullcontext
 from types import TracebackType
@@ -142,7 +140,7 @@ class Writer:
             raise Invalid("a writer is used once: call store.writer() again", step=self.step)
         self._state = _ENDED  # unless all ranks begin
 
-        def prepare() -> bytes:
+        def prepare() -> list[Any]:
             annotations.update(self._options.annotations())
             if self._opened.writer is not None:
                 raise Invalid(
@@ -151,15 +149,15 @@ class Writer:
             self._opened.begin_change()
             self._part = _cairn.StepPart(self._opened.native)
             self._opened.writer = self
-            return json.dumps([self.step, arguments]).encode()
+            return [self.step, arguments]
 
         annotations: dict[str, Any] = {}
         arguments = self._options.native()
         for name in _NO_MEANING:
             arguments.pop(name, None)
         try:
-            replies = self._ranks.exchange(prepare)
-            if len(set(replies)) > 1:
+            replies = self._ranks.exchange_values(prepare)
+            if any(one != replies[0] for one in replies):
                 raise Invalid(
                     "the ranks write with different steps or options: all give the same arguments",
                     step=self.step,
@@ -223,28 +221,27 @@ class Writer:
         ranks = self._ranks
         saved: list[SaveReport] = []
 
-        def prepare() -> bytes:
+        def prepare() -> list[str]:
             part = self._open_part()
             if ranks.rank != 0:
                 saved.append(part.prepare())
-            names = "" if ranks.world_size == 1 else json.dumps(self._names.added())
-            return zlib.compress(names.encode("utf-8", "surrogatepass"))
+            return self._names.added()
 
         def commit() -> None:
             if ranks.rank == 0:
                 saved.append(self._open_part().commit(self._paths(replies), {}))
 
-        replies = ranks.exchange(prepare)
+        replies = ranks.exchange_values(prepare)
         ranks.run_together(commit)
         self.report = saved[0]
 
-    def _paths(self, replies: list[bytes]) -> dict[str, tuple[str | int, ...]]:
+    def _paths(self, replies: list[list[str]]) -> dict[str, tuple[str | int, ...]]:
         """The keys of each name. Raises Invalid if names of two ranks contradict each other."""
         names = _Names(self.step)
         for fqn in self._names.added():
             names.take(fqn)
         for reply in replies[1:]:
-            for fqn in json.loads(zlib.decompress(reply)):
+            for fqn in reply:
                 if not names.has(fqn):
                     names.check(fqn)
                     names.take(fqn)
@@ -285,35 +282,31 @@ class _Names:
 
     def __init__(self, step: int) -> None:
         self._step = step
-        self._leaves: dict[str, None] = {}
-        self._above: set[str] = set()
-
-    def has(self, fqn: str) -> bool:
-        return fqn in self._leaves
+        self._is_leaf: dict[str, bool] = {}
+        """By name: whether it was added. False: it is above an added one."""
 
     def added(self) -> list[str]:
-        return list(self._leaves)
+        return [fqn for fqn, is_leaf in self._is_leaf.items() if is_leaf]
+
+    def has(self, fqn: str) -> bool:
+        return self._is_leaf.get(fqn, False)
 
     def check(self, fqn: str) -> None:
         """Raises Invalid for a name that cannot be added."""
         if not isinstance(fqn, str) or not fqn:
             raise Invalid(f"{fqn!r} is not a name: give a str that is not empty", step=self._step)
-        if fqn in self._leaves:
-            raise Invalid(
-                f"'{fqn}' was added already: give each leaf its own name",
-                key=fqn,
-                step=self._step,
-            )
-        above = next((each for each in _prefixes(fqn) if each in self._leaves), None)
-        if above is not None:
+        if self.has(fqn):
+            text = f"'{fqn}' was added already: give each leaf its own name"
+            raise Invalid(text, key=fqn, step=self._step)
+        for above in filter(self.has, _prefixes(fqn)):
             raise self._contradiction(fqn, above)
-        if fqn in self._above:
-            below = next(each for each in self._leaves if each.startswith(f"{fqn}."))
+        if fqn in self._is_leaf:
+            below = next(each for each in self.added() if each.startswith(f"{fqn}."))
             raise self._contradiction(below, fqn)
 
     def take(self, fqn: str) -> None:
-        self._leaves[fqn] = None
-        self._above.update(_prefixes(fqn))
+        self._is_leaf.update(dict.fromkeys(_prefixes(fqn), False))
+        self._is_leaf[fqn] = True
 
     def _contradiction(self, below: str, above: str) -> Error:
         return Invalid(
