@@ -42,7 +42,9 @@ def random_tensor(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tenso
 
 def assert_same(got: Any, want: Any, where: str = "state") -> None:
     """Asserts that two states are equal bit for bit, including types, order and key types."""
-    want_type = torch.Tensor if isinstance(want, torch.Tensor) else type(want)
+    is_dtensor = hasattr(want, "_local_tensor")
+    is_plain = isinstance(want, torch.Tensor) and not is_dtensor
+    want_type = torch.Tensor if is_plain else type(want)
     assert type(got) is want_type, f"{where}: {type(got)} is not {want_type}"
     if isinstance(want, (dict, OrderedDict)):
         _assert_same_dict(got, want, where)
@@ -50,8 +52,13 @@ def assert_same(got: Any, want: Any, where: str = "state") -> None:
         assert len(got) == len(want), where
         for i, (got_item, want_item) in enumerate(zip(got, want)):
             assert_same(got_item, want_item, f"{where}[{i}]")
+    elif is_dtensor:
+        for name in ("shape", "dtype", "placements", "device_mesh"):
+            assert getattr(got, name) == getattr(want, name), f"{where}: {name}"
+        assert got.stride() == want.stride(), where
+        assert_same(got._local_tensor, want._local_tensor, where)
     elif isinstance(want, torch.Tensor):
-        assert (got.dtype, got.shape) == (want.dtype, want.shape), where
+        assert (got.dtype, got.shape, got.device) == (want.dtype, want.shape, want.device), where
         assert payload(got) == payload(want), where
     elif isinstance(want, (np.ndarray, np.generic)):
         native = want.dtype.newbyteorder("=")
@@ -173,6 +180,33 @@ def stored_files(path: Path) -> set[str]:
 
 def shares_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements as integers."""
+    widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(widths[tensor.element_size()])
+
+
+def assert_same_numbers(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Bit for bit, except that any NaN equals any NaN: torch's depends on the processor."""
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    nan = want.isnan()
+    assert torch.equal(got.isnan(), nan)
+    assert torch.equal(bits(got)[~nan], bits(want)[~nan])
+
+
+def more_memory(work: Callable[[], object]) -> int:
+    """How many bytes more than now are resident at the peak of a call, in a process that
+    `run_on_ranks` has started: others have the peak of their parent."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is resident now
+    before = _peak_bytes()
+    work()
+    return _peak_bytes() - before
+
+
+def _peak_bytes() -> int:
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) << 10
 
 
 def resident_bytes() -> int:

@@ -1,11 +1,11 @@
 """`Store.merge` compared with torch, bit for bit, and its errors and memory."""
 
-import json
 import threading
 
 import pytest
 import torch
-from cairn_testing import run_python
+from cairn_testing import assert_same_numbers, bits, more_memory
+from ranks import run_on_ranks
 
 import cairn
 from cairn import Conflict, Invalid, NotFound
@@ -32,18 +32,6 @@ def mean_of(tensors, weights=None):
     return torch.where(equal, tensors[0], total.to(tensors[0].dtype))
 
 
-def bits(tensor):
-    return tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
-
-
-def assert_same(merged, expected):
-    """Equal bits, except that every NaN of an expected tensor is one NaN, whatever its bits."""
-    assert merged.dtype == expected.dtype and merged.shape == expected.shape
-    nan = expected.isnan()
-    assert torch.equal(merged.isnan(), nan)
-    assert torch.equal(bits(merged)[~nan], bits(expected)[~nan])
-
-
 @pytest.mark.parametrize("weights", [None, [0.1, 3.0, 0.7, 1e-3]], ids=["equal", "weighted"])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_the_mean_is_that_of_torch(store, dtype, weights):
@@ -55,7 +43,7 @@ def test_the_mean_is_that_of_torch(store, dtype, weights):
     assert (report.step, report.chunks_reused) == (9, 0)
     assert report.written_bytes == report.logical_bytes == tensors[0].nbytes
     assert report.bytes_read >= 4 * tensors[0].nbytes
-    assert_same(store.read(step=9)["w"], mean_of(tensors, weights))
+    assert_same_numbers(store.read(step=9)["w"], mean_of(tensors, weights))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -68,9 +56,9 @@ def test_every_number_of_16_bits(store, dtype):
     store.save(1, {"w": first})
     store.save(2, {"w": second})
     store.merge([1, 2], into=3)
-    assert_same(store.read(step=3)["w"], mean_of([first, second]))
+    assert_same_numbers(store.read(step=3)["w"], mean_of([first, second]))
     store.merge([1, 2], into=4, weights=[1, 1e-3])
-    assert_same(store.read(step=4)["w"], mean_of([first, second], [1, 1e-3]))
+    assert_same_numbers(store.read(step=4)["w"], mean_of([first, second], [1, 1e-3]))
 
 
 def test_the_result_does_not_depend_on_the_modes_of_the_thread(store):
@@ -116,21 +104,12 @@ def test_errors(store):
     assert torch.equal(store.read(step=1)["w"], torch.full((4,), 0.5))
 
 
-MEMORY_PROGRAM = """
-import json, re, sys
-from pathlib import Path
-import cairn
-
-def peak_bytes():
-    return int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
-
-with cairn.open(sys.argv[1], mode="a") as store:
-    store.merge([3, 4], into=5)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is resident now
-    before = peak_bytes()
-    report = store.merge([1, 2], into=6)
-    print(json.dumps([report.written_bytes, peak_bytes() - before]))
-"""
+def memory_of_a_merge(rank, path) -> int:
+    with cairn.open(path, mode="a") as store:
+        store.merge([3, 4], into=5)
+        more = more_memory(lambda: store.merge([1, 2], into=6))
+        assert store.step_info(6).written_bytes == 200 << 20
+    return more
 
 
 @pytest.mark.parametrize("chunk_bytes", [None, 1 << 30], ids=["default chunks", "one chunk"])
@@ -141,9 +120,7 @@ def test_memory_is_bounded(tmp_path, chunk_bytes):
             store.save(step, {"w": torch.randn(100 << 20).bfloat16()}, tuning=tuning)
         for step in (3, 4):
             store.save(step, {"w": torch.randn(1000)}, tuning=tuning)
-    finished = run_python(MEMORY_PROGRAM, tmp_path / "store", fresh=True)
-    written, more = json.loads(finished.stdout)
-    assert written == 200 << 20
+    [more] = run_on_ranks(memory_of_a_merge, tmp_path / "store", world_size=1, has_group=False)
     # 24 MiB for the sums, the blocks of the store (32 MiB), and what reads allocate.
     assert more < (24 + 32 + 16) << 20, more
 

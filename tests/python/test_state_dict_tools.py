@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._state_dict_utils as theirs
-from cairn_testing import interrupt_when_waiting
+from cairn_testing import assert_same, interrupt_when_waiting
 from ranks import run_on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -18,30 +18,6 @@ import cairn
 import cairn.state_dict as ours
 
 CPU = torch.device("cpu")
-
-
-def assert_alike(got, want, where="state"):
-    """The same structure, types and contents."""
-    assert type(got) is type(want), f"{where}: {type(got)} is not {type(want)}"
-    if isinstance(want, dict):
-        assert list(got) == list(want), where
-        for key in want:
-            assert_alike(got[key], want[key], f"{where}.{key}")
-    elif isinstance(want, (list, tuple)):
-        assert len(got) == len(want), where
-        for i, (a, b) in enumerate(zip(got, want)):
-            assert_alike(a, b, f"{where}.{i}")
-    elif isinstance(want, DTensor):
-        assert (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype), (
-            where
-        )
-        assert got.placements == want.placements and got.device_mesh == want.device_mesh, where
-        assert_alike(got._local_tensor, want._local_tensor, where)
-    elif isinstance(want, torch.Tensor):
-        assert (got.dtype, got.shape, got.device) == (want.dtype, want.shape, want.device), where
-        assert torch.equal(got, want), where
-    else:
-        assert got == want, where
 
 
 # --- Flat and nested.
@@ -57,16 +33,16 @@ NESTED = {
 
 def test_flatten_and_unflatten():
     got, want = ours.flatten_state_dict(NESTED), theirs._flatten_state_dict(NESTED)
-    assert_alike(got, want)
+    assert_same(got, want)
     assert got[0]["model.a"] is NESTED["model"]["a"]
-    assert_alike(ours.unflatten_state_dict(*got), theirs._unflatten_state_dict(*want))
+    assert_same(ours.unflatten_state_dict(*got), theirs._unflatten_state_dict(*want))
     part = {key: got[0][key] for key in ["list.1.1.0", "model.b.1.1.c", "opt.x.y"]}
-    assert_alike(
+    assert_same(
         ours.unflatten_state_dict(part, got[1]), theirs._unflatten_state_dict(part, want[1])
     )
     mapping = {"a": ("x", 2, 1, "y"), "b": ("x", 0)}
     flat = {"a": 1, "b": 2}
-    assert_alike(
+    assert_same(
         ours.unflatten_state_dict(flat, mapping), theirs._unflatten_state_dict(flat, mapping)
     )
 
@@ -100,7 +76,7 @@ def plain_state():
 def test_offload_returns_what_is_there():
     state = plain_state()
     got, want = ours.offload_state_dict_to_cpu(state), theirs._offload_state_dict_to_cpu(state)
-    assert_alike(got, want)
+    assert_same(got, want)
     assert got["w"] is state["w"]
     assert type(got["nested"]) is dict
     with pytest.raises(cairn.Invalid, match="'nested.x'"):
@@ -121,7 +97,7 @@ def test_cpu_companions(share_memory):
     assert got["w"].is_shared() == share_memory
 
     filled = ours.copy_state_dict(state, got)
-    assert_alike(filled, theirs._copy_state_dict(state, want))
+    assert_same(filled, theirs._copy_state_dict(state, want))
     assert filled["w"] is got["w"] and filled is not got
     state["w"].add_(1)
     assert not torch.equal(filled["w"], state["w"])
@@ -189,18 +165,18 @@ def gather_everything(rank):
     ]:
         want = theirs._gather_state_dict(state, **options)
         got = ours.gather_state_dict(state, **options)
-        assert_alike(got, want)
+        assert_same(got, want)
         if got:
             assert got["plain"] is state["plain"]
-    assert_alike(ours.gather_state_dict({"a": 1}), {"a": 1})
+    assert_same(ours.gather_state_dict({"a": 1}), {"a": 1})
     # Keys that only one rank has, on a separate mesh.
     mine = {f"only{rank}": state["plain"], "value": rank}
-    assert_alike(ours.gather_state_dict(mine), mine)
+    assert_same(ours.gather_state_dict(mine), mine)
     for bad, error in [({"x": object()}, "type_check"), ({"p": partial()}, "redistribute")]:
         with pytest.raises(cairn.Invalid, match=error):
             ours.gather_state_dict({**state, **bad} if rank == 1 else state)
     assert ours.gather_state_dict({"x": {1}}, type_check=False) == {"x": {1}}
-    assert_alike(ours.gather_state_dict(state), theirs._gather_state_dict(state))
+    assert_same(ours.gather_state_dict(state), theirs._gather_state_dict(state))
 
 
 def partial():
@@ -222,7 +198,7 @@ def gather_sharded_tensors(rank):
     metadata = ShardMetadata([begin, 0], [size, 3], f"rank:{rank}/cpu")
     shards = [LocalShard(whole[begin : begin + size].clone(), metadata)]
     state = {"t": ShardedTensor._init_from_local_shards(shards, 10, 3)}
-    assert_alike(ours.gather_state_dict(state), theirs._gather_state_dict(state))
+    assert_same(ours.gather_state_dict(state), theirs._gather_state_dict(state))
     companion = ours.create_cpu_state_dict(state)
     assert ours.check_state_dict_similarity(state, companion)
     ours.copy_state_dict(state, companion)
@@ -280,7 +256,7 @@ def broadcast_everything(rank):
             in_place = got["w1"]
             ours.broadcast_state_dict(full, got, CPU, **options)
             theirs._broadcast_state_dict(full, want, CPU, **options)
-            assert_alike(got, want)
+            assert_same(got, want)
             assert got["w1"] is in_place
             assert got["plain"].data_ptr() != full.get("plain", torch.empty(0)).data_ptr()
     # With names that the local state lacks theirs fails.
@@ -290,7 +266,7 @@ def broadcast_everything(rank):
     want = local_state(mesh, False)
     small = {key: value for key, value in full.items() if key != "extra"}
     theirs._broadcast_state_dict(small, want, CPU, cpu_offload=True)
-    assert_alike(got, want)
+    assert_same(got, want)
     # The local state of one rank does not fit: no rank's state changes.
     bad = {"w0": distribute_tensor(torch.zeros(6, 5), mesh, PLACEMENTS[0])}
     good = {"w0": distribute_tensor(torch.zeros(7, 5), mesh, PLACEMENTS[0])}
@@ -316,7 +292,7 @@ def distribute_everything(rank):
         before = got["w1"]
         ours.distribute_state_dict(full, got, CPU)
         theirs._distribute_state_dict(full, want, CPU)
-        assert_alike(got, want)
+        assert_same(got, want)
         assert got["w1"] is not before and torch.equal(before.full_tensor(), whole_state()["w1"])
     # Each rank cuts its own, and may do so alone.
     if rank == 2:
@@ -341,13 +317,13 @@ def test_distribute():
 def copy_dtensors(rank):
     mesh = grid()
     state = sharded_state(mesh)
-    assert_alike(ours.offload_state_dict_to_cpu(state), theirs._offload_state_dict_to_cpu(state))
+    assert_same(ours.offload_state_dict_to_cpu(state), theirs._offload_state_dict_to_cpu(state))
     assert ours.offload_state_dict_to_cpu(state, ranks_only=(1,)) == {} or rank == 1
     got, want = ours.create_cpu_state_dict(state), theirs._create_cpu_state_dict(state)
     assert ours.check_state_dict_similarity(got, want)
     assert got["w0"]._local_tensor.data_ptr() != state["w0"]._local_tensor.data_ptr()
     filled = ours.copy_state_dict(state, got)
-    assert_alike(filled, theirs._copy_state_dict(state, want))
+    assert_same(filled, theirs._copy_state_dict(state, want))
     assert filled["w0"] is got["w0"] and torch.equal(filled["w0"], state["w0"])
     other = {**got, "w0": distribute_tensor(torch.zeros(7, 5), mesh, PLACEMENTS[1])}
     assert not ours.check_state_dict_similarity(state, other)
@@ -374,7 +350,7 @@ def use_a_small_group(rank):
         )
     }
     got = ours.gather_state_dict(state, pg=group, ranks_only=(1,))  # of the group: global rank 3
-    assert_alike(got, {"t": whole} if rank == 3 else {})
+    assert_same(got, {"t": whole} if rank == 3 else {})
     ours.broadcast_state_dict({"t": whole + 1} if rank == 1 else {}, state, CPU, group)
     assert torch.equal(state["t"]._local_tensor, local)  # it was filled in place
     assert torch.equal(state["t"].full_tensor(), whole + 1)

@@ -8,7 +8,8 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from cairn_testing import assert_same, flip_byte, random_tensor, run_python, stored_files
+from cairn_testing import assert_same, flip_byte, more_memory, random_tensor, stored_files
+from ranks import run_on_ranks
 
 import cairn
 from cairn import Corrupt, Invalid, NotFound
@@ -70,8 +71,9 @@ def test_each_tensor_is_the_callers(store):
 
     streamed = dict(store.stream())
 
-    assert_same({name: streamed[name] for name in "abc"},
-                {"a": base, "b": base[:32].clone(), "c": base})
+    assert_same(
+        {name: streamed[name] for name in "abc"}, {"a": base, "b": base[:32].clone(), "c": base}
+    )
     assert len({tensor.untyped_storage().data_ptr() for tensor in streamed.values()}) == 3
     streamed["a"].zero_()
     assert_same(streamed["c"], base)
@@ -143,42 +145,33 @@ def test_closing_the_store_ends_the_iteration(path):
         list(iterator)
 
 
-def test_writing_and_streaming_take_bounded_memory(path):
-    done = run_python(
-        """
-        import re, sys, cairn, torch
-        MIB = 1 << 20
-        def reset_peak():
-            open("/proc/self/clear_refs", "w").write("5")  # the peak is what is resident now
-            return peak_bytes()
-        def peak_bytes():
-            status = open("/proc/self/status").read()
-            return int(re.search(r"VmHWM:\\s*(\\d+)", status)[1]) << 10
-        with cairn.open(sys.argv[1], mode="a") as store:
-            tensor = torch.empty(8 * MIB)  # 32 MiB
-            def write(step, count):
-                with store.writer(step) as writer:
-                    for i in range(count):
-                        tensor.fill_(i)
-                        writer.add(f"t{i}", tensor)
-            write(1, 2)
-            for step in (2, 3):  # the second one compares with the first
-                start = reset_peak()
-                write(step, 32)
-                print((peak_bytes() - start) // MIB)
-            for tensor in store.stream(1): pass
-            del tensor
-            start = reset_peak()
+def memory_of_writing_and_streaming(rank, path) -> tuple[list[int], int]:
+    with cairn.open(path, mode="a") as store:
+        tensor = torch.empty(8 * MIB)  # 32 MiB
+
+        def write(step: int, count: int) -> None:
+            with store.writer(step) as writer:
+                for i in range(count):
+                    tensor.fill_(i)
+                    writer.add(f"t{i}", tensor)
+
+        def stream(step: int) -> None:
             total = 0
-            for fqn, tensor in store.stream(3, read_ahead_bytes=64 * MIB):
-                total += tensor.nbytes
-                del tensor
-            print((peak_bytes() - start) // MIB)
-            print(total // MIB)
-        """,
-        path,
-    )
-    first, second, streamed, total = map(int, done.stdout.split())
-    assert total == 1024
-    assert first < 100 and second < 100, (first, second)
-    assert streamed < 64 + 32 + 100, streamed
+            for _, streamed in store.stream(step, read_ahead_bytes=64 * MIB):
+                total += streamed.nbytes
+                del streamed
+            assert total == (64 if step == 1 else 1024) * MIB
+
+        write(1, 2)
+        # The second one compares with the first.
+        written = [more_memory(lambda: write(step, 32)) for step in (2, 3)]
+        stream(1)
+        return written, more_memory(lambda: stream(3))
+
+
+def test_writing_and_streaming_take_bounded_memory(path):
+    job = memory_of_writing_and_streaming
+    [(written, streamed)] = run_on_ranks(job, path, world_size=1, has_group=False)
+
+    assert max(written) < 100 * MIB, written
+    assert streamed < (64 + 32 + 100) * MIB, streamed
