@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import resource
+import signal
 import threading
 import time
 import warnings
@@ -10,6 +12,7 @@ import warnings
 import pytest
 import torch
 from cairn_testing import run_python, wait_until
+from ranks import run_on_ranks
 
 import cairn
 from cairn import metrics
@@ -75,28 +78,22 @@ def test_failed_calls_are_reported_with_their_errors(store, events):
     assert save.report is save.info is None
 
 
-def test_a_background_save_that_fails_later_is_reported_with_its_error(tmp_path):
-    # The file system of the store is full once the save writes.
-    run_python(
-        """
-        import resource, signal, sys, torch, cairn
-        events = []
-        store = cairn.open(sys.argv[1], mode="a")
-        store.observe(events.append)
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-        handle = store.save_async(1, {"weight": torch.randn(4 << 20)})
-        try:
-            handle.result()
-            raise SystemExit("the save has not failed")
-        except cairn.Error:
-            store.close()
-        (event,) = events
-        assert isinstance(event.error, cairn.Error) and event.report is None, event
-        assert (event.step, event.in_background) == (1, True), event
-        """,
-        tmp_path / "store",
-    )
+def save_without_space(rank, path) -> None:
+    events = []
+    store = cairn.open(path, mode="a")
+    store.observe(events.append)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    with pytest.raises(cairn.Error):
+        store.save_async(1, {"weight": torch.randn(4 << 20)}).result()
+    store.close()
+    (event,) = events
+    assert isinstance(event.error, cairn.Error) and event.report is None, event
+    assert (event.step, event.in_background) == (1, True), event
+
+
+def test_a_background_save_that_fails_later_is_reported_with_its_error(path):
+    run_on_ranks(save_without_space, path, world_size=1, has_group=False)
 
 
 def test_health_counts_nan_and_infinities_from_recorded_statistics(store, events):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
-from cairn_testing import assert_same, random_tensor, run_python, stored_files
+from cairn_testing import assert_same, random_tensor, stored_files
+from ranks import run_on_ranks
 
 import cairn
 from cairn import Conflict, Invalid
@@ -240,14 +244,6 @@ def test_a_store_for_reading_has_no_writer(path):
         pass
 
 
-def test_a_forgotten_writer_does_not_prevent_the_close(path):
-    store = cairn.open(path, mode="a")
-    writer = store.writer(1).__enter__()
-    writer.add("t", torch.ones(9))
-    store.close()
-    cairn.open(path, mode="a").close()
-
-
 def test_threads_may_take_turns_but_not_add_at_the_same_time(store):
     class Asking:
         """Another thread adds while this object gives its state."""
@@ -267,53 +263,38 @@ def test_threads_may_take_turns_but_not_add_at_the_same_time(store):
     assert_same(store.read(), {"a": {"t": torch.ones(2)}, "c": 2})
 
 
+def add_after_a_fork(rank, path) -> None:
+    with cairn.open(path, mode="a") as store:
+        with store.writer(1) as writer:
+            writer.add("a", torch.ones(4))
+            child = os.fork()
+            if child == 0:
+                try:
+                    writer.add("b", 1)
+                except Invalid:
+                    os._exit(7)
+                os._exit(1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert list(store.read(flat=True)) == ["a"]
+
+
 def test_a_writer_of_another_process_after_a_fork_is_refused(path):
-    done = run_python(
-        """
-        import os, sys, cairn, torch
-        with cairn.open(sys.argv[1], mode="a") as store:
-            with store.writer(1) as writer:
-                writer.add("a", torch.ones(4))
-                child = os.fork()
-                if child == 0:
-                    try:
-                        writer.add("b", 1)
-                    except cairn.Invalid:
-                        os._exit(7)
-                    os._exit(1)
-                print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-            print(store.read(flat=True).keys())
-        """,
-        path,
-    )
-    assert done.stdout.splitlines() == ["7", "dict_keys(['a'])"]
+    run_on_ranks(add_after_a_fork, path, world_size=1, has_group=False)
 
 
-def test_no_space_ends_the_writer(store, path, monkeypatch):
-    limit = 8 * MIB
-    done = run_python(
-        """
-        import resource, signal, sys, cairn, torch
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        store = cairn.open(sys.argv[1], mode="a")
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
-        try:
-            with store.writer(1) as writer:
-                try:
-                    for i in range(64):
-                        writer.add(f"t{i}", torch.rand(1 << 20))
-                except cairn.Unavailable:
-                    print("unavailable")
-                try:
-                    writer.add("small", 1)
-                except cairn.Invalid:
-                    print("cannot be committed")
-        except cairn.Invalid as error:
-            print("not committed")
-        print(store.steps())
-        """,
-        path.with_name("limited"),
-        limit,
-    )
-    expected = ["unavailable", "cannot be committed", "not committed", "[]"]
-    assert done.stdout.splitlines() == expected
+def write_without_space(rank, path) -> None:
+    limit = 8 * MIB  # of each file
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    store = cairn.open(path, mode="a")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    with pytest.raises(Invalid, match="cannot be committed"), store.writer(1) as writer:
+        with pytest.raises(cairn.Unavailable):
+            for i in range(64):
+                writer.add(f"t{i}", torch.rand(MIB))
+        with pytest.raises(Invalid, match="cannot be committed"):
+            writer.add("small", 1)
+    assert store.steps() == []
+
+
+def test_no_space_ends_the_writer(path):
+    run_on_ranks(write_without_space, path, world_size=1, has_group=False)
