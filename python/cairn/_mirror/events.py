@@ -1,4 +1,4 @@
-"""`CopyEvents`: what the observers of a store learn about the copies to its mirrors."""
+"""What the observers of a store learn about the copies to its mirrors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from cairn._base.addresses import canonical_address
-from cairn._base.observations import Observers, free_bytes, repeated_requests
+from cairn._base.observations import free_bytes, repeated_requests
 from cairn.reports import MirrorReport, StoreEvent
 
 if TYPE_CHECKING:
@@ -15,49 +15,40 @@ if TYPE_CHECKING:
     from cairn._mirror.replica import Copied
 
 
-class CopyEvents:
-    """Makes one event per step and mirror, once the mirror has the step or never gets it.
+def copy_event(
+    address: str,
+    world_size: int,
+    job: MirrorJob,
+    mirror: Mirror,
+    number: int,
+    clock: CopyClock,
+    end: Copied | Exception,
+) -> StoreEvent:
+    """The event of a step once a mirror has it or never gets it.
 
-    Threads: many threads may report at once. ``observers`` is set before or between reports.
-
-    Args:
-        address: the store that is mirrored.
-        world_size: the number of ranks that have it open together, of which rank 0 copies.
+    ``address`` is that of the store, which ``world_size`` ranks have open together; ``number`` that
+    of the mirror in its chain, from 1; ``end`` the copy, or its error.
     """
-
-    def __init__(self, address: str, world_size: int) -> None:
-        self._address = address
-        self._world_size = world_size
-        self.observers: Observers | None = None
-
-    def report(
-        self, job: MirrorJob, mirror: Mirror, number: int, clock: CopyClock, end: Copied | Exception
-    ) -> None:
-        """``number``: of the mirror in its chain, from 1. ``end``: the copy, or its error."""
-        if self.observers is None:
-            return
-        report = None if isinstance(end, Exception) else _report_of(end, clock)
-        self.observers.report(
-            StoreEvent(
-                kind="mirror",
-                address=canonical_address(self._address),
-                rank=0,
-                world_size=self._world_size,
-                step=job.step,
-                unix_ns=time.time_ns(),
-                seconds=clock.seconds(),
-                stall_seconds=0.0,
-                in_background=True,
-                report=report,
-                error=end if isinstance(end, Exception) else None,
-                info=None,
-                health=None,
-                free_bytes=free_bytes(str(mirror)),
-                retries=clock.retries(),
-                mirror=canonical_address(str(mirror)),
-                mirror_number=number,
-            )
-        )
+    report = None if isinstance(end, Exception) else _report_of(end, clock)
+    return StoreEvent(
+        kind="mirror",
+        address=canonical_address(address),
+        rank=0,
+        world_size=world_size,
+        step=job.step,
+        unix_ns=time.time_ns(),
+        seconds=clock.seconds(),
+        stall_seconds=0.0,
+        in_background=True,
+        report=report,
+        error=end if isinstance(end, Exception) else None,
+        info=None,
+        health=None,
+        free_bytes=free_bytes(str(mirror)),
+        retries=clock.retries(),
+        mirror=canonical_address(str(mirror)),
+        mirror_number=number,
+    )
 
 
 def _report_of(copied: Copied, clock: CopyClock) -> MirrorReport:

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cairn import _cairn
 from cairn._base.addresses import canonical_address
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from cairn._base.observations import Observers
-    from cairn._mirror.events import CopyEvents
     from cairn._mirror.options import Mirror
     from cairn._mirror.worker import MirrorWorker
     from cairn.reports import MirrorStatus
@@ -44,7 +43,6 @@ class MirroredSaves:
         self._rank = rank
         self._world_size = world_size
         self._observers: Observers | None = None
-        self._events: CopyEvents | None = None
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._known: dict[tuple[str, ...], tuple[Mirror, ...]] = {}
@@ -56,11 +54,16 @@ class MirroredSaves:
         return self._source.uuid
 
     def observe(self, observers: Observers) -> None:
-        """The observers learn of each copy from now on (`CopyEvents`)."""
-        with self._lock:
-            self._observers = observers
-            if self._events is not None:
-                self._events.observers = observers
+        """The observers learn of each copy from now on."""
+        self._observers = observers
+
+    def _report(self, *copy: Any) -> None:
+        """Informs the observers of a copy that has ended: the last arguments of `copy_event`."""
+        if self._observers is not None:
+            from cairn._mirror.events import copy_event
+
+            event = copy_event(self._source.address, self._world_size, *copy)
+            self._observers.report(event)
 
     def submit(
         self,
@@ -206,15 +209,6 @@ class MirroredSaves:
             errors = (error for worker in workers if (error := worker.error()) is not None)
             yield from itertools.islice(errors, 1)
 
-    def _copy_events(self) -> CopyEvents:
-        # Requires _lock.
-        if self._events is None:
-            from cairn._mirror.events import CopyEvents
-
-            self._events = CopyEvents(self._source.address, self._world_size)
-            self._events.observers = self._observers
-        return self._events
-
     def _chain(self, mirrors: tuple[Mirror, ...]) -> list[MirrorWorker]:
         """The workers, from near to far; none on ranks other than 0."""
         if not mirrors or self._pid != os.getpid():
@@ -235,7 +229,7 @@ class MirroredSaves:
             # On all ranks, because they must agree on errors.
             check_same(self._known.setdefault(key, mirrors), mirrors)
             if self._rank == 0 and key not in self._chains:
-                self._chains[key] = workers_of(self._source, mirrors, self._copy_events())
+                self._chains[key] = workers_of(self._source, mirrors, self._report)
             return self._chains.get(key, [])
 
 

@@ -22,8 +22,9 @@ import threading
 import time
 import warnings
 from collections import deque
+from collections.abc import Callable
 
-from cairn._mirror.events import CopyClock, CopyEvents
+from cairn._mirror.events import CopyClock
 from cairn._mirror.job import MirrorJob
 from cairn._mirror.options import Mirror
 from cairn._mirror.replica import Copied, Replica, Source
@@ -46,12 +47,16 @@ class MirrorWorker:
         source: Source,
         mirror: Mirror,
         following: MirrorWorker | None,
-        events: CopyEvents,
+        report: Callable[..., None],
         number: int,
     ) -> None:
-        """``number``: of the mirror in its chain, from 1."""
+        """
+        Args:
+            report: is called with (job, mirror, number, clock, copy or error) after a copy.
+            number: of the mirror in its chain, from 1.
+        """
         self._mirror = mirror
-        self._events = events
+        self._report = report
         self._number = number
         self._following = following
         self._replica = Replica(source, mirror, self._report_progress)
@@ -209,7 +214,7 @@ class MirrorWorker:
             return
         try:
             if copied is not None and clock is not None:
-                self._events.report(job, self._mirror, self._number, clock, copied)
+                self._report(job, self._mirror, self._number, clock, copied)
         finally:
             self._finish(job)
 
@@ -324,7 +329,7 @@ class MirrorWorker:
         """Gives up a step. ``clock``: of its copy, if it has begun."""
         try:
             clock = clock or CopyClock(self._mirror)
-            self._events.report(job, self._mirror, self._number, clock, error)
+            self._report(job, self._mirror, self._number, clock, error)
         finally:
             job.fail(error)
 
@@ -355,14 +360,14 @@ class MirrorWorker:
 
 
 def workers_of(
-    source: Source, mirrors: tuple[Mirror, ...], events: CopyEvents
+    source: Source, mirrors: tuple[Mirror, ...], report: Callable[..., None]
 ) -> list[MirrorWorker]:
     """One worker per mirror, from near to far; each copies from the mirror before it."""
     workers: list[MirrorWorker] = []
     for i in reversed(range(len(mirrors))):
         near = Source(str(mirrors[i - 1]), mirrors[i - 1].credentials) if i > 0 else source
         following = workers[0] if workers else None
-        workers.insert(0, MirrorWorker(near, mirrors[i], following, events, i + 1))
+        workers.insert(0, MirrorWorker(near, mirrors[i], following, report, i + 1))
     return workers
 
 
