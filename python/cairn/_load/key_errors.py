@@ -24,13 +24,8 @@ def _close_name(name: str, names: Iterable[str]) -> str | None:
 
 def no_match(patterns: list[str], contents: _cairn.Contents) -> NotFound:
     """The error for patterns that match no key of a step with these contents."""
-    close = _close_name(patterns[0], _with_containers(contents.fqns()))
-    way_out = f"did you mean {close!r}?" if close else "keys() lists them"
-    return NotFound(
-        f"step {contents.step} has no key that matches {patterns}: {way_out}",
-        key=patterns[0],
-        step=contents.step,
-    )
+    names = _with_containers(contents.fqns())
+    return _no_key(f"that matches {patterns}", patterns[0], names, contents.step)
 
 
 def _with_containers(fqns: list[str]) -> list[str]:
@@ -45,10 +40,13 @@ def _with_containers(fqns: list[str]) -> list[str]:
 
 def no_such_key(fqn: str, contents: _cairn.Contents) -> NotFound:
     """The error for a key that a step with these contents lacks."""
-    close = _close_name(fqn, contents.fqns())
+    return _no_key(f"'{fqn}'", fqn, contents.fqns(), contents.step)
+
+
+def _no_key(what: str, key: str, names: list[str], step: int) -> NotFound:
+    close = _close_name(key, names)
     way_out = f"did you mean {close!r}?" if close else "keys() lists them"
-    step = contents.step
-    return NotFound(f"step {step} has no key '{fqn}': {way_out}", key=fqn, step=step)
+    return NotFound(f"step {step} has no key {what}: {way_out}", key=key, step=step)
 
 
 def missing_keys(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from cairn import _cairn
@@ -104,18 +105,12 @@ class Tiers:
                 RuntimeWarning,
                 stacklevel=4,
             )
-        return Location(self._newest(number, holders[number]), number)
+        return Location(self._newest(number, holders[number])[0], number)
 
     def copies(self, step: int) -> list[int]:
         """The tiers with the same step as the one that `find` returns, which is the first."""
-        found = []
-        for tier in range(len(self.others) + 1):
-            if step in self._steps_of(tier):
-                native = self.native(tier)
-                if native is not None:
-                    found.append((-native.step_info(step).created_unix_ns, tier))
-        found.sort()
-        return [tier for time, tier in found if time == found[0][0]]
+        tiers = range(len(self.others) + 1)
+        return self._newest(step, [tier for tier in tiers if step in self._steps_of(tier)])
 
     def find_both(self, a: int, b: int) -> _cairn.Store | None:
         """The nearest store that has two steps; None if there is none."""
@@ -134,19 +129,17 @@ class Tiers:
         native = self.native(tier)
         return [] if native is None else native.steps()
 
-    def _newest(self, step: int, tiers: list[int]) -> int:
-        """The nearest of the tiers with the step that was saved last."""
+    def _newest(self, step: int, tiers: list[int]) -> list[int]:
+        """Of tiers that have a step, those with the one that was saved last, from near to far."""
         if len(tiers) == 1:
-            return tiers[0]
-        found: list[tuple[int, int]] = []  # (-time, tier)
+            return tiers
+        times: dict[int, int] = {}
         for tier in tiers:
             native = self.native(tier)
-            try:
-                if native is not None:
-                    found.append((-native.step_info(step).created_unix_ns, tier))
-            except NotFound:  # it was deleted in the meantime
-                pass
-        return min(found, default=(0, tiers[0]))[1]
+            with suppress(NotFound):  # it was deleted in the meantime
+                times[tier] = 0 if native is None else native.step_info(step).created_unix_ns
+        newest = max(times.values(), default=0)
+        return [tier for tier, time in times.items() if time == newest] or tiers[:1]
 
     def _open_tier(self, tier: int, communicator: _cairn.Communicator | None) -> _cairn.Store:
         address, credentials = self.others[tier - 1]

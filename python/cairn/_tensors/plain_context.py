@@ -119,14 +119,6 @@ def _decode_dict(content: Any, depth: int) -> dict[Any, Any]:
     return {decode(key, depth + 1): decode(value, depth + 1) for key, value in content}
 
 
-def _decode_size(content: Any, depth: int) -> Any:
-    return dtypes.require_torch().Size(content)
-
-
-def _decode_device(content: Any, depth: int) -> Any:
-    return dtypes.require_torch().device(content)
-
-
 def _constant_decoder(kind: str) -> Callable[[Any, int], Any]:
     def decode_constant(content: Any, depth: int) -> Any:
         torch = dtypes.require_torch()
@@ -168,9 +160,9 @@ def _is_namedtuple(kind: type) -> bool:
 _DECODERS: dict[str, Callable[[Any, int], Any]] = {
     "float": _decode_float,
     "tuple": lambda content, depth: tuple(_decode_list(content, depth)),
-    "size": _decode_size,
+    "size": lambda content, depth: dtypes.require_torch().Size(content),
     "dict": _decode_dict,
-    "device": _decode_device,
+    "device": lambda content, depth: dtypes.require_torch().device(content),
     "dtype": _constant_decoder("dtype"),
     "layout": _constant_decoder("layout"),
     "memory_format": _constant_decoder("memory_format"),
