@@ -140,8 +140,8 @@ class Writer:
             raise Invalid("a writer is used once: call store.writer() again", step=self.step)
         self._state = _ENDED  # unless all ranks begin
 
-        def prepare() -> list[Any]:
-            annotations.update(self._options.annotations())
+        def prepare() -> tuple[dict[str, Any], list[Any]]:
+            annotations = self._options.annotations()
             if self._opened.writer is not None:
                 raise Invalid(
                     "a writer of this store is open: leave its block first", step=self.step
@@ -149,14 +149,13 @@ class Writer:
             self._opened.begin_change()
             self._part = _cairn.StepPart(self._opened.native)
             self._opened.writer = self
-            return [self.step, arguments]
+            return annotations, [self.step, arguments]
 
-        annotations: dict[str, Any] = {}
         arguments = self._options.native()
         for name in _NO_MEANING:
             arguments.pop(name, None)
         try:
-            replies = self._ranks.exchange_values(prepare)
+            annotations, replies = self._ranks.run_and_exchange(prepare)
             if any(one != replies[0] for one in replies):
                 raise Invalid(
                     "the ranks write with different steps or options: all give the same arguments",
@@ -219,21 +218,18 @@ class Writer:
 
     def _commit(self) -> None:
         ranks = self._ranks
-        saved: list[SaveReport] = []
 
-        def prepare() -> list[str]:
+        def prepare() -> tuple[SaveReport | None, list[str]]:
             part = self._open_part()
+            return part.prepare() if ranks.rank != 0 else None, self._names.added()
+
+        def commit() -> SaveReport | None:
             if ranks.rank != 0:
-                saved.append(part.prepare())
-            return self._names.added()
+                return report
+            return self._open_part().commit(self._paths(replies), {})
 
-        def commit() -> None:
-            if ranks.rank == 0:
-                saved.append(self._open_part().commit(self._paths(replies), {}))
-
-        replies = ranks.exchange_values(prepare)
-        ranks.run_together(commit)
-        self.report = saved[0]
+        report, replies = ranks.run_and_exchange(prepare)
+        self.report = ranks.run_together(commit)
 
     def _paths(self, replies: list[list[str]]) -> dict[str, tuple[str | int, ...]]:
         """The keys of each name. Raises Invalid if names of two ranks contradict each other."""
