@@ -122,11 +122,10 @@ nb::list BroadcastToShards(CommunicatorBinding& communicator, const Batch& full,
 nb::list DistributeToShards(const Batch& full, Batch& target, uint32_t rank,
                             const Streams& streams) {
   const std::vector<bool> wanted = LeavesWithoutMemory(target.state);
-  auto result = [&] {
-    const GilRelease no_gil;
+  auto result = OutsideGil([&] {
     return core::DistributeStateDict(full.state, core::StateTarget(target.state), rank,
                                      {.streams = ToStreams(streams)});
-  }();
+  });
   return ToPyTensors(Unwrap(std::move(result)), wanted);
 }
 

@@ -54,6 +54,13 @@ class GilRelease {
   PyThreadState* state_;
 };
 
+/// Returns `work()`, which runs without the GIL. Requires the GIL.
+template <typename Work>
+auto OutsideGil(const Work& work) {
+  const GilRelease no_gil;
+  return work();
+}
+
 /// Holds the GIL until the end of its scope, on any thread, unless Python is gone.
 class GilAcquire {
  public:

@@ -29,7 +29,6 @@ class Reader {
   /// Returns the argument, or nothing if it is absent or None.
   template <typename T>
   std::optional<T> Find(const char* name) {
-    names_.append(name);
     if (!arguments_.contains(name)) return std::nullopt;
     ++read_count_;
     const nb::object value = arguments_[name];
@@ -47,8 +46,6 @@ class Reader {
   void Read(const char* name, T& target) {
     if (auto value = Find<T>(name)) target = *std::move(value);
   }
-  /// Returns the names that were asked for.
-  nb::tuple names() const { return nb::tuple(names_); }
   /// Raises TypeError if there are arguments that were not read.
   void Finish() const {
     if (read_count_ != arguments_.size()) throw nb::type_error("an unknown keyword argument");
@@ -57,7 +54,6 @@ class Reader {
  private:
   const nb::kwargs& arguments_;
   size_t read_count_ = 0;
-  nb::list names_;
 };
 
 /// Requires that the result is called and destroyed on a thread with a Python state. Throws what
@@ -142,7 +138,7 @@ std::function<Result<kv::S3Credentials>()> ToCredentialsFunction(nb::callable fu
 
 }  // namespace
 
-core::SaveOptions ToSaveOptions(const nb::kwargs& arguments, nb::tuple* names) {
+core::SaveOptions ToSaveOptions(const nb::kwargs& arguments) {
   Reader reader(arguments);
   core::SaveOptions options;
   reader.Read("overwrite", options.overwrite);
@@ -165,14 +161,7 @@ core::SaveOptions ToSaveOptions(const nb::kwargs& arguments, nb::tuple* names) {
   if (const auto streams = reader.Find<Streams>("streams")) options.streams = ToStreams(*streams);
   reader.Read("device_snapshot", options.device_snapshot);
   reader.Finish();
-  if (names != nullptr) *names = reader.names();
   return options;
-}
-
-nb::tuple SaveOptionNames() {
-  nb::tuple names;
-  ToSaveOptions(nb::kwargs(), &names);
-  return names;
 }
 
 kv::StoreOptions ToStoreOptions(const nb::kwargs& arguments) {

@@ -14,14 +14,12 @@ namespace cairn::python {
 
 namespace nb = nanobind;
 
-/// Returns the options of Store.save, Store.save_async and StepPart.begin, and their names if
-/// `names` is not null: the fields of cairn.SaveTuning, `overwrite`, annotations, `deadline` (in
-/// seconds) and `streams` (pairs of a device and the address of a stream). Options that are
-/// absent or None have the default of core::SaveOptions. Raises TypeError for other names and for
-/// values of a wrong type. Requires the GIL.
-core::SaveOptions ToSaveOptions(const nb::kwargs& arguments, nb::tuple* names = nullptr);
-/// Returns the names of all options that ToSaveOptions knows.
-nb::tuple SaveOptionNames();
+/// Returns the options of Store.save, Store.save_async and StepPart.begin: the fields of
+/// cairn.SaveTuning, `overwrite`, annotations, `deadline` (in seconds) and `streams` (pairs of a
+/// device and the address of a stream). Options that are absent or None have the default of
+/// core::SaveOptions. Raises TypeError for other names and for values of a wrong type. Requires the
+/// GIL.
+core::SaveOptions ToSaveOptions(const nb::kwargs& arguments);
 
 /// Returns the options of Store: `take_over`, `credentials` (a function), and `grace`
 /// in seconds, which has the default of kv::StoreOptions if it is absent or None. Raises TypeError

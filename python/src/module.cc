@@ -201,7 +201,6 @@ NB_MODULE(_cairn, m) {
   cairn::cuda::Register();
 #endif
   m.attr("DTYPES") = cairn::python::DTypeTable();
-  m.attr("SAVE_OPTIONS") = cairn::python::SaveOptionNames();
   cairn::python::BindReports(m);
   cairn::python::BindRecords(m);
   cairn::python::BindLoading(m);

@@ -108,13 +108,6 @@ std::vector<uint32_t> UnsharedTensorLeaves(const StepContents& contents, const T
   return leaf_of_tensor;
 }
 
-bool HasTorchTensor(const StepContents& contents) {
-  for (size_t leaf = 0; leaf < contents.leaf_count(); ++leaf) {
-    if (contents.kind(leaf) == core::NodeKind::kTensor) return true;
-  }
-  return false;
-}
-
 uint64_t TotalBytes(const std::vector<uint64_t>& blocks_bytes) {
   uint64_t total_bytes = 0;
   for (const uint64_t bytes : blocks_bytes) {
@@ -169,8 +162,12 @@ struct NewTensorLeaves {
 // Raises Invalid if there is a torch tensor, but torch is missing.
 NewTensorLeaves FindNewTensorLeaves(const StepContents& contents) {
   NewTensorLeaves found;
-  for (size_t leaf = 0; leaf < contents.leaf_count(); ++leaf) found.tensors.append(nb::none());
-  if (!HasTorchTensor(contents)) return found;
+  bool has_torch_tensor = false;
+  for (size_t leaf = 0; leaf < contents.leaf_count(); ++leaf) {
+    found.tensors.append(nb::none());
+    has_torch_tensor |= contents.kind(leaf) == core::NodeKind::kTensor;
+  }
+  if (!has_torch_tensor) return found;
   nb::module_::import_("cairn._base.dtypes").attr("require_torch")();
   found.leaves = UnsharedTensorLeaves(contents, TorchAccess());
   return found;
@@ -242,34 +239,15 @@ NumpyBytes AsNumpyBytes(nb::handle_t<Mapped> self) {
   return NumpyBytes(bytes.data(), {bytes.size()}, self);
 }
 
-// Requires a dtype that `torch` can wrap.
-nb::object WrapMapped(core::MappedTensor mapped, const core::TensorInfo& info,
-                      const TorchAccess& torch) {
-  auto* const data = const_cast<std::byte*>(mapped.bytes.data());
-  return torch.Wrap({std::move(mapped.mapping), data}, info.dtype, info.shape);
-}
-
-// Returns a list and a MapCheck. The list has for each TensorInfo of `tensors` its mapped bytes, or
-// None if they cannot be mapped. The bytes are a torch tensor of the dtype and shape if `as_torch`
-// (one bool per tensor) is true and torch accepts memory of that dtype; otherwise they are a
-// Mapped.
-nb::tuple MapTensors(const StoreBinding& store, const kv::StepInfo& step, nb::list tensors,
-                     nb::list as_torch) {
+// Returns a list and a MapCheck. The list has for each TensorInfo of `tensors` a Mapped, or None if
+// its bytes cannot be mapped.
+nb::tuple MapTensors(const StoreBinding& store, const kv::StepInfo& step, nb::list tensors) {
   std::vector<std::string> fqns;
   for (nb::handle info : tensors) fqns.push_back(nb::cast<const core::TensorInfo&>(info).fqn);
   core::UncheckedMap mapped = store.MapBytes(step, fqns);
-  const TorchAccess torch;
-  const CollectionPause pause;
   nb::list wrapped;
-  for (size_t i = 0; i < mapped.tensors.size(); ++i) {
-    const auto& info = nb::cast<const core::TensorInfo&>(tensors[i]);
-    if (!mapped.tensors[i]) {
-      wrapped.append(nb::none());
-    } else if (nb::cast<bool>(as_torch[i]) && torch.CanWrap(info.dtype)) {
-      wrapped.append(WrapMapped(*std::move(mapped.tensors[i]), info, torch));
-    } else {
-      wrapped.append(nb::cast(Mapped{*std::move(mapped.tensors[i])}));
-    }
+  for (auto& tensor : mapped.tensors) {
+    wrapped.append(tensor ? nb::cast(Mapped{*std::move(tensor)}) : nb::none());
   }
   return nb::make_tuple(wrapped, std::const_pointer_cast<core::MapCheck>(mapped.check));
 }
@@ -288,8 +266,10 @@ nb::tuple MapNewTensors(const StoreBinding& store, const StepContents& contents)
   const CollectionPause pause;
   for (size_t i = 0; i < leaves.size(); ++i) {
     if (!mapped.tensors[i]) continue;
-    tensors[leaves[i]] =
-        WrapMapped(*std::move(mapped.tensors[i]), contents.tensor(leaves[i]), torch);
+    auto& [mapping, bytes] = *mapped.tensors[i];
+    const core::TensorInfo& info = contents.tensor(leaves[i]);
+    tensors[leaves[i]] = torch.Wrap({std::move(mapping), const_cast<std::byte*>(bytes.data())},
+                                    info.dtype, info.shape);
   }
   return nb::make_tuple(tensors, std::const_pointer_cast<core::MapCheck>(mapped.check));
 }
@@ -297,12 +277,9 @@ nb::tuple MapNewTensors(const StoreBinding& store, const StepContents& contents)
 // Checks mapped tensors, without the GIL. Raises Corrupt if bytes do not match their digests.
 void RunMapCheck(const core::MapCheck& check) {
   SignalWatch watch;
-  const auto result = [&] {
-    const GilRelease no_gil;
-    return check.Run(watch.AsProgress());
-  }();
+  auto result = OutsideGil([&] { return check.Run(watch.AsProgress()); });
   watch.Rethrow();
-  Unwrap(Result<void>(result));
+  Unwrap(std::move(result));
 }
 
 // Returns a new row-major tensor with separate memory; or None if the caller should use
@@ -327,10 +304,9 @@ nb::object NewPinnedTensor(uint8_t dtype, nb::handle shape) {
   const uint64_t bytes = Unwrap(core::TensorBytes(code, sizes));
   const TorchAccess torch;
   if (!torch.CanWrap(code)) return nb::none();
-  auto memory = Unwrap([&] {
-    const GilRelease no_gil;  // page-locking is slow
-    return core::HostMemory::Allocate(bytes, {.pinned = true});
-  }());
+  // Page-locking is slow.
+  auto memory =
+      Unwrap(OutsideGil([&] { return core::HostMemory::Allocate(bytes, {.pinned = true}); }));
   const auto owner = std::make_shared<core::HostMemory>(std::move(memory));
   return torch.Wrap({owner, owner->bytes().data()}, code, sizes);
 }

@@ -18,10 +18,9 @@ void SaveHandleBinding::WaitStaged() const {
 
 void SaveHandleBinding::MakeStreamWait(int device, uintptr_t stream) const {
   process_.Check();
-  Unwrap([&] {
-    const GilRelease no_gil;
+  Unwrap(OutsideGil([&] {
     return handle_.MakeStreamWait({.device = device, .stream = reinterpret_cast<void*>(stream)});
-  }());
+  }));
 }
 
 bool SaveHandleBinding::Wait(std::optional<double> timeout_seconds) const {
@@ -67,11 +66,7 @@ bool SaveHandleBinding::done() const {
 
 core::SaveReport SaveHandleBinding::Report() const {
   process_.Check();
-  Result<core::SaveReport> report = [&] {
-    const GilRelease no_gil;
-    return handle_.Wait();
-  }();
-  return Unwrap(std::move(report));
+  return Unwrap(OutsideGil([&] { return handle_.Wait(); }));
 }
 
 }  // namespace cairn::python

@@ -74,11 +74,7 @@ core::StepFrame ToFrame(nb::dict paths, nb::dict extensions) {
 // Runs `work` without the GIL. Returns its value, or raises its error.
 template <typename Work>
 auto WithoutGil(const Work& work) {
-  auto result = [&] {
-    const GilRelease no_gil;
-    return work();
-  }();
-  return Unwrap(std::move(result));
+  return Unwrap(OutsideGil(work));
 }
 
 // A store and at most one part of a step, for one attempt. The store belongs to a StoreBinding, or
@@ -165,10 +161,7 @@ class StepPartBinding {
     const core::StateTree tree = batch.state.tree;  // the part takes the state
     check_memory_ = batch.MemoryCheck(tree);
     added_bytes_ = 0;
-    auto added = [&] {
-      const GilRelease no_gil;
-      return part.Add(std::move(batch.state), ToStreams(streams));
-    }();
+    auto added = OutsideGil([&] { return part.Add(std::move(batch.state), ToStreams(streams)); });
     watch_ = nullptr;
     check_memory_ = {};
     watch.Rethrow();

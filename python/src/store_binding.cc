@@ -61,8 +61,7 @@ kv::RetentionPolicy ToPolicy(uint64_t keep_last, uint64_t keep_every,
 template <typename Work>
 auto StoreBinding::Use(const Work& work) const {
   process_.Check();
-  const GilRelease no_gil;
-  return UseWithoutGil(work);
+  return Unwrap(OutsideGil([&] { return UseWithoutGil(work); }));
 }
 
 template <typename Work>
@@ -79,8 +78,11 @@ auto StoreBinding::UseWithoutGil(const Work& work) const {
 
 template <typename Work>
 auto StoreBinding::UseWatched(const Work& work) const {
+  process_.Check();
   SignalWatch watch;
-  auto result = Use([&](core::CheckpointStore& store) { return work(store, watch); });
+  auto result = OutsideGil([&] {
+    return UseWithoutGil([&](core::CheckpointStore& store) { return work(store, watch); });
+  });
   watch.Rethrow();
   return Unwrap(std::move(result));
 }
@@ -89,10 +91,10 @@ template <typename Work>
 auto StoreBinding::AskLatest(const Work& work) const {
   using Returned = std::invoke_result_t<Work, const kv::Snapshot&>;
   using Asked = std::conditional_t<kIsResult<Returned>, Returned, Result<Returned>>;
-  return Unwrap(Use([&](core::CheckpointStore& store) -> Asked {
+  return Use([&](core::CheckpointStore& store) -> Asked {
     CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
     return work(std::as_const(*snapshot));
-  }));
+  });
 }
 
 StoreBinding::StoreBinding(const std::string& address, bool writable,
@@ -132,7 +134,7 @@ std::vector<kv::CopiedStep> StoreBinding::CopyFrom(const StoreBinding& source,
   if (&source == this) ThrowInvalid("the source and the target of a copy are the same store");
   SignalWatch watch;
   CopyProgressFunction function(std::move(progress), watch);
-  options.progress = function.AsProgress();
+  options.progress = [&](const kv::CopyProgress& progress) { return function.Call(progress); };
   using Returned = Result<kv::CopyReport>;
   auto report = [&] {
     const GilRelease no_gil;
@@ -235,7 +237,7 @@ core::UpdateReport StoreBinding::Update(const kv::StepInfo& base, const kv::Step
 
 core::UncheckedMap StoreBinding::MapBytes(const kv::StepInfo& step,
                                           std::span<const std::string> fqns) const {
-  return Unwrap(Use([&](core::CheckpointStore& store) { return store.MapUnchecked(step, fqns); }));
+  return Use([&](core::CheckpointStore& store) { return store.MapUnchecked(step, fqns); });
 }
 
 nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
@@ -255,8 +257,7 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
           nb::arg("options"))
       .def("uuid",
            [](const Self& self) {
-             return Unwrap(
-                 self.Use([](auto& store) -> Result<std::string> { return store.kv().uuid(); }));
+             return self.Use([](auto& store) -> Result<std::string> { return store.kv().uuid(); });
            })
       .def("close", &Self::Close)
       .def("abandon", &Self::Abandon);
@@ -285,7 +286,7 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
               if (!self.saver_) self.saver_ = std::make_unique<core::AsyncSaver>(&store);
               return self.saver_->Save(step, batch.state, options);
             });
-            return SaveHandleBinding(Unwrap(std::move(handle)), progress);
+            return SaveHandleBinding(std::move(handle), progress);
           },
           nb::arg("step"), nb::arg("batch"), nb::arg("options"))
       .def(
@@ -311,24 +312,23 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
           "contents",
           [](const Self& self, std::optional<uint64_t> step, nb::list patterns) {
             const core::KeyPatterns parsed = ParsePatterns(patterns);
-            return StepContents(
-                Unwrap(self.Use([&](Store& store) { return store.List(step, parsed); })));
+            return StepContents(self.Use([&](Store& store) { return store.List(step, parsed); }));
           },
           nb::arg("step").none(), nb::arg("patterns"))
       .def(
           "statistics",
           [](const Self& self, const StepContents& contents) {
-            return contents.ToPyStatistics(Unwrap(self.Use([&](Store& store) {
+            return contents.ToPyStatistics(self.Use([&](Store& store) {
               return core::FindStatistics(store.kv(), contents.step(), contents.tensors());
-            })));
+            }));
           },
           nb::arg("contents"), "The statistics of the tensors that have some, by FQN.")
       .def(
           "file_order",
           [](const Self& self, const StepContents& contents) {
-            return contents.LeavesOf(Unwrap(self.Use([&](Store& store) {
+            return contents.LeavesOf(self.Use([&](Store& store) {
               return core::FileOrder(store, contents.step(), contents.tensors());
-            })));
+            }));
           },
           nb::arg("contents"), "The leaves that are tensors, in the order of their bytes.")
       .def(
@@ -336,7 +336,7 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
           [](const Self& self, const kv::StepInfo& step, nb::str name) -> nb::object {
             const std::string text = FromPyText(name);
             const auto found =
-                Unwrap(self.Use([&](Store& store) { return store.FindExtension(step, text); }));
+                self.Use([&](Store& store) { return store.FindExtension(step, text); });
             if (!found) return nb::none();
             return nb::bytes(found->data(), found->size());
           },
@@ -355,16 +355,16 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
           "check_chunks",
           [](const Self& self, const kv::StepInfo& step, nb::str fqn) {
             const std::string text = FromPyText(fqn);
-            Unwrap(self.Use([&](Store& store) { return store.Chunks(step, text); }));
+            self.Use([&](Store& store) { return store.Chunks(step, text); });
           },
           nb::arg("step"), nb::arg("fqn"),
           "Raises Corrupt if the chunks of the tensor are not what its record states.")
       .def("compare",
            [](const Self& self, uint64_t step_a, uint64_t step_b, nb::list patterns) {
              const core::KeyPatterns parsed = ParsePatterns(patterns);
-             return Unwrap(self.Use([&](Store& store) {
+             return self.Use([&](Store& store) {
                return core::CompareSteps(store.kv(), step_a, step_b, parsed);
-             }));
+             });
            })
       .def(
           "scrub",
@@ -372,8 +372,8 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
             const core::ScrubOptions options{.max_bytes_per_second = max_bytes_per_second,
                                              .every = std::chrono::ceil<std::chrono::milliseconds>(
                                                  std::chrono::duration<double>(every_seconds))};
-            return Unwrap(self.Use(
-                [&](Store& store) { return core::BackgroundScrub::Start(store, options); }));
+            return self.Use(
+                [&](Store& store) { return core::BackgroundScrub::Start(store, options); });
           },
           nb::arg("max_bytes_per_second"), nb::arg("every_seconds"))
       .def(
@@ -397,7 +397,7 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
   store
       .def("steps",
            [](const Self& self) {
-             return Unwrap(self.Use([](Store& store) { return store.StepNumbers(); }));
+             return self.Use([](Store& store) { return store.StepNumbers(); });
            })
       .def(
           "copy_from",
@@ -408,7 +408,7 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
       .def("delete",
            [](const Self& self, nb::handle steps, bool dry_run) {
              const std::vector<uint64_t> numbers = FromPyNumbers(steps);
-             return Unwrap(self.Use([&](Store& store) { return store.Delete(numbers, dry_run); }));
+             return self.Use([&](Store& store) { return store.Delete(numbers, dry_run); });
            })
       .def("tags",
            [](const Self& self) {
@@ -425,7 +425,7 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
       .def(
           "change_tag",
           [](const Self& self, const std::string& name, std::optional<uint64_t> step) {
-            Unwrap(self.Use([&](Store& store) { return store.kv().ChangeTags({{name, step}}); }));
+            self.Use([&](Store& store) { return store.kv().ChangeTags({{name, step}}); });
           },
           nb::arg("name"), nb::arg("step").none())
       .def("step_info",
@@ -446,7 +446,7 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
       .def("set_retention",
            [](const Self& self, uint64_t keep_last, uint64_t keep_every, const Texts& keep_best) {
              const auto policy = ToPolicy(keep_last, keep_every, keep_best);
-             Unwrap(self.Use([&](Store& store) { return store.kv().SetRetention(policy); }));
+             self.Use([&](Store& store) { return store.kv().SetRetention(policy); });
            })
       .def("compresses_saves",
            [](const Self& self) {
@@ -454,14 +454,14 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
            })
       .def("set_compression",
            [](const Self& self, bool compress) {
-             Unwrap(self.Use([&](Store& store) { return store.kv().SetCompression(compress); }));
+             self.Use([&](Store& store) { return store.kv().SetCompression(compress); });
            })
       .def("keep_steps",
            [](const Self& self, const std::vector<uint64_t>& steps) {
-             Unwrap(self.Use([&](Store& store) -> Result<void> {
+             self.Use([&](Store& store) -> Result<void> {
                store.kv().KeepSteps(steps);
                return {};
-             }));
+             });
            })
       .def(
           "steps_to_delete",

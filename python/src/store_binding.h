@@ -70,8 +70,8 @@ class StoreBinding {
   }
 
  private:
-  /// Returns `work(store)`, which runs without the GIL. The store cannot be closed during the call.
-  /// Requires the GIL.
+  /// Returns the value of `work(store)`, which runs without the GIL, or raises its error. The store
+  /// cannot be closed during the call. Requires the GIL.
   template <typename Work>
   auto Use(const Work& work) const;
   /// Returns the value of `work(store, watch)`, which runs as in Use, or raises its error, or the
@@ -82,8 +82,8 @@ class StoreBinding {
   /// the GIL, and calls `work` without it.
   template <typename Work>
   auto AskLatest(const Work& work) const;
-  /// Returns `work(store)` as Use does. Requires that the caller has released the GIL and called
-  /// process_.Check.
+  /// Returns `work(store)`. The store cannot be closed during the call. Requires that the caller
+  /// has released the GIL and called process_.Check.
   template <typename Work>
   auto UseWithoutGil(const Work& work) const;
   Result<core::LoadReport> LoadShards(core::CheckpointStore& store, const kv::StepInfo& step,

@@ -130,19 +130,13 @@ class Reader:
 
     def _map(self, needed: list[tuple[_cairn.TensorInfo, set[int]]]) -> None:
         """Maps all tensors that can be mapped, in one call."""
-        infos = [info for info, _ in needed if info.nbytes > 0]
-        as_torch = [TENSOR in kinds for info, kinds in needed if info.nbytes > 0]
-        if any(as_torch):
-            dtypes.require_torch()
-        mapped, check = self._native.map(self._contents.info, infos, as_torch)
+        needed = [(info, kinds) for info, kinds in needed if info.nbytes > 0]
+        mapped, check = self._native.map(self._contents.info, [info for info, _ in needed])
         self._check(check)
-        for info, needs_torch, memory in zip(infos, as_torch, mapped):
-            if memory is None:
-                continue
-            if isinstance(memory, _cairn.Mapped):
-                memory = _mapped_view(memory, info, needs_torch)
-            self._memory[info.fqn] = memory
-            self._mapped.add(info.fqn)
+        for (info, kinds), memory in zip(needed, mapped):
+            if memory is not None:
+                self._memory[info.fqn] = _mapped_view(memory, info, TENSOR in kinds)
+                self._mapped.add(info.fqn)
 
     def _check(self, check: _cairn.MapCheck) -> None:
         if self._verify == "lazy":
@@ -230,9 +224,10 @@ def is_reached(device: Any) -> bool:
 
 
 def _mapped_view(mapped: _cairn.Mapped, info: _cairn.TensorInfo, needs_torch: bool) -> Any:
-    """A complete mapped tensor, as a numpy array or as a torch tensor that C++ cannot create."""
+    """A complete mapped tensor, as a torch tensor or a numpy array."""
     if needs_torch:
-        return mapped.torch_bytes().view(dtypes.torch_dtype(info.dtype)).view(info.shape)
+        dtype = dtypes.torch_dtype(info.dtype)  # imports torch
+        return mapped.torch_bytes().view(dtype).view(info.shape)
     return mapped.numpy_bytes().view(dtypes.numpy_dtype(info.dtype)).reshape(info.shape)
 
 
