@@ -14,7 +14,12 @@ import torch.distributed.checkpoint as dcp
 from cairn.dcp import CairnReader, CairnWriter
 from ranks import run_on_ranks
 from storages import CAIRN, FILES, errors_of
-from torch.distributed.checkpoint import DefaultSavePlanner, _storage_utils
+from torch.distributed.checkpoint import (
+    DefaultSavePlanner,
+    _storage_utils,
+    state_dict_loader,
+    state_dict_saver,
+)
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager as TorchStager
 
 import cairn
@@ -103,8 +108,8 @@ def test_overwrite_false_keeps_the_checkpoint_and_has_the_text_that_scripts_look
 
 @pytest.fixture
 def registered(monkeypatch):
-    for name in ("FileSystemReader", "FileSystemWriter"):
-        monkeypatch.setattr(_storage_utils, name, getattr(_storage_utils, name))
+    for module in (state_dict_loader, state_dict_saver):
+        monkeypatch.setattr(module, "_storage_setup", module._storage_setup)
     cairn.dcp.register()
     cairn.dcp.register()
 
@@ -134,16 +139,17 @@ def test_everything_else_is_as_before_the_registration(path, registered):
     assert (path / ".metadata").exists() and not (path / "CAIRN").exists()
 
 
-def test_register_refuses_a_torch_that_chooses_in_another_way(monkeypatch):
-    before = _storage_utils.FileSystemReader
+@pytest.mark.parametrize("module", [state_dict_loader, state_dict_saver, _storage_utils])
+def test_register_refuses_a_torch_that_chooses_in_another_way(monkeypatch, module):
     monkeypatch.setattr(
-        _storage_utils, "_storage_setup", lambda storage, path, reader=False: FILES.reader(path)
+        module, "_storage_setup", lambda storage, path, reader=False: FILES.reader(path)
     )
+    before = state_dict_loader._storage_setup, state_dict_saver._storage_setup
 
     with pytest.raises(cairn.Invalid, match="does not choose storages"):
         cairn.dcp.register()
 
-    assert _storage_utils.FileSystemReader is before
+    assert before == (state_dict_loader._storage_setup, state_dict_saver._storage_setup)
 
 
 # Bytes
