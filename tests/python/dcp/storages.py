@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import cairn
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from cairn.dcp import CairnReader, CairnWriter
 from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter
@@ -62,6 +63,17 @@ FILES = Storage("files", FileSystemWriter, FileSystemReader)
 CAIRN = Storage("cairn", CairnWriter, CairnReader)
 STORAGES = [FILES, CAIRN]
 NATIVE = [Native("native", False), Native("native, read once", True)]
+
+
+def failing(default: type, method: str, rank: int | None = None) -> Any:
+    """A subclass whose `method` raises a KeyError, on all ranks or on this one."""
+    if rank not in (None, dist.get_rank() if dist.is_initialized() else 0):
+        return default
+
+    def fail(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise KeyError(method)
+
+    return type(f"Failing{default.__name__}", (default,), {method: fail})
 
 
 def failures_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[int, str]:

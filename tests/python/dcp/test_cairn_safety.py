@@ -10,12 +10,11 @@ from fractions import Fraction
 import cairn
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from cairn.dcp import CairnReader, CairnWriter
 from cairn_testing import assert_same, random_tensor, run_python
 from ranks import run_on_ranks
-from storages import CAIRN, errors_of
+from storages import CAIRN, errors_of, failing
 from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
@@ -176,50 +175,29 @@ def test_no_damaged_byte_gives_other_contents(path):
 # Interrupted saves --------------------------------------------------------------------------------
 
 
-class DyingWriter(CairnWriter):
-    """Kills its process at the given point."""
+def dying(default: type, method: str, when: str) -> type:
+    """A class that kills its process before or after a method."""
 
-    def __init__(self, path, where: str, rank: int) -> None:
-        super().__init__(path)
-        self._dies_in = where if dist.get_rank() == rank else None
+    def die(self, *args, **options):
+        if when == "after":
+            getattr(default, method)(self, *args, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    def _die(self, where: str) -> None:
-        if self._dies_in == where:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def write_data(self, plan, planner):
-        self._die("before write")
-        written = super().write_data(plan, planner)
-        self._die("after write")
-        return written
-
-    def finish(self, metadata, results):
-        self._die("finish")
-        super().finish(metadata, results)
-
-
-class DyingPlanner(DefaultSavePlanner):
-    """Allows a rank to start writing."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__()
-        self._dies = dist.get_rank() == rank
-
-    def resolve_data(self, write_item):
-        if self._dies:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().resolve_data(write_item)
+    return type("Dying", (default,), {method: die})
 
 
 def state_on(rank: int, step: int) -> dict:
     return {f"t{rank}": torch.full((3, 7), float(step)), "step": step}
 
 
-def save_and_die(rank: int, path, where: str, dying: int) -> str:
-    writer = DyingWriter(path, where, dying)
-    planner = DyingPlanner(dying) if where == "during write" else None
+def save_and_die(rank: int, path, when: str, method: str, dying_rank: int) -> str:
+    writer_type, planner_type = CairnWriter, DefaultSavePlanner
+    if rank == dying_rank and method == "resolve_data":  # when it has begun to write
+        planner_type = dying(DefaultSavePlanner, method, when)
+    elif rank == dying_rank:
+        writer_type = dying(CairnWriter, method, when)
     try:
-        dcp.save(state_on(rank, 2), storage_writer=writer, planner=planner)
+        dcp.save(state_on(rank, 2), storage_writer=writer_type(path), planner=planner_type())
     except Exception as error:
         return type(error).__name__
     return "saved"
@@ -230,19 +208,19 @@ def save_step(rank: int, path, step: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "where, dying",
+    "when, method, rank",
     [
-        ("finish", 0),
-        ("after write", 0),
-        ("during write", 2),
-        ("after write", 3),
-        ("before write", 1),
+        ("before", "finish", 0),
+        ("after", "write_data", 0),
+        ("before", "resolve_data", 2),
+        ("after", "write_data", 3),
+        ("before", "write_data", 1),
     ],
 )
-def test_a_killed_rank_leaves_the_old_checkpoint_whole(path, where, dying):
+def test_a_killed_rank_leaves_the_old_checkpoint_whole(path, when, method, rank):
     run_on_ranks(save_step, path, 1)
-    outcomes = run_on_ranks(save_and_die, path, where, dying, may_die=(dying,))
-    assert outcomes[dying] == -signal.SIGKILL
+    outcomes = run_on_ranks(save_and_die, path, when, method, rank, may_die=(rank,))
+    assert outcomes[rank] == -signal.SIGKILL
     assert "saved" not in outcomes
     want = {"step": 1} | {f"t{rank}": torch.full((3, 7), 1.0) for rank in range(4)}
     got = loaded(path)
@@ -254,20 +232,9 @@ def test_a_killed_rank_leaves_the_old_checkpoint_whole(path, where, dying):
         assert store.steps() == [0]
 
 
-class Failing(DefaultSavePlanner):
-    """Fails before anything is written, or at the tensor "t9"."""
-
-    def __init__(self, where: str) -> None:
-        super().__init__()
-        self._where = where
-
-    def finish_plan(self, new_plan):
-        if self._where == "plan":
-            raise OSError("asked to fail")
-        return super().finish_plan(new_plan)
-
+class FailingLate(DefaultSavePlanner):
     def resolve_data(self, write_item):
-        if write_item.index.fqn == self._where:
+        if write_item.index.fqn == "t9":
             raise OSError("asked to fail")
         return super().resolve_data(write_item)
 
@@ -278,7 +245,7 @@ def test_a_planner_that_fails_leaves_the_old_checkpoint_whole(path):
     CAIRN.save(old, path)
     # In several portions, of which some are on the disk when it fails.
     writer = CairnWriter(path, per_thread_copy_ahead=1)
-    errors_of(dcp.save, new, storage_writer=writer, planner=Failing("t9"))
+    errors_of(dcp.save, new, storage_writer=writer, planner=FailingLate())
     assert_same(loaded(path), old)
     CAIRN.save(new, path)
     assert_same(loaded(path), new)
@@ -286,14 +253,24 @@ def test_a_planner_that_fails_leaves_the_old_checkpoint_whole(path):
 
 def test_after_a_failed_save_the_native_api_may_write(path):
     writer = CairnWriter(path)  # keeps its part, because dcp does not report the failure to it
-    errors_of(dcp.save, {"n": 1}, storage_writer=writer, planner=Failing("plan"))
+    errors_of(
+        dcp.save,
+        {"n": 1},
+        storage_writer=writer,
+        planner=failing(DefaultSavePlanner, "finish_plan")(),
+    )
     with cairn.open(path, mode="a") as store:
         assert store.steps() == []
 
 
 def test_after_a_failed_save_other_processes_may_write_once_the_writer_is_closed(path):
     writer = CairnWriter(path)
-    errors_of(dcp.save, {"n": 1}, storage_writer=writer, planner=Failing("plan"))
+    errors_of(
+        dcp.save,
+        {"n": 1},
+        storage_writer=writer,
+        planner=failing(DefaultSavePlanner, "finish_plan")(),
+    )
     save = "import cairn, sys; cairn.open(sys.argv[1], mode='a').save(1, {'v': 1})"
     refused = run_python(save, path, check=False)
     assert refused.returncode != 0

@@ -13,8 +13,9 @@ import torch.distributed.checkpoint as dcp
 from cairn.dcp import CairnReader, CairnWriter
 from cairn_testing import run_python
 from ranks import run_on_ranks
-from storages import CAIRN, errors_of
+from storages import CAIRN, errors_of, failing
 from torch.distributed.checkpoint import DefaultSavePlanner
+
 
 def test_a_writer_that_still_saves_refuses_another_save(path):
     writing, go_on = threading.Event(), threading.Event()
@@ -101,16 +102,10 @@ def test_values_and_tensors_inside_of_them_are_of_one_save(path):
 
 def save_with_cached_plans(rank, path):
     """Whether each of four saves succeeded; rank 1 fails in the first, before it writes."""
-
-    class Failing(CairnWriter):
-        def write_data(self, plan, planner):
-            if rank == 1:
-                raise OSError("asked to fail")
-            return super().write_data(plan, planner)
-
     outcomes = []
     for step in range(4):
-        writer = (Failing if step == 0 else CairnWriter)(path, step=step)
+        writer_type = failing(CairnWriter, "write_data", 1) if step == 0 else CairnWriter
+        writer = writer_type(path, step=step)
         planner = DefaultSavePlanner(enable_plan_caching=True)
         try:
             dcp.save({"x": torch.ones(4)}, storage_writer=writer, planner=planner)

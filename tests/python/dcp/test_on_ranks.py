@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from cairn_testing import assert_same
 from ranks import run_on_ranks
-from storages import Storage, failures_of
+from storages import Storage, failing, failures_of
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
@@ -45,50 +45,10 @@ def locals_of(state: dict) -> dict:
 # Failures -----------------------------------------------------------------------------------------
 
 
-class FailingSave(DefaultSavePlanner):
-    def __init__(self, where: str, rank: int) -> None:
-        super().__init__()
-        self._where = where if rank == dist.get_rank() else None
-
-    def _fail(self, where: str) -> None:
-        if self._where == where:
-            raise KeyError(where)
-
-    def create_local_plan(self):
-        self._fail("plan")
-        return super().create_local_plan()
-
-    def create_global_plan(self, all_plans):
-        self._fail("global plan")
-        return super().create_global_plan(all_plans)
-
-    def finish_plan(self, new_plan):
-        self._fail("finish plan")
-        return super().finish_plan(new_plan)
-
-    def resolve_data(self, write_item):
-        self._fail("data")
-        return super().resolve_data(write_item)
-
-
-class FailingLoad(DefaultLoadPlanner):
-    def __init__(self, where: str, rank: int) -> None:
-        super().__init__()
-        self._where = where if rank == dist.get_rank() else None
-
-    def create_local_plan(self):
-        if self._where == "plan":
-            raise KeyError
-        return super().create_local_plan()
-
-    def resolve_tensor(self, read_item):
-        if self._where == "data":
-            raise KeyError
-        return super().resolve_tensor(read_item)
-
-
-SAVE_FAILURES = [(0, "global plan")] + [
-    (rank, where) for where in ("plan", "finish plan", "data") for rank in (0, 2)
+SAVE_FAILURES = [(0, "create_global_plan")] + [
+    (rank, where)
+    for where in ("create_local_plan", "finish_plan", "resolve_data")
+    for rank in (0, 2)
 ]
 
 
@@ -97,7 +57,7 @@ def fail_and_go_on(rank: int, storage: Storage, path) -> None:
     writer = storage.writer(path)
     for failing_rank, where in SAVE_FAILURES:
         for next_writer in ("same", "new"):
-            planner = FailingSave(where, failing_rank)
+            planner = failing(DefaultSavePlanner, where, failing_rank)()
             error = failures_of(dcp.save, state_of(99), storage_writer=writer, planner=planner)
             assert error == {failing_rank: "KeyError"}, (where, failing_rank, error)
             step += 1
@@ -107,8 +67,8 @@ def fail_and_go_on(rank: int, storage: Storage, path) -> None:
 
     reader = storage.reader(path)
     for failing_rank in (0, 2):
-        for where in ("plan", "data"):
-            planner = FailingLoad(where, failing_rank)
+        for where in ("create_local_plan", "resolve_tensor"):
+            planner = failing(DefaultLoadPlanner, where, failing_rank)()
             error = failures_of(dcp.load, blank_state(), storage_reader=reader, planner=planner)
             assert error == {failing_rank: "KeyError"}, (where, failing_rank, error)
             state = blank_state()
@@ -213,7 +173,9 @@ def save_on_a_thread(rank: int, storage: Storage, path) -> None:
 
     # The exception that is kept keeps the writer of the failed save.
     future = dcp.async_save(
-        state_of(4), storage_writer=storage.writer(path), planner=FailingSave("data", 2)
+        state_of(4),
+        storage_writer=storage.writer(path),
+        planner=failing(DefaultSavePlanner, "resolve_data", 2)(),
     )
     with pytest.raises(dcp.CheckpointException) as kept:
         future.result()
