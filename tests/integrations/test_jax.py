@@ -273,7 +273,7 @@ def test_what_cannot_be_saved_is_named(path, leaf, message):
     with pytest.raises(Invalid, match=message) as raised:
         cairn.jax.save(path, 1, {"good": jnp.ones(2), "bad": {"leaf": leaf()}})
     assert raised.value.key == "bad.leaf"
-    assert not path.exists(), "no empty store is left"
+    assert not Path(path).exists(), "no empty store is left"
 
 
 def test_arrays_without_values_are_refused(path):
