@@ -133,11 +133,15 @@ def _zero(
     if stage == 3:
         base = [part["optimizer_state_dict"] for part in parts]
         flat = [part["fp32_flat_groups"] for part in parts]
-        join = _join_stage_3
     else:
         base = [part["base_optimizer_state"] for part in parts]
         flat = [part["single_partition_of_fp32_groups"] for part in parts]
-        join = _join_stage_2
+
+    def join(tensors: list[torch.Tensor], named: dict[str, Any]) -> dict[str, torch.Tensor]:
+        # Stages 1 and 2 divide the flat group, stage 3 each parameter.
+        whole = tensors if stage == 3 else [torch.cat([one.reshape(-1) for one in tensors])]
+        return _join(whole, named)
+
     weights: dict[str, Any] = {}
     moments: dict[str, Any] = {name: {} for group in shapes for name in group}
     for group, named in enumerate(shapes):
@@ -156,21 +160,9 @@ def _zero(
     return weights, moments, _group_options(base[0].get("param_groups"), shapes)
 
 
-def _join_stage_2(parts: list[torch.Tensor], named: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Stages 1 and 2: the partitions are the flat group in order, with padding at the end."""
-    flat = torch.cat([part.reshape(-1) for part in parts])
-    result, offset = {}, 0
-    for name, shape in named.items():
-        count = math.prod(shape)
-        if offset + count > flat.numel():
-            raise Invalid(f"'{name}' exceeds the partitions of the ranks: files are missing")
-        result[name] = flat[offset : offset + count].reshape(tuple(shape)).clone()
-        offset += count
-    return result
-
-
-def _join_stage_3(parts: list[torch.Tensor], named: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Stage 3: each parameter is divided among the ranks, each part with padding."""
+def _join(parts: list[torch.Tensor], named: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The parameters of a group. Each is divided among the parts, with padding in each of them; a
+    single part is the flat group in order, possibly with padding at the end."""
     result, offset = {}, 0
     for name, shape in named.items():
         count = math.prod(shape)
