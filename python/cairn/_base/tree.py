@@ -1,11 +1,11 @@
-"""Node kinds of a state's tree, and the text of keys that are not strings.
+"""Node kinds of a state's tree, the text of keys that are not strings, and the items of DCP.
 
 The C++ side traverses states and builds them (python/src/walk.cc, step_contents.cc).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from cairn.errors import Invalid
@@ -43,3 +43,27 @@ def key_of(key: Any, container_fqn: str) -> tuple[int, str]:
         raise Invalid(
             f"the dict '{container_fqn}' has an int key too long for a name", key=container_fqn
         ) from None
+
+
+def dcp_items(
+    value: Any, is_tensor: Callable[[Any], bool], path: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """What torch.distributed.checkpoint saves separately, with its path. It descends into dicts,
+    and into lists that contain a tensor or, at any depth, a dict; everything else is one item."""
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from dcp_items(child, is_tensor, (*path, str(key)))
+    elif isinstance(value, list) and _is_divided(value, is_tensor):
+        for i, child in enumerate(value):
+            yield from dcp_items(child, is_tensor, (*path, i))
+    else:
+        yield path, value
+
+
+def _is_divided(values: list[Any], is_tensor: Callable[[Any], bool]) -> bool:
+    return any(
+        isinstance(value, dict)
+        or is_tensor(value)
+        or (isinstance(value, list) and _is_divided(value, is_tensor))
+        for value in values
+    )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import pickle
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO, NamedTuple
 
@@ -21,6 +20,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from cairn import _cairn
 from cairn._base.dtypes import torch_dtype
 from cairn._base.files import replacing, sync_folder
+from cairn._base.tree import dcp_items
 from cairn._interop.archives import ArchiveWriter
 from cairn._interop.exporting import Source
 from cairn._interop.step_pickles import Leaves, Tensor, alone, dump, span
@@ -42,7 +42,10 @@ def write_dcp(source: Source, leaves: Leaves, folder: str, max_file_bytes: int) 
     state = leaves.build()
     if not isinstance(state, dict):
         raise Invalid("the step is not a dict, and torch.distributed.checkpoint saves only dicts")
-    items = list(_items(state, (), ""))
+    items = [
+        _Item(".".join(map(str, path)), path, value)
+        for path, value in dcp_items(state, lambda value: type(value) is Tensor)
+    ]
     _check(items)
     # Each with its pickle, if it is a value, and its storages. Values come first, as in the files
     # of torch.
@@ -67,23 +70,6 @@ def write_dcp(source: Source, leaves: Leaves, folder: str, max_file_bytes: int) 
                 index = words.MetadataIndex(item.key, (0,) * len(infos[0].shape), 0)
             places[index] = target.end_item(archive)
         return target.commit(pickle.dumps(_metadata(items, places), protocol=4))
-
-
-def _items(value: Any, path: tuple[Any, ...], key: str) -> Iterator[_Item]:
-    """Dicts are divided, and lists if they contain tensors, dicts or such lists."""
-    if not _is_divided(value):
-        yield _Item(key, path, value)
-        return
-    children = value.items() if isinstance(value, dict) else enumerate(value)
-    for name, child in children:
-        name = name if isinstance(value, list) else str(name)
-        yield from _items(child, (*path, name), f"{key}.{name}" if path else str(name))
-
-
-def _is_divided(value: Any) -> bool:
-    if type(value) is not list:
-        return isinstance(value, dict)
-    return any(type(child) is Tensor or _is_divided(child) for child in value)
 
 
 def _check(items: list[_Item]) -> None:

@@ -23,7 +23,7 @@ from cairn._base.dtypes import item_bytes
 from cairn._base.files import replacing
 from cairn._base.progress import showing
 from cairn._interop.archives import ArchiveWriter
-from cairn._interop.report import Line, conversion, count, say, warn, write_step
+from cairn._interop.report import conversion, count, say, shown, warn, write_step
 from cairn._interop.step_pickles import Leaves, Tensor, dump
 from cairn._tensors.sources import row_major
 from cairn.errors import NotFound
@@ -65,14 +65,14 @@ def _export_converted(native: _cairn.Store, contents: _cairn.Contents, options: 
     """Writes converted contents as safetensors files or, for hf, as the directory of a model."""
 
     def load(requests: _cairn.Requests) -> None:
-        shown = _cairn.set_progress(None)
+        previous = _cairn.set_progress(None)
         try:
             contents.conversion.load(native, requests)
         finally:
-            _cairn.set_progress(shown)
+            _cairn.set_progress(previous)
 
     is_model = options.format == "hf"
-    with Line("exporting") as line, showing(line, "exporting", 0):
+    with shown("exporting") as line, showing(line, "exporting", 0):
         files, tensors, size, *left_out, seconds = _cairn.export_converted(
             native,
             contents,
@@ -108,7 +108,7 @@ class Source:
             yield index, (block for _, block in parts)
 
     def _blocks(self, tensors: list[_cairn.TensorInfo]) -> Iterator[tuple[int, Any]]:
-        with Line("exporting") as line:
+        with shown("exporting") as line:
             for index, block in _blocks(self._native, self._contents, tensors):
                 self.done += len(block)
                 line(self.done, self.total)

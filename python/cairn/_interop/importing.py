@@ -22,7 +22,7 @@ from cairn import _cairn
 from cairn._base.progress import showing
 from cairn._interop.archives import Archive, MappedFile, verify
 from cairn._interop.dcp_reader import DcpReader
-from cairn._interop.report import Line, amount, conversion, count, say, warn, write_step
+from cairn._interop.report import amount, conversion, count, say, shown, warn, write_step
 from cairn._interop.states import Checker, described, join, located
 from cairn._load.conversions import ConversionOptions
 from cairn._load.read import Reader
@@ -89,7 +89,7 @@ def _import_from_torch(options: Namespace, rules: ConversionOptions | None) -> N
                     states.append(checker.check(value))
                 archives.append(archive)
                 files.append(archive.file)
-        with Line("checking") as line:
+        with shown("checking") as line:
             unchecked |= verify(archives, line)
         state = join(states, options.prefix)
     if options.index:
@@ -125,7 +125,7 @@ def _save(options: Namespace, batch: _cairn.Batch, files: list[MappedFile]) -> N
             raise NotFound(f"the store has no step {options.base}, the base (step {options.base})")
         reader.close()
     store = _cairn.Store(options.store, True, None)
-    with Line("importing") as line:
+    with shown("importing") as line:
 
         def progress(done: int, total: int) -> None:
             for file in files:

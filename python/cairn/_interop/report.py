@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from cairn._base.closing import Closing
 from cairn._base.progress import Display
 from cairn._load.conversions import ConversionOptions, conversion_of
 from cairn.convert import load_rules
@@ -16,17 +17,14 @@ _MAX_WARNINGS = 20
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
-class Line(Closing):
-    """The line that shows the progress; a function for those who report it."""
-
-    def __init__(self, task: str) -> None:
-        self._display = Display(task)
-
-    def __call__(self, done: int, total: int) -> None:
-        self._display.update(done, total)
-
-    def close(self) -> None:
-        self._display.clear()
+@contextmanager
+def shown(task: str) -> Iterator[Callable[[int, int], None]]:
+    """A function that shows the progress of a task on a line, which is removed at the end."""
+    display = Display(task)
+    try:
+        yield display.update
+    finally:
+        display.clear()
 
 
 def conversion(options: Namespace) -> ConversionOptions | None:

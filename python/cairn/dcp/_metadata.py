@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from cairn import _cairn
 from cairn._base import dtypes
-from cairn._base.tree import TENSOR
+from cairn._base.tree import TENSOR, dcp_items
 from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at
 from cairn._tensors.subclasses import SUBCLASS_KEY, described
 from cairn.errors import Corrupt, Invalid
@@ -294,33 +294,15 @@ def _synthesized_metadata(contents: _cairn.Contents) -> Metadata:
         raise Invalid(f"step {contents.step} is not a dict: torch.distributed.checkpoint needs one")
     entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     paths: dict[str, tuple[str | int, ...]] = {}
-    for path, value in _items(state, ()):
+    for path, value in dcp_items(state, _is_tensor):
         fqn = ".".join(map(str, path))
         entries[fqn] = _entry_of(value)
         paths[fqn] = path
     return Metadata(entries, planner_data=paths)
 
 
-def _items(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """The items of DCP with their paths. DCP descends into dicts, and into lists that contain a
-    tensor or, at any depth, a dict; everything else is one item."""
-    if isinstance(value, dict):
-        for key, child in value.items():
-            yield from _items(child, (*path, str(key)))
-    elif isinstance(value, list) and not _is_item(value):
-        for i, child in enumerate(value):
-            yield from _items(child, (*path, i))
-    else:
-        yield path, value
-
-
-def _is_item(values: list) -> bool:
-    return not any(
-        isinstance(value, dict)
-        or (isinstance(value, (Slot, SubclassSlot)) and value.is_tensor)
-        or (isinstance(value, list) and not _is_item(value))
-        for value in values
-    )
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, (Slot, SubclassSlot)) and value.is_tensor
 
 
 def _entry_of(value: Any) -> TensorStorageMetadata | BytesStorageMetadata:
