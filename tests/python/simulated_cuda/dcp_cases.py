@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from cairn_testing import assert_same
 from device_memory import control, empty, fill, to_cuda, to_host
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.utils._pytree import tree_map_only
 
 import cairn
 from cairn.dcp import CairnReader, CairnWriter
@@ -19,8 +21,9 @@ def _save(state, path, step, **options):
     dcp.save(state, storage_writer=writer, no_dist=True)
 
 
-def _host_state():
-    return {
+@pytest.mark.parametrize("ahead", [1, 512 * MIB])
+def test_what_is_saved_from_devices_comes_back_there(path, ahead):
+    host = {
         "large": torch.randn(3, MIB // 4),
         "small": torch.randn(5),
         "scalar": torch.tensor(7),
@@ -29,47 +32,21 @@ def _host_state():
         "columns": torch.randn(100, 300)[:, 10:20],
         "nested": {"list": [torch.randn(70_000), 3], "text": "as it is"},
     }
-
-
-def _mapped(state, change):
-    if isinstance(state, torch.Tensor):
-        return change(state)
-    if isinstance(state, dict):
-        return {key: _mapped(value, change) for key, value in state.items()}
-    if isinstance(state, list):
-        return [_mapped(value, change) for value in state]
-    return state
-
-
-def _assert_same(state, expected):
-    if isinstance(expected, torch.Tensor):
-        assert torch.equal(to_host(state) if state.is_cuda else state, expected)
-    elif isinstance(expected, (dict, list)):
-        assert len(state) == len(expected)
-        for key in expected if isinstance(expected, dict) else range(len(expected)):
-            _assert_same(state[key], expected[key])
-    else:
-        assert state == expected
-
-
-@pytest.mark.parametrize("ahead", [1, 512 * MIB])
-def test_what_is_saved_from_devices_comes_back_there(path, ahead):
-    host = _host_state()
     state = {
-        "first": _mapped(host, to_cuda),
-        "second": _mapped(host, lambda tensor: to_cuda(tensor, device=1)),
+        "first": tree_map_only(torch.Tensor, to_cuda, host),
+        "second": tree_map_only(torch.Tensor, lambda tensor: to_cuda(tensor, device=1), host),
         "host": host,
     }
     _save(state, path, 1, per_thread_copy_ahead=ahead)
     assert control.PageableCopies() == 0 and control.DeviceSynchronizations() == 0
     with cairn.open(path) as store:
-        read = store.read()
-        for part in state:
-            _assert_same(read[part], host)
-    target = _mapped(state, lambda t: empty(tuple(t.shape), t.dtype) if t.is_cuda else t * 0)
+        assert_same(store.read(), dict.fromkeys(state, host))
+    target = tree_map_only(
+        torch.Tensor, lambda t: empty(tuple(t.shape), t.dtype) if t.is_cuda else t * 0, state
+    )
     dcp.load(target, storage_reader=CairnReader(path), no_dist=True)
-    for part in state:
-        _assert_same(target[part], host)
+    loaded = tree_map_only(torch.Tensor, lambda t: to_host(t) if t.is_cuda else t, target)
+    assert_same(loaded, dict.fromkeys(state, host))
     assert control.PageableCopies() == 0
 
 
