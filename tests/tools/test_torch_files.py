@@ -160,15 +160,6 @@ def test_deep_states_come_back(admin, tmp_path):
     assert_comes_back(admin, tmp_path, state)
 
 
-def test_patterns_choose_what_is_exported(admin, tmp_path):
-    torch.save({"a": {"x": torch.ones(2), "n": 3}, "b": [1, torch.zeros(2)]}, tmp_path / "in.pt")
-    imported(admin, tmp_path / "s", tmp_path / "in.pt")
-    exported(admin, tmp_path / "s", tmp_path / "o.pt", "a")
-    assert_same(load(tmp_path / "o.pt"), {"a": {"x": torch.ones(2), "n": 3}})
-    exported(admin, tmp_path / "s", tmp_path / "v.pt", "a.n")
-    assert load(tmp_path / "v.pt") == {"a": {"n": 3}}
-
-
 def test_export_replaces_nothing_unasked(program, tmp_path):
     torch.save({"a": torch.ones(2)}, tmp_path / "in.pt")
     imported(program, tmp_path / "s", tmp_path / "in.pt")

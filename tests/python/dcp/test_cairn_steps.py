@@ -237,13 +237,6 @@ def test_dcp_loads_what_the_native_api_saved(path):
     assert_same(target, want)
 
 
-def test_either_api_reuses_the_others_chunks(path):
-    state = {"t": random_tensor(torch.float32, 1000)}
-    save(state, path, step=1)
-    with cairn.open(path, mode="a") as store:
-        assert store.save(2, state).chunks_reused == 1
-
-
 def test_arrays_are_plain_values_to_dcp(path):
     state = {"array": np.arange(5), "scalar": np.float32(1.5), "nested": [{"a": (np.ones(2), 1)}]}
     save(state, path)
