@@ -341,9 +341,13 @@ def test_a_line_with_rate_and_remaining_time_is_drawn_and_removed(clock, termina
         assert terminal.getvalue() == "", "nothing is drawn in the first second"
         clock.now = 2.0
         display(1, 40 * MIB, 100 * MIB)
-        line = "copying step 1 40 MiB of 100 MiB (40.0 %)  15 MiB/s  4 s left"
+        line = "copying step 1 40.0 MiB of 100 MiB (40.0 %)  15.0 MiB/s  4 s left"
         assert terminal.getvalue() == "\r\033[K" + line
     assert terminal.getvalue().endswith("left\r\033[K")
+
+
+def test_an_amount_has_no_exponent():
+    assert [progress.amount(size) for size in (1023, 1010 * MIB)] == ["1023 B", "1010 MiB"]
 
 
 def test_a_stream_has_a_rate_and_no_end(clock, terminal):
@@ -351,7 +355,7 @@ def test_a_stream_has_a_rate_and_no_end(clock, terminal):
     for clock.now in (0.5, 1.0, 1.05, 1.5):
         display.add(2 * MIB)
     assert terminal.getvalue() == (
-        "\r\033[Kwriting step 1 4 MiB" + "\r\033[Kwriting step 1 8 MiB  6 MiB/s"
+        "\r\033[Kwriting step 1 4.00 MiB" + "\r\033[Kwriting step 1 8.00 MiB  6.00 MiB/s"
     )
     display.clear()
     assert terminal.getvalue().endswith("\r\033[K")

@@ -22,7 +22,7 @@ raised by the call."""
 
 _QUIET_SECONDS = 1.0
 _INTERVAL_SECONDS = 0.1
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 class Display:
@@ -192,24 +192,29 @@ def progress_text(
     """One line. The rate is ``new`` bytes (or ``unit``) per ``seconds``, and left out at the
     beginning."""
 
-    def amount(count: int) -> str:
-        return f"{count:,}" if unit else _bytes(count)
+    def counted(count: int) -> str:
+        return f"{count:,}" if unit else amount(count)
 
-    text = f"{task} {amount(done)}"
+    text = f"{task} {counted(done)}"
     if total > 0:
-        text += f" of {amount(total)} ({100 * done / total:.1f} %)"
+        text += f" of {counted(total)} ({100 * done / total:.1f} %)"
     if seconds > 0.5 and new > 0:
-        text += f"  {amount(round(new / seconds))}/s"
+        text += f"  {counted(round(new / seconds))}/s"
         if total > 0:
             text += f"  {_duration(round(seconds * max(0, total - done) / new))} left"
     return text
 
 
-def _bytes(count: int) -> str:
-    size, unit = float(count), 0
-    while size >= 1024 and unit < len(_UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{count} B" if unit == 0 else f"{size:.3g} {_UNITS[unit]}"
+def amount(size: int) -> str:
+    """A number of bytes with three digits, as the programs print it."""
+    value, unit = float(size), 0
+    while value >= 1023.5 and unit + 1 < len(_UNITS):
+        value, unit = value / 1024, unit + 1
+    return f"{size} B" if size < 1024 else three_digits(value, _UNITS[unit])
+
+
+def three_digits(value: float, unit: str) -> str:
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
 
 
 def _duration(seconds: int) -> str:

@@ -19,10 +19,10 @@ from argparse import Namespace
 from typing import Any
 
 from cairn import _cairn
-from cairn._base.progress import showing
+from cairn._base.progress import amount, showing
 from cairn._interop.archives import Archive, MappedFile, verify
 from cairn._interop.dcp_reader import DcpReader
-from cairn._interop.report import amount, conversion, count, say, shown, warn, write_step
+from cairn._interop.report import conversion, count, say, shown, warn, write_step
 from cairn._interop.states import Checker, described, join, located
 from cairn._load.conversions import ConversionOptions
 from cairn._load.read import Reader

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from cairn._base.progress import Display
+from cairn._base.progress import Display, amount, three_digits
 from cairn._load.conversions import ConversionOptions, conversion_of
 from cairn.convert import load_rules
 from cairn.errors import Invalid, NotFound, Unavailable
 
 _MAX_WARNINGS = 20
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 @contextmanager
@@ -82,22 +81,11 @@ def write_step(step: int, tensors: int, values: int, size: int, seconds: float) 
     say(f"step {step}: {what}, {amount(size)}, in {_duration(seconds)} ({rate})")
 
 
-def amount(size: int) -> str:
-    value, unit = float(size), 0
-    while value >= 1023.5 and unit + 1 < len(_UNITS):
-        value, unit = value / 1024, unit + 1
-    return f"{size} B" if size < 1024 else _three_digits(value, _UNITS[unit])
-
-
 def _duration(seconds: float) -> str:
     if seconds < 0.9995e-3:
-        return _three_digits(seconds * 1e6, "us")
+        return three_digits(seconds * 1e6, "us")
     if seconds < 0.9995:
-        return _three_digits(seconds * 1e3, "ms")
+        return three_digits(seconds * 1e3, "ms")
     if seconds < 119.5:
-        return _three_digits(seconds, "s")
+        return three_digits(seconds, "s")
     return f"{round(seconds) // 60} min {round(seconds) % 60} s"
-
-
-def _three_digits(value: float, unit: str) -> str:
-    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
