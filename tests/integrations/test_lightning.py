@@ -8,6 +8,7 @@ import sys
 import pytest
 
 lightning = pytest.importorskip("pytorch_lightning")
+pytest.importorskip("torchdata.stateful_dataloader")  # the example needs it
 
 import cairn
 import torch
