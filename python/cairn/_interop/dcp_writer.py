@@ -55,16 +55,14 @@ def write_dcp(source: Source, leaves: Leaves, folder: str, max_file_bytes: int) 
     for item in items:
         if type(item.value) is Tensor:
             parts.append((item._replace(value=alone(item.value)), None, [item.value.info]))
-    storages = [info for _, _, infos in parts for info in infos]
-    source.total = sum(info.nbytes for info in storages)
-    stream = source.read(storages)
+    stream = source.read([info for _, _, infos in parts for info in infos])
     places: dict[Any, Any] = {}
     with _Folder(folder, max_file_bytes) as target:
         for item, pickled, infos in parts:
             file = target.begin_item(sum(info.nbytes for info in infos))
             archive = ArchiveWriter(file, dump(item.value)[0] if pickled is None else pickled)
             for info in infos:
-                archive.add_storage(info.nbytes, next(stream)[1])
+                archive.add_storage(info.nbytes, next(stream))
             index = words.MetadataIndex(item.key)
             if pickled is None:
                 index = words.MetadataIndex(item.key, (0,) * len(infos[0].shape), 0)

@@ -10,9 +10,8 @@ import itertools
 import math
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
 
@@ -96,66 +95,63 @@ _BATCH_BYTES = 32 << 20
 
 
 class Source:
-    """The bytes of tensors of a step, and the progress of reading them."""
+    """The bytes of tensors of a step; `done` of them were read."""
 
     def __init__(self, native: _cairn.Store, contents: _cairn.Contents) -> None:
         self._native, self._contents = native, contents
-        self.done = self.total = 0
+        self.done = 0
 
-    def read(self, tensors: list[_cairn.TensorInfo]) -> Iterator[tuple[int, Iterator[Any]]]:
-        """For each tensor in order its index and its bytes, in blocks."""
-        for index, parts in itertools.groupby(self._blocks(tensors), itemgetter(0)):
-            yield index, (block for _, block in parts)
-
-    def _blocks(self, tensors: list[_cairn.TensorInfo]) -> Iterator[tuple[int, Any]]:
+    def read(self, tensors: list[_cairn.TensorInfo]) -> Iterator[Iterator[memoryview]]:
+        """The bytes of each tensor in order, in blocks, and shows the progress. A block is valid
+        until the next one. Raises what a load raises."""
+        total = sum(tensor.nbytes for tensor in tensors)
         with shown("exporting") as line:
-            for index, block in _blocks(self._native, self._contents, tensors):
-                self.done += len(block)
-                line(self.done, self.total)
-                yield index, block
+            blocks = self._blocks(tensors, lambda: line(self.done, total))
+            for _, parts in itertools.groupby(blocks, itemgetter(0)):
+                yield (block for _, block in parts)
+
+    def _blocks(
+        self, tensors: list[_cairn.TensorInfo], show: Callable[[], None]
+    ) -> Iterator[tuple[int, memoryview]]:
+        """Each block with the index of its tensor; one empty block of a tensor without elements."""
+        buffer = np.empty(_BATCH_BYTES, np.uint8)
+        address = buffer.__array_interface__["data"][0]
+        pending: list[tuple[int, int]] = []  # index, and bytes in the buffer
+        requests, used = _cairn.Requests(), 0
+
+        def load() -> Iterator[tuple[int, memoryview]]:
+            if len(requests):
+                info = self._contents.info
+                load_requests(self._native, info, requests, contents=self._contents)
+            begin = 0
+            for index, size in pending:
+                self.done += size
+                show()
+                yield index, memoryview(buffer)[begin : begin + size]
+                begin += size
+
+        for index, info in enumerate(tensors):
+            for offsets, sizes in _boxes(info.shape, item_bytes(info.dtype)):
+                size = math.prod(sizes) * item_bytes(info.dtype)
+                if used + size > _BATCH_BYTES:
+                    yield from load()
+                    requests, used = _cairn.Requests(), 0
+                    pending.clear()
+                target = (info.dtype, row_major(sizes), address + used, HOST)
+                if size:
+                    requests.add(info.fqn, offsets, sizes, target)
+                pending.append((index, size))
+                used += size
+        yield from load()
 
 
 def _write_torch(source: Source, leaves: Leaves, path: str) -> None:
     pickled, storages = dump(leaves.build())
-    source.total = sum(storage.nbytes for storage in storages)
     with replacing(path) as file:
         archive = ArchiveWriter(file, pickled)
-        for index, parts in source.read(storages):
-            archive.add_storage(storages[index].nbytes, parts)
+        for info, parts in zip(storages, source.read(storages), strict=True):
+            archive.add_storage(info.nbytes, parts)
         archive.finish()
-
-
-def _blocks(
-    native: _cairn.Store, contents: _cairn.Contents, tensors: list[_cairn.TensorInfo]
-) -> Iterator[tuple[int, memoryview]]:
-    """The bytes of all tensors in order, each with the index of its tensor; one empty block of a
-    tensor without elements. A block is valid until the next one. Raises what a load raises."""
-    buffer = np.empty(_BATCH_BYTES, np.uint8)
-    address = buffer.__array_interface__["data"][0]
-    pending: list[tuple[int, int]] = []  # index, and bytes in the buffer
-    requests, used = _cairn.Requests(), 0
-
-    def load() -> Iterator[tuple[int, memoryview]]:
-        if len(requests):
-            load_requests(native, contents.info, requests, contents=contents)
-        begin = 0
-        for index, size in pending:
-            yield index, memoryview(buffer)[begin : begin + size]
-            begin += size
-
-    for index, info in enumerate(tensors):
-        for offsets, sizes in _boxes(info.shape, item_bytes(info.dtype)):
-            size = math.prod(sizes) * item_bytes(info.dtype)
-            if used + size > _BATCH_BYTES:
-                yield from load()
-                requests, used = _cairn.Requests(), 0
-                pending.clear()
-            target = (info.dtype, row_major(sizes), address + used, HOST)
-            if size:
-                requests.add(info.fqn, offsets, sizes, target)
-            pending.append((index, size))
-            used += size
-    yield from load()
 
 
 def _boxes(shape: tuple[int, ...], item: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
