@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "cuda/backend.h"
-#include "cuda/internal/compute_kernel.h"
 #include "cuda/internal/cuda_call.h"
 #include "cuda/internal/device_heap.h"
 #include "cuda/internal/device_job.h"
@@ -27,8 +26,6 @@ using internal::DeviceScope;
 using internal::Stream;
 
 constexpr uint64_t kChunkBytes = 4 << 20;
-constexpr double kKernelSeconds = 1e-3;
-constexpr uint64_t kFirstRounds = 1 << 10;
 
 /// An event that measures time, unlike internal::Event.
 class TimedEvent {
@@ -79,7 +76,6 @@ class Gpu final : public PlainGpu {
     CAIRN_TRY_ASSIGN(gpu->description_, Describe(device));
     CAIRN_TRY_ASSIGN(gpu->heap_, DeviceHeap::Make(device));
     CAIRN_TRY_ASSIGN(gpu->stream_, Stream::Make());
-    CAIRN_TRY_ASSIGN(gpu->sink_, gpu->heap_->Allocate(sizeof(uint32_t)));
     // Default priority: the work of a training runs before the work of the queues.
     cudaStream_t training = nullptr;
     CAIRN_TRY(
@@ -117,29 +113,6 @@ class Gpu final : public PlainGpu {
 
   void* training_stream() const override { return training_; }
 
-  Result<double> KernelSeconds() override {
-    const DeviceScope scope(device_);
-    // First finds the rounds that take a millisecond, then measures several kernels.
-    rounds_ = kFirstRounds;
-    CAIRN_TRY(TimeCompute(1));  // the first launch loads the kernel
-    while (true) {
-      CAIRN_TRY_ASSIGN(const double seconds, TimeCompute(1));
-      if (seconds >= kKernelSeconds) break;
-      rounds_ *= 2;
-    }
-    constexpr uint64_t kKernels = 20;
-    CAIRN_TRY_ASSIGN(const double seconds, TimeCompute(kKernels));
-    return seconds / kKernels;
-  }
-  Result<void> Compute(uint64_t kernel_count) override {
-    const DeviceScope scope(device_);
-    for (uint64_t i = 0; i < kernel_count; ++i) {
-      CAIRN_TRY(Check(internal::LaunchCompute(rounds_, sink_.As<uint32_t>(),
-                                              heap_->multiprocessors(), training_),
-                      "starting a kernel"));
-    }
-    return {};
-  }
   Result<void> Fill(std::byte* target, uint64_t length_bytes, uint8_t value) override {
     const DeviceScope scope(device_);
     return Check(cudaMemsetAsync(target, value, length_bytes, training_), "filling memory");
@@ -150,13 +123,6 @@ class Gpu final : public PlainGpu {
 
  private:
   explicit Gpu(int device) : device_(device) {}
-
-  Result<double> TimeCompute(uint64_t kernel_count) {
-    const auto begin = std::chrono::steady_clock::now();
-    CAIRN_TRY(Compute(kernel_count));
-    CAIRN_TRY(Synchronize());
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  }
 
   Result<double> Copy(void* target, const void* source, uint64_t count, cudaMemcpyKind kind) {
     const DeviceScope scope(device_);
@@ -215,13 +181,11 @@ class Gpu final : public PlainGpu {
   const int device_;
   GpuDescription description_;
   std::shared_ptr<DeviceHeap> heap_;  // shared with its buffers
-  DeviceBuffer sink_;
   DeviceBuffer jobs_;
   DeviceBuffer page_digests_;
   DeviceBuffer changed_;
   Stream stream_;  // after the buffers: it is destroyed first, and its work uses them
   cudaStream_t training_ = nullptr;
-  uint64_t rounds_ = kFirstRounds;
 };
 
 }  // namespace

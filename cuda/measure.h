@@ -1,7 +1,7 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 /// The limits of one GPU, measured with plain CUDA: the speeds with which queues, digests and saves
-/// are compared, and a stream that computes as a training does.
+/// are compared.
 ///
 /// For benchmarks only; saves and loads do not use it.
 
@@ -23,7 +23,7 @@ struct GpuDescription {
   int multiprocessors = 0;
 };
 
-/// Measures on its own stream. Every member except Compute and Fill waits until its work is done.
+/// Measures on its own stream. Every member except Fill waits until its work is done.
 ///
 /// Errors: kResourceExhausted: no device memory is left. kUnavailable: the device failed. Threads:
 /// one at a time.
@@ -48,11 +48,6 @@ class PlainGpu {
 
   /// Returns the cudaStream_t that stands for a training. The measurements above use another one.
   virtual void* training_stream() const = 0;
-  /// Returns the seconds of one kernel of Compute, measured by the clock of the host over several.
-  virtual Result<double> KernelSeconds() = 0;
-  /// Enqueues `kernel_count` kernels on the training's stream, each of which keeps every
-  /// multiprocessor busy for about a millisecond. Call KernelSeconds first: it calibrates them.
-  virtual Result<void> Compute(uint64_t kernel_count) = 0;
   /// Enqueues on the training's stream a kernel that sets the bytes to `value`.
   virtual Result<void> Fill(std::byte* target, uint64_t length_bytes, uint8_t value) = 0;
   /// Blocks until the training's stream has finished.

@@ -158,7 +158,6 @@ Figures() {
       "$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | awk 'NR == 1 { printf "%d", $1 * 471859 }')"
     Step "loads of 20,000 tensors" 60 "${bench[@]}" loads --state experts --bytes 2e9 --repeat 2
   fi
-  Step "stall, C++" 60 "${gpu[@]}" --part stall --bytes "$small"
   Step "disk" 60 "${gpu[@]}" --part disk --bytes "$small" --repeat 2
 }
 

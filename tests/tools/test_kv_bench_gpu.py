@@ -82,11 +82,3 @@ def test_bytes_over_the_bus_are_those_of_changed_pages(gpu_rows):
     bars = bars_of(rows)
     assert bars["over the bus, nothing changed"]["met"]
     assert bars["over the bus, 1 % of pages changed"]["figure"] == changed["device_bytes"]
-
-
-def test_stall_is_measured_with_both_kinds_of_staging(gpu_rows):
-    rows = gpu_rows("stall")
-    assert set(bars_of(rows)) == {"stall, lazy staging", "stall, device snapshot"}
-    for row in rows:
-        if row["what"].startswith("step with"):
-            assert row["seconds"] > 0 and row["step_alone_seconds"] > 0

@@ -17,8 +17,7 @@ struct Part {
 constexpr Part kParts[] = {{"copies", BenchGpuCopies},
                            {"digest", BenchGpuDigest},
                            {"disk", BenchGpuDisk},
-                           {"pages", BenchGpuPages},
-                           {"stall", BenchGpuStall}};
+                           {"pages", BenchGpuPages}};
 
 void Describe(const GpuBench& bench) {
   const cuda::GpuDescription& gpu = bench.plain->description();
@@ -106,13 +105,6 @@ Result<std::vector<uint64_t>> DeviceModel::PageDigests() const {
   CAIRN_TRY_ASSIGN(const auto digests, queue_->Digest(jobs, nullptr));
   const core::DeviceQueue::PageRange all{.first = 0, .count = digests.page_digests->page_count()};
   return queue_->FetchPageDigests(*digests.page_digests, {&all, 1});
-}
-
-core::SaveOptions SaveOptionsOf(const GpuBench& bench, bool incremental) {
-  core::SaveOptions options;
-  options.incremental = incremental;
-  options.streams = {{.device = bench.device, .stream = bench.plain->training_stream()}};
-  return options;
 }
 
 Result<void> BenchGpu(const BenchOptions& options, BenchReport& report) {

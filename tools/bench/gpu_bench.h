@@ -69,9 +69,6 @@ class DeviceModel {
   std::shared_ptr<core::DeviceQueue> queue_;  // a shared_ptr for its deleter
 };
 
-/// Options of a save that waits for the training stream of the bench.
-core::SaveOptions SaveOptionsOf(const GpuBench& bench, bool incremental);
-
 /// Returns the seconds that `operation` takes by the clock of the host.
 Result<double> TimeOf(const std::function<Result<void>()>& operation);
 
@@ -93,10 +90,5 @@ Result<void> BenchGpuDisk(GpuBench& bench);
 /// Measures saves after no page and after 1 % of the pages changed, and the bytes that cross the
 /// bus.
 Result<void> BenchGpuPages(GpuBench& bench);
-
-// --- kv-bench gpu: the time that asynchronous saves cost a training
-
-/// Measures by how much AsyncSaver::Save lengthens the steps of a training.
-Result<void> BenchGpuStall(GpuBench& bench);
 
 }  // namespace cairn::tools

@@ -18,6 +18,14 @@ namespace {
 
 constexpr uint64_t kChangedPageStride = 100;  // 1 % of the pages
 
+/// Options of a save that waits for the training stream of the bench.
+core::SaveOptions SaveOptionsOf(const GpuBench& bench, bool incremental) {
+  core::SaveOptions options;
+  options.incremental = incremental;
+  options.streams = {{.device = bench.device, .stream = bench.plain->training_stream()}};
+  return options;
+}
+
 /// Saves, and reports what crossed the bus and what was written.
 Result<core::SaveReport> SaveOnce(GpuBench& bench, const DeviceModel& model,
                                   core::CheckpointStore& store, uint64_t step, bool incremental,

@@ -163,14 +163,15 @@ Verb CommitVerb(Values& values) {
 Verb GpuVerb(Values& values) {
   return Measuring(
       values, "gpu", "[--bytes SIZE] [--part PART] [--device N] [--fio]", BenchGpu,
-      {.summary = "A GPU: copies, digests, durable saves and cold loads, incremental saves and\n"
-                  "the stall of asynchronous ones, each compared with its limit",
+      {.summary =
+           "A GPU: copies, digests, durable saves and cold loads, and incremental saves, each\n"
+           "compared with its limit",
        .arguments = {BytesOption(values),
                      {.name = "--part",
                       .target = &values.options.part,
-                      .help = "Only this: copies, digest, disk, pages or stall",
+                      .help = "Only this: copies, digest, disk or pages",
                       .value_name = "PART",
-                      .choices = {"copies", "digest", "disk", "pages", "stall"}},
+                      .choices = {"copies", "digest", "disk", "pages"}},
                      {.name = "--device",
                       .target = &values.options.device,
                       .help = "Number of the GPU (0)",
