@@ -217,7 +217,7 @@ def test_two_mounts_pass(admin, two_mounts):
     assert document["address"] == str(two_mounts[0])
     assert document["second_address"] == str(two_mounts[1])
     assert document["failed"] == 0
-    assert len(document["checks"]) == 15
+    assert len(document["checks"]) == 14
     assert list(two_mounts[0].iterdir()) == []
 
 

@@ -116,14 +116,14 @@ Result<Row> RunCheck(const StorageCheck& check, CheckedStorages storages) {
   ProgressLine line(std::string(check.name) + ":", ProgressUnit::kCount);
   storages.progress = [&](uint64_t done, uint64_t total) { return line.Update(done, total); };
   storages.deadline = std::chrono::steady_clock::now() + kCheckTime;
-  CAIRN_TRY(Continues(storages, 0, storages.rounds));
+  if (CancelRequested()) return Fail(ErrorCode::kCancelled, "interrupted");
   auto result = check.run(storages);
   if (result) return Row{&check, *std::move(result)};
   const Error& error = result.error();
   if (error.code == ErrorCode::kCancelled || error.code == ErrorCode::kResourceExhausted) {
     return Fail(error);
   }
-  return Row{&check, {CheckStatus::kFailed, error.ToString()}};
+  return Row{&check, CheckResult::Failed(error.ToString())};
 }
 
 Result<std::vector<Row>> RunChecks(const CheckStorageCommand& command) {

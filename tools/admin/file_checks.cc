@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -90,71 +89,41 @@ Result<bool> SecondReads(const CheckedStorages& storages, const std::string& nam
   return std::ranges::equal(found.bytes(), bytes);
 }
 
-std::string RacePath(const CheckedStorages& storages, uint64_t racer, const std::string& name) {
-  kv::Storage& storage = racer % 2 == 0 ? storages.first : storages.second;
-  return PathOf(storage, name);
-}
-
-/// Races attempts that create the same name, and counts their winners.
-Result<RaceCount> RaceForNames(
-    const CheckedStorages& storages, const std::string& folder,
-    const std::function<Result<bool>(uint64_t racer, const std::string& path)>& attempt) {
-  CAIRN_TRY(storages.first.local_files()->PrepareFile(folder + "/0"));
+/// link() alone, which makes an object exist, so that the calls overlap more than in whole puts.
+Result<CheckResult> CheckLinkRaces(const CheckedStorages& storages) {
+  const auto source = [](uint64_t racer) { return fmt::format("links/racer-{}", racer); };
+  for (uint64_t racer = 0; racer < kRacerCount; ++racer) {
+    CAIRN_TRY(Alternating(storages, racer).Put(source(racer), CheckBytes(16, racer)));
+  }
   RaceCount count;
-  for (;; ++count.rounds) {
-    CAIRN_TRY_ASSIGN(const bool more, Continues(storages, count.rounds, storages.rounds));
-    if (!more) break;
-    const std::string name = fmt::format("{}/{}", folder, count.rounds);
-    CAIRN_TRY_ASSIGN(const auto won, Race([&](uint64_t racer) {
-                       return attempt(racer, RacePath(storages, racer, name));
+  CAIRN_TRY(ForEachRound(storages, [&](uint64_t round) -> Result<bool> {
+    ++count.rounds;
+    const std::string name = fmt::format("links/{}", round);
+    CAIRN_TRY_ASSIGN(const auto won, Race([&](uint64_t racer) -> Result<bool> {
+                       const kv::Storage& storage = Alternating(storages, racer);
+                       const std::string path = PathOf(storage, name);
+                       if (::link(PathOf(storage, source(racer)).c_str(), path.c_str()) == 0) {
+                         return true;
+                       }
+                       if (errno == EEXIST) return false;
+                       return Fail(SystemError(errno, "cannot link", path));
                      }));
     const auto winners = std::ranges::count(won, true);
     if (winners > 1) ++count.several_winners;
     if (winners == 0) ++count.no_winner;
-  }
-  return count;
-}
-
-/// link() alone, which makes an object exist, so that the calls overlap more than in whole puts.
-Result<CheckResult> CheckLinkRaces(const CheckedStorages& storages) {
-  for (uint64_t racer = 0; racer < kRacerCount; ++racer) {
-    kv::Storage& storage = racer % 2 == 0 ? storages.first : storages.second;
-    CAIRN_TRY(storage.Put(fmt::format("links/racer-{}", racer), CheckBytes(16, racer)));
-  }
-  CAIRN_TRY_ASSIGN(
-      const RaceCount count,
-      RaceForNames(storages, "links", [&](uint64_t racer, const std::string& path) -> Result<bool> {
-        const std::string from = RacePath(storages, racer, fmt::format("links/racer-{}", racer));
-        if (::link(from.c_str(), path.c_str()) == 0) return true;
-        if (errno == EEXIST) return false;
-        return Fail(SystemError(errno, "cannot link", path));
-      }));
-  return CheckResult{count.IsRight() ? CheckStatus::kOk : CheckStatus::kFailed, count.Describe()};
-}
-
-/// Cairn creates with O_EXCL only names that no other process uses.
-Result<CheckResult> CheckExclusiveCreation(const CheckedStorages& storages) {
-  CAIRN_TRY_ASSIGN(
-      const RaceCount count,
-      RaceForNames(storages, "exclusive", [](uint64_t, const std::string& path) -> Result<bool> {
-        const kv::FileDescriptor file(
-            ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
-        if (file.is_open()) return true;
-        if (errno == EEXIST) return false;
-        return Fail(SystemError(errno, "cannot create", path));
-      }));
-  if (count.IsRight()) return CheckResult{CheckStatus::kOk, count.Describe()};
-  return CheckResult{CheckStatus::kNote, count.Describe() + "; Cairn does not depend on this"};
+    return true;
+  }));
+  return count.Describe();
 }
 
 /// Without this, Cairn assumes that a synced file keeps its name.
 Result<CheckResult> CheckDirectorySync(const CheckedStorages& storages) {
   const std::string path = storages.first.address();
   CAIRN_TRY_ASSIGN(const auto directory, Open(path, O_RDONLY | O_DIRECTORY));
-  if (::fsync(directory.get()) == 0) return CheckResult{CheckStatus::kOk, "supported"};
+  if (::fsync(directory.get()) == 0) return CheckResult::Ok("supported");
   if (errno != EINVAL) return Fail(SystemError(errno, "cannot sync the directory", path));
-  return CheckResult{CheckStatus::kNote,
-                     "refused; a power failure of the server may lose the name of a synced file"};
+  return CheckResult::Note(
+      "refused; a power failure of the server may lose the name of a synced file");
 }
 
 Result<CheckResult> CheckDirectIo(const CheckedStorages& storages) {
@@ -163,17 +132,16 @@ Result<CheckResult> CheckDirectIo(const CheckedStorages& storages) {
   std::ranges::copy(CheckBytes(kFileBytes, 3), bytes.begin());
   const Result<void> written = CreateFile(storages, "direct/written", O_DIRECT, bytes);
   if (!written) {
-    return CheckResult{CheckStatus::kNote,
-                       "refused, so Cairn uses the page cache: " + written.error().message};
+    return CheckResult::Note("refused, so Cairn uses the page cache: " + written.error().message);
   }
   for (const int flags : {0, O_DIRECT}) {
     CAIRN_TRY_ASSIGN(const bool same, SecondReads(storages, "direct/written", flags, bytes));
-    if (!same) return CheckResult{CheckStatus::kFailed, "bytes written with O_DIRECT differ"};
+    if (!same) return CheckResult::Failed("bytes written with O_DIRECT differ");
   }
   CAIRN_TRY(CreateFile(storages, "direct/cached", 0, bytes));
   CAIRN_TRY_ASSIGN(const bool same, SecondReads(storages, "direct/cached", O_DIRECT, bytes));
-  if (!same) return CheckResult{CheckStatus::kFailed, "bytes read with O_DIRECT differ"};
-  return CheckResult{CheckStatus::kOk, "supported"};
+  if (!same) return CheckResult::Failed("bytes read with O_DIRECT differ");
+  return CheckResult::Ok("supported");
 }
 
 Result<CheckResult> CheckMapping(const CheckedStorages& storages) {
@@ -185,13 +153,12 @@ Result<CheckResult> CheckMapping(const CheckedStorages& storages) {
   void* memory = ::mmap(nullptr, kFileBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
                         file.get(), 0);
   if (memory == MAP_FAILED) {
-    return CheckResult{CheckStatus::kNote,
-                       fmt::format("refused, so loads cannot map: {}", std::strerror(errno))};
+    return CheckResult::Note(fmt::format("refused, so loads cannot map: {}", std::strerror(errno)));
   }
   const bool same = std::memcmp(memory, bytes.data(), kFileBytes) == 0;
   (void)::munmap(memory, kFileBytes);  // can fail only with wrong arguments
-  if (!same) return CheckResult{CheckStatus::kFailed, "mapped bytes differ"};
-  return CheckResult{CheckStatus::kOk, "supported"};
+  if (!same) return CheckResult::Failed("mapped bytes differ");
+  return CheckResult::Ok("supported");
 }
 
 /// A reader that has a file open, which another machine removes.
@@ -207,20 +174,18 @@ Result<CheckResult> CheckReadAfterRemoval(const CheckedStorages& storages) {
   (void)::posix_fadvise(file.get(), 0, 0, POSIX_FADV_DONTNEED);
   const auto read = ReadAll(file, 0, found, path);
   if (read && found == bytes) {
-    return CheckResult{CheckStatus::kOk, "a file that a reader has open stays readable"};
+    return CheckResult::Ok("a file that a reader has open stays readable");
   }
-  if (read) return CheckResult{CheckStatus::kFailed, "a removed file has other bytes"};
-  return CheckResult{CheckStatus::kNote,
-                     "a removed file becomes unreadable for those who have it open; readers "
-                     "depend on the grace period"};
+  if (read) return CheckResult::Failed("a removed file has other bytes");
+  return CheckResult::Note(
+      "a removed file becomes unreadable for those who have it open; readers depend on the grace "
+      "period");
 }
 
-constexpr std::array kChecks = {StorageCheck{"link, raced", CheckLinkRaces},
-                                StorageCheck{"O_EXCL, raced", CheckExclusiveCreation},
-                                StorageCheck{"directory sync", CheckDirectorySync},
-                                StorageCheck{"direct I/O", CheckDirectIo},
-                                StorageCheck{"memory mapping", CheckMapping},
-                                StorageCheck{"read after removal", CheckReadAfterRemoval}};
+constexpr std::array kChecks = {
+    StorageCheck{"link, raced", CheckLinkRaces}, StorageCheck{"directory sync", CheckDirectorySync},
+    StorageCheck{"direct I/O", CheckDirectIo}, StorageCheck{"memory mapping", CheckMapping},
+    StorageCheck{"read after removal", CheckReadAfterRemoval}};
 
 }  // namespace
 

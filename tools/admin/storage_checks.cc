@@ -21,9 +21,6 @@ namespace {
 
 constexpr uint64_t kMaxObjectBytes = 64 << 20;
 
-CheckResult Ok(std::string detail) { return {CheckStatus::kOk, std::move(detail)}; }
-CheckResult Failed(std::string detail) { return {CheckStatus::kFailed, std::move(detail)}; }
-
 /// Small and large objects, and ranges of them, are read through both storages.
 Result<CheckResult> CheckPutAndRead(const CheckedStorages& storages) {
   constexpr std::array<uint64_t, 5> kSizes = {0, 1, 4095, 4096, (1 << 20) + 1};
@@ -33,25 +30,26 @@ Result<CheckResult> CheckPutAndRead(const CheckedStorages& storages) {
     CAIRN_TRY(storages.first.Put(name, bytes));
     for (kv::Storage* storage : {&storages.first, &storages.second}) {
       CAIRN_TRY_ASSIGN(const auto found, storage->Read(name, kMaxObjectBytes));
-      if (found != bytes) return Failed(fmt::format("an object of {} bytes differs", size));
+      if (found != bytes)
+        return CheckResult::Failed(fmt::format("an object of {} bytes differs", size));
       std::vector<std::byte> range(size / 3);
       CAIRN_TRY(storage->ReadRange(name, size / 2, range));
       if (!std::ranges::equal(range, std::span(bytes).subspan(size / 2, range.size()))) {
-        return Failed(fmt::format("a range of an object of {} bytes differs", size));
+        return CheckResult::Failed(fmt::format("a range of an object of {} bytes differs", size));
       }
       std::vector<std::byte> beyond(size + 1);
       const auto read = storage->ReadRange(name, 0, beyond);
       if (read || read.error().code != ErrorCode::kDataLoss) {
-        return Failed("a read beyond the end of an object does not fail as it must");
+        return CheckResult::Failed("a read beyond the end of an object does not fail as it must");
       }
     }
   }
   const auto absent = storages.first.Size("objects/absent");
   if (absent || absent.error().code != ErrorCode::kNotFound) {
-    return Failed("an absent object is not reported as absent");
+    return CheckResult::Failed("an absent object is not reported as absent");
   }
   CAIRN_TRY(storages.first.Remove("objects/absent"));
-  return Ok("objects of 0 B to 1 MiB");
+  return CheckResult::Ok("objects of 0 B to 1 MiB");
 }
 
 /// A large object that is written in pieces, as segments and tables are.
@@ -67,15 +65,15 @@ Result<CheckResult> CheckPieces(const CheckedStorages& storages) {
   CAIRN_TRY(writer->Finish());
   for (kv::Storage* storage : {&storages.second, &storages.first}) {
     CAIRN_TRY_ASSIGN(const auto found, storage->Read("pieces/whole", kMaxObjectBytes));
-    if (found != bytes) return Failed("an object that was written in pieces differs");
+    if (found != bytes) return CheckResult::Failed("an object that was written in pieces differs");
   }
   {
     CAIRN_TRY_ASSIGN(const auto discarded, storages.first.Create("pieces/discarded"));
     CAIRN_TRY(discarded->Append(std::span(bytes).first(kPieceBytes)));
   }
   CAIRN_TRY_ASSIGN(const bool remains, kv::ObjectExists(storages.first, "pieces/discarded"));
-  if (remains) return Failed("an object that was not finished remains");
-  return Ok(HumanBytes(bytes.size()));
+  if (remains) return CheckResult::Failed("an object that was not finished remains");
+  return CheckResult::Ok(HumanBytes(bytes.size()));
 }
 
 /// The second of two puts is refused, and changes nothing.
@@ -91,28 +89,27 @@ Result<CheckResult> CheckPutIfAbsent(const CheckedStorages& storages) {
       const std::vector<std::byte> bytes = CheckBytes(100, 1);
       CAIRN_TRY(winner->PutIfAbsent(name, bytes));
       const auto second = loser->PutIfAbsent(name, CheckBytes(100, 2));
-      if (second) return Failed("replaced an object that exists");
+      if (second) return CheckResult::Failed("replaced an object that exists");
       if (second.error().code != ErrorCode::kConflict) return Fail(second.error());
       for (kv::Storage* storage : {winner, loser}) {
         CAIRN_TRY_ASSIGN(const auto found, storage->Read(name, kMaxObjectBytes));
-        if (found != bytes) return Failed("a refused put has changed the object");
+        if (found != bytes) return CheckResult::Failed("a refused put has changed the object");
       }
     }
   }
-  return Ok("a second put of the same name is refused");
+  return CheckResult::Ok("a second put of the same name is refused");
 }
 
 /// The put that commits: several writers put the same name at the same time.
 Result<CheckResult> CheckRaces(const CheckedStorages& storages) {
   RaceCount count;
-  for (;; ++count.rounds) {
-    CAIRN_TRY_ASSIGN(const bool more, Continues(storages, count.rounds, storages.rounds));
-    if (!more) break;
-    const std::string name = fmt::format("races/{}", count.rounds);
+  CAIRN_TRY(ForEachRound(storages, [&](uint64_t round) -> Result<bool> {
+    ++count.rounds;
+    const std::string name = fmt::format("races/{}", round);
     const auto contents = [](uint64_t racer) { return CheckBytes(256, 1000 + racer); };
     CAIRN_TRY_ASSIGN(const auto won, Race([&](uint64_t racer) -> Result<bool> {
-                       kv::Storage& storage = racer % 2 == 0 ? storages.first : storages.second;
-                       const auto put = storage.PutIfAbsent(name, contents(racer));
+                       const auto put =
+                           Alternating(storages, racer).PutIfAbsent(name, contents(racer));
                        if (!put && put.error().code != ErrorCode::kConflict)
                          return Fail(put.error());
                        return put.has_value();
@@ -126,8 +123,9 @@ Result<CheckResult> CheckRaces(const CheckedStorages& storages) {
     // A put whose response was lost wins without knowing it, but its bytes are there.
     const bool is_known = author < kRacerCount && (winners == 0 || won[author]);
     if (found != other || (winners <= 1 && !is_known)) ++count.wrong_contents;
-  }
-  return CheckResult{count.IsRight() ? CheckStatus::kOk : CheckStatus::kFailed, count.Describe()};
+    return true;
+  }));
+  return count.Describe();
 }
 
 /// How long a durable put takes; the commit of a step needs several.
@@ -141,8 +139,9 @@ Result<CheckResult> CheckSyncTime(const CheckedStorages& storages) {
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
   std::ranges::sort(seconds);
-  return Ok(fmt::format("4 KiB in {} (median of {}), {} at most", HumanSeconds(seconds[kPuts / 2]),
-                        kPuts, HumanSeconds(seconds.back())));
+  return CheckResult::Ok(fmt::format("4 KiB in {} (median of {}), {} at most",
+                                     HumanSeconds(seconds[kPuts / 2]), kPuts,
+                                     HumanSeconds(seconds.back())));
 }
 
 constexpr std::array kChecks = {
@@ -154,12 +153,18 @@ constexpr std::array kChecks = {
 
 std::span<const StorageCheck> ObjectChecks() { return kChecks; }
 
-Result<bool> Continues(const CheckedStorages& storages, uint64_t done, uint64_t total) {
-  if (storages.progress && !storages.progress(done, total)) {
-    return Fail(ErrorCode::kCancelled, "interrupted");
+Result<void> ForEachRound(const CheckedStorages& storages,
+                          const std::function<Result<bool>(uint64_t round)>& run) {
+  for (uint64_t round = 0; round <= storages.rounds; ++round) {
+    if (!storages.progress(round, storages.rounds)) {
+      return Fail(ErrorCode::kCancelled, "interrupted");
+    }
+    const bool is_late = std::chrono::steady_clock::now() >= storages.deadline;
+    if (round == storages.rounds || (is_late && round >= kLeastRounds)) break;
+    CAIRN_TRY_ASSIGN(const bool more, run(round));
+    if (!more) break;
   }
-  if (done >= total) return false;
-  return done < kLeastRounds || std::chrono::steady_clock::now() < storages.deadline;
+  return {};
 }
 
 std::vector<std::byte> CheckBytes(uint64_t size_bytes, uint64_t seed) {
@@ -174,8 +179,7 @@ std::vector<std::byte> CheckBytes(uint64_t size_bytes, uint64_t seed) {
   return bytes;
 }
 
-std::string RaceCount::Describe() const {
-  if (IsRight()) return fmt::format("one winner in {} rounds of {} racers", rounds, kRacerCount);
+CheckResult RaceCount::Describe() const {
   std::string text;
   const auto add = [&](uint64_t count, const char* what) {
     if (count == 0) return;
@@ -185,7 +189,8 @@ std::string RaceCount::Describe() const {
   add(several_winners, "several winners");
   add(no_winner, "no winner");
   add(wrong_contents, "contents that are not the winner's");
-  return fmt::format("{}, {} racers", text, kRacerCount);
+  if (!text.empty()) return CheckResult::Failed(fmt::format("{}, {} racers", text, kRacerCount));
+  return CheckResult::Ok(fmt::format("one winner in {} rounds of {} racers", rounds, kRacerCount));
 }
 
 Result<std::vector<bool>> Race(const std::function<Result<bool>(uint64_t racer)>& attempt) {

@@ -10,6 +10,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kv/base/error.h"
@@ -26,6 +27,12 @@ enum class CheckStatus : uint8_t {
 struct CheckResult {
   CheckStatus status = CheckStatus::kOk;
   std::string detail;  // measurement or finding
+
+  static CheckResult Ok(std::string detail) { return {CheckStatus::kOk, std::move(detail)}; }
+  static CheckResult Note(std::string detail) { return {CheckStatus::kNote, std::move(detail)}; }
+  static CheckResult Failed(std::string detail) {
+    return {CheckStatus::kFailed, std::move(detail)};
+  }
 };
 
 /// One storage as two machines see it. All objects belong to the checks.
@@ -33,8 +40,7 @@ struct CheckedStorages {
   kv::Storage& first;
   kv::Storage& second;
   uint64_t rounds = 200;
-  /// When a check stops, unless it has run fewer than kLeastRounds.
-  std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
+  std::chrono::steady_clock::time_point deadline;  // see ForEachRound
   /// Returns false to cancel. Called on the thread of the check.
   std::function<bool(uint64_t done, uint64_t total)> progress;
 };
@@ -48,10 +54,15 @@ struct StorageCheck {
 /// Checks of the operations of any storage.
 std::span<const StorageCheck> ObjectChecks();
 
+/// Calls `run(i)` for the rounds i = 0, 1, ... until it returns false, all rounds are done, or the
+/// deadline has passed after kLeastRounds. kCancelled: the user has asked to stop.
 inline constexpr uint64_t kLeastRounds = 20;
-/// Reports the progress, and returns whether the check goes on with another round. kCancelled: the
-/// user has asked to stop.
-Result<bool> Continues(const CheckedStorages& storages, uint64_t done, uint64_t total);
+Result<void> ForEachRound(const CheckedStorages& storages,
+                          const std::function<Result<bool>(uint64_t round)>& run);
+/// Returns the storage of a racer, or of a round.
+inline kv::Storage& Alternating(const CheckedStorages& storages, uint64_t number) {
+  return number % 2 == 0 ? storages.first : storages.second;
+}
 /// Returns bytes that depend on the seed.
 std::vector<std::byte> CheckBytes(uint64_t size_bytes, uint64_t seed);
 
@@ -62,9 +73,9 @@ struct RaceCount {
   uint64_t no_winner = 0;
   uint64_t wrong_contents = 0;
 
-  bool IsRight() const { return several_winners == 0 && no_winner == 0 && wrong_contents == 0; }
-  /// Returns what was found: "2 winners or more in 3 of 200 rounds of 6 racers".
-  std::string Describe() const;
+  /// Returns what was found: "several winners in 3 of 200 rounds, 6 racers". It fails if there is
+  /// anything but one winner in each round.
+  CheckResult Describe() const;
 };
 /// Half of them use each storage.
 inline constexpr uint64_t kRacerCount = 6;

@@ -40,29 +40,27 @@ struct LagCount {
   uint64_t late = 0;
   double longest_seconds = 0;
 
-  /// Enough to report; on a bad file system each one takes long.
-  bool IsEnough() const { return late >= 5; }
   CheckResult Describe(const char* what) const {
-    if (late == 0) return {CheckStatus::kOk, fmt::format("in {} rounds", rounds)};
-    return {CheckStatus::kFailed,
-            fmt::format("{} in {} of {}, for up to {}{}", what, late, Plural(rounds, "round"),
-                        longest_seconds < kLongestLagSeconds ? "" : "more than ",
-                        HumanSeconds(longest_seconds))};
+    if (late == 0) return CheckResult::Ok(fmt::format("in {} rounds", rounds));
+    return CheckResult::Failed(fmt::format(
+        "{} in {} of {}, for up to {}{}", what, late, Plural(rounds, "round"),
+        longest_seconds < kLongestLagSeconds ? "" : "more than ", HumanSeconds(longest_seconds)));
   }
 
-  /// Calls `is_visible` until it returns true, and counts the first answer.
-  Result<void> Await(const std::function<Result<bool>()>& is_visible) {
+  /// Calls `is_visible` until it returns true, and counts the first answer. Returns whether another
+  /// round is of use: on a bad file system each one takes long.
+  Result<bool> Await(const std::function<Result<bool>()>& is_visible) {
     ++rounds;
     const auto begin = steady_clock::now();
     CAIRN_TRY_ASSIGN(bool visible, is_visible());
-    if (visible) return {};
+    if (visible) return true;
     ++late;
     while (!visible && SecondsSince(begin) < kLongestLagSeconds) {
       std::this_thread::sleep_for(kPollInterval);
       CAIRN_TRY_ASSIGN(visible, is_visible());
     }
     longest_seconds = std::max(longest_seconds, SecondsSince(begin));
-    return {};
+    return late < 5;
   }
 };
 
@@ -76,51 +74,38 @@ Result<bool> Sees(kv::Storage& storage, const std::string& name, bool by_size) {
   return Fail(read.error());
 }
 
-struct Direction {
-  kv::Storage& writer;
-  kv::Storage& reader;
-};
-/// Alternates between the directions.
-Direction DirectionOf(const CheckedStorages& storages, uint64_t round) {
-  if (round % 2 == 0) return {storages.first, storages.second};
-  return {storages.second, storages.first};
-}
-
 /// A name that the reader has found to be absent exists for it as soon as it was put. A reader
 /// looks for the next root in this way.
 Result<CheckResult> CheckPutsAreVisible(const CheckedStorages& storages) {
   LagCount count;
-  while (!count.IsEnough()) {
-    CAIRN_TRY_ASSIGN(const bool more, Continues(storages, count.rounds, storages.rounds));
-    if (!more) break;
-    const auto [writer, reader] = DirectionOf(storages, count.rounds);
-    const std::string name = fmt::format("visible/{}", count.rounds);
-    const bool by_size = count.rounds % 4 < 2;
+  CAIRN_TRY(ForEachRound(storages, [&](uint64_t round) -> Result<bool> {
+    kv::Storage& reader = Alternating(storages, round + 1);
+    const std::string name = fmt::format("visible/{}", round);
+    const bool by_size = round % 4 < 2;
     CAIRN_TRY_ASSIGN(const bool early, Sees(reader, name, by_size));
-    if (early) return CheckResult{CheckStatus::kFailed, "an object exists that was not put"};
-    CAIRN_TRY(writer.PutIfAbsent(name, CheckBytes(64, 1)));
-    CAIRN_TRY(count.Await([&] { return Sees(reader, name, by_size); }));
-  }
+    if (early) return Fail(ErrorCode::kUnavailable, "an object exists that was not put");
+    CAIRN_TRY(Alternating(storages, round).PutIfAbsent(name, CheckBytes(64, 1)));
+    return count.Await([&] { return Sees(reader, name, by_size); });
+  }));
   return count.Describe("a new object was not found");
 }
 
 /// An object that the reader has seen is absent for it as soon as it was removed.
 Result<CheckResult> CheckRemovalsAreVisible(const CheckedStorages& storages) {
   LagCount count;
-  while (!count.IsEnough()) {
-    CAIRN_TRY_ASSIGN(const bool more, Continues(storages, count.rounds, storages.rounds));
-    if (!more) break;
-    const auto [writer, reader] = DirectionOf(storages, count.rounds);
-    const std::string name = fmt::format("removed/{}", count.rounds);
-    const bool by_size = count.rounds % 4 < 2;
+  CAIRN_TRY(ForEachRound(storages, [&](uint64_t round) -> Result<bool> {
+    kv::Storage& writer = Alternating(storages, round);
+    kv::Storage& reader = Alternating(storages, round + 1);
+    const std::string name = fmt::format("removed/{}", round);
+    const bool by_size = round % 4 < 2;
     CAIRN_TRY(writer.PutIfAbsent(name, CheckBytes(64, 1)));
     CAIRN_TRY(Sees(reader, name, by_size));
     CAIRN_TRY(writer.Remove(name));
-    CAIRN_TRY(count.Await([&]() -> Result<bool> {
+    return count.Await([&]() -> Result<bool> {
       CAIRN_TRY_ASSIGN(const bool sees, Sees(reader, name, by_size));
       return !sees;
-    }));
-  }
+    });
+  }));
   return count.Describe("a removed object was found");
 }
 
@@ -160,23 +145,12 @@ struct ReplaceCount {
   CheckResult Describe() const {
     const std::string counts =
         fmt::format("{} during {} replacements", Plural(reads, "read"), acknowledged.load());
-    if (torn + stale + errors == 0) return {CheckStatus::kOk, counts};
-    return {CheckStatus::kFailed, fmt::format("{}: {} mixed two versions, {} returned an old one, "
-                                              "{} failed",
-                                              counts, torn.load(), stale.load(), errors.load())};
+    if (torn + stale + errors == 0) return CheckResult::Ok(counts);
+    return CheckResult::Failed(
+        fmt::format("{}: {} mixed two versions, {} returned an old one, {} failed", counts,
+                    torn.load(), stale.load(), errors.load()));
   }
 };
-
-Result<void> ReplaceMany(const CheckedStorages& storages, ReplaceCount& count) {
-  for (uint64_t version = 1;; ++version) {
-    CAIRN_TRY_ASSIGN(const bool more, Continues(storages, version - 1, storages.rounds));
-    if (!more) return {};
-    const auto [writer, reader] = DirectionOf(storages, version);
-    CAIRN_TRY(writer.Put(kReplacedName, VersionBytes(version)));
-    count.acknowledged = version;
-    count.ReadOnce(reader);
-  }
-}
 
 /// Readers see the old or the new object, and the new one as soon as it was put.
 Result<CheckResult> CheckReplacements(const CheckedStorages& storages) {
@@ -192,7 +166,13 @@ Result<CheckResult> CheckReplacements(const CheckedStorages& storages) {
         while (!count.stopped) count.ReadOnce(*storage);
       });
     }
-    return ReplaceMany(storages, count);
+    return ForEachRound(storages, [&](uint64_t round) -> Result<bool> {
+      const uint64_t version = round + 1;
+      CAIRN_TRY(Alternating(storages, version).Put(kReplacedName, VersionBytes(version)));
+      count.acknowledged = version;
+      count.ReadOnce(Alternating(storages, version + 1));
+      return true;
+    });
   };
   CAIRN_TRY(kv::CatchExhaustion("the readers", run));
   return count.Describe();
@@ -244,17 +224,16 @@ Result<CheckResult> CheckListing(const CheckedStorages& storages) {
     return storages.first.PutIfAbsent(name, CheckBytes(16, 1));
   }));
   CAIRN_TRY_ASSIGN(const auto put_seconds, AwaitListing(storages.second, names));
-  if (!put_seconds) return CheckResult{CheckStatus::kFailed, "a listing remains incomplete"};
+  if (!put_seconds) return CheckResult::Failed("a listing remains incomplete");
   CAIRN_TRY(ChangeAll(names, [&](const std::string& name) { return storages.first.Remove(name); }));
   CAIRN_TRY_ASSIGN(const auto remove_seconds, AwaitListing(storages.second, {}));
   if (!remove_seconds) {
-    return CheckResult{CheckStatus::kFailed, "a listing contains names that were removed"};
+    return CheckResult::Failed("a listing contains names that were removed");
   }
   const double lag_seconds = std::max(*put_seconds, *remove_seconds);
-  if (lag_seconds == 0) return CheckResult{CheckStatus::kOk, Plural(names.size(), "name")};
-  return CheckResult{CheckStatus::kNote,
-                     fmt::format("{}, complete after {}, which Cairn allows",
-                                 Plural(names.size(), "name"), HumanSeconds(lag_seconds))};
+  if (lag_seconds == 0) return CheckResult::Ok(Plural(names.size(), "name"));
+  return CheckResult::Note(fmt::format("{}, complete after {}, which Cairn allows",
+                                       Plural(names.size(), "name"), HumanSeconds(lag_seconds)));
 }
 
 constexpr std::array kChecks = {StorageCheck{"puts are visible", CheckPutsAreVisible},
