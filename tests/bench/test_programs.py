@@ -1,4 +1,4 @@
-"""bench/scaling.py, bench/buckets.py and bench/libraries.py with their smallest sizes."""
+"""The programs of bench/ with their smallest sizes."""
 
 import json
 import subprocess
@@ -71,3 +71,11 @@ def test_killed_saves_and_flipped_bits_are_counted(tmp_path):
 def test_unknown_libraries_are_refused(tmp_path):
     done = run("libraries.py", "--dir", tmp_path, "--out", tmp_path, "nothing", status=2)
     assert "unknown libraries ['nothing']" in done.stderr
+
+
+def test_a_stall_is_measured_with_both_kinds_of_staging(tmp_path):
+    done = run("gpu.py", "stall", "--dir", tmp_path, "--device", "cpu", "--bytes", "3e6",
+               "--repeat", "1", "--peers", "cairn,snapshot")  # fmt: skip
+    rows = [line.split()[0] for line in done.stdout.splitlines() if "of the step" in line]
+    assert rows == ["cairn", "snapshot"]
+    assert list(tmp_path.iterdir()) == []

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import urllib.error
@@ -67,23 +66,3 @@ def live_server(store, *words, port=0):
         process.wait()
         process.stdout.close()
         process.stderr.close()
-
-
-def listening_addresses(pid):
-    """Returns the IPv4 addresses and ports on which a process listens, as {(address, port)}."""
-    inodes = set()
-    for entry in os.scandir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):
-            target = os.readlink(entry.path)
-            if target.startswith("socket:["):
-                inodes.add(target[len("socket:[") : -1])
-    found = set()
-    for name in ("tcp", "tcp6"):
-        with open(f"/proc/{pid}/net/{name}", encoding="ascii") as table:
-            for line in list(table)[1:]:
-                fields = line.split()
-                if fields[3] == "0A" and fields[9] in inodes:  # the state "listen"
-                    address, port = fields[1].split(":")
-                    octets = bytes.fromhex(address)[::-1]
-                    found.add((".".join(map(str, octets)), int(port, 16)))
-    return found

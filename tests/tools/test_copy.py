@@ -55,19 +55,6 @@ def test_other_contents_are_replaced_only_when_asked(admin, tmp_path):
     assert_steps(tmp_path / "b", states)
 
 
-def test_wrong_calls_create_no_store(admin, tmp_path):
-    save_steps(tmp_path / "a", 1)
-    for words in (
-        ["push", tmp_path / "missing", tmp_path / "b"],
-        ["push", f"{tmp_path}/a@5", tmp_path / "b"],
-        ["push", f"{tmp_path}/a", f"{tmp_path}/b@1"],
-        ["push", f"{tmp_path}/a@1,,2", tmp_path / "b"],
-        ["mirror", f"{tmp_path}/a@1", tmp_path / "b"],
-    ):
-        assert admin(*words).status == 2, words
-        assert not (tmp_path / "b").exists(), words
-
-
 def test_impossible_rates_are_refused(admin, tmp_path):
     save_steps(tmp_path / "a", 1)
     for rate in ("0", "fast"):

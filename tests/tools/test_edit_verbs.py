@@ -75,8 +75,3 @@ def test_fork_to_another_store(saved, tmp_path):
         assert_same(store.read(step=2), {"model": {"head": head}, "lr": 0.2})
     assert run_program("kv-dump", "verify", other).status == 0
     assert "--to" in run_program("kv-admin", "fork", path).err
-    assert run_program("kv-admin", "fork", f"{path}@9", "--to", tmp_path / "no").status == 2
-    two = ("fork", f"{path}@1,2", "--to", tmp_path / "no", "--into", 7)
-    assert run_program("kv-admin", *two).status == 2
-    assert run_program("kv-admin", "fork", tmp_path / "no", "--into", 1).status == 2
-    assert not (tmp_path / "no").exists()

@@ -74,21 +74,6 @@ def test_exports_refuse_what_is_repeated(repeating, admin, tmp_path, step, key):
     assert loaded[key].numel() >= 1 << 40
 
 
-def test_an_import_that_is_refused_leaves_no_store(admin, tmp_path):
-    refused = []
-    (tmp_path / "text.safetensors").write_bytes(b"no header")
-    refused.append("text.safetensors")
-    (tmp_path / "long.safetensors").write_bytes((1 << 60).to_bytes(8, "little") + b"{}")
-    refused.append("long.safetensors")
-    torch.save(small_model(), tmp_path / "whole.pt")
-    (tmp_path / "cut.pt").write_bytes((tmp_path / "whole.pt").read_bytes()[:-100])
-    refused.append("cut.pt")
-    for name in refused:
-        finished = admin("import", tmp_path / "store", "--step", 1, tmp_path / name)
-        assert finished.status == 2 and name in finished.err
-        assert not (tmp_path / "store").exists(), name
-
-
 @pytest.mark.parametrize("mask, file_mode, folder_mode", [(0o077, 0o600, 0o700), (0, 0o644, 0o755)])
 def test_modes_follow_the_umask(tmp_path, mask, file_mode, folder_mode):
     before = os.umask(mask)

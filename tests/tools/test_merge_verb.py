@@ -81,9 +81,3 @@ def test_errors(path, words, message):
 def test_the_new_step_must_not_exist(path):
     finished = run_program("kv-admin", "merge", f"{path}@100", f"{path}@200", "--into", 300)
     assert finished.status == 2 and "300" in finished.err
-
-
-def test_a_mistyped_store_is_not_created(tmp_path):
-    words = (f"{tmp_path}/no@1", f"{tmp_path}/no@2", "--into", 3)
-    assert run_program("kv-admin", "merge", *words).status == 2
-    assert not (tmp_path / "no").exists()

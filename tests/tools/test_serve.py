@@ -13,7 +13,7 @@ import pytest
 
 import cairn
 from cairn_testing import wait_until
-from live_server import listening_addresses, live_server
+from live_server import live_server
 from tool_programs import run_program
 
 
@@ -155,9 +155,13 @@ def test_errors_are_documents(server, path, parameters, status, text):
     assert answered == status and text in error["message"] + error.get("key", "")
 
 
+def listens_on(address, port):
+    with socket.socket() as client:
+        return client.connect_ex((address, port)) == 0
+
+
 def test_only_this_machine_is_answered(server):
-    listening = listening_addresses(server.process.pid)
-    assert listening == {("127.0.0.1", server.port)}
+    assert listens_on("127.0.0.1", server.port) and not listens_on("127.0.0.2", server.port)
     for host, status in [("localhost:1", 200), ("LocalHost", 200), ("127.0.0.1", 200),
                          ("[::1]:9", 200), ("evil.example", 403), ("127.evil.example:80", 403),
                          ("127.1", 403), ("192.0.2.7", 403), ("localhost.evil.example", 403),
@@ -188,7 +192,7 @@ def test_other_hosts_can_be_allowed(report_run):
     with live_server(report_run, "--allow-host", "*") as server:
         assert server.get("api/state", headers={"Host": "evil.example"})[0] == 200
     with live_server(report_run, "--address", "0.0.0.0", "--allow-host", "Trainer-7") as server:
-        assert listening_addresses(server.process.pid) == {("0.0.0.0", server.port)}
+        assert listens_on("127.0.0.2", server.port)
         assert server.get("api/state", headers={"Host": "192.0.2.7:80"})[0] == 200
         assert server.get("api/state", headers={"Host": "trainer-7"})[0] == 200
         assert server.get("api/state", headers={"Host": "evil.example"})[0] == 403

@@ -58,13 +58,19 @@ def test_keys_shows_statistics(store):
     assert weight["mean"] == pytest.approx(0.75, rel=1e-4)
     text = run_program("kv-dump", "keys", f"{store}@1", "--statistics").out
     assert "MEAN" in text and "-1.5" in text
+    chunks = run_program("kv-dump", "chunks", f"{store}@4", "model.weight", "--json").json()
+    assert chunks["chunks"][0]["statistics"]["nan"] == 1
 
 
 def test_tensors_without_statistics_are_counted(store):
-    text = run_program("kv-dump", "keys", f"{store}@2", "--where", "nan>0").out
+    words = ("keys", f"{store}@2", "--where", "nan>0")
+    text = run_program("kv-dump", *words).out
     assert "No tensor of step 2 matches." in text
     # The bias has those of step 1, because its bytes are the same.
     assert "No statistics were recorded of 1 tensor." in text
+    # Their number is known last, so that tensors are named as soon as they are read.
+    found = run_program("kv-dump", *words, "--json").json()
+    assert list(found) == ["store", "step", "keys", "tensors_without_statistics"]
 
 
 def test_history_shows_the_values_of_each_version(store):
@@ -75,11 +81,6 @@ def test_history_shows_the_values_of_each_version(store):
     ]  # fmt: skip
     assert "NAN" in run_program("kv-dump", "history", store, "model.weight").out
     assert "NAN" not in run_program("kv-dump", "history", store, "lr").out
-
-
-def test_chunks_have_them_in_json(store):
-    chunks = run_program("kv-dump", "chunks", f"{store}@4", "model.weight", "--json").json()
-    assert chunks["chunks"][0]["statistics"]["nan"] == 1
 
 
 @pytest.mark.parametrize("condition", ["nan", "nan>", "nan>x", "what>1", ">1", "nan>0 and ", " "])
@@ -100,9 +101,3 @@ def test_history_has_columns_for_statistics_from_the_first_version_that_has_some
     lines = run_program("kv-dump", "history", tmp_path / "store", "w").out.splitlines()
     assert ["MEAN" in line for line in lines] == [False, False, False, True, False, False]
     assert [line.split()[0] for line in lines] == ["STEP", "0", "1", "STEP", "2", "3"]
-
-
-def test_the_list_of_statistics_names_tensors_as_soon_as_they_are_read(store):
-    """The number of tensors that could not be examined is known last."""
-    found = run_program("kv-dump", "keys", f"{store}@2", "--where", "nan>0", "--json")
-    assert list(found.json()) == ["store", "step", "keys", "tensors_without_statistics"]

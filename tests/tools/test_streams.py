@@ -28,9 +28,16 @@ def verify(store):
 
 
 def run_with(redirections, *words):
-    """Runs a program with standard streams as the shell redirects them."""
+    """Runs a program with standard streams as the shell redirects them; "| nobody" is a pipe whose
+    other end is closed."""
     command = " ".join(f"'{word}'" for word in [BIN_DIR / words[0], *words[1:]])
-    return subprocess.run(["bash", "-c", f"exec {command} {redirections}"], capture_output=True)
+    if redirections != "| nobody":
+        return subprocess.run(["bash", "-c", f"exec {command} {redirections}"], capture_output=True)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as pipe:
+        return subprocess.run(["bash", "-c", f"exec {command}"], stdout=pipe,
+                              stderr=subprocess.PIPE)
 
 
 # What each command changes, as (words, steps afterwards).
@@ -46,7 +53,8 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("redirection", ["> /dev/full", ">&-", "> /dev/full 2> /dev/full",
-                                         ">&- 2>&-", "<&- >&- 2>&-", "< /dev/null > /dev/full"])
+                                         ">&- 2>&-", "<&- >&- 2>&-", "< /dev/null > /dev/full",
+                                         "| nobody"])
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_whose_output_is_lost_is_made_and_says_so(store, tmp_path, name, redirection):
     words, steps = CHANGES[name]
@@ -76,21 +84,6 @@ def test_a_warning_that_cannot_be_printed_does_not_end_the_command(store, tmp_pa
     out = tmp_path / "out.safetensors"  # cannot contain the value
     assert run_with("2> /dev/full", "kv-admin", "export", f"{store}@300", out).returncode == 0
     assert out.exists()
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_closed_pipe_does_not_end_a_change(store, tmp_path, name):
-    words, steps = CHANGES[name]
-    words = [word.format(store=store, folder=tmp_path) for word in words]
-    reader, writer = os.pipe()
-    os.close(reader)
-    finished = subprocess.run([BIN_DIR / "kv-admin", *words], stdout=writer, stderr=subprocess.PIPE)
-    os.close(writer)
-    assert finished.returncode == 2
-    assert INCOMPLETE in finished.stderr and b"Broken pipe" in finished.stderr
-    with cairn.open(store) as opened:
-        assert opened.steps() == steps
-    assert verify(store) == 0
 
 
 def test_a_pipe_that_is_not_read_blocks_no_writer_and_loses_no_output(tmp_path):

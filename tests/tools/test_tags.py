@@ -68,5 +68,3 @@ def test_a_policy_is_kept_in_the_store(tmp_path):
         store.save(6, {"a": 1})
         assert store.steps() == [1, 5, 6]
     assert "no policy" in run_program("kv-admin", "policy", path, "--none").out
-    missing = run_program("kv-admin", "policy", tmp_path / "none", "--keep-last", "1")
-    assert missing.status == 2 and not (tmp_path / "none").exists()

@@ -24,6 +24,21 @@ def steps_of(path):
         return store.steps()
 
 
+@pytest.mark.parametrize("words", [
+    "delete {no} 1", "prune {no} --keep-last 1", "policy {no} --keep-last 1", "tag {no}@1 x",
+    "untag {no} x", "compact {no}", "compression {no} --on", "rebuild {no}",
+    "repair {no} --from {store}", "rename {no} a=b --into 2", "drop {no} a --into 2",
+    "graft {no} --from 1 --into 2", "fork {no} --into 2", "fork {store}@9 --to {no}",
+    "fork {store}@8,64 --to {no} --into 7", "merge {no}@1 {no}@2 --into 3", "push {no} {no}2",
+    "push {store}@5 {no}", "push {store} {no}@1", "push {store}@8,,64 {no}",
+    "mirror {store}@8 {no}",
+])  # fmt: skip
+def test_a_wrong_call_creates_no_store(store, tmp_path, words):
+    refused = run_program("kv-admin", *words.format(store=store, no=tmp_path / "no").split())
+    assert refused.status == 2
+    assert os.listdir(tmp_path) == ["store"]
+
+
 def test_numbers_are_decimal(store, tmp_path):
     save_file({"x": np.zeros(3)}, tmp_path / "file.safetensors")
     assert run_program("kv-admin", "delete", store, "0100").status == 0
