@@ -175,7 +175,7 @@ void PrintChecksJson(const CheckStorageCommand& command, const std::vector<Row>&
 
 void PrintChecks(const CheckStorageCommand& command, const std::vector<Row>& rows, uint64_t failed,
                  Output& out) {
-  Table table(&out, {{"CHECK"}, {"RESULT"}, {.title = "DETAIL", .flexible = true}});
+  Table table(&out, {Left("CHECK"), Left("RESULT"), Flexible("DETAIL")});
   for (const Row& row : rows) {
     table.Add({row.check->name,
                {StatusName(row.result.status), StatusStyle(row.result.status)},
@@ -210,20 +210,15 @@ Verb CheckStorageVerb() {
   return {.name = "check-storage",
           .usage = "check-storage ADDRESS [ADDRESS2]",
           .summary = "Checks whether a storage has the guarantees that Cairn needs",
-          .arguments = {{.name = "ADDRESS",
-                         .target = &command->address,
-                         .help = "Directory for stores, below which the checks write and remove "
-                                 "a new directory",
-                         .required = true},
-                        {.name = "ADDRESS2",
-                         .target = &command->second_address,
-                         .help = "Another mount of the same directory, to check what other "
-                                 "machines see"},
-                        {.name = "--rounds",
-                         .target = &command->rounds,
-                         .help = "Rounds of each check (200); slow ones stop after 30 s",
-                         .value_name = "N",
-                         .range = std::pair<uint64_t, uint64_t>(1, 1'000'000)},
+          .arguments = {Required("ADDRESS", &command->address,
+                                 "Directory for stores, below which the checks write and remove "
+                                 "a new directory"),
+                        Positional("ADDRESS2", &command->second_address,
+                                   "Another mount of the same directory, to check what other "
+                                   "machines see"),
+                        Option("--rounds", "N", &command->rounds,
+                               "Rounds of each check (200); slow ones stop after 30 s",
+                               std::pair<uint64_t, uint64_t>(1, 1'000'000)),
                         JsonArgument(command->json)},
           .examples = {"kv-admin check-storage runs",
                        "kv-admin check-storage /mnt/first/runs /mnt/second/runs"},

@@ -60,15 +60,9 @@ const char kCopyNotes[] =
 
 std::vector<Argument> CopyArguments(CopyCommand& command, Argument from) {
   return {std::move(from),
-          {.name = "TO",
-           .target = &command.to,
-           .help = "Store that receives the steps, created if absent",
-           .required = true},
-          {.name = "--threads",
-           .target = &command.threads,
-           .help = "Segments that are copied at once (4)",
-           .value_name = "N",
-           .range = std::pair<uint64_t, uint64_t>(1, 256)},
+          Required("TO", &command.to, "Store that receives the steps, created if absent"),
+          Option("--threads", "N", &command.threads, "Segments that are copied at once (4)",
+                 std::pair<uint64_t, uint64_t>(1, 256)),
           RateArgument(command.max_rate),
           Flag("--overwrite", command.overwrite,
                "Replace steps of TO that have the same number and other contents"),
@@ -173,10 +167,9 @@ Verb PushVerb() {
       .summary = "Copies steps to another store, transferring only what it lacks",
       .arguments = CopyArguments(
           *command,
-          {.name = "FROM[@STEP]",
-           .target = &command->from,
-           .help = "Store and step to copy; @STEP,STEP,... for several; without it the latest step",
-           .required = true}),
+          Required(
+              "FROM[@STEP]", &command->from,
+              "Store and step to copy; @STEP,STEP,... for several; without it the latest step")),
       .examples = {"kv-admin push /dev/shm/gpt runs/gpt",
                    "kv-admin push runs/gpt@100,200 /mnt/archive/gpt --max-rate 100M"},
       .notes = kCopyNotes,

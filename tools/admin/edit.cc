@@ -92,11 +92,9 @@ Verb RenameVerb() {
       .usage = "rename STORE[@STEP] OLD=NEW... --into STEP",
       .summary = "Makes a step with other names of keys",
       .arguments = Arguments(
-          *command, {{.name = "OLD=NEW",
-                      .target = &command->names,
-                      .help = "A key, or the beginning of keys before a \".\": model=net renames "
-                              "model.wte to net.wte",
-                      .required = true}}),
+          *command, {Required("OLD=NEW", &command->names,
+                              "A key, or the beginning of keys before a \".\": model=net renames "
+                              "model.wte to net.wte")}),
       .examples = {"kv-admin rename runs/gpt@100 model=net --into 101",
                    "kv-admin rename runs/gpt@100 a=b b=a --into 101"},
       .notes = kEditNotes,
@@ -117,11 +115,9 @@ Verb DropVerb() {
           .summary = "Makes a step without some of the keys",
           .arguments = Arguments(
               *command,
-              {{.name = "PATTERN",
-                .target = &command->drop,
-                .help = "Keys to leave out: NAME selects all keys below it, * matches one element, "
-                        "** any number of elements; !PATTERN keeps keys",
-                .required = true}}),
+              {Required("PATTERN", &command->drop,
+                        "Keys to leave out: NAME selects all keys below it, * matches one element, "
+                        "** any number of elements; !PATTERN keeps keys")}),
           .examples = {"kv-admin drop runs/gpt@100 optimizer --into 101"},
           .notes = kEditNotes,
           .run = [command](Output& out) {
@@ -136,14 +132,9 @@ Verb GraftVerb() {
           .summary = "Makes a step with keys of another step of the same store",
           .arguments = Arguments(
               *command,
-              {{.name = "PATTERN",
-                .target = &command->graft,
-                .help = "Keys of the other step to take (all); they replace equal keys"},
-               {.name = "--from",
-                .target = &command->graft_from,
-                .help = "The other step",
-                .value_name = "STEP",
-                .required = true},
+              {Positional("PATTERN", &command->graft,
+                          "Keys of the other step to take (all); they replace equal keys"),
+               RequiredOption("--from", "STEP", &command->graft_from, "The other step"),
                Option("--under", "KEY", &command->graft_under,
                       "Put the keys below this one: with \"teacher\", wte becomes teacher.wte")}),
           .examples = {"kv-admin graft runs/gpt@100 --from 50 model.head --into 101",

@@ -250,36 +250,31 @@ Result<void> Export(ExportCommand command, Output& out) {
 }
 
 std::vector<Argument> ExportArguments(ExportCommand& command) {
-  return {{.name = "STORE[@STEP]",
-           .target = &command.address,
-           .help = "STORE or STORE@STEP; the latest step without @STEP",
-           .required = true},
-          {.name = "OUT",
-           .target = &command.target,
-           .help = "NAME.safetensors, or a folder, which receives a model.safetensors; or, with "
-                   "all values, a file of torch.save (NAME.pt, .pth, .bin or .ckpt) or a directory "
-                   "of torch.distributed.checkpoint (NAME.dcp)",
-           .required = true},
-          {.name = "PATTERN",
-           .target = &command.patterns,
-           .help = "Keys to select: NAME selects all keys below it, * matches one element, ** any "
-                   "number of elements; !PATTERN excludes"},
-          Option("--shard-size", "SIZE", &command.shard_size,
-                 "Larger exports become several files and an index (5GB); torch.save has no "
-                 "limit"),
-          {.name = "--format",
-           .target = &command.format,
-           .help = "safetensors, torch or dcp, regardless of the name of OUT; or hf: the directory "
-                   "of a model, from a step that was imported or saved as one",
-           .value_name = "FORMAT",
-           .choices = {"safetensors", "torch", "dcp", "hf"}},
-          Option("--since", "STEP", &command.since,
-                 "Only the tensors that differ from this step (or tag), in one safetensors file"),
-          Flag("--sparse", command.sparse,
-               "With --since: of each tensor only the positions and values of the elements "
-               "that differ"),
-          Flag("--overwrite", command.overwrite,
-               "Replace existing files, or the checkpoint in a directory")};
+  return {
+      StepArgument(command.address),
+      Required("OUT", &command.target,
+               "NAME.safetensors, or a folder, which receives a model.safetensors; or, with "
+               "all values, a file of torch.save (NAME.pt, .pth, .bin or .ckpt) or a directory "
+               "of torch.distributed.checkpoint (NAME.dcp)"),
+      Positional("PATTERN", &command.patterns,
+                 "Keys to select: NAME selects all keys below it, * matches one element, ** any "
+                 "number of elements; !PATTERN excludes"),
+      Option("--shard-size", "SIZE", &command.shard_size,
+             "Larger exports become several files and an index (5GB); torch.save has no "
+             "limit"),
+      {.name = "--format",
+       .target = &command.format,
+       .help = "safetensors, torch or dcp, regardless of the name of OUT; or hf: the directory "
+               "of a model, from a step that was imported or saved as one",
+       .value_name = "FORMAT",
+       .choices = {"safetensors", "torch", "dcp", "hf"}},
+      Option("--since", "STEP", &command.since,
+             "Only the tensors that differ from this step (or tag), in one safetensors file"),
+      Flag("--sparse", command.sparse,
+           "With --since: of each tensor only the positions and values of the elements "
+           "that differ"),
+      Flag("--overwrite", command.overwrite,
+           "Replace existing files, or the checkpoint in a directory")};
 }
 
 }  // namespace

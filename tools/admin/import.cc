@@ -261,21 +261,12 @@ Result<void> Import(const ImportCommand& command, Output& out) {
 
 std::vector<Argument> ImportArguments(ImportCommand& command) {
   return {
-      {.name = "STORE",
-       .target = &command.store,
-       .help = "Directory of the store, created if absent",
-       .required = true},
-      {.name = "FILE",
-       .target = &command.files,
-       .help = "Safetensors or torch.save files, all shards of one checkpoint, or its "
+      Required("STORE", &command.store, "Directory of the store, created if absent"),
+      Required("FILE", &command.files,
+               "Safetensors or torch.save files, all shards of one checkpoint, or its "
                "*.index.json; or a torch.distributed.checkpoint directory; or, with --format "
-               "hf, the directory of a model",
-       .required = true},
-      {.name = "--step",
-       .target = &command.step,
-       .help = "Number of the new step",
-       .value_name = "N",
-       .required = true},
+               "hf, the directory of a model"),
+      RequiredOption("--step", "N", &command.step, "Number of the new step"),
       {.name = "--format",
        .target = &command.format,
        .help = "hf: the directory of a model or a pipeline, with its configuration and "

@@ -2,8 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
-#include <system_error>
+#include <algorithm>
 
 #include "core/rewrite/step_merge.h"
 #include "tools/admin/verbs.h"
@@ -53,14 +52,13 @@ Result<std::vector<double>> ParseWeights(const std::string& text) {
   std::vector<double> weights;
   for (size_t begin = 0; !text.empty() && begin <= text.size();) {
     const size_t end = std::min(text.find(',', begin), text.size());
-    double weight = 0;
-    const auto parsed = std::from_chars(text.data() + begin, text.data() + end, weight);
-    if (parsed.ec != std::errc() || parsed.ptr != text.data() + end) {
+    const auto weight = ParseWhole<double>(std::string_view(text).substr(begin, end - begin));
+    if (!weight) {
       return Fail(ErrorCode::kInvalidArgument,
                   fmt::format("--weights {}: write numbers with commas between them, such as 1,2.5",
                               EscapeText(text)));
     }
-    weights.push_back(weight);
+    weights.push_back(*weight);
     begin = end + 1;
   }
   return weights;
@@ -95,11 +93,9 @@ Verb MergeVerb() {
   return {.name = "merge",
           .usage = "merge STORE@{STEP,STEP,...} --into STEP",
           .summary = "Makes a step of weighted means of the weights of other steps",
-          .arguments = {{.name = "STORE@STEP",
-                         .target = &command->addresses,
-                         .help = "Two or more steps of one store, in the order of summation; "
-                                 "{FIRST..LAST} or {FIRST..LAST..STRIDE} for a range",
-                         .required = true},
+          .arguments = {Required("STORE@STEP", &command->addresses,
+                                 "Two or more steps of one store, in the order of summation; "
+                                 "{FIRST..LAST} or {FIRST..LAST..STRIDE} for a range"),
                         IntoArgument(command->into),
                         {.name = "--weights",
                          .target = &command->weights,

@@ -195,22 +195,17 @@ Result<void> RunMirror(const MirrorCommand& command, Output& out) {
 
 Verb MirrorVerb() {
   const auto command = std::make_shared<MirrorCommand>();
-  const Argument from = {.name = "FROM",
-                         .target = &command->copy.from,
-                         .help = "Store whose steps are copied",
-                         .required = true};
+  const Argument from = Required("FROM", &command->copy.from, "Store whose steps are copied");
   return {.name = "mirror",
           .usage = "mirror FROM TO [--follow]",
           .summary = "Copies all steps that another store lacks, once or continuously",
           .arguments = Joined(
               CopyArguments(command->copy, from),
               {Flag("--follow", command->follow, "Continue with new steps until SIGINT or SIGTERM"),
-               {.name = "--interval",
-                .target = &command->interval_seconds,
-                .help = "Seconds after which --follow searches for new steps, if no change "
-                        "of the source was noticed before (10)",
-                .value_name = "S",
-                .range = std::pair<double, double>(0.1, 86'400)},
+               Option("--interval", "S", &command->interval_seconds,
+                      "Seconds after which --follow searches for new steps, if no change "
+                      "of the source was noticed before (10)",
+                      std::pair<double, double>(0.1, 86'400)),
                Flag("--prune", command->prune,
                     "Delete the steps of TO that FROM does not have. Otherwise they "
                     "remain"),

@@ -10,34 +10,16 @@
 
 namespace cairn::tools {
 
-Argument Flag(std::string name, bool& target, std::string help) {
-  return {.name = std::move(name), .target = &target, .help = std::move(help)};
-}
-
-Argument Option(std::string name, std::string value_name, ArgumentTarget target, std::string help) {
-  return {.name = std::move(name),
-          .target = target,
-          .help = std::move(help),
-          .value_name = std::move(value_name)};
-}
-
 Argument StoreArgument(std::string& store) {
-  return {.name = "STORE", .target = &store, .help = "Directory of the store", .required = true};
+  return Required("STORE", &store, "Directory of the store");
 }
 
 Argument StepArgument(std::string& address) {
-  return {.name = "STORE[@STEP]",
-          .target = &address,
-          .help = "STORE or STORE@STEP; the latest step without @STEP",
-          .required = true};
+  return Required("STORE[@STEP]", &address, "STORE or STORE@STEP; the latest step without @STEP");
 }
 
 Argument IntoArgument(uint64_t& step) {
-  return {.name = "--into",
-          .target = &step,
-          .help = "Number of the new step",
-          .value_name = "STEP",
-          .required = true};
+  return RequiredOption("--into", "STEP", &step, "Number of the new step");
 }
 
 Argument OverwriteArgument(bool& overwrite) {

@@ -47,10 +47,6 @@ Verb CheckStorageVerb();
 
 // --- Arguments
 
-/// An option without a value, and one with a value that is not required.
-Argument Flag(std::string name, bool& target, std::string help);
-Argument Option(std::string name, std::string value_name, ArgumentTarget target, std::string help);
-
 Argument StoreArgument(std::string& store);
 /// STORE[@STEP].
 Argument StepArgument(std::string& address);

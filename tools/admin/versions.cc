@@ -217,10 +217,7 @@ Verb DeleteVerb() {
           .usage = "delete STORE STEP... [--dry-run] [--no-grace]",
           .summary = "Deletes whole steps; bytes that other steps use remain",
           .arguments = {StoreArgument(command->store),
-                        {.name = "STEP",
-                         .target = &command->steps,
-                         .help = "Numbers of the steps",
-                         .required = true},
+                        Required("STEP", &command->steps, "Numbers of the steps"),
                         Flag("--dry-run", command->dry_run, "Only report what would be deleted"),
                         Flag("--no-grace", command->no_grace,
                              "Free the space at once. Otherwise the files remain for 60 s, for "
@@ -236,15 +233,10 @@ Verb TagVerb() {
   return {.name = "tag",
           .usage = "tag STORE@STEP NAME",
           .summary = "Names a step, so that it is addressed as STORE@NAME and never pruned",
-          .arguments = {{.name = "STORE@STEP",
-                         .target = &command->store,
-                         .help = "Store and step",
-                         .required = true},
-                        {.name = "NAME",
-                         .target = &command->name,
-                         .help = "1 to 64 letters, digits, '.', '_' or '-', not only digits. If "
-                                 "another step has it, it is moved",
-                         .required = true}},
+          .arguments = {Required("STORE@STEP", &command->store, "Store and step"),
+                        Required("NAME", &command->name,
+                                 "1 to 64 letters, digits, '.', '_' or '-', not only digits. If "
+                                 "another step has it, it is moved")},
           .examples = {"kv-admin tag runs/gpt@4000 best"},
           .run = [command](Output& out) { return StatusOf(Tag(*command, out)); }};
 }
@@ -254,12 +246,9 @@ Verb UntagVerb() {
   return {.name = "untag",
           .usage = "untag STORE[@STEP] NAME",
           .summary = "Removes a tag; the step remains",
-          .arguments =
-              {{.name = "STORE[@STEP]",
-                .target = &command->store,
-                .help = "Store. With a step, the tag must be that of this step",
-                .required = true},
-               {.name = "NAME", .target = &command->name, .help = "The tag", .required = true}},
+          .arguments = {Required("STORE[@STEP]", &command->store,
+                                 "Store. With a step, the tag must be that of this step"),
+                        Required("NAME", &command->name, "The tag")},
           .examples = {"kv-admin untag runs/gpt best"},
           .run = [command](Output& out) { return StatusOf(Untag(*command, out)); }};
 }

@@ -51,48 +51,32 @@ Verb Measuring(Values& values, const char* name, const char* usage, Measure meas
     return StatusOf(measure(options, report));
   };
   std::vector<Argument> arguments = {
-      {.name = "--dir",
-       .target = &values.options.directory,
-       .help = "Directory to work in; files that are created there are removed",
-       .value_name = "DIR",
-       .required = true},
-      {.name = "--json", .target = &values.json, .help = "One JSON object per run, one per line"},
-      {.name = "--repeat",
-       .target = &values.options.repeat,
-       .help = "Number of runs",
-       .value_name = "N",
-       .range = std::pair{uint64_t{1}, uint64_t{1000}}}};
+      RequiredOption("--dir", "DIR", &values.options.directory,
+                     "Directory to work in; files that are created there are removed"),
+      Flag("--json", values.json, "One JSON object per run, one per line"),
+      Option("--repeat", "N", &values.options.repeat, "Number of runs",
+             std::pair{uint64_t{1}, uint64_t{1000}})};
   for (Argument& argument : verb.arguments) arguments.push_back(std::move(argument));
   verb.arguments = std::move(arguments);
   return verb;
 }
 
 Argument BytesOption(Values& values) {
-  return {.name = "--bytes",
-          .target = &values.bytes,
-          .help = "Size of all tensors (1GiB): 4GiB, 512M, ...",
-          .value_name = "SIZE"};
+  return Option("--bytes", "SIZE", &values.bytes, "Size of all tensors (1GiB): 4GiB, 512M, ...");
 }
 
 Argument FioFlag(Values& values, const char* mode) {
-  return {.name = "--fio",
-          .target = &values.options.fio,
-          .help = fmt::format("After each run, fio with the same bytes ({}), and the ratio", mode)};
+  return Flag("--fio", values.options.fio,
+              fmt::format("After each run, fio with the same bytes ({}), and the ratio", mode));
 }
 
 Argument WarmFlag(Values& values) {
-  return {.name = "--warm",
-          .target = &values.options.warm,
-          .help = "Only with the files in the page cache, as they are"};
+  return Flag("--warm", values.options.warm, "Only with the files in the page cache, as they are");
 }
 
 Argument CountOption(uint64_t& target, const char* name, const char* help, uint64_t least,
                      uint64_t most) {
-  return {.name = name,
-          .target = &target,
-          .help = help,
-          .value_name = "N",
-          .range = std::pair{least, most}};
+  return Option(name, "N", &target, help, std::pair{least, most});
 }
 
 Verb SaveVerb(Values& values) {
@@ -120,12 +104,10 @@ Verb IncrementalVerb(Values& values) {
                      CountOption(values.options.tensors, "--tensors",
                                  "Instead of a model: so many tensors of equal size", 1,
                                  10'000'000),
-                     {.name = "--changed",
-                      .target = &values.options.changed_percent,
-                      .help = "Besides the save with nothing changed, one with P % of the tensors "
-                              "changed",
-                      .value_name = "P",
-                      .range = std::pair{0.0, 100.0}}},
+                     Option("--changed", "P", &values.options.changed_percent,
+                            "Besides the save with nothing changed, one with P % of the tensors "
+                            "changed",
+                            std::pair{0.0, 100.0})},
        .examples = {"kv-bench incremental --dir /data --bytes 4GiB --changed 10",
                     "kv-bench incremental --dir /data --bytes 2GiB --tensors 20000 --repeat 5"}});
 }
@@ -172,10 +154,7 @@ Verb GpuVerb(Values& values) {
                       .help = "Only this: copies, digest, disk or pages",
                       .value_name = "PART",
                       .choices = {"copies", "digest", "disk", "pages"}},
-                     {.name = "--device",
-                      .target = &values.options.device,
-                      .help = "Number of the GPU (0)",
-                      .value_name = "N"},
+                     Option("--device", "N", &values.options.device, "Number of the GPU (0)"),
                      FioFlag(values, "O_DIRECT write with end_fsync, and read")},
        .examples = {"kv-bench gpu --dir /data --bytes 4GiB --fio --repeat 5"}});
 }

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <system_error>
 
@@ -52,10 +51,9 @@ Result<void> AddRange(const std::string& text, std::vector<uint64_t>& steps) {
   bool is_valid = true;
   for (size_t begin = 0; is_valid && begin <= text.size();) {
     const size_t end = std::min(text.find("..", begin), text.size());
-    uint64_t number = 0;
-    const auto parsed = std::from_chars(text.data() + begin, text.data() + end, number);
-    is_valid = parsed.ec == std::errc() && parsed.ptr == text.data() + end;
-    numbers.push_back(number);
+    const auto number = ParseWhole<uint64_t>(std::string_view(text).substr(begin, end - begin));
+    is_valid = number.has_value();
+    numbers.push_back(number.value_or(0));
     begin = end + 2;
   }
   if (!is_valid || numbers.size() > 3 || (numbers.size() == 3 && numbers[2] == 0)) {
@@ -100,9 +98,8 @@ Result<Address> ParseAddress(const std::string& text) {
       !digits.empty() && std::all_of(digits.begin(), digits.end(),
                                      [](unsigned char c) { return c >= '0' && c <= '9'; });
   if (number && (Exists(text.substr(0, at)) || !Exists(text))) {
-    uint64_t step = 0;
-    const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), step);
-    if (parsed.ec != std::errc()) {
+    const auto step = ParseWhole<uint64_t>(digits);
+    if (!step) {
       return Fail(
           ErrorCode::kInvalidArgument,
           fmt::format("step {} exceeds the largest step number, 2^64 - 1; kv-dump steps lists the "

@@ -6,7 +6,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -117,16 +116,13 @@ CLI::Validator IsChoice(const std::vector<std::string>& choices) {
 template <typename Number>
 CLI::Validator IsNumber(std::string_view kind, std::string_view example) {
   return {[kind, example](std::string& word) {
-            Number number{};
-            const char* const end = word.data() + word.size();
-            const auto parsed = std::from_chars(word.data(), end, number);
-            bool is_number = parsed.ec == std::errc() && parsed.ptr == end;
+            auto number = ParseWhole<Number>(word);
             if constexpr (std::is_floating_point_v<Number>) {
-              is_number = is_number && std::isfinite(number);
+              if (number && !std::isfinite(*number)) number.reset();
             } else {
-              if (is_number) word = std::to_string(number);  // without leading zeros
+              if (number) word = std::to_string(*number);  // without leading zeros
             }
-            if (is_number) return std::string();
+            if (number) return std::string();
             return fmt::format("'{}' is not {}; write one such as {}", word, kind, example);
           },
           ""};
@@ -294,6 +290,34 @@ Error ParseErrorOf(const CommandLine& line, const CLI::App& app, const CLI::Pars
 }
 
 }  // namespace
+
+Argument Required(std::string name, ArgumentTarget target, std::string help) {
+  return {.name = std::move(name), .target = target, .help = std::move(help), .required = true};
+}
+
+Argument Positional(std::string name, ArgumentTarget target, std::string help) {
+  return {.name = std::move(name), .target = target, .help = std::move(help)};
+}
+
+Argument Flag(std::string name, bool& target, std::string help) {
+  return Positional(std::move(name), &target, std::move(help));
+}
+
+Argument Option(std::string name, std::string value_name, ArgumentTarget target, std::string help,
+                std::optional<ArgumentRange> range) {
+  return {.name = std::move(name),
+          .target = target,
+          .help = std::move(help),
+          .value_name = std::move(value_name),
+          .range = range};
+}
+
+Argument RequiredOption(std::string name, std::string value_name, ArgumentTarget target,
+                        std::string help) {
+  Argument option = Option(std::move(name), std::move(value_name), target, std::move(help));
+  option.required = true;
+  return option;
+}
 
 Result<const Verb*> ParseCommandLine(const CommandLine& line, std::vector<std::string> words) {
   JoinValues(line, words);

@@ -39,6 +39,15 @@ struct Argument {
   bool value_may_start_with_dash = false;  // "--slice -1" is an option with its value
 };
 
+// Arguments without choices.
+Argument Required(std::string name, ArgumentTarget target, std::string help);
+Argument Positional(std::string name, ArgumentTarget target, std::string help);  // not required
+Argument Flag(std::string name, bool& target, std::string help);                 // without a value
+Argument Option(std::string name, std::string value_name, ArgumentTarget target, std::string help,
+                std::optional<ArgumentRange> range = std::nullopt);
+Argument RequiredOption(std::string name, std::string value_name, ArgumentTarget target,
+                        std::string help);
+
 struct Verb {
   std::string name;
   std::string usage;  // the line after "Usage: ", without the name of the program

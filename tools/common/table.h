@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tools/common/terminal.h"
@@ -19,6 +20,9 @@ struct Column {
   /// The middle of the text is removed if the terminal is too narrow.
   bool flexible = false;
 };
+inline Column Left(std::string title) { return {std::move(title)}; }
+inline Column Right(std::string title) { return {std::move(title), Align::kRight}; }
+inline Column Flexible(std::string title) { return {std::move(title), Align::kLeft, true}; }
 
 struct Cell {
   Cell(std::string cell_text,

@@ -126,6 +126,12 @@ char LowerAscii(char letter) {
   return letter >= 'A' && letter <= 'Z' ? static_cast<char>(letter - 'A' + 'a') : letter;
 }
 
+std::string_view Trim(std::string_view text) {
+  const size_t begin = text.find_first_not_of(" \t");
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(" \t") + 1 - begin);
+}
+
 std::string CutMiddle(std::string_view text, uint32_t columns) {
   if (DisplayColumns(text) <= columns) return std::string(text);
   // Two fifths for the start: the end of an FQN (".attn.wq.weight") is more specific.

@@ -1,11 +1,14 @@
 #pragma once
 /// Names and other text from a store, made safe for terminals, tables, shells and JSON.
 
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 namespace cairn::tools {
 
@@ -23,6 +26,18 @@ std::string JsonText(std::string_view text);
 std::string_view FirstBytes(std::string_view text, size_t max_bytes);
 /// Returns an ASCII letter in lower case, and any other byte unchanged.
 char LowerAscii(char letter);
+/// Removes spaces and tabs at both ends.
+std::string_view Trim(std::string_view text);
+/// Returns the number that is all of `text`, as std::from_chars reads it; nothing if it is none, or
+/// out of range.
+template <typename Number>
+std::optional<Number> ParseWhole(std::string_view text) {
+  Number number{};
+  const char* const end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, number);
+  if (parsed.ec != std::errc() || parsed.ptr != end) return std::nullopt;
+  return number;
+}
 /// Columns that `text` takes on a terminal.
 uint32_t DisplayColumns(std::string_view text);
 /// Removes the middle, so that the result takes at most `columns` (>= 8). Both ends remain because

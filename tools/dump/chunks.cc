@@ -129,15 +129,8 @@ Result<int> DumpChunks(const DumpRun& run) {
   CAIRN_TRY_ASSIGN(const kv::StepInfo step, snapshot->FindStep(opened.address.step));
   const SegmentNames names(*snapshot, step);
   Rows rows(run,
-            {{"FQN", Align::kLeft, true},
-             {"OFFSETS"},
-             {"SIZES"},
-             {"BYTES", Align::kRight},
-             {"DIGEST"},
-             {"ENCODING"},
-             {"SEGMENT"},
-             {"AT BYTE", Align::kRight},
-             {"SINCE STEP", Align::kRight}},
+            {Flexible("FQN"), Left("OFFSETS"), Left("SIZES"), Right("BYTES"), Left("DIGEST"),
+             Left("ENCODING"), Left("SEGMENT"), Right("AT BYTE"), Right("SINCE STEP")},
             {{"store", StoreText(opened)}, {"step", step.step}}, "chunks");
   const auto add = [&](const core::TensorInfo& tensor, const core::ChunkInfo& chunk) {
     rows.Add([&] { return ChunkCells(tensor, chunk, names); },

@@ -61,42 +61,23 @@ Result<Sides> OpenSides(const std::string& address_a, const std::string& address
   return sides;
 }
 
-/// The tensors of a step by FQN.
-Result<std::map<std::string, core::TensorInfo>> Tensors(const Sides& sides,
-                                                        const kv::StepInfo& step,
-                                                        const core::KeyPatterns& patterns) {
-  CAIRN_TRY_ASSIGN(auto contents, sides.opened.store->List(step.step, patterns));
-  std::map<std::string, core::TensorInfo> tensors;
-  for (core::TensorInfo& tensor : contents.tensors) {
-    std::string fqn = tensor.fqn;
-    tensors.emplace(std::move(fqn), std::move(tensor));
-  }
-  return tensors;
-}
-
-Result<ValueDifferences> CompareChangedValues(const Sides& sides, const core::KeyPatterns& patterns,
-                                              const core::Diff& diff) {
-  CAIRN_TRY_ASSIGN(const auto in_a, Tensors(sides, sides.a, patterns));
-  CAIRN_TRY_ASSIGN(const auto in_b, Tensors(sides, sides.b, patterns));
-  std::vector<const core::TensorInfo*> compared(diff.changes.size());  // null: not compared
+Result<ValueDifferences> CompareChangedValues(const Sides& sides, const core::Diff& diff) {
+  std::vector<std::optional<core::TensorInfo>> compared(diff.changes.size());
   uint64_t total_bytes = 0;
   for (size_t i = 0; i < diff.changes.size(); ++i) {
     const core::KeyChange& change = diff.changes[i];
     if (change.kind != Kind::kChanged || !change.is_tensor) continue;
-    const auto a = in_a.find(change.fqn);
-    const auto b = in_b.find(change.fqn);
-    if (a == in_a.end() || b == in_b.end() || a->second.dtype != b->second.dtype ||
-        a->second.shape != b->second.shape) {
-      continue;  // the detail states what differs; these values cannot be compared
-    }
-    compared[i] = &a->second;
-    total_bytes += a->second.nbytes;
+    auto found = FindComparable(*sides.opened.store, sides.a, sides.b, change.fqn);
+    // The detail states which dtype or shape differs.
+    if (!found && found.error().code == ErrorCode::kInvalidArgument) continue;
+    CAIRN_TRY_ASSIGN(compared[i], std::move(found));
+    total_bytes += compared[i]->nbytes;
   }
   ProgressLine line("comparing");
   ValueDifferences differences(diff.changes.size());
   uint64_t before_bytes = 0;
   for (size_t i = 0; i < compared.size(); ++i) {
-    if (compared[i] == nullptr) continue;
+    if (!compared[i]) continue;
     const auto progress = [&](uint64_t bytes, uint64_t) {
       return line.Update(before_bytes + bytes, total_bytes);
     };
@@ -125,10 +106,9 @@ std::string DifferenceText(const ValueDifference& values) {
 }
 
 std::vector<Column> Columns(bool has_values) {
-  std::vector<Column> columns = {
-      {"CHANGE"}, {"FQN", Align::kLeft, true}, {"BYTES", Align::kRight}, {"OF", Align::kRight}};
-  if (has_values) columns.push_back({"VALUES DIFFER IN"});
-  columns.push_back({"DETAIL", Align::kLeft, true});
+  std::vector<Column> columns = {Left("CHANGE"), Flexible("FQN"), Right("BYTES"), Right("OF")};
+  if (has_values) columns.push_back(Left("VALUES DIFFER IN"));
+  columns.push_back(Flexible("DETAIL"));
   return columns;
 }
 
@@ -156,7 +136,7 @@ Result<int> DumpDiff(const DumpRun& run) {
                                                              sides.b.step, patterns));
   ValueDifferences differences(diff.changes.size());
   if (run.values) {
-    CAIRN_TRY_ASSIGN(differences, CompareChangedValues(sides, patterns, diff));
+    CAIRN_TRY_ASSIGN(differences, CompareChangedValues(sides, diff));
   }
   Rows rows(run, Columns(run.values),
             {{"store", StoreText(sides.opened)},

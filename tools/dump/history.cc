@@ -34,12 +34,8 @@ Result<OptionalStatistics> FindStatistics(const OpenedStore& opened, const std::
 }
 
 std::vector<Column> VersionColumns(bool has_statistics) {
-  std::vector<Column> columns = {{"STEP", Align::kRight},
-                                 {"SAVED"},
-                                 {"CHANGE"},
-                                 {"BYTES", Align::kRight},
-                                 {"OF", Align::kRight},
-                                 {"DETAIL", Align::kLeft, true}};
+  std::vector<Column> columns = {Right("STEP"),  Left("SAVED"), Left("CHANGE"),
+                                 Right("BYTES"), Right("OF"),   Flexible("DETAIL")};
   if (has_statistics) AppendStatisticsColumns(columns);
   return columns;
 }

@@ -36,11 +36,7 @@ std::string TensorNote(const core::TensorInfo& tensor) {
 }
 
 std::vector<Column> TensorColumns() {
-  return {{"FQN", Align::kLeft, true},
-          {"DTYPE"},
-          {"SHAPE"},
-          {"BYTES", Align::kRight},
-          {"CHUNKS", Align::kRight}};
+  return {Flexible("FQN"), Left("DTYPE"), Left("SHAPE"), Right("BYTES"), Right("CHUNKS")};
 }
 
 std::vector<Cell> TensorCells(const core::TensorInfo& tensor) {
@@ -97,7 +93,7 @@ Result<int> PrintStatistics(const DumpRun& run, const OpenedStore& opened, const
 Result<int> PrintKeys(const DumpRun& run, const OpenedStore& opened, const kv::StepInfo& step,
                       const core::KeyPatterns& patterns) {
   std::vector<Column> columns = TensorColumns();
-  columns.push_back({"VALUE OR NOTE", Align::kLeft, true});
+  columns.push_back(Flexible("VALUE OR NOTE"));
   Rows rows(run, std::move(columns), Head(opened, step), "keys");
   CAIRN_TRY(rows.Finish(opened.store->ForEachKey(
       step, patterns,

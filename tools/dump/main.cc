@@ -23,25 +23,17 @@ std::function<Result<int>(Output&)> Runs(Result<int> (*verb)(const DumpRun&), Du
 
 /// Returns the command line, whose arguments are parts of `run`.
 CommandLine MakeCommandLine(DumpRun& run) {
-  const Argument json = {
-      .name = "--json", .target = &run.json, .help = "One JSON document with exact bytes"};
-  const Argument store = {
-      .name = "STORE", .target = &run.address, .help = "Directory of the store", .required = true};
-  const Argument address = {.name = "STORE[@STEP]",
-                            .target = &run.address,
-                            .help = "STORE or STORE@STEP; the latest step without @STEP",
-                            .required = true};
-  const Argument patterns = {
-      .name = "PATTERN",
-      .target = &run.patterns,
-      .help =
-          "Keys to select: NAME selects all keys below it, * matches one element, ** any "
-          "number of elements, ? one character, [a-c] a set; !PATTERN excludes"};
-  const Argument key = {.name = "FQN", .target = &run.second, .help = "The key", .required = true};
-  const Argument where = {.name = "--where",
-                          .target = &run.where,
-                          .help = std::string(StatisticsFilter::kHelp),
-                          .value_name = "CONDITION"};
+  const Argument json = Flag("--json", run.json, "One JSON document with exact bytes");
+  const Argument store = Required("STORE", &run.address, "Directory of the store");
+  const Argument address =
+      Required("STORE[@STEP]", &run.address, "STORE or STORE@STEP; the latest step without @STEP");
+  const Argument patterns =
+      Positional("PATTERN", &run.patterns,
+                 "Keys to select: NAME selects all keys below it, * matches one element, ** any "
+                 "number of elements, ? one character, [a-c] a set; !PATTERN excludes");
+  const Argument key = Required("FQN", &run.second, "The key");
+  const Argument where =
+      Option("--where", "CONDITION", &run.where, std::string(StatisticsFilter::kHelp));
   std::vector<Verb> verbs = {
       {.name = "overview",
        .usage = "STORE",
@@ -58,12 +50,9 @@ CommandLine MakeCommandLine(DumpRun& run) {
       {.name = "keys",
        .usage = "keys STORE[@STEP] [PATTERN...]",
        .summary = "One row per key: tensors and plain values",
-       .arguments = {json,
-                     address,
-                     patterns,
-                     {.name = "--statistics",
-                      .target = &run.statistics,
-                      .help = "Show what the save recorded about the values of tensors"},
+       .arguments = {json, address, patterns,
+                     Flag("--statistics", run.statistics,
+                          "Show what the save recorded about the values of tensors"),
                      where},
        .examples = {"kv-dump keys runs/gpt", "kv-dump keys runs/gpt@100 model.layers.0",
                     "kv-dump keys runs/gpt 'model.**.weight' '!**.attn'",
@@ -86,9 +75,7 @@ CommandLine MakeCommandLine(DumpRun& run) {
                       .help = "Only this part, as Python writes it: 0:4,:,-1 or ...,0",
                       .value_name = "SLICE",
                       .value_may_start_with_dash = true},
-                     {.name = "--all",
-                      .target = &run.all,
-                      .help = "Every value, not only the edges"}},
+                     Flag("--all", run.all, "Every value, not only the edges")},
        .examples = {"kv-dump show runs/gpt model.wte.weight",
                     "kv-dump show runs/gpt@100 model.wte.weight --slice 0:4,-8:",
                     "kv-dump show runs/gpt train.step"},
@@ -96,17 +83,11 @@ CommandLine MakeCommandLine(DumpRun& run) {
       {.name = "diff",
        .usage = "diff STORE@A STORE@B [PATTERN...]",
        .summary = "Keys and bytes that differ between two steps; status 1 if any differ",
-       .arguments =
-           {json,
-            {.name = "STORE@A", .target = &run.address, .help = "The older step", .required = true},
-            {.name = "STORE@B",
-             .target = &run.second,
-             .help = "The newer step; @B for the same store",
-             .required = true},
-            patterns,
-            {.name = "--values",
-             .target = &run.values,
-             .help = "Read changed tensors and report by how much their values differ"}},
+       .arguments = {json, Required("STORE@A", &run.address, "The older step"),
+                     Required("STORE@B", &run.second, "The newer step; @B for the same store"),
+                     patterns,
+                     Flag("--values", run.values,
+                          "Read changed tensors and report by how much their values differ")},
        .examples = {"kv-dump diff runs/gpt@100 @200",
                     "kv-dump diff runs/gpt@100 runs/gpt@200 model --values"},
        .run = Runs(DumpDiff, run)},
@@ -126,48 +107,36 @@ CommandLine MakeCommandLine(DumpRun& run) {
       {.name = "space",
        .usage = "space STORE[@STEP] [PATTERN...] [--depth N]",
        .summary = "Where the bytes of a step are, by parts of the state",
-       .arguments = {json,
-                     address,
-                     patterns,
-                     {.name = "--depth",
-                      .target = &run.depth,
-                      .help = "Elements of the keys that rows have in common (2); 0: one row "
-                              "per tensor",
-                      .value_name = "N"},
-                     {.name = "--segments",
-                      .target = &run.segments,
-                      .help = "Instead, the bytes of each segment that steps use (live), that "
-                              "several steps use (shared), that none uses (dead), and that are "
-                              "headers, digests and gaps (overhead)"}},
+       .arguments = {json, address, patterns,
+                     Option("--depth", "N", &run.depth,
+                            "Elements of the keys that rows have in common (2); 0: one row "
+                            "per tensor"),
+                     Flag("--segments", run.segments,
+                          "Instead, the bytes of each segment that steps use (live), that "
+                          "several steps use (shared), that none uses (dead), and that are "
+                          "headers, digests and gaps (overhead)")},
        .examples = {"kv-dump space runs/gpt", "kv-dump space runs/gpt@100 optimizer --depth 3",
                     "kv-dump space runs/gpt --segments"},
        .run = Runs(DumpSpace, run)},
       {.name = "verify",
        .usage = "verify STORE[@STEP]",
        .summary = "Reads every byte and checks every digest; status 1 if damaged",
-       .arguments = {json,
-                     address,
-                     {.name = "--max-rate",
-                      .target = &run.max_rate,
-                      .help = "Read at most this much per second, such as 50M, while the store "
-                              "is in use; what is deleted in this time is not reported",
-                      .value_name = "BYTES"}},
+       .arguments = {json, address,
+                     Option("--max-rate", "BYTES", &run.max_rate,
+                            "Read at most this much per second, such as 50M, while the store "
+                            "is in use; what is deleted in this time is not reported")},
        .examples = {"kv-dump verify runs/gpt", "kv-dump verify runs/gpt@100 --json",
                     "kv-dump verify runs/gpt --max-rate 50M"},
        .run = Runs(DumpVerify, run)},
       {.name = "report",
        .usage = "report STORE -o FILE",
        .summary = "Writes one self-contained HTML page: bytes, steps, changes, values, health",
-       .arguments = {json,
-                     store,
-                     {.name = "-o,--output",
-                      .target = &run.file,
-                      .help = "The page; an existing file is replaced",
-                      .value_name = "FILE"},
-                     {.name = "--all-steps",
-                      .target = &run.all_steps,
-                      .help = "Examine the records of every step; otherwise, evenly chosen "
-                              "steps of a store with more than 4 million records"}},
+       .arguments = {json, store,
+                     Option("-o,--output", "FILE", &run.file,
+                            "The page; an existing file is replaced"),
+                     Flag("--all-steps", run.all_steps,
+                          "Examine the records of every step; otherwise, evenly chosen "
+                          "steps of a store with more than 4 million records")},
        .examples = {"kv-dump report runs/gpt -o report.html",
                     "kv-dump report runs/gpt --json | jq '.findings[].title'"},
        .notes = "Reads no payload. The page needs no network access.",
@@ -175,27 +144,19 @@ CommandLine MakeCommandLine(DumpRun& run) {
       {.name = "serve",
        .usage = "serve STORE [--port N]",
        .summary = "The same page live: follows a running job, with search, values and diffs",
-       .arguments = {json,
-                     store,
-                     {.name = "--port",
-                      .target = &run.port,
-                      .help = "The port; 0: any that is free. Otherwise 7707, or any that is "
-                              "free if 7707 is in use",
-                      .value_name = "N",
-                      .range = ArgumentRange(std::pair<uint64_t, uint64_t>(0, 65535))},
-                     {.name = "--address",
-                      .target = &run.listen,
-                      .help = "The IPv4 address to listen on, 127.0.0.1 if it is not given. "
-                              "With 0.0.0.0, everybody on the network can read the store",
-                      .value_name = "ADDRESS"},
-                     {.name = "--allow-host",
-                      .target = &run.hosts,
-                      .help = "Also accept requests for this host name, as from a proxy; '*': "
-                              "for any name",
-                      .value_name = "NAME"},
-                     {.name = "--all-steps",
-                      .target = &run.all_steps,
-                      .help = "Examine the records of every step, as for report"}},
+       .arguments = {json, store,
+                     Option("--port", "N", &run.port,
+                            "The port; 0: any that is free. Otherwise 7707, or any that is "
+                            "free if 7707 is in use",
+                            ArgumentRange(std::pair<uint64_t, uint64_t>(0, 65535))),
+                     Option("--address", "ADDRESS", &run.listen,
+                            "The IPv4 address to listen on, 127.0.0.1 if it is not given. "
+                            "With 0.0.0.0, everybody on the network can read the store"),
+                     Option("--allow-host", "NAME", &run.hosts,
+                            "Also accept requests for this host name, as from a proxy; '*': "
+                            "for any name"),
+                     Flag("--all-steps", run.all_steps,
+                          "Examine the records of every step, as for report")},
        .examples = {"kv-dump serve runs/gpt", "kv-dump serve s3://bucket/runs/gpt --port 0"},
        .notes = "Read-only. Listens only on this machine unless --address states otherwise.",
        .run = Runs(DumpServe, run)}};

@@ -201,11 +201,7 @@ void PrintDTypes(Output& out, const Overview& view) {
   for (const auto& [name, share] : view.dtypes) total += share.bytes;
   out.WriteLine("");
   Table table(&out,
-              {{"DTYPE"},
-               {"TENSORS", Align::kRight},
-               {"ELEMENTS", Align::kRight},
-               {"BYTES", Align::kRight},
-               {"SHARE", Align::kRight}},
+              {Left("DTYPE"), Right("TENSORS"), Right("ELEMENTS"), Right("BYTES"), Right("SHARE")},
               2);
   for (const auto& [name, share] : view.dtypes) {
     table.Add({name, GroupedCount(share.tensors), GroupedCount(share.elements),

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <map>
 
 #include "tools/common/quantities.h"
@@ -146,13 +145,6 @@ std::vector<size_t> TopModules(const Report& report, const IsWhole& is_whole) {
   return found;
 }
 
-std::optional<uint64_t> NumberOf(std::string_view name) {
-  uint64_t number = 0;
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
-  if (error != std::errc() || end != name.data() + name.size()) return std::nullopt;
-  return number;
-}
-
 /// Modules, of which those with consecutive numbers are joined: "model.layers.0 to 5".
 struct ModuleGroup {
   std::string text;
@@ -163,7 +155,7 @@ std::vector<ModuleGroup> GroupModules(const Report& report, const std::vector<si
   std::vector<ModuleGroup> groups;
   for (const size_t i : modules) {
     const ReportModule& module = report.modules[i];
-    if (const auto number = NumberOf(module.name)) {
+    if (const auto number = ParseWhole<uint64_t>(module.name)) {
       numbered[{module.parent, *number}] = i;
     } else {
       groups.push_back({ModulePath(report, i), module.logical_bytes});

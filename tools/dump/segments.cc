@@ -82,14 +82,8 @@ Result<int> DumpSegments(const DumpRun& run) {
   CAIRN_TRY_ASSIGN(const auto snapshot, opened.store->kv().Latest());
   CAIRN_TRY_ASSIGN(auto uses, CountUse(*snapshot));
   Rows rows(run,
-            {{"SEGMENT"},
-             {"STEP", Align::kRight},
-             {"RANK", Align::kRight},
-             {"CHUNKS", Align::kRight},
-             {"FILE", Align::kRight},
-             {"PAYLOAD", Align::kRight},
-             {"USED BY", Align::kRight},
-             {"LIVE IN LATEST", Align::kRight}},
+            {Left("SEGMENT"), Right("STEP"), Right("RANK"), Right("CHUNKS"), Right("FILE"),
+             Right("PAYLOAD"), Right("USED BY"), Right("LIVE IN LATEST")},
             {{"store", StoreText(opened)}}, "segments");
   CAIRN_TRY(rows.Finish(ForEachSegment(*snapshot, [&](const kv::SegmentInfo& segment) {
     const SegmentUse& use = uses[segment.segment_id];

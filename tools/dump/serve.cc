@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <deque>
@@ -211,9 +210,8 @@ class LiveRequests {
     CAIRN_TRY_ASSIGN(const LiveReport::State state, report_.Latest());
     const std::optional<std::string> text = request.Parameter(parameter);
     if (!text) return state.snapshot->FindStep(std::nullopt);
-    uint64_t step = 0;
-    const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), step);
-    if (error != std::errc() || end != text->data() + text->size()) {
+    std::optional<uint64_t> step = ParseWhole<uint64_t>(*text);
+    if (!step) {
       CAIRN_TRY_ASSIGN(step, state.snapshot->FindTag(*text));
     }
     return state.snapshot->FindStep(step);
@@ -329,15 +327,9 @@ class LiveRequests {
     CAIRN_TRY_ASSIGN(const std::string fqn, Required(request, "key"));
     CAIRN_TRY_ASSIGN(const kv::StepInfo a, FindStep(request, "a"));
     CAIRN_TRY_ASSIGN(const kv::StepInfo b, FindStep(request, "b"));
-    CAIRN_TRY_ASSIGN(const core::TensorInfo in_a, store_->FindTensor(a, fqn));
-    CAIRN_TRY_ASSIGN(const core::TensorInfo in_b, store_->FindTensor(b, fqn));
-    if (in_a.dtype != in_b.dtype || in_a.shape != in_b.shape) {
-      return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                        .message = "dtype or shape differ, so the values cannot be compared",
-                        .key = fqn});
-    }
+    CAIRN_TRY_ASSIGN(const core::TensorInfo tensor, FindComparable(*store_, a, b, fqn));
     CAIRN_TRY_ASSIGN(const ValueDifference difference,
-                     CompareTensors(*store_, a, b, in_a, UntilCancelled()));
+                     CompareTensors(*store_, a, b, tensor, UntilCancelled()));
     Json json = NamedJson(fqn);
     json.update({{"a", StepText(a.step)}, {"b", StepText(b.step)}});
     json.update(DifferenceJson(difference));

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <string>
 
@@ -18,10 +17,7 @@ std::vector<std::string_view> Split(std::string_view text, char separator) {
   std::vector<std::string_view> parts;
   while (true) {
     const size_t end = text.find(separator);
-    std::string_view part = text.substr(0, end);
-    while (!part.empty() && part.front() == ' ') part.remove_prefix(1);
-    while (!part.empty() && part.back() == ' ') part.remove_suffix(1);
-    parts.push_back(part);
+    parts.push_back(Trim(text.substr(0, end)));
     if (end == std::string_view::npos) return parts;
     text.remove_prefix(end + 1);
   }
@@ -34,11 +30,8 @@ std::unexpected<Error> Refuse(std::string_view part, std::string_view why) {
 /// Returns nothing for an empty text, which means "from the start" or "to the end".
 Result<std::optional<int64_t>> ParseBound(std::string_view part, std::string_view text) {
   if (text.empty()) return std::nullopt;
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) {
-    return Refuse(part, "not a number; write a slice like 0:4,:,-1");
-  }
+  const auto value = ParseWhole<int64_t>(text);
+  if (!value) return Refuse(part, "not a number; write a slice like 0:4,:,-1");
   return value;
 }
 

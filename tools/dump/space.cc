@@ -94,13 +94,8 @@ Result<int> DumpSegmentSpace(const DumpRun& run) {
   Json head = {{"store", StoreText(opened)}};
   head.update(SegmentBytesJson(total));
   Rows rows(run,
-            {{"SEGMENT"},
-             {"FILE", Align::kRight},
-             {"LIVE", Align::kRight},
-             {"SHARED", Align::kRight},
-             {"DEAD", Align::kRight},
-             {"", Align::kRight},
-             {"OVERHEAD", Align::kRight}},
+            {Left("SEGMENT"), Right("FILE"), Right("LIVE"), Right("SHARED"), Right("DEAD"),
+             Right(""), Right("OVERHEAD")},
             head, "segments");
   for (const kv::SegmentSpace& space : spaces) {
     rows.Add([&] { return SpaceCells(space); },
@@ -131,15 +126,8 @@ Result<int> DumpSpace(const DumpRun& run) {
   const core::SpaceUse total = Sum(uses);
   if (uses.empty()) PrintRemark(run, fmt::format("No tensor of step {} matches.", step.step));
   Rows rows(run,
-            {{"KEYS", Align::kLeft, true},
-             {"TENSORS", Align::kRight},
-             {"BYTES", Align::kRight},
-             {"SHARE", Align::kRight},
-             {"STORED", Align::kRight},
-             {"NEW IN STEP", Align::kRight},
-             {"CHUNKS", Align::kRight},
-             {"WITH DELTAS", Align::kRight},
-             {"COMPRESSED", Align::kRight}},
+            {Flexible("KEYS"), Right("TENSORS"), Right("BYTES"), Right("SHARE"), Right("STORED"),
+             Right("NEW IN STEP"), Right("CHUNKS"), Right("WITH DELTAS"), Right("COMPRESSED")},
             {{"store", StoreText(opened)}, {"step", step.step}}, "space");
   for (const core::SpaceUse& use : uses) {
     rows.Add([&] { return UseCells(use, total.logical_bytes); }, [&] { return UseJson(use); });

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <utility>
 
@@ -44,22 +43,6 @@ bool Holds(double value, std::string_view comparison, double number) {
   return comparison == "<" ? value < number : value > number;
 }
 
-std::string_view Trim(std::string_view text) {
-  const auto is_space = [](char c) { return c == ' ' || c == '\t'; };
-  while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
-  while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
-  return text;
-}
-
-std::optional<double> ParseNumber(std::string_view text) {
-  double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size() || std::isnan(number)) {
-    return std::nullopt;
-  }
-  return number;
-}
-
 std::string NumberText(double value) { return fmt::format("{:.6g}", value); }
 std::string CountText(uint64_t count) { return count == 0 ? "0" : GroupedCount(count); }
 
@@ -67,7 +50,7 @@ std::string CountText(uint64_t count) { return count == 0 ? "0" : GroupedCount(c
 
 void AppendStatisticsColumns(std::vector<Column>& columns) {
   for (const char* const title : {"MIN", "MAX", "MEAN", "ZEROS", "NAN", "INF"}) {
-    columns.push_back({title, Align::kRight});
+    columns.push_back(Right(title));
   }
 }
 
@@ -118,8 +101,9 @@ Result<StatisticsFilter> StatisticsFilter::Parse(const std::string& text) {
         kComparisons, [&](std::string_view one) { return condition.substr(at).starts_with(one); });
     if (comparison == kComparisons.end()) return fail();
     const std::string_view field = Trim(condition.substr(0, at));
-    const auto number = ParseNumber(Trim(condition.substr(at + comparison->size())));
-    if (!number || std::ranges::find(kFields, field) == kFields.end()) return fail();
+    const auto number = ParseWhole<double>(Trim(condition.substr(at + comparison->size())));
+    if (!number || std::isnan(*number) || std::ranges::find(kFields, field) == kFields.end())
+      return fail();
     filter.conditions_.push_back({std::string(field), std::string(*comparison), *number});
   }
   if (filter.conditions_.empty()) return fail();

@@ -101,16 +101,14 @@ Result<int> DumpSteps(const DumpRun& run) {
   const bool has_tags = !snapshot->tags().empty();
   const bool has_notes = std::ranges::any_of(
       steps, [](const kv::StepInfo& step) { return !step.metrics.empty() || !step.note.empty(); });
-  std::vector<Column> columns = {{"STEP", Align::kRight},   {"SAVED"},
-                                 {"AGE", Align::kRight},    {"RANKS", Align::kRight},
-                                 {"KEYS", Align::kRight},   {"CHUNKS", Align::kRight},
-                                 {"REUSED", Align::kRight}, {"LOGICAL", Align::kRight},
-                                 {"NEW", Align::kRight},    {"BASE", Align::kRight}};
-  if (has_tags) columns.push_back({"TAGS"});
-  if (has_notes) columns.push_back({"METRICS AND NOTE"});
+  std::vector<Column> columns = {Right("STEP"), Left("SAVED"),   Right("AGE"),    Right("RANKS"),
+                                 Right("KEYS"), Right("CHUNKS"), Right("REUSED"), Right("LOGICAL"),
+                                 Right("NEW"),  Right("BASE")};
+  if (has_tags) columns.push_back(Left("TAGS"));
+  if (has_notes) columns.push_back(Left("METRICS AND NOTE"));
   if (!run.where.empty()) {
-    columns.push_back({"MATCHES", Align::kRight});
-    columns.push_back({"FIRST MATCH", Align::kLeft, true});
+    columns.push_back(Right("MATCHES"));
+    columns.push_back(Flexible("FIRST MATCH"));
   }
   Rows rows(run, std::move(columns), {{"store", StoreText(opened)}}, "steps");
   const int64_t now = NowUnixNs();

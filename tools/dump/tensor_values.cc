@@ -193,6 +193,16 @@ Json StatisticsJson(core::DType dtype, const core::Statistics& statistics) {
           {"std", number(statistics.std_deviation)}};
 }
 
+Result<core::TensorInfo> FindComparable(const core::CheckpointStore& store, const kv::StepInfo& a,
+                                        const kv::StepInfo& b, const std::string& fqn) {
+  CAIRN_TRY_ASSIGN(core::TensorInfo in_a, store.FindTensor(a, fqn));
+  CAIRN_TRY_ASSIGN(const core::TensorInfo in_b, store.FindTensor(b, fqn));
+  if (in_a.dtype == in_b.dtype && in_a.shape == in_b.shape) return in_a;
+  return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                    .message = "dtype or shape differ, so the values cannot be compared",
+                    .key = fqn});
+}
+
 Result<ValueDifference> CompareTensors(const core::CheckpointStore& store, const kv::StepInfo& a,
                                        const kv::StepInfo& b, const core::TensorInfo& tensor,
                                        const core::Progress& progress) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/base/progress.h"
@@ -63,6 +64,11 @@ struct ValueDifference {
   double largest_absolute = 0;      // over the comparable elements
   bool numeric = false;             // false: the dtype has no numbers, only bits were compared
 };
+
+/// Returns the tensor of a name, which has one dtype and shape in both steps. kNotFound: a step does
+/// not have it. kInvalidArgument: dtype or shape differ.
+Result<core::TensorInfo> FindComparable(const core::CheckpointStore& store, const kv::StepInfo& a,
+                                        const kv::StepInfo& b, const std::string& fqn);
 
 /// Compares a tensor of step `a` with the one of step `b` that has the same name. Requires that
 /// both have the dtype and shape of `tensor`. kResourceExhausted: see core::CheckRepeats.
