@@ -8,6 +8,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -16,9 +17,21 @@
 #include "kv/base/error.h"
 #include "kv/base/mutex.h"
 #include "kv/io/file_descriptor.h"
-#include "tools/dump/http_message.h"
 
 namespace cairn::tools {
+
+/// The head of a request.
+struct HttpRequest {
+  std::string method;
+  std::string path;                            // "/api/steps", decoded
+  std::string query;                           // text after "?", encoded
+  std::map<std::string, std::string> headers;  // names in lower case; of equal ones, the first
+
+  /// Returns a header, whose name is given in lower case; empty if it is absent.
+  std::string_view Header(const std::string& name) const;
+  /// Returns a decoded parameter of the query ("?step=10&key=a.b"), or nothing if it is absent.
+  std::optional<std::string> Parameter(const std::string& name) const;
+};
 
 struct HttpResponse {
   int status = 200;

@@ -65,8 +65,8 @@ struct ValueDifference {
   bool numeric = false;             // false: the dtype has no numbers, only bits were compared
 };
 
-/// Returns the tensor of a name, which has one dtype and shape in both steps. kNotFound: a step does
-/// not have it. kInvalidArgument: dtype or shape differ.
+/// Returns the tensor of a name, which has one dtype and shape in both steps. kNotFound: a step
+/// does not have it. kInvalidArgument: dtype or shape differ.
 Result<core::TensorInfo> FindComparable(const core::CheckpointStore& store, const kv::StepInfo& a,
                                         const kv::StepInfo& b, const std::string& fqn);
 
