@@ -196,11 +196,7 @@ def test_damage_names_key_segment_and_offset(dump, two_steps, tmp_path):
     store = tmp_path / "store"
     shutil.copytree(two_steps, store)
     row = dump("chunks", f"{store}@100", "model.ids", "--json").json()["chunks"][0]
-    with open(store / "segments" / row["segment"], "r+b") as file:
-        file.seek(row["offset_bytes"])
-        byte = file.read(1)[0]
-        file.seek(row["offset_bytes"])
-        file.write(bytes([byte ^ 1]))
+    flip(store / "segments" / row["segment"], row["offset_bytes"], 0)
     verdict = dump("verify", store, "--json")
     assert verdict.status == 1
     damage = [d for d in verdict.json()["damage"] if d.get("key") == "model.ids"]

@@ -12,7 +12,7 @@ import tempfile
 
 import pytest
 import torch
-from cairn_testing import wait_until
+from cairn_testing import damage, flip_byte, wait_until
 from safetensors.torch import save_file
 
 from tool_programs import BIN_DIR, Finished
@@ -89,20 +89,13 @@ def folder(prepared, tmp_path):
     return shutil.copytree(prepared, tmp_path / "work", symlinks=True)
 
 
-def flip(path, at):
-    data = bytearray(path.read_bytes())
-    data[at] ^= 0xFF
-    path.write_bytes(data)
-
-
 def newest(folder):
     """The table or segment that the last save has written."""
     return max(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
 
 
 def damage_payload(folder):
-    segment = newest(folder / "store/segments")
-    flip(segment, segment.read_bytes().index(struct.pack("<4f", 0, 2, 4, 6)))  # norm of step 200
+    damage(folder / "store", struct.pack("<4f", 0, 2, 4, 6))  # norm of step 200
 
 
 def remove_segment(folder):
@@ -115,7 +108,7 @@ def damage_table(folder):
 
 
 def damage_root(folder):
-    flip(min((folder / "store/roots").iterdir()), 60)  # the newest is the first by name
+    flip_byte(min((folder / "store/roots").iterdir()), 60)  # the newest is the first by name
 
 
 def remove_roots(folder):
@@ -124,7 +117,7 @@ def remove_roots(folder):
 
 
 def damage_identity(folder):
-    flip(folder / "store/CAIRN", 20)
+    flip_byte(folder / "store/CAIRN", 20)
 
 
 def cut_file(folder):
@@ -282,10 +275,10 @@ def test_an_error_names_what_where_and_the_next_thing_to_try(template, named, fo
         must_run(choice.sub(r"\2", template), folder)
 
 
-@pytest.mark.parametrize("damage, line, fix, named", [(*row[:3], row[3:]) for row in REPAIRED])
-def test_what_an_error_names_repairs_it(damage, line, fix, named, folder):
-    if damage:
-        damage(folder)
+@pytest.mark.parametrize("harm, line, fix, named", [(*row[:3], row[3:]) for row in REPAIRED])
+def test_what_an_error_names_repairs_it(harm, line, fix, named, folder):
+    if harm:
+        harm(folder)
 
     run_refused(line, folder, named)
 

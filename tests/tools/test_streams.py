@@ -2,13 +2,13 @@
 store is harmed."""
 
 import os
-import pathlib
 import shutil
 import subprocess
 
 import cairn
 import pytest
 import torch
+from cairn_testing import flip_byte
 from safetensors.torch import save_file
 
 from tool_programs import BIN_DIR, small_model
@@ -106,8 +106,6 @@ def test_a_pipe_that_is_not_read_blocks_no_writer_and_loses_no_output(tmp_path):
 
 def test_a_verification_reports_damage_even_if_nobody_reads_it(store):
     segment = max((store / "segments").iterdir(), key=lambda path: path.stat().st_size)
-    data = bytearray(pathlib.Path(segment).read_bytes())
-    data[4200] ^= 1
-    segment.write_bytes(data)
+    flip_byte(segment, 4200)
     assert run_with("> /dev/null", "kv-dump", "verify", store).returncode == 1
     assert run_with("> /dev/full", "kv-dump", "verify", store).returncode == 2
