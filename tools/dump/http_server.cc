@@ -177,8 +177,6 @@ bool IsOfOtherSite(const HttpRequest& request) {
          request.Header("sec-fetch-dest") != "document" || request.path != "/";
 }
 
-enum class Phase : uint8_t { kReading, kHandling, kWriting, kDraining };
-
 Error ListenError(const std::string& place, int error_number) {
   const bool is_used = error_number == EADDRINUSE;
   return {.code = is_used ? ErrorCode::kConflict : ErrorCode::kUnavailable,
@@ -209,6 +207,8 @@ std::optional<std::string> HttpRequest::Parameter(const std::string& name) const
 }
 
 bool IsLoopback(std::string_view name) { return name.starts_with("127.") && IsIpv4(name); }
+
+enum class Phase : uint8_t { kReading, kHandling, kWriting, kDraining };
 
 struct HttpServer::Connection {
   FileDescriptor socket;
