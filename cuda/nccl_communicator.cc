@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/ranks/communicator_arguments.h"
 #include "core/ranks/gather_values.h"
 #include "core/ranks/status_agreement.h"
 #include "cuda/internal/nccl_transfers.h"
@@ -25,6 +24,7 @@ namespace {
 using core::ByteTarget;
 using core::ByteView;
 using core::Communicator;
+using core::SplitChoice;
 using internal::Deadline;
 using internal::DeadlineAfter;
 using internal::DeviceScope;
@@ -38,8 +38,6 @@ static_assert(kMinNcclBufferBytes >= NcclTransfers::kMinBufferBytes);
 /// Limit of the waits after an abort and in the destructor, which are normally short.
 constexpr std::chrono::milliseconds kGrace = std::chrono::seconds(5);
 
-size_t Index(int rank) { return static_cast<size_t>(rank); }
-
 class NcclCommunicator final : public Communicator {
  public:
   NcclCommunicator(int rank, int world_size, std::chrono::milliseconds timeout,
@@ -52,8 +50,8 @@ class NcclCommunicator final : public Communicator {
 
   ~NcclCommunicator() override {
     const DeviceScope scope(device());
-    if (!broken_by_.empty() || nccl_->stop().is_requested()) transfers_->FreeInBackground();
-    if (broken_by_.empty()) nccl_->Close(DeadlineAfter(std::min(timeout_, kGrace)));
+    if (is_broken() || nccl_->stop().is_requested()) transfers_->FreeInBackground();
+    if (!is_broken()) nccl_->Close(DeadlineAfter(std::min(timeout_, kGrace)));
     nccl_.reset();
     transfers_.reset();
   }
@@ -70,44 +68,21 @@ class NcclCommunicator final : public Communicator {
 
   Result<void> Broadcast(ByteTarget bytes, int root) override {
     CAIRN_TRY(CheckUsable());
-    CAIRN_TRY(core::CheckRoot("Broadcast", root, world_size_));
+    CAIRN_TRY(CheckRoot(Operation::kBroadcast, root));
     CAIRN_TRY_ASSIGN(const MemoryRange range, Locate(bytes));
     return Run("Broadcast", [&](Deadline deadline) {
       return transfers_->Broadcast(*nccl_, rank_, root, range, deadline);
     });
   }
 
-  Result<void> Gather(ByteView mine, std::span<const ByteTarget> all, int root) override {
-    CAIRN_TRY(CheckUsable());
-    CAIRN_TRY(core::CheckRoot("Gather", root, world_size_));
-    if (rank_ == root) {
-      CAIRN_TRY(core::CheckRanges("Gather", all, rank_, world_size_, mine.size()));
-    }
-    const std::vector<ByteTarget> none(Index(world_size_));
-    return Exchange("Gather", Only(root, mine), rank_ == root ? all : none);
-  }
-
-  Result<void> AllGather(ByteView mine, std::span<const ByteTarget> all) override {
-    CAIRN_TRY(CheckUsable());
-    CAIRN_TRY(core::CheckRanges("AllGather", all, rank_, world_size_, mine.size()));
-    return Exchange("AllGather", std::vector<ByteView>(Index(world_size_), mine), all);
-  }
-
-  Result<void> Scatter(std::span<const ByteView> all, ByteTarget mine, int root) override {
-    CAIRN_TRY(CheckUsable());
-    CAIRN_TRY(core::CheckRoot("Scatter", root, world_size_));
-    if (rank_ == root) {
-      CAIRN_TRY(core::CheckRanges("Scatter", all, rank_, world_size_, mine.size()));
-    }
-    const std::vector<ByteView> none(Index(world_size_));
-    return Exchange("Scatter", rank_ == root ? all : none, Only(root, mine));
-  }
-
-  Result<void> AllToAll(std::span<const ByteView> sent,
+  Result<void> Exchange(Operation operation, std::span<const ByteView> sent,
                         std::span<const ByteTarget> received) override {
     CAIRN_TRY(CheckUsable());
-    CAIRN_TRY(core::CheckAllToAll(sent, received, rank_, world_size_));
-    return Exchange("AllToAll", sent, received);
+    CAIRN_TRY_ASSIGN(const auto from, LocateAll(sent));
+    CAIRN_TRY_ASSIGN(const auto to, LocateAll(received));
+    return Run(core::OperationName(operation), [&](Deadline deadline) {
+      return transfers_->Exchange(*nccl_, rank_, from, to, deadline);
+    });
   }
 
   Result<std::unique_ptr<Communicator>> Split(uint32_t color, uint32_t key) override {
@@ -118,7 +93,8 @@ class NcclCommunicator final : public Communicator {
     // freed after the abort, because cudaFree waits for all work of the device, including NCCL's.
     auto transfers = NcclTransfers::Make(device(), world_size_, transfers_->buffer_bytes(),
                                          transfers_->follows());
-    auto part = SplitBy(DeadlineAfter(timeout_), {color, key, transfers.has_value()}, transfers);
+    auto part =
+        SplitBy(DeadlineAfter(timeout_), {color, key, transfers.has_value() ? 1u : 0u}, transfers);
     if (part) return part;
     return Fail(Break("Split", std::move(part).error()));
   }
@@ -128,27 +104,6 @@ class NcclCommunicator final : public Communicator {
   Result<void> CheckPeers() override { return {}; }
 
  private:
-  /// The message that ranks exchange about themselves in Split.
-  struct SplitChoice {
-    uint32_t color = 0;
-    uint32_t key = 0;
-    bool ready = false;
-  };
-
-  Result<void> CheckUsable() const {
-    if (broken_by_.empty()) return {};
-    return Fail(ErrorCode::kFailedPrecondition,
-                fmt::format("rank {}: the communicator broke earlier: {}", rank_, broken_by_));
-  }
-
-  /// Returns `range` for one rank and empty ranges for all others.
-  template <typename Range>
-  std::vector<Range> Only(int rank, Range range) const {
-    std::vector<Range> ranges(Index(world_size_));
-    ranges[Index(rank)] = range;
-    return ranges;
-  }
-
   Result<MemoryRange> Locate(ByteView bytes) const {
     auto range = transfers_->Locate(bytes);
     if (!range) nccl_->stop().NoteFailure();  // the other ranks are waiting in the call
@@ -174,25 +129,13 @@ class NcclCommunicator final : public Communicator {
     return Fail(Break(operation, std::move(done).error()));
   }
 
-  Result<void> Exchange(const char* operation, std::span<const ByteView> sent,
-                        std::span<const ByteTarget> received) {
-    CAIRN_TRY_ASSIGN(const auto from, LocateAll(sent));
-    CAIRN_TRY_ASSIGN(const auto to, LocateAll(received));
-    return Run(operation, [&](Deadline deadline) {
-      return transfers_->Exchange(*nccl_, rank_, from, to, deadline);
-    });
-  }
-
   /// Aborts the communicator. Returns `error` with information about the call.
   Error Break(const char* operation, Error error) {
     nccl_->stop().NoteFailure();
     nccl_->Abort();
     transfers_->Drain(DeadlineAfter(kGrace));
     error.code = ErrorCode::kUnavailable;
-    error.message =
-        fmt::format("{}, rank {} of {}: {}", operation, rank_, world_size_, error.message);
-    broken_by_ = error.message;
-    return error;
+    return Broken(operation, std::move(error));
   }
 
   Result<std::vector<SplitChoice>> GatherChoices(const SplitChoice& mine, Deadline deadline) {
@@ -214,7 +157,6 @@ class NcclCommunicator final : public Communicator {
   const std::chrono::milliseconds timeout_;
   std::unique_ptr<NcclTransfers> transfers_;
   std::unique_ptr<NcclHandle> nccl_;
-  std::string broken_by_;
 };
 
 Result<std::unique_ptr<Communicator>> NcclCommunicator::SplitBy(
@@ -222,14 +164,12 @@ Result<std::unique_ptr<Communicator>> NcclCommunicator::SplitBy(
     Result<std::unique_ptr<NcclTransfers>>& transfers) {
   CAIRN_TRY_ASSIGN(const auto choices, GatherChoices(choice, deadline));
   if (!transfers) return std::unexpected(transfers.error());
-  std::vector<int> members;  // ranks of this communicator, in the order of their ranks in the part
-  for (int i = 0; i < world_size_; ++i) {
-    if (!choices[Index(i)].ready) {
-      return Fail(ErrorCode::kUnavailable, fmt::format("rank {} could not take part", i));
-    }
-    if (choices[Index(i)].color == choice.color) members.push_back(i);
+  const auto unready = std::ranges::find(choices, 0u, &SplitChoice::is_ready);
+  if (unready != choices.end()) {
+    return Fail(ErrorCode::kUnavailable,
+                fmt::format("rank {} could not take part", unready - choices.begin()));
   }
-  std::ranges::stable_sort(members, {}, [&](int member) { return choices[Index(member)].key; });
+  const std::vector<int> members = core::RanksOfColor(choices, choice.color);
   const auto place = static_cast<int>(std::ranges::find(members, rank_) - members.begin());
 
   // NCCL's colors and keys are ints that must not be negative, so ranks stand for them.

@@ -20,6 +20,7 @@
 #include "core/collectives/internal/shard_plan.h"
 #include "core/collectives/state_dict_collectives.h"
 #include "core/device/internal/device_queues.h"
+#include "core/ranks/gather_v.h"
 #include "core/ranks/internal/round_mover.h"
 #include "core/ranks/status_agreement.h"
 #include "core/state_dict/internal/leaves.h"
@@ -102,13 +103,10 @@ class Broadcaster {
   }
 
   Result<void> ShareDescription() {
-    std::vector<std::byte> bytes;
-    if (is_root()) bytes = internal::EncodeFull(described_);
-    uint64_t length_bytes = bytes.size();
-    CAIRN_TRY(
-        call_.communicator.Broadcast(std::as_writable_bytes(std::span(&length_bytes, 1)), kRoot));
-    bytes.resize(length_bytes);
-    CAIRN_TRY(call_.communicator.Broadcast(bytes, kRoot));
+    CAIRN_TRY_ASSIGN(
+        const ByteVector bytes,
+        BroadcastV(call_.communicator, is_root() ? internal::EncodeFull(described_) : ByteVector(),
+                   kRoot));
     if (!is_root()) {
       CAIRN_TRY_ASSIGN(described_, internal::DecodeFull(bytes));
     }
@@ -239,21 +237,10 @@ class Broadcaster {
   Result<void> ScatterRound(const Batch& batch, uint64_t round, uint64_t rounds) {
     std::vector<ByteView> sent(call_.world_size);
     if (is_root()) {
-      std::vector<ByteView> in_place;
       for (uint32_t rank = 1; rank < call_.world_size; ++rank) {
         const auto [begin, count] = internal::RangeOfRound(batch.lengths[rank], round, rounds);
-        if (count == 0) continue;
         report_.sent_bytes += count;
-        const auto there = mover_.InPlace(batch.sources[rank], begin, count);
-        // Ranges of one call must not overlap, but replicas receive the same bytes.
-        if (there && std::ranges::none_of(in_place, [&](ByteView other) {
-              return there->data() < other.data() + other.size() &&
-                     other.data() < there->data() + count;
-            })) {
-          sent[rank] = in_place.emplace_back(*there);
-          continue;
-        }
-        CAIRN_TRY_ASSIGN(sent[rank], mover_.Pack(batch.sources[rank], begin, count));
+        CAIRN_TRY_ASSIGN(sent[rank], mover_.Source(batch.sources[rank], begin, count));
       }
       CAIRN_TRY(mover_.Packed());
       return call_.carrier.Scatter(sent, {}, kRoot);

@@ -264,7 +264,6 @@ class Gatherer {
     mover_.Begin();
     const auto [begin, count] = internal::RangeOfRound(batch.lengths[call_.rank], round, rounds);
     CAIRN_TRY_ASSIGN(const ByteView mine, mover_.Source(batch.mine, begin, count));
-    const bool to_all = receivers.size() == call_.world_size;
     std::vector<ByteTarget> targets(call_.world_size);
     for (uint32_t rank = 0; receives && rank < call_.world_size; ++rank) {
       const auto range = internal::RangeOfRound(batch.lengths[rank], round, rounds);
@@ -272,16 +271,11 @@ class Gatherer {
       if (rank != call_.rank) report_.received_bytes += range.count;
     }
     CAIRN_TRY(mover_.Packed());
-    report_.sent_bytes += count * (to_all ? 1 : receivers.size());
-    if (to_all) {
-      ++report_.round_count;
-      CAIRN_TRY(call_.carrier.AllGather(mine, targets));
-    } else {
-      for (const uint32_t root : receivers) {
-        ++report_.round_count;
-        CAIRN_TRY(call_.carrier.Gather(mine, targets, static_cast<int>(root)));
-      }
-    }
+    std::vector<ByteView> sent(call_.world_size);
+    for (const uint32_t receiver : receivers) sent[receiver] = mine;
+    ++report_.round_count;
+    report_.sent_bytes += count * (receivers.size() == call_.world_size ? 1 : receivers.size());
+    CAIRN_TRY(call_.carrier.AllToAll(sent, targets));
     return mover_.Unpack();
   }
 

@@ -5,8 +5,8 @@
 /// Collectives: all ranks of a communicator call the same operations in the same order, with the
 /// same root. A byte range may have any length, including 0, and the lengths may differ between
 /// ranks. A receiver that provides memory knows the length that is sent; `GatherV`, `AllGatherV`
-/// and `BroadcastV` in core/ranks/gather_v.h exchange the lengths first. Requires that the ranges
-/// of one call do not overlap.
+/// and `BroadcastV` in core/ranks/gather_v.h exchange the lengths first. Requires that a range into
+/// which a call receives overlaps no other range of the call; ranges that are sent may overlap.
 ///
 /// Every call returns within the communicator's deadline. All implementations return these errors:
 ///   kUnavailable       A peer died or disconnected, or the deadline passed. The message names the
@@ -24,6 +24,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/tensor/tensor.h"
@@ -54,16 +55,22 @@ class Communicator {
   virtual Result<void> Broadcast(ByteTarget bytes, int root) = 0;
 
   /// Copies `mine` of rank i to `all[i]` of the root. Other ranks ignore `all`.
-  virtual Result<void> Gather(ByteView mine, std::span<const ByteTarget> all, int root) = 0;
+  Result<void> Gather(ByteView mine, std::span<const ByteTarget> all, int root);
 
   /// Copies `mine` of rank i to `all[i]` of every rank.
-  virtual Result<void> AllGather(ByteView mine, std::span<const ByteTarget> all) = 0;
+  Result<void> AllGather(ByteView mine, std::span<const ByteTarget> all);
 
   /// Copies `all[i]` of the root to `mine` of rank i. Other ranks ignore `all`.
-  virtual Result<void> Scatter(std::span<const ByteView> all, ByteTarget mine, int root) = 0;
+  Result<void> Scatter(std::span<const ByteView> all, ByteTarget mine, int root);
 
   /// Copies `sent[j]` of rank i to `received[i]` of rank j.
-  virtual Result<void> AllToAll(std::span<const ByteView> sent,
+  Result<void> AllToAll(std::span<const ByteView> sent, std::span<const ByteTarget> received);
+
+  enum class Operation : uint8_t { kBarrier, kBroadcast, kGather, kAllGather, kScatter, kAllToAll };
+  /// What the four calls above do once they have checked their arguments: copies `sent[j]` of rank
+  /// i to `received[i]` of rank j. Requires one range per rank in both, those of this rank with the
+  /// same length.
+  virtual Result<void> Exchange(Operation operation, std::span<const ByteView> sent,
                                 std::span<const ByteTarget> received) = 0;
 
   /// Divides the ranks into groups, one per `color`, and returns the communicator of this rank's
@@ -83,6 +90,32 @@ class Communicator {
   /// detects it. Returns at once; succeeds always if the implementation cannot detect it.
   /// Threads: any, concurrently with a call.
   virtual Result<void> CheckPeers() = 0;
+
+ protected:
+  /// kInvalidArgument: `root` is not a rank.
+  Result<void> CheckRoot(Operation operation, int root) const;
+
+  /// For communicators that an error breaks: `Broken` returns the error of a call with the name of
+  /// the call and the rank; from then on `CheckUsable` fails with kFailedPrecondition.
+  Error Broken(std::string_view call, Error error);
+  Result<void> CheckUsable() const;
+  bool is_broken() const { return !broken_by_.empty(); }
+
+ private:
+  std::string broken_by_;
 };
+
+/// Returns the name of the call, such as "AllGather".
+const char* OperationName(Communicator::Operation operation);
+
+/// What a rank tells the others in a Split.
+struct SplitChoice {
+  uint32_t color = 0;
+  uint32_t key = 0;
+  uint32_t is_ready = 1;  // 0: the rank has failed
+};
+
+/// Returns the ranks that have chosen `color`, by their rank in the part.
+std::vector<int> RanksOfColor(std::span<const SplitChoice> choices, uint32_t color);
 
 }  // namespace cairn::core

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <new>
 
-#include "core/ranks/communicator_arguments.h"
 #include "core/ranks/gather_values.h"
 
 namespace cairn::core {
@@ -46,7 +45,6 @@ Result<std::vector<ByteVector>> AllocateAll(std::span<const uint64_t> lengths) {
 
 Result<std::vector<ByteVector>> GatherV(Communicator& communicator, ByteView mine, int root,
                                         uint64_t max_bytes) {
-  CAIRN_TRY(CheckRoot("GatherV", root, communicator.world_size()));
   CAIRN_TRY_ASSIGN(const auto lengths, AllGatherValues<uint64_t>(communicator, mine.size()));
   CAIRN_TRY(CheckTotal(lengths, max_bytes));
   std::vector<ByteVector> all;
@@ -70,7 +68,6 @@ Result<std::vector<ByteVector>> AllGatherV(Communicator& communicator, ByteView 
 
 Result<ByteVector> BroadcastV(Communicator& communicator, ByteView bytes, int root,
                               uint64_t max_bytes) {
-  CAIRN_TRY(CheckRoot("BroadcastV", root, communicator.world_size()));
   uint64_t length = communicator.rank() == root ? bytes.size() : 0;
   CAIRN_TRY(communicator.Broadcast(std::as_writable_bytes(std::span(&length, 1)), root));
   if (length > max_bytes) {

@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <utility>
 
-#include "core/ranks/communicator_arguments.h"
 #include "core/ranks/gather_values.h"
 #include "core/ranks/internal/gloo_group.h"
 #include "core/ranks/internal/message_codec.h"
@@ -24,16 +23,9 @@ using gloo::transport::Device;
 using internal::Deadline;
 using internal::GlooCall;
 using internal::GlooGroup;
-using internal::GlooOperation;
 
 /// Sequence number of the call that ends connecting; calls of a communicator are numbered from 0.
 constexpr uint32_t kConnectingSequence = ~uint32_t{0};
-
-/// The message of a rank to the others in a Split.
-struct SplitChoice {
-  uint32_t color = 0;
-  uint32_t key = 0;
-};
 
 class GlooCommunicator final : public Communicator {
  public:
@@ -46,61 +38,18 @@ class GlooCommunicator final : public Communicator {
   std::chrono::milliseconds timeout() const override { return timeout_; }
 
   Result<void> Barrier() override {
-    return Run("Barrier", GlooOperation::kBarrier,
-               [&](const GlooCall& call) { return group_->Barrier(call); });
+    return Run(Operation::kBarrier, [&](const GlooCall& call) { return group_->Barrier(call); });
   }
-
   Result<void> Broadcast(ByteTarget bytes, int root) override {
-    CAIRN_TRY(CheckUsable());
-    CAIRN_TRY(CheckRoot("Broadcast", root, world_size()));
-    return Run("Broadcast", GlooOperation::kBroadcast,
+    CAIRN_TRY(CheckRoot(Operation::kBroadcast, root));
+    return Run(Operation::kBroadcast,
                [&](const GlooCall& call) { return group_->Broadcast(call, bytes, root); });
   }
-
-  Result<void> Gather(ByteView mine, std::span<const ByteTarget> all, int root) override {
-    CAIRN_TRY(CheckUsable());
-    CAIRN_TRY(CheckRoot("Gather", root, world_size()));
-    if (rank() == root) {
-      CAIRN_TRY(CheckRanges("Gather", all, rank(), world_size(), mine.size()));
-    }
-    return Run("Gather", GlooOperation::kGather, [&](const GlooCall& call) {
-      if (rank() != root) return group_->Exchange(call, {{root, mine}}, {});
-      std::ranges::copy(mine, all[Index(root)].begin());
-      return group_->Exchange(call, {}, FromOthers(all));
-    });
-  }
-
-  Result<void> AllGather(ByteView mine, std::span<const ByteTarget> all) override {
-    CAIRN_TRY(CheckUsable());
-    CAIRN_TRY(CheckRanges("AllGather", all, rank(), world_size(), mine.size()));
-    return Run("AllGather", GlooOperation::kAllGather,
-               [&](const GlooCall& call) { return AllGatherIn(call, mine, all); });
-  }
-
-  Result<void> Scatter(std::span<const ByteView> all, ByteTarget mine, int root) override {
-    CAIRN_TRY(CheckUsable());
-    CAIRN_TRY(CheckRoot("Scatter", root, world_size()));
-    if (rank() == root) {
-      CAIRN_TRY(CheckRanges("Scatter", all, rank(), world_size(), mine.size()));
-    }
-    return Run("Scatter", GlooOperation::kScatter, [&](const GlooCall& call) {
-      if (rank() != root) return group_->Exchange(call, {}, {{root, mine}});
-      std::ranges::copy(all[Index(root)], mine.begin());
-      return group_->Exchange(call, ToOthers(all), {});
-    });
-  }
-
-  Result<void> AllToAll(std::span<const ByteView> sent,
+  Result<void> Exchange(Operation operation, std::span<const ByteView> sent,
                         std::span<const ByteTarget> received) override {
-    CAIRN_TRY(CheckUsable());
-    CAIRN_TRY(CheckAllToAll(sent, received, rank(), world_size()));
-    const size_t own = Index(rank());
-    return Run("AllToAll", GlooOperation::kAllToAll, [&](const GlooCall& call) {
-      std::ranges::copy(sent[own], received[own].begin());
-      return group_->Exchange(call, ToOthers(sent), FromOthers(received));
-    });
+    return Run(operation,
+               [&](const GlooCall& call) { return group_->Exchange(call, sent, received); });
   }
-
   Result<std::unique_ptr<Communicator>> Split(uint32_t color, uint32_t key) override;
 
   void Interrupt() override { group_->Interrupt(); }
@@ -109,61 +58,31 @@ class GlooCommunicator final : public Communicator {
  private:
   static size_t Index(int rank) { return static_cast<size_t>(rank); }
 
-  Result<void> CheckUsable() const {
-    if (broken_by_.empty()) return {};
-    return Fail(ErrorCode::kFailedPrecondition,
-                fmt::format("rank {}: the communicator broke earlier: {}", rank(), broken_by_));
-  }
-
-  GlooCall NextCall(GlooOperation operation, Deadline deadline) {
+  GlooCall NextCall(Operation operation, Deadline deadline) {
     return {.operation = operation, .sequence = sequence_++, .deadline = deadline};
   }
 
   /// Runs a call with its deadline. An error of `body` breaks the communicator.
   template <typename Body>
-  Result<void> Run(const char* name, GlooOperation operation, Body&& body) {
+  Result<void> Run(Operation operation, Body&& body) {
     CAIRN_TRY(CheckUsable());
     const internal::SigpipeBlock no_sigpipe;
     const GlooCall call = NextCall(operation, std::chrono::steady_clock::now() + timeout_);
     Result<void> done = body(call);
     if (done) return {};
-    return Fail(Break(name, std::move(done).error()));
+    return Fail(Break(OperationName(operation), std::move(done).error()));
   }
 
-  Error Break(const char* operation, Error error) {
+  Error Break(const char* call, Error error) {
     group_->Close();
-    error.message =
-        fmt::format("{}, rank {} of {}: {}", operation, rank(), world_size(), error.message);
-    broken_by_ = error.message;
-    return error;
+    return Broken(call, std::move(error));
   }
 
-  /// Starts with the next rank, so that not all ranks send to rank 0 first.
-  template <typename Function>
-  void ForEachOther(Function&& function) const {
-    for (int step = 1; step < world_size(); ++step) function((rank() + step) % world_size());
-  }
-  std::vector<GlooGroup::Send> ToOthers(std::span<const ByteView> all) const {
-    std::vector<GlooGroup::Send> sends;
-    ForEachOther([&](int peer) { sends.push_back({peer, all[Index(peer)]}); });
-    return sends;
-  }
-  std::vector<GlooGroup::Receive> FromOthers(std::span<const ByteTarget> all) const {
-    std::vector<GlooGroup::Receive> receives;
-    ForEachOther([&](int peer) { receives.push_back({peer, all[Index(peer)]}); });
-    return receives;
-  }
-
-  Result<void> AllGatherIn(const GlooCall& call, ByteView mine, std::span<const ByteTarget> all) {
-    std::ranges::copy(mine, all[Index(rank())].begin());
-    std::vector<GlooGroup::Send> sends;
-    ForEachOther([&](int peer) { sends.push_back({peer, mine}); });
-    return group_->Exchange(call, sends, FromOthers(all));
-  }
   template <typename T>
   Result<std::vector<T>> AllGatherWithin(Deadline deadline, const T& mine) {
     return GatherValues(world_size(), mine, [&](ByteView own, std::span<const ByteTarget> all) {
-      return AllGatherIn(NextCall(GlooOperation::kAllGather, deadline), own, all);
+      return group_->Exchange(NextCall(Operation::kAllGather, deadline),
+                              std::vector<ByteView>(all.size(), own), all);
     });
   }
 
@@ -177,7 +96,6 @@ class GlooCommunicator final : public Communicator {
   const std::unique_ptr<GlooGroup> group_;
   const std::chrono::milliseconds timeout_;
   uint32_t sequence_ = 0;
-  std::string broken_by_;
 };
 
 /// An address in a message of fixed length, so that lengths need not be sent. An empty address
@@ -190,30 +108,31 @@ struct AddressMessage {
 Result<std::vector<std::string>> GlooCommunicator::ExchangeAddresses(
     Deadline deadline, const std::vector<int>& members,
     const Result<std::unique_ptr<GlooGroup>>& own) {
-  std::vector<AddressMessage> sent(members.size()), received(members.size());
-  std::vector<GlooGroup::Send> sends;
-  std::vector<GlooGroup::Receive> receives;
+  std::vector<AddressMessage> sent(Index(world_size())), received(sent.size());
+  std::vector<ByteView> views(sent.size());
+  std::vector<ByteTarget> targets(sent.size());
   for (size_t i = 0; i < members.size(); ++i) {
-    if (members[i] == rank()) continue;
+    const size_t member = Index(members[i]);
     if (own) {
       const std::string& address = (*own)->addresses()[i];
-      sent[i].length_bytes = static_cast<uint16_t>(address.size());
-      std::ranges::copy(address, sent[i].bytes.begin());
+      sent[member].length_bytes = static_cast<uint16_t>(address.size());
+      std::ranges::copy(address, sent[member].bytes.begin());
     }
-    sends.push_back({members[i], std::as_bytes(std::span(&sent[i], 1))});
-    receives.push_back({members[i], std::as_writable_bytes(std::span(&received[i], 1))});
+    views[member] = std::as_bytes(std::span(&sent[member], 1));
+    targets[member] = std::as_writable_bytes(std::span(&received[member], 1));
   }
-  CAIRN_TRY(group_->Exchange(NextCall(GlooOperation::kAllToAll, deadline), sends, receives));
+  CAIRN_TRY(group_->Exchange(NextCall(Operation::kAllToAll, deadline), views, targets));
 
   std::vector<std::string> addresses(members.size());
   for (size_t i = 0; i < members.size(); ++i) {
     if (members[i] == rank()) continue;
+    const AddressMessage& message = received[Index(members[i])];
     const size_t length =
-        std::min<size_t>(received[i].length_bytes, internal::kMaxRendezvousMessageBytes);
+        std::min<size_t>(message.length_bytes, internal::kMaxRendezvousMessageBytes);
     if (length == 0) {
       return Fail(ErrorCode::kUnavailable, fmt::format("rank {} could not take part", members[i]));
     }
-    addresses[i].assign(received[i].bytes.data(), length);
+    addresses[i].assign(message.bytes.data(), length);
   }
   return addresses;
 }
@@ -221,11 +140,7 @@ Result<std::vector<std::string>> GlooCommunicator::ExchangeAddresses(
 Result<std::unique_ptr<Communicator>> GlooCommunicator::SplitBy(Deadline deadline,
                                                                 SplitChoice choice) {
   CAIRN_TRY_ASSIGN(const auto choices, AllGatherWithin(deadline, choice));
-  std::vector<int> members;  // ranks of this communicator, by their rank in the new one
-  for (int i = 0; i < world_size(); ++i) {
-    if (choices[Index(i)].color == choice.color) members.push_back(i);
-  }
-  std::ranges::stable_sort(members, {}, [&](int member) { return choices[Index(member)].key; });
+  const std::vector<int> members = RanksOfColor(choices, choice.color);
   const int place = static_cast<int>(std::ranges::find(members, rank()) - members.begin());
 
   // A rank that fails still takes part in all steps, so that no other rank waits for it.
@@ -367,7 +282,7 @@ Result<Connection> Connect(const GlooOptions& options) {
   connection.group = *std::move(group);
   CAIRN_TRY(connection.group->Connect(addresses));
   // After this barrier all ranks have read the records of the rendezvous.
-  CAIRN_TRY(connection.group->Barrier({.operation = GlooOperation::kBarrier,
+  CAIRN_TRY(connection.group->Barrier({.operation = Communicator::Operation::kBarrier,
                                        .sequence = kConnectingSequence,
                                        .deadline = is_by_channel ? deadline() : meeting}));
   if (!is_by_channel && options.rank == 0) CAIRN_TRY(internal::Forget(endpoint, party));

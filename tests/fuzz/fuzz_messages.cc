@@ -127,24 +127,12 @@ class HostileRank final : public core::Communicator {
     if (root != 0) Change(bytes);
     return {};
   }
-  Result<void> Gather(core::ByteView mine, std::span<const core::ByteTarget> all, int) override {
-    return AllGather(mine, all);
-  }
-  Result<void> AllGather(core::ByteView mine, std::span<const core::ByteTarget> all) override {
-    std::ranges::copy(mine, all[0].begin());
-    const size_t same_bytes = std::min(mine.size(), all[1].size());
-    std::ranges::fill(std::ranges::copy(mine.first(same_bytes), all[1].begin()).out, all[1].end(),
-                      std::byte{0});
-    Change(all[1]);
-    return {};
-  }
-  Result<void> Scatter(std::span<const core::ByteView> all, core::ByteTarget mine, int) override {
-    std::ranges::copy(all[0], mine.begin());
-    return {};
-  }
-  Result<void> AllToAll(std::span<const core::ByteView> sent,
+  Result<void> Exchange(Operation, std::span<const core::ByteView> sent,
                         std::span<const core::ByteTarget> received) override {
     std::ranges::copy(sent[0], received[0].begin());
+    const size_t same_bytes = std::min(sent[0].size(), received[1].size());
+    std::ranges::fill(std::ranges::copy(sent[0].first(same_bytes), received[1].begin()).out,
+                      received[1].end(), std::byte{0});
     Change(received[1]);
     return {};
   }
@@ -173,8 +161,6 @@ void FuzzStatus(Input input) {
   if (const auto agreed = core::AgreeOnStatus(communicator, {}); !agreed) {
     UseError(agreed.error());
   }
-  const Result<std::string> own("text");
-  if (const auto text = core::BroadcastStatus(communicator, own); !text) UseError(text.error());
 }
 
 /// Exchanges the layout of a state with the other rank.

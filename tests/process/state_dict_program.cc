@@ -39,18 +39,9 @@ class DyingCommunicator : public Communicator {
   Result<void> Broadcast(ByteTarget bytes, int root) override {
     return Next().Broadcast(bytes, root);
   }
-  Result<void> Gather(ByteView mine, std::span<const ByteTarget> all, int root) override {
-    return Next().Gather(mine, all, root);
-  }
-  Result<void> AllGather(ByteView mine, std::span<const ByteTarget> all) override {
-    return Next().AllGather(mine, all);
-  }
-  Result<void> Scatter(std::span<const ByteView> all, ByteTarget mine, int root) override {
-    return Next().Scatter(all, mine, root);
-  }
-  Result<void> AllToAll(std::span<const ByteView> sent,
+  Result<void> Exchange(Operation operation, std::span<const ByteView> sent,
                         std::span<const ByteTarget> received) override {
-    return Next().AllToAll(sent, received);
+    return Next().Exchange(operation, sent, received);
   }
   Result<std::unique_ptr<Communicator>> Split(uint32_t color, uint32_t key) override {
     return Next().Split(color, key);

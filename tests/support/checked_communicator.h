@@ -3,16 +3,17 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "core/ranks/communicator.h"
 
 namespace cairn::testing {
 
-/// Forwards calls to another communicator, and fails the test if ranges of one call overlap, which
-/// communicators need not detect. Counts bytes from other ranks. Threads: as for the communicator.
+/// Forwards calls to another communicator, and fails the test if a range that is written overlaps
+/// another one, which communicators need not detect. Counts bytes from other ranks. Threads: as for
+/// the communicator.
 class CheckedCommunicator : public core::Communicator {
  public:
   /// Requires that `below` outlives it.
@@ -28,30 +29,25 @@ class CheckedCommunicator : public core::Communicator {
     if (root != rank()) received_bytes_ += bytes.size();
     return below_.Broadcast(bytes, root);
   }
-  Result<void> Gather(core::ByteView mine, std::span<const core::ByteTarget> all,
-                      int root) override {
-    if (root == rank()) Count(all);
-    Check({mine}, root == rank() ? all : std::span<const core::ByteTarget>());
-    return below_.Gather(mine, all, root);
-  }
-  Result<void> AllGather(core::ByteView mine, std::span<const core::ByteTarget> all) override {
-    Count(all);
-    Check({mine}, all);
-    return below_.AllGather(mine, all);
-  }
-  Result<void> Scatter(std::span<const core::ByteView> all, core::ByteTarget mine,
-                       int root) override {
-    if (root != rank()) received_bytes_ += mine.size();
-    std::vector<core::ByteView> sent;
-    if (root == rank()) sent.assign(all.begin(), all.end());
-    Check(std::move(sent), {&mine, 1});
-    return below_.Scatter(all, mine, root);
-  }
-  Result<void> AllToAll(std::span<const core::ByteView> sent,
+  Result<void> Exchange(Operation operation, std::span<const core::ByteView> sent,
                         std::span<const core::ByteTarget> received) override {
-    Count(received);
-    Check({sent.begin(), sent.end()}, received);
-    return below_.AllToAll(sent, received);
+    for (size_t i = 0; i < received.size(); ++i) {
+      if (static_cast<int>(i) != rank()) received_bytes_ += received[i].size();
+    }
+    std::vector<std::pair<core::ByteView, bool>> ranges;  // whether it is written
+    for (const core::ByteView range : sent) ranges.emplace_back(range, false);
+    for (const core::ByteTarget range : received) ranges.emplace_back(range, true);
+    std::erase_if(ranges, [](const auto& range) { return range.first.empty(); });
+    for (size_t i = 0; i < ranges.size(); ++i) {
+      for (size_t j = 0; j < i; ++j) {
+        const auto& [a, a_is_written] = ranges[i];
+        const auto& [b, b_is_written] = ranges[j];
+        if (!a_is_written && !b_is_written) continue;
+        EXPECT_TRUE(a.data() + a.size() <= b.data() || b.data() + b.size() <= a.data())
+            << "a range that is written overlaps another one";
+      }
+    }
+    return below_.Exchange(operation, sent, received);
   }
   Result<std::unique_ptr<core::Communicator>> Split(uint32_t color, uint32_t key) override {
     return below_.Split(color, key);
@@ -60,21 +56,6 @@ class CheckedCommunicator : public core::Communicator {
   Result<void> CheckPeers() override { return below_.CheckPeers(); }
 
  private:
-  void Count(std::span<const core::ByteTarget> received) {
-    for (size_t i = 0; i < received.size(); ++i) {
-      if (static_cast<int>(i) != rank()) received_bytes_ += received[i].size();
-    }
-  }
-  static void Check(std::vector<core::ByteView> ranges, std::span<const core::ByteTarget> written) {
-    ranges.insert(ranges.end(), written.begin(), written.end());
-    std::erase_if(ranges, [](core::ByteView range) { return range.empty(); });
-    std::ranges::sort(ranges, {}, [](core::ByteView range) { return range.data(); });
-    for (size_t i = 1; i < ranges.size(); ++i) {
-      EXPECT_LE(ranges[i - 1].data() + ranges[i - 1].size(), ranges[i].data())
-          << "ranges of one call overlap";
-    }
-  }
-
   core::Communicator& below_;
   uint64_t received_bytes_ = 0;
 };

@@ -3,6 +3,7 @@
 ///
 ///   RunRanks(4, [](core::Communicator& communicator) { ... });
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -14,7 +15,7 @@
 #include <vector>
 
 #include "core/ranks/communicator.h"
-#include "core/ranks/communicator_arguments.h"
+#include "core/ranks/gather_values.h"
 #include "kv/base/mutex.h"
 
 namespace cairn::testing {
@@ -29,8 +30,8 @@ class ThreadCommunicator : public core::Communicator {
     explicit Shared(int world_size_in, std::chrono::milliseconds timeout_in)
         : world_size(world_size_in),
           timeout(timeout_in),
-          tags(world_size_in),
-          sent(world_size_in) {}
+          operations(static_cast<size_t>(world_size_in)),
+          sent(static_cast<size_t>(world_size_in)) {}
 
     const int world_size;
     const std::chrono::milliseconds timeout;
@@ -41,7 +42,7 @@ class ThreadCommunicator : public core::Communicator {
     bool broken CAIRN_GUARDED_BY(mutex) = false;
     bool disagreed CAIRN_GUARDED_BY(mutex) = false;  // on what to call, or on a length
     // Each rank writes its own entry under mutex. All read them, without it, between two meetings.
-    std::vector<std::string> tags;                  // by rank: what it calls
+    std::vector<Operation> operations;              // by rank: what it calls
     std::vector<std::vector<core::ByteView>> sent;  // by sender, by receiver
     std::map<std::pair<uint64_t, uint32_t>, std::shared_ptr<Shared>> parts
         CAIRN_GUARDED_BY(mutex);  // by the number of the split, and by color
@@ -59,58 +60,58 @@ class ThreadCommunicator : public core::Communicator {
     return {};
   }
   Result<void> Broadcast(core::ByteTarget bytes, int root) override {
-    CAIRN_TRY(core::CheckRoot("Broadcast", root, world_size()));
+    CAIRN_TRY(CheckRoot(Operation::kBroadcast, root));
     std::vector<core::ByteView> sent(Count());
-    if (rank_ == root) sent.assign(Count(), bytes);
-    sent[static_cast<size_t>(root)] = {};
-    return Exchange({"Broadcast", root}, std::move(sent),
-                    rank_ == root ? None() : Only(root, bytes));
+    std::vector<core::ByteTarget> received(Count());
+    if (rank_ == root) {
+      sent.assign(Count(), bytes);
+      sent[static_cast<size_t>(root)] = {};
+    } else {
+      received[static_cast<size_t>(root)] = bytes;
+    }
+    return Exchange(Operation::kBroadcast, sent, received);
   }
-  Result<void> Gather(core::ByteView mine, std::span<const core::ByteTarget> all,
-                      int root) override {
-    CAIRN_TRY(core::CheckRoot("Gather", root, world_size()));
-    if (rank_ == root) CAIRN_TRY(CheckRanges("Gather", all, mine.size()));
-    std::vector<core::ByteView> sent(Count());
-    sent[static_cast<size_t>(root)] = mine;
-    return Exchange({"Gather", root}, std::move(sent), rank_ == root ? Copy(all) : None());
-  }
-  Result<void> AllGather(core::ByteView mine, std::span<const core::ByteTarget> all) override {
-    CAIRN_TRY(CheckRanges("AllGather", all, mine.size()));
-    return Exchange({"AllGather", -1}, std::vector<core::ByteView>(Count(), mine), Copy(all));
-  }
-  Result<void> Scatter(std::span<const core::ByteView> all, core::ByteTarget mine,
-                       int root) override {
-    CAIRN_TRY(core::CheckRoot("Scatter", root, world_size()));
-    if (rank_ == root) CAIRN_TRY(CheckRanges("Scatter", all, mine.size()));
-    std::vector<core::ByteView> sent(Count());
-    if (rank_ == root) sent.assign(all.begin(), all.end());
-    return Exchange({"Scatter", root}, std::move(sent), Only(root, mine));
-  }
-  Result<void> AllToAll(std::span<const core::ByteView> sent,
+  Result<void> Exchange(Operation operation, std::span<const core::ByteView> sent,
                         std::span<const core::ByteTarget> received) override {
-    CAIRN_TRY(core::CheckAllToAll(sent, received, rank_, world_size()));
-    return Exchange({"AllToAll", -1}, {sent.begin(), sent.end()}, Copy(received));
+    const char* const name = core::OperationName(operation);
+    {
+      const MutexLock lock(shared_->mutex);
+      shared_->sent[static_cast<size_t>(rank_)] = {sent.begin(), sent.end()};
+      shared_->operations[static_cast<size_t>(rank_)] = operation;
+    }
+    CAIRN_TRY(Meet(name));
+    bool agreed = true;
+    for (size_t from = 0; from < Count(); ++from) {
+      agreed &= shared_->operations[from] == operation &&
+                shared_->sent[from][static_cast<size_t>(rank_)].size() == received[from].size();
+    }
+    for (size_t from = 0; agreed && from < Count(); ++from) {
+      const core::ByteView bytes = shared_->sent[from][static_cast<size_t>(rank_)];
+      if (!bytes.empty()) std::memcpy(received[from].data(), bytes.data(), bytes.size());
+    }
+    if (!agreed) {
+      const MutexLock lock(shared_->mutex);
+      shared_->disagreed = true;
+    }
+    // No rank leaves before all others have copied from its memory.
+    CAIRN_TRY(Meet(name));
+    const MutexLock lock(shared_->mutex);
+    if (!shared_->disagreed) return {};
+    shared_->broken = true;
+    return Fail(ErrorCode::kUnavailable, std::string(name) + ": ranks called different things");
   }
 
   Result<std::unique_ptr<core::Communicator>> Split(uint32_t color, uint32_t key) override {
-    std::vector<std::pair<uint32_t, uint32_t>> choices(Count());  // color and key of each rank
-    const std::pair<uint32_t, uint32_t> own(color, key);
-    std::vector<core::ByteTarget> targets;
-    for (auto& choice : choices) targets.push_back(std::as_writable_bytes(std::span(&choice, 1)));
-    CAIRN_TRY(AllGather(std::as_bytes(std::span(&own, 1)), targets));
-    int members = 0;
-    int place = 0;
-    for (size_t i = 0; i < choices.size(); ++i) {
-      if (choices[i].first != color) continue;
-      ++members;
-      const bool before =
-          choices[i].second < key || (choices[i].second == key && static_cast<int>(i) < rank_);
-      if (before) ++place;
-    }
+    const core::SplitChoice own{.color = color, .key = key};
+    CAIRN_TRY_ASSIGN(const auto choices, core::AllGatherValues(*this, own));
+    const std::vector<int> members = core::RanksOfColor(choices, color);
+    const auto place = std::ranges::find(members, rank_) - members.begin();
     const MutexLock lock(shared_->mutex);
     auto& part = shared_->parts[{splits_++, color}];
-    if (part == nullptr) part = std::make_shared<Shared>(members, shared_->timeout);
-    return std::make_unique<ThreadCommunicator>(part, place);
+    if (part == nullptr) {
+      part = std::make_shared<Shared>(static_cast<int>(members.size()), shared_->timeout);
+    }
+    return std::make_unique<ThreadCommunicator>(part, static_cast<int>(place));
   }
 
   void Interrupt() override {
@@ -123,20 +124,7 @@ class ThreadCommunicator : public core::Communicator {
   Result<void> CheckPeers() override { return {}; }
 
  private:
-  template <typename Ranges>
-  Result<void> CheckRanges(const char* operation, const Ranges& all, uint64_t own_bytes) const {
-    return core::CheckRanges(operation, all, rank_, world_size(), own_bytes);
-  }
   size_t Count() const { return static_cast<size_t>(shared_->world_size); }
-  std::vector<core::ByteTarget> None() const { return std::vector<core::ByteTarget>(Count()); }
-  std::vector<core::ByteTarget> Only(int rank, core::ByteTarget target) const {
-    auto targets = None();
-    targets[static_cast<size_t>(rank)] = target;
-    return targets;
-  }
-  static std::vector<core::ByteTarget> Copy(std::span<const core::ByteTarget> targets) {
-    return {targets.begin(), targets.end()};
-  }
 
   // Only the first call after an interrupt reports it.
   Result<void> Interrupted(const char* operation) CAIRN_REQUIRES(shared_->mutex) {
@@ -169,44 +157,6 @@ class ThreadCommunicator : public core::Communicator {
     if (is_interrupted_) return Interrupted(operation);
     return Fail(ErrorCode::kUnavailable,
                 std::string(operation) + ": a rank did not arrive in time");
-  }
-
-  // Identifies a call: all ranks inside one have to agree on it.
-  struct Call {
-    const char* operation;
-    int root;  // -1 without one
-    friend bool operator==(const Call&, const Call&) = default;
-  };
-
-  Result<void> Exchange(const Call& call, std::vector<core::ByteView> sent,
-                        const std::vector<core::ByteTarget>& received) {
-    {
-      const MutexLock lock(shared_->mutex);
-      shared_->sent[static_cast<size_t>(rank_)] = std::move(sent);
-      shared_->tags[static_cast<size_t>(rank_)] =
-          std::string(call.operation) + std::to_string(call.root);
-    }
-    CAIRN_TRY(Meet(call.operation));
-    bool agreed = true;
-    for (size_t from = 0; from < Count(); ++from) {
-      agreed &= shared_->tags[from] == shared_->tags[static_cast<size_t>(rank_)] &&
-                shared_->sent[from][static_cast<size_t>(rank_)].size() == received[from].size();
-    }
-    for (size_t from = 0; agreed && from < Count(); ++from) {
-      const core::ByteView bytes = shared_->sent[from][static_cast<size_t>(rank_)];
-      if (!bytes.empty()) std::memcpy(received[from].data(), bytes.data(), bytes.size());
-    }
-    if (!agreed) {
-      const MutexLock lock(shared_->mutex);
-      shared_->disagreed = true;
-    }
-    // No rank leaves before all others have copied from its memory.
-    CAIRN_TRY(Meet(call.operation));
-    const MutexLock lock(shared_->mutex);
-    if (!shared_->disagreed) return {};
-    shared_->broken = true;
-    return Fail(ErrorCode::kUnavailable,
-                std::string(call.operation) + ": ranks called different things");
   }
 
   const std::shared_ptr<Shared> shared_;  // owned by all ranks

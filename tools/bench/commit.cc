@@ -40,19 +40,11 @@ class SimulatedJob : public core::Communicator {
   std::chrono::milliseconds timeout() const override { return std::chrono::seconds(60); }
   Result<void> Barrier() override { return {}; }
   Result<void> Broadcast(core::ByteTarget, int) override { return {}; }
-  Result<void> Gather(core::ByteView mine, std::span<const core::ByteTarget> all, int) override {
-    return AllGather(mine, all);
-  }
-  Result<void> AllGather(core::ByteView mine, std::span<const core::ByteTarget> all) override {
-    for (const core::ByteTarget target : all) std::ranges::copy(mine, target.begin());
+  Result<void> Exchange(Operation operation, std::span<const core::ByteView> sent,
+                        std::span<const core::ByteTarget> received) override {
+    if (operation != Operation::kGather && operation != Operation::kAllGather) return Unsupported();
+    for (const core::ByteTarget target : received) std::ranges::copy(sent[0], target.begin());
     return {};
-  }
-  Result<void> Scatter(std::span<const core::ByteView>, core::ByteTarget, int) override {
-    return Unsupported();
-  }
-  Result<void> AllToAll(std::span<const core::ByteView>,
-                        std::span<const core::ByteTarget>) override {
-    return Unsupported();
   }
   Result<std::unique_ptr<core::Communicator>> Split(uint32_t, uint32_t) override {
     return Fail(Unsupported().error());

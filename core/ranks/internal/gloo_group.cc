@@ -61,6 +61,9 @@ Result<void> Guarded(Attempted&& attempted, Work&& work) {
 
 enum class MessageKind : uint64_t { kBytes, kGuard, kReceipt };
 
+/// The slot of messages that are never sent (GlooGroup::CheckConnections): no call has the number.
+constexpr uint64_t kWatchSlot = uint64_t{7} << 29;
+
 uint64_t SlotOf(const GlooCall& call, MessageKind kind, uint64_t length_bytes) {
   return static_cast<uint64_t>(call.sequence) << 32 | static_cast<uint64_t>(call.operation) << 29 |
          static_cast<uint64_t>(kind) << 27 | length_bytes;
@@ -245,10 +248,7 @@ class GlooGroup::Transfers {
 };
 
 GlooGroup::GlooGroup(std::shared_ptr<Context> context)
-    : context_(std::move(context)),
-      watch_(*context_,
-             SlotOf({.operation = GlooOperation::kWatch, .deadline = {}}, MessageKind::kBytes, 0)),
-      waits_(*context_, watch_) {}
+    : context_(std::move(context)), waits_(*context_, kWatchSlot) {}
 
 GlooGroup::~GlooGroup() = default;
 
@@ -289,17 +289,21 @@ Result<void> GlooGroup::Connect(const std::vector<std::string>& addresses) {
   return {};
 }
 
-Result<void> GlooGroup::Exchange(const GlooCall& call, const std::vector<Send>& sends,
-                                 const std::vector<Receive>& receives) {
+Result<void> GlooGroup::Exchange(const GlooCall& call, std::span<const ByteView> sent,
+                                 std::span<const ByteTarget> received) {
+  const auto own = static_cast<size_t>(rank());
+  std::ranges::copy(sent[own], received[own].begin());
   Transfers transfers(*context_, waits_, call);
-  for (const Receive& receive : receives) {
-    CAIRN_TRY(ForEachPart(receive.bytes, [&](ByteTarget part) {
-      return transfers.BeginReceive(receive.peer, part);
-    }));
+  // Both start with the next rank, so that not all ranks send to rank 0 first.
+  for (int step = 1; step < size(); ++step) {
+    const int peer = (rank() + step) % size();
+    CAIRN_TRY(ForEachPart(received[static_cast<size_t>(peer)],
+                          [&](ByteTarget part) { return transfers.BeginReceive(peer, part); }));
   }
-  for (const Send& send : sends) {
-    CAIRN_TRY(ForEachPart(send.bytes,
-                          [&](ByteView part) { return transfers.BeginSend(send.peer, part); }));
+  for (int step = 1; step < size(); ++step) {
+    const int peer = (rank() + step) % size();
+    CAIRN_TRY(ForEachPart(sent[static_cast<size_t>(peer)],
+                          [&](ByteView part) { return transfers.BeginSend(peer, part); }));
   }
   for (size_t i = 0; i < transfers.incoming_count(); ++i) CAIRN_TRY(transfers.FinishReceive(i));
   return transfers.FinishSends();
@@ -350,7 +354,7 @@ Result<void> GlooGroup::CheckConnections() {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     CAIRN_TRY(Guarded([&] { return fmt::format("the connection to rank {}", peer); },
-                      [&] { watch_.Check(peer); }));
+                      [&] { waits_.Check(peer); }));
   }
   return {};
 }

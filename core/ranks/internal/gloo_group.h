@@ -23,6 +23,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -44,19 +45,9 @@ inline constexpr uint64_t kMaxGlooPartBytes = 16ull << 20;
 inline constexpr uint64_t kUnguardedBytes = 64ull << 10;
 static_assert(kMaxGlooPartBytes < 1ull << 27);
 
-enum class GlooOperation : uint64_t {
-  kBarrier,
-  kBroadcast,
-  kGather,
-  kAllGather,
-  kScatter,
-  kAllToAll,
-  kWatch,  // never sent: see GlooGroup::CheckConnections
-};
-
 /// Identifies a call; `sequence` is the same on all ranks.
 struct GlooCall {
-  GlooOperation operation;
+  Communicator::Operation operation;
   uint32_t sequence = 0;
   Deadline deadline;
 };
@@ -81,15 +72,6 @@ class SigpipeBlock {
 /// After an error the group is unusable; the caller calls `Close`. Threads: one call at a time.
 class GlooGroup {
  public:
-  struct Send {
-    int peer = 0;
-    ByteView bytes;
-  };
-  struct Receive {
-    int peer = 0;
-    ByteTarget bytes;
-  };
-
   /// Listens for each other rank. `timeout` is the longest time for one connection.
   static Result<std::unique_ptr<GlooGroup>> Listen(std::shared_ptr<gloo::transport::Device> device,
                                                    int rank, int size,
@@ -104,10 +86,10 @@ class GlooGroup {
   /// Connects to all peers. `addresses` contains, by rank, the address of each peer for this rank.
   Result<void> Connect(const std::vector<std::string>& addresses);
 
-  /// Sends and receives all ranges concurrently; returns when all are complete. Empty ranges send
-  /// nothing.
-  Result<void> Exchange(const GlooCall& call, const std::vector<Send>& sends,
-                        const std::vector<Receive>& receives);
+  /// Sends `sent[i]` to rank i and receives `received[i]` from it, all concurrently; returns when
+  /// all are complete. Copies the ranges of this rank. Empty ranges send nothing.
+  Result<void> Exchange(const GlooCall& call, std::span<const ByteView> sent,
+                        std::span<const ByteTarget> received);
   /// Dissemination barrier: in round k of ceil(log2(n)), rank i sends to i + 2^k and receives from
   /// i - 2^k.
   /// (Hensgen, Finkel and Manber: Two algorithms for barrier synchronization, 1988)
@@ -130,7 +112,6 @@ class GlooGroup {
   explicit GlooGroup(std::shared_ptr<Context> context);
 
   const std::shared_ptr<Context> context_;  // shared because Gloo's functions take a shared_ptr
-  GlooWatch watch_;
   GlooWaits waits_;
   std::vector<std::string> addresses_;
 };

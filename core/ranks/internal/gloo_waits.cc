@@ -16,23 +16,21 @@ constexpr std::chrono::milliseconds kCheckInterval{250};
 
 }  // namespace
 
-GlooWatch::GlooWatch(gloo::Context& context, uint64_t slot) : context_(context), slot_(slot) {}
-GlooWatch::~GlooWatch() = default;
+GlooWaits::GlooWaits(gloo::Context& context, uint64_t watch_slot)
+    : context_(context), watch_slot_(watch_slot) {}
 
-void GlooWatch::Check(int peer) {
-  const MutexLock lock(mutex_);
+void GlooWaits::Check(int peer) {
+  const MutexLock lock(watching_);
   auto& buffer = expected_[peer];
   if (buffer == nullptr) {
     buffer = context_.createUnboundBuffer(nullptr, 0);
-    buffer->recv(peer, slot_);
+    buffer->recv(peer, watch_slot_);
   }
   // A wait that was aborted before it begins throws if the connection is broken, and returns
   // otherwise.
   buffer->abortWaitRecv();
   (void)buffer->waitRecv(std::chrono::milliseconds(1));
 }
-
-GlooWaits::GlooWaits(gloo::Context& context, GlooWatch& watch) : context_(context), watch_(watch) {}
 
 Result<void> GlooWaits::Start() {
   CAIRN_TRY_ASSIGN(waker_, kv::StartThread("the waits for other ranks", [this] { WakeSender(); }));
@@ -66,7 +64,7 @@ void GlooWaits::Sent(UnboundBuffer& buffer, int peer, Deadline deadline) {
   const Waiting waiting(*this, buffer, /*sends=*/true);
   while (!buffer.waitSend(TimeLeft(deadline))) {
     if (is_interrupted()) Abort();
-    watch_.Check(peer);
+    Check(peer);
   }
 }
 
@@ -88,7 +86,6 @@ void GlooWaits::Begin(UnboundBuffer& buffer, bool sends) {
       waited_for_ = &buffer;
       sends_ = sends;
       ++wait_count_;
-      if (sends && waker_is_idle_) changed_.NotifyAll();
     }
   }
   if (is_interrupted) Abort();
@@ -113,15 +110,9 @@ bool GlooWaits::is_interrupted() const {
 void GlooWaits::WakeSender() {
   const MutexLock lock(mutex_);
   while (!is_ended_) {
-    if (waited_for_ == nullptr || !sends_) {
-      waker_is_idle_ = true;
-      changed_.Wait(mutex_);
-      waker_is_idle_ = false;
-      continue;
-    }
     const uint64_t wait = wait_count_;
     changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + kCheckInterval);
-    if (waited_for_ != nullptr && wait_count_ == wait) waited_for_->abortWaitSend();
+    if (waited_for_ != nullptr && sends_ && wait_count_ == wait) waited_for_->abortWaitSend();
   }
 }
 

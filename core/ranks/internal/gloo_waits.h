@@ -20,30 +20,13 @@ class UnboundBuffer;
 
 namespace cairn::core::internal {
 
-/// Finds closed connections: it requests a message from each peer that is never sent, and a wait
-/// for it fails if the connection is closed. Threads: any.
-class GlooWatch {
- public:
-  /// `slot` is the slot of the messages.
-  GlooWatch(gloo::Context& context, uint64_t slot);
-  ~GlooWatch();
-
-  /// Throws gloo::IoException if the connection to the peer is closed. Does not wait.
-  void Check(int peer);
-
- private:
-  gloo::Context& context_;
-  const uint64_t slot_;
-  Mutex mutex_;
-  std::map<int, std::unique_ptr<gloo::transport::UnboundBuffer>> expected_ CAIRN_GUARDED_BY(mutex_);
-};
-
 /// Waits of one call at a time. Gloo can end the wait for a buffer only. Each function throws
 /// gloo::IoException if the connection is closed, if the deadline has passed (then Gloo closes all
 /// connections of the context), or after Interrupt.
 class GlooWaits {
  public:
-  GlooWaits(gloo::Context& context, GlooWatch& watch);
+  /// `watch_slot` is the slot of the messages with which Check finds closed connections.
+  GlooWaits(gloo::Context& context, uint64_t watch_slot);
   ~GlooWaits();
   /// Before all other calls. kResourceExhausted: no thread can be started.
   Result<void> Start();
@@ -53,6 +36,9 @@ class GlooWaits {
   /// it finds this out while it begins to send what the peer has just requested.
   void Sent(gloo::transport::UnboundBuffer& buffer, int peer, Deadline deadline);
 
+  /// Throws if the connection to the peer is closed: requests a message from it that is never sent,
+  /// and a wait for it fails if the connection is closed. Does not wait. Threads: any.
+  void Check(int peer);
   /// Ends the wait, and every later one. Threads: any.
   void Interrupt();
 
@@ -62,16 +48,18 @@ class GlooWaits {
   void End();
   [[noreturn]] void Abort();
   bool is_interrupted() const;
-  /// Wakes the thread that waits for a send, from time to time.
+  /// Wakes a thread that has waited long for a send, so that it checks the connection.
   void WakeSender();
 
   gloo::Context& context_;
-  GlooWatch& watch_;
+  const uint64_t watch_slot_;
+  Mutex watching_;
+  std::map<int, std::unique_ptr<gloo::transport::UnboundBuffer>> expected_
+      CAIRN_GUARDED_BY(watching_);  // by peer
   mutable Mutex mutex_;
   CondVar changed_;
   bool is_interrupted_ CAIRN_GUARDED_BY(mutex_) = false;
   bool is_ended_ CAIRN_GUARDED_BY(mutex_) = false;
-  bool waker_is_idle_ CAIRN_GUARDED_BY(mutex_) = false;
   bool sends_ CAIRN_GUARDED_BY(mutex_) = false;
   uint64_t wait_count_ CAIRN_GUARDED_BY(mutex_) = 0;
   gloo::transport::UnboundBuffer* waited_for_ CAIRN_GUARDED_BY(mutex_) = nullptr;

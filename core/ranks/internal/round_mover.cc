@@ -44,13 +44,6 @@ void RoundMover::Begin() {
   staged_.clear();
 }
 
-std::optional<ByteView> RoundMover::InPlace(const TensorStream<TensorView>& stream, uint64_t begin,
-                                            uint64_t count) const {
-  const auto memory = stream.MemoryOf(begin, count);
-  if (memory.data == nullptr || !Accepts(memory.device)) return std::nullopt;
-  return ByteView(memory.data, count);
-}
-
 Result<ByteTarget> RoundMover::Pack(const TensorStream<TensorView>& stream, uint64_t begin,
                                     uint64_t count) {
   const int device = count == 0 ? kHostDevice : BufferDevice(stream.MemoryOf(begin, count).device);
@@ -67,7 +60,8 @@ Result<ByteTarget> RoundMover::Pack(const TensorStream<TensorView>& stream, uint
 Result<ByteView> RoundMover::Source(const TensorStream<TensorView>& stream, uint64_t begin,
                                     uint64_t count) {
   if (count == 0) return ByteView();
-  if (const auto there = InPlace(stream, begin, count)) return *there;
+  const auto memory = stream.MemoryOf(begin, count);
+  if (memory.data != nullptr && Accepts(memory.device)) return ByteView(memory.data, count);
   CAIRN_TRY_ASSIGN(const ByteView packed, Pack(stream, begin, count));
   return packed;
 }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <set>
 #include <span>
 #include <vector>
@@ -58,10 +57,6 @@ class RoundMover {
   uint64_t peak_bytes() const { return buffer_.peak_bytes(); }
 
   void Begin();
-  /// Returns bytes [begin, begin + count) of a stream if the communicator can send them in place.
-  /// Requires count > 0.
-  std::optional<ByteView> InPlace(const TensorStream<TensorView>& stream, uint64_t begin,
-                                  uint64_t count) const;
   /// Returns a buffer with a copy of the bytes, which is complete once Packed has returned.
   Result<ByteTarget> Pack(const TensorStream<TensorView>& stream, uint64_t begin, uint64_t count);
   /// Returns the bytes in place if possible, otherwise packed; an empty range if `count` is 0.
