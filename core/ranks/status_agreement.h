@@ -19,9 +19,4 @@ Result<void> AgreeOnStatus(Communicator& communicator, const Result<T>& own) {
                        own ? Result<void>() : Result<void>(std::unexpected(own.error())));
 }
 
-/// Collective. Returns the text of rank 0 on all ranks if no rank failed. A rank that failed
-/// returns its own error; the others return the error of the lowest rank that failed. Texts are
-/// truncated to 1016 bytes. Cost: one AllGather of 1 KiB per rank.
-Result<std::string> BroadcastStatus(Communicator& communicator, const Result<std::string>& own);
-
 }  // namespace cairn::core

@@ -6,6 +6,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <span>
+#include <string_view>
+
+#include "core/ranks/gather_v.h"
 #include "core/ranks/status_agreement.h"
 #include "kv/base/options.h"
 
@@ -43,16 +48,21 @@ Result<std::unique_ptr<kv::Store>> OpenTogether(const std::string& address, kv::
   };
   const bool is_first = communicator.rank() == 0;
   Opened store = nullptr;
-  if (is_first) store = open(mode);
-  CAIRN_TRY_ASSIGN(
-      const std::string words,
-      BroadcastStatus(communicator, is_first ? Introduce(store, mode) : Result<std::string>("")));
-  const size_t space = words.find(' ');
-  if (!is_first && space != std::string::npos) {
-    options.session = words.substr(space + 1);
+  Result<std::string> words("");
+  if (is_first) {
+    store = open(mode);
+    words = Introduce(store, mode);
+  }
+  CAIRN_TRY(AgreeOnStatus(communicator, words));
+  CAIRN_TRY_ASSIGN(const ByteVector bytes,
+                   BroadcastV(communicator, std::as_bytes(std::span(*words)), 0));
+  if (!is_first) {
+    const std::string_view introduction(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    const size_t space = std::min(introduction.find(' '), introduction.size() - 1);
+    options.session = introduction.substr(space + 1);
     store = open(mode == kv::OpenMode::kWrite ? kv::OpenMode::kJoinSession : mode);
     if (store) {
-      Result<void> same = CheckSame(**store, words.substr(0, space));
+      Result<void> same = CheckSame(**store, introduction.substr(0, space));
       if (!same) store = std::unexpected(std::move(same).error());
     }
   }
