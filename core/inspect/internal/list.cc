@@ -111,28 +111,11 @@ Result<void> AddValues(const StepView& view, const KeyPatterns& patterns, Conten
   return {};
 }
 
-// Returns the records of leaves of the tree. A leaf without a record is left out.
-Result<Contents> GetLeaves(const StepView& view, const StateTree& tree, std::vector<Leaf> leaves) {
-  Contents contents{.step = view.step};
-  std::ranges::sort(leaves, {}, &Leaf::fqn);
-  for (const Leaf& leaf : leaves) {
-    const bool is_tensor = IsTensor(tree.nodes[leaf.node].kind);
-    const kv::Column column = is_tensor ? kv::Column::kTensors : kv::Column::kValues;
-    CAIRN_TRY_ASSIGN(const auto record,
-                     view.snapshot->Get(column, view.step, kv::FqnKey(leaf.fqn)));
-    if (!record) continue;
-    CAIRN_TRY(is_tensor ? AddTensor(contents, leaf.fqn, *record)
-                        : AddValue(contents, leaf.fqn, *record));
-  }
-  CAIRN_TRY(AddHiddenOwners(view, contents.tensors));
-  return contents;
-}
-
 // Lists the keys that patterns without wildcards select, without decoding all others.
 Result<Contents> ListLiterals(const StepView& view, const KeyPatterns& patterns,
                               const LiteralKeys& literals, TreeCache& trees) {
   CAIRN_TRY_ASSIGN(const auto stored, trees.Find(view));
-  StateTree tree = stored->Select(literals).tree;
+  StateTree tree = stored->Select(literals);
   CAIRN_TRY_ASSIGN(std::vector<Leaf> leaves, FlattenTree(tree));
   const auto is_selected = [&](const Leaf& leaf) { return patterns.Matches(leaf.fqn); };
   if (!std::ranges::all_of(leaves, is_selected)) {
@@ -141,7 +124,10 @@ Result<Contents> ListLiterals(const StepView& view, const KeyPatterns& patterns,
   }
   // Scans are faster if there are many leaves below each literal. They take four seeks per literal.
   const bool are_exact = leaves.size() <= 4 * literals.size();
-  auto contents = are_exact ? GetLeaves(view, tree, std::move(leaves)) : ListLeaves(view, patterns);
+  std::vector<std::string> fqns;
+  for (Leaf& leaf : leaves) fqns.push_back(std::move(leaf.fqn));
+  std::ranges::sort(fqns);
+  auto contents = are_exact ? FindLeaves(view, {}, fqns) : ListLeaves(view, patterns);
   if (contents) contents->tree = std::move(tree);
   return contents;
 }

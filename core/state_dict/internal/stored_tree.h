@@ -3,8 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <memory>
 #include <set>
 #include <span>
@@ -13,22 +11,13 @@
 #include <vector>
 
 #include "core/state_dict/state_dict.h"
-#include "kv/base/mutex.h"
 
 namespace cairn::core::internal {
 
 /// FQNs, each of which selects the leaf with this FQN and all leaves below it.
 using LiteralKeys = std::set<std::string, std::less<>>;
 
-/// The part of a tree that keys select.
-struct TreeSelection {
-  StateTree tree;
-  uint64_t visited_count = 0;  // nodes of the complete tree whose keys were compared or copied
-};
-
-/// A verified StructureRecord, with an index of its nodes. Immovable, because other threads may use
-/// it. Memory: the record, 4 bytes per node, and 4 bytes per child of a container that is sorted.
-/// Threads: all members are safe.
+/// A verified StructureRecord, with an index of its nodes (4 bytes each). Threads: safe; immutable.
 class StoredTree {
  public:
   /// kDataLoss: `record` is not a StructureRecord, or its child counts do not add up.
@@ -40,10 +29,8 @@ class StoredTree {
   /// kept. Only these leaves can have errors that FlattenTree finds. Requires literals that are not
   /// empty.
   ///
-  /// Cost: linear in the selected nodes, and in the children of the containers above them. If the
-  /// children of a large container were compared many times, they are sorted, and a logarithmic
-  /// number of them is compared from then on.
-  TreeSelection Select(const LiteralKeys& literals) const;
+  /// Cost: linear in the selected nodes, and in the children of the containers above them.
+  StateTree Select(const LiteralKeys& literals) const;
 
  private:
   /// How a child is related to the literals.
@@ -67,12 +54,6 @@ class StoredTree {
     std::vector<Child> nodes;
     bool has_others = false;  // a child that has leaves is not among them
   };
-  /// The children of a large container.
-  struct ChildIndex {
-    uint32_t scan_count = 0;        // how often they were all compared
-    std::vector<uint32_t> by_key;   // empty until they are sorted
-    std::vector<uint32_t> without;  // children without leaves, in tree order
-  };
   /// A container whose children are being added to the selection.
   struct Unfinished {
     Rests rests;
@@ -89,19 +70,11 @@ class StoredTree {
   uint32_t ChildCount(uint32_t node) const;
   bool HasLeaves(uint32_t node) const;
   Relation Relate(uint32_t node, const Rests& rests) const;
-  Children FindChildren(uint32_t container, const Rests& rests, uint64_t& visited_count) const;
-  Children ScanChildren(uint32_t container, const Rests& rests) const;
-  Children SearchChildren(uint32_t container, const ChildIndex& index, const Rests& rests,
-                          uint64_t& visited_count) const;
-  const ChildIndex* IndexOf(uint32_t container) const;
-  void Sort(uint32_t container, ChildIndex& index) const;
+  Children FindChildren(uint32_t container, const Rests& rests) const;
 
   const std::vector<std::byte> bytes_;
   const schema::StructureRecord* const record_;  // in bytes_
   std::vector<uint32_t> ends_;  // by node: the first node after it that is not below it
-  mutable Mutex mutex_;
-  /// By container. An index does not change after it was sorted.
-  mutable std::map<uint32_t, ChildIndex> indexes_ CAIRN_GUARDED_BY(mutex_);
 };
 
 }  // namespace cairn::core::internal
