@@ -416,8 +416,6 @@ Result<Diff> CompareViews(const StepView& view_a, const StepView& view_b,
   CAIRN_TRY(CompareByScan(view_a, *contents_a, view_b, *contents_b, both, diff));
   std::erase_if(both, [](const KeyInBoth& key) { return key.is_compared; });
   CAIRN_TRY(CompareKeys(view_a, view_b, both, diff));
-  // To free the memory of many tensors takes milliseconds.
-  pool.Run(2, [&](size_t i, size_t) { (i == 0 ? contents_b : contents_a)->tensors = {}; });
   return diff;
 }
 

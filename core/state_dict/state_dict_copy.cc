@@ -135,7 +135,9 @@ Result<void> SameStructure(const StateDict& a, const StateDict& b) {
 
 Result<HostState> CreateCpuStateDict(const StateDict& like, const HostMemoryOptions& options) {
   StateDict state = like;
-  internal::MoveToHost(state);
+  for (uint32_t i = 0; i < state.tensors.size(); ++i) {
+    internal::ForEachMemory(state, i, [](TensorView& view) { view.device = kHostDevice; });
+  }
   return HostState::Allocate(std::move(state), options);
 }
 

@@ -14,9 +14,9 @@
 namespace cairn::core {
 
 /// Returns the indices of `tensors` in the order of their bytes in the segments of the store: by
-/// segment, then by offset. A tensor of which several segments have bytes, as after incremental
-/// saves, counts to the one that has most of them. An alias is next to the owner of its bytes;
-/// tensors without bytes precede all others. Requires that `tensors` are of `step` and ascend by
+/// segment, then by offset. Of a tensor in several places, as after incremental saves, the largest
+/// extent counts. An alias is next to the owner of its bytes; tensors without bytes precede all
+/// others. Requires that `tensors` are of `step` and ascend by
 /// FQN, and that the owners of aliases are among them, as in the result of List.
 ///
 /// Reads the records of chunks, and no payload. Cost: one scan of these records, or one lookup per

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <unordered_map>
+#include <utility>
 
 #include "core/base/internal/progress_meter.h"
 #include "core/step/internal/delta_chain.h"
@@ -15,12 +17,8 @@
 namespace cairn::core::internal {
 namespace {
 
-bool BeginsBefore(const ScrubItem& a, const ScrubItem& b) {
-  const auto location = [](const ScrubItem& item) {
-    const kv::Extent& extent = item.chunk.extents.front();
-    return std::pair(extent.segment_id, extent.offset_bytes);
-  };
-  return location(a) < location(b);
+std::pair<uint64_t, uint64_t> LocationOf(const kv::Extent& extent) {
+  return {extent.segment_id, extent.offset_bytes};
 }
 
 // True if `extent` has its pages and their digests where `before` would have them if it were
@@ -48,69 +46,55 @@ bool RemoveOverlap(const kv::Extent& before, ScrubItem& item) {
 }  // namespace
 
 const ScrubItem* PayloadIndex::Add(uint64_t step, std::string_view fqn, const ChunkInfo& chunk) {
-  const auto add = [&](auto& items, auto key, ScrubItem::Part part) -> const ScrubItem* {
-    const auto [at, _] =
-        items.try_emplace(std::move(key), ScrubItem{step, std::string(fqn), chunk, part});
-    const ChunkInfo& known = at->second.chunk;
-    const bool same = known.extents == chunk.extents && known.deltas == chunk.deltas &&
-                      known.digest == chunk.digest;
-    return same ? nullptr : &at->second;
-  };
-  if (chunk.deltas.empty() && chunk.extents.size() == 1) {
-    return add(contiguous_, LocationOf(chunk.extents.front()), ScrubItem::Part::kChunk);
-  }
+  const bool has_deltas = !chunk.deltas.empty();
+  const ScrubItem::Part part = has_deltas                  ? ScrubItem::Part::kDeltas
+                               : chunk.extents.size() == 1 ? ScrubItem::Part::kChunk
+                                                           : ScrubItem::Part::kPageDigests;
   std::vector<Location> locations;
   chunk.stored().ForEach([&](const kv::Extent& e) { locations.push_back(LocationOf(e)); });
-  return chunk.deltas.empty() ? add(scattered_, std::move(locations), ScrubItem::Part::kPageDigests)
-                              : add(with_deltas_, std::move(locations), ScrubItem::Part::kDeltas);
-}
-
-std::vector<ScrubItem> PayloadIndex::ExtentItems() const {
-  std::vector<ScrubItem> items;
-  for (const auto& [locations, chunk_item] : scattered_) {
-    uint64_t first_page = 0;
-    ScrubItem without_extents = chunk_item;
-    without_extents.part = ScrubItem::Part::kExtent;
-    without_extents.chunk.extents = {};
-    for (const kv::Extent& extent : chunk_item.chunk.extents) {
-      ScrubItem& item = items.emplace_back(without_extents);
-      item.chunk.extents = extent;
-      item.first_page = first_page;
-      first_page += kv::PageCount(extent.length_bytes);
-    }
-  }
-  std::ranges::stable_sort(items, BeginsBefore);
-  return items;
+  const auto [at, _] =
+      (has_deltas ? with_deltas_ : chunks_)
+          .try_emplace(std::move(locations), ScrubItem{step, std::string(fqn), chunk, part});
+  const ChunkInfo& known = at->second.chunk;
+  const bool same = known.extents == chunk.extents && known.deltas == chunk.deltas &&
+                    known.digest == chunk.digest;
+  return same ? nullptr : &at->second;
 }
 
 std::vector<ScrubItem> PayloadIndex::Take() {
+  std::vector<ScrubItem> to_read;  // chunks with one extent, and the extents of others
+  std::vector<ScrubItem> others;
+  for (auto& [locations, item] : std::exchange(chunks_, {})) {
+    if (item.part == ScrubItem::Part::kChunk) {
+      to_read.push_back(std::move(item));
+      continue;
+    }
+    ScrubItem of_extent = item;
+    of_extent.part = ScrubItem::Part::kExtent;
+    for (const kv::Extent& extent : item.chunk.extents) {
+      of_extent.chunk.extents = extent;
+      to_read.push_back(of_extent);
+      of_extent.first_page += kv::PageCount(extent.length_bytes);
+    }
+    others.push_back(std::move(item));
+  }
+  for (auto& [locations, item] : std::exchange(with_deltas_, {})) others.push_back(std::move(item));
+  // At the same location, a complete chunk precedes an extent of another chunk.
+  std::ranges::stable_sort(to_read, {}, [](const ScrubItem& item) {
+    return std::pair(LocationOf(item.chunk.extents.front()), item.part);
+  });
   std::vector<ScrubItem> items;
-  items.reserve(contiguous_.size() + scattered_.size());
   kv::Extent farthest;  // the extent in the current segment that ends last
-  const auto add = [&](ScrubItem item) {
+  for (ScrubItem& item : to_read) {
     const kv::Extent extent = item.chunk.extents.front();
-    if (item.part == ScrubItem::Part::kExtent && !RemoveOverlap(farthest, item)) return;
+    if (item.part == ScrubItem::Part::kExtent && !RemoveOverlap(farthest, item)) continue;
     items.push_back(std::move(item));
     const bool is_farther =
         extent.segment_id != farthest.segment_id ||
         extent.offset_bytes + extent.length_bytes > farthest.offset_bytes + farthest.length_bytes;
     if (is_farther) farthest = extent;
-  };
-  auto contiguous = contiguous_.begin();
-  for (ScrubItem& item : ExtentItems()) {
-    // At the same location, a complete chunk precedes an extent of another chunk.
-    for (; contiguous != contiguous_.end() && !BeginsBefore(item, contiguous->second);
-         ++contiguous) {
-      add(std::move(contiguous->second));
-    }
-    add(std::move(item));
   }
-  for (; contiguous != contiguous_.end(); ++contiguous) add(std::move(contiguous->second));
-  for (auto& [locations, item] : scattered_) items.push_back(std::move(item));
-  for (auto& [locations, item] : with_deltas_) items.push_back(std::move(item));
-  contiguous_.clear();
-  scattered_.clear();
-  with_deltas_.clear();
+  std::ranges::move(others, std::back_inserter(items));
   return items;
 }
 

@@ -34,9 +34,8 @@ struct ScrubItem {
   uint64_t first_page = 0;  // kExtent: position of the extent in the chunk
 };
 
-/// Chunks with one extent are identified by the location of its first byte, chunks with several
-/// extents or with deltas by the locations of all of them. Extents that chunks without deltas have
-/// in common are read once. Threads: one.
+/// Chunks are identified by the locations of their extents and deltas. Extents that chunks without
+/// deltas have in common are read once. Threads: one.
 class PayloadIndex {
  public:
   /// Adds a chunk. Returns the item of an earlier record that describes the same bytes differently,
@@ -49,15 +48,10 @@ class PayloadIndex {
 
  private:
   using Location = std::pair<uint64_t, uint64_t>;  // segment, offset
-  static Location LocationOf(const kv::Extent& extent) {
-    return {extent.segment_id, extent.offset_bytes};
-  }
-  /// Returns one item for each extent of the chunks in scattered_, sorted by location.
-  std::vector<ScrubItem> ExtentItems() const;
+  using Items = std::map<std::vector<Location>, ScrubItem>;
 
-  std::map<Location, ScrubItem> contiguous_;              // chunks with one extent
-  std::map<std::vector<Location>, ScrubItem> scattered_;  // chunks with several extents
-  std::map<std::vector<Location>, ScrubItem> with_deltas_;
+  Items chunks_;  // without deltas
+  Items with_deltas_;
 };
 
 /// Reads the payload and the stored page digests of every item and checks both against the records.

@@ -29,13 +29,6 @@ void ForEachMemory(State& state, uint32_t tensor, const Visit& visit) {
   for (auto& part : found->second.parts) visit(part.view);
 }
 
-/// Makes the host the device of all tensors. Requires tensors without memory.
-inline void MoveToHost(StateDict& state) {
-  for (uint32_t i = 0; i < state.tensors.size(); ++i) {
-    ForEachMemory(state, i, [](TensorView& view) { view.device = kHostDevice; });
-  }
-}
-
 /// Appends the content of leaf `leaf` of `from`, whose node is `node`, to `to`. The caller adds the
 /// node to the tree of `to`.
 void AppendContent(const StateDict& from, const Node& node, uint32_t leaf, StateDict& to);
