@@ -52,14 +52,6 @@ TEST(FlattenStateDictTest, RefusesTwoLeavesOfOneName) {
   EXPECT_THAT(FlattenStateDict(state), IsError(ErrorCode::kInvalidArgument, "a.b"));
 }
 
-TEST(UnflattenStateDictTest, GivesTheTreeBackWithEmptyContainers) {
-  const StateDict state = SmallState();
-  CAIRN_ASSERT_OK_AND_ASSIGN(const FlatState flat, FlattenStateDict(state));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const StateDict nested, UnflattenStateDict(flat.flat, flat.tree));
-  EXPECT_EQ(nested.tree, state.tree);
-  EXPECT_EQ(nested.values, state.values);
-}
-
 TEST(UnflattenStateDictTest, TakesAnyOrderAndLeavesOutWhatIsMissing) {
   const StateDict state = SmallState();
   StateDict flat;
