@@ -429,25 +429,20 @@ Result<void> DirectoryStorage::SyncDirectoryOf(std::string_view name) {
 
 void DirectoryStorage::RememberUnsynced(std::string_view directory) {
   const MutexLock lock(mutex_);
-  ++unsynced_[std::string(directory)];
+  unsynced_.emplace(directory);
   has_unsynced_ = true;
 }
 
 Result<void> DirectoryStorage::SyncBeforeRead(std::string_view name) {
   if (!has_unsynced_) return {};
   const std::string_view directory = DirectoryOf(name);
-  uint64_t failure_count = 0;
-  {
-    const MutexLock lock(mutex_);
-    const auto unsynced = unsynced_.find(directory);
-    if (unsynced == unsynced_.end()) return {};
-    failure_count = unsynced->second;
-  }
-  CAIRN_TRY(SyncDirectoryOf(name));
+  CAIRN_TRY_ASSIGN(const FilePlace place, PlaceOf(directory));
+  // Held during the sync, so that a name whose sync fails in the meantime is remembered after it.
   const MutexLock lock(mutex_);
   const auto unsynced = unsynced_.find(directory);
-  // A sync that failed in the meantime may concern a name that the one above did not include.
-  if (unsynced != unsynced_.end() && unsynced->second == failure_count) unsynced_.erase(unsynced);
+  if (unsynced == unsynced_.end()) return {};
+  CAIRN_TRY(WithoutNotFound(SyncDirectory(place, PointName(name, "directory_sync").c_str())));
+  unsynced_.erase(unsynced);
   has_unsynced_ = !unsynced_.empty();
   return {};
 }

@@ -27,7 +27,6 @@
 /// other links to directories are followed when names are listed, or temporary files removed.
 
 #include <atomic>
-#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -145,8 +144,8 @@ class DirectoryStorage final : public Storage, public LocalFiles {
   FileDescriptor held_ CAIRN_GUARDED_BY(mutex_);
   // Directories whose names this object has made durable, relative to the root.
   std::set<std::string, std::less<>> durable_ CAIRN_GUARDED_BY(mutex_);
-  // Directories with names that may not be durable, and how often a sync of them has failed.
-  std::map<std::string, uint64_t, std::less<>> unsynced_ CAIRN_GUARDED_BY(mutex_);
+  // Directories with names that may not be durable.
+  std::set<std::string, std::less<>> unsynced_ CAIRN_GUARDED_BY(mutex_);
 };
 
 }  // namespace cairn::kv::internal
