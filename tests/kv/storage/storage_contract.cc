@@ -80,39 +80,26 @@ std::vector<std::string> StorageContractTest::List(std::string_view prefix) {
   return *std::move(names);
 }
 
-TEST_P(StorageContractTest, PutCreatesAndReplaces) {
-  Put("lease", "one");
-  EXPECT_EQ(Read("lease"), "one");
-  Put("lease", "a longer one");
-  EXPECT_EQ(Read("lease"), "a longer one");
-  Put("lease", "");
-  EXPECT_EQ(Read("lease"), "");
-  EXPECT_THAT(List(""), ElementsAre("lease"));
-}
-
-TEST_P(StorageContractTest, PutVolatileCreatesAndReplaces) {
-  for (const std::string_view bytes : {"one", "a longer one", ""}) {
-    CAIRN_ASSERT_OK(storage_->PutVolatile("leases/a", Bytes(bytes)));
-    EXPECT_EQ(Read("leases/a"), bytes);
+TEST_P(StorageContractTest, PutsCreateAndReplace) {
+  for (const auto put : {&Storage::Put, &Storage::PutVolatile}) {
+    for (const std::string_view bytes : {"one", "a longer one", ""}) {
+      CAIRN_ASSERT_OK(((*storage_).*put)("leases/a", Bytes(bytes)));
+      EXPECT_EQ(Read("leases/a"), bytes);
+    }
+    EXPECT_THAT(List(""), ElementsAre("leases/a"));
   }
-  EXPECT_THAT(List(""), ElementsAre("leases/a"));
 }
 
-TEST_P(StorageContractTest, PutIfAbsentVolatileKeepsAnExistingObject) {
-  CAIRN_ASSERT_OK(storage_->PutIfAbsentVolatile("pending/a/0.part", Bytes("first")));
-  EXPECT_THAT(storage_->PutIfAbsentVolatile("pending/a/0.part", Bytes("second")),
-              IsError(ErrorCode::kConflict, "pending/a/0.part"));
-  EXPECT_EQ(Read("pending/a/0.part"), "first");
-}
-
-TEST_P(StorageContractTest, PutIfAbsentKeepsAnExistingObject) {
-  CAIRN_ASSERT_OK(storage_->PutIfAbsent("roots/1.root", Bytes("first")));
-  EXPECT_THAT(storage_->PutIfAbsent("roots/1.root", Bytes("second")),
-              IsError(ErrorCode::kConflict, "roots/1.root"));
-  EXPECT_EQ(Read("roots/1.root"), "first");
-  Put("lease", "put");
-  EXPECT_THAT(storage_->PutIfAbsent("lease", Bytes("")), IsError(ErrorCode::kConflict, "lease"));
-  EXPECT_EQ(Read("lease"), "put");
+TEST_P(StorageContractTest, PutsOfAbsentObjectsKeepAnExistingOne) {
+  for (const auto put : {&Storage::PutIfAbsent, &Storage::PutIfAbsentVolatile}) {
+    const auto name = fmt::format("pending/a/{}.part", List("").size());
+    CAIRN_ASSERT_OK(((*storage_).*put)(name, Bytes("first")));
+    EXPECT_THAT(((*storage_).*put)(name, Bytes("second")), IsError(ErrorCode::kConflict, name));
+    EXPECT_EQ(Read(name), "first");
+    Put(name, "put");
+    EXPECT_THAT(((*storage_).*put)(name, Bytes("")), IsError(ErrorCode::kConflict, name));
+    EXPECT_EQ(Read(name), "put");
+  }
 }
 
 TEST_P(StorageContractTest, ExactlyOneOfManyThreadsPutsAnAbsentObject) {
