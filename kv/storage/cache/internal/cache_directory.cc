@@ -13,6 +13,7 @@
 #include <array>
 #include <cerrno>
 #include <filesystem>
+#include <map>
 #include <system_error>
 
 #include "kv/base/digest.h"
@@ -201,7 +202,6 @@ Result<CacheDirectory::FoldersPtr> CacheDirectory::MakeFolders() const {
 
 CacheDirectory::FoldersPtr CacheDirectory::OpenFolders() {
   auto folders = MakeFolders();
-  if (!folders) RecordError(folders.error());
   const bool is_ours = folders || folders.error().code != ErrorCode::kFailedPrecondition;
   const MutexLock lock(mutex_);
   folders_ = folders ? *folders : nullptr;
@@ -226,117 +226,60 @@ FilePlace CacheDirectory::PlaceOf(const Folders& folders, std::string_view name)
   return {folders.storage.get(), std::move(flat), std::move(path)};
 }
 
-CacheDirectory::ObjectPtr CacheDirectory::FindOpen(std::string_view name) {
-  const MutexLock lock(mutex_);
-  const auto found = open_.find(name);
-  if (found == open_.end()) return nullptr;
-  found->second.last_use = ++use_count_;
-  return found->second.object;
-}
-
-CacheDirectory::ObjectPtr CacheDirectory::Open(std::string_view name, bool create) {
-  if (ObjectPtr found = FindOpen(name)) {
-    if (found->Touch()) return found;
-    Forget(name);  // another process has removed its files
-  }
+Result<CachedObject> CacheDirectory::Open(std::string_view name, bool create) {
   FoldersPtr folders = HeldFolders();
-  if (folders == nullptr && create) folders = OpenFolders();
-  if (folders == nullptr) return nullptr;
-  auto opened = CachedObject::Open(PlaceOf(*folders, name), name, create);
-  if (!opened && create && opened.error().code == ErrorCode::kNotFound) {
-    folders = OpenFolders();  // somebody has removed them
-    if (folders == nullptr) return nullptr;
-    opened = CachedObject::Open(PlaceOf(*folders, name), name, create);
+  if (folders != nullptr) {
+    auto opened = CachedObject::Open(PlaceOf(*folders, name), name, create);
+    if (opened || !create || opened.error().code != ErrorCode::kNotFound) return opened;
   }
-  if (!opened) {
-    if (create || opened.error().code != ErrorCode::kNotFound) RecordError(opened.error());
-    return nullptr;
-  }
-  (void)(*opened)->Touch();
-  const MutexLock lock(mutex_);
-  const auto place = open_.try_emplace(std::string(name), *opened, ++use_count_).first;
-  const ObjectPtr object = place->second.object;
-  if (open_.size() > kMaxOpen) {
-    open_.erase(std::ranges::min_element(open_, {},
-                                         [](const auto& entry) { return entry.second.last_use; }));
-  }
-  return object;
-}
-
-void CacheDirectory::Forget(std::string_view name) {
-  const MutexLock lock(mutex_);
-  const auto found = open_.find(name);
-  if (found != open_.end()) open_.erase(found);
+  // There never were any, or somebody has removed them.
+  folders = create ? OpenFolders() : nullptr;
+  if (folders == nullptr) return Fail(ErrorCode::kNotFound, "there is no folder of the cache");
+  return CachedObject::Open(PlaceOf(*folders, name), name, create);
 }
 
 bool CacheDirectory::Read(std::string_view name, uint64_t offset_bytes,
                           std::span<std::byte> target) {
-  const ObjectPtr object = Open(name, /*create=*/false);
-  if (object == nullptr) return false;
-  const CachedObject::Outcome outcome = object->Read(offset_bytes, target);
-  const MutexLock lock(mutex_);
-  if (outcome == CachedObject::Outcome::kDamaged) ++statistics_.damaged_count;
-  if (outcome == CachedObject::Outcome::kHit) statistics_.hit_bytes += target.size();
-  return outcome == CachedObject::Outcome::kHit;
+  const auto object = Open(name, /*create=*/false);
+  return object && object->Read(offset_bytes, target);
 }
 
 std::optional<std::vector<std::byte>> CacheDirectory::ReadWhole(std::string_view name,
                                                                 uint64_t limit_bytes) {
-  const ObjectPtr object = Open(name, /*create=*/false);
-  if (object == nullptr) return std::nullopt;
+  const auto object = Open(name, /*create=*/false);
+  if (!object) return std::nullopt;
   const auto size_bytes = object->Size();
   if (!size_bytes || *size_bytes > limit_bytes) return std::nullopt;
   std::vector<std::byte> bytes(*size_bytes);
-  if (!bytes.empty() && !Read(name, 0, bytes)) return std::nullopt;
+  if (!bytes.empty() && !object->Read(0, bytes)) return std::nullopt;
   return bytes;
 }
 
-bool CacheDirectory::CanAdd() const {
-  const MutexLock lock(mutex_);
-  return std::chrono::steady_clock::now() >= blocked_until_;
-}
-
-void CacheDirectory::RecordError(const Error& error) {
-  const MutexLock lock(mutex_);
-  ++statistics_.error_count;
-  statistics_.last_error = error.ToString();
-  blocked_until_ = std::chrono::steady_clock::now() + kPauseAfterError;
-}
-
-void CacheDirectory::CountAdded(uint64_t bytes) {
+void CacheDirectory::Add(std::string_view name, uint64_t offset_bytes,
+                         std::span<const std::byte> bytes, bool is_whole) {
   {
     const MutexLock lock(mutex_);
-    statistics_.stored_bytes += bytes;
-    added_bytes_ += bytes;
-    if (added_bytes_ < max_bytes_ / kAddedFraction) return;
+    if (std::chrono::steady_clock::now() < blocked_until_) return;
+  }
+  const Result<void> added = TryAdd(name, offset_bytes, bytes, is_whole);
+  {
+    const MutexLock lock(mutex_);
+    if (!added) blocked_until_ = std::chrono::steady_clock::now() + kPauseAfterError;
+    added_bytes_ += bytes.size();
+    if (added && added_bytes_ < max_bytes_ / kAddedFraction) return;
     added_bytes_ = 0;
   }
-  Evict();
+  Evict();  // also after an error: the file system may have less space than the limit
 }
 
-void CacheDirectory::Add(std::string_view name, uint64_t offset_bytes,
-                         std::span<const std::byte> bytes) {
-  if (!CanAdd()) return;
-  const ObjectPtr object = Open(name, /*create=*/true);
-  if (object == nullptr) return;
-  if (const auto written = object->Write(offset_bytes, bytes); !written) {
-    RecordError(written.error());
-    Evict();  // the file system may have less space than the limit
-    return;
-  }
-  CountAdded(bytes.size());
-}
-
-void CacheDirectory::AddWhole(std::string_view name, std::span<const std::byte> bytes) {
-  Add(name, 0, bytes);
-  if (!CanAdd()) return;
-  const ObjectPtr object = Open(name, /*create=*/true);
-  if (object == nullptr) return;
-  if (const auto written = object->SetSize(bytes.size()); !written) RecordError(written.error());
+Result<void> CacheDirectory::TryAdd(std::string_view name, uint64_t offset_bytes,
+                                    std::span<const std::byte> bytes, bool is_whole) {
+  CAIRN_TRY_ASSIGN(CachedObject object, Open(name, /*create=*/true));
+  CAIRN_TRY(object.Write(offset_bytes, bytes));
+  return is_whole ? object.SetSize(bytes.size()) : Result<void>();
 }
 
 void CacheDirectory::Remove(std::string_view name) {
-  Forget(name);
   if (const FoldersPtr folders = HeldFolders()) RemoveFiles(folders->storage.get(), FlatName(name));
 }
 
@@ -396,11 +339,6 @@ void CacheDirectory::Evict() {
     if (folder.is_open()) RemoveFiles(folder.get(), object.flat_name);
     total_bytes -= object.allocated_bytes;
   }
-}
-
-CacheStatistics CacheDirectory::statistics() const {
-  const MutexLock lock(mutex_);
-  return statistics_;
 }
 
 }  // namespace cairn::kv::internal

@@ -28,7 +28,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -50,15 +49,6 @@ struct CacheOptions {
   uint64_t max_bytes = uint64_t{32} << 30;
 };
 
-/// Counts since the construction, of one process and one storage.
-struct CacheStatistics {
-  uint64_t hit_bytes = 0;
-  uint64_t stored_bytes = 0;
-  uint64_t damaged_count = 0;  // reads of bytes that did not match their digest
-  uint64_t error_count = 0;    // failures to write
-  std::string last_error;
-};
-
 /// Failures never reach the caller: bytes that cannot be read are absent, and bytes that cannot be
 /// written are not added. After a failure to write, nothing is added for ten seconds. Threads: all
 /// members may run on many threads at once.
@@ -73,10 +63,11 @@ class CacheDirectory {
 
   /// Returns whether `target` was filled with bytes of the object.
   bool Read(std::string_view name, uint64_t offset_bytes, std::span<std::byte> target);
-  /// Returns the complete object if it was added with AddWhole and has at most `limit_bytes`.
+  /// Returns the complete object if all of it was added at once and it has at most `limit_bytes`.
   std::optional<std::vector<std::byte>> ReadWhole(std::string_view name, uint64_t limit_bytes);
-  void Add(std::string_view name, uint64_t offset_bytes, std::span<const std::byte> bytes);
-  void AddWhole(std::string_view name, std::span<const std::byte> bytes);
+  /// Adds bytes of an object; all of them if `is_whole`.
+  void Add(std::string_view name, uint64_t offset_bytes, std::span<const std::byte> bytes,
+           bool is_whole = false);
   void Remove(std::string_view name);
 
   /// Returns the name that the last SetNewestRoot in any process recorded; "" if there is none.
@@ -85,15 +76,8 @@ class CacheDirectory {
 
   /// Removes objects if the files take more than the limit, unless another process does so.
   void Evict();
-  CacheStatistics statistics() const;
 
  private:
-  using ObjectPtr = std::shared_ptr<CachedObject>;
-  struct OpenObject {
-    ObjectPtr object;
-    uint64_t last_use = 0;  // by use_count_
-  };
-
   /// The folders, held open.
   struct Folders {
     FileDescriptor cache;    // DIR/cairn-cache-<uid>
@@ -103,34 +87,26 @@ class CacheDirectory {
 
   /// Opens the folders; creates absent ones.
   Result<FoldersPtr> MakeFolders() const;
-  /// Uses new folders. Null if they cannot be used, which is recorded.
+  /// Uses new folders. Null if they cannot be used.
   FoldersPtr OpenFolders();
   /// Returns the folders, which may have been removed since they were opened; null if there are
   /// none.
   FoldersPtr HeldFolders() const;
   FilePlace PlaceOf(const Folders& folders, std::string_view name) const;
-  /// Returns the open object; null if it is absent and `create` is false, or cannot be opened.
-  ObjectPtr Open(std::string_view name, bool create);
-  ObjectPtr FindOpen(std::string_view name);
-  void Forget(std::string_view name);
-  bool CanAdd() const;
-  void RecordError(const Error& error);
-  /// Records bytes that were added, and evicts if it is time.
-  void CountAdded(uint64_t bytes);
+  /// kNotFound: it is absent, and `create` is false.
+  Result<CachedObject> Open(std::string_view name, bool create);
+  Result<void> TryAdd(std::string_view name, uint64_t offset_bytes,
+                      std::span<const std::byte> bytes, bool is_whole);
   uint64_t LimitBytes(const Folders& folders) const;
 
-  static constexpr size_t kMaxOpen = 64;
   const std::string directory_;     // DIR, absolute
   const std::string storage_name_;  // <storage>
   const uint64_t max_bytes_;
   mutable Mutex mutex_;
   FoldersPtr folders_ CAIRN_GUARDED_BY(mutex_);
   Result<void> folder_check_ CAIRN_GUARDED_BY(mutex_);
-  std::map<std::string, OpenObject, std::less<>> open_ CAIRN_GUARDED_BY(mutex_);  // by name
-  uint64_t use_count_ CAIRN_GUARDED_BY(mutex_) = 0;
   uint64_t added_bytes_ CAIRN_GUARDED_BY(mutex_);  // since the last eviction
   std::chrono::steady_clock::time_point blocked_until_ CAIRN_GUARDED_BY(mutex_);
-  CacheStatistics statistics_ CAIRN_GUARDED_BY(mutex_);
 };
 
 }  // namespace cairn::kv::internal

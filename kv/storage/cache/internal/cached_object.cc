@@ -12,8 +12,7 @@
 #include <array>
 #include <bit>
 #include <cerrno>
-#include <chrono>
-#include <cstring>
+#include <ctime>
 #include <utility>
 #include <vector>
 
@@ -34,7 +33,6 @@ struct CachedObject::Entry {
 namespace {
 
 constexpr uint64_t kEntryBytes = 16;
-constexpr int64_t kTouchIntervalMs = 1000;
 
 /// The part of a granule that a range of an object covers, relative to the granule.
 struct Part {
@@ -78,12 +76,6 @@ Result<void> WriteFull(int fd, uint64_t offset_bytes, std::span<const std::byte>
 
 uint64_t EntryOffset(uint64_t granule) { return (granule + 1) * kEntryBytes; }
 
-int64_t NowMs() {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
 Result<FileDescriptor> OpenFile(const FilePlace& place, std::string_view suffix, bool create) {
   const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | (create ? O_CREAT : 0);
   FileDescriptor file(
@@ -101,13 +93,17 @@ Result<FileDescriptor> OpenFile(const FilePlace& place, std::string_view suffix,
 
 }  // namespace
 
-Result<std::shared_ptr<CachedObject>> CachedObject::Open(const FilePlace& place,
-                                                         std::string_view name, bool create) {
+Result<CachedObject> CachedObject::Open(const FilePlace& place, std::string_view name,
+                                        bool create) {
   static_assert(sizeof(Entry) == kEntryBytes);
   CAIRN_TRY_ASSIGN(FileDescriptor bytes, OpenFile(place, "", create));
   CAIRN_TRY_ASSIGN(FileDescriptor digests, OpenFile(place, kDigestSuffix, create));
-  return std::shared_ptr<CachedObject>(
-      new CachedObject(std::move(bytes), std::move(digests), Checksum64(AsBytes(name))));
+  struct stat status;
+  // Best effort: without it, the object may be evicted too early.
+  if (::fstat(digests.get(), &status) == 0 && status.st_mtime != std::time(nullptr)) {
+    (void)::futimens(digests.get(), nullptr);
+  }
+  return CachedObject(std::move(bytes), std::move(digests), Checksum64(AsBytes(name)));
 }
 
 uint64_t CachedObject::DigestOf(uint64_t granule, uint64_t begin,
@@ -126,35 +122,35 @@ bool CachedObject::ReadVerified(uint64_t granule, const Entry& entry,
          DigestOf(granule, entry.begin, present) == entry.digest;
 }
 
-CachedObject::Outcome CachedObject::Read(uint64_t offset_bytes, std::span<std::byte> target) const {
-  if (target.empty()) return Outcome::kAbsent;
+bool CachedObject::Read(uint64_t offset_bytes, std::span<std::byte> target) const {
+  if (target.empty()) return false;
   const uint64_t first = offset_bytes / kGranuleBytes;
   const uint64_t last = (offset_bytes + target.size() - 1) / kGranuleBytes;
   std::vector<Entry> entries(last - first + 1);
   if (!ReadFull(digests_.get(), EntryOffset(first), std::as_writable_bytes(std::span(entries)))) {
-    return Outcome::kAbsent;
+    return false;
   }
   for (uint64_t i = 0; i < entries.size(); ++i) {
     const Part part = PartOf(first + i, offset_bytes, target.size());
     if (entries[i].digest == 0 || part.begin < entries[i].begin || part.end > entries[i].end) {
-      return Outcome::kAbsent;
+      return false;
     }
   }
-  if (!ReadFull(bytes_.get(), offset_bytes, target)) return Outcome::kDamaged;
+  if (!ReadFull(bytes_.get(), offset_bytes, target)) return false;
   std::array<std::byte, kGranuleBytes> scratch;
   for (uint64_t i = 0; i < entries.size(); ++i) {
     const Entry& entry = entries[i];
     const Part part = PartOf(first + i, offset_bytes, target.size());
     const auto wanted = target.subspan(part.at, part.end - part.begin);
     if (entry.begin == part.begin && entry.end == part.end) {
-      if (DigestOf(part.granule, part.begin, wanted) != entry.digest) return Outcome::kDamaged;
+      if (DigestOf(part.granule, part.begin, wanted) != entry.digest) return false;
       continue;
     }
     // The digest covers more than what is wanted: return the bytes that it was computed over.
-    if (!ReadVerified(part.granule, entry, scratch)) return Outcome::kDamaged;
+    if (!ReadVerified(part.granule, entry, scratch)) return false;
     std::ranges::copy(std::span(scratch).subspan(part.begin, wanted.size()), wanted.begin());
   }
-  return Outcome::kHit;
+  return true;
 }
 
 CachedObject::Entry CachedObject::Join(uint64_t granule, uint64_t begin,
@@ -204,18 +200,6 @@ Result<void> CachedObject::SetSize(uint64_t size_bytes) {
   const std::array<uint64_t, 2> covered{seed_, size_bytes};
   const std::array<uint64_t, 2> entry{size_bytes, Checksum64(std::as_bytes(std::span(covered)))};
   return WriteFull(digests_.get(), 0, std::as_bytes(std::span(entry)));
-}
-
-bool CachedObject::Touch() {
-  const int64_t now_ms = NowMs();
-  int64_t before_ms = touched_ms_.load();
-  if (before_ms != 0 && now_ms - before_ms < kTouchIntervalMs) return true;
-  if (!touched_ms_.compare_exchange_strong(before_ms, now_ms)) return true;
-  struct stat status;
-  if (::fstat(digests_.get(), &status) != 0 || status.st_nlink == 0) return false;
-  // Best effort: without it, the object may be evicted too early.
-  (void)::futimens(digests_.get(), nullptr);
-  return true;
 }
 
 }  // namespace cairn::kv::internal

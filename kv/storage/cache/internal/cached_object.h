@@ -14,10 +14,8 @@
 ///      storage again.
 ///   3. Bytes of an object never change. Processes that write the same granule write the same.
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -37,21 +35,14 @@ inline constexpr std::string_view kDigestSuffix = ".xxh3";
 /// many processes.
 class CachedObject {
  public:
-  enum class Outcome {
-    kHit,
-    kAbsent,   // at least one byte is not in the cache
-    kDamaged,  // a digest does not match, or a file cannot be read
-  };
-
   /// Opens the files, the bytes at `place`; with `create`, creates what is absent. `name` is the
-  /// name of the object; digests of another object do not match. kNotFound: one of the files is
-  /// absent.
-  static Result<std::shared_ptr<CachedObject>> Open(const FilePlace& place, std::string_view name,
-                                                    bool create);
+  /// name of the object; digests of another object do not match. Records that it was used, at most
+  /// once per second. kNotFound: one of the files is absent.
+  static Result<CachedObject> Open(const FilePlace& place, std::string_view name, bool create);
 
-  /// Fills `target` from `offset_bytes` on if all of it is in the cache. Otherwise the contents of
-  /// `target` are unspecified.
-  Outcome Read(uint64_t offset_bytes, std::span<std::byte> target) const;
+  /// Fills `target` from `offset_bytes` on if all of it is in the cache and intact. Otherwise
+  /// returns false, and the contents of `target` are unspecified.
+  bool Read(uint64_t offset_bytes, std::span<std::byte> target) const;
   /// Adds bytes of the object. kResourceExhausted, kUnavailable: they cannot be written; nothing is
   /// lost that was there before, unless its digest does not match any more.
   Result<void> Write(uint64_t offset_bytes, std::span<const std::byte> bytes);
@@ -59,10 +50,6 @@ class CachedObject {
   /// Returns the length of the object if SetSize has recorded it.
   std::optional<uint64_t> Size() const;
   Result<void> SetSize(uint64_t size_bytes);
-
-  /// Records that the object was used, at most once per second. Returns false if the files were
-  /// removed.
-  bool Touch();
 
  private:
   struct Entry;
@@ -76,10 +63,9 @@ class CachedObject {
   /// Returns the entry for a part of a granule that was written, joined with what is there already.
   Entry Join(uint64_t granule, uint64_t begin, std::span<const std::byte> bytes) const;
 
-  const FileDescriptor bytes_;
-  const FileDescriptor digests_;
-  const uint64_t seed_;
-  std::atomic<int64_t> touched_ms_ = 0;
+  FileDescriptor bytes_;
+  FileDescriptor digests_;
+  uint64_t seed_;
 };
 
 }  // namespace cairn::kv::internal

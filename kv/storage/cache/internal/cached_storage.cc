@@ -130,7 +130,7 @@ Result<std::vector<std::byte>> CachedStorage::Read(std::string_view name, uint64
   if (!HasRandomId(name)) return base_->Read(name, limit_bytes);
   if (auto cached = cache_.ReadWhole(name, limit_bytes)) return *std::move(cached);
   CAIRN_TRY_ASSIGN(std::vector<std::byte> bytes, base_->Read(name, limit_bytes));
-  cache_.AddWhole(name, bytes);
+  cache_.Add(name, 0, bytes, /*is_whole=*/true);
   return bytes;
 }
 

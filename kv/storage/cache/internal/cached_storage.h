@@ -57,7 +57,6 @@ class CachedStorage final : public Storage {
     base_->AwaitChange(prefix, timeout);
   }
 
-  CacheStatistics statistics() const { return cache_.statistics(); }
   /// kFailedPrecondition: the cache must not be used (cache_directory.h), and is not used.
   Result<void> CheckCache() const { return cache_.CheckFolder(); }
 

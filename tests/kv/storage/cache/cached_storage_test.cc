@@ -13,7 +13,6 @@
 #include <fstream>
 #include <iterator>
 #include <map>
-#include <thread>
 
 #include "tests/kv/storage/cache/cached_storage_fixture.h"
 #include "tests/kv/storage/storage_contract.h"
@@ -54,7 +53,6 @@ TEST_F(CachedStorageTest, SecondReadMakesNoRequest) {
   ExpectRange(*storage, 1, bytes, 5'000, 5'001);
   ExpectRange(*storage, 1, bytes, 99'999, 100'000);
   EXPECT_THAT(remote_->Calls(), IsEmpty());
-  EXPECT_EQ(storage->statistics().hit_bytes, 100'002u);
 }
 
 TEST_F(CachedStorageTest, ReadsOfAQueueAreCachedToo) {
@@ -122,8 +120,7 @@ TEST_F(CachedStorageTest, RandomRangesReturnWhatTheStorageHas) {
     const uint64_t end = random.Between(begin + 1, std::min(bytes.size(), begin + 9'000));
     ExpectRange(*storage, 1, bytes, begin, end);
   }
-  EXPECT_EQ(storage->statistics().damaged_count, 0u);
-  EXPECT_GT(storage->statistics().hit_bytes, 1'000'000u);
+  EXPECT_LT(remote_->Calls().size(), 1'000u) << "few ranges were read from the cache";
 }
 
 TEST_F(CachedStorageTest, DamagedBytesAreReadFromTheStorageAgain) {
@@ -134,8 +131,7 @@ TEST_F(CachedStorageTest, DamagedBytesAreReadFromTheStorageAgain) {
     remote_->Restart();
     const auto storage = Open();
     ExpectRange(*storage, 1, bytes, 0, 12'000);
-    EXPECT_EQ(storage->statistics().damaged_count, 1u) << at;
-    EXPECT_THAT(remote_->Calls(), SizeIs(1));
+    EXPECT_THAT(remote_->Calls(), SizeIs(1)) << at;
     ExpectRange(*storage, 1, bytes, 0, 12'000);
     EXPECT_THAT(remote_->Calls(), SizeIs(1)) << "the cache was not repaired";
   }
@@ -226,11 +222,7 @@ TEST_F(CachedStorageTest, FilesThatWereRemovedAreWrittenAgain) {
   const auto storage = Open();
   ExpectRange(*storage, 1, bytes, 0, 10'000);
   fs::remove_all(dir_ / fs::directory_iterator(dir_.path())->path().filename().string());
-  // The open files are used for at most a second.
-  while (Files(".seg").empty()) {
-    ExpectRange(*storage, 1, bytes, 0, 10'000);
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
+  ExpectRange(*storage, 1, bytes, 0, 10'000);
   remote_->Restart();
   ExpectRange(*Open(), 1, bytes, 0, 10'000);
   EXPECT_THAT(remote_->Calls(), IsEmpty());
@@ -363,8 +355,7 @@ TEST_F(CachedStorageTest, ADirectoryThatCannotBeCreatedIsBypassed) {
   const Bytes bytes = PutSegment(1, 10'000);
   CachedStorage storage(remote_, CacheOptions{.directory = dir_ / "file"});
   for (int i = 0; i < 3; ++i) ExpectRange(storage, 1, bytes, 0, 10'000);
-  EXPECT_GE(storage.statistics().error_count, 1u);
-  EXPECT_NE(storage.statistics().last_error, "");
+  EXPECT_THAT(remote_->Calls(), SizeIs(3));
 }
 
 }  // namespace
