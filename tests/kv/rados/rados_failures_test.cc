@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "kv/io/internal/file.h"
 #include "tests/kv/rados/ceph_cluster.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
@@ -21,12 +22,9 @@
 namespace cairn::testing {
 namespace {
 
+using kv::internal::AsBytes;
 using std::chrono::seconds;
 using std::chrono::steady_clock;
-
-std::span<const std::byte> Bytes(std::string_view text) {
-  return std::as_bytes(std::span(text.data(), text.size()));
-}
 
 TEST(RadosFailuresTest, AMonitorThatCannotBeReachedIsAnErrorWithinTheTimeout) {
   const ScopedTempDir dir;
@@ -59,12 +57,12 @@ TEST(RadosFailuresTest, AForkedChildHasItsOwnConnection) {
   GTEST_SKIP() << "ThreadSanitizer allows no threads in a forked child";
 #endif
   const auto storage = OpenRados(TestCluster().NewAddress());
-  CAIRN_ASSERT_OK(storage->Put("lease", Bytes("parent")));
+  CAIRN_ASSERT_OK(storage->Put("lease", AsBytes("parent")));
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
     const bool reads = storage->Size("lease").value_or(0) == 6;
-    const bool writes = storage->Put("roots/1", Bytes("child")).has_value();
+    const bool writes = storage->Put("roots/1", AsBytes("child")).has_value();
     ::_exit(reads && writes ? 0 : 1);
   }
   int status = 0;

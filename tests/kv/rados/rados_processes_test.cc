@@ -13,7 +13,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "tests/kv/rados/ceph_cluster.h"
@@ -45,23 +44,6 @@ class Child {
   const pid_t pid_;
 };
 
-/// Memory of a type without a destructor that forked processes share.
-template <typename T>
-T* NewShared() {
-  void* const memory =
-      ::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  EXPECT_NE(memory, MAP_FAILED);
-  return static_cast<T*>(memory);
-}
-
-/// Initializes a barrier in memory that processes share.
-void InitShared(pthread_barrier_t& barrier, unsigned processes) {
-  pthread_barrierattr_t attributes;
-  ::pthread_barrierattr_init(&attributes);
-  ::pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
-  ::pthread_barrier_init(&barrier, &attributes, processes);
-}
-
 TEST(RadosProcessesTest, ExactlyOneOfEightProcessesPutsAnAbsentObject) {
   constexpr int kProcesses = 8;
   constexpr int kRounds = 20;
@@ -69,8 +51,14 @@ TEST(RadosProcessesTest, ExactlyOneOfEightProcessesPutsAnAbsentObject) {
     pthread_barrier_t start;
     std::array<std::array<bool, kRounds>, kProcesses> has_won;
   };
-  Shared* const shared = NewShared<Shared>();
-  InitShared(shared->start, kProcesses);
+  void* const memory =
+      ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  auto* const shared = static_cast<Shared*>(memory);
+  pthread_barrierattr_t attributes;
+  ::pthread_barrierattr_init(&attributes);
+  ::pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  ::pthread_barrier_init(&shared->start, &attributes, kProcesses);
   const std::string address = TestCluster().NewAddress();
   // The children of a process that has used librados have copies of its state.
   EXPECT_THAT(OpenRados(address)->Size("none"), IsError(ErrorCode::kNotFound, "none"));
@@ -103,27 +91,6 @@ TEST(RadosProcessesTest, ExactlyOneOfEightProcessesPutsAnAbsentObject) {
                                storage->Read("roots/" + std::to_string(round), 8));
     EXPECT_THAT(bytes, ::testing::ElementsAre(static_cast<std::byte>('0' + winners[0])));
   }
-}
-
-TEST(RadosProcessesTest, AReaderIsWokenByARootOfAnotherProcess) {
-  const std::string address = TestCluster().NewAddress();
-  auto* const watching = NewShared<pthread_barrier_t>();
-  InitShared(*watching, 2);
-  const Child writer([&] {
-    const auto storage = OpenRados(address);
-    if (storage->Size("none").error().code != ErrorCode::kNotFound) return false;  // connects
-    ::pthread_barrier_wait(watching);
-    std::this_thread::sleep_for(milliseconds(200));
-    return storage->PutIfAbsent("roots/1", {}).has_value();
-  });
-  const auto reader = OpenRados(address);
-  reader->AwaitChange("roots/", milliseconds(1));  // begins to watch
-  ::pthread_barrier_wait(watching);
-  const auto begin = steady_clock::now();
-  reader->AwaitChange("roots/", seconds(60));
-  EXPECT_LT(steady_clock::now() - begin, seconds(20));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const uint64_t size_bytes, reader->Size("roots/1"));
-  EXPECT_EQ(size_bytes, 0u);
 }
 
 TEST(RadosProcessesTest, APutDoesNotWaitForAReaderThatDied) {

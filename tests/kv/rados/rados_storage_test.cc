@@ -3,15 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <barrier>
 #include <chrono>
+#include <latch>
 #include <memory>
 #include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "kv/io/internal/file.h"
 #include "kv/storage/rados/internal/object_read.h"
 #include "kv/storage/rados/internal/object_write.h"
 #include "kv/storage/rados/internal/rados_leftovers.h"
@@ -25,6 +25,7 @@
 namespace cairn::testing {
 namespace {
 
+using kv::internal::AsBytes;
 using kv::internal::ForEachRadosObject;
 using kv::internal::HeadMode;
 using kv::internal::ParseRadosAddress;
@@ -32,10 +33,6 @@ using kv::internal::ParseStripeName;
 using kv::internal::RadosSession;
 using std::chrono::seconds;
 using std::chrono::steady_clock;
-
-std::span<const std::byte> Bytes(std::string_view text) {
-  return std::as_bytes(std::span(text.data(), text.size()));
-}
 
 OpenSameStorage MakeRados(const std::string& parameters) {
   return [address = TestCluster().NewAddress(parameters)] { return OpenRados(address); };
@@ -86,7 +83,7 @@ TEST_F(RadosStorageTest, StripesOfAReplacedOrRemovedObjectAreRemoved) {
     CAIRN_ASSERT_OK(storage->Put("tables/a", bytes));
     EXPECT_EQ(CountStripes(*session), 4);
   }
-  CAIRN_ASSERT_OK(storage->Put("tables/a", Bytes("small")));
+  CAIRN_ASSERT_OK(storage->Put("tables/a", AsBytes("small")));
   EXPECT_EQ(CountStripes(*session), 0);
   CAIRN_ASSERT_OK(storage->PutIfAbsent("tables/b", bytes));
   EXPECT_EQ(CountStripes(*session), 4);
@@ -134,29 +131,22 @@ TEST_F(RadosStorageTest, LeftoversAreOldStripesThatNoHeadRefersTo) {
     CAIRN_ASSERT_OK(
         storage->Put("segments/00000001-0123456789abcdef.seg", std::vector<std::byte>(100'000)));
     CAIRN_ASSERT_OK(storage->Put("other", std::vector<std::byte>(100'000)));
-    // As a writer that died leaves it.
-    std::atomic<int> written = 0;
-    for (int i = 0; i < 3; ++i) {
-      StartStripeWrite(
-          *session,
-          kv::internal::StripeName("segments/00000001-0123456789abcde0.seg", "00000000000000aa", i),
-          Bytes("payload"), [&](int result) {
-            EXPECT_EQ(result, 0);
-            ++written;
-            written.notify_all();
-          });
-    }
-    for (int count = 0; count < 3; count = written) written.wait(count);
-    // Of another program; as many requests as its number says would take years.
-    for (const char* name :
-         {"foreign:00000000000000aa:18446744073709551614", "segments/a:00000000000000aa:1"}) {
-      StartStripeWrite(*session, name, Bytes("foreign"), [&](int result) {
+    // Three as a writer that died leaves them, and two of another program; as many requests as the
+    // number of one says would take years.
+    std::latch written(5);
+    for (const std::string& object : {
+             std::string("segments/00000001-0123456789abcde0.seg:00000000000000aa:0"),
+             std::string("segments/00000001-0123456789abcde0.seg:00000000000000aa:1"),
+             std::string("segments/00000001-0123456789abcde0.seg:00000000000000aa:2"),
+             std::string("foreign:00000000000000aa:18446744073709551614"),
+             std::string("segments/a:00000000000000aa:1"),
+         }) {
+      StartStripeWrite(*session, object, AsBytes("payload"), [&](int result) {
         EXPECT_EQ(result, 0);
-        ++written;
-        written.notify_all();
+        written.count_down();
       });
     }
-    for (int count = 3; count < 5; count = written) written.wait(count);
+    written.wait();
     EXPECT_EQ(CountStripes(*session), 9);
     CAIRN_ASSERT_OK(
         storage->RemoveLeftovers(~0u));  // they are too young: their writer may be alive
@@ -187,7 +177,7 @@ TEST_F(RadosStorageTest, StripesAreInTheDataPool) {
 TEST_F(RadosStorageTest, NamespacesAreSeparate) {
   const std::string address = cluster_.NewAddress();
   const std::string inner = address.substr(0, address.find('?')) + "/inner?conf=" + cluster_.conf;
-  CAIRN_ASSERT_OK(OpenRados(address)->Put("CAIRN", Bytes("outer")));
+  CAIRN_ASSERT_OK(OpenRados(address)->Put("CAIRN", AsBytes("outer")));
   CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::string> names, OpenRados(inner)->List(""));
   EXPECT_THAT(names, ::testing::IsEmpty());
 }
@@ -200,14 +190,14 @@ TEST_F(RadosStorageTest, AwaitChangeReturnsWhenAnotherProcessPutsARoot) {
   for (int i = 0; i < 5; ++i) {
     std::jthread put([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(200));
-      CAIRN_EXPECT_OK(writer->PutIfAbsent("roots/" + std::to_string(i), Bytes("root")));
+      CAIRN_EXPECT_OK(writer->PutIfAbsent("roots/" + std::to_string(i), AsBytes("root")));
     });
     const auto begin = steady_clock::now();
     reader->AwaitChange("roots/", seconds(60));
     EXPECT_LT(steady_clock::now() - begin, seconds(20)) << i;
   }
   // A change before the call is not missed.
-  CAIRN_ASSERT_OK(writer->PutIfAbsent("roots/x", Bytes("root")));
+  CAIRN_ASSERT_OK(writer->PutIfAbsent("roots/x", AsBytes("root")));
   const auto begin = steady_clock::now();
   reader->AwaitChange("roots/", seconds(60));
   EXPECT_LT(steady_clock::now() - begin, seconds(20));
@@ -217,8 +207,8 @@ TEST_F(RadosStorageTest, AwaitChangeIgnoresOtherObjects) {
   const std::string address = cluster_.NewAddress();
   const auto reader = OpenRados(address);
   reader->AwaitChange("roots/", std::chrono::milliseconds(1));
-  CAIRN_ASSERT_OK(OpenRados(address)->Put("tables/a", Bytes("1")));
-  CAIRN_ASSERT_OK(OpenRados(address)->Put("pending/a/1", Bytes("1")));
+  CAIRN_ASSERT_OK(OpenRados(address)->Put("tables/a", AsBytes("1")));
+  CAIRN_ASSERT_OK(OpenRados(address)->Put("pending/a/1", AsBytes("1")));
   const auto begin = steady_clock::now();
   reader->AwaitChange("roots/", std::chrono::milliseconds(300));
   EXPECT_GE(steady_clock::now() - begin, std::chrono::milliseconds(299));

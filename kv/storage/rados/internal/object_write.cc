@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <numeric>
 #include <optional>
@@ -11,13 +13,13 @@
 #include <vector>
 
 #include "kv/base/catch_exhaustion.h"
-#include "kv/base/mutex.h"
+#include "kv/io/worker_pool.h"
 #include "kv/storage/rados/internal/object_read.h"
 
 namespace cairn::kv::internal {
 namespace {
 
-constexpr uint64_t kRemovesInFlight = 16;
+constexpr size_t kRemovesInFlight = 16;
 
 // The changes of one object.
 class WriteOp {
@@ -103,32 +105,19 @@ Result<void> RemoveStripes(RadosSession& session, std::string_view name, const S
 Result<void> RemoveStripes(RadosSession& session, std::string_view name, const StripeLayout& layout,
                            std::span<const uint64_t> indices) {
   CAIRN_TRY_ASSIGN(const RadosIoContext pool, session.Pool(layout.pool_id));
-  Mutex mutex;
-  CondVar changed;
-  uint64_t in_flight = 0;
-  int failure = 0;
-  for (const uint64_t i : indices) {
-    {
-      const MutexLock lock(mutex);
-      while (in_flight == kRemovesInFlight) changed.Wait(mutex);
-      ++in_flight;
-    }
-    const auto end = [&](int result) {
-      const MutexLock lock(mutex);
-      if (result < 0 && result != -ENOENT) failure = result;
-      --in_flight;
-      changed.NotifyOne();
-    };
-    const auto begun = CatchExhaustion("a request", [&]() -> Result<void> {
+  std::atomic<size_t> next = 0;
+  std::atomic<int> failure = 0;
+  const auto remove_some = [&](size_t) -> Result<void> {
+    for (size_t i = next++; i < indices.size(); i = next++) {
       WriteOp op(session.api());
       op.Remove();
-      op.Start(session, pool, StripeName(name, layout.unique, i), end);
-      return {};
-    });
-    if (!begun) end(-ENOMEM);  // the writes in flight use this frame
-  }
-  const MutexLock lock(mutex);
-  while (in_flight > 0) changed.Wait(mutex);
+      const int result = op.Perform(pool, StripeName(name, layout.unique, indices[i]));
+      if (result < 0 && result != -ENOENT) failure = result;
+    }
+    return {};
+  };
+  CAIRN_TRY(
+      RunOnThreads(std::min(indices.size(), kRemovesInFlight), "removals of stripes", remove_some));
   if (failure < 0) return Fail(session.MakeError(failure, "remove a stripe", name));
   return {};
 }

@@ -16,19 +16,16 @@ namespace {
 
 using std::chrono::steady_clock;
 
-constexpr std::array<std::string_view, 2> kFolders = {kRootFolder, "pending/"};
 // The cluster ends a watch whose process is silent for this time.
 constexpr uint32_t kWatchTimeoutSeconds = 30;
 // How long a message waits for a process that does not confirm it.
 constexpr uint64_t kNotifyTimeoutMs = 2000;
 constexpr uint32_t kMaxInFlight = 64;
 
-// Returns the number of the folder; kFolders.size() if it is another one.
-size_t FolderOf(std::string_view name) {
-  for (size_t i = 0; i < kFolders.size(); ++i) {
-    if (name.starts_with(kFolders[i])) return i;
-  }
-  return kFolders.size();
+// Returns "roots/" for "roots/1"; "" for names and prefixes of all other folders.
+std::string_view FolderOf(std::string_view name) {
+  const std::string_view folder = name.substr(0, name.find('/') + 1);
+  return folder == kRootFolder || folder == kPendingFolder ? folder : "";
 }
 
 /// What librados returns for a message.
@@ -53,8 +50,8 @@ RadosNotices::~RadosNotices() {
 }
 
 void RadosNotices::Announce(std::string_view name) {
-  const size_t folder = FolderOf(name);
-  if (folder == kFolders.size()) return;
+  const std::string_view folder = FolderOf(name);
+  if (folder.empty()) return;
   {
     const MutexLock lock(mutex_);
     if (in_flight_ >= kMaxInFlight) return;
@@ -71,9 +68,8 @@ void RadosNotices::Announce(std::string_view name) {
     Reply& bytes = *reply;
     session_.StartOperation(
         [&](RadosCompletion completion) {
-          const std::string_view text = kFolders[folder];
-          return api.aio_notify(session_.heads(), kNoticeObject, completion, text.data(),
-                                static_cast<int>(text.size()), kNotifyTimeoutMs, &bytes.data,
+          return api.aio_notify(session_.heads(), kNoticeObject, completion, folder.data(),
+                                static_cast<int>(folder.size()), kNotifyTimeoutMs, &bytes.data,
                                 &bytes.length_bytes);
         },
         [end, &api, reply = std::move(reply)](int) {
@@ -90,10 +86,11 @@ void RadosNotices::OnNotified(void* self, uint64_t notify_id, uint64_t watch, ui
   auto& notices = *static_cast<RadosNotices*>(self);
   RadosSession& session = notices.session_;
   (void)session.api().notify_ack(session.heads(), kNoticeObject, notify_id, watch, nullptr, 0);
-  const size_t folder = FolderOf({static_cast<const char*>(data), length_bytes});
-  if (folder == kFolders.size()) return;  // sent by a newer version
+  const std::string_view folder = FolderOf({static_cast<const char*>(data), length_bytes});
+  if (folder.empty()) return;  // sent by a newer version
   const MutexLock lock(notices.mutex_);
-  ++notices.counts_[folder];
+  ++notices.messages_[std::string(folder)].count;
+  ++notices.messages_[""].count;  // of any folder
   notices.changed_.NotifyAll();
 }
 
@@ -123,22 +120,16 @@ bool RadosNotices::EnsureWatch() {
   return has_watch_;
 }
 
-uint64_t RadosNotices::CountOf(std::string_view prefix) const {
-  const size_t folder = FolderOf(prefix);
-  return folder < kFolders.size() ? counts_[folder] : counts_[0] + counts_[1];
-}
-
-uint64_t& RadosNotices::SeenOf(std::string_view prefix) { return seen_[FolderOf(prefix)]; }
-
 void RadosNotices::Await(std::string_view prefix, std::chrono::milliseconds timeout) {
   const auto deadline = steady_clock::now() + timeout;
   if (timeout.count() <= 0) return;
   if (!EnsureWatch()) return std::this_thread::sleep_until(deadline);
   const MutexLock lock(mutex_);
-  while (CountOf(prefix) == SeenOf(prefix) && !watch_failed_) {
+  Messages& messages = messages_[std::string(FolderOf(prefix))];
+  while (messages.count == messages.seen_count && !watch_failed_) {
     if (!changed_.WaitUntil(mutex_, deadline)) break;
   }
-  SeenOf(prefix) = CountOf(prefix);
+  messages.seen_count = messages.count;
 }
 
 }  // namespace cairn::kv::internal

@@ -5,10 +5,12 @@
 /// They are notifications of RADOS on the object kNoticeObject, which the first process that waits
 /// creates. They only save time: a message that is lost costs the timeout of Await.
 
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
 #include <string_view>
 
 #include "kv/base/mutex.h"
@@ -30,8 +32,8 @@ class RadosNotices {
 
   /// Sends a message in the background if `name` belongs to a root or a part.
   void Announce(std::string_view name);
-  /// Waits until such a message has been received since the last call with this prefix, at most for
-  /// `timeout`. Sleeps if messages cannot be received.
+  /// Waits until such a message about the folder of the prefix has been received since the last
+  /// call for this folder, at most for `timeout`. Sleeps if messages cannot be received.
   void Await(std::string_view prefix, std::chrono::milliseconds timeout);
 
  private:
@@ -40,9 +42,6 @@ class RadosNotices {
   static void OnWatchFailed(void* self, uint64_t watch, int error);
   /// Returns whether messages are received.
   bool EnsureWatch();
-  /// Returns how many messages with the prefix have been received.
-  uint64_t CountOf(std::string_view prefix) const CAIRN_REQUIRES(mutex_);
-  uint64_t& SeenOf(std::string_view prefix) CAIRN_REQUIRES(mutex_);
 
   RadosSession& session_;
   Mutex watch_mutex_;  // held during requests; before mutex_
@@ -53,8 +52,12 @@ class RadosNotices {
   CondVar changed_;
   bool watch_failed_ CAIRN_GUARDED_BY(mutex_) = false;
   uint32_t in_flight_ CAIRN_GUARDED_BY(mutex_) = 0;
-  std::array<uint64_t, 2> counts_ CAIRN_GUARDED_BY(mutex_) = {};  // per folder
-  std::array<uint64_t, 3> seen_ CAIRN_GUARDED_BY(mutex_) = {};    // per folder, and of both
+  /// The messages that were received, and the count when Await returned last.
+  struct Messages {
+    uint64_t count = 0;
+    uint64_t seen_count = 0;
+  };
+  std::map<std::string, Messages, std::less<>> messages_ CAIRN_GUARDED_BY(mutex_);  // by folder
 };
 
 }  // namespace cairn::kv::internal

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -18,37 +17,9 @@
 
 namespace cairn::kv::internal {
 
-// A connection, with the threads of librados. Destroyed by the last session.
-struct RadosCluster {
-  RadosCluster(const RadosApi& api, RadosClusterHandle handle) : api(api), handle(handle) {}
-  ~RadosCluster() { api.shutdown(handle); }
-  RadosCluster(const RadosCluster&) = delete;
-  RadosCluster& operator=(const RadosCluster&) = delete;
-
-  const RadosApi api;
-  const RadosClusterHandle handle;
-};
-
 namespace {
 
 constexpr size_t kMaxLayouts = 1 << 14;
-
-// The connections of one process. A forked child makes its own, because a lock of its parent may be
-// held forever.
-struct Connections {
-  const pid_t pid = ::getpid();
-  Mutex mutex;
-  std::map<std::string, std::weak_ptr<RadosCluster>> clusters CAIRN_GUARDED_BY(mutex);
-};
-
-Connections& OwnConnections() {
-  static std::atomic<Connections*> current = nullptr;  // never freed: used until the process ends
-  Connections* found = current.load(std::memory_order_acquire);
-  if (found != nullptr && found->pid == ::getpid()) return *found;
-  auto own = std::make_unique<Connections>();
-  if (current.compare_exchange_strong(found, own.get())) return *own.release();
-  return *found;  // another thread's
-}
 
 Error ConnectError(const RadosSettings& settings, std::string_view what, int result) {
   const std::string conf = settings.conf.empty() ? "CEPH_CONF, /etc/ceph/ceph.conf" : settings.conf;
@@ -80,48 +51,6 @@ void SetTimeouts(const RadosApi& api, RadosClusterHandle handle, const RadosSett
   (void)api.conf_set(handle, "client_mount_timeout", timeout.c_str());
 }
 
-Result<std::shared_ptr<RadosCluster>> Connect(const RadosSettings& settings) {
-  CAIRN_TRY_ASSIGN(const RadosApi api, LoadRadosApi());
-  RadosClusterHandle handle = nullptr;
-  int result = api.create(&handle, settings.id.empty() ? nullptr : settings.id.c_str());
-  if (result < 0) return Fail(ConnectError(settings, "initialize librados", result));
-  auto cluster = std::make_shared<RadosCluster>(api, handle);
-  result = api.conf_read_file(handle, settings.conf.empty() ? nullptr : settings.conf.c_str());
-  // Without a file, CEPH_ARGS may contain everything.
-  if (result < 0 && (result != -ENOENT || !settings.conf.empty())) {
-    return Fail(ConnectError(settings, "read the configuration of Ceph", result));
-  }
-  result = api.conf_parse_env(handle, nullptr);
-  if (result < 0) return Fail(ConnectError(settings, "use CEPH_ARGS", result));
-  SetTimeouts(api, handle, settings);
-  result = api.connect(handle);
-  if (result < 0) return Fail(ConnectError(settings, "connect to the Ceph cluster", result));
-  return cluster;
-}
-
-Result<std::shared_ptr<RadosCluster>> SharedCluster(const RadosSettings& settings) {
-  Connections& connections = OwnConnections();
-  const char* const environment = std::getenv("CEPH_CONF");
-  const std::string key =
-      fmt::format("{}|{}|{}|{}", settings.conf, settings.id, settings.timeout.count(),
-                  settings.conf.empty() && environment != nullptr ? environment : "");
-  const MutexLock lock(connections.mutex);
-  std::weak_ptr<RadosCluster>& slot = connections.clusters[key];
-  if (auto cluster = slot.lock()) return cluster;
-  // librados takes the random numbers that identify a client from a generator per thread. Children
-  // that one process forks have copies of its generators, and clusters confuse clients with the
-  // same numbers. A new thread has a new generator.
-  Result<std::shared_ptr<RadosCluster>> connected;
-  constexpr const char* kWhat = "the connection to the Ceph cluster";
-  CAIRN_TRY_ASSIGN(std::thread connecting, StartThread(kWhat, [&] {
-                     connected = CatchExhaustion(kWhat, [&] { return Connect(settings); });
-                   }));
-  connecting.join();
-  CAIRN_TRY_ASSIGN(auto cluster, std::move(connected));
-  slot = cluster;
-  return cluster;
-}
-
 std::string AdviceFor(int result, const RadosSettings& settings) {
   switch (-result) {
     case ETIMEDOUT:
@@ -149,9 +78,19 @@ std::string AdviceFor(int result, const RadosSettings& settings) {
 }  // namespace
 
 Result<std::unique_ptr<RadosSession>> RadosSession::Open(const RadosSettings& settings) {
-  auto cluster = SharedCluster(settings);
-  if (!cluster) return std::unexpected(std::move(cluster).error().WithFile(settings.address));
-  std::unique_ptr<RadosSession> session(new RadosSession(settings, *std::move(cluster)));
+  const auto api = LoadRadosApi();
+  if (!api) return Fail(Error(api.error()).WithFile(settings.address));
+  std::unique_ptr<RadosSession> session(new RadosSession(settings, *api));
+  // librados takes the random numbers that identify a client from a generator per thread. Children
+  // that one process forks have copies of its generators, and clusters confuse clients with the
+  // same numbers. A new thread has a new generator.
+  Result<void> connected;
+  constexpr const char* kWhat = "the connection to the Ceph cluster";
+  CAIRN_TRY_ASSIGN(std::thread connecting, StartThread(kWhat, [&] {
+                     connected = CatchExhaustion(kWhat, [&] { return session->Connect(); });
+                   }));
+  connecting.join();
+  CAIRN_TRY(std::move(connected));
   CAIRN_TRY_ASSIGN(session->heads_, session->OpenPool(settings.pool));
   if (!settings.data_pool.empty() && settings.data_pool != settings.pool) {
     CAIRN_TRY_ASSIGN(session->data_, session->OpenPool(settings.data_pool));
@@ -159,24 +98,38 @@ Result<std::unique_ptr<RadosSession>> RadosSession::Open(const RadosSettings& se
   return session;
 }
 
-RadosSession::RadosSession(RadosSettings settings, std::shared_ptr<RadosCluster> cluster)
-    : settings_(std::move(settings)), pid_(::getpid()), cluster_(std::move(cluster)) {}
+RadosSession::RadosSession(RadosSettings settings, const RadosApi& api)
+    : settings_(std::move(settings)), pid_(::getpid()), api_(api) {}
 
 RadosSession::~RadosSession() {
   CAIRN_CHECK(is_usable());
-  for (const auto& [id, pool] : other_pools_) api().ioctx_destroy(pool);
-  if (data_ != nullptr) api().ioctx_destroy(data_);
-  if (heads_ != nullptr) api().ioctx_destroy(heads_);
+  for (const auto& [id, pool] : other_pools_) api_.ioctx_destroy(pool);
+  if (data_ != nullptr) api_.ioctx_destroy(data_);
+  if (heads_ != nullptr) api_.ioctx_destroy(heads_);
+  if (cluster_ != nullptr) api_.shutdown(cluster_);
+}
+
+Result<void> RadosSession::Connect() {
+  int result = api_.create(&cluster_, settings_.id.empty() ? nullptr : settings_.id.c_str());
+  if (result < 0) return Fail(ConnectError(settings_, "initialize librados", result));
+  result = api_.conf_read_file(cluster_, settings_.conf.empty() ? nullptr : settings_.conf.c_str());
+  // Without a file, CEPH_ARGS may contain everything.
+  if (result < 0 && (result != -ENOENT || !settings_.conf.empty())) {
+    return Fail(ConnectError(settings_, "read the configuration of Ceph", result));
+  }
+  result = api_.conf_parse_env(cluster_, nullptr);
+  if (result < 0) return Fail(ConnectError(settings_, "use CEPH_ARGS", result));
+  SetTimeouts(api_, cluster_, settings_);
+  result = api_.connect(cluster_);
+  if (result < 0) return Fail(ConnectError(settings_, "connect to the Ceph cluster", result));
+  return {};
 }
 
 bool RadosSession::is_usable() const { return pid_ == ::getpid(); }
-const RadosApi& RadosSession::api() const { return cluster_->api; }
-RadosClusterHandle RadosSession::cluster() const { return cluster_->handle; }
-int64_t RadosSession::stripe_pool_id() const { return api().ioctx_get_id(stripes()); }
 
 Result<RadosIoContext> RadosSession::OpenPool(const std::string& pool) {
   RadosIoContext context = nullptr;
-  const int result = api().ioctx_create(cluster(), pool.c_str(), &context);
+  const int result = api_.ioctx_create(cluster_, pool.c_str(), &context);
   if (result == -ENOENT) {
     return Fail(Error{.code = ErrorCode::kFailedPrecondition,
                       .message = fmt::format("the cluster has no pool \"{}\"; create it with "
@@ -185,17 +138,17 @@ Result<RadosIoContext> RadosSession::OpenPool(const std::string& pool) {
                       .file = settings_.address});
   }
   if (result < 0) return Fail(ConnectError(settings_, "open the pool " + pool, result));
-  api().ioctx_set_namespace(context, settings_.name_space.c_str());
+  api_.ioctx_set_namespace(context, settings_.name_space.c_str());
   return context;
 }
 
 Result<RadosIoContext> RadosSession::Pool(int64_t pool_id) {
-  if (pool_id == api().ioctx_get_id(heads_)) return heads_;
-  if (data_ != nullptr && pool_id == api().ioctx_get_id(data_)) return data_;
+  if (pool_id == api_.ioctx_get_id(heads_)) return heads_;
+  if (data_ != nullptr && pool_id == api_.ioctx_get_id(data_)) return data_;
   const MutexLock lock(mutex_);
   RadosIoContext& context = other_pools_[pool_id];
   if (context == nullptr) {
-    const int result = api().ioctx_create2(cluster(), pool_id, &context);
+    const int result = api_.ioctx_create2(cluster_, pool_id, &context);
     if (result < 0) {
       other_pools_.erase(pool_id);
       return Fail(Error{.code = ErrorCode::kUnavailable,
@@ -203,7 +156,7 @@ Result<RadosIoContext> RadosSession::Pool(int64_t pool_id) {
                                                std::strerror(-result)),
                         .file = settings_.address});
     }
-    api().ioctx_set_namespace(context, settings_.name_space.c_str());
+    api_.ioctx_set_namespace(context, settings_.name_space.c_str());
   }
   return context;
 }
@@ -224,15 +177,15 @@ void RadosSession::StartOperation(const std::function<int(RadosCompletion)>& beg
     call->api.aio_release(completion);
     call->done(result);
   };
-  auto call = std::make_unique<Call>(api(), std::move(done));
+  auto call = std::make_unique<Call>(api_, std::move(done));
   RadosCompletion completion = nullptr;
-  CAIRN_CHECK(api().aio_create_completion(call.get(), on_done, nullptr, &completion) == 0);
+  CAIRN_CHECK(api_.aio_create_completion(call.get(), on_done, nullptr, &completion) == 0);
   const int result = begin(completion);
   if (result >= 0) {
     call.release();  // owned by the callback
     return;
   }
-  api().aio_release(completion);
+  api_.aio_release(completion);
   call->done(result);
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// The connection of one process to a cluster, and the access of one storage to its pools.
+/// The connection of one storage to a cluster, and the access to its pools.
 ///
 /// Every request ends after the timeout of the settings at the latest: librados then gives up with
 /// ETIMEDOUT. It repeats requests itself while it waits, so that the death of an OSD is a delay.
@@ -22,14 +22,11 @@
 
 namespace cairn::kv::internal {
 
-struct RadosCluster;
-
 /// Threads: all members may run on many threads at once.
 class RadosSession {
  public:
-  /// Connects, or uses the connection of another session of this process with the same
-  /// configuration and user. kFailedPrecondition: the library, the configuration or a pool is
-  /// missing. kUnavailable: no monitor answered, or the user was refused.
+  /// Connects. kFailedPrecondition: the library, the configuration or a pool is missing.
+  /// kUnavailable: no monitor answered, or the user was refused.
   static Result<std::unique_ptr<RadosSession>> Open(const RadosSettings& settings);
   ~RadosSession();
   RadosSession(const RadosSession&) = delete;
@@ -39,14 +36,14 @@ class RadosSession {
   /// must not even destroy it.
   bool is_usable() const;
 
-  const RadosApi& api() const;
+  const RadosApi& api() const { return api_; }
   const RadosSettings& settings() const { return settings_; }
-  RadosClusterHandle cluster() const;
+  RadosClusterHandle cluster() const { return cluster_; }
   RadosIoContext heads() const { return heads_; }
   /// Returns the access to new stripes.
   RadosIoContext stripes() const { return data_ == nullptr ? heads_ : data_; }
   bool has_data_pool() const { return data_ != nullptr; }
-  int64_t stripe_pool_id() const;
+  int64_t stripe_pool_id() const { return api_.ioctx_get_id(stripes()); }
   /// Returns the access to the pool of existing stripes, without waiting.
   Result<RadosIoContext> Pool(int64_t pool_id);
 
@@ -70,12 +67,14 @@ class RadosSession {
   void ForgetLayout(std::string_view name);
 
  private:
-  RadosSession(RadosSettings settings, std::shared_ptr<RadosCluster> cluster);
+  RadosSession(RadosSettings settings, const RadosApi& api);
+  Result<void> Connect();
   Result<RadosIoContext> OpenPool(const std::string& pool);
 
   const RadosSettings settings_;
   const pid_t pid_;
-  const std::shared_ptr<RadosCluster> cluster_;  // shared by all sessions of this user
+  const RadosApi api_;
+  RadosClusterHandle cluster_ = nullptr;
   RadosIoContext heads_ = nullptr;
   RadosIoContext data_ = nullptr;  // null if stripes are in the pool of the heads
 
