@@ -77,7 +77,7 @@ HttpResponse Perform(const HttpRequest& request, std::span<const std::byte> resp
   HttpResponse result;
   {
     const CurlLibrary& curl = Curl();
-    HttpTransfer transfer(CurlHandle(curl.easy_init()), request, {});
+    HttpTransfer transfer(request, {});
     CURL* const handle = transfer.handle();
     curl.easy_setopt(handle, CURLOPT_ABSTRACT_UNIX_SOCKET, server.name().c_str());
     curl.easy_setopt(handle, CURLOPT_PREREQFUNCTION, &OnConnected);

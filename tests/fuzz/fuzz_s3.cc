@@ -74,7 +74,7 @@ void FuzzTime(std::string_view text) {
 
 /// Lines "name: value" up to an empty line, then the body.
 void FuzzJudgement(Input input) {
-  HttpResponse response{.failure = static_cast<HttpFailure>(input.Byte() % 8),
+  HttpResponse response{.failure = static_cast<CURLcode>(input.Byte() % CURL_LAST),
                         .error = "an error",
                         .status = input.Number<uint16_t>() % 600};
   const S3Range range{.offset_bytes = input.Number<uint16_t>(),

@@ -173,9 +173,9 @@ HttpReply FakeS3::ChangeUpload(const HttpCall& call, const std::string& key) {
     const int last = upload->second.parts.empty() ? 0 : upload->second.parts.rbegin()->first;
     for (const auto& [number, part] : upload->second.parts) {
       if (number != last && part.size() < kMinPartBytes) return S3ErrorReply(400, "EntityTooSmall");
-      if (call.body.find(fmt::format("<ETag>\"part-{}\"</ETag>", number)) == std::string::npos) {
-        return S3ErrorReply(400, "InvalidPart");
-      }
+      const std::string named =
+          fmt::format("<ETag>\"part-{0}\"</ETag><PartNumber>{0}</PartNumber>", number);
+      if (call.body.find(named) == std::string::npos) return S3ErrorReply(400, "InvalidPart");
       bytes += part;
     }
     objects_[key] = bytes;

@@ -11,12 +11,14 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kv/base/div.h"
+#include "kv/io/internal/file.h"
 #include "kv/io/io_queue.h"
-#include "kv/storage/s3/internal/listing.h"
 #include "kv/storage/s3/internal/s3_storage.h"
 #include "kv/storage/storage.h"
 #include "tests/support/fake_s3.h"
@@ -27,6 +29,7 @@ namespace cairn::testing {
 namespace {
 
 using kv::IoCompletion;
+using kv::internal::AsBytes;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -36,10 +39,6 @@ using ::testing::SizeIs;
 constexpr const char* kSecret = "SECRET-KEY-9f3b";
 constexpr const char* kToken = "SESSION-TOKEN-77ac";
 constexpr uint64_t kPartBytes = 5 << 20;
-
-std::span<const std::byte> Bytes(std::string_view text) {
-  return std::as_bytes(std::span(text.data(), text.size()));
-}
 
 std::string Text(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -120,6 +119,8 @@ const Fault kTransientFaults[] = {
     {"status 429", {.status = 429}},
     {"status 408", S3ErrorReply(408, "RequestTimeout")},
     {"status 409", S3ErrorReply(409, "ConditionalRequestConflict")},
+    {"a request that was too slow", S3ErrorReply(400, "RequestTimeout")},
+    {"bytes that changed on their way", S3ErrorReply(400, "BadDigest")},
     {"a connection that is cut", {.cut_at_once = true}},
     {"a response that is cut",
      {.headers = {"Content-Length: 100"}, .body = "<Error>", .cut_after_bytes = 3}},
@@ -129,16 +130,17 @@ TEST_F(S3FaultsTest, EveryOperationSurvivesTransientFaults) {
   for (const Fault& fault : kTransientFaults) {
     SCOPED_TRACE(fault.name);
     ReplyTo(2, fault.reply);
-    CAIRN_EXPECT_OK(storage_->Put("lease", Bytes("first")));
+    CAIRN_EXPECT_OK(storage_->Put("lease", AsBytes("first")));
     ReplyTo(2, fault.reply);
-    CAIRN_EXPECT_OK(storage_->PutIfAbsent("roots/1.root", Bytes("root")));
+    CAIRN_EXPECT_OK(storage_->PutIfAbsent("roots/1.root", AsBytes("root")));
     ReplyTo(2, fault.reply);
     std::array<std::byte, 4> target{};
     CAIRN_EXPECT_OK(storage_->ReadRange("roots/1.root", 0, target));
     EXPECT_EQ(Text(target), "root");
-    HttpReply without_body = fault.reply;  // as responses to HEAD are, so it cannot be cut there
-    without_body.cut_at_once |= fault.reply.cut_after_bytes.has_value();
-    ReplyTo(2, without_body);
+    HttpReply to_head = fault.reply;  // has no body that could be cut or contain a code
+    to_head.cut_at_once |= fault.reply.cut_after_bytes.has_value();
+    if (to_head.status == 400) to_head.status = 503;
+    ReplyTo(2, to_head);
     CAIRN_ASSERT_OK_AND_ASSIGN(const uint64_t size_bytes, storage_->Size("lease"));
     EXPECT_EQ(size_bytes, 5u);
     ReplyTo(2, fault.reply);
@@ -208,12 +210,76 @@ TEST_F(S3FaultsTest, AnUploadThatFailsRemovesNoObject) {
   for (const HttpCall& call : server_.Calls()) EXPECT_NE(call.method, "DELETE") << call.target;
 }
 
-TEST_F(S3FaultsTest, BytesThatChangedOnTheirWayAreSentAgain) {
-  std::vector<std::byte> bytes(kPartBytes + 1);
-  ReplyTo(2, S3ErrorReply(400, "BadDigest"),
-          [](const HttpCall& call) { return call.method == "PUT"; });
-  CAIRN_EXPECT_OK(Upload(bytes));
-  EXPECT_TRUE(server_.Objects()["store/segments/a.seg"] == Text(bytes));
+TEST_F(S3FaultsTest, StatusesAndCodesHaveTheirMeaning) {
+  struct Case {
+    int status;
+    const char* code;
+    std::optional<ErrorCode> error;  // nothing: another attempt succeeds
+  };
+  using enum ErrorCode;
+  const Case cases[] = {
+      {404, "NoSuchKey", kNotFound},
+      {404, "", kNotFound},
+      {404, "NoSuchBucket", kNotFound},
+      {412, "PreconditionFailed", kConflict},
+      {412, "", kConflict},
+      {416, "InvalidRange", kDataLoss},
+      {401, "", kUnavailable},
+      {403, "AccessDenied", kUnavailable},
+      {403, "RequestTimeTooSkewed", kFailedPrecondition},
+      {403, "SignatureDoesNotMatch", kUnavailable},
+      {403, "InvalidAccessKeyId", std::nullopt},
+      {400, "ExpiredToken", std::nullopt},
+      {400, "Unknown", kUnavailable},
+      {500, "", std::nullopt},
+      {501, "NotImplemented", kUnimplemented},
+      {507, "", kResourceExhausted},
+      {200, "InternalError", std::nullopt},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(fmt::format("{} {}", c.status, c.code));
+    const size_t calls_before = server_.Calls().size();
+    ReplyTo(1, *c.code == 0 ? HttpReply{.status = c.status} : S3ErrorReply(c.status, c.code));
+    const Result<void> put = storage_->Put("lease", AsBytes("1"));
+    if (c.error) {
+      EXPECT_THAT(put, IsError(*c.error, "cannot put the object"));
+    } else {
+      CAIRN_EXPECT_OK(put);
+    }
+    EXPECT_EQ(server_.Calls().size() - calls_before, c.error ? 1u : 2u);
+  }
+}
+
+TEST_F(S3FaultsTest, ErrorsNameWhatWhereAndWhatToDo) {
+  ReplyTo(1, S3ErrorReply(403, "AccessDenied", "Not\nyou"));
+  const Result<void> refused = storage_->Put("lease", AsBytes("1"));
+  EXPECT_THAT(refused, IsError(ErrorCode::kUnavailable,
+                               fmt::format("cannot put the object: {} answered 403 AccessDenied: "
+                                           "Not you (request REQUEST-1); ",
+                                           server_.endpoint())));
+  EXPECT_THAT(refused, IsError(ErrorCode::kUnavailable, "s3:PutObject"));
+  ReplyTo(1, S3ErrorReply(400, "X", std::string(10'000, 'x')));
+  EXPECT_LT(storage_->Put("lease", AsBytes("1")).error().message.size(), 1000u);
+}
+
+TEST_F(S3FaultsTest, APageOfAProxyIsNotTheObject) {
+  CAIRN_ASSERT_OK(storage_->Put("tables/a.sst", AsBytes("0123")));
+  const HttpReply page{.headers = {"Content-Type: text/html; charset=utf-8"}, .body = "page"};
+  std::array<std::byte, 4> target{};
+  ReplyTo(1, page);
+  CAIRN_EXPECT_OK(storage_->ReadRange("tables/a.sst", 0, target));
+  EXPECT_EQ(Text(target), "0123");
+  for (const char* header : {"x-amz-request-id: 1", "ETag: \"1\""}) {
+    HttpReply of_server = page;
+    of_server.headers.emplace_back(header);
+    ReplyTo(1, of_server);
+    CAIRN_EXPECT_OK(storage_->ReadRange("tables/a.sst", 0, target));
+    EXPECT_EQ(Text(target), "page") << header;
+  }
+  const size_t calls_before = server_.Calls().size();
+  ReplyTo(1, {.headers = page.headers});
+  CAIRN_EXPECT_OK(storage_->Put("lease", AsBytes("1"))) << "as Google Cloud Storage answers";
+  EXPECT_EQ(server_.Calls().size() - calls_before, 1u);
 }
 
 TEST_F(S3FaultsTest, AnUploadSurvivesConnectionsThatAreCutInTheMiddleOfAPart) {
@@ -274,14 +340,14 @@ TEST_F(S3FaultsTest, APutIfAbsentWhoseResponseIsLostIsAConflict) {
   server_.SetAfter([&](const HttpCall& call, HttpReply* reply) {
     if (call.method == "PUT" && !std::exchange(lost, true)) reply->cut_at_once = true;
   });
-  EXPECT_THAT(storage_->PutIfAbsent("roots/1.root", Bytes("mine")),
+  EXPECT_THAT(storage_->PutIfAbsent("roots/1.root", AsBytes("mine")),
               IsError(ErrorCode::kConflict, "roots/1.root"));
   EXPECT_EQ(server_.Objects()["store/roots/1.root"], "mine");
 }
 
 TEST_F(S3FaultsTest, RefusesToCreateAStoreOnAServerThatIgnoresConditions) {
   server_.SetIgnoresConditions(true);
-  EXPECT_THAT(storage_->PutIfAbsent("CAIRN", Bytes("identity")),
+  EXPECT_THAT(storage_->PutIfAbsent("CAIRN", AsBytes("identity")),
               IsError(ErrorCode::kFailedPrecondition, server_.endpoint()));
   EXPECT_THAT(server_.Objects(), IsEmpty()) << "neither the store nor the probe may remain";
 }
@@ -307,31 +373,31 @@ TEST_F(S3FaultsTest, ATestOfTheServerSurvivesTheRemovalOfItsObject) {
     return HttpReply{
         .headers = {"ETag: \"1\""}};  // the second put of the object, which was removed
   });
-  CAIRN_EXPECT_OK(storage_->PutIfAbsent("CAIRN", Bytes("identity")));
+  CAIRN_EXPECT_OK(storage_->PutIfAbsent("CAIRN", AsBytes("identity")));
   EXPECT_EQ(put_count, 5);
   EXPECT_THAT(server_.Objects(),
               ::testing::ElementsAre(::testing::Pair("store/CAIRN", "identity")));
 }
 
 TEST_F(S3FaultsTest, CreatesAStoreOnAServerWithConditions) {
-  CAIRN_EXPECT_OK(storage_->PutIfAbsent("CAIRN", Bytes("identity")));
-  EXPECT_THAT(storage_->PutIfAbsent("CAIRN", Bytes("other")),
+  CAIRN_EXPECT_OK(storage_->PutIfAbsent("CAIRN", AsBytes("identity")));
+  EXPECT_THAT(storage_->PutIfAbsent("CAIRN", AsBytes("other")),
               IsError(ErrorCode::kConflict, "CAIRN"));
   EXPECT_THAT(server_.Objects(),
               ::testing::ElementsAre(::testing::Pair("store/CAIRN", "identity")));
 }
 
 TEST_F(S3FaultsTest, ExpiredCredentialsAreObtainedAgainOnce) {
-  CAIRN_ASSERT_OK(storage_->Put("lease", Bytes("1")));
+  CAIRN_ASSERT_OK(storage_->Put("lease", AsBytes("1")));
   EXPECT_EQ(credentials_count_, 1);
   server_.SetBefore([](const HttpCall& call) -> std::optional<HttpReply> {
     if (call.Header("authorization").find("KEY1/") == std::string::npos) return std::nullopt;
     return S3ErrorReply(400, "ExpiredToken");
   });
-  CAIRN_EXPECT_OK(storage_->Put("lease", Bytes("2")));
+  CAIRN_EXPECT_OK(storage_->Put("lease", AsBytes("2")));
   EXPECT_EQ(credentials_count_, 2);
   ReplyTo(100, S3ErrorReply(400, "ExpiredToken"));
-  EXPECT_THAT(storage_->Put("lease", Bytes("3")),
+  EXPECT_THAT(storage_->Put("lease", AsBytes("3")),
               IsError(ErrorCode::kUnavailable, "the credentials have expired; renew them"));
   EXPECT_EQ(credentials_count_, 3);
 }
@@ -351,7 +417,7 @@ TEST_F(S3FaultsTest, ARedirectIsAnErrorThatNamesBothHostsAndSendsNothing) {
   }
   EXPECT_THAT(other.Calls(), IsEmpty());
   ReplyTo(1000, {.status = 307, .headers = {"Location: " + server_.endpoint() + "/bucket/loop"}});
-  EXPECT_THAT(storage_->Put("lease", Bytes("1")),
+  EXPECT_THAT(storage_->Put("lease", AsBytes("1")),
               IsError(ErrorCode::kFailedPrecondition, "answered 307"));
   EXPECT_THAT(server_.Calls(), SizeIs(6));
 }
@@ -362,18 +428,13 @@ TEST_F(S3FaultsTest, AWrongRegionIsAnErrorThatNamesTheRightOne) {
   for (const int status : {301, 307}) {
     reply.status = status;
     ReplyTo(1, reply);
-    EXPECT_THAT(storage_->Put("lease", Bytes("1")),
+    EXPECT_THAT(storage_->Put("lease", AsBytes("1")),
                 IsError(ErrorCode::kFailedPrecondition, "set AWS_REGION=eu-west-3"));
   }
 }
 
-TEST_F(S3FaultsTest, AWrongClockIsAnErrorThatNamesTheClock) {
-  ReplyTo(1, S3ErrorReply(403, "RequestTimeTooSkewed"));
-  EXPECT_THAT(storage_->Put("lease", Bytes("1")), IsError(ErrorCode::kFailedPrecondition, "clock"));
-}
-
 TEST_F(S3FaultsTest, AServerThatIgnoresRangesIsRefused) {
-  CAIRN_ASSERT_OK(storage_->Put("tables/a.sst", Bytes("0123456789")));
+  CAIRN_ASSERT_OK(storage_->Put("tables/a.sst", AsBytes("0123456789")));
   std::array<std::byte, 4> target{};
   ReplyTo(100, {.status = 200, .body = "0123456789"});
   for (const uint64_t offset_bytes : {0, 3, 6}) {
@@ -382,23 +443,37 @@ TEST_F(S3FaultsTest, AServerThatIgnoresRangesIsRefused) {
   }
 }
 
-TEST_F(S3FaultsTest, AResponseWithAnotherRangeIsNotReturned) {
-  CAIRN_ASSERT_OK(storage_->Put("tables/a.sst", Bytes("0123456789")));
+// Changes the first response to a read of [2, 6) of an object of 10 bytes.
+TEST_F(S3FaultsTest, OnlyTheRequestedRangeIsReturned) {
+  CAIRN_ASSERT_OK(storage_->Put("tables/a.sst", AsBytes("0123456789")));
   std::array<std::byte, 4> target{};
-  int left_count = 2;
-  server_.SetAfter([&](const HttpCall& call, HttpReply* reply) {
-    if (call.method != "GET" || left_count-- <= 0) return;
-    reply->headers = {"Content-Range: bytes 4-7/10"};
-    reply->body = "4567";
-  });
-  CAIRN_ASSERT_OK(storage_->ReadRange("tables/a.sst", 2, target));
-  EXPECT_EQ(Text(target), "2345");
+  const auto read = [&](const std::string& range, const std::string& body) {
+    bool changed = false;
+    server_.SetAfter([=](const HttpCall&, HttpReply* reply) mutable {
+      if (std::exchange(changed, true)) return;
+      reply->headers = {"Content-Range: " + range};
+      reply->body = body;
+    });
+    return storage_->ReadRange("tables/a.sst", 2, target);
+  };
+  CAIRN_EXPECT_OK(read("bytes 2-5/*", "abcd"));
+  EXPECT_EQ(Text(target), "abcd");
+  EXPECT_THAT(read("bytes 2-4/5", "234"), IsError(ErrorCode::kDataLoss, "the object has 5 bytes"));
+  for (const char* range : {"", "bytes 4-7/10", "bytes 2-4/10", "bytes 5-2/10", "bytes 2-5",
+                            "bytes */10", "items 2-5/10"}) {
+    CAIRN_EXPECT_OK(read(range, "4567")) << range;
+    EXPECT_EQ(Text(target), "2345") << range;
+  }
+  for (const char* range : {"bytes 2-4/10", "bytes 2-4/*"}) {  // the object does not end there
+    CAIRN_EXPECT_OK(read(range, "234")) << range;
+    EXPECT_EQ(Text(target), "2345") << range;
+  }
 }
 
 TEST_F(S3FaultsTest, AServerThatNeverRecoversFailsAtTheDeadline) {
   const auto storage = Open(std::chrono::milliseconds(700));
   ReplyTo(1'000'000, S3ErrorReply(503, "SlowDown"));
-  EXPECT_THAT(storage->Put("lease", Bytes("1")), IsError(ErrorCode::kUnavailable, "attempts in"));
+  EXPECT_THAT(storage->Put("lease", AsBytes("1")), IsError(ErrorCode::kUnavailable, "attempts in"));
   EXPECT_GT(server_.Calls().size(), 2u);
 }
 
@@ -412,7 +487,7 @@ TEST_F(S3FaultsTest, AServerThatDoesNotAnswerFailsAtTheDeadline) {
 
 TEST_F(S3FaultsTest, AServerThatSendsAByteAtATimeFailsAtTheDeadline) {
   const auto storage = Open(std::chrono::milliseconds(1000));
-  CAIRN_ASSERT_OK(storage_->Put("lease", Bytes("1")));
+  CAIRN_ASSERT_OK(storage_->Put("lease", AsBytes("1")));
   ReplyTo(1'000'000,
           {.body = std::string(100'000, 'x'), .pause_per_byte = std::chrono::milliseconds(5)});
   const auto begin = std::chrono::steady_clock::now();
@@ -425,7 +500,7 @@ TEST_F(S3FaultsTest, AServerThatRequestsALongPauseFailsAtOnce) {
   HttpReply reply = S3ErrorReply(503, "SlowDown");
   reply.headers.emplace_back("Retry-After: 4000000000");
   ReplyTo(1'000'000, reply);
-  EXPECT_THAT(storage_->Put("lease", Bytes("1")), IsError(ErrorCode::kUnavailable, "SlowDown"));
+  EXPECT_THAT(storage_->Put("lease", AsBytes("1")), IsError(ErrorCode::kUnavailable, "SlowDown"));
   EXPECT_THAT(server_.Calls(), SizeIs(1));
 }
 
@@ -435,7 +510,7 @@ TEST_F(S3FaultsTest, EndlessHeadersAreAnError) {
     reply.headers.push_back(fmt::format("x-{}: {}", i, std::string(10'000, 'a')));
   }
   ReplyTo(1'000'000, reply);
-  EXPECT_THAT(storage_->Put("lease", Bytes("1")), IsError(ErrorCode::kUnimplemented, "longer"));
+  EXPECT_THAT(storage_->Put("lease", AsBytes("1")), IsError(ErrorCode::kUnimplemented, "longer"));
 }
 
 TEST_F(S3FaultsTest, AServerThatIsNotThereFailsSoonerThanTheDeadline) {
@@ -453,7 +528,7 @@ TEST_F(S3FaultsTest, AServerThatIsNotThereFailsSoonerThanTheDeadline) {
 
 TEST_F(S3FaultsTest, ListsEveryPage) {
   for (int i = 0; i < 25; ++i) {
-    CAIRN_ASSERT_OK(storage_->Put(fmt::format("roots/{}", i), Bytes("")));
+    CAIRN_ASSERT_OK(storage_->Put(fmt::format("roots/{}", i), AsBytes("")));
   }
   server_.SetPageSize(4);
   CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::string> names, storage_->List("roots/"));
@@ -517,25 +592,26 @@ TEST_F(S3FaultsTest, AListingWithOtherKeysIsAnError) {
   EXPECT_THAT(storage_->List("roots/"), IsError(ErrorCode::kUnavailable, "\"other/roots/1\""));
 }
 
-TEST(ListingTest, EndsAtATimeThatGrowsWithTheNames) {
-  using kv::internal::Listing;
-  const Listing::Clock::time_point begin;
-  const auto list = [&](int names_per_page, std::chrono::seconds per_page) -> Result<void> {
-    Listing listing("file", std::chrono::seconds(60), begin);
-    for (int page = 1; page <= 200; ++page) {
-      for (int i = 0; i < names_per_page; ++i) listing.Add(fmt::format("{}-{}", page, i));
-      CAIRN_TRY(listing.NextPage(std::to_string(page), begin + page * per_page));
+TEST_F(S3FaultsTest, AListingThatTakesTooLongIsAnError) {
+  const auto slow = Open(std::chrono::milliseconds(100));
+  for (const auto& storage : {storage_, slow}) {
+    server_.SetBefore([page = 0](const HttpCall&) mutable -> std::optional<HttpReply> {
+      const auto key = fmt::format("<Contents><Key>store/roots/{}</Key></Contents>", page);
+      if (++page == 100) return std::nullopt;  // the last one
+      return HttpReply{.body = PageBefore(std::to_string(page), key),
+                       .delay = std::chrono::milliseconds(20)};
+    });
+    const auto names = storage->List("roots/");
+    EXPECT_EQ(names.has_value(), storage == storage_);
+    // On a busy machine, one of its requests may already take too long.
+    if (!names) {
+      EXPECT_EQ(names.error().code, ErrorCode::kUnavailable);
     }
-    return {};
-  };
-  CAIRN_EXPECT_OK(list(100, std::chrono::seconds(1)));
-  EXPECT_THAT(list(100, std::chrono::seconds(2)),
-              IsError(ErrorCode::kUnavailable, "does not end: it has 6100 names after 122 s"));
-  EXPECT_THAT(list(1, std::chrono::seconds(5)), IsError(ErrorCode::kUnavailable, "does not end"));
+  }
 }
 
 TEST_F(S3FaultsTest, AListingThatIsNotOneIsAnError) {
-  for (const char* body : {"", "<html/>", "not XML",
+  for (const char* body : {"", "<html/>", "not XML", "<ListBucketResult><Contents>",
                            "<ListBucketResult><IsTruncated>true"
                            "</IsTruncated></ListBucketResult>"}) {
     ReplyTo(1, {.body = body});
@@ -556,7 +632,7 @@ TEST_F(S3FaultsTest, LeftoversAreAbortedAndObjectsAndUploadsOfOthersRemain) {
   }
   EXPECT_EQ(server_.UploadCount(), 3u) << "the aborts of the writers were refused";
   server_.SetBefore(nullptr);
-  CAIRN_ASSERT_OK(storage_->Put("tables/b.sst", Bytes("b")));
+  CAIRN_ASSERT_OK(storage_->Put("tables/b.sst", AsBytes("b")));
   CAIRN_ASSERT_OK(storage_->RemoveLeftovers(/*end_epoch=*/2));
   EXPECT_EQ(server_.UploadCount(), 2u);
   CAIRN_ASSERT_OK(storage_->RemoveLeftovers(/*end_epoch=*/4));
@@ -566,7 +642,7 @@ TEST_F(S3FaultsTest, LeftoversAreAbortedAndObjectsAndUploadsOfOthersRemain) {
 
 TEST_F(S3FaultsTest, ADigestIsPartOfEveryWrite) {
   std::vector<std::byte> bytes(kPartBytes + 1);
-  CAIRN_ASSERT_OK(storage_->Put("lease", Bytes("123456789")));
+  CAIRN_ASSERT_OK(storage_->Put("lease", AsBytes("123456789")));
   CAIRN_ASSERT_OK(Upload(bytes));
   int count = 0;
   for (const HttpCall& call : server_.Calls()) {
@@ -582,12 +658,12 @@ TEST_F(S3FaultsTest, ADigestIsPartOfEveryWrite) {
 }
 
 TEST_F(S3FaultsTest, ConnectionsAreUsedAgain) {
-  for (int i = 0; i < 50; ++i) CAIRN_ASSERT_OK(storage_->Put("lease", Bytes("1")));
+  for (int i = 0; i < 50; ++i) CAIRN_ASSERT_OK(storage_->Put("lease", AsBytes("1")));
   EXPECT_EQ(server_.server().connection_count(), 1);
 }
 
 TEST_F(S3FaultsTest, AQueueThatIsDestroyedDoesNotWaitForSlowReads) {
-  CAIRN_ASSERT_OK(storage_->Put("tables/a.sst", Bytes("0123456789")));
+  CAIRN_ASSERT_OK(storage_->Put("tables/a.sst", AsBytes("0123456789")));
   ReplyTo(1'000'000, {.delay = std::chrono::hours(1)});
   std::array<std::byte, 4> target{};
   {
@@ -601,7 +677,7 @@ TEST_F(S3FaultsTest, AForkedChildReadsWithItsOwnConnections) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer does not support threads in a forked child";
 #endif
-  CAIRN_ASSERT_OK(storage_->Put("lease", Bytes("1")));
+  CAIRN_ASSERT_OK(storage_->Put("lease", AsBytes("1")));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto queue, storage_->MakeQueue(2));
   const pid_t child = ::fork();
   if (child == 0) {
@@ -615,7 +691,7 @@ TEST_F(S3FaultsTest, AForkedChildReadsWithItsOwnConnections) {
   int status = -1;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
-  CAIRN_EXPECT_OK(storage_->Put("lease", Bytes("2")));
+  CAIRN_EXPECT_OK(storage_->Put("lease", AsBytes("2")));
 }
 
 // Provokes errors of all kinds, and looks for the secrets in them.
@@ -638,8 +714,8 @@ TEST_F(S3FaultsTest, NoErrorContainsASecret) {
       ASSERT_FALSE(result);
       errors.push_back(result.error().ToString());
     };
-    collect(storage->Put("lease", Bytes("1")));
-    collect(storage->PutIfAbsent("CAIRN", Bytes("1")));
+    collect(storage->Put("lease", AsBytes("1")));
+    collect(storage->PutIfAbsent("CAIRN", AsBytes("1")));
     collect(storage->ReadRange("lease", 0, target));
     collect(storage->List(""));
   }

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kv/io/internal/file.h"
 #include "kv/storage/s3/internal/s3_client.h"
 #include "kv/storage/s3/internal/s3_settings.h"
 #include "kv/storage/s3/internal/s3_xml.h"
@@ -22,9 +23,7 @@
 namespace cairn::testing {
 namespace {
 
-std::span<const std::byte> Bytes(std::string_view text) {
-  return std::as_bytes(std::span(text.data(), text.size()));
-}
+using kv::internal::AsBytes;
 
 OpenSameStorage MakeS3() {
   const S3Server server = TestServer();
@@ -45,8 +44,8 @@ class S3StorageTest : public ::testing::Test {
 
 TEST_F(S3StorageTest, AcceptsAServerWithConditionalWrites) {
   const auto storage = OpenTestStorage(address_, server_.Options());
-  CAIRN_ASSERT_OK(storage->PutIfAbsent("CAIRN", Bytes("identity")));
-  EXPECT_THAT(storage->PutIfAbsent("CAIRN", Bytes("other")),
+  CAIRN_ASSERT_OK(storage->PutIfAbsent("CAIRN", AsBytes("identity")));
+  EXPECT_THAT(storage->PutIfAbsent("CAIRN", AsBytes("other")),
               IsError(ErrorCode::kConflict, "CAIRN"));
 }
 
@@ -68,7 +67,7 @@ TEST_F(S3StorageTest, RefusesAServerWhoseCertificateIsNotKnown) {
   kv::S3Options options = server_.Options();
   options.endpoint = server_.tls_endpoint;
   const auto storage = OpenTestStorage(address_, options);
-  EXPECT_THAT(storage->Put("lease", Bytes("1")),
+  EXPECT_THAT(storage->Put("lease", AsBytes("1")),
               IsError(ErrorCode::kFailedPrecondition, "AWS_CA_BUNDLE"));
 }
 
@@ -78,7 +77,7 @@ TEST_F(S3StorageTest, WrongCredentialsAreErrorsWithAdviceAndWithoutTheSecret) {
     options.credentials = [key = known_key ? server_.credentials.access_key_id : "no-such-key"] {
       return kv::S3Credentials{.access_key_id = key, .secret_access_key = "WRONG-SECRET"};
     };
-    const Result<void> put = OpenTestStorage(address_, options)->Put("lease", Bytes("1"));
+    const Result<void> put = OpenTestStorage(address_, options)->Put("lease", AsBytes("1"));
     EXPECT_THAT(put, IsError(ErrorCode::kUnavailable, "answered 403"));
     EXPECT_THAT(put.error().ToString(), ::testing::HasSubstr("check"));
     EXPECT_THAT(put.error().ToString(), ::testing::Not(::testing::HasSubstr("WRONG-SECRET")));
@@ -116,8 +115,8 @@ TEST_F(S3StorageTest, AbortsUploadsThatWereLeft) {
   for (const char* name :
        {"segments/00000001-0123456789abcdef.seg", "tables/00000001-0123456789abcdef.sst"}) {
     CAIRN_ASSERT_OK(client.Perform({.operation = "begin an upload",
+                                    .object = {.key = settings.prefix + name, .file = ""},
                                     .method = "POST",
-                                    .key = settings.prefix + name,
                                     .query = "uploads="}));
   }
   EXPECT_EQ(count_uploads(), 2u);
@@ -127,7 +126,7 @@ TEST_F(S3StorageTest, AbortsUploadsThatWereLeft) {
 
 TEST_F(S3StorageTest, PrefixesMayHaveCharactersThatAreEncoded) {
   const auto storage = OpenTestStorage(address_ + "/a=b c+d/\u00e9", server_.Options());
-  CAIRN_ASSERT_OK(storage->Put("roots/1.root", Bytes("1")));
+  CAIRN_ASSERT_OK(storage->Put("roots/1.root", AsBytes("1")));
   CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::string> names, storage->List("roots/"));
   EXPECT_THAT(names, ::testing::ElementsAre("roots/1.root"));
   CAIRN_ASSERT_OK_AND_ASSIGN(const uint64_t size_bytes, storage->Size("roots/1.root"));

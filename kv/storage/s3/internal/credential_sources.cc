@@ -154,7 +154,7 @@ bool IsThisMachine(const std::string& host) {
 }
 
 bool MayBeRepeated(const HttpResponse& response) {
-  return response.failure != HttpFailure::kNone || response.status >= 500 || response.status == 429;
+  return response.failure != CURLE_OK || response.status >= 500 || response.status == 429;
 }
 
 HttpResponse AskService(HttpRequest request, const CredentialContext& context,
@@ -172,7 +172,7 @@ HttpResponse AskService(HttpRequest request, const CredentialContext& context,
 
 // kUnavailable, kFailedPrecondition: the status is not 200.
 Result<std::string> BodyOf(HttpResponse response, std::string_view service) {
-  if (response.failure != HttpFailure::kNone) {
+  if (response.failure != CURLE_OK) {
     return Fail(ErrorCode::kUnavailable,
                 fmt::format("{} does not answer: {}", service, response.error));
   }

@@ -39,43 +39,39 @@ CredentialsCache::CredentialsCache(CredentialsSource source) : source_(std::move
 
 SharedCredentials CredentialsCache::Usable() {
   const MutexLock lock(mutex_);
-  if (current_ == nullptr || !ExpiresWithin(current_->credentials, kRefreshBefore)) return current_;
-  const bool expired = ExpiresWithin(current_->credentials, std::chrono::seconds(0));
+  if (current_ == nullptr || !ExpiresWithin(*current_, kRefreshBefore)) return current_;
+  const bool expired = ExpiresWithin(*current_, std::chrono::seconds(0));
   if (expired || std::chrono::steady_clock::now() >= next_refresh_) return nullptr;
   return current_;
 }
 
 Result<SharedCredentials> CredentialsCache::Get() {
+  if (SharedCredentials usable = Usable()) return usable;
   const MutexLock source_lock(source_mutex_);
   if (SharedCredentials usable = Usable()) return usable;
+  {
+    // Some sources supply credentials that expire within five minutes. They are used, but not
+    // obtained again for each request. Other threads use them in the meantime.
+    const MutexLock lock(mutex_);
+    next_refresh_ = std::chrono::steady_clock::now() + kRefreshInterval;
+  }
   Result<S3Credentials> obtained = source_();
   if (obtained) obtained = Checked(*std::move(obtained));
   const MutexLock lock(mutex_);
-  // Some sources supply credentials that expire within five minutes. They are used, but not
-  // obtained again for each request.
   next_refresh_ = std::chrono::steady_clock::now() + kRefreshInterval;
   if (!obtained) {
-    if (current_ != nullptr && !ExpiresWithin(current_->credentials, std::chrono::seconds(0))) {
+    if (current_ != nullptr && !ExpiresWithin(*current_, std::chrono::seconds(0))) {
       return current_;
     }
     return Fail(obtained.error());
   }
-  current_ = std::make_shared<const SigningCredentials>(
-      SigningCredentials{.credentials = *std::move(obtained), .version = ++last_version_});
+  current_ = std::make_shared<const S3Credentials>(*std::move(obtained));
   return current_;
 }
 
-SharedCredentials CredentialsCache::GetCached() {
+void CredentialsCache::Reject(const SharedCredentials& credentials) {
   const MutexLock lock(mutex_);
-  if (current_ != nullptr && ExpiresWithin(current_->credentials, std::chrono::seconds(0))) {
-    return nullptr;
-  }
-  return current_;
-}
-
-void CredentialsCache::Reject(uint64_t version) {
-  const MutexLock lock(mutex_);
-  if (current_ != nullptr && current_->version == version) current_ = nullptr;
+  if (current_ == credentials) current_ = nullptr;
 }
 
 }  // namespace cairn::kv::internal

@@ -25,7 +25,8 @@ struct CurlLibrary {
   decltype(&::curl_easy_init) easy_init = library.Find("curl_easy_init");
   decltype(&::curl_easy_setopt) easy_setopt = library.Find("curl_easy_setopt");
   decltype(&::curl_easy_perform) easy_perform = library.Find("curl_easy_perform");
-  decltype(&::curl_easy_reset) easy_reset = library.Find("curl_easy_reset");
+  decltype(&::curl_easy_getinfo) easy_getinfo = library.Find("curl_easy_getinfo");
+  decltype(&::curl_easy_nextheader) easy_nextheader = library.Find("curl_easy_nextheader");
   decltype(&::curl_easy_strerror) easy_strerror = library.Find("curl_easy_strerror");
   decltype(&::curl_easy_cleanup) easy_cleanup = library.Find("curl_easy_cleanup");
   decltype(&::curl_slist_append) slist_append = library.Find("curl_slist_append");
@@ -48,11 +49,9 @@ struct CurlLibrary {
   decltype(&::curl_url_cleanup) url_cleanup = library.Find("curl_url_cleanup");
 };
 
-/// Opens a library, which is never closed, and initialises it. kFailedPrecondition: it is not
-/// installed, too old, or lacks a function; the message names the package.
-Result<CurlLibrary> LoadCurlLibrary(const char* library = "libcurl.so.4");
-
-/// Loads the library at the first call, and returns that result at every call. Threads: safe.
+/// Opens the library, which is never closed, and initialises it at the first call. Returns that
+/// result at every call. kFailedPrecondition: it is not installed, too old, or lacks a function;
+/// the message names the package. Threads: safe.
 const Result<CurlLibrary>& OpenCurlLibrary();
 
 /// Returns the library, for code that runs after OpenCurlLibrary has succeeded. Threads: safe.

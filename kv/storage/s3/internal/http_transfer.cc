@@ -2,10 +2,7 @@
 
 #include "kv/storage/s3/internal/http_transfer.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cstring>
 #include <new>
@@ -24,49 +21,11 @@ constexpr size_t kMaxHeaderBytes = 256 << 10;
 constexpr long kReceiveBufferBytes = 512 << 10;  // the most that libcurl 7.88 accepts
 constexpr long kSendBufferBytes = 1 << 20;
 
-HttpFailure Classify(CURLcode code) {
-  switch (code) {
-    case CURLE_OK:
-      return HttpFailure::kNone;
-    case CURLE_COULDNT_RESOLVE_PROXY:
-    case CURLE_COULDNT_RESOLVE_HOST:
-    case CURLE_COULDNT_CONNECT:
-      return HttpFailure::kConnect;
-    case CURLE_OPERATION_TIMEDOUT:
-      return HttpFailure::kTimeout;
-    case CURLE_SSL_ENGINE_NOTFOUND:
-    case CURLE_SSL_ENGINE_SETFAILED:
-    case CURLE_SSL_CERTPROBLEM:
-    case CURLE_SSL_CIPHER:
-    case CURLE_PEER_FAILED_VERIFICATION:
-    case CURLE_SSL_CACERT_BADFILE:
-    case CURLE_SSL_ISSUER_ERROR:
-    case CURLE_SSL_INVALIDCERTSTATUS:
-      return HttpFailure::kTls;
-    case CURLE_URL_MALFORMAT:
-    case CURLE_UNSUPPORTED_PROTOCOL:
-    case CURLE_UNKNOWN_OPTION:
-    case CURLE_NOT_BUILT_IN:
-    case CURLE_BAD_FUNCTION_ARGUMENT:
-      return HttpFailure::kInvalid;
-    case CURLE_OUT_OF_MEMORY:
-      return HttpFailure::kNoMemory;
-    default:
-      return HttpFailure::kTransfer;
-  }
-}
-
 bool HasBody(const HttpRequest& request) {
   return request.method == "PUT" || request.method == "POST";
 }
 
 char ToLower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
-
-std::string_view Trim(std::string_view text) {
-  const size_t begin = text.find_first_not_of(" \t\r\n");
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1);
-}
 
 }  // namespace
 
@@ -75,33 +34,26 @@ std::string_view HttpResponse::Header(std::string_view name) const {
   return header == headers.end() ? std::string_view() : std::string_view(header->second);
 }
 
-HttpTransfer::HttpTransfer(CurlHandle handle, HttpRequest request, const HttpOptions& options)
-    : handle_(std::move(handle)),
-      request_(std::move(request)),
+HttpTransfer::HttpTransfer(HttpRequest request, const HttpOptions& options)
+    : request_(std::move(request)),
       target_{.data = request_.target.data(), .length_bytes = request_.target.size()},
       unfilled_(request_.slices) {
   if (!request_.target.empty()) unfilled_ = {&target_, 1};
-  Configure(options);
+  if (setup_ == CURLE_OK) Configure(options);
 }
 
 HttpTransfer::~HttpTransfer() {
-  handle_.reset();  // before the list, which it uses
-  Curl().slist_free_all(header_list_);
-}
-
-CurlHandle HttpTransfer::TakeHandle() {
-  Curl().easy_reset(handle_.get());
-  return std::move(handle_);
+  curl_.easy_cleanup(handle_);  // before the list, which it uses
+  curl_.slist_free_all(header_list_);
 }
 
 template <typename Value>
 void HttpTransfer::Set(CURLoption option, Value value) {
-  const CURLcode code = Curl().easy_setopt(handle_.get(), option, value);
+  const CURLcode code = curl_.easy_setopt(handle_, option, value);
   if (code != CURLE_OK) setup_ = code;
 }
 
 void HttpTransfer::Configure(const HttpOptions& options) {
-  const CurlLibrary& curl = Curl();
   Set(CURLOPT_NOSIGNAL, 1L);
   Set(CURLOPT_URL, request_.url.c_str());
   Set(CURLOPT_PROTOCOLS_STR, "http,https");
@@ -113,13 +65,11 @@ void HttpTransfer::Configure(const HttpOptions& options) {
   Set(CURLOPT_WRITEDATA, this);
   Set(CURLOPT_HEADERFUNCTION, &HttpTransfer::OnHeader);
   Set(CURLOPT_HEADERDATA, this);
-  if (!options.ca_bundle.empty()) {
-    Set(CURLOPT_CAINFO, options.ca_bundle.c_str());
-  }
+  if (!options.ca_bundle.empty()) Set(CURLOPT_CAINFO, options.ca_bundle.c_str());
   ConfigureMethod();
   ConfigureLimits(options);
   for (const std::string& header : request_.headers) {
-    curl_slist* const longer = curl.slist_append(header_list_, header.c_str());
+    curl_slist* const longer = curl_.slist_append(header_list_, header.c_str());
     if (longer == nullptr) setup_ = CURLE_OUT_OF_MEMORY;
     if (longer != nullptr) header_list_ = longer;
   }
@@ -174,15 +124,31 @@ void HttpTransfer::ConfigureLimits(const HttpOptions& options) {
   Set(CURLOPT_TIMEOUT_MS, std::max<long>(1, static_cast<long>(left.count())));
 }
 
+int HttpTransfer::Status() const {
+  long status = 0;
+  curl_.easy_getinfo(handle_, CURLINFO_RESPONSE_CODE, &status);
+  return static_cast<int>(status);
+}
+
 HttpResponse HttpTransfer::TakeResponse(CURLcode code) {
-  response_.failure = has_no_memory_ ? HttpFailure::kNoMemory
-                      : too_long_    ? HttpFailure::kTooLong
-                                     : Classify(code);
-  if (response_.failure != HttpFailure::kNone) {
-    auto text = CatchExhaustion("a response", [&]() -> Result<std::string> {
-      return error_text_[0] != 0 ? error_text_ : Curl().easy_strerror(code);
-    });
-    response_.error = text ? *std::move(text) : std::move(text).error().message;
+  auto collected = CatchExhaustion("a response", [&]() -> Result<void> {
+    response_.failure = refusal_ != CURLE_OK ? refusal_ : code;
+    if (response_.failure != CURLE_OK) {
+      response_.error = error_text_[0] != 0 ? error_text_ : curl_.easy_strerror(code);
+    }
+    if (setup_ != CURLE_OK) return {};
+    response_.status = Status();
+    curl_header* header = nullptr;
+    while ((header = curl_.easy_nextheader(handle_, CURLH_HEADER, /*request=*/-1, header))) {
+      std::string name(header->name);
+      std::ranges::transform(name, name.begin(), ToLower);
+      response_.headers.emplace_back(std::move(name), header->value);
+    }
+    return {};
+  });
+  if (!collected) {
+    response_.failure = CURLE_OUT_OF_MEMORY;
+    response_.error = std::move(collected).error().message;
   }
   return std::move(response_);
 }
@@ -211,16 +177,17 @@ size_t HttpTransfer::OnReceive(char* bytes, size_t size, size_t count, void* sel
   auto& transfer = *static_cast<HttpTransfer*>(self);
   try {
     if (transfer.Receive({bytes, size * count})) return size * count;
-    transfer.too_long_ = true;
+    transfer.refusal_ = CURLE_FILESIZE_EXCEEDED;
   } catch (const std::bad_alloc&) {
-    transfer.has_no_memory_ = true;
+    transfer.refusal_ = CURLE_OUT_OF_MEMORY;
   }
   return CURL_WRITEFUNC_ERROR;
 }
 
 bool HttpTransfer::Receive(std::string_view bytes) {
   const bool has_target = !request_.target.empty() || !request_.slices.empty();
-  if (has_target && (response_.status == 200 || response_.status == 206)) return FillTarget(bytes);
+  const int status = Status();
+  if (has_target && (status == 200 || status == 206)) return FillTarget(bytes);
   if (bytes.size() > kMaxBodyBytes - response_.body.size()) return false;
   response_.body += bytes;
   return true;
@@ -242,39 +209,20 @@ bool HttpTransfer::FillTarget(std::string_view bytes) {
   return true;
 }
 
-size_t HttpTransfer::OnHeader(char* bytes, size_t size, size_t count, void* self) {
+// libcurl collects the headers. Not all of its versions limit how many.
+size_t HttpTransfer::OnHeader(char*, size_t size, size_t count, void* self) {
   auto& transfer = *static_cast<HttpTransfer*>(self);
   transfer.header_bytes_ += size * count;
-  if (transfer.header_bytes_ > kMaxHeaderBytes) {
-    transfer.too_long_ = true;
-    return CURL_WRITEFUNC_ERROR;
-  }
-  try {
-    transfer.AddHeader({bytes, size * count});
-  } catch (const std::bad_alloc&) {
-    transfer.has_no_memory_ = true;
-    return CURL_WRITEFUNC_ERROR;
-  }
-  return size * count;
+  if (transfer.header_bytes_ <= kMaxHeaderBytes) return size * count;
+  transfer.refusal_ = CURLE_FILESIZE_EXCEEDED;
+  return CURL_WRITEFUNC_ERROR;
 }
 
-void HttpTransfer::AddHeader(std::string_view line) {
-  if (line.starts_with("HTTP/")) {  // a status line; the status line of a proxy may precede it
-    response_.headers.clear();
-    const size_t space = line.find(' ');
-    uint16_t status = 0;
-    if (space != std::string_view::npos) {
-      const std::string_view digits = line.substr(space + 1, 3);
-      std::from_chars(digits.data(), digits.data() + digits.size(), status);
-    }
-    response_.status = status;
-    return;
-  }
-  const size_t colon = line.find(':');
-  if (colon == std::string_view::npos) return;
-  std::string name(Trim(line.substr(0, colon)));
-  std::ranges::transform(name, name.begin(), ToLower);
-  response_.headers.emplace_back(std::move(name), std::string(Trim(line.substr(colon + 1))));
+HttpResponse PerformHttpRequest(const HttpRequest& request, const HttpOptions& options) {
+  HttpTransfer transfer(request, options);
+  if (transfer.setup() != CURLE_OK) return transfer.TakeResponse(transfer.setup());
+  Curl().easy_setopt(transfer.handle(), CURLOPT_NOPROXY, "*");
+  return transfer.TakeResponse(Curl().easy_perform(transfer.handle()));
 }
 
 }  // namespace cairn::kv::internal

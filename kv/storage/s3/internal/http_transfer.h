@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -43,20 +42,11 @@ struct HttpRequest {
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
 };
 
-enum class HttpFailure : uint8_t {
-  kNone,       // there is a response
-  kConnect,    // no connection; the server has not seen the request
-  kTls,        // the server or its certificate is not acceptable
-  kTransfer,   // the connection broke, or the response was incomplete
-  kTimeout,    // the deadline has passed, or nothing was transferred for too long
-  kTooLong,    // the response does not fit
-  kCancelled,  // by Cancel or the destructor
-  kInvalid,    // the request itself is wrong, such as its URL, or libcurl lacks an option
-  kNoMemory,   // or no thread, so that the request was not begun
-};
-
 struct HttpResponse {
-  HttpFailure failure = HttpFailure::kNone;
+  /// Why there is no complete response. Also CURLE_FILESIZE_EXCEEDED: it does not fit.
+  /// CURLE_ABORTED_BY_CALLBACK: cancelled. CURLE_OUT_OF_MEMORY: or no thread, so that the request
+  /// was not begun.
+  CURLcode failure = CURLE_OK;
   std::string error;  // message of a failure, in libcurl's words
   int status = 0;
   std::vector<std::pair<std::string, std::string>> headers;  // names in lower case
@@ -74,29 +64,21 @@ struct HttpOptions {
   std::chrono::milliseconds connect_timeout{10'000};
 };
 
-struct CurlHandleDeleter {
-  void operator()(CURL* handle) const { Curl().easy_cleanup(handle); }
-};
-using CurlHandle = std::unique_ptr<CURL, CurlHandleDeleter>;
-
-/// Configures a handle for a request, and collects the response. Immovable, because the handle has
+/// A libcurl handle with a request, which collects the response. Immovable, because the handle has
 /// its address. Threads: one.
 class HttpTransfer {
  public:
-  /// `handle` is new or was reset.
-  HttpTransfer(CurlHandle handle, HttpRequest request, const HttpOptions& options);
+  HttpTransfer(HttpRequest request, const HttpOptions& options);
   HttpTransfer(const HttpTransfer&) = delete;
   HttpTransfer& operator=(const HttpTransfer&) = delete;
   ~HttpTransfer();
 
-  CURL* handle() const { return handle_.get(); }
+  CURL* handle() const { return handle_; }
   /// Returns an error if libcurl refused an option or has no memory. The transfer must not be begun
   /// then: it would lack the condition of a write, or send the secret instead of a signature.
   CURLcode setup() const { return setup_; }
   /// Returns the response after libcurl has finished with `code`.
   HttpResponse TakeResponse(CURLcode code);
-  /// Returns the handle for another transfer.
-  CurlHandle TakeHandle();
 
  private:
   template <typename Value>
@@ -108,24 +90,29 @@ class HttpTransfer {
   static size_t OnSend(char* target, size_t size, size_t count, void* self);
   static int OnSeek(void* self, curl_off_t offset, int origin);
   static size_t OnReceive(char* bytes, size_t size, size_t count, void* self);
-  static size_t OnHeader(char* bytes, size_t size, size_t count, void* self);
+  static size_t OnHeader(char* line, size_t size, size_t count, void* self);
+  /// Returns 0 before there is a response.
+  int Status() const;
   bool Receive(std::string_view bytes);
   bool FillTarget(std::string_view bytes);
-  void AddHeader(std::string_view line);
 
-  CurlHandle handle_;
-  CURLcode setup_ = CURLE_OK;
+  const CurlLibrary& curl_ = Curl();
+  CURL* const handle_ = curl_.easy_init();
+  CURLcode setup_ = handle_ == nullptr ? CURLE_OUT_OF_MEMORY : CURLE_OK;
   const HttpRequest request_;
   const IoSlice target_;               // the request's target, if it has no slices
   std::span<const IoSlice> unfilled_;  // the first one may be filled in part
   uint64_t filled_bytes_ = 0;          // filled bytes of the first one
   curl_slist* header_list_ = nullptr;
   uint64_t sent_bytes_ = 0;
-  uint64_t header_bytes_ = 0;  // received
-  bool too_long_ = false;
-  bool has_no_memory_ = false;
+  uint64_t header_bytes_ = 0;    // received
+  CURLcode refusal_ = CURLE_OK;  // why a callback has ended the transfer
   HttpResponse response_;
   char error_text_[CURL_ERROR_SIZE] = {};
 };
+
+/// Performs one request on the calling thread without a proxy, for services that supply
+/// credentials: a proxy would see the secrets.
+HttpResponse PerformHttpRequest(const HttpRequest& request, const HttpOptions& options);
 
 }  // namespace cairn::kv::internal

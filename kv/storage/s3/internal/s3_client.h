@@ -9,6 +9,9 @@
 ///   an incomplete response
 ///   expired or unknown credentials              once, with credentials obtained again
 ///
+/// A thread that repeats a request waits for the credentials if they have expired; its other
+/// transfers wait too. Requests that begin in time obtain others before that.
+///
 /// Redirects are never followed: a request is signed only for the host that the address or the
 /// configuration names, for the object and the operation that the caller wants. (AWS redirects only
 /// requests at the endpoint of another region than the bucket's; the error names the region.)
@@ -22,17 +25,14 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/base/mutex.h"
 #include "kv/storage/s3/internal/credentials.h"
 #include "kv/storage/s3/internal/http_client.h"
 #include "kv/storage/s3/internal/s3_errors.h"
@@ -47,11 +47,16 @@ namespace cairn::kv::internal {
 /// Threads: any.
 std::atomic<uint64_t>& RepeatedRequestCounter(const std::string& address);
 
+/// Names an object, or the bucket, for requests.
+struct S3Object {
+  std::string key;   // in the bucket; empty for the bucket
+  std::string file;  // for Error::file
+};
+
 struct S3Request {
   std::string operation;  // completes "cannot ...", such as "put the object"
-  std::string file;       // Error::file
+  S3Object object;
   std::string method = "GET";
-  std::string key;                   // key of an object; empty for the bucket
   std::string query;                 // sorted and encoded, without '?'
   std::vector<std::string> headers;  // "Name: value"
   std::span<const std::byte> body;   // outlives the request
@@ -64,7 +69,7 @@ struct S3Request {
 };
 
 /// Gets a response with a status of 2xx, or the error. Runs on any thread, possibly before Start
-/// has returned, and must neither wait nor throw.
+/// has returned, and must not throw.
 using S3Done = std::move_only_function<void(Result<HttpResponse>)>;
 
 /// Requires that no request is in flight when it is destroyed.
@@ -72,7 +77,6 @@ using S3Done = std::move_only_function<void(Result<HttpResponse>)>;
 class S3Client {
  public:
   S3Client(const S3Settings& settings, CredentialsSource source);
-  ~S3Client();
   S3Client(const S3Client&) = delete;
   S3Client& operator=(const S3Client&) = delete;
 
@@ -81,54 +85,34 @@ class S3Client {
   /// for one would never end.
   bool is_usable() const;
 
-  /// Returns an id for Cancel that nobody else has.
-  uint64_t NewId() { return next_id_.fetch_add(1, std::memory_order_relaxed); }
   /// Begins a request; `done` is called exactly once, unless this throws. May wait for credentials,
-  /// which are obtained on this thread. `id` is for Cancel, and may be 0.
-  void Start(S3Request request, uint64_t id, S3Done done);
-  /// Begins a request without waiting; for callbacks.
-  void StartFromCallback(S3Request request, S3Done done);
+  /// which are obtained on this thread. `owner` is for Cancel, and may be null.
+  void Start(S3Request request, const void* owner, S3Done done);
   /// Begins a request, waits for it, and returns its response.
   Result<HttpResponse> Perform(S3Request request);
-  /// Completes the requests with this id soon, with kCancelled.
-  void Cancel(uint64_t id);
+  /// Completes the requests of this owner soon, with kCancelled.
+  void Cancel(const void* owner);
 
  private:
   struct Operation;
   using SharedOperation = std::shared_ptr<Operation>;  // shared by the callbacks of its attempts
 
-  SharedOperation MakeOperation(S3Request request, uint64_t id, S3Done done) const;
-  /// Sends the request with credentials that are obtained first. May wait.
-  void Restart(const SharedOperation& operation);
-  void Send(const SharedOperation& operation, const SharedCredentials& credentials,
-            std::chrono::steady_clock::time_point not_before);
-  HttpRequest MakeHttpRequest(const Operation& operation,
-                              const SharedCredentials& credentials) const;
+  /// Begins an attempt, with credentials that are obtained if necessary.
+  void Send(const SharedOperation& operation, std::chrono::steady_clock::time_point not_before);
+  HttpRequest MakeHttpRequest(const Operation& operation) const;
   S3Outcome Judge(const Operation& operation, const HttpResponse& response) const;
   void OnResponse(const SharedOperation& operation, HttpResponse response);
-  /// Tries again if the outcome and the deadline allow that. Returns false otherwise.
-  bool TryAgain(const SharedOperation& operation, const S3Outcome& outcome);
-  /// Sends the request with the credentials that are at hand, or calls RestartLater.
-  void SendOrRestartLater(const SharedOperation& operation,
-                          std::chrono::steady_clock::time_point not_before);
-  /// Runs Restart on another thread, because the HTTP client's thread must not wait.
-  void RestartLater(const SharedOperation& operation);
-  void RunRestarts();
+  /// Returns when to try again after an attempt that was not successful; nothing if never.
+  std::optional<std::chrono::steady_clock::time_point> NextAttempt(Operation& operation,
+                                                                   const S3Outcome& outcome);
   HttpClient& LeastBusyClient();
 
   const S3Settings settings_;
   const pid_t pid_;
   CredentialsCache credentials_;
-  std::atomic<uint64_t>& repeated_count_;  // shared by all clients of this address
-  std::atomic<uint64_t> next_id_ = 1;
+  std::atomic<uint64_t>& repeated_count_;   // shared by all clients of this address
   std::atomic<bool> has_answered_ = false;  // whether there ever was a response
   std::vector<std::unique_ptr<HttpClient>> clients_;
-
-  Mutex mutex_;
-  CondVar changed_;
-  bool stopping_ CAIRN_GUARDED_BY(mutex_) = false;
-  std::deque<SharedOperation> restarts_ CAIRN_GUARDED_BY(mutex_);
-  std::thread restart_thread_ CAIRN_GUARDED_BY(mutex_);  // begins with the first restart
 };
 
 }  // namespace cairn::kv::internal

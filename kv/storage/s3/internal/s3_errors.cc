@@ -100,36 +100,55 @@ KnownCode Look(std::string_view code, int status) {
 }
 
 struct KnownFailure {
-  HttpFailure failure;
   S3Verdict verdict;
   ErrorCode code;
-  bool may_have_been_performed;
   std::string_view advice = "";
+  bool was_unreachable = false;
 };
 
-constexpr KnownFailure kKnownFailures[] = {
-    {HttpFailure::kConnect, kRetry, kUnavailable, false,
-     "; check the endpoint, the network and the proxy settings"},
-    {HttpFailure::kTls, kFailed, kFailedPrecondition, false,
-     "; for a server with its own certificate authority, set AWS_CA_BUNDLE"},
-    {HttpFailure::kTooLong, kFailed, kUnimplemented, true,
-     "; the response is longer than what was requested, so the server or a proxy ignores ranges"},
-    {HttpFailure::kCancelled, kFailed, kCancelled, true},
-    {HttpFailure::kNoMemory, kFailed, kResourceExhausted, false},
-    {HttpFailure::kInvalid, kFailed, kInvalidArgument, true},
-};
+KnownFailure Look(CURLcode failure) {
+  switch (failure) {
+    case CURLE_COULDNT_RESOLVE_PROXY:
+    case CURLE_COULDNT_RESOLVE_HOST:
+    case CURLE_COULDNT_CONNECT:
+      return {kRetry, kUnavailable, "; check the endpoint, the network and the proxy settings",
+              true};
+    case CURLE_SSL_ENGINE_NOTFOUND:
+    case CURLE_SSL_ENGINE_SETFAILED:
+    case CURLE_SSL_CERTPROBLEM:
+    case CURLE_SSL_CIPHER:
+    case CURLE_PEER_FAILED_VERIFICATION:
+    case CURLE_SSL_CACERT_BADFILE:
+    case CURLE_SSL_ISSUER_ERROR:
+    case CURLE_SSL_INVALIDCERTSTATUS:
+      return {kFailed, kFailedPrecondition,
+              "; for a server with its own certificate authority, set AWS_CA_BUNDLE"};
+    case CURLE_FILESIZE_EXCEEDED:
+      return {kFailed, kUnimplemented,
+              "; the response is longer than what was requested, so the server or a proxy ignores "
+              "ranges"};
+    case CURLE_ABORTED_BY_CALLBACK:
+      return {kFailed, kCancelled};
+    case CURLE_OUT_OF_MEMORY:
+      return {kFailed, kResourceExhausted};
+    case CURLE_URL_MALFORMAT:
+    case CURLE_UNSUPPORTED_PROTOCOL:
+    case CURLE_UNKNOWN_OPTION:
+    case CURLE_NOT_BUILT_IN:
+    case CURLE_BAD_FUNCTION_ARGUMENT:
+      return {kFailed, kInvalidArgument};
+    default:  // the connection broke, or nothing was transferred for too long
+      return {kRetry, kUnavailable};
+  }
+}
 
 S3Outcome JudgeFailure(const HttpResponse& response, const std::string& operation,
                        const std::string& endpoint) {
-  const auto* known = std::ranges::find(kKnownFailures, response.failure, &KnownFailure::failure);
-  const KnownFailure found = known != std::end(kKnownFailures)
-                                 ? *known
-                                 : KnownFailure{response.failure, kRetry, kUnavailable, true};
-  S3Outcome outcome{.verdict = found.verdict,
-                    .may_have_been_performed = found.may_have_been_performed};
-  outcome.error.code = found.code;
+  const KnownFailure known = Look(response.failure);
+  S3Outcome outcome{.verdict = known.verdict, .was_unreachable = known.was_unreachable};
+  outcome.error.code = known.code;
   outcome.error.message = fmt::format("cannot {}: no complete response from {}: {}{}", operation,
-                                      endpoint, response.error, found.advice);
+                                      endpoint, response.error, known.advice);
   return outcome;
 }
 
@@ -215,7 +234,7 @@ std::string Printable(std::string_view text) {
 
 S3Outcome JudgeResponse(const HttpResponse& response, const std::string& operation,
                         const std::string& endpoint, const std::string& region) {
-  if (response.failure != HttpFailure::kNone) return JudgeFailure(response, operation, endpoint);
+  if (response.failure != CURLE_OK) return JudgeFailure(response, operation, endpoint);
   const int status = response.status;
   // Some operations begin their response with 200 before they are performed.
   const S3ErrorDocument document = ParseS3Error(response.body);
@@ -225,7 +244,6 @@ S3Outcome JudgeResponse(const HttpResponse& response, const std::string& operati
 
   const KnownCode known = Look(document.code, is_success ? 500 : status);
   S3Outcome outcome{.verdict = known.verdict};
-  outcome.may_have_been_performed = status >= 500 || status == 408;
   outcome.retry_after = RetryAfter(response);
   outcome.error.code = known.code;
   std::string advice(known.advice);

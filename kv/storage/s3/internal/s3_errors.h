@@ -23,7 +23,7 @@ struct S3Outcome {
   /// The caller's error unless another attempt succeeds. Error::file is not set.
   Error error;
   std::chrono::milliseconds retry_after{};  // the server requests it; otherwise 0
-  bool may_have_been_performed = false;     // a write, although there is no success
+  bool was_unreachable = false;             // there was no connection to the server
 };
 
 /// Returns at most 300 characters of what a server wrote, without control characters.

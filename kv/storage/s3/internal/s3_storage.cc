@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <set>
 #include <span>
@@ -22,7 +23,6 @@
 #include "kv/storage/s3/internal/credential_sources.h"
 #include "kv/storage/s3/internal/credentials.h"
 #include "kv/storage/s3/internal/curl_library.h"
-#include "kv/storage/s3/internal/listing.h"
 #include "kv/storage/s3/internal/s3_client.h"
 #include "kv/storage/s3/internal/s3_errors.h"
 #include "kv/storage/s3/internal/s3_settings.h"
@@ -32,10 +32,16 @@
 namespace cairn::kv::internal {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr uint64_t kMaxSinglePutBytes = 64 << 20;
 constexpr uint32_t kSmallRequests = 16;
 constexpr uint32_t kMaxPartsInFlight = 8;  // of a writer, which has their memory
 constexpr int kListingTimeouts = 10;       // the time of a listing, whose pages are repeated too
+constexpr std::chrono::milliseconds kTimePerName{10};  // and this for each name
+constexpr size_t kMaxNames = 1 << 24;
+constexpr size_t kMaxNameBytes = 1024;  // as in S3; longer ones are not names of a store
+constexpr uint32_t kMaxIdlePages = 100;
 constexpr uint64_t kMaxGapBytes = 256 << 10;
 
 // Objects that test the server have these characters and 16 random hexadecimal digits as names.
@@ -71,7 +77,7 @@ class S3Queue final : public CallbackQueue {
  public:
   S3Queue(S3Client& client, uint32_t depth) : CallbackQueue(depth), client_(client) {}
   ~S3Queue() override {
-    if (in_flight_ > 0 && is_usable()) client_.Cancel(reads_id_);
+    if (in_flight_ > 0 && is_usable()) client_.Cancel(this);
     WaitForAll();
   }
   bool can_scatter() const override { return true; }
@@ -79,15 +85,13 @@ class S3Queue final : public CallbackQueue {
 
  private:
   void BeginRead(const IoRequest& request, Done done) override {
-    S3Object object = ObjectOf(client_.settings(), request.object);
     const bool scatters = !request.slices.empty();
     client_.Start({.operation = "read the object",
-                   .file = std::move(object.file),
-                   .key = std::move(object.key),
+                   .object = ObjectOf(client_.settings(), request.object),
                    .target = std::span(request.data, scatters ? 0 : request.length_bytes),
                    .slices = request.slices,
                    .offset_bytes = request.offset_bytes},
-                  reads_id_,
+                  /*owner=*/this,
                   [offset_bytes = request.offset_bytes,
                    done = std::move(done)](Result<HttpResponse> response) mutable {
                     if (response) return done({});
@@ -97,13 +101,12 @@ class S3Queue final : public CallbackQueue {
   bool is_usable() const override { return client_.is_usable(); }
 
   S3Client& client_;
-  const uint64_t reads_id_ = client_.NewId();
 };
 
 /// What a listing has returned.
 struct Listed {
   std::set<std::string> names;  // of the keys, without the prefix of the store
-  std::vector<S3Listing::Upload> uploads;
+  std::set<S3Listing::Upload> uploads;
 };
 
 class S3Storage final : public Storage {
@@ -171,8 +174,7 @@ class S3Storage final : public Storage {
     }
     if (target.size() > 2 * settings_.part_bytes) return ReadInParts(name, offset_bytes, target);
     Result<HttpResponse> response = client().Perform({.operation = "read the object",
-                                                      .file = object.file,
-                                                      .key = object.key,
+                                                      .object = object,
                                                       .target = target,
                                                       .offset_bytes = offset_bytes});
     if (!response) return Fail(std::move(response).error().WithOffset(offset_bytes));
@@ -183,7 +185,7 @@ class S3Storage final : public Storage {
     CAIRN_CHECK(IsObjectName(name));
     const S3Object object = ObjectOf(settings_, name);
     const Result<HttpResponse> response =
-        client().Perform({.operation = "read the object", .file = object.file, .key = object.key});
+        client().Perform({.operation = "read the object", .object = object});
     // The client keeps no longer responses in memory.
     if (!response && response.error().code == ErrorCode::kUnimplemented) {
       return Storage::Read(name, limit_bytes);
@@ -200,10 +202,11 @@ class S3Storage final : public Storage {
   Result<uint64_t> Size(std::string_view name) override {
     CAIRN_CHECK(IsObjectName(name));
     const S3Object object = ObjectOf(settings_, name);
-    CAIRN_TRY_ASSIGN(const HttpResponse response, client().Perform({.operation = "read the size",
-                                                                    .file = object.file,
-                                                                    .method = "HEAD",
-                                                                    .key = object.key}));
+    CAIRN_TRY_ASSIGN(const HttpResponse response, client().Perform({
+                                                      .operation = "read the size",
+                                                      .object = object,
+                                                      .method = "HEAD",
+                                                  }));
     const auto size_bytes = ParseDecimal(response.Header("content-length"));
     if (size_bytes) return *size_bytes;
     return Fail(Error{.code = ErrorCode::kUnavailable,
@@ -319,10 +322,11 @@ class S3Storage final : public Storage {
   }
 
   Result<void> RemoveKey(const S3Object& object) {
-    const Result<HttpResponse> response = client().Perform({.operation = "remove the object",
-                                                            .file = object.file,
-                                                            .method = "DELETE",
-                                                            .key = object.key});
+    const Result<HttpResponse> response = client().Perform({
+        .operation = "remove the object",
+        .object = object,
+        .method = "DELETE",
+    });
     // Some servers report that there was no object, AWS does not.
     if (response || response.error().code == ErrorCode::kNotFound) return {};
     return Fail(response.error());
@@ -331,31 +335,50 @@ class S3Storage final : public Storage {
   /// Returns what all pages of a listing contain. `query_after` returns the query of the page that
   /// follows one; of the first page, if it gets an empty one. Its parameters are in the order of
   /// their names, as the signature requires.
+  ///
+  /// A server, or a proxy that repeats its responses, may return pages without end. So a listing
+  /// fails with kUnavailable if it has too many names, takes more than a time that grows with their
+  /// number, names the same next page twice, or has too many pages in a row without a new name.
   Result<Listed> ListPages(const char* operation, const S3Object& folder,
                            const std::function<std::string(const S3Listing&)>& query_after) {
-    Listing listing(folder.file, kListingTimeouts * settings_.timeout, Listing::Clock::now());
+    const auto begin = Clock::now();
     Listed listed;
+    uint32_t idle_pages = 0;
     for (std::string query = query_after({});;) {
       CAIRN_TRY_ASSIGN(
           const HttpResponse response,
-          client().Perform({.operation = operation, .file = folder.file, .query = query}));
+          client().Perform(
+              {.operation = operation, .object = {.file = folder.file}, .query = query}));
       Result<S3Listing> page = ParseS3Listing(response.body);
       if (!page) return Fail(std::move(page).error().WithFile(folder.file));
+      const size_t count_before = listed.names.size() + listed.uploads.size();
       for (const std::string& key : page->keys) {
         CAIRN_TRY(CheckListedKey(key, folder));
-        listing.Add(key.substr(settings_.prefix.size()));
+        std::string name = key.substr(settings_.prefix.size());
+        if (name.size() <= kMaxNameBytes) listed.names.insert(std::move(name));
       }
       for (S3Listing::Upload& upload : page->uploads) {
         CAIRN_TRY(CheckListedKey(upload.key, folder));
-        listing.Add(fmt::format("{} {}", upload.key, upload.upload_id));
-        listed.uploads.push_back(std::move(upload));
+        listed.uploads.insert(std::move(upload));
       }
-      if (!page->is_truncated) break;
-      query = query_after(*page);
-      CAIRN_TRY(listing.NextPage(query, Listing::Clock::now()));
+      if (!page->is_truncated) return listed;
+      const size_t count = listed.names.size() + listed.uploads.size();
+      idle_pages = count == count_before ? idle_pages + 1 : 0;
+      std::string next = query_after(*page);
+      const auto elapsed = Clock::now() - begin;
+      if (next == query || idle_pages == kMaxIdlePages || count >= kMaxNames ||
+          elapsed > kListingTimeouts * settings_.timeout + count * kTimePerName) {
+        return Fail(Error{
+            .code = ErrorCode::kUnavailable,
+            .message = fmt::format(
+                "the server's listing does not end: it has {} names after {} s, and the last {} "
+                "pages contain no new one",
+                count, std::chrono::duration_cast<std::chrono::seconds>(elapsed).count(),
+                idle_pages),
+            .file = folder.file});
+      }
+      query = std::move(next);
     }
-    listed.names = std::move(listing.names());
-    return listed;
   }
 
   /// Includes names that IsObjectName refuses.
@@ -388,10 +411,9 @@ class S3Storage final : public Storage {
                                           EncodeUri(page.next_key_marker, false), prefix,
                                           EncodeUri(page.next_upload_id_marker, false));
                      }));
-    const Listing::Clock::time_point deadline =
-        Listing::Clock::now() + kListingTimeouts * settings_.timeout;
+    const auto deadline = Clock::now() + kListingTimeouts * settings_.timeout;
     for (const S3Listing::Upload& upload : listed.uploads) {
-      if (Listing::Clock::now() > deadline) {
+      if (Clock::now() > deadline) {
         return Fail(Error{.code = ErrorCode::kUnavailable,
                           .message =
                               "the server takes too long to abort uploads; the next open for "

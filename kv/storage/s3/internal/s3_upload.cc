@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <libdeflate.h>
 
-#include <memory>
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"
@@ -34,12 +33,6 @@ std::string AddDigest(const S3Settings& settings, S3Request* request) {
   return digest;
 }
 
-// Returns a copy; if there is no memory for it, an error that states this.
-Error Copy(const Error& error) {
-  return CatchExhaustion("an error", [&]() -> Result<void> { return std::unexpected(error); })
-      .error();
-}
-
 // Returns the error of a request of an upload that has begun. That there is no such upload (any
 // more) is not that there is no such object, of which callers may think that it was removed.
 Error OfUpload(Error error) {
@@ -54,20 +47,16 @@ Error OfUpload(Error error) {
 
 S3Request PutRequest(const S3Settings& settings, const S3Object& object,
                      std::span<const std::byte> bytes) {
-  S3Request request{.operation = "put the object",
-                    .file = object.file,
-                    .method = "PUT",
-                    .key = object.key,
-                    .body = bytes};
+  S3Request request{
+      .operation = "put the object", .object = object, .method = "PUT", .body = bytes};
   AddDigest(settings, &request);
   return request;
 }
 
 Result<void> AbortUpload(S3Client& client, const S3Object& object, const std::string& upload_id) {
   CAIRN_TRY(client.Perform({.operation = "abort an upload",
-                            .file = object.file,
+                            .object = object,
                             .method = "DELETE",
-                            .key = object.key,
                             .query = "uploadId=" + EncodeUri(upload_id, false)}));
   return {};
 }
@@ -79,13 +68,8 @@ S3Upload::S3Upload(S3Client& client, S3Object object, uint64_t part_bytes)
 
 S3Upload::~S3Upload() {
   if (is_finished_ || !client_.is_usable()) return;
-  std::string upload_id;
-  {
-    const MutexLock lock(mutex_);
-    upload_id = upload_id_;
-  }
   CleanUp([&] {
-    if (!upload_id.empty()) (void)AbortUpload(client_, object_, upload_id);
+    if (upload_id_ && !upload_id_->empty()) (void)AbortUpload(client_, object_, *upload_id_);
   });
 }
 
@@ -97,74 +81,46 @@ void S3Upload::StartWrite(std::span<const std::byte> bytes, uint64_t offset_byte
     whole_.assign(bytes.begin(), bytes.end());
     return done({});
   }
-  Part part{.bytes = bytes, .index = offset_bytes / part_bytes_, .done = std::move(done)};
-  if (part.index >= kMaxParts) {
-    part.done(Fail(Error{.code = ErrorCode::kResourceExhausted,
-                         .message = fmt::format("cannot upload a part: the object has more than "
-                                                "{} parts of {} bytes; use larger parts",
-                                                kMaxParts, part_bytes_),
-                         .file = object_.file}));
-    return;
+  const uint64_t index = offset_bytes / part_bytes_;
+  if (index >= kMaxParts) {
+    return done(
+        Fail(Error{.code = ErrorCode::kResourceExhausted,
+                   .message = fmt::format("cannot upload a part: the object has more than {} parts "
+                                          "of {} bytes; use larger parts",
+                                          kMaxParts, part_bytes_),
+                   .file = object_.file}));
   }
-  std::string upload_id;
-  std::optional<Error> error;
-  bool begins_creation = false;
+  if (upload_id_ && upload_id_->empty()) upload_id_ = Create();
+  if (!upload_id_) return done(Fail(upload_id_.error()));
   {
     const MutexLock lock(mutex_);
-    if (parts_.size() <= part.index) parts_.resize(part.index + 1);
-    upload_id = upload_id_;
-    error = creation_error_;
-    if (upload_id.empty() && !error) {
-      waiting_.push_back(std::move(part));
-      begins_creation = !std::exchange(creation_begun_, true);
-    }
+    if (parts_.size() <= index) parts_.resize(index + 1);
   }
-  if (begins_creation) {
-    StartCreation();
-  } else if (error) {
-    part.done(std::unexpected(*std::move(error)));
-  } else if (!upload_id.empty()) {
-    SendPart(part, upload_id, /*may_wait=*/true);
-  }
+  S3Request request{
+      .operation = fmt::format("upload part {}", index + 1),
+      .object = object_,
+      .method = "PUT",
+      .query = fmt::format("partNumber={}&uploadId={}", index + 1, EncodeUri(*upload_id_, false)),
+      .body = bytes};
+  std::string digest = AddDigest(client_.settings(), &request);
+  client_.Start(std::move(request), /*owner=*/nullptr,
+                [this, index, digest = std::move(digest),
+                 done = std::move(done)](const Result<HttpResponse>& response) mutable {
+                  done(CatchExhaustion(
+                      "an upload", [&] { return AddPart(index, std::move(digest), response); }));
+                });
 }
 
-void S3Upload::StartCreation() {
-  S3Request request{.operation = "begin an upload",
-                    .file = object_.file,
-                    .method = "POST",
-                    .key = object_.key,
-                    .query = "uploads="};
+Result<std::string> S3Upload::Create() {
+  S3Request request{
+      .operation = "begin an upload", .object = object_, .method = "POST", .query = "uploads="};
   if (client_.settings().request_digests) {
     request.headers.emplace_back("x-amz-checksum-algorithm: CRC32");
   }
-  client_.Start(std::move(request), /*id=*/0,
-                [this](Result<HttpResponse> response) { OnCreated(std::move(response)); });
-}
-
-void S3Upload::OnCreated(Result<HttpResponse> response) {
-  auto created = CatchExhaustion("an upload", [&]() -> Result<std::string> {
-    if (!response) return std::unexpected(std::move(response).error());
-    auto upload_id = ParseUploadId(response->body);
-    if (!upload_id) return std::unexpected(std::move(upload_id).error().WithFile(object_.file));
-    const MutexLock lock(mutex_);
-    upload_id_ = *upload_id;  // parts are sent at once from here on
-    return upload_id;
-  });
-  std::vector<Part> parts;
-  {
-    const MutexLock lock(mutex_);
-    parts = std::move(waiting_);
-    waiting_.clear();
-    if (!created) creation_error_ = Copy(created.error());
-  }
-  // The owner may destroy the upload as soon as the last part is done.
-  for (Part& part : parts) {
-    if (created) {
-      SendPart(part, *created, /*may_wait=*/false);
-    } else {
-      part.done(std::unexpected(Copy(created.error())));
-    }
-  }
+  CAIRN_TRY_ASSIGN(const HttpResponse response, client_.Perform(std::move(request)));
+  auto upload_id = ParseUploadId(response.body);
+  if (!upload_id) return Fail(std::move(upload_id).error().WithFile(object_.file));
+  return upload_id;
 }
 
 Result<void> S3Upload::AddPart(uint64_t index, std::string digest,
@@ -179,33 +135,6 @@ Result<void> S3Upload::AddPart(uint64_t index, std::string digest,
   const MutexLock lock(mutex_);
   parts_[index] = {.etag = std::string(etag), .crc32 = std::move(digest)};
   return {};
-}
-
-void S3Upload::SendPart(Part& given, const std::string& upload_id, bool may_wait) {
-  std::shared_ptr<Part> part;  // shared with the callback
-  auto begun = CatchExhaustion("an upload", [&]() -> Result<void> {
-    part = std::make_shared<Part>(std::move(given));
-    S3Request request{.operation = fmt::format("upload part {}", part->index + 1),
-                      .file = object_.file,
-                      .method = "PUT",
-                      .key = object_.key,
-                      .query = fmt::format("partNumber={}&uploadId={}", part->index + 1,
-                                           EncodeUri(upload_id, false)),
-                      .body = part->bytes};
-    std::string digest = AddDigest(client_.settings(), &request);
-    S3Done on_response =
-        [this, part, digest = std::move(digest)](const Result<HttpResponse>& response) mutable {
-          part->done(CatchExhaustion(
-              "an upload", [&] { return AddPart(part->index, std::move(digest), response); }));
-        };
-    if (may_wait) {
-      client_.Start(std::move(request), /*id=*/0, std::move(on_response));
-    } else {
-      client_.StartFromCallback(std::move(request), std::move(on_response));
-    }
-    return {};
-  });
-  if (!begun) (part == nullptr ? given : *part).done(std::move(begun));
 }
 
 Result<void> S3Upload::Finish(uint64_t size_bytes) {
@@ -225,11 +154,10 @@ Result<void> S3Upload::Finish(uint64_t size_bytes) {
 }
 
 Result<void> S3Upload::FinishParts() {
-  std::string upload_id;
+  CAIRN_TRY(upload_id_);
   std::vector<S3Part> parts;
   {
     const MutexLock lock(mutex_);
-    upload_id = upload_id_;
     parts_.resize(DivCeil(started_bytes_, part_bytes_));
     parts = parts_;
   }
@@ -242,10 +170,9 @@ Result<void> S3Upload::FinishParts() {
   const std::string body = CompleteUploadBody(parts);
   const Result<HttpResponse> response =
       client_.Perform({.operation = "complete the upload",
-                       .file = object_.file,
+                       .object = object_,
                        .method = "POST",
-                       .key = object_.key,
-                       .query = "uploadId=" + EncodeUri(upload_id, false),
+                       .query = "uploadId=" + EncodeUri(*upload_id_, false),
                        .headers = {"Content-Type: application/xml"},
                        .body = std::as_bytes(std::span(body))});
   if (response || Exists()) return {};
@@ -253,8 +180,11 @@ Result<void> S3Upload::FinishParts() {
 }
 
 bool S3Upload::Exists() {
-  const Result<HttpResponse> response = client_.Perform(
-      {.operation = "read the size", .file = object_.file, .method = "HEAD", .key = object_.key});
+  const Result<HttpResponse> response = client_.Perform({
+      .operation = "read the size",
+      .object = object_,
+      .method = "HEAD",
+  });
   return response && response->Header("content-length") == std::to_string(started_bytes_);
 }
 

@@ -2,8 +2,7 @@
 /// Objects that are uploaded in parts.
 ///
 /// Protocol of an Upload:
-///   1. CreateMultipartUpload begins with the first write; writes that are submitted before its
-///      response wait for it.
+///   1. The first write waits for CreateMultipartUpload.
 ///   2. UploadPart, many at once, each from the caller's memory.
 ///   3. Finish sends CompleteMultipartUpload. If the response is lost, the object's size decides,
 ///      because nobody else writes an object of this name.
@@ -14,7 +13,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -27,12 +25,6 @@
 #include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {
-
-/// Names an object for requests.
-struct S3Object {
-  std::string key;   // in the bucket
-  std::string file;  // for Error::file
-};
 
 /// Returns the request that creates or replaces an object. `bytes` outlive it.
 S3Request PutRequest(const S3Settings& settings, const S3Object& object,
@@ -49,16 +41,8 @@ class S3Upload final : public Upload {
   Result<void> Finish(uint64_t size_bytes) override;
 
  private:
-  struct Part {
-    std::span<const std::byte> bytes;
-    uint64_t index = 0;  // its number - 1
-    Done done;
-  };
-
-  void StartCreation();
-  void OnCreated(Result<HttpResponse> response);
-  /// Takes the part, whose callback is called in any case.
-  void SendPart(Part& given, const std::string& upload_id, bool may_wait);
+  /// Begins the upload and returns its id.
+  Result<std::string> Create();
   /// Takes note of the response to the request of a part.
   Result<void> AddPart(uint64_t index, std::string digest, const Result<HttpResponse>& response);
   /// Makes one object of all parts.
@@ -71,14 +55,11 @@ class S3Upload final : public Upload {
   const uint64_t part_bytes_;
   // Only the caller's thread uses these.
   bool is_finished_ = false;
-  uint64_t started_bytes_ = 0;    // sum of all writes
-  std::vector<std::byte> whole_;  // all of an object that is shorter than a part
+  uint64_t started_bytes_ = 0;     // sum of all writes
+  std::vector<std::byte> whole_;   // all of an object that is shorter than a part
+  Result<std::string> upload_id_;  // empty before the first part
 
   Mutex mutex_;
-  bool creation_begun_ CAIRN_GUARDED_BY(mutex_) = false;
-  std::string upload_id_ CAIRN_GUARDED_BY(mutex_);
-  std::optional<Error> creation_error_ CAIRN_GUARDED_BY(mutex_);
-  std::vector<Part> waiting_ CAIRN_GUARDED_BY(mutex_);  // for the upload id
   std::vector<S3Part> parts_ CAIRN_GUARDED_BY(mutex_);
 };
 

@@ -2,6 +2,7 @@
 /// The XML documents of S3's API that Cairn uses
 /// (https://docs.aws.amazon.com/AmazonS3/latest/API/API_Operations.html).
 
+#include <compare>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -25,6 +26,7 @@ struct S3Listing {
   struct Upload {
     std::string key;
     std::string upload_id;
+    friend auto operator<=>(const Upload&, const Upload&) = default;
   };
   std::vector<std::string> keys;  // result of ListObjectsV2
   std::vector<Upload> uploads;    // result of ListMultipartUploads
