@@ -1,6 +1,6 @@
-// Parts are taken in batches of consecutive ranks. A few background threads each fetch one batch,
-// decompress it, and verify and sort its records (rank_batch.h); they fetch one after another, in
-// the order of the ranks. The calling thread adds the batches to the step in the same order. It
+// Parts are taken in waves of consecutive ranks. In the background, the parts of a wave are fetched,
+// in the order of the ranks, and then decompressed, verified and sorted in one batch per core
+// (rank_batch.h), while the calling thread adds the batches of the wave before to the step. It
 // decodes a part itself that is too large for one batch, piece by piece.
 
 #include "kv/commit/internal/part_gatherer.h"
@@ -11,14 +11,13 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <future>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "kv/base/mutex.h"
+#include "kv/base/div.h"
 #include "kv/commit/internal/part_file.h"
 #include "kv/commit/internal/rank_batch.h"
 #include "kv/commit/internal/rank_parts.h"
@@ -31,72 +30,40 @@
 namespace cairn::kv::internal {
 namespace {
 
-constexpr size_t kBatchBytes = 1 << 20;          // about; but at least one part
+constexpr size_t kBatchBytes = 1 << 20;          // about; a wave has at least one part
 constexpr size_t kMaxBatch = 64;                 // parts
-constexpr uint64_t kMaxDecodedBytes = 32 << 20;  // limit of a batch for a background thread
+constexpr uint64_t kMaxDecodedBytes = 32 << 20;  // limit of a batch that is decoded at once
 constexpr uint64_t kPieceBytes = 4 << 20;        // size of the pieces of a larger part
 
-/// The order in which background threads fetch.
-class Turns {
- public:
-  /// Returns when the turns before this one have ended, or at once after Cancel.
-  void Await(uint64_t turn) {
-    const MutexLock lock(mutex_);
-    while (current_ < turn && !is_cancelled_) changed_.Wait(mutex_);
-  }
-  void End() {
-    const MutexLock lock(mutex_);
-    ++current_;
-    changed_.NotifyAll();
-  }
-  void Cancel() {
-    const MutexLock lock(mutex_);
-    is_cancelled_ = true;
-    changed_.NotifyAll();
-  }
-
- private:
-  Mutex mutex_;
-  CondVar changed_;
-  uint64_t current_ CAIRN_GUARDED_BY(mutex_) = 0;
-  bool is_cancelled_ CAIRN_GUARDED_BY(mutex_) = false;
-};
-
-/// Memory: per background thread, a batch of parts of about 1 MiB and its records; or two parts, if
+/// Memory: two waves, each of about 1 MiB of parts per core and their records; or two parts, if
 /// parts are larger than that. Threads: one.
 class PartGatherer {
  public:
   PartGatherer(StepAttempt& attempt, RankRecords& others)
       : attempt_(attempt), storage_(*attempt.store->storage), others_(others) {}
-  /// Cancels what the background threads do, and waits for them. A turn may be one of a thread that
-  /// was never started, so that others must not wait for it.
-  ~PartGatherer() {
-    is_cancelled_ = true;
-    turns_.Cancel();
-  }
+  /// Cancels what is done in the background, and waits for it.
+  ~PartGatherer() { is_cancelled_ = true; }
   PartGatherer(const PartGatherer&) = delete;
   PartGatherer& operator=(const PartGatherer&) = delete;
 
   /// Adds the parts of all ranks but 0. Call once.
   Result<void> AddAll() {
-    const size_t threads = WorkerThreads();
     Begin(1);  // one part, which shows how large parts are
-    while (!loading_.empty()) {
-      Result<Batch> batch = loading_.front().get();
-      loading_.pop_front();
-      if (!batch) return Fail(std::move(batch).error());
-      CAIRN_TRY(AddBatch(*batch));
+    while (loading_.valid()) {
+      CAIRN_TRY_ASSIGN(Wave wave, loading_.get());
+      size_t count = 0;
       size_t largest = 1;
-      for (const auto& part : batch->parts) largest = std::max(largest, part.size());
-      batch->records->Clear();
-      unused_.push_back(std::move(batch->records));
-      // Later parts may be larger than those so far, so batches grow slowly.
-      const size_t most = std::min(kMaxBatch, 2 * batch->parts.size());
-      const size_t count = std::clamp<size_t>(kBatchBytes / largest, 1, most);
-      // If parts are large, one is fetched while another one is added.
-      const size_t loading = largest > kBatchBytes ? 1 : threads;
-      while (loading_.size() < loading && next_rank_ < attempt_.options.world_size) {
-        Begin(static_cast<uint32_t>(count));
+      for (const Batch& batch : wave) {
+        count += batch.parts.size();
+        for (const auto& part : batch.parts) largest = std::max(largest, part.size());
+      }
+      // Later parts may be larger than those so far, so waves grow slowly.
+      const size_t per_batch = std::min(kMaxBatch, kBatchBytes / largest);
+      Begin(std::clamp<size_t>(threads_ * per_batch, 1, 2 * count));
+      for (Batch& batch : wave) {
+        CAIRN_TRY(AddBatch(batch));
+        batch.records->Clear();
+        unused_.push_back(std::move(batch.records));
       }
     }
     return {};
@@ -110,56 +77,45 @@ class PartGatherer {
     std::unique_ptr<RankBatch> records;
     bool is_decoded = false;  // otherwise the parts are too large
   };
+  using Wave = std::vector<Batch>;
 
-  /// Begins to load the parts of the next `count` ranks in the background.
-  void Begin(uint32_t count) {
-    const uint32_t first = next_rank_;
-    const uint64_t turn = next_turn_++;
-    next_rank_ += std::min(count, attempt_.options.world_size - first);
-    if (unused_.empty()) {
-      unused_.push_back(std::make_unique<RankBatch>(attempt_.attempt, attempt_.store->epoch));
+  /// Begins to load the parts of the next `count` ranks in the background, unless there are none.
+  void Begin(size_t count) {
+    const uint32_t world_size = attempt_.options.world_size;
+    const uint32_t end =
+        next_rank_ + static_cast<uint32_t>(std::min<size_t>(count, world_size - next_rank_));
+    const auto per_batch = static_cast<uint32_t>(DivCeil(end - next_rank_, threads_));
+    Wave wave;
+    while (next_rank_ < end) {
+      if (unused_.empty()) {
+        unused_.push_back(std::make_unique<RankBatch>(attempt_.attempt, attempt_.store->epoch));
+      }
+      Batch& batch = wave.emplace_back();
+      batch.first = next_rank_;
+      batch.parts.resize(std::min(per_batch, end - next_rank_));
+      batch.records = std::move(unused_.back());
+      unused_.pop_back();
+      next_rank_ += static_cast<uint32_t>(batch.parts.size());
     }
+    if (wave.empty()) return;
     // Deferred if the system has no more threads.
-    loading_.push_back(std::async(std::launch::async | std::launch::deferred,
-                                  [this, turn, first, count = next_rank_ - first,
-                                   records = std::move(unused_.back())]() mutable {
-                                    return Load(turn, first, count, std::move(records));
-                                  }));
-    unused_.pop_back();
+    loading_ =
+        std::async(std::launch::async | std::launch::deferred,
+                   [this, wave = std::move(wave)]() mutable { return Load(std::move(wave)); });
   }
 
-  /// Fetches and decodes the parts of `count` ranks from `first` on.
-  Result<Batch> Load(uint64_t turn, uint32_t first, uint32_t count,
-                     std::unique_ptr<RankBatch> records) {
-    Batch batch{.first = first,
-                .parts = std::vector<std::vector<std::byte>>(count),
-                .records = std::move(records)};
-    CAIRN_TRY(FetchInTurn(turn, batch));
-    uint64_t decoded_bytes = 0;
-    bool is_large = false;
-    for (const auto& part : batch.parts) {
-      decoded_bytes += ClaimedBytes(part);
-      is_large |= HasDataObjects(part);
-    }
-    if (is_large || decoded_bytes > kMaxDecodedBytes) return batch;
-    CAIRN_TRY(Decode(batch, /*is_in_pieces=*/false));
-    batch.is_decoded = true;
-    return batch;
-  }
-
-  Result<void> FetchInTurn(uint64_t turn, Batch& batch) {
-    struct Turn {
-      Turns& turns;
-      ~Turn() { turns.End(); }
-    };
-    turns_.Await(turn);
-    const Turn ending{turns_};
-    auto fetched = ForEachRequest(storage_, batch.parts.size(), [&](size_t i) -> Result<void> {
-      CAIRN_TRY_ASSIGN(batch.parts[i], AwaitPart(batch.first + static_cast<uint32_t>(i)));
+  Result<Wave> Load(Wave wave) const {
+    const uint32_t first = wave.front().first;
+    const size_t per_batch = wave.front().parts.size();
+    const size_t count = wave.back().first - first + wave.back().parts.size();
+    CAIRN_TRY(ForEachRequest(storage_, count, [&](size_t i) -> Result<void> {
+      CAIRN_TRY_ASSIGN(wave[i / per_batch].parts[i % per_batch],
+                       AwaitPart(first + static_cast<uint32_t>(i)));
       return {};
-    });
-    if (!fetched) is_cancelled_ = true;  // the turns after this one would wait in vain
-    return fetched;
+    }));
+    CAIRN_TRY(RunOnThreads(wave.size(), "the parts of the ranks",
+                           [&](size_t i) { return DecodeUnlessLarge(wave[i]); }));
+    return wave;
   }
 
   /// Returns the part. Returns the failure of a rank, or kUnavailable if the part is missing at the
@@ -194,34 +150,45 @@ class PartGatherer {
                  .step = attempt_.step};
   }
 
-  /// Verifies the parts and collects their records. If this is in pieces, adds each piece to the
-  /// step, except the last one.
-  Result<void> Decode(Batch& batch, bool is_in_pieces) {
+  Result<void> DecodeUnlessLarge(Batch& batch) const {
+    uint64_t decoded_bytes = 0;
+    bool is_large = false;
+    for (const auto& part : batch.parts) {
+      decoded_bytes += ClaimedBytes(part);
+      is_large |= HasDataObjects(part);
+    }
+    if (is_large || decoded_bytes > kMaxDecodedBytes) return {};
+    batch.is_decoded = true;
+    return Decode(batch, [](RankBatch&) { return Result<void>(); });
+  }
+
+  /// Verifies the parts and collects their records. Calls `collected` after each record.
+  template <typename Collected>
+  Result<void> Decode(Batch& batch, const Collected& collected) const {
+    RankBatch& records = *batch.records;
     for (size_t i = 0; i < batch.parts.size(); ++i) {
       const uint32_t rank = batch.first + static_cast<uint32_t>(i);
-      const PartHeader expected{.store_uuid = attempt_.store->uuid,
-                                .step = attempt_.step,
-                                .rank = rank,
-                                .world_size = attempt_.options.world_size,
-                                .attempt = attempt_.attempt};
-      RankBatch& records = *batch.records;
       records.BeginPart(rank);
       CAIRN_TRY(ReadFetchedPart(storage_, PartName(attempt_.attempt, rank), batch.parts[i],
-                                expected, [&](const RecordView& record) -> Result<void> {
+                                attempt_.HeaderOf(rank),
+                                [&](const RecordView& record) -> Result<void> {
                                   CAIRN_TRY(records.Add(record));
-                                  if (!is_in_pieces || records.size_bytes() < kPieceBytes)
-                                    return {};
-                                  CAIRN_TRY(records.Finish());
-                                  CAIRN_TRY(AddRecords(records));
-                                  records.Clear();
-                                  return {};
+                                  return collected(records);
                                 }));
     }
-    return batch.records->Finish();
+    return records.Finish();
   }
 
   Result<void> AddBatch(Batch& batch) {
-    if (!batch.is_decoded) CAIRN_TRY(Decode(batch, /*is_in_pieces=*/true));
+    if (!batch.is_decoded) {
+      CAIRN_TRY(Decode(batch, [&](RankBatch& records) -> Result<void> {
+        if (records.size_bytes() < kPieceBytes) return {};
+        CAIRN_TRY(records.Finish());
+        CAIRN_TRY(AddRecords(records));
+        records.Clear();
+        return {};
+      }));
+    }
     return AddRecords(*batch.records);
   }
 
@@ -251,13 +218,12 @@ class PartGatherer {
   StepAttempt& attempt_;
   Storage& storage_;
   RankRecords& others_;
+  const size_t threads_ = WorkerThreads();
   std::vector<std::unique_ptr<RankBatch>> unused_;
-  uint32_t next_rank_ = 1;  // the first part that no thread fetches yet
-  uint64_t next_turn_ = 0;
-  Turns turns_;
+  uint32_t next_rank_ = 1;  // the first one whose part is not being loaded yet
   std::atomic<bool> is_cancelled_ = false;
-  std::deque<std::future<Result<Batch>>> loading_;  // The last member: its destructor waits for
-                                                    // the threads, which use the others.
+  std::future<Result<Wave>> loading_;  // The last member: its destructor waits for the threads,
+                                       // which use the others.
 };
 
 }  // namespace
