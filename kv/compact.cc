@@ -99,13 +99,13 @@ class Compaction {
     if (options_.decode) {
       const auto folded = ranges.Foldable(kMaxChunkBytes);
       for (const internal::ChunkVersion* const chunk : folded) ranges.Replace(*chunk);
-      CAIRN_TRY(mover.Decode(folded));
+      CAIRN_TRY(mover.Rewrite(folded));
       report_.folded_chunks += folded.size();
     }
     if (options_.compress) {
       auto compressible = ranges.Compressible(kMaxChunkBytes);
       std::erase_if(compressible, [](const auto* chunk) { return !chunk->is_compressible; });
-      CAIRN_TRY(mover.Compress(compressible));
+      CAIRN_TRY(mover.Rewrite(compressible));
       for (const internal::ChunkVersion* const chunk : compressible) {
         if (!chunk->is_compressed) continue;
         ranges.Replace(*chunk);
@@ -113,13 +113,8 @@ class Compaction {
       }
     }
     CAIRN_TRY(mover.Move(ranges.InOrder()));
-    CAIRN_TRY(mover.Seal());
-    internal::StepRewriter rewriter(state_, ranges, mover.segments());
-    CAIRN_TRY(rewriter.Rewrite());
-    const auto committed = rewriter.Commit();
-    if (committed || state_.outcome_unknown) mover.Keep();
-    CAIRN_TRY(committed);
-    report_.rewritten_steps += *committed;
+    CAIRN_TRY_ASSIGN(const uint64_t step_count, CommitMoves(state_, ranges, mover));
+    report_.rewritten_steps += step_count;
     report_.new_segments += mover.segments().size();
     for (const SegmentInfo& info : mover.segments()) {
       report_.new_bytes += info.file_bytes;

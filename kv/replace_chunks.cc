@@ -100,16 +100,10 @@ Result<ReplaceReport> ReplaceChunks(
   internal::PayloadMover mover(context, snapshot, name);
   for (; next < chunks.size(); ++next) {
     const std::array version = {&replacements.Find(chunks[next])};
-    CAIRN_TRY(mover.Decode(version));
+    CAIRN_TRY(mover.Rewrite(version));
     report.written_bytes += chunks[next].entry.extents.payload.length_bytes();
   }
-  CAIRN_TRY(mover.Seal());
-  internal::StepRewriter rewriter(state, replacements, mover.segments());
-  CAIRN_TRY(rewriter.Rewrite());
-  const auto committed = rewriter.Commit();
-  if (committed || state.outcome_unknown) mover.Keep();
-  CAIRN_TRY(committed);
-  report.rewritten_steps = *committed;
+  CAIRN_TRY_ASSIGN(report.rewritten_steps, CommitMoves(state, replacements, mover));
   return report;
 }
 

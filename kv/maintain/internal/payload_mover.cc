@@ -196,54 +196,40 @@ Result<std::vector<std::byte>> PayloadMover::ReadChunk(const ChunkVersion& chunk
                     .key = chunk.key});
 }
 
-Result<void> PayloadMover::AppendCompressed(std::span<const std::byte> compressed,
-                                            ChunkVersion& chunk) {
-  page_digests_.clear();
-  AppendPageDigests(compressed, page_digests_);
-  chunk.is_compressed = true;
-  return Append(compressed, SegmentAlignment::k64, page_digests_, chunk.key, chunk.moved_to);
-}
-
-Result<void> PayloadMover::Decode(std::span<ChunkVersion* const> chunks) {
-  for (ChunkVersion* const chunk : chunks) {
-    const uint64_t length_bytes = chunk->entry.extents.payload.length_bytes();
-    CAIRN_TRY(AwaitTurn(length_bytes));
+Result<void> PayloadMover::Rewrite(std::span<ChunkVersion* const> chunks) {
+  struct NewBytes {
+    std::vector<std::byte> bytes;
     std::vector<uint64_t> page_digests;
-    CAIRN_TRY_ASSIGN(const auto bytes, ReadChunk(*chunk, page_digests));
-    std::optional<std::vector<std::byte>> compressed;
-    if (context_.options.compress && length_bytes >= kMinCompressedBytes) {
-      compressed = context_.options.compress(bytes, ElementBytes(chunk->entry), page_digests);
-    }
-    if (compressed) {
-      CAIRN_TRY(AppendCompressed(*compressed, *chunk));
-    } else {
-      CAIRN_TRY(Append(bytes, SegmentAlignment::k4096, page_digests, chunk->key, chunk->moved_to));
-    }
-    CAIRN_TRY(context_.progress(length_bytes));
-  }
-  return {};
-}
-
-Result<void> PayloadMover::Compress(std::span<ChunkVersion* const> chunks) {
-  using Compressed = std::optional<std::vector<std::byte>>;
-  WorkerPool pool(std::min<size_t>(WorkerThreads(), chunks.size()));
+    bool is_compressed = false;
+  };
+  const CompressCallback& compress = context_.options.compress;
+  const auto rewrite = [&](const ChunkVersion& chunk) -> Result<NewBytes> {
+    NewBytes result;
+    CAIRN_TRY_ASSIGN(result.bytes, ReadChunk(chunk, result.page_digests));
+    if (!compress || result.bytes.size() < kMinCompressedBytes) return result;
+    auto compressed = compress(result.bytes, ElementBytes(chunk.entry), result.page_digests);
+    if (!compressed) return result;
+    result = {.bytes = *std::move(compressed), .page_digests = {}, .is_compressed = true};
+    AppendPageDigests(result.bytes, result.page_digests);
+    return result;
+  };
+  WorkerPool pool(compress ? std::min<size_t>(WorkerThreads(), chunks.size()) : 1);
   for (size_t begin = 0; begin < chunks.size(); begin += pool.thread_count()) {
     const auto batch = chunks.subspan(begin, std::min(pool.thread_count(), chunks.size() - begin));
     for (const ChunkVersion* const chunk : batch) {
       CAIRN_TRY(AwaitTurn(chunk->entry.extents.payload.length_bytes()));
     }
-    std::vector<Result<Compressed>> results(batch.size());
-    const auto compress = [&](size_t i) -> Result<Compressed> {
-      std::vector<uint64_t> page_digests;
-      CAIRN_TRY_ASSIGN(const auto bytes, ReadChunk(*batch[i], page_digests));
-      return context_.options.compress(bytes, ElementBytes(batch[i]->entry), page_digests);
-    };
-    pool.Run(batch.size(), [&](size_t i, size_t) { results[i] = compress(i); });
+    std::vector<Result<NewBytes>> results(batch.size());
+    pool.Run(batch.size(), [&](size_t i, size_t) { results[i] = rewrite(*batch[i]); });
     for (size_t i = 0; i < batch.size(); ++i) {
-      CAIRN_TRY_ASSIGN(const Compressed compressed, std::move(results[i]));
-      if (!compressed) continue;
-      CAIRN_TRY(AppendCompressed(*compressed, *batch[i]));
-      CAIRN_TRY(context_.progress(batch[i]->entry.extents.payload.length_bytes()));
+      CAIRN_TRY_ASSIGN(const NewBytes written, std::move(results[i]));
+      ChunkVersion& chunk = *batch[i];
+      chunk.is_compressed = written.is_compressed;
+      if (compress && !chunk.is_compressed && chunk.entry.extents.deltas.empty()) continue;
+      CAIRN_TRY(Append(written.bytes,
+                       chunk.is_compressed ? SegmentAlignment::k64 : SegmentAlignment::k4096,
+                       written.page_digests, chunk.key, chunk.moved_to));
+      CAIRN_TRY(context_.progress(chunk.entry.extents.payload.length_bytes()));
     }
   }
   return {};

@@ -46,12 +46,13 @@ class PayloadMover {
   PayloadMover(const PayloadMover&) = delete;
   PayloadMover& operator=(const PayloadMover&) = delete;
 
-  /// Copies the ranges and the decoded chunks, in this order, and sets `moved_to` of each. All
-  /// pointers must remain valid until Seal returns. kDataLoss: a page does not match its digest.
+  // Each sets `moved_to` of what it copies. All pointers must remain valid until Seal returns.
+  // kDataLoss: a page or a chunk does not match its digest.
+  /// Copies the ranges, in this order.
   Result<void> Move(std::span<LiveRange* const> ranges);
-  Result<void> Decode(std::span<ChunkVersion* const> chunks);
-  /// Compresses chunks without deltas. Sets `moved_to` of chunks that become shorter.
-  Result<void> Compress(std::span<ChunkVersion* const> chunks);
+  /// Copies the chunks, in this order, without their deltas, and compressed if that makes them
+  /// clearly shorter. If chunks are compressed, leaves out those that it does not change.
+  Result<void> Rewrite(std::span<ChunkVersion* const> chunks);
   /// Makes the new segments durable under their names. Until then, `moved_to` cannot be used.
   Result<void> Seal();
   const std::vector<SegmentInfo>& segments() const { return stream_.sealed(); }
@@ -68,7 +69,6 @@ class PayloadMover {
   /// Returns the chunk without its deltas, verified.
   Result<std::vector<std::byte>> ReadChunk(const ChunkVersion& chunk,
                                            std::vector<uint64_t>& page_digests) const;
-  Result<void> AppendCompressed(std::span<const std::byte> compressed, ChunkVersion& chunk);
   Result<void> AwaitTurn(uint64_t bytes);
   Result<void> OnRecord(Column column, std::span<const std::byte> record);
 

@@ -4,17 +4,23 @@
 #include "kv/maintain/internal/step_rewriter.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/mutex.h"
+#include "kv/base/step_info.h"
 #include "kv/commit/internal/step_table_writer.h"
 #include "kv/root/internal/kv_records.h"
+#include "kv/root/internal/root_record.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/storage.h"
+#include "kv/table/internal/table_stack.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -30,7 +36,38 @@ Result<std::optional<std::vector<std::byte>>> MovedRecord(const PayloadMoves& mo
   return EncodeChunk(entry);
 }
 
-}  // namespace
+/// The destructor removes the tables that no committed step has.
+class StepRewriter {
+ public:
+  /// Payload was moved to the segments `added`. All arguments outlive it.
+  StepRewriter(StoreState& state, const PayloadMoves& moves, std::span<const SegmentInfo> added);
+  ~StepRewriter();
+  StepRewriter(const StepRewriter&) = delete;
+  StepRewriter& operator=(const StepRewriter&) = delete;
+
+  /// Writes new tables for the steps of the newest root that use a segment from which payload
+  /// was moved and that were not rewritten yet.
+  Result<void> Rewrite();
+  /// Rewrites the steps that have been committed since Rewrite, and commits all.
+  Result<uint64_t> Commit();
+
+ private:
+  struct Rewritten {
+    StepEntryPtr old_entry;
+    StepEntry entry;
+  };
+  Result<void> RewriteStep(const StepEntryPtr& old_entry, const StepEntry* base);
+  Result<bool> IsAffected(const StepEntry& entry) const;
+  Result<void> ForgetStale();
+
+  StoreState& state_;
+  const PayloadMoves& moves_;
+  std::map<uint64_t, SegmentInfo> added_;
+  std::map<uint64_t, SegmentInfo> replaced_;
+  std::map<uint64_t, Rewritten> rewritten_;  // by step
+  std::vector<ObjectId> new_tables_;
+  bool is_committed_ = false;
+};
 
 StepRewriter::StepRewriter(StoreState& state, const PayloadMoves& moves,
                            std::span<const SegmentInfo> added)
@@ -146,6 +183,17 @@ Result<uint64_t> StepRewriter::Commit() {
   CAIRN_TRY(CommitChange(state_, {}, nullptr, std::move(unreachable), {.rewritten = entries}));
   is_committed_ = true;
   return entries.size();
+}
+
+}  // namespace
+
+Result<uint64_t> CommitMoves(StoreState& state, const PayloadMoves& moves, PayloadMover& mover) {
+  CAIRN_TRY(mover.Seal());
+  StepRewriter rewriter(state, moves, mover.segments());
+  CAIRN_TRY(rewriter.Rewrite());
+  auto committed = rewriter.Commit();
+  if (committed || state.outcome_unknown) mover.Keep();
+  return committed;
 }
 
 }  // namespace cairn::kv::internal
