@@ -1,10 +1,11 @@
-// Tables that two steps share hide and show the same records in both, as long as they are in the
-// same order, which merging preserves. So only keys of the other tables can differ.
+// Each table names the tables of its step after it, so tables that two steps share are the oldest
+// ones of both. These hide and show the same records in both, so only keys of the other tables can
+// differ.
 
 #include "kv/read/internal/table_difference.h"
 
 #include <algorithm>
-#include <set>
+#include <span>
 #include <string_view>
 
 #include "kv/base/key.h"
@@ -15,21 +16,6 @@ namespace cairn::kv::internal {
 namespace {
 
 using Tables = std::span<const std::shared_ptr<const TableReader>>;
-
-std::set<ObjectId> IdsOf(Tables tables) {
-  std::set<ObjectId> ids;
-  for (const auto& table : tables) ids.insert(table->info().id);
-  return ids;
-}
-
-/// Returns the shared tables, in the order of `tables`.
-std::vector<ObjectId> SharedOrder(Tables tables, const std::set<ObjectId>& others) {
-  std::vector<ObjectId> order;
-  for (const auto& table : tables) {
-    if (others.contains(table->info().id)) order.push_back(table->info().id);
-  }
-  return order;
-}
 
 /// Adds the FQNs of the keys of a table.
 Result<void> AddFqns(const TableReader& table, std::vector<std::string>& fqns) {
@@ -47,30 +33,29 @@ Result<void> AddFqns(const TableReader& table, std::vector<std::string>& fqns) {
   return {};
 }
 
-/// Returns how many of the oldest tables both have.
-size_t SharedOldest(Tables a, Tables b) {
-  size_t count = 0;
-  while (count < a.size() && count < b.size() &&
-         a[a.size() - 1 - count]->info().id == b[b.size() - 1 - count]->info().id) {
-    ++count;
+/// The tables that only one of two steps has.
+struct Unshared {
+  Unshared(const TableStack& a, const TableStack& b) : in_a(a.tables()), in_b(b.tables()) {
+    while (!in_a.empty() && !in_b.empty() && in_a.back()->info().id == in_b.back()->info().id) {
+      in_a = in_a.first(in_a.size() - 1);
+      in_b = in_b.first(in_b.size() - 1);
+    }
+    shares_any = in_a.size() < a.tables().size();
   }
-  return count;
-}
+  Tables in_a;
+  Tables in_b;
+  bool shares_any = false;
+};
 
 }  // namespace
 
 Result<std::optional<std::vector<std::string>>> FindUnsharedFqns(const TableStack& a,
                                                                  const TableStack& b) {
-  const std::set<ObjectId> ids_a = IdsOf(a.tables());
-  const std::set<ObjectId> ids_b = IdsOf(b.tables());
-  const std::vector<ObjectId> shared = SharedOrder(a.tables(), ids_b);
-  if (shared.empty() || shared != SharedOrder(b.tables(), ids_a)) return std::nullopt;
+  const Unshared unshared(a, b);
+  if (!unshared.shares_any) return std::nullopt;
   std::vector<std::string> fqns;
-  for (const auto& table : a.tables()) {
-    if (!ids_b.contains(table->info().id)) CAIRN_TRY(AddFqns(*table, fqns));
-  }
-  for (const auto& table : b.tables()) {
-    if (!ids_a.contains(table->info().id)) CAIRN_TRY(AddFqns(*table, fqns));
+  for (const Tables tables : {unshared.in_a, unshared.in_b}) {
+    for (const auto& table : tables) CAIRN_TRY(AddFqns(*table, fqns));
   }
   std::ranges::sort(fqns);
   fqns.erase(std::ranges::unique(fqns).begin(), fqns.end());
@@ -79,10 +64,10 @@ Result<std::optional<std::vector<std::string>>> FindUnsharedFqns(const TableStac
 
 Result<bool> ScanUnshared(const TableStack& base, const TableStack& stack, std::string_view prefix,
                           const TableStack::Visit& visit) {
-  const size_t shared = SharedOldest(base.tables(), stack.tables());
-  if (shared == 0) return false;
-  MergeIterator in_base(base.tables().first(base.tables().size() - shared), TableAccess::kBulk);
-  MergeIterator in_stack(stack.tables().first(stack.tables().size() - shared), TableAccess::kBulk);
+  const Unshared unshared(base, stack);
+  if (!unshared.shares_any) return false;
+  MergeIterator in_base(unshared.in_a, TableAccess::kBulk);
+  MergeIterator in_stack(unshared.in_b, TableAccess::kBulk);
   CAIRN_TRY(in_base.Seek(prefix));
   CAIRN_TRY(in_stack.Seek(prefix));
   const auto has_key = [&](const MergeIterator& iterator) {
