@@ -106,25 +106,21 @@ std::optional<CommitOutcome> Refused(Storage& storage, const Root& next, Root ot
   return NotCommitted(std::move(error), std::move(other));
 }
 
-/// Sets `follows` to the result of HasPredecessor, and checks that root `next`, which was put, is
-/// stored. Where each request takes long, puts the hint at the same time: a hint to a root that is
+/// Sets `follows` to the result of HasPredecessor, checks that root `next`, which was put, is
+/// stored, and puts the hint; at once where each request takes long. A hint to a root that is
 /// removed is ignored.
 Result<void> CheckPut(Storage& storage, const Root& next, uint64_t size_bytes,
                       std::optional<Result<bool>>& follows) {
-  const auto check = [&] { return CheckStored(storage, RootName(next.number), size_bytes); };
-  if (storage.transfer_sizes().small_requests <= 1) {
+  const auto find_predecessor = [&]() -> Result<void> {
     follows = HasPredecessor(storage, next);
-    return check();
-  }
-  return RunRequests(storage, {check,
-                               [&]() -> Result<void> {
-                                 follows = HasPredecessor(storage, next);
-                                 return {};
-                               },
-                               [&]() -> Result<void> {
-                                 WriteHint(storage, next.number);
-                                 return {};
-                               }});
+    return {};
+  };
+  const auto check = [&] { return CheckStored(storage, RootName(next.number), size_bytes); };
+  const auto write_hint = [&]() -> Result<void> {
+    WriteHint(storage, next.number);
+    return {};
+  };
+  return RunRequests(storage, {find_predecessor, check, write_hint});
 }
 
 /// Root `next` exists. Checks that it follows the root that its writer knows. `checked` is the
@@ -147,7 +143,7 @@ CommitOutcome Confirm(Storage& storage, const Root& next, size_t put_count,
     if (!is_there) return Unknown(next, is_there.error());
     if (!*is_there) return Unknown(next, Replaced(storage));
   }
-  if (!is_checked || storage.transfer_sizes().small_requests <= 1) WriteHint(storage, next.number);
+  if (!is_checked) WriteHint(storage, next.number);
   return {};
 }
 

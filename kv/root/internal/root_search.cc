@@ -11,7 +11,6 @@
 #include <thread>
 
 #include "kv/root/internal/framed_record.h"
-#include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
@@ -179,25 +178,6 @@ Result<std::optional<Root>> SearchFrom(Storage& storage, uint64_t start) {
   return MayBeSame(before) ? std::move(root) : std::nullopt;
 }
 
-/// As SearchFrom, but makes the requests for `start` and the root after it at once.
-Result<std::optional<Root>> SearchAt(Storage& storage, uint64_t start) {
-  std::optional<Root> root;
-  bool has_next = false;
-  CAIRN_TRY(RunRequests(storage, {[&]() -> Result<void> {
-                                    CAIRN_TRY_ASSIGN(root, ReadRoot(storage, start));
-                                    return {};
-                                  },
-                                  [&]() -> Result<void> {
-                                    CAIRN_TRY_ASSIGN(has_next, RootExists(storage, start + 1));
-                                    return {};
-                                  }}));
-  if (has_next || !root) return SearchFrom(storage, start);
-  // The order matters: as long as an older root exists, neither of both has been removed.
-  CAIRN_TRY_ASSIGN(const Presence before,
-                   start > 1 ? LookBefore(storage, *root) : LookAgain(storage, *root));
-  return MayBeSame(before) ? std::move(root) : std::nullopt;
-}
-
 /// Returns the number of the newest root that a current listing names; nothing if the listing lacks
 /// the root before it, and so cannot be trusted. The root after it was absent at the same time.
 Result<std::optional<uint64_t>> NewestListed(Storage& storage) {
@@ -221,21 +201,6 @@ Result<std::optional<Root>> ReadListed(Storage& storage, uint64_t number) {
   }
   CAIRN_TRY_ASSIGN(const Presence before, LookBefore(storage, *root));
   return MayBeSame(before) ? std::move(root) : std::nullopt;
-}
-
-/// Makes the first requests of FindNewest at once. Returns nothing if that does not suffice.
-Result<std::optional<Root>> FindNewestAtOnce(Storage& storage, uint64_t& hint) {
-  std::vector<uint64_t> numbers;
-  CAIRN_TRY(RunRequests(storage, {[&]() -> Result<void> {
-                                    CAIRN_TRY_ASSIGN(hint, ReadHint(storage));
-                                    return {};
-                                  },
-                                  [&]() -> Result<void> {
-                                    CAIRN_TRY_ASSIGN(numbers, ListRoots(storage));
-                                    return {};
-                                  }}));
-  const uint64_t start = std::max(hint, numbers.empty() ? 1 : numbers.back());
-  return SearchAt(storage, start);
 }
 
 /// Searches from the newest root that the storage lists.
@@ -326,13 +291,7 @@ Result<std::optional<Root>> Search(Storage& storage, ReadFunction* read) {
       if (root) return root;
     }
   }
-  uint64_t hint = 0;
-  if (storage.transfer_sizes().small_requests > 1) {
-    CAIRN_TRY_ASSIGN(std::optional<Root> root, FindNewestAtOnce(storage, hint));
-    if (root) return root;
-  } else {
-    CAIRN_TRY_ASSIGN(hint, ReadHint(storage));
-  }
+  CAIRN_TRY_ASSIGN(const uint64_t hint, ReadHint(storage));
   // Without a predecessor to check, the first root is not trusted as a start.
   if (hint > 1) {
     CAIRN_TRY_ASSIGN(std::optional<Root> root, SearchFrom(storage, hint));
