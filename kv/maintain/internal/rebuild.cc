@@ -307,9 +307,10 @@ class Rebuilder {
   Result<void> PutRoots() {
     Root next{.number = last_number_, .store_uuid = state_.uuid, .epoch = state_.epoch};
     next.kept_before_epoch = next.epoch;
-    StepList list(state_.storage);
-    for (auto& [number, entry] : steps_) list = list.Add(entry);
-    CAIRN_TRY_ASSIGN(StepList::WithPages written, list.WritePages(next.epoch));
+    std::vector<StepEntry> entries;
+    for (const auto& [number, entry] : steps_) entries.push_back(entry);
+    CAIRN_TRY_ASSIGN(StepList::WithPages written,
+                     StepList(state_.storage).Add(entries).WritePages(next.epoch));
     next.recent = written.steps.recent();
     next.pages = written.steps.pages();
     next.compress = best_.compress;

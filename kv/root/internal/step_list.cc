@@ -123,50 +123,30 @@ Result<std::vector<StepEntryPtr>> StepList::All() const {
   return all;
 }
 
-void StepList::Forget(uint64_t step) {
-  if (!Contains(step)) return;
-  numbers_.erase(std::ranges::lower_bound(numbers_, step));
-  std::erase_if(recent_, [step](const auto& entry) { return entry->info.step == step; });
-  for (Page& page : pages_) {
-    const auto found = std::ranges::lower_bound(page.ref.steps, step);
-    if (found != page.ref.steps.end() && *found == step) page.ref.steps.erase(found);
-  }
-}
-
 void StepList::Insert(StepEntryPtr entry) {
   const uint64_t step = entry->info.step;
   recent_.insert(std::ranges::lower_bound(recent_, step, {}, kStepOf), std::move(entry));
 }
 
-StepList StepList::Add(StepEntry entry) const {
-  StepList changed = *this;
-  changed.Forget(entry.info.step);
-  changed.numbers_.insert(std::ranges::lower_bound(changed.numbers_, entry.info.step),
-                          entry.info.step);
-  changed.Insert(std::make_shared<const StepEntry>(std::move(entry)));
-  return changed;
-}
-
-StepList StepList::AddAll(std::span<const StepEntry> entries) const {
+StepList StepList::Add(std::span<const StepEntry> entries) const {
   std::vector<uint64_t> numbers;
   for (const StepEntry& entry : entries) numbers.push_back(entry.info.step);
   StepList changed = Remove(numbers);
-  for (const StepEntry& entry : entries) {
-    changed.recent_.push_back(std::make_shared<const StepEntry>(entry));
-  }
-  std::ranges::sort(changed.recent_, {}, kStepOf);
-  changed.numbers_.insert(changed.numbers_.end(), numbers.begin(), numbers.end());
-  std::ranges::sort(changed.numbers_);
+  for (const StepEntry& entry : entries) changed.Insert(std::make_shared<const StepEntry>(entry));
+  std::ranges::sort(numbers);
+  const auto old_end =
+      changed.numbers_.insert(changed.numbers_.end(), numbers.begin(), numbers.end());
+  std::ranges::inplace_merge(changed.numbers_, old_end);
   return changed;
 }
 
 StepList StepList::Remove(std::span<const uint64_t> steps) const {
   StepList changed = *this;
-  if (steps.size() < 16) {
-    for (const uint64_t step : steps) changed.Forget(step);
-    return changed;
+  std::vector<uint64_t> gone;
+  for (const uint64_t step : steps) {
+    if (Contains(step)) gone.push_back(step);
   }
-  std::vector<uint64_t> gone(steps.begin(), steps.end());
+  if (gone.empty()) return changed;
   std::ranges::sort(gone);
   const auto is_gone = [&gone](uint64_t step) { return std::ranges::binary_search(gone, step); };
   std::erase_if(changed.recent_, [&](const auto& entry) { return is_gone(entry->info.step); });

