@@ -138,49 +138,22 @@ Result<SegmentInfo> Snapshot::FindSegment(uint64_t segment_id) const {
 }
 
 Result<std::vector<SegmentInfo>> Snapshot::SegmentsOf(const StepInfo& step) const {
-  std::vector<SegmentInfo> segments;
-  CAIRN_TRY(Scan(Column::kSegments, step, "",
-                 [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
-                   CAIRN_TRY_ASSIGN(SegmentInfo info, internal::DecodeSegment(record));
-                   if (key != NumberKey(info.segment_id)) {
-                     return Fail(ErrorCode::kDataLoss,
-                                 "a segment record is under the key of another segment");
-                   }
-                   segments.push_back(std::move(info));
-                   return true;
-                 }));
-  return segments;
+  return state_->SegmentsOf(step);
 }
 
 Result<std::vector<SegmentInfo>> Snapshot::FurtherSegmentsOf(
     const StepInfo& step, std::unordered_set<uint64_t>& known) const {
-  const auto from_tables = [&]() -> Result<std::vector<SegmentInfo>> {
-    CAIRN_TRY_ASSIGN(std::vector<SegmentInfo> segments, SegmentsOf(step));
-    std::erase_if(segments, [&](const SegmentInfo& segment) {
-      return !known.insert(segment.segment_id).second;
-    });
-    return segments;
-  };
-  CAIRN_TRY_ASSIGN(const auto entry, state_->FindEntry(step.step));
-  if (entry == nullptr || entry->usage_in_table) return from_tables();
   std::vector<SegmentInfo> segments;
-  for (const internal::SegmentUse& use : entry->usage) {
-    if (known.contains(use.segment.id)) continue;
-    CAIRN_TRY_ASSIGN(const auto record, Get(Column::kSegments, step, NumberKey(use.segment.id)));
-    if (!record) {
-      // The tables of a compaction have replaced the tables of the entry.
-      CAIRN_TRY_ASSIGN(const auto open, state_->Open(step));
-      if (open->entry->tables != entry->tables) return from_tables();
-      return Fail(
-          Error{.code = ErrorCode::kDataLoss,
-                .message = fmt::format("the step has no record of segment {:016x}", use.segment.id),
-                .step = step.step});
-    }
-    CAIRN_TRY_ASSIGN(SegmentInfo segment, internal::DecodeSegment(*record));
-    segments.push_back(std::move(segment));
-  }
-  for (const SegmentInfo& segment : segments) known.insert(segment.segment_id);
-  std::ranges::sort(segments, {}, &SegmentInfo::segment_id);
+  CAIRN_TRY_ASSIGN(const auto entry, state_->FindEntry(step.step));
+  const bool are_known = entry != nullptr && !entry->usage_in_table &&
+                         std::ranges::all_of(entry->usage, [&](const internal::SegmentUse& use) {
+                           return known.contains(use.segment.id);
+                         });
+  if (are_known) return segments;
+  CAIRN_TRY_ASSIGN(segments, SegmentsOf(step));
+  std::erase_if(segments, [&](const SegmentInfo& segment) {
+    return !known.insert(segment.segment_id).second;
+  });
   return segments;
 }
 

@@ -92,7 +92,7 @@ class Snapshot {
   /// Returns the segments that a step uses, ascending by id.
   Result<std::vector<SegmentInfo>> SegmentsOf(const StepInfo& step) const;
   /// Returns the segments of SegmentsOf whose ids are not in `known`, and adds these ids to it.
-  /// Cost: one lookup per segment that is returned if the step uses at most 16 segments.
+  /// Cost: nothing is read if the step uses at most 16 segments, and `known` has them.
   Result<std::vector<SegmentInfo>> FurtherSegmentsOf(const StepInfo& step,
                                                      std::unordered_set<uint64_t>& known) const;
   /// Returns the segments that any step uses, ascending by id. Cost: opens the tables of all steps.

@@ -238,10 +238,7 @@ class Rebuilder {
                              StepEntry& entry) {
     std::vector<SegmentUse> usage;
     for (const auto& [segment_id, bytes] : live_bytes.Sorted()) {
-      CAIRN_TRY_ASSIGN(const auto record,
-                       stack.Get(TableKey(Column::kSegments, NumberKey(segment_id))));
-      if (!record) return Fail(ErrorCode::kDataLoss, "the record of a segment is missing");
-      CAIRN_TRY_ASSIGN(const SegmentInfo info, DecodeSegment(*record));
+      CAIRN_TRY_ASSIGN(const SegmentInfo info, ReadSegmentRecord(stack, segment_id));
       CAIRN_TRY_ASSIGN(const uint64_t file_bytes, storage_.Size(SegmentObject(info)));
       if (file_bytes != info.file_bytes) {
         return Fail(Error{.code = ErrorCode::kDataLoss,

@@ -136,18 +136,13 @@ Result<StepCopier::Segments> StepCopier::SegmentsOf(const SnapshotState::OpenSte
   CAIRN_TRY_ASSIGN(const auto usage, context_.source->UsageOf(step));
   Segments segments;
   for (const SegmentUse& use : usage) {
-    CAIRN_TRY_ASSIGN(const auto record,
-                     step.tables.Get(TableKey(Column::kSegments, NumberKey(use.segment.id))));
-    if (!record) {
-      return Fail(
-          WrongRecords(step.entry->info.step, "the step has no record of a segment that it uses"));
-    }
-    CAIRN_TRY_ASSIGN(SegmentInfo info, DecodeSegment(*record));
-    if (info.segment_id != use.segment.id || info.epoch != use.segment.epoch) {
+    auto info = ReadSegmentRecord(step.tables, use.segment.id);
+    if (!info) return Fail(std::move(info).error().WithStep(step.entry->info.step));
+    if (info->segment_id != use.segment.id || info->epoch != use.segment.epoch) {
       return Fail(
           WrongRecords(step.entry->info.step, "the record of a segment is that of another one"));
     }
-    segments.emplace(info.segment_id, std::move(info));
+    segments.emplace(use.segment.id, *std::move(info));
   }
   return segments;
 }

@@ -70,16 +70,11 @@ Result<std::optional<TargetSegments::Found>> TargetSegments::FindInStep(
   CAIRN_TRY_ASSIGN(const StepEntryPtr entry, CurrentRoot(*target_)->steps.Find(step));
   if (entry == nullptr) return std::nullopt;
   CAIRN_TRY_ASSIGN(const TableStack stack, target_->tables->OpenStack(entry->tables));
-  CAIRN_TRY_ASSIGN(const auto record,
-                   stack.Get(TableKey(Column::kSegments, NumberKey(source.segment_id))));
-  if (!record) {
-    return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = "a step has no record of a segment that it uses",
-                      .file = target_->storage->address(),
-                      .step = step});
+  auto info = ReadSegmentRecord(stack, source.segment_id);
+  if (!info) {
+    return Fail(std::move(info).error().WithFile(target_->storage->address()).WithStep(step));
   }
-  CAIRN_TRY_ASSIGN(const SegmentInfo info, DecodeSegment(*record));
-  if (HasSameContents(info, source)) return Found{.info = info};
+  if (HasSameContents(*info, source)) return Found{.info = *std::move(info)};
   return Fail(
       Error{.code = ErrorCode::kConflict,
             .message = fmt::format("the target has another segment with the id of {}", source.name),

@@ -125,6 +125,16 @@ Result<StepEntryPtr> SnapshotState::NewestEntry(const StepInfo& step) const {
   });
 }
 
+Result<StepEntryPtr> SnapshotState::FindReplacement(const StepInfo& step, const StepEntry& stale,
+                                                    Error missing) const {
+  missing = std::move(missing).WithStep(step.step);
+  auto newer = NewestEntry(step);
+  if (!newer) return Fail(Unclear(std::move(missing), newer.error()));
+  if (*newer == nullptr) return Fail(Deleted(storage->address(), step.step));
+  if ((*newer)->tables == stale.tables) return Fail(MissingTable(std::move(missing)));
+  return newer;
+}
+
 Result<SnapshotState::OpenStepPtr> SnapshotState::OpenEntry(const StepInfo& step,
                                                             StepEntryPtr entry) const {
   for (int i = 0; i < kMaxRootsTried; ++i) {
@@ -139,28 +149,12 @@ Result<SnapshotState::OpenStepPtr> SnapshotState::OpenEntry(const StepInfo& step
     }
     Error error = std::move(stack).error().WithStep(step.step);
     if (error.code != ErrorCode::kNotFound) return Fail(std::move(error));
-    auto newer = NewestEntry(step);
-    if (!newer) return Fail(Unclear(std::move(error), newer.error()));
-    if (*newer == nullptr) return Fail(Deleted(storage->address(), step.step));
-    if ((*newer)->tables == entry->tables) return Fail(MissingTable(std::move(error)));
-    entry = *std::move(newer);
+    CAIRN_TRY_ASSIGN(entry, FindReplacement(step, *entry, std::move(error)));
   }
   return Fail(Error{.code = ErrorCode::kUnavailable,
                     .message = "the step was compacted each time that it was read",
                     .file = storage->address(),
                     .step = step.step});
-}
-
-Result<SnapshotState::OpenStepPtr> SnapshotState::OpenNewer(const StepInfo& step,
-                                                            const OpenStep& stale,
-                                                            Error missing) const {
-  auto newer = NewestEntry(step);
-  if (!newer) return Fail(Unclear(std::move(missing).WithStep(step.step), newer.error()));
-  if (*newer == nullptr) return Fail(Deleted(storage->address(), step.step));
-  if ((*newer)->tables == stale.entry->tables) {
-    return Fail(MissingTable(std::move(missing).WithStep(step.step)));
-  }
-  return OpenEntry(step, *std::move(newer));
 }
 
 Result<std::shared_ptr<const SnapshotState::OpenStep>> SnapshotState::Open(
@@ -197,7 +191,8 @@ Result<void> SnapshotState::Scan(const StepInfo& step, std::string_view first_ke
           return more;
         });
     if (scanned || is_refused || scanned.error().code != ErrorCode::kNotFound) return scanned;
-    CAIRN_TRY_ASSIGN(open, OpenNewer(step, *open, scanned.error()));
+    CAIRN_TRY_ASSIGN(StepEntryPtr newer, FindReplacement(step, *open->entry, scanned.error()));
+    CAIRN_TRY_ASSIGN(open, OpenEntry(step, std::move(newer)));
     if (!last.empty()) begin = last + '\0';
   }
 }
@@ -208,12 +203,30 @@ Result<std::optional<std::vector<std::byte>>> SnapshotState::Get(const StepInfo&
   while (true) {
     auto record = open->tables.Get(key);
     if (record || record.error().code != ErrorCode::kNotFound) return record;
-    CAIRN_TRY_ASSIGN(open, OpenNewer(step, *open, std::move(record).error()));
+    CAIRN_TRY_ASSIGN(StepEntryPtr newer,
+                     FindReplacement(step, *open->entry, std::move(record).error()));
+    CAIRN_TRY_ASSIGN(open, OpenEntry(step, std::move(newer)));
   }
 }
 
 Result<std::vector<SegmentUse>> SnapshotState::UsageOf(const OpenStep& step) const {
   return step.entry->usage_in_table ? ReadUsage(step.tables) : step.entry->usage;
+}
+
+Result<std::vector<SegmentInfo>> SnapshotState::SegmentsOf(const StepInfo& step) const {
+  std::vector<SegmentInfo> segments;
+  const std::string prefix = ColumnPrefix(Column::kSegments);
+  CAIRN_TRY(Scan(step, prefix, prefix,
+                 [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+                   CAIRN_TRY_ASSIGN(SegmentInfo info, DecodeSegment(record));
+                   if (key != TableKey(Column::kSegments, NumberKey(info.segment_id))) {
+                     return Fail(ErrorCode::kDataLoss,
+                                 "a segment record is under the key of another segment");
+                   }
+                   segments.push_back(std::move(info));
+                   return true;
+                 }));
+  return segments;
 }
 
 Result<void> SnapshotState::NoteSegments(const OpenStep& step) const {

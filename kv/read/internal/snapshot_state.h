@@ -65,6 +65,8 @@ class SnapshotState {
   Result<ObjectId> FindSegment(uint64_t segment_id) const;
   /// Returns the segments that a step uses.
   Result<std::vector<SegmentUse>> UsageOf(const OpenStep& step) const;
+  /// Returns the records of these segments, ascending by id. Returns the errors of Scan.
+  Result<std::vector<SegmentInfo>> SegmentsOf(const StepInfo& step) const;
   /// Returns the error for an object that is absent, which `missing.file` names: kNotFound if no
   /// step uses it any more, because its steps were deleted or compacted, and otherwise kDataLoss.
   Error Explain(Error missing) const;
@@ -94,8 +96,9 @@ class SnapshotState {
   Result<StepEntryPtr> NewestEntry(const StepInfo& step) const;
   /// Opens the tables of an entry of `step`, or the tables that have replaced them.
   Result<OpenStepPtr> OpenEntry(const StepInfo& step, StepEntryPtr entry) const;
-  /// Opens the tables that have replaced the tables of `stale`, in which `missing` was not found.
-  Result<OpenStepPtr> OpenNewer(const StepInfo& step, const OpenStep& stale, Error missing) const;
+  /// Returns the entry whose tables have replaced the tables of `stale`, of which one is missing.
+  Result<StepEntryPtr> FindReplacement(const StepInfo& step, const StepEntry& stale,
+                                       Error missing) const;
   Result<void> NoteSegments(const OpenStep& step) const;
   std::optional<ObjectId> KnownSegment(uint64_t segment_id) const;
 

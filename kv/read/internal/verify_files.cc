@@ -14,6 +14,7 @@
 #include "kv/root/internal/kv_records.h"
 #include "kv/segment/internal/segment_description.h"
 #include "kv/segment/internal/segment_format.h"
+#include "kv/state/internal/live_bytes.h"
 #include "kv/state/internal/store_identity.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/internal/object_reader.h"
@@ -112,38 +113,24 @@ class Checker {
     if (info.step != entry.info.step || info.attempt != entry.info.attempt) {
       return Fail(ErrorCode::kDataLoss, "the tables are those of another step");
     }
-    CAIRN_TRY(CollectSegments(*open));
+    CAIRN_TRY_ASSIGN(std::vector<SegmentInfo> segments, snapshot_.SegmentsOf(entry.info));
+    for (SegmentInfo& segment : segments) {
+      segments_.emplace(segment.segment_id, std::move(segment));
+    }
     return CheckUsage(*open);
-  }
-
-  Result<void> CollectSegments(const SnapshotState::OpenStep& step) {
-    return step.tables.Scan(
-        ColumnPrefix(Column::kSegments),
-        [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
-          CAIRN_TRY_ASSIGN(SegmentInfo info, DecodeSegment(record));
-          if (key.substr(1) != NumberKey(info.segment_id)) {
-            return Fail(ErrorCode::kDataLoss,
-                        "a segment record is under the key of another segment");
-          }
-          segments_.emplace(info.segment_id, std::move(info));
-          return true;
-        });
   }
 
   /// Compares the usage that the chunk records imply with the recorded one.
   Result<void> CheckUsage(const SnapshotState::OpenStep& step) {
-    std::map<uint64_t, uint64_t> implied;
+    LiveBytes implied;
     uint64_t chunk_count = 0;
     CAIRN_TRY(
         step.tables.Scan(ColumnPrefix(Column::kChunks),
                          [&](std::string_view, std::span<const std::byte> record) -> Result<bool> {
                            ++chunk_count;
+                           // core reports damaged chunks, with their key
                            const auto extents = DecodeChunkExtents(record);
-                           if (!extents)
-                             return true;  // core reports damaged chunks, with their key
-                           extents->ForEach([&](const Extent& extent) {
-                             implied[extent.segment_id] += extent.length_bytes;
-                           });
+                           if (extents) implied.Add(*extents);
                            return true;
                          }));
     if (chunk_count != step.entry->info.chunk_count) {
@@ -154,7 +141,7 @@ class Checker {
     CAIRN_TRY_ASSIGN(const auto usage, snapshot_.UsageOf(step));
     std::map<uint64_t, uint64_t> recorded;
     for (const SegmentUse& use : usage) recorded[use.segment.id] = use.live_bytes;
-    if (implied == recorded) return {};
+    if (implied.Sorted() == recorded) return {};
     return Fail(
         ErrorCode::kDataLoss,
         "the live bytes that the step records for its segments are not those of its chunks");

@@ -100,6 +100,13 @@ Result<SegmentInfo> DecodeSegment(std::span<const std::byte> record) {
   return info;
 }
 
+Result<SegmentInfo> ReadSegmentRecord(const TableStack& tables, uint64_t segment_id) {
+  CAIRN_TRY_ASSIGN(const auto record,
+                   tables.Get(TableKey(Column::kSegments, NumberKey(segment_id))));
+  if (record) return DecodeSegment(*record);
+  return Fail(ErrorCode::kDataLoss, "a step has no record of a segment that it uses");
+}
+
 std::vector<std::byte> EncodeChunk(const ChunkEntry& entry) {
   flatbuffers::FlatBufferBuilder builder(256);
   const schema::Digest digest = ToSchema(entry.digest);

@@ -32,6 +32,9 @@ SegmentInfo NewSegmentInfo(const ObjectId& id);
 std::string SegmentObject(const SegmentInfo& info);
 std::vector<std::byte> EncodeSegment(const SegmentInfo& info);
 Result<SegmentInfo> DecodeSegment(std::span<const std::byte> record);
+/// Returns the segment from the tables of a step that uses it. kDataLoss: they have no record of
+/// it. Returns the errors of TableStack::Get, too.
+Result<SegmentInfo> ReadSegmentRecord(const TableStack& tables, uint64_t segment_id);
 
 /// A chunk with one extent is encoded as version 1, one with several extents as version 2, one
 /// with deltas as version 3, and one that is compressed as version 4. Requires extents that
