@@ -26,7 +26,7 @@ namespace cairn::kv {
 /// for writing, or a save of it is running. Returns the errors of the two storages, too. After an
 /// error, the steps before it are in the target.
 ///
-/// Memory: the block pool of the target, and, per thread, the page digests and the footer of a
+/// Memory: the block pools of both stores, and, per thread, the page digests and the footer of a
 /// segment. While it runs, the target cannot begin a step. Threads: one call per target at a time.
 Result<CopyReport> CopySteps(Store& source, Store& target, const CopyOptions& options);
 

@@ -1,5 +1,5 @@
-// Reads blocks of the source in any order, verifies them in the order of their offsets, and writes
-// them in this order.
+// Reads a few blocks of the source at once, verifies them in the order of their offsets, and writes
+// them in this order while the next ones are read.
 //
 //   [0, 4096)                     a new header
 //   [4096, page_digests_offset)   read from the source, and compared with the page digests
@@ -18,13 +18,15 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "kv/base/digest.h"
 #include "kv/base/div.h"
-#include "kv/io/internal/block_io.h"
+#include "kv/base/read_range.h"
 #include "kv/io/internal/fault_point.h"
 #include "kv/io/io_queue.h"
 #include "kv/root/internal/kv_records.h"
+#include "kv/segment/internal/read_scheduler.h"
 #include "kv/segment/internal/segment_description.h"
 #include "kv/segment/internal/segment_files.h"
 #include "kv/segment/internal/segment_output.h"
@@ -33,10 +35,13 @@
 namespace cairn::kv::internal {
 namespace {
 
+std::string PathOf(const CopyContext& context, const SegmentInfo& info) {
+  return ObjectPath(context.source->storage->address(), SegmentObject(info));
+}
+
 /// Adds the location of the source to an error of it, and explains why an object is missing.
 Error OfSource(const CopyContext& context, const SegmentInfo& info, Error error) {
-  error = std::move(error).WithFile(
-      ObjectPath(context.source->storage->address(), SegmentObject(info)));
+  error = std::move(error).WithFile(PathOf(context, info));
   return error.code == ErrorCode::kNotFound ? context.source->Explain(std::move(error)) : error;
 }
 
@@ -132,37 +137,28 @@ class SegmentCopy {
  public:
   /// `info` and `description` outlive it.
   SegmentCopy(const CopyContext& context, const SegmentInfo& info,
-              const SegmentDescription& description, std::shared_ptr<const SegmentFile> file,
-              SegmentOutput output)
+              const SegmentDescription& description, SegmentOutput output)
       : context_(context),
         info_(info),
         description_(description),
-        file_(std::move(file)),
         output_(std::move(output)),
         pool_(*context.target.pool),
         file_bytes_(info.file_bytes),
-        check_(description, file_->path) {}
+        check_(description, PathOf(context, info)) {}
 
   ~SegmentCopy() {
-    while (reads_ != nullptr && reads_->in_flight() > 0) {
-      if (!reads_->Wait()) break;
-    }
-    for (const Block& block : blocks_) pool_.Give(block.data);
+    for (std::byte* const block : blocks_) pool_.Give(block);
     while (writes_ != nullptr && writes_->in_flight() > 0) {
       auto completion = writes_->Wait();
       if (!completion) break;
       pool_.Give(completion->request.data);
     }
-    context_.source->queues->Give(std::move(reads_));
     context_.target.queues->Give(std::move(writes_));
   }
   SegmentCopy(const SegmentCopy&) = delete;
   SegmentCopy& operator=(const SegmentCopy&) = delete;
 
   Result<void> Run() {
-    const SnapshotState& source = *context_.source;
-    CAIRN_TRY_ASSIGN(
-        reads_, TakeSegmentQueue(*source.storage, *source.queues, source.options.io->queue_depth));
     CAIRN_TRY_ASSIGN(writes_, TakeSegmentQueue(*context_.target.storage, *context_.target.queues,
                                                context_.target.options.io->queue_depth));
     if (File* const file = output_.file()) {
@@ -170,14 +166,9 @@ class SegmentCopy {
       (void)::fallocate(file->fd(), 0, 0, static_cast<off_t>(file_bytes_));
     }
     while (written_bytes_ < file_bytes_) {
-      CAIRN_TRY(SubmitReads());
-      if (!blocks_.empty() && blocks_.front().is_read) {
-        CAIRN_TRY(WriteOldest());
-      } else if (reads_->in_flight() > 0) {
-        CAIRN_TRY(FinishRead());
-      } else {
-        CAIRN_TRY(FinishWrite());  // it returns a block
-      }
+      CAIRN_TRY(TakeBlocks());
+      CAIRN_TRY(ReadBlocks());
+      while (!blocks_.empty()) CAIRN_TRY(WriteFirst());
     }
     while (writes_->in_flight() > 0) CAIRN_TRY(FinishWrite());
     CAIRN_CHECK(check_.IsComplete());
@@ -188,86 +179,74 @@ class SegmentCopy {
   }
 
  private:
-  /// A block that is read, or waits until it is written.
+  /// Takes half of the blocks of the pool, or what other threads leave of it: the other half is
+  /// written while these are read.
+  Result<void> TakeBlocks() {
+    const uint32_t most = std::min(pool_.block_count(), writes_->depth());
+    const uint32_t half = std::max(most / 2, 1u);
+    while (writes_->in_flight() > most - half) CAIRN_TRY(FinishWrite());
+    const uint64_t left = DivCeil(file_bytes_ - written_bytes_, pool_.block_bytes());
+    while (blocks_.size() < std::min<uint64_t>(half, left)) {
+      std::byte* block = pool_.TryTake();
+      if (block == nullptr) {
+        // A thread that has a block does not wait for another.
+        if (!blocks_.empty()) return {};
+        if (writes_->in_flight() > 0) {
+          CAIRN_TRY(FinishWrite());
+          continue;
+        }
+        CAIRN_TRY_ASSIGN(block, pool_.Take());
+      }
+      blocks_.push_back(block);
+    }
+    return {};
+  }
+
+  /// Returns the part of the block that begins at `at` which is read from the source.
+  std::pair<uint64_t, uint64_t> PayloadIn(uint64_t at) const {
+    const uint64_t begin = std::max(at, kSegmentHeaderBytes);
+    const uint64_t end =
+        std::min(at + pool_.block_bytes(), description_.trailer.page_digests_offset_bytes);
+    return {begin, std::max(begin, end)};
+  }
+
+  Result<void> ReadBlocks() {
+    std::vector<ReadRange> ranges;
+    uint64_t bytes = 0;
+    uint64_t at = written_bytes_;
+    for (std::byte* const block : blocks_) {
+      const auto [begin, end] = PayloadIn(at);
+      if (begin < end) {
+        ranges.push_back({.segment_id = info_.segment_id,
+                          .offset_bytes = begin,
+                          .target = {block + (begin - at), end - begin}});
+      }
+      bytes += end - begin;
+      at += pool_.block_bytes();
+    }
+    CAIRN_TRY(context_.throttle.Await(bytes, [&] { return context_.progress(0); }));
+    const SnapshotState& source = *context_.source;
+    const auto read = ReadRanges(
+        ranges, *source.options.io, /*threads=*/1, *source.read_pool,
+        {.storage = *source.storage,
+         .queues = *source.queues,
+         .open = [&source](uint64_t segment_id) { return source.OpenSegment(segment_id); }},
+        [](size_t, std::span<const std::byte>) { return Result<void>(); });
+    return read ? Result<void>() : Fail(OfSource(context_, info_, read.error()));
+  }
+
   struct Block {
     std::byte* data = nullptr;
     uint64_t begin_bytes = 0;  // in the segment
     uint64_t end_bytes = 0;
-    bool is_read = false;
   };
 
-  /// Reads blocks while the pool has any.
-  Result<void> SubmitReads() {
-    while (next_bytes_ < file_bytes_ && reads_->in_flight() < reads_->depth()) {
-      while (writes_->in_flight() > 0 && writes_->HasCompletion()) CAIRN_TRY(FinishWrite());
-      std::byte* data = pool_.TryTake();
-      if (data == nullptr) {
-        // Other threads may have all blocks. A thread that has one does not wait for another.
-        if (!blocks_.empty() || writes_->in_flight() > 0) return {};
-        CAIRN_TRY_ASSIGN(data, pool_.Take());
-      }
-      blocks_.push_back({.data = data,
-                         .begin_bytes = next_bytes_,
-                         .end_bytes = std::min(next_bytes_ + pool_.block_bytes(), file_bytes_)});
-      next_bytes_ = blocks_.back().end_bytes;
-      CAIRN_TRY(SubmitRead(blocks_.back()));
-    }
-    return {};
-  }
-
-  /// Returns the part of a block that is read from the source.
-  std::pair<uint64_t, uint64_t> ReadPart(const Block& block) const {
-    const uint64_t begin = std::max(block.begin_bytes, kSegmentHeaderBytes);
-    const uint64_t end = std::min(block.end_bytes, description_.trailer.page_digests_offset_bytes);
-    return {begin, std::max(begin, end)};
-  }
-
-  Result<void> SubmitRead(Block& block) {
-    const auto [begin, end] = ReadPart(block);
-    if (begin == end) {
-      block.is_read = true;
-      return {};
-    }
-    CAIRN_TRY(AwaitTurn(end - begin));
-    IoRequest request{.data = block.data + (begin - block.begin_bytes),
-                      .length_bytes = end - begin,
-                      .offset_bytes = begin,
-                      .tag = block.begin_bytes};
-    if (file_->is_object) {
-      request.object = file_->name;
-    } else {
-      request.fd = file_->direct.fd();
-    }
-    return reads_->Submit(request);
-  }
-
-  /// Waits until the throttle allows a transfer.
-  Result<void> AwaitTurn(uint64_t bytes) {
-    return context_.throttle.Await(bytes, [&] { return context_.progress(0); });
-  }
-
-  Result<void> FinishRead() {
-    CAIRN_TRY_ASSIGN(const IoCompletion completion, reads_->Wait());
-    const IoRequest& request = completion.request;
-    if (auto read = CheckRead(completion, file_->path); !read) {
-      return Fail(OfSource(context_, info_, std::move(read).error()));
-    }
-    if (completion.done_bytes < request.length_bytes) {
-      return Fail(Error{.code = ErrorCode::kDataLoss,
-                        .message = "the segment ends before the end of the payload",
-                        .file = file_->path,
-                        .offset_bytes = request.offset_bytes + completion.done_bytes});
-    }
-    const auto block = std::ranges::find(blocks_, request.tag, &Block::begin_bytes);
-    CAIRN_CHECK(block != blocks_.end());
-    block->is_read = true;
-    return {};
-  }
-
-  Result<void> WriteOldest() {
-    while (writes_->in_flight() == writes_->depth()) CAIRN_TRY(FinishWrite());
-    const Block block = blocks_.front();
-    const auto [begin, end] = ReadPart(block);
+  /// Verifies the first block, completes it, and begins to write it.
+  Result<void> WriteFirst() {
+    const Block block{.data = blocks_.front(),
+                      .begin_bytes = written_bytes_,
+                      .end_bytes = std::min(written_bytes_ + pool_.block_bytes(), file_bytes_)};
+    const auto [begin, end] = PayloadIn(block.begin_bytes);
     CAIRN_TRY(check_.Add({block.data + (begin - block.begin_bytes), end - begin}));
     if (block.begin_bytes == 0) PutHeader(block.data);
     PutDescription(block);
@@ -275,7 +254,7 @@ class SegmentCopy {
     CAIRN_TRY(writes_->Submit(
         output_.Write(block.data, length_bytes, block.begin_bytes, block.begin_bytes)));
     blocks_.pop_front();
-    written_bytes_ += length_bytes;
+    written_bytes_ = block.end_bytes;
     return context_.progress(length_bytes);
   }
 
@@ -318,15 +297,12 @@ class SegmentCopy {
   const CopyContext& context_;
   const SegmentInfo& info_;
   const SegmentDescription& description_;
-  const std::shared_ptr<const SegmentFile> file_;
   SegmentOutput output_;
   BlockPool& pool_;
   const uint64_t file_bytes_;
   PayloadCheck check_;
-  std::deque<Block> blocks_;         // ascending
-  uint64_t next_bytes_ = 0;          // where the next block to be read begins
+  std::deque<std::byte*> blocks_;    // of the next bytes; not submitted yet
   uint64_t written_bytes_ = 0;       // submitted
-  std::unique_ptr<IoQueue> reads_;   // into the memory of blocks_
   std::unique_ptr<IoQueue> writes_;  // to output_
 };
 
@@ -334,12 +310,6 @@ Result<SegmentDescription> ReadDescription(const CopyContext& context, const Seg
   CAIRN_TRY_ASSIGN(const ObjectReader reader,
                    ObjectReader::Open(context.source->storage, SegmentObject(info)));
   return ReadSegmentDescription(reader, context.source->uuid, info);
-}
-
-Result<void> WriteCopy(const CopyContext& context, const SegmentInfo& info,
-                       const SegmentDescription& description, SegmentOutput output) {
-  CAIRN_TRY_ASSIGN(auto file, context.source->OpenSegment(info.segment_id));
-  return SegmentCopy(context, info, description, std::move(file), std::move(output)).Run();
 }
 
 }  // namespace
@@ -360,7 +330,7 @@ Result<SegmentInfo> CopySegment(const CopyContext& context, const SegmentInfo& i
     if (error.code == ErrorCode::kConflict) error.code = ErrorCode::kUnavailable;
     return Fail(std::move(error));
   }
-  const auto written = WriteCopy(context, info, *description, *std::move(output));
+  const Result<void> written = SegmentCopy(context, info, *description, *std::move(output)).Run();
   if (written) return copied;
   // The storage may have performed a Finish that it reported as failed, or may still perform it.
   // Neither this removal nor what it misses matters: the name is not written again.

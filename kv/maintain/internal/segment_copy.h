@@ -30,8 +30,8 @@ struct CopyContext {
 /// kDataLoss: a page of the source does not match its digest, or its header, footer or trailer are
 /// damaged; the error names the object of the source. kNotFound: the source was deleted. Returns
 /// the errors of `progress` and of both storages, too. After an error there is no object in the
-/// target. Memory: the blocks of the target's pool, the page digests and the footer. Threads: many
-/// may copy at once.
+/// target. Memory: the blocks of the target's pool and of the source's read pool, the page digests
+/// and the footer. Threads: many may copy at once.
 Result<SegmentInfo> CopySegment(const CopyContext& context, const SegmentInfo& info);
 
 }  // namespace cairn::kv::internal
