@@ -94,15 +94,6 @@ Result<std::chrono::milliseconds> GraceOf(const Storage& storage, const StoreOpt
                     .file = storage.address()});
 }
 
-/// kInvalidArgument: no session has this name, which is a part of names of objects.
-Result<void> CheckSession(const Storage& storage, const std::string& session) {
-  if (internal::IsObjectName(session) && !session.contains('/')) return {};
-  return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                    .message = "joining a store requires the session of the rank that has it open "
-                               "for writing",
-                    .file = storage.address()});
-}
-
 /// kInvalidArgument: the attempt is not one that NextAttempt has named in this session. Its name is
 /// a part of names of objects.
 Result<void> CheckAttempt(const StoreState& state, std::string_view attempt) {
@@ -128,7 +119,6 @@ Result<std::shared_ptr<StoreState>> MakeState(std::shared_ptr<Storage> storage, 
   CAIRN_TRY_ASSIGN(const IoOptions io, IoOptionsOf(*state.storage, options));
   state.options = options;
   CAIRN_TRY_ASSIGN(state.options.grace, GraceOf(*state.storage, options));
-  if (mode == OpenMode::kJoinSession) CAIRN_TRY(CheckSession(*state.storage, options.session));
   state.options.io = io;
   state.writable = mode == OpenMode::kWrite;
   state.joined = mode == OpenMode::kJoinSession;

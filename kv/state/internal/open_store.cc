@@ -14,6 +14,7 @@
 #include "kv/state/internal/root_change.h"
 #include "kv/state/internal/store_identity.h"
 #include "kv/storage/internal/concurrent_requests.h"
+#include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -34,21 +35,13 @@ void SetRoot(StoreState& state, Root root, const CommittedRoot* known = nullptr)
   state.latest = nullptr;
 }
 
-/// Returns whether there are tables or segments, which the first root of a store precedes.
-Result<bool> HasTablesOrSegments(Storage& storage) {
-  for (const ObjectKind kind : {ObjectKind::kTable, ObjectKind::kSegment}) {
-    CAIRN_TRY_ASSIGN(const auto names, storage.List(ObjectFolder(kind)));
-    if (!names.empty()) return true;
-  }
-  return false;
-}
-
 /// Checks the result of FindNewest, and returns the newest root; one without steps and with number
 /// 0 for a store that has just been created. kDataLoss: the roots of a store with tables or
 /// segments are gone, or they belong to another store.
 Result<Root> CheckNewest(StoreState& state, Result<std::optional<Root>> found) {
   if (found && !*found) {
-    CAIRN_TRY_ASSIGN(const bool has_more, HasTablesOrSegments(*state.storage));
+    // The first root of a store precedes them.
+    CAIRN_TRY_ASSIGN(const bool has_more, HasObjects(*state.storage, {"tables/", "segments/"}));
     if (!has_more) return Root{.store_uuid = state.uuid};
     // Another process may have put the first root, and more, since the search.
     found = FindNewest(*state.storage);
@@ -99,11 +92,24 @@ Result<Root> ReadStore(StoreState& state, Result<Uuid> (*read)(Storage& storage)
   }
 }
 
-Result<void> CheckSession(const StoreState& state) {
-  if (!EpochOfSession(state.session) || state.session.find('/') != std::string::npos) {
-    return Fail(ErrorCode::kInvalidArgument,
-                "joining a store requires the session of the rank that has it open for writing");
+/// Sets the session that a rank joins. kInvalidArgument: no session has this name, which is a part
+/// of names of objects.
+Result<void> SetSession(StoreState& state) {
+  const std::string& session = state.options.session;
+  const auto epoch = EpochOfSession(session);
+  if (!epoch || !IsObjectName(session) || session.contains('/')) {
+    return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                      .message = "joining a store requires the session of the rank that has it "
+                                 "open for writing",
+                      .file = state.storage->address()});
   }
+  state.session = session;
+  state.epoch = *epoch;
+  return {};
+}
+
+/// kFailedPrecondition: rank 0 does not have the session open.
+Result<void> CheckSession(const StoreState& state) {
   CAIRN_TRY_ASSIGN(const bool is_open, ObjectExists(*state.storage, LeaseName(state.session)));
   if (is_open) return {};
   return Fail(Error{.code = ErrorCode::kFailedPrecondition,
@@ -121,12 +127,9 @@ Result<void> OpenForReading(StoreState& state) {
     state.unread = true;
     return {};
   }
+  if (state.joined) CAIRN_TRY(SetSession(state));
   CAIRN_TRY_ASSIGN(Root root, ReadStore(state, ReadIdentity));
-  if (state.joined) {
-    state.session = state.options.session;
-    CAIRN_TRY(CheckSession(state));
-    state.epoch = *EpochOfSession(state.session);
-  }
+  if (state.joined) CAIRN_TRY(CheckSession(state));
   SetRoot(state, std::move(root));
   return {};
 }

@@ -138,22 +138,6 @@ Result<void> CreateDirectories(const std::string& path) {
   return SyncDirectory(parent, "CAIRN.directory_sync");
 }
 
-/// Returns whether there are objects of a store.
-Result<bool> HasStoreObjects(Storage& storage) {
-  for (const std::string_view folder : {"roots/", "tables/", "segments/"}) {
-    std::error_code ignored;
-    const bool is_local = storage.local_files() != nullptr;
-    // A file with this name is not part of a store.
-    if (is_local &&
-        !std::filesystem::is_directory(ObjectPath(storage.address(), folder), ignored)) {
-      continue;
-    }
-    CAIRN_TRY_ASSIGN(const auto names, storage.List(folder));
-    if (!names.empty()) return true;
-  }
-  return false;
-}
-
 /// Returns whether a directory contains nothing, or only CAIRN and what precedes it while a store
 /// is created.
 Result<bool> IsNew(Storage& storage) {
@@ -214,22 +198,38 @@ Result<Uuid> ReadCairn(Storage& storage) {
       storage, std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
 }
 
-/// Reads CAIRN of a storage that has other objects of a store, so that it must exist: it may have
-/// been created since it was not found.
-Result<Uuid> ReadOrReportMissing(Storage& storage) {
+/// Reads CAIRN. Returns nothing if there is none, and there are no other objects of a store.
+Result<std::optional<Uuid>> FindIdentity(Storage& storage) {
   auto uuid = ReadCairn(storage);
+  if (uuid || uuid.error().code != ErrorCode::kNotFound) return uuid;
+  CAIRN_TRY_ASSIGN(const bool is_store, HasObjects(storage, {"roots/", "tables/", "segments/"}));
+  if (!is_store) return std::nullopt;
+  uuid = ReadCairn(storage);  // it may have been created in the meantime
   if (uuid || uuid.error().code != ErrorCode::kNotFound) return uuid;
   return Fail(Damaged(storage, "CAIRN is missing from this store"));
 }
 
 }  // namespace
 
+Result<bool> HasObjects(Storage& storage, std::initializer_list<std::string_view> folders) {
+  for (const std::string_view folder : folders) {
+    std::error_code ignored;
+    const bool is_local = storage.local_files() != nullptr;
+    // A file with this name is not part of a store.
+    if (is_local &&
+        !std::filesystem::is_directory(ObjectPath(storage.address(), folder), ignored)) {
+      continue;
+    }
+    CAIRN_TRY_ASSIGN(const auto names, storage.List(folder));
+    if (!names.empty()) return true;
+  }
+  return false;
+}
+
 Result<Uuid> ReadIdentity(Storage& storage) {
   CAIRN_TRY(CheckDirectory(storage));
-  auto uuid = ReadCairn(storage);
-  if (uuid || uuid.error().code != ErrorCode::kNotFound) return uuid;
-  CAIRN_TRY_ASSIGN(const bool is_store, HasStoreObjects(storage));
-  if (is_store) return ReadOrReportMissing(storage);
+  CAIRN_TRY_ASSIGN(const auto uuid, FindIdentity(storage));
+  if (uuid) return *uuid;
   if (storage.local_files() != nullptr) {
     CAIRN_TRY_ASSIGN(const bool is_new, IsNew(storage));
     if (!is_new) {
@@ -249,10 +249,8 @@ Result<Uuid> CreateIdentity(Storage& storage) {
     }
     CAIRN_TRY(created);
   }
-  auto uuid = ReadCairn(storage);
-  if (uuid || uuid.error().code != ErrorCode::kNotFound) return uuid;
-  CAIRN_TRY_ASSIGN(const bool is_store, HasStoreObjects(storage));
-  if (is_store) return ReadOrReportMissing(storage);
+  CAIRN_TRY_ASSIGN(const auto uuid, FindIdentity(storage));
+  if (uuid) return *uuid;
   if (const auto obstacle = Obstacle(storage)) {
     // Another process may have created the store since CAIRN was not found.
     auto created = ReadCairn(storage);

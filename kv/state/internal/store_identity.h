@@ -1,6 +1,9 @@
 #pragma once
 /// The object CAIRN, and the creation of a store.
 
+#include <initializer_list>
+#include <string_view>
+
 #include "kv/base/error.h"
 #include "kv/root/internal/root_record.h"
 #include "kv/storage/storage.h"
@@ -19,5 +22,8 @@ Result<Uuid> ReadIdentity(Storage& storage);
 /// kInvalidArgument: there are other files, and it is not a store. Returns the errors of
 /// ReadIdentity, too.
 Result<Uuid> CreateIdentity(Storage& storage);
+
+/// Returns whether there are objects in one of these folders, which end with '/'.
+Result<bool> HasObjects(Storage& storage, std::initializer_list<std::string_view> folders);
 
 }  // namespace cairn::kv::internal
