@@ -233,9 +233,9 @@ Result<uint64_t> SegmentWriter::PutPage(const Payload& payload, uint64_t begin_b
   return PageDigest(copy);
 }
 
-Result<void> SegmentWriter::PutChangingPages(const Payload& payload, uint64_t begin_bytes,
-                                             uint64_t length_bytes,
-                                             std::span<const uint64_t> page_digests) {
+Result<void> SegmentWriter::PutPages(const Payload& payload, uint64_t begin_bytes,
+                                     uint64_t length_bytes,
+                                     std::span<const uint64_t> page_digests) {
   for (uint64_t done = 0; done < length_bytes; done += kPageBytes) {
     const uint64_t count = std::min(kPageBytes, length_bytes - done);
     CAIRN_TRY_ASSIGN(const uint64_t digest, PutPage(payload, begin_bytes + done, count));
@@ -250,30 +250,22 @@ Result<void> SegmentWriter::PutChangingPages(const Payload& payload, uint64_t be
 Result<void> SegmentWriter::PutFromHost(const Payload& payload, uint64_t begin_bytes,
                                         uint64_t length_bytes,
                                         std::span<const uint64_t> page_digests) {
-  if (payload.may_change()) {
-    return PutChangingPages(payload, begin_bytes, length_bytes, page_digests);
-  }
   std::span<const std::byte> memory = payload.memory();
   if (!memory.empty()) memory = memory.subspan(begin_bytes, length_bytes);
-  const bool borrow = CanBorrow(memory);
-  if (borrow) CAIRN_TRY(PutBorrowed(memory));
-  if (!page_digests.empty()) {
-    page_digests_.insert(page_digests_.end(), page_digests.begin(), page_digests.end());
-    if (borrow) return {};
-    if (!memory.empty()) return Put(memory);
-    return FillBlocks(length_bytes, [&](uint64_t done, std::span<std::byte> target) {
+  const bool is_borrowed = !payload.may_change() && CanBorrow(memory);
+  if (!is_borrowed && (page_digests.empty() || payload.may_change())) {
+    return PutPages(payload, begin_bytes, length_bytes, page_digests);
+  }
+  if (is_borrowed) {
+    CAIRN_TRY(PutBorrowed(memory));
+  } else {
+    CAIRN_TRY(FillBlocks(length_bytes, [&](uint64_t done, std::span<std::byte> target) {
       return payload.CopyTo(begin_bytes + done, target);
-    });
+    }));
   }
-  for (uint64_t done = 0; done < length_bytes; done += kPageBytes) {
-    const uint64_t count = std::min(kPageBytes, length_bytes - done);
-    if (borrow) {  // digest the page while it is being written
-      page_digests_.push_back(PageDigest(memory.subspan(done, count)));
-    } else {
-      CAIRN_TRY_ASSIGN(const uint64_t digest, PutPage(payload, begin_bytes + done, count));
-      page_digests_.push_back(digest);
-    }
-  }
+  page_digests_.insert(page_digests_.end(), page_digests.begin(), page_digests.end());
+  // Of borrowed pages, the digests are computed while they are written.
+  if (page_digests.empty()) AppendPageDigests(memory, page_digests_);
   return {};
 }
 

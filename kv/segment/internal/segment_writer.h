@@ -91,9 +91,9 @@ class SegmentWriter {
   /// Copies a page, which begins at `begin_bytes` of the payload, to the next bytes of the segment,
   /// and returns the digest of the copy.
   Result<uint64_t> PutPage(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes);
-  /// Appends pages that may change while they are copied. `page_digests` is as for Append.
-  Result<void> PutChangingPages(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes,
-                                std::span<const uint64_t> page_digests);
+  /// Copies and digests pages. `page_digests` is as for Append: they may have changed since.
+  Result<void> PutPages(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes,
+                        std::span<const uint64_t> page_digests);
   /// Appends a payload whose copies are complete when CopyTo returns.
   Result<void> PutFromHost(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes,
                            std::span<const uint64_t> page_digests);
