@@ -161,11 +161,7 @@ TEST_P(ClockJumpTest, LosesNothingDuringTheOperation) {
   });
 }
 INSTANTIATE_TEST_SUITE_P(Operations, ClockJumpTest, ::testing::ValuesIn(kOperations),
-                         [](const auto& info) {
-                           std::string name = OperationName(info.param);
-                           std::erase(name, '-');
-                           return name;
-                         });
+                         kOperationTestName);
 
 // A copy announces each segment that it has finished, until a time after which it may be removed.
 TEST_F(ClockTest, LosesNothingDuringACopy) {

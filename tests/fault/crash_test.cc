@@ -131,11 +131,7 @@ TEST_P(CrashTest, LeavesOldOrNewStateAtEveryNamedPoint) {
              crashes, recovery_crashes, recoveries);
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, CrashTest, ::testing::ValuesIn(kOperations), [](const auto& info) {
-  std::string name = OperationName(info.param);
-  std::erase(name, '-');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Every, CrashTest, ::testing::ValuesIn(kOperations), kOperationTestName);
 
 // An open for writing that has all kinds of objects to remove.
 TEST_F(CrashDirectory, SweepLeavesEveryStepAtEveryNamedPoint) {

@@ -152,27 +152,16 @@ void SweepAllocations(const std::function<Result<void>()>& perform,
 class MemorySweepTest : public ::testing::TestWithParam<SweptOperation> {};
 
 TEST_P(MemorySweepTest, AFailedAllocationOfAThreadIsAnErrorOfTheOperation) {
-  const SweptOperation& operation = GetParam();
   const ScopedTempDir dir(fs::exists("/dev/shm") ? "/dev/shm" : "");
-  CAIRN_ASSERT_OK(operation.prepare(dir / "prepared"));
-  const std::string store = dir / ("work/" + operation.store);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const StoreContents before,
-                             ReadStore(dir / ("prepared/" + operation.store)));
-  const auto start_anew = [&] {
-    fs::remove_all(dir / "work");
-    fs::copy(dir / "prepared", dir / "work", fs::copy_options::recursive);
-  };
-  start_anew();
-  CAIRN_ASSERT_OK(operation.perform(dir / "work", std::chrono::minutes(1)).performed);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const StoreContents after, ReadStore(store));
-  const std::vector<StoreContents> states = StatesDuring(operation, before, after);
-  start_anew();
-  SweepAllocations(
-      [&] { return operation.perform(dir / "work", std::chrono::minutes(1)).performed; },
-      [&](bool succeeded) {
-        CheckStore(store, succeeded ? std::vector{after} : states);
-        start_anew();
-      });
+  RepeatedOperation repeated{.operation = GetParam(), .directory = dir.path()};
+  CAIRN_ASSERT_OK(repeated.Prepare());
+  repeated.StartAnew();
+  SweepAllocations([&] { return repeated.Perform(std::chrono::minutes(1)).performed; },
+                   [&](bool succeeded) {
+                     CheckStore(repeated.StoreIn(),
+                                succeeded ? std::vector{repeated.states.back()} : repeated.states);
+                     repeated.StartAnew();
+                   });
 }
 
 std::vector<SweptOperation> OperationsWhoseThreadsAllocate() {

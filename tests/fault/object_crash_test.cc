@@ -111,11 +111,7 @@ TEST_P(ObjectCrashTest, LeavesOldOrNewStateBeforeEveryChange) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, ObjectCrashTest, ::testing::ValuesIn(kOperations),
-                         [](const auto& info) {
-                           std::string name = OperationName(info.param);
-                           std::erase(name, '-');
-                           return name;
-                         });
+                         kOperationTestName);
 
 // An open for writing that has all kinds of objects to remove.
 TEST_F(ObjectCrash, SweepLeavesEveryStepBeforeEveryChange) {

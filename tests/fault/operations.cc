@@ -13,23 +13,62 @@
 
 namespace cairn::kv::testing {
 
-const char* OperationName(Operation operation) {
-  switch (operation) {
-    case Operation::kCommit:
-      return "commit";
-    case Operation::kOverwrite:
-      return "overwrite";
-    case Operation::kDelete:
-      return "delete";
-    case Operation::kDeleteMany:
-      return "delete-many";
-    case Operation::kRanks:
-      return "ranks";
-    case Operation::kCompact:
-      return "compact";
-  }
-  return "unknown";
+namespace {
+
+struct Definition {
+  const char* name = "";
+  Result<void> (*perform)(Store& store) = nullptr;
+  void (*apply)(Steps& steps) = nullptr;
+};
+
+template <typename T>
+Result<void> WithoutValue(const Result<T>& result) {
+  return result ? Result<void>() : Fail(result.error());
 }
+
+Result<void> SaveByThreeRanks(Store& store) {
+  StoreOptions join = SmallBlocks();
+  CAIRN_TRY_ASSIGN(join.session, store.OpenSession());
+  std::vector<std::unique_ptr<Store>> others(2);
+  for (auto& other : others) {
+    CAIRN_TRY_ASSIGN(other, Store::Open(store.directory(), OpenMode::kJoinSession, join));
+  }
+  return WithoutValue(SaveSampleByRanks(store, others, MakeSample(4)));
+}
+
+const Definition& DefinitionOf(Operation operation) {
+  static const std::map<Operation, Definition> definitions = {
+      {Operation::kCommit,
+       {"commit", [](Store& store) { return WithoutValue(SaveSample(store, MakeSample(4))); },
+        [](Steps& steps) { steps[4] = MakeSample(4); }}},
+      {Operation::kOverwrite,
+       {"overwrite",
+        [](Store& store) {
+          return WithoutValue(SaveSample(store, MakeSample(2, 2), /*overwrite=*/true));
+        },
+        [](Steps& steps) { steps[2] = MakeSample(2, 2); }}},
+      {Operation::kDelete,
+       {"delete",
+        [](Store& store) { return WithoutValue(store.Delete(std::array<uint64_t, 1>{1})); },
+        [](Steps& steps) { steps.erase(1); }}},
+      {Operation::kDeleteMany,
+       {"delete-many",
+        [](Store& store) { return WithoutValue(store.Delete(std::array<uint64_t, 2>{1, 3})); },
+        [](Steps& steps) {
+          for (const uint64_t step : {1, 3}) steps.erase(step);
+        }}},
+      {Operation::kRanks,
+       {"ranks", &SaveByThreeRanks, [](Steps& steps) { steps[4] = MakeSample(4); }}},
+      {Operation::kCompact,
+       {"compact", [](Store& store) { return WithoutValue(Compact(store, {.max_dead = 0})); },
+        [](Steps&) {}}},
+  };
+  return definitions.at(operation);
+}
+
+}  // namespace
+
+const char* OperationName(Operation operation) { return DefinitionOf(operation).name; }
 
 StoreOptions SmallBlocks() {
   StoreOptions options;
@@ -52,55 +91,11 @@ Result<Steps> MakeHistory(const std::string& directory) {
 }
 
 Result<void> Perform(Operation operation, Store& store) {
-  switch (operation) {
-    case Operation::kCommit:
-      CAIRN_TRY(SaveSample(store, MakeSample(4)));
-      return {};
-    case Operation::kOverwrite:
-      CAIRN_TRY(SaveSample(store, MakeSample(2, 2), /*overwrite=*/true));
-      return {};
-    case Operation::kDelete:
-      CAIRN_TRY(store.Delete(std::array<uint64_t, 1>{1}));
-      return {};
-    case Operation::kDeleteMany:
-      CAIRN_TRY(store.Delete(std::array<uint64_t, 2>{1, 3}));
-      return {};
-    case Operation::kRanks: {
-      StoreOptions join = SmallBlocks();
-      CAIRN_TRY_ASSIGN(join.session, store.OpenSession());
-      std::vector<std::unique_ptr<Store>> others(2);
-      for (auto& other : others) {
-        CAIRN_TRY_ASSIGN(other, Store::Open(store.directory(), OpenMode::kJoinSession, join));
-      }
-      CAIRN_TRY(SaveSampleByRanks(store, others, MakeSample(4)));
-      return {};
-    }
-    case Operation::kCompact:
-      CAIRN_TRY(Compact(store, {.max_dead = 0}));
-      return {};
-  }
-  return {};
+  return DefinitionOf(operation).perform(store);
 }
 
 Steps After(Operation operation, Steps before) {
-  switch (operation) {
-    case Operation::kCommit:
-    case Operation::kRanks:
-      before[4] = MakeSample(4);
-      break;
-    case Operation::kOverwrite:
-      before[2] = MakeSample(2, 2);
-      break;
-    case Operation::kDelete:
-      before.erase(1);
-      break;
-    case Operation::kDeleteMany:
-      before.erase(1);
-      before.erase(3);
-      break;
-    case Operation::kCompact:
-      break;
-  }
+  DefinitionOf(operation).apply(before);
   return before;
 }
 

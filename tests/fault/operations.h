@@ -16,6 +16,12 @@ inline constexpr Operation kOperations[] = {Operation::kCommit, Operation::kOver
                                             Operation::kDelete, Operation::kDeleteMany,
                                             Operation::kRanks,  Operation::kCompact};
 const char* OperationName(Operation operation);
+/// Returns the name of the test of an operation.
+inline constexpr auto kOperationTestName = [](const auto& info) {
+  std::string name = OperationName(info.param);
+  std::erase(name, '-');
+  return name;
+};
 
 /// Small blocks, so that a segment needs several writes, and no grace period, so that objects that
 /// nothing uses any more vanish at once. The usual blocks if CAIRN_TEST_STORES is set: a storage

@@ -103,14 +103,18 @@ Result<void> PrepareHistory(const std::string& directory) {
   return PrepareStore(directory + "/store");
 }
 
-SweptOperation SaveWith(std::string name, uint64_t step, const SaveOptions& options) {
+/// An operation on a store with the usual steps.
+SweptOperation OnStore(std::string name, std::function<Result<void>(CheckpointStore&)> change) {
   return {.name = std::move(name),
           .prepare = PrepareHistory,
           .perform = [=](const std::string& directory, milliseconds) {
-            return Change(directory + "/store", [&](CheckpointStore& store) {
-              return SaveState(store, step, 9, options);
-            });
+            return Change(directory + "/store", change);
           }};
+}
+
+SweptOperation SaveWith(std::string name, uint64_t step, const SaveOptions& options) {
+  return OnStore(std::move(name),
+                 [=](CheckpointStore& store) { return SaveState(store, step, 9, options); });
 }
 
 Outcome SaveByRanks(const std::string& directory, milliseconds patience) {
@@ -146,57 +150,41 @@ Outcome SaveByRanks(const std::string& directory, milliseconds patience) {
 }
 
 SweptOperation Delete() {
-  return {.name = "delete",
-          .prepare = PrepareHistory,
-          .perform = [](const std::string& directory, milliseconds) {
-            return Change(directory + "/store", [](CheckpointStore& store) -> Result<void> {
-              CAIRN_TRY(store.Delete(std::array<uint64_t, 2>{1, 3}));
-              return {};
-            });
-          }};
+  return OnStore("delete", [](CheckpointStore& store) -> Result<void> {
+    CAIRN_TRY(store.Delete(std::array<uint64_t, 2>{1, 3}));
+    return {};
+  });
 }
 
 SweptOperation Prune() {
-  return {.name = "prune",
-          .prepare = [](const std::string& directory) -> Result<void> {
-            CAIRN_TRY(PrepareHistory(directory));
-            return Change(directory + "/store",
-                          [](CheckpointStore& store) {
-                            return store.kv().SetRetention({.keep_last = 2});
-                          })
-                .performed;
-          },
-          .perform =
-              [](const std::string& directory, milliseconds) {
-                return Change(directory + "/store",
-                              [](CheckpointStore& store) { return SaveState(store, 4, 9); });
-              }};
+  SweptOperation prune = SaveWith("prune", 4, {});
+  prune.prepare = [](const std::string& directory) -> Result<void> {
+    CAIRN_TRY(PrepareHistory(directory));
+    const auto set = [](CheckpointStore& store) {
+      return store.kv().SetRetention({.keep_last = 2});
+    };
+    return Change(directory + "/store", set).performed;
+  };
+  return prune;
 }
 
 SweptOperation Compaction() {
-  return {.name = "compact",
-          .prepare = [](const std::string& directory) -> Result<void> {
-            CAIRN_TRY(PrepareHistory(directory));
-            return Delete().perform(directory, {}).performed;
-          },
-          .perform =
-              [](const std::string& directory, milliseconds) {
-                return Change(directory + "/store", [](CheckpointStore& store) -> Result<void> {
-                  CAIRN_TRY(store.Compact({.max_dead = 0}));
-                  return {};
-                });
-              }};
+  SweptOperation compaction = OnStore("compact", [](CheckpointStore& store) -> Result<void> {
+    CAIRN_TRY(store.Compact({.max_dead = 0}));
+    return {};
+  });
+  compaction.prepare = [](const std::string& directory) -> Result<void> {
+    CAIRN_TRY(PrepareHistory(directory));
+    return Delete().perform(directory, {}).performed;
+  };
+  return compaction;
 }
 
 SweptOperation Merge() {
-  return {.name = "merge",
-          .prepare = PrepareHistory,
-          .perform = [](const std::string& directory, milliseconds) {
-            return Change(directory + "/store", [](CheckpointStore& store) -> Result<void> {
-              CAIRN_TRY(store.Merge(std::array<uint64_t, 2>{1, 3}, 4));
-              return {};
-            });
-          }};
+  return OnStore("merge", [](CheckpointStore& store) -> Result<void> {
+    CAIRN_TRY(store.Merge(std::array<uint64_t, 2>{1, 3}, 4));
+    return {};
+  });
 }
 
 /// Copies steps to the store "copy".
@@ -343,15 +331,27 @@ std::vector<SweptOperation> SweptOperations() {
           Import()};
 }
 
-std::vector<StoreContents> StatesDuring(const SweptOperation& operation,
-                                        const StoreContents& before, const StoreContents& after) {
-  std::vector<StoreContents> states = {before};
+Result<void> RepeatedOperation::Prepare() {
+  CAIRN_TRY(operation.prepare(directory + "/prepared"));
+  CAIRN_TRY_ASSIGN(const StoreContents before, ReadStore(StoreIn("prepared")));
+  StartAnew();
+  const Outcome outcome = Perform(std::chrono::minutes(1));
+  CAIRN_TRY(outcome.performed);
+  CAIRN_TRY(outcome.closed);
+  CAIRN_TRY_ASSIGN(const StoreContents after, ReadStore(StoreIn()));
+  states = {before};
   // A copy of several steps is one commit per step, in their order.
   for (auto step = after.begin(); operation.commits > 1 && step != after.end(); ++step) {
     states.emplace_back(after.begin(), std::next(step));
   }
   if (operation.commits == 1) states.push_back(after);
-  return states;
+  return {};
+}
+
+void RepeatedOperation::StartAnew(const std::string& name) const {
+  std::filesystem::remove_all(directory + "/" + name);
+  std::filesystem::copy(directory + "/prepared", directory + "/" + name,
+                        std::filesystem::copy_options::recursive);
 }
 
 }  // namespace cairn::testing

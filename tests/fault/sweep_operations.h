@@ -60,8 +60,23 @@ struct SweptOperation {
 /// prune, compact, merge, mirror, pull and import.
 std::vector<SweptOperation> SweptOperations();
 
-/// The states that may be seen while the operation takes the store from `before` to `after`.
-std::vector<StoreContents> StatesDuring(const SweptOperation& operation,
-                                        const StoreContents& before, const StoreContents& after);
+/// Performs an operation again and again on copies of what it works on.
+struct RepeatedOperation {
+  const SweptOperation& operation;
+  const std::string directory;
+  std::vector<StoreContents> states = {};  // before it, and after each of its commits
+
+  /// Creates what the operation works on, performs it in "work", and sets `states`.
+  Result<void> Prepare();
+  /// Makes `name` a directory, below `directory`, in which the operation was not performed.
+  void StartAnew(const std::string& name = "work") const;
+  Outcome Perform(std::chrono::milliseconds patience, const std::string& name = "work") const {
+    return operation.perform(directory + "/" + name, patience);
+  }
+  /// Returns the path of the store that the operation changes.
+  std::string StoreIn(const std::string& name = "work") const {
+    return directory + "/" + name + "/" + operation.store;
+  }
+};
 
 }  // namespace cairn::testing

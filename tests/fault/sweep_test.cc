@@ -49,26 +49,11 @@ uint64_t StatesPerCut() {
 class SweepTest : public ::testing::TestWithParam<SweptOperation> {
  protected:
   void SetUp() override {
-    CAIRN_ASSERT_OK(operation_.prepare(dir_ / "prepared"));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const StoreContents before, ReadStore(StoreIn("prepared")));
-    StartAnew("work");
-    const Outcome outcome = operation_.perform(dir_ / "work", kPatient);
-    CAIRN_ASSERT_OK(outcome.performed);
-    CAIRN_ASSERT_OK(outcome.closed);
-    CAIRN_ASSERT_OK_AND_ASSIGN(const StoreContents after, ReadStore(StoreIn("work")));
+    CAIRN_ASSERT_OK(repeated_.Prepare());
     if (operation_.name != "compact") {
-      ASSERT_NE(before, after);
+      ASSERT_NE(states_.front(), states_.back());
     }
-    states_ = StatesDuring(operation_, before, after);
     ASSERT_EQ(states_.size(), operation_.commits + 1);
-  }
-
-  std::string StoreIn(const std::string& directory) const {
-    return dir_ / (directory + "/" + operation_.store);
-  }
-  void StartAnew(const std::string& directory) const {
-    fs::remove_all(dir_ / directory);
-    fs::copy(dir_ / "prepared", dir_ / directory, fs::copy_options::recursive);
   }
 
   /// Checks the store as a reader and as the next writer do, and saves a step. Returns its contents
@@ -89,7 +74,8 @@ class SweepTest : public ::testing::TestWithParam<SweptOperation> {
   const SweptOperation& operation_ = GetParam();
   // Calls and states are counted, so tmpfs is as good as a disk.
   ScopedTempDir dir_{FastDirectory()};
-  std::vector<StoreContents> states_;  // before the operation, and after each of its commits
+  RepeatedOperation repeated_{.operation = operation_, .directory = dir_.path()};
+  const std::vector<StoreContents>& states_ = repeated_.states;
   SeededRandom random_;
 };
 
@@ -117,13 +103,13 @@ class FailureSweepTest : public SweepTest {
  protected:
   /// Returns whether there was an n-th call.
   bool RunWithFailure(const Failure& failure, uint64_t n) {
-    StartAnew("work");
+    repeated_.StartAnew();
     bool fired = false;
     std::string call;
     Outcome outcome;
     {
       FailingCalls calls(dir_ / "work", n, failure.error_number, failure.extent);
-      outcome = operation_.perform(dir_ / "work", kImpatient);
+      outcome = repeated_.Perform(kImpatient);
       fired = calls.fired();
       call = calls.fired_at();
     }
@@ -132,7 +118,7 @@ class FailureSweepTest : public SweepTest {
     if (failure.is_harmless) {
       EXPECT_TRUE(outcome.performed.has_value());
     }
-    const StoreContents found = Check(StoreIn("work"));
+    const StoreContents found = Check(repeated_.StoreIn());
     if (outcome.performed) {
       EXPECT_EQ(found, states_.back()) << "an acknowledged change is lost";
       return fired && !HasFailure();
@@ -148,8 +134,8 @@ class FailureSweepTest : public SweepTest {
 
   void Repeat(const StoreContents& found) {
     if (found == states_.back()) return;
-    StartAnew("repeated");
-    EXPECT_TRUE(IsOk(operation_.perform(dir_ / "repeated", kPatient).performed));
+    repeated_.StartAnew("repeated");
+    EXPECT_TRUE(IsOk(repeated_.Perform(kPatient, "repeated").performed));
   }
 };
 
@@ -176,7 +162,7 @@ class CutSweepTest : public SweepTest {
     const auto [state, is_new] = seen_.try_emplace(DigestOf(image));
     if (!is_new) return state->second;
     WriteImage(image, dir_ / "cut");
-    const StoreContents found = Check(StoreIn("cut"));
+    const StoreContents found = Check(repeated_.StoreIn("cut"));
     const auto at = std::ranges::find(states_, found);
     state->second = static_cast<size_t>(at - states_.begin());
     return state->second;
@@ -186,10 +172,10 @@ class CutSweepTest : public SweepTest {
 };
 
 TEST_P(CutSweepTest, LosesNothingAtAnyChange) {
-  StartAnew("work");
+  repeated_.StartAnew();
   DiskModel disk(dir_ / "work");
   ChangeRecorder recorder(dir_ / "work");
-  const Outcome outcome = operation_.perform(dir_ / "work", kPatient);
+  const Outcome outcome = repeated_.Perform(kPatient);
   CAIRN_ASSERT_OK(outcome.performed);
   const std::vector<FileChange> changes = recorder.changes();
   ASSERT_GT(changes.size(), 20u);

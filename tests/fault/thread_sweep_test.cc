@@ -89,24 +89,16 @@ void SweepThreads(const std::function<Result<void>(int64_t limit)>& perform,
 class ThreadSweepTest : public ::testing::TestWithParam<SweptOperation> {};
 
 TEST_P(ThreadSweepTest, WithoutMoreThreadsAnOperationSucceedsOrReturnsAnError) {
-  const SweptOperation& operation = GetParam();
   const ScopedTempDir dir(fs::exists("/dev/shm") ? "/dev/shm" : "");
-  CAIRN_ASSERT_OK(operation.prepare(dir / "prepared"));
-  const std::string store = dir / ("work/" + operation.store);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const StoreContents before,
-                             ReadStore(dir / ("prepared/" + operation.store)));
-  fs::copy(dir / "prepared", dir / "work", fs::copy_options::recursive);
-  CAIRN_ASSERT_OK(operation.perform(dir / "work", std::chrono::minutes(1)).performed);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const StoreContents after, ReadStore(store));
-  const std::vector<StoreContents> states = StatesDuring(operation, before, after);
+  RepeatedOperation repeated{.operation = GetParam(), .directory = dir.path()};
+  CAIRN_ASSERT_OK(repeated.Prepare());
   SweepThreads(
       [&](int64_t limit) {
-        fs::remove_all(dir / "work");
-        fs::copy(dir / "prepared", dir / "work", fs::copy_options::recursive);
+        repeated.StartAnew();
         const ThreadLimit threads(limit);
-        return operation.perform(dir / "work", std::chrono::minutes(1)).performed;
+        return repeated.Perform(std::chrono::minutes(1)).performed;
       },
-      [&] { CheckStore(store, states); });
+      [&] { CheckStore(repeated.StoreIn(), repeated.states); });
 }
 
 std::vector<SweptOperation> OperationsOfOneRank() {
