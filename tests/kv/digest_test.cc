@@ -69,26 +69,5 @@ TEST(DigestTest, EqualsValuesComputedByAnotherProgram) {
   EXPECT_EQ(TreeOf(payload).ToHex(), "fa2352bad2cdc1d62e096b521a9f7b55");
 }
 
-TEST(DigestTest, DependsOnEveryByteAndTheLength) {
-  std::vector<std::byte> payload = RandomBytes(1, kPageBytes + 100);
-  const Digest before = TreeOf(payload);
-  for (const size_t at :
-       {size_t{0}, size_t{kPageBytes - 1}, size_t{kPageBytes}, payload.size() - 1}) {
-    payload[at] ^= std::byte{1};
-    EXPECT_NE(TreeOf(payload), before) << at;
-    payload[at] ^= std::byte{1};
-  }
-  EXPECT_NE(TreeOf(std::span(payload).first(payload.size() - 1)), before);
-  // Zeros of different lengths have different digests, although their first pages are equal.
-  EXPECT_NE(TreeOf(std::vector<std::byte>(10)), TreeOf(std::vector<std::byte>(11)));
-}
-
-TEST(DigestTest, DependsOnTheOrderOfPages) {
-  std::vector<std::byte> payload = RandomBytes(2, 2 * kPageBytes);
-  const Digest before = TreeOf(payload);
-  std::rotate(payload.begin(), payload.begin() + kPageBytes, payload.end());
-  EXPECT_NE(TreeOf(payload), before);
-}
-
 }  // namespace
 }  // namespace cairn::kv

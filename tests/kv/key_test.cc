@@ -16,42 +16,6 @@ namespace {
 
 using cairn::testing::IsError;
 using cairn::testing::SeededRandom;
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
-
-TEST(KeyTest, NumbersKeepTheirOrderAndAreDecoded) {
-  const uint64_t numbers[] = {0,
-                              1,
-                              255,
-                              256,
-                              65'535,
-                              uint64_t{1} << 32,
-                              (uint64_t{1} << 63) - 1,
-                              uint64_t{1} << 63,
-                              ~uint64_t{0}};
-  for (const uint64_t a : numbers) {
-    EXPECT_EQ(ReadBigEndian(NumberKey(a).data()), a);
-    for (const uint64_t b : numbers) EXPECT_EQ(NumberKey(a) < NumberKey(b), a < b);
-  }
-}
-
-TEST(KeyTest, ChunkKeysAreParsed) {
-  const std::string key = ChunkKey("model.layers.0.wq", std::vector<uint64_t>{0, 1 << 20, 7});
-  CAIRN_ASSERT_OK_AND_ASSIGN(const ParsedKey parsed, ParseKey(key));
-  EXPECT_EQ(parsed.fqn, "model.layers.0.wq");
-  EXPECT_THAT(parsed.offsets_elements, ElementsAre(0u, 1u << 20, 7u));
-  const std::string fqn_key = FqnKey("x");
-  CAIRN_ASSERT_OK_AND_ASSIGN(const ParsedKey fqn_only, ParseKey(fqn_key));
-  EXPECT_EQ(fqn_only.fqn, "x");
-  EXPECT_THAT(fqn_only.offsets_elements, IsEmpty());
-}
-
-TEST(KeyTest, PrefixScanOfAnFqnReturnsNoLongerFqn) {
-  EXPECT_FALSE(FqnKey("layers.10").starts_with(FqnKey("layers.1")));
-  EXPECT_LT(FqnKey("a"), FqnKey("a.b"));
-  EXPECT_LT(ChunkKey("a", std::vector<uint64_t>{~uint64_t{0}}), FqnKey("a.b"));
-  EXPECT_TRUE(ChunkKey("a", std::vector<uint64_t>{5}).starts_with(FqnKey("a")));
-}
 
 TEST(KeyTest, MalformedKeysAreRefused) {
   EXPECT_THAT(ParseKey(""), IsError(ErrorCode::kDataLoss, "malformed"));

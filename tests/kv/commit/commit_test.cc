@@ -126,20 +126,6 @@ TEST(CommitTest, OverwriteReplacesTheStepAndFreesItsSegments) {
   ExpectNoLeftovers(path);
 }
 
-TEST(CommitTest, OverwriteWithNothingInCommonUnlinksTheOldSegment) {
-  ScopedTempDir dir;
-  const std::string path = dir / "store";
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite, kNoGrace));
-  const SampleShape one_tensor{.tensor_count = 3, .largest_bytes = 5'000};
-  SampleStep other = MakeSample(1, 1, one_tensor);
-  other.tensors["w001"] = RandomBytes(99, 700);
-  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1, 0, one_tensor)));
-  CAIRN_ASSERT_OK(SaveSample(*store, other, /*overwrite=*/true));
-  EXPECT_EQ(SegmentFileCount(path), 1u);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path));
-  EXPECT_TRUE(steps.at(1) == other);
-}
-
 TEST(CommitTest, DeleteKeepsSegmentsThatLaterStepsReferTo) {
   ScopedTempDir dir;
   const std::string path = dir / "store";
@@ -303,18 +289,6 @@ TEST(LatestTest, ThreadsOfOneReaderNeverGoBack) {
   }
   stop = true;
   for (std::thread& thread : threads) thread.join();
-}
-
-TEST(LatestTest, ReaderWhoseSegmentIsDeletedGetsNotFound) {
-  ScopedTempDir dir;
-  const std::string path = dir / "store";
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(path, OpenMode::kWrite, kNoGrace));
-  CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1)));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path, OpenMode::kRead));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
-  CAIRN_ASSERT_OK(writer->Delete(std::array<uint64_t, 1>{1}));
-  EXPECT_THAT(LoadSample(*snapshot, 1),
-              IsError(ErrorCode::kNotFound, "deleted while it was being read"));
 }
 
 TEST(StoreTest, ReaderMayNotChangeAnything) {

@@ -250,17 +250,6 @@ TEST_F(RootLogTest, AServerThatSaysThatEachRootExistsIsNotAskedForEach) {
   EXPECT_EQ(remaining, kMaxRemovedRoots + 1);
 }
 
-TEST_F(RootLogTest, LostResponseOfAPerformedPutIsACommit) {
-  for (const ErrorCode code : {ErrorCode::kUnavailable, ErrorCode::kConflict}) {
-    storage_.on_put_if_absent = [this, code](auto name, auto bytes) -> Result<void> {
-      CAIRN_TRY(storage_.base().PutIfAbsent(name, bytes));
-      return Fail(code, "it was performed nevertheless");
-    };
-    CommitUpTo(next_);
-    ExpectNewest(next_ - 1);
-  }
-}
-
 TEST_F(RootLogTest, PutThatWasNotPerformedIsRepeated) {
   int puts = 0;
   storage_.on_put_if_absent = [&](auto name, auto bytes) -> Result<void> {

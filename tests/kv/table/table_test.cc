@@ -54,29 +54,6 @@ TEST_P(TableTest, ReturnsWhatWasWritten) {
   CAIRN_EXPECT_OK(table->Verify());
 }
 
-TEST_P(TableTest, IteratorSeeksToTheNextKey) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto table, WriteAndOpen({{"b", "1"}, {"d", "2"}}));
-  const auto iterator = table->NewIterator(TableAccess::kLookup);
-
-  CAIRN_ASSERT_OK(iterator->Seek("c"));
-  ASSERT_TRUE(iterator->Valid());
-  EXPECT_EQ(iterator->key(), "d");
-  CAIRN_ASSERT_OK(iterator->Next());
-  EXPECT_FALSE(iterator->Valid());
-  CAIRN_ASSERT_OK(iterator->Seek("e"));
-  EXPECT_FALSE(iterator->Valid());
-}
-
-TEST_P(TableTest, KeysAndValuesAreAnyBytes) {
-  const Records records = {{std::string(1, '\0'), std::string(3, '\0')},
-                           {std::string("a\0b", 3), "1"},
-                           {std::string(3, '\xff'), std::string(100'000, 'x')}};
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto table, WriteAndOpen(records));
-
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(*table));
-  EXPECT_EQ(read, records);
-}
-
 /// Names are UTF-8, but nothing is lost if one is not.
 TEST_P(TableTest, ScansFindKeysOfAnyBytes) {
   Records records = {{TableKey(Column::kStructures, ""), std::string(100'000, 'x')}};
@@ -299,16 +276,6 @@ TEST_P(TableDamageTest, FooterWithAHugeIndexIsRefused) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const TableInfo damaged, ReplaceTable(info, bytes));
 
   EXPECT_THAT(TableReader::Open(storage(), damaged), IsError(ErrorCode::kDataLoss, "footer"));
-}
-
-TEST_P(TableDamageTest, RandomBytesAreNotATable) {
-  SeededRandom random;
-  for (int round = 0; round < 100; ++round) {
-    std::vector<std::byte> bytes(random.Between(0, 300));
-    random.Fill(bytes);
-    CAIRN_ASSERT_OK_AND_ASSIGN(const TableInfo info, ReplaceTable(TableInfo{}, bytes));
-    EXPECT_THAT(TableReader::Open(storage(), info), IsError(ErrorCode::kDataLoss, ""));
-  }
 }
 
 // Files remain readable through their descriptors; elsewhere, a read reports the removal.
