@@ -1,6 +1,6 @@
-// Parts are taken in waves of consecutive ranks. In the background, the parts of a wave are fetched,
-// in the order of the ranks, and then decompressed, verified and sorted in one batch per core
-// (rank_batch.h), while the calling thread adds the batches of the wave before to the step. It
+// Parts are taken in waves of consecutive ranks. In the background, the parts of a wave are
+// fetched, in the order of the ranks, and then decompressed, verified and sorted in one batch per
+// core (rank_batch.h), while the calling thread adds the batches of the wave before to the step. It
 // decodes a part itself that is too large for one batch, piece by piece.
 
 #include "kv/commit/internal/part_gatherer.h"

@@ -1,16 +1,23 @@
 // Several ranks and one attempt: parts of an attempt are joined, and never those of different ones.
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <filesystem>
 #include <thread>
 
 #include "kv/base/options.h"
 #include "kv/base/step_info.h"
+#include "kv/commit/internal/part_file.h"
+#include "kv/root/internal/kv_records.h"
+#include "kv/segment/internal/segment_stream.h"
+#include "kv/state/internal/attempt_outcome.h"
+#include "kv/state/internal/store_state.h"
 #include "kv/step_writer.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "kv/store.h"
@@ -391,6 +398,94 @@ TEST_F(RanksTest, SharedRecordsThatDoNotMatchTheirNameAreRefused) {
   EXPECT_THAT(Gather(*own), IsError(ErrorCode::kDataLoss, "differs from their name"));
 }
 
+/// Puts a part of rank 1 with one record, which a rank adds only by mistake, or to do harm.
+class ForgedPartTest : public RanksTest {
+ protected:
+  Result<void> GatherPartWith(const std::string& attempt, Column column, std::string_view key,
+                              std::span<const std::byte> value, RankRecords& others) {
+    const internal::StoreState& state = internal::StoreAccess::StateOf(*writer_);
+    internal::PartWriter part(
+        state.storage, internal::PartName(attempt, 1),
+        {.store_uuid = state.uuid, .step = 1, .rank = 1, .world_size = 2, .attempt = attempt});
+    CAIRN_TRY(part.Add(column, key, value));
+    CAIRN_TRY(part.Finish());
+    return Begin(*writer_, 0, attempt)->Gather(others);
+  }
+  void ExpectRefused(Column column, std::string_view key, std::span<const std::byte> value,
+                     const std::string& words) {
+    OtherRanks others;
+    EXPECT_THAT(GatherPartWith(writer_->NextAttempt(1), column, key, value, others),
+                IsError(ErrorCode::kDataLoss, words))
+        << ColumnName(column) << " " << key.size() << " " << value.size();
+  }
+  static std::vector<std::byte> Chunk(const ChunkExtents& extents, std::vector<uint64_t> sizes) {
+    return internal::EncodeChunk({.sizes = std::move(sizes), .extents = extents, .digest = {1, 2}});
+  }
+};
+
+TEST_F(ForgedPartTest, ChunksArePassedOnWithTheirBoxes) {
+  struct Chunks final : RankRecords {
+    Result<void> AddShared(uint32_t, Column, std::string_view,
+                           std::span<const std::byte>) override {
+      return {};
+    }
+    Result<void> AddChunk(const RankChunk& chunk) override {
+      text = fmt::format("{} {} {} {} {}", chunk.rank, chunk.fqn, chunk.offsets, chunk.sizes,
+                         chunk.length_bytes);
+      return {};
+    }
+    std::string text;
+  } others;
+  ChunkExtents extents(Extent{.segment_id = 1, .length_bytes = 16});
+  extents.deltas = {{.segment_id = 2, .length_bytes = 7}};
+  CAIRN_ASSERT_OK(GatherPartWith(writer_->NextAttempt(1), Column::kChunks,
+                                 ChunkKey("a", std::array<uint64_t, 2>{3, 0}),
+                                 Chunk(extents, {2, 8}), others));
+  EXPECT_EQ(others.text, "1 a [3, 0] [2, 8] 16");
+}
+
+TEST_F(ForgedPartTest, DamagedChunksAreRefused) {
+  const std::string key = ChunkKey("a", std::array{uint64_t{1}});
+  ChunkExtents extents(Extent{.segment_id = 1, .length_bytes = 8});
+  const std::vector<std::byte> record = Chunk(extents, {8});
+  for (const std::string& bad : {std::string(), std::string("a"), key + "x"}) {
+    ExpectRefused(Column::kChunks, bad, record, "malformed");
+  }
+  ExpectRefused(Column::kChunks, FqnKey("a"), record, "impossible sizes");
+  for (const size_t size : {size_t{0}, record.size() / 2, record.size() - 1}) {
+    ExpectRefused(Column::kChunks, key, std::span(record).first(size), "");
+  }
+  extents.deltas = {{.segment_id = 2, .length_bytes = 9}};
+  ExpectRefused(Column::kChunks, key, Chunk(extents, {8}), "deltas larger");
+}
+
+TEST_F(ForgedPartTest, SegmentsOfOtherRanksAttemptsOrEpochsAreRefused) {
+  const uint32_t epoch = internal::StoreAccess::StateOf(*writer_).epoch;
+  const auto gather = [&](uint32_t rank, uint64_t n, uint32_t of_epoch, bool is_own) {
+    const std::string attempt = writer_->NextAttempt(1);
+    const uint64_t id = internal::SegmentIdOf(is_own ? attempt : attempt + "0", rank, n);
+    OtherRanks others;
+    return GatherPartWith(
+        attempt, Column::kSegments, NumberKey(id),
+        internal::EncodeSegment(internal::NewSegmentInfo({.epoch = of_epoch, .id = id})), others);
+  };
+  CAIRN_EXPECT_OK(gather(1, 0, epoch, true));
+  const auto is_refused = IsError(ErrorCode::kDataLoss, "rank 1 contains a segment of another");
+  EXPECT_THAT(gather(1, 1, epoch, true), is_refused);
+  EXPECT_THAT(gather(2, 0, epoch, true), is_refused);
+  EXPECT_THAT(gather(1, 0, epoch, false), is_refused);
+  EXPECT_THAT(gather(1, 0, epoch + 1, true), is_refused);
+}
+
+TEST_F(ForgedPartTest, OtherRecordsAreRefused) {
+  for (const Column column : {Column::kTensors, Column::kValues, Column::kUsage, Column::kTables}) {
+    ExpectRefused(column, "a", std::vector<std::byte>(8), ColumnName(column));
+  }
+  ExpectRefused(Column::kStructures, "short", {}, "digest");
+  ExpectRefused(Column::kSteps, "", {}, "");
+  ExpectRefused(Column::kSegments, "", {}, "");
+}
+
 TEST_F(RanksTest, JoinRequiresAnOpenSession) {
   Join(OpenSession());
   StoreOptions options;
@@ -398,16 +493,6 @@ TEST_F(RanksTest, JoinRequiresAnOpenSession) {
   CAIRN_ASSERT_OK(writer_->Close());
   EXPECT_THAT(Store::Open(path(), OpenMode::kJoinSession, options),
               IsError(ErrorCode::kFailedPrecondition, "the same directory"));
-}
-
-TEST_F(RanksTest, ASessionThatIsAPathIsRefused) {
-  StoreOptions options;
-  options.session = "../elsewhere";
-  EXPECT_THAT(Store::Open(path(), OpenMode::kJoinSession, options),
-              IsError(ErrorCode::kInvalidArgument, "session"));
-  options.session.clear();
-  EXPECT_THAT(Store::Open(path(), OpenMode::kJoinSession, options),
-              IsError(ErrorCode::kInvalidArgument, "session"));
 }
 
 TEST_F(RanksTest, InvalidFilesOfRanksAreIgnored) {

@@ -161,36 +161,65 @@ TEST_F(RecordSorterTest, ColumnsMayAlternate) {
   EXPECT_TRUE(read == records);
 }
 
-TEST_F(RecordSorterTest, SpilledRecordsAreMerged) {
-  const Records records = SomeRecords(2000);
-  {
-    RecordSorter sorter(storage_, 1, /*memory_bytes=*/400'000);
-    CAIRN_ASSERT_OK(AddAll(sorter, records));
-    EXPECT_GE(TableCount(), 2u);
-    CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(sorter));
-    EXPECT_TRUE(read == records);
-  }
-  EXPECT_EQ(TableCount(), 0u) << "spilled tables remain";
-}
-
 // A step has few tables, but the records of a large step are spilled to many.
-TEST_F(RecordSorterTest, MoreTablesAreMergedThanAStepMayHave) {
+TEST_F(RecordSorterTest, SpilledRecordsAreMergedAndRemoved) {
   const Records records = SomeRecords(2000);
-  RecordSorter sorter(storage_, 1, /*memory_bytes=*/40'000);
-  CAIRN_ASSERT_OK(AddAll(sorter, records));
-  EXPECT_GT(TableCount(), 8u);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(sorter));
-  EXPECT_TRUE(read == records);
+  for (const uint64_t memory_bytes : {400'000, 40'000}) {
+    {
+      RecordSorter sorter(storage_, 1, memory_bytes);
+      CAIRN_ASSERT_OK(AddAll(sorter, records));
+      EXPECT_GE(TableCount(), 800'000 / memory_bytes);
+      CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(sorter));
+      EXPECT_TRUE(read == records);
+    }
+    EXPECT_EQ(TableCount(), 0u) << "spilled tables remain";
+  }
 }
 
-TEST_F(RecordSorterTest, AllRecordsMayBeSpilledBeforeTheyAreRead) {
-  RecordSorter sorter(storage_, 1, /*memory_bytes=*/1000);
-  const std::vector<std::byte> value = RandomBytes(1, 2000);
-  CAIRN_ASSERT_OK(sorter.Add("\3b", value));
-  CAIRN_ASSERT_OK(sorter.Add("\3a", value));
-  EXPECT_EQ(TableCount(), 2u);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(sorter));
-  EXPECT_TRUE(read == (Records{{"\3a", value}, {"\3b", value}}));
+// The blocks of a run have 2 MiB, and a record states which of at most 63 words differ from the one
+// before it: one of the key, and 62 of a value of 496 bytes.
+TEST_F(RecordSorterTest, RecordsOfAnyLengthAreSpilledAndRead) {
+  Records records;
+  const auto add = [&](std::string key, std::vector<std::byte> value) {
+    records["\3" + std::to_string(records.size() + 1000) + std::move(key)] = std::move(value);
+  };
+  for (const uint64_t length : {1, 7, 8, 9, 488, 489, 496, 497, 5000, 3 << 20}) {
+    std::vector<std::byte> value = RandomBytes(1, length);
+    for (uint64_t i = 0; i < 50; ++i) {
+      value[i * 7 % length] ^= static_cast<std::byte>(i);
+      value.back() = static_cast<std::byte>(i);
+      add("", value);
+      if (length > 5000) break;
+    }
+  }
+  // Equal lengths together, but the value begins elsewhere.
+  add(std::string(16, 'a'), RandomBytes(1, 8));
+  add(std::string(8, 'a'), RandomBytes(2, 16));
+  for (const uint64_t memory_bytes : {RecordSorter::kMemoryBytes, uint64_t{1} << 20, uint64_t{1}}) {
+    RecordSorter sorter(storage_, 1, memory_bytes);
+    CAIRN_ASSERT_OK(AddAll(sorter, records));
+    EXPECT_EQ(TableCount() > 0, memory_bytes < RecordSorter::kMemoryBytes);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(sorter));
+    EXPECT_TRUE(read == records) << memory_bytes;
+  }
+}
+
+TEST_F(RecordSorterTest, EachChangedByteOfASpilledRunIsDamage) {
+  RecordSorter sorter(storage_, 1, /*memory_bytes=*/200);
+  for (char name = 'a'; name <= 'z'; ++name) {
+    CAIRN_ASSERT_OK(sorter.Add(TableKey(Column::kValues, std::string(1, name)), RandomBytes(1, 9)));
+  }
+  ASSERT_GT(TableCount(), 0u);
+  const std::string run = storage_->List("tables/").value().front();
+  const std::vector<std::byte> written = storage_->Read(run, 1 << 20).value();
+  for (size_t i = 0; i < written.size(); ++i) {
+    std::vector<std::byte> changed = written;
+    changed[i] ^= std::byte{0x40};
+    CAIRN_ASSERT_OK(storage_->Put(run, changed));
+    ASSERT_THAT(ReadAll(sorter), IsError(ErrorCode::kDataLoss, "not those that were written")) << i;
+  }
+  CAIRN_ASSERT_OK(storage_->Put(run, std::span(written).first(written.size() - 1)));
+  EXPECT_THAT(ReadAll(sorter), IsError(ErrorCode::kDataLoss, ""));
 }
 
 TEST_F(RecordSorterTest, EmptyValuesAreRefused) {

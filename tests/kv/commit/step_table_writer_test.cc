@@ -81,16 +81,6 @@ std::vector<uint64_t> Counts(const TableStack& stack) {
   return counts;
 }
 
-TEST_P(StepTableWriterTest, FirstStepIsOneCompleteTable) {
-  const Records records = Numbered(1000, "value");
-
-  CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack stack, SaveAndOpen({}, records));
-
-  EXPECT_THAT(Counts(stack), ::testing::ElementsAre(1001));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ScanValues(stack));
-  EXPECT_EQ(read, records);
-}
-
 TEST_P(StepTableWriterTest, OnlyDifferencesAreWritten) {
   Records records = Numbered(1000, "value");
   CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack base, SaveAndOpen({}, records));
@@ -132,33 +122,6 @@ TEST_P(StepTableWriterTest, RecordsAreKeptWithoutAComparison) {
     }
     EXPECT_EQ(Counts(stack).back(), count == 1 ? 2u : 1002u);
   }
-}
-
-TEST_P(StepTableWriterTest, ManyDifferencesMakeACompleteTable) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack base, SaveAndOpen({}, Numbered(1000, "value")));
-  Records records = Numbered(1000, "value");
-  for (int i = 300; i < 700; ++i) records[fmt::format("\3key{:06}", i)] = "changed";
-  for (int i = 100; i < 200; ++i) records.erase(fmt::format("\3key{:06}", i));
-
-  CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack stack, SaveAndOpen(base, records));
-
-  EXPECT_THAT(Counts(stack), ::testing::ElementsAre(901));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ScanValues(stack));
-  EXPECT_EQ(read, records);
-}
-
-TEST_P(StepTableWriterTest, ReaddedKeyReplacesItsTombstone) {
-  Records records = Numbered(1000, "value");
-  CAIRN_ASSERT_OK_AND_ASSIGN(TableStack stack, SaveAndOpen({}, records));
-  records.erase("\3key000007");
-  CAIRN_ASSERT_OK_AND_ASSIGN(stack, SaveAndOpen(stack, records));
-  records["\3key000007"] = "again";
-
-  CAIRN_ASSERT_OK_AND_ASSIGN(stack, SaveAndOpen(stack, records));
-
-  EXPECT_THAT(Counts(stack), ::testing::ElementsAre(1, 1001));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ScanValues(stack));
-  EXPECT_EQ(read, records);
 }
 
 // Differences of more than 64 MiB are not kept in memory.
@@ -267,48 +230,10 @@ TEST_P(StepTableWriterTest, ManySavesKeepTheContentsAndTheBounds) {
     for (const uint64_t count : counts) sum += count;
     ASSERT_LE(3 * sum, 4 * counts.back());
     ASSERT_LE(sum, 2 * (records.size() + 1));
-    CAIRN_ASSERT_OK(stack.tables().front()->Verify());
-  }
-}
-
-TEST_P(StepTableWriterTest, TableIsWrittenEvenIfNothingDiffers) {
-  const Records records = Numbered(100, "value");
-  CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack base, SaveAndOpen({}, records));
-
-  CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack stack, SaveAndOpen(base, records));
-
-  EXPECT_THAT(Counts(stack), ::testing::ElementsAre(0, 101));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ScanValues(stack));
-  EXPECT_EQ(read, records);
-}
-
-TEST_P(StepTableWriterTest, LastRecordOfTheBaseIsNeitherComparedNorMerged) {
-  Records records = Numbered(1000, "value");
-  CAIRN_ASSERT_OK_AND_ASSIGN(TableStack stack, SaveAndOpen({}, records));
-  for (int i = 0; i < 3; ++i) {
-    records[fmt::format("\3key{:06}", i)] = "changed";
-    CAIRN_ASSERT_OK_AND_ASSIGN(stack, SaveAndOpen(stack, records));
-  }
-  // The three small tables were merged.
-  ASSERT_EQ(stack.tables().size(), 2u);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Records newest, ReadAll(*stack.tables()[0]));
-  EXPECT_EQ(newest, (Records{{"\3key000000", "changed"},
-                             {"\3key000001", "changed"},
-                             {"\3key000002", "changed"},
-                             {kLastKey, Text(EncodeTables({&stack.tables()[1]->info(), 1}))}}));
-}
-
-TEST_P(StepTableWriterTest, CompleteTableIsAfterNoOther) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack first, SaveAndOpen({}, Numbered(100, "value")));
-  for (const TableStack& base : {first, TableStack()}) {
-    for (const Records& records : {Numbered(100, "changed"), Numbered(1, "value"), Records()}) {
-      CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack stack, SaveAndOpen(base, records));
-      EXPECT_EQ(stack.tables().size(), 1u);
-      CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ScanValues(stack));
-      EXPECT_EQ(read, records);
-      CAIRN_ASSERT_OK_AND_ASSIGN(const Records all, ReadAll(*stack.tables()[0]));
-      EXPECT_EQ(all.size(), records.size() + 2) << "a complete table has tombstones";
+    if (counts.size() == 1) {
+      ASSERT_EQ(sum, records.size() + 1) << "a complete table has tombstones";
     }
+    CAIRN_ASSERT_OK(stack.tables().front()->Verify());
   }
 }
 
