@@ -10,7 +10,6 @@
 #include "core/collectives/internal/shard_plan.h"
 #include "core/ranks/internal/rendezvous.h"
 #include "core/ranks/status_agreement.h"
-#include "core/tensor/box_index.h"
 #include "core/tensor/mesh.h"
 #include "core/tensor/sharding.h"
 #include "kv/base/digest.h"

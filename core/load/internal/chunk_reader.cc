@@ -52,12 +52,27 @@ Result<void> ChunkReader::Add(const std::string& fqn, ChunkInfo chunk, StridedRe
     job->missing_bytes = length;
     return AddParts(job, 0, length);
   }
-  for (auto begin = std::ranges::find(touched, true); begin != touched.end();) {
-    const auto end = std::find(begin, touched.end(), false);
-    CAIRN_TRY(
-        AddParts(job, static_cast<uint64_t>(begin - touched.begin()) * kv::kPageBytes,
-                 std::min(static_cast<uint64_t>(end - touched.begin()) * kv::kPageBytes, length)));
-    begin = std::find(end, touched.end(), true);
+  return AddWanted(job, touched);
+}
+
+Result<void> ChunkReader::AddPages(const std::string& fqn, ChunkInfo chunk,
+                                   std::vector<uint64_t> stored, const std::vector<bool>& wanted,
+                                   std::byte* target) {
+  const auto job = std::make_shared<Job>(fqn, std::move(chunk));
+  job->stored = std::move(stored);
+  return AddWanted(job, wanted, target);
+}
+
+Result<void> ChunkReader::AddWanted(const std::shared_ptr<Job>& job,
+                                    const std::vector<bool>& wanted, std::byte* target) {
+  const uint64_t length = job->chunk.length_bytes();
+  for (auto begin = std::ranges::find(wanted, true); begin != wanted.end();) {
+    const auto end = std::find(begin, wanted.end(), false);
+    const auto begin_page = static_cast<uint64_t>(begin - wanted.begin());
+    const auto end_page = static_cast<uint64_t>(end - wanted.begin());
+    CAIRN_TRY(AddParts(job, begin_page * kv::kPageBytes,
+                       std::min(end_page * kv::kPageBytes, length), target));
+    begin = std::find(end, wanted.end(), true);
   }
   return {};
 }
@@ -218,26 +233,8 @@ Error ChunkReader::WrongPageDigests(const Job& job) const {
   const std::string message = fmt::format("the page digests of chunk {} do not match its record",
                                           FormatNumbers(job.chunk.box.offsets));
   if (!job.chunk.deltas.empty()) return FindDamage(view_, job.fqn, job.chunk, message);
-  // With several extents, the damaged one is the first whose stored digests do not match its pages.
-  kv::Extent wrong = job.chunk.extents.front();
-  size_t page = 0;
-  for (const kv::Extent& extent : job.chunk.extents) {
-    const auto count = static_cast<size_t>(kv::PageCount(extent.length_bytes));
-    std::vector<std::byte> bytes(job.chunk.extents.size() > 1 ? extent.length_bytes : 0);
-    std::vector<uint64_t> computed;
-    const kv::ReadRange range{
-        .segment_id = extent.segment_id, .offset_bytes = extent.offset_bytes, .target = bytes};
-    if (bytes.empty() ||
-        !view_.snapshot->Read({&range, 1}, 1, [](size_t, auto) { return Result<void>(); })) {
-      break;
-    }
-    kv::AppendPageDigests(bytes, computed);
-    if (!std::ranges::equal(computed, std::span(job.stored).subspan(page, count))) {
-      wrong = extent;
-      break;
-    }
-    page += count;
-  }
+  const kv::Extent wrong =
+      FirstDamaged(*view_.snapshot, job.chunk.stored()).value_or(job.chunk.extents.front());
   return DamagedBytes(view_, job.fqn, wrong.segment_id, message, wrong.page_digests_offset_bytes);
 }
 

@@ -59,6 +59,13 @@ class ChunkReader {
   /// does. `fqn` must outlive the reader.
   Result<void> AddWhole(const std::string& fqn, ChunkInfo chunk, std::byte* target);
 
+  /// Adds those pages of the chunk for which `wanted` is true. `target` is the target of the chunk's
+  /// first byte. Requires `stored`, the page digests of the chunk, of which the caller has checked
+  /// that they match the chunk's digest. Waits, and fails, as Add does. `fqn` must outlive the
+  /// reader.
+  Result<void> AddPages(const std::string& fqn, ChunkInfo chunk, std::vector<uint64_t> stored,
+                        const std::vector<bool>& wanted, std::byte* target);
+
   /// Ends the adding. `added` is the error that ended it early, if any; ReadAll returns it. Call
   /// once.
   void Close(Result<void> added);
@@ -102,6 +109,9 @@ class ChunkReader {
     std::optional<uint64_t> page;  // empty: the page is not known, only the chunk
   };
 
+  /// Adds the pages of the chunk for which `wanted` is true.
+  Result<void> AddWanted(const std::shared_ptr<Job>& job, const std::vector<bool>& wanted,
+                         std::byte* target = nullptr);
   /// Divides [begin_bytes, end_bytes) of the chunk at the ends of extents, and into parts that fit
   /// a lent buffer if `target`, the target of the chunk's first byte, is null.
   Result<void> AddParts(const std::shared_ptr<Job>& job, uint64_t begin_bytes, uint64_t end_bytes,

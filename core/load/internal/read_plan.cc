@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "core/step/internal/lookup.h"
@@ -85,14 +87,18 @@ StridedRegion AliasRegion(const LoadRequest& request, const TensorInfo& alias,
                        element, static_cast<int64_t>(base), request.target.data);
 }
 
-// Returns what the request needs of a chunk, and its bytes; empty if the request needs nothing.
-std::optional<std::pair<StridedRegion, uint64_t>> BoxRegion(const LoadRequest& request,
-                                                            const ChunkInfo& chunk,
-                                                            RegionElement element) {
+// Returns whether the boxes have an element in common. Requires the same number of dimensions.
+bool Overlaps(const Box& a, const Box& b) {
+  for (size_t d = 0; d < a.sizes.size(); ++d) {
+    const uint64_t end = std::min(a.offsets[d] + a.sizes[d], b.offsets[d] + b.sizes[d]);
+    if (std::max(a.offsets[d], b.offsets[d]) >= end) return false;
+  }
+  return true;
+}
+
+// Returns what the request needs of a chunk. Requires that they overlap.
+StridedRegion BoxRegion(const LoadRequest& request, const ChunkInfo& chunk, RegionElement element) {
   const Box common = Intersect(chunk.box, request.box);
-  uint64_t bytes = element.bytes;
-  for (const uint64_t size : common.sizes) bytes *= size;
-  if (bytes == 0) return std::nullopt;
   const auto source_strides = InBytes(RowMajorStrides(chunk.box.sizes), element.bytes);
   const auto target_strides = TargetStridesBytes(request.target);
   uint64_t base = 0;
@@ -101,21 +107,22 @@ std::optional<std::pair<StridedRegion, uint64_t>> BoxRegion(const LoadRequest& r
     base += (common.offsets[d] - chunk.box.offsets[d]) * source_strides[d];
     target += (common.offsets[d] - request.box.offsets[d]) * target_strides[d];
   }
-  return std::pair(StridedRegion(common.sizes, source_strides, target_strides, element,
-                                 static_cast<int64_t>(base), request.target.data + target),
-                   bytes);
+  return StridedRegion(common.sizes, source_strides, target_strides, element,
+                       static_cast<int64_t>(base), request.target.data + target);
 }
 
-// Returns the indices of the requested tensors. Requires that all of them are in `tensors`. Fast if
-// the requests are in key order, as nearly all are.
-std::vector<size_t> IndicesOf(std::span<const LoadRequest> requests,
-                              std::span<const TensorInfo> tensors) {
+// Returns the indices of the requested tensors, or nothing if one of them is not in `tensors`. Fast
+// if the requests are in key order, as nearly all are.
+std::optional<std::vector<size_t>> IndicesOf(std::span<const LoadRequest> requests,
+                                             std::span<const TensorInfo> tensors) {
   std::vector<size_t> indices;
   indices.reserve(requests.size());
   size_t next = 0;
   for (const LoadRequest& request : requests) {
-    if (next == tensors.size() || tensors[next].fqn != request.fqn) {
-      next = static_cast<size_t>(&ByName(tensors, request.fqn) - tensors.data());
+    if (next >= tensors.size() || tensors[next].fqn != request.fqn) {
+      const TensorInfo* const found = FindByName(tensors, request.fqn);
+      if (found == nullptr) return std::nullopt;
+      next = static_cast<size_t>(found - tensors.data());
     }
     indices.push_back(next++);
   }
@@ -127,35 +134,19 @@ std::vector<size_t> IndicesOf(std::span<const LoadRequest> requests,
 Result<std::vector<TensorInfo>> FindRequested(const StepView& view,
                                               std::span<const LoadRequest> requests,
                                               std::span<const TensorInfo> known) {
-  std::vector<size_t> indices;  // in `known`
-  indices.reserve(requests.size());
-  size_t next = 0;
-  for (const LoadRequest& request : requests) {
-    if (next >= known.size() || known[next].fqn != request.fqn) {
-      const TensorInfo* const found = FindByName(known, request.fqn);
-      if (found == nullptr) break;
-      next = static_cast<size_t>(found - known.data());
-    }
-    indices.push_back(next++);
-  }
-  if (indices.size() < requests.size()) {
+  auto indices = IndicesOf(requests, known);
+  if (!indices) {
     std::vector<std::string> fqns;
     fqns.reserve(requests.size());
     for (const LoadRequest& request : requests) fqns.push_back(request.fqn);
     return FindNamed(view, std::move(fqns));
   }
-  if (!std::ranges::is_sorted(indices)) std::ranges::sort(indices);
-  indices.erase(std::ranges::unique(indices).begin(), indices.end());
+  if (!std::ranges::is_sorted(*indices)) std::ranges::sort(*indices);
+  indices->erase(std::ranges::unique(*indices).begin(), indices->end());
   std::vector<TensorInfo> requested;
-  requested.reserve(indices.size());
-  for (const size_t i : indices) requested.push_back(known[i]);
+  requested.reserve(indices->size());
+  for (const size_t i : *indices) requested.push_back(known[i]);
   return requested;
-}
-
-Error BadTiling(const TensorInfo& owner) {
-  return Error{.code = ErrorCode::kDataLoss,
-               .message = "the step's chunks do not cover the tensor exactly once",
-               .key = owner.fqn};
 }
 
 bool IsSame(const TensorInfo& alias, const TensorInfo& owner) {
@@ -169,7 +160,7 @@ Result<ReadPlan> ReadPlan::Make(const StepView& view, std::span<const LoadReques
                                 std::span<const TensorInfo> known) {
   ReadPlan plan;
   CAIRN_TRY_ASSIGN(std::vector<TensorInfo> requested, FindRequested(view, requests, known));
-  const std::vector<size_t> indices = IndicesOf(requests, requested);
+  const std::vector<size_t> indices = *IndicesOf(requests, requested);
   for (size_t i = 0; i < requests.size(); ++i) {
     CAIRN_TRY(CheckRequest(requests[i], requested[indices[i]]));
   }
@@ -190,8 +181,11 @@ Result<ReadPlan> ReadPlan::Make(const StepView& view, std::span<const LoadReques
     }
     CAIRN_TRY(plan.AddWant(requests[i], tensor, owner));
   }
-  if (!std::ranges::is_sorted(plan.wants_, {}, &Want::owner)) {
-    std::ranges::stable_sort(plan.wants_, {}, &Want::owner);
+  const auto position = [](const Want& want) {
+    return std::tuple(want.owner, want.alias_region == nullptr, want.begin);
+  };
+  if (!std::ranges::is_sorted(plan.wants_, {}, position)) {
+    std::ranges::stable_sort(plan.wants_, {}, position);
   }
   plan.begins_.resize(plan.owners_.size() + 1);
   for (const Want& want : plan.wants_) ++plan.begins_[want.owner + 1];
@@ -201,9 +195,9 @@ Result<ReadPlan> ReadPlan::Make(const StepView& view, std::span<const LoadReques
 }
 
 Result<void> ReadPlan::AddWant(const LoadRequest& request, const TensorInfo& tensor, size_t owner) {
+  CAIRN_TRY_ASSIGN(const uint64_t length_bytes, TensorBytes(tensor.dtype, request.box.sizes));
+  if (length_bytes == 0) return {};
   Want want{.request = &request, .owner = owner};
-  CAIRN_TRY_ASSIGN(want.missing_bytes, TensorBytes(tensor.dtype, request.box.sizes));
-  if (want.missing_bytes == 0) return {};
   want.element = {schema::ElementBytes(tensor.dtype),
                   FindElementCast(tensor.dtype, request.target.dtype),
                   schema::ElementBytes(request.target.dtype)};
@@ -215,65 +209,50 @@ Result<void> ReadPlan::AddWant(const LoadRequest& request, const TensorInfo& ten
           std::make_unique<const StridedRegion>(AliasRegion(request, tensor, want.element));
     }
   }
-  total_bytes_ += want.missing_bytes;
+  if (!want.alias_region && !request.box.sizes.empty()) {
+    want.begin = request.box.offsets.front();
+    want.end = want.begin + request.box.sizes.front();
+  }
+  total_bytes_ += length_bytes;
   wants_.push_back(std::move(want));
   return {};
 }
 
-std::span<ReadPlan::Want> ReadPlan::WantsOf(size_t owner) {
-  return std::span(wants_).subspan(begins_[owner], begins_[owner + 1] - begins_[owner]);
-}
-
 Result<void> ReadPlan::AddReads(const StepView& view, ChunkReader& reader) {
-  CAIRN_TRY(ForEachChunkOf(view, owners_, [&](size_t i, ChunkInfo&& chunk) {
+  return ForEachChunkOf(view, owners_, [&](size_t i, ChunkInfo&& chunk) {
     return Visit(i, std::move(chunk), reader);
-  }));
-  return CheckCovered();
+  });
 }
 
 Result<void> ReadPlan::Visit(size_t i, ChunkInfo&& chunk, ChunkReader& reader) {
-  const TensorInfo& owner = owners_[i];
-  const std::span<Want> wants = WantsOf(i);
-  if (wants.size() == 1 && !wants.front().alias_region) {
-    return VisitWant(owner, wants.front(), std::move(chunk), reader);
+  const std::string& fqn = owners_[i].fqn;
+  const size_t end = begins_[i + 1];
+  const uint64_t first_index = chunk.box.offsets.empty() ? 0 : chunk.box.offsets.front();
+  const uint64_t end_index = chunk.box.sizes.empty() ? 1 : first_index + chunk.box.sizes.front();
+  // Chunks in key order never go back in the first dimension.
+  while (begins_[i] < end && wants_[begins_[i]].end <= first_index) ++begins_[i];
+  CAIRN_TRY(VisitAliases(i, chunk, reader));
+  for (size_t w = begins_[i]; w < end && wants_[w].begin < end_index; ++w) {
+    const Want& want = wants_[w];
+    if (want.alias_region || !Overlaps(chunk.box, want.request->box)) continue;
+    const TensorTarget& target = want.request->target;
+    ChunkInfo wanted = w + 1 == end ? std::move(chunk) : chunk;
+    // A small tensor is one chunk, and there may be very many of them.
+    if (wanted.box == want.request->box && want.element.cast == nullptr &&
+        IsContiguous(target.shape, target.strides)) {
+      CAIRN_TRY(reader.AddWhole(fqn, std::move(wanted), target.data));
+    } else {
+      StridedRegion region = BoxRegion(*want.request, wanted, want.element);
+      CAIRN_TRY(reader.Add(fqn, std::move(wanted), std::move(region)));
+    }
   }
-  if (wants.size() <= kFewWants) {
-    for (Want& want : wants) CAIRN_TRY(VisitWant(owner, want, chunk, reader));
-    return VisitAliases(i, chunk, reader);
-  }
-  if (indexed_owner_ != i) IndexWants(i);
-  Result<void> visited = {};
-  index_->ForEachOverlap(chunk.box.offsets, chunk.box.sizes, [&](size_t want) {
-    if (visited) visited = VisitWant(owner, wants[want], chunk, reader);
-  });
-  CAIRN_TRY(std::move(visited));
-  return VisitAliases(i, chunk, reader);
-}
-
-Result<void> ReadPlan::VisitWant(const TensorInfo& owner, Want& want, ChunkInfo chunk,
-                                 ChunkReader& reader) {
-  if (want.alias_region) return {};
-  const TensorTarget& target = want.request->target;
-  // A small tensor is one chunk, and there may be very many of them.
-  if (chunk.box == want.request->box && want.element.cast == nullptr &&
-      IsContiguous(target.shape, target.strides)) {
-    if (chunk.length_bytes() > want.missing_bytes) return Fail(BadTiling(owner));
-    want.missing_bytes -= chunk.length_bytes();
-    return reader.AddWhole(owner.fqn, std::move(chunk), target.data);
-  }
-  auto region = BoxRegion(*want.request, chunk, want.element);
-  if (!region) return {};
-  // Chunks that overlap could hide that another part is not covered.
-  if (region->second > want.missing_bytes) return Fail(BadTiling(owner));
-  want.missing_bytes -= region->second;
-  return reader.Add(owner.fqn, std::move(chunk), std::move(region->first));
+  return {};
 }
 
 Result<void> ReadPlan::VisitAliases(size_t i, const ChunkInfo& chunk, ChunkReader& reader) {
   const TensorInfo& owner = owners_[i];
-  const bool aliased = std::ranges::any_of(
-      WantsOf(i), [](const Want& want) { return want.alias_region != nullptr; });
-  if (!aliased) return {};
+  const auto wants = std::span(wants_).subspan(begins_[i], begins_[i + 1] - begins_[i]);
+  if (wants.empty() || !wants.front().alias_region) return {};
   // Aliases refer to positions in the row-major payload, so chunks must be consecutive ranges of
   // it.
   const auto offset = ContiguousOffsetBytes(owner.dtype, owner.shape, chunk.box);
@@ -284,34 +263,10 @@ Result<void> ReadPlan::VisitAliases(size_t i, const ChunkInfo& chunk, ChunkReade
                       .key = owner.fqn});
   }
   next_offset_bytes_[i] += chunk.length_bytes();
-  for (const Want& want : WantsOf(i)) {
-    if (!want.alias_region) continue;
+  for (const Want& want : wants) {
+    if (!want.alias_region) break;
     CAIRN_TRY(
         reader.Add(owner.fqn, chunk, want.alias_region->ShiftedBy(static_cast<int64_t>(*offset))));
-  }
-  return {};
-}
-
-void ReadPlan::IndexWants(size_t i) {
-  BoxList boxes(owners_[i].shape.size());
-  boxes.Reserve(WantsOf(i).size());
-  for (const Want& want : WantsOf(i)) {
-    if (want.alias_region) {
-      boxes.Add(Box{std::vector<uint64_t>(boxes.dimensions()), Shape(boxes.dimensions())});
-    } else {
-      boxes.Add(want.request->box);
-    }
-  }
-  index_.emplace(std::move(boxes));
-  indexed_owner_ = i;
-}
-
-Result<void> ReadPlan::CheckCovered() const {
-  for (const Want& want : wants_) {
-    const TensorInfo& owner = owners_[want.owner];
-    const bool covered = want.alias_region ? next_offset_bytes_[want.owner] == owner.nbytes
-                                           : want.missing_bytes == 0;
-    if (!covered) return Fail(BadTiling(owner));
   }
   return {};
 }

@@ -15,14 +15,12 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
 #include "core/load/internal/chunk_reader.h"
 #include "core/load/load_options.h"
 #include "core/step/internal/lookup.h"
-#include "core/tensor/box_index.h"
 #include "core/tensor/internal/strided_region.h"
 
 namespace cairn::core::internal {
@@ -42,9 +40,10 @@ class ReadPlan {
   /// Bytes of all requests.
   uint64_t total_bytes() const { return total_bytes_; }
 
-  /// Adds what the requests need to the reader, chunk by chunk. Call once. kDataLoss: the chunks do
-  /// not cover a request exactly once. kUnimplemented: an alias of a tensor whose chunks are not
-  /// consecutive ranges of its row-major bytes. Errors of ChunkReader::Add.
+  /// Adds what the requests need to the reader, chunk by chunk. Call once. kUnimplemented: an alias
+  /// of a tensor whose chunks are not consecutive ranges of its row-major bytes. Errors of
+  /// ForEachChunkOf, as kDataLoss if chunks do not cover a tensor exactly once, and of
+  /// ChunkReader::Add.
   Result<void> AddReads(const StepView& view, ChunkReader& reader);
 
  private:
@@ -54,28 +53,22 @@ class ReadPlan {
     size_t owner = 0;                                   // in owners_
     std::unique_ptr<const StridedRegion> alias_region;  // in the owner's payload; null: the box
     RegionElement element = 0;
-    uint64_t missing_bytes = 0;  // not planned yet
+
+    /// The indices [begin, end) of the first dimension that the request needs; of an alias, all.
+    uint64_t begin = 0;
+    uint64_t end = ~uint64_t{0};
   };
-  static constexpr size_t kFewWants = 8;
 
   /// Adds what a request needs of `tensor`, whose bytes owner `owner` holds.
   Result<void> AddWant(const LoadRequest& request, const TensorInfo& tensor, size_t owner);
-  std::span<Want> WantsOf(size_t owner);
-  /// Adds what the requests need of a chunk of owner `i`.
+  /// Adds what the requests need of a chunk of owner `i`. Requires chunks in key order.
   Result<void> Visit(size_t i, ChunkInfo&& chunk, ChunkReader& reader);
-  static Result<void> VisitWant(const TensorInfo& owner, Want& want, ChunkInfo chunk,
-                                ChunkReader& reader);
   Result<void> VisitAliases(size_t i, const ChunkInfo& chunk, ChunkReader& reader);
-  /// Sets index_ to the requested boxes of owner `i`. Chunks are visited owner by owner.
-  void IndexWants(size_t i);
-  /// kDataLoss: the chunks did not cover a request.
-  Result<void> CheckCovered() const;
 
   std::vector<TensorInfo> owners_;  // key order
-  std::vector<Want> wants_;         // in the order of their owners
-  std::vector<size_t> begins_;      // in wants_, by owner; one more than owners_
-  std::optional<BoxIndex> index_;   // index of indexed_owner_'s wants, if there are many
-  size_t indexed_owner_ = ~size_t{0};
+  std::vector<Want> wants_;         // by owner: aliases, then boxes by `begin`
+  // In wants_, by owner; one more than owners_. Advances past those that end before a chunk.
+  std::vector<size_t> begins_;
   std::vector<uint64_t> next_offset_bytes_;  // by owner: payload that the chunks seen so far hold
   uint64_t total_bytes_ = 0;
 };

@@ -28,9 +28,9 @@
 #include "core/step/internal/lookup.h"
 #include "core/step/internal/stored_page_digests.h"
 #include "core/step/internal/tensor_records.h"
+#include "core/tensor/internal/memory_span.h"
 #include "kv/base/digest.h"
 #include "kv/base/key.h"
-#include "kv/base/mutex.h"
 #include "kv/io/worker_pool.h"
 
 namespace cairn::core::internal {
@@ -264,20 +264,15 @@ class Update {
   /// Returns the chunks that share memory with another one, as tied weights do that the store has
   /// as separate tensors. A delta must not be applied to them twice.
   std::set<const ChunkMemory*> FindOverlaps() const {
-    std::vector<const ChunkMemory*> sorted;
-    for (const ChunkMemory& memory : memory_) sorted.push_back(&memory);
-    std::ranges::sort(sorted, {}, [](const ChunkMemory* one) { return one->bytes.data(); });
+    std::vector<MemorySpan> spans;
+    for (const ChunkMemory& memory : memory_) {
+      const auto begin = reinterpret_cast<uintptr_t>(memory.bytes.data());
+      spans.push_back({.begin = begin, .end = begin + memory.bytes.size()});
+    }
     std::set<const ChunkMemory*> overlaps;
-    const ChunkMemory* farthest = nullptr;  // the one that ends last so far
-    for (const ChunkMemory* const one : sorted) {
-      if (farthest != nullptr &&
-          one->bytes.data() < farthest->bytes.data() + farthest->bytes.size()) {
-        overlaps.insert({one, farthest});
-      }
-      const bool is_farther =
-          farthest == nullptr ||
-          one->bytes.data() + one->bytes.size() > farthest->bytes.data() + farthest->bytes.size();
-      if (is_farther) farthest = one;
+    for (const std::vector<size_t>& group : OverlapGroups(spans)) {
+      if (group.size() == 1) continue;
+      for (const size_t i : group) overlaps.insert(&memory_[i]);
     }
     return overlaps;
   }
@@ -346,80 +341,33 @@ class Update {
             .dtype = dtype, .shape = chunk.box.sizes, .strides = {}, .data = memory.bytes.data()}};
   }
 
-  /// A range of pages of one chunk that is being read.
-  struct PageRead {
-    const ChunkMemory* memory = nullptr;
-    const std::vector<uint64_t>* stored = nullptr;  // page digests of the chunk
-    uint64_t first_page = 0;
-  };
-
+  /// Reads the pages that differ from the memory. Without stored digests, a chunk is read
+  /// completely.
   Result<void> ReadPagesOf(std::span<const ChunkMemory> changed) {
     std::vector<const ChunkInfo*> chunks;
     for (const ChunkMemory& memory : changed) chunks.push_back(&memory.updated->chunk);
-    const auto stored = ReadStoredPageDigests(*view_.snapshot, chunks);
-    std::vector<kv::ReadRange> ranges;
-    std::vector<PageRead> reads;
+    auto stored = ReadStoredPageDigests(*view_.snapshot, chunks);
+    const Progress none;
+    ProgressMeter meter(none, 0);
+    ChunkReader reader(view_, meter, ChunkReader::Limit::kNone);
     for (size_t i = 0; i < changed.size(); ++i) {
-      report_.bytes_read += stored[i].size() * sizeof(uint64_t);
-      AddRanges(changed[i], stored[i], ranges, reads);
-    }
-    Mutex mutex;
-    std::optional<Error> wrong;
-    const auto read = view_.snapshot->Read(ranges, kv::WorkerThreads(), [&](size_t i, auto bytes) {
-      const std::optional<uint64_t> page = FindWrongPage(reads[i], bytes);
-      if (!page) return Result<void>();
-      const MutexLock lock(mutex);
-      wrong = WrongPage(reads[i], *page);
-      return Result<void>(Fail(*wrong));
-    });
-    if (wrong) return Fail(*std::move(wrong));
-    if (!read) return Fail(read.error());
-    report_.bytes_read += *read;
-    return {};
-  }
-
-  /// Adds the pages that differ from the memory. Without stored digests, the chunk is read
-  /// completely.
-  void AddRanges(const ChunkMemory& memory, const std::vector<uint64_t>& stored,
-                 std::vector<kv::ReadRange>& ranges, std::vector<PageRead>& reads) {
-    const ChunkInfo& chunk = memory.updated->chunk;
-    if (stored.empty()) return complete_.push_back(RequestOf(memory));
-    const auto differs = [&](uint64_t page) { return memory.page_digests[page] != stored[page]; };
-    for (uint64_t page = 0; page < stored.size();) {
-      if (!differs(page)) {
-        ++page;
+      const ChunkMemory& memory = changed[i];
+      if (stored[i].empty()) {
+        complete_.push_back(RequestOf(memory));
         continue;
       }
-      const uint64_t begin = page * kv::kPageBytes;
-      const kv::Extent at = chunk.extents.At(begin);
-      const uint64_t end_page = page + kv::PageCount(at.length_bytes);
-      const uint64_t first_page = page;
-      while (page < end_page && differs(page)) ++page;
-      const uint64_t end = std::min<uint64_t>(page * kv::kPageBytes, memory.bytes.size());
-      ranges.push_back({.segment_id = at.segment_id,
-                        .offset_bytes = at.offset_bytes,
-                        .target = memory.bytes.subspan(begin, end - begin)});
-      reads.push_back({.memory = &memory, .stored = &stored, .first_page = first_page});
+      report_.bytes_read += stored[i].size() * sizeof(uint64_t);
+      std::vector<bool> differs(stored[i].size());
+      for (size_t page = 0; page < differs.size(); ++page) {
+        differs[page] = memory.page_digests[page] != stored[i][page];
+      }
+      CAIRN_TRY(reader.AddPages(*memory.fqn, *chunks[i], std::move(stored[i]), differs,
+                                memory.bytes.data()));
     }
-  }
-
-  static std::optional<uint64_t> FindWrongPage(const PageRead& read,
-                                               std::span<const std::byte> bytes) {
-    uint64_t page = read.first_page;
-    for (uint64_t at = 0; at < bytes.size(); at += kv::kPageBytes, ++page) {
-      const uint64_t count = std::min<uint64_t>(kv::kPageBytes, bytes.size() - at);
-      if (kv::PageDigest(bytes.subspan(at, count)) != (*read.stored)[page]) return page;
-    }
-    return std::nullopt;
-  }
-
-  Error WrongPage(const PageRead& read, uint64_t page) const {
-    const ChunkInfo& chunk = read.memory->updated->chunk;
-    const kv::Extent at = chunk.extents.At(page * kv::kPageBytes);
-    return DamagedBytes(view_, *read.memory->fqn, at.segment_id,
-                        fmt::format("page {} of chunk {} does not match its digest", page,
-                                    FormatNumbers(chunk.box.offsets)),
-                        at.offset_bytes);
+    reader.Close({});
+    CAIRN_TRY(reader.ReadAll());
+    report_.bytes_read += reader.bytes_read();
+    return {};
   }
 
   const StepView& base_;

@@ -147,15 +147,19 @@ Result<void> ReadStoredChunk(const std::shared_ptr<const kv::Snapshot>& snapshot
   return chain.ApplyAll(0, bytes);
 }
 
+std::optional<kv::Extent> FirstDamaged(const kv::Snapshot& snapshot,
+                                       const kv::ChunkExtents& extents) {
+  std::optional<kv::Extent> damaged;
+  extents.ForEach([&](const kv::Extent& extent) {
+    if (!damaged && !IsIntact(snapshot, extent)) damaged = extent;
+  });
+  return damaged;
+}
+
 Error FindDamage(const StepView& view, const std::string& fqn, const ChunkInfo& chunk,
                  const std::string& message) {
-  kv::Extent wrong = chunk.deltas.back();
-  bool is_found = false;
-  chunk.stored().ForEach([&](const kv::Extent& extent) {
-    if (is_found || IsIntact(*view.snapshot, extent)) return;
-    wrong = extent;
-    is_found = true;
-  });
+  const kv::Extent wrong =
+      FirstDamaged(*view.snapshot, chunk.stored()).value_or(chunk.deltas.back());
   return DamagedBytes(view, fqn, wrong.segment_id, message, wrong.offset_bytes);
 }
 

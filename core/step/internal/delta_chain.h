@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -87,6 +88,11 @@ Result<uint64_t> ReadDeltas(const StepView& view, std::span<DeltaRead> reads);
 Result<void> ReadStoredChunk(const std::shared_ptr<const kv::Snapshot>& snapshot,
                              std::string_view key, const kv::ChunkExtents& extents,
                              std::span<std::byte> bytes);
+
+/// Returns the first extent whose bytes do not match the page digests next to them, or which cannot
+/// be read.
+std::optional<kv::Extent> FirstDamaged(const kv::Snapshot& snapshot,
+                                       const kv::ChunkExtents& extents);
 
 /// Returns the error for a chunk with deltas whose bytes are wrong: reads everything that is stored
 /// for it, and names the first extent that is damaged, or the last delta if none is.
