@@ -10,7 +10,6 @@
 
 #include <complex>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -18,23 +17,8 @@
 #include <vector>
 
 #include "core/tensor/tensor.h"
-#include "kv/base/chunk_record.h"
 
 namespace cairn::core {
-
-/// The top of this file defines which elements count as values.
-struct ElementSummary {
-  double min = std::numeric_limits<double>::infinity();   // smallest value that is not NaN
-  double max = -std::numeric_limits<double>::infinity();  // largest value that is not NaN
-  double mean = 0;                                        // mean of the finite values
-  uint64_t finite = 0;
-  uint64_t zeros = 0;
-  uint64_t nans = 0;
-  uint64_t infs = 0;
-
-  void Add(const ElementSummary& other);
-  kv::ChunkStatistics ToStatistics() const;
-};
 
 struct Statistics {
   uint64_t count = 0;

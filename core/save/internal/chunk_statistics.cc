@@ -1,51 +1,155 @@
+// Compiled once for every set of vector instructions; Highway's foreach_target.h includes this file
+// repeatedly.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "core/save/internal/chunk_statistics.cc"
 #include "core/save/internal/chunk_statistics.h"
 
+#include <hwy/cache_control.h>
+
 #include <algorithm>
+#include <cmath>
+#include <limits>
+// clang-format off
+#include <hwy/foreach_target.h>  // before highway.h
+#include <hwy/highway.h>
+// clang-format on
 
-#include "core/tensor/internal/finite_summary.h"
+#include "core/base/internal/vector_variants.h"
 
+#ifndef CAIRN_CORE_SAVE_CHUNK_STATISTICS_
+#define CAIRN_CORE_SAVE_CHUNK_STATISTICS_
 namespace cairn::core::internal {
+struct BlockSums {
+  double min = 0;
+  double max = 0;
+  double sum = 0;  // added up in the type of the numbers; not finite if one of them is not
+  double zeros = 0;
+};
+}  // namespace cairn::core::internal
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace cairn::core::internal {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <typename T>
+size_t SumUpVectors(const T* numbers, size_t count, BlockSums& sums) {
+  constexpr T kInfinity = std::numeric_limits<T>::infinity();
+  const hn::ScalableTag<T> d;
+  const size_t summed = count / hn::Lanes(d) * hn::Lanes(d);
+  auto min = hn::Set(d, kInfinity);
+  auto max = hn::Set(d, -kInfinity);
+  auto sum = hn::Zero(d);
+  auto zeros = hn::Zero(d);
+  for (size_t i = 0; i < summed; i += hn::Lanes(d)) {
+    const auto vector = hn::LoadU(d, numbers + i);
+    min = hn::Min(min, vector);
+    max = hn::Max(max, vector);
+    sum = hn::Add(sum, vector);
+    zeros = hn::Add(zeros, hn::IfThenElseZero(hn::Eq(vector, hn::Zero(d)), hn::Set(d, T{1})));
+  }
+  sums = {.min = static_cast<double>(hn::GetLane(hn::MinOfLanes(d, min))),
+          .max = static_cast<double>(hn::GetLane(hn::MaxOfLanes(d, max))),
+          .sum = static_cast<double>(hn::GetLane(hn::SumOfLanes(d, sum))),
+          .zeros = static_cast<double>(hn::GetLane(hn::SumOfLanes(d, zeros)))};
+  return summed;
+}
+
+/// Sums up the first of `count` numbers (double or float), and returns how many: all but a rest of
+/// less than one vector.
+size_t SumUp(bool are_doubles, const std::byte* numbers, size_t count, BlockSums& sums) {
+  return are_doubles ? SumUpVectors(reinterpret_cast<const double*>(numbers), count, sums)
+                     : SumUpVectors(reinterpret_cast<const float*>(numbers), count, sums);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cairn::core::internal
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace cairn::core::internal {
+CAIRN_VECTOR_VARIANTS(SumUp);
+
+namespace {
+
+constexpr size_t kBlockElements = 1024;
+// While this number of bytes is summed up, one byte is fetched ahead, so that the memory is not
+// idle.
+constexpr size_t kPrefetchInterval = 4;
+constexpr size_t kCacheLineBytes = 64;
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+
+}  // namespace
+
 ChunkStatisticsAccumulator::ChunkStatisticsAccumulator(DType dtype)
-    : dtype_(dtype), is_fast_(HasFiniteSummary(dtype)) {}
+    : dtype_(dtype),
+      to_float_(dtype == DType::kFloat64 ? nullptr : FindElementCast(dtype, DType::kFloat32)),
+      all_{.min = kNone, .max = kNone, .mean = kNone} {}
 
 void ChunkStatisticsAccumulator::Add(std::span<const std::byte> bytes, const std::byte* ahead) {
-  if (!is_fast_) return AddOthers(bytes);
-  for (size_t at = 0; at < bytes.size(); at += kSummaryBlockBytes) {
-    const auto block = bytes.subspan(at, std::min(bytes.size() - at, kSummaryBlockBytes));
-    FiniteSummary summary;
-    const size_t summarized =
-        SummarizeFinite(dtype_, block, ahead + at / kPrefetchInterval, summary);
-    if (summarized > 0) {
-      const uint64_t count = summarized / schema::ElementBytes(dtype_);
-      summary_.Add({.min = summary.min,
-                    .max = summary.max,
-                    .mean = summary.sum / static_cast<double>(count),
-                    .finite = count,
-                    .zeros = summary.zeros});
+  const bool are_doubles = dtype_ == DType::kFloat64;
+  if (!are_doubles && dtype_ != DType::kFloat32 && !to_float_) return AddOneByOne(bytes);
+  const uint64_t element_bytes = schema::ElementBytes(dtype_);
+  for (size_t at = 0; at < bytes.size(); at += kBlockElements * element_bytes) {
+    const auto block =
+        bytes.subspan(at, std::min(kBlockElements * element_bytes, bytes.size() - at));
+    for (size_t line = 0; line < block.size() / kPrefetchInterval; line += kCacheLineBytes) {
+      hwy::Prefetch(ahead + at / kPrefetchInterval + line);
     }
-    if (summarized < block.size()) AddOthers(block.subspan(summarized));
+    const size_t count = block.size() / element_bytes;
+    const std::byte* numbers = block.data();
+    float converted[kBlockElements];
+    if (to_float_ != nullptr) {
+      to_float_(block.data(), reinterpret_cast<std::byte*>(converted), count);
+      numbers = reinterpret_cast<const std::byte*>(converted);
+    }
+    BlockSums sums;
+    size_t summed = CAIRN_BEST_VARIANT(SumUp)(are_doubles, numbers, count, sums);
+    if (!std::isfinite(sums.sum)) summed = 0;
+    if (summed > 0) {
+      Include({.min = sums.min,
+               .max = sums.max,
+               .mean = sums.sum / static_cast<double>(summed),
+               .zeros = static_cast<uint64_t>(sums.zeros)},
+              summed);
+    }
+    if (summed < count) AddOneByOne(block.subspan(summed * element_bytes));
   }
 }
 
-void ChunkStatisticsAccumulator::AddOthers(std::span<const std::byte> bytes) {
+void ChunkStatisticsAccumulator::AddOneByOne(std::span<const std::byte> bytes) {
   if (!others_) others_.emplace(dtype_);
   others_->Add(bytes);
 }
 
-kv::ChunkStatistics ChunkStatisticsAccumulator::Finish() const {
-  ElementSummary all = summary_;
-  if (others_) {
-    const Statistics others = others_->Finish();
-    ElementSummary rest{.mean = others.mean.value_or(0),
-                        .finite = others.count - others.nans - others.infs,
-                        .zeros = others.zeros,
-                        .nans = others.nans,
-                        .infs = others.infs};
-    rest.min = others.min.value_or(rest.min);
-    rest.max = others.max.value_or(rest.max);
-    all.Add(rest);
-  }
-  return all.ToStatistics();
+void ChunkStatisticsAccumulator::Include(const kv::ChunkStatistics& some, uint64_t finite_count) {
+  all_.min = std::fmin(all_.min, some.min);  // a NaN, which is no value, has no effect
+  all_.max = std::fmax(all_.max, some.max);
+  all_.zeros += some.zeros;
+  all_.nans += some.nans;
+  all_.infs += some.infs;
+  if (finite_count == 0) return;
+  // Not by sums, which might be infinite.
+  const auto before = static_cast<double>(finite_count_);
+  finite_count_ += finite_count;
+  const auto after = static_cast<double>(finite_count_);
+  all_.mean = some.mean * (static_cast<double>(finite_count) / after) +
+              (before > 0 ? all_.mean * (before / after) : 0);
+}
+
+kv::ChunkStatistics ChunkStatisticsAccumulator::Finish() {
+  if (!others_) return all_;
+  const Statistics others = others_->Finish();
+  Include({.min = others.min.value_or(kNone),
+           .max = others.max.value_or(kNone),
+           .mean = others.mean.value_or(kNone),
+           .zeros = others.zeros,
+           .nans = others.nans,
+           .infs = others.infs},
+          others.count - others.nans - others.infs);
+  return all_;
 }
 
 }  // namespace cairn::core::internal
+#endif

@@ -13,7 +13,6 @@
 #include "core/inspect/stored_statistics.h"
 #include "core/save/save_options.h"
 #include "core/tensor/element_statistics.h"
-#include "core/tensor/internal/finite_summary.h"
 #include "tests/core/tensor/strided_fixture.h"
 #include "tests/core/tensor/test_tensor.h"
 #include "tests/support/scoped_vector_target.h"
