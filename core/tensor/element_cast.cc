@@ -15,6 +15,7 @@
 // clang-format on
 
 #include "core/base/internal/vector_variants.h"
+#include "core/tensor/internal/element.h"
 
 #ifndef CAIRN_CORE_TENSOR_ELEMENT_CAST_
 #define CAIRN_CORE_TENSOR_ELEMENT_CAST_
@@ -23,38 +24,17 @@ namespace cairn::core::internal {
 // Intermediate numbers of a conversion, on the stack.
 inline constexpr size_t kCastBlock = 1024;
 
-// Returns the bits in float32 of a number with 1 sign bit, `exponent_bits` and `mantissa_bits`.
-// `has_infinities` is false for formats whose only special number is the NaN with all bits set.
-constexpr uint32_t Float8ToBits(uint8_t number, int exponent_bits, int mantissa_bits,
-                                bool has_infinities) {
-  const uint32_t sign = static_cast<uint32_t>(number & 0x80) << 24;
-  const auto mantissa = static_cast<uint32_t>(number & ((1 << mantissa_bits) - 1));
-  const auto exponent = static_cast<uint32_t>((number & 0x7f) >> mantissa_bits);
-  const uint32_t max_exponent = (1U << exponent_bits) - 1;
-  const int bias = (1 << (exponent_bits - 1)) - 1;
-  const uint32_t upper = mantissa << (23 - mantissa_bits);
-  if (has_infinities && exponent == max_exponent) {
-    return sign | 0x7f80'0000 | upper | (mantissa != 0 ? 0x40'0000U : 0U);
-  }
-  if (!has_infinities && (number & 0x7f) == 0x7f) return sign | 0x7ff0'0000;
-  if (exponent == 0) {
-    float value = static_cast<float>(mantissa);
-    for (int i = 0; i < bias - 1 + mantissa_bits; ++i) value /= 2;
-    return sign | std::bit_cast<uint32_t>(value);
-  }
-  return sign | ((exponent + 127 - static_cast<uint32_t>(bias)) << 23) | upper;
-}
-
-template <int exponent_bits, int mantissa_bits, bool has_infinities>
+// Returns the bits in float32 of the 8-bit numbers.
+template <float (*kConvert)(uint8_t)>
 constexpr std::array<uint32_t, 256> MakeFloat8Table() {
   std::array<uint32_t, 256> table{};
   for (size_t i = 0; i < table.size(); ++i) {
-    table[i] = Float8ToBits(static_cast<uint8_t>(i), exponent_bits, mantissa_bits, has_infinities);
+    table[i] = std::bit_cast<uint32_t>(kConvert(static_cast<uint8_t>(i)));
   }
   return table;
 }
-inline constexpr auto kE4M3 = MakeFloat8Table<4, 3, false>();
-inline constexpr auto kE5M2 = MakeFloat8Table<5, 2, true>();
+inline constexpr auto kE4M3 = MakeFloat8Table<Float8E4M3FNToFloat>();
+inline constexpr auto kE5M2 = MakeFloat8Table<Float8E5M2ToFloat>();
 
 }  // namespace cairn::core::internal
 #endif

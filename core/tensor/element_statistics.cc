@@ -85,7 +85,7 @@ void ForEachBlock(std::span<const std::byte> bytes, const Visit& visit) {
 std::string TextOf(bool value) { return value ? "True" : "False"; }
 template <typename T>
 std::string TextOf(T value) {
-  return fmt::format("{}", value);
+  return value != value ? "nan" : fmt::format("{}", value);  // whatever its sign is
 }
 template <typename T>
 std::string TextOf(std::complex<T> value) {

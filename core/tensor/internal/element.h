@@ -1,30 +1,86 @@
 #pragma once
 /// Converts elements of every dtype to C++ numbers. Threads: all functions are safe.
 
+#include <bit>
+#include <cmath>
 #include <complex>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "schema/dtype.h"
 
 namespace cairn::core::internal {
 
+/// How a format of floating-point numbers stores infinities and NaN.
+enum class SpecialNumbers {
+  kAsIeee754,       // the largest exponent
+  kOneNan,          // no infinities; all bits but the sign are set in a NaN
+  kOneUnsignedNan,  // no infinities and no negative zero, whose bits are the NaN
+  kNone,
+};
+
+/// Converts a number with one sign bit, exponent and mantissa. A NaN keeps its sign and payload,
+/// and is quiet.
+template <int kExponentBits, int kMantissaBits, int kBias, SpecialNumbers kSpecial>
+constexpr float SmallFloat(uint32_t bits) {
+  constexpr uint32_t kMaxExponent = (1U << kExponentBits) - 1;
+  constexpr uint32_t kMantissaMask = (1U << kMantissaBits) - 1;
+  constexpr uint32_t kMagnitudeMask = kMaxExponent << kMantissaBits | kMantissaMask;
+  constexpr float kSmallest = [] {
+    float smallest = 1;
+    for (int i = 1; i < kBias + kMantissaBits; ++i) smallest /= 2;
+    return smallest;
+  }();
+  const uint32_t sign = (bits & ~kMagnitudeMask) << (31 - kExponentBits - kMantissaBits);
+  const uint32_t exponent = (bits & kMagnitudeMask) >> kMantissaBits;
+  const uint32_t mantissa = bits & kMantissaMask;
+  const uint32_t upper = mantissa << (23 - kMantissaBits);
+  const bool is_nan =
+      (kSpecial == SpecialNumbers::kAsIeee754 && exponent == kMaxExponent && mantissa != 0) ||
+      (kSpecial == SpecialNumbers::kOneNan && (bits & kMagnitudeMask) == kMagnitudeMask) ||
+      (kSpecial == SpecialNumbers::kOneUnsignedNan && bits == kMagnitudeMask + 1);
+  if (is_nan) return std::bit_cast<float>(sign | 0x7fc0'0000 | upper);
+  if (kSpecial == SpecialNumbers::kAsIeee754 && exponent == kMaxExponent) {
+    return std::bit_cast<float>(sign | 0x7f80'0000);
+  }
+  if (exponent == 0) {
+    const float magnitude = static_cast<float>(mantissa) * kSmallest;
+    return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
+  }
+  return std::bit_cast<float>(sign | (exponent + 127 - kBias) << 23 | upper);
+}
+
 /// Convert IEEE binary16 and bfloat16.
-float HalfToFloat(uint16_t bits);
-float BFloat16ToFloat(uint16_t bits);
+constexpr float HalfToFloat(uint16_t bits) {
+  return SmallFloat<5, 10, 15, SpecialNumbers::kAsIeee754>(bits);
+}
+constexpr float BFloat16ToFloat(uint16_t bits) { return std::bit_cast<float>(bits << 16); }
 
 /// Convert 8-bit floats as defined by the OCP 8-bit Floating Point Specification, and the "fnuz"
-/// kinds as defined by https://arxiv.org/abs/2206.02915 (no infinities, no negative zero, 0x80 is
-/// NaN).
-float Float8E4M3FNToFloat(uint8_t bits);
-float Float8E4M3FNUZToFloat(uint8_t bits);
-float Float8E5M2ToFloat(uint8_t bits);
-float Float8E5M2FNUZToFloat(uint8_t bits);
+/// kinds as defined by https://arxiv.org/abs/2206.02915.
+constexpr float Float8E4M3FNToFloat(uint8_t bits) {
+  return SmallFloat<4, 3, 7, SpecialNumbers::kOneNan>(bits);
+}
+constexpr float Float8E4M3FNUZToFloat(uint8_t bits) {
+  return SmallFloat<4, 3, 8, SpecialNumbers::kOneUnsignedNan>(bits);
+}
+constexpr float Float8E5M2ToFloat(uint8_t bits) {
+  return SmallFloat<5, 2, 15, SpecialNumbers::kAsIeee754>(bits);
+}
+constexpr float Float8E5M2FNUZToFloat(uint8_t bits) {
+  return SmallFloat<5, 2, 16, SpecialNumbers::kOneUnsignedNan>(bits);
+}
 /// Returns 2^(bits - 127); 255 is NaN.
-float Float8E8M0FNUToFloat(uint8_t bits);
+inline float Float8E8M0FNUToFloat(uint8_t bits) {
+  return bits == 0xff ? std::numeric_limits<float>::quiet_NaN()
+                      : std::ldexp(1.0f, static_cast<int>(bits) - 127);
+}
 /// Converts the low four bits, as defined by the OCP Microscaling Formats specification.
-float Float4E2M1FNToFloat(uint8_t bits);
+constexpr float Float4E2M1FNToFloat(uint8_t bits) {
+  return SmallFloat<2, 1, 1, SpecialNumbers::kNone>(bits);
+}
 
 template <typename T>
 T LoadElement(const std::byte* bytes) {
