@@ -65,13 +65,6 @@ Result<std::vector<OwnerChunks>> FindOwnerChunks(const StepView& view,
     owner.chunks.push_back(std::move(chunk));
     return {};
   }));
-  for (size_t i = 0; i < owners.size(); ++i) {
-    if (!owner_chunks[i].is_row_major || owner_chunks[i].total_bytes == owners[i].nbytes) continue;
-    return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = "the step's chunks do not cover the tensor exactly once",
-                      .key = owners[i].fqn,
-                      .step = view.step.step});
-  }
   return owner_chunks;
 }
 

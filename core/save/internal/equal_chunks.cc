@@ -58,25 +58,23 @@ void EqualChunks::ReadBase() {
 
 bool EqualChunks::IsSame(const PlannedChunk& chunk, const Written& written) {
   if (written.length_bytes != chunk.length_bytes) return false;
-  const HostPayload a(*chunk.source, chunk.begin_bytes, chunk.length_bytes);
-  const HostPayload b(*written.source, written.begin_bytes, written.length_bytes);
-  for (auto& scratch : scratch_) scratch.resize(std::max(scratch.size(), kv::kPageBytes));
-  for (uint64_t page = 0; page < kv::PageCount(chunk.length_bytes); ++page) {
-    if (!std::ranges::equal(a.Page(page, scratch_[0]), b.Page(page, scratch_[1]))) return false;
-  }
-  return true;
+  return HasPages(chunk, HostPayload(*written.source, written.begin_bytes, written.length_bytes));
 }
 
 bool EqualChunks::IsSame(const PlannedChunk& chunk, const InBase& stored) {
   if (stored.info.length_bytes() != chunk.length_bytes) return false;
-  scratch_[0].resize(std::max(scratch_[0].size(), kv::kPageBytes));
-  scratch_[1].resize(std::max<size_t>(scratch_[1].size(), chunk.length_bytes));
-  const auto bytes = std::span(scratch_[1]).first(chunk.length_bytes);
+  stored_.resize(std::max<size_t>(stored_.size(), chunk.length_bytes));
+  const auto bytes = std::span(stored_).first(chunk.length_bytes);
   if (!ReadStoredChunk(base_->snapshot, stored.key, stored.info.stored(), bytes)) return false;
+  const TensorView view{
+      .dtype = DType::kUInt8, .shape = {bytes.size()}, .strides = {}, .data = bytes.data()};
+  return HasPages(chunk, HostPayload(view, 0, bytes.size()));
+}
+
+bool EqualChunks::HasPages(const PlannedChunk& chunk, const HostPayload& other) {
   const HostPayload payload(*chunk.source, chunk.begin_bytes, chunk.length_bytes);
   for (uint64_t page = 0; page < kv::PageCount(chunk.length_bytes); ++page) {
-    const auto of_page = payload.Page(page, scratch_[0]);
-    if (!std::ranges::equal(of_page, bytes.subspan(page * kv::kPageBytes, of_page.size()))) {
+    if (!std::ranges::equal(payload.Page(page, pages_[0]), other.Page(page, pages_[1]))) {
       return false;
     }
   }

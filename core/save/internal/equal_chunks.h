@@ -63,13 +63,17 @@ class EqualChunks {
   void ReadBase();
   bool IsSame(const PlannedChunk& chunk, const Written& written);
   bool IsSame(const PlannedChunk& chunk, const InBase& stored);
+  /// Requires payload of the length of the chunk.
+  bool HasPages(const PlannedChunk& chunk, const HostPayload& other);
 
   const kv::StepWriter& writer_;
   const StepView* const base_;
   bool base_was_read_ = false;
   std::unordered_map<kv::Digest, Written, Hash> written_;
   std::unordered_map<kv::Digest, InBase, Hash> in_base_;
-  std::vector<std::byte> scratch_[2];
+  std::vector<std::byte> stored_;  // the chunk that was read last
+  std::vector<std::byte> pages_[2] = {std::vector<std::byte>(kv::kPageBytes),
+                                      std::vector<std::byte>(kv::kPageBytes)};
 };
 
 }  // namespace cairn::core::internal
