@@ -154,12 +154,6 @@ Result<LocalShard> ShardOf(std::span<const uint64_t> shape, const DeviceMesh& me
   return shard;
 }
 
-Result<Box> LocalBox(std::span<const uint64_t> shape, const DeviceMesh& mesh,
-                     std::span<const Placement> placements, uint32_t rank) {
-  CAIRN_TRY_ASSIGN(const LocalShard shard, ShardOf(shape, mesh, placements, rank));
-  return Box{.offsets = shard.offsets(shape), .sizes = shard.sizes()};
-}
-
 namespace {
 
 Result<std::vector<ShardView>> ShardViewsOfParts(const Sharding& sharding, DType dtype) {

@@ -71,12 +71,6 @@ struct LocalShard {
 Result<LocalShard> ShardOf(std::span<const uint64_t> shape, const DeviceMesh& mesh,
                            std::span<const Placement> placements, uint32_t rank);
 
-/// Returns the sizes of the local tensor and the global offsets of its first element. If a strided
-/// shard leaves gaps, this is not a box of the global tensor; LocalShard::Boxes returns its boxes.
-/// kInvalidArgument: see ShardOf.
-Result<Box> LocalBox(std::span<const uint64_t> shape, const DeviceMesh& mesh,
-                     std::span<const Placement> placements, uint32_t rank);
-
 /// A box of the global tensor, and the local memory that holds it.
 struct ShardView {
   Box box;

@@ -202,7 +202,9 @@ class Trainer {
                        .mesh = mesh_,
                        .placements = {core::Placement::Replicate(), core::Placement::Shard(dim)},
                        .parts = {}};
-    CAIRN_TRY_ASSIGN(matrix.box, core::LocalBox(shape, *mesh_, matrix.sharding.placements, rank_));
+    CAIRN_TRY_ASSIGN(const core::LocalShard shard,
+                     core::ShardOf(shape, *mesh_, matrix.sharding.placements, rank_));
+    matrix.box = {shard.offsets(shape), shard.sizes()};
     for (uint64_t row = 0; row < matrix.box.sizes[0]; ++row) {
       for (uint64_t column = 0; column < matrix.box.sizes[1]; ++column) {
         matrix.weights.push_back(

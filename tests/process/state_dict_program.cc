@@ -87,11 +87,11 @@ Result<std::string> Run(Communicator& communicator, uint64_t tensor_bytes, uint6
                     .mesh = std::make_shared<const DeviceMesh>(std::move(mesh)),
                     .placements = {Placement::Shard(0)},
                     .parts = {}};
-  CAIRN_TRY_ASSIGN(const Box box,
-                   LocalBox(sharding.global_shape, *sharding.mesh, sharding.placements,
-                            static_cast<uint32_t>(communicator.rank())));
+  CAIRN_TRY_ASSIGN(const LocalShard shard,
+                   ShardOf(sharding.global_shape, *sharding.mesh, sharding.placements,
+                           static_cast<uint32_t>(communicator.rank())));
   StateDict target;
-  target.root().Sharded("w", {.dtype = DType::kUInt64, .shape = box.sizes}, sharding);
+  target.root().Sharded("w", {.dtype = DType::kUInt64, .shape = shard.sizes()}, sharding);
   target.root().Value("step", int64_t{0});
 
   const uint64_t before_kib = PeakKib();

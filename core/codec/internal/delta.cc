@@ -329,6 +329,4 @@ Result<void> Delta::Apply(uint64_t page, std::span<std::byte> bytes) const {
   });
 }
 
-uint64_t Delta::element_count() const { return sparse_.size() + dense_.size(); }
-
 }  // namespace cairn::core::internal

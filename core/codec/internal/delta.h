@@ -48,11 +48,6 @@ class Delta {
   /// delta is inconsistent, or was not made for the earlier version; `bytes` is then unspecified.
   Result<void> Apply(uint64_t page, std::span<std::byte> bytes) const;
 
-  // For kv-dump. The counts come from the delta; they do not require the earlier version.
-  uint32_t element_bytes() const { return element_bytes_; }
-  /// Elements that the delta contains, except in raw pages. A few of them may be unchanged.
-  uint64_t element_count() const;
-
  private:
   /// A page, and where what belongs to it begins in each stream.
   struct PageStart {

@@ -6,22 +6,6 @@
 #include "kv/base/error.h"
 
 namespace cairn::core::internal {
-namespace {
-
-// Adds the extents of the base that contain [begin_bytes, end_bytes) of the chunk.
-void AddBaseParts(const kv::Extents& base, uint64_t begin_bytes, uint64_t end_bytes,
-                  std::vector<std::optional<kv::Extent>>& extents) {
-  uint64_t extent_begin = 0;
-  for (const kv::Extent& extent : base) {
-    const uint64_t extent_end = extent_begin + extent.length_bytes;
-    const uint64_t begin = std::max(begin_bytes, extent_begin);
-    const uint64_t end = std::min(end_bytes, extent_end);
-    if (begin < end) extents.push_back(extent.From(begin - extent_begin).First(end - begin));
-    extent_begin = extent_end;
-  }
-}
-
-}  // namespace
 
 kv::Extents PageRanges::Join(std::span<const kv::Extent> appended) const {
   CAIRN_CHECK(appended.size() == written.size());
@@ -58,8 +42,13 @@ std::optional<PageRanges> PlanPageRanges(const std::vector<bool>& changed,
       ranges.written.push_back({.begin_page = begin_page, .end_page = end_page});
       ranges.extents.emplace_back();
     } else {
-      AddBaseParts(base, begin_page * kv::kPageBytes,
-                   std::min(end_page * kv::kPageBytes, length_bytes), ranges.extents);
+      const uint64_t end_bytes = std::min(end_page * kv::kPageBytes, length_bytes);
+      for (uint64_t at = begin_page * kv::kPageBytes; at < end_bytes;) {
+        const kv::Extent rest = base.At(at);
+        const kv::Extent part = rest.First(std::min(rest.length_bytes, end_bytes - at));
+        ranges.extents.push_back(part);
+        at += part.length_bytes;
+      }
     }
     if (ranges.extents.size() > MaxExtents(changed.size())) return std::nullopt;
     begin = end;

@@ -11,7 +11,6 @@
 #include "core/save/internal/save_planner.h"
 
 namespace cairn::core::internal {
-
 namespace {
 
 bool HasSameBits(double a, double b) {
@@ -36,18 +35,17 @@ bool IsSameView(const TensorView& a, const TensorView& b) {
          a.strides == b.strides;
 }
 
-}  // namespace
-
+// True if both states have the same tree, and the same tensors in the same memory. False for states
+// with shardings.
 bool HasSameTensors(const StateDict& a, const StateDict& b) {
   return a.shardings.empty() && b.shardings.empty() && a.slot == b.slot &&
          std::ranges::equal(a.tensors, b.tensors, IsSameView) && a.tree == b.tree;
 }
 
+// Bit by bit. Requires HasSameTensors.
 bool HasSameValues(const StateDict& a, const StateDict& b) {
   return std::ranges::equal(a.values, b.values, IsSameValue);
 }
-
-namespace {
 
 bool IsSameTensor(const TensorInfo& a, const TensorInfo& b) {
   return a.fqn == b.fqn && a.dtype == b.dtype && a.shape == b.shape && a.nbytes == b.nbytes &&

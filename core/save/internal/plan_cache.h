@@ -14,13 +14,6 @@
 
 namespace cairn::core::internal {
 
-/// True if both states have the same tree, and the same tensors in the same memory. False for
-/// states with shardings.
-bool HasSameTensors(const StateDict& a, const StateDict& b);
-
-/// True if both states have the same values, bit by bit. Requires HasSameTensors.
-bool HasSameValues(const StateDict& a, const StateDict& b);
-
 /// Plans saves, and remembers the last plan of a process that saves alone. Ownership: keeps
 /// pointers to the memory of the tensors, only to compare them. Memory: 1.3 KB per tensor, about
 /// twice as much as a PyTorch tensor without its elements. Threads: one at a time.

@@ -13,8 +13,6 @@
 namespace cairn::core::internal {
 namespace {
 
-// Head of a summary: the number of chunks and the length of the FQN, as u64. The FQN follows.
-
 std::string NameInfo(const TensorInfo& info) {
   std::string name = fmt::format("{} {}", schema::DTypeName(info.dtype), FormatNumbers(info.shape));
   if (!info.alias_of) return name;
@@ -90,26 +88,19 @@ void RankMerge::AddTensor(uint32_t rank, TensorInfo info) {
     return;
   }
   Tensor& known = tensors_[found->second];
-  const bool same = known.info.dtype == info.dtype && known.info.shape == info.shape &&
-                    known.info.hidden == info.hidden;
-  if (!same) {
-    if (!disagreement_) {
-      disagreement_ =
-          Disagreement{.tensor = found->second, .rank = rank, .info = std::move(info), .box = {}};
-    }
-    return;
-  }
   // A rank that holds nothing of a tensor does not know that it shares memory.
-  if (!info.alias_of) return;
-  if (!known.info.alias_of) {
-    known.info = std::move(info);
-    known.alias_rank = rank;
-  } else if ((known.info.alias_of != info.alias_of ||
-              known.info.alias_offset_bytes != info.alias_offset_bytes ||
-              known.info.alias_strides != info.alias_strides) &&
-             !disagreement_) {
+  const bool same_memory = !info.alias_of || !known.info.alias_of ||
+                           (known.info.alias_of == info.alias_of &&
+                            known.info.alias_offset_bytes == info.alias_offset_bytes &&
+                            known.info.alias_strides == info.alias_strides);
+  if (known.info.dtype != info.dtype || known.info.shape != info.shape ||
+      known.info.hidden != info.hidden || !same_memory) {
+    if (disagreement_) return;
     disagreement_ =
         Disagreement{.tensor = found->second, .rank = rank, .info = std::move(info), .box = {}};
+  } else if (info.alias_of && !known.info.alias_of) {
+    known.info = std::move(info);
+    known.alias_rank = rank;
   }
 }
 

@@ -258,19 +258,19 @@ Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> te
   bool is_stopped = false;  // the scan, before the end of the column
   const auto finish = [&]() -> Result<void> {
     const TensorInfo& tensor = tensors[at];
-    if (seen != tensor.chunk_count) {
+    const auto damaged = [&](std::string message) {
       return Fail(Error{.code = ErrorCode::kDataLoss,
-                        .message = fmt::format("the step has {} of the tensor's {} chunks", seen,
-                                               tensor.chunk_count),
+                        .message = std::move(message),
                         .key = tensor.fqn,
                         .step = view.step.step});
+    };
+    if (seen != tensor.chunk_count) {
+      return damaged(
+          fmt::format("the step has {} of the tensor's {} chunks", seen, tensor.chunk_count));
     }
     // Chunks that overlap could hide that others are missing.
     if (!tensor.alias_of && !is_whole && !boxes.IsTiling(tensor.shape)) {
-      return Fail(Error{.code = ErrorCode::kDataLoss,
-                        .message = "the step's chunks do not cover the tensor exactly once",
-                        .key = tensor.fqn,
-                        .step = view.step.step});
+      return damaged("the step's chunks do not cover the tensor exactly once");
     }
     ++at;
     seen = 0;

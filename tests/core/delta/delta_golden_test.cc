@@ -74,8 +74,6 @@ TEST(DeltaGoldenTest, DecodesDenseElementsOfVersion1) {
   }
   const Bytes delta = FromHex(kDenseDelta);
 
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Delta parsed, Delta::Parse(delta, 1024));
-  EXPECT_EQ(parsed.element_count(), 75u);  // 12 sparse elements that changed and 63 dense ones
   CAIRN_ASSERT_OK_AND_ASSIGN(const Bytes decoded, Decode(delta, ToBytes(base)));
   EXPECT_EQ(decoded, ToBytes(chunk));
 }
