@@ -59,10 +59,9 @@ class ChunkReader {
   /// does. `fqn` must outlive the reader.
   Result<void> AddWhole(const std::string& fqn, ChunkInfo chunk, std::byte* target);
 
-  /// Adds those pages of the chunk for which `wanted` is true. `target` is the target of the chunk's
-  /// first byte. Requires `stored`, the page digests of the chunk, of which the caller has checked
-  /// that they match the chunk's digest. Waits, and fails, as Add does. `fqn` must outlive the
-  /// reader.
+  /// Adds the pages of the chunk for which `wanted` is true. `target` is the target of the chunk's
+  /// first byte. `stored` has the chunk's page digests; the caller has checked that they match the
+  /// chunk's digest. Waits, and fails, as Add does. `fqn` must outlive the reader.
   Result<void> AddPages(const std::string& fqn, ChunkInfo chunk, std::vector<uint64_t> stored,
                         const std::vector<bool>& wanted, std::byte* target);
 

@@ -124,7 +124,7 @@ void ChunkStatisticsAccumulator::AddOneByOne(std::span<const std::byte> bytes) {
 }
 
 void ChunkStatisticsAccumulator::Include(const kv::ChunkStatistics& some, uint64_t finite_count) {
-  all_.min = std::fmin(all_.min, some.min);  // a NaN, which is no value, has no effect
+  all_.min = std::fmin(all_.min, some.min);  // a NaN has no effect
   all_.max = std::fmax(all_.max, some.max);
   all_.zeros += some.zeros;
   all_.nans += some.nans;
