@@ -4,8 +4,6 @@
 #define HWY_TARGET_INCLUDE "core/save/internal/chunk_statistics.cc"
 #include "core/save/internal/chunk_statistics.h"
 
-#include <hwy/cache_control.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -95,7 +93,7 @@ void ChunkStatisticsAccumulator::Add(std::span<const std::byte> bytes, const std
     const auto block =
         bytes.subspan(at, std::min(kBlockElements * element_bytes, bytes.size() - at));
     for (size_t line = 0; line < block.size() / kPrefetchInterval; line += kCacheLineBytes) {
-      hwy::Prefetch(ahead + at / kPrefetchInterval + line);
+      __builtin_prefetch(ahead + at / kPrefetchInterval + line);
     }
     const size_t count = block.size() / element_bytes;
     const std::byte* numbers = block.data();

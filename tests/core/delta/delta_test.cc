@@ -95,14 +95,6 @@ TYPED_TEST(DeltaElementTest, DecodesEveryDifferenceNearThoseThatNeedMoreBytes) {
   for (uint64_t page = 0; page < parsed.page_count(); ++page) EXPECT_FALSE(parsed.IsRaw(page));
 }
 
-TYPED_TEST(DeltaElementTest, DecodesTheFirstAndTheLastElementOfAPage) {
-  const uint64_t per_page = kPageBytes / sizeof(TypeParam);
-  const auto base = this->RandomElements(3 * per_page);
-  auto chunk = base;
-  for (const uint64_t i : {uint64_t{0}, per_page - 1, per_page, 3 * per_page - 1}) ++chunk[i];
-  ExpectRoundTrip(sizeof(TypeParam), ToBytes(base), ToBytes(chunk));
-}
-
 TYPED_TEST(DeltaElementTest, DecodesEveryGapNearThoseThatNeedMoreBytes) {
   for (const uint64_t gap : {0, 1, 253, 254, 255, 256, 509, 510, 511, 1000}) {
     std::vector<TypeParam> base(kPageBytes / sizeof(TypeParam), 200);
@@ -161,20 +153,6 @@ TEST(DeltaTest, StoresPagesRawWhereADeltaDoesNotPayOff) {
   EXPECT_TRUE(decoded == chunk);
 }
 
-TEST(DeltaTest, KeepsPayloadsOfNaNsAndTheSignOfZero) {
-  const std::vector<uint16_t> numbers = {0x0000, 0x8000, 0x7f80, 0xff80, 0x7fc0, 0x7fc1,
-                                         0xffc0, 0x7f81, 0x0001, 0x8001, 0x7f7f, 0x3f80};
-  std::vector<uint16_t> base(16384, 0x3c00);
-  std::vector<uint16_t> chunk = base;
-  for (size_t i = 0; i < numbers.size(); ++i) {
-    for (size_t j = 0; j < numbers.size(); ++j) {
-      base[50 * (i * numbers.size() + j)] = numbers[i];
-      chunk[50 * (i * numbers.size() + j)] = numbers[j];
-    }
-  }
-  ExpectRoundTrip(2, ToBytes(base), ToBytes(chunk));
-}
-
 TEST(DeltaTest, IsShortIfAnOptimizerMovesWeights) {
   SeededRandom random;
   const auto base = RandomWeights(random, 1 << 20);
@@ -231,39 +209,6 @@ TEST(DeltaTest, AcceptsPagesThatAreNotAligned) {
   }
 }
 
-TEST(DeltaTest, AppliesPagesInAnyOrderAndFromSeveralThreads) {
-  SeededRandom random;
-  const auto base = RandomWeights(random, 20 * kPageBytes / 2);
-  const Bytes chunk = ToBytes(Changed(random, base, 0.05));
-  const Bytes blob = Encode(2, ToBytes(base), chunk);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Delta delta, Delta::Parse(blob, chunk.size()));
-  Bytes decoded = ToBytes(base);
-  std::vector<std::jthread> threads;
-  for (uint64_t first = 0; first < 4; ++first) {
-    threads.emplace_back([&, first] {
-      for (uint64_t page = first + 16; page < 20; page -= 4) {
-        const auto target = std::span(decoded).subspan(page * kPageBytes, kPageBytes);
-        EXPECT_TRUE(delta.Apply(page, target).has_value());
-      }
-    });
-  }
-  threads.clear();
-  EXPECT_TRUE(decoded == chunk);
-}
-
-TEST(DeltaTest, HasThePageDigestsAtAFixedOffset) {
-  SeededRandom random;
-  const Bytes base = RandomBytes(random, 2 * kPageBytes + 9);
-  Bytes chunk = base;
-  chunk[70'000] ^= std::byte{1};
-  const Bytes blob = Encode(4, base, chunk);
-  std::vector<uint64_t> digests;
-  kv::AppendPageDigests(chunk, digests);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Delta delta, Delta::Parse(blob, chunk.size()));
-  EXPECT_THAT(delta.page_digests(), ElementsAreArray(digests));
-  EXPECT_EQ(std::memcmp(blob.data() + kDeltaPageDigestsOffset, digests.data(), 3 * 8), 0);
-}
-
 TEST(DeltaTest, ReportsThatItDoesNotBelongToAVersion) {
   SeededRandom random;
   auto base = RandomWeights(random, kPageBytes / 2);
@@ -317,20 +262,6 @@ TEST(DeltaEncoderTest, IsTooLongAfterSomePagesInWhichEverythingChanged) {
     ++added;
   }
   EXPECT_EQ(added, 4u);
-}
-
-TEST(DeltaEncoderTest, IsNotTooLongIfFewElementsChange) {
-  SeededRandom random;
-  const auto base = RandomWeights(random, 16 * kPageBytes / 2);
-  const Bytes before = ToBytes(base);
-  const Bytes chunk = ToBytes(Changed(random, base, 0.05));
-  DeltaEncoder encoder;
-  encoder.Begin(2, chunk.size());
-  for (uint64_t i = 0; i < 16; ++i) {
-    EXPECT_FALSE(encoder.is_too_long(chunk.size() / 2));
-    encoder.AddPage(PageOf(before, i), PageOf(chunk, i));
-  }
-  EXPECT_FALSE(encoder.is_too_long(chunk.size() / 2));
 }
 
 TEST(DeltaEncoderTest, StoresChangedRowsWithFewMoreBytes) {

@@ -16,6 +16,7 @@
 #include "kv/copy_steps.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "tests/core/tensor/test_tensor.h"
+#include "tests/support/forwarding_storage.h"
 
 namespace cairn::core {
 namespace {
@@ -24,42 +25,34 @@ using kv::internal::MemoryStorage;
 using testing::IsError;
 
 /// Calls a hook before each read of an object or of a length.
-class WatchedStorage final : public kv::Storage {
+class WatchedStorage final : public testing::ForwardingStorage {
  public:
   WatchedStorage(std::shared_ptr<kv::Storage> base, uint32_t small_requests)
-      : base_(std::move(base)), small_requests_(small_requests) {}
+      : ForwardingStorage(std::move(base)), small_requests_(small_requests) {}
   std::function<void()> before_read;
   bool loses_segments = false;  // that are written
 
-  const std::string& address() const override { return base_->address(); }
-  Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override {
-    return base_->Put(name, bytes);
-  }
-  Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override {
-    return base_->PutIfAbsent(name, bytes);
-  }
   Result<std::unique_ptr<kv::ObjectWriter>> Create(std::string_view name) override {
     if (loses_segments && name.starts_with("segments/")) {
       return Fail(Error{.code = ErrorCode::kNotFound,
                         .message = "there is no such upload",
                         .file = std::string(name)});
     }
-    return base_->Create(name);
+    return ForwardingStorage::Create(name);
   }
   Result<void> ReadRange(std::string_view name, uint64_t offset_bytes,
                          std::span<std::byte> target) override {
     Watch();
-    return base_->ReadRange(name, offset_bytes, target);
+    return ForwardingStorage::ReadRange(name, offset_bytes, target);
   }
   Result<uint64_t> Size(std::string_view name) override {
     Watch();
-    return base_->Size(name);
+    return ForwardingStorage::Size(name);
   }
   Result<std::vector<std::string>> List(std::string_view prefix) override {
     Watch();
-    return base_->List(prefix);
+    return ForwardingStorage::List(prefix);
   }
-  Result<void> Remove(std::string_view name) override { return base_->Remove(name); }
   kv::TransferSizes transfer_sizes() const override { return {.small_requests = small_requests_}; }
 
  private:
@@ -68,7 +61,6 @@ class WatchedStorage final : public kv::Storage {
     if (before_read) before_read();
   }
 
-  const std::shared_ptr<kv::Storage> base_;
   const uint32_t small_requests_;  // more than 1 where each takes long, as in a bucket
   std::mutex mutex_;
 };

@@ -90,18 +90,6 @@ TEST(ChunkStatisticsTest, AreThoseOfTheSlowPassWithEverySetOfInstructions) {
   }
 }
 
-TEST(ChunkStatisticsTest, FindTheRangeOfAnySigns) {
-  for (const auto& [low, high] : {std::pair(1.5f, 2.5f), std::pair(-2.5f, -1.5f),
-                                  std::pair(-1.0f, 0.0f), std::pair(-0.0f, 3.0f)}) {
-    std::vector<float> values(3000, low);
-    values[1234] = high;
-    const auto statistics = Of(DType::kFloat32, std::as_bytes(std::span(values)));
-    EXPECT_EQ(statistics.min, low);
-    EXPECT_EQ(statistics.max, high);
-    ExpectSame(DType::kFloat32, statistics, std::as_bytes(std::span(values)));
-  }
-}
-
 TEST(ChunkStatisticsTest, FindOneValueThatIsNotFinite) {
   for (const float odd :
        {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
@@ -130,11 +118,6 @@ class SavedStatisticsTest : public StoreTest {
     state_.root().Tensor("w", {DType::kFloat32, {kElements}, {}, Bytes()});
   }
   std::byte* Bytes() { return reinterpret_cast<std::byte*>(values_.data()); }
-  std::vector<ChunkInfo> Chunks(uint64_t step) {
-    auto chunks = store->Chunks(Step(step), "w");
-    EXPECT_TRUE(chunks);
-    return chunks.value_or(std::vector<ChunkInfo>());
-  }
   std::optional<StoredStatistics> Find(uint64_t step) {
     auto tensor = store->FindTensor(Step(step), "w");
     EXPECT_TRUE(tensor);

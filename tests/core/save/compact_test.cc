@@ -64,11 +64,6 @@ class CompactStepsTest : public StoreTest {
     }
     EXPECT_THAT(VerifyAll(), IsEmpty());
   }
-  std::vector<ChunkInfo> Chunks(uint64_t step) {
-    auto chunks = store->Chunks(Step(step), "w");
-    EXPECT_TRUE(testing::IsOk(chunks));
-    return *chunks;
-  }
 
   testing::SeededRandom random_;
   std::map<uint64_t, std::vector<std::byte>> states_;

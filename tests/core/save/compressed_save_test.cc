@@ -55,11 +55,6 @@ class CompressedSaveTest : public StoreTest {
     }
     EXPECT_THAT(VerifyAll(), IsEmpty());
   }
-  std::vector<ChunkInfo> Chunks(uint64_t step, const std::string& fqn = "w") {
-    auto chunks = store->Chunks(Step(step), fqn);
-    EXPECT_TRUE(testing::IsOk(chunks));
-    return *chunks;
-  }
   uint64_t CompressedCount(uint64_t step, const std::string& fqn = "w") {
     const auto chunks = Chunks(step, fqn);
     return static_cast<uint64_t>(std::ranges::count_if(

@@ -11,23 +11,6 @@ namespace {
 
 class IncrementalSaveTest : public StoreTest {};
 
-TEST_F(IncrementalSaveTest, NothingChangedWritesNothing) {
-  const TestTensor a(DType::kFloat32, {1000, 100}), b(DType::kInt8, {3}, 2);
-  StateDict state;
-  state.root().Tensor("a", a.view());
-  state.root().Tensor("b", b.view());
-  const SaveReport first = Save(1, state, {.chunk_bytes = 10'000});
-  EXPECT_EQ(first.chunks, 41u);
-  EXPECT_EQ(first.chunks_reused, 0u);
-  const SaveReport second = Save(2, state, {.chunk_bytes = 10'000});
-  EXPECT_EQ(second.chunks_reused, 41u);
-  EXPECT_EQ(second.written_bytes, 0u);
-  EXPECT_EQ(second.logical_bytes, first.logical_bytes);
-  EXPECT_EQ(Step(2).base_step, 1u);
-  EXPECT_EQ(Step(2).reused_chunk_count, 41u);
-  EXPECT_EQ(LoadBytes(2, "a"), a.bytes);
-}
-
 TEST_F(IncrementalSaveTest, OneChangedElementWritesOneChunk) {
   TestTensor a(DType::kFloat32, {1000, 100});
   StateDict state;
@@ -84,22 +67,6 @@ TEST_F(IncrementalSaveTest, AnotherShapeOrGridIsWrittenAnew) {
   EXPECT_EQ(LoadBytes(3, "t"), tall.bytes);
 }
 
-TEST_F(IncrementalSaveTest, TheBaseMayBeChosenOrLeftOut) {
-  TestTensor a(DType::kInt32, {100});
-  StateDict state;
-  state.root().Tensor("a", a.view());
-  Save(1, state);
-  const auto original = a.bytes;
-  a.bytes[0] ^= std::byte{1};
-  Save(2, state);
-  a.bytes = original;
-  EXPECT_EQ(Save(3, state).chunks_reused, 0u);
-  EXPECT_EQ(Save(4, state, {.base_step = 1}).chunks_reused, 1u);
-  const SaveReport full = Save(5, state, {.incremental = false});
-  EXPECT_EQ(full.chunks_reused, 0u);
-  EXPECT_EQ(Step(5).base_step, std::nullopt);
-}
-
 TEST_F(IncrementalSaveTest, StridedSourcesAreComparedByValue) {
   const TestTensor matrix(DType::kFloat32, {60, 50});
   StateDict plain, transposed;
@@ -110,20 +77,6 @@ TEST_F(IncrementalSaveTest, StridedSourcesAreComparedByValue) {
   Save(1, plain, {.chunk_bytes = 3000});
   const SaveReport second = Save(2, transposed, {.chunk_bytes = 3000});
   EXPECT_EQ(second.chunks_reused, second.chunks);
-}
-
-TEST_F(IncrementalSaveTest, ReferencedBytesOutliveTheStepThatWroteThem) {
-  const TestTensor a(DType::kFloat32, {1000}), b(DType::kFloat32, {1000}, 2);
-  StateDict both, one;
-  both.root().Tensor("a", a.view());
-  both.root().Tensor("b", b.view());
-  one.root().Tensor("a", a.view());
-  Save(1, both);
-  Save(2, one);
-  const uint64_t doomed[] = {1};
-  CAIRN_ASSERT_OK(store->Delete(doomed));
-  EXPECT_EQ(LoadBytes(2, "a"), a.bytes);
-  EXPECT_TRUE(VerifyAll().empty());
 }
 
 }  // namespace

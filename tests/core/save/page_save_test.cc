@@ -14,6 +14,7 @@
 #include "core/upkeep/payload_reader.h"
 #include "kv/base/step_info.h"
 #include "kv/store.h"
+#include "tests/core/tensor/strided_fixture.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {
@@ -39,13 +40,6 @@ class PageSaveTest : public StoreTest {
   void Touch(uint64_t page) { tensor_.bytes[page * kPageBytes + 7] ^= std::byte{1}; }
 
   SaveReport SaveTensor(uint64_t step) { return Save(step, State(tensor_)); }
-
-  ChunkInfo OnlyChunk(uint64_t step) {
-    auto chunks = store->Chunks(Step(step), "w");
-    EXPECT_TRUE(testing::IsOk(chunks));
-    EXPECT_EQ(chunks->size(), 1u);
-    return chunks->front();
-  }
 
   // Step 1 writes everything, step 2 changes page 4, step 3 changes pages 10 and 11.
   void SaveThreeSteps() {
@@ -345,12 +339,7 @@ TEST_F(PageSaveTest, StridedSourcesAreWrittenByPagesToo) {
   Save(1, state);
   matrix.bytes[0] ^= std::byte{1};
   EXPECT_EQ(Save(2, state).written_bytes, kPageBytes);
-  std::vector<std::byte> expected(matrix.bytes.size());
-  for (uint64_t i = 0; i < side; ++i) {
-    for (uint64_t j = 0; j < side; ++j) {
-      std::copy_n(&matrix.bytes[(j * side + i) * 4], 4, &expected[(i * side + j) * 4]);
-    }
-  }
+  const std::vector<std::byte> expected = NaiveRowMajor(view);
   EXPECT_EQ(LoadBytes(2, "w"), expected);
   // A part is checked with the digests of its pages.
   TestTensor part(DType::kFloat32, {1, side}, 9);

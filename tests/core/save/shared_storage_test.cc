@@ -33,18 +33,6 @@ TEST_F(SharedStorageTest, TiedWeightsAreWrittenOnce) {
   EXPECT_TRUE(VerifyAll().empty());
 }
 
-TEST_F(SharedStorageTest, AColumnViewIsReadThroughItsOwner) {
-  const TestTensor matrix(DType::kInt32, {40, 30});
-  StateDict state;
-  state.root().Tensor("m", matrix.view());
-  const TensorView column{DType::kInt32, {40, 2}, {30, 1}, matrix.bytes.data() + 7 * 4};
-  state.root().Tensor("column", column);
-  const SaveReport report = Save(1, state, {.chunk_bytes = 500});
-  EXPECT_EQ(report.written_bytes, 4800u);
-  EXPECT_EQ(LoadBytes(1, "column"), NaiveRowMajor(column));
-  EXPECT_TRUE(VerifyAll().empty());
-}
-
 TEST_F(SharedStorageTest, OverlappingTensorsWithoutACoveringOne) {
   const TestTensor storage(DType::kFloat32, {300});
   StateDict state;

@@ -113,29 +113,6 @@ TEST_F(UnchangedSaveTest, TheSameBytesElsewhereInMemoryAreUnchanged) {
   ExpectStep(2);
 }
 
-TEST_F(UnchangedSaveTest, ChangedRecordsAreWritten) {
-  MakeState(5);
-  Save(1, state);
-  state.values[0] = 0.0;
-  Save(2, state);
-  state.values[0] = -0.0;  // equal, but with other bits
-  Save(3, state);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(3, {}));
-  ASSERT_EQ(contents.values.size(), 1u);
-  EXPECT_TRUE(std::signbit(std::get<double>(contents.values[0].value)));
-
-  state.tensors[1].dtype = DType::kUInt8;  // of the same size
-  Save(4, state);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const TensorInfo tensor, store->FindTensor(Step(4), Name(1)));
-  EXPECT_EQ(tensor.dtype, DType::kUInt8);
-
-  state.tree.nodes[1].key = "renamed";
-  Save(5, state);
-  EXPECT_EQ(LoadBytes(5, "renamed"), tensors[0].bytes);
-  EXPECT_EQ(store->FindTensor(Step(5), Name(0)).error().code, ErrorCode::kNotFound);
-  EXPECT_TRUE(VerifyAll().empty());
-}
-
 // A store remembers the plan of its last save, so each state is saved twice: the second time with
 // the plan of the first.
 class RememberedPlanTest : public StoreTest {

@@ -19,31 +19,36 @@ Result<DeviceMesh> MeshOf(const std::vector<uint32_t>& sizes) {
   return DeviceMesh::Make(std::move(dims));
 }
 
-TEST(PlacementTest, LastShardsAreShortOrEmpty) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const DeviceMesh mesh, MeshOf({4}));
-  const Shape shape = {5, 3};
-  const Placement placements[] = {Placement::Shard(0)};
-  const Box expected[] = {{{0, 0}, {2, 3}}, {{2, 0}, {2, 3}}, {{4, 0}, {1, 3}}, {{5, 0}, {0, 3}}};
-  for (uint32_t rank = 0; rank < 4; ++rank) {
-    EXPECT_EQ(LocalBox(shape, mesh, placements, rank), expected[rank]) << "rank " << rank;
+// The part of each rank is one box.
+void ExpectBoxes(const Shape& shape, const std::vector<uint32_t>& mesh_sizes,
+                 const std::vector<Placement>& placements, const std::vector<Box>& expected) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const DeviceMesh mesh, MeshOf(mesh_sizes));
+  for (uint32_t rank = 0; rank < expected.size(); ++rank) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const LocalShard shard, ShardOf(shape, mesh, placements, rank));
+    EXPECT_EQ((Box{shard.offsets(shape), shard.sizes()}), expected[rank]) << "rank " << rank;
   }
 }
 
+TEST(PlacementTest, LastShardsAreShortOrEmpty) {
+  ExpectBoxes({5, 3}, {4}, {Placement::Shard(0)},
+              {{{0, 0}, {2, 3}}, {{2, 0}, {2, 3}}, {{4, 0}, {1, 3}}, {{5, 0}, {0, 3}}});
+}
+
 TEST(PlacementTest, SeveralMeshDimensionsDivideTheSameTensorDimension) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const DeviceMesh mesh, MeshOf({2, 2}));
-  const Placement placements[] = {Placement::Shard(1), Placement::Shard(1)};
-  EXPECT_EQ(LocalBox(Shape{2, 5}, mesh, placements, 1), (Box{{0, 2}, {2, 1}}));
-  EXPECT_EQ(LocalBox(Shape{2, 5}, mesh, placements, 2), (Box{{0, 3}, {2, 1}}));
+  ExpectBoxes({2, 5}, {2, 2}, {Placement::Shard(1), Placement::Shard(1)},
+              {{{0, 0}, {2, 2}}, {{0, 2}, {2, 1}}, {{0, 3}, {2, 1}}, {{0, 4}, {2, 1}}});
 }
 
 // The example of torch's _StridedShard: FSDP over TP.
 TEST(PlacementTest, StridedShardDividesAsIfARightDimensionCameFirst) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const DeviceMesh mesh, MeshOf({2, 2}));
-  const Placement placements[] = {Placement::StridedShard(0, 2), Placement::Shard(0)};
-  const uint64_t rows[] = {0, 4, 2, 6};
-  for (uint32_t rank = 0; rank < 4; ++rank) {
-    EXPECT_EQ(LocalBox(Shape{8, 8}, mesh, placements, rank), (Box{{rows[rank], 0}, {2, 8}}));
-  }
+  ExpectBoxes({8, 8}, {2, 2}, {Placement::StridedShard(0, 2), Placement::Shard(0)},
+              {{{0, 0}, {2, 8}}, {{4, 0}, {2, 8}}, {{2, 0}, {2, 8}}, {{6, 0}, {2, 8}}});
+}
+
+TEST(PlacementTest, HugeSizesDoNotOverflow) {
+  const uint64_t third = ~uint64_t{0} / 3;
+  ExpectBoxes({3 * third}, {3}, {Placement::Shard(0)},
+              {{{0}, {third}}, {{third}, {third}}, {{2 * third}, {third}}});
 }
 
 TEST(PlacementTest, StridedShardAloneLeavesGaps) {
@@ -80,19 +85,6 @@ TEST(PlacementTest, RejectsPlacementsThatDoNotFit) {
   EXPECT_THAT(ShardOf(shape, mesh, no_factor, 0),
               IsError(ErrorCode::kInvalidArgument, "split factor 0"));
   EXPECT_THAT(ShardOf(shape, mesh, shard, 2), IsError(ErrorCode::kInvalidArgument, "rank 2"));
-}
-
-TEST(PlacementTest, HugeSizesDoNotOverflow) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const DeviceMesh mesh, MeshOf({3}));
-  const Placement placements[] = {Placement::Shard(0)};
-  const Shape shape = {~uint64_t{0}};
-  uint64_t total = 0;
-  for (uint32_t rank = 0; rank < 3; ++rank) {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const Box box, LocalBox(shape, mesh, placements, rank));
-    EXPECT_EQ(box.offsets[0], total);
-    total += box.sizes[0];
-  }
-  EXPECT_EQ(total, shape[0]);
 }
 
 // Each element is held by the ranks of one replica group, all at the same local index.

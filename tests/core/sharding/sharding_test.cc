@@ -5,48 +5,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <array>
-
 #include "tests/support/result_matchers.h"
 
 namespace cairn::core {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 std::shared_ptr<const DeviceMesh> MeshOf(std::vector<DeviceMesh::Dim> dims) {
   return std::make_shared<const DeviceMesh>(*DeviceMesh::Make(std::move(dims)));
-}
-
-TEST(ShardingTest, StridedShardsAreSeveralBoxesOfOneLocalTensor) {
-  // 8 rows, sharded over tp = 2 after a split of 2: rank 0 holds rows 0, 1, 4, 5.
-  const Sharding sharding{.global_shape = {8, 3},
-                          .mesh = MeshOf({{"dp", 2}}),
-                          .placements = {Placement::StridedShard(0, 2)},
-                          .parts = {}};
-  std::array<uint8_t, 12> memory{};
-  const TensorView local{.dtype = DType::kUInt8,
-                         .shape = {4, 3},
-                         .data = reinterpret_cast<const std::byte*>(memory.data())};
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto pieces, ShardViewsOf(sharding, local, 0));
-  ASSERT_THAT(pieces, SizeIs(2));
-  EXPECT_EQ(pieces[0].box, (Box{{0, 0}, {2, 3}}));
-  EXPECT_EQ(pieces[1].box, (Box{{4, 0}, {2, 3}}));
-  EXPECT_EQ(pieces[1].view.data, local.data + 6);
-  EXPECT_EQ(pieces[1].view.shape, (Shape{2, 3}));
-}
-
-TEST(ShardingTest, EmptyShardsHaveNoBoxes) {
-  const Sharding sharding{.global_shape = {1},
-                          .mesh = MeshOf({{"dp", 2}}),
-                          .placements = {Placement::Shard(0)},
-                          .parts = {}};
-  CAIRN_ASSERT_OK_AND_ASSIGN(
-      const auto pieces,
-      ShardViewsOf(sharding, TensorView{.dtype = DType::kFloat32, .shape = {0}}, 1));
-  EXPECT_THAT(pieces, IsEmpty());
 }
 
 TEST(ShardingTest, LocalShapesThatDoNotFitAreRejected) {

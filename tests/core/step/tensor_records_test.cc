@@ -51,18 +51,6 @@ std::vector<std::byte> EncodeUnchecked(const TensorInfo& info) {
   return Bytes(builder);
 }
 
-TEST(TensorRecordTest, RoundTrips) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const TensorInfo info, DecodeTensor("a.b", EncodeTensor(Sample())));
-  EXPECT_EQ(info.fqn, "a.b");
-  EXPECT_EQ(info.dtype, DType::kBFloat16);
-  EXPECT_EQ(info.shape, (Shape{3, 4}));
-  EXPECT_EQ(info.nbytes, 24u);
-  EXPECT_EQ(info.alias_of, "a.owner");
-  EXPECT_EQ(info.alias_offset_bytes, 8u);
-  EXPECT_EQ(info.alias_strides, (std::vector<uint64_t>{1, 3}));
-  EXPECT_FALSE(info.hidden);
-}
-
 TEST(TensorRecordTest, HelperEncodesLikeTheProduct) {
   EXPECT_EQ(EncodeTensor(Sample()), EncodeUnchecked(Sample()));
 }

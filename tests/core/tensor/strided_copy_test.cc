@@ -9,23 +9,6 @@ namespace {
 
 using cairn::testing::SeededRandom;
 
-TEST(StridedCopyTest, GathersATransposedMatrix) {
-  const std::vector<uint16_t> memory = {0, 1, 2, 3, 4, 5};  // [2, 3]
-  const TensorView view{
-      DType::kInt16, {3, 2}, {1, 3}, reinterpret_cast<const std::byte*>(memory.data())};
-  std::vector<uint16_t> gathered(6);
-  GatherBytes(view, 0, std::as_writable_bytes(std::span(gathered)));
-  EXPECT_EQ(gathered, (std::vector<uint16_t>{0, 3, 1, 4, 2, 5}));
-}
-
-TEST(StridedCopyTest, GathersAnExpandedScalar) {
-  const uint32_t value = 0xdeadbeef;
-  const TensorView view{DType::kInt32, {4}, {0}, reinterpret_cast<const std::byte*>(&value)};
-  std::vector<uint32_t> gathered(4);
-  GatherBytes(view, 0, std::as_writable_bytes(std::span(gathered)));
-  EXPECT_EQ(gathered, std::vector<uint32_t>(4, value));
-}
-
 // By definition, element i of the row-major form is the one at sum(index * stride).
 TEST(StridedCopyTest, GatherMatchesTheNaiveReference) {
   SeededRandom random;

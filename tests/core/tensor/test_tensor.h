@@ -88,6 +88,19 @@ class StoreTest : public ::testing::Test {
     return target.bytes;
   }
 
+  /// Returns the chunks of the tensor; after a failure, none.
+  std::vector<ChunkInfo> Chunks(uint64_t step, const std::string& fqn = "w") {
+    auto chunks = store->Chunks(Step(step), fqn);
+    EXPECT_TRUE(testing::IsOk(chunks));
+    return chunks.value_or(std::vector<ChunkInfo>());
+  }
+  /// Returns the chunk of a tensor that has one.
+  ChunkInfo OnlyChunk(uint64_t step, const std::string& fqn = "w") {
+    const std::vector<ChunkInfo> chunks = Chunks(step, fqn);
+    EXPECT_EQ(chunks.size(), 1u);
+    return chunks.empty() ? ChunkInfo() : chunks.front();
+  }
+
   /// Returns the file that contains the extent.
   std::string FileOf(const kv::Extent& extent) {
     const auto snapshot = store->kv().Latest();
