@@ -7,7 +7,6 @@
 #include <hwy/targets.h>
 
 #include <cstring>
-#include <thread>
 
 #include "core/codec/internal/delta_encoder.h"
 #include "tests/core/delta/delta_fixture.h"

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
-
 #include "core/inspect/compare.h"
 #include "core/save/save_options.h"
 #include "tests/core/tensor/strided_fixture.h"
