@@ -1,12 +1,10 @@
 #include "core/save/internal/equal_chunks.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <string_view>
 #include <utility>
 
-#include "core/save/internal/tensor_payload.h"
 #include "core/step/internal/delta_chain.h"
 #include "core/step/internal/tensor_records.h"
 #include "kv/base/key.h"

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/save/internal/chunk_source.h"
+#include "core/save/internal/tensor_payload.h"
 #include "core/step/internal/lookup.h"
 #include "kv/base/chunk_record.h"
 #include "kv/base/digest.h"
