@@ -31,6 +31,13 @@ def browser():
     browser.close()
 
 
+@pytest.fixture(autouse=True)
+def blank_page(browser):
+    """No test sees messages of the page that another test has opened."""
+    browser.open("about:blank")
+    browser.console()
+
+
 @pytest.fixture(scope="module")
 def server(report_run):
     with live_server(report_run) as running:
@@ -38,7 +45,6 @@ def server(report_run):
 
 
 def open_view(browser, server, key=None):
-    browser.console()
     browser.resize(1280)
     browser.prefer("light")
     browser.open("about:blank")

@@ -23,6 +23,13 @@ def browser():
     browser.close()
 
 
+@pytest.fixture(autouse=True)
+def blank_page(browser):
+    """No test sees messages of the page that another test has opened."""
+    browser.open("about:blank")
+    browser.console()
+
+
 @pytest.fixture(scope="module")
 def page(report_run):
     """The page of the prepared run."""
