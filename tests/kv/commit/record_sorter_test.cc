@@ -77,24 +77,6 @@ TEST_F(RecordSorterTest, NothingIsSpilledThatFitsIntoMemory) {
   EXPECT_EQ(TableCount(), 0u);
 }
 
-TEST_F(RecordSorterTest, RecordsMayBeginInOrder) {
-  const Records records = SomeRecords(2000);
-  // As of one rank, and as of one rank and then another.
-  for (const int stride : {1, 2}) {
-    RecordSorter sorter(storage_, 1);
-    for (int first = 0; first < stride; ++first) {
-      int i = 0;
-      for (const auto& [key, value] : records) {
-        if (i++ % stride == first) {
-          CAIRN_ASSERT_OK(sorter.Add(key, value));
-        }
-      }
-    }
-    CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(sorter));
-    EXPECT_TRUE(read == records) << stride;
-  }
-}
-
 /// Adds chunks of a tensor as a run in memory. Their values are the bytes of the offsets.
 Result<void> AddRun(RecordSorter& sorter, const std::string& fqn, std::span<const uint64_t> offsets,
                     Records& records) {
@@ -147,20 +129,6 @@ TEST_F(RecordSorterTest, KeysWithoutANameAreSorted) {
 }
 
 // A rank adds the record of each tensor before those of its chunks.
-TEST_F(RecordSorterTest, ColumnsMayAlternate) {
-  RecordSorter sorter(storage_, 1);
-  Records records;
-  for (char name = 'a'; name <= 'z'; ++name) {
-    for (const Column column : {Column::kTensors, Column::kChunks}) {
-      const std::string key = TableKey(column, std::string(1, name));
-      records[key] = RandomBytes(1, 5);
-      CAIRN_ASSERT_OK(sorter.Add(key, records[key]));
-    }
-  }
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(sorter));
-  EXPECT_TRUE(read == records);
-}
-
 // A step has few tables, but the records of a large step are spilled to many.
 TEST_F(RecordSorterTest, SpilledRecordsAreMergedAndRemoved) {
   const Records records = SomeRecords(2000);

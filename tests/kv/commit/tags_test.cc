@@ -168,6 +168,11 @@ TEST(RootTagsTest, ATagOfAMissingStepIsDamage) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto object, internal::EncodeRoot(root));
   CAIRN_ASSERT_OK_AND_ASSIGN(const internal::Root decoded, internal::DecodeRoot(object));
   EXPECT_EQ(decoded.tags, root.tags);
+
+  root.tags = {{"best", 6}};
+  const auto refused = internal::EncodeRoot(root);  // which decodes what it returns
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_THAT(refused.error().message, ::testing::HasSubstr("readers would refuse it"));
 }
 
 // --- retention

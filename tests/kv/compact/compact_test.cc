@@ -148,32 +148,6 @@ TEST_F(CompactTest, MovesWhatStepsUse) {
   EXPECT_LE(static_cast<double>(SegmentBytes()), 1.2 * static_cast<double>(report.live_bytes));
 }
 
-TEST_F(CompactTest, CountsLiveBytesExactly) {
-  SaveAndDelete(10);
-  // What two steps share counts once. Extents are not split by a save, so ranges are enough.
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store_->Latest());
-  std::map<std::pair<uint64_t, uint64_t>, uint64_t> extents;
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, snapshot->Steps());
-  for (const StepInfo& step : steps) {
-    CAIRN_ASSERT_OK(
-        snapshot->Scan(Column::kChunks, step, "",
-                       [&](std::string_view, std::span<const std::byte> record) -> Result<bool> {
-                         CAIRN_TRY_ASSIGN(const auto all, internal::DecodeChunkExtents(record));
-                         all.ForEach([&](const Extent& extent) {
-                           auto& longest = extents[{extent.segment_id, extent.offset_bytes}];
-                           longest = std::max(longest, extent.length_bytes);
-                         });
-                         return true;
-                       }));
-  }
-  uint64_t live_bytes = 0;
-  for (const auto& [at, length_bytes] : extents) live_bytes += length_bytes;
-  EXPECT_EQ(Compact({.dry_run = true}).live_bytes, live_bytes);
-  const CompactReport done = Compact();
-  EXPECT_EQ(done.live_bytes, live_bytes);
-  EXPECT_EQ(Compact({.dry_run = true}).live_bytes, live_bytes);
-}
-
 TEST_F(CompactTest, TheSpaceOfSegmentsIsExact) {
   SaveAndDelete(20);
   Save(20, /*version=*/1);

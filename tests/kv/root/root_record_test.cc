@@ -56,24 +56,6 @@ void ExpectSameEntries(const std::vector<internal::StepEntryPtr>& a,
   for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(Same(*a[i], *b[i])) << i;
 }
 
-TEST(RootRecordTest, RootIsDecodedAsItWasEncoded) {
-  const Root root = SampleRoot();
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto object, EncodeRoot(root));
-
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Root decoded, DecodeRoot(object));
-
-  EXPECT_EQ(decoded.number, root.number);
-  EXPECT_EQ(decoded.commit_id, root.commit_id);
-  EXPECT_EQ(decoded.predecessor, root.predecessor);
-  EXPECT_EQ(decoded.store_uuid, root.store_uuid);
-  EXPECT_EQ(decoded.epoch, root.epoch);
-  EXPECT_EQ(decoded.writer, root.writer);
-  EXPECT_EQ(decoded.created_unix_ns, root.created_unix_ns);
-  EXPECT_EQ(decoded.pages, root.pages);
-  EXPECT_EQ(decoded.removed, root.removed);
-  ExpectSameEntries(decoded.recent, root.recent);
-}
-
 TEST(RootRecordTest, PageIsDecodedAsItWasEncoded) {
   std::mt19937_64 random(2);
   std::vector<internal::StepEntryPtr> entries;
