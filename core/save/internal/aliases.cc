@@ -116,9 +116,6 @@ Result<std::vector<PlannedTensor>> PlanTensors(std::span<const NamedTensor> tens
     std::ranges::sort(group, {}, [&](size_t i) -> const std::string& { return tensors[i].fqn; });
     planner.Plan(group);
   }
-  // std::string compares bytes, so this is the order of kv::FqnKey.
-  std::ranges::sort(planned, {},
-                    [](const PlannedTensor& p) -> const std::string& { return p.info.fqn; });
   return planned;
 }
 

@@ -23,7 +23,7 @@ struct PlannedTensor {
   TensorView source;  // empty for aliases
 };
 
-/// Decides owners and aliases, and returns all tensors in key order. In a group of tensors that
+/// Decides owners and aliases, and returns all tensors in any order. In a group of tensors that
 /// overlap in memory, the first tensor by FQN that is row-major and covers all memory of the group
 /// owns the bytes. If there is none, a hidden uint8 tensor "<first FQN>.__storage__" owns them.
 /// kInvalidArgument: a tensor without memory, or of impossible size; names the key.

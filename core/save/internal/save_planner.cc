@@ -116,6 +116,7 @@ Result<SavePlan> SavePlanner::Plan(const StateDict& state) {
   CAIRN_TRY(SetReplicatedGroup());
   CAIRN_TRY_ASSIGN(std::vector<LeafTensor> leaves, ReadLeaves(state));
   std::vector<NamedTensor> replicated;
+  replicated.reserve(leaves.size());
   std::vector<const LeafTensor*> sharded;
   for (LeafTensor& leaf : leaves) {
     if (leaf.sharding == nullptr) {
@@ -128,6 +129,8 @@ Result<SavePlan> SavePlanner::Plan(const StateDict& state) {
   std::ranges::sort(sharded, {},
                     [](const LeafTensor* leaf) -> const std::string& { return leaf->named.fqn; });
   CAIRN_TRY_ASSIGN(std::vector<PlannedTensor> planned, PlanTensors(replicated));
+  plan_.tensors.reserve(planned.size() + sharded.size());
+  plan_.shards.reserve(planned.size());
   for (PlannedTensor& tensor : planned) CAIRN_TRY(AddReplicated(std::move(tensor)));
   for (const LeafTensor* leaf : sharded) {
     Result<void> added = AddSharded(*leaf);
@@ -158,6 +161,7 @@ Result<void> SavePlanner::SetReplicatedGroup() {
 Result<std::vector<SavePlanner::LeafTensor>> SavePlanner::ReadLeaves(const StateDict& state) {
   CAIRN_TRY_ASSIGN(const std::vector<Leaf> leaves, state.Leaves());
   std::vector<LeafTensor> tensors;
+  tensors.reserve(leaves.size());
   for (size_t i = 0; i < leaves.size(); ++i) {
     if (!IsTensor(state.tree.nodes[leaves[i].node].kind)) continue;
     const uint32_t slot = state.slot[i];
@@ -239,6 +243,7 @@ Result<void> SavePlanner::AddShard(ShardView held, const ReplicaGroup& group) {
 }
 
 void SavePlanner::Sort() {
+  // std::string compares bytes, so this is the order of kv::FqnKey.
   const std::vector<size_t> order = SortedOrder(
       plan_.tensors.size(), [&](size_t i) -> const std::string& { return plan_.tensors[i].fqn; });
   std::vector<size_t> sorted_index(order.size());  // by the index before
