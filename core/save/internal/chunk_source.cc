@@ -19,8 +19,8 @@ PlannedChunk& ChunkSource::Peek() {
 }
 
 PlannedChunk ChunkSource::Take() {
-  PlannedChunk chunk = std::move(Peek());
-  current_.reset();
+  CAIRN_CHECK(!done());
+  PlannedChunk chunk = current_ ? *std::exchange(current_, std::nullopt) : Make();
   if (++at_ == chunks_.size()) NextTensor();
   return chunk;
 }
