@@ -112,14 +112,20 @@ struct Float64 {
   }
 };
 
+// Widens the elements from `begin` on.
 template <class From>
-void WidenBlock(const std::byte* source, std::byte* wide, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
+void WidenFrom(size_t begin, const std::byte* source, std::byte* wide, size_t count) {
+  for (size_t i = begin; i < count; ++i) {
     typename From::Bits bits;
     std::memcpy(&bits, source + i * sizeof(bits), sizeof(bits));
     const uint32_t widened = From::Widen(bits);
     std::memcpy(wide + i * sizeof(widened), &widened, sizeof(widened));
   }
+}
+
+template <class From>
+void WidenBlock(const std::byte* source, std::byte* wide, size_t count) {
+  WidenFrom<From>(0, source, wide, count);
 }
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
@@ -139,12 +145,7 @@ void WidenBlock<Float16>(const std::byte* source, std::byte* wide, size_t count)
     const auto numbers = hn::PromoteTo(d, hn::BitCast(half, hn::LoadU(half_bytes, from)));
     hn::StoreU(hn::BitCast(bytes, numbers), bytes, reinterpret_cast<uint8_t*>(wide + i * 4));
   }
-  for (size_t i = in_vectors; i < count; ++i) {
-    uint16_t bits;
-    std::memcpy(&bits, source + i * sizeof(bits), sizeof(bits));
-    const uint32_t widened = Float16::Widen(bits);
-    std::memcpy(wide + i * sizeof(widened), &widened, sizeof(widened));
-  }
+  WidenFrom<Float16>(in_vectors, source, wide, count);
 }
 #endif
 

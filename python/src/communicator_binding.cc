@@ -172,14 +172,14 @@ Result<void> CommunicatorBinding::RunWatched(SignalWatch& watch,
     call();
   });
   std::future<void> result = task.get_future();
-  CAIRN_TRY_ASSIGN(std::thread thread, kv::StartThread("a call of all ranks", std::move(task)));
-  const CommunicatorBinding* const outer = std::exchange(waits_for, this);
   {
     const std::lock_guard alive(life_mutex_);
-    watches_.push_back(&watch);
+    watches_.push_back(&watch);  // may throw, so before there is a thread
   }
+  auto started = kv::StartThread("a call of all ranks", std::move(task));
+  const CommunicatorBinding* const outer = std::exchange(waits_for, this);
   bool is_interrupted = false;
-  while (!watch.AwaitEnd()) {
+  while (started && !watch.AwaitEnd()) {
     if (is_interrupted) continue;
     WatchRanks();
     if (watch.Check()) continue;
@@ -191,8 +191,9 @@ Result<void> CommunicatorBinding::RunWatched(SignalWatch& watch,
     std::erase(watches_, &watch);
   }
   waits_for = outer;
+  if (!started) return Fail(std::move(started).error());
   // The call borrows memory of the caller, so it must end before this returns.
-  thread.join();
+  started->join();
   // The other ranks notice a failure over NCCL only when the connections close.
   const bool has_failed = [&] {
     const std::lock_guard alive(life_mutex_);
