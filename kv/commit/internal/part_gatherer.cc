@@ -1,7 +1,7 @@
-// Parts are taken in waves of consecutive ranks. In the background, the parts of a wave are
-// fetched, in the order of the ranks, and then decompressed, verified and sorted in one batch per
-// core (rank_batch.h), while the calling thread adds the batches of the wave before to the step. It
-// decodes a part itself that is too large for one batch, piece by piece.
+// Each worker takes the parts of consecutive ranks as a batch, again and again: it fetches them while
+// no other worker fetches, decompresses, verifies and sorts them (rank_batch.h), and adds the batch
+// to the step when the batches before have been added. A part that is too large for one batch is
+// decoded piece by piece at that time.
 
 #include "kv/commit/internal/part_gatherer.h"
 
@@ -11,13 +11,12 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <future>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "kv/base/div.h"
+#include "kv/base/catch_exhaustion.h"
+#include "kv/base/mutex.h"
 #include "kv/commit/internal/part_file.h"
 #include "kv/commit/internal/rank_batch.h"
 #include "kv/commit/internal/rank_parts.h"
@@ -30,92 +29,88 @@
 namespace cairn::kv::internal {
 namespace {
 
-constexpr size_t kBatchBytes = 1 << 20;          // about; a wave has at least one part
-constexpr size_t kMaxBatch = 64;                 // parts
+constexpr char kWhat[] = "the parts of the ranks";
+constexpr size_t kBatchBytes = 1 << 20;          // about; a batch has at least one part
+constexpr size_t kMaxBatch = 256;                // parts
 constexpr uint64_t kMaxDecodedBytes = 32 << 20;  // limit of a batch that is decoded at once
 constexpr uint64_t kPieceBytes = 4 << 20;        // size of the pieces of a larger part
 
-/// Memory: two waves, each of about 1 MiB of parts per core and their records; or two parts, if
-/// parts are larger than that. Threads: one.
+/// Memory: per worker about 1 MiB of parts and their records, or one part if it is larger.
+/// Threads: one.
 class PartGatherer {
  public:
   PartGatherer(StepAttempt& attempt, RankRecords& others)
       : attempt_(attempt), storage_(*attempt.store->storage), others_(others) {}
-  /// Cancels what is done in the background, and waits for it.
-  ~PartGatherer() { is_cancelled_ = true; }
-  PartGatherer(const PartGatherer&) = delete;
-  PartGatherer& operator=(const PartGatherer&) = delete;
 
-  /// Adds the parts of all ranks but 0. Call once.
+  /// Adds the parts of all ranks but 0. Returns the error of the lowest rank. Call once.
   Result<void> AddAll() {
-    Begin(1);  // one part, which shows how large parts are
-    while (loading_.valid()) {
-      CAIRN_TRY_ASSIGN(Wave wave, loading_.get());
-      size_t count = 0;
-      size_t largest = 1;
-      for (const Batch& batch : wave) {
-        count += batch.parts.size();
-        for (const auto& part : batch.parts) largest = std::max(largest, part.size());
-      }
-      // Later parts may be larger than those so far, so waves grow slowly.
-      const size_t per_batch = std::min(kMaxBatch, kBatchBytes / largest);
-      Begin(std::clamp<size_t>(threads_ * per_batch, 1, 2 * count));
-      for (Batch& batch : wave) {
-        CAIRN_TRY(AddBatch(batch));
-        batch.records->Clear();
-        unused_.push_back(std::move(batch.records));
-      }
-    }
-    return {};
+    return RunOnThreads(WorkerThreads(), kWhat, [this](size_t) { return Work(); });
   }
 
  private:
   /// The parts of consecutive ranks.
   struct Batch {
+    uint64_t number = 0;
     uint32_t first = 0;
     std::vector<std::vector<std::byte>> parts;
-    std::unique_ptr<RankBatch> records;
     bool is_decoded = false;  // otherwise the parts are too large
   };
-  using Wave = std::vector<Batch>;
 
-  /// Begins to load the parts of the next `count` ranks in the background, unless there are none.
-  void Begin(size_t count) {
-    const uint32_t world_size = attempt_.options.world_size;
-    const uint32_t end =
-        next_rank_ + static_cast<uint32_t>(std::min<size_t>(count, world_size - next_rank_));
-    const auto per_batch = static_cast<uint32_t>(DivCeil(end - next_rank_, threads_));
-    Wave wave;
-    while (next_rank_ < end) {
-      if (unused_.empty()) {
-        unused_.push_back(std::make_unique<RankBatch>(attempt_.attempt, attempt_.store->epoch));
+  /// Adds batches until there are none. Returns the first error, unless another worker has it.
+  Result<void> Work() {
+    RankBatch records(attempt_.attempt, attempt_.store->epoch);
+    while (true) {
+      Batch batch;
+      Result<void> done;
+      {
+        const MutexLock lock(fetch_mutex_);
+        if (next_rank_ == attempt_.options.world_size) return {};
+        batch.number = batch_count_++;
+        batch.first = next_rank_;
+        done = CatchExhaustion(kWhat, [&] { return Fetch(batch); });
       }
-      Batch& batch = wave.emplace_back();
-      batch.first = next_rank_;
-      batch.parts.resize(std::min(per_batch, end - next_rank_));
-      batch.records = std::move(unused_.back());
-      unused_.pop_back();
-      next_rank_ += static_cast<uint32_t>(batch.parts.size());
+      if (done) done = CatchExhaustion(kWhat, [&] { return DecodeUnlessLarge(batch, records); });
+      AwaitTurn(batch.number);
+      if (is_cancelled_) return EndTurn({});
+      if (done) done = CatchExhaustion(kWhat, [&] { return AddBatch(batch, records); });
+      CAIRN_TRY(EndTurn(std::move(done)));
+      records.Clear();
     }
-    if (wave.empty()) return;
-    // Deferred if the system has no more threads.
-    loading_ =
-        std::async(std::launch::async | std::launch::deferred,
-                   [this, wave = std::move(wave)]() mutable { return Load(std::move(wave)); });
   }
 
-  Result<Wave> Load(Wave wave) const {
-    const uint32_t first = wave.front().first;
-    const size_t per_batch = wave.front().parts.size();
-    const size_t count = wave.back().first - first + wave.back().parts.size();
-    CAIRN_TRY(ForEachRequest(storage_, count, [&](size_t i) -> Result<void> {
-      CAIRN_TRY_ASSIGN(wave[i / per_batch].parts[i % per_batch],
-                       AwaitPart(first + static_cast<uint32_t>(i)));
+  /// Waits until the batches before this one have ended.
+  void AwaitTurn(uint64_t number) {
+    const MutexLock lock(turn_mutex_);
+    while (turn_ != number) turn_changed_.Wait(turn_mutex_);
+  }
+
+  /// Ends a batch. An error cancels those that follow. Returns `result`.
+  Result<void> EndTurn(Result<void> result) {
+    {
+      const MutexLock lock(turn_mutex_);
+      if (!result) is_cancelled_ = true;
+      ++turn_;
+    }
+    turn_changed_.NotifyAll();
+    return result;
+  }
+
+  /// Fetches the parts of the next ranks. Later parts may be larger than those so far, so batches
+  /// grow slowly.
+  Result<void> Fetch(Batch& batch) CAIRN_REQUIRES(fetch_mutex_) {
+    const size_t most = std::min(kMaxBatch, kBatchBytes / largest_part_bytes_);
+    const size_t count = std::min(std::max<size_t>(most, 1), std::max<size_t>(2 * last_count_, 1));
+    last_count_ = std::min<size_t>(count, attempt_.options.world_size - batch.first);
+    next_rank_ += static_cast<uint32_t>(last_count_);
+    batch.parts.resize(last_count_);
+    CAIRN_TRY(ForEachRequest(storage_, last_count_, [&](size_t i) -> Result<void> {
+      CAIRN_TRY_ASSIGN(batch.parts[i], AwaitPart(batch.first + static_cast<uint32_t>(i)));
       return {};
     }));
-    CAIRN_TRY(RunOnThreads(wave.size(), "the parts of the ranks",
-                           [&](size_t i) { return DecodeUnlessLarge(wave[i]); }));
-    return wave;
+    for (const auto& part : batch.parts) {
+      largest_part_bytes_ = std::max(largest_part_bytes_, part.size());
+    }
+    return {};
   }
 
   /// Returns the part. Returns the failure of a rank, or kUnavailable if the part is missing at the
@@ -150,7 +145,7 @@ class PartGatherer {
                  .step = attempt_.step};
   }
 
-  Result<void> DecodeUnlessLarge(Batch& batch) const {
+  Result<void> DecodeUnlessLarge(Batch& batch, RankBatch& records) const {
     uint64_t decoded_bytes = 0;
     bool is_large = false;
     for (const auto& part : batch.parts) {
@@ -159,13 +154,12 @@ class PartGatherer {
     }
     if (is_large || decoded_bytes > kMaxDecodedBytes) return {};
     batch.is_decoded = true;
-    return Decode(batch, [](RankBatch&) { return Result<void>(); });
+    return Decode(batch, records, [] { return Result<void>(); });
   }
 
   /// Verifies the parts and collects their records. Calls `collected` after each record.
   template <typename Collected>
-  Result<void> Decode(Batch& batch, const Collected& collected) const {
-    RankBatch& records = *batch.records;
+  Result<void> Decode(const Batch& batch, RankBatch& records, const Collected& collected) const {
     for (size_t i = 0; i < batch.parts.size(); ++i) {
       const uint32_t rank = batch.first + static_cast<uint32_t>(i);
       records.BeginPart(rank);
@@ -173,15 +167,15 @@ class PartGatherer {
                                 attempt_.HeaderOf(rank),
                                 [&](const RecordView& record) -> Result<void> {
                                   CAIRN_TRY(records.Add(record));
-                                  return collected(records);
+                                  return collected();
                                 }));
     }
     return records.Finish();
   }
 
-  Result<void> AddBatch(Batch& batch) {
+  Result<void> AddBatch(const Batch& batch, RankBatch& records) {
     if (!batch.is_decoded) {
-      CAIRN_TRY(Decode(batch, [&](RankBatch& records) -> Result<void> {
+      CAIRN_TRY(Decode(batch, records, [&]() -> Result<void> {
         if (records.size_bytes() < kPieceBytes) return {};
         CAIRN_TRY(records.Finish());
         CAIRN_TRY(AddRecords(records));
@@ -189,7 +183,7 @@ class PartGatherer {
         return {};
       }));
     }
-    return AddRecords(*batch.records);
+    return AddRecords(records);
   }
 
   Result<void> AddRecords(RankBatch& records) {
@@ -218,12 +212,17 @@ class PartGatherer {
   StepAttempt& attempt_;
   Storage& storage_;
   RankRecords& others_;
-  const size_t threads_ = WorkerThreads();
-  std::vector<std::unique_ptr<RankBatch>> unused_;
-  uint32_t next_rank_ = 1;  // the first one whose part is not being loaded yet
   std::atomic<bool> is_cancelled_ = false;
-  std::future<Result<Wave>> loading_;  // The last member: its destructor waits for the threads,
-                                       // which use the others.
+
+  Mutex fetch_mutex_;
+  uint32_t next_rank_ CAIRN_GUARDED_BY(fetch_mutex_) = 1;
+  uint64_t batch_count_ CAIRN_GUARDED_BY(fetch_mutex_) = 0;
+  size_t last_count_ CAIRN_GUARDED_BY(fetch_mutex_) = 0;          // parts of the last batch
+  size_t largest_part_bytes_ CAIRN_GUARDED_BY(fetch_mutex_) = 1;  // so far
+
+  Mutex turn_mutex_;
+  CondVar turn_changed_;
+  uint64_t turn_ CAIRN_GUARDED_BY(turn_mutex_) = 0;  // the number of the batch that is added
 };
 
 }  // namespace
