@@ -15,42 +15,12 @@
 
 namespace cairn::core {
 
-struct SaveHandle::State {
-  Mutex mutex;
-  CondVar changed;
-  std::optional<Result<SaveReport>> result CAIRN_GUARDED_BY(mutex);
-  std::shared_ptr<const internal::StagedPoint> staged;  // shared with the save; null: no wait
-};
-
 void SaveHandle::WaitStaged() const {
-  if (state_->staged != nullptr) (void)state_->staged->Await();  // Wait returns an error
+  if (staged_ != nullptr) (void)staged_->Await();  // Wait returns an error
 }
 
 Result<void> SaveHandle::MakeStreamWait(const DeviceStream& stream) const {
-  return state_->staged == nullptr ? Result<void>() : state_->staged->MakeStreamWait(stream);
-}
-
-Result<SaveReport> SaveHandle::Wait() const {
-  State& state = *state_;
-  const MutexLock lock(state.mutex);
-  while (!state.result) state.changed.Wait(state.mutex);
-  return *state.result;
-}
-
-bool SaveHandle::WaitFor(std::chrono::milliseconds timeout) const {
-  State& state = *state_;
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
-  const MutexLock lock(state.mutex);
-  while (!state.result) {
-    if (!state.changed.WaitUntil(state.mutex, deadline)) break;
-  }
-  return state.result.has_value();
-}
-
-bool SaveHandle::done() const {
-  State& state = *state_;
-  const MutexLock lock(state.mutex);
-  return state.result.has_value();
+  return staged_ == nullptr ? Result<void>() : staged_->MakeStreamWait(stream);
 }
 
 class AsyncSaver::Impl {
@@ -66,8 +36,7 @@ class AsyncSaver::Impl {
     if (worker_.joinable()) worker_.join();
   }
 
-  Result<std::shared_ptr<SaveHandle::State>> Save(uint64_t step, const StateDict& state,
-                                                  const SaveOptions& options) {
+  Result<SaveHandle> Save(uint64_t step, const StateDict& state, const SaveOptions& options) {
     {
       const MutexLock lock(mutex_);
       while (task_) changed_.Wait(mutex_);
@@ -78,9 +47,9 @@ class AsyncSaver::Impl {
       if (task.last != nullptr) store_->RememberSave(std::move(task.last), false);
       return Fail(store_->Abort(task.attempt, std::move(begun).error()));
     }
-    auto handle = std::make_shared<SaveHandle::State>();
-    if (task.device != nullptr) handle->staged = task.device->staged_point();
-    task.handle = handle;
+    SaveHandle handle;
+    handle.result_ = task.result.get_future().share();
+    if (task.device != nullptr) handle.staged_ = task.device->staged_point();
     const MutexLock lock(mutex_);
     task_ = std::move(task);
     changed_.NotifyAll();
@@ -96,7 +65,7 @@ class AsyncSaver::Impl {
     internal::SavePlan plan;                       // its shards in host memory are staged
     std::unique_ptr<internal::DeviceSave> device;  // null: no tensors in device memory
     SaveOptions options;
-    std::shared_ptr<SaveHandle::State> handle;  // shared by the worker and the caller's handle
+    std::promise<Result<SaveReport>> result;
   };
 
   // Plans the task and stages what it writes.
@@ -172,18 +141,13 @@ class AsyncSaver::Impl {
       std::optional<internal::DeviceSave::Reservation> reservation;
       if (task.device != nullptr) reservation = task.device->reservation();
       task.device.reset();  // after a failed save: ends the waits for its StagedPoint
-      const auto handle = task.handle;
+      std::promise<Result<SaveReport>> promise = std::move(task.result);
       lock.Lock();
       // The saver is ready for the next save before this one is reported as done, so that a caller
       // that has waited for the handle can save at once.
       task_.reset();
       changed_.NotifyAll();
-      {
-        SaveHandle::State& done = *handle;
-        const MutexLock done_lock(done.mutex);
-        done.result = std::move(result);
-        done.changed.NotifyAll();
-      }
+      promise.set_value(std::move(result));
       if (!reservation) continue;
       // Locks pages for the next save, until that save begins and locks what it still needs.
       while (!stop_ && !task_) {
@@ -213,9 +177,7 @@ AsyncSaver::~AsyncSaver() = default;
 
 Result<SaveHandle> AsyncSaver::Save(uint64_t step, const StateDict& state,
                                     const SaveOptions& options) {
-  SaveHandle handle;
-  CAIRN_TRY_ASSIGN(handle.state_, impl_->Save(step, state, options));
-  return handle;
+  return impl_->Save(step, state, options);
 }
 
 uint64_t AsyncSaver::staging_bytes() const { return impl_->staging_bytes(); }

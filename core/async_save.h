@@ -9,11 +9,16 @@
 ///   CAIRN_TRY_ASSIGN(report, handle.Wait());  // from here on step 200 is durable
 
 #include <chrono>
+#include <future>
 #include <memory>
 
 #include "core/checkpoint_store.h"
 
 namespace cairn::core {
+
+namespace internal {
+class StagedPoint;
+}
 
 /// A save that is running or has ended. Copies refer to the same save. Threads: all members may be
 /// called from any thread.
@@ -29,15 +34,17 @@ class SaveHandle {
   /// returned by Wait only.
   Result<void> MakeStreamWait(const DeviceStream& stream) const;
   /// Waits until the step is durable or the save has failed. Repeated calls return the same result.
-  Result<SaveReport> Wait() const;
+  Result<SaveReport> Wait() const { return result_.get(); }
   /// Waits until the save has ended, but at most `timeout`. Returns false if it is still running.
-  bool WaitFor(std::chrono::milliseconds timeout) const;
-  bool done() const;
+  bool WaitFor(std::chrono::milliseconds timeout) const {
+    return result_.wait_for(timeout) == std::future_status::ready;
+  }
+  bool done() const { return WaitFor(std::chrono::milliseconds(0)); }
 
  private:
   friend class AsyncSaver;
-  struct State;
-  std::shared_ptr<State> state_;  // shared with the saver until the save ends, and with copies
+  std::shared_future<Result<SaveReport>> result_;
+  std::shared_ptr<const internal::StagedPoint> staged_;  // shared with the save; null: no wait
 };
 
 /// Ownership: owns one worker thread and the staging memory; borrows the store, which must outlive

@@ -165,10 +165,8 @@ Result<void> ChunkReader::ReadBatch() {
     }
   }
   CAIRN_TRY(ReadPageDigests(partial));
-  // Alternates: one memory is for the group whose parts are read, the other for the next group.
-  auto begin_deltas = [this, turn = size_t{0}](std::span<const ReadPart> parts) mutable {
-    StoredDeltaMemory& memory = delta_memory_[turn++ % 2];
-    return std::async([this, parts, &memory] { return ReadDeltasOf(parts, memory); });
+  const auto begin_deltas = [this](std::span<const ReadPart> parts) {
+    return std::async([this, parts] { return ReadDeltasOf(parts); });
   };
   std::span<ReadPart> rest(batch_);
   std::span<ReadPart> group = TakeGroup(rest);
@@ -191,9 +189,7 @@ std::span<ChunkReader::ReadPart> ChunkReader::TakeGroup(std::span<ReadPart>& res
   size_t end = 0;
   while (end < rest.size() && delta_bytes <= group_bytes_) {
     const std::shared_ptr<Job>& job = rest[end].job;
-    // Deltas of a chunk with one part are parsed when this arrives, and dropped at once.
-    delta_bytes +=
-        rest[end].is_complete_chunk() ? StoredDeltaBytes(job->chunk) : DeltaCost(job->chunk);
+    delta_bytes += DeltaCost(job->chunk);
     while (end < rest.size() && rest[end].job == job) ++end;
   }
   if (delta_bytes > 0) group_bytes_ = std::min(2 * group_bytes_, kMaxDeltaBytes);
@@ -202,16 +198,15 @@ std::span<ChunkReader::ReadPart> ChunkReader::TakeGroup(std::span<ReadPart>& res
   return group;
 }
 
-Result<uint64_t> ChunkReader::ReadDeltasOf(std::span<const ReadPart> parts,
-                                           StoredDeltaMemory& memory) const {
+Result<uint64_t> ChunkReader::ReadDeltasOf(std::span<const ReadPart> parts) const {
   std::vector<DeltaRead> reads;
   for (const ReadPart& part : parts) {
     Job& job = *part.job;
-    if (job.chunk.deltas.empty() || !job.stored_deltas.empty()) continue;  // or read before
+    if (job.chunk.deltas.empty() || !job.deltas.empty()) continue;  // or read before
     if (!reads.empty() && reads.back().chunk == &job.chunk) continue;
-    reads.push_back({.fqn = &job.fqn, .chunk = &job.chunk, .stored = &job.stored_deltas});
+    reads.push_back({.fqn = &job.fqn, .chunk = &job.chunk, .chain = &job.deltas});
   }
-  return reads.empty() ? Result<uint64_t>(0) : ReadStoredDeltas(view_, reads, memory);
+  return reads.empty() ? Result<uint64_t>(0) : ReadDeltas(view_, reads);
 }
 
 Result<void> ChunkReader::ReadPageDigests(std::span<const std::shared_ptr<Job>> jobs) {
@@ -263,7 +258,6 @@ Result<void> ChunkReader::ReadParts(std::span<const ReadPart> parts) {
   std::optional<Mismatch> mismatch;
   {
     const MutexLock lock(mutex_);
-    if (wrong_delta_) return Fail(*std::exchange(wrong_delta_, std::nullopt));
     mismatch = std::exchange(mismatch_, std::nullopt);
   }
   // Finding the page takes another read, which must not begin inside this one.
@@ -275,9 +269,8 @@ Result<void> ChunkReader::ReadParts(std::span<const ReadPart> parts) {
 
 Result<std::span<const std::byte>> ChunkReader::Decode(const ReadPart& part,
                                                        std::span<const std::byte> stored) {
-  Job& job = *part.job;
+  const Job& job = *part.job;
   if (job.chunk.deltas.empty()) return stored;
-  CAIRN_TRY(ParseDeltas(job));
   std::span<std::byte> target(part.target, stored.size());
   if (part.target == nullptr) {  // lent memory must not be changed
     thread_local std::vector<std::byte> copy;
@@ -285,57 +278,40 @@ Result<std::span<const std::byte>> ChunkReader::Decode(const ReadPart& part,
     target = copy;
   }
   const uint64_t first_page = part.begin_bytes / kv::kPageBytes;
-  const Result<void> applied = job.deltas->ApplyAll(first_page, target);
-  if (part.is_complete_chunk()) job.deltas = DeltaChain();
+  const Result<void> applied = job.deltas.ApplyAll(first_page, target);
   if (!applied) CAIRN_TRY(RecordMismatch({.job = part.job, .page = first_page}));
   return target;
 }
 
-Result<void> ChunkReader::ParseDeltas(Job& job) {
-  std::call_once(job.deltas_flag, [&] {
-    job.deltas = DeltaChain::Parse(view_, job.fqn, job.chunk, job.stored_deltas);
-  });
-  if (job.deltas) return {};
-  const MutexLock lock(mutex_);
-  if (!wrong_delta_) wrong_delta_ = job.deltas.error();
-  return Fail(job.deltas.error());
-}
-
 Result<void> ChunkReader::OnRead(const ReadPart& part, std::span<const std::byte> stored) {
   CAIRN_TRY_ASSIGN(const std::span<const std::byte> bytes, Decode(part, stored));
-  CAIRN_TRY(part.job->is_complete ? CheckComplete(part, bytes) : CheckPages(part, bytes));
+  CAIRN_TRY(Verify(part, bytes));
   if (part.target == nullptr) part.job->region->CopyFrom(bytes, part.begin_bytes);
   return progress_.Add(bytes.size());
 }
 
-Result<void> ChunkReader::CheckComplete(const ReadPart& part, std::span<const std::byte> bytes) {
+Result<void> ChunkReader::Verify(const ReadPart& part, std::span<const std::byte> bytes) {
   Job& job = *part.job;
   const uint64_t length = job.chunk.length_bytes();
-  if (bytes.size() == length) {
-    if (kv::PayloadDigest(bytes) == job.chunk.digest) return {};
-    kv::AppendPageDigests(bytes, job.computed);
-    return RecordMismatch({.job = part.job});
+  if (job.is_complete && bytes.size() == length && kv::PayloadDigest(bytes) == job.chunk.digest) {
+    return {};
   }
-  uint64_t page = part.begin_bytes / kv::kPageBytes;
-  for (uint64_t at = 0; at < bytes.size(); at += kv::kPageBytes) {
-    job.computed[page++] =
-        kv::PageDigest(bytes.subspan(at, std::min<uint64_t>(kv::kPageBytes, bytes.size() - at)));
+  std::vector<uint64_t> page_digests;
+  kv::AppendPageDigests(bytes, page_digests);
+  const uint64_t first_page = part.begin_bytes / kv::kPageBytes;
+  if (!job.is_complete) {
+    const auto wrong =
+        std::ranges::mismatch(page_digests, std::span(job.stored).subspan(first_page));
+    if (wrong.in1 == page_digests.end()) return {};
+    const auto page = static_cast<uint64_t>(wrong.in1 - page_digests.begin());
+    return RecordMismatch({.job = part.job, .page = first_page + page});
   }
+  if (job.computed.empty()) job.computed.resize(page_digests.size());  // the only part
+  std::ranges::copy(page_digests, job.computed.begin() + static_cast<ptrdiff_t>(first_page));
   // The thread that reads the last bytes sees the digests of all other threads.
   if (job.missing_bytes.fetch_sub(bytes.size()) != bytes.size()) return {};
   if (kv::RootDigest(job.computed, length) == job.chunk.digest) return {};
   return RecordMismatch({.job = part.job});
-}
-
-Result<void> ChunkReader::CheckPages(const ReadPart& part, std::span<const std::byte> bytes) {
-  uint64_t page = part.begin_bytes / kv::kPageBytes;
-  for (uint64_t at = 0; at < bytes.size(); at += kv::kPageBytes, ++page) {
-    const uint64_t page_digest =
-        kv::PageDigest(bytes.subspan(at, std::min<uint64_t>(kv::kPageBytes, bytes.size() - at)));
-    if (page_digest != part.job->stored[page])
-      return RecordMismatch({.job = part.job, .page = page});
-  }
-  return {};
 }
 
 Result<void> ChunkReader::RecordMismatch(Mismatch mismatch) {

@@ -12,12 +12,10 @@
 ///
 /// If a chunk has deltas, its parts are read from the earlier version. ReadAll() divides a batch
 /// into groups of such chunks. It reads the deltas of a group while it reads the parts of the group
-/// before it. The thread that receives a part parses the deltas of its chunk, unless another one
-/// has done so, and applies them before it verifies the part.
+/// before it. The thread that receives a part applies the deltas before it verifies the part.
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -88,9 +86,7 @@ class ChunkReader {
     std::optional<StridedRegion> region;  // empty: the target is contiguous
     bool is_complete = false;      // all pages are read, so that the stored digests are not needed
     std::vector<uint64_t> stored;  // page digests, unless complete; read with the first batch
-    StoredDeltas stored_deltas;    // deltas of the chunk; read with the first group that has a part
-    std::once_flag deltas_flag;    // deltas is set, by the first part of this group that arrives
-    Result<DeltaChain> deltas;
+    DeltaChain deltas;             // deltas of the chunk; read with the first group that has a part
     std::vector<uint64_t> computed;           // page digests, if complete and in several parts
     std::atomic<uint64_t> missing_bytes = 0;  // not read yet, if complete
   };
@@ -126,7 +122,7 @@ class ChunkReader {
   /// Returns the next group of parts and removes it from `rest`. All parts of a job are in it.
   std::span<ReadPart> TakeGroup(std::span<ReadPart>& rest);
   /// Reads the deltas that the parts need, if those are not read yet. Returns the bytes.
-  Result<uint64_t> ReadDeltasOf(std::span<const ReadPart> parts, StoredDeltaMemory& memory) const;
+  Result<uint64_t> ReadDeltasOf(std::span<const ReadPart> parts) const;
   Result<void> ReadParts(std::span<const ReadPart> parts);
   /// Applies deltas to a part, verifies and scatters it. Threads: any.
   Result<void> OnRead(const ReadPart& part, std::span<const std::byte> stored);
@@ -134,10 +130,7 @@ class ChunkReader {
   /// memory of this thread that is valid until its next call.
   Result<std::span<const std::byte>> Decode(const ReadPart& part,
                                             std::span<const std::byte> stored);
-  /// Parses the deltas of the job, unless another thread has done so.
-  Result<void> ParseDeltas(Job& job);
-  Result<void> CheckComplete(const ReadPart& part, std::span<const std::byte> bytes);
-  Result<void> CheckPages(const ReadPart& part, std::span<const std::byte> bytes);
+  Result<void> Verify(const ReadPart& part, std::span<const std::byte> bytes);
   /// Keeps the first mismatch and returns an error, which ends the reading.
   Result<void> RecordMismatch(Mismatch mismatch);
   /// Returns the error that names the page, file and offset.
@@ -148,19 +141,17 @@ class ChunkReader {
   const StepView& view_;
   ProgressMeter& progress_;
   const Limit limit_;
-  std::vector<ReadPart> added_;        // used by Add and Close only
-  size_t batch_parts_ = kMinParts;     // number of added_ parts that are submitted together
-  std::vector<ReadPart> batch_;        // used by ReadAll only: is being read
-  uint64_t bytes_read_ = 0;            // used by ReadAll only
-  uint64_t group_bytes_;               // used by ReadAll only: cost of the deltas of the next group
-  StoredDeltaMemory delta_memory_[2];  // used by ReadAll only
+  std::vector<ReadPart> added_;     // used by Add and Close only
+  size_t batch_parts_ = kMinParts;  // number of added_ parts that are submitted together
+  std::vector<ReadPart> batch_;     // used by ReadAll only: is being read
+  uint64_t bytes_read_ = 0;         // used by ReadAll only
+  uint64_t group_bytes_;            // used by ReadAll only: cost of the deltas of the next group
   Mutex mutex_;
   CondVar changed_;  // submitted_, closed_ or is_done_
   std::vector<ReadPart> submitted_ CAIRN_GUARDED_BY(mutex_);
   std::optional<Result<void>> closed_ CAIRN_GUARDED_BY(mutex_);  // the argument of Close
   bool is_done_ CAIRN_GUARDED_BY(mutex_) = false;                // ReadAll has returned
   std::optional<Mismatch> mismatch_ CAIRN_GUARDED_BY(mutex_);    // the first that was found
-  std::optional<Error> wrong_delta_ CAIRN_GUARDED_BY(mutex_);    // the first that was found
 };
 
 }  // namespace cairn::core::internal

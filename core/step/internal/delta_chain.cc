@@ -26,26 +26,31 @@ bool IsIntact(const kv::Snapshot& snapshot, const kv::Extent& extent) {
   return computed == stored;
 }
 
-Result<Delta> ParseOne(const StepView& view, const std::string& fqn, const ChunkInfo& chunk,
-                       const kv::Extent& extent, std::span<const std::byte> stored) {
-  auto delta = Delta::Parse(stored, chunk.length_bytes());
-  if (delta) return delta;
-  Error error =
-      DamagedBytes(view, fqn, extent.segment_id, delta.error().message, extent.offset_bytes);
-  error.code = delta.error().code;  // a newer version is not damage
-  return Fail(std::move(error));
+/// Sets `read.chain`. `ranges` begins with the deltas of the chunk, which were read.
+Result<void> ParseDeltas(const StepView& view, const DeltaRead& read,
+                         std::span<const kv::ReadRange> ranges) {
+  std::vector<Delta> deltas;
+  for (size_t i = read.first; i < read.chunk->deltas.size(); ++i) {
+    const kv::ReadRange& range = ranges[i - read.first];
+    auto delta = Delta::Parse(range.target, read.chunk->length_bytes());
+    if (!delta) {
+      Error error = DamagedBytes(view, *read.fqn, range.segment_id, delta.error().message,
+                                 range.offset_bytes);
+      error.code = delta.error().code;  // a newer version is not damage
+      return Fail(std::move(error));
+    }
+    deltas.push_back(*std::move(delta));
+  }
+  *read.chain = DeltaChain(std::move(deltas));
+  return {};
 }
 
 }  // namespace
 
-uint64_t StoredDeltaBytes(const ChunkInfo& chunk) {
+uint64_t DeltaCost(const ChunkInfo& chunk) {
   uint64_t bytes = 0;
   for (const kv::Extent& delta : chunk.deltas) bytes += delta.length_bytes;
-  return bytes;
-}
-
-uint64_t DeltaCost(const ChunkInfo& chunk) {
-  return std::max(StoredDeltaBytes(chunk), chunk.deltas.size() * (chunk.length_bytes() / 32));
+  return std::max(bytes, chunk.deltas.size() * (chunk.length_bytes() / 32));
 }
 
 Result<void> DeltaChain::Apply(uint64_t page, std::span<std::byte> bytes) const {
@@ -64,27 +69,7 @@ Result<void> DeltaChain::ApplyAll(uint64_t first_page, std::span<std::byte> byte
   return {};
 }
 
-Result<DeltaChain> DeltaChain::Parse(const StepView& view, const std::string& fqn,
-                                     const ChunkInfo& chunk, const StoredDeltas& stored,
-                                     size_t first) {
-  DeltaChain chain;
-  for (size_t i = 0; i < stored.size(); ++i) {
-    CAIRN_TRY_ASSIGN(Delta delta, ParseOne(view, fqn, chunk, chunk.deltas[first + i], stored[i]));
-    chain.deltas_.emplace_back(std::move(delta));
-  }
-  return chain;
-}
-
-std::span<std::byte> StoredDeltaMemory::Take(uint64_t bytes) {
-  if (bytes > size_bytes_) {
-    memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
-    size_bytes_ = bytes;
-  }
-  return {memory_.get(), bytes};
-}
-
-Result<uint64_t> ReadStoredDeltas(const StepView& view, std::span<const DeltaRead> reads,
-                                  StoredDeltaMemory& memory) {
+Result<uint64_t> ReadDeltas(const StepView& view, std::span<const DeltaRead> reads) {
   const auto deltas_of = [](const DeltaRead& read) {
     return std::span(read.chunk->deltas).subspan(read.first);
   };
@@ -92,33 +77,27 @@ Result<uint64_t> ReadStoredDeltas(const StepView& view, std::span<const DeltaRea
   for (const DeltaRead& read : reads) {
     for (const kv::Extent& delta : deltas_of(read)) total_bytes += delta.length_bytes;
   }
-  std::span<std::byte> free = memory.Take(total_bytes);
+  const auto memory = std::make_unique_for_overwrite<std::byte[]>(total_bytes);
+  std::span<std::byte> free(memory.get(), total_bytes);
   std::vector<kv::ReadRange> ranges;
+  std::vector<size_t> begins;  // of each chunk, in `ranges`
   for (const DeltaRead& read : reads) {
+    begins.push_back(ranges.size());
     for (const kv::Extent& delta : deltas_of(read)) {
-      const auto target = free.first(delta.length_bytes);
-      free = free.subspan(target.size());
-      read.stored->push_back(target);
-      ranges.push_back(
-          {.segment_id = delta.segment_id, .offset_bytes = delta.offset_bytes, .target = target});
+      ranges.push_back({.segment_id = delta.segment_id,
+                        .offset_bytes = delta.offset_bytes,
+                        .target = free.first(delta.length_bytes)});
+      free = free.subspan(delta.length_bytes);
     }
   }
-  return view.snapshot->Read(ranges, kv::WorkerThreads(),
-                             [](size_t, auto) { return Result<void>(); });
-}
-
-Result<uint64_t> ReadDeltas(const StepView& view, std::span<DeltaRead> reads) {
-  std::vector<StoredDeltas> stored(reads.size());
-  for (size_t i = 0; i < reads.size(); ++i) reads[i].stored = &stored[i];
-  StoredDeltaMemory memory;
-  CAIRN_TRY_ASSIGN(const uint64_t bytes, ReadStoredDeltas(view, reads, memory));
-  std::vector<Result<DeltaChain>> parsed(reads.size());
+  CAIRN_TRY_ASSIGN(const uint64_t bytes,
+                   view.snapshot->Read(ranges, kv::WorkerThreads(),
+                                       [](size_t, auto) { return Result<void>(); }));
+  std::vector<Result<void>> parsed(reads.size());
   kv::ParallelFor(reads.size(), [&](size_t i, size_t) {
-    parsed[i] = DeltaChain::Parse(view, *reads[i].fqn, *reads[i].chunk, stored[i], reads[i].first);
+    parsed[i] = ParseDeltas(view, reads[i], std::span(ranges).subspan(begins[i]));
   });
-  for (size_t i = 0; i < reads.size(); ++i) {
-    CAIRN_TRY_ASSIGN(*reads[i].chain, std::move(parsed[i]));
-  }
+  for (const Result<void>& one : parsed) CAIRN_TRY(one);
   return bytes;
 }
 

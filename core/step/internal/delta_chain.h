@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/codec/internal/delta.h"
@@ -16,31 +17,12 @@
 
 namespace cairn::core::internal {
 
-/// Consecutive deltas of one chunk, as they are stored. Borrows their memory.
-using StoredDeltas = std::vector<std::span<const std::byte>>;
-
-/// Memory for the stored deltas of many chunks, which is reused: the first access to new memory
-/// takes longer than reading the deltas.
-class StoredDeltaMemory {
- public:
-  /// Returns memory with any contents. Invalidates what was returned before.
-  std::span<std::byte> Take(uint64_t bytes);
-
- private:
-  std::unique_ptr<std::byte[]> memory_;
-  uint64_t size_bytes_ = 0;
-};
-
 /// Consecutive deltas of one chunk, read and parsed. Threads: Apply from several at once.
 class DeltaChain {
  public:
   /// A chain without deltas: Apply changes nothing.
   DeltaChain() = default;
-  /// Parses the deltas of a chunk from the delta `first` on. kDataLoss: one is damaged; names key,
-  /// file and offset. kUnimplemented: one has a newer version.
-  static Result<DeltaChain> Parse(const StepView& view, const std::string& fqn,
-                                  const ChunkInfo& chunk, const StoredDeltas& stored,
-                                  size_t first = 0);
+  explicit DeltaChain(std::vector<Delta> deltas) : deltas_(std::move(deltas)) {}
 
   bool empty() const { return deltas_.empty(); }
   /// Applies the deltas to a page: replaces its bytes in the version before the first delta by its
@@ -57,8 +39,6 @@ class DeltaChain {
 
 /// Deltas that are read together before they are applied: as many as exceed this cost.
 inline constexpr uint64_t kMaxDeltaBytes = 16 << 20;
-/// Returns the length of all deltas of the chunk.
-uint64_t StoredDeltaBytes(const ChunkInfo& chunk);
 /// Returns the cost of reading the deltas of a chunk: their length, but at least the 32nd part of
 /// their possible size in memory, which is about the length of the chunk each. So deltas that are
 /// read together never take more than about 32 * kMaxDeltaBytes and the deltas of one chunk.
@@ -68,20 +48,14 @@ uint64_t DeltaCost(const ChunkInfo& chunk);
 struct DeltaRead {
   const std::string* fqn = nullptr;
   const ChunkInfo* chunk = nullptr;
-  size_t first = 0;                // index of the first delta to be read
-  StoredDeltas* stored = nullptr;  // ReadStoredDeltas: the deltas are appended
-  DeltaChain* chain = nullptr;     // ReadDeltas: is replaced
+  size_t first = 0;             // index of the first delta to be read
+  DeltaChain* chain = nullptr;  // set to the deltas
 };
 
-/// Reads the deltas of several chunks into `memory`, in one batch of reads, without parsing them.
-/// Returns the bytes that were read.
-Result<uint64_t> ReadStoredDeltas(const StepView& view, std::span<const DeltaRead> reads,
-                                  StoredDeltaMemory& memory);
-
 /// Reads and parses the deltas of several chunks, in one batch of reads. Returns the bytes that
-/// were read. kDataLoss: a delta is damaged; names key, file and offset. Otherwise the error of a
-/// read.
-Result<uint64_t> ReadDeltas(const StepView& view, std::span<DeltaRead> reads);
+/// were read. kDataLoss: a delta is damaged; names key, file and offset. kUnimplemented: one has a
+/// newer version. Otherwise the error of a read.
+Result<uint64_t> ReadDeltas(const StepView& view, std::span<const DeltaRead> reads);
 
 /// Reads the chunk `key` into `bytes`, which has its length, and applies its deltas. Does not
 /// compare the result with a digest. See kv::DecodeChunkCallback.
