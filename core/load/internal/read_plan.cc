@@ -40,11 +40,6 @@ Result<void> CheckDType(const LoadRequest& request, const TensorInfo& tensor) {
   return {};
 }
 
-std::vector<uint64_t> InBytes(std::vector<uint64_t> strides, uint64_t element_bytes) {
-  for (uint64_t& stride : strides) stride *= element_bytes;
-  return strides;
-}
-
 std::vector<uint64_t> TargetStridesBytes(const TensorTarget& target) {
   return InBytes(target.strides.empty() ? RowMajorStrides(target.shape) : target.strides,
                  schema::ElementBytes(target.dtype));

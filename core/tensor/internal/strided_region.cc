@@ -4,6 +4,29 @@
 #include <cstring>
 
 namespace cairn::core::internal {
+namespace {
+
+// memcpy with a size that the compiler knows: the runs of a transposed tensor have one element.
+void CopyRun(std::byte* target, const std::byte* source, uint64_t count) {
+  switch (count) {
+    case 1:
+      std::memcpy(target, source, 1);
+      break;
+    case 2:
+      std::memcpy(target, source, 2);
+      break;
+    case 4:
+      std::memcpy(target, source, 4);
+      break;
+    case 8:
+      std::memcpy(target, source, 8);
+      break;
+    default:
+      std::memcpy(target, source, count);
+  }
+}
+
+}  // namespace
 
 StridedRegion::StridedRegion(std::span<const uint64_t> sizes,
                              std::span<const uint64_t> source_strides_bytes,
@@ -95,34 +118,53 @@ void StridedRegion::Touch(size_t d, int64_t source, int64_t end, int64_t page_by
   }
 }
 
-void StridedRegion::CopyFrom(std::span<const std::byte> window, uint64_t window_begin_bytes) const {
-  const auto begin = static_cast<int64_t>(window_begin_bytes);
-  Copy(0, base_bytes_, target_,
-       Window{window.data(), begin, begin + static_cast<int64_t>(window.size())});
-}
-
-void StridedRegion::Copy(size_t d, int64_t source, std::byte* target, const Window& window) const {
-  if (source >= window.end || source + extent(d) <= window.begin) return;
-  if (d == dims_.size()) {
-    const int64_t begin = std::max(source, window.begin);
-    const int64_t end = std::min(source + run_bytes_, window.end);
-    const std::byte* const bytes = window.bytes + (begin - window.begin);
-    if (element_.cast == nullptr) {
-      std::memcpy(target + (begin - source), bytes, static_cast<size_t>(end - begin));
-      return;
-    }
-    const auto element_bytes = static_cast<int64_t>(element_.bytes);
-    const auto position = static_cast<uint64_t>((begin - source) / element_bytes);
-    element_.cast(bytes, target + position * element_.target_bytes,
-                  static_cast<uint64_t>((end - begin) / element_bytes));
-    return;
-  }
+template <typename Move>
+void StridedRegion::ForEachRun(size_t d, int64_t source, std::byte* memory, int64_t begin,
+                               int64_t end, const Move& move) const {
+  const auto move_run = [&](int64_t run, std::byte* run_memory) {
+    const int64_t first = std::max(run, begin);
+    const int64_t last = std::min(run + run_bytes_, end);
+    if (first < last) move(run_memory, first - run, first - begin, last - first);
+  };
+  if (d == dims_.size()) return move_run(source, memory);
   const Dim& dim = dims_[d];
-  const auto [first, last] = IndexRange(d, source, window.begin, window.end);
+  const auto [first, last] = IndexRange(d, source, begin, end);
   for (uint64_t i = first; i < last; ++i) {
     const auto index = static_cast<int64_t>(i);
-    Copy(d + 1, source + index * dim.source_stride, target + index * dim.target_stride, window);
+    const int64_t inner = source + index * dim.source_stride;
+    std::byte* const inner_memory = memory + index * dim.target_stride;
+    if (d + 1 == dims_.size()) {
+      move_run(inner, inner_memory);
+    } else {
+      ForEachRun(d + 1, inner, inner_memory, begin, end, move);
+    }
   }
+}
+
+void StridedRegion::CopyFrom(std::span<const std::byte> window, uint64_t window_begin_bytes) const {
+  const auto begin = static_cast<int64_t>(window_begin_bytes);
+  const int64_t end = begin + static_cast<int64_t>(window.size());
+  if (element_.cast == nullptr) {
+    return ForEachRun(0, base_bytes_, target_, begin, end,
+                      [&](std::byte* memory, int64_t in_run, int64_t at, int64_t count) {
+                        CopyRun(memory + in_run, window.data() + at, static_cast<uint64_t>(count));
+                      });
+  }
+  ForEachRun(0, base_bytes_, target_, begin, end,
+             [&](std::byte* memory, int64_t in_run, int64_t at, int64_t count) {
+               const uint64_t element = static_cast<uint64_t>(in_run) / element_.bytes;
+               element_.cast(window.data() + at, memory + element * element_.target_bytes,
+                             static_cast<uint64_t>(count) / element_.bytes);
+             });
+}
+
+void StridedRegion::CopyTo(std::span<std::byte> window, uint64_t window_begin_bytes) const {
+  CAIRN_CHECK(element_.cast == nullptr);
+  const auto begin = static_cast<int64_t>(window_begin_bytes);
+  ForEachRun(0, base_bytes_, target_, begin, begin + static_cast<int64_t>(window.size()),
+             [&](const std::byte* memory, int64_t in_run, int64_t at, int64_t count) {
+               CopyRun(window.data() + at, memory + in_run, static_cast<uint64_t>(count));
+             });
 }
 
 }  // namespace cairn::core::internal

@@ -1,10 +1,10 @@
 #pragma once
-/// Strided boxes of a byte-addressed payload, and copies from any window of it.
+/// Strided boxes of a byte-addressed payload, and copies between memory and any window of it.
 ///
 /// A region maps payload to memory: for every index i of an n-dimensional box, `element_bytes`
 /// bytes at payload offset base + sum(i * source stride) belong to `target` + sum(i * target
-/// stride). Boxes of chunks and strided aliases of a tensor's payload are both regions, so that
-/// loads need one algorithm. A region may convert elements on their way to memory. Threads: safe; a
+/// stride). Boxes of chunks and strided aliases of a tensor's payload are both regions, and so
+/// are strided tensors. A region may convert elements on their way to memory. Threads: safe; a
 /// region is immutable.
 
 #include <cstdint>
@@ -30,6 +30,12 @@ struct RegionElement {
   uint64_t target_bytes;       // in memory
 };
 
+/// Strides or sizes in elements, as bytes.
+inline std::vector<uint64_t> InBytes(std::vector<uint64_t> strides, uint64_t element_bytes) {
+  for (uint64_t& stride : strides) stride *= element_bytes;
+  return strides;
+}
+
 class StridedRegion {
  public:
   /// `sizes` are in elements, strides in bytes. `base_bytes` is negative if the region begins
@@ -43,10 +49,6 @@ class StridedRegion {
   /// Returns this region for the payload that begins `offset_bytes` later.
   StridedRegion ShiftedBy(int64_t offset_bytes) const;
 
-  /// Payload offsets of the first byte of the region and of the end of the last.
-  int64_t begin_bytes() const { return base_bytes_; }
-  int64_t end_bytes() const { return base_bytes_ + extent(0); }
-
   /// The target memory of payload [0, length_bytes) if the region maps all of it to contiguous
   /// memory without a cast, otherwise null.
   std::byte* ContiguousTarget(uint64_t length_bytes) const;
@@ -59,6 +61,8 @@ class StridedRegion {
   /// Copies the bytes of the region that are in `window`, which is the payload from
   /// `window_begin_bytes` on, to the target.
   void CopyFrom(std::span<const std::byte> window, uint64_t window_begin_bytes) const;
+  /// Copies these bytes from the target to `window`. Requires that there is no cast.
+  void CopyTo(std::span<std::byte> window, uint64_t window_begin_bytes) const;
 
  private:
   struct Dim {
@@ -73,12 +77,11 @@ class StridedRegion {
                                            int64_t end) const;
   void Touch(size_t d, int64_t source, int64_t end, int64_t page_bytes,
              const std::function<void(uint64_t, uint64_t)>& touch) const;
-  struct Window {
-    const std::byte* bytes;
-    int64_t begin;
-    int64_t end;
-  };
-  void Copy(size_t d, int64_t source, std::byte* target, const Window& window) const;
+  // Calls `move(memory of the run, offset in the run, offset in the window, count)` for the part of
+  // each run of dimensions [d, ...) that is in the window, which is the payload [begin, end).
+  template <typename Move>
+  void ForEachRun(size_t d, int64_t source, std::byte* memory, int64_t begin, int64_t end,
+                  const Move& move) const;
 
   std::vector<Dim> dims_;         // except those in run_bytes_; by descending source stride
   std::vector<int64_t> extents_;  // one more than dims_; the last is run_bytes_
