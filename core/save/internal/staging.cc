@@ -166,10 +166,8 @@ Result<void> TakeFromBase(const TensorInfo& tensor, const SavedChunks::Shard& ba
   const HostPayload payload(shard.source, shard.grid.offset_bytes(i), shard.grid.length_bytes(i),
                             /*may_change=*/true);
   std::vector<std::byte> scratch(kv::kPageBytes);
-  std::vector<uint64_t> page_digests;
-  for (uint64_t page = 0; page < kv::PageCount(payload.length_bytes()); ++page) {
-    page_digests.push_back(kv::PageDigest(payload.Page(page, scratch)));
-  }
+  std::vector<uint64_t> page_digests(kv::PageCount(payload.length_bytes()));
+  payload.DigestPages(scratch, page_digests);
   const kv::Digest digest = kv::RootDigest(page_digests, payload.length_bytes());
   if (digest == base.chunks[i - shard.first_chunk].digest) return {};
   return Fail(NotUnchangedError(tensor.fqn));

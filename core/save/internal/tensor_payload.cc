@@ -8,16 +8,6 @@
 
 namespace cairn::core::internal {
 
-std::span<const std::byte> HostPayload::memory() const {
-  if (may_change_) return {};
-  return contiguous();
-}
-
-std::span<const std::byte> HostPayload::contiguous() const {
-  if (!IsContiguous(source_.shape, source_.strides)) return {};
-  return {source_.data + begin_bytes_, length_bytes_};
-}
-
 Result<void> HostPayload::CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const {
   GatherBytes(source_, begin_bytes_ + begin_bytes, target);
   return {};
@@ -27,7 +17,7 @@ std::span<const std::byte> HostPayload::Page(uint64_t page, std::span<std::byte>
   const uint64_t begin = page * kv::kPageBytes;
   CAIRN_CHECK(begin < length_bytes_ && scratch.size() >= kv::kPageBytes);
   const uint64_t count = std::min(kv::kPageBytes, length_bytes_ - begin);
-  if (const auto bytes = contiguous(); !bytes.empty()) return bytes.subspan(begin, count);
+  if (data_ != nullptr) return {data_ + begin, count};
   GatherBytes(source_, begin_bytes_ + begin, scratch.first(count));
   return scratch.first(count);
 }
@@ -38,6 +28,13 @@ std::span<const std::byte> HostPayload::StablePage(uint64_t page,
   if (!may_change_ || bytes.data() == scratch.data()) return bytes;
   std::memcpy(scratch.data(), bytes.data(), bytes.size());
   return scratch.first(bytes.size());
+}
+
+void HostPayload::DigestPages(std::span<std::byte> scratch,
+                              std::span<uint64_t> page_digests) const {
+  for (size_t page = 0; page < page_digests.size(); ++page) {
+    page_digests[page] = kv::PageDigest(Page(page, scratch));
+  }
 }
 
 Result<void> DevicePayload::CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const {

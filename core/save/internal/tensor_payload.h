@@ -19,12 +19,16 @@ class HostPayload final : public kv::Payload {
   HostPayload(const TensorView& source, uint64_t begin_bytes, uint64_t length_bytes,
               bool may_change = false)
       : source_(source),
+        data_(IsContiguous(source.shape, source.strides) ? source.data + begin_bytes : nullptr),
         begin_bytes_(begin_bytes),
         length_bytes_(length_bytes),
         may_change_(may_change) {}
 
   uint64_t length_bytes() const override { return length_bytes_; }
-  std::span<const std::byte> memory() const override;
+  std::span<const std::byte> memory() const override {
+    if (data_ == nullptr || may_change_) return {};
+    return {data_, length_bytes_};
+  }
   bool may_change() const override { return may_change_; }
   Result<void> CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const override;
   /// Returns a page. A page of a tensor that is not contiguous is gathered to `scratch`. Requires
@@ -32,12 +36,12 @@ class HostPayload final : public kv::Payload {
   std::span<const std::byte> Page(uint64_t page, std::span<std::byte> scratch) const;
   /// As Page, but a page that may change is copied to `scratch`, so that it can be read twice.
   std::span<const std::byte> StablePage(uint64_t page, std::span<std::byte> scratch) const;
+  /// Writes the digests of all pages to `page_digests`, which has one element for each.
+  void DigestPages(std::span<std::byte> scratch, std::span<uint64_t> page_digests) const;
 
  private:
-  /// The bytes, if they are contiguous; otherwise empty.
-  std::span<const std::byte> contiguous() const;
-
   const TensorView& source_;
+  const std::byte* const data_;  // null: not contiguous
   const uint64_t begin_bytes_;
   const uint64_t length_bytes_;
   const bool may_change_;

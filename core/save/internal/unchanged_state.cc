@@ -9,7 +9,7 @@
 
 #include "core/base/internal/groups.h"
 #include "core/base/internal/progress_meter.h"
-#include "core/tensor/strided_copy.h"
+#include "core/save/internal/tensor_payload.h"
 #include "kv/base/digest.h"
 
 namespace cairn::core::internal {
@@ -37,9 +37,12 @@ class Comparison {
     for (size_t begin = 0; begin < chunks_.size() && !has_change_;) {
       size_t end = begin;
       uint64_t bytes = 0;
-      while (end < chunks_.size() && bytes < kRoundBytes) bytes += chunks_[end++].length_bytes;
-      const auto groups = GroupByBytes(std::span(chunks_).subspan(begin, end - begin),
-                                       [](const Chunk& chunk) { return chunk.length_bytes; });
+      while (end < chunks_.size() && bytes < kRoundBytes) {
+        bytes += chunks_[end++].payload.length_bytes();
+      }
+      const auto groups =
+          GroupByBytes(std::span(chunks_).subspan(begin, end - begin),
+                       [](const Chunk& chunk) { return chunk.payload.length_bytes(); });
       pool_.Run(groups.size(), [&](size_t i, size_t worker) {
         for (Chunk& chunk : groups[i]) {
           if (!has_change_.load(std::memory_order_relaxed)) Compare(chunk, worker);
@@ -60,10 +63,8 @@ class Comparison {
   // as long as digesting several KiB.
   struct Chunk {
     size_t shard = 0;
-    uint64_t index = 0;               // counted from the shard's first_chunk
-    const std::byte* data = nullptr;  // null: not contiguous
-    uint64_t begin_bytes = 0;
-    uint64_t length_bytes = 0;
+    uint64_t index = 0;  // counted from the shard's first_chunk
+    HostPayload payload;
     size_t first_page = 0;  // in page_digests_
     kv::Digest saved;
     bool is_digested = false;
@@ -73,7 +74,6 @@ class Comparison {
     const PlannedShard& shard = plan_.shards[shard_index];
     CAIRN_CHECK(!shard.on_device() && shard.unchanged.empty() && shard.pages.empty() &&
                 saved_.shards[shard_index].chunks.size() == shard.chunk_count());
-    const bool is_contiguous = IsContiguous(shard.source.shape, shard.source.strides);
     for (uint64_t i = 0; i < shard.chunk_count(); ++i) {
       const uint64_t begin = shard.grid.offset_bytes(shard.first_chunk + i);
       const uint64_t length = shard.grid.length_bytes(shard.first_chunk + i);
@@ -83,9 +83,7 @@ class Comparison {
       }
       chunks_.push_back({.shard = shard_index,
                          .index = i,
-                         .data = is_contiguous ? shard.source.data + begin : nullptr,
-                         .begin_bytes = begin,
-                         .length_bytes = length,
+                         .payload = {shard.source, begin, length},
                          .first_page = page_count_,
                          .saved = saved_.shards[shard_index].chunks[i].digest});
       page_count_ += kv::PageCount(length);
@@ -93,25 +91,15 @@ class Comparison {
   }
 
   std::span<uint64_t> PageDigests(const Chunk& chunk) {
-    return std::span(page_digests_).subspan(chunk.first_page, kv::PageCount(chunk.length_bytes));
-  }
-
-  std::span<const std::byte> Page(const Chunk& chunk, size_t page,
-                                  std::span<std::byte> scratch) const {
-    const uint64_t begin = page * kv::kPageBytes;
-    const uint64_t count = std::min(kv::kPageBytes, chunk.length_bytes - begin);
-    if (chunk.data != nullptr) return {chunk.data + begin, count};
-    GatherBytes(plan_.shards[chunk.shard].source, chunk.begin_bytes + begin, scratch.first(count));
-    return scratch.first(count);
+    return std::span(page_digests_)
+        .subspan(chunk.first_page, kv::PageCount(chunk.payload.length_bytes()));
   }
 
   void Compare(Chunk& chunk, size_t worker) {
     const std::span<uint64_t> pages = PageDigests(chunk);
-    for (size_t page = 0; page < pages.size(); ++page) {
-      pages[page] = kv::PageDigest(Page(chunk, page, scratch_[worker]));
-    }
+    chunk.payload.DigestPages(scratch_[worker], pages);
     chunk.is_digested = true;
-    if (kv::RootDigest(pages, chunk.length_bytes) != chunk.saved) has_change_ = true;
+    if (kv::RootDigest(pages, chunk.payload.length_bytes()) != chunk.saved) has_change_ = true;
   }
 
   void KeepPageDigests() {
