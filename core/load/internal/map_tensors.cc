@@ -9,7 +9,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
-#include <set>
+#include <tuple>
 #include <utility>
 
 #include "core/base/internal/progress_meter.h"
@@ -17,7 +17,6 @@
 #include "core/step/contents.h"
 #include "core/step/internal/lookup.h"
 #include "kv/base/mapping.h"
-#include "kv/base/mutex.h"
 #include "kv/io/worker_pool.h"
 
 namespace cairn::core {
@@ -115,12 +114,14 @@ class Mapper {
       return Fail(DamagedBytes(view_, tensor.fqn, last.segment_id,
                                "the segment is too short for a chunk", segment.size()));
     }
-    AddChunks(owner, *range, *mapping);
+    for (const ChunkInfo& chunk : range->chunks) {
+      chunks_.push_back({.fqn = &owner.fqn, .chunk = &chunk, .mapping = mapping.get()});
+    }
     const auto bytes = segment.subspan(first.offset_bytes + range->skipped_bytes, tensor.nbytes);
     return MappedTensor{.mapping = std::move(mapping), .bytes = bytes};
   }
 
-  /// Returns the chunks of all tensors that were mapped, without duplicates.
+  /// Returns the chunks of all tensors that were mapped; aliases repeat chunks.
   std::vector<MappedChunk> TakeChunks() { return std::move(chunks_); }
 
   std::vector<std::shared_ptr<const kv::Mapping>> mappings() const {
@@ -138,19 +139,10 @@ class Mapper {
     return mapping;
   }
 
-  void AddChunks(const TensorInfo& owner, const ChunkRange& range, const kv::Mapping& mapping) {
-    for (const ChunkInfo& chunk : range.chunks) {
-      if (seen_.insert(&chunk).second) {
-        chunks_.push_back({.fqn = &owner.fqn, .chunk = &chunk, .mapping = &mapping});
-      }
-    }
-  }
-
   const StepView& view_;
   const std::span<const TensorInfo> owners_;
   const std::span<const OwnerChunks> owner_chunks_;
   std::map<uint64_t, std::shared_ptr<const kv::Mapping>> mappings_;  // by segment
-  std::set<const ChunkInfo*> seen_;                                  // aliases share chunks
   std::vector<MappedChunk> chunks_;
 };
 
@@ -222,43 +214,47 @@ void UseLargePages(std::span<Stretch> stretches) {
   }
 }
 
-Result<void> CheckReadable(const StepView& view, const MappedChunk& mapped) {
+// Checks the digest of a chunk. `populate`: finds out first whether it can be read.
+Result<void> CheckBytes(const StepView& view, const MappedChunk& mapped, bool populate) {
   const kv::Extent& extent = mapped.extent();
-  const auto readable = mapped.mapping->Populate(extent.offset_bytes, extent.length_bytes);
-  if (readable) return {};
-  return Fail(DamagedBytes(view, *mapped.fqn, extent.segment_id, readable.error().message,
-                           extent.offset_bytes));
-}
-
-Result<void> CheckDigest(const StepView& view, const MappedChunk& mapped) {
-  const kv::Extent& extent = mapped.extent();
+  const auto damaged = [&](std::string message) {
+    return Fail(DamagedBytes(view, *mapped.fqn, extent.segment_id, std::move(message),
+                             extent.offset_bytes));
+  };
+  if (populate) {
+    const auto readable = mapped.mapping->Populate(extent.offset_bytes, extent.length_bytes);
+    if (!readable) return damaged(readable.error().message);
+  }
   const auto bytes = mapped.mapping->bytes().subspan(extent.offset_bytes, extent.length_bytes);
   if (kv::PayloadDigest(bytes) == mapped.chunk->digest) return {};
-  return Fail(DamagedBytes(view, *mapped.fqn, extent.segment_id,
-                           fmt::format("chunk {} does not match its digest; the bytes on disk have "
-                                       "changed",
-                                       FormatNumbers(mapped.chunk->box.offsets)),
-                           extent.offset_bytes));
+  return damaged(fmt::format("chunk {} does not match its digest; the bytes on disk have changed",
+                             FormatNumbers(mapped.chunk->box.offsets)));
 }
 
 // Threads: Check is safe.
 class Checker {
  public:
   Checker(const StepView& view, std::span<const Stretch> stretches, ProgressMeter& meter)
-      : view_(view), stretches_(stretches), meter_(meter), failed_(stretches.size()) {}
+      : view_(view),
+        stretches_(stretches),
+        meter_(meter),
+        failed_(stretches.size()),
+        results_(stretches.size()) {}
 
   void Check(size_t i) {
-    if (i >= failed_) return;
+    if (i > failed_) return;
     ReadAhead(stretches_[i].before_bytes + kAheadBytes);
-    auto result = CheckChunks(stretches_[i]);
-    if (result) result = meter_.Add(stretches_[i].length_bytes());
-    if (!result) NoteFailure(i, std::move(result).error());
+    results_[i] = CheckChunks(stretches_[i]);
+    if (results_[i]) results_[i] = meter_.Add(stretches_[i].length_bytes());
+    if (results_[i]) return;
+    size_t failed = failed_;
+    while (i < failed && !failed_.compare_exchange_weak(failed, i)) continue;
   }
 
-  /// Returns the first error. Requires that all items are done.
-  Result<void> result() && {
-    const MutexLock lock(mutex_);
-    if (failed_ < stretches_.size()) return Fail(std::move(error_));
+  /// Returns the first error in file order: items begin in this order, so all before one that fails
+  /// have begun, too. Requires that all items are done.
+  Result<void> result() const {
+    for (const Result<void>& result : results_) CAIRN_TRY(result);
     return {};
   }
 
@@ -279,29 +275,17 @@ class Checker {
     // One call for all chunks; if it fails, one call per chunk finds out which cannot be read.
     const auto all = stretch.mapping->Populate(stretch.begin_bytes, stretch.length_bytes());
     for (const MappedChunk& chunk : stretch.chunks) {
-      if (!all) CAIRN_TRY(CheckReadable(view_, chunk));
-      CAIRN_TRY(CheckDigest(view_, chunk));
+      CAIRN_TRY(CheckBytes(view_, chunk, /*populate=*/!all));
     }
     return {};
-  }
-
-  // Items begin in order, so the first that fails is known when all that have begun are done.
-  void NoteFailure(size_t i, Error error) {
-    const MutexLock lock(mutex_);
-    if (i >= failed_) return;
-    failed_ = i;
-    error_ = std::move(error);
   }
 
   const StepView& view_;
   const std::span<const Stretch> stretches_;
   ProgressMeter& meter_;
-  std::atomic<size_t> asked_ = 0;  // stretches whose reading has begun
-  // The first stretch that failed, or the number of stretches. Written under mutex_, and read
-  // without it to skip stretches.
-  std::atomic<size_t> failed_;
-  Mutex mutex_;
-  Error error_ CAIRN_GUARDED_BY(mutex_);  // error of failed_
+  std::atomic<size_t> asked_ = 0;      // stretches whose reading has begun
+  std::atomic<size_t> failed_;         // the first that failed, or the number of stretches
+  std::vector<Result<void>> results_;  // by stretch
 };
 
 // Checks all chunks against their digests, in file order and on all cores, with read-ahead.
@@ -310,15 +294,17 @@ class Checker {
 Result<void> CheckMapped(const StepView& view, std::vector<MappedChunk> chunks,
                          const Progress& progress) {
   std::ranges::sort(chunks, {}, [](const MappedChunk& chunk) {
-    return std::pair(chunk.extent().segment_id, chunk.extent().offset_bytes);
+    return std::tuple(chunk.extent().segment_id, chunk.extent().offset_bytes, chunk.chunk);
   });
+  const auto repeated = std::ranges::unique(chunks, {}, &MappedChunk::chunk);
+  chunks.erase(repeated.begin(), repeated.end());
   std::vector<Stretch> stretches = JoinChunks(chunks);
   if (stretches.empty()) return {};
   UseLargePages(stretches);
   ProgressMeter meter(progress, stretches.back().before_bytes + stretches.back().length_bytes());
   Checker checker(view, stretches, meter);
   kv::ParallelFor(stretches.size(), [&](size_t i, size_t) { checker.Check(i); }, kMinThreads);
-  return std::move(checker).result();
+  return checker.result();
 }
 
 }  // namespace
@@ -330,7 +316,7 @@ struct MapCheck::Chunks {
   std::vector<TensorInfo> owners;
   std::vector<internal::OwnerChunks> owner_chunks;
   std::vector<std::shared_ptr<const kv::Mapping>> mappings;
-  std::vector<internal::MappedChunk> chunks;  // without duplicates
+  std::vector<internal::MappedChunk> chunks;  // aliases repeat chunks
 };
 
 MapCheck::MapCheck(std::unique_ptr<const Chunks> chunks) : chunks_(std::move(chunks)) {}
