@@ -17,8 +17,7 @@ class AsyncSaveTest : public StoreTest {};
 TEST_F(AsyncSaveTest, SavesWhatTheTensorsHeldWhenItWasCalled) {
   TestTensor tensor(DType::kFloat32, {3000, 1000});
   const auto before = tensor.bytes;
-  StateDict state;
-  state.root().Tensor("w", tensor.view());
+  const StateDict state = StateOf({{"w", tensor.view()}});
   AsyncSaver saver(store.get());
   // The save cannot end before the tensors are changed: its first progress report waits for that.
   std::atomic<bool> changed = false;
@@ -41,9 +40,8 @@ TEST_F(AsyncSaveTest, SavesWhatTheTensorsHeldWhenItWasCalled) {
 
 TEST_F(AsyncSaveTest, StagingIsReusedAndOnlyGrows) {
   TestTensor small(DType::kFloat32, {1000, 1000}), large(DType::kFloat32, {3000, 1000});
-  StateDict small_state, large_state;
-  small_state.root().Tensor("w", small.view());
-  large_state.root().Tensor("w", large.view());
+  const StateDict small_state = StateOf({{"w", small.view()}});
+  const StateDict large_state = StateOf({{"w", large.view()}});
   AsyncSaver saver(store.get());
   EXPECT_EQ(saver.staging_bytes(), 0u);
   CAIRN_ASSERT_OK(saver.Save(1, large_state));
@@ -59,13 +57,12 @@ TEST_F(AsyncSaveTest, StagingIsReusedAndOnlyGrows) {
 
 TEST_F(AsyncSaveTest, SharedMemoryIsStagedOnceAndStillShared) {
   TestTensor storage(DType::kUInt8, {3'000'000});
-  StateDict state;
-  state.root().Tensor("all", storage.view());
-  state.root().Tensor("tied", storage.view());
-  state.root().Tensor("part", {DType::kUInt8, {1000, 10}, {2000, 1}, storage.bytes.data() + 5});
+  const StateDict state =
+      StateOf({{"all", storage.view()},
+               {"tied", storage.view()},
+               {"part", {DType::kUInt8, {1000, 10}, {2000, 1}, storage.bytes.data() + 5}}});
   AsyncSaver saver(store.get());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SaveHandle handle, saver.Save(1, state));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SaveReport report, handle.Wait());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const SaveReport report, SaveAndWait(saver, 1, state));
   EXPECT_EQ(report.written_bytes, 3'000'000u);
   EXPECT_LE(saver.staging_bytes(), 4'200'000u);
   EXPECT_EQ(LoadBytes(1, "part"), NaiveRowMajor(state.tensors[2]));
@@ -73,25 +70,22 @@ TEST_F(AsyncSaveTest, SharedMemoryIsStagedOnceAndStillShared) {
 
 TEST_F(AsyncSaveTest, ALoneColumnIsStagedWithoutItsGaps) {
   TestTensor matrix(DType::kFloat32, {1000, 4000});  // 16 MB
-  StateDict state;
-  state.root().Tensor("column", {DType::kFloat32, {1000}, {4000}, matrix.bytes.data()});
-  state.root().Tensor("expanded", {DType::kFloat32, {500, 500}, {0, 0}, matrix.bytes.data() + 8});
+  const StateDict state =
+      StateOf({{"column", {DType::kFloat32, {1000}, {4000}, matrix.bytes.data()}},
+               {"expanded", {DType::kFloat32, {500, 500}, {0, 0}, matrix.bytes.data() + 8}}});
   AsyncSaver saver(store.get());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SaveHandle handle, saver.Save(1, state, {}));
-  CAIRN_ASSERT_OK(handle.Wait());
+  CAIRN_ASSERT_OK(SaveAndWait(saver, 1, state, {}));
   EXPECT_EQ(LoadBytes(1, "column"), NaiveRowMajor(state.tensors[0]));
   EXPECT_EQ(LoadBytes(1, "expanded"), NaiveRowMajor(state.tensors[1]));
 }
 
 TEST_F(AsyncSaveTest, ErrorsOfTheStateComeAtOnceAndOthersWithTheHandle) {
   const TestTensor tensor(DType::kFloat32, {10});
-  StateDict good, bad;
-  good.root().Tensor("w", tensor.view());
-  bad.root().Tensor("n", {.dtype = DType::kFloat32, .shape = {4}});
+  const StateDict good = StateOf({{"w", tensor.view()}});
+  const StateDict bad = StateOf({{"n", {.dtype = DType::kFloat32, .shape = {4}}}});
   AsyncSaver saver(store.get());
   EXPECT_THAT(saver.Save(1, bad), IsError(ErrorCode::kInvalidArgument, "n"));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SaveHandle handle, saver.Save(1, good));
-  CAIRN_ASSERT_OK(handle.Wait());
+  CAIRN_ASSERT_OK(SaveAndWait(saver, 1, good));
   EXPECT_THAT(saver.Save(1, good), IsError(ErrorCode::kConflict, "1"));
   CAIRN_ASSERT_OK_AND_ASSIGN(const SaveHandle late, saver.Save(2, good, {.base_step = 99}));
   EXPECT_THAT(late.Wait(), IsError(ErrorCode::kNotFound, ""));
@@ -108,8 +102,7 @@ TEST_F(AsyncSaveTest, AReadOnlyStoreIsRefusedAtOnce) {
 
 TEST_F(AsyncSaveTest, DestroyingTheSaverFinishesItsSave) {
   const TestTensor tensor(DType::kFloat32, {1000, 1000});
-  StateDict state;
-  state.root().Tensor("w", tensor.view());
+  const StateDict state = StateOf({{"w", tensor.view()}});
   std::optional<SaveHandle> handle;
   {
     AsyncSaver saver(store.get());
@@ -121,8 +114,7 @@ TEST_F(AsyncSaveTest, DestroyingTheSaverFinishesItsSave) {
 
 TEST_F(AsyncSaveTest, SavesInARowEachKeepTheirOwnState) {
   TestTensor tensor(DType::kFloat32, {500, 1000});
-  StateDict state;
-  state.root().Tensor("w", tensor.view());
+  const StateDict state = StateOf({{"w", tensor.view()}});
   std::vector<std::vector<std::byte>> held;
   AsyncSaver saver(store.get());
   std::vector<SaveHandle> handles;

@@ -363,9 +363,8 @@ TEST_F(FooterRecoveryTest, StepWhoseTableIsReadableIsNotReplacedByAPartOfIt) {
 
 TEST_F(FooterRecoveryTest, TensorsThatShareMemoryAreRecoveredAsTheirOwner) {
   const TestTensor storage(DType::kUInt8, {300});
-  StateDict state;
-  state.root().Tensor("a", {DType::kUInt8, {200}, {}, storage.bytes.data()});
-  state.root().Tensor("b", {DType::kUInt8, {200}, {}, storage.bytes.data() + 100});
+  StateDict state = StateOf({{"a", {DType::kUInt8, {200}, {}, storage.bytes.data()}},
+                             {"b", {DType::kUInt8, {200}, {}, storage.bytes.data() + 100}}});
   const TestTensor tied(DType::kFloat32, {50}, 2);
   state.root().Tensor("head", tied.view());
   state.root().Tensor("wte", tied.view());

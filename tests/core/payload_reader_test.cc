@@ -9,10 +9,7 @@ class PayloadReaderTest : public StoreTest {};
 
 TEST_F(PayloadReaderTest, ReadsTheBytesOfManyTensorsInOrder) {
   const TestTensor large(DType::kFloat64, {6'000'000}), small(DType::kInt8, {3});  // 48 MB
-  StateDict state;
-  state.root().Tensor("large", large.view());
-  state.root().Tensor("small", small.view());
-  Save(1, state);
+  Save(1, StateOf({{"large", large.view()}, {"small", small.view()}}));
   CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(1));
   std::vector<std::byte> seen[2];
   CAIRN_ASSERT_OK_AND_ASSIGN(

@@ -173,8 +173,7 @@ TEST_F(RepairTest, WhatHasNoCopyRemainsDamagedAndIsNamed) {
     EXPECT_EQ(report.repaired_chunks, 0u);
   }
   TestTensor target(DType::kInt8, {5});
-  const LoadRequest request = WholeRequest("t2", target);
-  EXPECT_THAT(store->Load(Step(1), {&request, 1}), IsError(ErrorCode::kDataLoss, ""));
+  EXPECT_THAT(Load(1, {WholeRequest("t2", target)}), IsError(ErrorCode::kDataLoss, ""));
   EXPECT_EQ(LoadBytes(1, "t0"), saved_[1][0].bytes);
 }
 

@@ -19,9 +19,7 @@ class ScrubTest : public StoreTest {
  protected:
   void SaveStep(uint64_t step) {
     const TestTensor tensor(DType::kInt8, {300'000}, static_cast<uint8_t>(step));
-    StateDict state;
-    state.root().Tensor("w", tensor.view());
-    Save(step, state);
+    Save(step, StateOf({{"w", tensor.view()}}));
   }
 
   void Flip() {

@@ -148,9 +148,7 @@ TEST_F(StepPartTest, PortionsOfBothRanksMakeOneNestedStep) {
 
 TEST_F(StepPartTest, AMissingPartIsRefusedAndTheOldStepStays) {
   const TestTensor old(DType::kFloat32, {6, 4}, 1);
-  StateDict before;
-  before.root().Tensor("w", old.view());
-  CAIRN_ASSERT_OK(first_->Save(kStep, before));
+  CAIRN_ASSERT_OK(first_->Save(kStep, StateOf({{"w", old.view()}})));
   const TestTensor matrix(DType::kFloat32, {6, 4}, 2);
   {
     auto own = Begin(0, {.overwrite = true});
@@ -208,10 +206,7 @@ TEST_F(StepPartTest, OneRankAloneKeepsSharedMemoryShared) {
   const TestTensor tied(DType::kFloat32, {64, 64}, 1);
   CAIRN_ASSERT_OK_AND_ASSIGN(ticket_, StepPart::OpenSession(*first_, kStep, 1));
   auto own = Begin(0);
-  StateDict state;
-  state.root().Tensor("a", tied.view());
-  state.root().Tensor("b", tied.view());
-  CAIRN_ASSERT_OK(own->Add(std::move(state)));
+  CAIRN_ASSERT_OK(own->Add(std::move(StateOf({{"a", tied.view()}, {"b", tied.view()}}))));
   CAIRN_ASSERT_OK_AND_ASSIGN(const SaveReport report, own->Commit({}));
   EXPECT_EQ(report.written_bytes, tied.bytes.size());
   ExpectStored("b", tied);
@@ -226,9 +221,7 @@ TEST_F(StepPartTest, TheMemoryOfAPortionIsTheCallersAgain) {
   auto own = Begin(0);
   TensorView view = whole.view();
   view.data = lent.bytes().data();
-  StateDict state;
-  state.root().Tensor("w", view);
-  CAIRN_ASSERT_OK(own->Add(std::move(state)));
+  CAIRN_ASSERT_OK(own->Add(std::move(StateOf({{"w", view}}))));
   // The bytes that were submitted last, which are the least likely to have been written already.
   std::ranges::fill(lent.bytes().last(8 << 20), std::byte{0xee});
   CAIRN_ASSERT_OK(own->Commit({}));

@@ -206,8 +206,7 @@ TEST(LostBaseTest, WriteOfASaveThatFindsNothingIsNotALostBase) {
                              CheckpointStore::Open(storage, kv::OpenMode::kWrite));
   for (const uint64_t step : {1, 2}) {
     const TestTensor tensor(DType::kInt8, {90'000}, static_cast<uint8_t>(step));
-    StateDict state;
-    state.root().Tensor("a", tensor.view());
+    const StateDict state = StateOf({{"a", tensor.view()}});
     storage->loses_segments = step == 2;
     const auto saved = store->Save(step, state);
     if (step == 1) CAIRN_ASSERT_OK(saved);

@@ -26,10 +26,7 @@ class DamageTest : public StoreTest {
 
   // Chunks of 1 MiB: 64 rows of 16 KiB, 4 rows per page.
   void SaveSample() {
-    StateDict state;
-    state.root().Tensor("w", tensor_.view());
-    state.root().Tensor("other", other_.view());
-    Save(1, state, {.chunk_bytes = 1 << 20});
+    Save(1, StateOf({{"w", tensor_.view()}, {"other", other_.view()}}), {.chunk_bytes = 1 << 20});
     CAIRN_ASSERT_OK_AND_ASSIGN(chunks_, store->Chunks(Step(1), "w"));
     ASSERT_EQ(chunks_.size(), 2u);
     segment_ = FileOf(chunks_[0].extents.front());
@@ -44,8 +41,7 @@ class DamageTest : public StoreTest {
 
   Result<LoadReport> LoadBox(Box box) {
     TestTensor target(DType::kFloat32, box.sizes, 9);
-    const LoadRequest request{.fqn = "w", .box = box, .target = target.target()};
-    return store->Load(Step(1), {&request, 1});
+    return Load(1, {{.fqn = "w", .box = box, .target = target.target()}});
   }
 
   // The error must contain everything that is needed to repair the store.
@@ -91,11 +87,10 @@ TEST_F(DamageTest, AStridedWholeLoadNamesThePage) {
   const uint64_t page_begin = chunks_[1].extents.front().offset_bytes;
   Flip(page_begin);
   TestTensor target(DType::kFloat32, {4096, 100}, 9);
-  const LoadRequest request{
-      .fqn = "w",
-      .box = WholeBox(tensor_.shape),
-      .target = {DType::kFloat32, tensor_.shape, {1, 100}, target.bytes.data()}};
-  const auto report = store->Load(Step(1), {&request, 1});
+  const auto report =
+      Load(1, {{.fqn = "w",
+                .box = WholeBox(tensor_.shape),
+                .target = {DType::kFloat32, tensor_.shape, {1, 100}, target.bytes.data()}}});
   ASSERT_THAT(report, IsError(ErrorCode::kDataLoss, "page 0 of chunk [64, 0]"));
   ExpectPageError(report.error(), page_begin);
 }
@@ -113,17 +108,15 @@ TEST_F(DamageTest, DamagedPageDigestsAreToldFromDamagedPages) {
 TEST_F(DamageTest, ALoadOfManyChunksEndsAtTheFirstThatIsDamaged) {
   // Far more chunks than are planned ahead of the reading.
   const TestTensor tensor(DType::kInt8, {30'000, 128});
-  StateDict state;
-  state.root().Tensor("w", tensor.view());
-  Save(1, state, {.chunk_bytes = 128});
+  Save(1, StateOf({{"w", tensor.view()}}), {.chunk_bytes = 128});
   CAIRN_ASSERT_OK_AND_ASSIGN(chunks_, store->Chunks(Step(1), "w"));
   ASSERT_EQ(chunks_.size(), 30'000u);
   EXPECT_EQ(LoadBytes(1, "w"), tensor.bytes);
   segment_ = FileOf(chunks_[3].extents.front());
   Flip(chunks_[3].extents.front().offset_bytes);
   TestTensor target(DType::kInt8, {30'000, 128}, 9);
-  const LoadRequest request{.fqn = "w", .box = WholeBox(tensor.shape), .target = target.target()};
-  const auto report = store->Load(Step(1), {&request, 1});
+  const auto report =
+      Load(1, {{.fqn = "w", .box = WholeBox(tensor.shape), .target = target.target()}});
   ASSERT_THAT(report, IsError(ErrorCode::kDataLoss, "page 0 of chunk [3, 0]"));
   ExpectPageError(report.error(), chunks_[3].extents.front().offset_bytes);
 }
@@ -146,8 +139,7 @@ TEST_F(DamageTest, TheCheckOfAMapMayRunAfterStepAndStoreAreGone) {
   Flip(chunks_[1].extents.front().offset_bytes + 99);
   CAIRN_ASSERT_OK_AND_ASSIGN(const UncheckedMap damaged, store->MapUnchecked(Step(1), fqns));
   Reopen();
-  const uint64_t doomed[] = {1};
-  CAIRN_ASSERT_OK(store->Delete(doomed));
+  CAIRN_ASSERT_OK(store->Delete(std::vector<uint64_t>{1}));
   store.reset();
   // Both map the same file.
   EXPECT_THAT(sound.check->Run(), IsError(ErrorCode::kDataLoss, "chunk [64, 0]"));
@@ -192,9 +184,7 @@ TEST_F(DamageTest, AMapOfManyNamesTheFirstThatIsDamaged) {
 
 TEST_F(DamageTest, AMapOfManyMegabytesNamesTheChunkThatIsDamaged) {
   const TestTensor large(DType::kInt8, {13, 1 << 20});
-  StateDict state;
-  state.root().Tensor("large", large.view());
-  Save(1, state, {.chunk_bytes = 1 << 20});
+  Save(1, StateOf({{"large", large.view()}}), {.chunk_bytes = 1 << 20});
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto chunks, store->Chunks(Step(1), "large"));
   ASSERT_EQ(chunks.size(), 13u);
   const kv::Extent& damaged = chunks[9].extents.front();
@@ -209,8 +199,7 @@ TEST_F(DamageTest, AMapOfManyMegabytesNamesTheChunkThatIsDamaged) {
 
 TEST_F(DamageTest, VerifyOfACleanStoreFindsNothing) {
   SaveSample();
-  StateDict second;
-  second.root().Tensor("w", tensor_.view());
+  StateDict second = StateOf({{"w", tensor_.view()}});
   second.root().Value("v", int64_t{1});
   Save(2, second, {.chunk_bytes = 1 << 20});
   EXPECT_TRUE(VerifyAll().empty());
@@ -273,9 +262,7 @@ TEST_F(DamageTest, ASaveOverADamagedBaseStillSavesEveryByte) {
   tensor_.bytes[0] ^= std::byte{1};
   Flip(chunks_[0].extents.front().offset_bytes + 9);
   Reopen(kv::OpenMode::kWrite);
-  StateDict state;
-  state.root().Tensor("w", tensor_.view());
-  Save(2, state, {.incremental = false});
+  Save(2, StateOf({{"w", tensor_.view()}}), {.incremental = false});
   EXPECT_EQ(LoadBytes(2, "w"), tensor_.bytes);
 }
 

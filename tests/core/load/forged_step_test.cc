@@ -62,8 +62,7 @@ class ForgedStepTest : public StoreTest {
 
   Result<LoadReport> Load(const std::string& fqn, const Box& box) {
     TestTensor target(DType::kUInt8, box.sizes, 9);
-    const LoadRequest request{.fqn = fqn, .box = box, .target = target.target()};
-    return store->Load(Step(1), {&request, 1});
+    return Load(1, {{.fqn = fqn, .box = box, .target = target.target()}});
   }
 
   void ExpectRefused(const std::string& fqn, const Shape& shape) {
@@ -118,8 +117,7 @@ TEST_F(ForgedStepTest, AChunkOfVeryManyExtentsIsReadInLinearTime) {
                                     .digest = appended.digest,
                                     .since_step = 1},
                                    /*reused=*/false));
-  StateDict tree;
-  tree.root().Tensor("w", {DType::kUInt8, {1}, {}, one_.data()});
+  const StateDict tree = StateOf({{"w", {DType::kUInt8, {1}, {}, one_.data()}}});
   CAIRN_ASSERT_OK(writer->SetStructure(EncodeTree(tree.tree)));
   CAIRN_ASSERT_OK(
       writer->Commit({.tensor_count = 1, .value_count = 0, .logical_bytes = tensor.nbytes}));

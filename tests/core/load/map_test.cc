@@ -21,9 +21,7 @@ class MapTest : public StoreTest {
 
 TEST_F(MapTest, MapsATensorOfManyChunks) {
   const TestTensor tensor(DType::kFloat32, {500, 100});
-  StateDict state;
-  state.root().Tensor("w", tensor.view());
-  Save(1, state, {.chunk_bytes = 7000});
+  Save(1, StateOf({{"w", tensor.view()}}), {.chunk_bytes = 7000});
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto mapped, MapOne(1, "w"));
   ASSERT_TRUE(mapped.has_value());
   EXPECT_TRUE(std::ranges::equal(mapped->bytes, tensor.bytes));
@@ -57,21 +55,16 @@ TEST_F(MapTest, ManyTensorsShareTheMappingOfTheirSegment) {
 
 TEST_F(MapTest, TheMappingOutlivesStepAndStore) {
   const TestTensor tensor(DType::kFloat32, {500, 100});
-  StateDict state;
-  state.root().Tensor("w", tensor.view());
-  Save(1, state);
+  Save(1, StateOf({{"w", tensor.view()}}));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto mapped, MapOne(1, "w"));
-  const uint64_t doomed[] = {1};
-  CAIRN_ASSERT_OK(store->Delete(doomed));
+  CAIRN_ASSERT_OK(store->Delete(std::vector<uint64_t>{1}));
   store.reset();
   EXPECT_TRUE(std::ranges::equal(mapped->bytes, tensor.bytes));
 }
 
 TEST_F(MapTest, AWriteToALargeMapStaysInThisMapping) {
   const TestTensor tensor(DType::kInt8, {9, 1 << 20});
-  StateDict state;
-  state.root().Tensor("w", tensor.view());
-  Save(1, state);
+  Save(1, StateOf({{"w", tensor.view()}}));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto mapped, MapOne(1, "w"));
   ASSERT_TRUE(mapped.has_value());
   ASSERT_TRUE(std::ranges::equal(mapped->bytes, tensor.bytes));
@@ -83,8 +76,7 @@ TEST_F(MapTest, AWriteToALargeMapStaysInThisMapping) {
 
 TEST_F(MapTest, NothingToMapWhereChunksAreScattered) {
   TestTensor tensor(DType::kFloat32, {500, 100});
-  StateDict state;
-  state.root().Tensor("w", tensor.view());
+  const StateDict state = StateOf({{"w", tensor.view()}});
   Save(1, state, {.chunk_bytes = 7000});
   tensor.bytes[50'000] ^= std::byte{1};
   Save(2, state, {.chunk_bytes = 7000});
@@ -94,11 +86,11 @@ TEST_F(MapTest, NothingToMapWhereChunksAreScattered) {
 
 TEST_F(MapTest, MapsContiguousAliasesAndNoOthers) {
   const TestTensor tensor(DType::kFloat32, {100, 100});
-  StateDict state;
-  state.root().Tensor("owner", tensor.view());
-  state.root().Tensor("rows", {DType::kFloat32, {10, 100}, {}, tensor.bytes.data() + 20'000});
-  state.root().Tensor("column", {DType::kFloat32, {100}, {100}, tensor.bytes.data()});
-  Save(1, state, {.chunk_bytes = 9000});
+  Save(1,
+       StateOf({{"owner", tensor.view()},
+                {"rows", {DType::kFloat32, {10, 100}, {}, tensor.bytes.data() + 20'000}},
+                {"column", {DType::kFloat32, {100}, {100}, tensor.bytes.data()}}}),
+       {.chunk_bytes = 9000});
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto rows, MapOne(1, "rows"));
   ASSERT_TRUE(rows.has_value());
   EXPECT_TRUE(std::ranges::equal(rows->bytes, std::span(tensor.bytes).subspan(20'000, 4000)));
@@ -107,9 +99,7 @@ TEST_F(MapTest, MapsContiguousAliasesAndNoOthers) {
 }
 
 TEST_F(MapTest, AnEmptyTensorMapsToNoBytes) {
-  StateDict state;
-  state.root().Tensor("e", {DType::kFloat32, {0, 4}, {}, nullptr});
-  Save(1, state);
+  Save(1, StateOf({{"e", {DType::kFloat32, {0, 4}, {}, nullptr}}}));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto mapped, MapOne(1, "e"));
   ASSERT_TRUE(mapped.has_value());
   EXPECT_TRUE(mapped->bytes.empty());

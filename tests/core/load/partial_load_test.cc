@@ -22,9 +22,7 @@ constexpr uint64_t kRounding = 8192;
 class PartialLoadTest : public StoreTest {
  protected:
   void SaveTensor(const TestTensor& tensor, uint64_t chunk_bytes = kDefaultChunkBytes) {
-    StateDict state;
-    state.root().Tensor("w", tensor.view());
-    Save(1, state, {.chunk_bytes = chunk_bytes});
+    Save(1, StateOf({{"w", tensor.view()}}), {.chunk_bytes = chunk_bytes});
   }
 
   // Loads `boxes` in one call and compares them with `tensor`. Returns the bytes read from storage.
@@ -77,8 +75,7 @@ TEST_F(PartialLoadTest, OnePercentOfTheKeysReadsLittleMoreThanTheirBytes) {
   for (int i = 0; i < 100; ++i) state.root().Tensor(fmt::format("t{:03}", i), tensors[i].view());
   Save(1, state);
   TestTensor target(DType::kFloat32, {100, 1000}, 200);
-  const LoadRequest request = WholeRequest("t042", target);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const LoadReport report, store->Load(Step(1), {&request, 1}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const LoadReport report, Load(1, {WholeRequest("t042", target)}));
   EXPECT_EQ(target.bytes, tensors[42].bytes);
   EXPECT_LE(report.bytes_read, 400'000 * 105 / 100);
 }
@@ -94,11 +91,10 @@ TEST_F(PartialLoadTest, ALargeTransposedTargetGoesThroughBoundedMemory) {
   const TestTensor tensor(DType::kFloat64, {3000, 2000});  // 48 MB
   SaveTensor(tensor);
   TestTensor target(DType::kFloat64, {2000, 3000}, 5);
-  const LoadRequest request{
-      .fqn = "w",
-      .box = WholeBox(tensor.shape),
-      .target = {DType::kFloat64, tensor.shape, {1, 3000}, target.bytes.data()}};
-  CAIRN_ASSERT_OK(store->Load(Step(1), {&request, 1}));
+  CAIRN_ASSERT_OK(
+      Load(1, {{.fqn = "w",
+                .box = WholeBox(tensor.shape),
+                .target = {DType::kFloat64, tensor.shape, {1, 3000}, target.bytes.data()}}}));
   for (uint64_t i = 0; i < 3000; i += 7) {
     for (uint64_t j = 0; j < 2000; j += 13) {
       ASSERT_EQ(std::memcmp(target.bytes.data() + (j * 3000 + i) * 8,
@@ -125,9 +121,8 @@ TEST_F(PartialLoadTest, RandomBoxesOfRandomTensorsAndChunks) {
     Shape shape(random.Between(1, 4));
     for (uint64_t& size : shape) size = random.Between(1, 30);
     const TestTensor tensor(random.Chance(0.5) ? DType::kComplex128 : DType::kInt8, shape);
-    StateDict state;
-    state.root().Tensor("w", tensor.view());
-    Save(1, state, {.overwrite = true, .chunk_bytes = uint64_t{1} << random.Between(4, 18)});
+    Save(1, StateOf({{"w", tensor.view()}}),
+         {.overwrite = true, .chunk_bytes = uint64_t{1} << random.Between(4, 18)});
     std::vector<Box> boxes;
     for (int i = 0; i < 10; ++i) {
       Box box = WholeBox(shape);

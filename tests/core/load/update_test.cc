@@ -96,11 +96,9 @@ TEST_F(UpdateTest, MemoryThatIsNotTheBaseIsRefusedAndUnchanged) {
 }
 
 TEST_F(UpdateTest, TensorsThatTheBaseLacksAreReadCompletely) {
-  StateDict small;
-  small.root().Tensor(Name(0), tensors[0].view());
-  small.root().Tensor(Name(1), {DType::kInt8, {kPage, 32}, {}, tensors[1].bytes.data()});
-  small.root().Tensor(Name(2), {DType::kUInt8, {32, kPage}, {}, tensors[2].bytes.data()});
-  Save(1, small);
+  Save(1, StateOf({{Name(0), tensors[0].view()},
+                   {Name(1), {DType::kInt8, {kPage, 32}, {}, tensors[1].bytes.data()}},
+                   {Name(2), {DType::kUInt8, {32, kPage}, {}, tensors[2].bytes.data()}}}));
   Save(2, State(), {.chunk_bytes = 5 * kPage});
   model = tensors;
   for (TestTensor& tensor : model) std::ranges::fill(tensor.bytes, std::byte{9});
@@ -152,10 +150,8 @@ TEST_F(UpdateTest, TensorsThatBecomeAliasesAreRead) {
   tied.root().Tensor("x", tensors[0].view());
   Save(2, tied);
   TestTensor x = other;
-  const LoadRequest request = WholeRequest("x", x);
-
   CAIRN_ASSERT_OK_AND_ASSIGN(const UpdateReport report,
-                             store->Update(Step(1), Step(2), {&request, 1}));
+                             store->Update(Step(1), Step(2), std::array{WholeRequest("x", x)}));
 
   EXPECT_THAT(report.changed, ElementsAre("x"));
   EXPECT_EQ(x.bytes, tensors[0].bytes);
@@ -179,8 +175,7 @@ TEST_F(UpdateTest, BothStepsMustExist) {
   const kv::StepInfo first = Step(1);
   Save(2, State());
   model = tensors;
-  const uint64_t doomed[] = {1};
-  CAIRN_ASSERT_OK(store->Delete(doomed));
+  CAIRN_ASSERT_OK(store->Delete(std::vector<uint64_t>{1}));
   const LoadRequest request = WholeRequest("t0", model[0]);
   EXPECT_THAT(store->Update(first, Step(2), {&request, 1}), IsError(ErrorCode::kNotFound, ""));
   EXPECT_THAT(store->Update(Step(2), first, {&request, 1}), IsError(ErrorCode::kNotFound, ""));
@@ -229,8 +224,8 @@ TEST_F(UpdateTest, ProgressMayCancel) {
   model = tensors;
   tensors[0].bytes[0] ^= std::byte{1};
   Save(2, State());
-  const LoadRequest request = WholeRequest("t0", model[0]);
-  EXPECT_THAT(store->Update(Step(1), Step(2), {&request, 1}, [](auto, auto) { return false; }),
+  EXPECT_THAT(store->Update(Step(1), Step(2), std::array{WholeRequest("t0", model[0])},
+                            [](auto, auto) { return false; }),
               IsError(ErrorCode::kCancelled, ""));
 }
 

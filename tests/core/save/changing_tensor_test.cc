@@ -24,12 +24,7 @@ class ChangingTensorTest : public StoreTest {
  protected:
   static constexpr uint64_t kChunkBytes = 1 << 20;
 
-  StateDict State() {
-    StateDict state;
-    state.root().Tensor("a", first_.view());
-    state.root().Tensor("b", last_.view());
-    return state;
-  }
+  StateDict State() { return StateOf({{"a", first_.view()}, {"b", last_.view()}}); }
 
   // Changes the last pages of `b` when the first chunk has been written.
   SaveOptions ChangeAfterFirstChunk(SaveOptions options) {
@@ -126,8 +121,7 @@ TEST_F(ChangingTensorTest, WhatIsAcknowledgedCanBeRead) {
   GTEST_SKIP() << "the race is the caller's, and what is tested";
 #endif
   TestTensor tensor(DType::kBFloat16, {8 << 20});
-  StateDict state;
-  state.root().Tensor("w", tensor.view());
+  const StateDict state = StateOf({{"w", tensor.view()}});
   const std::array<SaveOptions, 6> all_options = {
       SaveOptions{.incremental = false}, SaveOptions{},
       SaveOptions{.max_deltas = 4},      SaveOptions{.share_equal = true},
@@ -145,8 +139,7 @@ TEST_F(ChangingTensorTest, WhatIsAcknowledgedCanBeRead) {
         } else {
           EXPECT_THAT(saved, IsError(ErrorCode::kInvalidArgument, "changed while"));
         }
-        CAIRN_ASSERT_OK_AND_ASSIGN(auto pending, saver.Save(++step, state, options));
-        CAIRN_ASSERT_OK(pending.Wait());
+        CAIRN_ASSERT_OK(SaveAndWait(saver, ++step, state, options));
       }
     }
   }

@@ -31,12 +31,7 @@ class CompactStepsTest : public StoreTest {
   TestTensor weights_{DType::kBFloat16, {10 * kPageBytes / 2 - 1000}};
   TestTensor other_{DType::kUInt8, {3 * kPageBytes}, 7};
 
-  StateDict State() const {
-    StateDict state;
-    state.root().Tensor("other", other_.view());
-    state.root().Tensor("w", weights_.view());
-    return state;
-  }
+  StateDict State() const { return StateOf({{"other", other_.view()}, {"w", weights_.view()}}); }
   void Train() {
     for (uint64_t at = random_.Between(0, 64); at < weights_.bytes.size() / 2;
          at += random_.Between(1, 128)) {
@@ -96,8 +91,7 @@ TEST_F(CompactStepsTest, SavesContinueWithTheNewLocations) {
   AsyncSaver saver(store.get());
   for (uint64_t step = 1; step <= 12; ++step) {
     Train();
-    CAIRN_ASSERT_OK_AND_ASSIGN(const SaveHandle handle, saver.Save(step, State(), kWithDeltas));
-    CAIRN_ASSERT_OK(handle.Wait());
+    CAIRN_ASSERT_OK(SaveAndWait(saver, step, State(), kWithDeltas));
     states_[step] = weights_.bytes;
     if (step % 3 == 0) Delete({step - 1});
     if (step % 4 != 0) continue;
@@ -141,8 +135,7 @@ TEST_F(CompactStepsTest, StepsThatWereFoundBeforeCanBeLoaded) {
   Delete({1});
   Compact({.max_dead = 0, .fold_all = true});
   TestTensor target(weights_.dtype, weights_.shape, 77);
-  const LoadRequest request = WholeRequest("w", target);
-  CAIRN_ASSERT_OK(store->Load(found, {&request, 1}));
+  CAIRN_ASSERT_OK(store->Load(found, std::array{WholeRequest("w", target)}));
   EXPECT_TRUE(target.bytes == states_[2]);
 }
 

@@ -1,4 +1,5 @@
-// Compressed chunks in steps: saves, loads of parts, later saves, compactions, and damage.
+// Compressed chunks in steps: saves, later saves, compactions, and damage. stored_forms_test.cc has
+// what applies to every form of a chunk.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -38,12 +39,7 @@ class CompressedSaveTest : public StoreTest {
     }
     random_.Fill(noise_.bytes);
   }
-  StateDict State() const {
-    StateDict state;
-    state.root().Tensor("noise", noise_.view());
-    state.root().Tensor("w", weights_.view());
-    return state;
-  }
+  StateDict State() const { return StateOf({{"noise", noise_.view()}, {"w", weights_.view()}}); }
   void SaveAndKeep(uint64_t step, const SaveOptions& options) {
     Save(step, State(), options);
     states_[step] = weights_.bytes;
@@ -115,8 +111,7 @@ TEST_F(CompressedSaveTest, TheSettingOfTheStoreAppliesToEverySaveThatDoesNotStat
   EXPECT_EQ(CompressedCount(2), 0u);
   {
     AsyncSaver saver(store.get());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const SaveHandle handle, saver.Save(3, State(), plain));
-    CAIRN_ASSERT_OK(handle.Wait());
+    CAIRN_ASSERT_OK(SaveAndWait(saver, 3, State(), plain));
   }
   states_[3] = weights_.bytes;
   EXPECT_EQ(CompressedCount(3), Chunks(3).size());
@@ -131,20 +126,6 @@ TEST_F(CompressedSaveTest, TheSettingOfTheStoreAppliesToEverySaveThatDoesNotStat
   SaveAndKeep(5, plain);
   EXPECT_EQ(CompressedCount(5), 0u);
   ExpectAllSteps();
-}
-
-TEST_F(CompressedSaveTest, PartsAreLoaded) {
-  SaveAndKeep(1, kCompress);
-  std::vector<std::byte> rows(2 * 7 * 100);
-  const LoadRequest request{.fqn = "w",
-                            .box = {.offsets = {190, 300}, .sizes = {7, 100}},
-                            .target = {DType::kBFloat16, {7, 100}, {}, rows.data()}};
-  CAIRN_ASSERT_OK(store->Load(Step(1), {&request, 1}));
-  for (size_t row = 0; row < 7; ++row) {
-    const auto expected =
-        std::span(weights_.bytes).subspan(2 * ((190 + row) * kColumns + 300), 200);
-    EXPECT_TRUE(std::ranges::equal(std::span(rows).subspan(row * 200, 200), expected)) << row;
-  }
 }
 
 TEST_F(CompressedSaveTest, LaterStepsReferToThemAndAddDeltas) {
@@ -186,23 +167,9 @@ TEST_F(CompressedSaveTest, InTheBackground) {
       weights_.bytes[i] ^= std::byte{1};
     }
     states_[step] = weights_.bytes;
-    CAIRN_ASSERT_OK_AND_ASSIGN(auto handle, saver.Save(step, State(), options));
-    CAIRN_ASSERT_OK(handle.Wait());
+    CAIRN_ASSERT_OK(SaveAndWait(saver, step, State(), options));
   }
   ExpectAllSteps();
-}
-
-TEST_F(CompressedSaveTest, UpdatesReadThem) {
-  SaveAndKeep(1, kCompress);
-  const auto before = weights_.bytes;
-  for (size_t i = 0; i < weights_.bytes.size(); i += 400) weights_.bytes[i] ^= std::byte{1};
-  SaveAndKeep(2, kCompress);
-  std::vector<std::byte> memory = before;
-  const LoadRequest request{.fqn = "w",
-                            .box = WholeBox({{kRows, kColumns}}),
-                            .target = {DType::kBFloat16, {kRows, kColumns}, {}, memory.data()}};
-  CAIRN_ASSERT_OK(store->Update(Step(1), Step(2), {&request, 1}));
-  EXPECT_TRUE(memory == weights_.bytes);
 }
 
 TEST_F(CompressedSaveTest, DamageIsFoundAndNamed) {
@@ -211,10 +178,10 @@ TEST_F(CompressedSaveTest, DamageIsFoundAndNamed) {
   // Of the mantissas, which are not compressible, so that every bit has an effect.
   FlipByte(FileOf(delta), delta.offset_bytes + delta.length_bytes / 2);
   std::vector<std::byte> bytes(weights_.bytes.size());
-  const LoadRequest request{.fqn = "w",
-                            .box = WholeBox({{kRows, kColumns}}),
-                            .target = {DType::kBFloat16, {kRows, kColumns}, {}, bytes.data()}};
-  EXPECT_THAT(store->Load(Step(1), {&request, 1}), testing::IsError(ErrorCode::kDataLoss, "chunk"));
+  EXPECT_THAT(Load(1, {{.fqn = "w",
+                        .box = WholeBox({{kRows, kColumns}}),
+                        .target = {DType::kBFloat16, {kRows, kColumns}, {}, bytes.data()}}}),
+              testing::IsError(ErrorCode::kDataLoss, "chunk"));
   EXPECT_THAT(VerifyAll(), SizeIs(1));
 }
 

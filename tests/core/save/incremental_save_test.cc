@@ -13,8 +13,7 @@ class IncrementalSaveTest : public StoreTest {};
 
 TEST_F(IncrementalSaveTest, OneChangedElementWritesOneChunk) {
   TestTensor a(DType::kFloat32, {1000, 100});
-  StateDict state;
-  state.root().Tensor("a", a.view());
+  const StateDict state = StateOf({{"a", a.view()}});
   Save(1, state, {.chunk_bytes = 10'000});
   a.bytes[123'456] ^= std::byte{1};
   const SaveReport second = Save(2, state, {.chunk_bytes = 10'000});
@@ -28,12 +27,8 @@ TEST_F(IncrementalSaveTest, OneChangedElementWritesOneChunk) {
 
 TEST_F(IncrementalSaveTest, KeysMayComeAndGo) {
   const TestTensor a(DType::kInt32, {10}, 1), b(DType::kInt32, {10}, 2), c(DType::kInt32, {10}, 3);
-  StateDict first, second;
-  first.root().Tensor("a", a.view());
-  first.root().Tensor("c", c.view());
-  second.root().Tensor("b", b.view());
-  second.root().Tensor("c", c.view());
-  second.root().Tensor("d", a.view());
+  const StateDict first = StateOf({{"a", a.view()}, {"c", c.view()}});
+  const StateDict second = StateOf({{"b", b.view()}, {"c", c.view()}, {"d", a.view()}});
   Save(1, first);
   const SaveReport report = Save(2, second);
   EXPECT_EQ(report.chunks_reused, 1u);
@@ -58,9 +53,8 @@ TEST_F(IncrementalSaveTest, AFewKeysAgainstALargeBase) {
 
 TEST_F(IncrementalSaveTest, AnotherShapeOrGridIsWrittenAnew) {
   const TestTensor wide(DType::kInt32, {4, 100}), tall(DType::kInt32, {8, 50});
-  StateDict first, second;
-  first.root().Tensor("t", wide.view());
-  second.root().Tensor("t", tall.view());
+  const StateDict first = StateOf({{"t", wide.view()}});
+  const StateDict second = StateOf({{"t", tall.view()}});
   Save(1, first);
   EXPECT_EQ(Save(2, second).chunks_reused, 0u);
   EXPECT_EQ(Save(3, second, {.chunk_bytes = 800}).chunks_reused, 0u);

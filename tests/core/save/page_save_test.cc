@@ -1,5 +1,5 @@
-// Saving a chunk of which a few pages have changed: only these pages are written, and a chunk with
-// several extents is read, checked, mapped, compared and deleted like a chunk with one.
+// Saving a chunk of which a few pages have changed: only these pages are written.
+// stored_forms_test.cc has what applies to every form of a chunk.
 
 #include <gmock/gmock.h>
 
@@ -7,14 +7,9 @@
 #include <map>
 #include <set>
 
-#include "core/inspect/compare.h"
-#include "core/load/load_options.h"
 #include "core/save/save_options.h"
 #include "core/step/contents.h"
-#include "core/upkeep/payload_reader.h"
 #include "kv/base/step_info.h"
-#include "kv/store.h"
-#include "tests/core/tensor/strided_fixture.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {
@@ -32,11 +27,7 @@ class PageSaveTest : public StoreTest {
   // One chunk of kPages complete pages and a short one.
   TestTensor tensor_{DType::kFloat32, {kPages * kPageBytes / 4 + kTailBytes / 4}};
 
-  StateDict State(const TestTensor& tensor) {
-    StateDict state;
-    state.root().Tensor("w", tensor.view());
-    return state;
-  }
+  StateDict State(const TestTensor& tensor) { return StateOf({{"w", tensor.view()}}); }
   void Touch(uint64_t page) { tensor_.bytes[page * kPageBytes + 7] ^= std::byte{1}; }
 
   SaveReport SaveTensor(uint64_t step) { return Save(step, State(tensor_)); }
@@ -137,72 +128,6 @@ TEST_F(PageSaveTest, EveryPageIsWhereItWasWrittenLast) {
   EXPECT_TRUE(VerifyAll().empty());
 }
 
-TEST_F(PageSaveTest, PartsOfItAreRead) {
-  SaveThreeSteps();
-  // Two elements in each of these pages, and across the ends of extents.
-  for (const uint64_t page : {0, 3, 4, 5, 9, 10, 12, 20}) {
-    for (const int64_t shift : {-8, 0, 8}) {
-      const int64_t begin = static_cast<int64_t>(page * kPageBytes) + shift;
-      if (begin < 0) continue;
-      TestTensor part(DType::kFloat32, {4}, 99);
-      const LoadRequest request{
-          .fqn = "w", .box = {{static_cast<uint64_t>(begin) / 4}, {4}}, .target = part.target()};
-      CAIRN_ASSERT_OK(store->Load(Step(3), {&request, 1}));
-      EXPECT_TRUE(std::ranges::equal(part.bytes,
-                                     std::span(states_[3]).subspan(static_cast<size_t>(begin), 16)))
-          << "page " << page << " " << shift;
-    }
-  }
-}
-
-TEST_F(PageSaveTest, ItIsReadInPiecesInOrder) {
-  SaveThreeSteps();
-  CAIRN_ASSERT_OK_AND_ASSIGN(const TensorInfo info, store->FindTensor(Step(3), "w"));
-  std::vector<std::byte> read;
-  CAIRN_ASSERT_OK(ReadRowMajor(
-      LoaderOf(*store, Step(3)), {&info, 1},
-      [&](size_t, uint64_t offset_bytes, std::span<const std::byte> bytes) -> Result<void> {
-        EXPECT_EQ(offset_bytes, read.size());
-        read.insert(read.end(), bytes.begin(), bytes.end());
-        return {};
-      }));
-  EXPECT_EQ(read, states_[3]);
-}
-
-TEST_F(PageSaveTest, ItIsNotMapped) {
-  SaveThreeSteps();
-  const std::string fqns[] = {"w"};
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto whole, store->Map(Step(1), fqns));
-  EXPECT_TRUE(whole[0].has_value());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto scattered, store->Map(Step(3), fqns));
-  EXPECT_FALSE(scattered[0].has_value());
-}
-
-TEST_F(PageSaveTest, StepsOfItAreCompared) {
-  SaveThreeSteps();
-  Save(4, State(tensor_), {.incremental = false});
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Diff changed, CompareSteps(store->kv(), 1, 3));
-  ASSERT_EQ(changed.changes.size(), 1u);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Diff same, CompareSteps(store->kv(), 3, 4));
-  EXPECT_TRUE(same.changes.empty());
-}
-
-TEST_F(PageSaveTest, SegmentsLiveWhileAnyPageOfThemIsUsed) {
-  SaveThreeSteps();
-  const uint64_t first_two[] = {1, 2};
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto report, store->Delete(first_two));
-  EXPECT_EQ(report.segments, 0u);
-  EXPECT_EQ(LoadBytes(3, "w"), states_[3]);
-  EXPECT_TRUE(VerifyAll().empty());
-  Reopen();
-  EXPECT_EQ(LoadBytes(3, "w"), states_[3]);
-  Save(3, State(tensor_), {.overwrite = true, .incremental = false});
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->kv().Latest());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto segments, snapshot->Segments());
-  EXPECT_EQ(segments.size(), 1u);
-  EXPECT_EQ(LoadBytes(3, "w"), states_[3]);
-}
-
 TEST_F(PageSaveTest, AStepMayBeOverwrittenOnItsOwnBase) {
   SaveThreeSteps();
   Touch(0);
@@ -210,18 +135,6 @@ TEST_F(PageSaveTest, AStepMayBeOverwrittenOnItsOwnBase) {
   EXPECT_EQ(report.written_bytes, kPageBytes);
   EXPECT_EQ(LoadBytes(3, "w"), tensor_.bytes);
   EXPECT_EQ(LoadBytes(2, "w"), states_[2]);
-  EXPECT_TRUE(VerifyAll().empty());
-}
-
-TEST_F(PageSaveTest, StepsAreRecoveredFromTheirTables) {
-  SaveThreeSteps();
-  store.reset();
-  const std::string path = directory.path() + "/store";
-  std::filesystem::remove_all(path + "/roots");
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto report, kv::Store::Rebuild(path));
-  EXPECT_TRUE(report.lost.empty());
-  Reopen();
-  for (const auto& [step, bytes] : states_) EXPECT_EQ(LoadBytes(step, "w"), bytes);
   EXPECT_TRUE(VerifyAll().empty());
 }
 
@@ -245,8 +158,7 @@ TEST_F(PageSaveTest, DamageInAnOldExtentIsFoundAndNamed) {
       EXPECT_EQ(loaded.error().offset_bytes, at.offset_bytes);
     }
     // Other parts of the tensor can still be read.
-    const LoadRequest other{.fqn = "w", .box = {{0}, {1}}, .target = element.target()};
-    CAIRN_EXPECT_OK(store->Load(Step(3), {&other, 1}));
+    CAIRN_EXPECT_OK(Load(3, {{.fqn = "w", .box = {{0}, {1}}, .target = element.target()}}));
     const auto damage = VerifyAll(3);
     ASSERT_EQ(damage.size(), 1u);
     EXPECT_EQ(damage[0].file, file);
@@ -263,8 +175,7 @@ TEST_F(PageSaveTest, DamagedPageDigestsAreNamedByTheirFile) {
   const kv::Extent at = OnlyChunk(3).extents.At(4 * kPageBytes);
   FlipByte(FileOf(at), at.page_digests_offset_bytes);
   TestTensor element(DType::kFloat32, {1});
-  const LoadRequest part{.fqn = "w", .box = {{0}, {1}}, .target = element.target()};
-  const auto loaded = store->Load(Step(3), {&part, 1});
+  const auto loaded = Load(3, {{.fqn = "w", .box = {{0}, {1}}, .target = element.target()}});
   ASSERT_THAT(loaded, IsError(ErrorCode::kDataLoss, "page digests"));
   EXPECT_EQ(loaded.error().file, FileOf(at));
   EXPECT_EQ(loaded.error().offset_bytes, at.page_digests_offset_bytes);
@@ -291,8 +202,7 @@ TEST_F(PageSaveTest, WhatStepsShareIsVerifiedOnce) {
   }));
   EXPECT_EQ(bytes, tensor_.bytes.size() + 3 * kPageBytes);
   // After the first step is deleted, only those of its bytes are left that other steps reference.
-  const uint64_t first[] = {1};
-  CAIRN_ASSERT_OK(store->Delete(first));
+  CAIRN_ASSERT_OK(store->Delete(std::vector<uint64_t>{1}));
   CAIRN_ASSERT_OK_AND_ASSIGN(const uint64_t left, store->Verify({}, [](const kv::Damage& found) {
     ADD_FAILURE() << found.error.ToString();
   }));
@@ -328,25 +238,6 @@ TEST_F(PageSaveTest, BehindChunksThatChangedAllOverFewAreLookedAt) {
   const SaveReport report = Save(2, State(large));
   EXPECT_EQ(report.written_bytes, (2 * kInWindow - 1) * 4 * kMiB + 3 * kPageBytes);
   EXPECT_TRUE(LoadBytes(2, "w") == large.bytes);
-}
-
-TEST_F(PageSaveTest, StridedSourcesAreWrittenByPagesToo) {
-  const uint64_t side = 512;
-  TestTensor matrix(DType::kFloat32, {side, side});
-  const TensorView view{DType::kFloat32, {side, side}, {1, side}, matrix.bytes.data()};
-  StateDict state;
-  state.root().Tensor("w", view);
-  Save(1, state);
-  matrix.bytes[0] ^= std::byte{1};
-  EXPECT_EQ(Save(2, state).written_bytes, kPageBytes);
-  const std::vector<std::byte> expected = NaiveRowMajor(view);
-  EXPECT_EQ(LoadBytes(2, "w"), expected);
-  // A part is checked with the digests of its pages.
-  TestTensor part(DType::kFloat32, {1, side}, 9);
-  const LoadRequest request{.fqn = "w", .box = {{300, 0}, {1, side}}, .target = part.target()};
-  CAIRN_ASSERT_OK(store->Load(Step(2), {&request, 1}));
-  EXPECT_TRUE(
-      std::ranges::equal(part.bytes, std::span(expected).subspan(300 * side * 4, side * 4)));
 }
 
 }  // namespace

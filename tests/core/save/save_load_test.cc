@@ -42,9 +42,7 @@ TEST_F(SaveLoadTest, EveryDTypeAndManyShapesComeBack) {
 
 TEST_F(SaveLoadTest, ManyChunksComeBackInPlace) {
   const TestTensor tensor(DType::kFloat32, {1000, 300});
-  StateDict state;
-  state.root().Tensor("w", tensor.view());
-  const SaveReport report = Save(1, state, {.chunk_bytes = 100'000});
+  const SaveReport report = Save(1, StateOf({{"w", tensor.view()}}), {.chunk_bytes = 100'000});
   EXPECT_EQ(report.chunks, 13u);
   EXPECT_EQ(LoadBytes(1, "w"), tensor.bytes);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto chunks, store->Chunks(Step(1), "w"));
@@ -81,9 +79,7 @@ TEST_F(SaveLoadTest, StridedSourcesAndTargetsAgreeWithTheNaiveReference) {
   testing::SeededRandom random;
   for (uint64_t step = 1; step <= 40; ++step) {
     const StridedTensor source = RandomStrided(random, /*may_repeat=*/true);
-    StateDict state;
-    state.root().Tensor("t", source.view());
-    Save(step, state, {.chunk_bytes = random.Between(1, 400)});
+    Save(step, StateOf({{"t", source.view()}}), {.chunk_bytes = random.Between(1, 400)});
     const auto expected = NaiveRowMajor(source.view());
     ASSERT_EQ(LoadBytes(step, "t"), expected);
     // Loads to memory of the same shape with other strides: dimensions in reverse order.
@@ -95,8 +91,8 @@ TEST_F(SaveLoadTest, StridedSourcesAndTargetsAgreeWithTheNaiveReference) {
       stride *= target.shape[d];
     }
     target.memory.resize(expected.size());
-    const LoadRequest request{.fqn = "t", .box = WholeBox(source.shape), .target = target.target()};
-    CAIRN_ASSERT_OK(store->Load(Step(step), {&request, 1}));
+    CAIRN_ASSERT_OK(
+        Load(step, {{.fqn = "t", .box = WholeBox(source.shape), .target = target.target()}}));
     ASSERT_EQ(NaiveRowMajor(target.view()), expected);
   }
 }
@@ -152,14 +148,9 @@ TEST_F(SaveLoadTest, TwentyThousandSmallTensors) {
 
 TEST_F(SaveLoadTest, MissingKeyIsNamedWithItsLikes) {
   const TestTensor tensor(DType::kInt8, {2});
-  StateDict state;
-  state.root().Tensor("model.layers.0.weight", tensor.view());
-  Save(1, state);
+  Save(1, StateOf({{"model.layers.0.weight", tensor.view()}}));
   TestTensor target(DType::kInt8, {2});
-  const auto load = [&](const std::string& fqn) {
-    const LoadRequest request = WholeRequest(fqn, target);
-    return store->Load(Step(1), {&request, 1});
-  };
+  const auto load = [&](const std::string& fqn) { return Load(1, {WholeRequest(fqn, target)}); };
   EXPECT_THAT(load("model.layers.1.weight"),
               IsError(ErrorCode::kNotFound, "similar keys: model.layers.0.weight"));
   EXPECT_THAT(load("model.layers.1.weight"),
@@ -170,10 +161,7 @@ TEST_F(SaveLoadTest, MissingKeyIsNamedWithItsLikes) {
 
 TEST_F(SaveLoadTest, NothingIsTouchedWhenOneRequestIsWrong) {
   const TestTensor a(DType::kFloat32, {4}), b(DType::kFloat32, {4});
-  StateDict state;
-  state.root().Tensor("a", a.view());
-  state.root().Tensor("b", b.view());
-  Save(1, state);
+  Save(1, StateOf({{"a", a.view()}, {"b", b.view()}}));
   TestTensor fine(DType::kFloat32, {4}, 50);
   const auto before = fine.bytes;
   const auto load_with = [&](LoadRequest bad) {
@@ -202,28 +190,23 @@ TEST_F(SaveLoadTest, NothingIsTouchedWhenOneRequestIsWrong) {
 
 TEST_F(SaveLoadTest, RefusesBadStatesByKeyAndKeepsTheStore) {
   const TestTensor tensor(DType::kFloat32, {4});
-  StateDict duplicate;
-  duplicate.root().Tensor("a.b", tensor.view());
+  StateDict duplicate = StateOf({{"a.b", tensor.view()}});
   duplicate.root().Map("a").Tensor("b", tensor.view());
   EXPECT_THAT(store->Save(1, duplicate), IsError(ErrorCode::kInvalidArgument, "a.b"));
-  StateDict null;
-  null.root().Tensor("n", {.dtype = DType::kFloat32, .shape = {4}});
-  EXPECT_THAT(store->Save(1, null), IsError(ErrorCode::kInvalidArgument, "n"));
-  StateDict unknown;
-  unknown.root().Tensor("u", {.dtype = DType::kUnknown, .shape = {}});
-  EXPECT_THAT(store->Save(1, unknown), IsError(ErrorCode::kInvalidArgument, "u"));
+  EXPECT_THAT(store->Save(1, StateOf({{"n", {.dtype = DType::kFloat32, .shape = {4}}}})),
+              IsError(ErrorCode::kInvalidArgument, "n"));
+  EXPECT_THAT(store->Save(1, StateOf({{"u", {.dtype = DType::kUnknown, .shape = {}}}})),
+              IsError(ErrorCode::kInvalidArgument, "u"));
   StateDict large;
   large.root().Value("v", Bytes{std::vector<std::byte>(kMaxValueBytes + 1)});
   EXPECT_THAT(store->Save(1, large), IsError(ErrorCode::kInvalidArgument, "v"));
-  StateDict more_leaves;
-  more_leaves.root().Tensor("w", tensor.view());
+  StateDict more_leaves = StateOf({{"w", tensor.view()}});
   more_leaves.slot.push_back(0);
   EXPECT_THAT(store->Save(1, more_leaves), IsError(ErrorCode::kInvalidArgument, "contents for 2"));
   more_leaves.slot = {1};
   EXPECT_THAT(store->Save(1, more_leaves),
               IsError(ErrorCode::kInvalidArgument, "contents that it lacks"));
-  StateDict good;
-  good.root().Tensor("g", tensor.view());
+  const StateDict good = StateOf({{"g", tensor.view()}});
   EXPECT_THAT(store->Save(1, good, {.chunk_bytes = 0}),
               IsError(ErrorCode::kInvalidArgument, "chunk_bytes"));
   EXPECT_THAT(store->Save(1, good, {.chunk_bytes = uint64_t{1} << 40}),
@@ -236,9 +219,8 @@ TEST_F(SaveLoadTest, RefusesBadStatesByKeyAndKeepsTheStore) {
 
 TEST_F(SaveLoadTest, AnExistingStepIsKeptUnlessOverwritten) {
   const TestTensor old_tensor(DType::kFloat32, {400}, 1), new_tensor(DType::kFloat32, {400}, 2);
-  StateDict old_state, new_state;
-  old_state.root().Tensor("w", old_tensor.view());
-  new_state.root().Tensor("w", new_tensor.view());
+  const StateDict old_state = StateOf({{"w", old_tensor.view()}});
+  StateDict new_state = StateOf({{"w", new_tensor.view()}});
   new_state.root().Value("more", true);
   Save(5, old_state);
   EXPECT_THAT(store->Save(5, new_state), IsError(ErrorCode::kConflict, "5"));
@@ -262,8 +244,7 @@ TEST_F(SaveLoadTest, AReaderRefusesToWrite) {
 
 TEST_F(SaveLoadTest, AReaderSeesStepsThatCameAfterItsOpen) {
   const TestTensor tensor(DType::kFloat32, {4});
-  StateDict state;
-  state.root().Tensor("w", tensor.view());
+  const StateDict state = StateOf({{"w", tensor.view()}});
   Save(1, state);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader,
                              CheckpointStore::Open(directory / "store", kv::OpenMode::kRead));
@@ -274,12 +255,9 @@ TEST_F(SaveLoadTest, AReaderSeesStepsThatCameAfterItsOpen) {
 
 TEST_F(SaveLoadTest, ADeletedStepIsReadDuringTheGracePeriodAndNotFoundAfterIt) {
   const TestTensor tensor(DType::kFloat32, {4});
-  StateDict state;
-  state.root().Tensor("w", tensor.view());
-  Save(1, state);
+  Save(1, StateOf({{"w", tensor.view()}}));
   const kv::StepInfo info = Step(1);
-  const uint64_t doomed[] = {1};
-  CAIRN_ASSERT_OK(store->Delete(doomed));
+  CAIRN_ASSERT_OK(store->Delete(std::vector<uint64_t>{1}));
   TestTensor target(DType::kFloat32, {4});
   const LoadRequest request = WholeRequest("w", target);
   CAIRN_ASSERT_OK(store->Load(info, {&request, 1})) << "during the grace period";
@@ -293,8 +271,7 @@ TEST_F(SaveLoadTest, ADeletedStepIsReadDuringTheGracePeriodAndNotFoundAfterIt) {
 
 TEST_F(SaveLoadTest, CancellingASaveLeavesNoStep) {
   const TestTensor tensor(DType::kFloat32, {1000, 1000});
-  StateDict state;
-  state.root().Tensor("w", tensor.view());
+  const StateDict state = StateOf({{"w", tensor.view()}});
   uint64_t calls = 0;
   const SaveOptions options{.chunk_bytes = 100'000, .progress = [&](uint64_t done, uint64_t total) {
                               EXPECT_LE(done, total);
@@ -312,8 +289,7 @@ TEST_F(SaveLoadTest, CancellingASaveLeavesNoStep) {
 
 TEST_F(SaveLoadTest, ProgressEndsAtTheTotal) {
   const TestTensor tensor(DType::kFloat32, {1000, 1000});
-  StateDict state;
-  state.root().Tensor("w", tensor.view());
+  const StateDict state = StateOf({{"w", tensor.view()}});
   uint64_t last = 0;
   const auto progress = [&](uint64_t done, uint64_t total) {
     EXPECT_GE(done, last);
@@ -325,8 +301,7 @@ TEST_F(SaveLoadTest, ProgressEndsAtTheTotal) {
   EXPECT_EQ(last, 4'000'000u);
   last = 0;
   TestTensor target(DType::kFloat32, {1000, 1000}, 3);
-  const LoadRequest request = WholeRequest("w", target);
-  CAIRN_ASSERT_OK(store->Load(Step(1), {&request, 1}, progress));
+  CAIRN_ASSERT_OK(store->Load(Step(1), std::array{WholeRequest("w", target)}, progress));
   EXPECT_EQ(last, 4'000'000u);
 }
 

@@ -408,8 +408,7 @@ TEST_F(SharedSaveTest, NothingButFilesPassesBetweenOpeningAndCommit) {
     ASSERT_NE(store, nullptr);
     const uint64_t of_opening = counts.call_count;
     EXPECT_GT(of_opening, 0u);
-    StateDict state;
-    state.root().Tensor("w", tensor.view());
+    const StateDict state = StateOf({{"w", tensor.view()}});
     for (uint64_t step = 0; step < 3; ++step) EXPECT_TRUE(IsOk(store->Save(step, state)));
     {
       AsyncSaver saver(store.get());
@@ -431,9 +430,8 @@ TEST_F(SharedSaveTest, AnAsyncSaveThatFailsOnOneRankFailsOnAll) {
   const TestTensor tensor(DType::kFloat32, {100, 30});
   RunRanks(3, [&](Communicator& communicator) {
     const auto store = OpenOn(communicator);
-    StateDict good, bad;
-    good.root().Tensor("w", tensor.view());
-    bad.root().Tensor("w", {.dtype = DType::kFloat32, .shape = {1}});
+    const StateDict good = StateOf({{"w", tensor.view()}});
+    const StateDict bad = StateOf({{"w", {.dtype = DType::kFloat32, .shape = {1}}}});
     AsyncSaver saver(store.get());
     const auto handle = saver.Save(1, communicator.rank() == 1 ? bad : good);
     if (communicator.rank() == 1) {
@@ -680,9 +678,9 @@ TEST_F(SharedSaveTest, ALeafThatIsATensorHereAndAValueThereIsRefused) {
 TEST_F(SharedSaveTest, ARankWhoseStateIsBadFailsAllAtOnceAndTheNextSaveWorks) {
   const TestTensor tensor(DType::kInt32, {6});
   RunRanks(4, [&](Communicator& communicator) {
-    StateDict bad, good;
-    bad.root().Tensor("x", {.dtype = DType::kInt32, .shape = {6}, .strides = {1, 1}});
-    good.root().Tensor("x", tensor.view());
+    const StateDict bad =
+        StateOf({{"x", {.dtype = DType::kInt32, .shape = {6}, .strides = {1, 1}}}});
+    const StateDict good = StateOf({{"x", tensor.view()}});
     const auto store = OpenOn(communicator);
     const auto report = store->Save(1, communicator.rank() == 2 ? bad : good);
     ASSERT_FALSE(report);
@@ -699,8 +697,7 @@ TEST_F(SharedSaveTest, ARankWhoseStateIsBadFailsAllAtOnceAndTheNextSaveWorks) {
 TEST_F(SharedSaveTest, AnExistingStepIsRefusedOnAllRanksAndOverwrittenIfAsked) {
   const TestTensor tensor(DType::kInt32, {60});
   RunRanks(3, [&](Communicator& communicator) {
-    StateDict state;
-    state.root().Tensor("x", tensor.view());
+    const StateDict state = StateOf({{"x", tensor.view()}});
     const auto store = OpenOn(communicator);
     EXPECT_TRUE(IsOk(store->Save(5, state)));
     EXPECT_THAT(store->Save(5, state), IsError(ErrorCode::kConflict, "already exists"));
@@ -713,8 +710,7 @@ TEST_F(SharedSaveTest, AnExistingStepIsRefusedOnAllRanksAndOverwrittenIfAsked) {
 TEST_F(SharedSaveTest, ARankThatNeverSavesIsNamedAtTheDeadline) {
   const TestTensor tensor(DType::kInt32, {60});
   RunRanks(3, [&](Communicator& communicator) {
-    StateDict state;
-    state.root().Tensor("x", tensor.view());
+    const StateDict state = StateOf({{"x", tensor.view()}});
     const auto store = OpenOn(communicator);
     if (communicator.rank() != 1) {
       EXPECT_THAT(
@@ -761,8 +757,7 @@ TEST_F(SharedSaveTest, SavesThatAreUnderWayTogetherRunInOneOrderOnAllRanks) {
   const TestTensor tensor(DType::kInt32, {60});
   RunRanks(4, [&](Communicator& communicator) {
     const auto store = OpenOn(communicator);
-    StateDict state;
-    state.root().Tensor("x", tensor.view());
+    const StateDict state = StateOf({{"x", tensor.view()}});
     AsyncSaver saver(store.get());
     for (uint64_t i = 0; i < 20; ++i) {
       const auto handle = saver.Save(2 * i, state);
@@ -778,8 +773,7 @@ TEST_F(SharedSaveTest, ARankThatLeftASaveOutFailsThatStepOnly) {
   const TestTensor tensor(DType::kInt32, {60});
   RunRanks(2, [&](Communicator& communicator) {
     const auto store = OpenOn(communicator);
-    StateDict state;
-    state.root().Tensor("x", tensor.view());
+    const StateDict state = StateOf({{"x", tensor.view()}});
     if (communicator.rank() == 0) {
       EXPECT_FALSE(store->Save(1, state, {.deadline = std::chrono::milliseconds(50)}));
     }

@@ -19,10 +19,7 @@ class SharedStorageTest : public StoreTest {};
 
 TEST_F(SharedStorageTest, TiedWeightsAreWrittenOnce) {
   const TestTensor weight(DType::kFloat32, {100, 50});
-  StateDict state;
-  state.root().Tensor("wte", weight.view());
-  state.root().Tensor("lm_head", weight.view());
-  const SaveReport report = Save(1, state);
+  const SaveReport report = Save(1, StateOf({{"wte", weight.view()}, {"lm_head", weight.view()}}));
   EXPECT_EQ(report.logical_bytes, 20'000u);
   EXPECT_EQ(report.written_bytes, 20'000u);
   EXPECT_EQ(LoadBytes(1, "wte"), weight.bytes);
@@ -56,10 +53,9 @@ TEST_F(SharedStorageTest, OverlappingTensorsWithoutACoveringOne) {
 
 TEST_F(SharedStorageTest, AHiddenTensorHasANameThatIsNotTaken) {
   const TestTensor storage(DType::kFloat32, {30}), other(DType::kFloat32, {1}, 2);
-  StateDict state;
-  state.root().Tensor("a", {DType::kFloat32, {20}, {}, storage.bytes.data() + 40});
-  state.root().Tensor("b", {DType::kFloat32, {20}, {}, storage.bytes.data()});
-  state.root().Tensor("a.__storage__", other.view());
+  const StateDict state = StateOf({{"a", {DType::kFloat32, {20}, {}, storage.bytes.data() + 40}},
+                                   {"b", {DType::kFloat32, {20}, {}, storage.bytes.data()}},
+                                   {"a.__storage__", other.view()}});
   Save(1, state);
   CAIRN_ASSERT_OK_AND_ASSIGN(const TensorInfo taken, store->FindTensor(Step(1), "a.__storage__"));
   EXPECT_FALSE(taken.hidden);
@@ -70,11 +66,9 @@ TEST_F(SharedStorageTest, AHiddenTensorHasANameThatIsNotTaken) {
 
 TEST_F(SharedStorageTest, NeighboursAndTensorsWithoutElementsShareNothing) {
   const TestTensor storage(DType::kFloat32, {20});
-  StateDict state;
-  state.root().Tensor("a", {DType::kFloat32, {10}, {}, storage.bytes.data() + 40});
-  state.root().Tensor("b", {DType::kFloat32, {10}, {}, storage.bytes.data()});
-  state.root().Tensor("c", {DType::kFloat32, {0, 3}, {}, storage.bytes.data()});
-  Save(1, state);
+  Save(1, StateOf({{"a", {DType::kFloat32, {10}, {}, storage.bytes.data() + 40}},
+                   {"b", {DType::kFloat32, {10}, {}, storage.bytes.data()}},
+                   {"c", {DType::kFloat32, {0, 3}, {}, storage.bytes.data()}}}));
   CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(1));
   ASSERT_EQ(contents.tensors.size(), 3u);
   for (const TensorInfo& tensor : contents.tensors) EXPECT_FALSE(tensor.alias_of) << tensor.fqn;
@@ -83,9 +77,8 @@ TEST_F(SharedStorageTest, NeighboursAndTensorsWithoutElementsShareNothing) {
 TEST_F(SharedStorageTest, TensorsWithImpossibleStridesAreRefused) {
   const TestTensor storage(DType::kFloat32, {20});
   for (const auto& strides : {std::vector<uint64_t>{1, 1}, {uint64_t{1} << 63}}) {
-    StateDict state;
-    state.root().Tensor("k", {DType::kFloat32, {3}, strides, storage.bytes.data()});
-    const auto saved = store->Save(1, state);
+    const auto saved =
+        store->Save(1, StateOf({{"k", {DType::kFloat32, {3}, strides, storage.bytes.data()}}}));
     EXPECT_THAT(saved, testing::IsError(ErrorCode::kInvalidArgument,
                                         strides.size() == 2 ? "strides" : "address space"));
     EXPECT_EQ(saved.error().key, "k");
@@ -94,16 +87,14 @@ TEST_F(SharedStorageTest, TensorsWithImpossibleStridesAreRefused) {
 
 TEST_F(SharedStorageTest, ATransposedViewOfTheOwner) {
   const TestTensor matrix(DType::kBFloat16, {300, 200});
-  StateDict state;
-  state.root().Tensor("m", matrix.view());
+  StateDict state = StateOf({{"m", matrix.view()}});
   const TensorView transposed{DType::kBFloat16, {200, 300}, {1, 200}, matrix.bytes.data()};
   state.root().Tensor("t", transposed);
   Save(1, state, {.chunk_bytes = 70'001});
   EXPECT_EQ(LoadBytes(1, "t"), NaiveRowMajor(transposed));
   // A box of it.
   TestTensor target(DType::kBFloat16, {3, 250}, 4);
-  const LoadRequest request{.fqn = "t", .box = {{100, 20}, {3, 250}}, .target = target.target()};
-  CAIRN_ASSERT_OK(store->Load(Step(1), {&request, 1}));
+  CAIRN_ASSERT_OK(Load(1, {{.fqn = "t", .box = {{100, 20}, {3, 250}}, .target = target.target()}}));
   const TensorView part{
       DType::kBFloat16, {3, 250}, {1, 200}, matrix.bytes.data() + (20 * 200 + 100) * 2};
   EXPECT_EQ(target.bytes, NaiveRowMajor(part));
@@ -111,9 +102,9 @@ TEST_F(SharedStorageTest, ATransposedViewOfTheOwner) {
 
 TEST_F(SharedStorageTest, SharingIsFoundAgainByTheNextIncrementalSave) {
   TestTensor storage(DType::kUInt8, {400'000});
-  StateDict state;
-  state.root().Tensor("a", {DType::kUInt8, {300'000}, {}, storage.bytes.data()});
-  state.root().Tensor("b", {DType::kUInt8, {300'000}, {}, storage.bytes.data() + 100'000});
+  const StateDict state =
+      StateOf({{"a", {DType::kUInt8, {300'000}, {}, storage.bytes.data()}},
+               {"b", {DType::kUInt8, {300'000}, {}, storage.bytes.data() + 100'000}}});
   Save(1, state, {.chunk_bytes = 100'000});
   storage.bytes[350'000] ^= std::byte{1};
   const SaveReport second = Save(2, state, {.chunk_bytes = 100'000});

@@ -33,17 +33,12 @@ class StagedDeltaTest : public StoreTest {
   TestTensor tensor_{DType::kUInt8, {10 * kChunkBytes}};
   testing::SeededRandom random_;
 
-  StateDict State() const {
-    StateDict state;
-    state.root().Tensor("w", tensor_.view());
-    return state;
-  }
+  StateDict State() const { return StateOf({{"w", tensor_.view()}}); }
 };
 
 TEST_F(StagedDeltaTest, TheBaseIsNotRead) {
   AsyncSaver saver(store.get());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SaveHandle first, saver.Save(1, State(), kOptions));
-  CAIRN_ASSERT_OK(first.Wait());
+  CAIRN_ASSERT_OK(SaveAndWait(saver, 1, State(), kOptions));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto base, store->Chunks(Step(1), "w"));
   for (const ChunkInfo& chunk : base) {
     const kv::Extent& extent = chunk.extents.front();
@@ -52,24 +47,21 @@ TEST_F(StagedDeltaTest, TheBaseIsNotRead) {
     }
   }
   Change(tensor_.bytes, random_);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SaveHandle second, saver.Save(2, State(), kOptions));
-  CAIRN_ASSERT_OK(second.Wait());
+  CAIRN_ASSERT_OK(SaveAndWait(saver, 2, State(), kOptions));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto chunks, store->Chunks(Step(2), "w"));
   for (const ChunkInfo& chunk : chunks) EXPECT_THAT(chunk.deltas, SizeIs(1));
 }
 
 TEST_F(StagedDeltaTest, AfterASaveThatFailedTheBytesThatItStagedAreNoBase) {
   AsyncSaver saver(store.get());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SaveHandle first, saver.Save(1, State(), kOptions));
-  CAIRN_ASSERT_OK(first.Wait());
+  CAIRN_ASSERT_OK(SaveAndWait(saver, 1, State(), kOptions));
   Change(tensor_.bytes, random_);
   SaveOptions lost_base = kOptions;
   lost_base.base_step = 99;
   CAIRN_ASSERT_OK_AND_ASSIGN(const SaveHandle lost, saver.Save(2, State(), lost_base));
   EXPECT_FALSE(lost.Wait());
   Change(tensor_.bytes, random_);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SaveHandle second, saver.Save(3, State(), kOptions));
-  CAIRN_ASSERT_OK(second.Wait());
+  CAIRN_ASSERT_OK(SaveAndWait(saver, 3, State(), kOptions));
   EXPECT_TRUE(LoadBytes(3, "w") == tensor_.bytes);
 }
 
@@ -77,11 +69,9 @@ TEST_F(StagedDeltaTest, AfterASaveThatFailedTheBytesThatItStagedAreNoBase) {
 class ReplacedBaseTest : public StagedDeltaTest {
  protected:
   void SaveWhileTheBaseIsReplacedBy(const TestTensor& other) {
-    StateDict replacement;
-    replacement.root().Tensor("w", other.view());
+    const StateDict replacement = StateOf({{"w", other.view()}});
     AsyncSaver saver(store.get());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const SaveHandle first, saver.Save(1, State(), kOptions));
-    CAIRN_ASSERT_OK(first.Wait());
+    CAIRN_ASSERT_OK(SaveAndWait(saver, 1, State(), kOptions));
     std::promise<void> entered, released;
     std::atomic<bool> is_first = true;
     const SaveOptions overwrite{
@@ -129,8 +119,7 @@ TEST_F(StagedDeltaTest, AsyncSavesKeepEveryStepBitForBit) {
     StateDict state;  // in one of two layouts
     if (random_.Chance(0.2)) state.root().Tensor("a", other.view());
     state.root().Tensor("w", tensor_.view());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const SaveHandle handle, saver.Save(step, state, kOptions));
-    CAIRN_ASSERT_OK(handle.Wait());
+    CAIRN_ASSERT_OK(SaveAndWait(saver, step, state, kOptions));
     states[step] = tensor_.bytes;
     if (random_.Chance(0.1)) Save(1000 + step, State());  // a step of another saver
     if (random_.Chance(0.2)) {

@@ -49,8 +49,7 @@ class StagingTest : public StoreTest {
 
 TEST_F(StagingTest, ASaveWhoseBaseWentAwayFailsAndLeavesNothing) {
   TestTensor tensor(DType::kUInt8, {450'000});
-  StateDict state;
-  state.root().Tensor("w", tensor.view());
+  const StateDict state = StateOf({{"w", tensor.view()}});
   StagingArea staging;
   SaveAndRecord(1, StagedPlan(staging, state, nullptr));
   const SavedChunks base = SaveAndRecord(2, StagedPlan(staging, state, nullptr));
@@ -65,15 +64,13 @@ TEST_F(StagingTest, ASaveWhoseBaseWentAwayFailsAndLeavesNothing) {
 
 TEST_F(StagingTest, AsyncSavesOfAStateThatHardlyChangesKeepEveryStep) {
   TestTensor tensor(DType::kUInt8, {450'000});
-  StateDict state;
-  state.root().Tensor("w", tensor.view());
+  const StateDict state = StateOf({{"w", tensor.view()}});
   AsyncSaver saver(store.get());
   std::vector<std::vector<std::byte>> held;
   for (uint64_t step = 0; step < 60; step += 10) {
     tensor.bytes[step * 6'000] ^= std::byte{1};
     held.push_back(tensor.bytes);
-    CAIRN_ASSERT_OK_AND_ASSIGN(const SaveHandle handle, saver.Save(step, state, kOptions));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const SaveReport report, handle.Wait());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const SaveReport report, SaveAndWait(saver, step, state, kOptions));
     EXPECT_EQ(report.chunks_reused, step == 0 ? 0u : 4u);
     if (step == 30) {
       // Another step in between, with which the next save is compared.
@@ -83,10 +80,9 @@ TEST_F(StagingTest, AsyncSavesOfAStateThatHardlyChangesKeepEveryStep) {
   }
   for (const uint64_t i : {0, 1, 4, 5}) EXPECT_EQ(LoadBytes(10 * i, "w"), held[i]) << i;
   // Chunks of the same bytes are copied if they have other keys.
-  StateDict reshaped;
-  reshaped.root().Tensor("w", {DType::kUInt8, {45, 10'000}, {}, tensor.bytes.data()});
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SaveHandle handle, saver.Save(60, reshaped, kOptions));
-  CAIRN_ASSERT_OK(handle.Wait());
+  CAIRN_ASSERT_OK(SaveAndWait(
+      saver, 60, StateOf({{"w", {DType::kUInt8, {45, 10'000}, {}, tensor.bytes.data()}}}),
+      kOptions));
   EXPECT_EQ(LoadBytes(60, "w"), tensor.bytes);
   EXPECT_TRUE(VerifyAll().empty());
 }

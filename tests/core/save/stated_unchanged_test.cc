@@ -79,15 +79,12 @@ TEST_F(StatedUnchangedTest, AnUnchangedStateIsCommittedWithTheRecordsOfItsBase) 
 }
 
 TEST_F(StatedUnchangedTest, WhatTheBaseDoesNotHaveIsWritten) {
-  StateDict first;
-  first.root().Tensor("trained", trained_.view());
+  const StateDict first = StateOf({{"trained", trained_.view()}});
   Save(1, first, Stated("**"));
   Save(2, state_, Stated("**"));
   EXPECT_EQ(LoadBytes(2, "frozen"), frozen_.bytes);
   const TestTensor longer(DType::kUInt8, {9, kChunkBytes - 7}, 3);
-  StateDict reshaped;
-  reshaped.root().Tensor("frozen", longer.view());
-  Save(3, reshaped, Stated("**"));
+  Save(3, StateOf({{"frozen", longer.view()}}), Stated("**"));
   EXPECT_EQ(LoadBytes(3, "frozen"), longer.bytes);
   Change(trained_, 0);
   Save(4, first, {.incremental = false, .unchanged = {"**"}});
@@ -119,12 +116,11 @@ TEST_F(StatedUnchangedTest, AnAsyncSaveCopiesNothingOfIt) {
 }
 
 TEST_F(StatedUnchangedTest, AColumnIsComparedWhenItIsStaged) {
-  StateDict state;
-  state.root().Tensor("column", {DType::kUInt8, {8, 1000}, {kChunkBytes, 1}, frozen_.bytes.data()});
+  const StateDict state =
+      StateOf({{"column", {DType::kUInt8, {8, 1000}, {kChunkBytes, 1}, frozen_.bytes.data()}}});
   AsyncSaver saver(store.get());
   CAIRN_ASSERT_OK(saver.Save(1, state, Stated("column")));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SaveHandle same, saver.Save(2, state, Stated("column")));
-  CAIRN_ASSERT_OK(same.Wait());
+  CAIRN_ASSERT_OK(SaveAndWait(saver, 2, state, Stated("column")));
   Change(frozen_, 7);
   EXPECT_THAT(saver.Save(3, state, Stated("column")),
               IsError(ErrorCode::kInvalidArgument, "`unchanged`"));

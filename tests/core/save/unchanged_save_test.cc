@@ -144,9 +144,7 @@ class RememberedPlanTest : public StoreTest {
   }
 
   StateDict Make(const std::string& name, TensorView view, Value value = int64_t{1}) const {
-    StateDict state;
-    state.root().Tensor(name, std::move(view));
-    state.root().Tensor("other", other_.view());
+    StateDict state = StateOf({{name, std::move(view)}, {"other", other_.view()}});
     state.root().Value("value", std::move(value));
     return state;
   }
@@ -204,8 +202,7 @@ TEST_F(UnchangedSaveTest, OnlyTheBaseCounts) {
   EXPECT_EQ(Save(4, state, {.incremental = false}).chunks_reused, 0u);
   EXPECT_EQ(Save(5, state).written_bytes, 0u);
   EXPECT_EQ(Step(5).base_step, 4u);
-  const uint64_t newest[] = {5, 4};
-  CAIRN_ASSERT_OK(store->Delete(newest));
+  CAIRN_ASSERT_OK(store->Delete(std::vector<uint64_t>{5, 4}));
   EXPECT_EQ(Save(6, state).written_bytes, 0u);  // compared with step 3
   EXPECT_EQ(Step(6).base_step, 3u);
   EXPECT_EQ(Save(6, state, {.overwrite = true}).written_bytes, 0u);

@@ -7,8 +7,10 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "core/async_save.h"
 #include "core/checkpoint_store.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
@@ -34,6 +36,19 @@ struct TestTensor {
   Shape shape;
   std::vector<std::byte> bytes;
 };
+
+/// A state with these tensors under its root.
+inline StateDict StateOf(const std::vector<std::pair<std::string, TensorView>>& tensors) {
+  StateDict state;
+  for (const auto& [fqn, view] : tensors) state.root().Tensor(fqn, view);
+  return state;
+}
+
+inline Result<SaveReport> SaveAndWait(AsyncSaver& saver, uint64_t step, const StateDict& state,
+                                      const SaveOptions& options = {}) {
+  CAIRN_TRY_ASSIGN(const SaveHandle handle, saver.Save(step, state, options));
+  return handle.Wait();
+}
 
 inline LoadRequest WholeRequest(const std::string& fqn, TestTensor& into) {
   return {.fqn = fqn, .box = WholeBox(into.shape), .target = into.target()};
@@ -76,15 +91,16 @@ class StoreTest : public ::testing::Test {
     return {};
   }
 
+  Result<LoadReport> Load(uint64_t step, const std::vector<LoadRequest>& requests) {
+    return store->Load(Step(step), requests);
+  }
   /// Loads the tensor and returns its row-major bytes; after a failure, none.
   std::vector<std::byte> LoadBytes(uint64_t step, const std::string& fqn) {
-    const kv::StepInfo info = Step(step);
-    const auto tensor = store->FindTensor(info, fqn);
+    const auto tensor = store->FindTensor(Step(step), fqn);
     EXPECT_TRUE(testing::IsOk(tensor));
     if (!tensor) return {};
     TestTensor target(tensor->dtype, tensor->shape, 77);
-    const LoadRequest request = WholeRequest(fqn, target);
-    EXPECT_TRUE(testing::IsOk(store->Load(info, {&request, 1})));
+    EXPECT_TRUE(testing::IsOk(Load(step, {WholeRequest(fqn, target)})));
     return target.bytes;
   }
 
