@@ -26,11 +26,9 @@ Result<void> CheckRepeats(std::span<const TensorInfo> tensors) {
   uint64_t left_bytes = kMaxRepeatedBytes;
   for (const TensorInfo& tensor : tensors) {
     if (!tensor.alias_of || tensor.nbytes == 0) continue;
-    const uint64_t element_bytes = schema::ElementBytes(tensor.dtype);
-    uint64_t span_bytes = element_bytes;  // records are only valid if this is within the owner
-    for (size_t d = 0; d < tensor.shape.size(); ++d) {
-      span_bytes += (tensor.shape[d] - 1) * tensor.alias_strides[d] * element_bytes;
-    }
+    const uint64_t span_bytes =
+        SpanBytes(schema::ElementBytes(tensor.dtype), tensor.shape, tensor.alias_strides)
+            .value_or(0);
     const uint64_t repeated_bytes = tensor.nbytes - std::min(tensor.nbytes, span_bytes);
     if (repeated_bytes > left_bytes) {
       return Fail(Error{.code = ErrorCode::kResourceExhausted,

@@ -34,6 +34,8 @@ struct TensorInfo {
   uint64_t alias_offset_bytes = 0;
   std::vector<uint64_t> alias_strides;
   bool hidden = false;  // storage that only aliases refer to; it has no leaf in the tree
+
+  friend bool operator==(const TensorInfo&, const TensorInfo&) = default;
 };
 
 struct ChunkInfo {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 
 namespace cairn::core {
@@ -92,22 +93,18 @@ uint32_t DeviceMesh::RankAt(std::span<const uint32_t> coordinate) const {
 }
 
 std::vector<uint32_t> DeviceMesh::GroupOf(uint32_t rank, std::span<const size_t> along) const {
-  auto coordinate = CoordinateOf(rank);
-  CAIRN_CHECK(coordinate.has_value());
-  // Enumerates the indices of the free dimensions, the last one fastest: the order of positions.
-  std::vector<size_t> free(along.begin(), along.end());
-  std::ranges::sort(free);
-  free.erase(std::ranges::unique(free).begin(), free.end());
-  for (const size_t d : free) coordinate->at(d) = 0;
-  std::vector<uint32_t> group;
-  while (true) {
-    group.push_back(RankAt(*coordinate));
-    size_t i = free.size();
-    while (i > 0 && ++coordinate->at(free[i - 1]) == dims_[free[i - 1]].size) {
-      coordinate->at(free[--i]) = 0;
+  const auto own = CoordinateOf(rank);
+  CAIRN_CHECK(own.has_value());
+  const auto is_in_group = [&](uint32_t other) {
+    const auto coordinate = CoordinateOf(other);
+    for (size_t d = 0; d < dims_.size(); ++d) {
+      if ((*coordinate)[d] != (*own)[d] && std::ranges::find(along, d) == along.end()) return false;
     }
-    if (i == 0) return group;
-  }
+    return true;
+  };
+  std::vector<uint32_t> group;
+  std::ranges::copy_if(ranks_, std::back_inserter(group), is_in_group);
+  return group;
 }
 
 bool DeviceMesh::IsSame(const DeviceMesh& other) const {

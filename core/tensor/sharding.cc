@@ -98,14 +98,6 @@ Shape LocalShard::sizes() const {
   return sizes;
 }
 
-std::vector<uint64_t> LocalShard::offsets(std::span<const uint64_t> shape) const {
-  std::vector<uint64_t> offsets;
-  for (size_t d = 0; d < ranges.size(); ++d) {
-    offsets.push_back(ranges[d].empty() ? shape[d] : ranges[d].front().begin);
-  }
-  return offsets;
-}
-
 std::vector<ShardBox> LocalShard::Boxes() const {
   std::vector<ShardBox> boxes;
   if (std::ranges::any_of(ranges, [](const auto& of_dim) { return of_dim.empty(); })) return boxes;

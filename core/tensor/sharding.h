@@ -57,9 +57,6 @@ struct LocalShard {
 
   /// Sizes of the local tensor.
   Shape sizes() const;
-  /// Global offsets of its first element; in a dimension without indices, the global size. Requires
-  /// the shape of the global tensor.
-  std::vector<uint64_t> offsets(std::span<const uint64_t> shape) const;
   /// The boxes that the local tensor consists of, in its row-major order; none if it is empty, and
   /// several only if a strided shard leaves gaps.
   std::vector<ShardBox> Boxes() const;

@@ -85,6 +85,21 @@ Result<void> CheckStrides(std::span<const uint64_t> shape, std::span<const uint6
               fmt::format("{} strides for {} dimensions", strides.size(), shape.size()));
 }
 
+std::optional<uint64_t> SpanBytes(uint64_t element_bytes, std::span<const uint64_t> shape,
+                                  std::span<const uint64_t> strides) {
+  uint64_t count = 1;  // elements in memory up to the last
+  for (size_t d = 0; d < shape.size(); ++d) {
+    uint64_t reach = 0;
+    if (__builtin_mul_overflow(shape[d] - 1, strides[d], &reach) ||
+        __builtin_add_overflow(count, reach, &count)) {
+      return std::nullopt;
+    }
+  }
+  uint64_t bytes = 0;
+  if (__builtin_mul_overflow(count, element_bytes, &bytes)) return std::nullopt;
+  return bytes;
+}
+
 Box WholeBox(std::span<const uint64_t> shape) {
   return Box{.offsets = std::vector<uint64_t>(shape.size(), 0),
              .sizes = Shape(shape.begin(), shape.end())};

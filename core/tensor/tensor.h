@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -26,6 +27,9 @@ struct TensorView {
   std::vector<uint64_t> strides;
   const std::byte* data = nullptr;  // element 0; may be null if there are no elements
   int device = kHostDevice;         // `data` is in the memory of this device
+
+  /// True if both views are of the same memory.
+  friend bool operator==(const TensorView&, const TensorView&) = default;
 };
 
 /// Borrowed, writable tensor memory, with strides as in TensorView. Elements must not overlap.
@@ -57,6 +61,11 @@ std::vector<uint64_t> RowMajorStrides(std::span<const uint64_t> shape);
 bool IsContiguous(std::span<const uint64_t> shape, std::span<const uint64_t> strides);
 /// kInvalidArgument: `strides` is not empty and does not have one stride per dimension.
 Result<void> CheckStrides(std::span<const uint64_t> shape, std::span<const uint64_t> strides);
+
+/// Bytes from the first element of a strided tensor to the end of the last, or nothing if they
+/// exceed 2^64 - 1. Requires one stride per dimension, and at least one element.
+std::optional<uint64_t> SpanBytes(uint64_t element_bytes, std::span<const uint64_t> shape,
+                                  std::span<const uint64_t> strides);
 
 /// The whole tensor as a box.
 Box WholeBox(std::span<const uint64_t> shape);

@@ -44,36 +44,10 @@ uint64_t WeightAt(size_t d, uint64_t boundary) {
   return Reduce(Mix(Mix(boundary ^ seed) + seed));
 }
 
-uint64_t Subtract(uint64_t a, uint64_t b) { return a >= b ? a - b : a + kPrime - b; }
-
 uint64_t RangeWeight(size_t d, uint64_t begin, uint64_t end) {
-  return Subtract(WeightAt(d, end), WeightAt(d, begin));
+  const uint64_t difference = WeightAt(d, end) + kPrime - WeightAt(d, begin);
+  return difference >= kPrime ? difference - kPrime : difference;
 }
-
-// RangeWeight, in less time for ranges that are equal to the one before or begin at its end.
-class RangeWeights {
- public:
-  explicit RangeWeights(size_t dimensions) {
-    for (size_t d = 0; d < dimensions; ++d) last_.push_back({.end_weight = WeightAt(d, 0)});
-  }
-
-  uint64_t Of(size_t d, uint64_t begin, uint64_t end) {
-    Range& last = last_[d];
-    if (begin == last.begin && end == last.end) return last.weight;
-    const uint64_t begin_weight = begin == last.end ? last.end_weight : WeightAt(d, begin);
-    last = {.begin = begin, .end = end, .end_weight = WeightAt(d, end)};
-    return last.weight = Subtract(last.end_weight, begin_weight);
-  }
-
- private:
-  struct Range {
-    uint64_t begin = 0;
-    uint64_t end = 0;
-    uint64_t end_weight = 0;
-    uint64_t weight = 0;
-  };
-  std::vector<Range> last_;  // per dimension
-};
 
 struct Region {
   std::vector<uint64_t> begin;
@@ -84,13 +58,7 @@ class Search {
  public:
   Search(const BoxList& boxes, std::span<const uint64_t> shape)
       : boxes_(boxes),
-        region_{.begin = std::vector<uint64_t>(shape.size()), .end = {shape.begin(), shape.end()}},
-        weights_(shape.size()) {}
-
-  bool RegionIsTiled() {
-    uint64_t sum = 0;
-    for (size_t i = 0; i < boxes_.size(); ++i) sum = Reduce(sum + WeightInRegion(region_, i));
-    return sum == RegionWeight(region_);
+        region_{.begin = std::vector<uint64_t>(shape.size()), .end = {shape.begin(), shape.end()}} {
   }
 
   // Requires that the boxes do not tile the region.
@@ -111,16 +79,16 @@ class Search {
   }
 
  private:
-  uint64_t RegionWeight(const Region& region) {
+  uint64_t RegionWeight(const Region& region) const {
     uint64_t weight = 1;
     for (size_t d = 0; d < region.begin.size(); ++d) {
-      weight = Multiply(weight, weights_.Of(d, region.begin[d], region.end[d]));
+      weight = Multiply(weight, RangeWeight(d, region.begin[d], region.end[d]));
     }
     return weight;
   }
 
   // Weight of the part of box i that is in the region.
-  uint64_t WeightInRegion(const Region& region, size_t i) {
+  uint64_t WeightInRegion(const Region& region, size_t i) const {
     const auto offsets = boxes_.offsets(i);
     const auto sizes = boxes_.sizes(i);
     uint64_t weight = 1;
@@ -128,7 +96,7 @@ class Search {
       const uint64_t begin = std::max(region.begin[d], offsets[d]);
       const uint64_t end = std::min(region.end[d], offsets[d] + sizes[d]);
       if (begin >= end) return 0;
-      weight = Multiply(weight, weights_.Of(d, begin, end));
+      weight = Multiply(weight, RangeWeight(d, begin, end));
     }
     return weight;
   }
@@ -153,7 +121,6 @@ class Search {
 
   const BoxList& boxes_;
   Region region_;
-  RangeWeights weights_;
 };
 
 }  // namespace
@@ -182,6 +149,7 @@ void BoxList::Add(std::span<const uint64_t> offsets, std::span<const uint64_t> s
 
 std::optional<TilingFlaw> FindTilingFlaw(std::span<const uint64_t> shape, const BoxList& boxes) {
   CAIRN_CHECK(boxes.dimensions() == shape.size());
+  TilingSum sum;
   for (size_t i = 0; i < boxes.size(); ++i) {
     const auto offsets = boxes.offsets(i);
     const auto sizes = boxes.sizes(i);
@@ -190,11 +158,10 @@ std::optional<TilingFlaw> FindTilingFlaw(std::span<const uint64_t> shape, const 
         return TilingFlaw{.kind = TilingFlaw::Kind::kOutside, .element = {}, .boxes = {i}};
       }
     }
+    sum.Add(offsets, sizes);
   }
-  if (HasNoElements(shape)) return std::nullopt;
-  Search search(boxes, shape);
-  if (search.RegionIsTiled()) return std::nullopt;
-  return search.Locate();
+  if (HasNoElements(shape) || sum.IsTiling(shape)) return std::nullopt;
+  return Search(boxes, shape).Locate();
 }
 
 }  // namespace cairn::core

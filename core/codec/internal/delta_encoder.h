@@ -46,9 +46,6 @@ class DeltaEncoder {
   /// Adds the next page, whose bytes are equal in both versions.
   void AddUnchangedPage();
 
-  /// The size of the elements, as Begin has chosen it.
-  uint32_t element_bytes() const { return element_bytes_; }
-
   /// Returns whether the pages added so far indicate that the delta of the chunk will be longer
   /// than `max_bytes`: at least 4 of them changed, and if the others are like them, the limit is
   /// exceeded. The caller may then stop. It may also continue, and Finish decides.

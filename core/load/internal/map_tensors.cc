@@ -86,65 +86,51 @@ std::optional<ChunkRange> FindChunkRange(const OwnerChunks& owner, uint64_t begi
                     .skipped_bytes = begin_bytes - begins[static_cast<size_t>(first)]};
 }
 
-// Maps tensors one by one. Immovable because of its references.
-class Mapper {
- public:
-  Mapper(const StepView& view, std::span<const TensorInfo> owners,
-         std::span<const OwnerChunks> owner_chunks)
-      : view_(view), owners_(owners), owner_chunks_(owner_chunks) {}
-  Mapper(const Mapper&) = delete;
-  Mapper& operator=(const Mapper&) = delete;
+}  // namespace
+}  // namespace internal
 
-  Result<std::optional<MappedTensor>> Map(const TensorInfo& tensor) {
-    if (tensor.nbytes == 0) return MappedTensor{};
-    const TensorInfo& owner = ByName(owners_, tensor.alias_of.value_or(tensor.fqn));
-    if (tensor.alias_of) {
-      CAIRN_TRY(CheckAlias(tensor, owner));
-      if (!IsContiguous(tensor.shape, tensor.alias_strides)) return std::nullopt;
-    }
-    const uint64_t begin = tensor.alias_of ? tensor.alias_offset_bytes : 0;
-    const auto range = FindChunkRange(owner_chunks_[static_cast<size_t>(&owner - owners_.data())],
-                                      begin, tensor.nbytes);
-    if (!range) return std::nullopt;
-    const kv::Extent& first = range->chunks.front().extents.front();
-    const kv::Extent& last = range->chunks.back().extents.front();
-    CAIRN_TRY_ASSIGN(auto mapping, MapSegment(first.segment_id));
-    const std::span<const std::byte> segment = mapping->bytes();
-    if (last.offset_bytes + last.length_bytes > segment.size()) {
-      return Fail(DamagedBytes(view_, tensor.fqn, last.segment_id,
-                               "the segment is too short for a chunk", segment.size()));
-    }
-    for (const ChunkInfo& chunk : range->chunks) {
-      chunks_.push_back({.fqn = &owner.fqn, .chunk = &chunk, .mapping = mapping.get()});
-    }
-    const auto bytes = segment.subspan(first.offset_bytes + range->skipped_bytes, tensor.nbytes);
-    return MappedTensor{.mapping = std::move(mapping), .bytes = bytes};
-  }
-
-  /// Returns the chunks of all tensors that were mapped; aliases repeat chunks.
-  std::vector<MappedChunk> TakeChunks() { return std::move(chunks_); }
-
-  std::vector<std::shared_ptr<const kv::Mapping>> mappings() const {
-    std::vector<std::shared_ptr<const kv::Mapping>> all;
-    for (const auto& [segment_id, mapping] : mappings_) all.push_back(mapping);
-    return all;
-  }
-
- private:
-  Result<std::shared_ptr<const kv::Mapping>> MapSegment(uint64_t segment_id) {
-    auto& mapping = mappings_[segment_id];
-    if (!mapping) {
-      CAIRN_TRY_ASSIGN(mapping, view_.snapshot->Map(segment_id));
-    }
-    return mapping;
-  }
-
-  const StepView& view_;
-  const std::span<const TensorInfo> owners_;
-  const std::span<const OwnerChunks> owner_chunks_;
-  std::map<uint64_t, std::shared_ptr<const kv::Mapping>> mappings_;  // by segment
-  std::vector<MappedChunk> chunks_;
+// Owns what the chunks borrow.
+struct MapCheck::Chunks {
+  internal::StepView view;
+  std::vector<TensorInfo> owners;
+  std::vector<internal::OwnerChunks> owner_chunks;
+  std::map<uint64_t, std::shared_ptr<const kv::Mapping>> mappings;  // by segment
+  std::vector<internal::MappedChunk> chunks;                        // aliases repeat chunks
 };
+
+namespace internal {
+namespace {
+
+// Maps a tensor, and adds its chunks to `checked`, which has the owners of all tensors.
+Result<std::optional<MappedTensor>> MapTensor(const TensorInfo& tensor, MapCheck::Chunks& checked) {
+  if (tensor.nbytes == 0) return MappedTensor{};
+  const TensorInfo& owner = ByName(checked.owners, tensor.alias_of.value_or(tensor.fqn));
+  if (tensor.alias_of) {
+    CAIRN_TRY(CheckAlias(tensor, owner));
+    if (!IsContiguous(tensor.shape, tensor.alias_strides)) return std::nullopt;
+  }
+  const uint64_t begin = tensor.alias_of ? tensor.alias_offset_bytes : 0;
+  const auto owner_index = static_cast<size_t>(&owner - checked.owners.data());
+  const auto range = FindChunkRange(checked.owner_chunks[owner_index], begin, tensor.nbytes);
+  if (!range) return std::nullopt;
+  const kv::Extent& first = range->chunks.front().extents.front();
+  const kv::Extent& last = range->chunks.back().extents.front();
+  auto& mapping = checked.mappings[first.segment_id];
+  if (mapping == nullptr) {
+    CAIRN_TRY_ASSIGN(mapping, checked.view.snapshot->Map(first.segment_id));
+  }
+  const std::span<const std::byte> segment = mapping->bytes();
+  if (last.offset_bytes + last.length_bytes > segment.size()) {
+    return Fail(DamagedBytes(checked.view, tensor.fqn, last.segment_id,
+                             "the segment is too short for a chunk", segment.size()));
+  }
+  for (const ChunkInfo& chunk : range->chunks) {
+    checked.chunks.push_back({.fqn = &owner.fqn, .chunk = &chunk, .mapping = mapping.get()});
+  }
+  return MappedTensor{
+      .mapping = mapping,
+      .bytes = segment.subspan(first.offset_bytes + range->skipped_bytes, tensor.nbytes)};
+}
 
 // How far reading is ahead of the digests, where pages are read one by one.
 constexpr uint64_t kAheadBytes = uint64_t{64} << 20;
@@ -310,15 +296,6 @@ Result<void> CheckMapped(const StepView& view, std::vector<MappedChunk> chunks,
 }  // namespace
 }  // namespace internal
 
-// Owns what the chunks borrow.
-struct MapCheck::Chunks {
-  internal::StepView view;
-  std::vector<TensorInfo> owners;
-  std::vector<internal::OwnerChunks> owner_chunks;
-  std::vector<std::shared_ptr<const kv::Mapping>> mappings;
-  std::vector<internal::MappedChunk> chunks;  // aliases repeat chunks
-};
-
 MapCheck::MapCheck(std::unique_ptr<const Chunks> chunks) : chunks_(std::move(chunks)) {}
 MapCheck::~MapCheck() = default;
 
@@ -334,14 +311,11 @@ Result<UncheckedMap> RunMap(StepView view, std::span<const std::string> fqns) {
   CAIRN_TRY_ASSIGN(const auto tensors, FindNamed(checked->view, {fqns.begin(), fqns.end()}));
   CAIRN_TRY_ASSIGN(checked->owners, FindOwners(checked->view, tensors));
   CAIRN_TRY_ASSIGN(checked->owner_chunks, FindOwnerChunks(checked->view, checked->owners));
-  Mapper mapper(checked->view, checked->owners, checked->owner_chunks);
   UncheckedMap mapped;
   mapped.tensors.resize(fqns.size());
   for (size_t i = 0; i < fqns.size(); ++i) {
-    CAIRN_TRY_ASSIGN(mapped.tensors[i], mapper.Map(ByName(tensors, fqns[i])));
+    CAIRN_TRY_ASSIGN(mapped.tensors[i], MapTensor(ByName(tensors, fqns[i]), *checked));
   }
-  checked->chunks = mapper.TakeChunks();
-  checked->mappings = mapper.mappings();
   mapped.check = std::make_shared<MapCheck>(std::move(checked));
   return mapped;
 }

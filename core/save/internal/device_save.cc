@@ -24,34 +24,13 @@ bool NeedsSnapshot(const PlannedShard& shard) {
 
 }  // namespace
 
-void StagedPoint::Set(std::vector<std::pair<int, std::shared_ptr<const DeviceFence>>> fences) {
-  {
-    const MutexLock lock(mutex_);
-    if (set_) return;
-    fences_ = std::move(fences);
-    set_ = true;
-  }
-  changed_.NotifyAll();
-}
-
-bool StagedPoint::is_set() const {
-  const MutexLock lock(mutex_);
-  return set_;
-}
-
-StagedPoint::Fences StagedPoint::AwaitFences() const {
-  const MutexLock lock(mutex_);
-  while (!set_) changed_.Wait(mutex_);
-  return fences_;
-}
-
 Result<void> StagedPoint::Await() const {
-  for (const auto& [device, fence] : AwaitFences()) CAIRN_TRY(fence->Await());
+  for (const auto& [device, fence] : fences_.get()) CAIRN_TRY(fence->Await());
   return {};
 }
 
 Result<void> StagedPoint::MakeStreamWait(const DeviceStream& stream) const {
-  for (const auto& [device, fence] : AwaitFences()) {
+  for (const auto& [device, fence] : fences_.get()) {
     if (device == stream.device) CAIRN_TRY(fence->MakeStreamWait(stream.stream));
   }
   return {};
@@ -314,7 +293,7 @@ Result<void> DeviceSave::Await(uint64_t mark) {
 
 Result<void> DeviceSave::MarkStaged() {
   if (staged_point_->is_set()) return {};  // by TakeSnapshot
-  std::vector<std::pair<int, std::shared_ptr<const DeviceFence>>> fences;
+  StagedPoint::Fences fences;
   for (const auto& [device, queue] : queues_) {
     CAIRN_TRY_ASSIGN(auto fence, queue->Fence());
     fences.emplace_back(device, std::move(fence));

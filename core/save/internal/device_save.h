@@ -14,6 +14,8 @@
 ///
 /// A step that is written plan by plan repeats 2 to 5 for each plan, with BeginNextPlan() before.
 
+#include <atomic>
+#include <future>
 #include <map>
 #include <memory>
 #include <optional>
@@ -36,26 +38,24 @@ namespace cairn::core::internal {
 /// The point from which on the caller may change its tensors. Threads: all members are safe.
 class StagedPoint {
  public:
+  using Fences = std::vector<std::pair<int, std::shared_ptr<const DeviceFence>>>;  // by device
   /// Sets the fences of all devices; none if there is nothing to wait for, as after a save that
   /// failed. Only the first call has an effect.
-  void Set(std::vector<std::pair<int, std::shared_ptr<const DeviceFence>>> fences);
+  void Set(Fences fences) {
+    if (!set_.exchange(true)) promise_.set_value(std::move(fences));
+  }
   /// Waits on the host until the copies are done. kUnavailable: a device has failed, and with it
   /// the save.
   Result<void> Await() const;
   /// Waits until all copies are enqueued; then makes `stream`, not the host, wait for the copies on
   /// its device.
   Result<void> MakeStreamWait(const DeviceStream& stream) const;
-  bool is_set() const;
+  bool is_set() const { return set_; }
 
  private:
-  using Fences = std::vector<std::pair<int, std::shared_ptr<const DeviceFence>>>;
-  /// Waits until the fences are set, and returns them.
-  Fences AwaitFences() const;
-
-  mutable Mutex mutex_;
-  mutable CondVar changed_;
-  bool set_ CAIRN_GUARDED_BY(mutex_) = false;
-  Fences fences_ CAIRN_GUARDED_BY(mutex_);  // by device; shared with those that wait for them
+  std::atomic<bool> set_ = false;
+  std::promise<Fences> promise_;
+  const std::shared_future<Fences> fences_ = promise_.get_future().share();
 };
 
 /// Threads: one at a time, except HasReached, Await and the StagedPoint, which are safe.

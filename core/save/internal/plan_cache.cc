@@ -30,28 +30,16 @@ bool IsSameValue(const Value& a, const Value& b) {
   return a == b;
 }
 
-bool IsSameView(const TensorView& a, const TensorView& b) {
-  return a.data == b.data && a.dtype == b.dtype && a.device == b.device && a.shape == b.shape &&
-         a.strides == b.strides;
-}
-
 // True if both states have the same tree, and the same tensors in the same memory. False for states
 // with shardings.
 bool HasSameTensors(const StateDict& a, const StateDict& b) {
-  return a.shardings.empty() && b.shardings.empty() && a.slot == b.slot &&
-         std::ranges::equal(a.tensors, b.tensors, IsSameView) && a.tree == b.tree;
+  return a.shardings.empty() && b.shardings.empty() && a.slot == b.slot && a.tensors == b.tensors &&
+         a.tree == b.tree;
 }
 
 // Bit by bit. Requires HasSameTensors.
 bool HasSameValues(const StateDict& a, const StateDict& b) {
   return std::ranges::equal(a.values, b.values, IsSameValue);
-}
-
-bool IsSameTensor(const TensorInfo& a, const TensorInfo& b) {
-  return a.fqn == b.fqn && a.dtype == b.dtype && a.shape == b.shape && a.nbytes == b.nbytes &&
-         a.chunk_count == b.chunk_count && a.alias_of == b.alias_of &&
-         a.alias_offset_bytes == b.alias_offset_bytes && a.alias_strides == b.alias_strides &&
-         a.hidden == b.hidden;
 }
 
 // Requires grids of the same chunk size.
@@ -61,8 +49,7 @@ bool IsSameShard(const PlannedShard& a, const PlannedShard& b) {
 }
 
 bool HasSameRecords(const SavePlan& a, const SavePlan& b) {
-  return a.structure == b.structure && a.values == b.values &&
-         std::ranges::equal(a.tensors, b.tensors, IsSameTensor) &&
+  return a.structure == b.structure && a.values == b.values && a.tensors == b.tensors &&
          std::ranges::equal(a.shards, b.shards, IsSameShard);
 }
 

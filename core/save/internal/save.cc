@@ -169,31 +169,19 @@ Result<kv::StepInfo> Finish(const SavePlan& plan, const RankInWorld& self,
 
 }  // namespace
 
-Result<std::optional<StepView>> SaveSession::FindBase(kv::Store& store,
-                                                      const SaveOptions& options) {
-  if (!options.incremental) return std::nullopt;
-  CAIRN_TRY_ASSIGN(auto snapshot, store.Latest());
-  if (!options.base_step && snapshot->step_numbers().empty()) return std::nullopt;
-  CAIRN_TRY_ASSIGN(kv::StepInfo step, snapshot->FindStep(options.base_step));
-  return StepView{
-      .snapshot = std::move(snapshot), .step = std::move(step), .directory = store.directory()};
-}
-
-Result<bool> SaveSession::FindCompression(kv::Store& store, const SaveOptions& options) const {
-  if (options.compress) return *options.compress;
-  if (base_) return base_->snapshot->compresses_saves();
-  CAIRN_TRY_ASSIGN(const auto snapshot, store.Latest());
-  return snapshot->compresses_saves();
-}
-
 Result<SaveSession> SaveSession::Begin(kv::Store& store, const SaveAttempt& attempt,
                                        const RankInWorld& self, const SaveOptions& options) {
   SaveSession session;
   session.step_ = attempt.step;
   session.self_ = self;
   session.report_.step = attempt.step;
-  CAIRN_TRY_ASSIGN(session.base_, FindBase(store, options));
-  CAIRN_TRY_ASSIGN(session.compress_, session.FindCompression(store, options));
+  CAIRN_TRY_ASSIGN(auto snapshot, store.Latest());
+  session.compress_ = options.compress.value_or(snapshot->compresses_saves());
+  if (options.incremental && (options.base_step || !snapshot->step_numbers().empty())) {
+    CAIRN_TRY_ASSIGN(kv::StepInfo base, snapshot->FindStep(options.base_step));
+    session.base_ = {
+        .snapshot = std::move(snapshot), .step = std::move(base), .directory = store.directory()};
+  }
   CAIRN_TRY_ASSIGN(session.writer_,
                    store.Begin(attempt.step, {.overwrite = options.overwrite,
                                               .rank = self.rank,

@@ -75,9 +75,6 @@ class SaveSession {
 
  private:
   SaveSession() = default;
-  static Result<std::optional<StepView>> FindBase(kv::Store& store, const SaveOptions& options);
-  /// Returns whether chunks are compressed: as the caller states, or else the store.
-  Result<bool> FindCompression(kv::Store& store, const SaveOptions& options) const;
 
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   uint64_t step_ = 0;

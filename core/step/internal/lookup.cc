@@ -164,18 +164,13 @@ Result<std::vector<TensorInfo>> FindTensors(const StepView& view,
 }
 
 Result<void> CheckAlias(const TensorInfo& alias, const TensorInfo& owner) {
-  bool fits = !owner.alias_of.has_value();
-  uint64_t last = 0;
-  for (size_t d = 0; d < alias.shape.size() && alias.nbytes > 0; ++d) {
-    uint64_t reach = 0;
-    fits = fits && !__builtin_mul_overflow(alias.shape[d] - 1, alias.alias_strides[d], &reach) &&
-           !__builtin_add_overflow(last, reach, &last);
-  }
+  if (alias.nbytes == 0) return {};
+  const auto bytes = SpanBytes(schema::ElementBytes(alias.dtype), alias.shape, alias.alias_strides);
   uint64_t end = 0;
-  fits = fits && !__builtin_add_overflow(last, uint64_t{1}, &last) &&
-         !__builtin_mul_overflow(last, schema::ElementBytes(alias.dtype), &last) &&
-         !__builtin_add_overflow(last, alias.alias_offset_bytes, &end) && end <= owner.nbytes;
-  if (fits || alias.nbytes == 0) return {};
+  if (!owner.alias_of && bytes && !__builtin_add_overflow(*bytes, alias.alias_offset_bytes, &end) &&
+      end <= owner.nbytes) {
+    return {};
+  }
   return Fail(Error{
       .code = ErrorCode::kDataLoss,
       .message = fmt::format("TensorRecord is damaged: it refers to bytes beyond the {} bytes "

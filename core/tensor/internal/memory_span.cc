@@ -36,23 +36,12 @@ Result<MemorySpan> SpanOf(const TensorView& view) {
   CAIRN_TRY(CheckStrides(view.shape, view.strides));
   CAIRN_TRY_ASSIGN(const MemorySpan contiguous, ContiguousSpan(view.dtype, view.shape, view.data));
   if (view.strides.empty() || contiguous.begin == contiguous.end) return contiguous;
-  const uint64_t element_bytes = schema::ElementBytes(view.dtype);
-  uint64_t last = 0;  // index of the last element in memory
-  for (size_t d = 0; d < view.strides.size(); ++d) {
-    uint64_t reach = 0;
-    if (__builtin_mul_overflow(view.shape[d] - 1, view.strides[d], &reach) ||
-        __builtin_add_overflow(last, reach, &last)) {
-      return Invalid("strides lead out of the address space");
-    }
-  }
-  const auto begin = reinterpret_cast<uintptr_t>(view.data);
+  const auto bytes = SpanBytes(schema::ElementBytes(view.dtype), view.shape, view.strides);
   uintptr_t end = 0;
-  if (__builtin_add_overflow(last, uint64_t{1}, &last) ||
-      __builtin_mul_overflow(last, element_bytes, &last) ||
-      __builtin_add_overflow(begin, last, &end)) {
+  if (!bytes || __builtin_add_overflow(contiguous.begin, *bytes, &end)) {
     return Invalid("strides lead out of the address space");
   }
-  return MemorySpan{.begin = begin, .end = end};
+  return MemorySpan{.begin = contiguous.begin, .end = end};
 }
 
 std::vector<std::vector<size_t>> OverlapGroups(std::span<const MemorySpan> spans) {

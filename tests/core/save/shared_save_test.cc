@@ -72,6 +72,12 @@ Sharding Part(uint64_t size, uint64_t offset, const TensorView& view) {
           .parts = {{.box = {{offset}, view.shape}, .view = view}}};
 }
 
+StateDict ShardedState(const std::string& fqn, const TensorView& view, Sharding sharding) {
+  StateDict state;
+  state.root().Sharded(fqn, view, std::move(sharding));
+  return state;
+}
+
 Sharding Halves(uint64_t size, std::shared_ptr<const DeviceMesh> mesh) {
   return {.global_shape = {size},
           .mesh = std::move(mesh),
@@ -85,23 +91,26 @@ class SharedSaveTest : public ::testing::Test {
 
   std::string path() const { return directory_.path() + "/store"; }
 
-  std::unique_ptr<CheckpointStore> OpenOn(Communicator& communicator,
-                                          kv::OpenMode mode = kv::OpenMode::kWrite) {
-    auto store = CheckpointStore::OpenShared(path(), mode, communicator);
-    EXPECT_TRUE(IsOk(store));
-    return store ? *std::move(store) : nullptr;
+  /// Calls `use` with the store of each rank, which is then closed.
+  void OnRanks(int ranks, const std::function<void(CheckpointStore& store)>& use,
+               kv::OpenMode mode = kv::OpenMode::kWrite) {
+    RunRanks(ranks, [&](Communicator& communicator) { OnRank(communicator, use, mode); });
+  }
+  void OnRank(Communicator& communicator, const std::function<void(CheckpointStore& store)>& use,
+              kv::OpenMode mode = kv::OpenMode::kWrite) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store,
+                               CheckpointStore::OpenShared(path(), mode, communicator));
+    use(*store);
+    EXPECT_TRUE(IsOk(store->Close()));
   }
 
   /// Each rank saves what it holds of `globals`.
   void SaveAll(uint64_t step, int ranks, const std::vector<GlobalTensor>& globals,
                const std::vector<Layout>& layouts, const SaveOptions& options = {},
                Sum* written = nullptr) {
-    RunRanks(ranks, [&](Communicator& communicator) {
-      const auto store = OpenOn(communicator);
-      ASSERT_NE(store, nullptr);
-      const uint64_t bytes = SaveOn(*store, step, globals, layouts, options);
+    OnRanks(ranks, [&](CheckpointStore& store) {
+      const uint64_t bytes = SaveOn(store, step, globals, layouts, options);
       if (written != nullptr) written->Add(bytes);
-      EXPECT_TRUE(IsOk(store->Close()));
     });
   }
 
@@ -109,24 +118,18 @@ class SharedSaveTest : public ::testing::Test {
   void LoadAll(uint64_t step, int ranks, const std::vector<GlobalTensor>& globals,
                const std::vector<Layout>& layouts, const ShardLoadOptions& options = {},
                Sum* read = nullptr) {
-    RunRanks(ranks, [&](Communicator& communicator) {
-      const auto store = OpenOn(communicator, kv::OpenMode::kRead);
-      ASSERT_NE(store, nullptr);
-      const uint64_t bytes = LoadOn(*store, step, globals, layouts, options, /*gap=*/0);
+    const auto load = [&](CheckpointStore& store) {
+      const uint64_t bytes = LoadOn(store, step, globals, layouts, options, /*gap=*/0);
       if (read != nullptr) read->Add(bytes);
-      EXPECT_TRUE(IsOk(store->Close()));
-    });
+    };
+    OnRanks(ranks, load, kv::OpenMode::kRead);
   }
 
   /// Each rank saves `state_of(rank)`.
   void SaveStates(int ranks, const std::function<StateDict(uint32_t rank)>& state_of,
                   const SaveOptions& options = {}) {
-    RunRanks(ranks, [&](Communicator& communicator) {
-      const auto store = OpenOn(communicator);
-      ASSERT_NE(store, nullptr);
-      const auto rank = static_cast<uint32_t>(communicator.rank());
-      EXPECT_TRUE(IsOk(store->Save(1, state_of(rank), options)));
-      EXPECT_TRUE(IsOk(store->Close()));
+    OnRanks(ranks, [&](CheckpointStore& store) {
+      EXPECT_TRUE(IsOk(store.Save(1, state_of(store.rank()), options)));
     });
     EXPECT_THAT(VerifyAll(), IsEmpty());
   }
@@ -154,14 +157,10 @@ class SharedSaveTest : public ::testing::Test {
   std::vector<Error> SaveErrors(int ranks, const std::function<StateDict(uint32_t rank)>& state_of,
                                 const SaveOptions& options = {}) {
     std::vector<Error> errors(static_cast<size_t>(ranks));
-    RunRanks(ranks, [&](Communicator& communicator) {
-      const auto store = OpenOn(communicator);
-      ASSERT_NE(store, nullptr);
-      const auto rank = static_cast<uint32_t>(communicator.rank());
-      const auto report = store->Save(1, state_of(rank), options);
-      EXPECT_FALSE(report.has_value()) << "rank " << rank;
-      if (!report) errors[rank] = report.error();
-      EXPECT_TRUE(IsOk(store->Close()));
+    OnRanks(ranks, [&](CheckpointStore& store) {
+      const auto report = store.Save(1, state_of(store.rank()), options);
+      EXPECT_FALSE(report.has_value()) << "rank " << store.rank();
+      if (!report) errors[store.rank()] = report.error();
     });
     const auto store = CheckpointStore::Open(path(), kv::OpenMode::kWrite);
     EXPECT_TRUE(IsOk(store));
@@ -190,25 +189,20 @@ TEST_F(SharedSaveTest, WhatAnyMeshSavedAnyMeshLoads) {
       cases.emplace_back(save_ranks, load_ranks, random);
       tensors += cases.back().globals.size();
     }
-    RunRanks(static_cast<int>(save_ranks), [&](Communicator& communicator) {
-      const auto store = OpenOn(communicator);
-      ASSERT_NE(store, nullptr);
+    OnRanks(static_cast<int>(save_ranks), [&](CheckpointStore& store) {
       for (uint64_t step = 0; step < kStepsARound; ++step) {
         const MeshCase& one = cases[step];
-        SaveOn(*store, step, one.globals, one.saved, one.save_options);
+        SaveOn(store, step, one.globals, one.saved, one.save_options);
       }
-      EXPECT_TRUE(IsOk(store->Close()));
     });
     if (HasFailure()) return;
-    RunRanks(static_cast<int>(load_ranks), [&](Communicator& communicator) {
-      const auto store = OpenOn(communicator, kv::OpenMode::kRead);
-      ASSERT_NE(store, nullptr);
+    const auto load = [&](CheckpointStore& store) {
       for (uint64_t step = 0; step < kStepsARound; ++step) {
         const MeshCase& one = cases[step];
-        LoadOn(*store, step, one.globals, one.loaded, one.load_options, one.gap);
+        LoadOn(store, step, one.globals, one.loaded, one.load_options, one.gap);
       }
-      EXPECT_TRUE(IsOk(store->Close()));
-    });
+    };
+    OnRanks(static_cast<int>(load_ranks), load, kv::OpenMode::kRead);
     if (HasFailure()) return;
     if (round % 10 == 0) {
       ASSERT_THAT(VerifyAll(), IsEmpty());
@@ -293,11 +287,8 @@ TEST_F(SharedSaveTest, ARankThatIsNotOnTheMeshSavesNothingOfTheTensor) {
 TEST_F(SharedSaveTest, MeshesThatDoNotFitAreRefused) {
   const TestTensor local(DType::kUInt8, {3});
   const auto mesh = MeshOf({{"shard", 2}});
-  const auto errors = SaveErrors(2, [&](uint32_t) {
-    StateDict state;
-    state.root().Sharded("w", local.view(), Halves(4, mesh));
-    return state;
-  });
+  const auto errors =
+      SaveErrors(2, [&](uint32_t) { return ShardedState("w", local.view(), Halves(4, mesh)); });
   for (const Error& error : errors) EXPECT_EQ(error.key, "w");
   const auto lacks = SaveErrors(3, [](uint32_t) { return StateDict(); }, {.replicated_mesh = mesh});
   EXPECT_THAT(lacks[2].message, HasSubstr("replicated_mesh lacks rank 2"));
@@ -326,18 +317,16 @@ TEST_F(SharedSaveTest, PipelineStagesHoldDifferentKeys) {
   const auto stage_mesh = [](std::vector<uint32_t> ranks) {
     return MeshOf({{"stage", 2}}, std::move(ranks));
   };
-  RunRanks(4, [&](Communicator& communicator) {
-    const bool late = communicator.rank() >= 2;
+  OnRanks(4, [&](CheckpointStore& store) {
+    const bool late = store.rank() >= 2;
     StateDict state;
     auto model = state.root().Map("model");
     model.Tensor(late ? "b" : "a", (late ? second : first).view());
     auto about = state.root().Map("about");
-    about.Value(fmt::format("stage of {}", communicator.rank()), int64_t{late});
+    about.Value(fmt::format("stage of {}", store.rank()), int64_t{late});
     about.Value("common", std::string("same"));
-    const auto store = OpenOn(communicator);
-    EXPECT_TRUE(IsOk(store->Save(
-        3, state, {.replicated_mesh = late ? stage_mesh({2, 3}) : stage_mesh({0, 1})})));
-    EXPECT_TRUE(IsOk(store->Close()));
+    EXPECT_TRUE(IsOk(
+        store.Save(3, state, {.replicated_mesh = late ? stage_mesh({2, 3}) : stage_mesh({0, 1})})));
   });
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, CheckpointStore::Open(path(), kv::OpenMode::kRead));
   CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(3));
@@ -404,37 +393,32 @@ TEST_F(SharedSaveTest, NothingButFilesPassesBetweenOpeningAndCommit) {
   RunRanks(4, [&](Communicator& threads) {
     CollectiveCounts counts;
     CountingCommunicator communicator(threads, counts);
-    const auto store = OpenOn(communicator);
-    ASSERT_NE(store, nullptr);
-    const uint64_t of_opening = counts.call_count;
-    EXPECT_GT(of_opening, 0u);
-    const StateDict state = StateOf({{"w", tensor.view()}});
-    for (uint64_t step = 0; step < 3; ++step) EXPECT_TRUE(IsOk(store->Save(step, state)));
-    {
-      AsyncSaver saver(store.get());
-      for (uint64_t step = 3; step < 6; ++step) {
-        const auto handle = saver.Save(step, state);
-        ASSERT_TRUE(IsOk(handle));
-        const auto report = handle->Wait();
-        ASSERT_TRUE(IsOk(report));
-        EXPECT_EQ(report->chunks_reused, report->chunks);
+    OnRank(communicator, [&](CheckpointStore& store) {
+      const uint64_t of_opening = counts.call_count;
+      EXPECT_GT(of_opening, 0u);
+      const StateDict state = StateOf({{"w", tensor.view()}});
+      for (uint64_t step = 0; step < 3; ++step) EXPECT_TRUE(IsOk(store.Save(step, state)));
+      {
+        AsyncSaver saver(&store);
+        for (uint64_t step = 3; step < 6; ++step) {
+          CAIRN_ASSERT_OK_AND_ASSIGN(const SaveReport report, SaveAndWait(saver, step, state));
+          EXPECT_EQ(report.chunks_reused, report.chunks);
+        }
       }
-    }
-    EXPECT_EQ(counts.call_count, of_opening) << "a save has made a collective";
-    EXPECT_TRUE(IsOk(store->Close()));
+      EXPECT_EQ(counts.call_count, of_opening) << "a save has made a collective";
+    });
   });
   EXPECT_THAT(VerifyAll(), IsEmpty());
 }
 
 TEST_F(SharedSaveTest, AnAsyncSaveThatFailsOnOneRankFailsOnAll) {
   const TestTensor tensor(DType::kFloat32, {100, 30});
-  RunRanks(3, [&](Communicator& communicator) {
-    const auto store = OpenOn(communicator);
+  OnRanks(3, [&](CheckpointStore& store) {
     const StateDict good = StateOf({{"w", tensor.view()}});
     const StateDict bad = StateOf({{"w", {.dtype = DType::kFloat32, .shape = {1}}}});
-    AsyncSaver saver(store.get());
-    const auto handle = saver.Save(1, communicator.rank() == 1 ? bad : good);
-    if (communicator.rank() == 1) {
+    AsyncSaver saver(&store);
+    const auto handle = saver.Save(1, store.rank() == 1 ? bad : good);
+    if (store.rank() == 1) {
       EXPECT_THAT(handle, IsError(ErrorCode::kInvalidArgument, "null pointer"));
     } else {
       ASSERT_TRUE(IsOk(handle));
@@ -443,7 +427,6 @@ TEST_F(SharedSaveTest, AnAsyncSaveThatFailsOnOneRankFailsOnAll) {
     const auto next = saver.Save(1, good);
     ASSERT_TRUE(IsOk(next));
     EXPECT_TRUE(IsOk(next->Wait()));
-    EXPECT_TRUE(IsOk(store->Close()));
   });
   EXPECT_THAT(VerifyAll(), IsEmpty());
 }
@@ -505,8 +488,9 @@ class ReadOnceTest : public SharedSaveTest {
     RunRanks(
         4,
         [&](Communicator& communicator) {
-          const auto store = OpenOn(communicator, kv::OpenMode::kRead);
-          ASSERT_NE(store, nullptr);
+          CAIRN_ASSERT_OK_AND_ASSIGN(
+              const auto store,
+              CheckpointStore::OpenShared(path(), kv::OpenMode::kRead, communicator));
           const auto snapshot = *store->kv().Latest();
           Rank rank{
               .store = *store, .first = *snapshot->FindStep(1), .second = *snapshot->FindStep(2)};
@@ -579,8 +563,9 @@ TEST_F(ReadOnceTest, AnErrorInALaterWindowIsReportedOnAllRanks) {
   RunRanks(
       4,
       [&](Communicator& communicator) {
-        const auto store = OpenOn(communicator, kv::OpenMode::kRead);
-        ASSERT_NE(store, nullptr);
+        CAIRN_ASSERT_OK_AND_ASSIGN(
+            const auto store,
+            CheckpointStore::OpenShared(path(), kv::OpenMode::kRead, communicator));
         const auto snapshot = *store->kv().Latest();
         TestTensor w(DType::kUInt8, {3'000}, 98), x(DType::kUInt8, {3'000}, 99);
         const ShardTarget targets[] = {Whole("w", w), Whole("x", x)};
@@ -618,19 +603,15 @@ TEST_F(SharedSaveTest, ShapesThatDifferNameTheBoxes) {
                {"rank 0 holds it as int32 [10], rank 1 as int32 [8]",
                 "rank 0's box at [0] of sizes [5]", "rank 1's box at [4] of sizes [4]"},
                [&](uint32_t rank) {
-                 StateDict state;
-                 state.root().Sharded("w", (rank == 0 ? five : four).view(),
-                                      Halves(rank == 0 ? 10 : 8, mesh));
-                 return state;
+                 return ShardedState("w", (rank == 0 ? five : four).view(),
+                                     Halves(rank == 0 ? 10 : 8, mesh));
                });
 }
 
 TEST_F(SharedSaveTest, ElementsThatNobodyWroteAreNamed) {
   const TestTensor local(DType::kInt32, {5});
   ExpectErrors(2, "x", {"no rank wrote element [10] of shape [20]"}, [&](uint32_t rank) {
-    StateDict state;
-    state.root().Sharded("x", local.view(), Part(20, rank * 5u, local.view()));
-    return state;
+    return ShardedState("x", local.view(), Part(20, rank * 5u, local.view()));
   });
 }
 
@@ -638,9 +619,7 @@ TEST_F(SharedSaveTest, BoxesThatOverlapNameRanksAndBoxes) {
   const TestTensor local(DType::kInt32, {6});
   ExpectErrors(2, "x", {"rank 0's box at [0] of sizes [6]", "rank 1's box at [4] of sizes [6]"},
                [&](uint32_t rank) {
-                 StateDict state;
-                 state.root().Sharded("x", local.view(), Part(10, rank * 4u, local.view()));
-                 return state;
+                 return ShardedState("x", local.view(), Part(10, rank * 4u, local.view()));
                });
 }
 
@@ -677,47 +656,40 @@ TEST_F(SharedSaveTest, ALeafThatIsATensorHereAndAValueThereIsRefused) {
 
 TEST_F(SharedSaveTest, ARankWhoseStateIsBadFailsAllAtOnceAndTheNextSaveWorks) {
   const TestTensor tensor(DType::kInt32, {6});
-  RunRanks(4, [&](Communicator& communicator) {
+  OnRanks(4, [&](CheckpointStore& store) {
     const StateDict bad =
         StateOf({{"x", {.dtype = DType::kInt32, .shape = {6}, .strides = {1, 1}}}});
     const StateDict good = StateOf({{"x", tensor.view()}});
-    const auto store = OpenOn(communicator);
-    const auto report = store->Save(1, communicator.rank() == 2 ? bad : good);
+    const auto report = store.Save(1, store.rank() == 2 ? bad : good);
     ASSERT_FALSE(report);
     EXPECT_EQ(report.error().code, ErrorCode::kInvalidArgument);
     EXPECT_EQ(report.error().key, "x");
     EXPECT_THAT(report.error().message,
-                communicator.rank() == 2 ? HasSubstr("2 strides") : HasSubstr("rank 2: 2 strides"));
-    EXPECT_TRUE(IsOk(store->Save(1, good)));
-    EXPECT_TRUE(IsOk(store->Close()));
+                store.rank() == 2 ? HasSubstr("2 strides") : HasSubstr("rank 2: 2 strides"));
+    EXPECT_TRUE(IsOk(store.Save(1, good)));
   });
   EXPECT_THAT(VerifyAll(), IsEmpty());
 }
 
 TEST_F(SharedSaveTest, AnExistingStepIsRefusedOnAllRanksAndOverwrittenIfAsked) {
   const TestTensor tensor(DType::kInt32, {60});
-  RunRanks(3, [&](Communicator& communicator) {
+  OnRanks(3, [&](CheckpointStore& store) {
     const StateDict state = StateOf({{"x", tensor.view()}});
-    const auto store = OpenOn(communicator);
-    EXPECT_TRUE(IsOk(store->Save(5, state)));
-    EXPECT_THAT(store->Save(5, state), IsError(ErrorCode::kConflict, "already exists"));
-    EXPECT_TRUE(IsOk(store->Save(5, state, {.overwrite = true})));
-    EXPECT_TRUE(IsOk(store->Close()));
+    EXPECT_TRUE(IsOk(store.Save(5, state)));
+    EXPECT_THAT(store.Save(5, state), IsError(ErrorCode::kConflict, "already exists"));
+    EXPECT_TRUE(IsOk(store.Save(5, state, {.overwrite = true})));
   });
   EXPECT_THAT(VerifyAll(), IsEmpty());
 }
 
 TEST_F(SharedSaveTest, ARankThatNeverSavesIsNamedAtTheDeadline) {
   const TestTensor tensor(DType::kInt32, {60});
-  RunRanks(3, [&](Communicator& communicator) {
+  OnRanks(3, [&](CheckpointStore& store) {
     const StateDict state = StateOf({{"x", tensor.view()}});
-    const auto store = OpenOn(communicator);
-    if (communicator.rank() != 1) {
-      EXPECT_THAT(
-          store->Save(5, state, {.deadline = std::chrono::milliseconds(200)}),
-          IsError(ErrorCode::kUnavailable, communicator.rank() == 0 ? "at the deadline: 1" : ""));
+    if (store.rank() != 1) {
+      EXPECT_THAT(store.Save(5, state, {.deadline = std::chrono::milliseconds(200)}),
+                  IsError(ErrorCode::kUnavailable, store.rank() == 0 ? "at the deadline: 1" : ""));
     }
-    EXPECT_TRUE(IsOk(store->Close()));
   });
 }
 
@@ -755,14 +727,13 @@ TEST_F(SharedSaveTest, OneKeyByTwoPathsIsRefused) {
 
 TEST_F(SharedSaveTest, SavesThatAreUnderWayTogetherRunInOneOrderOnAllRanks) {
   const TestTensor tensor(DType::kInt32, {60});
-  RunRanks(4, [&](Communicator& communicator) {
-    const auto store = OpenOn(communicator);
+  OnRanks(4, [&](CheckpointStore& store) {
     const StateDict state = StateOf({{"x", tensor.view()}});
-    AsyncSaver saver(store.get());
+    AsyncSaver saver(&store);
     for (uint64_t i = 0; i < 20; ++i) {
       const auto handle = saver.Save(2 * i, state);
       ASSERT_TRUE(IsOk(handle));
-      EXPECT_TRUE(IsOk(store->Save(2 * i + 1, state)));
+      EXPECT_TRUE(IsOk(store.Save(2 * i + 1, state)));
       EXPECT_TRUE(IsOk(handle->Wait()));
     }
   });
@@ -771,14 +742,12 @@ TEST_F(SharedSaveTest, SavesThatAreUnderWayTogetherRunInOneOrderOnAllRanks) {
 
 TEST_F(SharedSaveTest, ARankThatLeftASaveOutFailsThatStepOnly) {
   const TestTensor tensor(DType::kInt32, {60});
-  RunRanks(2, [&](Communicator& communicator) {
-    const auto store = OpenOn(communicator);
+  OnRanks(2, [&](CheckpointStore& store) {
     const StateDict state = StateOf({{"x", tensor.view()}});
-    if (communicator.rank() == 0) {
-      EXPECT_FALSE(store->Save(1, state, {.deadline = std::chrono::milliseconds(50)}));
+    if (store.rank() == 0) {
+      EXPECT_FALSE(store.Save(1, state, {.deadline = std::chrono::milliseconds(50)}));
     }
-    EXPECT_TRUE(IsOk(store->Save(2, state)));
-    EXPECT_TRUE(IsOk(store->Close()));
+    EXPECT_TRUE(IsOk(store.Save(2, state)));
   });
 }
 
