@@ -47,6 +47,14 @@ class IgnoredRecords final : public kv::RankRecords {
   Result<void> AddChunk(const kv::RankChunk&) override { return {}; }
 };
 
+StateDict StateOfBytes(const Tensors& tensors) {
+  StateDict state;
+  for (const auto& [fqn, bytes] : tensors) {
+    state.root().Tensor(fqn, {DType::kUInt8, {bytes.size()}, {}, bytes.data()});
+  }
+  return state;
+}
+
 class FooterRecoveryTest : public StoreTest {
  protected:
   std::string path() const { return directory.path() + "/store"; }
@@ -68,11 +76,8 @@ class FooterRecoveryTest : public StoreTest {
   }
 
   SaveReport SaveFull(uint64_t step, const Tensors& tensors, bool overwrite = false) {
-    StateDict state;
-    for (const auto& [fqn, bytes] : tensors) {
-      state.root().Tensor(fqn, {DType::kUInt8, {bytes.size()}, {}, bytes.data()});
-    }
-    return Save(step, state, {.overwrite = overwrite, .incremental = false, .chunk_bytes = 70'000});
+    return Save(step, StateOfBytes(tensors),
+                {.overwrite = overwrite, .incremental = false, .chunk_bytes = 70'000});
   }
 
   /// Loads all tensors of a step that are leaves of its tree.
@@ -117,13 +122,9 @@ Tensors SomeTensors(uint64_t seed) {
 
 TEST_F(FooterRecoveryTest, FullStepsAreRecoveredBitForBit) {
   for (const uint64_t step : {10, 20, 30}) {
-    StateDict state;
     const Tensors tensors = SomeTensors(step);
-    StateDict::Builder root = state.root();
-    root.Value("epoch", int64_t{3});
-    for (const auto& [fqn, bytes] : tensors) {
-      root.Tensor(fqn, {DType::kUInt8, {bytes.size()}, {}, bytes.data()});
-    }
+    StateDict state = StateOfBytes(tensors);
+    state.root().Value("epoch", int64_t{3});
     Save(step, state, {.incremental = false, .chunk_bytes = 70'000});
   }
   LoseAllRecords();
@@ -161,11 +162,7 @@ TEST_F(FooterRecoveryTest, RecoveredStepIsTheBaseOfTheNext) {
   Rebuild();
   Tensors tensors = SomeTensors(1);
   tensors["c"] = kv::testing::RandomBytes(99, 70'001);
-  StateDict state;
-  for (const auto& [fqn, bytes] : tensors) {
-    state.root().Tensor(fqn, {DType::kUInt8, {bytes.size()}, {}, bytes.data()});
-  }
-  EXPECT_EQ(Save(2, state, {.chunk_bytes = 70'000}).written_bytes, 70'001u);
+  EXPECT_EQ(Save(2, StateOfBytes(tensors), {.chunk_bytes = 70'000}).written_bytes, 70'001u);
   CAIRN_ASSERT_OK(store->Delete(std::array{uint64_t{1}}));
   EXPECT_TRUE(LoadAll(2) == tensors);
   EXPECT_THAT(VerifyAll(), IsEmpty());
@@ -253,11 +250,7 @@ TEST_F(FooterRecoveryTest, IncrementalStepHasOnlyTheTensorsThatItWroteCompletely
   tensors["part"][0] ^= std::byte{1};        // one of three chunks
   tensors["pages"][69'999] ^= std::byte{1};  // the second page of the only chunk
   tensors["whole"] = kv::testing::RandomBytes(5, 1'000);
-  StateDict state;
-  for (const auto& [fqn, bytes] : tensors) {
-    state.root().Tensor(fqn, {DType::kUInt8, {bytes.size()}, {}, bytes.data()});
-  }
-  Save(2, state, {.chunk_bytes = 70'000});
+  Save(2, StateOfBytes(tensors), {.chunk_bytes = 70'000});
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto chunks, store->Chunks(Step(2), "pages"));
   ASSERT_EQ(chunks[0].extents.size(), 2u);  // the first of them in the segment of step 1
   LoseAllRecords();
@@ -348,11 +341,7 @@ TEST_F(FooterRecoveryTest, StepWhoseTableIsReadableIsNotReplacedByAPartOfIt) {
   SaveFull(1, SomeTensors(1));
   Tensors tensors = SomeTensors(1);
   tensors["c"] = kv::testing::RandomBytes(99, 70'001);
-  StateDict state;
-  for (const auto& [fqn, bytes] : tensors) {
-    state.root().Tensor(fqn, {DType::kUInt8, {bytes.size()}, {}, bytes.data()});
-  }
-  Save(2, state, {.chunk_bytes = 70'000});
+  Save(2, StateOfBytes(tensors), {.chunk_bytes = 70'000});
   for (const std::string& segment : SegmentsOf(1)) std::filesystem::remove(segment);
   store.reset();
   std::filesystem::remove_all(path() + "/roots");

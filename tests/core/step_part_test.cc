@@ -25,9 +25,8 @@ using ::testing::IsEmpty;
 
 constexpr uint64_t kStep = 7;
 
-// Rows [begin, end) of a matrix as an explicit box.
-void AddRows(StateDict& state, const std::string& fqn, const TestTensor& whole, uint64_t begin,
-             uint64_t end) {
+// A state of rows [begin, end) of a matrix as an explicit box.
+StateDict Rows(const std::string& fqn, const TestTensor& whole, uint64_t begin, uint64_t end) {
   const uint64_t columns = whole.shape[1];
   const uint64_t row_bytes = whole.bytes.size() / whole.shape[0];
   Sharding sharding{.global_shape = whole.shape, .mesh = nullptr, .placements = {}, .parts = {}};
@@ -36,8 +35,10 @@ void AddRows(StateDict& state, const std::string& fqn, const TestTensor& whole, 
                                      .shape = {end - begin, columns},
                                      .strides = {},
                                      .data = whole.bytes.data() + begin * row_bytes}});
+  StateDict state;
   state.root().Sharded(fqn, {.dtype = whole.dtype, .shape = whole.shape, .strides = {}, .data = {}},
                        std::move(sharding));
+  return state;
 }
 
 std::vector<std::byte> Bytes(std::string_view text) {
@@ -100,11 +101,8 @@ TEST_F(StepPartTest, CallsOfOtherRolesAreRefusedAndThePartCanBeContinued) {
   ticket_.attempt = first_->kv().NextAttempt(kStep);
   auto own = Begin(0, {.deadline = std::chrono::milliseconds::max()});
   auto other = Begin(1, {.deadline = std::chrono::milliseconds::max()});
-  StateDict a, b;
-  AddRows(a, "w", matrix, 0, 2);
-  AddRows(b, "w", matrix, 2, 6);
-  CAIRN_ASSERT_OK(own->Add(std::move(a)));
-  CAIRN_ASSERT_OK(other->Add(std::move(b)));
+  CAIRN_ASSERT_OK(own->Add(Rows("w", matrix, 0, 2)));
+  CAIRN_ASSERT_OK(other->Add(Rows("w", matrix, 2, 6)));
   EXPECT_THAT(own->Prepare(), IsError(ErrorCode::kFailedPrecondition, "rank 0 commits"));
   EXPECT_THAT(other->Commit({}), IsError(ErrorCode::kFailedPrecondition, "rank 0"));
   CAIRN_ASSERT_OK(other->Prepare());
@@ -118,14 +116,11 @@ TEST_F(StepPartTest, PortionsOfBothRanksMakeOneNestedStep) {
   const TestTensor vector(DType::kInt64, {5}, 2);
   auto own = Begin(0);
   auto other = Begin(1);
-  StateDict a, b, c;
-  AddRows(a, "layers.0.w", matrix, 0, 2);
-  b.root().Tensor("layers.1.v", vector.view());
-  AddRows(c, "layers.0.w", matrix, 2, 6);
-  c.root().Value("lr", 0.5);
-  CAIRN_ASSERT_OK(own->Add(std::move(a)));
-  CAIRN_ASSERT_OK(own->Add(std::move(b)));
-  CAIRN_ASSERT_OK(other->Add(std::move(c)));
+  StateDict last = Rows("layers.0.w", matrix, 2, 6);
+  last.root().Value("lr", 0.5);
+  CAIRN_ASSERT_OK(own->Add(Rows("layers.0.w", matrix, 0, 2)));
+  CAIRN_ASSERT_OK(own->Add(StateOf({{"layers.1.v", vector.view()}})));
+  CAIRN_ASSERT_OK(other->Add(std::move(last)));
   CAIRN_ASSERT_OK(other->Prepare());
   StepFrame frame;
   frame.paths["layers.0.w"] = {{.text = "layers"}, {.text = "0", .is_position = true}, {"w"}};
@@ -153,11 +148,8 @@ TEST_F(StepPartTest, AMissingPartIsRefusedAndTheOldStepStays) {
   {
     auto own = Begin(0, {.overwrite = true});
     auto other = Begin(1, {.overwrite = true});
-    StateDict a, b;
-    AddRows(a, "w", matrix, 0, 2);
-    AddRows(b, "w", matrix, 3, 6);
-    CAIRN_ASSERT_OK(own->Add(std::move(a)));
-    CAIRN_ASSERT_OK(other->Add(std::move(b)));
+    CAIRN_ASSERT_OK(own->Add(Rows("w", matrix, 0, 2)));
+    CAIRN_ASSERT_OK(other->Add(Rows("w", matrix, 3, 6)));
     CAIRN_ASSERT_OK(other->Prepare());
 
     EXPECT_THAT(own->Commit({}),
@@ -181,9 +173,7 @@ TEST_F(StepPartTest, PartsThatAreDroppedLeaveNothing) {
   {
     const TestTensor matrix(DType::kFloat32, {6, 4}, 1);
     auto own = Begin(0);
-    StateDict a;
-    AddRows(a, "w", matrix, 0, 6);
-    CAIRN_ASSERT_OK(own->Add(std::move(a)));
+    CAIRN_ASSERT_OK(own->Add(Rows("w", matrix, 0, 6)));
   }
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, first_->Steps());
   EXPECT_THAT(steps, IsEmpty());
@@ -195,11 +185,8 @@ TEST_F(StepPartTest, PartsThatAreDroppedLeaveNothing) {
 TEST_F(StepPartTest, TwoPortionsWithOneTensorAreRefused) {
   const TestTensor matrix(DType::kFloat32, {6, 4}, 1);
   auto own = Begin(0);
-  StateDict a, b;
-  AddRows(a, "w", matrix, 0, 2);
-  AddRows(b, "w", matrix, 2, 6);
-  CAIRN_ASSERT_OK(own->Add(std::move(a)));
-  EXPECT_THAT(own->Add(std::move(b)), IsError(ErrorCode::kInvalidArgument, "in common"));
+  CAIRN_ASSERT_OK(own->Add(Rows("w", matrix, 0, 2)));
+  EXPECT_THAT(own->Add(Rows("w", matrix, 2, 6)), IsError(ErrorCode::kInvalidArgument, "in common"));
 }
 
 TEST_F(StepPartTest, OneRankAloneKeepsSharedMemoryShared) {
@@ -221,7 +208,7 @@ TEST_F(StepPartTest, TheMemoryOfAPortionIsTheCallersAgain) {
   auto own = Begin(0);
   TensorView view = whole.view();
   view.data = lent.bytes().data();
-  CAIRN_ASSERT_OK(own->Add(std::move(StateOf({{"w", view}}))));
+  CAIRN_ASSERT_OK(own->Add(StateOf({{"w", view}})));
   // The bytes that were submitted last, which are the least likely to have been written already.
   std::ranges::fill(lent.bytes().last(8 << 20), std::byte{0xee});
   CAIRN_ASSERT_OK(own->Commit({}));
@@ -232,12 +219,11 @@ TEST_F(StepPartTest, AfterAPortionThatFailedNothingIsCommitted) {
   const TestTensor matrix(DType::kFloat32, {6, 4}, 1);
   CAIRN_ASSERT_OK_AND_ASSIGN(ticket_, StepPart::OpenSession(*first_, kStep, 1));
   auto own = Begin(0);
-  StateDict good, bad;
-  AddRows(good, "w", matrix, 0, 6);
+  StateDict bad;
   TensorView view = matrix.view();
   view.strides = {1};
   bad.root().Tensor("v", view);
-  CAIRN_ASSERT_OK(own->Add(std::move(good)));
+  CAIRN_ASSERT_OK(own->Add(Rows("w", matrix, 0, 6)));
   const auto added = own->Add(std::move(bad));
   ASSERT_FALSE(added.has_value());
   EXPECT_THAT(own->Commit({}), IsError(added.error().code, added.error().message));

@@ -1,8 +1,11 @@
-// Deltas that are found while a state is staged, in comparison with what was staged before.
+// What is found while a state is staged: deltas, in comparison with what was staged before, and
+// unchanged chunks.
 
 #include <gmock/gmock.h>
 
+#include <array>
 #include <atomic>
+#include <functional>
 #include <future>
 #include <map>
 #include <thread>
@@ -68,10 +71,11 @@ TEST_F(StagedDeltaTest, AfterASaveThatFailedTheBytesThatItStagedAreNoBase) {
 // The base of an asynchronous save is overwritten between its staging and its writing.
 class ReplacedBaseTest : public StagedDeltaTest {
  protected:
-  void SaveWhileTheBaseIsReplacedBy(const TestTensor& other) {
-    const StateDict replacement = StateOf({{"w", other.view()}});
+  /// Step 1 is replaced while step 2 is saved after `change`.
+  Result<SaveReport> SaveWhileTheBaseIsReplacedBy(const TestTensor& other,
+                                                  const std::function<void()>& change) {
     AsyncSaver saver(store.get());
-    CAIRN_ASSERT_OK(SaveAndWait(saver, 1, State(), kOptions));
+    for (const uint64_t step : {0, 1}) EXPECT_TRUE(SaveAndWait(saver, step, State(), kOptions));
     std::promise<void> entered, released;
     std::atomic<bool> is_first = true;
     const SaveOptions overwrite{
@@ -82,25 +86,57 @@ class ReplacedBaseTest : public StagedDeltaTest {
           }
           return true;
         }};
-    std::thread replacing([&] { Save(1, replacement, overwrite); });
+    std::thread replacing([&] { Save(1, StateOf({{"w", other.view()}}), overwrite); });
     entered.get_future().wait();
-    Change(tensor_.bytes, random_);
+    change();
     const auto second = saver.Save(2, State(), kOptions);
     released.set_value();
     replacing.join();
-    CAIRN_ASSERT_OK(second);
-    CAIRN_ASSERT_OK(second->Wait());
-    EXPECT_TRUE(LoadBytes(2, "w") == tensor_.bytes);
-    EXPECT_THAT(VerifyAll(), IsEmpty());
+    return second ? second->Wait() : std::unexpected(second.error());
   }
 };
 
-TEST_F(ReplacedBaseTest, ByOtherBytes) {
-  SaveWhileTheBaseIsReplacedBy(TestTensor(DType::kUInt8, {10 * kChunkBytes}, 77));
+TEST_F(ReplacedBaseTest, DeltasRelativeToOtherBytesAreNotStored) {
+  // The other step has other bytes, and another shape.
+  for (const uint64_t size : {10 * kChunkBytes, kChunkBytes / 2}) {
+    const TestTensor other(DType::kUInt8, {size}, 77);
+    CAIRN_ASSERT_OK(SaveWhileTheBaseIsReplacedBy(other, [&] { Change(tensor_.bytes, random_); }));
+    EXPECT_TRUE(LoadBytes(2, "w") == tensor_.bytes);
+    EXPECT_THAT(VerifyAll(), IsEmpty());
+    CAIRN_ASSERT_OK(store->Delete(std::vector<uint64_t>{0, 1, 2}));
+  }
 }
 
-TEST_F(ReplacedBaseTest, ByAnotherShape) {
-  SaveWhileTheBaseIsReplacedBy(TestTensor(DType::kUInt8, {kChunkBytes / 2}, 77));
+TEST_F(ReplacedBaseTest, WithoutTheBytesOfUnchangedChunksTheSaveFails) {
+  const TestTensor other(DType::kUInt8, {10 * kChunkBytes}, 77);
+  EXPECT_THAT(SaveWhileTheBaseIsReplacedBy(other, [] {}),
+              testing::IsError(ErrorCode::kConflict, "save again"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, store->StepNumbers());
+  EXPECT_EQ(steps, (std::vector<uint64_t>{0, 1}));
+}
+
+TEST_F(StagedDeltaTest, ChunksThatAreUnchangedAreNotCopied) {
+  const SaveOptions options{.chunk_bytes = kChunkBytes};
+  AsyncSaver saver(store.get());
+  std::vector<std::vector<std::byte>> held;
+  for (uint64_t step = 0; step < 60; step += 10) {
+    tensor_.bytes[step * 40'000] ^= std::byte{1};
+    held.push_back(tensor_.bytes);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const SaveReport report, SaveAndWait(saver, step, State(), options));
+    EXPECT_EQ(report.chunks_reused, step == 0 ? 0u : 9u);
+    if (step == 30) {
+      // Another step in between, with which the next save is compared.
+      Save(35, State(), options);
+      CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 2>{20, 30}));
+    }
+  }
+  for (const uint64_t i : {0, 1, 4, 5}) EXPECT_TRUE(LoadBytes(10 * i, "w") == held[i]) << i;
+  // Chunks of the same bytes are copied if they have other keys.
+  const StateDict reshaped =
+      StateOf({{"w", {DType::kUInt8, {20, tensor_.bytes.size() / 20}, {}, tensor_.bytes.data()}}});
+  CAIRN_ASSERT_OK(SaveAndWait(saver, 60, reshaped, options));
+  EXPECT_TRUE(LoadBytes(60, "w") == tensor_.bytes);
+  EXPECT_THAT(VerifyAll(), IsEmpty());
 }
 
 TEST_F(StagedDeltaTest, AsyncSavesKeepEveryStepBitForBit) {
