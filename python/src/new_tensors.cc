@@ -295,22 +295,6 @@ nb::object NewLargeTensor(uint8_t dtype, nb::handle shape) {
   return torch.Wrap(Allocate({*bytes}).front(), code, sizes);
 }
 
-// Returns a new row-major tensor of zeros in separate page-locked memory; None for dtypes and
-// versions of torch that TorchAccess cannot wrap. Requires a shape with elements. Raises
-// Unavailable if no more memory can be page-locked, and Invalid if no device backend is available.
-nb::object NewPinnedTensor(uint8_t dtype, nb::handle shape) {
-  const auto code = static_cast<core::DType>(dtype);
-  const std::vector<uint64_t> sizes = FromPyNumbers(shape);
-  const uint64_t bytes = Unwrap(core::TensorBytes(code, sizes));
-  const TorchAccess torch;
-  if (!torch.CanWrap(code)) return nb::none();
-  // Page-locking is slow.
-  auto memory =
-      Unwrap(OutsideGil([&] { return core::HostMemory::Allocate(bytes, {.pinned = true}); }));
-  const auto owner = std::make_shared<core::HostMemory>(std::move(memory));
-  return torch.Wrap({owner, owner->bytes().data()}, code, sizes);
-}
-
 }  // namespace
 
 void BindNewTensors(nb::module_& m, nb::class_<StoreBinding>& store) {
@@ -323,7 +307,6 @@ void BindNewTensors(nb::module_& m, nb::class_<StoreBinding>& store) {
   m.def("request_new_device_tensors", &RequestNewDeviceTensors, nb::arg("contents"),
         nb::arg("requests"), nb::arg("device"));
   m.def("new_large_tensor", &NewLargeTensor, nb::arg("dtype"), nb::arg("shape"));
-  m.def("new_pinned_tensor", &NewPinnedTensor, nb::arg("dtype"), nb::arg("shape"));
 }
 
 }  // namespace cairn::python

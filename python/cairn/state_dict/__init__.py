@@ -1,10 +1,10 @@
-"""State-dict tools: supported and documented versions of private tools of torch.distributed.
+"""State-dict tools: supported versions of private collectives of torch.distributed.
 
 Each function has the name, arguments and results of its counterpart in
 ``torch.distributed._state_dict_utils``, which has a leading underscore; the docstrings describe the
 differences. Communication uses Cairn's own connections, with a deadline, in bounded memory, and
 with the same outcome on all ranks. Errors are :class:`cairn.Invalid` where torch raises
-``ValueError``, ``AssertionError`` or ``CompanionMismatch``.
+``ValueError`` or ``AssertionError``.
 
     from cairn.state_dict import gather_state_dict
 
@@ -17,23 +17,10 @@ from cairn.state_dict._collectives import (
     gather_state_dict,
     transport,
 )
-from cairn.state_dict._copies import (
-    check_state_dict_similarity,
-    copy_state_dict,
-    create_cpu_state_dict,
-    offload_state_dict_to_cpu,
-)
-from cairn.state_dict._paths import flatten_state_dict, unflatten_state_dict
 
 __all__ = [
     "broadcast_state_dict",
-    "check_state_dict_similarity",
-    "copy_state_dict",
-    "create_cpu_state_dict",
     "distribute_state_dict",
-    "flatten_state_dict",
     "gather_state_dict",
-    "offload_state_dict_to_cpu",
     "transport",
-    "unflatten_state_dict",
 ]

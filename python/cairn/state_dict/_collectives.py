@@ -14,9 +14,11 @@ deadline, the connections are closed and the call fails on all ranks; the next c
 from __future__ import annotations
 
 import contextlib
+import copy
+import io
 import pickle
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -27,9 +29,8 @@ from cairn._base.devices import HOST, device_of
 from cairn._base.tree import TENSOR
 from cairn._ranks.ranks import Ranks, default_group, ranks_of, this_process
 from cairn._ranks.sharded import MeshShard, Shards, dtensor_like, is_dtensor, is_sharded
-from cairn._tensors.sources import Source, Sources, dtype_code, row_major
+from cairn._tensors.sources import Source, Sources, dtype_code, is_torch_tensor, row_major
 from cairn.errors import refuse
-from cairn.state_dict._walk import rebuild
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -100,6 +101,36 @@ def _tensor(moved: tuple[str, int, tuple[int, ...], torch.Tensor | None]) -> tor
     return torch.empty(shape, dtype=dtype) if data is None else data.view(dtype).view(shape)
 
 
+_PLAIN = (int, float, str, bytes, io.BytesIO, type(None))
+
+
+def _rebuild(state: Any, tensor: Callable[[Any, str], Any], type_check: bool, fqn: str = "") -> Any:
+    """Returns the state with new containers, and ``tensor(value, fqn)`` in place of each tensor.
+    Subclasses of dicts, lists and tuples become plain ones. Plain values remain the same objects.
+    Other values are deep-copied; with ``type_check`` they raise Invalid instead."""
+    if is_torch_tensor(state):
+        return tensor(state, fqn)
+    if isinstance(state, _PLAIN):
+        return state
+    if isinstance(state, dict):
+        return {
+            key: _rebuild(value, tensor, type_check, _below(fqn, key))
+            for key, value in state.items()
+        }
+    if isinstance(state, (list, tuple)):
+        items = [
+            _rebuild(value, tensor, type_check, _below(fqn, i)) for i, value in enumerate(state)
+        ]
+        return tuple(items) if isinstance(state, tuple) else items
+    if not type_check:
+        return copy.deepcopy(state)
+    raise refuse(fqn, f"of type {type(state).__name__}", "use type_check=False, or convert it")
+
+
+def _below(fqn: str, key: Any) -> str:
+    return f"{fqn}.{key}" if fqn else str(key)
+
+
 def gather_state_dict(
     state_dict: dict[str, Any],
     *,
@@ -155,7 +186,7 @@ def gather_state_dict(
             return gathered[id(value)]
         return value.to("cpu") if cpu_offload else value
 
-    return rebuild(state_dict, result, type_check=False)
+    return _rebuild(state_dict, result, type_check=False)
 
 
 class _Gathering:
@@ -181,7 +212,7 @@ class _Gathering:
                     made = torch.empty(tuple(value.shape), dtype=value.dtype, device=home)
                     self._made[name] = source.dtype, made
 
-        rebuild(state_dict, tensor, type_check)
+        _rebuild(state_dict, tensor, type_check)
         self._batch = _batch(leaves)
 
     def _describe(self, value: Any, fqn: str) -> tuple[str, Source]:

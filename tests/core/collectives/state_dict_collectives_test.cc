@@ -9,7 +9,6 @@
 #include <array>
 
 #include "core/ranks/status_agreement.h"
-#include "core/state_dict/state_dict_copy.h"
 #include "tests/core/collectives/sharded_collectives.h"
 #include "tests/support/checked_communicator.h"
 #include "tests/support/result_matchers.h"

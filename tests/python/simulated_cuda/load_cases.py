@@ -71,17 +71,3 @@ def test_damaged_bytes_are_found(store, saved, path):
         file.write(b"damage")
     with pytest.raises(cairn.Corrupt):
         store.load({"large": empty((3, MIB))}, strict=False)
-
-
-def test_pinned_companions_of_a_state_are_page_locked():
-    from cairn.state_dict import create_cpu_state_dict
-
-    before = control.Registered()
-    state = {"t": torch.randn(100, 3), "n": [torch.arange(7)], "plain": 5}
-    made = create_cpu_state_dict(state, pin_memory=True)
-    assert control.Registered() == before + 2
-    assert made["t"].shape == (100, 3) and made["n"][0].dtype == torch.int64
-    made["t"].copy_(state["t"])
-    assert torch.equal(made["t"], state["t"])
-    del made
-    assert control.Registered() == before
