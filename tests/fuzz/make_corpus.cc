@@ -1,6 +1,8 @@
-// Creates the first corpora of the fuzzers from objects that the encoders wrote:
+// Creates the first inputs of the fuzzers from objects that the encoders wrote. Inputs that are
+// texts, such as addresses and documents of servers, were written by hand and are only in the
+// corpora.
 //
-//   cairn_make_fuzz_corpus DIR      creates DIR/<fuzzer>/<name> for every fuzzer
+//   cairn_make_fuzz_corpus DIR      creates DIR/<fuzzer>/<name>
 //
 // An input begins with the byte that selects the decoder (fuzz_support.h). Run it again after a
 // format has changed; the names of unchanged inputs are the same. `tools/fuzz.sh --merge` adds what
@@ -29,7 +31,6 @@
 #include "kv/storage/files/internal/memory_storage.h"
 #include "kv/table/internal/table_reader.h"
 #include "schema/little_endian.h"
-#include "tests/fuzz/corpus_texts.h"
 #include "tests/fuzz/fuzz_support.h"
 
 namespace cairn::fuzz {
@@ -401,12 +402,6 @@ void AddSafetensors(Corpus& corpus, const fs::path& exports) {
              Builder().Number(data_bytes).Add(file.substr(8, header_bytes)));
 }
 
-void AddTexts(Corpus& corpus) {
-  for (const TextInput& input : kTextInputs) {
-    corpus.Add(input.fuzzer, input.name, Builder(input.selector).Add(input.text));
-  }
-}
-
 }  // namespace
 
 void MakeCorpus(const fs::path& folder) {
@@ -417,7 +412,6 @@ void MakeCorpus(const fs::path& folder) {
   AddMessages(corpus);
   AddDeltas(corpus);
   AddSafetensors(corpus, exports);
-  AddTexts(corpus);
   fs::remove_all(exports);
 }
 
