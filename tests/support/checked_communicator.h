@@ -1,5 +1,5 @@
 #pragma once
-/// Checks what core/ranks/communicator.h requires of callers.
+/// Checks what core/ranks/communicator.h requires of callers, and counts what they call.
 
 #include <gtest/gtest.h>
 
@@ -12,8 +12,8 @@
 namespace cairn::testing {
 
 /// Forwards calls to another communicator, and fails the test if a range that is written overlaps
-/// another one, which communicators need not detect. Counts bytes from other ranks. Threads: as for
-/// the communicator.
+/// another one, which communicators need not detect. Counts calls, except for those whose arguments
+/// were rejected, and bytes from other ranks. Threads: as for the communicator.
 class CheckedCommunicator : public core::Communicator {
  public:
   /// Requires that `below` outlives it.
@@ -22,15 +22,21 @@ class CheckedCommunicator : public core::Communicator {
   int rank() const override { return below_.rank(); }
   int world_size() const override { return below_.world_size(); }
   std::chrono::milliseconds timeout() const override { return below_.timeout(); }
+  uint64_t call_count() const { return call_count_; }
   uint64_t received_bytes() const { return received_bytes_; }
 
-  Result<void> Barrier() override { return below_.Barrier(); }
+  Result<void> Barrier() override {
+    ++call_count_;
+    return below_.Barrier();
+  }
   Result<void> Broadcast(core::ByteTarget bytes, int root) override {
+    ++call_count_;
     if (root != rank()) received_bytes_ += bytes.size();
     return below_.Broadcast(bytes, root);
   }
   Result<void> Exchange(Operation operation, std::span<const core::ByteView> sent,
                         std::span<const core::ByteTarget> received) override {
+    ++call_count_;
     for (size_t i = 0; i < received.size(); ++i) {
       if (static_cast<int>(i) != rank()) received_bytes_ += received[i].size();
     }
@@ -50,6 +56,7 @@ class CheckedCommunicator : public core::Communicator {
     return below_.Exchange(operation, sent, received);
   }
   Result<std::unique_ptr<core::Communicator>> Split(uint32_t color, uint32_t key) override {
+    ++call_count_;
     return below_.Split(color, key);
   }
   void Interrupt() override { below_.Interrupt(); }
@@ -57,6 +64,7 @@ class CheckedCommunicator : public core::Communicator {
 
  private:
   core::Communicator& below_;
+  uint64_t call_count_ = 0;
   uint64_t received_bytes_ = 0;
 };
 

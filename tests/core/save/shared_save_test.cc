@@ -17,14 +17,13 @@
 #include "core/state_dict/internal/tree_merge.h"
 #include "kv/base/mutex.h"
 #include "tests/core/sharded_state.h"
-#include "tests/support/counting_communicator.h"
+#include "tests/support/checked_communicator.h"
 #include "tests/support/thread_communicator.h"
 
 namespace cairn::core {
 namespace {
 
-using cairn::testing::CollectiveCounts;
-using cairn::testing::CountingCommunicator;
+using cairn::testing::CheckedCommunicator;
 using cairn::testing::IsError;
 using cairn::testing::IsOk;
 using cairn::testing::RunRanks;
@@ -391,10 +390,9 @@ TEST_F(SharedSaveTest, ReadOnceReadsEachByteOnceForAllReplicas) {
 TEST_F(SharedSaveTest, NothingButFilesPassesBetweenOpeningAndCommit) {
   const TestTensor tensor(DType::kFloat32, {100, 30});
   RunRanks(4, [&](Communicator& threads) {
-    CollectiveCounts counts;
-    CountingCommunicator communicator(threads, counts);
+    CheckedCommunicator communicator(threads);
     OnRank(communicator, [&](CheckpointStore& store) {
-      const uint64_t of_opening = counts.call_count;
+      const uint64_t of_opening = communicator.call_count();
       EXPECT_GT(of_opening, 0u);
       const StateDict state = StateOf({{"w", tensor.view()}});
       for (uint64_t step = 0; step < 3; ++step) EXPECT_TRUE(IsOk(store.Save(step, state)));
@@ -405,7 +403,7 @@ TEST_F(SharedSaveTest, NothingButFilesPassesBetweenOpeningAndCommit) {
           EXPECT_EQ(report.chunks_reused, report.chunks);
         }
       }
-      EXPECT_EQ(counts.call_count, of_opening) << "a save has made a collective";
+      EXPECT_EQ(communicator.call_count(), of_opening) << "a save has made a collective";
     });
   });
   EXPECT_THAT(VerifyAll(), IsEmpty());
