@@ -16,7 +16,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/device/device.h"
 #include "core/load/map.h"
 #include "core/step/contents.h"
 #include "kv/base/div.h"

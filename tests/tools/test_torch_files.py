@@ -48,8 +48,44 @@ def assert_comes_back(admin, folder, state):
     return loaded
 
 
-def test_every_dtype_and_value_comes_back(admin, tmp_path):
-    assert_comes_back(admin, tmp_path, {"tensors": every_dtype(), "values": plain_values()})
+def shapes_strides_and_parameters():
+    base = torch.arange(24.0).reshape(2, 3, 4)
+    return {
+        "scalar": torch.tensor(3.5),
+        "empty": torch.zeros(0, 4),
+        "transposed": base.permute(2, 0, 1).clone(memory_format=torch.preserve_format),
+        "channels last": torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "expanded": torch.ones(1, 3).expand(4, 3),
+        "slice": torch.arange(100.0)[10:90:7],
+        "parameter": torch.nn.Parameter(base.clone()),
+        "frozen": torch.nn.Parameter(base.clone(), requires_grad=False),
+    }
+
+
+def deep():
+    state = torch.ones(2)
+    for i in range(150):
+        state = {"k": [state, i]}
+    return state
+
+
+STATES = {
+    "every dtype and value": lambda: {"tensors": every_dtype(), "values": plain_values()},
+    "shapes, strides and parameters": shapes_strides_and_parameters,
+    "deep": deep,
+    "a list": lambda: [torch.ones(2), 3],
+    "a tensor": lambda: torch.ones(2),
+    "a value": lambda: 7,
+    "a tuple": lambda: (1, {"a": torch.ones(1)}),
+}
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_a_state_comes_back(admin, tmp_path, kind):
+    state = STATES[kind]()
+    assert_comes_back(admin, tmp_path, state)
+    imported(admin, tmp_path / "p", tmp_path / "in.pt", "--prefix", "below")
+    assert_same(read(tmp_path / "p"), {"below": state})
 
 
 def test_an_import_converts_nested_states(admin, tmp_path):
@@ -88,21 +124,6 @@ def test_dtypes_that_torch_loads_but_does_not_save(admin, tmp_path):
     assert [tensor.dtype for tensor in read(tmp_path / "t").values()] == [
         tensor.dtype for tensor in state.values()
     ]
-
-
-def test_shapes_strides_and_parameters(admin, tmp_path):
-    base = torch.arange(24.0).reshape(2, 3, 4)
-    state = {
-        "scalar": torch.tensor(3.5),
-        "empty": torch.zeros(0, 4),
-        "transposed": base.permute(2, 0, 1).clone(memory_format=torch.preserve_format),
-        "channels last": torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),
-        "expanded": torch.ones(1, 3).expand(4, 3),
-        "slice": torch.arange(100.0)[10:90:7],
-        "parameter": torch.nn.Parameter(base.clone()),
-        "frozen": torch.nn.Parameter(base.clone(), requires_grad=False),
-    }
-    assert_comes_back(admin, tmp_path, state)
 
 
 def test_shared_storage_is_stored_once_and_shared_again(admin, dump, tmp_path):
@@ -144,20 +165,6 @@ def test_several_shards_with_an_index(program, tmp_path):
     assert_same(read(tmp_path / "s"), {f"layer.{i}": torch.full((3,), float(i)) for i in (1, 2)})
     index.write_text('{"weight_map": {"layer.1": "part-1.bin", "layer.3": "part-2.bin"}}')
     assert "layer.3" in refused(program, tmp_path / "t", index)
-
-
-@pytest.mark.parametrize("root", [[torch.ones(2), 3], torch.ones(2), 7, (1, {"a": torch.ones(1)})])
-def test_roots_that_are_not_dicts(admin, tmp_path, root):
-    assert_comes_back(admin, tmp_path, root)
-    imported(admin, tmp_path / "p", tmp_path / "in.pt", "--prefix", "below")
-    assert_same(read(tmp_path / "p"), {"below": root})
-
-
-def test_deep_states_come_back(admin, tmp_path):
-    state = torch.ones(2)
-    for i in range(150):
-        state = {"k": [state, i]}
-    assert_comes_back(admin, tmp_path, state)
 
 
 def test_export_replaces_nothing_unasked(program, tmp_path):
@@ -499,12 +506,3 @@ def test_files_of_torch_and_safetensors_are_not_joined(tmp_path):
     paths = (tmp_path / "in.pt", tmp_path / "b.safetensors")
     finished = run_program("kv-admin", "import", tmp_path / "s", "--step", 1, *paths)
     assert finished.status == 2 and "either" in finished.err
-
-
-def test_the_handlers_of_the_standard_library_are_those_that_the_reader_expects():
-    # The reader is a subclass of a class without a documented interface.
-    from cairn._interop.pickles import Reader
-
-    state = {"a": [1, 2.5, None, True, "text", b"bytes", (1, 2, 3, 4)], "b": {"c": 1 << 70}}
-    for protocol in (2, 3, 4, 5):
-        assert Reader(pickle.dumps(state, protocol)).load() == state

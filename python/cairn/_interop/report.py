@@ -78,14 +78,4 @@ def write_step(step: int, tensors: int, values: int, size: int, seconds: float) 
     """One line: what was moved, how much, and how fast."""
     what = count(tensors, "tensor") + (f", {count(values, 'plain value')}" if values else "")
     rate = f"{amount(int(size / seconds))}/s" if seconds > 0 else "-"
-    say(f"step {step}: {what}, {amount(size)}, in {_duration(seconds)} ({rate})")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 0.9995e-3:
-        return three_digits(seconds * 1e6, "us")
-    if seconds < 0.9995:
-        return three_digits(seconds * 1e3, "ms")
-    if seconds < 119.5:
-        return three_digits(seconds, "s")
-    return f"{round(seconds) // 60} min {round(seconds) % 60} s"
+    say(f"step {step}: {what}, {amount(size)}, in {three_digits(seconds, 's')} ({rate})")
