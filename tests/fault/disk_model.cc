@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <span>
 
 #include "kv/base/digest.h"
+#include "tests/support/scoped_temp_dir.h"
 
 namespace cairn::testing {
 namespace {
@@ -18,11 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr uint64_t kSectorBytes = 512;
-
-std::string ReadText(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 std::string ParentOf(const std::string& path) { return path.substr(0, path.rfind('/')); }
 

@@ -13,7 +13,6 @@
 #include "kv/base/options.h"
 #include "kv/read/snapshot.h"
 #include "kv/store.h"
-#include "tests/fault/examine.h"
 #include "tests/fault/operations.h"
 #include "tests/kv/store_checks.h"
 #include "tests/support/result_matchers.h"
@@ -25,8 +24,10 @@ namespace {
 
 using cairn::testing::IsError;
 using cairn::testing::IsOk;
+using cairn::testing::ReadText;
 using cairn::testing::ScopedTempDir;
 using cairn::testing::SeededRandom;
+using cairn::testing::WriteText;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;

@@ -1,12 +1,15 @@
 #pragma once
-/// A temporary directory that exists as long as the object.
+/// A temporary directory that exists as long as the object, and files in it.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
+#include <string_view>
 
 namespace cairn::testing {
 
@@ -44,5 +47,13 @@ class ScopedTempDir {
  private:
   std::string path_;
 };
+
+inline std::string ReadText(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+inline void WriteText(const std::string& path, std::string_view text) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
+}
 
 }  // namespace cairn::testing
