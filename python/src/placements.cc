@@ -83,7 +83,7 @@ nb::tuple ShardOf(nb::handle shape, nb::handle mesh_sizes, nb::handle placements
                                 ToPyNumbers(shard_box.box.sizes),
                                 ToPyNumbers(shard_box.local_offsets)));
   }
-  return nb::make_tuple(ToPyNumbers(shard.sizes()), ToPyNumbers(shard.offsets(global)), boxes);
+  return nb::make_tuple(ToPyNumbers(shard.sizes()), boxes);
 }
 
 }  // namespace cairn::python

@@ -62,7 +62,7 @@ class ForgedStepTest : public StoreTest {
 
   Result<LoadReport> Load(const std::string& fqn, const Box& box) {
     TestTensor target(DType::kUInt8, box.sizes, 9);
-    return Load(1, {{.fqn = fqn, .box = box, .target = target.target()}});
+    return StoreTest::Load(1, {{.fqn = fqn, .box = box, .target = target.target()}});
   }
 
   void ExpectRefused(const std::string& fqn, const Shape& shape) {

@@ -70,7 +70,7 @@ def mesh_of(*sizes: int, device_type: str = "cuda") -> DeviceMesh:
 def part_of(whole: torch.Tensor, mesh: DeviceMesh, placements: tuple) -> torch.Tensor:
     """This rank's part, in host memory."""
     codes = [(1, p.dim, 1) if p.is_shard() else (0, 0, 1) for p in placements]
-    shape, _, pieces = _cairn.shard_of(
+    shape, pieces = _cairn.shard_of(
         tuple(whole.shape), tuple(mesh.mesh.shape), codes, dist.get_rank()
     )
     part = torch.empty(shape, dtype=whole.dtype)
