@@ -65,7 +65,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from cairn._edit import copy_steps
+from cairn._copies import copy_steps
 from cairn._open import open
 from cairn.errors import Conflict, Corrupt, Error, Invalid, NotFound, Unavailable
 from cairn.store import SaveHandle, Store

@@ -24,8 +24,7 @@ def delete(opened: Opened, choose: Callable[[], Iterable[int]]) -> DeleteReport:
         numbers = tuple(step_number(step) for step in choose())
         if not numbers:
             return numbers, 0, 0
-        done = opened.native.delete(numbers, False)
-        return numbers, done.segments, done.freed_bytes
+        return numbers, *opened.native.delete(numbers, False)
 
     numbers, segments, freed_bytes = opened.ranks.on_first(work)
     return DeleteReport(steps=tuple(numbers), segments=segments, freed_bytes=freed_bytes)
@@ -57,6 +56,4 @@ def policy(opened: Opened) -> RetentionPolicy | None:
     from cairn.reports import RetentionPolicy
 
     kept = opened.native.retention()
-    if kept.keep_last == kept.keep_every == len(kept.keep_best) == 0:
-        return None
-    return RetentionPolicy(kept.keep_last, kept.keep_every, tuple(kept.keep_best))
+    return RetentionPolicy(*kept) if any(kept) else None

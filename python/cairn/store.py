@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
-from cairn import _cairn, _edit, _retention
+from cairn import _cairn, _copies, _retention
 from cairn._base.closing import Closing
 from cairn._base.open_options import OpenOptions
 from cairn._base.patterns import Patterns, clean_prefix, pattern_list
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from cairn._base.progress import Progress
     from cairn._load.conversions import Rename
-    from cairn._load.scrub import Scrub
     from cairn._load.slices import Range
     from cairn._mirror.options import Mirrors
     from cairn._save.tuning import SaveTuning
@@ -553,7 +552,7 @@ class Store(Closing):
         native, number = self.opened.place_of(step)
         return damaged_keys(native, native.contents(number, pattern_list(pattern)))
 
-    def scrub(self, *, max_rate: int = 64 << 20, every: float = 86_400) -> Scrub:
+    def scrub(self, *, max_rate: int = 64 << 20, every: float = 86_400) -> _cairn.Scrub:
         """Verifies the complete store in the background, again and again, as ``kv-dump verify``
         does. It has a separate handle, so it sees new steps, and may outlive this store.
 
@@ -566,9 +565,7 @@ class Store(Closing):
         """
         if max_rate < 0 or not 0 <= every < 1e9:
             raise Invalid(f"max_rate={max_rate}, every={every}: neither may be negative")
-        from cairn._load.scrub import Scrub
-
-        return Scrub(self.opened.native.scrub(max_rate, every))
+        return self.opened.native.scrub(max_rate, every)
 
     def wait(self, after: int | None = None, timeout: float = 600.0) -> int | None:
         """Waits for a step that is greater than ``after`` (for any step, if that is None).
@@ -793,7 +790,19 @@ class Store(Closing):
             Invalid: two keys would be equal, or a list would have gaps (``key`` names it); the
                 store was opened for reading.
         """
-        _edit.edit(self.opened, step, into, drop, rename, graft_from, graft, under, overwrite)
+        if graft_from is None and (graft is not None or under):
+            raise Invalid("graft= and under= require graft_from=, the step that has the keys")
+        self.opened.begin_change()
+        self.opened.native.edit(
+            step_number(step),
+            into=step_number(into),
+            drop=pattern_list(drop),
+            rename=list(dict(rename or {}).items()),
+            graft_from=None if graft_from is None else step_number(graft_from),
+            graft=pattern_list(graft),
+            under=clean_prefix(under),
+            overwrite=overwrite,
+        )
 
     @watched("merging", "merge")
     def merge(
@@ -827,7 +836,14 @@ class Store(Closing):
                 (``key`` names the first); they differ in a tensor of 8-bit or 4-bit floats; the
                 weights have no positive sum; the store was opened for reading.
         """
-        return _edit.merge(self.opened, steps, into, weights, overwrite)
+        numbers = [step_number(step) for step in steps]
+        factors = None if weights is None else [float(weight) for weight in weights]
+        if factors == []:
+            raise Invalid("weights is empty; leave it out for equal weights")
+        self.opened.begin_change()
+        return self.opened.native.merge(
+            numbers, into=step_number(into), weights=factors or [], overwrite=overwrite
+        )
 
     def fork(
         self,
@@ -868,7 +884,7 @@ class Store(Closing):
             return self.edit(number, into=into, overwrite=overwrite)
         shown = self.opened.progress if progress is None else progress
         target = to.opened if isinstance(to, Store) else to
-        return _edit.fork(self.opened, number, into, target, overwrite, shown)
+        return _copies.fork(self.opened, number, into, target, overwrite, shown)
 
     @watched("copying to mirrors")
     def wait_mirrored(

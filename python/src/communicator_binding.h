@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "core/device/device.h"
 #include "core/ranks/communicator.h"
 #include "core/ranks/gloo_communicator.h"
 #include "cuda/nccl_stop.h"
@@ -120,13 +119,6 @@ class CommunicatorBinding {
   std::vector<SignalWatch*> watches_;     // of the calls that run or wait; with life_mutex_ held
   int rank_ = 0;
   int world_size_ = 1;
-};
-
-/// How one call transfers tensors in device memory.
-struct DeviceTransfer {
-  /// True: bytes of tensors are sent over NCCL. Must be equal on all ranks.
-  bool by_nccl = false;
-  std::vector<core::DeviceStream> streams;  // the caller's streams
 };
 
 /// Returns the version and the file of NCCL, such as "2.28.9 (/usr/lib/libnccl.so.2)". Raises

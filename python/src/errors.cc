@@ -60,15 +60,19 @@ std::string NextStep(const Error& error) {
   return core::HintText(error, texts, core::StoreOfObject(error.file));
 }
 
-[[noreturn]] void Raise(const Error& error, const std::string& text) {
-  RunPython([&] {
+nb::object MakeException(const Error& error, const std::string& text) {
+  return RunPython([&]() -> nb::object {
     nb::object type = nb::module_::import_("cairn.errors").attr(ExceptionName(error.code));
-    nb::object exception =
-        type(TextOrNone(text), nb::arg("key") = TextOrNone(error.key),
-             nb::arg("step") = NumberOrNone(error.step), nb::arg("file") = TextOrNone(error.file),
-             nb::arg("offset") = NumberOrNone(error.offset_bytes));
-    PyErr_SetObject(type.ptr(), exception.ptr());
+    return type(TextOrNone(text), nb::arg("key") = TextOrNone(error.key),
+                nb::arg("step") = NumberOrNone(error.step),
+                nb::arg("file") = TextOrNone(error.file),
+                nb::arg("offset") = NumberOrNone(error.offset_bytes));
   });
+}
+
+[[noreturn]] void Raise(const Error& error, const std::string& text) {
+  const nb::object exception = MakeException(error, text);
+  PyErr_SetObject(exception.type().ptr(), exception.ptr());
   throw nb::python_error();
 }
 
@@ -77,6 +81,11 @@ std::string NextStep(const Error& error) {
 void Throw(const Error& error) {
   const std::string next = NextStep(error);
   Raise(error, next.empty() ? error.ToString() : error.ToString() + "; " + next);
+}
+
+nb::object ToPyDamage(Error damage) {
+  damage.code = ErrorCode::kDataLoss;
+  return MakeException(damage, damage.ToString());
 }
 
 void ThrowInvalid(const std::string& message, const std::string& key,
@@ -140,13 +149,17 @@ void SignalWatch::SetEnded() {
 }
 
 bool SignalWatch::Report(uint64_t done_bytes, uint64_t total_bytes) {
+  return ReportTo([&] { return progress_.Call(done_bytes, total_bytes); });
+}
+
+bool SignalWatch::ReportTo(const std::function<bool()>& function) {
   if (raised_ || is_stopped_) return false;
   if (!IsDue(last_report_)) return true;
   const GilAcquire gil;
   if (!gil) return false;
   if (!CheckSignals()) return false;
   try {
-    is_stopped_ = !progress_.Call(done_bytes, total_bytes);
+    is_stopped_ = !function();
   } catch (nb::python_error& error) {
     raised_.emplace(std::move(error));
     return false;

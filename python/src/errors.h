@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -19,6 +20,9 @@ namespace nb = nanobind;
 
 /// Raises the exception of cairn.errors that belongs to `error.code`. Requires the GIL.
 [[noreturn]] void Throw(const Error& error);
+
+/// Returns a Corrupt for damage that a search has found. Requires the GIL.
+nb::object ToPyDamage(Error damage);
 
 /// Raises Invalid with exactly this text. Requires the GIL.
 [[noreturn]] void ThrowInvalid(const std::string& message, const std::string& key = {},
@@ -48,6 +52,11 @@ class SignalWatch {
   core::Progress AsProgress();
   /// Does the same once.
   bool Report(uint64_t done_bytes, uint64_t total_bytes);
+  /// Does the same once with another function, which returns false to stop the call. Threads: any,
+  /// one at a time.
+  bool ReportTo(const std::function<bool()>& function);
+  /// The next report is made at once.
+  void MakeDue() { last_report_ = {}; }
   /// Returns a progress callback for work on another thread. Each call of it waits until this
   /// thread, which waits for the work in AwaitEnd, has done the same. Threads: that other thread.
   core::Progress AsProgressOfWorker();

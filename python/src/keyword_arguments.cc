@@ -169,6 +169,7 @@ kv::StoreOptions ToStoreOptions(const nb::kwargs& arguments) {
   Reader reader(arguments);
   kv::StoreOptions options;
   reader.Read("take_over", options.take_over);
+  reader.Read("session", options.session);
   if (const auto seconds = reader.Find<double>("grace")) {
     if (!(*seconds >= 0)) ThrowInvalid("grace must not be a negative number of seconds");
     options.grace =

@@ -8,6 +8,9 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
+#include <utility>
+
 #include "core/base/close_name.h"
 #include "core/device/device.h"
 #include "core/load/map.h"
@@ -148,8 +151,6 @@ void BindLoading(nb::module_& m) {
       .def("request_shard", &LoadPlan::RequestShard)
       .def("node", &LoadPlan::ToPyNode)
       .def_prop_ro("requests", &LoadPlan::requests);
-  m.def("shard_of", &ShardOf, nb::arg("shape"), nb::arg("mesh_sizes"), nb::arg("placements"),
-        nb::arg("rank"));
   m.def(
       "close_name",
       [](const std::string& name, const std::vector<std::string>& names) {
@@ -166,9 +167,57 @@ void BindHandles(nb::module_& m) {
       .def("wait", &SaveHandleBinding::Wait, nb::arg("timeout") = nb::none())
       .def("done", &SaveHandleBinding::done)
       .def("report", &SaveHandleBinding::Report);
-  nb::class_<core::BackgroundScrub>(m, "BackgroundScrub")
-      .def("state", [](const core::BackgroundScrub& self) { return self.state(); })
-      .def("stop", &core::BackgroundScrub::Stop, nb::call_guard<GilRelease>());
+}
+
+void BindScrub(nb::module_& m) {
+  using Scrub = core::BackgroundScrub;
+  nb::class_<Scrub>(m, "Scrub",
+                    "A background scrub (:meth:`cairn.Store.scrub`). It ends with :meth:`stop`, "
+                    "with the ``with`` block, or when the object is deleted.\n\n"
+                    "Threads: all methods may be called from any thread.")
+      .def_prop_ro(
+          "passes", [](const Scrub& self) { return self.state().passes; },
+          "The number of complete passes.")
+      .def_prop_ro(
+          "bytes_read", [](const Scrub& self) { return self.state().bytes_read; },
+          "Bytes of payload that these passes have read.")
+      .def_prop_ro(
+          "damage",
+          [](const Scrub& self) {
+            nb::list found;
+            for (Error& one : self.state().damage) found.append(ToPyDamage(std::move(one)));
+            return nb::tuple(found);
+          },
+          "The problems that the last complete pass has found, at most 1000: instances of Corrupt.")
+      .def_prop_ro(
+          "damage_count", [](const Scrub& self) { return self.state().damage_count; },
+          "How many problems the last complete pass has found.")
+      .def_prop_ro(
+          "error",
+          [](const Scrub& self) {
+            const std::optional<Error> error = self.state().error;
+            return error ? ToPyText(error->ToString()) : nb::none();
+          },
+          "Why the last pass could not be completed, such as a storage that cannot be reached; the "
+          "next pass tries again.")
+      .def_prop_ro(
+          "is_running", [](const Scrub& self) { return self.state().is_running; },
+          "Whether a pass is running; otherwise the scrub waits for the next one.")
+      .def_prop_ro(
+          "progress",
+          [](const Scrub& self) {
+            const core::ScrubState now = self.state();
+            return std::pair(now.pass_bytes, now.pass_total_bytes);
+          },
+          "Bytes of payload that the running pass, or the last one, has verified, and those that "
+          "it has to verify. These are 0 while the pass checks the records, which it does first.")
+      .def("stop", &Scrub::Stop, nb::call_guard<GilRelease>(),
+           "Ends the scrub, and waits for its current request. May be called again.")
+      .def("__enter__", [](nb::handle_t<Scrub> self) { return self; })
+      .def("__exit__", [](Scrub& self, nb::args) {
+        const GilRelease no_gil;
+        self.Stop();
+      });
 }
 
 void BindCommunicator(nb::module_& m) {
@@ -205,6 +254,7 @@ NB_MODULE(_cairn, m) {
   cairn::python::BindRecords(m);
   cairn::python::BindLoading(m);
   cairn::python::BindHandles(m);
+  cairn::python::BindScrub(m);
   cairn::python::BindCommunicator(m);
   auto store = cairn::python::StoreBinding::Bind(m);
   cairn::python::BindNewTensors(m, store);

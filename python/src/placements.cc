@@ -16,14 +16,6 @@ uint32_t ToUInt32(uint64_t number) {
   return static_cast<uint32_t>(number);
 }
 
-core::DeviceMesh ToMesh(nb::handle sizes, std::vector<uint32_t> ranks = {}) {
-  std::vector<core::DeviceMesh::Dim> dims;
-  for (const uint64_t size : FromPyNumbers(sizes)) {
-    dims.push_back({.name = "", .size = ToUInt32(size)});
-  }
-  return Unwrap(core::DeviceMesh::Make(std::move(dims), std::move(ranks)));
-}
-
 core::Placement ToPlacement(nb::handle placement) {
   const std::vector<uint64_t> numbers = FromPyNumbers(placement);
   if (numbers.size() != 3 ||
@@ -50,9 +42,14 @@ core::ShardView ToPart(nb::handle part, core::DType dtype) {
 }  // namespace
 
 Mesh Mesh::Make(nb::handle sizes, nb::handle ranks) {
+  std::vector<core::DeviceMesh::Dim> dims;
+  for (const uint64_t size : FromPyNumbers(sizes)) {
+    dims.push_back({.name = "", .size = ToUInt32(size)});
+  }
   std::vector<uint32_t> numbers;
   for (const uint64_t rank : FromPyNumbers(ranks)) numbers.push_back(ToUInt32(rank));
-  return {std::make_shared<const core::DeviceMesh>(ToMesh(sizes, std::move(numbers)))};
+  auto mesh = Unwrap(core::DeviceMesh::Make(std::move(dims), std::move(numbers)));
+  return {std::make_shared<const core::DeviceMesh>(std::move(mesh))};
 }
 
 core::Sharding ToSharding(nb::handle sharding, core::DType dtype) {
@@ -70,20 +67,6 @@ core::Sharding ToSharding(nb::handle sharding, core::DType dtype) {
     result.parts.push_back(ToPart(item, dtype));
   }
   return result;
-}
-
-nb::tuple ShardOf(nb::handle shape, nb::handle mesh_sizes, nb::handle placements, uint32_t rank) {
-  const std::vector<uint64_t> global = FromPyNumbers(shape);
-  std::vector<core::Placement> list;
-  for (const nb::handle placement : placements) list.push_back(ToPlacement(placement));
-  const core::LocalShard shard = Unwrap(core::ShardOf(global, ToMesh(mesh_sizes), list, rank));
-  nb::list boxes;
-  for (const core::ShardBox& shard_box : shard.Boxes()) {
-    boxes.append(nb::make_tuple(ToPyNumbers(shard_box.box.offsets),
-                                ToPyNumbers(shard_box.box.sizes),
-                                ToPyNumbers(shard_box.local_offsets)));
-  }
-  return nb::make_tuple(ToPyNumbers(shard.sizes()), boxes);
 }
 
 }  // namespace cairn::python

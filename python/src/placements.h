@@ -21,11 +21,6 @@ struct Mesh {
   static Mesh Make(nb::handle sizes, nb::handle ranks);
 };
 
-/// Returns what `rank` has of a tensor of `shape` on a mesh of these sizes: (sizes, offsets,
-/// boxes), where each box is (offsets, sizes, local offsets). A placement is (kind, dimension,
-/// split factor), with the kinds of core::Placement. Raises Invalid if the arguments do not match.
-nb::tuple ShardOf(nb::handle shape, nb::handle mesh_sizes, nb::handle placements, uint32_t rank);
-
 /// Converts (global shape, Mesh, placements) or, for explicit boxes, (global shape, None, parts),
 /// where each part is (offsets, sizes, strides in elements, address, device), with elements of
 /// `dtype`. Raises Invalid for a malformed placement.

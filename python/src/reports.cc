@@ -17,12 +17,8 @@
 #include "core/inspect/compare.h"
 #include "core/inspect/stored_statistics.h"
 #include "core/load/load_options.h"
-#include "core/upkeep/scrub.h"
 #include "kv/base/copy_options.h"
-#include "kv/base/error.h"
-#include "kv/base/retention.h"
 #include "kv/maintain/compact_options.h"
-#include "kv/store.h"
 #include "python/src/bindings.h"
 #include "python/src/convert.h"
 
@@ -278,7 +274,6 @@ void BindStatistics(nb::module_& m) {
 
 // What the package turns into its own reports and errors.
 void BindParts(nb::module_& m) {
-  using Scrub = core::ScrubState;
   nb::class_<core::LoadReport>(m, "ReadReport")
       .def(nb::init<uint64_t, double>(), nb::arg("bytes_read"), nb::arg("seconds"))
       .def_ro("bytes_read", &core::LoadReport::bytes_read)
@@ -288,31 +283,6 @@ void BindParts(nb::module_& m) {
       .Has("compared_bytes", &core::UpdateReport::compared_bytes)
       .Has("bytes_read", &core::UpdateReport::bytes_read)
       .Has("seconds", &core::UpdateReport::seconds);
-  nb::class_<kv::Store::DeleteReport>(m, "DeleteReport")
-      .def_ro("segments", &kv::Store::DeleteReport::segments)
-      .def_ro("freed_bytes", &kv::Store::DeleteReport::freed_bytes);
-  ReportClass<Error>(m, "Damage")
-      .Has("key", &Error::key)
-      .Has("file", &Error::file)
-      .Has("offset", &Error::offset_bytes)
-      .def_prop_ro("text", [](const Error& self) { return ToPyText(self.ToString()); });
-  ReportClass<Scrub>(m, "ScrubState")
-      .Has("passes", &Scrub::passes)
-      .Has("bytes_read", &Scrub::bytes_read)
-      .Has("damage", &Scrub::damage)
-      .Has("damage_count", &Scrub::damage_count)
-      .Has("error", &Scrub::error)
-      .Has("is_running", &Scrub::is_running)
-      .Has("pass_bytes", &Scrub::pass_bytes)
-      .Has("pass_total_bytes", &Scrub::pass_total_bytes);
-  nb::class_<kv::RetentionPolicy>(m, "RetentionPolicy")
-      .def_ro("keep_last", &kv::RetentionPolicy::keep_last)
-      .def_ro("keep_every", &kv::RetentionPolicy::keep_every)
-      .def_prop_ro("keep_best", [](const kv::RetentionPolicy& self) {
-        nb::list texts;
-        for (const kv::KeepBest& best : self.keep_best) texts.append(kv::FormatKeepBest(best));
-        return texts;
-      });
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
-// core/upkeep/step_part.h for cairn/dcp and Store.writer: a store that is opened to write a part of
-// a step. Calls that do I/O run without the GIL.
+// core/upkeep/step_part.h for cairn/dcp and Store.writer. Calls that do I/O run without the GIL.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
@@ -77,26 +76,15 @@ auto WithoutGil(const Work& work) {
   return Unwrap(OutsideGil(work));
 }
 
-// A store and at most one part of a step, for one attempt. The store belongs to a StoreBinding, or
-// is opened for the attempt: rank 0 opens it with an empty session, the other ranks with the
-// session of rank 0's ticket. The destructor aborts a part that was neither prepared nor
-// committed, and closes a store that was opened for it.
+// At most one part of a step, for one attempt. The destructor aborts a part that was neither
+// prepared nor committed.
 //
 // Threads: one at a time; a concurrent call raises Conflict. In a forked child all members except
 // the constructor raise Invalid.
 class StepPartBinding {
  public:
-  StepPartBinding(const std::string& address, const std::string& session) {
-    LetForkedChildrenExit();
-    kv::StoreOptions options;
-    options.session = session;
-    const auto mode = session.empty() ? kv::OpenMode::kWrite : kv::OpenMode::kJoinSession;
-    store_ = WithoutGil([&] { return core::CheckpointStore::Open(address, mode, options); });
-  }
-  // Uses the store of `owner`, which must outlive this object and is not closed by it. Raises
-  // Invalid if it is closed.
-  explicit StepPartBinding(const StoreBinding& owner)
-      : store_(owner.Share()), is_opened_here_(false) {
+  // Uses the store of `owner`, which must outlive this object. Raises Invalid if it is closed.
+  explicit StepPartBinding(const StoreBinding& owner) : store_(owner.Share()) {
     if (store_ == nullptr) ThrowInvalid("the store is closed; open it again");
   }
   ~StepPartBinding() {
@@ -118,14 +106,6 @@ class StepPartBinding {
         WithoutGil([&] { return core::StepPart::OpenSession(*store_, step, world_size); });
     return nb::make_tuple(ticket.step, ticket.world_size, ToPyText(ticket.session),
                           ToPyText(ticket.attempt));
-  }
-  std::string Uuid() const {
-    const ExclusiveUse use(*this);
-    return store_->kv().uuid();
-  }
-  std::vector<uint64_t> Steps() const {
-    const ExclusiveUse use(*this);
-    return WithoutGil([&] { return store_->StepNumbers(); });
   }
   // Begins the part of `rank`. The deadline of the options, which limits the commit, is replaced by
   // 24 hours: the coordinator of the ranks has its own deadlines, and commits when all have
@@ -190,16 +170,12 @@ class StepPartBinding {
     const GilRelease no_gil;
     part.Abort(error);
   }
-  // Aborts an unfinished part, and closes a store that was opened for it. May be called again.
+  // Aborts an unfinished part. May be called again.
   void Close() {
     const ExclusiveUse use(*this);
-    WithoutGil([&]() -> Result<void> {
-      part_.reset();
-      if (store_ == nullptr) return {};
-      if (is_opened_here_) CAIRN_TRY(store_->Close());  // may be repeated after a failure
-      store_.reset();
-      return {};
-    });
+    const GilRelease no_gil;
+    part_.reset();
+    store_.reset();
   }
 
  private:
@@ -235,8 +211,7 @@ class StepPartBinding {
   }
 
   ProcessGuard process_;
-  std::shared_ptr<core::CheckpointStore> store_;  // with the StoreBinding, if it has one
-  const bool is_opened_here_ = true;
+  std::shared_ptr<core::CheckpointStore> store_;  // shared with the StoreBinding
   std::unique_ptr<core::StepPart> part_;
   SignalWatch* watch_ = nullptr;                // watch of the running Add
   uint64_t added_bytes_ = 0;                    // by the running Add
@@ -279,19 +254,8 @@ void BindStepPart(nb::module_& m) {
       },
       nb::arg("address"), nb::arg("name"));
   nb::class_<StepPartBinding>(m, "StepPart")
-      .def("__init__",
-           [](StepPartBinding* self, nb::str address, nb::str session) {
-             new (self) StepPartBinding(FromPyText(address), FromPyText(session));
-           })
-      .def(
-          "__init__",
-          [](StepPartBinding* self, const StoreBinding& owner) {
-            new (self) StepPartBinding(owner);
-          },
-          nb::keep_alive<1, 2>())
+      .def(nb::init<const StoreBinding&>(), nb::keep_alive<1, 2>(), nb::arg("store"))
       .def("open_session", &StepPartBinding::OpenSession, nb::arg("step"), nb::arg("world_size"))
-      .def("uuid", &StepPartBinding::Uuid)
-      .def("steps", &StepPartBinding::Steps)
       .def("begin", &StepPartBinding::Begin, nb::arg("ticket"), nb::arg("rank"), nb::arg("options"))
       .def("begin_together", &StepPartBinding::BeginTogether, nb::arg("step"), nb::arg("options"))
       .def("add", &StepPartBinding::Add, nb::arg("batch"), nb::arg("shards"), nb::arg("streams"))

@@ -30,7 +30,6 @@
 #include "kv/maintain/compact_options.h"
 #include "kv/read/snapshot.h"
 #include "python/src/convert.h"
-#include "python/src/copy_progress.h"
 #include "python/src/errors.h"
 #include "python/src/flatten.h"
 #include "python/src/gil.h"
@@ -103,7 +102,9 @@ StoreBinding::StoreBinding(const std::string& address, bool writable,
     : communicator_(std::move(communicator)) {
   LetForkedChildrenExit();
   SignalWatch watch;
-  const kv::OpenMode mode = writable ? kv::OpenMode::kWrite : kv::OpenMode::kRead;
+  const kv::OpenMode to_write =
+      options.session.empty() ? kv::OpenMode::kWrite : kv::OpenMode::kJoinSession;
+  const kv::OpenMode mode = writable ? to_write : kv::OpenMode::kRead;
   auto store = [&] {
     const GilRelease no_gil;
     if (!communicator_) return core::CheckpointStore::Open(address, mode, options);
@@ -127,14 +128,21 @@ StoreBinding::~StoreBinding() {
   store_.reset();
 }
 
-std::vector<kv::CopiedStep> StoreBinding::CopyFrom(const StoreBinding& source,
-                                                   kv::CopyOptions options, nb::object progress) {
+std::vector<kv::CopiedStep> StoreBinding::CopyFrom(const StoreBinding& source, nb::object progress,
+                                                   nb::kwargs arguments) {
   process_.Check();
   source.process_.Check();
   if (&source == this) ThrowInvalid("the source and the target of a copy are the same store");
+  kv::CopyOptions options = ToCopyOptions(arguments);
   SignalWatch watch;
-  CopyProgressFunction function(std::move(progress), watch);
-  options.progress = [&](const kv::CopyProgress& progress) { return function.Call(progress); };
+  watch.MakeDue();
+  options.progress = [&](const kv::CopyProgress& now) {
+    return watch.ReportTo([&] {
+      if (progress.is_none()) return true;
+      const auto call = [&] { return progress(now.step, now.done_bytes, now.total_bytes); };
+      return RunPython(call).ptr() != Py_False;
+    });
+  };
   using Returned = Result<kv::CopyReport>;
   auto report = [&] {
     const GilRelease no_gil;
@@ -150,21 +158,21 @@ std::vector<kv::CopiedStep> StoreBinding::CopyFrom(const StoreBinding& source,
       });
     });
   }();
-  function.Rethrow();
   watch.Rethrow();
   return Unwrap(std::move(report)).steps;
 }
 
 core::LoadReport StoreBinding::Load(const kv::StepInfo& step, const Requests& requests,
-                                    bool read_once, const DeviceTransfer& transfer,
-                                    const StepContents* contents) const {
+                                    const Streams& streams, const StepContents* contents,
+                                    bool read_once, bool by_nccl) const {
   std::span<const core::TensorInfo> known;
   if (contents != nullptr) known = contents->tensors();
   const auto report = UseWatched([&](core::CheckpointStore& store, SignalWatch& watch) {
     if (requests.shards.empty() && !read_once) {
-      return store.Load(step, requests.list, watch.AsProgress(), transfer.streams, known);
+      return store.Load(step, requests.list, watch.AsProgress(), ToStreams(streams), known);
     }
-    return LoadShards(store, step, requests, read_once, transfer, watch);
+    const core::ShardLoadOptions options{.read_once = read_once, .streams = ToStreams(streams)};
+    return LoadShards(store, step, requests, options, by_nccl, watch);
   });
   requests.CheckMemory();
   return report;
@@ -172,8 +180,8 @@ core::LoadReport StoreBinding::Load(const kv::StepInfo& step, const Requests& re
 
 Result<core::LoadReport> StoreBinding::LoadShards(core::CheckpointStore& store,
                                                   const kv::StepInfo& step,
-                                                  const Requests& requests, bool read_once,
-                                                  const DeviceTransfer& transfer,
+                                                  const Requests& requests,
+                                                  core::ShardLoadOptions options, bool by_nccl,
                                                   SignalWatch& watch) const {
   // Requests of a load in place are for complete tensors.
   std::vector<core::ShardTarget> targets = requests.shards;
@@ -193,27 +201,25 @@ Result<core::LoadReport> StoreBinding::LoadShards(core::CheckpointStore& store,
   std::ranges::stable_sort(targets, {}, [&](const core::ShardTarget& target) {
     return std::pair(requests.holders.contains(target.fqn), std::string_view(target.fqn));
   });
-  core::ShardLoadOptions options{
-      .read_once = read_once, .progress = {}, .streams = transfer.streams};
-  if (!read_once || !communicator_ || communicator_->world_size() == 1) {
+  if (!options.read_once || !communicator_ || communicator_->world_size() == 1) {
     options.progress = watch.AsProgress();
     return store.LoadShards(step, targets, options);
   }
   options.progress = watch.AsProgressOfWorker();
   return communicator_->UseWatched(watch, [&](core::Communicator&) -> Result<core::LoadReport> {
-    CAIRN_TRY_ASSIGN(options.tensor_communicator,
-                     communicator_->TensorCommunicator(transfer.by_nccl));
+    CAIRN_TRY_ASSIGN(options.tensor_communicator, communicator_->TensorCommunicator(by_nccl));
     return store.LoadShards(step, targets, options);
   });
 }
 
 core::UpdateReport StoreBinding::Update(const kv::StepInfo& base, const kv::StepInfo& step,
-                                        const Requests& requests, bool all_shards,
-                                        const DeviceTransfer& transfer) const {
+                                        const Requests& requests, const Streams& streams,
+                                        bool all_shards) const {
+  const std::vector<core::DeviceStream> device_streams = ToStreams(streams);
   auto report = UseWatched([&](core::CheckpointStore& store,
                                SignalWatch& watch) -> Result<core::UpdateReport> {
     CAIRN_TRY_ASSIGN(core::UpdateReport report,
-                     store.Update(base, step, requests.list, watch.AsProgress(), transfer.streams));
+                     store.Update(base, step, requests.list, watch.AsProgress(), device_streams));
     if (requests.shards.empty()) return report;
     CAIRN_TRY_ASSIGN(const core::Diff diff, core::CompareSteps(store.kv(), base.step, step.step));
     std::vector<core::ShardTarget> targets;
@@ -224,8 +230,7 @@ core::UpdateReport StoreBinding::Update(const kv::StepInfo& base, const kv::Step
       if (differs || all_shards) targets.push_back(shard);
     }
     if (targets.empty()) return report;
-    const core::ShardLoadOptions options{.progress = watch.AsProgress(),
-                                         .streams = transfer.streams};
+    const core::ShardLoadOptions options{.progress = watch.AsProgress(), .streams = device_streams};
     CAIRN_TRY_ASSIGN(const core::LoadReport loaded, store.LoadShards(step, targets, options));
     report.bytes_read += loaded.bytes_read;
     report.seconds += loaded.seconds;
@@ -289,23 +294,11 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
             return SaveHandleBinding(std::move(handle), progress);
           },
           nb::arg("step"), nb::arg("batch"), nb::arg("options"))
-      .def(
-          "load",
-          [](const Self& self, const kv::StepInfo& step, const Requests& requests,
-             const Streams& streams, const StepContents* contents, bool read_once, bool by_nccl) {
-            return self.Load(step, requests, read_once, {by_nccl, ToStreams(streams)}, contents);
-          },
-          nb::arg("step"), nb::arg("requests"), nb::arg("streams"),
-          nb::arg("contents").none() = nb::none(), nb::arg("read_once") = false,
-          nb::arg("by_nccl") = false)
-      .def(
-          "update",
-          [](const Self& self, const kv::StepInfo& base, const kv::StepInfo& step,
-             const Requests& requests, const Streams& streams, bool all_shards) {
-            return self.Update(base, step, requests, all_shards, {false, ToStreams(streams)});
-          },
-          nb::arg("base"), nb::arg("step"), nb::arg("requests"), nb::arg("streams"),
-          nb::arg("all_shards"));
+      .def("load", &Self::Load, nb::arg("step"), nb::arg("requests"), nb::arg("streams"),
+           nb::arg("contents").none() = nb::none(), nb::arg("read_once") = false,
+           nb::arg("by_nccl") = false)
+      .def("update", &Self::Update, nb::arg("base"), nb::arg("step"), nb::arg("requests"),
+           nb::arg("streams"), nb::arg("all_shards"));
   // What a step contains.
   store
       .def(
@@ -345,12 +338,17 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
       .def(
           "find_damaged",
           [](const Self& self, const StepContents& contents) {
-            return self.UseWatched([&](Store& store, SignalWatch& watch) {
-              return core::FindDamagedTensors(store, contents.step(), contents.tensors(),
-                                              watch.AsProgress());
-            });
+            nb::list errors;
+            for (Error& error : self.UseWatched([&](Store& store, SignalWatch& watch) {
+                   return core::FindDamagedTensors(store, contents.step(), contents.tensors(),
+                                                   watch.AsProgress());
+                 })) {
+              error.step = contents.step().step;
+              errors.append(ToPyDamage(std::move(error)));
+            }
+            return errors;
           },
-          nb::arg("contents"), "The error of each tensor that cannot be read.")
+          nb::arg("contents"), "The Corrupt of each tensor that cannot be read.")
       .def(
           "check_chunks",
           [](const Self& self, const kv::StepInfo& step, nb::str fqn) {
@@ -399,16 +397,14 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
            [](const Self& self) {
              return self.Use([](Store& store) { return store.StepNumbers(); });
            })
-      .def(
-          "copy_from",
-          [](Self& self, const Self& source, nb::object progress, nb::kwargs options) {
-            return self.CopyFrom(source, ToCopyOptions(options), std::move(progress));
-          },
-          nb::arg("source"), nb::arg("progress").none(), nb::arg("options"))
+      .def("copy_from", &Self::CopyFrom, nb::arg("source"), nb::arg("progress").none(),
+           nb::arg("options"))
       .def("delete",
            [](const Self& self, nb::handle steps, bool dry_run) {
              const std::vector<uint64_t> numbers = FromPyNumbers(steps);
-             return self.Use([&](Store& store) { return store.Delete(numbers, dry_run); });
+             const auto done =
+                 self.Use([&](Store& store) { return store.Delete(numbers, dry_run); });
+             return nb::make_tuple(done.segments, done.freed_bytes);
            })
       .def("tags",
            [](const Self& self) {
@@ -441,7 +437,11 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
            })
       .def("retention",
            [](const Self& self) {
-             return self.AskLatest([](auto& now) { return now.retention(); });
+             const kv::RetentionPolicy policy =
+                 self.AskLatest([](auto& now) { return now.retention(); });
+             nb::list best;
+             for (const kv::KeepBest& one : policy.keep_best) best.append(kv::FormatKeepBest(one));
+             return nb::make_tuple(policy.keep_last, policy.keep_every, nb::tuple(best));
            })
       .def("set_retention",
            [](const Self& self, uint64_t keep_last, uint64_t keep_every, const Texts& keep_best) {

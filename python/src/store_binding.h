@@ -16,6 +16,7 @@
 #include "kv/base/mutex.h"
 #include "kv/base/options.h"
 #include "python/src/communicator_binding.h"
+#include "python/src/convert.h"
 #include "python/src/gil.h"
 #include "python/src/load_plan.h"
 #include "python/src/process_guard.h"
@@ -35,21 +36,22 @@ class StoreBinding {
                std::shared_ptr<CommunicatorBinding> communicator, const kv::StoreOptions& options);
   ~StoreBinding();
 
-  /// Copies steps of `source` to this store (kv/copy_steps.h). Calls `progress(step, done bytes,
-  /// total bytes)` unless it is None; see CopyProgressFunction.
-  std::vector<kv::CopiedStep> CopyFrom(const StoreBinding& source, kv::CopyOptions options,
-                                       nb::object progress);
-  /// Executes `requests`. `read_once`: the ranks read each byte once and exchange them
-  /// (core::ShardLoadOptions); only for a multi-rank store.
-  /// `transfer.streams`: streams of the devices that are loaded into. `contents`, if not null, are
-  /// those of `step`; the records of their tensors are not read again.
-  core::LoadReport Load(const kv::StepInfo& step, const Requests& requests, bool read_once,
-                        const DeviceTransfer& transfer, const StepContents* contents) const;
+  /// Copies steps of `source` to this store (kv/copy_steps.h). Unless `progress` is None, calls
+  /// `progress(step, done bytes, total bytes)` at once and then at most every 100 ms, on any thread
+  /// of the copy, which stops if the function returns False or raises.
+  std::vector<kv::CopiedStep> CopyFrom(const StoreBinding& source, nb::object progress,
+                                       nb::kwargs options);
+  /// Executes `requests`. `streams`: of the devices that are loaded into. `contents`, if not null,
+  /// are those of `step`; the records of their tensors are not read again. `read_once`: the ranks
+  /// read each byte once and exchange them (core::ShardLoadOptions), over NCCL if `by_nccl`, which
+  /// is equal on all ranks; only for a multi-rank store.
+  core::LoadReport Load(const kv::StepInfo& step, const Requests& requests, const Streams& streams,
+                        const StepContents* contents, bool read_once, bool by_nccl) const;
   /// Updates memory that contains the step `base` to `step` (core::CheckpointStore::Update). Parts
   /// of tensors are read if their tensors differ, or all of them with `all_shards`.
   core::UpdateReport Update(const kv::StepInfo& base, const kv::StepInfo& step,
-                            const Requests& requests, bool all_shards,
-                            const DeviceTransfer& transfer) const;
+                            const Requests& requests, const Streams& streams,
+                            bool all_shards) const;
   /// Maps tensors without the GIL.
   core::UncheckedMap MapBytes(const kv::StepInfo& step, std::span<const std::string> fqns) const;
   /// Adds the class Store to the extension module.
@@ -87,8 +89,8 @@ class StoreBinding {
   template <typename Work>
   auto UseWithoutGil(const Work& work) const;
   Result<core::LoadReport> LoadShards(core::CheckpointStore& store, const kv::StepInfo& step,
-                                      const Requests& requests, bool read_once,
-                                      const DeviceTransfer& transfer, SignalWatch& watch) const;
+                                      const Requests& requests, core::ShardLoadOptions options,
+                                      bool by_nccl, SignalWatch& watch) const;
 
   ProcessGuard process_;
   std::shared_ptr<CommunicatorBinding> communicator_;  // shared with Python; outlives store_

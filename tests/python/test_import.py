@@ -18,7 +18,6 @@ LATER = (
     "torch",
     "cairn.reports",
     "cairn._load.conversions",
-    "cairn._load.scrub",
     "cairn._load.slices",
     "cairn._ranks.nccl",
     "cairn._mirror.worker",

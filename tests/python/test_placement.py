@@ -1,4 +1,4 @@
-"""Placements compared with torch's: the same local shape, offset and elements."""
+"""Placements compared with torch's: the same local shape and elements."""
 
 from __future__ import annotations
 
@@ -48,33 +48,46 @@ def local_tensor(whole, mesh, placements, coordinate):
     return whole
 
 
-def pieced_together(whole, sizes, pieces):
-    local = torch.full(sizes, -1, dtype=whole.dtype)
-    for offsets, lengths, at in pieces:
-        source = whole[tuple(slice(o, o + n) for o, n in zip(offsets, lengths))]
-        local[tuple(slice(o, o + n) for o, n in zip(at, lengths))] = source
-    return local
+def request(plan, number, local, shape, mesh, placements, rank) -> None:
+    """Requests the part of a rank of the mesh. This process is rank 0 of the store."""
+    ranks = list(range(torch.Size(mesh).numel()))
+    ranks[0], ranks[rank] = rank, 0
+    sharding = tuple(shape), _cairn.Mesh(tuple(mesh), ranks), placements
+    plan.request_shard(number, local.shape, local.stride(), local.data_ptr(), -1, sharding)
 
 
-def test_shards_are_torchs():
+def test_shards_are_torchs(store):
     seed = random.SystemRandom().randrange(1 << 32)
     rng = random.Random(seed)
-    for number in range(CASES):
-        shape, mesh, placements = random_case(rng)
+    cases = [random_case(rng) for _ in range(CASES)]
+    wholes = [torch.arange(torch.Size(shape).numel()).view(shape) for shape, _, _ in cases]
+    store.save(1, dict(zip(map(str, range(CASES)), wholes)))
+    contents = store.opened.native.contents(1, [])
+    plan = _cairn.LoadPlan(contents, {}, [])
+    loaded = []
+    for number, (shape, mesh, placements) in enumerate(cases):
         rank = rng.randrange(torch.Size(mesh).numel())
         coordinate = coordinates(mesh)[rank]
-        case = f"seed {seed}, case {number}: {shape} on {mesh} by {placements}, rank {rank}"
-        sizes, pieces = _cairn.shard_of(shape, mesh, placements, rank)
-        expected, first = _compute_local_shape_and_global_offset(
+        sizes, _ = _compute_local_shape_and_global_offset(
             shape, mesh, coordinate, [to_torch(placement) for placement in placements]
         )
-        assert sizes == expected, case
-        assert not pieces or pieces[0][0] == first, case
-        whole = torch.arange(torch.Size(shape).numel()).view(shape)
-        local = local_tensor(whole, mesh, placements, coordinate)
-        assert torch.equal(pieced_together(whole, sizes, pieces), local), case
+        local = torch.full(sizes, -1)
+        request(plan, number, local, shape, mesh, placements, rank)
+        loaded.append((local, coordinate))
+
+    store.opened.native.load(contents.info, plan.requests, [])
+
+    for number, (local, coordinate) in enumerate(loaded):
+        shape, mesh, placements = cases[number]
+        expected = local_tensor(wholes[number], mesh, placements, coordinate)
+        case = f"seed {seed}, case {number}: {shape} on {mesh} by {placements}, at {coordinate}"
+        assert torch.equal(local, expected), case
 
 
-def test_what_does_not_fit_is_refused():
+def test_what_does_not_fit_is_refused(store):
+    store.save(1, {"t": torch.zeros(4, 4)})
+    contents = store.opened.native.contents(1, [])
+    plan = _cairn.LoadPlan(contents, {}, [])
+    request(plan, 0, torch.zeros(2, 4), [4, 4], [2], [(KINDS["shard"], 2, 1)], 0)
     with pytest.raises(cairn.Invalid, match="divides dimension 2"):
-        _cairn.shard_of([4, 4], [2], [(KINDS["shard"], 2, 1)], 0)
+        store.opened.native.load(contents.info, plan.requests, [])

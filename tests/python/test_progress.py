@@ -334,16 +334,18 @@ MIB = 1 << 20
 
 
 def test_a_line_with_rate_and_remaining_time_is_drawn_and_removed(clock, terminal):
-    with progress.StepDisplay("copying step") as display:
-        display(1, 10 * MIB, 100 * MIB)
-        clock.now = 0.9
-        display(1, 20 * MIB, 100 * MIB)
+    with progress.Display("copying step") as display:
+        for clock.now, done in ((0, 10), (0.9, 20)):
+            display.update_step(1, done * MIB, 100 * MIB)
         assert terminal.getvalue() == "", "nothing is drawn in the first second"
         clock.now = 2.0
-        display(1, 40 * MIB, 100 * MIB)
+        display.update_step(1, 40 * MIB, 100 * MIB)
         line = "copying step 1 40.0 MiB of 100 MiB (40.0 %)  15.0 MiB/s  4 s left"
         assert terminal.getvalue() == "\r\033[K" + line
-    assert terminal.getvalue().endswith("left\r\033[K")
+        display.update_step(2, 1 * MIB, 2 * MIB)
+        second = "copying step 2 1.00 MiB of 2.00 MiB (50.0 %)"
+        assert terminal.getvalue().endswith("left" + 2 * "\r\033[K" + second)
+    assert terminal.getvalue().endswith(second + "\r\033[K")
 
 
 def test_an_amount_has_no_exponent():

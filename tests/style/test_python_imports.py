@@ -36,8 +36,8 @@ MAY_IMPORT = {
     "_save": {*_OPENED, "_save"},
     "_load": {*_OPENED, "_load"},
     "_retention": {*_BASE, "_opened"},
-    "_edit": {*_BASE, "_opened", "_edit", "store"},
-    "store": {*_CALLS, "_retention", "_edit", "store"},
+    "_copies": {*_BASE, "_opened", "_copies", "store"},
+    "store": {*_CALLS, "_retention", "_copies", "store"},
     "state_dict": {*_BASE, "_ranks", "_tensors", "state_dict"},
     "torch": {*_CALLS, "store", "torch"},
     "dcp": {*_CALLS, "torch", "dcp"},
@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "_open": {*_BASE, "store"},
     "_by_address": {*_BASE, "_ranks", "_mirror", "_save", "store"},
     "_interop": {*_BASE, "_ranks", "_tensors", "_save", "_load", "convert", "_interop"},
-    "": {"errors", "reports", "store", "_edit", "_mirror", "_open", "_save"},  # cairn/__init__.py
+    "": {"errors", "reports", "store", "_copies", "_mirror", "_open", "_save"},  # cairn/__init__.py
 }
 PACKAGE_OF_MODULE = {"errors": "_base", "reports": "_base"}
 PUBLIC_PACKAGES = {"state_dict", "torch", "dcp", "convert", "hf", "jax", "metrics", "trainers"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from cairn import _cairn
@@ -25,19 +25,19 @@ _INTERVAL_SECONDS = 0.1
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
-class Display:
-    """Shows the progress of one task, which began at ``begin`` (of time.monotonic). Threads: one at
-    a time.
+class Display(Closing):
+    """Shows the progress of one task. Threads: one at a time.
 
     Args:
         unit: what is counted; empty: bytes.
     """
 
-    def __init__(self, task: str, begin: float | None = None, unit: str = "") -> None:
+    def __init__(self, task: str, unit: str = "") -> None:
         self._task = task
         self._unit = unit
         self._is_shown = is_terminal()
-        self._begin = time.monotonic() if begin is None else begin
+        self._begin = time.monotonic()
+        self._step: int | None = None
         self._first: tuple[float, int, int] | None = None  # time, bytes and total of an update
         self._bar: Any = None
         self._has_line = False
@@ -53,16 +53,24 @@ class Display:
             self.clear()
         if now - self._begin < _QUIET_SECONDS:
             return
+        task = self._task if self._step is None else f"{self._task} {self._step}"
         if self._bar is None and not self._has_line:
-            self._bar = _tqdm_bar(self._task, self._unit, done, total)
+            self._bar = _tqdm_bar(task, self._unit, done, total)
         if self._bar is not None:
             self._bar.update(done - self._bar.n)
             return
         new, seconds = done - self._first[1], now - self._first[0]
-        text = progress_text(self._task, done, total, new, seconds, self._unit)
+        text = progress_text(task, done, total, new, seconds, self._unit)
         sys.stderr.write("\r\033[K" + text)
         sys.stderr.flush()
         self._has_line = True
+
+    def update_step(self, step: int, done: int, total: int) -> None:
+        """Draws the progress of one step after the other, as `progress` of `copy_steps`."""
+        if step != self._step:
+            self.clear()
+            self._step, self._first = step, None
+        self.update(done, total)
 
     def clear(self) -> None:
         """Removes what is drawn."""
@@ -74,27 +82,6 @@ class Display:
             sys.stderr.flush()
             self._has_line = False
 
-
-class StepDisplay(Closing):
-    """Shows the progress of a copy, step by step. Called as `progress` of `copy_steps`, at most by
-    one thread at a time."""
-
-    def __init__(self, task: str) -> None:
-        self._task = task
-        self._begin = time.monotonic()
-        self._step: int | None = None
-        self._display: Display | None = None
-
-    def __call__(self, step: int, done: int, total: int) -> None:
-        if self._display is None or step != self._step:
-            self.clear()
-            self._step, self._display = step, Display(f"{self._task} {step}", self._begin)
-        self._display.update(done, total)
-
-    def clear(self) -> None:
-        if self._display is not None:
-            self._display.clear()
-
     close = clear
 
 
@@ -105,27 +92,13 @@ class StreamDisplay:
     """
 
     def __init__(self, progress: Progress, task: str, rank: int) -> None:
-        self._display: Display | None = None
-        self._function: Callable[[int, int], object] | None = None
-        if callable(progress):
-            self._function = progress
-        elif progress and rank == 0 and is_terminal():
-            self._display = Display(task)
-            self._function = self._display.update
+        self._function, self._display = _follower(progress, task, rank)
         self._done = 0
         self._last = time.monotonic()
 
-    @contextmanager
-    def portion(self) -> Iterator[None]:
+    def portion(self) -> AbstractContextManager[None]:
         """Around the call that writes a portion."""
-        if self._function is None:
-            yield
-            return
-        previous = _cairn.set_progress(self._report)
-        try:
-            yield
-        finally:
-            _cairn.set_progress(previous)
+        return nullcontext() if self._function is None else _reporting_to(self._report)
 
     def add(self, written: int) -> bool:
         """After a portion of this many bytes. Returns False if the function has returned False."""
@@ -146,18 +119,34 @@ class StreamDisplay:
 @contextmanager
 def showing(progress: Progress, task: str, rank: int, unit: str = "") -> Iterator[None]:
     """Long calls of this thread report to ``progress`` inside the block."""
-    if not progress or (not callable(progress) and (rank > 0 or not is_terminal())):
+    function, display = _follower(progress, task, rank, unit)
+    with ExitStack() as stack:
+        if display is not None:
+            stack.enter_context(display)
+        if function is not None:
+            stack.enter_context(_reporting_to(function))
         yield
-        return
-    display = None if callable(progress) else Display(task, unit=unit)
-    function = progress if display is None else display.update
+
+
+def _follower(
+    progress: Progress, task: str, rank: int, unit: str = ""
+) -> tuple[Callable[[int, int], object] | None, Display | None]:
+    """The function to report to, and what it draws on; None where there is none."""
+    if callable(progress):
+        return progress, None
+    if not progress or rank > 0 or not is_terminal():
+        return None, None
+    display = Display(task, unit)
+    return display.update, display
+
+
+@contextmanager
+def _reporting_to(function: Callable[[int, int], object]) -> Iterator[None]:
     previous = _cairn.set_progress(function)
     try:
         yield
     finally:
         _cairn.set_progress(previous)
-        if display is not None:
-            display.clear()
 
 
 def uncancelled(progress: Progress) -> Progress:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
 
 from cairn._base.dtypes import name_of
 from cairn._cairn import DTYPES
@@ -123,46 +124,40 @@ class _Application:
         """Positions of the keys that are parts of others."""
 
     def run(self) -> list[Key]:
+        kind = self._rule.kind
+        if kind == "rename":
+            return [self._renamed(key) for key in self._keys]
         joins: dict[str, Callable[[], dict[int, Key]]] = {
             "concat": self._concat, "stack": self._stack, "dequantize": self._dequantize,
         }  # fmt: skip
-        if join := joins.get(self._rule.kind):
+        if join := joins.get(kind):
             made = join()
             kept = (i for i in range(len(self._keys)) if i in made or i not in self._used)
             return [made.get(i, self._keys[i]) for i in kept]
-        if self._rule.kind == "rename":
-            return [self._renamed(key) for key in self._keys]
+        changes: dict[str, Callable[[Key, list[str]], list[Key]]] = {
+            "split": self._split, "unstack": self._unstack, "permute": self._permuted,
+            "rearrange": self._rearranged, "cast": lambda key, _: [self._with_dtype(key)],
+        }  # fmt: skip
         keys: list[Key] = []
         for key in self._keys:
             names = self._rule.names(key.fqn)
             if names is None:
                 keys.append(key)
-            elif self._rule.kind != "drop":
+            elif kind != "drop":
                 self._check_tensor(key)
-                keys += self._changed(key, names)
+                keys += changes[kind](key, names)
         return keys
 
-    def _changed(self, key: Key, names: list[str]) -> list[Key]:
-        rule = self._rule
-        if rule.kind == "split":
-            return self._split(key, names)
-        if rule.kind == "unstack":
-            return self._unstack(key, names[0])
-        if rule.kind == "permute":
-            return [self._permuted(key)]
-        if rule.kind == "rearrange":
-            return [self._rearranged(key)]
-        return [self._with_dtype(key)]
+    def _fail(self, key: Key, message: str) -> NoReturn:
+        self._rule.fail(message, key.fqn)
 
     def _check_tensor(self, key: Key) -> None:
         if key.dtype is None:
-            self._rule.fail(
-                "it matches a plain value, which can only be renamed or dropped", key.fqn
-            )
+            self._fail(key, "it matches a plain value, which can only be renamed or dropped")
 
     def _with_dtype(self, key: Key) -> Key:
         if problem := _cast_problem(self._sources, key, self._rule.dtype):
-            self._rule.fail(problem, key.fqn)
+            self._fail(key, problem)
         return key.changed(key.fqn, self._rule.dtype)
 
     def _renamed(self, key: Key) -> Key:
@@ -173,56 +168,45 @@ class _Application:
             if derived is None:
                 continue
             if matched is not None:
-                self._rule.fail(
-                    f"the key matches '{matched}' and '{pattern.text}'; make the expressions "
-                    "disjoint",
-                    key.fqn,
-                )
+                both = f"'{matched}' and '{pattern.text}'"
+                self._fail(key, f"the key matches {both}; make the expressions disjoint")
             matched, name = pattern.text, derived[1][0]
         if not name and matched is not None:
-            self._rule.fail("the new name is empty", key.fqn)
+            self._fail(key, "the new name is empty")
         return key if name == key.fqn else key.changed(name, key.dtype)
 
     def _dim(self, key: Key, dims: int) -> int:
         """The dimension of the rule, of `dims` to choose from."""
         dim = self._rule.dim
         if not -dims <= dim < dims:
-            self._rule.fail(
-                f"the tensor of shape {list(key.shape)} has no dimension {dim}", key.fqn
-            )
+            self._fail(key, f"the tensor of shape {list(key.shape)} has no dimension {dim}")
         return dim % dims
 
     def _split(self, key: Key, names: list[str]) -> list[Key]:
         dim = self._dim(key, len(key.shape))
         extent, sizes = key.shape[dim], self._rule.sizes
+        place = f"dimension {dim} of the shape {list(key.shape)}"
         if not sizes:
             if extent % len(names):
-                self._rule.fail(
-                    f"dimension {dim} of the shape {list(key.shape)} cannot be divided into "
-                    f"{len(names)} equal parts; give 'sizes'",
-                    key.fqn,
-                )
+                parts = f"{len(names)} equal parts"
+                self._fail(key, f"{place} cannot be divided into {parts}; give 'sizes'")
             sizes = [extent // len(names)] * len(names)
         if sum(sizes) != extent:
-            self._rule.fail(
-                f"the sizes are {sum(sizes)} in total, but dimension {dim} of the shape "
-                f"{list(key.shape)} is not",
-                key.fqn,
-            )
-        begin, pieces, parts = 0, key.pieces, []
+            self._fail(key, f"the sizes are {sum(sizes)} in total, but {place} is not")
+        begin, pieces, made = 0, key.pieces, []
         for name, size in zip(names, sizes):
             shape = (*key.shape[:dim], size, *key.shape[dim + 1 :])
             clipped = (piece.clipped(dim, begin, size) for piece in pieces)
             is_all = size == extent
             part = key.changed(name, key.dtype) if is_all else key.made(name, shape, clipped)
-            parts.append(part)
+            made.append(part)
             begin += size
-        return parts
+        return made
 
-    def _unstack(self, key: Key, name: str) -> list[Key]:
+    def _unstack(self, key: Key, names: list[str]) -> list[Key]:
         dim = self._dim(key, len(key.shape))
         if key.shape[dim] > _MAX_PARTS:
-            self._rule.fail(f"the shape {list(key.shape)} has too many parts", key.fqn)
+            self._fail(key, f"the shape {list(key.shape)} has too many parts")
         parts: list[list[Piece]] = [[] for _ in range(key.shape[dim])]
         for piece in key.pieces:
             axis = piece.axes[dim]
@@ -231,37 +215,33 @@ class _Application:
                 parts[i].append(one.without(dim))
         shape = (*key.shape[:dim], *key.shape[dim + 1 :])
         return [
-            key.made(name.replace("{i}", str(i), 1), shape, pieces)
+            key.made(names[0].replace("{i}", str(i), 1), shape, pieces)
             for i, pieces in enumerate(parts)
         ]
 
-    def _permuted(self, key: Key) -> Key:
+    def _permuted(self, key: Key, _: list[str]) -> list[Key]:
         order = self._rule.order
         if len(order) != len(key.shape):
-            self._rule.fail(
-                f"the tensor of shape {list(key.shape)} does not have {len(order)} dimensions",
-                key.fqn,
-            )
+            shape = f"shape {list(key.shape)}"
+            self._fail(key, f"the tensor of {shape} does not have {len(order)} dimensions")
         pieces = (
             piece._replace(axes=tuple(piece.axes[dim] for dim in order)) for piece in key.pieces
         )
-        return key.made(key.fqn, tuple(key.shape[dim] for dim in order), pieces)
+        return [key.made(key.fqn, tuple(key.shape[dim] for dim in order), pieces)]
 
-    def _rearranged(self, key: Key) -> Key:
+    def _rearranged(self, key: Key, _: list[str]) -> list[Key]:
         dim = self._dim(key, len(key.shape))
         extent, factors = key.shape[dim], self._rule.factors
         known = math.prod(factor for factor in factors if factor > 0)
         if extent % known if -1 in factors else extent != known:
-            self._rule.fail(
-                f"dimension {dim} of the shape {list(key.shape)} is not the product of the factors",
-                key.fqn,
-            )
+            place = f"dimension {dim} of the shape {list(key.shape)}"
+            self._fail(key, f"{place} is not the product of the factors")
         factors = [extent // known if factor < 0 else factor for factor in factors]
         order = self._rule.order
         pieces = (
             piece.with_axis(dim, piece.axes[dim].rearranged(factors, order)) for piece in key.pieces
         )
-        return key.made(key.fqn, key.shape, pieces)
+        return [key.made(key.fqn, key.shape, pieces)]
 
     def _concat(self) -> dict[int, Key]:
         places = {key.fqn: i for i, key in enumerate(self._keys)}
@@ -272,11 +252,11 @@ class _Application:
                 continue
             for name in names[1:]:
                 if name not in places:
-                    self._rule.fail(f"there is no '{name}' to concatenate", key.fqn)
+                    self._fail(key, f"there is no '{name}' to concatenate")
             parts = [i, *(places[name] for name in names[1:])]
             for part in parts:
                 if part in self._used:
-                    self._rule.fail("the key would be a part of two tensors", self._keys[part].fqn)
+                    self._fail(self._keys[part], "the key would be a part of two tensors")
                 self._used.add(part)
             made[i] = self._joined(names[0], [self._keys[part] for part in parts])
         return made
@@ -299,7 +279,7 @@ class _Application:
                 continue
             digits, names = derived[0][self._rule.group - 1], derived[1]
             if not re.fullmatch("0|[1-9][0-9]{0,18}", digits):
-                self._rule.fail(f"'{digits}' is not the position of a part", key.fqn)
+                self._fail(key, f"'{digits}' is not the position of a part")
             groups.setdefault(names[0], []).append((int(digits), i))
             self._used.add(i)
         made = {}
@@ -307,10 +287,10 @@ class _Application:
             place = min(i for _, i in parts)
             for expected, (position, i) in enumerate(sorted(parts)):
                 if position != expected:
-                    self._rule.fail(
+                    self._fail(
+                        self._keys[i],
                         f"the parts of '{name}' do not have the positions 0 to {len(parts) - 1}: "
                         f"position {expected} is missing or there twice",
-                        self._keys[i].fqn,
                     )
             made[place] = self._stacked(name, [self._keys[i] for _, i in sorted(parts)])
             made[place].source = self._keys[place].source
@@ -340,7 +320,7 @@ class _Application:
 
         for part in parts:
             if form(part) != form(parts[0]):
-                self._rule.fail(f"it is {part}, but '{parts[0].fqn}' is {parts[0]}", part.fqn)
+                self._fail(part, f"it is {part}, but '{parts[0].fqn}' is {parts[0]}")
 
     def _dequantize(self) -> dict[int, Key]:
         places = {key.fqn: i for i, key in enumerate(self._keys)}
@@ -350,7 +330,7 @@ class _Application:
             if names is None:
                 continue
             if names[0] not in places:
-                self._rule.fail(f"there is no weight '{names[0]}'", scale.fqn)
+                self._fail(scale, f"there is no weight '{names[0]}'")
             place = places[names[0]]
             weight = made.get(place, self._keys[place])
             self._check_tensor(scale)
@@ -364,15 +344,12 @@ class _Application:
 
     def _check_scale(self, weight: Key, scale: Key) -> None:
         if not weight.is_whole or len(weight.shape) != 2 or weight.dtype not in _FLOAT8:
-            self._rule.fail(
-                f"'{weight.fqn}' is not a stored matrix of 8-bit floats, but {weight}", scale.fqn
-            )
+            which = f"'{weight.fqn}' is not a stored matrix of 8-bit floats, but {weight}"
+            self._fail(scale, which)
         block, float32 = self._rule.block, _CODES["float32"]
         shape = tuple(-(-size // block) for size in weight.shape)
         stored = self._sources[scale.source].dtype
         if not scale.is_whole or (stored, scale.dtype, scale.shape) != (float32, float32, shape):
-            self._rule.fail(
-                f"the factors are {scale}, but blocks of {block} x {block} of '{weight.fqn}' "
-                f"{list(weight.shape)} need float32 {list(shape)}",
-                scale.fqn,
-            )
+            blocks = f"blocks of {block} x {block} of '{weight.fqn}' {list(weight.shape)}"
+            need = f"need float32 {list(shape)}"
+            self._fail(scale, f"the factors are {scale}, but {blocks} {need}")

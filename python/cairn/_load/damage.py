@@ -9,12 +9,7 @@ from cairn.errors import Corrupt
 
 def damaged_keys(native: _cairn.Store, contents: _cairn.Contents) -> dict[str, Corrupt]:
     """The error of each tensor that cannot be read, by FQN. Reads all of them."""
-    return {
-        one.key: Corrupt(
-            one.text, key=one.key, step=contents.step, file=one.file or None, offset=one.offset
-        )
-        for one in native.find_damaged(contents)
-    }
+    return {error.key or "": error for error in native.find_damaged(contents)}
 
 
 def without_damage(

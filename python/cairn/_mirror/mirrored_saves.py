@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cairn import _cairn
 from cairn._base.addresses import canonical_address
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from cairn._base.observations import Observers
+    from cairn._mirror.events import CopyClock
     from cairn._mirror.options import Mirror
+    from cairn._mirror.replica import Copied
     from cairn._mirror.worker import MirrorWorker
     from cairn.reports import MirrorStatus
 
@@ -57,12 +59,10 @@ class MirroredSaves:
         """The observers learn of each copy from now on."""
         self._observers = observers
 
-    def _report(self, *copy: Any) -> None:
-        """Informs the observers of a copy that has ended: the last arguments of `copy_event`."""
+    def _report(self, clock: CopyClock, end: Copied | Exception) -> None:
+        """Informs the observers of a copy that has ended."""
         if self._observers is not None:
-            from cairn._mirror.events import copy_event
-
-            event = copy_event(self._source.address, self._world_size, *copy)
+            event = clock.event(self._source.address, self._world_size, end)
             self._observers.report(event)
 
     def submit(

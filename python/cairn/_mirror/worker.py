@@ -47,12 +47,12 @@ class MirrorWorker:
         source: Source,
         mirror: Mirror,
         following: MirrorWorker | None,
-        report: Callable[..., None],
+        report: Callable[[CopyClock, Copied | Exception], None],
         number: int,
     ) -> None:
         """
         Args:
-            report: is called with (job, mirror, number, clock, copy or error) after a copy.
+            report: is called after a copy.
             number: of the mirror in its chain, from 1.
         """
         self._mirror = mirror
@@ -205,7 +205,7 @@ class MirrorWorker:
         try:
             if not self._await_save(job):
                 return
-            clock = CopyClock(self._mirror)
+            clock = self._clock(job)
             copied = self._copy(job, clock)
         except BaseException as unexpected:  # the thread must live as long as jobs arrive
             copied = _as_error(unexpected, job)
@@ -214,7 +214,7 @@ class MirrorWorker:
             return
         try:
             if copied is not None and clock is not None:
-                self._report(job, self._mirror, self._number, clock, copied)
+                self._report(clock, copied)
         finally:
             self._finish(job)
 
@@ -325,11 +325,13 @@ class MirrorWorker:
         if job.is_for_next:
             following.submit(job)
 
+    def _clock(self, job: MirrorJob) -> CopyClock:
+        return CopyClock(job.step, self._mirror, self._number)
+
     def _give_up(self, job: MirrorJob, error: Exception, clock: CopyClock | None = None) -> None:
         """Gives up a step. ``clock``: of its copy, if it has begun."""
         try:
-            clock = clock or CopyClock(self._mirror)
-            self._report(job, self._mirror, self._number, clock, error)
+            self._report(clock or self._clock(job), error)
         finally:
             job.fail(error)
 
@@ -360,7 +362,9 @@ class MirrorWorker:
 
 
 def workers_of(
-    source: Source, mirrors: tuple[Mirror, ...], report: Callable[..., None]
+    source: Source,
+    mirrors: tuple[Mirror, ...],
+    report: Callable[[CopyClock, Copied | Exception], None],
 ) -> list[MirrorWorker]:
     """One worker per mirror, from near to far; each copies from the mirror before it."""
     workers: list[MirrorWorker] = []

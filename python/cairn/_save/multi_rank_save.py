@@ -24,14 +24,14 @@ from cairn._ranks.sharded import REPLICATE
 from cairn._save.flatten import FlatState
 from cairn.errors import Invalid
 
-REPLICATED, PARTS = -1, -2  # Batch.layout()
+REPLICATED, PARTS = -1, -2  # Batch.layout(); other forms are meshes
 
 
 class _Holder(NamedTuple):
     """How one rank holds a tensor."""
 
     rank: int
-    form: str  # "replicated", "mesh" or "parts"
+    form: int  # REPLICATED, PARTS or 0
     shape: tuple[int, ...]
     sizes: tuple[int, ...]  # of the mesh
     members: tuple[int, ...]  # ranks of the mesh, or of a ShardedTensor's process group
@@ -89,7 +89,7 @@ def _set_shardings(flat: FlatState, layouts: list[list[Any]], rank: int) -> None
         local = next((one for one in held if one.rank == rank), None)
         if local is None or any(one.form != local.form or one.shape != local.shape for one in held):
             continue  # not on this rank, or C++ refuses it
-        sharding = _SHARDING_OF_FORM[local.form](local, held, len(layouts))
+        sharding = _sharding(local, held, len(layouts))
         if sharding is None:
             continue
         shape, mesh, rest = sharding
@@ -103,52 +103,32 @@ def _holders(layouts: list[list[Any]]) -> dict[str, list[_Holder]]:
     holders: dict[str, list[_Holder]] = {}
     for rank, (_, meshes, tensors, groups) in enumerate(layouts):
         for fqn, form, shape, placements in tensors:
-            sizes: list[int] = []
-            members = groups.get(fqn, [])
-            if form >= 0:
-                sizes, members = meshes[form]
-                if rank not in members:
-                    continue
-            name = {REPLICATED: "replicated", PARTS: "parts"}.get(form, "mesh")
-            held = _Holder(
-                rank,
-                name,
-                tuple(shape),
-                tuple(sizes),
-                tuple(members),
-                tuple(tuple(placement) for placement in placements),
-            )
+            sizes, members = meshes[form] if form >= 0 else ([], groups.get(fqn, []))
+            if form >= 0 and rank not in members:
+                continue
+            sharding = tuple(sizes), tuple(members), tuple(map(tuple, placements))
+            held = _Holder(rank, min(form, 0), tuple(shape), *sharding)
             holders.setdefault(fqn, []).append(held)
     return holders
 
 
-def _replicated(local: _Holder, held: list[_Holder], world_size: int) -> tuple | None:
-    if len(held) == world_size:
-        return None
-    members = tuple(one.rank for one in held)
-    return local.shape, ((len(members),), members), ((REPLICATE, 0, 1),)
-
-
-def _copies(held: list[_Holder]) -> list[tuple[int, ...]]:
-    """The distinct meshes or process groups, ordered by their lowest rank."""
-    return sorted({one.members for one in held}, key=min)
-
-
-def _mesh(local: _Holder, held: list[_Holder], world_size: int) -> tuple | None:
-    copies = _copies(held)
+def _sharding(local: _Holder, held: list[_Holder], world_size: int) -> tuple | None:
+    """(shape, mesh, placements or parts) in place of the sharding that C++ knows; None: that one is
+    right. All of `held` have the form and shape of `local`."""
+    if local.form == REPLICATED:
+        if len(held) == world_size:
+            return None
+        members = tuple(one.rank for one in held)
+        return local.shape, ((len(members),), members), ((REPLICATE, 0, 1),)
+    # The distinct meshes or process groups, ordered by their lowest rank.
+    copies = sorted({one.members for one in held}, key=min)
+    if local.form == PARTS:
+        return None if local.members == copies[0] else (local.shape, None, ())
+    members = tuple(rank for copy in copies for rank in copy)
     is_same_layout = all(
         one.sizes == local.sizes and one.placements == local.placements for one in held
     )
-    is_disjoint = len({rank for copy in copies for rank in copy}) == sum(map(len, copies))
-    if len(copies) == 1 or not is_same_layout or not is_disjoint:
+    if len(copies) == 1 or not is_same_layout or len(set(members)) < len(members):
         return None
-    members = tuple(rank for copy in copies for rank in copy)
     mesh = ((len(copies), *local.sizes), members)
     return local.shape, mesh, ((REPLICATE, 0, 1), *local.placements)
-
-
-def _parts(local: _Holder, held: list[_Holder], world_size: int) -> tuple | None:
-    return None if local.members == _copies(held)[0] else (local.shape, None, ())
-
-
-_SHARDING_OF_FORM = {"replicated": _replicated, "mesh": _mesh, "parts": _parts}

@@ -63,7 +63,8 @@ class Part:
         self._thread = threading.current_thread()
         self._address = address
         self._canonical_address = canonical_address(address)
-        self._native: _cairn.StepPart | None = _cairn.StepPart(address, session)
+        self.store = _cairn.Store(address, True, None, session=session)
+        self._native: _cairn.StepPart | None = _cairn.StepPart(self.store)
         self.has_other_ranks = False
         """Whether other ranks may join, which they can only while this part is open."""
 
@@ -87,6 +88,7 @@ class Part:
             return  # in a forked child: threads and files belong to the parent
         if self._native is not None:
             self._native.close()
+            self.store.close()
         self._native = None
         coordinator_parts.unregister(self._canonical_address, self)
 
@@ -120,7 +122,7 @@ def open_for_save(location: Location, overwrite: bool) -> Part:
     part = Part(location.address)
     part.coordinate()
     try:
-        _check_steps(location, part.native.steps(), overwrite)
+        _check_steps(location, part.store.steps(), overwrite)
     except BaseException:
         part.close()
         raise

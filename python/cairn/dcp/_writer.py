@@ -202,8 +202,8 @@ class CairnWriter(Located, StorageWriter, AsyncStager):
         try:
             metadata_json = encode(metadata, forms)
             paths = paths_of(metadata.planner_data) or {}
-            earlier_steps = self._part.native.steps() if mirrors else []
-            uuid = self._part.native.uuid()
+            earlier_steps = self._part.store.steps() if mirrors else []
+            uuid = self._part.store.uuid()
             self._part.native.commit(paths, {EXTENSION: metadata_json})
         finally:
             self._close()

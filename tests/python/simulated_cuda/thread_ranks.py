@@ -17,8 +17,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed import multi_threaded_pg
 
-from cairn import _cairn
-
 TIMEOUT = 20.0
 
 
@@ -69,18 +67,11 @@ def mesh_of(*sizes: int, device_type: str = "cuda") -> DeviceMesh:
 
 def part_of(whole: torch.Tensor, mesh: DeviceMesh, placements: tuple) -> torch.Tensor:
     """This rank's part, in host memory."""
-    codes = [(1, p.dim, 1) if p.is_shard() else (0, 0, 1) for p in placements]
-    shape, pieces = _cairn.shard_of(
-        tuple(whole.shape), tuple(mesh.mesh.shape), codes, dist.get_rank()
-    )
-    part = torch.empty(shape, dtype=whole.dtype)
-    for offsets, sizes, local in pieces:
-        source, target = (
-            tuple(slice(begin, begin + size) for begin, size in zip(begins, sizes))
-            for begins in (offsets, local)
-        )
-        part[target] = whole[source]
-    return part
+    part = whole
+    for placement, size, place in zip(placements, mesh.mesh.shape, mesh.get_coordinate()):
+        if placement.is_shard():
+            part = placement._split_tensor(part, size, with_padding=False)[0][place]
+    return part.clone(memory_format=torch.contiguous_format)
 
 
 def dtensor(whole: torch.Tensor, mesh: DeviceMesh, *placements: Any) -> DTensor:

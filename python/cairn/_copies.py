@@ -1,68 +1,22 @@
-"""Steps that are made of the records of other steps: edits, merges, and copies between stores."""
+"""Copies of steps between stores."""
 
 from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from cairn._base.open_options import OpenOptions
-from cairn._base.patterns import Patterns, clean_prefix, pattern_list
 from cairn._base.steps import step_number
 from cairn._opened.opened import Opened
 from cairn.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
     from cairn._base.progress import Progress
-    from cairn.reports import CopiedStep, MergeReport
+    from cairn.reports import CopiedStep
     from cairn.store import Store
-
-
-def edit(
-    opened: Opened,
-    step: int,
-    into: int,
-    drop: Patterns,
-    rename: Mapping[str, str] | None,
-    graft_from: int | None,
-    graft: Patterns,
-    under: str,
-    overwrite: bool,
-) -> None:
-    """See `Store.edit`."""
-    if graft_from is None and (graft is not None or under):
-        raise Invalid("graft= and under= require graft_from=, the step that has the keys")
-    opened.begin_change()
-    opened.native.edit(
-        step_number(step),
-        into=step_number(into),
-        drop=pattern_list(drop),
-        rename=list(dict(rename or {}).items()),
-        graft_from=None if graft_from is None else step_number(graft_from),
-        graft=pattern_list(graft),
-        under=clean_prefix(under),
-        overwrite=overwrite,
-    )
-
-
-def merge(
-    opened: Opened,
-    steps: Iterable[int],
-    into: int,
-    weights: Iterable[float] | None,
-    overwrite: bool,
-) -> MergeReport:
-    """See `Store.merge`."""
-    numbers = [step_number(step) for step in steps]
-    factors = None if weights is None else [float(weight) for weight in weights]
-    if factors == []:
-        raise Invalid("weights is empty; leave it out for equal weights")
-    opened.begin_change()
-    return opened.native.merge(
-        numbers, into=step_number(into), weights=factors or [], overwrite=overwrite
-    )
 
 
 def fork(
@@ -159,9 +113,9 @@ def _copy(
         raise Invalid(f"max_rate={max_rate}: must be 1 or more")
     with ExitStack() as stack:
         if progress is True:
-            from cairn._base.progress import StepDisplay
+            from cairn._base.progress import Display
 
-            progress = stack.enter_context(StepDisplay("copying step"))
+            progress = stack.enter_context(Display("copying step")).update_step
         return target.native.copy_from(
             source.native, progress or None, max_bytes_per_second=max_rate, **options
         )
