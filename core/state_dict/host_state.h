@@ -36,8 +36,6 @@ class HostState {
 
   const StateDict& state() const { return state_; }
   StateTarget target() { return StateTarget(state_); }
-  /// Bytes of host memory that the owned tensors occupy, including alignment.
-  uint64_t memory_bytes() const { return memory_.bytes().size(); }
 
  private:
   StateDict state_;

@@ -44,34 +44,8 @@ const Leaf* FindRepeated(const std::vector<Leaf>& leaves) {
   return nullptr;
 }
 
-}  // namespace
-
-const char* KindName(NodeKind kind) {
-  switch (kind) {
-    case NodeKind::kDict:
-      return "a dict";
-    case NodeKind::kOrderedDict:
-      return "an OrderedDict";
-    case NodeKind::kCounter:
-      return "a Counter";
-    case NodeKind::kList:
-      return "a list";
-    case NodeKind::kTuple:
-      return "a tuple";
-    case NodeKind::kTorchSize:
-      return "a torch.Size";
-    case NodeKind::kTensor:
-      return "a tensor";
-    case NodeKind::kNumpyArray:
-      return "a numpy array";
-    case NodeKind::kNumpyScalar:
-      return "a numpy scalar";
-    case NodeKind::kValue:
-      return "a plain value";
-  }
-  return "unknown";
-}
-
+// Returns the index of each node's parent; 0 for the root. kDataLoss: the child counts do not add
+// up.
 Result<std::vector<uint32_t>> ParentsOf(const StateTree& tree) {
   struct Open {
     uint32_t node;
@@ -100,6 +74,34 @@ Result<std::vector<uint32_t>> ParentsOf(const StateTree& tree) {
       return Fail(ErrorCode::kDataLoss, "a state dict's structure ends too early");
   }
   return parents;
+}
+
+}  // namespace
+
+const char* KindName(NodeKind kind) {
+  switch (kind) {
+    case NodeKind::kDict:
+      return "a dict";
+    case NodeKind::kOrderedDict:
+      return "an OrderedDict";
+    case NodeKind::kCounter:
+      return "a Counter";
+    case NodeKind::kList:
+      return "a list";
+    case NodeKind::kTuple:
+      return "a tuple";
+    case NodeKind::kTorchSize:
+      return "a torch.Size";
+    case NodeKind::kTensor:
+      return "a tensor";
+    case NodeKind::kNumpyArray:
+      return "a numpy array";
+    case NodeKind::kNumpyScalar:
+      return "a numpy scalar";
+    case NodeKind::kValue:
+      return "a plain value";
+  }
+  return "unknown";
 }
 
 Result<std::vector<Leaf>> FlattenTree(const StateTree& tree) {

@@ -68,10 +68,6 @@ struct StateTree {
   friend bool operator==(const StateTree&, const StateTree&) = default;
 };
 
-/// Returns the index of each node's parent; 0 for the root. kDataLoss: the child counts do not add
-/// up.
-Result<std::vector<uint32_t>> ParentsOf(const StateTree& tree);
-
 /// A leaf of a tree: its node and FQN.
 struct Leaf {
   uint32_t node = 0;

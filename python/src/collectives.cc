@@ -1,4 +1,4 @@
-// Conversion of state dicts between shards and complete tensors, for cairn/state_dict/.
+// Conversion of state dicts between shards and complete tensors, for cairn/state_dict.py.
 //
 // Functions raise the errors of core/collectives/state_dict_collectives.h. They return a list of
 // (FQN, dtype code, shape, bytes), where the bytes are a torch tensor of uint8 over memory that it

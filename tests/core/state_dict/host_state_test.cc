@@ -32,8 +32,7 @@ TEST(HostStateTest, TensorsLieAlignedZeroedAndApart) {
   EXPECT_TRUE(std::all_of(tensors[0].data, tensors[0].data + 60,
                           [](std::byte b) { return b == std::byte{0}; }));
   EXPECT_EQ(tensors[1].data, nullptr);
-  EXPECT_GE(tensors[2].data, tensors[0].data + 60);
-  EXPECT_EQ(host.memory_bytes(), 512u + 8u);
+  EXPECT_EQ(tensors[2].data, tensors[0].data + HostState::kAlignmentBytes);
 }
 
 TEST(HostStateTest, OnlyOwnedTensorsGetMemory) {
@@ -43,7 +42,7 @@ TEST(HostStateTest, OnlyOwnedTensorsGetMemory) {
   const std::vector<bool> owned = {false, true, true};
   CAIRN_ASSERT_OK_AND_ASSIGN(const HostState host, HostState::Allocate(state, {}, &owned));
   EXPECT_EQ(host.state().tensors[0].data, memory.data());
-  EXPECT_EQ(host.memory_bytes(), 8u);
+  EXPECT_NE(host.state().tensors[2].data, nullptr);
 }
 
 TEST(HostStateTest, EachPartHasMemory) {

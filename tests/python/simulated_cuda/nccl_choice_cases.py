@@ -18,7 +18,7 @@ from cairn import state_dict
 from cairn._base import devices  # noqa: F401  (defines the backend)
 from cairn._ranks import nccl
 from cairn._ranks.sharded import dtensor_like
-from cairn.state_dict import _collectives as state_dict_collectives
+import cairn.state_dict as state_dict_collectives
 
 pytestmark = pytest.mark.skipif(not control.NcclPath(), reason="no nccl.h: no simulated NCCL")
 

@@ -19,7 +19,7 @@ import cairn
 from cairn import state_dict
 from cairn._base import devices
 from cairn._ranks.sharded import dtensor_like
-from cairn.state_dict import _collectives as state_dict_collectives
+import cairn.state_dict as state_dict_collectives
 
 pytestmark = pytest.mark.skipif(not control.NcclPath(), reason="no nccl.h: no simulated NCCL")
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from device_memory import control
 from thread_ranks import TIMEOUT
 
-from cairn.state_dict import _collectives as state_dict_collectives
+import cairn.state_dict as state_dict_collectives
 
 KIB = 1 << 10
 SMALL = 64 * KIB

@@ -1,10 +1,20 @@
-"""Conversion of state dicts between shards and complete tensors: gather, broadcast, distribute.
+"""State-dict tools: supported versions of private collectives of torch.distributed: gather,
+broadcast and distribute.
 
-Bytes are sent over Cairn's own communicator: one per process group, connected at the first call.
-Tensors on CUDA devices are sent from and received into device memory, over NCCL if all ranks have
-it (see ``transport``), otherwise through bounded host memory. This happens after the work that is
-on the current streams of their devices at the call, and is complete when the call returns. If any
-rank has such a tensor, all tensors of the call are sent this way.
+    from cairn.state_dict import gather_state_dict
+
+    whole = gather_state_dict(model.state_dict(), cpu_offload=True, ranks_only=(0,))
+
+Each function has the name, arguments and results of its counterpart in
+``torch.distributed._state_dict_utils``, which has a leading underscore; the docstrings describe the
+differences. Errors are :class:`cairn.Invalid` where torch raises ``ValueError`` or
+``AssertionError``.
+
+Bytes are sent over Cairn's own communicator, in bounded memory: one per process group, connected at
+the first call. Tensors on CUDA devices are sent from and received into device memory, over NCCL if
+all ranks have it (see ``transport``), otherwise through bounded host memory. This happens after the
+work that is on the current streams of their devices at the call, and is complete when the call
+returns. If any rank has such a tensor, all tensors of the call are sent this way.
 
 Every rank of the group makes each call. An error on one rank is raised on all ranks before anything
 is written, and every wait has a deadline. If a rank dies, is interrupted (Ctrl-C) or exceeds the
@@ -34,6 +44,8 @@ from cairn.errors import refuse
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+__all__ = ["broadcast_state_dict", "distribute_state_dict", "gather_state_dict", "transport"]
 
 TIMEOUT = 1800.0
 """Seconds that ranks wait for each other in one call."""
