@@ -16,7 +16,6 @@ A step that JAX has written is an ordinary one: :meth:`cairn.Store.read` returns
 from __future__ import annotations
 
 from cairn.jax._load import load
-from cairn.jax._orbax import import_orbax
 from cairn.jax._save import open, save, save_async
 
-__all__ = ["import_orbax", "load", "open", "save", "save_async"]
+__all__ = ["load", "open", "save", "save_async"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -111,17 +110,3 @@ def new_buffer(dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     memory = np.empty(nbytes + _ALIGNMENT_BYTES, np.uint8)
     skipped = -address_of(memory) % _ALIGNMENT_BYTES
     return memory[skipped : skipped + nbytes].view(dtype).reshape(shape)
-
-
-def portions(items: Iterable[Any], nbytes: Callable[[Any], int], limit: int) -> Iterator[list[Any]]:
-    """The items in groups of at most `limit` bytes, or of one item."""
-    group: list[Any] = []
-    size = 0
-    for item in items:
-        if group and size + nbytes(item) > limit:
-            yield group
-            group, size = [], 0
-        group.append(item)
-        size += nbytes(item)
-    if group:
-        yield group

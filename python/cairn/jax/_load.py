@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -32,7 +32,6 @@ from cairn.jax._arrays import (
     is_kept,
     is_key,
     new_buffer,
-    portions,
 )
 from cairn.jax._save import StoreOrPath
 from cairn.jax._tree import flatten, fqn_of
@@ -237,7 +236,7 @@ class _Reader:
 
     def read(self) -> None:
         """Reads everything that was planned, and makes the arrays. Raises Corrupt."""
-        for batch in portions(self._arrays, lambda array: array.nbytes, _BATCH_BYTES):
+        for batch in self._batches():
             requests = _cairn.Requests()
             for array in batch:
                 array.request(requests)
@@ -245,6 +244,18 @@ class _Reader:
                 devices.load(self._native, self._contents.info, requests, contents=self._contents)
             for array in batch:
                 array.make()
+
+    def _batches(self) -> Iterator[list[_Array]]:
+        batch: list[_Array] = []
+        size = 0
+        for array in self._arrays:
+            if batch and size + array.nbytes > _BATCH_BYTES:
+                yield batch
+                batch, size = [], 0
+            batch.append(array)
+            size += array.nbytes
+        if batch:
+            yield batch
 
     def _plain(self, leaf: ValueLeaf) -> _Result:
         value = plain_value(leaf, self._contents.step, False)

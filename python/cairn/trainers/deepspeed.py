@@ -6,8 +6,6 @@
     engine.checkpoint_engine = CairnCheckpointEngine()
     engine.save_checkpoint("runs/a")
     engine.load_checkpoint("runs/a")
-
-`cairn.trainers.deepspeed_import` imports the checkpoints that DeepSpeed has written itself.
 """
 
 from __future__ import annotations
