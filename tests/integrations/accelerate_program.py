@@ -1,21 +1,20 @@
 """A training loop with accelerate whose states are in a store; for tests that kill it.
 
-    python accelerate_program.py STORE [--kill-at STEP]
-
-Prints one JSON object: the losses by step, a digest of the weights, and where it resumed.
+    python accelerate_program.py STORE [STEP]     # is killed in that step
 """
 
-import argparse
 import hashlib
-import json
 import os
 import signal
+import sys
 
 import torch
 from accelerate import Accelerator, skip_first_batches
 from accelerate.utils import set_seed
 
 import cairn.hf
+
+STEPS = 20
 
 
 class Counter:
@@ -32,11 +31,6 @@ class Counter:
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("store")
-    parser.add_argument("--kill-at", type=int)
-    arguments = parser.parse_args()
-
     accelerator = Accelerator(cpu=True)
     set_seed(4)
     model = torch.nn.Sequential(
@@ -53,37 +47,33 @@ def main():
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     accelerator.register_for_checkpointing(counter)
 
-    losses, done = {}, 0
-    with cairn.hf.use_store(accelerator, arguments.store, keep_last=2) as saves:
+    done = 0
+    with cairn.hf.use_store(accelerator, sys.argv[1], keep_last=2) as saves:
         if saves.steps():
             accelerator.load_state()
             done = saves.steps()[-1]
-        resumed = done
-        while done < 20:
+        while done < STEPS:
             per_epoch = len(loader)
             rest = skip_first_batches(loader, done % per_epoch) if done % per_epoch else loader
             for x, y in rest:
                 loss = (model(x).squeeze(1) - y).square().mean()
                 accelerator.backward(loss)
-                if done == arguments.kill_at:
+                if [str(done)] == sys.argv[2:]:
                     os.kill(os.getpid(), signal.SIGKILL)
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
                 done += 1
                 counter.tokens += len(x)
-                losses[done] = loss.item()
+                accelerator.print(f"step {done} loss {loss.item():.9f}", flush=True)
                 if done % 3 == 0:
                     accelerator.save_state(f"checkpoints/step_{done}")
-                if done == 20:
+                if done == STEPS:
                     break
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(f"{counter.tokens} {scheduler.get_last_lr()}".encode())
     for name, tensor in sorted(accelerator.unwrap_model(model).state_dict().items()):
         digest.update(name.encode() + tensor.numpy().tobytes())
-    if accelerator.is_main_process:
-        result = {"losses": losses, "digest": digest.hexdigest(), "resumed": resumed}
-        result |= {"tokens": counter.tokens, "lr": scheduler.get_last_lr()}
-        print("RESULT " + json.dumps(result), flush=True)
+    accelerator.print(f"weights {digest.hexdigest()}", flush=True)
 
 
 if __name__ == "__main__":

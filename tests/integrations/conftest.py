@@ -14,3 +14,4 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # JAX divides the CPU into eight devices. Read when it is imported.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("DS_ACCELERATOR", "cpu")

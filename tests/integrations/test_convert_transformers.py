@@ -6,7 +6,7 @@ import torch
 from hf_models import assert_same_states
 
 import cairn
-import cairn.convert
+from cairn import convert
 
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
@@ -65,13 +65,11 @@ def titan_adapter(module, name, heads, kv_heads, **experts):
     return getattr(adapters, name)(config, None)
 
 
-def test_llama_to_native_names_and_back(store, tmp_path):
-    model = tiny("Llama", tie_word_embeddings=False)
-    files = files_of(model, tmp_path / "hf")
+def test_llama_to_meta_interleaves_the_rows_of_its_heads(store, tmp_path):
+    files = files_of(tiny("Llama", tie_word_embeddings=False), tmp_path / "hf")
     store.save(1, files)
-    heads = {"heads": 4, "kv_heads": 2}
 
-    native = store.read(rename=cairn.convert.llama_from_hf(**heads), flat=True)
+    native = store.read(rename=convert.llama_from_hf(heads=4, kv_heads=2), flat=True)
 
     assert "layers.1.attention.wq.weight" in native
     assert {"tok_embeddings.weight", "norm.weight", "output.weight"} <= native.keys()
@@ -80,72 +78,74 @@ def test_llama_to_native_names_and_back(store, tmp_path):
         native["layers.1.attention.wq.weight"],
         query.view(4, 2, 4, 32).transpose(1, 2).reshape(32, 32),
     )
-    store.save(2, native)
-    other = zeroed(tiny("Llama", tie_word_embeddings=False))
-    state = other.state_dict()
-    store.load(state, step=2, rename=cairn.convert.llama_to_hf(**heads))
-    assert_same_states(state, files)
-    assert torch.equal(logits(other), logits(model))
 
 
-def test_llama_to_torchtitan_equals_its_adapter(store, tmp_path):
-    adapter = titan_adapter("llama3", "Llama3StateDictAdapter", 4, 2)
-    model = tiny("Llama", tie_word_embeddings=False)
+HEADS = {"heads": 4, "kv_heads": 2}
+TITAN = HEADS | {"native": "torchtitan"}
+QWEN3 = convert.qwen3_from_hf(), convert.qwen3_to_hf()
+QWEN3_MOE = {
+    "num_experts": 12, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8
+}  # fmt: skip
+# A model, its options, the rules to native names and back, a key, and torchtitan's adapter.
+NATIVE = {
+    "Meta's Llama": (
+        "Llama", {}, (convert.llama_from_hf(**HEADS), convert.llama_to_hf(**HEADS)),
+        "layers.0.attention.wk.weight", None,
+    ),
+    "Llama": (
+        "Llama", {}, (convert.llama_from_hf(**TITAN), convert.llama_to_hf(**TITAN)),
+        "layers.0.attention.qkv_linear.wk.weight", ("llama3", "Llama3StateDictAdapter", {}),
+    ),
+    "Qwen 3": (
+        "Qwen3", {"head_dim": 8}, QWEN3,
+        "layers.0.attention.q_norm.weight", ("qwen3", "Qwen3StateDictAdapter", {}),
+    ),
+    "Qwen 2": ("Qwen2", {}, QWEN3, "layers.0.attention.qkv_linear.wq.bias", None),
+    "experts of Qwen 3": (
+        "Qwen3Moe", QWEN3_MOE, QWEN3, "layers.0.moe.routed_experts.inner_experts.w1_EFD",
+        ("qwen3", "Qwen3StateDictAdapter", {"num_experts": 12}),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_native_names_and_back(store, tmp_path, name):
+    kind, options, (rules, back), key, adapter = NATIVE[name]
+    model = tiny(kind, tie_word_embeddings=False, **options)
     files = files_of(model, tmp_path / "hf")
     store.save(1, files)
-    rules = cairn.convert.llama_from_hf(heads=4, kv_heads=2, native="torchtitan")
 
     native = store.read(rename=rules, flat=True)
 
-    assert_same_states(adapter.to_hf(dict(native)), files)
+    assert key in native
     store.save(2, native)
-    back = cairn.convert.llama_to_hf(heads=4, kv_heads=2, native="torchtitan")
     assert_same_states(store.read(step=2, rename=back, flat=True), files)
-
-
-def test_qwen3_to_torchtitan_equals_its_adapter(store, tmp_path):
-    adapter = titan_adapter("qwen3", "Qwen3StateDictAdapter", 4, 2)
-    model = tiny("Qwen3", head_dim=8, tie_word_embeddings=False)
-    files = files_of(model, tmp_path / "hf")
-    store.save(1, files)
-
-    native = store.read(rename=cairn.convert.qwen3_from_hf(), flat=True)
-
-    assert_same_states(adapter.to_hf(dict(native)), files)
-    store.save(2, native)
-    other = zeroed(tiny("Qwen3", head_dim=8, tie_word_embeddings=False))
-    store.load(other, step=2, rename=cairn.convert.qwen3_to_hf())
-    assert torch.equal(logits(other), logits(model))
-
-
-def test_qwen2_keeps_its_biases(store, tmp_path):
-    model = tiny("Qwen2", tie_word_embeddings=False)
-    files = files_of(model, tmp_path / "hf")
-    store.save(1, files)
-
-    native = store.read(rename=cairn.convert.qwen3_from_hf(), flat=True)
-    store.save(2, native)
-
-    assert "layers.0.attention.qkv_linear.wq.bias" in native
-    assert_same_states(store.read(step=2, rename=cairn.convert.qwen3_to_hf(), flat=True), files)
+    if "Moe" not in kind:  # its files have a tensor per expert, and the model does not
+        other = zeroed(tiny(kind, tie_word_embeddings=False, **options))
+        store.load(other, step=2, rename=back)
+        assert torch.equal(logits(other), logits(model))
+    if adapter is not None:
+        module, class_name, experts = adapter
+        titan = titan_adapter(module, class_name, 4, 2, **experts)
+        assert_same_states(titan.to_hf(dict(native)), files)
 
 
 MOE = {
     "Mixtral": (
         {"num_local_experts": 12, "num_experts_per_tok": 2},
-        cairn.convert.mixtral_fused(),
-        cairn.convert.mixtral_per_expert(),
+        convert.mixtral_fused(),
+        convert.mixtral_per_expert(),
     ),
     "Qwen2Moe": (
         {"num_experts": 12, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
          "shared_expert_intermediate_size": 24},
-        cairn.convert.qwen_moe_fused(),
-        cairn.convert.qwen_moe_per_expert(),
+        convert.qwen_moe_fused(),
+        convert.qwen_moe_per_expert(),
     ),
     "Qwen3Moe": (
-        {"num_experts": 12, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8},
-        cairn.convert.qwen_moe_fused(),
-        cairn.convert.qwen_moe_per_expert(),
+        QWEN3_MOE,
+        convert.qwen_moe_fused(),
+        convert.qwen_moe_per_expert(),
     ),
 }
 
@@ -165,17 +165,3 @@ def test_experts_are_fused_and_divided_as_transformers_does(store, tmp_path, nam
     assert_same_states(other.state_dict(), model.state_dict())
     assert torch.equal(logits(other), logits(model))
     assert_same_states(store.read(step=2, rename=per_expert, flat=True), files)
-
-
-def test_qwen3_experts_to_torchtitan_equal_its_adapter(store, tmp_path):
-    adapter = titan_adapter("qwen3", "Qwen3StateDictAdapter", 4, 2, num_experts=12)
-    options = MOE["Qwen3Moe"][0]
-    files = files_of(tiny("Qwen3Moe", tie_word_embeddings=False, **options), tmp_path / "hf")
-    store.save(1, files)
-
-    native = store.read(rename=cairn.convert.qwen3_from_hf(), flat=True)
-
-    assert native["layers.0.moe.routed_experts.inner_experts.w1_EFD"].shape == (12, 16, 32)
-    assert_same_states(adapter.to_hf(dict(native)), files)
-    store.save(2, native)
-    assert_same_states(store.read(step=2, rename=cairn.convert.qwen3_to_hf(), flat=True), files)

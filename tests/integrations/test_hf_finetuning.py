@@ -1,13 +1,7 @@
 """A model directory is fine-tuned as a user would do it: imported, trained on two ranks that are
 killed, resumed on two ranks and on one, exported, and opened by transformers."""
 
-import os
-import re
 import shutil
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,50 +13,10 @@ from hf_models import assert_same_states, logits, make, run_admin, tokenizer
 import cairn
 import cairn.hf
 from cairn.torch import Saver
+from trainer_runs import train
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "finetune_hf.py"
+SCRIPT = "finetune_hf.py"
 EVERY = 5
-TIMEOUT_SECONDS = 200
-
-
-def start(store, text, steps, ranks):
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    options = ["--steps", str(steps), "--every", str(EVERY)]
-    packages = str(Path(cairn.__file__).parent.parent)
-    return subprocess.Popen(
-        [sys.executable, *launcher, str(EXAMPLE), str(store), str(text), *options],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": packages, "OMP_NUM_THREADS": "1"},
-    )
-
-
-def train(store, text, steps, ranks):
-    """The losses by step, and the step after which the run continued."""
-    child = start(store, text, steps, ranks)
-    output, errors = child.communicate(timeout=TIMEOUT_SECONDS)
-    assert child.returncode == 0, errors[-4000:]
-    return losses(output), int(re.search(r"continues after step (\d+)", output)[1])
-
-
-def train_until_killed(store, text, step):
-    """Kills both ranks after a step. Returns the losses until then."""
-    child = start(store, text, 1_000_000, ranks=2)
-    lines = []
-    for line in child.stdout:
-        lines.append(line)
-        if line.startswith(f"step {step} "):
-            break
-    ranks = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
-    assert len(ranks) == 2
-    for rank in ranks:
-        os.kill(int(rank), signal.SIGKILL)
-    rest, errors = child.communicate(timeout=TIMEOUT_SECONDS)
-    assert child.returncode != 0 and "exitcode: -9" in errors
-    return losses("".join(lines) + rest)
-
-
-def losses(output):
-    return {int(step): loss for step, loss in re.findall(r"step (\d+) loss ([\d.]+)", output)}
 
 
 def assert_opened_by_transformers(folder, store, step, base):
@@ -95,13 +49,15 @@ def test_a_directory_is_tuned_on_two_ranks_killed_resumed_and_exported(tmp_path)
     text.write_text("pack my box with five dozen liquor jugs " * 40)
     run_admin("import", str(store), "--step", "0", str(base), "--format", "hf", "--prefix", "model")
 
-    first = train_until_killed(store, text, 2 * EVERY + 2)
+    options = ("--every", EVERY, "--steps")
+    first = train(SCRIPT, store, text, *options, 1000, ranks=2, kill_at=2 * EVERY + 2).losses
     alone = shutil.copytree(store, tmp_path / "alone")
-    last = cairn.open(store).steps()[-1] + EVERY + 1
-    again, resumed = train(store, text, last, ranks=2)
-    one, resumed_alone = train(alone, text, last, ranks=1)
+    resumed = cairn.open(store).steps()[-1]
+    last = resumed + EVERY + 1
+    again = train(SCRIPT, store, text, *options, last, ranks=2).losses
+    one = train(SCRIPT, alone, text, *options, last, ranks=1).losses
 
-    assert resumed == resumed_alone == last - EVERY - 1 >= EVERY
+    assert resumed >= EVERY
     assert list(again) == list(one) == list(range(resumed + 1, last + 1))
     repeated = first.keys() & again.keys()
     assert repeated and all(again[step] == first[step] for step in repeated)

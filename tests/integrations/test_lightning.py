@@ -15,27 +15,10 @@ import torch
 from cairn.trainers.lightning import CairnCheckpointIO
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.plugins.io import AsyncCheckpointIO
-from trainer_runs import EXAMPLES, assert_continues, train
+from trainer_runs import EXAMPLES
 
 sys.path.insert(0, str(EXAMPLES))
 from lightning_checkpoints import Regression
-
-SCRIPT = "lightning_checkpoints.py"
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    return train(SCRIPT, tmp_path_factory.mktemp("whole"))
-
-
-@pytest.mark.parametrize("options", [(), ("--background",)], ids=["waits", "background"])
-def test_a_run_that_is_killed_continues_bit_for_bit(tmp_path, whole, options):
-    first = train(SCRIPT, tmp_path, *options, kill_at=11)
-    second = train(SCRIPT, tmp_path, *options, kill_at=30)
-    third = train(SCRIPT, tmp_path, *options)
-
-    assert_continues(whole, [first, second, third])
-
 
 def fit(folder, plugin, epochs=2, ckpt_path=None, **options):
     """Trains with a checkpoint after each of 4 steps per epoch. Returns the trainer."""

@@ -12,9 +12,6 @@ import cairn
 import ranks
 import torch
 import torch.distributed as dist
-from trainer_runs import assert_continues, train
-
-SCRIPT = "megatron_checkpoints.py"
 
 # Each rank would import Megatron by itself, which takes longer than the ranks wait for each other.
 ranks._context.set_forkserver_preload(["cairn.trainers.megatron", "cairn_testing", "pytest"])
@@ -22,32 +19,6 @@ ranks._context.set_forkserver_preload(["cairn.trainers.megatron", "cairn_testing
 
 def run_on_ranks(function, *args, **options):
     return ranks.run_on_ranks(function, *args, timeout=300, **options)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """A run that is not killed. Megatron's own format needs CUDA to save."""
-    return train(SCRIPT, tmp_path_factory.mktemp("whole"), ranks=2)
-
-
-def test_a_run_that_is_killed_continues_bit_for_bit(tmp_path, whole):
-    first = train(SCRIPT, tmp_path, ranks=2, kill_at=7)
-    second = train(SCRIPT, tmp_path, ranks=2)
-
-    assert_continues(whole, [first, second])
-    with cairn.open(tmp_path / "cairn-store") as store:
-        assert store.steps() == [2, 4, 6, 8, 10, 12]
-        assert store.keys(12)["model.up"].shape == (96, 16)
-        assert store.step_info(12).ranks == 2
-
-
-def test_another_tensor_parallel_size_continues(tmp_path, whole):
-    train(SCRIPT, tmp_path, ranks=2, kill_at=7)
-    second = train(SCRIPT, tmp_path, ranks=4)
-
-    assert min(second.losses) > 1
-    for step, loss in second.losses.items():  # the ranks add in another order
-        assert float(loss) == pytest.approx(float(whole.losses[step]), rel=1e-4)
 
 
 def describe(size: int, rank: int):

@@ -1,13 +1,10 @@
 """Trains a tiny model, with checkpoints in a store; for tests that kill it and start it again.
 
     python trainer_program.py STORE OUT [--kill-at STEP] [--lora] [--steps N] [--evaluate]
-
-Prints one JSON object: the losses by step, a digest of the weights, and where it resumed.
 """
 
 import argparse
 import hashlib
-import json
 import os
 import signal
 
@@ -21,14 +18,19 @@ import cairn.hf
 from cairn.hf import CairnCallback
 
 
-class Kill(transformers.TrainerCallback):
-    """Kills the process without any warning, at the begin of a step or after it."""
+class PrintAndKill(transformers.TrainerCallback):
+    """Prints the losses, and kills the process without any warning in a step."""
 
-    def __init__(self, step):
-        self.step = step
+    def __init__(self, kill_at):
+        self.kill_at = kill_at
+
+    def on_log(self, args, state, control, logs, **kwargs):
+        if "loss" in logs and args.process_index == 0:
+            numbers = f"{logs['loss']},{logs['grad_norm']},{logs['learning_rate']}"
+            print(f"step {state.global_step} loss {numbers}", flush=True)
 
     def on_optimizer_step(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
+        if state.global_step == self.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -67,27 +69,18 @@ def main():
         eval_strategy="steps" if arguments.evaluate else "no", eval_steps=3,
     )
     model = model_of(arguments.lora, arguments.store)
-    callbacks = [] if arguments.kill_at is None else [Kill(arguments.kill_at)]
     trainer = transformers.Trainer(
         model=model, args=options, train_dataset=data, eval_dataset=data[:4],
-        processing_class=tokenizer(), callbacks=callbacks,
+        processing_class=tokenizer(), callbacks=[PrintAndKill(arguments.kill_at)],
     )
     with CairnCallback(arguments.store) as checkpoints:
         checkpoints.attach(trainer)
-        resumed = checkpoints.latest()
-        trainer.train(resume_from_checkpoint=resumed)
+        trainer.train(resume_from_checkpoint=checkpoints.latest())
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
-    losses = {
-        entry["step"]: (entry["loss"], entry["grad_norm"], entry["learning_rate"])
-        for entry in trainer.state.log_history
-        if "loss" in entry
-    }
-    first = None if resumed is None else int(os.path.basename(resumed).split("-")[1])
-    result = {"losses": losses, "digest": digest.hexdigest(), "resumed": first}
-    if int(os.environ.get("RANK", 0)) == 0:
-        print("RESULT " + json.dumps(result), flush=True)
+    if options.process_index == 0:
+        print(f"weights {digest.hexdigest()}", flush=True)
 
 
 if __name__ == "__main__":

@@ -38,8 +38,15 @@ def launcher(ranks: int) -> list[str]:
     return [*module, "--master-port", str(port)]
 
 
-def train(script: str, *arguments: object, ranks: int = 0, kill_at: int | None = None) -> Run:
-    """Runs an example. With `kill_at`, all of its processes are killed when it prints that step."""
+def train(
+    script: str | Path,
+    *arguments: object,
+    ranks: int = 0,
+    kill_at: int | None = None,
+    dies: bool = False,
+) -> Run:
+    """Runs an example, or another program. With `kill_at`, all of its processes are killed when it
+    prints that step; with `dies`, it kills itself."""
     start = launcher(ranks) if ranks else []
     command = [sys.executable, *start, str(EXAMPLES / script), *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "build" / "python")}
@@ -65,7 +72,7 @@ def train(script: str, *arguments: object, ranks: int = 0, kill_at: int | None =
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     output = "".join(lines)
-    assert killed or process.returncode == 0, output
+    assert killed or (process.returncode == 0) != dies, output
     assert killed == (kill_at is not None), output
     weights = re.search(r"weights (\w+)", output)
     losses = {int(step): loss for step, loss in _STEP.findall(output)}
