@@ -69,8 +69,12 @@ struct Error {
 template <typename T>
 using Result = std::expected<T, Error>;
 
-inline std::unexpected<Error> Fail(ErrorCode code, std::string message) {
-  return std::unexpected(Error{.code = code, .message = std::move(message)});
+inline std::unexpected<Error> Fail(ErrorCode code, std::string message, std::string file = {},
+                                   std::optional<uint64_t> offset_bytes = {}) {
+  return std::unexpected(Error{.code = code,
+                               .message = std::move(message),
+                               .file = std::move(file),
+                               .offset_bytes = offset_bytes});
 }
 inline std::unexpected<Error> Fail(Error error) { return std::unexpected(std::move(error)); }
 

@@ -17,10 +17,10 @@ void Storage::AwaitChange(std::string_view, std::chrono::milliseconds timeout) {
 Result<std::vector<std::byte>> Storage::Read(std::string_view name, uint64_t limit_bytes) {
   CAIRN_TRY_ASSIGN(const uint64_t size_bytes, Size(name));
   if (size_bytes > limit_bytes) {
-    return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = fmt::format("the object has {} bytes, more than the limit of {}",
-                                             size_bytes, limit_bytes),
-                      .file = internal::ObjectPath(address(), name)});
+    return Fail(
+        ErrorCode::kDataLoss,
+        fmt::format("the object has {} bytes, more than the limit of {}", size_bytes, limit_bytes),
+        internal::ObjectPath(address(), name));
   }
   std::vector<std::byte> bytes(size_bytes);
   CAIRN_TRY(ReadRange(name, 0, bytes));
@@ -34,11 +34,11 @@ Result<void> CheckStored(Storage& storage, std::string_view name, uint64_t size_
     return Fail(found_bytes.error());
   }
   const std::string found = found_bytes ? fmt::format("has {} bytes", *found_bytes) : "is absent";
-  return Fail(Error{.code = ErrorCode::kUnavailable,
-                    .message = fmt::format("the storage acknowledged a write of {} bytes, but the "
-                                           "object {}",
-                                           size_bytes, found),
-                    .file = internal::ObjectPath(storage.address(), name)});
+  return Fail(ErrorCode::kUnavailable,
+              fmt::format("the storage acknowledged a write of {} bytes, but the "
+                          "object {}",
+                          size_bytes, found),
+              internal::ObjectPath(storage.address(), name));
 }
 
 Result<bool> ObjectExists(Storage& storage, std::string_view name) {

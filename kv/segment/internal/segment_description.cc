@@ -20,10 +20,9 @@ Result<void> ReadRegion(const ObjectReader& file, uint64_t offset_bytes, uint64_
                         const char* what, std::span<std::byte> target) {
   CAIRN_TRY(file.ReadAt(offset_bytes, target));
   if (Checksum64(target) == checksum) return {};
-  return Fail(Error{.code = ErrorCode::kDataLoss,
-                    .message = fmt::format("the segment's {} do not match their checksum", what),
-                    .file = file.path(),
-                    .offset_bytes = offset_bytes});
+  return Fail(ErrorCode::kDataLoss,
+              fmt::format("the segment's {} do not match their checksum", what), file.path(),
+              offset_bytes);
 }
 
 Result<std::vector<Extent>> ExtentsOf(const ObjectReader& file, const SegmentTrailer& trailer,
@@ -45,11 +44,9 @@ Result<std::vector<Extent>> ExtentsOf(const ObjectReader& file, const SegmentTra
   for (const Extent& extent : extents) {
     if (extent.offset_bytes < at || extent.length_bytes > trailer.payload_end_bytes ||
         extent.offset_bytes > trailer.payload_end_bytes - extent.length_bytes) {
-      return Fail(
-          Error{.code = ErrorCode::kDataLoss,
-                .message = "the footer lists chunks that overlap or are not inside the payload",
-                .file = file.path(),
-                .offset_bytes = extent.offset_bytes});
+      return Fail(ErrorCode::kDataLoss,
+                  "the footer lists chunks that overlap or are not inside the payload", file.path(),
+                  extent.offset_bytes);
     }
     at = extent.offset_bytes + extent.length_bytes;
   }
@@ -62,10 +59,8 @@ Result<void> CheckZeros(std::span<const std::byte> bytes, uint64_t offset_bytes,
                         const std::string& path) {
   const auto bad = std::ranges::find_if(bytes, [](std::byte byte) { return byte != std::byte{0}; });
   if (bad == bytes.end()) return {};
-  return Fail(Error{.code = ErrorCode::kDataLoss,
-                    .message = "a gap of the segment is not zero",
-                    .file = path,
-                    .offset_bytes = offset_bytes + static_cast<uint64_t>(bad - bytes.begin())});
+  return Fail(ErrorCode::kDataLoss, "a gap of the segment is not zero", path,
+              offset_bytes + static_cast<uint64_t>(bad - bytes.begin()));
 }
 
 Result<SegmentDescription> ReadSegmentDescription(const ObjectReader& file, const Uuid& uuid,

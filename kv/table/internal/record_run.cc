@@ -123,10 +123,8 @@ Result<void> RecordRunReader::BeginBlock() {
   const auto bytes = std::as_writable_bytes(std::span(read_));
   CAIRN_TRY(object_->ReadAt(offset_bytes_, bytes));
   if (Checksum64(bytes) != block.checksum) {
-    return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = "temporary records of a step are not those that were written",
-                      .file = object_->path(),
-                      .offset_bytes = offset_bytes_});
+    return Fail(ErrorCode::kDataLoss, "temporary records of a step are not those that were written",
+                object_->path(), offset_bytes_);
   }
   offset_bytes_ += block.size_bytes;
   return {};

@@ -91,9 +91,8 @@ Result<void> TableWriter::Put(std::string_view key, std::span<const std::byte> v
   const rocksdb::Status status = state_->writer->Put(
       {key.data(), key.size()}, {reinterpret_cast<const char*>(value.data()), value.size()});
   if (status.IsInvalidArgument()) {
-    return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                      .message = "the keys of a table must be added in ascending order",
-                      .file = state_->name});
+    return Fail(ErrorCode::kInvalidArgument, "the keys of a table must be added in ascending order",
+                state_->name);
   }
   if (!status.ok()) {
     return Fail(TableError(status, "cannot add a record to the table", state_->name));
@@ -106,9 +105,7 @@ uint64_t TableWriter::record_count() const { return state_->record_count; }
 
 Result<TableInfo> TableWriter::Finish() {
   if (state_->record_count == 0) {
-    return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                      .message = "a table needs at least one record",
-                      .file = state_->name});
+    return Fail(ErrorCode::kInvalidArgument, "a table needs at least one record", state_->name);
   }
   const rocksdb::Status status = state_->writer->Finish();
   if (!status.ok()) return Fail(TableError(status, "cannot finish the table", state_->name));

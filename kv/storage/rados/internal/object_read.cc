@@ -118,10 +118,8 @@ class ObjectRead : public std::enable_shared_from_this<ObjectRead> {
     }
     if (*layout) {
       if (attempts_ >= kMaxAttempts || (missing_ && missing_->unique == (*layout)->unique)) {
-        return Finish(Fail(Error{.code = ErrorCode::kDataLoss,
-                                 .message = "a stripe of the object is missing",
-                                 .file = session_.FileOf(name_),
-                                 .offset_bytes = offset_bytes_}));
+        return Finish(Fail(ErrorCode::kDataLoss, "a stripe of the object is missing",
+                           session_.FileOf(name_), offset_bytes_));
       }
       session_.RememberLayout(name_, **layout);
       return StartStripes(**std::move(layout));
@@ -185,10 +183,8 @@ class ObjectRead : public std::enable_shared_from_this<ObjectRead> {
       return StartHead();
     }
     if (worst == -ENODATA) {
-      return Finish(Fail(Error{.code = ErrorCode::kDataLoss,
-                               .message = "a stripe of the object is shorter than its layout",
-                               .file = session_.FileOf(name_),
-                               .offset_bytes = offset_bytes_}));
+      return Finish(Fail(ErrorCode::kDataLoss, "a stripe of the object is shorter than its layout",
+                         session_.FileOf(name_), offset_bytes_));
     }
     Finish(Fail(ReadError(worst)));
   }
