@@ -3,8 +3,6 @@
 #include <sys/stat.h>
 
 #include <cerrno>
-#include <iterator>
-#include <utility>
 
 #include "kv/io/internal/fault_point.h"
 #include "kv/storage/internal/object_names.h"
@@ -32,15 +30,9 @@ Result<std::shared_ptr<const SegmentFile>> SegmentFiles::Open(uint64_t segment_i
                                                               const std::string& name,
                                                               bool direct) {
   const MutexLock lock(mutex_);
-  if (const auto found = by_id_.find(segment_id); found != by_id_.end()) {
-    if (found->second->second->name == name) {
-      recent_.splice(recent_.begin(), recent_, found->second);
-      return found->second->second;
-    }
-    // The segment was deleted and copied back since, and has another epoch.
-    recent_.erase(found->second);
-    by_id_.erase(found);
-  }
+  const OpenFile* const found = open_.Find(segment_id);
+  // Another name: the segment was deleted and copied back since, and has another epoch.
+  if (found != nullptr && (*found)->name == name) return *found;
   auto file = std::make_shared<SegmentFile>();
   file->name = name;
   file->path = ObjectPath(storage.address(), name);
@@ -51,33 +43,21 @@ Result<std::shared_ptr<const SegmentFile>> SegmentFiles::Open(uint64_t segment_i
   } else {
     file->is_object = true;
   }
-  recent_.emplace_front(segment_id, file);
-  by_id_[segment_id] = recent_.begin();
-  if (recent_.size() > kMaxOpen) {
-    by_id_.erase(recent_.back().first);
-    recent_.pop_back();
-  }
+  open_.Put(segment_id, file);
   return file;
 }
 
 void SegmentFiles::DropRemoved() {
   const MutexLock lock(mutex_);
-  for (auto entry = recent_.begin(); entry != recent_.end();) {
+  open_.RemoveIf([](uint64_t, const OpenFile& file) {
     struct stat status{};
-    const bool is_removed = !entry->second->is_object &&
-                            ::fstat(entry->second->direct.fd(), &status) == 0 &&
-                            status.st_nlink == 0;
-    if (is_removed) by_id_.erase(entry->first);
-    entry = is_removed ? recent_.erase(entry) : std::next(entry);
-  }
+    return !file->is_object && ::fstat(file->direct.fd(), &status) == 0 && status.st_nlink == 0;
+  });
 }
 
 void SegmentFiles::Forget(uint64_t segment_id) {
   const MutexLock lock(mutex_);
-  if (const auto found = by_id_.find(segment_id); found != by_id_.end()) {
-    recent_.erase(found->second);
-    by_id_.erase(found);
-  }
+  open_.RemoveIf([&](uint64_t id, const OpenFile&) { return id == segment_id; });
 }
 
 }  // namespace cairn::kv::internal

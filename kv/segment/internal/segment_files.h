@@ -2,14 +2,12 @@
 /// Open segments, kept open between reads.
 
 #include <cstdint>
-#include <list>
 #include <memory>
 #include <string>
-#include <unordered_map>
-#include <utility>
 
 #include "kv/base/error.h"
 #include "kv/base/mutex.h"
+#include "kv/base/recently_used.h"
 #include "kv/io/internal/block_io.h"
 #include "kv/io/internal/file.h"
 #include "kv/io/io_queue.h"
@@ -47,11 +45,9 @@ class SegmentFiles {
   void DropRemoved();
 
  private:
-  static constexpr size_t kMaxOpen = 64;
-  using Entry = std::pair<uint64_t, std::shared_ptr<const SegmentFile>>;
+  using OpenFile = std::shared_ptr<const SegmentFile>;
   Mutex mutex_;
-  std::list<Entry> recent_ CAIRN_GUARDED_BY(mutex_);  // newest first
-  std::unordered_map<uint64_t, std::list<Entry>::iterator> by_id_ CAIRN_GUARDED_BY(mutex_);
+  RecentlyUsed<uint64_t, OpenFile, 64> open_ CAIRN_GUARDED_BY(mutex_);  // by segment id
 };
 
 }  // namespace cairn::kv::internal

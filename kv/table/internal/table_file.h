@@ -3,16 +3,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <list>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "kv/base/error.h"
 #include "kv/base/mutex.h"
+#include "kv/base/recently_used.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/internal/object_reader.h"
 
@@ -43,21 +41,16 @@ class WindowReader {
   static constexpr uint64_t kWindowBytes = 256 << 10;
 
  private:
-  using Window = std::shared_ptr<const std::vector<std::byte>>;
-  using Entry = std::pair<uint64_t, Window>;
-
   /// Returns whether all bytes of `target` are in windows, and copies them.
   bool CopyFromWindows(uint64_t offset_bytes, std::span<std::byte> target);
   /// Returns how many windows to read from `first` on; at least `needed`.
   uint64_t PlanRead(uint64_t first, uint64_t needed);
   void Keep(uint64_t first, std::span<const std::byte> bytes);
 
-  static constexpr size_t kMaxWindows = 16;
   static constexpr uint64_t kMaxWindowsPerRead = 8;
   const uint64_t end_bytes_;
   Mutex mutex_;
-  std::list<Entry> recent_ CAIRN_GUARDED_BY(mutex_);  // newest first
-  std::map<uint64_t, std::list<Entry>::iterator> by_index_ CAIRN_GUARDED_BY(mutex_);
+  RecentlyUsed<uint64_t, std::vector<std::byte>, 16> windows_ CAIRN_GUARDED_BY(mutex_);  // by index
   uint64_t expected_ CAIRN_GUARDED_BY(mutex_) = 0;    // the window after the last read
   uint64_t read_count_ CAIRN_GUARDED_BY(mutex_) = 0;  // windows of the last read
 };

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <iterator>
-
 #include "kv/base/mapping.h"
 #include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/object_names.h"
@@ -61,28 +59,15 @@ Result<void> TableStack::ScanFrom(std::string_view first_key, std::string_view p
   return {};
 }
 
-std::shared_ptr<const TableReader> OpenTables::Find(const TableInfo& info) {
-  const MutexLock lock(mutex_);
-  const auto found = by_id_.find(info.id);
-  if (found == by_id_.end() || found->second->second->info() != info) return nullptr;
-  recent_.splice(recent_.begin(), recent_, found->second);
-  return found->second->second;
-}
-
-Result<std::shared_ptr<const TableReader>> OpenTables::Open(const TableInfo& info) {
-  if (auto found = Find(info)) return found;
+Result<OpenTables::Table> OpenTables::Open(const TableInfo& info) {
+  {
+    const MutexLock lock(mutex_);
+    const Table* const found = open_.Find(info.id);
+    if (found != nullptr && (*found)->info() == info) return *found;
+  }
   CAIRN_TRY_ASSIGN(auto table, TableReader::Open(storage_, info));
   const MutexLock lock(mutex_);
-  if (const auto found = by_id_.find(info.id); found != by_id_.end()) {
-    recent_.erase(found->second);
-    by_id_.erase(found);
-  }
-  recent_.emplace_front(info.id, table);
-  by_id_[info.id] = recent_.begin();
-  if (recent_.size() > kMaxOpen) {
-    by_id_.erase(recent_.back().first);
-    recent_.pop_back();
-  }
+  open_.Put(info.id, table);
   return table;
 }
 
@@ -102,20 +87,15 @@ Result<TableStack> OpenTables::OpenStack(std::span<const TableInfo> infos) {
 void OpenTables::DropRemoved() {
   if (storage_->local_files() == nullptr) return;
   const MutexLock lock(mutex_);
-  for (auto entry = recent_.begin(); entry != recent_.end();) {
-    const auto size = storage_->Size(ObjectName(ObjectKind::kTable, entry->first));
-    const bool is_removed = !size && size.error().code == ErrorCode::kNotFound;
-    if (is_removed) by_id_.erase(entry->first);
-    entry = is_removed ? recent_.erase(entry) : std::next(entry);
-  }
+  open_.RemoveIf([&](const ObjectId& id, const Table&) {
+    const auto size = storage_->Size(ObjectName(ObjectKind::kTable, id));
+    return !size && size.error().code == ErrorCode::kNotFound;
+  });
 }
 
 void OpenTables::Forget(const ObjectId& id) {
   const MutexLock lock(mutex_);
-  const auto found = by_id_.find(id);
-  if (found == by_id_.end()) return;
-  recent_.erase(found->second);
-  by_id_.erase(found);
+  open_.RemoveIf([&](const ObjectId& other, const Table&) { return other == id; });
 }
 
 }  // namespace cairn::kv::internal

@@ -3,8 +3,6 @@
 
 #include <cstddef>
 #include <functional>
-#include <list>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -14,6 +12,7 @@
 
 #include "kv/base/error.h"
 #include "kv/base/mutex.h"
+#include "kv/base/recently_used.h"
 #include "kv/storage/storage.h"
 #include "kv/table/internal/table_reader.h"
 
@@ -67,15 +66,12 @@ class OpenTables {
   void DropRemoved();
 
  private:
-  static constexpr size_t kMaxOpen = 64;
-  using Entry = std::pair<ObjectId, std::shared_ptr<const TableReader>>;
-  Result<std::shared_ptr<const TableReader>> Open(const TableInfo& info);
-  std::shared_ptr<const TableReader> Find(const TableInfo& info);
+  using Table = std::shared_ptr<const TableReader>;
+  Result<Table> Open(const TableInfo& info);
 
   const std::shared_ptr<Storage> storage_;
   Mutex mutex_;
-  std::list<Entry> recent_ CAIRN_GUARDED_BY(mutex_);  // newest first
-  std::map<ObjectId, std::list<Entry>::iterator> by_id_ CAIRN_GUARDED_BY(mutex_);
+  RecentlyUsed<ObjectId, Table, 64> open_ CAIRN_GUARDED_BY(mutex_);
 };
 
 }  // namespace cairn::kv::internal
