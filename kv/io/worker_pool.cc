@@ -12,16 +12,20 @@
 namespace cairn::kv {
 
 uint32_t WorkerThreads(uint32_t least) {
-  static const uint32_t set = internal::WorkerThreadsFromEnvironment(0).value_or(0);
+  static const auto set =
+      static_cast<uint32_t>(internal::WorkerThreadsFromEnvironment(0).value_or(0));
   return set != 0 ? set : std::clamp(std::thread::hardware_concurrency(), least, 8u);
 }
 
-Result<void> RunOnThreads(size_t thread_count, const char* what,
-                          const std::function<Result<void>(size_t)>& work) {
-  std::vector<Result<void>> results(std::max<size_t>(thread_count, 1));
-  WorkerPool pool(results.size());
-  pool.Run(results.size(),
-           [&](size_t i, size_t) { results[i] = CatchExhaustion(what, [&] { return work(i); }); });
+Result<void> RunOnThreads(size_t count, const char* what,
+                          const std::function<Result<void>(size_t)>& work, size_t max_threads) {
+  std::vector<Result<void>> results(count);
+  std::atomic<bool> failed = false;
+  WorkerPool(std::min(count, max_threads)).Run(count, [&](size_t i, size_t) {
+    if (failed) return;
+    results[i] = CatchExhaustion(what, [&] { return work(i); });
+    if (!results[i]) failed = true;
+  });
   for (Result<void>& result : results) CAIRN_TRY(std::move(result));
   return {};
 }

@@ -21,12 +21,13 @@ namespace cairn::kv {
 /// saves and loads. Threads: safe.
 uint32_t WorkerThreads(uint32_t least = 1);
 
-/// Calls `work(i)` for i from 0 to `thread_count` - 1 on as many threads, including the caller's,
-/// and waits for all. If the system has no more threads, the existing threads make the calls: every
-/// call must take the remaining work, and stop if another one has failed. Returns the error of the
-/// lowest i. kResourceExhausted: there was not enough memory for `what`.
-Result<void> RunOnThreads(size_t thread_count, const char* what,
-                          const std::function<Result<void>(size_t i)>& work);
+/// Calls `work(i)` for i from 0 to `count` - 1, and waits for all: on as many threads, but at most
+/// `max_threads`, including the caller's, or on fewer if the system has no more. With one thread,
+/// the calls are in this order. After an error, further calls may be left out. Returns the error of
+/// the lowest i. kResourceExhausted: there was not enough memory for `what`.
+Result<void> RunOnThreads(size_t count, const char* what,
+                          const std::function<Result<void>(size_t i)>& work,
+                          size_t max_threads = SIZE_MAX);
 
 /// A few persistent threads that divide the items of one loop at a time among them.
 /// Ownership: owns its threads, which the destructor joins. Threads: one call at a time.

@@ -170,7 +170,7 @@ class ThreadQueue final : public IoQueue {
     {
       const MutexLock lock(mutex_);
       if (threads_.empty()) {
-        completions_.push_back(Transfer(request));
+        completions_.push_back(TransferNow(request));
       } else {
         requests_.push_back(request);
       }
@@ -199,28 +199,11 @@ class ThreadQueue final : public IoQueue {
       const IoRequest request = requests_.front();
       requests_.pop_front();
       lock.Unlock();
-      const IoCompletion completion = Transfer(request);
+      const IoCompletion completion = TransferNow(request);
       lock.Lock();
       completions_.push_back(completion);
       completed_.NotifyOne();
     }
-  }
-
-  static IoCompletion Transfer(const IoRequest& request) {
-    IoCompletion completion;
-    completion.request = request;
-    IoRequest rest = request;
-    while (rest.length_bytes > 0) {
-      const auto offset = static_cast<off_t>(rest.offset_bytes);
-      const ssize_t moved = rest.write ? ::pwrite(rest.fd, rest.data, rest.length_bytes, offset)
-                                       : ::pread(rest.fd, rest.data, rest.length_bytes, offset);
-      if (moved < 0 && errno == EINTR) continue;
-      if (moved < 0) completion.error_number = errno;
-      if (moved <= 0) break;
-      completion.done_bytes += static_cast<uint64_t>(moved);
-      Skip(rest, static_cast<uint64_t>(moved));
-    }
-    return completion;
   }
 
   std::vector<std::thread> threads_;
@@ -233,6 +216,22 @@ class ThreadQueue final : public IoQueue {
 };
 
 }  // namespace
+
+IoCompletion TransferNow(const IoRequest& request) {
+  IoCompletion completion{.request = request};
+  IoRequest rest = request;
+  while (rest.length_bytes > 0) {
+    const auto offset = static_cast<off_t>(rest.offset_bytes);
+    const ssize_t moved = rest.write ? ::pwrite(rest.fd, rest.data, rest.length_bytes, offset)
+                                     : ::pread(rest.fd, rest.data, rest.length_bytes, offset);
+    if (moved < 0 && errno == EINTR) continue;
+    if (moved < 0) completion.error_number = errno;
+    if (moved <= 0) break;
+    completion.done_bytes += static_cast<uint64_t>(moved);
+    Skip(rest, static_cast<uint64_t>(moved));
+  }
+  return completion;
+}
 
 std::unique_ptr<IoQueue> MakeFileQueue(bool uring, uint32_t depth) {
   CAIRN_CHECK(depth > 0);

@@ -1,5 +1,5 @@
 #pragma once
-/// Queues of reads and writes of files.
+/// Reads and writes of files, and queues of them.
 
 #include <sys/types.h>
 #include <unistd.h>
@@ -13,6 +13,9 @@
 #include "kv/io/io_queue.h"
 
 namespace cairn::kv::internal {
+
+/// Performs a request with `fd` on this thread, in several calls if one transfers fewer bytes.
+IoCompletion TransferNow(const IoRequest& request);
 
 /// Returns a queue for requests with `fd`. Uses io_uring if `uring` is set and the kernel allows
 /// it, otherwise a pool of threads. Requires `depth > 0`.

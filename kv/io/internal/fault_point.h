@@ -23,6 +23,11 @@
 /// Removals of pages and of temporary files pass pages.remove, hint.remove and the like.
 
 #include <atomic>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "kv/base/error.h"
 
 namespace cairn::kv::internal {
 
@@ -34,6 +39,13 @@ inline std::atomic<FaultHook> fault_hook{nullptr};
 inline int FaultPoint(const char* point) {
   const FaultHook hook = fault_hook.load(std::memory_order_relaxed);
   return hook == nullptr ? 0 : hook(point);
+}
+
+/// Passes the point, if it is not null. Returns its failure as that of a system call; `what` and
+/// `path` as for SystemError.
+inline Result<void> PassPoint(const char* point, std::string what, std::string_view path) {
+  const int fault = point == nullptr ? 0 : FaultPoint(point);
+  return fault == 0 ? Result<void>() : Fail(SystemError(fault, std::move(what), path));
 }
 
 }  // namespace cairn::kv::internal

@@ -1,6 +1,5 @@
 #include "kv/io/internal/file.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -12,6 +11,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "kv/io/internal/block_io.h"
 #include "kv/io/internal/fault_point.h"
 
 namespace cairn::kv::internal {
@@ -51,9 +51,7 @@ uint64_t MemoryAlign(int fd) {
 }  // namespace
 
 Result<File> File::OpenRead(const FilePlace& place, bool direct, const char* fault_point) {
-  if (const int fault = fault_point == nullptr ? 0 : FaultPoint(fault_point)) {
-    return Fail(SystemError(fault, "cannot open for reading", place.path));
-  }
+  CAIRN_TRY(PassPoint(fault_point, "cannot open for reading", place.path));
   File file;
   file.direct_ = direct;
   // O_NONBLOCK: the open of a FIFO would wait for a writer. It has no effect on regular files.
@@ -62,8 +60,7 @@ Result<File> File::OpenRead(const FilePlace& place, bool direct, const char* fau
   struct stat status;
   if (::fstat(file.fd(), &status) != 0) return Fail(SystemError(errno, "cannot stat", place.path));
   if (!S_ISREG(status.st_mode)) {
-    return Fail(Error{
-        .code = ErrorCode::kDataLoss, .message = "this is not a regular file", .file = place.path});
+    return Fail(ErrorCode::kDataLoss, "this is not a regular file", place.path);
   }
   if (file.direct_) file.memory_align_bytes_ = MemoryAlign(file.fd());
   file.path_ = place.path;
@@ -100,27 +97,22 @@ Result<uint64_t> File::SizeBytes() const {
 }
 
 Result<void> File::ReadAt(uint64_t offset_bytes, std::span<std::byte> target) const {
-  while (!target.empty()) {
-    const ssize_t got =
-        ::pread(fd(), target.data(), target.size(), static_cast<off_t>(offset_bytes));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return Fail(SystemError(errno, "cannot read", path_).WithOffset(offset_bytes));
-    if (got == 0) {
-      return Fail(Error{.code = ErrorCode::kDataLoss,
-                        .message = fmt::format("the file ends {} bytes too early", target.size()),
-                        .file = path_,
-                        .offset_bytes = offset_bytes});
-    }
-    offset_bytes += static_cast<uint64_t>(got);
-    target = target.subspan(static_cast<size_t>(got));
+  const IoCompletion read = TransferNow({.fd = fd(),
+                                         .data = target.data(),
+                                         .length_bytes = target.size(),
+                                         .offset_bytes = offset_bytes});
+  const uint64_t end_bytes = offset_bytes + read.done_bytes;
+  if (read.error_number != 0) {
+    return Fail(SystemError(read.error_number, "cannot read", path_).WithOffset(end_bytes));
   }
-  return {};
+  if (read.done_bytes == target.size()) return {};
+  return Fail(ErrorCode::kDataLoss,
+              fmt::format("the file ends {} bytes too early", target.size() - read.done_bytes),
+              path_, end_bytes);
 }
 
 Result<void> File::Append(std::span<const std::byte> bytes, const char* fault_point) {
-  if (const int fault = FaultPoint(fault_point)) {
-    return Fail(SystemError(fault, "cannot write", path_));
-  }
+  CAIRN_TRY(PassPoint(fault_point, "cannot write", path_));
   while (!bytes.empty()) {
     const ssize_t put = ::write(fd(), bytes.data(), bytes.size());
     if (put < 0 && errno == EINTR) continue;
@@ -139,11 +131,9 @@ Result<void> File::Truncate(uint64_t size_bytes) {
 }
 
 Result<void> File::Sync(const char* fault_point) {
-  const int fault = FaultPoint(fault_point);
-  if (fault != 0 || RetryInterrupted([&] { return ::fdatasync(fd()); }) != 0) {
-    return Fail(SystemError(fault != 0 ? fault : errno, "cannot sync", path_));
-  }
-  return {};
+  CAIRN_TRY(PassPoint(fault_point, "cannot sync", path_));
+  if (RetryInterrupted([&] { return ::fdatasync(fd()); }) == 0) return {};
+  return Fail(SystemError(errno, "cannot sync", path_));
 }
 
 Result<void> MakeDirectory(const std::string& path) {
@@ -154,9 +144,7 @@ Result<void> MakeDirectory(const std::string& path) {
 }
 
 Result<void> SyncDirectory(const FilePlace& place, const char* fault_point) {
-  if (const int fault = FaultPoint(fault_point)) {
-    return Fail(SystemError(fault, "cannot sync the directory", place.path));
-  }
+  CAIRN_TRY(PassPoint(fault_point, "cannot sync the directory", place.path));
   const FileDescriptor directory(RetryInterrupted([&] {
     return ::openat(place.directory, place.name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   }));
@@ -171,13 +159,10 @@ Result<void> SyncDirectory(const FilePlace& place, const char* fault_point) {
 }
 
 Result<void> Rename(const FilePlace& from, const FilePlace& to, const char* fault_point) {
-  const int fault = FaultPoint(fault_point);
-  if (fault != 0 ||
-      ::renameat(from.directory, from.name.c_str(), to.directory, to.name.c_str()) != 0) {
-    return Fail(SystemError(fault != 0 ? fault : errno, fmt::format("cannot rename to {}", to.path),
-                            from.path));
-  }
-  return {};
+  const std::string what = fmt::format("cannot rename to {}", to.path);
+  CAIRN_TRY(PassPoint(fault_point, what, from.path));
+  if (::renameat(from.directory, from.name.c_str(), to.directory, to.name.c_str()) == 0) return {};
+  return Fail(SystemError(errno, what, from.path));
 }
 
 Result<void> RemoveFile(const FilePlace& place) {
@@ -187,25 +172,6 @@ Result<void> RemoveFile(const FilePlace& place) {
   return {};
 }
 
-Result<std::vector<std::string>> ListDirectory(const std::string& path) {
-  std::vector<std::string> names;
-  DIR* directory = ::opendir(path.c_str());
-  if (directory == nullptr) {
-    if (errno == ENOENT) return names;
-    return Fail(SystemError(errno, "cannot list the directory", path));
-  }
-  errno = 0;
-  while (const dirent* entry = ::readdir(directory)) {
-    const std::string_view name = entry->d_name;
-    if (name != "." && name != "..") names.emplace_back(name);
-  }
-  const int failed = errno;
-  ::closedir(directory);
-  if (failed != 0) return Fail(SystemError(failed, "cannot list the directory", path));
-  std::ranges::sort(names);
-  return names;
-}
-
 bool Exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
 
 Result<std::vector<std::byte>> ReadWholeFile(const FilePlace& place, uint64_t limit_bytes,
@@ -213,10 +179,10 @@ Result<std::vector<std::byte>> ReadWholeFile(const FilePlace& place, uint64_t li
   CAIRN_TRY_ASSIGN(const File file, File::OpenRead(place, /*direct=*/false, fault_point));
   CAIRN_TRY_ASSIGN(const uint64_t size_bytes, file.SizeBytes());
   if (size_bytes > limit_bytes) {
-    return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = fmt::format("the file has {} bytes, more than the limit of {}",
-                                             size_bytes, limit_bytes),
-                      .file = place.path});
+    return Fail(
+        ErrorCode::kDataLoss,
+        fmt::format("the file has {} bytes, more than the limit of {}", size_bytes, limit_bytes),
+        place.path);
   }
   std::vector<std::byte> bytes(size_bytes);
   CAIRN_TRY(file.ReadAt(0, bytes));

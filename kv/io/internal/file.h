@@ -61,8 +61,6 @@ Result<void> SyncDirectory(const FilePlace& place, const char* fault_point);
 Result<void> Rename(const FilePlace& from, const FilePlace& to, const char* fault_point);
 /// Succeeds if the file does not exist. Does not follow a link.
 Result<void> RemoveFile(const FilePlace& place);
-/// Returns the names of the entries, sorted; none if the directory does not exist.
-Result<std::vector<std::string>> ListDirectory(const std::string& path);
 bool Exists(const std::string& path);
 /// Returns the contents of a file. `fault_point` may be null. kNotFound: the file does not exist.
 /// kDataLoss: it is longer than `limit_bytes`.

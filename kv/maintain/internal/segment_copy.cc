@@ -172,9 +172,7 @@ class SegmentCopy {
     }
     while (writes_->in_flight() > 0) CAIRN_TRY(FinishWrite());
     CAIRN_CHECK(check_.IsComplete());
-    if (const int fault = FaultPoint("segment.seal")) {
-      return Fail(SystemError(fault, "cannot seal the segment", output_.path()));
-    }
+    CAIRN_TRY(PassPoint("segment.seal", "cannot seal the segment", output_.path()));
     return output_.Finish(file_bytes_);
   }
 

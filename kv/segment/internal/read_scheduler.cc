@@ -325,11 +325,9 @@ class ReadWorker {
     const uint64_t have_end = completion.request.offset_bytes + completion.done_bytes;
     for (const RangePart& part : request.parts) {
       if (part.offset_bytes + part.length_bytes > have_end) {
-        return Fail(Error{.code = ErrorCode::kDataLoss,
-                          .message = fmt::format(
-                              "the segment ends at {}, before the end of the payload", have_end),
-                          .file = path,
-                          .offset_bytes = part.offset_bytes});
+        return Fail(ErrorCode::kDataLoss,
+                    fmt::format("the segment ends at {}, before the end of the payload", have_end),
+                    path, part.offset_bytes);
       }
       const std::byte* const in_block = request.block + (part.offset_bytes - request.begin_bytes);
       if (part.target == nullptr) {
@@ -420,20 +418,13 @@ Result<void> ReadZeros(std::span<const ReadRange> ranges, std::span<const size_t
   uint64_t lent_bytes = 0;
   for (const size_t i : indices) lent_bytes = std::max(lent_bytes, ranges[i].lent_bytes);
   const std::vector<std::byte> zeros(lent_bytes);
-  std::atomic<size_t> next = 0;
-  const auto read = [&](size_t) -> Result<void> {
-    for (size_t i = next++; i < indices.size(); i = next++) {
-      const ReadRange& range = ranges[indices[i]];
-      std::ranges::fill(range.target, std::byte{0});
-      const auto lent = std::span(zeros).first(range.target.empty() ? range.lent_bytes : 0);
-      auto done = arrived(indices[i], range.target.empty() ? lent : range.target);
-      if (done) continue;
-      next = indices.size();  // the other threads stop
-      return done;
-    }
-    return {};
+  const auto read = [&](size_t i) {
+    const ReadRange& range = ranges[indices[i]];
+    std::ranges::fill(range.target, std::byte{0});
+    return arrived(indices[i],
+                   range.target.empty() ? std::span(zeros).first(range.lent_bytes) : range.target);
   };
-  return RunOnThreads(std::min<size_t>(threads, indices.size()), "zeros", read);
+  return RunOnThreads(indices.size(), "zeros", read, threads);
 }
 
 }  // namespace cairn::kv::internal

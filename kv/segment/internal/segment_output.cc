@@ -17,9 +17,7 @@ Result<SegmentOutput> SegmentOutput::Create(Storage& storage, const std::string&
   output.storage_ = &storage;
   output.name_ = name;
   output.path_ = ObjectPath(storage.address(), name);
-  if (const int fault = FaultPoint("segment.create")) {
-    return Fail(SystemError(fault, "cannot create the segment", output.path_));
-  }
+  CAIRN_TRY(PassPoint("segment.create", "cannot create the segment", output.path_));
   if (LocalFiles* const files = storage.local_files()) {
     CAIRN_TRY(files->PrepareFile(name));
     CAIRN_TRY_ASSIGN(const FilePlace place, files->PlaceOf(name));

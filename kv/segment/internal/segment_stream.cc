@@ -6,8 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <new>
-#include <system_error>
+#include <list>
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"
@@ -202,28 +201,22 @@ Result<void> SegmentStream::CloseSegment() {
 Result<void> SegmentStream::CompleteInBackground() {
   std::shared_future<Result<SegmentInfo>> before;
   if (!closing_.empty()) before = closing_.back().sealed;
-  Closing& closing = closing_.emplace_back();
+  std::list<Closing> next(1);
+  Closing& closing = next.front();
   closing.queue = std::move(queue_);
   closing.segment = std::move(segment_);
-  const auto complete = [before, segment = closing.segment.get()]() -> Result<SegmentInfo> {
+  const auto complete = [before, segment = closing.segment.get()] {
     if (before.valid()) before.wait();
-    try {
+    return CatchExhaustion("sealing a segment", [&]() -> Result<SegmentInfo> {
       CAIRN_TRY(segment->Complete());
       return segment->info();
-    } catch (const std::bad_alloc&) {
-      return Fail(ErrorCode::kResourceExhausted, "not enough memory to seal a segment");
-    }
+    });
   };
-  try {
-    closing.sealed = std::async(std::launch::async, complete).share();
-  } catch (const std::system_error&) {  // the system has no more threads: use this one
-    std::promise<Result<SegmentInfo>> done;
-    done.set_value(complete());
-    closing.sealed = done.get_future().share();
-  } catch (...) {  // not enough memory
-    closing_.pop_back();
-    throw;
-  }
+  closing.sealed = std::async(std::launch::async | std::launch::deferred, complete).share();
+  // Deferred: the system has no more threads. The next segment may need the blocks.
+  const auto status = closing.sealed.wait_for(std::chrono::seconds(0));
+  if (status == std::future_status::deferred) closing.sealed.wait();
+  closing_.splice(closing_.end(), next);
   return {};
 }
 

@@ -295,9 +295,7 @@ Result<SegmentWriter::Appended> SegmentWriter::Append(const Payload& payload, ui
 
 Result<void> SegmentWriter::Finish(const std::string& attempt,
                                    std::span<const FooterEntry> entries) {
-  if (const int fault = FaultPoint("segment.seal")) {
-    return Fail(SystemError(fault, "cannot seal the segment", output_.path()));
-  }
+  CAIRN_TRY(PassPoint("segment.seal", "cannot seal the segment", output_.path()));
   const std::vector<std::byte> footer = EncodeSegmentFooter(header_, attempt, entries);
   const auto page_digests = std::as_bytes(std::span(page_digests_));
   trailer_ = SegmentTrailer{.segment_id = header_.segment_id,

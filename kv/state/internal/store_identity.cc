@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <charconv>
 #include <filesystem>
+#include <iterator>
 #include <optional>
 #include <span>
 #include <string>
@@ -22,6 +23,7 @@
 
 #include "kv/base/digest.h"
 #include "kv/io/internal/file.h"
+#include "kv/storage/files/internal/directory_entries.h"
 #include "kv/storage/files/internal/directory_storage.h"
 #include "kv/storage/internal/object_names.h"
 
@@ -138,10 +140,18 @@ Result<void> CreateDirectories(const std::string& path) {
   return SyncDirectory(parent, "CAIRN.directory_sync");
 }
 
+/// Returns the names of all entries of the directory.
+Result<std::vector<std::string>> ListDirectory(const Storage& storage) {
+  CAIRN_TRY_ASSIGN(DirectoryEntries entries,
+                   ReadEntries(storage.address(), DirectoryLinks::kFollow));
+  std::ranges::move(entries.directories, std::back_inserter(entries.files));
+  return std::move(entries.files);
+}
+
 /// Returns whether a directory contains nothing, or only CAIRN and what precedes it while a store
 /// is created.
 Result<bool> IsNew(Storage& storage) {
-  CAIRN_TRY_ASSIGN(const auto names, ListDirectory(storage.address()));
+  CAIRN_TRY_ASSIGN(const auto names, ListDirectory(storage));
   return std::ranges::all_of(names, [](const std::string& name) {
     return name == kIdentityName || IsTemporaryName(name);
   });
@@ -174,7 +184,7 @@ std::optional<std::string> Obstacle(Storage& storage) {
   if (storage.local_files() == nullptr) return std::nullopt;
   constexpr std::string_view kFolders[] = {"roots", "tables",  "segments",
                                            "pages", "pending", "leases"};
-  const auto names = ListDirectory(storage.address());
+  const auto names = ListDirectory(storage);
   if (!names) return std::nullopt;
   for (const std::string& name : *names) {
     if (IsOtherCheckpoint(name)) {

@@ -7,12 +7,12 @@
 #include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <iterator>
 #include <thread>
 #include <vector>
 
 #include "kv/base/options.h"
 #include "kv/base/step_info.h"
-#include "kv/io/internal/file.h"
 #include "kv/read/snapshot.h"
 #include "kv/step_writer.h"
 #include "kv/store.h"
@@ -35,7 +35,8 @@ using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 const StoreOptions kNoGrace{.grace = std::chrono::milliseconds(0)};
 
 uint64_t SegmentFileCount(const std::string& directory) {
-  return internal::ListDirectory(directory + "/segments").value().size();
+  using Files = std::filesystem::directory_iterator;
+  return static_cast<uint64_t>(std::distance(Files(directory + "/segments"), Files()));
 }
 
 /// Returns the length of all segments and tables.

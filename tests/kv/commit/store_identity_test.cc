@@ -183,14 +183,12 @@ TEST_F(StoreIdentityTest, RootsOfAnotherStoreAreRefused) {
 
 TEST_F(StoreIdentityTest, SegmentOfAnotherStoreIsReported) {
   MakeStore();
-  const std::string mine =
-      path_ + "/segments/" + internal::ListDirectory(path_ + "/segments")->front();
+  const fs::path mine = *fs::directory_iterator(path_ + "/segments");
   {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto other, Store::Open(dir_ / "other", OpenMode::kWrite));
     CAIRN_ASSERT_OK(SaveSample(*other, MakeSample(1)));
   }
-  const std::string theirs =
-      dir_ / "other/segments/" + internal::ListDirectory(dir_ / "other/segments")->front();
+  const fs::path theirs = *fs::directory_iterator(dir_ / "other/segments");
   fs::copy_file(theirs, mine, fs::copy_options::overwrite_existing);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());

@@ -66,7 +66,7 @@ TEST(RadosAddressTest, RefusesOtherAddresses) {
 TEST(RadosAddressTest, RefusesATimeoutThatIsNotANumber) {
   ::setenv("CAIRN_RADOS_TIMEOUT", "soon", 1);
   EXPECT_THAT(ParseRadosAddress("rados:p/n"),
-              IsError(ErrorCode::kInvalidArgument, "CAIRN_RADOS_TIMEOUT is \"soon\""));
+              IsError(ErrorCode::kInvalidArgument, "CAIRN_RADOS_TIMEOUT is 'soon'"));
   ::unsetenv("CAIRN_RADOS_TIMEOUT");
 }
 

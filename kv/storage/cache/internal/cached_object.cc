@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "kv/base/digest.h"
+#include "kv/io/internal/block_io.h"
 #include "kv/io/internal/file.h"
 
 namespace cairn::kv::internal {
@@ -52,26 +53,23 @@ Part PartOf(uint64_t granule, uint64_t offset_bytes, uint64_t length_bytes) {
 
 /// Returns whether all of `target` was read.
 bool ReadFull(int fd, uint64_t offset_bytes, std::span<std::byte> target) {
-  while (!target.empty()) {
-    const ssize_t done =
-        ::pread(fd, target.data(), target.size(), static_cast<off_t>(offset_bytes));
-    if (done < 0 && errno == EINTR) continue;
-    if (done <= 0) return false;
-    offset_bytes += static_cast<uint64_t>(done);
-    target = target.subspan(static_cast<size_t>(done));
-  }
-  return true;
+  return TransferNow({.fd = fd,
+                      .data = target.data(),
+                      .length_bytes = target.size(),
+                      .offset_bytes = offset_bytes})
+             .done_bytes == target.size();
 }
 
 Result<void> WriteFull(int fd, uint64_t offset_bytes, std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t done = ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset_bytes));
-    if (done < 0 && errno == EINTR) continue;
-    if (done <= 0) return Fail(SystemError(done < 0 ? errno : EIO, "cannot write to the cache"));
-    offset_bytes += static_cast<uint64_t>(done);
-    bytes = bytes.subspan(static_cast<size_t>(done));
-  }
-  return {};
+  auto* const data = const_cast<std::byte*>(bytes.data());  // only read
+  const IoCompletion written = TransferNow({.fd = fd,
+                                            .write = true,
+                                            .data = data,
+                                            .length_bytes = bytes.size(),
+                                            .offset_bytes = offset_bytes});
+  if (written.done_bytes == bytes.size()) return {};
+  const int error_number = written.error_number != 0 ? written.error_number : EIO;
+  return Fail(SystemError(error_number, "cannot write to the cache"));
 }
 
 uint64_t EntryOffset(uint64_t granule) { return (granule + 1) * kEntryBytes; }
@@ -86,9 +84,8 @@ Result<FileDescriptor> OpenFile(const FilePlace& place, std::string_view suffix,
     return Fail(SystemError(errno, "cannot open a file of the cache", path));
   }
   if (S_ISREG(status.st_mode) && status.st_nlink <= 1) return file;
-  return Fail(Error{.code = ErrorCode::kFailedPrecondition,
-                    .message = "this is not a file of the cache, or it has another name too",
-                    .file = path});
+  return Fail(ErrorCode::kFailedPrecondition,
+              "this is not a file of the cache, or it has another name too", path);
 }
 
 }  // namespace

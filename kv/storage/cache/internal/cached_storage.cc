@@ -2,13 +2,11 @@
 
 #include "kv/storage/cache/internal/cached_storage.h"
 
-#include <fmt/format.h>
-
-#include <cstdlib>
 #include <deque>
 #include <span>
 #include <utility>
 
+#include "kv/io/internal/io_environment.h"
 #include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/object_names.h"
 
@@ -18,8 +16,6 @@ namespace {
 // A larger root is read after the listing.
 constexpr uint64_t kMaxReadAheadBytes = 1 << 20;
 
-constexpr const char* kDirectoryVariable = "CAIRN_CACHE";
-constexpr const char* kBytesVariable = "CAIRN_CACHE_BYTES";
 constexpr uint64_t kMinBytes = 1 << 20;
 constexpr uint64_t kMaxBytes = ~uint64_t{0} >> 1;
 
@@ -79,26 +75,6 @@ class CachedQueue final : public IoQueue {
   const std::unique_ptr<IoQueue> base_;
   std::deque<IoCompletion> completions_;  // completions of reads from the cache
 };
-
-std::string_view Variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? std::string_view() : value;
-}
-
-Result<CacheOptions> OptionsFromEnvironment() {
-  CacheOptions options{.directory = std::string(Variable(kDirectoryVariable))};
-  const std::string_view text = Variable(kBytesVariable);
-  if (text.empty()) return options;
-  const std::optional<uint64_t> value = ParseDecimal(text);
-  if (!value || *value < kMinBytes || *value > kMaxBytes) {
-    return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("the environment variable {} is '{}'; it must be an integer from {} "
-                            "to {}",
-                            kBytesVariable, text, kMinBytes, kMaxBytes));
-  }
-  options.max_bytes = *value;
-  return options;
-}
 
 }  // namespace
 
@@ -201,8 +177,11 @@ Result<std::unique_ptr<IoQueue>> CachedStorage::MakeQueue(uint32_t depth) {
 }
 
 Result<std::shared_ptr<Storage>> WithReaderCache(std::shared_ptr<Storage> base) {
-  if (base->local_files() != nullptr || Variable(kDirectoryVariable).empty()) return base;
-  CAIRN_TRY_ASSIGN(const CacheOptions options, OptionsFromEnvironment());
+  const std::string_view directory = EnvironmentVariable("CAIRN_CACHE");
+  if (base->local_files() != nullptr || directory.empty()) return base;
+  CacheOptions options{.directory = std::string(directory)};
+  CAIRN_TRY_ASSIGN(options.max_bytes,
+                   IntegerVariable("CAIRN_CACHE_BYTES", kMinBytes, kMaxBytes, options.max_bytes));
   auto cached = std::make_shared<CachedStorage>(std::move(base), options);
   CAIRN_TRY(cached->CheckCache());
   return cached;

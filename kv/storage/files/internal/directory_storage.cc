@@ -40,11 +40,8 @@ std::string PointName(std::string_view name, std::string_view operation) {
   return fmt::format("{}.{}", name.substr(0, name.find('/')), operation);
 }
 
-Result<void> PassPoint(std::string_view name, std::string_view operation, std::string_view path) {
-  if (const int fault = FaultPoint(PointName(name, operation).c_str())) {
-    return Fail(SystemError(fault, fmt::format("cannot {}", operation), path));
-  }
-  return {};
+Result<void> Pass(std::string_view name, std::string_view operation, std::string_view path) {
+  return PassPoint(PointName(name, operation).c_str(), fmt::format("cannot {}", operation), path);
 }
 
 /// A folder of the storage may be a link, but nothing below it.
@@ -60,7 +57,7 @@ std::string WithoutTrailingSlashes(std::string path) {
 }
 
 Result<void> Unlink(std::string_view name, const FilePlace& place) {
-  CAIRN_TRY(PassPoint(name, "remove", place.path));
+  CAIRN_TRY(Pass(name, "remove", place.path));
   return RemoveFile(place);
 }
 
@@ -75,14 +72,13 @@ Result<void> WithoutNotFound(Result<void> written) {
 
 /// kConflict: `path` exists. kNotFound: another process has removed `temporary`.
 Result<void> Link(std::string_view name, const FilePlace& temporary, const FilePlace& place) {
-  CAIRN_TRY(PassPoint(name, "link", place.path));
+  CAIRN_TRY(Pass(name, "link", place.path));
   if (::linkat(temporary.directory, temporary.name.c_str(), place.directory, place.name.c_str(),
                0) == 0) {
     return {};
   }
   if (errno != EEXIST) return Fail(SystemError(errno, "cannot link", place.path));
-  return Fail(
-      Error{.code = ErrorCode::kConflict, .message = "the object exists", .file = place.path});
+  return Fail(ErrorCode::kConflict, "the object exists", place.path);
 }
 
 }  // namespace
@@ -244,7 +240,7 @@ Result<void> DirectoryStorage::Remove(std::string_view name) {
   const std::string_view directory = DirectoryOf(name);
   if (directory.find('/') == std::string_view::npos) return {};
   CAIRN_TRY_ASSIGN(const FilePlace folder, PlaceOf(directory));
-  CAIRN_TRY(PassPoint(name, "remove", folder.path));
+  CAIRN_TRY(Pass(name, "remove", folder.path));
   if (::unlinkat(folder.directory, folder.name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOTEMPTY &&
       errno != EEXIST && errno != ENOENT) {
     return Fail(SystemError(errno, "cannot remove the directory", folder.path));
@@ -345,7 +341,7 @@ Result<DirectoryStorage::CreatedFile> DirectoryStorage::CreateFile(std::string_v
                                                                    Durability durability) {
   const auto create = [&]() -> Result<CreatedFile> {
     CAIRN_TRY(MakeDirectory(DirectoryOf(name), name, durability));
-    CAIRN_TRY(PassPoint(name, "create", PathOf(file_name)));
+    CAIRN_TRY(Pass(name, "create", PathOf(file_name)));
     CAIRN_TRY_ASSIGN(FilePlace place, PlaceOf(file_name));
     CAIRN_TRY_ASSIGN(File file, File::Create(place, /*direct=*/false));
     return CreatedFile{.place = std::move(place), .file = std::move(file)};
@@ -369,7 +365,7 @@ Result<void> DirectoryStorage::MakeDirectory(std::string_view directory, std::st
   }
   const bool is_root = directory.empty();
   if (!is_root) CAIRN_TRY(MakeDirectory(DirectoryOf(directory), name, durability));
-  CAIRN_TRY(PassPoint(name, "create", PathOf(directory)));
+  CAIRN_TRY(Pass(name, "create", PathOf(directory)));
   bool created = false;
   if (!is_root || directory_ < 0) {
     FilePlace place(root_);
@@ -410,13 +406,13 @@ Result<void> DirectoryStorage::MakeDirectory(std::string_view directory, std::st
 
 Result<void> DirectoryStorage::FinishNames(std::string_view name) {
   const std::string path = PathOf(name);
-  const Result<void> linked = PassPoint(name, "linked", path);
+  const Result<void> linked = Pass(name, "linked", path);
   if (!linked) {
     RememberUnsynced(DirectoryOf(name));
     return linked;
   }
   CAIRN_TRY(SyncDirectoryOf(name));
-  return PassPoint(name, "done", path);
+  return Pass(name, "done", path);
 }
 
 Result<void> DirectoryStorage::SyncDirectoryOf(std::string_view name) {

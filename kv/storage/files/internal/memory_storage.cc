@@ -16,15 +16,6 @@ std::shared_ptr<const std::vector<std::byte>> Copy(std::span<const std::byte> by
   return std::make_shared<const std::vector<std::byte>>(bytes.begin(), bytes.end());
 }
 
-Mutex shared_mutex;
-
-// Never destroyed, because stores may outlive static objects.
-std::map<std::string, std::shared_ptr<MemoryStorage>>& SharedStorages()
-    CAIRN_REQUIRES(shared_mutex) {
-  static auto& storages = *new std::map<std::string, std::shared_ptr<MemoryStorage>>;
-  return storages;
-}
-
 }  // namespace
 
 /// Collects the pieces, and inserts the object in Finish. Ownership: `storage` outlives it.
@@ -50,8 +41,11 @@ class MemoryStorage::Writer final : public ObjectWriter {
 MemoryStorage::MemoryStorage(std::string_view name) : address_(fmt::format("memory:{}", name)) {}
 
 std::shared_ptr<MemoryStorage> MemoryStorage::Shared(const std::string& name) {
-  const MutexLock lock(shared_mutex);
-  std::shared_ptr<MemoryStorage>& storage = SharedStorages()[name];
+  // Never destroyed, because stores may outlive static objects.
+  static Mutex& mutex = *new Mutex;
+  static auto& storages = *new std::map<std::string, std::shared_ptr<MemoryStorage>>;
+  const MutexLock lock(mutex);
+  std::shared_ptr<MemoryStorage>& storage = storages[name];
   if (storage == nullptr) storage = std::make_shared<MemoryStorage>(name);
   return storage;
 }
@@ -75,9 +69,7 @@ Result<std::unique_ptr<ObjectWriter>> MemoryStorage::Create(std::string_view nam
   CAIRN_CHECK(IsObjectName(name));
   const MutexLock lock(mutex_);
   if (objects_.contains(name)) {
-    return Fail(Error{.code = ErrorCode::kConflict,
-                      .message = "the object exists",
-                      .file = ObjectPath(address_, name)});
+    return Fail(ErrorCode::kConflict, "the object exists", ObjectPath(address_, name));
   }
   return std::make_unique<Writer>(*this, name);
 }
@@ -87,12 +79,11 @@ Result<void> MemoryStorage::ReadRange(std::string_view name, uint64_t offset_byt
   CAIRN_TRY_ASSIGN(const Object object, Find(name));
   const uint64_t size_bytes = object->size();
   if (offset_bytes > size_bytes || target.size() > size_bytes - offset_bytes) {
-    return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = fmt::format("the object has {} bytes and ends before the range "
-                                             "of {} bytes",
-                                             size_bytes, target.size()),
-                      .file = ObjectPath(address_, name),
-                      .offset_bytes = offset_bytes});
+    return Fail(ErrorCode::kDataLoss,
+                fmt::format("the object has {} bytes and ends before the range "
+                            "of {} bytes",
+                            size_bytes, target.size()),
+                ObjectPath(address_, name), offset_bytes);
   }
   std::copy_n(object->begin() + static_cast<ptrdiff_t>(offset_bytes), target.size(),
               target.begin());
@@ -137,9 +128,7 @@ Result<MemoryStorage::Object> MemoryStorage::Find(std::string_view name) {
   const MutexLock lock(mutex_);
   const auto entry = objects_.find(name);
   if (entry == objects_.end()) {
-    return Fail(Error{.code = ErrorCode::kNotFound,
-                      .message = "there is no such object",
-                      .file = ObjectPath(address_, name)});
+    return Fail(ErrorCode::kNotFound, "there is no such object", ObjectPath(address_, name));
   }
   return entry->second;
 }
@@ -147,9 +136,7 @@ Result<MemoryStorage::Object> MemoryStorage::Find(std::string_view name) {
 Result<void> MemoryStorage::Insert(std::string_view name, Object object) {
   const MutexLock lock(mutex_);
   if (!objects_.try_emplace(std::string(name), std::move(object)).second) {
-    return Fail(Error{.code = ErrorCode::kConflict,
-                      .message = "the object exists",
-                      .file = ObjectPath(address_, name)});
+    return Fail(ErrorCode::kConflict, "the object exists", ObjectPath(address_, name));
   }
   ++write_count_;
   changed_.NotifyAll();

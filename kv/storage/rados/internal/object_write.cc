@@ -4,8 +4,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <numeric>
 #include <optional>
@@ -105,21 +103,14 @@ Result<void> RemoveStripes(RadosSession& session, std::string_view name, const S
 Result<void> RemoveStripes(RadosSession& session, std::string_view name, const StripeLayout& layout,
                            std::span<const uint64_t> indices) {
   CAIRN_TRY_ASSIGN(const RadosIoContext pool, session.Pool(layout.pool_id));
-  std::atomic<size_t> next = 0;
-  std::atomic<int> failure = 0;
-  const auto remove_some = [&](size_t) -> Result<void> {
-    for (size_t i = next++; i < indices.size(); i = next++) {
-      WriteOp op(session.api());
-      op.Remove();
-      const int result = op.Perform(pool, StripeName(name, layout.unique, indices[i]));
-      if (result < 0 && result != -ENOENT) failure = result;
-    }
-    return {};
+  const auto remove = [&](size_t i) -> Result<void> {
+    WriteOp op(session.api());
+    op.Remove();
+    const int result = op.Perform(pool, StripeName(name, layout.unique, indices[i]));
+    if (result >= 0 || result == -ENOENT) return {};
+    return Fail(session.MakeError(result, "remove a stripe", name));
   };
-  CAIRN_TRY(
-      RunOnThreads(std::min(indices.size(), kRemovesInFlight), "removals of stripes", remove_some));
-  if (failure < 0) return Fail(session.MakeError(failure, "remove a stripe", name));
-  return {};
+  return RunOnThreads(indices.size(), "removals of stripes", remove, kRemovesInFlight);
 }
 
 RadosUpload::RadosUpload(RadosSession& session, std::string name, uint64_t part_bytes,
@@ -143,12 +134,11 @@ void RadosUpload::StartWrite(std::span<const std::byte> bytes, uint64_t offset_b
   CAIRN_CHECK(offset_bytes == part_count_ * layout_.stripe_bytes &&
               bytes.size() <= layout_.stripe_bytes);
   if (part_count_ == kMaxStripes) {
-    return done(Fail(Error{
-        .code = ErrorCode::kResourceExhausted,
-        .message = fmt::format("cannot write a stripe: the object has more than {} stripes of {} "
-                               "bytes; use larger blocks",
-                               kMaxStripes, layout_.stripe_bytes),
-        .file = session_.FileOf(name_)}));
+    return done(Fail(ErrorCode::kResourceExhausted,
+                     fmt::format("cannot write a stripe: the object has more than {} stripes of {} "
+                                 "bytes; use larger blocks",
+                                 kMaxStripes, layout_.stripe_bytes),
+                     session_.FileOf(name_)));
   }
   last_part_ = std::chrono::steady_clock::now();
   StartStripeWrite(session_, StripeName(name_, layout_.unique, part_count_++), bytes,
@@ -161,10 +151,10 @@ void RadosUpload::StartWrite(std::span<const std::byte> bytes, uint64_t offset_b
 Result<void> RadosUpload::Finish(uint64_t size_bytes) {
   if (!session_.is_usable()) return Fail(session_.ForkedError(name_));
   if (std::chrono::steady_clock::now() - last_part_ > kMaxUploadPause) {
-    return Fail(Error{.code = ErrorCode::kUnavailable,
-                      .message = "cannot complete the object: its last part was written more than "
-                                 "30 minutes ago, so another writer may remove it soon",
-                      .file = session_.FileOf(name_)});
+    return Fail(ErrorCode::kUnavailable,
+                "cannot complete the object: its last part was written more than "
+                "30 minutes ago, so another writer may remove it soon",
+                session_.FileOf(name_));
   }
   layout_.size_bytes = size_bytes;
   CAIRN_CHECK(layout_.stripe_count() == part_count_);

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"
+#include "kv/io/internal/io_environment.h"
 #include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
@@ -41,7 +42,7 @@ Error ConnectError(const RadosSettings& settings, std::string_view what, int res
 // take.
 void SetTimeouts(const RadosApi& api, RadosClusterHandle handle, const RadosSettings& settings) {
   const std::string timeout = std::to_string(settings.timeout.count());
-  const bool is_explicit = std::getenv("CAIRN_RADOS_TIMEOUT") != nullptr;
+  const bool is_explicit = !EnvironmentVariable("CAIRN_RADOS_TIMEOUT").empty();
   for (const char* option : {"rados_osd_op_timeout", "rados_mon_op_timeout"}) {
     std::array<char, 64> value{};
     const int result = api.conf_get(handle, option, value.data(), value.size());
@@ -131,11 +132,11 @@ Result<RadosIoContext> RadosSession::OpenPool(const std::string& pool) {
   RadosIoContext context = nullptr;
   const int result = api_.ioctx_create(cluster_, pool.c_str(), &context);
   if (result == -ENOENT) {
-    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
-                      .message = fmt::format("the cluster has no pool \"{}\"; create it with "
-                                             "`ceph osd pool create {}`",
-                                             pool, pool),
-                      .file = settings_.address});
+    return Fail(ErrorCode::kFailedPrecondition,
+                fmt::format("the cluster has no pool \"{}\"; create it with "
+                            "`ceph osd pool create {}`",
+                            pool, pool),
+                settings_.address);
   }
   if (result < 0) return Fail(ConnectError(settings_, "open the pool " + pool, result));
   api_.ioctx_set_namespace(context, settings_.name_space.c_str());
@@ -151,10 +152,10 @@ Result<RadosIoContext> RadosSession::Pool(int64_t pool_id) {
     const int result = api_.ioctx_create2(cluster_, pool_id, &context);
     if (result < 0) {
       other_pools_.erase(pool_id);
-      return Fail(Error{.code = ErrorCode::kUnavailable,
-                        .message = fmt::format("cannot open the pool {} of stripes: {}", pool_id,
-                                               std::strerror(-result)),
-                        .file = settings_.address});
+      return Fail(
+          ErrorCode::kUnavailable,
+          fmt::format("cannot open the pool {} of stripes: {}", pool_id, std::strerror(-result)),
+          settings_.address);
     }
     api_.ioctx_set_namespace(context, settings_.name_space.c_str());
   }

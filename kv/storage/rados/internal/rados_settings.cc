@@ -4,10 +4,10 @@
 
 #include <fmt/format.h>
 
-#include <cstdlib>
 #include <optional>
 #include <utility>
 
+#include "kv/io/internal/io_environment.h"
 #include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
@@ -17,7 +17,7 @@ constexpr std::string_view kScheme = "rados:";
 // An OSD refuses writes of more than osd_max_write_size, 90 MiB.
 constexpr uint64_t kMinStripeBytes = 64 << 10;
 constexpr uint64_t kMaxStripeBytes = 64 << 20;
-constexpr int64_t kMaxTimeoutSeconds = 86'400;
+constexpr uint64_t kMaxTimeoutSeconds = 86'400;
 
 Result<void> SetParameter(std::string_view parameter, RadosSettings* settings) {
   const size_t equals = parameter.find('=');
@@ -51,19 +51,6 @@ Result<void> SetParameter(std::string_view parameter, RadosSettings* settings) {
   return {};
 }
 
-Result<std::chrono::seconds> TimeoutOfEnvironment() {
-  const char* const text = std::getenv("CAIRN_RADOS_TIMEOUT");
-  if (text == nullptr || *text == '\0') return RadosSettings().timeout;
-  const std::optional<uint64_t> seconds = ParseDecimal(text);
-  if (seconds && *seconds > 0 && *seconds <= kMaxTimeoutSeconds) {
-    return std::chrono::seconds(*seconds);
-  }
-  return Fail(ErrorCode::kInvalidArgument,
-              fmt::format("CAIRN_RADOS_TIMEOUT is \"{}\" instead of a number of seconds from 1 to "
-                          "{}",
-                          text, kMaxTimeoutSeconds));
-}
-
 }  // namespace
 
 Result<RadosSettings> ParseRadosAddress(std::string_view address) {
@@ -88,7 +75,9 @@ Result<RadosSettings> ParseRadosAddress(std::string_view address) {
     CAIRN_TRY(SetParameter(parameters.substr(0, end), &settings));
     parameters.remove_prefix(end == std::string_view::npos ? parameters.size() : end + 1);
   }
-  CAIRN_TRY_ASSIGN(settings.timeout, TimeoutOfEnvironment());
+  CAIRN_TRY_ASSIGN(const uint64_t timeout_s,
+                   IntegerVariable("CAIRN_RADOS_TIMEOUT", 1, kMaxTimeoutSeconds, 60));
+  settings.timeout = std::chrono::seconds(timeout_s);
   return settings;
 }
 

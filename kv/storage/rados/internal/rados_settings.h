@@ -19,7 +19,7 @@ struct RadosSettings {
   std::string data_pool;  // pool of stripes; if empty, `pool`
   uint64_t stripe_bytes = 16 << 20;
   /// Timeout of connections, and of requests unless the configuration has rados_osd_op_timeout.
-  std::chrono::seconds timeout{60};
+  std::chrono::seconds timeout{};
 };
 
 /// Parses "rados:POOL/NAMESPACE?conf=FILE&id=USER&data_pool=POOL&stripe=BYTES"; the timeout comes

@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <cerrno>
-#include <cstdlib>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -15,6 +14,8 @@
 #include <vector>
 
 #include "kv/base/digest.h"
+#include "kv/io/internal/file.h"
+#include "kv/io/internal/io_environment.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/internal/transfer_queues.h"
 #include "kv/storage/internal/upload_writer.h"
@@ -89,14 +90,11 @@ class RadosStorage final : public Storage {
   const std::string& address() const override { return settings_.address; }
   /// Pools of different clusters are different, even if they have the same name.
   std::string identity() const override {
-    const auto variable = [](const char* name) {
-      const char* value = std::getenv(name);
-      return std::string_view(value == nullptr ? "" : value);
-    };
-    const std::string_view conf = settings_.conf.empty() ? variable("CEPH_CONF") : settings_.conf;
+    const std::string_view conf =
+        settings_.conf.empty() ? EnvironmentVariable("CEPH_CONF") : settings_.conf;
     // As a digest, because CEPH_ARGS may contain a key.
     return fmt::format("{} of {} {:016x}", settings_.address, conf,
-                       Checksum64(std::as_bytes(std::span(variable("CEPH_ARGS")))));
+                       Checksum64(AsBytes(EnvironmentVariable("CEPH_ARGS"))));
   }
 
   TransferSizes transfer_sizes() const override {
@@ -146,10 +144,10 @@ class RadosStorage final : public Storage {
     std::vector<std::byte> bytes(kSmallObjectBytes);
     CAIRN_TRY_ASSIGN(const ObjectHead head, ReadHead(*own->session, name, bytes));
     if (head.size_bytes > limit_bytes) {
-      return Fail(Error{.code = ErrorCode::kDataLoss,
-                        .message = fmt::format("the object has {} bytes, more than the limit of {}",
-                                               head.size_bytes, limit_bytes),
-                        .file = ObjectPath(settings_.address, name)});
+      return Fail(ErrorCode::kDataLoss,
+                  fmt::format("the object has {} bytes, more than the limit of {}", head.size_bytes,
+                              limit_bytes),
+                  ObjectPath(settings_.address, name));
     }
     bytes.resize(head.size_bytes);
     if (!head.layout && head.read_bytes == head.size_bytes) return bytes;
@@ -208,12 +206,11 @@ class RadosStorage final : public Storage {
   Result<std::unique_ptr<Upload>> BeginUpload(std::string_view name, uint64_t part_bytes) override {
     CAIRN_CHECK(IsObjectName(name));
     if (part_bytes > kMaxPartBytes) {
-      return Fail(
-          Error{.code = ErrorCode::kInvalidArgument,
-                .message = fmt::format("blocks of {} bytes are longer than the {} bytes that "
-                                       "an object of RADOS should have",
-                                       part_bytes, kMaxPartBytes),
-                .file = ObjectPath(settings_.address, name)});
+      return Fail(ErrorCode::kInvalidArgument,
+                  fmt::format("blocks of {} bytes are longer than the {} bytes that "
+                              "an object of RADOS should have",
+                              part_bytes, kMaxPartBytes),
+                  ObjectPath(settings_.address, name));
     }
     CAIRN_TRY_ASSIGN(Connection* const own, connection());
     return std::make_unique<RadosUpload>(*own->session, std::string(name), part_bytes);
@@ -248,9 +245,7 @@ class RadosStorage final : public Storage {
       result = -EEXIST;
     }
     if (result == -EEXIST) {
-      return Fail(Error{.code = ErrorCode::kConflict,
-                        .message = "the object exists",
-                        .file = session.FileOf(name)});
+      return Fail(ErrorCode::kConflict, "the object exists", session.FileOf(name));
     }
     if (result < 0) return Fail(session.MakeError(result, "put the object", name));
     session.ForgetLayout(name);

@@ -8,9 +8,10 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <utility>
+
+#include "kv/io/internal/io_environment.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -73,10 +74,8 @@ Result<std::string> ReadTextFile(const std::string& path, std::string_view what)
   while (const size_t length = std::fread(buffer, 1, sizeof(buffer), file.get())) {
     text.append(buffer, length);
     if (text.size() > kMaxFileBytes) {
-      return Fail(
-          Error{.code = ErrorCode::kInvalidArgument,
-                .message = fmt::format("the {} has more than {} bytes", what, kMaxFileBytes),
-                .file = path});
+      return Fail(ErrorCode::kInvalidArgument,
+                  fmt::format("the {} has more than {} bytes", what, kMaxFileBytes), path);
     }
   }
   if (std::ferror(file.get()) != 0) {
@@ -85,10 +84,7 @@ Result<std::string> ReadTextFile(const std::string& path, std::string_view what)
   return text;
 }
 
-std::string ProcessEnvironment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? std::string() : std::string(value);
-}
+std::string ProcessEnvironment(const char* name) { return std::string(EnvironmentVariable(name)); }
 
 std::string AwsProfile::Get(std::string_view setting) const {
   const auto found = settings.find(setting);
