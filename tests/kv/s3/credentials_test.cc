@@ -15,7 +15,6 @@
 #include <thread>
 #include <vector>
 
-#include "kv/storage/s3/internal/credential_sources.h"
 #include "tests/support/http_server.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"

@@ -103,9 +103,10 @@ TEST_F(S3StorageTest, AbortsUploadsThatWereLeft) {
                                                       [](const char*) { return std::string(); }));
   kv::internal::S3Client client(settings, server_.Options().credentials);
   const auto count_uploads = [&]() -> size_t {
-    const auto response = client.Perform(
-        {.operation = "list uploads",
-         .query = "prefix=" + kv::internal::EncodeUri(settings.prefix, false) + "&uploads="});
+    const auto response =
+        client.Perform({.operation = "list uploads",
+                        .of_bucket = true,
+                        .parameters = {{"prefix", settings.prefix}, {"uploads", ""}}});
     CAIRN_EXPECT_OK(response);
     if (!response) return 0;
     const auto listing = kv::internal::ParseS3Listing(response->body);
@@ -115,9 +116,9 @@ TEST_F(S3StorageTest, AbortsUploadsThatWereLeft) {
   for (const char* name :
        {"segments/00000001-0123456789abcdef.seg", "tables/00000001-0123456789abcdef.sst"}) {
     CAIRN_ASSERT_OK(client.Perform({.operation = "begin an upload",
-                                    .object = {.key = settings.prefix + name, .file = ""},
+                                    .name = name,
                                     .method = "POST",
-                                    .query = "uploads="}));
+                                    .parameters = {{"uploads", ""}}}));
   }
   EXPECT_EQ(count_uploads(), 2u);
   CAIRN_ASSERT_OK(OpenTestStorage(address_, server_.Options())->RemoveLeftovers(~0u));

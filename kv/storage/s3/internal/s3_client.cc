@@ -13,6 +13,7 @@
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/mutex.h"
+#include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
 
@@ -42,6 +43,7 @@ uint64_t S3Request::target_bytes() const {
 }
 
 struct S3Client::Operation {
+  const std::string& address;
   S3Request request;
   const void* owner = nullptr;
   S3Done done;
@@ -53,7 +55,8 @@ struct S3Client::Operation {
 
   void Fail(Error error) {
     (void)CatchExhaustion("an error", [&]() -> Result<void> {
-      if (error.file.empty()) error.file = request.object.file;
+      if (error.file.empty()) error.file = ObjectPath(address, request.name);
+      if (request.target_bytes() > 0) error = std::move(error).WithOffset(request.offset_bytes);
       if (attempt_count <= 1) return {};
       const auto elapsed = std::chrono::duration<double>(Clock::now() - begin).count();
       error.message += fmt::format(" ({} attempts in {:.1f} s)", attempt_count, elapsed);
@@ -83,7 +86,7 @@ S3Client::S3Client(const S3Settings& settings, CredentialsSource source)
 bool S3Client::is_usable() const { return ::getpid() == pid_; }
 
 void S3Client::Start(S3Request request, const void* owner, S3Done done) {
-  auto operation = std::make_shared<Operation>();
+  auto operation = std::make_shared<Operation>(settings_.address);
   const uint64_t bytes = request.body.size() + request.target_bytes();
   operation->request = std::move(request);
   operation->owner = owner;
@@ -125,8 +128,13 @@ HttpRequest S3Client::MakeHttpRequest(const Operation& operation) const {
   http.target = request.target;
   http.slices = request.slices;
   http.deadline = operation.deadline;
-  http.url = fmt::format("{}/{}{}{}", settings_.base_url, EncodeUri(request.object.key, true),
-                         request.query.empty() ? "" : "?", request.query);
+  const std::string key = request.of_bucket ? "" : settings_.prefix + request.name;
+  http.url = fmt::format("{}/{}", settings_.base_url, EncodeUri(key, true));
+  char separator = '?';
+  for (const auto& [parameter, value] : request.parameters) {  // sorted, as signatures require
+    http.url += fmt::format("{}{}={}", separator, parameter, EncodeUri(value, false));
+    separator = '&';
+  }
   if (const uint64_t bytes = request.target_bytes(); bytes > 0) {
     http.headers.push_back(
         fmt::format("Range: bytes={}-{}", request.offset_bytes, request.offset_bytes + bytes - 1));
@@ -173,7 +181,7 @@ S3Outcome S3Client::Judge(const Operation& operation, const HttpResponse& respon
       JudgeResponse(response, request.operation, settings_.endpoint, settings_.region);
   const uint64_t bytes = request.target_bytes();
   if (outcome.verdict != S3Verdict::kSuccess || bytes == 0) return outcome;
-  return JudgeRange(response, {request.offset_bytes, bytes}, request.operation, settings_.endpoint);
+  return JudgeRange(response, request.offset_bytes, bytes, request.operation, settings_.endpoint);
 }
 
 void S3Client::OnResponse(const SharedOperation& operation, HttpResponse response) {

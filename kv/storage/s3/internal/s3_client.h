@@ -26,6 +26,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -47,19 +48,14 @@ namespace cairn::kv::internal {
 /// Threads: any.
 std::atomic<uint64_t>& RepeatedRequestCounter(const std::string& address);
 
-/// Names an object, or the bucket, for requests.
-struct S3Object {
-  std::string key;   // in the bucket; empty for the bucket
-  std::string file;  // for Error::file
-};
-
 struct S3Request {
-  std::string operation;  // completes "cannot ...", such as "put the object"
-  S3Object object;
+  std::string operation;   // completes "cannot ...", such as "put the object"
+  std::string name;        // of an object, for the URL and for Error::file
+  bool of_bucket = false;  // the request is one to the bucket, of which `name` is a prefix
   std::string method = "GET";
-  std::string query;                 // sorted and encoded, without '?'
-  std::vector<std::string> headers;  // "Name: value"
-  std::span<const std::byte> body;   // outlives the request
+  std::map<std::string, std::string> parameters;  // of the URL
+  std::vector<std::string> headers;               // "Name: value"
+  std::span<const std::byte> body;                // outlives the request
   /// If not empty: filled with the object's bytes from `offset_bytes` on. Outlives the request.
   std::span<std::byte> target;
   std::span<const IoSlice> slices;  // if not empty: filled instead of `target`

@@ -218,10 +218,10 @@ S3Outcome Outcome(S3Verdict verdict, ErrorCode code, std::string message) {
   return outcome;
 }
 
-S3Outcome TooShort(std::string_view size, const S3Range& range) {
+S3Outcome TooShort(std::string_view size, uint64_t length_bytes) {
   return Outcome(kFailed, kDataLoss,
                  fmt::format("the object has {} bytes and ends before the range of {} bytes", size,
-                             range.length_bytes));
+                             length_bytes));
 }
 
 }  // namespace
@@ -277,21 +277,21 @@ S3Outcome JudgeResponse(const HttpResponse& response, const std::string& operati
   return outcome;
 }
 
-S3Outcome JudgeRange(const HttpResponse& response, const S3Range& range,
+S3Outcome JudgeRange(const HttpResponse& response, uint64_t offset_bytes, uint64_t length_bytes,
                      const std::string& operation, const std::string& endpoint) {
   if (response.status == 200) {
-    if (range.offset_bytes != 0) {
+    if (offset_bytes != 0) {
       return Outcome(kFailed, kUnimplemented,
                      fmt::format("cannot {}: {} or a proxy ignores ranges", operation, endpoint));
     }
-    if (response.target_bytes == range.length_bytes) return {};
-    return TooShort(std::to_string(response.target_bytes), range);
+    if (response.target_bytes == length_bytes) return {};
+    return TooShort(std::to_string(response.target_bytes), length_bytes);
   }
   const std::optional<ContentRange> found = ParseContentRange(response.Header("content-range"));
-  const bool is_consistent = found && found->first == range.offset_bytes &&
+  const bool is_consistent = found && found->first == offset_bytes &&
                              found->last - found->first + 1 == response.target_bytes;
   // A server or a proxy may send less than was asked for, so its end may be elsewhere.
-  const bool is_all = is_consistent && (response.target_bytes == range.length_bytes ||
+  const bool is_all = is_consistent && (response.target_bytes == length_bytes ||
                                         found->size == std::to_string(found->last + 1));
   if (!is_all) {
     return Outcome(kRetry, kUnavailable,
@@ -299,8 +299,8 @@ S3Outcome JudgeRange(const HttpResponse& response, const S3Range& range,
                                operation, endpoint, response.target_bytes,
                                response.Header("content-range").substr(0, 80)));
   }
-  if (response.target_bytes == range.length_bytes) return {};
-  return TooShort(found->size, range);
+  if (response.target_bytes == length_bytes) return {};
+  return TooShort(found->size, length_bytes);
 }
 
 }  // namespace cairn::kv::internal

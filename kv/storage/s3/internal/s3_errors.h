@@ -34,16 +34,11 @@ std::string Printable(std::string_view text);
 S3Outcome JudgeResponse(const HttpResponse& response, const std::string& operation,
                         const std::string& endpoint, const std::string& region);
 
-/// A range of bytes of an object.
-struct S3Range {
-  uint64_t offset_bytes = 0;
-  uint64_t length_bytes = 0;  // at least 1
-};
-
-/// Judges a successful response (200 or 206) whose body is in the target. kDataLoss: the object
-/// ends before the range. kRetry: the response contradicts itself, or is a part of the range.
-/// kUnimplemented: the server ignores ranges.
-S3Outcome JudgeRange(const HttpResponse& response, const S3Range& range,
+/// Judges a successful response (200 or 206) whose body is in the target, to a request for
+/// `length_bytes` (at least 1) from `offset_bytes` on. kDataLoss: the object ends before the range.
+/// kRetry: the response contradicts itself, or is a part of the range. kUnimplemented: the server
+/// ignores ranges.
+S3Outcome JudgeRange(const HttpResponse& response, uint64_t offset_bytes, uint64_t length_bytes,
                      const std::string& operation, const std::string& endpoint);
 
 }  // namespace cairn::kv::internal

@@ -8,7 +8,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <functional>
+#include <map>
 #include <set>
 #include <span>
 #include <string_view>
@@ -20,7 +20,6 @@
 #include "kv/storage/internal/transfer_queues.h"
 #include "kv/storage/internal/upload_writer.h"
 #include "kv/storage/s3/internal/aws_profile.h"
-#include "kv/storage/s3/internal/credential_sources.h"
 #include "kv/storage/s3/internal/credentials.h"
 #include "kv/storage/s3/internal/curl_library.h"
 #include "kv/storage/s3/internal/s3_client.h"
@@ -56,21 +55,6 @@ bool IsProbeName(std::string_view name) {
          IsHexDigits(name.substr(kProbePrefix.size()), kProbeDigits);
 }
 
-// A server that lists keys of others ignores the prefix, or changes keys. Its lists may then lack
-// objects.
-Result<void> CheckListedKey(std::string_view key, const S3Object& folder) {
-  if (key.starts_with(folder.key)) return {};
-  return Fail(Error{.code = ErrorCode::kUnavailable,
-                    .message = fmt::format("the server listed the key \"{}\", which does not begin "
-                                           "with the prefix \"{}\"",
-                                           Printable(key), folder.key),
-                    .file = folder.file});
-}
-
-S3Object ObjectOf(const S3Settings& settings, std::string_view name) {
-  return {.key = settings.prefix + std::string(name), .file = ObjectPath(settings.address, name)};
-}
-
 /// A queue of reads and of parts of uploads, which the threads of an S3Client transfer. Cancels the
 /// reads in flight when it is destroyed. Ownership: `client` outlives it.
 class S3Queue final : public CallbackQueue {
@@ -87,15 +71,13 @@ class S3Queue final : public CallbackQueue {
   void BeginRead(const IoRequest& request, Done done) override {
     const bool scatters = !request.slices.empty();
     client_.Start({.operation = "read the object",
-                   .object = ObjectOf(client_.settings(), request.object),
+                   .name = std::string(request.object),
                    .target = std::span(request.data, scatters ? 0 : request.length_bytes),
                    .slices = request.slices,
                    .offset_bytes = request.offset_bytes},
-                  /*owner=*/this,
-                  [offset_bytes = request.offset_bytes,
-                   done = std::move(done)](Result<HttpResponse> response) mutable {
+                  /*owner=*/this, [done = std::move(done)](Result<HttpResponse> response) mutable {
                     if (response) return done({});
-                    done(Fail(std::move(response).error().WithOffset(offset_bytes)));
+                    done(Fail(std::move(response).error()));
                   });
   }
   bool is_usable() const override { return client_.is_usable(); }
@@ -142,14 +124,14 @@ class S3Storage final : public Storage {
       CAIRN_TRY(writer->Append(bytes));
       return writer->Finish();
     }
-    CAIRN_TRY(client().Perform(PutRequest(settings_, ObjectOf(settings_, name), bytes)));
+    CAIRN_TRY(client().Perform(PutRequest(settings_, name, bytes)));
     return {};
   }
 
   Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override {
     CAIRN_CHECK(IsObjectName(name));
     if (name == kIdentityName) CAIRN_TRY(CheckConditionalWrites());
-    return PutKeyIfAbsent(ObjectOf(settings_, name), bytes);
+    return PutNameIfAbsent(name, bytes);
   }
 
   Result<std::unique_ptr<ObjectWriter>> Create(std::string_view name) override {
@@ -162,30 +144,25 @@ class S3Storage final : public Storage {
   Result<void> ReadRange(std::string_view name, uint64_t offset_bytes,
                          std::span<std::byte> target) override {
     CAIRN_CHECK(IsObjectName(name));
-    const S3Object object = ObjectOf(settings_, name);
     if (target.empty()) {  // HTTP has no empty ranges
       CAIRN_TRY_ASSIGN(const uint64_t size_bytes, Size(name));
       if (offset_bytes <= size_bytes) return {};
-      return Fail(Error{
-          .code = ErrorCode::kDataLoss,
-          .message = fmt::format("the object has {} bytes and ends before the range", size_bytes),
-          .file = object.file,
-          .offset_bytes = offset_bytes});
+      return Fail(ErrorCode::kDataLoss,
+                  fmt::format("the object has {} bytes and ends before the range", size_bytes),
+                  PathOf(name), offset_bytes);
     }
     if (target.size() > 2 * settings_.part_bytes) return ReadInParts(name, offset_bytes, target);
-    Result<HttpResponse> response = client().Perform({.operation = "read the object",
-                                                      .object = object,
-                                                      .target = target,
-                                                      .offset_bytes = offset_bytes});
-    if (!response) return Fail(std::move(response).error().WithOffset(offset_bytes));
+    CAIRN_TRY(client().Perform({.operation = "read the object",
+                                .name = std::string(name),
+                                .target = target,
+                                .offset_bytes = offset_bytes}));
     return {};
   }
 
   Result<std::vector<std::byte>> Read(std::string_view name, uint64_t limit_bytes) override {
     CAIRN_CHECK(IsObjectName(name));
-    const S3Object object = ObjectOf(settings_, name);
     const Result<HttpResponse> response =
-        client().Perform({.operation = "read the object", .object = object});
+        client().Perform({.operation = "read the object", .name = std::string(name)});
     // The client keeps no longer responses in memory.
     if (!response && response.error().code == ErrorCode::kUnimplemented) {
       return Storage::Read(name, limit_bytes);
@@ -193,25 +170,21 @@ class S3Storage final : public Storage {
     CAIRN_TRY(response);
     const auto bytes = std::as_bytes(std::span(response->body));
     if (bytes.size() <= limit_bytes) return std::vector(bytes.begin(), bytes.end());
-    return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = fmt::format("the object has {} bytes, more than the limit of {}",
-                                             bytes.size(), limit_bytes),
-                      .file = object.file});
+    return Fail(ErrorCode::kDataLoss,
+                fmt::format("the object has {} bytes, more than the limit of {}", bytes.size(),
+                            limit_bytes),
+                PathOf(name));
   }
 
   Result<uint64_t> Size(std::string_view name) override {
     CAIRN_CHECK(IsObjectName(name));
-    const S3Object object = ObjectOf(settings_, name);
-    CAIRN_TRY_ASSIGN(const HttpResponse response, client().Perform({
-                                                      .operation = "read the size",
-                                                      .object = object,
-                                                      .method = "HEAD",
-                                                  }));
+    CAIRN_TRY_ASSIGN(const HttpResponse response, client().Perform({.operation = "read the size",
+                                                                    .name = std::string(name),
+                                                                    .method = "HEAD"}));
     const auto size_bytes = ParseDecimal(response.Header("content-length"));
     if (size_bytes) return *size_bytes;
-    return Fail(Error{.code = ErrorCode::kUnavailable,
-                      .message = "cannot read the size: the response has no Content-Length",
-                      .file = object.file});
+    return Fail(ErrorCode::kUnavailable, "cannot read the size: the response has no Content-Length",
+                PathOf(name));
   }
 
   Result<std::vector<std::string>> List(std::string_view prefix) override {
@@ -228,7 +201,7 @@ class S3Storage final : public Storage {
 
   Result<void> Remove(std::string_view name) override {
     CAIRN_CHECK(IsObjectName(name));
-    return RemoveKey(ObjectOf(settings_, name));
+    return RemoveName(name);
   }
 
   Result<void> RemoveLeftovers(uint32_t end_epoch) override {
@@ -248,10 +221,12 @@ class S3Storage final : public Storage {
     CAIRN_CHECK(IsObjectName(name) && write_bytes > 0);
     // Writes that are shorter than parts are gathered.
     if (write_bytes < kMinPartBytes) return Storage::BeginUpload(name, write_bytes);
-    return std::make_unique<S3Upload>(client(), ObjectOf(settings_, name), write_bytes);
+    return std::make_unique<S3Upload>(client(), name, write_bytes);
   }
 
  private:
+  std::string PathOf(std::string_view name) const { return ObjectPath(settings_.address, name); }
+
   /// Returns the client of this process.
   S3Client& client() {
     S3Client* found = client_.load(std::memory_order_acquire);
@@ -262,14 +237,13 @@ class S3Storage final : public Storage {
     return *found;  // from another thread of this child
   }
 
-  Result<void> PutKeyIfAbsent(const S3Object& object, std::span<const std::byte> bytes) {
-    S3Request request = PutRequest(settings_, object, bytes);
+  Result<void> PutNameIfAbsent(std::string_view name, std::span<const std::byte> bytes) {
+    S3Request request = PutRequest(settings_, name, bytes);
     request.headers.emplace_back("If-None-Match: *");
     const Result<HttpResponse> response = client().Perform(std::move(request));
     if (response) return {};
     if (response.error().code != ErrorCode::kConflict) return Fail(response.error());
-    return Fail(
-        Error{.code = ErrorCode::kConflict, .message = "the object exists", .file = object.file});
+    return Fail(ErrorCode::kConflict, "the object exists", PathOf(name));
   }
 
   /// Tests whether the server refuses to replace an object with "If-None-Match: *".
@@ -279,23 +253,22 @@ class S3Storage final : public Storage {
     // Another process may remove the object of a test, as a leftover of a killed process. It does
     // not remove the objects of all tests.
     for (int test = 0; second && test < kMaxTests; ++test) {
-      const S3Object probe = ObjectOf(settings_, NewProbeName());
-      const Result<void> first = PutKeyIfAbsent(probe, kByte);
-      if (first) second = PutKeyIfAbsent(probe, kByte);
-      (void)RemoveKey(probe);
+      const std::string probe = NewProbeName();
+      const Result<void> first = PutNameIfAbsent(probe, kByte);
+      if (first) second = PutNameIfAbsent(probe, kByte);
+      (void)RemoveName(probe);
       // A conflict of the first one is a repeated request, so the condition is not ignored.
       if (!first && first.error().code == ErrorCode::kConflict) return {};
       CAIRN_TRY(first);
     }
     if (second) {
-      return Fail(Error{
-          .code = ErrorCode::kFailedPrecondition,
-          .message = fmt::format("the server at {} ignores \"If-None-Match: *\": it replaced an "
-                                 "object that must not be replaced, so two writers could overwrite "
-                                 "each other's steps; use a server, or a version of it, with "
-                                 "conditional writes",
-                                 settings_.endpoint),
-          .file = settings_.address});
+      return Fail(ErrorCode::kFailedPrecondition,
+                  fmt::format("the server at {} ignores \"If-None-Match: *\": it replaced an "
+                              "object that must not be replaced, so two writers could overwrite "
+                              "each other's steps; use a server, or a version of it, with "
+                              "conditional writes",
+                              settings_.endpoint),
+                  settings_.address);
     }
     if (second.error().code == ErrorCode::kConflict) return {};
     return second;
@@ -321,111 +294,103 @@ class S3Storage final : public Storage {
     return {};
   }
 
-  Result<void> RemoveKey(const S3Object& object) {
-    const Result<HttpResponse> response = client().Perform({
-        .operation = "remove the object",
-        .object = object,
-        .method = "DELETE",
-    });
+  Result<void> RemoveName(std::string_view name) {
+    const Result<HttpResponse> response = client().Perform(
+        {.operation = "remove the object", .name = std::string(name), .method = "DELETE"});
     // Some servers report that there was no object, AWS does not.
     if (response || response.error().code == ErrorCode::kNotFound) return {};
     return Fail(response.error());
   }
 
-  /// Returns what all pages of a listing contain. `query_after` returns the query of the page that
-  /// follows one; of the first page, if it gets an empty one. Its parameters are in the order of
-  /// their names, as the signature requires.
+  /// Returns what all pages of a listing of names with `prefix` contain. `parameters` are those of
+  /// the kind of listing.
   ///
   /// A server, or a proxy that repeats its responses, may return pages without end. So a listing
   /// fails with kUnavailable if it has too many names, takes more than a time that grows with their
   /// number, names the same next page twice, or has too many pages in a row without a new name.
-  Result<Listed> ListPages(const char* operation, const S3Object& folder,
-                           const std::function<std::string(const S3Listing&)>& query_after) {
+  Result<Listed> ListPages(const char* operation, std::string_view prefix,
+                           std::map<std::string, std::string> parameters) {
     const auto begin = Clock::now();
+    const std::string path = PathOf(prefix);
+    const std::string key_prefix = settings_.prefix + std::string(prefix);
+    parameters["prefix"] = key_prefix;
+    // A server that lists keys of others ignores the prefix, or changes keys. Its lists may then
+    // lack objects.
+    const auto check_key = [&](std::string_view key) -> Result<void> {
+      if (key.starts_with(key_prefix)) return {};
+      return Fail(ErrorCode::kUnavailable,
+                  fmt::format("the server listed the key \"{}\", which does not begin "
+                              "with the prefix \"{}\"",
+                              Printable(key), key_prefix),
+                  path);
+    };
     Listed listed;
-    uint32_t idle_pages = 0;
-    for (std::string query = query_after({});;) {
-      CAIRN_TRY_ASSIGN(
-          const HttpResponse response,
-          client().Perform(
-              {.operation = operation, .object = {.file = folder.file}, .query = query}));
+    for (uint32_t idle_pages = 0;;) {
+      CAIRN_TRY_ASSIGN(const HttpResponse response, client().Perform({.operation = operation,
+                                                                      .name = std::string(prefix),
+                                                                      .of_bucket = true,
+                                                                      .parameters = parameters}));
       Result<S3Listing> page = ParseS3Listing(response.body);
-      if (!page) return Fail(std::move(page).error().WithFile(folder.file));
+      if (!page) return Fail(std::move(page).error().WithFile(path));
       const size_t count_before = listed.names.size() + listed.uploads.size();
       for (const std::string& key : page->keys) {
-        CAIRN_TRY(CheckListedKey(key, folder));
+        CAIRN_TRY(check_key(key));
         std::string name = key.substr(settings_.prefix.size());
         if (name.size() <= kMaxNameBytes) listed.names.insert(std::move(name));
       }
       for (S3Listing::Upload& upload : page->uploads) {
-        CAIRN_TRY(CheckListedKey(upload.key, folder));
+        CAIRN_TRY(check_key(upload.key));
         listed.uploads.insert(std::move(upload));
       }
-      if (!page->is_truncated) return listed;
+      if (page->next.empty()) return listed;
       const size_t count = listed.names.size() + listed.uploads.size();
       idle_pages = count == count_before ? idle_pages + 1 : 0;
-      std::string next = query_after(*page);
+      const auto last = parameters;
+      for (const auto& [name, value] : page->next) parameters[name] = value;
       const auto elapsed = Clock::now() - begin;
-      if (next == query || idle_pages == kMaxIdlePages || count >= kMaxNames ||
+      if (parameters == last || idle_pages == kMaxIdlePages || count >= kMaxNames ||
           elapsed > kListingTimeouts * settings_.timeout + count * kTimePerName) {
-        return Fail(Error{
-            .code = ErrorCode::kUnavailable,
-            .message = fmt::format(
+        return Fail(
+            ErrorCode::kUnavailable,
+            fmt::format(
                 "the server's listing does not end: it has {} names after {} s, and the last {} "
                 "pages contain no new one",
                 count, std::chrono::duration_cast<std::chrono::seconds>(elapsed).count(),
                 idle_pages),
-            .file = folder.file});
+            path);
       }
-      query = std::move(next);
     }
   }
 
   /// Includes names that IsObjectName refuses.
   Result<Listed> ListNames(std::string_view prefix) {
-    const S3Object folder = ObjectOf(settings_, prefix);
-    return ListPages("list objects", folder, [&](const S3Listing& page) {
-      const std::string& token = page.next_token;
-      return fmt::format("{}{}{}list-type=2&prefix={}",
-                         token.empty() ? "" : "continuation-token=", EncodeUri(token, false),
-                         token.empty() ? "" : "&", EncodeUri(folder.key, false));
-    });
+    return ListPages("list objects", prefix, {{"list-type", "2"}});
   }
 
   Result<void> RemoveProbes() {
     CAIRN_TRY_ASSIGN(const Listed listed, ListNames(kProbePrefix));
     for (const std::string& name : listed.names) {
-      if (IsProbeName(name)) CAIRN_TRY(RemoveKey(ObjectOf(settings_, name)));
+      if (IsProbeName(name)) CAIRN_TRY(RemoveName(name));
     }
     return {};
   }
 
   Result<void> AbortUploadsBelow(ObjectKind kind, uint32_t end_epoch) {
-    const S3Object folder = ObjectOf(settings_, ObjectFolder(kind));
-    CAIRN_TRY_ASSIGN(const Listed listed,
-                     ListPages("list uploads", folder, [&](const S3Listing& page) {
-                       const std::string prefix = EncodeUri(folder.key, false);
-                       if (page.next_key_marker.empty())
-                         return fmt::format("prefix={}&uploads=", prefix);
-                       return fmt::format("key-marker={}&prefix={}&upload-id-marker={}&uploads=",
-                                          EncodeUri(page.next_key_marker, false), prefix,
-                                          EncodeUri(page.next_upload_id_marker, false));
-                     }));
+    const std::string_view folder = ObjectFolder(kind);
+    CAIRN_TRY_ASSIGN(const Listed listed, ListPages("list uploads", folder, {{"uploads", ""}}));
     const auto deadline = Clock::now() + kListingTimeouts * settings_.timeout;
     for (const S3Listing::Upload& upload : listed.uploads) {
       if (Clock::now() > deadline) {
-        return Fail(Error{.code = ErrorCode::kUnavailable,
-                          .message =
-                              "the server takes too long to abort uploads; the next open for "
-                              "writing aborts the others",
-                          .file = folder.file});
+        return Fail(ErrorCode::kUnavailable,
+                    "the server takes too long to abort uploads; the next open for "
+                    "writing aborts the others",
+                    PathOf(folder));
       }
       const std::string_view name = std::string_view(upload.key).substr(settings_.prefix.size());
       const auto parsed = ParseObjectName(name);
       // Others belong to another program, or to a writer that has taken over the store.
       if (!parsed || parsed->id.epoch >= end_epoch) continue;
-      const Result<void> aborted =
-          AbortUpload(client(), ObjectOf(settings_, name), upload.upload_id);
+      const Result<void> aborted = AbortUpload(client(), name, upload.upload_id);
       if (!aborted && aborted.error().code != ErrorCode::kNotFound) return aborted;
     }
     return {};

@@ -9,6 +9,7 @@
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/div.h"
+#include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -45,31 +46,34 @@ Error OfUpload(Error error) {
 
 }  // namespace
 
-S3Request PutRequest(const S3Settings& settings, const S3Object& object,
+S3Request PutRequest(const S3Settings& settings, std::string_view name,
                      std::span<const std::byte> bytes) {
   S3Request request{
-      .operation = "put the object", .object = object, .method = "PUT", .body = bytes};
+      .operation = "put the object", .name = std::string(name), .method = "PUT", .body = bytes};
   AddDigest(settings, &request);
   return request;
 }
 
-Result<void> AbortUpload(S3Client& client, const S3Object& object, const std::string& upload_id) {
+Result<void> AbortUpload(S3Client& client, std::string_view name, const std::string& upload_id) {
   CAIRN_TRY(client.Perform({.operation = "abort an upload",
-                            .object = object,
+                            .name = std::string(name),
                             .method = "DELETE",
-                            .query = "uploadId=" + EncodeUri(upload_id, false)}));
+                            .parameters = {{"uploadId", upload_id}}}));
   return {};
 }
 
-S3Upload::S3Upload(S3Client& client, S3Object object, uint64_t part_bytes)
-    : client_(client), object_(std::move(object)), part_bytes_(part_bytes) {
+S3Upload::S3Upload(S3Client& client, std::string_view name, uint64_t part_bytes)
+    : client_(client),
+      name_(name),
+      path_(ObjectPath(client.settings().address, name)),
+      part_bytes_(part_bytes) {
   CAIRN_CHECK(part_bytes >= kMinPartBytes);
 }
 
 S3Upload::~S3Upload() {
   if (is_finished_ || !client_.is_usable()) return;
   CleanUp([&] {
-    if (upload_id_ && !upload_id_->empty()) (void)AbortUpload(client_, object_, *upload_id_);
+    if (upload_id_ && !upload_id_->empty()) (void)AbortUpload(client_, name_, *upload_id_);
   });
 }
 
@@ -83,12 +87,11 @@ void S3Upload::StartWrite(std::span<const std::byte> bytes, uint64_t offset_byte
   }
   const uint64_t index = offset_bytes / part_bytes_;
   if (index >= kMaxParts) {
-    return done(
-        Fail(Error{.code = ErrorCode::kResourceExhausted,
-                   .message = fmt::format("cannot upload a part: the object has more than {} parts "
-                                          "of {} bytes; use larger parts",
-                                          kMaxParts, part_bytes_),
-                   .file = object_.file}));
+    return done(Fail(ErrorCode::kResourceExhausted,
+                     fmt::format("cannot upload a part: the object has more than {} parts "
+                                 "of {} bytes; use larger parts",
+                                 kMaxParts, part_bytes_),
+                     path_));
   }
   if (upload_id_ && upload_id_->empty()) upload_id_ = Create();
   if (!upload_id_) return done(Fail(upload_id_.error()));
@@ -98,9 +101,9 @@ void S3Upload::StartWrite(std::span<const std::byte> bytes, uint64_t offset_byte
   }
   S3Request request{
       .operation = fmt::format("upload part {}", index + 1),
-      .object = object_,
+      .name = name_,
       .method = "PUT",
-      .query = fmt::format("partNumber={}&uploadId={}", index + 1, EncodeUri(*upload_id_, false)),
+      .parameters = {{"partNumber", std::to_string(index + 1)}, {"uploadId", *upload_id_}},
       .body = bytes};
   std::string digest = AddDigest(client_.settings(), &request);
   client_.Start(std::move(request), /*owner=*/nullptr,
@@ -112,14 +115,16 @@ void S3Upload::StartWrite(std::span<const std::byte> bytes, uint64_t offset_byte
 }
 
 Result<std::string> S3Upload::Create() {
-  S3Request request{
-      .operation = "begin an upload", .object = object_, .method = "POST", .query = "uploads="};
+  S3Request request{.operation = "begin an upload",
+                    .name = name_,
+                    .method = "POST",
+                    .parameters = {{"uploads", ""}}};
   if (client_.settings().request_digests) {
     request.headers.emplace_back("x-amz-checksum-algorithm: CRC32");
   }
   CAIRN_TRY_ASSIGN(const HttpResponse response, client_.Perform(std::move(request)));
   auto upload_id = ParseUploadId(response.body);
-  if (!upload_id) return Fail(std::move(upload_id).error().WithFile(object_.file));
+  if (!upload_id) return Fail(std::move(upload_id).error().WithFile(path_));
   return upload_id;
 }
 
@@ -128,9 +133,8 @@ Result<void> S3Upload::AddPart(uint64_t index, std::string digest,
   if (!response) return Fail(OfUpload(response.error()));
   const std::string_view etag = response->Header("etag");
   if (etag.empty()) {
-    return Fail(Error{.code = ErrorCode::kUnavailable,
-                      .message = "cannot upload a part: the server's response has no ETag",
-                      .file = object_.file});
+    return Fail(ErrorCode::kUnavailable, "cannot upload a part: the server's response has no ETag",
+                path_);
   }
   const MutexLock lock(mutex_);
   parts_[index] = {.etag = std::string(etag), .crc32 = std::move(digest)};
@@ -139,13 +143,12 @@ Result<void> S3Upload::AddPart(uint64_t index, std::string digest,
 
 Result<void> S3Upload::Finish(uint64_t size_bytes) {
   if (!client_.is_usable()) {
-    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
-                      .message = "this process was forked from the one that began the upload",
-                      .file = object_.file});
+    return Fail(ErrorCode::kFailedPrecondition,
+                "this process was forked from the one that began the upload", path_);
   }
   CAIRN_CHECK(size_bytes == started_bytes_);
   if (size_bytes < part_bytes_) {
-    CAIRN_TRY(client_.Perform(PutRequest(client_.settings(), object_, whole_)));
+    CAIRN_TRY(client_.Perform(PutRequest(client_.settings(), name_, whole_)));
   } else {
     CAIRN_TRY(FinishParts());
   }
@@ -163,16 +166,15 @@ Result<void> S3Upload::FinishParts() {
   }
   for (const S3Part& part : parts) {
     if (!part.etag.empty()) continue;
-    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
-                      .message = "cannot complete the upload: a part is missing",
-                      .file = object_.file});
+    return Fail(ErrorCode::kFailedPrecondition, "cannot complete the upload: a part is missing",
+                path_);
   }
   const std::string body = CompleteUploadBody(parts);
   const Result<HttpResponse> response =
       client_.Perform({.operation = "complete the upload",
-                       .object = object_,
+                       .name = name_,
                        .method = "POST",
-                       .query = "uploadId=" + EncodeUri(*upload_id_, false),
+                       .parameters = {{"uploadId", *upload_id_}},
                        .headers = {"Content-Type: application/xml"},
                        .body = std::as_bytes(std::span(body))});
   if (response || Exists()) return {};
@@ -180,11 +182,8 @@ Result<void> S3Upload::FinishParts() {
 }
 
 bool S3Upload::Exists() {
-  const Result<HttpResponse> response = client_.Perform({
-      .operation = "read the size",
-      .object = object_,
-      .method = "HEAD",
-  });
+  const auto response =
+      client_.Perform({.operation = "read the size", .name = name_, .method = "HEAD"});
   return response && response->Header("content-length") == std::to_string(started_bytes_);
 }
 

@@ -27,14 +27,14 @@
 namespace cairn::kv::internal {
 
 /// Returns the request that creates or replaces an object. `bytes` outlive it.
-S3Request PutRequest(const S3Settings& settings, const S3Object& object,
+S3Request PutRequest(const S3Settings& settings, std::string_view name,
                      std::span<const std::byte> bytes);
 
 /// Ownership: `client` outlives it.
 class S3Upload final : public Upload {
  public:
   /// Writes have `part_bytes`, except for the last one. Requires at least kMinPartBytes.
-  S3Upload(S3Client& client, S3Object object, uint64_t part_bytes);
+  S3Upload(S3Client& client, std::string_view name, uint64_t part_bytes);
   ~S3Upload() override;
 
   void StartWrite(std::span<const std::byte> bytes, uint64_t offset_bytes, Done done) override;
@@ -51,7 +51,8 @@ class S3Upload final : public Upload {
   bool Exists();
 
   S3Client& client_;
-  const S3Object object_;
+  const std::string name_;
+  const std::string path_;  // for Error::file
   const uint64_t part_bytes_;
   // Only the caller's thread uses these.
   bool is_finished_ = false;
@@ -64,6 +65,6 @@ class S3Upload final : public Upload {
 };
 
 /// Aborts an upload.
-Result<void> AbortUpload(S3Client& client, const S3Object& object, const std::string& upload_id);
+Result<void> AbortUpload(S3Client& client, std::string_view name, const std::string& upload_id);
 
 }  // namespace cairn::kv::internal

@@ -48,14 +48,15 @@ Result<S3Listing> ParseS3Listing(std::string_view text) {
     listing.uploads.push_back(
         {.key = upload.child_value("Key"), .upload_id = upload.child_value("UploadId")});
   }
-  listing.is_truncated = root.child("IsTruncated").text().as_bool();
-  listing.next_token = root.child_value("NextContinuationToken");
-  listing.next_key_marker = root.child_value("NextKeyMarker");
-  listing.next_upload_id_marker = root.child_value("NextUploadIdMarker");
-  // Otherwise the same page would be requested again, or the rest would be missing.
-  if (listing.is_truncated && (of_objects ? listing.next_token : listing.next_key_marker).empty()) {
-    return NotUnderstood("a complete page of a listing");
+  if (!root.child("IsTruncated").text().as_bool()) return listing;
+  if (of_objects) {
+    listing.next = {{"continuation-token", root.child_value("NextContinuationToken")}};
+  } else {
+    listing.next = {{"key-marker", root.child_value("NextKeyMarker")},
+                    {"upload-id-marker", root.child_value("NextUploadIdMarker")}};
   }
+  // Otherwise the same page would be requested again, or the rest would be missing.
+  if (listing.next.begin()->second.empty()) return NotUnderstood("a complete page of a listing");
   return listing;
 }
 

@@ -4,6 +4,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,10 +31,8 @@ struct S3Listing {
   };
   std::vector<std::string> keys;  // result of ListObjectsV2
   std::vector<Upload> uploads;    // result of ListMultipartUploads
-  bool is_truncated = false;
-  std::string next_token;       // continues a list of objects
-  std::string next_key_marker;  // continues a list of uploads
-  std::string next_upload_id_marker;
+  /// Parameters of the request for the next page; empty if there is none.
+  std::map<std::string, std::string> next;
 };
 /// kUnavailable: it is not such a document, for example because it is not complete.
 Result<S3Listing> ParseS3Listing(std::string_view text);
