@@ -1,8 +1,6 @@
 #include "kv/io/internal/block_io.h"
 
-#include <fcntl.h>
 #include <liburing.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,8 +13,6 @@
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/mutex.h"
-#include "kv/io/internal/fault_point.h"
-#include "kv/io/internal/file.h"
 
 namespace cairn::kv::internal {
 namespace {
