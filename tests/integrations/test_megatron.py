@@ -9,12 +9,13 @@ import pytest
 pytest.importorskip("megatron.core.dist_checkpointing")
 
 import cairn
+import interpreters
 import ranks
 import torch
 import torch.distributed as dist
 
 # Each rank would import Megatron by itself, which takes longer than the ranks wait for each other.
-ranks._context.set_forkserver_preload(["cairn.trainers.megatron", "cairn_testing", "pytest"])
+interpreters.PRELOAD.append("cairn.trainers.megatron")
 
 
 def run_on_ranks(function, *args, **options):

@@ -1,7 +1,7 @@
 """Runs Python programs in processes that are forked from this one, which has imported torch.
 
 A start of Python with torch takes seconds of CPU time; a fork takes milliseconds. `interpreters.py`
-starts this script and connects to its socket, once per program:
+starts this script, with modules to import besides, and connects to its socket, once per program:
 
 1. The client sends the file descriptors of standard input, output and error, and a JSON object with
    the arguments, the environment and the working directory.
@@ -14,6 +14,7 @@ The server exits when its standard input, which the client holds open, reaches i
 """
 
 import gc
+import importlib
 import json
 import os
 import selectors
@@ -28,6 +29,7 @@ import torch.distributed.checkpoint.state_dict
 import torch.distributed.fsdp  # noqa: F401
 
 import cairn.dcp
+import cairn.state_dict
 import cairn.torch  # noqa: F401
 
 
@@ -113,6 +115,8 @@ def prepare(request: dict, descriptors: list[int]) -> types.CodeType:
 
 
 if __name__ == "__main__":
+    for _name in sys.argv[2:]:
+        importlib.import_module(_name)
     # Otherwise the end of each program would collect all objects of torch, which takes a second.
     gc.freeze()
     _code = serve(sys.argv[1])

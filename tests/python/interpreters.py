@@ -18,6 +18,9 @@ import tempfile
 import threading
 from pathlib import Path
 
+PRELOAD = ["hypothesis", "pytest"]
+"""What the server imports for the test modules that `run_on_ranks` imports."""
+
 
 @functools.cache
 def _server_socket() -> str:
@@ -25,7 +28,7 @@ def _server_socket() -> str:
     folder = tempfile.TemporaryDirectory(prefix="interpreters-")
     path = os.path.join(folder.name, "socket")
     server = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("interpreter_server.py")), path],
+        [sys.executable, str(Path(__file__).with_name("interpreter_server.py")), path, *PRELOAD],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

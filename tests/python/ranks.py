@@ -7,46 +7,42 @@
     def test_something(path):
         assert run_on_ranks(save_on, path) == [4, 4, 4, 4]
 
-The processes are forked from a server that has only imported modules, so that they are new and yet
-start in about ten milliseconds each. torch imports 200 modules late (torch._dynamo, at the first
-optimizer or checkpoint): the server imports these too, as that takes half a second per rank.
+The processes are new, and yet start in about ten milliseconds each (interpreters.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
-import multiprocessing
 import os
 import pickle
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    [
-        "torch",
-        "torch._dynamo",
-        "torch.distributed.fsdp",
-        "torch.distributed.checkpoint.state_dict",
-        "cairn.dcp",
-        "cairn.state_dict",
-        "cairn.torch",
-        "hypothesis",
-        "pytest",
-    ]
-)
+from interpreters import Program
+
+PROGRAM = "import sys, ranks; ranks.run_rank(sys.argv[1], int(sys.argv[2]))"
 
 
 class RanksFailed(AssertionError):
     """Ranks raised, died or hung. The text contains the output of each of them."""
+
+
+class _Job(NamedTuple):
+    """What is the same for all ranks of one call."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    world_size: int
+    timeout: float
+    has_group: bool
 
 
 def run_on_ranks(
@@ -62,91 +58,68 @@ def run_on_ranks(
     Args:
         has_group: False for a process without a group; requires one rank.
         timeout: seconds after which ranks that still run are killed, on a machine of any speed.
-        may_die: ranks that may end without a result, which is then None.
+        may_die: ranks that may end without a result; in its place is then their exit status.
 
     Raises:
         RanksFailed: a rank raised, ended without a result, or was killed.
     """
-    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        pipes: list[Connection] = []
-        processes = []
-        for rank in range(world_size):
-            receiver, sender = _context.Pipe(duplex=False)
-            job = _Job(function, args, world_size, timeout, folder, has_group)
-            process = _context.Process(target=_run, args=(job, rank, sender))
-            process.start()
-            sender.close()
-            pipes.append(receiver)
-            processes.append(process)
-        results = _collect(pipes, processes, time.monotonic() + timeout)
-        complaints = [
-            _complaint(rank, kind, value, Path(folder))
-            for rank, (kind, value) in enumerate(results)
-            if kind != "done" and not (kind == "died" and rank in may_die)
+    with tempfile.TemporaryDirectory(prefix="ranks-") as name:
+        folder = Path(name)
+        job = _Job(function, args, world_size, timeout, has_group)
+        (folder / "job").write_bytes(pickle.dumps(job))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        programs = [
+            Program(["-c", PROGRAM, name, str(rank)], environment) for rank in range(world_size)
         ]
+        deadline = time.monotonic() + timeout
+        results, complaints = [], []
+        for rank, program in enumerate(programs):
+            kind, value = _result_of(program, folder / f"{rank}.result", deadline)
+            results.append(value)
+            if kind != "done" and not (kind == "died" and rank in may_die):
+                log = (folder / f"{rank}.log").read_text(errors="replace")[-4000:]
+                complaints.append(f"--- rank {rank} {kind}: {value}\n{log}")
     if complaints:
         raise RanksFailed("\n".join(complaints))
-    return [value for _, value in results]
-
-
-def _collect(
-    pipes: list[Connection], processes: list[Any], deadline: float
-) -> list[tuple[str, Any]]:
-    """("done", result), ("raised", traceback), ("died", exit status) or ("hung", None) per rank."""
-    results: list[tuple[str, Any]] = [("hung", None)] * len(pipes)
-    open_pipes = {pipe: rank for rank, pipe in enumerate(pipes)}
-    while open_pipes and (left := deadline - time.monotonic()) > 0:
-        for pipe in wait(list(open_pipes), left):
-            rank = open_pipes.pop(pipe)
-            try:
-                results[rank] = pickle.loads(pipe.recv_bytes())
-            except EOFError:
-                processes[rank].join(5)
-                results[rank] = "died", processes[rank].exitcode
-    for process in processes:
-        process.join(max(0.0, min(5.0, deadline - time.monotonic())))
-        if process.is_alive():
-            process.kill()
-            process.join()
     return results
 
 
-def _complaint(rank: int, kind: str, value: Any, folder: Path) -> str:
-    log = folder / f"{rank}.log"
-    said = log.read_text(errors="replace")[-4000:] if log.exists() else ""
-    return f"--- rank {rank} {kind}: {'' if value is None else value}\n{said}"
+def _result_of(program: Program, file: Path, deadline: float) -> tuple[str, Any]:
+    """("done", result), ("raised", traceback), ("died", exit status) or ("hung", deadline)."""
+    try:
+        status = program.wait(max(0.001, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired as error:
+        program.kill()
+        program.wait()
+        return "hung", error
+    finally:
+        program.stdout.close()
+    return pickle.loads(file.read_bytes()) if file.exists() else ("died", status)
 
 
-class _Job(NamedTuple):
-    """What is the same for all ranks of one call."""
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    world_size: int
-    timeout: float
-    folder: str
-    has_group: bool
-
-
-def _run(job: _Job, rank: int, sender: Connection) -> None:
-    log = open(os.path.join(job.folder, f"{rank}.log"), "w", buffering=1)
+def run_rank(folder: str, rank: int) -> None:
+    """The program of a rank."""
+    log = open(os.path.join(folder, f"{rank}.log"), "w", buffering=1)
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     sys.stdout = sys.stderr = log
-    # The log then shows where a rank hangs.
-    faulthandler.dump_traceback_later(max(job.timeout - 2, job.timeout / 2), file=log)
     try:
-        with _group(rank, job):
+        job: _Job = pickle.loads(Path(folder, "job").read_bytes())
+        # The log then shows where a rank hangs.
+        faulthandler.dump_traceback_later(max(job.timeout - 2, job.timeout / 2), file=log)
+        with _group(rank, job, folder):
             result = "done", job.function(rank, *job.args)
     except BaseException:
         result = "raised", traceback.format_exc()
     # By value: torch's own reducers leave tensors in this process, which is about to end.
-    sender.send_bytes(pickle.dumps(result))
-    sender.close()
+    written = Path(folder, f"written.{rank}")
+    written.write_bytes(pickle.dumps(result))
+    written.rename(Path(folder, f"{rank}.result"))
+    os._exit(0)  # stores that are still open are not the subject
 
 
 @contextlib.contextmanager
-def _group(rank: int, job: _Job) -> Any:
+def _group(rank: int, job: _Job, folder: str) -> Iterator[None]:
     import torch
     import torch.distributed as dist
 
@@ -157,7 +130,7 @@ def _group(rank: int, job: _Job) -> Any:
         return
     dist.init_process_group(
         "gloo",
-        init_method=f"file://{job.folder}/meeting",
+        init_method=f"file://{folder}/meeting",
         rank=rank,
         world_size=job.world_size,
         timeout=timedelta(seconds=job.timeout),
