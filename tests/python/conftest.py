@@ -48,6 +48,15 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> cairn.Mirror:
+    """A mirror in a bucket of a server where nobody listens."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "name")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("CAIRN_S3_TIMEOUT", "1")
+    return cairn.Mirror("s3://bucket/store?endpoint=http://127.0.0.1:9", timeout=0.5)
+
+
+@pytest.fixture
 def store(path: Path) -> Iterator[cairn.Store]:
-    with cairn.open(path, mode="a") as opened:
+    with cairn.open(path, mode="a", grace=0) as opened:
         yield opened

@@ -1,20 +1,29 @@
-"""Stores in a bucket of a real S3 server: the lease, credentials, DCP."""
+"""Stores in a bucket of a real S3 server: the lease, credentials, DCP, and kills of processes
+and of the server.
+
+CAIRN_SERVER_KILLS (3) is the number of times that the server is killed; CAIRN_BUCKET_ROUNDS (1)
+multiplies the rounds of the C++ process suites; CAIRN_KILL_ROUNDS (6) is the number of rounds in
+which ranks and the server are killed.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import botocore.session
-import cairn
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from cairn_testing import assert_same, run_python
+from process_suites import kills_of_ranks, run_suite, suites
+from s3_faults import faults  # noqa: F401 - a fixture
+from s3_server import SEAWEED, bucket, folder, server  # noqa: F401 - fixtures
+
+import cairn
 from cairn._mirror import store_mirrors
 from cairn.dcp import CairnReader, CairnWriter
-from cairn_testing import assert_same, run_python
-from s3_faults import faults  # noqa: F401 - a fixture
-from s3_server import bucket, folder, server  # noqa: F401 - fixtures
 
 
 def test_a_close_that_cannot_remove_the_lease_can_be_repeated(bucket, faults, monkeypatch):
@@ -126,3 +135,37 @@ def test_a_role_names_both(server, profiles):
 def test_other_objects_are_refused(tmp_path):
     with pytest.raises(cairn.Invalid, match="credentials=str: a function or a session"):
         cairn.open(tmp_path, credentials="role")
+
+
+ROUNDS = int(os.environ.get("CAIRN_BUCKET_ROUNDS", "1"))
+KILL_ROUNDS = int(os.environ.get("CAIRN_KILL_ROUNDS", "6"))
+
+SUITES = suites(ROUNDS)
+
+
+@pytest.mark.timeout(300 + 120 * ROUNDS)
+@pytest.mark.parametrize(
+    "suite",
+    [
+        pytest.param(suite, marks=[pytest.mark.slow] if suite == "kv_object_crash_test" else [])
+        for suite in SUITES
+    ],
+)
+def test_process_suite_passes(server, suite):
+    run_suite(suite, whole_bucket(server), server, SUITES[suite])
+
+
+def whole_bucket(server: dict[str, str]) -> str:
+    return f"s3://{server['CAIRN_TEST_S3_BUCKET']}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600 + 60 * KILL_ROUNDS)
+def test_every_acknowledged_step_survives_kills_of_ranks_and_of_the_server(folder, server):
+    settings = {
+        **kills_of_ranks(KILL_ROUNDS),
+        "CAIRN_S3_TIMEOUT": "10",
+        "CAIRN_TEST_SERVER_KILL": f"{SEAWEED} kill {folder} >&2",
+        "CAIRN_TEST_SERVER_RESTART": f"{SEAWEED} restart {folder} >&2",
+    }
+    run_suite("mesh_kills_test", whole_bucket(server), server, settings)

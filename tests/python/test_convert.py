@@ -8,7 +8,14 @@ import random
 import numpy as np
 import pytest
 import torch
-from cairn_testing import assert_same, assert_same_numbers, more_memory, shares_storage
+from cairn_testing import (
+    assert_same,
+    assert_same_numbers,
+    flip_byte,
+    more_memory,
+    segment_files,
+    shares_storage,
+)
 from ranks import run_on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -445,14 +452,9 @@ def test_what_cannot_be_combined_with_a_conversion_is_refused(store):
 
 
 def test_a_damaged_chunk_is_reported_under_its_stored_name(path):
-    from cairn_testing import segment_files
-
     with cairn.open(path, mode="a") as store:
         store.save(1, {"old": torch.randn(1 << 20)})
-    segment = segment_files(path)[0]
-    data = bytearray(segment.read_bytes())
-    data[1 << 20] ^= 1
-    segment.write_bytes(data)
+    flip_byte(segment_files(path)[0], 1 << 20)
 
     with cairn.open(path) as store, pytest.raises(cairn.Corrupt, match="old"):
         store.read(rename={"old": "new"}, dtype=torch.bfloat16)

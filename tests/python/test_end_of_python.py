@@ -3,6 +3,8 @@ damaged."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from cairn_testing import run_python
 
@@ -31,36 +33,17 @@ reader = cairn.open(path)
 other = cairn.open(path + ".other", mode="a")
 steps = iter(range(3, 10**9))
 
-def save_and_wait():
+def new():
     step = next(steps)
-    writer.save_async(step, state_of(step)).result()
-
-def save_and_stage():
-    step = next(steps)
-    writer.save_async(step, state_of(step)).wait_staged()
-
-def save():
-    step = next(steps)
-    writer.save(step, state_of(step))
+    return step, state_of(step)
 
 def save_to_mirror():
-    step = next(steps)
-    writer.save(step, state_of(step), mirror=Mirror(path + ".mirror"))
+    writer.save(*new(), mirror=Mirror(path + ".mirror"))
     writer.wait_mirrored()
 
 def write():
-    step = next(steps)
-    with writer.writer(step) as one:
-        for name, value in state_of(step).items():
-            one.add(name, value)
-
-def pull():
-    target = state_of(1)
-    reader.pull(target, since=1, step=2)
-
-def stream():
-    for _ in reader.stream():
-        pass
+    with writer.writer(next(steps)) as one:
+        one.add_all(state_of(1).items())
 
 def read_mapped():
     reader.read(mmap=True, verify="lazy")
@@ -69,15 +52,6 @@ def read_mapped():
 def copy():
     other.delete(*other.steps())
     cairn.copy_steps(reader, other)
-
-def compact():
-    writer.compact(max_dead=0.0)
-
-def merge():
-    writer.merge([1, 2], into=5, overwrite=True)
-
-def open_and_close():
-    cairn.open(path).close()
 
 def save_with_dcp():
     import torch.distributed.checkpoint as dcp
@@ -102,9 +76,7 @@ class Pickled:
         time.sleep(0.01)
         return (Pickled, ())
 
-def save_pickles():
-    writer.save(next(steps), {"pickled": Pickled(), "large": 1}, allow_pickle=True)
-
+pickles = {"pickled": Pickled(), "large": 1}
 calls = dict(
     wait=lambda: reader.wait(after=10**9, timeout=60),
     load=lambda: reader.load(state_of(0)),
@@ -113,10 +85,21 @@ calls = dict(
     diff=lambda: reader.diff(1, 2),
     statistics=lambda: reader.statistics(),
     tag=lambda: writer.tag(1, "one"),
-    save=save, save_and_wait=save_and_wait, save_and_stage=save_and_stage,
-    save_to_mirror=save_to_mirror, write=write, pull=pull, stream=stream, read_mapped=read_mapped,
-    copy=copy, compact=compact, merge=merge, open_and_close=open_and_close,
-    save_with_dcp=save_with_dcp, load_with_progress=load_with_progress, save_pickles=save_pickles,
+    save=lambda: writer.save(*new()),
+    save_and_wait=lambda: writer.save_async(*new()).result(),
+    save_and_stage=lambda: writer.save_async(*new()).wait_staged(),
+    save_to_mirror=save_to_mirror,
+    write=write,
+    pull=lambda: reader.pull(state_of(1), since=1, step=2),
+    stream=lambda: list(reader.stream()),
+    read_mapped=read_mapped,
+    copy=copy,
+    compact=lambda: writer.compact(max_dead=0.0),
+    merge=lambda: writer.merge([1, 2], into=5, overwrite=True),
+    open_and_close=lambda: cairn.open(path).close(),
+    save_with_dcp=save_with_dcp,
+    load_with_progress=load_with_progress,
+    save_pickles=lambda: writer.save(next(steps), pickles, allow_pickle=True),
 )
 threading.excepthook = lambda args: os.write(1, repr(args.exc_value).encode())
 
@@ -153,11 +136,7 @@ while not is_in_extension():
 sys.exit(3)
 """
 
-CALLS = [
-    "wait", "load", "read", "read_slice", "diff", "statistics", "tag", "save", "save_and_wait",
-    "save_and_stage", "save_to_mirror", "write", "pull", "stream", "read_mapped", "copy", "compact",
-    "merge", "open_and_close", "save_with_dcp", "load_with_progress", "save_pickles",
-]  # fmt: skip
+CALLS = re.findall(r"^    (\w+)=", PROGRAM, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

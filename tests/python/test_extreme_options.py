@@ -9,8 +9,8 @@ of the exceptions that the documentation names; a call that raises must have cha
 
 from __future__ import annotations
 
-import dataclasses
 import faulthandler
+import inspect
 import itertools
 import math
 import os
@@ -82,40 +82,42 @@ def stop_soon(*_: Any) -> bool:
     return False
 
 
+def usual(function: Call, **given: Any) -> dict[str, Any]:
+    """The parameters of a function that have a default, with these values where they are given."""
+    parameters = inspect.signature(function).parameters.values()
+    found = {one.name: one.default for one in parameters if one.default is not one.empty}
+    return {name: value for name, value in {**found, **given}.items() if name != "progress"}
+
+
 def calls(stores: Stores) -> Iterator[tuple[str, Call, dict[str, Any]]]:
     """A name, a function and its usual arguments, each of which is replaced in turn."""
     store = stores.main
     numbers = itertools.count(10)
 
-    def with_step(function: Call) -> Call:
-        """Saves to a new step, unless that is the argument."""
-        return lambda step=None, **rest: function(next(numbers) if step is None else step, **rest)
+    def new(step: Any) -> Any:
+        """A new step, unless that is the argument."""
+        return next(numbers) if step is None else step
 
     def opened(address: Any = None, **options: Any) -> None:
         if options.get("mode") == "r" and address is None:
             address = store.address
         cairn.open(stores.address() if address is None else address, **options).close()
 
+    def saved(step: Any = None, state: Any = state(), **options: Any) -> None:
+        store.save(new(step), state, **options)
+
     def saved_async(step: Any = None, timeout: Any = 60.0, **options: Any) -> None:
-        number = next(numbers) if step is None else step
-        handle = store.save_async(number, state(), **options)
+        handle = store.save_async(new(step), state(), **options)
         handle.result()
         handle.result(timeout)
 
     def written(step: Any = None, fqn: Any = "a.b", **options: Any) -> None:
-        number = next(numbers) if step is None else step
-        with store.writer(number, **options) as writer:
+        with store.writer(new(step), **options) as writer:
             writer.add(fqn, torch.arange(9))
-
-    def scrubbed(**options: Any) -> None:
-        store.scrub(**options).stop()
 
     def copied(**options: Any) -> None:
         with stores.new() as target:
             cairn.copy_steps(store, target, progress=stop_soon, **options)
-
-    def streamed(**options: Any) -> None:
-        list(store.stream(3, **options))
 
     def tagged(step: Any = 3, name: Any = "tag") -> None:
         store.tag(step, name)
@@ -128,97 +130,66 @@ def calls(stores: Stores) -> Iterator[tuple[str, Call, dict[str, Any]]]:
             store.set_policy()
 
     def mirrored(address: Any = None, **options: Any) -> None:
-        to = stores.address() if address is None else address
-        mirror = cairn.Mirror(to, **options)
+        mirror = cairn.Mirror(stores.address() if address is None else address, **options)
         with stores.new() as source:
             source.save(0, {"a": 1}, mirror=mirror)
 
-    save = {
-        "step": None, "overwrite": False, "keys": None, "prefix": "",
-        "metrics": None, "tags": (), "note": "", "allow_pickle": False, "mirror": None,
-        "tuning": None,
-    }  # fmt: skip
-    streaming = {name: save[name] for name in save if name not in ("keys", "prefix")}
-    tuned = {field.name: field.default for field in dataclasses.fields(cairn.SaveTuning)}
+    def made(call: Call, **fixed: Any) -> Call:
+        """A call that makes the step `into`."""
+        return lambda into=None, **rest: call(into=new(into), **fixed, **rest)
 
-    def save_tuned(step: Any, **options: Any) -> None:
-        store.save(step, state(), tuning=cairn.SaveTuning(**options))
-
-    yield "open", opened, {
-        "address": None, "mode": "a", "timeout": 1800.0, "take_over": False, "grace": None,
-        "credentials": None, "fallback": (), "alone": True, "progress": False,
-        "process_group": None,
-    }  # fmt: skip
+    tuning = usual(cairn.SaveTuning)
+    saving = usual(store.save, step=None)
+    yield "open", opened, usual(cairn.open, address=None, mode="a", alone=True)
     yield "open to read", opened, {"address": None, "mode": "r", "fallback": (), "timeout": 9.0}
-    yield "save", with_step(lambda step, **rest: store.save(step, state(), **rest)), save
-    yield "save a value", with_step(lambda step, value: store.save(step, value)), {"value": {}}
-    yield ("save a key", with_step(lambda step, key: store.save(step, {key: 1, "b": 2})),
-           {"key": "k"})
-    yield "save tuned", with_step(save_tuned), {"step": None, **tuned}
-    yield "save async", saved_async, {**save, "timeout": 60.0}
-    yield "write", written, {**streaming, "fqn": "a.b"}
-    yield "load", lambda **rest: store.load(state(), **rest), {
-        "step": 3, "strict": True, "keys": None, "prefix": "", "device": None, "read_once": False,
-        "allow_pickle": False, "skip_damaged": False, "rename": None, "cast": False,
-        "ignore_frozen": False,
+    yield "save", saved, saving
+    yield "save a value", lambda value: saved(state=value), {"value": {}}
+    yield "save a key", lambda key: saved(state={key: 1, "b": 2}), {"key": "k"}
+    yield "save tuned", lambda step=None, **rest: saved(step, tuning=cairn.SaveTuning(**rest)), {
+        "step": None, **tuning
     }  # fmt: skip
+    yield "save async", saved_async, {**saving, "timeout": 60.0}
+    yield "write", written, usual(store.writer, step=None, fqn="a.b")
+    yield "load", lambda **rest: store.load(state(), **rest), usual(store.load, step=3)
     yield "load into", lambda into: store.load(into, 3), {"into": state()}
-    yield "read", store.read, {
-        "patterns": None, "step": 3, "device": None, "mmap": False, "flat": False, "verify": True,
-        "allow_pickle": False, "skip_damaged": False, "rename": None, "dtype": None,
-    }  # fmt: skip
+    yield "read", store.read, usual(store.read, step=3)
     yield "map", lambda **rest: store.read(mmap=True, **rest), {"step": 3, "verify": "lazy"}
-    yield "read a slice", store.read_slice, {"fqn": "model.w", "slices": [(0, 4)], "step": 3}
+    yield "read a slice", store.read_slice, {"fqn": "model.w", "ranges": [(0, 4)], "step": 3}
     yield "read rows", lambda begin, end: store.read_slice("model.w", [(begin, end)], 3), {
         "begin": 0, "end": 4,
     }  # fmt: skip
     yield "read slices", store.read_slices, {"boxes": {"model.w": [[(0, 4)]]}, "step": 3}
-    yield "stream", streamed, {"patterns": None, "device": None, "read_ahead_bytes": 1 << 20}
-    yield "keys", store.keys, {"step": 3, "pattern": None}
-    yield "damaged keys", store.damaged_keys, {"step": 3, "pattern": None}
-    yield "statistics", store.statistics, {"step": 3, "pattern": None}
-    yield "diff", store.diff, {"a": 1, "b": 2, "pattern": None}
+    yield "stream", lambda **rest: list(store.stream(3, **rest)), {
+        "patterns": None, "device": None, "read_ahead_bytes": 1 << 20,
+    }  # fmt: skip
+    for call in (store.keys, store.damaged_keys, store.statistics):
+        yield call.__name__, call, usual(call, step=3)
+    yield "diff", store.diff, usual(store.diff, a=1, b=2)
     yield "step info", store.step_info, {"step": 3}
-    yield "wait", lambda **rest: store.wait(**rest), {"after": 2, "timeout": 0.0}
+    yield "wait", store.wait, {"after": 2, "timeout": 0.0}
     yield "wait verified", store.wait_verified, {"timeout": 1.0}
     yield "wait mirrored", store.wait_mirrored, {"timeout": 1.0}
-    yield "pull", lambda **rest: store.pull(store.read(step=2), **rest), {
-        "since": 2, "step": 3, "strict": True, "keys": None, "prefix": "",
-    }  # fmt: skip
-    yield "scrub", scrubbed, {"max_rate": 1 << 20, "every": 86_400.0}
-    yield "tag", tagged, {"step": 3, "name": "tag"}
+    yield "pull", lambda **rest: store.pull(store.read(step=2), **rest), usual(
+        store.pull, since=2, step=3
+    )
+    yield "scrub", lambda **rest: store.scrub(**rest).stop(), {"max_rate": 1 << 20, "every": 9e4}
+    yield "tag", tagged, usual(tagged)
     yield "untag", store.untag, {"name": "none"}
-    yield "policy", policy_set, {"keep_last": 1000, "keep_every": 0, "keep_best": ()}
+    yield "policy", policy_set, usual(store.set_policy, keep_last=1000)
     yield "compression", store.set_compression, {"compress": False}
-    yield "compact", lambda **rest: store.compact(progress=stop_soon, **rest), {
-        "max_dead": 0.15, "fold": False, "compress": False, "max_rate": None, "dry_run": False,
-    }  # fmt: skip
-    yield "edit", lambda into=None, **rest: store.edit(
-        into=next(numbers) if into is None else into, **rest
-    ), {
-        "step": 3, "into": None, "drop": None, "rename": None, "graft_from": None, "graft": None,
-        "under": "", "overwrite": False,
-    }  # fmt: skip
-    yield "graft", lambda **rest: store.edit(3, into=next(numbers), graft_from=2, **rest), {
-        "graft": "model.w", "under": "other",
-    }  # fmt: skip
-    yield "rename", lambda old, new: store.edit(3, into=next(numbers), rename={old: new}), {
+    yield "compact", lambda **rest: store.compact(progress=stop_soon, **rest), usual(store.compact)
+    yield "edit", made(store.edit), usual(store.edit, step=3, into=None)
+    yield "graft", made(store.edit, step=3, graft_from=2), {"graft": "model.w", "under": "other"}
+    yield "rename", lambda old, new: made(store.edit, step=3, rename={old: new})(), {
         "old": "model", "new": "net",
     }  # fmt: skip
-    yield "fork", lambda into=None, **rest: store.fork(
-        into=next(numbers) if into is None else into, **rest
-    ), {"step": 3, "into": None, "to": None, "overwrite": False}  # fmt: skip
-    yield "merge", lambda into=None, **rest: store.merge(
-        into=next(numbers) if into is None else into, **rest
-    ), {"steps": [1, 2], "into": None, "weights": None, "overwrite": False}  # fmt: skip
-    yield "weigh", lambda a, b: store.merge([1, 2], into=next(numbers), weights=[a, b]), {
+    yield "fork", made(store.fork), usual(store.fork, step=3)
+    yield "merge", made(store.merge), usual(store.merge, steps=[1, 2], into=None)
+    yield "weigh", lambda a, b: made(store.merge, steps=[1, 2], weights=[a, b])(), {
         "a": 1.0, "b": 2.0,
     }  # fmt: skip
-    yield "copy", copied, {"steps": None, "overwrite": False, "max_rate": None}
-    yield "mirror", mirrored, {
-        "address": None, "every": 1, "keep_last": 0, "keep_every": 0, "max_pending": 4,
-        "max_rate": None, "threads": 4, "timeout": 600.0, "take_over": False, "credentials": None,
-    }  # fmt: skip
+    yield "copy", copied, usual(cairn.copy_steps)
+    yield "mirror", mirrored, usual(cairn.Mirror, address=None)
     yield "delete", store.delete, {"step": 2**63}
     yield "prune", lambda **rest: store.prune(**{"keep_last": 10_000, **rest}), {
         "keep_every": 0, "keep_best": (),

@@ -77,11 +77,26 @@ is_freed = change in ("resize_", "grow")
 devices.load = after(devices.load) if is_freed else in_between(devices.load)
 pulls._Pull.run = in_between(pulls._Pull.run)
 
-def other(number):
-    real, state["t"] = state["t"], torch.zeros(3)
+def write(function):
     with cairn.open(path, mode="a") as store:
-        store.save(number, {"t": torch.full((count,), number, dtype=torch.int64)})
-    state["t"] = real
+        function(store)
+
+def stream(store):
+    with store.writer(1) as one:
+        one.add("t", state["t"])
+
+calls = dict(
+    save=lambda: write(lambda store: store.save(1, state)),
+    save_async=lambda: write(lambda store: store.save_async(1, state).result()),
+    writer=lambda: write(stream),
+    dcp_save=lambda: dcp.save(state, storage_writer=CairnWriter(path, step=1)),
+    load=lambda: cairn.open(path).load(state, step=8),
+    pull=lambda: cairn.open(path).pull(state, since=7, step=8),
+    read_slice=lambda: cairn.open(path).read_slice(
+        "t", [(0, len(state["t"]))], step=8, out=state["t"]
+    ),
+    dcp_load=lambda: dcp.load(state, storage_reader=CairnReader(path, step=8)),
+)
 
 try:
     if call in ("load", "pull", "read_slice", "dcp_load"):
@@ -93,25 +108,7 @@ try:
                 saved = plain + (number - 7)
                 store.save(number, {"t": saved.detach() if not is_numpy else saved})
         state["t"], change = plain, swapped
-    if call == "save":
-        with cairn.open(path, mode="a") as store:
-            store.save(1, state)
-    elif call == "save_async":
-        with cairn.open(path, mode="a") as store:
-            store.save_async(1, state).result()
-    elif call == "writer":
-        with cairn.open(path, mode="a") as store, store.writer(1) as one:
-            one.add("t", state["t"])
-    elif call == "dcp_save":
-        dcp.save(state, storage_writer=CairnWriter(path, step=1))
-    elif call == "load":
-        cairn.open(path).load(state, step=8)
-    elif call == "pull":
-        cairn.open(path).pull(state, since=7, step=8)
-    elif call == "read_slice":
-        cairn.open(path).read_slice("t", [(0, len(state["t"]))], step=8, out=state["t"])
-    elif call == "dcp_load":
-        dcp.load(state, storage_reader=CairnReader(path, step=8))
+    calls[call]()
     print("done", flush=True)
 except BaseException as error:  # DCP raises its own, which names the one of Cairn
     print("refused" if "was resized" in str(error) else repr(error))

@@ -8,17 +8,17 @@ import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import cairn.torch
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from cairn._tensors import subclass_registry, subclasses
-from cairn.dcp import CairnReader, CairnWriter
 from cairn_testing import run_python
 from ranks import run_on_ranks
 from torch.testing._internal.two_tensor import TwoTensor
 
 import cairn
+import cairn.torch
+from cairn._tensors import subclass_registry, subclasses
+from cairn.dcp import CairnReader, CairnWriter
 
 KEY = "__tensor_subclass__"
 
@@ -92,10 +92,14 @@ def assert_equal(got, want) -> None:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-@pytest.fixture
-def allowed(monkeypatch):
-    """The classes of this file on the allow-list."""
+@pytest.fixture(autouse=True)
+def nothing_is_registered(monkeypatch):
     monkeypatch.setattr(subclass_registry, "_registered", {})
+
+
+@pytest.fixture
+def allowed(nothing_is_registered):
+    """The classes of this file on the allow-list."""
     cairn.torch.register_tensor_subclass(TwoTensor)
     cairn.torch.register_tensor_subclass(Scaled, Mode, Rounding, Limits)
 
@@ -219,8 +223,7 @@ def test_a_context_that_is_not_data_is_refused(store, value):
     assert caught.value.key == "w"
 
 
-def test_reading_a_class_that_is_not_allowed_is_refused(store, monkeypatch):
-    monkeypatch.setattr(subclass_registry, "_registered", {})
+def test_reading_a_class_that_is_not_allowed_is_refused(store):
     store.save(1, {"w": scaled()})
 
     with pytest.raises(cairn.Invalid, match="allow-list.*register_tensor_subclass") as caught:
@@ -232,8 +235,7 @@ def test_reading_a_class_that_is_not_allowed_is_refused(store, monkeypatch):
         store.read()
 
 
-def test_safe_globals_of_torch_are_allowed(store, monkeypatch):
-    monkeypatch.setattr(subclass_registry, "_registered", {})
+def test_safe_globals_of_torch_are_allowed(store):
     store.save(1, {"w": two(1.0)})
 
     with torch.serialization.safe_globals([TwoTensor]):
@@ -292,7 +294,6 @@ def setting(name, value):
     ],
 )
 def test_hostile_descriptions_are_refused_and_import_nothing(store, monkeypatch, change, error):
-    monkeypatch.setattr(subclass_registry, "_registered", {})
     cairn.torch.register_tensor_subclass(TwoTensor, Mode, Rounding, Limits)
     with monkeypatch.context() as patched:
         with_description(patched, change)
@@ -317,7 +318,6 @@ def test_a_shape_that_does_not_fit_the_inner_tensors_is_corrupt(store, monkeypat
 
 @pytest.mark.parametrize("depth", [40, 100_000])
 def test_a_context_that_is_nested_too_deep_is_corrupt(store, monkeypatch, depth):
-    monkeypatch.setattr(subclass_registry, "_registered", {})
     cairn.torch.register_tensor_subclass(TwoTensor)
     describe = subclasses.describe
 

@@ -11,12 +11,6 @@ from cairn import Invalid, NotFound
 from cairn.torch import Saver
 
 
-@pytest.fixture
-def store(tmp_path):
-    with cairn.open(tmp_path / "store", mode="a", grace=0) as opened:
-        yield opened
-
-
 def test_a_save_records_metrics_tags_and_a_note(store):
     store.save(1, {"a": 1}, metrics={"val_loss": 2.5, "nan": math.nan}, tags=["best", "v1.0"],
                note="two\nlines \u00e9")

@@ -1,5 +1,5 @@
 // Weighted means of steps: their values, what costs no payload, and what is refused. Comparisons of
-// the arithmetic with torch are in tests/python/test_merge.py.
+// the arithmetic with torch are in tests/python/test_derived_steps.py.
 
 #include "core/rewrite/internal/merge.h"
 
