@@ -1,7 +1,5 @@
 #include "core/state_dict/key_pattern.h"
 
-#include <chrono>
-
 #include "kv/base/key.h"
 #include "tests/support/result_matchers.h"
 
@@ -11,72 +9,59 @@ namespace {
 using cairn::testing::IsError;
 using ::testing::ElementsAre;
 
-bool Matches(std::vector<std::string> patterns, std::string_view fqn) {
+bool Matches(const std::vector<std::string>& patterns, std::string_view fqn) {
   const auto parsed = KeyPatterns::Parse(patterns);
   EXPECT_TRUE(cairn::testing::IsOk(parsed));
   return parsed && parsed->Matches(fqn);
 }
 
-// The examples of the documentation.
-TEST(KeyPatternTest, LiteralTakesTheKeyAndAllBelow) {
-  EXPECT_TRUE(Matches({"model.layers.1"}, "model.layers.1.attn.wq"));
-  EXPECT_TRUE(Matches({"model.layers.1"}, "model.layers.1"));
-  EXPECT_FALSE(Matches({"model.layers.1"}, "model.layers.10.attn.wq"));
-  EXPECT_FALSE(Matches({"model.layers.1"}, "model.layers"));
-}
+struct Case {
+  std::vector<std::string> patterns;
+  std::vector<std::string> matched;
+  std::vector<std::string> others;
+};
 
-TEST(KeyPatternTest, LiteralEndsAtAnyDot) {
-  EXPECT_TRUE(Matches({"a", "b"}, "b.c"));
-  EXPECT_TRUE(Matches({"a."}, "a."));
-  EXPECT_TRUE(Matches({"a."}, "a..b"));
-  EXPECT_FALSE(Matches({"a."}, "a.b"));
-  EXPECT_TRUE(Matches({"."}, "."));
-  EXPECT_TRUE(Matches({"a"}, "a."));
-  EXPECT_FALSE(Matches({"a"}, ""));
-  EXPECT_FALSE(Matches({"!a"}, "a.b"));
-}
+// Among them are the examples of the documentation.
+const Case kCases[] = {
+    // A literal takes the key and all keys below it; it ends at any dot.
+    {{"model.layers.1"},
+     {"model.layers.1.attn.wq", "model.layers.1"},
+     {"model.layers.10.attn.wq", "model.layers"}},
+    {{"a", "b"}, {"b.c", "a."}, {"", "c"}},
+    {{"a."}, {"a.", "a..b"}, {"a.b"}},
+    {{"."}, {"."}, {}},
+    // "*" stays inside one element, and "**" crosses elements.
+    {{"model.*.weight"}, {"model.wte.weight"}, {"model.h.0.weight"}},
+    {{"model.*"}, {"model.wte"}, {"model.wte.weight"}},
+    {{"**.weight"}, {"model.h.0.weight"}, {"model.h.0.bias"}},
+    {{"model.**"}, {"model.h.0.weight"}, {}},
+    {{"**"}, {""}, {}},
+    // "?" is one character, but no dot; here also one of two bytes.
+    {{"h.?.w"}, {"h.3.w", "h.\xc3\xa9.w"}, {"h.13.w"}},
+    {{"h?w"}, {}, {"h.w"}},
+    // Sets have ranges and negation, and do not match a dot.
+    {{"h.[a-c]"}, {"h.b"}, {"h.d"}},
+    {{"h.[!a-c]"}, {"h.d"}, {"h.a"}},
+    {{"h[!a-c]d"}, {}, {"h.d"}},
+    {{"h.[]x]"}, {"h.]"}, {}},
+    {{"h.[0-9][0-9]"}, {"h.12"}, {}},
+    // Exclusions win over inclusions, of which one suffices.
+    {{"model", "!model.wte"}, {"model.wpe.weight"}, {"model.wte.weight"}},
+    {{"!optimizer"}, {"model.wte.weight"}, {"optimizer.state"}},
+    {{"!a"}, {}, {"a.b"}},
+    {{"!**.bias"}, {}, {"h.0.bias"}},
+    {{"a", "b.*"}, {"b.c"}, {"c"}},
+};
 
-TEST(KeyPatternTest, StarStaysInsideOneElement) {
-  EXPECT_TRUE(Matches({"model.*.weight"}, "model.wte.weight"));
-  EXPECT_FALSE(Matches({"model.*.weight"}, "model.h.0.weight"));
-  EXPECT_TRUE(Matches({"model.*"}, "model.wte"));
-  EXPECT_FALSE(Matches({"model.*"}, "model.wte.weight"));
-}
-
-TEST(KeyPatternTest, StarStarCrossesElements) {
-  EXPECT_TRUE(Matches({"**.weight"}, "model.h.0.weight"));
-  EXPECT_TRUE(Matches({"model.**"}, "model.h.0.weight"));
-  EXPECT_TRUE(Matches({"**"}, ""));
-  EXPECT_FALSE(Matches({"**.weight"}, "model.h.0.bias"));
-}
-
-TEST(KeyPatternTest, QuestionMarkIsOneCharacterButNoDot) {
-  EXPECT_TRUE(Matches({"h.?.w"}, "h.3.w"));
-  EXPECT_FALSE(Matches({"h.?.w"}, "h.13.w"));
-  EXPECT_FALSE(Matches({"h?w"}, "h.w"));
-  EXPECT_TRUE(Matches({"h.?.w"}, "h.\xc3\xa9.w"));  // one code point, two bytes
-}
-
-TEST(KeyPatternTest, SetsTakeRangesAndNegation) {
-  EXPECT_TRUE(Matches({"h.[a-c]"}, "h.b"));
-  EXPECT_FALSE(Matches({"h.[a-c]"}, "h.d"));
-  EXPECT_TRUE(Matches({"h.[!a-c]"}, "h.d"));
-  EXPECT_FALSE(Matches({"h[!a-c]d"}, "h.d"));
-  EXPECT_TRUE(Matches({"h.[]x]"}, "h.]"));
-  EXPECT_TRUE(Matches({"h.[0-9][0-9]"}, "h.12"));
-}
-
-TEST(KeyPatternTest, ExclusionsWinOverInclusions) {
-  EXPECT_FALSE(Matches({"model", "!model.wte"}, "model.wte.weight"));
-  EXPECT_TRUE(Matches({"model", "!model.wte"}, "model.wpe.weight"));
-  EXPECT_TRUE(Matches({"!optimizer"}, "model.wte.weight"));
-  EXPECT_FALSE(Matches({"!optimizer"}, "optimizer.state"));
-  EXPECT_FALSE(Matches({"!**.bias"}, "h.0.bias"));
-}
-
-TEST(KeyPatternTest, AnyInclusionSuffices) {
-  EXPECT_TRUE(Matches({"a", "b.*"}, "b.c"));
-  EXPECT_FALSE(Matches({"a", "b.*"}, "c"));
+TEST(KeyPatternTest, MatchesTheKeysOfEachCase) {
+  for (const auto& [patterns, matched, others] : kCases) {
+    for (const std::string& fqn : matched) {
+      EXPECT_TRUE(Matches(patterns, fqn)) << ::testing::PrintToString(patterns) << " " << fqn;
+    }
+    for (const std::string& fqn : others) {
+      EXPECT_FALSE(Matches(patterns, fqn)) << ::testing::PrintToString(patterns) << " " << fqn;
+    }
+  }
 }
 
 TEST(KeyPatternTest, RefusesWhatCannotBeMeant) {

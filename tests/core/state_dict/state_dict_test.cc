@@ -3,6 +3,7 @@
 #include <cairn_schema/structure_generated.h>
 #include <fmt/format.h>
 
+#include "core/state_dict/internal/stored_tree.h"
 #include "schema/record.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"
@@ -117,6 +118,22 @@ TEST(StateDictTest, FlippedBitsInARecordNeverCrash) {
     const auto tree = DecodeTree(damaged);
     if (tree) (void)FlattenTree(*tree);  // may succeed, because the text of a key is arbitrary
   }
+}
+
+// fuzz_tensors compares a selection in a stored tree with PruneTree, also in damaged records.
+TEST(StoredTreeTest, DeepTreesDoNotExhaustTheStack) {
+  constexpr int kDepth = 200'000;
+  StateTree tree;
+  tree.nodes.assign(kDepth, Node{.kind = NodeKind::kDict, .child_count = 1});
+  tree.nodes.push_back({.kind = NodeKind::kValue, .key_kind = KeyKind::kString});
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto stored, internal::StoredTree::Open(EncodeTree(tree)));
+  EXPECT_EQ(stored->Select({std::string(kDepth - 1, '.')}), tree);
+}
+
+TEST(StoredTreeTest, ALeafAsRootIsNeverSelected) {
+  const StateTree tree{.nodes = {{.kind = NodeKind::kTensor}}};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto stored, internal::StoredTree::Open(EncodeTree(tree)));
+  EXPECT_EQ(stored->Select({"a"}), StateTree{.nodes = {Node{}}});
 }
 
 TEST(PruneTreeTest, AllKeptIsTheSameTree) {
