@@ -5,7 +5,7 @@ A step saved by :class:`~cairn.dcp.CairnWriter` contains its metadata as an exte
     {"version": 1,
      "entries": [[FQN, null],                                      # a bytes item
                  [FQN, {"properties": [...], "size": [...], "chunks": [[offsets, sizes], ...]}]],
-     "planner_data": ..., "storage_data": ..., "storage_meta": ..., "dcp_version": ...,
+     "planner_data": ..., "storage_meta": ..., "dcp_version": ...,
      "as_given": [FQN, ...],                        # bytes items stored as the planner gave them
      "bytes_io": [FQN, ...]}                        # bytes that are loaded as io.BytesIO
 
@@ -86,10 +86,7 @@ def encode(metadata: Metadata, forms: dict[str, str]) -> bytes:
         "entries": [
             [fqn, _encode_entry(entry)] for fqn, entry in metadata.state_dict_metadata.items()
         ],
-        "planner_data": {"paths": paths}
-        if paths is not None
-        else _encode(planner_data, "planner_data"),
-        "storage_data": _encode(metadata.storage_data, "storage_data"),
+        "planner_data": _encode(planner_data) if paths is None else {"paths": paths},
         "storage_meta": _encode_storage_meta(metadata.storage_meta),
         "dcp_version": metadata.version,
         "as_given": sorted(fqn for fqn, form in forms.items() if form == AS_GIVEN),
@@ -137,18 +134,18 @@ def paths_of(planner_data: Any) -> dict[str, tuple[str | int, ...]] | None:
     return planner_data
 
 
-def _encode(value: Any, where: str) -> Any:
+def _encode(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if type(value) is list:
-        return [_encode(element, where) for element in value]
+        return [_encode(element) for element in value]
     if isinstance(value, tuple):
-        return {"tuple": [_encode(element, where) for element in value]}
+        return {"tuple": [_encode(element) for element in value]}
     if isinstance(value, dict):
-        return {"dict": [[_encode(k, where), _encode(v, where)] for k, v in value.items()]}
+        return {"dict": [[_encode(k), _encode(v)] for k, v in value.items()]}
     raise Invalid(
-        f"the planner's {where} contains a {type(value).__name__}, which cannot be saved without "
-        "pickle: use dicts, lists, tuples and plain values"
+        f"the planner's planner_data contains a {type(value).__name__}, which cannot be saved "
+        "without pickle: use dicts, lists, tuples and plain values"
     )
 
 
@@ -187,7 +184,6 @@ def _decode_document(document: dict) -> StepMetadata:
     metadata = Metadata(
         {fqn: _decode_entry(entry) for fqn, entry in document["entries"]},
         planner_data=_decode(document["planner_data"]),
-        storage_data=_decode(document["storage_data"]),
         storage_meta=meta,
         version=document["dcp_version"],
     )

@@ -12,16 +12,9 @@ import torch
 def rng_state() -> dict[str, Any]:
     """The generators of Python, numpy and torch, and of all CUDA devices if there are any."""
     version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state()
     state = {
-        "python": {"version": version, "words": torch.tensor(words), "gauss": gauss},
-        "numpy": {
-            "name": name,
-            "keys": keys,
-            "position": position,
-            "has_gauss": has_gauss,
-            "cached": cached,
-        },
+        "python": (version, torch.tensor(words), gauss),  # words would be a value each
+        "numpy": np.random.get_state(),
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_available():
@@ -32,11 +25,9 @@ def rng_state() -> dict[str, Any]:
 def set_rng_state(state: dict[str, Any]) -> None:
     """Restores what `rng_state` has returned. CUDA devices that there are no states of keep
     theirs."""
-    python, own = state["python"], state["numpy"]
-    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
-    np.random.set_state(
-        (own["name"], own["keys"], own["position"], own["has_gauss"], own["cached"])
-    )
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+    np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
     for device, cuda in enumerate(state.get("cuda", ())[: torch.cuda.device_count()]):
         torch.cuda.set_rng_state(cuda, device)
