@@ -39,6 +39,7 @@ def assert_opened_by_transformers(folder, store, step, base):
     assert opened.generation_config.max_new_tokens == 7
 
 
+@pytest.mark.timeout(1500)  # the programs import most of the libraries
 def test_a_directory_is_tuned_on_two_ranks_killed_resumed_and_exported(tmp_path):
     base, store, text = tmp_path / "base", tmp_path / "store", tmp_path / "text"
     model = make("llama").bfloat16()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -92,6 +95,22 @@ def test_a_quantized_model_computes_the_same_after_a_load(tmp_path):
         store.load({"model": other})
     x = torch.randn(4, DIM, dtype=torch.bfloat16)
     assert torch.equal(other(x), model(x))
+
+
+def test_a_new_process_reads_a_quantized_step_with_cairn_alone(tmp_path):
+    with cairn.open(tmp_path / "s", mode="a") as store:
+        store.save(1, {"w": quantized("Int8WeightOnlyConfig")[0].weight.data})
+    program = f"""
+import sys, cairn
+with cairn.open({str(tmp_path / 's')!r}) as store:
+    assert "torchao" not in sys.modules
+    print(type(store.read()["w"]).__name__)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True
+    )
+
+    assert done.stdout.strip() == "Int8Tensor", done.stderr
 
 
 # Optimizers

@@ -13,6 +13,9 @@ import pytest
 import cairn
 from trainer_runs import assert_continues, train
 
+# The programs import most of the libraries, which takes a minute on a busy machine.
+pytestmark = pytest.mark.timeout(1500)
+
 
 class Trainer(NamedTuple):
     libraries: tuple[str, ...]
