@@ -218,7 +218,8 @@ def verify(archives: Iterable[Archive], progress: Progress) -> set[str]:
 
 
 class _WrittenZip(zipfile.ZipFile):
-    """An archive that is not closed is abandoned: its file is closed and removed before."""
+    """An archive that is not closed is abandoned: its file is closed and removed before. The
+    destructor of the base class would write to it."""
 
     def __del__(self) -> None:
         pass
@@ -252,10 +253,6 @@ class ArchiveWriter:
         header = _LOCAL_HEADER.size + len(info.filename) + 4 + (20 if is_long else 0)
         padding = -(self._zip.start_dir + header) % _ALIGNMENT
         info.extra = struct.pack("<2sH", b"FB", padding) + bytes(padding)
-        try:
-            with self._zip.open(info, "w", force_zip64=is_long) as member:
-                for block in blocks:
-                    member.write(block)
-        except BaseException:
-            self._zip.fp = None  # otherwise its destructor would write to the file
-            raise
+        with self._zip.open(info, "w", force_zip64=is_long) as member:
+            for block in blocks:
+                member.write(block)

@@ -38,7 +38,7 @@ def convert(state: Any, options: ConversionOptions) -> Any:
     scratch = _Scratch(sum(_slot_bytes(key) for key in computed))
     tensors = {}
     for key in computed:
-        tensors[key.fqn] = scratch.take(_slot_bytes(key), key)
+        tensors[key.fqn] = scratch.take(key)
         fill_from_memory(key, sources, arrays, raw_array(tensors[key.fqn]))
 
     def value_of(key: Key) -> Any:
@@ -68,10 +68,7 @@ def _source(leaf: Any, fqn: str, place: int) -> Key:
 
 
 def _array(leaf: Any) -> np.ndarray:
-    if isinstance(leaf, torch.Tensor):
-        return raw_array(leaf)
-    array = leaf.boxes[0].array
-    return raw_array(torch.from_numpy(array))
+    return raw_array(leaf) if isinstance(leaf, torch.Tensor) else leaf.boxes[0].array
 
 
 def _is_view(key: Key, sources: list[Key]) -> bool:
@@ -97,11 +94,12 @@ class _Scratch:
         except OSError as error:
             raise Unavailable(f"allocating a temporary file: {error.strerror}") from None
 
-    def take(self, size: int, key: Key) -> torch.Tensor:
-        """The next part, as a tensor of the key's dtype and shape. `size` is that of its slot."""
+    def take(self, key: Key) -> torch.Tensor:
+        """The next part, as a tensor of the key's dtype and shape."""
         dtype, count = dtypes.torch_dtype(key.dtype or 0), math.prod(key.shape)
         if count == 0:
             return torch.empty(key.shape, dtype=dtype)
+        size = _slot_bytes(key)
         memory = torch.frombuffer(self._map, dtype=torch.uint8, count=size, offset=self._next)
         self._next += size
         return memory[: count * dtype.itemsize].view(dtype).view(key.shape)

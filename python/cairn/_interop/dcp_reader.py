@@ -17,6 +17,7 @@ from cairn._base import dtypes
 from cairn._interop.archives import Archive, MappedFile
 from cairn._interop.pickles import Object, Reader, find_dtype, is_shape
 from cairn._interop.states import LEFT_OUT, Checker, located
+from cairn._load.converted_load import raw_array
 from cairn._tensors.boxed import Box, BoxedTensor
 from cairn.errors import Corrupt, Invalid
 
@@ -37,8 +38,6 @@ _ALLOWED = {
         for kind in ("Posix", "PurePosix", "Windows", "PureWindows")
     ),
 }
-# By bytes per element: the dtype as which numpy sees a chunk.
-_NUMPY = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 _MAX_HEADER_BYTES = 100_000_000
 _MAX_DEPTH = 1000
 
@@ -163,8 +162,7 @@ class DcpReader:
         if count == 0:
             return torch.empty(shape, dtype=dtype)
         boxes = [
-            Box(chunk.offsets, part.view(_NUMPY[dtype.itemsize]).numpy())
-            for chunk, part in zip(chunks, parts, strict=True)
+            Box(chunk.offsets, raw_array(part)) for chunk, part in zip(chunks, parts, strict=True)
         ]
         code = dtypes.code_of_torch(dtype)
         assert code is not None  # find_dtype knows only these

@@ -24,7 +24,7 @@ from cairn._base.progress import showing
 from cairn._interop.archives import ArchiveWriter
 from cairn._interop.report import conversion, count, say, shown, warn, write_step
 from cairn._interop.step_pickles import Leaves, Tensor, dump
-from cairn._tensors.sources import row_major
+from cairn._tensors.sources import address_of, row_major
 from cairn.errors import NotFound
 
 
@@ -71,7 +71,7 @@ def _export_converted(native: _cairn.Store, contents: _cairn.Contents, options: 
             _cairn.set_progress(previous)
 
     is_model = options.format == "hf"
-    with shown("exporting") as line, showing(line, "exporting", 0):
+    with showing(True, "exporting", 0):
         files, tensors, size, *left_out, seconds = _cairn.export_converted(
             native,
             contents,
@@ -115,7 +115,7 @@ class Source:
     ) -> Iterator[tuple[int, memoryview]]:
         """Each block with the index of its tensor; one empty block of a tensor without elements."""
         buffer = np.empty(_BATCH_BYTES, np.uint8)
-        address = buffer.__array_interface__["data"][0]
+        address = address_of(buffer)
         pending: list[tuple[int, int]] = []  # index, and bytes in the buffer
         requests, used = _cairn.Requests(), 0
 

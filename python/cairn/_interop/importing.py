@@ -122,7 +122,7 @@ def _save(options: Namespace, batch: _cairn.Batch) -> None:
             raise NotFound(f"the store has no step {options.base}, the base (step {options.base})")
         reader.close()
     store = _cairn.Store(options.store, True, None)
-    with shown("importing") as line, showing(line, "importing", 0):
+    with showing(True, "importing", 0):
         report = store.save(
             options.step, batch, overwrite=options.overwrite, base_step=options.base,
             tags=options.tag,

@@ -41,10 +41,10 @@ class Name(str):
 class Object:
     """A call that no plain value and no tensor is the result of; nothing was called."""
 
-    __slots__ = ("arguments", "name", "state")
+    __slots__ = ("name", "state")
 
-    def __init__(self, name: str, arguments: Any = (), state: Any = None) -> None:
-        self.name, self.arguments, self.state = name, arguments, state
+    def __init__(self, name: str, state: Any = None) -> None:
+        self.name, self.state = name, state
 
     def fields(self, name: str) -> dict[str, Any]:
         """The attributes of an object of this class. Raises Corrupt if it is another one."""
@@ -270,7 +270,7 @@ class Reader(pickle._Unpickler):  # type: ignore[name-defined]
             if arguments[0] not in _TENSORS:
                 return Object(arguments[0])
             return self._call(arguments[0], arguments[2])
-        return Object(name, arguments)
+        return Object(name)
 
     def _tensor(self, name: Name, arguments: tuple[Any, ...]) -> torch.Tensor | Object:
         """Arguments: storage, offset, shape, strides, requires_grad, hooks, dtype (of v3)."""

@@ -50,7 +50,10 @@ def _no_key(what: str, key: str, names: list[str], step: int) -> NotFound:
 
 
 def missing_keys(
-    missing: tuple[str, ...], contents: _cairn.Contents, has_common_keys: bool
+    missing: tuple[str, ...],
+    contents: _cairn.Contents,
+    has_common_keys: bool,
+    other_ways: str = _OTHER_WAYS,
 ) -> NotFound:
     """The error of a strict load for keys of the state that the step lacks. `has_common_keys`:
     whether the state and the step have others in common."""
@@ -58,16 +61,18 @@ def missing_keys(
     way_out = "" if has_common_keys else _way_to_all(missing[0], stored)
     if not way_out:
         close = _close_name(missing[0], stored)
-        way_out = f"did you mean '{close}'? Else {_OTHER_WAYS}" if close else _OTHER_WAYS
+        way_out = f"did you mean '{close}'? Else {other_ways}" if close else other_ways
     return NotFound(
         f"step {step} lacks {_some(missing)} of the state: {way_out}", key=missing[0], step=step
     )
 
 
-def unexpected_keys(unexpected: tuple[str, ...], step: int) -> Invalid:
+def unexpected_keys(
+    unexpected: tuple[str, ...], step: int, other_ways: str = _OTHER_WAYS
+) -> Invalid:
     """The error of a strict load for keys of the step that the state lacks."""
     return Invalid(
-        f"the state lacks {_some(unexpected)} of step {step}: {_OTHER_WAYS}",
+        f"the state lacks {_some(unexpected)} of step {step}: {other_ways}",
         key=unexpected[0],
         step=step,
     )

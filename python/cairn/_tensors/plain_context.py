@@ -115,10 +115,6 @@ def _decode_list(content: Any, depth: int) -> list[Any]:
     return [decode(element, depth + 1) for element in content]
 
 
-def _decode_dict(content: Any, depth: int) -> dict[Any, Any]:
-    return {decode(key, depth + 1): decode(value, depth + 1) for key, value in content}
-
-
 def _constant_decoder(kind: str) -> Callable[[Any, int], Any]:
     def decode_constant(content: Any, depth: int) -> Any:
         torch = dtypes.require_torch()
@@ -161,7 +157,9 @@ _DECODERS: dict[str, Callable[[Any, int], Any]] = {
     "float": _decode_float,
     "tuple": lambda content, depth: tuple(_decode_list(content, depth)),
     "size": lambda content, depth: dtypes.require_torch().Size(content),
-    "dict": _decode_dict,
+    "dict": lambda content, depth: {
+        decode(key, depth + 1): decode(value, depth + 1) for key, value in content
+    },
     "device": lambda content, depth: dtypes.require_torch().device(content),
     "dtype": _constant_decoder("dtype"),
     "layout": _constant_decoder("layout"),

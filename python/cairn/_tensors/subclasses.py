@@ -163,7 +163,8 @@ class Rebuilder:
         except Malformed as error:
             raise self._corrupt(fqn, f"its context is damaged: {error}") from error
         except Invalid as error:
-            way_out = f"or read its inner tensors with the pattern '!{_key_of(fqn)}'"
+            key = f"{fqn}.{SUBCLASS_KEY}" if fqn else SUBCLASS_KEY
+            way_out = f"or read its inner tensors with the pattern '!{key}'"
             raise Invalid(f"'{fqn}': {error}; {way_out}", key=fqn, step=self._step) from error
         size, stride = torch.Size(document["size"]), tuple(document["stride"])
         try:
@@ -202,7 +203,7 @@ class Rebuilder:
 def rebuilt_flat(leaves: dict[str, Any], rebuild: Rebuilder) -> dict[str, Any]:
     """A flat state with a tensor in place of the leaves that it consists of."""
     dicts: dict[str, dict[str, Any]] = {
-        _fqn_of(key): {} for key in leaves if key.rpartition(".")[2] == SUBCLASS_KEY
+        fqn: {} for fqn, _, name in (key.rpartition(".") for key in leaves) if name == SUBCLASS_KEY
     }
     if not dicts:
         return leaves
@@ -283,11 +284,3 @@ def register_tensor_subclass(tensor_class: type, *context_classes: type) -> type
         )
     register(tensor_class, *context_classes)
     return tensor_class
-
-
-def _key_of(fqn: str) -> str:
-    return f"{fqn}.{SUBCLASS_KEY}" if fqn else SUBCLASS_KEY
-
-
-def _fqn_of(key: str) -> str:
-    return key.rpartition(".")[0]

@@ -158,9 +158,7 @@ def _check_overlap(shape: tuple[int, ...], strides: tuple[int, ...], fqn: str) -
         reach += stride * (size - 1)
 
 
-def check_shape(
-    fqn: str, step: int, stored: tuple[int, ...], given: tuple[int, ...]
-) -> None:
+def check_shape(fqn: str, step: int, stored: tuple[int, ...], given: tuple[int, ...]) -> None:
     """Raises Invalid if the shapes differ."""
     if stored != given:
         raise Invalid(

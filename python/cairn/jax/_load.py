@@ -18,11 +18,12 @@ import numpy as np
 from cairn import _cairn
 from cairn._base import devices
 from cairn._base.patterns import all_patterns, clean_prefix
+from cairn._load.key_errors import missing_keys, unexpected_keys
 from cairn._open import open as open_store
 from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at, plain_value
 from cairn._tensors.sources import address_of, row_major
 from cairn._tensors.targets import check_same
-from cairn.errors import Invalid, NotFound
+from cairn.errors import Invalid
 from cairn.jax._arrays import (
     KEY_DATA,
     KEY_IMPL,
@@ -38,6 +39,7 @@ from cairn.jax._tree import flatten, fqn_of
 from cairn.store import Store
 
 _BATCH_BYTES = 1 << 30
+_OTHER_WAYS = "load a part with prefix=, or use strict=False"
 
 
 def load(
@@ -94,25 +96,10 @@ def load(
 def _check_keys(contents: _cairn.Contents, names: list[str], values: list[Any]) -> None:
     needed = {name for fqn, value in zip(names, values) for name in _stored_names(fqn, value)}
     present = set(contents.fqns())
-    way_out = "load a part with prefix=, or use strict=False"
-    if missing := sorted(needed - present):
-        raise NotFound(
-            f"step {contents.step} lacks '{missing[0]}' of the template"
-            f"{_and_more(missing)}: {way_out}",
-            key=missing[0],
-            step=contents.step,
-        )
-    if unexpected := sorted(present - needed):
-        raise Invalid(
-            f"the template lacks '{unexpected[0]}' of step {contents.step}"
-            f"{_and_more(unexpected)}: {way_out}",
-            key=unexpected[0],
-            step=contents.step,
-        )
-
-
-def _and_more(names: list[str]) -> str:
-    return f" and {len(names) - 1} more keys" if len(names) > 1 else ""
+    if missing := tuple(sorted(needed - present)):
+        raise missing_keys(missing, contents, True, _OTHER_WAYS)
+    if unexpected := tuple(sorted(present - needed)):
+        raise unexpected_keys(unexpected, contents.step, _OTHER_WAYS)
 
 
 def _stored_names(fqn: str, value: Any) -> list[str]:

@@ -204,8 +204,10 @@ class CairnCheckpointEngine(CheckpointEngine):
             return None
         address = self._address or absolute_address(folder.parent / "cairn-store")
         store = self._opened(address)
-        step = self._step_of(folder, address, store)
-        names = {file: _name_of(file, folder) for file in files}
+        chosen = [_choose_step(folder, address, store) if dist.get_rank() == 0 else 0]
+        dist.broadcast_object_list(chosen, src=0)
+        step = chosen[0]
+        names = {file: str(file.relative_to(folder).with_suffix("")) for file in files}
         pointers = {file: Pointer(store.address, step, name) for file, name in names.items()}
         return store, step, {names[file]: state for file, state in files.items()}, pointers
 
@@ -215,14 +217,6 @@ class CairnCheckpointEngine(CheckpointEngine):
         if self._store is None:
             self._store = open_store(address, mode="a")
         return self._store
-
-    def _step_of(self, folder: Path, address: str, store: Store) -> int:
-        """The number of the step, which rank 0 chooses."""
-        chosen = [0]
-        if dist.get_rank() == 0:
-            chosen = [_choose_step(folder, address, store)]
-        dist.broadcast_object_list(chosen, src=0)
-        return chosen[0]
 
 
 def _choose_step(folder: Path, address: str, store: Store) -> int:
@@ -244,10 +238,6 @@ def _write_pointers(pointers: dict[Path, Pointer]) -> None:
     for file, pointer in pointers.items():
         write_pointer(file, pointer)
     dist.barrier()  # "latest" is written when the files of all ranks exist
-
-
-def _name_of(file: Path, folder: Path) -> str:
-    return str(file.relative_to(folder).with_suffix(""))
 
 
 def _encoded(value: Any) -> Any:
