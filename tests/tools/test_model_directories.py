@@ -97,6 +97,16 @@ def test_other_metadata_of_the_weights_is_kept(admin, tmp_path):
         assert file.metadata() == metadata
 
 
+def assert_aligned(path):
+    """Readers map the file, and need elements at multiples of their size."""
+    data = path.read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:begin])
+    for name, tensor in load_file(path).items():
+        first = begin + header[name]["data_offsets"][0]
+        assert tensor.numel() == 0 or first % tensor.element_size() == 0, name
+
+
 def test_shards_with_an_index_in_and_out(admin, model, tmp_path):
     (model / "model.safetensors").unlink()
     write_shards(model, small_model())
@@ -108,6 +118,7 @@ def test_shards_with_an_index_in_and_out(admin, model, tmp_path):
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     tensors = {}
     for name in sorted(set(index["weight_map"].values())):
+        assert_aligned(tmp_path / "out" / name)
         shard = load_file(tmp_path / "out" / name)
         assert {key for key, file in index["weight_map"].items() if file == name} == shard.keys()
         tensors |= shard
@@ -183,6 +194,14 @@ def test_a_directory_with_files_is_replaced_only_when_asked(admin, model, tmp_pa
     assert admin("export", tmp_path / "s", out, "--format", "hf", "--overwrite").status == 0
     assert contents(out) == FILES
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out", "s"]
+
+
+def test_a_dtype_that_the_format_lacks_is_refused_before_anything_is_written(admin, tmp_path):
+    with cairn.open(tmp_path / "s", mode="a") as store:
+        store.save(1, {"a": torch.ones(2), "z": torch.ones(2, dtype=torch.complex128)})
+    refused = admin("export", tmp_path / "s", tmp_path / "out" / "x.safetensors")
+    assert refused.status == 2 and "cannot hold complex128" in refused.err and "z" in refused.err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("precious", ["notes.txt", ".git"])

@@ -211,11 +211,7 @@ Result<SafetensorsHeader> LayOut(std::span<const SafetensorsEntry> entries,
       return Fail(
           Error{.code = ErrorCode::kInvalidArgument, .message = std::move(why), .key = entry.name});
     };
-    if (!SafetensorsName(entry.dtype)) {
-      return invalid(
-          fmt::format("safetensors files cannot hold {}; leave the key out or convert it",
-                      schema::DTypeName(entry.dtype)));
-    }
+    CAIRN_TRY(CheckSafetensorsDType(entry.name, entry.dtype));
     if (entry.name == kMetadataKey || !names.insert(entry.name).second) {
       return invalid("safetensors files cannot hold this name, or it occurs twice");
     }
