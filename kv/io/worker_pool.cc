@@ -19,15 +19,21 @@ uint32_t WorkerThreads(uint32_t least) {
 
 Result<void> RunOnThreads(size_t count, const char* what,
                           const std::function<Result<void>(size_t)>& work, size_t max_threads) {
-  std::vector<Result<void>> results(count);
-  std::atomic<bool> failed = false;
+  Mutex mutex;
+  size_t first_failed = count;
+  Result<void> failure;
+  std::atomic<bool> has_failed = false;
   WorkerPool(std::min(count, max_threads)).Run(count, [&](size_t i, size_t) {
-    if (failed) return;
-    results[i] = CatchExhaustion(what, [&] { return work(i); });
-    if (!results[i]) failed = true;
+    if (has_failed) return;
+    Result<void> result = CatchExhaustion(what, [&] { return work(i); });
+    if (result) return;
+    has_failed = true;
+    const MutexLock lock(mutex);
+    if (i > first_failed) return;
+    first_failed = i;
+    failure = std::move(result);
   });
-  for (Result<void>& result : results) CAIRN_TRY(std::move(result));
-  return {};
+  return failure;
 }
 
 void ParallelFor(size_t count, std::function<void(size_t, size_t)> work, uint32_t least) {
