@@ -30,6 +30,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <numeric>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -40,7 +42,6 @@
 #include "kv/base/read_range.h"
 #include "kv/io/internal/file.h"
 #include "kv/io/worker_pool.h"
-#include "kv/segment/internal/read_batches.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -59,6 +60,93 @@ constexpr uint64_t kMinWorkerBytes = 4 << 20;  // less work is not worth a threa
 // Reads of at most this size use small blocks of their own instead of the pool's: the first access
 // to a large block costs milliseconds.
 constexpr uint64_t kSmallReadBytes = 128 << 10;
+
+// Size of a batch of complete ranges. Small enough that all workers end at about the same time,
+// large enough that requests are sequential; the bytes of a batch are still in the cache when they
+// are digested.
+constexpr uint64_t kBatchBytes = 4 << 20;
+
+// Returns whether the batch of [begin, end) continues with this range. A range without a target
+// that ends later begins the next batch. So does a range that is inside a longer one before it, and
+// begins before the window.
+bool IsInWindow(const ReadRange& range, uint64_t begin, uint64_t end) {
+  const uint64_t needed_bytes = range.target.empty() ? range.lent_bytes : 1;
+  return range.offset_bytes >= begin && range.offset_bytes + needed_bytes <= end;
+}
+
+/// Ranges in the order of their segments and offsets. The first and the last one may be in the
+/// batch in part.
+struct ReadBatch {
+  std::span<const size_t> ranges;  // indices
+  uint64_t begin_bytes = 0;        // in the first range
+  uint64_t end_bytes = 0;          // in the last range
+};
+
+/// Divides ranges into batches. Every byte of every range is in exactly one batch.
+/// Threads: all members may run on many threads at once.
+class ReadBatches {
+ public:
+  /// With `window_bytes`, a batch is what ranges of one segment need between two multiples of it;
+  /// ranges without a target are not divided, and may end after the window in which they begin.
+  /// Without (0), a batch consists of complete ranges of some MiB. `ranges` must outlive this.
+  ReadBatches(std::span<const ReadRange> ranges, uint64_t window_bytes)
+      : ranges_(ranges), window_bytes_(window_bytes), order_(ranges.size()) {
+    std::iota(order_.begin(), order_.end(), size_t{0});
+    std::ranges::sort(order_, [&](size_t a, size_t b) {
+      return std::tie(ranges[a].segment_id, ranges[a].offset_bytes) <
+             std::tie(ranges[b].segment_id, ranges[b].offset_bytes);
+    });
+  }
+
+  /// Returns the next batch; one without ranges at the end and after Stop.
+  ReadBatch Take() {
+    const MutexLock lock(mutex_);
+    if (next_ == order_.size()) return {};
+    return window_bytes_ == 0 ? TakeRanges() : TakeWindow();
+  }
+  /// Makes the other workers stop after an error.
+  void Stop() {
+    const MutexLock lock(mutex_);
+    next_ = order_.size();
+  }
+
+ private:
+  ReadBatch TakeRanges() CAIRN_REQUIRES(mutex_) {
+    const size_t begin = next_;
+    for (uint64_t bytes = 0; next_ < order_.size() && bytes < kBatchBytes; ++next_) {
+      bytes += ranges_[order_[next_]].length_bytes();
+    }
+    return {.ranges = std::span(order_).subspan(begin, next_ - begin),
+            .end_bytes = ranges_[order_[next_ - 1]].length_bytes()};
+  }
+
+  ReadBatch TakeWindow() CAIRN_REQUIRES(mutex_) {
+    const size_t begin = next_;
+    const ReadRange& first = ranges_[order_[begin]];
+    const uint64_t window_begin = RoundDown(first.offset_bytes + taken_bytes_, window_bytes_);
+    const uint64_t window_end = window_begin + window_bytes_;
+    ReadBatch batch{.begin_bytes = taken_bytes_};
+    do {
+      const ReadRange& range = ranges_[order_[next_]];
+      const bool is_divided =
+          !range.target.empty() && range.offset_bytes + range.target.size() > window_end;
+      batch.end_bytes = is_divided ? window_end - range.offset_bytes : range.length_bytes();
+      batch.ranges = std::span(order_).subspan(begin, next_ + 1 - begin);
+      taken_bytes_ = is_divided ? batch.end_bytes : 0;
+      if (is_divided) return batch;
+      ++next_;
+    } while (next_ < order_.size() && ranges_[order_[next_]].segment_id == first.segment_id &&
+             IsInWindow(ranges_[order_[next_]], window_begin, window_end));
+    return batch;
+  }
+
+  const std::span<const ReadRange> ranges_;
+  const uint64_t window_bytes_;
+  std::vector<size_t> order_;
+  Mutex mutex_;
+  size_t next_ CAIRN_GUARDED_BY(mutex_) = 0;           // in order_
+  uint64_t taken_bytes_ CAIRN_GUARDED_BY(mutex_) = 0;  // taken from that range
+};
 
 /// The part of a range that one request reads.
 struct RangePart {

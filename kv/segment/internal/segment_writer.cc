@@ -94,13 +94,6 @@ Result<void> SegmentWriter::TakeBlock() {
   return {};
 }
 
-Result<void> SegmentWriter::Submit(const WaitingBlock& block) {
-  // A block that is not full is the last one, so no space is needed after it.
-  if (block.length_bytes == pool_->block_bytes()) Reserve(block.offset_bytes + block.length_bytes);
-  return queue_->Submit(
-      output_.Write(block.data, block.length_bytes, block.offset_bytes, kPoolBlock));
-}
-
 Result<void> SegmentWriter::SubmitBlock() {
   WaitingBlock block{
       .data = block_, .length_bytes = fill_bytes_, .offset_bytes = position_ - fill_bytes_};
@@ -108,15 +101,11 @@ Result<void> SegmentWriter::SubmitBlock() {
     block.copies = block_copies_;
     CAIRN_TRY_ASSIGN(block.copied_mark, block_copies_->Flush());
   }
+  waiting_.push_back(block);
   block_copies_ = nullptr;
-  if (block.copies == nullptr && queue_->in_flight() < queue_->depth()) {
-    CAIRN_TRY(Submit(block));
-  } else {
-    waiting_.push_back(block);
-  }
   block_ = nullptr;
   fill_bytes_ = 0;
-  return {};
+  return SubmitCopied();
 }
 
 Result<void> SegmentWriter::SubmitCopied() {
@@ -136,7 +125,10 @@ Result<void> SegmentWriter::SubmitCopied() {
 Result<void> SegmentWriter::SubmitOldest() {
   const WaitingBlock& block = waiting_.front();
   if (block.copies != nullptr) CAIRN_TRY(block.copies->Await(block.copied_mark));
-  CAIRN_TRY(Submit(block));
+  // A block that is not full is the last one, so no space is needed after it.
+  if (block.length_bytes == pool_->block_bytes()) Reserve(block.offset_bytes + block.length_bytes);
+  CAIRN_TRY(queue_->Submit(
+      output_.Write(block.data, block.length_bytes, block.offset_bytes, kPoolBlock)));
   waiting_.pop_front();
   return {};
 }

@@ -102,7 +102,6 @@ class SegmentWriter {
   bool CanBorrow(std::span<const std::byte> memory);
   Result<void> PutZerosTo(uint64_t position);
   Result<void> SubmitBlock();
-  Result<void> Submit(const WaitingBlock& block);
   /// Submits the waiting blocks whose copies are complete, while the queue has room.
   Result<void> SubmitCopied();
   /// Waits for the copies of the oldest waiting block, and submits it.

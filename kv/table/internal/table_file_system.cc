@@ -139,28 +139,6 @@ class ReadFile final : public rocksdb::FSRandomAccessFile {
   const TableFile& file_;
 };
 
-class ReadFileSystem final : public rocksdb::FileSystemWrapper {
- public:
-  explicit ReadFileSystem(const TableFile& file)
-      : FileSystemWrapper(rocksdb::FileSystem::Default()), file_(file) {}
-  const char* Name() const override { return "CairnTableReadFileSystem"; }
-
-  IOStatus NewRandomAccessFile(const std::string&, const rocksdb::FileOptions&,
-                               std::unique_ptr<rocksdb::FSRandomAccessFile>* result,
-                               Debug*) override {
-    *result = std::make_unique<ReadFile>(file_);
-    return IOStatus::OK();
-  }
-  IOStatus GetFileSize(const std::string&, const rocksdb::IOOptions&, uint64_t* size_bytes,
-                       Debug*) override {
-    *size_bytes = file_.size_bytes();
-    return IOStatus::OK();
-  }
-
- private:
-  const TableFile& file_;
-};
-
 class WriteFile final : public rocksdb::FSWritableFile {
  public:
   explicit WriteFile(ObjectWriter& object) : object_(object) {}
@@ -179,15 +157,26 @@ class WriteFile final : public rocksdb::FSWritableFile {
   ObjectWriter& object_;
 };
 
-class WriteFileSystem final : public rocksdb::FileSystemWrapper {
+class TableFileSystem final : public rocksdb::FileSystemWrapper {
  public:
-  explicit WriteFileSystem(ObjectWriter& object)
-      : FileSystemWrapper(rocksdb::FileSystem::Default()), object_(object) {}
-  const char* Name() const override { return "CairnTableWriteFileSystem"; }
+  TableFileSystem(const TableFile* file, ObjectWriter* object)
+      : FileSystemWrapper(rocksdb::FileSystem::Default()), file_(file), object_(object) {}
+  const char* Name() const override { return "CairnTableFileSystem"; }
 
+  IOStatus NewRandomAccessFile(const std::string&, const rocksdb::FileOptions&,
+                               std::unique_ptr<rocksdb::FSRandomAccessFile>* result,
+                               Debug*) override {
+    *result = std::make_unique<ReadFile>(*file_);
+    return IOStatus::OK();
+  }
+  IOStatus GetFileSize(const std::string&, const rocksdb::IOOptions&, uint64_t* size_bytes,
+                       Debug*) override {
+    *size_bytes = file_->size_bytes();
+    return IOStatus::OK();
+  }
   IOStatus NewWritableFile(const std::string&, const rocksdb::FileOptions&,
                            std::unique_ptr<rocksdb::FSWritableFile>* result, Debug*) override {
-    *result = std::make_unique<WriteFile>(object_);
+    *result = std::make_unique<WriteFile>(*object_);
     return IOStatus::OK();
   }
   /// RocksDB deletes what it could not finish. The owner of the object discards it.
@@ -196,17 +185,14 @@ class WriteFileSystem final : public rocksdb::FileSystemWrapper {
   }
 
  private:
-  ObjectWriter& object_;
+  const TableFile* const file_;
+  ObjectWriter* const object_;
 };
 
 }  // namespace
 
-std::unique_ptr<rocksdb::Env> ReadEnvironment(const TableFile& file) {
-  return rocksdb::NewCompositeEnv(std::make_shared<ReadFileSystem>(file));
-}
-
-std::unique_ptr<rocksdb::Env> WriteEnvironment(ObjectWriter& object) {
-  return rocksdb::NewCompositeEnv(std::make_shared<WriteFileSystem>(object));
+std::unique_ptr<rocksdb::Env> TableEnvironment(const TableFile* file, ObjectWriter* object) {
+  return rocksdb::NewCompositeEnv(std::make_shared<TableFileSystem>(file, object));
 }
 
 rocksdb::Options TableOptions(rocksdb::Env& environment) {

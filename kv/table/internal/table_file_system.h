@@ -17,12 +17,10 @@
 
 namespace cairn::kv::internal {
 
-/// Returns an environment in which every path is `file`. It starts no threads. `file` must outlive
-/// it and everything that uses it.
-std::unique_ptr<rocksdb::Env> ReadEnvironment(const TableFile& file);
-/// Returns an environment in which creating a file appends to `object`. Closing the file leaves
-/// `object` unfinished. `object` must outlive the environment and everything that uses it.
-std::unique_ptr<rocksdb::Env> WriteEnvironment(ObjectWriter& object);
+/// Returns an environment in which every path is one file. It starts no threads. The file is read if
+/// there is `file`; otherwise, creating it appends to `object`, which closing it leaves unfinished.
+/// Both must outlive the environment and everything that uses it.
+std::unique_ptr<rocksdb::Env> TableEnvironment(const TableFile* file, ObjectWriter* object);
 
 /// Returns the options of tables, to be used with `environment`. Their block cache belongs to them
 /// and their copies.

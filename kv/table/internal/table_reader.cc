@@ -57,7 +57,7 @@ struct TableReader::State {
   State(TableFile table_file, const TableInfo& table_info)
       : info(table_info),
         file(std::move(table_file)),
-        environment(ReadEnvironment(file)),
+        environment(TableEnvironment(&file, nullptr)),
         reader(TableOptions(*environment)) {}
 
   // In the order of use: each needs the members before it.
