@@ -2,10 +2,6 @@
 
 #include <memory>
 
-#define XXH_STATIC_LINKING_ONLY  // for XXH3_64bits_withSeed
-#include <xxhash.h>
-#include <zstd.h>
-
 #include "kv/base/digest.h"
 #include "kv/commit/internal/part_file.h"
 #include "kv/commit/internal/rank_batch.h"
@@ -24,66 +20,25 @@ constexpr char kName[] = "pending/0000000112345678-7-0/1.part";
 
 const PartHeader kHeader{.step = 7, .rank = 1, .world_size = 2, .attempt = kAttempt};
 
-// Objects with the format of parts (docs/format/part.md) around the entries of an input.
-
-using schema::GetLittleEndian;
-using schema::PutLittleEndian;
-
-constexpr size_t kBlockHeaderBytes = 24;
-constexpr uint32_t kEndMark = 0xffffffff;
-
-/// Makes the checksums of all blocks from `begin` on right.
-void RepairBlocks(std::span<std::byte> bytes, size_t begin) {
-  for (size_t at = begin; bytes.size() >= at && bytes.size() - at >= kBlockHeaderBytes;) {
-    const std::span<std::byte> block = bytes.subspan(at);
-    const size_t stored_bytes = GetLittleEndian<uint32_t>(block, 8);
-    if (stored_bytes > block.size() - kBlockHeaderBytes) return;
-    const uint64_t seed =
-        (uint64_t{GetLittleEndian<uint32_t>(block, 0)} << 32) | GetLittleEndian<uint32_t>(block, 4);
-    PutLittleEndian(block, 16,
-                    XXH3_64bits_withSeed(block.data() + kBlockHeaderBytes, stored_bytes, seed));
-    at += kBlockHeaderBytes + stored_bytes;
+/// Makes the checksums of all frames right.
+void RepairFrames(std::span<std::byte> part) {
+  while (!part.empty()) {
+    const std::span<std::byte> frame = part.first(LengthsOfFrame(part).frame_bytes);
+    if (frame.size() < sizeof(uint64_t)) return;
+    const size_t covered = frame.size() - sizeof(uint64_t);
+    schema::PutLittleEndian(frame, covered, kv::Checksum64(frame.first(covered)));
+    part = part.subspan(frame.size());
   }
 }
 
-/// Makes the checksums of the header and of all blocks right.
-void RepairPart(std::span<std::byte> part) {
-  constexpr size_t kCovered = kPartHeaderBytes - 8;
-  if (part.size() < kPartHeaderBytes) return;
-  PutLittleEndian(part, kCovered, kv::Checksum64(part.first(kCovered)));
-  RepairBlocks(part, kPartHeaderBytes);
-}
-
-/// Returns one block, without its checksum.
-std::vector<std::byte> BlockOf(std::span<const std::byte> payload, uint32_t entry_count) {
-  std::vector<std::byte> block(kBlockHeaderBytes + ZSTD_compressBound(payload.size()));
-  const size_t stored_bytes =
-      ZSTD_compress(block.data() + kBlockHeaderBytes, block.size() - kBlockHeaderBytes,
-                    payload.data(), payload.size(), 1);
-  CAIRN_FUZZ_CHECK(!ZSTD_isError(stored_bytes));
-  block.resize(kBlockHeaderBytes + stored_bytes);
-  PutLittleEndian(block, 0, static_cast<uint32_t>(payload.size()));
-  PutLittleEndian(block, 4, entry_count);
-  PutLittleEndian(block, 8, static_cast<uint32_t>(stored_bytes));
-  return block;
-}
-
-/// Returns a part with one block of these entries.
-std::vector<std::byte> PartOf(const PartHeader& header, std::span<const std::byte> entries,
-                              uint32_t entry_count) {
-  constexpr char kName[] = "pending/part";
+/// Returns a part with one frame, whose header is right.
+std::vector<std::byte> PartOf(const PartHeader& header, std::span<const std::byte> records) {
   const auto storage = std::make_shared<MemoryStorage>("fuzz");
   CAIRN_FUZZ_CHECK(PartWriter(storage, kName, header).Finish().has_value());
-  std::vector<std::byte> part = FetchPart(*storage, kName).value();
-  part.resize(kPartHeaderBytes);
-  const std::vector<std::byte> block = BlockOf(entries, entry_count);
-  part.insert(part.end(), block.begin(), block.end());
-  std::vector<std::byte> end(8);
-  PutLittleEndian<uint64_t>(end, 0, entry_count);
-  const std::vector<std::byte> last = BlockOf(end, kEndMark);
-  part.insert(part.end(), last.begin(), last.end());
-  RepairPart(part);
-  return part;
+  std::vector<std::byte> record =
+      UnframeRecord(kPartFrame, FetchPart(*storage, kName).value()).value();
+  record.insert(record.end(), records.begin(), records.end());
+  return FrameRecord(kPartFrame, record).value();
 }
 
 /// Adds the chunks of the batch to the records of a step, and visits them.
@@ -115,26 +70,24 @@ void Fuzz(Input input) {
   const uint8_t selector = TakeSelector(input, 3);
   std::vector<std::byte> part;
   if (selector == 2) {
-    const auto entry_count = input.Number<uint16_t>();
-    part = PartOf(kHeader, input.rest(), entry_count);
+    part = PartOf(kHeader, input.rest());
   } else {
     part = input.CopyRest();
-    if (selector == 1) RepairPart(part);
+    if (selector == 1) RepairFrames(part);
   }
-  MemoryStorage storage("fuzz");
   RankBatch batch(kAttempt, 1);
   batch.BeginPart(1);
   uint64_t called_bytes = 0;
   Result<void> read;
   {
-    // A block of zeros is stored in 4 bytes per 128 KiB.
+    // A frame of zeros is stored in 4 bytes per 128 KiB.
     const MemoryLimit limit((16 << 20) + part.size() * (40 << 10));
-    read = ReadFetchedPart(storage, kName, part, kHeader, [&](const RecordView& record) {
+    read = ReadPart(kName, part, kHeader, [&](const TableRecord& record) {
       called_bytes += record.key.size() + record.value.size();
       return batch.Add(record);
     });
   }
-  if (!HasDataObjects(part)) CAIRN_FUZZ_CHECK(called_bytes <= ClaimedBytes(part));
+  CAIRN_FUZZ_CHECK(called_bytes <= ClaimedBytes(part));
   if (!read) return UseError(read.error());
   CheckBatch(batch);
 }

@@ -205,7 +205,7 @@ void AddTable(Corpus& corpus, const std::shared_ptr<kv::Storage>& storage, const
     AddRecord(corpus, iterator->key(), iterator->value(), tensors);
     const auto column = static_cast<kv::Column>(iterator->key()[0]);
     if (column == kv::Column::kChunks || column == kv::Column::kSteps) {
-      Must(part.Add(column, iterator->key().substr(1), iterator->value()));
+      Must(part.Add({.key = iterator->key(), .value = iterator->value()}));
     }
   }
   corpus.Add("tables", "table", Builder(count).Add(object));
@@ -264,23 +264,6 @@ std::shared_ptr<MemoryStorage> MakeStore(const fs::path& exports) {
   return storage;
 }
 
-/// Returns the entries of a part, after their number.
-Builder EntriesOf(uint8_t selector, std::span<const std::byte> part, const std::string& name,
-                  const PartHeader& header) {
-  MemoryStorage unused("unused");
-  uint16_t count = 0;
-  Builder entries(selector);
-  Must(ReadFetchedPart(unused, name, part, header, [&](const RecordView& record) -> Result<void> {
-    entries.Number(static_cast<uint32_t>(record.column));
-    entries.Number(static_cast<uint32_t>(record.key.size()));
-    entries.Number(static_cast<uint32_t>(record.value.size()));
-    entries.Add(record.key).Add(record.value);
-    ++count;
-    return {};
-  }));
-  return Builder(selector).Number(count).Add(std::string_view(entries.text()).substr(1));
-}
-
 void AddStore(Corpus& corpus, const std::shared_ptr<MemoryStorage>& storage) {
   std::map<std::string, Bytes> tensors;
   const auto parts = std::make_shared<MemoryStorage>("parts");
@@ -299,9 +282,11 @@ void AddStore(Corpus& corpus, const std::shared_ptr<MemoryStorage>& storage) {
   }
   Must(part.Finish());
   const Bytes object = Must(FetchPart(*parts, kPart));
+  const Bytes words = Must(UnframeRecord(kPartFrame, object));
+  const auto records = std::span(words).subspan(kPartHeaderWords * sizeof(uint64_t));
   corpus.Add("parts", "part", Builder(0).Add(object));
   corpus.Add("parts", "part_repaired", Builder(1).Add(object));
-  corpus.Add("parts", "entries", EntriesOf(2, object, kPart, kPartHeader));
+  corpus.Add("parts", "entries", Builder(2).Add(records));
 }
 
 void AddMessages(Corpus& corpus) {

@@ -127,6 +127,10 @@ class PartGatherer {
     }
   }
 
+  std::string PathOf(uint32_t rank) const {
+    return ObjectPath(storage_.address(), PartName(attempt_.attempt, rank));
+  }
+
   Error MissingRanks(uint32_t first) const {
     constexpr uint64_t kNamed = 8;
     std::string names;
@@ -141,18 +145,14 @@ class PartGatherer {
                      "{} of {} ranks had not written their part at the deadline: {}{}; if they "
                      "died, restart the job, otherwise allow more time",
                      count, attempt_.options.world_size, names, count > kNamed ? ", ..." : ""),
-                 .file = ObjectPath(storage_.address(), PartName(attempt_.attempt, first)),
+                 .file = PathOf(first),
                  .step = attempt_.step};
   }
 
   Result<void> DecodeUnlessLarge(Batch& batch, RankBatch& records) const {
     uint64_t decoded_bytes = 0;
-    bool is_large = false;
-    for (const auto& part : batch.parts) {
-      decoded_bytes += ClaimedBytes(part);
-      is_large |= HasDataObjects(part);
-    }
-    if (is_large || decoded_bytes > kMaxDecodedBytes) return {};
+    for (const auto& part : batch.parts) decoded_bytes += ClaimedBytes(part);
+    if (decoded_bytes > kMaxDecodedBytes) return {};
     batch.is_decoded = true;
     return Decode(batch, records, [] { return Result<void>(); });
   }
@@ -163,12 +163,11 @@ class PartGatherer {
     for (size_t i = 0; i < batch.parts.size(); ++i) {
       const uint32_t rank = batch.first + static_cast<uint32_t>(i);
       records.BeginPart(rank);
-      CAIRN_TRY(ReadFetchedPart(storage_, PartName(attempt_.attempt, rank), batch.parts[i],
-                                attempt_.HeaderOf(rank),
-                                [&](const RecordView& record) -> Result<void> {
-                                  CAIRN_TRY(records.Add(record));
-                                  return collected();
-                                }));
+      CAIRN_TRY(ReadPart(PathOf(rank), batch.parts[i], attempt_.HeaderOf(rank),
+                         [&](const TableRecord& record) -> Result<void> {
+                           CAIRN_TRY(records.Add(record));
+                           return collected();
+                         }));
     }
     return records.Finish();
   }

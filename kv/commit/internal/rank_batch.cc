@@ -10,13 +10,10 @@
 #include "kv/base/key.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/segment/internal/segment_stream.h"
+#include "kv/state/internal/attempt_outcome.h"
+#include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
-namespace {
-
-constexpr size_t kDigestKeyBytes = 16;
-
-}  // namespace
 
 void RankBatch::BeginPart(uint32_t rank) {
   rank_ = rank;
@@ -33,19 +30,19 @@ void RankBatch::Clear() {
   live_bytes_ = {};
 }
 
-Result<void> RankBatch::Add(const RecordView& record) {
-  switch (record.column) {
+Result<void> RankBatch::Add(const TableRecord& record) {
+  switch (record.column()) {
     case Column::kChunks:
       return AddChunk(record);
     case Column::kStructures:
-      if (record.key.size() != kDigestKeyBytes) {
+      if (!IsHexDigits(record.key.substr(1), kSharedDigits)) {
         return Fail(ErrorCode::kDataLoss,
                     "a part refers to shared records by a key that is not a digest");
       }
-      shared_.emplace_back(rank_, std::string(record.key));
+      shared_.emplace_back(rank_, std::string(record.key.substr(1)));
       return {};
     case Column::kSteps: {
-      CAIRN_TRY_ASSIGN(const StepInfo part, DecodeStep(aligned_.Assign(record.value)));
+      CAIRN_TRY_ASSIGN(const StepInfo part, DecodeStep(record.value));
       counts_.chunks += part.chunk_count;
       counts_.reused_chunks += part.reused_chunk_count;
       counts_.written_bytes += part.written_bytes;
@@ -55,24 +52,18 @@ Result<void> RankBatch::Add(const RecordView& record) {
       return AddSegment(record);
     default:
       return Fail(ErrorCode::kDataLoss, fmt::format("the part of rank {} contains a {} record",
-                                                    rank_, ColumnName(record.column)));
+                                                    rank_, ColumnName(record.column())));
   }
 }
 
-size_t RankBatch::Store(const RecordView& record) {
-  key_.assign(1, static_cast<char>(record.column)).append(record.key);
-  return records_.Add(key_, record.value);
-}
-
-Result<void> RankBatch::AddChunk(const RecordView& record) {
-  const size_t position = Store(record);
+Result<void> RankBatch::AddChunk(const TableRecord& record) {
   ChunkView chunk;
-  CAIRN_TRY(chunk.Set(record.key, records_.At(position).value));  // where it is aligned
+  CAIRN_TRY(chunk.Set(record.key.substr(1), record.value));
   const size_t dimensions = chunk.dimensions();
   chunks_.push_back({.rank = rank_,
                      .fqn_bytes = chunk.fqn().size(),
                      .dimensions = dimensions,
-                     .record = position,
+                     .record = records_.Add(record.key, record.value),
                      .length_bytes = chunk.length_bytes()});
   boxes_.resize(boxes_.size() + 2 * dimensions);
   const auto box = std::span(boxes_).last(2 * dimensions);
@@ -82,13 +73,13 @@ Result<void> RankBatch::AddChunk(const RecordView& record) {
   return {};
 }
 
-Result<void> RankBatch::AddSegment(const RecordView& record) {
-  CAIRN_TRY_ASSIGN(const SegmentInfo info, DecodeSegment(aligned_.Assign(record.value)));
+Result<void> RankBatch::AddSegment(const TableRecord& record) {
+  CAIRN_TRY_ASSIGN(const SegmentInfo info, DecodeSegment(record.value));
   if (info.segment_id != SegmentIdOf(attempt_, rank_, part_segments_++) || info.epoch != epoch_) {
     return Fail(ErrorCode::kDataLoss,
                 fmt::format("the part of rank {} contains a segment of another", rank_));
   }
-  Store(record);
+  records_.Add(record.key, record.value);
   return {};
 }
 

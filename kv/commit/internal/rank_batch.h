@@ -10,10 +10,7 @@
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/base/key.h"
-#include "kv/base/mapping.h"
 #include "kv/base/step_info.h"
-#include "kv/commit/internal/part_file.h"
 #include "kv/state/internal/live_bytes.h"
 #include "kv/table/internal/record_run.h"
 #include "kv/table/internal/record_set.h"
@@ -39,10 +36,9 @@ class RankBatch {
 
   /// Begins the part of `rank`. The records that follow are in this part.
   void BeginPart(uint32_t rank);
-  /// Verifies and adds a record, whose value need not be aligned. kDataLoss, kUnimplemented: the
-  /// record is damaged, newer than this build reads, or not one of a part. After an error the batch
-  /// can only be destroyed.
-  Result<void> Add(const RecordView& record);
+  /// Verifies and adds a record. kDataLoss, kUnimplemented: the record is damaged, newer than this
+  /// build reads, or not one of a part. After an error the batch can only be destroyed.
+  Result<void> Add(const TableRecord& record);
   /// Sorts the records. Nothing can be added until Clear.
   Result<void> Finish();
   /// Removes the records, and keeps the memory for those that follow. What was begun remains so.
@@ -68,17 +64,14 @@ class RankBatch {
     uint64_t length_bytes = 0;
   };
 
-  size_t Store(const RecordView& record);
-  Result<void> AddChunk(const RecordView& record);
-  Result<void> AddSegment(const RecordView& record);
+  Result<void> AddChunk(const TableRecord& record);
+  Result<void> AddSegment(const TableRecord& record);
 
   const std::string attempt_;
   const uint32_t epoch_;
   uint32_t rank_ = 0;
   uint64_t part_segments_ = 0;  // in the part that was begun
 
-  AlignedBytes aligned_;
-  std::string key_;
   RecordSet records_;
   RecordRunWriter writer_;
   RecordRun run_;

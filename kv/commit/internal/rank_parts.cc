@@ -51,42 +51,30 @@ bool SessionIsOpen(const StepAttempt& attempt) {
   return Exists(*attempt.store->storage, LeaseName(attempt.store->session));
 }
 
-std::string DigestKey(const Digest& digest) { return NumberKey(digest.hi) + NumberKey(digest.lo); }
-
-std::string DigestName(std::string_view key) {
-  return fmt::format("{:016x}{:016x}", ReadBigEndian(key.data()), ReadBigEndian(key.data() + 8));
-}
-
-// Returns the key of shared records: the digest of their lengths and contents, in order. Their
-// header does not depend on the rank: all ranks give the header of rank 0.
+// Returns the digest of the words of shared records in a part, in hexadecimal digits.
 std::string DigestOf(std::span<const SharedRecord> records) {
-  std::vector<std::byte> content;
+  std::vector<uint64_t> words;
   for (const SharedRecord& record : records) {
-    const auto add = [&](std::span<const std::byte> bytes) {
-      const std::string length = NumberKey(bytes.size());
-      content.insert(content.end(), AsBytes(length).begin(), AsBytes(length).end());
-      content.insert(content.end(), bytes.begin(), bytes.end());
-    };
-    content.push_back(static_cast<std::byte>(record.column));
-    add(AsBytes(record.key));
-    add(record.value);
+    AppendRecord(words, TableKey(record.column, record.key), record.value);
   }
-  return DigestKey(PayloadDigest(content));
+  const Digest digest = PayloadDigest(std::as_bytes(std::span(words)));
+  return fmt::format("{:016x}{:016x}", digest.hi, digest.lo);
 }
 
 }  // namespace
 
 Result<void> AddSharedRecords(StepAttempt& attempt, std::span<const SharedRecord> records) {
   CAIRN_CHECK(attempt.has_ranks() && !attempt.gathered);
-  const std::string key = DigestOf(records);
-  if (!attempt.known_shared_records.insert(key).second || attempt.part == nullptr) return {};
-  CAIRN_TRY(attempt.part->Add(Column::kStructures, key, {}));
+  const std::string digest = DigestOf(records);
+  if (!attempt.known_shared_records.insert(digest).second || attempt.part == nullptr) return {};
+  CAIRN_TRY(attempt.AddEntry(Column::kStructures, digest, {}));
 
-  const std::string name = SharedName(attempt.attempt, DigestName(key));
-  if (ObjectExists(*attempt.store->storage, name).value_or(false)) return {};
+  const std::string name = SharedName(attempt.attempt, digest);
+  if (Exists(*attempt.store->storage, name)) return {};
+  // Its header does not depend on the rank.
   PartWriter writer(attempt.store->storage, name, attempt.HeaderOf(0));
   for (const SharedRecord& record : records) {
-    CAIRN_TRY(writer.Add(record.column, record.key, record.value));
+    CAIRN_TRY(writer.Add({.key = TableKey(record.column, record.key), .value = record.value}));
   }
   Result<void> put = writer.Finish();
   // Many ranks may do this concurrently. The first object remains.
@@ -97,19 +85,21 @@ Result<void> AddSharedRecords(StepAttempt& attempt, std::span<const SharedRecord
 Result<std::vector<SharedRecord>> ReadSharedRecords(const StepAttempt& attempt,
                                                     const std::string& digest) {
   Storage& storage = *attempt.store->storage;
-  const std::string name = SharedName(attempt.attempt, DigestName(digest));
+  const std::string name = SharedName(attempt.attempt, digest);
+  const std::string path = ObjectPath(storage.address(), name);
+  CAIRN_TRY_ASSIGN(const std::vector<std::byte> part, FetchPart(storage, name));
   std::vector<SharedRecord> records;
   CAIRN_TRY(
-      ReadPart(storage, name, attempt.HeaderOf(0), [&](const RecordView& record) -> Result<void> {
-        records.push_back({.column = record.column,
-                           .key = std::string(record.key),
+      ReadPart(path, part, attempt.HeaderOf(0), [&](const TableRecord& record) -> Result<void> {
+        records.push_back({.column = record.column(),
+                           .key = std::string(record.key.substr(1)),
                            .value = {record.value.begin(), record.value.end()}});
         return {};
       }));
   if (DigestOf(records) != digest) {
     return Fail(Error{.code = ErrorCode::kDataLoss,
                       .message = "the digest of the shared records differs from their name",
-                      .file = ObjectPath(storage.address(), name)});
+                      .file = path});
   }
   return records;
 }
@@ -126,7 +116,7 @@ Result<void> PreparePart(StepAttempt& attempt, const StepSummary& summary) {
                       .step = attempt.step});
   }
   attempt.prepared = attempt.InfoOf(summary);
-  CAIRN_TRY(attempt.part->Add(Column::kSteps, "", EncodeStep(attempt.prepared)));
+  CAIRN_TRY(attempt.AddEntry(Column::kSteps, "", EncodeStep(attempt.prepared)));
   // From now on rank 0 may commit the part, even if the response to its put is lost. So its objects
   // remain unless rank 0 states that it has discarded the part.
   attempt.finished = true;

@@ -68,7 +68,6 @@ PartHeader StepAttempt::HeaderOf(uint32_t rank) const {
           .step = step,
           .rank = rank,
           .world_size = options.world_size,
-          .created_unix_ns = created_unix_ns,
           .attempt = attempt};
 }
 
@@ -97,16 +96,17 @@ void StepAttempt::RemoveOwnObjects() {
 
 Result<void> StepAttempt::AddEntry(Column column, std::string_view key,
                                    std::span<const std::byte> value) {
-  if (part != nullptr) return part->Add(column, key, value);
+  key_.assign(1, static_cast<char>(column)).append(key);
+  if (part != nullptr) return part->Add({.key = key_, .value = value});
   if (column == Column::kChunks) {
     CAIRN_TRY_ASSIGN(const ChunkExtents extents, DecodeChunkExtents(value));
     live_bytes.Add(extents);
   }
-  key_.assign(1, static_cast<char>(column)).append(key);
   return records.Add(key_, value);
 }
 
 Result<void> StepAttempt::CheckUsable() const {
+  CAIRN_TRY(CheckNotForked(*store));
   if (!failed && !finished) return {};
   return Fail(Error{.code = ErrorCode::kFailedPrecondition,
                     .message = "this attempt has failed or is committed; begin a new one",

@@ -34,7 +34,7 @@ class StepAttempt {
   StepAttempt(const StepAttempt&) = delete;
   StepAttempt& operator=(const StepAttempt&) = delete;
 
-  /// kFailedPrecondition: the attempt has failed or is committed.
+  /// kFailedPrecondition: the attempt has failed or is committed, or this is a forked child.
   Result<void> CheckUsable() const;
   bool has_ranks() const { return options.world_size > 1; }
 

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <zstd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "kv/base/digest.h"
@@ -18,11 +19,20 @@ using schema::PutLittleEndian;
 
 constexpr size_t kHeaderBytes = 16;
 constexpr size_t kChecksumBytes = 8;
-// Entries of steps are similar; this level compresses them at some hundred MB/s.
+// Entries of steps, and the records of a rank, are similar; this level compresses them at some hundred MB/s.
 constexpr int kZstdLevel = 1;
 
 static_assert(kMaxFramedBytes >=
               kHeaderBytes + kChecksumBytes + ZSTD_COMPRESSBOUND(kMaxRecordBytes));
+
+/// A decompression context. Its creation costs as much as the decompression of a short record.
+struct Decompressor {
+  ZSTD_DCtx* context = ZSTD_createDCtx();
+  Decompressor() = default;
+  Decompressor(const Decompressor&) = delete;
+  Decompressor& operator=(const Decompressor&) = delete;
+  ~Decompressor() { ZSTD_freeDCtx(context); }
+};
 
 std::unexpected<Error> Damaged(const FrameKind& kind, const char* what) {
   return Fail(ErrorCode::kDataLoss, fmt::format("the {} is damaged: {}", kind.name, what));
@@ -32,10 +42,10 @@ std::unexpected<Error> Damaged(const FrameKind& kind, const char* what) {
 
 Result<std::vector<std::byte>> FrameRecord(const FrameKind& kind,
                                            std::span<const std::byte> record) {
-  if (record.size() > kMaxRecordBytes) {
+  if (record.size() > kind.max_record_bytes) {
     return Fail(ErrorCode::kResourceExhausted,
                 fmt::format("a {} of {} bytes is longer than the limit of {} bytes", kind.name,
-                            record.size(), kMaxRecordBytes));
+                            record.size(), kind.max_record_bytes));
   }
   std::vector<std::byte> object(kHeaderBytes + ZSTD_compressBound(record.size()));
   const size_t stored_bytes =
@@ -64,6 +74,13 @@ std::optional<uint64_t> FrameChecksum(std::span<const std::byte> object) {
   return checksum;
 }
 
+FrameLengths LengthsOfFrame(std::span<const std::byte> bytes) {
+  if (bytes.size() < kHeaderBytes) return {.frame_bytes = bytes.size()};
+  const size_t frame_bytes = kHeaderBytes + GetLittleEndian<uint32_t>(bytes, 12) + kChecksumBytes;
+  return {.record_bytes = GetLittleEndian<uint32_t>(bytes, 8),
+          .frame_bytes = std::min(frame_bytes, bytes.size())};
+}
+
 Result<std::vector<std::byte>> UnframeRecord(const FrameKind& kind,
                                              std::span<const std::byte> object) {
   if (object.size() < kHeaderBytes + kChecksumBytes) return Damaged(kind, "it is too short");
@@ -79,18 +96,20 @@ Result<std::vector<std::byte>> UnframeRecord(const FrameKind& kind,
   }
   const auto record_bytes = GetLittleEndian<uint32_t>(object, 8);
   const auto stored_bytes = GetLittleEndian<uint32_t>(object, 12);
-  if (version == 0 || record_bytes > kMaxRecordBytes ||
+  if (version == 0 || record_bytes > kind.max_record_bytes ||
       stored_bytes != object.size() - kHeaderBytes - kChecksumBytes) {
     return Damaged(kind, "its header is wrong");
   }
   const auto stored = object.subspan(kHeaderBytes, stored_bytes);
-  // A wrong length must not allocate 64 MiB for a few bytes.
+  // A wrong length must not allocate the limit for a few bytes.
   if (record_bytes > MaxZstdContentBytes(stored_bytes) ||
       ZSTD_getFrameContentSize(stored.data(), stored.size()) != record_bytes) {
     return Damaged(kind, "its record has another length");
   }
+  thread_local const Decompressor decompressor;
   std::vector<std::byte> record(record_bytes);
-  const size_t read = ZSTD_decompress(record.data(), record.size(), stored.data(), stored.size());
+  const size_t read = ZSTD_decompressDCtx(decompressor.context, record.data(), record.size(),
+                                          stored.data(), stored.size());
   if (ZSTD_isError(read) || read != record_bytes) {
     return Damaged(kind, "its record cannot be decompressed");
   }

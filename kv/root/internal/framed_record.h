@@ -1,9 +1,10 @@
 #pragma once
-/// The frame of roots and pages: a compressed record with a checksum over all bytes of the object.
+/// The frame of roots, pages and parts: a compressed record with a checksum over all bytes. A root
+/// or a page is one frame, a part is a sequence of them.
 ///
 ///   [0, 4)    magic
 ///   [4, 8)    u32 version
-///   [8, 12)   u32 length of the record in bytes, at most 64 MiB
+///   [8, 12)   u32 length of the record in bytes, limited by its kind
 ///   [12, 16)  u32 length of the compressed record in bytes
 ///   [16, ..)  the record, compressed as one zstd frame
 ///   last 8    u64 XXH3-64 of everything before
@@ -21,18 +22,19 @@
 
 namespace cairn::kv::internal {
 
+inline constexpr uint64_t kMaxRecordBytes = 64ull << 20;
+/// The largest length of a root or a page, for Storage::Read.
+inline constexpr uint64_t kMaxFramedBytes = kMaxRecordBytes + (1ull << 20);
+
 /// A kind of framed record.
 struct FrameKind {
   std::string_view magic;  // 4 bytes
   uint32_t version = 1;
   const char* name = "";  // in errors: "root"
+  uint64_t max_record_bytes = kMaxRecordBytes;
 };
 
-inline constexpr uint64_t kMaxRecordBytes = 64ull << 20;
-/// The largest length of an object that Unframe accepts, for Storage::Read.
-inline constexpr uint64_t kMaxFramedBytes = kMaxRecordBytes + (1ull << 20);
-
-/// kResourceExhausted: the record is longer than 64 MiB.
+/// kResourceExhausted: the record is longer than the limit of its kind.
 Result<std::vector<std::byte>> FrameRecord(const FrameKind& kind,
                                            std::span<const std::byte> record);
 /// Returns the checksum of an object that matches it, otherwise nothing.
@@ -41,6 +43,15 @@ std::optional<uint64_t> FrameChecksum(std::span<const std::byte> object);
 /// kUnimplemented: its version is newer than `kind.version`.
 Result<std::vector<std::byte>> UnframeRecord(const FrameKind& kind,
                                              std::span<const std::byte> object);
+
+/// The lengths that the header of a frame states.
+struct FrameLengths {
+  uint64_t record_bytes = 0;
+  size_t frame_bytes = 0;
+};
+/// Returns the lengths of the frame at the beginning of `bytes`, which may be damaged. The frame is
+/// at most as long as `bytes`.
+FrameLengths LengthsOfFrame(std::span<const std::byte> bytes);
 
 /// Returns a limit of the length of what a zstd frame of `stored_bytes` contains. A block has a
 /// header of 3 bytes, at least one more byte unless it is empty, and at most 128 KiB of contents

@@ -22,7 +22,6 @@ using nlohmann::json;
 constexpr uint64_t kMaxObjectBytes = 1 << 20;
 constexpr size_t kMaxMessageBytes = 64 << 10;
 constexpr size_t kSessionBytes = 16;
-constexpr size_t kSharedDigits = 32;
 
 std::string NameOf(const std::string& attempt, std::string_view what) {
   return fmt::format("{}{}/{}", kPendingFolder, attempt, what);
@@ -96,17 +95,10 @@ bool IsPendingName(std::string_view name) {
   if (name == "failed" || name == "outcome") return true;
   const size_t dot = name.rfind('.');
   if (dot == std::string_view::npos) return false;
-  std::string_view stem = name.substr(0, dot);
+  const std::string_view stem = name.substr(0, dot);
   const std::string_view suffix = name.substr(dot);
   if (suffix == ".shared") return IsHexDigits(stem, kSharedDigits);
-  if (suffix == ".data") {
-    const size_t index = stem.find('.');
-    if (index == std::string_view::npos || !IsDecimal(stem.substr(index + 1))) return false;
-    stem = stem.substr(0, index);
-  } else if (suffix != ".part") {
-    return false;
-  }
-  return IsDecimal(stem);
+  return suffix == ".part" && IsDecimal(stem);
 }
 
 std::string PartName(const std::string& attempt, uint32_t rank) {

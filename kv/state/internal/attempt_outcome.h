@@ -21,6 +21,9 @@
 
 namespace cairn::kv::internal {
 
+/// Length of the digests of shared records, in hexadecimal digits.
+inline constexpr size_t kSharedDigits = 32;
+
 std::string PartName(const std::string& attempt, uint32_t rank);
 /// Name of the shared records with this digest.
 std::string SharedName(const std::string& attempt, const std::string& digest);

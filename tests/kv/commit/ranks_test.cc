@@ -407,7 +407,7 @@ class ForgedPartTest : public RanksTest {
     internal::PartWriter part(
         state.storage, internal::PartName(attempt, 1),
         {.store_uuid = state.uuid, .step = 1, .rank = 1, .world_size = 2, .attempt = attempt});
-    CAIRN_TRY(part.Add(column, key, value));
+    CAIRN_TRY(part.Add({.key = TableKey(column, key), .value = value}));
     CAIRN_TRY(part.Finish());
     return Begin(*writer_, 0, attempt)->Gather(others);
   }
