@@ -21,8 +21,11 @@ namespace {
 
 /// Another writer may have removed what this one has written or waits for. Then its name is the
 /// better error.
-Error NameOtherWriter(const StepAttempt& attempt, Error error) {
-  return internal::ExplainFailure(*attempt.store, std::move(error)).WithStep(attempt.step);
+template <typename T>
+Result<T> NameOtherWriter(const StepAttempt& attempt, Result<T> result) {
+  if (result) return result;
+  return Fail(
+      internal::ExplainFailure(*attempt.store, std::move(result).error()).WithStep(attempt.step));
 }
 
 /// kFailedPrecondition: the call is not one that may follow those before (kv/step_writer.h).
@@ -38,6 +41,16 @@ Error Invalid(const StepAttempt& attempt, const char* message) {
 
 bool IsRankZeroOfSeveral(const StepAttempt& attempt) {
   return attempt.has_ranks() && !attempt.store->joined;
+}
+
+/// Performs `work`. If it fails, the attempt cannot be committed: a chunk may have been appended in
+/// part.
+template <typename Work>
+auto Perform(StepAttempt& attempt, const Work& work) -> decltype(work()) {
+  attempt.failed = true;
+  auto result = work();
+  attempt.failed = !result;
+  return result;
 }
 
 /// kInvalidArgument: `page_digests` do not match the payload.
@@ -64,31 +77,24 @@ Result<void> StepWriter::UseBlocks(std::shared_ptr<BlockPool> blocks) {
   CAIRN_TRY(attempt_->CheckUsable());
   CAIRN_TRY(CheckOrder(*attempt_, blocks != nullptr && !attempt_->segments.runs_ahead(),
                        "other blocks can be used once per step"));
-  attempt_->failed = true;  // until the end, as in Append
-  CAIRN_TRY(attempt_->segments.UseBlocks(std::move(blocks)));
-  attempt_->failed = false;
-  return {};
+  return Perform(*attempt_, [&] { return attempt_->segments.UseBlocks(std::move(blocks)); });
 }
 
 Result<StepWriter::Appended> StepWriter::Append(const Payload& payload, SegmentAlignment alignment,
                                                 std::span<const uint64_t> page_digests) {
-  CAIRN_TRY(internal::CheckNotForked(*attempt_->store));
   CAIRN_TRY(attempt_->CheckUsable());
   if (!page_digests.empty() || payload.queue() != nullptr) {
     CAIRN_TRY(CheckPageDigests(*attempt_, payload, page_digests));
   }
-  attempt_->failed =
-      true;  // until the end: a chunk that was appended in part must not be committed
-  CAIRN_TRY_ASSIGN(const auto appended,
-                   attempt_->segments.Append(payload, alignment, page_digests));
-  attempt_->failed = false;
+  CAIRN_TRY_ASSIGN(const auto appended, Perform(*attempt_, [&] {
+                     return attempt_->segments.Append(payload, alignment, page_digests);
+                   }));
   return Appended{.extent = appended.extent, .digest = appended.digest};
 }
 
 Result<std::vector<Extent>> StepWriter::AppendPages(const Payload& payload,
                                                     std::span<const PageRange> ranges,
                                                     std::span<const uint64_t> page_digests) {
-  CAIRN_TRY(internal::CheckNotForked(*attempt_->store));
   CAIRN_TRY(attempt_->CheckUsable());
   CAIRN_TRY(CheckPageDigests(*attempt_, payload, page_digests));
   uint64_t end_page = 0;
@@ -99,19 +105,13 @@ Result<std::vector<Extent>> StepWriter::AppendPages(const Payload& payload,
     }
     end_page = range.end_page;
   }
-  attempt_->failed = true;  // until the end, as in Append
-  CAIRN_TRY_ASSIGN(auto extents, attempt_->segments.AppendPages(payload, ranges, page_digests));
-  attempt_->failed = false;
-  return extents;
+  return Perform(*attempt_,
+                 [&] { return attempt_->segments.AppendPages(payload, ranges, page_digests); });
 }
 
 Result<void> StepWriter::Drain() {
-  CAIRN_TRY(internal::CheckNotForked(*attempt_->store));
   CAIRN_TRY(attempt_->CheckUsable());
-  attempt_->failed = true;  // until the end, as in Append
-  CAIRN_TRY(attempt_->segments.Drain());
-  attempt_->failed = false;
-  return {};
+  return Perform(*attempt_, [&] { return attempt_->segments.Drain(); });
 }
 
 // --- records
@@ -180,13 +180,10 @@ Result<void> StepWriter::Gather(RankRecords& others) {
   CAIRN_TRY(attempt_->CheckUsable());
   CAIRN_TRY(CheckOrder(*attempt_, IsRankZeroOfSeveral(*attempt_) && !attempt_->gathered,
                        "in a multi-rank store, rank 0 gathers the parts once"));
-  Result<void> gathered = internal::GatherParts(*attempt_, others);
-  if (gathered) return gathered;
-  return Fail(NameOtherWriter(*attempt_, std::move(gathered).error()));
+  return NameOtherWriter(*attempt_, internal::GatherParts(*attempt_, others));
 }
 
 Result<void> StepWriter::Prepare(const StepSummary& summary) {
-  CAIRN_TRY(internal::CheckNotForked(*attempt_->store));
   CAIRN_TRY(attempt_->CheckUsable());
   CAIRN_TRY(CheckOrder(*attempt_, attempt_->store->joined,
                        "rank 0 commits the step; only the other ranks prepare parts of it"));
@@ -204,31 +201,23 @@ Result<StepInfo> StepWriter::AwaitDecision() {
 
 Result<StepInfo> StepWriter::Commit(const StepSummary& summary) {
   StepAttempt& attempt = *attempt_;
-  CAIRN_TRY(internal::CheckNotForked(*attempt_->store));
   CAIRN_TRY(attempt.CheckUsable());
   CAIRN_TRY(CheckOrder(attempt, !attempt.store->joined && attempt.gathered == attempt.has_ranks(),
                        "rank 0 commits the step, after it has gathered the parts of other ranks"));
   CAIRN_TRY(CheckOrder(attempt, attempt.has_structure, "the step has no structure yet"));
   attempt.failed = true;
-  const Result<void> ended = internal::EndPayload(attempt);
-  Result<StepInfo> committed =
-      ended ? internal::CommitStep(attempt, summary) : std::unexpected(ended.error());
-  if (committed) return committed;
-  return Fail(NameOtherWriter(attempt, std::move(committed).error()));
+  return NameOtherWriter(attempt, internal::CommitStep(attempt, summary));
 }
 
 Result<StepInfo> StepWriter::CommitSame(const StepInfo& base) {
   StepAttempt& attempt = *attempt_;
-  CAIRN_TRY(internal::CheckNotForked(*attempt.store));
   CAIRN_TRY(attempt.CheckUsable());
   CAIRN_TRY(CheckOrder(attempt,
                        !attempt.has_ranks() && !attempt.has_structure && attempt.chunk_count == 0 &&
                            attempt.written_bytes() == 0,
                        "one rank commits a copy of a step, to which it has added nothing"));
   attempt.failed = true;
-  Result<StepInfo> committed = internal::CommitSameStep(attempt, base);
-  if (committed) return committed;
-  return Fail(NameOtherWriter(attempt, std::move(committed).error()));
+  return NameOtherWriter(attempt, internal::CommitSameStep(attempt, base));
 }
 
 }  // namespace cairn::kv

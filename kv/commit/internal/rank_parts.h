@@ -29,8 +29,8 @@ namespace cairn::kv::internal {
 /// See StepWriter::AddShared.
 Result<void> AddSharedRecords(StepAttempt& attempt, std::span<const SharedRecord> records);
 
-/// Returns the records to which parts of the attempt refer by `digest`. kDataLoss: they are damaged,
-/// or have another digest.
+/// Returns the records to which parts of the attempt refer by `digest`. kDataLoss: they are
+/// damaged, or have another digest.
 Result<std::vector<SharedRecord>> ReadSharedRecords(const StepAttempt& attempt,
                                                     const std::string& digest);
 

@@ -51,6 +51,20 @@ void ReportCommitted(const StepAttempt& attempt, uint64_t generation) {
   (void)PublishCommitted(*state.storage, attempt.attempt, generation);
 }
 
+/// Adds the records of all payload. If files are not far behind, their last bytes are written while
+/// CommitStep builds the table. Other segments are sealed here, because other commits wait during
+/// the rest of CommitStep.
+Result<void> EndPayload(StepAttempt& attempt) {
+  const Storage& storage = *attempt.store->storage;
+  const bool is_local = attempt.store->storage->local_files() != nullptr;
+  if (is_local && !attempt.segments.runs_ahead()) return attempt.segments.Finish();
+  return RunRequests(storage, {[&] { return attempt.SealSegments(); },
+                               [&] {
+                                 OpenLikelyBase(*attempt.store);
+                                 return Result<void>();
+                               }});
+}
+
 /// Writes the table of the step, as `finish` does, and commits. Requires write_mutex.
 using FinishTable = std::function<Result<void>(StepTableWriter&, StepEntry&)>;
 Result<StepInfo> CommitTable(StepAttempt& attempt, const StepSummary& summary,
@@ -76,6 +90,7 @@ Result<StepInfo> CommitTable(StepAttempt& attempt, const StepSummary& summary,
 
 Result<StepInfo> CommitStep(StepAttempt& attempt, const StepSummary& summary) {
   StoreState& state = *attempt.store;
+  CAIRN_TRY(EndPayload(attempt));
   // Until the root is committed, no delete may remove a segment to which the records refer.
   const MutexLock write_lock(state.write_mutex);
   CAIRN_TRY(CheckCanCommit(state));
@@ -120,17 +135,6 @@ void OpenLikelyBase(StoreState& state) {
   if (state.storage->transfer_sizes().small_requests <= 1) return;
   const auto base = CurrentRoot(state)->steps.Latest();
   if (base && *base != nullptr) (void)state.tables->OpenStack((*base)->tables);
-}
-
-Result<void> EndPayload(StepAttempt& attempt) {
-  const Storage& storage = *attempt.store->storage;
-  const bool is_local = attempt.store->storage->local_files() != nullptr;
-  if (is_local && !attempt.segments.runs_ahead()) return attempt.segments.Finish();
-  return RunRequests(storage, {[&] { return attempt.SealSegments(); },
-                               [&] {
-                                 OpenLikelyBase(*attempt.store);
-                                 return Result<void>();
-                               }});
 }
 
 }  // namespace cairn::kv::internal

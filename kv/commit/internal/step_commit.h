@@ -7,12 +7,7 @@
 
 namespace cairn::kv::internal {
 
-/// Adds the records of all payload. If files are not far behind, their last bytes are written while
-/// CommitStep builds the table. Other segments are sealed here, because other commits wait during
-/// CommitStep.
-Result<void> EndPayload(StepAttempt& attempt);
-
-/// Commits the step of an attempt after EndPayload. See StepWriter::Commit.
+/// Commits the step of an attempt. See StepWriter::Commit.
 Result<StepInfo> CommitStep(StepAttempt& attempt, const StepSummary& summary);
 
 /// Commits a step with the records of `base`. See StepWriter::CommitSame.
