@@ -3,10 +3,7 @@
 #include "kv/replace_chunks.h"
 
 #include <algorithm>
-#include <array>
-#include <map>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -22,53 +19,6 @@
 #include "kv/store.h"
 
 namespace cairn::kv {
-namespace {
-
-/// The chunks by the location of their last extent.
-class Replacements final : public internal::PayloadMoves {
- public:
-  explicit Replacements(std::span<const StoredChunk> chunks) {
-    for (const StoredChunk& chunk : chunks) {
-      chunk.entry.extents.ForEach(
-          [&](const Extent& extent) { segments_.insert(extent.segment_id); });
-      by_location_[LocationOf(chunk.entry.extents)].push_back(
-          {.key = chunk.key, .entry = chunk.entry, .moved_to = {}});
-    }
-  }
-
-  internal::ChunkVersion& Find(const StoredChunk& chunk) {
-    return *Search(by_location_, chunk.entry.extents);
-  }
-
-  bool Contains(uint64_t segment_id) const override { return segments_.contains(segment_id); }
-  std::optional<ChunkExtents> Moved(const ChunkExtents& extents) const override {
-    const internal::ChunkVersion* const version = Search(by_location_, extents);
-    if (version == nullptr || version->moved_to.empty()) return std::nullopt;
-    return ChunkExtents(Extents(version->moved_to));
-  }
-
- private:
-  using Location = std::pair<uint64_t, uint64_t>;
-  static Location LocationOf(const ChunkExtents& extents) {
-    const Extent& last = extents.deltas.empty() ? extents.payload.back() : extents.deltas.back();
-    return {last.segment_id, last.offset_bytes};
-  }
-  /// Returns the version of a chunk with these extents, or null.
-  template <typename Versions>
-  static auto Search(Versions& versions, const ChunkExtents& extents)
-      -> decltype(versions.begin()->second.data()) {
-    const auto found = versions.find(LocationOf(extents));
-    if (found == versions.end()) return nullptr;
-    const auto version = std::ranges::find_if(
-        found->second, [&](const auto& candidate) { return candidate.entry.extents == extents; });
-    return version == found->second.end() ? nullptr : &*version;
-  }
-
-  std::set<uint64_t> segments_;
-  std::map<Location, std::vector<internal::ChunkVersion>> by_location_;
-};
-
-}  // namespace
 
 Result<ReplaceReport> ReplaceChunks(
     Store& store, std::span<const StoredChunk> chunks,
@@ -96,11 +46,16 @@ Result<ReplaceReport> ReplaceChunks(
       }};
   const std::string name =
       internal::CompactionName(state.session, internal::NewObjectId(state.epoch).id);
-  Replacements replacements(chunks);
+  std::set<uint64_t> segments;
+  for (const StoredChunk& chunk : chunks) {
+    chunk.entry.extents.ForEach([&](const Extent& extent) { segments.insert(extent.segment_id); });
+  }
+  internal::LiveRanges replacements(std::move(segments), /*with_raw=*/true);
   internal::PayloadMover mover(context, snapshot, name);
   for (; next < chunks.size(); ++next) {
-    const std::array version = {&replacements.Find(chunks[next])};
-    CAIRN_TRY(mover.Rewrite(version));
+    CAIRN_TRY_ASSIGN(internal::ChunkVersion* const version,
+                     replacements.Add(chunks[next].key, chunks[next].entry));
+    CAIRN_TRY(mover.Rewrite({&version, 1}));
     report.written_bytes += chunks[next].entry.extents.payload.length_bytes();
   }
   CAIRN_TRY_ASSIGN(report.rewritten_steps, CommitMoves(state, replacements, mover));

@@ -4,7 +4,7 @@
 #include "kv/read/segment_space.h"
 
 #include <algorithm>
-#include <map>
+#include <set>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -36,40 +36,36 @@ void AddUse(const Extent& extent, uint64_t step, SegmentUses& uses) {
   uses.emplace(extent.offset_bytes, Use{.end = end, .first_step = step, .last_step = step});
 }
 
-/// Adds the bytes from `begin` to `end`, which the same uses contain.
-void AddRegion(uint64_t begin, uint64_t end, const std::multimap<uint64_t, Use>& open,
-               SegmentSpace& space) {
-  if (open.empty() || begin == end) return;
-  uint64_t first_step = UINT64_MAX;
-  uint64_t last_step = 0;
-  for (const auto& [use_end, use] : open) {
-    first_step = std::min(first_step, use.first_step);
-    last_step = std::max(last_step, use.last_step);
-  }
-  space.live_bytes += end - begin;
-  if (first_step != last_step) space.shared_bytes += end - begin;
-}
-
+/// Visits the beginnings and ends of all uses, in their order in the segment.
 void AddUp(const SegmentUses& uses, SegmentSpace& space) {
-  std::vector<std::pair<uint64_t, Use>> sorted(uses.begin(), uses.end());
-  std::ranges::sort(sorted, {}, &std::pair<uint64_t, Use>::first);
-  std::multimap<uint64_t, Use> open;  // by end
-  uint64_t at = 0;
-  const auto advance = [&](uint64_t to) {
-    while (!open.empty() && open.begin()->first <= to) {
-      const uint64_t end = open.begin()->first;
-      AddRegion(at, end, open, space);
-      at = end;
-      open.erase(open.begin());
-    }
-    AddRegion(at, to, open, space);
-    at = to;
+  struct Edge {
+    uint64_t offset = 0;
+    bool is_begin = false;
+    const Use* use = nullptr;
   };
-  for (const auto& [begin, use] : sorted) {
-    advance(begin);
-    open.emplace(use.end, use);
+  std::vector<Edge> edges;
+  for (const auto& [begin, use] : uses) {
+    edges.push_back({.offset = begin, .is_begin = true, .use = &use});
+    edges.push_back({.offset = use.end, .is_begin = false, .use = &use});
   }
-  while (!open.empty()) advance(open.begin()->first);
+  std::ranges::sort(edges, {}, &Edge::offset);
+  std::multiset<uint64_t> first_steps, last_steps;  // of the uses that contain the bytes
+  uint64_t at = 0;
+  for (const Edge& edge : edges) {
+    if (!first_steps.empty()) {
+      space.live_bytes += edge.offset - at;
+      const bool is_shared = *first_steps.begin() != *last_steps.rbegin();
+      if (is_shared) space.shared_bytes += edge.offset - at;
+    }
+    at = edge.offset;
+    if (edge.is_begin) {
+      first_steps.insert(edge.use->first_step);
+      last_steps.insert(edge.use->last_step);
+    } else {
+      first_steps.erase(first_steps.find(edge.use->first_step));
+      last_steps.erase(last_steps.find(edge.use->last_step));
+    }
+  }
 }
 
 }  // namespace

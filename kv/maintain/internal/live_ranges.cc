@@ -23,48 +23,52 @@ bool HaveSamePages(const Extent& a, const Extent& b) {
 LiveRanges::LiveRanges(std::set<uint64_t> segments, bool with_raw)
     : segments_(std::move(segments)), with_raw_(with_raw) {}
 
-VersionId LiveRanges::IdOf(const ChunkExtents& extents) {
+LiveRanges::LastPlace LiveRanges::LastPlaceOf(const ChunkExtents& extents) {
   const Extent& last = extents.deltas.empty() ? extents.payload.back() : extents.deltas.back();
   return {last.segment_id, last.offset_bytes};
 }
 
-Result<void> LiveRanges::Add(std::string_view key, const ChunkEntry& entry) {
+template <typename Versions>
+auto* LiveRanges::FindIn(Versions& versions, const ChunkExtents& extents) {
+  const auto [begin, end] = versions.equal_range(LastPlaceOf(extents));
+  const auto found =
+      std::find_if(begin, end, [&](const auto& at) { return at.second.entry.extents == extents; });
+  return found == end ? nullptr : &found->second;
+}
+
+Result<ChunkVersion*> LiveRanges::Add(std::string_view key, const ChunkEntry& entry) {
   const uint64_t order = next_order_++;
-  std::optional<VersionId> user;
-  const bool is_raw_version = with_raw_ && entry.extents.payload.size() == 1;
-  if (!entry.extents.deltas.empty() || is_raw_version) {
-    user = IdOf(entry.extents);
-    const auto [version, is_new] = versions_.try_emplace(*user);
-    if (is_new) {
-      version->second = {.key = std::string(key), .entry = entry, .order = order, .moved_to = {}};
-    } else if (version->second.entry.extents != entry.extents) {
-      user = std::nullopt;  // two chunks have an extent in common
+  ChunkVersion* user = nullptr;
+  if (!entry.extents.deltas.empty() || with_raw_) {
+    user = FindIn(versions_, entry.extents);
+    if (user == nullptr) {
+      user = &versions_
+                  .emplace(
+                      LastPlaceOf(entry.extents),
+                      ChunkVersion{
+                          .key = std::string(key), .entry = entry, .order = order, .moved_to = {}})
+                  ->second;
     }
   }
-  const bool is_aligned = entry.extents.payload.size() > 1;
+  const auto add = [&](const Extent& extent, bool is_delta, bool is_aligned) -> Result<void> {
+    if (!Contains(extent.segment_id) || extent.length_bytes == 0) return {};
+    return AddExtent({.extent = extent,
+                      .order = order,
+                      .key = std::string(key),
+                      .is_delta = is_delta,
+                      .is_aligned = is_aligned,
+                      .only_user = user,
+                      .is_replaced = false,
+                      .moved_to = {}});
+  };
+  const bool has_several = entry.extents.payload.size() > 1;
   for (const Extent& extent : entry.extents.payload) {
-    if (!Contains(extent.segment_id) || extent.length_bytes == 0) continue;
-    CAIRN_TRY(AddExtent({.extent = extent,
-                         .order = order,
-                         .key = std::string(key),
-                         .is_delta = false,
-                         .is_aligned = is_aligned || extent.length_bytes >= kPageBytes,
-                         .only_user = user,
-                         .is_replaced = false,
-                         .moved_to = {}}));
+    CAIRN_TRY(add(extent, /*is_delta=*/false, has_several || extent.length_bytes >= kPageBytes));
   }
   for (const Extent& extent : entry.extents.deltas) {
-    if (!Contains(extent.segment_id)) continue;
-    CAIRN_TRY(AddExtent({.extent = extent,
-                         .order = order,
-                         .key = std::string(key),
-                         .is_delta = true,
-                         .is_aligned = false,
-                         .only_user = user,
-                         .is_replaced = false,
-                         .moved_to = {}}));
+    CAIRN_TRY(add(extent, /*is_delta=*/true, /*is_aligned=*/false));
   }
-  return {};
+  return user;
 }
 
 Result<void> LiveRanges::AddExtent(LiveRange added) {
@@ -80,7 +84,7 @@ Result<void> LiveRanges::AddExtent(LiveRange added) {
                         .message = "two chunks have different pages at the same place of a segment",
                         .key = added.key});
     }
-    if (other.only_user != added.only_user) other.only_user = std::nullopt;
+    if (other.only_user != added.only_user) other.only_user = nullptr;
     other.is_delta |= added.is_delta;
     other.is_aligned |= added.is_aligned;
     const uint64_t end = std::max(EndOf(other.extent), EndOf(added.extent));
@@ -109,39 +113,42 @@ uint64_t LiveRanges::live_bytes(uint64_t segment_id) const {
   return bytes;
 }
 
-std::vector<ChunkVersion*> LiveRanges::Foldable(uint64_t max_bytes) {
-  std::vector<ChunkVersion*> foldable;
-  for (auto& [version, chunk] : versions_) {
-    const Extents& payload = chunk.entry.extents.payload;
-    if (chunk.entry.extents.deltas.empty() || payload.length_bytes() > max_bytes) continue;
-    const bool is_alone = std::ranges::all_of(
-        payload, [&](const Extent& extent) { return FindUsedBy(version, extent) != nullptr; });
-    if (is_alone) foldable.push_back(&chunk);
+template <typename Predicate>
+std::vector<ChunkVersion*> LiveRanges::VersionsWith(const Predicate& predicate) {
+  std::vector<ChunkVersion*> found;
+  for (auto& [place, version] : versions_) {
+    if (predicate(version)) found.push_back(&version);
   }
-  std::ranges::sort(foldable, {}, &ChunkVersion::order);
-  return foldable;
+  std::ranges::sort(found, {}, &ChunkVersion::order);
+  return found;
+}
+
+std::vector<ChunkVersion*> LiveRanges::Foldable(uint64_t max_bytes) {
+  return VersionsWith([&](const ChunkVersion& version) {
+    const Extents& payload = version.entry.extents.payload;
+    if (version.entry.extents.deltas.empty() || payload.length_bytes() > max_bytes) return false;
+    return std::ranges::all_of(
+        payload, [&](const Extent& extent) { return FindUsedBy(version, extent) != nullptr; });
+  });
 }
 
 std::vector<ChunkVersion*> LiveRanges::Compressible(uint64_t max_bytes) {
   constexpr uint64_t kMinBytes = 4096;
-  std::vector<ChunkVersion*> compressible;
-  for (auto& [id, version] : versions_) {
+  return VersionsWith([&](const ChunkVersion& version) {
     const ChunkExtents& extents = version.entry.extents;
     const Extent& only = extents.payload.front();
-    if (!extents.deltas.empty() || only.length_bytes < kMinBytes || only.length_bytes > max_bytes) {
-      continue;
+    if (!extents.deltas.empty() || extents.payload.size() > 1 || only.length_bytes < kMinBytes ||
+        only.length_bytes > max_bytes) {
+      return false;
     }
-    const LiveRange* const range = FindUsedBy(id, only);
-    if (range != nullptr && range->extent == only) compressible.push_back(&version);
-  }
-  std::ranges::sort(compressible, {}, &ChunkVersion::order);
-  return compressible;
+    const LiveRange* const range = FindUsedBy(version, only);
+    return range != nullptr && range->extent == only;
+  });
 }
 
 void LiveRanges::Replace(const ChunkVersion& chunk) {
-  const VersionId id = IdOf(chunk.entry.extents);
   chunk.entry.extents.ForEach([&](const Extent& extent) {
-    const LiveRange* const range = FindUsedBy(id, extent);
+    const LiveRange* const range = FindUsedBy(chunk, extent);
     if (range != nullptr) {
       ranges_.at(extent.segment_id).at(range->extent.offset_bytes).is_replaced = true;
     }
@@ -171,9 +178,9 @@ const LiveRange* LiveRanges::Find(const Extent& extent) const {
 }
 
 /// Returns the range if nothing but this version uses it.
-const LiveRange* LiveRanges::FindUsedBy(const VersionId& version, const Extent& extent) const {
+const LiveRange* LiveRanges::FindUsedBy(const ChunkVersion& version, const Extent& extent) const {
   const LiveRange* const range = Find(extent);
-  return range != nullptr && range->only_user == version ? range : nullptr;
+  return range != nullptr && range->only_user == &version ? range : nullptr;
 }
 
 /// Appends where the extent is now: itself, if it was not moved.
@@ -199,13 +206,11 @@ void LiveRanges::AppendMoved(const Extent& extent, std::vector<Extent>& moved) c
 }
 
 std::optional<ChunkExtents> LiveRanges::Moved(const ChunkExtents& extents) const {
-  const auto found = versions_.find(IdOf(extents));
-  if (found != versions_.end() && !found->second.moved_to.empty() &&
-      found->second.entry.extents == extents) {
-    const ChunkVersion& version = found->second;
-    if (!version.is_compressed) return ChunkExtents(Extents(version.moved_to));
+  const ChunkVersion* const version = FindIn(versions_, extents);
+  if (version != nullptr && !version->moved_to.empty()) {
+    if (!version->is_compressed) return ChunkExtents(Extents(version->moved_to));
     ChunkExtents compressed{Extent::Zeros(extents.payload.length_bytes())};
-    compressed.deltas = version.moved_to;
+    compressed.deltas = version->moved_to;
     return compressed;
   }
   bool is_moved = false;

@@ -16,18 +16,7 @@
 
 namespace cairn::kv::internal {
 
-class PayloadMoves {
- public:
-  virtual ~PayloadMoves() = default;
-  /// Whether chunks with an extent in the segment may have been moved.
-  virtual bool Contains(uint64_t segment_id) const = 0;
-  /// Returns the extents of a chunk after the move; nothing if they are the same.
-  virtual std::optional<ChunkExtents> Moved(const ChunkExtents& extents) const = 0;
-};
-
-/// Identifies the bytes of a chunk: the segment and the offset of its last delta, or of its only
-/// extent.
-using VersionId = std::pair<uint64_t, uint64_t>;
+struct ChunkVersion;
 
 /// Payload that is moved as a whole: extents of several steps that overlap.
 struct LiveRange {
@@ -36,14 +25,14 @@ struct LiveRange {
   std::string key;          // key of this chunk
   bool is_delta = false;    // must remain in one piece
   bool is_aligned = false;  // begins at a multiple of 4 KiB
-  /// The only version that uses it; nothing if it is used by several, or by a chunk that is not
-  /// listed as a version.
-  std::optional<VersionId> only_user;
+  /// The only version that uses it; null if it is used by several, or by a chunk that is not listed
+  /// as a version.
+  const ChunkVersion* only_user = nullptr;
   bool is_replaced = false;      // not needed any more
   std::vector<Extent> moved_to;  // in order
 };
 
-/// A chunk with deltas, or, if chunks are compressed, one without deltas; and what replaces it.
+/// A chunk that may be written in another form, and what replaces it.
 struct ChunkVersion {
   std::string key;
   ChunkEntry entry;
@@ -54,15 +43,18 @@ struct ChunkVersion {
 };
 
 /// Threads: one.
-class LiveRanges final : public PayloadMoves {
+class LiveRanges {
  public:
-  /// Collects what is stored in `segments`. `with_raw`: chunks without deltas are versions, too.
+  /// Collects what is stored in `segments`. Chunks with deltas are listed as versions, and with
+  /// `with_raw` those without deltas, too.
   LiveRanges(std::set<uint64_t> segments, bool with_raw);
 
-  bool Contains(uint64_t segment_id) const override { return segments_.contains(segment_id); }
+  /// Whether chunks with an extent in the segment may have been moved.
+  bool Contains(uint64_t segment_id) const { return segments_.contains(segment_id); }
   /// Adds the chunks of one step after another, in the order in which they are to be stored.
-  /// kDataLoss: its extents contradict the extents of another chunk.
-  Result<void> Add(std::string_view key, const ChunkEntry& entry);
+  /// Returns the version of the chunk; null if it is not listed as one. kDataLoss: its extents
+  /// contradict the extents of another chunk.
+  Result<ChunkVersion*> Add(std::string_view key, const ChunkEntry& entry);
   /// Forgets the segments that are not in `segments`.
   void Keep(const std::set<uint64_t>& segments);
   /// Returns how many bytes of a segment are used.
@@ -79,21 +71,29 @@ class LiveRanges final : public PayloadMoves {
   /// Returns the ranges that are not replaced, in the order in which they were added.
   std::vector<LiveRange*> InOrder();
 
-  std::optional<ChunkExtents> Moved(const ChunkExtents& extents) const override;
+  /// Returns the extents of a chunk after the move; nothing if they are the same.
+  std::optional<ChunkExtents> Moved(const ChunkExtents& extents) const;
 
  private:
   using ByOffset = std::map<uint64_t, LiveRange>;
+  /// Of chunks with different extents, these usually differ.
+  using LastPlace = std::pair<uint64_t, uint64_t>;  // segment and offset of the last extent
   Result<void> AddExtent(LiveRange added);
   const LiveRange* Find(const Extent& extent) const;
-  const LiveRange* FindUsedBy(const VersionId& version, const Extent& extent) const;
+  const LiveRange* FindUsedBy(const ChunkVersion& version, const Extent& extent) const;
+  /// Returns the version with these extents, or null.
+  template <typename Versions>
+  static auto* FindIn(Versions& versions, const ChunkExtents& extents);
+  template <typename Predicate>
+  std::vector<ChunkVersion*> VersionsWith(const Predicate& predicate);
   void AppendMoved(const Extent& extent, std::vector<Extent>& moved) const;
 
-  static VersionId IdOf(const ChunkExtents& extents);
+  static LastPlace LastPlaceOf(const ChunkExtents& extents);
 
   std::set<uint64_t> segments_;
   const bool with_raw_;
   std::map<uint64_t, ByOffset> ranges_;  // by segment
-  std::map<VersionId, ChunkVersion> versions_;
+  std::multimap<LastPlace, ChunkVersion> versions_;
   uint64_t next_order_ = 0;
 };
 

@@ -26,7 +26,7 @@ namespace cairn::kv::internal {
 namespace {
 
 /// Returns the record with the locations after the move; nothing if they are the same.
-Result<std::optional<std::vector<std::byte>>> MovedRecord(const PayloadMoves& moves,
+Result<std::optional<std::vector<std::byte>>> MovedRecord(const LiveRanges& moves,
                                                           std::span<const std::byte> record) {
   CAIRN_TRY_ASSIGN(const ChunkExtents extents, DecodeChunkExtents(record));
   std::optional<ChunkExtents> moved = moves.Moved(extents);
@@ -40,7 +40,7 @@ Result<std::optional<std::vector<std::byte>>> MovedRecord(const PayloadMoves& mo
 class StepRewriter {
  public:
   /// Payload was moved to the segments `added`. All arguments outlive it.
-  StepRewriter(StoreState& state, const PayloadMoves& moves, std::span<const SegmentInfo> added);
+  StepRewriter(StoreState& state, const LiveRanges& moves, std::span<const SegmentInfo> added);
   ~StepRewriter();
   StepRewriter(const StepRewriter&) = delete;
   StepRewriter& operator=(const StepRewriter&) = delete;
@@ -61,7 +61,7 @@ class StepRewriter {
   Result<void> ForgetStale();
 
   StoreState& state_;
-  const PayloadMoves& moves_;
+  const LiveRanges& moves_;
   std::map<uint64_t, SegmentInfo> added_;
   std::map<uint64_t, SegmentInfo> replaced_;
   std::map<uint64_t, Rewritten> rewritten_;  // by step
@@ -69,7 +69,7 @@ class StepRewriter {
   bool is_committed_ = false;
 };
 
-StepRewriter::StepRewriter(StoreState& state, const PayloadMoves& moves,
+StepRewriter::StepRewriter(StoreState& state, const LiveRanges& moves,
                            std::span<const SegmentInfo> added)
     : state_(state), moves_(moves) {
   for (const SegmentInfo& info : added) added_[info.segment_id] = info;
@@ -187,7 +187,7 @@ Result<uint64_t> StepRewriter::Commit() {
 
 }  // namespace
 
-Result<uint64_t> CommitMoves(StoreState& state, const PayloadMoves& moves, PayloadMover& mover) {
+Result<uint64_t> CommitMoves(StoreState& state, const LiveRanges& moves, PayloadMover& mover) {
   CAIRN_TRY(mover.Seal());
   StepRewriter rewriter(state, moves, mover.segments());
   CAIRN_TRY(rewriter.Rewrite());

@@ -23,6 +23,6 @@ inline Result<std::unique_ptr<Turn>> TakeCompactTurn(StoreState& state) {
 /// committed in the meantime. The segments that no step uses any more are removed when the grace
 /// period has passed. Returns the number of steps. Returns the errors of CommitChange, too; after
 /// an error, removes the tables that no committed step has.
-Result<uint64_t> CommitMoves(StoreState& state, const PayloadMoves& moves, PayloadMover& mover);
+Result<uint64_t> CommitMoves(StoreState& state, const LiveRanges& moves, PayloadMover& mover);
 
 }  // namespace cairn::kv::internal

@@ -119,6 +119,16 @@ class CompactTest : public ::testing::Test {
     }
     return bytes;
   }
+  void RemoveAll(const char* folder) {
+    const std::vector<std::string> names = storage_->List(folder).value();
+    for (const std::string& name : names) CAIRN_ASSERT_OK(storage_->Remove(name));
+  }
+  void RebuildAndOpen() {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const RebuildReport report,
+                               Store::Rebuild(std::static_pointer_cast<Storage>(storage_)));
+    lost_ = report.lost;
+    Open(kNoGrace);
+  }
   /// Removes what waits for its grace period.
   void Reopen() {
     CAIRN_ASSERT_OK(store_->Close());
@@ -131,13 +141,20 @@ class CompactTest : public ::testing::Test {
   std::shared_ptr<MemoryStorage> storage_ = std::make_shared<MemoryStorage>("memory");
   std::unique_ptr<Store> store_;
   Steps expected_;
+  std::vector<Error> lost_;  // in the last rebuild
 };
 
 TEST_F(CompactTest, MovesWhatStepsUse) {
   SaveAndDelete(20);
   const uint64_t before_bytes = SegmentBytes();
+  const std::vector<std::string> names = storage_->List("").value();
+  const CompactReport dry = Compact({.dry_run = true});
+  EXPECT_EQ(storage_->List("").value(), names);
   const CompactReport report = Compact();
+  EXPECT_EQ(dry.old_segments, report.old_segments);
+  EXPECT_EQ(dry.new_segments, 0);
   ExpectUnchanged();
+  EXPECT_EQ(Compact().old_segments, 0) << "there is nothing left to do";
   EXPECT_GT(report.old_segments, 0);
   EXPECT_GT(report.moved_bytes, 0);
   EXPECT_EQ(report.rewritten_steps, expected_.size());
@@ -189,21 +206,6 @@ TEST_F(CompactTest, TheSpaceOfSegmentsIsExact) {
   EXPECT_GT(dead_bytes, 0);
   EXPECT_EQ(live_bytes + dead_bytes + overhead_bytes, SegmentBytes());
   EXPECT_EQ(Compact({.dry_run = true}).live_bytes, live_bytes);
-}
-
-TEST_F(CompactTest, ADryRunChangesNothing) {
-  SaveAndDelete(10);
-  const std::vector<std::string> names = storage_->List("").value();
-  const CompactReport report = Compact({.dry_run = true});
-  EXPECT_GT(report.old_segments, 0);
-  EXPECT_EQ(report.new_segments, 0);
-  EXPECT_EQ(storage_->List("").value(), names);
-}
-
-TEST_F(CompactTest, HasNothingToDoAfterwards) {
-  SaveAndDelete(20);
-  Compact();
-  EXPECT_EQ(Compact().old_segments, 0);
 }
 
 TEST_F(CompactTest, JoinsSmallSegments) {
@@ -448,10 +450,8 @@ TEST_F(CompactTest, CanBeRebuiltFromTheRootBeforeIt) {
     CAIRN_ASSERT_OK(storage_->Remove(root));
   }
   CAIRN_ASSERT_OK(storage_->Put(*std::ranges::min_element(after), RandomBytes(1, 100)));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const RebuildReport report,
-                             Store::Rebuild(std::static_pointer_cast<Storage>(storage_)));
-  EXPECT_THAT(report.lost, IsEmpty());
-  Open(kNoGrace);
+  RebuildAndOpen();
+  EXPECT_THAT(lost_, IsEmpty());
   ExpectUnchanged();
 }
 
@@ -461,12 +461,8 @@ TEST_F(CompactTest, CanBeRebuiltWithoutRoots) {
   CAIRN_ASSERT_OK(store_->Close());
   Open(kNoGrace);  // removes the old segments and tables
   CAIRN_ASSERT_OK(store_->Close());
-  const std::vector<std::string> roots = storage_->List("roots/").value();
-  for (const std::string& root : roots) {
-    CAIRN_ASSERT_OK(storage_->Remove(root));
-  }
-  CAIRN_ASSERT_OK(Store::Rebuild(std::static_pointer_cast<Storage>(storage_)));
-  Open(kNoGrace);
+  RemoveAll("roots/");
+  RebuildAndOpen();
   ExpectUnchanged();
 }
 
@@ -474,12 +470,8 @@ TEST_F(CompactTest, IsNotMistakenForAStepWithoutTables) {
   SaveAndDelete(20);
   Compact();
   CAIRN_ASSERT_OK(store_->Close());
-  for (const char* const folder : {"roots/", "tables/"}) {
-    const std::vector<std::string> names = storage_->List(folder).value();
-    for (const std::string& name : names) CAIRN_ASSERT_OK(storage_->Remove(name));
-  }
-  CAIRN_ASSERT_OK(Store::Rebuild(std::static_pointer_cast<Storage>(storage_)));
-  Open(kNoGrace);
+  for (const char* const folder : {"roots/", "tables/"}) RemoveAll(folder);
+  RebuildAndOpen();
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store_->Latest());
   for (const uint64_t step : snapshot->step_numbers()) EXPECT_TRUE(expected_.contains(step));
 }
