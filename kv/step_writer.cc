@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "kv/base/digest.h"
-#include "kv/commit/internal/part_gatherer.h"
 #include "kv/commit/internal/rank_parts.h"
 #include "kv/commit/internal/step_attempt.h"
 #include "kv/commit/internal/step_commit.h"

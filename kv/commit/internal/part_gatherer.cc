@@ -3,8 +3,6 @@
 // to the step when the batches before have been added. A part that is too large for one batch is
 // decoded piece by piece at that time.
 
-#include "kv/commit/internal/part_gatherer.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -72,9 +70,11 @@ class PartGatherer {
       if (done) done = CatchExhaustion(kWhat, [&] { return DecodeUnlessLarge(batch, records); });
       AwaitTurn(batch.number);
       if (is_cancelled_) return EndTurn({});
-      if (done) done = CatchExhaustion(kWhat, [&] { return AddBatch(batch, records); });
+      if (done && !batch.is_decoded) {
+        done = CatchExhaustion(kWhat, [&] { return Decode(batch, records, /*in_pieces=*/true); });
+      }
+      if (done) done = CatchExhaustion(kWhat, [&] { return AddRecords(records); });
       CAIRN_TRY(EndTurn(std::move(done)));
-      records.Clear();
     }
   }
 
@@ -149,42 +149,31 @@ class PartGatherer {
                  .step = attempt_.step};
   }
 
-  Result<void> DecodeUnlessLarge(Batch& batch, RankBatch& records) const {
+  Result<void> DecodeUnlessLarge(Batch& batch, RankBatch& records) {
     uint64_t decoded_bytes = 0;
     for (const auto& part : batch.parts) decoded_bytes += ClaimedBytes(part);
     if (decoded_bytes > kMaxDecodedBytes) return {};
     batch.is_decoded = true;
-    return Decode(batch, records, [] { return Result<void>(); });
+    return Decode(batch, records, /*in_pieces=*/false);
   }
 
-  /// Verifies the parts and collects their records. Calls `collected` after each record.
-  template <typename Collected>
-  Result<void> Decode(const Batch& batch, RankBatch& records, const Collected& collected) const {
+  /// Verifies the parts and collects their records; in pieces, adds all but the last one.
+  Result<void> Decode(const Batch& batch, RankBatch& records, bool in_pieces) {
     for (size_t i = 0; i < batch.parts.size(); ++i) {
       const uint32_t rank = batch.first + static_cast<uint32_t>(i);
       records.BeginPart(rank);
       CAIRN_TRY(ReadPart(PathOf(rank), batch.parts[i], attempt_.HeaderOf(rank),
                          [&](const TableRecord& record) -> Result<void> {
                            CAIRN_TRY(records.Add(record));
-                           return collected();
+                           if (!in_pieces || records.size_bytes() < kPieceBytes) return {};
+                           CAIRN_TRY(records.Finish());
+                           return AddRecords(records);
                          }));
     }
     return records.Finish();
   }
 
-  Result<void> AddBatch(const Batch& batch, RankBatch& records) {
-    if (!batch.is_decoded) {
-      CAIRN_TRY(Decode(batch, records, [&]() -> Result<void> {
-        if (records.size_bytes() < kPieceBytes) return {};
-        CAIRN_TRY(records.Finish());
-        CAIRN_TRY(AddRecords(records));
-        records.Clear();
-        return {};
-      }));
-    }
-    return AddRecords(records);
-  }
-
+  /// Adds the records to the step, and removes them from the batch.
   Result<void> AddRecords(RankBatch& records) {
     for (const RankBatch::Shared& shared : records.shared()) {
       CAIRN_TRY(AddShared(shared.rank, shared.digest));
@@ -196,6 +185,7 @@ class PartGatherer {
     attempt_.chunk_count += records.counts().chunks;
     attempt_.reused_chunk_count += records.counts().reused_chunks;
     attempt_.written_bytes_of_others += records.counts().written_bytes;
+    records.Clear();
     return {};
   }
 

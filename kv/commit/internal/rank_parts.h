@@ -34,6 +34,10 @@ Result<void> AddSharedRecords(StepAttempt& attempt, std::span<const SharedRecord
 Result<std::vector<SharedRecord>> ReadSharedRecords(const StepAttempt& attempt,
                                                     const std::string& digest);
 
+/// Waits for the parts of the other ranks, and adds their records to the step (part_gatherer.cc).
+/// See StepWriter::Gather.
+Result<void> GatherParts(StepAttempt& attempt, RankRecords& others);
+
 /// See StepWriter::Prepare.
 Result<void> PreparePart(StepAttempt& attempt, const StepSummary& summary);
 
