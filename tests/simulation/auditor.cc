@@ -29,7 +29,7 @@ void Auditor::RemoveStrays() {
   const auto uuid = kv::internal::ReadIdentity(*objects);
   const std::vector<std::string> names = objects->List("roots/").value();
   for (const std::string& name : names) {
-    const auto root = kv::internal::DecodeRootIdentity(objects->Read(name, 1 << 30).value());
+    const auto root = kv::internal::DecodeRoot(objects->Read(name, 1 << 30).value());
     if (uuid && root && root->store_uuid != *uuid) (void)objects->Remove(name);
   }
 }

@@ -152,7 +152,7 @@ Result<void> SimulatedStorage::PutIfAbsent(std::string_view name,
 void SimulatedStorage::RootPut(uint64_t number, std::span<const std::byte> bytes,
                                Operation* operation) {
   const auto uuid = kv::internal::ReadIdentity(*network_.objects());
-  const auto root = kv::internal::DecodeRootIdentity(bytes);
+  const auto root = kv::internal::DecodeRoot(bytes);
   if (uuid && root && *uuid == root->store_uuid) {
     return network_.model().RootPut(number, operation, bytes);
   }

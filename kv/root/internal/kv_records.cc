@@ -117,25 +117,21 @@ std::vector<std::byte> EncodeChunk(const ChunkEntry& entry) {
                        values->infs);
   }
   const schema::ChunkStatistics* const stored = statistics ? &*statistics : nullptr;
-  flatbuffers::Offset<schema::ChunkRecord> root;
   const ChunkExtents& extents = entry.extents;
+  const bool is_compressed = extents.is_compressed();
+  const bool is_single = extents.deltas.empty() && extents.payload.size() == 1;
+  uint8_t version = is_single ? schema::kRecordVersion : schema::kSeveralExtentsVersion;
+  uint8_t encoding = schema::kRawEncoding;
   if (!extents.deltas.empty()) {
-    const auto payload = CreateExtents(builder, extents.payload.all());
-    const auto deltas = CreateExtents(builder, extents.deltas);
-    const bool is_compressed = extents.is_compressed();
-    root = schema::CreateChunkRecord(
-        builder, is_compressed ? schema::kCompressedVersion : schema::kDeltasVersion,
-        is_compressed ? schema::kCompressedEncoding : schema::kDeltaEncoding, sizes, nullptr,
-        &digest, entry.since_step, payload, deltas, stored);
-  } else if (extents.payload.size() == 1) {
-    const schema::Extent extent = ToSchema(extents.payload.front());
-    root = schema::CreateChunkRecord(builder, schema::kRecordVersion, schema::kRawEncoding, sizes,
-                                     &extent, &digest, entry.since_step, 0, 0, stored);
-  } else {
-    const auto payload = CreateExtents(builder, extents.payload.all());
-    root = schema::CreateChunkRecord(builder, schema::kSeveralExtentsVersion, schema::kRawEncoding,
-                                     sizes, nullptr, &digest, entry.since_step, payload, 0, stored);
+    version = is_compressed ? schema::kCompressedVersion : schema::kDeltasVersion;
+    encoding = is_compressed ? schema::kCompressedEncoding : schema::kDeltaEncoding;
   }
+  const schema::Extent single = ToSchema(extents.payload.front());
+  const auto payload = is_single ? 0 : CreateExtents(builder, extents.payload.all());
+  const auto deltas = extents.deltas.empty() ? 0 : CreateExtents(builder, extents.deltas);
+  const auto root =
+      schema::CreateChunkRecord(builder, version, encoding, sizes, is_single ? &single : nullptr,
+                                &digest, entry.since_step, payload, deltas, stored);
   schema::FinishChunkRecordBuffer(builder, root);
   std::vector<std::byte> bytes = TakeBytes(builder);
   CAIRN_DCHECK(DecodeChunkExtents(bytes).has_value());

@@ -321,11 +321,6 @@ Offset<schema::RootRecord> AddRoot(Builder& builder, const Root& root) {
                                   retention, root.compress, predecessor);
 }
 
-/// Verifies a record that UnframeRecord has returned.
-Result<const schema::RootRecord*> CheckedRoot(std::span<const std::byte> bytes) {
-  return CheckedRecord<schema::RootRecord>(bytes, schema::RootRecordIdentifier(), "RootRecord");
-}
-
 /// Part of what is encoded was read from objects of others, so it must not end the process.
 std::unexpected<Error> Refused(const Error& error) {
   return Fail(ErrorCode::kInternal, "nothing was put, readers would refuse it: " + error.message);
@@ -354,7 +349,9 @@ Result<std::vector<std::byte>> EncodeRoot(const Root& root) {
 
 Result<Root> DecodeRoot(std::span<const std::byte> object) {
   CAIRN_TRY_ASSIGN(const std::vector<std::byte> bytes, UnframeRecord(kRootFrame, object));
-  CAIRN_TRY_ASSIGN(const schema::RootRecord* record, CheckedRoot(bytes));
+  CAIRN_TRY_ASSIGN(
+      const schema::RootRecord* record,
+      CheckedRecord<schema::RootRecord>(bytes, schema::RootRecordIdentifier(), "RootRecord"));
   Root root{.number = record->number()};
   CAIRN_TRY_ASSIGN(root.commit_id, ReadUuid(record->commit_id()));
   CAIRN_TRY_ASSIGN(root.store_uuid, ReadUuid(record->store_uuid()));
@@ -375,15 +372,6 @@ Result<Root> DecodeRoot(std::span<const std::byte> object) {
   root.compress = record->compress();
   root.checksum = FrameChecksum(object);
   return root;
-}
-
-Result<RootIdentity> DecodeRootIdentity(std::span<const std::byte> object) {
-  CAIRN_TRY_ASSIGN(const std::vector<std::byte> bytes, UnframeRecord(kRootFrame, object));
-  CAIRN_TRY_ASSIGN(const schema::RootRecord* record, CheckedRoot(bytes));
-  RootIdentity identity{.number = record->number()};
-  CAIRN_TRY_ASSIGN(identity.commit_id, ReadUuid(record->commit_id()));
-  CAIRN_TRY_ASSIGN(identity.store_uuid, ReadUuid(record->store_uuid()));
-  return identity;
 }
 
 Result<std::vector<std::byte>> EncodePage(std::span<const StepEntryPtr> entries) {

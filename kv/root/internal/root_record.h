@@ -90,18 +90,9 @@ struct Root {
   std::optional<Uuid> predecessor;
 };
 
-/// The fields that distinguish a root from all others.
-struct RootIdentity {
-  uint64_t number = 0;
-  Uuid commit_id{};
-  Uuid store_uuid{};
-};
-
 /// kResourceExhausted: the root is longer than 64 MiB.
 Result<std::vector<std::byte>> EncodeRoot(const Root& root);
 Result<Root> DecodeRoot(std::span<const std::byte> object);
-/// Decodes these fields alone.
-Result<RootIdentity> DecodeRootIdentity(std::span<const std::byte> object);
 
 /// Requires entries in ascending order of their steps. kResourceExhausted: the page is longer than
 /// 64 MiB.

@@ -73,10 +73,9 @@ Result<Presence> LookAt(Storage& storage, uint64_t number, const Uuid& commit_id
   }
   // Usually it is the same object, which need not be decompressed to see that.
   if (object && checksum && FrameChecksum(*object) == checksum) return Presence::kSame;
-  const auto identity =
-      object ? DecodeRootIdentity(*object) : Result<RootIdentity>(Fail(object.error()));
-  if (!identity || identity->number != number) return Presence::kUnclear;
-  return identity->commit_id == commit_id ? Presence::kSame : Presence::kOther;
+  const auto root = object ? DecodeRoot(*object) : Result<Root>(Fail(object.error()));
+  if (!root || root->number != number) return Presence::kUnclear;
+  return root->commit_id == commit_id ? Presence::kSame : Presence::kOther;
 }
 
 }  // namespace
@@ -203,12 +202,6 @@ Result<std::optional<Root>> ReadListed(Storage& storage, uint64_t number) {
   return MayBeSame(before) ? std::move(root) : std::nullopt;
 }
 
-/// Searches from the newest root that the storage lists.
-Result<std::optional<Root>> SearchFromListing(Storage& storage) {
-  CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
-  return SearchFrom(storage, numbers.empty() ? 1 : numbers.back());
-}
-
 /// Searches below the stray roots that a listing names: a writer has put them whose store was
 /// replaced by this one, and has ended before it could remove them. `store_uuid` is null if it is
 /// not known. Returns nothing if there are none, or if roots were put or removed during the search.
@@ -299,17 +292,16 @@ Result<std::optional<Root>> Search(Storage& storage, ReadFunction* read) {
   }
   for (int attempt = 0; attempt < kSearches; ++attempt) {
     if (attempt > 0) std::this_thread::sleep_for(PauseAfter(attempt - 1));
-    CAIRN_TRY_ASSIGN(std::optional<Root> root, SearchFromListing(storage));
+    CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
+    CAIRN_TRY_ASSIGN(std::optional<Root> root,
+                     SearchFrom(storage, numbers.empty() ? 1 : numbers.back()));
     if (root) return root;
     if (attempt > 0) {
       CAIRN_TRY_ASSIGN(root, SearchBelowStrays(storage, nullptr));
       if (root) return root;
     }
     // An empty listing that agrees with the hint is the usual case of a new store.
-    if (hint == 0) {
-      CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
-      if (numbers.empty()) return std::nullopt;
-    }
+    if (hint == 0 && numbers.empty()) return std::nullopt;
   }
   return GiveUp(storage, hint);
 }

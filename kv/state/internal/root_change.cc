@@ -101,10 +101,7 @@ std::vector<RemovedObject> TakeExpired(const StoreState& state, Root& root) {
 
 /// Removes the roots that are older than the kept ones.
 void RemoveRoots(StoreState& state, uint64_t newest) {
-  // Where each request takes long, a writer remembers which roots it has removed.
-  const bool remembers = state.storage->transfer_sizes().small_requests > 1;
-  const uint64_t oldest = remembers ? state.oldest_root.load() : 0;
-  const auto remaining = RemoveOldRoots(*state.storage, newest, kKeptRoots, oldest);
+  const auto remaining = RemoveOldRoots(*state.storage, newest, kKeptRoots, state.oldest_root);
   if (remaining) state.oldest_root = *remaining;
 }
 
