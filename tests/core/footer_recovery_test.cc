@@ -19,14 +19,12 @@
 #include "kv/segment/internal/segment_format.h"
 #include "kv/store.h"
 #include "tests/core/tensor/test_tensor.h"
-#include "tests/kv/byte_payload.h"
 #include "tests/kv/sample_step.h"
+#include "tests/support/thread_communicator.h"
 
 namespace cairn::core {
 namespace {
 
-using kv::testing::MakeSample;
-using kv::testing::SampleStep;
 using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
@@ -36,16 +34,6 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 
 using Tensors = std::map<std::string, std::vector<std::byte>>;  // bytes by FQN
-
-/// Takes what other ranks have contributed without a look.
-class IgnoredRecords final : public kv::RankRecords {
- public:
-  Result<void> AddShared(uint32_t, kv::Column, std::string_view,
-                         std::span<const std::byte>) override {
-    return {};
-  }
-  Result<void> AddChunk(const kv::RankChunk&) override { return {}; }
-};
 
 StateDict StateOfBytes(const Tensors& tensors) {
   StateDict state;
@@ -92,12 +80,6 @@ class FooterRecoveryTest : public StoreTest {
     }
     EXPECT_EQ(contents->tree.nodes.size(), tensors.size() + 1);
     EXPECT_THAT(contents->values, IsEmpty());
-    return tensors;
-  }
-
-  /// Returns the tensors of a sample of which footers can know.
-  static Tensors NotEmpty(Tensors tensors) {
-    std::erase_if(tensors, [](const auto& tensor) { return tensor.second.empty(); });
     return tensors;
   }
 
@@ -168,75 +150,34 @@ TEST_F(FooterRecoveryTest, RecoveredStepIsTheBaseOfTheNext) {
   EXPECT_THAT(VerifyAll(), IsEmpty());
 }
 
+// The footer of a rank counts only the chunks of this rank.
 TEST_F(FooterRecoveryTest, StepOfSeveralRanksIsRecoveredBitForBit) {
   store.reset();
-  const SampleStep sample = MakeSample(5);
-  {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, kv::Store::Open(path(), kv::OpenMode::kWrite));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const std::string session, writer->OpenSession());
-    std::vector<std::unique_ptr<kv::Store>> others(2);
-    for (auto& other : others) {
-      CAIRN_ASSERT_OK_AND_ASSIGN(
-          other, kv::Store::Open(path(), kv::OpenMode::kJoinSession, {.session = session}));
-    }
-    CAIRN_ASSERT_OK(kv::testing::SaveSampleByRanks(*writer, others, sample));
-  }
+  constexpr uint64_t kRankBytes = 5'000;
+  Tensors tensors = SomeTensors(5);
+  const std::vector<std::byte> whole = kv::testing::RandomBytes(3, 3 * kRankBytes);
+  testing::RunRanks(3, [&](Communicator& communicator) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(
+        const auto shared, CheckpointStore::OpenShared(path(), kv::OpenMode::kWrite, communicator));
+    const uint64_t begin = shared->rank() * kRankBytes;
+    const TensorView own{DType::kUInt8, {kRankBytes}, {}, whole.data() + begin};
+    StateDict state = StateOfBytes(tensors);
+    state.root().Sharded("w", own,
+                         {.global_shape = {whole.size()},
+                          .mesh = nullptr,
+                          .placements = {},
+                          .parts = {{.box = {{begin}, {kRankBytes}}, .view = own}}});
+    CAIRN_ASSERT_OK(shared->Save(5, state, {.chunk_bytes = 70'000}));
+    CAIRN_ASSERT_OK(shared->Close());
+  });
   LoseAllRecords();
   const kv::RebuildReport report = Rebuild();
   EXPECT_EQ(report.steps, 1u);
   EXPECT_THAT(report.lost, IsEmpty());
-  EXPECT_TRUE(LoadAll(5) == NotEmpty(sample.tensors));
+  tensors["w"] = whole;
+  EXPECT_TRUE(LoadAll(5) == tensors);
   EXPECT_EQ(Step(5).world_size, 3u);
-  EXPECT_THAT(VerifyAll(), IsEmpty());
-}
-
-// The footer of a rank counts only the chunks of this rank.
-TEST_F(FooterRecoveryTest, TensorIsPutTogetherFromThePartsOfItsRanks) {
-  store.reset();
-  constexpr uint64_t kRankBytes = 5'000;
-  const auto bytes = kv::testing::RandomBytes(3, 2 * kRankBytes);
-  const TensorInfo info{.fqn = "w",
-                        .dtype = DType::kUInt8,
-                        .shape = {2 * kRankBytes},
-                        .nbytes = 2 * kRankBytes,
-                        .chunk_count = 1};
-  {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, kv::Store::Open(path(), kv::OpenMode::kWrite));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const std::string session, writer->OpenSession());
-    CAIRN_ASSERT_OK_AND_ASSIGN(
-        const auto joined,
-        kv::Store::Open(path(), kv::OpenMode::kJoinSession, {.session = session}));
-    const std::string attempt = writer->NextAttempt(1);
-    const auto write = [&](kv::Store& of_rank,
-                           uint32_t rank) -> Result<std::unique_ptr<kv::StepWriter>> {
-      CAIRN_TRY_ASSIGN(auto part,
-                       of_rank.Begin(1, {.rank = rank, .world_size = 2, .attempt = attempt}));
-      CAIRN_TRY(
-          part->AddRecord(kv::Column::kTensors, kv::FqnKey("w"), internal::EncodeTensor(info)));
-      const auto own = std::span(bytes).subspan(rank * kRankBytes, kRankBytes);
-      CAIRN_TRY_ASSIGN(const auto appended,
-                       part->Append(kv::testing::CopiedPayload(own), kv::SegmentAlignment::k64));
-      CAIRN_TRY(part->AddChunk(kv::ChunkKey("w", std::array{rank * kRankBytes}),
-                               {.sizes = {kRankBytes},
-                                .extents = appended.extent,
-                                .digest = appended.digest,
-                                .since_step = 1},
-                               /*reused=*/false));
-      return part;
-    };
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto part_1, write(*joined, 1));
-    CAIRN_ASSERT_OK(part_1->Prepare({}));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto part_0, write(*writer, 0));
-    IgnoredRecords ignored;
-    CAIRN_ASSERT_OK(part_0->Gather(ignored));
-    CAIRN_ASSERT_OK(part_0->SetStructure(bytes));
-    CAIRN_ASSERT_OK(part_0->Commit({.tensor_count = 1}));
-  }
-  LoseAllRecords();
-  EXPECT_EQ(Rebuild().steps, 1u);
-  EXPECT_EQ(LoadAll(1), (Tensors{{"w", bytes}}));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const TensorInfo tensor, store->FindTensor(Step(1), "w"));
-  EXPECT_EQ(tensor.chunk_count, 2u);
+  EXPECT_EQ(store->FindTensor(Step(5), "w")->chunk_count, 3u);
   EXPECT_THAT(VerifyAll(), IsEmpty());
 }
 

@@ -193,7 +193,7 @@ TEST_F(StepPartTest, OneRankAloneKeepsSharedMemoryShared) {
   const TestTensor tied(DType::kFloat32, {64, 64}, 1);
   CAIRN_ASSERT_OK_AND_ASSIGN(ticket_, StepPart::OpenSession(*first_, kStep, 1));
   auto own = Begin(0);
-  CAIRN_ASSERT_OK(own->Add(std::move(StateOf({{"a", tied.view()}, {"b", tied.view()}}))));
+  CAIRN_ASSERT_OK(own->Add(StateOf({{"a", tied.view()}, {"b", tied.view()}})));
   CAIRN_ASSERT_OK_AND_ASSIGN(const SaveReport report, own->Commit({}));
   EXPECT_EQ(report.written_bytes, tied.bytes.size());
   ExpectStored("b", tied);

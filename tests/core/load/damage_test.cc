@@ -257,14 +257,5 @@ TEST_F(DamageTest, ATruncatedSegmentIsDamage) {
   EXPECT_FALSE(VerifyAll().empty());
 }
 
-TEST_F(DamageTest, ASaveOverADamagedBaseStillSavesEveryByte) {
-  SaveSample();
-  tensor_.bytes[0] ^= std::byte{1};
-  Flip(chunks_[0].extents.front().offset_bytes + 9);
-  Reopen(kv::OpenMode::kWrite);
-  Save(2, StateOf({{"w", tensor_.view()}}), {.incremental = false});
-  EXPECT_EQ(LoadBytes(2, "w"), tensor_.bytes);
-}
-
 }  // namespace
 }  // namespace cairn::core

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/load/load_options.h"
+#include "core/upkeep/payload_reader.h"
 #include "tests/core/tensor/strided_fixture.h"
 #include "tests/core/tensor/test_tensor.h"
 
@@ -46,18 +47,14 @@ class PartialLoadTest : public StoreTest {
   uint64_t LoadBox(const TestTensor& tensor, const Box& box) { return LoadBoxes(tensor, {box}); }
 };
 
-TEST_F(PartialLoadTest, ARowReadsItsPagesOnly) {
+TEST_F(PartialLoadTest, RowsReadTheirPagesOnly) {
   const TestTensor tensor(DType::kFloat32, {4096, 1024});  // 16 MiB, rows of 4 KiB
   SaveTensor(tensor);
   EXPECT_LE(LoadBox(tensor, {{100, 0}, {1, 1024}}), kPage + 2 * kRounding);
   EXPECT_LE(LoadBox(tensor, {{4095, 1000}, {1, 24}}), kPage + 2 * kRounding);
-}
-
-TEST_F(PartialLoadTest, RowsAcrossChunksReadTheirPagesOnly) {
-  const TestTensor tensor(DType::kFloat32, {4096, 1024});
-  SaveTensor(tensor);
   // 64 rows (256 KiB) on both sides of a chunk's border.
   EXPECT_LE(LoadBox(tensor, {{1024 - 32, 0}, {64, 1024}}), 64 * 4096 + 4 * kRounding);
+  EXPECT_EQ(LoadBox(tensor, {{64, 0}, {0, 64}}), 0u);
 }
 
 TEST_F(PartialLoadTest, AColumnOfWideRowsReadsItsPagesOnly) {
@@ -78,12 +75,6 @@ TEST_F(PartialLoadTest, OnePercentOfTheKeysReadsLittleMoreThanTheirBytes) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const LoadReport report, Load(1, {WholeRequest("t042", target)}));
   EXPECT_EQ(target.bytes, tensors[42].bytes);
   EXPECT_LE(report.bytes_read, 400'000 * 105 / 100);
-}
-
-TEST_F(PartialLoadTest, AnEmptyBoxReadsNothing) {
-  const TestTensor tensor(DType::kFloat32, {64, 64});
-  SaveTensor(tensor);
-  EXPECT_EQ(LoadBox(tensor, {{64, 0}, {0, 64}}), 0u);
 }
 
 // A tensor that is larger than the reader's buffers, with a target that cannot be read to directly.
@@ -171,6 +162,24 @@ TEST_F(PartialLoadTest, KnownTensorsMakeNoDifference) {
         store->Load(contents.step, requests, {}, {}, std::span(contents.tensors).first(count)),
         testing::IsError(ErrorCode::kNotFound, "no such tensor"));
   }
+}
+
+TEST_F(PartialLoadTest, AReaderOfPayloadVisitsTheBytesOfManyTensorsInOrder) {
+  const TestTensor large(DType::kFloat64, {6'000'000}), small(DType::kInt8, {3});  // 48 MB
+  Save(1, StateOf({{"large", large.view()}, {"small", small.view()}}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(1));
+  std::vector<std::byte> seen[2];
+  CAIRN_ASSERT_OK_AND_ASSIGN(
+      const uint64_t bytes_read,
+      ReadRowMajor(LoaderOf(*store, contents.step), contents.tensors,
+                   [&](size_t tensor, uint64_t offset, std::span<const std::byte> bytes) {
+                     EXPECT_EQ(offset, seen[tensor].size());
+                     seen[tensor].insert(seen[tensor].end(), bytes.begin(), bytes.end());
+                     return Result<void>();
+                   }));
+  EXPECT_EQ(seen[0], large.bytes);
+  EXPECT_EQ(seen[1], small.bytes);
+  EXPECT_LE(bytes_read, large.bytes.size() + 64 * 1024);
 }
 
 }  // namespace

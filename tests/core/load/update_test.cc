@@ -62,20 +62,6 @@ TEST_F(UpdateTest, OnlyChangedPagesAreRead) {
   EXPECT_EQ(again.bytes_read, 0u);
 }
 
-TEST_F(UpdateTest, StepsMayBeFarApartAndInAnyOrder) {
-  Save(1, State());
-  const std::vector<TestTensor> first = tensors;
-  for (uint64_t step = 2; step < 12; ++step) {
-    tensors[step % 4].bytes[(step * 3 % 32) * kPage + step] ^= std::byte{5};
-    Save(step, State());
-  }
-  model = first;
-  CAIRN_ASSERT_OK(Update(1, 11));
-  ExpectModelIs(tensors);
-  CAIRN_ASSERT_OK(Update(11, 1));  // back
-  ExpectModelIs(first);
-}
-
 TEST_F(UpdateTest, MemoryThatIsNotTheBaseIsRefusedAndUnchanged) {
   Save(1, State());
   model = tensors;

@@ -40,16 +40,8 @@ class CompressedSaveTest : public StoreTest {
     random_.Fill(noise_.bytes);
   }
   StateDict State() const { return StateOf({{"noise", noise_.view()}, {"w", weights_.view()}}); }
-  void SaveAndKeep(uint64_t step, const SaveOptions& options) {
-    Save(step, State(), options);
-    states_[step] = weights_.bytes;
-  }
-  void ExpectAllSteps() {
-    for (const auto& [step, bytes] : states_) {
-      EXPECT_TRUE(LoadBytes(step, "w") == bytes) << step;
-      EXPECT_TRUE(LoadBytes(step, "noise") == noise_.bytes) << step;
-    }
-    EXPECT_THAT(VerifyAll(), IsEmpty());
+  SaveReport SaveBoth(uint64_t step, const SaveOptions& options) {
+    return SaveAndKeep(step, {{"noise", &noise_}, {"w", &weights_}}, options);
   }
   uint64_t CompressedCount(uint64_t step, const std::string& fqn = "w") {
     const auto chunks = Chunks(step, fqn);
@@ -60,12 +52,10 @@ class CompressedSaveTest : public StoreTest {
   testing::SeededRandom random_;
   TestTensor weights_{DType::kBFloat16, {kRows, kColumns}};
   TestTensor noise_{DType::kUInt8, {3 * kPageBytes}};
-  std::map<uint64_t, std::vector<std::byte>> states_;
 };
 
 TEST_F(CompressedSaveTest, TakesLessSpaceAndIsRestored) {
-  const SaveReport report = Save(1, State(), kCompress);
-  states_[1] = weights_.bytes;
+  const SaveReport report = SaveBoth(1, kCompress);
   EXPECT_THAT(report.written_bytes, Lt(report.logical_bytes * 9 / 10));
   EXPECT_EQ(CompressedCount(1), Chunks(1).size());
   EXPECT_EQ(CompressedCount(1, "noise"), 0u);
@@ -103,57 +93,53 @@ TEST_F(CompressedSaveTest, EveryElementSizeAndLengthIsRestored) {
 TEST_F(CompressedSaveTest, TheSettingOfTheStoreAppliesToEverySaveThatDoesNotStateOtherwise) {
   const SaveOptions plain{.incremental = false, .chunk_bytes = 4 * kPageBytes};
   CAIRN_ASSERT_OK(store->kv().SetCompression(true));
-  SaveAndKeep(1, plain);
+  SaveBoth(1, plain);
   EXPECT_EQ(CompressedCount(1), Chunks(1).size());
   SaveOptions raw = plain;
   raw.compress = false;
-  SaveAndKeep(2, raw);
+  SaveBoth(2, raw);
   EXPECT_EQ(CompressedCount(2), 0u);
   {
     AsyncSaver saver(store.get());
     CAIRN_ASSERT_OK(SaveAndWait(saver, 3, State(), plain));
   }
-  states_[3] = weights_.bytes;
+  kept[3]["w"] = weights_.bytes;
   EXPECT_EQ(CompressedCount(3), Chunks(3).size());
   CAIRN_ASSERT_OK_AND_ASSIGN(const StepTicket ticket, StepPart::OpenSession(*store, 4, 1));
   CAIRN_ASSERT_OK_AND_ASSIGN(auto part, StepPart::Begin(*store, ticket, 0, plain));
   CAIRN_ASSERT_OK(part->Add(State()));
   CAIRN_ASSERT_OK(part->Commit({}));
   part.reset();
-  states_[4] = weights_.bytes;
+  kept[4]["w"] = weights_.bytes;
   EXPECT_EQ(CompressedCount(4), Chunks(4).size());
   CAIRN_ASSERT_OK(store->kv().SetCompression(false));
-  SaveAndKeep(5, plain);
+  SaveBoth(5, plain);
   EXPECT_EQ(CompressedCount(5), 0u);
   ExpectAllSteps();
 }
 
 TEST_F(CompressedSaveTest, LaterStepsReferToThemAndAddDeltas) {
-  SaveAndKeep(1, kCompress);
-  EXPECT_EQ(Save(2, State(), {.chunk_bytes = 4 * kPageBytes}).written_bytes, 0u);
-  states_[2] = weights_.bytes;
+  SaveBoth(1, kCompress);
+  EXPECT_EQ(SaveBoth(2, {.chunk_bytes = 4 * kPageBytes}).written_bytes, 0u);
   for (size_t i = 0; i < weights_.bytes.size(); i += 400) weights_.bytes[i] ^= std::byte{1};
   SaveOptions options = kCompress;
   options.max_deltas = 4;
-  const SaveReport report = Save(3, State(), options);
-  states_[3] = weights_.bytes;
+  const SaveReport report = SaveBoth(3, options);
   EXPECT_THAT(report.written_bytes, Lt(report.logical_bytes / 20));
   EXPECT_THAT(Chunks(3).front().deltas, SizeIs(2));  // the complete chunk, and what changed
-  CAIRN_ASSERT_OK(store->Delete(std::vector<uint64_t>{1, 2}));
-  states_.erase(1);
-  states_.erase(2);
+  DeleteKept({1, 2});
   ExpectAllSteps();
 }
 
 TEST_F(CompressedSaveTest, WithoutDeltasChangedChunksAreCompressedAnew) {
-  SaveAndKeep(1, kCompress);
+  SaveBoth(1, kCompress);
   weights_.bytes[10] ^= std::byte{1};
-  SaveAndKeep(2, kCompress);
+  SaveBoth(2, kCompress);
   EXPECT_EQ(CompressedCount(2), Chunks(2).size());
   EXPECT_THAT(Chunks(2).front().deltas, SizeIs(1));
-  SaveAndKeep(3, {.chunk_bytes = 4 * kPageBytes});
+  SaveBoth(3, {.chunk_bytes = 4 * kPageBytes});
   weights_.bytes[11] ^= std::byte{1};
-  SaveAndKeep(4, {.chunk_bytes = 4 * kPageBytes});
+  SaveBoth(4, {.chunk_bytes = 4 * kPageBytes});
   EXPECT_EQ(CompressedCount(4), Chunks(4).size() - 1);  // the changed one is raw
   ExpectAllSteps();
 }
@@ -166,14 +152,14 @@ TEST_F(CompressedSaveTest, InTheBackground) {
     for (size_t i = 2 * step; i < weights_.bytes.size(); i += 300) {
       weights_.bytes[i] ^= std::byte{1};
     }
-    states_[step] = weights_.bytes;
+    kept[step]["w"] = weights_.bytes;
     CAIRN_ASSERT_OK(SaveAndWait(saver, step, State(), options));
   }
   ExpectAllSteps();
 }
 
 TEST_F(CompressedSaveTest, DamageIsFoundAndNamed) {
-  SaveAndKeep(1, kCompress);
+  SaveBoth(1, kCompress);
   const kv::Extent delta = Chunks(1)[1].deltas.front();
   // Of the mantissas, which are not compressible, so that every bit has an effect.
   FlipByte(FileOf(delta), delta.offset_bytes + delta.length_bytes / 2);
@@ -186,9 +172,9 @@ TEST_F(CompressedSaveTest, DamageIsFoundAndNamed) {
 }
 
 TEST_F(CompressedSaveTest, ACompactionCompressesWhatItCan) {
-  SaveAndKeep(1, {.chunk_bytes = 4 * kPageBytes});
+  SaveBoth(1, {.chunk_bytes = 4 * kPageBytes});
   weights_.bytes[10] ^= std::byte{1};
-  SaveAndKeep(2, {.max_deltas = 4, .chunk_bytes = 4 * kPageBytes});
+  SaveBoth(2, {.max_deltas = 4, .chunk_bytes = 4 * kPageBytes});
   EXPECT_EQ(CompressedCount(1), 0u);
   CAIRN_ASSERT_OK_AND_ASSIGN(const kv::CompactReport report, store->Compact({}, true));
   EXPECT_GT(report.compressed_chunks, 0u);
@@ -200,10 +186,8 @@ TEST_F(CompressedSaveTest, ACompactionCompressesWhatItCan) {
   EXPECT_EQ(again.old_segments, 0u);
   // Without compression, a compaction moves compressed chunks as they are.
   weights_.bytes[9] ^= std::byte{1};
-  SaveAndKeep(3, kCompress);
-  CAIRN_ASSERT_OK(store->Delete(std::vector<uint64_t>{1, 2}));
-  states_.erase(1);
-  states_.erase(2);
+  SaveBoth(3, kCompress);
+  DeleteKept({1, 2});
   CAIRN_ASSERT_OK(store->Compact({.max_dead = 0, .fold_all = true}));
   EXPECT_GT(CompressedCount(3), 0u);
   ExpectAllSteps();

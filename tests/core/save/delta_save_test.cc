@@ -15,7 +15,6 @@ namespace {
 
 using kv::kPageBytes;
 using ::testing::IsEmpty;
-using testing::IsError;
 using ::testing::SizeIs;
 
 constexpr uint64_t kRows = 21, kColumns = 4 * kPageBytes / 2 / 8;  // 8 rows are 4 pages
@@ -46,9 +45,7 @@ class DeltaSaveTest : public StoreTest {
 
   SaveReport TrainAndSave(uint64_t step, const SaveOptions& options = kWithDeltas) {
     Train(tensor_);
-    const SaveReport report = Save(step, State(tensor_), options);
-    states_[step] = tensor_.bytes;
-    return report;
+    return SaveAndKeep(step, {{"w", &tensor_}}, options);
   }
 
   // Step 1 is complete; steps 2 to `last` have one delta more each.
@@ -56,13 +53,7 @@ class DeltaSaveTest : public StoreTest {
     for (uint64_t step = 1; step <= last; ++step) TrainAndSave(step);
   }
 
-  void ExpectAllSteps() {
-    for (const auto& [step, bytes] : states_) EXPECT_TRUE(LoadBytes(step, "w") == bytes) << step;
-    EXPECT_THAT(VerifyAll(), IsEmpty());
-  }
-
   testing::SeededRandom random_;
-  std::map<uint64_t, std::vector<std::byte>> states_;
 };
 
 TEST_F(DeltaSaveTest, ScatteredChangesAreWrittenAsADelta) {
@@ -96,8 +87,7 @@ TEST_F(DeltaSaveTest, AChainEndsWithACompleteChunk) {
 
 TEST_F(DeltaSaveTest, AnUnchangedChunkKeepsItsDeltas) {
   SaveSteps(3);
-  const SaveReport report = Save(4, State(tensor_), kWithDeltas);
-  states_[4] = tensor_.bytes;
+  const SaveReport report = SaveAndKeep(4, {{"w", &tensor_}}, kWithDeltas);
   EXPECT_EQ(report.written_bytes, 0u);
   EXPECT_EQ(report.chunks_reused, 1u);
   EXPECT_EQ(OnlyChunk(4).deltas, OnlyChunk(3).deltas);
@@ -111,8 +101,7 @@ TEST_F(DeltaSaveTest, AnUnchangedChunkKeepsItsDeltas) {
 TEST_F(DeltaSaveTest, AfterDeltasNoPageOfTheBaseIsReferenced) {
   SaveSteps(2);
   tensor_.bytes[100] ^= std::byte{1};
-  const SaveReport report = Save(3, State(tensor_));
-  states_[3] = tensor_.bytes;
+  const SaveReport report = SaveAndKeep(3, {{"w", &tensor_}});
   EXPECT_EQ(report.written_bytes, tensor_.bytes.size());
   EXPECT_THAT(OnlyChunk(3).deltas, IsEmpty());
   ExpectAllSteps();
@@ -130,8 +119,7 @@ TEST_F(DeltaSaveTest, ChangesOfAllElementsAreWrittenAsTheyAre) {
 TEST_F(DeltaSaveTest, FewChangedElementsOfOnePageAreADelta) {
   TrainAndSave(1);
   tensor_.bytes[5 * kPageBytes] ^= std::byte{1};
-  const SaveReport report = Save(2, State(tensor_), kWithDeltas);
-  states_[2] = tensor_.bytes;
+  const SaveReport report = SaveAndKeep(2, {{"w", &tensor_}}, kWithDeltas);
   EXPECT_LT(report.written_bytes, 512u);
   EXPECT_THAT(OnlyChunk(2).deltas, SizeIs(1));
   ExpectAllSteps();
@@ -140,8 +128,7 @@ TEST_F(DeltaSaveTest, FewChangedElementsOfOnePageAreADelta) {
 TEST_F(DeltaSaveTest, ADeltaFollowsExtentsOfSeveralSteps) {
   TrainAndSave(1);
   for (uint64_t i = 0; i < kPageBytes; ++i) tensor_.bytes[3 * kPageBytes + i] ^= std::byte{0x5a};
-  Save(2, State(tensor_), kWithDeltas);
-  states_[2] = tensor_.bytes;
+  SaveAndKeep(2, {{"w", &tensor_}}, kWithDeltas);
   EXPECT_EQ(OnlyChunk(2).extents.size(), 3u);
   TrainAndSave(3);
   EXPECT_THAT(OnlyChunk(3).deltas, SizeIs(1));
@@ -163,21 +150,19 @@ TEST_F(DeltaSaveTest, APartReadsOnlyItsPagesAndTheDeltas) {
 TEST_F(DeltaSaveTest, AnUpdateReadsOnlyTheLaterDeltas) {
   SaveSteps(4);
   TestTensor model = tensor_;
-  model.bytes = states_[2];
+  model.bytes = kept[2]["w"];
   const LoadRequest request = WholeRequest("w", model);
   CAIRN_ASSERT_OK_AND_ASSIGN(const UpdateReport report,
                              store->Update(Step(2), Step(4), {&request, 1}));
-  EXPECT_TRUE(model.bytes == states_[4]);
+  EXPECT_TRUE(model.bytes == kept[4]["w"]);
   const ChunkInfo chunk = OnlyChunk(4);
   // Reads past the page cache are rounded to 4 KiB.
   EXPECT_LE(report.bytes_read,
             chunk.deltas[1].length_bytes + chunk.deltas[2].length_bytes + 4 * 4096);
-  // Back, and over the end of a chain, the chunk is read completely.
-  CAIRN_ASSERT_OK(store->Update(Step(4), Step(2), {&request, 1}));
-  EXPECT_TRUE(model.bytes == states_[2]);
+  // Over the end of a chain, the chunk is read completely.
   for (uint64_t step = 5; step <= 8; ++step) TrainAndSave(step);
-  CAIRN_ASSERT_OK(store->Update(Step(2), Step(8), {&request, 1}));
-  EXPECT_TRUE(model.bytes == states_[8]);
+  CAIRN_ASSERT_OK(store->Update(Step(4), Step(8), std::array{WholeRequest("w", model)}));
+  EXPECT_TRUE(model.bytes == tensor_.bytes);
 }
 
 TEST_F(DeltaSaveTest, AnUpdateChangesMemoryThatTwoTensorsShareOnce) {
@@ -212,11 +197,10 @@ TEST_F(DeltaSaveTest, ASaveDoesNotRelyOnADamagedBase) {
     FlipByte(file, extent.offset_bytes + 8);
     Reopen();
     Train(tensor_);
-    const uint64_t next = 4 + states_.size();
-    EXPECT_EQ(Save(next, State(tensor_), {.base_step = 3, .max_deltas = 4}).written_bytes,
-              tensor_.bytes.size());
+    const uint64_t next = 4 + kept.size();
+    const SaveOptions options{.base_step = 3, .max_deltas = 4};
+    EXPECT_EQ(SaveAndKeep(next, {{"w", &tensor_}}, options).written_bytes, tensor_.bytes.size());
     EXPECT_TRUE(LoadBytes(next, "w") == tensor_.bytes);
-    states_[next] = tensor_.bytes;
     FlipByte(file, extent.offset_bytes + 8);
   }
   ExpectAllSteps();
@@ -276,11 +260,6 @@ TEST_F(DeltaSaveTest, TheBaseIsReadWhileAllBlocksAreBeingWritten) {
     for (uint64_t at = 0; at < large.bytes.size(); at += 2) large.bytes[at] ^= std::byte{2};
   }
   EXPECT_THAT(VerifyAll(), IsEmpty());
-}
-
-TEST_F(DeltaSaveTest, TooManyDeltasAreRefused) {
-  EXPECT_THAT(store->Save(1, State(tensor_), {.max_deltas = kv::kMaxDeltas + 1}),
-              IsError(ErrorCode::kInvalidArgument, "64"));
 }
 
 }  // namespace

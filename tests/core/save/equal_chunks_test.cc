@@ -30,62 +30,46 @@ class EqualChunksTest : public StoreTest {
     random_.Fill(other_.bytes);
     copy_.bytes = weights_.bytes;
   }
-  /// Saves tensors by name.
-  SaveReport SaveTensors(uint64_t step, const std::map<std::string, const TestTensor*>& tensors,
-                         const SaveOptions& options = kShare) {
-    StateDict state;
-    for (const auto& [name, tensor] : tensors) state.root().Tensor(name, tensor->view());
-    const SaveReport report = Save(step, state, options);
-    for (const auto& [name, tensor] : tensors) expected_[step][name] = tensor->bytes;
-    return report;
-  }
-  void ExpectAll() {
-    for (const auto& [step, tensors] : expected_) {
-      for (const auto& [name, bytes] : tensors) EXPECT_TRUE(LoadBytes(step, name) == bytes) << name;
-    }
-    EXPECT_THAT(VerifyAll(), IsEmpty());
-  }
-
   testing::SeededRandom random_;
   TestTensor weights_{DType::kBFloat16, {500, 1000}};
   TestTensor copy_{DType::kBFloat16, {500, 1000}};
   TestTensor other_{DType::kBFloat16, {500, 1000}};
-  std::map<uint64_t, std::map<std::string, std::vector<std::byte>>> expected_;
 };
 
 TEST_F(EqualChunksTest, CopiesOfATensorAreStoredOnce) {
-  const SaveReport report = SaveTensors(1, {{"a", &weights_}, {"b", &other_}, {"ema", &copy_}});
+  const SaveReport report =
+      SaveAndKeep(1, {{"a", &weights_}, {"b", &other_}, {"ema", &copy_}}, kShare);
   EXPECT_EQ(report.written_bytes, 2 * weights_.bytes.size());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto a, store->Chunks(Step(1), "a"));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto ema, store->Chunks(Step(1), "ema"));
   EXPECT_EQ(a.front().extents, ema.front().extents);
-  ExpectAll();
+  ExpectAllSteps();
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->kv().Latest());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto spaces, kv::MeasureSegments(*snapshot));
   ASSERT_EQ(spaces.size(), 1u);
   EXPECT_EQ(spaces[0].live_bytes, report.written_bytes);
   // One of them changes.
   copy_.bytes[5] ^= std::byte{1};
-  EXPECT_THAT(SaveTensors(2, {{"a", &weights_}, {"b", &other_}, {"ema", &copy_}}).written_bytes,
-              Lt(5 * kPageBytes));
-  ExpectAll();
+  EXPECT_THAT(
+      SaveAndKeep(2, {{"a", &weights_}, {"b", &other_}, {"ema", &copy_}}, kShare).written_bytes,
+      Lt(5 * kPageBytes));
+  ExpectAllSteps();
 }
 
 TEST_F(EqualChunksTest, TensorsThatWereRenamedAreFoundInTheBase) {
-  SaveTensors(1, {{"old", &weights_}, {"b", &other_}});
-  EXPECT_EQ(SaveTensors(2, {{"new", &copy_}, {"b", &other_}}).written_bytes, 0u);
-  CAIRN_ASSERT_OK(store->Delete(std::vector<uint64_t>{1}));
-  expected_.erase(1);
-  ExpectAll();
+  SaveAndKeep(1, {{"old", &weights_}, {"b", &other_}}, kShare);
+  EXPECT_EQ(SaveAndKeep(2, {{"new", &copy_}, {"b", &other_}}, kShare).written_bytes, 0u);
+  DeleteKept({1});
+  ExpectAllSteps();
   Reopen();
-  ExpectAll();
+  ExpectAllSteps();
 }
 
 TEST_F(EqualChunksTest, WithoutTheOptionNothingIsShared) {
-  const SaveReport report = SaveTensors(1, {{"a", &weights_}, {"ema", &copy_}}, {});
+  const SaveReport report = SaveAndKeep(1, {{"a", &weights_}, {"ema", &copy_}});
   EXPECT_EQ(report.written_bytes, 2 * weights_.bytes.size());
-  EXPECT_EQ(SaveTensors(2, {{"new", &copy_}}, {}).written_bytes, weights_.bytes.size());
-  ExpectAll();
+  EXPECT_EQ(SaveAndKeep(2, {{"new", &copy_}}).written_bytes, weights_.bytes.size());
+  ExpectAllSteps();
 }
 
 TEST_F(EqualChunksTest, DeltasAndCompressedChunksAreShared) {
@@ -94,22 +78,20 @@ TEST_F(EqualChunksTest, DeltasAndCompressedChunksAreShared) {
   SaveOptions options = kShare;
   options.compress = true;
   options.max_deltas = 4;
-  EXPECT_THAT(SaveTensors(1, {{"a", &weights_}, {"ema", &copy_}}, options).written_bytes,
+  EXPECT_THAT(SaveAndKeep(1, {{"a", &weights_}, {"ema", &copy_}}, options).written_bytes,
               Lt(weights_.bytes.size()));
   for (size_t i = 0; i < weights_.bytes.size(); i += 500) weights_.bytes[i] ^= std::byte{1};
   copy_.bytes = weights_.bytes;
-  SaveTensors(2, {{"a", &weights_}, {"ema", &copy_}}, options);
-  EXPECT_EQ(SaveTensors(3, {{"x", &weights_}, {"y", &copy_}}, options).written_bytes, 0u);
-  ExpectAll();
-  CAIRN_ASSERT_OK(store->Delete(std::vector<uint64_t>{1, 2}));
-  expected_.erase(1);
-  expected_.erase(2);
+  SaveAndKeep(2, {{"a", &weights_}, {"ema", &copy_}}, options);
+  EXPECT_EQ(SaveAndKeep(3, {{"x", &weights_}, {"y", &copy_}}, options).written_bytes, 0u);
+  ExpectAllSteps();
+  DeleteKept({1, 2});
   CAIRN_ASSERT_OK(store->Compact({.max_dead = 0, .fold_all = true}));
-  ExpectAll();
+  ExpectAllSteps();
 }
 
 TEST_F(EqualChunksTest, SharedChunksAreRecoveredFromTheSegmentAlone) {
-  SaveTensors(1, {{"a", &weights_}, {"ema", &copy_}});
+  SaveAndKeep(1, {{"a", &weights_}, {"ema", &copy_}}, kShare);
   CAIRN_ASSERT_OK(store->Close());
   store.reset();
   for (const char* const folder : {"roots", "tables"}) {

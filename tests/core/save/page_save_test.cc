@@ -30,21 +30,17 @@ class PageSaveTest : public StoreTest {
   StateDict State(const TestTensor& tensor) { return StateOf({{"w", tensor.view()}}); }
   void Touch(uint64_t page) { tensor_.bytes[page * kPageBytes + 7] ^= std::byte{1}; }
 
-  SaveReport SaveTensor(uint64_t step) { return Save(step, State(tensor_)); }
+  SaveReport SaveTensor(uint64_t step) { return SaveAndKeep(step, {{"w", &tensor_}}); }
 
   // Step 1 writes everything, step 2 changes page 4, step 3 changes pages 10 and 11.
   void SaveThreeSteps() {
     SaveTensor(1);
-    states_[1] = tensor_.bytes;
     Touch(4);
     SaveTensor(2);
-    states_[2] = tensor_.bytes;
     Touch(10);
     Touch(11);
     SaveTensor(3);
-    states_[3] = tensor_.bytes;
   }
-  std::map<uint64_t, std::vector<std::byte>> states_;
 };
 
 TEST_F(PageSaveTest, OneChangedPageIsWrittenAlone) {
@@ -61,16 +57,14 @@ TEST_F(PageSaveTest, OneChangedPageIsWrittenAlone) {
   EXPECT_EQ(chunk.extents.front(), base.First(4 * kPageBytes));
   EXPECT_EQ(chunk.extents.back(), base.From(5 * kPageBytes));
   EXPECT_EQ(chunk.extents.all()[1].offset_bytes % 4096, 0u);
-  EXPECT_EQ(LoadBytes(2, "w"), tensor_.bytes);
-  EXPECT_TRUE(VerifyAll().empty());
+  ExpectAllSteps();
 }
 
 TEST_F(PageSaveTest, TheShortLastPageIsOneOfThem) {
   SaveTensor(1);
   tensor_.bytes.back() ^= std::byte{1};
   EXPECT_EQ(SaveTensor(2).written_bytes, kTailBytes);
-  EXPECT_EQ(LoadBytes(2, "w"), tensor_.bytes);
-  EXPECT_TRUE(VerifyAll().empty());
+  ExpectAllSteps();
 }
 
 TEST_F(PageSaveTest, MoreThanHalfOfThePagesAreAWholeChunk) {
@@ -124,17 +118,16 @@ TEST_F(PageSaveTest, EveryPageIsWhereItWasWrittenLast) {
       EXPECT_EQ(chunk.extents.At(page * kPageBytes).segment_id, segment_of[page]) << page;
     }
   }
-  EXPECT_EQ(LoadBytes(39, "w"), tensor_.bytes);
-  EXPECT_TRUE(VerifyAll().empty());
+  ExpectAllSteps();
 }
 
 TEST_F(PageSaveTest, AStepMayBeOverwrittenOnItsOwnBase) {
   SaveThreeSteps();
   Touch(0);
-  const SaveReport report = Save(3, State(tensor_), {.overwrite = true});
+  const SaveReport report = SaveAndKeep(3, {{"w", &tensor_}}, {.overwrite = true});
   EXPECT_EQ(report.written_bytes, kPageBytes);
   EXPECT_EQ(LoadBytes(3, "w"), tensor_.bytes);
-  EXPECT_EQ(LoadBytes(2, "w"), states_[2]);
+  EXPECT_EQ(LoadBytes(2, "w"), kept[2]["w"]);
   EXPECT_TRUE(VerifyAll().empty());
 }
 

@@ -305,21 +305,6 @@ TEST_F(SaveLoadTest, ProgressEndsAtTheTotal) {
   EXPECT_EQ(last, 4'000'000u);
 }
 
-TEST(OpenTest, RefusesOtherSchemes) {
-  EXPECT_THAT(CheckpointStore::Open("gs:pool/ns", kv::OpenMode::kRead),
-              IsError(ErrorCode::kInvalidArgument, "gs:pool/ns"));
-  EXPECT_THAT(CheckpointStore::Open("gs://bucket", kv::OpenMode::kRead),
-              IsError(ErrorCode::kInvalidArgument, "gs://bucket"));
-  EXPECT_THAT(CheckpointStore::Open("", kv::OpenMode::kRead),
-              IsError(ErrorCode::kInvalidArgument, "no path"));
-}
-
-TEST(OpenTest, TakesFileAddresses) {
-  const testing::ScopedTempDir directory;
-  CAIRN_ASSERT_OK(CheckpointStore::Open("file:" + directory.path() + "/s", kv::OpenMode::kWrite));
-  CAIRN_ASSERT_OK(CheckpointStore::Open(directory / "s", kv::OpenMode::kRead));
-}
-
 // Memory that begins on a page is written directly; other payload passes through blocks.
 TEST_F(SaveLoadTest, PageAlignedMemoryBetweenSmallTensors) {
   constexpr uint64_t kArenaBytes = 12 << 20;

@@ -50,8 +50,7 @@ class StoredFormTest : public StoreTest, public ::testing::WithParamInterface<Fo
     MakeCompressible(tensor_.bytes);
     for (uint64_t step = 1; step <= 4; ++step) {
       if (step > 1) Change(tensor_.bytes, step);
-      Save(step, StateOf({{"w", tensor_.view()}}), GetParam().options);
-      states_[step] = tensor_.bytes;
+      SaveAndKeep(step, {{"w", &tensor_}}, GetParam().options);
     }
     const ChunkInfo last = OnlyChunk(4);
     EXPECT_EQ(last.extents.size() > 1, GetParam().changes_one_page);
@@ -75,14 +74,8 @@ class StoredFormTest : public StoreTest, public ::testing::WithParamInterface<Fo
     }
   }
 
-  void ExpectAllSteps() {
-    for (const auto& [step, bytes] : states_) EXPECT_TRUE(LoadBytes(step, "w") == bytes) << step;
-    EXPECT_THAT(VerifyAll(), IsEmpty());
-  }
-
   testing::SeededRandom random_;
   TestTensor tensor_{DType::kBFloat16, {kRows, kColumns}};
-  std::map<uint64_t, std::vector<std::byte>> states_;
 };
 
 INSTANTIATE_TEST_SUITE_P(Forms, StoredFormTest, ::testing::ValuesIn(kForms),
@@ -100,7 +93,7 @@ TEST_P(StoredFormTest, BoxesAreLoaded) {
     const uint64_t origin = 2 * (box.offsets[0] * kColumns + box.offsets[1]);
     EXPECT_EQ(
         part.bytes,
-        NaiveRowMajor({DType::kBFloat16, box.sizes, {kColumns, 1}, states_[4].data() + origin}));
+        NaiveRowMajor({DType::kBFloat16, box.sizes, {kColumns, 1}, kept[4]["w"].data() + origin}));
   }
 }
 
@@ -119,19 +112,18 @@ TEST_P(StoredFormTest, StepsAreCompared) {
 }
 
 TEST_P(StoredFormTest, AnUpdateLeadsFromAnyStepToAnyOther) {
-  for (const auto& [from, before] : states_) {
-    for (const auto& [to, after] : states_) {
+  for (auto& [from, before] : kept) {
+    for (auto& [to, after] : kept) {
       TestTensor model = tensor_;
-      model.bytes = before;
+      model.bytes = before["w"];
       CAIRN_ASSERT_OK(store->Update(Step(from), Step(to), std::array{WholeRequest("w", model)}));
-      EXPECT_TRUE(model.bytes == after) << from << " to " << to;
+      EXPECT_TRUE(model.bytes == after["w"]) << from << " to " << to;
     }
   }
 }
 
 TEST_P(StoredFormTest, WhatAStepUsesOutlivesTheStepThatWroteIt) {
-  CAIRN_ASSERT_OK(store->Delete(std::vector<uint64_t>{1, 2, 3}));
-  for (const uint64_t step : {1, 2, 3}) states_.erase(step);
+  DeleteKept({1, 2, 3});
   ExpectAllSteps();
   Reopen();
   ExpectAllSteps();

@@ -1,4 +1,5 @@
 #include <map>
+#include <memory>
 #include <set>
 
 #include "core/tensor/sharding.h"
@@ -148,6 +149,28 @@ TEST(PlacementTest, RandomPlacementsCoverEveryElement) {
       ASSERT_THAT(mesh.GroupOf(ranks.front(), replicated), ElementsAreArray(ranks));
     }
   }
+}
+
+TEST(ShardingTest, LocalShapesThatDoNotFitAreRejected) {
+  const Sharding sharding{.global_shape = {4},
+                          .mesh = std::make_shared<const DeviceMesh>(*MeshOf({2})),
+                          .placements = {Placement::Shard(0)},
+                          .parts = {}};
+  EXPECT_THAT(ShardViewsOf(sharding, TensorView{.dtype = DType::kFloat32, .shape = {4}}, 1),
+              IsError(ErrorCode::kInvalidArgument, "rank 1's local tensor has shape [4]"));
+}
+
+TEST(ShardingTest, ExplicitBoxesMustFitShapeAndMemory) {
+  const TensorView leaf{.dtype = DType::kFloat32, .shape = {}};
+  const TensorView view{.dtype = DType::kFloat32, .shape = {2}};
+  Sharding sharding{.global_shape = {4}, .mesh = nullptr, .placements = {}, .parts = {}};
+  sharding.parts = {{.box = {{2}, {2}}, .view = view}};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto pieces, ShardViewsOf(sharding, leaf, 0));
+  EXPECT_EQ(pieces.size(), 1u);
+  sharding.parts = {{.box = {{3}, {2}}, .view = view}};
+  EXPECT_FALSE(ShardViewsOf(sharding, leaf, 0));
+  sharding.parts = {{.box = {{0}, {1}}, .view = view}};
+  EXPECT_FALSE(ShardViewsOf(sharding, leaf, 0));
 }
 
 }  // namespace

@@ -10,38 +10,30 @@ namespace {
 using cairn::testing::IsError;
 using cairn::testing::SeededRandom;
 
-TEST(ChunkGridTest, ScalarIsOneChunk) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const ChunkGrid grid, ChunkGrid::Make(DType::kInt64, {}));
-  ASSERT_EQ(grid.chunk_count(), 1u);
-  EXPECT_EQ(grid.chunk(0), Box{});
-  EXPECT_EQ(grid.length_bytes(0), 8u);
-}
-
-TEST(ChunkGridTest, TensorWithoutElementsHasNoChunk) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const ChunkGrid grid, ChunkGrid::Make(DType::kInt64, {5, 0, 7}));
-  EXPECT_EQ(grid.chunk_count(), 0u);
-}
-
 TEST(ChunkGridTest, SplitsTheOutermostDimensionWhoseRowsFit) {
-  // Rows of 4 * 100 bytes; 1000 bytes contain two.
-  CAIRN_ASSERT_OK_AND_ASSIGN(const ChunkGrid grid,
-                             ChunkGrid::Make(DType::kFloat32, {5, 100}, 1000));
-  ASSERT_EQ(grid.chunk_count(), 3u);
-  EXPECT_EQ(grid.chunk(1), (Box{{2, 0}, {2, 100}}));
-  EXPECT_EQ(grid.chunk(2), (Box{{4, 0}, {1, 100}}));
-}
-
-TEST(ChunkGridTest, SplitsAnInnerDimensionIfRowsAreTooLarge) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const ChunkGrid grid,
-                             ChunkGrid::Make(DType::kFloat32, {2, 3, 100}, 300));
-  ASSERT_EQ(grid.chunk_count(), 12u);
-  EXPECT_EQ(grid.chunk(0), (Box{{0, 0, 0}, {1, 1, 75}}));
-  EXPECT_EQ(grid.chunk(11), (Box{{1, 2, 75}, {1, 1, 25}}));
-}
-
-TEST(ChunkGridTest, AnElementWiderThanAChunkIsAChunk) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const ChunkGrid grid, ChunkGrid::Make(DType::kComplex128, {3}, 1));
-  EXPECT_EQ(grid.chunk_count(), 3u);
+  struct Case {
+    DType dtype;
+    Shape shape;
+    uint64_t chunk_bytes;
+    std::vector<Box> last_chunks;
+    uint64_t chunk_count;
+  };
+  const Case cases[] = {
+      {DType::kInt64, {}, 1000, {{}}, 1},       // a scalar
+      {DType::kInt64, {5, 0, 7}, 1000, {}, 0},  // no elements
+      // Rows of 4 * 100 bytes; 1000 bytes contain two.
+      {DType::kFloat32, {5, 100}, 1000, {{{2, 0}, {2, 100}}, {{4, 0}, {1, 100}}}, 3},
+      // Rows are too large.
+      {DType::kFloat32, {2, 3, 100}, 300, {{{1, 2, 0}, {1, 1, 75}}, {{1, 2, 75}, {1, 1, 25}}}, 12},
+      {DType::kComplex128, {3}, 1, {{{2}, {1}}}, 3},  // an element is wider than a chunk
+  };
+  for (const auto& [dtype, shape, chunk_bytes, last_chunks, chunk_count] : cases) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const ChunkGrid grid, ChunkGrid::Make(dtype, shape, chunk_bytes));
+    ASSERT_EQ(grid.chunk_count(), chunk_count);
+    for (size_t i = 0; i < last_chunks.size(); ++i) {
+      EXPECT_EQ(grid.chunk(chunk_count - last_chunks.size() + i), last_chunks[i]);
+    }
+  }
 }
 
 TEST(ChunkGridTest, RejectsInvalidArguments) {

@@ -1,8 +1,11 @@
 #pragma once
 /// Tensors that own their memory, and stores that contain them.
 
+#include <gmock/gmock.h>
+
 #include <cstdint>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <span>
@@ -133,6 +136,32 @@ class StoreTest : public ::testing::Test {
     return found;
   }
 
+  /// Saves tensors by name, and keeps their bytes for ExpectAllSteps.
+  SaveReport SaveAndKeep(uint64_t step, const std::map<std::string, const TestTensor*>& tensors,
+                         const SaveOptions& options = {}) {
+    StateDict state;
+    for (const auto& [fqn, tensor] : tensors) {
+      state.root().Tensor(fqn, tensor->view());
+      kept[step][fqn] = tensor->bytes;
+    }
+    return Save(step, state, options);
+  }
+  /// Deletes steps, which ExpectAllSteps does not expect any more.
+  void DeleteKept(const std::vector<uint64_t>& steps) {
+    CAIRN_ASSERT_OK(store->Delete(steps));
+    for (const uint64_t step : steps) kept.erase(step);
+  }
+  /// Loads what was kept, and verifies the store.
+  void ExpectAllSteps() {
+    for (const auto& [step, tensors] : kept) {
+      for (const auto& [fqn, bytes] : tensors) {
+        EXPECT_TRUE(LoadBytes(step, fqn) == bytes) << fqn << " of step " << step;
+      }
+    }
+    EXPECT_THAT(VerifyAll(), ::testing::IsEmpty());
+  }
+
+  std::map<uint64_t, std::map<std::string, std::vector<std::byte>>> kept;
   testing::ScopedTempDir directory;
   std::unique_ptr<CheckpointStore> store;
 };

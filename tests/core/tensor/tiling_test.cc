@@ -16,25 +16,32 @@ BoxList ListOf(size_t dimensions, const std::vector<Box>& boxes) {
   return list;
 }
 
-TEST(TilingTest, ScalarNeedsOneBox) {
-  EXPECT_EQ(FindTilingFlaw({}, ListOf(0, {{}})), std::nullopt);
-  const auto gap = FindTilingFlaw({}, ListOf(0, {}));
-  ASSERT_TRUE(gap.has_value());
-  EXPECT_EQ(gap->kind, Kind::kGap);
-  const auto overlap = FindTilingFlaw({}, ListOf(0, {{}, {}}));
-  ASSERT_TRUE(overlap.has_value());
-  EXPECT_EQ(overlap->kind, Kind::kOverlap);
-  EXPECT_THAT(overlap->boxes, ElementsAre(0, 1));
-}
-
-TEST(TilingTest, EmptyShapeNeedsNoBoxAndAllowsEmptyOnes) {
-  EXPECT_EQ(FindTilingFlaw(Shape{0, 3}, ListOf(2, {})), std::nullopt);
-  EXPECT_EQ(FindTilingFlaw(Shape{0, 3}, ListOf(2, {{{0, 1}, {0, 1}}})), std::nullopt);
-}
-
-TEST(TilingTest, EmptyBoxesAreIgnored) {
-  EXPECT_EQ(FindTilingFlaw(Shape{4}, ListOf(1, {{{0}, {4}}, {{4}, {0}}, {{2}, {0}}})),
-            std::nullopt);
+TEST(TilingTest, FindsTheKindOfFlaw) {
+  struct Case {
+    Shape shape;
+    std::vector<Box> boxes;
+    std::optional<Kind> kind;  // empty: a tiling
+    std::vector<size_t> flawed_boxes = {};
+  };
+  const uint64_t most = ~uint64_t{0};
+  const Case cases[] = {
+      {{}, {{}}, {}},
+      {{}, {}, Kind::kGap},
+      {{}, {{}, {}}, Kind::kOverlap, {0, 1}},
+      {{0, 3}, {}, {}},
+      {{0, 3}, {{{0, 1}, {0, 1}}}, {}},
+      {{4}, {{{0}, {4}}, {{4}, {0}}, {{2}, {0}}}, {}},  // empty boxes are ignored
+      {{4}, {{{0}, {4}}, {{4}, {1}}}, Kind::kOutside, {1}},
+      {{4}, {{{2}, {most}}}, Kind::kOutside, {0}},
+  };
+  for (const auto& [shape, boxes, kind, flawed_boxes] : cases) {
+    const auto flaw = FindTilingFlaw(shape, ListOf(shape.size(), boxes));
+    SCOPED_TRACE(::testing::PrintToString(shape) + " of " + std::to_string(boxes.size()));
+    ASSERT_EQ(flaw.has_value(), kind.has_value());
+    if (!flaw) continue;
+    EXPECT_EQ(flaw->kind, *kind);
+    EXPECT_EQ(flaw->boxes, flawed_boxes);
+  }
 }
 
 // The number of elements is right, because an overlap compensates for a gap.
@@ -47,16 +54,6 @@ TEST(TilingTest, OverlapThatCompensatesForAGapIsFound) {
   } else {
     EXPECT_THAT(flaw->element[0], ::testing::AnyOf(4, 5));
   }
-}
-
-TEST(TilingTest, BoxesOutsideTheShapeAreNamed) {
-  const auto beyond = FindTilingFlaw(Shape{4}, ListOf(1, {{{0}, {4}}, {{4}, {1}}}));
-  ASSERT_TRUE(beyond.has_value());
-  EXPECT_EQ(beyond->kind, Kind::kOutside);
-  EXPECT_THAT(beyond->boxes, ElementsAre(1));
-  const auto overflow = FindTilingFlaw(Shape{4}, ListOf(1, {{{2}, {~uint64_t{0}}}}));
-  ASSERT_TRUE(overflow.has_value());
-  EXPECT_EQ(overflow->kind, Kind::kOutside);
 }
 
 // Splits a box repeatedly, at random positions.

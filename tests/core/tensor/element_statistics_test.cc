@@ -1,11 +1,13 @@
-#include <bit>
-#include <cmath>
-#include <cstring>
-#include <limits>
+// Statistics and histograms of elements of every dtype.
 
 #include "core/tensor/element_statistics.h"
+
+#include <cmath>
+#include <complex>
+#include <limits>
+#include <numeric>
+
 #include "core/tensor/internal/element.h"
-#include "tests/core/tensor/test_tensor.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"
 
@@ -14,9 +16,12 @@ namespace {
 
 using cairn::testing::SeededRandom;
 using ::testing::DoubleNear;
+using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::Optional;
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr float kInfF = std::numeric_limits<float>::infinity();
 constexpr float kNanF = std::numeric_limits<float>::quiet_NaN();
 
 template <typename T>
@@ -27,8 +32,7 @@ Statistics Of(DType dtype, const std::vector<T>& elements) {
 }
 
 TEST(StatisticsTest, CountsSpecialValuesApart) {
-  const Statistics s =
-      Of<float>(DType::kFloat32, {1, 0, -0.0f, kNanF, -3, std::numeric_limits<float>::infinity()});
+  const Statistics s = Of<float>(DType::kFloat32, {1, 0, -0.0f, kNanF, -3, kInfF});
   EXPECT_EQ(s.count, 6u);
   EXPECT_EQ(s.zeros, 2u);
   EXPECT_EQ(s.nans, 1u);
@@ -53,14 +57,13 @@ TEST(StatisticsTest, NothingToSayOfNothing) {
 }
 
 TEST(StatisticsTest, InfinitiesAreBoundsButNotFiniteOnes) {
-  const float inf = std::numeric_limits<float>::infinity();
-  const Statistics both = Of<float>(DType::kFloat32, {inf, -inf, kNanF});
+  const Statistics both = Of<float>(DType::kFloat32, {kInfF, -kInfF, kNanF});
   EXPECT_EQ(both.min, -kInf);
   EXPECT_EQ(both.max, kInf);
   EXPECT_EQ(both.finite_min, std::nullopt);
-  EXPECT_EQ(Of<float>(DType::kFloat32, {inf}).min, kInf);
-  EXPECT_EQ(Of<float>(DType::kFloat32, {-inf}).max, -kInf);
-  const Statistics negative = Of<float>(DType::kFloat32, {-inf, 2});
+  EXPECT_EQ(Of<float>(DType::kFloat32, {kInfF}).min, kInf);
+  EXPECT_EQ(Of<float>(DType::kFloat32, {-kInfF}).max, -kInf);
+  const Statistics negative = Of<float>(DType::kFloat32, {-kInfF, 2});
   EXPECT_EQ(negative.min_text, "-inf");
   EXPECT_EQ(negative.max_text, "2");
   EXPECT_EQ(negative.finite_min, 2.0);
@@ -179,6 +182,86 @@ TEST(ElementTest, FormatsAsText) {
   EXPECT_EQ(text(DType::kComplex64, std::complex<float>(1, -2)), "(1-2j)");
   EXPECT_EQ(text(DType::kFloat4E2M1FNx2, uint8_t{0xf1}), "[0.5, -6]");
   EXPECT_EQ(text(DType::kBFloat16, uint16_t{0x7fc0}), "nan");
+}
+
+template <typename T>
+Histogram HistogramOf(DType dtype, const std::vector<T>& elements, double low, double high,
+                      size_t bins) {
+  HistogramAccumulator accumulator(dtype, low, high, bins);
+  accumulator.Add(std::as_bytes(std::span(elements)));
+  return accumulator.histogram();
+}
+
+TEST(ElementHistogramTest, BinsOfFloatsHaveEqualWidthAndTheLastIncludesItsEnd) {
+  const Histogram histogram = HistogramOf<float>(
+      DType::kFloat32, {-1, -0.75f, -0.5f, 0.25f, 0.5f, 1, kNanF, kInfF, -kInfF}, -1, 1, 4);
+  EXPECT_EQ(histogram.low, -1);
+  EXPECT_EQ(histogram.width, 0.5);
+  EXPECT_THAT(histogram.counts, ElementsAre(2, 1, 1, 2));
+}
+
+TEST(ElementHistogramTest, BinsOfIntegersHaveAWholeWidth) {
+  const Histogram each = HistogramOf<int16_t>(DType::kInt16, {-2, -2, 0, 3}, -2, 3, 64);
+  EXPECT_EQ(each.width, 1);
+  EXPECT_THAT(each.counts, ElementsAre(2, 0, 1, 0, 0, 1));
+
+  const Histogram wide = HistogramOf<uint8_t>(DType::kUInt8, {0, 3, 4, 255}, 0, 255, 64);
+  EXPECT_EQ(wide.width, 4);
+  ASSERT_EQ(wide.counts.size(), 64u);
+  EXPECT_EQ(wide.counts[0], 2u);
+  EXPECT_EQ(wide.counts[1], 1u);
+  EXPECT_EQ(wide.counts[63], 1u);
+}
+
+TEST(ElementHistogramTest, OneValueIsOneBin) {
+  const Histogram histogram = HistogramOf<double>(DType::kFloat64, {2.5, 2.5}, 2.5, 2.5, 64);
+  EXPECT_EQ(histogram.low, 2.5);
+  EXPECT_EQ(histogram.width, 0);
+  EXPECT_THAT(histogram.counts, ElementsAre(2));
+}
+
+TEST(ElementHistogramTest, RangesAtTheLimitsOfDoubleDoNotOverflow) {
+  constexpr double kMost = std::numeric_limits<double>::max();
+  const Histogram widest = HistogramOf<double>(
+      DType::kFloat64, {-kMost, -kMost / 4, kMost / 4, kMost}, -kMost, kMost, 4);
+  EXPECT_THAT(widest.counts, ElementsAre(1, 1, 1, 1));
+
+  constexpr double kLeast = std::numeric_limits<double>::denorm_min();
+  const Histogram closest = HistogramOf<double>(DType::kFloat64, {0, kLeast}, 0, kLeast, 64);
+  EXPECT_EQ(std::accumulate(closest.counts.begin(), closest.counts.end(), uint64_t{0}), 2u);
+
+  const Histogram integers = HistogramOf<uint64_t>(DType::kUInt64, {0, ~uint64_t{0}}, 0,
+                                                   static_cast<double>(~uint64_t{0}), 64);
+  ASSERT_EQ(integers.counts.size(), 64u);
+  EXPECT_EQ(integers.counts.front(), 1u);
+  EXPECT_EQ(integers.counts.back(), 1u);
+}
+
+TEST(ElementHistogramTest, ValuesBeyondTheRangeCountInTheOuterBins) {
+  EXPECT_THAT(HistogramOf<float>(DType::kFloat32, {-5, 0, 1, 9}, 0, 1, 2).counts,
+              ElementsAre(2, 2));
+}
+
+TEST(ElementHistogramTest, CountsWhatStatisticsCount) {
+  // A complex number is its magnitude, and a byte of 4-bit floats is two values.
+  EXPECT_THAT(
+      HistogramOf<std::complex<float>>(DType::kComplex64, {{3, 4}, {0, 0}, {kInfF, kNanF}}, 0, 5, 2)
+          .counts,
+      ElementsAre(1, 1));
+  EXPECT_THAT(HistogramOf<uint8_t>(DType::kFloat4E2M1FNx2, {0x72}, 0, 6, 2).counts,
+              ElementsAre(1, 1));
+  EXPECT_THAT(HistogramOf<uint8_t>(DType::kBool, {0, 1, 7}, 0, 1, 64).counts, ElementsAre(1, 2));
+  EXPECT_THAT(HistogramOf<uint8_t>(DType::kUnknown, {1, 2}, 0, 2, 2).counts, Each(0));
+}
+
+TEST(ElementHistogramTest, StreamsOfPartsAreOneHistogram) {
+  std::vector<int32_t> elements(20'000);
+  std::iota(elements.begin(), elements.end(), 0);
+  HistogramAccumulator accumulator(DType::kInt32, 0, 19'999, 40);
+  const auto bytes = std::as_bytes(std::span(elements));
+  accumulator.Add(bytes.first(4 * 7'001));
+  accumulator.Add(bytes.subspan(4 * 7'001));
+  EXPECT_THAT(accumulator.histogram().counts, Each(500));
 }
 
 }  // namespace
