@@ -4,11 +4,8 @@
 #include <gmock/gmock.h>
 
 #include <array>
-#include <atomic>
 #include <functional>
-#include <future>
 #include <map>
-#include <thread>
 
 #include "core/async_save.h"
 #include "core/step/contents.h"
@@ -71,28 +68,18 @@ TEST_F(StagedDeltaTest, AfterASaveThatFailedTheBytesThatItStagedAreNoBase) {
 // The base of an asynchronous save is overwritten between its staging and its writing.
 class ReplacedBaseTest : public StagedDeltaTest {
  protected:
-  /// Step 1 is replaced while step 2 is saved after `change`.
+  /// Step 1 is replaced when step 2 has been staged after `change`.
   Result<SaveReport> SaveWhileTheBaseIsReplacedBy(const TestTensor& other,
                                                   const std::function<void()>& change) {
     AsyncSaver saver(store.get());
     for (const uint64_t step : {0, 1}) EXPECT_TRUE(SaveAndWait(saver, step, State(), kOptions));
-    std::promise<void> entered, released;
-    std::atomic<bool> is_first = true;
-    const SaveOptions overwrite{
-        .overwrite = true, .chunk_bytes = kChunkBytes, .progress = [&](uint64_t, uint64_t) {
-          if (is_first.exchange(false)) {
-            entered.set_value();
-            released.get_future().wait();
-          }
-          return true;
-        }};
-    std::thread replacing([&] { Save(1, StateOf({{"w", other.view()}}), overwrite); });
-    entered.get_future().wait();
     change();
-    const auto second = saver.Save(2, State(), kOptions);
-    released.set_value();
-    replacing.join();
-    return second ? second->Wait() : std::unexpected(second.error());
+    SaveOptions options = kOptions;
+    options.check_memory = [&]() -> Result<void> {
+      Save(1, StateOf({{"w", other.view()}}), {.overwrite = true, .chunk_bytes = kChunkBytes});
+      return {};
+    };
+    return SaveAndWait(saver, 2, State(), options);
   }
 };
 

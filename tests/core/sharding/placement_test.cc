@@ -28,7 +28,9 @@ void ExpectBoxes(const Shape& shape, const std::vector<uint32_t>& mesh_sizes,
     CAIRN_ASSERT_OK_AND_ASSIGN(const LocalShard shard, ShardOf(shape, mesh, placements, rank));
     std::vector<Box> boxes;
     for (ShardBox& part : shard.Boxes()) boxes.push_back(std::move(part.box));
-    if (!HasNoElements(expected[rank].sizes)) EXPECT_EQ(boxes, std::vector{expected[rank]}) << rank;
+    if (!HasNoElements(expected[rank].sizes)) {
+      EXPECT_EQ(boxes, std::vector{expected[rank]}) << rank;
+    }
     EXPECT_EQ(shard.sizes(), expected[rank].sizes) << rank;
   }
 }
