@@ -7,13 +7,6 @@
 
 namespace cairn::testing {
 
-/// Sets target[i] = value. Threads do not wait for each other.
-cudaError_t LaunchFill(uint32_t* target, uint64_t count, uint32_t value, cudaStream_t stream,
-                       unsigned block_count = 4, unsigned thread_count = 256);
-
-/// Each of 32 lanes writes the results of shuffles and votes: 4 values per lane.
-cudaError_t LaunchWarpOperations(uint64_t* results, cudaStream_t stream);
-
 /// Writes outside the allocation of `target`, at any offset.
 cudaError_t LaunchStore(uint32_t* target, uint32_t value, cudaStream_t stream);
 

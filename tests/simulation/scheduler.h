@@ -91,7 +91,6 @@ class Scheduler {
 
   /// Returns the time, in nanoseconds since 1970.
   int64_t now_ns() const { return now_ns_; }
-  uint64_t switch_count() const { return switch_count_; }
   std::mt19937_64& random() { return random_; }
   /// Uniform in [low, high].
   uint64_t Between(uint64_t low, uint64_t high);

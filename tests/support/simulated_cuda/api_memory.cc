@@ -69,20 +69,9 @@ std::optional<Direction> DirectionOf(const MemoryRegistry& memory, const Copy& c
 }
 
 void Count(Counters& counters, const Direction& direction, uint64_t bytes) {
-  const auto add = [&](uint64_t& count, uint64_t& total) {
-    ++count;
-    total += bytes;
-  };
-  if (direction.to_device && direction.from_device) {
-    add(counters.d2d_count, counters.d2d_bytes);
-  } else if (direction.to_device) {
-    add(counters.h2d_count, counters.h2d_bytes);
-  } else if (direction.from_device) {
-    add(counters.d2h_count, counters.d2h_bytes);
-  }
-  if (direction.pageable && direction.to_device != direction.from_device) {
-    add(counters.pageable_count, counters.pageable_bytes);
-  }
+  if (direction.to_device == direction.from_device) return;
+  (direction.to_device ? counters.h2d_bytes : counters.d2h_bytes) += bytes;
+  if (direction.pageable) ++counters.pageable_count;
 }
 
 cudaError_t EnqueueCopy(void* target, const void* source, uint64_t bytes, cudaMemcpyKind kind,
@@ -255,13 +244,8 @@ cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned flags) {
     if ((flags & ~kKnown) != 0) return cudaErrorNotSupported;  // not simulated
     Runtime& runtime = Runtime::Get();
     const std::lock_guard lock(runtime.mutex());
-    switch (runtime.memory->Register(CurrentDevice(), memory, bytes)) {
-      case MemoryRegistry::RegisterResult::kOverlap:
-        return cudaErrorHostMemoryAlreadyRegistered;
-      case MemoryRegistry::RegisterResult::kLimit:
-        return cudaErrorMemoryAllocation;
-      case MemoryRegistry::RegisterResult::kDone:
-        break;
+    if (!runtime.memory->Register(CurrentDevice(), memory, bytes)) {
+      return cudaErrorHostMemoryAlreadyRegistered;
     }
     ++runtime.counters.host_register_count;
     return cudaSuccess;

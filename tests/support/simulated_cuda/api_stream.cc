@@ -248,7 +248,6 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
       const std::lock_guard lock(runtime.mutex());
       const cudaError_t status = FindRecorded(event, recorded, device);
       if (status != cudaSuccess) return status;
-      ++runtime.counters.event_synchronize_count;
     }
     if (recorded) recorded->Wait();
     return runtime.StickyError(device);

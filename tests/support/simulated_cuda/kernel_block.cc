@@ -355,10 +355,9 @@ cudaError_t LaunchKernel(const cudaLaunchConfig_t& config, std::function<void()>
     if (!queue || queue->options().device != CurrentDevice()) return cudaErrorInvalidResourceHandle;
     if (!IsLaunchable(runtime, config)) return cudaErrorInvalidConfiguration;
     if (config.dynamicSmemBytes > 0) return cudaErrorInvalidValue;  // not simulated
-    ++runtime.counters.kernel_count;
     const int device = queue->options().device;
     const bool shuffled = runtime.config.shuffle_threads;
-    const uint64_t seed = runtime.config.jitter_seed + runtime.counters.kernel_count;
+    const uint64_t seed = runtime.config.jitter_seed + ++runtime.kernel_count;
     runtime.Enqueue(queue, [&runtime, device, grid = config.gridDim, block = config.blockDim, seed,
                             shuffled, body = std::move(thread_body)] {
       std::mt19937_64 random(seed);

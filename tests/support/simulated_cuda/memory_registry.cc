@@ -127,8 +127,7 @@ void DeviceArena::EndKernel() {
   mprotect(reinterpret_cast<void*>(base_), reserved_bytes_, PROT_NONE);
 }
 
-MemoryRegistry::MemoryRegistry(int device_count, uint64_t device_bytes, uint64_t pinned_limit_bytes)
-    : pinned_limit_bytes_(pinned_limit_bytes) {
+MemoryRegistry::MemoryRegistry(int device_count, uint64_t device_bytes) {
   for (int device = 0; device < device_count; ++device) {
     arenas_.push_back(std::make_unique<DeviceArena>(device, device_bytes));
   }
@@ -164,13 +163,11 @@ bool MemoryRegistry::FreeDevice(void* start) {
 
 void* MemoryRegistry::AllocatePinned(int device, uint64_t size_bytes) {
   const std::lock_guard lock(mutex_);
-  if (!FitsPinned(size_bytes)) return nullptr;
   void* const memory = std::aligned_alloc(4096, RoundUp(size_bytes, 4096));
   if (memory == nullptr) return nullptr;
   std::memset(memory, kFreshPinnedByte, size_bytes);
   const auto start = reinterpret_cast<uintptr_t>(memory);
   ranges_[start] = {MemoryKind::kPinned, device, start, size_bytes};
-  pinned_bytes_ += size_bytes;
   return memory;
 }
 
@@ -178,32 +175,27 @@ bool MemoryRegistry::FreePinned(void* start) {
   const std::lock_guard lock(mutex_);
   const auto found = ranges_.find(reinterpret_cast<uintptr_t>(start));
   if (found == ranges_.end() || found->second.kind != MemoryKind::kPinned) return false;
-  pinned_bytes_ -= found->second.size_bytes;
   ranges_.erase(found);
   std::free(start);
   return true;
 }
 
-MemoryRegistry::RegisterResult MemoryRegistry::Register(int device, void* start,
-                                                        uint64_t size_bytes) {
+bool MemoryRegistry::Register(int device, void* start, uint64_t size_bytes) {
   const std::lock_guard lock(mutex_);
   const auto address = reinterpret_cast<uintptr_t>(start);
   const auto next = ranges_.upper_bound(address);
   if (FindEntry(address) != nullptr ||
       (next != ranges_.end() && next->first - address < size_bytes)) {
-    return RegisterResult::kOverlap;
+    return false;
   }
-  if (!FitsPinned(size_bytes)) return RegisterResult::kLimit;
   ranges_[address] = {MemoryKind::kRegistered, device, address, size_bytes};
-  pinned_bytes_ += size_bytes;
-  return RegisterResult::kDone;
+  return true;
 }
 
 bool MemoryRegistry::Unregister(void* start) {
   const std::lock_guard lock(mutex_);
   const auto found = ranges_.find(reinterpret_cast<uintptr_t>(start));
   if (found == ranges_.end() || found->second.kind != MemoryKind::kRegistered) return false;
-  pinned_bytes_ -= found->second.size_bytes;
   ranges_.erase(found);
   return true;
 }

@@ -80,7 +80,7 @@ class DeviceArena {
 /// All known memory. Threads: all members are safe.
 class MemoryRegistry {
  public:
-  MemoryRegistry(int device_count, uint64_t device_bytes, uint64_t pinned_limit_bytes);
+  MemoryRegistry(int device_count, uint64_t device_bytes);
   ~MemoryRegistry();
   MemoryRegistry(const MemoryRegistry&) = delete;
   MemoryRegistry& operator=(const MemoryRegistry&) = delete;
@@ -90,11 +90,10 @@ class MemoryRegistry {
   void* AllocateDevice(int device, uint64_t size_bytes, uint64_t credit_bytes = 0);
   bool FreeDevice(void* start);
 
-  /// Returns null beyond the limit.
   void* AllocatePinned(int device, uint64_t size_bytes);
   bool FreePinned(void* start);
-  enum class RegisterResult { kDone, kOverlap, kLimit };
-  RegisterResult Register(int device, void* start, uint64_t size_bytes);
+  /// Returns false if a part of the memory is known already.
+  bool Register(int device, void* start, uint64_t size_bytes);
   bool Unregister(void* start);
 
   MemoryRange Find(const void* address) const;
@@ -117,16 +116,11 @@ class MemoryRegistry {
  private:
   // Requires the lock.
   const MemoryRange* FindEntry(uintptr_t address) const;
-  bool FitsPinned(uint64_t size_bytes) const {
-    return size_bytes <= pinned_limit_bytes_ - pinned_bytes_;
-  }
 
-  const uint64_t pinned_limit_bytes_;
   std::vector<std::unique_ptr<DeviceArena>> arenas_;
 
   mutable std::mutex mutex_;
   std::map<uintptr_t, MemoryRange> ranges_;  // by start
-  uint64_t pinned_bytes_ = 0;                // registered memory included
 };
 
 }  // namespace cairn::simulated_cuda

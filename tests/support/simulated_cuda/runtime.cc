@@ -94,10 +94,10 @@ void Runtime::Reset(const Config& new_config) {
   devices.assign(config.device_count, {});
   events.clear();
   freed_later_bytes.clear();
-  memory = std::make_unique<MemoryRegistry>(config.device_count, config.device_memory_bytes,
-                                            config.pinned_limit_bytes);
+  memory = std::make_unique<MemoryRegistry>(config.device_count, config.device_memory_bytes);
   stream_number_ = 0;
-  ResetCounters();
+  counters = {};
+  kernel_count = 0;
   ClearFaults();
 }
 
@@ -161,22 +161,6 @@ void Runtime::SetStickyError(int device, cudaError_t error) {
   }
 }
 
-void Runtime::CountCall(std::string_view function) {
-  for (const std::string_view name : {function, std::string_view("*")}) {
-    const auto found = call_counts_.find(name);
-    if (found != call_counts_.end()) {
-      ++found->second;
-    } else {
-      call_counts_.emplace(name, 1);
-    }
-  }
-}
-
-uint64_t Runtime::CallCount(std::string_view function) {
-  const auto found = call_counts_.find(function);
-  return found == call_counts_.end() ? 0 : found->second;
-}
-
 void Runtime::SetFault(std::string_view function, uint64_t nth, cudaError_t error) {
   faults_.insert_or_assign(std::string(function), Fault{nth, error});
 }
@@ -207,11 +191,6 @@ cudaError_t Runtime::TakeFault(std::string_view function) {
   return taken;
 }
 
-void Runtime::ResetCounters() {
-  counters = {};
-  call_counts_.clear();
-}
-
 void Reset(const Config& config) { Runtime::Get().Reset(config); }
 
 Counters GetCounters() {
@@ -221,12 +200,7 @@ Counters GetCounters() {
 
 void ResetCounters() {
   const std::lock_guard lock(Runtime::Get().mutex());
-  Runtime::Get().ResetCounters();
-}
-
-uint64_t CallCount(std::string_view function) {
-  const std::lock_guard lock(Runtime::Get().mutex());
-  return Runtime::Get().CallCount(function);
+  Runtime::Get().counters = {};
 }
 
 void FailCall(std::string_view function, uint64_t nth, cudaError_t error) {

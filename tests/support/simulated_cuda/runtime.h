@@ -46,6 +46,7 @@ class Runtime {
   std::map<cudaStream_t, StreamPtr> streams;
   std::map<cudaEvent_t, EventState> events;
   Counters counters;
+  uint64_t kernel_count = 0;
   std::map<const StreamQueue*, uint64_t> freed_later_bytes;  // cudaFreeAsync that has not run yet
   std::vector<std::pair<int, std::weak_ptr<Completion>>> blocks;  // by device
   std::map<cudaStream_t, bool> captures;  // streams that capture a graph; false: it was invalidated
@@ -72,8 +73,6 @@ class Runtime {
   /// Only the first error is kept.
   void SetStickyError(int device, cudaError_t error);
 
-  void CountCall(std::string_view function);
-  uint64_t CallCount(std::string_view function);
   void SetFault(std::string_view function, uint64_t nth, cudaError_t error);
   bool FaultHappened(std::string_view function);
   void ClearFaults();
@@ -81,7 +80,6 @@ class Runtime {
   cudaError_t CheckCaptures(std::string_view function);
   /// Returns the fault of this call, or success.
   cudaError_t TakeFault(std::string_view function);
-  void ResetCounters();
 
  private:
   struct Fault {
@@ -95,7 +93,6 @@ class Runtime {
   // Handles are never reused, so that a destroyed stream or event is recognized.
   uintptr_t next_handle_ = 0x5c0000000000;
   uint64_t stream_number_ = 0;
-  std::map<std::string, uint64_t, std::less<>> call_counts_;
   std::map<std::string, Fault, std::less<>> faults_;
 };
 
@@ -123,7 +120,6 @@ cudaError_t Call(std::string_view function, Needs needs, Body&& body) {
   const auto decide = [&] {
     if (InHostFunction()) return cudaErrorNotPermitted;
     const std::lock_guard lock(runtime.mutex());
-    runtime.CountCall(function);
     if (const cudaError_t fault = runtime.TakeFault(function); fault != cudaSuccess) return fault;
     if (needs == Needs::kNothing) return cudaSuccess;
     if (runtime.devices.empty()) return cudaErrorNoDevice;

@@ -17,7 +17,6 @@ namespace cairn::simulated_cuda {
 struct Config {
   int device_count = 1;                       // 0: calls fail with cudaErrorNoDevice
   uint64_t device_memory_bytes = 1ull << 30;  // of each device
-  uint64_t pinned_limit_bytes = UINT64_MAX;   // of cudaHostAlloc and cudaHostRegister together
   /// If positive, every operation of a stream starts up to this many microseconds late, so that
   /// code that does not wait sees the previous bytes.
   int jitter_us = 0;
@@ -36,15 +35,13 @@ inline constexpr unsigned char kFreshPinnedByte = 0xB6;
 /// memory, and clears counters and faults. The current device of the calling thread becomes 0.
 void Reset(const Config& config = {});
 
-/// The calls since Reset or ResetCounters. Calls that were refused count only in CallCount.
+/// The calls since Reset or ResetCounters, without those that were refused.
 struct Counters {
-  uint64_t h2d_count = 0, h2d_bytes = 0;
-  uint64_t d2h_count = 0, d2h_bytes = 0;
-  uint64_t d2d_count = 0, d2d_bytes = 0;  // between devices too
+  uint64_t h2d_bytes = 0;
+  uint64_t d2h_bytes = 0;
   /// Copies between a device and pageable host memory, which are included above. The caller waits
   /// for them, as in CUDA.
-  uint64_t pageable_count = 0, pageable_bytes = 0;
-  uint64_t kernel_count = 0;
+  uint64_t pageable_count = 0;
   uint64_t device_malloc_count = 0;  // cudaMalloc and cudaMallocAsync
   uint64_t host_alloc_count = 0;     // cudaHostAlloc
   uint64_t host_register_count = 0;
@@ -52,13 +49,9 @@ struct Counters {
   /// Calls that wait for the complete device although their name does not suggest it: cudaFree,
   /// cudaFreeHost, cudaHostUnregister.
   uint64_t implicit_synchronize_count = 0;
-  uint64_t event_synchronize_count = 0;
 };
 Counters GetCounters();
 void ResetCounters();
-/// Returns how often a function of the CUDA API was called since Reset or ResetCounters, including
-/// refused calls. "*": all functions.
-uint64_t CallCount(std::string_view function);
 
 /// The `nth` call from now (1 is the next) of `function` ("cudaMalloc", or "*" for any that can
 /// fail) returns `error` and does nothing. One fault per name; a new one replaces it.
