@@ -43,6 +43,30 @@ class ListTest : public StoreTest {
     EXPECT_EQ(leaves->size(), fqns.size());
     return fqns;
   }
+  /// Returns the keys of step 1 that ForEachKey visits, in order.
+  std::vector<std::string> Visited(const std::vector<std::string>& patterns) {
+    std::vector<std::string> fqns;
+    const auto visit_tensor = [&](const TensorInfo& tensor) -> Result<void> {
+      fqns.push_back(tensor.hidden ? "hidden" : tensor.fqn);
+      return {};
+    };
+    const auto visit_value = [&](const ValueInfo& value) -> Result<void> {
+      fqns.push_back(value.fqn);
+      return {};
+    };
+    EXPECT_TRUE(testing::IsOk(store->ForEachKey(Step(1), KeyPatterns::Parse(patterns).value(),
+                                                visit_tensor, visit_value)));
+    return fqns;
+  }
+  /// Saves two overlapping tensors, whose bytes a hidden one owns, and another one.
+  void SaveOverlap() {
+    TestTensor memory(DType::kInt8, {8});
+    StateDict state;
+    state.root().Tensor("a", {DType::kInt8, {5}, {}, memory.bytes.data()});
+    state.root().Tensor("b", {DType::kInt8, {5}, {}, memory.bytes.data() + 3});
+    state.root().Tensor("c", tensor_.view());
+    Save(1, state);
+  }
   /// Damages the last long record of each table.
   void DamageStructure() {
     for (const auto& file :
@@ -56,9 +80,17 @@ class ListTest : public StoreTest {
   TestTensor tensor_{DType::kInt8, {2}};
 };
 
-TEST_F(ListTest, ALiteralTakesOneLayerOnly) {
+TEST_F(ListTest, ListsWhatPatternsSelectOnce) {
   SaveSample();
   EXPECT_THAT(List({"model.layers.1"}), ElementsAre("model.layers.1.w", "model.layers.1.note"));
+  EXPECT_THAT(List({"model.layers.3", "!model.layers.3.w"}), ElementsAre("model.layers.3.note"));
+  EXPECT_TRUE(List({"model.wte", "!model"}).empty());
+  EXPECT_THAT(List({"model.layers.?.w", "!model.layers.[0-7].*"}),
+              ElementsAre("model.layers.8.w", "model.layers.9.w"));
+  EXPECT_THAT(List({"!model.layers"}), ElementsAre("model.wte"));
+  EXPECT_TRUE(List({"nothing"}).empty());
+  EXPECT_THAT(List({"model.wte", "model.w*", "model.wte"}), ElementsAre("model.wte"));
+  EXPECT_THAT(store->List(2), IsError(ErrorCode::kNotFound, "1"));
 }
 
 TEST_F(ListTest, LiteralsListTheSameAsWildcards) {
@@ -78,84 +110,32 @@ TEST_F(ListTest, LiteralsListTheSameAsWildcards) {
   }
 }
 
-TEST_F(ListTest, ALiteralIsNarrowedByExclusions) {
-  SaveSample();
-  EXPECT_THAT(List({"model.layers.3", "!model.layers.3.w"}), ElementsAre("model.layers.3.note"));
-  EXPECT_TRUE(List({"model.wte", "!model"}).empty());
-}
-
 TEST_F(ListTest, AnAliasIsListedWithTheHiddenTensorThatOwnsItsBytes) {
-  TestTensor memory(DType::kInt8, {8});
-  StateDict state;
-  state.root().Tensor("a", {DType::kInt8, {5}, {}, memory.bytes.data()});
-  state.root().Tensor("b", {DType::kInt8, {5}, {}, memory.bytes.data() + 3});
-  Save(1, state);
+  SaveOverlap();
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto patterns, KeyPatterns::Parse({"b"}));
   CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(1, patterns));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto leaves, FlattenTree(contents.tree));
   EXPECT_EQ(leaves.size(), 1u);
   ASSERT_EQ(contents.tensors.size(), 2u);
   EXPECT_EQ(std::ranges::count_if(contents.tensors, &TensorInfo::hidden), 1);
-}
-
-TEST_F(ListTest, ForEachKeyVisitsTheKeysOfAListInOrder) {
-  SaveSample();
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(1));
-  std::vector<std::string> listed;
-  for (const TensorInfo& tensor : contents.tensors) listed.push_back(tensor.fqn);
-  for (const ValueInfo& value : contents.values) listed.push_back(value.fqn);
-  std::ranges::sort(listed);
-  std::vector<std::string> visited;
-  const auto visit = [&](const auto& key) -> Result<void> {
-    visited.push_back(key.fqn);
-    return {};
-  };
-  CAIRN_ASSERT_OK(store->ForEachKey(contents.step, {}, visit, visit));
-  EXPECT_EQ(visited, listed);
-  const auto stop = [](const auto&) { return Result<void>(Fail(ErrorCode::kCancelled, "stop")); };
-  EXPECT_THAT(store->ForEachKey(contents.step, {}, stop, stop), IsError(ErrorCode::kCancelled, ""));
+  // Hidden tensors are visited last.
+  EXPECT_THAT(Visited({}), ElementsAre("a", "b", "c", "hidden"));
+  EXPECT_THAT(Visited({"b"}), ElementsAre("b", "hidden"));
+  EXPECT_THAT(Visited({"c"}), ElementsAre("c"));
 }
 
 TEST_F(ListTest, ForEachKeyVisitsWhatPatternsSelectInOrder) {
   SaveSample();
-  const auto visited = [&](const std::vector<std::string>& texts) {
-    std::vector<std::string> fqns;
-    const auto visit = [&](const auto& key) -> Result<void> {
-      fqns.push_back(key.fqn);
-      return {};
-    };
-    EXPECT_TRUE(
-        testing::IsOk(store->ForEachKey(Step(1), KeyPatterns::Parse(texts).value(), visit, visit)));
-    return fqns;
-  };
-  EXPECT_THAT(visited({"model.layers.1"}), ElementsAre("model.layers.1.note", "model.layers.1.w"));
-  EXPECT_THAT(visited({"model.w*", "**.9.w", "model.layers.10.note"}),
+  std::vector<std::string> listed = List({});
+  std::ranges::sort(listed);
+  EXPECT_EQ(Visited({}), listed);
+  EXPECT_THAT(Visited({"model.layers.1"}), ElementsAre("model.layers.1.note", "model.layers.1.w"));
+  EXPECT_THAT(Visited({"model.w*", "**.9.w", "model.layers.10.note"}),
               ElementsAre("model.layers.10.note", "model.layers.9.w", "model.wte"));
-  EXPECT_THAT(visited({"!model.layers"}), ElementsAre("model.wte"));
-  EXPECT_TRUE(visited({"model.layer"}).empty());
-}
-
-TEST_F(ListTest, ForEachKeyVisitsHiddenOwnersOfWhatItVisitedLast) {
-  TestTensor memory(DType::kInt8, {8});
-  StateDict state;
-  state.root().Tensor("a", {DType::kInt8, {5}, {}, memory.bytes.data()});
-  state.root().Tensor("b", {DType::kInt8, {5}, {}, memory.bytes.data() + 3});
-  state.root().Tensor("c", tensor_.view());
-  Save(1, state);
-  const auto visited = [&](const KeyPatterns& patterns) {
-    std::vector<std::string> fqns;
-    EXPECT_TRUE(testing::IsOk(store->ForEachKey(
-        Step(1), patterns,
-        [&](const TensorInfo& tensor) -> Result<void> {
-          fqns.push_back(tensor.hidden ? "hidden" : tensor.fqn);
-          return {};
-        },
-        [](const ValueInfo&) { return Result<void>(); })));
-    return fqns;
-  };
-  EXPECT_THAT(visited({}), ElementsAre("a", "b", "c", "hidden"));
-  EXPECT_THAT(visited(KeyPatterns::Parse({"b"}).value()), ElementsAre("b", "hidden"));
-  EXPECT_THAT(visited(KeyPatterns::Parse({"c"}).value()), ElementsAre("c"));
+  EXPECT_THAT(Visited({"!model.layers"}), ElementsAre("model.wte"));
+  EXPECT_TRUE(Visited({"model.layer"}).empty());
+  const auto stop = [](const auto&) { return Result<void>(Fail(ErrorCode::kCancelled, "stop")); };
+  EXPECT_THAT(store->ForEachKey(Step(1), {}, stop, stop), IsError(ErrorCode::kCancelled, ""));
 }
 
 // A scan leaps over the chunks of other tensors.
@@ -246,24 +226,6 @@ TEST_F(ListTest, ForEachKeyDoesNotReadTheStructure) {
         return {};
       }));
   EXPECT_THAT(values, ElementsAre("value"));
-}
-
-TEST_F(ListTest, WildcardsAndExclusions) {
-  SaveSample();
-  EXPECT_THAT(List({"model.layers.?.w", "!model.layers.[0-7].*"}),
-              ElementsAre("model.layers.8.w", "model.layers.9.w"));
-  EXPECT_THAT(List({"!model.layers"}), ElementsAre("model.wte"));
-  EXPECT_TRUE(List({"nothing"}).empty());
-}
-
-TEST_F(ListTest, OverlappingPatternsListAKeyOnce) {
-  SaveSample();
-  EXPECT_THAT(List({"model.wte", "model.w*", "model.wte"}), ElementsAre("model.wte"));
-}
-
-TEST_F(ListTest, NamesTheStepsThatExist) {
-  SaveSample();
-  EXPECT_THAT(store->List(2), IsError(ErrorCode::kNotFound, "1"));
 }
 
 }  // namespace
