@@ -1,7 +1,10 @@
-// Goal: a process that dies at any named point of a commit, overwrite, delete, store creation or
-// open for writing leaves the old or the new state and nothing else. Readers see that state at
-// once, and the next writer cleans up. Both remain true if the process dies again during the
-// cleanup.
+// Goal: a process that dies at any point of a commit, overwrite, delete, store creation or open for
+// writing leaves the old or the new state and nothing else. Readers see that state at once, and the
+// next writer cleans up. Both remain true if the process dies again during the cleanup.
+//
+// A process dies either at a named point at which it changes files, or before a change of the
+// storage. The latter needs only a storage: the one that CAIRN_TEST_STORES names, or a directory
+// whose objects are not used as files. Requests that were in flight may or may not be performed.
 //
 // With CAIRN_CRASH_ALL the recovery of every crash is interrupted.
 
@@ -15,17 +18,27 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <optional>
 #include <regex>
 #include <set>
+#include <span>
 #include <sstream>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "kv/base/options.h"
 #include "kv/read/snapshot.h"
+#include "kv/storage/open/open_storage.h"
 #include "kv/store.h"
-#include "tests/fault/crash_checks.h"
+#include "tests/fault/operations.h"
+#include "tests/kv/store_checks.h"
+#include "tests/process/child.h"
 #include "tests/support/fault_hook.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
+#include "tests/support/store_address.h"
 
 namespace cairn::kv {
 namespace {
@@ -36,26 +49,21 @@ using cairn::testing::ScopedFaults;
 using cairn::testing::ScopedTempDir;
 using ::testing::AnyOf;
 using ::testing::ContainerEq;
+using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::SizeIs;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
+namespace fs = std::filesystem;
 
-void CopyStore(const std::string& from, const std::string& to) {
-  std::filesystem::remove_all(to);
-  std::filesystem::copy(from, to, std::filesystem::copy_options::recursive);
-}
-
-/// Reads change nothing, so a process that dies there leaves what the point before leaves.
-bool IsRead(const std::string& point) {
-  return point.ends_with(".open") || point.ends_with(".read");
-}
+constexpr uint64_t kMaxObjectBytes = 1 << 30;
 
 /// Describes the files of a store up to random ids. Crashes that leave the same description need
 /// only one test of the recovery.
 std::string ShapeOf(const std::string& path) {
   static const std::regex id("[0-9a-f]{16}");
   std::vector<std::string> files;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(path)) {
-    std::string name = std::filesystem::relative(entry.path(), path);
+  for (const auto& entry : fs::recursive_directory_iterator(path)) {
+    std::string name = fs::relative(entry.path(), path);
     // The number of a root is part of the state.
     if (!name.ends_with(".root")) name = std::regex_replace(name, id, "*");
     files.push_back(fmt::format("{} {}", name, entry.is_regular_file() ? entry.file_size() : 0));
@@ -64,98 +72,190 @@ std::string ShapeOf(const std::string& path) {
   return fmt::format("{}", fmt::join(files, "\n"));
 }
 
-class CrashDirectory : public ::testing::Test {
+Result<void> CopyObjects(const std::string& from, const std::string& to) {
+  CAIRN_TRY_ASSIGN(const auto source, OpenStorage(from));
+  CAIRN_TRY_ASSIGN(const auto target, OpenStorage(to));
+  CAIRN_TRY_ASSIGN(const auto names, source->List(""));
+  for (const std::string& name : names) {
+    CAIRN_TRY_ASSIGN(const auto bytes, source->Read(name, kMaxObjectBytes));
+    CAIRN_TRY(target->Put(name, bytes));
+  }
+  return {};
+}
+
+Result<void> RemoveObjects(const std::string& address) {
+  CAIRN_TRY_ASSIGN(const auto storage, OpenStorage(address));
+  CAIRN_TRY_ASSIGN(const std::vector<std::string> names, storage->List(""));
+  for (const std::string& name : names) CAIRN_TRY(storage->Remove(name));
+  return storage->RemoveLeftovers(~0u);
+}
+
+/// Opens for writing and checks that the store has one of the two states, bit for bit, has no
+/// leftovers, and is usable.
+void ExpectOldOrNew(const std::string& address, const Steps& before, const Steps& after) {
+  {
+    // A reader opens the store first, before a writer has cleaned up.
+    const auto read = LoadAll(address);
+    if (!read && before.empty()) {  // killed while it created the store
+      EXPECT_THAT(read.error().code, AnyOf(ErrorCode::kNotFound, ErrorCode::kInvalidArgument))
+          << read.error().ToString();
+    } else {
+      CAIRN_ASSERT_OK(read);
+      EXPECT_TRUE(*read == before || *read == after);
+    }
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store,
+                               Store::Open(address, OpenMode::kWrite, SmallBlocks()));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Steps found, LoadAllFrom(*store));
+    EXPECT_TRUE(found == read.value_or(before))
+        << "the writer sees other steps than the reader before it";
+    ExpectSound(*store);
+    ExpectNoLeftovers(address);
+    if (fs::exists(address)) {
+      for (const auto& entry : fs::recursive_directory_iterator(address)) {
+        EXPECT_THAT(entry.path().string(), Not(HasSubstr(".tmp")));
+      }
+    }
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto storage, OpenStorage(address));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto leases, storage->List("leases/"));
+    EXPECT_THAT(leases, SizeIs(1)) << "leases of dead writers remain";
+    CAIRN_EXPECT_OK(SaveSample(*store, MakeSample(50)));
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(address, OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  ExpectSample(*snapshot, MakeSample(50));
+}
+
+/// Puts all kinds of objects into the store that an open for writing removes.
+void PlantGarbage(const std::string& address, bool in_files) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto storage, OpenStorage(address));
+  for (const char* name :
+       {"segments/00000001-0123456789abcdef.seg", "tables/00000001-0123456789abcdef.sst",
+        "pages/00000001-0123456789abcdef.steps", "pending/0000000100000000-7-0/1.part",
+        "pending/0000000100000000-7-0/failed", "leases/0000000100000000"}) {
+    CAIRN_ASSERT_OK(storage->Put(name, std::as_bytes(std::span("garbage", 7))));
+  }
+  if (in_files) {
+    for (const char* name :
+         {"tables/.0123456789abcdef.tmp", "roots/.0123456789abcdef.tmp", ".0123456789abcdef.tmp"}) {
+      cairn::testing::WriteText(fmt::format("{}/{}", address, name), "garbage");
+    }
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto planted, FindLeftovers(address));
+  EXPECT_THAT(planted, SizeIs(5));
+}
+
+/// What store_program counts until it dies, and during what: an operation, "open" of a store with
+/// garbage, or "create".
+class CrashTest : public ::testing::TestWithParam<std::tuple<const char*, std::string>> {
  protected:
-  /// Opens a copy of `crashed` for writing and kills the process at the n-th point, for each n.
-  /// Returns the number of crashes.
-  uint32_t KillRecovery(const std::string& crashed, const Steps& before, const Steps& after) {
-    for (int n = 1;; ++n) {
-      SCOPED_TRACE(fmt::format("opened again and killed at its point {}", n));
-      CopyStore(crashed, dir_ / "crashed-twice");
-      const int status = RunStoreProgram({"open", dir_ / "crashed-twice", std::to_string(n)});
+  static const char* where() { return std::get<0>(GetParam()); }
+  static bool at_files() { return std::string(where()) == "files"; }
+
+  /// For n = 1, 2, ... kills the process at the n-th point of the operation on a copy of the store,
+  /// and passes the address of the copy to `check`. Returns the number of crashes.
+  uint32_t KillAtEvery(const std::string& store, const std::string& operation,
+                       const std::function<void(const std::string&)>& check) {
+    for (uint32_t n = 1;; ++n) {
+      SCOPED_TRACE(fmt::format("{} killed at change {} of {}", operation, n, where()));
+      const std::string copy = CopyOf(store);
+      const int status = cairn::testing::Child({CAIRN_STORE_PROGRAM, "die", where(), copy,
+                                                operation, std::to_string(n)})
+                             .Wait();
       EXPECT_THAT(status, AnyOf(0, -SIGKILL));
-      if (status != -SIGKILL) return n - 1;
-      // Crashes that leave a state that was tested need no other test.
-      if (!tested_.insert(ShapeOf(dir_ / "crashed-twice")).second) continue;
-      ExpectOldOrNew(dir_ / "crashed-twice", before, after);
-      if (HasFailure()) return n;
+      check(copy);
+      Remove(copy);
+      if (status != -SIGKILL || HasFailure()) return n - 1;
+    }
+  }
+
+  /// Returns whether no crash has left the same files.
+  bool IsNew(const std::string& address) {
+    return !at_files() || tested_.insert(ShapeOf(address)).second;
+  }
+
+  std::string NewAddress(const std::string& name) const {
+    return at_files() ? dir_ / name : cairn::testing::NewStoreAddress(dir_, name);
+  }
+
+ private:
+  /// Returns the address of a copy of the store, or of a new one if `store` is empty.
+  std::string CopyOf(const std::string& store) {
+    const std::string copy = NewAddress(fmt::format("copy{}", copy_count_++));
+    if (store.empty()) return copy;
+    if (at_files()) {
+      fs::copy(store, copy, fs::copy_options::recursive);
+    } else {
+      CAIRN_EXPECT_OK(CopyObjects(store, copy));
+    }
+    return copy;
+  }
+
+  void Remove(const std::string& address) {
+    if (at_files()) {
+      fs::remove_all(address);
+    } else {
+      CAIRN_EXPECT_OK(RemoveObjects(address));
     }
   }
 
   // SIGKILL loses nothing that was written, synced or not, so tmpfs is as good as a disk here.
-  ScopedTempDir dir_{std::filesystem::exists("/dev/shm") ? "/dev/shm" : ""};
+  ScopedTempDir dir_{cairn::testing::FastDirectory()};
   std::set<std::string> tested_;
+  int copy_count_ = 0;
 };
 
 /// Several ranks pass many points whose recovery is the same. Kills every n-th recovery of theirs.
-uint32_t RecoveryStride(Operation operation) {
-  return operation == Operation::kRanks && std::getenv("CAIRN_CRASH_ALL") == nullptr ? 6 : 1;
+uint32_t RecoveryStride(std::optional<Operation> operation, bool at_files) {
+  return at_files && operation == Operation::kRanks && std::getenv("CAIRN_CRASH_ALL") == nullptr
+             ? 6
+             : 1;
 }
 
-class CrashTest : public CrashDirectory, public ::testing::WithParamInterface<Operation> {};
-
-TEST_P(CrashTest, LeavesOldOrNewStateAtEveryNamedPoint) {
-  const Operation operation = GetParam();
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Steps before, MakeHistory(dir_ / "history"));
-  const Steps after = After(operation, before);
-  std::vector<FaultPass> passes;
-  CopyStore(dir_ / "history", dir_ / "rehearsal");
-  {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store,
-                               Store::Open(dir_ / "rehearsal", OpenMode::kWrite, SmallBlocks()));
-    ScopedFaults faults(NoFault());
-    CAIRN_ASSERT_OK(Perform(operation, *store));
-    passes = faults.passes();
+TEST_P(CrashTest, LeavesTheOldOrTheNewState) {
+  const std::string& name = std::get<1>(GetParam());
+  const std::optional<Operation> operation = OperationNamed(name);
+  std::string history;
+  Steps before;
+  if (name != "create") {
+    history = NewAddress("history");
+    CAIRN_ASSERT_OK_AND_ASSIGN(before, MakeHistory(history));
   }
-  uint32_t crashes = 0, recoveries = 0, recovery_crashes = 0;
-  for (const FaultPass& pass : passes) {
-    if (IsRead(pass.point)) continue;
-    SCOPED_TRACE(
-        fmt::format("{} killed at {} #{}", OperationName(operation), pass.point, pass.occurrence));
-    CopyStore(dir_ / "history", dir_ / "crashed");
-    const int killed = RunStoreProgram({"operate", dir_ / "crashed", OperationName(operation),
-                                        pass.point, std::to_string(pass.occurrence)});
-    ASSERT_EQ(killed, -SIGKILL);
-    ++crashes;
-    if (crashes % RecoveryStride(operation) == 0 &&
-        tested_.insert(ShapeOf(dir_ / "crashed")).second) {
+  if (name == "open") PlantGarbage(history, at_files());
+  const Steps after = operation ? After(*operation, before) : before;
+  uint32_t number = 0, recoveries = 0, recovery_crashes = 0;
+  const uint32_t crashes = KillAtEvery(history, name, [&](const std::string& crashed) {
+    if (operation && ++number % RecoveryStride(operation, at_files()) == 0 && IsNew(crashed)) {
       ++recoveries;
-      recovery_crashes += KillRecovery(dir_ / "crashed", before, after);
-      if (HasFailure()) return;
+      recovery_crashes += KillAtEvery(crashed, "open", [&](const std::string& again) {
+        if (IsNew(again)) ExpectOldOrNew(again, before, after);
+      });
     }
-    ExpectOldOrNew(dir_ / "crashed", before, after);
-    if (HasFailure()) return;
-  }
-  EXPECT_GT(crashes, 8u);
-  fmt::print("{}: {} crashes, {} more in {} recoveries after them\n", OperationName(operation),
-             crashes, recovery_crashes, recoveries);
+    ExpectOldOrNew(crashed, before, after);
+  });
+  const uint32_t least = name == "create" ? 1 : name == "open" ? 6 : 2;
+  EXPECT_GT(crashes, at_files() ? 4 * least : least);
+  fmt::print("{}: {} crashes, {} more in {} recoveries after them\n", name, crashes,
+             recovery_crashes, recoveries);
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, CrashTest, ::testing::ValuesIn(kOperations), kOperationTestName);
-
-// An open for writing that has all kinds of objects to remove.
-TEST_F(CrashDirectory, SweepLeavesEveryStepAtEveryNamedPoint) {
-  const std::string path = dir_ / "history";
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Steps before, MakeHistory(path));
-  constexpr const char* kGarbage[] = {"segments/00000001-0123456789abcdef.seg",
-                                      "tables/00000001-0123456789abcdef.sst",
-                                      "pages/00000001-0123456789abcdef.steps",
-                                      "pending/0000000100000000-7-0/1.part",
-                                      "pending/0000000100000000-7-0/failed",
-                                      "leases/0000000100000000",
-                                      "tables/.0123456789abcdef.tmp",
-                                      "roots/.0123456789abcdef.tmp",
-                                      ".0123456789abcdef.tmp"};
-  for (const char* name : kGarbage) {
-    const std::filesystem::path file = std::filesystem::path(path) / name;
-    std::filesystem::create_directories(file.parent_path());
-    std::ofstream(file) << "garbage";
-  }
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto planted, FindLeftovers(path));
-  EXPECT_THAT(planted, SizeIs(5));
-  EXPECT_GT(KillRecovery(path, before, before), 15u);
-  ExpectOldOrNew(path, before, before);
+std::vector<std::string> OperationNames() {
+  std::vector<std::string> names = {"open", "create"};
+  for (const Operation operation : kOperations) names.emplace_back(OperationName(operation));
+  return names;
 }
+constexpr auto kCaseName = [](const auto& info) {
+  std::string name = std::get<1>(info.param);
+  std::erase(name, '-');
+  return name;
+};
+INSTANTIATE_TEST_SUITE_P(Files, CrashTest,
+                         ::testing::Combine(::testing::Values("files"),
+                                            ::testing::ValuesIn(OperationNames())),
+                         kCaseName);
+INSTANTIATE_TEST_SUITE_P(Objects, CrashTest,
+                         ::testing::Combine(::testing::Values("objects"),
+                                            ::testing::ValuesIn(OperationNames())),
+                         kCaseName);
 
 /// Passes all points once: commits of one rank and of many, so many that there are pages and
 /// hints, and reads.
@@ -174,7 +274,7 @@ Result<void> PassEveryPoint(const std::string& path) {
 }
 
 TEST(CrashPointTest, EveryPointInTheHeaderIsPassedAndNoOther) {
-  ScopedTempDir dir(std::filesystem::exists("/dev/shm") ? "/dev/shm" : "");
+  ScopedTempDir dir(cairn::testing::FastDirectory());
   std::set<std::string> seen;
   {
     ScopedFaults faults(NoFault());
@@ -189,36 +289,6 @@ TEST(CrashPointTest, EveryPointInTheHeaderIsPassedAndNoOther) {
     for (std::string word; words >> word;) documented.insert(word);
   }
   EXPECT_THAT(documented, ContainerEq(seen));
-}
-
-TEST(CreationCrashTest, InterruptedCreationIsStartedAgain) {
-  ScopedTempDir dir;
-  std::vector<FaultPass> passes;
-  {
-    ScopedFaults faults(NoFault());
-    CAIRN_ASSERT_OK(Store::Open(dir / "rehearsal", OpenMode::kWrite, SmallBlocks()));
-    passes = faults.passes();
-  }
-  ASSERT_GT(passes.size(), 3u);
-  for (const FaultPass& pass : passes) {
-    SCOPED_TRACE(fmt::format("creation killed at {} #{}", pass.point, pass.occurrence));
-    const std::string path = dir / "store";
-    std::filesystem::remove_all(path);
-    ASSERT_EQ(
-        RunStoreProgram({"operate", path, "create", pass.point, std::to_string(pass.occurrence)}),
-        -SIGKILL);
-    // A reader sees an empty store or none, and never a damaged one.
-    const auto reader = Store::Open(path, OpenMode::kRead);
-    if (!reader) {
-      EXPECT_THAT(reader.error().code, AnyOf(ErrorCode::kNotFound, ErrorCode::kInvalidArgument))
-          << reader.error().ToString();
-    }
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store,
-                               Store::Open(path, OpenMode::kWrite, SmallBlocks()));
-    CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1)));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const Steps steps, LoadAll(path));
-    EXPECT_TRUE(steps.at(1) == MakeSample(1));
-  }
 }
 
 }  // namespace

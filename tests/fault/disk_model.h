@@ -74,7 +74,6 @@ class DiskModel {
     Name name;
   };
 
-  void AddExisting();
   void ChangeName(NameChange change);
   void SyncDirectory(const std::string& path);
   std::string Relative(const std::string& path) const { return path.substr(root_.size()); }

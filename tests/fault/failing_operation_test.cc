@@ -32,13 +32,6 @@ using cairn::testing::ScopedFaults;
 using cairn::testing::ScopedTempDir;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 
-void ExpectWholeAndClean(const std::string& path, const Steps& expected) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite, SmallBlocks()));
-  ExpectSteps(*store, expected);
-  ExpectNoLeftovers(path);
-  ExpectSound(*store);
-}
-
 bool IsUnknown(const Error& error) {
   return error.message.find("it is unknown whether") != std::string::npos;
 }
@@ -58,7 +51,7 @@ struct FailCase {
 class FailingOperationTest : public ::testing::TestWithParam<FailCase> {
  protected:
   // tmpfs, because these tests make hundreds of small synced writes, and no power failure.
-  ScopedTempDir dir_{std::filesystem::exists("/dev/shm") ? "/dev/shm" : ""};
+  ScopedTempDir dir_{cairn::testing::FastDirectory()};
 
   /// Makes one attempt on a new copy of the history. Returns whether a fault occurred.
   bool TryWith(uint32_t n, const Steps& before) {
@@ -105,7 +98,7 @@ class FailingOperationTest : public ::testing::TestWithParam<FailCase> {
     SCOPED_TRACE(fmt::format("reopened after {} at point {}", OperationName(operation), n));
     auto read = LoadAll(path);
     EXPECT_TRUE(IsOk(read) && (*read == after || (is_unknown && *read == before)));
-    if (read) ExpectWholeAndClean(path, *read);
+    if (read) ExpectWholeAndClean(path, *read, SmallBlocks());
     std::filesystem::remove_all(path);
     return fired && !::testing::Test::HasFailure();
   }
@@ -158,7 +151,7 @@ INSTANTIATE_TEST_SUITE_P(Every, FailingOperationTest, ::testing::ValuesIn(AllFai
 
 class FailingOpenTest : public ::testing::TestWithParam<bool> {
  protected:
-  ScopedTempDir dir_{std::filesystem::exists("/dev/shm") ? "/dev/shm" : ""};
+  ScopedTempDir dir_{cairn::testing::FastDirectory()};
 };
 
 // Creates a store, or opens one of which a writer was killed.
@@ -239,7 +232,7 @@ TEST(UnknownOutcomeTest, CommitThatMayBeDurableKeepsItsFilesUntilTheNextOpen) {
                 IsError(ErrorCode::kFailedPrecondition, "open it again"));
     store.reset();
     ExpectSteps(copy, After(operation, before));
-    ExpectWholeAndClean(copy, After(operation, before));
+    ExpectWholeAndClean(copy, After(operation, before), SmallBlocks());
   }
 }
 

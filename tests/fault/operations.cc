@@ -5,6 +5,7 @@
 #include <array>
 #include <chrono>
 #include <cstdlib>
+#include <map>
 
 #include "kv/base/options.h"
 #include "kv/compact.h"
@@ -69,6 +70,13 @@ const Definition& DefinitionOf(Operation operation) {
 }  // namespace
 
 const char* OperationName(Operation operation) { return DefinitionOf(operation).name; }
+
+std::optional<Operation> OperationNamed(std::string_view name) {
+  for (const Operation operation : kOperations) {
+    if (name == OperationName(operation)) return operation;
+  }
+  return std::nullopt;
+}
 
 StoreOptions SmallBlocks() {
   StoreOptions options;

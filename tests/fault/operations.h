@@ -1,9 +1,9 @@
 #pragma once
 /// The operations whose failures and crashes are tested, on a store with a known history.
 
-#include <map>
+#include <optional>
 #include <string>
-#include <vector>
+#include <string_view>
 
 #include "kv/base/options.h"
 #include "kv/store.h"
@@ -16,12 +16,17 @@ inline constexpr Operation kOperations[] = {Operation::kCommit, Operation::kOver
                                             Operation::kDelete, Operation::kDeleteMany,
                                             Operation::kRanks,  Operation::kCompact};
 const char* OperationName(Operation operation);
+std::optional<Operation> OperationNamed(std::string_view name);
 /// Returns the name of the test of an operation.
 inline constexpr auto kOperationTestName = [](const auto& info) {
   std::string name = OperationName(info.param);
   std::erase(name, '-');
   return name;
 };
+
+/// What the loops of store_program save: small, so that most of the time is spent in the commit
+/// protocol.
+inline constexpr SampleShape kLoopShape{.tensor_count = 4, .largest_bytes = 60'000};
 
 /// Small blocks, so that a segment needs several writes, and no grace period, so that objects that
 /// nothing uses any more vanish at once. The usual blocks if CAIRN_TEST_STORES is set: a storage

@@ -51,4 +51,13 @@ void ExpectNoLeftovers(const Place& place) {
   EXPECT_THAT(leftovers, ::testing::IsEmpty());
 }
 
+/// Checks that the next writer finds these steps, without damage, and leaves nothing else.
+inline void ExpectWholeAndClean(const std::string& address, const Steps& expected,
+                                const StoreOptions& options) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(address, OpenMode::kWrite, options));
+  ExpectSteps(*store, expected);
+  ExpectSound(*store);
+  ExpectNoLeftovers(address);
+}
+
 }  // namespace cairn::kv::testing

@@ -17,6 +17,7 @@
 #include "kv/base/options.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
+#include "tests/kv/store_checks.h"
 #include "tests/process/child.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
@@ -29,11 +30,7 @@ namespace {
 using cairn::testing::Child;
 using cairn::testing::ScopedTempDir;
 using cairn::testing::SeededRandom;
-using ::testing::IsEmpty;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
-
-constexpr SampleShape kLoopShape{.tensor_count = 4,
-                                 .largest_bytes = 60'000};  // as in store_program.cc
 
 using Versions = std::map<uint64_t, uint64_t>;  // step -> version
 
@@ -149,11 +146,8 @@ TEST(KillTest, EveryAcknowledgedChangeSurvivesRandomKills) {
     versions = read;
   }
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite, SmallBlocks()));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
-  EXPECT_THAT(damage, IsEmpty());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path));
-  EXPECT_THAT(leftovers, IsEmpty());
+  ExpectSound(*store);
+  ExpectNoLeftovers(path);
   fmt::print("{} kills, {} acknowledged changes, {} killed in one ({} of them came to be)\n",
              Rounds(), acknowledged, in_doubt, in_doubt_done);
   EXPECT_GT(acknowledged, static_cast<uint64_t>(Rounds()) / 4)

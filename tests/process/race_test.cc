@@ -16,6 +16,7 @@
 #include "kv/read/snapshot.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
+#include "tests/kv/store_checks.h"
 #include "tests/process/child.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
@@ -27,14 +28,10 @@ namespace {
 using cairn::testing::Child;
 using cairn::testing::ScopedTempDir;
 using ::testing::AnyOf;
-using ::testing::IsEmpty;
-
 using ::testing::StartsWith;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 
 constexpr uint64_t kWriters = 8;
-constexpr SampleShape kLoopShape{.tensor_count = 4,
-                                 .largest_bytes = 60'000};  // as in store_program.cc
 
 uint64_t Rounds() {
   const char* rounds = std::getenv("CAIRN_RACE_ROUNDS");
@@ -72,10 +69,8 @@ class RaceTest : public ::testing::Test {
       CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep loaded, LoadSample(*snapshot, step));
       EXPECT_TRUE(loaded == MakeSample(step, version, kLoopShape)) << "step " << step;
     }
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
-    EXPECT_THAT(damage, IsEmpty());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path_));
-    EXPECT_THAT(leftovers, IsEmpty());
+    ExpectSound(*snapshot);
+    ExpectNoLeftovers(path_);
   }
 
   ScopedTempDir dir_{cairn::testing::FastDirectory()};

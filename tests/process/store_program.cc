@@ -1,10 +1,6 @@
 // The operations on a store that tests run in child processes.
 //
-//   store_program operate DIR OPERATION POINT OCCURRENCE   dies at that pass of the fault point
-//   store_program open DIR N                               dies at the n-th fault point of an open
-//   store_program operate-objects STORE OPERATION N        dies before the n-th change of the
-//                                                          storage
-//   store_program open-objects STORE N                     the same during an open for writing
+//   store_program die files|objects STORE OPERATION N      see DieAt
 //   store_program save-loop DIR SEED                       commits, overwrites and deletes until it
 //                                                          is killed
 //   store_program churn DIR COUNT GRACE_MS                 after a line of input, makes so many of
@@ -55,50 +51,32 @@ void Say(const std::string& line) {
   }
 }
 
-Result<void> Operate(const std::string& directory, const std::string& name,
-                     const std::string& point, uint32_t occurrence) {
-  const cairn::testing::FaultAction kill = cairn::testing::KillAt(point, occurrence);
-  if (name == "create") {
-    cairn::testing::ScopedFaults faults(kill);
-    CAIRN_TRY(Store::Open(directory, OpenMode::kWrite, SmallBlocks()));
-    return {};
+/// Dies before the n-th change of the storage, or at the n-th point at which files change: of the
+/// open if `name` is not that of an operation, otherwise of the operation.
+Result<void> DieAt(bool at_files, const std::string& address, const std::string& name, uint32_t n) {
+  std::shared_ptr<cairn::testing::KillingStorage> storage;
+  if (!at_files) {
+    CAIRN_TRY_ASSIGN(auto base, OpenStorage(address));
+    storage = std::make_shared<cairn::testing::KillingStorage>(std::move(base));
   }
-  for (const Operation operation : kOperations) {
-    if (name != OperationName(operation)) continue;
-    CAIRN_TRY_ASSIGN(const auto store, Store::Open(directory, OpenMode::kWrite, SmallBlocks()));
-    cairn::testing::ScopedFaults faults(kill);
-    return Perform(operation, *store);
-  }
-  return Fail(ErrorCode::kInvalidArgument, "no such operation");
+  uint32_t left = 0;
+  const cairn::testing::ScopedFaults faults(
+      [&left](const cairn::testing::FaultPass& pass, uint32_t) {
+        // Reads change nothing.
+        const bool reads = pass.point.ends_with(".open") || pass.point.ends_with(".read");
+        if (!reads && left > 0 && --left == 0) ::kill(::getpid(), SIGKILL);
+        return 0;
+      });
+  const auto begin_count = [&] { at_files ? void(left = n) : storage->DieBefore(n); };
+  const std::optional<Operation> operation = OperationNamed(name);
+  if (!operation) begin_count();
+  CAIRN_TRY_ASSIGN(const auto store, at_files
+                                         ? Store::Open(address, OpenMode::kWrite, SmallBlocks())
+                                         : Store::Open(storage, OpenMode::kWrite, SmallBlocks()));
+  if (!operation) return {};
+  begin_count();
+  return Perform(*operation, *store);
 }
-
-Result<void> OpenAndDieAt(const std::string& directory, uint32_t n) {
-  cairn::testing::ScopedFaults faults([n](const cairn::testing::FaultPass&, uint32_t total) {
-    if (total == n) ::kill(::getpid(), SIGKILL);
-    return 0;
-  });
-  CAIRN_TRY(Store::Open(directory, OpenMode::kWrite, SmallBlocks()));
-  return {};
-}
-
-/// Opens STORE through a storage that dies before its n-th change: of the open if `name` is empty,
-/// otherwise of the operation.
-Result<void> UseObjectsAndDie(const std::string& address, const std::string& name, uint64_t n) {
-  CAIRN_TRY_ASSIGN(auto base, OpenStorage(address));
-  const auto storage = std::make_shared<cairn::testing::KillingStorage>(std::move(base));
-  if (name.empty()) storage->DieBefore(n);
-  CAIRN_TRY_ASSIGN(const auto store, Store::Open(storage, OpenMode::kWrite, SmallBlocks()));
-  if (name.empty()) return {};
-  for (const Operation operation : kOperations) {
-    if (name != OperationName(operation)) continue;
-    storage->DieBefore(n);
-    return Perform(operation, *store);
-  }
-  return Fail(ErrorCode::kInvalidArgument, "no such operation");
-}
-
-/// What the loops save: small, so that most of the time is spent in the commit protocol.
-constexpr SampleShape kLoopShape{.tensor_count = 4, .largest_bytes = 60'000};
 
 /// Makes one random change. Prints "will ..." before it and "did ..." after it.
 Result<void> ChangeSomething(Store& store, std::mt19937_64& random, uint64_t& version) {
@@ -319,10 +297,7 @@ Result<void> Main(std::span<char*> arguments) {
   const auto is = [&words](const char* name, size_t count) {
     return words.size() == count && words[0] == name;
   };
-  if (is("operate", 5)) return Operate(words[1], words[2], words[3], std::stoul(words[4]));
-  if (is("open", 3)) return OpenAndDieAt(words[1], std::stoul(words[2]));
-  if (is("operate-objects", 4)) return UseObjectsAndDie(words[1], words[2], std::stoull(words[3]));
-  if (is("open-objects", 3)) return UseObjectsAndDie(words[1], "", std::stoull(words[2]));
+  if (is("die", 5)) return DieAt(words[1] == "files", words[2], words[3], std::stoul(words[4]));
   if (is("save-loop", 3)) {
     StoreOptions options = SmallBlocks();
     options.grace = std::chrono::milliseconds(0);

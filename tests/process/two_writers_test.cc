@@ -22,6 +22,7 @@
 #include "kv/read/snapshot.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
+#include "tests/kv/store_checks.h"
 #include "tests/process/child.h"
 #include "tests/support/fault_hook.h"
 #include "tests/support/result_matchers.h"
@@ -40,7 +41,6 @@ using cairn::testing::ScopedFaults;
 using cairn::testing::ScopedTempDir;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::Optional;
 using ::testing::StartsWith;
@@ -220,20 +220,8 @@ class PausedWriterTest : public ::testing::Test {
     EXPECT_TRUE(IsOk(SaveSample(**store, MakeSample(20))));
     expected[20] = MakeSample(20);
     EXPECT_TRUE(IsOk((*store)->Close()));
-    ExpectClean(path, expected);
+    ExpectWholeAndClean(path, expected, SmallBlocks());
     return lines;
-  }
-
-  void ExpectClean(const std::string& path, const Steps& expected) {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store,
-                               Store::Open(path, OpenMode::kWrite, SmallBlocks()));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const Steps found, LoadAllFrom(*store));
-    EXPECT_TRUE(found == expected);
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
-    EXPECT_THAT(damage, IsEmpty());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path));
-    EXPECT_THAT(leftovers, IsEmpty());
   }
 
   ScopedTempDir dir_{cairn::testing::FastDirectory()};
@@ -327,7 +315,7 @@ TEST_F(PausedWriterTest, RootOfAnotherPausedWriterIsNoPredecessor) {
   CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(20)));
   expected[20] = MakeSample(20);
   CAIRN_ASSERT_OK(store->Close());
-  ExpectClean(path, expected);
+  ExpectWholeAndClean(path, expected, SmallBlocks());
 }
 
 }  // namespace

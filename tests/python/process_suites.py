@@ -18,7 +18,7 @@ def suites(rounds: int) -> dict[str, dict[str, str]]:
         "kv_kill_test": {"CAIRN_KILL_ROUNDS": str(15 * rounds), "CAIRN_KILL_WITHIN_MS": "1000"},
         "kv_race_test": {"CAIRN_RACE_ROUNDS": str(6 * rounds)},
         "kv_readers_test": {"CAIRN_READERS_CHANGES": str(150 * rounds)},
-        "kv_object_crash_test": {},
+        "kv_crash_test": {"GTEST_FILTER": "Objects/*"},
         "mesh_ranks_test": {"CAIRN_MESH_ROUNDS": str(rounds), "CAIRN_RANKS_DEADLINE_MS": "3000"},
         "mesh_kills_test": kills_of_ranks(3 * rounds),
         "kv_two_writers_test": {"GTEST_FILTER": "-PausedWriterTest.*:*.ClosedDescriptors*"},

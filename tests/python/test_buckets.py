@@ -147,7 +147,7 @@ SUITES = suites(ROUNDS)
 @pytest.mark.parametrize(
     "suite",
     [
-        pytest.param(suite, marks=[pytest.mark.slow] if suite == "kv_object_crash_test" else [])
+        pytest.param(suite, marks=[pytest.mark.slow] if suite == "kv_crash_test" else [])
         for suite in SUITES
     ],
 )
