@@ -174,17 +174,26 @@ class TcpRendezvousTest : public ::testing::Test {
     }
     return heard;
   }
+  /// Says `words` on a new connection, and returns the answer.
+  std::string AnswerTo(const std::string& words) {
+    const int fd = Connect();
+    Say(fd, words);
+    std::string heard = Hear(fd);
+    ::close(fd);
+    return heard;
+  }
+  /// Connects as a rank and disconnects at once.
+  void ComeAndGo(uint32_t rank) {
+    const int fd = Connect();
+    Say(fd, Hello(rank));
+    ::close(fd);
+  }
 
   const uint16_t port_ = FreePort();
   const Endpoint place_{.host = "127.0.0.1", .port = std::to_string(port_)};
   Result<Pieces> served_;
   std::jthread server_;  // last, because it uses the other members
 };
-
-TEST_F(TcpRendezvousTest, DeliversTheMessagesOfAllRanks) {
-  Serve(kAmple);
-  ExpectMeeting();
-}
 
 TEST_F(TcpRendezvousTest, RanksMayArriveBeforeRankZero) {
   Result<Pieces> early;
@@ -210,17 +219,11 @@ TEST_F(TcpRendezvousTest, ConnectionsWithNoiseAreClosed) {
     for (size_t b = random.Chance(0.5) ? 16 : 0; b < noise.size(); ++b) {
       noise[b] = static_cast<char>(random.Between(0, 255));
     }
-    const int fd = Connect();
-    Say(fd, noise);
-    EXPECT_EQ(Hear(fd), "");
-    ::close(fd);
+    EXPECT_EQ(AnswerTo(noise), "");
   }
-  const int endless = Connect();
   std::string promise = hello;
   for (size_t i = 8; i < 16; ++i) promise[i] = '\x7f';
-  Say(endless, promise);
-  EXPECT_EQ(Hear(endless), "") << "a promise of many bytes is refused at once";
-  ::close(endless);
+  EXPECT_EQ(AnswerTo(promise), "") << "a promise of many bytes is refused at once";
   ExpectMeeting();
 }
 
@@ -235,10 +238,7 @@ TEST_F(TcpRendezvousTest, SilentConnectionsDoNotBlockRanks) {
 TEST_F(TcpRendezvousTest, ForeignRanksAreRefusedWithAReason) {
   Serve(kAmple);
   const auto answer_to = [&](const RendezvousRecord& hello) {
-    const int fd = Connect();
-    Say(fd, EncodeRecord(hello));
-    const auto answer = DecodeRecord(Hear(fd));
-    ::close(fd);
+    const auto answer = DecodeRecord(AnswerTo(EncodeRecord(hello)));
     EXPECT_TRUE(answer && answer->kind == RendezvousRecord::Kind::kRefusal);
     return answer && answer->messages.size() == 1 ? answer->messages[0] : "";
   };
@@ -262,9 +262,7 @@ TEST_F(TcpRendezvousTest, ForeignRanksAreRefusedWithAReason) {
 
 TEST_F(TcpRendezvousTest, RankThatDisconnectedMayReconnect) {
   Serve(kAmple);
-  const int fd = Connect();
-  Say(fd, Hello(1));
-  ::close(fd);
+  ComeAndGo(1);
   // Rank 0 handles connections in the order in which they arrive: the end of the first one comes
   // first.
   ExpectMeeting();
@@ -279,9 +277,7 @@ TEST_F(TcpRendezvousTest, AtTheDeadlineAllRanksLearnWhichAreMissing) {
 
 TEST_F(TcpRendezvousTest, RankThatLeavesBeforeTheDeadlineIsNotBlamedForOneThatNeverCame) {
   Serve(milliseconds(500));
-  const int leaves = Connect();
-  Say(leaves, Hello(1));
-  ::close(leaves);
+  ComeAndGo(1);
   server_.join();
   EXPECT_THAT(served_, IsError(ErrorCode::kUnavailable, "did not arrive in time: 2 of 3"));
 }
@@ -289,14 +285,9 @@ TEST_F(TcpRendezvousTest, RankThatLeavesBeforeTheDeadlineIsNotBlamedForOneThatNe
 TEST_F(TcpRendezvousTest, RankThatLeavesIsNamedWhenAllHadCome) {
   Serve(milliseconds(500));
   for (const uint32_t rank : {1u, 2u}) {
-    const int leaves = Connect();
-    Say(leaves, Hello(rank));
-    ::close(leaves);
+    ComeAndGo(rank);
     // Disconnects before the next rank arrives, otherwise all ranks would be present.
-    const int refused = Connect();
-    Say(refused, "not a record, but long enough");
-    EXPECT_EQ(Hear(refused), "");
-    ::close(refused);
+    EXPECT_EQ(AnswerTo("not a record, but long enough"), "");
   }
   server_.join();
   EXPECT_THAT(served_, IsError(ErrorCode::kUnavailable, "came and went: 1, 2 of 3"));
