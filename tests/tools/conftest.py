@@ -8,10 +8,13 @@ import tempfile
 import pytest
 import torch
 
+from live_server import live_server
 from report_runs import prepared_run
 from tool_programs import import_model, run_program, small_model
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "python"))
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from browser import Browser, missing_browser  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -57,3 +60,29 @@ def memory_folder():
 def report_run(memory_folder):
     """The store of `prepared_run`, which tests do not change."""
     return prepared_run(memory_folder / "run" / "store")
+
+
+@pytest.fixture(scope="session")
+def report_server(report_run):
+    """The prepared run, which is served."""
+    with live_server(report_run) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    if reason := missing_browser():
+        pytest.skip(reason)
+    browser = Browser()
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def browser(chromium):
+    """A window without the page that another test has opened, and without its messages."""
+    chromium.open("about:blank")
+    chromium.console()
+    chromium.resize(1280)
+    chromium.prefer("light")
+    return chromium

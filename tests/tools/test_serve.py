@@ -17,11 +17,9 @@ from live_server import live_server
 from tool_programs import run_program
 
 
-@pytest.fixture(scope="module")
-def server(report_run):
-    """The prepared run, which is served."""
-    with live_server(report_run) as running:
-        yield running
+@pytest.fixture
+def server(report_server):
+    return report_server
 
 
 UP = "model.layers.6.mlp.up.weight"
@@ -66,6 +64,8 @@ def test_keys_are_found_by_parts_of_their_names(server, dump, report_run):
     assert server.ask("keys", query="exp_avg", step="290")["matches"] > 0
     assert server.ask("keys", query="exp_avg")["matches"] == 0
     assert server.ask("keys", query="no such key")["keys"] == []
+    many = server.ask("keys", query="weight " * 100)  # equal words count once
+    assert many["matches"] == server.ask("keys", query="weight")["matches"] > 0
 
 
 def test_values_are_those_of_the_step(server, report_run):
@@ -97,8 +97,6 @@ def test_a_slice_has_its_own_distribution(server, report_run):
     key = server.ask("key", key=UP, slice="3,4:")
 
     assert key["elements"] == 28 and key["statistics"]["min"] == np.nanmin(values[3, 4:])
-    status, error = server.refuse("key", key=UP, slice="9:9:9")
-    assert status == 400 and "only a step of 1" in error["message"]
 
 
 def test_plain_values_are_text(server):
@@ -126,8 +124,6 @@ def test_two_steps_can_be_compared(server, dump, report_run):
     # The first and the last step have different keys.
     far = server.ask("diff", a=0, b=2990)
     assert far["removed"] > 0 and far["added"] == 2
-    status, error = server.refuse("difference", a=1820, b=1830, key="replay.buffer")
-    assert status == 400 and "dtype or shape differ" in error["message"]
 
 
 def test_the_history_of_a_key_has_the_last_change_first(server):
@@ -147,6 +143,11 @@ def test_the_history_of_a_key_has_the_last_change_first(server):
         ("key", {"key": UP, "step": "99999999999999999999999"}, 404, "999"),
         ("diff", {"a": "x", "b": 10}, 404, "x"),
         ("history", {"key": ""}, 404, ""),
+        ("key", {"key": UP, "slice": "9:9:9"}, 400, "only a step of 1"),
+        ("difference", {"a": 1820, "b": 1830, "key": "replay.buffer"}, 400, "shape differ"),
+        ("keys", {"query": " ".join(map(str, range(33)))}, 400, "more than 32 words"),
+        ("keys", {"query": "a" * 1025}, 400, "more than 1 KiB"),
+        ("diff", {"a": 0, "b": 10, "query": "a" * 1025}, 400, "more than 1 KiB"),
         ("nothing", {}, 404, "no such page"),
     ],
 )
@@ -325,33 +326,29 @@ def test_hundreds_of_slow_connections_do_not_block_others(report_run, request_by
         assert open_sockets(server.process.pid) <= 256 + 16
 
 
-def is_closed(connection):
-    """Returns whether the server has closed it without an answer."""
+def is_waiting(connection):
+    """Returns whether the server has neither answered nor closed it."""
     try:
-        return connection.recv(1) == b""
+        return connection.recv(1, socket.MSG_PEEK) is None
     except BlockingIOError:
-        return False
-    except ConnectionError:
         return True
+    except ConnectionError:
+        return False
 
 
-def test_requests_that_take_long_leave_connections_to_other_addresses(memory_folder):
+def test_requests_that_take_long_do_not_block_other_addresses(memory_folder):
     path = memory_folder / "busy"
     with cairn.open(path, mode="a") as store:
-        store.save(1, {"a": np.zeros(1 << 24, np.float32)})
+        store.save(1, {"a": np.zeros(1 << 26, np.float32)})
     with live_server(path) as server, contextlib.ExitStack() as opened:
         connections = []
-        # Until one address has as many as the server takes.
-        while not any(is_closed(connection) for connection in connections[-20:]):
-            connections.append(
-                opened.enter_context(
-                    socket.create_connection(("127.0.0.1", server.port), timeout=250)
-                )
-            )
-            connections[-1].sendall(b"GET /api/key?key=a&all=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            connections[-1].setblocking(False)  # noqa: FBT003
+        for _ in range(400):  # more than the server takes
+            connection = socket.create_connection(("127.0.0.1", server.port), timeout=250)
+            connections.append(opened.enter_context(connection))
+            connection.sendall(b"GET /api/key?key=a&all=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            connection.setblocking(False)  # noqa: FBT003
         assert state_for_other_address(server)["steps"] == 1
-        assert len(connections) > 256
+        assert sum(map(is_waiting, connections)) > 100
 
 
 def test_requests_are_answered_at_the_same_time(server):
@@ -465,15 +462,6 @@ def test_a_signal_ends_what_is_being_read(memory_folder):
         # No answer, an error, or all of the answer if the machine is fast.
         answer = connection.recv(100)
         assert answer == b"" or answer.startswith((b"HTTP/1.1 503", b"HTTP/1.1 200")), answer
-
-
-def test_a_search_is_bounded(server):
-    status, error = server.refuse("keys", query=" ".join(map(str, range(33))))
-    assert status == 400 and "more than 32 words" in error["message"]
-    assert server.refuse("keys", query="a" * 1025)[0] == 400
-    assert server.refuse("diff", a=0, b=10, query="a" * 1025)[0] == 400
-    many = server.ask("keys", query="weight " * 100)
-    assert many["matches"] == server.ask("keys", query="weight")["matches"] > 0
 
 
 def test_long_names_do_not_make_the_page_large(memory_folder):

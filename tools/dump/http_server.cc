@@ -1,17 +1,15 @@
-// An HTTP server: one thread has all sockets, and others call the handler.
+// An HTTP server: each connection has a thread and one request.
 //
-// A connection passes these phases, and has one request:
-//   1. reading: the head of the request arrives, within kHeadTime in total;
-//   2. handling: the connection belongs to the thread that calls the handler;
-//   3. writing: the answer leaves, at kMinBytesPerSecond at least;
-//   4. draining: what the client still sends is discarded. A close with unread bytes would reset
-//      the connection, and the client could lose the answer.
-// So a slow client takes a socket, but never a thread. If there are kMaxConnections, the next one
-// replaces one that is not being handled: of the address that has the most, the one that has waited
-// for its client longest, and kMinTime at least. If there is none, and the address of the next one
-// has at most half of all, it replaces the request of the busiest address that came last. A client
-// that opens very many therefore loses its own ones first, and whoever sends a request at once is
-// answered.
+// A connection passes these steps:
+//   1. The head of the request arrives, within kHeadTime in total.
+//   2. It waits for its turn, and its thread calls the handler.
+//   3. The answer leaves, at kMinBytesPerSecond at least, and what the client still sends is
+//      discarded. A close with unread bytes would reset the connection, and the client could lose
+//      the answer.
+// If there are kMaxConnections, the next one replaces one that is not being handled: of the address
+// that has the most, the one that has waited longest for its client or its turn, and kMinTime at
+// least. A client that opens very many therefore loses its own ones first, and whoever sends a
+// request at once is answered.
 
 #include "tools/dump/http_server.h"
 
@@ -20,12 +18,13 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <exception>
@@ -34,7 +33,6 @@
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"
-#include "kv/base/mutex.h"
 #include "kv/io/file_descriptor.h"
 #include "tools/common/json.h"
 #include "tools/common/text.h"
@@ -46,8 +44,8 @@ using kv::FileDescriptor;
 using kv::RetryInterrupted;
 
 constexpr size_t kMaxConnections = 256;
-constexpr size_t kHandlerThreads = 16;
-constexpr size_t kPeerThreads = 12;  // handle requests of one address
+constexpr ptrdiff_t kMaxHandled = 16;        // requests that are handled at the same time,
+constexpr ptrdiff_t kMaxHandledOfPeer = 12;  // and of one address
 constexpr size_t kMaxHeadBytes = size_t{1} << 18;
 constexpr auto kMinTime = std::chrono::milliseconds(500);  // a client may be slow to begin
 constexpr auto kHeadTime = std::chrono::seconds(10);
@@ -63,31 +61,23 @@ constexpr int kInternalError = 500;
 
 // --- messages, which are treated as hostile input
 
-constexpr std::string_view kLineEnd = "\r\n";
-
-/// Removes and returns the first line.
-std::string_view TakeLine(std::string_view& lines) {
-  const size_t end = std::min(lines.find(kLineEnd), lines.size());
-  const std::string_view line = lines.substr(0, end);
-  lines.remove_prefix(std::min(end + kLineEnd.size(), lines.size()));
-  return line;
-}
-
-int HexDigit(char digit) {
-  const char lower = LowerAscii(digit);
-  if ('0' <= lower && lower <= '9') return lower - '0';
-  if ('a' <= lower && lower <= 'f') return lower - 'a' + 10;
-  return -1;
+/// Removes and returns the text up to the first separator, which is removed, too.
+std::string_view Take(std::string_view& text, std::string_view separator) {
+  const size_t end = std::min(text.find(separator), text.size());
+  const std::string_view taken = text.substr(0, end);
+  text.remove_prefix(std::min(end + separator.size(), text.size()));
+  return taken;
 }
 
 /// Replaces "%41" by "A", and, if `plus_is_space`, "+" by " ". Other text is unchanged.
 std::string DecodePercent(std::string_view text, bool plus_is_space) {
   std::string decoded;
   for (size_t i = 0; i < text.size(); ++i) {
-    const int high = i + 2 < text.size() ? HexDigit(text[i + 1]) : -1;
-    const int low = i + 2 < text.size() ? HexDigit(text[i + 2]) : -1;
-    if (text[i] == '%' && high >= 0 && low >= 0) {
-      decoded += static_cast<char>(high * 16 + low);
+    const char* const digits = text.data() + i + 1;
+    uint8_t byte = 0;
+    if (text[i] == '%' && i + 2 < text.size() &&
+        std::from_chars(digits, digits + 2, byte, 16).ptr == digits + 2) {
+      decoded += static_cast<char>(byte);
       i += 2;
     } else {
       decoded += plus_is_space && text[i] == '+' ? ' ' : text[i];
@@ -99,27 +89,26 @@ std::string DecodePercent(std::string_view text, bool plus_is_space) {
 /// Returns what the lines up to and including the empty one state, or nothing if they are not the
 /// head of a request of HTTP/1.0 or 1.1 for a path.
 std::optional<HttpRequest> ParseHttpRequest(std::string_view lines) {
-  const std::string_view request = TakeLine(lines);
-  const size_t method_end = request.find(' ');
-  const size_t target_end = request.rfind(' ');
-  if (method_end == std::string_view::npos || target_end == method_end) return std::nullopt;
-  const std::string_view version = request.substr(target_end + 1);
-  const std::string_view target = request.substr(method_end + 1, target_end - method_end - 1);
+  constexpr std::string_view kLineEnd = "\r\n";
+  std::string_view version = Take(lines, kLineEnd);
+  HttpRequest request{.method = std::string(Take(version, " "))};
+  std::string_view target = Take(version, " ");
   if (version != "HTTP/1.1" && version != "HTTP/1.0") return std::nullopt;
-  if (!target.starts_with('/') || target.contains(' ')) return std::nullopt;
-  const size_t path_end = std::min(target.find('?'), target.size());
-  HttpRequest parsed{.method = std::string(request.substr(0, method_end)),
-                     .path = DecodePercent(target.substr(0, path_end), /*plus_is_space=*/false),
-                     .query = std::string(target.substr(std::min(path_end + 1, target.size())))};
-  for (std::string_view line = TakeLine(lines); !line.empty(); line = TakeLine(lines)) {
-    const size_t colon = line.find(':');
-    // A line that begins with a space would continue the one before it, which is obsolete.
-    if (colon == std::string_view::npos || colon == 0 || line.front() == ' ') return std::nullopt;
-    std::string name(line.substr(0, colon));
-    std::ranges::transform(name, name.begin(), LowerAscii);
-    parsed.headers.emplace(std::move(name), Trim(line.substr(colon + 1)));
+  if (!target.starts_with('/')) return std::nullopt;
+  request.path = DecodePercent(Take(target, "?"), /*plus_is_space=*/false);
+  while (!target.empty()) {
+    std::string_view value = Take(target, "&");
+    const std::string name(Take(value, "="));
+    request.parameters.emplace(name, DecodePercent(value, /*plus_is_space=*/true));
   }
-  return parsed;
+  for (std::string_view line = Take(lines, kLineEnd); !line.empty(); line = Take(lines, kLineEnd)) {
+    // A line that begins with a space would continue the one before it, which is obsolete.
+    if (!line.contains(':') || line.front() == ':' || line.front() == ' ') return std::nullopt;
+    std::string name(Take(line, ":"));
+    std::ranges::transform(name, name.begin(), LowerAscii);
+    request.headers.emplace(std::move(name), Trim(line));
+  }
+  return request;
 }
 
 /// Returns the name in a Host header, without the port: "localhost:8000", "[::1]:8000".
@@ -187,6 +176,61 @@ Error ListenError(const std::string& place, int error_number) {
                                                                  : std::strerror(error_number))};
 }
 
+// --- sockets
+
+using Clock = std::chrono::steady_clock;
+
+/// Waits until the socket is ready. Returns false at the deadline.
+bool WaitFor(int socket, short events, Clock::time_point deadline) {
+  pollfd polled = {.fd = socket, .events = events, .revents = 0};
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+  const int wait_ms = static_cast<int>(std::max<int64_t>(0, left.count()));
+  return RetryInterrupted([&] { return ::poll(&polled, 1, wait_ms); }) > 0;
+}
+
+/// Appends what arrives next. Returns false if the client has left, or at the deadline.
+bool Receive(int socket, Clock::time_point deadline, std::string& received) {
+  std::array<char, 16384> buffer;
+  if (!WaitFor(socket, POLLIN, deadline)) return false;
+  const ssize_t count =
+      RetryInterrupted([&] { return ::recv(socket, buffer.data(), buffer.size(), 0); });
+  if (count > 0) received.append(buffer.data(), static_cast<size_t>(count));
+  return count > 0 || (count < 0 && errno == EAGAIN);
+}
+
+/// Returns the head of a request with its empty line, or more than kMaxHeadBytes of it; nothing if
+/// it does not arrive.
+std::optional<std::string> ReceiveHead(int socket) {
+  const auto deadline = Clock::now() + kHeadTime;
+  std::string head;
+  for (size_t begin = 0; head.size() <= kMaxHeadBytes;) {
+    if (!Receive(socket, deadline, head)) return std::nullopt;
+    const size_t end = head.find(kHeadEnd, begin);
+    if (end != std::string::npos) return head.substr(0, end + kHeadEnd.size());
+    begin = std::max(head.size(), kHeadEnd.size()) - kHeadEnd.size();
+  }
+  return head;
+}
+
+/// Sends all of the text, unless the client is too slow or has left.
+void Send(int socket, std::string_view text) {
+  const auto deadline =
+      Clock::now() + kHeadTime + std::chrono::seconds(text.size() / kMinBytesPerSecond);
+  while (!text.empty() && WaitFor(socket, POLLOUT, deadline)) {
+    const ssize_t count =
+        RetryInterrupted([&] { return ::send(socket, text.data(), text.size(), MSG_NOSIGNAL); });
+    if (count < 0 && errno != EAGAIN) return;
+    text.remove_prefix(static_cast<size_t>(std::max<ssize_t>(0, count)));
+  }
+}
+
+/// Ends the answer, and discards what the client still sends.
+void Drain(int socket) {
+  ::shutdown(socket, SHUT_WR);
+  const auto deadline = Clock::now() + kDrainTime;
+  for (std::string ignored; Receive(socket, deadline, ignored);) ignored.clear();
+}
+
 }  // namespace
 
 std::string_view HttpRequest::Header(const std::string& name) const {
@@ -195,32 +239,19 @@ std::string_view HttpRequest::Header(const std::string& name) const {
 }
 
 std::optional<std::string> HttpRequest::Parameter(const std::string& name) const {
-  for (std::string_view rest = query; !rest.empty();) {
-    const size_t end = std::min(rest.find('&'), rest.size());
-    const std::string_view one = rest.substr(0, end);
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-    if (one.starts_with(name) && one.substr(name.size()).starts_with('=')) {
-      return DecodePercent(one.substr(name.size() + 1), /*plus_is_space=*/true);
-    }
-  }
-  return std::nullopt;
+  const auto found = parameters.find(name);
+  return found == parameters.end() ? std::nullopt : std::optional(found->second);
 }
 
 bool IsLoopback(std::string_view name) { return name.starts_with("127.") && IsIpv4(name); }
 
-enum class Phase : uint8_t { kReading, kHandling, kWriting, kDraining };
-
 struct HttpServer::Connection {
   FileDescriptor socket;
   uint32_t peer = 0;  // its IPv4 address
-  Phase phase = Phase::kReading;
-  Clock::time_point since;     // begin of the phase
-  Clock::time_point deadline;  // end of the phase; kHandling has none
-  std::string received;
-  std::string answer;
-  size_t sent_bytes = 0;
-
-  short events() const { return phase == Phase::kWriting ? POLLOUT : POLLIN; }
+  // The mutex of the server guards these.
+  bool is_handled = false;                       // its thread calls the handler
+  Clock::time_point waits_since = Clock::now();  // if not
+  bool is_replaced = false;                      // it is not handled any more
 };
 
 HttpServer::HttpServer(HttpServerOptions options, Handler handler)
@@ -230,18 +261,15 @@ HttpServer::~HttpServer() {
   {
     const MutexLock lock(mutex_);
     stopped_ = true;
+    ::shutdown(listener_.get(), SHUT_RDWR);  // ends the call of accept
+    for (Connection& connection : connections_) ::shutdown(connection.socket.get(), SHUT_RDWR);
     changed_.NotifyAll();
+    while (!connections_.empty()) changed_.Wait(mutex_);
   }
-  Wake();
-  threads_.clear();  // joins them
+  if (acceptor_.joinable()) acceptor_.join();
 }
 
-void HttpServer::Wake() const {
-  const uint64_t one = 1;
-  (void)RetryInterrupted([&] { return ::write(wake_.get(), &one, sizeof(one)); });
-}
-
-// --- the threads that call the handler
+// --- the threads of connections
 
 bool HttpServer::AcceptsHost(std::string_view host) const {
   if (std::ranges::count(options_.hosts, "*") > 0) return true;
@@ -275,216 +303,98 @@ HttpResponse HttpServer::Answer(const HttpRequest& request) const {
   }
 }
 
-/// Returns a request of the address with the fewest in work, so that requests that take long
-/// leave threads to other addresses; null if there is none.
-HttpServer::Connection* HttpServer::TakeRequest() {
-  const auto next = std::ranges::min_element(
-      requests_, {}, [&](const Connection* waiting) { return handled_[waiting->peer]; });
-  if (next == requests_.end() || handled_[(*next)->peer] >= kPeerThreads) return nullptr;
-  Connection* const taken = *next;
-  requests_.erase(next);
-  ++handled_[taken->peer];
-  return taken;
+/// Returns whether a request of the address can be handled, so that requests that take long leave
+/// threads to other addresses.
+bool HttpServer::HasTurn(uint32_t peer) const {
+  const auto is_of_peer = [&](const Connection& one) { return one.is_handled && one.peer == peer; };
+  return std::ranges::count(connections_, true, &Connection::is_handled) < kMaxHandled &&
+         std::ranges::count_if(connections_, is_of_peer) < kMaxHandledOfPeer;
 }
 
-void HttpServer::HandleRequests() {
+/// Returns the text of the answer; nothing if the connection is to be closed without one.
+std::optional<std::string> HttpServer::Respond(Connection& connection) {
+  const std::optional<std::string> head = ReceiveHead(connection.socket.get());
+  if (!head) return std::nullopt;
+  if (head->size() > kMaxHeadBytes) {
+    return ResponseText(Refusal(kBadRequest, "the request is too long"), /*has_body=*/true);
+  }
+  {
+    const MutexLock lock(mutex_);
+    while (!stopped_ && !connection.is_replaced && !HasTurn(connection.peer)) {
+      changed_.Wait(mutex_);
+    }
+    if (stopped_ || connection.is_replaced) return std::nullopt;
+    connection.is_handled = true;
+  }
+  const auto request = ParseHttpRequest(*head);
+  const HttpResponse response =
+      request ? Answer(*request) : Refusal(kBadRequest, "this is not a request of HTTP/1.1");
+  std::string text = ResponseText(response, !request || request->method != "HEAD");
+  const MutexLock lock(mutex_);
+  connection.is_handled = false;
+  connection.waits_since = Clock::now();
+  changed_.NotifyAll();
+  return text;
+}
+
+void HttpServer::Serve(std::list<Connection>::iterator connection) {
+  const int socket = connection->socket.get();
+  if (const std::optional<std::string> text = Respond(*connection)) {
+    Send(socket, *text);
+    Drain(socket);
+  }
+  const MutexLock lock(mutex_);
+  connections_.erase(connection);
+  changed_.NotifyAll();
+}
+
+// --- the thread that accepts connections
+
+/// Closes a connection if there are kMaxConnections.
+void HttpServer::MakePlace() {
+  while (connections_.size() >= kMaxConnections && !stopped_) {
+    std::map<uint32_t, size_t> waiting;  // by address
+    for (const Connection& one : connections_) waiting[one.peer] += one.is_handled ? 0 : 1;
+    Connection& replaced = *std::ranges::max_element(connections_, {}, [&](const Connection& one) {
+      return std::tuple(!one.is_handled, waiting[one.peer], -one.waits_since.time_since_epoch());
+    });
+    if (Clock::now() < replaced.waits_since + kMinTime) {
+      (void)changed_.WaitUntil(mutex_, replaced.waits_since + kMinTime);
+      continue;
+    }
+    replaced.is_replaced = true;
+    ::shutdown(replaced.socket.get(), SHUT_RDWR);
+    changed_.NotifyAll();
+    while (connections_.size() >= kMaxConnections && !stopped_) changed_.Wait(mutex_);
+  }
+}
+
+void HttpServer::Accept() {
   while (true) {
-    Connection* connection = nullptr;
-    {
-      const MutexLock lock(mutex_);
-      while (!stopped_ && (connection = TakeRequest()) == nullptr) changed_.Wait(mutex_);
-      if (stopped_) return;
-    }
-    const auto request = ParseHttpRequest(connection->received);
-    const HttpResponse response =
-        request ? Answer(*request) : Refusal(kBadRequest, "this is not a request of HTTP/1.1");
-    connection->answer = ResponseText(response, !request || request->method != "HEAD");
-    {
-      const MutexLock lock(mutex_);
-      if (--handled_[connection->peer] == 0) handled_.erase(connection->peer);
-      answered_.push_back(connection);
-      changed_.NotifyOne();  // another request of this address may wait
-    }
-    Wake();
-  }
-}
-
-// --- the thread with the sockets
-
-bool HttpServer::TakeAnswers() {
-  const MutexLock lock(mutex_);
-  for (Connection* connection : std::exchange(answered_, {})) {
-    BeginWriting(*connection, std::move(connection->answer), Clock::now());
-  }
-  return !stopped_;
-}
-
-void HttpServer::BeginWriting(Connection& connection, std::string answer, Clock::time_point now) {
-  connection.answer = std::move(answer);
-  connection.phase = Phase::kWriting;
-  connection.since = now;
-  connection.deadline =
-      now + kHeadTime + std::chrono::seconds(connection.answer.size() / kMinBytesPerSecond);
-}
-
-/// Returns the connection that the next one replaces if there are kMaxConnections. Requires that
-/// there are some.
-auto HttpServer::Replaced() -> std::list<Connection>::iterator {
-  std::map<uint32_t, size_t> count_of;
-  for (const Connection& connection : connections_) {
-    if (connection.phase != Phase::kHandling) ++count_of[connection.peer];
-  }
-  return std::ranges::max_element(connections_, {}, [&](const Connection& connection) {
-    return std::tuple(connection.phase != Phase::kHandling, count_of[connection.peer],
-                      -connection.since.time_since_epoch());
-  });
-}
-
-size_t HttpServer::CountOf(uint32_t peer) const {
-  return static_cast<size_t>(std::ranges::count(connections_, peer, &Connection::peer));
-}
-
-/// Closes the connection whose request came last among those that wait for a thread, of the address
-/// with the most connections. Returns whether there is one.
-bool HttpServer::DropRequest() {
-  const MutexLock lock(mutex_);
-  const auto last =
-      std::ranges::max_element(requests_.rbegin(), requests_.rend(), {},
-                               [&](const Connection* waiting) { return CountOf(waiting->peer); });
-  if (last == requests_.rend()) return false;
-  Connection* const dropped = *last;
-  requests_.erase(std::prev(last.base()));
-  std::erase_if(connections_, [&](const Connection& one) { return &one == dropped; });
-  return true;
-}
-
-/// Returns when the next connection can be accepted.
-auto HttpServer::AcceptTime() -> Clock::time_point {
-  if (connections_.size() < kMaxConnections) return accept_after_;
-  const auto replaced = Replaced();
-  if (replaced->phase == Phase::kHandling) return accept_after_;
-  return std::max(accept_after_, replaced->since + kMinTime);
-}
-
-/// Closes a connection for one from `peer` if there are kMaxConnections. Returns whether there is a
-/// place for it.
-bool HttpServer::MakePlace(uint32_t peer) {
-  if (connections_.size() < kMaxConnections) return true;
-  const auto replaced = Replaced();
-  if (replaced->phase == Phase::kHandling) {
-    return CountOf(peer) <= kMaxConnections / 2 && DropRequest();
-  }
-  connections_.erase(replaced);
-  return true;
-}
-
-void HttpServer::Accept(Clock::time_point now) {
-  while (AcceptTime() <= now) {
     sockaddr_in peer = {};
     socklen_t size = sizeof(peer);
     FileDescriptor socket(RetryInterrupted([&] {
       return ::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&peer), &size,
                        SOCK_NONBLOCK | SOCK_CLOEXEC);
     }));
+    const MutexLock lock(mutex_);
+    if (stopped_) return;
     if (!socket.is_open()) {
-      if (errno != EAGAIN && errno != ECONNABORTED) accept_after_ = now + kAcceptPause;
-      return;
+      (void)changed_.WaitUntil(mutex_, Clock::now() + kAcceptPause);
+      continue;
     }
-    if (!MakePlace(peer.sin_addr.s_addr)) continue;  // closes it
+    MakePlace();
+    if (stopped_) return;
     const int on = 1;
     (void)::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // only faster
-    connections_.push_back({.socket = std::move(socket),
-                            .peer = peer.sin_addr.s_addr,
-                            .since = now,
-                            .deadline = now + kHeadTime});
-  }
-}
-
-/// Reads what has arrived. Returns whether the connection is still open.
-bool HttpServer::Read(Connection& connection) {
-  std::array<char, 16384> buffer;
-  const ssize_t count = RetryInterrupted(
-      [&] { return ::recv(connection.socket.get(), buffer.data(), buffer.size(), 0); });
-  if (count < 0) return errno == EAGAIN;
-  if (connection.phase == Phase::kReading) {
-    connection.received.append(buffer.data(), static_cast<size_t>(count));
-  }
-  return count > 0;
-}
-
-/// Does what the socket is ready for. Closes the connection if it has ended.
-void HttpServer::Advance(Connection& connection, Clock::time_point now) {
-  if (connection.phase == Phase::kWriting) {
-    const std::string_view rest = std::string_view(connection.answer).substr(connection.sent_bytes);
-    const ssize_t count = RetryInterrupted(
-        [&] { return ::send(connection.socket.get(), rest.data(), rest.size(), MSG_NOSIGNAL); });
-    if (count < 0) {
-      if (errno != EAGAIN) connection.socket.Close();
-      return;
+    connections_.push_back({.socket = std::move(socket), .peer = peer.sin_addr.s_addr});
+    const auto added = std::prev(connections_.end());
+    auto thread = kv::StartThread("a connection", [this, added] { Serve(added); });
+    if (thread) {
+      thread->detach();  // the destructor waits until it has removed the connection
+    } else {
+      connections_.erase(added);
     }
-    connection.sent_bytes += static_cast<size_t>(count);
-    if (connection.sent_bytes < connection.answer.size()) return;
-    ::shutdown(connection.socket.get(), SHUT_WR);
-    connection.answer = {};
-    connection.phase = Phase::kDraining;
-    connection.since = now;
-    connection.deadline = now + kDrainTime;
-    return;
-  }
-  const size_t known_bytes = connection.received.size();
-  if (!Read(connection)) connection.socket.Close();
-  if (connection.phase != Phase::kReading || !connection.socket.is_open()) return;
-  const size_t begin = std::max(known_bytes, kHeadEnd.size()) - kHeadEnd.size();
-  const size_t end = connection.received.find(kHeadEnd, begin);
-  if (end != std::string::npos && end + kHeadEnd.size() <= kMaxHeadBytes) {
-    connection.received.resize(end + kHeadEnd.size());
-    connection.phase = Phase::kHandling;
-    const MutexLock lock(mutex_);
-    requests_.push_back(&connection);
-    changed_.NotifyOne();
-  } else if (connection.received.size() > kMaxHeadBytes) {
-    connection.received = {};
-    BeginWriting(connection,
-                 ResponseText(Refusal(kBadRequest, "the request is too long"), /*has_body=*/true),
-                 now);
-  }
-}
-
-/// Waits for the next event, and handles all events.
-void HttpServer::Serve() {
-  std::vector<pollfd> polled;
-  while (TakeAnswers()) {
-    Clock::time_point now = Clock::now();
-    std::erase_if(connections_, [&](const Connection& connection) {
-      return connection.phase != Phase::kHandling && connection.deadline <= now;
-    });
-    Clock::time_point next = now + std::chrono::hours(1);
-    const auto accept_time = AcceptTime();
-    const bool accepts = accept_time <= now;
-    if (!accepts) next = std::min(next, accept_time);
-    polled.clear();
-    polled.push_back({.fd = wake_.get(), .events = POLLIN});
-    polled.push_back({.fd = accepts ? listener_.get() : -1, .events = POLLIN});
-    for (const Connection& connection : connections_) {
-      const bool is_handled = connection.phase == Phase::kHandling;
-      polled.push_back(
-          {.fd = is_handled ? -1 : connection.socket.get(), .events = connection.events()});
-      if (!is_handled) next = std::min(next, connection.deadline);
-    }
-    const auto wait = std::chrono::ceil<std::chrono::milliseconds>(next - now);
-    if (::poll(polled.data(), polled.size(), static_cast<int>(wait.count())) <= 0) continue;
-    now = Clock::now();
-    if (polled[0].revents != 0) {
-      uint64_t ignored = 0;
-      (void)RetryInterrupted([&] { return ::read(wake_.get(), &ignored, sizeof(ignored)); });
-    }
-    auto ready = polled.begin() + 2;
-    for (Connection& connection : connections_) {
-      if ((ready++)->revents != 0) Advance(connection, now);
-    }
-    std::erase_if(connections_,
-                  [](const Connection& connection) { return !connection.socket.is_open(); });
-    if (polled[1].revents != 0) Accept(now);
   }
 }
 
@@ -499,9 +409,8 @@ Result<void> HttpServer::Listen() {
     return Fail(ErrorCode::kUnavailable,
                 fmt::format("cannot listen on {}: give an IPv4 address", EscapeText(place)));
   }
-  listener_ = FileDescriptor(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  wake_ = FileDescriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!listener_.is_open() || !wake_.is_open()) return Fail(ListenError(place, errno));
+  listener_ = FileDescriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!listener_.is_open()) return Fail(ListenError(place, errno));
   const int on = 1;
   (void)::setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   auto* const generic = reinterpret_cast<sockaddr*>(&address);
@@ -518,14 +427,9 @@ Result<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpServerOptions& o
                                                       Handler handler) {
   std::unique_ptr<HttpServer> server(new HttpServer(options, std::move(handler)));
   CAIRN_TRY(server->Listen());
-  HttpServer* const borrowed = server.get();  // its destructor joins the threads
-  CAIRN_TRY(kv::CatchExhaustion("the live view", [&]() -> Result<void> {
-    borrowed->threads_.emplace_back([borrowed] { borrowed->Serve(); });
-    for (size_t i = 0; i < kHandlerThreads; ++i) {
-      borrowed->threads_.emplace_back([borrowed] { borrowed->HandleRequests(); });
-    }
-    return {};
-  }));
+  CAIRN_TRY_ASSIGN(server->acceptor_, kv::StartThread("the live view", [borrowed = server.get()] {
+                     borrowed->Accept();
+                   }));
   return server;
 }
 

@@ -1,9 +1,7 @@
 #pragma once
 /// A small HTTP/1.1 server for pages and JSON. Only GET and HEAD; nothing is read from files.
 
-#include <chrono>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <list>
 #include <map>
@@ -23,13 +21,13 @@ namespace cairn::tools {
 /// The head of a request.
 struct HttpRequest {
   std::string method;
-  std::string path;                            // "/api/steps", decoded
-  std::string query;                           // text after "?", encoded
-  std::map<std::string, std::string> headers;  // names in lower case; of equal ones, the first
+  std::string path;                               // "/api/steps", decoded
+  std::map<std::string, std::string> parameters;  // of the query; values are decoded
+  std::map<std::string, std::string> headers;     // names in lower case; of equal ones, the first
 
   /// Returns a header, whose name is given in lower case; empty if it is absent.
   std::string_view Header(const std::string& name) const;
-  /// Returns a decoded parameter of the query ("?step=10&key=a.b"), or nothing if it is absent.
+  /// Returns a parameter ("?step=10&key=a.b"), or nothing if it is absent.
   std::optional<std::string> Parameter(const std::string& name) const;
 };
 
@@ -70,49 +68,32 @@ class HttpServer {
   uint16_t port() const { return port_; }
 
  private:
-  using Clock = std::chrono::steady_clock;
   struct Connection;
 
   HttpServer(HttpServerOptions options, Handler handler);
   Result<void> Listen();
-  void Wake() const;
 
-  // The threads that call the handler.
-  void HandleRequests();
-  Connection* TakeRequest() CAIRN_REQUIRES(mutex_);
+  // The thread that accepts connections.
+  void Accept();
+  void MakePlace() CAIRN_REQUIRES(mutex_);
+
+  // The thread of a connection.
+  void Serve(std::list<Connection>::iterator connection);
+  std::optional<std::string> Respond(Connection& connection);
+  bool HasTurn(uint32_t peer) const CAIRN_REQUIRES(mutex_);
   HttpResponse Answer(const HttpRequest& request) const;
   bool AcceptsHost(std::string_view host) const;
-
-  // The thread with the sockets.
-  void Serve();
-  bool TakeAnswers();
-  std::list<Connection>::iterator Replaced();
-  size_t CountOf(uint32_t peer) const;
-  bool DropRequest();
-  Clock::time_point AcceptTime();
-  bool MakePlace(uint32_t peer);
-  void Accept(Clock::time_point now);
-  static bool Read(Connection& connection);
-  void Advance(Connection& connection, Clock::time_point now);
-  static void BeginWriting(Connection& connection, std::string answer, Clock::time_point now);
 
   HttpServerOptions options_;
   Handler handler_;
   uint16_t port_ = 0;
   kv::FileDescriptor listener_;
-  kv::FileDescriptor wake_;  // an eventfd: threads have answered, or the server ends
-
-  // Only the thread with the sockets uses these; in the order in which they were accepted.
-  std::list<Connection> connections_;
-  Clock::time_point accept_after_;
 
   Mutex mutex_;
   CondVar changed_;
-  std::deque<Connection*> requests_ CAIRN_GUARDED_BY(mutex_);
-  std::map<uint32_t, size_t> handled_ CAIRN_GUARDED_BY(mutex_);  // requests, by address
-  std::vector<Connection*> answered_ CAIRN_GUARDED_BY(mutex_);
+  std::list<Connection> connections_ CAIRN_GUARDED_BY(mutex_);  // each has a thread
   bool stopped_ CAIRN_GUARDED_BY(mutex_) = false;
-  std::vector<std::jthread> threads_;
+  std::thread acceptor_;
 };
 
 }  // namespace cairn::tools
