@@ -236,11 +236,6 @@ Error UnknownOption(const CommandLine& line, const Verb* verb, const std::string
                           help));
 }
 
-const Verb* FindVerb(const CommandLine& line, const std::string& name) {
-  const auto found = std::ranges::find(line.verbs, name, &Verb::name);
-  return found == line.verbs.end() ? nullptr : &*found;
-}
-
 /// Puts the default verb in front if the only word is not a verb. kInvalidArgument: the first of
 /// several words is not a verb, or the only one is almost one and does not exist as a path.
 Result<void> CheckVerb(const CommandLine& line, std::vector<std::string>& words) {
@@ -317,6 +312,15 @@ Argument RequiredOption(std::string name, std::string value_name, ArgumentTarget
   Argument option = Option(std::move(name), std::move(value_name), target, std::move(help));
   option.required = true;
   return option;
+}
+
+const Verb* FindVerb(const CommandLine& line, const std::string& name) {
+  const auto found = std::ranges::find(line.verbs, name, &Verb::name);
+  return found == line.verbs.end() ? nullptr : &*found;
+}
+
+bool NamesStore(const Argument& argument) {
+  return argument.name.starts_with("STORE") || argument.name.starts_with("FROM");
 }
 
 Result<const Verb*> ParseCommandLine(const CommandLine& line, std::vector<std::string> words) {

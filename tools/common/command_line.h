@@ -72,6 +72,12 @@ struct CommandLine {
   std::string default_verb;
 };
 
+/// Returns the verb with this name; null if there is none.
+const Verb* FindVerb(const CommandLine& line, const std::string& name);
+
+/// Returns whether a value of the argument is the address of a store that exists.
+bool NamesStore(const Argument& argument);
+
 /// Parses `words` (without the name of the program) into the targets of the arguments. Returns the
 /// verb, which points into `line`; nullptr if nothing remains to be done because help or version
 /// was printed. kInvalidArgument: the command line is not valid; the message has one line.

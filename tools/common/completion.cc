@@ -5,12 +5,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
 #include <memory>
+#include <ranges>
+#include <regex>
+#include <span>
 #include <string_view>
+#include <utility>
+#include <variant>
 
 #include "core/checkpoint_store.h"
 #include "kv/base/key.h"
+#include "kv/base/step_info.h"
 #include "kv/read/snapshot.h"
 #include "kv/storage/open/open_storage.h"
 #include "tools/common/address.h"
@@ -22,100 +27,78 @@ namespace {
 constexpr size_t kMaxSteps = 200;
 constexpr size_t kMaxKeys = 500;
 
-/// Returns null if the store is not in a directory, because others may take long to answer, or
-/// cannot be opened.
-std::unique_ptr<core::CheckpointStore> OpenLocal(const std::string& store) {
-  const auto storage = kv::OpenStorage(store);  // sends no request
-  if (!storage || (*storage)->local_files() == nullptr) return nullptr;
-  auto opened = core::CheckpointStore::Open(store, kv::OpenMode::kRead, {});
-  return opened ? *std::move(opened) : nullptr;
-}
+/// Words that begin with what the user has typed, as lines of a word and, after a tab, its help.
+class Candidates {
+ public:
+  explicit Candidates(std::string_view typed) : typed_(typed) {}
 
-/// Returns an FQN up to the "." that ends the path element in which `typed` ends.
-std::string UpToNextElement(std::string_view fqn, std::string_view typed) {
-  const size_t end = fqn.find('.', typed.size());
-  return std::string(end == std::string_view::npos ? fqn : fqn.substr(0, end + 1));
-}
-
-/// Returns the newest steps of a store, newest first, and its tags.
-std::vector<Candidate> StepWords(const std::string& store) {
-  const auto opened = OpenLocal(store);
-  if (opened == nullptr) return {};
-  const auto snapshot = opened->kv().Latest();
-  if (!snapshot) return {};
-  std::vector<Candidate> words;
-  const auto steps = (*snapshot)->Steps();
-  if (steps) {
-    for (auto step = steps->rbegin(); step != steps->rend() && words.size() < kMaxSteps; ++step) {
-      words.push_back(
-          {.word = fmt::format("{}", step->step), .help = HumanBytes(step->logical_bytes)});
-    }
+  void Add(std::string_view word, std::string help = "") {
+    // A shell shows one line, and no character of a name acts on the terminal.
+    const auto is_control = [](char c) {
+      return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
+    };
+    if (!word.starts_with(typed_) || std::ranges::any_of(word, is_control)) return;
+    std::ranges::replace_if(help, is_control, ' ');
+    lines_ += fmt::format("{}{}{}\n", word, help.empty() ? "" : "\t", help);
   }
-  for (const auto& [tag, step] : (*snapshot)->tags()) {
-    words.push_back({.word = tag, .help = fmt::format("tag of step {}", step)});
-  }
-  return words;
-}
+  std::string_view typed() const { return typed_; }
+  const std::string& lines() const { return lines_; }
 
-/// Returns the keys of the step of `address` that begin with `typed`, up to the end of the next
-/// path element: "model." and not each key below it.
-std::vector<Candidate> KeyWords(const std::string& address, std::string_view typed) {
-  const auto parsed = ParseAddress(address);
-  if (!parsed) return {};
-  const auto opened = OpenLocal(parsed->store);
-  if (opened == nullptr) return {};
-  const auto snapshot = opened->kv().Latest();
-  if (!snapshot) return {};
-  const auto step = (*snapshot)->FindStep(parsed->step);
-  if (!step) return {};
-  std::vector<Candidate> words;
-  for (const kv::Column column : {kv::Column::kTensors, kv::Column::kValues}) {
-    std::string last;
-    (void)(*snapshot)->Scan(column, *step, typed,
-                            [&](std::string_view key, std::span<const std::byte>) -> Result<bool> {
-                              CAIRN_TRY_ASSIGN(const kv::ParsedKey fqn, kv::ParseKey(key));
-                              std::string word = UpToNextElement(fqn.fqn, typed);
-                              if (word == last) return true;
-                              last = word;
-                              words.push_back({.word = std::move(word), .help = ""});
-                              return words.size() < kMaxKeys;
-                            });
-  }
-  return words;
-}
-
-bool IsOption(std::string_view word) { return word.size() > 1 && word.starts_with('-'); }
-
-bool TakesValue(const Argument& argument) {
-  return !std::holds_alternative<bool*>(argument.target);
-}
-
-bool TakesMany(const Argument& argument) {
-  return std::holds_alternative<std::vector<std::string>*>(argument.target) ||
-         std::holds_alternative<std::vector<uint64_t>*>(argument.target);
-}
-
-// The names of arguments state what their values are.
-bool NamesStep(const Argument& argument) { return argument.name.find('@') != std::string::npos; }
-bool NamesStore(const Argument& argument) {
-  return argument.name.starts_with("STORE") || argument.name.starts_with("FROM");
-}
-bool NamesKey(const Argument& argument) {
-  return argument.name == "FQN" || argument.name == "PATTERN";
-}
-
-const Argument* FindOption(const Verb& verb, std::string_view name) {
-  const auto found = std::ranges::find(verb.arguments, name, &Argument::name);
-  return found == verb.arguments.end() ? nullptr : &*found;
-}
-
-/// The words before the word that is completed.
-struct Before {
-  const Argument* awaits_value = nullptr;  // the option that the previous word names
-  size_t positional_count = 0;
-  std::string address;  // the first word that is an address
+ private:
+  std::string_view typed_;
+  std::string lines_;
 };
 
+/// Fails also if the store is not in a directory, because others may take long to answer.
+Result<std::unique_ptr<core::CheckpointStore>> OpenLocal(const std::string& store) {
+  CAIRN_TRY_ASSIGN(const auto storage, kv::OpenStorage(store));  // sends no request
+  if (storage->local_files() == nullptr) return Fail(ErrorCode::kUnavailable, "not a directory");
+  return core::CheckpointStore::Open(store, kv::OpenMode::kRead, {});
+}
+
+/// Adds the newest steps of a store, newest first, and its tags, each after `prefix`.
+Result<void> AddSteps(const std::string& store, const std::string& prefix, Candidates& candidates) {
+  CAIRN_TRY_ASSIGN(const auto opened, OpenLocal(store));
+  CAIRN_TRY_ASSIGN(const auto snapshot, opened->kv().Latest());
+  CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, snapshot->Steps());
+  for (const kv::StepInfo& step : steps | std::views::reverse | std::views::take(kMaxSteps)) {
+    candidates.Add(fmt::format("{}{}", prefix, step.step), HumanBytes(step.logical_bytes));
+  }
+  for (const auto& [tag, step] : snapshot->tags()) {
+    candidates.Add(prefix + tag, fmt::format("tag of step {}", step));
+  }
+  return {};
+}
+
+/// Adds the keys of the step of `address` up to the end of the path element that is typed: "model."
+/// and not each key below it.
+Result<void> AddKeys(const std::string& address, Candidates& candidates) {
+  CAIRN_TRY_ASSIGN(const Address parsed, ParseAddress(address));
+  CAIRN_TRY_ASSIGN(const auto opened, OpenLocal(parsed.store));
+  CAIRN_TRY_ASSIGN(const auto snapshot, opened->kv().Latest());
+  CAIRN_TRY_ASSIGN(const kv::StepInfo step, snapshot->FindStep(parsed.step));
+  size_t count = 0;
+  for (const kv::Column column : {kv::Column::kTensors, kv::Column::kValues}) {
+    std::string last;
+    const auto add = [&](std::string_view key, std::span<const std::byte>) -> Result<bool> {
+      CAIRN_TRY_ASSIGN(const kv::ParsedKey parsed_key, kv::ParseKey(key));
+      const std::string_view fqn = parsed_key.fqn;
+      const size_t dot = fqn.find('.', candidates.typed().size());
+      std::string word(fqn.substr(0, dot == std::string_view::npos ? dot : dot + 1));
+      if (word == last) return true;
+      candidates.Add(word);
+      last = std::move(word);
+      return ++count < kMaxKeys;
+    };
+    CAIRN_TRY(snapshot->Scan(column, step, candidates.typed(), add));
+  }
+  return {};
+}
+
+bool IsOption(std::string_view word) { return word.starts_with('-'); }
+
+/// Returns the positional argument at `index`, of which the last one may take all that follow; null
+/// if there is none.
 const Argument* PositionalAt(const Verb& verb, size_t index) {
   const Argument* last = nullptr;
   for (const Argument& argument : verb.arguments) {
@@ -123,74 +106,39 @@ const Argument* PositionalAt(const Verb& verb, size_t index) {
     last = &argument;
     if (index-- == 0) return last;
   }
-  return last != nullptr && TakesMany(*last) ? last : nullptr;
+  const bool takes_many =
+      last != nullptr && (std::holds_alternative<std::vector<std::string>*>(last->target) ||
+                          std::holds_alternative<std::vector<uint64_t>*>(last->target));
+  return takes_many ? last : nullptr;
 }
 
-Before ReadBefore(const Verb& verb, const std::vector<std::string>& words, size_t first) {
-  Before before;
-  for (size_t i = first; i + 1 < words.size(); ++i) {
-    const std::string& word = words[i];
-    if (before.awaits_value != nullptr) {
-      before.awaits_value = nullptr;
-    } else if (IsOption(word)) {
-      const Argument* option = FindOption(verb, word);
-      if (option != nullptr && TakesValue(*option)) before.awaits_value = option;
-    } else {
-      const Argument* argument = PositionalAt(verb, before.positional_count++);
-      const bool is_store = argument != nullptr && NamesStore(*argument);
-      if (is_store && before.address.empty()) before.address = word;
-    }
-  }
-  return before;
+/// Returns the option with this name that takes a value; null if there is none.
+const Argument* FindOptionWithValue(const Verb& verb, std::string_view name) {
+  const auto found = std::ranges::find_if(verb.arguments, [&](const Argument& argument) {
+    return argument.name == name && !std::holds_alternative<bool*>(argument.target);
+  });
+  return found == verb.arguments.end() ? nullptr : &*found;
 }
 
-void AddIfBegins(const std::string& word, std::string candidate, std::string help,
-                 std::vector<Candidate>& candidates) {
-  if (!candidate.starts_with(word)) return;
-  candidates.push_back({.word = std::move(candidate), .help = std::move(help)});
-}
-
-std::vector<Candidate> CompleteValue(const Argument& argument, const Before& before,
-                                     const std::string& word) {
-  std::vector<Candidate> candidates;
-  for (const std::string& choice : argument.choices) AddIfBegins(word, choice, "", candidates);
-  if (NamesStep(argument)) {
-    const size_t at = word.rfind('@');
-    if (at == std::string::npos) return candidates;
-    // The second address of a diff may omit the store.
-    const std::string store = word.substr(0, at);
-    const std::string opened = store.empty() ? StoreOf(before.address) : store;
-    for (Candidate& step : StepWords(opened)) {
-      AddIfBegins(word, fmt::format("{}@{}", store, step.word), std::move(step.help), candidates);
-    }
-  }
-  if (NamesKey(argument)) {
-    std::ranges::move(KeyWords(before.address, word), std::back_inserter(candidates));
-  }
-  return candidates;
-}
-
-std::vector<Candidate> CompleteOptions(const std::vector<Argument>& arguments,
-                                       const std::string& word) {
-  std::vector<Candidate> candidates;
+void AddOptions(const std::vector<Argument>& arguments, Candidates& candidates) {
   for (const Argument& argument : arguments) {
-    if (IsOption(argument.name)) AddIfBegins(word, argument.name, argument.help, candidates);
+    if (IsOption(argument.name)) candidates.Add(argument.name, argument.help);
   }
-  AddIfBegins(word, "--help", "Help with examples", candidates);
-  return candidates;
+  candidates.Add("--help", "Help with examples");
 }
 
-std::vector<Candidate> CompleteFirst(const CommandLine& line, const std::string& word) {
-  if (IsOption(word)) {
-    std::vector<Candidate> candidates = CompleteOptions(line.arguments, word);
-    AddIfBegins(word, "--version", "Name and version", candidates);
-    return candidates;
+/// Adds values of an argument, whose name states what they are. `address` is the first one before
+/// it. What cannot be read from a store is left out.
+void AddValues(const Argument& argument, const std::string& address, Candidates& candidates) {
+  for (const std::string& choice : argument.choices) candidates.Add(choice);
+  const std::string typed(candidates.typed());
+  const size_t at = typed.rfind('@');
+  if (argument.name.contains('@') && at != std::string::npos) {
+    // The second address of a diff may omit the store.
+    const std::string store = at == 0 ? StoreOf(address) : typed.substr(0, at);
+    (void)AddSteps(store, typed.substr(0, at + 1), candidates);
   }
-  std::vector<Candidate> candidates;
-  for (const Verb& verb : line.verbs) {
-    if (!verb.hidden) AddIfBegins(word, verb.name, verb.summary, candidates);
-  }
-  return candidates;
+  if (argument.name == "FQN" || argument.name == "PATTERN") (void)AddKeys(address, candidates);
 }
 
 constexpr std::string_view kBash = R"(# bash completion of NAME
@@ -248,63 +196,54 @@ end
 complete -c NAME -f -a '(__FUNCTION)'
 )";
 
-std::string Replaced(std::string_view text, std::string_view old, std::string_view with) {
-  std::string replaced;
-  for (size_t found; (found = text.find(old)) != std::string_view::npos;) {
-    replaced.append(text.substr(0, found)).append(with);
-    text.remove_prefix(found + old.size());
-  }
-  return replaced.append(text);
-}
-
 }  // namespace
 
-std::vector<Candidate> Complete(const CommandLine& line, const std::vector<std::string>& words) {
-  if (words.empty()) return {};
-  const auto is_verb = [&](const std::string& word) {
-    return std::ranges::find(line.verbs, word, &Verb::name) != line.verbs.end();
-  };
-  size_t first = 0;  // the verb, after options of the program
-  while (first + 1 < words.size() && IsOption(words[first])) ++first;
-  std::string name = words[first];
-  if (first + 1 == words.size()) {
-    std::vector<Candidate> candidates = CompleteFirst(line, name);
-    if (!candidates.empty() || line.default_verb.empty()) return candidates;
-    name = line.default_verb;  // the word may be a store
-  } else if (is_verb(name)) {
-    ++first;
-  } else {
-    return {};
+std::string CompletionLines(const CommandLine& line, const std::vector<std::string>& words) {
+  if (words.empty()) return "";
+  const std::string& typed = words.back();
+  Candidates candidates(typed);
+  const Verb* verb = nullptr;
+  const Argument* option = nullptr;  // the word before is this option, which takes a value
+  size_t positional_count = 0;
+  std::string address;  // the first one
+  for (const std::string& word : words | std::views::take(words.size() - 1)) {
+    if (option != nullptr) {
+      option = nullptr;
+    } else if (IsOption(word)) {
+      if (verb != nullptr) option = FindOptionWithValue(*verb, word);
+    } else if (verb == nullptr) {
+      verb = FindVerb(line, word);
+      if (verb == nullptr) return "";
+    } else {
+      const Argument* const argument = PositionalAt(*verb, positional_count++);
+      if (argument != nullptr && NamesStore(*argument) && address.empty()) address = word;
+    }
   }
-  const auto verb = std::ranges::find(line.verbs, name, &Verb::name);
-  if (verb == line.verbs.end()) return {};
-  const Before before = ReadBefore(*verb, words, first);
-  const std::string& word = words.back();
-  if (before.awaits_value != nullptr) return CompleteValue(*before.awaits_value, before, word);
-  if (word.starts_with('-')) return CompleteOptions(verb->arguments, word);
-  const Argument* argument = PositionalAt(*verb, before.positional_count);
-  return argument == nullptr ? std::vector<Candidate>() : CompleteValue(*argument, before, word);
-}
-
-std::string CandidateLines(const std::vector<Candidate>& candidates) {
-  std::string lines;
-  for (const Candidate& candidate : candidates) {
-    // A shell shows one line, and no character of a name acts on the terminal.
-    const auto is_control = [](char c) {
-      return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
-    };
-    if (std::ranges::any_of(candidate.word, is_control)) continue;
-    std::string help = candidate.help;
-    std::ranges::replace_if(help, is_control, ' ');
-    lines += candidate.word;
-    if (!help.empty()) lines.append("\t").append(help);
-    lines += "\n";
+  if (verb == nullptr && IsOption(typed)) {
+    AddOptions(line.arguments, candidates);
+    candidates.Add("--version", "Name and version");
+    return candidates.lines();
   }
-  return lines;
+  if (verb == nullptr) {
+    for (const Verb& each : line.verbs) {
+      if (!each.hidden) candidates.Add(each.name, each.summary);
+    }
+    // If there is none, the word may be the store of the default verb.
+    verb = FindVerb(line, line.default_verb);
+    if (verb == nullptr || !candidates.lines().empty()) return candidates.lines();
+  }
+  const Argument* const argument =
+      option != nullptr ? option : PositionalAt(*verb, positional_count);
+  if (option == nullptr && IsOption(typed)) {
+    AddOptions(verb->arguments, candidates);
+  } else if (argument != nullptr) {
+    AddValues(*argument, address, candidates);
+  }
+  return candidates.lines();
 }
 
 Result<std::string> CompletionScript(const std::string& program, const std::string& shell) {
-  std::string_view script;
+  std::string script;
   if (shell == "bash") script = kBash;
   if (shell == "zsh") script = kZsh;
   if (shell == "fish") script = kFish;
@@ -317,7 +256,8 @@ Result<std::string> CompletionScript(const std::string& program, const std::stri
   }
   std::string function = program;
   std::ranges::replace(function, '-', '_');
-  return Replaced(Replaced(script, "FUNCTION", function), "NAME", program);
+  script = std::regex_replace(script, std::regex("FUNCTION"), function);
+  return std::regex_replace(script, std::regex("NAME"), program);
 }
 
 }  // namespace cairn::tools

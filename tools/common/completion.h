@@ -12,19 +12,11 @@
 
 namespace cairn::tools {
 
-/// A word that may stand where the user is typing.
-struct Candidate {
-  std::string word;  // complete, with what the user has typed
-  std::string help;  // may be empty
-};
-
-/// Returns the candidates for the last of `words`, which may be empty; the others precede it on
-/// the command line, without the name of the program. None: any file. Opens a store in a directory
-/// to complete its steps, tags and keys. Never fails: what cannot be found is left out.
-std::vector<Candidate> Complete(const CommandLine& line, const std::vector<std::string>& words);
-
-/// Returns candidates as lines of a word and, if there is one, a tab and its help.
-std::string CandidateLines(const std::vector<Candidate>& candidates);
+/// Returns what the last of `words`, which may be empty, can be completed to; the others precede it
+/// on the command line, without the name of the program. Each line has a word and, after a tab, its
+/// help if there is some; without lines, the word may be any file. Opens a store in a directory to
+/// find its steps, tags and keys. Never fails: what cannot be found is left out.
+std::string CompletionLines(const CommandLine& line, const std::vector<std::string>& words);
 
 /// Returns the script for "bash", "zsh" or "fish". kInvalidArgument: another shell.
 Result<std::string> CompletionScript(const std::string& program, const std::string& shell);

@@ -38,7 +38,7 @@ constexpr std::string_view kCompletion = "--completion";
 Result<std::optional<std::string>> CompletionText(const CommandLine& line,
                                                   const std::vector<std::string>& words) {
   if (!words.empty() && words[0] == "--complete") {
-    return CandidateLines(Complete(line, {words.begin() + 1, words.end()}));
+    return CompletionLines(line, {words.begin() + 1, words.end()});
   }
   if (words.size() < 2 || words[0] != kCompletion) return std::nullopt;
   return CompletionScript(line.name, words[1]);
@@ -68,7 +68,7 @@ Result<int> ParseAndRun(const CommandLine& line, const std::vector<std::string>&
 /// Returns the first store of a command line as the user wrote it, with its step; empty: none.
 std::string GivenStore(const Verb& verb) {
   for (const Argument& argument : verb.arguments) {
-    if (!argument.name.starts_with("STORE") && !argument.name.starts_with("FROM")) continue;
+    if (!NamesStore(argument)) continue;
     if (const auto* const one = std::get_if<std::string*>(&argument.target)) return **one;
     const auto* const several = std::get_if<std::vector<std::string>*>(&argument.target);
     if (several != nullptr && !(*several)->empty()) return (*several)->front();
