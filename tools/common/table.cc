@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "tools/common/text.h"
 
@@ -18,18 +19,15 @@ constexpr uint32_t kMinFlexibleColumns = 16;
 Table::Table(Output* out, std::vector<Column> columns, uint32_t indent)
     : out_(out), columns_(std::move(columns)), indent_(indent), widths_(columns_.size()) {
   for (size_t i = 0; i < columns_.size(); ++i) widths_[i] = DisplayColumns(columns_[i].title);
-  cells_.reserve(kBatchRows * columns_.size());  // the kernel supplies only the pages that are used
 }
 
-void Table::Add(const std::vector<Cell>& cells) {
+void Table::Add(std::vector<Cell> cells) {
   CAIRN_CHECK(cells.size() == columns_.size());
   for (size_t i = 0; i < cells.size(); ++i) {
-    const uint32_t width = DisplayColumns(cells[i].text);
-    widths_[i] = std::max(widths_[i], width);
-    text_ += cells[i].text;
-    cells_.push_back({.end_bytes = text_.size(), .width = width, .style = cells[i].style});
+    widths_[i] = std::max(widths_[i], DisplayColumns(cells[i].text));
   }
-  if (cells_.size() == kBatchRows * columns_.size() || IsLate()) Finish();
+  rows_.push_back(std::move(cells));
+  if (rows_.size() == kBatchRows || IsLate()) Finish();
 }
 
 /// Returns whether the buffered rows have waited for too long. In a pipe they have not, so that the
@@ -37,7 +35,7 @@ void Table::Add(const std::vector<Cell>& cells) {
 bool Table::IsLate() {
   if (out_->width_columns() == 0) return false;
   const auto now = std::chrono::steady_clock::now();
-  if (cells_.size() == columns_.size()) first_buffered_ = now;
+  if (rows_.size() == 1) first_buffered_ = now;
   return now - first_buffered_ >= kMaxDelay;
 }
 
@@ -55,53 +53,34 @@ std::vector<uint32_t> Table::FittingWidths() const {
   return widths;
 }
 
-void Table::AppendCell(size_t column, std::string_view text, uint32_t text_width, Style style,
-                       uint32_t width, std::string& line) const {
-  std::string cut;
-  if (columns_[column].flexible && out_->width_columns() != 0 && text_width > width) {
-    cut = CutMiddle(text, width);
-    text = cut;
-    text_width = DisplayColumns(text);
+void Table::WriteRow(const std::vector<Cell>& cells, const std::vector<uint32_t>& widths) const {
+  std::string line(indent_, ' ');
+  for (size_t i = 0; i < cells.size(); ++i) {
+    const bool is_cut = columns_[i].flexible && out_->width_columns() != 0;
+    const std::string text = is_cut ? CutMiddle(cells[i].text, widths[i]) : cells[i].text;
+    const uint32_t width = DisplayColumns(text);
+    const uint32_t padding = widths[i] > width ? widths[i] - width : 0;
+    if (i > 0) line.append(kGapColumns, ' ');
+    if (columns_[i].align == Align::kRight) line.append(padding, ' ');
+    out_->AppendStyled(cells[i].style, text, line);
+    if (columns_[i].align == Align::kLeft) line.append(padding, ' ');
   }
-  const uint32_t padding = width > text_width ? width - text_width : 0;
-  line.append(column == 0 ? indent_ : kGapColumns, ' ');
-  if (columns_[column].align == Align::kRight) line.append(padding, ' ');
-  out_->AppendStyled(style, text, line);
-  if (columns_[column].align == Align::kLeft) line.append(padding, ' ');
-}
-
-void Table::WriteLine(std::string& line) const {
   // No spaces at the end of a line: they wrap on a terminal and add noise to a diff.
   line.erase(line.find_last_not_of(' ') + 1);
-  line += '\n';
-  out_->Write(line);
-  line.clear();
+  out_->WriteLine(line);
 }
 
 void Table::Finish() {
-  if (cells_.empty()) return;
+  if (rows_.empty()) return;
   const std::vector<uint32_t> widths = FittingWidths();
-  std::string line;
   if (!header_written_) {
-    for (size_t i = 0; i < columns_.size(); ++i) {
-      const std::string& title = columns_[i].title;
-      AppendCell(i, title, DisplayColumns(title), Style::kBold, widths[i], line);
-    }
-    WriteLine(line);
+    std::vector<Cell> titles;
+    for (const Column& column : columns_) titles.emplace_back(column.title, Style::kBold);
+    WriteRow(titles, widths);
   }
   header_written_ = true;
-  size_t begin_bytes = 0;
-  size_t column = 0;
-  for (const auto& [end_bytes, width, style] : cells_) {
-    const auto text = std::string_view(text_).substr(begin_bytes, end_bytes - begin_bytes);
-    AppendCell(column, text, width, style, widths[column], line);
-    begin_bytes = end_bytes;
-    if (++column < columns_.size()) continue;
-    column = 0;
-    WriteLine(line);
-  }
-  text_.clear();
-  cells_.clear();
+  for (const std::vector<Cell>& cells : rows_) WriteRow(cells, widths);
+  rows_.clear();
 }
 
 }  // namespace cairn::tools

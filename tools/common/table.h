@@ -44,32 +44,19 @@ class Table {
   /// `out` must outlive the table. Every row is indented by `indent` spaces.
   Table(Output* out, std::vector<Column> columns, uint32_t indent = 0);
   /// Adds a row. Requires one cell per column; texts must be escaped.
-  void Add(const std::vector<Cell>& cells);
+  void Add(std::vector<Cell> cells);
   /// Writes the buffered rows; a table without rows writes nothing.
   void Finish();
 
  private:
-  /// A cell of a buffered row. Its text begins at the end of the previous cell's text.
-  struct BufferedCell {
-    size_t end_bytes;  // in `text_`
-    uint32_t width;    // columns on a terminal
-    Style style;
-  };
-
   bool IsLate();
   std::vector<uint32_t> FittingWidths() const;
-  void AppendCell(size_t column, std::string_view text, uint32_t text_width, Style style,
-                  uint32_t width, std::string& line) const;
-  /// Writes `line` and clears it.
-  void WriteLine(std::string& line) const;
+  void WriteRow(const std::vector<Cell>& cells, const std::vector<uint32_t>& widths) const;
 
   Output* out_;
   std::vector<Column> columns_;
   uint32_t indent_;
-  // Text of all buffered rows together, because allocations per cell would cost more than the
-  // cells.
-  std::string text_;
-  std::vector<BufferedCell> cells_;
+  std::vector<std::vector<Cell>> rows_;                   // buffered
   std::chrono::steady_clock::time_point first_buffered_;  // when the first of these rows was added
   std::vector<uint32_t> widths_;
   bool header_written_ = false;

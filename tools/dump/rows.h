@@ -32,8 +32,8 @@ class Rows {
     }
   }
   /// Adds a row that the JSON document does not have.
-  void AddToTable(const std::vector<Cell>& cells) {
-    if (!list_) table_.Add(cells);
+  void AddToTable(std::vector<Cell> cells) {
+    if (!list_) table_.Add(std::move(cells));
   }
   bool is_empty() const { return is_empty_; }
 
