@@ -78,14 +78,28 @@ Result<void> ForEachStatistics(const OpenedStore& opened, const kv::StepInfo& st
       });
 }
 
-Result<core::KeyPatterns> PatternFor(const std::string& fqn) {
-  if (fqn.empty()) return core::KeyPatterns();  // the root itself is the value
-  std::string pattern = fqn;
-  for (size_t i = 0; i < pattern.size(); ++i) {
-    const bool special = std::string_view("*?[]").find(pattern[i]) != std::string_view::npos;
-    if (special || (i == 0 && pattern[i] == '!')) pattern[i] = '?';
+Result<FoundKey> FindKey(const core::CheckpointStore& store, const kv::StepInfo& step,
+                         const std::string& fqn) {
+  auto tensor = store.FindTensor(step, fqn);
+  if (tensor || tensor.error().code != ErrorCode::kNotFound) return tensor;
+  core::KeyPatterns patterns;  // of `fqn` and maybe other keys; without a name, the root is a value
+  if (!fqn.empty()) {
+    std::string pattern = fqn;
+    for (size_t i = 0; i < pattern.size(); ++i) {
+      const bool special = std::string_view("*?[]").contains(pattern[i]);
+      if (special || (i == 0 && pattern[i] == '!')) pattern[i] = '?';
+    }
+    CAIRN_TRY_ASSIGN(patterns, core::KeyPatterns::Parse({pattern}));
   }
-  return core::KeyPatterns::Parse({pattern});
+  std::optional<core::ValueInfo> found;
+  CAIRN_TRY(store.ForEachKey(
+      step, patterns, [](const core::TensorInfo&) { return Result<void>(); },
+      [&](const core::ValueInfo& value) -> Result<void> {
+        if (value.fqn == fqn) found = value;
+        return {};
+      }));
+  if (found) return *std::move(found);
+  return Fail(std::move(tensor).error());
 }
 
 }  // namespace cairn::tools

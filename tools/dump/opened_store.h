@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
+#include <variant>
 
 #include "core/checkpoint_store.h"
 #include "core/inspect/stored_statistics.h"
@@ -47,8 +47,9 @@ using StatisticsVisitor =
 Result<void> ForEachStatistics(const OpenedStore& opened, const kv::StepInfo& step,
                                const core::KeyPatterns& patterns, const StatisticsVisitor& visit);
 
-/// Returns a pattern that matches `fqn`, whatever characters it contains. It may match other keys
-/// as well.
-Result<core::KeyPatterns> PatternFor(const std::string& fqn);
+using FoundKey = std::variant<core::TensorInfo, core::ValueInfo>;
+/// Returns the key with this name. kNotFound: there is none; the error names similar keys.
+Result<FoundKey> FindKey(const core::CheckpointStore& store, const kv::StepInfo& step,
+                         const std::string& fqn);
 
 }  // namespace cairn::tools

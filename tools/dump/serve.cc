@@ -12,10 +12,10 @@
 #include <ranges>
 #include <thread>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "core/inspect/compare.h"
-#include "core/state_dict/key_pattern.h"
 #include "core/step/contents.h"
 #include "kv/read/snapshot.h"
 #include "tools/common/exit_status.h"
@@ -244,15 +244,11 @@ class LiveRequests {
   Result<Json> Key(const HttpRequest& request) {
     CAIRN_TRY_ASSIGN(const std::string fqn, Required(request, "key"));
     CAIRN_TRY_ASSIGN(const kv::StepInfo step, FindStep(request, "step"));
-    const Result<core::TensorInfo> tensor = store_->FindTensor(step, fqn);
-    if (tensor) return TensorOf(step, *tensor, request);
-    if (tensor.error().code != ErrorCode::kNotFound) return std::unexpected(tensor.error());
-    CAIRN_TRY_ASSIGN(const core::KeyPatterns pattern, PatternFor(fqn));
-    CAIRN_TRY_ASSIGN(const core::Contents contents, store_->List(step.step, pattern));
-    for (const core::ValueInfo& value : contents.values) {
-      if (value.fqn == fqn) return ShownValueJson(step, value);
+    CAIRN_TRY_ASSIGN(const FoundKey found, FindKey(*store_, step, fqn));
+    if (const auto* const value = std::get_if<core::ValueInfo>(&found)) {
+      return ShownValueJson(step, *value);
     }
-    return std::unexpected(tensor.error());
+    return TensorOf(step, std::get<core::TensorInfo>(found), request);
   }
 
   Result<Json> TensorOf(const kv::StepInfo& step, const core::TensorInfo& tensor,

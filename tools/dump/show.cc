@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
+#include <variant>
 #include <vector>
 
-#include "core/base/close_name.h"
-#include "core/state_dict/key_pattern.h"
 #include "core/step/contents.h"
 #include "core/tensor/chunk_grid.h"
 #include "kv/base/step_info.h"
@@ -35,71 +35,6 @@ struct Subject {
   Slice slice;
   bool sliced = false;
 };
-
-/// A key, or the number of keys below it.
-struct FoundKey {
-  std::optional<core::TensorInfo> tensor;
-  std::optional<core::ValueInfo> value;
-  uint64_t keys_below = 0;  // at most kMaxKeysBelow
-};
-constexpr uint64_t kMaxKeysBelow = 1'000;
-
-Result<FoundKey> FindKey(const OpenedStore& opened, const kv::StepInfo& step,
-                         const std::string& fqn) {
-  CAIRN_TRY_ASSIGN(const core::KeyPatterns pattern, PatternFor(fqn));
-  FoundKey found;
-  const std::string prefix = fqn + '.';
-  const auto visit = [&](const auto& key, auto& target) -> Result<void> {
-    if (key.fqn == fqn) target = key;
-    if (key.fqn.starts_with(prefix) && ++found.keys_below == kMaxKeysBelow) {
-      return Fail(ErrorCode::kCancelled, "more keys need not be counted");
-    }
-    return {};
-  };
-  auto listed = opened.store->ForEachKey(
-      step, pattern, [&](const core::TensorInfo& tensor) { return visit(tensor, found.tensor); },
-      [&](const core::ValueInfo& value) { return visit(value, found.value); });
-  if (!listed && found.keys_below < kMaxKeysBelow) return Fail(std::move(listed).error());
-  return found;
-}
-
-/// Returns the key of the step that `fqn` probably means; nothing also if the keys cannot be read.
-/// If the step has very many keys, only looks at the first ones of the same module.
-std::optional<std::string> FindCloseKey(const OpenedStore& opened, const kv::StepInfo& step,
-                                        const std::string& fqn) {
-  constexpr size_t kMaxKeys = 20'000;
-  core::KeyPatterns patterns;
-  if (step.tensor_count + step.value_count > kMaxKeys && fqn.rfind('.') != std::string::npos) {
-    auto module = PatternFor(fqn.substr(0, fqn.rfind('.')));
-    if (!module) return std::nullopt;
-    patterns = *std::move(module);
-  }
-  std::vector<std::string> keys;
-  const auto add = [&](const auto& key) -> Result<void> {
-    keys.push_back(key.fqn);
-    if (keys.size() < kMaxKeys) return {};
-    return Fail(ErrorCode::kCancelled, "more keys need not be compared");
-  };
-  const auto listed = opened.store->ForEachKey(step, patterns, add, add);
-  if (!listed && keys.size() < kMaxKeys) return std::nullopt;
-  return core::FindCloseName(fqn, keys);
-}
-
-std::unexpected<Error> KeyNotFound(const OpenedStore& opened, const kv::StepInfo& step,
-                                   uint64_t keys_below, const std::string& fqn) {
-  const std::string& store = opened.address.store;
-  std::string message = fmt::format("step {} has no such key", step.step);
-  if (keys_below > 0) {
-    message += fmt::format(", but {}{} below it; see kv-dump keys {}@{} {}",
-                           keys_below == kMaxKeysBelow ? "at least " : "",
-                           Plural(keys_below, "key"), ShellWord(store), step.step, ShellWord(fqn));
-  } else if (const auto close = FindCloseKey(opened, step, fqn)) {
-    message += fmt::format("; did you mean {}?", EscapeText(*close));
-  } else {
-    message += fmt::format("; see kv-dump keys {}@{}", ShellWord(store), step.step);
-  }
-  return Fail(Error{.code = ErrorCode::kNotFound, .message = std::move(message), .key = fqn});
-}
 
 Result<int> ShowValue(const DumpRun& run, const kv::StepInfo& step, const core::ValueInfo& value) {
   if (run.json) {
@@ -212,16 +147,15 @@ Result<int> DumpShow(const DumpRun& run) {
   Subject subject{.sliced = !run.slice.empty()};
   CAIRN_TRY_ASSIGN(subject.opened, OpenStore(run.address));
   CAIRN_TRY_ASSIGN(subject.step, FindStep(subject.opened));
-  CAIRN_TRY_ASSIGN(FoundKey found, FindKey(subject.opened, subject.step, fqn));
-  if (found.value) {
-    if (!subject.sliced) return ShowValue(run, subject.step, *found.value);
+  CAIRN_TRY_ASSIGN(FoundKey found, FindKey(*subject.opened.store, subject.step, fqn));
+  if (const auto* const value = std::get_if<core::ValueInfo>(&found)) {
+    if (!subject.sliced) return ShowValue(run, subject.step, *value);
     return Fail(
         Error{.code = ErrorCode::kInvalidArgument,
               .message = "--slice applies to tensors, and this key is a plain value; omit it",
               .key = fqn});
   }
-  if (!found.tensor) return KeyNotFound(subject.opened, subject.step, found.keys_below, fqn);
-  subject.tensor = *std::move(found.tensor);
+  subject.tensor = std::get<core::TensorInfo>(std::move(found));
   CAIRN_TRY_ASSIGN(subject.slice, ParseSlice(run.slice, subject.tensor.shape));
   return ShowTensor(run, subject);
 }
