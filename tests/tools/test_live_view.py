@@ -5,7 +5,6 @@ CAIRN_REPORT_SCREENSHOTS names a folder that receives images of the page.
 
 import os
 import pathlib
-import sys
 import urllib.parse
 
 import numpy as np
@@ -13,40 +12,12 @@ import pytest
 
 import cairn
 from live_server import live_server
-from tool_programs import REPOSITORY
-
-sys.path.insert(0, str(REPOSITORY / "tests" / "support"))
-from browser import Browser, missing_browser  # noqa: E402
-from page_checks import HOSTILE_NAMES, check_fit_and_contrast, text_of  # noqa: E402
-
-pytestmark = pytest.mark.skipif(missing_browser() is not None, reason=missing_browser() or "")
+from page_checks import HOSTILE_NAMES, check_fit_and_contrast, text_of
 
 UP = "model.layers.6.mlp.up.weight"
 
 
-@pytest.fixture(scope="module")
-def browser():
-    browser = Browser()
-    yield browser
-    browser.close()
-
-
-@pytest.fixture(autouse=True)
-def blank_page(browser):
-    """No test sees messages of the page that another test has opened."""
-    browser.open("about:blank")
-    browser.console()
-
-
-@pytest.fixture(scope="module")
-def server(report_run):
-    with live_server(report_run) as running:
-        yield running
-
-
 def open_view(browser, server, key=None):
-    browser.resize(1280)
-    browser.prefer("light")
     browser.open("about:blank")
     browser.open(server.url + (f"#key={urllib.parse.quote(key)}" if key else ""))
     assert browser.run("return document.documentElement.hasAttribute('data-ready')")
@@ -64,19 +35,19 @@ def fact(browser, name):
         return term ? term.nextElementSibling.textContent : null;""", name)  # fmt: skip
 
 
-def test_the_live_view_is_the_report(browser, server):
-    open_view(browser, server)
+def test_the_live_view_is_the_report(browser, report_server):
+    open_view(browser, report_server)
 
     assert "NaN began at step 1830 in 2 tensors of model.layers.6.mlp" in text_of(
         browser, "#findings"
     )
     assert text_of(browser, "#status").startswith("Step 2990, saved ")
     resources = browser.run("return performance.getEntriesByType('resource').map((e) => e.name)")
-    assert resources and all(name.startswith(server.url + "api/") for name in resources)
+    assert resources and all(name.startswith(report_server.url + "api/") for name in resources)
 
 
-def test_a_key_is_found_with_the_keyboard(browser, server):
-    open_view(browser, server)
+def test_a_key_is_found_with_the_keyboard(browser, report_server):
+    open_view(browser, report_server)
 
     browser.press("/", *"Layers.6 UP")
     browser.wait_until("document.querySelectorAll('#results li').length === 1")
@@ -101,8 +72,8 @@ def test_a_key_is_found_with_the_keyboard(browser, server):
     browser.wait_until(f"{name}.innerText.includes('layers.2.attn.qkv')")
 
 
-def test_the_distribution_has_a_cursor_and_a_table(browser, server):
-    open_view(browser, server, UP)
+def test_the_distribution_has_a_cursor_and_a_table(browser, report_server):
+    open_view(browser, report_server, UP)
 
     browser.run("document.querySelector('#key-content canvas').focus()")
     browser.press("Home")
@@ -114,8 +85,8 @@ def test_the_distribution_has_a_cursor_and_a_table(browser, server):
     browser.wait_until("document.querySelectorAll('#key-content details tbody tr').length === 64")
 
 
-def test_a_key_is_shown_at_any_step_and_slice(browser, server):
-    open_view(browser, server, UP)
+def test_a_key_is_shown_at_any_step_and_slice(browser, report_server):
+    open_view(browser, report_server, UP)
 
     browser.run("document.querySelector('#key-step').focus()")
     browser.press(*"1820", "Enter")
@@ -141,8 +112,8 @@ def test_a_key_is_shown_at_any_step_and_slice(browser, server):
     browser.wait_until("document.querySelector('#key-content dd').textContent === '280'")
 
 
-def test_two_steps_are_compared(browser, server):
-    open_view(browser, server)
+def test_two_steps_are_compared(browser, report_server):
+    open_view(browser, report_server)
 
     browser.run("document.querySelector('#compare-a').focus()")
     browser.press(*"1820", "Tab", *"1830", "Tab", *"layers.6 mlp", "Enter")
@@ -230,8 +201,8 @@ def test_the_page_follows_a_running_job(browser, tmp_path):
 
 @pytest.mark.parametrize("width", [320, 400, 1280, 1600])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_live_view_fits_windows_and_color_schemes(browser, server, width, scheme):
-    open_view(browser, server, UP)
+def test_the_live_view_fits_windows_and_color_schemes(browser, report_server, width, scheme):
+    open_view(browser, report_server, UP)
     browser.click("#compare-form button")
     browser.wait_until("document.querySelector('#compare-content table')")
     browser.prefer(scheme)
@@ -243,18 +214,23 @@ def test_the_live_view_fits_windows_and_color_schemes(browser, server, width, sc
         browser.screenshot(pathlib.Path(folder) / f"live-{scheme}-{width}.png")
 
 
-def test_screen_readers_get_names(browser, server):
-    open_view(browser, server, UP)
+def test_screen_readers_get_landmarks_headings_and_names(browser, report_server):
+    open_view(browser, report_server, UP)
 
-    nodes = browser.devtools("Accessibility.getFullAXTree")["nodes"]
-    roles = {}
-    for node in nodes:
+    names = {}  # by role
+    for node in browser.devtools("Accessibility.getFullAXTree")["nodes"]:
         if not node.get("ignored"):
-            roles.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value"))
-    assert {"Key", "Compare two steps"} <= set(roles["heading"])
-    assert "search" in roles and "Search keys" in roles["combobox"]
-    for role in ("button", "link", "combobox", "textbox", "searchbox", "application"):
-        assert roles.get(role) is None or all(roles[role]), (role, roles[role])
+            names.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value"))
+    assert {"banner", "main", "navigation", "search"} <= names.keys()
+    assert {"Findings", "Where the bytes are", "Steps", "What changed", "Values", "Key",
+            "Compare two steps"} <= set(names["heading"])  # fmt: skip
+    assert "Search keys" in names["combobox"]
+    for role in ("button", "link", "combobox", "textbox", "searchbox", "application", "region",
+                 "table"):  # fmt: skip
+        assert names[role] and all(names[role]), (role, names[role])
+    browser.open(report_server.url)
+    browser.press("Tab")
+    assert browser.run("return document.activeElement.textContent") == "Skip to the findings"
 
 
 def test_hostile_names_run_nothing(browser, tmp_path):
@@ -287,8 +263,8 @@ def test_hostile_names_run_nothing(browser, tmp_path):
         assert browser.run("return window.intruder || null") is None
 
 
-def test_a_key_that_the_step_does_not_have_is_named(browser, server):
-    open_view(browser, server)
+def test_a_key_that_the_step_does_not_have_is_named(browser, report_server):
+    open_view(browser, report_server)
     browser.run("location.hash = '#key=replay.buffer'")
     browser.run("document.querySelector('#key-step').value = '10'")
     browser.wait_until("document.querySelector('#key-content pre')")
@@ -309,8 +285,8 @@ def test_ranges_of_a_narrow_distribution_differ(browser, tmp_path):
         assert len(set(browser.run(f"return {rows}.map((th) => th.textContent)"))) == 64
 
 
-def test_links_to_a_key_and_the_way_back(browser, server):
-    open_view(browser, server, "model.wte.weight")
+def test_links_to_a_key_and_the_way_back(browser, report_server):
+    open_view(browser, report_server, "model.wte.weight")
     assert text_of(browser, "#key-name") == "model.wte.weight"
     browser.run("document.querySelector('#filter').value = ''")
     browser.click("#tensors tbody a")

@@ -33,7 +33,7 @@ def test_one_line_follows_the_values_of_all_tensors(many_tensors):
 
     assert status == 1
     total = f"{TENSORS * 32 / 1024:.1f} KiB"
-    pattern = rf"comparing [\d.]+ \w+ of {total} \([\d.<> %]+\)  [\d.]+ KiB/s  [\d.]+ \w+ left"
+    pattern = rf"comparing [\d.]+ \w+ of {total} \([\d.<> %]+\)  [\d.]+ \w+/s  [\d.]+ \w+ left"
     assert re.search(pattern, written), written[:2000]
     assert written.endswith("\r\x1b[K")
     assert run_program("kv-dump", *words).err == ""
