@@ -5,7 +5,7 @@
     .venv/bin/python bench/regression.py --update    the current counts become the baselines
 
 Unlike times, instruction counts are the same on a busy and on an idle machine, so an increase by a
-third can be distinguished from noise. They do not measure waiting: use kv-bench for disks.
+third can be distinguished from noise. They do not measure waiting: use compare.py for disks.
 
 Exit status: 0 no regression, 1 a case clearly exceeds its baseline, 2 nothing could be counted.
 """

@@ -127,7 +127,7 @@ def test_the_programs_are_console_commands(venv, tmp_path):
     environment = {**bare_environment(), "PATH": path}
     assert "model.weight" in run("kv-dump", "keys", tmp_path / "store", env=environment)
     assert run("kv-admin", "--version", env=environment)
-    assert "save" in run("kv-bench", "--help", env=environment)
+    assert "commit" in run("kv-bench", "--help", env=environment)
     (tmp_path / "link").symlink_to(venv / "bin/kv-dump")  # as pipx makes one
     assert run(tmp_path / "link", "--version", env=environment)
 

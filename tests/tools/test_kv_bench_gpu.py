@@ -4,6 +4,8 @@ What it measures there means nothing; that bytes are counted, and bars are drawn
 """
 
 import json
+import os
+import shutil
 
 import pytest
 
@@ -14,13 +16,13 @@ SIMULATED = "kv_bench_on_simulation"
 
 
 @pytest.fixture
-def gpu_rows(tmp_path, monkeypatch):
+def gpu_rows(tmp_path):
     if not (BIN_DIR / SIMULATED).exists():
         pytest.skip("built without the CUDA layer: no kv-bench on the simulated runtime")
 
-    def run(part):
+    def run(part, *words):
         done = run_program(SIMULATED, "gpu", "--dir", tmp_path, "--bytes", "2MiB", "--part", part,
-                           "--json")
+                           "--json", *words)
         assert done.status == 0, done.err
         assert list(tmp_path.iterdir()) == []
         return [json.loads(line) for line in done.out.splitlines()]
@@ -71,6 +73,24 @@ def test_saves_and_loads_go_through_the_disk(gpu_rows):
     (save,) = [row for row in rows if row["what"] == "save to disk"]
     assert save["device_bytes"] == save["payload_written_bytes"] == save["bytes"] == 2 * MIB
     assert [row["bytes"] for row in rows if row["what"] == "cold load to device"] == [2 * MIB]
+
+
+@pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed")
+def test_fio_takes_turns_with_saves_and_loads(gpu_rows, tmp_path):
+    probe = tmp_path / "probe"
+    try:
+        os.close(os.open(probe, os.O_RDWR | os.O_CREAT | os.O_DIRECT))
+    except OSError:
+        pytest.skip("fio cannot use O_DIRECT here")
+    finally:
+        probe.unlink()
+    rows = gpu_rows("disk", "--fio", "--repeat", 2)
+    whats = [row["what"] for row in rows[2:-2]]
+    assert whats == ["save to disk", "fio write"] * 2 + ["cold load to device", "fio read"] * 2
+    assert {row["bytes"] for row in rows[2:-2]} == {2 * MIB}
+    bars = bars_of(rows)
+    assert bars["save to disk"]["bar"] == 0.95 and bars["save to disk"]["to"] == "fio write"
+    assert "bar" not in bars["cold load to device"]
 
 
 def test_bytes_over_the_bus_are_those_of_changed_pages(gpu_rows):

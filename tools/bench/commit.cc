@@ -17,7 +17,6 @@
 #include "kv/base/mutex.h"
 #include "kv/io/worker_pool.h"
 #include "tools/bench/measure.h"
-#include "tools/bench/model.h"
 #include "tools/bench/table_limit.h"
 #include "tools/bench/verbs.h"
 #include "tools/common/progress.h"
@@ -129,7 +128,7 @@ Result<void> WriteParts(const core::CheckpointStore& store, uint64_t ranks,
 }
 
 Result<void> CommitOnce(const BenchOptions& options, uint64_t run, BenchReport& report) {
-  const ScratchStore scratch(options.directory, "commit");
+  const ScratchDirectory scratch(options.directory, "commit");
   SimulatedJob job(options.ranks);
   CAIRN_TRY_ASSIGN(const auto store,
                    core::CheckpointStore::OpenShared(scratch.path(), kv::OpenMode::kWrite, job));
@@ -144,13 +143,11 @@ Result<void> CommitOnce(const BenchOptions& options, uint64_t run, BenchReport& 
   CAIRN_TRY(store->Save(1, own, save));
   BenchRow row{.what = "commit", .run = run};
   row.measured = meter.Stop();
-  row.rate_matters = false;
   CAIRN_TRY_ASSIGN(const auto steps, store->Steps());
   if (steps.size() != 1 || steps.front().chunk_count != options.chunks) {
     return Fail(ErrorCode::kInternal,
                 "the committed step does not have the chunks that were written");
   }
-  row.bytes = steps.front().logical_bytes;
   row.extra = {
       {"ranks", options.ranks}, {"chunks", options.chunks}, {"parts_seconds", parts_seconds}};
   row.note = fmt::format("{} parts, {} chunks (writing them took {})", GroupedCount(options.ranks),
@@ -168,7 +165,6 @@ Result<void> CommitOnce(const BenchOptions& options, uint64_t run, BenchReport& 
   CAIRN_TRY_ASSIGN(const std::string table, FindLargestTable(scratch.path()));
   BenchRow limit{.what = "SstFileWriter", .run = run, .in_this_process = false};
   CAIRN_TRY_ASSIGN(limit.measured.seconds, WriteTableAlone(table, scratch.path() + ".sst"));
-  limit.rate_matters = false;
   limit.note = "writes the same records to a table, with fsync";
   report.Add(limit);
   return {};
@@ -180,7 +176,7 @@ Result<void> BenchCommit(const BenchOptions& options, BenchReport& report) {
   for (uint64_t run = 1; run <= options.repeat; ++run) {
     CAIRN_TRY(CommitOnce(options, run, report));
   }
-  report.AddTimeRatioBar("commit", "SstFileWriter", kWriterBar);
+  report.AddTimeBar("commit", "SstFileWriter", kWriterBar);
   return {};
 }
 

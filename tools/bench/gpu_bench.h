@@ -1,17 +1,21 @@
 #pragma once
 /// The parts of kv-bench gpu share a GPU, page-locked host memory, and the report.
 
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/checkpoint_store.h"
 #include "core/device/device.h"
+#include "core/tensor/tensor.h"
 #include "cuda/measure.h"
 #include "kv/base/error.h"
-#include "tools/bench/model.h"
 #include "tools/bench/report.h"
 #include "tools/bench/verbs.h"
 
@@ -35,18 +39,30 @@ class LockedMemory {
   ~LockedMemory();
   LockedMemory(const LockedMemory&) = delete;
   LockedMemory& operator=(const LockedMemory&) = delete;
-  std::span<std::byte> bytes() const { return memory_.bytes_of(0); }
+  std::span<std::byte> bytes() const { return {memory_.get(), length_bytes_}; }
 
  private:
-  LockedMemory(core::DeviceBackend* backend, ModelMemory memory)
-      : backend_(backend), memory_(std::move(memory)) {}
+  using Memory = std::unique_ptr<std::byte, decltype(&std::free)>;
+
+  LockedMemory(core::DeviceBackend* backend, Memory memory, uint64_t length_bytes)
+      : backend_(backend), memory_(std::move(memory)), length_bytes_(length_bytes) {}
   core::DeviceBackend* const backend_;
-  const ModelMemory memory_;
+  const Memory memory_;
+  const uint64_t length_bytes_;
 };
 
-/// A model in device memory. Ownership: owns the memory.
+struct BenchTensor {
+  std::string fqn;
+  core::DType dtype;
+  core::Shape shape;
+  uint64_t nbytes = 0;
+  uint64_t offset_bytes = 0;  // into the memory of the model; a multiple of 64
+};
+
+/// A model in device memory, with incompressible bytes. Ownership: owns the memory.
 class DeviceModel {
  public:
+  /// kInvalidArgument: --bytes is less than 1 MiB.
   static Result<DeviceModel> Make(GpuBench& bench);
 
   std::byte* data() const { return memory_->data(); }

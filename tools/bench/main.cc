@@ -1,4 +1,4 @@
-// kv-bench: measures saves, loads, opens and commits in a directory of the user's choice.
+// kv-bench: measures opens, commits and GPUs in a directory of the user's choice.
 
 #include <fmt/format.h>
 
@@ -61,55 +61,9 @@ Verb Measuring(Values& values, const char* name, const char* usage, Measure meas
   return verb;
 }
 
-Argument BytesOption(Values& values) {
-  return Option("--bytes", "SIZE", &values.bytes, "Size of all tensors (1GiB): 4GiB, 512M, ...");
-}
-
-Argument FioFlag(Values& values, const char* mode) {
-  return Flag("--fio", values.options.fio,
-              fmt::format("After each run, fio with the same bytes ({}), and the ratio", mode));
-}
-
-Argument WarmFlag(Values& values) {
-  return Flag("--warm", values.options.warm, "Only with the files in the page cache, as they are");
-}
-
 Argument CountOption(uint64_t& target, const char* name, const char* help, uint64_t least,
                      uint64_t most) {
   return Option(name, "N", &target, help, std::pair{least, most});
-}
-
-Verb SaveVerb(Values& values) {
-  return Measuring(
-      values, "save", "[--bytes SIZE] [--fio]", BenchSave,
-      {.summary = "A full durable save of a model in training, into a new store",
-       .arguments = {BytesOption(values), FioFlag(values, "sequential O_DIRECT write, end_fsync")},
-       .examples = {"kv-bench save --dir /data --bytes 4GiB --fio --repeat 5"}});
-}
-
-Verb LoadVerb(Values& values) {
-  return Measuring(values, "load", "[--bytes SIZE] [--warm] [--fio]", BenchLoad,
-                   {.summary = "A load of everything, with cold caches, into existing memory",
-                    .arguments = {BytesOption(values), WarmFlag(values),
-                                  FioFlag(values, "sequential O_DIRECT read")},
-                    .examples = {"kv-bench load --dir /data --bytes 4GiB --fio --repeat 5"}});
-}
-
-Verb IncrementalVerb(Values& values) {
-  return Measuring(
-      values, "incremental", "[--bytes SIZE] [--tensors N] [--changed P]", BenchIncremental,
-      {.summary = "A second save, and what it added to the disk, including records; compared with\n"
-                  "two threads that sum the bytes",
-       .arguments = {BytesOption(values),
-                     CountOption(values.options.tensors, "--tensors",
-                                 "Instead of a model: so many tensors of equal size", 1,
-                                 10'000'000),
-                     Option("--changed", "P", &values.options.changed_percent,
-                            "Besides the save with nothing changed, one with P % of the tensors "
-                            "changed",
-                            std::pair{0.0, 100.0})},
-       .examples = {"kv-bench incremental --dir /data --bytes 4GiB --changed 10",
-                    "kv-bench incremental --dir /data --bytes 2GiB --tensors 20000 --repeat 5"}});
 }
 
 Verb OpenVerb(Values& values) {
@@ -124,7 +78,8 @@ Verb OpenVerb(Values& values) {
                      CountOption(values.options.steps, "--steps",
                                  "Also a store with so many steps before, kept as DIR/open-N-STEPS",
                                  1, 1'000'000),
-                     WarmFlag(values)},
+                     Flag("--warm", values.options.warm,
+                          "Only with the files in the page cache, as they are")},
        .examples = {"kv-bench open --dir /data --steps 10000 --repeat 9"}});
 }
 
@@ -148,14 +103,17 @@ Verb GpuVerb(Values& values) {
       {.summary =
            "A GPU: copies, digests, durable saves and cold loads, and incremental saves, each\n"
            "compared with its limit",
-       .arguments = {BytesOption(values),
+       .arguments = {Option("--bytes", "SIZE", &values.bytes,
+                            "Size of all tensors (1GiB): 4GiB, 512M, ..."),
                      {.name = "--part",
                       .target = &values.options.part,
                       .help = "Only this: copies, digest, disk or pages",
                       .value_name = "PART",
                       .choices = {"copies", "digest", "disk", "pages"}},
                      Option("--device", "N", &values.options.device, "Number of the GPU (0)"),
-                     FioFlag(values, "O_DIRECT write with end_fsync, and read")},
+                     Flag("--fio", values.options.fio,
+                          "After each save and load, fio with the same bytes (O_DIRECT write with "
+                          "end_fsync, and read), and the ratio")},
        .examples = {"kv-bench gpu --dir /data --bytes 4GiB --fio --repeat 5"}});
 }
 
@@ -173,10 +131,9 @@ Verb ChildVerb(Values& values, const std::string& name,
 CommandLine MakeCommandLine(Values& values) {
   return {.name = "kv-bench",
           .version = CAIRN_VERSION,
-          .summary = "Measures Cairn on the disk of this machine, compared with the disk itself.",
+          .summary = "Measures opens, commits and a GPU, compared with the limits of this machine.",
           .usage = "kv-bench VERB --dir DIR ...",
-          .verbs = {SaveVerb(values), LoadVerb(values), IncrementalVerb(values), OpenVerb(values),
-                    CommitVerb(values), GpuVerb(values),
+          .verbs = {OpenVerb(values), CommitVerb(values), GpuVerb(values),
                     ChildVerb(values, "open-child", BenchOpenChild),
                     ChildVerb(values, "table-child", BenchTableChild)},
           .notes = "`kv-bench VERB --help` lists the options of a verb, with an example."};

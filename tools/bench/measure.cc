@@ -1,12 +1,13 @@
 #include "tools/bench/measure.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <filesystem>
+#include <cstdio>
 #include <fstream>
 #include <string_view>
 #include <system_error>
@@ -23,18 +24,14 @@ double CpuSeconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-/// Returns the number after `name` in a file of "name: number" lines.
-std::optional<uint64_t> ReadField(const char* path, std::string_view name) {
-  std::ifstream file(path);
-  for (std::string word; file >> word;) {
-    uint64_t value = 0;
-    if (word == name && file >> value) return value;
-  }
-  return std::nullopt;
-}
-
+/// Returns the number of KiB after `name` in /proc/self/status, in bytes.
 uint64_t StatusBytes(std::string_view name) {
-  return ReadField("/proc/self/status", name).value_or(0) * 1024;
+  std::ifstream file("/proc/self/status");
+  for (std::string word; file >> word;) {
+    uint64_t kib = 0;
+    if (word == name && file >> kib) return kib * 1024;
+  }
+  return 0;
 }
 
 /// Resets VmHWM to the current resident set (proc(5), clear_refs, since Linux 4.0).
@@ -42,11 +39,6 @@ bool ResetPeak() {
   std::ofstream file("/proc/self/clear_refs");
   file << "5" << std::flush;
   return file.good();
-}
-
-std::optional<uint64_t> Difference(std::optional<uint64_t> begin, std::optional<uint64_t> end) {
-  if (!begin || !end) return std::nullopt;
-  return *end - *begin;
 }
 
 /// Writes back everything that is dirty in the file system of `directory`, because dirty pages
@@ -63,28 +55,19 @@ Result<void> WriteBack(const std::string& directory) {
 
 }  // namespace
 
-Meter::Meter()
-    : resident_bytes_(StatusBytes("VmRSS:")),
-      peak_reset_(ResetPeak()),
-      device_read_bytes_(ReadField("/proc/self/io", "read_bytes:")),
-      device_written_bytes_(ReadField("/proc/self/io", "write_bytes:")) {
+Meter::Meter() : resident_bytes_(StatusBytes("VmRSS:")), peak_reset_(ResetPeak()) {
   cpu_seconds_ = CpuSeconds();
   begin_ = std::chrono::steady_clock::now();
 }
 
 Measurement Meter::Stop() const {
-  Measurement result;
-  result.seconds = SecondsSince(begin_);
-  result.cpu_seconds = CpuSeconds() - cpu_seconds_;
-  result.peak_resident_bytes = StatusBytes("VmHWM:");
-  result.peak_is_of_run = peak_reset_;
+  Measurement result{.seconds = SecondsSince(begin_),
+                     .cpu_seconds = CpuSeconds() - cpu_seconds_,
+                     .peak_resident_bytes = StatusBytes("VmHWM:"),
+                     .peak_is_of_run = peak_reset_};
   if (result.peak_resident_bytes > resident_bytes_) {
     result.peak_beyond_tensors_bytes = result.peak_resident_bytes - resident_bytes_;
   }
-  result.device_read_bytes =
-      Difference(device_read_bytes_, ReadField("/proc/self/io", "read_bytes:"));
-  result.device_written_bytes =
-      Difference(device_written_bytes_, ReadField("/proc/self/io", "write_bytes:"));
   return result;
 }
 
@@ -113,6 +96,31 @@ Result<void> EvictFromPageCache(const std::string& directory) {
   }
   if (error) return Fail(SystemError(error.value(), "listing files to evict", directory));
   return {};
+}
+
+ScratchDirectory::ScratchDirectory(const std::string& directory, std::string_view verb)
+    : path_(std::filesystem::path(directory) / fmt::format("cairn-bench-{}-{}", verb, getpid())) {
+  std::error_code ignored;
+  while (std::filesystem::exists(path_, ignored)) path_ += "x";  // existing files are not ours
+}
+
+void ScratchDirectory::Remove() const {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+Result<std::string> OutputOf(const std::string& command) {
+  std::FILE* const pipe = popen(command.c_str(), "re");
+  if (pipe == nullptr) return Fail(SystemError(errno, "starting a program"));
+  std::string output;
+  char buffer[4096];
+  for (size_t got = 1; got > 0; output.append(buffer, got)) {
+    got = std::fread(buffer, 1, sizeof(buffer), pipe);
+  }
+  if (pclose(pipe) == 0) return output;
+  return Fail(
+      ErrorCode::kUnavailable,
+      fmt::format("{} failed: {}", command.substr(0, command.find(' ')), output.substr(0, 200)));
 }
 
 }  // namespace cairn::tools

@@ -1,12 +1,12 @@
 #pragma once
-/// Time, processor time, memory and device traffic of one operation in this process, and the page
-/// cache that it begins with.
+/// What the measurements have in common: the time, processor time and memory of one operation in
+/// this process, the page cache that it begins with, scratch directories, and other programs.
 
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kv/base/error.h"
@@ -23,9 +23,6 @@ struct Measurement {
   /// needed if the tensors were already in memory.
   uint64_t peak_beyond_tensors_bytes = 0;
   bool peak_is_of_run = false;
-  /// Bytes that the kernel read from and wrote to devices for this process, if it reports them.
-  std::optional<uint64_t> device_read_bytes;
-  std::optional<uint64_t> device_written_bytes;
 };
 
 /// Measures from its construction to Stop. It counts the complete process, so only one meter may be
@@ -40,8 +37,6 @@ class Meter {
   double cpu_seconds_ = 0;
   uint64_t resident_bytes_ = 0;
   bool peak_reset_ = false;
-  std::optional<uint64_t> device_read_bytes_;
-  std::optional<uint64_t> device_written_bytes_;
 };
 
 double SecondsSince(std::chrono::steady_clock::time_point begin);
@@ -52,5 +47,27 @@ double Median(std::vector<double> values);
 /// Writes back every file below `directory` and evicts it from the page cache, so that the next
 /// read comes from the device.
 Result<void> EvictFromPageCache(const std::string& directory);
+
+/// A directory below --dir for a store or other files, which the destructor removes.
+class ScratchDirectory {
+ public:
+  /// Only chooses the name, DIRECTORY/cairn-bench-VERB-PID, or a longer one if that exists.
+  ScratchDirectory(const std::string& directory, std::string_view verb);
+  ~ScratchDirectory() { Remove(); }
+  ScratchDirectory(const ScratchDirectory&) = delete;
+  ScratchDirectory& operator=(const ScratchDirectory&) = delete;
+
+  std::string path() const { return path_.string(); }
+  /// Removes the directory. A failure is ignored: the user sees the directory, and the measurement
+  /// is valid.
+  void Remove() const;
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// Runs a command line of sh and returns what it prints. kUnavailable: its exit status is not 0;
+/// the message has the start of what it has printed.
+Result<std::string> OutputOf(const std::string& command);
 
 }  // namespace cairn::tools

@@ -12,12 +12,12 @@
 #include "core/checkpoint_store.h"
 #include "core/load/load_options.h"
 #include "kv/read/snapshot.h"
-#include "tools/bench/child_process.h"
 #include "tools/bench/measure.h"
 #include "tools/bench/table_limit.h"
 #include "tools/bench/verbs.h"
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"
+#include "tools/common/text.h"
 
 namespace cairn::tools {
 namespace {
@@ -125,10 +125,14 @@ Result<std::string> FindOrMakeStore(const BenchOptions& options, const KeptStore
 
 // --- Opens in new processes
 
-Result<std::string> RunOpenChild(std::vector<std::string> words) {
-  CAIRN_TRY_ASSIGN(const FinishedChild child,
-                   RunChild("/proc/self/exe", std::move(words), ChildOutput::kStandardOutput));
-  if (child.status == 0) return child.output;
+/// Runs a hidden verb of this program.
+Result<std::string> RunChild(const char* verb, const std::string& path) {
+  std::error_code error;
+  const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  if (error) return Fail(SystemError(error.value(), "finding this program", "/proc/self/exe"));
+  auto output =
+      OutputOf(fmt::format("exec {} {} {}", ShellWord(program.string()), verb, ShellWord(path)));
+  if (output) return output;
   return Fail(ErrorCode::kUnavailable, "the new process could not read the store (see above)");
 }
 
@@ -142,8 +146,7 @@ struct Opened {
 Result<BenchRow> OpenOnce(const BenchOptions& options, const Opened& opened, bool cold,
                           uint64_t run) {
   const auto begin = Clock::now();
-  CAIRN_TRY_ASSIGN(const std::string output,
-                   RunOpenChild({"kv-bench", "open-child", opened.directory}));
+  CAIRN_TRY_ASSIGN(const std::string output, RunChild("open-child", opened.directory));
   const double wall_seconds = SecondsSince(begin);  // from before exec until the process has ended
   const auto number = [&](const char* name) {
     return FindJsonNumber(output, fmt::format("/{}", name)).value_or(0);
@@ -153,14 +156,13 @@ Result<BenchRow> OpenOnce(const BenchOptions& options, const Opened& opened, boo
   const double read_seconds = number("read_seconds");
   BenchRow row{.run = run};
   row.what = fmt::format("{} open{}", cold ? "cold" : "warm", opened.suffix);
-  row.rate_matters = false;
-  row.bytes = bytes("first_key_bytes");
   row.measured.seconds = open_seconds + read_seconds;
   row.measured.cpu_seconds = number("cpu_seconds");
   row.measured.peak_resident_bytes = bytes("peak_resident_bytes");
   row.measured.peak_beyond_tensors_bytes = bytes("peak_beyond_bytes");
   row.measured.peak_is_of_run = true;
-  row.extra = {{"chunks", options.chunks},
+  row.extra = {{"first_key_bytes", bytes("first_key_bytes")},
+               {"chunks", options.chunks},
                {"steps", opened.steps},
                {"fresh_process", true},
                {"cold", cold},
@@ -174,9 +176,8 @@ Result<BenchRow> OpenOnce(const BenchOptions& options, const Opened& opened, boo
 }
 
 Result<BenchRow> OpenTableOnce(const std::string& table, bool cold, uint64_t run) {
-  CAIRN_TRY_ASSIGN(const std::string output, RunOpenChild({"kv-bench", "table-child", table}));
+  CAIRN_TRY_ASSIGN(const std::string output, RunChild("table-child", table));
   BenchRow row{.what = cold ? "cold table" : "warm table", .run = run};
-  row.rate_matters = false;
   row.in_this_process = false;
   row.measured.seconds = FindJsonNumber(output, "/seconds").value_or(0);
   row.note = "new process, SstFileReader alone: opens the table and seeks its first record";
@@ -187,8 +188,8 @@ void AddBars(const std::string& cache, double seconds_bar, const std::string& ma
              BenchReport& report) {
   const std::string what = cache + " open";
   report.AddTimeBar(what, seconds_bar);
-  report.AddTimeRatioBar(what, cache + " table", kTableBar);
-  report.AddTimeRatioBar(what + many_steps, what, kManyStepsBar);
+  report.AddTimeBar(what, cache + " table", kTableBar);
+  report.AddTimeBar(what + many_steps, what, kManyStepsBar);
 }
 
 }  // namespace

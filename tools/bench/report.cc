@@ -29,10 +29,6 @@ Json RowJson(const std::string& verb, const BenchRow& row) {
                  {"peak_resident_bytes", measured.peak_resident_bytes},
                  {"peak_beyond_tensors_bytes", measured.peak_beyond_tensors_bytes},
                  {"peak_is_of_run", measured.peak_is_of_run}});
-    if (measured.device_read_bytes) json["device_read_bytes"] = *measured.device_read_bytes;
-    if (measured.device_written_bytes) {
-      json["device_written_bytes"] = *measured.device_written_bytes;
-    }
   }
   json["bytes_per_second"] = Rate(row);
   json.update(row.extra);
@@ -57,8 +53,9 @@ void BenchReport::Add(const BenchRow& row) {
                                                "BEYOND TENSORS", "NOTE")));
   }
   Write(RowJson(verb_, row),
-        fmt::format(kLine, row.what, row.run, HumanBytes(row.bytes), HumanSeconds(measured.seconds),
-                    row.rate_matters ? HumanRate(row.bytes, measured.seconds) : "-",
+        fmt::format(kLine, row.what, row.run, row.bytes > 0 ? HumanBytes(row.bytes) : "-",
+                    HumanSeconds(measured.seconds),
+                    row.bytes > 0 ? HumanRate(row.bytes, measured.seconds) : "-",
                     row.in_this_process ? HumanSeconds(measured.cpu_seconds) : "-",
                     row.in_this_process ? HumanBytes(measured.peak_beyond_tensors_bytes) : "-",
                     row.note));
@@ -69,24 +66,7 @@ std::optional<double> BenchReport::MedianOf(const Figures& figures, const std::s
   return found == figures.end() ? std::nullopt : std::optional(Median(found->second));
 }
 
-void BenchReport::AddRatio(const std::string& what, const std::string& reference) {
-  const std::optional<double> rate = MedianOf(rates_, what);
-  const std::optional<double> reference_rate = MedianOf(rates_, reference);
-  if (!rate || !reference_rate || !(*reference_rate > 0)) return;
-  const double ratio = *rate / *reference_rate;
-  const std::string text = fmt::format("median {} is {:.2f} of median {}", what, ratio, reference);
-  Write({{"verb", verb_},
-         {"what", "ratio of medians"},
-         {"of", what},
-         {"to", reference},
-         {"median_bytes_per_second", *rate},
-         {"reference_median_bytes_per_second", *reference_rate},
-         {"ratio", ratio}},
-        out_->Styled(Style::kBold, text));
-}
-
-void BenchReport::AddTimeRatioBar(const std::string& what, const std::string& reference,
-                                  double most) {
+void BenchReport::AddTimeBar(const std::string& what, const std::string& reference, double most) {
   const std::optional<double> figure = MedianOf(seconds_, what);
   const std::optional<double> limit = MedianOf(seconds_, reference);
   if (figure && limit) AddBar({what, reference, *figure, *limit, "s", most});
@@ -97,31 +77,26 @@ void BenchReport::AddTimeBar(const std::string& what, double most_seconds) {
   if (figure) AddBar({what, HumanSeconds(most_seconds), *figure, most_seconds, "s", 1});
 }
 
-void BenchReport::AddRateBar(const std::string& what, const std::string& reference, double least) {
+void BenchReport::AddRateBar(const std::string& what, const std::string& reference,
+                             std::optional<double> least) {
   const std::optional<double> figure = MedianOf(rates_, what);
   const std::optional<double> limit = MedianOf(rates_, reference);
-  if (!figure || !limit || !(*limit > 0)) return;
-  AddBar({what, reference, *figure, *limit, "bytes/s", least, /*at_least=*/true});
+  if (figure && limit) AddBar({what, reference, *figure, *limit, "bytes/s", least, true});
 }
 
 void BenchReport::AddBar(const BenchBar& bar) {
   const double ratio = bar.limit > 0 ? bar.figure / bar.limit : 0;
-  const bool met = bar.at_least ? ratio >= bar.bar : ratio <= bar.bar;
-  const char* const relation = bar.at_least ? "at least" : "at most";
-  const std::string text = fmt::format("{}: {:.4g} of {} (bar: {} {:g}, {})", bar.what, ratio,
-                                       bar.reference, relation, bar.bar, met ? "met" : "not met");
-  Write({{"verb", verb_},
-         {"what", "bar"},
-         {"of", bar.what},
-         {"to", bar.reference},
-         {"figure", bar.figure},
-         {"limit", bar.limit},
-         {"unit", bar.unit},
-         {"ratio", ratio},
-         {"bar", bar.bar},
-         {"bar_is", relation},
-         {"met", met}},
-        out_->Styled(Style::kBold, text));
+  Json json = {{"verb", verb_},       {"what", "bar"},        {"of", bar.what},
+               {"to", bar.reference}, {"figure", bar.figure}, {"limit", bar.limit},
+               {"unit", bar.unit},    {"ratio", ratio}};
+  std::string text = fmt::format("{}: {:.4g} of {}", bar.what, ratio, bar.reference);
+  if (bar.bar) {
+    const bool met = bar.at_least ? ratio >= *bar.bar : ratio <= *bar.bar;
+    const char* const relation = bar.at_least ? "at least" : "at most";
+    json.update({{"bar", *bar.bar}, {"bar_is", relation}, {"met", met}});
+    text += fmt::format(" (bar: {} {:g}, {})", relation, *bar.bar, met ? "met" : "not met");
+  }
+  Write(json, out_->Styled(Style::kBold, text));
 }
 
 void BenchReport::AddFact(const std::string& what, const Json& members) {

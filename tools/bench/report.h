@@ -15,25 +15,24 @@
 namespace cairn::tools {
 
 struct BenchRow {
-  std::string what;    // distinguishes the rows of a verb: "cold load", "fio write"
+  std::string what;    // distinguishes the rows of a verb: "cold open", "fio write"
   uint64_t run = 0;    // number of the repetition, from 1
-  uint64_t bytes = 0;  // bytes that the operation processed
+  uint64_t bytes = 0;  // bytes that the operation processed; 0: only the time counts
   Measurement measured;
   bool in_this_process = true;  // false: memory and processor time are not known (fio)
-  bool rate_matters = true;     // false: the bytes are few, and the time is what counts
   Json extra = Json::object();  // further members of the JSON object
   std::string note;             // remarks for people about the row
 };
 
-/// A figure compared with its limit, and the bar for their ratio.
+/// A figure compared with its limit.
 struct BenchBar {
   std::string what;
   std::string reference;  // name of the limit
   double figure = 0;      // in `unit`
   double limit = 0;       // in `unit`
   std::string unit;
-  double bar = 0;
-  bool at_least = false;  // the ratio should be at least `bar`; false: at most
+  std::optional<double> bar;  // for figure / limit; nothing: the ratio is only shown
+  bool at_least = false;      // the ratio should be at least `bar`; false: at most
 };
 
 /// Prints rows as soon as they are added, and remembers their rates and times.
@@ -43,17 +42,14 @@ class BenchReport {
   BenchReport(Output* out, bool json, std::string verb)
       : out_(out), json_(json), verb_(std::move(verb)) {}
   void Add(const BenchRow& row);
-  /// Adds the ratio of the median rates of two kinds of rows, named by their `what`. Adds nothing
-  /// if one kind has no rows.
-  void AddRatio(const std::string& what, const std::string& reference);
-  /// Adds the ratio of the median rates as a bar: it should be at least `least`. Adds nothing if
-  /// one kind has no rows.
-  void AddRateBar(const std::string& what, const std::string& reference, double least);
-  /// Adds the ratio of the median times as a bar: it should be at most `most`. Adds nothing if one
-  /// kind has no rows.
-  void AddTimeRatioBar(const std::string& what, const std::string& reference, double most);
-  /// Adds the median time as a bar: it should be at most `most_seconds`. Adds nothing if there are
+  /// Adds the ratio of the median rates of two kinds of rows, named by their `what`: it should be
+  /// at least `least`. Adds nothing if one kind has no rows.
+  void AddRateBar(const std::string& what, const std::string& reference,
+                  std::optional<double> least);
+  /// Adds the ratio of the median times: it should be at most `most`. Adds nothing if one kind has
   /// no rows.
+  void AddTimeBar(const std::string& what, const std::string& reference, double most);
+  /// Adds the median time: it should be at most `most_seconds`. Adds nothing if there are no rows.
   void AddTimeBar(const std::string& what, double most_seconds);
   void AddBar(const BenchBar& bar);
   /// Adds a fact that is not a measurement: what the measurements ran on.
