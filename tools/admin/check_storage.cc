@@ -130,13 +130,10 @@ Result<std::vector<Row>> RunChecks(const CheckStorageCommand& command) {
   CAIRN_TRY_ASSIGN(const auto folder, CheckFolder::Create(command));
   const CheckedStorages storages{
       .first = folder->first(), .second = folder->second(), .rounds = command.rounds};
-  std::vector<std::span<const StorageCheck>> groups = {ObjectChecks(), VisibilityChecks()};
-  if (folder->has_files()) groups.push_back(FileChecks());
   std::vector<Row> rows;
-  for (const auto& group : groups) {
-    for (const StorageCheck& check : group) {
-      CAIRN_TRY_ASSIGN(rows.emplace_back(), RunCheck(check, storages));
-    }
+  for (const StorageCheck& check : StorageChecks()) {
+    if (check.needs_files && !folder->has_files()) continue;
+    CAIRN_TRY_ASSIGN(rows.emplace_back(), RunCheck(check, storages));
   }
   return rows;
 }
