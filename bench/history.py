@@ -27,8 +27,7 @@ import numpy  # noqa: E402
 import torch  # noqa: E402
 import zipnn  # noqa: E402
 import zstandard  # noqa: E402
-from corpus import next_batch, read_documents  # noqa: E402
-from gpt import GPT, Config  # noqa: E402
+from gpt import GPT, Config, next_batch, read_documents  # noqa: E402
 
 import cairn  # noqa: E402
 from common import report  # noqa: E402
@@ -49,10 +48,9 @@ class FineTune:
     def __init__(self, width: int, layers: int) -> None:
         torch.manual_seed(1)
         random.seed(1)
-        self._config = Config(width=width, layers=layers, dropout=0.0)
-        self._model = GPT(self._config)
+        self._model = GPT(Config(width=width, layers=layers, dropout=0.0))
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
-        self._text = torch.cat(list(read_documents().values()))
+        self._text = torch.cat(read_documents())
 
     def train(self, steps: int, rate: float) -> None:
         for group in self._optimizer.param_groups:
@@ -62,7 +60,7 @@ class FineTune:
             with torch.no_grad():  # the forward and backward pass use the bf16 weights
                 for parameter in self._model.parameters():
                     parameter.copy_(parameter.bfloat16())
-            loss = self._model.loss(next_batch(self._text, self._config.context + 1))
+            loss = self._model.loss(next_batch(self._text))
             self._optimizer.zero_grad()
             loss.backward()
             with torch.no_grad():
@@ -144,9 +142,6 @@ def write(result: dict[str, Any], out: Path) -> None:
     head = ("learning rate", "elements changed", "state", *ways)
     parts = ["How many times fewer bytes than the state:", report.table(head, rows)]
     report.write(out / "history", "A history of steps", result, parts)
-    lines = {way: sorted((100 * row["changed"], row[way] / 2**20) for row in steps) for way in ways}
-    panel = report.Panel("", lines=lines, x="elements changed, %", y="MiB per save")
-    report.chart(out / "history.png", "The space of a step", [panel])
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ demo prints it and exits with status 1. Started by tools/demo.sh.
 """
 
 import json
+import multiprocessing
 import shlex
 import shutil
 import signal
@@ -12,24 +13,26 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
 
 import cairn
-from finetune import finetune
+import finetune
+import train
 
-HERE = Path(__file__).resolve().parent
-KV_DUMP = HERE.parent.parent / "build" / "bin" / "kv-dump"
+KV_DUMP = Path(__file__).resolve().parents[2] / "build" / "bin" / "kv-dump"
 STEPS, SAVE_EVERY, DIE_AT = 120, 20, 80
 FINETUNE_FIRST, FINETUNE_STEPS, FINETUNE_SAVE_EVERY = 1000, 90, 30
-PUBLISH_FIRST, PUBLISH_STEPS = 2000, 7
+PUBLISHED = range(2000, 2007)
 MARKER = ".cairn-demo"  # marks a folder that the demo may delete
+SPAWN = multiprocessing.get_context("spawn")  # new interpreters
 
 
-def say(text: str, indent: int = 3) -> None:
+def say(text: str, indent: str = "   ") -> None:
     """Prints one paragraph, wrapped."""
-    print(textwrap.fill(text, 96, initial_indent=" " * indent, subsequent_indent=" " * indent,
+    print(textwrap.fill(text, 96, initial_indent=indent, subsequent_indent=indent,
                         break_long_words=False, break_on_hyphens=False), flush=True)
 
 
@@ -51,34 +54,6 @@ def mib(count: int) -> str:
     return f"{count / 2**20:.2f} MiB"
 
 
-def start_program(name: str, **options: object) -> subprocess.Popen:
-    """Starts a program in this folder with `--option value` for each option."""
-    command = [sys.executable, str(HERE / name)]
-    for option, value in options.items():
-        command += [f"--{option.replace('_', '-')}", str(value)]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-
-
-def run_program(name: str, **options: object) -> int:
-    """Runs a program as `start_program` starts it. Returns its exit status, which is negative if a
-    signal ended it. The demo fails unless the status is 0 or -SIGKILL.
-    """
-    with start_program(name, **options) as program:
-        _, errors = program.communicate()
-    if program.returncode not in (0, -signal.SIGKILL):
-        sys.exit(f"demo: {name} failed with status {program.returncode}:\n{errors}")
-    return program.returncode
-
-
-def read_log(path: Path) -> list[dict]:
-    # The last line may be incomplete if the process died.
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
-
-
-def losses_of(records: list[dict]) -> dict[int, str]:
-    return {record["step"]: record["loss"] for record in records if "loss" in record}
-
-
 def kv_dump(*arguments: str, expect: int = 0) -> None:
     """Runs kv-dump and prints its output; the demo fails if the exit status is not `expect`."""
     command = shlex.join(("build/bin/kv-dump", *arguments))
@@ -88,13 +63,27 @@ def kv_dump(*arguments: str, expect: int = 0) -> None:
     print(f"   $ {command}\n{textwrap.indent(done.stdout.rstrip(), '   ')}\n", flush=True)
 
 
+def run_training(log: Path, *arguments: object, status: int = 0) -> list[dict]:
+    """Calls `train` in a new process, which must end with this status (-SIGKILL: killed), and
+    returns the records of the log."""
+    process = SPAWN.Process(target=train.train, args=(STEPS, log, *arguments))
+    process.start()
+    process.join()
+    check(process.exitcode == status,
+          f"the training ends with status {status} (it was {process.exitcode})")
+    # The last line may be incomplete if the process died.
+    return [json.loads(line) for line in log.read_text().split("\n")[:-1]]
+
+
+def losses_of(records: list[dict]) -> dict[int, str]:
+    """The loss of every step, as hexadecimal floats."""
+    return {record["step"]: record["loss"] for record in records if "loss" in record}
+
+
 def reference(work: Path) -> dict[int, str]:
-    """Returns the loss of every step, as hexadecimal floats."""
     headline(f"1. Reference run: {STEPS} steps, no checkpoints, never interrupted")
     began = time.perf_counter()
-    status = run_program("train.py", steps=STEPS, log=work / "reference.jsonl")
-    check(status == 0, "the reference run ends normally")
-    losses = losses_of(read_log(work / "reference.jsonl"))
+    losses = losses_of(run_training(work / "reference.jsonl"))
     first, last = float.fromhex(losses[1]), float.fromhex(losses[STEPS])
     check(last < first, "training reduces the loss")
     say(f"{time.perf_counter() - began:.0f} s; loss {first:.3f} -> {last:.3f}")
@@ -110,7 +99,7 @@ def leftovers(store: Path) -> list[str]:
     return [str(path.relative_to(store)) for path in found]
 
 
-def killed(work: Path, store: Path) -> tuple[int, list[str]]:
+def killed(work: Path, store: Path, expected: dict[int, str]) -> tuple[int, list[str]]:
     """Trains until SIGKILL interrupts a save. Returns the latest committed step, and the files of
     the next step that the killed process left, relative to `store`.
     """
@@ -122,41 +111,39 @@ def killed(work: Path, store: Path) -> tuple[int, list[str]]:
     """)
     die_at = DIE_AT
     while True:
-        status = run_program("train.py", steps=STEPS, store=store, save_every=SAVE_EVERY,
-                             die_during_save=die_at, log=work / "killed.jsonl")
-        check(status == -signal.SIGKILL, f"SIGKILL interrupted a save of step {die_at} or later")
-        dying = max(record.get("will_die_at", 0) for record in read_log(work / "killed.jsonl"))
-        found = leftovers(store)
+        records = run_training(work / "killed.jsonl", store, SAVE_EVERY, die_at,
+                               status=-signal.SIGKILL)
+        dying = max(record.get("will_die_at", 0) for record in records)
+        left = leftovers(store)
         with cairn.open(store) as reader:
             committed = reader.steps()
-        if dying not in committed and found:
+        if dying not in committed and left:
             break
         say(f"(step {dying} was committed before the signal arrived; retrying at the next save)")
         die_at = dying + SAVE_EVERY
     say(f"The process is dead. It left bytes of step {dying} to which nothing refers:")
-    show("\n".join(found))
+    show("\n".join(left))
     check(committed == list(range(SAVE_EVERY, dying, SAVE_EVERY)),
           "every step before the killed one is committed")
     say(f"Steps in the store: {committed}. Step {dying} is not in the store, not even partially: "
         "the atomic creation of one small file makes a step exist, and before it nothing refers to "
         "its bytes.")
-    return committed[-1], found
+    check(losses_of(records).items() <= expected.items(),
+          "saving in the background did not change the training")
+    return committed[-1], left
 
 
 def resumed(
     work: Path, store: Path, latest: int, left: list[str], expected: dict[int, str]
 ) -> None:
-    headline(f"3. The same command again finds step {latest} and continues")
+    headline(f"3. The same run again finds step {latest} and continues")
     show("""
         store.load({"model": model.state_dict()}, strict=False)  # directly into the weights' memory
         saved = store.read(["optimizer", "scheduler", "rng", "step"])
         optimizer.load_state_dict(saved["optimizer"])
         random.setstate(saved["rng"]["python"])                  # a tuple is loaded as a tuple
     """)
-    status = run_program("train.py", steps=STEPS, store=store, save_every=SAVE_EVERY,
-                         log=work / "resumed.jsonl")
-    check(status == 0, "the resumed run ends normally")
-    records = read_log(work / "resumed.jsonl")
+    records = run_training(work / "resumed.jsonl", store, SAVE_EVERY)
     losses = losses_of(records)
     say("The losses, with all bits as hexadecimal floats:")
     rows = [f"{'step':>4}   {'never killed':29}   killed and resumed"]
@@ -168,9 +155,6 @@ def resumed(
           f"the resumed run performs steps {latest + 1} to {STEPS} and no others")
     different = [step for step in losses if losses[step] != expected[step]]
     check(not different, f"the losses are equal bit for bit (they differ at steps {different[:5]})")
-    before = losses_of(read_log(work / "killed.jsonl"))
-    check(all(before[step] == expected[step] for step in before),
-          "saving in the background did not change the training")
     say(f"All {len(losses)} losses after the resume are bit for bit the same, and so are those of "
         "the killed run: weights, AdamW's moments, the schedule, and the random states of dropout "
         "and of the data were restored exactly.")
@@ -196,9 +180,8 @@ def finetuned(store: Path) -> list[int]:
         store.load({{"model": frozen}}, step={STEPS}, strict=False)  # reads only these keys
         store.save({FINETUNE_FIRST + FINETUNE_SAVE_EVERY}, state)  # writes only new chunks
     """)
-    keys, loaded, curve, saves = finetune(
-        store, STEPS, FINETUNE_FIRST, FINETUNE_STEPS, FINETUNE_SAVE_EVERY
-    )
+    keys, loaded, curve, saves = finetune.train_adapter(
+        store, STEPS, FINETUNE_FIRST, FINETUNE_STEPS, FINETUNE_SAVE_EVERY)
     check(not loaded.missing, "the step has every key that the fine-tuning run requests")
     with cairn.open(store) as reader:
         stored = reader.keys(step=STEPS)
@@ -212,18 +195,17 @@ def finetuned(store: Path) -> list[int]:
     say(f"Loss {first:.3f} -> {last:.3f} (means of {window} steps).")
 
     say(f"The state has {mib(saves[0].logical_bytes)}. These saves wrote:")
-    rows = []
-    for save in saves:
-        check(save.written_bytes < save.logical_bytes / 2, "frozen tensors are not written again")
-        rows.append(f"step {save.step}   {mib(save.written_bytes)}   "
-                    f"{save.chunks_reused} of {save.chunks} chunks are references")
-    show("\n".join(rows))
+    check(all(save.written_bytes < save.logical_bytes / 2 for save in saves),
+          "frozen tensors are not written again")
+    show("\n".join(
+        f"step {save.step}   {mib(save.written_bytes)}   "
+        f"{save.chunks_reused} of {save.chunks} chunks are references" for save in saves))
     say(f"Even the first save refers to bytes that step {STEPS} wrote. Each step still lists all "
         "of its chunks: steps do not depend on each other, and any step can be deleted anytime.")
     return [save.step for save in saves]
 
 
-def followed(work: Path, store: Path) -> None:
+def followed(store: Path) -> None:
     headline("5. A gentle fine-tune of the complete GPT publishes its bf16 weights after each\n"
              "   step. This process follows it, as an inference server does: it reads what changes")
     show("""
@@ -233,34 +215,28 @@ def followed(work: Path, store: Path) -> None:
         store.pull(live, since=step, step=newest)
         store.tag(newest, "published")                             # at the end
     """)
-    log = work / "publish.jsonl"
-    publisher = start_program("publish.py", store=store, from_step=STEPS, steps=PUBLISH_STEPS,
-                              first_step=PUBLISH_FIRST, log=log)
-    last = PUBLISH_FIRST + PUBLISH_STEPS - 1
     pulls = {}
-    with publisher, cairn.open(store) as reader:
-        step = reader.wait(after=PUBLISH_FIRST - 1, timeout=120)
+    with ProcessPoolExecutor(1, SPAWN) as publisher, cairn.open(store) as reader:
+        publishing = publisher.submit(finetune.publish, store, STEPS, PUBLISHED)
+        step = reader.wait(after=PUBLISHED[0] - 1, timeout=120)
         check(step is not None, "the fine-tune publishes a step")
         live = reader.read(step=step)
-        while step < last:
+        while step < PUBLISHED[-1]:
             newest = reader.wait(after=step, timeout=120)
             check(newest is not None, "the fine-tune publishes all steps")
             pulls[newest] = reader.pull(live, since=step, step=newest)
             step = newest
-        check(publisher.wait() == 0, "the publishing run ends normally")
+        saves = publishing.result()
     with cairn.open(store, mode="a") as writer:
-        writer.tag(last, "published")
+        writer.tag(PUBLISHED[-1], "published")
         published = writer.read(step="published")
     same = all(torch.equal(live["weights"][name].view(torch.int16), value.view(torch.int16))
                for name, value in published["weights"].items())
     check(same, "the weights that were pulled are those that were published, bit for bit")
     rows = []
-    for record in read_log(log):
-        part = 100 * record["written_bytes"] / record["logical_bytes"]
-        row = f"step {record['saved']}   wrote {mib(record['written_bytes']):>8}   {part:5.1f} %"
-        if record["saved"] in pulls:
-            row += f"   pulled {mib(pulls[record['saved']].bytes_read):>8}"
-        rows.append(row)
+    for step, nbytes, written in saves:
+        row = f"step {step}   wrote {mib(written):>8}   {100 * written / nbytes:5.1f} %"
+        rows.append(row + (f"   pulled {mib(pulls[step].bytes_read):>8}" if step in pulls else ""))
     show("\n".join(rows))
     say("Few elements of bf16 weights change in a step, but in every page of 64 KiB. Only these "
         "elements are written and pulled. After four deltas, a chunk is written completely. Every "
@@ -289,20 +265,17 @@ def main() -> None:
     (work / MARKER).touch()
     store = work / "store"
 
-    say(
-        f"Cairn's main job, in {work}/. The programs are tools/demo/train.py and finetune.py: "
-        "plain torch on two cores, a GPT over bytes with 3.3 million parameters, AdamW, and as "
-        "text the licenses that every Debian machine has.",
-        indent=0,
-    )
+    say(f"Cairn's main job, in {work}/. The code is in tools/demo/train.py and finetune.py: plain "
+        "torch on two cores, a GPT over bytes with 3.3 million parameters, AdamW, and as text the "
+        "licenses that every Debian machine has.", indent="")
     expected = reference(work)
-    latest, left = killed(work, store)
+    latest, left = killed(work, store, expected)
     resumed(work, store, latest, left, expected)
     saves = finetuned(store)
-    followed(work, store)
+    followed(store)
     inspected(store, saves)
     say(f"Done in {time.perf_counter() - began:.0f} s; everything claimed above was checked. The "
-        f"store stays in {store}: try", indent=0)
+        f"store stays in {store}: try", indent="")
     show(f"""
         build/bin/kv-dump show {store}@{STEPS} model.norm.weight
         .venv/bin/python -c 'import cairn; help(cairn)'

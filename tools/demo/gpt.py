@@ -53,12 +53,9 @@ class Trunk(nn.Module):
 
     def __init__(self, config: Config):
         super().__init__()
-        self.embed = nn.ModuleDict(
-            {
-                "tokens": nn.Embedding(config.vocab, config.width),
-                "positions": nn.Embedding(config.context, config.width),
-            }
-        )
+        tokens = nn.Embedding(config.vocab, config.width)
+        positions = nn.Embedding(config.context, config.width)
+        self.embed = nn.ModuleDict({"tokens": tokens, "positions": positions})
         self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -109,21 +106,21 @@ class Adapted(Trunk):
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def read_documents() -> dict[str, Tensor]:
-    """Returns a map from name to the bytes of the file (uint8, 1-d), sorted by name, without links.
+def read_documents() -> list[Tensor]:
+    """Returns the bytes of each license (uint8, 1-d), in the order of their names, without links.
 
     Raises FileNotFoundError if the machine has no such file (a minimal container).
     """
-    documents = {}
-    for path in sorted(LICENSES.glob("*")):
-        if path.is_file() and not path.is_symlink() and path.stat().st_size > 4096:
-            documents[path.name] = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+    files = [path for path in sorted(LICENSES.glob("*")) if path.is_file()]
+    documents = [path.read_bytes() for path in files if not path.is_symlink()]
     if not documents:
         raise FileNotFoundError(f"no license texts in {LICENSES}: apt-get install base-files")
-    return documents
+    return [torch.frombuffer(bytearray(text), dtype=torch.uint8) for text in documents
+            if len(text) > 4096]  # fmt: skip
 
 
-def next_batch(text: Tensor, length: int) -> Tensor:
-    """Returns random windows of `text`: [BATCH, length], int64. Uses Python's `random`."""
+def next_batch(text: Tensor) -> Tensor:
+    """Returns random windows of `text`: [BATCH, context + 1], int64. Uses Python's `random`."""
+    length = Config.context + 1
     starts = [random.randrange(len(text) - length) for _ in range(BATCH)]
     return torch.stack([text[start : start + length] for start in starts]).long()
