@@ -8,9 +8,9 @@ is missing are skipped with a message:
     .venv/bin/pip install -r bench/requirements.txt
     .venv/bin/python bench/compare.py --dir /mnt/disk/compare
 
-Writes a page of tables and a chart per state, and the raw results. The default run takes an hour or
-more and 40 GiB of disk. The raw results are saved after every measurement, and --resume continues
-an interrupted run. docs/performance/README.md describes how it measures.
+Writes a page of tables per state, and the raw results. The default run takes an hour or more and
+40 GiB of disk. The raw results are saved after every measurement, and --resume continues an
+interrupted run. docs/performance/README.md describes how it measures.
 """
 
 from __future__ import annotations
@@ -129,25 +129,17 @@ def _work_parts(results: Results, state: str, work: Work, nbytes: int) -> Iterat
 
 
 def write_pages(results: Results, out: Path) -> None:
-    """Writes NAME.md and NAME.png for each state."""
-    limits = [kind.name for kind in PEERS if kind.is_limit]
+    """Writes NAME.md for each state."""
     settings = [f"- {kind.name}: {kind.remark}" for kind in PEERS if kind.remark]
     for state, described in results.data["states"].items():
-        parts, panels = [f"![chart]({state}.png)"], []
+        parts = []
         for work in (work for work in WORKS if work.name in described["works"]):
             nbytes = described["works"][work.name]
             parts.append(f"## {work.title[0].upper()}{work.title[1:]}")
             parts += [f"{report.size(nbytes)}."] if nbytes else []
             parts += _work_parts(results, state, work, nbytes)
-            figures = {kind.name: results.figure(state, work.name, kind.name) for kind in PEERS}
-            bars = {p: (f["seconds"], f["low"], f["high"]) for p, f in figures.items() if f}
-            if bars:
-                panels.append(report.Panel(work.title, bars))
         parts += ["## Settings", "\n".join(settings)]
         (out / f"{state}.md").write_text(report.page(described["title"], results.data, parts))
-        if panels:
-            title = f"{described['title']}, median and min–max, {results.data['date']}"
-            report.chart(out / f"{state}.png", title, panels, limits)
 
 
 # The program --------------------------------------------------------------------------------------
@@ -177,7 +169,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--only-states", type=_names(states), default=states, metavar="A,B")
     parser.add_argument("--resume", action="store_true", help="keep the results in raw.json")
     parser.add_argument(
-        "--report-only", action="store_true", help="only generate tables and charts from raw.json"
+        "--report-only", action="store_true", help="only generate tables from raw.json"
     )
     options = parser.parse_args()
     if options.repeat < 1 or not 0 < options.scale <= 1:

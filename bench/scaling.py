@@ -229,13 +229,10 @@ def _tables(points: list[dict]) -> Iterator[str]:
 
 
 def write(result: dict[str, Any], out: Path) -> None:
-    parts, panels = ["![chart](scaling.png)"], []
+    parts: list[str] = []
     for axis, points in result["points"].items():
         parts += [f"## By {axis}", f"{result['measured'][axis]}.", *_tables(points)]
-        lines = {name: _series(points, name, "cpu") for name in points[-1]["figures"]}
-        panels.append(report.Panel(axis, lines=lines, x=axis, y="processor time, s"))
     report.write(out / "scaling", "Growth", result, parts)
-    report.chart(out / "scaling.png", "How processor time grows", panels)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Output of a program: raw results in JSON, a page of tables in Markdown, and a chart.
+"""Output of a program: raw results in JSON, and a page of tables in Markdown.
 
 By default, these are in build/site/html/performance, next to the pages of the site. The pages in
 docs/performance keep the tables, with date and machine.
@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "site" / "html" / "performance"
 MIB = 1 << 20
-OURS_COLOR = "#c2410c"
-OTHERS_COLOR = "#64748b"
-LIMIT_COLOR = "#cbd5e1"
 
 
 def options(text: str | None) -> argparse.ArgumentParser:
@@ -151,76 +147,3 @@ def write(path: Path, title: str, result: Mapping[str, Any], parts: Iterable[str
     write_json(path.with_suffix(".json"), result)
     path.with_suffix(".md").write_text(page(title, result, parts))
     print(*parts, sep="\n\n")
-
-
-# Charts -------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Panel:
-    """A part of a chart: bars with (median, least, most), or lines of (x, y) in logarithms."""
-
-    title: str
-    bars: dict[str, tuple[float, float, float]] = field(default_factory=dict)
-    lines: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    x: str = "seconds, shorter is better"
-    y: str = ""
-
-
-def _draw_bars(axes: Any, panel: Panel, limits: Iterable[str]) -> None:
-    places = list(range(len(panel.bars), 0, -1))
-    middles, lows, highs = zip(*panel.bars.values())
-    spread = [[m - low for m, low in zip(middles, lows)], [h - m for m, h in zip(middles, highs)]]
-    colors = [
-        OURS_COLOR if name.startswith("cairn") else LIMIT_COLOR if name in limits else OTHERS_COLOR
-        for name in panel.bars
-    ]
-    axes.barh(places, middles, xerr=spread, color=colors, height=0.75, error_kw={"capsize": 2})
-    for place, middle, high in zip(places, middles, highs):
-        axes.annotate(seconds(middle), (high, place), xytext=(5, 0),
-                      textcoords="offset points", va="center", fontsize=8)  # fmt: skip
-    axes.set_yticks(places, list(panel.bars), fontsize=8)
-    axes.set_xlim(0, max(highs) * 1.18)
-
-
-def _draw_lines(axes: Any, panel: Panel) -> None:
-    for name, points in panel.lines.items():
-        axes.plot(*zip(*points), marker="o", label=name)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_ylabel(panel.y)
-    axes.legend(fontsize=7)
-
-
-def chart(path: Path, title: str, panels: list[Panel], limits: Iterable[str] = ()) -> None:
-    """Writes a PNG with two columns of panels; prints a message if matplotlib is not installed."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        print(f"no chart: {error} (pip install -r bench/requirements.txt)", file=sys.stderr)
-        return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    columns = min(2, len(panels))
-    rows = [panels[i : i + columns] for i in range(0, len(panels), columns)]
-    heights = [max(len(panel.bars) * 0.27 + 0.9 if panel.bars else 4 for panel in row)
-               for row in rows]  # fmt: skip
-    figure, grid = pyplot.subplots(
-        len(rows), columns, squeeze=False, layout="constrained",
-        figsize=(13, sum(heights) + 0.6), height_ratios=heights,
-    )  # fmt: skip
-    for axes in grid.flat[len(panels) :]:
-        axes.set_visible(False)
-    for axes, panel in zip(grid.flat, panels):
-        if panel.bars:
-            _draw_bars(axes, panel, limits)
-        else:
-            _draw_lines(axes, panel)
-        axes.set_title(panel.title, fontsize=10, loc="left", fontweight="bold")
-        axes.set_xlabel(panel.x, fontsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, fontsize=12)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)

@@ -26,7 +26,7 @@ PEERS: list[type[Library]] = [
     *(Cairn, CairnMapped, CairnLazy, Dcp, Torch, TorchMapped, Safetensors, TensorStore, Orbax),
     *(Sqlite, Fio, Memcpy, MemcpyTwo, Sum),
 ]
-"""In the order in which tables and charts show them."""
+"""In the order in which tables show them."""
 BUFFER_BYTES = 256 << 20
 LATER_STALLS = 3
 """Number of saves in the background in one process, after the first one."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common import measure, report, works
+from common import measure, works
 from common.library import Library
 from common.states import make_state
 from common.works import Runner, Turn, turns
@@ -110,14 +110,6 @@ def test_states_come_from_a_seed_and_have_the_same_bytes():
     experts.change(experts.every(100)[:1])
     changed = measure.first_difference(experts.tensors, same)
     assert changed == "'experts.00050.weight' has other bytes than were saved"
-
-
-def test_a_chart_has_bars_and_lines(tmp_path):
-    pytest.importorskip("matplotlib", reason="pip install -r bench/requirements.txt")
-    bars = report.Panel("bars", bars={"cairn": (1, 0.5, 2), "fio": (2, 2, 2)})
-    lines = report.Panel("lines", lines={"cairn": [(1, 2), (10, 20)]})
-    report.chart(tmp_path / "chart.png", "a chart", [bars, lines], ["fio"])
-    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
 def run_compare(tmp_path, *words):
