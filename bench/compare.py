@@ -57,9 +57,8 @@ Run = dict[str, Any]
 class Results:
     """The runs of all measurements, and what is known of libraries, workloads and states."""
 
-    def __init__(self, path: Path, data: dict[str, Any] | None = None) -> None:
-        self.path = path
-        self.data: dict[str, Any] = data or {"runs": []}
+    def __init__(self, path: Path, data: dict[str, Any]) -> None:
+        self.path, self.data = path, data
 
     @property
     def runs(self) -> list[Run]:
@@ -168,14 +167,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--only-works", type=_names(names), default=names, metavar="A,B")
     parser.add_argument("--only-states", type=_names(states), default=states, metavar="A,B")
     parser.add_argument("--resume", action="store_true", help="keep the results in raw.json")
-    parser.add_argument(
-        "--report-only", action="store_true", help="only generate tables from raw.json"
-    )
-    options = parser.parse_args()
+    options = report.parse(parser)
     if options.repeat < 1 or not 0 < options.scale <= 1:
         parser.error("--repeat must be at least 1, and --scale greater than 0 and at most 1")
-    if not options.report_only and options.dir is None:
-        parser.error("--dir is required: a directory on the disk to measure")
     return options
 
 
@@ -214,11 +208,7 @@ def _measure(
 def main() -> int:
     options = _parse()
     path = options.out / "raw.json"
-    if options.report_only:
-        write_pages(Results(path, json.loads(path.read_text())), options.out)
-        return 0
     Fio.block_bytes = options.block_mib << 20
-    options.dir.mkdir(parents=True, exist_ok=True)
     for number in (signal.SIGINT, signal.SIGTERM):  # shells ignore SIGINT for background jobs
         signal.signal(number, signal.default_int_handler)
     chosen = [work for work in WORKS if work.name in options.only_works]

@@ -47,13 +47,6 @@ auto Count(const char* name, const char* unit, uint64_t units, Workload&& worklo
 
 constexpr uint64_t kChunkBytes = 4 << 20;
 
-// A slice of columns: runs of 256 bytes, in rows of 2 KiB.
-constexpr uint64_t kRowCount = 4096;
-constexpr uint64_t kSliceColumns = 64;
-constexpr uint64_t kRowColumns = 512;
-// The worst case: runs of one element.
-constexpr uint64_t kSide = 512;
-
 #ifdef __clang__
 #define CAIRN_NOT_VECTORIZED [[clang::noinline, clang::optnone]]
 #else
@@ -83,32 +76,41 @@ std::vector<std::byte> Noise(uint64_t size_bytes) {
   return bytes;
 }
 
-std::vector<std::byte> RowsMemory() { return Noise(kRowCount * kRowColumns * sizeof(float)); }
-const core::Shape kRowsShape = {kRowCount, kSliceColumns};
-constexpr uint64_t kRowsBytes = kRowCount * kSliceColumns * sizeof(float);
+/// A part of a matrix of float32 that is not contiguous.
+struct Part {
+  core::Shape shape;
+  std::vector<uint64_t> strides;
+  uint64_t matrix_floats;
 
-std::vector<std::byte> SquareMemory() { return Noise(kSide * kSide * sizeof(float)); }
-const core::Shape kSquareShape = {kSide, kSide};
-constexpr uint64_t kSquareBytes = kSide * kSide * sizeof(float);
+  uint64_t size_bytes() const { return shape[0] * shape[1] * sizeof(float); }
+};
+// A slice of columns: runs of 256 bytes, in rows of 2 KiB.
+Part Rows() { return {{4096, 64}, {512, 1}, uint64_t{4096} * 512}; }
+// The worst case: runs of one element.
+Part Transposed() { return {{512, 512}, {1, 512}, uint64_t{512} * 512}; }
 
-void CountGather(const char* name, const core::TensorView& view, uint64_t size_bytes) {
-  std::vector<std::byte> target(size_bytes);
-  const auto gather = [&] {
+Result<void> CountGather(const char* name, const Part& part) {
+  const std::vector<std::byte> memory = Noise(part.matrix_floats * sizeof(float));
+  const core::TensorView view{core::DType::kFloat32, part.shape, part.strides, memory.data()};
+  std::vector<std::byte> target(part.size_bytes());
+  Count(name, "byte", target.size(), [&] {
     core::GatherBytes(view, 0, target);
     return 0;
-  };
-  Count(name, "byte", size_bytes, gather);
-  Keep(static_cast<uint64_t>(target[size_bytes / 2]));
+  });
+  Keep(static_cast<uint64_t>(target[target.size() / 2]));
+  return {};
 }
 
-void CountScatter(const char* name, const core::TensorTarget& target, uint64_t size_bytes) {
-  const std::vector<std::byte> payload = Noise(size_bytes);
-  const auto scatter = [&] {
+Result<void> CountScatter(const char* name, const Part& part) {
+  std::vector<std::byte> memory = Noise(part.matrix_floats * sizeof(float));
+  const core::TensorTarget target{core::DType::kFloat32, part.shape, part.strides, memory.data()};
+  const std::vector<std::byte> payload = Noise(part.size_bytes());
+  Count(name, "byte", payload.size(), [&] {
     core::ScatterBytes(payload, target, 0);
     return 0;
-  };
-  Count(name, "byte", size_bytes, scatter);
-  Keep(static_cast<uint64_t>(target.data[0]));
+  });
+  Keep(static_cast<uint64_t>(memory[0]));
+  return {};
 }
 
 Result<void> CountWordSum(const std::string&) {
@@ -126,34 +128,6 @@ Result<void> CountDigest(const std::string&) {
     return kv::RootDigest(page_digests, payload.size());
   };
   Keep(Count("digest", "byte", kChunkBytes, digest).lo);
-  return {};
-}
-
-Result<void> CountGatherRows(const std::string&) {
-  const std::vector<std::byte> memory = RowsMemory();
-  CountGather("gather_rows", {core::DType::kFloat32, kRowsShape, {kRowColumns, 1}, memory.data()},
-              kRowsBytes);
-  return {};
-}
-
-Result<void> CountGatherTransposed(const std::string&) {
-  const std::vector<std::byte> memory = SquareMemory();
-  CountGather("gather_transposed", {core::DType::kFloat32, kSquareShape, {1, kSide}, memory.data()},
-              kSquareBytes);
-  return {};
-}
-
-Result<void> CountScatterRows(const std::string&) {
-  std::vector<std::byte> memory = RowsMemory();
-  CountScatter("scatter_rows", {core::DType::kFloat32, kRowsShape, {kRowColumns, 1}, memory.data()},
-               kRowsBytes);
-  return {};
-}
-
-Result<void> CountScatterTransposed(const std::string&) {
-  std::vector<std::byte> memory = SquareMemory();
-  CountScatter("scatter_transposed",
-               {core::DType::kFloat32, kSquareShape, {1, kSide}, memory.data()}, kSquareBytes);
   return {};
 }
 
@@ -250,30 +224,22 @@ Result<void> WarmUp(const std::string& directory) {
   return store->Close();
 }
 
-Result<void> CountSmallTensors(const std::string& directory) {
-  constexpr Names kNames = {.unit = "tensor",
-                            .save = "save_small",
-                            .save_unchanged = "save_unchanged_small",
-                            .load = "load_small"};
+/// Two rounds with different numbers of units, after one that is not counted.
+Result<void> CountRounds(const std::string& directory, const Names& names, Tensors&& few,
+                         uint64_t few_units, Tensors&& many, uint64_t many_units) {
   CAIRN_TRY(WarmUp(directory + "/warm"));
-  for (const uint64_t count : {500, 2500}) {
-    Tensors tensors(count, kTensorFloats);
-    CAIRN_TRY(CountRound(fmt::format("{}/{}", directory, count), count, tensors, kNames));
-  }
-  return {};
+  CAIRN_TRY(CountRound(directory + "/few", few_units, few, names));
+  return CountRound(directory + "/many", many_units, many, names);
+}
+
+Result<void> CountSmallTensors(const std::string& directory) {
+  return CountRounds(directory, {"tensor", "save_small", "save_unchanged_small", "load_small"},
+                     Tensors(500, kTensorFloats), 500, Tensors(2500, kTensorFloats), 2500);
 }
 
 Result<void> CountPayload(const std::string& directory) {
-  constexpr Names kNames = {.unit = "byte",
-                            .save = "save_payload",
-                            .save_unchanged = "save_unchanged_payload",
-                            .load = "load_payload"};
-  CAIRN_TRY(WarmUp(directory + "/warm"));
-  for (const uint64_t size_bytes : {8 << 20, 40 << 20}) {
-    Tensors tensors(1, size_bytes / sizeof(float));
-    CAIRN_TRY(CountRound(fmt::format("{}/{}", directory, size_bytes), size_bytes, tensors, kNames));
-  }
-  return {};
+  return CountRounds(directory, {"byte", "save_payload", "save_unchanged_payload", "load_payload"},
+                     Tensors(1, 2 << 20), 8 << 20, Tensors(1, 10 << 20), 40 << 20);
 }
 
 Result<void> CountOpen(const std::string& directory) {
@@ -304,11 +270,18 @@ struct Case {
 };
 
 constexpr std::array kCases = {
-    Case{"word_sum", CountWordSum},         Case{"digest", CountDigest},
-    Case{"gather_rows", CountGatherRows},   Case{"gather_transposed", CountGatherTransposed},
-    Case{"scatter_rows", CountScatterRows}, Case{"scatter_transposed", CountScatterTransposed},
-    Case{"chunk_key", CountChunkKeys},      Case{"small_tensors", CountSmallTensors},
-    Case{"payload", CountPayload},          Case{"open", CountOpen},
+    Case{"word_sum", CountWordSum},
+    Case{"digest", CountDigest},
+    Case{"gather_rows", [](const std::string&) { return CountGather("gather_rows", Rows()); }},
+    Case{"gather_transposed",
+         [](const std::string&) { return CountGather("gather_transposed", Transposed()); }},
+    Case{"scatter_rows", [](const std::string&) { return CountScatter("scatter_rows", Rows()); }},
+    Case{"scatter_transposed",
+         [](const std::string&) { return CountScatter("scatter_transposed", Transposed()); }},
+    Case{"chunk_key", CountChunkKeys},
+    Case{"small_tensors", CountSmallTensors},
+    Case{"payload", CountPayload},
+    Case{"open", CountOpen},
 };
 
 int Run(const std::filesystem::path& directory, const std::vector<std::string_view>& names) {
