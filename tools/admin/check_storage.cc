@@ -138,21 +138,12 @@ Result<std::vector<Row>> RunChecks(const CheckStorageCommand& command) {
   return rows;
 }
 
-const char* StatusName(CheckStatus status) {
-  switch (status) {
-    case CheckStatus::kOk:
-      return "ok";
-    case CheckStatus::kNote:
-      return "note";
-    case CheckStatus::kFailed:
-      return "FAILED";
-  }
-  return "";
-}
+// In the order of CheckStatus.
+constexpr std::pair<const char*, Style> kStatuses[] = {
+    {"ok", Style::kGreen}, {"note", Style::kYellow}, {"FAILED", Style::kRed}};
 
-Style StatusStyle(CheckStatus status) {
-  if (status == CheckStatus::kOk) return Style::kGreen;
-  return status == CheckStatus::kNote ? Style::kYellow : Style::kRed;
+const std::pair<const char*, Style>& ShownStatus(const Row& row) {
+  return kStatuses[static_cast<size_t>(row.result.status)];
 }
 
 void PrintChecksJson(const CheckStorageCommand& command, const std::vector<Row>& rows,
@@ -160,7 +151,7 @@ void PrintChecksJson(const CheckStorageCommand& command, const std::vector<Row>&
   Json checks = Json::array();
   for (const Row& row : rows) {
     checks.push_back({{"check", row.check->name},
-                      {"result", StatusName(row.result.status)},
+                      {"result", ShownStatus(row).first},
                       {"detail", JsonText(row.result.detail)}});
   }
   const bool two = !command.second_address.empty();
@@ -175,7 +166,7 @@ void PrintChecks(const CheckStorageCommand& command, const std::vector<Row>& row
   Table table(&out, {Left("CHECK"), Left("RESULT"), Flexible("DETAIL")});
   for (const Row& row : rows) {
     table.Add({row.check->name,
-               {StatusName(row.result.status), StatusStyle(row.result.status)},
+               {ShownStatus(row).first, ShownStatus(row).second},
                EscapeText(row.result.detail)});
   }
   table.Finish();

@@ -152,22 +152,16 @@ Result<Input> ReadInput(const ImportCommand& command, const ImportSources& sourc
   return input;
 }
 
-/// Prints the warnings, but only the first of very many.
-void WarnEach(const std::vector<std::string>& texts) {
-  constexpr size_t kMaxLines = 20;
-  for (size_t i = 0; i < std::min(texts.size(), kMaxLines); ++i) Warn("kv-admin", texts[i]);
-  if (texts.size() > kMaxLines) {
-    Warn("kv-admin", fmt::format("and {} more", GroupedCount(texts.size() - kMaxLines)));
-  }
-}
-
-/// Prints a warning for everything that was left out.
+/// Prints a warning for everything that was left out, but only for the first of very many files.
 void WarnLeftOut(const Input& input) {
-  std::vector<std::string> left_out;
-  for (const std::string& file : input.model.left_out) {
-    left_out.push_back(fmt::format("left out: {}", EscapeText(file)));
+  constexpr size_t kMaxFiles = 20;
+  const auto& files = input.model.left_out;
+  for (size_t i = 0; i < std::min(files.size(), kMaxFiles); ++i) {
+    Warn("kv-admin", fmt::format("left out: {}", EscapeText(files[i])));
   }
-  WarnEach(left_out);
+  if (files.size() > kMaxFiles) {
+    Warn("kv-admin", fmt::format("and {} more", GroupedCount(files.size() - kMaxFiles)));
+  }
   for (const std::string& name : input.metadata_left_out) {
     Warn("kv-admin", fmt::format("the metadata entry '{}' was left out", EscapeText(name)));
   }
