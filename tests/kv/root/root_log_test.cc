@@ -60,17 +60,38 @@ class RootLogTest : public ::testing::Test {
     ASSERT_TRUE(root.has_value());
     EXPECT_EQ(root->number, number);
   }
+  void ExpectNewer(const Root& known, uint64_t number) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto newer, FindNewer(storage_, known));
+    ASSERT_TRUE(newer.has_value());
+    EXPECT_EQ(newer->number, number);
+  }
+  void ExpectNoneNewer(const Root& known) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto newer, FindNewer(storage_, known));
+    EXPECT_EQ(newer, std::nullopt);
+  }
+  /// `words` are in the message of the error, or in the path of its object.
+  void ExpectOutcome(Root next, State state, ErrorCode code, const std::string& words) {
+    const CommitOutcome outcome = CommitRoot(storage_, next);
+    EXPECT_EQ(outcome.state, state);
+    EXPECT_EQ(outcome.error.code, code);
+    EXPECT_THAT(outcome.error.message + outcome.error.file, HasSubstr(words));
+  }
+  void ExpectAbsent(uint64_t number) {
+    EXPECT_THAT(storage_.Size(RootName(number)), IsError(ErrorCode::kNotFound, ""));
+  }
+  /// Returns a root of another store whose writer was killed after the put, or will be refused.
+  static Root Stray(uint64_t number) {
+    Root root = EmptyRoot(number);
+    root.store_uuid.fill(std::byte{8});
+    root.predecessor = internal::NewUuid();
+    return root;
+  }
   void PutHint(std::string_view text) {
     CAIRN_ASSERT_OK(storage_.Put(kHintName, std::as_bytes(std::span(text))));
   }
   /// Puts a root without the checks of CommitRoot, as a writer does that ends in between.
   void PutRoot(const Root& root) {
     CAIRN_ASSERT_OK(storage_.base().PutIfAbsent(RootName(root.number), EncodeRoot(root).value()));
-  }
-  /// Returns a root of another store.
-  static Root OfOtherStore(Root root) {
-    root.store_uuid.fill(std::byte{8});
-    return root;
   }
   static std::vector<std::string> NamesOf(std::vector<uint64_t> numbers) {
     std::vector<std::string> names;
@@ -171,8 +192,7 @@ TEST_F(RootLogTest, PollWithoutChangesCostsTwoSizes) {
   CommitUpTo(20);
   const Root known = FindNewest(storage_).value().value();
   storage_.size_count = 0;
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto newer, FindNewer(storage_, known));
-  EXPECT_EQ(newer, std::nullopt);
+  ExpectNoneNewer(known);
   EXPECT_EQ(storage_.size_count, 2);
 }
 
@@ -182,9 +202,7 @@ TEST_F(RootLogTest, PollFindsNewerRootsEvenIfTheKnownOneIsRemoved) {
   for (const uint64_t last : {21u, 50u, 83u, 84u, 85u, 500u}) {
     CommitUpTo(last);
     CAIRN_ASSERT_OK(RemoveOldRoots(storage_, last));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto newer, FindNewer(storage_, known));
-    ASSERT_TRUE(newer.has_value());
-    EXPECT_EQ(newer->number, last);
+    ExpectNewer(known, last);
   }
 }
 
@@ -204,9 +222,7 @@ TEST_F(RootLogTest, PollThatIsOvertakenDoesNotTakeARemovedRootForTheNewest) {
     CAIRN_TRY(RemoveOldRoots(storage_.base(), 100));
     return storage_.base().Size(name);
   };
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto newer, FindNewer(storage_, known));
-  ASSERT_TRUE(newer.has_value());
-  EXPECT_EQ(newer->number, 100u);
+  ExpectNewer(known, 100);
 }
 
 TEST_F(RootLogTest, PollSeesThatAllRootsAreLost) {
@@ -276,19 +292,10 @@ TEST_F(RootLogTest, PutThatIsAcknowledgedButLostIsRepeated) {
 TEST_F(RootLogTest, PutWithoutAnAnswerIsUnknown) {
   CommitUpTo(5);
   storage_.on_put_if_absent = [](auto, auto) -> Result<void> { return Lost(); };
-  Root next = EmptyRoot(6);
-  const CommitOutcome outcome = CommitRoot(storage_, next);
-  EXPECT_EQ(outcome.state, State::kUnknown);
-  EXPECT_EQ(outcome.error.code, ErrorCode::kUnavailable);
-  EXPECT_THAT(outcome.error.message, HasSubstr("unknown whether root 6 was committed"));
-}
-
-TEST_F(RootLogTest, RootThatCannotBeReadAfterALostResponseIsUnknown) {
-  CommitUpTo(5);
-  storage_.on_put_if_absent = [](auto, auto) -> Result<void> { return Lost(); };
-  storage_.on_size = [](auto) -> Result<uint64_t> { return Lost(); };
-  Root next = EmptyRoot(6);
-  EXPECT_EQ(CommitRoot(storage_, next).state, State::kUnknown);
+  const std::string words = "unknown whether root 6 was committed";
+  ExpectOutcome(EmptyRoot(6), State::kUnknown, ErrorCode::kUnavailable, words);
+  storage_.on_size = [](auto) -> Result<uint64_t> { return Lost(); };  // nor can it be read
+  ExpectOutcome(EmptyRoot(6), State::kUnknown, ErrorCode::kUnavailable, words);
 }
 
 TEST_F(RootLogTest, OtherWriterIsNamed) {
@@ -318,12 +325,9 @@ TEST_F(RootLogTest, NumberThatIsFreeAgainIsNotCommitted) {
   CAIRN_ASSERT_OK(RemoveOldRoots(storage_, 200));
   for (const uint64_t number : {1u, 2u, 50u, 136u}) {
     PutHint(std::to_string(number));
-    Root next = EmptyRoot(number);
-    const CommitOutcome outcome = CommitRoot(storage_, next);
-    EXPECT_NE(outcome.state, State::kCommitted) << number;
-    EXPECT_EQ(outcome.error.code, ErrorCode::kConflict) << number;
-    EXPECT_THAT(outcome.error.message, HasSubstr("host node1")) << number;
-    EXPECT_THAT(storage_.Size(RootName(number)), IsError(ErrorCode::kNotFound, "")) << number;
+    SCOPED_TRACE(number);
+    ExpectOutcome(EmptyRoot(number), State::kUnknown, ErrorCode::kConflict, "host node1");
+    ExpectAbsent(number);
     ExpectNewest(200);
   }
 }
@@ -336,11 +340,7 @@ TEST_F(RootLogTest, RootWithoutPredecessorIsNotTheNewest) {
     PutRoot(EmptyRoot(number));
     PutHint(std::to_string(number));
     ExpectNewest(200);
-    if (number > 1) {
-      CAIRN_ASSERT_OK_AND_ASSIGN(const auto newer, FindNewer(storage_, EmptyRoot(number - 1)));
-      ASSERT_TRUE(newer.has_value());
-      EXPECT_EQ(newer->number, 200u);
-    }
+    if (number > 1) ExpectNewer(EmptyRoot(number - 1), 200);
     CAIRN_ASSERT_OK(storage_.Remove(RootName(number)));
   }
 }
@@ -351,24 +351,18 @@ TEST_F(RootLogTest, RootOfAnotherPausedWriterIsNoPredecessor) {
   CommitUpTo(31);
   const Root of_first = RootAfter(last_);
   CommitUpTo(32);
-  Root of_second = RootAfter(last_);
+  const Root of_second = RootAfter(last_);
   CommitUpTo(200);
   CAIRN_ASSERT_OK(RemoveOldRoots(storage_, 200));
   PutRoot(of_first);
-  const Root killed = of_second;
-  const CommitOutcome outcome = CommitRoot(storage_, of_second);
-  EXPECT_EQ(outcome.state, State::kUnknown);
-  EXPECT_EQ(outcome.error.code, ErrorCode::kConflict);
-  EXPECT_THAT(storage_.Size(RootName(33)), IsError(ErrorCode::kNotFound, ""));
-  // It is killed after its put.
-  PutRoot(killed);
+  ExpectOutcome(of_second, State::kUnknown, ErrorCode::kConflict, "");
+  ExpectAbsent(33);
+  PutRoot(of_second);  // it is killed after its put
   for (const char* const hint : {"32", "33"}) {
     PutHint(hint);
     ExpectNewest(200);
   }
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto newer, FindNewer(storage_, of_first));
-  ASSERT_TRUE(newer.has_value());
-  EXPECT_EQ(newer->number, 200u);
+  ExpectNewer(of_first, 200);
 }
 
 // A reader asks whether its root is the newest, and finds one that has its number again.
@@ -378,9 +372,7 @@ TEST_F(RootLogTest, PollDoesNotTakeARootWithTheSameNumberForTheKnownOne) {
   CommitUpTo(200);
   CAIRN_ASSERT_OK(RemoveOldRoots(storage_, 200));
   PutRoot(EmptyRoot(20));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto newer, FindNewer(storage_, known));
-  ASSERT_TRUE(newer.has_value());
-  EXPECT_EQ(newer->number, 200u);
+  ExpectNewer(known, 200);
 }
 
 // A put whose response was lost is performed when the root, which was put again, has been removed.
@@ -414,19 +406,12 @@ TEST_F(RootLogTest, DamagedPredecessorDoesNotHideTheNewestRoot) {
 TEST_F(RootLogTest, RootThatWasPutIntoAnotherStoreIsRemoved) {
   CommitUpTo(20);
   for (const uint64_t number : {21u, 40u, 85u}) {
-    Root next = OfOtherStore(EmptyRoot(number));
-    next.predecessor = internal::NewUuid();
-    const CommitOutcome outcome = CommitRoot(storage_, next);
-    EXPECT_EQ(outcome.state, State::kNotCommitted) << number;
-    EXPECT_EQ(outcome.error.code, ErrorCode::kConflict) << number;
-    EXPECT_THAT(outcome.error.message, HasSubstr("was replaced by another one"));
-    EXPECT_THAT(storage_.Size(RootName(number)), IsError(ErrorCode::kNotFound, "")) << number;
+    SCOPED_TRACE(number);
+    ExpectOutcome(Stray(number), State::kNotCommitted, ErrorCode::kConflict,
+                  "was replaced by another one");
+    ExpectAbsent(number);
   }
-  Root taken = OfOtherStore(EmptyRoot(20));
-  taken.predecessor = internal::NewUuid();
-  const CommitOutcome outcome = CommitRoot(storage_, taken);
-  EXPECT_EQ(outcome.state, State::kUnknown);
-  EXPECT_THAT(outcome.error.message, HasSubstr("was replaced by another one"));
+  ExpectOutcome(Stray(20), State::kUnknown, ErrorCode::kConflict, "was replaced by another one");
   ExpectNewest(20);
 }
 
@@ -436,40 +421,30 @@ TEST_F(RootLogTest, RootOfAnotherStoreIsIgnored) {
   const Root known = last_;
   for (const uint64_t number : {4u, 5u, 40u}) {
     SCOPED_TRACE(number);
-    Root stray = OfOtherStore(EmptyRoot(number));
-    stray.predecessor = internal::NewUuid();
-    PutRoot(stray);
+    PutRoot(Stray(number));
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto newest,
                                FindNewestOf(storage_, known.store_uuid, FindNewest(storage_)));
     ASSERT_TRUE(newest.has_value());
     EXPECT_EQ(newest->commit_id, known.commit_id);
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto newer, FindNewer(storage_, known));
-    EXPECT_EQ(newer, std::nullopt);
+    ExpectNoneNewer(known);
     CAIRN_ASSERT_OK(storage_.Remove(RootName(number)));
   }
 }
 
 TEST_F(RootLogTest, WriterWhoseNumberIsTakenByAStrayRootNamesIt) {
   CommitUpTo(3);
-  Root stray = OfOtherStore(EmptyRoot(4));
-  stray.predecessor = internal::NewUuid();
-  PutRoot(stray);
-  Root next = RootAfter(last_);
-  const CommitOutcome outcome = CommitRoot(storage_, next);
-  EXPECT_EQ(outcome.state, State::kUnknown);
-  EXPECT_EQ(outcome.error.code, ErrorCode::kFailedPrecondition);
-  EXPECT_THAT(outcome.error.message, HasSubstr("remove this object"));
-  EXPECT_THAT(outcome.error.file, HasSubstr(RootName(4)));
+  PutRoot(Stray(4));
+  for (const std::string& words : {std::string("remove this object"), RootName(4)}) {
+    ExpectOutcome(RootAfter(last_), State::kUnknown, ErrorCode::kFailedPrecondition, words);
+  }
   CAIRN_ASSERT_OK(storage_.Remove(RootName(4)));
   CommitUpTo(4);
 }
 
 TEST_F(RootLogTest, ReaderSeesThatTheStoreWasReplaced) {
   CommitUpTo(20);
-  Root known = OfOtherStore(EmptyRoot(7));
   for (const uint64_t number : {7u, 20u, 70u}) {
-    known.number = number;
-    EXPECT_THAT(FindNewer(storage_, known),
+    EXPECT_THAT(FindNewer(storage_, Stray(number)),
                 IsError(ErrorCode::kConflict, "was replaced by another one"));
   }
 }

@@ -5,6 +5,7 @@
 #include <cairn_schema/root_generated.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <zstd.h>
 
 #include <random>
 #include <span>
@@ -85,31 +86,23 @@ TEST(RootRecordTest, ExtremeNumbersOfStepsAreKept) {
   EXPECT_EQ(decoded.recent.back()->info.step, last);
 }
 
-TEST(RootRecordTest, EveryFlippedByteIsDetected) {
+TEST(RootRecordTest, EveryFlippedByteAndEveryTruncationIsDetected) {
+  const auto expect_refusals = [](std::vector<std::byte> bytes, const auto& decode,
+                                  const char* words) {
+    const auto is_damaged = IsError(ErrorCode::kDataLoss, words);
+    for (size_t i = 0; i < bytes.size(); ++i) {
+      EXPECT_THAT(decode(std::span<const std::byte>(bytes).first(i)), is_damaged) << i << " bytes";
+      bytes[i] ^= std::byte{0x41};
+      EXPECT_THAT(decode(bytes), is_damaged) << "byte " << i;
+      bytes[i] ^= std::byte{0x41};
+    }
+    bytes.push_back(std::byte{0});
+    EXPECT_THAT(decode(bytes), is_damaged);
+  };
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto root, EncodeRoot(SampleRoot()));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto page, EncodePage(SampleRoot().recent));
-  for (size_t i = 0; i < root.size(); ++i) {
-    auto damaged = root;
-    damaged[i] ^= std::byte{0x41};
-    EXPECT_THAT(DecodeRoot(damaged), IsError(ErrorCode::kDataLoss, "the root is damaged")) << i;
-  }
-  for (size_t i = 0; i < page.size(); ++i) {
-    auto damaged = page;
-    damaged[i] ^= std::byte{0x41};
-    EXPECT_THAT(DecodePage(damaged), IsError(ErrorCode::kDataLoss, "page of steps is damaged"))
-        << i;
-  }
-}
-
-TEST(RootRecordTest, EveryTruncationIsDetected) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto root, EncodeRoot(SampleRoot()));
-  for (size_t size = 0; size < root.size(); ++size) {
-    EXPECT_THAT(DecodeRoot(std::span(root).first(size)),
-                IsError(ErrorCode::kDataLoss, "the root is damaged"));
-  }
-  auto longer = root;
-  longer.push_back(std::byte{0});
-  EXPECT_THAT(DecodeRoot(longer), IsError(ErrorCode::kDataLoss, "the root is damaged"));
+  expect_refusals(root, DecodeRoot, "the root is damaged");
+  expect_refusals(page, DecodePage, "page of steps is damaged");
 }
 
 /// Decodes a record in a frame whose checksum is right. It may even be a root: one with another
@@ -138,34 +131,31 @@ TEST(RootRecordTest, HostileRecordsInAValidFrameDoNotCrash) {
   }
 }
 
-TEST(RootRecordTest, LengthInTheHeaderIsNotTrusted) {
-  const std::vector<std::byte> record(100);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto framed, FrameRecord(kRootFrame, record));
-  for (const uint32_t lie : {0u, 99u, 101u, 64u << 20, 0xffffffffu}) {
-    auto hostile = framed;
-    schema::PutLittleEndian<uint32_t>(hostile, 8, lie);
-    const size_t covered = hostile.size() - 8;
-    schema::PutLittleEndian<uint64_t>(hostile, covered,
-                                      Checksum64(std::span(hostile).first(covered)));
-    EXPECT_THAT(UnframeRecord(kRootFrame, hostile), IsError(ErrorCode::kDataLoss, "damaged"))
-        << lie;
-  }
+/// Makes the checksum of a frame right.
+std::vector<std::byte> Repaired(std::vector<std::byte> frame) {
+  const size_t covered = frame.size() - 8;
+  schema::PutLittleEndian<uint64_t>(frame, covered, Checksum64(std::span(frame).first(covered)));
+  return frame;
 }
 
-TEST(RootRecordTest, LengthInTheCompressedRecordIsNotTrusted) {
+TEST(RootRecordTest, LengthsAreNotTrusted) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(auto hostile, FrameRecord(kRootFrame, std::vector<std::byte>(100)));
+  for (const uint32_t lie : {0u, 99u, 101u, 64u << 20, 0xffffffffu}) {
+    schema::PutLittleEndian<uint32_t>(hostile, 8, lie);
+    EXPECT_THAT(UnframeRecord(kRootFrame, Repaired(hostile)),
+                IsError(ErrorCode::kDataLoss, "damaged"))
+        << lie;
+  }
   // A zstd frame without blocks that states, as the header does, that it has 64 MiB.
   constexpr uint32_t kLie = 64u << 20;
-  CAIRN_ASSERT_OK_AND_ASSIGN(auto hostile, FrameRecord(kRootFrame, std::vector<std::byte>(100)));
   hostile.resize(16 + 16 + 8);
   schema::PutLittleEndian<uint32_t>(hostile, 8, kLie);
   schema::PutLittleEndian<uint32_t>(hostile, 12, 16);
   schema::PutLittleEndian<uint32_t>(hostile, 16, 0xfd2fb528);  // magic of zstd
   schema::PutLittleEndian<uint8_t>(hostile, 20, 0xa0);  // one segment, and its length in 4 bytes
   schema::PutLittleEndian<uint32_t>(hostile, 21, kLie);
-  const size_t covered = hostile.size() - 8;
-  schema::PutLittleEndian<uint64_t>(hostile, covered,
-                                    Checksum64(std::span(hostile).first(covered)));
-  EXPECT_THAT(UnframeRecord(kRootFrame, hostile), IsError(ErrorCode::kDataLoss, "another length"));
+  EXPECT_THAT(UnframeRecord(kRootFrame, Repaired(hostile)),
+              IsError(ErrorCode::kDataLoss, "another length"));
 }
 
 TEST(RootRecordTest, TooLargeRecordIsRefused) {
@@ -238,6 +228,22 @@ TEST(RootRecordTest, WhatReadersRefuseIsNotEncoded) {
     Root root = EmptyRoot(7);
     root.recent = {Shared(entry)};
     EXPECT_THAT(EncodeRoot(root), IsError(ErrorCode::kInternal, "nothing was put"));
+  }
+}
+
+// Zeros compress as well as any contents can.
+TEST(RootRecordTest, ZerosOfEveryLengthAreWithinTheLimitOfFrames) {
+  for (const size_t length : {0, 1, 100, 131'072, 131'073, 1'000'000, 64 << 20}) {
+    const std::vector<std::byte> zeros(length);
+    std::vector<std::byte> stored(ZSTD_compressBound(length));
+    for (const int level : {1, 3, 19}) {
+      if (level == 19 && length > 1'000'000) continue;
+      const size_t stored_bytes =
+          ZSTD_compress(stored.data(), stored.size(), zeros.data(), zeros.size(), level);
+      ASSERT_FALSE(ZSTD_isError(stored_bytes));
+      EXPECT_LE(length, internal::MaxZstdContentBytes(stored_bytes))
+          << length << " at level " << level;
+    }
   }
 }
 

@@ -8,6 +8,7 @@
 #include <random>
 #include <utility>
 
+#include "kv/root/internal/kv_records.h"
 #include "kv/root/internal/root_record.h"
 
 namespace cairn::kv::testing {
@@ -68,15 +69,8 @@ inline internal::Root RootAfter(const internal::Root& last) {
 
 /// Returns whether all fields are equal.
 inline bool Same(const internal::StepEntry& a, const internal::StepEntry& b) {
-  const auto& x = a.info;
-  const auto& y = b.info;
   return a.tables == b.tables && a.usage == b.usage && a.usage_in_table == b.usage_in_table &&
-         x.step == y.step && x.generation == y.generation &&
-         x.created_unix_ns == y.created_unix_ns && x.world_size == y.world_size &&
-         x.attempt == y.attempt && x.base_step == y.base_step && x.tensor_count == y.tensor_count &&
-         x.value_count == y.value_count && x.chunk_count == y.chunk_count &&
-         x.reused_chunk_count == y.reused_chunk_count && x.logical_bytes == y.logical_bytes &&
-         x.written_bytes == y.written_bytes && x.structure == y.structure;
+         internal::EncodeStep(a.info) == internal::EncodeStep(b.info);
 }
 
 }  // namespace cairn::kv::testing
