@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <utility>
@@ -106,21 +107,22 @@ void FillRandomly(std::span<std::byte> memory) {
 
 }  // namespace
 
-Result<std::unique_ptr<LockedMemory>> LockedMemory::Make(core::DeviceBackend* backend,
-                                                         uint64_t bytes) {
+Result<LockedMemory> LockedMemory::Make(core::DeviceBackend* backend, uint64_t bytes) {
   constexpr uint64_t kPageBytes = 4096;
   const uint64_t allocated_bytes = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
-  Memory memory(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, allocated_bytes)),
-                &std::free);
+  std::unique_ptr<std::byte, decltype(&std::free)> memory(
+      static_cast<std::byte*>(std::aligned_alloc(kPageBytes, allocated_bytes)), &std::free);
   if (memory == nullptr) {
     return Fail(ErrorCode::kResourceExhausted,
                 fmt::format("cannot allocate {} of memory; give fewer --bytes", HumanBytes(bytes)));
   }
   CAIRN_TRY(backend->Pin({memory.get(), bytes}));
-  return std::unique_ptr<LockedMemory>(new LockedMemory(backend, std::move(memory), bytes));
+  const auto unlock = [backend, bytes](std::byte* locked) {
+    backend->Unpin({locked, bytes});
+    std::free(locked);
+  };
+  return LockedMemory{.memory = {memory.release(), unlock}, .length_bytes = bytes};
 }
-
-LockedMemory::~LockedMemory() { backend_->Unpin(bytes()); }
 
 Result<double> TimeOf(const std::function<Result<void>()>& operation) {
   const auto begin = std::chrono::steady_clock::now();
@@ -144,8 +146,8 @@ Result<DeviceModel> DeviceModel::Make(GpuBench& bench) {
   CAIRN_TRY_ASSIGN(model.memory_, bench.backend->Allocate(bench.device, length_bytes));
   CAIRN_TRY_ASSIGN(model.queue_, bench.backend->OpenQueue(bench.device));
   CAIRN_TRY_ASSIGN(const auto host, LockedMemory::Make(bench.backend, length_bytes));
-  FillRandomly(host->bytes());
-  CAIRN_TRY(bench.plain->CopyIn(host->bytes(), model.data()));
+  FillRandomly(host.bytes());
+  CAIRN_TRY(bench.plain->CopyIn(host.bytes(), model.data()));
   return model;
 }
 

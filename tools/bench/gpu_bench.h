@@ -3,12 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "core/checkpoint_store.h"
@@ -30,25 +28,14 @@ struct GpuBench {
   std::unique_ptr<cuda::PlainGpu> plain;
 };
 
-/// Page-locked host memory. Ownership: unlocks and frees it. Immovable because the backend knows
-/// its address.
-class LockedMemory {
- public:
+/// Page-locked host memory.
+struct LockedMemory {
+  std::shared_ptr<std::byte> memory;  // shared for its deleter, which unlocks and frees it
+  uint64_t length_bytes = 0;
+
   /// kResourceExhausted: there is not enough memory, or it cannot be locked.
-  static Result<std::unique_ptr<LockedMemory>> Make(core::DeviceBackend* backend, uint64_t bytes);
-  ~LockedMemory();
-  LockedMemory(const LockedMemory&) = delete;
-  LockedMemory& operator=(const LockedMemory&) = delete;
-  std::span<std::byte> bytes() const { return {memory_.get(), length_bytes_}; }
-
- private:
-  using Memory = std::unique_ptr<std::byte, decltype(&std::free)>;
-
-  LockedMemory(core::DeviceBackend* backend, Memory memory, uint64_t length_bytes)
-      : backend_(backend), memory_(std::move(memory)), length_bytes_(length_bytes) {}
-  core::DeviceBackend* const backend_;
-  const Memory memory_;
-  const uint64_t length_bytes_;
+  static Result<LockedMemory> Make(core::DeviceBackend* backend, uint64_t bytes);
+  std::span<std::byte> bytes() const { return {memory.get(), length_bytes}; }
 };
 
 struct BenchTensor {

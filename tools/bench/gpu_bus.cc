@@ -61,7 +61,7 @@ CopyList SmallTensors(uint64_t max_bytes) {
 struct BothSides {
   std::shared_ptr<core::DeviceQueue> queue;  // shared for its deleter
   std::unique_ptr<core::DeviceMemory> device;
-  std::unique_ptr<LockedMemory> host;
+  LockedMemory host;
 };
 
 Result<BothSides> MakeBothSides(GpuBench& bench, const CopyList& list) {
@@ -80,26 +80,25 @@ Result<void> AwaitAll(core::DeviceQueue& queue) {
 
 Result<void> CopyAllOut(const CopyList& list, const BothSides& sides, int device) {
   for (const CopyRange& range : list.ranges) {
-    CAIRN_TRY(sides.queue->CopyOut(
-        {.dtype = core::DType::kUInt8,
-         .shape = {range.length_bytes},
-         .data = sides.device->data() + range.device_offset,
-         .device = device},
-        0, sides.host->bytes().subspan(range.host_offset, range.length_bytes)));
+    CAIRN_TRY(
+        sides.queue->CopyOut({.dtype = core::DType::kUInt8,
+                              .shape = {range.length_bytes},
+                              .data = sides.device->data() + range.device_offset,
+                              .device = device},
+                             0, sides.host.bytes().subspan(range.host_offset, range.length_bytes)));
   }
   return AwaitAll(*sides.queue);
 }
 
 Result<void> CopyAllIn(const CopyList& list, const BothSides& sides, int device) {
   for (const CopyRange& range : list.ranges) {
-    CAIRN_TRY(
-        sides.queue->CopyIn(sides.host->bytes().subspan(range.host_offset, range.length_bytes),
-                            {core::DType::kUInt8,
-                             {range.length_bytes},
-                             {},
-                             sides.device->data() + range.device_offset,
-                             device},
-                            0));
+    CAIRN_TRY(sides.queue->CopyIn(sides.host.bytes().subspan(range.host_offset, range.length_bytes),
+                                  {core::DType::kUInt8,
+                                   {range.length_bytes},
+                                   {},
+                                   sides.device->data() + range.device_offset,
+                                   device},
+                                  0));
   }
   return AwaitAll(*sides.queue);
 }
@@ -108,7 +107,7 @@ Result<void> CopyAllIn(const CopyList& list, const BothSides& sides, int device)
 Result<void> CopyBothWays(GpuBench& bench, const std::string& name, const CopyList& list,
                           double least) {
   CAIRN_TRY_ASSIGN(const BothSides sides, MakeBothSides(bench, list));
-  const std::span<std::byte> host = sides.host->bytes().first(list.payload_bytes);
+  const std::span<std::byte> host = sides.host.bytes().first(list.payload_bytes);
   const std::string out = fmt::format("to host, {}", name);
   const std::string in = fmt::format("to device, {}", name);
   const std::string best = fmt::format(", cudaMemcpyAsync, {}", name);
