@@ -95,20 +95,30 @@ def segment_names(store):
     return sorted(path.name for path in (store / "segments").iterdir())
 
 
-def test_delete_keeps_what_other_steps_use(admin, dump, tmp_path):
+def test_delete_keeps_what_other_steps_use_and_frees_the_rest_later_or_at_once(
+    admin, dump, tmp_path
+):
     store = tmp_path / "s"
-    for step in (1, 2, 3):
+    for step in (1, 2, 3, 4):
         state = {"same": torch.ones(9), "own": torch.full((3,), float(step))}
         import_model(admin, tmp_path, store, step, state)
     before = segment_names(store)
     dry = admin("delete", store, 1, 2, "--dry-run")
     assert dry.status == 0 and dry.out.startswith("would delete 2 steps")
+    later = admin("delete", store, 1, 2)
+    assert later.status == 0, later.err
+    assert later.out.startswith("deleted 2 steps; ") and "after 60.0 s frees" in later.out
     assert segment_names(store) == before
-    assert admin("delete", store, 1, 2).status == 0
-    assert [s["step"] for s in dump("steps", store, "--json").json()["steps"]] == [3]
+
+    at_once = admin("delete", store, 3, "--no-grace")
+
+    assert at_once.status == 0, at_once.err
+    assert at_once.out.startswith("deleted 1 step, freed ")
+    assert len(before) == 4 and len(segment_names(store)) == 2  # the first has "same"
+    assert [s["step"] for s in dump("steps", store, "--json").json()["steps"]] == [4]
     assert dump("show", store, "same", "--json").json()["values"] == [1] * 9
     assert dump("verify", store).status == 0
-    missing = admin("delete", store, 3, 77)
+    missing = admin("delete", store, 4, 77)
     assert missing.status == 2 and "77" in missing.err
     assert len(dump("steps", store, "--json").json()["steps"]) == 1
 
@@ -163,26 +173,6 @@ def test_one_name_in_two_files_is_refused(admin, tmp_path):
     finished = admin("import", tmp_path / "s", "--step", 1, *files)
     assert finished.status == 2
     assert "w" in finished.err
-
-
-def test_delete_frees_space_after_the_grace_period_or_at_once(admin, dump, tmp_path):
-    store = tmp_path / "s"
-    for step in (1, 2, 3):
-        import_model(admin, tmp_path, store, step, {"own": torch.full((3,), float(step))})
-    before = segment_names(store)
-
-    deleted = admin("delete", store, 1)
-
-    assert deleted.status == 0, deleted.err
-    assert deleted.out.startswith("deleted 1 step; ") and "after 60.0 s frees" in deleted.out
-    assert segment_names(store) == before
-
-    deleted = admin("delete", store, 2, "--no-grace")
-
-    assert deleted.status == 0, deleted.err
-    assert deleted.out.startswith("deleted 1 step, freed ")
-    assert len(before) == 3 and len(segment_names(store)) == 1
-    assert dump("verify", store).status == 0
 
 
 VERBS = {
