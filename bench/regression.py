@@ -25,9 +25,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BASELINES = ROOT / "bench/regression/baselines.json"
 
-# These are also divided by the instructions of a plain sum of as many bytes in the same run.
-YARDSTICK = "word_sum"
-AGAINST_YARDSTICK = ("digest", "gather_rows", "scatter_rows", "save_payload", "load_payload")
 # Runs differ by 0.1 % (open_and_find by 3 %). With another compiler or library, counts differ
 # without a regression.
 LIMIT = 1.3
@@ -88,17 +85,6 @@ def per_unit(counts: list[tuple[str, str, int, int]]) -> dict[str, float]:
     return result
 
 
-def with_ratios(counts: dict[str, float]) -> dict[str, float]:
-    """Adds the ratios of AGAINST_YARDSTICK to the counts, if the yardstick was counted."""
-    if YARDSTICK not in counts:
-        return counts
-    return counts | {
-        f"{case} / {YARDSTICK}": counts[case] / counts[YARDSTICK]
-        for case in AGAINST_YARDSTICK
-        if case in counts
-    }
-
-
 def compare(
     figures: dict[str, float], units: dict[str, str], baselines: dict[str, float], limit: float
 ) -> list[str]:
@@ -111,7 +97,7 @@ def compare(
         fine = baseline is not None and ratio <= limit
         verdict = "" if fine else "  LOSS" if baseline is not None else "  NO BASELINE"
         shown = "-" if baseline is None else f"{baseline:,.3f}"
-        unit = units.get(name, "(ratio)")
+        unit = units.get(name, "")
         print(f"{name:<28} {figure:>14,.3f}      {unit:<8} {shown:>14} {ratio:>7.2f}{verdict}")
         if not fine:
             lost.append(name)
@@ -125,8 +111,7 @@ def update(path: Path, toolchain: str, figures: dict[str, float]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    toolchain, counts, units = run_cases(arguments.program, arguments.only)
-    figures = with_ratios(counts)
+    toolchain, figures, units = run_cases(arguments.program, arguments.only)
     if arguments.update:
         update(arguments.baselines, toolchain, figures)
         print(f"regression: {len(figures)} baselines written to {arguments.baselines}")

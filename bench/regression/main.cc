@@ -47,21 +47,6 @@ auto Count(const char* name, const char* unit, uint64_t units, Workload&& worklo
 
 constexpr uint64_t kChunkBytes = 4 << 20;
 
-#ifdef __clang__
-#define CAIRN_NOT_VECTORIZED [[clang::noinline, clang::optnone]]
-#else
-#define CAIRN_NOT_VECTORIZED \
-  [[gnu::noinline, gnu::optimize("no-tree-vectorize", "no-unroll-loops")]]
-#endif
-
-/// One addition per 8 bytes, to which the ratios relate. It is not vectorized, so that it costs the
-/// same with every version of GCC; counts of a build with Clang are not comparable.
-CAIRN_NOT_VECTORIZED uint64_t WordSum(std::span<const uint64_t> words) {
-  uint64_t sum = 0;
-  for (const uint64_t word : words) sum += word;
-  return sum;
-}
-
 /// Keeps the compiler from removing the computation of `result`.
 void Keep(uint64_t result) { asm volatile("" : : "r"(result) : "memory"); }
 
@@ -110,12 +95,6 @@ Result<void> CountScatter(const char* name, const Part& part) {
     return 0;
   });
   Keep(static_cast<uint64_t>(memory[0]));
-  return {};
-}
-
-Result<void> CountWordSum(const std::string&) {
-  const std::vector<uint64_t> words(kChunkBytes / 8, 3);
-  Keep(Count("word_sum", "byte", kChunkBytes, [&] { return WordSum(words); }));
   return {};
 }
 
@@ -270,7 +249,6 @@ struct Case {
 };
 
 constexpr std::array kCases = {
-    Case{"word_sum", CountWordSum},
     Case{"digest", CountDigest},
     Case{"gather_rows", [](const std::string&) { return CountGather("gather_rows", Rows()); }},
     Case{"gather_transposed",
