@@ -19,8 +19,8 @@ using schema::PutLittleEndian;
 
 constexpr size_t kHeaderBytes = 16;
 constexpr size_t kChecksumBytes = 8;
-// Entries of steps are similar, and so are the records of a rank; this level compresses them at some
-// hundred MB/s.
+// Entries of steps are similar, and so are the records of a rank. This level compresses them at
+// some hundred MB/s.
 constexpr int kZstdLevel = 1;
 
 static_assert(kMaxFramedBytes >=
