@@ -104,6 +104,7 @@ OF_HEADER = {
         "core/ranks/internal/file_rendezvous.cc",
         "core/ranks/internal/tcp_rendezvous.cc",
     },
+    "kv/commit/internal/rank_parts.h": {"kv/commit/internal/part_gatherer.cc"},
     "python/src/bindings.h": {
         f"python/src/{part}.cc"
         for part in ("collectives", "conversions", "new_tensors", "step_part_binding")

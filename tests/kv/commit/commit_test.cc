@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <iterator>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kv/base/options.h"

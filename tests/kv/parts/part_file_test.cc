@@ -6,6 +6,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "kv/base/key.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "tests/kv/sample_step.h"
