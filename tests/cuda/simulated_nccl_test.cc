@@ -1,4 +1,5 @@
-// The simulated NCCL has the properties that tests of the NCCL communicator depend on.
+// The simulated NCCL has the properties on which the tests of the NCCL communicator depend and which
+// they do not show themselves.
 #include "tests/support/simulated_nccl/simulated_nccl.h"
 
 #include <cuda_runtime_api.h>
@@ -17,7 +18,6 @@ namespace cairn::testing {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 namespace sim = simulated_cuda;
 namespace nccl = simulated_nccl;
 
@@ -126,65 +126,6 @@ TEST_F(SimulatedNcclTest, APollExecutesACall) {
     EXPECT_EQ(self.AsyncError(), ncclInProgress);
     EXPECT_EQ(self.AsyncError(), ncclSuccess);
     EXPECT_THAT(self.Read(memory, 1), ElementsAre(peer));
-  });
-}
-
-TEST_F(SimulatedNcclTest, AbortEndsTheWaitForAMissingRank) {
-  RunRanks(2, [](Rank& self) {
-    if (self.rank == 1) return;
-    uint8_t* const memory = self.Device({1});
-    ASSERT_NCCL(self.Await(ncclRecv(memory, 1, ncclUint8, 1, self.comm, self.stream)));
-    EXPECT_EQ(cudaStreamQuery(self.stream), cudaErrorNotReady);
-    EXPECT_EQ(self.AsyncError(), ncclSuccess);
-    std::thread([&] { EXPECT_NCCL(ncclCommAbort(self.comm)); }).join();
-    EXPECT_THAT(self.Read(memory, 1), ElementsAre(1));
-    self.comm = nullptr;
-  });
-  EXPECT_EQ(nccl::GetCounters().abort_count, 1u);
-}
-
-TEST_F(SimulatedNcclTest, AnInitWithAMissingRankStaysInProgressUntilAborted) {
-  ncclComm_t comm = nullptr;
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
-  ASSERT_EQ(ncclCommInitRankConfig(&comm, 2, id_, 0, &config), ncclInProgress);
-  for (int i = 0; i < 5; ++i) {
-    EXPECT_EQ(Rank{.comm = comm}.AsyncError(), ncclInProgress);
-  }
-  EXPECT_NCCL(ncclCommAbort(comm));
-  ncclResult_t state = ncclSuccess;
-  EXPECT_EQ(ncclCommGetAsyncError(comm, &state), ncclInvalidArgument)
-      << "the handle must be invalid";
-}
-
-TEST_F(SimulatedNcclTest, SizesThatDoNotMatchAreAnAsyncErrorOfBoth) {
-  RunRanks(2, [](Rank& self) {
-    uint8_t* const memory = self.Device({1, 2});
-    ASSERT_NCCL(self.Await(self.rank == 0
-                               ? ncclSend(memory, 2, ncclUint8, 1, self.comm, self.stream)
-                               : ncclRecv(memory, 1, ncclUint8, 0, self.comm, self.stream)));
-    while (self.AsyncError() == ncclSuccess) std::this_thread::yield();
-    EXPECT_EQ(self.AsyncError(), ncclInvalidUsage);
-    EXPECT_THAT(ncclGetLastError(self.comm), HasSubstr("do not agree"));
-    EXPECT_EQ(cudaStreamQuery(self.stream), cudaErrorNotReady);
-    EXPECT_NCCL(ncclCommAbort(self.comm));
-    EXPECT_CUDA(cudaStreamSynchronize(self.stream));
-    self.comm = nullptr;
-  });
-}
-
-TEST_F(SimulatedNcclTest, ErrorsOccurWhereATestSetsThem) {
-  RunRanks(1, [](Rank& self) {
-    uint8_t* const memory = self.Device({1});
-    const auto reduce = [&] {
-      return ncclAllReduce(memory, memory, 1, ncclUint8, ncclMax, self.comm, self.stream);
-    };
-    nccl::FailCall("ncclAllReduce", 1, ncclSystemError);
-    EXPECT_EQ(reduce(), ncclSystemError);
-    EXPECT_NCCL(self.Await(reduce()));
-    nccl::SetAsyncError(self.comm, ncclRemoteError);
-    EXPECT_EQ(self.AsyncError(), ncclRemoteError);
-    EXPECT_EQ(reduce(), ncclRemoteError);
   });
 }
 
