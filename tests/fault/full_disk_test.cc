@@ -31,6 +31,7 @@ using cairn::testing::Child;
 using cairn::testing::IsError;
 using cairn::testing::IsOk;
 using cairn::testing::ScopedTempDir;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 
@@ -171,6 +172,10 @@ class PermissionTest : public ::testing::Test {
     Child child({CAIRN_STORE_PROGRAM, "open-as", "65534", path_, mode});
     return child.ReadLine().value_or("nothing said");
   }
+  void ExpectDenied(const std::string& mode) {
+    EXPECT_THAT(OpenAsNobody(mode), AllOf(HasSubstr("error Unavailable"),
+                                          HasSubstr("ermission denied"), HasSubstr(path_)));
+  }
 
   ScopedTempDir dir_;
   const std::string path_ = dir_ / "store";
@@ -178,27 +183,17 @@ class PermissionTest : public ::testing::Test {
 
 TEST_F(PermissionTest, StoreOfAnotherUserIsReadButNotWritten) {
   EXPECT_EQ(OpenAsNobody("r"), "ok");
-  const std::string answer = OpenAsNobody("w");
-  EXPECT_THAT(answer, HasSubstr("error Unavailable"));
-  EXPECT_THAT(answer, HasSubstr("ermission denied"));
-  EXPECT_THAT(answer, HasSubstr(path_));
+  ExpectDenied("w");
 }
 
 TEST_F(PermissionTest, UnreadableDirectoryIsPermissionDenied) {
   ASSERT_EQ(::chmod(path_.c_str(), 0700), 0);
-  for (const char* mode : {"r", "w"}) {
-    const std::string answer = OpenAsNobody(mode);
-    EXPECT_THAT(answer, HasSubstr("error Unavailable")) << mode;
-    EXPECT_THAT(answer, HasSubstr("ermission denied")) << mode;
-    EXPECT_THAT(answer, HasSubstr(path_)) << mode;
-  }
+  for (const char* mode : {"r", "w"}) ExpectDenied(mode);
 }
 
 TEST_F(PermissionTest, UnreadableRootsArePermissionDenied) {
   ASSERT_EQ(::chmod((path_ + "/roots").c_str(), 0700), 0);
-  const std::string answer = OpenAsNobody("r");
-  EXPECT_THAT(answer, HasSubstr("error Unavailable"));
-  EXPECT_THAT(answer, HasSubstr("ermission denied"));
+  ExpectDenied("r");
 }
 
 }  // namespace

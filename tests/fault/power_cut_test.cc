@@ -21,6 +21,7 @@
 #include "tests/fault/disk_model.h"
 #include "tests/fault/operations.h"
 #include "tests/fault/system_calls.h"
+#include "tests/kv/store_checks.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 #include "tests/support/seeded_random.h"
@@ -37,7 +38,6 @@ using cairn::testing::IsOk;
 using cairn::testing::ScopedTempDir;
 using cairn::testing::SeededRandom;
 using cairn::testing::WriteImage;
-using ::testing::IsEmpty;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 namespace fs = std::filesystem;
 
@@ -116,13 +116,8 @@ class PowerCutTest : public ::testing::Test {
     EXPECT_TRUE(IsOk(found));
     if (!found) return false;
     EXPECT_TRUE(*found == before || *found == after);
-    const auto snapshot = (*store)->Latest();
-    const auto damage = Verify(**snapshot);
-    EXPECT_TRUE(IsOk(damage));
-    EXPECT_THAT(damage.value_or(std::vector<std::string>()), IsEmpty());
-    const auto leftovers = FindLeftovers(path);
-    EXPECT_TRUE(IsOk(leftovers));
-    EXPECT_THAT(leftovers.value_or(std::vector<std::string>()), IsEmpty());
+    ExpectSound(**store);
+    ExpectNoLeftovers(path);
     EXPECT_TRUE(IsOk(SaveSample(**store, MakeSample(50))));
     EXPECT_TRUE(IsOk((*store)->Close()));
     return *found == after;
