@@ -52,6 +52,13 @@ class MappedFile:
             warnings.simplefilter("ignore")  # the memory is not writable
             return torch.frombuffer(self.map, dtype=torch.uint8, count=size, offset=begin)
 
+    def release(self, begin: int = 0, size: int | None = None) -> None:
+        """Releases the pages that were read so far."""
+        begin -= begin % mmap.PAGESIZE
+        size = self.size - begin if size is None else size
+        if size:
+            self.map.madvise(mmap.MADV_DONTNEED, begin, size)
+
 
 class Member(NamedTuple):
     """A member of an archive: its place in the file."""
@@ -68,6 +75,8 @@ class Member(NamedTuple):
         for at in range(0, self.size, _BLOCK_BYTES):
             block = min(_BLOCK_BYTES, self.size - at)
             crc = zlib.crc32(self.file.bytes(self.begin + at, block), crc)
+            if self.size > _BLOCK_BYTES:
+                self.file.release(self.begin + at, block)
         if crc != self.crc:
             raise Corrupt(
                 f"'{self.name}' does not match its checksum", file=self.file.path, offset=self.begin

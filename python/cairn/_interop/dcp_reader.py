@@ -74,6 +74,10 @@ class DcpReader:
         self.archives: list[Archive] = []
         self.unchecked: set[str] = set()
 
+    @property
+    def files(self) -> list[MappedFile]:
+        return list(self._files.values())
+
     def read(self) -> Any:
         """The nested state that was passed to `dcp.save`. Raises Corrupt, Invalid or NotFound."""
         with located(file=self._path):

@@ -4,7 +4,7 @@ imports that convert.
 1. The files are mapped and read as one state of views, and every byte is checked that has a
    checksum.
 2. The state, the tags and the base are checked: what is refused creates neither store nor step.
-3. The save reads the bytes from the mapped files.
+3. The save reads the bytes from the mapped files. Pages that it has read are released.
 
 Other files than those of torch are imported by kv-admin, into a temporary store.
 """
@@ -55,7 +55,7 @@ def _import_from_store(options: Namespace, rules: ConversionOptions | None) -> N
         contents = native.contents(0, [])
         reader = Reader(native, contents, device=None, mmap=True, verify=False)
         state = contents.build(reader.read(allow_pickle=False), lambda parts, fqn: parts)
-        _save(options, _converted(state, rules))
+        _save(options, _converted(state, rules), [])
         native.close()
 
 
@@ -71,6 +71,7 @@ def _import_from_torch(options: Namespace, rules: ConversionOptions | None) -> N
     checker = Checker(options.skip_unknown)
     states: list[Any] = []
     archives: list[Archive] = []
+    files: list[MappedFile] = []
     unchecked: set[str] = set()
     with described():
         for path in options.files:
@@ -78,6 +79,7 @@ def _import_from_torch(options: Namespace, rules: ConversionOptions | None) -> N
                 reader = DcpReader(path, checker)
                 states.append(reader.read())
                 archives += reader.archives
+                files += reader.files
                 unchecked |= reader.unchecked
             else:
                 with located(file=path):
@@ -86,12 +88,13 @@ def _import_from_torch(options: Namespace, rules: ConversionOptions | None) -> N
                     checker.count(unpickler)
                     states.append(checker.check(value))
                 archives.append(archive)
+                files.append(archive.file)
         with shown("checking") as line:
             unchecked |= verify(archives, line)
         state = join(states, options.prefix)
     if options.index:
         _check_promised(options, _converted(state, None))
-    _save(options, _converted(state, rules))
+    _save(options, _converted(state, rules), files)
     left_out = [f"'{key}' was left out: {what}" for key, what in checker.left_out]
     warn(left_out)
     warn([f"'{path}' has no checksums: its bytes were not checked" for path in sorted(unchecked)])
@@ -114,7 +117,7 @@ def _check_promised(options: Namespace, batch: _cairn.Batch) -> None:
                 )
 
 
-def _save(options: Namespace, batch: _cairn.Batch) -> None:
+def _save(options: Namespace, batch: _cairn.Batch, files: list[MappedFile]) -> None:
     _cairn.check_save(options.step, batch, overwrite=options.overwrite, tags=options.tag)
     if options.base is not None:
         reader = _cairn.Store(options.store, False, None)
@@ -122,11 +125,18 @@ def _save(options: Namespace, batch: _cairn.Batch) -> None:
             raise NotFound(f"the store has no step {options.base}, the base (step {options.base})")
         reader.close()
     store = _cairn.Store(options.store, True, None)
-    with showing(True, "importing", 0):
-        report = store.save(
-            options.step, batch, overwrite=options.overwrite, base_step=options.base,
-            tags=options.tag,
-        )  # fmt: skip
+    with shown("importing") as line:
+
+        def progress(done: int, total: int) -> None:
+            for file in files:
+                file.release()
+            line(done, total)
+
+        with showing(progress, "importing", 0):
+            report = store.save(
+                options.step, batch, overwrite=options.overwrite, base_step=options.base,
+                tags=options.tag,
+            )  # fmt: skip
     store.close()
     tensors = len(batch.layout()[1])
     write_step(options.step, tensors, len(batch) - tensors, report.logical_bytes, report.seconds)
