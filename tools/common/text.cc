@@ -6,7 +6,6 @@
 #include <wchar.h>
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 
 #include "core/base/hint_text.h"
@@ -30,24 +29,9 @@ bool Disturbs(uint32_t code) {
          (code >= 0x2028 && code <= 0x202e) || (code >= 0x2060 && code <= 0x206f) || code == 0xfeff;
 }
 
-/// Returns whether `text` is printable ASCII, as nearly all names are. Looks for bytes below 0x20
-/// or above 0x7e in eight bytes at once (Anderson, Bit Twiddling Hacks, "Determine if a word has a
-/// byte less than n").
+/// Returns whether `text` is printable ASCII, as nearly all names are.
 bool IsPrintableAscii(std::string_view text) {
-  constexpr uint64_t kOnes = 0x0101010101010101;
-  uint64_t found = 0;
-  while (!text.empty()) {
-    const size_t length = std::min(text.size(), sizeof(uint64_t));
-    uint64_t word = ' ' * kOnes;  // after the end of the text
-    if (length == sizeof(word)) {
-      std::memcpy(&word, text.data(), sizeof(word));  // a load, as the length is a constant
-    } else {
-      std::memcpy(&word, text.data(), length);
-    }
-    found |= ((word - 0x20 * kOnes) & ~word) | (word + kOnes) | word;
-    text.remove_prefix(length);
-  }
-  return (found & (0x80 * kOnes)) == 0;
+  return std::ranges::all_of(text, [](char c) { return c >= 0x20 && c < 0x7f; });
 }
 
 }  // namespace
@@ -132,28 +116,25 @@ std::string_view Trim(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(" \t") + 1 - begin);
 }
 
-std::string CutMiddle(std::string_view text, uint32_t columns) {
-  if (DisplayColumns(text) <= columns) return std::string(text);
+std::string CutMiddle(std::string_view text, uint32_t limit,
+                      uint32_t (*measure)(std::string_view)) {
+  uint32_t left = measure(text);
+  if (left <= limit) return std::string(text);
   // Two fifths for the start: the end of an FQN (".attn.wq.weight") is more specific.
-  const uint32_t head_columns = (columns - 1) * 2 / 5;
-  const uint32_t tail_columns = columns - 1 - head_columns;
-  std::string_view rest = text;
-  uint32_t used = 0;
-  while (!rest.empty()) {
-    std::string_view next = rest;
-    if (!TakeCodePoint(next)) next.remove_prefix(1);
-    const uint32_t width = DisplayColumns(rest.substr(0, rest.size() - next.size()));
-    if (used + width > head_columns) break;
-    used += width;
-    rest = next;
+  uint32_t head_left = (limit - 1) * 2 / 5;
+  const uint32_t tail = limit - 1 - head_left;
+  std::string head;
+  while (left > tail) {
+    std::string_view rest = text;
+    if (!TakeCodePoint(rest)) rest.remove_prefix(1);
+    const std::string_view character = text.substr(0, text.size() - rest.size());
+    const uint32_t size = measure(character);
+    if (size <= head_left) head += character;
+    head_left = size <= head_left ? head_left - size : 0;
+    left -= size;
+    text = rest;
   }
-  const std::string_view head = text.substr(0, text.size() - rest.size());
-  while (DisplayColumns(rest) > tail_columns) {
-    std::string_view next = rest;
-    if (!TakeCodePoint(next)) next.remove_prefix(1);
-    rest = next;
-  }
-  return fmt::format("{}…{}", head, rest);
+  return fmt::format("{}…{}", head, text);
 }
 
 }  // namespace cairn::tools

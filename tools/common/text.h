@@ -40,8 +40,10 @@ std::optional<Number> ParseWhole(std::string_view text) {
 }
 /// Columns that `text` takes on a terminal.
 uint32_t DisplayColumns(std::string_view text);
-/// Removes the middle, so that the result takes at most `columns` (>= 8). Both ends remain because
-/// they distinguish FQNs best.
-std::string CutMiddle(std::string_view text, uint32_t columns);
+/// Removes the middle, so that the result measures at most `limit` (>= 8): columns, or what
+/// `measure` returns, which adds up over characters. Both ends remain because they distinguish FQNs
+/// best.
+std::string CutMiddle(std::string_view text, uint32_t limit,
+                      uint32_t (*measure)(std::string_view) = DisplayColumns);
 
 }  // namespace cairn::tools

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <ranges>
 
 #include "tools/common/quantities.h"
 #include "tools/common/text.h"
@@ -16,7 +17,7 @@ namespace {
 using core::Report;
 using core::ReportModule;
 
-constexpr size_t kMaxNameBytes = 160;  // in the page, with escapes
+constexpr uint32_t kMaxNameBytes = 160;  // in the page, with escapes
 constexpr size_t kMaxDetails = 12;
 
 /// The path elements that all names have in common, except for the last element of each.
@@ -46,6 +47,17 @@ std::string WhereText(const core::BadStart& start) {
                      is_narrow ? " of " + ShortName(module) : "", first_text);
 }
 
+/// Adds the texts of the first items as details. There are `count` items, of which `items` may have
+/// only some.
+template <typename Items, typename ToText>
+void AddDetails(const Items& items, size_t count, Finding& finding, const ToText& to_text) {
+  for (const auto& item : items | std::views::take(kMaxDetails)) {
+    finding.details.push_back(to_text(item));
+  }
+  if (count > kMaxDetails)
+    finding.details.push_back(fmt::format("and {} more", count - kMaxDetails));
+}
+
 Finding BadValues(const core::BadStart& start, std::string_view topic, std::string_view name) {
   Finding finding{.topic = topic, .level = Finding::Level::kBad, .step = start.step};
   if (start.is_first) {
@@ -65,15 +77,10 @@ Finding BadValues(const core::BadStart& start, std::string_view topic, std::stri
   finding.text +=
       fmt::format("At the last step, {} of {} with statistics have such values.",
                   GroupedCount(start.tensors_at_end), Plural(start.tensors_with_values, "tensor"));
-  for (const core::BadTensor& tensor : start.tensors) {
-    if (finding.details.size() == kMaxDetails) {
-      finding.details.push_back(fmt::format("and {} more", start.tensor_count - kMaxDetails));
-      break;
-    }
-    finding.details.push_back(
-        fmt::format("{}: {}", ShortName(tensor.fqn), Plural(tensor.values, "value")));
-  }
-  if (start.tensor_count == 1) finding.details.clear();
+  if (start.tensor_count == 1) return finding;
+  AddDetails(start.tensors, start.tensor_count, finding, [](const core::BadTensor& tensor) {
+    return fmt::format("{}: {}", ShortName(tensor.fqn), Plural(tensor.values, "value"));
+  });
   return finding;
 }
 
@@ -210,12 +217,9 @@ void AddUnchanged(const Report& report, std::vector<Finding>& findings) {
                   .title = fmt::format("{} of the bytes have not changed since {}{}{}.",
                                        Percent(root.unchanged_bytes, root.logical_bytes), since,
                                        groups.empty() ? "" : ": ", GroupsText(groups, 6))};
-  for (size_t i = 0; i < std::min(groups.size(), kMaxDetails); ++i) {
-    finding.details.push_back(fmt::format("{}: {}", groups[i].text, HumanBytes(groups[i].bytes)));
-  }
-  if (groups.size() > kMaxDetails) {
-    finding.details.push_back(fmt::format("and {} more", groups.size() - kMaxDetails));
-  }
+  AddDetails(groups, groups.size(), finding, [](const ModuleGroup& group) {
+    return fmt::format("{}: {}", group.text, HumanBytes(group.bytes));
+  });
   if (!changed.empty() && root.unchanged_bytes < root.logical_bytes) {
     finding.text = fmt::format("What changed: {}.", GroupsText(GroupModules(report, changed), 6));
   }
@@ -280,26 +284,16 @@ std::string_view LevelName(Finding::Level level) {
 }
 
 std::string ShortName(std::string_view name) {
-  // Escapes have at most 10 bytes per byte, so the ends suffice.
-  std::string text;
-  if (name.size() > 16 * kMaxNameBytes) {
-    text = EscapeText(name.substr(0, kMaxNameBytes)) +
-           EscapeText(name.substr(name.size() - kMaxNameBytes));
-  } else {
-    text = EscapeText(name);
-  }
-  size_t cost = 0;  // bytes in the page
-  for (const char c : text) {
-    cost += std::string_view("<>&").contains(c) ? 6 : std::string_view("\"\\").contains(c) ? 2 : 1;
-  }
-  if (cost <= kMaxNameBytes) return text;
-  const size_t limit = std::max<size_t>(8, kMaxNameBytes * text.size() / cost);
-  if (text.size() <= limit) return text;
-  const std::string_view head = FirstBytes(text, limit * 2 / 5);
-  size_t tail = text.size() - limit * 3 / 5;
-  // Not in the middle of a character.
-  while (tail < text.size() && (static_cast<unsigned char>(text[tail]) & 0xC0) == 0x80) ++tail;
-  return fmt::format("{}\u2026{}", head, text.substr(tail));
+  const auto bytes_in_page = [](std::string_view text) {
+    uint32_t bytes = 0;
+    for (const char c : text) {
+      bytes += std::string_view("<>&").contains(c)    ? 6
+               : std::string_view("\"\\").contains(c) ? 2
+                                                      : 1;
+    }
+    return bytes;
+  };
+  return CutMiddle(EscapeText(name), kMaxNameBytes, bytes_in_page);
 }
 
 std::string ModulePath(const core::Report& report, size_t module) {

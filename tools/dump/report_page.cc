@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -31,7 +32,6 @@ using core::ReportModule;
 constexpr size_t kMaxTimelineColumns = 2000;
 constexpr size_t kMaxKeyBytes = 1 << 10;
 constexpr size_t kMaxMetrics = 16;
-constexpr size_t kMaxSizes = 32;
 constexpr size_t kMaxSegments = 200;
 constexpr size_t kMaxProblems = 100;
 constexpr size_t kMaxProblemBytes = 500;
@@ -74,22 +74,6 @@ void AddRow(std::string_view name, const Values& values, const ToLevel& to_level
   }
 }
 
-/// The columns at which the size changed, with the new size; empty if it never did.
-Json SizesJson(const ReportModule& module) {
-  std::vector<std::pair<size_t, uint64_t>> changes;
-  for (size_t i = 0; i < module.bytes.size(); ++i) {
-    if (i == 0 || module.bytes[i] != module.bytes[i - 1]) changes.emplace_back(i, module.bytes[i]);
-  }
-  Json list = Json::array();
-  if (changes.size() < 2) return list;
-  const size_t count = std::min(changes.size(), kMaxSizes);
-  for (size_t i = 0; i < count; ++i) {
-    const auto& [column, bytes] = changes[i * (changes.size() - 1) / (count - 1)];
-    list.push_back(std::vector<uint64_t>{column, bytes});
-  }
-  return list;
-}
-
 Json ModuleJson(const ReportModule& module) {
   Json json = {{"name", ShortName(module.name)},
                {"parent", module.parent},
@@ -108,9 +92,6 @@ Json ModuleJson(const ReportModule& module) {
   AddRow("abs_max", module.abs_max, MagnitudeLevel, rows);
   AddRow("mean_shift", module.mean_shift, ShiftLevel, rows);
   json["rows"] = std::move(rows);
-  const bool grows =
-      std::ranges::adjacent_find(module.bytes, std::ranges::not_equal_to()) != module.bytes.end();
-  if (grows) json["sizes"] = SizesJson(module);
   return json;
 }
 
@@ -143,19 +124,23 @@ Json Rounded(double value) {
   return std::isfinite(value) ? Json::parse(fmt::format("{:.6g}", value)) : FloatJson(value);
 }
 
+/// The list of what `to_json`, a function or a member, returns for each item.
+template <typename Items, typename ToJson>
+Json ListOf(const Items& items, const ToJson& to_json) {
+  Json list = Json::array();
+  for (const auto& item : items) list.push_back(std::invoke(to_json, item));
+  return list;
+}
+
 Json SeriesJson(const core::ReportSeries& series) {
-  Json json = {{"fqn", ShortName(series.fqn)},
-               {"steps", Json::array()},
-               {"min", Json::array()},
-               {"max", Json::array()},
-               {"mean", Json::array()}};
-  for (const core::ReportPoint& point : series.points) {
-    json["steps"].push_back(point.step);
-    json["min"].push_back(Rounded(point.min));
-    json["max"].push_back(Rounded(point.max));
-    json["mean"].push_back(Rounded(point.mean));
-  }
-  return json;
+  const auto rounded = [&](double core::ReportPoint::* member) {
+    return ListOf(series.points, [&](const core::ReportPoint& p) { return Rounded(p.*member); });
+  };
+  return {{"fqn", ShortName(series.fqn)},
+          {"steps", ListOf(series.points, &core::ReportPoint::step)},
+          {"min", rounded(&core::ReportPoint::min)},
+          {"max", rounded(&core::ReportPoint::max)},
+          {"mean", rounded(&core::ReportPoint::mean)}};
 }
 
 /// The steps of one column of the timeline.
@@ -295,22 +280,11 @@ Json NotesJson(const Report& report) {
   return notes;
 }
 
-Json ColumnsJson(const Report& report) {
-  std::vector<uint64_t> first, last, examined, total;
-  for (const core::ReportColumn& column : report.columns) {
-    first.push_back(column.first_step);
-    last.push_back(column.last_step);
-    examined.push_back(column.examined_steps);
-    total.push_back(column.total_steps);
-  }
-  return {{"first", first}, {"last", last}, {"examined", examined}, {"total", total}};
-}
-
-template <typename Items, typename ToJson>
-Json ListOf(const Items& items, const ToJson& to_json) {
-  Json list = Json::array();
-  for (const auto& item : items) list.push_back(to_json(item));
-  return list;
+Json ColumnsJson(const std::vector<core::ReportColumn>& columns) {
+  return {{"first", ListOf(columns, &core::ReportColumn::first_step)},
+          {"last", ListOf(columns, &core::ReportColumn::last_step)},
+          {"examined", ListOf(columns, &core::ReportColumn::examined_steps)},
+          {"total", ListOf(columns, &core::ReportColumn::total_steps)}};
 }
 
 /// Returns the document as text that can be inside of a script element: no character in it can end
@@ -372,19 +346,14 @@ Json ReportJson(const core::Report& report, bool with_keys) {
                {"timeline", TimelineJson(report.steps)},
                {"metrics", MetricsJson(report.steps)},
                {"tags", std::move(tags)},
-               {"columns", ColumnsJson(report)},
+               {"columns", ColumnsJson(report.columns)},
                {"modules", ListOf(report.modules, ModuleJson)},
                {"tensors", ListOf(report.tensors, tensor_json)},
                {"series", ListOf(report.series, SeriesJson)},
                {"space", SpaceJson(report.space)},
                {"problems", std::move(problems)},
                {"problem_count", report.problem_count}};
-  if (report.phase) {
-    json["phase"] = {{"first_step", report.phase->first_step},
-                     {"last_step", report.phase->last_step},
-                     {"reference_step", report.phase->reference_step},
-                     {"has_base", report.phase->has_base}};
-  }
+  if (report.phase) json["phase"] = {{"reference_step", report.phase->reference_step}};
   return json;
 }
 
