@@ -2,12 +2,11 @@
 
 #include "tools/common/timestamps.h"
 
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 
-#include <array>
 #include <chrono>
 #include <ctime>
-#include <string_view>
 
 #include "tools/common/quantities.h"
 
@@ -26,20 +25,12 @@ std::tm Local(int64_t unix_ns) {
 }  // namespace
 
 std::string LocalTime(int64_t unix_ns) {
-  const std::tm local = Local(unix_ns);
-  std::array<char, 64> text{};
-  const size_t length = std::strftime(text.data(), text.size(), "%Y-%m-%d %H:%M:%S", &local);
-  return std::string(text.data(), length);
+  return fmt::format("{:%Y-%m-%d %H:%M:%S}", Local(unix_ns));
 }
 
 std::string IsoTime(int64_t unix_ns) {
-  const std::tm local = Local(unix_ns);
-  std::array<char, 64> text{};
-  const size_t length = std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%S%z", &local);
-  const std::string_view iso(text.data(), length);
-  if (iso.size() < 2) return std::string(iso);
-  // strftime writes +0100; the extended form of ISO 8601 is +01:00.
-  return fmt::format("{}:{}", iso.substr(0, iso.size() - 2), iso.substr(iso.size() - 2));
+  std::string iso = fmt::format("{:%Y-%m-%dT%H:%M:%S%z}", Local(unix_ns));
+  return iso.insert(iso.size() - 2, ":");  // %z is +0100; the extended form of ISO 8601 is +01:00
 }
 
 std::string Age(int64_t unix_ns, int64_t now_unix_ns) {

@@ -233,12 +233,7 @@ void PrintHints(Output& out, const Overview& view) {
 }  // namespace
 
 Result<int> DumpOverview(const DumpRun& run) {
-  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenStore(run.address));
-  if (opened.address.step) {
-    return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("the overview takes a store without a step; try kv-dump keys {}",
-                            ShellWord(run.address)));
-  }
+  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenWithoutStep(run.address, "the overview"));
   if (!run.json) {
     const std::string directory = EscapeText(AddressDirectory(opened.address.store));
     run.out->WriteLine(run.out->Styled(Style::kBold, directory));

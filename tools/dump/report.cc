@@ -5,7 +5,6 @@
 #include <array>
 #include <cerrno>
 #include <cstdio>
-#include <memory>
 #include <random>
 
 #include "core/inspect/collect_report.h"
@@ -25,25 +24,17 @@ namespace {
 Result<void> WriteFile(const std::string& path, std::string_view text) {
   // A new file: what exists under a name like this one is not ours.
   const std::string partial = fmt::format("{}.{:08x}.part", path, std::random_device()());
-  const auto close = [](std::FILE* file) { (void)std::fclose(file); };
-  std::unique_ptr<std::FILE, decltype(close)> file(std::fopen(partial.c_str(), "wbx"), close);
+  std::FILE* const file = std::fopen(partial.c_str(), "wbx");
   if (file == nullptr) {
     return Fail(
         SystemError(errno, "cannot create the report", partial).WithHint(Hint::kMakeDirectory));
   }
-  const bool is_written = std::fwrite(text.data(), 1, text.size(), file.get()) == text.size();
-  const int error = errno;
-  if (!is_written || std::fclose(file.release()) != 0) {
-    Error failure = SystemError(is_written ? errno : error, "cannot write the report", partial);
-    (void)std::remove(partial.c_str());  // the error that is returned has the reason
-    return Fail(std::move(failure));
-  }
-  if (std::rename(partial.c_str(), path.c_str()) != 0) {
-    Error failure = SystemError(errno, "cannot rename the report", path);
-    (void)std::remove(partial.c_str());
-    return Fail(std::move(failure));
-  }
-  return {};
+  const bool is_written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  const bool is_complete = std::fclose(file) == 0 && is_written;
+  if (is_complete && std::rename(partial.c_str(), path.c_str()) == 0) return {};
+  Error failure = SystemError(errno, "cannot write the report", path);
+  (void)std::remove(partial.c_str());  // the error that is returned has the reason
+  return Fail(std::move(failure));
 }
 
 void PrintFindings(Output& out, const core::Report& report) {

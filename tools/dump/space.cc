@@ -45,13 +45,10 @@ core::SpaceUse Sum(const std::vector<core::SpaceUse>& uses) {
 }
 
 std::vector<Cell> UseCells(const core::SpaceUse& use, uint64_t all_bytes) {
-  const double share = all_bytes == 0 ? 0
-                                      : 100.0 * static_cast<double>(use.logical_bytes) /
-                                            static_cast<double>(all_bytes);
   return {EscapeText(use.prefix),
           GroupedCount(use.tensors),
           HumanBytes(use.logical_bytes),
-          fmt::format("{:.1f} %", share),
+          Percent(use.logical_bytes, all_bytes),
           HumanBytes(use.stored_bytes),
           HumanBytes(use.new_bytes),
           GroupedCount(use.chunks),
