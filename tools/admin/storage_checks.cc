@@ -260,9 +260,9 @@ Result<bool> Sees(kv::Storage& storage, const std::string& name, bool by_size) {
   return Fail(read.error());
 }
 
-/// A name that the reader has found to be absent exists for it as soon as it was put: a reader finds
-/// the next root in this way. If `removes`, an object that the reader has seen is absent for it as
-/// soon as it was removed.
+/// A name that the reader has found to be absent exists for it as soon as it was put: it finds the
+/// next root in this way. If `removes`, an object that the reader has seen is absent for it as soon
+/// as it was removed.
 Result<CheckResult> CheckVisibility(const CheckedStorages& storages, bool removes) {
   uint64_t rounds = 0;
   uint64_t late = 0;
