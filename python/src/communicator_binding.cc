@@ -17,6 +17,7 @@
 #include "python/src/keyword_arguments.h"
 
 #ifdef CAIRN_HAS_CUDA
+#include "core/device/device.h"
 #include "cuda/nccl_communicator.h"
 #endif
 
