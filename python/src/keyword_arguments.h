@@ -23,8 +23,8 @@ core::SaveOptions ToSaveOptions(const nb::kwargs& arguments);
 
 /// Returns the options of Store: `take_over`, `session` (of another rank's part of a step, to write
 /// another part of it), `credentials` (a function), and `grace` in seconds, which has the default
-/// of kv::StoreOptions if it is absent or None. Raises TypeError for other names and for values of a
-/// wrong type, and Invalid for a negative `grace`. Requires the GIL.
+/// of kv::StoreOptions if it is absent or None. Raises TypeError for other names and for values of
+/// a wrong type, and Invalid for a negative `grace`. Requires the GIL.
 kv::StoreOptions ToStoreOptions(const nb::kwargs& arguments);
 
 /// Returns the options of Store.copy_from: `steps` (a list of numbers), `overwrite`, `threads` and
