@@ -158,7 +158,7 @@ class Observers:
             info=info,
             health=_health_of(store, step) if info is not None and call.has_statistics else None,
             free_bytes=free_bytes(store.address),
-            retries=_difference(call.repeated, repeated),
+            retries=None if repeated is None else repeated - (call.repeated or 0),
         )
         self.report(event)
 
@@ -212,10 +212,6 @@ def repeated_requests(address: str) -> int | None:
     """Requests to the bucket at an address that this process has sent again so far; None for stores
     elsewhere."""
     return _cairn.repeated_requests(address) if address.startswith("s3:") else None
-
-
-def _difference(before: int | None, after: int | None) -> int | None:
-    return None if before is None or after is None else after - before
 
 
 def free_bytes(address: str) -> int | None:

@@ -149,17 +149,6 @@ def _reporting_to(function: Callable[[int, int], object]) -> Iterator[None]:
         _cairn.set_progress(previous)
 
 
-def uncancelled(progress: Progress) -> Progress:
-    """The progress of a call that cannot be cancelled: what a function returns is ignored."""
-    if not callable(progress):
-        return progress
-
-    def follow(done: int, total: int) -> None:
-        progress(done, total)
-
-    return follow
-
-
 def is_followed() -> bool:
     """Whether long calls of this thread report to a function."""
     function = _cairn.set_progress(None)

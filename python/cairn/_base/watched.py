@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from cairn._base.progress import Progress
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def shown(progress: Progress, task: str, rank: int, unit: str = "") -> AbstractContextManager[None]:
+    """`cairn._base.progress.showing`, which calls without progress do not import."""
+    if not progress:
+        return nullcontext()
+    from cairn._base.progress import showing
+
+    return showing(progress, task, rank, unit)
 
 
 def watched(
@@ -28,17 +37,13 @@ def watched(
     def decorate(method: _Method) -> _Method:
         @functools.wraps(method)
         def call(self: Any, *args: Any, progress: Progress | None = None, **kwargs: Any) -> Any:
-            shown = (self.opened.progress if progress is None else progress) if task else False
+            follow = (self.opened.progress if progress is None else progress) if task else False
             observers = self.opened.observers if event else None
             if in_background:
-                kwargs["progress"] = shown
-            if not shown and observers is None:
+                kwargs["progress"] = follow
+            if not follow and observers is None:
                 return method(self, *args, **kwargs)
-            with ExitStack() as stack:
-                if shown:
-                    from cairn._base.progress import showing
-
-                    stack.enter_context(showing(shown, task, self.rank, unit))
+            with shown(follow, task, self.rank, unit):
                 if observers is None:
                     return method(self, *args, **kwargs)
                 return observers.run(event, method, self, args, kwargs, in_background)

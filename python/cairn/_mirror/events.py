@@ -25,7 +25,7 @@ class CopyClock:
     def __init__(self, step: int, mirror: Mirror, number: int) -> None:
         self._step, self._mirror, self._number = step, str(mirror), number
         self._begin = time.monotonic()
-        self._repeated = repeated_requests(self._mirror)
+        self._repeated = repeated_requests(self._mirror) or 0
         self.attempts = 0
 
     def event(self, address: str, world_size: int, end: Copied | Exception) -> StoreEvent:
@@ -33,6 +33,9 @@ class CopyClock:
         store, which ``world_size`` ranks have open together."""
         seconds = time.monotonic() - self._begin
         error = end if isinstance(end, Exception) else None
+        retries = repeated_requests(self._mirror)
+        if retries is not None:  # without an attempt, they are requests of another copy
+            retries = retries - self._repeated if self.attempts else 0
         return StoreEvent(
             kind="mirror",
             address=canonical_address(address),
@@ -48,7 +51,7 @@ class CopyClock:
             info=None,
             health=None,
             free_bytes=free_bytes(self._mirror),
-            retries=self._retries(),
+            retries=retries,
             mirror=canonical_address(self._mirror),
             mirror_number=self._number,
         )
@@ -66,9 +69,3 @@ class CopyClock:
             seconds=seconds,
             lag_seconds=max(0.0, (time.time_ns() - copied.created_unix_ns) / 1e9),
         )
-
-    def _retries(self) -> int | None:
-        now = repeated_requests(self._mirror)
-        if now is None or self._repeated is None:
-            return None
-        return now - self._repeated if self.attempts else 0  # requests of another copy

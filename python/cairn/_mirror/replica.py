@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from cairn import _cairn
+from cairn._base.open_options import Credentials
 from cairn._mirror.job import MirrorJob
 from cairn.errors import Conflict, Error, NotFound, Unavailable
 
@@ -18,7 +19,7 @@ class Source(NamedTuple):
     """How the store that is mirrored is opened for reading."""
 
     address: str
-    credentials: Callable[[], Mapping[str, object]] | None
+    credentials: Credentials
     uuid: str | None = None
     """Identity of the store that has saved the steps, if it is known: the address may come to mean
     another store."""
@@ -114,9 +115,7 @@ class Replica:
         self._is_opening = True
         if self._source is None:
             place = self._source_place
-            self._source = _cairn.Store(
-                place.address, False, None, credentials=place.credentials
-            )
+            self._source = _cairn.Store(place.address, False, None, credentials=place.credentials)
         if self._target is None:
             self._target = _cairn.Store(
                 str(self._mirror),

@@ -6,11 +6,11 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cairn import _cairn
 from cairn._base.devices import Streams, TensorKeepAlive, stream_of
+from cairn._base.watched import shown
 from cairn._mirror.job import mark_reported
 from cairn.errors import Error
 
@@ -29,13 +29,6 @@ class Follow(NamedTuple):
     rank: int
     mirrors: MirroredSaves
     copies: Sequence[Future[None]]  # of the step, to the mirrors
-
-    def shown(self, task: str) -> AbstractContextManager[None]:
-        if not self.progress:
-            return nullcontext()
-        from cairn._base.progress import showing
-
-        return showing(self.progress, task, self.rank)
 
 
 class SaveHandle:
@@ -106,7 +99,7 @@ class SaveHandle:
             Unavailable: ``progress`` of ``save_async`` has returned False; the save continues.
             Error: the save failed, and the step does not exist.
         """
-        with self._follow.shown(f"saving step {self._step}"):
+        with shown(self._follow.progress, f"saving step {self._step}", self._follow.rank):
             ended = self.native.wait(timeout)
         if not ended:
             raise TimeoutError(f"the save of step {self._step} is still running after {timeout} s")
@@ -133,11 +126,12 @@ class SaveHandle:
 
         deadline = None if timeout is None else time.monotonic() + timeout
         self.result(timeout)
-        for copy in self._follow.copies:
+        follow = self._follow
+        for copy in follow.copies:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                with self._follow.shown(f"copying step {self._step}"):
-                    self._follow.mirrors.wait_for(copy, left)
+                with shown(follow.progress, f"copying step {self._step}", follow.rank):
+                    follow.mirrors.wait_for(copy, left)
             except Error as error:
                 mark_reported(error)
                 raise

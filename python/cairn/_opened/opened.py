@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any
 
 from cairn import _cairn
 from cairn._base.addresses import absolute_address
 from cairn._base.open_options import OpenOptions
 from cairn._base.steps import step_number
+from cairn._base.watched import shown
 from cairn._mirror import store_mirrors
 from cairn._mirror.mirrored_saves import MirroredSaves
 from cairn._opened.coordinator_parts import close_abandoned
@@ -160,8 +161,11 @@ class Opened:
 
     def _following(self, task: str, rank: int) -> AbstractContextManager[None]:
         """Shows the progress of what is waited for while the store is closed."""
-        if not self.progress:
-            return nullcontext()
-        from cairn._base.progress import showing, uncancelled
+        function = self.progress
+        if not callable(function):
+            return shown(function, task, rank)
 
-        return showing(uncancelled(self.progress), task, rank)
+        def follow(done: int, total: int) -> None:
+            function(done, total)  # what it returns is ignored: this cannot be cancelled
+
+        return shown(follow, task, rank)

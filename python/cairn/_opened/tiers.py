@@ -9,24 +9,22 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from cairn import _cairn
-from cairn._base.open_options import OpenOptions
+from cairn._base.open_options import Credentials, OpenOptions
 from cairn._base.steps import step_number
 from cairn._ranks.ranks import Ranks
 from cairn.errors import Error, Invalid, NotFound
-
-Credentials = Callable[[], Mapping[str, object]]
 
 
 class Tier(NamedTuple):
     """A store that is opened for reading when it is needed."""
 
     address: str
-    credentials: Credentials | None
+    credentials: Credentials
 
 
 class Location(NamedTuple):
