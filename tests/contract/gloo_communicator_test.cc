@@ -32,32 +32,6 @@ GlooOptions OptionsOf(int rank, int world_size, const std::string& directory,
           .connect_timeout = connect_timeout};
 }
 
-World MakeGlooWorld(int world_size, milliseconds timeout) {
-  ScopedTempDir dir;
-  World world(static_cast<size_t>(world_size));
-  {
-    std::vector<std::jthread> ranks;
-    for (int rank = 0; rank < world_size; ++rank) {
-      ranks.emplace_back([&, rank] {
-        GlooOptions options = OptionsOf(rank, world_size, dir.path());
-        options.timeout = timeout;
-        CAIRN_ASSERT_OK_AND_ASSIGN(world[static_cast<size_t>(rank)], ConnectGloo(options));
-      });
-    }
-  }
-  for (const auto& communicator : world) {
-    if (communicator == nullptr) return {};
-  }
-  return world;
-}
-
-INSTANTIATE_TEST_SUITE_P(Gloo, CommunicatorContractTest,
-                         ::testing::ValuesIn(Worlds(MakeGlooWorld, {1, 2, 4, 7})), WorldName);
-INSTANTIATE_TEST_SUITE_P(Gloo, CommunicatorDeadlineTest,
-                         ::testing::ValuesIn(Worlds(MakeGlooWorld, {2, 4})), WorldName);
-INSTANTIATE_TEST_SUITE_P(Gloo, CommunicatorDisagreementTest,
-                         ::testing::ValuesIn(Worlds(MakeGlooWorld, {2, 4})), WorldName);
-
 /// Calls ConnectGloo for all ranks concurrently, and returns their results.
 std::vector<Result<std::unique_ptr<core::Communicator>>> ConnectAll(
     const std::vector<GlooOptions>& options) {
@@ -71,6 +45,34 @@ std::vector<Result<std::unique_ptr<core::Communicator>>> ConnectAll(
   return results;
 }
 
+/// Returns the connected ranks. Fails the test, and returns none, if one cannot be connected.
+World Connect(const std::vector<GlooOptions>& options) {
+  World world;
+  for (auto& result : ConnectAll(options)) {
+    CAIRN_EXPECT_OK(result);
+    if (!result) return {};
+    world.push_back(*std::move(result));
+  }
+  return world;
+}
+
+World MakeGlooWorld(int world_size, milliseconds timeout) {
+  const ScopedTempDir dir;
+  std::vector<GlooOptions> options;
+  for (int rank = 0; rank < world_size; ++rank) {
+    options.push_back(OptionsOf(rank, world_size, dir.path()));
+    options.back().timeout = timeout;
+  }
+  return Connect(options);
+}
+
+INSTANTIATE_TEST_SUITE_P(Gloo, CommunicatorContractTest,
+                         ::testing::ValuesIn(Worlds(MakeGlooWorld, {1, 2, 4, 7})), WorldName);
+INSTANTIATE_TEST_SUITE_P(Gloo, CommunicatorDeadlineTest,
+                         ::testing::ValuesIn(Worlds(MakeGlooWorld, {2, 4})), WorldName);
+INSTANTIATE_TEST_SUITE_P(Gloo, CommunicatorDisagreementTest,
+                         ::testing::ValuesIn(Worlds(MakeGlooWorld, {2, 4})), WorldName);
+
 TEST(ConnectGlooTest, ConnectsThroughRankZerosAddress) {
   const std::string rendezvous = fmt::format("tcp://127.0.0.1:{}", FreePort());
   std::vector<GlooOptions> options;
@@ -80,12 +82,8 @@ TEST(ConnectGlooTest, ConnectsThroughRankZerosAddress) {
                        .rendezvous = rendezvous,
                        .connect_timeout = std::chrono::seconds(60)});
   }
-  auto connected = ConnectAll(options);
-  World world;
-  for (auto& result : connected) {
-    CAIRN_ASSERT_OK(result);
-    world.push_back(*std::move(result));
-  }
+  World world = Connect(options);
+  ASSERT_EQ(world.size(), 3u);
   RunRanks(world,
            [](core::Communicator& communicator) { CAIRN_EXPECT_OK(communicator.Barrier()); });
 }
@@ -123,12 +121,8 @@ std::vector<GlooOptions> OptionsOverBoard(MessageBoard& board, int world_size) {
 
 TEST(ConnectGlooTest, ConnectsOverTheChannelOfTheCaller) {
   MessageBoard board(3);
-  auto connected = ConnectAll(OptionsOverBoard(board, 3));
-  World world;
-  for (auto& result : connected) {
-    CAIRN_ASSERT_OK(result);
-    world.push_back(*std::move(result));
-  }
+  World world = Connect(OptionsOverBoard(board, 3));
+  ASSERT_EQ(world.size(), 3u);
   RunRanks(world, [](core::Communicator& communicator) {
     CAIRN_EXPECT_OK(communicator.Barrier());
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto half, communicator.Split(0, 0));

@@ -6,7 +6,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -18,6 +17,7 @@
 
 #include "kv/io/file_descriptor.h"
 #include "tests/kv/sample_step.h"
+#include "tests/support/forked_child.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 
@@ -245,14 +245,8 @@ TEST_P(IoQueueTest, ForkedChildDoesNotUseTheRingsOfItsParent) {
 #endif
   FileQueues queues(/*uring=*/GetParam());
   const IoQueue* const kept = queues.Give(queues.Take(kDepth));
-  const pid_t child = ::fork();
-  if (child == 0) {
-    const IoQueue* const own = queues.Give(queues.Take(kDepth));
-    ::_exit(own == nullptr ? 0 : 1);
-  }
-  int status = -1;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
+  cairn::testing::ForkedChild child([&] { return queues.Give(queues.Take(kDepth)) == nullptr; });
+  EXPECT_EQ(child.Wait(), 0);
   if (kept != nullptr) EXPECT_EQ(queues.Take(kDepth).get(), kept);
 }
 

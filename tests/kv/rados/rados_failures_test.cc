@@ -2,8 +2,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -15,6 +13,7 @@
 
 #include "kv/io/internal/file.h"
 #include "tests/kv/rados/ceph_cluster.h"
+#include "tests/support/forked_child.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 #include "tests/support/seeded_random.h"
@@ -58,16 +57,11 @@ TEST(RadosFailuresTest, AForkedChildHasItsOwnConnection) {
 #endif
   const auto storage = OpenRados(TestCluster().NewAddress());
   CAIRN_ASSERT_OK(storage->Put("lease", AsBytes("parent")));
-  const pid_t child = ::fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
+  ForkedChild child([&] {
     const bool reads = storage->Size("lease").value_or(0) == 6;
-    const bool writes = storage->Put("roots/1", AsBytes("child")).has_value();
-    ::_exit(reads && writes ? 0 : 1);
-  }
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
+    return reads && storage->Put("roots/1", AsBytes("child"));
+  });
+  EXPECT_EQ(child.Wait(), 0);
   CAIRN_ASSERT_OK_AND_ASSIGN(const uint64_t size_bytes, storage->Size("roots/1"));
   EXPECT_EQ(size_bytes, 5u);
 }

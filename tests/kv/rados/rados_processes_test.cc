@@ -4,18 +4,16 @@
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <array>
 #include <chrono>
-#include <functional>
-#include <memory>
+#include <list>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "tests/kv/rados/ceph_cluster.h"
+#include "tests/support/forked_child.h"
 #include "tests/support/result_matchers.h"
 
 namespace cairn::testing {
@@ -24,25 +22,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using std::chrono::steady_clock;
-
-/// Runs `main` in a forked process, which exits with status 0 if it returns true.
-class Child {
- public:
-  explicit Child(const std::function<bool()>& main) : pid_(::fork()) {
-    if (pid_ == 0) ::_exit(main() ? 0 : 1);
-    EXPECT_GT(pid_, 0);
-  }
-  ~Child() {
-    int status = 0;
-    EXPECT_EQ(::waitpid(pid_, &status, 0), pid_);
-    EXPECT_EQ(status, 0);
-  }
-  Child(const Child&) = delete;
-  Child& operator=(const Child&) = delete;
-
- private:
-  const pid_t pid_;
-};
 
 TEST(RadosProcessesTest, ExactlyOneOfEightProcessesPutsAnAbsentObject) {
   constexpr int kProcesses = 8;
@@ -62,24 +41,23 @@ TEST(RadosProcessesTest, ExactlyOneOfEightProcessesPutsAnAbsentObject) {
   const std::string address = TestCluster().NewAddress();
   // The children of a process that has used librados have copies of its state.
   EXPECT_THAT(OpenRados(address)->Size("none"), IsError(ErrorCode::kNotFound, "none"));
-  {
-    std::vector<std::unique_ptr<Child>> children;
-    for (int process = 0; process < kProcesses; ++process) {
-      children.push_back(std::make_unique<Child>([&, process] {
-        const auto storage = OpenRados(address);
-        const auto text = std::to_string(process);
-        bool is_valid = storage->Size("none").error().code == ErrorCode::kNotFound;  // connects
-        for (int round = 0; round < kRounds; ++round) {
-          ::pthread_barrier_wait(&shared->start);
-          const Result<void> put = storage->PutIfAbsent("roots/" + std::to_string(round),
-                                                        std::as_bytes(std::span(text)));
-          shared->has_won[process][round] = put.has_value();
-          if (!put && put.error().code != ErrorCode::kConflict) is_valid = false;
-        }
-        return is_valid;
-      }));
-    }
+  std::list<ForkedChild> children;
+  for (int process = 0; process < kProcesses; ++process) {
+    children.emplace_back([&, process] {
+      const auto storage = OpenRados(address);
+      const auto text = std::to_string(process);
+      bool is_valid = storage->Size("none").error().code == ErrorCode::kNotFound;  // connects
+      for (int round = 0; round < kRounds; ++round) {
+        ::pthread_barrier_wait(&shared->start);
+        const Result<void> put =
+            storage->PutIfAbsent("roots/" + std::to_string(round), std::as_bytes(std::span(text)));
+        shared->has_won[process][round] = put.has_value();
+        if (!put && put.error().code != ErrorCode::kConflict) is_valid = false;
+      }
+      return is_valid;
+    });
   }
+  for (ForkedChild& child : children) EXPECT_EQ(child.Wait(), 0);
   const auto storage = OpenRados(address);
   for (int round = 0; round < kRounds; ++round) {
     std::vector<int> winners;
@@ -96,20 +74,17 @@ TEST(RadosProcessesTest, ExactlyOneOfEightProcessesPutsAnAbsentObject) {
 TEST(RadosProcessesTest, APutDoesNotWaitForAReaderThatDied) {
   const std::string address = TestCluster().NewAddress();
   const auto writer = OpenRados(address);
-  {
-    const Child reader([&] {
-      OpenRados(address)->AwaitChange("roots/", milliseconds(1));
-      return true;
-    });
-  }
-  {
-    // Exits without ending its watch.
-    const Child reader([&] {
-      static const auto storage = OpenRados(address);
-      storage->AwaitChange("roots/", milliseconds(1));
-      return true;
-    });
-  }
+  ForkedChild ends_its_watch([&] {
+    OpenRados(address)->AwaitChange("roots/", milliseconds(1));
+    return true;
+  });
+  EXPECT_EQ(ends_its_watch.Wait(), 0);
+  ForkedChild exits_with_its_watch([&] {
+    static const auto storage = OpenRados(address);
+    storage->AwaitChange("roots/", milliseconds(1));
+    return true;
+  });
+  EXPECT_EQ(exits_with_its_watch.Wait(), 0);
   const auto begin = steady_clock::now();
   for (int i = 0; i < 10; ++i) CAIRN_ASSERT_OK(writer->Put("roots/" + std::to_string(i), {}));
   EXPECT_LT(steady_clock::now() - begin, seconds(15));

@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -18,17 +16,17 @@
 
 #include "kv/base/div.h"
 #include "kv/io/internal/file.h"
-#include "kv/io/io_queue.h"
 #include "kv/storage/s3/internal/s3_storage.h"
 #include "kv/storage/storage.h"
 #include "tests/support/fake_s3.h"
+#include "tests/support/forked_child.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"
+#include "tests/support/upload_bytes.h"
 
 namespace cairn::testing {
 namespace {
 
-using kv::IoCompletion;
 using kv::internal::AsBytes;
 using ::testing::Contains;
 using ::testing::HasSubstr;
@@ -79,26 +77,7 @@ class S3FaultsTest : public ::testing::Test {
   // Writes "segments/a.seg" through a queue.
   Result<void> Upload(std::span<std::byte> bytes, uint64_t write_bytes = kPartBytes,
                       uint32_t depth = 8) {
-    CAIRN_TRY_ASSIGN(const auto upload, storage_->BeginUpload("segments/a.seg", write_bytes));
-    CAIRN_TRY_ASSIGN(const auto queue, storage_->MakeQueue(depth));
-    const auto wait_until = [&](uint32_t count) -> Result<void> {
-      while (queue->in_flight() > count) {
-        CAIRN_TRY_ASSIGN(IoCompletion completion, queue->Wait());
-        if (completion.error) return Fail(*std::move(completion.error));
-      }
-      return {};
-    };
-    for (uint64_t at = 0; at < bytes.size(); at += write_bytes) {
-      CAIRN_TRY(wait_until(depth - 1));
-      const uint64_t length = std::min(write_bytes, bytes.size() - at);
-      CAIRN_TRY(queue->Submit({.upload = upload.get(),
-                               .write = true,
-                               .data = bytes.data() + at,
-                               .length_bytes = length,
-                               .offset_bytes = at}));
-    }
-    CAIRN_TRY(wait_until(0));
-    return upload->Finish(bytes.size());
+    return UploadBytes(*storage_, "segments/a.seg", bytes, write_bytes, depth);
   }
 
   FakeS3 server_;
@@ -673,18 +652,14 @@ TEST_F(S3FaultsTest, AForkedChildReadsWithItsOwnConnections) {
 #endif
   CAIRN_ASSERT_OK(storage_->Put("lease", AsBytes("1")));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto queue, storage_->MakeQueue(2));
-  const pid_t child = ::fork();
-  if (child == 0) {
+  ForkedChild child([&] {
     std::array<std::byte, 1> target{};
-    const bool reads = storage_->ReadRange("lease", 0, target).has_value();
     const auto submitted =
         queue->Submit({.object = "lease", .data = target.data(), .length_bytes = target.size()});
-    const bool refuses = !submitted && submitted.error().code == ErrorCode::kFailedPrecondition;
-    ::_exit(reads && refuses ? 0 : 1);
-  }
-  int status = -1;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
+    return storage_->ReadRange("lease", 0, target) && !submitted &&
+           submitted.error().code == ErrorCode::kFailedPrecondition;
+  });
+  EXPECT_EQ(child.Wait(), 0);
   CAIRN_EXPECT_OK(storage_->Put("lease", AsBytes("2")));
 }
 

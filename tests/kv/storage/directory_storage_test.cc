@@ -14,11 +14,11 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <thread>
 
 #include "kv/io/internal/file.h"
 #include "tests/support/fault_hook.h"
+#include "tests/support/forked_child.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 
@@ -28,6 +28,7 @@ namespace {
 using cairn::testing::FailAt;
 using cairn::testing::FailNth;
 using cairn::testing::FaultPass;
+using cairn::testing::ForkedChild;
 using cairn::testing::IsError;
 using cairn::testing::KillAt;
 using cairn::testing::NoFault;
@@ -35,19 +36,6 @@ using cairn::testing::ScopedFaults;
 using cairn::testing::ScopedTempDir;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-
-/// Runs `body` in a forked child and returns the status of waitpid. The child exits with 0 unless
-/// `body` ends it.
-int RunInChild(const std::function<void()>& body) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    body();
-    ::_exit(0);
-  }
-  int status = -1;
-  EXPECT_EQ(::waitpid(child, &status, 0), child);
-  return status;
-}
 
 class DirectoryStorageTest : public ::testing::Test {
  protected:
@@ -202,12 +190,12 @@ TEST_F(DirectoryStorageTest, AProcessThatDiesAtAnyPointLeavesCompleteObjectsAndT
   for (size_t n = 0; n < passes.size(); ++n) {
     const FaultPass& pass = passes[n];
     const std::string path = dir_ / fmt::format("store-{}", n);
-    const int status = RunInChild([&] {
+    ForkedChild child([&] {
       DirectoryStorage storage(path);
       const ScopedFaults faults(KillAt(pass.point, pass.occurrence));
-      (void)PutEverything(storage);
+      return PutEverything(storage).has_value();
     });
-    EXPECT_TRUE(WIFSIGNALED(status)) << pass.point;
+    EXPECT_TRUE(WIFSIGNALED(child.Wait())) << pass.point;
     DirectoryStorage storage(path);
     ExpectCompleteObjects(storage, pass.point);
     if (pass.point == "roots.linked") {

@@ -18,6 +18,7 @@
 #include "kv/io/file_descriptor.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"
+#include "tests/support/upload_bytes.h"
 
 namespace cairn::testing {
 namespace {
@@ -36,28 +37,6 @@ std::span<const std::byte> Bytes(std::string_view text) {
 
 std::string Text(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-/// Uploads `bytes` as "segments/a.seg" in parts, with all requests in flight that the queue allows.
-Result<void> UploadBytes(Storage& storage, std::span<std::byte> bytes, uint64_t write_bytes,
-                         bool finish) {
-  CAIRN_TRY_ASSIGN(const auto upload, storage.BeginUpload("segments/a.seg", write_bytes));
-  CAIRN_TRY_ASSIGN(const auto queue, storage.MakeQueue(3));
-  const auto await_one = [&]() -> Result<void> {
-    CAIRN_TRY_ASSIGN(kv::IoCompletion completion, queue->Wait());
-    if (completion.error) return Fail(*std::move(completion.error));
-    return {};
-  };
-  for (uint64_t at = 0; at < bytes.size(); at += write_bytes) {
-    if (queue->in_flight() == queue->depth()) CAIRN_TRY(await_one());
-    CAIRN_TRY(queue->Submit({.upload = upload.get(),
-                             .write = true,
-                             .data = bytes.data() + at,
-                             .length_bytes = std::min(write_bytes, bytes.size() - at),
-                             .offset_bytes = at}));
-  }
-  while (queue->in_flight() > 0) CAIRN_TRY(await_one());
-  return finish ? upload->Finish(bytes.size()) : Result<void>();
 }
 
 }  // namespace
@@ -279,7 +258,7 @@ TEST_P(StorageContractTest, UploadsWritesOfAnyLengthAndReadsRangesThroughAQueue)
       SCOPED_TRACE(fmt::format("{} bytes in writes of {}", size, write_bytes));
       std::vector<std::byte> bytes(size);
       random.Fill(bytes);
-      CAIRN_ASSERT_OK(UploadBytes(*storage_, bytes, write_bytes, /*finish=*/true));
+      CAIRN_ASSERT_OK(UploadBytes(*storage_, "segments/a.seg", bytes, write_bytes, 3));
       CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::byte> found,
                                  storage_->Read("segments/a.seg", 1 << 30));
       EXPECT_TRUE(found == bytes);
@@ -336,7 +315,8 @@ TEST_P(StorageContractTest, AnUploadWithoutFinishIsDiscarded) {
   for (const uint64_t write_bytes : {uint64_t{1000}, uint64_t{4} << 20}) {
     for (const uint64_t size : {write_bytes / 2, 3 * write_bytes + 1}) {
       std::vector<std::byte> bytes(size);
-      CAIRN_ASSERT_OK(UploadBytes(*storage_, bytes, write_bytes, /*finish=*/false));
+      CAIRN_ASSERT_OK(
+          UploadBytes(*storage_, "segments/a.seg", bytes, write_bytes, 3, /*finish=*/false));
       EXPECT_THAT(List("segments/"), IsEmpty());
       EXPECT_THAT(storage_->Size("segments/a.seg"),
                   IsError(ErrorCode::kNotFound, "segments/a.seg"));

@@ -1,7 +1,6 @@
 // A table contains what was written, and damage is found instead of read.
 
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,11 +13,13 @@
 #include "kv/table/internal/table_writer.h"
 #include "tests/kv/table/table_test_support.h"
 #include "tests/support/faulty_storage.h"
+#include "tests/support/forked_child.h"
 #include "tests/support/seeded_random.h"
 
 namespace cairn::kv::internal {
 namespace {
 
+using cairn::testing::ForkedChild;
 using cairn::testing::IsError;
 using cairn::testing::SeededRandom;
 
@@ -335,17 +336,12 @@ TEST_P(TableTest, ManyThreadsReadOneTable) {
 TEST_P(TableTest, ForkedChildReadsAndWritesTables) {
   const Records records = ManyRecords(1000);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto parents, WriteAndOpen(records));
-  const pid_t child = ::fork();
-  if (child == 0) {
+  ForkedChild child([&] {
     ::alarm(60);
     const auto own = WriteAndOpen(records);
-    const bool same = own && ReadAll(**own) == records && ReadAll(*parents) == records &&
-                      (*own)->Verify().has_value();
-    ::_exit(same ? 0 : 1);
-  }
-  int status = -1;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
+    return own && ReadAll(**own) == records && ReadAll(*parents) == records && (*own)->Verify();
+  });
+  EXPECT_EQ(child.Wait(), 0);
 }
 
 }  // namespace

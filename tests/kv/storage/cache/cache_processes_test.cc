@@ -5,38 +5,29 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <csignal>
 #include <filesystem>
-#include <functional>
+#include <list>
 #include <thread>
 
 #include "tests/kv/storage/cache/cached_storage_fixture.h"
+#include "tests/support/forked_child.h"
 #include "tests/support/seeded_random.h"
 
 namespace cairn::kv::internal {
 namespace {
 
+using cairn::testing::ForkedChild;
 using ::testing::IsEmpty;
 
 using CacheProcessesTest = CachedStorageTest;
 
-/// Runs `body` in a child process and returns its wait status. The child must not fail the test:
-/// it exits with 0 if `body` returns true.
-int RunChild(const std::function<bool()>& body) {
-  const pid_t child = ::fork();
-  if (child == 0) ::_exit(body() ? 0 : 1);
-  int status = -1;
-  EXPECT_EQ(::waitpid(child, &status, 0), child);
-  return status;
-}
-
 TEST_F(CacheProcessesTest, AFullDiskIsBypassed) {
   const Bytes bytes = PutSegment(1, 1 << 20);
   const Bytes small = PutSegment(2, 10'000);
-  const int status = RunChild([&] {
+  ForkedChild child([&] {
     // Writes beyond 256 KiB of a file fail with EFBIG.
     const struct rlimit limit{.rlim_cur = 1 << 18, .rlim_max = 1 << 18};
     if (::signal(SIGXFSZ, SIG_IGN) == SIG_ERR || ::setrlimit(RLIMIT_FSIZE, &limit) != 0)
@@ -47,29 +38,23 @@ TEST_F(CacheProcessesTest, AFullDiskIsBypassed) {
            ReadsAll(*storage, 2, small, 10'000) && ReadsAll(*storage, 2, small, 10'000) &&
            remote_->Calls().size() == 11 + 9 + 1 + 1;
   });
-  EXPECT_EQ(status, 0);
+  EXPECT_EQ(child.Wait(), 0);
   EXPECT_TRUE(ReadsAll(*Open(), 1, bytes, 70'000));
 }
 
 TEST_F(CacheProcessesTest, ProcessesShareTheCache) {
   const Bytes bytes = PutSegment(1, 3'000'000);
-  std::vector<pid_t> children;
+  std::list<ForkedChild> children;
   for (uint64_t process = 0; process < 4; ++process) {
-    const pid_t child = ::fork();
-    if (child == 0) {
+    children.emplace_back([&] {
       const auto storage = Open();
       bool fine = true;
       for (int i = 0; i < 5; ++i)
         fine = fine && ReadsAll(*storage, 1, bytes, 10'000 + process * 777);
-      ::_exit(fine ? 0 : 1);
-    }
-    children.push_back(child);
+      return fine;
+    });
   }
-  for (const pid_t child : children) {
-    int status = -1;
-    EXPECT_EQ(::waitpid(child, &status, 0), child);
-    EXPECT_EQ(status, 0);
-  }
+  for (ForkedChild& child : children) EXPECT_EQ(child.Wait(), 0);
   remote_->Restart();
   EXPECT_TRUE(ReadsAll(*Open(), 1, bytes, 1 << 20));
   EXPECT_THAT(remote_->Calls(), IsEmpty());
@@ -79,17 +64,15 @@ TEST_F(CacheProcessesTest, AKillDuringAFillLeavesACacheThatIsUsedAgain) {
   const Bytes bytes = PutSegment(1, 16 << 20);
   cairn::testing::SeededRandom random;
   for (int kill = 0; kill < 20; ++kill) {
-    const pid_t child = ::fork();
-    if (child == 0) {
+    ForkedChild child([&] {
       while (true) {
         (void)ReadsAll(*Open(), 1, bytes, 12'345 + static_cast<uint64_t>(kill) * 1'000);
       }
-    }
+      return true;
+    });
     std::this_thread::sleep_for(std::chrono::microseconds(random.Between(0, 20'000)));
-    ASSERT_EQ(::kill(child, SIGKILL), 0);
-    int status = 0;
-    ASSERT_EQ(::waitpid(child, &status, 0), child);
-    ASSERT_TRUE(WIFSIGNALED(status));
+    ASSERT_EQ(::kill(child.pid(), SIGKILL), 0);
+    ASSERT_TRUE(WIFSIGNALED(child.Wait()));
     ASSERT_TRUE(ReadsAll(*Open(), 1, bytes, 1 << 16)) << kill;
     if (kill % 2 == 1) {  // begin with an empty cache again
       for (const std::string& path : Files("")) std::filesystem::remove(path);
