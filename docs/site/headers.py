@@ -15,10 +15,8 @@ from sphinx.errors import ExtensionError
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("kv", "core")
 LINE = re.compile(r"^<!-- headers: (\S+) -->$", re.MULTILINE)
-ANNOTATIONS = ("GUARDED_BY", "CAPABILITY", "ACQUIRE", "RELEASE", "EXCLUDES", "REQUIRES",
-               "SCOPED_CAPABILITY", "RETURN_CAPABILITY", "ACQUIRE_SHARED", "RELEASE_SHARED",
-               "ASSERT_CAPABILITY", "REQUIRES_SHARED", "RELEASE_GENERIC", "TRY_ACQUIRE",
-               "NO_THREAD_SAFETY_ANALYSIS", "PT_GUARDED_BY")  # fmt: skip
+ANNOTATIONS = ("GUARDED_BY", "CAPABILITY", "ACQUIRE", "RELEASE", "REQUIRES", "ACQUIRE_SHARED",
+               "RELEASE_SHARED")  # fmt: skip
 DOXYFILE = """
 INPUT = {headers}
 OUTPUT_DIRECTORY = {output}
@@ -88,7 +86,7 @@ def run_doxygen(build: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(marked((ROOT / header).read_text()))
     predefined = " ".join(f'"CAIRN_{name}(...)="' for name in ANNOTATIONS)
-    predefined += ' "CAIRN_NO_THREAD_SAFETY_ANALYSIS=" "CAIRN_SCOPED_CAPABILITY="'
+    predefined += ' "CAIRN_SCOPED_CAPABILITY="'
     settings = DOXYFILE.format(headers=build / "headers", output=build, predefined=predefined)
     finished = subprocess.run(["doxygen", "-"], input=settings, capture_output=True, text=True)
     if finished.returncode != 0 or finished.stderr:

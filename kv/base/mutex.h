@@ -24,14 +24,9 @@
 /// After a field: it is read only while `mutex` is held, and written only while it is held
 /// exclusively.
 #define CAIRN_GUARDED_BY(mutex) CAIRN_THREAD_ANNOTATION(guarded_by(mutex))
-/// After a pointer: the same for what it points to.
-#define CAIRN_PT_GUARDED_BY(mutex) CAIRN_THREAD_ANNOTATION(pt_guarded_by(mutex))
 
-/// After the parameters of a function: the caller holds the mutexes, holds them at least shared, or
-/// does not hold them.
+/// After the parameters of a function: the caller holds the mutexes.
 #define CAIRN_REQUIRES(...) CAIRN_THREAD_ANNOTATION(requires_capability(__VA_ARGS__))
-#define CAIRN_REQUIRES_SHARED(...) CAIRN_THREAD_ANNOTATION(requires_shared_capability(__VA_ARGS__))
-#define CAIRN_EXCLUDES(...) CAIRN_THREAD_ANNOTATION(locks_excluded(__VA_ARGS__))
 /// After the parameters of a function: it locks (exclusively or shared), or unlocks, the mutexes;
 /// without an argument, the mutex that the object is or holds. In the destructor of a scoped lock,
 /// CAIRN_RELEASE matches both kinds of lock.
@@ -43,9 +38,6 @@
 /// Between `class` and the name: the class is a mutex, or holds one for its scope.
 #define CAIRN_CAPABILITY(name) CAIRN_THREAD_ANNOTATION(capability(name))
 #define CAIRN_SCOPED_CAPABILITY CAIRN_THREAD_ANNOTATION(scoped_lockable)
-
-/// After the parameters of a function whose locking the analysis cannot follow; state the reason.
-#define CAIRN_NO_THREAD_SAFETY_ANALYSIS CAIRN_THREAD_ANNOTATION(no_thread_safety_analysis)
 
 namespace cairn {
 
