@@ -121,39 +121,49 @@ void StridedRegion::Touch(size_t d, int64_t source, int64_t end, int64_t page_by
 template <typename Move>
 void StridedRegion::ForEachRun(size_t d, int64_t source, std::byte* memory, int64_t begin,
                                int64_t end, const Move& move) const {
+  const int64_t run_bytes = run_bytes_;
   const auto move_run = [&](int64_t run, std::byte* run_memory) {
     const int64_t first = std::max(run, begin);
-    const int64_t last = std::min(run + run_bytes_, end);
+    const int64_t last = std::min(run + run_bytes, end);
     if (first < last) move(run_memory, first - run, first - begin, last - first);
   };
   if (d == dims_.size()) return move_run(source, memory);
-  const Dim& dim = dims_[d];
+  const Dim dim = dims_[d];
   const auto [first, last] = IndexRange(d, source, begin, end);
-  for (uint64_t i = first; i < last; ++i) {
-    const auto index = static_cast<int64_t>(i);
-    const int64_t inner = source + index * dim.source_stride;
-    std::byte* const inner_memory = memory + index * dim.target_stride;
-    if (d + 1 == dims_.size()) {
-      move_run(inner, inner_memory);
+  const auto skipped = static_cast<int64_t>(first);
+  source += skipped * dim.source_stride;
+  memory += skipped * dim.target_stride;
+  const bool is_innermost = d + 1 == dims_.size();
+  for (uint64_t left = last - std::min(first, last); left > 0; --left) {
+    if (!is_innermost) {
+      ForEachRun(d + 1, source, memory, begin, end, move);
+    } else if (source >= begin && source + run_bytes <= end) [[likely]] {
+      move(memory, 0, source - begin, run_bytes);
     } else {
-      ForEachRun(d + 1, inner, inner_memory, begin, end, move);
+      move_run(source, memory);
     }
+    source += dim.source_stride;
+    memory += dim.target_stride;
   }
 }
+
+// The functions that move a run have copies of pointers, which the bytes that they write cannot
+// change, as far as the compiler knows.
 
 void StridedRegion::CopyFrom(std::span<const std::byte> window, uint64_t window_begin_bytes) const {
   const auto begin = static_cast<int64_t>(window_begin_bytes);
   const int64_t end = begin + static_cast<int64_t>(window.size());
+  const std::byte* const from = window.data();
   if (element_.cast == nullptr) {
     return ForEachRun(0, base_bytes_, target_, begin, end,
-                      [&](std::byte* memory, int64_t in_run, int64_t at, int64_t count) {
-                        CopyRun(memory + in_run, window.data() + at, static_cast<uint64_t>(count));
+                      [from](std::byte* memory, int64_t in_run, int64_t at, int64_t count) {
+                        CopyRun(memory + in_run, from + at, static_cast<uint64_t>(count));
                       });
   }
   ForEachRun(0, base_bytes_, target_, begin, end,
              [&](std::byte* memory, int64_t in_run, int64_t at, int64_t count) {
                const uint64_t element = static_cast<uint64_t>(in_run) / element_.bytes;
-               element_.cast(window.data() + at, memory + element * element_.target_bytes,
+               element_.cast(from + at, memory + element * element_.target_bytes,
                              static_cast<uint64_t>(count) / element_.bytes);
              });
 }
@@ -161,10 +171,11 @@ void StridedRegion::CopyFrom(std::span<const std::byte> window, uint64_t window_
 void StridedRegion::CopyTo(std::span<std::byte> window, uint64_t window_begin_bytes) const {
   CAIRN_CHECK(element_.cast == nullptr);
   const auto begin = static_cast<int64_t>(window_begin_bytes);
-  ForEachRun(0, base_bytes_, target_, begin, begin + static_cast<int64_t>(window.size()),
-             [&](const std::byte* memory, int64_t in_run, int64_t at, int64_t count) {
-               CopyRun(window.data() + at, memory + in_run, static_cast<uint64_t>(count));
-             });
+  ForEachRun(
+      0, base_bytes_, target_, begin, begin + static_cast<int64_t>(window.size()),
+      [to = window.data()](const std::byte* memory, int64_t in_run, int64_t at, int64_t count) {
+        CopyRun(to + at, memory + in_run, static_cast<uint64_t>(count));
+      });
 }
 
 }  // namespace cairn::core::internal
