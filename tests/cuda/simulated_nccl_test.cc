@@ -1,5 +1,5 @@
-// The simulated NCCL has the properties on which the tests of the NCCL communicator depend and which
-// they do not show themselves.
+// The simulated NCCL has the properties on which the tests of the NCCL communicator depend and
+// which they do not show themselves.
 #include "tests/support/simulated_nccl/simulated_nccl.h"
 
 #include <cuda_runtime_api.h>

@@ -120,7 +120,7 @@ class DamageTest : public ::testing::Test {
     }
   }
 
-  /// Judges the store with these files instead of its own.
+  /// Judges the store with these files in place of those it was made with.
   void Judge(const Files& files, const std::string& change) {
     Write(files_, files);
     const auto found = Examine();
