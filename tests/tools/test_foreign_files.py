@@ -27,7 +27,7 @@ OWN = {
     "segments": [TEMPORARY, f"{GARBAGE}.seg"],
     "pages": [TEMPORARY, f"{GARBAGE}.steps"],
     "leases": [TEMPORARY, "0000000000000000"],
-    f"pending/{SESSION.replace('1', '0')}-7-0": [TEMPORARY, "1.part", "1.0.data", "failed"],
+    f"pending/{SESSION.replace('1', '0')}-7-0": [TEMPORARY, "1.part", "failed"],
 }
 FOLDERS = ("roots", "tables", "segments", "pages", "pending", "leases")
 

@@ -339,10 +339,12 @@ std::optional<std::string> HttpServer::Respond(Connection& connection) {
 
 void HttpServer::Serve(std::list<Connection>::iterator connection) {
   const int socket = connection->socket.get();
-  if (const std::optional<std::string> text = Respond(*connection)) {
-    Send(socket, *text);
-    Drain(socket);
-  }
+  kv::CleanUp([&] {  // without enough memory, the connection is closed
+    if (const std::optional<std::string> text = Respond(*connection)) {
+      Send(socket, *text);
+      Drain(socket);
+    }
+  });
   const MutexLock lock(mutex_);
   connections_.erase(connection);
   changed_.NotifyAll();

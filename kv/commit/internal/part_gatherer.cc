@@ -1,7 +1,7 @@
-// Each worker takes the parts of consecutive ranks as a batch, again and again: it fetches them while
-// no other worker fetches, decompresses, verifies and sorts them (rank_batch.h), and adds the batch
-// to the step when the batches before have been added. A part that is too large for one batch is
-// decoded piece by piece at that time.
+// Each worker takes the parts of consecutive ranks as a batch, again and again: it fetches them
+// while no other worker fetches, decompresses, verifies and sorts them (rank_batch.h), and adds the
+// batch to the step when the batches before have been added. A part that is too large for one batch
+// is decoded piece by piece at that time.
 
 #include <fmt/format.h>
 

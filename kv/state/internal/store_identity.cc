@@ -145,6 +145,7 @@ Result<std::vector<std::string>> ListDirectory(const Storage& storage) {
   CAIRN_TRY_ASSIGN(DirectoryEntries entries,
                    ReadEntries(storage.address(), DirectoryLinks::kFollow));
   std::ranges::move(entries.directories, std::back_inserter(entries.files));
+  std::ranges::sort(entries.files);
   return std::move(entries.files);
 }
 

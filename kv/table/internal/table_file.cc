@@ -1,7 +1,7 @@
-// The check of the end of a table before RocksDB parses it. RocksDB (7.8) parses the properties block
-// before it verifies the block's checksum, and one flipped bit there ends the process in an
-// assertion. It also allocates the length of the index in the footer, which has no checksum. RocksDB
-// itself checks everything else in a table before use. Format version 5:
+// The check of the end of a table before RocksDB parses it. RocksDB (7.8) parses the properties
+// block before it verifies the block's checksum, and one flipped bit there ends the process in an
+// assertion. It also allocates the length of the index in the footer, which has no checksum.
+// RocksDB itself checks everything else in a table before use. Format version 5:
 //
 //   ... properties block | meta index block | index block | footer (53 bytes)
 //

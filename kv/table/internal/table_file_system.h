@@ -17,9 +17,9 @@
 
 namespace cairn::kv::internal {
 
-/// Returns an environment in which every path is one file. It starts no threads. The file is read if
-/// there is `file`; otherwise, creating it appends to `object`, which closing it leaves unfinished.
-/// Both must outlive the environment and everything that uses it.
+/// Returns an environment in which every path is one file. It starts no threads. The file is read
+/// if there is `file`; otherwise, creating it appends to `object`, which closing it leaves
+/// unfinished. Both must outlive the environment and everything that uses it.
 std::unique_ptr<rocksdb::Env> TableEnvironment(const TableFile* file, ObjectWriter* object);
 
 /// Returns the options of tables, to be used with `environment`. Their block cache belongs to them
