@@ -129,4 +129,6 @@ def _run_cells(rank: int, todo: list[Cell], folder: Path, places: dict[str, str]
 
 
 if __name__ == "__main__":
-    main()
+    import matrix_run  # ranks import what they run by the name of its module
+
+    matrix_run.main()
