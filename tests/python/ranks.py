@@ -7,6 +7,9 @@
     def test_something(path):
         assert run_on_ranks(save_on, path) == [4, 4, 4, 4]
 
+    @with_ranks(2)                  # a test that only asserts on the ranks
+    def test_something_else(rank, path): ...
+
 The processes are new, and yet start in about ten milliseconds each (interpreters.py).
 """
 
@@ -14,6 +17,8 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
+import inspect
 import os
 import pickle
 import subprocess
@@ -84,6 +89,29 @@ def run_on_ranks(
     return results
 
 
+def with_ranks(world_size: int = 4, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Makes a test of a function of the rank and of fixtures. The options are those of
+    `run_on_ranks`."""
+
+    def made(function: Callable[..., Any]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def test(**fixtures: Any) -> None:
+            run_on_ranks(test, *map(fixtures.get, names), world_size=world_size, **options)
+
+        signature = inspect.signature(function)
+        _, *names = signature.parameters
+        test.__signature__ = signature.replace(
+            parameters=[signature.parameters[name] for name in names]
+        )
+        return test
+
+    return made
+
+
+in_new_process = with_ranks(1, has_group=False)
+"""Makes a test that runs alone in a process of its own."""
+
+
 def _result_of(program: Program, file: Path, deadline: float) -> tuple[str, Any]:
     """("done", result), ("raised", traceback), ("died", exit status) or ("hung", deadline)."""
     try:
@@ -108,7 +136,8 @@ def run_rank(folder: str, rank: int) -> None:
         # The log then shows where a rank hangs.
         faulthandler.dump_traceback_later(max(job.timeout - 2, job.timeout / 2), file=log)
         with _group(rank, job, folder):
-            result = "done", job.function(rank, *job.args)
+            function = inspect.unwrap(job.function)  # of `with_ranks`
+            result = "done", function(rank, *job.args)
     except BaseException:
         result = "raised", traceback.format_exc()
     # By value: torch's own reducers leave tensors in this process, which is about to end.

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from cairn_testing import resident_bytes, run_python, shares_storage, wait_until
-from ranks import run_on_ranks
+from ranks import in_new_process
 
 import cairn
 from cairn._tensors import sources
@@ -71,7 +71,12 @@ def test_errors_of_the_state_come_at_once(store):
     store.save_async(2, {"v": 2}).result()
 
 
-def fail_to_write(rank, path, shown_by) -> None:
+@pytest.mark.parametrize(
+    "shown_by",
+    ["each result", "close, if nobody has asked", "a warning, if the handle was dropped"],
+)
+@in_new_process
+def test_errors_of_the_writing_are_shown(rank, path, shown_by) -> None:
     store = cairn.open(path, mode="a")
     resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, resource.RLIM_INFINITY))
     handle = store.save_async(1, {"big": np.ones(4 << 20)})
@@ -91,14 +96,6 @@ def fail_to_write(rank, path, shown_by) -> None:
             del handle
             store.save_async(2, {"v": 2}).result()
         assert len(warned) == 1
-
-
-@pytest.mark.parametrize(
-    "shown_by",
-    ["each result", "close, if nobody has asked", "a warning, if the handle was dropped"],
-)
-def test_errors_of_the_writing_are_shown(path, shown_by):
-    run_on_ranks(fail_to_write, path, shown_by, world_size=1, has_group=False)
 
 
 @pytest.mark.parametrize("ending", ["", "store.close()", "sys.exit(0)", "del store, handle"])

@@ -16,7 +16,7 @@ from cairn_testing import (
     segment_files,
     shares_storage,
 )
-from ranks import run_on_ranks
+from ranks import run_on_ranks, with_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -508,7 +508,8 @@ def test_dequantization_equals_that_of_the_reader_of_torch(store, tmp_path, dtyp
     assert_same_numbers(parts["b.lower"], want["b.weight"][27:])
 
 
-def load_on_ranks(rank: int, path) -> None:
+@with_ranks(2)
+def test_ranks_load_their_parts_of_converted_tensors(rank: int, path) -> None:
     mesh = init_device_mesh("cpu", (2,))
     torch.manual_seed(3)
     state = source_state()
@@ -546,7 +547,3 @@ def load_on_ranks(rank: int, path) -> None:
                 rename=rules,
                 strict=False,
             )
-
-
-def test_ranks_load_their_parts_of_converted_tensors(path):
-    run_on_ranks(load_on_ranks, path, world_size=2)

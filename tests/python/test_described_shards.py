@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from cairn.dcp import CairnReader, CairnWriter
-from ranks import run_on_ranks
+from ranks import run_on_ranks, with_ranks
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     MetadataIndex,
@@ -102,21 +102,18 @@ def test_ranks_save_and_load_a_table(tmp_path, ranks):
         assert torch.equal(store.read()["table"], WHOLE)
 
 
-def save_with_dcp(rank: int, path: Path) -> None:
-    dcp.save({"table": table(rank, WHOLE)}, storage_writer=CairnWriter(path / "dcp"))
-    with cairn.open(path / "dcp") as store:
+@with_ranks(2)
+def test_dcp_and_native_calls_load_what_the_other_saved(rank: int, tmp_path: Path) -> None:
+    dcp.save({"table": table(rank, WHOLE)}, storage_writer=CairnWriter(tmp_path / "dcp"))
+    with cairn.open(tmp_path / "dcp") as store:
         target = {"table": table(rank, torch.zeros(6, 8))}
         store.load(target)
         assert_filled(target["table"], table(rank, WHOLE))
-    with cairn.open(path / "native", mode="a") as store:
+    with cairn.open(tmp_path / "native", mode="a") as store:
         store.save(1, {"table": table(rank, WHOLE)})
     target = {"table": table(rank, torch.zeros(6, 8))}
-    dcp.load(target, storage_reader=CairnReader(path / "native"))
+    dcp.load(target, storage_reader=CairnReader(tmp_path / "native"))
     assert_filled(target["table"], table(rank, WHOLE))
-
-
-def test_dcp_and_native_calls_load_what_the_other_saved(tmp_path):
-    run_on_ranks(save_with_dcp, tmp_path, world_size=2)
 
 
 def save_with_an_empty_rank(rank: int, path: Path) -> None:

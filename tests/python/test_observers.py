@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from cairn_testing import run_python, wait_until
-from ranks import run_on_ranks
+from ranks import in_new_process, run_on_ranks
 from s3_faults import faults  # noqa: F401 - a fixture
 from s3_server import bucket, folder, server  # noqa: F401 - fixtures
 from torch.distributed.device_mesh import init_device_mesh
@@ -85,7 +85,8 @@ def test_failed_calls_are_reported_with_their_errors(store, events):
     assert save.report is save.info is None
 
 
-def save_without_space(rank, path) -> None:
+@in_new_process
+def test_a_background_save_that_fails_later_is_reported_with_its_error(rank, path) -> None:
     events = []
     store = cairn.open(path, mode="a")
     store.observe(events.append)
@@ -97,10 +98,6 @@ def save_without_space(rank, path) -> None:
     (event,) = events
     assert isinstance(event.error, cairn.Error) and event.report is None, event
     assert (event.step, event.in_background) == (1, True), event
-
-
-def test_a_background_save_that_fails_later_is_reported_with_its_error(path):
-    run_on_ranks(save_without_space, path, world_size=1, has_group=False)
 
 
 def test_health_counts_nan_and_infinities_from_recorded_statistics(store, events):

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from cairn_testing import run_on_terminal
-from ranks import run_on_ranks
+from ranks import with_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 
@@ -270,13 +270,14 @@ def test_an_edit_counts_records(many_chunks):
         assert len(seen) == 1
 
 
-def load_once(rank, path):
+@with_ranks(2)
+def test_ranks_follow_loads_in_which_they_read_for_each_other(rank, big):
     """Follows, cancels and breaks loads in which one rank reads for both."""
     mesh = init_device_mesh("cpu", (2,))
     state = {"weight": distribute_tensor(torch.zeros(BYTES // 4), mesh, [Replicate()])}
     follow, seen, _ = follower()
     _cairn.set_progress_interval(0)
-    with cairn.open(path) as store:
+    with cairn.open(big) as store:
         store.load(state, step=1, read_once=True, progress=follow)
         assert seen
         assert all(0 <= done <= total <= BYTES for done, total in seen)
@@ -292,13 +293,9 @@ def load_once(rank, path):
         store.load(state, step=1, read_once=True)  # the ranks can still communicate
 
     error = cairn.Invalid if rank == 0 else cairn.Unavailable
-    with pytest.raises(error), cairn.open(path) as store:
+    with pytest.raises(error), cairn.open(big) as store:
         nested = (lambda *_: store.load(state, step=1, read_once=True)) if rank == 0 else False
         store.load(state, step=1, read_once=True, progress=nested)
-
-
-def test_ranks_follow_loads_in_which_they_read_for_each_other(big):
-    run_on_ranks(load_once, big, world_size=2)
 
 
 class Terminal(io.StringIO):

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from cairn_testing import interrupt_when_waiting, wait_until
 from dtensors import assert_shard, sharded, whole
 from interpreters import Program
-from ranks import run_on_ranks
+from ranks import run_on_ranks, with_ranks
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Shard
@@ -52,7 +52,8 @@ def test_a_rank_that_does_not_open_is_named_before_the_groups_timeout(path):
         assert store.steps() == [1]
 
 
-def open_without_rank_0(rank, path):
+@with_ranks(2)
+def test_rank_0_is_named_if_it_does_not_open(rank, path):
     gave_up = path.with_name("gave-up")
     if rank == 0:
         wait_until(gave_up.exists)
@@ -61,14 +62,10 @@ def open_without_rank_0(rank, path):
         with pytest.raises(cairn.Unavailable, match="rank 0 did not open the store within 1 s"):
             cairn.open(path, mode="a", timeout=1)
         gave_up.touch()
-    return True
 
 
-def test_rank_0_is_named_if_it_does_not_open(path):
-    assert all(run_on_ranks(open_without_rank_0, path, world_size=2))
-
-
-def open_on_a_full_disk(rank, path):
+@with_ranks(2)
+def test_a_meeting_place_that_fails_is_an_error_of_the_open(rank, path):
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     if rank == 0:  # the ranks of this test meet in a file
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))
@@ -77,14 +74,10 @@ def open_on_a_full_disk(rank, path):
     with pytest.raises(cairn.Unavailable, match=whom):
         cairn.open(path, mode="a", timeout=1)
     resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    return True
 
 
-def test_a_meeting_place_that_fails_is_an_error_of_the_open(path):
-    assert all(run_on_ranks(open_on_a_full_disk, path, world_size=2))
-
-
-def fail_one_by_one(rank, path):
+@with_ranks()
+def test_what_goes_wrong_on_one_rank_is_raised_on_all(rank, path):
     mesh = init_device_mesh("cpu", (4,))
     good = {"t": sharded(whole("uneven"), mesh, (Shard(0),))}
 
@@ -130,11 +123,9 @@ def fail_one_by_one(rank, path):
         assert store.steps() == [1, 2]
 
 
-def test_what_goes_wrong_on_one_rank_is_raised_on_all(path):
-    run_on_ranks(fail_one_by_one, path)
-
-
-def interrupt_a_wait(rank, path, call):
+@pytest.mark.parametrize("call", ["save", "load", "close"])
+@with_ranks(2)
+def test_ctrl_c_ends_the_waiting_for_other_ranks(rank, path, call):
     """Rank 0 is interrupted while it waits for rank 1, which joins after the interruption."""
     store = cairn.open(path, mode="a")
     state = {"t": whole("even")}
@@ -156,11 +147,6 @@ def interrupt_a_wait(rank, path, call):
     dist.barrier()
     with contextlib.suppress(cairn.Error):
         store.abandon()
-
-
-@pytest.mark.parametrize("call", ["save", "load", "close"])
-def test_ctrl_c_ends_the_waiting_for_other_ranks(path, call):
-    run_on_ranks(interrupt_a_wait, path, call, world_size=2)
 
 
 class Fussy:
@@ -195,7 +181,8 @@ def test_an_object_that_refuses_its_state_is_raised_on_all(path):
         assert store.steps() == [1, 2]
 
 
-def fork_with_a_store(rank, path):
+@with_ranks()
+def test_a_forked_child_leaves_the_connections_alone(rank, path):
     """Like the child of a data loader, the child drops the store and the connections."""
     state = {"t": whole("even")}
     store = cairn.open(path, mode="a")
@@ -214,10 +201,6 @@ def fork_with_a_store(rank, path):
     store.save(2, state)
     store.load(state, read_once=True)
     store.close()
-
-
-def test_a_forked_child_leaves_the_connections_alone(path):
-    run_on_ranks(fork_with_a_store, path)
 
 
 SCRIPT = """
@@ -303,7 +286,8 @@ def test_a_rank_that_cannot_listen_is_named_on_all_ranks(path):
     assert "203.0.113.1" in second
 
 
-def open_with_broken_group(rank, path):
+@with_ranks()
+def test_an_exception_of_the_process_group_is_raised(rank, path):
     def broken(*arguments, **keywords):
         if isinstance(arguments[1], bytes):
             raise ZeroDivisionError("of the group")
@@ -316,8 +300,4 @@ def open_with_broken_group(rank, path):
     finally:
         dist.all_gather_object = gather
     with cairn.open(path, mode="a") as store:
-        return store.steps()
-
-
-def test_an_exception_of_the_process_group_is_raised(path):
-    assert run_on_ranks(open_with_broken_group, path) == [[]] * 4
+        assert store.steps() == []

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from dtensors import assert_shard, sharded, whole
-from ranks import run_on_ranks
+from ranks import run_on_ranks, with_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -117,12 +117,13 @@ def test_a_mesh_may_hold_some_ranks_only(path):
         assert torch.equal(store.read()["m"], whole("uneven", 9))
 
 
-def use_a_group(rank, path):
+@with_ranks()
+def test_a_group_of_some_ranks(rank, path):
     group = dist.new_group([1, 3])
     if rank in (0, 2):
         with pytest.raises(cairn.Invalid, match="not in the process group"):
             cairn.open(path, mode="a", process_group=group)
-        return None
+        return
     with cairn.open(path, mode="a", process_group=group) as store:
         from torch.distributed.device_mesh import DeviceMesh
 
@@ -135,14 +136,11 @@ def use_a_group(rank, path):
             target = sharded(torch.zeros(7, 5), mesh, (Shard(1),))
             reader.load({"t": target})
             assert_shard(target, whole("uneven"), mesh, (Shard(1),))
-        return store.rank, store.world_size
+        assert (store.rank, store.world_size) == (rank // 2, 2)
 
 
-def test_a_group_of_some_ranks(path):
-    assert run_on_ranks(use_a_group, path) == [None, (0, 2), None, (1, 2)]
-
-
-def save_alone(rank, path):
+@with_ranks()
+def test_who_saves_alone_must_have_all(rank, path):
     mesh = init_device_mesh("cpu", (4,))
     tensor = sharded(whole("uneven"), mesh, (Shard(0),))
     replica = sharded(whole("uneven"), mesh, (Replicate(),))
@@ -152,10 +150,6 @@ def save_alone(rank, path):
         assert refused.value.key == "t"
         store.save(1, {"t": replica})
         assert torch.equal(store.read()["t"], whole("uneven"))
-
-
-def test_who_saves_alone_must_have_all(path):
-    run_on_ranks(save_alone, path)
 
 
 def save_behind(rank, path):
@@ -295,7 +289,8 @@ def test_fsdp2_resumes_on_another_mesh(path):
         assert plain.head.weight is plain.embed.weight
 
 
-def load_meta_dtensors(rank, path):
+@with_ranks()
+def test_meta_dtensors_get_uneven_shards(rank, path):
     mesh = init_device_mesh("cpu", (2, 2))
     whole = torch.arange(35.0).view(7, 5)
     with cairn.open(path, mode="a") as store:
@@ -317,7 +312,3 @@ def load_meta_dtensors(rank, path):
             store.load(state, keys="t", device="cpu")
             assert isinstance(state["t"], nn.Parameter) and state["t"].requires_grad
             assert torch.equal(state["t"], whole)
-
-
-def test_meta_dtensors_get_uneven_shards(path):
-    run_on_ranks(load_meta_dtensors, path)

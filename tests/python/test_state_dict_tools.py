@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._state_dict_utils as theirs
 from cairn_testing import assert_same, interrupt_when_waiting
-from ranks import run_on_ranks
+from ranks import with_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
@@ -54,7 +54,8 @@ def grid():
     return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
 
 
-def gather_everything(rank):
+@with_ranks()
+def test_gather(rank):
     state = sharded_state(grid())
     for options in [
         {},
@@ -86,11 +87,8 @@ def partial():
     return DTensor.from_local(torch.ones(2), mesh, (Partial(),), run_check=False)
 
 
-def test_gather():
-    run_on_ranks(gather_everything)
-
-
-def gather_sharded_tensors(rank):
+@with_ranks()
+def test_sharded_tensors(rank):
     from torch.distributed._shard.sharded_tensor import Shard as LocalShard
     from torch.distributed._shard.sharded_tensor import ShardedTensor
     from torch.distributed._shard.sharded_tensor.metadata import ShardMetadata
@@ -107,10 +105,6 @@ def gather_sharded_tensors(rank):
     assert torch.equal(state["t"].local_shards()[0].tensor, whole[begin : begin + size] + 1)
     ours.distribute_state_dict({"t": whole + 2}, state, CPU)
     assert torch.equal(state["t"].local_shards()[0].tensor, whole[begin : begin + size] + 2)
-
-
-def test_sharded_tensors():
-    run_on_ranks(gather_sharded_tensors)
 
 
 def full_state() -> dict:
@@ -144,7 +138,8 @@ def local_state(mesh, meta: bool) -> dict:
     }
 
 
-def broadcast_everything(rank):
+@with_ranks()
+def test_broadcast(rank):
     mesh = grid()
     for meta in (False, True):
         for options in [{}, {"strict": True}, {"pg": dist.group.WORLD, "strict": True}]:
@@ -178,11 +173,8 @@ def broadcast_everything(rank):
     assert [tensor.tolist() for tensor in some.values()] == [[0, 1]] * (rank % 2)
 
 
-def test_broadcast():
-    run_on_ranks(broadcast_everything)
-
-
-def distribute_everything(rank):
+@with_ranks()
+def test_distribute(rank):
     mesh = grid()
     for meta in (False, True):
         full, got, want = full_state(), local_state(mesh, meta), local_state(mesh, meta)
@@ -207,11 +199,8 @@ def local_state_of_one(mesh):
     )
 
 
-def test_distribute():
-    run_on_ranks(distribute_everything)
-
-
-def use_a_small_group(rank):
+@with_ranks()
+def test_a_group_of_some_ranks(rank):
     group = dist.new_group([1, 3])
     if rank not in (1, 3):
         return
@@ -232,10 +221,6 @@ def use_a_small_group(rank):
     assert torch.equal(state["t"].full_tensor(), whole + 1)
 
 
-def test_a_group_of_some_ranks():
-    run_on_ranks(use_a_small_group)
-
-
 def test_one_process_without_a_group():
     state = {"w": torch.arange(6.0).view(2, 3).T, "scalar": torch.tensor(3.5), "bytes": b"ab"}
     assert ours.gather_state_dict(state)["w"] is state["w"]
@@ -247,7 +232,8 @@ def test_one_process_without_a_group():
     assert local["w"].data_ptr() == state["w"].data_ptr() and local["bytes"] == b"ab"
 
 
-def interrupt_a_gathering(rank):
+@with_ranks(2)
+def test_an_interrupted_call_is_followed_by_a_good_one(rank):
     """Rank 0 is interrupted while it waits for rank 1; both continue with the next call."""
     mesh = init_device_mesh("cpu", (2,))
     state = {"w": distribute_tensor(torch.arange(8.0), mesh, [Shard(0)])}
@@ -262,7 +248,3 @@ def interrupt_a_gathering(rank):
             ours.gather_state_dict(state)
     for _ in range(2):
         assert ours.gather_state_dict(state)["w"].tolist() == list(range(8))
-
-
-def test_an_interrupted_call_is_followed_by_a_good_one():
-    run_on_ranks(interrupt_a_gathering, world_size=2)

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from cairn_testing import run_python
-from ranks import run_on_ranks
+from ranks import with_ranks
 from torch.testing._internal.two_tensor import TwoTensor
 
 import cairn
@@ -385,7 +385,8 @@ def test_dcp_refuses_another_kind_of_target(tmp_path):
     assert "is a tensor subclass" in str(caught.value)
 
 
-def save_dtensor_of_subclass(rank, path):
+@with_ranks(2)
+def test_shards_that_are_subclasses_are_refused_with_a_way_out(rank, path):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 
@@ -395,8 +396,4 @@ def save_dtensor_of_subclass(rank, path):
         with pytest.raises(cairn.Invalid, match="one key per rank"):
             store.save(1, {"w": value})
         store.save(2, {f"w.{rank}": value.to_local()})
-        return store.steps()
-
-
-def test_shards_that_are_subclasses_are_refused_with_a_way_out(tmp_path):
-    assert run_on_ranks(save_dtensor_of_subclass, tmp_path / "s", world_size=2) == [[2], [2]]
+        assert store.steps() == [2]

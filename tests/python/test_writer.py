@@ -12,7 +12,7 @@ import pytest
 import torch
 from cairn_testing import assert_same, random_tensor, stored_files
 from dtensors import sharded, whole
-from ranks import run_on_ranks
+from ranks import in_new_process, run_on_ranks, with_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
@@ -266,7 +266,8 @@ def test_threads_may_take_turns_but_not_add_at_the_same_time(store):
     assert_same(store.read(), {"a": {"t": torch.ones(2)}, "c": 2})
 
 
-def add_after_a_fork(rank, path) -> None:
+@in_new_process
+def test_a_writer_of_another_process_after_a_fork_is_refused(rank, path) -> None:
     with cairn.open(path, mode="a") as store:
         with store.writer(1) as writer:
             writer.add("a", torch.ones(4))
@@ -281,11 +282,8 @@ def add_after_a_fork(rank, path) -> None:
         assert list(store.read(flat=True)) == ["a"]
 
 
-def test_a_writer_of_another_process_after_a_fork_is_refused(path):
-    run_on_ranks(add_after_a_fork, path, world_size=1, has_group=False)
-
-
-def write_without_space(rank, path) -> None:
+@in_new_process
+def test_no_space_ends_the_writer(rank, path) -> None:
     limit = 8 * MIB  # of each file
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     store = cairn.open(path, mode="a")
@@ -297,10 +295,6 @@ def write_without_space(rank, path) -> None:
         with pytest.raises(Invalid, match="cannot be committed"):
             writer.add("small", 1)
     assert store.steps() == []
-
-
-def test_no_space_ends_the_writer(path):
-    run_on_ranks(write_without_space, path, world_size=1, has_group=False)
 
 
 def save_shards(rank: int, path: str) -> int:
@@ -369,22 +363,14 @@ def test_a_failure_of_one_rank_fails_all(path, how, of_rank_0, of_rank_1):
     assert not [name for name in stored_files(path) if name.startswith("pending")]
 
 
-def differ(rank: int, path: str) -> list[str]:
-    outcomes = []
+@with_ranks(2)
+def test_ranks_with_different_arguments_are_refused(rank: int, path) -> None:
     with cairn.open(path, mode="a", timeout=60) as store:
         for arguments in ({"step": rank}, {"step": 5, "overwrite": bool(rank)}):
-            try:
+            with pytest.raises(Invalid, match="same arguments"):
                 with store.writer(**arguments) as writer:
                     writer.add(f"t{rank}", 1)
-            except Invalid as error:
-                outcomes.append(str(error))
         store.save(5, {"a": 1})
-    return outcomes
-
-
-def test_ranks_with_different_arguments_are_refused(path):
-    for outcomes in run_on_ranks(differ, str(path), world_size=2):
-        assert len(outcomes) == 2 and all("same arguments" in each for each in outcomes)
 
 
 def die(rank: int, path: str) -> str:

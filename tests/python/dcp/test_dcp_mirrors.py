@@ -13,7 +13,7 @@ from cairn import Mirror
 from cairn._mirror import store_mirrors
 from cairn.dcp import CairnReader, CairnWriter
 from cairn_testing import run_python, wait_until
-from ranks import run_on_ranks
+from ranks import with_ranks
 from storages import errors_of
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
@@ -196,7 +196,8 @@ def assert_rank_loads(step: int, reader: CairnReader) -> None:
     assert state["step"] == step
 
 
-def save_and_lose_the_store(rank: int, path, mirror) -> list:
+@with_ranks(2)
+def test_two_ranks_save_with_a_mirror_and_load_from_it(rank: int, path, mirror) -> None:
     for step in (1, 2):
         writer = CairnWriter(path, step=step, mirror=mirror)
         dcp.save(sharded_state(step), storage_writer=writer)
@@ -214,15 +215,13 @@ def save_and_lose_the_store(rank: int, path, mirror) -> list:
         shutil.rmtree(path)
     dist.barrier()
     assert_rank_loads(1, CairnReader(path, step=1, fallback=[mirror]))
-    return [status.last_step for status in writer.mirror_status()]
-
-
-def test_two_ranks_save_with_a_mirror_and_load_from_it(path, mirror):
     # Only the rank that commits copies.
-    assert run_on_ranks(save_and_lose_the_store, path, mirror, world_size=2) == [[2], []]
+    assert [one.last_step for one in writer.mirror_status()] == ([2] if rank == 0 else [])
 
 
-def save_in_the_background(rank: int, path, mirror, kind: AsyncCheckpointerType) -> None:
+@pytest.mark.parametrize("kind", list(AsyncCheckpointerType))
+@with_ranks(2, timeout=120)
+def test_async_saves_are_mirrored(rank: int, path, mirror, kind: AsyncCheckpointerType) -> None:
     for step in (1, 2):
         future = dcp.async_save(
             sharded_state(step),
@@ -236,12 +235,8 @@ def save_in_the_background(rank: int, path, mirror, kind: AsyncCheckpointerType)
     assert_rank_loads(2, CairnReader(path.with_name("absent"), fallback=[mirror]))
 
 
-@pytest.mark.parametrize("kind", list(AsyncCheckpointerType))
-def test_async_saves_are_mirrored(path, mirror, kind):
-    run_on_ranks(save_in_the_background, path, mirror, kind, world_size=2, timeout=120)
-
-
-def save_by_itself(rank: int, path, mirror) -> None:
+@with_ranks(2)
+def test_without_collectives_each_rank_has_its_own_mirror(rank: int, path, mirror) -> None:
     writer = CairnWriter(path, step=1, mirror=mirror)
     dcp.save(state_of(rank), storage_writer=writer, use_collectives=False)
     writer.wait_mirrored(60)
@@ -251,7 +246,3 @@ def save_by_itself(rank: int, path, mirror) -> None:
     dcp.load(state, storage_reader=CairnReader(path, step=1, fallback=[mirror]))
     assert state["step"] == rank
     assert steps_of(mirror / f"rank-{rank}") == [1]
-
-
-def test_without_collectives_each_rank_has_its_own_mirror(path, mirror):
-    run_on_ranks(save_by_itself, path, mirror, world_size=2)

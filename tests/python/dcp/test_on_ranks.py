@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from cairn_testing import assert_same
-from ranks import run_on_ranks
+from ranks import run_on_ranks, with_ranks
 from storages import Storage, failing, failures_of
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
@@ -52,7 +52,10 @@ SAVE_FAILURES = [(0, "create_global_plan")] + [
 ]
 
 
-def fail_and_go_on(rank: int, storage: Storage, path) -> None:
+@with_ranks()
+def test_what_fails_on_one_rank_is_known_to_all_and_the_next_save_works(
+    rank: int, storage: Storage, path
+) -> None:
     step = 0
     writer = storage.writer(path)
     for failing_rank, where in SAVE_FAILURES:
@@ -74,10 +77,6 @@ def fail_and_go_on(rank: int, storage: Storage, path) -> None:
             state = blank_state()
             dcp.load(state, storage_reader=reader)
             assert_is_step(state, step)
-
-
-def test_what_fails_on_one_rank_is_known_to_all_and_the_next_save_works(storage, path):
-    run_on_ranks(fail_and_go_on, storage, path)
 
 
 def load_what_does_not_fit(rank: int, storage: Storage, path) -> list:
@@ -109,7 +108,8 @@ def test_what_does_not_fit_fails_alike(storage, path):
 # Other ways to save -------------------------------------------------------------------------------
 
 
-def save_with_cached_plans(rank: int, storage: Storage, path) -> None:
+@with_ranks()
+def test_cached_plans_save_every_step_on_every_rank(rank: int, storage: Storage, path) -> None:
     writer = storage.writer(path / "first")
     for step in range(7):
         state = state_of(step)
@@ -123,11 +123,8 @@ def save_with_cached_plans(rank: int, storage: Storage, path) -> None:
         assert_is_step(storage.load(blank_state(), where), step)
 
 
-def test_cached_plans_save_every_step_on_every_rank(storage, path):
-    run_on_ranks(save_with_cached_plans, storage, path)
-
-
-def save_without_collectives(rank: int, storage: Storage, path) -> None:
+@with_ranks()
+def test_ranks_save_each_for_itself(rank: int, storage: Storage, path) -> None:
     for step in (1, 2):  # the second replaces the first
         state = {**state_of(step), "rank": rank, "text": f"rank {rank}"}
         metadata = storage.save(state, path, use_collectives=False)
@@ -139,11 +136,8 @@ def save_without_collectives(rank: int, storage: Storage, path) -> None:
         dist.barrier()
 
 
-def test_ranks_save_each_for_itself(storage, path):
-    run_on_ranks(save_without_collectives, storage, path)
-
-
-def save_without_others(rank: int, storage: Storage, path) -> None:
+@with_ranks()
+def test_ranks_save_as_if_they_were_alone(rank: int, storage: Storage, path) -> None:
     """no_dist inside a group: each rank saves by itself."""
     state = {"rank": rank, "t": torch.full((3,), float(rank))}
     storage.save(state, path / str(rank), no_dist=True)
@@ -155,11 +149,8 @@ def save_without_others(rank: int, storage: Storage, path) -> None:
         assert target == {"rank": 1}
 
 
-def test_ranks_save_as_if_they_were_alone(storage, path):
-    run_on_ranks(save_without_others, storage, path)
-
-
-def save_on_a_thread(rank: int, storage: Storage, path) -> None:
+@with_ranks()
+def test_async_saves_on_threads(rank: int, storage: Storage, path) -> None:
     writer = storage.writer(path)
     for step in (1, 2, 3):
         state = state_of(step)
@@ -186,11 +177,9 @@ def save_on_a_thread(rank: int, storage: Storage, path) -> None:
     assert threading.active_count() < 10
 
 
-def test_async_saves_on_threads(storage, path):
-    run_on_ranks(save_on_a_thread, storage, path)
-
-
-def save_in_a_process(rank: int, storage: Storage, path) -> None:
+@pytest.mark.timeout(120)
+@with_ranks(2, timeout=100)
+def test_async_saves_in_a_process(rank: int, storage: Storage, path) -> None:
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     for step in (1, 2):
         state = {"t": torch.full((4, 4), step + rank * 1.0), "step": step, "rank 0": True}
@@ -204,8 +193,3 @@ def save_in_a_process(rank: int, storage: Storage, path) -> None:
         assert len(metadata.state_dict_metadata) == 3 * 2 + 1
         target = {key: torch.zeros(4, 4) if "t of" in key else None for key in state}
         assert_same(storage.load(target, path), state)
-
-
-@pytest.mark.timeout(120)
-def test_async_saves_in_a_process(storage, path):
-    run_on_ranks(save_in_a_process, storage, path, world_size=2, timeout=100)
