@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 
+import torch
 from gpu_machine import GpuTest, needs_torch_kernels
+
+import cairn
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -13,8 +16,6 @@ GIB = 1 << 30
 @needs_torch_kernels
 class Allocator(GpuTest):
     def test_a_tensor_of_more_than_4_gib(self):
-        import torch
-
         tensor = torch.randint(0, 256, (4 * GIB + MIB + 3,), dtype=torch.uint8, device="cuda")
         store = self.open_store()
         store.save(1, {"t": tensor})
@@ -27,8 +28,6 @@ class Allocator(GpuTest):
         self.assertTrue(torch.equal(target, tensor))
 
     def test_saves_between_the_replays_of_a_graph(self):
-        import torch
-
         tensor = torch.zeros(4 * MIB, device="cuda")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -42,10 +41,6 @@ class Allocator(GpuTest):
             self.assertTrue(bool((store.read(step=step)["t"] == step).all()), f"step {step}")
 
     def test_a_graph_is_captured_while_a_save_runs(self):
-        import torch
-
-        import cairn
-
         state = {"t": torch.randn(64 * MIB, device="cuda")}
         store = self.open_store()
         other = torch.zeros(MIB, device="cuda")
@@ -61,8 +56,6 @@ class Allocator(GpuTest):
             self.assert_same_bits(store.read(step=step)["t"], state["t"])
 
     def test_another_thread_saves_during_a_capture(self):
-        import torch
-
         state = {"t": torch.randn(16 * MIB, device="cuda")}
         store = self.open_store()
         failures = []
@@ -83,10 +76,6 @@ class Allocator(GpuTest):
         self.assert_same_bits(store.read()["t"], state["t"])
 
     def test_a_save_in_a_capture_is_refused(self):
-        import torch
-
-        import cairn
-
         state = {"t": torch.randn(MIB, device="cuda")}
         store = self.open_store()
         store.save(1, state)
@@ -99,10 +88,6 @@ class Allocator(GpuTest):
         self.assertEqual(list(store.steps()), [1, 2])
 
     def test_a_load_in_a_capture_is_refused(self):
-        import torch
-
-        import cairn
-
         state = {"t": torch.randn(MIB, device="cuda")}
         store = self.open_store()
         store.save(1, state)
@@ -111,8 +96,6 @@ class Allocator(GpuTest):
                 store.load(state)
 
     def test_memory_of_another_allocator(self):
-        import torch
-
         kinds = [torch.empty(8 * MIB, pin_memory=True).copy_(torch.randn(8 * MIB))]
         pool = torch.cuda.MemPool()
         with torch.cuda.use_mem_pool(pool):

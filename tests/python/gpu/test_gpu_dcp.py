@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import warnings
 
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from gpu_machine import GpuTest, machine, random_bits, to_gpu
+
+from cairn.dcp import CairnReader, CairnWriter
+from cairn.torch import CairnStager
 
 MIB = 1 << 20
 
@@ -19,22 +25,12 @@ class Dcp(GpuTest):
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
 
     def _save(self, state, step):
-        import torch.distributed.checkpoint as dcp
-
-        from cairn.dcp import CairnWriter
-
         dcp.save(state, storage_writer=CairnWriter(self.path, step=step), no_dist=True)
 
     def _load(self, state):
-        import torch.distributed.checkpoint as dcp
-
-        from cairn.dcp import CairnReader
-
         dcp.load(state, storage_reader=CairnReader(self.path), no_dist=True)
 
     def test_a_state_comes_back_on_the_device(self):
-        import torch
-
         host = {str(dtype): random_bits(dtype, (7, 1237)) for dtype in machine.dtypes}
         host["large"] = torch.randn(3, MIB)
         self._save({name: to_gpu(tensor) for name, tensor in host.items()} | {"n": 5}, 1)
@@ -46,8 +42,6 @@ class Dcp(GpuTest):
             self.assert_same_bits(target[name], tensor, name)
 
     def test_what_did_not_change_is_not_written(self):
-        import torch
-
         state = {"t": to_gpu(torch.randn(4 * MIB))}
         self._save(state, 1)
         before = sum(file.stat().st_size for file in self.path.rglob("*.seg"))
@@ -55,8 +49,6 @@ class Dcp(GpuTest):
         self.assertEqual(sum(f.stat().st_size for f in self.path.rglob("*.seg")), before)
 
     def test_saves_and_loads_follow_the_current_stream(self):
-        import torch
-
         tensor, new = to_gpu(torch.zeros(MIB)), to_gpu(torch.ones(MIB))
         with machine.busy_stream():
             machine.enqueue_copy(tensor, new)
@@ -68,13 +60,6 @@ class Dcp(GpuTest):
         self.assert_same_bits(target, torch.ones(MIB))
 
     def test_async_save_keeps_what_was_there(self):
-        import torch
-        import torch.distributed as dist
-        import torch.distributed.checkpoint as dcp
-
-        from cairn.dcp import CairnWriter
-        from cairn.torch import CairnStager
-
         if not machine.computes:
             self.skipTest("the stager's copies are torch's own, which this machine has not")
         self.path.parent.mkdir(exist_ok=True)

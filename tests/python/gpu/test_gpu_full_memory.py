@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from gpu_machine import GpuTest, needs_torch_kernels
+
+import cairn
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -10,8 +13,6 @@ GIB = 1 << 30
 
 def _fill_memory(leave: int) -> list:
     """Tensors that take all memory of the device except for about `leave` bytes."""
-    import torch
-
     torch.cuda.empty_cache()
     taken = []
     # PyTorch allocates 20 MiB for tensors of less than 10 MiB.
@@ -24,10 +25,6 @@ def _fill_memory(leave: int) -> list:
 @needs_torch_kernels
 class FullMemory(GpuTest):
     def test_nearly_full_memory(self):
-        import torch
-
-        import cairn
-
         state = {f"t{i}": torch.randn(64 * MIB, device="cuda") for i in range(4)}
         state["strided"] = torch.randn(1000, 3000, device="cuda").t()
         expected = {name: tensor.cpu() for name, tensor in state.items()}
@@ -68,10 +65,6 @@ class FullMemory(GpuTest):
             self.assert_same_bits(tensor, expected[name], name)
 
     def test_loads_into_nearly_full_memory(self):
-        import torch
-
-        import cairn
-
         expected = torch.randn(64 * MIB)
         store = self.open_store()
         store.save(1, {"t": expected})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from gpu_machine import GpuTest, machine, random_bits, to_gpu
 
 MIB = 1 << 20
@@ -20,8 +21,6 @@ class Loads(GpuTest):
             self.assert_same_bits(state[name], tensor, name)
 
     def test_strided_targets_leave_what_lies_between(self):
-        import torch
-
         values = torch.randn(1000, 300)
         base = torch.full((1000, 600), -1.0)
         store = self.open_store()
@@ -33,8 +32,6 @@ class Loads(GpuTest):
         self.assert_same_bits(whole, base)
 
     def test_a_load_follows_a_stream_that_is_current(self):
-        import torch
-
         store = self.open_store()
         store.save(1, {"t": torch.ones(MIB)})
         target, zeros = to_gpu(torch.full((MIB,), 7.0)), to_gpu(torch.zeros(MIB))
@@ -44,8 +41,6 @@ class Loads(GpuTest):
         self.assert_same_bits(target, torch.ones(MIB))
 
     def test_read_makes_tensors_on_the_device(self):
-        import torch
-
         values = torch.randn(3, MIB)
         store = self.open_store()
         store.save(1, {"t": values})
@@ -54,8 +49,6 @@ class Loads(GpuTest):
         self.assert_same_bits(read, values)
 
     def test_what_was_loaded_is_unchanged_to_the_next_save(self):
-        import torch
-
         store = self.open_store()
         store.save(1, {"t": torch.randn(3, MIB)})
         target = machine.empty((3, MIB), torch.float32)

@@ -6,17 +6,16 @@ import os
 import subprocess
 from pathlib import Path
 
+import torch
 from gpu_machine import GpuTest, random_bits, to_gpu
+
+import cairn
 
 MIB = 1 << 20
 
 
 class Places(GpuTest):
     def check(self, address: str) -> None:
-        import torch
-
-        import cairn
-
         host = {"large": torch.randn(5 * MIB), "bytes": random_bits(torch.uint8, (333, 77))}
         host |= {f"t{i}": torch.randn(1 + i * 131) for i in range(100)}
         state = {name: to_gpu(tensor) for name, tensor in host.items()}

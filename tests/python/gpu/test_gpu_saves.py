@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import torch
 from gpu_machine import GpuTest, machine, random_bits, to_gpu
+
+import cairn
 
 MIB = 1 << 20
 
 
 class Saves(GpuTest):
     def test_cairn_reaches_the_device(self):
-        import cairn
-
         self.assertIsNone(cairn._cairn.device_problem())
 
     def test_every_dtype_comes_back_with_the_same_bits(self):
@@ -22,8 +23,6 @@ class Saves(GpuTest):
             self.assert_same_bits(read[name], tensor, name)
 
     def test_strided_tensors_come_back(self):
-        import torch
-
         base = torch.randn(1000, 300)
         places = {
             "transposed": ((300, 1000), (1, 300), 0),
@@ -38,8 +37,6 @@ class Saves(GpuTest):
             self.assert_same_bits(read[name], base.as_strided(*place), name)
 
     def test_tensors_of_one_storage_are_written_once_and_share_again(self):
-        import torch
-
         base = torch.randn(4, 1000)
         whole, row = machine.views(base, [((4, 1000), (1000, 1), 0), ((1000,), (1,), 2000)])
         store = self.open_store()
@@ -52,8 +49,6 @@ class Saves(GpuTest):
         )
 
     def test_many_small_tensors_come_back(self):
-        import torch
-
         host = {f"t{i}": torch.randn(1 + i * 13 % 700) for i in range(500)}
         store = self.open_store()
         report = store.save(1, {name: to_gpu(tensor) for name, tensor in host.items()})
@@ -63,8 +58,6 @@ class Saves(GpuTest):
             self.assert_same_bits(read[name], tensor, name)
 
     def test_an_unchanged_state_is_neither_copied_nor_written(self):
-        import torch
-
         state = {"large": to_gpu(torch.randn(4 * MIB)), "small": to_gpu(torch.randn(100))}
         store = self.open_store()
         first = store.save(1, state)
@@ -75,8 +68,6 @@ class Saves(GpuTest):
         self.assert_same_bits(store.read(step=3)["large"], state["large"])
 
     def test_only_pages_that_changed_are_copied(self):
-        import torch
-
         values = torch.randn(4 * MIB)
         tensor = to_gpu(values)
         store = self.open_store()
@@ -88,8 +79,6 @@ class Saves(GpuTest):
         self.assert_same_bits(store.read(step=2)["t"], values)
 
     def test_a_save_follows_the_current_stream(self):
-        import torch
-
         tensor, new = to_gpu(torch.zeros(MIB)), to_gpu(torch.ones(MIB))
         store = self.open_store()
         with machine.busy_stream():
@@ -98,10 +87,6 @@ class Saves(GpuTest):
         self.assert_same_bits(store.read()["t"], torch.ones(MIB))
 
     def test_changes_behind_wait_staged_are_not_saved(self):
-        import torch
-
-        import cairn
-
         tensor = to_gpu(torch.zeros(4 * MIB))
         values = [to_gpu(torch.full((4 * MIB,), float(step))) for step in range(4)]
         store = self.open_store()
