@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from interpreters import run_program
 
+import cairn
+
 
 def payload(tensor: torch.Tensor) -> bytes:
     """The row-major bytes of a tensor."""
@@ -145,6 +147,16 @@ def interrupt_when_waiting() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
+
+
+def steps_of(address: object) -> list[int]:
+    with cairn.open(address, alone=True) as store:
+        return store.steps()
+
+
+def state_of(step: int) -> dict[str, Any]:
+    """A small state that differs in each step."""
+    return {"t": torch.full((1000,), float(step)), "step": step}
 
 
 def segment_files(store: Path) -> list[Path]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch.distributed.tensor import DTensor, Replicate
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 SHAPES = {"uneven": (7, 5), "even": (8, 4), "short": (2, 3), "deep": (5, 3, 2)}
 
@@ -24,6 +28,12 @@ def sharded(tensor: torch.Tensor, mesh, placements) -> DTensor:
     return DTensor.from_local(
         local.clone(), mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
+
+
+def sharded_state(step: int) -> dict[str, Any]:
+    """A state that differs in each step: rows that all ranks hold together, and the step."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return {"rows": sharded(whole("uneven", step), mesh, (Shard(0),)), "step": step}
 
 
 def assert_shard(got: DTensor, want: torch.Tensor, mesh, placements) -> None:

@@ -11,7 +11,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from cairn_testing import resident_bytes, run_python, shares_storage, wait_until
+from cairn_testing import resident_bytes, run_python, shares_storage, steps_of, wait_until
 from ranks import in_new_process
 
 import cairn
@@ -206,8 +206,7 @@ def test_a_forked_child_is_told_to_open_again(path):
     )
     assert result.stdout.split() == ["True"] * 7
     assert result.stderr == ""
-    with cairn.open(path) as store:
-        assert store.steps() == [1, 2, 3]
+    assert steps_of(path) == [1, 2, 3]
 
 
 FORK = """

@@ -34,11 +34,16 @@ def columns(whole: torch.Tensor, begin: int, *widths: int) -> LocalShardsWrapper
     return LocalShardsWrapper(shards, offsets)
 
 
-def table(rank: int, whole: torch.Tensor, ranks: int = 2) -> DTensor:
-    """Rank 0 holds columns 0-2 and 2-5, rank 1 the rest; other ranks hold copies."""
+BOTH_HOLD = (0, 2, 3), (5, 3)
+"""The first column and the widths of the shards of each of two ranks."""
+ONE_HOLDS = (0, 3, 5), (8,)
+
+
+def table(rank: int, whole: torch.Tensor, ranks: int = 2, held=BOTH_HOLD) -> DTensor:
+    """Ranks 0 and 1 hold shards; other ranks hold copies of them."""
     shape = (2,) if ranks == 2 else (ranks // 2, 2)
     mesh = init_device_mesh("cpu", shape)
-    local = columns(whole, 0, 2, 3) if rank % 2 == 0 else columns(whole, 5, 3)
+    local = columns(whole, *held[rank % 2])
     placements = [Replicate()] * (len(shape) - 1) + [Shard(1)]
     return DTensor.from_local(
         local, mesh, placements, run_check=False, shape=whole.size(), stride=whole.stride()
@@ -84,21 +89,21 @@ def test_shards_on_the_meta_device_are_refused(store):
         store.load({"table": meta})
 
 
-def save_on_ranks(rank: int, path: Path, ranks: int) -> list[int]:
+def save_on_ranks(rank: int, path: Path, *of_table) -> int:
     with cairn.open(path, mode="a") as store:
-        report = store.save(1, {"table": table(rank, WHOLE, ranks)})
-        target = {"table": table(rank, torch.zeros(6, 8), ranks)}
+        report = store.save(1, {"table": table(rank, WHOLE, *of_table)})
+        target = {"table": table(rank, torch.zeros(6, 8), *of_table)}
         store.load(target)
-        assert_filled(target["table"], table(rank, WHOLE, ranks))
+        assert_filled(target["table"], table(rank, WHOLE, *of_table))
     return report.written_bytes
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_save_and_load_a_table(tmp_path, ranks):
-    written = run_on_ranks(save_on_ranks, tmp_path / "s", ranks, world_size=ranks)
+@pytest.mark.parametrize("ranks, held", [(2, BOTH_HOLD), (4, BOTH_HOLD), (2, ONE_HOLDS)])
+def test_ranks_save_and_load_a_table(path, ranks, held):
+    written = run_on_ranks(save_on_ranks, path, ranks, held, world_size=ranks)
 
     assert sum(written) == 4 * WHOLE.numel()  # copies are written once
-    with cairn.open(tmp_path / "s") as store:
+    with cairn.open(path) as store:
         assert torch.equal(store.read()["table"], WHOLE)
 
 
@@ -114,30 +119,6 @@ def test_dcp_and_native_calls_load_what_the_other_saved(rank: int, tmp_path: Pat
     target = {"table": table(rank, torch.zeros(6, 8))}
     dcp.load(target, storage_reader=CairnReader(tmp_path / "native"))
     assert_filled(target["table"], table(rank, WHOLE))
-
-
-def save_with_an_empty_rank(rank: int, path: Path) -> None:
-    """Rank 1 holds no shard of the table."""
-
-    def table_of(whole):
-        mesh = init_device_mesh("cpu", (2,))
-        local = columns(whole, 0, 3, 5) if rank == 0 else LocalShardsWrapper([], [])
-        return DTensor.from_local(
-            local, mesh, [Shard(1)], run_check=False, shape=whole.size(), stride=whole.stride()
-        )
-
-    with cairn.open(path, mode="a") as store:
-        store.save(1, {"table": table_of(WHOLE)})
-        target = {"table": table_of(torch.zeros(6, 8))}
-        store.load(target)
-        assert_filled(target["table"], table_of(WHOLE))
-
-
-def test_a_rank_may_hold_no_shard(tmp_path):
-    run_on_ranks(save_with_an_empty_rank, tmp_path / "s", world_size=2)
-
-    with cairn.open(tmp_path / "s") as store:
-        assert torch.equal(store.read()["table"], WHOLE)
 
 
 class Rows:
@@ -184,20 +165,16 @@ class RowsTensor(Rows, torch.Tensor):
         raise NotImplementedError(func)
 
 
-def save_rows(rank: int, path: Path) -> None:
+@with_ranks(2)
+def test_other_objects_describe_their_shards_too(rank: int, tmp_path: Path) -> None:
     begin, end = (0, 4) if rank == 0 else (4, 6)
-    dcp.save({"x": RowsTensor.of(WHOLE, begin, end)}, storage_writer=CairnWriter(path / "dcp"))
+    dcp.save({"x": RowsTensor.of(WHOLE, begin, end)}, storage_writer=CairnWriter(tmp_path / "dcp"))
     for kind in (Rows, RowsTensor):
-        with cairn.open(path / kind.__name__, mode="a") as store:
+        with cairn.open(tmp_path / kind.__name__, mode="a") as store:
             store.save(1, {"x": kind.of(WHOLE, begin, end)})
             target = {"x": kind.of(torch.zeros(6, 8), begin, end)}
             store.load(target)
             assert torch.equal(target["x"].rows, WHOLE[begin:end])
-
-
-def test_other_objects_describe_their_shards_too(tmp_path):
-    run_on_ranks(save_rows, tmp_path, world_size=2)
-
     for name in ("dcp", "Rows", "RowsTensor"):
         with cairn.open(tmp_path / name) as store:
             assert torch.equal(store.read()["x"], WHOLE)

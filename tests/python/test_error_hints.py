@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import shutil
 import subprocess
@@ -46,12 +47,8 @@ def opened(mode: str, call: Callable[[cairn.Store], Any]) -> Call:
     return run
 
 
-def reads(call: Callable[[cairn.Store], Any]) -> Call:
-    return opened("r", call)
-
-
-def writes(call: Callable[[cairn.Store], Any]) -> Call:
-    return opened("a", call)
+reads = functools.partial(opened, "r")
+writes = functools.partial(opened, "a")
 
 
 def program(line: str) -> Call:

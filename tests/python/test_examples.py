@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cairn_testing import steps_of
 from interpreters import Program
 
 import cairn
@@ -128,8 +129,7 @@ def test_sigterm_to_torchrun_makes_all_ranks_save(path):
         ranks=4,
     )
     done = max(losses(lines))
-    with cairn.open(path) as store:
-        assert store.steps() == [done] and done >= 5
+    assert steps_of(path) == [done] and done >= 5
 
 
 def test_an_inference_process_follows_the_trainer(path):
@@ -157,5 +157,4 @@ def test_lightning_goes_on_after_its_last_epoch(path, tmp_path):
     second = losses(run("lightning_callback.py", path, "--epochs", 5))
     assert len(whole) == 5 and list(second) == list(whole)[2:]
     assert {**first, **second} == whole
-    with cairn.open(path) as store:
-        assert store.steps() == [3, 4], "keep_last=2"
+    assert steps_of(path) == [3, 4], "keep_last=2"

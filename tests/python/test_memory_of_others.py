@@ -7,7 +7,7 @@ after the memory was found and before it is used, at a point that the program ch
 from __future__ import annotations
 
 import pytest
-from cairn_testing import run_python
+from cairn_testing import run_python, steps_of
 
 import cairn
 
@@ -151,8 +151,7 @@ def test_a_save_is_refused_if_a_storage_was_resized(path, change, call):
     # Small, because the memory is read after it was freed: nothing can keep it.
     assert run(path, change, call, 100) == ["refused"]
 
-    with cairn.open(path) as store:
-        assert store.steps() == []
+    assert steps_of(path) == []
 
 
 @pytest.mark.parametrize("call", ["read_slice", "dcp_load"])

@@ -16,13 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from cairn_testing import assert_same, run_python, wait_until
+from cairn_testing import assert_same, run_python, state_of, steps_of, wait_until
+from dtensors import sharded_state, whole
 from interpreters import Program
 from ranks import run_on_ranks
 from s3_server import bucket, folder, server  # noqa: F401 - fixtures
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
 
 import cairn
 from cairn import Mirror
@@ -30,15 +28,6 @@ from cairn._mirror.options import mirror_chain
 from cairn._mirror.worker import MirrorWorker
 from cairn.errors import Unavailable
 from cairn.torch import Saver
-
-
-def state_of(step: int) -> dict:
-    return {"t": torch.full((1000,), float(step)), "step": step}
-
-
-def steps_of(address) -> list[int]:
-    with cairn.open(address) as store:
-        return store.steps()
 
 
 @pytest.fixture
@@ -486,24 +475,16 @@ def test_a_killed_job_loses_no_step_and_continues_its_mirror_in_a_bucket(path, b
     kill_a_job_many_times(path, bucket, int(os.environ.get("CAIRN_KILL_ROUNDS", "20")))
 
 
-def sharded(step: int) -> dict:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    whole = torch.arange(12.0).reshape(6, 2) + step
-    return {"d": distribute_tensor(whole, mesh, [Shard(0)]), "step": step}
-
-
 def train(rank, path, mirror):
     with cairn.open(path, mode="a", timeout=60, grace=0) as store:
         with Saver(store, every=1, keep_last=1, mirror=mirror, mirror_every=2) as saver:
-            state = sharded(0)
+            state = sharded_state(0)
             done = saver.resume(state) or 0
             assert state["step"] == done
-            assert torch.equal(
-                state["d"].full_tensor(), torch.arange(12.0).reshape(6, 2) + done
-            )
+            assert torch.equal(state["rows"].full_tensor(), whole("uneven", done))
             for step in range(done + 1, done + 5):
-                saver.step(step, lambda: sharded(step))
-            copies = store.save_async(done + 5, sharded(done + 5), mirror=mirror)
+                saver.step(step, lambda: sharded_state(step))
+            copies = store.save_async(done + 5, sharded_state(done + 5), mirror=mirror)
             copies.mirrored(60)
         return done, store.steps(), len(store.mirror_status())
 
@@ -511,8 +492,7 @@ def train(rank, path, mirror):
 def test_ranks_mirror_their_steps_and_resume_from_the_mirror(path, tmp_path):
     mirror = tmp_path / "mirror"
     assert run_on_ranks(train, path, mirror) == [(0, [4, 5], 1)] + [(0, [4, 5], 0)] * 3
-    with cairn.open(mirror) as store:
-        assert store.steps() == [2, 4, 5]
+    assert steps_of(mirror) == [2, 4, 5]
     shutil.rmtree(path)
     assert [one[0] for one in run_on_ranks(train, path, mirror, world_size=3)] == [5] * 3
     verify(path)
@@ -523,7 +503,7 @@ def fail_to_mirror(rank, path, mirror):
     with cairn.open(path, mode="a", timeout=60) as store:
         try:
             with Saver(store, every=1, mirror=Mirror(mirror, timeout=0.1)) as saver:
-                saver.step(1, sharded(1))
+                saver.step(1, sharded_state(1))
         except cairn.Error as error:
             return type(error).__name__, store.steps()
 

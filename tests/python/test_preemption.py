@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from cairn_testing import steps_of
 from interpreters import Program
 
 import cairn
@@ -113,8 +114,7 @@ def test_a_run_that_is_told_to_end_goes_on_as_if_nothing_had_been(path, whole_ru
     assert err == ""
     last = int(lines[-1][0])
     assert last == 11
-    with cairn.open(path) as store:
-        assert store.steps() == [0, last]
+    assert steps_of(path) == [0, last]
 
     child = start(path)
     again, err = finish(child, [])

@@ -14,7 +14,7 @@ import textwrap
 import pytest
 import torch
 import torch.distributed as dist
-from cairn_testing import interrupt_when_waiting, wait_until
+from cairn_testing import interrupt_when_waiting, steps_of, wait_until
 from dtensors import assert_shard, sharded, whole
 from interpreters import Program
 from ranks import run_on_ranks, with_ranks
@@ -30,7 +30,8 @@ class Unkept:
     """An object that no store can save."""
 
 
-def open_without_rank_2(rank, path):
+@with_ranks()
+def test_a_rank_that_does_not_open_is_named_before_the_groups_timeout(rank, path):
     if rank == 0:  # whose timeout counts; the others have arrived
         group = distributed_c10d._get_process_group_store(dist.group.WORLD)
         arrivals = dist.PrefixStore("cairn/arrival/0", group)
@@ -43,13 +44,7 @@ def open_without_rank_2(rank, path):
     (path.parent / f"gave-up-{rank}").touch()
     with cairn.open(path, mode="a", timeout=60) as store:  # now all of them
         store.save(1, {"a": torch.ones(3)})
-        return store.steps()
-
-
-def test_a_rank_that_does_not_open_is_named_before_the_groups_timeout(path):
-    assert run_on_ranks(open_without_rank_2, path) == [[1]] * 4
-    with cairn.open(path) as store:
-        assert store.steps() == [1]
+    assert steps_of(path) == [1]
 
 
 @with_ranks(2)
@@ -164,7 +159,8 @@ class Fussy:
             raise ValueError("does not fit")
 
 
-def load_into_fussy_objects(rank, path):
+@with_ranks()
+def test_an_object_that_refuses_its_state_is_raised_on_all(rank, path):
     with cairn.open(path, mode="a") as store:
         store.save(1, {"m": Fussy(False)})
         expected = ValueError if rank == 1 else cairn.Unavailable
@@ -173,12 +169,7 @@ def load_into_fussy_objects(rank, path):
         # All ranks have the error, so that they continue together.
         store.load({"m": Fussy(False)})
         store.save(2, {"m": Fussy(False)})
-
-
-def test_an_object_that_refuses_its_state_is_raised_on_all(path):
-    run_on_ranks(load_into_fussy_objects, path)
-    with cairn.open(path) as store:
-        assert store.steps() == [1, 2]
+    assert steps_of(path) == [1, 2]
 
 
 @with_ranks()
@@ -226,8 +217,7 @@ def test_stores_that_nobody_closed(tmp_path, end):
     ]
     errors = [process.communicate(timeout=60)[1] for process in processes]
     statuses = [process.returncode for process in processes]
-    with cairn.open(tmp_path / "store") as store:
-        assert store.steps() == ([1, 2] if end == "well" else [1])
+    assert steps_of(tmp_path / "store") == ([1, 2] if end == "well" else [1])
     if end == "well":
         assert statuses == [0, 0], errors
     else:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from cairn_testing import assert_same
 from dtensors import assert_shard, sharded, whole
 from ranks import run_on_ranks, with_ranks
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -71,7 +73,8 @@ def test_ranks_may_hold_different_keys(path):
         assert got["rng.3"].tolist() == [3, 3, 3]
 
 
-def save_what_differs(rank, path):
+@with_ranks()
+def test_a_tensor_that_differs_is_that_of_one_rank(rank, path):
     """Plain and replicated tensors that should be equal on all ranks, but are not."""
     mesh = init_device_mesh("cpu", (4,))
     replicated = DTensor.from_local(
@@ -81,20 +84,14 @@ def save_what_differs(rank, path):
         state = {f"plain{i}": torch.full((256, 512), 10 * i + rank) for i in range(5)}
         store.save(1, state | {"replicated": replicated},
             tuning=cairn.SaveTuning(chunk_bytes=65536))
-
-
-def test_a_tensor_that_differs_is_that_of_one_rank(path):
-    run_on_ranks(save_what_differs, path)
-    with cairn.open(path) as store:
         assert len(store.keys()) == 6
         for key, got in store.read().items():
             assert len(got.unique()) == 1, key
 
 
-def save_on_a_part(rank, path):
+@with_ranks()
+def test_a_mesh_may_hold_some_ranks_only(rank, path):
     """Meshes of three of four ranks; the fourth has the DTensor too, but no part of it."""
-    from torch.distributed.device_mesh import DeviceMesh
-
     mesh = DeviceMesh("cpu", [0, 2, 3])
     mixed = DeviceMesh("cpu", [3, 0, 2])
     state = {"t": distribute_tensor(whole("uneven"), mesh, (Shard(0),))}
@@ -108,13 +105,7 @@ def save_on_a_part(rank, path):
         if rank != 1:
             assert_shard(target["t"], whole("uneven"), mesh, (Shard(1),))
             assert_shard(target["m"], whole("uneven", 9), mixed, (Shard(1),))
-
-
-def test_a_mesh_may_hold_some_ranks_only(path):
-    run_on_ranks(save_on_a_part, path)
-    with cairn.open(path) as store:
-        assert torch.equal(store.read()["t"], whole("uneven"))
-        assert torch.equal(store.read()["m"], whole("uneven", 9))
+        assert_same(store.read(), {"t": whole("uneven"), "m": whole("uneven", 9)})
 
 
 @with_ranks()
@@ -125,8 +116,6 @@ def test_a_group_of_some_ranks(rank, path):
             cairn.open(path, mode="a", process_group=group)
         return
     with cairn.open(path, mode="a", process_group=group) as store:
-        from torch.distributed.device_mesh import DeviceMesh
-
         mesh = DeviceMesh.from_group(group, "cpu")
         store.save(1, {"t": sharded(whole("uneven"), mesh, (Shard(0),))})
         with cairn.open(path, alone=True) as reader:
@@ -152,7 +141,8 @@ def test_who_saves_alone_must_have_all(rank, path):
         assert torch.equal(store.read()["t"], whole("uneven"))
 
 
-def save_behind(rank, path):
+@with_ranks()
+def test_asynchronous_saves(rank, path):
     mesh = init_device_mesh("cpu", (4,))
     state = {"t": sharded(whole("uneven"), mesh, (Shard(0),)), "n": 0}
     with cairn.open(path, mode="a") as store:
@@ -168,17 +158,13 @@ def save_behind(rank, path):
         assert store.steps() == [5, 6]
         # The one that is under way when the store is closed is finished.
         store.save_async(7, state)
-
-
-def test_asynchronous_saves(path):
-    run_on_ranks(save_behind, path)
     with cairn.open(path) as store:
         assert store.steps() == [5, 6, 7]
-        assert torch.equal(store.read(step=5)["t"], whole("uneven") + 4)
-        assert store.read(step=5)["n"] == 5
+        assert_same(store.read(step=5), {"t": whole("uneven") + 4, "n": 5})
 
 
-def save_what_a_collective_still_fills(rank, path):
+@with_ranks(2)
+def test_results_of_functional_collectives(rank, path):
     from torch.distributed import _functional_collectives as collectives
 
     def waiting():
@@ -194,87 +180,62 @@ def save_what_a_collective_still_fills(rank, path):
         store.load(targets)
         for got in targets.values():
             assert got.tolist() == [0, 0, 1, 1]
-
-
-def test_results_of_functional_collectives(path):
-    run_on_ranks(save_what_a_collective_still_fills, path, world_size=2)
-    with cairn.open(path) as store:
         assert store.read()["plain"].tolist() == [0, 0, 1, 1]
 
 
 class Net(nn.Module):
-    """A model of odd sizes, with a buffer and tied weights."""
+    """A model of odd sizes with tied weights."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int) -> None:
         super().__init__()
+        torch.manual_seed(seed)
         self.embed = nn.Embedding(11, 6)
-        self.up = nn.Linear(6, 10)
-        self.down = nn.Linear(10, 6, bias=False)
+        self.up, self.down = nn.Linear(6, 10), nn.Linear(10, 6, bias=False)
         self.head = nn.Linear(6, 11, bias=False)
         self.head.weight = self.embed.weight
-        self.register_buffer("seen", torch.zeros(3))
 
     def forward(self, words):
-        self.seen += 1
         return self.head(self.down(torch.relu(self.up(self.embed(words)))))
 
 
-def seeded(seed: int) -> Net:
-    torch.manual_seed(seed)
-    return Net()
+def train(model, optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.arange(4) + dist.get_rank()).square().sum().backward()
+    optimizer.step()
 
 
-def train(model, optimizer, rank, steps=2) -> None:
-    torch.manual_seed(100 + rank)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(torch.randint(11, (4,))).square().sum().backward()
-        optimizer.step()
+def trained(seed: int, mesh=None) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model under FSDP2 and its optimizer, which has a state."""
+    model = Net(seed)
+    for part in (model.up, model.down, model):
+        fully_shard(part, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    train(model, optimizer)
+    return model, optimizer
 
 
-def full(tensor):
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def full_state(model) -> dict[str, torch.Tensor]:
-    return {name: full(value).detach().clone() for name, value in model.state_dict().items()}
-
-
-def assert_equal(got: dict, want: dict) -> None:
-    assert got.keys() == want.keys()
-    for name in want:
-        assert torch.equal(got[name], want[name]), name
-
-
-def shard_fully(model, mesh=None):
-    fully_shard(model.up, mesh=mesh)
-    fully_shard(model.down, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+def full_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    return dict(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)))
 
 
 def train_fsdp2(rank, path):
-    model = shard_fully(seeded(1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    train(model, optimizer, rank)
+    model, optimizer = trained(1)
     want = full_state(model)
-    state = {"model": model, "optimizer": optimizer, "epoch": 3}
     with cairn.open(path, mode="a") as store:
+        state = {"model": model, "optimizer": optimizer, "epoch": 3}
         store.save(1, state)
         store.save_async(2, state).result(60)
 
         # Resumes on another mesh, in place, and continues with the same results.
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-        other = shard_fully(seeded(2), mesh)
-        other_optimizer = torch.optim.AdamW(other.parameters(), lr=0.1)
-        train(other, other_optimizer, rank, steps=1)  # so that the optimizer has a state
+        other, other_optimizer = trained(2, mesh)
         target = {"model": other, "optimizer": other_optimizer, "epoch": 0}
         store.load(target, read_once=True)
         assert target["epoch"] == 3 and target["model"] is other
-        assert_equal(full_state(other), want)
-        train(model, optimizer, rank)
-        train(other, other_optimizer, rank)
-        for name, value in full_state(other).items():
-            torch.testing.assert_close(value, full_state(model)[name])
+        assert_same(full_state(other), want)
+        train(model, optimizer)
+        train(other, other_optimizer)
+        torch.testing.assert_close(full_state(other), full_state(model))
     return want
 
 
@@ -283,9 +244,9 @@ def test_fsdp2_resumes_on_another_mesh(path):
     # One process, no group: a plain model.
     with cairn.open(path) as store:
         assert store.steps() == [1, 2]
-        plain = seeded(3)
+        plain = Net(3)
         store.load(plain, step=2, prefix="model")
-        assert_equal(full_state(plain), want)
+        assert_same(dict(plain.state_dict()), want)
         assert plain.head.weight is plain.embed.weight
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from cairn_testing import assert_same, flip_byte, segment_files
+from cairn_testing import assert_same, flip_byte, segment_files, steps_of
 
 import cairn
 
@@ -230,5 +230,4 @@ def test_damage_that_a_lazy_check_finds_is_raised_once_by_the_next_call(path, ca
         call(store)
     assert error.value.key == "t"
     store.close()
-    with cairn.open(path) as store:
-        assert store.steps() == [1]
+    assert steps_of(path) == [1]

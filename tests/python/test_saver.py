@@ -9,10 +9,9 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-from cairn_testing import assert_same
-from ranks import run_on_ranks
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from cairn_testing import assert_same, state_of, steps_of
+from dtensors import sharded_state, whole
+from ranks import run_on_ranks, with_ranks
 
 import cairn
 from cairn.torch import Saver
@@ -23,10 +22,6 @@ def same_handlers():
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
     yield
     assert {number: signal.getsignal(number) for number in before} == before
-
-
-def state_of(step: int) -> dict:
-    return {"t": torch.full((100,), float(step)), "step": step}
 
 
 @pytest.mark.parametrize("async_", [True, False], ids=["async", "sync"])
@@ -309,18 +304,8 @@ def test_a_forked_child_dies_of_the_signal_as_before(store):
         assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
 
 
-def sharded_state_of(step: int, mesh) -> dict:
-    whole = torch.arange(12.0).reshape(6, 2) + step
-    return {"d": distribute_tensor(whole, mesh, [Shard(0)]), "step": step}
-
-
-def mesh_of(world_size: int):
-    return init_device_mesh("cpu", (world_size,))
-
-
 def train(rank, path, signalled, every, agree_every, steps):
     """Saves `steps` steps, with a signal to rank `signalled` at step 7."""
-    mesh = mesh_of(dist.get_world_size())
     code = None
     try:
         with cairn.open(path, mode="a", timeout=30) as store:
@@ -328,7 +313,7 @@ def train(rank, path, signalled, every, agree_every, steps):
                 for step in range(1, steps + 1):
                     if rank == signalled and step == 7:
                         os.kill(os.getpid(), signal.SIGTERM)
-                    saver.step(step, lambda: sharded_state_of(step, mesh))
+                    saver.step(step, lambda: sharded_state(step))
     except SystemExit as end:
         code = end.code
     return code, saver.preempted, saver.last_step, saver.agreement_seconds > 0
@@ -340,7 +325,7 @@ def test_a_signal_to_one_rank_makes_all_save_the_same_step_and_end(path, signall
     assert outcome == [(143, True, 7, True)] * 4
     with cairn.open(path) as store:
         assert store.steps() == [7]
-        assert torch.equal(store.read()["d"], torch.arange(12.0).reshape(6, 2) + 7)
+        assert torch.equal(store.read()["rows"], whole("uneven", 7))
 
 
 def test_ranks_may_ask_each_other_less_often(path):
@@ -351,62 +336,37 @@ def test_ranks_may_ask_each_other_less_often(path):
 def test_saves_behind_the_training_are_kept_and_deleted_alike(path):
     outcome = run_on_ranks(train, path, None, 3, 1, 20)
     assert outcome == [(None, False, 18, True)] * 4
-    with cairn.open(path) as store:
-        assert store.steps() == [15, 18]
+    assert steps_of(path) == [15, 18]
 
 
-def step_apart(rank, path):
+@with_ranks(2)
+def test_ranks_at_different_steps_are_told(rank, path):
     with cairn.open(path, mode="a", timeout=30) as store, Saver(store, every=100) as saver:
-        try:
+        with pytest.raises(cairn.Invalid, match="other ranks are at steps 1 to 2"):
             saver.step(1 + rank, {})
-        except cairn.Invalid as error:
-            return str(error)
 
 
-def test_ranks_at_different_steps_are_told(path):
-    outcome = run_on_ranks(step_apart, path, world_size=2)
-    assert all("other ranks are at steps 1 to 2" in text for text in outcome)
-
-
-def fail_on_one(rank, path):
+@with_ranks(2)
+def test_a_state_that_cannot_be_saved_on_one_rank_fails_on_all(rank, path):
     def state() -> dict:
-        return {"t": threading_lock() if rank == 1 else torch.zeros(1)}
+        return {"t": threading.Lock() if rank == 1 else torch.zeros(1)}
 
-    outcome = []
     with cairn.open(path, mode="a", timeout=30) as store, Saver(store, every=1) as saver:
         for _ in range(2):
-            try:
+            with pytest.raises(cairn.Invalid):
                 saver.step(1, state)
-            except cairn.Error as error:
-                outcome.append(type(error).__name__)
         saver.step(2, {"t": torch.zeros(1)})
-    return outcome
+    assert steps_of(path) == [2]
 
 
-def threading_lock():
-    import threading
-
-    return threading.Lock()
-
-
-def test_a_state_that_cannot_be_saved_on_one_rank_fails_on_all(path):
-    assert run_on_ranks(fail_on_one, path, world_size=2) == [["Invalid", "Invalid"]] * 2
-    with cairn.open(path) as store:
-        assert store.steps() == [2]
-
-
-def without_signals(rank, path):
+@with_ranks(2)
+def test_without_signals_ranks_do_not_ask(rank, path):
     with cairn.open(path, mode="a", timeout=30) as store:
         with Saver(store, every=2, signals=(), keep_last=1) as saver:
             for step in range(1, 8):
                 saver.step(step, {"step": step})
-            return saver.agreement_seconds
-
-
-def test_without_signals_ranks_do_not_ask(path):
-    assert run_on_ranks(without_signals, path, world_size=2) == [0.0, 0.0]
-    with cairn.open(path) as store:
-        assert store.steps() == [6]
+            assert saver.agreement_seconds == 0
+    assert steps_of(path) == [6]
 
 
 def lose_a_rank(rank, path):
@@ -446,24 +406,19 @@ def test_a_rank_that_fails_waits_for_its_save_but_not_for_the_others(path):
         "Unavailable",
         "ZeroDivisionError",
     ]
-    with cairn.open(path) as store:
-        assert 3 in store.steps()
+    assert 3 in steps_of(path)
 
 
-def with_a_group(rank, path):
+@with_ranks(3)
+def test_ranks_of_a_group_save_without_the_others(rank, path):
     group = dist.new_group([0, 1])
     if rank == 2:
-        return None
+        return
     with cairn.open(path, mode="a", process_group=group, timeout=30) as store:
         with pytest.raises(cairn.Invalid, match="open on 2 ranks, and the process group has 3"):
             Saver(store, every=1)
         with Saver(store, every=3, process_group=group) as saver:
             for step in range(1, 5):
                 saver.step(step, {"step": step})
-            return saver.last_step, saver.agreement_seconds > 0
-
-
-def test_ranks_of_a_group_save_without_the_others(path):
-    assert run_on_ranks(with_a_group, path, world_size=3) == [(None, True), (None, True), None]
-    with cairn.open(path) as store:
-        assert store.steps() == [3]
+            assert saver.last_step is None and saver.agreement_seconds > 0
+    assert steps_of(path) == [3]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from cairn_testing import assert_same, flip_byte, more_memory, random_tensor, stored_files
-from ranks import run_on_ranks
+from ranks import in_new_process
 
 import cairn
 from cairn import Corrupt, Invalid, NotFound
@@ -145,7 +145,8 @@ def test_closing_the_store_ends_the_iteration(path):
         list(iterator)
 
 
-def memory_of_writing_and_streaming(rank, path) -> tuple[list[int], int]:
+@in_new_process
+def test_writing_and_streaming_take_bounded_memory(rank, path):
     with cairn.open(path, mode="a") as store:
         tensor = torch.empty(8 * MIB)  # 32 MiB
 
@@ -166,12 +167,6 @@ def memory_of_writing_and_streaming(rank, path) -> tuple[list[int], int]:
         # The second one compares with the first.
         written = [more_memory(lambda: write(step, 32)) for step in (2, 3)]
         stream(1)
-        return written, more_memory(lambda: stream(3))
-
-
-def test_writing_and_streaming_take_bounded_memory(path):
-    job = memory_of_writing_and_streaming
-    [(written, streamed)] = run_on_ranks(job, path, world_size=1, has_group=False)
-
-    assert max(written) < 100 * MIB, written
-    assert streamed < (64 + 32 + 100) * MIB, streamed
+        assert max(written) < 100 * MIB, written
+        streamed = more_memory(lambda: stream(3))
+        assert streamed < (64 + 32 + 100) * MIB, streamed

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from cairn.dcp import CairnReader, CairnWriter
 from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
 
@@ -63,6 +64,11 @@ FILES = Storage("files", FileSystemWriter, FileSystemReader)
 CAIRN = Storage("cairn", CairnWriter, CairnReader)
 STORAGES = [FILES, CAIRN]
 NATIVE = [Native("native", False), Native("native, read once", True)]
+
+
+def loaded(*args: Any, **options: Any) -> dict:
+    """The complete state of a step of Cairn, loaded by dcp."""
+    return _load_state_dict_from_keys(storage_reader=CairnReader(*args, **options))
 
 
 def failing(default: type, method: str, rank: int | None = None) -> Any:

@@ -14,9 +14,8 @@ import torch.distributed.checkpoint as dcp
 from cairn.dcp import CairnReader, CairnWriter
 from cairn_testing import assert_same, random_tensor, run_python
 from ranks import run_on_ranks
-from storages import CAIRN, errors_of, failing
+from storages import CAIRN, errors_of, failing, loaded
 from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
-from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
 STATE = {
     "model": {"w": torch.arange(300.0), "b": torch.ones(2, 3)},
@@ -25,10 +24,6 @@ STATE = {
     "text": "läuft",
     "big": 2**100,
 }
-
-
-def loaded(*args, **options) -> dict:
-    return _load_state_dict_from_keys(storage_reader=CairnReader(*args, **options))
 
 
 # No pickle ----------------------------------------------------------------------------------------
@@ -251,29 +246,24 @@ def test_a_planner_that_fails_leaves_the_old_checkpoint_whole(path):
     assert_same(loaded(path), new)
 
 
-def test_after_a_failed_save_the_native_api_may_write(path):
-    writer = CairnWriter(path)  # keeps its part, because dcp does not report the failure to it
-    errors_of(
-        dcp.save,
-        {"n": 1},
-        storage_writer=writer,
-        planner=failing(DefaultSavePlanner, "finish_plan")(),
-    )
+@pytest.fixture
+def failed(path) -> CairnWriter:
+    """A writer that keeps its part, because dcp does not report the failure to it."""
+    writer = CairnWriter(path)
+    planner = failing(DefaultSavePlanner, "finish_plan")()
+    errors_of(dcp.save, {"n": 1}, storage_writer=writer, planner=planner)
+    return writer
+
+
+def test_after_a_failed_save_the_native_api_may_write(path, failed):
     with cairn.open(path, mode="a") as store:
         assert store.steps() == []
 
 
-def test_after_a_failed_save_other_processes_may_write_once_the_writer_is_closed(path):
-    writer = CairnWriter(path)
-    errors_of(
-        dcp.save,
-        {"n": 1},
-        storage_writer=writer,
-        planner=failing(DefaultSavePlanner, "finish_plan")(),
-    )
+def test_after_a_failed_save_other_processes_may_write_once_the_writer_is_closed(path, failed):
     save = "import cairn, sys; cairn.open(sys.argv[1], mode='a').save(1, {'v': 1})"
     refused = run_python(save, path, check=False)
     assert refused.returncode != 0
     assert "Conflict" in refused.stderr
-    writer.close()
+    failed.close()
     run_python(save, path)

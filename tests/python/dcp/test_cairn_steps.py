@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from cairn.dcp import CairnReader, CairnWriter
-from cairn_testing import assert_same, random_tensor, shares_storage
-from storages import CAIRN, errors_of
+from cairn_testing import assert_same, random_tensor, shares_storage, steps_of
+from storages import CAIRN, errors_of, loaded
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
@@ -30,11 +30,6 @@ def save(state: dict, *args, **options) -> None:
     dcp.save(state, storage_writer=CairnWriter(*args, **options))
 
 
-def loaded(*args, **options) -> dict:
-    """The complete state of a step, loaded by dcp."""
-    return _load_state_dict_from_keys(storage_reader=CairnReader(*args, **options))
-
-
 # Which step ---------------------------------------------------------------------------------------
 
 
@@ -43,8 +38,7 @@ def test_a_store_keeps_many_steps(path):
     save({"n": 2}, f"{path}@20")
     dcp.save({"n": 3}, checkpoint_id=f"file:{path}@30", storage_writer=CairnWriter())
     dcp.save({"n": 4}, checkpoint_id=path, storage_writer=CairnWriter(step=40))
-    with cairn.open(path) as store:
-        assert store.steps() == [10, 20, 30, 40]
+    assert steps_of(path) == [10, 20, 30, 40]
     assert loaded(path) == loaded(path, step=40) == loaded(f"{path}@40") == {"n": 4}
     assert [loaded(f"{path}@{step}")["n"] for step in (10, 20, 30)] == [1, 2, 3]
     target = {"n": 0}

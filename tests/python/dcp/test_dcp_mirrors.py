@@ -6,34 +6,22 @@ import shutil
 
 import cairn
 import pytest
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from cairn import Mirror
 from cairn._mirror import store_mirrors
 from cairn.dcp import CairnReader, CairnWriter
-from cairn_testing import run_python, wait_until
+from cairn_testing import assert_same, run_python, state_of, steps_of, wait_until
+from dtensors import sharded_state
 from ranks import with_ranks
 from storages import errors_of
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-
-
-def state_of(step: int) -> dict:
-    return {"t": torch.full((1000,), float(step)), "step": step}
 
 
 def assert_loads(step: int, reader: CairnReader) -> None:
     state = state_of(-1)
     dcp.load(state, storage_reader=reader)
-    assert state["step"] == step
-    assert state["t"].unique().tolist() == [float(step)]
-
-
-def steps_of(address) -> list[int]:
-    with cairn.open(address, alone=True) as store:
-        return store.steps()
+    assert_same(state, state_of(step))
 
 
 def is_mirrored(mirror) -> bool:
@@ -180,20 +168,10 @@ def test_many_stores_do_not_keep_their_mirrors_open(tmp_path):
 # Ranks --------------------------------------------------------------------------------------------
 
 
-def sharded_state(step: int) -> dict:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    rows = torch.arange(35.0).view(7, 5) + step
-    return {"rows": distribute_tensor(rows, mesh, [Shard(0)], src_data_rank=None), "step": step}
-
-
 def assert_rank_loads(step: int, reader: CairnReader) -> None:
     state = sharded_state(-1)
     dcp.load(state, storage_reader=reader)
-    wanted = sharded_state(step)
-    rows = state["rows"]
-    assert isinstance(rows, DTensor)
-    assert torch.equal(rows.to_local(), wanted["rows"].to_local())
-    assert state["step"] == step
+    assert_same(state, sharded_state(step))
 
 
 @with_ranks(2)

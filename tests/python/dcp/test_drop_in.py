@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from cairn_testing import steps_of
 from cairn.dcp import CairnReader, CairnWriter
 from ranks import run_on_ranks
 from storages import CAIRN, FILES, errors_of
@@ -126,8 +127,7 @@ def test_registered_stores_are_loaded_and_saved_without_a_storage(path, register
         dcp.load(target, checkpoint_id=checkpoint_id)
         assert target["step"] == step
         assert torch.equal(target["w"], STATE["w"])
-    with cairn.open(path) as store:
-        assert store.steps() == [7, 8, 9]
+    assert steps_of(path) == [7, 8, 9]
 
 
 def test_everything_else_is_as_before_the_registration(path, registered):

@@ -10,23 +10,21 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from cairn_testing import assert_same
+from dtensors import sharded_state
 from ranks import run_on_ranks, with_ranks
 from storages import Storage, failing, failures_of
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 
 
 def state_of(step: int) -> dict:
     """A sharded tensor, a replicated tensor, a tensor that only this rank has, and values."""
-    mesh = init_device_mesh("cpu", (4,))
-    rows = torch.arange(35.0).view(7, 5) + step
     return {
-        "rows": distribute_tensor(rows, mesh, [Shard(0)], src_data_rank=None),
+        **sharded_state(step),
         "same": torch.full((3,), float(step)),
         f"own {dist.get_rank()}": torch.full((2,), float(step)),
-        "step": step,
     }
 
 
@@ -35,11 +33,7 @@ def blank_state() -> dict:
 
 
 def assert_is_step(state: dict, step: int) -> None:
-    assert_same(locals_of(state), locals_of(state_of(step)))
-
-
-def locals_of(state: dict) -> dict:
-    return {k: v.to_local() if isinstance(v, DTensor) else v for k, v in state.items()}
+    assert_same(state, state_of(step))
 
 
 # Failures -----------------------------------------------------------------------------------------
@@ -155,9 +149,9 @@ def test_async_saves_on_threads(rank: int, storage: Storage, path) -> None:
     for step in (1, 2, 3):
         state = state_of(step)
         future = dcp.async_save(state, checkpoint_id=path, storage_writer=writer)
-        for tensor in locals_of(state).values():  # the copy is staged
-            if isinstance(tensor, torch.Tensor):
-                tensor.fill_(-5)
+        for value in state.values():  # the copy is staged
+            if isinstance(value, torch.Tensor):
+                value.fill_(-5)
         metadata = future.result()
         assert "rows" in metadata.state_dict_metadata
         assert_is_step(storage.load(blank_state(), path), step)
