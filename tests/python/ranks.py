@@ -109,7 +109,7 @@ def with_ranks(world_size: int = 4, **options: Any) -> Callable[[Callable[..., A
 
 
 in_new_process = with_ranks(1, has_group=False)
-"""Makes a test that runs alone in a process of its own."""
+"""Makes a test that runs in a new process without a group."""
 
 
 def _result_of(program: Program, file: Path, deadline: float) -> tuple[str, Any]:
