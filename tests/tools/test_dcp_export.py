@@ -11,14 +11,12 @@ from cairn_testing import assert_same, random_tensor, wait_until
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
-import cairn
-from tool_programs import BIN_DIR, peak_memory
+from tool_programs import BIN_DIR, into_store, peak_memory
 from torch_states import admin, program  # noqa: F401 - fixtures
 from torch_states import (
     every_dtype,
     exported,
     imported,
-    into_store,
     no_room,
     plain_values,
     quietly,
@@ -228,8 +226,7 @@ def test_a_directory_that_holds_something_is_refused(program, tmp_path):
     (tmp_path / "o.dcp").mkdir()
     exported(program, tmp_path / "s", tmp_path / "o.dcp")  # an empty directory is accepted
     before = {name: (tmp_path / "o.dcp" / name).read_bytes() for name in listed(tmp_path / "o.dcp")}
-    finished = program("export", tmp_path / "s", tmp_path / "o.dcp")
-    assert finished.status == 2 and "--overwrite" in finished.err
+    assert "--overwrite" in program("export", tmp_path / "s", tmp_path / "o.dcp", status=2).err
     assert before == {name: (tmp_path / "o.dcp" / name).read_bytes() for name in before}
 
     (tmp_path / "file.dcp").write_bytes(b"")
@@ -328,11 +325,9 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_dcp_cannot_hold_is_named_and_may_be_left_out(admin, tmp_path, kind):
     state, words, pattern = REFUSED[kind]
-    with cairn.open(tmp_path / "s", mode="a") as store:
-        store.save(1, state, allow_pickle=True)
+    into_store(tmp_path / "s", state, allow_pickle=True)
     (tmp_path / "out").mkdir()
-    finished = admin("export", tmp_path / "s", tmp_path / "out" / "o.dcp")
-    assert finished.status == 2
+    finished = admin("export", tmp_path / "s", tmp_path / "out" / "o.dcp", status=2)
     assert all(word in finished.err for word in words), finished.err
     assert listed(tmp_path / "out") == []
     if kind == "one flat key":

@@ -6,12 +6,11 @@ import torch
 from cairn_testing import assert_same
 
 import cairn
-from tool_programs import run_program, small_model
+from tool_programs import run_program, small_model, steps_of
 
 
 def admin(*words):
-    finished = run_program("kv-admin", *words)
-    assert finished.status == 0, finished.err
+    finished = run_program("kv-admin", *words, status=0)
     return finished
 
 
@@ -43,11 +42,9 @@ def saved(tmp_path):
 def test_refuses(saved, words, message):
     path, _, _ = saved
     verb, step, *rest = words
-    finished = run_program("kv-admin", verb, f"{path}{step}", *rest, "--into", 3)
-    assert finished.status == 2
+    finished = run_program("kv-admin", verb, f"{path}{step}", *rest, "--into", 3, status=2)
     assert message in finished.err
-    with cairn.open(path) as store:
-        assert store.steps() == [1, 2]
+    assert steps_of(path) == [1, 2]
 
 
 def test_an_edit_reports_what_the_step_has(saved):

@@ -12,7 +12,7 @@ import torch
 from cairn_testing import wait_until
 from safetensors.torch import load_file, save_file
 
-from tool_programs import BIN_DIR
+from tool_programs import BIN_DIR, steps_of
 
 STATE = {f"layers.{i}": torch.randn(250_000, generator=torch.Generator().manual_seed(i))
          for i in range(40)}  # 40 MB
@@ -103,7 +103,6 @@ def test_an_interrupted_push_is_continued(model, tmp_path, number):
         "push", store, other, "--max-rate", "1M",
     )  # fmt: skip
     assert status == 2 and "it continues when it is started again" in err
-    with cairn.open(other) as reader:
-        assert reader.steps() == []
+    assert steps_of(other) == []
     seconds_of("push", store, other)
     expect_unharmed(other, [1])

@@ -7,30 +7,20 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tool_programs import import_model, run_program, small_model
-
-
-def same(a, b):
-    return (
-        a.keys() == b.keys()
-        and all(a[k].dtype == b[k].dtype and a[k].shape == b[k].shape for k in a)
-        and all(torch.equal(a[k], b[k]) for k in a)
-    )
+from tool_programs import assert_equal, import_model, run_program, small_model, steps_of
 
 
 def test_import_and_export_give_the_same_tensors(admin, tmp_path):
     import_model(admin, tmp_path, tmp_path / "s", 1, small_model())
-    finished = admin("export", tmp_path / "s", tmp_path / "out.safetensors")
-    assert finished.status == 0, finished.err
-    assert same(load_file(tmp_path / "out.safetensors"), small_model())
+    admin("export", tmp_path / "s", tmp_path / "out.safetensors", status=0)
+    assert_equal(load_file(tmp_path / "out.safetensors"), small_model())
     with safe_open(tmp_path / "out.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}  # transformers requires it
 
 
 def test_export_in_shards_with_an_index_and_back(admin, tmp_path):
     import_model(admin, tmp_path, tmp_path / "s", 1, small_model())
-    finished = admin("export", f"{tmp_path}/s@1", tmp_path / "out", "--shard-size", "8KiB")
-    assert finished.status == 0, finished.err
+    admin("export", f"{tmp_path}/s@1", tmp_path / "out", "--shard-size", "8KiB", status=0)
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     assert index["weight_map"].keys() == small_model().keys()
     shards = sorted((tmp_path / "out").glob("model-*.safetensors"))
@@ -38,12 +28,12 @@ def test_export_in_shards_with_an_index_and_back(admin, tmp_path):
     merged = {}
     for shard in shards:
         merged |= load_file(shard)
-    assert same(merged, small_model())
+    assert_equal(merged, small_model())
 
     index_path = tmp_path / "out" / "model.safetensors.index.json"
     assert admin("import", tmp_path / "t", "--step", 5, index_path).status == 0
     assert admin("export", tmp_path / "t", tmp_path / "again.safetensors").status == 0
-    assert same(load_file(tmp_path / "again.safetensors"), small_model())
+    assert_equal(load_file(tmp_path / "again.safetensors"), small_model())
     # With the index and the shards, as a shell's * gives them, each file is read once.
     assert admin("import", tmp_path / "u", "--step", 5, index_path, *shards).status == 0
 
@@ -52,8 +42,8 @@ def test_export_takes_patterns(admin, tmp_path):
     import_model(admin, tmp_path, tmp_path / "s", 1, small_model())
     assert admin("export", tmp_path / "s", tmp_path / "o.safetensors", "model.layers.1").status == 0
     assert list(load_file(tmp_path / "o.safetensors")) == ["model.layers.1.w"]
-    finished = admin("export", tmp_path / "s", tmp_path / "p.safetensors", "absent")
-    assert finished.status == 2 and "no tensor matches" in finished.err
+    words = "export", tmp_path / "s", tmp_path / "p.safetensors", "absent"
+    assert "no tensor matches" in admin(*words, status=2).err
     assert not (tmp_path / "p.safetensors").exists()
 
 
@@ -61,11 +51,10 @@ def test_export_replaces_nothing_unasked(admin, tmp_path):
     import_model(admin, tmp_path, tmp_path / "s", 1, small_model())
     target = tmp_path / "o.safetensors"
     target.write_text("precious")
-    finished = admin("export", tmp_path / "s", target)
-    assert finished.status == 2 and "--overwrite" in finished.err
+    assert "--overwrite" in admin("export", tmp_path / "s", target, status=2).err
     assert target.read_text() == "precious"
     assert admin("export", tmp_path / "s", target, "--overwrite").status == 0
-    assert same(load_file(target), small_model())
+    assert_equal(load_file(target), small_model())
 
 
 def test_import_below_a_prefix(admin, dump, tmp_path):
@@ -75,8 +64,7 @@ def test_import_below_a_prefix(admin, dump, tmp_path):
 
 def test_a_step_is_replaced_only_when_asked(admin, dump, tmp_path):
     import_model(admin, tmp_path, tmp_path / "s", 1, {"w": torch.ones(2)})
-    finished = admin("import", tmp_path / "s", "--step", 1, tmp_path / "model-1.safetensors")
-    assert finished.status == 2
+    admin("import", tmp_path / "s", "--step", 1, tmp_path / "model-1.safetensors", status=2)
     import_model(admin, tmp_path, tmp_path / "s", 1, {"w": torch.zeros(2)}, "--overwrite")
     assert dump("show", tmp_path / "s", "w", "--json").json()["values"] == [0, 0]
     assert dump("verify", tmp_path / "s").status == 0
@@ -95,32 +83,27 @@ def segment_names(store):
     return sorted(path.name for path in (store / "segments").iterdir())
 
 
-def test_delete_keeps_what_other_steps_use_and_frees_the_rest_later_or_at_once(
-    admin, dump, tmp_path
-):
+def test_delete_keeps_what_other_steps_use_and_frees_the_rest(admin, dump, tmp_path):
     store = tmp_path / "s"
     for step in (1, 2, 3, 4):
         state = {"same": torch.ones(9), "own": torch.full((3,), float(step))}
         import_model(admin, tmp_path, store, step, state)
     before = segment_names(store)
-    dry = admin("delete", store, 1, 2, "--dry-run")
-    assert dry.status == 0 and dry.out.startswith("would delete 2 steps")
-    later = admin("delete", store, 1, 2)
-    assert later.status == 0, later.err
+    dry = admin("delete", store, 1, 2, "--dry-run", status=0)
+    assert dry.out.startswith("would delete 2 steps")
+    later = admin("delete", store, 1, 2, status=0)
     assert later.out.startswith("deleted 2 steps; ") and "after 60.0 s frees" in later.out
     assert segment_names(store) == before
 
-    at_once = admin("delete", store, 3, "--no-grace")
+    at_once = admin("delete", store, 3, "--no-grace", status=0)
 
-    assert at_once.status == 0, at_once.err
     assert at_once.out.startswith("deleted 1 step, freed ")
     assert len(before) == 4 and len(segment_names(store)) == 2  # the first has "same"
-    assert [s["step"] for s in dump("steps", store, "--json").json()["steps"]] == [4]
+    assert steps_of(store) == [4]
     assert dump("show", store, "same", "--json").json()["values"] == [1] * 9
     assert dump("verify", store).status == 0
-    missing = admin("delete", store, 4, 77)
-    assert missing.status == 2 and "77" in missing.err
-    assert len(dump("steps", store, "--json").json()["steps"]) == 1
+    assert "77" in admin("delete", store, 4, 77, status=2).err
+    assert steps_of(store) == [4]
 
 
 REFUSED = {
@@ -135,14 +118,13 @@ REFUSED = {
 def test_a_refused_import_leaves_no_store(admin, dump, tmp_path, kind):
     state, options = REFUSED[kind]
     torch.save(state, tmp_path / "state.pt")
-    refused = admin("import", tmp_path / "s", "--step", 1, tmp_path / "state.pt", *options)
-    assert refused.status == 2
+    words = "import", tmp_path / "s", "--step", 1, tmp_path / "state.pt", *options
+    refused = admin(*words, status=2)
     assert not (tmp_path / "s").exists(), refused.err
     # The same call is refused in a store that exists, and does not change its steps.
     import_model(admin, tmp_path, tmp_path / "s", 0, small_model())
-    again = admin("import", tmp_path / "s", "--step", 1, tmp_path / "state.pt", *options)
-    assert again.status == 2
-    assert [step["step"] for step in dump("steps", tmp_path / "s", "--json").json()["steps"]] == [0]
+    admin(*words, status=2)
+    assert steps_of(tmp_path / "s") == [0]
 
 
 @pytest.mark.parametrize(
@@ -161,8 +143,7 @@ def test_a_refused_import_leaves_no_store(admin, dump, tmp_path, kind):
 def test_hostile_indexes_are_refused(admin, tmp_path, content):
     save_file({"w": torch.ones(2)}, tmp_path / "model-1.safetensors")
     (tmp_path / "x.index.json").write_text(content)
-    finished = admin("import", tmp_path / "s", "--step", 1, tmp_path / "x.index.json")
-    assert finished.status == 2, finished.out
+    admin("import", tmp_path / "s", "--step", 1, tmp_path / "x.index.json", status=2)
     assert not (tmp_path / "s").exists()
 
 
@@ -170,9 +151,7 @@ def test_one_name_in_two_files_is_refused(admin, tmp_path):
     for name in ("a", "b"):
         save_file({"w": torch.ones(2)}, tmp_path / f"{name}.safetensors")
     files = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
-    finished = admin("import", tmp_path / "s", "--step", 1, *files)
-    assert finished.status == 2
-    assert "w" in finished.err
+    assert "w" in admin("import", tmp_path / "s", "--step", 1, *files, status=2).err
 
 
 VERBS = {
@@ -190,38 +169,31 @@ def test_the_help_has_each_verb_with_examples(program):
         assert "Examples:" in run_program(program, verb, "--help").out
 
 
-def newest_root(store):
-    return min((store / "roots").iterdir())
-
-
 def test_rebuild_restores_a_store_whose_roots_do_not_open(admin, dump, tmp_path):
     store = tmp_path / "s"
     import_model(admin, tmp_path, store, 1, small_model())
     import_model(admin, tmp_path, store, 2, small_model())
     for root in (store / "roots").iterdir():
         root.write_bytes(b"")
-    broken = dump("keys", store)
-    assert broken.status == 2 and "kv-admin rebuild" in broken.err
+    assert "kv-admin rebuild" in dump("keys", store, status=2).err
 
-    finished = admin("rebuild", store)
+    assert "2 steps" in admin("rebuild", store, status=0).out
 
-    assert finished.status == 0 and "2 steps" in finished.out, finished.err
     assert dump("verify", store).status == 0
     assert admin("export", f"{store}@1", tmp_path / "o.safetensors").status == 0
-    assert same(load_file(tmp_path / "o.safetensors"), small_model())
+    assert_equal(load_file(tmp_path / "o.safetensors"), small_model())
 
 
 def test_rebuild_names_the_steps_that_cannot_be_restored(admin, dump, tmp_path):
     store = tmp_path / "s"
     import_model(admin, tmp_path, store, 1, small_model())
     assert "nothing to rebuild" in admin("rebuild", store).err
-    newest_root(store).write_bytes(b"")
+    min((store / "roots").iterdir()).write_bytes(b"")  # the newest
     (table,) = (store / "tables").iterdir()
     table.write_bytes(table.read_bytes()[:-1])
     segments = segment_names(store)
 
-    finished = admin("rebuild", store)
+    finished = admin("rebuild", store, status=2)
 
-    assert finished.status == 2
     assert table.name in finished.out and "could not be recovered" in finished.err
     assert segment_names(store) == segments

@@ -288,9 +288,7 @@ def test_slices_are_those_of_python(dump, two_steps, parts, count):
 
 @pytest.mark.parametrize("text", ["a", "0,0,0,0", ":::", "1,,2"])
 def test_bad_slices_are_refused_in_one_line(dump, two_steps, text):
-    finished = dump("show", two_steps, "model.layers.10.w", "--slice", text)
-    assert finished.status == 2
-    assert "slice" in finished.err
+    assert "slice" in dump("show", two_steps, "model.layers.10.w", "--slice", text, status=2).err
 
 
 def test_show_knows_every_float(dump, admin, tmp_path):
@@ -311,8 +309,7 @@ def test_show_knows_every_float(dump, admin, tmp_path):
 
 
 def test_diff_lists_changes_and_exits_1(dump, two_steps):
-    finished = dump("diff", f"{two_steps}@100", f"{two_steps}@200", "--values", "--json")
-    assert finished.status == 1
+    finished = dump("diff", f"{two_steps}@100", f"{two_steps}@200", "--values", "--json", status=1)
     changes = {c["fqn"]: c for c in finished.json()["changes"]}
     assert {name: c["change"] for name, c in changes.items()} == {
         "model.wte.weight": "changed",
@@ -338,15 +335,12 @@ def test_distances_of_large_integers_are_not_rounded_away(dump, admin, tmp_path)
 
 
 def test_diff_of_equal_steps_exits_0(dump, two_steps):
-    finished = dump("diff", f"{two_steps}@100", "@100", "--json")
-    assert finished.status == 0
-    assert finished.json()["changes"] == []
+    assert dump("diff", f"{two_steps}@100", "@100", "--json", status=0).json()["changes"] == []
     assert dump("diff", f"{two_steps}@100", "@200", "model.layers").status == 0
 
 
 def test_verify_of_a_healthy_store_exits_0(dump, two_steps):
-    finished = dump("verify", two_steps, "--json")
-    assert finished.status == 0, finished.out
+    finished = dump("verify", two_steps, "--json", status=0)
     assert finished.json()["ok"] is True
     assert finished.json()["bytes_read"] >= MODEL_BYTES
     assert dump("verify", f"{two_steps}@100").status == 0

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from live_server import live_server
+from tool_programs import into_store
 
 ROUNDS = 25
 
@@ -83,12 +84,10 @@ def test_other_verbs_answer_or_state_that_the_step_is_gone(writer, dump, tmp_pat
 
 def test_the_report_is_of_the_store_that_is_open_whatever_its_path_means(tmp_path):
     path = tmp_path / "store"
-    with cairn.open(path, mode="a") as store:
-        store.save(1, {"w": np.zeros(1 << 20, np.uint8)})
+    into_store(path, {"w": np.zeros(1 << 20, np.uint8)})
     with live_server(path) as server:
         path.rename(tmp_path / "moved")
-        with cairn.open(path, mode="a") as other:
-            other.save(1, {"w": np.ones(5, np.uint8)})
+        into_store(path, {"w": np.ones(5, np.uint8)})
         report = server.ask("report")
 
     assert report["problem_count"] == 0, report["problems"]

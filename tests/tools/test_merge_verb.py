@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import cairn
-from tool_programs import run_program
+from tool_programs import run_program, steps_of
 
 
 @pytest.fixture
@@ -18,12 +18,10 @@ def path(tmp_path):
 
 
 def merged(path, into, *words):
-    finished = run_program("kv-admin", "merge", *words, "--into", into)
-    assert finished.status == 0, finished.err
+    finished = run_program("kv-admin", "merge", *words, "--into", into, status=0)
     with cairn.open(path) as store:
         state = store.read(step=into)
-    verified = run_program("kv-dump", "verify", path)
-    assert verified.status == 0, verified.out
+    run_program("kv-dump", "verify", path, status=0)
     return state["w"][0].item(), state["note"], finished.out
 
 
@@ -71,11 +69,8 @@ def test_weights_and_overwrite(path):
 )
 def test_errors(path, words, message):
     words = [word.format(p=path) for word in words]
-    finished = run_program("kv-admin", "merge", *words, "--into", 1)
-    assert finished.status == 2
-    assert message in finished.err
-    with cairn.open(path) as store:
-        assert store.steps() == [100, 200, 300]
+    assert message in run_program("kv-admin", "merge", *words, "--into", 1, status=2).err
+    assert steps_of(path) == [100, 200, 300]
 
 
 def test_the_new_step_must_not_exist(path):

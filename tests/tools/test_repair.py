@@ -13,8 +13,7 @@ from test_damage import flip
 def mirrored(two_steps, admin, tmp_path):
     """A store and a complete mirror of it."""
     shutil.copytree(two_steps, tmp_path / "store")
-    pushed = admin("push", f"{tmp_path / 'store'}@{{100,200}}", tmp_path / "mirror")
-    assert pushed.status == 0, pushed.err
+    admin("push", f"{tmp_path / 'store'}@{{100,200}}", tmp_path / "mirror", status=0)
     return tmp_path / "store", tmp_path / "mirror"
 
 
@@ -30,11 +29,9 @@ def test_a_mirror_repairs_flips_and_missing_segments(mirrored, dump, admin, two_
     for segment in others:
         segment.unlink()
     assert dump("verify", store).status == 1
-    planned = admin("repair", store, "--from", mirror, "--dry-run")
-    assert planned.status == 0 and "would write" in planned.out
+    assert "would write" in admin("repair", store, "--from", mirror, "--dry-run", status=0).out
     assert dump("verify", store).status == 1
-    repaired = admin("repair", store, "--from", mirror, "--json")
-    assert repaired.status == 0, repaired.out
+    repaired = admin("repair", store, "--from", mirror, "--json", status=0)
     report = repaired.json()
     assert report["repaired_chunks"] == report["damaged_chunks"] > 0
     assert report["remaining"] == []
@@ -43,8 +40,7 @@ def test_a_mirror_repairs_flips_and_missing_segments(mirrored, dump, admin, two_
     for step in want:
         assert want[step].keys() == got[step].keys()
         assert all(torch.equal(want[step][key], got[step][key]) for key in want[step])
-    again = admin("repair", store, "--from", mirror)
-    assert again.status == 0 and "no damage" in again.out
+    assert "no damage" in admin("repair", store, "--from", mirror, status=0).out
 
 
 def test_what_has_no_copy_is_named(mirrored, admin, dump):
@@ -58,8 +54,7 @@ def test_what_has_no_copy_is_named(mirrored, admin, dump):
 def test_mistakes(mirrored, admin, tmp_path):
     store, _ = mirrored
     assert "without a step" in admin("repair", f"{store}@100").err
-    missing = admin("repair", store, "--from", tmp_path / "nothing")
-    assert missing.status == 2 and "nothing" in missing.err
+    assert "nothing" in admin("repair", store, "--from", tmp_path / "nothing", status=2).err
 
 
 def test_a_slow_verification_finds_the_same(mirrored, dump):

@@ -12,8 +12,7 @@ MAX_PAGE_BYTES = 5 << 20
 
 
 def document(store, *words):
-    finished = run_program("kv-dump", "report", store, "--json", *words)
-    assert finished.status == 0, finished.err
+    finished = run_program("kv-dump", "report", store, "--json", *words, status=0)
     return finished.json()
 
 
@@ -125,8 +124,7 @@ def test_large_stores_are_merged_to_five_mebibytes(memory_folder):
 
 
 def test_errors_name_what_to_do(report_run, tmp_path):
-    missing = run_program("kv-dump", "report", report_run)
-    assert missing.status == 2 and "-o report.html" in missing.err
+    assert "-o report.html" in run_program("kv-dump", "report", report_run, status=2).err
     step = run_program("kv-dump", "report", f"{report_run}@290", "--json")
     assert step.status == 2 and "without a step" in step.err
     kept = tmp_path / "report.html"

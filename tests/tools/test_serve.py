@@ -14,7 +14,7 @@ import pytest
 import cairn
 from cairn_testing import wait_until
 from live_server import live_server
-from tool_programs import run_program
+from tool_programs import into_store, run_program
 
 
 @pytest.fixture
@@ -338,8 +338,7 @@ def is_waiting(connection):
 
 def test_requests_that_take_long_do_not_block_other_addresses(memory_folder):
     path = memory_folder / "busy"
-    with cairn.open(path, mode="a") as store:
-        store.save(1, {"a": np.zeros(1 << 26, np.float32)})
+    into_store(path, {"a": np.zeros(1 << 26, np.float32)})
     with live_server(path) as server, contextlib.ExitStack() as opened:
         connections = []
         for _ in range(400):  # more than the server takes
@@ -413,8 +412,7 @@ def test_damage_is_an_error_of_one_key(tmp_path):
 def test_large_tensors_are_sampled_unless_all_is_asked_for(memory_folder):
     path = memory_folder / "sampled"
     values = np.arange(20 << 20, dtype=np.int32)  # 80 MiB
-    with cairn.open(path, mode="a") as store:
-        store.save(1, {"a": values})
+    into_store(path, {"a": values})
     with live_server(path) as server:
         sample = server.ask("key", key="a")
         assert sample["elements"] == len(values)
@@ -428,8 +426,7 @@ def test_large_tensors_are_sampled_unless_all_is_asked_for(memory_folder):
 
 
 def test_a_port_that_is_in_use_is_an_error_if_it_was_chosen(server, report_run):
-    finished = run_program("kv-dump", "serve", report_run, "--port", server.port)
-    assert finished.status == 2
+    finished = run_program("kv-dump", "serve", report_run, "--port", server.port, status=2)
     assert f"cannot listen on 127.0.0.1:{server.port}: the port is in use" in finished.err
     finished = run_program("kv-dump", "serve", report_run, "--address", "203.0.113.7")
     assert finished.status == 2 and "cannot listen on 203.0.113.7" in finished.err
@@ -466,8 +463,7 @@ def test_a_signal_ends_what_is_being_read(memory_folder):
 
 def test_long_names_do_not_make_the_page_large(memory_folder):
     state = {"<" * 60_000 + str(i): np.ones(2, np.float32) for i in range(20)}
-    with cairn.open(memory_folder / "long_names", mode="a") as store:
-        store.save(1, state)
+    into_store(memory_folder / "long_names", state)
     with live_server(memory_folder / "long_names") as server:
         assert len(server.get()[2]) < 1 << 20
         assert all(tensor["key"] is None for tensor in server.ask("report")["tensors"])

@@ -11,7 +11,7 @@ import torch
 from cairn_testing import flip_byte
 from safetensors.torch import save_file
 
-from tool_programs import BIN_DIR, small_model
+from tool_programs import BIN_DIR, small_model, steps_of
 
 INCOMPLETE = b"the command was carried out, but its output is incomplete: writing to standard"
 
@@ -64,8 +64,7 @@ def test_a_change_whose_output_is_lost_is_made_and_says_so(store, tmp_path, name
     if "2>" not in redirection:
         assert finished.stderr.startswith(b"kv-admin: " + INCOMPLETE)
         assert finished.stderr.count(b"\n") == 1
-    with cairn.open(store) as reader:
-        assert reader.steps() == steps
+    assert steps_of(store) == steps
     assert verify(store) == 0
     assert list((store / "leases").iterdir()) == []
     assert name != "push" or verify(tmp_path / "other") == 0

@@ -3,7 +3,7 @@
 import pytest
 
 import cairn
-from tool_programs import run_program
+from tool_programs import run_program, steps_of
 
 
 @pytest.fixture
@@ -48,8 +48,7 @@ def test_prune(path):
     assert "would delete 1 step" in dry.out
     done = run_program("kv-admin", "prune", path, "--keep-best", "loss:1", "--no-grace")
     assert done.status == 0 and "300" in done.out
-    with cairn.open(path) as store:
-        assert store.steps() == [100, 200]
+    assert steps_of(path) == [100, 200]
 
 
 def test_a_policy_is_kept_in_the_store(tmp_path):

@@ -17,14 +17,13 @@ from cairn_testing import assert_same, random_tensor
 
 import cairn.convert
 
-from tool_programs import peak_memory, run_program
+from tool_programs import into_store, peak_memory, run_program
 from torch_states import admin, program  # noqa: F401 - fixtures
 from torch_states import (
     Runs,
     every_dtype,
     exported,
     imported,
-    into_store,
     no_room,
     plain_values,
     read,
@@ -171,8 +170,7 @@ def test_export_replaces_nothing_unasked(program, tmp_path):
     torch.save({"a": torch.ones(2)}, tmp_path / "in.pt")
     imported(program, tmp_path / "s", tmp_path / "in.pt")
     (tmp_path / "o.pt").write_text("precious")
-    finished = program("export", tmp_path / "s", tmp_path / "o.pt")
-    assert finished.status == 2 and "--overwrite" in finished.err
+    assert "--overwrite" in program("export", tmp_path / "s", tmp_path / "o.pt", status=2).err
     assert (tmp_path / "o.pt").read_text() == "precious"
     assert program("export", tmp_path / "s", tmp_path / "o.pt", "--overwrite").status == 0
     assert_same(load(tmp_path / "o.pt"), {"a": torch.ones(2)})
@@ -182,8 +180,7 @@ def test_what_cannot_be_exported_is_reported_before_anything_is_written(admin, t
     torch.save({"a": torch.ones(2), "long": 1 << 4000}, tmp_path / "in.pt", pickle_protocol=4)
     imported(admin, tmp_path / "s", tmp_path / "in.pt")
     (tmp_path / "out").mkdir()
-    finished = admin("export", tmp_path / "s", tmp_path / "out" / "o.pt")
-    assert finished.status == 2 and "long" in finished.err
+    assert "long" in admin("export", tmp_path / "s", tmp_path / "out" / "o.pt", status=2).err
     assert list((tmp_path / "out").iterdir()) == []
     exported(admin, tmp_path / "s", tmp_path / "out" / "o.pt", "!long")
 
@@ -480,8 +477,7 @@ def test_code_in_the_current_directory_is_not_run(tmp_path):
     torch.save({"a": torch.ones(2)}, tmp_path / "in.pt")
     for module in ("torch", "cairn", "argparse", "site"):
         (tmp_path / f"{module}.py").write_text("open('ran', 'w')")
-    finished = run_program("kv-admin", "import", "s", "--step", 1, "in.pt", cwd=tmp_path)
-    assert finished.status == 0, finished.err
+    run_program("kv-admin", "import", "s", "--step", 1, "in.pt", cwd=tmp_path, status=0)
     assert not (tmp_path / "ran").exists()
 
 

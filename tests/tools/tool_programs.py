@@ -32,30 +32,32 @@ class Finished:
         return json.loads(self.out)
 
 
-def run_program(name, *words, **options):
-    """Runs one of our programs; termination by a signal or a hang is always a failure."""
+def run_program(name, *words, status=None, **options):
+    """Runs one of our programs, which must end with `status` if it is not None; termination by a
+    signal or a hang is always a failure."""
     process = subprocess.run(
         [BIN_DIR / name, *map(str, words)], capture_output=True, timeout=280, **options
     )
     finished = Finished(process.returncode, process.stdout.decode(), process.stderr.decode())
-    return checked(name, words, finished)
+    return checked(name, words, finished, status)
 
 
-def checked(name, words, finished):
-    """`finished`, if an error is one line."""
-    assert finished.status in (0, 1, 2), (name, words, finished.status, finished.err)
+def checked(name, words, finished, status):
+    """`finished`, if it has the status, and an error is one line."""
+    statuses = (0, 1, 2) if status is None else (status,)
+    assert finished.status in statuses, (name, words, finished.status, finished.out, finished.err)
     if finished.status == 2:
         assert finished.err.startswith(f"{name}: "), finished.err
         assert finished.err.count("\n") == 1 + finished.err.count(": warning: "), finished.err
     return finished
 
 
-def run_interop(verb, *words, **options):
+def run_interop(verb, *words, status=None, **options):
     """Imports and exports as kv-admin does it for files of torch, but in this process: importing
     torch takes longer than most tests. Runs the program for anything else, and with `options`."""
     words = list(map(str, words))
     if options or verb not in ("import", "export"):
-        return run_program("kv-admin", verb, *words, **options)
+        return run_program("kv-admin", verb, *words, status=status, **options)
     from cairn._interop.main import main
 
     if verb == "export":
@@ -71,11 +73,11 @@ def run_interop(verb, *words, **options):
     limit, handler = sys.getrecursionlimit(), signal.getsignal(signal.SIGTERM)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            status = main([verb, *words])
+            code = main([verb, *words])
     finally:  # a program would have its process to itself
         sys.setrecursionlimit(limit)
         signal.signal(signal.SIGTERM, handler)
-    return checked("kv-admin", words, Finished(status, out.getvalue(), err.getvalue()))
+    return checked("kv-admin", words, Finished(code, out.getvalue(), err.getvalue()), status)
 
 
 def peak_memory(*words):
@@ -109,6 +111,25 @@ def small_model(scale=1.0):
 def import_model(admin, folder, store, step, tensors, *options):
     path = pathlib.Path(folder) / f"model-{step}.safetensors"
     save_file(tensors, path, metadata={"format": "pt"})
-    finished = admin("import", store, "--step", step, path, *options)
-    assert finished.status == 0, finished.err
-    return finished
+    return admin("import", store, "--step", step, path, *options, status=0)
+
+
+def into_store(path, *states, **options):
+    """Saves these states as the steps 1, 2, ... Returns the path."""
+    with cairn.open(path, mode="a") as store:
+        for step, state in enumerate(states, 1):
+            store.save(step, state, **options)
+    return path
+
+
+def steps_of(path):
+    with cairn.open(path) as store:
+        return store.steps()
+
+
+def assert_equal(got, want):
+    """The same tensors, in any order."""
+    assert got.keys() == want.keys()
+    for name, tensor in want.items():
+        assert got[name].dtype == tensor.dtype, name
+        assert torch.equal(got[name], tensor), name

@@ -27,32 +27,23 @@ def program():
 
 
 def imported(admin, store, path, *options):
-    finished = admin("import", store, "--step", 1, path, *options)
-    assert finished.status == 0, finished.err
-    return finished
+    return admin("import", store, "--step", 1, path, *options, status=0)
 
 
 def refused(admin, store, path):
     """The error of an import that must not create the store."""
-    finished = admin("import", store, "--step", 1, path)
-    assert finished.status == 2 and not store.exists(), path
+    finished = admin("import", store, "--step", 1, path, status=2)
+    assert not store.exists(), path
     return finished.err
 
 
 def exported(admin, store, path, *options):
-    finished = admin("export", store, path, *options)
-    assert finished.status == 0, finished.err
-    return finished
+    return admin("export", store, path, *options, status=0)
 
 
 def read(store):
     with cairn.open(store) as opened:
         return opened.read()
-
-
-def into_store(store, state):
-    with cairn.open(store, mode="a") as opened:
-        opened.save(1, state)
 
 
 def quietly(function, *arguments, **options):
