@@ -13,11 +13,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tool_programs import small_model
+from tool_programs import assert_equal, small_model, steps_of
 
 SEED = 20240607
 FLIPS_PER_FILE = 24
 FLIP_SHARES = 4  # tests that divide the flips, so that they can run at the same time
+
+
+@pytest.fixture
+def store(two_steps, tmp_path):
+    """A store of its own."""
+    return shutil.copytree(two_steps, tmp_path / "store")
 
 
 def files_of(store):
@@ -99,9 +105,7 @@ def test_what_is_not_a_file_is_damage_and_is_not_waited_for(dump, two_steps, tmp
 
 
 @pytest.mark.parametrize("share", range(FLIP_SHARES))
-def test_every_flipped_bit_is_found_or_harmless(dump, admin, two_steps, tmp_path, share):
-    store = tmp_path / "store"
-    shutil.copytree(two_steps, store)
+def test_every_flipped_bit_is_found_or_harmless(dump, admin, two_steps, store, tmp_path, share):
     whole = contents(dump, admin, two_steps, tmp_path)
     assert whole is not None
     harmless = []
@@ -166,23 +170,18 @@ def test_every_cut_file_is_found_or_harmless(dump, admin, two_steps, tmp_path, h
 
 
 def test_a_store_without_its_newest_root_is_that_before_the_last_commit(
-    dump, admin, two_steps, tmp_path
+    dump, admin, store, tmp_path
 ):
     # No other file records the commit: with this root, it is undone as one.
-    store = tmp_path / "store"
-    shutil.copytree(two_steps, store)
     min((store / "roots").iterdir()).unlink()
     assert dump("verify", store).status == 0
-    assert [step["step"] for step in dump("steps", store, "--json").json()["steps"]] == [100]
+    assert steps_of(store) == [100]
     target = tmp_path / "out.safetensors"
     assert admin("export", f"{store}@100", target).status == 0
-    got, want = load_file(target), small_model()
-    assert got.keys() == want.keys() and all(torch.equal(got[k], want[k]) for k in want)
+    assert_equal(load_file(target), small_model())
 
 
-def test_rebuild_repairs_a_gap_before_the_newest_root(dump, admin, two_steps, tmp_path):
-    store = tmp_path / "store"
-    shutil.copytree(two_steps, store)
+def test_rebuild_repairs_a_gap_before_the_newest_root(dump, admin, two_steps, store, tmp_path):
     sorted((store / "roots").iterdir())[1].unlink()
     assert "kv-admin rebuild" in dump("keys", store).err
     assert dump("verify", store).status == 1
@@ -191,9 +190,7 @@ def test_rebuild_repairs_a_gap_before_the_newest_root(dump, admin, two_steps, tm
     assert equal(contents(dump, admin, store, tmp_path), whole)
 
 
-def test_damage_names_key_segment_and_offset(dump, two_steps, tmp_path):
-    store = tmp_path / "store"
-    shutil.copytree(two_steps, store)
+def test_damage_names_key_segment_and_offset(dump, store):
     row = dump("chunks", f"{store}@100", "model.ids", "--json").json()["chunks"][0]
     flip(store / "segments" / row["segment"], row["offset_bytes"], 0)
     verdict = dump("verify", store, "--json", status=1)
@@ -205,44 +202,33 @@ def test_damage_names_key_segment_and_offset(dump, two_steps, tmp_path):
     assert dump("show", f"{store}@100", "model.mask").status == 0
 
 
-HOSTILE = ["empty folder", "a file", "folder of other things", "missing", "garbage CAIRN",
-           "garbage everywhere", "CAIRN is a folder"]
+def write_garbage(path):
+    for file in files_of(path):
+        file.write_bytes(random.Random(str(file)).randbytes(5000))
 
 
-def make_hostile(kind, path, healthy):
-    if kind == "missing":
-        return
-    if kind == "a file":
-        path.write_bytes(b"hello")
-        return
-    if kind == "garbage everywhere":
-        shutil.copytree(healthy, path)
-        for file in files_of(path):
-            file.write_bytes(random.Random(str(file)).randbytes(5000))
-        return
-    path.mkdir()
-    if kind == "folder of other things":
-        (path / "notes.txt").write_text("mine")
-    elif kind == "garbage CAIRN":
-        (path / "CAIRN").write_bytes(bytes(range(256)) * 50)
-    elif kind == "CAIRN is a folder":
-        (path / "CAIRN").mkdir()
+# What is done to a folder: to the copy of a store, or to an empty one.
+HOSTILE = {
+    "missing": shutil.rmtree,
+    "empty folder": lambda path: None,
+    "a file": lambda path: (path.rmdir(), path.write_bytes(b"hello")),
+    "folder of other things": lambda path: (path / "notes.txt").write_text("mine"),
+    "garbage CAIRN": lambda path: (path / "CAIRN").write_bytes(bytes(range(256)) * 50),
+    "CAIRN is a folder": lambda path: (path / "CAIRN").mkdir(),
+    "garbage everywhere": write_garbage,
+}
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_what_is_not_a_store_gets_one_clear_line(dump, admin, two_steps, tmp_path, kind):
     path = tmp_path / "hostile"
-    make_hostile(kind, path, two_steps)
-    for words in [
-        (path,),
-        ("steps", path),
-        ("keys", path),
-        ("show", path, "a"),
-        ("segments", path),
-    ]:
-        finished = dump(*words)
-        assert finished.status == 2, (words, finished.out)
-        assert "hostile" in finished.err
+    if kind == "garbage everywhere":
+        shutil.copytree(two_steps, path)
+    else:
+        path.mkdir()
+    HOSTILE[kind](path)
+    for words in ([], ["steps"], ["keys"], ["show", "a"], ["segments"]):
+        assert "hostile" in dump(*words[:1], path, *words[1:], status=2).err, words
     assert dump("verify", path).status in (1, 2)
     assert admin("delete", path, 1).status == 2
     assert admin("export", path, tmp_path / "o.safetensors").status == 2

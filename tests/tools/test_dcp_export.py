@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from cairn_testing import assert_same, random_tensor, wait_until
+from cairn_testing import assert_same, wait_until
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
@@ -17,6 +17,7 @@ from torch_states import (
     every_dtype,
     exported,
     imported,
+    nested,
     no_room,
     plain_values,
     quietly,
@@ -44,23 +45,6 @@ def trained():
     model(torch.randn(5, 8)).sum().backward()
     optimizer.step()
     return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}
-
-
-def nested():
-    weight = torch.randn(8, 6)
-    return {
-        "model": {"wte.weight": weight, "head": weight, "t": weight.t(), "row": weight[3]},
-        "layers": [
-            random_tensor(torch.bfloat16, 4, 4),
-            {"w": torch.ones(3), "n": 5},
-            [torch.zeros(2), "x"],
-        ],
-        "scalar": torch.tensor(2.5),
-        "empty tensor": torch.zeros(0, 3),
-        "betas": (0.9, 0.95),
-        "params": [0, 1, [2, 3]],
-        "name": "run",
-    }
 
 
 def containers():
@@ -100,8 +84,7 @@ def test_a_step_becomes_what_dcp_save_would_write(admin, tmp_path, kind):
     state = STATES[kind]()
     save_dcp(state, tmp_path / "torch")
     into_store(tmp_path / "s", state)
-    finished = exported(admin, tmp_path / "s", tmp_path / "ours.dcp")
-    assert finished.err == ""
+    assert exported(admin, tmp_path / "s", tmp_path / "ours.dcp").err == ""
 
     assert listed(tmp_path / "ours.dcp") == [".metadata", "__0_0.distcp"]
     ours, theirs = metadata_of(tmp_path / "ours.dcp"), metadata_of(tmp_path / "torch")
@@ -161,12 +144,8 @@ def test_several_files_of_a_bounded_size(admin, tmp_path):
 
 def test_tensors_that_share_memory_are_items_of_their_own(admin, tmp_path):
     big = torch.arange(100_000.0)
-    state = {
-        "slice": big[70:90:7],
-        "head": big[:4],
-        "again": big[:4],
-        "ints": big.view(torch.int32)[2:5],
-    }
+    ints = big.view(torch.int32)[2:5]
+    state = {"slice": big[70:90:7], "head": big[:4], "again": big[:4], "ints": ints}
     into_store(tmp_path / "s", state)
     exported(admin, tmp_path / "s", tmp_path / "o.dcp")
     assert_same(load(tmp_path / "o.dcp"), state)
@@ -194,8 +173,8 @@ def test_patterns_choose(program, tmp_path):
     layers = {"1": state["layers"][1], "2": state["layers"][2]}
     model = {key: value for key, value in state["model"].items() if key != "row"}
     assert_same(load(tmp_path / "o.dcp"), {"model": model, "layers": layers})
-    finished = program("export", tmp_path / "s", tmp_path / "none.dcp", "absent")
-    assert finished.status == 2 and "no tensor matches" in finished.err
+    words = "export", tmp_path / "s", tmp_path / "none.dcp", "absent"
+    assert "no tensor matches" in program(*words, status=2).err
     assert not (tmp_path / "none.dcp").exists()
 
 
@@ -209,8 +188,8 @@ def test_the_format_is_chosen_by_name_or_option(program, tmp_path):
     assert_same(torch.load(tmp_path / "file.dcp", weights_only=True), {"a": torch.ones(2)})
     exported(program, tmp_path / "s", tmp_path / "flat.dcp", "--format", "safetensors")
     assert listed(tmp_path / "flat.dcp") == ["model.safetensors"]
-    finished = program("export", tmp_path / "s", tmp_path / "x", "--format", "zarr")
-    assert finished.status == 2 and "zarr" in finished.err and not (tmp_path / "x").exists()
+    words = "export", tmp_path / "s", tmp_path / "x", "--format", "zarr"
+    assert "zarr" in program(*words, status=2).err and not (tmp_path / "x").exists()
 
 
 def test_the_same_step_gives_the_same_bytes(admin, tmp_path):
@@ -230,8 +209,8 @@ def test_a_directory_that_holds_something_is_refused(program, tmp_path):
     assert before == {name: (tmp_path / "o.dcp" / name).read_bytes() for name in before}
 
     (tmp_path / "file.dcp").write_bytes(b"")
-    finished = program("export", tmp_path / "s", tmp_path / "file.dcp", "--overwrite")
-    assert finished.status == 2 and "file.dcp" in finished.err
+    words = "export", tmp_path / "s", tmp_path / "file.dcp", "--overwrite"
+    assert "file.dcp" in program(*words, status=2).err
 
 
 def test_overwrite_replaces_the_checkpoint_and_nothing_else(admin, tmp_path):
@@ -252,16 +231,14 @@ def test_overwrite_replaces_the_checkpoint_and_nothing_else(admin, tmp_path):
 def test_an_export_that_runs_out_of_room_leaves_nothing(admin, tmp_path, shard_size):
     state = {f"a{i}": torch.ones(100_000) for i in range(3)}
     into_store(tmp_path / "s", {**state, "big": torch.ones(1 << 20)})
-    limits = {"preexec_fn": no_room}
     target = tmp_path / "new" / "o.dcp"
-    finished = admin("export", tmp_path / "s", target, "--shard-size", shard_size, **limits)
-    assert finished.status == 2 and "cannot write" in finished.err
+    words = "export", tmp_path / "s", target, "--shard-size", shard_size
+    assert "cannot write" in admin(*words, status=2, preexec_fn=no_room).err
     assert not (tmp_path / "new").exists()
 
     save_dcp({"old": torch.ones(3)}, target)
     before = listed(target)
-    options = ("--shard-size", shard_size, "--overwrite")
-    assert admin("export", tmp_path / "s", target, *options, **limits).status == 2
+    admin(*words, "--overwrite", status=2, preexec_fn=no_room)
     assert listed(target) == before
     assert_same(load(target), {"old": torch.ones(3)})
 
@@ -287,11 +264,7 @@ def test_an_export_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(admin
     exported(admin, tmp_path / "s", target, "--overwrite")
     assert_same(load(target), new)
     places = metadata_of(target).storage_data.values()
-    assert set(listed(target)) == {
-        ".metadata",
-        "mine.tmp",
-        *(place.relative_path for place in places),
-    }
+    assert {*listed(target)} == {".metadata", "mine.tmp", *(each.relative_path for each in places)}
 
 
 def test_more_bytes_than_memory(tmp_path):

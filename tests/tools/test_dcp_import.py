@@ -16,31 +16,13 @@ from torch_states import (
     Runs,
     every_dtype,
     imported,
+    nested,
     plain_values,
     quietly,
     read,
     refused,
     save_dcp,
 )
-
-
-def nested():
-    weight = torch.randn(8, 6)
-    return {
-        "model": {
-            "wte.weight": weight,
-            "head": weight,
-            "layers": [random_tensor(torch.bfloat16, 4, 4), weight.t()],
-        },
-        "optimizer": {
-            "state": {"0": {"step": torch.tensor(3.0), "exp_avg": torch.randn(5)}},
-            "param_groups": [{"lr": 0.1, "betas": (0.9, 0.95), "params": [0, 1]}],
-        },
-        "step": 17,
-        "rng": [1, 2, 3],
-        "name": "run",
-        "empty tensor": torch.zeros(0, 3),
-    }
 
 
 def test_every_dtype_and_value(admin, tmp_path):
@@ -51,23 +33,21 @@ def test_every_dtype_and_value(admin, tmp_path):
     assert_same(read(tmp_path / "s"), state)
 
 
+AS_SAFETENSORS = {"serialization_format": SerializationFormat.SAFETENSORS}
+FILES_OF_ITEMS = {"single_file_per_rank": False}
+
+
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"thread_count": 4},
-        {"single_file_per_rank": False},
-        {"serialization_format": SerializationFormat.SAFETENSORS},
-        {"serialization_format": SerializationFormat.SAFETENSORS, "thread_count": 3},
-    ],
+    [{}, {"thread_count": 4}, FILES_OF_ITEMS, AS_SAFETENSORS, AS_SAFETENSORS | {"thread_count": 3}],
     ids=str,
 )
 def test_every_way_of_writing_files(admin, tmp_path, options):
     state = nested()
     if "serialization_format" in options:
         # safetensors does not write shared memory, and writes only row-major tensors.
-        state["model"]["head"] = state["model"]["head"].clone()
-        state["model"]["layers"][1] = state["model"]["layers"][1].contiguous()
+        own = {"memory_format": torch.contiguous_format}
+        state["model"] = {name: tensor.clone(**own) for name, tensor in state["model"].items()}
     save_dcp(state, tmp_path / "d", **options)
     finished = imported(admin, tmp_path / "s", tmp_path / "d")
     assert_same(read(tmp_path / "s"), state)
@@ -119,12 +99,9 @@ def save_on_ranks(rank, folder, kinds):
             "few": distribute_tensor(full["few"], line, [Shard(0)]),
             "bf16": distribute_tensor(full["bf16"], grid, [Replicate(), Shard(0)]),
         }
-        options = {"thread_count": 2} if kind == "threads" else {}
-        if kind == "files":
-            options = {"single_file_per_rank": False}
-        if "safetensors" in kind:
-            options = {"serialization_format": SerializationFormat.SAFETENSORS}
-        writer = dcp.FileSystemWriter(folder / kind, **options)
+        options = {"threads": {"thread_count": 2}, "files": FILES_OF_ITEMS,
+                   "safetensors": AS_SAFETENSORS}  # fmt: skip
+        writer = dcp.FileSystemWriter(folder / kind, **options.get(kind.split(",")[0], {}))
         state = {"m": model, "plain": full["plain"], "epoch": 4}
         quietly(dcp.save, state, storage_writer=writer, use_collectives=kind != "per rank")
 

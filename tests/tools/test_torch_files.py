@@ -17,7 +17,7 @@ from cairn_testing import assert_same, random_tensor
 
 import cairn.convert
 
-from tool_programs import into_store, peak_memory, run_program
+from tool_programs import into_store, peak_memory
 from torch_states import admin, program  # noqa: F401 - fixtures
 from torch_states import (
     Runs,
@@ -45,6 +45,12 @@ def assert_comes_back(admin, folder, state):
     assert_same(loaded, state)
     assert_same(read(folder / "s"), state)
     return loaded
+
+
+def exported_state(admin, folder, state):
+    """What torch loads from an export of the state."""
+    exported(admin, into_store(folder / "s", state), folder / "o.pt")
+    return load(folder / "o.pt")
 
 
 def shapes_strides_and_parameters():
@@ -112,28 +118,20 @@ def test_dtypes_that_torch_loads_but_does_not_save(admin, tmp_path):
     names = [f"{sign}int{n}" for sign in ("u", "") for n in range(1, 8)]
     names += ["bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"]
     state = {name: torch.arange(12, dtype=torch.uint8).view(getattr(torch, name)) for name in names}
-    into_store(tmp_path / "s", state)
-    exported(admin, tmp_path / "s", tmp_path / "o.pt")
-    loaded = load(tmp_path / "o.pt")
+    loaded = exported_state(admin, tmp_path, state)
     assert list(loaded) == names
     for name in names:
         assert loaded[name].dtype == getattr(torch, name)
         assert loaded[name].view(torch.uint8).tolist() == list(range(12))
     imported(admin, tmp_path / "t", tmp_path / "o.pt")
-    assert [tensor.dtype for tensor in read(tmp_path / "t").values()] == [
-        tensor.dtype for tensor in state.values()
-    ]
+    dtypes = [tensor.dtype for tensor in read(tmp_path / "t").values()]
+    assert dtypes == [tensor.dtype for tensor in state.values()]
 
 
 def test_shared_storage_is_stored_once_and_shared_again(admin, dump, tmp_path):
     weight = torch.randn(64, 32)
-    state = {
-        "wte": weight,
-        "head": weight,
-        "t": weight.t(),
-        "row": weight[3],
-        "alone": weight.clone(),
-    }
+    state = {"wte": weight, "head": weight, "t": weight.t(), "row": weight[3]}
+    state["alone"] = weight.clone()
     loaded = assert_comes_back(admin, tmp_path, state)
     storages = {key: tensor.untyped_storage().data_ptr() for key, tensor in loaded.items()}
     assert len(set(storages.values())) == 2
@@ -147,9 +145,7 @@ def test_shared_storage_is_stored_once_and_shared_again(admin, dump, tmp_path):
 def test_one_storage_seen_as_two_dtypes(admin, tmp_path):
     floats = torch.arange(6.0)
     state = {"floats": floats, "ints": floats.view(torch.int32)[2:]}
-    into_store(tmp_path / "s", state)
-    exported(admin, tmp_path / "s", tmp_path / "o.pt")
-    loaded = load(tmp_path / "o.pt")
+    loaded = exported_state(admin, tmp_path, state)
     assert_same(loaded, state)
     loaded["floats"][2] = 0
     assert loaded["ints"][0] == 0
@@ -167,18 +163,16 @@ def test_several_shards_with_an_index(program, tmp_path):
 
 
 def test_export_replaces_nothing_unasked(program, tmp_path):
-    torch.save({"a": torch.ones(2)}, tmp_path / "in.pt")
-    imported(program, tmp_path / "s", tmp_path / "in.pt")
+    into_store(tmp_path / "s", {"a": torch.ones(2)})
     (tmp_path / "o.pt").write_text("precious")
     assert "--overwrite" in program("export", tmp_path / "s", tmp_path / "o.pt", status=2).err
     assert (tmp_path / "o.pt").read_text() == "precious"
-    assert program("export", tmp_path / "s", tmp_path / "o.pt", "--overwrite").status == 0
+    exported(program, tmp_path / "s", tmp_path / "o.pt", "--overwrite")
     assert_same(load(tmp_path / "o.pt"), {"a": torch.ones(2)})
 
 
 def test_what_cannot_be_exported_is_reported_before_anything_is_written(admin, tmp_path):
-    torch.save({"a": torch.ones(2), "long": 1 << 4000}, tmp_path / "in.pt", pickle_protocol=4)
-    imported(admin, tmp_path / "s", tmp_path / "in.pt")
+    into_store(tmp_path / "s", {"a": torch.ones(2), "long": 1 << 4000})
     (tmp_path / "out").mkdir()
     assert "long" in admin("export", tmp_path / "s", tmp_path / "out" / "o.pt", status=2).err
     assert list((tmp_path / "out").iterdir()) == []
@@ -188,8 +182,8 @@ def test_what_cannot_be_exported_is_reported_before_anything_is_written(admin, t
 def test_an_export_that_runs_out_of_room_leaves_no_file(admin, tmp_path):
     into_store(tmp_path / "s", {"a": torch.ones(1 << 20)})
     (tmp_path / "out").mkdir()
-    finished = admin("export", tmp_path / "s", tmp_path / "out" / "o.pt", preexec_fn=no_room)
-    assert finished.status == 2 and "cannot write" in finished.err
+    words = "export", tmp_path / "s", tmp_path / "out" / "o.pt"
+    assert "cannot write" in admin(*words, status=2, preexec_fn=no_room).err
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -219,8 +213,7 @@ def test_a_small_file_with_an_endless_tensor_is_refused(admin, tmp_path):
 
 
 def test_the_exported_archive_is_aligned_and_its_checksums_hold(admin, tmp_path):
-    torch.save({f"w{i}": torch.arange(i) for i in range(20)}, tmp_path / "in.pt")
-    imported(admin, tmp_path / "s", tmp_path / "in.pt")
+    into_store(tmp_path / "s", {f"w{i}": torch.arange(i) for i in range(20)})
     exported(admin, tmp_path / "s", tmp_path / "o.pt")
     raw = (tmp_path / "o.pt").read_bytes()
     with zipfile.ZipFile(tmp_path / "o.pt") as archive:
@@ -473,32 +466,27 @@ def test_no_flipped_byte_is_taken_for_data(admin, tmp_path):
     assert refused > 40
 
 
-def test_code_in_the_current_directory_is_not_run(tmp_path):
+def test_code_in_the_current_directory_is_not_run(program, tmp_path):
     torch.save({"a": torch.ones(2)}, tmp_path / "in.pt")
     for module in ("torch", "cairn", "argparse", "site"):
         (tmp_path / f"{module}.py").write_text("open('ran', 'w')")
-    run_program("kv-admin", "import", "s", "--step", 1, "in.pt", cwd=tmp_path, status=0)
+    program("import", "s", "--step", 1, "in.pt", cwd=tmp_path, status=0)
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_python_without_torch_is_one_error(tmp_path):
+def test_a_python_without_torch_is_one_error(program, tmp_path, monkeypatch):
     torch.save({"a": torch.ones(2)}, tmp_path / "in.pt")
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # without site-packages
     python.chmod(0o755)
     for chosen, why in ((python, "No module named 'torch'"), ("/nowhere", "cannot be started")):
-        finished = run_program(
-            "kv-admin", "import", tmp_path / "s", "--step", 1, tmp_path / "in.pt",
-            env={**os.environ, "CAIRN_PYTHON": str(chosen)},
-        )  # fmt: skip
-        assert finished.status == 2
-        assert why in finished.err and "CAIRN_PYTHON" in finished.err
-    assert not (tmp_path / "s").exists()
+        monkeypatch.setenv("CAIRN_PYTHON", str(chosen))
+        error = refused(program, tmp_path / "s", tmp_path / "in.pt")
+        assert why in error and "CAIRN_PYTHON" in error
 
 
-def test_files_of_torch_and_safetensors_are_not_joined(tmp_path):
+def test_files_of_torch_and_safetensors_are_not_joined(program, tmp_path):
     torch.save({"a": torch.ones(2)}, tmp_path / "in.pt")
     (tmp_path / "b.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
-    paths = (tmp_path / "in.pt", tmp_path / "b.safetensors")
-    finished = run_program("kv-admin", "import", tmp_path / "s", "--step", 1, *paths)
-    assert finished.status == 2 and "either" in finished.err
+    words = "import", tmp_path / "s", "--step", 1, tmp_path / "in.pt", tmp_path / "b.safetensors"
+    assert "either" in program(*words, status=2).err

@@ -63,6 +63,23 @@ def no_room():
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 
 
+def nested():
+    weight = torch.randn(8, 6)
+    return {
+        "model": {"wte.weight": weight, "head": weight, "t": weight.t(), "row": weight[3]},
+        "layers": [
+            random_tensor(torch.bfloat16, 4, 4),
+            {"w": torch.ones(3), "n": 5},
+            [torch.zeros(2), "x"],
+        ],
+        "scalar": torch.tensor(2.5),
+        "empty tensor": torch.zeros(0, 3),
+        "betas": (0.9, 0.95),
+        "params": [0, 1, [2, 3]],
+        "name": "run",
+    }
+
+
 class Runs:
     """Pickles itself as a call of os.system."""
 
