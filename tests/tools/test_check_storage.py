@@ -136,10 +136,8 @@ def fault(tmp_path_factory):
 
     def build(name):
         library = folder / f"{name}.so"
-        subprocess.run(
-            [compiler, "-shared", "-fPIC", f"-D{name}", folder / "shim.c", "-o", library],
-            check=True,
-        )
+        words = [compiler, "-shared", "-fPIC", f"-D{name}", folder / "shim.c", "-o", library]
+        subprocess.run(words, check=True)
         return {**os.environ, "LD_PRELOAD": str(library)}
 
     return build
@@ -236,10 +234,8 @@ def test_checks_that_cannot_run_say_why(admin, tmp_path, words, reason):
 
 
 def test_an_interrupted_check_removes_what_it_wrote(tmp_path):
-    process = subprocess.Popen(
-        [BIN_DIR / "kv-admin", "check-storage", tmp_path, "--rounds", "100000"],
-        stderr=subprocess.PIPE,
-    )
+    words = [BIN_DIR / "kv-admin", "check-storage", tmp_path, "--rounds", "100000"]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE)
     wait_until(lambda: list(tmp_path.glob("*/races/*")))
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()

@@ -1,6 +1,5 @@
 """`kv-admin compact` and `compression`: the store shrinks, and no step changes."""
 
-import json
 
 import numpy as np
 import pytest
@@ -49,12 +48,10 @@ def test_the_command(saved):
     before = segment_bytes(path)
     assert "would rewrite" in run_program("kv-admin", "compact", path, "--dry-run", status=0).out
     assert segment_bytes(path) == before
-    done = run_program("kv-admin", "compact", path, "--no-grace", "--json", status=0)
-    report = json.loads(done.out)
+    report = run_program("kv-admin", "compact", path, "--no-grace", "--json", status=0).json()
     assert report["rewritten_steps"] == len(expected)
     assert report["new_bytes"] <= segment_bytes(path) < before
-    again = run_program("kv-admin", "compact", path)
-    assert "nothing to do" in again.out
+    assert "nothing to do" in run_program("kv-admin", "compact", path).out
     with cairn.open(path, mode="a", grace=0) as store:
         assert_steps(store, expected)
         with pytest.raises(Invalid, match="max_rate"):
@@ -72,8 +69,8 @@ def test_compress(saved):
     path, expected = saved
     with cairn.open(path, mode="a", grace=0) as store:
         store.save(90, expected[25] | {"trained": np.arange(250_000, dtype=np.uint32), "step": 90})
-    text = run_program("kv-admin", "compact", path, "--compress", "--no-grace")
-    assert text.status == 0 and "compressed" in text.out
+    words = "compact", path, "--compress", "--no-grace"
+    assert "compressed" in run_program("kv-admin", *words, status=0).out
     assert "nothing to do" in run_program("kv-admin", "compact", path, "--compress").out
     chunks = run_program("kv-dump", "chunks", f"{path}@90", "trained", "--json").json()["chunks"]
     assert {chunk["encoding"] for chunk in chunks} == {"compressed"}
@@ -91,8 +88,8 @@ def test_the_setting_of_a_store(saved):
     assert run_program("kv-admin", "compression", path).out.startswith("off")
     on = run_program("kv-admin", "compression", path, "--on")
     assert on.status == 0 and on.out.startswith("on") and "compact" in on.out
-    shown = run_program("kv-admin", "compression", path, "--json")
-    assert json.loads(shown.out) == {"store": str(path), "compress": True}
+    shown = run_program("kv-admin", "compression", path, "--json").json()
+    assert shown == {"store": str(path), "compress": True}
     with cairn.open(path, mode="a") as store:
         store.save(90, {"trained": np.arange(250_000, dtype=np.uint32)})
         assert "writer" in run_program("kv-admin", "compression", path, "--off", status=2).err

@@ -9,7 +9,7 @@ import torch
 
 import cairn
 from cairn_testing import assert_same, wait_until
-from tool_programs import BIN_DIR, steps_of
+from tool_programs import BIN_DIR, into_store, steps_of
 
 MIB = 1 << 20
 
@@ -46,8 +46,7 @@ def test_several_steps_and_the_steps_that_are_there(admin, tmp_path):
 
 def test_other_contents_are_replaced_only_when_asked(admin, tmp_path):
     states = save_steps(tmp_path / "a", 2)
-    with cairn.open(tmp_path / "b", mode="a") as store:
-        store.save(2, {"other": torch.ones(3)})
+    into_store(tmp_path / "b", {"other": torch.ones(3)}, first=2)
     assert "other contents" in admin("push", f"{tmp_path}/a@1,2", tmp_path / "b", status=2).err
     assert admin("push", f"{tmp_path}/a@1,2", tmp_path / "b", "--overwrite").status == 0
     assert_steps(tmp_path / "b", states)
@@ -68,26 +67,22 @@ def test_mirror_copies_all_steps_and_keeps_deleted_ones(admin, tmp_path):
     assert admin("delete", tmp_path / "a", 1).status == 0
     assert admin("mirror", tmp_path / "a", tmp_path / "b").status == 0
     assert_steps(tmp_path / "b", states)
-    assert admin("mirror", tmp_path / "a", tmp_path / "b", "--prune", "--dry-run").out == (
-        "would delete step 1\n"
-    )
-    assert admin("mirror", tmp_path / "a", tmp_path / "b", "--prune").status == 0
+    words = "mirror", tmp_path / "a", tmp_path / "b", "--prune"
+    assert admin(*words, "--dry-run").out == "would delete step 1\n"
+    assert admin(*words).status == 0
     assert_steps(tmp_path / "b", {step: states[step] for step in (2, 3)})
 
 
 def test_prune_with_an_empty_source_deletes_nothing(admin, tmp_path):
     states = save_steps(tmp_path / "b", 1)
     cairn.open(tmp_path / "a", mode="a").close()
-    finished = admin("mirror", tmp_path / "a", tmp_path / "b", "--prune")
-    assert finished.status == 2 and "--prune would delete all steps" in finished.err
+    words = "mirror", tmp_path / "a", tmp_path / "b", "--prune"
+    assert "--prune would delete all steps" in admin(*words, status=2).err
     assert_steps(tmp_path / "b", states)
 
 
 def has_steps(path, steps):
-    if not (path / "CAIRN").exists():
-        return False
-    with cairn.open(path) as store:
-        return store.steps() == steps
+    return (path / "CAIRN").exists() and steps_of(path) == steps
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -95,11 +90,8 @@ def test_mirror_follows_until_a_signal(tmp_path, number):
     state = {"w": torch.arange(100_000)}
     with cairn.open(tmp_path / "a", mode="a") as store:
         store.save(1, state)
-        process = subprocess.Popen(
-            [BIN_DIR / "kv-admin", "mirror", tmp_path / "a", tmp_path / "b", "--follow"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        words = [BIN_DIR / "kv-admin", "mirror", tmp_path / "a", tmp_path / "b", "--follow"]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
             wait_until(lambda: has_steps(tmp_path / "b", [1]))
             for step in (2, 3):

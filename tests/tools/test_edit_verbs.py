@@ -6,12 +6,7 @@ import torch
 from cairn_testing import assert_same
 
 import cairn
-from tool_programs import run_program, small_model, steps_of
-
-
-def admin(*words):
-    finished = run_program("kv-admin", *words, status=0)
-    return finished
+from tool_programs import small_model, steps_of
 
 
 @pytest.fixture
@@ -22,9 +17,8 @@ def saved(tmp_path):
     with cairn.open(path, mode="a", grace=0) as store:
         store.save(1, {"model": model, "lr": 0.1})
         head = {"weight": torch.randn(700, 300), "scales": [1.5, torch.ones(3)]}
-        store.save(
-            2, {"model": {"head": head}, "lr": 0.2}, tuning=cairn.SaveTuning(incremental=False)
-        )
+        whole = cairn.SaveTuning(incremental=False)
+        store.save(2, {"model": {"head": head}, "lr": 0.2}, tuning=whole)
     return path, model, head
 
 
@@ -39,36 +33,34 @@ def saved(tmp_path):
         (("fork", "@9"), "9"),
     ],
 )
-def test_refuses(saved, words, message):
+def test_refuses(saved, admin, words, message):
     path, _, _ = saved
     verb, step, *rest = words
-    finished = run_program("kv-admin", verb, f"{path}{step}", *rest, "--into", 3, status=2)
-    assert message in finished.err
+    assert message in admin(verb, f"{path}{step}", *rest, "--into", 3, status=2).err
     assert steps_of(path) == [1, 2]
 
 
-def test_an_edit_reports_what_the_step_has(saved):
+def test_an_edit_reports_what_the_step_has(saved, admin):
     path, model, _ = saved
     words = ("rename", f"{path}@1", "model=net", "lr=optimizer.lr", "--into", 2)
-    assert run_program("kv-admin", *words).status == 2
-    out = admin(*words, "--overwrite").out
+    admin(*words, status=2)
+    out = admin(*words, "--overwrite", status=0).out
     assert out.startswith("step 2: 7 tensors and 1 value") and "no payload written" in out
     with cairn.open(path) as store:
         assert_same(store.read(step=2), {"net": model, "optimizer": {"lr": 0.1}})
 
 
-def test_fork_to_another_store(saved, tmp_path):
+def test_fork_to_another_store(saved, admin, dump, tmp_path):
     path, model, head = saved
     other = tmp_path / "other"
-    out = admin("fork", f"{path}@1", "--to", other, "--into", 7).out
-    assert out.startswith("step 7: copied ")
-    admin("fork", path, "--to", other)
-    assert "already there" in admin("fork", f"{path}@1", "--to", other, "--into", 7).out
-    conflict = run_program("kv-admin", "fork", f"{path}@2", "--to", other, "--into", 7)
-    assert conflict.status == 2 and "7" in conflict.err
+    to_seven = "--to", other, "--into", 7
+    assert admin("fork", f"{path}@1", *to_seven, status=0).out.startswith("step 7: copied ")
+    admin("fork", path, "--to", other, status=0)
+    assert "already there" in admin("fork", f"{path}@1", *to_seven, status=0).out
+    assert "7" in admin("fork", f"{path}@2", *to_seven, status=2).err
     with cairn.open(other) as store:
         assert store.steps() == [2, 7]
         assert_same(store.read(step=7), {"model": model, "lr": 0.1})
         assert_same(store.read(step=2), {"model": {"head": head}, "lr": 0.2})
-    assert run_program("kv-dump", "verify", other).status == 0
-    assert "--to" in run_program("kv-admin", "fork", path).err
+    assert dump("verify", other).status == 0
+    assert "--to" in admin("fork", path).err

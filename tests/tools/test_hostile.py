@@ -10,21 +10,19 @@ import cairn
 import pytest
 import torch
 
-from tool_programs import small_model
+from tool_programs import into_store, small_model
 
 
 @pytest.fixture(scope="module")
 def repeating(tmp_path_factory):
     """A store of a few hundred bytes with tensors of terabytes."""
     path = tmp_path_factory.mktemp("repeating") / "store"
-    shared = torch.arange(100.0)
-    with cairn.open(path, mode="a") as store:
-        store.save(1, {"alone": torch.tensor(2.5).expand(1 << 40), "small": torch.ones(3)})
-        state = {"shared": shared, "part": shared[:2].expand(1 << 40, 2), "small": torch.ones(3)}
-        store.save(2, state)
-        shared += 1
-        store.save(3, state)
-    return path
+    alone = {"alone": torch.tensor(2.5).expand(1 << 40), "small": torch.ones(3)}
+    two = [torch.arange(100.0), torch.arange(100.0) + 1]
+    return into_store(path, alone, *(
+        {"shared": shared, "part": shared[:2].expand(1 << 40, 2), "small": torch.ones(3)}
+        for shared in two
+    ))  # fmt: skip
 
 
 def test_a_tensor_that_repeats_its_elements_is_not_written_out(repeating):
@@ -47,25 +45,25 @@ def test_memory_that_does_not_exist_is_an_error_of_cairn(repeating):
 
 
 def test_show_and_diff_do_not_read_what_is_repeated(repeating, dump):
-    shown = dump("show", f"{repeating}@1", "alone")
-    assert shown.status == 0 and "no statistics" in shown.out and "2.5" in shown.out
+    shown = dump("show", f"{repeating}@1", "alone", status=0)
+    assert "no statistics" in shown.out and "2.5" in shown.out
     assert dump("show", f"{repeating}@1", "alone", "--json").json()["statistics"] is None
     part = dump("show", f"{repeating}@2", "part", "--slice", "0:10,1", "--json").json()
     assert part["values"] == [1] * 10
     changes = {change["fqn"]: change for change in
                dump("diff", f"{repeating}@2", f"{repeating}@3", "--json").json()["changes"]}
     assert changes["part"]["changed_bytes"] == (1 << 40) * 8
-    refused = dump("diff", f"{repeating}@2", f"{repeating}@3", "--values")
-    assert refused.status == 2 and "(key part)" in refused.err
-    assert dump("diff", f"{repeating}@2", f"{repeating}@3", "!part", "--values").status == 1
+    words = "diff", f"{repeating}@2", f"{repeating}@3", "--values"
+    assert "(key part)" in dump(*words, status=2).err
+    assert dump(*words, "!part").status == 1
     assert dump("verify", repeating).status == 0
 
 
 @pytest.mark.parametrize("step, key", [(1, "alone"), (2, "part")])
 def test_exports_refuse_what_is_repeated(repeating, admin, tmp_path, step, key):
     out = tmp_path / "out.safetensors"
-    refused = admin("export", f"{repeating}@{step}", out)
-    assert refused.status == 2 and "repeats elements" in refused.err and key in refused.err
+    error = admin("export", f"{repeating}@{step}", out, status=2).err
+    assert "repeats elements" in error and key in error
     assert list(tmp_path.iterdir()) == []
     assert admin("export", f"{repeating}@{step}", out, f"!{key}").status == 0
     # A file of torch.save has the storage once, and the shape.
@@ -80,15 +78,12 @@ def test_modes_follow_the_umask(tmp_path, mask, file_mode, folder_mode):
     try:
         with cairn.open(tmp_path / "store", mode="a") as store:
             store.save(1, small_model())
-            modes = {path: path.stat().st_mode & 0o777 for path in store_files(tmp_path / "store")}
+            paths = [tmp_path / "store", *(tmp_path / "store").rglob("*")]
+            modes = {path: path.stat().st_mode & 0o777 for path in paths}
     finally:
         os.umask(before)
     for path, mode in modes.items():
         assert mode == (folder_mode if path.is_dir() else file_mode), path
-
-
-def store_files(store):
-    return [store, *store.rglob("*")]
 
 
 def test_links_to_other_files_show_nothing_of_them(two_steps, dump, tmp_path):

@@ -12,7 +12,7 @@ import torch
 from cairn_testing import wait_until
 from safetensors.torch import load_file, save_file
 
-from tool_programs import BIN_DIR, steps_of
+from tool_programs import BIN_DIR, assert_equal, run_program, steps_of
 
 STATE = {f"layers.{i}": torch.randn(250_000, generator=torch.Generator().manual_seed(i))
          for i in range(40)}  # 40 MB
@@ -42,7 +42,7 @@ def delays(longest, rounds=8):
 
 def seconds_of(*words):
     begin = time.monotonic()
-    subprocess.run([BIN_DIR / "kv-admin", *map(str, words)], check=True, capture_output=True)
+    run_program("kv-admin", *words, status=0)
     return time.monotonic() - begin
 
 
@@ -54,13 +54,11 @@ def expect_unharmed(store, steps):
     with cairn.open(store) as reader:
         assert reader.steps() == steps
         for step in steps:
-            state = reader.read(step=step, flat=True)
-            assert all(torch.equal(state[key], STATE[key]) for key in STATE)
+            assert_equal(reader.read(step=step, flat=True), STATE)
     cairn.open(store, mode="a", grace=0).close()
     segments = list((store / "segments").iterdir()) if (store / "segments").exists() else []
     assert len(segments) <= len(steps) and not list((store / "leases").iterdir())
-    assert subprocess.run([BIN_DIR / "kv-dump", "verify", store], capture_output=True
-                          ).returncode == 0
+    run_program("kv-dump", "verify", store, status=0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -87,8 +85,7 @@ def test_an_export_is_complete_or_absent(model, tmp_path, number):
         assert status in (0, 2, -number), err
         assert [path.name for path in out.parent.iterdir()] == ([out.name] if status == 0 else [])
         if status == 0:
-            exported = load_file(out)
-            assert all(torch.equal(exported[key], STATE[key]) for key in STATE)
+            assert_equal(load_file(out), STATE)
             out.unlink()
     expect_unharmed(store, [1])
 
@@ -97,11 +94,9 @@ def test_an_export_is_complete_or_absent(model, tmp_path, number):
 def test_an_interrupted_push_is_continued(model, tmp_path, number):
     store, other = tmp_path / "store", tmp_path / "other"
     seconds_of("import", store, "--step", 1, model)
-    status, err = run_interrupted(
-        number,
-        lambda: wait_until(lambda: list(other.glob("segments/*"))),  # it takes 40 s
-        "push", store, other, "--max-rate", "1M",
-    )  # fmt: skip
+    words = "push", store, other, "--max-rate", "1M"  # it takes 40 s
+    has_begun = partial(wait_until, lambda: list(other.glob("segments/*")))
+    status, err = run_interrupted(number, has_begun, *words)
     assert status == 2 and "it continues when it is started again" in err
     assert steps_of(other) == []
     seconds_of("push", store, other)

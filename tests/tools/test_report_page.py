@@ -8,7 +8,7 @@ import pytest
 
 import cairn
 from page_checks import HOSTILE_NAMES, focused_label, table_text, text_of
-from tool_programs import run_program
+from tool_programs import into_store, run_program
 
 
 @pytest.fixture(scope="module")
@@ -145,14 +145,11 @@ def test_the_theme_can_be_chosen(browser, page):
 
 
 def test_hostile_names_run_nothing(browser, tmp_path):
-    store = tmp_path / "store"
     state = {name: {"weight": np.full(10 + i, np.nan if i % 2 else 1, np.float32)}
              for i, name in enumerate(HOSTILE_NAMES)}  # fmt: skip
-    with cairn.open(store, mode="a") as opened:
-        opened.save(1, {"clean": np.ones(3, np.float32)}, tuning=cairn.SaveTuning(statistics=True))
-        opened.save(2, {**state, "clean": np.ones(3, np.float32)},
-            tuning=cairn.SaveTuning(statistics=True))
-    page = write_page(store)
+    clean = {"clean": np.ones(3, np.float32)}
+    tuning = cairn.SaveTuning(statistics=True)
+    page = write_page(into_store(tmp_path / "store", clean, state | clean, tuning=tuning))
 
     open_page(browser, page)
 
@@ -171,11 +168,8 @@ def test_hostile_names_run_nothing(browser, tmp_path):
 
 
 def test_a_store_without_steps_or_statistics_has_a_page(browser, tmp_path):
-    cairn.open(tmp_path / "store", mode="a").close()
-    open_page(browser, write_page(tmp_path / "store"))
+    open_page(browser, write_page(into_store(tmp_path / "store")))
     assert "no steps yet" in text_of(browser, "#findings")
 
-    with cairn.open(tmp_path / "store", mode="a") as store:
-        store.save(7, {"a": np.ones(3)})
-    open_page(browser, write_page(tmp_path / "store"))
+    open_page(browser, write_page(into_store(tmp_path / "store", {"a": np.ones(3)})))
     assert "not known whether there are NaN" in text_of(browser, "#findings")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from tool_programs import into_store, run_program
+from tool_programs import into_store, run_program, steps_of
 
 
 @pytest.fixture
@@ -17,11 +17,6 @@ def store(tmp_path):
         for step in (8, 64, 100):
             store.save(step, {"x": np.full(10, float(step))})
     return tmp_path / "store"
-
-
-def steps_of(path):
-    with cairn.open(path) as store:
-        return store.steps()
 
 
 @pytest.mark.parametrize("words", [
@@ -44,8 +39,7 @@ def test_numbers_are_decimal(store, tmp_path):
     assert steps_of(store) == [8, 64]
     imported = ("kv-admin", "import", store, tmp_path / "file.safetensors", "--step")
     for number in ("-1", "18446744073709551616", "0x10", "1e3", "1_000", "+5", ""):
-        refused = run_program(*imported, number)
-        assert refused.status == 2, number
+        refused = run_program(*imported, number, status=2)
         assert "is not a whole number from 0 to 2^64 - 1" in refused.err
     assert run_program("kv-admin", "policy", store, "--keep-last", "-1").status == 2
     assert run_program("kv-admin", "compact", store, "--max-dead", "nan").status == 2
@@ -62,15 +56,14 @@ def test_an_export_of_a_model_does_not_replace_a_store(store, tmp_path, place):
     run_program("kv-admin", "import", models, "--step", 1, model, "--format", "hf", status=0)
     into_store(out / place, {"x": np.ones(3)})
     (out / "config.json").write_text("{}")
-    export = run_program("kv-admin", "export", models, out, "--format", "hf", "--overwrite")
-    assert export.status == 2
-    assert "has a store of Cairn, and is not replaced" in export.err
+    words = "export", models, out, "--format", "hf", "--overwrite"
+    refused = run_program("kv-admin", *words, status=2)
+    assert "has a store of Cairn, and is not replaced" in refused.err
     assert steps_of(out / place) == [1]
 
 
 def test_a_mirror_copies_from_no_other_store_with_the_address(tmp_path):
-    with cairn.open(tmp_path / "other", mode="a") as other:
-        other.save(2, {"x": np.full(3, 666.0)})
+    into_store(tmp_path / "other", {"x": np.full(3, 666.0)}, first=2)
     with cairn.open(tmp_path / "a", mode="a") as store:
         store.save(1, {"x": np.ones(3)})
         os.rename(tmp_path / "a", tmp_path / "b")
@@ -95,9 +88,7 @@ def test_a_progress_function_that_changes_the_store_is_refused(tmp_path, change)
                     calls[change]()
                 errors.append(caught.value)
 
-        # Compressed, so that it takes several intervals of 100 ms.
-        store.save(
-            7, {"x": torch.randn(32 << 20)}, tuning=cairn.SaveTuning(compress=True), progress=follow
-        )
+        slow = cairn.SaveTuning(compress=True)  # several intervals of 100 ms
+        store.save(7, {"x": torch.randn(32 << 20)}, tuning=slow, progress=follow)
         assert errors
         assert store.steps() == [1, 7]

@@ -114,10 +114,10 @@ def import_model(admin, folder, store, step, tensors, *options):
     return admin("import", store, "--step", step, path, *options, status=0)
 
 
-def into_store(path, *states, **options):
-    """Saves these states as the steps 1, 2, ... Returns the path."""
+def into_store(path, *states, first=1, **options):
+    """Saves these states as the steps `first`, `first` + 1, ... Returns the path."""
     with cairn.open(path, mode="a") as store:
-        for step, state in enumerate(states, 1):
+        for step, state in enumerate(states, first):
             store.save(step, state, **options)
     return path
 
