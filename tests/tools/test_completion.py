@@ -7,12 +7,10 @@ import select
 import shutil
 import time
 
-import cairn
 import pytest
 import torch
 
-from tool_programs import BIN_DIR
-
+from tool_programs import BIN_DIR, into_store
 
 
 @pytest.fixture
@@ -64,9 +62,8 @@ def test_a_store_that_cannot_be_read_has_no_candidates(complete, tmp_path):
 
 
 def test_names_with_control_characters_are_left_out(complete, tmp_path):
-    with cairn.open(tmp_path / "store", mode="a") as store:
-        store.save(1, {"plain": torch.ones(1), "a\x1b]0;title\x07": torch.ones(1), "a\tb": 1})
-    assert complete("show", str(tmp_path / "store"), "") == ["plain"]
+    state = {"plain": torch.ones(1), "a\x1b]0;title\x07": torch.ones(1), "a\tb": 1}
+    assert complete("show", into_store(tmp_path / "store", state), "") == ["plain"]
 
 
 class Terminal:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from cairn_testing import run_on_terminal
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from tool_programs import BIN_DIR, import_model, small_model
+from tool_programs import BIN_DIR, import_model, into_store, small_model
 
 import cairn
 
@@ -69,10 +69,8 @@ def history(dump, store, fqn):
 
 def test_history_lists_the_steps_at_which_a_key_changed(dump, five_steps):
     chunk = 4 << 20
-    assert history(dump, five_steps, "weight") == [
-        (1, "added", 5 * chunk), (2, "changed", chunk), (4, "changed", 3 * chunk),
-        (5, "changed", 2 * chunk),
-    ]
+    changes = [(2, "changed", chunk), (4, "changed", 3 * chunk), (5, "changed", 2 * chunk)]
+    assert history(dump, five_steps, "weight") == [(1, "added", 5 * chunk), *changes]
     assert history(dump, five_steps, "late") == [(3, "added", 12), (4, "removed", 12)]
     lines = dump("history", five_steps, "lr").out.splitlines()
     assert lines[0].split() == ["STEP", "SAVED", "CHANGE", "BYTES", "OF", "DETAIL"]
@@ -145,19 +143,19 @@ def test_keys_are_exact(dump, two_steps):
     assert [r["fqn"] for r in rows] == sorted(r["fqn"] for r in rows)
 
 
+def keys_of(dump, store, *patterns):
+    return [row["fqn"] for row in dump("keys", store, *patterns, "--json").json()["keys"]]
+
+
 def test_patterns_take_elements_not_letters(dump, two_steps):
-    rows = dump("keys", two_steps, "model.layers.1", "--json").json()["keys"]
-    assert [r["fqn"] for r in rows] == ["model.layers.1.w"]
-    rows = dump("keys", two_steps, "model.**", "!model.layers", "--json").json()["keys"]
-    assert [r["fqn"] for r in rows] == ["model.ids", "model.new", "model.wte.weight"]
+    assert keys_of(dump, two_steps, "model.layers.1") == ["model.layers.1.w"]
+    some = keys_of(dump, two_steps, "model.**", "!model.layers")
+    assert some == ["model.ids", "model.new", "model.wte.weight"]
 
 
-def test_a_pattern_may_be_a_set_alone(dump, admin, tmp_path):
-    import_model(
-        admin, tmp_path, tmp_path / "s", 1, {k: torch.ones(1) for k in ("a", "b", "c", "ab")}
-    )
-    rows = dump("keys", tmp_path / "s", "[ab]", "[c]", "--json").json()["keys"]
-    assert [r["fqn"] for r in rows] == ["a", "b", "c"]
+def test_a_pattern_may_be_a_set_alone(dump, tmp_path):
+    into_store(tmp_path / "s", {name: torch.ones(1) for name in ("a", "b", "c", "ab")})
+    assert keys_of(dump, tmp_path / "s", "[ab]", "[c]") == ["a", "b", "c"]
 
 
 def test_control_characters_in_names_are_escaped_wherever_they_are(dump, admin, tmp_path):
@@ -169,8 +167,7 @@ def test_control_characters_in_names_are_escaped_wherever_they_are(dump, admin, 
     shown = {row.split()[0] for row in text.splitlines() if row.startswith(("k", "\\"))}
     names.remove(hostile)
     assert shown == {name.replace("\x1f", "\\x1f").replace("\x7f", "\\x7f") for name in names}
-    keys = [row["fqn"] for row in dump("keys", tmp_path / "s", "--json").json()["keys"]]
-    assert hostile in keys
+    assert hostile in keys_of(dump, tmp_path / "s")
 
 
 def test_chunks_state_where_their_bytes_are(dump, two_steps):
@@ -268,9 +265,7 @@ def slice_text(part):
     return ":".join(bounds)
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, deadline=None)
 @given(
     parts=st.tuples(python_slices(8), python_slices(3), python_slices(5)), count=st.integers(1, 3)
 )
@@ -291,16 +286,13 @@ def test_bad_slices_are_refused_in_one_line(dump, two_steps, text):
     assert "slice" in dump("show", two_steps, "model.layers.10.w", "--slice", text, status=2).err
 
 
-def test_show_knows_every_float(dump, admin, tmp_path):
+def test_show_knows_every_float(dump, tmp_path):
     halves = torch.arange(0, 65536, dtype=torch.int32).to(torch.uint16)
     bytes_ = torch.arange(0, 256, dtype=torch.int32).to(torch.uint8)
-    tensors = {
-        "f16": halves.clone().view(torch.float16),
-        "bf16": halves.clone().view(torch.bfloat16),
-        "e4m3": bytes_.clone().view(torch.float8_e4m3fn),
-        "e5m2": bytes_.clone().view(torch.float8_e5m2),
-    }
-    import_model(admin, tmp_path, tmp_path / "s", 1, tensors)
+    tensors = {str(dtype): halves.clone().view(dtype) for dtype in (torch.float16, torch.bfloat16)}
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        tensors[str(dtype)] = bytes_.clone().view(dtype)
+    into_store(tmp_path / "s", tensors)
     for name, tensor in tensors.items():
         shown = dump("show", tmp_path / "s", name, "--json", "--all").json()["values"]
         names = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -322,12 +314,11 @@ def test_diff_lists_changes_and_exits_1(dump, two_steps):
     assert finished.json()["unchanged_keys"] >= 5
 
 
-def test_distances_of_large_integers_are_not_rounded_away(dump, admin, tmp_path):
+def test_distances_of_large_integers_are_not_rounded_away(dump, tmp_path):
     low = torch.tensor([2**62, -(2**63), 5], dtype=torch.int64)
     high = torch.tensor([2**62 + 1, -(2**63), 5], dtype=torch.int64)
     nan = torch.tensor([1.0, float("nan")])
-    import_model(admin, tmp_path, tmp_path / "s", 1, {"ids": low, "x": torch.tensor([1.0, 2.0])})
-    import_model(admin, tmp_path, tmp_path / "s", 2, {"ids": high, "x": nan})
+    into_store(tmp_path / "s", {"ids": low, "x": torch.ones(2)}, {"ids": high, "x": nan})
     finished = dump("diff", f"{tmp_path}/s@1", "@2", "--values", "--json")
     ids, x = finished.json()["changes"]
     assert (ids["differing_elements"], ids["largest_absolute_difference"]) == (1, 1.0)

@@ -13,6 +13,7 @@ import pytest
 import cairn
 from live_server import live_server
 from page_checks import HOSTILE_NAMES, check_fit_and_contrast, text_of
+from tool_programs import into_store
 
 UP = "model.layers.6.mlp.up.weight"
 
@@ -38,9 +39,8 @@ def fact(browser, name):
 def test_the_live_view_is_the_report(browser, report_server):
     open_view(browser, report_server)
 
-    assert "NaN began at step 1830 in 2 tensors of model.layers.6.mlp" in text_of(
-        browser, "#findings"
-    )
+    findings = text_of(browser, "#findings")
+    assert "NaN began at step 1830 in 2 tensors of model.layers.6.mlp" in findings
     assert text_of(browser, "#status").startswith("Step 2990, saved ")
     resources = browser.run("return performance.getEntriesByType('resource').map((e) => e.name)")
     assert resources and all(name.startswith(report_server.url + "api/") for name in resources)
@@ -143,8 +143,8 @@ def test_the_page_follows_a_running_job(browser, tmp_path):
     ) as server:
         def save(step):
             state = {"model": {"a": weights, "b": {"c": weights[:9] + 1, "d": weights[9:] + 1}}}
-            store.save(step, state,
-                tuning=cairn.SaveTuning(statistics=True), metrics={"loss": 1 / step})
+            tuning = cairn.SaveTuning(statistics=True)
+            store.save(step, state, tuning=tuning, metrics={"loss": 1 / step})
 
         browser.open(server.url)
         browser.wait_until("document.querySelector('#status').textContent === 'No steps yet'")
@@ -172,9 +172,8 @@ def test_the_page_follows_a_running_job(browser, tmp_path):
         crumbs = text_of(browser, "#bytes-crumbs")
         weights[7] = np.nan
         save(7)
-        browser.wait_until(
-            "document.querySelector('#findings').innerText.includes('NaN began at step 7')"
-        )
+        findings = "document.querySelector('#findings').innerText"
+        browser.wait_until(f"{findings}.includes('NaN began at step 7')")
         assert text_of(browser, "#bytes-crumbs") == crumbs
         assert browser.run("return document.querySelector('#measure').value") == "mean_shift"
         assert browser.run("return document.querySelector('#bytes-table').open")
@@ -235,12 +234,11 @@ def test_screen_readers_get_landmarks_headings_and_names(browser, report_server)
 
 def test_hostile_names_run_nothing(browser, tmp_path):
     state = {name: np.full(10 + i, i, np.float32) for i, name in enumerate(HOSTILE_NAMES)}
-    with cairn.open(tmp_path / "store", mode="a") as store:
-        store.save(1, {**state, "text": "</pre><img src=x onerror=alert(1)>"},
-            tuning=cairn.SaveTuning(statistics=True))
-        store.save(2, {name: value + 1 for name, value in state.items()})
-    with live_server(tmp_path / "store") as server:
-        for name in [*HOSTILE_NAMES, "text"]:
+    state["text"] = "</pre><img src=x onerror=alert(1)>"
+    changed = {name: state[name] + 1 for name in HOSTILE_NAMES}
+    store = into_store(tmp_path / "store", state, changed, tuning=cairn.SaveTuning(statistics=True))
+    with live_server(store) as server:
+        for name in state:
             open_view(browser, server)
             browser.run("document.querySelector('#key-step').value = '1'")
             browser.run("location.hash = '#key=' + encodeURIComponent(arguments[0])", name)
@@ -275,9 +273,8 @@ def test_a_key_that_the_step_does_not_have_is_named(browser, report_server):
 
 
 def test_ranges_of_a_narrow_distribution_differ(browser, tmp_path):
-    with cairn.open(tmp_path / "store", mode="a") as store:
-        store.save(1, {"norm": np.linspace(0.9999, 1.0001, 1000)})
-    with live_server(tmp_path / "store") as server:
+    state = {"norm": np.linspace(0.9999, 1.0001, 1000)}
+    with live_server(into_store(tmp_path / "store", state)) as server:
         open_view(browser, server, "norm")
         browser.click("#key-content details summary")
         rows = "[...document.querySelectorAll('#key-content details tbody th')]"

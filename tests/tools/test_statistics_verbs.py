@@ -23,16 +23,14 @@ def store(tmp_path_factory):
 
 
 def keys_where(store, condition, *words):
-    found = run_program("kv-dump", "keys", store, *words, "--where", condition, "--json", status=0)
-    return [key["fqn"] for key in found.json()["keys"]]
+    words = "keys", store, *words, "--where", condition, "--json"
+    return [key["fqn"] for key in run_program("kv-dump", *words, status=0).json()["keys"]]
 
 
 def test_steps_names_the_step_where_it_began(store):
     found = run_program("kv-dump", "steps", store, "--where", "nan>0", "--json").json()["steps"]
-    assert [(step["step"], step["matching_tensors"], step["first_match"]) for step in found] == [
-        (4, 1, "model.weight"),
-        (5, 1, "model.weight"),
-    ]
+    found = [(step["step"], step["matching_tensors"], step["first_match"]) for step in found]
+    assert found == [(4, 1, "model.weight"), (5, 1, "model.weight")]
     text = run_program("kv-dump", "steps", store, "--where", "nan > 0")
     assert "FIRST MATCH" in text.out and "model.weight" in text.out
     assert "No step" in run_program("kv-dump", "steps", store, "--where", "nan>1", status=0).out
@@ -73,10 +71,8 @@ def test_tensors_without_statistics_are_counted(store):
 
 def test_history_shows_the_values_of_each_version(store):
     versions = run_program("kv-dump", "history", store, "model.weight", "--json").json()["versions"]
-    assert ["statistics" in version for version in versions] == [True, False, True, True, True]
-    assert [version["statistics"]["nan"] for version in versions if "statistics" in version] == [
-        0, 0, 1, 1,
-    ]  # fmt: skip
+    counts = [version.get("statistics", {}).get("nan") for version in versions]
+    assert counts == [0, None, 0, 1, 1]
     assert "NAN" in run_program("kv-dump", "history", store, "model.weight").out
     assert "NAN" not in run_program("kv-dump", "history", store, "lr").out
 
@@ -90,11 +86,8 @@ def test_a_condition_that_is_none_is_refused(store, condition):
 def test_history_has_columns_for_statistics_from_the_first_version_that_has_some(tmp_path):
     with cairn.open(tmp_path / "store", mode="a") as opened:
         for step in range(4):
-            opened.save(
-                step,
-                {"w": np.full(3, step, np.float32)},
-                tuning=cairn.SaveTuning(statistics=step >= 2),
-            )
+            tuning = cairn.SaveTuning(statistics=step >= 2)
+            opened.save(step, {"w": np.full(3, step, np.float32)}, tuning=tuning)
     lines = run_program("kv-dump", "history", tmp_path / "store", "w").out.splitlines()
     assert ["MEAN" in line for line in lines] == [False, False, False, True, False, False]
     assert [line.split()[0] for line in lines] == ["STEP", "0", "1", "STEP", "2", "3"]

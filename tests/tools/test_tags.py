@@ -3,7 +3,7 @@
 import pytest
 
 import cairn
-from tool_programs import run_program, steps_of
+from tool_programs import into_store, run_program, steps_of
 
 
 @pytest.fixture
@@ -44,26 +44,23 @@ def test_kv_dump_shows_them(path):
 
 def test_prune(path):
     run_program("kv-admin", "tag", f"{path}@100", "first")
-    dry = run_program("kv-admin", "prune", path, "--keep-best", "loss:1", "--dry-run")
-    assert "would delete 1 step" in dry.out
-    done = run_program("kv-admin", "prune", path, "--keep-best", "loss:1", "--no-grace")
-    assert done.status == 0 and "300" in done.out
+    words = "prune", path, "--keep-best", "loss:1"
+    assert "would delete 1 step" in run_program("kv-admin", *words, "--dry-run").out
+    assert "300" in run_program("kv-admin", *words, "--no-grace", status=0).out
     assert steps_of(path) == [100, 200]
 
 
 def test_a_policy_is_kept_in_the_store(tmp_path):
     path = tmp_path / "store"
-    with cairn.open(path, mode="a") as store:
-        for step in range(1, 6):
-            store.save(step, {"a": 1}, metrics={"loss": 10 - step})
+    for step in range(1, 6):
+        into_store(path, {"a": 1}, first=step, metrics={"loss": 10 - step})
     assert "no policy" in run_program("kv-admin", "policy", path).out
     assert "no policy" in run_program("kv-admin", "prune", path).err
-    best = run_program("kv-admin", "policy", path, "--keep-last", "2", "--keep-best", "loss:1:max")
-    assert best.status == 0 and "the 1 with the highest loss" in best.out
+    words = "policy", path, "--keep-last", "2", "--keep-best", "loss:1:max"
+    assert "the 1 with the highest loss" in run_program("kv-admin", *words, status=0).out
     shown = run_program("kv-admin", "policy", path, "--json").json()
     assert (shown["keep_last"], shown["keep_every"], shown["keep_best"]) == (2, 0, ["loss:1:max"])
     assert "deleted 2 steps, 3 remain" in run_program("kv-admin", "prune", path).out
-    with cairn.open(path, mode="a") as store:
-        store.save(6, {"a": 1})
-        assert store.steps() == [1, 5, 6]
+    into_store(path, {"a": 1}, first=6)
+    assert steps_of(path) == [1, 5, 6]
     assert "no policy" in run_program("kv-admin", "policy", path, "--none").out
