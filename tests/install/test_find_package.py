@@ -11,21 +11,27 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("CAIRN_BUILD_DIR", ROOT / "build"))
 
 
-def run(*command: object) -> str:
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+def run(*command: object, **options) -> str:
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=True, text=True, **options)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
-def test_a_consumer_builds_against_the_installed_package(tmp_path):
-    prefix = tmp_path / "prefix"
-    store = tmp_path / "store"
+def install_and_build(source: Path, folder: Path) -> tuple[Path, Path]:
+    """Installs Cairn and builds a project with it. Returns where both are."""
+    prefix, build = folder / "prefix", folder / "build"
     run("cmake", "--install", BUILD, "--prefix", prefix)
+    run("cmake", "-S", source, "-B", build, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}",
+        "-DCMAKE_BUILD_TYPE=Release")
+    run("cmake", "--build", build)
+    return prefix, build
 
-    run("cmake", "-S", ROOT / "tests/install/consumer", "-B", tmp_path / "build", "-G", "Ninja",
-        f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release")
-    run("cmake", "--build", tmp_path / "build")
-    output = run(tmp_path / "build/consumer", store)
+
+def test_a_consumer_builds_against_the_installed_package(tmp_path):
+    store = tmp_path / "store"
+    prefix, build = install_and_build(ROOT / "tests/install/consumer", tmp_path)
+    output = run(build / "consumer", store)
 
     saved, gpus = output.splitlines()
     assert saved == "step 100, 24 bytes written, read back the same"

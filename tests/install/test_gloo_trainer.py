@@ -5,9 +5,8 @@ It saves on 4 and resumes on 2.
 
 import json
 import re
-from pathlib import Path
 
-from test_find_package import BUILD, ROOT, run
+from test_find_package import ROOT, install_and_build, run
 
 EXAMPLE = ROOT / "examples/gloo_trainer"
 
@@ -16,23 +15,14 @@ def losses(output: str) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in re.findall(r"step (\d+) loss (\S+)", output)}
 
 
-def build(tmp_path: Path) -> tuple[Path, Path]:
-    prefix = tmp_path / "prefix"
-    run("cmake", "--install", BUILD, "--prefix", prefix)
-    run("cmake", "-S", EXAMPLE, "-B", tmp_path / "build", "-G", "Ninja",
-        f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release")
-    run("cmake", "--build", tmp_path / "build")
-    return prefix, tmp_path / "build/gloo_trainer"
-
-
 def test_a_run_of_four_ranks_goes_on_with_two_and_with_one_as_if_nothing_had_happened(tmp_path):
-    prefix, trainer = build(tmp_path)
-    start = EXAMPLE / "run.sh"
+    prefix, build = install_and_build(EXAMPLE, tmp_path)
+    start = EXAMPLE / "run.sh", build / "gloo_trainer"
 
-    first = run(start, trainer, tmp_path / "store", 4, 60)
-    second = run(start, trainer, tmp_path / "store", 2, 120)
-    third = run(start, trainer, tmp_path / "store", 1, 140)
-    alone = run(start, trainer, tmp_path / "alone", 1, 140)
+    first = run(*start, tmp_path / "store", 4, 60)
+    second = run(*start, tmp_path / "store", 2, 120)
+    third = run(*start, tmp_path / "store", 1, 140)
+    alone = run(*start, tmp_path / "alone", 1, 140)
 
     assert "from step 0 on 4 ranks: dp 2, tp 2" in first
     assert "from step 60 on 2 ranks: dp 1, tp 2" in second

@@ -13,8 +13,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from test_find_package import ROOT, run
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ("kv-dump", "kv-admin", "kv-bench")
 # What every Linux distribution with glibc has (PEP 600); zlib is a part of all of them.
 SYSTEM_LIBRARIES = {"linux-vdso.so.1", "ld-linux-x86-64.so.2", "libc.so.6", "libm.so.6",
@@ -32,13 +32,6 @@ from cairn import _cairn
 print(_cairn.__file__, _cairn.device_problem())
 """
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
-
-
-def run(*command: object, **options) -> str:
-    words = [str(word) for word in command]
-    done = subprocess.run(words, capture_output=True, text=True, **options)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 def bare_environment() -> dict[str, str]:
@@ -113,16 +106,12 @@ def test_every_library_is_in_the_wheel(venv):
             assert is_ours or Path(name.split(" (")[0]).name in SYSTEM_LIBRARIES, (file, line)
 
 
-def test_a_venv_with_only_torch_saves_and_loads(venv, tmp_path):
+def test_a_venv_with_only_torch_saves_loads_and_has_the_programs(venv, tmp_path):
     code = SAVE_AND_LOAD.format(library="torch")
     output = run(venv / "bin/python", "-c", code, tmp_path / "store", env=bare_environment(),
                  cwd=tmp_path)
     assert output.startswith(str(venv)), output
-
-
-def test_the_programs_are_console_commands(venv, tmp_path):
-    run(venv / "bin/python", "-c", SAVE_AND_LOAD.format(library="torch"), tmp_path / "store",
-        env=bare_environment(), cwd=tmp_path)
+    # The programs are console commands.
     path = f"{venv}/bin:/usr/bin:/bin"
     environment = {**bare_environment(), "PATH": path}
     assert "model.weight" in run("kv-dump", "keys", tmp_path / "store", env=environment)

@@ -8,9 +8,10 @@ import stat
 
 import pytest
 import torch
+from cairn_testing import flip_byte
 from ranks import run_on_ranks
 from safetensors.torch import save_file
-from tool_programs import run_program
+from tool_programs import into_store, run_program
 
 import cairn
 
@@ -259,9 +260,7 @@ def cache_operations(cache):
     """Fills a cache of 1 MiB from a storage that is not a directory, again and again."""
     os.environ["CAIRN_CACHE"] = str(cache)
     os.environ["CAIRN_CACHE_BYTES"] = str(1 << 20)
-    with cairn.open("memory:foreign-files", mode="a") as store:
-        for step in range(4):
-            store.save(step, state(step))
+    into_store("memory:foreign-files", *map(state, range(4)), first=0)
     for step in range(4):
         with cairn.open("memory:foreign-files") as store:
             store.read(step=step)
@@ -269,13 +268,6 @@ def cache_operations(cache):
     folder = cache / f"cairn-cache-{os.geteuid()}"
     kept = sum(path.stat().st_blocks * 512 for path in folder.rglob("*"))
     assert 0 < kept <= 1 << 20, "nothing was evicted"
-
-
-def flip(path):
-    """Changes a byte in the middle."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def test_operations_leave_foreign_files_as_they_are(tmp_path, monkeypatch):
@@ -292,7 +284,7 @@ def test_operations_leave_foreign_files_as_they_are(tmp_path, monkeypatch):
     def damage():
         for path in (store / "segments").glob("*.seg"):
             if own(path):
-                flip(path)
+                flip_byte(path, path.stat().st_size // 2)
 
     tree = ForeignTree(work, own, closed)
     cairn.open(store, mode="a").close()

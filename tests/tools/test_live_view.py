@@ -137,10 +137,9 @@ def test_two_steps_are_compared(browser, report_server):
 
 
 def test_the_page_follows_a_running_job(browser, tmp_path):
+    path = tmp_path / "store"
     weights = np.ones((64, 64), np.float32)
-    with cairn.open(tmp_path / "store", mode="a") as store, live_server(
-        tmp_path / "store"
-    ) as server:
+    with cairn.open(path, mode="a") as store, live_server(path) as server:
         def save(step):
             state = {"model": {"a": weights, "b": {"c": weights[:9] + 1, "d": weights[9:] + 1}}}
             tuning = cairn.SaveTuning(statistics=True)

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from cairn_testing import run_on_terminal
 
-import cairn
-from tool_programs import BIN_DIR, run_program
+from tool_programs import BIN_DIR, into_store, run_program
 
 TENSORS = 640
 AT_ONCE = {**os.environ, "CAIRN_TEST_QUIET_MS": "0"}  # and not after a second
@@ -17,13 +16,10 @@ AT_ONCE = {**os.environ, "CAIRN_TEST_QUIET_MS": "0"}  # and not after a second
 @pytest.fixture(scope="module")
 def many_tensors(memory_folder):
     """The path of a store whose two steps differ in each of many small tensors."""
-    path = memory_folder / "many"
-    values = np.zeros((TENSORS, 8), np.float32)
-    with cairn.open(path, mode="a") as store:
-        for step in (1, 2):
-            values += 1
-            store.save(step, {f"layer{i}.weight": values[i] for i in range(TENSORS)})
-    return path
+    names = [f"layer{i}.weight" for i in range(TENSORS)]
+    values = np.arange(TENSORS * 8, dtype=np.float32).reshape(TENSORS, 8)
+    states = [dict(zip(names, values + change, strict=True)) for change in (0, 1)]
+    return into_store(memory_folder / "many", *states)
 
 
 def test_one_line_follows_the_values_of_all_tensors(many_tensors):

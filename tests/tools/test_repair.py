@@ -5,7 +5,7 @@ import shutil
 import cairn
 import pytest
 
-from test_damage import flip
+from cairn_testing import flip_byte
 from tool_programs import assert_equal
 
 
@@ -20,7 +20,7 @@ def mirrored(two_steps, admin, tmp_path):
 def test_a_mirror_repairs_flips_and_missing_segments(mirrored, dump, admin, two_steps):
     store, mirror = mirrored
     first, *others = sorted((store / "segments").iterdir())
-    flip(first, 4100, 3)
+    flip_byte(first, 4100)
     for segment in others:
         segment.unlink()
     assert dump("verify", store).status == 1
@@ -38,7 +38,7 @@ def test_a_mirror_repairs_flips_and_missing_segments(mirrored, dump, admin, two_
 
 
 def damage_largest_segment(store):
-    flip(max((store / "segments").iterdir(), key=lambda path: path.stat().st_size), 4100, 3)
+    flip_byte(max((store / "segments").iterdir(), key=lambda path: path.stat().st_size), 4100)
 
 
 def test_what_has_no_copy_is_named(mirrored, admin, dump):

@@ -26,8 +26,9 @@ def server(report_server):
 UP = "model.layers.6.mlp.up.weight"
 
 
-def up_weight(store, step):
-    return np.asarray(store.read(step=step)["model"]["layers"][6]["mlp"]["up"]["weight"])
+def up_weight(run, step):
+    with cairn.open(run) as store:
+        return np.asarray(store.read(UP, step=step, flat=True)[UP])
 
 
 def raw_answer(server, request):
@@ -68,8 +69,7 @@ def test_keys_are_found_by_parts_of_their_names(server, dump, report_run):
 
 
 def test_values_are_those_of_the_step(server, report_run):
-    with cairn.open(report_run) as store:
-        values = up_weight(store, 1830)
+    values = up_weight(report_run, 1830)
     finite = values[np.isfinite(values)].astype(np.float64)
 
     key = server.ask("key", key=UP, step=1830)
@@ -90,8 +90,7 @@ def test_values_are_those_of_the_step(server, report_run):
 
 
 def test_a_slice_has_its_own_distribution(server, report_run):
-    with cairn.open(report_run) as store:
-        values = up_weight(store, 2990)
+    values = up_weight(report_run, 2990)
 
     key = server.ask("key", key=UP, slice="3,4:")
 
@@ -357,15 +356,14 @@ def test_requests_are_answered_at_the_same_time(server):
 
 
 def test_the_report_follows_the_store(tmp_path):
-    with cairn.open(tmp_path / "store", mode="a") as store, live_server(
-        tmp_path / "store"
-    ) as server:
+    path = tmp_path / "store"
+    with cairn.open(path, mode="a") as store, live_server(path) as server:
         assert server.ask("report")["steps"] == 0
         assert "latest" not in server.ask("state")
         empty = server.ask("state")["version"]
         for step in (5, 10, 15):
-            store.save(step, {"a": np.full(1000, step, np.float32)},
-                tuning=cairn.SaveTuning(statistics=True))
+            tuning = cairn.SaveTuning(statistics=True)
+            store.save(step, {"a": np.full(1000, step, np.float32)}, tuning=tuning)
         state = server.ask("state")
         assert state["version"] != empty and state["latest"]["step"] == "15"
         assert server.ask("state")["version"] == state["version"]
@@ -450,12 +448,9 @@ def test_long_names_do_not_make_the_page_large(memory_folder):
 
 
 def test_steps_above_two_to_the_53rd_are_exact(tmp_path):
-    steps = [1, 2**60 + 1, 2**60 + 2]
-    with cairn.open(tmp_path / "store", mode="a") as store:
-        for step in steps:
-            store.save(step, {"a": np.full(3, step, np.float64)})
-    with live_server(tmp_path / "store") as server:
-        assert server.ask("steps")["steps"] == [str(step) for step in steps]
+    store = into_store(tmp_path / "store", {"a": np.ones(3)}, {"a": np.zeros(3)}, first=2**60 + 1)
+    with live_server(store) as server:
+        assert server.ask("steps")["steps"] == [str(2**60 + 1), str(2**60 + 2)]
         assert server.ask("state")["latest"]["step"] == str(2**60 + 2)
         assert server.ask("diff", a=2**60 + 1, b=2**60 + 2)["a"] == str(2**60 + 1)
 
