@@ -11,7 +11,7 @@ import cairn
 import pytest
 import torch
 
-from tool_programs import run_program
+from tool_programs import into_store, run_program
 
 SEED = int(os.environ.get("CAIRN_TEST_SEED", "42"))
 DAMAGES = int(os.environ.get("CAIRN_DAMAGES", "40"))  # stores
@@ -50,8 +50,7 @@ def healthy(tmp_path_factory):
         state["ids"] += 1
         state["small"][1] = 8
         store.save(3, state, tuning=cairn.SaveTuning(compress=True), note="the last one")
-    with cairn.open(folder / "other", mode="a") as store:
-        store.save(20, {"w": state["w"]})
+    into_store(folder / "other", {"w": state["w"]}, first=20)
     return folder
 
 

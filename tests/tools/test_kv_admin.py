@@ -47,14 +47,15 @@ def test_export_takes_patterns(admin, tmp_path):
     assert not (tmp_path / "p.safetensors").exists()
 
 
-def test_export_replaces_nothing_unasked(admin, tmp_path):
-    import_model(admin, tmp_path, tmp_path / "s", 1, small_model())
-    target = tmp_path / "o.safetensors"
+@pytest.mark.parametrize("suffix, load", [("safetensors", load_file), ("pt", torch.load)])
+def test_export_replaces_nothing_unasked(admin, tmp_path, suffix, load):
+    import_model(admin, tmp_path, tmp_path / "s", 1, {"a": torch.ones(2)})
+    target = tmp_path / f"o.{suffix}"
     target.write_text("precious")
     assert "--overwrite" in admin("export", tmp_path / "s", target, status=2).err
     assert target.read_text() == "precious"
     assert admin("export", tmp_path / "s", target, "--overwrite").status == 0
-    assert_equal(load_file(target), small_model())
+    assert_equal(load(target), {"a": torch.ones(2)})
 
 
 def test_import_below_a_prefix(admin, dump, tmp_path):

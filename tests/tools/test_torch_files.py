@@ -162,15 +162,6 @@ def test_several_shards_with_an_index(program, tmp_path):
     assert "layer.3" in refused(program, tmp_path / "t", index)
 
 
-def test_export_replaces_nothing_unasked(program, tmp_path):
-    into_store(tmp_path / "s", {"a": torch.ones(2)})
-    (tmp_path / "o.pt").write_text("precious")
-    assert "--overwrite" in program("export", tmp_path / "s", tmp_path / "o.pt", status=2).err
-    assert (tmp_path / "o.pt").read_text() == "precious"
-    exported(program, tmp_path / "s", tmp_path / "o.pt", "--overwrite")
-    assert_same(load(tmp_path / "o.pt"), {"a": torch.ones(2)})
-
-
 def test_what_cannot_be_exported_is_reported_before_anything_is_written(admin, tmp_path):
     into_store(tmp_path / "s", {"a": torch.ones(2), "long": 1 << 4000})
     (tmp_path / "out").mkdir()
