@@ -22,7 +22,7 @@ FLIP_SHARES = 4  # tests that divide the flips, so that they can run at the same
 
 @pytest.fixture
 def store(two_steps, tmp_path):
-    """A store of its own."""
+    """A copy of the store of two steps."""
     return shutil.copytree(two_steps, tmp_path / "store")
 
 
