@@ -105,10 +105,8 @@ class ClockTest : public ::testing::Test {
     return Store::Open(path, OpenMode::kWrite, options);
   }
   static void ExpectSteps(const std::string& path, const Steps& expected) {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const Steps steps, LoadAll(path));
-    EXPECT_TRUE(steps == expected);
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kRead));
-    ExpectSound(*store);
+    kv::testing::ExpectSteps(path, expected);
+    ExpectSound(path);
   }
   /// The next writer saves, and nothing is left over.
   static void ExpectUsable(const std::string& path, Steps steps) {
@@ -178,8 +176,7 @@ TEST_F(ClockTest, ReadersOfADeletedStepReadItOrLearnThatItWasDeleted) {
   for (const int64_t seconds : {kMonthSeconds, -kMonthSeconds}) {
     Restore();
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, OpenWriter(path_));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(path_));
     CAIRN_ASSERT_OK(writer->Delete(std::array<uint64_t, 1>{3}));
     const ClockJump jump(seconds);
     CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(4)));
@@ -254,8 +251,7 @@ TEST_F(ClockTest, TheOrderOfStepsAndVersionsDoesNotDependOnTimes) {
   CAIRN_ASSERT_OK(writer->Close());
   const Steps expected{{1, MakeSample(1, 1)}, {2, MakeSample(2, 1)}, {3, MakeSample(3, 1)}};
   ExpectSteps(path_, expected);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(path_));
   CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo latest, snapshot->FindStep(std::nullopt));
   EXPECT_EQ(latest.step, 3u);
   CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<StepInfo> steps, snapshot->Steps());

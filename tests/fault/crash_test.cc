@@ -120,8 +120,7 @@ void ExpectOldOrNew(const std::string& address, const Steps& before, const Steps
     EXPECT_THAT(leases, SizeIs(1)) << "leases of dead writers remain";
     CAIRN_EXPECT_OK(SaveSample(*store, MakeSample(50)));
   }
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(address, OpenMode::kRead));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(address));
   ExpectSample(*snapshot, MakeSample(50));
 }
 

@@ -249,8 +249,7 @@ TEST_F(HistoryDamageTest, ReportOfAFlippedPayloadByteNamesKeySegmentAndOffset) {
   const std::string segment = NamesOf("segments").front();
   WriteText(path_ + "/" + segment, Flipped(files_[segment], 4096, 0));  // after the header
   bool found = false;
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(path_));
   for (const uint64_t step : snapshot->step_numbers()) {
     const auto loaded = LoadSample(*snapshot, step);
     if (loaded) continue;
@@ -283,8 +282,7 @@ TEST_F(HistoryDamageTest, DamageOfAPageIsFound) {
     fs::remove(path_ + "/" + page);
     EXPECT_TRUE(JudgeFile(page, "deleted"));
     // The steps that the root itself names do not need the page.
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(path_));
     CAIRN_EXPECT_OK(LoadSample(*snapshot));
     WriteText(path_ + "/" + page, text);
   }

@@ -18,6 +18,7 @@
 #include "kv/store.h"
 #include "tests/fault/operations.h"
 #include "tests/fault/storage_scenarios.h"
+#include "tests/kv/store_checks.h"
 #include "tests/support/faulty_storage.h"
 #include "tests/support/result_matchers.h"
 
@@ -40,8 +41,7 @@ using Contents = std::map<uint64_t, Records>;                   // by step
 /// Reads the chunk records of all steps, and checks everything. A step that was recovered from
 /// footers has no values, so it cannot be compared as a sample.
 Result<Contents> Read(const std::shared_ptr<Storage>& storage) {
-  CAIRN_TRY_ASSIGN(const auto store, Store::Open(storage, OpenMode::kRead, SmallBlocks()));
-  CAIRN_TRY_ASSIGN(const auto snapshot, store->Latest());
+  CAIRN_TRY_ASSIGN(const auto snapshot, ReadLatest(storage, SmallBlocks()));
   CAIRN_TRY_ASSIGN(const auto damage, Verify(*snapshot));
   EXPECT_THAT(damage, IsEmpty());
   Contents contents;
@@ -63,11 +63,6 @@ struct DamageCase {
   std::function<void(Storage&)> apply;
 };
 
-void RemoveAll(Storage& storage, std::string_view folder) {
-  const std::vector<std::string> names = storage.List(folder).value();
-  for (const std::string& name : names) EXPECT_TRUE(storage.Remove(name).has_value());
-}
-
 void CutNewestRoot(Storage& storage) {
   const uint64_t newest = internal::ListRoots(storage).value().back();
   EXPECT_TRUE(storage.Put(internal::RootName(newest), {}).has_value());
@@ -75,7 +70,7 @@ void CutNewestRoot(Storage& storage) {
 
 const DamageCase kDamages[] = {
     {"NewestRoot", CutNewestRoot},
-    {"AllRoots", [](Storage& storage) { RemoveAll(storage, "roots/"); }},
+    {"AllRoots", [](Storage& storage) { RemoveObjects(storage, "roots/"); }},
     {"OneTable",
      [](Storage& storage) {
        const std::vector<std::string> names = storage.List("tables/").value();
@@ -83,8 +78,8 @@ const DamageCase kDamages[] = {
      }},
     {"RootsAndTables",
      [](Storage& storage) {
-       RemoveAll(storage, "roots/");
-       RemoveAll(storage, "tables/");
+       RemoveObjects(storage, "roots/");
+       RemoveObjects(storage, "tables/");
      }},
 };
 

@@ -54,21 +54,25 @@ Result<Written> WritePayloads(const std::string& path, const StoreOptions& optio
   Written written;
   for (size_t i = 0; i < lengths.size(); ++i) {
     written.payloads.push_back(RandomBytes(i + 1, lengths[i]));
-    CAIRN_TRY_ASSIGN(const auto appended,
-                     writer->Append(CopiedPayload(written.payloads.back()), kAlignments[i % 3]));
     const std::string key = ChunkKey(fmt::format("p{}", i), std::array{uint64_t{0}});
-    CAIRN_TRY(writer->AddChunk(key,
-                               {.sizes = {lengths[i]},
-                                .extents = appended.extent,
-                                .digest = appended.digest,
-                                .since_step = 1},
-                               false));
-    written.extents.push_back(appended.extent);
+    CAIRN_TRY_ASSIGN(
+        const Extent extent,
+        SaveChunk(*writer, 1, key, CopiedPayload(written.payloads.back()), kAlignments[i % 3]));
+    written.extents.push_back(extent);
   }
   CAIRN_TRY(writer->SetStructure(internal::AsBytes("any bytes")));
   CAIRN_TRY(writer->Commit({}));
   return written;
 }
+
+/// The bytes of `extent` from `begin` on that fit into `target`.
+ReadRange RangeOf(const Extent& extent, std::span<std::byte> target, uint64_t begin = 0) {
+  return {.segment_id = extent.segment_id,
+          .offset_bytes = extent.offset_bytes + begin,
+          .target = target};
+}
+
+constexpr auto kAccept = [](size_t, auto) -> Result<void> { return {}; };
 
 /// Drops the segments from the page cache.
 void DropCache(const std::string& path) {
@@ -110,8 +114,7 @@ TEST_P(ReadTest, RandomRangesHoldTheBytesThatWereWritten) {
   const std::vector<uint64_t> lengths = {
       1, 0, 63, 64, 4096, 5000, 100'000, 65'536, 65'537, 400'000, 1'000'003, 7, 12'288, 5, 1 << 20};
   CAIRN_ASSERT_OK_AND_ASSIGN(const Written written, WritePayloads(path_, options_, lengths));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead, options_));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(path_, options_));
   for (int round = 0; round < 8; ++round) {
     SCOPED_TRACE(fmt::format("round {}", round));
     if (round % 2 == 0) DropCache(path_);
@@ -141,10 +144,8 @@ TEST_P(ReadTest, RandomRangesHoldTheBytesThatWereWritten) {
       const uint64_t need = RoundUp(4096 + one.shift + one.length + kFence, 4096);
       memory.push_back(static_cast<std::byte*>(std::aligned_alloc(4096, need)));
       std::fill_n(memory.back(), need, std::byte{0xEE});
-      const Extent& extent = written.extents[one.payload];
-      ranges.push_back({.segment_id = extent.segment_id,
-                        .offset_bytes = extent.offset_bytes + one.begin,
-                        .target = {memory.back() + 4096 + one.shift, one.length}});
+      ranges.push_back(RangeOf(written.extents[one.payload],
+                               {memory.back() + 4096 + one.shift, one.length}, one.begin));
     }
     std::vector<int> arrivals(ranges.size());
     const auto result = snapshot->Read(ranges, 1, [&](size_t i, auto) -> Result<void> {
@@ -173,8 +174,7 @@ TEST_P(ReadTest, AdjacentRangesWithAdjacentTargetsAreWhatWasWritten) {
   SeededRandom random;
   const uint64_t length = 3 << 20;
   CAIRN_ASSERT_OK_AND_ASSIGN(const Written written, WritePayloads(path_, options_, {length}));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead, options_));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(path_, options_));
   const Extent& extent = written.extents.front();
   for (int round = 0; round < 6; ++round) {
     SCOPED_TRACE(fmt::format("round {}", round));
@@ -187,9 +187,7 @@ TEST_P(ReadTest, AdjacentRangesWithAdjacentTargetsAreWhatWasWritten) {
       const uint64_t bytes = std::min(random.Between(1, 60'000), length - at);
       // Most ranges follow the one before them in both; some only in the file, or only in memory.
       if (random.Chance(0.1)) target += random.Between(1, 5000);
-      ranges.push_back({.segment_id = extent.segment_id,
-                        .offset_bytes = extent.offset_bytes + at,
-                        .target = std::span(memory).subspan(target, bytes)});
+      ranges.push_back(RangeOf(extent, std::span(memory).subspan(target, bytes), at));
       std::memcpy(expected.data() + target, written.payloads.front().data() + at, bytes);
       target += bytes;
       at += bytes;
@@ -218,24 +216,19 @@ TEST_P(ReadTest, PayloadFromAnyAddressIsWhatWasWritten) {
   std::vector<Extent> extents;
   for (const uint64_t shift : kShifts) {
     const std::span<const std::byte> payload(memory.get() + shift, kBytes);
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto appended,
-                               writer->Append(BorrowedPayload(payload), SegmentAlignment::k4096));
-    CAIRN_ASSERT_OK(writer->AddChunk(
-        ChunkKey(fmt::format("p{}", shift), std::array{uint64_t{0}}),
-        {.sizes = {kBytes}, .extents = appended.extent, .digest = appended.digest, .since_step = 1},
-        false));
-    extents.push_back(appended.extent);
+    const std::string key = ChunkKey(fmt::format("p{}", shift), std::array{uint64_t{0}});
+    CAIRN_ASSERT_OK_AND_ASSIGN(
+        const Extent extent,
+        SaveChunk(*writer, 1, key, BorrowedPayload(payload), SegmentAlignment::k4096));
+    extents.push_back(extent);
   }
   CAIRN_ASSERT_OK(writer->SetStructure(internal::AsBytes("any bytes")));
   CAIRN_ASSERT_OK(writer->Commit({}));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
   for (size_t i = 0; i < extents.size(); ++i) {
     std::vector<std::byte> read(kBytes);
-    const ReadRange range{.segment_id = extents[i].segment_id,
-                          .offset_bytes = extents[i].offset_bytes,
-                          .target = read};
-    CAIRN_ASSERT_OK(
-        snapshot->Read({&range, 1}, 1, [](size_t, auto) -> Result<void> { return {}; }));
+    const ReadRange range = RangeOf(extents[i], read);
+    CAIRN_ASSERT_OK(snapshot->Read({&range, 1}, 1, kAccept));
     EXPECT_EQ(std::memcmp(read.data(), memory.get() + kShifts[i], kBytes), 0)
         << "from an address that is " << kShifts[i] << " after the start of a page";
   }
@@ -243,15 +236,12 @@ TEST_P(ReadTest, PayloadFromAnyAddressIsWhatWasWritten) {
 
 TEST_P(ReadTest, RangesOfZerosAreFilledAndLent) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const Written written, WritePayloads(path_, options_, {200'000}));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead, options_));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(path_, options_));
   for (const uint32_t threads : {1u, 4u}) {
     std::vector<std::vector<std::byte>> targets(20, std::vector<std::byte>(30'000, std::byte{9}));
     std::vector<ReadRange> ranges;
     for (auto& target : targets) ranges.push_back({.target = target});  // of segment 0
-    ranges[7] = {.segment_id = written.extents[0].segment_id,
-                 .offset_bytes = written.extents[0].offset_bytes,
-                 .target = targets[7]};
+    ranges[7] = RangeOf(written.extents[0], targets[7]);
     ranges[11] = {.target = {}, .lent_bytes = 500'000};
     std::vector<std::atomic<int>> calls(ranges.size());
     CAIRN_ASSERT_OK(snapshot->Read(ranges, threads, [&](size_t i, auto bytes) -> Result<void> {
@@ -278,15 +268,12 @@ TEST_P(ReadTest, SeveralThreadsFillEveryRangeOnce) {
   std::vector<uint64_t> lengths(40, 3000);
   lengths.insert(lengths.end(), {9'000'000, 600'000, 1, 5'000'000, 6'000'001});
   CAIRN_ASSERT_OK_AND_ASSIGN(const Written written, WritePayloads(path_, options_, lengths));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead, options_));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(path_, options_));
   std::vector<std::vector<std::byte>> targets;
   std::vector<ReadRange> ranges;
   for (const Extent& extent : written.extents) {
     targets.emplace_back(extent.length_bytes);
-    ranges.push_back({.segment_id = extent.segment_id,
-                      .offset_bytes = extent.offset_bytes,
-                      .target = targets.back()});
+    ranges.push_back(RangeOf(extent, targets.back()));
   }
   for (const bool cold : {true, false}) {
     if (cold) DropCache(path_);
@@ -332,50 +319,39 @@ TEST_P(ReadTest, TruncatedSegmentIsDataLossWithFileAndOffset) {
                              WritePayloads(path_, options_, {50'000, 300'000}));
   const std::string segment = fs::directory_iterator(path_ + "/segments")->path();
   fs::resize_file(segment, 100'001);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead, options_));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(path_, options_));
   std::vector<std::byte> target(300'000);
-  const ReadRange range{.segment_id = written.extents[1].segment_id,
-                        .offset_bytes = written.extents[1].offset_bytes,
-                        .target = target};
-  const auto result =
-      snapshot->Read(std::span(&range, 1), 1, [](size_t, auto) -> Result<void> { return {}; });
+  const ReadRange range = RangeOf(written.extents[1], target);
+  const auto result = snapshot->Read({&range, 1}, 1, kAccept);
   EXPECT_THAT(result, IsError(ErrorCode::kDataLoss, segment));
   EXPECT_TRUE(result.error().offset_bytes);
   // The rest of the file can be read.
-  const ReadRange first{.segment_id = written.extents[0].segment_id,
-                        .offset_bytes = written.extents[0].offset_bytes,
-                        .target = std::span(target).first(50'000)};
-  CAIRN_EXPECT_OK(
-      snapshot->Read(std::span(&first, 1), 1, [](size_t, auto) -> Result<void> { return {}; }));
+  const ReadRange first = RangeOf(written.extents[0], std::span(target).first(50'000));
+  CAIRN_EXPECT_OK(snapshot->Read({&first, 1}, 1, kAccept));
 }
 
 TEST_P(ReadTest, ErrorsEndTheReadAndTheNextOneWorks) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const Written written,
                              WritePayloads(path_, options_, {200'000, 200'000}));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead, options_));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
-  std::vector<std::byte> targets[2] = {std::vector<std::byte>(200'000),
-                                       std::vector<std::byte>(200'000)};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(path_, options_));
+  std::vector<std::byte> targets[2];
   std::vector<ReadRange> ranges;
   for (int i = 0; i < 2; ++i) {
-    ranges.push_back({.segment_id = written.extents[i].segment_id,
-                      .offset_bytes = written.extents[i].offset_bytes,
-                      .target = targets[i]});
+    targets[i].resize(200'000);
+    ranges.push_back(RangeOf(written.extents[i], targets[i]));
   }
-  const auto accept = [](size_t, auto) -> Result<void> { return {}; };
   EXPECT_THAT(
       snapshot->Read(ranges, 1, [](size_t, auto) { return Fail(ErrorCode::kCancelled, "enough"); }),
       IsError(ErrorCode::kCancelled, "enough"));
   {
     ScopedFaults faults(FailAt("segment.read", 1, EIO));
-    EXPECT_THAT(snapshot->Read(ranges, 1, accept),
+    EXPECT_THAT(snapshot->Read(ranges, 1, kAccept),
                 IsError(ErrorCode::kDataLoss, "cannot read the segment"));
   }
-  CAIRN_EXPECT_OK(snapshot->Read(ranges, 1, accept));
+  CAIRN_EXPECT_OK(snapshot->Read(ranges, 1, kAccept));
   EXPECT_EQ(targets[1], written.payloads[1]);
   const ReadRange unknown{.segment_id = 12345, .offset_bytes = 4096, .target = targets[0]};
-  EXPECT_THAT(snapshot->Read(std::span(&unknown, 1), 1, accept),
+  EXPECT_THAT(snapshot->Read(std::span(&unknown, 1), 1, kAccept),
               IsError(ErrorCode::kDataLoss, "no step uses a segment"));
 }
 
@@ -399,17 +375,12 @@ TEST(OverlappingReadTest, RangeInsideALongerOneIsComplete) {
   StoreOptions options;
   options.io = {.block_bytes = 8192};
   CAIRN_ASSERT_OK_AND_ASSIGN(const Written written, WritePayloads(path, options, {0, 0, 100'000}));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kRead, options));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(path, options));
   const Extent& extent = written.extents[2];
   std::vector<std::byte> whole(100'000), inside(500), same(100'000);
-  const ReadRange ranges[] = {
-      {.segment_id = extent.segment_id, .offset_bytes = extent.offset_bytes, .target = whole},
-      {.segment_id = extent.segment_id,
-       .offset_bytes = extent.offset_bytes + 100,
-       .target = inside},
-      {.segment_id = extent.segment_id, .offset_bytes = extent.offset_bytes, .target = same}};
-  CAIRN_ASSERT_OK(snapshot->Read(ranges, 1, [](size_t, auto) -> Result<void> { return {}; }));
+  const ReadRange ranges[] = {RangeOf(extent, whole), RangeOf(extent, inside, 100),
+                              RangeOf(extent, same)};
+  CAIRN_ASSERT_OK(snapshot->Read(ranges, 1, kAccept));
   EXPECT_EQ(whole, written.payloads[2]);
   EXPECT_EQ(same, written.payloads[2]);
   EXPECT_TRUE(std::ranges::equal(inside, std::span(written.payloads[2]).subspan(100, 500)));
@@ -419,17 +390,12 @@ TEST(ReadAmountTest, SmallPartOfALargePayloadReadsLittle) {
   ScopedTempDir dir;
   const std::string path = dir / "store";
   CAIRN_ASSERT_OK_AND_ASSIGN(const Written written, WritePayloads(path, {}, {0, 0, 8 << 20}));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kRead));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(path));
   for (const bool cold : {true, false}) {
     if (cold) DropCache(path);
     std::vector<std::byte> target(64 << 10);
-    const ReadRange range{.segment_id = written.extents[2].segment_id,
-                          .offset_bytes = written.extents[2].offset_bytes + (3 << 20),
-                          .target = target};
-    CAIRN_ASSERT_OK_AND_ASSIGN(
-        const uint64_t read_bytes,
-        snapshot->Read(std::span(&range, 1), 1, [](size_t, auto) -> Result<void> { return {}; }));
+    const ReadRange range = RangeOf(written.extents[2], target, 3 << 20);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const uint64_t read_bytes, snapshot->Read({&range, 1}, 1, kAccept));
     EXPECT_GE(read_bytes, target.size());
     EXPECT_LE(read_bytes, target.size() + 8192);
   }

@@ -170,19 +170,25 @@ Result<void> SaveTensor(StepWriter& writer, const Snapshot& base, uint64_t step,
       continue;
     }
     const auto start = bytes.size() >= 65'536 ? SegmentAlignment::k4096 : SegmentAlignment::k64;
-    CAIRN_TRY_ASSIGN(const auto appended,
-                     writer.Append(CopiedPayload(part), at == 0 ? start : SegmentAlignment::kNone));
-    CAIRN_TRY(writer.AddChunk(key,
-                              {.sizes = {part.size()},
-                               .extents = appended.extent,
-                               .digest = appended.digest,
-                               .since_step = step},
-                              false));
+    CAIRN_TRY(SaveChunk(writer, step, key, CopiedPayload(part),
+                        at == 0 ? start : SegmentAlignment::kNone));
   }
   return {};
 }
 
 }  // namespace
+
+Result<Extent> SaveChunk(StepWriter& writer, uint64_t step, const std::string& key,
+                         const Payload& payload, SegmentAlignment alignment) {
+  CAIRN_TRY_ASSIGN(const auto appended, writer.Append(payload, alignment));
+  CAIRN_TRY(writer.AddChunk(key,
+                            {.sizes = {payload.length_bytes()},
+                             .extents = appended.extent,
+                             .digest = appended.digest,
+                             .since_step = step},
+                            /*reused=*/false));
+  return appended.extent;
+}
 
 std::vector<std::byte> RandomBytes(uint64_t seed, uint64_t length_bytes) {
   std::mt19937_64 engine(seed);

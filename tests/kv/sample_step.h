@@ -47,6 +47,11 @@ std::vector<std::byte> RandomBytes(uint64_t seed, uint64_t length_bytes);
 /// latest step become references.
 Result<StepInfo> SaveSample(Store& store, const SampleStep& sample, bool overwrite = false);
 
+/// Appends the payload and adds it under `key`, as all of a chunk with one dimension.
+Result<Extent> SaveChunk(StepWriter& writer, uint64_t step, const std::string& key,
+                         const Payload& payload,
+                         SegmentAlignment alignment = SegmentAlignment::k64);
+
 /// One rank's share of a save by several ranks: each writes a part of the tensors. Rank 0 gathers
 /// the parts and commits. The others prepare their parts, and receive the writer, which awaits the
 /// decision, in `prepared`.
@@ -63,6 +68,14 @@ Result<StepInfo> SaveSampleByRanks(
     Store& store, std::span<const std::unique_ptr<Store>> others, const SampleStep& sample,
     std::optional<std::chrono::milliseconds> patience = std::nullopt);
 
+/// Joins the session of `writer`, which has opened `place` (an address or a storage).
+template <typename Place>
+Result<std::unique_ptr<Store>> JoinSession(const Place& place, Store& writer,
+                                           StoreOptions options = {}) {
+  CAIRN_TRY_ASSIGN(options.session, writer.OpenSession());
+  return Store::Open(place, OpenMode::kJoinSession, options);
+}
+
 /// What StepWriter::Gather adds: the chunks and the shared records of other ranks, as "rank:FQN"
 /// in the order in which they were added.
 class OtherRanks final : public RankRecords {
@@ -74,6 +87,15 @@ class OtherRanks final : public RankRecords {
   std::vector<std::string> shared;
   std::vector<std::string> chunks;
 };
+
+/// Returns the newest snapshot of the store in `place` (an address or a storage), as a reader that
+/// opens it now.
+template <typename Place>
+Result<std::shared_ptr<const Snapshot>> ReadLatest(const Place& place,
+                                                   const StoreOptions& options = {}) {
+  CAIRN_TRY_ASSIGN(const auto store, Store::Open(place, OpenMode::kRead, options));
+  return store->Latest();
+}
 
 /// Reads every record and byte of a step and checks every digest. kDataLoss names the key.
 Result<SampleStep> LoadSample(const Snapshot& snapshot,

@@ -3,9 +3,12 @@
 
 #include <gmock/gmock.h>
 
+#include <cstddef>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "kv/read/snapshot.h"
 #include "kv/storage/storage.h"
@@ -14,6 +17,19 @@
 #include "tests/support/result_matchers.h"
 
 namespace cairn::kv::testing {
+
+/// Returns all objects of the storage and their bytes.
+inline std::map<std::string, std::vector<std::byte>> ContentsOf(Storage& storage) {
+  std::map<std::string, std::vector<std::byte>> contents;
+  const auto names = storage.List("").value();
+  for (const std::string& name : names) contents[name] = storage.Read(name, 1 << 30).value();
+  return contents;
+}
+
+inline void RemoveObjects(Storage& storage, const std::string& prefix = "") {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto names, storage.List(prefix));
+  for (const std::string& name : names) CAIRN_ASSERT_OK(storage.Remove(name));
+}
 
 /// Checks that VerifyFiles finds nothing.
 inline void ExpectSound(const Snapshot& snapshot) {
@@ -24,17 +40,21 @@ inline void ExpectSound(const Store& store) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store.Latest());
   ExpectSound(*snapshot);
 }
-inline void ExpectSound(const std::shared_ptr<Storage>& storage) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(storage, OpenMode::kRead));
-  ExpectSound(*store);
+/// `place` is an address or a storage.
+template <typename Place>
+void ExpectSound(const Place& place) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(place));
+  ExpectSound(*snapshot);
 }
 
 inline void ExpectSteps(const Store& store, const Steps& expected) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const Steps steps, LoadAllFrom(store));
   EXPECT_TRUE(steps == expected);
 }
-inline void ExpectSteps(const std::string& address, const Steps& expected) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(address, OpenMode::kRead));
+/// `place` is an address or a storage.
+template <typename Place>
+void ExpectSteps(const Place& place, const Steps& expected) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(place, OpenMode::kRead));
   ExpectSteps(*store, expected);
 }
 /// By default of the latest step.

@@ -27,6 +27,7 @@ namespace cairn::kv {
 namespace {
 
 using cairn::testing::IsError;
+using cairn::testing::IsOk;
 using cairn::testing::ScopedTempDir;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
@@ -51,73 +52,78 @@ uint64_t StoredBytes(const std::string& directory) {
   return bytes;
 }
 
-TEST(CommitTest, LoadsWhatWasSavedAndAgainAfterReopening) {
-  ScopedTempDir dir;
-  const std::string path = dir / "store";
-  const SampleStep first = MakeSample(10), second = MakeSample(20);
-  {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info, SaveSample(*store, first));
-    EXPECT_EQ(info.step, 10u);
-    EXPECT_EQ(info.reused_chunk_count, 0u);
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep loaded, LoadSample(*snapshot));
-    EXPECT_TRUE(loaded == first);
-    CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo next, SaveSample(*store, second));
-    EXPECT_GT(next.reused_chunk_count, 0u);
-    EXPECT_LT(next.written_bytes, next.logical_bytes);
-    EXPECT_EQ(next.base_step, 10u);
-    CAIRN_ASSERT_OK(store->Close());
+class CommitTest : public ::testing::Test {
+ protected:
+  explicit CommitTest(const StoreOptions& options = kNoGrace,
+                      const std::filesystem::path& place = {})
+      : dir_(place) {
+    auto store = Store::Open(path_, OpenMode::kWrite, options);
+    EXPECT_TRUE(IsOk(store));
+    store_ = *std::move(store);
   }
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kRead));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+
+  ScopedTempDir dir_;
+  const std::string path_ = dir_ / "store";
+  std::unique_ptr<Store> store_;
+};
+
+/// With a grace period, which readers need.
+class LatestTest : public CommitTest {
+ protected:
+  LatestTest() : CommitTest({}, cairn::testing::FastDirectory()) {}
+};
+
+TEST_F(CommitTest, LoadsWhatWasSavedAndAgainAfterReopening) {
+  const SampleStep first = MakeSample(10), second = MakeSample(20);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info, SaveSample(*store_, first));
+  EXPECT_EQ(info.step, 10u);
+  EXPECT_EQ(info.reused_chunk_count, 0u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto before, store_->Latest());
+  ExpectSample(*before, first);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo next, SaveSample(*store_, second));
+  EXPECT_GT(next.reused_chunk_count, 0u);
+  EXPECT_LT(next.written_bytes, next.logical_bytes);
+  EXPECT_EQ(next.base_step, 10u);
+  CAIRN_ASSERT_OK(store_->Close());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(path_));
   EXPECT_THAT(snapshot->step_numbers(), ElementsAre(10u, 20u));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep old, LoadSample(*snapshot, 10));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep latest, LoadSample(*snapshot));
-  EXPECT_TRUE(old == first);
-  EXPECT_TRUE(latest == second);
+  ExpectSample(*snapshot, first, 10);
+  ExpectSample(*snapshot, second);
   ExpectSound(*snapshot);
-  ExpectNoLeftovers(path);
+  ExpectNoLeftovers(path_);
 }
 
-TEST(CommitTest, StepThatExistsNeedsOverwrite) {
-  ScopedTempDir dir;
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(dir / "store", OpenMode::kWrite));
-  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1)));
-  const auto again = store->Begin(1, {});
+TEST_F(CommitTest, StepThatExistsNeedsOverwrite) {
+  CAIRN_ASSERT_OK(SaveSample(*store_, MakeSample(1)));
+  const auto again = store_->Begin(1, {});
   EXPECT_THAT(again, IsError(ErrorCode::kConflict, "already exists"));
   EXPECT_EQ(again.error().step, 1u);
 }
 
-TEST(CommitTest, AStepToWhichAnotherRefersMustBeTheSameAtTheCommit) {
-  ScopedTempDir dir;
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(dir / "store", OpenMode::kWrite));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo old, SaveSample(*store, MakeSample(1, 0)));
+TEST_F(CommitTest, AStepToWhichAnotherRefersMustBeTheSameAtTheCommit) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo old, SaveSample(*store_, MakeSample(1, 0)));
   const auto commit = [&](uint64_t step) -> Result<StepInfo> {
-    CAIRN_TRY_ASSIGN(const auto writer, store->Begin(step, {}));
+    CAIRN_TRY_ASSIGN(const auto writer, store_->Begin(step, {}));
     writer->ReferTo(old);
     CAIRN_TRY(writer->SetStructure(std::vector<std::byte>(8)));
     return writer->Commit({});
   };
   CAIRN_ASSERT_OK(commit(5));
-  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1, 1), /*overwrite=*/true));
+  CAIRN_ASSERT_OK(SaveSample(*store_, MakeSample(1, 1), /*overwrite=*/true));
   EXPECT_THAT(commit(6), IsError(ErrorCode::kConflict, "was deleted or replaced"));
-  CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{1}));
+  CAIRN_ASSERT_OK(store_->Delete(std::array<uint64_t, 1>{1}));
   EXPECT_THAT(commit(7), IsError(ErrorCode::kConflict, "was deleted or replaced"));
 }
 
-TEST(CommitTest, OverwriteReplacesTheStepAndFreesItsSegments) {
-  ScopedTempDir dir;
-  const std::string path = dir / "store";
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite, kNoGrace));
-  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1, 0)));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto before, store->Latest());
-  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1, 1), /*overwrite=*/true));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto after, store->Latest());
+TEST_F(CommitTest, OverwriteReplacesTheStepAndFreesItsSegments) {
+  CAIRN_ASSERT_OK(SaveSample(*store_, MakeSample(1, 0)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto before, store_->Latest());
+  CAIRN_ASSERT_OK(SaveSample(*store_, MakeSample(1, 1), /*overwrite=*/true));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto after, store_->Latest());
   EXPECT_THAT(after->step_numbers(), ElementsAre(1u));
   ExpectSample(*after, MakeSample(1, 1));
   // The new version refers to the frozen bytes of the old one, so the old segment remains.
-  EXPECT_EQ(SegmentFileCount(path), 2u);
+  EXPECT_EQ(SegmentFileCount(path_), 2u);
   // A snapshot from before the overwrite does not mix old and new records.
   const auto old = LoadSample(*before);
   if (old) {
@@ -125,94 +131,77 @@ TEST(CommitTest, OverwriteReplacesTheStepAndFreesItsSegments) {
   } else {
     EXPECT_THAT(old, IsError(ErrorCode::kNotFound, "deleted while it was being read"));
   }
-  ExpectNoLeftovers(path);
+  ExpectNoLeftovers(path_);
 }
 
-TEST(CommitTest, DeleteKeepsSegmentsThatLaterStepsReferTo) {
-  ScopedTempDir dir;
-  const std::string path = dir / "store";
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite, kNoGrace));
-  for (const uint64_t step : {1, 2, 3}) CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(step)));
-  EXPECT_EQ(SegmentFileCount(path), 3u);
+TEST_F(CommitTest, DeleteKeepsSegmentsThatLaterStepsReferTo) {
+  for (const uint64_t step : {1, 2, 3}) CAIRN_ASSERT_OK(SaveSample(*store_, MakeSample(step)));
+  EXPECT_EQ(SegmentFileCount(path_), 3u);
 
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto dry, store->Delete(std::array<uint64_t, 1>{2}, true));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto dry, store_->Delete(std::array<uint64_t, 1>{2}, true));
   EXPECT_EQ(dry.steps, 1u);
   EXPECT_EQ(dry.segments, 1u);
-  EXPECT_EQ(SegmentFileCount(path), 3u);
+  EXPECT_EQ(SegmentFileCount(path_), 3u);
 
   // Step 1 wrote the frozen tensors, so its segment remains. That of step 2 is removed.
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto base, store->Delete(std::array<uint64_t, 1>{1}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto base, store_->Delete(std::array<uint64_t, 1>{1}));
   EXPECT_EQ(base.segments, 0u);
-  const uint64_t bytes_before = StoredBytes(path);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto middle, store->Delete(std::array<uint64_t, 1>{2}));
+  const uint64_t bytes_before = StoredBytes(path_);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto middle, store_->Delete(std::array<uint64_t, 1>{2}));
   EXPECT_EQ(middle.segments, 1u);
   EXPECT_GE(middle.freed_bytes, dry.freed_bytes);
-  EXPECT_EQ(middle.freed_bytes, bytes_before - StoredBytes(path));
-  EXPECT_EQ(SegmentFileCount(path), 2u);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path));
-  ASSERT_EQ(steps.size(), 1u);
-  EXPECT_TRUE(steps.at(3) == MakeSample(3));
+  EXPECT_EQ(middle.freed_bytes, bytes_before - StoredBytes(path_));
+  EXPECT_EQ(SegmentFileCount(path_), 2u);
+  ExpectSteps(path_, {{3, MakeSample(3)}});
 
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto last, store->Delete(std::array<uint64_t, 1>{3}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto last, store_->Delete(std::array<uint64_t, 1>{3}));
   EXPECT_EQ(last.segments, 2u);
-  EXPECT_EQ(SegmentFileCount(path), 0u);
-  ExpectNoLeftovers(path);
+  EXPECT_EQ(SegmentFileCount(path_), 0u);
+  ExpectNoLeftovers(path_);
   // Steps can be saved to an emptied store, also under a deleted number.
-  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(3, 7)));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto again, LoadAll(path));
-  EXPECT_TRUE(again.at(3) == MakeSample(3, 7));
+  CAIRN_ASSERT_OK(SaveSample(*store_, MakeSample(3, 7)));
+  ExpectSteps(path_, {{3, MakeSample(3, 7)}});
 }
 
-TEST(CommitTest, DeleteOfAnUnknownStepDeletesNothing) {
-  ScopedTempDir dir;
-  const std::string path = dir / "store";
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite));
-  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1)));
-  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(2)));
-  EXPECT_THAT(store->Delete(std::array<uint64_t, 2>{1, 5}),
+TEST_F(CommitTest, DeleteOfAnUnknownStepDeletesNothing) {
+  CAIRN_ASSERT_OK(SaveSample(*store_, MakeSample(1)));
+  CAIRN_ASSERT_OK(SaveSample(*store_, MakeSample(2)));
+  EXPECT_THAT(store_->Delete(std::array<uint64_t, 2>{1, 5}),
               IsError(ErrorCode::kNotFound, "no such step; the store has 1, 2"));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path_));
   EXPECT_EQ(steps.size(), 2u);
 }
 
-TEST(CommitTest, DeletesManyStepsInOneWrite) {
-  ScopedTempDir dir;
-  const std::string path = dir / "store";
+TEST_F(CommitTest, DeletesManyStepsInOneWrite) {
   const SampleShape small{.tensor_count = 3, .largest_bytes = 3'000};
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite, kNoGrace));
   for (uint64_t step = 0; step < 8; ++step) {
-    CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(step, 0, small)));
+    CAIRN_ASSERT_OK(SaveSample(*store_, MakeSample(step, 0, small)));
   }
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto report,
-                             store->Delete(std::array<uint64_t, 5>{6, 0, 1, 4, 1}));
+                             store_->Delete(std::array<uint64_t, 5>{6, 0, 1, 4, 1}));
   EXPECT_EQ(report.steps, 4u);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store_->Latest());
   EXPECT_THAT(snapshot->step_numbers(), ElementsAre(2u, 3u, 5u, 7u));
   ExpectSound(*snapshot);
 }
 
-TEST(CommitTest, AbandonedWriterLeavesNothing) {
-  ScopedTempDir dir;
-  const std::string path = dir / "store";
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite));
+TEST_F(CommitTest, AbandonedWriterLeavesNothing) {
   const std::vector<std::byte> payload = RandomBytes(1, 300'000);
   {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, store->Begin(1, {}));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, store_->Begin(1, {}));
     CAIRN_ASSERT_OK(writer->Append(CopiedPayload(payload), SegmentAlignment::k64));
     EXPECT_EQ(writer->written_bytes(), payload.size());
-    EXPECT_THAT(store->Begin(2, {}), IsError(ErrorCode::kFailedPrecondition, "still running"));
-    EXPECT_THAT(store->Close(), IsError(ErrorCode::kFailedPrecondition, "still running"));
+    EXPECT_THAT(store_->Begin(2, {}), IsError(ErrorCode::kFailedPrecondition, "still running"));
+    EXPECT_THAT(store_->Close(), IsError(ErrorCode::kFailedPrecondition, "still running"));
   }
-  ExpectNoLeftovers(path);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  ExpectNoLeftovers(path_);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store_->Latest());
   EXPECT_THAT(snapshot->step_numbers(), IsEmpty());
   EXPECT_THAT(snapshot->FindStep(std::nullopt), IsError(ErrorCode::kNotFound, "no steps yet"));
 }
 
-TEST(CommitTest, DigestsOfPayloadAreGivenOrComputed) {
-  ScopedTempDir dir;
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(dir / "store", OpenMode::kWrite));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, store->Begin(1, {}));
+TEST_F(CommitTest, DigestsOfPayloadAreGivenOrComputed) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, store_->Begin(1, {}));
   const std::vector<std::byte> payload = RandomBytes(5, 3 * kPageBytes + 5);
   std::vector<uint64_t> page_digests;
   AppendPageDigests(payload, page_digests);
@@ -230,39 +219,33 @@ TEST(CommitTest, DigestsOfPayloadAreGivenOrComputed) {
   EXPECT_EQ(computed.extent.offset_bytes, given.extent.offset_bytes + payload.size());
 }
 
-TEST(LatestTest, ReaderFollowsCommitsOverwritesAndDeletes) {
-  ScopedTempDir dir;
-  const std::string path = dir / "store";
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(path, OpenMode::kWrite));
-  CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1)));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path, OpenMode::kRead));
+TEST_F(LatestTest, ReaderFollowsCommitsOverwritesAndDeletes) {
+  CAIRN_ASSERT_OK(SaveSample(*store_, MakeSample(1)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto first, reader->Latest());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto unchanged, reader->Latest());
   EXPECT_EQ(first, unchanged) << "opened again although nothing changed";
 
-  CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(2)));
+  CAIRN_ASSERT_OK(SaveSample(*store_, MakeSample(2)));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto second, reader->Latest());
   EXPECT_THAT(second->step_numbers(), ElementsAre(1u, 2u));
   EXPECT_THAT(first->step_numbers(), ElementsAre(1u));
 
-  CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(2, 1), /*overwrite=*/true));
+  CAIRN_ASSERT_OK(SaveSample(*store_, MakeSample(2, 1), /*overwrite=*/true));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto third, reader->Latest());
   ExpectSample(*third, MakeSample(2, 1));
 
-  CAIRN_ASSERT_OK(writer->Delete(std::array<uint64_t, 1>{1}));
+  CAIRN_ASSERT_OK(store_->Delete(std::array<uint64_t, 1>{1}));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto fourth, reader->Latest());
   EXPECT_THAT(fourth->step_numbers(), ElementsAre(2u));
 }
 
 // Threads that look for the newest root at the same time may find different ones.
-TEST(LatestTest, ThreadsOfOneReaderNeverGoBack) {
-  ScopedTempDir dir(cairn::testing::FastDirectory());
-  const std::string path = dir / "store";
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(path, OpenMode::kWrite));
-  CAIRN_ASSERT_OK(writer->SetRetention({.keep_last = 2}));
+TEST_F(LatestTest, ThreadsOfOneReaderNeverGoBack) {
+  CAIRN_ASSERT_OK(store_->SetRetention({.keep_last = 2}));
   const SampleShape tiny{.tensor_count = 1, .largest_bytes = 10};
-  CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1, 0, tiny)));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path, OpenMode::kRead));
+  CAIRN_ASSERT_OK(SaveSample(*store_, MakeSample(1, 0, tiny)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
   std::atomic<uint64_t> committed = 1;
   std::atomic<bool> stop = false;
   std::vector<std::thread> threads;
@@ -271,42 +254,38 @@ TEST(LatestTest, ThreadsOfOneReaderNeverGoBack) {
       while (!stop) {
         const uint64_t least = committed;
         const auto snapshot = reader->Latest();
-        ASSERT_TRUE(cairn::testing::IsOk(snapshot));
+        ASSERT_TRUE(IsOk(snapshot));
         EXPECT_GE((*snapshot)->step_numbers().back(), least);
       }
     });
   }
   for (uint64_t step = 2; step <= 400; ++step) {
-    CAIRN_EXPECT_OK(SaveSample(*writer, MakeSample(step, 0, tiny)));
+    CAIRN_EXPECT_OK(SaveSample(*store_, MakeSample(step, 0, tiny)));
     committed = step;
   }
   stop = true;
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(StoreTest, ReadersAndClosedStoresChangeNothing) {
-  ScopedTempDir dir;
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(dir / "store", OpenMode::kWrite));
-  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1)));
-  CAIRN_ASSERT_OK(store->Close());
-  CAIRN_ASSERT_OK(store->Close());
-  EXPECT_THAT(store->Latest(), IsError(ErrorCode::kFailedPrecondition, "closed"));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(dir / "store", OpenMode::kRead));
-  for (const auto& [refused, why] : {std::pair(&store, "closed"), {&reader, "reading only"}}) {
-    EXPECT_THAT((*refused)->Begin(2, {}), IsError(ErrorCode::kFailedPrecondition, why));
-    EXPECT_THAT((*refused)->Delete(std::array<uint64_t, 1>{1}),
+TEST_F(LatestTest, ReadersAndClosedStoresChangeNothing) {
+  CAIRN_ASSERT_OK(SaveSample(*store_, MakeSample(1)));
+  CAIRN_ASSERT_OK(store_->Close());
+  CAIRN_ASSERT_OK(store_->Close());
+  EXPECT_THAT(store_->Latest(), IsError(ErrorCode::kFailedPrecondition, "closed"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
+  for (const auto& [refused, why] :
+       {std::pair(store_.get(), "closed"), {reader.get(), "reading only"}}) {
+    EXPECT_THAT(refused->Begin(2, {}), IsError(ErrorCode::kFailedPrecondition, why));
+    EXPECT_THAT(refused->Delete(std::array<uint64_t, 1>{1}),
                 IsError(ErrorCode::kFailedPrecondition, why));
   }
 }
 
-TEST(StoreTest, SnapshotOfAReaderOutlivesItsStore) {
-  ScopedTempDir dir;
-  const std::string path = dir / "store";
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(path, OpenMode::kWrite));
-  CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1)));
+TEST_F(LatestTest, SnapshotOfAReaderOutlivesItsStore) {
+  CAIRN_ASSERT_OK(SaveSample(*store_, MakeSample(1)));
   std::shared_ptr<const Snapshot> snapshot;
   {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path, OpenMode::kRead));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
     CAIRN_ASSERT_OK_AND_ASSIGN(snapshot, reader->Latest());
   }
   ExpectSample(*snapshot, MakeSample(1));

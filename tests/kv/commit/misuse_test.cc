@@ -88,12 +88,8 @@ TEST(MisuseTest, SegmentsEndBeforeTheirFootersAreTooLong) {
   const std::string name(64 << 10, 'x');
   constexpr uint64_t kChunks = 1'030;
   for (uint64_t i = 0; i < kChunks; ++i) {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto appended,
-                               writer->Append(CopiedPayload(bytes), SegmentAlignment::kNone));
-    CAIRN_ASSERT_OK(writer->AddChunk(
-        ChunkKey(name, std::array{i}),
-        {.sizes = {1}, .extents = appended.extent, .digest = appended.digest, .since_step = 1},
-        false));
+    CAIRN_ASSERT_OK(SaveChunk(*writer, 1, ChunkKey(name, std::array{i}), CopiedPayload(bytes),
+                              SegmentAlignment::kNone));
   }
   CAIRN_ASSERT_OK(writer->SetStructure(bytes));
   CAIRN_ASSERT_OK(writer->Commit({}));
@@ -108,20 +104,11 @@ class StepWriterMisuseTest : public ::testing::Test {
  protected:
   void SetUp() override {
     CAIRN_ASSERT_OK_AND_ASSIGN(store_, Store::Open(storage_, OpenMode::kWrite));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const std::string session, store_->OpenSession());
-    CAIRN_ASSERT_OK_AND_ASSIGN(joined_,
-                               Store::Open(storage_, OpenMode::kJoinSession, {.session = session}));
+    CAIRN_ASSERT_OK_AND_ASSIGN(joined_, JoinSession(storage_, *store_));
   }
 
-  Result<void> AppendAndAdd(StepWriter& writer) {
-    CAIRN_TRY_ASSIGN(const auto appended,
-                     writer.Append(CopiedPayload(bytes_), SegmentAlignment::k64));
-    return writer.AddChunk(ChunkKey("w", std::array{uint64_t{0}}),
-                           {.sizes = {bytes_.size()},
-                            .extents = appended.extent,
-                            .digest = appended.digest,
-                            .since_step = 1},
-                           false);
+  Result<Extent> AppendAndAdd(StepWriter& writer) {
+    return SaveChunk(writer, 1, ChunkKey("w", std::array{uint64_t{0}}), CopiedPayload(bytes_));
   }
 
   const std::shared_ptr<MemoryStorage> storage_ = std::make_shared<MemoryStorage>("m");

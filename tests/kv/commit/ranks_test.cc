@@ -57,16 +57,8 @@ class RanksTest : public ::testing::Test {
     CAIRN_ASSERT_OK_AND_ASSIGN(writer_, Store::Open(path(), OpenMode::kWrite));
   }
 
-  std::string OpenSession() {
-    const auto session = writer_->OpenSession();
-    EXPECT_TRUE(IsOk(session));
-    return session.value_or("");
-  }
-
-  std::unique_ptr<Store> Join(const std::string& session) {
-    StoreOptions options;
-    options.session = session;
-    auto store = Store::Open(path(), OpenMode::kJoinSession, options);
+  std::unique_ptr<Store> Join() {
+    auto store = JoinSession(path(), *writer_);
     EXPECT_TRUE(IsOk(store));
     return store ? *std::move(store) : nullptr;
   }
@@ -81,15 +73,8 @@ class RanksTest : public ::testing::Test {
                                   .deadline = deadline,
                                   .decision_deadline = kNow});
     EXPECT_TRUE(IsOk(writer));
-    const std::vector<std::byte> bytes = RandomBytes(rank + 7, 5'000);
-    const auto appended = (*writer)->Append(CopiedPayload(bytes), SegmentAlignment::k64);
-    EXPECT_TRUE(IsOk(appended));
-    EXPECT_TRUE(IsOk((*writer)->AddChunk(ChunkKey("w", std::array{uint64_t{5'000} * rank}),
-                                         {.sizes = {5'000},
-                                          .extents = appended->extent,
-                                          .digest = appended->digest,
-                                          .since_step = 1},
-                                         false)));
+    EXPECT_TRUE(IsOk(SaveChunk(**writer, 1, ChunkKey("w", std::array{uint64_t{5'000} * rank}),
+                               CopiedPayload(RandomBytes(rank + 7, 5'000)))));
     return writer ? *std::move(writer) : nullptr;
   }
 
@@ -104,35 +89,55 @@ class RanksTest : public ::testing::Test {
   std::unique_ptr<Store> writer_;
 };
 
+/// An attempt of two ranks, of which rank 1 has begun.
+class TwoRanksTest : public RanksTest {
+ protected:
+  void SetUp() override {
+    RanksTest::SetUp();
+    other_ = Join();
+    attempt_ = writer_->NextAttempt(1);
+    part_ = Begin(*other_, 1, attempt_);
+  }
+  /// Returns the writer of rank 0, which has gathered the part and can commit.
+  std::unique_ptr<StepWriter> GatherPart() {
+    auto own = Begin(*writer_, 0, attempt_, kNever);
+    EXPECT_TRUE(IsOk(Gather(*own)));
+    EXPECT_TRUE(IsOk(own->SetStructure(std::vector<std::byte>(8))));
+    return own;
+  }
+
+  std::unique_ptr<Store> other_;
+  std::string attempt_;
+  std::unique_ptr<StepWriter> part_;
+};
+
 TEST_F(RanksTest, ASampleOfSeveralRanksReadsAsThatOfOne) {
   std::vector<std::unique_ptr<Store>> others;
-  for (int i = 0; i < 3; ++i) others.push_back(Join(OpenSession()));
+  for (int i = 0; i < 3; ++i) others.push_back(Join());
   CAIRN_ASSERT_OK(SaveSample(*writer_, MakeSample(1)));
   CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info,
                              SaveSampleByRanks(*writer_, others, MakeSample(2)));
   EXPECT_EQ(info.world_size, 4u);
   EXPECT_EQ(info.chunk_count, (*writer_->Latest())->FindStep(1)->chunk_count);
   EXPECT_GT(info.reused_chunk_count, 0u);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path()));
-  EXPECT_TRUE(steps.at(2) == MakeSample(2));
+  ExpectSteps(path(), {{1, MakeSample(1)}, {2, MakeSample(2)}});
   ExpectSound(*writer_);
 }
 
 TEST_F(RanksTest, AStepOfSeveralRanksIsRestoredFromItsTable) {
   std::vector<std::unique_ptr<Store>> others;
-  for (int i = 0; i < 2; ++i) others.push_back(Join(OpenSession()));
+  for (int i = 0; i < 2; ++i) others.push_back(Join());
   CAIRN_ASSERT_OK(SaveSampleByRanks(*writer_, others, MakeSample(2)));
   CAIRN_ASSERT_OK(writer_->Close());
   std::filesystem::remove_all(path() + "/roots");
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto report, Store::Rebuild(path()));
   EXPECT_EQ(report.steps, 1u);
   EXPECT_THAT(report.lost, IsEmpty());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path()));
-  EXPECT_TRUE(steps.at(2) == MakeSample(2));
+  ExpectSteps(path(), {{2, MakeSample(2)}});
 }
 
 TEST_F(RanksTest, ALateRankOfADeadRunIsNotAddedToTheNextOne) {
-  const auto zombie = Join(OpenSession());
+  const auto zombie = Join();
   const std::string old_attempt = zombie->NextAttempt(1);
   auto zombie_writer = Begin(*zombie, 1, old_attempt);
   writer_->NextAttempt(1);
@@ -148,7 +153,7 @@ TEST_F(RanksTest, ALateRankOfADeadRunIsNotAddedToTheNextOne) {
 }
 
 TEST_F(RanksTest, ARankThatIsLateForOneAttemptIsNotAddedToTheNext) {
-  const auto late = Join(OpenSession());
+  const auto late = Join();
   const std::string first = writer_->NextAttempt(1);
   ASSERT_EQ(late->NextAttempt(1), first);
   const auto late_writer = Begin(*late, 1, first);
@@ -173,7 +178,7 @@ TEST_F(RanksTest, ARankThatIsLateForOneAttemptIsNotAddedToTheNext) {
 }
 
 TEST_F(RanksTest, APartOfAnotherAttemptUnderTheRightNameIsRefused) {
-  const auto other = Join(OpenSession());
+  const auto other = Join();
   const std::string first = writer_->NextAttempt(1), second = writer_->NextAttempt(1);
   CAIRN_ASSERT_OK(Begin(*other, 1, first)->Prepare({}));
   const auto own = Begin(*writer_, 0, second);
@@ -190,7 +195,7 @@ class ManyRanksTest : public RanksTest {
   void SetUp() override {
     RanksTest::SetUp();
     attempt_ = writer_->NextAttempt(1);
-    const auto others = Join(OpenSession());
+    const auto others = Join();
     for (uint32_t rank = 1; rank < kRanks; ++rank) {
       CAIRN_ASSERT_OK(Begin(*others, rank, attempt_, kNow, kRanks)->Prepare({}));
     }
@@ -224,10 +229,7 @@ TEST_F(ManyRanksTest, ADamagedPartIsReportedWhileALaterOneIsAwaited) {
   EXPECT_THAT(Gather(*own), IsError(ErrorCode::kDataLoss, "/5.part"));
 }
 
-TEST_F(RanksTest, ALargePartIsAddedInPieces) {
-  const auto other = Join(OpenSession());
-  const std::string attempt = writer_->NextAttempt(1);
-  const auto part = Begin(*other, 1, attempt);
+TEST_F(TwoRanksTest, ALargePartIsAddedInPieces) {
   std::vector<Extent> extents;
   for (uint64_t i = 0; i < 500; ++i) {
     extents.push_back({.segment_id = 1 + i % 2, .offset_bytes = i << 20, .length_bytes = 64 << 10});
@@ -236,12 +238,12 @@ TEST_F(RanksTest, ALargePartIsAddedInPieces) {
   constexpr uint64_t kChunks = 2500;  // about 40 MB of records
   for (uint64_t i = 0; i < kChunks; ++i) {
     CAIRN_ASSERT_OK(
-        part->AddChunk(ChunkKey("x", std::array{i * length_bytes}),
-                       {.sizes = {length_bytes}, .extents = Extents(extents), .since_step = 5},
-                       /*reused=*/true));
+        part_->AddChunk(ChunkKey("x", std::array{i * length_bytes}),
+                        {.sizes = {length_bytes}, .extents = Extents(extents), .since_step = 5},
+                        /*reused=*/true));
   }
-  CAIRN_ASSERT_OK(part->Prepare({}));
-  const auto own = Begin(*writer_, 0, attempt, kNever);
+  CAIRN_ASSERT_OK(part_->Prepare({}));
+  const auto own = Begin(*writer_, 0, attempt_, kNever);
   OtherRanks others;
   CAIRN_ASSERT_OK(own->Gather(others));
   EXPECT_EQ(others.chunks.size(), kChunks + 1);
@@ -249,61 +251,43 @@ TEST_F(RanksTest, ALargePartIsAddedInPieces) {
 }
 
 TEST_F(RanksTest, TheNextWriterRemovesWhatDeadRanksLeft) {
-  const auto other = Join(OpenSession());
+  const auto other = Join();
   CAIRN_ASSERT_OK(Begin(*other, 1, writer_->NextAttempt(1))->Prepare({}));
   EXPECT_FALSE(std::filesystem::is_empty(path() + "/pending"));
   OpenWriter();
   ExpectNoLeftovers(path());
 }
 
-TEST_F(RanksTest, AReferenceToARemovedSegmentFailsOnlyTheCommit) {
+TEST_F(TwoRanksTest, AReferenceToARemovedSegmentFailsOnlyTheCommit) {
   CAIRN_ASSERT_OK(SaveSample(*writer_, MakeSample(5)));
-  const auto other = Join(OpenSession());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto base, other->Latest());
-  const std::string attempt = writer_->NextAttempt(1);
-  const auto part = Begin(*other, 1, attempt);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto base, other_->Latest());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto segments, base->Segments());
-  CAIRN_ASSERT_OK(part->AddChunk(ChunkKey("x", std::array{uint64_t{0}}),
-                                 {.sizes = {10},
-                                  .extents = Extent{.segment_id = segments.front().segment_id,
-                                                    .offset_bytes = 4096,
-                                                    .length_bytes = 10},
-                                  .since_step = 5},
-                                 /*reused=*/true));
-  CAIRN_ASSERT_OK(part->Prepare({}));
+  CAIRN_ASSERT_OK(part_->AddChunk(ChunkKey("x", std::array{uint64_t{0}}),
+                                  {.sizes = {10},
+                                   .extents = Extent{.segment_id = segments.front().segment_id,
+                                                     .offset_bytes = 4096,
+                                                     .length_bytes = 10},
+                                   .since_step = 5},
+                                  /*reused=*/true));
+  CAIRN_ASSERT_OK(part_->Prepare({}));
   CAIRN_ASSERT_OK(writer_->Delete(std::array<uint64_t, 1>{5}));
-  const auto own = Begin(*writer_, 0, attempt, kNever);
-  CAIRN_ASSERT_OK(Gather(*own));
-  CAIRN_ASSERT_OK(own->SetStructure(std::vector<std::byte>(8)));
+  const auto own = GatherPart();
   EXPECT_THAT(own->Commit({}), IsError(ErrorCode::kConflict, "was deleted or replaced"));
 }
 
-TEST_F(RanksTest, ARankWithoutAnOutcomeFindsTheStepInTheNewestRoot) {
-  const auto other = Join(OpenSession());
-  const std::string attempt = writer_->NextAttempt(1);
-  const auto part = Begin(*other, 1, attempt);
-  CAIRN_ASSERT_OK(part->Prepare({}));
-  {
-    const auto own = Begin(*writer_, 0, attempt, kNever);
-    CAIRN_ASSERT_OK(Gather(*own));
-    CAIRN_ASSERT_OK(own->SetStructure(std::vector<std::byte>(8)));
-    CAIRN_ASSERT_OK(own->Commit({}));
-  }
-  std::filesystem::remove_all(path() + "/pending/" + attempt);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info, part->AwaitDecision());
+TEST_F(TwoRanksTest, ARankWithoutAnOutcomeFindsTheStepInTheNewestRoot) {
+  CAIRN_ASSERT_OK(part_->Prepare({}));
+  CAIRN_ASSERT_OK(GatherPart()->Commit({}));
+  std::filesystem::remove_all(path() + "/pending/" + attempt_);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info, part_->AwaitDecision());
   EXPECT_EQ(info.generation, (*writer_->Latest())->FindStep(1)->generation);
 }
 
 // The root is durable, but the commit reports a failure, and the root cannot be read.
-TEST_F(RanksTest, NobodyRemovesAnythingWhileTheOutcomeIsUnknown) {
-  const auto other = Join(OpenSession());
-  const std::string attempt = writer_->NextAttempt(1);
-  auto part = Begin(*other, 1, attempt);
-  CAIRN_ASSERT_OK(part->Prepare({}));
+TEST_F(TwoRanksTest, NobodyRemovesAnythingWhileTheOutcomeIsUnknown) {
+  CAIRN_ASSERT_OK(part_->Prepare({}));
   {
-    const auto own = Begin(*writer_, 0, attempt, kNever);
-    CAIRN_ASSERT_OK(Gather(*own));
-    CAIRN_ASSERT_OK(own->SetStructure(std::vector<std::byte>(8)));
+    const auto own = GatherPart();
     Result<StepInfo> committed;
     {
       bool failed = false;
@@ -316,29 +300,24 @@ TEST_F(RanksTest, NobodyRemovesAnythingWhileTheOutcomeIsUnknown) {
     ASSERT_FALSE(committed);
     EXPECT_THAT(committed, IsError(ErrorCode::kUnavailable, "unknown whether root"));
     EXPECT_THAT(writer_->Begin(2, {}), IsError(ErrorCode::kFailedPrecondition, "open it again"));
-    CAIRN_ASSERT_OK(writer_->FailAttempt(attempt, 0, committed.error()));
+    CAIRN_ASSERT_OK(writer_->FailAttempt(attempt_, 0, committed.error()));
   }
-  EXPECT_FALSE(part->AwaitDecision());
-  part.reset();
+  EXPECT_FALSE(part_->AwaitDecision());
+  part_.reset();
   OpenWriter();
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, writer_->Latest());
   ASSERT_EQ(snapshot->step_numbers().size(), 1u);
   ExpectSound(*snapshot);
 }
 
-TEST_F(RanksTest, APartThatMayHaveBeenCommittedIsNotRemoved) {
-  const auto other = Join(OpenSession());
-  const std::string attempt = writer_->NextAttempt(1);
-  auto part = Begin(*other, 1, attempt);
-  CAIRN_ASSERT_OK(part->Prepare({}));
+TEST_F(TwoRanksTest, APartThatMayHaveBeenCommittedIsNotRemoved) {
+  CAIRN_ASSERT_OK(part_->Prepare({}));
   {
-    const auto own = Begin(*writer_, 0, attempt, kNever);
-    CAIRN_ASSERT_OK(Gather(*own));
+    const auto own = GatherPart();
     // The rank stops waiting before there is an outcome.
-    part.reset();
-    CAIRN_ASSERT_OK(
-        other->FailAttempt(attempt, 1, Error{.code = ErrorCode::kUnavailable, .message = "late"}));
-    CAIRN_ASSERT_OK(own->SetStructure(std::vector<std::byte>(8)));
+    part_.reset();
+    CAIRN_ASSERT_OK(other_->FailAttempt(attempt_, 1,
+                                        Error{.code = ErrorCode::kUnavailable, .message = "late"}));
     CAIRN_ASSERT_OK(own->Commit({}));
   }
   ExpectSound(*writer_);
@@ -350,9 +329,7 @@ TEST_F(RanksTest, APartWhosePutLosesItsResponseKeepsItsSegments) {
   for (const bool is_found : {true, false}) {
     const auto faulty = std::make_shared<FaultyStorage>(std::make_shared<MemoryStorage>("test"));
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(faulty, OpenMode::kWrite));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const std::string session, writer->OpenSession());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto other,
-                               Store::Open(faulty, OpenMode::kJoinSession, {.session = session}));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto other, JoinSession(faulty, *writer));
     const std::string attempt = writer->NextAttempt(1);
     faulty->SetPlan([&](const StorageCall& call) {
       if (!call.name.ends_with("/1.part")) return StorageFault::kNone;
@@ -376,25 +353,22 @@ TEST_F(RanksTest, APartWhosePutLosesItsResponseKeepsItsSegments) {
   }
 }
 
-TEST_F(RanksTest, SharedRecordsThatDoNotMatchTheirNameAreRefused) {
-  const auto other = Join(OpenSession());
-  const std::string attempt = writer_->NextAttempt(1);
-  const auto part = Begin(*other, 1, attempt);
+TEST_F(TwoRanksTest, SharedRecordsThatDoNotMatchTheirNameAreRefused) {
   const auto add = [&](StepWriter& writer, uint8_t byte) {
     const SharedRecord record{
         .column = Column::kValues, .key = FqnKey("v"), .value = {std::byte{byte}}};
     CAIRN_ASSERT_OK(writer.AddShared({&record, 1}));
   };
   std::vector<std::filesystem::path> files;
-  for (const uint8_t byte : {1, 2}) add(*part, byte);
-  for (const auto& file : std::filesystem::directory_iterator(path() + "/pending/" + attempt)) {
+  for (const uint8_t byte : {1, 2}) add(*part_, byte);
+  for (const auto& file : std::filesystem::directory_iterator(path() + "/pending/" + attempt_)) {
     if (file.path().extension() == ".shared") files.push_back(file.path());
   }
   ASSERT_EQ(files.size(), 2u);
-  CAIRN_ASSERT_OK(part->Prepare({}));
+  CAIRN_ASSERT_OK(part_->Prepare({}));
   std::filesystem::remove(files[0]);
   std::filesystem::copy_file(files[1], files[0]);
-  const auto own = Begin(*writer_, 0, attempt, kNever);
+  const auto own = Begin(*writer_, 0, attempt_, kNever);
   EXPECT_THAT(Gather(*own), IsError(ErrorCode::kDataLoss, "differs from their name"));
 }
 
@@ -487,7 +461,7 @@ TEST_F(ForgedPartTest, OtherRecordsAreRefused) {
 }
 
 TEST_F(RanksTest, JoinRequiresAnOpenSession) {
-  Join(OpenSession());
+  Join();
   StoreOptions options;
   options.session = writer_->session();
   CAIRN_ASSERT_OK(writer_->Close());
@@ -495,19 +469,16 @@ TEST_F(RanksTest, JoinRequiresAnOpenSession) {
               IsError(ErrorCode::kFailedPrecondition, "the same directory"));
 }
 
-TEST_F(RanksTest, InvalidFilesOfRanksAreIgnored) {
-  const auto other = Join(OpenSession());
-  const std::string attempt = writer_->NextAttempt(1);
-  const auto part = Begin(*other, 1, attempt);
-  CAIRN_ASSERT_OK(part->Prepare({}));
+TEST_F(TwoRanksTest, InvalidFilesOfRanksAreIgnored) {
+  CAIRN_ASSERT_OK(part_->Prepare({}));
   for (const char* rubbish : {"", "{", "[1]", "{\"committed\":\"yes\"}", "{\"error\":7}",
                               "{\"error\":{\"code\":\"x\",\"message\":3}}"}) {
-    const std::string name = path() + "/pending/" + attempt + "/outcome";
+    const std::string name = path() + "/pending/" + attempt_ + "/outcome";
     if (std::FILE* const file = std::fopen(name.c_str(), "w")) {
       std::fputs(rubbish, file);
       std::fclose(file);
     }
-    EXPECT_THAT(part->AwaitDecision(),
+    EXPECT_THAT(part_->AwaitDecision(),
                 IsError(ErrorCode::kUnavailable, "did not state the outcome"))
         << rubbish;
   }

@@ -5,7 +5,6 @@
 
 #include <array>
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <set>
 #include <span>
@@ -56,8 +55,7 @@ class RebuildTest : public ::testing::Test {
   }
   void ExpectSteps() {
     kv::testing::ExpectSteps(path_, steps_);
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
-    ExpectSound(*reader);
+    ExpectSound(path_);
   }
 
   ScopedTempDir dir_{std::filesystem::exists("/dev/shm") ? "/dev/shm" : ""};
@@ -145,8 +143,7 @@ TEST_F(RebuildTest, OverwrittenStepIsRecoveredInItsNewestVersion) {
 }
 
 TEST_F(RebuildTest, StepWithAMissingSegmentIsDropped) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(path_));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto segments, snapshot->Segments());
   for (const SegmentInfo& segment : segments) {
     if (segment.step == 2) {
@@ -175,8 +172,7 @@ TEST_F(RebuildTest, GenerationsAreNotAssignedAgain) {
   // All steps through one snapshot, which has all of them open.
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
   for (const auto& [step, expected] : steps_) {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep read, LoadSample(*snapshot, step));
-    EXPECT_TRUE(read == expected) << step;
+    ExpectSample(*snapshot, expected, step);
   }
 }
 
@@ -197,20 +193,12 @@ class ForgedNumbersTest : public RebuildTest {
     root.commit_id = commit_id;
     (void)storage_->PutIfAbsent(internal::RootName(root.number), EncodeRoot(root).value());
   }
-  std::map<std::string, std::vector<std::byte>> Contents() {
-    std::map<std::string, std::vector<std::byte>> contents;
-    const auto names = storage_->List("").value();
-    for (const std::string& name : names) {
-      contents[name] = storage_->Read(name, 1 << 30).value();
-    }
-    return contents;
-  }
   /// Nothing that writes accepts the store, and all of it remains.
   void ExpectRefused(const std::string& object) {
-    const auto before = Contents();
+    const auto before = ContentsOf(*storage_);
     EXPECT_THAT(OpenWriter(), IsError(ErrorCode::kDataLoss, object));
     EXPECT_THAT(Store::Rebuild(path_), IsError(ErrorCode::kDataLoss, object));
-    EXPECT_EQ(Contents(), before);
+    EXPECT_EQ(ContentsOf(*storage_), before);
   }
 };
 
@@ -247,9 +235,9 @@ TEST_F(ForgedNumbersTest, ASegmentWithTheLastEpochIsRefused) {
   CAIRN_ASSERT_OK(storage_->Put(segment, std::as_bytes(std::span("x"))));
   CAIRN_EXPECT_OK(OpenWriter()) << "nothing follows the epoch of a segment but a rebuild";
   std::filesystem::remove_all(path_ + "/roots");
-  const auto before = Contents();
+  const auto before = ContentsOf(*storage_);
   EXPECT_THAT(Store::Rebuild(path_), IsError(ErrorCode::kDataLoss, segment));
-  EXPECT_EQ(Contents(), before);
+  EXPECT_EQ(ContentsOf(*storage_), before);
 }
 
 TEST_F(ForgedNumbersTest, ATableOfTheLastRootIsLost) {

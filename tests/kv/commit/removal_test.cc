@@ -181,8 +181,7 @@ TEST_F(RemovalTest, ReaderKeepsADeletedStepDuringTheGracePeriodAndNotAfterIt) {
   ExpectSample(*snapshot, MakeSample(2), 2);
   ExpectSound(*snapshot);
 
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto late_reader, Store::Open(path_, OpenMode::kRead));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto late, late_reader->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto late, ReadLatest(path_));
   writer.reset();
   writer = OpenWriter(kNoGrace);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto now, reader->Latest());
@@ -193,8 +192,7 @@ TEST_F(RemovalTest, ReaderKeepsADeletedStepDuringTheGracePeriodAndNotAfterIt) {
 TEST_F(RemovalTest, ReaderThatIsTooLateGetsNotFound) {
   auto writer = OpenWriter(kNoGrace);
   for (const uint64_t step : {1, 2}) CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(step)));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(path_));
   CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo two, snapshot->FindStep(2));
   CAIRN_ASSERT_OK(writer->Delete(std::array<uint64_t, 1>{2}));
 
@@ -211,8 +209,7 @@ TEST_F(RemovalTest, ReaderThatIsTooLateGetsNotFound) {
 TEST_F(RemovalTest, ReaderThatOpenedTheTablesGetsNotFoundForTheSegments) {
   const auto writer = OpenWriter(kNoGrace);
   CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1)));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(path_));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto info, snapshot->FindStep(1));
   CAIRN_ASSERT_OK(snapshot->GetStructure(info));
   CAIRN_ASSERT_OK(writer->Delete(std::array<uint64_t, 1>{1}));
@@ -226,8 +223,7 @@ TEST_F(RemovalTest, MissingObjectIsNotDamageIfTheNewestRootCannotBeRead) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer,
                              Store::Open(faulty, OpenMode::kWrite, {.grace = kNoGrace}));
   CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1)));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(faulty, OpenMode::kRead));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(faulty));
   CAIRN_ASSERT_OK(writer->Delete(std::array<uint64_t, 1>{1}));
   faulty->SetPlan([](const StorageCall& call) {
     return call.name.starts_with("roots/") ? StorageFault::kRefuse : StorageFault::kNone;
@@ -243,8 +239,7 @@ TEST_F(RemovalTest, MissingObjectOfAStepThatWasNotDeletedIsDamage) {
   for (const std::string& name : Objects()) {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto bytes, storage_->Read(name, 1 << 30));
     CAIRN_ASSERT_OK(storage_->Remove(name));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(path_));
     EXPECT_THAT(LoadSample(*snapshot, 1), IsError(ErrorCode::kDataLoss, "")) << name;
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
     EXPECT_THAT(damage, Not(IsEmpty())) << name;
@@ -271,8 +266,7 @@ TEST_F(RemovalTest, OverwriteWithoutGraceLeavesNotFoundOrTheOldStep) {
   SampleStep other = MakeSample(1, 1, small);
   other.tensors["w001"] = RandomBytes(99, 700);  // nothing in common
   CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1, 0, small)));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto before, reader->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto before, ReadLatest(path_));
   CAIRN_ASSERT_OK(SaveSample(*writer, other, /*overwrite=*/true));
   EXPECT_THAT(LoadSample(*before, 1), IsError(ErrorCode::kNotFound, "deleted while"));
   ExpectOnlySteps({{1, other}});

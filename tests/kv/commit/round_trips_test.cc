@@ -102,8 +102,7 @@ class RoundTripsTest : public ::testing::Test {
   }
   /// Opens the store and reads the first key and its payload.
   void OpenAndRead(const std::shared_ptr<Storage>& storage) {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(storage, OpenMode::kRead));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(storage));
     CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo step, snapshot->FindStep(std::nullopt));
     CAIRN_ASSERT_OK_AND_ASSIGN(
         const auto record,
@@ -142,8 +141,7 @@ TEST_F(RoundTripsTest, WarmOpenAndFirstKeyOfManyChunks) {
 
 TEST_F(RoundTripsTest, PartialLoadOfOnePercent) {
   SaveStep(ChunkCount());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(remote_, OpenMode::kRead));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(remote_));
   CAIRN_ASSERT_OK(ReadTensors(*snapshot, 0, 1));
   remote_->Restart();
   const uint64_t tensors = ChunkCount() / kChunksPerTensor;
@@ -155,13 +153,8 @@ TEST_F(RoundTripsTest, PartialLoadOfOnePercent) {
 Result<std::unique_ptr<StepWriter>> BeginRank(Store& store, uint64_t step,
                                               const BeginOptions& options) {
   CAIRN_TRY_ASSIGN(auto writer, store.Begin(step, options));
-  const std::vector<std::byte> bytes = RandomBytes(step, 5'000);
-  CAIRN_TRY_ASSIGN(const auto appended,
-                   writer->Append(CopiedPayload(bytes), SegmentAlignment::k64));
-  CAIRN_TRY(writer->AddChunk(
-      ChunkKey("w", std::array{uint64_t{options.rank} * 5'000}),
-      {.sizes = {5'000}, .extents = appended.extent, .digest = appended.digest, .since_step = step},
-      /*reused=*/false));
+  CAIRN_TRY(SaveChunk(*writer, step, ChunkKey("w", std::array{uint64_t{options.rank} * 5'000}),
+                      CopiedPayload(RandomBytes(step, 5'000))));
   return writer;
 }
 
@@ -195,13 +188,10 @@ TEST_F(RoundTripsTest, CommitOfOneRank) {
 
 TEST_F(RoundTripsTest, CommitAfterTheLastPart) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(remote_, OpenMode::kWrite));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const std::string session, store->OpenSession());
   constexpr uint32_t kRanks = 3;
   std::vector<std::unique_ptr<Store>> others;
   for (uint32_t rank = 1; rank < kRanks; ++rank) {
-    StoreOptions options;
-    options.session = session;
-    CAIRN_ASSERT_OK_AND_ASSIGN(auto other, Store::Open(remote_, OpenMode::kJoinSession, options));
+    CAIRN_ASSERT_OK_AND_ASSIGN(auto other, JoinSession(remote_, *store));
     others.push_back(std::move(other));
   }
   remote_->RestartAfterPutOf("/2.part");

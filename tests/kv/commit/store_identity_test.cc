@@ -13,6 +13,7 @@
 #include "kv/io/internal/file.h"
 #include "kv/store.h"
 #include "tests/kv/sample_step.h"
+#include "tests/kv/store_checks.h"
 #include "tests/support/fault_hook.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
@@ -64,8 +65,7 @@ TEST_F(StoreIdentityTest, WriterCreatesTheStoreAndItsParents) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(deep, OpenMode::kWrite));
   EXPECT_TRUE(store->writable());
   EXPECT_EQ(store->directory(), deep);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(deep, OpenMode::kRead));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(deep));
   EXPECT_TRUE(snapshot->step_numbers().empty());
 }
 
@@ -102,8 +102,7 @@ TEST_F(StoreIdentityTest, StoreIsCreatedBesideOtherFilesAndLeavesThemUnchanged) 
   for (const char* name : {"/config.json", "/model.pt", "/logs/1.txt"}) {
     EXPECT_EQ(fs::file_size(path_ + name), 5u) << name;
   }
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path_));
-  EXPECT_TRUE(steps.at(1) == MakeSample(1));
+  ExpectSteps(path_, {{1, MakeSample(1)}});
 }
 
 // A file, checkpoints of other formats, and names that a store uses. Next to other files, only a
@@ -177,8 +176,7 @@ TEST_F(StoreIdentityTest, SegmentOfAnotherStoreIsReported) {
   }
   const fs::path theirs = *fs::directory_iterator(dir_ / "other/segments");
   fs::copy_file(theirs, mine, fs::copy_options::overwrite_existing);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(path_));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
   ASSERT_FALSE(damage.empty());
   EXPECT_THAT(damage.front(), HasSubstr("segment"));
@@ -200,8 +198,7 @@ TEST_F(StoreIdentityTest, StoreWithoutItsEmptyDirectoriesWorks) {
 TEST_F(StoreIdentityTest, MovedStoreIsTheSameStore) {
   MakeStore();
   fs::rename(path_, dir_ / "moved");
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(dir_ / "moved"));
-  EXPECT_TRUE(steps.at(1) == MakeSample(1));
+  ExpectSteps(dir_ / "moved", {{1, MakeSample(1)}});
 }
 
 }  // namespace

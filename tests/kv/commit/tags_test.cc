@@ -148,8 +148,7 @@ TEST_F(TagsTest, ASaveIsRefusedBeforeItBegins) {
 TEST_F(TagsTest, SurviveARebuildAsFarAsRootsDo) {
   CAIRN_ASSERT_OK(SaveWith(1, {.metrics = {{.name = "loss", .value = 3}}, .note = "n"}));
   CAIRN_ASSERT_OK(store_->Close());
-  const std::vector<std::string> roots = storage_->List("roots/").value();
-  for (const std::string& root : roots) CAIRN_ASSERT_OK(storage_->Remove(root));
+  RemoveObjects(*storage_, "roots/");
   CAIRN_ASSERT_OK(Store::Rebuild(std::static_pointer_cast<Storage>(storage_)));
   Open();
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store_->Latest());

@@ -80,8 +80,7 @@ class CompactTest : public ::testing::Test {
   }
   /// Compares all steps with what was saved, and checks every object.
   void ExpectUnchanged() {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const Steps steps, LoadAllFrom(*store_));
-    EXPECT_TRUE(steps == expected_);
+    ExpectSteps(*store_, expected_);
     ExpectSound(*store_);
   }
   /// Adds the records of `base`, so that the new step refers to its segments.
@@ -119,21 +118,19 @@ class CompactTest : public ::testing::Test {
     }
     return bytes;
   }
-  void RemoveAll(const char* folder) {
-    const std::vector<std::string> names = storage_->List(folder).value();
-    for (const std::string& name : names) CAIRN_ASSERT_OK(storage_->Remove(name));
-  }
   void RebuildAndOpen() {
     CAIRN_ASSERT_OK_AND_ASSIGN(const RebuildReport report,
                                Store::Rebuild(std::static_pointer_cast<Storage>(storage_)));
     lost_ = report.lost;
     Open(kNoGrace);
   }
-  /// Removes what waits for its grace period.
-  void Reopen() {
+  /// Compares before and after an open, which removes what waits for its grace period.
+  void ReopenAndExpectUnchanged() {
+    ExpectUnchanged();
     CAIRN_ASSERT_OK(store_->Close());
     Open(kNoGrace);
     ExpectNoLeftovers(storage_);
+    ExpectUnchanged();
   }
 
   // Half of a step is the same in all steps, and so is half of the other half.
@@ -159,8 +156,7 @@ TEST_F(CompactTest, MovesWhatStepsUse) {
   EXPECT_GT(report.moved_bytes, 0);
   EXPECT_EQ(report.rewritten_steps, expected_.size());
   EXPECT_EQ(report.segment_bytes, before_bytes);
-  Reopen();
-  ExpectUnchanged();
+  ReopenAndExpectUnchanged();
   EXPECT_LT(SegmentBytes(), before_bytes);
   EXPECT_LE(static_cast<double>(SegmentBytes()), 1.2 * static_cast<double>(report.live_bytes));
 }
@@ -242,9 +238,7 @@ TEST_F(CompactTest, CommitsSeveralTimes) {
   Delete({9, 11, 13, 15, 17});
   const CompactReport report = Compact({.commit_bytes = 1});
   EXPECT_EQ(report.new_segments, 5);
-  ExpectUnchanged();
-  Reopen();
-  ExpectUnchanged();
+  ReopenAndExpectUnchanged();
 }
 
 TEST_F(CompactTest, MovesLittleAtOnceUnderALimit) {
@@ -276,8 +270,7 @@ TEST_F(CompactTest, KeepsTheGenerationOfSteps) {
   EXPECT_FALSE(new_info.HasRecordsOf(old_info));
   // Code that has found the step before the compaction finds its contents in the newest root.
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto with, store_->SnapshotWith(old_info));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep sample, LoadSample(*with, 5));
-  EXPECT_TRUE(sample == expected_[5]);
+  ExpectSample(*with, expected_[5], 5);
 }
 
 TEST_F(CompactTest, ReadersOfAnOlderRootContinue) {
@@ -285,14 +278,12 @@ TEST_F(CompactTest, ReadersOfAnOlderRootContinue) {
   SaveAndDelete(10);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto before, store_->Latest());
   Compact();
-  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep sample, LoadSample(*before, 5));
-  EXPECT_TRUE(sample == expected_[5]);
+  ExpectSample(*before, expected_[5], 5);
 }
 
 TEST_F(CompactTest, SegmentsThatAnOlderRootStatesAreThoseOfTheNewTables) {
   SaveAndDelete(10);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(storage_, OpenMode::kRead, {}));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto before, reader->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto before, ReadLatest(storage_));
   CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info, before->FindStep(5));
   Compact();
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto after, store_->Latest());
@@ -313,9 +304,7 @@ TEST_F(CompactTest, ManySteps) {
   }
   Delete(deleted);
   EXPECT_EQ(Compact().rewritten_steps, 100);
-  ExpectUnchanged();
-  Reopen();
-  ExpectUnchanged();
+  ReopenAndExpectUnchanged();
   Save(201);
   ExpectUnchanged();
 }
@@ -333,13 +322,10 @@ TEST_F(CompactTest, ASaveThatBeganBeforeKeepsItsBytes) {
   writer.reset();
   expected_[11] = expected_[10];
   expected_[11].step = 11;
-  ExpectUnchanged();
-  Reopen();
-  ExpectUnchanged();
+  ReopenAndExpectUnchanged();
   // The next compaction moves what this step has kept.
   EXPECT_GT(Compact().old_segments, 0);
-  Reopen();
-  ExpectUnchanged();
+  ReopenAndExpectUnchanged();
 }
 
 // The storage reports that it cannot remove the old segments, and removes them later. A save that
@@ -372,9 +358,7 @@ TEST_F(CompactTest, StepsMayChangeMeanwhile) {
     return true;
   }});
   EXPECT_FALSE(is_first);
-  ExpectUnchanged();
-  Reopen();
-  ExpectUnchanged();
+  ReopenAndExpectUnchanged();
 }
 
 // Without a grace period, what the compaction reads may be gone at each of its reads.
@@ -461,7 +445,7 @@ TEST_F(CompactTest, CanBeRebuiltWithoutRoots) {
   CAIRN_ASSERT_OK(store_->Close());
   Open(kNoGrace);  // removes the old segments and tables
   CAIRN_ASSERT_OK(store_->Close());
-  RemoveAll("roots/");
+  RemoveObjects(*storage_, "roots/");
   RebuildAndOpen();
   ExpectUnchanged();
 }
@@ -470,7 +454,7 @@ TEST_F(CompactTest, IsNotMistakenForAStepWithoutTables) {
   SaveAndDelete(20);
   Compact();
   CAIRN_ASSERT_OK(store_->Close());
-  for (const char* const folder : {"roots/", "tables/"}) RemoveAll(folder);
+  for (const char* const folder : {"roots/", "tables/"}) RemoveObjects(*storage_, folder);
   RebuildAndOpen();
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store_->Latest());
   for (const uint64_t step : snapshot->step_numbers()) EXPECT_TRUE(expected_.contains(step));

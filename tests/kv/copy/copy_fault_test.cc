@@ -57,8 +57,7 @@ void ExpectCopyCompletes(const std::shared_ptr<Storage>& source,
   CAIRN_ASSERT_OK(OpenAndCopy(source, target, TestedCopy()));
   // The next open for writing removes what earlier ones left.
   CAIRN_ASSERT_OK(OpenCopyStore(target, OpenMode::kWrite));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Steps found, LoadSteps(target));
-  EXPECT_TRUE(found == (Steps{{1, Sample(1)}, {2, Sample(2)}, {3, Sample(3)}}));
+  ExpectSteps(target, Steps{{1, Sample(1)}, {2, Sample(2)}, {3, Sample(3)}});
   ExpectSound(target);
 }
 

@@ -69,8 +69,7 @@ TEST_P(CopyPairTest, CopiedStepsAreEqualAndVerify) {
   ASSERT_THAT(report.steps, SizeIs(3));
   EXPECT_EQ(report.steps[0].step, 1);
   EXPECT_EQ(report.steps[2].outcome, Outcome::kCopied);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Steps copied, LoadSteps(target_));
-  EXPECT_TRUE(copied == ThreeSteps());
+  ExpectSteps(target_, ThreeSteps());
   ExpectSound(target_);
   EXPECT_THAT(ListedNames(*target_), IsEmpty());
 }
@@ -100,8 +99,7 @@ TEST_P(CopyPairTest, OnlyNewSegmentsAreTransferred) {
   EXPECT_EQ(report.steps[1].outcome, Outcome::kPresent);
   EXPECT_EQ(report.steps[2].copied_segments, 1);
   EXPECT_GE(report.steps[2].reused_segments, 1);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Steps copied, LoadSteps(target_));
-  EXPECT_TRUE(copied == ThreeSteps());
+  ExpectSteps(target_, ThreeSteps());
 }
 
 // --- what is copied
@@ -114,8 +112,7 @@ class CopyTest : public ::testing::Test {
     CAIRN_ASSERT_OK_AND_ASSIGN(to_, OpenCopyStore(target_, OpenMode::kWrite));
   }
   void ExpectTarget(const Steps& expected) {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const Steps found, LoadSteps(target_));
-    EXPECT_TRUE(found == expected);
+    ExpectSteps(target_, expected);
     ExpectSound(target_);
   }
   /// Closes the target and returns the steps that are recovered without its roots.
@@ -195,12 +192,9 @@ TEST_F(CopyTest, OlderStepIsCopiedAfterANewerOne) {
 TEST_F(CopyTest, StepOfSeveralRanksIsCopiedWithAllSegments) {
   const auto storage = NewMemory("ranks");
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto rank0, OpenCopyStore(storage, OpenMode::kWrite));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const std::string session, rank0->OpenSession());
   std::vector<std::unique_ptr<Store>> others;
   for (int rank = 1; rank < 4; ++rank) {
-    StoreOptions options = SmallCopyBlocks();
-    options.session = session;
-    CAIRN_ASSERT_OK_AND_ASSIGN(auto other, Store::Open(storage, OpenMode::kJoinSession, options));
+    CAIRN_ASSERT_OK_AND_ASSIGN(auto other, JoinSession(storage, *rank0, SmallCopyBlocks()));
     others.push_back(std::move(other));
   }
   CAIRN_ASSERT_OK(SaveSampleByRanks(*rank0, others, MakeSample(7)));
@@ -314,8 +308,7 @@ class CopiedNamesTest : public ::testing::TestWithParam<int> {
   void TearDown() override {
     const std::vector<std::string> written = ReplayRemovals(*target_);
     EXPECT_EQ(std::set(written.begin(), written.end()).size(), written.size());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const Steps found, LoadSteps(target_->base()));
-    EXPECT_TRUE(found == expected_);
+    ExpectSteps(target_->base(), expected_);
     ExpectSound(target_->base());
   }
   /// Copies one segment after another, and announces each.
@@ -379,29 +372,13 @@ TEST_P(CopiedNamesTest, FailedSegmentIsCopiedAgainUnderAnotherName) {
 }
 
 TEST_P(CopiedNamesTest, SavesOfOtherRanksGoOnAfterCopies) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const std::string session, to_->OpenSession());
-  StoreOptions options = SmallCopyBlocks();
-  options.session = session;
   std::vector<std::unique_ptr<Store>> others(1);
-  CAIRN_ASSERT_OK_AND_ASSIGN(others[0], Store::Open(target_, OpenMode::kJoinSession, options));
+  CAIRN_ASSERT_OK_AND_ASSIGN(others[0], JoinSession(target_, *to_, SmallCopyBlocks()));
   CAIRN_ASSERT_OK(SaveSampleByRanks(*to_, others, MakeSample(7)));
   CAIRN_ASSERT_OK(Copy({1, 2, 3}));
   CAIRN_ASSERT_OK(SaveSampleByRanks(*to_, others, MakeSample(8)));
   expected_[7] = MakeSample(7);
   expected_[8] = MakeSample(8);
-}
-
-TEST_P(CopyPairTest, SegmentThatTheTargetHasDroppedIsCopiedAgain) {
-  CAIRN_ASSERT_OK(SaveThreeSteps(source_));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto from, OpenCopyStore(source_, OpenMode::kRead));
-  StoreOptions options = SmallCopyBlocks();
-  options.grace = std::chrono::hours(1);  // so that its file exists
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto to, Store::Open(target_, OpenMode::kWrite, options));
-  CAIRN_ASSERT_OK(CopySteps(*from, *to, {.steps = {1}}));
-  CAIRN_ASSERT_OK(to->Delete(std::array<uint64_t, 1>{1}));
-  CAIRN_ASSERT_OK(CopySteps(*from, *to, {.steps = {1, 2, 3}}));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Steps copied, LoadSteps(target_));
-  EXPECT_TRUE(copied == ThreeSteps());
 }
 
 TEST_F(CopyTest, ReaderFindsASegmentThatWasDeletedAndCopiedBack) {

@@ -14,6 +14,7 @@
 #include "kv/storage/open/open_storage.h"
 #include "kv/store.h"
 #include "tests/kv/storage/cache/cached_storage_fixture.h"
+#include "tests/kv/store_checks.h"
 #include "tests/support/fake_s3.h"
 
 namespace cairn::kv::internal {
@@ -21,8 +22,10 @@ namespace {
 
 using cairn::testing::IsError;
 using cairn::testing::ScopedTempDir;
-using kv::testing::LoadSample;
+using kv::testing::ExpectSample;
 using kv::testing::MakeSample;
+using kv::testing::ReadLatest;
+using kv::testing::RemoveObjects;
 using kv::testing::SampleStep;
 using kv::testing::SaveSample;
 using ::testing::Each;
@@ -41,10 +44,8 @@ TEST_F(CachedStoreTest, SecondLoadReadsOnlyTheIdentityAndTheRoots) {
   }
   for (int load = 0; load < 3; ++load) {
     remote_->Restart();
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(Open(), OpenMode::kRead));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto sample, LoadSample(*snapshot));
-    EXPECT_TRUE(sample == MakeSample(3));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(Open()));
+    ExpectSample(*snapshot, MakeSample(3));
     if (load == 0) continue;
     EXPECT_THAT(remote_->Calls(),
                 Each(MatchesRegex("[123] (Read CAIRN|List roots/|Read roots/.*)")));
@@ -54,15 +55,12 @@ TEST_F(CachedStoreTest, SecondLoadReadsOnlyTheIdentityAndTheRoots) {
 
 TEST_F(CachedStoreTest, AStoreThatWasCreatedAgainIsNotMistakenForTheOldOne) {
   const auto load = [&](const SampleStep& expected) {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(Open(), OpenMode::kRead));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto sample, LoadSample(*snapshot));
-    EXPECT_TRUE(sample == expected);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(Open()));
+    ExpectSample(*snapshot, expected);
   };
   // The roots of all stores have the same numbers, except that the last one has fewer.
   for (uint64_t version = 0; version < 4; ++version) {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto names, base_->List(""));
-    for (const std::string& name : names) CAIRN_ASSERT_OK(base_->Remove(name));
+    RemoveObjects(*base_);
     CAIRN_ASSERT_OK_AND_ASSIGN(auto writer, Store::Open(remote_, OpenMode::kWrite));
     for (uint64_t step = version == 3 ? 2 : 1; step <= 2; ++step) {
       CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(step, version)));
@@ -79,8 +77,7 @@ TEST_F(CachedStoreTest, AReaderOfAStoreThatWasRemovedLearnsItWhenItReads) {
     CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1)));
   }
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto first, Store::Open(Open(), OpenMode::kRead));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto names, base_->List(""));
-  for (const std::string& name : names) CAIRN_ASSERT_OK(base_->Remove(name));
+  RemoveObjects(*base_);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto second, Store::Open(Open(), OpenMode::kRead));
   EXPECT_THAT(second->Latest(), IsError(ErrorCode::kNotFound, "there is no store here"));
   EXPECT_EQ(second->uuid(), std::string(32, '0'));
@@ -88,8 +85,7 @@ TEST_F(CachedStoreTest, AReaderOfAStoreThatWasRemovedLearnsItWhenItReads) {
   CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(9)));
   EXPECT_EQ(second->uuid(), writer->uuid());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, second->Latest());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto sample, LoadSample(*snapshot));
-  EXPECT_TRUE(sample == MakeSample(9));
+  ExpectSample(*snapshot, MakeSample(9));
 }
 
 class ReaderCacheTest : public ::testing::Test {
@@ -152,11 +148,9 @@ TEST_F(ReaderCacheTest, AStoreInMemoryIsReadThroughItUnlessTheCallerRefuses) {
     CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1)));
   }
   const auto load = [&](bool reader_cache) {
-    CAIRN_ASSERT_OK_AND_ASSIGN(
-        const auto store, Store::Open(address, OpenMode::kRead, {.reader_cache = reader_cache}));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto sample, LoadSample(*snapshot));
-    EXPECT_TRUE(sample == MakeSample(1));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot,
+                               ReadLatest(address, {.reader_cache = reader_cache}));
+    ExpectSample(*snapshot, MakeSample(1));
   };
   const auto cached = [&] {
     return std::distance(fs::recursive_directory_iterator(dir_.path()), {});
