@@ -22,10 +22,12 @@
 #include "tests/core/tensor/test_tensor.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
+#include "tests/support/without_value.h"
 
 namespace cairn::core {
 namespace {
 
+using cairn::testing::WithoutValue;
 using ::testing::AnyOf;
 using ::testing::Eq;
 using ::testing::HasSubstr;
@@ -149,10 +151,8 @@ class DescriptorsTest : public ::testing::TestWithParam<bool> {
 
 TEST_P(DescriptorsTest, Open) {
   for (const kv::OpenMode mode : {kv::OpenMode::kRead, kv::OpenMode::kWrite}) {
-    Exhaust(kv::OpenMode::kRead, {1, 3}, [&](CheckpointStore&) -> Result<void> {
-      CAIRN_TRY(Open(mode));
-      return {};
-    });
+    Exhaust(kv::OpenMode::kRead, {1, 3},
+            [&](CheckpointStore&) { return WithoutValue(Open(mode)); });
   }
 }
 
@@ -179,10 +179,8 @@ TEST_P(DescriptorsTest, Creation) {
 }
 
 TEST_P(DescriptorsTest, Save) {
-  Exhaust(kv::OpenMode::kWrite, {1, 3, 4}, [](CheckpointStore& store) -> Result<void> {
-    CAIRN_TRY(Save(store, 4));
-    return {};
-  });
+  Exhaust(kv::OpenMode::kWrite, {1, 3, 4},
+          [](CheckpointStore& store) { return WithoutValue(Save(store, 4)); });
 }
 
 TEST_P(DescriptorsTest, AsynchronousSave) {
@@ -218,10 +216,8 @@ TEST_P(DescriptorsTest, Delete) {
 }
 
 TEST_P(DescriptorsTest, Compaction) {
-  Exhaust(kv::OpenMode::kWrite, {1, 3}, [](CheckpointStore& store) -> Result<void> {
-    CAIRN_TRY(store.Compact({.max_dead = 0}));
-    return {};
-  });
+  Exhaust(kv::OpenMode::kWrite, {1, 3},
+          [](CheckpointStore& store) { return WithoutValue(store.Compact({.max_dead = 0})); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Engines, DescriptorsTest, ::testing::Bool(),

@@ -11,21 +11,19 @@
 #include "kv/compact.h"
 #include "kv/read/snapshot.h"
 #include "kv/store.h"
+#include "tests/support/without_value.h"
 
 namespace cairn::kv::testing {
 
 namespace {
+
+using cairn::testing::WithoutValue;
 
 struct Definition {
   const char* name = "";
   Result<void> (*perform)(Store& store) = nullptr;
   void (*apply)(Steps& steps) = nullptr;
 };
-
-template <typename T>
-Result<void> WithoutValue(const Result<T>& result) {
-  return result ? Result<void>() : Fail(result.error());
-}
 
 Result<void> SaveByThreeRanks(Store& store) {
   StoreOptions join = SmallBlocks();

@@ -25,6 +25,7 @@
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 #include "tests/support/seeded_random.h"
+#include "tests/support/without_value.h"
 
 namespace cairn::kv {
 namespace {
@@ -37,6 +38,7 @@ using cairn::testing::FastDirectory;
 using cairn::testing::IsOk;
 using cairn::testing::ScopedTempDir;
 using cairn::testing::SeededRandom;
+using cairn::testing::WithoutValue;
 using cairn::testing::WriteImage;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 namespace fs = std::filesystem;
@@ -157,10 +159,8 @@ TEST_F(PowerCutTest, LeavesOldOrNewStateWhenOldRootsAreRemoved) {
     CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1, root, kTiny), /*overwrite=*/true));
   }
   const Steps before{{1, MakeSample(1, 79, kTiny)}}, after{{1, MakeSample(1, 80, kTiny)}};
-  const auto cuts = Record([&]() -> Result<void> {
-    CAIRN_TRY(SaveSample(*store, after.at(1), /*overwrite=*/true));
-    return {};
-  });
+  const auto cuts =
+      Record([&] { return WithoutValue(SaveSample(*store, after.at(1), /*overwrite=*/true)); });
   EXPECT_TRUE(std::ranges::any_of(cuts.back().images[0], [](const auto& file) {
     return file.first == "/store/hint" && file.second->bytes == "80";
   }));
@@ -172,10 +172,7 @@ TEST_F(PowerCutTest, LeavesAStoreThatCanBeRebuiltDuringARebuild) {
   fs::create_directories(dir_ / "disk");
   CAIRN_ASSERT_OK_AND_ASSIGN(const Steps steps, MakeHistory(StorePath()));
   fs::remove_all(StorePath() + "/roots");
-  const auto cuts = Record([&]() -> Result<void> {
-    CAIRN_TRY(Store::Rebuild(StorePath()));
-    return {};
-  });
+  const auto cuts = Record([&] { return WithoutValue(Store::Rebuild(StorePath())); });
   std::set<uint64_t> seen;
   for (const PowerCut& cut : cuts) {
     for (const DiskImage& image : cut.images) {

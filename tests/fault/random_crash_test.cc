@@ -25,6 +25,7 @@
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 #include "tests/support/seeded_random.h"
+#include "tests/support/without_value.h"
 
 namespace cairn::testing {
 namespace {
@@ -80,15 +81,11 @@ class RandomCrashTest : public ::testing::Test {
     if (kind <= 4 && steps.size() < 12) return MakeSave(next);
     if (kind == 5) return MakeSave(any_step());
     if (kind == 6) {
-      return [](CheckpointStore& store) -> Result<void> {
-        CAIRN_TRY(store.Compact({.max_dead = 0}));
-        return {};
-      };
+      return [](CheckpointStore& store) { return WithoutValue(store.Compact({.max_dead = 0})); };
     }
     if (kind == 7) {
-      return [from = any_step(), next](CheckpointStore& store) -> Result<void> {
-        CAIRN_TRY(store.Edit(from, next, {}));
-        return {};
+      return [from = any_step(), next](CheckpointStore& store) {
+        return WithoutValue(store.Edit(from, next, {}));
       };
     }
     if (kind == 8) {
@@ -96,9 +93,8 @@ class RandomCrashTest : public ::testing::Test {
         return store.kv().ChangeTags({{"best", step}});
       };
     }
-    return [doomed = std::vector<uint64_t>{any_step()}](CheckpointStore& store) -> Result<void> {
-      CAIRN_TRY(store.Delete(doomed));
-      return {};
+    return [doomed = std::vector<uint64_t>{any_step()}](CheckpointStore& store) {
+      return WithoutValue(store.Delete(doomed));
     };
   }
 

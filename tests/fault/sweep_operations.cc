@@ -26,6 +26,7 @@
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/thread_communicator.h"
+#include "tests/support/without_value.h"
 
 namespace cairn::testing {
 namespace {
@@ -150,9 +151,8 @@ Outcome SaveByRanks(const std::string& directory, milliseconds patience) {
 }
 
 SweptOperation Delete() {
-  return OnStore("delete", [](CheckpointStore& store) -> Result<void> {
-    CAIRN_TRY(store.Delete(std::array<uint64_t, 2>{1, 3}));
-    return {};
+  return OnStore("delete", [](CheckpointStore& store) {
+    return WithoutValue(store.Delete(std::array<uint64_t, 2>{1, 3}));
   });
 }
 
@@ -169,9 +169,8 @@ SweptOperation Prune() {
 }
 
 SweptOperation Compaction() {
-  SweptOperation compaction = OnStore("compact", [](CheckpointStore& store) -> Result<void> {
-    CAIRN_TRY(store.Compact({.max_dead = 0}));
-    return {};
+  SweptOperation compaction = OnStore("compact", [](CheckpointStore& store) {
+    return WithoutValue(store.Compact({.max_dead = 0}));
   });
   compaction.prepare = [](const std::string& directory) -> Result<void> {
     CAIRN_TRY(PrepareHistory(directory));
@@ -181,9 +180,8 @@ SweptOperation Compaction() {
 }
 
 SweptOperation Merge() {
-  return OnStore("merge", [](CheckpointStore& store) -> Result<void> {
-    CAIRN_TRY(store.Merge(std::array<uint64_t, 2>{1, 3}, 4));
-    return {};
+  return OnStore("merge", [](CheckpointStore& store) {
+    return WithoutValue(store.Merge(std::array<uint64_t, 2>{1, 3}, 4));
   });
 }
 
@@ -234,10 +232,9 @@ SweptOperation Import() {
           .perform = [](const std::string& directory, milliseconds) -> Outcome {
             const auto file = core::SafetensorsFile::Open(directory + "/model.safetensors");
             if (!file) return {.performed = Fail(file.error()), .closed = {}};
-            return Change(directory + "/store", [&](CheckpointStore& store) -> Result<void> {
-              CAIRN_TRY(
+            return Change(directory + "/store", [&](CheckpointStore& store) {
+              return WithoutValue(
                   store.Save(4, core::SafetensorsState({&*file, 1}), {.chunk_bytes = kChunkBytes}));
-              return {};
             });
           }};
 }

@@ -7,7 +7,6 @@
 
 #include <array>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,11 +21,13 @@
 #include "tests/kv/sample_step.h"
 #include "tests/kv/store_checks.h"
 #include "tests/support/result_matchers.h"
+#include "tests/support/without_value.h"
 
 namespace cairn::kv {
 namespace {
 
 using cairn::testing::IsError;
+using cairn::testing::WithoutValue;
 using internal::MemoryStorage;
 using internal::StoreAccess;
 using ::testing::HasSubstr;
@@ -71,15 +72,6 @@ class Address final : public Storage {
   std::vector<std::shared_ptr<MemoryStorage>> stores_{std::make_shared<MemoryStorage>("own")};
 };
 
-using Contents = std::map<std::string, std::vector<std::byte>>;
-
-Contents ContentsOf(Storage& storage) {
-  Contents contents;
-  const auto names = storage.List("").value();
-  for (const std::string& name : names) contents[name] = storage.Read(name, 1 << 30).value();
-  return contents;
-}
-
 struct Change {
   const char* name;
   std::function<Result<void>(Store&)> perform;
@@ -87,29 +79,17 @@ struct Change {
 
 std::vector<Change> AllChanges() {
   return {
-      {"save",
-       [](Store& store) -> Result<void> {
-         CAIRN_TRY(SaveSample(store, MakeSample(9)));
-         return {};
-       }},
+      {"save", [](Store& store) { return WithoutValue(SaveSample(store, MakeSample(9))); }},
       {"overwrite",
-       [](Store& store) -> Result<void> {
-         CAIRN_TRY(SaveSample(store, MakeSample(1, 1), /*overwrite=*/true));
-         return {};
+       [](Store& store) {
+         return WithoutValue(SaveSample(store, MakeSample(1, 1), /*overwrite=*/true));
        }},
       {"delete",
-       [](Store& store) -> Result<void> {
-         CAIRN_TRY(store.Delete(std::array<uint64_t, 1>{1}));
-         return {};
-       }},
+       [](Store& store) { return WithoutValue(store.Delete(std::array<uint64_t, 1>{1})); }},
       {"tag", [](Store& store) { return store.ChangeTags({{"best", 2}}); }},
       {"retention", [](Store& store) { return store.SetRetention({.keep_last = 1}); }},
       {"compression", [](Store& store) { return store.SetCompression(true); }},
-      {"compact",
-       [](Store& store) -> Result<void> {
-         CAIRN_TRY(Compact(store, {.max_dead = 0}));
-         return {};
-       }},
+      {"compact", [](Store& store) { return WithoutValue(Compact(store, {.max_dead = 0})); }},
       {"announce",
        [](Store& store) -> Result<void> {
          const internal::RemovedObject object{.name = "segments/00000001-0000000000000001.seg"};
@@ -122,6 +102,20 @@ std::vector<Change> AllChanges() {
 
 class ReplacedStoreTest : public ::testing::Test {
  protected:
+  /// Performs `action`, and replaces the store before its n-th request. Returns whether there
+  /// were so many.
+  template <typename Action>
+  bool ReplaceAt(uint64_t n, const Action& action) {
+    uint64_t left = n;
+    address_->before = [&](std::string_view operation, std::string_view name) {
+      if (left == 0 || --left > 0) return;
+      last_ = fmt::format("{} {}", operation, name);
+      address_->Replace(other_);
+    };
+    action();
+    address_->before = nullptr;
+    return left == 0;
+  }
   /// Opens a store with steps 1 and 2, of which deleted ones wait for their removal.
   std::unique_ptr<Store> OpenOwn() {
     auto store = Store::Open(address_, OpenMode::kWrite, {.grace = std::chrono::milliseconds(0)});
@@ -142,8 +136,7 @@ class ReplacedStoreTest : public ::testing::Test {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(other_, OpenMode::kWrite));
     CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(2)));
     CAIRN_ASSERT_OK(store->Close());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(other_, OpenMode::kRead));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(other_));
     EXPECT_THAT(snapshot->step_numbers(), ::testing::ElementsAre(1, 2));
     ExpectSample(*snapshot, MakeSample(1, 7), 1);
     ExpectSound(*snapshot);
@@ -158,6 +151,7 @@ class ReplacedStoreTest : public ::testing::Test {
 
   const std::shared_ptr<Address> address_ = std::make_shared<Address>();
   std::shared_ptr<MemoryStorage> other_;
+  std::string last_;  // request before which the store was replaced
 };
 
 // The other store has fewer, as many, and more roots, and some of them were removed.
@@ -168,7 +162,7 @@ TEST_F(ReplacedStoreTest, EachChangeAfterItIsRefusedAndChangesNothing) {
       address_->Replace(std::make_shared<MemoryStorage>("own"));
       const auto store = OpenOwn();
       MakeOther(commit_count);
-      const Contents before = ContentsOf(*other_);
+      const auto before = ContentsOf(*other_);
       address_->Replace(other_);
       for (int i = 0; i < 2; ++i) {
         const auto changed = change.perform(*store);
@@ -195,18 +189,9 @@ TEST_F(ReplacedStoreTest, EachChangeDuringItChangesNothing) {
       address_->Replace(std::make_shared<MemoryStorage>("own"));
       auto store = OpenOwn();
       MakeOther(4);
-      uint64_t left = request;
-      std::string last;
-      address_->before = [&](std::string_view operation, std::string_view name) {
-        if (left > 0 && --left == 0) {
-          last = fmt::format("{} {}", operation, name);
-          address_->Replace(other_);
-        }
-      };
-      const auto changed = change.perform(*store);
-      is_replaced = left == 0;
-      SCOPED_TRACE(last);
-      address_->before = nullptr;
+      Result<void> changed;
+      is_replaced = ReplaceAt(request, [&] { changed = change.perform(*store); });
+      SCOPED_TRACE(last_);
       if (!changed) {
         EXPECT_THAT(changed.error().code,
                     ::testing::AnyOf(ErrorCode::kConflict, ErrorCode::kNotFound,
@@ -226,26 +211,12 @@ TEST_F(ReplacedStoreTest, OpenDuringItChangesNothing) {
   bool is_replaced = true;
   for (uint64_t request = 1; is_replaced; ++request) {
     address_->Replace(std::make_shared<MemoryStorage>("own"));
-    {
-      OpenOwn();
-    }
-    {
-      OpenOwn();
-    }
+    for (int i = 0; i < 2; ++i) OpenOwn();
     MakeOther(2);
-    const Contents before = ContentsOf(*other_);
-    uint64_t left = request;
-    std::string last;
-    address_->before = [&](std::string_view operation, std::string_view name) {
-      if (left > 0 && --left == 0) {
-        last = fmt::format("{} {}", operation, name);
-        address_->Replace(other_);
-      }
-    };
-    auto opened = Store::Open(address_, OpenMode::kWrite);
-    is_replaced = left == 0;
-    SCOPED_TRACE(last);
-    address_->before = nullptr;
+    const auto before = ContentsOf(*other_);
+    Result<std::unique_ptr<Store>> opened;
+    is_replaced = ReplaceAt(request, [&] { opened = Store::Open(address_, OpenMode::kWrite); });
+    SCOPED_TRACE(last_);
     if (opened) (void)(*opened)->Close();
     for (const auto& [name, bytes] : before) {
       const auto found = other_->Read(name, 1 << 30);
