@@ -6,9 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <numeric>
-#include <random>
 #include <thread>
 
 #include "core/ranks/gather_v.h"
@@ -58,27 +56,19 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kAmpleTimeout = std::chrono::seconds(60);
 
-/// The bytes that rank `from` sends to rank `to` in a test, the same in every process.
-ByteVector Contents(uint64_t seed, int from, int to, uint64_t length_bytes) {
-  std::mt19937_64 engine(seed ^ static_cast<uint64_t>(from) << 32 ^ static_cast<uint64_t>(to));
-  ByteVector bytes(length_bytes);
-  for (uint64_t i = 0; i < length_bytes; i += sizeof(uint64_t)) {
-    const uint64_t word = engine();
-    std::memcpy(bytes.data() + i, &word, std::min(sizeof(word), length_bytes - i));
+/// One range per rank; some are empty, and some exceed the size of one message.
+std::vector<ByteVector> RandomRanges(SeededRandom& random, size_t world_size) {
+  std::vector<ByteVector> ranges(world_size);
+  for (ByteVector& range : ranges) {
+    range = random.Bytes(random.Chance(0.3) ? 0 : random.Between(1, 200'000));
   }
-  return bytes;
+  return ranges;
 }
-
-/// One length per pair of ranks; some are 0, and some exceed the size of one message.
-using Lengths = std::vector<std::vector<uint64_t>>;
-Lengths RandomLengths(SeededRandom& random, int world_size) {
-  Lengths lengths(static_cast<size_t>(world_size));
-  for (auto& row : lengths) {
-    for (int to = 0; to < world_size; ++to) {
-      row.push_back(random.Chance(0.3) ? 0 : random.Between(1, 200'000));
-    }
-  }
-  return lengths;
+/// Zeros with the lengths of `ranges`.
+std::vector<ByteVector> RoomFor(const std::vector<ByteVector>& ranges) {
+  std::vector<ByteVector> room;
+  for (const ByteVector& range : ranges) room.emplace_back(range.size());
+  return room;
 }
 
 std::vector<ByteView> ViewsOf(const std::vector<ByteVector>& all) {
@@ -112,7 +102,7 @@ TEST_P(CommunicatorContractTest, BroadcastCopiesTheBytesOfEachRootInTurnToEveryR
   SeededRandom random;
   for (int root = 0; root < GetParam().world_size; ++root) {
     for (const uint64_t length : {uint64_t{0}, uint64_t{1}, random.Between(2, 300'000)}) {
-      const ByteVector expected = Contents(random.seed(), root, 0, length);
+      const ByteVector expected = random.Bytes(length);
       RunRanks(world, [&](Communicator& communicator) {
         ByteVector bytes = communicator.rank() == root ? expected : ByteVector(length);
         CAIRN_ASSERT_OK(communicator.Broadcast(bytes, root));
@@ -126,13 +116,8 @@ TEST_P(CommunicatorContractTest, GatherCopiesUnequalRangesToEachRootInTurn) {
   World& world = Make(kAmpleTimeout);
   SeededRandom random;
   for (int root = 0; root < GetParam().world_size; ++root) {
-    const Lengths lengths = RandomLengths(random, GetParam().world_size);
-    std::vector<ByteVector> expected, found;
-    for (int from = 0; from < GetParam().world_size; ++from) {
-      const uint64_t length = lengths[static_cast<size_t>(from)][static_cast<size_t>(root)];
-      expected.push_back(Contents(random.seed(), from, root, length));
-      found.emplace_back(length);
-    }
+    const std::vector<ByteVector> expected = RandomRanges(random, world.size());
+    std::vector<ByteVector> found = RoomFor(expected);
     RunRanks(world, [&](Communicator& communicator) {
       const ByteVector& mine = expected[static_cast<size_t>(communicator.rank())];
       const bool is_root = communicator.rank() == root;
@@ -147,12 +132,7 @@ TEST_P(CommunicatorContractTest, ScatterCopiesUnequalRangesFromEachRootInTurn) {
   World& world = Make(kAmpleTimeout);
   SeededRandom random;
   for (int root = 0; root < GetParam().world_size; ++root) {
-    const Lengths lengths = RandomLengths(random, GetParam().world_size);
-    std::vector<ByteVector> sent;
-    for (int to = 0; to < GetParam().world_size; ++to) {
-      sent.push_back(Contents(random.seed(), root, to,
-                              lengths[static_cast<size_t>(root)][static_cast<size_t>(to)]));
-    }
+    const std::vector<ByteVector> sent = RandomRanges(random, world.size());
     RunRanks(world, [&](Communicator& communicator) {
       const ByteVector& expected = sent[static_cast<size_t>(communicator.rank())];
       ByteVector mine(expected.size());
@@ -168,15 +148,9 @@ TEST_P(CommunicatorContractTest, AllGatherCopiesUnequalRangesToEveryRank) {
   World& world = Make(kAmpleTimeout);
   SeededRandom random;
   for (int round = 0; round < 5; ++round) {
-    const Lengths lengths = RandomLengths(random, GetParam().world_size);
-    std::vector<ByteVector> expected;
-    for (int from = 0; from < GetParam().world_size; ++from) {
-      expected.push_back(
-          Contents(random.seed(), from, round, lengths[static_cast<size_t>(from)][0]));
-    }
+    const std::vector<ByteVector> expected = RandomRanges(random, world.size());
     RunRanks(world, [&](Communicator& communicator) {
-      std::vector<ByteVector> found;
-      for (const ByteVector& bytes : expected) found.emplace_back(bytes.size());
+      std::vector<ByteVector> found = RoomFor(expected);
       CAIRN_ASSERT_OK(communicator.AllGather(expected[static_cast<size_t>(communicator.rank())],
                                              TargetsOf(found)));
       EXPECT_TRUE(found == expected) << "rank " << communicator.rank();
@@ -188,18 +162,14 @@ TEST_P(CommunicatorContractTest, AllToAllExchangesUnequalRanges) {
   World& world = Make(kAmpleTimeout);
   SeededRandom random;
   for (int round = 0; round < 5; ++round) {
-    const Lengths lengths = RandomLengths(random, GetParam().world_size);
+    std::vector<std::vector<ByteVector>> sent(world.size());
+    for (auto& of_rank : sent) of_rank = RandomRanges(random, world.size());
     RunRanks(world, [&](Communicator& communicator) {
       const auto rank = static_cast<size_t>(communicator.rank());
-      std::vector<ByteVector> sent, found, expected;
-      for (size_t peer = 0; peer < lengths.size(); ++peer) {
-        const int other = static_cast<int>(peer);
-        sent.push_back(Contents(random.seed(), communicator.rank(), other, lengths[rank][peer]));
-        expected.push_back(
-            Contents(random.seed(), other, communicator.rank(), lengths[peer][rank]));
-        found.emplace_back(lengths[peer][rank]);
-      }
-      CAIRN_ASSERT_OK(communicator.AllToAll(ViewsOf(sent), TargetsOf(found)));
+      std::vector<ByteVector> expected;
+      for (const auto& of_peer : sent) expected.push_back(of_peer[rank]);
+      std::vector<ByteVector> found = RoomFor(expected);
+      CAIRN_ASSERT_OK(communicator.AllToAll(ViewsOf(sent[rank]), TargetsOf(found)));
       EXPECT_TRUE(found == expected) << "rank " << communicator.rank();
     });
   }
@@ -210,7 +180,8 @@ TEST_P(CommunicatorContractTest, LongRangesArriveComplete) {
   // Longer than any size at which a communicator may split a range, and not a multiple of it.
   const uint64_t length = (uint64_t{40} << 20) + 12'345;
   const int root = GetParam().world_size - 1;
-  const ByteVector expected = Contents(1, root, 0, length);
+  SeededRandom random;
+  const ByteVector expected = random.Bytes(length);
   std::vector<ByteVector> found(world.size());
   RunRanks(world, [&](Communicator& communicator) {
     ByteVector& bytes = found[static_cast<size_t>(communicator.rank())];
@@ -378,11 +349,7 @@ TEST_P(CommunicatorContractTest, SplitAlongRejectsAMeshOfOtherRanks) {
 TEST_P(CommunicatorContractTest, RangesOfUnknownLengthsReachTheirReceivers) {
   World& world = Make(kAmpleTimeout);
   SeededRandom random;
-  const Lengths lengths = RandomLengths(random, GetParam().world_size);
-  std::vector<ByteVector> expected;
-  for (int from = 0; from < GetParam().world_size; ++from) {
-    expected.push_back(Contents(random.seed(), from, 0, lengths[static_cast<size_t>(from)][0]));
-  }
+  const std::vector<ByteVector> expected = RandomRanges(random, world.size());
   RunRanks(world, [&](Communicator& communicator) {
     const ByteVector& mine = expected[static_cast<size_t>(communicator.rank())];
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto all, core::AllGatherV(communicator, mine));

@@ -68,6 +68,12 @@ std::vector<Result<std::unique_ptr<Communicator>>> ConnectAll(
   return results;
 }
 
+/// Checks that ConnectNccl fails with this error on all ranks.
+void ExpectNoneConnects(const std::vector<NcclOptions>& options, ErrorCode code,
+                        const std::string& words) {
+  for (const auto& result : ConnectAll(options)) EXPECT_THAT(result, IsError(code, words));
+}
+
 std::vector<NcclOptions> OptionsOf(int world_size, milliseconds timeout,
                                    uint64_t buffer_bytes = 1 << 20) {
   std::vector<NcclOptions> options;
@@ -206,8 +212,7 @@ TEST(NcclCommunicatorTest, HostAndDeviceMemoryMeetInOneCall) {
 TEST(NcclCommunicatorTest, BroadcastsBetweenHostAndDeviceMemory) {
   World world = MakeNcclWorld(3, kAmple);
   SeededRandom random;
-  std::vector<std::byte> contents((5 << 20) + 7);
-  random.Fill(contents);
+  std::vector<std::byte> contents = random.Bytes((5 << 20) + 7);
   for (int on_device = 0; on_device < 8; ++on_device) {
     std::vector<TestMemory> memory;
     for (int rank = 0; rank < 3; ++rank) {
@@ -327,9 +332,7 @@ TEST(ConnectNcclTest, AStopEndsConnecting) {
     each.stop = std::make_shared<cuda::NcclStop>();
     each.stop->Request("interrupted");
   }
-  for (const auto& result : ConnectAll(options)) {
-    EXPECT_THAT(result, IsError(ErrorCode::kUnavailable, "connecting: interrupted"));
-  }
+  ExpectNoneConnects(options, ErrorCode::kUnavailable, "connecting: interrupted");
   EXPECT_FALSE(options[0].stop->has_failed());
 }
 
@@ -399,23 +402,15 @@ TEST(ConnectNcclTest, OneRanksFailureIsEveryRanks) {
   ResetMachine(3);
   auto options = OptionsOf(3, kAmple);
   options[1].device = 3;
-  for (const auto& result : ConnectAll(options)) {
-    EXPECT_THAT(result, IsError(ErrorCode::kInvalidArgument,
-                                "rank 1: there is no device 3; this process sees 3"));
-  }
+  ExpectNoneConnects(options, ErrorCode::kInvalidArgument,
+                     "rank 1: there is no device 3; this process sees 3");
   options = OptionsOf(3, kAmple);
   options[2].buffer_bytes = 1 << 21;
-  for (const auto& result : ConnectAll(options)) {
-    EXPECT_THAT(result, IsError(ErrorCode::kInvalidArgument, "rank 2 gives buffer_bytes"));
-  }
+  ExpectNoneConnects(options, ErrorCode::kInvalidArgument, "rank 2 gives buffer_bytes");
   simulated_cuda::FailCall("cudaMalloc", 1, cudaErrorMemoryAllocation);
-  for (const auto& result : ConnectAll(OptionsOf(3, kAmple))) {
-    EXPECT_THAT(result, IsError(ErrorCode::kResourceExhausted, "buffer_bytes = 1048576"));
-  }
+  ExpectNoneConnects(OptionsOf(3, kAmple), ErrorCode::kResourceExhausted, "buffer_bytes = 1048576");
   simulated_nccl::FailCall("ncclGetUniqueId", 1, ncclSystemError);
-  for (const auto& result : ConnectAll(OptionsOf(3, kAmple))) {
-    EXPECT_THAT(result, IsError(ErrorCode::kUnavailable, "rank 0: creating an id"));
-  }
+  ExpectNoneConnects(OptionsOf(3, kAmple), ErrorCode::kUnavailable, "rank 0: creating an id");
 }
 
 TEST(ConnectNcclTest, RefusesOptionsThatMakeNoSense) {
@@ -433,15 +428,11 @@ TEST(ConnectNcclTest, ConnectingThatFailsOrTakesTooLongIsAborted) {
   ResetMachine(2);
   simulated_nccl::FailCall("ncclCommInitRankConfig", 2, ncclSystemError);
   auto options = OptionsOf(2, kShort);
-  for (const auto& result : ConnectAll(options)) {
-    EXPECT_THAT(result, IsError(ErrorCode::kUnavailable, "connecting"));
-  }
+  ExpectNoneConnects(options, ErrorCode::kUnavailable, "connecting");
   EXPECT_EQ(simulated_nccl::LiveCommunicatorCount(), 0u);
 
   ResetMachine(2, /*in_progress_polls=*/1'000'000'000);
-  for (const auto& result : ConnectAll(options)) {
-    EXPECT_THAT(result, IsError(ErrorCode::kUnavailable, "connecting: the deadline passed"));
-  }
+  ExpectNoneConnects(options, ErrorCode::kUnavailable, "connecting: the deadline passed");
   EXPECT_EQ(simulated_nccl::GetCounters().abort_count, 2u);
 }
 

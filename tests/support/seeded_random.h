@@ -3,11 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <random>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace cairn::testing {
 
@@ -26,6 +28,11 @@ class SeededRandom {
   bool Chance(double probability) { return std::bernoulli_distribution(probability)(engine_); }
   void Fill(std::span<std::byte> bytes) {
     for (std::byte& b : bytes) b = static_cast<std::byte>(engine_());
+  }
+  std::vector<std::byte> Bytes(uint64_t length_bytes) {
+    std::vector<std::byte> bytes(length_bytes);
+    Fill(bytes);
+    return bytes;
   }
 
  private:

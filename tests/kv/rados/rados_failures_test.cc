@@ -86,8 +86,7 @@ TEST(RadosFailuresTest, TheDeathOfAnOsdDuringAnUploadIsADelay) {
   const std::string address = cluster.NewAddress("&stripe=1048576&data_pool=" + cluster.ec_pool);
   const auto storage = OpenRados(address);
   SeededRandom random;
-  std::vector<std::byte> bytes((40 << 20) + 5);
-  random.Fill(bytes);
+  std::vector<std::byte> bytes = random.Bytes((40 << 20) + 5);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, storage->Create("segments/a.seg"));
   CAIRN_ASSERT_OK(writer->Append(std::span(bytes).first(10 << 20)));
   {

@@ -163,8 +163,7 @@ TEST_F(RadosStorageTest, StripesAreInTheDataPool) {
   const std::string address = cluster_.NewAddress("&stripe=65536");
   const std::string with_data_pool = address + "&data_pool=" + cluster_.ec_pool;
   SeededRandom random;
-  std::vector<std::byte> bytes(300'001);
-  random.Fill(bytes);
+  std::vector<std::byte> bytes = random.Bytes(300'001);
   CAIRN_ASSERT_OK(OpenRados(with_data_pool)->Put("segments/a", bytes));
   EXPECT_EQ(CountStripes(*OpenSession(address)), 0);
   EXPECT_EQ(CountStripes(*OpenSession(with_data_pool)), 5);

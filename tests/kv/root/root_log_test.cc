@@ -55,6 +55,10 @@ class RootLogTest : public ::testing::Test {
       last_ = root;
     }
   }
+  void CommitAndRemoveUpTo(uint64_t last) {
+    CommitUpTo(last);
+    CAIRN_ASSERT_OK(RemoveOldRoots(storage_, last));
+  }
   void ExpectNewest(uint64_t number) {
     CAIRN_ASSERT_OK_AND_ASSIGN(const std::optional<Root> root, FindNewest(storage_));
     ASSERT_TRUE(root.has_value());
@@ -119,8 +123,7 @@ TEST_F(RootLogTest, NewestIsFoundAtEveryDistanceFromTheHint) {
 }
 
 TEST_F(RootLogTest, HintOfARemovedRootIsIgnored) {
-  CommitUpTo(100);
-  CAIRN_ASSERT_OK(RemoveOldRoots(storage_, 100));
+  CommitAndRemoveUpTo(100);
   for (const char* hint : {"1", "5", "36", "101", "1000000", "9223372036854775807",
                            "18446744073709551614", "18446744073709551615", "", "x", "3 "}) {
     PutHint(hint);
@@ -140,8 +143,7 @@ TEST_F(RootLogTest, LateListingIsProbedForward) {
 }
 
 TEST_F(RootLogTest, ListingOfRemovedRootsIsRepeated) {
-  CommitUpTo(100);
-  CAIRN_ASSERT_OK(RemoveOldRoots(storage_, 100));
+  CommitAndRemoveUpTo(100);
   CAIRN_ASSERT_OK(storage_.Remove(kHintName));
   int listings = 0;
   storage_.on_list = [&listings] { return NamesOf({++listings < 3 ? 20u : 90u}); };
@@ -172,8 +174,7 @@ TEST_F(RootLogTest, RootThatIsRemovedDuringTheSearchIsSearchedAgain) {
   storage_.before_read = [this](std::string_view name) {
     if (name != RootName(40)) return;
     storage_.before_read = nullptr;
-    CommitUpTo(200);
-    CAIRN_ASSERT_OK(RemoveOldRoots(storage_, 200));
+    CommitAndRemoveUpTo(200);
   };
   ExpectNewest(200);
 }
@@ -200,8 +201,7 @@ TEST_F(RootLogTest, PollFindsNewerRootsEvenIfTheKnownOneIsRemoved) {
   CommitUpTo(20);
   const Root known = FindNewest(storage_).value().value();
   for (const uint64_t last : {21u, 50u, 83u, 84u, 85u, 500u}) {
-    CommitUpTo(last);
-    CAIRN_ASSERT_OK(RemoveOldRoots(storage_, last));
+    CommitAndRemoveUpTo(last);
     ExpectNewer(known, last);
   }
 }
@@ -233,11 +233,9 @@ TEST_F(RootLogTest, PollSeesThatAllRootsAreLost) {
 }
 
 TEST_F(RootLogTest, OldRootsAreRemovedInAscendingOrder) {
-  CommitUpTo(kKeptRoots);
-  CAIRN_ASSERT_OK(RemoveOldRoots(storage_, kKeptRoots));
+  CommitAndRemoveUpTo(kKeptRoots);
   EXPECT_EQ(ListRoots(storage_).value().front(), 1u);
-  CommitUpTo(kKeptRoots + 30);
-  CAIRN_ASSERT_OK(RemoveOldRoots(storage_, kKeptRoots + 30));
+  CommitAndRemoveUpTo(kKeptRoots + 30);
   EXPECT_EQ(ListRoots(storage_).value().front(), 31u);
   EXPECT_EQ(ListRoots(storage_).value().size(), kKeptRoots);
   CAIRN_ASSERT_OK(RemoveOldRoots(storage_, kKeptRoots + 30, 2));
@@ -266,26 +264,19 @@ TEST_F(RootLogTest, AServerThatSaysThatEachRootExistsIsNotAskedForEach) {
   EXPECT_EQ(remaining, kMaxRemovedRoots + 1);
 }
 
-TEST_F(RootLogTest, PutThatWasNotPerformedIsRepeated) {
+TEST_F(RootLogTest, PutThatIsLostIsRepeatedWhetherItWasAcknowledgedOrNot) {
   int puts = 0;
-  storage_.on_put_if_absent = [&](auto name, auto bytes) -> Result<void> {
-    if (++puts < 3) return Lost();
-    return storage_.base().PutIfAbsent(name, bytes);
-  };
-  CommitUpTo(1);
-  EXPECT_EQ(puts, 3);
-}
-
-TEST_F(RootLogTest, PutThatIsAcknowledgedButLostIsRepeated) {
-  int puts = 0;
-  storage_.on_put_if_absent = [&](auto name, auto bytes) -> Result<void> {
-    if (++puts < 3) return {};
-    return storage_.base().PutIfAbsent(name, bytes);
-  };
-  CommitUpTo(1);
-  EXPECT_EQ(puts, 3);
-  puts = -1000;
-  Root next = EmptyRoot(2);
+  for (const bool is_acknowledged : {false, true}) {
+    storage_.on_put_if_absent = [&](auto name, auto bytes) -> Result<void> {
+      if (++puts >= 3) return storage_.base().PutIfAbsent(name, bytes);
+      return is_acknowledged ? Result<void>() : Lost();
+    };
+    puts = 0;
+    CommitUpTo(is_acknowledged ? 2 : 1);
+    EXPECT_EQ(puts, 3);
+  }
+  storage_.on_put_if_absent = [](auto, auto) { return Result<void>(); };
+  Root next = EmptyRoot(3);
   EXPECT_EQ(CommitRoot(storage_, next).state, State::kUnknown);
 }
 
@@ -321,8 +312,7 @@ TEST_F(RootLogTest, EachCommitHasAnotherIdentifier) {
 
 // A writer is paused for so long that the root whose number it wants has been removed again.
 TEST_F(RootLogTest, NumberThatIsFreeAgainIsNotCommitted) {
-  CommitUpTo(200);
-  CAIRN_ASSERT_OK(RemoveOldRoots(storage_, 200));
+  CommitAndRemoveUpTo(200);
   for (const uint64_t number : {1u, 2u, 50u, 136u}) {
     PutHint(std::to_string(number));
     SCOPED_TRACE(number);
@@ -334,8 +324,7 @@ TEST_F(RootLogTest, NumberThatIsFreeAgainIsNotCommitted) {
 
 // The same writer is killed after its put.
 TEST_F(RootLogTest, RootWithoutPredecessorIsNotTheNewest) {
-  CommitUpTo(200);
-  CAIRN_ASSERT_OK(RemoveOldRoots(storage_, 200));
+  CommitAndRemoveUpTo(200);
   for (const uint64_t number : {1u, 2u, 50u, 135u}) {
     PutRoot(EmptyRoot(number));
     PutHint(std::to_string(number));
@@ -352,8 +341,7 @@ TEST_F(RootLogTest, RootOfAnotherPausedWriterIsNoPredecessor) {
   const Root of_first = RootAfter(last_);
   CommitUpTo(32);
   const Root of_second = RootAfter(last_);
-  CommitUpTo(200);
-  CAIRN_ASSERT_OK(RemoveOldRoots(storage_, 200));
+  CommitAndRemoveUpTo(200);
   PutRoot(of_first);
   ExpectOutcome(of_second, State::kUnknown, ErrorCode::kConflict, "");
   ExpectAbsent(33);
@@ -369,8 +357,7 @@ TEST_F(RootLogTest, RootOfAnotherPausedWriterIsNoPredecessor) {
 TEST_F(RootLogTest, PollDoesNotTakeARootWithTheSameNumberForTheKnownOne) {
   CommitUpTo(20);
   const Root known = last_;
-  CommitUpTo(200);
-  CAIRN_ASSERT_OK(RemoveOldRoots(storage_, 200));
+  CommitAndRemoveUpTo(200);
   PutRoot(EmptyRoot(20));
   ExpectNewer(known, 200);
 }
@@ -386,8 +373,7 @@ TEST_F(RootLogTest, RootThatIsPutAgainLaterIsNoPredecessor) {
   };
   CommitUpTo(21);
   Root of_paused = RootAfter(last_);
-  CommitUpTo(200);
-  CAIRN_ASSERT_OK(RemoveOldRoots(storage_, 200));
+  CommitAndRemoveUpTo(200);
   CAIRN_ASSERT_OK(storage_.PutIfAbsent(RootName(21), late));
   EXPECT_EQ(CommitRoot(storage_, of_paused).state, State::kUnknown);
   ExpectNewest(200);

@@ -55,8 +55,7 @@ TEST_F(S3StorageTest, TransfersOverTlsWithACertificateAuthorityOfTheServer) {
   options.ca_bundle = server_.ca_bundle;
   const auto storage = OpenTestStorage(address_, options);
   SeededRandom random;
-  std::vector<std::byte> bytes(3 << 20);
-  random.Fill(bytes);
+  std::vector<std::byte> bytes = random.Bytes(3 << 20);
   CAIRN_ASSERT_OK(storage->Put("tables/a.sst", bytes));
   CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::byte> found,
                              storage->Read("tables/a.sst", 4 << 20));
@@ -87,8 +86,7 @@ TEST_F(S3StorageTest, WrongCredentialsAreErrorsWithAdviceAndWithoutTheSecret) {
 TEST_F(S3StorageTest, PutsAndReadsLargeObjectsInParts) {
   const auto storage = OpenTestStorage(address_, server_.Options());
   SeededRandom random;
-  std::vector<std::byte> bytes(70 << 20);  // more than a single PUT
-  random.Fill(bytes);
+  std::vector<std::byte> bytes = random.Bytes(70 << 20);  // more than a single PUT
   CAIRN_ASSERT_OK(storage->Put("tables/large.sst", bytes));
   CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::byte> found,
                              storage->Read("tables/large.sst", 80 << 20));

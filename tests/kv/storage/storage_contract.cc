@@ -209,8 +209,7 @@ TEST_P(StorageContractTest, RemovesAnObjectOnce) {
 
 TEST_P(StorageContractTest, WritesAnObjectInPieces) {
   SeededRandom random;
-  std::vector<std::byte> bytes((5 << 20) + 17);
-  random.Fill(bytes);
+  std::vector<std::byte> bytes = random.Bytes((5 << 20) + 17);
   CAIRN_ASSERT_OK_AND_ASSIGN(std::unique_ptr<ObjectWriter> writer,
                              storage_->Create("tables/a.sst"));
   std::span<const std::byte> left = bytes;
@@ -256,8 +255,7 @@ TEST_P(StorageContractTest, UploadsWritesOfAnyLengthAndReadsRangesThroughAQueue)
     for (const uint64_t size :
          {write_bytes / 2, write_bytes, 2 * write_bytes, 3 * write_bytes, 4 * write_bytes + 17}) {
       SCOPED_TRACE(fmt::format("{} bytes in writes of {}", size, write_bytes));
-      std::vector<std::byte> bytes(size);
-      random.Fill(bytes);
+      std::vector<std::byte> bytes = random.Bytes(size);
       CAIRN_ASSERT_OK(UploadBytes(*storage_, "segments/a.seg", bytes, write_bytes, 3));
       CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::byte> found,
                                  storage_->Read("segments/a.seg", 1 << 30));
@@ -290,8 +288,7 @@ TEST_P(StorageContractTest, AQueueThatScattersFillsTheSlicesOfAReadAndDiscardsTh
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto queue, storage_->MakeQueue(2));
   if (!queue->can_scatter()) GTEST_SKIP() << "the queue " << queue->name() << " cannot scatter";
   SeededRandom random;
-  std::vector<std::byte> bytes(3 << 20);
-  random.Fill(bytes);
+  std::vector<std::byte> bytes = random.Bytes(3 << 20);
   CAIRN_ASSERT_OK(storage_->Put("segments/a.seg", bytes));
   std::vector<std::byte> first(1'000'001), second(17);
   const std::array<kv::IoSlice, 3> slices = {
