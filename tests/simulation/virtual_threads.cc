@@ -115,26 +115,26 @@ constexpr pthread_once_t kOnceDone = 2;
 using cairn::simulation::Scheduler;
 namespace simulation = cairn::simulation;
 
+/// Begins a function of the C library, which is called itself outside of tasks. Defines `scheduler`.
+#define CAIRN_REAL_OUTSIDE_OF_TASKS(function, ...)   \
+  static decltype(::function)* real;                 \
+  Scheduler* const scheduler = Scheduler::Running(); \
+  if (scheduler == nullptr) return simulation::Real(real, #function)(__VA_ARGS__)
+
 extern "C" {
 
 // Threads.
 
 int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*),
                    void* argument) noexcept {
-  static decltype(::pthread_create)* real;
-  Scheduler* const scheduler = Scheduler::Running();
-  if (scheduler == nullptr) {
-    return simulation::Real(real, "pthread_create")(thread, attributes, start, argument);
-  }
+  CAIRN_REAL_OUTSIDE_OF_TASKS(pthread_create, thread, attributes, start, argument);
   *thread = reinterpret_cast<pthread_t>(
       &scheduler->Spawn(scheduler->process(), [start, argument] { (void)start(argument); }));
   return 0;
 }
 
 int pthread_join(pthread_t thread, void** result) {
-  static decltype(::pthread_join)* real;
-  Scheduler* const scheduler = Scheduler::Running();
-  if (scheduler == nullptr) return simulation::Real(real, "pthread_join")(thread, result);
+  CAIRN_REAL_OUTSIDE_OF_TASKS(pthread_join, thread, result);
   scheduler->Join(simulation::TaskOf(thread));
   return 0;
 }
@@ -147,9 +147,7 @@ int pthread_detach(pthread_t thread) noexcept {
 }
 
 int sched_yield() noexcept {
-  static decltype(::sched_yield)* real;
-  Scheduler* const scheduler = Scheduler::Running();
-  if (scheduler == nullptr) return simulation::Real(real, "sched_yield")();
+  CAIRN_REAL_OUTSIDE_OF_TASKS(sched_yield);
   scheduler->Yield();
   return 0;
 }
@@ -163,10 +161,8 @@ int get_nprocs() noexcept {
 // Mutexes and condition variables.
 
 int pthread_mutex_lock(pthread_mutex_t* mutex) noexcept {
-  static decltype(::pthread_mutex_lock)* real;
   static decltype(::pthread_mutex_trylock)* real_try;
-  Scheduler* const scheduler = Scheduler::Running();
-  if (scheduler == nullptr) return simulation::Real(real, "pthread_mutex_lock")(mutex);
+  CAIRN_REAL_OUTSIDE_OF_TASKS(pthread_mutex_lock, mutex);
   return simulation::LockInTask(*scheduler, simulation::Real(real_try, "pthread_mutex_trylock"),
                                 mutex);
 }
@@ -179,19 +175,15 @@ int pthread_mutex_unlock(pthread_mutex_t* mutex) noexcept {
 }
 
 int pthread_rwlock_rdlock(pthread_rwlock_t* lock) noexcept {
-  static decltype(::pthread_rwlock_rdlock)* real;
   static decltype(::pthread_rwlock_tryrdlock)* real_try;
-  Scheduler* const scheduler = Scheduler::Running();
-  if (scheduler == nullptr) return simulation::Real(real, "pthread_rwlock_rdlock")(lock);
+  CAIRN_REAL_OUTSIDE_OF_TASKS(pthread_rwlock_rdlock, lock);
   return simulation::LockInTask(*scheduler, simulation::Real(real_try, "pthread_rwlock_tryrdlock"),
                                 lock);
 }
 
 int pthread_rwlock_wrlock(pthread_rwlock_t* lock) noexcept {
-  static decltype(::pthread_rwlock_wrlock)* real;
   static decltype(::pthread_rwlock_trywrlock)* real_try;
-  Scheduler* const scheduler = Scheduler::Running();
-  if (scheduler == nullptr) return simulation::Real(real, "pthread_rwlock_wrlock")(lock);
+  CAIRN_REAL_OUTSIDE_OF_TASKS(pthread_rwlock_wrlock, lock);
   return simulation::LockInTask(*scheduler, simulation::Real(real_try, "pthread_rwlock_trywrlock"),
                                 lock);
 }
@@ -204,53 +196,37 @@ int pthread_rwlock_unlock(pthread_rwlock_t* lock) noexcept {
 }
 
 int pthread_cond_wait(pthread_cond_t* condition, pthread_mutex_t* mutex) {
-  static decltype(::pthread_cond_wait)* real;
-  Scheduler* const scheduler = Scheduler::Running();
-  if (scheduler == nullptr) return simulation::Real(real, "pthread_cond_wait")(condition, mutex);
+  CAIRN_REAL_OUTSIDE_OF_TASKS(pthread_cond_wait, condition, mutex);
   return simulation::WaitInTask(*scheduler, condition, mutex, std::nullopt);
 }
 
 int pthread_cond_timedwait(pthread_cond_t* condition, pthread_mutex_t* mutex,
                            const timespec* deadline) {
-  static decltype(::pthread_cond_timedwait)* real;
-  Scheduler* const scheduler = Scheduler::Running();
-  if (scheduler == nullptr) {
-    return simulation::Real(real, "pthread_cond_timedwait")(condition, mutex, deadline);
-  }
+  CAIRN_REAL_OUTSIDE_OF_TASKS(pthread_cond_timedwait, condition, mutex, deadline);
   return simulation::WaitInTask(*scheduler, condition, mutex, simulation::Nanoseconds(*deadline));
 }
 
 int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,
                            const timespec* deadline) {
-  static decltype(::pthread_cond_clockwait)* real;
-  Scheduler* const scheduler = Scheduler::Running();
-  if (scheduler == nullptr) {
-    return simulation::Real(real, "pthread_cond_clockwait")(condition, mutex, clock, deadline);
-  }
+  CAIRN_REAL_OUTSIDE_OF_TASKS(pthread_cond_clockwait, condition, mutex, clock, deadline);
   return simulation::WaitInTask(*scheduler, condition, mutex, simulation::Nanoseconds(*deadline));
 }
 
 int pthread_cond_signal(pthread_cond_t* condition) noexcept {
-  static decltype(::pthread_cond_signal)* real;
-  Scheduler* const scheduler = Scheduler::Running();
-  if (scheduler == nullptr) return simulation::Real(real, "pthread_cond_signal")(condition);
+  CAIRN_REAL_OUTSIDE_OF_TASKS(pthread_cond_signal, condition);
   scheduler->WakeOne(condition);
   return 0;
 }
 
 int pthread_cond_broadcast(pthread_cond_t* condition) noexcept {
-  static decltype(::pthread_cond_broadcast)* real;
-  Scheduler* const scheduler = Scheduler::Running();
-  if (scheduler == nullptr) return simulation::Real(real, "pthread_cond_broadcast")(condition);
+  CAIRN_REAL_OUTSIDE_OF_TASKS(pthread_cond_broadcast, condition);
   scheduler->WakeAll(condition);
   return 0;
 }
 
 // std::call_once, and so std::future, waits in its function for a thread.
 int pthread_once(pthread_once_t* control, void (*function)()) {
-  static decltype(::pthread_once)* real;
-  Scheduler* const scheduler = Scheduler::Running();
-  if (scheduler == nullptr) return simulation::Real(real, "pthread_once")(control, function);
+  CAIRN_REAL_OUTSIDE_OF_TASKS(pthread_once, control, function);
   while (simulation::RunningOnce().contains(control)) scheduler->WaitFor(control);
   if (*control == simulation::kOnceDone) return 0;
   simulation::RunningOnce().insert(control);
@@ -282,9 +258,7 @@ long syscall(long number, ...) noexcept {
 // Time. Both clocks begin at the same time, but the time of day may be wrong.
 
 int clock_gettime(clockid_t clock, timespec* time) noexcept {
-  static decltype(::clock_gettime)* real;
-  Scheduler* const scheduler = Scheduler::Running();
-  if (scheduler == nullptr) return simulation::Real(real, "clock_gettime")(clock, time);
+  CAIRN_REAL_OUTSIDE_OF_TASKS(clock_gettime, clock, time);
   const bool is_time_of_day = clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE;
   *time = simulation::ToTimespec(scheduler->now_ns() +
                                  (is_time_of_day ? scheduler->process().clock_error_ns : 0));
@@ -292,35 +266,27 @@ int clock_gettime(clockid_t clock, timespec* time) noexcept {
 }
 
 int gettimeofday(timeval* time, void* zone) noexcept {
-  static decltype(::gettimeofday)* real;
-  Scheduler* const scheduler = Scheduler::Running();
-  if (scheduler == nullptr) return simulation::Real(real, "gettimeofday")(time, zone);
+  CAIRN_REAL_OUTSIDE_OF_TASKS(gettimeofday, time, zone);
   const timespec now = simulation::ToTimespec(scheduler->now_ns());
   *time = {.tv_sec = now.tv_sec, .tv_usec = now.tv_nsec / 1000};
   return 0;
 }
 
 time_t time(time_t* result) noexcept {
-  static decltype(::time)* real;
-  Scheduler* const scheduler = Scheduler::Running();
-  if (scheduler == nullptr) return simulation::Real(real, "time")(result);
+  CAIRN_REAL_OUTSIDE_OF_TASKS(time, result);
   const time_t now = scheduler->now_ns() / simulation::kSecondNs;
   if (result != nullptr) *result = now;
   return now;
 }
 
 int nanosleep(const timespec* duration, timespec* rest) {
-  static decltype(::nanosleep)* real;
-  Scheduler* const scheduler = Scheduler::Running();
-  if (scheduler == nullptr) return simulation::Real(real, "nanosleep")(duration, rest);
+  CAIRN_REAL_OUTSIDE_OF_TASKS(nanosleep, duration, rest);
   scheduler->SleepFor(simulation::Nanoseconds(*duration));
   return 0;
 }
 
 int usleep(useconds_t duration_us) {
-  static decltype(::usleep)* real;
-  Scheduler* const scheduler = Scheduler::Running();
-  if (scheduler == nullptr) return simulation::Real(real, "usleep")(duration_us);
+  CAIRN_REAL_OUTSIDE_OF_TASKS(usleep, duration_us);
   scheduler->SleepFor(int64_t{1000} * duration_us);
   return 0;
 }
@@ -328,34 +294,26 @@ int usleep(useconds_t duration_us) {
 // The identity of the process, and random numbers.
 
 pid_t getpid() noexcept {
-  static decltype(::getpid)* real;
-  Scheduler* const scheduler = Scheduler::Running();
-  if (scheduler == nullptr) return simulation::Real(real, "getpid")();
+  CAIRN_REAL_OUTSIDE_OF_TASKS(getpid);
   return simulation::kFirstPid + static_cast<pid_t>(scheduler->process().id);
 }
 
 int gethostname(char* name, size_t size) noexcept {
-  static decltype(::gethostname)* real;
-  Scheduler* const scheduler = Scheduler::Running();
-  if (scheduler == nullptr) return simulation::Real(real, "gethostname")(name, size);
+  CAIRN_REAL_OUTSIDE_OF_TASKS(gethostname, name, size);
   const std::string host = "host-" + std::to_string(scheduler->process().id);
   std::memcpy(name, host.c_str(), std::min(size, host.size() + 1));
   return 0;
 }
 
 ssize_t getrandom(void* bytes, size_t size, unsigned flags) {
-  static decltype(::getrandom)* real;
-  Scheduler* const scheduler = Scheduler::Running();
-  if (scheduler == nullptr) return simulation::Real(real, "getrandom")(bytes, size, flags);
+  CAIRN_REAL_OUTSIDE_OF_TASKS(getrandom, bytes, size, flags);
   auto* const begin = static_cast<unsigned char*>(bytes);
   std::generate_n(begin, size, [&] { return static_cast<unsigned char>(scheduler->random()()); });
   return static_cast<ssize_t>(size);
 }
 
 uint32_t arc4random() noexcept {
-  static decltype(::arc4random)* real;
-  Scheduler* const scheduler = Scheduler::Running();
-  if (scheduler == nullptr) return simulation::Real(real, "arc4random")();
+  CAIRN_REAL_OUTSIDE_OF_TASKS(arc4random);
   return static_cast<uint32_t>(scheduler->random()());
 }
 

@@ -30,9 +30,8 @@ bool IsDevice(int device) {
 extern "C" {
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  return Call("cudaGetDeviceCount", Needs::kNothing, [&] {
-    const std::lock_guard lock(Runtime::Get().mutex());
-    *count = static_cast<int>(Runtime::Get().devices.size());
+  return LockedCall("cudaGetDeviceCount", Needs::kNothing, [&](Runtime& runtime) {
+    *count = static_cast<int>(runtime.devices.size());
     return *count == 0 ? cudaErrorNoDevice : cudaSuccess;
   });
 }

@@ -137,10 +137,8 @@ using namespace cairn::simulated_cuda;  // NOLINT(google-build-using-namespace):
 extern "C" {
 
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
-  return Call("cudaMalloc", Needs::kDevice, [&] {
+  return LockedCall("cudaMalloc", Needs::kDevice, [&](Runtime& runtime) {
     if (memory == nullptr) return cudaErrorInvalidValue;
-    Runtime& runtime = Runtime::Get();
-    const std::lock_guard lock(runtime.mutex());
     *memory = nullptr;
     if (bytes == 0) return cudaSuccess;
     *memory = runtime.memory->AllocateDevice(CurrentDevice(), bytes);
@@ -162,12 +160,8 @@ cudaError_t cudaFree(void* memory) {
 }
 
 cudaError_t cudaMallocAsync(void** memory, size_t bytes, cudaStream_t stream) {
-  return Call("cudaMallocAsync", Needs::kDevice, [&] {
+  return StreamCall("cudaMallocAsync", Needs::kDevice, stream, [&](auto& runtime, auto& queue) {
     if (memory == nullptr) return cudaErrorInvalidValue;
-    Runtime& runtime = Runtime::Get();
-    const std::lock_guard lock(runtime.mutex());
-    const StreamPtr queue = runtime.FindStream(stream);
-    if (!queue) return cudaErrorInvalidResourceHandle;
     *memory = nullptr;
     if (bytes == 0) return cudaSuccess;
     // What this stream frees earlier is free when this stream uses the new memory.
@@ -180,11 +174,7 @@ cudaError_t cudaMallocAsync(void** memory, size_t bytes, cudaStream_t stream) {
 }
 
 cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream) {
-  return Call("cudaFreeAsync", Needs::kRelease, [&] {
-    Runtime& runtime = Runtime::Get();
-    const std::lock_guard lock(runtime.mutex());
-    const StreamPtr queue = runtime.FindStream(stream);
-    if (!queue) return cudaErrorInvalidResourceHandle;
+  return StreamCall("cudaFreeAsync", Needs::kRelease, stream, [&](auto& runtime, auto& queue) {
     if (memory == nullptr) return cudaSuccess;
     const MemoryRange range = runtime.memory->Find(memory);
     if (range.kind != MemoryKind::kDevice || range.start != reinterpret_cast<uintptr_t>(memory)) {
@@ -202,9 +192,7 @@ cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream) {
 }
 
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
-  return Call("cudaMemGetInfo", Needs::kDevice, [&] {
-    Runtime& runtime = Runtime::Get();
-    const std::lock_guard lock(runtime.mutex());
+  return LockedCall("cudaMemGetInfo", Needs::kDevice, [&](Runtime& runtime) {
     *total_bytes = runtime.config.device_memory_bytes;
     *free_bytes = *total_bytes - runtime.memory->DeviceUsedBytes(CurrentDevice());
     return cudaSuccess;
@@ -212,12 +200,10 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 }
 
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned flags) {
-  return Call("cudaHostAlloc", Needs::kDevice, [&] {
+  return LockedCall("cudaHostAlloc", Needs::kDevice, [&](Runtime& runtime) {
     constexpr unsigned kKnown =
         cudaHostAllocPortable | cudaHostAllocMapped | cudaHostAllocWriteCombined;
     if (memory == nullptr || (flags & ~kKnown) != 0) return cudaErrorInvalidValue;
-    Runtime& runtime = Runtime::Get();
-    const std::lock_guard lock(runtime.mutex());
     *memory = nullptr;
     if (bytes == 0) return cudaSuccess;
     *memory = runtime.memory->AllocatePinned(CurrentDevice(), bytes);
@@ -238,12 +224,10 @@ cudaError_t cudaFreeHost(void* memory) {
 }
 
 cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned flags) {
-  return Call("cudaHostRegister", Needs::kDevice, [&] {
+  return LockedCall("cudaHostRegister", Needs::kDevice, [&](Runtime& runtime) {
     constexpr unsigned kKnown = cudaHostRegisterPortable | cudaHostRegisterMapped;
     if (memory == nullptr || bytes == 0) return cudaErrorInvalidValue;
     if ((flags & ~kKnown) != 0) return cudaErrorNotSupported;  // not simulated
-    Runtime& runtime = Runtime::Get();
-    const std::lock_guard lock(runtime.mutex());
     if (!runtime.memory->Register(CurrentDevice(), memory, bytes)) {
       return cudaErrorHostMemoryAlreadyRegistered;
     }

@@ -24,8 +24,8 @@ cudaError_t CreateStream(cudaStream_t* stream, unsigned flags) {
   return cudaSuccess;
 }
 
-// Returns what a wait for `stream` waits for; for the default stream, also what that waits for.
-cudaError_t FindTails(cudaStream_t stream, std::vector<CompletionPtr>& tails, int& device) {
+// Finds what a wait for the stream waits for; for the default stream, also what that waits for.
+cudaError_t Find(cudaStream_t stream, std::vector<CompletionPtr>& tails, int& device) {
   Runtime& runtime = Runtime::Get();
   const StreamPtr queue = runtime.FindStream(stream);
   if (!queue) return cudaErrorInvalidResourceHandle;
@@ -48,14 +48,32 @@ cudaError_t CreateEvent(cudaEvent_t* event, unsigned flags) {
   return cudaSuccess;
 }
 
-// The completion that was recorded last, or null, and the device of the event.
-cudaError_t FindRecorded(cudaEvent_t event, CompletionPtr& recorded, int& device) {
+// Finds the completion that was recorded last, if there is one.
+cudaError_t Find(cudaEvent_t event, std::vector<CompletionPtr>& recorded, int& device) {
   Runtime& runtime = Runtime::Get();
   const auto found = runtime.events.find(event);
   if (found == runtime.events.end()) return cudaErrorInvalidResourceHandle;
-  recorded = found->second.recorded;
+  if (found->second.recorded) recorded = {found->second.recorded};
   device = found->second.device;
   return cudaSuccess;
+}
+
+// Waits for the work of a stream or an event, or looks whether it is done.
+template <class Handle>
+cudaError_t Synchronize(Handle handle, bool wait) {
+  Runtime& runtime = Runtime::Get();
+  std::vector<CompletionPtr> work;
+  int device = 0;
+  {
+    const std::lock_guard lock(runtime.mutex());
+    const cudaError_t status = Find(handle, work, device);
+    if (status != cudaSuccess) return status;
+  }
+  if (wait) WaitForAll(work);
+  for (const CompletionPtr& one : work) {
+    if (!one->Finished()) return cudaErrorNotReady;
+  }
+  return runtime.StickyError(device);
 }
 
 }  // namespace
@@ -82,9 +100,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 
 // Work that the stream still contains continues.
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  return Call("cudaStreamDestroy", Needs::kRelease, [&] {
-    Runtime& runtime = Runtime::Get();
-    const std::lock_guard lock(runtime.mutex());
+  return LockedCall("cudaStreamDestroy", Needs::kRelease, [&](Runtime& runtime) {
     const auto found = runtime.streams.find(stream);
     if (found == runtime.streams.end()) return cudaErrorInvalidResourceHandle;
     found->second->Close();
@@ -94,72 +110,42 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  return Call("cudaStreamSynchronize", Needs::kDevice, [&] {
-    Runtime& runtime = Runtime::Get();
-    std::vector<CompletionPtr> tails;
-    int device = 0;
-    {
-      const std::lock_guard lock(runtime.mutex());
-      const cudaError_t status = FindTails(stream, tails, device);
-      if (status != cudaSuccess) return status;
-    }
-    WaitForAll(tails);
-    return runtime.StickyError(device);
-  });
+  return Call("cudaStreamSynchronize", Needs::kDevice, [&] { return Synchronize(stream, true); });
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  return Call("cudaStreamQuery", Needs::kDevice, [&] {
-    Runtime& runtime = Runtime::Get();
-    std::vector<CompletionPtr> tails;
-    int device = 0;
-    {
-      const std::lock_guard lock(runtime.mutex());
-      const cudaError_t status = FindTails(stream, tails, device);
-      if (status != cudaSuccess) return status;
-    }
-    for (const CompletionPtr& tail : tails) {
-      if (!tail->Finished()) return cudaErrorNotReady;
-    }
-    return runtime.StickyError(device);
-  });
+  return Call("cudaStreamQuery", Needs::kDevice, [&] { return Synchronize(stream, false); });
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
-  return Call("cudaStreamWaitEvent", Needs::kDevice, [&] {
+  return StreamCall("cudaStreamWaitEvent", Needs::kDevice, stream, [&](auto& runtime, auto& queue) {
     if (flags != cudaEventWaitDefault) return cudaErrorInvalidValue;
-    Runtime& runtime = Runtime::Get();
-    const std::lock_guard lock(runtime.mutex());
-    const StreamPtr queue = runtime.FindStream(stream);
-    if (!queue) return cudaErrorInvalidResourceHandle;
-    CompletionPtr recorded;
+    std::vector<CompletionPtr> recorded;
     int device = 0;
-    const cudaError_t status = FindRecorded(event, recorded, device);
+    const cudaError_t status = Find(event, recorded, device);
     if (status != cudaSuccess) return status;
-    if (recorded) runtime.Enqueue(queue, nullptr, {recorded});
+    if (!recorded.empty()) runtime.Enqueue(queue, nullptr, recorded);
     return cudaSuccess;
   });
 }
 
 // Work that is enqueued on a capturing stream runs, unlike with CUDA: tests enqueue none.
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
-  return Call("cudaStreamBeginCapture", Needs::kDevice, [&] {
-    const std::lock_guard lock(Runtime::Get().mutex());
+  return LockedCall("cudaStreamBeginCapture", Needs::kDevice, [&](Runtime& runtime) {
     if (mode != cudaStreamCaptureModeGlobal) return cudaErrorNotSupported;
-    if (!Runtime::Get().streams.contains(stream)) return cudaErrorStreamCaptureUnsupported;
-    Runtime::Get().captures[stream] = true;
+    if (!runtime.streams.contains(stream)) return cudaErrorStreamCaptureUnsupported;
+    runtime.captures[stream] = true;
     return cudaSuccess;
   });
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-  return Call("cudaStreamEndCapture", Needs::kDevice, [&] {
-    const std::lock_guard lock(Runtime::Get().mutex());
-    const auto capture = Runtime::Get().captures.find(stream);
-    if (capture == Runtime::Get().captures.end()) return cudaErrorIllegalState;
+  return LockedCall("cudaStreamEndCapture", Needs::kDevice, [&](Runtime& runtime) {
+    const auto capture = runtime.captures.find(stream);
+    if (capture == runtime.captures.end()) return cudaErrorIllegalState;
     const bool is_valid = capture->second;
-    Runtime::Get().captures.erase(capture);
-    *graph = is_valid ? Runtime::Get().NewHandle<cudaGraph_t>() : nullptr;
+    runtime.captures.erase(capture);
+    *graph = is_valid ? runtime.NewHandle<cudaGraph_t>() : nullptr;
     return is_valid ? cudaSuccess : cudaErrorStreamCaptureInvalidated;
   });
 }
@@ -169,11 +155,10 @@ cudaError_t cudaGraphDestroy(cudaGraph_t) {
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
-  return Call("cudaStreamIsCapturing", Needs::kDevice, [&] {
-    const std::lock_guard lock(Runtime::Get().mutex());
-    if (!Runtime::Get().FindStream(stream)) return cudaErrorInvalidResourceHandle;
-    *status = Runtime::Get().captures.contains(stream) ? cudaStreamCaptureStatusActive
-                                                       : cudaStreamCaptureStatusNone;
+  return LockedCall("cudaStreamIsCapturing", Needs::kDevice, [&](Runtime& runtime) {
+    if (!runtime.FindStream(stream)) return cudaErrorInvalidResourceHandle;
+    *status = runtime.captures.contains(stream) ? cudaStreamCaptureStatusActive
+                                                : cudaStreamCaptureStatusNone;
     return cudaSuccess;
   });
 }
@@ -186,12 +171,8 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
-  return Call("cudaLaunchHostFunc", Needs::kDevice, [&] {
+  return StreamCall("cudaLaunchHostFunc", Needs::kDevice, stream, [&](auto& runtime, auto& queue) {
     if (function == nullptr) return cudaErrorInvalidValue;
-    Runtime& runtime = Runtime::Get();
-    const std::lock_guard lock(runtime.mutex());
-    const StreamPtr queue = runtime.FindStream(stream);
-    if (!queue) return cudaErrorInvalidResourceHandle;
     runtime.Enqueue(queue, [function, data] {
       InHostFunction() = true;
       function(data);
@@ -212,9 +193,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  return Call("cudaEventRecord", Needs::kDevice, [&] {
-    Runtime& runtime = Runtime::Get();
-    const std::lock_guard lock(runtime.mutex());
+  return LockedCall("cudaEventRecord", Needs::kDevice, [&](Runtime& runtime) {
     const StreamPtr queue = runtime.FindStream(stream);
     const auto found = runtime.events.find(event);
     if (!queue || found == runtime.events.end()) return cudaErrorInvalidResourceHandle;
@@ -225,47 +204,22 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  return Call("cudaEventQuery", Needs::kDevice, [&] {
-    Runtime& runtime = Runtime::Get();
-    CompletionPtr recorded;
-    int device = 0;
-    {
-      const std::lock_guard lock(runtime.mutex());
-      const cudaError_t status = FindRecorded(event, recorded, device);
-      if (status != cudaSuccess) return status;
-    }
-    if (recorded && !recorded->Finished()) return cudaErrorNotReady;
-    return runtime.StickyError(device);
-  });
+  return Call("cudaEventQuery", Needs::kDevice, [&] { return Synchronize(event, false); });
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  return Call("cudaEventSynchronize", Needs::kDevice, [&] {
-    Runtime& runtime = Runtime::Get();
-    CompletionPtr recorded;
-    int device = 0;
-    {
-      const std::lock_guard lock(runtime.mutex());
-      const cudaError_t status = FindRecorded(event, recorded, device);
-      if (status != cudaSuccess) return status;
-    }
-    if (recorded) recorded->Wait();
-    return runtime.StickyError(device);
-  });
+  return Call("cudaEventSynchronize", Needs::kDevice, [&] { return Synchronize(event, true); });
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  return Call("cudaEventDestroy", Needs::kRelease, [&] {
-    const std::lock_guard lock(Runtime::Get().mutex());
-    const bool was_there = Runtime::Get().events.erase(event) > 0;
+  return LockedCall("cudaEventDestroy", Needs::kRelease, [&](Runtime& runtime) {
+    const bool was_there = runtime.events.erase(event) > 0;
     return was_there ? cudaSuccess : cudaErrorInvalidResourceHandle;
   });
 }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
-  return Call("cudaEventElapsedTime", Needs::kDevice, [&] {
-    Runtime& runtime = Runtime::Get();
-    const std::lock_guard lock(runtime.mutex());
+  return LockedCall("cudaEventElapsedTime", Needs::kDevice, [&](Runtime& runtime) {
     std::chrono::steady_clock::time_point times[2];
     cudaEvent_t const both[2] = {begin, end};
     for (int i = 0; i < 2; ++i) {

@@ -138,6 +138,26 @@ cudaError_t Call(std::string_view function, Needs needs, Body&& body) {
   return status;
 }
 
+/// `Call`, with `body(runtime)` under the lock.
+template <class Body>
+cudaError_t LockedCall(std::string_view function, Needs needs, const Body& body) {
+  return Call(function, needs, [&] {
+    Runtime& runtime = Runtime::Get();
+    const std::lock_guard lock(runtime.mutex());
+    return body(runtime);
+  });
+}
+
+/// `LockedCall`, with `body(runtime, queue)` of a stream that must exist.
+template <class Body>
+cudaError_t StreamCall(std::string_view function, Needs needs, cudaStream_t stream,
+                       const Body& body) {
+  return LockedCall(function, needs, [&](Runtime& runtime) {
+    const StreamPtr queue = runtime.FindStream(stream);
+    return queue ? body(runtime, queue) : cudaErrorInvalidResourceHandle;
+  });
+}
+
 /// Waits for all completions. Requires that the lock is not held.
 void WaitForAll(const std::vector<CompletionPtr>& completions);
 
