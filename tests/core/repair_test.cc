@@ -50,11 +50,7 @@ class RepairTest : public StoreTest {
 
   void SaveStep(uint64_t step, SaveOptions options = {}) {
     options.chunk_bytes = 256 << 10;
-    StateDict state;
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      state.root().Tensor(fmt::format("t{}", i), tensors_[i].view());
-    }
-    Save(step, state, options);
+    Save(step, NumberedState(tensors_), options);
     saved_[step] = tensors_;
   }
 

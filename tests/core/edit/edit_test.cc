@@ -225,11 +225,7 @@ TEST_F(EditTest, GraftsBelowAKey) {
 
 TEST_F(EditTest, ChunksKeepTheirDeltas) {
   TestTensor w(DType::kBFloat16, {400'000});
-  const auto state = [&](const std::string& key) {
-    StateDict made;
-    made.root().Tensor(key, w.view());
-    return made;
-  };
+  const auto state = [&](const std::string& key) { return StateOf({{key, w.view()}}); };
   for (uint64_t step = 1; step <= 3; ++step) {
     for (size_t i = step; i < w.bytes.size(); i += 200) w.bytes[i] ^= std::byte{1};
     Save(step, state("w"), {.max_deltas = 4});
@@ -242,13 +238,7 @@ TEST_F(EditTest, ChunksKeepTheirDeltas) {
 class SharedBytesTest : public EditTest {
  protected:
   // Three tensors with the same bytes, one of which has only a part of them.
-  void SaveTied() {
-    StateDict state;
-    state.root().Tensor("a", wte_.view());
-    state.root().Tensor("b", wte_.view());
-    state.root().Tensor("part", Part());
-    Save(1, state);
-  }
+  void SaveTied() { Save(1, StateOf({{"a", wte_.view()}, {"b", wte_.view()}, {"part", Part()}})); }
   TensorView Part() const { return {DType::kFloat32, {7, 100}, {}, wte_.bytes.data() + 4000}; }
 
   TensorInfo Info(uint64_t step, const std::string& fqn) {
@@ -263,11 +253,7 @@ TEST_F(SharedBytesTest, AliasesFollowTheirOwner) {
   Edit(1, 2, {.rename = {{"a", "z"}}});
   EXPECT_EQ(Info(2, "b").alias_of, "z");
   EXPECT_EQ(Info(2, "part").alias_of, "z");
-  StateDict expected;
-  expected.root().Tensor("z", wte_.view());
-  expected.root().Tensor("b", wte_.view());
-  expected.root().Tensor("part", Part());
-  ExpectIs(2, expected);
+  ExpectIs(2, StateOf({{"z", wte_.view()}, {"b", wte_.view()}, {"part", Part()}}));
 }
 
 TEST_F(SharedBytesTest, ACompleteAliasReplacesADroppedOwner) {
@@ -275,10 +261,7 @@ TEST_F(SharedBytesTest, ACompleteAliasReplacesADroppedOwner) {
   Edit(1, 2, {.drop = {"a"}});
   EXPECT_EQ(Info(2, "b").alias_of, std::nullopt);
   EXPECT_EQ(Info(2, "part").alias_of, "b");
-  StateDict expected;
-  expected.root().Tensor("b", wte_.view());
-  expected.root().Tensor("part", Part());
-  ExpectIs(2, expected);
+  ExpectIs(2, StateOf({{"b", wte_.view()}, {"part", Part()}}));
 }
 
 TEST_F(SharedBytesTest, ThePartOfADroppedOwnerKeepsItsBytes) {

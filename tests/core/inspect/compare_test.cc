@@ -90,8 +90,7 @@ TEST_F(CompareTest, SaysHowTypesAndShapesChanged) {
 
 TEST_F(CompareTest, ReadsWhereTheStepsAreCutDifferently) {
   TestTensor a(DType::kUInt8, {1'000'000});
-  StateDict state;
-  state.root().Tensor("a", a.view());
+  const StateDict state = StateOf({{"a", a.view()}});
   Save(1, state, {.chunk_bytes = 300'000});
   Save(2, state, {.chunk_bytes = 200'000});
   EXPECT_TRUE(Compare(1, 2).changes.empty());
@@ -104,9 +103,8 @@ TEST_F(CompareTest, ReadsWhereTheStepsAreCutDifferently) {
 
 TEST_F(CompareTest, SharedTensorsAreComparedByTheirOwnBytes) {
   TestTensor storage(DType::kUInt8, {500'000});
-  StateDict state;
-  state.root().Tensor("all", storage.view());
-  state.root().Tensor("head", {DType::kUInt8, {100'000}, {}, storage.bytes.data()});
+  const StateDict state = StateOf(
+      {{"all", storage.view()}, {"head", {DType::kUInt8, {100'000}, {}, storage.bytes.data()}}});
   Save(1, state);
   storage.bytes[400'000] ^= std::byte{1};
   Save(2, state);

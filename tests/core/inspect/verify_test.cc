@@ -24,9 +24,7 @@ using ::testing::IsEmpty;
 void SaveStep(CheckpointStore& store, uint64_t step) {
   const TestTensor large(DType::kInt8, {200'000}, static_cast<uint8_t>(step));
   const TestTensor small(DType::kInt8, {1'000}, static_cast<uint8_t>(step));
-  StateDict state;
-  state.root().Tensor("large", large.view());
-  state.root().Tensor("small", small.view());
+  StateDict state = StateOf({{"large", large.view()}, {"small", small.view()}});
   state.root().Value("step", static_cast<int64_t>(step));
   CAIRN_ASSERT_OK(store.Save(step, state, {.overwrite = true, .incremental = false}));
 }

@@ -67,12 +67,10 @@ TEST_F(PartialLoadTest, AColumnOfWideRowsReadsItsPagesOnly) {
 
 TEST_F(PartialLoadTest, OnePercentOfTheKeysReadsLittleMoreThanTheirBytes) {
   std::vector<TestTensor> tensors;
-  StateDict state;
   for (int i = 0; i < 100; ++i) tensors.emplace_back(DType::kFloat32, Shape{100, 1000}, i);
-  for (int i = 0; i < 100; ++i) state.root().Tensor(fmt::format("t{:03}", i), tensors[i].view());
-  Save(1, state);
+  Save(1, NumberedState(tensors));
   TestTensor target(DType::kFloat32, {100, 1000}, 200);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const LoadReport report, Load(1, {WholeRequest("t042", target)}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const LoadReport report, Load(1, {WholeRequest("t42", target)}));
   EXPECT_EQ(target.bytes, tensors[42].bytes);
   EXPECT_LE(report.bytes_read, 400'000 * 105 / 100);
 }
@@ -131,12 +129,9 @@ TEST_F(PartialLoadTest, RandomBoxesOfRandomTensorsAndChunks) {
 
 // The caller has listed the step, and passes all tensors that it found, some of them, or none.
 TEST_F(PartialLoadTest, KnownTensorsMakeNoDifference) {
-  StateDict state;
   std::vector<TestTensor> tensors;
   for (uint64_t i = 0; i < 6; ++i) tensors.emplace_back(DType::kInt16, Shape{3 + i, 5}, i);
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    state.root().Tensor(fmt::format("t{}", i), tensors[i].view());
-  }
+  StateDict state = NumberedState(tensors);
   state.root().Tensor("tied", tensors[2].view());
   Save(1, state);
   CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(1));
@@ -148,9 +143,7 @@ TEST_F(PartialLoadTest, KnownTensorsMakeNoDifference) {
     std::vector<LoadRequest> requests;
     for (const auto& [fqn, i] : wanted) targets.emplace_back(DType::kInt16, tensors[i].shape, 99);
     for (size_t i = 0; i < wanted.size(); ++i) {
-      requests.push_back({.fqn = wanted[i].first,
-                          .box = WholeBox(targets[i].shape),
-                          .target = targets[i].target()});
+      requests.push_back(WholeRequest(wanted[i].first, targets[i]));
     }
     CAIRN_ASSERT_OK(
         store->Load(contents.step, requests, {}, {}, std::span(contents.tensors).first(count)));

@@ -24,11 +24,7 @@ class UpdateTest : public StoreTest {
   }
 
   static std::string Name(size_t i) { return fmt::format("t{}", i); }
-  StateDict State() const {
-    StateDict state;
-    for (size_t i = 0; i < tensors.size(); ++i) state.root().Tensor(Name(i), tensors[i].view());
-    return state;
-  }
+  StateDict State() const { return NumberedState(tensors); }
   Result<UpdateReport> Update(uint64_t since, uint64_t step) {
     std::vector<LoadRequest> requests;
     for (size_t i = 0; i < model.size(); ++i) requests.push_back(WholeRequest(Name(i), model[i]));

@@ -71,9 +71,7 @@ class MergeTest : public StoreTest {
     return report.value_or(MergeReport{});
   }
   void SaveOne(uint64_t step, const TestTensor& tensor, const SaveOptions& options = {}) {
-    StateDict state;
-    state.root().Tensor("w", tensor.view());
-    Save(step, state, options);
+    Save(step, StateOf({{"w", tensor.view()}}), options);
   }
   std::vector<float> LoadFloats(uint64_t step, const std::string& fqn = "w") {
     const std::vector<std::byte> bytes = LoadBytes(step, fqn);
@@ -184,11 +182,9 @@ TEST_F(MergeTest, EqualBytesCostNoPayload) {
   const TestTensor same = RandomFloats({500, 1000}, 1), quantized(DType::kFloat8E4M3FN, {3000}, 2);
   TestTensor other = RandomFloats({500, 1000}, 3);
   const auto save = [&](uint64_t step, const SaveOptions& options) {
-    StateDict state;
-    state.root().Tensor("frozen", same.view());
-    state.root().Tensor("quantized", quantized.view());
-    state.root().Tensor("w", other.view());
-    Save(step, state, options);
+    Save(step,
+         StateOf({{"frozen", same.view()}, {"quantized", quantized.view()}, {"w", other.view()}}),
+         options);
   };
   save(1, {.chunk_bytes = 100'000});
   other.bytes[150'000] ^= std::byte{1};
@@ -220,10 +216,7 @@ TEST_F(MergeTest, SpecialValuesPassThroughTheArithmetic) {
 TEST_F(MergeTest, SharedMemoryIsComputedOnceAndRemainsShared) {
   // `tied` is all of `w`; `low` and `high` overlap in storage that has no name.
   const auto tied = [](const TestTensor& tensor) {
-    StateDict state;
-    state.root().Tensor("tied", tensor.view());
-    state.root().Tensor("w", tensor.view());
-    return state;
+    return StateOf({{"tied", tensor.view()}, {"w", tensor.view()}});
   };
   const TestTensor a = RandomFloats({300, 70}, 1), b = RandomFloats({300, 70}, 2);
   const TestTensor c = RandomFloats({5000}, 3), d = RandomFloats({5000}, 4);
@@ -245,10 +238,8 @@ TEST_F(MergeTest, SharedMemoryIsComputedOnceAndRemainsShared) {
   EXPECT_EQ(w.alias_of, "tied");
 
   // The other way round they would get the mean of one of them only.
-  StateDict apart;
-  apart.root().Tensor("tied", a.view());
-  apart.root().Tensor("w", b.view());
-  Save(5, with_halves(std::move(apart), c), {.incremental = false});
+  const StateDict apart = StateOf({{"tied", a.view()}, {"w", b.view()}});
+  Save(5, with_halves(apart, c), {.incremental = false});
   EXPECT_THAT(store->Merge(std::vector<uint64_t>{5, 2}, 6),
               IsError(ErrorCode::kInvalidArgument, "shares memory"));
   Merge({1, 5}, 7);
@@ -350,17 +341,7 @@ TEST_F(MergeTest, CanBeCancelled) {
 TEST_F(MergeTest, DamageOfOneStepIsReportedAndNoStepIsMade) {
   SaveOne(1, RandomFloats({400'000}, 1), {.incremental = false});
   SaveOne(2, RandomFloats({400'000}, 2), {.incremental = false});
-  const std::string folder = directory.path() + "/store/segments";
-  std::string first;  // of step 1: the ids ascend
-  for (const auto& file : std::filesystem::directory_iterator(folder)) {
-    if (first.empty() || file.path().string() < first) first = file.path().string();
-  }
-  {
-    std::fstream file(first, std::ios::in | std::ios::out | std::ios::binary);
-    file.seekp(1'000'000);
-    file.put('x');
-    file.put('y');
-  }
+  FlipByte(FileOf(OnlyChunk(1).extents.front()), 1'000'000);
   EXPECT_THAT(store->Merge(std::vector<uint64_t>{1, 2}, 3), IsError(ErrorCode::kDataLoss, "w"));
   EXPECT_EQ(store->Steps()->size(), 2u);
   SaveOne(4, RandomFloats({10}, 5));

@@ -59,11 +59,7 @@ TEST_F(SaveLoadTest, TensorsAreAlignedByTheirLength) {
   for (const uint64_t length : {8 * kChunkBytes, uint64_t{7}, 2 * kChunkBytes, 4 * kChunkBytes}) {
     tensors.emplace_back(DType::kUInt8, Shape{length});
   }
-  StateDict state;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    state.root().Tensor(fmt::format("t{}", i), tensors[i].view());
-  }
-  Save(1, state, {.chunk_bytes = kChunkBytes});
+  Save(1, NumberedState(tensors), {.chunk_bytes = kChunkBytes});
   for (size_t i = 0; i < tensors.size(); ++i) {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto chunks, store->Chunks(Step(1), fmt::format("t{}", i)));
     uint64_t offset_bytes = chunks.front().extents.front().offset_bytes;
@@ -131,12 +127,10 @@ TEST_F(SaveLoadTest, ABareTensorIsAState) {
 
 TEST_F(SaveLoadTest, TwentyThousandSmallTensors) {
   std::vector<TestTensor> tensors(20'000, TestTensor(DType::kInt64, {3}));
-  StateDict state;
   for (size_t i = 0; i < tensors.size(); ++i) {
     std::memcpy(tensors[i].bytes.data(), &i, sizeof(i));
-    state.root().Tensor(fmt::format("t{}", i), tensors[i].view());
   }
-  Save(1, state);
+  Save(1, NumberedState(tensors));
   std::vector<TestTensor> loaded(tensors.size(), TestTensor(DType::kInt64, {3}, 9));
   std::vector<LoadRequest> requests;
   for (size_t i = 0; i < loaded.size(); ++i) {

@@ -8,14 +8,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <numeric>
 
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
 #include "core/state_dict/internal/tree_merge.h"
-#include "kv/base/mutex.h"
 #include "tests/core/sharded_state.h"
 #include "tests/support/checked_communicator.h"
 #include "tests/support/thread_communicator.h"
@@ -30,33 +30,15 @@ using cairn::testing::RunRanks;
 using cairn::testing::ScopedTempDir;
 using cairn::testing::SeededRandom;
 using ::testing::AnyOf;
+using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 using namespace cairn::core::testing;  // NOLINT(google-build-using-namespace)
 
-// The sum and the largest of what all ranks have added.
-class Sum {
- public:
-  void Add(uint64_t value) {
-    const MutexLock lock(mutex_);
-    sum_ += value;
-    largest_ = std::max(largest_, value);
-  }
-  uint64_t sum() const {
-    const MutexLock lock(mutex_);
-    return sum_;
-  }
-  uint64_t largest() const {
-    const MutexLock lock(mutex_);
-    return largest_;
-  }
-
- private:
-  mutable Mutex mutex_;
-  uint64_t sum_ CAIRN_GUARDED_BY(mutex_) = 0;
-  uint64_t largest_ CAIRN_GUARDED_BY(mutex_) = 0;
-};
+/// A number of bytes by rank.
+using BytesByRank = std::vector<uint64_t>;
+uint64_t Sum(const BytesByRank& bytes) { return std::reduce(bytes.begin(), bytes.end()); }
 
 std::shared_ptr<const DeviceMesh> MeshOf(std::vector<DeviceMesh::Dim> dims,
                                          std::vector<uint32_t> ranks = {}) {
@@ -103,25 +85,25 @@ class SharedSaveTest : public ::testing::Test {
     EXPECT_TRUE(IsOk(store->Close()));
   }
 
-  /// Each rank saves what it holds of `globals`.
-  void SaveAll(uint64_t step, int ranks, const std::vector<GlobalTensor>& globals,
-               const std::vector<Layout>& layouts, const SaveOptions& options = {},
-               Sum* written = nullptr) {
+  /// Each rank saves what it holds of `globals`. Returns what they have written.
+  BytesByRank SaveAll(uint64_t step, int ranks, const std::vector<GlobalTensor>& globals,
+                      const std::vector<Layout>& layouts, const SaveOptions& options = {}) {
+    BytesByRank written(static_cast<size_t>(ranks));
     OnRanks(ranks, [&](CheckpointStore& store) {
-      const uint64_t bytes = SaveOn(store, step, globals, layouts, options);
-      if (written != nullptr) written->Add(bytes);
+      written[store.rank()] = SaveOn(store, step, globals, layouts, options);
     });
+    return written;
   }
 
-  /// Each rank loads its part and compares it with `globals`.
-  void LoadAll(uint64_t step, int ranks, const std::vector<GlobalTensor>& globals,
-               const std::vector<Layout>& layouts, const ShardLoadOptions& options = {},
-               Sum* read = nullptr) {
+  /// Each rank loads its part and compares it with `globals`. Returns what they have read.
+  BytesByRank LoadAll(uint64_t step, int ranks, const std::vector<GlobalTensor>& globals,
+                      const std::vector<Layout>& layouts, const ShardLoadOptions& options = {}) {
+    BytesByRank read(static_cast<size_t>(ranks));
     const auto load = [&](CheckpointStore& store) {
-      const uint64_t bytes = LoadOn(store, step, globals, layouts, options, /*gap=*/0);
-      if (read != nullptr) read->Add(bytes);
+      read[store.rank()] = LoadOn(store, step, globals, layouts, options, /*gap=*/0);
     };
     OnRanks(ranks, load, kv::OpenMode::kRead);
+    return read;
   }
 
   /// Each rank saves `state_of(rank)`.
@@ -214,13 +196,10 @@ TEST_F(SharedSaveTest, UnchangedChunksAreReusedEvenIfAnotherRankWroteThem) {
   std::vector<GlobalTensor> globals = {{"w", TestTensor(DType::kFloat32, {64, 1024})}};
   const auto mesh = [](uint32_t n) { return MeshOf({{"dp", n}}); };
   const SaveOptions options{.chunk_bytes = 32 << 10};  // eight rows
-  Sum first, second;
-  SaveAll(1, 4, globals, {{.mesh = mesh(4), .placements = {Placement::Shard(0)}, .boxes = {}}},
-          options, &first);
-  SaveAll(2, 2, globals, {{.mesh = mesh(2), .placements = {Placement::Replicate()}, .boxes = {}}},
-          options, &second);
-  EXPECT_EQ(first.sum(), 256u << 10);
-  EXPECT_EQ(second.sum(), 0u);
+  const Layout rows{.mesh = mesh(4), .placements = {Placement::Shard(0)}, .boxes = {}};
+  const Layout replicas{.mesh = mesh(2), .placements = {Placement::Replicate()}, .boxes = {}};
+  EXPECT_EQ(Sum(SaveAll(1, 4, globals, {rows}, options)), 256u << 10);
+  EXPECT_EQ(Sum(SaveAll(2, 2, globals, {replicas}, options)), 0u);
   EXPECT_THAT(VerifyAll(), IsEmpty());
   LoadAll(2, 3, globals, {{.mesh = mesh(3), .placements = {Placement::Shard(1)}, .boxes = {}}});
 }
@@ -249,14 +228,14 @@ TEST_F(SharedSaveTest, ReplicasShareTheWritingEvenly) {
     const std::vector<GlobalTensor> globals = Transformer(words);
     std::vector<Layout> layouts(globals.size());
     for (Layout& layout : layouts) layout.plain = true;
-    Sum written;
     std::filesystem::remove_all(path());
-    SaveAll(1, 8, globals, layouts, {.chunk_bytes = 256 << 10}, &written);
+    const BytesByRank written = SaveAll(1, 8, globals, layouts, {.chunk_bytes = 256 << 10});
     uint64_t total = 0;
     for (const GlobalTensor& global : globals) total += global.tensor.bytes.size();
-    EXPECT_EQ(written.sum(), total) << "each byte is written once";
+    EXPECT_EQ(Sum(written), total) << "each byte is written once";
     // At most 1.1 of the mean, or one tensor that is longer than that.
-    EXPECT_LE(written.largest(), std::max(total / 8 * 11 / 10, globals[0].tensor.bytes.size()));
+    EXPECT_LE(std::ranges::max(written),
+              std::max(total / 8 * 11 / 10, globals[0].tensor.bytes.size()));
   }
 }
 
@@ -378,13 +357,11 @@ TEST_F(SharedSaveTest, ReadOnceReadsEachByteOnceForAllReplicas) {
   const Layout halves{
       .mesh = mesh, .placements = {Placement::Replicate(), Placement::Shard(0)}, .boxes = {}};
   const Layout plain{.mesh = nullptr, .placements = {}, .boxes = {}, .plain = true};
-  const auto total = static_cast<double>((4 << 20) + 3'000'000);
-  Sum once, each;
-  LoadAll(1, 4, globals, {halves, plain}, {.read_once = true}, &once);
-  LoadAll(1, 4, globals, {halves, plain}, {}, &each);
-  EXPECT_GE(static_cast<double>(once.sum()), total);
-  EXPECT_LE(static_cast<double>(once.sum()), 1.01 * total);
-  EXPECT_GE(static_cast<double>(each.sum()), (2.0 * (4 << 20)) + (4 * 3'000'000));
+  constexpr uint64_t total = (4 << 20) + 3'000'000;
+  const uint64_t once = Sum(LoadAll(1, 4, globals, {halves, plain}, {.read_once = true}));
+  EXPECT_GE(once, total);
+  EXPECT_LE(once, total + total / 100);
+  EXPECT_GE(Sum(LoadAll(1, 4, globals, {halves, plain})), uint64_t{2 * (4 << 20) + 4 * 3'000'000});
 }
 
 TEST_F(SharedSaveTest, NothingButFilesPassesBetweenOpeningAndCommit) {
@@ -446,9 +423,9 @@ TEST_F(SharedSaveTest, LoadsOnFewerOrMoreRanksReadHardlyMoreThanTheyNeed) {
                               const std::vector<GlobalTensor>& globals, uint32_t dim) {
     uint64_t total = 0;
     for (const GlobalTensor& global : globals) total += global.tensor.bytes.size();
-    Sum read;
-    LoadAll(step, static_cast<int>(ranks), globals, cut(globals.size(), ranks, dim), {}, &read);
-    const double share = static_cast<double>(read.sum()) / static_cast<double>(total);
+    const auto read =
+        Sum(LoadAll(step, static_cast<int>(ranks), globals, cut(globals.size(), ranks, dim)));
+    const double share = static_cast<double>(read) / static_cast<double>(total);
     EXPECT_GE(share, 1.0);
     return share;
   };
@@ -480,30 +457,21 @@ class ReadOnceTest : public SharedSaveTest {
     TestTensor x{DType::kUInt8, {3'000}, 99};
   };
   using Load = std::function<Result<LoadReport>(Rank&)>;
-  /// Returns the number of ranks on which the load succeeds; none of them may have wrong bytes.
-  int CountSuccesses(const Load& load) {
-    std::atomic<int> successes = 0;
-    RunRanks(
-        4,
-        [&](Communicator& communicator) {
-          CAIRN_ASSERT_OK_AND_ASSIGN(
-              const auto store,
-              CheckpointStore::OpenShared(path(), kv::OpenMode::kRead, communicator));
-          const auto snapshot = *store->kv().Latest();
-          Rank rank{
-              .store = *store, .first = *snapshot->FindStep(1), .second = *snapshot->FindStep(2)};
-          const auto loaded = load(rank);
-          if (!loaded) {
-            EXPECT_EQ(loaded.error().code, ErrorCode::kInvalidArgument)
-                << loaded.error().ToString();
-            return;
-          }
-          EXPECT_EQ(rank.w.bytes, w_.bytes);
-          EXPECT_EQ(rank.x.bytes, x_.bytes);
-          ++successes;
-        },
-        std::chrono::seconds(5));
-    return successes;
+  /// Returns the code of the load's error by rank; nothing if it succeeds, with the right bytes.
+  std::vector<std::optional<ErrorCode>> CodesOf(const Load& load) {
+    std::vector<std::optional<ErrorCode>> codes(4);
+    const auto on_rank = [&](CheckpointStore& store) {
+      const auto snapshot = *store.kv().Latest();
+      Rank rank{.store = store, .first = *snapshot->FindStep(1), .second = *snapshot->FindStep(2)};
+      if (const auto loaded = load(rank); !loaded) {
+        codes[store.rank()] = loaded.error().code;
+        return;
+      }
+      EXPECT_EQ(rank.w.bytes, w_.bytes);
+      EXPECT_EQ(rank.x.bytes, x_.bytes);
+    };
+    OnRanks(4, on_rank, kv::OpenMode::kRead);
+    return codes;
   }
 
   static ShardTarget Whole(const std::string& fqn, TestTensor& tensor) {
@@ -527,7 +495,7 @@ TEST_F(ReadOnceTest, RanksThatAreNotOfAMeshTakePartAllTheSame) {
     if (rank.store.rank() < 2) rank.w.bytes = w_.bytes;  // which they do not hold
     return report;
   };
-  EXPECT_EQ(CountSuccesses(load), 4);
+  EXPECT_THAT(CodesOf(load), Each(std::nullopt));
 }
 
 TEST_F(ReadOnceTest, LoadsThatDifferAreRefusedOnAllRanks) {
@@ -552,46 +520,30 @@ TEST_F(ReadOnceTest, LoadsThatDifferAreRefusedOnAllRanks) {
     return rank.store.LoadShards(rank.first, {&target, 1}, {});
   };
   for (const Load& load : {other_step, other_order, fewer_tensors, other_shape}) {
-    EXPECT_EQ(CountSuccesses(load), 0);
+    EXPECT_THAT(CodesOf(load), Each(ErrorCode::kInvalidArgument));
   }
 }
 
 TEST_F(ReadOnceTest, AnErrorInALaterWindowIsReportedOnAllRanks) {
-  std::atomic<int> failures = 0;
-  RunRanks(
-      4,
-      [&](Communicator& communicator) {
-        CAIRN_ASSERT_OK_AND_ASSIGN(
-            const auto store,
-            CheckpointStore::OpenShared(path(), kv::OpenMode::kRead, communicator));
-        const auto snapshot = *store->kv().Latest();
-        TestTensor w(DType::kUInt8, {3'000}, 98), x(DType::kUInt8, {3'000}, 99);
-        const ShardTarget targets[] = {Whole("w", w), Whole("x", x)};
-        int calls = 0;
-        const auto stop_later = [&](uint64_t, uint64_t) {
-          return communicator.rank() != 2 || ++calls < 4;
-        };
-        const auto loaded =
-            store->LoadShards(*snapshot->FindStep(1), targets,
-                              {.read_once = true, .window_bytes = 100, .progress = stop_later});
-        ASSERT_FALSE(loaded);
-        EXPECT_EQ(loaded.error().code, ErrorCode::kCancelled) << loaded.error().ToString();
-        ++failures;
-      },
-      std::chrono::seconds(5));
-  EXPECT_EQ(failures, 4);
+  const auto load = [](Rank& rank) {
+    const ShardTarget targets[] = {Whole("w", rank.w), Whole("x", rank.x)};
+    int calls = 0;
+    const auto stop_later = [&](uint64_t, uint64_t) {
+      return rank.store.rank() != 2 || ++calls < 4;
+    };
+    return rank.store.LoadShards(rank.first, targets,
+                                 {.read_once = true, .window_bytes = 100, .progress = stop_later});
+  };
+  EXPECT_THAT(CodesOf(load), Each(ErrorCode::kCancelled));
 }
 
 // Ranks whose states disagree.
 
 TEST_F(SharedSaveTest, DTypesThatDifferFailOnEveryRankWithKeyAndRanks) {
   const TestTensor floats(DType::kFloat32, {4}), halves(DType::kFloat16, {4});
-  ExpectErrors(3, "model.w", {"rank 0 holds it as float32 [4]", "rank 2 as float16 [4]"},
-               [&](uint32_t rank) {
-                 StateDict state;
-                 state.root().Map("model").Tensor("w", (rank == 2 ? halves : floats).view());
-                 return state;
-               });
+  ExpectErrors(
+      3, "model.w", {"rank 0 holds it as float32 [4]", "rank 2 as float16 [4]"},
+      [&](uint32_t rank) { return StateOf({{"model.w", (rank == 2 ? halves : floats).view()}}); });
 }
 
 TEST_F(SharedSaveTest, ShapesThatDifferNameTheBoxes) {

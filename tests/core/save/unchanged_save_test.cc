@@ -23,16 +23,13 @@ class UnchangedSaveTest : public StoreTest {
     for (int i = 0; i < count; ++i) {
       tensors.emplace_back(DType::kInt8, Shape{2, kPage}, static_cast<uint64_t>(i));
     }
-    state = StateDict();
-    for (int i = 0; i < count; ++i) state.root().Tensor(Name(i), tensors[i].view());
+    state = NumberedState(tensors);
     state.root().Tensor("tied", tensors[0].view());
     state.root().Value("lr", 0.5);
   }
-  static std::string Name(int i) { return fmt::format("t{:03}", i); }
-
   void ExpectStep(uint64_t step) {
     for (size_t i = 0; i < tensors.size(); ++i) {
-      EXPECT_EQ(LoadBytes(step, Name(static_cast<int>(i))), tensors[i].bytes) << step << " " << i;
+      EXPECT_EQ(LoadBytes(step, fmt::format("t{}", i)), tensors[i].bytes) << step << " " << i;
     }
     EXPECT_EQ(LoadBytes(step, "tied"), tensors[0].bytes);
   }
@@ -104,8 +101,7 @@ TEST_F(UnchangedSaveTest, TheSameBytesElsewhereInMemoryAreUnchanged) {
   MakeState(5);
   Save(1, state);
   const std::vector<TestTensor> moved = tensors;
-  StateDict copy;
-  for (int i = 0; i < 5; ++i) copy.root().Tensor(Name(i), moved[i].view());
+  StateDict copy = NumberedState(moved);
   copy.root().Tensor("tied", moved[0].view());
   copy.root().Value("lr", 0.5);
   EXPECT_EQ(Save(2, copy).written_bytes, 0u);
@@ -252,10 +248,8 @@ TEST_F(IncrementalSaveTest, OneChangedElementWritesOneChunk) {
 
 TEST_F(IncrementalSaveTest, KeysMayComeAndGo) {
   const TestTensor a(DType::kInt32, {10}, 1), b(DType::kInt32, {10}, 2), c(DType::kInt32, {10}, 3);
-  const StateDict first = StateOf({{"a", a.view()}, {"c", c.view()}});
-  const StateDict second = StateOf({{"b", b.view()}, {"c", c.view()}, {"d", a.view()}});
-  Save(1, first);
-  const SaveReport report = Save(2, second);
+  Save(1, StateOf({{"a", a.view()}, {"c", c.view()}}));
+  const SaveReport report = Save(2, StateOf({{"b", b.view()}, {"c", c.view()}, {"d", a.view()}}));
   EXPECT_EQ(report.chunks_reused, 1u);
   for (const auto& [fqn, tensor] : {std::pair("b", &b), std::pair("c", &c), std::pair("d", &a)}) {
     EXPECT_EQ(LoadBytes(2, fqn), tensor->bytes);
@@ -265,11 +259,8 @@ TEST_F(IncrementalSaveTest, KeysMayComeAndGo) {
 TEST_F(IncrementalSaveTest, AFewKeysAgainstALargeBase) {
   std::vector<TestTensor> tensors;
   for (int i = 0; i < 200; ++i) tensors.emplace_back(DType::kInt32, Shape{4}, i);
-  StateDict large, small;
-  for (int i = 0; i < 200; ++i) large.root().Tensor(fmt::format("t{:03}", i), tensors[i].view());
-  small.root().Tensor("t007", tensors[7].view());
-  small.root().Tensor("t100", tensors[101].view());
-  Save(1, large);
+  Save(1, NumberedState(tensors));
+  const StateDict small = StateOf({{"t7", tensors[7].view()}, {"t100", tensors[101].view()}});
   const SaveReport report = Save(2, small);  // by lookups: 2 * 16 < 200
   EXPECT_EQ(report.chunks, 2u);
   EXPECT_EQ(report.chunks_reused, 1u);
@@ -278,9 +269,8 @@ TEST_F(IncrementalSaveTest, AFewKeysAgainstALargeBase) {
 
 TEST_F(IncrementalSaveTest, AnotherShapeOrGridIsWrittenAnew) {
   const TestTensor wide(DType::kInt32, {4, 100}), tall(DType::kInt32, {8, 50});
-  const StateDict first = StateOf({{"t", wide.view()}});
   const StateDict second = StateOf({{"t", tall.view()}});
-  Save(1, first);
+  Save(1, StateOf({{"t", wide.view()}}));
   EXPECT_EQ(Save(2, second).chunks_reused, 0u);
   EXPECT_EQ(Save(3, second, {.chunk_bytes = 800}).chunks_reused, 0u);
   EXPECT_EQ(LoadBytes(3, "t"), tall.bytes);
@@ -288,13 +278,11 @@ TEST_F(IncrementalSaveTest, AnotherShapeOrGridIsWrittenAnew) {
 
 TEST_F(IncrementalSaveTest, StridedSourcesAreComparedByValue) {
   const TestTensor matrix(DType::kFloat32, {60, 50});
-  StateDict plain, transposed;
   const TensorView view{DType::kFloat32, {50, 60}, {1, 50}, matrix.bytes.data()};
   const std::vector<std::byte> gathered = NaiveRowMajor(view);
-  plain.root().Tensor("t", {DType::kFloat32, {50, 60}, {}, gathered.data()});
-  transposed.root().Tensor("t", view);
-  Save(1, plain, {.chunk_bytes = 3000});
-  const SaveReport second = Save(2, transposed, {.chunk_bytes = 3000});
+  const TensorView plain{DType::kFloat32, {50, 60}, {}, gathered.data()};
+  Save(1, StateOf({{"t", plain}}), {.chunk_bytes = 3000});
+  const SaveReport second = Save(2, StateOf({{"t", view}}), {.chunk_bytes = 3000});
   EXPECT_EQ(second.chunks_reused, second.chunks);
 }
 

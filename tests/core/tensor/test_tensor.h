@@ -47,6 +47,15 @@ inline StateDict StateOf(const std::vector<std::pair<std::string, TensorView>>& 
   return state;
 }
 
+/// A state of the tensors "t0", "t1" and so on.
+inline StateDict NumberedState(const std::vector<TestTensor>& tensors) {
+  StateDict state;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    state.root().Tensor("t" + std::to_string(i), tensors[i].view());
+  }
+  return state;
+}
+
 inline Result<SaveReport> SaveAndWait(AsyncSaver& saver, uint64_t step, const StateDict& state,
                                       const SaveOptions& options = {}) {
   CAIRN_TRY_ASSIGN(const SaveHandle handle, saver.Save(step, state, options));
