@@ -115,7 +115,8 @@ constexpr pthread_once_t kOnceDone = 2;
 using cairn::simulation::Scheduler;
 namespace simulation = cairn::simulation;
 
-/// Begins a function of the C library, which is called itself outside of tasks. Defines `scheduler`.
+/// Begins a function of the C library, which is called itself outside of tasks. Defines
+/// `scheduler`.
 #define CAIRN_REAL_OUTSIDE_OF_TASKS(function, ...)   \
   static decltype(::function)* real;                 \
   Scheduler* const scheduler = Scheduler::Running(); \
