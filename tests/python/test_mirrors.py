@@ -430,14 +430,15 @@ def kill_a_job_many_times(path: Path, mirror: str, rounds: int) -> None:
     copied: set[int] = set()  # to the mirror
     for one in range(rounds):
         job = Program(["-c", JOB, str(path), mirror])
-        line = job.stdout.readline()
-        assert line, job.communicate()
-        word, resumed = line.split()
+        lines = [job.stdout.readline()]
+        while lines[-1].startswith("copied"):  # what the job before it had left to copy
+            lines.append(job.stdout.readline())
+        assert lines[-1], job.communicate()
+        word, resumed = lines[-1].split()
         assert word == "resumed" and int(resumed) == max(local | mirrored, default=0)
         # The job is killed after it has printed a number of words; every other time, of copies.
         last = "copied" if one % 2 else rng.choice(["durable", "resumed"])
         left = rng.randint(1, 4) if last != "resumed" else 0
-        lines = []
         while left > 0:
             lines.append(job.stdout.readline())
             assert lines[-1], job.communicate()
