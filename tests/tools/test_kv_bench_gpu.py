@@ -85,8 +85,8 @@ def test_fio_takes_turns_with_saves_and_loads(gpu_rows, tmp_path):
     finally:
         probe.unlink()
     rows = gpu_rows("disk", "--fio", "--repeat", 2)
-    whats = [row["what"] for row in rows[2:-2]]
-    assert whats == ["save to disk", "fio write"] * 2 + ["cold load to device", "fio read"] * 2
+    names = [row["what"] for row in rows[2:-2]]
+    assert names == ["save to disk", "fio write"] * 2 + ["cold load to device", "fio read"] * 2
     assert {row["bytes"] for row in rows[2:-2]} == {2 * MIB}
     bars = bars_of(rows)
     assert bars["save to disk"]["bar"] == 0.95 and bars["save to disk"]["to"] == "fio write"

@@ -34,7 +34,7 @@ std::vector<uint64_t> HeaderWords(const PartHeader& header) {
   return words;
 }
 
-uint64_t FrameWord(uint32_t number, bool is_last) { return number | uint64_t{is_last} << 32; }
+uint64_t NumberWord(uint32_t number, bool is_last) { return number | uint64_t{is_last} << 32; }
 
 /// Checks the record of frame `number`, and calls back with the records in it. `header` are the
 /// words of the expected header. Returns whether it is the last frame.
@@ -55,8 +55,8 @@ Result<bool> ReadFrame(std::span<const std::byte> bytes, std::span<const uint64_
                           header.subspan(kAttemptAt))) {
     return Fail(ErrorCode::kDataLoss, "the part belongs to another rank or attempt");
   }
-  const bool is_last = words[kFrameAt] == FrameWord(number, true);
-  if (!is_last && words[kFrameAt] != FrameWord(number, false)) {
+  const bool is_last = words[kFrameAt] == NumberWord(number, true);
+  if (!is_last && words[kFrameAt] != NumberWord(number, false)) {
     return Fail(ErrorCode::kDataLoss, "the frames of the part are not in order");
   }
   for (auto rest = words.subspan(kPartHeaderWords); !rest.empty();) {
@@ -94,7 +94,7 @@ Result<void> PartWriter::Add(const TableRecord& record) {
 }
 
 Result<void> PartWriter::EndFrame(bool is_last) {
-  words_[kFrameAt] = FrameWord(frame_count_++, is_last);
+  words_[kFrameAt] = NumberWord(frame_count_++, is_last);
   CAIRN_TRY_ASSIGN(const auto frame, FrameRecord(kPartFrame, std::as_bytes(std::span(words_))));
   if (object_.size() + frame.size() > kMaxPartBytes) {
     return Fail(ErrorCode::kResourceExhausted, "a rank has too many records for one step");
