@@ -44,9 +44,10 @@ uint64_t WeightAt(size_t d, uint64_t boundary) {
   return Reduce(Mix(Mix(boundary ^ seed) + seed));
 }
 
+uint64_t Subtract(uint64_t a, uint64_t b) { return a >= b ? a - b : a + kPrime - b; }
+
 uint64_t RangeWeight(size_t d, uint64_t begin, uint64_t end) {
-  const uint64_t difference = WeightAt(d, end) + kPrime - WeightAt(d, begin);
-  return difference >= kPrime ? difference - kPrime : difference;
+  return Subtract(WeightAt(d, end), WeightAt(d, begin));
 }
 
 struct Region {
@@ -127,9 +128,19 @@ class Search {
 
 void TilingSum::Add(std::span<const uint64_t> offsets, std::span<const uint64_t> sizes) {
   CAIRN_CHECK(offsets.size() == sizes.size());
+  last_.resize(sizes.size());
   uint64_t weight = 1;
   for (size_t d = 0; d < sizes.size(); ++d) {
-    weight = Multiply(weight, RangeWeight(d, offsets[d], offsets[d] + sizes[d]));
+    const uint64_t begin = offsets[d];
+    const uint64_t end = begin + sizes[d];
+    Range& last = last_[d];
+    if (begin != last.begin || end != last.end) {
+      const bool is_adjacent = begin == last.end && begin != 0;
+      const uint64_t begin_weight = is_adjacent ? last.end_weight : WeightAt(d, begin);
+      last = {.begin = begin, .end = end, .end_weight = WeightAt(d, end)};
+      last.weight = Subtract(last.end_weight, begin_weight);
+    }
+    weight = Multiply(weight, last.weight);
   }
   sum_ = Reduce(sum_ + weight);
 }
