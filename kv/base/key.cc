@@ -63,8 +63,10 @@ std::string FqnKey(std::string_view fqn) {
 }
 
 std::string ChunkKey(std::string_view fqn, std::span<const uint64_t> offsets_elements) {
-  std::string key = FqnKey(fqn);
-  key.reserve(key.size() + 8 * offsets_elements.size());
+  std::string key;
+  key.reserve(fqn.size() + 1 + 8 * offsets_elements.size());
+  key.append(fqn);
+  key.push_back('\0');
   for (const uint64_t offset : offsets_elements) AppendBigEndian(key, offset);
   return key;
 }
