@@ -204,7 +204,7 @@ class Trainer {
                        .parts = {}};
     CAIRN_TRY_ASSIGN(const core::LocalShard shard,
                      core::ShardOf(shape, *mesh_, matrix.sharding.placements, rank_));
-    matrix.box = {shard.offsets(shape), shard.sizes()};
+    matrix.box = shard.Boxes().front().box;  // every rank has a part, which is one box
     for (uint64_t row = 0; row < matrix.box.sizes[0]; ++row) {
       for (uint64_t column = 0; column < matrix.box.sizes[1]; ++column) {
         matrix.weights.push_back(
