@@ -10,6 +10,7 @@
 #endif
 
 #include <algorithm>
+#include <array>
 #include <bit>
 
 #include "kv/base/error.h"
@@ -26,49 +27,33 @@ uint64_t PageDigest(std::span<const std::byte> page) {
   return XXH3_64bits(page.data(), page.size());
 }
 
-namespace {
-
-template <typename Visit>
-void ForEachPageDigest(std::span<const std::byte> payload, const Visit& visit) {
-  for (size_t begin = 0; begin < payload.size(); begin += kPageBytes) {
-    visit(PageDigest(payload.subspan(begin, std::min<size_t>(kPageBytes, payload.size() - begin))));
-  }
-}
-
-// Hashes the page digests, then the length.
-class Root {
- public:
-  Root() { XXH3_128bits_reset(&state_); }
-  void Add(std::span<const uint64_t> page_digests) {
-    XXH3_128bits_update(&state_, page_digests.data(), page_digests.size_bytes());
-  }
-  Digest Finish(uint64_t length_bytes) {
-    XXH3_128bits_update(&state_, &length_bytes, sizeof(length_bytes));
-    const XXH128_hash_t hash = XXH3_128bits_digest(&state_);
-    return Digest{.lo = hash.low64, .hi = hash.high64};
-  }
-
- private:
-  XXH3_state_t state_;
-};
-
-}  // namespace
-
 void AppendPageDigests(std::span<const std::byte> payload, std::vector<uint64_t>& page_digests) {
-  ForEachPageDigest(payload, [&](uint64_t page_digest) { page_digests.push_back(page_digest); });
+  for (size_t begin = 0; begin < payload.size(); begin += kPageBytes) {
+    page_digests.push_back(
+        PageDigest(payload.subspan(begin, std::min<size_t>(kPageBytes, payload.size() - begin))));
+  }
 }
 
 Digest RootDigest(std::span<const uint64_t> page_digests, uint64_t length_bytes) {
   CAIRN_CHECK(page_digests.size() == PageCount(length_bytes));
-  Root root;
-  root.Add(page_digests);
-  return root.Finish(length_bytes);
+  XXH128_hash_t hash;
+  if (std::array<uint64_t, 5> hashed; page_digests.size() < hashed.size()) {
+    *std::ranges::copy(page_digests, hashed.begin()).out = length_bytes;
+    hash = XXH3_128bits(hashed.data(), (page_digests.size() + 1) * sizeof(uint64_t));
+  } else {
+    XXH3_state_t state;
+    XXH3_128bits_reset(&state);
+    XXH3_128bits_update(&state, page_digests.data(), page_digests.size_bytes());
+    XXH3_128bits_update(&state, &length_bytes, sizeof(length_bytes));
+    hash = XXH3_128bits_digest(&state);
+  }
+  return Digest{.lo = hash.low64, .hi = hash.high64};
 }
 
 Digest PayloadDigest(std::span<const std::byte> payload) {
-  Root root;
-  ForEachPageDigest(payload, [&](uint64_t page_digest) { root.Add({&page_digest, 1}); });
-  return root.Finish(payload.size());
+  std::vector<uint64_t> page_digests;
+  AppendPageDigests(payload, page_digests);
+  return RootDigest(page_digests, payload.size());
 }
 
 uint64_t Checksum64(std::span<const std::byte> bytes) {
