@@ -134,16 +134,16 @@ void SegmentStream::SetTensor(std::string_view key, std::span<const std::byte> r
   tensor_ = {.column = Column::kTensors,
              .key = std::string(key),
              .value = std::vector<std::byte>(record.begin(), record.end())};
-  tensor_is_in_footer_ = false;
+  tensor_in_footer_.reset();
 }
 
 void SegmentStream::AddChunk(std::string_view key, ChunkEntry entry) {
   bool is_here = false;
   entry.extents.ForEach([&](const Extent& extent) { is_here |= extent.segment_id == segment_id_; });
   CAIRN_CHECK(segment_ != nullptr && is_here);
-  if (!tensor_is_in_footer_ && !tensor_.key.empty() && key.starts_with(tensor_.key)) {
-    footer_entries_.push_back(tensor_);
-    tensor_is_in_footer_ = true;
+  if (!tensor_in_footer_ && !tensor_.key.empty() && key.starts_with(tensor_.key)) {
+    tensor_in_footer_ = footer_entries_.size();
+    footer_entries_.push_back(std::move(tensor_));
   }
   key_bytes_ += key.size();
   pending_chunks_.push_back({.key = std::string(key), .entry = std::move(entry)});
@@ -156,9 +156,15 @@ void SegmentStream::SetPageDigestOffsets(ChunkExtents& extents) const {
     extent.page_digests_offset_bytes =
         page_digests_offset_bytes + 8 * extent.page_digests_offset_bytes;
   };
-  std::vector<Extent> payload(extents.payload.begin(), extents.payload.end());
-  std::ranges::for_each(payload, set);
-  extents.payload = Extents(payload);
+  if (extents.payload.size() == 1) {
+    Extent only = extents.payload.front();
+    set(only);
+    extents.payload = only;
+  } else {
+    std::vector<Extent> payload(extents.payload.begin(), extents.payload.end());
+    std::ranges::for_each(payload, set);
+    extents.payload = Extents(payload);
+  }
   std::ranges::for_each(extents.deltas, set);
 }
 
@@ -178,9 +184,11 @@ Result<void> SegmentStream::Finish() {
   if (segment_ == nullptr || is_finished_) return {};
   CAIRN_TRY(AddPendingRecords());
   CAIRN_TRY(segment_->Finish(options_.attempt, footer_entries_));
+  // The chunks of the tensor may continue in the next segment.
+  if (tensor_in_footer_) tensor_ = std::move(footer_entries_[*tensor_in_footer_]);
+  tensor_in_footer_.reset();
   footer_entries_.clear();
   key_bytes_ = 0;
-  tensor_is_in_footer_ = false;  // its chunks may continue in the next segment
   is_finished_ = true;
   return on_record_(Column::kSegments, NumberKey(segment_id_), EncodeSegment(segment_->info()));
 }

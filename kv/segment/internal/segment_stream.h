@@ -7,6 +7,7 @@
 #include <future>
 #include <list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -141,9 +142,9 @@ class SegmentStream {
   std::vector<PendingChunk> pending_chunks_;  // chunks of segment_
   std::vector<FooterEntry> footer_entries_;   // entries for segment_
   uint64_t key_bytes_ = 0;                    // sum over the chunks in segment_
-  FooterEntry tensor_;
-  bool tensor_is_in_footer_ = false;
-  bool is_finished_ = false;  // segment_ has its footer
+  FooterEntry tensor_;                        // empty while it is in footer_entries_
+  std::optional<size_t> tensor_in_footer_;    // its index there
+  bool is_finished_ = false;                  // segment_ has its footer
   std::vector<SegmentInfo> sealed_;
   uint64_t written_bytes_ = 0;
 };
