@@ -32,14 +32,15 @@ class GroupPlanner {
       return spans_[i].begin == all.begin && spans_[i].end == all.end &&
              IsContiguous(tensors_[i].view.shape, tensors_[i].view.strides);
     });
+    if (group.size() == 1 && (owner != group.end() || !RepeatsMuch(group.front()))) {
+      // A tensor with gaps or repeats in memory is gathered in row-major order.
+      AddOwner(tensors_[group.front()]);
+      return;
+    }
     std::string owner_fqn;
     if (owner != group.end()) {
       owner_fqn = tensors_[*owner].fqn;
       AddOwner(tensors_[*owner]);
-    } else if (group.size() == 1 && !RepeatsMuch(group.front())) {
-      // One tensor with gaps or repeats in memory: it is gathered in row-major order.
-      AddOwner(tensors_[group.front()]);
-      return;
     } else {
       owner_fqn = AddHidden(tensors_[group.front()], all);
     }
