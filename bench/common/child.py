@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import os
 import select
@@ -57,6 +59,10 @@ def run_in_child(work: Callable[[], Any], deadline_s: float, log: Path) -> Any:
     if pid == 0:
         try:
             os.close(end)
+            # Otherwise, the measured call may collect and return what the parent has freed.
+            gc.collect()
+            gc.freeze()
+            ctypes.CDLL(None).malloc_trim(0)
             _work_and_answer(work, log, answer_end)
         finally:
             os._exit(0)  # does not run the parent's handlers or wait for a library's threads
