@@ -25,7 +25,7 @@ uint64_t FromPyNumber(nb::handle number) {
 // Returns the shortest two's complement: |n| bits and a sign bit, rounded up to bytes.
 core::BigInt FromPyBigInt(nb::handle number) {
   nb::object magnitude = nb::borrow(number);
-  if (nb::cast<bool>(number < nb::int_(0))) magnitude = ~magnitude;
+  if (number < nb::int_(0)) magnitude = ~magnitude;
   const auto bits = nb::cast<uint64_t>(magnitude.attr("bit_length")());
   nb::object bytes = number.attr("to_bytes")(bits / 8 + 1, "little", nb::arg("signed") = true);
   return core::BigInt{CopyBytes(bytes)};

@@ -59,6 +59,25 @@ TEST(ValueTest, RefusesABigIntThatIsNotShortest) {
   EXPECT_THAT(EncodeValue(BigInt{}), IsError(ErrorCode::kInvalidArgument, "shortest"));
 }
 
+// For each length there are four two's complements at the edges of the shortest form.
+TEST(ValueTest, RoundTripsBigIntsAtTheEdgeOfEachLength) {
+  for (size_t length = 1; length <= 251; ++length) {
+    for (const int top : {0x00, 0x7f, 0x80, 0xff}) {
+      for (const int below : {0x00, 0x7f, 0x80, 0xff}) {
+        BigInt number{std::vector<std::byte>(length, static_cast<std::byte>(below))};
+        number.twos_complement.back() = static_cast<std::byte>(top);
+        const bool shortest = length == 1 || (top != 0x00 && top != 0xff) ||
+                              (top == 0x00) == ((below & 0x80) != 0);
+        const auto record = EncodeValue(number);
+        ASSERT_EQ(record.has_value(), shortest) << length << " " << top << " " << below;
+        if (!shortest) continue;
+        CAIRN_ASSERT_OK_AND_ASSIGN(const Value value, DecodeValue(*record));
+        EXPECT_EQ(value, Value(number));
+      }
+    }
+  }
+}
+
 TEST(ValueTest, EveryTruncatedRecordIsRefused) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto record, EncodeValue(std::string("a long enough text")));
   for (size_t length = 0; length < record.size(); ++length) {
