@@ -4,9 +4,9 @@
 //
 //   cairn_make_fuzz_corpus DIR      creates DIR/<fuzzer>/<name>
 //
-// An input begins with the byte that selects the decoder (fuzz_support.h). Run it again after a
-// format has changed; the names of unchanged inputs are the same. `tools/fuzz.sh --merge` adds what
-// the fuzzers find.
+// An input begins with the byte that selects the decoder (fuzz_support.h). After a change of a
+// format, tests/golden/regenerate.sh runs it again; the names of unchanged inputs are the same.
+// `tools/fuzz.sh --merge` adds what the fuzzers find.
 
 #include <unistd.h>
 

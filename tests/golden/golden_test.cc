@@ -94,13 +94,13 @@ TEST_P(GoldenTest, AcceptsNewStepsAndIsRebuilt) {
 
 INSTANTIATE_TEST_SUITE_P(
     Every, GoldenTest,
-    ::testing::Values(Golden{"v2", GoldenSteps(), GoldenStep(40, 2), 1'000, 10},
-                      Golden{"v2-pages", PagesGoldenSteps(), PagesGoldenStep(4), 15'464, 2},
-                      Golden{"v2-ranks", RanksGoldenSteps(), GoldenStep(67, 0), 1'000, 66}),
+    ::testing::Values(Golden{"v3", GoldenSteps(), GoldenStep(40, 2), 1'000, 10},
+                      Golden{"v3-pages", PagesGoldenSteps(), PagesGoldenStep(4), 15'464, 2},
+                      Golden{"v3-ranks", RanksGoldenSteps(), GoldenStep(67, 0), 1'000, 66}),
     [](const auto& info) { return std::regex_replace(info.param.folder, std::regex("-"), ""); });
 
 TEST(GoldenStoreTest, AStepHasItsBase) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(OriginalOf("v2"), OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(OriginalOf("v3"), OpenMode::kRead));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
   CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info, snapshot->FindStep(30));
   EXPECT_EQ(info.base_step, 20u);
@@ -109,7 +109,7 @@ TEST(GoldenStoreTest, AStepHasItsBase) {
 
 TEST(GoldenPagesTest, SegmentsHaveThePagesOfBothSteps) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store,
-                             Store::Open(OriginalOf("v2-pages"), OpenMode::kRead));
+                             Store::Open(OriginalOf("v3-pages"), OpenMode::kRead));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
   // The page and the tail that each step wrote, and the page that the steps share.
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto usage, snapshot->SegmentUsage());
@@ -119,11 +119,11 @@ TEST(GoldenPagesTest, SegmentsHaveThePagesOfBothSteps) {
 }
 
 TEST(GoldenRanksTest, TheRootRefersToAPageAndStepsToThreeRanks) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto storage, OpenStorage(OriginalOf("v2-ranks")));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto storage, OpenStorage(OriginalOf("v3-ranks")));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto root, internal::FindNewest(*storage));
   EXPECT_FALSE(root->pages.empty());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store,
-                             Store::Open(OriginalOf("v2-ranks"), OpenMode::kRead));
+                             Store::Open(OriginalOf("v3-ranks"), OpenMode::kRead));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
   for (const uint64_t step : {kFirstRanksStep, kLastRanksStep}) {
     CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info, snapshot->FindStep(step));

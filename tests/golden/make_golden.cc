@@ -1,28 +1,41 @@
 // Creates the golden stores of this build's format version: make_golden DIR creates DIR, DIR-pages
-// with chunks in several extents, and DIR-ranks with steps that three ranks wrote. Each is created
-// once per format version; the result is added to git and never created again.
+// with chunks in several extents, DIR-ranks with steps that three ranks wrote, and DIR-example,
+// which docs/format/ shows, with the names of its objects in the order of their creation in
+// DIR-example.names. Once a format version is released, its stores are never created again.
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <fstream>
 #include <memory>
+#include <numeric>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "core/checkpoint_store.h"
 #include "kv/base/options.h"
+#include "kv/commit/internal/part_file.h"
+#include "kv/root/internal/kv_records.h"
 #include "kv/root/internal/root_log.h"
+#include "kv/root/internal/writer_identity.h"
 #include "kv/storage/open/open_storage.h"
 #include "kv/store.h"
 #include "tests/golden/golden_contents.h"
+#include "tests/support/fixed_environment.h"
 
 namespace cairn::kv::testing {
 namespace {
 
+using cairn::testing::AdvanceClock;
+
 /// Removes what no step uses at once, to keep the repository small.
 Result<std::unique_ptr<Store>> OpenWriter(const std::string& directory) {
+  AdvanceClock();
   return Store::Open(directory, OpenMode::kWrite, {.grace = std::chrono::milliseconds(0)});
 }
 
@@ -30,6 +43,7 @@ Result<void> MakeGolden(const std::string& directory) {
   {
     CAIRN_TRY_ASSIGN(const auto store, OpenWriter(directory));
     for (const auto& [step, version] : {std::pair{10, 0}, {15, 0}, {20, 0}, {20, 1}}) {
+      AdvanceClock();
       CAIRN_TRY(SaveSample(*store, GoldenStep(step, version), /*overwrite=*/version > 0));
     }
     CAIRN_TRY(store->Delete(std::array<uint64_t, 1>{15}));
@@ -43,9 +57,20 @@ Result<void> MakeGolden(const std::string& directory) {
 /// Step 1 is deleted. Its segment remains, because later steps use some of its pages.
 Result<void> MakeGoldenPages(const std::string& directory) {
   CAIRN_TRY_ASSIGN(const auto store, OpenWriter(directory));
-  for (const uint64_t step : {1, 2, 3}) CAIRN_TRY(SaveSample(*store, PagesGoldenStep(step)));
+  for (const uint64_t step : {1, 2, 3}) {
+    AdvanceClock();
+    CAIRN_TRY(SaveSample(*store, PagesGoldenStep(step)));
+  }
   CAIRN_TRY(store->Delete(std::array<uint64_t, 1>{1}));
   return store->Close();
+}
+
+/// Removes older roots, which would be most of the bytes of a store and are of no use here.
+Result<void> KeepRoots(const std::string& directory, uint64_t count) {
+  CAIRN_TRY_ASSIGN(const auto storage, OpenStorage(directory));
+  CAIRN_TRY_ASSIGN(const auto root, internal::FindNewest(*storage));
+  CAIRN_TRY(internal::RemoveOldRoots(*storage, root->number, count));
+  return {};
 }
 
 /// Opens two more ranks.
@@ -65,15 +90,106 @@ Result<void> MakeGoldenRanks(const std::string& directory) {
   CAIRN_TRY_ASSIGN(const auto store, OpenWriter(directory));
   CAIRN_TRY_ASSIGN(const auto others, OpenOthers(*store, directory));
   for (const auto& [step, sample] : RanksGoldenSteps()) {
+    AdvanceClock();
     // All ranks take part only in the first and the last step.
     const bool of_ranks = step == kFirstRanksStep || step == kLastRanksStep;
     CAIRN_TRY(of_ranks ? SaveSampleByRanks(*store, others, sample) : SaveSample(*store, sample));
   }
   CAIRN_TRY(store->Close());
-  // Old roots are of no use here, and would be most of the bytes of this store.
+  return KeepRoots(directory, 3);
+}
+
+/// Names the objects of a store in the order of their creation.
+class CreationOrder {
+ public:
+  explicit CreationOrder(const std::string& directory) : directory_(directory) {}
+  /// Adds the objects that were created since the last call.
+  Result<void> Note() {
+    CAIRN_TRY_ASSIGN(const auto storage, OpenStorage(directory_));
+    CAIRN_TRY_ASSIGN(const std::vector<std::string> names, storage->List(""));
+    std::erase_if(names_,
+                  [&](const std::string& name) { return !std::ranges::count(names, name); });
+    for (const std::string& name : names) {
+      if (!std::ranges::count(names_, name)) names_.push_back(name);
+    }
+    return {};
+  }
+  void Write() const {
+    std::ofstream file(directory_ + ".names");
+    for (const std::string& name : names_) file << name << "\n";
+  }
+
+ private:
+  const std::string directory_;
+  std::vector<std::string> names_;
+};
+
+/// Steps with a tensor "w" of five bytes, which never change. Steps 66 and 67 have a tensor "p" of
+/// 80,000 bytes, too, of which the second page differs.
+Result<void> SaveExample(core::CheckpointStore& store, uint64_t step) {
+  AdvanceClock();
+  const std::string_view hello = "hello";
+  std::vector<std::byte> page(80'000);
+  for (size_t i = 0; i < page.size(); ++i) {
+    page[i] = static_cast<std::byte>(i / 64 * 7 + (i < kPageBytes ? 0 : step));
+  }
+  core::StateDict state;
+  const auto add = [&](const char* key, const void* data, uint64_t size) {
+    state.root().Tensor(key, {.dtype = core::DType::kUInt8,
+                              .shape = {size},
+                              .strides = {1},
+                              .data = static_cast<const std::byte*>(data)});
+  };
+  add("w", hello.data(), hello.size());
+  if (step >= 66) add("p", page.data(), page.size());
+  CAIRN_TRY(store.Save(step, state));
+  return {};
+}
+
+/// The part of rank 1 of 2 of a step that is not committed, with the summary of the step.
+Result<void> PutPart(const std::string& directory) {
   CAIRN_TRY_ASSIGN(const auto storage, OpenStorage(directory));
   CAIRN_TRY_ASSIGN(const auto root, internal::FindNewest(*storage));
-  CAIRN_TRY(internal::RemoveOldRoots(*storage, root->number, /*keep=*/3));
+  const std::string attempt = root->writer.session + "-68-0";
+  const internal::PartHeader header{
+      .store_uuid = root->store_uuid, .step = 68, .rank = 1, .world_size = 2, .attempt = attempt};
+  internal::PartWriter part(storage, "pending/" + attempt + "/1.part", header);
+  const StepInfo info{.step = 68,
+                      .created_unix_ns = internal::NowUnixNs(),
+                      .world_size = 2,
+                      .attempt = attempt,
+                      .tensor_count = 1,
+                      .chunk_count = 1,
+                      .logical_bytes = 5};
+  const std::string key(1, static_cast<char>(Column::kSteps));
+  CAIRN_TRY(part.Add({.key = key, .value = internal::EncodeStep(info)}));
+  return part.Finish();
+}
+
+/// 67 steps, of which 6 remain, in a page and in the root.
+Result<void> MakeExample(const std::string& directory) {
+  CreationOrder order(directory);
+  {
+    AdvanceClock();
+    CAIRN_TRY_ASSIGN(const auto store,
+                     core::CheckpointStore::Open(directory, OpenMode::kWrite,
+                                                 {.grace = std::chrono::milliseconds(0)}));
+    for (uint64_t step = 1; step <= 67; ++step) {
+      CAIRN_TRY(SaveExample(*store, step));
+      if (step == 65) {
+        std::vector<uint64_t> deleted(63);
+        std::iota(deleted.begin(), deleted.end(), 1);
+        std::erase_if(deleted, [](uint64_t one) { return one == 7 || one == 8; });
+        CAIRN_TRY(store->Delete(deleted));
+      }
+      CAIRN_TRY(order.Note());
+    }
+    CAIRN_TRY(store->Close());
+  }
+  CAIRN_TRY(PutPart(directory));
+  CAIRN_TRY(KeepRoots(directory, 2));
+  CAIRN_TRY(order.Note());
+  order.Write();
   return {};
 }
 
@@ -89,6 +205,7 @@ int main(int argc, char** argv) {
   auto made = cairn::kv::testing::MakeGolden(directory);
   if (made) made = cairn::kv::testing::MakeGoldenPages(directory + "-pages");
   if (made) made = cairn::kv::testing::MakeGoldenRanks(directory + "-ranks");
+  if (made) made = cairn::kv::testing::MakeExample(directory + "-example");
   if (!made) {
     std::fprintf(stderr, "make_golden: %s\n", made.error().ToString().c_str());
     return 2;

@@ -1,7 +1,7 @@
 // CAIRN: four lines of text.
 //
 //   cairn store
-//   format 2
+//   format 3
 //   uuid <32 hex digits>
 //   checksum <16 hex digits>      XXH3-64 of the lines before
 

@@ -10,7 +10,7 @@
 
 namespace cairn::kv::internal {
 
-inline constexpr int kStoreFormat = 2;
+inline constexpr int kStoreFormat = 3;
 
 /// Reads and checks CAIRN. kNotFound: there is nothing at the address, or an empty directory, which
 /// may be a store that is being created. kInvalidArgument: it is not a store. kUnimplemented: the

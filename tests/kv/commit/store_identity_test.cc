@@ -131,10 +131,10 @@ TEST_F(StoreIdentityTest, WhatIsNotAStoreIsRefusedAndNotChanged) {
 
 TEST_F(StoreIdentityTest, OtherFormatsAreUnimplemented) {
   MakeStore();
-  WriteIdentity(IdentityOf("3"));
-  ExpectBothFail(ErrorCode::kUnimplemented, "format 3, this build reads 2; use a newer Cairn");
-  WriteIdentity(IdentityOf("1"));
-  ExpectBothFail(ErrorCode::kUnimplemented, "format 1, this build reads 2; save the state again");
+  WriteIdentity(IdentityOf("4"));
+  ExpectBothFail(ErrorCode::kUnimplemented, "format 4, this build reads 3; use a newer Cairn");
+  WriteIdentity(IdentityOf("2"));
+  ExpectBothFail(ErrorCode::kUnimplemented, "format 2, this build reads 3; save the state again");
 }
 
 // A flipped bit of the format is not a newer one.
