@@ -84,9 +84,10 @@ class Rebuilder {
       if (root && root->store_uuid == state_.uuid && root->number == *number) {
         CAIRN_TRY(CheckCanFollow(storage_, name, root->number, root->epoch));
         best_ = *std::move(root);
-        // Readers ignore a root without its predecessor.
-        is_whole_ = *number == last_number_ &&
-                    (*number == 1 || std::ranges::binary_search(numbers, *number - 1));
+        // Readers ignore a root without its predecessor, as the first one of another rebuild.
+        CAIRN_TRY_ASSIGN(const Presence before,
+                         *number == 1 ? Presence::kSame : LookBefore(storage_, best_));
+        is_whole_ = *number == last_number_ && MayBeSame(before);
         return {};
       }
       Error error = root ? Error{.code = ErrorCode::kDataLoss,

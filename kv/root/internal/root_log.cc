@@ -78,8 +78,9 @@ CommitOutcome LeftBehind(Storage& storage, const Root& next, size_t put_count) {
 /// its writer has put it into this store by mistake, and the number is free.
 std::optional<CommitOutcome> Refused(Storage& storage, const Root& next, Root other) {
   const bool is_of_store = other.store_uuid == next.store_uuid;
-  const bool is_alternative = is_of_store && (!other.predecessor || !next.predecessor ||
-                                              *other.predecessor == *next.predecessor);
+  // A root without a predecessor is that of a rebuild, or root 1.
+  const bool is_alternative =
+      is_of_store && (!other.predecessor || other.predecessor == next.predecessor);
   if (next.number > 1) {
     const auto follows = HasPredecessor(storage, next);
     if (!follows) return Unknown(next, follows.error());
@@ -193,6 +194,7 @@ Root Successor(const Root& last, std::chrono::nanoseconds max_lead) {
 }
 
 CommitOutcome CommitRoot(Storage& storage, Root& next) {
+  CAIRN_CHECK(next.predecessor.has_value() == (next.number > 1));
   const std::string name = RootName(next.number);
   std::vector<Uuid> commit_ids;  // commit ids of all puts
   for (int attempt = 0;; ++attempt) {

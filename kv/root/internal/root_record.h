@@ -85,8 +85,7 @@ struct Root {
   uint32_t kept_before_epoch = 0;
   /// The checksum of the object from which the root was decoded; not a field of the record.
   std::optional<uint64_t> checksum;
-  /// The commit id of root `number` - 1. Nothing in the first root of a store or of a rebuild, and
-  /// in roots that were written before there was this field.
+  /// The commit id of root `number` - 1. Nothing only in the first root of a store or of a rebuild.
   std::optional<Uuid> predecessor;
 };
 

@@ -85,14 +85,12 @@ Result<Presence> LookAgain(Storage& storage, const Root& root) {
 }
 
 Result<Presence> LookBefore(Storage& storage, const Root& root) {
-  if (root.predecessor) return LookAt(storage, root.number - 1, *root.predecessor, std::nullopt);
-  CAIRN_TRY_ASSIGN(const bool exists, RootExists(storage, root.number - 1));
-  return exists ? Presence::kUnclear : Presence::kAbsent;
+  if (!root.predecessor) return Presence::kAbsent;
+  return LookAt(storage, root.number - 1, *root.predecessor, std::nullopt);
 }
 
 bool Follows(const Root& next, const Root& root) {
-  return next.store_uuid == root.store_uuid &&
-         (!next.predecessor || *next.predecessor == root.commit_id);
+  return next.store_uuid == root.store_uuid && next.predecessor == root.commit_id;
 }
 
 Result<uint64_t> ProbeForward(Storage& storage, uint64_t number) {
@@ -257,6 +255,16 @@ Result<std::optional<Root>> GiveUp(Storage& storage, uint64_t hint) {
           .code = ErrorCode::kDataLoss,
           .message = fmt::format("root {} has no predecessor: root {} is missing", last, last - 1),
           .file = ObjectPath(storage.address(), RootName(last - 1))});
+    }
+    const auto root = ReadRoot(storage, last);
+    if (root && *root && last > 1 && !(*root)->predecessor) {
+      return Fail(
+          Error{.code = ErrorCode::kDataLoss,
+                .hint = Hint::kRebuild,
+                .message = fmt::format("root {} is the first one of a rebuild, and the next "
+                                       "one is missing; run the rebuild again",
+                                       last),
+                .file = ObjectPath(storage.address(), RootName(last))});
     }
     return Fail(Error{.code = ErrorCode::kUnavailable,
                       .message = fmt::format(

@@ -276,7 +276,7 @@ TEST_F(RootLogTest, PutThatIsLostIsRepeatedWhetherItWasAcknowledgedOrNot) {
     EXPECT_EQ(puts, 3);
   }
   storage_.on_put_if_absent = [](auto, auto) { return Result<void>(); };
-  Root next = EmptyRoot(3);
+  Root next = RootAfter(last_);
   EXPECT_EQ(CommitRoot(storage_, next).state, State::kUnknown);
 }
 
@@ -284,14 +284,15 @@ TEST_F(RootLogTest, PutWithoutAnAnswerIsUnknown) {
   CommitUpTo(5);
   storage_.on_put_if_absent = [](auto, auto) -> Result<void> { return Lost(); };
   const std::string words = "unknown whether root 6 was committed";
-  ExpectOutcome(EmptyRoot(6), State::kUnknown, ErrorCode::kUnavailable, words);
+  ExpectOutcome(RootAfter(last_), State::kUnknown, ErrorCode::kUnavailable, words);
   storage_.on_size = [](auto) -> Result<uint64_t> { return Lost(); };  // nor can it be read
-  ExpectOutcome(EmptyRoot(6), State::kUnknown, ErrorCode::kUnavailable, words);
+  ExpectOutcome(RootAfter(last_), State::kUnknown, ErrorCode::kUnavailable, words);
 }
 
 TEST_F(RootLogTest, OtherWriterIsNamed) {
+  CommitUpTo(4);
+  Root next = RootAfter(last_);
   CommitUpTo(5);
-  Root next = EmptyRoot(5);
   const CommitOutcome outcome = CommitRoot(storage_, next);
   EXPECT_EQ(outcome.state, State::kNotCommitted);
   EXPECT_EQ(outcome.error.code, ErrorCode::kConflict);
@@ -379,6 +380,18 @@ TEST_F(RootLogTest, RootThatIsPutAgainLaterIsNoPredecessor) {
   ExpectNewest(200);
 }
 
+// A rebuild was interrupted between its two roots.
+TEST_F(RootLogTest, RootWithoutAPredecessorIsNotTheNewest) {
+  CommitUpTo(20);
+  Root rebuilt = EmptyRoot(21);
+  rebuilt.predecessor.reset();
+  PutRoot(rebuilt);
+  EXPECT_THAT(FindNewest(storage_), IsError(ErrorCode::kDataLoss, "run the rebuild again"));
+  PutRoot(RootAfter(rebuilt));
+  ExpectNewest(22);
+  ExpectNewer(last_, 22);
+}
+
 TEST_F(RootLogTest, DamagedPredecessorDoesNotHideTheNewestRoot) {
   CommitUpTo(20);
   CAIRN_ASSERT_OK(storage_.Put(RootName(19), std::as_bytes(std::span("damage"))));
@@ -442,9 +455,10 @@ TEST_F(RootLogTest, FirstRootRemainsIfAnotherWriterContinues) {
     HookedStorage storage;
     storage.on_put_if_absent = [&](auto name, auto bytes) -> Result<void> {
       CAIRN_TRY(storage.base().PutIfAbsent(name, bytes));
-      for (uint64_t number = 2; number <= newest; ++number) {
-        CAIRN_TRY(
-            storage.base().PutIfAbsent(RootName(number), EncodeRoot(EmptyRoot(number)).value()));
+      CAIRN_TRY_ASSIGN(Root last, internal::DecodeRoot(bytes));
+      while (last.number < newest) {
+        last = RootAfter(last);
+        CAIRN_TRY(storage.base().PutIfAbsent(RootName(last.number), EncodeRoot(last).value()));
       }
       return {};
     };
@@ -470,7 +484,7 @@ TEST_F(RootLogTest, CommitThatWasReplacedSinceIsUnknown) {
   storage_.on_size = [this](std::string_view name) -> Result<uint64_t> {
     return storage_.base().Size(name);
   };
-  Root next = EmptyRoot(11);
+  Root next = RootAfter(last_);
   // The put is repeated, because root 11 is absent.
   EXPECT_EQ(CommitRoot(storage_, next).state, State::kUnknown);
   ExpectNewest(300);
@@ -483,13 +497,14 @@ TEST(RootLogFaultTest, OutcomeOfACommitWithAFaultIsTrue) {
         StorageFault::kConflict, StorageFault::kPowerCut, StorageFault::kDelay}) {
     for (uint64_t index = 0;; ++index) {
       const auto base = std::make_shared<MemoryStorage>("test");
-      for (const uint64_t number : {1, 2}) {
-        Root root = EmptyRoot(number);
-        ASSERT_EQ(CommitRoot(*base, root).state, State::kCommitted);
+      Root last;
+      for (int i = 0; i < 2; ++i) {
+        last = RootAfter(last);
+        ASSERT_EQ(CommitRoot(*base, last).state, State::kCommitted);
       }
       FaultyStorage faulty(base);
       faulty.SetPlan(internal::FaultAt(index, fault));
-      Root next = EmptyRoot(3);
+      Root next = RootAfter(last);
       const State state = CommitRoot(faulty, next).state;
 
       CAIRN_ASSERT_OK_AND_ASSIGN(const auto newest, FindNewest(*base));
@@ -512,7 +527,7 @@ TEST_F(RootLogTest, EightWritersRaceAndEachRootHasOneWinner) {
   const auto write = [&](int writer) {
     for (uint64_t number = 1; number <= kRounds; ++number) {
       round_begin.arrive_and_wait();
-      Root root = EmptyRoot(number);
+      Root root = number == 1 ? EmptyRoot(1) : RootAfter(**internal::ReadRoot(storage, number - 1));
       root.writer.pid = static_cast<uint32_t>(writer);
       const CommitOutcome outcome = CommitRoot(storage, root);
       if (outcome.state == State::kCommitted) ++winners[number];

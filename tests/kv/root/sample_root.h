@@ -47,11 +47,13 @@ inline internal::StepEntryPtr Shared(internal::StepEntry entry) {
   return std::make_shared<const internal::StepEntry>(std::move(entry));
 }
 
-/// Returns root `number` without steps, of a writer since 2026-01-31 12:00:00 UTC.
+/// Returns root `number` without steps, of a writer since 2026-01-31 12:00:00 UTC, whose predecessor
+/// does not exist.
 inline internal::Root EmptyRoot(uint64_t number, uint32_t epoch = 1) {
   internal::Root root;
   root.number = number;
   root.commit_id = internal::NewUuid();
+  if (number > 1) root.predecessor = internal::NewUuid();
   root.store_uuid.fill(std::byte{7});
   root.epoch = epoch;
   root.writer = {
@@ -63,7 +65,7 @@ inline internal::Root EmptyRoot(uint64_t number, uint32_t epoch = 1) {
 /// Returns the root that follows `last`; root 1 if that is number 0.
 inline internal::Root RootAfter(const internal::Root& last) {
   internal::Root root = EmptyRoot(last.number + 1);
-  if (last.number > 0) root.predecessor = last.commit_id;
+  if (root.number > 1) root.predecessor = last.commit_id;
   return root;
 }
 
