@@ -145,7 +145,7 @@ Result<std::vector<SegmentInfo>> Snapshot::FurtherSegmentsOf(
     const StepInfo& step, std::unordered_set<uint64_t>& known) const {
   std::vector<SegmentInfo> segments;
   CAIRN_TRY_ASSIGN(const auto entry, state_->FindEntry(step.step));
-  const bool are_known = entry != nullptr && !entry->usage_in_table &&
+  const bool are_known = entry != nullptr && !entry->usage_in_tables &&
                          std::ranges::all_of(entry->usage, [&](const internal::SegmentUse& use) {
                            return known.contains(use.segment.id);
                          });
@@ -174,7 +174,7 @@ Result<std::vector<Usage>> Snapshot::SegmentUsage() const {
   CAIRN_TRY_ASSIGN(const auto entries, state_->AllEntries());
   for (const auto& entry : entries) {
     std::vector<internal::SegmentUse> of_step = entry->usage;
-    if (entry->usage_in_table) {
+    if (entry->usage_in_tables) {
       CAIRN_TRY_ASSIGN(const auto open, state_->Open(entry->info));
       CAIRN_TRY_ASSIGN(of_step, state_->UsageOf(*open));
     }

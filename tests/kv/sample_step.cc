@@ -451,7 +451,7 @@ Result<std::vector<std::string>> FindLeftovers(const std::shared_ptr<Storage>& s
       for (const auto& table : entry->tables) {
         reached.insert(ObjectName(ObjectKind::kTable, table.id));
       }
-      CAIRN_CHECK(!entry->usage_in_table);  // the samples have few segments
+      CAIRN_CHECK(!entry->usage_in_tables);  // the samples have few segments
       for (const auto& use : entry->usage) {
         reached.insert(ObjectName(ObjectKind::kSegment, use.segment));
       }

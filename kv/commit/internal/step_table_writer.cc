@@ -117,10 +117,10 @@ Result<void> StepTableWriter::Finish(StepEntry& entry) {
     CAIRN_TRY(
         Put(TableKey(Column::kSegments, NumberKey(segment_id)), segments_.at(segment_id).record));
   }
-  entry.usage_in_table = live_bytes.size() > kMaxInlineSegments;
+  entry.usage_in_tables = live_bytes.size() > kMaxInlineSegments;
   for (const auto& [segment_id, bytes] : live_bytes) {
     const SegmentUse use{.segment = segments_.at(segment_id).id, .live_bytes = bytes};
-    if (entry.usage_in_table) {
+    if (entry.usage_in_tables) {
       CAIRN_TRY(Put(TableKey(Column::kUsage, NumberKey(segment_id)), EncodeUsage(use)));
     } else {
       entry.usage.push_back(use);
@@ -142,7 +142,7 @@ Result<void> StepTableWriter::FinishSame(const StepEntry& base, StepEntry& entry
     }
   }
   entry.usage = base.usage;
-  entry.usage_in_table = base.usage_in_table;
+  entry.usage_in_tables = base.usage_in_tables;
   CAIRN_TRY_ASSIGN(entry.tables, FinishTable());
   return {};
 }

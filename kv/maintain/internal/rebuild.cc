@@ -248,8 +248,8 @@ class Rebuilder {
       }
       usage.push_back({.segment = {.epoch = info.epoch, .id = segment_id}, .live_bytes = bytes});
     }
-    entry.usage_in_table = usage.size() > kMaxInlineSegments;
-    entry.usage = entry.usage_in_table ? std::vector<SegmentUse>() : std::move(usage);
+    entry.usage_in_tables = usage.size() > kMaxInlineSegments;
+    entry.usage = entry.usage_in_tables ? std::vector<SegmentUse>() : std::move(usage);
     return {};
   }
 

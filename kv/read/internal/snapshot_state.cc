@@ -210,7 +210,7 @@ Result<std::optional<std::vector<std::byte>>> SnapshotState::Get(const StepInfo&
 }
 
 Result<std::vector<SegmentUse>> SnapshotState::UsageOf(const OpenStep& step) const {
-  return step.entry->usage_in_table ? ReadUsage(step.tables) : step.entry->usage;
+  return step.entry->usage_in_tables ? ReadUsage(step.tables) : step.entry->usage;
 }
 
 Result<std::vector<SegmentInfo>> SnapshotState::SegmentsOf(const StepInfo& step) const {
@@ -269,7 +269,7 @@ Result<bool> SnapshotState::IsUsedBy(const Root& root, const ParsedObjectName& o
       continue;
     }
     std::vector<SegmentUse> usage = entry->usage;
-    if (entry->usage_in_table) {
+    if (entry->usage_in_tables) {
       CAIRN_TRY_ASSIGN(TableStack stack, tables->OpenStack(entry->tables));
       CAIRN_TRY_ASSIGN(usage, UsageOf({.entry = entry, .tables = std::move(stack)}));
     }

@@ -96,7 +96,7 @@ Offset<schema::StepEntry> AddEntry(Builder& builder, const StepEntry& entry) {
   auto record = BeginStep<schema::StepEntryBuilder>(builder, entry.info);
   record.add_tables(tables_offset);
   record.add_usage(usage_offset);
-  record.add_usage_in_table(entry.usage_in_table);
+  record.add_usage_in_tables(entry.usage_in_tables);
   return record.Finish();
 }
 
@@ -117,10 +117,10 @@ Result<std::vector<TableInfo>> ReadTables(const schema::StepEntry& step) {
 Result<StepEntryPtr> ReadEntry(const schema::StepEntry& step) {
   auto entry = std::make_shared<StepEntry>();
   entry->info = ReadStep(step);
-  entry->usage_in_table = step.usage_in_table();
+  entry->usage_in_tables = step.usage_in_tables();
   CAIRN_TRY_ASSIGN(entry->tables, ReadTables(step));
   const size_t usage_count = step.usage() == nullptr ? 0 : step.usage()->size();
-  if (usage_count > (entry->usage_in_table ? 0 : kMaxInlineSegments)) {
+  if (usage_count > (entry->usage_in_tables ? 0 : kMaxInlineSegments)) {
     return Damaged("an entry has too many segments");
   }
   for (size_t i = 0; i < usage_count; ++i) {

@@ -43,7 +43,7 @@ struct StepEntry {
   StepInfo info;                  // its generation is the number of the root that added the step
   std::vector<TableInfo> tables;  // newest first, at most kMaxTables
   std::vector<SegmentUse> usage;
-  bool usage_in_table = false;  // `usage` is empty, and the newest table contains it
+  bool usage_in_tables = false;  // `usage` is empty: the tables contain it
 };
 
 /// Entries never change, so a root, the pages in memory and snapshots share them.

@@ -49,7 +49,7 @@ struct Reached {
   /// As UsageOf, but copies nothing: a store may have 100,000 steps.
   template <typename Visit>
   static Result<void> ForEachUse(StoreState& state, const StepEntry& entry, const Visit& visit) {
-    if (!entry.usage_in_table) {
+    if (!entry.usage_in_tables) {
       for (const SegmentUse& use : entry.usage) visit(use.segment);
       return {};
     }
@@ -286,7 +286,7 @@ Result<std::unique_ptr<Turn>> Turn::Take(StoreState& state, std::atomic<bool>& f
 }
 
 Result<std::vector<SegmentUse>> UsageOf(StoreState& state, const StepEntry& entry) {
-  if (!entry.usage_in_table) return entry.usage;
+  if (!entry.usage_in_tables) return entry.usage;
   if (entry.tables.empty()) return Fail(ErrorCode::kDataLoss, "a step has no tables");
   CAIRN_TRY_ASSIGN(const TableStack stack, state.tables->OpenStack(entry.tables));
   return ReadUsage(stack);

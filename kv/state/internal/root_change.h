@@ -111,7 +111,7 @@ bool IsAnnounced(const RemovedObject& object, const Root& root);
 Result<void> CommitAnnouncement(StoreState& state, std::span<const RemovedObject> objects,
                                 bool takes_epoch);
 
-/// Returns the segments that a step uses, from its entry or from its newest table.
+/// Returns the segments that a step uses, from its entry or from its tables.
 Result<std::vector<SegmentUse>> UsageOf(StoreState& state, const StepEntry& entry);
 
 /// Removes the objects whose grace period has not passed, if the file system of the store is nearly

@@ -62,7 +62,7 @@ TEST(RootRecordTest, PageIsDecodedAsItWasEncoded) {
   std::vector<internal::StepEntryPtr> entries;
   for (uint64_t step = 0; step < 48; ++step) {
     internal::StepEntry entry = SampleEntry(step * step, step, random, step % 9, step % 17);
-    entry.usage_in_table = entry.usage.empty();
+    entry.usage_in_tables = entry.usage.empty();
     entries.push_back(Shared(std::move(entry)));
   }
 

@@ -71,7 +71,7 @@ inline internal::Root RootAfter(const internal::Root& last) {
 
 /// Returns whether all fields are equal.
 inline bool Same(const internal::StepEntry& a, const internal::StepEntry& b) {
-  return a.tables == b.tables && a.usage == b.usage && a.usage_in_table == b.usage_in_table &&
+  return a.tables == b.tables && a.usage == b.usage && a.usage_in_tables == b.usage_in_tables &&
          internal::EncodeStep(a.info) == internal::EncodeStep(b.info);
 }
 
