@@ -25,9 +25,6 @@ static_assert(static_cast<int>(NodeKind::kValue) == static_cast<int>(schema::Nod
 static_assert(static_cast<int>(KeyKind::kRoot) == static_cast<int>(schema::KeyKind::Root));
 static_assert(static_cast<int>(KeyKind::kFloat) == static_cast<int>(schema::KeyKind::MAX));
 
-// Limits the memory that a hostile structure record can require.
-constexpr size_t kMaxFqnBytes = 64 * 1024;
-
 // Returns a leaf that has the FQN of an earlier one; null if there is none. A hash table of indices
 // with open addressing: every save and listing calls this, and a set would allocate a node per
 // leaf.
@@ -137,6 +134,12 @@ Result<std::vector<Leaf>> FlattenTree(const StateTree& tree) {
                               fqn.substr(0, 80)));
     }
     if (IsContainer(node.kind)) {
+      if (prefixes.size() == kMaxTreeLevels) {
+        return Fail(Error{
+            .code = ErrorCode::kInvalidArgument,
+            .message = fmt::format("the state is nested deeper than {} levels", kMaxTreeLevels),
+            .key = fqn.substr(0, 80)});
+      }
       prefixes.push_back({i, std::move(fqn)});
     } else {
       leaves.push_back({i, std::move(fqn)});

@@ -62,6 +62,11 @@ struct Node {
   friend bool operator==(const Node&, const Node&) = default;
 };
 
+/// The longest FQN. Limits the memory that a hostile structure record can require.
+inline constexpr size_t kMaxFqnBytes = 64 * 1024;
+/// The largest number of containers on the path from the root to a leaf, including the root.
+inline constexpr size_t kMaxTreeLevels = 1000;
+
 /// Nodes in preorder; node 0 is the root. The root may be a leaf, with the FQN "".
 struct StateTree {
   std::vector<Node> nodes;
@@ -74,7 +79,8 @@ struct Leaf {
   std::string fqn;
 };
 /// Returns the leaves in tree order. kInvalidArgument, naming the FQN: two leaves have the same
-/// FQN, or an FQN contains NUL or is too long. kDataLoss: the child counts do not add up.
+/// FQN, an FQN contains NUL or is too long, or the tree has too many levels. kDataLoss: the child
+/// counts do not add up.
 Result<std::vector<Leaf>> FlattenTree(const StateTree& tree);
 
 /// Returns the tree of the leaves for which keep[i] is true (i in FlattenTree order), without the

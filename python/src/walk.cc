@@ -93,7 +93,7 @@ class Walker {
   void Descend(uint32_t node, uint32_t depth) {
     const NodeKind kind = walk_.tree.nodes[node].kind;
     if (!core::IsContainer(kind)) return;
-    if (depth == kMaxDepth) ThrowTooDeep(node);
+    if (depth == core::kMaxTreeLevels) ThrowTooDeep(node);
     const nb::object container = walk_.py_nodes[node].value;
     core::IsMapping(kind) ? AddItems(container, node, depth) : AddElements(container, node, depth);
   }
@@ -134,7 +134,7 @@ class Walker {
   }
 
   [[noreturn]] void ThrowTooDeep(uint32_t node) const {
-    ThrowInvalid("the state is nested deeper than " + std::to_string(kMaxDepth) +
+    ThrowInvalid("the state is nested deeper than " + std::to_string(core::kMaxTreeLevels) +
                      " levels: does it contain itself?",
                  walk_.Fqn(node));
   }

@@ -17,9 +17,6 @@ namespace cairn::python {
 
 namespace nb = nanobind;
 
-/// Limit of the levels of nesting. Deeper states are assumed to contain themselves.
-inline constexpr uint32_t kMaxDepth = 1000;
-
 /// The key of the description in the dict of a tensor subclass. Frozen: part of stored steps.
 inline constexpr std::string_view kSubclassKey = "__tensor_subclass__";
 
@@ -45,7 +42,7 @@ struct Walk {
 
 /// Walks a state, in which tensor subclasses with inner tensors become dicts. Raises Invalid for
 /// keys that cannot be part of an FQN or are reserved, for states that are nested more than
-/// kMaxDepth levels deep, and for tensor subclasses that cannot be described.
+/// core::kMaxTreeLevels levels deep, and for tensor subclasses that cannot be described.
 Walk WalkState(nb::handle state, const TorchAccess& torch);
 
 }  // namespace cairn::python

@@ -16,8 +16,6 @@
 namespace cairn::core::internal {
 namespace {
 
-constexpr size_t kMaxDepth = 1000;  // as in TreeMerge
-
 bool IsSequence(NodeKind kind) { return IsContainer(kind) && !IsMapping(kind); }
 
 bool IsNumber(std::string_view text) {
@@ -104,7 +102,7 @@ struct EditedTree::Branch {
   }
 
   static Result<std::unique_ptr<Branch>> Unfold(const StateTree& tree, size_t& at, size_t depth) {
-    if (at == tree.nodes.size() || depth > kMaxDepth) {
+    if (at == tree.nodes.size() || depth > kMaxTreeLevels) {
       return Fail(ErrorCode::kDataLoss, "a state's tree is damaged or too deep");
     }
     auto branch = std::make_unique<Branch>();

@@ -9,11 +9,6 @@
 #include <utility>
 
 namespace cairn::core::internal {
-namespace {
-
-constexpr size_t kMaxDepth = 1000;  // the same limit as for trees that are read from disk
-
-}  // namespace
 
 struct TreeMerge::Branch {
   Node node;
@@ -30,7 +25,7 @@ struct TreeMerge::Branch {
 
 Result<std::unique_ptr<TreeMerge::Branch>> TreeMerge::Unfold(const StateTree& tree, size_t& at,
                                                              size_t depth) {
-  if (at == tree.nodes.size() || depth > kMaxDepth) {
+  if (at == tree.nodes.size() || depth > kMaxTreeLevels) {
     return Fail(ErrorCode::kDataLoss, "a state's tree is damaged: its child counts do not add up");
   }
   auto branch = std::make_unique<Branch>();

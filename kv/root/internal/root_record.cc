@@ -116,7 +116,7 @@ Result<std::vector<TableInfo>> ReadTables(const schema::StepEntry& step) {
 
 Result<StepEntryPtr> ReadEntry(const schema::StepEntry& step) {
   auto entry = std::make_shared<StepEntry>();
-  entry->info = ReadStep(step);
+  CAIRN_TRY_ASSIGN(entry->info, ReadStep(step));
   entry->usage_in_tables = step.usage_in_tables();
   CAIRN_TRY_ASSIGN(entry->tables, ReadTables(step));
   const size_t usage_count = step.usage() == nullptr ? 0 : step.usage()->size();
@@ -210,20 +210,21 @@ Offset<flatbuffers::Vector<uint8_t>> AddUuid(Builder& builder, const Uuid& uuid)
   return builder.CreateVector(reinterpret_cast<const uint8_t*>(uuid.data()), uuid.size());
 }
 
-WriterIdentity ReadWriter(const schema::Writer* writer) {
-  if (writer == nullptr) return {};
-  return {.host = BoundedText(writer->host()),
-          .pid = writer->pid(),
-          .session = BoundedText(writer->session()),
-          .since_unix_ns = writer->since_unix_ns()};
+Result<WriterIdentity> ReadWriter(const schema::Writer* writer) {
+  if (writer == nullptr) return WriterIdentity{};
+  WriterIdentity identity{.pid = writer->pid(), .since_unix_ns = writer->since_unix_ns()};
+  CAIRN_TRY_ASSIGN(identity.host, BoundedText(writer->host()));
+  CAIRN_TRY_ASSIGN(identity.session, BoundedText(writer->session()));
+  return identity;
 }
 
-std::vector<RemovedObject> ReadRemoved(const schema::RootRecord& record) {
+Result<std::vector<RemovedObject>> ReadRemoved(const schema::RootRecord& record) {
   std::vector<RemovedObject> removed;
   if (record.removed() == nullptr) return removed;
   removed.reserve(record.removed()->size());
   for (const schema::RemovedObject* object : *record.removed()) {
-    removed.push_back({.name = BoundedText(object->name()),
+    CAIRN_TRY_ASSIGN(std::string name, BoundedText(object->name()));
+    removed.push_back({.name = std::move(name),
                        .since_unix_ns = object->since_unix_ns(),
                        .file_bytes = object->file_bytes()});
   }
@@ -244,7 +245,7 @@ Result<Tags> ReadTags(const schema::RootRecord& record) {
   if (record.tags() == nullptr) return tags;
   if (record.tags()->size() > kMaxTags) return Damaged("there are too many tags");
   for (const schema::Tag* tag : *record.tags()) {
-    const std::string name = BoundedText(tag->name());
+    CAIRN_TRY_ASSIGN(const std::string name, BoundedText(tag->name()));
     if (!IsTagName(name) || !tags.emplace(name, tag->step()).second) {
       return Damaged("a tag has an impossible name");
     }
@@ -272,9 +273,9 @@ Result<RetentionPolicy> ReadRetention(const schema::RootRecord& record) {
   if (stored->keep_best() != nullptr) {
     if (stored->keep_best()->size() > kMaxKeepBest) return Damaged("its policy is too long");
     for (const schema::KeepBest* best : *stored->keep_best()) {
-      policy.keep_best.push_back({.metric = BoundedText(best->metric()),
-                                  .count = best->count(),
-                                  .highest = best->highest()});
+      CAIRN_TRY_ASSIGN(std::string metric, BoundedText(best->metric()));
+      policy.keep_best.push_back(
+          {.metric = std::move(metric), .count = best->count(), .highest = best->highest()});
     }
   }
   return policy;
@@ -360,12 +361,12 @@ Result<Root> DecodeRoot(std::span<const std::byte> object) {
   }
   root.epoch = record->epoch();
   root.kept_before_epoch = record->kept_before_epoch();
-  root.writer = ReadWriter(record->writer());
+  CAIRN_TRY_ASSIGN(root.writer, ReadWriter(record->writer()));
   root.created_unix_ns = record->created_unix_ns();
   CAIRN_TRY_ASSIGN(root.recent, ReadEntries(record->recent()));
   CAIRN_TRY_ASSIGN(root.pages, ReadPages(*record));
   CAIRN_TRY(CheckSteps(root));
-  root.removed = ReadRemoved(*record);
+  CAIRN_TRY_ASSIGN(root.removed, ReadRemoved(*record));
   CAIRN_TRY_ASSIGN(root.tags, ReadTags(*record));
   CAIRN_TRY(CheckTagged(root));
   CAIRN_TRY_ASSIGN(root.retention, ReadRetention(*record));

@@ -4,7 +4,6 @@
 
 #include <cairn_schema/common_generated.h>
 
-#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -14,18 +13,23 @@
 #include <vector>
 
 #include "kv/base/annotations.h"
+#include "kv/base/error.h"
 #include "kv/base/step_info.h"
 #include "schema/record.h"
 
 namespace cairn::kv::internal {
 
-/// Decoders cut names after this length, so that a small hostile record cannot fill the memory.
+/// Length of the longest name in a record: of a host, session, attempt or object.
 inline constexpr size_t kMaxNameBytes = 512;
 
-/// Returns at most kMaxNameBytes. Several tables of a record may refer to the same string or
-/// vector, so limits of their lengths bound the memory for a hostile record.
-inline std::string BoundedText(const flatbuffers::String* text) {
-  return text == nullptr ? std::string() : text->str().substr(0, kMaxNameBytes);
+/// Returns a text of a record; "" if it is absent. kDataLoss: it is longer than the limit. Several
+/// tables of a record may refer to the same string, so this bounds the memory for a hostile record.
+inline Result<std::string> BoundedText(const flatbuffers::String* text,
+                                       size_t max_bytes = kMaxNameBytes) {
+  if (text == nullptr) return std::string();
+  if (text->size() <= max_bytes) return text->str();
+  return Fail(ErrorCode::kDataLoss,
+              "a record is damaged: a text is longer than " + std::to_string(max_bytes) + " bytes");
 }
 
 inline Digest FromSchema(const schema::Digest* digest) {
@@ -46,14 +50,15 @@ inline flatbuffers::Offset<MetricOffsets> AddMetrics(flatbuffers::FlatBufferBuil
   return builder.CreateVector(offsets);
 }
 
-/// Cuts what exceeds the limits.
-inline std::vector<Metric> ReadMetrics(const MetricOffsets* stored) {
+/// kDataLoss: there are too many, or a name is too long.
+inline Result<std::vector<Metric>> ReadMetrics(const MetricOffsets* stored) {
   std::vector<Metric> metrics;
   if (stored == nullptr) return metrics;
+  if (stored->size() > kMaxMetrics) {
+    return Fail(ErrorCode::kDataLoss, "a record is damaged: a step has too many metrics");
+  }
   for (const schema::Metric* metric : *stored) {
-    if (metrics.size() == kMaxMetrics) break;
-    std::string name = metric->name() == nullptr ? "" : metric->name()->str();
-    name.resize(std::min(name.size(), kMaxNameLength));
+    CAIRN_TRY_ASSIGN(std::string name, BoundedText(metric->name(), kMaxNameLength));
     metrics.push_back({.name = std::move(name), .value = std::bit_cast<double>(metric->bits())});
   }
   return metrics;
@@ -90,26 +95,25 @@ RecordBuilder BeginStep(flatbuffers::FlatBufferBuilder& builder, const StepInfo&
   return record;
 }
 
-/// Returns the fields of a StepRecord or a StepEntry. Cuts texts that exceed the limits.
+/// Returns the fields of a StepRecord or a StepEntry. kDataLoss: a limit is exceeded.
 template <typename Record>
-StepInfo ReadStep(const Record& record) {
-  StepInfo info{
-      .step = record.step(),
-      .generation = record.generation(),
-      .created_unix_ns = record.created_unix_ns(),
-      .world_size = record.world_size(),
-      .attempt = BoundedText(record.attempt()),
-      .base_step = std::nullopt,
-      .tensor_count = record.tensor_count(),
-      .value_count = record.value_count(),
-      .chunk_count = record.chunk_count(),
-      .reused_chunk_count = record.reused_chunk_count(),
-      .logical_bytes = record.logical_bytes(),
-      .written_bytes = record.written_bytes(),
-      .structure = FromSchema(record.structure()),
-      .metrics = ReadMetrics(record.metrics()),
-      .note = record.note() == nullptr ? "" : record.note()->str().substr(0, kMaxNoteBytes),
-      .rewritten = record.rewritten()};
+Result<StepInfo> ReadStep(const Record& record) {
+  StepInfo info{.step = record.step(),
+                .generation = record.generation(),
+                .created_unix_ns = record.created_unix_ns(),
+                .world_size = record.world_size(),
+                .base_step = std::nullopt,
+                .tensor_count = record.tensor_count(),
+                .value_count = record.value_count(),
+                .chunk_count = record.chunk_count(),
+                .reused_chunk_count = record.reused_chunk_count(),
+                .logical_bytes = record.logical_bytes(),
+                .written_bytes = record.written_bytes(),
+                .structure = FromSchema(record.structure()),
+                .rewritten = record.rewritten()};
+  CAIRN_TRY_ASSIGN(info.attempt, BoundedText(record.attempt()));
+  CAIRN_TRY_ASSIGN(info.metrics, ReadMetrics(record.metrics()));
+  CAIRN_TRY_ASSIGN(info.note, BoundedText(record.note(), kMaxNoteBytes));
   if (const auto base = record.base_step()) info.base_step = *base;
   return info;
 }

@@ -104,6 +104,15 @@ TEST(StateDictTest, RefusesCountsThatDoNotAddUp) {
   EXPECT_THAT(FlattenTree(StateTree{}), IsError(ErrorCode::kDataLoss, "root"));
 }
 
+TEST(StateDictTest, RefusesMoreLevelsThanTheLimit) {
+  for (const size_t levels : {kMaxTreeLevels, kMaxTreeLevels + 1}) {
+    StateTree tree;
+    for (size_t i = 0; i < levels; ++i) tree.nodes.push_back(Node{.key = "a", .child_count = 1});
+    tree.nodes.push_back(Node{.kind = NodeKind::kValue, .key = "b"});
+    EXPECT_EQ(FlattenTree(tree).has_value(), levels == kMaxTreeLevels);
+  }
+}
+
 TEST(StateDictTest, RecordRoundTrips) {
   const StateTree tree = Sample().tree;
   CAIRN_ASSERT_OK_AND_ASSIGN(const StateTree decoded, DecodeTree(EncodeTree(tree)));

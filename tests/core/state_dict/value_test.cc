@@ -66,8 +66,8 @@ TEST(ValueTest, RoundTripsBigIntsAtTheEdgeOfEachLength) {
       for (const int below : {0x00, 0x7f, 0x80, 0xff}) {
         BigInt number{std::vector<std::byte>(length, static_cast<std::byte>(below))};
         number.twos_complement.back() = static_cast<std::byte>(top);
-        const bool shortest = length == 1 || (top != 0x00 && top != 0xff) ||
-                              (top == 0x00) == ((below & 0x80) != 0);
+        const bool shortest =
+            length == 1 || (top != 0x00 && top != 0xff) || (top == 0x00) == ((below & 0x80) != 0);
         const auto record = EncodeValue(number);
         ASSERT_EQ(record.has_value(), shortest) << length << " " << top << " " << below;
         if (!shortest) continue;

@@ -86,6 +86,26 @@ TEST(RootRecordTest, ExtremeNumbersOfStepsAreKept) {
   EXPECT_EQ(decoded.recent.back()->info.step, last);
 }
 
+// They were cut silently, so that the next commit would have lost them.
+TEST(RootRecordTest, RefusesAStepThatExceedsALimit) {
+  std::mt19937_64 random(4);
+  const auto encode = [&](size_t metrics, size_t name_length, size_t note_bytes) {
+    internal::StepEntry entry = SampleEntry(1, 1, random);
+    entry.info.metrics.assign(metrics, {.name = std::string(name_length, 'm'), .value = 1});
+    entry.info.note.assign(note_bytes, 'n');
+    return EncodePage(std::vector{Shared(std::move(entry))});
+  };
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto object, encode(kMaxMetrics, kMaxNameLength, kMaxNoteBytes));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto entries, DecodePage(object));
+  EXPECT_EQ(entries.front()->info.metrics.size(), kMaxMetrics);
+  EXPECT_EQ(entries.front()->info.note.size(), kMaxNoteBytes);
+
+  // EncodePage reads what it has encoded.
+  EXPECT_THAT(encode(kMaxMetrics + 1, 1, 0), IsError(ErrorCode::kInternal, "too many metrics"));
+  EXPECT_THAT(encode(1, kMaxNameLength + 1, 0), IsError(ErrorCode::kInternal, "longer than 64"));
+  EXPECT_THAT(encode(1, 1, kMaxNoteBytes + 1), IsError(ErrorCode::kInternal, "longer than 4096"));
+}
+
 TEST(RootRecordTest, EveryFlippedByteAndEveryTruncationIsDetected) {
   const auto expect_refusals = [](std::vector<std::byte> bytes, const auto& decode,
                                   const char* words) {
