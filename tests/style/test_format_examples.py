@@ -1,7 +1,7 @@
 """The hex dumps of docs/format/ are the bytes of the store tests/golden/v3-example.
 
 A dump is a code block. Its first line is the name of an object, and "decompressed" if it shows the
-record of a root or a page, or "first block" if it shows the first block of a table. Further lines
+record of a root or a page, or "first block" or "footer" if it shows these of a table. Further lines
 are an offset, bytes, and a comment after two spaces. tests/golden/regenerate.sh, which creates the
 store again, replaces the bytes with
 
@@ -26,7 +26,7 @@ PAGES = sorted((ROOT / "docs" / "format").glob("*.md"))
 STORE = ROOT / "tests" / "golden" / "v3-example"
 
 BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-TITLE = re.compile(r"^([A-Za-z]+(?:/[\w.-]+)*)(?:, (decompressed|first block))?$")
+TITLE = re.compile(r"^([A-Za-z]+(?:/[\w.-]+)*)(?:, (decompressed|first block|footer))?$")
 LINE = re.compile(r"^([0-9a-f]{4}): ((?:[0-9a-f]{2,4} )*[0-9a-f]{2,4})( {2,}\S.*)?$")
 FRAME_HEADER_BYTES = 16
 CHECKSUM_BYTES = 8
@@ -41,6 +41,8 @@ def view(name: str, part: str | None, store: Path = STORE) -> bytes:
     content = (store / name).read_bytes()
     if part == "decompressed":
         return decompress(content[FRAME_HEADER_BYTES:-CHECKSUM_BYTES])
+    if part == "footer":
+        return content[-53:]
     if part == "first block":  # a varint with the length before compression, then a zstd frame
         begin = next(i for i, byte in enumerate(content) if byte < 0x80) + 1
         frame_magic = bytes.fromhex("28b52ffd")

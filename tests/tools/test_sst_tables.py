@@ -1,0 +1,75 @@
+"""What RocksDB writes is inside the subset of docs/format/sst.md, which a reader without RocksDB
+follows byte by byte."""
+
+import pathlib
+import sys
+
+import pytest
+import torch
+
+import cairn
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from sst_table import NotInTheSubset, number, read_table  # noqa: E402
+
+GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
+TENSORS, CHUNKS, VALUES = 1, 2, 3
+
+
+def test_tables_of_golden_stores():
+    paths = sorted(GOLDEN.glob("*/tables/*.sst"))
+    assert len(paths) > 10
+
+    for path in paths:
+        table = read_table(path.read_bytes())
+
+        assert table.records[0][0] == b"\0", path  # the summary of the step
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A step whose only table has many blocks and index partitions, because its keys are long."""
+    state = {
+        "n" * 2_000: {f"{i:05}": i for i in range(5_000)},
+        "blocks": {str(i): torch.full((4, 2), i) for i in range(300)},
+        "large": {str(i): "x" * 4_000 for i in range(20)},
+    }
+    path = tmp_path_factory.mktemp("tables") / "store"
+    with cairn.open(path, "a") as opened:
+        opened.save(1, state)
+    return path
+
+
+def values(table, column):
+    """The values of a column, by the key in it."""
+    return {key[1:]: value for key, value in table.records if key[0] == column}
+
+
+def test_a_table_of_many_records_is_what_kv_dump_shows(store, dump):
+    [path] = (store / "tables").iterdir()
+
+    table = read_table(path.read_bytes())
+
+    assert table.partitions > 5
+    assert number(table.properties, "index.partitions") == table.partitions
+    keys = dump("keys", store, "--json", status=0).json()["keys"]
+    for kind, column in (("tensor", TENSORS), ("value", VALUES)):
+        shown = {row["fqn"].encode() + b"\0" for row in keys if row["kind"] == kind}
+        assert shown == values(table, column).keys(), kind
+    chunks = values(table, CHUNKS)
+    shown = dump("chunks", store, "--json", status=0).json()["chunks"]
+    assert len(shown) == len(chunks)
+    for row in shown:
+        key = row["fqn"].encode() + b"\0"
+        key += b"".join(offset.to_bytes(8, "big") for offset in row["offsets"])
+        assert bytes.fromhex(row["digest"])[::-1] in chunks[key]  # the low half first
+
+
+def test_a_flipped_bit_is_found():
+    content = next(GOLDEN.glob("*/tables/*.sst")).read_bytes()
+
+    for i in range(len(content)):
+        damaged = bytearray(content)
+        damaged[i] ^= 1 << i % 8
+        with pytest.raises(NotInTheSubset):
+            read_table(bytes(damaged))
