@@ -11,6 +11,9 @@
 #include <limits>
 #include <vector>
 
+#include "tests/support/scoped_vector_target.h"
+#include "tests/support/seeded_random.h"
+
 namespace cairn::core {
 namespace {
 
@@ -73,6 +76,50 @@ TEST(ElementCastTest, CastsAnyNumberOfUnalignedElements) {
       ASSERT_EQ(value, static_cast<double>(i));
     }
     EXPECT_EQ(target.back(), std::byte{0x55});
+  }
+}
+
+// Every set of vector instructions, of which only the best of this processor is used otherwise.
+TEST(ElementCastTest, EveryVariantReturnsTheSameBits) {
+  cairn::testing::SeededRandom random;
+  const auto cast_all = [](DType from, DType to, const std::vector<std::byte>& source) {
+    const uint64_t count = source.size() / schema::ElementBytes(from);
+    std::vector<std::byte> target(count * schema::ElementBytes(to));
+    FindElementCast(from, to)(source.data(), target.data(), count);
+    return target;
+  };
+  for (const DType from : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16,
+                           DType::kFloat8E4M3FN, DType::kFloat8E5M2}) {
+    // Every number of at most 16 bits. Random bits of float64 are mostly beyond float32, so each
+    // number is given as a float32 too.
+    std::vector<std::byte> source(5 * 1023 * schema::ElementBytes(from));
+    random.Fill(source);
+    if (from == DType::kFloat64) {
+      for (size_t i = 0; i < source.size(); i += 16) {
+        float narrow = 0;
+        std::memcpy(&narrow, &source[i], sizeof(narrow));
+        const double wide = narrow;
+        std::memcpy(&source[i], &wide, sizeof(wide));
+      }
+    } else if (from != DType::kFloat32) {
+      for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+        for (const uint32_t byte : {bits & 0xff, bits >> 8}) {
+          source.push_back(static_cast<std::byte>(byte));
+        }
+      }
+    }
+    for (const DType to : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+      if (from == to) continue;
+      const auto expected = [&] {
+        const cairn::testing::ScopedVectorTarget scope(0);
+        return cast_all(from, to, source);
+      }();
+      for (const int64_t target : cairn::testing::VectorTargets()) {
+        const cairn::testing::ScopedVectorTarget scope(target);
+        EXPECT_EQ(cast_all(from, to, source), expected)
+            << schema::DTypeName(from) << " to " << schema::DTypeName(to) << ", target " << target;
+      }
+    }
   }
 }
 
