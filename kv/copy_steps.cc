@@ -83,6 +83,10 @@ Result<CopyReport> CopySteps(Store& source, Store& target, const CopyOptions& op
   }
   const auto root =
       internal::CurrentRoot(StoreAccess::StateOf(source));  // that of the snapshot, or a newer one
+  // The target does not list the features of the source, which its records may need.
+  const std::string& source_address = source.storage().address();
+  CAIRN_TRY(internal::CheckCanWrite(StoreAccess::StateOf(source).features, source_address));
+  CAIRN_TRY(internal::CheckCanWrite(root->root.features, source_address));
   StoreState& state = StoreAccess::StateOf(target);
   CAIRN_TRY_ASSIGN(const auto turn,
                    internal::Turn::Take(state, state.step_writer_alive, "copy steps to it",

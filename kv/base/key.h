@@ -17,17 +17,19 @@
 namespace cairn::kv {
 
 /// The kinds of records. The numbers are stored in tables, parts and footers and are frozen.
+/// Columns that this build does not know are between kStructures and kSegments: what is after them
+/// depends on all other records of a table.
 enum class Column : uint8_t {
   kSteps = 0,       // (empty)       -> StepRecord
   kTensors = 1,     // FQN           -> TensorRecord
   kChunks = 2,      // FQN, offsets  -> ChunkRecord
   kValues = 3,      // FQN           -> ValueRecord
   kStructures = 4,  // (empty)       -> StructureRecord
-  kSegments = 5,    // segment id    -> SegmentRecord
-  kUsage = 6,       // segment id    -> live bytes (u64) and epoch (u64), little-endian
-  kTables = 7,      // (empty)       -> the tables of the step after this one
+  kSegments = 253,  // segment id    -> SegmentRecord
+  kUsage = 254,     // segment id    -> live bytes (u64) and epoch (u64), little-endian
+  kTables = 255,    // (empty)       -> the tables of the step after this one
 };
-inline constexpr int kColumnCount = 8;
+inline constexpr int kColumnCount = 256;
 const char* ColumnName(Column column);
 /// Returns the first byte of the keys of a column in tables.
 inline std::string ColumnPrefix(Column column) { return {static_cast<char>(column)}; }

@@ -65,9 +65,6 @@ Result<bool> ReadFrame(std::span<const std::byte> bytes, std::span<const uint64_
       return Fail(ErrorCode::kDataLoss, "a record has an impossible size");
     }
     const TableRecord record = RecordAt(rest.data());
-    if (static_cast<uint8_t>(record.column()) >= kColumnCount) {
-      return Fail(ErrorCode::kDataLoss, "a record has an impossible column");
-    }
     CAIRN_TRY(callback(record));
     rest = rest.subspan(record_words);
   }

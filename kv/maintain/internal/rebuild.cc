@@ -45,8 +45,11 @@ class Rebuilder {
   explicit Rebuilder(StoreState& state) : state_(state), storage_(*state.storage) {}
 
   Result<RebuildReport> Run() {
-    CAIRN_TRY_ASSIGN(state_.uuid, ReadIdentity(storage_));
+    CAIRN_TRY_ASSIGN(state_.uuid, ReadIdentity(storage_, &state_.features));
+    CAIRN_TRY(CheckCanWrite(state_.features, ObjectPath(storage_.address(), kIdentityName)));
     CAIRN_TRY(ReadRoots());
+    CAIRN_TRY(
+        CheckCanWrite(best_.features, ObjectPath(storage_.address(), RootName(best_.number))));
     if (!state_.options.take_over && best_.number > 0) {
       CAIRN_TRY(CheckLease(storage_, best_.writer.session));
     }
@@ -81,6 +84,10 @@ class Rebuilder {
       auto bytes = storage_.Read(name, kMaxFramedBytes);
       if (!bytes && MayBeTemporary(bytes.error())) return Fail(CannotTellLoss(bytes.error()));
       auto root = bytes ? DecodeRoot(*bytes) : Result<Root>(std::unexpected(bytes.error()));
+      // A root of a newer Cairn is not damaged.
+      if (!root && root.error().code == ErrorCode::kUnimplemented) {
+        return Fail(std::move(root).error().WithFile(ObjectPath(storage_.address(), name)));
+      }
       if (root && root->store_uuid == state_.uuid && root->number == *number) {
         CAIRN_TRY(CheckCanFollow(storage_, name, root->number, root->epoch));
         best_ = *std::move(root);

@@ -273,17 +273,14 @@ Result<StepEntry> StepCopier::WriteTable(const SnapshotState::OpenStep& step,
   CAIRN_TRY_ASSIGN(StepTableWriter table, StepTableWriter::Create(target_, base.get(), entry.info));
   uint64_t chunk_count = 0;
   Digest structure;
-  for (const Column column :
-       {Column::kTensors, Column::kChunks, Column::kValues, Column::kStructures}) {
-    CAIRN_TRY(step.tables.Scan(
-        ColumnPrefix(column),
-        [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
-          if (column == Column::kChunks) ++chunk_count;
-          if (column == Column::kStructures) structure = PayloadDigest(record);
-          CAIRN_TRY(table.Add({.key = key, .value = record}));
-          return true;
-        }));
-  }
+  CAIRN_TRY(step.tables.ScanContents(
+      [&](std::string_view key, std::span<const std::byte> value) -> Result<bool> {
+        const TableRecord record{.key = key, .value = value};
+        if (record.column() == Column::kChunks) ++chunk_count;
+        if (record.column() == Column::kStructures) structure = PayloadDigest(value);
+        CAIRN_TRY(table.Add(record));
+        return true;
+      }));
   if (chunk_count != entry.info.chunk_count || structure != entry.info.structure) {
     return Fail(WrongRecords(number, "the tables do not contain the records of the step"));
   }

@@ -129,19 +129,20 @@ Result<void> StepRewriter::RewriteStep(const StepEntryPtr& old_entry, const Step
     CAIRN_TRY_ASSIGN(const auto moved, MovedRecord(moves_, record.value));
     return table.Add({.key = record.key, .value = moved ? *moved : record.value});
   };
-  for (const Column column : {Column::kTensors, Column::kChunks, Column::kValues,
-                              Column::kStructures, Column::kSegments}) {
-    CAIRN_TRY(
-        stack.Scan(ColumnPrefix(column),
-                   [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
-                     CAIRN_TRY(add({.key = key, .value = record}));
-                     if (column != Column::kSegments) return true;
-                     CAIRN_TRY_ASSIGN(SegmentInfo info, DecodeSegment(record));
-                     if (moves_.Contains(info.segment_id))
-                       replaced_[info.segment_id] = std::move(info);
-                     return true;
-                   }));
-  }
+  CAIRN_TRY(stack.ScanContents(
+      [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+        CAIRN_TRY(add({.key = key, .value = record}));
+        return true;
+      }));
+  CAIRN_TRY(
+      stack.Scan(ColumnPrefix(Column::kSegments),
+                 [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+                   CAIRN_TRY(add({.key = key, .value = record}));
+                   CAIRN_TRY_ASSIGN(SegmentInfo info, DecodeSegment(record));
+                   if (moves_.Contains(info.segment_id))
+                     replaced_[info.segment_id] = std::move(info);
+                   return true;
+                 }));
   CAIRN_TRY(table.Finish(entry));
   new_tables_.push_back(entry.tables.front().id);
   rewritten_[entry.info.step] = {.old_entry = old_entry, .entry = std::move(entry)};

@@ -13,9 +13,10 @@
 ///     whose number was taken and is free again. The existence of some root n proves nothing:
 ///     another paused writer may have put it.
 ///   - The root before the newest exists and has the commit id that the newest names, unless that
-///     is root 1. Every other root names one, except for the first of a rebuild. A stray root, which does not follow the root before it, was put by a writer that
-///     stopped before this check, and is ignored. Only the writer that has put it may remove it:
-///     if two writers removed it, the second one could remove a root that was put in the meantime.
+///     is root 1. Every other root names one, except for the first of a rebuild. A stray root,
+///     which does not follow the root before it, was put by a writer that stopped before this
+///     check, and is ignored. Only the writer that has put it may remove it: if two writers removed
+///     it, the second one could remove a root that was put in the meantime.
 ///     A rebuild puts two roots, of which the first one is never the newest.
 /// The storage must not perform a put that it repeats by itself more than kKeptRoots commits late.
 ///

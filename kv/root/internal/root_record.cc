@@ -281,6 +281,24 @@ Result<RetentionPolicy> ReadRetention(const schema::RootRecord& record) {
   return policy;
 }
 
+using SchemaNames = flatbuffers::Vector<Offset<flatbuffers::String>>;
+
+Offset<SchemaNames> AddFeatures(Builder& builder, const std::vector<std::string>& names) {
+  return names.empty() ? 0 : builder.CreateVectorOfStrings(names);
+}
+
+Result<std::vector<std::string>> ReadFeatures(const SchemaNames* stored) {
+  std::vector<std::string> names;
+  if (stored == nullptr) return names;
+  if (stored->size() > kMaxFeatures) return Damaged("there are too many features");
+  for (const flatbuffers::String* stored_name : *stored) {
+    CAIRN_TRY_ASSIGN(std::string name, BoundedText(stored_name));
+    names.push_back(std::move(name));
+  }
+  if (!AreFeatures(names)) return Damaged("a feature has an impossible name");
+  return names;
+}
+
 /// Checks that each tag names a step.
 Result<void> CheckTagged(const Root& root) {
   for (const auto& [name, step] : root.tags) {
@@ -316,10 +334,12 @@ Offset<schema::RootRecord> AddRoot(Builder& builder, const Root& root) {
   const auto commit_id = AddUuid(builder, root.commit_id);
   const auto store_uuid = AddUuid(builder, root.store_uuid);
   const auto predecessor = root.predecessor ? AddUuid(builder, *root.predecessor) : 0;
-  return schema::CreateRootRecord(builder, schema::kRecordVersion, root.number, commit_id,
-                                  store_uuid, root.epoch, writer, root.created_unix_ns, recent,
-                                  pages_offset, removed_offset, root.kept_before_epoch, tags,
-                                  retention, root.compress, predecessor);
+  const auto read_features = AddFeatures(builder, root.features.read);
+  const auto write_features = AddFeatures(builder, root.features.write);
+  return schema::CreateRootRecord(
+      builder, schema::kRecordVersion, root.number, commit_id, store_uuid, root.epoch, writer,
+      root.created_unix_ns, recent, pages_offset, removed_offset, root.kept_before_epoch, tags,
+      retention, root.compress, predecessor, read_features, write_features);
 }
 
 /// Part of what is encoded was read from objects of others, so it must not end the process.
@@ -353,7 +373,11 @@ Result<Root> DecodeRoot(std::span<const std::byte> object) {
   CAIRN_TRY_ASSIGN(
       const schema::RootRecord* record,
       CheckedRecord<schema::RootRecord>(bytes, schema::RootRecordIdentifier(), "RootRecord"));
+  // First: whatever else an unknown feature has changed is not understood.
   Root root{.number = record->number()};
+  CAIRN_TRY_ASSIGN(root.features.read, ReadFeatures(record->read_features()));
+  CAIRN_TRY_ASSIGN(root.features.write, ReadFeatures(record->write_features()));
+  CAIRN_TRY(CheckCanRead(root.features));
   CAIRN_TRY_ASSIGN(root.commit_id, ReadUuid(record->commit_id()));
   CAIRN_TRY_ASSIGN(root.store_uuid, ReadUuid(record->store_uuid()));
   if (record->predecessor() != nullptr) {

@@ -18,6 +18,7 @@
 #include "kv/base/error.h"
 #include "kv/base/retention.h"
 #include "kv/base/step_info.h"
+#include "kv/root/internal/features.h"
 #include "kv/root/internal/writer_identity.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/table/internal/table_file.h"
@@ -87,9 +88,11 @@ struct Root {
   std::optional<uint64_t> checksum;
   /// The commit id of root `number` - 1. Nothing only in the first root of a store or of a rebuild.
   std::optional<Uuid> predecessor;
+  Features features;  // in addition to those of CAIRN
 };
 
-/// kResourceExhausted: the root is longer than 64 MiB.
+/// kResourceExhausted: the root is longer than 64 MiB. DecodeRoot returns kUnimplemented, too, if
+/// the root lists a read feature that this build does not know.
 Result<std::vector<std::byte>> EncodeRoot(const Root& root);
 Result<Root> DecodeRoot(std::span<const std::byte> object);
 

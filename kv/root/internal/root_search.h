@@ -50,8 +50,8 @@ enum class Presence : uint8_t {
 bool MayBeSame(Presence presence);
 /// Compares the root that has the number of `root` now with `root`.
 Result<Presence> LookAgain(Storage& storage, const Root& root);
-/// Compares the predecessor of `root`, which is not root 1, with the one that `root` names. kAbsent,
-/// too, if it names none: the first root of a rebuild is never the newest.
+/// Compares the predecessor of `root`, which is not root 1, with the one that `root` names.
+/// kAbsent, too, if it names none: the first root of a rebuild is never the newest.
 Result<Presence> LookBefore(Storage& storage, const Root& root);
 /// Returns whether `next` names `root` as its predecessor, in the same store.
 bool Follows(const Root& next, const Root& root);

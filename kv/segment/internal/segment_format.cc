@@ -169,9 +169,8 @@ Result<std::vector<FooterEntry>> DecodeSegmentFooter(std::span<const std::byte> 
   entries.reserve(footer->entries()->size());
   uint64_t copied_bytes = 0;
   for (const schema::FooterEntry* entry : *footer->entries()) {
-    if (entry->key() == nullptr || entry->value() == nullptr || entry->column() >= kColumnCount) {
-      return Fail(ErrorCode::kDataLoss,
-                  "the footer contains an entry without key, value or column");
+    if (entry->key() == nullptr || entry->value() == nullptr) {
+      return Fail(ErrorCode::kDataLoss, "the footer contains an entry without key or value");
     }
     // Entries of a hostile footer may refer to the same bytes, which would be copied for each.
     copied_bytes += uint64_t{entry->key()->size()} + entry->value()->size();

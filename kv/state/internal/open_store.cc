@@ -63,12 +63,14 @@ Result<Root> CheckNewest(StoreState& state, Result<std::optional<Root>> found) {
   return **std::move(found);
 }
 
+using ReadFunction = Result<Uuid>(Storage& storage, Features* features);
+
 /// Reads the identity of the store with `read`, and its newest root (FindNewestUnchecked).
-Result<Root> ReadStoreOnce(StoreState& state, Result<Uuid> (*read)(Storage& storage)) {
+Result<Root> ReadStoreOnce(StoreState& state, ReadFunction* read) {
   Result<Uuid> uuid = Uuid();
   Result<std::optional<Root>> found = std::nullopt;
   CAIRN_TRY(RunRequests(*state.storage, {[&]() -> Result<void> {
-                                           uuid = read(*state.storage);
+                                           uuid = read(*state.storage, &state.features);
                                            return uuid ? Result<void>() : Fail(uuid.error());
                                          },
                                          [&]() -> Result<void> {
@@ -80,7 +82,7 @@ Result<Root> ReadStoreOnce(StoreState& state, Result<Uuid> (*read)(Storage& stor
 }
 
 /// As ReadStoreOnce, but reads again if the store was replaced by another one in between.
-Result<Root> ReadStore(StoreState& state, Result<Uuid> (*read)(Storage& storage)) {
+Result<Root> ReadStore(StoreState& state, ReadFunction* read) {
   for (int attempt = 1;; ++attempt) {
     Result<Root> root = ReadStoreOnce(state, read);
     const bool may_be_replaced = !root && (root.error().code == ErrorCode::kDataLoss ||
@@ -119,6 +121,14 @@ Result<void> CheckSession(const StoreState& state) {
                     .file = state.storage->address()});
 }
 
+/// kUnimplemented: the store, whose newest root is `root`, has a write feature that this build does
+/// not know.
+Result<void> CheckCanWriteTo(const StoreState& state, const Root& root) {
+  const std::string& address = state.storage->address();
+  CAIRN_TRY(CheckCanWrite(state.features, ObjectPath(address, kIdentityName)));
+  return CheckCanWrite(root.features, ObjectPath(address, RootName(root.number)));
+}
+
 }  // namespace
 
 Result<void> OpenForReading(StoreState& state) {
@@ -129,7 +139,10 @@ Result<void> OpenForReading(StoreState& state) {
   }
   if (state.joined) CAIRN_TRY(SetSession(state));
   CAIRN_TRY_ASSIGN(Root root, ReadStore(state, ReadIdentity));
-  if (state.joined) CAIRN_TRY(CheckSession(state));
+  if (state.joined) {
+    CAIRN_TRY(CheckCanWriteTo(state, root));
+    CAIRN_TRY(CheckSession(state));
+  }
   SetRoot(state, std::move(root));
   return {};
 }
@@ -180,6 +193,7 @@ Result<void> OpenForWriting(StoreState& state) {
     if (!newer) return Fail(ExplainLoss(state, std::move(newer).error()));
     if (*newer) last = **std::move(newer);
   }
+  CAIRN_TRY(CheckCanWriteTo(state, last));
   CAIRN_TRY(CheckCanFollow(*state.storage, RootName(last.number), last.number, last.epoch));
   // A writer puts its lease before it commits the root of its epoch. So if the writer of this root
   // is alive, its lease exists; and if another one commits first, the commit below fails.

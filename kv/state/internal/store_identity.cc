@@ -1,8 +1,11 @@
-// CAIRN: four lines of text.
+// CAIRN: lines of text. Between the format and the checksum they are in any order, and a reader
+// ignores those that it does not know.
 //
 //   cairn store
 //   format 3
 //   uuid <32 hex digits>
+//   read-features <names>         absent if there are none
+//   write-features <names>
 //   checksum <16 hex digits>      XXH3-64 of the lines before
 
 #include "kv/state/internal/store_identity.h"
@@ -15,6 +18,7 @@
 #include <charconv>
 #include <filesystem>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -55,16 +59,15 @@ std::string EncodeIdentity(const Uuid& uuid) {
   return text + fmt::format("checksum {:016x}\n", Checksum64(AsBytes(text)));
 }
 
-/// Removes "<name> <value>\n" from the front and returns the value.
-std::optional<std::string_view> TakeLine(std::string_view& text, std::string_view name) {
-  const size_t end = text.find('\n');
-  if (end == std::string_view::npos || !text.starts_with(name) || end <= name.size() ||
-      text[name.size()] != ' ') {
+/// Removes the first line, "<name> <value>\n", from the text. Returns nothing if it is not one.
+std::optional<std::pair<std::string_view, std::string_view>> TakeLine(std::string_view& text) {
+  const std::string_view line = text.substr(0, text.find('\n'));
+  const size_t space = line.find(' ');
+  if (line.size() == text.size() || space == 0 || space == std::string_view::npos) {
     return std::nullopt;
   }
-  const std::string_view value = text.substr(name.size() + 1, end - name.size() - 1);
-  text.remove_prefix(end + 1);
-  return value;
+  text.remove_prefix(line.size() + 1);
+  return std::pair(line.substr(0, space), line.substr(space + 1));
 }
 
 template <typename T>
@@ -73,42 +76,88 @@ bool ParseWhole(std::string_view text, T& value, int base) {
   return failed == std::errc() && end == text.data() + text.size();
 }
 
-Result<Uuid> DecodeIdentity(const Storage& storage, std::string_view text) {
-  const std::string_view whole = text;
-  if (!text.starts_with(kFirstLine))
-    return Fail(Damaged(storage, "CAIRN does not begin with its first line"));
-  text.remove_prefix(kFirstLine.size());
-  const auto format = TakeLine(text, "format");
-  const auto uuid_text = TakeLine(text, "uuid");
-  const size_t covered = whole.size() - text.size();
-  const auto checksum_text = TakeLine(text, "checksum");
-  uint64_t checksum = 0;
-  // Check the checksum first: a flipped bit in the format must not appear to be a newer version.
-  if (!format || !uuid_text || !checksum_text || !text.empty() || checksum_text->size() != 16 ||
-      !ParseWhole(*checksum_text, checksum, 16) ||
-      fmt::format("{:016x}", checksum) != *checksum_text ||
-      checksum != Checksum64(AsBytes(whole.substr(0, covered)))) {
-    return Fail(Damaged(storage, "CAIRN does not match its checksum"));
+/// Returns the names, which a space separates; nothing if they are not names of features.
+std::optional<std::vector<std::string>> ParseFeatures(std::string_view text) {
+  std::vector<std::string> names;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(' ', at), text.size());
+    names.emplace_back(text.substr(at, end - at));
+    at = end + 1;
   }
-  int version = 0;
-  if (!ParseWhole(*format, version, 10) || version != kStoreFormat) {
-    const char* const advice =
-        version < kStoreFormat ? "save the state again with this Cairn" : "use a newer Cairn";
-    return Fail(Error{.code = ErrorCode::kUnimplemented,
-                      .message = fmt::format("the store has format {}, this build reads {}; {}",
-                                             *format, kStoreFormat, advice),
-                      .file = ObjectPath(storage.address(), kIdentityName)});
-  }
+  if (!AreFeatures(names)) return std::nullopt;
+  return names;
+}
+
+std::optional<Uuid> ParseUuid(std::string_view text) {
   Uuid uuid;
-  if (uuid_text->size() != 2 * uuid.size()) return Fail(Damaged(storage, "CAIRN contains no uuid"));
+  if (text.size() != 2 * uuid.size()) return std::nullopt;
   for (size_t i = 0; i < uuid.size(); ++i) {
     unsigned byte = 0;
-    if (!ParseWhole(uuid_text->substr(2 * i, 2), byte, 16)) {
-      return Fail(Damaged(storage, "CAIRN contains no uuid"));
-    }
+    if (!ParseWhole(text.substr(2 * i, 2), byte, 16)) return std::nullopt;
     uuid[i] = static_cast<std::byte>(byte);
   }
   return uuid;
+}
+
+Result<void> CheckFormat(const Storage& storage, std::string_view format) {
+  int version = 0;
+  if (ParseWhole(format, version, 10) && version == kStoreFormat) return {};
+  const char* const advice =
+      version < kStoreFormat ? "save the state again with this Cairn" : "use a newer Cairn";
+  return Fail(Error{.code = ErrorCode::kUnimplemented,
+                    .message = fmt::format("the store has format {}, this build reads {}; {}",
+                                           format, kStoreFormat, advice),
+                    .file = ObjectPath(storage.address(), kIdentityName)});
+}
+
+/// Returns the lines between the first and the last one, whose checksum is right; the format is the
+/// first of them.
+Result<std::vector<std::pair<std::string_view, std::string_view>>> ReadLines(
+    const Storage& storage, std::string_view text) {
+  if (!text.starts_with(kFirstLine))
+    return Fail(Damaged(storage, "CAIRN does not begin with its first line"));
+  const std::string_view whole = text;
+  text.remove_prefix(kFirstLine.size());
+  std::vector<std::pair<std::string_view, std::string_view>> lines;
+  while (!text.empty()) {
+    const size_t covered = whole.size() - text.size();
+    const auto line = TakeLine(text);
+    if (!line) break;
+    if (text.empty() && line->first == "checksum" && !lines.empty() &&
+        lines.front().first == "format" &&
+        line->second == fmt::format("{:016x}", Checksum64(AsBytes(whole.substr(0, covered))))) {
+      return lines;
+    }
+    lines.push_back(*line);
+  }
+  return Fail(Damaged(storage, "CAIRN does not match its checksum"));
+}
+
+/// Checks the checksum first: a flipped bit in the format must not appear to be a newer version.
+Result<Uuid> DecodeIdentity(const Storage& storage, std::string_view text, Features* features) {
+  CAIRN_TRY_ASSIGN(const auto lines, ReadLines(storage, text));
+  CAIRN_TRY(CheckFormat(storage, lines.front().second));
+  std::map<std::string_view, std::string_view> values;
+  for (const auto& [name, value] : lines) {
+    if (!values.emplace(name, value).second) {
+      return Fail(Damaged(storage, fmt::format("CAIRN contains two lines {}", name)));
+    }
+  }
+  Features listed;
+  for (auto [name, names] :
+       {std::pair("read-features", &listed.read), std::pair("write-features", &listed.write)}) {
+    if (!values.contains(name)) continue;
+    auto parsed = ParseFeatures(values.at(name));
+    if (!parsed) return Fail(Damaged(storage, "CAIRN contains an impossible name of a feature"));
+    *names = *std::move(parsed);
+  }
+  if (auto can_read = CheckCanRead(listed); !can_read) {
+    return Fail(std::move(can_read).error().WithFile(ObjectPath(storage.address(), kIdentityName)));
+  }
+  const auto uuid = values.contains("uuid") ? ParseUuid(values.at("uuid")) : std::nullopt;
+  if (!uuid) return Fail(Damaged(storage, "CAIRN contains no uuid"));
+  if (features != nullptr) *features = std::move(listed);
+  return *uuid;
 }
 
 Error NoStore(const Storage& storage) {
@@ -203,19 +252,20 @@ std::optional<std::string> Obstacle(Storage& storage) {
   return std::nullopt;
 }
 
-Result<Uuid> ReadCairn(Storage& storage) {
+Result<Uuid> ReadCairn(Storage& storage, Features* features) {
   CAIRN_TRY_ASSIGN(const auto bytes, storage.Read(kIdentityName, kMaxBytes));
-  return DecodeIdentity(
-      storage, std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  return DecodeIdentity(storage,
+                        std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()),
+                        features);
 }
 
 /// Reads CAIRN. Returns nothing if there is none, and there are no other objects of a store.
-Result<std::optional<Uuid>> FindIdentity(Storage& storage) {
-  auto uuid = ReadCairn(storage);
+Result<std::optional<Uuid>> FindIdentity(Storage& storage, Features* features) {
+  auto uuid = ReadCairn(storage, features);
   if (uuid || uuid.error().code != ErrorCode::kNotFound) return uuid;
   CAIRN_TRY_ASSIGN(const bool is_store, HasObjects(storage, {"roots/", "tables/", "segments/"}));
   if (!is_store) return std::nullopt;
-  uuid = ReadCairn(storage);  // it may have been created in the meantime
+  uuid = ReadCairn(storage, features);  // it may have been created in the meantime
   if (uuid || uuid.error().code != ErrorCode::kNotFound) return uuid;
   return Fail(Damaged(storage, "CAIRN is missing from this store"));
 }
@@ -237,9 +287,9 @@ Result<bool> HasObjects(Storage& storage, std::initializer_list<std::string_view
   return false;
 }
 
-Result<Uuid> ReadIdentity(Storage& storage) {
+Result<Uuid> ReadIdentity(Storage& storage, Features* features) {
   CAIRN_TRY(CheckDirectory(storage));
-  CAIRN_TRY_ASSIGN(const auto uuid, FindIdentity(storage));
+  CAIRN_TRY_ASSIGN(const auto uuid, FindIdentity(storage, features));
   if (uuid) return *uuid;
   if (storage.local_files() != nullptr) {
     CAIRN_TRY_ASSIGN(const bool is_new, IsNew(storage));
@@ -251,7 +301,7 @@ Result<Uuid> ReadIdentity(Storage& storage) {
   return Fail(NoStore(storage));
 }
 
-Result<Uuid> CreateIdentity(Storage& storage) {
+Result<Uuid> CreateIdentity(Storage& storage, Features* features) {
   if (storage.local_files() != nullptr) {
     const Result<void> created = CreateDirectories(storage.address());
     if (auto checked = CheckDirectory(storage); !checked) {
@@ -260,11 +310,11 @@ Result<Uuid> CreateIdentity(Storage& storage) {
     }
     CAIRN_TRY(created);
   }
-  CAIRN_TRY_ASSIGN(const auto uuid, FindIdentity(storage));
+  CAIRN_TRY_ASSIGN(const auto uuid, FindIdentity(storage, features));
   if (uuid) return *uuid;
   if (const auto obstacle = Obstacle(storage)) {
     // Another process may have created the store since CAIRN was not found.
-    auto created = ReadCairn(storage);
+    auto created = ReadCairn(storage, features);
     if (created || created.error().code != ErrorCode::kNotFound) return created;
     return Fail(NotAStore(storage, fmt::format("this directory is not a Cairn store and {}; "
                                                "choose an empty or a new one",
@@ -276,10 +326,10 @@ Result<Uuid> CreateIdentity(Storage& storage) {
     (void)SyncDirectory(ParentOfPath(storage.address()), "CAIRN.directory_sync");
   }
   const std::string text = EncodeIdentity(NewUuid());
-  CAIRN_CHECK(DecodeIdentity(storage, text).has_value());
+  CAIRN_CHECK(DecodeIdentity(storage, text, nullptr).has_value());
   const Result<void> put = storage.PutIfAbsent(kIdentityName, AsBytes(text));
   if (!put && put.error().code != ErrorCode::kConflict) return std::unexpected(put.error());
-  return ReadCairn(storage);
+  return ReadCairn(storage, features);
 }
 
 }  // namespace cairn::kv::internal

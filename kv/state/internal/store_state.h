@@ -47,6 +47,7 @@ struct StoreState {
   bool writable = false;
   bool joined = false;  // OpenMode::kJoinSession
   Uuid uuid{};
+  Features features;    // those of CAIRN; the root may list more
   std::string session;  // 16 hex digits: the epoch, and 8 random ones
   uint32_t epoch = 0;   // epoch of the session
   const pid_t owner = ::getpid();

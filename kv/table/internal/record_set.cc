@@ -70,7 +70,6 @@ void AppendRecord(std::vector<uint64_t>& words, std::string_view key,
 
 size_t RecordSet::Add(std::string_view key, std::span<const std::byte> value) {
   const auto column = static_cast<uint8_t>(key.front());
-  CAIRN_CHECK(column < kColumnCount);
   std::optional<size_t>& last = last_[column];
   if (last && key < At(*last).key) is_in_order_ = false;
   const size_t position = words_.size();

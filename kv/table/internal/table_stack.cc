@@ -44,10 +44,20 @@ Result<void> TableStack::ScanFrom(std::string_view first_key, std::string_view p
                                   const Visit& visit) const {
   // A key of one byte is the beginning of a column, which is probably read completely.
   const TableAccess access = first_key.size() <= 1 ? TableAccess::kBulk : TableAccess::kLookup;
-  MergeIterator iterator(tables_, access, EndOf(prefix));
+  return ScanUntil(first_key, EndOf(prefix), access, visit);
+}
+
+Result<void> TableStack::ScanContents(const Visit& visit) const {
+  return ScanUntil(ColumnPrefix(Column::kTensors), ColumnPrefix(Column::kSegments),
+                   TableAccess::kBulk, visit);
+}
+
+Result<void> TableStack::ScanUntil(std::string_view first_key, std::string_view end,
+                                   TableAccess access, const Visit& visit) const {
+  MergeIterator iterator(tables_, access, end);
   AlignedBytes aligned;
   CAIRN_TRY(iterator.Seek(first_key));
-  while (iterator.Valid() && iterator.key().starts_with(prefix)) {
+  while (iterator.Valid()) {
     const auto value = iterator.value();
     if (!value.empty()) {
       const std::string_view text(reinterpret_cast<const char*>(value.data()), value.size());

@@ -47,8 +47,14 @@ class TableStack {
   /// Does so with records whose keys are not less than `first_key`, which begins with `prefix`.
   Result<void> ScanFrom(std::string_view first_key, std::string_view prefix,
                         const Visit& visit) const;
+  /// Calls `visit` with the records of the contents of the step, also of columns that this build
+  /// does not know: all columns from kTensors on and before kSegments.
+  Result<void> ScanContents(const Visit& visit) const;
 
  private:
+  Result<void> ScanUntil(std::string_view first_key, std::string_view end, TableAccess access,
+                         const Visit& visit) const;
+
   std::vector<std::shared_ptr<const TableReader>> tables_;
 };
 

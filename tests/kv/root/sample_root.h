@@ -47,8 +47,8 @@ inline internal::StepEntryPtr Shared(internal::StepEntry entry) {
   return std::make_shared<const internal::StepEntry>(std::move(entry));
 }
 
-/// Returns root `number` without steps, of a writer since 2026-01-31 12:00:00 UTC, whose predecessor
-/// does not exist.
+/// Returns root `number` without steps, of a writer since 2026-01-31 12:00:00 UTC. It names a
+/// predecessor that does not exist.
 inline internal::Root EmptyRoot(uint64_t number, uint32_t epoch = 1) {
   internal::Root root;
   root.number = number;

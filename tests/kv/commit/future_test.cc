@@ -1,0 +1,270 @@
+// Stores of newer builds (docs/format/compatibility.md): what this build does not know is ignored
+// and kept, unless a feature forbids it.
+
+#include <cairn_schema/root_generated.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kv/base/digest.h"
+#include "kv/compact.h"
+#include "kv/copy_steps.h"
+#include "kv/root/internal/framed_record.h"
+#include "kv/root/internal/kv_records.h"
+#include "kv/root/internal/root_log.h"
+#include "kv/storage/files/internal/memory_storage.h"
+#include "kv/store.h"
+#include "kv/table/internal/table_stack.h"
+#include "kv/table/internal/table_writer.h"
+#include "schema/little_endian.h"
+#include "tests/kv/sample_step.h"
+#include "tests/kv/store_checks.h"
+#include "tests/support/result_matchers.h"
+
+namespace cairn::kv {
+namespace {
+
+using cairn::testing::IsError;
+using internal::MemoryStorage;
+using ::testing::IsEmpty;
+using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
+using Bytes = std::vector<std::byte>;
+
+constexpr auto kNewColumn = static_cast<Column>(100);
+constexpr uint16_t kNewField = 60;  // no record has so many
+constexpr uint16_t IdOf(uint16_t vtable_offset) { return (vtable_offset - 4) / 2; }
+constexpr uint16_t kReadFeaturesField = IdOf(schema::RootRecord::VT_READ_FEATURES);
+constexpr uint16_t kWriteFeaturesField = IdOf(schema::RootRecord::VT_WRITE_FEATURES);
+
+std::string_view AsText(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+std::span<const std::byte> AsBytes(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+/// Returns a FlatBuffers record with one more field, or with another value of one, whose inline
+/// bytes are the first ones of `field`, which is aligned to 8 bytes.
+Bytes WithField(std::span<const std::byte> record, uint16_t id, std::span<const std::byte> field) {
+  Bytes bytes(record.begin(), record.end());
+  bytes.resize((bytes.size() + 7) / 8 * 8);
+  const auto table = schema::GetLittleEndian<uint32_t>(bytes, 0);
+  const auto old_vtable = table - schema::GetLittleEndian<uint32_t>(bytes, table);
+  const auto old_size = schema::GetLittleEndian<uint16_t>(bytes, old_vtable);
+  Bytes vtable(std::max<size_t>(old_size, 4 + 2 * (id + 1)));
+  std::memcpy(vtable.data(), &bytes[old_vtable], old_size);
+  schema::PutLittleEndian(vtable, 0, static_cast<uint16_t>(vtable.size()));
+  schema::PutLittleEndian(vtable, 4 + 2 * id, static_cast<uint16_t>(bytes.size() - table));
+  bytes.insert(bytes.end(), field.begin(), field.end());
+  bytes.resize((bytes.size() + 7) / 8 * 8);
+  schema::PutLittleEndian(bytes, table, static_cast<uint32_t>(table - bytes.size()));
+  bytes.insert(bytes.end(), vtable.begin(), vtable.end());
+  bytes.resize((bytes.size() + 7) / 8 * 8);
+  return bytes;
+}
+
+/// A field that is a list of one name.
+Bytes OneName(std::string_view name) {
+  Bytes field(20 + name.size());
+  schema::PutLittleEndian(field, 0, uint32_t{4});  // to the list
+  schema::PutLittleEndian(field, 4, uint32_t{1});  // its length
+  schema::PutLittleEndian(field, 8, uint32_t{4});  // to the name
+  schema::PutLittleEndian(field, 12, static_cast<uint32_t>(name.size()));
+  std::memcpy(&field[16], name.data(), name.size());
+  return field;
+}
+
+class FutureTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Open(OpenMode::kWrite));
+    for (const uint64_t step : {1, 2}) {
+      expected_[step] = MakeSample(step);
+      CAIRN_ASSERT_OK(SaveSample(*store, expected_[step]));
+    }
+    CAIRN_ASSERT_OK(store->Close());
+  }
+
+  Result<std::unique_ptr<Store>> Open(OpenMode mode) {
+    return Store::Open(storage_, mode, {.grace = std::chrono::milliseconds(0)});
+  }
+  Bytes Read(const std::string& name) { return storage_->Read(name, 1 << 20).value(); }
+  void Write(const std::string& name, std::span<const std::byte> bytes) {
+    CAIRN_ASSERT_OK(storage_->Put(name, bytes));
+  }
+  /// Adds lines to CAIRN before the checksum.
+  void AddLines(const std::string& lines) {
+    std::string text(AsText(Read("CAIRN")));
+    text = text.substr(0, text.find("checksum")) + lines;
+    text += fmt::format("checksum {:016x}\n", Checksum64(AsBytes(text)));
+    Write("CAIRN", AsBytes(text));
+  }
+  internal::Root NewestRoot() { return **internal::FindNewest(*storage_); }
+  /// Adds a field to the newest root.
+  void AddToRoot(uint16_t id, std::span<const std::byte> field) {
+    const internal::FrameKind frame{.magic = "CNRT", .name = "root"};
+    const std::string name = internal::RootName(NewestRoot().number);
+    const Bytes record = *internal::UnframeRecord(frame, Read(name));
+    Write(name, *internal::FrameRecord(frame, WithField(record, id, field)));
+  }
+  /// Puts a root in which the table of `step` has a new field in each record, and a new column.
+  void RewriteTable(uint64_t step) {
+    internal::Root next = internal::Successor(NewestRoot(), std::chrono::hours(24));
+    for (internal::StepEntryPtr& entry : next.recent) {
+      if (entry->info.step != step) continue;
+      internal::StepEntry changed = *entry;
+      changed.tables = {FutureTable(*entry)};
+      entry = std::make_shared<const internal::StepEntry>(std::move(changed));
+    }
+    ASSERT_EQ(internal::CommitRoot(*storage_, next).state,
+              internal::CommitOutcome::State::kCommitted);
+  }
+  internal::TableInfo FutureTable(const internal::StepEntry& entry) {
+    internal::OpenTables tables(storage_);
+    const auto stack = *tables.OpenStack(entry.tables);
+    const auto writer =
+        *internal::TableWriter::Create(*storage_, internal::NewObjectId(NewestRoot().epoch));
+    bool has_new = false;
+    (void)stack.Scan("", [&](std::string_view key, auto value) -> Result<bool> {
+      const auto column = static_cast<Column>(key[0]);
+      if (column > kNewColumn && !std::exchange(has_new, true)) {
+        CAIRN_TRY(writer->Add(TableKey(kNewColumn, "key"), AsBytes("of a newer build")));
+      }
+      if (column == Column::kTables) {
+        CAIRN_TRY(writer->Add(key, internal::EncodeTables({})));
+      } else if (column == Column::kStructures) {
+        CAIRN_TRY(writer->Add(key, value));  // the entry of the step has its digest
+      } else {
+        CAIRN_TRY(writer->Add(key, WithField(value, kNewField, Bytes(8, std::byte{7}))));
+      }
+      return true;
+    });
+    return *writer->Finish();
+  }
+  /// Returns the record of the new column of a step, as text.
+  static std::string NewRecordOf(Store& store, uint64_t step) {
+    const auto snapshot = *store.Latest();
+    const auto record = *snapshot->Get(kNewColumn, *snapshot->FindStep(step), "key");
+    return record ? std::string(AsText(*record)) : "";
+  }
+  void ExpectAll() {
+    ExpectSteps(storage_, expected_);
+    ExpectSound(storage_);
+  }
+  /// The store can be read, and everything that writes names the feature and changes nothing.
+  void ExpectReadOnly(const std::string& feature) {
+    ExpectAll();
+    const auto before = ContentsOf(*storage_);
+    EXPECT_THAT(Open(OpenMode::kWrite), IsError(ErrorCode::kUnimplemented, feature));
+    EXPECT_THAT(Store::Rebuild(storage_), IsError(ErrorCode::kUnimplemented, feature));
+    const auto session = NewestRoot().writer.session;
+    EXPECT_THAT(Store::Open(storage_, OpenMode::kJoinSession, {.session = session}),
+                IsError(ErrorCode::kUnimplemented, feature));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto from, Open(OpenMode::kRead));
+    CAIRN_ASSERT_OK_AND_ASSIGN(
+        const auto to, Store::Open(std::make_shared<MemoryStorage>("to"), OpenMode::kWrite));
+    EXPECT_THAT(CopySteps(*from, *to, {.steps = {1}}), IsError(ErrorCode::kUnimplemented, feature));
+    EXPECT_TRUE(ContentsOf(*storage_) == before);
+  }
+  void ExpectRefused(const std::string& feature) {
+    const auto before = ContentsOf(*storage_);
+    for (const OpenMode mode : {OpenMode::kRead, OpenMode::kWrite}) {
+      EXPECT_THAT(Open(mode), IsError(ErrorCode::kUnimplemented, feature));
+    }
+    EXPECT_THAT(Store::Rebuild(storage_), IsError(ErrorCode::kUnimplemented, feature));
+    EXPECT_TRUE(ContentsOf(*storage_) == before);
+  }
+
+  const std::shared_ptr<MemoryStorage> storage_ = std::make_shared<MemoryStorage>("future");
+  Steps expected_;
+};
+
+TEST_F(FutureTest, UnknownLinesAreIgnored) {
+  AddLines("region eu north\nlicence none\n");
+  const Bytes identity = Read("CAIRN");
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Open(OpenMode::kWrite));
+  CAIRN_ASSERT_OK(SaveSample(*store, expected_[3] = MakeSample(3)));
+  ExpectAll();
+  EXPECT_EQ(Read("CAIRN"), identity);
+}
+
+TEST_F(FutureTest, FeatureOfTheStoreToReadRefusesTheOpen) {
+  AddLines("read-features braids stripes\n");
+  ExpectRefused("braids, stripes");
+}
+
+TEST_F(FutureTest, FeatureOfTheStoreToWriteRefusesWrites) {
+  AddLines("write-features stripes\n");
+  ExpectReadOnly("stripes");
+}
+
+TEST_F(FutureTest, ImpossibleFeaturesAreDamage) {
+  const Bytes identity = Read("CAIRN");
+  for (const std::string lines : {"read-features \n", "read-features b a\n", "write-features A\n",
+                                  "write-features a  b\n", "read-features a\nread-features b\n"}) {
+    Write("CAIRN", identity);
+    AddLines(lines);
+    EXPECT_THAT(Open(OpenMode::kRead), IsError(ErrorCode::kDataLoss, "CAIRN")) << lines;
+  }
+}
+
+TEST_F(FutureTest, FeatureOfARootToReadRefusesTheOpen) {
+  AddToRoot(kReadFeaturesField, OneName("signatures"));
+  ExpectRefused("signatures");
+}
+
+// A reader that has the store open does not take a root for an older one, either.
+TEST_F(FutureTest, FeatureOfANewerRootToReadRefusesTheRead) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Open(OpenMode::kRead));
+  CAIRN_ASSERT_OK(store->Latest());
+  internal::Root next = internal::Successor(NewestRoot(), std::chrono::hours(24));
+  ASSERT_EQ(internal::CommitRoot(*storage_, next).state,
+            internal::CommitOutcome::State::kCommitted);
+  AddToRoot(kReadFeaturesField, OneName("signatures"));
+  EXPECT_THAT(store->Latest(), IsError(ErrorCode::kUnimplemented, "signatures"));
+}
+
+TEST_F(FutureTest, FeatureOfARootToWriteRefusesWrites) {
+  AddToRoot(kWriteFeaturesField, OneName("signatures"));
+  ExpectReadOnly("signatures");
+}
+
+TEST_F(FutureTest, UnknownFieldOfARootIsIgnored) {
+  AddToRoot(kNewField, Bytes(8, std::byte{7}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Open(OpenMode::kWrite));
+  CAIRN_ASSERT_OK(SaveSample(*store, expected_[3] = MakeSample(3)));
+  ExpectAll();
+}
+
+TEST_F(FutureTest, UnknownColumnsAndFieldsAreIgnoredAndColumnsAreKept) {
+  RewriteTable(2);
+  ExpectAll();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Open(OpenMode::kWrite));
+  CAIRN_ASSERT_OK(SaveSample(*store, expected_[3] = MakeSample(3)));
+  CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{1}));
+  expected_.erase(1);
+  EXPECT_EQ(NewRecordOf(*store, 2), "of a newer build");
+  EXPECT_EQ(NewRecordOf(*store, 3), "") << "of its base";
+  CAIRN_ASSERT_OK_AND_ASSIGN(const CompactReport compacted, Compact(*store, {.max_dead = 0}));
+  EXPECT_GT(compacted.rewritten_steps, 0u);
+  EXPECT_EQ(NewRecordOf(*store, 2), "of a newer build");
+  ExpectAll();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto copy,
+                             Store::Open(std::make_shared<MemoryStorage>("to"), OpenMode::kWrite));
+  CAIRN_ASSERT_OK(CopySteps(*store, *copy, {.steps = {2, 3}}));
+  EXPECT_EQ(NewRecordOf(*copy, 2), "of a newer build");
+  EXPECT_EQ(NewRecordOf(*copy, 3), "");
+  ExpectSteps(*copy, expected_);
+}
+
+}  // namespace
+}  // namespace cairn::kv
