@@ -1,0 +1,343 @@
+"""The reference reader, which was written from docs/format/ alone, and Cairn agree bit for bit on
+golden stores and on stores of every feature; and it finds each changed bit of a small store."""
+
+import collections
+import contextlib
+import json
+import math
+import pathlib
+import pickle
+import random
+import shutil
+import struct
+import sys
+
+import numpy
+import pytest
+import torch
+
+import cairn
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tools" / "reference_reader"))
+import cairn_read  # noqa: E402
+
+GOLDEN = sorted(path.parent for path in (ROOT / "tests" / "golden").glob("*/CAIRN"))
+
+
+def assert_same(found, expected, where="state"):
+    """A state of the reader is equal to one of Cairn, in which tensors are those of torch."""
+    if isinstance(expected, torch.Tensor):
+        flat = expected.detach().contiguous().reshape(-1)
+        content = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+        assert found.shape == tuple(expected.shape), where
+        assert found.tobytes() == content, where
+    elif isinstance(expected, (numpy.ndarray, numpy.generic)):
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype), where
+        assert found.tobytes() == expected.tobytes(), where
+    elif isinstance(expected, dict):
+        assert type(found) is type(expected), where
+        assert [repr(key) for key in found] == [repr(key) for key in expected], where
+        for own, (key, value) in zip(found.values(), expected.items(), strict=True):
+            assert_same(own, value, f"{where}.{key}")
+    elif isinstance(expected, (list, tuple)):
+        assert isinstance(found, list if isinstance(expected, list) else tuple), where
+        assert len(found) == len(expected), where
+        for i, (own, value) in enumerate(zip(found, expected, strict=True)):
+            assert_same(own, value, f"{where}[{i}]")
+    elif isinstance(expected, float):
+        assert struct.pack("<d", found) == struct.pack("<d", expected), where
+    elif isinstance(expected, complex):
+        assert repr(found) == repr(expected), where
+    elif isinstance(found, cairn_read.Pickle):
+        assert pickle.loads(found) == expected, where
+    else:
+        assert type(found) is type(expected) and found == expected, where
+
+
+def assert_reader_agrees(path, dump, allow_pickle=False):
+    """Steps, keys and contents are those that Cairn reads, and nothing is damaged."""
+    store = cairn_read.Store(path)
+    assert [str(error) for error in store.verify()] == []
+    shown = dump("steps", path, "--json", status=0).json()["steps"]
+    assert [row["step"] for row in shown] == list(store.entries)
+    with cairn.open(path, "r") as opened:
+        for row in shown:
+            step = store.step(row["step"])
+            entry = step.entry
+            assert (
+                entry.generation,
+                entry.tensor_count,
+                entry.value_count,
+                entry.logical_bytes,
+            ) == (row["generation"], row["tensors"], row["values"], row["logical_bytes"])
+            assert sorted(step.keys()) == sorted(opened.keys(step=row["step"]))
+            expected = opened.read(step=row["step"], allow_pickle=allow_pickle)
+            assert_same(step.state(), expected, f"step {row['step']}")
+    return store
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.name)
+def test_reads_golden_stores(path, dump):
+    assert_reader_agrees(path, dump)
+
+
+def every_dtype():
+    """A tensor of random bytes of each dtype of torch that Cairn stores, and arrays of numpy."""
+    generator = numpy.random.default_rng(1)
+    state = {}
+    for name, _ in cairn_read.DTYPES[1:]:
+        dtype = getattr(torch, name, None)
+        if dtype is None:
+            continue
+        size = torch.empty(0, dtype=dtype).element_size()
+        raw = generator.integers(0, 2 if name == "bool" else 256, 6 * size, dtype=numpy.uint8)
+        state[name] = torch.from_numpy(raw).view(dtype).reshape(2, 3)
+    state["numpy"] = [
+        numpy.arange(6).reshape(2, 3).astype(kind) for kind in ("<f4", ">i8", "?", "<c16")
+    ]
+    state["scalars"] = [numpy.float32(1.5), numpy.uint8(3), numpy.bool_(True)]
+    return state
+
+
+def containers():
+    shared = torch.arange(100, dtype=torch.float32)
+    state = {
+        "ordered": collections.OrderedDict(b=1, a=torch.ones(())),
+        "counter": collections.Counter("hello"),
+        "list": [1, [], (), {}, (torch.zeros(0, 4), "x")],
+        "size": torch.Size([2, 3]),
+        3: "int",
+        None: "none",
+        1.5: "float",
+        True: "bool",
+        -(2**70): "big",
+        "values": [None, True, False, 0, -1, 2**63 - 1, -(2**63), 2**64, -(2**200), 1.5, -0.0,
+                   math.inf,
+                   complex(1, -0.0), "", "text \U0001f600", "\ud800", b"", b"bytes\0"],
+        "tied": {"all": shared, "again": shared, "part": shared[10:20],
+                 "strided": shared.view(10, 10).t()},
+        "views": [torch.arange(50)[:30], torch.arange(5).expand(3, 5)],
+        "deep": {},
+    }  # fmt: skip
+    overlapping = torch.arange(60)
+    state["hidden"] = {"a": overlapping[:40], "b": overlapping[20:]}
+    level = state["deep"]
+    for _ in range(100):
+        level["x"] = {}
+        level = level["x"]
+    return state
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory):
+    """A store of many steps, each with other features, and the names of the steps."""
+    path = tmp_path_factory.mktemp("reader") / "store"
+    random_numbers = numpy.random.default_rng(2)
+    with cairn.open(path, "a", grace=0) as store:
+        store.save(1, every_dtype())
+        store.save(2, containers(), tags=["containers"], metrics={"loss": 0.5}, note="a note")
+        store.save(3, {"object": pathlib.PurePosixPath("a"), "x": torch.ones(3)}, allow_pickle=True)
+        # Many keys that are long: several partitions of the index.
+        store.save(4, {"n" * 1_500: {f"{i:05}": i for i in range(3_000)}, "w": torch.ones(2)})
+        # Deltas relative to a version, of elements of each size, small and large changes.
+        state = {
+            name: torch.from_numpy(random_numbers.standard_normal(60_000)).to(dtype)
+            for name, dtype in (("f8", torch.float64), ("f4", torch.float32),
+                                ("f2", torch.bfloat16),
+                                ("c16", torch.complex128), ("i8", torch.int8),
+                                ("c2", torch.complex32))
+        }  # fmt: skip
+        state["u1"] = torch.from_numpy(random_numbers.integers(0, 256, 200_001, dtype=numpy.uint8))
+        for step in range(10, 16):
+            for tensor in state.values():
+                count = int(len(tensor) * random_numbers.choice([0.001, 0.05, 0.5]))
+                places = torch.from_numpy(random_numbers.integers(0, len(tensor), count))
+                tensor[places] += 1 if not tensor.is_floating_point() else tensor[places] * 2**-7
+            store.save(step, state, tuning=cairn.SaveTuning(deltas=8, compress=step % 2 == 0))
+        # Chunks of several extents: one page of a tensor changes.
+        paged = {"p": torch.zeros(5, 70_000), "small": torch.zeros(100)}
+        for step in range(20, 24):
+            paged["p"][1, 1000 * (step - 20)] += step
+            store.save(step, paged, tuning=cairn.SaveTuning(chunk_bytes=1 << 20))
+        compressible = {"z": torch.arange(100_000) // 7, "r": torch.randn(30_000)}
+        store.save(30, compressible, tuning=cairn.SaveTuning(compress=True, chunk_bytes=1 << 16))
+        # More than 16 segments, more than 8 tables.
+        many = {"size": 0}
+        for step in range(40, 62):
+            many[f"t{step}"] = torch.full((50, step), step)
+            store.save(step, many)
+        store.edit(61, into=62, drop="t4*", rename={"t50": "renamed"})
+        store.edit(2, into=63, graft_from=30, graft="z", under="new")
+        # Pages of steps.
+        for step in range(100, 180):
+            store.save(step, {"w": torch.full((4,), step), "i": step})
+        store.delete(*range(105, 150, 2))
+    return path
+
+
+def test_reads_every_feature(features, dump):
+    store = assert_reader_agrees(features, dump, allow_pickle=True)
+    assert store.root.pages and store.step(61).entry.usage_in_tables
+    assert store.step("containers").entry.note == "a note"
+
+
+def test_reads_a_compacted_store(features, dump, tmp_path):
+    path = tmp_path / "store"
+    shutil.copytree(features, path)
+    with cairn.open(path, "a", grace=0) as store:
+        store.delete(40, 41, 42, 20, 10)
+        store.compact(max_dead=0, fold=True, compress=True)
+    assert_reader_agrees(path, dump, allow_pickle=True)
+
+
+def test_slices_are_parts_of_tensors(features):
+    generator = random.Random(3)
+    store = cairn_read.Store(features)
+    for number, key in (
+        (23, "p"),
+        (30, "z"),
+        (15, "u1"),
+        (2, "tied.strided"),
+        (2, "hidden.b"),
+        (2, "list.4.0"),
+    ):
+        step = store.step(number)
+        complete = step.read(key)
+        for _ in range(20):
+            index = tuple(
+                slice(*sorted(generator.randint(0, size) for _ in "ab")) for size in complete.shape
+            )
+            assert step.read(key, index).tobytes() == complete[index].tobytes(), (key, index)
+
+
+def test_ties_share_memory(features):
+    state = cairn_read.Store(features).step("containers").state()
+    assert numpy.shares_memory(state["tied"]["all"], state["tied"]["strided"])
+    assert numpy.shares_memory(state["hidden"]["a"], state["hidden"]["b"])
+
+
+def test_command_line(features, capsys):
+    def run(*words, status=0):
+        assert cairn_read.main([str(word) for word in words]) == status
+        return capsys.readouterr().out
+
+    assert [step["step"] for step in json.loads(run(features, "--json"))][:4] == [1, 2, 3, 4]
+    keys = json.loads(run(f"{features}@23", "--json"))
+    assert keys[0] == {"key": "p", "type": "tensor", "dtype": "float32", "shape": [5, 70_000],
+                       "nbytes": 1_400_000, "alias_of": None}  # fmt: skip
+    part = json.loads(run(f"{features}@23", "--key", "p", "--slice", "1:2,2000:2001", "--json"))
+    assert part["shape"] == [1, 1] and part["hex"] == struct.pack("<f", 22).hex()
+    assert "no step" in run(f"{features}@77", status=1)
+    assert "intact" in run(features, "--verify")
+
+
+# ---- Damage and hostile input
+
+
+def small_store(path):
+    """Three steps with values, ties, several extents, deltas and compression, in few bytes."""
+    tensor = torch.arange(20_000, dtype=torch.float32)
+    state = {"w": tensor, "half": tensor[:100], "v": [1, "text"], "c": torch.zeros(3_000)}
+    with cairn.open(path, "a") as store:
+        store.save(1, state, tags=["first"])
+        tensor[5] += 1
+        store.save(2, state, tuning=cairn.SaveTuning(deltas=True), metrics={"loss": 1.0})
+        tensor[19_000] += 1
+        store.save(3, state, tuning=cairn.SaveTuning(compress=True))
+
+
+# Correctness never depends on these (README.md, How damage is detected).
+HARMLESS = ("hint", "leases/")
+
+
+def undetected(path, places):
+    """The places (name, byte, bit) at which a changed bit is not found."""
+    assert cairn_read.Store(path).verify() == []
+    missed = []
+    for name, at, bit in places:
+        content = (path / name).read_bytes()
+        changed = bytearray(content)
+        changed[at] ^= 1 << bit
+        (path / name).write_bytes(changed)
+        with contextlib.suppress(cairn_read.FormatError):
+            if not cairn_read.Store(path).verify():
+                missed.append((name, at, bit))
+        (path / name).write_bytes(content)
+    return missed
+
+
+def places_to_change(path):
+    names = sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
+    return [
+        (name, at) for name in names if not name.startswith(HARMLESS)
+        for at in range((path / name).stat().st_size)
+    ]  # fmt: skip
+
+
+def test_finds_changed_bits(tmp_path):
+    path = tmp_path / "store"
+    small_store(path)
+    seed = random.randrange(2**32)
+    generator = random.Random(seed)
+    places = places_to_change(path)
+    # Most bytes are payload and padding of segments, so others are chosen more often.
+    others = [place for place in places if not place[0].startswith("segments/")]
+    chosen = generator.sample(places, 150) + generator.sample(others, 350)
+    changes = [(name, at, generator.randrange(8)) for name, at in chosen]
+    assert undetected(path, changes) == [], f"seed {seed}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_finds_a_changed_bit_in_each_byte(tmp_path):
+    path = tmp_path / "store"
+    small_store(path)
+    generator = random.Random(4)
+    changes = [(name, at, generator.randrange(8)) for name, at in places_to_change(path)]
+    assert undetected(path, changes) == []
+
+
+def mutations(data, generator, count):
+    for _ in range(count):
+        changed = bytearray(data)
+        for _ in range(generator.randint(1, 4)):
+            at = generator.randrange(len(changed))
+            changed[at : at + 4] = generator.choice(
+                [b"\0", b"\xff" * 4, bytes([generator.randrange(256)]), b"\xff\xff\xff\x7f"]
+            )
+        yield bytes(changed[: generator.choice([len(changed), generator.randrange(len(changed))])])
+
+
+def test_hostile_records_and_deltas_raise_only_format_errors(features):
+    seed = random.randrange(2**32)
+    generator = random.Random(seed)
+    store = cairn_read.Store(features)
+    for number in (2, 15, 61):
+        step = store.step(number)
+        records = [(kind, data) for column, kind in (
+            (cairn_read.STEPS, "StepRecord"), (cairn_read.TENSORS, "TensorRecord"),
+            (cairn_read.CHUNKS, "ChunkRecord"), (cairn_read.VALUES, "ValueRecord"),
+            (cairn_read.STRUCTURES, "StructureRecord"), (cairn_read.SEGMENTS, "SegmentRecord"),
+        ) for _, data in list(step.scan(column))[:5]]  # fmt: skip
+        for kind, data in records:
+            for changed in mutations(data, generator, 50):
+                with contextlib.suppress(cairn_read.FormatError):
+                    cairn_read.parse(changed, kind, f"seed {seed}")
+    step = store.step(15)
+    for key in ("u1", "f4"):
+        for _, chunk in step.chunks(key, step.tensor_record(key)):
+            base = bytes(chunk.nbytes)
+            for delta in chunk.deltas or []:
+                for changed in mutations(step.extent_bytes(delta), generator, 30):
+                    with contextlib.suppress(cairn_read.FormatError):
+                        cairn_read.apply_delta(changed, base, f"seed {seed}")
+
+
+def test_a_missing_predecessor_is_damage(features, tmp_path):
+    path = tmp_path / "store"
+    shutil.copytree(features, path)
+    newest = cairn_read.Store(path).root.number
+    (path / "roots" / f"{2**64 - newest:016x}.root").unlink()
+    with pytest.raises(cairn_read.FormatError, match="does not exist"):
+        cairn_read.Store(path)
