@@ -271,25 +271,37 @@ Result<void> CheckpointStore::ForEachChunk(const kv::StepInfo& step,
       view, tensors, [&](size_t tensor, ChunkInfo&& chunk) { return visit(tensor, chunk); });
 }
 
+namespace {
+
+/// After a load that has succeeded, the next save continues from `step`.
+template <typename Loaded>
+Result<Loaded> NoteLoad(const kv::Store& store, const kv::StepInfo& step, Result<Loaded> loaded) {
+  if (loaded) store.ContinueFrom(step);
+  return loaded;
+}
+
+}  // namespace
+
 Result<LoadReport> CheckpointStore::Load(const kv::StepInfo& step,
                                          std::span<const LoadRequest> requests,
                                          const Progress& progress,
                                          std::span<const DeviceStream> streams,
                                          std::span<const TensorInfo> known) const {
-  return internal::WithStep(kv(), step, [&](const internal::StepView& view) {
-    return internal::RunLoad(view, requests, progress, streams, known);
-  });
+  return NoteLoad(kv(), step, internal::WithStep(kv(), step, [&](const internal::StepView& view) {
+                    return internal::RunLoad(view, requests, progress, streams, known);
+                  }));
 }
 
 Result<LoadReport> CheckpointStore::LoadShards(const kv::StepInfo& step,
                                                std::span<const ShardTarget> targets,
                                                const ShardLoadOptions& options) const {
   if (!options.read_once || world_size() == 1) {
-    return internal::WithStep(kv(), step, [&](const internal::StepView& view) {
-      return internal::LoadOwnShards(view, targets, rank(), options);
-    });
+    return NoteLoad(kv(), step, internal::WithStep(kv(), step, [&](const internal::StepView& view) {
+                      return internal::LoadOwnShards(view, targets, rank(), options);
+                    }));
   }
-  return internal::LoadShardsOnce(kv(), step, targets, *impl_->communicator, options);
+  return NoteLoad(kv(), step,
+                  internal::LoadShardsOnce(kv(), step, targets, *impl_->communicator, options));
 }
 
 Result<UpdateReport> CheckpointStore::Update(const kv::StepInfo& base, const kv::StepInfo& step,
@@ -310,7 +322,7 @@ Result<UpdateReport> CheckpointStore::Update(const kv::StepInfo& base, const kv:
         .snapshot = view.snapshot, .step = found, .directory = view.directory};
     return internal::RunUpdate(base_view, view, requests, progress, streams, is_compared);
   };
-  return internal::WithStep(kv(), step, update);
+  return NoteLoad(kv(), step, internal::WithStep(kv(), step, update));
 }
 
 Result<std::vector<std::optional<MappedTensor>>> CheckpointStore::Map(
@@ -323,8 +335,9 @@ Result<std::vector<std::optional<MappedTensor>>> CheckpointStore::Map(
 
 Result<UncheckedMap> CheckpointStore::MapUnchecked(const kv::StepInfo& step,
                                                    std::span<const std::string> fqns) const {
-  return internal::WithStep(
-      kv(), step, [&](const internal::StepView& view) { return internal::RunMap(view, fqns); });
+  return NoteLoad(kv(), step, internal::WithStep(kv(), step, [&](const internal::StepView& view) {
+                    return internal::RunMap(view, fqns);
+                  }));
 }
 
 Result<kv::Store::DeleteReport> CheckpointStore::Delete(std::span<const uint64_t> steps,

@@ -282,8 +282,17 @@ Result<std::string> Store::OpenSession() {
   return state.session;
 }
 
+void Store::ContinueFrom(const StepInfo& step) const {
+  const MutexLock lock(state_->mutex);
+  state_->continued_from = step;
+}
+
 Result<std::unique_ptr<StepWriter>> Store::Begin(uint64_t step, const BeginOptions& options) {
   CAIRN_TRY(CheckCanBegin(*state_, step, options));
+  if (options.parent) {
+    CAIRN_TRY_ASSIGN(const auto snapshot, Latest());
+    CAIRN_TRY(snapshot->FindStep(*options.parent));
+  }
   if (state_->step_writer_alive.exchange(true)) {
     return Fail(Error{.code = ErrorCode::kFailedPrecondition,
                       .message = "another save of this store is still running; wait for it",

@@ -119,12 +119,17 @@ class Store {
   /// early.
   void AwaitChange(std::chrono::milliseconds timeout) const;
 
+  /// States that this process has loaded `step`: the next step that is saved without a parent
+  /// (BeginOptions) continues from it.
+  void ContinueFrom(const StepInfo& step) const;
+
   /// Names the next attempt at a step: the session, the step and a counter of this step's attempts.
   /// All ranks of a job call it once per save, even if the save then fails before it begins, so
   /// that they agree on the name without communication.
   std::string NextAttempt(uint64_t step);
 
   /// Begins to write `step`. kConflict: it exists and `overwrite` is false (checked by rank 0).
+  /// kNotFound: there is no step `options.parent`.
   /// kFailedPrecondition: the store is read-only or closed, another StepWriter of this store
   /// exists, or it is unknown whether an earlier change was committed. kInvalidArgument: rank 0
   /// has not opened the store for writing, or another rank has not joined it.

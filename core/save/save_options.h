@@ -59,6 +59,10 @@ struct SaveOptions {
   std::vector<kv::Metric> metrics = {};
   std::string note = {};
   std::vector<std::string> tags = {};  // name this step from now on, and no other
+  /// The step from which this one continues, and the run (kv::BeginOptions). If absent: the step
+  /// that this store has loaded or saved last, otherwise the newest one; and its run.
+  std::optional<uint64_t> parent = {};
+  std::optional<kv::RunId> run = {};
   Progress progress;
   /// Called once the tensors in host memory have been read, or, by AsyncSaver, staged; by StepPart
   /// for each portion. An error fails the save. For callers that cannot keep others from freeing

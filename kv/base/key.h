@@ -20,7 +20,7 @@ namespace cairn::kv {
 /// Columns that this build does not know are between kStructures and kSegments: what is after them
 /// depends on all other records of a table.
 enum class Column : uint8_t {
-  kSteps = 0,       // (empty)       -> StepRecord
+  kSteps = 0,       // (empty)       -> StepSummary
   kTensors = 1,     // FQN           -> TensorRecord
   kChunks = 2,      // FQN, offsets  -> ChunkRecord
   kValues = 3,      // FQN           -> ValueRecord

@@ -11,6 +11,7 @@
 #include "kv/base/annotations.h"
 #include "kv/base/error.h"
 #include "kv/base/s3_options.h"
+#include "kv/base/step_info.h"
 
 namespace cairn::kv {
 
@@ -70,6 +71,11 @@ struct BeginOptions {
   std::vector<Metric> metrics = {};
   std::string note = {};
   std::vector<std::string> tags = {};  // tags that name the step from its commit on
+  /// The step from which this one continues. If absent: the one that this store has saved or
+  /// continued from last (Store::ContinueFrom), otherwise the newest one. A step that it replaces
+  /// leaves it its own parent.
+  std::optional<uint64_t> parent = {};
+  std::optional<RunId> run = {};  // if absent: that of the parent; a random one if there is none
 };
 
 }  // namespace cairn::kv

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The records of a store about steps and segments, and what ranks exchange about a step.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -16,6 +17,16 @@
 #include "kv/base/key.h"
 
 namespace cairn::kv {
+
+/// Names a run: steps of which each continues from the one before, also after a restart.
+using RunId = std::array<std::byte, 16>;
+
+/// A step from which another one continued. It may have been deleted since, or be in another store.
+struct ParentStep {
+  uint64_t step = 0;
+  std::string attempt;  // no other step of any store has it, and a copy keeps it
+  friend bool operator==(const ParentStep&, const ParentStep&) = default;
+};
 
 /// A committed step.
 struct StepInfo {
@@ -34,6 +45,8 @@ struct StepInfo {
   Digest structure;                 // digest of the StructureRecord
   std::vector<Metric> metrics;
   std::string note;
+  std::optional<ParentStep> parent;
+  std::optional<RunId> run;  // absent only in a step that was recovered from footers
   // A compaction gives the records that it rewrites a higher number each time. The step keeps its
   // generation, because its contents are the same. 0: no compaction has rewritten the step.
   uint64_t rewritten = 0;

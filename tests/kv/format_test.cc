@@ -345,7 +345,7 @@ TEST(RecordsTest, TablesAreDecodedAndWrongSizesAreRefused) {
 
 TEST(RecordsTest, RecordOfAnotherKindIsRefused) {
   EXPECT_THAT(DecodeStep(EncodeSegment(NewSegmentInfo({.epoch = 1, .id = 1}))),
-              IsError(ErrorCode::kDataLoss, "StepRecord is damaged"));
+              IsError(ErrorCode::kDataLoss, "StepSummary is damaged"));
   EXPECT_THAT(DecodeSegment(EncodeStep({})),
               IsError(ErrorCode::kDataLoss, "SegmentRecord is damaged"));
   EXPECT_THAT(DecodeChunkExtents({}), IsError(ErrorCode::kDataLoss, "0 bytes"));

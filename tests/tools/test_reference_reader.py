@@ -316,7 +316,7 @@ def test_hostile_records_and_deltas_raise_only_format_errors(features):
     for number in (2, 15, 61):
         step = store.step(number)
         records = [(kind, data) for column, kind in (
-            (cairn_read.STEPS, "StepRecord"), (cairn_read.TENSORS, "TensorRecord"),
+            (cairn_read.STEPS, "StepSummary"), (cairn_read.TENSORS, "TensorRecord"),
             (cairn_read.CHUNKS, "ChunkRecord"), (cairn_read.VALUES, "ValueRecord"),
             (cairn_read.STRUCTURES, "StructureRecord"), (cairn_read.SEGMENTS, "SegmentRecord"),
         ) for _, data in list(step.scan(column))[:5]]  # fmt: skip

@@ -98,6 +98,10 @@ Json StepJson(const kv::StepInfo& step) {
                {"chunks_reused", step.reused_chunk_count},
                {"logical_bytes", step.logical_bytes},
                {"written_bytes", step.written_bytes}};
+  if (step.run) json["run"] = Hex(*step.run);
+  if (const auto& parent = step.parent) {
+    json["parent"] = {{"step", parent->step}, {"attempt", JsonText(parent->attempt)}};
+  }
   if (!step.metrics.empty()) {
     Json& metrics = json["metrics"];
     for (const kv::Metric& metric : step.metrics) metrics[metric.name] = FloatJson(metric.value);

@@ -186,19 +186,18 @@ table ValueRecord version:u8=1 kind:u8 integer:i64 bytes:[u8]
 table Extension name:str data:[u8]
 table StructureRecord version:u8=1 kinds:[u8] key_kinds:[u8] keys:[str] child_counts:[u32]
   extensions:[Extension]
-table StepRecord version:u8=1 step:u64 generation:u64 created_unix_ns:i64 world_size:u32 attempt:str
+table ParentStep step:u64 attempt:str
+table StepSummary version:u8=1 step:u64 generation:u64 created_unix_ns:i64 world_size:u32 attempt:str
   base_step:u64? tensor_count:u64 value_count:u64 chunk_count:u64 reused_chunk_count:u64
   logical_bytes:u64 written_bytes:u64 structure:Digest rewritten:u64 metrics:[Metric] note:str
+  parent:ParentStep run:[u8]
 table SegmentRecord version:u8=1 segment_id:u64 epoch:u32 step:u64 rank:u32 file_bytes:u64
   payload_bytes:u64 chunk_count:u64 footer_digest:u64 page_digests_checksum:u64
 table FooterEntry column:u8 key:[u8] value:[u8]
 table SegmentFooter version:u8=1 segment_id:u64 store_uuid:[u8] step:u64 rank:u32 attempt:str
   entries:[FooterEntry]
 table TableRef id:ObjectId file_bytes:u64 record_count:u64 digest:u64
-table StepEntry step:u64 generation:u64 created_unix_ns:i64 world_size:u32 attempt:str
-  base_step:u64? tensor_count:u64 value_count:u64 chunk_count:u64 reused_chunk_count:u64
-  logical_bytes:u64 written_bytes:u64 structure:Digest tables:[TableRef] usage:[SegmentUse] usage_in_tables:u8
-  rewritten:u64 metrics:[Metric] note:str
+table StepEntry summary:StepSummary tables:[TableRef] usage:[SegmentUse] usage_in_tables:u8
 table StepsPage version:u8=1 steps:[StepEntry]
 table PageRef id:ObjectId file_bytes:u64 digest:u64 steps:[u8]
 table Writer host:str pid:u32 session:str since_unix_ns:i64
@@ -212,7 +211,7 @@ table RootRecord version:u8=1 number:u64 commit_id:[u8] store_uuid:[u8] epoch:u3
   read_features:[str] write_features:[str]
 """
 IDENTIFIERS = {
-    "StepRecord": b"CNST", "TensorRecord": b"CNTE", "ChunkRecord": b"CNCH", "ValueRecord": b"CNVA",
+    "StepSummary": b"CNST", "TensorRecord": b"CNTE", "ChunkRecord": b"CNCH", "ValueRecord": b"CNVA",
     "StructureRecord": b"CNTR", "SegmentRecord": b"CNSG", "SegmentFooter": b"CNSF",
     "RootRecord": b"CNRO", "StepsPage": b"CNPS",
 }  # fmt: skip
@@ -252,6 +251,14 @@ def parse_schema(text):
 
 
 TABLES, STRUCTS = parse_schema(SCHEMA)
+
+
+def entries_of(steps, where):
+    """The entries, which also have the fields of their summaries."""
+    for entry in steps or []:
+        check(entry.summary, where, None, "an entry has no summary")
+        vars(entry).update(vars(entry.summary))
+    return steps or []
 
 
 class FlatBuffer:
@@ -629,7 +636,7 @@ class Store:
             check(all(table.id for table in entry.tables), where, None, "a table has no id")
             found[entry.step] = entry
 
-        recent = self.root.recent or []
+        recent = entries_of(self.root.recent, "root")
         for ref in self.root.pages or []:
             steps, number, at = [], 0, 0
             while at < len(ref.steps or b""):
@@ -652,7 +659,7 @@ class Store:
                 "wrong length or digest of the page",
             )
             page = parse(read_frame(file, b"CNPG"), "StepsPage", name)
-            entries = {entry.step: entry for entry in page.steps or []}
+            entries = {entry.step: entry for entry in entries_of(page.steps, name)}
             for step in steps:
                 check(step in entries, name, None, f"step {step} is missing")
                 add(entries[step], name)
@@ -1306,8 +1313,8 @@ class Verification:
             if self.is_new(table.name):
                 self.attempt(table.verify)
                 self.attempt(self.verify_next_tables, table, entry.tables[i + 1 :])
-        record = parse(step.tables[0].get(STEPS) or b"", "StepRecord", step.where)
-        for field in SUMMARY:
+        record = parse(step.tables[0].get(STEPS) or b"", "StepSummary", step.where)
+        for field in (*SUMMARY, "parent", "run"):
             check(
                 getattr(record, field) == getattr(entry, field),
                 step.where,

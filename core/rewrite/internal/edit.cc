@@ -207,7 +207,8 @@ Result<EditedTree::Finished> EditTree(const StateTree& tree, const StateTree* ot
 Result<kv::StepInfo> RunEdit(kv::Store& store, uint64_t source_step, uint64_t into,
                              const StepEdit& edit) {
   // Begin first: it refuses a store that is open for reading, and a step that exists.
-  CAIRN_TRY_ASSIGN(const auto writer, store.Begin(into, {.overwrite = edit.overwrite}));
+  CAIRN_TRY_ASSIGN(const auto writer,
+                   store.Begin(into, {.overwrite = edit.overwrite, .parent = source_step}));
   CAIRN_TRY_ASSIGN(const std::shared_ptr<const kv::Snapshot> snapshot, store.Latest());
   if (edit.keeps_all_keys()) {
     CAIRN_TRY_ASSIGN(const kv::StepInfo same, snapshot->FindStep(source_step));

@@ -191,7 +191,9 @@ Result<SaveSession> SaveSession::Begin(kv::Store& store, const SaveAttempt& atte
                                               .decision_deadline = attempt.decision_deadline,
                                               .metrics = options.metrics,
                                               .note = options.note,
-                                              .tags = options.tags}));
+                                              .tags = options.tags,
+                                              .parent = options.parent,
+                                              .run = options.run}));
   return session;
 }
 

@@ -39,6 +39,39 @@ Result<StepEntryPtr> FindUnchanged(const StepAttempt& attempt, const StepInfo& s
   return entry;
 }
 
+/// Returns the step from which the attempt continues; nothing if there is none. kNotFound: it was
+/// named by a number, and does not exist any more.
+Result<std::optional<StepInfo>> FindParent(const StepAttempt& attempt) {
+  StoreState& state = *attempt.store;
+  const auto root = CurrentRoot(state);
+  if (const auto& parent = attempt.options.parent) {
+    CAIRN_TRY_ASSIGN(const StepEntryPtr entry, root->steps.Find(*parent));
+    if (entry != nullptr) return entry->info;
+    return Fail(Error{.code = ErrorCode::kNotFound,
+                      .message = "the parent of the step was deleted during the save",
+                      .step = *parent});
+  }
+  {
+    const MutexLock lock(state.mutex);
+    if (state.continued_from) return state.continued_from;
+  }
+  CAIRN_TRY_ASSIGN(const StepEntryPtr newest, root->steps.Latest());
+  return newest == nullptr ? std::nullopt : std::optional(newest->info);
+}
+
+/// Sets the parent and the run of the step.
+Result<void> SetDescent(const StepAttempt& attempt, StepInfo& info) {
+  CAIRN_TRY_ASSIGN(const std::optional<StepInfo> parent, FindParent(attempt));
+  if (parent) {
+    info.run = parent->run;
+    info.parent = ParentStep{.step = parent->step, .attempt = parent->attempt};
+    if (parent->step == info.step) info.parent = parent->parent;  // it is replaced
+  }
+  if (attempt.options.run) info.run = attempt.options.run;
+  if (!info.run) info.run = NewUuid();
+  return {};
+}
+
 /// Records that the step is committed, and tells the other ranks.
 void ReportCommitted(const StepAttempt& attempt, uint64_t generation) {
   StoreState& state = *attempt.store;
@@ -72,6 +105,7 @@ Result<StepInfo> CommitTable(StepAttempt& attempt, const StepSummary& summary,
   StoreState& state = *attempt.store;
   StepEntry entry{.info = attempt.InfoOf(summary)};
   entry.info.generation = CurrentRoot(state)->root.number + 1;
+  CAIRN_TRY(SetDescent(attempt, entry.info));
   CAIRN_TRY_ASSIGN(StepTableWriter table, StepTableWriter::Create(state, base, entry.info));
   CAIRN_TRY(finish(table, entry));
   TagChanges tags;
@@ -82,6 +116,10 @@ Result<StepInfo> CommitTable(StepAttempt& attempt, const StepSummary& summary,
                                    }}));
   attempt.finished = true;  // the step exists, so its objects must not be removed any more
   attempt.failed = false;
+  {
+    const MutexLock lock(state.mutex);
+    state.continued_from = entry.info;
+  }
   (void)FaultPoint("commit.done");
   return entry.info;
 }

@@ -4,14 +4,13 @@
 
 #include <cairn_schema/chunk_generated.h>
 #include <cairn_schema/segment_generated.h>
-#include <cairn_schema/step_generated.h>
 
 #include <bit>
 #include <cstring>
 
 #include "kv/base/chunk_record.h"
 #include "kv/base/step_info.h"
-#include "kv/root/internal/step_fields.h"
+#include "kv/root/internal/step_summary.h"
 #include "schema/little_endian.h"
 
 namespace cairn::kv::internal {
@@ -21,6 +20,10 @@ schema::Digest ToSchema(const Digest& digest) { return {digest.lo, digest.hi}; }
 schema::Extent ToSchema(const Extent& extent) {
   return {extent.segment_id, extent.offset_bytes, extent.length_bytes,
           extent.page_digests_offset_bytes};
+}
+
+Digest FromSchema(const schema::Digest* digest) {
+  return digest == nullptr ? Digest{} : Digest{.lo = digest->lo(), .hi = digest->hi()};
 }
 
 // Copies the elements, because the verifier checks the alignment of a vector's length but not of
@@ -48,8 +51,7 @@ std::vector<std::byte> TakeBytes(const flatbuffers::FlatBufferBuilder& builder) 
 
 std::vector<std::byte> EncodeStep(const StepInfo& info) {
   flatbuffers::FlatBufferBuilder builder(512);
-  auto record = BeginStep<schema::StepRecordBuilder>(builder, info);
-  schema::FinishStepRecordBuffer(builder, record.Finish());
+  schema::FinishStepSummaryBuffer(builder, AddSummary(builder, info));
   std::vector<std::byte> bytes = TakeBytes(builder);
   CAIRN_CHECK(DecodeStep(bytes).has_value());
   return bytes;
@@ -57,9 +59,9 @@ std::vector<std::byte> EncodeStep(const StepInfo& info) {
 
 Result<StepInfo> DecodeStep(std::span<const std::byte> record) {
   CAIRN_TRY_ASSIGN(
-      const schema::StepRecord* step,
-      CheckedRecord<schema::StepRecord>(record, schema::StepRecordIdentifier(), "StepRecord"));
-  return ReadStep(*step);
+      const schema::StepSummary* summary,
+      CheckedRecord<schema::StepSummary>(record, schema::StepSummaryIdentifier(), "StepSummary"));
+  return ReadSummary(summary);
 }
 
 SegmentInfo NewSegmentInfo(const ObjectId& id) {

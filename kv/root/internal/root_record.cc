@@ -10,7 +10,7 @@
 
 #include "kv/base/record_check.h"
 #include "kv/root/internal/framed_record.h"
-#include "kv/root/internal/step_fields.h"
+#include "kv/root/internal/step_summary.h"
 #include "kv/table/internal/table_stack.h"
 
 namespace cairn::kv::internal {
@@ -93,11 +93,9 @@ Offset<schema::StepEntry> AddEntry(Builder& builder, const StepEntry& entry) {
   }
   const auto tables_offset = builder.CreateVector(tables);
   const auto usage_offset = builder.CreateVectorOfStructs(usage);
-  auto record = BeginStep<schema::StepEntryBuilder>(builder, entry.info);
-  record.add_tables(tables_offset);
-  record.add_usage(usage_offset);
-  record.add_usage_in_tables(entry.usage_in_tables);
-  return record.Finish();
+  const auto summary = AddSummary(builder, entry.info);
+  return schema::CreateStepEntry(builder, summary, tables_offset, usage_offset,
+                                 entry.usage_in_tables);
 }
 
 Result<std::vector<TableInfo>> ReadTables(const schema::StepEntry& step) {
@@ -116,7 +114,7 @@ Result<std::vector<TableInfo>> ReadTables(const schema::StepEntry& step) {
 
 Result<StepEntryPtr> ReadEntry(const schema::StepEntry& step) {
   auto entry = std::make_shared<StepEntry>();
-  CAIRN_TRY_ASSIGN(entry->info, ReadStep(step));
+  CAIRN_TRY_ASSIGN(entry->info, ReadSummary(step.summary()));
   entry->usage_in_tables = step.usage_in_tables();
   CAIRN_TRY_ASSIGN(entry->tables, ReadTables(step));
   const size_t usage_count = step.usage() == nullptr ? 0 : step.usage()->size();

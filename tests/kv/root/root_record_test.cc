@@ -13,6 +13,7 @@
 
 #include "kv/base/digest.h"
 #include "kv/root/internal/framed_record.h"
+#include "kv/root/internal/step_summary.h"
 #include "kv/table/internal/table_stack.h"
 #include "schema/little_endian.h"
 #include "tests/kv/root/sample_root.h"
@@ -27,6 +28,7 @@ using internal::DecodeRoot;
 using internal::EncodePage;
 using internal::EncodeRoot;
 using internal::Root;
+using internal::AddSummary;
 using testing::EmptyRoot;
 using testing::Same;
 using testing::SampleEntry;
@@ -206,7 +208,10 @@ Result<Root> DecodeWith(const std::vector<uint64_t>& recent,
   Builder builder;
   const std::vector<uint8_t> uuid(16);
   std::vector<flatbuffers::Offset<schema::StepEntry>> steps;
-  for (const uint64_t step : recent) steps.push_back(schema::CreateStepEntry(builder, step));
+  for (const uint64_t step : recent) {
+    const auto summary = AddSummary(builder, {.step = step});
+    steps.push_back(schema::CreateStepEntry(builder, summary));
+  }
   std::vector<flatbuffers::Offset<schema::PageRef>> refs;
   const schema::ObjectId id(1, 2);
   for (const auto& page : pages) {
