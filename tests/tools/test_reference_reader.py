@@ -64,7 +64,7 @@ def assert_reader_agrees(path, dump, allow_pickle=False):
     with cairn.open(path, "r") as opened:
         for row in shown:
             step = store.step(row["step"])
-            entry = step.entry
+            entry = step.summary
             assert (
                 entry.generation,
                 entry.tensor_count,
@@ -179,7 +179,7 @@ def features(tmp_path_factory):
 def test_reads_every_feature(features, dump):
     store = assert_reader_agrees(features, dump, allow_pickle=True)
     assert store.root.pages and store.step(61).entry.usage_in_tables
-    assert store.step("containers").entry.note == "a note"
+    assert store.step("containers").summary.note == "a note"
 
 
 def test_reads_a_compacted_store(features, dump, tmp_path):
@@ -326,9 +326,9 @@ def test_hostile_records_and_deltas_raise_only_format_errors(features):
                     cairn_read.parse(changed, kind, f"seed {seed}")
     step = store.step(15)
     for key in ("u1", "f4"):
-        for _, chunk in step.chunks(key, step.tensor_record(key)):
+        for _, chunk in step.chunks(step.tensor_record(key)):
             base = bytes(chunk.nbytes)
-            for delta in chunk.deltas or []:
+            for delta in chunk.deltas:
                 for changed in mutations(step.extent_bytes(delta), generator, 30):
                     with contextlib.suppress(cairn_read.FormatError):
                         cairn_read.apply_delta(changed, base, f"seed {seed}")
