@@ -23,12 +23,12 @@ namespace cairn::kv {
 namespace {
 
 using cairn::testing::IsError;
+using internal::AddSummary;
 using internal::DecodePage;
 using internal::DecodeRoot;
 using internal::EncodePage;
 using internal::EncodeRoot;
 using internal::Root;
-using internal::AddSummary;
 using testing::EmptyRoot;
 using testing::Same;
 using testing::SampleEntry;
