@@ -20,6 +20,7 @@
 #include "core/save/internal/save_planner.h"
 #include "core/save/internal/save_queue.h"
 #include "core/save/internal/saved_chunks.h"
+#include "core/step/application_records.h"
 #include "core/step/internal/compress.h"
 #include "core/step/internal/delta_chain.h"
 #include "core/step/internal/lookup.h"
@@ -249,6 +250,28 @@ Result<std::optional<std::vector<std::byte>>> CheckpointStore::FindExtension(
     const kv::StepInfo& step, std::string_view name) const {
   CAIRN_TRY_ASSIGN(const auto view, internal::ViewStep(kv(), step));
   return internal::FindExtension(view, name);
+}
+
+Result<std::vector<std::string>> CheckpointStore::ListRecords(const kv::StepInfo& step) const {
+  CAIRN_TRY_ASSIGN(const auto view, internal::ViewStep(kv(), step));
+  std::vector<std::string> names;
+  CAIRN_TRY(view.snapshot->Scan(kv::Column::kApplication, view.step, "",
+                                [&](std::string_view name, auto) -> Result<bool> {
+                                  names.emplace_back(name);
+                                  return true;
+                                }));
+  return names;
+}
+
+Result<std::vector<std::byte>> CheckpointStore::ReadRecord(const kv::StepInfo& step,
+                                                           const std::string& name) const {
+  CAIRN_TRY_ASSIGN(const auto view, internal::ViewStep(kv(), step));
+  CAIRN_TRY_ASSIGN(const auto record,
+                   view.snapshot->Get(kv::Column::kApplication, view.step, name));
+  if (record) return internal::DecodeApplicationRecord(*record);
+  return Fail(Error{.code = ErrorCode::kNotFound,
+                    .message = fmt::format("there is no record '{}'", name),
+                    .step = step.step});
 }
 
 Result<std::vector<ChunkInfo>> CheckpointStore::Chunks(const kv::StepInfo& step,

@@ -129,7 +129,7 @@ class CheckpointStore {
 
   /// Commits the step `into` with the records of the step `source` after `edit`. No payload is read
   /// or written: the new step refers to the bytes of its sources, which may be deleted afterwards.
-  /// Without changes it is a copy of `source`; only such a copy has the extensions of `source`
+  /// Without changes it is a copy of `source`. If no key changes, it has the extensions of `source`
   /// (core/upkeep/step_part.h). Not collective: rank 0 of a multi-rank store calls it alone.
   /// Memory: the records of the sources.
   ///
@@ -173,6 +173,13 @@ class CheckpointStore {
   /// (core/upkeep/step_part.h), or nothing if there is none.
   Result<std::optional<std::vector<std::byte>>> FindExtension(const kv::StepInfo& step,
                                                               std::string_view name) const;
+
+  /// Returns the names of the records of applications that the step has (SaveOptions::records,
+  /// StepEdit::records), in the order of their bytes.
+  Result<std::vector<std::string>> ListRecords(const kv::StepInfo& step) const;
+  /// Returns the bytes of one of these records. kNotFound: there is no record of this name.
+  Result<std::vector<std::byte>> ReadRecord(const kv::StepInfo& step,
+                                            const std::string& name) const;
 
   /// Returns the chunks of one tensor in key order; none for an alias. kNotFound: there is no such
   /// tensor.

@@ -118,8 +118,8 @@ Result<void> StepWriter::Drain() {
 Result<void> StepWriter::AddRecord(Column column, std::string_view key,
                                    std::span<const std::byte> record) {
   CAIRN_TRY(attempt_->CheckUsable());
-  if (column != Column::kTensors && column != Column::kValues) {
-    return Fail(Invalid(*attempt_, "only records of tensors and values can be added"));
+  if (column != Column::kTensors && column != Column::kValues && column != Column::kApplication) {
+    return Fail(Invalid(*attempt_, "records of this kind cannot be added"));
   }
   if (column == Column::kTensors) {
     attempt_->segments.SetTensor(key, record);

@@ -64,8 +64,8 @@ class StepWriter {
   /// change the memory of these payloads, and all blocks are in the pool.
   Result<void> Drain();
 
-  /// Adds a record. Requires the column kTensors or kValues, and a key that was not
-  /// added before. In a multi-rank store, tensors that are added before Gather are only for
+  /// Adds a record. Requires the column kTensors, kValues or (rank 0) kApplication, and a key that
+  /// was not added before. In a multi-rank store, tensors that are added before Gather are only for
   /// the footers of segments; rank 0 adds those for the step after Gather.
   Result<void> AddRecord(Column column, std::string_view key, std::span<const std::byte> record);
   /// Adds a ChunkRecord. If `reused`, the base has these extents. Otherwise they come from the last

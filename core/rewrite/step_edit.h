@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/base/progress.h"
+#include "core/step/application_records.h"
 
 namespace cairn::core {
 
@@ -30,6 +31,8 @@ struct StepEdit {
   std::vector<std::pair<std::string, std::string>> rename;
   /// A key of the other step replaces an equal one.
   std::optional<Graft> graft;
+  /// Changes of the records of applications, which the new step has from the source.
+  ApplicationRecordChanges records = {};
   bool overwrite = false;  // replace the new step if it exists
   Progress progress;       // in records of chunks and tensors, not in bytes
 

@@ -12,6 +12,7 @@
 
 #include "core/base/progress.h"
 #include "core/device/device.h"
+#include "core/step/application_records.h"
 #include "core/tensor/chunk_grid.h"
 #include "core/tensor/mesh.h"
 #include "kv/base/annotations.h"
@@ -63,6 +64,9 @@ struct SaveOptions {
   /// that this store has loaded or saved last, otherwise the newest one; and its run.
   std::optional<uint64_t> parent = {};
   std::optional<kv::RunId> run = {};
+  /// Records of applications (core/step/application_records.h), which the step has besides the
+  /// state. In a multi-rank store, only rank 0's count.
+  ApplicationRecords records = {};
   Progress progress;
   /// Called once the tensors in host memory have been read, or, by AsyncSaver, staged; by StepPart
   /// for each portion. An error fails the save. For callers that cannot keep others from freeing

@@ -19,6 +19,8 @@ const char* ColumnName(Column column) {
       return "values";
     case Column::kStructures:
       return "structures";
+    case Column::kApplication:
+      return "application";
     case Column::kSegments:
       return "segments";
     case Column::kUsage:

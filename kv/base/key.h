@@ -19,15 +19,17 @@ namespace cairn::kv {
 /// The kinds of records. The numbers are stored in tables, parts and footers and are frozen.
 /// Columns that this build does not know are between kStructures and kSegments: what is after them
 /// depends on all other records of a table.
+/// Numbers from 64 to 127 belong to applications.
 enum class Column : uint8_t {
-  kSteps = 0,       // (empty)       -> StepSummary
-  kTensors = 1,     // FQN           -> TensorRecord
-  kChunks = 2,      // FQN, offsets  -> ChunkRecord
-  kValues = 3,      // FQN           -> ValueRecord
-  kStructures = 4,  // (empty)       -> StructureRecord
-  kSegments = 253,  // segment id    -> SegmentRecord
-  kUsage = 254,     // segment id    -> live bytes (u64) and epoch (u64), little-endian
-  kTables = 255,    // (empty)       -> the tables of the step after this one
+  kSteps = 0,         // (empty)       -> StepSummary
+  kTensors = 1,       // FQN           -> TensorRecord
+  kChunks = 2,        // FQN, offsets  -> ChunkRecord
+  kValues = 3,        // FQN           -> ValueRecord
+  kStructures = 4,    // (empty)       -> StructureRecord
+  kApplication = 64,  // name          -> ApplicationRecord
+  kSegments = 253,    // segment id    -> SegmentRecord
+  kUsage = 254,       // segment id    -> live bytes (u64) and epoch (u64), little-endian
+  kTables = 255,      // (empty)       -> the tables of the step after this one
 };
 inline constexpr int kColumnCount = 256;
 const char* ColumnName(Column column);

@@ -27,7 +27,7 @@ from cairn._load.pull import pull, wait
 from cairn._load.read import Reader
 from cairn._opened.handle import SaveHandle
 from cairn._opened.opened import Opened
-from cairn._save.options import SaveOptions
+from cairn._save.options import SaveOptions, record_pairs
 from cairn._save.save import save, save_async
 from cairn._tensors.contents import key_info, leaf_at
 from cairn._tensors.subclasses import Rebuilder, rebuilt_flat
@@ -641,6 +641,16 @@ class Store(Closing):
         """What is recorded about ``step``, which is a number or a tag. Raises NotFound."""
         return self.opened.native.step_info(self.opened.number(step))
 
+    def records(self, step: int | str) -> list[str]:
+        """The names of the records that an application has stored with ``step``."""
+        return self.opened.native.records(self.opened.number(step))
+
+    def record(self, step: int | str, name: str) -> bytes:
+        """The bytes that an application has stored with ``step`` under ``name``, in addition to the
+        state: with the save (:attr:`cairn.SaveTuning.records`), or later with :meth:`edit`. A name
+        has 1 to 255 bytes of UTF-8, and a record at most 16 MiB. Raises NotFound."""
+        return self.opened.native.record(self.opened.number(step), name)
+
     @watched("", "delete")
     def delete(self, *steps: int) -> DeleteReport:
         """Deletes complete steps in one commit. Bytes that other steps refer to remain. The files
@@ -761,6 +771,7 @@ class Store(Closing):
         graft_from: int | None = None,
         graft: Patterns = None,
         under: str = "",
+        records: Mapping[str, bytes | None] | None = None,
         overwrite: bool = False,
         progress: Progress | None = None,
     ) -> None:
@@ -779,6 +790,8 @@ class Store(Closing):
             graft_from: another step, whose keys are added and replace equal ones.
             graft: patterns of the keys to take from it; by default all.
             under: the key below which they are put; by default they keep their names.
+            records: records to add, replace or (``None``) remove (:meth:`record`). All others are
+                those of ``step``.
             overwrite: replaces the step ``into`` atomically if it exists.
             progress: as in :func:`cairn.open`, for this call; a function is called with numbers of
                 records instead of bytes.
@@ -801,6 +814,7 @@ class Store(Closing):
             graft_from=None if graft_from is None else step_number(graft_from),
             graft=pattern_list(graft),
             under=clean_prefix(under),
+            records=record_pairs(records or {}),
             overwrite=overwrite,
         )
 

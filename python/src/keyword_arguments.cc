@@ -138,6 +138,19 @@ std::function<Result<kv::S3Credentials>()> ToCredentialsFunction(nb::callable fu
 
 }  // namespace
 
+core::ApplicationRecordChanges ToRecordChanges(const nb::list& records) {
+  core::ApplicationRecordChanges changes;
+  for (const nb::handle pair : records) {
+    const auto [name, data] = nb::cast<std::pair<std::string, nb::object>>(pair);
+    std::optional<std::vector<std::byte>>& change = changes[name];
+    if (data.is_none()) continue;
+    const auto bytes = nb::cast<nb::bytes>(data);
+    const auto* const begin = static_cast<const std::byte*>(bytes.data());
+    change.emplace(begin, begin + bytes.size());
+  }
+  return changes;
+}
+
 core::SaveOptions ToSaveOptions(const nb::kwargs& arguments) {
   Reader reader(arguments);
   core::SaveOptions options;
@@ -157,6 +170,10 @@ core::SaveOptions ToSaveOptions(const nb::kwargs& arguments) {
   }
   reader.Read("note", options.note);
   reader.Read("tags", options.tags);
+  for (auto& [name, data] :
+       ToRecordChanges(reader.Find<nb::list>("records").value_or(nb::list()))) {
+    if (data) options.records.emplace(name, *std::move(data));
+  }
   if (const auto seconds = reader.Find<double>("deadline")) options.deadline = ToTimeout(*seconds);
   if (const auto streams = reader.Find<Streams>("streams")) options.streams = ToStreams(*streams);
   reader.Read("device_snapshot", options.device_snapshot);

@@ -21,6 +21,10 @@ namespace nb = nanobind;
 /// GIL.
 core::SaveOptions ToSaveOptions(const nb::kwargs& arguments);
 
+/// Returns changes of the records of a step from pairs of a name and bytes or None. Requires the
+/// GIL.
+core::ApplicationRecordChanges ToRecordChanges(const nb::list& records);
+
 /// Returns the options of Store: `take_over`, `session` (of another rank's part of a step, to write
 /// another part of it), `credentials` (a function), and `grace` in seconds, which has the default
 /// of kv::StoreOptions if it is absent or None. Raises TypeError for other names and for values of

@@ -336,6 +336,27 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
           nb::arg("step"), nb::arg("name"),
           "The bytes that a front end has stored with the step, or None.")
       .def(
+          "records",
+          [](const Self& self, uint64_t step) {
+            return self.Use([&](Store& store) -> Result<std::vector<std::string>> {
+              CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
+              CAIRN_TRY_ASSIGN(const kv::StepInfo info, snapshot->FindStep(step));
+              return store.ListRecords(info);
+            });
+          },
+          nb::arg("step"))
+      .def(
+          "record",
+          [](const Self& self, uint64_t step, const std::string& name) {
+            const auto data = self.Use([&](Store& store) -> Result<std::vector<std::byte>> {
+              CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
+              CAIRN_TRY_ASSIGN(const kv::StepInfo info, snapshot->FindStep(step));
+              return store.ReadRecord(info, name);
+            });
+            return nb::bytes(data.data(), data.size());
+          },
+          nb::arg("step"), nb::arg("name"))
+      .def(
           "find_damaged",
           [](const Self& self, const StepContents& contents) {
             nb::list errors;
@@ -496,9 +517,12 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
           "edit",
           [](const Self& self, uint64_t source, uint64_t into, Texts drop,
              std::vector<std::pair<std::string, std::string>> rename,
-             std::optional<uint64_t> graft_from, Texts graft, std::string under, bool overwrite) {
-            core::StepEdit edit{
-                .drop = std::move(drop), .rename = std::move(rename), .overwrite = overwrite};
+             std::optional<uint64_t> graft_from, Texts graft, std::string under,
+             const nb::list& records, bool overwrite) {
+            core::StepEdit edit{.drop = std::move(drop),
+                                .rename = std::move(rename),
+                                .records = ToRecordChanges(records),
+                                .overwrite = overwrite};
             if (graft_from) {
               edit.graft = core::Graft{
                   .step = *graft_from, .patterns = std::move(graft), .under = std::move(under)};
@@ -509,7 +533,8 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
             });
           },
           nb::arg("source"), nb::kw_only(), nb::arg("into"), nb::arg("drop"), nb::arg("rename"),
-          nb::arg("graft_from").none(), nb::arg("graft"), nb::arg("under"), nb::arg("overwrite"))
+          nb::arg("graft_from").none(), nb::arg("graft"), nb::arg("under"), nb::arg("records"),
+          nb::arg("overwrite"))
       .def(
           "merge",
           [](const Self& self, const std::vector<uint64_t>& steps, uint64_t into,

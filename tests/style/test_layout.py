@@ -65,7 +65,7 @@ MAY_INCLUDE = {
     "core/ranks": {"core/tensor", "core/device"},
     "core/state_dict": {"core/base", "core/tensor", "core/device"},
     "core/collectives": {"core/tensor", "core/device", "core/ranks", "core/state_dict"},
-    "core/step": {"core/codec", "core/tensor", "core/state_dict"},
+    "core/step": {"core/base", "core/codec", "core/tensor", "core/state_dict"},
     "core/load": {"core/base", "core/tensor", "core/device", "core/ranks", "core/state_dict",
                   "core/step"},
     "core/save": {"core/base", "core/codec", "core/tensor", "core/device", "core/state_dict",

@@ -362,3 +362,15 @@ def test_color_and_width_only_on_a_terminal(dump, admin, tmp_path):
     assert ".weight" in plain and name not in plain
     assert name in dump("keys", tmp_path / "s").out  # never cut in a pipe
     assert max(len(line) for line in plain.splitlines()) <= 80
+
+
+def test_records_of_applications_are_listed_and_written(tmp_path, dump):
+    data = bytes(range(128))
+    with cairn.open(tmp_path / "store", "a") as store:
+        store.save(1, {"a": 1}, tuning=cairn.SaveTuning(records={"x": data, "y": b""}))
+
+    rows = dump("records", tmp_path / "store", "--json", status=0).json()["records"]
+
+    assert rows == [{"name": "x", "bytes": 128}, {"name": "y", "bytes": 0}]
+    assert dump("records", f"{tmp_path}/store@1", "x", status=0).out.encode() == data
+    assert "no record 'z'" in dump("records", tmp_path / "store", "z", status=2).err

@@ -17,7 +17,8 @@ struct DumpRun {
   Output* out = nullptr;
   bool json = false;    // one JSON document instead of text
   std::string address;  // the store, with its step if the verb takes one
-  std::string second;   // the other address of diff, which may be "@STEP"; the key of show, history
+  std::string second;  // the other address of diff, which may be "@STEP"; the key of show, history;
+                       // the name of records, which may be empty
   std::vector<std::string> patterns;  // keys to select; none: all
   std::string where;                  // a StatisticsFilter; empty: all tensors
   bool statistics = false;            // keys: shows them, as `where` does
@@ -45,6 +46,7 @@ Result<int> DumpSteps(const DumpRun& run);
 Result<int> DumpKeys(const DumpRun& run);
 Result<int> DumpShow(const DumpRun& run);
 Result<int> DumpChunks(const DumpRun& run);
+Result<int> DumpRecords(const DumpRun& run);
 Result<int> DumpSegments(const DumpRun& run);
 Result<int> DumpSpace(const DumpRun& run);
 Result<int> DumpDiff(const DumpRun& run);

@@ -20,6 +20,7 @@
 #include "core/inspect/internal/scrub_payload.h"
 #include "core/state_dict/state_dict.h"
 #include "core/state_dict/value.h"
+#include "core/step/application_records.h"
 #include "core/step/internal/lookup.h"
 #include "core/tensor/tiling.h"
 #include "kv/base/key.h"
@@ -40,6 +41,7 @@ class StepChecker {
   Result<void> Run() {
     ReadTensors();
     if (!is_deleted_ && !cancelled_) ReadValues();
+    if (!is_deleted_ && !cancelled_) ReadApplicationRecords();
     if (!is_deleted_ && !cancelled_) ReadChunks();
     if (cancelled_) return Fail(*cancelled_);
     // If the step was deleted during the check, its records are incomplete.
@@ -103,6 +105,12 @@ class StepChecker {
       auto value = DecodeValue(record);
       if (!value) Report(std::move(value).error().WithKey(parsed->fqn));
       values_.emplace(parsed->fqn);
+    });
+  }
+
+  void ReadApplicationRecords() {
+    ScanAll(kv::Column::kApplication, [&](std::string_view, std::span<const std::byte> record) {
+      if (auto data = DecodeApplicationRecord(record); !data) Report(std::move(data).error());
     });
   }
 

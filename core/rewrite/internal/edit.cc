@@ -25,6 +25,7 @@
 #include "core/inspect/internal/list.h"
 #include "core/rewrite/internal/edited_tree.h"
 #include "core/state_dict/value.h"
+#include "core/step/application_records.h"
 #include "core/step/internal/lookup.h"
 #include "core/step/internal/tensor_records.h"
 #include "kv/base/key.h"
@@ -210,7 +211,7 @@ Result<kv::StepInfo> RunEdit(kv::Store& store, uint64_t source_step, uint64_t in
   CAIRN_TRY_ASSIGN(const auto writer,
                    store.Begin(into, {.overwrite = edit.overwrite, .parent = source_step}));
   CAIRN_TRY_ASSIGN(const std::shared_ptr<const kv::Snapshot> snapshot, store.Latest());
-  if (edit.keeps_all_keys()) {
+  if (edit.keeps_all_keys() && edit.records.empty()) {
     CAIRN_TRY_ASSIGN(const kv::StepInfo same, snapshot->FindStep(source_step));
     return writer->CommitSame(same);
   }
@@ -239,7 +240,14 @@ Result<kv::StepInfo> RunEdit(kv::Store& store, uint64_t source_step, uint64_t in
     writer->ReferTo(one.view.step);
     CAIRN_TRY(RecordMover(one, *writer, names, summary, progress).Run());
   }
-  CAIRN_TRY(writer->SetStructure(EncodeTree(edited.tree)));
+  const StepView& view = sources.front().view;
+  CAIRN_TRY(MoveApplicationRecords(*snapshot, view.step, edit.records, *writer));
+  if (edit.keeps_all_keys()) {
+    CAIRN_TRY_ASSIGN(const auto structure, FindStructure(view));
+    CAIRN_TRY(writer->SetStructure(structure));
+  } else {
+    CAIRN_TRY(writer->SetStructure(EncodeTree(edited.tree)));
+  }
   return writer->Commit(summary);
 }
 

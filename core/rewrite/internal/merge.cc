@@ -27,6 +27,7 @@
 #include "core/inspect/internal/list.h"
 #include "core/rewrite/internal/mean.h"
 #include "core/state_dict/value.h"
+#include "core/step/application_records.h"
 #include "core/step/contents.h"
 #include "core/step/internal/lookup.h"
 #include "core/step/internal/tensor_records.h"
@@ -281,6 +282,7 @@ class Merger {
       CAIRN_TRY(writer_.AddRecord(kv::Column::kValues, kv::FqnKey(value.fqn), record));
       ++summary.value_count;
     }
+    CAIRN_TRY(MoveApplicationRecords(*views_.back().snapshot, views_.back().step, {}, writer_));
     CAIRN_TRY_ASSIGN(const auto structure,
                      views_.back().snapshot->GetStructure(views_.back().step));
     if (!structure) {

@@ -194,6 +194,10 @@ Result<SaveSession> SaveSession::Begin(kv::Store& store, const SaveAttempt& atte
                                               .tags = options.tags,
                                               .parent = options.parent,
                                               .run = options.run}));
+  for (const auto& [name, data] : options.records) {
+    if (self.rank != 0) break;
+    CAIRN_TRY(AddApplicationRecord(name, data, *session.writer_));
+  }
   return session;
 }
 
@@ -309,7 +313,8 @@ Result<SaveReport> RunSave(SavePlan& plan, const SaveContext& context) {
   }
   StateComparison comparison;
   const bool has_statistics = saved != nullptr && saved->has_statistics;
-  if (context.has_same_records && (has_statistics || !options.statistics) &&
+  const bool has_records = !options.records.empty() || (saved != nullptr && saved->has_records);
+  if (context.has_same_records && (has_statistics || !options.statistics) && !has_records &&
       session.IsBase(saved->step)) {
     CAIRN_TRY_ASSIGN(comparison, CompareState(plan, *saved, context.pool, options.progress));
     if (comparison.is_unchanged) return SaveUnchanged(session, *saved);
@@ -329,6 +334,7 @@ Result<SaveReport> RunSave(SavePlan& plan, const SaveContext& context) {
     recorded.step = *info;
     recorded.chunk_bytes = options.chunk_bytes;
     recorded.has_statistics = options.statistics;
+    recorded.has_records = !options.records.empty();
     if (device != nullptr) recorded.page_digests = device->TakePageDigests();
     *saved = std::move(recorded);
   }

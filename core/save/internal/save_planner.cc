@@ -95,6 +95,7 @@ Result<void> CheckSaveOptions(const SaveOptions& options) {
     return Fail(ErrorCode::kInvalidArgument, fmt::format("max_deltas is {}; the most is {}",
                                                          options.max_deltas, kv::kMaxDeltas));
   }
+  for (const auto& [name, data] : options.records) CAIRN_TRY(CheckApplicationRecord(name, data));
   return kv::CheckAnnotations(options.metrics, options.note, options.tags);
 }
 

@@ -37,6 +37,7 @@ struct SavedChunks {
   kv::StepInfo step;
   uint64_t chunk_bytes = 0;
   bool has_statistics = false;  // the records have them
+  bool has_records = false;     // the step has records of applications
   std::vector<Shard> shards;    // in the order of the plan
   /// Page digests of the shards in device memory, by device, kept there; shared with the save that
   /// compares with them.

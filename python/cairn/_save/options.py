@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from cairn._save.tuning import SaveTuning
 
 
+def record_pairs(records: Mapping[str, Any]) -> list[tuple[str, bytes | None]]:
+    """Names and bytes of records, as C++ takes them."""
+    pairs = [(name, None if data is None else bytes(data)) for name, data in records.items()]
+    if not all(isinstance(name, str) and name.isprintable() for name, _ in pairs):
+        raise Invalid("the names of records must be text without control characters")
+    return pairs
+
+
 class SaveOptions(NamedTuple):
     """Options of `Store.save` and `Store.save_async`, which document them."""
 

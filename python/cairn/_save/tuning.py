@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from cairn._base.patterns import Patterns, pattern_list
+from cairn._save.options import record_pairs
 
 DEFAULT_DELTAS = 4  # of a chunk, before it is written completely
 
@@ -39,11 +41,14 @@ class SaveTuning:
     device_snapshot: bool = False
     """``save_async`` first copies what has changed within the device's memory, if enough is free,
     so that ``wait_staged`` returns after that copy."""
+    records: Mapping[str, bytes] | None = None
+    """Of rank 0: bytes to store with the step by name (:meth:`cairn.Store.record`)."""
 
     def native(self) -> dict[str, Any]:
         """The keyword arguments of `_cairn.Store.save`. They must be equal on all ranks."""
         arguments = {**vars(self), "unchanged": pattern_list(self.unchanged)}
         del arguments["ignore_frozen"]
+        arguments["records"] = record_pairs(self.records or {})
         if isinstance(self.deltas, bool):
             arguments["deltas"] = DEFAULT_DELTAS if self.deltas else 0
         return arguments
