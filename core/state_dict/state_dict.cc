@@ -24,6 +24,27 @@ static_assert(static_cast<int>(NodeKind::kValue) == static_cast<int>(schema::Nod
 static_assert(static_cast<int>(NodeKind::kValue) == static_cast<int>(schema::NodeKind::MAX));
 static_assert(static_cast<int>(KeyKind::kRoot) == static_cast<int>(schema::KeyKind::Root));
 static_assert(static_cast<int>(KeyKind::kFloat) == static_cast<int>(schema::KeyKind::MAX));
+static_assert(static_cast<int>(KeyForm::kVerbatim) == static_cast<int>(schema::KeyForm::Verbatim));
+static_assert(static_cast<int>(KeyForm::kVerbatim) == static_cast<int>(schema::KeyForm::MAX));
+
+// "I" for an int key, for example; 0 for strings, which have no mark.
+char MarkOf(KeyKind kind) {
+  switch (kind) {
+    case KeyKind::kIndex:
+    case KeyKind::kInt:
+      return 'I';
+    case KeyKind::kBool:
+      return 'B';
+    case KeyKind::kNone:
+      return 'N';
+    case KeyKind::kFloat:
+      return 'F';
+    case KeyKind::kRoot:
+    case KeyKind::kString:
+      break;
+  }
+  return 0;
+}
 
 // Returns a leaf that has the FQN of an earlier one; null if there is none. A hash table of indices
 // with open addressing: every save and listing calls this, and a set would allocate a node per
@@ -41,9 +62,9 @@ const Leaf* FindRepeated(const std::vector<Leaf>& leaves) {
   return nullptr;
 }
 
-// Returns the index of each node's parent; 0 for the root. kDataLoss: the child counts do not add
-// up.
-Result<std::vector<uint32_t>> ParentsOf(const StateTree& tree) {
+}  // namespace
+
+Result<std::vector<uint32_t>> internal::ParentsOf(const StateTree& tree) {
   struct Open {
     uint32_t node;
     uint32_t left;  // children that have not been visited
@@ -73,7 +94,24 @@ Result<std::vector<uint32_t>> ParentsOf(const StateTree& tree) {
   return parents;
 }
 
-}  // namespace
+void AppendName(const Node& node, std::string& fqn) {
+  const bool is_escaped = node.form == KeyForm::kEscaped;
+  if (node.form == KeyForm::kVerbatim || (!is_escaped && !node.key.contains('\\'))) {
+    fqn += node.key;
+    return;
+  }
+  if (const char mark = MarkOf(node.key_kind); is_escaped && mark != 0) fqn.append({'\\', mark});
+  for (const char c : node.key) {
+    if (c == '\\' || (c == '.' && is_escaped)) fqn += '\\';
+    fqn += c;
+  }
+}
+
+std::string NameOf(const Node& node) {
+  std::string name;
+  AppendName(node, name);
+  return name;
+}
 
 const char* KindName(NodeKind kind) {
   switch (kind) {
@@ -102,7 +140,7 @@ const char* KindName(NodeKind kind) {
 }
 
 Result<std::vector<Leaf>> FlattenTree(const StateTree& tree) {
-  CAIRN_TRY_ASSIGN(const std::vector<uint32_t> parents, ParentsOf(tree));
+  CAIRN_TRY_ASSIGN(const std::vector<uint32_t> parents, internal::ParentsOf(tree));
   std::vector<Leaf> leaves;
   // FQNs of the containers on the path from the root to the current node.
   struct Prefix {
@@ -121,7 +159,7 @@ Result<std::vector<Leaf>> FlattenTree(const StateTree& tree) {
         fqn.reserve(prefix.size() + 1 + node.key.size());
         fqn.append(prefix).push_back('.');
       }
-      fqn += node.key;
+      AppendName(node, fqn);
     }
     if (fqn.find('\0') != std::string::npos) {
       return Fail(Error{.code = ErrorCode::kInvalidArgument,
@@ -146,15 +184,17 @@ Result<std::vector<Leaf>> FlattenTree(const StateTree& tree) {
     }
   }
   if (const Leaf* second = FindRepeated(leaves)) {
-    return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                      .message = "two leaves of the state dict have this key path; rename one",
-                      .key = second->fqn});
+    return Fail(Error{
+        .code = ErrorCode::kInvalidArgument,
+        .message = "two leaves of the state dict, perhaps of different ranks, have this key path; "
+                   "rename one",
+        .key = second->fqn});
   }
   return leaves;
 }
 
 StateTree PruneTree(const StateTree& tree, const std::vector<bool>& keep) {
-  const auto parents = ParentsOf(tree);
+  const auto parents = internal::ParentsOf(tree);
   CAIRN_CHECK(parents.has_value());  // FlattenTree accepted the tree: `keep` comes from it
   const std::vector<uint32_t>& parent = *parents;
   std::vector<uint32_t> leaves(tree.nodes.size());  // below each node, or 1 for a leaf
@@ -217,12 +257,17 @@ Result<const schema::StructureRecord*> internal::CheckedStructure(
       kinds->size() != counts->size()) {
     return Fail(ErrorCode::kDataLoss, "StructureRecord is damaged: its vectors differ in length");
   }
+  const auto* forms = record->forms();
+  if (forms != nullptr && forms->size() != kinds->size()) {
+    return Fail(ErrorCode::kDataLoss, "StructureRecord is damaged: its vectors differ in length");
+  }
   uint64_t key_bytes = 0;
   for (uint32_t i = 0; i < kinds->size(); ++i) {
-    if (kinds->Get(i) > schema::NodeKind::MAX || key_kinds->Get(i) > schema::KeyKind::MAX) {
-      return Fail(
-          ErrorCode::kUnimplemented,
-          "a state dict contains a node kind that is unknown to this version; upgrade to read it");
+    if (kinds->Get(i) > schema::NodeKind::MAX || key_kinds->Get(i) > schema::KeyKind::MAX ||
+        (forms != nullptr && forms->Get(i) > schema::KeyForm::MAX)) {
+      return Fail(ErrorCode::kUnimplemented,
+                  "a state dict contains a kind of node or key that is unknown to this version; "
+                  "upgrade to read it");
     }
     // Nodes of a hostile record may refer to the same key, which would be copied for each.
     key_bytes += keys->Get(i)->size();
@@ -233,14 +278,24 @@ Result<const schema::StructureRecord*> internal::CheckedStructure(
   return record;
 }
 
+Node internal::NodeAt(const schema::StructureRecord& record, uint32_t node) {
+  const auto* const forms = record.forms();
+  return {.kind = static_cast<NodeKind>(record.kinds()->Get(node)),
+          .key_kind = static_cast<KeyKind>(record.key_kinds()->Get(node)),
+          .key = record.keys()->Get(node)->str(),
+          .child_count = record.child_counts()->Get(node),
+          .form = forms == nullptr ? KeyForm::kPlain : static_cast<KeyForm>(forms->Get(node))};
+}
+
 std::vector<std::byte> EncodeTree(const StateTree& tree, std::span<const Extension> extensions) {
   flatbuffers::FlatBufferBuilder builder(tree.nodes.size() * 32 + 256);
-  std::vector<uint8_t> kinds, key_kinds;
+  std::vector<uint8_t> kinds, key_kinds, forms;
   std::vector<flatbuffers::Offset<flatbuffers::String>> keys;
   std::vector<uint32_t> child_counts;
   for (const Node& node : tree.nodes) {
     kinds.push_back(static_cast<uint8_t>(node.kind));
     key_kinds.push_back(static_cast<uint8_t>(node.key_kind));
+    forms.push_back(static_cast<uint8_t>(node.form));
     keys.push_back(builder.CreateString(node.key));
     child_counts.push_back(node.child_count);
   }
@@ -250,6 +305,10 @@ std::vector<std::byte> EncodeTree(const StateTree& tree, std::span<const Extensi
       builder.CreateVectorScalarCast<schema::KeyKind>(key_kinds.data(), key_kinds.size());
   const auto keys_at = builder.CreateVector(keys);
   const auto counts_at = builder.CreateVector(child_counts);
+  flatbuffers::Offset<flatbuffers::Vector<schema::KeyForm>> forms_at;
+  if (std::ranges::any_of(forms, [](uint8_t form) { return form != 0; })) {
+    forms_at = builder.CreateVectorScalarCast<schema::KeyForm>(forms.data(), forms.size());
+  }
   flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<schema::Extension>>> extensions_at;
   if (!extensions.empty()) {
     std::vector<flatbuffers::Offset<schema::Extension>> offsets;
@@ -261,9 +320,10 @@ std::vector<std::byte> EncodeTree(const StateTree& tree, std::span<const Extensi
     }
     extensions_at = builder.CreateVector(offsets);
   }
-  builder.Finish(schema::CreateStructureRecord(builder, schema::kRecordVersion, kinds_at,
-                                               key_kinds_at, keys_at, counts_at, extensions_at),
-                 schema::StructureRecordIdentifier());
+  builder.Finish(
+      schema::CreateStructureRecord(builder, schema::kRecordVersion, kinds_at, key_kinds_at,
+                                    keys_at, counts_at, extensions_at, forms_at),
+      schema::StructureRecordIdentifier());
   const auto* data = reinterpret_cast<const std::byte*>(builder.GetBufferPointer());
   std::vector<std::byte> bytes(data, data + builder.GetSize());
   CAIRN_DCHECK(DecodeTree(bytes) == tree);
@@ -292,10 +352,7 @@ Result<StateTree> DecodeTree(std::span<const std::byte> bytes) {
   StateTree tree;
   tree.nodes.reserve(count);
   for (uint32_t i = 0; i < count; ++i) {
-    tree.nodes.push_back(Node{.kind = static_cast<NodeKind>(record->kinds()->Get(i)),
-                              .key_kind = static_cast<KeyKind>(record->key_kinds()->Get(i)),
-                              .key = record->keys()->Get(i)->str(),
-                              .child_count = record->child_counts()->Get(i)});
+    tree.nodes.push_back(internal::NodeAt(*record, i));
   }
   return tree;
 }

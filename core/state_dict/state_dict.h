@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// State dicts: nested maps and lists of tensors and values, as a tree in preorder.
 ///
-/// The FQN of a leaf is the text of its keys, joined by ".". The tree contains what the FQN does
-/// not: types of containers and of keys (the int key 0 and the string key "0" differ), the order,
-/// and empty containers.
+/// The FQN of a leaf is the names of its keys, joined by "." (key_name.h). The tree contains what the
+/// FQN does not: types of containers and of keys (the int key 0 and the string key "0" differ), the
+/// order, empty containers, and which "." separate keys.
 ///
 ///   StateDict state;
 ///   auto model = state.root().Map("model");
@@ -29,7 +29,7 @@ struct StructureRecord;
 
 namespace cairn::core {
 
-// The values of schema::NodeKind and schema::KeyKind; the source asserts that they are equal.
+// The values of schema::NodeKind, KeyKind and KeyForm; the source asserts that they are equal.
 enum class NodeKind : uint8_t {
   kDict,
   kOrderedDict,
@@ -43,6 +43,7 @@ enum class NodeKind : uint8_t {
   kValue
 };
 enum class KeyKind : uint8_t { kRoot, kIndex, kString, kInt, kBool, kNone, kFloat };
+enum class KeyForm : uint8_t { kPlain, kEscaped, kVerbatim };
 
 constexpr bool IsContainer(NodeKind kind) { return kind <= NodeKind::kTorchSize; }
 /// True for containers whose children have keys instead of positions.
@@ -59,6 +60,7 @@ struct Node {
   KeyKind key_kind = KeyKind::kRoot;
   std::string key;           // text of the last path element
   uint32_t child_count = 0;  // direct children; leaves have none
+  KeyForm form = KeyForm::kPlain;
   friend bool operator==(const Node&, const Node&) = default;
 };
 
@@ -66,6 +68,10 @@ struct Node {
 inline constexpr size_t kMaxFqnBytes = 64 * 1024;
 /// The largest number of containers on the path from the root to a leaf, including the root.
 inline constexpr size_t kMaxTreeLevels = 1000;
+
+/// Appends the name of the key of a node.
+void AppendName(const Node& node, std::string& fqn);
+std::string NameOf(const Node& node);
 
 /// Nodes in preorder; node 0 is the root. The root may be a leaf, with the FQN "".
 struct StateTree {
@@ -79,7 +85,7 @@ struct Leaf {
   std::string fqn;
 };
 /// Returns the leaves in tree order. kInvalidArgument, naming the FQN: two leaves have the same
-/// FQN, an FQN contains NUL or is too long, or the tree has too many levels. kDataLoss: the child
+/// FQN (EscapeEqualNames gives them different ones), an FQN contains NUL or is too long, or the tree has too many levels. kDataLoss: the child
 /// counts do not add up.
 Result<std::vector<Leaf>> FlattenTree(const StateTree& tree);
 
@@ -171,11 +177,17 @@ class StateTarget {
 
 namespace internal {
 
+/// Returns the index of each node's parent; 0 for the root. kDataLoss: the child counts do not add
+/// up.
+Result<std::vector<uint32_t>> ParentsOf(const StateTree& tree);
+
 /// Verifies a StructureRecord and returns it; it borrows `bytes`. Its vectors are present and
 /// have the same length, all kinds are known, and all keys together are not longer than `bytes`;
 /// child counts are not checked. kDataLoss: `bytes` are not such a record. kUnimplemented: a newer
 /// version wrote it. Cost: two walks over the record.
 Result<const schema::StructureRecord*> CheckedStructure(std::span<const std::byte> bytes);
+/// Returns a node of a verified record.
+Node NodeAt(const schema::StructureRecord& record, uint32_t node);
 
 }  // namespace internal
 }  // namespace cairn::core

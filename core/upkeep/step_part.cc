@@ -57,6 +57,7 @@ StateTree ChainTo(const StateTree& tree, size_t at, size_t end, std::span<const 
     chain.nodes.push_back(tree.nodes[at]);
     chain.nodes.back().key_kind = node.key_kind;
     chain.nodes.back().key = std::move(node.key);
+    if (path.size() > 1) chain.nodes.back().form = KeyForm::kPlain;
   }
   chain.nodes.insert(chain.nodes.end(), tree.nodes.begin() + static_cast<ptrdiff_t>(at) + 1,
                      tree.nodes.begin() + static_cast<ptrdiff_t>(end));
@@ -70,13 +71,14 @@ size_t EndOf(const StateTree& tree, size_t at) {
   return at;
 }
 
-std::string JoinPath(std::span<const PathElement> path) {
-  std::string joined;
+// Returns whether a leaf has the same FQN at the end of `path` as with the one key of `node`.
+bool IsSameFqn(std::span<const PathElement> path, const Node& node) {
+  std::string fqn;
   for (const PathElement& element : path) {
-    if (!joined.empty()) joined += '.';
-    joined += element.text;
+    if (&element != path.data()) fqn += '.';
+    AppendName({.key_kind = KeyKind::kString, .key = element.text}, fqn);
   }
-  return joined;
+  return !path.empty() && fqn == NameOf(node);
 }
 
 }  // namespace
@@ -93,8 +95,7 @@ Result<StateTree> NestTree(const StateTree& tree,
     const size_t end = EndOf(tree, at);
     const std::string& key = tree.nodes[at].key;
     const auto found = paths.find(key);
-    const bool is_nested =
-        found != paths.end() && !found->second.empty() && JoinPath(found->second) == key;
+    const bool is_nested = found != paths.end() && IsSameFqn(found->second, tree.nodes[at]);
     const PathElement unnested[] = {{.text = key}};
     CAIRN_TRY(merge.Add(ChainTo(
         tree, at, end, is_nested ? std::span<const PathElement>(found->second) : unnested)));

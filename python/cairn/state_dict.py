@@ -94,7 +94,9 @@ class _Leaf(NamedTuple):
 
 def _batch(leaves: dict[str, Any]) -> _cairn.Batch:
     """A batch of `_Leaf`s; None marks a leaf whose type the receiver determines."""
-    return _cairn.flatten(leaves, lambda leaf, fqn: leaf.source, [])
+    batch = _cairn.flatten(leaves, lambda leaf, fqn: leaf.source, [])
+    batch.take_keys_as_fqns()
+    return batch
 
 
 def _is_reached(device: torch.device) -> bool:

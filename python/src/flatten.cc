@@ -186,6 +186,16 @@ nb::tuple Batch::Layout() const {
   return nb::make_tuple(meshes.meshes(), tensors);
 }
 
+void Batch::TakeKeysAsFqns() {
+  std::vector<core::Node>& nodes = state.tree.nodes;
+  const std::vector<uint32_t> parents = Unwrap(core::internal::ParentsOf(state.tree));
+  for (size_t i = 1; i < nodes.size(); ++i) {
+    if (parents[i] == 0 && core::NameOf(nodes[i]) != nodes[i].key) {
+      nodes[i].form = core::KeyForm::kVerbatim;
+    }
+  }
+}
+
 void Batch::SetSharding(nb::str fqn, nb::handle sharding) {
   const std::string name = FromPyText(fqn);
   const auto slots = TensorSlots(state);

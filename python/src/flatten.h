@@ -29,6 +29,9 @@ struct Batch {
   /// ranks). A tensor is (FQN, form, global shape, placements); tensors are sorted by FQN. The form
   /// is the index of its mesh, -1 for a complete tensor, and -2 for explicit boxes.
   nb::tuple Layout() const;
+  /// Makes the keys of the top-level dict the beginnings of FQNs as they are, for callers that have
+  /// joined keys themselves.
+  void TakeKeysAsFqns();
   /// Replaces the sharding of a tensor. `sharding` has the form that ToSharding accepts. Raises
   /// Invalid if there is no such tensor.
   void SetSharding(nb::str fqn, nb::handle sharding);

@@ -6,6 +6,7 @@
 #include <set>
 #include <unordered_set>
 
+#include "core/state_dict/key_name.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 
@@ -27,6 +28,19 @@ bool HasSameForm(const TensorMemory& memory, const core::TensorInfo& info) {
   return memory.dtype == info.dtype &&
          std::ranges::equal(memory.shape, info.shape, {},
                             [](int64_t size) { return static_cast<uint64_t>(size); });
+}
+
+bool HasEscapes(const core::StateTree& tree) {
+  return std::ranges::any_of(
+      tree.nodes, [](const core::Node& node) { return node.form != core::KeyForm::kPlain; });
+}
+
+// Returns the leaves with FQNs in which all keys are escaped, so that each states all of its keys.
+std::vector<core::Leaf> LeavesByKeys(core::StateTree tree) {
+  for (core::Node& node : tree.nodes) {
+    if (node.form == core::KeyForm::kPlain) node.form = core::KeyForm::kEscaped;
+  }
+  return Unwrap(core::FlattenTree(tree));
 }
 
 }  // namespace
@@ -118,9 +132,15 @@ LoadPlan::LoadPlan(const StepContents& contents, nb::handle state, nb::list patt
       walk_(WalkState(state, torch_)),
       node_of_leaf_(contents.leaf_count(), kNone) {
   const core::KeyPatterns wanted = ParsePatterns(patterns);
+  if (HasEscapes(contents_.all().tree) || HasEscapes(walk_.tree)) MatchEscapedKeys();
   for (uint32_t node = 0; node < walk_.py_nodes.size(); ++node) {
     if (core::IsContainer(walk_.tree.nodes[node].kind)) continue;
-    if (wanted.matches_everything() || wanted.Matches(walk_.Fqn(node))) Match(node);
+    // A part of a step may have escapes that the state does not need, and the other way round.
+    const uint32_t leaf = leaf_of_node_.empty() ? kNone : leaf_of_node_[node];
+    if (wanted.matches_everything() ||
+        wanted.Matches(leaf == kNone ? walk_.Fqn(node) : contents_.fqn(leaf))) {
+      Match(node);
+    }
   }
   std::unordered_set<std::string_view> names;
   for (const std::string& fqn : missing_) {
@@ -130,7 +150,7 @@ LoadPlan::LoadPlan(const StepContents& contents, nb::handle state, nb::list patt
 
 void LoadPlan::Match(uint32_t node) {
   std::string fqn = walk_.Fqn(node);
-  const uint32_t leaf = FindLeaf(fqn);
+  const uint32_t leaf = FindLeaf(node, fqn);
   if (leaf == kNone) {
     missing_.push_back(std::move(fqn));
     return;
@@ -140,7 +160,32 @@ void LoadPlan::Match(uint32_t node) {
   matches_.emplace_back(node, leaf);
 }
 
-uint32_t LoadPlan::FindLeaf(const std::string& fqn) {
+// As elsewhere, containers and dotted keys are equivalent, but only where the texts of the keys are
+// enough to tell the leaves apart. Where they are not, all keys must be equal.
+void LoadPlan::MatchEscapedKeys() {
+  const std::vector<core::Leaf> stored = LeavesByKeys(contents_.all().tree);
+  const std::vector<core::Leaf> given = LeavesByKeys(walk_.tree);
+  struct Same {
+    std::vector<uint32_t> stored;
+    size_t given_count = 0;
+  };
+  std::unordered_map<std::string, Same> by_texts;
+  for (uint32_t i = 0; i < stored.size(); ++i) {
+    by_texts[core::JoinedTexts(stored[i].fqn)].stored.push_back(i);
+  }
+  for (const core::Leaf& leaf : given) ++by_texts[core::JoinedTexts(leaf.fqn)].given_count;
+  leaf_of_node_.assign(walk_.py_nodes.size(), kNone);
+  for (const core::Leaf& leaf : given) {
+    const Same& same = by_texts[core::JoinedTexts(leaf.fqn)];
+    const bool is_only = same.stored.size() == 1 && same.given_count == 1;
+    const auto found = std::ranges::find_if(
+        same.stored, [&](uint32_t i) { return is_only || stored[i].fqn == leaf.fqn; });
+    if (found != same.stored.end()) leaf_of_node_[leaf.node] = *found;
+  }
+}
+
+uint32_t LoadPlan::FindLeaf(uint32_t node, const std::string& fqn) {
+  if (!leaf_of_node_.empty()) return leaf_of_node_[node];
   // The state nearly always has the same order as the one that was saved.
   const uint32_t next = matches_.empty() ? 0 : matches_.back().second + 1;
   if (next < contents_.leaf_count() && contents_.fqn(next) == fqn) return next;

@@ -102,7 +102,9 @@ class LoadPlan {
   static constexpr uint32_t kNone = UINT32_MAX;
 
   void Match(uint32_t node);
-  uint32_t FindLeaf(const std::string& fqn);
+  /// Sets leaf_of_node_.
+  void MatchEscapedKeys();
+  uint32_t FindLeaf(uint32_t node, const std::string& fqn);
   bool RequestIfContiguous(uint32_t node, uint32_t leaf);
   bool Request(uint32_t leaf, core::LoadRequest request);
   void AddTied(uint32_t leaf, uint32_t request);
@@ -116,6 +118,7 @@ class LoadPlan {
   std::vector<std::pair<uint32_t, uint32_t>> matches_;  // (node, leaf), in order of nodes
   std::vector<std::string> missing_;                    // in order of nodes
   std::unordered_map<std::string_view, uint32_t> leaves_by_fqn_;  // filled when first needed
+  std::vector<uint32_t> leaf_of_node_;  // empty unless the state or the step has escaped keys
   Requests requests_;
   std::vector<uint32_t> leaf_of_request_;
   std::vector<std::pair<uint32_t, uint32_t>> tied_;  // leaf and the request that fills it

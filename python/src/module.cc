@@ -63,6 +63,7 @@ void BindRecords(nb::module_& m) {
       .def("__len__", [](const Batch& self) { return self.state.slot.size(); })
       .def("layout", &Batch::Layout)
       .def("set_sharding", &Batch::SetSharding)
+      .def("take_keys_as_fqns", &Batch::TakeKeysAsFqns)
       .def("devices", &Batch::Devices)
       .def("device_owners", &Batch::DeviceOwners);
   m.def(

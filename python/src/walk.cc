@@ -4,6 +4,7 @@
 
 #include <unordered_map>
 
+#include "core/state_dict/key_name.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 #include "python/src/gil.h"
@@ -58,6 +59,7 @@ class Walker {
   Walk Run(nb::handle state) {
     Add(state, nb::none(), 0, KeyKind::kRoot, "");
     Descend(0, 0);
+    core::EscapeEqualNames(walk_.tree);
     return std::move(walk_);
   }
 
@@ -158,7 +160,9 @@ class Walker {
 std::string Walk::Fqn(uint32_t node) const {
   if (node == 0) return "";
   const uint32_t parent = py_nodes[node].parent;
-  return parent == 0 ? tree.nodes[node].key : Fqn(parent) + "." + tree.nodes[node].key;
+  std::string fqn = parent == 0 ? "" : Fqn(parent) + ".";
+  core::AppendName(tree.nodes[node], fqn);
+  return fqn;
 }
 
 Walk WalkState(nb::handle state, const TorchAccess& torch) { return Walker(torch).Run(state); }

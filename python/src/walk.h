@@ -36,7 +36,7 @@ struct Walk {
   /// The tensor subclasses, by node. The values of their nodes are the dicts that replace them.
   std::vector<std::pair<uint32_t, nb::object>> subclasses;
 
-  /// Returns the keys that lead to a node, joined by dots.
+  /// Returns the FQN of a node.
   std::string Fqn(uint32_t node) const;
 };
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/save/save_options.h"
+#include "core/state_dict/key_name.h"
 #include "core/step/contents.h"
 #include "core/step/internal/tensor_records.h"
 #include "kv/base/options.h"
@@ -128,6 +129,32 @@ TEST_F(FooterRecoveryTest, FullStepsAreRecoveredBitForBit) {
 }
 
 // An open for writing would otherwise create roots, and later opens would remove the segments.
+// An FQN cannot be divided into keys: `a\.b` as a key in plain form would be stored as `a\\.b`, and
+// if it was one in escaped form, the dict could have two equal keys.
+TEST_F(FooterRecoveryTest, EscapedKeysAreRecoveredAsTheirNames) {
+  const auto bytes = kv::testing::RandomBytes(1, 7);
+  const auto others = kv::testing::RandomBytes(2, 7);
+  const TensorView view{DType::kUInt8, {7}, {}, bytes.data()};
+  const TensorView other{DType::kUInt8, {7}, {}, others.data()};
+  StateDict state;
+  state.root().Tensor("a.b", view);
+  auto a = state.root().Map("a");
+  a.Tensor("b", other);
+  const auto third = kv::testing::RandomBytes(3, 7);  // tied tensors would not be recovered
+  state.root().Tensor("a\\.b", {DType::kUInt8, {7}, {}, third.data()});
+  EscapeEqualNames(state.tree);
+  Save(1, state, {.incremental = false});
+  LoseAllRecords();
+  EXPECT_THAT(Rebuild().lost, IsEmpty());
+  const Tensors recovered = LoadAll(1);
+  EXPECT_TRUE(recovered == (Tensors{{"a\\.b", bytes}, {"a.b", others}, {"a\\\\\\.b", third}}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(1));
+  std::set<std::string> keys;
+  for (const Node& node : contents.tree.nodes) keys.insert(node.key);
+  EXPECT_EQ(keys, (std::set<std::string>{"", "a\\.b", "a.b", "a\\\\\\.b"}));
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
 TEST_F(FooterRecoveryTest, StoreWithNothingButSegmentsIsNotTakenForAnEmptyOne) {
   SaveFull(1, SomeTensors(1));
   LoseAllRecords();

@@ -61,7 +61,8 @@ states = st.recursive(plain_values | tensors | arrays, containers, max_leaves=12
 
 def leaf_names(state: object, path: tuple[str, ...] = ()) -> list[str]:
     if isinstance(state, dict):
-        items = [(repr(key) if isinstance(key, float) else str(key), state[key]) for key in state]
+        texts = ((repr(key) if isinstance(key, float) else str(key), state[key]) for key in state)
+        items = [(text.replace("\\", "\\\\"), child) for text, child in texts]
     elif isinstance(state, (list, tuple)):
         items = [(str(i), value) for i, value in enumerate(state)]
     else:
@@ -76,22 +77,20 @@ def shared_store(tmp_path_factory: pytest.TempPathFactory):
 
 
 @given(states)
-def test_any_state_comes_back_as_it_was_or_is_refused_for_two_equal_names(shared_store, state):
+def test_any_state_comes_back_as_it_was(shared_store, state):
     step = next(_step_numbers)
     names = leaf_names(state)
-    if len(set(names)) < len(names):
-        with pytest.raises(cairn.Invalid):
-            shared_store.save(step, state)
-        return
 
     shared_store.save(step, state)
 
     assert_same(shared_store.read(step=step), state)
+    if len(set(names)) < len(names):  # test_keys.py
+        return
     assert list(shared_store.keys(step)) == names
     assert list(shared_store.read(step=step, flat=True)) == names
 
 
-@given(states.filter(lambda state: len(set(leaf_names(state))) == len(leaf_names(state))))
+@given(states)
 def test_any_state_can_be_loaded_into_itself(shared_store, state):
     step = next(_step_numbers)
     state = {"root": state}

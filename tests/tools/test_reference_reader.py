@@ -119,6 +119,9 @@ def containers():
                  "strided": shared.view(10, 10).t()},
         "views": [torch.arange(50)[:30], torch.arange(5).expand(3, 5)],
         "deep": {},
+        "keys": {"a.b": torch.ones(1), "a": {"b": torch.zeros(1), "": 1}, "a.b.c": 2, "x\\y": 3,
+                 1: 4, "1": torch.ones(2), False: 5, "False": 6, None: 7, "None": 8, 2.5: 9,
+                 "2.5": 10, "": {"": 11}, "\ud800": 12, "a\\.b": 13},
     }  # fmt: skip
     overlapping = torch.arange(60)
     state["hidden"] = {"a": overlapping[:40], "b": overlapping[20:]}

@@ -29,6 +29,9 @@ bool Disturbs(uint32_t code) {
          (code >= 0x2028 && code <= 0x202e) || (code >= 0x2060 && code <= 0x206f) || code == 0xfeff;
 }
 
+/// What follows a backslash in an FQN (core/state_dict/key_name.h).
+constexpr std::string_view kFqnEscapes = "\\.IBNF";
+
 /// Returns whether `text` is printable ASCII, as nearly all names are.
 bool IsPrintableAscii(std::string_view text) {
   return std::ranges::all_of(text, [](char c) { return c >= 0x20 && c < 0x7f; });
@@ -49,6 +52,9 @@ std::string EscapeText(std::string_view text) {
     const auto code = TakeCodePoint(text);
     if (!code) {
       out += fmt::format("\\x{:02x}", static_cast<uint8_t>(text[0]));
+      text.remove_prefix(1);
+    } else if (*code == '\\' && !text.empty() && kFqnEscapes.contains(text.front())) {
+      out += {'\\', text.front()};
       text.remove_prefix(1);
     } else if (*code == '\\') {
       out += "\\\\";

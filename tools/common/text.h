@@ -16,7 +16,8 @@ namespace cairn::tools {
 std::string ShapeText(std::span<const uint64_t> shape);
 
 /// Text that cannot disturb a terminal or a table: control characters, line separators, direction
-/// overrides and bytes that are not UTF-8 become \n, \t, \x1b, \u{202e}; backslashes are doubled.
+/// overrides and bytes that are not UTF-8 become \n, \t, \x1b, \u{202e}; backslashes are doubled,
+/// except for those of the escapes in FQNs, which remain as they are.
 std::string EscapeText(std::string_view text);
 /// `text` as one word of a shell's command line: quoted if necessary.
 std::string ShellWord(std::string_view text);

@@ -11,6 +11,7 @@
 #include <set>
 #include <string_view>
 
+#include "core/state_dict/key_name.h"
 #include "core/state_dict/key_pattern.h"
 
 namespace cairn::core::internal {
@@ -22,9 +23,14 @@ bool IsNumber(std::string_view text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-std::string Join(const std::string& prefix, const std::string& key) {
-  return prefix.empty() ? key : prefix + "." + key;
+// Returns the FQN of a child of `parent`, whose FQN is `fqn`.
+std::string Below(const Node& parent, const std::string& fqn, const Node& child) {
+  std::string below = parent.key_kind == KeyKind::kRoot ? "" : fqn + ".";
+  AppendName(child, below);
+  return below;
 }
+
+bool HasSeparator(std::string_view name) { return FindSeparator(name) != std::string_view::npos; }
 
 // True if `fqn` is `prefix` or below it.
 bool IsAtOrBelow(std::string_view fqn, std::string_view prefix) {
@@ -56,7 +62,7 @@ struct EditedTree::Branch {
   template <typename Visit>
   Result<void> Walk(const std::string& fqn, const Visit& visit) {
     for (auto& child : children) {
-      const std::string below = Join(fqn, child->node.key);
+      const std::string below = Below(node, fqn, child->node);
       CAIRN_TRY(visit(*child, below, *this));
       CAIRN_TRY(child->Walk(below, visit));
     }
@@ -65,7 +71,9 @@ struct EditedTree::Branch {
 
   bool has_dotted_keys() const {
     return std::ranges::any_of(children, [](const auto& child) {
-      return child->node.key_kind == KeyKind::kString && child->node.key.contains('.');
+      const Node& node = child->node;
+      return node.key_kind == KeyKind::kString && node.form != KeyForm::kEscaped &&
+             node.key.contains('.');
     });
   }
 
@@ -75,12 +83,22 @@ struct EditedTree::Branch {
     return children.back().get();
   }
 
-  // The child with this key, of any kind; null if there is none. Looks at the last one first.
-  Branch* Find(std::string_view key) {
+  // The child whose key has this name; null if there is none. Looks at the last one first.
+  Branch* Find(std::string_view name) {
     for (auto child = children.rbegin(); child != children.rend(); ++child) {
-      if ((*child)->node.key == key) return child->get();
+      if (NameOf((*child)->node) == name) return child->get();
     }
     return nullptr;
+  }
+
+  // Gives the key this name. It remains that of an int if it can be; a list has positions.
+  Result<void> SetName(std::string_view name, bool is_position) {
+    CAIRN_TRY_ASSIGN(Node named, ParseName(name));
+    const bool stays_int = node.key_kind == KeyKind::kInt && IsNumber(name);
+    node.key_kind = is_position ? KeyKind::kIndex : stays_int ? KeyKind::kInt : named.key_kind;
+    node.key = std::move(named.key);
+    node.form = named.form;
+    return {};
   }
 
   // Returns whether there is a leaf below.
@@ -120,7 +138,7 @@ struct EditedTree::Branch {
     std::set<std::pair<KeyKind, std::string_view>> keys;
     for (const auto& child : children) {
       if (keys.emplace(child->node.key_kind, child->node.key).second) continue;
-      return Invalid(Join(fqn, child->node.key), "the new step would have this key twice");
+      return Invalid(Below(node, fqn, child->node), "the new step would have this key twice");
     }
     node.child_count = static_cast<uint32_t>(children.size());
     out.tree.nodes.push_back(node);
@@ -128,7 +146,7 @@ struct EditedTree::Branch {
       leaf.is_tensor = IsTensor(node.kind);
       out.leaves.push_back(leaf);
     }
-    for (auto& child : children) CAIRN_TRY(child->Fold(Join(fqn, child->node.key), out));
+    for (auto& child : children) CAIRN_TRY(child->Fold(Below(node, fqn, child->node), out));
     return {};
   }
 
@@ -139,7 +157,7 @@ struct EditedTree::Branch {
     });
     for (size_t i = 0; i < children.size(); ++i) {
       if (children[i]->node.key == std::to_string(i)) continue;
-      return Invalid(Join(fqn, std::to_string(i)),
+      return Invalid(fqn + "." + std::to_string(i),
                      "the new step would have a list without this element; elements can be "
                      "removed only from the end of a list");
     }
@@ -205,6 +223,8 @@ Result<void> EditedTree::Rename(std::span<const std::pair<std::string, std::stri
   std::map<std::string, std::string> by_old;
   for (const auto& [from, to] : names) {
     if (from.empty() || to.empty()) return Invalid(from + "=" + to, "a name is empty");
+    const size_t backslashes = from.size() - 1 - from.find_last_not_of('\\');
+    if (backslashes % 2 == 1) return Invalid(from, "it ends with an incomplete escape");
     if (!by_old.emplace(from, to).second) return Invalid(from, "it is renamed twice");
   }
   std::set<std::string> unmatched;
@@ -227,32 +247,29 @@ Result<void> EditedTree::Rename(std::span<const std::pair<std::string, std::stri
   // A key that stays in its container keeps its position; all others are taken out first.
   std::vector<Moved> moved;
   const auto apply = [&](const auto& self, Branch& branch, const std::string& fqn,
-                         bool is_renamed) -> void {
+                         bool is_renamed) -> Result<void> {
     const bool dotted = branch.has_dotted_keys();
     const std::string prefix = &branch == root_.get() ? "" : fqn + ".";
     for (auto& child : branch.children) {
       const bool child_renamed = is_renamed || child->target.has_value();
-      self(self, *child, Join(fqn, child->node.key), child_renamed);
+      CAIRN_TRY(self(self, *child, Below(branch.node, fqn, child->node), child_renamed));
       if (!child->target) continue;
       std::string rest = *child->target;
       const bool stays = !is_renamed && rest.starts_with(prefix);
       if (stays) rest = rest.substr(prefix.size());
       const bool fits =
-          IsSequence(branch.node.kind) ? IsNumber(rest) : dotted || !rest.contains('.');
+          IsSequence(branch.node.kind) ? IsNumber(rest) : dotted || !HasSeparator(rest);
       if (stays && fits && !rest.empty()) {
-        child->node.key = rest;
-        if (IsMapping(branch.node.kind) &&
-            !(child->node.key_kind == KeyKind::kInt && IsNumber(rest))) {
-          child->node.key_kind = KeyKind::kString;
-        }
+        CAIRN_TRY(child->SetName(rest, IsSequence(branch.node.kind)));
       } else {
         std::string target = *child->target;
         moved.push_back({.branch = std::move(child), .target = std::move(target)});
       }
     }
     std::erase(branch.children, nullptr);
+    return {};
   };
-  apply(apply, *root_, "", false);
+  CAIRN_TRY(apply(apply, *root_, "", false));
   for (Moved& one : moved) CAIRN_TRY(Attach(std::move(one)));
   root_->RemoveEmptied();
   root_->MarkLeaves();
@@ -266,8 +283,13 @@ Result<void> EditedTree::Attach(Moved moved) {
   std::string rest = moved.target;
   for (bool descended = true; descended;) {
     descended = false;
-    for (size_t dot = rest.rfind('.'); dot != std::string::npos && !descended;
-         dot = dot == 0 ? std::string::npos : rest.rfind('.', dot - 1)) {
+    std::vector<size_t> dots;
+    for (size_t dot = FindSeparator(rest); dot != std::string::npos;
+         dot = FindSeparator(rest, dot + 1)) {
+      dots.push_back(dot);
+    }
+    for (; !dots.empty() && !descended; dots.pop_back()) {
+      const size_t dot = dots.back();
       Branch* const child = at->Find(rest.substr(0, dot));
       if (child == nullptr) continue;
       if (!IsContainer(child->node.kind)) {
@@ -278,20 +300,17 @@ Result<void> EditedTree::Attach(Moved moved) {
       descended = true;
     }
   }
-  while (!at->has_dotted_keys() && rest.contains('.') && !IsSequence(at->node.kind)) {
-    const size_t dot = rest.find('.');
-    at = at->Add({.key_kind = KeyKind::kString, .key = rest.substr(0, dot)});
+  while (!at->has_dotted_keys() && HasSeparator(rest) && !IsSequence(at->node.kind)) {
+    const size_t dot = FindSeparator(rest);
+    CAIRN_TRY_ASSIGN(Node node, ParseName(rest.substr(0, dot)));
+    at = at->Add(std::move(node));
     rest = rest.substr(dot + 1);
   }
   if (at->Find(rest) != nullptr) return Invalid(moved.target, "the step has this key already");
-  Node& node = moved.branch->node;
-  if (IsSequence(at->node.kind)) {
-    if (!IsNumber(rest)) return Invalid(moved.target, "a list has numbers as keys");
-    node.key_kind = KeyKind::kIndex;
-  } else if (node.key_kind != KeyKind::kInt || !IsNumber(rest)) {
-    node.key_kind = KeyKind::kString;
+  if (IsSequence(at->node.kind) && !IsNumber(rest)) {
+    return Invalid(moved.target, "a list has numbers as keys");
   }
-  node.key = rest;
+  CAIRN_TRY(moved.branch->SetName(rest, IsSequence(at->node.kind)));
   at->children.push_back(std::move(moved.branch));
   return {};
 }
@@ -311,7 +330,7 @@ Result<void> EditedTree::AddGraft(const StateTree& other, const Graft& graft) {
   const auto add = [&](const Branch& leaf) -> Result<void> {
     found = true;
     const std::string fqn =
-        graft.under.empty() ? leaf.leaf.from_fqn : Join(graft.under, leaf.leaf.from_fqn);
+        graft.under.empty() ? leaf.leaf.from_fqn : graft.under + "." + leaf.leaf.from_fqn;
     if (const auto equal = own.find(fqn); equal != own.end()) {
       equal->second->node.kind = leaf.node.kind;
       equal->second->leaf = {.from_fqn = leaf.leaf.from_fqn, .grafted = true};
@@ -319,7 +338,7 @@ Result<void> EditedTree::AddGraft(const StateTree& other, const Graft& graft) {
     }
     Branch* at = root_.get();
     for (size_t i = 0; i < path.size(); ++i) {
-      Branch* child = at->Find(path[i]->node.key);
+      Branch* child = at->Find(NameOf(path[i]->node));
       if (child == nullptr) child = at->Add(path[i]->node);
       if (!IsContainer(child->node.kind) ||
           IsSequence(child->node.kind) != IsSequence(path[i]->node.kind)) {
@@ -334,10 +353,9 @@ Result<void> EditedTree::AddGraft(const StateTree& other, const Graft& graft) {
   };
   std::vector<std::unique_ptr<Branch>> under;
   for (size_t begin = 0; !graft.under.empty() && begin <= graft.under.size();) {
-    const size_t end = std::min(graft.under.find('.', begin), graft.under.size());
+    const size_t end = std::min(FindSeparator(graft.under, begin), graft.under.size());
     under.push_back(std::make_unique<Branch>());
-    under.back()->node = {.key_kind = KeyKind::kString,
-                          .key = graft.under.substr(begin, end - begin)};
+    CAIRN_TRY_ASSIGN(under.back()->node, ParseName(graft.under.substr(begin, end - begin)));
     path.push_back(under.back().get());
     begin = end + 1;
   }

@@ -45,18 +45,15 @@ NodeKind StoredTree::KindOf(uint32_t node) const {
   return static_cast<NodeKind>(record_->kinds()->Get(node));
 }
 
-std::string_view StoredTree::KeyOf(uint32_t node) const {
-  return record_->keys()->Get(node)->string_view();
+// Returns the name of the key, which `storage` contains if it differs from the text.
+std::string_view StoredTree::NameAt(uint32_t node, std::string& storage) const {
+  const std::string_view key = record_->keys()->Get(node)->string_view();
+  if (record_->forms() == nullptr && !key.contains('\\')) return key;
+  storage = NameOf(NodeAt(node));
+  return storage;
 }
 
 uint32_t StoredTree::ChildCount(uint32_t node) const { return record_->child_counts()->Get(node); }
-
-Node StoredTree::NodeAt(uint32_t node) const {
-  return {.kind = KindOf(node),
-          .key_kind = static_cast<KeyKind>(record_->key_kinds()->Get(node)),
-          .key = std::string(KeyOf(node)),
-          .child_count = ChildCount(node)};
-}
 
 bool StoredTree::HasLeaves(uint32_t node) const {
   for (uint32_t below = node; below < ends_[node]; ++below) {
@@ -76,19 +73,19 @@ StoredTree::Rests::Rests(std::vector<std::string_view> sorted) : keys(std::move(
   common = keys.front().substr(0, static_cast<size_t>(end - keys.front().begin()));
 }
 
-StoredTree::Relation StoredTree::Rests::Relate(std::string_view key) const {
-  const size_t shared_bytes = std::min(common.size(), key.size());
-  if (key.substr(0, shared_bytes) != common.substr(0, shared_bytes)) return Relation::kApart;
+StoredTree::Relation StoredTree::Rests::Relate(std::string_view name) const {
+  const size_t shared_bytes = std::min(common.size(), name.size());
+  if (name.substr(0, shared_bytes) != common.substr(0, shared_bytes)) return Relation::kApart;
   // A literal selects the key itself and all keys below it.
-  for (size_t end = 0; end <= key.size(); ++end) {
-    end = std::min(key.find('.', end), key.size());
-    if (std::ranges::binary_search(keys, key.substr(0, end))) return Relation::kSelected;
+  for (size_t end = 0; end <= name.size(); ++end) {
+    end = std::min(name.find('.', end), name.size());
+    if (std::ranges::binary_search(keys, name.substr(0, end))) return Relation::kSelected;
   }
-  return Below(key).keys.empty() ? Relation::kApart : Relation::kAbove;
+  return Below(name).keys.empty() ? Relation::kApart : Relation::kAbove;
 }
 
-StoredTree::Rests StoredTree::Rests::Below(std::string_view key) const {
-  const std::string prefix = std::string(key) + '.';
+StoredTree::Rests StoredTree::Rests::Below(std::string_view name) const {
+  const std::string prefix = std::string(name) + '.';
   std::vector<std::string_view> below;
   for (auto rest = std::ranges::lower_bound(keys, prefix);
        rest != keys.end() && rest->starts_with(prefix); ++rest) {
@@ -98,7 +95,8 @@ StoredTree::Rests StoredTree::Rests::Below(std::string_view key) const {
 }
 
 StoredTree::Relation StoredTree::Relate(uint32_t node, const Rests& rests) const {
-  const Relation relation = rests.Relate(KeyOf(node));
+  std::string storage;
+  const Relation relation = rests.Relate(NameAt(node, storage));
   const bool is_leaf = !IsContainer(KindOf(node));
   return relation == Relation::kAbove && is_leaf ? Relation::kApart : relation;
 }
@@ -149,7 +147,8 @@ StateTree StoredTree::Select(const LiteralKeys& literals) const {
     }
     const Child child = top.children.nodes[top.next++];
     if (child.relation == Relation::kAbove) {
-      enter(child.node, top.rests.Below(KeyOf(child.node)));
+      std::string storage;
+      enter(child.node, top.rests.Below(NameAt(child.node, storage)));
       continue;
     }
     for (uint32_t node = child.node; node < ends_[child.node]; ++node) {

@@ -42,8 +42,8 @@ class StoredTree {
     std::string_view common;  // the longest prefix of all of them
 
     explicit Rests(std::vector<std::string_view> sorted);
-    Relation Relate(std::string_view key) const;
-    Rests Below(std::string_view key) const;
+    Relation Relate(std::string_view name) const;
+    Rests Below(std::string_view name) const;
   };
   struct Child {
     uint32_t node;
@@ -65,8 +65,8 @@ class StoredTree {
       : bytes_(std::move(bytes)), record_(record) {}
   Result<void> FindEnds();
   NodeKind KindOf(uint32_t node) const;
-  std::string_view KeyOf(uint32_t node) const;
-  Node NodeAt(uint32_t node) const;
+  Node NodeAt(uint32_t node) const { return internal::NodeAt(*record_, node); }
+  std::string_view NameAt(uint32_t node, std::string& storage) const;
   uint32_t ChildCount(uint32_t node) const;
   bool HasLeaves(uint32_t node) const;
   Relation Relate(uint32_t node, const Rests& rests) const;

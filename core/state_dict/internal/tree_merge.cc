@@ -44,14 +44,24 @@ Result<void> TreeMerge::Join(Branch& into, std::unique_ptr<Branch> other, const 
                                              KindName(into.node.kind), KindName(other->node.kind)),
                       .key = path});
   }
+  if (into.node.form != other->node.form) {
+    return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                      .message = fmt::format("it is named '{}' on another rank, because not all of "
+                                             "them hold the keys that this key is escaped for; "
+                                             "rename one of these keys",
+                                             NameOf(into.node)),
+                      .key = path});
+  }
   for (auto& child : other->children) {
+    std::string below = path;
+    if (into.node.key_kind != KeyKind::kRoot) below += '.';
+    AppendName(child->node, below);
     const auto found = into.by_key.find({child->node.key_kind, child->node.key});
     if (found == into.by_key.end()) {
       into.Add(std::move(child));
       continue;
     }
-    const std::string& key = child->node.key;
-    CAIRN_TRY(Join(*found->second, std::move(child), path.empty() ? key : path + "." + key));
+    CAIRN_TRY(Join(*found->second, std::move(child), below));
   }
   return {};
 }

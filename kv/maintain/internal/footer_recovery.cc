@@ -112,15 +112,20 @@ std::vector<std::byte> WithChunkCount(const schema::TensorRecord& tensor, uint64
   return TakeBytes(builder);
 }
 
-/// One dict with a leaf per tensor.
+/// One dict with a leaf per tensor, whose key is the FQN as it is. It cannot be divided into keys,
+/// and different FQNs are different keys.
 std::vector<std::byte> FlatStructure(const std::map<std::string, Tensor>& tensors) {
   std::vector<schema::NodeKind> kinds = {schema::NodeKind::Dict};
   std::vector<schema::KeyKind> key_kinds = {schema::KeyKind::Root};
+  std::vector<schema::KeyForm> forms = {schema::KeyForm::Plain};
   std::vector<std::string> keys = {""};
+  bool has_escapes = false;
   for (const auto& [fqn, tensor] : tensors) {
     kinds.push_back(schema::NodeKind::Tensor);
     key_kinds.push_back(schema::KeyKind::String);
+    forms.push_back(schema::KeyForm::Verbatim);
     keys.push_back(fqn);
+    has_escapes = has_escapes || fqn.contains('\\');
   }
   std::vector<uint32_t> child_counts(kinds.size(), 0);
   child_counts.front() = static_cast<uint32_t>(tensors.size());
@@ -129,9 +134,11 @@ std::vector<std::byte> FlatStructure(const std::map<std::string, Tensor>& tensor
   const auto key_kinds_offset = builder.CreateVector(key_kinds);
   const auto keys_offset = builder.CreateVectorOfStrings(keys);
   const auto counts_offset = builder.CreateVector(child_counts);
+  const auto forms_offset = has_escapes ? builder.CreateVector(forms) : 0;
   schema::FinishStructureRecordBuffer(
-      builder, schema::CreateStructureRecord(builder, schema::kRecordVersion, kinds_offset,
-                                             key_kinds_offset, keys_offset, counts_offset));
+      builder,
+      schema::CreateStructureRecord(builder, schema::kRecordVersion, kinds_offset, key_kinds_offset,
+                                    keys_offset, counts_offset, 0, forms_offset));
   return TakeBytes(builder);
 }
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Union
 
+from cairn.errors import Invalid
+
 Patterns = Union[str, Iterable[str], None]
 """One pattern, several patterns, or None, which selects everything."""
 
@@ -49,6 +51,8 @@ def clean_prefix(prefix: str) -> str:
     """The prefix without a trailing separator, which torch's tools append."""
     if not isinstance(prefix, str):
         raise TypeError(f"{prefix!r} is not a str: a key, or the beginning of keys, is needed")
+    if "\\" in prefix:
+        raise Invalid(f"a prefix has no backslash: {prefix!r}")
     return prefix.removesuffix(".")
 
 

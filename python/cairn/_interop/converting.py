@@ -44,7 +44,7 @@ def convert(state: Any, options: ConversionOptions) -> Any:
     def value_of(key: Key) -> Any:
         return tensors.get(key.fqn, leaves[key.source])
 
-    return renamed_state(tree, keys, value_of)
+    return renamed_state(tree, [key.fqn for key in sources], keys, value_of)
 
 
 def _numbered(value: Any, leaves: list[Any]) -> Any:

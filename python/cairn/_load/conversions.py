@@ -55,7 +55,8 @@ class ConversionOptions(NamedTuple):
             leaf = leaves[key.source]
             return leaf.value if isinstance(leaf, ValueLeaf) else _Described(leaf.kind, key)
 
-        batch = _cairn.flatten(renamed_state(tree, keys, value_of), _Described.take, patterns)
+        state = renamed_state(tree, stored.fqns(), keys, value_of)
+        batch = _cairn.flatten(state, _Described.take, patterns)
         selected = {fqn for fqn, *_ in batch.layout()[1]}
         by_name = {key.fqn: key for key in keys if key.fqn in selected}
         shared = _shared_places(leaves, by_name)
@@ -75,6 +76,7 @@ class _Described:
         if not isinstance(value, _Described):
             return value
         key = value._key
+        key.fqn = fqn  # other keys may be escaped than before
         return value._kind, key.dtype, key.shape, row_major(key.shape), 0, HOST, (), None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,8 +23,9 @@ class _Step(NamedTuple):
 class _Container:
     def __init__(self, kind: type) -> None:
         self.kind = kind
-        self.children: dict[str, tuple[Any, Any]] = {}
-        """By text of the key: the key, and a container or the value of a leaf."""
+        self.children: dict[Any, tuple[Any, Any]] = {}
+        """By text of the key, or by type and text if another key has the text: the key, and a
+        container or the value of a leaf."""
         self.built: Any = None
 
     def build(self) -> None:
@@ -60,9 +62,22 @@ def name_of(path: Sequence[_Step]) -> str:
     return ".".join(step.text for step in path)
 
 
-def renamed_state(tree: Any, keys: Sequence[Key], value_of: Callable[[Key], Any]) -> Any:
+def texts_of(fqn: str) -> list[str]:
+    """The texts between the dots that separate keys (docs/format/keys.md)."""
+
+    def text(escape: re.Match[str]) -> str:
+        if escape[1] is None:
+            return "\0"  # not in any key
+        return escape[1] if escape[1] in ".\\" else ""
+
+    return re.sub(r"\\(.)|\.", text, fqn, flags=re.DOTALL).split("\0")
+
+
+def renamed_state(
+    tree: Any, names: Sequence[str], keys: Sequence[Key], value_of: Callable[[Key], Any]
+) -> Any:
     """Nests `value_of` each key. `tree` is the state before the rules, whose leaves are the sources
-    of the keys.
+    of the keys, and have the `names`.
 
     A key with an unchanged name stays where it is. A key with a new name stays below the containers
     of its source whose keys begin the new name. The rest of the name is one key, if that of the
@@ -76,30 +91,34 @@ def renamed_state(tree: Any, keys: Sequence[Key], value_of: Callable[[Key], Any]
     root = _Container(dict if isinstance(tree, int) else type(tree))
     containers = [root]
 
-    def insert(path: Sequence[_Step], value: Any, fqn: str) -> None:
+    def insert(path: Sequence[_Step], value: Any, fqn: str, is_exact: bool = True) -> None:
         node = root
         for text, key, kind in path:
-            if text not in node.children:
-                node.children[text] = (key, value if kind is None else _Container(kind))
+            name: Any = text
+            if is_exact and type(node.children.get(name, (key,))[0]) is not type(key):
+                name = (type(key), text)
+            if name not in node.children:
+                node.children[name] = (key, value if kind is None else _Container(kind))
                 if kind is not None:
-                    containers.append(node.children[text][1])
-            elif kind is None or not isinstance(node.children[text][1], _Container):
+                    containers.append(node.children[name][1])
+            elif kind is None or not isinstance(node.children[name][1], _Container):
                 raise Invalid(
                     "the key would be a tensor or value and contain others too; rename one of "
                     f"them (key {fqn})",
                     key=fqn,
                 )
-            node = node.children[text][1]
+            node = node.children[name][1]
 
     for path, source in paths_of(tree):
         if source is None:
             insert(path, None, name_of(path))
             continue
         for key in made.get(source, []):
-            is_same = key.fqn == name_of(path)
+            is_same = key.fqn == names[source]
             if is_same and not path and len(keys) == 1:
                 return value_of(key)
-            insert(path if is_same else _renamed(path, key.fqn), value_of(key), key.fqn)
+            place = path if is_same else _renamed(path, key.fqn)
+            insert(place, value_of(key), key.fqn, is_same)
     for container in reversed(containers):
         container.build()
     return root.built
@@ -108,10 +127,15 @@ def renamed_state(tree: Any, keys: Sequence[Key], value_of: Callable[[Key], Any]
 def _renamed(path: Sequence[_Step], name: str) -> list[_Step]:
     """The path of a key with the name `name` that was made of the leaf at `path`."""
     renamed: list[_Step] = []
-    while len(renamed) + 1 < len(path) and name.startswith(path[len(renamed)].text + "."):
+    rest = texts_of(name)
+    while len(renamed) + 1 < len(path):
+        texts = path[len(renamed)].text.split(".")
+        if len(texts) >= len(rest) or rest[: len(texts)] != texts:
+            break
         renamed.append(path[len(renamed)])
-        name = name[len(renamed[-1].text) + 1 :]
-    rest = [name] if path and "." in path[-1].text else name.split(".")
+        rest = rest[len(texts) :]
+    if path and "." in path[-1].text:
+        rest = [".".join(rest)]
     renamed += [_Step(text, text, dict) for text in rest[:-1]]
     # The last key of a container that has positions remains a position.
     is_same = len(renamed) + 1 == len(path) and path[-1].text == rest[-1]

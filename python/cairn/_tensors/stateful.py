@@ -74,6 +74,7 @@ class StatefulAdapter:
             state_dict = dict(state_dict)
             for name in _frozen_names(value) & state_dict.keys():
                 del state_dict[name]
+                name = name.replace("\\", "\\\\")
                 self.frozen.append(f"{fqn}.{name}" if fqn else name)
         was_meta = _is_module(value) and any(map(_is_meta, state_dict.values()))
         self._objects.append((value, state_dict, was_meta))

@@ -292,6 +292,16 @@ def _synthesized_metadata(contents: _cairn.Contents) -> Metadata:
     paths: dict[str, tuple[str | int, ...]] = {}
     for path, value in dcp_items(state, _is_tensor):
         fqn = ".".join(map(str, path))
+        stored = value.fqn if isinstance(value, SubclassSlot) else fqn
+        if isinstance(value, Slot):
+            stored = value.leaf.fqn
+        if fqn in entries or stored != fqn:
+            raise Invalid(
+                f"'{stored}' of step {contents.step} cannot be named in "
+                "torch.distributed.checkpoint, which joins keys with '.': load it with Store.load",
+                key=stored,
+                step=contents.step,
+            )
         entries[fqn] = _entry_of(value)
         paths[fqn] = path
     return Metadata(entries, planner_data=paths)

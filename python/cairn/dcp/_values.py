@@ -47,7 +47,9 @@ def overrides(planner: SavePlanner | LoadPlanner, default: type, *methods: str) 
 def flat_values(values: dict[str, Any]) -> _cairn.Batch:
     """Values by FQN as a batch for C++, with tensors on CUDA devices in place. Raises Invalid for
     values that only a pickle could represent."""
-    return flatten(values, allow_pickle=False, ranks=ALONE, patterns=[], devices=True).batch
+    batch = flatten(values, allow_pickle=False, ranks=ALONE, patterns=[], devices=True).batch
+    batch.take_keys_as_fqns()
+    return batch
 
 
 class PlannerBytes(NamedTuple):

@@ -8,6 +8,7 @@
 
 #include "core/inspect/compare.h"
 #include "core/rewrite/step_edit.h"
+#include "core/state_dict/key_name.h"
 #include "core/step/contents.h"
 #include "tests/core/tensor/test_tensor.h"
 
@@ -151,6 +152,31 @@ TEST_F(EditTest, KeysWithDotsStayKeysOfTheirDict) {
   renamed.Tensor("embedding.tokens.weight", wte_.view());
   renamed.Tensor("head.weight", head_.view());
   ExpectIs(2, expected);
+}
+
+TEST_F(EditTest, EscapedKeysAreNamedAsTheyAreStored) {
+  StateDict state;
+  state.root().Tensor("a.b", wte_.view());
+  auto a = state.root().Map("a");
+  a.Tensor("b", head_.view());
+  EscapeEqualNames(state.tree);
+  Save(1, state);
+  const auto names_after = [&](uint64_t to, const StepEdit& edit) {
+    Edit(1, to, edit);
+    std::vector<std::string> names;
+    const auto contents = store->List(to);
+    EXPECT_TRUE(testing::IsOk(contents));
+    for (const TensorInfo& tensor : contents->tensors) names.push_back(tensor.fqn);
+    return names;
+  };
+  EXPECT_THAT(names_after(2, {.drop = {"a.b"}}), ElementsAre("a\\.b"));
+  EXPECT_EQ(LoadBytes(2, "a\\.b"), wte_.bytes);
+  EXPECT_THAT(names_after(3, {.drop = {"a\\.b"}}), ElementsAre("a.b"));
+  EXPECT_EQ(LoadBytes(3, "a.b"), head_.bytes);
+  EXPECT_THAT(names_after(4, {.rename = {{"a\\.b", "c"}}}), ElementsAre("a.b", "c"));
+  EXPECT_THAT(names_after(5, {.rename = {{"a.b", "d.e\\.f"}}}), ElementsAre("a\\.b", "d.e\\.f"));
+  EXPECT_EQ(LoadBytes(5, "d.e\\.f"), head_.bytes);
+  EXPECT_THAT(VerifyAll(), IsEmpty());
 }
 
 TEST_F(EditTest, Drops) {

@@ -179,6 +179,12 @@ def test_integer_keys_become_texts_as_dcp_makes_them(storage, path):
     assert target["state"]["1"] == 5 and target["state"][1] == 0
 
 
+def test_backslashes_in_keys_are_kept(storage, path):
+    state = {"a\\b": torch.ones(2), "n": {"x\\.y": torch.zeros(3), "v\\": 3}}
+    storage.save(state, path)
+    assert_same(storage.load(blank(state), path), state)
+
+
 def test_names_that_collide_are_refused_by_the_planner(storage, path):
     state = {"a": {"b": 1}, "a.b": 2}
     assert failures_of(storage.save, state, path) == {0: "ValueError"}

@@ -1,0 +1,187 @@
+"""Every tree of keys is loaded as it was: names that would be equal are escaped, and all others are not."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from cairn.dcp import CairnReader
+from cairn_testing import assert_same
+from hypothesis import given
+from hypothesis import strategies as st
+from ranks import run_on_ranks, with_ranks
+from torch.distributed.checkpoint.api import CheckpointException
+
+import cairn
+
+_step_numbers = itertools.count()
+
+# Few characters, so that keys collide.
+keys = st.text("a.\\", max_size=3) | st.sampled_from(
+    ["1", "True", "1.5", "None", 1, True, 1.5, None]
+)
+leaves = st.integers(0, 9) | st.integers(0, 9).map(lambda n: torch.full((2,), n))
+states = st.recursive(
+    leaves,
+    lambda below: (
+        st.dictionaries(keys, below, max_size=5)
+        | st.dictionaries(keys, below, max_size=3).map(OrderedDict)
+        | st.lists(below, max_size=3)
+    ),
+    max_leaves=25,
+).filter(lambda state: isinstance(state, dict))
+
+BOTH = {"a.b": torch.zeros(3), "a": {"b": torch.ones(3)}, "c": 5}
+
+
+@pytest.fixture(scope="module")
+def shared_store(tmp_path_factory: pytest.TempPathFactory):
+    with cairn.open(tmp_path_factory.mktemp("keys") / "store", mode="a") as store:
+        yield store
+
+
+def zeroed(state):
+    if isinstance(state, dict):
+        return type(state)((key, zeroed(value)) for key, value in state.items())
+    if isinstance(state, list):
+        return [zeroed(value) for value in state]
+    return torch.zeros_like(state) if isinstance(state, torch.Tensor) else None
+
+
+@given(states)
+def test_any_tree_of_keys_is_loaded_as_it_was_and_each_name_selects_its_leaf(shared_store, state):
+    step = next(_step_numbers)
+    shared_store.save(step, state)
+
+    assert_same(shared_store.read(step=step), state)
+    target = zeroed(state)
+    shared_store.load(target, step)
+    assert_same(target, state)
+    flat = shared_store.read(step=step, flat=True)
+    for name in filter(None, flat):
+        one = shared_store.read(name, step=step, flat=True)
+        assert_same(one[name], flat[name])
+        if isinstance(flat[name], torch.Tensor):
+            assert_same(shared_store.read_slice(name, [slice(1, 2)], step=step), flat[name][1:2])
+
+
+def test_names_are_escaped_only_where_they_collide(store):
+    store.save(1, {**BOTH, "d.e": 1, "d": {"f": 2}, 1: 3, "1": 4, 2: 5, "x\\y": 6})
+    assert set(store.keys()) == {"a\\.b", "a.b", "c", "d.e", "d.f", "\\I1", "1", "2", "x\\\\y"}
+
+    store.save(2, {"a.b": 1, "model": {"layers.0.weight": 2}, "layers.0": 3})
+    assert list(store.keys()) == ["a.b", "model.layers.0.weight", "layers.0"]
+
+
+def test_a_part_of_a_state_gets_its_own_leaf_and_never_that_of_another(store):
+    store.save(1, BOTH)
+
+    flat, nested = {"a.b": torch.full((3,), 7.0)}, {"a": {"b": torch.full((3,), 7.0)}}
+    store.load(flat, strict=False)
+    store.load(nested, strict=False)
+    assert_same(flat["a.b"], torch.zeros(3))
+    assert_same(nested["a"]["b"], torch.ones(3))
+
+    # The keys of another form: which of the two is meant is not known.
+    other = {"a": {"b": torch.full((3,), 7.0)}, "a.b": torch.full((3,), 7.0)}
+    store.save(2, {"a.b": torch.zeros(3)})
+    report = store.load(other, strict=False)
+    assert report.missing == ("a.b",)
+    assert_same(other["a.b"], torch.zeros(3))
+    assert_same(other["a"]["b"], torch.full((3,), 7.0))
+    # Where nothing collides, both forms are the same.
+    store.load(nested, 2)
+    assert_same(nested["a"]["b"], torch.zeros(3))
+
+
+def test_patterns_and_slices_take_escaped_names(store):
+    store.save(1, BOTH)
+    assert_same(store.read("a\\.b"), {"a.b": torch.zeros(3)})
+    assert_same(store.read("a.b"), {"a": {"b": torch.ones(3)}})
+    assert list(store.keys(pattern="*")) == ["a\\.b", "c"]
+    assert list(store.keys(pattern="a?b")) == ["a\\.b"]
+    assert list(store.keys(pattern=["**", "!a\\.*"])) == ["a.b", "c"]
+    assert_same(store.read_slice("a\\.b", [slice(0, 2)]), torch.zeros(2))
+    target = {"a.b": torch.full((3,), 7.0), "a": {"b": torch.full((3,), 7.0)}}
+    store.load(target, keys="a\\.b")
+    assert_same(target, {"a.b": torch.zeros(3), "a": {"b": torch.full((3,), 7.0)}})
+    with pytest.raises(cairn.Invalid, match="escapes nothing"):
+        store.read("a\\b")
+
+
+def test_incremental_saves_and_asynchronous_ones_keep_escapes(store):
+    state = {**BOTH, "a": {"b": torch.ones(3)}, "tied": BOTH["a.b"]}
+    store.save(1, state)
+    store.save_async(2, state).result()
+    state["a"]["b"] = torch.full((3,), 4.0)
+    store.save(3, state)
+    assert_same(store.read(step=2), {**BOTH, "a": {"b": torch.ones(3)}, "tied": BOTH["a.b"]})
+    assert_same(store.read(), state)
+
+
+def test_what_joins_keys_with_dots_refuses_escaped_ones(path):
+    with cairn.open(path, mode="a") as store:
+        store.save(1, BOTH)
+    with pytest.raises(CheckpointException, match="cannot be named"):
+        dcp.load({"a.b": torch.zeros(3)}, storage_reader=CairnReader(path))
+
+
+def test_conversions_keep_escapes_and_rename_by_names(store):
+    store.save(1, {**BOTH, "x\\y": {"w": torch.ones(2)}, 1: torch.ones(1), "1": torch.zeros(1)})
+    renamed = store.read(rename={"^c$": "d", r"^x\\\\y": r"z\\\\"})
+    expected = {**BOTH, "z\\": {"w": torch.ones(2)}, 1: torch.ones(1), "1": torch.zeros(1)}
+    expected["d"] = expected.pop("c")
+    assert_same(dict(sorted(renamed.items(), key=str)), dict(sorted(expected.items(), key=str)))
+
+    halves = store.read(dtype=torch.float16)
+    assert_same(halves["a.b"], torch.zeros(3, dtype=torch.float16))
+    assert_same(halves["a"]["b"], torch.ones(3, dtype=torch.float16))
+
+
+def test_limits_of_keys(store):
+    longest = "k" * 65536
+    state = {longest: 1, "\ud800": {"\udfff": 2}, "": {"": 3}, "\U0001f600": 4, -(2**70): 5}
+    store.save(1, state)
+    assert_same(store.read(), state)
+    for refused, words in (
+        ({longest + "k": 1}, "longer"),
+        ({"a\0b": 1}, "NUL"),
+        ({b"a": 1}, "bytes"),
+    ):
+        with pytest.raises(cairn.Invalid, match=words):
+            store.save(2, refused)
+    with pytest.raises(cairn.Invalid, match="nan"):
+        store.save(2, {float("nan"): 1, float("-nan"): 2})
+
+
+@with_ranks(2)
+def test_ranks_that_all_have_the_colliding_keys_save_them(rank, path):
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {**BOTH, f"own.{rank}": rank, "own": {f"{rank}": rank + 5}})
+        state = store.read()
+        assert_same(state["a.b"], torch.zeros(3))
+        assert_same(state["a"]["b"], torch.ones(3))
+        assert [state[f"own.{i}"] for i in (0, 1)] == [0, 1]
+        assert state["own"] == {"0": 5, "1": 6}
+
+
+def save_apart(rank, path, states):
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"w": torch.zeros(2)})
+        with pytest.raises(cairn.Invalid) as caught:
+            store.save(2, states[rank])
+        assert store.steps() == [1]
+        return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "states",
+    [({"a.b": 1}, {"a": {"b": 2}}), ({"a.b": 1, "a": {"b": 2}}, {"a.b": 1})],
+    ids=["the collision", "one of the keys"],
+)
+def test_ranks_of_which_some_lack_a_colliding_key_are_refused(path, states):
+    for error in run_on_ranks(save_apart, path, states, world_size=2):
+        assert "a.b" in error and "rename" in error
