@@ -238,15 +238,15 @@ def test_command_line(features, capsys):
 # ---- Damage and hostile input
 
 
-def small_store(path):
-    """Three steps with values, ties, several extents, deltas and compression, in few bytes."""
-    tensor = torch.arange(20_000, dtype=torch.float32)
+def small_store(path, elements=20_000):
+    """Three steps with values, ties, deltas, compression and, of many elements, several extents."""
+    tensor = torch.arange(elements, dtype=torch.float32)
     state = {"w": tensor, "half": tensor[:100], "v": [1, "text"], "c": torch.zeros(3_000)}
     with cairn.open(path, "a") as store:
         store.save(1, state, tags=["first"])
         tensor[5] += 1
         store.save(2, state, tuning=cairn.SaveTuning(deltas=True), metrics={"loss": 1.0})
-        tensor[19_000] += 1
+        tensor[-1_000] += 1
         store.save(3, state, tuning=cairn.SaveTuning(compress=True))
 
 
@@ -295,7 +295,7 @@ def test_finds_changed_bits(tmp_path):
 @pytest.mark.timeout(7200)
 def test_finds_a_changed_bit_in_each_byte(tmp_path):
     path = tmp_path / "store"
-    small_store(path)
+    small_store(path, elements=1_500)
     generator = random.Random(4)
     changes = [(name, at, generator.randrange(8)) for name, at in places_to_change(path)]
     assert undetected(path, changes) == []
