@@ -208,9 +208,18 @@ def test_a_load_into_another_subclass_is_refused_and_changes_nothing(store, targ
     assert torch.equal(state["x"], torch.zeros(3))
 
 
-def test_a_name_of_an_inner_tensor_cannot_collide(store):
-    with pytest.raises(cairn.Invalid, match=r"w\.a"):
-        store.save(1, {"w": two(1.0), "w.a": torch.zeros(1)})
+def test_a_key_with_the_name_of_an_inner_tensor_is_escaped(store, allowed):
+    store.save(1, {"w": two(1.0), "w.a": torch.zeros(1)})
+
+    assert {"w.a", "w\\.a"} < set(store.keys())
+    state = {"w": two(5.0), "w.a": torch.ones(1)}
+    store.load(state)
+    for found in (store.read(), state):
+        assert_equal(found["w"], two(1.0))
+        assert torch.equal(found["w.a"], torch.zeros(1))
+
+
+def test_the_key_of_the_description_is_reserved(store):
     with pytest.raises(cairn.Invalid, match="reserved"):
         store.save(1, {"w": {KEY: "{}", "a": torch.zeros(1)}})
     assert store.steps() == []
