@@ -60,6 +60,11 @@ uint64_t Checksum64(std::span<const std::byte> bytes) {
   return XXH3_64bits(bytes.data(), bytes.size());
 }
 
+Digest Checksum128(std::span<const std::byte> bytes) {
+  const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
+  return {.lo = hash.low64, .hi = hash.high64};
+}
+
 void StreamChecksum64::FreeState::operator()(XXH3_state_s* state) const { XXH3_freeState(state); }
 
 StreamChecksum64::StreamChecksum64() : state_(XXH3_createState()) {

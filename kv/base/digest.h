@@ -47,6 +47,8 @@ Digest PayloadDigest(std::span<const std::byte> payload);
 
 /// Returns the XXH3-64 of `bytes`, without pages: for headers, footers and complete objects.
 uint64_t Checksum64(std::span<const std::byte> bytes);
+/// Returns the XXH3-128 of `bytes`, without pages.
+Digest Checksum128(std::span<const std::byte> bytes);
 
 /// Checksum64 of bytes that come in pieces. Threads: one.
 class StreamChecksum64 {

@@ -267,7 +267,7 @@ TEST_F(FooterRecoveryTest, FilesThatAreNotSegmentsAreIgnored) {
   LoseAllRecords();
   std::ofstream(path() + "/segments/README") << "not a segment";
   std::ofstream(path() + "/segments/1.seg") << "not a segment";
-  const std::string unsealed = path() + "/segments/00000001-0123456789abcdef.seg";
+  const std::string unsealed = path() + "/segments/00000001-0123456789abcdef00000000.seg";
   std::ofstream(unsealed) << "never sealed";
   const kv::RebuildReport report = Rebuild();
   EXPECT_EQ(report.steps, 1u);

@@ -163,10 +163,10 @@ TEST_P(FailingOpenTest, LeavesTheStepsAndSucceedsWhenRetried) {
       const std::string path = dir_ / fmt::format("store-{}-{}", exists, n);
       if (exists) {
         CAIRN_ASSERT_OK_AND_ASSIGN(before, MakeHistory(path));
-        std::filesystem::create_directories(path + "/pending/0000000100000000-7-0");
+        std::filesystem::create_directories(path + "/pending/00000001000000000000000000000000-7-0");
         for (const char* name :
-             {"/segments/00000001-0123456789abcdef.seg", "/leases/0000000100000000",
-              "/pending/0000000100000000-7-0/1.part", "/roots/.0123456789abcdef.tmp"}) {
+             {"/segments/00000001-0123456789abcdef00000000.seg", "/leases/00000001000000000000000000000000",
+              "/pending/00000001000000000000000000000000-7-0/1.part", "/roots/.0123456789abcdef.tmp"}) {
           std::ofstream(path + name) << "garbage";
         }
       }

@@ -159,9 +159,9 @@ Result<Steps> PrepareHistory(const std::shared_ptr<Storage>& storage) {
 Result<Steps> PrepareGarbage(const std::shared_ptr<Storage>& storage) {
   CAIRN_TRY_ASSIGN(Steps steps, PrepareHistory(storage));
   for (const char* name :
-       {"segments/00000001-00000000000000aa.seg", "tables/00000001-00000000000000aa.sst",
-        "pages/00000001-00000000000000aa.steps", "pending/0000000100000000-4-0/1.part",
-        "pending/0000000100000000-4-0/outcome", "leases/0000000100000000"}) {
+       {"segments/00000001-00000000000000aa00000000.seg", "tables/00000001-00000000000000aa00000000.sst",
+        "pages/00000001-00000000000000aa00000000.steps", "pending/00000001000000000000000000000000-4-0/1.part",
+        "pending/00000001000000000000000000000000-4-0/outcome", "leases/00000001000000000000000000000000"}) {
     CAIRN_TRY(storage->Put(name, std::as_bytes(std::span("garbage"))));
   }
   return steps;

@@ -26,7 +26,7 @@ namespace {
 using namespace kv::internal;    // NOLINT(google-build-using-namespace): the code under test
 using namespace core::internal;  // NOLINT(google-build-using-namespace): the code under test
 
-constexpr char kAttempt[] = "0000000112345678-7-0";
+constexpr char kAttempt[] = "00000001123456780000000000000000-7-0";
 
 std::span<const std::byte> AsBytes(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
@@ -48,7 +48,9 @@ void FuzzHint(std::span<const std::byte> bytes) {
   MemoryStorage storage("fuzz");
   CAIRN_FUZZ_CHECK(storage.Put(kHintName, bytes).has_value());
   for (uint64_t number = 1; number <= kNewest; ++number) {
-    const auto object = EncodeRoot({.number = number});
+    Root next{.number = number, .commit_id = {std::byte(number)}};
+    if (number > 1) next.predecessor = Uuid{std::byte(number - 1)};
+    const auto object = EncodeRoot(next);
     CAIRN_FUZZ_CHECK(object && storage.Put(RootName(number), *object).has_value());
   }
   const auto root = FindNewest(storage);

@@ -15,8 +15,8 @@ namespace {
 
 using namespace kv::internal;  // NOLINT(google-build-using-namespace): the code under test
 
-constexpr char kAttempt[] = "0000000112345678-7-0";
-constexpr char kName[] = "pending/0000000112345678-7-0/1.part";
+constexpr char kAttempt[] = "00000001123456780000000000000000-7-0";
+constexpr char kName[] = "pending/00000001123456780000000000000000-7-0/1.part";
 
 const PartHeader kHeader{.step = 7, .rank = 1, .world_size = 2, .attempt = kAttempt};
 

@@ -18,7 +18,7 @@ namespace {
 using namespace kv::internal;  // NOLINT(google-build-using-namespace): the code under test
 
 constexpr uint64_t kAlignBytes = 4096;
-constexpr char kName[] = "segments/00000001-0000000000000001.seg";
+constexpr char kName[] = "segments/00000001-000000000000000100000000.seg";
 
 /// Makes the checksum at the end of the bytes right.
 void RepairChecksum(std::span<std::byte> bytes) {

@@ -109,8 +109,8 @@ class Corpus {
   std::map<std::string, int> count_;
 };
 
-constexpr char kAttempt[] = "0000000112345678-7-0";
-constexpr char kPart[] = "pending/0000000112345678-7-0/1.part";
+constexpr char kAttempt[] = "00000001123456780000000000000000-7-0";
+constexpr char kPart[] = "pending/00000001123456780000000000000000-7-0/1.part";
 const PartHeader kPartHeader{.step = 7, .rank = 1, .world_size = 2, .attempt = kAttempt};
 
 /// A state with every kind of leaf.
@@ -186,6 +186,8 @@ void AddRecord(Corpus& corpus, std::string_view key, std::span<const std::byte> 
       return corpus.Add("tensors",
                         "value_" + std::string(in_column.substr(0, in_column.size() - 1)),
                         Builder(4).Add(value));
+    case kv::Column::kApplication:
+      return;
     case kv::Column::kStructures:
       corpus.Add("tensors", "tree", Builder(2).Number(~uint64_t{2}).Add(value));
       return corpus.Add("tensors", "extension", Builder(3).Byte(1).Add("x").Add(value));

@@ -72,7 +72,7 @@ TEST_F(SegmentFormatTest, NewerHeaderIsUnimplementedNotDamaged) {
   EncodeSegmentHeader(header_, bytes);
   PutLittleEndian<uint32_t>(bytes, 8, kSegmentVersion + 1);
   PutLittleEndian(bytes, bytes.size() - 8, Checksum64(std::span(bytes).first(bytes.size() - 8)));
-  EXPECT_THAT(DecodeSegmentHeader(bytes), IsError(ErrorCode::kUnimplemented, "version 3"));
+  EXPECT_THAT(DecodeSegmentHeader(bytes), IsError(ErrorCode::kUnimplemented, "version 4"));
 }
 
 TEST_F(SegmentFormatTest, TrailerIsDecodedAndEveryFlippedByteIsRefused) {
@@ -192,7 +192,7 @@ TEST(RecordsTest, StepIsDecoded) {
 }
 
 TEST(RecordsTest, SegmentIsDecodedWithTheNameOfItsObject) {
-  SegmentInfo info = NewSegmentInfo({.epoch = 9, .id = 1});
+  SegmentInfo info = NewSegmentInfo({.epoch = 9, .id = 1, .id_tail = 0x20});
   info.step = 2;
   info.rank = 3;
   info.file_bytes = 4;
@@ -203,8 +203,8 @@ TEST(RecordsTest, SegmentIsDecodedWithTheNameOfItsObject) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const SegmentInfo found, DecodeSegment(EncodeSegment(info)));
   EXPECT_EQ(found.segment_id, 1u);
   EXPECT_EQ(found.epoch, 9u);
-  EXPECT_EQ(found.name, "00000009-0000000000000001.seg");
-  EXPECT_EQ(SegmentObject(found), "segments/00000009-0000000000000001.seg");
+  EXPECT_EQ(found.name, "00000009-000000000000000100000020.seg");
+  EXPECT_EQ(SegmentObject(found), "segments/00000009-000000000000000100000020.seg");
   EXPECT_EQ(found.step, 2u);
   EXPECT_EQ(found.rank, 3u);
   EXPECT_EQ(found.file_bytes, 4u);
@@ -317,7 +317,7 @@ TEST(ExtentsTest, ExtentsThatFollowEachOtherAreJoined) {
 }
 
 TEST(RecordsTest, UsageIsDecodedAndWrongSizesAreRefused) {
-  const SegmentUse use{.segment = {.epoch = 4, .id = 3}, .live_bytes = 99};
+  const SegmentUse use{.segment = {.epoch = 4, .id = 3, .id_tail = 2}, .live_bytes = 99};
   const auto value = EncodeUsage(use);
   CAIRN_ASSERT_OK_AND_ASSIGN(const SegmentUse found, DecodeUsage(NumberKey(3), value));
   EXPECT_EQ(found, use);
@@ -328,7 +328,10 @@ TEST(RecordsTest, UsageIsDecodedAndWrongSizesAreRefused) {
 
 TEST(RecordsTest, TablesAreDecodedAndWrongSizesAreRefused) {
   const std::vector<TableInfo> tables = {
-      {.id = {.epoch = 1, .id = ~uint64_t{0}}, .file_bytes = 2, .record_count = 3, .digest = 4},
+      {.id = {.epoch = 1, .id = ~uint64_t{0}, .id_tail = ~0u},
+       .file_bytes = 2,
+       .record_count = 3,
+       .digest = 4},
       {.id = {.epoch = 5, .id = 6}, .file_bytes = 7, .record_count = 8, .digest = 9}};
   for (size_t count = 0; count <= tables.size(); ++count) {
     const std::vector<TableInfo> some(tables.begin(), tables.begin() + static_cast<long>(count));

@@ -15,9 +15,9 @@ from tool_programs import into_store, run_program
 
 import cairn
 
-SESSION = "0000000100000000"
+SESSION = "00000001" + "0" * 24
 TEMPORARY = ".0123456789abcdef.tmp"
-GARBAGE = "00000000-0123456789abcdef"
+GARBAGE = "00000000-0123456789abcdef01234567"
 
 # Names that Cairn gives, in the folders in which it gives them. A crash leaves such files, and the
 # next open for writing removes them.
@@ -27,7 +27,7 @@ OWN = {
     "tables": [TEMPORARY, f"{GARBAGE}.sst"],
     "segments": [TEMPORARY, f"{GARBAGE}.seg"],
     "pages": [TEMPORARY, f"{GARBAGE}.steps"],
-    "leases": [TEMPORARY, "0000000000000000"],
+    "leases": [TEMPORARY, "0" * 32],
     f"pending/{SESSION.replace('1', '0')}-7-0": [TEMPORARY, "1.part", "failed"],
 }
 FOLDERS = ("roots", "tables", "segments", "pages", "pending", "leases")
@@ -36,7 +36,8 @@ FOLDERS = ("roots", "tables", "segments", "pages", "pending", "leases")
 SIMILAR = (
     ".hidden", ".tmp", ".0123456789ABCDEF.tmp", ".abcdefghijklmnop.tmp", ".0123456789abcde.tmp",
     "0123456789abcdef.tmp", f"{GARBAGE}.seg.bak", f"{GARBAGE}.sst~", "1-2.seg",
-    "00000000-0123456789abcdeg.seg", "00000000-0123456789ABCDEF.sst", "0.root", "a.part",
+    "00000000-0123456789abcdefg1234567.seg", "00000000-0123456789ABCDEF01234567.sst",
+    "00000000-0123456789abcdef.seg", "0.root", "a.part",
     "0123456789abcdef.root.old", f"{SESSION}.lease", "CAIRN.bak", "newest-root.old", "x.xxh3",
     "notes.txt",
 )  # fmt: skip

@@ -149,8 +149,8 @@ STRUCTS = {
     "Digest": ("<QQ", "lo hi"),
     "Extent": ("<QQQQ", "segment_id offset_bytes length_bytes page_digests_offset_bytes"),
     "ChunkStatistics": ("<dddQQQ", "min max mean zeros nans infs"),
-    "ObjectId": ("<I4xQ", "epoch id"),
-    "SegmentUse": ("<I4xQQ", "epoch id live_bytes"),
+    "ObjectId": ("<IIQ", "epoch id_tail id"),
+    "SegmentUse": ("<IIQQ", "epoch id_tail id live_bytes"),
 }
 TABLES = """
 Metric name:str bits:u64
@@ -169,7 +169,7 @@ StepSummary version:u8=1 step:u64 generation:u64 created_unix_ns:i64 world_size:
   logical_bytes:u64 written_bytes:u64 structure:Digest rewritten:u64 metrics:[Metric] note:str
   parent:ParentStep run:[u8]
 SegmentRecord version:u8=1 segment_id:u64 epoch:u32 step:u64 rank:u32 file_bytes:u64
-  payload_bytes:u64 chunk_count:u64 footer_digest:u64 page_digests_checksum:u64
+  payload_bytes:u64 chunk_count:u64 footer_digest:u64 page_digests_checksum:u64 id_tail:u32
 FooterEntry column:u8 key:[u8] value:[u8]
 SegmentFooter version:u8=1 segment_id:u64 store_uuid:[u8] step:u64 rank:u32 attempt:str
   entries:[FooterEntry]
@@ -407,6 +407,13 @@ class Table:
 
 # ---- The store, roots and pages (store.md, root.md) ---------------------------------------------
 
+def object_name(id):
+    """The name of a segment, a table or a page, without its folder and suffix."""
+    return f"{id.epoch:08x}-{id.id:016x}{id.id_tail:08x}"
+
+def epoch_and_tail(id):
+    return id.epoch | id.id_tail << 32
+
 def root_name(number):
     return f"roots/{2**64 - 1 - number:016x}.root"
 
@@ -490,7 +497,7 @@ class Store:
                 number += distance
                 steps.append(number)
             check(ref.id and steps, "a reference to a page", "it has no id or no steps")
-            file = File(self.directory, f"pages/{ref.id.epoch:08x}-{ref.id.id:016x}.steps")
+            file = File(self.directory, f"pages/{object_name(ref.id)}.steps")
             check(file.size == ref.file_bytes and file.digest() == ref.digest, file.name,
                   "wrong length or digest of the page")
             page = parse(read_frame(file, b"CNPG"), "StepsPage", file.name).steps or []
@@ -509,9 +516,8 @@ class Store:
               "the newest root", "recent steps are not in order")
         return dict(sorted(entries.items()))
 
-    def open_table(self, epoch, number, length, count, digest):
-        name = f"tables/{epoch:08x}-{number:016x}.sst"
-        return Table(self.directory, name, length, count, digest)
+    def open_table(self, name, length, count, digest):
+        return Table(self.directory, f"tables/{name}.sst", length, count, digest)
 
     def step(self, name="latest"):
         """A step, by its number, its tag or "latest"."""
@@ -671,7 +677,7 @@ class Step:
     def __init__(self, store, entry):
         self.store, self.entry, self.summary = store, entry, entry.summary
         self.where = f"step {self.summary.step}"
-        self.tables = [store.table(ref.id.epoch, ref.id.id, ref.file_bytes, ref.record_count,
+        self.tables = [store.table(object_name(ref.id), ref.file_bytes, ref.record_count,
                                    ref.digest) for ref in entry.tables]
         self.segment = functools.lru_cache(1024)(self.open_segment)
 
@@ -860,7 +866,8 @@ class Step:
     def open_segment(self, number):
         record = parse(self.get(SEGMENTS + number.to_bytes(8, "big")), "SegmentRecord",
                        f"{self.where}, segment {number:016x}")
-        file = File(self.store.directory, f"segments/{record.epoch:08x}-{number:016x}.seg")
+        file = File(self.store.directory, f"segments/{record.epoch:08x}-{number:016x}"
+                    f"{record.id_tail:08x}.seg")
         check(record.segment_id == number, file.name, "its SegmentRecord is of another segment")
         check(file.size == record.file_bytes, file.name, f"has {file.size} bytes")
         return file, record
@@ -965,7 +972,7 @@ class Verification:
         table.verify()
         words = [len(refs)]
         for ref in refs:
-            words += [ref.id.id, ref.id.epoch, ref.file_bytes, ref.record_count, ref.digest]
+            words += [ref.id.id, epoch_and_tail(ref.id), ref.file_bytes, ref.record_count, ref.digest]
         check(table.get(NEXT_TABLES) == struct.pack(f"<{len(words)}Q", *words), table.name,
               "names other tables after it")
 
@@ -991,8 +998,9 @@ class Verification:
         found = {int.from_bytes(key[1:], "big"): (u64(value, 8), u64(value, 0))
                  for key, value in step.scan(USAGE)}
         if not step.entry.usage_in_tables:
-            found = {use.id: (use.epoch, use.live_bytes) for use in step.entry.usage or []}
-        expected = {number: (step.segment(number)[1].epoch, uses[number]) for number in uses}
+            found = {use.id: (epoch_and_tail(use), use.live_bytes) for use in step.entry.usage or []}
+        expected = {number: (epoch_and_tail(step.segment(number)[1]), uses[number])
+                    for number in uses}
         check(found == expected, step.where, "the usage is not what its chunks use")
 
 def verify_segment(file, record, uuid):
@@ -1000,14 +1008,14 @@ def verify_segment(file, record, uuid):
     where, size, number = file.name, file.size, record.segment_id
     check(size % 4096 == 0 and size >= 8192, where, "the file has another length")
     header, trailer = file.read(0, 4096), file.read(size - 80, 80)
-    expected = struct.pack("<8sII16sQQII", b"CAIRNSEG", 2, 4096, uuid, number, record.step,
+    expected = struct.pack("<8sII16sQQII", b"CAIRNSEG", 3, 4096, uuid, number, record.step,
                            record.rank, record.epoch)
     check(digest64(header[:4088]) == u64(header, 4088) and header[:56] == expected
-          and not any(header[64:4088]), where, "wrong header", 0)
+          and u32(header, 64) == record.id_tail and not any(header[68:4088]), where, "wrong header", 0)
     magic, version, zero, payload_end, digests_at, count, footer_length, *sums, own = struct.unpack(
         "<8sII7Q", trailer[:72])
     check(digest64(trailer[:72]) == u64(trailer, 72) and (magic, version, zero, own)
-          == (b"CAIRNEND", 2, 0, number), where, "wrong trailer", size - 80)
+          == (b"CAIRNEND", 3, 0, number), where, "wrong trailer", size - 80)
     footer_at, footer_end = digests_at + 8 * count, digests_at + 8 * count + footer_length
     check(4096 <= payload_end <= digests_at and footer_end <= size - 80, where, "parts overlap")
     digests, footer = file.read(digests_at, 8 * count), file.read(footer_at, footer_length)

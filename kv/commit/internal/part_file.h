@@ -7,8 +7,8 @@
 ///   [2]       step
 ///   [3]       u32 rank, u32 world size
 ///   [4]       u32 number of the frame, from 0 on; u32 1 in the last frame, otherwise 0
-///   [5, 12)   attempt, padded with NUL
-///   [12, ..)  records of the table, as in record_set.h
+///   [5, 15)   attempt, padded with NUL
+///   [15, ..)  records of the table, as in record_set.h
 ///
 /// A part is complete as soon as its object exists.
 
@@ -28,9 +28,9 @@ namespace cairn::kv::internal {
 
 inline constexpr FrameKind kPartFrame{
     .magic = "CNPT", .version = 1, .name = "part", .max_record_bytes = 1ull << 30};
-inline constexpr size_t kPartHeaderWords = 12;
+inline constexpr size_t kPartHeaderWords = 15;
 /// Space for "<session>-<step>-<counter>", padded with NUL.
-inline constexpr size_t kMaxAttemptBytes = 56;
+inline constexpr size_t kMaxAttemptBytes = 80;
 
 struct PartHeader {
   Uuid store_uuid{};

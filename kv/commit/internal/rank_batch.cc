@@ -75,7 +75,7 @@ Result<void> RankBatch::AddChunk(const TableRecord& record) {
 
 Result<void> RankBatch::AddSegment(const TableRecord& record) {
   CAIRN_TRY_ASSIGN(const SegmentInfo info, DecodeSegment(record.value));
-  if (info.segment_id != SegmentIdOf(attempt_, rank_, part_segments_++) || info.epoch != epoch_) {
+  if (IdOf(info) != SegmentIdOf(epoch_, attempt_, rank_, part_segments_++)) {
     return Fail(ErrorCode::kDataLoss,
                 fmt::format("the part of rank {} contains a segment of another", rank_));
   }

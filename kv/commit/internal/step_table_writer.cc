@@ -1,5 +1,7 @@
 #include "kv/commit/internal/step_table_writer.h"
 
+#include <fmt/format.h>
+
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -64,8 +66,20 @@ Result<void> StepTableWriter::AddCounted(const TableRecord& record) {
   if (record.column() != Column::kSegments) return Put(record.key, record.value);
   // Written later, in order with the segments of the base.
   CAIRN_TRY_ASSIGN(const SegmentInfo info, DecodeSegment(record.value));
-  segments_[info.segment_id] = {.id = {.epoch = info.epoch, .id = info.segment_id},
-                                .record = {record.value.begin(), record.value.end()}};
+  return AddSegment(
+      {.id = IdOf(info), .tables = nullptr, .record = {record.value.begin(), record.value.end()}});
+}
+
+Result<void> StepTableWriter::AddSegment(Segment segment) {
+  const auto [found, is_new] = segments_.try_emplace(segment.id.id, segment);
+  if (!is_new && found->second.id.id_tail != segment.id.id_tail) {
+    return Fail(Error{.code = ErrorCode::kConflict,
+                      .message = fmt::format("two segments of the step have ids that begin with "
+                                             "{:016x}; save the step again",
+                                             segment.id.id),
+                      .step = step_});
+  }
+  if (!segment.record.empty()) found->second = std::move(segment);
   return {};
 }
 
@@ -74,7 +88,7 @@ Result<void> StepTableWriter::AddSegmentsOf(const StepEntry& step) {
   CAIRN_TRY_ASSIGN(TableStack tables, state_->tables->OpenStack(step.tables));
   stacks_.push_back(std::move(tables));
   for (const SegmentUse& use : usage) {
-    segments_.try_emplace(use.segment.id, Segment{.id = use.segment, .tables = &stacks_.back()});
+    CAIRN_TRY(AddSegment({.id = use.segment, .tables = &stacks_.back(), .record = {}}));
   }
   return {};
 }
@@ -107,7 +121,7 @@ Result<StepTableWriter::Segment> StepTableWriter::FindReplaced(uint64_t segment_
     if (found != state_->replaced_segments.end()) info = found->second;
   }
   if (!info || !state_->storage->Size(SegmentObject(*info))) return Fail(BaseReplacedError(step_));
-  return Segment{.id = {.epoch = info->epoch, .id = segment_id}, .record = EncodeSegment(*info)};
+  return Segment{.id = IdOf(*info), .tables = nullptr, .record = EncodeSegment(*info)};
 }
 
 Result<void> StepTableWriter::Finish(StepEntry& entry) {

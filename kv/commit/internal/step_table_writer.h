@@ -85,6 +85,8 @@ class StepTableWriter {
   };
 
   StepTableWriter(StoreState& state, uint64_t step) : state_(&state), step_(step) {}
+  /// kConflict: the step uses another segment to which records refer by the same 64 bits.
+  Result<void> AddSegment(Segment segment);
   Result<void> ReadSegment(uint64_t segment_id);
   Result<Segment> FindReplaced(uint64_t segment_id) const;
   Result<void> Put(std::string_view key, std::span<const std::byte> value);

@@ -44,7 +44,7 @@ Result<SegmentHeader> ReadHeader(Storage& storage, const Uuid& store_uuid, const
   std::array<std::byte, kSegmentHeaderBytes> bytes;
   CAIRN_TRY(storage.ReadRange(ObjectName(ObjectKind::kSegment, id), 0, bytes));
   CAIRN_TRY_ASSIGN(const SegmentHeader header, DecodeSegmentHeader(bytes));
-  if (header.store_uuid == store_uuid && header.epoch == id.epoch && header.segment_id == id.id) {
+  if (header.store_uuid == store_uuid && header.id() == id) {
     return header;
   }
   return Fail(ErrorCode::kDataLoss, "the segment has another name or belongs to another store");
@@ -268,7 +268,7 @@ class Recoverer {
       const SegmentInfo& info = segments_.at(segment_id).info;
       CAIRN_TRY_ASSIGN(
           SealedSegment segment,
-          ReadSegment(storage_, state_.uuid, {.epoch = info.epoch, .id = info.segment_id}));
+          ReadSegment(storage_, state_.uuid, IdOf(info)));
       recovered.info.written_bytes += info.payload_bytes;
       for (FooterEntry& entry : segment.entries) {
         CAIRN_TRY(AddEntry(std::move(entry), recovered.tensors));

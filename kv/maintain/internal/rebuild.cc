@@ -253,7 +253,7 @@ class Rebuilder {
                           .message = "a segment has another length than when it was sealed",
                           .file = ObjectPath(storage_.address(), SegmentObject(info))});
       }
-      usage.push_back({.segment = {.epoch = info.epoch, .id = segment_id}, .live_bytes = bytes});
+      usage.push_back({.segment = IdOf(info), .live_bytes = bytes});
     }
     entry.usage_in_tables = usage.size() > kMaxInlineSegments;
     entry.usage = entry.usage_in_tables ? std::vector<SegmentUse>() : std::move(usage);

@@ -318,7 +318,7 @@ Result<SegmentInfo> CopySegment(const CopyContext& context, const SegmentInfo& i
   if (!description) return Fail(OfSource(context, info, std::move(description).error()));
   SegmentInfo copied = info;
   copied.epoch = *target.copy_epoch;
-  copied.name = NewSegmentInfo({.epoch = copied.epoch, .id = info.segment_id}).name;
+  copied.name = NewSegmentInfo(IdOf(copied)).name;
   const std::string name = SegmentObject(copied);
   auto output = SegmentOutput::Create(*target.storage, name, target.options.io->direct,
                                       target.pool->block_bytes());

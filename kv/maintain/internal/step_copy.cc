@@ -138,7 +138,7 @@ Result<StepCopier::Segments> StepCopier::SegmentsOf(const SnapshotState::OpenSte
   for (const SegmentUse& use : usage) {
     auto info = ReadSegmentRecord(step.tables, use.segment.id);
     if (!info) return Fail(std::move(info).error().WithStep(step.entry->info.step));
-    if (info->segment_id != use.segment.id || info->epoch != use.segment.epoch) {
+    if (IdOf(*info) != use.segment) {
       return Fail(
           WrongRecords(step.entry->info.step, "the record of a segment is that of another one"));
     }
@@ -228,7 +228,7 @@ Result<uint64_t> StepCopier::Commit(const SnapshotState::OpenStep& step, const S
                    CommitLocked(step, segments, finished_.announcement_count()));
   std::vector<SegmentUse> usage;
   for (const auto& [id, info] : segments) {
-    usage.push_back({.segment = {.epoch = info.epoch, .id = id}});
+    usage.push_back({.segment = IdOf(info)});
   }
   finished_.Release(usage);
   known_->AddStep(number, usage);

@@ -16,6 +16,14 @@ namespace {
 /// An announcement that ends sooner is ignored. The clocks of two writers may differ by less.
 constexpr std::chrono::hours kMinRemaining{1};
 
+/// The references of a copied step would mean the other segment.
+Error OtherSegment(const StoreState& target, const SegmentInfo& source) {
+  return Error{.code = ErrorCode::kConflict,
+               .message = fmt::format("the target has another segment with the id of {}",
+                                      source.name),
+               .file = target.storage->address()};
+}
+
 bool HasSameContents(const SegmentInfo& a, const SegmentInfo& b) {
   return a.segment_id == b.segment_id && a.file_bytes == b.file_bytes &&
          a.footer_digest == b.footer_digest && a.page_digests_checksum == b.page_digests_checksum;
@@ -61,6 +69,7 @@ void TargetSegments::AddStep(uint64_t step, const std::vector<SegmentUse>& usage
 Result<std::optional<TargetSegments::Found>> TargetSegments::Find(const SegmentInfo& source) const {
   const auto known = known_.find(source.segment_id);
   if (known == known_.end()) return std::nullopt;
+  if (known->second.id.id_tail != source.id_tail) return Fail(OtherSegment(*target_, source));
   if (known->second.newest_step) return FindInStep(*known->second.newest_step, source);
   return FindAnnounced(known->second, source);
 }
@@ -75,11 +84,7 @@ Result<std::optional<TargetSegments::Found>> TargetSegments::FindInStep(
     return Fail(std::move(info).error().WithFile(target_->storage->address()).WithStep(step));
   }
   if (HasSameContents(*info, source)) return Found{.info = *std::move(info)};
-  return Fail(
-      Error{.code = ErrorCode::kConflict,
-            .message = fmt::format("the target has another segment with the id of {}", source.name),
-            .file = target_->storage->address(),
-            .step = step});
+  return Fail(OtherSegment(*target_, source).WithStep(step));
 }
 
 std::optional<TargetSegments::Found> TargetSegments::FindAnnounced(

@@ -31,8 +31,8 @@ class TargetSegments {
   void AddStep(uint64_t step, const std::vector<SegmentUse>& usage);
 
   /// Returns the target's segment with the contents of `source`; nothing if the target has none. An
-  /// announced segment is verified, except for its payload. kConflict: a step of the target uses
-  /// another segment with this id.
+  /// announced segment is verified, except for its payload. kConflict: the target has
+  /// another segment to which records would refer by the same 64 bits.
   struct Found {
     SegmentInfo info;
     std::optional<std::chrono::nanoseconds> announced_age;  // nothing: a step uses it

@@ -67,12 +67,17 @@ Result<StepInfo> DecodeStep(std::span<const std::byte> record) {
 SegmentInfo NewSegmentInfo(const ObjectId& id) {
   const std::string object = ObjectName(ObjectKind::kSegment, id);
   return SegmentInfo{.segment_id = id.id,
+                     .id_tail = id.id_tail,
                      .epoch = id.epoch,
                      .name = object.substr(ObjectFolder(ObjectKind::kSegment).size())};
 }
 
+ObjectId IdOf(const SegmentInfo& info) {
+  return {.epoch = info.epoch, .id = info.segment_id, .id_tail = info.id_tail};
+}
+
 std::string SegmentObject(const SegmentInfo& info) {
-  return ObjectName(ObjectKind::kSegment, {.epoch = info.epoch, .id = info.segment_id});
+  return ObjectName(ObjectKind::kSegment, IdOf(info));
 }
 
 std::vector<std::byte> EncodeSegment(const SegmentInfo& info) {
@@ -80,7 +85,8 @@ std::vector<std::byte> EncodeSegment(const SegmentInfo& info) {
   const auto root =
       schema::CreateSegmentRecord(builder, schema::kRecordVersion, info.segment_id, info.epoch,
                                   info.step, info.rank, info.file_bytes, info.payload_bytes,
-                                  info.chunk_count, info.footer_digest, info.page_digests_checksum);
+                                  info.chunk_count, info.footer_digest, info.page_digests_checksum,
+                                  info.id_tail);
   schema::FinishSegmentRecordBuffer(builder, root);
   std::vector<std::byte> bytes = TakeBytes(builder);
   CAIRN_CHECK(DecodeSegment(bytes).has_value());
@@ -91,7 +97,9 @@ Result<SegmentInfo> DecodeSegment(std::span<const std::byte> record) {
   CAIRN_TRY_ASSIGN(const schema::SegmentRecord* segment,
                    CheckedRecord<schema::SegmentRecord>(record, schema::SegmentRecordIdentifier(),
                                                         "SegmentRecord"));
-  SegmentInfo info = NewSegmentInfo({.epoch = segment->epoch(), .id = segment->segment_id()});
+  SegmentInfo info = NewSegmentInfo({.epoch = segment->epoch(),
+                                     .id = segment->segment_id(),
+                                     .id_tail = segment->id_tail()});
   info.step = segment->step();
   info.rank = segment->rank();
   info.file_bytes = segment->file_bytes();
@@ -165,6 +173,7 @@ std::array<std::byte, 16> EncodeUsage(const SegmentUse& use) {
   std::array<std::byte, 16> record{};
   schema::PutLittleEndian(record, 0, use.live_bytes);
   schema::PutLittleEndian(record, 8, use.segment.epoch);
+  schema::PutLittleEndian(record, 12, use.segment.id_tail);
   return record;
 }
 
@@ -173,7 +182,8 @@ Result<SegmentUse> DecodeUsage(std::string_view key, std::span<const std::byte> 
     return Fail(ErrorCode::kDataLoss, "a usage record has a wrong size");
   }
   return SegmentUse{.segment = {.epoch = schema::GetLittleEndian<uint32_t>(record, 8),
-                                .id = ReadBigEndian(key.data())},
+                                .id = ReadBigEndian(key.data()),
+                                .id_tail = schema::GetLittleEndian<uint32_t>(record, 12)},
                     .live_bytes = schema::GetLittleEndian<uint64_t>(record, 0)};
 }
 
@@ -198,7 +208,7 @@ std::vector<std::byte> EncodeTables(std::span<const TableInfo> after) {
   put(after.size());
   for (const TableInfo& table : after) {
     put(table.id.id);
-    put(table.id.epoch);
+    put(table.id.epoch | uint64_t{table.id.id_tail} << 32);
     put(table.file_bytes);
     put(table.record_count);
     put(table.digest);
@@ -217,7 +227,9 @@ Result<std::vector<TableInfo>> DecodeTables(std::span<const std::byte> record) {
     const auto number = [&](size_t i) {
       return schema::GetLittleEndian<uint64_t>(record, at + 8 * i);
     };
-    tables.push_back({.id = {.epoch = static_cast<uint32_t>(number(1)), .id = number(0)},
+    tables.push_back({.id = {.epoch = static_cast<uint32_t>(number(1)),
+                             .id = number(0),
+                             .id_tail = static_cast<uint32_t>(number(1) >> 32)},
                       .file_bytes = number(2),
                       .record_count = number(3),
                       .digest = number(4)});

@@ -24,8 +24,10 @@ template <typename T>
 using Offset = flatbuffers::Offset<T>;
 using Builder = flatbuffers::FlatBufferBuilder;
 
-schema::ObjectId ToSchema(const ObjectId& id) { return {id.epoch, id.id}; }
-ObjectId FromSchema(const schema::ObjectId& id) { return {.epoch = id.epoch(), .id = id.id()}; }
+schema::ObjectId ToSchema(const ObjectId& id) { return {id.epoch, id.id_tail, id.id}; }
+ObjectId FromSchema(const schema::ObjectId& id) {
+  return {.epoch = id.epoch(), .id = id.id(), .id_tail = id.id_tail()};
+}
 
 std::unexpected<Error> Damaged(const char* what) {
   return Fail(ErrorCode::kDataLoss, std::string("the record is damaged: ") + what);

@@ -81,8 +81,8 @@ Result<SegmentDescription> ReadSegmentDescription(const ObjectReader& file, cons
   auto trailer = DecodeSegmentTrailer(trailer_bytes, file_bytes);
   if (!trailer) return Fail(std::move(trailer).error().WithOffset(trailer_at));
   segment.trailer = *trailer;
-  if (segment.header.segment_id != info.segment_id || trailer->segment_id != info.segment_id ||
-      segment.header.store_uuid != uuid || segment.header.epoch != info.epoch ||
+  if (segment.header.id() != IdOf(info) || trailer->segment_id != info.segment_id ||
+      segment.header.store_uuid != uuid ||
       trailer->footer_digest != info.footer_digest ||
       trailer->page_digests_checksum != info.page_digests_checksum) {
     return Fail(ErrorCode::kDataLoss, "the segment is not the one to which its record refers");

@@ -70,6 +70,7 @@ void EncodeSegmentHeader(const SegmentHeader& header,
   PutLittleEndian(out, 48, header.rank);
   PutLittleEndian(out, 52, header.epoch);
   PutLittleEndian(out, 56, header.created_unix_ns);
+  PutLittleEndian(out, 64, header.id_tail);
   PutChecksum(out);
   CAIRN_CHECK(DecodeSegmentHeader(out).has_value());
 }
@@ -83,6 +84,7 @@ Result<SegmentHeader> DecodeSegmentHeader(std::span<const std::byte, kSegmentHea
   header.rank = GetLittleEndian<uint32_t>(bytes, 48);
   header.epoch = GetLittleEndian<uint32_t>(bytes, 52);
   header.created_unix_ns = GetLittleEndian<int64_t>(bytes, 56);
+  header.id_tail = GetLittleEndian<uint32_t>(bytes, 64);
   return header;
 }
 

@@ -21,7 +21,7 @@
 
 namespace cairn::kv::internal {
 
-inline constexpr uint32_t kSegmentVersion = 2;
+inline constexpr uint32_t kSegmentVersion = 3;
 inline constexpr uint64_t kSegmentHeaderBytes = 4096;
 inline constexpr uint64_t kSegmentTrailerBytes = 80;
 /// A segment is sealed when it reaches one of these limits, which bound the memory for page digests
@@ -36,6 +36,9 @@ struct SegmentHeader {
   uint32_t rank = 0;
   uint32_t epoch = 0;
   int64_t created_unix_ns = 0;
+  uint32_t id_tail = 0;
+
+  ObjectId id() const { return {.epoch = epoch, .id = segment_id, .id_tail = id_tail}; }
 };
 
 struct SegmentTrailer {

@@ -23,8 +23,9 @@ constexpr uint64_t kMaxKeyBytes = 64 << 20;
 
 }  // namespace
 
-uint64_t SegmentIdOf(const std::string& attempt, uint32_t rank, uint64_t n) {
-  return Checksum64(AsBytes(fmt::format("{}/{}/{}", attempt, rank, n)));
+ObjectId SegmentIdOf(uint32_t epoch, const std::string& attempt, uint32_t rank, uint64_t n) {
+  const Digest digest = Checksum128(AsBytes(fmt::format("{}/{}/{}", attempt, rank, n)));
+  return {.epoch = epoch, .id = digest.hi, .id_tail = static_cast<uint32_t>(digest.lo >> 32)};
 }
 
 SegmentStream::SegmentStream(Options options, RecordCallback on_record)
@@ -45,26 +46,25 @@ void SegmentStream::Abandon() {
   closing_.clear();
 }
 
-std::string SegmentStream::NameOf(uint64_t segment_id) const {
-  return ObjectName(ObjectKind::kSegment, {.epoch = options_.epoch, .id = segment_id});
-}
-
 Result<void> SegmentStream::StartSegment() {
   if (queue_ == nullptr) {
     CAIRN_TRY_ASSIGN(
         queue_, TakeSegmentQueue(*options_.storage, *options_.queues, options_.io.queue_depth));
   }
-  segment_id_ = SegmentIdOf(options_.attempt, options_.rank, segment_count_++);
+  const ObjectId id =
+      SegmentIdOf(options_.epoch, options_.attempt, options_.rank, segment_count_++);
+  segment_id_ = id.id;
   const SegmentHeader header{.store_uuid = options_.store_uuid,
                              .segment_id = segment_id_,
                              .step = options_.step,
                              .rank = options_.rank,
                              .epoch = options_.epoch,
-                             .created_unix_ns = options_.created_unix_ns};
+                             .created_unix_ns = options_.created_unix_ns,
+                             .id_tail = id.id_tail};
   BlockPool* const pool = blocks_ != nullptr ? blocks_.get() : options_.pool;
   CAIRN_TRY_ASSIGN(SegmentOutput output,
-                   SegmentOutput::Create(*options_.storage, NameOf(segment_id_), options_.io.direct,
-                                         pool->block_bytes()));
+                   SegmentOutput::Create(*options_.storage, ObjectName(ObjectKind::kSegment, id),
+                                         options_.io.direct, pool->block_bytes()));
   CAIRN_TRY_ASSIGN(segment_, SegmentWriter::Create(std::move(output), header, pool, queue_.get()));
   return {};
 }

@@ -30,9 +30,9 @@
 
 namespace cairn::kv::internal {
 
-/// Returns the id of the n-th segment that `rank` writes in `attempt`. No other attempt has this
-/// id.
-uint64_t SegmentIdOf(const std::string& attempt, uint32_t rank, uint64_t n);
+/// Returns the id of the n-th segment that `rank` writes in `attempt`, whose session has `epoch`: the
+/// first 96 bits of the XXH3-128 of their names. No other attempt of any store has this id.
+ObjectId SegmentIdOf(uint32_t epoch, const std::string& attempt, uint32_t rank, uint64_t n);
 
 /// Ownership: owns the segments until they are sealed. The destructor waits for all writes and
 /// removes a segment that is not sealed. Threads: one at a time.
@@ -118,7 +118,6 @@ class SegmentStream {
     std::shared_future<Result<SegmentInfo>> sealed;  // shared with the thread of the next segment
   };
 
-  std::string NameOf(uint64_t segment_id) const;
   Result<void> StartSegment();
   /// Ensures that segment_ has room for `length_bytes`.
   Result<void> MakeRoom(uint64_t length_bytes);

@@ -367,7 +367,7 @@ Result<void> SegmentWriter::Complete() {
 
 SegmentInfo SegmentWriter::info() const {
   CAIRN_CHECK(trailer_.footer_bytes > 0);  // Finish was called
-  SegmentInfo info = NewSegmentInfo({.epoch = header_.epoch, .id = header_.segment_id});
+  SegmentInfo info = NewSegmentInfo(header_.id());
   info.step = header_.step;
   info.rank = header_.rank;
   info.file_bytes = position_;

@@ -21,7 +21,6 @@ using nlohmann::json;
 
 constexpr uint64_t kMaxObjectBytes = 1 << 20;
 constexpr size_t kMaxMessageBytes = 64 << 10;
-constexpr size_t kSessionBytes = 16;
 
 std::string NameOf(const std::string& attempt, std::string_view what) {
   return fmt::format("{}{}/{}", kPendingFolder, attempt, what);
@@ -161,17 +160,18 @@ void ForgetAttempt(Storage& storage, const std::string& attempt) {
 }
 
 Result<std::string> NewSession(uint32_t epoch) {
-  uint32_t random = 0;
-  if (::getrandom(&random, sizeof(random), 0) != sizeof(random)) {
+  uint32_t random[3] = {};
+  if (::getrandom(random, sizeof(random), 0) != sizeof(random)) {
     return Fail(SystemError(errno, "cannot generate a session id"));
   }
-  return fmt::format("{:08x}{:08x}", epoch, random);
+  return fmt::format("{:08x}{:08x}{:08x}{:08x}", epoch, random[0], random[1], random[2]);
 }
 
 std::optional<uint32_t> EpochOfSession(std::string_view name) {
-  if (name.size() < kSessionBytes) return std::nullopt;
+  constexpr size_t kEpochDigits = 8;
+  if (name.size() < kSessionDigits) return std::nullopt;
   uint32_t epoch = 0;
-  const char* const end = name.data() + kSessionBytes / 2;
+  const char* const end = name.data() + kEpochDigits;
   const auto [parsed, failed] = std::from_chars(name.data(), end, epoch, 16);
   if (failed != std::errc() || parsed != end) return std::nullopt;
   return epoch;

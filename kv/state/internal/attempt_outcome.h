@@ -59,7 +59,7 @@ void ForgetAttempt(Storage& storage, const std::string& attempt);
 /// pending/ are foreign, and nobody removes them.
 bool IsPendingName(std::string_view name);
 
-/// Returns the name of a session: its epoch and 8 random hexadecimal digits.
+/// Returns the name of a session: its epoch and 24 random hexadecimal digits.
 Result<std::string> NewSession(uint32_t epoch);
 /// Returns the epoch of a session, or of an attempt, which begins with the name of its session;
 /// nothing if it is not one.

@@ -48,7 +48,7 @@ struct StoreState {
   bool joined = false;  // OpenMode::kJoinSession
   Uuid uuid{};
   Features features;    // those of CAIRN; the root may list more
-  std::string session;  // 16 hex digits: the epoch, and 8 random ones
+  std::string session;  // 32 hex digits: the epoch, and 24 random ones
   uint32_t epoch = 0;   // epoch of the session
   const pid_t owner = ::getpid();
 

@@ -45,8 +45,9 @@ std::string ObjectPath(std::string_view address, std::string_view name) {
 namespace {
 
 constexpr size_t kEpochDigits = 8;
-constexpr size_t kIdDigits = 16;
-constexpr size_t kSessionDigits = 16;
+constexpr size_t kIdDigits = 16;  // and 8 of the tail
+constexpr size_t kTailDigits = 8;
+constexpr size_t kRootDigits = 16;
 constexpr std::string_view kRootSuffix = ".root";
 
 struct KindName {
@@ -107,22 +108,30 @@ uint64_t NewUniqueNumber() {
   return number;
 }
 
-ObjectId NewObjectId(uint32_t epoch) { return {.epoch = epoch, .id = NewUniqueNumber()}; }
+ObjectId NewObjectId(uint32_t epoch) {
+  return {.epoch = epoch,
+          .id = NewUniqueNumber(),
+          .id_tail = static_cast<uint32_t>(NewUniqueNumber())};
+}
 
 std::string_view ObjectFolder(ObjectKind kind) { return NameOf(kind).folder; }
 
 std::string ObjectName(ObjectKind kind, const ObjectId& id) {
-  return fmt::format("{}{:08x}-{:016x}{}", NameOf(kind).folder, id.epoch, id.id,
+  return fmt::format("{}{:08x}-{:016x}{:08x}{}", NameOf(kind).folder, id.epoch, id.id, id.id_tail,
                      NameOf(kind).suffix);
 }
 
 std::optional<ParsedObjectName> ParseObjectName(std::string_view name) {
   for (const KindName& kind : kKindNames) {
     const auto stem = StemOf(name, kind.folder, kind.suffix);
-    if (!stem || stem->size() <= kEpochDigits || (*stem)[kEpochDigits] != '-') continue;
+    constexpr size_t kTailBegin = kEpochDigits + 1 + kIdDigits;
+    if (!stem || stem->size() != kTailBegin + kTailDigits || (*stem)[kEpochDigits] != '-') continue;
     const auto epoch = ParseHex<uint32_t>(stem->substr(0, kEpochDigits), kEpochDigits);
-    const auto id = ParseHex<uint64_t>(stem->substr(kEpochDigits + 1), kIdDigits);
-    if (epoch && id) return ParsedObjectName{kind.kind, {.epoch = *epoch, .id = *id}};
+    const auto id = ParseHex<uint64_t>(stem->substr(kEpochDigits + 1, kIdDigits), kIdDigits);
+    const auto tail = ParseHex<uint32_t>(stem->substr(kTailBegin), kTailDigits);
+    if (epoch && id && tail) {
+      return ParsedObjectName{kind.kind, {.epoch = *epoch, .id = *id, .id_tail = *tail}};
+    }
   }
   return std::nullopt;
 }
@@ -144,7 +153,7 @@ std::string RootName(uint64_t number) {
 std::optional<uint64_t> ParseRootName(std::string_view name) {
   const auto stem = StemOf(name, kRootFolder, kRootSuffix);
   if (!stem) return std::nullopt;
-  const auto inverted = ParseHex<uint64_t>(*stem, kIdDigits);
+  const auto inverted = ParseHex<uint64_t>(*stem, kRootDigits);
   if (!inverted) return std::nullopt;
   return ~*inverted;
 }

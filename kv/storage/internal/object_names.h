@@ -1,7 +1,7 @@
 #pragma once
 /// Names of the objects that a store creates in numbers: segments, tables, pages and roots.
 ///
-///   segments/<epoch>-<id>.seg    epoch of the writer as 8, id as 16 hexadecimal digits
+///   segments/<epoch>-<id>.seg    epoch of the writer as 8, id as 24 hexadecimal digits
 ///   tables/<epoch>-<id>.sst
 ///   pages/<epoch>-<id>.steps
 ///   roots/<2^64-1-n>.root        16 hexadecimal digits, so the newest root is the first by name
@@ -37,8 +37,9 @@ std::optional<uint64_t> ParseDecimal(std::string_view text);
 /// Identifies one immutable object of a kind. Ids are random, so no two objects of a store have the
 /// same.
 struct ObjectId {
-  uint32_t epoch = 0;  // the writer's epoch
-  uint64_t id = 0;
+  uint32_t epoch = 0;    // the writer's epoch
+  uint64_t id = 0;       // the first 64 bits, by which records refer to a segment of their store
+  uint32_t id_tail = 0;  // the other 32 bits
   friend auto operator<=>(const ObjectId&, const ObjectId&) = default;
 };
 
@@ -70,7 +71,9 @@ inline constexpr std::string_view kPendingFolder = "pending/";
 inline constexpr std::string_view kStoreFolders[] = {kRootFolder, "tables/",      "segments/",
                                                      "pages/",    kPendingFolder, "leases/"};
 
-/// Returns whether a session may have this name: 16 hexadecimal digits.
+/// Length of the name of a session: the epoch in 8 hexadecimal digits, and 24 random ones.
+inline constexpr size_t kSessionDigits = 32;
+/// Returns whether a session may have this name.
 bool IsSessionName(std::string_view name);
 /// Returns whether an attempt may have this name: <session>-<step>-<counter>, where the last two
 /// are decimal.

@@ -190,7 +190,7 @@ TEST_F(StepWriterMisuseTest, OnlyNamesOfThisSessionAreAttempts) {
       session + "-1/0",
       session + "-1-0\n",
       session + "-compact-1",
-      "0123456789abcdef-1-0",
+      "0123456789abcdef0000000000000000-1-0",
       session + "-1-" + std::string(60, '0'),
   };
   for (const std::string& name : names) {

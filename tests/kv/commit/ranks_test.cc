@@ -437,11 +437,11 @@ TEST_F(ForgedPartTest, SegmentsOfOtherRanksAttemptsOrEpochsAreRefused) {
   const uint32_t epoch = internal::StoreAccess::StateOf(*writer_).epoch;
   const auto gather = [&](uint32_t rank, uint64_t n, uint32_t of_epoch, bool is_own) {
     const std::string attempt = writer_->NextAttempt(1);
-    const uint64_t id = internal::SegmentIdOf(is_own ? attempt : attempt + "0", rank, n);
+    const internal::ObjectId id =
+        internal::SegmentIdOf(of_epoch, is_own ? attempt : attempt + "0", rank, n);
     OtherRanks others;
-    return GatherPartWith(
-        attempt, Column::kSegments, NumberKey(id),
-        internal::EncodeSegment(internal::NewSegmentInfo({.epoch = of_epoch, .id = id})), others);
+    return GatherPartWith(attempt, Column::kSegments, NumberKey(id.id),
+                          internal::EncodeSegment(internal::NewSegmentInfo(id)), others);
   };
   CAIRN_EXPECT_OK(gather(1, 0, epoch, true));
   const auto is_refused = IsError(ErrorCode::kDataLoss, "rank 1 contains a segment of another");

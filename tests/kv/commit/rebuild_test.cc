@@ -231,7 +231,7 @@ TEST_F(ForgedNumbersTest, ARootUnderTheNameOfAnotherIsNotTheNewest) {
 }
 
 TEST_F(ForgedNumbersTest, ASegmentWithTheLastEpochIsRefused) {
-  const std::string segment = "segments/ffffffff-0000000000000001.seg";
+  const std::string segment = "segments/ffffffff-000000000000000100000000.seg";
   CAIRN_ASSERT_OK(storage_->Put(segment, std::as_bytes(std::span("x"))));
   CAIRN_EXPECT_OK(OpenWriter()) << "nothing follows the epoch of a segment but a rebuild";
   std::filesystem::remove_all(path_ + "/roots");

@@ -283,8 +283,8 @@ TEST_F(RemovalTest, NextOpenForWritingRemovesWhatACrashedAttemptLeft) {
       PutObject(ObjectName(kind, NewObjectId(epoch)));
     }
   }
-  PutObject("pending/0000000112345678-2-0/1.part");
-  PutObject("leases/0000000112345678");
+  PutObject("pending/00000001123456780000000000000000-2-0/1.part");
+  PutObject("leases/00000001123456780000000000000000");
   {
     const auto reader = Store::Open(path_, OpenMode::kRead);
     CAIRN_ASSERT_OK(reader);
@@ -307,7 +307,7 @@ TEST_F(RemovalTest, SweepNeverTouchesNewerEpochsOrUnknownNames) {
       kept.push_back(ObjectName(kind, NewObjectId(epoch)));
     }
   }
-  kept.push_back(fmt::format("pending/{:08x}12345678-2-0/1.part", own + 900));
+  kept.push_back(fmt::format("pending/{:08x}123456780000000000000000-2-0/1.part", own + 900));
   kept.push_back("segments/notes.txt");
   for (const std::string& name : kept) PutObject(name);
   CAIRN_ASSERT_OK(first->Close());

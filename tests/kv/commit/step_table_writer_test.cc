@@ -137,6 +137,22 @@ TEST_P(StepTableWriterTest, LargeDifferencesMakeACompleteTable) {
   EXPECT_EQ(read, records);
 }
 
+// Records refer to a segment by the first 64 of its 96 bits.
+TEST_P(StepTableWriterTest, SegmentsWithTheSameReferenceAreRefused) {
+  OpenState state(storage());
+  CAIRN_ASSERT_OK_AND_ASSIGN(StepTableWriter writer, StepTableWriter::Create(state, nullptr, {}));
+  const auto add = [&](const ObjectId& id) {
+    const std::string key = TableKey(Column::kSegments, NumberKey(id.id));
+    const std::vector<std::byte> record = EncodeSegment(NewSegmentInfo(id));
+    return writer.AddCounted({.key = key, .value = record});
+  };
+  const ObjectId id{.epoch = 1, .id = 2, .id_tail = 3};
+  CAIRN_EXPECT_OK(add(id));
+  CAIRN_EXPECT_OK(add(id));
+  CAIRN_EXPECT_OK(add({.epoch = 1, .id = 3, .id_tail = 4}));
+  EXPECT_THAT(add({.epoch = 1, .id = 2, .id_tail = 4}), IsError(ErrorCode::kConflict, "begin with"));
+}
+
 TEST_P(StepTableWriterTest, RecordsInTheWrongOrderAreRefused) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack stack, SaveAndOpen({}, Numbered(10, "value")));
   const StepEntry base = EntryOf(stack);

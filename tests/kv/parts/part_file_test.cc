@@ -23,7 +23,7 @@ namespace {
 using cairn::testing::IsError;
 using testing::RandomBytes;
 
-constexpr char kName[] = "pending/0123456789abcdef-77-2/3.part";
+constexpr char kName[] = "pending/0123456789abcdef0000000000000000-77-2/3.part";
 
 using Records = std::vector<std::pair<std::string, std::vector<std::byte>>>;
 
@@ -76,7 +76,7 @@ class PartFileTest : public ::testing::Test {
   }
 
   std::shared_ptr<MemoryStorage> storage_ = std::make_shared<MemoryStorage>("test");
-  PartHeader header_{.step = 77, .rank = 3, .world_size = 8, .attempt = "0123456789abcdef-77-2"};
+  PartHeader header_{.step = 77, .rank = 3, .world_size = 8, .attempt = "0123456789abcdef0000000000000000-77-2"};
   Records records_;
 };
 
@@ -161,7 +161,7 @@ TEST_F(PartFileTest, PartOfAnotherRankAttemptStepOrStoreIsRefused) {
   CAIRN_ASSERT_OK(Write());
   PartHeader others[4] = {header_, header_, header_, header_};
   others[0].rank = 4;
-  others[1].attempt = "0123456789abcdef-77-3";
+  others[1].attempt = "0123456789abcdef0000000000000000-77-3";
   others[2].step = 78;
   others[3].world_size = 9;
   for (const PartHeader& other : others) {

@@ -129,15 +129,15 @@ TEST_F(RadosStorageTest, LeftoversAreOldStripesThatNoHeadRefersTo) {
     const auto storage = OpenRados(address);
     const auto session = OpenSession(address);
     CAIRN_ASSERT_OK(
-        storage->Put("segments/00000001-0123456789abcdef.seg", std::vector<std::byte>(100'000)));
+        storage->Put("segments/00000001-0123456789abcdef00000000.seg", std::vector<std::byte>(100'000)));
     CAIRN_ASSERT_OK(storage->Put("other", std::vector<std::byte>(100'000)));
     // Three as a writer that died leaves them, and two of another program; as many requests as the
     // number of one says would take years.
     std::latch written(5);
     for (const std::string& object : {
-             std::string("segments/00000001-0123456789abcde0.seg:00000000000000aa:0"),
-             std::string("segments/00000001-0123456789abcde0.seg:00000000000000aa:1"),
-             std::string("segments/00000001-0123456789abcde0.seg:00000000000000aa:2"),
+             std::string("segments/00000001-0123456789abcde000000000.seg:00000000000000aa:0"),
+             std::string("segments/00000001-0123456789abcde000000000.seg:00000000000000aa:1"),
+             std::string("segments/00000001-0123456789abcde000000000.seg:00000000000000aa:2"),
              std::string("foreign:00000000000000aa:18446744073709551614"),
              std::string("segments/a:00000000000000aa:1"),
          }) {
@@ -155,7 +155,7 @@ TEST_F(RadosStorageTest, LeftoversAreOldStripesThatNoHeadRefersTo) {
     EXPECT_EQ(CountStripes(*session), 6);
     std::vector<std::byte> found(100'000);
     CAIRN_EXPECT_OK(storage->ReadRange("other", 0, found));
-    CAIRN_EXPECT_OK(storage->ReadRange("segments/00000001-0123456789abcdef.seg", 0, found));
+    CAIRN_EXPECT_OK(storage->ReadRange("segments/00000001-0123456789abcdef00000000.seg", 0, found));
   }
 }
 

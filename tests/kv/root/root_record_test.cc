@@ -47,7 +47,7 @@ Root SampleRoot() {
   root.pages = {
       {.id = {.epoch = 1, .id = 5}, .file_bytes = 900, .digest = 77, .steps = {0, 1, 300}},
       {.id = {.epoch = 2, .id = 6}, .file_bytes = 800, .digest = 78, .steps = {2, 499}}};
-  root.removed = {{.name = "tables/00000001-0000000000000002.sst",
+  root.removed = {{.name = "tables/00000001-000000000000000200000000.sst",
                    .since_unix_ns = 1'700'000'000'000'000'000,
                    .file_bytes = 4096}};
   return root;
@@ -213,7 +213,7 @@ Result<Root> DecodeWith(const std::vector<uint64_t>& recent,
     steps.push_back(schema::CreateStepEntry(builder, summary));
   }
   std::vector<flatbuffers::Offset<schema::PageRef>> refs;
-  const schema::ObjectId id(1, 2);
+  const schema::ObjectId id(1, 0, 2);
   for (const auto& page : pages) {
     refs.push_back(schema::CreatePageRef(builder, &id, 3, 4, builder.CreateVector(page)));
   }

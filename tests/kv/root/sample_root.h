@@ -32,13 +32,13 @@ inline internal::StepEntry SampleEntry(uint64_t step, uint64_t generation, std::
                 .structure = {.lo = random(), .hi = random()}};
   if (step % 2 == 1) entry.info.base_step = step - 1;
   for (size_t i = 0; i < table_count; ++i) {
-    entry.tables.push_back({.id = {.epoch = 3, .id = random()},
+    entry.tables.push_back({.id = {.epoch = 3, .id = random(), .id_tail = 5},
                             .file_bytes = random() >> 44,
                             .record_count = random() >> 50,
                             .digest = random()});
   }
   for (size_t i = 0; i < segment_count; ++i) {
-    entry.usage.push_back({.segment = {.epoch = 3, .id = random()}, .live_bytes = random() >> 34});
+    entry.usage.push_back({.segment = {.epoch = 3, .id = random(), .id_tail = 7}, .live_bytes = random() >> 34});
   }
   return entry;
 }

@@ -591,8 +591,8 @@ TEST_F(S3FaultsTest, LeftoversAreAbortedAndObjectsAndUploadsOfOthersRemain) {
   ReplyTo(1'000'000, S3ErrorReply(403, "AccessDenied"),
           [](const HttpCall& call) { return call.method == "DELETE"; });
   // The second one is that of a writer that has taken over the store from the one of epoch 2.
-  for (const char* name : {"tables/00000001-0123456789abcdef.sst",
-                           "tables/00000003-0123456789abcdef.sst", "tables/movie.mp4"}) {
+  for (const char* name : {"tables/00000001-0123456789abcdef00000000.sst",
+                           "tables/00000003-0123456789abcdef00000000.sst", "tables/movie.mp4"}) {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, storage_->Create(name));
     CAIRN_ASSERT_OK(writer->Append(bytes));
     CAIRN_ASSERT_OK(writer->Append(bytes));

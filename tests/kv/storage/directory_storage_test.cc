@@ -312,7 +312,7 @@ TEST_F(DirectoryStorageTest, ListSkipsFilesThatAreNotObjects) {
 
 TEST_F(DirectoryStorageTest, RemovesTemporaryFilesOfTheStoreAndNothingElse) {
   const std::string temporary = ".0123456789abcdef.tmp";
-  const std::string attempt = "pending/0000000100000000-7-0";
+  const std::string attempt = "pending/00000001000000000000000000000000-7-0";
   const auto write = [](const std::string& path) {
     std::filesystem::create_directories(std::filesystem::path(path).parent_path());
     std::ofstream(path) << "x";
@@ -334,7 +334,7 @@ TEST_F(DirectoryStorageTest, RemovesTemporaryFilesOfTheStoreAndNothingElse) {
   }
   foreign.push_back(dir_ / "outside/" + temporary);
   for (const std::string& path : foreign) write(path);
-  for (const char* link : {"roots/.fedcba9876543210.tmp", "pending/0000000100000000-8-0", "outside",
+  for (const char* link : {"roots/.fedcba9876543210.tmp", "pending/00000001000000000000000000000000-8-0", "outside",
                            "segments/outside"}) {
     foreign.push_back(path_ + "/" + link);
     std::filesystem::create_directory_symlink(dir_ / "outside", foreign.back());

@@ -11,18 +11,18 @@ namespace cairn::kv::internal {
 namespace {
 
 TEST(ObjectNamesTest, NamesHaveFixedLengths) {
-  const ObjectId id{.epoch = 0x12, .id = 0xabc};
+  const ObjectId id{.epoch = 0x12, .id = 0xabc, .id_tail = 0xd};
 
-  EXPECT_EQ(ObjectName(ObjectKind::kSegment, id), "segments/00000012-0000000000000abc.seg");
-  EXPECT_EQ(ObjectName(ObjectKind::kTable, id), "tables/00000012-0000000000000abc.sst");
-  EXPECT_EQ(ObjectName(ObjectKind::kPage, id), "pages/00000012-0000000000000abc.steps");
+  EXPECT_EQ(ObjectName(ObjectKind::kSegment, id), "segments/00000012-0000000000000abc0000000d.seg");
+  EXPECT_EQ(ObjectName(ObjectKind::kTable, id), "tables/00000012-0000000000000abc0000000d.sst");
+  EXPECT_EQ(ObjectName(ObjectKind::kPage, id), "pages/00000012-0000000000000abc0000000d.steps");
   EXPECT_EQ(RootName(0), "roots/ffffffffffffffff.root");
   EXPECT_EQ(RootName(17), "roots/ffffffffffffffee.root");
 }
 
 TEST(ObjectNamesTest, NamesAreParsed) {
   for (const ObjectKind kind : {ObjectKind::kSegment, ObjectKind::kTable, ObjectKind::kPage}) {
-    for (const ObjectId id : {ObjectId{}, ObjectId{~0u, ~0ull}, NewObjectId(7)}) {
+    for (const ObjectId id : {ObjectId{}, ObjectId{~0u, ~0ull, ~0u}, NewObjectId(7)}) {
       const std::string name = ObjectName(kind, id);
       EXPECT_TRUE(name.starts_with(ObjectFolder(kind)));
       EXPECT_EQ(ParseObjectName(name), (ParsedObjectName{kind, id}));
@@ -37,11 +37,12 @@ TEST(ObjectNamesTest, NewerRootsSortFirst) { EXPECT_LT(RootName(256), RootName(2
 
 TEST(ObjectNamesTest, OtherNamesAreNotParsed) {
   for (const char* name :
-       {"", "segments/", "segments/.seg", "CAIRN", "tables/00000012-0000000000000abc.seg",
-        "segments/00000012-0000000000000ABC.seg", "segments/00000012-0000000000000abc.seg.tmp",
-        "segments/00000012_0000000000000abc.seg", "segments/12-abc.seg",
-        "segments/00000012-0000000000000abcd.seg", "segments/-0000012-0000000000000abc.seg",
-        "segments/0x000012-0000000000000abc.seg", "x/segments/00000012-0000000000000abc.seg"}) {
+       {"", "segments/", "segments/.seg", "CAIRN", "tables/00000012-0000000000000abc00000000.seg",
+        "segments/00000012-0000000000000ABC00000000.seg", "segments/00000012-0000000000000abc00000000.seg.tmp",
+        "segments/00000012_0000000000000abc00000000.seg", "segments/12-abc.seg",
+        "segments/00000012-0000000000000abc.seg", "segments/00000012-0000000000000abc000000000.seg",
+        "segments/-0000012-0000000000000abc00000000.seg",
+        "segments/0x000012-0000000000000abc00000000.seg", "x/segments/00000012-0000000000000abc00000000.seg"}) {
     EXPECT_FALSE(ParseObjectName(name).has_value()) << name;
   }
   for (const char* name : {"", "roots/", "roots/.root", "roots/ff.root", "hint",

@@ -1,4 +1,4 @@
-// Model directories that are read, saved, and exported again; directories and steps that are refused.
+// Model directories that are read, saved and exported again, and what is refused.
 
 #include "core/interop/model_directory/model_directory.h"
 
