@@ -24,11 +24,13 @@
 #include "core/base/internal/progress_meter.h"
 #include "core/inspect/internal/list.h"
 #include "core/rewrite/internal/edited_tree.h"
+#include "core/state_dict/state_dict.h"
 #include "core/state_dict/value.h"
 #include "core/step/application_records.h"
 #include "core/step/internal/lookup.h"
 #include "core/step/internal/tensor_records.h"
 #include "kv/base/key.h"
+#include "kv/base/options.h"
 #include "kv/base/step_info.h"
 
 namespace cairn::core::internal {
@@ -194,12 +196,20 @@ class RecordMover {
   std::map<std::string, Owner> owners_;  // by FQN in the source
 };
 
-Result<EditedTree::Finished> EditTree(const StateTree& tree, const StateTree* other,
-                                      const StepEdit& edit) {
-  CAIRN_TRY_ASSIGN(EditedTree edited, EditedTree::Make(tree));
+Result<EditedTree::Finished> EditTree(const std::vector<Source>& sources, const StepEdit& edit) {
+  const Contents& contents = sources.front().contents;
+  if (edit.keeps_all_keys()) {  // also a step that is one leaf, which an EditedTree cannot be
+    EditedTree::Finished same{.tree = contents.tree, .leaves = {}};
+    CAIRN_TRY_ASSIGN(const std::vector<Leaf> leaves, FlattenTree(contents.tree));
+    for (const Leaf& leaf : leaves) {
+      same.leaves.push_back({.fqn = leaf.fqn, .from_fqn = leaf.fqn});
+    }
+    return same;
+  }
+  CAIRN_TRY_ASSIGN(EditedTree edited, EditedTree::Make(contents.tree));
   if (!edit.drop.empty()) CAIRN_TRY(edited.Drop(edit.drop));
   if (!edit.rename.empty()) CAIRN_TRY(edited.Rename(edit.rename));
-  if (other != nullptr) CAIRN_TRY(edited.AddGraft(*other, *edit.graft));
+  if (edit.graft) CAIRN_TRY(edited.AddGraft(sources.back().contents.tree, *edit.graft));
   return edited.Finish();
 }
 
@@ -207,9 +217,19 @@ Result<EditedTree::Finished> EditTree(const StateTree& tree, const StateTree* ot
 
 Result<kv::StepInfo> RunEdit(kv::Store& store, uint64_t source_step, uint64_t into,
                              const StepEdit& edit) {
-  // Begin first: it refuses a store that is open for reading, and a step that exists.
-  CAIRN_TRY_ASSIGN(const auto writer,
-                   store.Begin(into, {.overwrite = edit.overwrite, .parent = source_step}));
+  for (const auto& [name, data] : edit.records) {
+    if (data) CAIRN_TRY(CheckApplicationRecord(name, *data));
+  }
+  kv::BeginOptions begin{.overwrite = edit.overwrite, .parent = source_step};
+  // A step that only gets other records describes the same state, so it keeps its description.
+  if (edit.keeps_all_keys() && source_step == into) {
+    CAIRN_TRY_ASSIGN(const std::shared_ptr<const kv::Snapshot> before, store.Latest());
+    CAIRN_TRY_ASSIGN(const kv::StepInfo replaced, before->FindStep(source_step));
+    begin.metrics = replaced.metrics;
+    begin.note = replaced.note;
+  }
+  // Before anything is read: it refuses a store that is open for reading, and a step that exists.
+  CAIRN_TRY_ASSIGN(const auto writer, store.Begin(into, begin));
   CAIRN_TRY_ASSIGN(const std::shared_ptr<const kv::Snapshot> snapshot, store.Latest());
   if (edit.keeps_all_keys() && edit.records.empty()) {
     CAIRN_TRY_ASSIGN(const kv::StepInfo same, snapshot->FindStep(source_step));
@@ -222,9 +242,7 @@ Result<kv::StepInfo> RunEdit(kv::Store& store, uint64_t source_step, uint64_t in
     CAIRN_TRY_ASSIGN(Source other, ReadSource(store, snapshot, edit.graft->step));
     sources.push_back(std::move(other));
   }
-  CAIRN_TRY_ASSIGN(const EditedTree::Finished edited,
-                   EditTree(sources.front().contents.tree,
-                            edit.graft ? &sources.back().contents.tree : nullptr, edit));
+  CAIRN_TRY_ASSIGN(const EditedTree::Finished edited, EditTree(sources, edit));
   std::set<std::string> names;
   for (const EditedLeaf& leaf : edited.leaves) {
     names.insert(leaf.fqn);

@@ -214,6 +214,23 @@ TEST_F(EditTest, ReplacesItsOwnSourceIfAllowed) {
   ExpectIs(1, Sample("net"));
 }
 
+TEST_F(EditTest, AStepThatGetsARecordKeepsItsDescription) {
+  Save(1, Sample(), {.metrics = {{.name = "loss", .value = 2.5}}, .note = "a note"});
+  const StepEdit edit{.records = {{"eval", std::vector<std::byte>(3)}}, .overwrite = true};
+  const kv::StepInfo replaced = Edit(1, 1, edit);
+  EXPECT_THAT(replaced.metrics, ElementsAre(::testing::Field(&kv::Metric::value, 2.5)));
+  EXPECT_EQ(replaced.note, "a note");
+  EXPECT_EQ(Edit(1, 2, edit).note, "");  // another step
+  Delete({2});
+  ExpectIs(1, Sample());
+}
+
+TEST_F(EditTest, RefusesALongRecordBeforeAnythingElse) {
+  const std::vector<std::byte> too_long(kMaxApplicationRecordBytes + 1);
+  EXPECT_THAT(store->Edit(9, 2, {.records = {{"eval", too_long}}}),
+              IsError(ErrorCode::kInvalidArgument, "16777217 bytes"));
+}
+
 TEST_F(EditTest, GraftsReplaceEqualKeysAndAddOthers) {
   Save(1, Sample());
   TestTensor other_head(DType::kFloat16, {70, 30}, 9), bias(DType::kFloat32, {11}, 8);
