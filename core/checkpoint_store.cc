@@ -268,10 +268,14 @@ Result<std::vector<std::byte>> CheckpointStore::ReadRecord(const kv::StepInfo& s
   CAIRN_TRY_ASSIGN(const auto view, internal::ViewStep(kv(), step));
   CAIRN_TRY_ASSIGN(const auto record,
                    view.snapshot->Get(kv::Column::kApplication, view.step, name));
-  if (record) return internal::DecodeApplicationRecord(*record);
-  return Fail(Error{.code = ErrorCode::kNotFound,
-                    .message = fmt::format("there is no record '{}'", name),
-                    .step = step.step});
+  if (!record) {
+    return Fail(Error{.code = ErrorCode::kNotFound,
+                      .message = fmt::format("there is no record '{}'", name),
+                      .step = step.step});
+  }
+  auto data = internal::DecodeApplicationRecord(name, *record);
+  if (!data) return Fail(std::move(data).error().WithStep(step.step));
+  return data;
 }
 
 Result<std::vector<ChunkInfo>> CheckpointStore::Chunks(const kv::StepInfo& step,

@@ -52,13 +52,18 @@ Result<void> CheckApplicationRecord(std::string_view name, std::span<const std::
 
 namespace internal {
 
-Result<std::vector<std::byte>> DecodeApplicationRecord(std::span<const std::byte> record) {
-  CAIRN_TRY_ASSIGN(const schema::ApplicationRecord* found,
-                   kv::CheckedRecord<schema::ApplicationRecord>(
-                       record, schema::ApplicationRecordIdentifier(), "ApplicationRecord"));
-  if (found->data() == nullptr) return std::vector<std::byte>();
-  const auto* const begin = reinterpret_cast<const std::byte*>(found->data()->data());
-  return std::vector<std::byte>(begin, begin + found->data()->size());
+Result<std::vector<std::byte>> DecodeApplicationRecord(std::string_view name,
+                                                       std::span<const std::byte> record) {
+  auto found = kv::CheckedRecord<schema::ApplicationRecord>(
+      record, schema::ApplicationRecordIdentifier(), "ApplicationRecord");
+  if (!found) {
+    Error error = std::move(found).error();
+    error.message = fmt::format("the record '{}': {}", name, error.message);
+    return Fail(std::move(error));
+  }
+  if ((*found)->data() == nullptr) return std::vector<std::byte>();
+  const auto* const begin = reinterpret_cast<const std::byte*>((*found)->data()->data());
+  return std::vector<std::byte>(begin, begin + (*found)->data()->size());
 }
 
 Result<void> AddApplicationRecord(const std::string& name, std::span<const std::byte> data,

@@ -32,9 +32,10 @@ Result<void> CheckApplicationRecord(std::string_view name, std::span<const std::
 
 namespace internal {
 
-/// Returns the bytes of a record. kDataLoss: `record` is not an ApplicationRecord. kUnimplemented:
-/// a newer version wrote it.
-Result<std::vector<std::byte>> DecodeApplicationRecord(std::span<const std::byte> record);
+/// Returns the bytes of a record. Errors contain `name`. kDataLoss: `record` is not an
+/// ApplicationRecord. kUnimplemented: a newer version wrote it.
+Result<std::vector<std::byte>> DecodeApplicationRecord(std::string_view name,
+                                                       std::span<const std::byte> record);
 
 /// Adds a record to a step. kInvalidArgument: CheckApplicationRecord refuses it.
 Result<void> AddApplicationRecord(const std::string& name, std::span<const std::byte> data,

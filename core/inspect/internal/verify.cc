@@ -109,9 +109,11 @@ class StepChecker {
   }
 
   void ReadApplicationRecords() {
-    ScanAll(kv::Column::kApplication, [&](std::string_view, std::span<const std::byte> record) {
-      if (auto data = DecodeApplicationRecord(record); !data) Report(std::move(data).error());
-    });
+    ScanAll(kv::Column::kApplication,
+            [&](std::string_view name, std::span<const std::byte> record) {
+              auto data = DecodeApplicationRecord(name, record);
+              if (!data) Report(std::move(data).error());
+            });
   }
 
   void ReadChunks() {

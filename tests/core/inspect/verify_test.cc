@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "core/checkpoint_store.h"
+#include "core/state_dict/state_dict.h"
+#include "kv/base/key.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "tests/core/tensor/test_tensor.h"
 #include "tests/support/faulty_storage.h"
@@ -53,6 +55,27 @@ TEST(VerifyTest, CountsTheRecordsBeforeThePayload) {
   const auto stop = [](uint64_t, uint64_t) { return false; };
   EXPECT_THAT(store->Verify(std::nullopt, no_damage, {}, stop),
               testing::IsError(ErrorCode::kCancelled, ""));
+}
+
+TEST(VerifyTest, NamesARecordOfAnApplicationThatIsDamaged) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(
+      const auto store,
+      CheckpointStore::Open(std::make_shared<MemoryStorage>("memory"), kv::OpenMode::kWrite));
+  StateDict state;
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, store->kv().Begin(3, {}));
+  const std::array<std::byte, 32> no_record = {};
+  CAIRN_ASSERT_OK(writer->AddRecord(kv::Column::kApplication, "eval", no_record));
+  CAIRN_ASSERT_OK(writer->SetStructure(EncodeTree(state.tree)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const kv::StepInfo step, writer->Commit({}));
+
+  std::vector<kv::Damage> found;
+  const auto collect = [&](const kv::Damage& one) { found.push_back(one); };
+  CAIRN_EXPECT_OK(store->Verify(std::nullopt, collect));
+  ASSERT_EQ(found.size(), 1u);
+  for (const Error& error : {found.front().error, store->ReadRecord(step, "eval").error()}) {
+    EXPECT_EQ(error.step, 3u);
+    EXPECT_THAT(error.message, ::testing::HasSubstr("the record 'eval'"));
+  }
 }
 
 // A writer without a grace period deletes and replaces steps at the n-th call of the verification
