@@ -798,11 +798,12 @@ class Store(Closing):
                 records instead of bytes.
 
         Raises:
-            NotFound: a step does not exist, or a pattern or name selects no key.
+            NotFound: a step does not exist, a pattern or name selects no key, or a record that is
+                to be removed does not exist.
             Conflict: the step ``into`` exists; a source was deleted in the meantime; another
                 process has taken over the store.
-            Invalid: two keys would be equal, or a list would have gaps (``key`` names it); the
-                store was opened for reading.
+            Invalid: two keys would be equal, or a list would have gaps (``key`` names it); a record
+                is longer than 16 MiB or has a wrong name; the store was opened for reading.
         """
         if graft_from is None and (graft is not None or under):
             raise Invalid("graft= and under= require graft_from=, the step that has the keys")
@@ -815,7 +816,7 @@ class Store(Closing):
             graft_from=None if graft_from is None else step_number(graft_from),
             graft=pattern_list(graft),
             under=clean_prefix(under),
-            records=record_pairs(records or {}),
+            records=record_pairs(records or {}, may_remove=True),
             overwrite=overwrite,
         )
 

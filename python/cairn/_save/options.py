@@ -12,11 +12,20 @@ if TYPE_CHECKING:
     from cairn._save.tuning import SaveTuning
 
 
-def record_pairs(records: Mapping[str, Any]) -> list[tuple[str, bytes | None]]:
-    """Names and bytes of records, as C++ takes them."""
-    pairs = [(name, None if data is None else bytes(data)) for name, data in records.items()]
-    if not all(isinstance(name, str) and name.isprintable() for name, _ in pairs):
-        raise Invalid("the names of records must be text without control characters")
+def record_pairs(
+    records: Mapping[str, Any], may_remove: bool = False
+) -> list[tuple[str, bytes | None]]:
+    """Names and bytes of records, as C++ takes them. None removes a record, if permitted."""
+    for name in records:
+        if not isinstance(name, str) or any(x == "\0" or "\ud800" <= x <= "\udfff" for x in name):
+            raise Invalid(f"{name!r}: the name of a record must be Unicode text without NUL")
+    pairs: list[tuple[str, bytes | None]] = []
+    for name, data in records.items():
+        try:  # bytes() of a number would be so many zeros
+            pairs.append((name, None if data is None and may_remove else bytes(memoryview(data))))
+        except TypeError:
+            kind = type(data).__name__
+            raise Invalid(f"the record {name!r} must be bytes and is {kind}") from None
     return pairs
 
 
@@ -46,7 +55,12 @@ class SaveOptions(NamedTuple):
             raise Invalid("a note, tags and the names of metrics must be text")
         if any("\ud800" <= one <= "\udfff" for text in texts for one in text):
             raise Invalid("a note, tags and the names of metrics must be valid Unicode")
-        return {"metrics": metrics, "note": self.note, "tags": list(self.tags)}
+        return {
+            "metrics": metrics,
+            "note": self.note,
+            "tags": list(self.tags),
+            "records": record_pairs(self.tuned("records") or {}),
+        }
 
     def native(self) -> dict[str, Any]:
         """The keyword arguments of `_cairn.Store.save` that the caller chooses. They must be equal

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from cairn._base.patterns import Patterns, pattern_list
-from cairn._save.options import record_pairs
 
 DEFAULT_DELTAS = 4  # of a chunk, before it is written completely
 
@@ -17,7 +16,7 @@ class SaveTuning:
     """How a save finds what has not changed, and how it stores what has.
 
     The ``tuning=`` of :meth:`cairn.Store.save`; ``dataclasses.replace`` changes a part of one. In a
-    multi-rank store all ranks pass the same.
+    multi-rank store all ranks pass the same, except for ``records``.
     """
 
     incremental: bool = True
@@ -45,10 +44,10 @@ class SaveTuning:
     """Of rank 0: bytes to store with the step by name (:meth:`cairn.Store.record`)."""
 
     def native(self) -> dict[str, Any]:
-        """The keyword arguments of `_cairn.Store.save`. They must be equal on all ranks."""
+        """The keyword arguments of `_cairn.Store.save`. They must be equal on all ranks, so the
+        records are not among them (`SaveOptions.annotations`)."""
         arguments = {**vars(self), "unchanged": pattern_list(self.unchanged)}
-        del arguments["ignore_frozen"]
-        arguments["records"] = record_pairs(self.records or {})
+        del arguments["ignore_frozen"], arguments["records"]
         if isinstance(self.deltas, bool):
             arguments["deltas"] = DEFAULT_DELTAS if self.deltas else 0
         return arguments
