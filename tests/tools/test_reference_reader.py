@@ -11,6 +11,7 @@ import random
 import shutil
 import struct
 import sys
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -74,6 +75,8 @@ def assert_reader_agrees(path, dump, allow_pickle=False):
             assert sorted(step.keys()) == sorted(opened.keys(step=row["step"]))
             expected = opened.read(step=row["step"], allow_pickle=allow_pickle)
             assert_same(step.state(), expected, f"step {row['step']}")
+            names = opened.records(row["step"])
+            assert step.applications() == {x: opened.record(row["step"], x) for x in names}
     return store
 
 
@@ -112,12 +115,13 @@ def containers():
         1.5: "float",
         True: "bool",
         -(2**70): "big",
-        "values": [None, True, False, 0, -1, 2**63 - 1, -(2**63), 2**64, -(2**200), 1.5, -0.0,
-                   math.inf,
+        "values": [None, True, False, 0, -1, 2**63 - 1, -(2**63), 2**64, -(2**200), 2**20_000,
+                   1.5, -0.0, math.inf,
                    complex(1, -0.0), "", "text \U0001f600", "\ud800", b"", b"bytes\0"],
         "tied": {"all": shared, "again": shared, "part": shared[10:20],
                  "strided": shared.view(10, 10).t()},
         "views": [torch.arange(50)[:30], torch.arange(5).expand(3, 5)],
+        "strides": {"all": shared[50:], "one": shared.as_strided((5, 1), (2, 2**62))},
         "deep": {},
         "keys": {"a.b": torch.ones(1), "a": {"b": torch.zeros(1), "": 1}, "a.b.c": 2, "x\\y": 3,
                  1: 4, "1": torch.ones(2), False: 5, "False": 6, None: 7, "None": 8, 2.5: 9,
@@ -139,7 +143,9 @@ def features(tmp_path_factory):
     random_numbers = numpy.random.default_rng(2)
     with cairn.open(path, "a", grace=0) as store:
         store.save(1, every_dtype())
-        store.save(2, containers(), tags=["containers"], metrics={"loss": 0.5}, note="a note")
+        tuning = cairn.SaveTuning(records={"größe": bytes(range(256)) * 500, "empty": b""})
+        store.save(2, containers(), tags=["containers"], metrics={"loss": 0.5}, note="a note",
+                   tuning=tuning)  # fmt: skip
         store.save(3, {"object": pathlib.PurePosixPath("a"), "x": torch.ones(3)}, allow_pickle=True)
         # Many keys that are long: several partitions of the index.
         store.save(4, {"n" * 1_500: {f"{i:05}": i for i in range(3_000)}, "w": torch.ones(2)})
@@ -183,6 +189,7 @@ def test_reads_every_feature(features, dump):
     store = assert_reader_agrees(features, dump, allow_pickle=True)
     assert store.root.pages and store.step(61).entry.usage_in_tables
     assert store.step("containers").summary.note == "a note"
+    assert len(store.step(2).applications()) == len(store.step(63).applications()) == 2
 
 
 def test_reads_a_compacted_store(features, dump, tmp_path):
@@ -231,6 +238,9 @@ def test_command_line(features, capsys):
                        "nbytes": 1_400_000, "alias_of": None}  # fmt: skip
     part = json.loads(run(f"{features}@23", "--key", "p", "--slice", "1:2,2000:2001", "--json"))
     assert part["shape"] == [1, 1] and part["hex"] == struct.pack("<f", 22).hex()
+    lines = run(f"{features}@2").splitlines()
+    assert "keys.\\ud800 int 12" in lines and "values.8 int -" + str(2**200) in lines
+    assert run(f"{features}@2", "--key", "values.9").strip() == hex(2**20_000)
     assert "no step" in run(f"{features}@77", status=1)
     assert "intact" in run(features, "--verify")
 
@@ -335,6 +345,100 @@ def test_hostile_records_and_deltas_raise_only_format_errors(features):
                 for changed in mutations(step.extent_bytes(delta), generator, 30):
                     with contextlib.suppress(cairn_read.FormatError):
                         cairn_read.apply_delta(changed, base, f"seed {seed}")
+
+
+def step_with(store, number, key, data):
+    """A step with another record, and with the digest of its structure if it is that."""
+    step = cairn_read.Step(store, store.entries[number])
+    get, scan = step.get, step.scan
+    step.get = lambda one: data if one == key else get(one)
+    step.scan = lambda prefix: ((k, data if k == key else v) for k, v in scan(prefix))
+    if key[:1] == cairn_read.STRUCTURES:
+        digest = cairn_read.tree_digest(data)
+        structure = SimpleNamespace(lo=digest & 2**64 - 1, hi=digest >> 64)
+        step.summary = SimpleNamespace(**{**vars(step.summary), "structure": structure})
+    return step
+
+
+def read_everything(step):
+    """Calls all that interprets records, and continues after a FormatError."""
+    with contextlib.suppress(cairn_read.FormatError):
+        collections.deque(step.nodes(), 0)
+    with contextlib.suppress(cairn_read.FormatError):
+        step.applications()
+    for column, read in ((cairn_read.TENSORS, step.tensor), (cairn_read.VALUES, step.value)):
+        for key, _ in step.scan(column):
+            with contextlib.suppress(cairn_read.FormatError):
+                read(cairn_read.decode(key[1:-1], "a key"))
+
+
+def test_hostile_records_are_read_with_only_format_errors(tmp_path):
+    seed = random.randrange(2**32)
+    generator = random.Random(seed)
+    shared = torch.arange(20)
+    state = {"tied": {"all": shared, "part": shared[5:15], "view": shared.view(4, 5).t(),
+                      "one": shared.as_strided((5, 1), (2, 2**62))},
+             "values": [None, True, 3, 2**70, 1.5, 2j, "text", b"bytes"], "none": torch.ones(0, 3),
+             "a": {"b": (torch.ones(2, 3), {})}, "a.b": {"0": 1}}  # fmt: skip
+    with cairn.open(tmp_path, "a") as opened:
+        opened.save(1, state, tuning=cairn.SaveTuning(records={"r": b"12"}))
+    store = cairn_read.Store(tmp_path)
+    for column in (b"\1", b"\2", b"\3", b"\4", b"\x40", b"\xfd"):
+        for key, data in list(store.step().scan(column)):
+            for changed in mutations(data, generator, 60):
+                try:
+                    read_everything(step_with(store, 1, key, changed))
+                except Exception as error:
+                    raise AssertionError(f"seed {seed}, {key!r}: {changed.hex()}") from error
+
+
+def test_memory_is_allocated_only_for_bytes_that_exist(features):
+    step = cairn_read.Store(features).step(23)
+    record = step.tensor_record("small")
+    ((offsets, chunk),) = step.chunks(record)
+    record.shape, record.nbytes = [2**45], 2**47
+    chunk.sizes, chunk.nbytes = [2**45], 2**47
+    chunk.extents[0].length_bytes = 2**47
+    step.tensor_record, step.chunks = lambda name: record, lambda record: [(offsets, chunk)]
+    with pytest.raises(cairn_read.FormatError, match="after the end"):
+        step.tensor("small")
+
+
+def change_structure(monkeypatch, change):
+    parse = cairn_read.parse
+
+    def parse_changed(data, kind, where):
+        record = parse(data, kind, where)
+        if kind == "StructureRecord":
+            change(record)
+        return record
+
+    monkeypatch.setattr(cairn_read, "parse", parse_changed)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda record: record.keys.__setitem__(2, record.keys[1]), "two leaves are"),
+        (lambda record: setattr(record, "forms", b""), "different lengths"),
+    ],
+)
+def test_a_structure_has_different_names_and_complete_forms(
+    tmp_path, monkeypatch, change, message
+):
+    with cairn.open(tmp_path, "a") as opened:
+        opened.save(1, {"a": 1, "b": 2})
+    step = cairn_read.Store(tmp_path).step()
+    change_structure(monkeypatch, change)
+    with pytest.raises(cairn_read.FormatError, match=message):
+        step.keys()
+
+
+def test_a_file_that_cannot_be_opened_is_a_format_error(tmp_path):
+    (tmp_path / "segment").mkdir()
+    file = cairn_read.File(tmp_path, "segment")
+    with pytest.raises(cairn_read.FormatError, match="cannot be read"):
+        file.read(0, 0)
 
 
 def test_a_missing_predecessor_is_damage(features, tmp_path):

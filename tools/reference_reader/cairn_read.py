@@ -99,9 +99,12 @@ class File:
 
     def read(self, at, length):
         check(0 <= at and 0 <= length <= self.size - at, self.name, "ends before what is read", at)
-        with open(self.path, "rb") as file:
-            file.seek(at)
-            data = file.read(length)
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(at)
+                data = file.read(length)
+        except OSError as error:
+            raise FormatError(self.name, f"cannot be read: {error.strerror}", at) from None
         check(len(data) == length, self.name, "cannot be read completely", at)
         return data
 
@@ -713,11 +716,11 @@ class Step:
         record = parse(data, "StructureRecord", self.where)
         check(tree_digest(data) == number_of(self.summary.structure), self.where,
               "the StructureRecord has another digest")
-        vectors = [record.kinds, record.key_kinds, record.keys, record.child_counts,
-                   record.forms or bytes(len(record.kinds or b""))]
+        forms = bytes(len(record.kinds or b"")) if record.forms is None else record.forms
+        vectors = [record.kinds, record.key_kinds, record.keys, record.child_counts, forms]
         check(all(vectors) and len({len(vector) for vector in vectors}) == 1, self.where,
               "the vectors of the StructureRecord have different lengths")
-        parents = [[1, None]]  # children that are missing, and name
+        parents, leaves = [[1, None]], set()  # children that are missing, and name; names
         for kind, key_kind, key, children, form in zip(*vectors, strict=True):
             while parents and not parents[-1][0]:
                 parents.pop()
@@ -730,6 +733,8 @@ class Step:
             name = name_of_key(key_kind, key, form)
             name = f"{prefix}.{name}" if len(parents) > 2 else name
             check(len(encode(name)) <= MAX_FQN, self.where, "a name is too long")
+            check(kind < TENSOR or name not in leaves, self.where, f"two leaves are {name!r}")
+            leaves |= {name} if kind >= TENSOR else set()
             parents.append([children, name])
             yield kind, key_kind, key, children, name
         check(not any(missing for missing, _ in parents), self.where, "nodes are missing")
@@ -787,6 +792,9 @@ class Step:
         check(max(record.nbytes, *record.shape, 0) < 2**63 and len(record.shape) <= 64
               and math.prod(record.shape) * record.numpy.itemsize == record.nbytes, where,
               "the shape and the number of bytes do not agree")
+        # numpy needs this also if there are no elements.
+        check(math.prod(filter(None, record.shape)) * record.numpy.itemsize < 2**63, where,
+              "too large for this reader")
         check(record.alias_of is None or len(record.strides) == len(record.shape)
               and record.alias_offset_bytes < 2**63, where, "a wrong alias")
         return record
@@ -800,6 +808,9 @@ class Step:
         ranges = [part.indices(size)[:2] for part, size in zip(index, record.shape)]
         ranges += [(0, size) for size in record.shape[len(ranges) :]]
         chunks = self.chunks(record)
+        for _, chunk in chunks:  # before memory is allocated
+            for extent in chunk.extents + chunk.deltas:
+                self.extent_file(extent)
         shape = [max(end - begin, 0) for begin, end in ranges]
         result = numpy.empty(shape, record.numpy)
         for offsets, chunk in chunks:
@@ -819,7 +830,9 @@ class Step:
         """A view of the tensor that has the bytes (table.md, Aliases)."""
         owner, item = self.tensor_record(record.alias_of), record.numpy.itemsize
         offset = record.alias_offset_bytes
-        last = sum((size - 1) * stride for size, stride in zip(record.shape, record.strides))
+        # The stride of a dimension of one element may be any number.
+        strides = [stride if size > 1 else 0 for size, stride in zip(record.shape, record.strides)]
+        last = sum((size - 1) * stride for size, stride in zip(record.shape, strides))
         check(owner.alias_of is None and (0 in record.shape or offset + (last + 1) * item
                                           <= owner.nbytes), record.where, "an alias of other bytes")
         if 0 in record.shape:
@@ -827,7 +840,7 @@ class Step:
         payload = self.tensor(record.alias_of, (), payloads).reshape(-1).view(numpy.uint8)
         return numpy.lib.stride_tricks.as_strided(
             payload[offset : offset + item].view(record.numpy), record.shape,
-            [stride * item for stride in record.strides], writeable=False)
+            [stride * item for stride in strides], writeable=False)
 
     def chunks(self, record):
         """Offsets and ChunkRecord of each chunk of a tensor. The chunks tile its shape."""
@@ -872,10 +885,15 @@ class Step:
         check(file.size == record.file_bytes, file.name, f"has {file.size} bytes")
         return file, record
 
-    def extent_bytes(self, extent):
+    def extent_file(self, extent):
+        """The segment of an extent, in which its bytes exist."""
         file, _ = self.segment(extent.segment_id)
-        check(extent.offset_bytes >= 4096, file.name, "an extent is in the header")
-        return file.read(extent.offset_bytes, extent.length_bytes)
+        check(4096 <= extent.offset_bytes <= file.size - extent.length_bytes, file.name,
+              "an extent is in the header or after the end", extent.offset_bytes)
+        return file
+
+    def extent_bytes(self, extent):
+        return self.extent_file(extent).read(extent.offset_bytes, extent.length_bytes)
 
     def chunk_bytes(self, chunk):
         """The bytes of a chunk, compared with its digest."""
@@ -896,6 +914,8 @@ def check_chunk(chunk):
           and len(deltas) <= MAX_DELTAS, where, "another encoding or number of deltas")
     check(not deltas or max(chunk.nbytes, sum(delta.length_bytes for delta in deltas))
           <= MAX_WITH_DELTAS, where, "is too long for deltas")
+    check(all(delta.length_bytes >= 16 + 8 * -(-chunk.nbytes // PAGE) for delta in deltas), where,
+          "a delta is too short")
     check(sum(extent.length_bytes for extent in extents) == chunk.nbytes
           and len(extents) <= -(-chunk.nbytes // PAGE)
           and not any(extent.length_bytes % PAGE for extent in extents[:-1]), where, "bad extents")
@@ -972,7 +992,8 @@ class Verification:
         table.verify()
         words = [len(refs)]
         for ref in refs:
-            words += [ref.id.id, epoch_and_tail(ref.id), ref.file_bytes, ref.record_count, ref.digest]
+            words += [ref.id.id, epoch_and_tail(ref.id), ref.file_bytes, ref.record_count,
+                      ref.digest]
         check(table.get(NEXT_TABLES) == struct.pack(f"<{len(words)}Q", *words), table.name,
               "names other tables after it")
 
@@ -998,7 +1019,8 @@ class Verification:
         found = {int.from_bytes(key[1:], "big"): (u64(value, 8), u64(value, 0))
                  for key, value in step.scan(USAGE)}
         if not step.entry.usage_in_tables:
-            found = {use.id: (epoch_and_tail(use), use.live_bytes) for use in step.entry.usage or []}
+            found = {use.id: (epoch_and_tail(use), use.live_bytes)
+                     for use in step.entry.usage or []}
         expected = {number: (epoch_and_tail(step.segment(number)[1]), uses[number])
                     for number in uses}
         check(found == expected, step.where, "the usage is not what its chunks use")
@@ -1011,7 +1033,8 @@ def verify_segment(file, record, uuid):
     expected = struct.pack("<8sII16sQQII", b"CAIRNSEG", 3, 4096, uuid, number, record.step,
                            record.rank, record.epoch)
     check(digest64(header[:4088]) == u64(header, 4088) and header[:56] == expected
-          and u32(header, 64) == record.id_tail and not any(header[68:4088]), where, "wrong header", 0)
+          and u32(header, 64) == record.id_tail and not any(header[68:4088]), where,
+          "wrong header", 0)
     magic, version, zero, payload_end, digests_at, count, footer_length, *sums, own = struct.unpack(
         "<8sII7Q", trailer[:72])
     check(digest64(trailer[:72]) == u64(trailer, 72) and (magic, version, zero, own)
@@ -1056,11 +1079,16 @@ def parse_slices(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not BEGIN:END,...")
     return tuple(slice(*(int(x) if x else None for x in match.groups())) for match in found)
 
+def show(value):
+    """The text of a value. Python refuses to show long numbers in decimal."""
+    is_long = isinstance(value, int) and value.bit_length() > 10_000
+    return hex(value) if is_long else repr(value)
+
 def describe(step, kind, name):
     """A leaf, for the list of keys."""
     if kind == VALUE:
         value = step.value(name)
-        return {"key": name, "type": type(value).__name__, "value": repr(value)}
+        return {"key": name, "type": type(value).__name__, "value": show(value)}
     record = step.tensor_record(name)
     return {"key": name, "type": "tensor", "dtype": record.dtype_name, "shape": record.shape,
             "nbytes": record.nbytes, "alias_of": record.alias_of}
@@ -1079,7 +1107,7 @@ def report(options):
         value = store.step(name or "latest").read(options.key, options.slice)
         if isinstance(value, (numpy.ndarray, numpy.generic)):
             return {"shape": value.shape, "hex": value.tobytes().hex()}, [str(value)]
-        return {"value": repr(value)}, [repr(value)]
+        return {"value": show(value)}, [show(value)]
     if name:
         step = store.step(name)
         found = [describe(step, kind, key) for kind, key in step.leaves()]
@@ -1099,6 +1127,7 @@ def main(arguments=None):
     parser.add_argument("--verify", action="store_true", help="print what is damaged")
     parser.add_argument("--json", action="store_true", help="print JSON; tensors as hex")
     options = parser.parse_args(arguments)
+    sys.stdout.reconfigure(errors="backslashreplace")  # keys may have lone surrogates
     try:
         found, lines = report(options)
     except FormatError as error:
