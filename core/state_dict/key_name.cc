@@ -77,7 +77,8 @@ Result<Node> ParseName(std::string_view name) {
     if (next == '.' || next == '\\') node.key += next;
     if (next == 'I') node.key_kind = KeyKind::kInt;
   }
-  const bool is_number = node.key.find_first_not_of("0123456789") == std::string::npos;
+  const bool is_number = !node.key.empty() && (node.key == "0" || node.key.front() != '0') &&
+                         node.key.find_first_not_of("0123456789") == std::string::npos;
   if (NameOf(node) == name && (node.key_kind == KeyKind::kString || is_number)) return node;
   return Fail(Error{.code = ErrorCode::kInvalidArgument,
                     .message = "it is not the name of a key: '\\' is written '\\\\', and a '.' "
@@ -100,6 +101,11 @@ std::string JoinedTexts(std::string_view fqn) {
     if (i < fqn.size()) texts += fqn[i];
   }
   return texts;
+}
+
+bool HasForms(const StateTree& tree) {
+  return std::ranges::any_of(tree.nodes,
+                             [](const Node& node) { return node.form != KeyForm::kPlain; });
 }
 
 void EscapeEqualNames(StateTree& tree) {

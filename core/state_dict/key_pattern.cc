@@ -15,13 +15,14 @@ namespace cairn::core {
 namespace {
 
 constexpr std::string_view kWildcards = "*?[";
+constexpr std::string_view kEscaped = "\\.IBNF";  // what a "\" escapes
 
 // Returns the code point of `text` at `*at`, and advances `*at`. A byte that does not begin UTF-8
 // counts as one character with a value above all code points, so that any bytes can be matched, and
 // an escape as one with a value above these.
 uint32_t NextCharacter(std::string_view text, size_t* at) {
   constexpr uint32_t kFirstEscapeValue = 0x120000;
-  if (text[*at] == '\\' && *at + 1 < text.size()) {
+  if (text[*at] == '\\' && *at + 1 < text.size() && kEscaped.contains(text[*at + 1])) {
     *at += 2;
     return kFirstEscapeValue + static_cast<uint8_t>(text[*at - 1]);
   }
@@ -35,13 +36,6 @@ uint32_t NextCharacter(std::string_view text, size_t* at) {
 
 Result<KeyPatterns::Pattern> KeyPatterns::ParseOne(std::string_view text) {
   Pattern pattern;
-  for (size_t at = text.find('\\'); at != std::string_view::npos; at = text.find('\\', at + 2)) {
-    if (at + 1 < text.size() && std::string_view("\\.IBNF").contains(text[at + 1])) continue;
-    return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("pattern '{}' has a '\\' that escapes nothing; write '\\\\' for the "
-                            "character itself",
-                            text));
-  }
   const size_t wildcard = text.find_first_of(kWildcards);
   pattern.prefix = std::string(text.substr(0, wildcard));
   if (wildcard == std::string_view::npos) return pattern;

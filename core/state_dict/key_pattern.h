@@ -6,9 +6,9 @@
 /// matches inside one path element, "**" across elements, "?" one character except ".", and "[a-c]"
 /// one character of a set ("[!a-c]": one that is not in it); sets do not match ".". Characters are
 /// UTF-8 code points, and the escapes of key_name.h: "\." is one character, and does not separate
-/// elements. A leading "!" excludes. A key matches if no exclusion matches it, and an inclusion does
-/// or there are no inclusions. Cost of a match: at most the length of the key times the length of the
-/// pattern.
+/// elements; any other "\" is a character. A leading "!" excludes. A key matches if no exclusion
+/// matches it, and an inclusion does or there are no inclusions. Cost of a match: at most the
+/// length of the key times the length of the pattern.
 
 #include <cstdint>
 #include <functional>
@@ -26,7 +26,7 @@ class KeyPatterns {
  public:
   /// Matches every key.
   KeyPatterns() = default;
-  /// kInvalidArgument: a pattern is empty, a set is not closed, or "\" does not begin an escape.
+  /// kInvalidArgument: a pattern is empty, or a set is not closed.
   static Result<KeyPatterns> Parse(const std::vector<std::string>& patterns);
 
   bool Matches(std::string_view fqn) const;

@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// State dicts: nested maps and lists of tensors and values, as a tree in preorder.
 ///
-/// The FQN of a leaf is the names of its keys, joined by "." (key_name.h). The tree contains what the
-/// FQN does not: types of containers and of keys (the int key 0 and the string key "0" differ), the
-/// order, empty containers, and which "." separate keys.
+/// The FQN of a leaf is the names of its keys, joined by "." (key_name.h). The tree contains what
+/// the FQN does not: types of containers and of keys (the int key 0 and the string key "0" differ),
+/// the order, empty containers, and which "." separate keys.
 ///
 ///   StateDict state;
 ///   auto model = state.root().Map("model");
@@ -85,8 +85,8 @@ struct Leaf {
   std::string fqn;
 };
 /// Returns the leaves in tree order. kInvalidArgument, naming the FQN: two leaves have the same
-/// FQN (EscapeEqualNames gives them different ones), an FQN contains NUL or is too long, or the tree has too many levels. kDataLoss: the child
-/// counts do not add up.
+/// FQN (EscapeEqualNames gives them different ones), an FQN contains NUL or is too long, or the
+/// tree has too many levels. kDataLoss: the child counts do not add up.
 Result<std::vector<Leaf>> FlattenTree(const StateTree& tree);
 
 /// Returns the tree of the leaves for which keep[i] is true (i in FlattenTree order), without the

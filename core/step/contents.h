@@ -70,6 +70,9 @@ struct Contents {
   StateTree tree;                   // pruned to the selection
   std::vector<TensorInfo> tensors;  // key order; includes hidden ones that a selected tensor needs
   std::vector<ValueInfo> values;    // key order
+  // Whether a selection was made of a step that has escaped keys: a leaf that is not in `tree` may
+  // have the same texts as one that is.
+  bool may_lack_equal_texts = false;
 };
 
 // Tensors that are longer than what is stored of them, because they repeat elements of another

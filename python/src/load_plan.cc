@@ -30,17 +30,31 @@ bool HasSameForm(const TensorMemory& memory, const core::TensorInfo& info) {
                             [](int64_t size) { return static_cast<uint64_t>(size); });
 }
 
-bool HasEscapes(const core::StateTree& tree) {
-  return std::ranges::any_of(
-      tree.nodes, [](const core::Node& node) { return node.form != core::KeyForm::kPlain; });
-}
+// A leaf, with the texts of its keys, joined by ".", and a text that states all of its keys.
+struct LeafKeys {
+  uint32_t node;
+  std::string texts, keys;
+};
 
-// Returns the leaves with FQNs in which all keys are escaped, so that each states all of its keys.
-std::vector<core::Leaf> LeavesByKeys(core::StateTree tree) {
-  for (core::Node& node : tree.nodes) {
-    if (node.form == core::KeyForm::kPlain) node.form = core::KeyForm::kEscaped;
+std::vector<LeafKeys> KeysOfLeaves(const core::StateTree& tree) {
+  const std::vector<uint32_t> parents = Unwrap(core::internal::ParentsOf(tree));
+  std::vector<LeafKeys> leaves;
+  std::vector<LeafKeys> path;  // the containers above the node
+  for (uint32_t i = 0; i < tree.nodes.size(); ++i) {
+    const core::Node& node = tree.nodes[i];
+    while (!path.empty() && path.back().node != parents[i]) path.pop_back();
+    LeafKeys one{i, {}, {}};
+    if (i > 0) {
+      if (parents[i] != 0) one.texts = path.back().texts + '.';
+      one.texts += node.key;
+      // A part of a list is a dict of ints.
+      const bool is_position = node.key_kind == core::KeyKind::kIndex;
+      const core::KeyKind kind = is_position ? core::KeyKind::kInt : node.key_kind;
+      one.keys = path.back().keys + '\0' + static_cast<char>(kind) + node.key;
+    }
+    (core::IsContainer(node.kind) ? path : leaves).push_back(std::move(one));
   }
-  return Unwrap(core::FlattenTree(tree));
+  return leaves;
 }
 
 }  // namespace
@@ -132,7 +146,10 @@ LoadPlan::LoadPlan(const StepContents& contents, nb::handle state, nb::list patt
       walk_(WalkState(state, torch_)),
       node_of_leaf_(contents.leaf_count(), kNone) {
   const core::KeyPatterns wanted = ParsePatterns(patterns);
-  if (HasEscapes(contents_.all().tree) || HasEscapes(walk_.tree)) MatchEscapedKeys();
+  const core::Contents& all = contents_.all();
+  if (all.may_lack_equal_texts || core::HasForms(all.tree) || core::HasForms(walk_.tree)) {
+    MatchEscapedKeys();
+  }
   for (uint32_t node = 0; node < walk_.py_nodes.size(); ++node) {
     if (core::IsContainer(walk_.tree.nodes[node].kind)) continue;
     // A part of a step may have escapes that the state does not need, and the other way round.
@@ -162,25 +179,37 @@ void LoadPlan::Match(uint32_t node) {
 
 // As elsewhere, containers and dotted keys are equivalent, but only where the texts of the keys are
 // enough to tell the leaves apart. Where they are not, all keys must be equal.
+//
+// A key of verbatim form is that of a front end or, after a rebuild, a complete FQN. If the key and
+// the FQN name different leaves, neither is taken.
 void LoadPlan::MatchEscapedKeys() {
-  const std::vector<core::Leaf> stored = LeavesByKeys(contents_.all().tree);
-  const std::vector<core::Leaf> given = LeavesByKeys(walk_.tree);
+  const core::Contents& all = contents_.all();
+  const std::vector<LeafKeys> stored = KeysOfLeaves(all.tree);
+  const std::vector<LeafKeys> given = KeysOfLeaves(walk_.tree);
   struct Same {
     std::vector<uint32_t> stored;
     size_t given_count = 0;
   };
-  std::unordered_map<std::string, Same> by_texts;
+  std::unordered_map<std::string_view, Same> by_texts;
+  std::unordered_map<std::string_view, uint32_t> verbatim;  // by FQN
   for (uint32_t i = 0; i < stored.size(); ++i) {
-    by_texts[core::JoinedTexts(stored[i].fqn)].stored.push_back(i);
+    by_texts[stored[i].texts].stored.push_back(i);
+    const bool is_verbatim = all.tree.nodes[stored[i].node].form == core::KeyForm::kVerbatim;
+    if (is_verbatim) verbatim.emplace(contents_.fqn(i), i);
   }
-  for (const core::Leaf& leaf : given) ++by_texts[core::JoinedTexts(leaf.fqn)].given_count;
+  for (const LeafKeys& leaf : given) ++by_texts[leaf.texts].given_count;
   leaf_of_node_.assign(walk_.py_nodes.size(), kNone);
-  for (const core::Leaf& leaf : given) {
-    const Same& same = by_texts[core::JoinedTexts(leaf.fqn)];
-    const bool is_only = same.stored.size() == 1 && same.given_count == 1;
-    const auto found = std::ranges::find_if(
-        same.stored, [&](uint32_t i) { return is_only || stored[i].fqn == leaf.fqn; });
-    if (found != same.stored.end()) leaf_of_node_[leaf.node] = *found;
+  for (const LeafKeys& leaf : given) {
+    const Same& same = by_texts[leaf.texts];
+    const bool is_only =
+        !all.may_lack_equal_texts && same.stored.size() == 1 && same.given_count == 1;
+    uint32_t& match = leaf_of_node_[leaf.node];
+    for (const uint32_t i : same.stored) {
+      if (is_only || stored[i].keys == leaf.keys) match = i;
+    }
+    const auto named = verbatim.empty() ? verbatim.end() : verbatim.find(walk_.Fqn(leaf.node));
+    if (named == verbatim.end() || named->second == match) continue;
+    match = match == kNone ? named->second : kNone;
   }
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/state_dict/key_name.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 #include "python/src/gil.h"
@@ -107,8 +108,13 @@ class Finder {
 // Returns the contents that `state` describes, and the hidden owners that `shared` refers to.
 core::Contents ConvertedContents(const core::Contents& stored, const core::StateDict& state,
                                  const nb::dict& shared) {
-  core::Contents made{.step = stored.step, .tree = state.tree, .tensors = {}, .values = {}};
+  core::Contents made{.step = stored.step, .tree = state.tree, .tensors = {}, .values = {},
+                      .may_lack_equal_texts = stored.may_lack_equal_texts};
   const std::vector<core::Leaf> leaves = Unwrap(state.Leaves());
+  const auto is_leaf = [](const core::Node& node) { return !core::IsContainer(node.kind); };
+  if (std::ranges::count_if(stored.tree.nodes, is_leaf) > std::ssize(leaves)) {
+    made.may_lack_equal_texts |= core::HasForms(stored.tree);
+  }
   for (size_t i = 0; i < leaves.size(); ++i) {
     const std::string& fqn = leaves[i].fqn;
     if (!core::IsTensor(made.tree.nodes[leaves[i].node].kind)) {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <utility>
 
+#include "core/state_dict/key_name.h"
 #include "core/step/internal/lookup.h"
 #include "kv/base/key.h"
 
@@ -37,13 +38,15 @@ StateTree Prune(const StateTree& tree, const std::vector<Leaf>& leaves,
   return PruneTree(tree, keep);
 }
 
-// Returns the step's tree with only the leaves that the patterns select.
-Result<StateTree> SelectTree(const StepView& view, const KeyPatterns& patterns) {
+// Adds the step's tree with only the leaves that the patterns select.
+Result<void> SelectTree(const StepView& view, const KeyPatterns& patterns, Contents& contents) {
   CAIRN_TRY_ASSIGN(const std::vector<std::byte> record, FindStructure(view));
-  CAIRN_TRY_ASSIGN(StateTree tree, DecodeTree(record));
-  if (patterns.matches_everything()) return tree;
-  CAIRN_TRY_ASSIGN(const std::vector<Leaf> leaves, FlattenTree(tree));
-  return Prune(tree, leaves, patterns);
+  CAIRN_TRY_ASSIGN(contents.tree, DecodeTree(record));
+  if (patterns.matches_everything()) return {};
+  CAIRN_TRY_ASSIGN(const std::vector<Leaf> leaves, FlattenTree(contents.tree));
+  contents.may_lack_equal_texts = HasForms(contents.tree);
+  contents.tree = Prune(contents.tree, leaves, patterns);
+  return {};
 }
 
 // Returns the owners of `aliases`, in key order, and checks that all aliases are inside of them:
@@ -128,7 +131,10 @@ Result<Contents> ListLiterals(const StepView& view, const KeyPatterns& patterns,
   for (Leaf& leaf : leaves) fqns.push_back(std::move(leaf.fqn));
   std::ranges::sort(fqns);
   auto contents = are_exact ? FindLeaves(view, {}, fqns) : ListLeaves(view, patterns);
-  if (contents) contents->tree = std::move(tree);
+  if (contents) {
+    contents->tree = std::move(tree);
+    contents->may_lack_equal_texts = stored->has_forms();
+  }
   return contents;
 }
 
@@ -201,7 +207,7 @@ Result<Contents> RunList(const StepView& view, const KeyPatterns& patterns, Tree
     return ListLiterals(view, patterns, *literals, trees);
   }
   CAIRN_TRY_ASSIGN(Contents contents, ListLeaves(view, patterns));
-  CAIRN_TRY_ASSIGN(contents.tree, SelectTree(view, patterns));
+  CAIRN_TRY(SelectTree(view, patterns, contents));
   return contents;
 }
 

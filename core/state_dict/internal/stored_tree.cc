@@ -53,6 +53,8 @@ std::string_view StoredTree::NameAt(uint32_t node, std::string& storage) const {
   return storage;
 }
 
+bool StoredTree::has_forms() const { return record_->forms() != nullptr; }
+
 uint32_t StoredTree::ChildCount(uint32_t node) const { return record_->child_counts()->Get(node); }
 
 bool StoredTree::HasLeaves(uint32_t node) const {

@@ -31,6 +31,8 @@ class StoredTree {
   ///
   /// Cost: linear in the selected nodes, and in the children of the containers above them.
   StateTree Select(const LiteralKeys& literals) const;
+  /// Whether the name of a key is not plain.
+  bool has_forms() const;
 
  private:
   /// How a child is related to the literals.

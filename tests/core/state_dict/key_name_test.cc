@@ -144,7 +144,8 @@ TEST(KeyNameTest, NamesAreParsed) {
     CAIRN_ASSERT_OK_AND_ASSIGN(const Node node, ParseName(name));
     EXPECT_EQ(NameOf(node), name);
   }
-  for (const char* name : {"\\", "a\\", "a\\x", "a.b\\.c", "\\Ix", "a\\I1", "\\Fx"}) {
+  for (const char* name : {"\\", "a\\", "a\\x", "a.b\\.c", "\\Ix", "a\\I1", "\\Fx", "\\I",
+                           "\\I007"}) {
     EXPECT_THAT(ParseName(name), IsError(ErrorCode::kInvalidArgument, "name of a key")) << name;
   }
 }
@@ -163,9 +164,11 @@ TEST(KeyNameTest, PatternsTreatAnEscapedDotAsOneCharacterOfAKey) {
   EXPECT_FALSE(matches("a", "a\\.b"));
   EXPECT_FALSE(matches("a.**", "a\\.b"));
   EXPECT_TRUE(matches("a\\\\*", "a\\\\b"));
-  for (const char* pattern : {"a\\", "\\*", "a\\x"}) {
-    EXPECT_THAT(KeyPatterns::Parse({pattern}), IsError(ErrorCode::kInvalidArgument, "escapes"));
-  }
+  // A backslash that begins no escape, as in keys of verbatim form, is a character.
+  EXPECT_TRUE(matches("a\\x", "a\\x"));
+  EXPECT_TRUE(matches("a\\", "a\\.0"));
+  EXPECT_TRUE(matches("a?x*", "a\\xy"));
+  EXPECT_TRUE(matches("\\?", "\\*"));
 }
 
 TEST(KeyNameTest, RanksThatNameAKeyDifferentlyAreRefused) {

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections import OrderedDict
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -181,6 +182,7 @@ def test_integer_keys_become_texts_as_dcp_makes_them(storage, path):
 
 def test_backslashes_in_keys_are_kept(storage, path):
     state = {"a\\b": torch.ones(2), "n": {"x\\.y": torch.zeros(3), "v\\": 3}}
+    state["n\\x"] = [np.ones(2)]
     storage.save(state, path)
     assert_same(storage.load(blank(state), path), state)
 
