@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <functional>
 #include <queue>
+#include <string>
+#include <unordered_map>
 #include <utility>
 
+#include "core/state_dict/key_name.h"
 #include "core/state_dict/key_pattern.h"
 #include "core/step/internal/tensor_records.h"
 #include "core/tensor/internal/memory_span.h"
@@ -313,9 +316,15 @@ Result<void> MarkStatedUnchanged(SavePlan& plan, const SaveOptions& options, uin
   }
   if (options.unchanged.empty()) return {};
   CAIRN_TRY_ASSIGN(const KeyPatterns patterns, KeyPatterns::Parse(options.unchanged));
+  // Whether a key is escaped depends on other keys, so in the base step, one of several leaves with
+  // the same texts may have the name of another one.
+  std::unordered_map<std::string, size_t> leaves_by_texts;
+  for (const TensorInfo& tensor : plan.tensors) ++leaves_by_texts[JoinedTexts(tensor.fqn)];
+  for (const auto& [fqn, record] : plan.values) ++leaves_by_texts[JoinedTexts(fqn)];
   std::vector<bool> matches(plan.tensors.size());
   for (size_t i = 0; i < plan.tensors.size(); ++i) {
-    matches[i] = patterns.Matches(plan.tensors[i].fqn);
+    const std::string& fqn = plan.tensors[i].fqn;
+    matches[i] = patterns.Matches(fqn) && leaves_by_texts[JoinedTexts(fqn)] == 1;
   }
   for (PlannedShard& shard : plan.shards) {
     // Devices digest their tensors at the rate of their memory.
