@@ -269,6 +269,10 @@ Result<const schema::StructureRecord*> internal::CheckedStructure(
                   "a state dict contains a kind of node or key that is unknown to this version; "
                   "upgrade to read it");
     }
+    if (i > 0 && key_kinds->Get(i) == schema::KeyKind::Root) {
+      return Fail(ErrorCode::kDataLoss,
+                  "StructureRecord is damaged: a key has the kind of the root");
+    }
     // Nodes of a hostile record may refer to the same key, which would be copied for each.
     key_bytes += keys->Get(i)->size();
     if (key_bytes > bytes.size()) {

@@ -55,9 +55,10 @@ StateTree ChainTo(const StateTree& tree, size_t at, size_t end, std::span<const 
       continue;
     }
     chain.nodes.push_back(tree.nodes[at]);
+    if (path.size() == 1) continue;  // its key, with the form that goes with the kind
     chain.nodes.back().key_kind = node.key_kind;
     chain.nodes.back().key = std::move(node.key);
-    if (path.size() > 1) chain.nodes.back().form = KeyForm::kPlain;
+    chain.nodes.back().form = KeyForm::kPlain;
   }
   chain.nodes.insert(chain.nodes.end(), tree.nodes.begin() + static_cast<ptrdiff_t>(at) + 1,
                      tree.nodes.begin() + static_cast<ptrdiff_t>(end));

@@ -12,6 +12,7 @@
 
 #include "core/checkpoint_store.h"
 #include "core/device/device.h"
+#include "core/state_dict/key_name.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {
@@ -247,6 +248,15 @@ TEST(NestTreeTest, APathThatDoesNotSpellItsKeyIsPassedOver) {
   state.root().Value("a.b", int64_t{2});
   CAIRN_ASSERT_OK_AND_ASSIGN(const StateTree nested,
                              NestTree(state.tree, {{"a.b", {{.text = "x"}, {.text = "b"}}}}));
+  EXPECT_EQ(nested, state.tree);
+}
+
+TEST(NestTreeTest, AKeyWithoutAPathKeepsItsKindAndForm) {
+  StateDict state;
+  state.root().WithKeyKind(KeyKind::kInt).Value("1", int64_t{1});
+  state.root().Value("1", int64_t{2});
+  EscapeEqualNames(state.tree);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StateTree nested, NestTree(state.tree, {}));
   EXPECT_EQ(nested, state.tree);
 }
 

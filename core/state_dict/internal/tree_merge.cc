@@ -46,8 +46,8 @@ Result<void> TreeMerge::Join(Branch& into, std::unique_ptr<Branch> other, const 
   }
   if (into.node.form != other->node.form) {
     return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                      .message = fmt::format("it is named '{}' on another rank, because not all of "
-                                             "them hold the keys that this key is escaped for; "
+                      .message = fmt::format("another rank or portion names it '{}', because not all "
+                                             "of them hold the keys that this key is escaped for; "
                                              "rename one of these keys",
                                              NameOf(into.node)),
                       .key = path});

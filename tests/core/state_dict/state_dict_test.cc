@@ -54,21 +54,33 @@ TEST(StateDictTest, BuilderKeepsKindsAndKeys) {
   EXPECT_THAT(state.slot, ElementsAre(0, 0, 1, 2));
 }
 
-TEST(StateDictTest, NodesThatShareAKeyAreRefused) {
-  // Otherwise a record of 3 MiB could fill 100 GiB of memory.
+// Decodes a record of ten nodes of which all have the same key.
+Result<StateTree> DecodeNodesOfOneKey(KeyKind key_kind) {
   constexpr size_t kNodes = 10;
   flatbuffers::FlatBufferBuilder builder;
   const std::vector<uint8_t> zeros(kNodes);
+  const std::vector key_kinds(kNodes, static_cast<uint8_t>(key_kind));
   const std::vector keys(kNodes, builder.CreateString(std::string(1000, 'k')));
   const auto keys_at = builder.CreateVector(keys);
   const auto kinds_at = builder.CreateVectorScalarCast<schema::NodeKind>(zeros.data(), kNodes);
-  const auto key_kinds_at = builder.CreateVectorScalarCast<schema::KeyKind>(zeros.data(), kNodes);
+  const auto key_kinds_at =
+      builder.CreateVectorScalarCast<schema::KeyKind>(key_kinds.data(), kNodes);
   const auto counts_at = builder.CreateVector(std::vector<uint32_t>(kNodes));
   builder.Finish(schema::CreateStructureRecord(builder, schema::kRecordVersion, kinds_at,
                                                key_kinds_at, keys_at, counts_at),
                  schema::StructureRecordIdentifier());
-  EXPECT_THAT(DecodeTree(std::as_bytes(std::span(builder.GetBufferPointer(), builder.GetSize()))),
+  return DecodeTree(std::as_bytes(std::span(builder.GetBufferPointer(), builder.GetSize())));
+}
+
+TEST(StateDictTest, NodesThatShareAKeyAreRefused) {
+  // Otherwise a record of 3 MiB could fill 100 GiB of memory.
+  EXPECT_THAT(DecodeNodesOfOneKey(KeyKind::kString),
               IsError(ErrorCode::kDataLoss, "longer than it"));
+}
+
+TEST(StateDictTest, KeysOfTheKindOfTheRootAreRefused) {
+  EXPECT_THAT(DecodeNodesOfOneKey(KeyKind::kRoot),
+              IsError(ErrorCode::kDataLoss, "the kind of the root"));
 }
 
 TEST(StateDictTest, RootMayBeALeaf) {
@@ -133,7 +145,9 @@ TEST(StateDictTest, FlippedBitsInARecordNeverCrash) {
 TEST(StoredTreeTest, DeepTreesDoNotExhaustTheStack) {
   constexpr int kDepth = 200'000;
   StateTree tree;
-  tree.nodes.assign(kDepth, Node{.kind = NodeKind::kDict, .child_count = 1});
+  tree.nodes.assign(kDepth,
+                    Node{.kind = NodeKind::kDict, .key_kind = KeyKind::kString, .child_count = 1});
+  tree.nodes.front().key_kind = KeyKind::kRoot;
   tree.nodes.push_back({.kind = NodeKind::kValue, .key_kind = KeyKind::kString});
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto stored, internal::StoredTree::Open(EncodeTree(tree)));
   EXPECT_EQ(stored->Select({std::string(kDepth - 1, '.')}), tree);
