@@ -66,11 +66,15 @@ def texts_of(fqn: str) -> list[str]:
     """The texts between the dots that separate keys (docs/format/keys.md)."""
 
     def text(escape: re.Match[str]) -> str:
-        if escape[1] is None:
+        if escape[0] == ".":
             return "\0"  # not in any key
+        if not escape[1] or escape[1] not in ".\\IBNF":
+            raise Invalid(
+                f"the name {fqn!r} has a backslash that escapes nothing: write two", key=fqn
+            )
         return escape[1] if escape[1] in ".\\" else ""
 
-    return re.sub(r"\\(.)|\.", text, fqn, flags=re.DOTALL).split("\0")
+    return re.sub(r"\\(.?)|\.", text, fqn, flags=re.DOTALL).split("\0")
 
 
 def renamed_state(
@@ -91,11 +95,11 @@ def renamed_state(
     root = _Container(dict if isinstance(tree, int) else type(tree))
     containers = [root]
 
-    def insert(path: Sequence[_Step], value: Any, fqn: str, is_exact: bool = True) -> None:
+    def insert(path: Sequence[_Step], value: Any, fqn: str, exact_steps: int) -> None:
         node = root
-        for text, key, kind in path:
+        for i, (text, key, kind) in enumerate(path):
             name: Any = text
-            if is_exact and type(node.children.get(name, (key,))[0]) is not type(key):
+            if i < exact_steps and type(node.children.get(name, (key,))[0]) is not type(key):
                 name = (type(key), text)
             if name not in node.children:
                 node.children[name] = (key, value if kind is None else _Container(kind))
@@ -111,21 +115,22 @@ def renamed_state(
 
     for path, source in paths_of(tree):
         if source is None:
-            insert(path, None, name_of(path))
+            insert(path, None, name_of(path), len(path))
             continue
         for key in made.get(source, []):
             is_same = key.fqn == names[source]
             if is_same and not path and len(keys) == 1:
                 return value_of(key)
-            place = path if is_same else _renamed(path, key.fqn)
-            insert(place, value_of(key), key.fqn, is_same)
+            place, kept = (path, len(path)) if is_same else _renamed(path, key.fqn)
+            insert(place, value_of(key), key.fqn, kept)
     for container in reversed(containers):
         container.build()
     return root.built
 
 
-def _renamed(path: Sequence[_Step], name: str) -> list[_Step]:
-    """The path of a key with the name `name` that was made of the leaf at `path`."""
+def _renamed(path: Sequence[_Step], name: str) -> tuple[list[_Step], int]:
+    """The path of a key with the name `name` that was made of the leaf at `path`, and how many of
+    its first steps are those of `path`."""
     renamed: list[_Step] = []
     rest = texts_of(name)
     while len(renamed) + 1 < len(path):
@@ -136,8 +141,9 @@ def _renamed(path: Sequence[_Step], name: str) -> list[_Step]:
         rest = rest[len(texts) :]
     if path and "." in path[-1].text:
         rest = [".".join(rest)]
+    kept = len(renamed)
     renamed += [_Step(text, text, dict) for text in rest[:-1]]
     # The last key of a container that has positions remains a position.
     is_same = len(renamed) + 1 == len(path) and path[-1].text == rest[-1]
     renamed.append(path[-1] if is_same else _Step(rest[-1], rest[-1], None))
-    return renamed
+    return renamed, kept

@@ -62,7 +62,7 @@ class StatefulAdapter:
             return state
         # state_dict() may be a collective, and the order of keys may differ between ranks.
         taken = {
-            key: self._take(value, f"{prefix}.{key}" if prefix else str(key))
+            key: self._take(value, f"{prefix}.{_name_of(key)}" if prefix else _name_of(key))
             for key, value in sorted(state.items(), key=lambda item: str(item[0]))
             if is_stateful(value)
         }
@@ -74,11 +74,15 @@ class StatefulAdapter:
             state_dict = dict(state_dict)
             for name in _frozen_names(value) & state_dict.keys():
                 del state_dict[name]
-                name = name.replace("\\", "\\\\")
-                self.frozen.append(f"{fqn}.{name}" if fqn else name)
+                self.frozen.append(f"{fqn}.{_name_of(name)}" if fqn else _name_of(name))
         was_meta = _is_module(value) and any(map(_is_meta, state_dict.values()))
         self._objects.append((value, state_dict, was_meta))
         return state_dict
+
+
+def _name_of(key: Any) -> str:
+    """The name of a key in FQNs."""
+    return str(key).replace("\\", "\\\\")
 
 
 def _has_stateful(state: dict) -> bool:

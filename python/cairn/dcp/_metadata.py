@@ -298,7 +298,8 @@ def _synthesized_metadata(contents: _cairn.Contents) -> Metadata:
         if fqn in entries or stored != fqn:
             raise Invalid(
                 f"'{stored}' of step {contents.step} cannot be named in "
-                "torch.distributed.checkpoint, which joins keys with '.': load it with Store.load",
+                "torch.distributed.checkpoint, which joins keys with '.' and keeps backslashes as "
+                "they are: load it with Store.load",
                 key=stored,
                 step=contents.step,
             )
