@@ -108,8 +108,33 @@ def test_patterns_and_slices_take_escaped_names(store):
     target = {"a.b": torch.full((3,), 7.0), "a": {"b": torch.full((3,), 7.0)}}
     store.load(target, keys="a\\.b")
     assert_same(target, {"a.b": torch.zeros(3), "a": {"b": torch.full((3,), 7.0)}})
-    with pytest.raises(cairn.Invalid, match="escapes nothing"):
+    with pytest.raises(cairn.NotFound):
         store.read("a\\b")
+
+
+def test_a_selected_leaf_never_receives_a_value_with_the_same_texts(store):
+    store.save(1, BOTH)
+    target = {"a.b": torch.full((3,), 7.0)}
+    with pytest.raises(cairn.NotFound):
+        store.load(target, keys="a.b")
+    store.load(target, keys=["**", "!a\\.b"], strict=False)
+    assert_same(target["a.b"], torch.full((3,), 7.0))
+
+
+def test_a_load_accepts_names_that_would_be_too_long_if_all_keys_were_escaped(store):
+    state = {**BOTH, "." * 60000: torch.ones(2)}
+    store.save(1, state)
+    target = zeroed(state)
+    store.load(target)
+    assert_same(target, state)
+
+
+def test_a_rename_keeps_the_kinds_of_the_keys_that_it_does_not_change(store):
+    store.save(1, {1: {"w": torch.zeros(1)}, "1": {"w": torch.ones(1)}})
+    renamed = store.read(rename={r"^1\.w$": "1.v"})
+    assert_same(renamed, {1: {"w": torch.zeros(1)}, "1": {"v": torch.ones(1)}})
+    with pytest.raises(cairn.Invalid, match="escapes nothing"):
+        store.read(rename={r"^1\.w$": r"1.v\\x"})
 
 
 def test_incremental_saves_and_asynchronous_ones_keep_escapes(store):
