@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Union
 
@@ -55,6 +56,8 @@ class ConversionOptions(NamedTuple):
             leaf = leaves[key.source]
             return leaf.value if isinstance(leaf, ValueLeaf) else _Described(leaf.kind, key)
 
+        # Names of unchanged keys are set below, too.
+        sources = [copy.copy(source) for source in sources]
         state = renamed_state(tree, stored.fqns(), keys, value_of)
         batch = _cairn.flatten(state, _Described.take, patterns)
         selected = {fqn for fqn, *_ in batch.layout()[1]}
