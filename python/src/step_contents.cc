@@ -108,7 +108,10 @@ class Finder {
 // Returns the contents that `state` describes, and the hidden owners that `shared` refers to.
 core::Contents ConvertedContents(const core::Contents& stored, const core::StateDict& state,
                                  const nb::dict& shared) {
-  core::Contents made{.step = stored.step, .tree = state.tree, .tensors = {}, .values = {},
+  core::Contents made{.step = stored.step,
+                      .tree = state.tree,
+                      .tensors = {},
+                      .values = {},
                       .may_lack_equal_texts = stored.may_lack_equal_texts};
   const std::vector<core::Leaf> leaves = Unwrap(state.Leaves());
   const auto is_leaf = [](const core::Node& node) { return !core::IsContainer(node.kind); };

@@ -64,8 +64,6 @@ def test_errors_of_the_state_come_at_once(store):
     store.save(1, {"v": 1})
     with pytest.raises(cairn.Conflict):
         store.save_async(1, {"v": 2})
-    with pytest.raises(cairn.Invalid):
-        store.save_async(2, {"a": {"b": 1}, "a.b": 2})
     with pytest.raises(cairn.Invalid, match="set"):
         store.save_async(2, {"a": {1, 2}})
     store.save_async(2, {"v": 2}).result()

@@ -1,4 +1,4 @@
-"""Every tree of keys is loaded as it was: names that would be equal are escaped, and all others are not."""
+"""Every tree of keys is loaded as it was: only names that would be equal are escaped."""
 
 from __future__ import annotations
 

@@ -142,8 +142,9 @@ def walk(folder):
 
 OWN_PATH = re.compile(
     r"(store|copy)/(CAIRN|hint|\.[0-9a-f]{16}\.tmp|(roots|tables|segments|pages|leases)"
-    r"(/[0-9a-f]{8}-[0-9a-f]{16}\.(seg|sst|steps)|/[0-9a-f]{16}(\.root)?|/\.0123456789abcdef\.tmp)?"
-    r"|pending(/[0-9a-f]{16}-7-0(/.*)?|/\.0123456789abcdef\.tmp)?)|cache/cairn-cache-[0-9]+(/.*)?"
+    r"(/[0-9a-f]{8}-[0-9a-f]{24}\.(seg|sst|steps)|/[0-9a-f]{16}\.root|/[0-9a-f]{32}"
+    r"|/\.0123456789abcdef\.tmp)?"
+    r"|pending(/[0-9a-f]{32}-7-0(/.*)?|/\.0123456789abcdef\.tmp)?)|cache/cairn-cache-[0-9]+(/.*)?"
 )
 
 

@@ -979,7 +979,7 @@ class Verification:
                 self.attempt(self.verify_chunk, step, chunk)
         for key, _ in step.scan(VALUES):
             name = decode(key[1:-1], step.where)
-            check(leaves.pop(name, None) == VALUE, step.where, f"{name!r} is no leaf")
+            check(leaves.pop(name, None) == VALUE, step.where, f"{name!r} is not a leaf")
             step.value(name)
         step.applications()
         check(not leaves, step.where, f"leaves are missing: {list(leaves)[:3]}")

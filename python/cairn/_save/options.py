@@ -16,6 +16,8 @@ def record_pairs(
     records: Mapping[str, Any], may_remove: bool = False
 ) -> list[tuple[str, bytes | None]]:
     """Names and bytes of records, as C++ takes them. None removes a record, if permitted."""
+    if not isinstance(records, Mapping):
+        raise TypeError(f"records are a dict of names and bytes, not {type(records).__name__}")
     for name in records:
         if not isinstance(name, str) or any(x == "\0" or "\ud800" <= x <= "\udfff" for x in name):
             raise Invalid(f"{name!r}: the name of a record must be Unicode text without NUL")

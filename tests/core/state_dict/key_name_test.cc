@@ -144,8 +144,8 @@ TEST(KeyNameTest, NamesAreParsed) {
     CAIRN_ASSERT_OK_AND_ASSIGN(const Node node, ParseName(name));
     EXPECT_EQ(NameOf(node), name);
   }
-  for (const char* name : {"\\", "a\\", "a\\x", "a.b\\.c", "\\Ix", "a\\I1", "\\Fx", "\\I",
-                           "\\I007"}) {
+  for (const char* name :
+       {"\\", "a\\", "a\\x", "a.b\\.c", "\\Ix", "a\\I1", "\\Fx", "\\I", "\\I007"}) {
     EXPECT_THAT(ParseName(name), IsError(ErrorCode::kInvalidArgument, "name of a key")) << name;
   }
 }
