@@ -8,6 +8,7 @@
 #include "kv/maintain/internal/step_copy.h"
 #include "kv/read/internal/snapshot_state.h"
 #include "kv/read/snapshot.h"
+#include "kv/root/internal/features.h"
 #include "kv/state/internal/root_change.h"
 #include "kv/state/internal/store_state.h"
 
@@ -52,7 +53,9 @@ class Copies {
       }
       if (found->HasRecordsOf(step) || attempt == kMaxAttempts) return copied;
       step = *found;  // a compaction has rewritten it
-      copier_.UseSource(*View(internal::CurrentRoot(StoreAccess::StateOf(source_))));
+      const auto newer = internal::CurrentRoot(StoreAccess::StateOf(source_));
+      CAIRN_TRY(internal::CheckCanWrite(newer->root.features, source_.storage().address()));
+      copier_.UseSource(*View(newer));
     }
   }
   /// Keeps finished segments for the next copier, which copies them again if this fails.

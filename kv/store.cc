@@ -285,13 +285,40 @@ Result<std::string> Store::OpenSession() {
 void Store::ContinueFrom(const StepInfo& step) const {
   const MutexLock lock(state_->mutex);
   state_->continued_from = step;
+  ++state_->load_count;
 }
+
+namespace {
+
+/// Returns the step from which the next one continues; nothing if there is none. kNotFound: the
+/// step that was named does not exist.
+Result<std::optional<StepInfo>> FindParent(StoreState& state, std::optional<uint64_t> named) {
+  const auto root = internal::CurrentRoot(state);
+  if (named) {
+    CAIRN_TRY_ASSIGN(const auto entry, root->steps.Find(*named));
+    if (entry != nullptr) return entry->info;
+    return Fail(Error{.code = ErrorCode::kNotFound,
+                      .message = "the step that is to be the parent does not exist",
+                      .step = *named});
+  }
+  {
+    const MutexLock lock(state.mutex);
+    if (state.continued_from) return state.continued_from;
+  }
+  CAIRN_TRY_ASSIGN(const auto newest, root->steps.Latest());
+  return newest == nullptr ? std::nullopt : std::optional(newest->info);
+}
+
+}  // namespace
 
 Result<std::unique_ptr<StepWriter>> Store::Begin(uint64_t step, const BeginOptions& options) {
   CAIRN_TRY(CheckCanBegin(*state_, step, options));
-  if (options.parent) {
-    CAIRN_TRY_ASSIGN(const auto snapshot, Latest());
-    CAIRN_TRY(snapshot->FindStep(*options.parent));
+  std::optional<StepInfo> parent;  // only the commit of rank 0 uses it
+  uint64_t load_count = 0;
+  if (!state_->joined) {
+    CAIRN_TRY_ASSIGN(parent, FindParent(*state_, options.parent));
+    const MutexLock lock(state_->mutex);
+    load_count = state_->load_count;
   }
   if (state_->step_writer_alive.exchange(true)) {
     return Fail(Error{.code = ErrorCode::kFailedPrecondition,
@@ -299,8 +326,10 @@ Result<std::unique_ptr<StepWriter>> Store::Begin(uint64_t step, const BeginOptio
                       .step = step});
   }
   const std::string attempt = options.attempt.empty() ? NextAttempt(step) : options.attempt;
-  return std::make_unique<StepWriter>(
-      std::make_unique<internal::StepAttempt>(state_, step, options, attempt));
+  auto state = std::make_unique<internal::StepAttempt>(state_, step, options, attempt);
+  state->parent = std::move(parent);
+  state->load_count = load_count;
+  return std::make_unique<StepWriter>(std::move(state));
 }
 
 Result<void> Store::FailAttempt(const std::string& attempt, uint32_t rank, const Error& error) {

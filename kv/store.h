@@ -119,7 +119,7 @@ class Store {
   /// early.
   void AwaitChange(std::chrono::milliseconds timeout) const;
 
-  /// States that this process has loaded `step`: the next step that is saved without a parent
+  /// States that `step` was loaded: the next step that this store saves without a parent
   /// (BeginOptions) continues from it.
   void ContinueFrom(const StepInfo& step) const;
 

@@ -28,7 +28,7 @@ enum class Column : uint8_t {
   kStructures = 4,    // (empty)       -> StructureRecord
   kApplication = 64,  // name          -> ApplicationRecord
   kSegments = 253,    // segment id    -> SegmentRecord
-  kUsage = 254,       // segment id    -> live bytes (u64) and epoch (u64), little-endian
+  kUsage = 254,       // segment id    -> live bytes (u64), epoch and id_tail (u32 each)
   kTables = 255,      // (empty)       -> the tables of the step after this one
 };
 inline constexpr int kColumnCount = 256;

@@ -72,8 +72,8 @@ struct BeginOptions {
   std::string note = {};
   std::vector<std::string> tags = {};  // tags that name the step from its commit on
   /// The step from which this one continues. If absent: the one that this store has saved or
-  /// continued from last (Store::ContinueFrom), otherwise the newest one. A step that it replaces
-  /// leaves it its own parent.
+  /// continued from last (Store::ContinueFrom), otherwise the newest one. A step that replaces
+  /// another one has its parent and its run instead.
   std::optional<uint64_t> parent = {};
   std::optional<RunId> run = {};  // if absent: that of the parent; a random one if there is none
 };

@@ -62,7 +62,7 @@ struct SegmentInfo {
   uint64_t segment_id = 0;  // the first 64 of its 96 bits, to which extents refer
   uint32_t id_tail = 0;     // the other 32 bits
   uint32_t epoch = 0;       // the writer's epoch
-  std::string name;    // in segments/
+  std::string name;         // in segments/
   uint64_t step = 0;
   uint32_t rank = 0;
   uint64_t file_bytes = 0;

@@ -127,10 +127,12 @@ void ExpectOldOrNew(const std::string& address, const Steps& before, const Steps
 /// Puts all kinds of objects into the store that an open for writing removes.
 void PlantGarbage(const std::string& address, bool in_files) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto storage, OpenStorage(address));
-  for (const char* name :
-       {"segments/00000001-0123456789abcdef00000000.seg", "tables/00000001-0123456789abcdef00000000.sst",
-        "pages/00000001-0123456789abcdef00000000.steps", "pending/00000001000000000000000000000000-7-0/1.part",
-        "pending/00000001000000000000000000000000-7-0/failed", "leases/00000001000000000000000000000000"}) {
+  for (const char* name : {"segments/00000001-0123456789abcdef00000000.seg",
+                           "tables/00000001-0123456789abcdef00000000.sst",
+                           "pages/00000001-0123456789abcdef00000000.steps",
+                           "pending/00000001000000000000000000000000-7-0/1.part",
+                           "pending/00000001000000000000000000000000-7-0/failed",
+                           "leases/00000001000000000000000000000000"}) {
     CAIRN_ASSERT_OK(storage->Put(name, std::as_bytes(std::span("garbage", 7))));
   }
   if (in_files) {

@@ -164,9 +164,10 @@ TEST_P(FailingOpenTest, LeavesTheStepsAndSucceedsWhenRetried) {
       if (exists) {
         CAIRN_ASSERT_OK_AND_ASSIGN(before, MakeHistory(path));
         std::filesystem::create_directories(path + "/pending/00000001000000000000000000000000-7-0");
-        for (const char* name :
-             {"/segments/00000001-0123456789abcdef00000000.seg", "/leases/00000001000000000000000000000000",
-              "/pending/00000001000000000000000000000000-7-0/1.part", "/roots/.0123456789abcdef.tmp"}) {
+        for (const char* name : {"/segments/00000001-0123456789abcdef00000000.seg",
+                                 "/leases/00000001000000000000000000000000",
+                                 "/pending/00000001000000000000000000000000-7-0/1.part",
+                                 "/roots/.0123456789abcdef.tmp"}) {
           std::ofstream(path + name) << "garbage";
         }
       }

@@ -136,8 +136,8 @@ TEST_F(PowerCutTest, LeavesAllStepsDuringAnOpenForWriting) {
   fs::create_directories(dir_ / "disk");
   CAIRN_ASSERT_OK_AND_ASSIGN(const Steps before, MakeHistory(StorePath()));
   for (const char* name :
-       {"/segments/00000001-0123456789abcdef00000000.seg", "/tables/00000001-0123456789abcdef00000000.sst",
-        "/roots/.0123456789abcdef.tmp"}) {
+       {"/segments/00000001-0123456789abcdef00000000.seg",
+        "/tables/00000001-0123456789abcdef00000000.sst", "/roots/.0123456789abcdef.tmp"}) {
     std::ofstream(StorePath() + name) << "garbage";
   }
   std::unique_ptr<Store> store;

@@ -158,10 +158,12 @@ Result<Steps> PrepareHistory(const std::shared_ptr<Storage>& storage) {
 /// Adds what writers of older epochs leave if they crash.
 Result<Steps> PrepareGarbage(const std::shared_ptr<Storage>& storage) {
   CAIRN_TRY_ASSIGN(Steps steps, PrepareHistory(storage));
-  for (const char* name :
-       {"segments/00000001-00000000000000aa00000000.seg", "tables/00000001-00000000000000aa00000000.sst",
-        "pages/00000001-00000000000000aa00000000.steps", "pending/00000001000000000000000000000000-4-0/1.part",
-        "pending/00000001000000000000000000000000-4-0/outcome", "leases/00000001000000000000000000000000"}) {
+  for (const char* name : {"segments/00000001-00000000000000aa00000000.seg",
+                           "tables/00000001-00000000000000aa00000000.sst",
+                           "pages/00000001-00000000000000aa00000000.steps",
+                           "pending/00000001000000000000000000000000-4-0/1.part",
+                           "pending/00000001000000000000000000000000-4-0/outcome",
+                           "leases/00000001000000000000000000000000"}) {
     CAIRN_TRY(storage->Put(name, std::as_bytes(std::span("garbage"))));
   }
   return steps;

@@ -45,12 +45,13 @@ Result<void> TreeMerge::Join(Branch& into, std::unique_ptr<Branch> other, const 
                       .key = path});
   }
   if (into.node.form != other->node.form) {
-    return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                      .message = fmt::format("another rank or portion names it '{}', because not all "
-                                             "of them hold the keys that this key is escaped for; "
-                                             "rename one of these keys",
-                                             NameOf(into.node)),
-                      .key = path});
+    return Fail(
+        Error{.code = ErrorCode::kInvalidArgument,
+              .message = fmt::format("another rank or portion names it '{}', because not all "
+                                     "of them hold the keys that this key is escaped for; "
+                                     "rename one of these keys",
+                                     NameOf(into.node)),
+              .key = path});
   }
   for (auto& child : other->children) {
     std::string below = path;

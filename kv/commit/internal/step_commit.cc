@@ -39,33 +39,18 @@ Result<StepEntryPtr> FindUnchanged(const StepAttempt& attempt, const StepInfo& s
   return entry;
 }
 
-/// Returns the step from which the attempt continues; nothing if there is none. kNotFound: it was
-/// named by a number, and does not exist any more.
-Result<std::optional<StepInfo>> FindParent(const StepAttempt& attempt) {
-  StoreState& state = *attempt.store;
-  const auto root = CurrentRoot(state);
-  if (const auto& parent = attempt.options.parent) {
-    CAIRN_TRY_ASSIGN(const StepEntryPtr entry, root->steps.Find(*parent));
-    if (entry != nullptr) return entry->info;
-    return Fail(Error{.code = ErrorCode::kNotFound,
-                      .message = "the parent of the step was deleted during the save",
-                      .step = *parent});
-  }
-  {
-    const MutexLock lock(state.mutex);
-    if (state.continued_from) return state.continued_from;
-  }
-  CAIRN_TRY_ASSIGN(const StepEntryPtr newest, root->steps.Latest());
-  return newest == nullptr ? std::nullopt : std::optional(newest->info);
-}
-
 /// Sets the parent and the run of the step.
 Result<void> SetDescent(const StepAttempt& attempt, StepInfo& info) {
-  CAIRN_TRY_ASSIGN(const std::optional<StepInfo> parent, FindParent(attempt));
+  const std::optional<StepInfo>& parent = attempt.parent;
   if (parent) {
     info.run = parent->run;
     info.parent = ParentStep{.step = parent->step, .attempt = parent->attempt};
     if (parent->step == info.step) info.parent = parent->parent;  // it is replaced
+  }
+  CAIRN_TRY_ASSIGN(const StepEntryPtr replaced, CurrentRoot(*attempt.store)->steps.Find(info.step));
+  if (replaced != nullptr && !attempt.options.parent) {
+    info.run = replaced->info.run;
+    info.parent = replaced->info.parent;
   }
   if (attempt.options.run) info.run = attempt.options.run;
   if (!info.run) info.run = NewUuid();
@@ -118,7 +103,8 @@ Result<StepInfo> CommitTable(StepAttempt& attempt, const StepSummary& summary,
   attempt.failed = false;
   {
     const MutexLock lock(state.mutex);
-    state.continued_from = entry.info;
+    // A load after the begin of the save is what the next step continues from.
+    if (state.load_count == attempt.load_count) state.continued_from = entry.info;
   }
   (void)FaultPoint("commit.done");
   return entry.info;

@@ -266,9 +266,7 @@ class Recoverer {
                                  .attempt = attempt.attempt}};
     for (const uint64_t segment_id : attempt.segment_ids) {
       const SegmentInfo& info = segments_.at(segment_id).info;
-      CAIRN_TRY_ASSIGN(
-          SealedSegment segment,
-          ReadSegment(storage_, state_.uuid, IdOf(info)));
+      CAIRN_TRY_ASSIGN(SealedSegment segment, ReadSegment(storage_, state_.uuid, IdOf(info)));
       recovered.info.written_bytes += info.payload_bytes;
       for (FooterEntry& entry : segment.entries) {
         CAIRN_TRY(AddEntry(std::move(entry), recovered.tensors));
@@ -280,11 +278,12 @@ class Recoverer {
   }
 
   Result<void> AddEntry(FooterEntry entry, std::map<std::string, Tensor>& tensors) {
+    if (entry.column != Column::kTensors && entry.column != Column::kChunks) return {};
     CAIRN_TRY_ASSIGN(const ParsedKey parsed, ParseKey(entry.key));
     Tensor& tensor = tensors[std::string(parsed.fqn)];
     if (entry.column == Column::kTensors) {
       tensor.record = std::move(entry.value);
-    } else if (entry.column == Column::kChunks) {
+    } else {
       CAIRN_TRY_ASSIGN(const ChunkExtents extents, DecodeChunkExtents(entry.value));
       bool exists = true;
       extents.ForEach([&](const Extent& extent) { exists = exists && Exists(extent); });

@@ -56,6 +56,9 @@ class Rebuilder {
     CAIRN_TRY(TakeStepsOfRoot());
     CAIRN_TRY(AddStepsOfTables());
     DropDamagedSteps();
+    // Tables of a newer Cairn are not damaged, and neither are their steps lost.
+    const auto newer = std::ranges::find(report_.lost, ErrorCode::kUnimplemented, &Error::code);
+    if (newer != report_.lost.end()) return Fail(*newer);
     // Without this, an error of the network would be a reason to put a root that lacks a step.
     const auto unclear = std::ranges::find_if(report_.lost, MayBeTemporary);
     if (unclear != report_.lost.end()) return Fail(CannotTellLoss(*unclear));
@@ -256,6 +259,12 @@ class Rebuilder {
       usage.push_back({.segment = IdOf(info), .live_bytes = bytes});
     }
     entry.usage_in_tables = usage.size() > kMaxInlineSegments;
+    if (entry.usage_in_tables) {
+      CAIRN_TRY_ASSIGN(const std::vector<SegmentUse> stored, ReadUsage(stack));
+      if (stored != usage) {
+        return Fail(ErrorCode::kDataLoss, "the usage in the tables is not that of their chunks");
+      }
+    }
     entry.usage = entry.usage_in_tables ? std::vector<SegmentUse>() : std::move(usage);
     return {};
   }
@@ -311,6 +320,7 @@ class Rebuilder {
 
   Result<void> PutRoots() {
     Root next{.number = last_number_, .store_uuid = state_.uuid, .epoch = state_.epoch};
+    next.features = best_.features;
     next.kept_before_epoch = next.epoch;
     std::vector<StepEntry> entries;
     for (const auto& [number, entry] : steps_) entries.push_back(entry);

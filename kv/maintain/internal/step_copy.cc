@@ -153,7 +153,9 @@ Result<std::vector<SegmentInfo>> StepCopier::FindMissing(const Segments& segment
   const Segments finished = finished_.all();
   std::vector<SegmentInfo> missing;
   for (const auto& [id, info] : segments) {
-    if (finished.contains(id)) continue;  // with a step whose copy has failed
+    const auto done = finished.find(id);  // with a step whose copy has failed
+    if (done != finished.end() && done->second.id_tail == info.id_tail) continue;
+    if (done != finished.end()) return Fail(OtherSegment(target_, info));
     CAIRN_TRY_ASSIGN(const auto known, known_->Find(info));
     if (!known) {
       missing.push_back(info);

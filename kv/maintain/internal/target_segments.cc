@@ -16,13 +16,16 @@ namespace {
 /// An announcement that ends sooner is ignored. The clocks of two writers may differ by less.
 constexpr std::chrono::hours kMinRemaining{1};
 
-/// The references of a copied step would mean the other segment.
+}  // namespace
+
 Error OtherSegment(const StoreState& target, const SegmentInfo& source) {
-  return Error{.code = ErrorCode::kConflict,
-               .message = fmt::format("the target has another segment with the id of {}",
-                                      source.name),
-               .file = target.storage->address()};
+  return Error{
+      .code = ErrorCode::kConflict,
+      .message = fmt::format("the target has another segment with the id of {}", source.name),
+      .file = target.storage->address()};
 }
+
+namespace {
 
 bool HasSameContents(const SegmentInfo& a, const SegmentInfo& b) {
   return a.segment_id == b.segment_id && a.file_bytes == b.file_bytes &&

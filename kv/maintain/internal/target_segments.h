@@ -58,6 +58,10 @@ class TargetSegments {
   std::map<uint64_t, Known> known_;  // by segment id
 };
 
+/// kConflict: the target has another segment with the 64 bits by which the records of a copied step
+/// would refer to `source`.
+Error OtherSegment(const StoreState& target, const SegmentInfo& source);
+
 /// Segments that a copier has finished, and that no step reaches yet.
 ///
 /// The segments of a step are copied before the step is committed, which may take hours. If the

@@ -140,7 +140,13 @@ class Checker {
     }
     CAIRN_TRY_ASSIGN(const auto usage, snapshot_.UsageOf(step));
     std::map<uint64_t, uint64_t> recorded;
-    for (const SegmentUse& use : usage) recorded[use.segment.id] = use.live_bytes;
+    for (const SegmentUse& use : usage) {
+      recorded[use.segment.id] = use.live_bytes;
+      const auto segment = segments_.find(use.segment.id);
+      if (segment == segments_.end() || IdOf(segment->second) != use.segment) {
+        return Fail(ErrorCode::kDataLoss, "the usage names another segment than its record");
+      }
+    }
     if (implied.Sorted() == recorded) return {};
     return Fail(
         ErrorCode::kDataLoss,

@@ -82,11 +82,10 @@ std::string SegmentObject(const SegmentInfo& info) {
 
 std::vector<std::byte> EncodeSegment(const SegmentInfo& info) {
   flatbuffers::FlatBufferBuilder builder(256);
-  const auto root =
-      schema::CreateSegmentRecord(builder, schema::kRecordVersion, info.segment_id, info.epoch,
-                                  info.step, info.rank, info.file_bytes, info.payload_bytes,
-                                  info.chunk_count, info.footer_digest, info.page_digests_checksum,
-                                  info.id_tail);
+  const auto root = schema::CreateSegmentRecord(
+      builder, schema::kRecordVersion, info.segment_id, info.epoch, info.step, info.rank,
+      info.file_bytes, info.payload_bytes, info.chunk_count, info.footer_digest,
+      info.page_digests_checksum, info.id_tail);
   schema::FinishSegmentRecordBuffer(builder, root);
   std::vector<std::byte> bytes = TakeBytes(builder);
   CAIRN_CHECK(DecodeSegment(bytes).has_value());
@@ -97,9 +96,8 @@ Result<SegmentInfo> DecodeSegment(std::span<const std::byte> record) {
   CAIRN_TRY_ASSIGN(const schema::SegmentRecord* segment,
                    CheckedRecord<schema::SegmentRecord>(record, schema::SegmentRecordIdentifier(),
                                                         "SegmentRecord"));
-  SegmentInfo info = NewSegmentInfo({.epoch = segment->epoch(),
-                                     .id = segment->segment_id(),
-                                     .id_tail = segment->id_tail()});
+  SegmentInfo info = NewSegmentInfo(
+      {.epoch = segment->epoch(), .id = segment->segment_id(), .id_tail = segment->id_tail()});
   info.step = segment->step();
   info.rank = segment->rank();
   info.file_bytes = segment->file_bytes();

@@ -1,5 +1,7 @@
 #include "kv/root/internal/step_summary.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -79,6 +81,11 @@ flatbuffers::Offset<schema::StepSummary> AddSummary(flatbuffers::FlatBufferBuild
 Result<StepInfo> ReadSummary(const schema::StepSummary* summary) {
   if (summary == nullptr) {
     return Fail(ErrorCode::kDataLoss, "a record is damaged: an entry has no summary");
+  }
+  if (summary->version() > schema::kRecordVersion) {
+    return Fail(ErrorCode::kUnimplemented,
+                fmt::format("a summary has version {}, this build reads {}; use a newer Cairn",
+                            summary->version(), schema::kRecordVersion));
   }
   StepInfo info{.step = summary->step(),
                 .generation = summary->generation(),

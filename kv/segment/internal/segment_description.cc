@@ -82,8 +82,7 @@ Result<SegmentDescription> ReadSegmentDescription(const ObjectReader& file, cons
   if (!trailer) return Fail(std::move(trailer).error().WithOffset(trailer_at));
   segment.trailer = *trailer;
   if (segment.header.id() != IdOf(info) || trailer->segment_id != info.segment_id ||
-      segment.header.store_uuid != uuid ||
-      trailer->footer_digest != info.footer_digest ||
+      segment.header.store_uuid != uuid || trailer->footer_digest != info.footer_digest ||
       trailer->page_digests_checksum != info.page_digests_checksum) {
     return Fail(ErrorCode::kDataLoss, "the segment is not the one to which its record refers");
   }

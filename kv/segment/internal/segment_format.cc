@@ -10,6 +10,7 @@
 
 #include "kv/base/digest.h"
 #include "kv/root/internal/kv_records.h"
+#include "kv/root/internal/step_summary.h"
 #include "schema/little_endian.h"
 #include "schema/record.h"
 
@@ -192,7 +193,7 @@ Result<std::string> DecodeFooterAttempt(std::span<const std::byte> bytes) {
   CAIRN_TRY_ASSIGN(const schema::SegmentFooter* footer,
                    CheckedRecord<schema::SegmentFooter>(bytes, schema::SegmentFooterIdentifier(),
                                                         "SegmentFooter"));
-  return footer->attempt() == nullptr ? std::string() : footer->attempt()->str();
+  return BoundedText(footer->attempt());
 }
 
 }  // namespace cairn::kv::internal

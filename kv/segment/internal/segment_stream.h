@@ -30,8 +30,8 @@
 
 namespace cairn::kv::internal {
 
-/// Returns the id of the n-th segment that `rank` writes in `attempt`, whose session has `epoch`: the
-/// first 96 bits of the XXH3-128 of their names. No other attempt of any store has this id.
+/// Returns the id of the n-th segment that `rank` writes in `attempt`, whose session has `epoch`:
+/// the first 96 bits of the XXH3-128 of their names. No other attempt of any store has this id.
 ObjectId SegmentIdOf(uint32_t epoch, const std::string& attempt, uint32_t rank, uint64_t n);
 
 /// Ownership: owns the segments until they are sealed. The destructor waits for all writes and

@@ -86,8 +86,9 @@ struct StoreState {
   std::shared_ptr<const Snapshot> latest CAIRN_GUARDED_BY(mutex);  // for `root`; null: not created
   std::optional<Error> fenced CAIRN_GUARDED_BY(mutex);  // another writer has taken over the store
   bool closed CAIRN_GUARDED_BY(mutex) = false;
-  /// The step that this process has loaded or saved last.
+  /// The step that was loaded or saved last through this store, and the number of loads.
   std::optional<StepInfo> continued_from CAIRN_GUARDED_BY(mutex);
+  uint64_t load_count CAIRN_GUARDED_BY(mutex) = 0;
   std::map<uint64_t, uint64_t> attempts_at CAIRN_GUARDED_BY(mutex);  // number of attempts by step
   // In a multi-rank store: attempts that have an outcome, and the last one that was committed.
   std::deque<std::string> finished_attempts CAIRN_GUARDED_BY(mutex);

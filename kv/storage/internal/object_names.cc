@@ -109,9 +109,8 @@ uint64_t NewUniqueNumber() {
 }
 
 ObjectId NewObjectId(uint32_t epoch) {
-  return {.epoch = epoch,
-          .id = NewUniqueNumber(),
-          .id_tail = static_cast<uint32_t>(NewUniqueNumber())};
+  return {
+      .epoch = epoch, .id = NewUniqueNumber(), .id_tail = static_cast<uint32_t>(NewUniqueNumber())};
 }
 
 std::string_view ObjectFolder(ObjectKind kind) { return NameOf(kind).folder; }

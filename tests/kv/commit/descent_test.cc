@@ -75,6 +75,24 @@ TEST_F(DescentTest, ReplacedStepLeavesItsParent) {
   ExpectParent(Save(3), again);
 }
 
+TEST_F(DescentTest, ReplacedOlderStepHasItsOwnParent) {
+  for (const uint64_t step : {1, 2, 3}) Save(step);
+  const StepInfo again = Save(2, 1);
+  ExpectParent(again, Find(1));
+}
+
+TEST_F(DescentTest, ParentIsTheOneAtTheBeginOfTheSave) {
+  const StepInfo first = Save(1);
+  const StepInfo second = Save(2);
+  CAIRN_ASSERT_OK_AND_ASSIGN(auto writer, store_->Begin(3, {}));
+  store_->ContinueFrom(first);
+  CAIRN_ASSERT_OK(store_->Delete(std::array<uint64_t, 1>{2}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo third, writer->CommitSame(first));
+  writer.reset();
+  ExpectParent(third, second);
+  ExpectParent(Save(4), first);  // which was loaded after the begin of step 3
+}
+
 TEST_F(DescentTest, CallerNamesParentAndRun) {
   const StepInfo first = Save(1);
   Save(2);

@@ -140,7 +140,7 @@ TEST_F(StepWriterMisuseTest, ARankAloneContinuesAfterCallsInTheWrongOrder) {
                 IsError(kArgument, "ascend"));
   }
   EXPECT_THAT(writer->AddRecord(Column::kSteps, FqnKey("w"), bytes_),
-              IsError(kArgument, "tensors and values"));
+              IsError(kArgument, "records of this kind"));
   EXPECT_THAT(writer->AddChunk(ChunkKey("w", {}), {.extents = Extent{.length_bytes = 1}}, false),
               IsError(kOrder, "before the next one"));
   CAIRN_ASSERT_OK(AppendAndAdd(*writer));

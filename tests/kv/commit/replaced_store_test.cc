@@ -92,7 +92,8 @@ std::vector<Change> AllChanges() {
       {"compact", [](Store& store) { return WithoutValue(Compact(store, {.max_dead = 0})); }},
       {"announce",
        [](Store& store) -> Result<void> {
-         const internal::RemovedObject object{.name = "segments/00000001-000000000000000100000000.seg"};
+         const internal::RemovedObject object{.name =
+                                                  "segments/00000001-000000000000000100000000.seg"};
          const MutexLock lock(StoreAccess::StateOf(store).write_mutex);
          return internal::CommitAnnouncement(StoreAccess::StateOf(store), {&object, 1},
                                              /*takes_epoch=*/false);

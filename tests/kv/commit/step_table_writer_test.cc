@@ -150,7 +150,8 @@ TEST_P(StepTableWriterTest, SegmentsWithTheSameReferenceAreRefused) {
   CAIRN_EXPECT_OK(add(id));
   CAIRN_EXPECT_OK(add(id));
   CAIRN_EXPECT_OK(add({.epoch = 1, .id = 3, .id_tail = 4}));
-  EXPECT_THAT(add({.epoch = 1, .id = 2, .id_tail = 4}), IsError(ErrorCode::kConflict, "begin with"));
+  EXPECT_THAT(add({.epoch = 1, .id = 2, .id_tail = 4}),
+              IsError(ErrorCode::kConflict, "begin with"));
 }
 
 TEST_P(StepTableWriterTest, RecordsInTheWrongOrderAreRefused) {

@@ -76,7 +76,8 @@ class PartFileTest : public ::testing::Test {
   }
 
   std::shared_ptr<MemoryStorage> storage_ = std::make_shared<MemoryStorage>("test");
-  PartHeader header_{.step = 77, .rank = 3, .world_size = 8, .attempt = "0123456789abcdef0000000000000000-77-2"};
+  PartHeader header_{
+      .step = 77, .rank = 3, .world_size = 8, .attempt = "0123456789abcdef0000000000000000-77-2"};
   Records records_;
 };
 

@@ -128,8 +128,8 @@ TEST_F(RadosStorageTest, LeftoversAreOldStripesThatNoHeadRefersTo) {
     const std::string address = cluster_.NewAddress("&stripe=65536" + pool);
     const auto storage = OpenRados(address);
     const auto session = OpenSession(address);
-    CAIRN_ASSERT_OK(
-        storage->Put("segments/00000001-0123456789abcdef00000000.seg", std::vector<std::byte>(100'000)));
+    CAIRN_ASSERT_OK(storage->Put("segments/00000001-0123456789abcdef00000000.seg",
+                                 std::vector<std::byte>(100'000)));
     CAIRN_ASSERT_OK(storage->Put("other", std::vector<std::byte>(100'000)));
     // Three as a writer that died leaves them, and two of another program; as many requests as the
     // number of one says would take years.

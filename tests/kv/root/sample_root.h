@@ -38,7 +38,8 @@ inline internal::StepEntry SampleEntry(uint64_t step, uint64_t generation, std::
                             .digest = random()});
   }
   for (size_t i = 0; i < segment_count; ++i) {
-    entry.usage.push_back({.segment = {.epoch = 3, .id = random(), .id_tail = 7}, .live_bytes = random() >> 34});
+    entry.usage.push_back(
+        {.segment = {.epoch = 3, .id = random(), .id_tail = 7}, .live_bytes = random() >> 34});
   }
   return entry;
 }

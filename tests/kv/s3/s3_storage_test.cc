@@ -111,8 +111,8 @@ TEST_F(S3StorageTest, AbortsUploadsThatWereLeft) {
     CAIRN_EXPECT_OK(listing);
     return listing ? listing->uploads.size() : 0;
   };
-  for (const char* name :
-       {"segments/00000001-0123456789abcdef00000000.seg", "tables/00000001-0123456789abcdef00000000.sst"}) {
+  for (const char* name : {"segments/00000001-0123456789abcdef00000000.seg",
+                           "tables/00000001-0123456789abcdef00000000.sst"}) {
     CAIRN_ASSERT_OK(client.Perform({.operation = "begin an upload",
                                     .name = name,
                                     .method = "POST",

@@ -334,8 +334,9 @@ TEST_F(DirectoryStorageTest, RemovesTemporaryFilesOfTheStoreAndNothingElse) {
   }
   foreign.push_back(dir_ / "outside/" + temporary);
   for (const std::string& path : foreign) write(path);
-  for (const char* link : {"roots/.fedcba9876543210.tmp", "pending/00000001000000000000000000000000-8-0", "outside",
-                           "segments/outside"}) {
+  for (const char* link :
+       {"roots/.fedcba9876543210.tmp", "pending/00000001000000000000000000000000-8-0", "outside",
+        "segments/outside"}) {
     foreign.push_back(path_ + "/" + link);
     std::filesystem::create_directory_symlink(dir_ / "outside", foreign.back());
   }

@@ -38,11 +38,13 @@ TEST(ObjectNamesTest, NewerRootsSortFirst) { EXPECT_LT(RootName(256), RootName(2
 TEST(ObjectNamesTest, OtherNamesAreNotParsed) {
   for (const char* name :
        {"", "segments/", "segments/.seg", "CAIRN", "tables/00000012-0000000000000abc00000000.seg",
-        "segments/00000012-0000000000000ABC00000000.seg", "segments/00000012-0000000000000abc00000000.seg.tmp",
+        "segments/00000012-0000000000000ABC00000000.seg",
+        "segments/00000012-0000000000000abc00000000.seg.tmp",
         "segments/00000012_0000000000000abc00000000.seg", "segments/12-abc.seg",
         "segments/00000012-0000000000000abc.seg", "segments/00000012-0000000000000abc000000000.seg",
         "segments/-0000012-0000000000000abc00000000.seg",
-        "segments/0x000012-0000000000000abc00000000.seg", "x/segments/00000012-0000000000000abc00000000.seg"}) {
+        "segments/0x000012-0000000000000abc00000000.seg",
+        "x/segments/00000012-0000000000000abc00000000.seg"}) {
     EXPECT_FALSE(ParseObjectName(name).has_value()) << name;
   }
   for (const char* name : {"", "roots/", "roots/.root", "roots/ff.root", "hint",

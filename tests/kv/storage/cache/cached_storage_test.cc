@@ -201,7 +201,8 @@ TEST_F(CachedStorageTest, TheBoundHoldsAndTheOldestObjectsAreEvicted) {
     ExpectRange(*storage, id, objects[id], 0, kObject);
     EXPECT_LE(AllocatedBytes(), kBound);
     // Timestamps have the resolution of the kernel's clock: state the order of the uses.
-    const std::string path = fmt::format("{}.xxh3", Files(fmt::format("{:016x}00000000.seg", id)).front());
+    const std::string path =
+        fmt::format("{}.xxh3", Files(fmt::format("{:016x}00000000.seg", id)).front());
     const struct timespec used{.tv_sec = static_cast<time_t>(1'000 + id), .tv_nsec = 0};
     const struct timespec times[] = {used, used};
     ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
@@ -253,7 +254,9 @@ TEST_F(CachedStorageTest, FilesThatAreNotItsOwnAreNeitherRemovedNorChanged) {
     const struct timespec times[2] = {};  // the oldest of all
     EXPECT_EQ(::utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
   };
-  const auto flat = [](uint64_t id) { return fmt::format("segments-00000001-{:016x}00000000.seg", id); };
+  const auto flat = [](uint64_t id) {
+    return fmt::format("segments-00000001-{:016x}00000000.seg", id);
+  };
   CAIRN_ASSERT_OK(Open()->CheckCache());
   const std::string folder = fs::directory_iterator(dir_.path())->path();
   std::string storage;
