@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "kv/base/key.h"
 #include "kv/base/mapping.h"
 #include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/object_names.h"
