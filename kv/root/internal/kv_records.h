@@ -28,6 +28,7 @@ Result<StepInfo> DecodeStep(std::span<const std::byte> record);
 
 /// Returns the segment without what is known only when it is sealed, but with its name.
 SegmentInfo NewSegmentInfo(const ObjectId& id);
+/// Returns the complete id of the segment, which its name contains.
 ObjectId IdOf(const SegmentInfo& info);
 /// Returns the name of the object.
 std::string SegmentObject(const SegmentInfo& info);
