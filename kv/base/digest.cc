@@ -13,20 +13,14 @@
 #include <array>
 #include <bit>
 
+#include "kv/base/error.h"
+
 namespace cairn::kv {
 
 // Page digests are hashed as they are in memory, which is their order on disk only if this holds.
 static_assert(std::endian::native == std::endian::little);
 
 std::string Digest::ToHex() const { return fmt::format("{:016x}{:016x}", hi, lo); }
-
-Result<void> CheckDigestKind(uint32_t kind, std::string_view object) {
-  if (kind == kXxh3) return {};
-  return Fail(ErrorCode::kUnimplemented,
-              fmt::format("{} has a digest of kind {}, which this build does not know; use a newer "
-                          "Cairn",
-                          object, kind));
-}
 
 uint64_t PageDigest(std::span<const std::byte> page) {
   CAIRN_CHECK(page.size() <= kPageBytes);

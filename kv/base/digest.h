@@ -14,11 +14,9 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "kv/base/div.h"
-#include "kv/base/error.h"
 
 struct XXH3_state_s;
 
@@ -36,9 +34,6 @@ struct Digest {
 
 /// The only kind of digests that this build knows (docs/format/digest.md).
 inline constexpr uint8_t kXxh3 = 1;
-/// kUnimplemented: `object` ("a chunk record") has a digest of another kind than kXxh3. Call it
-/// before anything of the object is used: another kind may give its other fields another meaning.
-Result<void> CheckDigestKind(uint32_t kind, std::string_view object);
 
 /// Returns the number of pages of a payload of `length_bytes`; 0 if it is empty.
 constexpr uint64_t PageCount(uint64_t length_bytes) { return DivCeil(length_bytes, kPageBytes); }

@@ -1,11 +1,13 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
-/// From bytes to a verified FlatBuffers record: schema::CheckRecord with a `Result`.
+/// From bytes to a verified FlatBuffers record: schema::CheckRecord with a `Result`; and the refusal
+/// of digests of a newer kind.
 
 #include <cstddef>
 #include <span>
 #include <string>
 
+#include "kv/base/digest.h"
 #include "kv/base/error.h"
 #include "schema/record.h"
 
@@ -30,6 +32,15 @@ Result<const Record*> CheckedRecord(std::span<const std::byte> bytes, const char
   }
   return Fail(ErrorCode::kDataLoss, std::string(kind) + " is damaged: verification of its " +
                                         std::to_string(bytes.size()) + " bytes failed");
+}
+
+/// kUnimplemented: `object` ("a chunk record") has a digest of another kind than kXxh3. Call it
+/// before anything of the object is used: another kind may give its other fields another meaning.
+inline Result<void> CheckDigestKind(uint32_t kind, const char* object) {
+  if (kind == kXxh3) return {};
+  return Fail(ErrorCode::kUnimplemented, std::string(object) + " has a digest of kind " +
+                                             std::to_string(kind) +
+                                             ", which this build does not know; use a newer Cairn");
 }
 
 }  // namespace cairn::kv
