@@ -1,7 +1,7 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
-/// From bytes to a verified FlatBuffers record: schema::CheckRecord with a `Result`; and the refusal
-/// of digests of a newer kind.
+/// From bytes to a verified FlatBuffers record: schema::CheckRecord with a `Result`; and the
+/// refusal of digests of a newer kind.
 
 #include <cstddef>
 #include <span>

@@ -312,6 +312,23 @@ def test_finds_a_changed_bit_in_each_byte(tmp_path):
     assert undetected(path, changes) == []
 
 
+def test_unknown_kinds_of_digests_are_refused_by_name(tmp_path):
+    path = tmp_path / "store"
+    small_store(path)
+    root, segment = (min((path / name).iterdir()) for name in ("roots", "segments"))
+    for file, kind_at, covered in ((segment, -68, slice(-80, -8)), (root, 5, slice(0, -8))):
+        content = bytearray(file.read_bytes())
+        content[kind_at] = 9
+        content[-8:] = cairn_read.digest64(content[covered]).to_bytes(8, "little")
+        file.write_bytes(content)
+        with pytest.raises(cairn_read.FormatError, match="kind 9"):
+            for error in cairn_read.Store(path).verify():
+                raise error
+    table = struct.pack("<7H2xiB3x", 14, 5, 0, 0, 0, 0, 4, 16, 9)  # with its vtable
+    with pytest.raises(cairn_read.FormatError, match="kind 9"):
+        cairn_read.FlatBuffer(table).table(16, "TableRef")
+
+
 def mutations(data, generator, count):
     for _ in range(count):
         changed = bytearray(data)

@@ -89,6 +89,9 @@ def tree_digest(data):
     found = xxhash.xxh3_128_intdigest(page_digests(data) + len(data).to_bytes(8, "little"))
     return found & 2**64 - 1, found >> 64  # as in a Digest
 
+def check_kind(kind):
+    check(kind == 1, f"has digests of kind {kind}, which this reader does not know")
+
 def decompress(data, length, states_length=True):
     """The contents of `data`, which must be one zstd frame of `length` bytes."""
     # No frame contains more than 128 KiB for each 4 bytes (root.md, Frame).
@@ -103,8 +106,9 @@ def decompress(data, length, states_length=True):
 def read_frame(data, magic, name):
     """The record of a root or page (root.md, Frame)."""
     check(seal(data[:-8]) == data[-8:], "wrong checksum")
-    *head, length, stored = struct.unpack_from("<4sIII", data)
-    check(head == [magic, 1], "unknown magic or version", 0)
+    *head, kind, zeros, length, stored = struct.unpack_from("<4sBBHII", data)
+    check([*head, zeros] == [magic, 1, 0], "unknown magic or version", 0)
+    check_kind(kind)
     check(length <= MAX_RECORD and stored == len(data) - 24, "lengths", 8)
     return parse(decompress(data[16:-8], length), name)
 
@@ -140,14 +144,15 @@ ParentStep step attempt:str
 StepSummary CNST step generation created_unix_ns:i64 world_size:u32 attempt:str base_step:u64?
   tensor_count value_count chunk_count reused_chunk_count logical_bytes written_bytes
   structure:Digest! rewritten metrics:[Metric] note:str parent:ParentStep run:[16]
+  digest_kind:u8
 SegmentRecord CNSG segment_id epoch:u32 step rank:u32 file_bytes payload_bytes chunk_count
-  footer_digest page_digests_checksum id_tail:u32
+  footer_digest page_digests_checksum id_tail:u32 key_id:[u8] tag:[u8] digest_kind:u8
 FooterEntry column:u8 key:[u8] value:[u8]
 SegmentFooter CNSF segment_id store_uuid:[16]! step rank:u32 attempt:str entries:[FooterEntry]
-TableRef id:ObjectId! file_bytes record_count digest
+TableRef id:ObjectId! file_bytes record_count digest digest_kind:u8
 StepEntry summary:StepSummary! tables:[TableRef]! usage:[SegmentUse] usage_in_tables:u8
 StepsPage CNPS steps:[StepEntry]
-PageRef id:ObjectId! file_bytes digest steps:[u8]!
+PageRef id:ObjectId! file_bytes digest steps:[u8]! digest_kind:u8
 Writer host:str pid:u32 session:str since_unix_ns:i64
 RemovedObject name:str since_unix_ns:i64 file_bytes
 Tag name:str step
@@ -164,7 +169,7 @@ for name, identifier, fields in re.findall(r"(?m)^(\w+) (CN\w\w )?(.*(?:\n  .*)*
     TABLES[name] += [(field, kind or "u64", mark)
                      for field, kind, mark in re.findall(r"(\w+):?([][\w]*)([?!]?)", fields)]
 VERSIONS = {"ChunkRecord": 4}  # the highest known version; 1 for all others
-DEFAULTS = {"version": 1}  # 0 for all others
+DEFAULTS = {"version": 1, "digest_kind": 1}  # 0 for all others
 
 class FlatBuffer:
     """Reads a table and all that it refers to, and checks each position before it uses it.
@@ -211,12 +216,15 @@ class FlatBuffer:
         check(4 <= vtable_size <= len(self.data) - vtable and vtable_size % 2 == 0
               and 4 <= size <= len(self.data) - at, "a wrong vtable", vtable)
         found = SimpleNamespace()
-        for i, (field, kind, mark) in enumerate(TABLES[name]):
+        # The kind of its digest first: of another kind, other fields are absent (digest.md).
+        fields = sorted(enumerate(TABLES[name]), key=lambda x: x[1][0] != "digest_kind")
+        for i, (field, kind, mark) in fields:
             place = u32(self.data, vtable + 4 + 2 * i) & 0xFFFF if 6 + 2 * i <= vtable_size else 0
             check(place == 0 or 4 <= place <= size - inline_size(kind), f"{field} is outside", at)
             check(place or mark != "!", f"a {name} has no {field}", at)
             absent = DEFAULTS.get(field, 0) if kind in NUMBERS and mark != "?" else None
-            setattr(found, field, self.value(at + place, kind) if place else absent)
+            value = self.value(at + place, kind) if place else absent
+            check_kind(value) if field == "digest_kind" else setattr(found, field, value)
         return found
 
 def inline_size(kind):
@@ -596,7 +604,8 @@ class Step:
         for ref in reversed(entry.tables):  # the oldest one first
             (epoch, id_tail, id), *others = vars(ref).values()
             table = store.table(*vars(ref).values())
-            check(table.get(NEXT_TABLES) == struct.pack("<Q", len(after)) + b"".join(after),
+            check_kind(u32(table.get(NEXT_TABLES, b""), 4))
+            check(table[NEXT_TABLES] == struct.pack("<II", len(after), 1) + b"".join(after),
                   f"{self.where}: the table {object_name(*ref.id)} names others after it")
             after.insert(0, struct.pack("<QII3Q", id, epoch, id_tail, *others))
             records |= table
@@ -893,10 +902,11 @@ def verify_segment(name, record, store):
             "<8sII16sQQII8sI4020x", b"CAIRNSEG", 3, 4096, store.uuid, number, record.step,
             record.rank, record.epoch, header[56:64], record.id_tail)
         check(header == expected + seal(expected), "wrong header")
-        *head, payload_end, digests_at, count, footer_length, _, _, own = struct.unpack(
+        *head, kind, payload_end, digests_at, count, footer_length, _, _, own = struct.unpack(
             "<8sII7Q", trailer[:72])
         check(seal(trailer[:72]) == trailer[72:] and own == number
-              and head == [b"CAIRNEND", 3, 0], "wrong trailer")
+              and head == [b"CAIRNEND", 3], "wrong trailer")
+        check_kind(kind)
         footer_at, footer_end = digests_at + 8 * count, digests_at + 8 * count + footer_length
         check(4096 <= payload_end <= digests_at and footer_end <= size - 80, "parts overlap")
         digests, footer = read(digests_at, 8 * count), read(footer_at, footer_length)

@@ -216,7 +216,10 @@ class Recoverer {
       error = std::move(error).WithStep(header->step);
     }
     const std::string name = ObjectName(ObjectKind::kSegment, id);
-    report_.lost.push_back(std::move(error).WithFile(ObjectPath(storage_.address(), name)));
+    error = std::move(error).WithFile(ObjectPath(storage_.address(), name));
+    // Without this, a step of a newer Cairn would be lost.
+    if (error.code == ErrorCode::kUnimplemented) return Fail(std::move(error));
+    report_.lost.push_back(std::move(error));
     return {};
   }
 

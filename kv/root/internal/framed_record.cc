@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "kv/base/digest.h"
+#include "kv/base/record_check.h"
 #include "schema/little_endian.h"
 
 namespace cairn::kv::internal {
@@ -59,7 +60,7 @@ Result<std::vector<std::byte>> FrameRecord(const FrameKind& kind,
   object.resize(kHeaderBytes + stored_bytes + kChecksumBytes);
   CAIRN_CHECK(kind.magic.size() == 4);
   std::memcpy(object.data(), kind.magic.data(), 4);
-  PutLittleEndian(object, 4, kind.version);
+  PutLittleEndian(object, 4, kind.version | uint32_t{kXxh3} << 8);
   PutLittleEndian(object, 8, static_cast<uint32_t>(record.size()));
   PutLittleEndian(object, 12, static_cast<uint32_t>(stored_bytes));
   const size_t covered = object.size() - kChecksumBytes;
@@ -89,12 +90,14 @@ Result<std::vector<std::byte>> UnframeRecord(const FrameKind& kind,
     return Damaged(kind, "it has no magic");
   // Check the checksum first: a flipped bit in the version must not appear to be a newer one.
   if (!FrameChecksum(object)) return Damaged(kind, "it does not match its checksum");
-  const auto version = GetLittleEndian<uint32_t>(object, 4);
+  // With the zeros, so that a version that uses them is a newer one.
+  const uint32_t version = GetLittleEndian<uint32_t>(object, 4) & ~0xff00u;
   if (version > kind.version) {
     return Fail(ErrorCode::kUnimplemented,
                 fmt::format("the {} has format version {}, this build reads {}; use a newer Cairn",
                             kind.name, version, kind.version));
   }
+  CAIRN_TRY(CheckDigestKind(static_cast<uint8_t>(object[5]), kind.name));
   const auto record_bytes = GetLittleEndian<uint32_t>(object, 8);
   const auto stored_bytes = GetLittleEndian<uint32_t>(object, 12);
   if (version == 0 || record_bytes > kind.max_record_bytes ||

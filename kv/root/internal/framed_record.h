@@ -3,11 +3,13 @@
 /// or a page is one frame, a part is a sequence of them.
 ///
 ///   [0, 4)    magic
-///   [4, 8)    u32 version
+///   4         version
+///   5         kind of digest (kv/base/digest.h)
+///   [6, 8)    zeros
 ///   [8, 12)   u32 length of the record in bytes, limited by its kind
 ///   [12, 16)  u32 length of the compressed record in bytes
 ///   [16, ..)  the record, compressed as one zstd frame
-///   last 8    u64 XXH3-64 of everything before
+///   last 8    u64 XXH3-64 of everything before, whatever the kind is
 ///
 /// Threads: all functions here are pure.
 
@@ -29,7 +31,7 @@ inline constexpr uint64_t kMaxFramedBytes = kMaxRecordBytes + (1ull << 20);
 /// A kind of framed record.
 struct FrameKind {
   std::string_view magic;  // 4 bytes
-  uint32_t version = 1;
+  uint8_t version = 1;
   const char* name = "";  // in errors: "root"
   uint64_t max_record_bytes = kMaxRecordBytes;
 };
@@ -40,7 +42,7 @@ Result<std::vector<std::byte>> FrameRecord(const FrameKind& kind,
 /// Returns the checksum of an object that matches it, otherwise nothing.
 std::optional<uint64_t> FrameChecksum(std::span<const std::byte> object);
 /// Returns the record, aligned as flatbuffers require. kDataLoss: the object is damaged.
-/// kUnimplemented: its version is newer than `kind.version`.
+/// kUnimplemented: its version is newer than `kind.version`, or the kind of its digest is unknown.
 Result<std::vector<std::byte>> UnframeRecord(const FrameKind& kind,
                                              std::span<const std::byte> object);
 

@@ -96,6 +96,7 @@ Result<SegmentInfo> DecodeSegment(std::span<const std::byte> record) {
   CAIRN_TRY_ASSIGN(const schema::SegmentRecord* segment,
                    CheckedRecord<schema::SegmentRecord>(record, schema::SegmentRecordIdentifier(),
                                                         "SegmentRecord"));
+  CAIRN_TRY(CheckDigestKind(segment->digest_kind(), "a SegmentRecord"));
   SegmentInfo info = NewSegmentInfo(
       {.epoch = segment->epoch(), .id = segment->segment_id(), .id_tail = segment->id_tail()});
   info.step = segment->step();
@@ -176,7 +177,7 @@ std::array<std::byte, 16> EncodeUsage(const SegmentUse& use) {
 }
 
 Result<SegmentUse> DecodeUsage(std::string_view key, std::span<const std::byte> record) {
-  if (key.size() != 8 || record.size() != 16) {
+  if (key.size() != 8 || record.size() < 16) {
     return Fail(ErrorCode::kDataLoss, "a usage record has a wrong size");
   }
   return SegmentUse{.segment = {.epoch = schema::GetLittleEndian<uint32_t>(record, 8),
@@ -203,7 +204,7 @@ std::vector<std::byte> EncodeTables(std::span<const TableInfo> after) {
     record.resize(record.size() + 8);
     schema::PutLittleEndian(record, record.size() - 8, value);
   };
-  put(after.size());
+  put(after.size() | uint64_t{kXxh3} << 32);
   for (const TableInfo& table : after) {
     put(table.id.id);
     put(table.id.epoch | uint64_t{table.id.id_tail} << 32);
@@ -216,9 +217,14 @@ std::vector<std::byte> EncodeTables(std::span<const TableInfo> after) {
 
 Result<std::vector<TableInfo>> DecodeTables(std::span<const std::byte> record) {
   constexpr size_t kTableBytes = 40;
-  if (record.size() < 8 || (record.size() - 8) % kTableBytes != 0 ||
-      schema::GetLittleEndian<uint64_t>(record, 0) != (record.size() - 8) / kTableBytes) {
+  const auto wrong_size = [] {
     return Fail(ErrorCode::kDataLoss, "the list of a step's tables has a wrong size");
+  };
+  if (record.size() < 8) return wrong_size();
+  CAIRN_TRY(
+      CheckDigestKind(schema::GetLittleEndian<uint32_t>(record, 4), "the list of a step's tables"));
+  if (record.size() != 8 + kTableBytes * schema::GetLittleEndian<uint32_t>(record, 0)) {
+    return wrong_size();
   }
   std::vector<TableInfo> tables;
   for (size_t at = 8; at < record.size(); at += kTableBytes) {

@@ -105,6 +105,7 @@ Result<std::vector<TableInfo>> ReadTables(const schema::StepEntry& step) {
   if (step.tables() == nullptr) return tables;
   if (step.tables()->size() > kMaxTables) return Damaged("an entry has too many tables");
   for (const schema::TableRef* table : *step.tables()) {
+    CAIRN_TRY(CheckDigestKind(table->digest_kind(), "a table of a step"));
     if (table->id() == nullptr) return Damaged("a table has no identifier");
     tables.push_back({.id = FromSchema(*table->id()),
                       .file_bytes = table->file_bytes(),
@@ -168,6 +169,7 @@ Result<std::vector<PageRef>> ReadPages(const schema::RootRecord& record) {
   pages.reserve(record.pages()->size());
   size_t number_bytes = 0;
   for (const schema::PageRef* page : *record.pages()) {
+    CAIRN_TRY(CheckDigestKind(page->digest_kind(), "a page of steps"));
     if (page->id() == nullptr) return Damaged("a page has no identifier");
     number_bytes += page->steps() == nullptr ? 0 : page->steps()->size();
     if (number_bytes > kMaxRecordBytes) return Damaged("pages have too many steps");

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kv/base/annotations.h"
+#include "kv/base/record_check.h"
 #include "schema/record.h"
 
 namespace cairn::kv::internal {
@@ -87,6 +88,7 @@ Result<StepInfo> ReadSummary(const schema::StepSummary* summary) {
                 fmt::format("a summary has version {}, this build reads {}; use a newer Cairn",
                             summary->version(), schema::kRecordVersion));
   }
+  CAIRN_TRY(CheckDigestKind(summary->digest_kind(), "the structure of a step"));
   StepInfo info{.step = summary->step(),
                 .generation = summary->generation(),
                 .created_unix_ns = summary->created_unix_ns(),

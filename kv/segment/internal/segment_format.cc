@@ -9,6 +9,7 @@
 #include <charconv>
 
 #include "kv/base/digest.h"
+#include "kv/base/record_check.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/root/internal/step_summary.h"
 #include "schema/little_endian.h"
@@ -94,6 +95,7 @@ void EncodeSegmentTrailer(const SegmentTrailer& trailer,
   std::ranges::fill(out, std::byte{0});
   std::memcpy(out.data(), kTrailerMagic, 8);
   PutLittleEndian<uint32_t>(out, 8, kSegmentVersion);
+  PutLittleEndian<uint32_t>(out, 12, kXxh3);
   PutLittleEndian(out, 16, trailer.payload_end_bytes);
   PutLittleEndian(out, 24, trailer.page_digests_offset_bytes);
   PutLittleEndian(out, 32, trailer.page_digest_count);
@@ -107,6 +109,7 @@ void EncodeSegmentTrailer(const SegmentTrailer& trailer,
 Result<SegmentTrailer> DecodeSegmentTrailer(std::span<const std::byte, kSegmentTrailerBytes> bytes,
                                             uint64_t file_bytes) {
   CAIRN_TRY(CheckFrame(bytes, kTrailerMagic, "trailer"));
+  CAIRN_TRY(CheckDigestKind(GetLittleEndian<uint32_t>(bytes, 12), "the segment"));
   SegmentTrailer trailer{
       .segment_id = GetLittleEndian<uint64_t>(bytes, 64),
       .payload_end_bytes = GetLittleEndian<uint64_t>(bytes, 16),

@@ -69,7 +69,8 @@ Result<SegmentHeader> DecodeSegmentHeader(std::span<const std::byte, kSegmentHea
 void EncodeSegmentTrailer(const SegmentTrailer& trailer,
                           std::span<std::byte, kSegmentTrailerBytes> out);
 /// Also checks that the parts are inside `file_bytes`, in their order. kDataLoss: they are not, or
-/// the magic or the checksum is wrong. kUnimplemented: the version is newer.
+/// the magic or the checksum is wrong. kUnimplemented: the version is newer, or the kind of the
+/// digests is unknown.
 Result<SegmentTrailer> DecodeSegmentTrailer(std::span<const std::byte, kSegmentTrailerBytes> bytes,
                                             uint64_t file_bytes);
 

@@ -48,7 +48,7 @@ constexpr uint64_t kBlockTailBytes = 5;
 constexpr uint64_t kMaxMetaBlockBytes = 1 << 20;
 constexpr uint64_t kTableMagic = 0x88e241b785f4cff7;
 constexpr uint32_t kFormatVersion = 5;
-constexpr std::byte kXxh3{4};
+constexpr std::byte kXxh3Blocks{4};
 constexpr std::string_view kPropertiesName = "rocksdb.properties";
 
 struct Handle {
@@ -122,7 +122,8 @@ bool HasSoundFooter(const TableFile& file) {
   std::array<std::byte, kFooterBytes> bytes;
   if (!file.ReadAt(file.size_bytes() - kFooterBytes, bytes)) return false;
   if (GetLittleEndian<uint64_t>(bytes, kFooterBytes - 8) != kTableMagic ||
-      GetLittleEndian<uint32_t>(bytes, kFooterBytes - 12) != kFormatVersion || bytes[0] != kXxh3) {
+      GetLittleEndian<uint32_t>(bytes, kFooterBytes - 12) != kFormatVersion ||
+      bytes[0] != kXxh3Blocks) {
     return false;
   }
   std::span<const std::byte> handles = std::span(bytes).subspan(1);

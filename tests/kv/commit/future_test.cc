@@ -2,6 +2,8 @@
 // and kept, unless a feature forbids it.
 
 #include <cairn_schema/root_generated.h>
+#include <cairn_schema/segment_generated.h>
+#include <cairn_schema/step_generated.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -35,7 +37,8 @@ namespace {
 
 using cairn::testing::IsError;
 using internal::MemoryStorage;
-using ::testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 using Bytes = std::vector<std::byte>;
 
@@ -53,11 +56,16 @@ std::span<const std::byte> AsBytes(std::string_view text) {
 }
 
 /// Returns a FlatBuffers record with one more field, or with another value of one, whose inline
-/// bytes are the first ones of `field`, which is aligned to 8 bytes.
-Bytes WithField(std::span<const std::byte> record, uint16_t id, std::span<const std::byte> field) {
+/// bytes are the first ones of `field`, which is aligned to 8 bytes. `inner` is the table inside of
+/// the record that gets it, if not the one of the record itself.
+Bytes WithField(std::span<const std::byte> record, uint16_t id, std::span<const std::byte> field,
+                const void* inner = nullptr) {
   Bytes bytes(record.begin(), record.end());
   bytes.resize((bytes.size() + 7) / 8 * 8);
-  const auto table = schema::GetLittleEndian<uint32_t>(bytes, 0);
+  const auto table =
+      inner == nullptr
+          ? schema::GetLittleEndian<uint32_t>(bytes, 0)
+          : static_cast<uint32_t>(static_cast<const std::byte*>(inner) - record.data());
   const auto old_vtable = table - schema::GetLittleEndian<uint32_t>(bytes, table);
   const auto old_size = schema::GetLittleEndian<uint16_t>(bytes, old_vtable);
   Bytes vtable(std::max<size_t>(old_size, 4 + 2 * (id + 1)));
@@ -83,9 +91,20 @@ Bytes OneName(std::string_view name) {
   return field;
 }
 
+/// A field `digest_kind` of a newer build.
+const Bytes kNewKind(8, std::byte{9});
+/// Returns the frame of a root or page with another kind of digest.
+Bytes WithKind(Bytes frame, std::byte kind) {
+  frame[5] = kind;
+  const size_t covered = frame.size() - 8;
+  schema::PutLittleEndian(frame, covered, Checksum64(std::span(frame).first(covered)));
+  return frame;
+}
+
 class FutureTest : public ::testing::Test {
  protected:
   void SetUp() override {
+    storage_ = std::make_shared<MemoryStorage>("future");
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Open(OpenMode::kWrite));
     for (const uint64_t step : {1, 2}) {
       expected_[step] = MakeSample(step);
@@ -111,24 +130,44 @@ class FutureTest : public ::testing::Test {
   internal::Root NewestRoot() { return **internal::FindNewest(*storage_); }
   /// Adds a field to the newest root.
   void AddToRoot(uint16_t id, std::span<const std::byte> field) {
-    const internal::FrameKind frame{.magic = "CNRT", .name = "root"};
     const std::string name = internal::RootName(NewestRoot().number);
-    const Bytes record = *internal::UnframeRecord(frame, Read(name));
-    Write(name, *internal::FrameRecord(frame, WithField(record, id, field)));
+    const Bytes record = *internal::UnframeRecord(kFrame, Read(name));
+    Write(name, *internal::FrameRecord(kFrame, WithField(record, id, field)));
   }
-  /// Puts a root in which the table of `step` has a new field in each record, and a new column.
-  void RewriteTable(uint64_t step) {
+  /// Puts a root in which the oldest step is in a page with this kind of digest.
+  void MoveToPage(std::byte kind) {
+    internal::Root next = internal::Successor(NewestRoot(), std::chrono::hours(24));
+    const internal::ObjectId id = internal::NewObjectId(next.epoch);
+    const Bytes page = WithKind(*internal::EncodePage({next.recent.data(), 1}), kind);
+    Write(internal::ObjectName(internal::ObjectKind::kPage, id), page);
+    next.pages = {{.id = id,
+                   .file_bytes = page.size(),
+                   .digest = Checksum64(page),
+                   .steps = {next.recent.front()->info.step}}};
+    next.recent.erase(next.recent.begin());
+    ASSERT_EQ(internal::CommitRoot(*storage_, next).state,
+              internal::CommitOutcome::State::kCommitted);
+  }
+  /// Returns a record with a new field, if it has room for one.
+  static Bytes WithNewField(Column column, std::span<const std::byte> record) {
+    // The entry of the step has the digest of the structure.
+    const bool has_room = column != Column::kTables && column != Column::kStructures;
+    return has_room ? WithField(record, kNewField, Bytes(8, std::byte{7}))
+                    : Bytes(record.begin(), record.end());
+  }
+  /// Puts a root in which the table of `step` has other records, and a new column.
+  void RewriteTable(uint64_t step, auto change) {
     internal::Root next = internal::Successor(NewestRoot(), std::chrono::hours(24));
     for (internal::StepEntryPtr& entry : next.recent) {
       if (entry->info.step != step) continue;
       internal::StepEntry changed = *entry;
-      changed.tables = {FutureTable(*entry)};
+      changed.tables = {FutureTable(*entry, change)};
       entry = std::make_shared<const internal::StepEntry>(std::move(changed));
     }
     ASSERT_EQ(internal::CommitRoot(*storage_, next).state,
               internal::CommitOutcome::State::kCommitted);
   }
-  internal::TableInfo FutureTable(const internal::StepEntry& entry) {
+  internal::TableInfo FutureTable(const internal::StepEntry& entry, auto change) {
     internal::OpenTables tables(storage_);
     const auto stack = *tables.OpenStack(entry.tables);
     const auto writer =
@@ -139,13 +178,10 @@ class FutureTest : public ::testing::Test {
       if (column > kNewColumn && !std::exchange(has_new, true)) {
         CAIRN_TRY(writer->Add(TableKey(kNewColumn, "key"), AsBytes("of a newer build")));
       }
-      if (column == Column::kTables) {
-        CAIRN_TRY(writer->Add(key, internal::EncodeTables({})));
-      } else if (column == Column::kStructures) {
-        CAIRN_TRY(writer->Add(key, value));  // the entry of the step has its digest
-      } else {
-        CAIRN_TRY(writer->Add(key, WithField(value, kNewField, Bytes(8, std::byte{7}))));
-      }
+      const Bytes tables = internal::EncodeTables({});
+      CAIRN_TRY(writer->Add(
+          key,
+          change(column, column == Column::kTables ? std::span<const std::byte>(tables) : value)));
       return true;
     });
     return *writer->Finish();
@@ -175,16 +211,31 @@ class FutureTest : public ::testing::Test {
     EXPECT_THAT(CopySteps(*from, *to, {.steps = {1}}), IsError(ErrorCode::kUnimplemented, feature));
     EXPECT_TRUE(ContentsOf(*storage_) == before);
   }
-  void ExpectRefused(const std::string& feature) {
+  void ExpectRefused(const std::string& name) {
     const auto before = ContentsOf(*storage_);
     for (const OpenMode mode : {OpenMode::kRead, OpenMode::kWrite}) {
-      EXPECT_THAT(Open(mode), IsError(ErrorCode::kUnimplemented, feature));
+      EXPECT_THAT(Open(mode), IsError(ErrorCode::kUnimplemented, name));
     }
-    EXPECT_THAT(Store::Rebuild(storage_), IsError(ErrorCode::kUnimplemented, feature));
+    EXPECT_THAT(Store::Rebuild(storage_), IsError(ErrorCode::kUnimplemented, name));
+    EXPECT_TRUE(ContentsOf(*storage_) == before);
+  }
+  /// What reads all of `step` fails with the name and changes nothing, also a rebuild.
+  void ExpectStepRefused(uint64_t step, const std::string& name) {
+    const auto is_refused = [&] { return IsError(ErrorCode::kUnimplemented, name); };
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Open(OpenMode::kWrite));
+    CAIRN_ASSERT_OK_AND_ASSIGN(
+        const auto to, Store::Open(std::make_shared<MemoryStorage>("to"), OpenMode::kWrite));
+    const auto before = ContentsOf(*storage_);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*store->Latest().value()));
+    EXPECT_THAT(damage, ElementsAre(HasSubstr(name)));
+    EXPECT_THAT(CopySteps(*store, *to, {.steps = {step}}), is_refused());
+    EXPECT_THAT(Compact(*store, {.max_dead = 0}), is_refused());
+    EXPECT_THAT(Store::Rebuild(storage_, {.take_over = true}), is_refused());
     EXPECT_TRUE(ContentsOf(*storage_) == before);
   }
 
-  const std::shared_ptr<MemoryStorage> storage_ = std::make_shared<MemoryStorage>("future");
+  static constexpr internal::FrameKind kFrame{.magic = "CNRT", .name = "root"};
+  std::shared_ptr<MemoryStorage> storage_;
   Steps expected_;
 };
 
@@ -246,7 +297,7 @@ TEST_F(FutureTest, UnknownFieldOfARootIsIgnored) {
 }
 
 TEST_F(FutureTest, UnknownColumnsAndFieldsAreIgnoredAndColumnsAreKept) {
-  RewriteTable(2);
+  RewriteTable(2, WithNewField);
   ExpectAll();
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Open(OpenMode::kWrite));
   CAIRN_ASSERT_OK(SaveSample(*store, expected_[3] = MakeSample(3)));
@@ -264,6 +315,78 @@ TEST_F(FutureTest, UnknownColumnsAndFieldsAreIgnoredAndColumnsAreKept) {
   EXPECT_EQ(NewRecordOf(*copy, 2), "of a newer build");
   EXPECT_EQ(NewRecordOf(*copy, 3), "");
   ExpectSteps(*copy, expected_);
+}
+
+TEST_F(FutureTest, UnknownKindOfDigestInARootRefusesTheOpen) {
+  MoveToPage(std::byte{kXxh3});
+  const std::string name = internal::RootName(NewestRoot().number);
+  const Bytes intact = Read(name);
+  Write(name, WithKind(intact, kNewKind[0]));
+  ExpectRefused("root has a digest of kind 9");
+  const Bytes record = *internal::UnframeRecord(kFrame, intact);
+  const auto* root = schema::GetRootRecord(record.data());
+  const auto* entry = root->recent()->Get(0);
+  const auto write = [&](uint16_t vtable_offset, const void* inner) {
+    Write(name,
+          *internal::FrameRecord(kFrame, WithField(record, IdOf(vtable_offset), kNewKind, inner)));
+  };
+  write(schema::PageRef::VT_DIGEST_KIND, root->pages()->Get(0));
+  ExpectRefused("a page of steps has a digest of kind 9");
+  write(schema::TableRef::VT_DIGEST_KIND, entry->tables()->Get(0));
+  ExpectRefused("a table of a step has a digest of kind 9");
+  write(schema::StepSummary::VT_DIGEST_KIND, entry->summary());
+  ExpectRefused("the structure of a step has a digest of kind 9");
+}
+
+TEST_F(FutureTest, PageWithAnUnknownKindOfDigestIsNotDamage) {
+  MoveToPage(kNewKind[0]);
+  ExpectStepRefused(1, "page of steps has a digest of kind 9");
+  EXPECT_THAT(LoadSample(*ReadLatest(storage_).value(), 1),
+              IsError(ErrorCode::kUnimplemented, "kind 9"));
+}
+
+TEST_F(FutureTest, SegmentRecordWithAnUnknownKindOfDigestIsNotDamage) {
+  RewriteTable(2, [](Column column, std::span<const std::byte> record) {
+    return column == Column::kSegments
+               ? WithField(record, IdOf(schema::SegmentRecord::VT_DIGEST_KIND), kNewKind)
+               : Bytes(record.begin(), record.end());
+  });
+  ExpectStepRefused(2, "a SegmentRecord has a digest of kind 9");
+}
+
+TEST_F(FutureTest, TablesWithAnUnknownKindOfDigestAreNotDamage) {
+  for (const Column changed : {Column::kSteps, Column::kTables}) {
+    SetUp();
+    RewriteTable(2, [&](Column column, std::span<const std::byte> record) {
+      Bytes bytes(record.begin(), record.end());
+      if (column != changed) return bytes;
+      if (column == Column::kSteps) {
+        return WithField(record, IdOf(schema::StepSummary::VT_DIGEST_KIND), kNewKind);
+      }
+      bytes[4] = kNewKind[0];
+      return bytes;
+    });
+    RemoveObjects(*storage_, "roots/");
+    const auto before = ContentsOf(*storage_);
+    EXPECT_THAT(Store::Rebuild(storage_), IsError(ErrorCode::kUnimplemented, "kind 9"));
+    EXPECT_TRUE(ContentsOf(*storage_) == before);
+  }
+}
+
+TEST_F(FutureTest, SegmentWithAnUnknownKindOfDigestIsNotDamage) {
+  const std::string name = storage_->List("segments/").value().front();
+  Bytes segment = Read(name);
+  const auto trailer = std::span(segment).last(80);
+  trailer[12] = kNewKind[0];
+  schema::PutLittleEndian(trailer, 72, Checksum64(trailer.first(72)));
+  Write(name, segment);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*ReadLatest(storage_).value()));
+  EXPECT_THAT(damage, ElementsAre(HasSubstr("the segment has a digest of kind 9")));
+  RemoveObjects(*storage_, "roots/");
+  RemoveObjects(*storage_, "tables/");
+  const auto before = ContentsOf(*storage_);
+  EXPECT_THAT(Store::Rebuild(storage_), IsError(ErrorCode::kUnimplemented, "kind 9"));
+  EXPECT_TRUE(ContentsOf(*storage_) == before);
 }
 
 }  // namespace
