@@ -18,7 +18,7 @@ namespace {
 using namespace kv::internal;  // NOLINT(google-build-using-namespace): the code under test
 
 constexpr uint64_t kAlignBytes = 4096;
-constexpr char kName[] = "segments/00000001-000000000000000100000000.seg";
+constexpr char kName[] = "segments/00000001-000000000000000100000002.seg";
 
 /// Makes the checksum at the end of the bytes right.
 void RepairChecksum(std::span<std::byte> bytes) {
@@ -43,10 +43,10 @@ void FuzzHeader(Input input) {
   std::array<std::byte, kSegmentHeaderBytes> once;
   EncodeSegmentHeader(*header, once);
   const auto again = DecodeSegmentHeader(once);
-  CAIRN_FUZZ_CHECK(again && again->segment_id == header->segment_id &&
-                   again->store_uuid == header->store_uuid && again->step == header->step &&
-                   again->rank == header->rank && again->epoch == header->epoch &&
-                   again->created_unix_ns == header->created_unix_ns);
+  CAIRN_FUZZ_CHECK(
+      again && again->segment_id == header->segment_id && again->store_uuid == header->store_uuid &&
+      again->step == header->step && again->rank == header->rank && again->epoch == header->epoch &&
+      again->created_unix_ns == header->created_unix_ns && again->id_tail == header->id_tail);
 }
 
 void FuzzTrailer(Input input) {
@@ -92,7 +92,7 @@ void FuzzFooter(Input input) {
 /// Reads a segment without payload, whose trailer and footer are the input and whose checksums are
 /// right.
 void FuzzSegment(Input input) {
-  SegmentHeader header{.segment_id = input.Number<uint64_t>(), .step = 7, .epoch = 1};
+  SegmentHeader header{.segment_id = input.Number<uint64_t>(), .step = 7, .epoch = 1, .id_tail = 2};
   SegmentTrailer trailer{.segment_id = header.segment_id};
   trailer.payload_end_bytes = kSegmentHeaderBytes + input.Number<uint16_t>();
   trailer.page_digests_offset_bytes =
@@ -115,6 +115,7 @@ void FuzzSegment(Input input) {
   const auto file = ObjectReader::Open(storage, kName);
   CAIRN_FUZZ_CHECK(file.has_value());
   const kv::SegmentInfo info{.segment_id = header.segment_id,
+                             .id_tail = header.id_tail,
                              .epoch = header.epoch,
                              .file_bytes = object.size(),
                              .footer_digest = trailer.footer_digest,

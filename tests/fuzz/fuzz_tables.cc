@@ -20,7 +20,7 @@ void Fuzz(Input input) {
   const uint64_t record_count = input.Byte();
   const std::vector<std::byte> table = input.CopyRest();
   const auto storage = std::make_shared<MemoryStorage>("fuzz");
-  const TableInfo info{.id = {.epoch = 1, .id = 1},
+  const TableInfo info{.id = {.epoch = 1, .id = 1, .id_tail = 2},
                        .file_bytes = table.size(),
                        .record_count = record_count,
                        .digest = kv::Checksum64(table)};

@@ -6,6 +6,7 @@
 #include "core/state_dict/key_pattern.h"
 #include "core/state_dict/state_dict.h"
 #include "core/state_dict/value.h"
+#include "core/step/application_records.h"
 #include "core/step/internal/tensor_records.h"
 #include "kv/base/key.h"
 #include "kv/root/internal/kv_records.h"
@@ -107,7 +108,13 @@ void FuzzExtension(Input input) {
   CAIRN_FUZZ_CHECK(!data->has_value() || (*data)->size() <= record.size());
 }
 
+/// A value, or a record of an application.
 void FuzzValue(std::span<const std::byte> record) {
+  {
+    const MemoryLimit limit(record, 8);
+    const auto data = DecodeApplicationRecord("name", record);
+    CAIRN_FUZZ_CHECK(!data || data->size() <= record.size());
+  }
   Result<Value> value;
   {
     const MemoryLimit limit(record, 8);

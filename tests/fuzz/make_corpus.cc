@@ -10,17 +10,20 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <set>
 
 #include "core/checkpoint_store.h"
 #include "core/codec/internal/delta_encoder.h"
 #include "core/collectives/internal/shard_plan.h"
 #include "core/interop/safetensors/safetensors_export.h"
 #include "core/ranks/internal/rendezvous.h"
+#include "core/state_dict/key_name.h"
 #include "core/step/internal/compress.h"
 #include "kv/commit/internal/part_file.h"
 #include "kv/root/internal/framed_record.h"
@@ -88,9 +91,10 @@ class Builder {
 class Corpus {
  public:
   explicit Corpus(fs::path folder) : folder_(std::move(folder)) {}
-  /// Adds an input. Of equal names, the first `kMaxPerName` are kept.
+  /// Adds an input, unless the fuzzer has it. Of equal names, the first `kMaxPerName` are kept.
   void Add(const std::string& fuzzer, const std::string& name, const Builder& input) {
     constexpr int kMaxPerName = 3;
+    if (!known_[fuzzer].insert(input.text()).second) return;
     const int number = count_[fuzzer + "/" + name]++;
     if (number >= kMaxPerName) return;
     fs::create_directories(folder_ / fuzzer);
@@ -107,13 +111,14 @@ class Corpus {
  private:
   const fs::path folder_;
   std::map<std::string, int> count_;
+  std::map<std::string, std::set<std::string>> known_;
 };
 
 constexpr char kAttempt[] = "00000001123456780000000000000000-7-0";
 constexpr char kPart[] = "pending/00000001123456780000000000000000-7-0/1.part";
 const PartHeader kPartHeader{.step = 7, .rank = 1, .world_size = 2, .attempt = kAttempt};
 
-/// A state with every kind of leaf.
+/// A state with every kind of leaf, and with keys that are escaped.
 class SampleState {
  public:
   explicit SampleState(float changed) {
@@ -137,6 +142,10 @@ class SampleState {
     optimizer.Value("bytes", core::Bytes{Bytes(5, std::byte{1})});
     state_.root().Value("lr", 0.25);
     state_.root().Map("empty");
+    state_.root().Value("list.1", false);
+    state_.root().Value("text\\", 1.0);
+    core::EscapeEqualNames(state_.tree);
+    state_.tree.nodes.back().form = core::KeyForm::kVerbatim;  // as rebuilds and imports store it
   }
   const core::StateDict& state() const { return state_; }
 
@@ -182,12 +191,13 @@ void AddRecord(Corpus& corpus, std::string_view key, std::span<const std::byte> 
                      .Add(value));
       return;
     }
-    case kv::Column::kValues:
-      return corpus.Add("tensors",
-                        "value_" + std::string(in_column.substr(0, in_column.size() - 1)),
-                        Builder(4).Add(value));
+    case kv::Column::kValues: {
+      std::string name = "value_" + std::string(in_column.substr(0, in_column.size() - 1));
+      std::ranges::replace(name, '\\', '_');
+      return corpus.Add("tensors", name, Builder(4).Add(value));
+    }
     case kv::Column::kApplication:
-      return;
+      return corpus.Add("tensors", "application", Builder(4).Add(value));
     case kv::Column::kStructures:
       corpus.Add("tensors", "tree", Builder(2).Number(~uint64_t{2}).Add(value));
       return corpus.Add("tensors", "extension", Builder(3).Byte(1).Add("x").Add(value));
@@ -257,8 +267,10 @@ std::shared_ptr<MemoryStorage> MakeStore(const fs::path& exports) {
   const SampleState first(0);
   Must(store->Save(1, first.state(), {.statistics = true, .note = "first", .tags = {"best"}}));
   const SampleState second(1);
-  Must(
-      store->Save(2, second.state(), {.max_deltas = 4, .metrics = {{"loss", 0.5}, {"acc", 0.75}}}));
+  Must(store->Save(2, second.state(),
+                   {.max_deltas = 4,
+                    .metrics = {{"loss", 0.5}, {"acc", 0.75}},
+                    .records = {{"loader", Bytes(3, std::byte{7})}}}));
   Must(store->Save(3, second.state(), {.incremental = false, .compress = true}));
   const auto contents = Must(store->List(3));
   Must(core::ExportSafetensors(*store, contents, exports / "state.safetensors"));
@@ -318,7 +330,7 @@ void AddMessages(Corpus& corpus) {
                     .renewed_unix_ns = 1'769'860'800'000'000'000};
   corpus.Add("messages", "lease", Builder(0).Add(EncodeLease(lease)));
   corpus.Add("messages", "hint", Builder(1).Add("48"));
-  const SegmentUse use{.segment = {.epoch = 1, .id = 7}, .live_bytes = 4096};
+  const SegmentUse use{.segment = {.epoch = 1, .id = 7, .id_tail = 9}, .live_bytes = 4096};
   corpus.Add("records", "usage", Builder(4).Add(kv::NumberKey(7)).Add(EncodeUsage(use)));
   for (const uint32_t kind : {1u, 2u, 3u, 4u}) {
     const std::string record = core::internal::EncodeRecord(

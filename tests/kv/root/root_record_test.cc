@@ -44,9 +44,14 @@ Root SampleRoot() {
   for (const uint64_t step : {500, 501, 700}) {
     root.recent.push_back(Shared(SampleEntry(step, step + 1, random)));
   }
-  root.pages = {
-      {.id = {.epoch = 1, .id = 5}, .file_bytes = 900, .digest = 77, .steps = {0, 1, 300}},
-      {.id = {.epoch = 2, .id = 6}, .file_bytes = 800, .digest = 78, .steps = {2, 499}}};
+  root.pages = {{.id = {.epoch = 1, .id = 5, .id_tail = 7},
+                 .file_bytes = 900,
+                 .digest = 77,
+                 .steps = {0, 1, 300}},
+                {.id = {.epoch = 2, .id = 6, .id_tail = ~0u},
+                 .file_bytes = 800,
+                 .digest = 78,
+                 .steps = {2, 499}}};
   root.removed = {{.name = "tables/00000001-000000000000000200000000.sst",
                    .since_unix_ns = 1'700'000'000'000'000'000,
                    .file_bytes = 4096}};
@@ -195,6 +200,9 @@ TEST(RootRecordTest, NewerVersionsAreUnimplemented) {
   const internal::FrameKind newer{.magic = "CNRT", .version = 2, .name = "root"};
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto newer_frame, FrameRecord(newer, record));
   EXPECT_THAT(DecodeRoot(newer_frame), IsError(ErrorCode::kUnimplemented, "version 2"));
+  auto longer_version = object;
+  longer_version[7] = std::byte{1};
+  EXPECT_THAT(DecodeRoot(Repaired(longer_version)), IsError(ErrorCode::kUnimplemented, "version"));
 
   Builder builder;
   schema::FinishRootRecordBuffer(builder, schema::CreateRootRecord(builder, /*version=*/2));
