@@ -9,6 +9,7 @@
 #include "core/save/internal/device_save.h"
 #include "core/save/internal/plan_cache.h"
 #include "core/save/internal/save.h"
+#include "core/save/internal/save_planner.h"
 #include "core/save/internal/staging.h"
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/mutex.h"
@@ -81,6 +82,10 @@ class AsyncSaver::Impl {
     task.plan = plans.Take();
     const internal::SavedChunks& last = task.last->chunks;
     const internal::SavedChunks* const base = IsBase(last, task.options) ? &last : nullptr;
+    if (base != nullptr && !task.options.unchanged.empty()) {
+      CAIRN_TRY_ASSIGN(const auto view, internal::ViewStep(store_->kv(), last.step));
+      internal::UnmarkRenamed(task.plan, view, task.attempt.step);
+    }
     CAIRN_TRY(staging_.Stage(task.plan, base, task.options.max_deltas));
     if (task.options.check_memory) {
       CAIRN_TRY(task.options.check_memory());

@@ -24,6 +24,7 @@
 #include "core/load/internal/chunk_reader.h"
 #include "core/load/internal/load.h"
 #include "core/load/internal/read_plan.h"
+#include "core/state_dict/key_name.h"
 #include "core/step/internal/delta_chain.h"
 #include "core/step/internal/lookup.h"
 #include "core/step/internal/stored_page_digests.h"
@@ -136,9 +137,16 @@ class Update {
           {.chunk = std::move(chunk), .base_digest = digest, .base_deltas = {}});
       return {};
     }));
+    std::set<std::string> unclear;  // texts of FQNs that may be other leaves in the base step
+    if (base_.step.structure != view_.step.structure) {
+      CAIRN_TRY_ASSIGN(unclear, FindEscapedTexts(base_));
+      CAIRN_TRY_ASSIGN(std::set<std::string> more, FindEscapedTexts(view_));
+      unclear.merge(more);
+    }
     for (size_t i = 0; i < owners_.size(); ++i) {
-      const bool is_shared =
-          unshared && !std::ranges::binary_search(*unshared, owner_infos_[i].fqn);
+      const std::string& fqn = owner_infos_[i].fqn;
+      if (!unclear.empty() && unclear.contains(JoinedTexts(fqn))) continue;
+      const bool is_shared = unshared && !std::ranges::binary_search(*unshared, fqn);
       owners_[i].is_comparable = true;
       if (!is_shared) CAIRN_TRY(CompareRecords(owner_infos_[i], owners_[i]));
     }

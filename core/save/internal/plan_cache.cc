@@ -95,7 +95,7 @@ Result<void> PlanCache::UpdateValues(const StateDict& state) {
 }
 
 Result<void> PlanCache::Mark(const SaveOptions& options, uint64_t step) {
-  if (unchanged_ == options.unchanged) {
+  if (unchanged_ == options.unchanged && !plan_.has_lost_marks) {
     ChooseComparedChunk(plan_, step);
     return {};
   }

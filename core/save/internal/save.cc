@@ -29,6 +29,7 @@
 #include "core/save/internal/chunk_writer.h"
 #include "core/save/internal/device_save.h"
 #include "core/save/internal/rank_merge.h"
+#include "core/save/internal/save_planner.h"
 #include "core/save/internal/unchanged_state.h"
 #include "core/step/contents.h"
 #include "core/step/internal/tensor_records.h"
@@ -302,6 +303,7 @@ Result<SaveReport> RunSave(SavePlan& plan, const SaveContext& context) {
   CAIRN_CHECK(device != nullptr || !DeviceSave::IsNeeded(plan));
   CAIRN_TRY_ASSIGN(SaveSession session,
                    SaveSession::Begin(context.store, context.attempt, context.self, options));
+  if (session.base() != nullptr) UnmarkRenamed(plan, *session.base(), context.attempt.step);
   if (device != nullptr) CAIRN_TRY(session.UseDevice(*device));
   if (device != nullptr && !device->is_digested()) {
     const bool comparable = saved != nullptr && saved->chunk_bytes == options.chunk_bytes &&

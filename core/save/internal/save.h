@@ -68,6 +68,7 @@ class SaveSession {
   kv::StepWriter& writer() { return *writer_; }
   const RankInWorld& self() const { return self_; }
   std::optional<uint64_t> base_step() const;
+  const StepView* base() const { return base_ ? &*base_ : nullptr; }
   /// True if `step` is the base, so that its SavedChunks state what has not changed since.
   bool IsBase(const kv::StepInfo& step) const;
   /// The report of this rank so far.

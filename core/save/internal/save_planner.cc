@@ -310,6 +310,7 @@ Result<SavePlan> PlanSave(const StateDict& state, const SaveOptions& options,
 }
 
 Result<void> MarkStatedUnchanged(SavePlan& plan, const SaveOptions& options, uint64_t step) {
+  plan.has_lost_marks = false;
   for (PlannedShard& shard : plan.shards) {
     shard.is_stated_unchanged = false;
     shard.compared_chunk.reset();
@@ -332,6 +333,19 @@ Result<void> MarkStatedUnchanged(SavePlan& plan, const SaveOptions& options, uin
   }
   ChooseComparedChunk(plan, step);
   return {};
+}
+
+void UnmarkRenamed(SavePlan& plan, const StepView& base, uint64_t step) {
+  if (std::ranges::none_of(plan.shards, &PlannedShard::is_stated_unchanged)) return;
+  if (kv::PayloadDigest(plan.structure) == base.step.structure) return;
+  const auto texts = FindEscapedTexts(base);
+  if (texts && texts->empty()) return;
+  for (PlannedShard& shard : plan.shards) {
+    if (texts && !texts->contains(JoinedTexts(plan.tensors[shard.tensor].fqn))) continue;
+    plan.has_lost_marks |= shard.is_stated_unchanged;
+    shard.is_stated_unchanged = false;
+  }
+  ChooseComparedChunk(plan, step);
 }
 
 void ChooseComparedChunk(SavePlan& plan, uint64_t step) {

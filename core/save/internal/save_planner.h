@@ -26,6 +26,7 @@
 #include "core/save/internal/save_plan.h"
 #include "core/save/save_options.h"
 #include "core/state_dict/state_dict.h"
+#include "core/step/internal/lookup.h"
 #include "core/tensor/internal/replica_group.h"
 #include "core/tensor/sharding.h"
 
@@ -54,6 +55,12 @@ Result<SavePlan> PlanSave(const StateDict& state, const SaveOptions& options,
 /// another one for each step. Removes the marks of an earlier save of the same plan.
 /// kInvalidArgument: a pattern is not valid.
 Result<void> MarkStatedUnchanged(SavePlan& plan, const SaveOptions& options, uint64_t step);
+
+/// Removes the marks of tensors of which `base` may have another one under the same FQN: several of
+/// its leaves had the same texts, so they were escaped, and the plan lacks some of them. Without
+/// the tree of `base`, removes all marks. Cost: digests the structure of the plan; reads that of
+/// `base` if it is another one.
+void UnmarkRenamed(SavePlan& plan, const StepView& base, uint64_t step);
 
 /// Chooses the chunk to be compared in a plan that has the marks of MarkStatedUnchanged.
 void ChooseComparedChunk(SavePlan& plan, uint64_t step);

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <utility>
 
+#include "core/state_dict/key_name.h"
 #include "core/tensor/tiling.h"
 #include "kv/base/key.h"
 
@@ -235,6 +236,18 @@ Result<std::vector<std::byte>> FindStructure(const StepView& view) {
   return Fail(Error{.code = ErrorCode::kDataLoss,
                     .message = "the step has no structure record",
                     .step = view.step.step});
+}
+
+Result<std::set<std::string>> FindEscapedTexts(const StepView& view) {
+  CAIRN_TRY_ASSIGN(const std::vector<std::byte> record, FindStructure(view));
+  CAIRN_TRY_ASSIGN(const StateTree tree, DecodeTree(record));
+  std::set<std::string> texts;
+  if (!HasForms(tree)) return texts;
+  CAIRN_TRY_ASSIGN(const std::vector<Leaf> leaves, FlattenTree(tree));
+  for (const Leaf& leaf : leaves) {
+    if (leaf.fqn.contains('\\')) texts.insert(JoinedTexts(leaf.fqn));
+  }
+  return texts;
 }
 
 Result<void> ForEachChunk(const StepView& view, const TensorInfo& tensor,

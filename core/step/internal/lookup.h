@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -75,6 +76,10 @@ Result<std::vector<TensorInfo>> FindTensors(const StepView& view,
 /// Returns the StructureRecord of the step, which the caller verifies; aligned for FlatBuffers.
 /// kDataLoss: there is none.
 Result<std::vector<std::byte>> FindStructure(const StepView& view);
+
+/// Returns the texts of the keys, joined by ".", of all leaves with escapes. Other leaves of the
+/// step have or had the same texts, so an FQN with these texts may be another leaf elsewhere.
+Result<std::set<std::string>> FindEscapedTexts(const StepView& view);
 
 // Owners: the tensors that hold the bytes of others. A tensor that is not an alias owns its bytes
 // itself.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "core/state_dict/key_name.h"
 #include "tests/core/tensor/strided_fixture.h"
 #include "tests/core/tensor/test_tensor.h"
 
@@ -89,6 +90,21 @@ TEST_F(UpdateTest, TensorsThatTheBaseLacksAreReadCompletely) {
 
   EXPECT_THAT(report.changed, ElementsAre("t0", "t1", "t2", "t3"));
   ExpectModelIs(tensors);
+}
+
+// "a.b" is the FQN of tensors[1] in step 1, and of the tensor that was "a\\.b" in step 2.
+TEST_F(UpdateTest, ATensorThatGetsTheNameOfAnotherOneIsReadCompletely) {
+  StateDict both;
+  both.root().Tensor("a.b", tensors[0].view());
+  both.root().Map("a").Tensor("b", tensors[1].view());
+  EscapeEqualNames(both.tree);
+  Save(1, both);
+  Save(2, StateOf({{"a.b", tensors[1].view()}}));
+  TestTensor target = tensors[0];
+  const std::vector<LoadRequest> requests = {WholeRequest("a.b", target)};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const UpdateReport report, store->Update(Step(1), Step(2), requests));
+  EXPECT_EQ(report.compared_bytes, 0u);
+  EXPECT_EQ(target.bytes, tensors[1].bytes);
 }
 
 TEST_F(UpdateTest, AliasesAndStridedTargetsAreReadIfTheyDiffer) {

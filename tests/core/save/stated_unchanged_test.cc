@@ -3,6 +3,7 @@
 
 #include "core/async_save.h"
 #include "core/save/save_options.h"
+#include "core/state_dict/key_name.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {
@@ -89,6 +90,33 @@ TEST_F(StatedUnchangedTest, WhatTheBaseDoesNotHaveIsWritten) {
   Change(trained_, 0);
   Save(4, first, {.incremental = false, .unchanged = {"**"}});
   EXPECT_EQ(LoadBytes(4, "trained"), trained_.bytes);
+}
+
+// {"a.b": frozen, "a": {"b": other}}, then only "a.b", whose FQN was that of `other` before.
+TEST_F(StatedUnchangedTest, ATensorThatGetsTheNameOfAnotherOneIsCompared) {
+  const TestTensor other(DType::kUInt8, {8, kChunkBytes}, 3);
+  StateDict both, one;
+  both.root().Tensor("a.b", frozen_.view());
+  both.root().Map("a").Tensor("b", other.view());
+  EscapeEqualNames(both.tree);
+  one.root().Tensor("a.b", frozen_.view());
+  AsyncSaver saver(store.get());
+  const auto save = [&](bool is_async, uint64_t step, const StateDict& state) {
+    if (!is_async) return Save(step, state, Stated("**"));
+    return SaveAndWait(saver, step, state, Stated("**")).value();
+  };
+  for (const bool is_async : {false, true}) {
+    const uint64_t first = is_async ? 10 : 1;
+    save(is_async, first, both);
+    EXPECT_EQ(LoadBytes(first, "a\\.b"), frozen_.bytes);
+    EXPECT_EQ(LoadBytes(first, "a.b"), other.bytes);
+    save(is_async, first + 1, one);
+    EXPECT_EQ(LoadBytes(first + 1, "a.b"), frozen_.bytes);
+    // From then on, it has one name, and is not read.
+    Change(frozen_, 5);
+    EXPECT_EQ(save(is_async, first + 7, one).chunks_reused, 8u);
+    EXPECT_NE(LoadBytes(first + 7, "a.b"), frozen_.bytes);
+  }
 }
 
 TEST_F(StatedUnchangedTest, AnInvalidPatternIsRefused) {
