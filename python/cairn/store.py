@@ -391,7 +391,7 @@ class Store(Closing):
         conversion = conversion_of(rename, dtype, takes_stored=mmap or skip_damaged)
         contents = contents_of(native, number, selected, conversion)
         if skip_damaged:
-            contents, _, skipped = without_damage(native, contents, selected)
+            contents, skipped = without_damage(native, contents, selected)
             for error in skipped.values():
                 warnings.warn(f"skipped: {error}", RuntimeWarning, stacklevel=3)
         reader = Reader(native, contents, device=device, mmap=mmap, verify=verify)

@@ -141,7 +141,8 @@ core::LoadRequest WholeRequest(const core::TensorInfo& info, std::vector<uint64_
                                       .device = device}};
 }
 
-LoadPlan::LoadPlan(const StepContents& contents, nb::handle state, nb::list patterns)
+LoadPlan::LoadPlan(const StepContents& contents, nb::handle state, nb::list patterns,
+                   nb::list skipped)
     : contents_(contents),
       walk_(WalkState(state, torch_)),
       node_of_leaf_(contents.leaf_count(), kNone) {
@@ -149,6 +150,13 @@ LoadPlan::LoadPlan(const StepContents& contents, nb::handle state, nb::list patt
   const core::Contents& all = contents_.all();
   if (all.may_lack_equal_texts || core::HasForms(all.tree) || core::HasForms(walk_.tree)) {
     MatchEscapedKeys();
+  }
+  if (skipped.size() > 0) {
+    std::unordered_set<std::string> names;
+    for (const nb::handle fqn : skipped) names.insert(FromPyText(fqn));
+    for (uint32_t leaf = 0; leaf < node_of_leaf_.size(); ++leaf) {
+      if (names.contains(contents_.fqn(leaf))) node_of_leaf_[leaf] = kSkipped;
+    }
   }
   for (uint32_t node = 0; node < walk_.py_nodes.size(); ++node) {
     if (core::IsContainer(walk_.tree.nodes[node].kind)) continue;
@@ -172,6 +180,7 @@ void LoadPlan::Match(uint32_t node) {
     missing_.push_back(std::move(fqn));
     return;
   }
+  if (node_of_leaf_[leaf] == kSkipped) return;
   if (node_of_leaf_[leaf] != kNone) ThrowSameName(fqn);
   node_of_leaf_[leaf] = node;
   matches_.emplace_back(node, leaf);

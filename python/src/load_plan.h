@@ -60,9 +60,10 @@ core::LoadRequest WholeRequest(const core::TensorInfo& info, std::vector<uint64_
 /// the GIL.
 class LoadPlan {
  public:
-  /// Ignores leaves of the state that `patterns` (a list of str) do not match. Raises Invalid for
+  /// Ignores leaves of the state that `patterns` (a list of str) do not match. Leaves of the step
+  /// in `skipped` (FQNs) are matched, but neither requested nor unexpected. Raises Invalid for
   /// states that cannot be walked, or in which two leaves have the same FQN.
-  LoadPlan(const StepContents& contents, nb::handle state, nb::list patterns);
+  LoadPlan(const StepContents& contents, nb::handle state, nb::list patterns, nb::list skipped);
 
   /// Return the FQNs that only the state has, in its order, and the FQNs that only the step has, in
   /// the order of its leaves.
@@ -100,6 +101,7 @@ class LoadPlan {
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
+  static constexpr uint32_t kSkipped = kNone - 1;
 
   void Match(uint32_t node);
   /// Sets leaf_of_node_.
@@ -114,9 +116,9 @@ class LoadPlan {
   const StepContents& contents_;
   TorchAccess torch_{TorchAccess::Reach::kDevices};
   Walk walk_;
-  std::vector<uint32_t> node_of_leaf_;                  // by leaf of the step; kNone: unexpected
-  std::vector<std::pair<uint32_t, uint32_t>> matches_;  // (node, leaf), in order of nodes
-  std::vector<std::string> missing_;                    // in order of nodes
+  std::vector<uint32_t> node_of_leaf_;  // by leaf of the step; kNone: unexpected; kSkipped
+  std::vector<std::pair<uint32_t, uint32_t>> matches_;            // (node, leaf), in order of nodes
+  std::vector<std::string> missing_;                              // in order of nodes
   std::unordered_map<std::string_view, uint32_t> leaves_by_fqn_;  // filled when first needed
   std::vector<uint32_t> leaf_of_node_;  // empty unless the state or the step has escaped keys
   Requests requests_;

@@ -140,8 +140,9 @@ void BindLoading(nb::module_& m) {
       .def("whole_fqns", &Requests::WholeFqns)
       .def("set_holders", &Requests::SetHolders);
   nb::class_<LoadPlan>(m, "LoadPlan")
-      .def(nb::init<const StepContents&, nb::handle, nb::list>(), nb::keep_alive<1, 2>(),
-           nb::arg("contents"), nb::arg("state").none(), nb::arg("patterns"))
+      .def(nb::init<const StepContents&, nb::handle, nb::list, nb::list>(), nb::keep_alive<1, 2>(),
+           nb::arg("contents"), nb::arg("state").none(), nb::arg("patterns"),
+           nb::arg("skipped") = nb::list())
       .def("missing", &LoadPlan::Missing)
       .def("unexpected", &LoadPlan::Unexpected)
       .def("tied", &LoadPlan::Tied)

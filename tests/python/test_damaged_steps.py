@@ -84,6 +84,25 @@ def test_a_load_leaves_damaged_leaves_unchanged_and_reports_them(damaged):
         assert state["tied"][0][0] >= 100 and torch.equal(state["list"][0], want["list"][0])
 
 
+def test_a_damaged_tensor_with_an_escaped_key_is_skipped(path):
+    generator = torch.Generator().manual_seed(2)
+    both = {"a.b": torch.rand(300, generator=generator), "a": {"b": torch.rand(300)}, "c.d": 1}
+    with cairn.open(path, mode="a") as store:
+        store.save(1, both)
+    damage(path, both["a.b"].numpy().tobytes())
+    with cairn.open(path) as store:
+        zeros = torch.zeros(300)
+        flat, nested = {"a.b": zeros.clone()}, {"a": {"b": zeros.clone()}, "c": {"d": 0}}
+        for state, keys in ((flat, "a\\.b"), (nested, None)):
+            report = store.load(state, keys=keys, skip_damaged=True)
+            assert set(report.skipped) == {"a\\.b"}
+            assert report.missing == report.unexpected == ()
+        assert torch.equal(flat["a.b"], zeros)
+        assert torch.equal(nested["a"]["b"], both["a"]["b"]) and nested["c"]["d"] == 1
+        with pytest.warns(RuntimeWarning, match="skipped: "):
+            assert set(store.read(skip_damaged=True)) == {"a", "c.d"}
+
+
 def test_nothing_is_skipped_without_damage(path):
     with cairn.open(path, mode="a") as store:
         store.save(1, make_state())

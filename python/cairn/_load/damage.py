@@ -14,12 +14,11 @@ def damaged_keys(native: _cairn.Store, contents: _cairn.Contents) -> dict[str, C
 
 def without_damage(
     native: _cairn.Store, contents: _cairn.Contents, patterns: list[str]
-) -> tuple[_cairn.Contents, list[str], dict[str, Corrupt]]:
-    """The contents that ``patterns`` select and that can be read, their patterns, and the errors of
-    the other leaves."""
+) -> tuple[_cairn.Contents, dict[str, Corrupt]]:
+    """The contents that ``patterns`` select and that can be read, and the errors of the others."""
     damaged = damaged_keys(native, contents)
     if not damaged:
-        return contents, patterns, {}
+        return contents, {}
     patterns = patterns + [f"!{each}" for fqn in damaged for each in patterns_for(fqn)]
     rest = native.contents(contents.step, patterns)
     # A pattern of a name with wildcards in it may match another name, too.
@@ -29,4 +28,4 @@ def without_damage(
         fqn: damaged.get(fqn) or Corrupt(f"{unclear} (key {fqn})", key=fqn, step=contents.step)
         for fqn in sorted(left_out)
     }
-    return rest, patterns, skipped
+    return rest, skipped

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 from cairn import _cairn
 from cairn._base.patterns import all_patterns
 from cairn._load.contents import check_match
-from cairn._load.damage import without_damage
+from cairn._load.damage import damaged_keys
 from cairn._load.load import Load, LoadOptions
 from cairn._opened.opened import Opened
 from cairn._opened.tiers import Location, Tiers, agree_on_step
 from cairn._ranks.ranks import Ranks
 from cairn._tensors.stateful import StatefulAdapter
-from cairn.errors import Corrupt
 
 if TYPE_CHECKING:
     from cairn._load.conversions import ConversionOptions
@@ -132,9 +131,7 @@ def _plan(
         contents = _convert(adapter.state, contents, options.conversion, patterns)
     if options.patterns or prefix:
         check_match(patterns, native, contents)
-    skipped: dict[str, Corrupt] = {}
-    if options.skip_damaged:
-        contents, patterns, skipped = without_damage(native, contents, patterns)
+    skipped = damaged_keys(native, contents) if options.skip_damaged else {}
     options = options._replace(patterns=patterns)
     return Load(native, adapter.state, contents, options, ranks, skipped)
 

@@ -75,7 +75,8 @@ class Load:
         ranks: Ranks,
         skipped: dict[str, Corrupt] | None = None,
     ) -> None:
-        """Plans the load. Raises Invalid, or NotFound for keys that the step lacks."""
+        """Plans the load, without the leaves in ``skipped``. Raises Invalid, or NotFound for keys
+        that the step lacks."""
         self._native = native
         self._contents = contents
         self._strict = options.strict
@@ -85,7 +86,7 @@ class Load:
             options.read_once and ranks.world_size > 1 and not contents.is_converted
         )
         self.by_nccl = False
-        plan = _cairn.LoadPlan(contents, state, options.patterns)
+        plan = _cairn.LoadPlan(contents, state, options.patterns, list(self._skipped))
         self._missing, self.unexpected = plan.missing(), plan.unexpected()
         if options.strict and self._missing:
             from cairn._load.key_errors import missing_keys
