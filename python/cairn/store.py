@@ -790,7 +790,8 @@ class Store(Closing):
                 ``.``: ``{"model": "net"}`` renames ``model.wte`` to ``net.wte``.
             graft_from: another step, whose keys are added and replace equal ones.
             graft: patterns of the keys to take from it; by default all.
-            under: the key below which they are put; by default they keep their names.
+            under: the key below which they are put, as it is named in the step; by default they
+                keep their names.
             records: records to add, replace or (``None``) remove (:meth:`record`). All others are
                 those of ``step``.
             overwrite: replaces the step ``into`` atomically if it exists.
@@ -815,7 +816,7 @@ class Store(Closing):
             rename=list(dict(rename or {}).items()),
             graft_from=None if graft_from is None else step_number(graft_from),
             graft=pattern_list(graft),
-            under=clean_prefix(under),
+            under=under if "\\" in under else clean_prefix(under),
             records=record_pairs(records or {}, may_remove=True),
             overwrite=overwrite,
         )

@@ -147,6 +147,21 @@ def test_incremental_saves_and_asynchronous_ones_keep_escapes(store):
     assert_same(store.read(), state)
 
 
+def test_a_graft_is_put_below_a_key_that_is_named_as_it_is_stored(store):
+    store.save(1, {"a.b": {"w": torch.zeros(3)}, "a": {"c": 1}})
+    store.save(2, {"v": torch.ones(3)})
+    for into, under in enumerate(("a.b", "a", "x\\.y.z"), start=3):
+        store.edit(1, into=into, graft_from=2, under=under)
+    state = {"a.b": {"w": torch.zeros(3)}, "a": {"c": 1}}
+    new = torch.ones(3)
+    assert_same(store.read(step=3), {**state, "a.b": {"w": torch.zeros(3), "v": new}})
+    assert_same(store.read(step=4), {**state, "a": {"c": 1, "v": new}})
+    assert_same(store.read(step=5), {**state, "x.y": {"z": {"v": new}}})
+    for under, words in (("a\\", "escape"), ("a\\.b", "twice"), ("a.c", "leaf")):
+        with pytest.raises(cairn.Invalid, match=words):
+            store.edit(1, into=9, graft_from=2, under=under)
+
+
 def test_what_joins_keys_with_dots_refuses_escaped_ones(path):
     with cairn.open(path, mode="a") as store:
         store.save(1, BOTH)

@@ -276,11 +276,10 @@ Result<void> EditedTree::Rename(std::span<const std::pair<std::string, std::stri
   return {};
 }
 
-// Puts a branch below the deepest container on the path of its target. Missing containers are
-// dicts, except in a container that has keys with dots: there the rest of the path is one key.
-Result<void> EditedTree::Attach(Moved moved) {
+// Returns the deepest container with whose FQN `rest` begins, and leaves in `rest` what follows.
+Result<EditedTree::Branch*> EditedTree::Descend(std::string& rest) const {
   Branch* at = root_.get();
-  std::string rest = moved.target;
+  const std::string target = rest;
   for (bool descended = true; descended;) {
     descended = false;
     std::vector<size_t> dots;
@@ -293,13 +292,21 @@ Result<void> EditedTree::Attach(Moved moved) {
       Branch* const child = at->Find(rest.substr(0, dot));
       if (child == nullptr) continue;
       if (!IsContainer(child->node.kind)) {
-        return Invalid(moved.target, fmt::format("'{}' is a leaf, not a dict", child->node.key));
+        return Invalid(target, fmt::format("'{}' is a leaf, not a dict", child->node.key));
       }
       at = child;
       rest = rest.substr(dot + 1);
       descended = true;
     }
   }
+  return at;
+}
+
+// Puts a branch below the deepest container on the path of its target. Missing containers are
+// dicts, except in a container that has keys with dots: there the rest of the path is one key.
+Result<void> EditedTree::Attach(Moved moved) {
+  std::string rest = moved.target;
+  CAIRN_TRY_ASSIGN(Branch * at, Descend(rest));
   while (!at->has_dotted_keys() && HasSeparator(rest) && !IsSequence(at->node.kind)) {
     const size_t dot = FindSeparator(rest);
     CAIRN_TRY_ASSIGN(Node node, ParseName(rest.substr(0, dot)));
@@ -315,17 +322,32 @@ Result<void> EditedTree::Attach(Moved moved) {
   return {};
 }
 
+// Returns the container with this FQN, which is created if it does not exist; the root for "".
+Result<EditedTree::Branch*> EditedTree::MakeDict(const std::string& fqn) {
+  std::string rest = fqn.empty() ? "" : fqn + ".";
+  CAIRN_TRY_ASSIGN(Branch * at, Descend(rest));
+  for (size_t dot = FindSeparator(rest); dot != std::string::npos; dot = FindSeparator(rest)) {
+    CAIRN_TRY_ASSIGN(Node node, ParseName(rest.substr(0, dot)));
+    at = at->Add(std::move(node));
+    rest = rest.substr(dot + 1);
+  }
+  if (!rest.empty()) return Invalid(fqn, "it ends with an incomplete escape");
+  if (!fqn.empty() && IsSequence(at->node.kind)) return Invalid(fqn, "it is a list");
+  return at;
+}
+
 Result<void> EditedTree::AddGraft(const StateTree& other, const Graft& graft) {
   CAIRN_TRY_ASSIGN(const KeyPatterns selected, KeyPatterns::Parse(graft.patterns));
   CAIRN_TRY_ASSIGN(EditedTree from, Make(other));
-  std::map<std::string, Branch*> own;
-  CAIRN_TRY(root_->Walk("", [&](Branch& branch, const std::string& fqn, Branch&) {
+  std::map<std::string, Branch*> own;                                     // leaves by FQN
+  std::map<std::pair<const Branch*, std::string>, Branch*> own_children;  // by name
+  CAIRN_TRY(root_->Walk("", [&](Branch& branch, const std::string& fqn, Branch& parent) {
     if (!IsContainer(branch.node.kind)) own[fqn] = &branch;
+    own_children[{&parent, NameOf(branch.node)}] = &branch;
     return Result<void>();
   }));
-  // The containers of `graft.under` become a path of dicts above the other step's tree.
-  auto top = std::make_unique<Branch>();
-  std::vector<const Branch*> path;
+  Branch* top = nullptr;            // the container of graft.under, once something is put into it
+  std::vector<const Branch*> path;  // containers of the other step
   bool found = false;
   const auto add = [&](const Branch& leaf) -> Result<void> {
     found = true;
@@ -336,14 +358,17 @@ Result<void> EditedTree::AddGraft(const StateTree& other, const Graft& graft) {
       equal->second->leaf = {.from_fqn = leaf.leaf.from_fqn, .grafted = true};
       return {};
     }
-    Branch* at = root_.get();
-    for (size_t i = 0; i < path.size(); ++i) {
-      Branch* child = at->Find(NameOf(path[i]->node));
-      if (child == nullptr) child = at->Add(path[i]->node);
+    if (top == nullptr) {
+      CAIRN_TRY_ASSIGN(top, MakeDict(graft.under));
+    }
+    Branch* at = top;
+    for (const Branch* const container : path) {
+      Branch*& child = own_children[{at, NameOf(container->node)}];
+      if (child == nullptr) child = at->Add(container->node);
       if (!IsContainer(child->node.kind) ||
-          IsSequence(child->node.kind) != IsSequence(path[i]->node.kind)) {
-        return Invalid(fqn,
-                       fmt::format("'{}' is of another kind in the two steps", path[i]->node.key));
+          IsSequence(child->node.kind) != IsSequence(container->node.kind)) {
+        return Invalid(
+            fqn, fmt::format("'{}' is of another kind in the two steps", container->node.key));
       }
       at = child;
     }
@@ -351,14 +376,6 @@ Result<void> EditedTree::AddGraft(const StateTree& other, const Graft& graft) {
     added->leaf = {.from_fqn = leaf.leaf.from_fqn, .grafted = true};
     return {};
   };
-  std::vector<std::unique_ptr<Branch>> under;
-  for (size_t begin = 0; !graft.under.empty() && begin <= graft.under.size();) {
-    const size_t end = std::min(FindSeparator(graft.under, begin), graft.under.size());
-    under.push_back(std::make_unique<Branch>());
-    CAIRN_TRY_ASSIGN(under.back()->node, ParseName(graft.under.substr(begin, end - begin)));
-    path.push_back(under.back().get());
-    begin = end + 1;
-  }
   const auto descend = [&](const auto& self, const Branch& branch) -> Result<void> {
     for (const auto& child : branch.children) {
       if (IsContainer(child->node.kind)) {

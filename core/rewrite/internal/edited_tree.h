@@ -49,6 +49,8 @@ class EditedTree {
   struct Branch;
   struct Moved;
   explicit EditedTree(std::unique_ptr<Branch> root);
+  Result<Branch*> Descend(std::string& rest) const;
+  Result<Branch*> MakeDict(const std::string& fqn);
   Result<void> Attach(Moved moved);
 
   std::unique_ptr<Branch> root_;

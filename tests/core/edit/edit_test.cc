@@ -266,6 +266,33 @@ TEST_F(EditTest, GraftsBelowAKey) {
   ExpectIs(3, expected);
 }
 
+TEST_F(EditTest, GraftsBelowAKeyThatIsNamedAsItIsStored) {
+  StateDict dotted, nested, other;
+  dotted.root().Map("a.b").Tensor("w", wte_.view());
+  nested.root().Map("a").Map("b").Tensor("w", wte_.view());
+  other.root().Tensor("w", head_.view());
+  other.root().Map("c").Tensor("v", head_.view());
+  Save(1, dotted);
+  Save(2, nested, {.incremental = false});
+  Save(3, other, {.incremental = false});
+  const auto graft = [](std::string under) {
+    return StepEdit{.graft = Graft{.step = 3, .patterns = {}, .under = std::move(under)}};
+  };
+  Edit(1, 4, graft("a.b"));  // the dict that exists
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Contents same, store->List(4));
+  EXPECT_EQ(same.tree.nodes.size(), 5u);
+  EXPECT_EQ(LoadBytes(4, "a.b.w"), head_.bytes);
+  EXPECT_EQ(LoadBytes(4, "a.b.c.v"), head_.bytes);
+  Edit(2, 5, graft("a\\.b"));  // another one, whose key is escaped
+  EXPECT_EQ(LoadBytes(5, "a.b.w"), wte_.bytes);
+  EXPECT_EQ(LoadBytes(5, "a\\.b.w"), head_.bytes);
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+  for (const auto& [under, words] : std::vector<std::pair<std::string, std::string>>{
+           {"a\\", "escape"}, {"a\\.b", "twice"}, {"a.b.w", "leaf"}}) {
+    EXPECT_THAT(store->Edit(1, 6, graft(under)), IsError(ErrorCode::kInvalidArgument, words));
+  }
+}
+
 TEST_F(EditTest, ChunksKeepTheirDeltas) {
   TestTensor w(DType::kBFloat16, {400'000});
   const auto state = [&](const std::string& key) { return StateOf({{key, w.view()}}); };
