@@ -365,9 +365,8 @@ class Recoverer {
          .message = fmt::format(
              "recovered {} tensors from the footers of segments, as one flat dict, without "
              "evidence that the step was committed and not deleted since; all else is lost: "
-             "values, "
-             "the structure, empty tensors, tensors that share memory with others, and chunks that "
-             "the step shares with its base",
+             "values, records of applications, metrics, the note, the structure, empty tensors, "
+             "tensors that share memory with others, and chunks that the step shares with its base",
              recovered.tensors.size()),
          .step = recovered.info.step});
     if (recovered.incomplete.empty()) return;

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "core/state_dict/key_name.h"
 #include "core/step/contents.h"
 #include "tests/core/tensor/test_tensor.h"
+#include "tests/support/fake_s3.h"
 
 namespace cairn::core {
 namespace {
@@ -229,6 +231,57 @@ TEST_F(EditTest, RefusesALongRecordBeforeAnythingElse) {
   const std::vector<std::byte> too_long(kMaxApplicationRecordBytes + 1);
   EXPECT_THAT(store->Edit(9, 2, {.records = {{"eval", too_long}}}),
               IsError(ErrorCode::kInvalidArgument, "16777217 bytes"));
+}
+
+/// Records of applications, in a directory and in a bucket.
+class RecordsTest : public EditTest, public ::testing::WithParamInterface<bool> {
+ protected:
+  void SetUp() override {
+    EditTest::SetUp();
+    if (!GetParam()) return;
+    server_ = std::make_unique<testing::FakeS3>();
+    CAIRN_ASSERT_OK_AND_ASSIGN(
+        store, CheckpointStore::Open(testing::OpenBucket(*server_), kv::OpenMode::kWrite));
+  }
+  void TearDown() override { store.reset(); }  // before the server
+
+  using Names = std::vector<std::string>;
+  static std::vector<std::byte> Data(uint8_t value) { return {std::byte{value}, std::byte{0}}; }
+  ApplicationRecords Records(uint64_t step) {
+    ApplicationRecords records;
+    CAIRN_EXPECT_OK(store->ListRecords(Step(step)));
+    for (const std::string& name : store->ListRecords(Step(step)).value_or(Names())) {
+      records[name] = store->ReadRecord(Step(step), name).value();
+    }
+    return records;
+  }
+
+  std::unique_ptr<testing::FakeS3> server_;
+};
+INSTANTIATE_TEST_SUITE_P(, RecordsTest, ::testing::Bool());
+
+// A save of the same state is committed with the records of its base, unless that has these.
+TEST_P(RecordsTest, AStepHasTheRecordsOfItsSaveAndNoOthers) {
+  const ApplicationRecords a = {{"a", Data(1)}, {"shared", Data(2)}}, b = {{"shared", Data(3)}};
+  Save(1, Sample(), {.records = a});
+  Save(2, Sample(), {.records = b});
+  Save(3, Sample());
+  Save(4, Sample());
+  Edit(4, 4, {.records = {{"a", Data(4)}}, .overwrite = true});
+  Save(5, Sample());
+  Edit(2, 6, {.rename = {{"model", "net"}}, .records = {{"shared", std::nullopt}}});
+  Edit(1, 7, {.records = {{"a", std::nullopt}, {"shared", Data(5)}, {"new", Data(6)}}});
+  Edit(1, 8, {});
+  EXPECT_EQ(Records(1), a);
+  EXPECT_EQ(Records(2), b);
+  EXPECT_THAT(Records(3), IsEmpty());
+  EXPECT_EQ(Records(4), (ApplicationRecords{{"a", Data(4)}}));
+  EXPECT_THAT(Records(5), IsEmpty());
+  EXPECT_THAT(Records(6), IsEmpty());
+  EXPECT_EQ(Records(7), (ApplicationRecords{{"shared", Data(5)}, {"new", Data(6)}}));
+  EXPECT_EQ(Records(8), a);
+  EXPECT_THAT(store->ReadRecord(Step(3), "a"), IsError(ErrorCode::kNotFound, "'a'"));
+  EXPECT_THAT(VerifyAll(), IsEmpty());
 }
 
 TEST_F(EditTest, GraftsReplaceEqualKeysAndAddOthers) {
