@@ -43,6 +43,7 @@ class AsyncSaver::Impl {
       while (task_) changed_.Wait(mutex_);
     }
     Task task{.attempt = store_->NextAttempt(step, options), .options = options};
+    task.attempt.continuation = store_->kv().continuation();
     const auto begin = [&] { return Begin(state, task); };
     if (Result<void> begun = kv::CatchExhaustion("staging a save", begin); !begun) {
       if (task.last != nullptr) store_->RememberSave(std::move(task.last), false);

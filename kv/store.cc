@@ -283,16 +283,23 @@ Result<std::string> Store::OpenSession() {
 }
 
 void Store::ContinueFrom(const StepInfo& step) const {
+  StepInfo loaded = internal::WithoutAnnotations(step);
   const MutexLock lock(state_->mutex);
-  state_->continued_from = step;
-  ++state_->load_count;
+  state_->continuation.step = std::move(loaded);
+  ++state_->continuation.load_count;
+}
+
+Continuation Store::continuation() const {
+  const MutexLock lock(state_->mutex);
+  return state_->continuation;
 }
 
 namespace {
 
 /// Returns the step from which the next one continues; nothing if there is none. kNotFound: the
 /// step that was named does not exist.
-Result<std::optional<StepInfo>> FindParent(StoreState& state, std::optional<uint64_t> named) {
+Result<std::optional<StepInfo>> FindParent(StoreState& state, std::optional<uint64_t> named,
+                                           std::optional<StepInfo> continued) {
   const auto root = internal::CurrentRoot(state);
   if (named) {
     CAIRN_TRY_ASSIGN(const auto entry, root->steps.Find(*named));
@@ -301,10 +308,7 @@ Result<std::optional<StepInfo>> FindParent(StoreState& state, std::optional<uint
                       .message = "the step that is to be the parent does not exist",
                       .step = *named});
   }
-  {
-    const MutexLock lock(state.mutex);
-    if (state.continued_from) return state.continued_from;
-  }
+  if (continued) return continued;
   CAIRN_TRY_ASSIGN(const auto newest, root->steps.Latest());
   return newest == nullptr ? std::nullopt : std::optional(newest->info);
 }
@@ -313,12 +317,9 @@ Result<std::optional<StepInfo>> FindParent(StoreState& state, std::optional<uint
 
 Result<std::unique_ptr<StepWriter>> Store::Begin(uint64_t step, const BeginOptions& options) {
   CAIRN_TRY(CheckCanBegin(*state_, step, options));
-  std::optional<StepInfo> parent;  // only the commit of rank 0 uses it
-  uint64_t load_count = 0;
-  if (!state_->joined) {
-    CAIRN_TRY_ASSIGN(parent, FindParent(*state_, options.parent));
-    const MutexLock lock(state_->mutex);
-    load_count = state_->load_count;
+  Continuation from = options.continuation ? *options.continuation : continuation();
+  if (!state_->joined) {  // only the commit of rank 0 uses it
+    CAIRN_TRY_ASSIGN(from.step, FindParent(*state_, options.parent, std::move(from.step)));
   }
   if (state_->step_writer_alive.exchange(true)) {
     return Fail(Error{.code = ErrorCode::kFailedPrecondition,
@@ -327,8 +328,7 @@ Result<std::unique_ptr<StepWriter>> Store::Begin(uint64_t step, const BeginOptio
   }
   const std::string attempt = options.attempt.empty() ? NextAttempt(step) : options.attempt;
   auto state = std::make_unique<internal::StepAttempt>(state_, step, options, attempt);
-  state->parent = std::move(parent);
-  state->load_count = load_count;
+  state->continuation = std::move(from);
   return std::make_unique<StepWriter>(std::move(state));
 }
 

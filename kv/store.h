@@ -122,6 +122,8 @@ class Store {
   /// States that `step` was loaded: the next step that this store saves without a parent
   /// (BeginOptions) continues from it.
   void ContinueFrom(const StepInfo& step) const;
+  /// For a save that begins later (BeginOptions::continuation).
+  Continuation continuation() const;
 
   /// Names the next attempt at a step: the session, the step and a counter of this step's attempts.
   /// All ranks of a job call it once per save, even if the save then fails before it begins, so

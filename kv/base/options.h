@@ -56,6 +56,12 @@ struct StoreOptions {
   std::string session;
 };
 
+/// From what the next step of a store continues (Store::continuation).
+struct Continuation {
+  std::optional<StepInfo> step;  // the one that was loaded or saved last; without its annotations
+  uint64_t load_count = 0;       // of the store
+};
+
 /// How an attempt at a step begins (Store::Begin).
 struct BeginOptions {
   bool overwrite = false;
@@ -76,6 +82,11 @@ struct BeginOptions {
   /// another one has its parent and its run instead.
   std::optional<uint64_t> parent = {};
   std::optional<RunId> run = {};  // if absent: that of the parent; a random one if there is none
+  /// The store's when the save was requested, if that was before Begin.
+  std::optional<Continuation> continuation = {};
+  /// The step is made of stored ones. The next save continues from it only if it replaces the step
+  /// from which that would have continued.
+  bool is_derived = false;
 };
 
 }  // namespace cairn::kv

@@ -15,6 +15,7 @@ from cairn._cairn import CopiedStep as CopiedStep
 from cairn._cairn import Diff as Diff
 from cairn._cairn import KeyChange as KeyChange
 from cairn._cairn import MergeReport as MergeReport
+from cairn._cairn import ParentStep as ParentStep
 from cairn._cairn import SaveReport as SaveReport
 from cairn._cairn import StepInfo as StepInfo
 from cairn._cairn import TensorStatistics as TensorStatistics

@@ -396,6 +396,7 @@ class Store(Closing):
                 warnings.warn(f"skipped: {error}", RuntimeWarning, stacklevel=3)
         reader = Reader(native, contents, device=device, mmap=mmap, verify=verify)
         leaves = reader.read(allow_pickle)
+        self.opened.native.continue_from(contents.info)
         for check in reader.checks:
             self.opened.map_checks.start(check)
         rebuild = Rebuilder(contents.step, is_part=bool(selected) or skip_damaged)

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -174,6 +175,8 @@ core::SaveOptions ToSaveOptions(const nb::kwargs& arguments) {
        ToRecordChanges(reader.Find<nb::list>("records").value_or(nb::list()))) {
     if (data) options.records.emplace(name, *std::move(data));
   }
+  options.parent = reader.Find<uint64_t>("parent");
+  if (const auto run = reader.Find<nb::bytes>("run")) options.run = ToRunId(*run);
   if (const auto seconds = reader.Find<double>("deadline")) options.deadline = ToTimeout(*seconds);
   if (const auto streams = reader.Find<Streams>("streams")) options.streams = ToStreams(*streams);
   reader.Read("device_snapshot", options.device_snapshot);
@@ -228,6 +231,13 @@ core::GlooOptions ToGlooOptions(const nb::kwargs& arguments) {
   if (const auto seconds = reader.Find<double>("timeout")) options.timeout = ToTimeout(*seconds);
   reader.Finish();
   return options;
+}
+
+kv::RunId ToRunId(const nb::bytes& bytes) {
+  kv::RunId run;
+  if (bytes.size() != run.size()) ThrowInvalid("a run has 32 hex digits");
+  std::memcpy(run.data(), bytes.data(), run.size());
+  return run;
 }
 
 std::chrono::milliseconds ToTimeout(double seconds) {

@@ -43,6 +43,9 @@ kv::CopyOptions ToCopyOptions(const nb::kwargs& arguments);
 /// Invalid for a timeout that is not positive. Requires the GIL.
 core::GlooOptions ToGlooOptions(const nb::kwargs& arguments);
 
+/// Raises Invalid unless there are 16 bytes.
+kv::RunId ToRunId(const nb::bytes& bytes);
+
 /// Converts a timeout to at least 1 ms and at most 30 days. Raises Invalid if it is not positive.
 std::chrono::milliseconds ToTimeout(double seconds);
 

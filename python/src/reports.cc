@@ -21,6 +21,7 @@
 #include "kv/maintain/compact_options.h"
 #include "python/src/bindings.h"
 #include "python/src/convert.h"
+#include "python/src/keyword_arguments.h"
 
 namespace cairn::python {
 
@@ -40,6 +41,19 @@ template <>
 struct Member<std::string> {
   static nb::str ToPy(const std::string& text) { return nb::borrow<nb::str>(ToPyText(text)); }
   static std::string FromPy(nb::handle text) { return FromPyText(text); }
+};
+
+// Hex digits.
+template <>
+struct Member<std::optional<kv::RunId>> {
+  static std::optional<nb::str> ToPy(const std::optional<kv::RunId>& run) {
+    if (!run) return std::nullopt;
+    return nb::str(nb::bytes(run->data(), run->size()).attr("hex")());
+  }
+  static std::optional<kv::RunId> FromPy(nb::handle run) {
+    if (run.is_none()) return std::nullopt;
+    return ToRunId(nb::cast<nb::bytes>(nb::handle(&PyBytes_Type).attr("fromhex")(run)));
+  }
 };
 
 template <typename T>
@@ -188,6 +202,10 @@ void BindMergeReport(nb::module_& m) {
 
 void BindStepInfo(nb::module_& m) {
   using R = TaggedStep;
+  ReportClass<kv::ParentStep>(m, "ParentStep", "The step from which another one continued.")
+      .Has("step", &kv::ParentStep::step,
+           "Its number. It may have been deleted or replaced since, or be in another store.")
+      .Has("attempt", &kv::ParentStep::attempt, "StepInfo.attempt of it and of its copies.");
   ReportClass<R>(m, "StepInfo", "What is recorded about a step.")
       .Has("step", &R::step)
       .Has("tags", &R::tags)
@@ -201,7 +219,9 @@ void BindStepInfo(nb::module_& m) {
       .Has("written_bytes", &R::written_bytes, "Bytes that the save wrote.")
       .Has("metrics", &R::metrics)
       .Has("note", &R::note)
-      .Has("attempt", &R::attempt, "A text that the copies of the step share, and no other step.");
+      .Has("attempt", &R::attempt, "A text that the copies of the step share, and no other step.")
+      .Has("parent", &R::parent, "The step from which it continued; None if there is none.")
+      .Has("run", &R::run, "32 hex digits, which the steps of a run share (docs/versions.md).");
 }
 
 void BindCompactReport(nb::module_& m) {

@@ -477,6 +477,10 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
            [](const Self& self, bool compress) {
              self.Use([&](Store& store) { return store.kv().SetCompression(compress); });
            })
+      .def("continue_from",
+           [](const Self& self, const kv::StepInfo& step) {
+             self.Use([&](Store& store) { return store.kv().ContinueFrom(step), Result<void>(); });
+           })
       .def("keep_steps",
            [](const Self& self, const std::vector<uint64_t>& steps) {
              self.Use([&](Store& store) -> Result<void> {

@@ -6,6 +6,7 @@
 #include <wchar.h>
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 
 #include "core/base/hint_text.h"
@@ -72,6 +73,13 @@ std::string EscapeText(std::string_view text) {
       out += fmt::format("\\u{{{:x}}}", *code);
     }
   }
+  return out;
+}
+
+std::string HexText(std::span<const std::byte> bytes) {
+  std::string out;
+  out.reserve(bytes.size() * 2);
+  for (const std::byte byte : bytes) fmt::format_to(std::back_inserter(out), "{:02x}", byte);
   return out;
 }
 

@@ -19,6 +19,8 @@ std::string ShapeText(std::span<const uint64_t> shape);
 /// overrides and bytes that are not UTF-8 become \n, \t, \x1b, \u{202e}; backslashes are doubled,
 /// except for those of the escapes in FQNs, which remain as they are.
 std::string EscapeText(std::string_view text);
+/// Two digits per byte.
+std::string HexText(std::span<const std::byte> bytes);
 /// `text` as one word of a shell's command line: quoted if necessary.
 std::string ShellWord(std::string_view text);
 /// A valid JSON string: `text` if it is UTF-8, otherwise EscapeText of it.

@@ -28,13 +28,6 @@ bool IsFloat(DType dtype) {
          (dtype >= DType::kFloat8E4M3FN && dtype <= DType::kFloat8E8M0FNU);
 }
 
-std::string Hex(std::span<const std::byte> bytes) {
-  std::string out;
-  out.reserve(bytes.size() * 2);
-  for (const std::byte byte : bytes) fmt::format_to(std::back_inserter(out), "{:02x}", byte);
-  return out;
-}
-
 template <typename... F>
 struct Overloaded : F... {
   using F::operator()...;
@@ -45,14 +38,14 @@ Json PlainJson(const core::Value& value) {
       Overloaded{[](std::monostate) { return Json(nullptr); }, [](bool v) { return Json(v); },
                  [](int64_t v) { return Json(v); },
                  [](const core::BigInt& v) {
-                   return Json{{"twos_complement_le", Hex(v.twos_complement)}};
+                   return Json{{"twos_complement_le", HexText(v.twos_complement)}};
                  },
                  [](double v) { return FloatJson(v); },
                  [](const std::complex<double>& v) {
                    return Json{{"real", FloatJson(v.real())}, {"imag", FloatJson(v.imag())}};
                  },
                  [](const std::string& v) { return Json(JsonText(v)); },
-                 [](const core::Bytes& v) { return Json{{"hex", Hex(v.data)}}; },
+                 [](const core::Bytes& v) { return Json{{"hex", HexText(v.data)}}; },
                  [](const core::Pickle& v) { return Json{{"pickle_bytes", v.data.size()}}; }},
       value);
 }
@@ -98,7 +91,7 @@ Json StepJson(const kv::StepInfo& step) {
                {"chunks_reused", step.reused_chunk_count},
                {"logical_bytes", step.logical_bytes},
                {"written_bytes", step.written_bytes}};
-  if (step.run) json["run"] = Hex(*step.run);
+  if (step.run) json["run"] = HexText(*step.run);
   if (const auto& parent = step.parent) {
     json["parent"] = {{"step", parent->step}, {"attempt", JsonText(parent->attempt)}};
   }

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -58,6 +59,26 @@ std::vector<Cell> StepCells(const kv::StepInfo& step, int64_t now_unix_ns) {
           step.base_step ? fmt::to_string(*step.base_step) : "-"};
 }
 
+/// Whether parents are worth a column: one is neither the step in the row above nor one that was
+/// deleted between the two.
+bool HasOtherParents(const std::vector<kv::StepInfo>& steps) {
+  for (size_t i = 1; i < steps.size(); ++i) {
+    const kv::StepInfo& before = steps[i - 1];
+    const auto& parent = steps[i].parent;
+    const bool is_before = parent && parent->attempt == before.attempt;
+    if (is_before) continue;
+    if (!parent || parent->step <= before.step || parent->step >= steps[i].step) return true;
+  }
+  return false;
+}
+
+std::string ParentText(const kv::StepInfo& step, const std::vector<kv::StepInfo>& steps) {
+  if (!step.parent) return "-";
+  const auto found = std::ranges::find(steps, step.parent->attempt, &kv::StepInfo::attempt);
+  if (found == steps.end()) return fmt::format("{} (absent)", step.parent->step);
+  return fmt::to_string(found->step);
+}
+
 /// The tensors of a step for which a condition holds.
 struct MatchingKeys {
   uint64_t count = 0;
@@ -92,6 +113,7 @@ Result<std::map<uint64_t, MatchingKeys>> KeepMatching(const OpenedStore& opened,
 Result<int> DumpSteps(const DumpRun& run) {
   CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenWithoutStep(run.address, "steps"));
   CAIRN_TRY_ASSIGN(std::vector<kv::StepInfo> steps, opened.store->Steps());
+  const std::vector<kv::StepInfo> all_steps = steps;
   std::map<uint64_t, MatchingKeys> matching;
   if (!run.where.empty()) {
     CAIRN_TRY_ASSIGN(matching, KeepMatching(opened, steps, run.where));
@@ -101,9 +123,14 @@ Result<int> DumpSteps(const DumpRun& run) {
   const bool has_tags = !snapshot->tags().empty();
   const bool has_notes = std::ranges::any_of(
       steps, [](const kv::StepInfo& step) { return !step.metrics.empty() || !step.note.empty(); });
+  const bool has_parents = HasOtherParents(all_steps);
+  const bool has_runs = std::ranges::adjacent_find(all_steps, std::ranges::not_equal_to(),
+                                                   &kv::StepInfo::run) != all_steps.end();
   std::vector<Column> columns = {Right("STEP"), Left("SAVED"),   Right("AGE"),    Right("RANKS"),
                                  Right("KEYS"), Right("CHUNKS"), Right("REUSED"), Right("LOGICAL"),
                                  Right("NEW"),  Right("BASE")};
+  if (has_parents) columns.push_back(Right("PARENT"));
+  if (has_runs) columns.push_back(Left("RUN"));
   if (has_tags) columns.push_back(Left("TAGS"));
   if (has_notes) columns.push_back(Left("METRICS AND NOTE"));
   if (!run.where.empty()) {
@@ -118,6 +145,8 @@ Result<int> DumpSteps(const DumpRun& run) {
     rows.Add(
         [&] {
           std::vector<Cell> cells = StepCells(step, now);
+          if (has_parents) cells.emplace_back(ParentText(step, all_steps));
+          if (has_runs) cells.emplace_back(step.run ? HexText(*step.run).substr(0, 8) : "-");
           if (has_tags) cells.emplace_back(fmt::to_string(fmt::join(tags, ", ")));
           if (has_notes) cells.emplace_back(AnnotationsText(step));
           if (found != matching.end()) {

@@ -220,7 +220,7 @@ Result<kv::StepInfo> RunEdit(kv::Store& store, uint64_t source_step, uint64_t in
   for (const auto& [name, data] : edit.records) {
     if (data) CAIRN_TRY(CheckApplicationRecord(name, *data));
   }
-  kv::BeginOptions begin{.overwrite = edit.overwrite, .parent = source_step};
+  kv::BeginOptions begin{.overwrite = edit.overwrite, .parent = source_step, .is_derived = true};
   // A step that only gets other records describes the same state, so it keeps its description.
   if (edit.keeps_all_keys() && source_step == into) {
     CAIRN_TRY_ASSIGN(const std::shared_ptr<const kv::Snapshot> before, store.Latest());

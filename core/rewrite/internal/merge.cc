@@ -452,7 +452,7 @@ Result<MergeReport> RunMerge(kv::Store& store, std::span<const uint64_t> steps, 
                              const MergeOptions& options, kv::WorkerPool& pool) {
   const auto begin = std::chrono::steady_clock::now();
   // Begin first: it refuses a store that is open for reading, and a step that exists.
-  kv::BeginOptions begin_options{.overwrite = options.overwrite};
+  kv::BeginOptions begin_options{.overwrite = options.overwrite, .is_derived = true};
   if (!steps.empty()) begin_options.parent = steps.back();
   CAIRN_TRY_ASSIGN(const auto writer, store.Begin(into, begin_options));
   CAIRN_TRY_ASSIGN(const std::vector<StepView> views, FindSteps(store, steps));

@@ -194,7 +194,8 @@ Result<SaveSession> SaveSession::Begin(kv::Store& store, const SaveAttempt& atte
                                               .note = options.note,
                                               .tags = options.tags,
                                               .parent = options.parent,
-                                              .run = options.run}));
+                                              .run = options.run,
+                                              .continuation = attempt.continuation}));
   for (const auto& [name, data] : options.records) {
     if (self.rank != 0) break;
     CAIRN_TRY(AddApplicationRecord(name, data, *session.writer_));

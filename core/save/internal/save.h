@@ -33,6 +33,8 @@ struct SaveAttempt {
   std::chrono::steady_clock::time_point decision_deadline =
       std::chrono::steady_clock::time_point::max();
   uint64_t queue_position = 0;  // in the SaveQueue of a multi-rank store
+  /// What the step continues from, if the save was requested before it begins.
+  std::optional<kv::Continuation> continuation = {};
 };
 
 /// An attempt that is being written, plan by plan. Destroying it before the commit abandons the

@@ -62,8 +62,7 @@ class StepAttempt {
   bool has_structure = false;
   uint64_t chunk_count = 0;
   uint64_t reused_chunk_count = 0;
-  std::optional<StepInfo> parent;        // of rank 0: what the step continues from
-  uint64_t load_count = 0;               // of the store, when the attempt began
+  Continuation continuation;             // of rank 0: what the step continues from
   std::vector<StepInfo> referred_steps;  // steps, besides the base, whose segments chunks may use
 
   // In a multi-rank store.

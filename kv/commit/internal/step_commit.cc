@@ -41,7 +41,7 @@ Result<StepEntryPtr> FindUnchanged(const StepAttempt& attempt, const StepInfo& s
 
 /// Sets the parent and the run of the step.
 Result<void> SetDescent(const StepAttempt& attempt, StepInfo& info) {
-  const std::optional<StepInfo>& parent = attempt.parent;
+  const std::optional<StepInfo>& parent = attempt.continuation.step;
   if (parent) {
     info.run = parent->run;
     info.parent = ParentStep{.step = parent->step, .attempt = parent->attempt};
@@ -103,8 +103,13 @@ Result<StepInfo> CommitTable(StepAttempt& attempt, const StepSummary& summary,
   attempt.failed = false;
   {
     const MutexLock lock(state.mutex);
+    Continuation& next = state.continuation;
+    const bool continues =
+        !attempt.options.is_derived || (next.step && next.step->step == entry.info.step);
     // A load after the begin of the save is what the next step continues from.
-    if (state.load_count == attempt.load_count) state.continued_from = entry.info;
+    if (continues && next.load_count == attempt.continuation.load_count) {
+      next.step = WithoutAnnotations(entry.info);
+    }
   }
   (void)FaultPoint("commit.done");
   return entry.info;

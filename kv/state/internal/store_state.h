@@ -86,9 +86,7 @@ struct StoreState {
   std::shared_ptr<const Snapshot> latest CAIRN_GUARDED_BY(mutex);  // for `root`; null: not created
   std::optional<Error> fenced CAIRN_GUARDED_BY(mutex);  // another writer has taken over the store
   bool closed CAIRN_GUARDED_BY(mutex) = false;
-  /// The step that was loaded or saved last through this store, and the number of loads.
-  std::optional<StepInfo> continued_from CAIRN_GUARDED_BY(mutex);
-  uint64_t load_count CAIRN_GUARDED_BY(mutex) = 0;
+  Continuation continuation CAIRN_GUARDED_BY(mutex);
   std::map<uint64_t, uint64_t> attempts_at CAIRN_GUARDED_BY(mutex);  // number of attempts by step
   // In a multi-rank store: attempts that have an outcome, and the last one that was committed.
   std::deque<std::string> finished_attempts CAIRN_GUARDED_BY(mutex);
@@ -99,6 +97,11 @@ struct StoreState {
   /// Steps that saves do not delete, whatever the policy of the store is.
   std::set<uint64_t> kept_steps CAIRN_GUARDED_BY(mutex);
 };
+
+/// Returns what a Continuation contains of a step: it is copied for each load and save.
+inline StepInfo WithoutAnnotations(const StepInfo& step) {
+  return {.step = step.step, .attempt = step.attempt, .parent = step.parent, .run = step.run};
+}
 
 /// kFailedPrecondition: this process was forked from the one that opened the store. It must not
 /// change anything in that one's name, nor wait for its threads. Locks nothing.

@@ -39,7 +39,7 @@ def load(
 ) -> LoadReport:
     """See `Store.load`."""
     place = locate(opened, opened.number(step), opened.tiers)
-    report = load_from(opened.ranks, place, state, options, prefix, ignore_frozen)
+    report = load_from(opened, place, state, options, prefix, ignore_frozen)
     opened.ranks.warn()
     return report
 
@@ -71,7 +71,7 @@ def own_step(opened: Opened, step: int | None) -> int | None:
 
 
 def load_from(
-    ranks: Ranks,
+    opened: Opened,
     place: Place,
     state: Any,
     options: LoadOptions,
@@ -81,13 +81,13 @@ def load_from(
     """Loads the step at `place`."""
 
     def plan(adapter: StatefulAdapter) -> Load:
-        return _plan(ranks, adapter, place, options, prefix)
+        return _plan(opened.ranks, adapter, place, options, prefix)
 
-    return run_load(ranks, plan, state, prefix, ignore_frozen, options.device)
+    return run_load(opened, plan, state, prefix, ignore_frozen, options.device)
 
 
 def run_load(
-    ranks: Ranks,
+    opened: Opened,
     plan: Callable[[StatefulAdapter], Load],
     state: Any,
     prefix: str,
@@ -95,11 +95,13 @@ def run_load(
     device: Any = None,
 ) -> Any:
     """Runs the load that ``plan`` makes of the adapted state. ``device``: the one that the call
-    names, if any.
+    names, if any. The next save to the opened store continues from the step, which may be in
+    another store.
 
     Raises on all ranks what one of them raises, and Invalid for unexpected keys if the load is
     strict.
     """
+    ranks = opened.ranks
 
     def plan_local() -> tuple[tuple[StatefulAdapter, Load], Any]:
         adapter = StatefulAdapter(state, prefix, ignore_frozen)
@@ -118,6 +120,7 @@ def run_load(
     report = ranks.run_together(load.run)
     # An object's load_state_dict may fail on one rank only.
     ranks.run_together(adapter.load_into_objects)
+    opened.native.continue_from(load.info)
     return report
 
 

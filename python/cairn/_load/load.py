@@ -99,6 +99,10 @@ class Load:
         self.requests = plan.requests
         self._plan = plan
 
+    @property
+    def info(self) -> _cairn.StoredStep:
+        return self._contents.info
+
     def check_unexpected(self) -> None:
         """Raises Invalid if the load is strict and a key is unexpected."""
         if self._strict and self.unexpected:

@@ -74,7 +74,7 @@ def pull(
             check_match(patterns, native, contents)
         return _Pull(native, adapter.state, base, contents, options, ranks)
 
-    report = run_load(ranks, plan, state, prefix, ignore_frozen)
+    report = run_load(opened, plan, state, prefix, ignore_frozen)
     ranks.warn()
     return report
 

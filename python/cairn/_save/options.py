@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,11 +58,16 @@ class SaveOptions(NamedTuple):
             raise Invalid("a note, tags and the names of metrics must be text")
         if any("\ud800" <= one <= "\udfff" for text in texts for one in text):
             raise Invalid("a note, tags and the names of metrics must be valid Unicode")
+        run = self.tuned("run")
+        if run is not None and not (isinstance(run, str) and re.fullmatch("[0-9a-fA-F]{32}", run)):
+            raise Invalid(f"run={run!r}: a run has 32 hex digits")
         return {
             "metrics": metrics,
             "note": self.note,
             "tags": list(self.tags),
             "records": record_pairs(self.tuned("records") or {}),
+            "parent": self.tuned("parent"),
+            "run": None if run is None else bytes.fromhex(run),
         }
 
     def native(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ class SaveTuning:
     """How a save finds what has not changed, and how it stores what has.
 
     The ``tuning=`` of :meth:`cairn.Store.save`; ``dataclasses.replace`` changes a part of one. In a
-    multi-rank store all ranks pass the same, except for ``records``.
+    multi-rank store all ranks pass the same, except for what is of rank 0.
     """
 
     incremental: bool = True
@@ -42,12 +42,18 @@ class SaveTuning:
     so that ``wait_staged`` returns after that copy."""
     records: Mapping[str, bytes] | None = None
     """Of rank 0: bytes to store with the step by name (:meth:`cairn.Store.record`)."""
+    parent: int | None = None
+    """Of rank 0: the step from which this one continues; by default the one that this store has
+    loaded or saved last, otherwise its newest one (docs/versions.md)."""
+    run: str | None = None
+    """Of rank 0: 32 hex digits, such as ``uuid.uuid4().hex``; by default the run of the parent."""
 
     def native(self) -> dict[str, Any]:
-        """The keyword arguments of `_cairn.Store.save`. They must be equal on all ranks, so the
-        records are not among them (`SaveOptions.annotations`)."""
+        """The keyword arguments of `_cairn.Store.save`. They must be equal on all ranks, so what is
+        of rank 0 is not among them (`SaveOptions.annotations`)."""
         arguments = {**vars(self), "unchanged": pattern_list(self.unchanged)}
-        del arguments["ignore_frozen"], arguments["records"]
+        for name in ("ignore_frozen", "records", "parent", "run"):
+            del arguments[name]
         if isinstance(self.deltas, bool):
             arguments["deltas"] = DEFAULT_DELTAS if self.deltas else 0
         return arguments

@@ -173,7 +173,7 @@ class Resume:
         if loader is not None:  # before anything changes
             found = self._ranks.run_together(lambda: loader.read(place[0], number))
         try:
-            report = load_from(self._ranks, place, self._state, options)
+            report = load_from(self._opened, place, self._state, options)
         except NotFound as error:
             if self._options.base is None:
                 error.add_note(_NOTE.format(number=number))

@@ -93,6 +93,27 @@ TEST_F(DescentTest, ParentIsTheOneAtTheBeginOfTheSave) {
   ExpectParent(Save(4), first);  // which was loaded after the begin of step 3
 }
 
+TEST_F(DescentTest, SaveThatBeginsLaterContinuesFromWhatWasLoadedWhenItWasRequested) {
+  for (const uint64_t step : {1, 2}) Save(step);
+  const Continuation requested = store_->continuation();
+  store_->ContinueFrom(Find(1));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo third,
+                             SaveSame(3, Find(2), {.continuation = requested}));
+  ExpectParent(third, Find(2));
+  ExpectParent(Save(4), Find(1));
+}
+
+TEST_F(DescentTest, DerivedStepIsNoParentUnlessItReplacesThatOfTheNextStep) {
+  const StepInfo first = Save(1);
+  CAIRN_ASSERT_OK(SaveSame(9, first, {.parent = 1, .is_derived = true}));
+  ExpectParent(Save(2), first);
+  CAIRN_ASSERT_OK_AND_ASSIGN(
+      const StepInfo edited,
+      SaveSame(2, Find(2), {.overwrite = true, .parent = 2, .is_derived = true}));
+  ExpectParent(edited, first);
+  ExpectParent(Save(3), edited);
+}
+
 TEST_F(DescentTest, CallerNamesParentAndRun) {
   const StepInfo first = Save(1);
   Save(2);
