@@ -20,12 +20,14 @@
 #include "kv/maintain/internal/rebuild.h"
 #include "kv/read/internal/snapshot_state.h"
 #include "kv/read/snapshot.h"
+#include "kv/root/internal/root_log.h"
 #include "kv/state/internal/attempt_outcome.h"
 #include "kv/state/internal/open_store.h"
 #include "kv/state/internal/root_change.h"
 #include "kv/state/internal/store_state.h"
 #include "kv/step_writer.h"
 #include "kv/storage/cache/internal/cached_storage.h"
+#include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/open/open_storage.h"
 #include "kv/storage/storage.h"
@@ -267,11 +269,7 @@ std::string Store::NextAttempt(uint64_t step) {
 std::string Store::uuid() const {
   // If the store cannot be read, the next call of Latest returns the error.
   if (state_->unread) (void)internal::RefreshRoot(*state_);
-  std::string text;
-  for (const std::byte byte : state_->uuid) {
-    text += fmt::format("{:02x}", std::to_integer<int>(byte));
-  }
-  return text;
+  return internal::UuidText(state_->uuid);
 }
 
 Result<std::string> Store::OpenSession() {
@@ -423,7 +421,15 @@ Result<void> Store::Close() {
   // A rank that still waits for the outcome of one of these finds it in the newest root.
   for (const std::string& attempt : attempts) internal::ForgetAttempt(*state.storage, attempt);
   // The lease remains if it cannot be removed, so that a repeated close tries again.
-  if (state.lease != nullptr) CAIRN_TRY(state.lease->Release());
+  if (state.lease != nullptr) {
+    CAIRN_TRY(internal::RunRequests(*state.storage, {[&] { return state.lease->Release(); },
+                                                     [&]() -> Result<void> {
+                                                       internal::WriteLateHint(
+                                                           *state.storage,
+                                                           internal::CurrentRoot(state)->root);
+                                                       return {};
+                                                     }}));
+  }
   state.lease = nullptr;
   return {};
 }

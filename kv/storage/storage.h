@@ -7,7 +7,7 @@
 /// letters, digits, '.', '-' and '_', and do not begin with '.'. There are no directories: a name
 /// needs no preparation, and List is by prefix.
 ///
-/// Every successful write is durable when the call returns, except by PutVolatile and
+/// Every successful write is durable when the call returns, except by PutVolatile, Overwrite and
 /// PutIfAbsentVolatile, and every later read in any process sees it. Only List may be late (see
 /// there). An error of a write means that it is unknown whether it was performed, except for
 /// kConflict of PutIfAbsent; callers find out by reading. Errors name the object in Error::file.
@@ -98,10 +98,15 @@ class Storage {
 
   /// Creates the object or replaces it, atomically for readers.
   virtual Result<void> Put(std::string_view name, std::span<const std::byte> bytes) = 0;
-  /// As Put, but a power failure may undo the call or damage the object. For the hint and leases,
-  /// on which correctness does not depend.
+  /// As Put, but a power failure may undo the call or damage the object. For leases, on which
+  /// correctness does not depend.
   virtual Result<void> PutVolatile(std::string_view name, std::span<const std::byte> bytes) {
     return Put(name, bytes);
+  }
+  /// As PutVolatile, but readers may also see a mixture of the former bytes and `bytes`, and it may
+  /// remain. For the hint, which always has the same length, and a checksum.
+  virtual Result<void> Overwrite(std::string_view name, std::span<const std::byte> bytes) {
+    return PutVolatile(name, bytes);
   }
   /// Creates the object. kConflict: it exists; nothing was changed. Exactly one of several
   /// concurrent calls for one name, on any machine, succeeds. A storage may report kConflict for a

@@ -10,7 +10,7 @@
 //   - the outcome of a save: the ranks find the step in the newest root;
 //   - a lease: it is put again before other ranks join. A second writer may not be refused at its
 //     open, but the number of the root remains the fence, so no commit is lost;
-//   - the hint: searches take longer;
+//   - the hint: searches take longer, and do not notice that the newest root is lost;
 //   - a removal: the object remains until the next open for writing.
 //
 // By default, power cuts and the store with a long history are tested at some of the calls.

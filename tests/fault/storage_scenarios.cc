@@ -169,7 +169,7 @@ Result<Steps> PrepareGarbage(const std::shared_ptr<Storage>& storage) {
   return steps;
 }
 
-/// So many commits that the next one writes the hint, removes a root, and moves steps to a page.
+/// So many commits that the next one removes a root, and moves steps to a page.
 Result<Steps> PrepareLongHistory(const std::shared_ptr<Storage>& storage) {
   CAIRN_TRY_ASSIGN(const auto store, Store::Open(storage, OpenMode::kWrite, SmallBlocks()));
   constexpr uint64_t kSteps = 64;

@@ -49,8 +49,8 @@ struct Scenario {
 /// Creation, new and incremental steps, overwrites, deletions, multi-rank steps, the removal of
 /// what crashed writers left, and a change of the writer.
 std::vector<Scenario> SmallScenarios();
-/// A save in a store that has had so many commits that roots are removed, steps are moved to pages,
-/// and the hint is written.
+/// A save in a store that has had so many commits that roots are removed and steps are moved to
+/// pages.
 Scenario LongHistory();
 
 }  // namespace cairn::kv::testing

@@ -29,6 +29,7 @@
 #include "kv/root/internal/framed_record.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/root/internal/lease.h"
+#include "kv/root/internal/root_search.h"
 #include "kv/segment/internal/segment_format.h"
 #include "kv/state/internal/attempt_outcome.h"
 #include "kv/storage/files/internal/memory_storage.h"
@@ -329,7 +330,8 @@ void AddMessages(Corpus& corpus) {
                     .process_start = 12,
                     .renewed_unix_ns = 1'769'860'800'000'000'000};
   corpus.Add("messages", "lease", Builder(0).Add(EncodeLease(lease)));
-  corpus.Add("messages", "hint", Builder(1).Add("48"));
+  WriteHint(storage, {}, 2);
+  corpus.Add("messages", "hint", Builder(1).Add(Must(storage.Read(kHintName, 100))));
   const SegmentUse use{.segment = {.epoch = 1, .id = 7, .id_tail = 9}, .live_bytes = 4096};
   corpus.Add("records", "usage", Builder(4).Add(kv::NumberKey(7)).Add(EncodeUsage(use)));
   for (const uint32_t kind : {1u, 2u, 3u, 4u}) {

@@ -59,7 +59,21 @@ void Auditor::CheckAsWriter() {
   });
   if (error) return Report(fmt::format("cannot save: {}", error->ToString()));
   const auto closed = store().Close();
-  if (!closed) Report(fmt::format("cannot close: {}", closed.error().ToString()));
+  if (!closed) return Report(fmt::format("cannot close: {}", closed.error().ToString()));
+  CheckLossOfNewest();
+}
+
+/// After a close, the hint names the newest root: an older one does not take its place.
+void Auditor::CheckLossOfNewest() {
+  const auto& objects = world().network().objects();
+  const std::string newest = kv::internal::RootName(world().model().newest());
+  const auto bytes = objects->Read(newest, 1 << 30).value();
+  (void)objects->Remove(newest);
+  const auto opened = kv::Store::Open(storage(), kv::OpenMode::kRead, world().Options());
+  if (opened || opened.error().code != ErrorCode::kDataLoss) {
+    Report("the loss of the newest root is not noticed");
+  }
+  (void)objects->Put(newest, bytes);
 }
 
 void Auditor::CheckLeftovers() {

@@ -16,6 +16,7 @@ class Auditor : public Writer {
   void CheckAsReader();
   void CheckAsWriter();
   void CheckLeftovers();
+  void CheckLossOfNewest();
   void RemoveStrays();
   bool IsOfOtherStore(const std::string& name);
 };

@@ -28,6 +28,7 @@ STORE = ROOT / "tests" / "golden" / "v3-example"
 BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TITLE = re.compile(r"^([A-Za-z]+(?:/[\w.-]+)*)(?:, (decompressed|first block|footer))?$")
 LINE = re.compile(r"^([0-9a-f]{4}): ((?:[0-9a-f]{2,4} )*[0-9a-f]{2,4})( {2,}\S.*)?$")
+TEXTS = ("CAIRN", "hint")  # objects of which a block shows the text
 FRAME_HEADER_BYTES = 16
 CHECKSUM_BYTES = 8
 
@@ -61,7 +62,7 @@ def dumps(text: str) -> Iterator[tuple[re.Match, bytes]]:
     """The lines of all dumps, with the bytes of the store that each must show."""
     for block in BLOCK.finditer(text):
         title = TITLE.match(block.group(1).split("\n", 1)[0])
-        if not title or not (STORE / title.group(1)).is_file() or title.group(1) == "CAIRN":
+        if not title or not (STORE / title.group(1)).is_file() or title.group(1) in TEXTS:
             continue
         content = view(*title.groups())
         for line in block.group(1).splitlines()[1:]:
@@ -90,10 +91,13 @@ def test_each_kind_of_object_has_a_dump():
     assert sum(1 for _ in dumps(text)) > 40
 
 
-def test_the_identity_is_the_one_of_the_example():
-    page = (ROOT / "docs" / "format" / "store.md").read_text()
+def text_block(name: str, store: Path) -> str:
+    return f"```\n{name}\n{(store / name).read_text()}```"
 
-    assert f"```\nCAIRN\n{(STORE / 'CAIRN').read_text()}```" in page
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_texts_are_those_of_the_example(name):
+    assert text_block(name, STORE) in (ROOT / "docs" / "format" / "store.md").read_text()
 
 
 def names(store: Path) -> list[str]:
@@ -124,7 +128,7 @@ def moved(offset: int, shown: bytes, before: bytes, after: bytes) -> int:
 def write_block(block: str, former: Path) -> str:
     """A dump of the former store, as a dump of this one."""
     title = TITLE.match(block.split("\n", 1)[0])
-    if not title or not (former / title.group(1)).is_file() or title.group(1) == "CAIRN":
+    if not title or not (former / title.group(1)).is_file() or title.group(1) in TEXTS:
         return rename(block, former)
     before, new_title = view(*title.groups(), former), TITLE.match(rename(title.group(), former))
     after = view(*new_title.groups())
@@ -155,9 +159,9 @@ def write(former: Path) -> None:
         pieces = re.split(r"(^```\n.*?^```$)", page.read_text(), flags=re.MULTILINE | re.DOTALL)
         for i, piece in enumerate(pieces):
             is_block = i % 2 == 1
-            identity = (former / "CAIRN").read_text()
-            if is_block and piece == f"```\nCAIRN\n{identity}```":
-                pieces[i] = f"```\nCAIRN\n{(STORE / 'CAIRN').read_text()}```"
+            texts = [name for name in TEXTS if piece == text_block(name, former)]
+            if texts:
+                pieces[i] = text_block(texts[0], STORE)
             elif is_block:
                 pieces[i] = f"```\n{write_block(piece[4:-3], former)}```"
             else:

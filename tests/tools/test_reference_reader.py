@@ -329,6 +329,16 @@ def test_unknown_kinds_of_digests_are_refused_by_name(tmp_path):
         cairn_read.FlatBuffer(table).table(16, "TableRef")
 
 
+def test_notices_a_lost_newest_root(tmp_path):
+    path = tmp_path / "store"
+    small_store(path)
+    min((path / "roots").iterdir()).unlink()  # the highest number is the lowest name
+    with pytest.raises(cairn_read.FormatError, match="the newest root is lost"):
+        cairn_read.Store(path)
+    (path / "hint").unlink()
+    cairn_read.Store(path)
+
+
 def mutations(data, generator, count):
     for _ in range(count):
         changed = bytearray(data)

@@ -342,7 +342,9 @@ class Store:
         with within("CAIRN"):
             self.uuid = self.read_identity()
         with within("roots"):
+            bound = self.read_hint()  # before the roots, which may be put in the meantime
             self.root = self.newest_root()
+            check(self.root.number >= bound, f"the newest root is lost: {root_name(bound)}")
             require_features(self.root.read_features)
             self.entries = self.read_entries()
             self.tags = {tag.name: tag.step for tag in self.root.tags or []}
@@ -377,6 +379,16 @@ class Store:
         check(re.fullmatch("[0-9a-f]{32}", values.get("uuid", "")), "has no uuid")
         require_features(values.get("read-features", "").split())
         return bytes.fromhex(values["uuid"])
+
+    def read_hint(self):
+        """The number of a root that the store has had; 0 if nothing states one."""
+        text = b""
+        with contextlib.suppress(OSError, FormatError):
+            text = self.read("hint", 0, 90)
+        lines = re.fullmatch(rb"root (\d{20})\nuuid (\w{32})\n", text[:64])
+        is_whole = lines and text[64:] == b"checksum %016x\n" % digest64(text[:64])
+        is_own = is_whole and lines[2] == self.uuid.hex().encode() and int(lines[1]) < 2**63
+        return int(lines[1]) if is_own else 0
 
     def root_numbers(self):
         """The numbers of all names of roots, highest first."""

@@ -82,6 +82,15 @@ class Rebuilder {
     CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage_));
     if (!numbers.empty()) last_number_ = numbers.back();
     CAIRN_TRY(CheckCanFollow(storage_, RootName(last_number_), last_number_, 0));
+    CAIRN_TRY_ASSIGN(const uint64_t hint, ReadHint(storage_, state_.uuid));
+    CAIRN_TRY(CheckCanFollow(storage_, kHintName, hint, 0));
+    if (hint > last_number_) {
+      report_.notes.push_back(
+          {.code = ErrorCode::kDataLoss,
+           .message = fmt::format("the roots from {} to {} are missing", last_number_ + 1, hint),
+           .file = ObjectPath(storage_.address(), RootName(hint))});
+      last_number_ = hint;
+    }
     for (auto number = numbers.rbegin(); number != numbers.rend(); ++number) {
       const std::string name = RootName(*number);
       auto bytes = storage_.Read(name, kMaxFramedBytes);
@@ -343,10 +352,14 @@ class Rebuilder {
     CAIRN_TRY(PutRoot(next, first.commit_id));
     // As for every root (root_log.h): if this one is gone, others have committed so often that the
     // numbers were free again.
-    if (best_.number == 0) return {};
     const auto is_there = [&] { return IsStillThere(storage_, best_); };
-    CAIRN_TRY_ASSIGN(const bool belongs, is_there());
-    if (belongs) return {};
+    Result<bool> belongs = true;
+    if (best_.number > 0) belongs = is_there();
+    CAIRN_TRY(belongs);
+    if (*belongs) {
+      WriteHint(storage_, next.store_uuid, next.number);
+      return {};
+    }
     (void)WithdrawRoot(storage_, next, is_there);
     (void)WithdrawRoot(storage_, first, is_there);
     return Fail(Error{.code = ErrorCode::kConflict,

@@ -46,7 +46,7 @@ CommitOutcome NotCommitted(Error error, std::optional<Root> other = std::nullopt
 
 /// Returns whether the root that `next` must follow is there. The first root has no predecessor.
 Result<bool> HasPredecessor(Storage& storage, const Root& next) {
-  if (next.number == 1) return FirstRootRemains(storage);
+  if (next.number == 1) return FirstRootRemains(storage, next.store_uuid);
   CAIRN_TRY_ASSIGN(const Presence before, LookBefore(storage, next));
   return MayBeSame(before);
 }
@@ -107,9 +107,12 @@ std::optional<CommitOutcome> Refused(Storage& storage, const Root& next, Root ot
   return NotCommitted(std::move(error), std::move(other));
 }
 
+/// Returns whether a commit writes the hint of the root before, because another request would take
+/// long.
+bool HintIsLate(const Storage& storage) { return storage.transfer_sizes().small_requests > 1; }
+
 /// Sets `follows` to the result of HasPredecessor, checks that root `next`, which was put, is
-/// stored, and puts the hint; at once where each request takes long. A hint to a root that is
-/// removed is ignored.
+/// stored, and writes a late hint; at once where each request takes long.
 Result<void> CheckPut(Storage& storage, const Root& next, uint64_t size_bytes,
                       std::optional<Result<bool>>& follows) {
   const auto find_predecessor = [&]() -> Result<void> {
@@ -118,7 +121,9 @@ Result<void> CheckPut(Storage& storage, const Root& next, uint64_t size_bytes,
   };
   const auto check = [&] { return CheckStored(storage, RootName(next.number), size_bytes); };
   const auto write_hint = [&]() -> Result<void> {
-    WriteHint(storage, next.number);
+    if (HintIsLate(storage) && next.number > 1) {
+      WriteHint(storage, next.store_uuid, next.number - 1);
+    }
     return {};
   };
   return RunRequests(storage, {find_predecessor, check, write_hint});
@@ -144,11 +149,15 @@ CommitOutcome Confirm(Storage& storage, const Root& next, size_t put_count,
     if (!is_there) return Unknown(next, is_there.error());
     if (!*is_there) return Unknown(next, Replaced(storage));
   }
-  if (!is_checked) WriteHint(storage, next.number);
+  if (!HintIsLate(storage)) WriteHint(storage, next.store_uuid, next.number);
   return {};
 }
 
 }  // namespace
+
+void WriteLateHint(Storage& storage, const Root& root) {
+  if (HintIsLate(storage)) WriteHint(storage, root.store_uuid, root.number);
+}
 
 Error TakenOver(const Storage& storage, const Root& other) {
   return Error{.code = ErrorCode::kConflict,

@@ -20,7 +20,10 @@
 ///     A rebuild puts two roots, of which the first one is never the newest.
 /// The storage must not perform a put that it repeats by itself more than kKeptRoots commits late.
 ///
-/// `hint` has the number of a recent root as text. It saves a listing to searches.
+/// `hint` names a root that was confirmed, and so is a lower bound of the newest: a search that finds
+/// an older root has noticed that newer ones are lost. It also saves a listing. A commit writes it
+/// when its root is confirmed; or, where each request takes long, at the same time as other requests
+/// and with the number of the root before, so that it is late by one root until the store is closed.
 /// Threads: all functions here may run on many threads at once.
 
 #include <chrono>
@@ -70,6 +73,9 @@ Root Successor(const Root& last, std::chrono::nanoseconds max_lead);
 /// or number 1. If the storage reports a failure, or does not have the root that it acknowledged,
 /// reads the root to find out whether it was committed, and puts it again if it is absent.
 CommitOutcome CommitRoot(Storage& storage, Root& next);
+
+/// Writes the hint of `root`, which is the last one of this writer, if commits write it late.
+void WriteLateHint(Storage& storage, const Root& root);
 
 /// Removes `root`, which this writer has put, if it exists and `belongs` returns false after a look
 /// at it: if its own store has returned to the address by then, the root belongs there, and others

@@ -3,6 +3,7 @@
 #include "kv/root/internal/root_record.h"
 
 #include <cairn_schema/root_generated.h>
+#include <fmt/format.h>
 #include <sys/random.h>
 
 #include <algorithm>
@@ -344,6 +345,22 @@ Offset<schema::RootRecord> AddRoot(Builder& builder, const Root& root) {
       retention, root.compress, predecessor, read_features, write_features);
 }
 
+Result<const schema::RootRecord*> CheckedRootRecord(std::span<const std::byte> bytes) {
+  return CheckedRecord<schema::RootRecord>(bytes, schema::RootRecordIdentifier(), "RootRecord");
+}
+
+Result<Root> ReadRootIdentity(const schema::RootRecord& record) {
+  Root root{.number = record.number()};
+  CAIRN_TRY_ASSIGN(root.features.read, ReadFeatures(record.read_features()));
+  CAIRN_TRY_ASSIGN(root.features.write, ReadFeatures(record.write_features()));
+  CAIRN_TRY_ASSIGN(root.commit_id, ReadUuid(record.commit_id()));
+  CAIRN_TRY_ASSIGN(root.store_uuid, ReadUuid(record.store_uuid()));
+  if (record.predecessor() != nullptr) {
+    CAIRN_TRY_ASSIGN(root.predecessor, ReadUuid(record.predecessor()));
+  }
+  return root;
+}
+
 /// Part of what is encoded was read from objects of others, so it must not end the process.
 std::unexpected<Error> Refused(const Error& error) {
   return Fail(ErrorCode::kInternal, "nothing was put, readers would refuse it: " + error.message);
@@ -362,6 +379,12 @@ Uuid NewUuid() {
   return uuid;
 }
 
+std::string UuidText(const Uuid& uuid) {
+  std::string text;
+  for (const std::byte byte : uuid) text += fmt::format("{:02x}", std::to_integer<int>(byte));
+  return text;
+}
+
 Result<std::vector<std::byte>> EncodeRoot(const Root& root) {
   Builder builder(64 << 10);
   schema::FinishRootRecordBuffer(builder, AddRoot(builder, root));
@@ -370,21 +393,18 @@ Result<std::vector<std::byte>> EncodeRoot(const Root& root) {
   return object;
 }
 
+Result<Root> DecodeRootIdentity(std::span<const std::byte> object) {
+  CAIRN_TRY_ASSIGN(const std::vector<std::byte> bytes, UnframeRecord(kRootFrame, object));
+  CAIRN_TRY_ASSIGN(const schema::RootRecord* record, CheckedRootRecord(bytes));
+  return ReadRootIdentity(*record);
+}
+
 Result<Root> DecodeRoot(std::span<const std::byte> object) {
   CAIRN_TRY_ASSIGN(const std::vector<std::byte> bytes, UnframeRecord(kRootFrame, object));
-  CAIRN_TRY_ASSIGN(
-      const schema::RootRecord* record,
-      CheckedRecord<schema::RootRecord>(bytes, schema::RootRecordIdentifier(), "RootRecord"));
+  CAIRN_TRY_ASSIGN(const schema::RootRecord* record, CheckedRootRecord(bytes));
+  CAIRN_TRY_ASSIGN(Root root, ReadRootIdentity(*record));
   // First: whatever else an unknown feature has changed is not understood.
-  Root root{.number = record->number()};
-  CAIRN_TRY_ASSIGN(root.features.read, ReadFeatures(record->read_features()));
-  CAIRN_TRY_ASSIGN(root.features.write, ReadFeatures(record->write_features()));
   CAIRN_TRY(CheckCanRead(root.features));
-  CAIRN_TRY_ASSIGN(root.commit_id, ReadUuid(record->commit_id()));
-  CAIRN_TRY_ASSIGN(root.store_uuid, ReadUuid(record->store_uuid()));
-  if (record->predecessor() != nullptr) {
-    CAIRN_TRY_ASSIGN(root.predecessor, ReadUuid(record->predecessor()));
-  }
   root.epoch = record->epoch();
   root.kept_before_epoch = record->kept_before_epoch();
   CAIRN_TRY_ASSIGN(root.writer, ReadWriter(record->writer()));

@@ -28,6 +28,8 @@ namespace cairn::kv::internal {
 using Uuid = std::array<std::byte, 16>;
 /// Returns 16 random bytes.
 Uuid NewUuid();
+/// Returns 32 hexadecimal digits.
+std::string UuidText(const Uuid& uuid);
 
 /// The bytes of one segment that a step uses.
 struct SegmentUse {
@@ -95,6 +97,9 @@ struct Root {
 /// the root lists a read feature that this build does not know.
 Result<std::vector<std::byte>> EncodeRoot(const Root& root);
 Result<Root> DecodeRoot(std::span<const std::byte> object);
+/// Decodes only the fields that no feature changes: `number`, `commit_id`, `store_uuid`,
+/// `predecessor` and `features`, which this build need not know.
+Result<Root> DecodeRootIdentity(std::span<const std::byte> object);
 
 /// Requires entries in ascending order of their steps. kResourceExhausted: the page is longer than
 /// 64 MiB.

@@ -10,17 +10,23 @@
 #include <string>
 #include <thread>
 
+#include "kv/base/digest.h"
+#include "kv/io/internal/file.h"
 #include "kv/root/internal/framed_record.h"
+#include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
+namespace {
 
-Result<std::optional<Root>> ReadRoot(Storage& storage, uint64_t number) {
+using DecodeFunction = Result<Root>(std::span<const std::byte> object);
+
+Result<std::optional<Root>> ReadRootBy(Storage& storage, uint64_t number, DecodeFunction* decode) {
   const std::string name = RootName(number);
   const auto object = storage.Read(name, kMaxFramedBytes);
   if (!object && object.error().code == ErrorCode::kNotFound) return std::nullopt;
   if (!object) return std::unexpected(object.error());
-  auto root = DecodeRoot(*object);
+  auto root = decode(*object);
   const std::string path = ObjectPath(storage.address(), name);
   if (!root) return Fail(std::move(root).error().WithFile(path));
   if (root->number != number) {
@@ -32,29 +38,74 @@ Result<std::optional<Root>> ReadRoot(Storage& storage, uint64_t number) {
   return *std::move(root);
 }
 
+/// As ReadRoot, but as DecodeRootIdentity.
+Result<std::optional<Root>> ReadRootIdentity(Storage& storage, uint64_t number) {
+  return ReadRootBy(storage, number, DecodeRootIdentity);
+}
+
+// `hint` has three lines of a fixed length, so that a hint that is written over another one is
+// complete if its checksum matches. A number has 20 digits.
+
+constexpr size_t kHintLinesBytes = 64;  // without the checksum
+constexpr size_t kHintBytes = 90;
+
+std::string HintLines(const Uuid& store_uuid, uint64_t number) {
+  return fmt::format("root {:020}\nuuid {}\n", number, UuidText(store_uuid));
+}
+
+std::string WithChecksum(const std::string& lines) {
+  return fmt::format("{}checksum {:016x}\n", lines, Checksum64(AsBytes(lines)));
+}
+
+struct RootHint {
+  uint64_t number = 0;
+  std::string lines;
+
+  /// Returns whether the store has had root `number`.
+  bool IsOf(const Uuid& store_uuid) const {
+    return number > 0 && lines == HintLines(store_uuid, number);
+  }
+  /// Returns whether the store of `root` has had a newer one.
+  bool IsAfter(const Root& root) const { return number > root.number && IsOf(root.store_uuid); }
+};
+
+/// Returns number 0 if there is no hint, or it is torn.
+Result<RootHint> ReadRootHint(Storage& storage) {
+  std::string text(kHintBytes, '\0');
+  const auto read = storage.ReadRange(kHintName, 0, std::as_writable_bytes(std::span(text)));
+  if (!read &&
+      (read.error().code == ErrorCode::kNotFound || read.error().code == ErrorCode::kDataLoss)) {
+    return RootHint();
+  }
+  CAIRN_TRY(read);
+  RootHint hint{.lines = text.substr(0, kHintLinesBytes)};
+  if (text != WithChecksum(hint.lines)) return RootHint();
+  constexpr std::string_view kBegin = "root ";
+  const char* const digits = text.data() + kBegin.size();
+  (void)std::from_chars(digits, digits + 20, hint.number);
+  if (hint.number > kMaxRootNumber) hint.number = 0;
+  return hint;
+}
+
+}  // namespace
+
+Result<std::optional<Root>> ReadRoot(Storage& storage, uint64_t number) {
+  return ReadRootBy(storage, number, DecodeRoot);
+}
+
 Result<bool> RootExists(Storage& storage, uint64_t number) {
   return ObjectExists(storage, RootName(number));
 }
 
-Result<uint64_t> ReadHint(Storage& storage) {
-  const auto object = storage.Read(kHintName, 64);
-  if (!object) {
-    const ErrorCode code = object.error().code;
-    if (code == ErrorCode::kNotFound || code == ErrorCode::kDataLoss) return 0;
-    return std::unexpected(object.error());
-  }
-  const auto* text = reinterpret_cast<const char*>(object->data());
-  uint64_t number = 0;
-  const auto [end, failed] = std::from_chars(text, text + object->size(), number);
-  const bool whole = failed == std::errc() && end == text + object->size();
-  return whole && number <= kMaxRootNumber ? number : 0;
+Result<uint64_t> ReadHint(Storage& storage, const Uuid& store_uuid) {
+  CAIRN_TRY_ASSIGN(const RootHint hint, ReadRootHint(storage));
+  return hint.IsOf(store_uuid) ? hint.number : 0;
 }
 
-void WriteHint(Storage& storage, uint64_t number) {
-  if (number % kHintInterval != 0) return;
-  // Best effort: without a hint, or with an old one, a search takes longer and finds the same.
-  const std::string text = std::to_string(number);
-  (void)storage.PutVolatile(kHintName, std::as_bytes(std::span(text)));
+void WriteHint(Storage& storage, const Uuid& store_uuid, uint64_t number) {
+  const std::string text = WithChecksum(HintLines(store_uuid, number));
+  CAIRN_CHECK(text.size() == kHintBytes);
+  (void)storage.Overwrite(kHintName, AsBytes(text));
 }
 
 bool MayBeSame(Presence presence) {
@@ -73,7 +124,7 @@ Result<Presence> LookAt(Storage& storage, uint64_t number, const Uuid& commit_id
   }
   // Usually it is the same object, which need not be decompressed to see that.
   if (object && checksum && FrameChecksum(*object) == checksum) return Presence::kSame;
-  const auto root = object ? DecodeRoot(*object) : Result<Root>(Fail(object.error()));
+  const auto root = object ? DecodeRootIdentity(*object) : Result<Root>(Fail(object.error()));
   if (!root || root->number != number) return Presence::kUnclear;
   return root->commit_id == commit_id ? Presence::kSame : Presence::kOther;
 }
@@ -138,8 +189,8 @@ Result<std::vector<uint64_t>> ListRoots(Storage& storage) {
   return numbers;
 }
 
-Result<bool> FirstRootRemains(Storage& storage) {
-  CAIRN_TRY_ASSIGN(const uint64_t hint, ReadHint(storage));
+Result<bool> FirstRootRemains(Storage& storage, const Uuid& store_uuid) {
+  CAIRN_TRY_ASSIGN(const uint64_t hint, ReadHint(storage, store_uuid));
   CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
   const uint64_t last = std::max(hint, numbers.empty() ? 0 : numbers.back());
   if (last <= 1) return true;
@@ -207,7 +258,7 @@ Result<std::optional<Root>> SearchBelowStrays(Storage& storage, const Uuid* stor
   CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
   bool has_strays = false;
   for (auto number = numbers.rbegin(); number != numbers.rend(); ++number) {
-    CAIRN_TRY_ASSIGN(std::optional<Root> root, ReadRoot(storage, *number));
+    CAIRN_TRY_ASSIGN(const std::optional<Root> root, ReadRootIdentity(storage, *number));
     if (!root) continue;
     if (store_uuid != nullptr && root->store_uuid != *store_uuid) {
       has_strays = true;
@@ -224,14 +275,16 @@ Result<std::optional<Root>> SearchBelowStrays(Storage& storage, const Uuid* stor
     if (!has_strays) return std::nullopt;
     // The order matters: as long as the predecessor is there, no root after it was removed. So the
     // number after this root is free, or nobody but the writer of a stray root has ever had it.
-    CAIRN_TRY_ASSIGN(const std::optional<Root> next, ReadRoot(storage, *number + 1));
+    CAIRN_TRY_ASSIGN(const std::optional<Root> next, ReadRootIdentity(storage, *number + 1));
     if (next && Follows(*next, *root)) return std::nullopt;
+    CAIRN_TRY_ASSIGN(std::optional<Root> newest, ReadRoot(storage, *number));
+    if (!newest || newest->commit_id != root->commit_id) return std::nullopt;
     if (*number == 1) {
-      CAIRN_TRY_ASSIGN(const bool remains, FirstRootRemains(storage));
-      return remains ? std::move(root) : std::nullopt;
+      CAIRN_TRY_ASSIGN(const bool remains, FirstRootRemains(storage, root->store_uuid));
+      return remains ? std::move(newest) : std::nullopt;
     }
     CAIRN_TRY_ASSIGN(const Presence before, LookBefore(storage, *root));
-    return MayBeSame(before) ? std::move(root) : std::nullopt;
+    return MayBeSame(before) ? std::move(newest) : std::nullopt;
   }
   return std::nullopt;
 }
@@ -242,6 +295,17 @@ Result<bool> IsAlone(Storage& storage, uint64_t number) {
   CAIRN_TRY_ASSIGN(const bool has_predecessor, RootExists(storage, number - 1));
   CAIRN_TRY_ASSIGN(const bool has_successor, RootExists(storage, number + 1));
   return exists && !has_predecessor && !has_successor;
+}
+
+/// The newest roots are lost: the hint names a newer one than root `newest`.
+Error LostNewest(const Storage& storage, uint64_t hint, uint64_t newest) {
+  return Error{.code = ErrorCode::kDataLoss,
+               .hint = Hint::kRebuild,
+               .message = fmt::format("root {} was committed, but root {} is the newest one that "
+                                      "exists: rebuild the store; or, if it was copied by other "
+                                      "means while it was written, remove the file {}",
+                                      hint, newest, kHintName),
+               .file = ObjectPath(storage.address(), RootName(hint))};
 }
 
 Result<std::optional<Root>> GiveUp(Storage& storage, uint64_t hint) {
@@ -274,44 +338,53 @@ Result<std::optional<Root>> GiveUp(Storage& storage, uint64_t hint) {
                           last),
                       .file = storage.address()});
   }
-  if (hint == 0) return std::nullopt;
-  return Fail(
-      Error{.code = ErrorCode::kDataLoss,
-            .message = fmt::format("the store has had root {}, but its roots are missing", hint),
-            .file = storage.address()});
+  return std::nullopt;
 }
 
 using ReadFunction = Result<std::optional<Root>>(Storage& storage, uint64_t number);
 
 /// Reads a root that a current listing names by `read`.
 Result<std::optional<Root>> Search(Storage& storage, ReadFunction* read) {
-  if (storage.listings_are_current()) {
-    CAIRN_TRY_ASSIGN(const std::optional<uint64_t> last, NewestListed(storage));
-    if (last) {
-      CAIRN_TRY_ASSIGN(std::optional<Root> root, read(storage, *last));
-      if (root) return root;
-    }
+  // The order matters: no root that is found afterwards may be older than the hint. A listing at
+  // the same time may be, and is then followed by a search.
+  Result<RootHint> hint = RootHint();
+  Result<std::optional<uint64_t>> last = std::nullopt;
+  CAIRN_TRY(RunRequests(storage, {[&]() -> Result<void> {
+                                    hint = ReadRootHint(storage);
+                                    return {};
+                                  },
+                                  [&]() -> Result<void> {
+                                    if (storage.listings_are_current())
+                                      last = NewestListed(storage);
+                                    return {};
+                                  }}));
+  CAIRN_TRY(hint);
+  CAIRN_TRY(last);
+  if (*last) {
+    CAIRN_TRY_ASSIGN(std::optional<Root> root, read(storage, **last));
+    if (root && !hint->IsAfter(*root)) return root;
   }
-  CAIRN_TRY_ASSIGN(const uint64_t hint, ReadHint(storage));
   // Without a predecessor to check, the first root is not trusted as a start.
-  if (hint > 1) {
-    CAIRN_TRY_ASSIGN(std::optional<Root> root, SearchFrom(storage, hint));
-    if (root) return root;
+  if (hint->number > 1) {
+    CAIRN_TRY_ASSIGN(std::optional<Root> root, SearchFrom(storage, hint->number));
+    if (root && !hint->IsAfter(*root)) return root;
   }
+  uint64_t older = 0;  // the newest root, if it is older than the hint
   for (int attempt = 0; attempt < kSearches; ++attempt) {
     if (attempt > 0) std::this_thread::sleep_for(PauseAfter(attempt - 1));
     CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
     CAIRN_TRY_ASSIGN(std::optional<Root> root,
                      SearchFrom(storage, numbers.empty() ? 1 : numbers.back()));
-    if (root) return root;
-    if (attempt > 0) {
+    if (!root && attempt > 0) {
       CAIRN_TRY_ASSIGN(root, SearchBelowStrays(storage, nullptr));
-      if (root) return root;
     }
+    if (root && !hint->IsAfter(*root)) return root;
+    older = root ? root->number : 0;
     // An empty listing that agrees with the hint is the usual case of a new store.
-    if (hint == 0 && numbers.empty()) return std::nullopt;
+    if (hint->number == 0 && numbers.empty()) return std::nullopt;
   }
-  return GiveUp(storage, hint);
+  if (older > 0) return Fail(LostNewest(storage, hint->number, older));
+  return GiveUp(storage, hint->number);
 }
 
 }  // namespace
@@ -326,8 +399,10 @@ Result<std::optional<Root>> FindNewestOf(Storage& storage, const Uuid& store_uui
   if (found && (!*found || (*found)->store_uuid == store_uuid)) return found;
   for (int attempt = 0; attempt < kSearchesBelow; ++attempt) {
     if (attempt > 0) std::this_thread::sleep_for(PauseAfter(attempt));
+    CAIRN_TRY_ASSIGN(const uint64_t hint, ReadHint(storage, store_uuid));
     CAIRN_TRY_ASSIGN(std::optional<Root> root, SearchBelowStrays(storage, &store_uuid));
-    if (root) return root;
+    if (root && root->number >= hint) return root;
+    if (root) found = Fail(LostNewest(storage, hint, root->number));
   }
   if (!found) return found;
   return Fail(Replaced(storage));
@@ -346,8 +421,10 @@ Result<std::optional<Root>> FindNewer(Storage& storage, const Root& known) {
   // its successor that is removed before its own, would seem to be the newest.
   CAIRN_TRY_ASSIGN(const bool has_next, RootExists(storage, known.number + 1));
   if (has_next) {
-    CAIRN_TRY_ASSIGN(std::optional<Root> root, SearchFrom(storage, known.number + 1));
-    if (root && root->store_uuid == known.store_uuid) return root;
+    auto root = SearchFrom(storage, known.number + 1);
+    // A stray root may be a newer Cairn's.
+    if (!root && root.error().code != ErrorCode::kUnimplemented) return root;
+    if (root && *root && (*root)->store_uuid == known.store_uuid) return root;
   } else {
     CAIRN_TRY_ASSIGN(const Presence present, LookAgain(storage, known));
     if (MayBeSame(present)) return std::nullopt;

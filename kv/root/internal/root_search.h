@@ -20,10 +20,6 @@ inline constexpr std::string_view kHintName = "hint";
 inline constexpr uint64_t kMaxRootNumber = ~uint64_t{0} >> 1;
 /// Number of newest roots that RemoveOldRoots keeps.
 inline constexpr uint64_t kKeptRoots = 64;
-/// Every root whose number is a multiple of this is written to the hint. A put for each root would
-/// make a commit in a directory half again as expensive.
-inline constexpr uint64_t kHintInterval = 16;
-static_assert(kKeptRoots >= 2 * kHintInterval);
 
 /// The pause before a request is repeated for the `attempt`-th time, from 0 on.
 inline std::chrono::milliseconds PauseAfter(int attempt) {
@@ -33,10 +29,12 @@ inline std::chrono::milliseconds PauseAfter(int attempt) {
 /// Returns root `number`; nothing if it does not exist. kDataLoss: it is damaged.
 Result<std::optional<Root>> ReadRoot(Storage& storage, uint64_t number);
 Result<bool> RootExists(Storage& storage, uint64_t number);
-/// Returns 0 if there is no hint that can be used.
-Result<uint64_t> ReadHint(Storage& storage);
-/// Writes the hint if `number` is a multiple of kHintInterval. Ignores errors.
-void WriteHint(Storage& storage, uint64_t number);
+/// Returns the number of a root that the store has had; 0 if the hint is absent, torn, or another
+/// store's.
+Result<uint64_t> ReadHint(Storage& storage, const Uuid& store_uuid);
+/// Writes the hint: root `number` is confirmed. Best effort: with an old hint, a search takes
+/// longer, and does not notice the loss of newer roots.
+void WriteHint(Storage& storage, const Uuid& store_uuid, uint64_t number);
 
 /// The presence of a root with a number.
 enum class Presence : uint8_t {
@@ -60,9 +58,9 @@ bool Follows(const Root& next, const Root& root);
 Result<uint64_t> ProbeForward(Storage& storage, uint64_t number);
 /// Returns the first root that precedes `number` without a gap; `number` if there are none.
 Result<uint64_t> ProbeBackward(Storage& storage, uint64_t number);
-/// Returns whether no root that was put after the first one has been removed. If others have
-/// continued after it, it was removed only if there have been more than kKeptRoots.
-Result<bool> FirstRootRemains(Storage& storage);
+/// Returns whether no root that was put after the first one of this store has been removed. If
+/// others have continued after it, it was removed only if there have been more than kKeptRoots.
+Result<bool> FirstRootRemains(Storage& storage, const Uuid& store_uuid);
 
 /// Returns the numbers of the roots that the storage lists, from 1 to kMaxRootNumber, ascending.
 /// Some may be missing or removed. For repair, and for the removal of roots before a gap.
@@ -72,11 +70,12 @@ Result<std::vector<uint64_t>> ListRoots(Storage& storage);
 Error Replaced(const Storage& storage);
 
 /// Returns the newest root; nothing if there are no roots. kDataLoss: the root is damaged, the root
-/// before it is missing, or there is a hint but no root. kUnimplemented: its version is newer.
-/// kUnavailable: the storage fails, or its listing is late for longer than a second. Cost: if
-/// listings are current (Storage::listings_are_current), a listing, and one read of the root and of
-/// the one before it; otherwise one read of the hint, a listing if that is of no use, 2 log2(k)
-/// calls of Size if the start is k roots behind, two more, and the same reads.
+/// before it is missing, or it is older than the hint, for longer than a second. kUnimplemented:
+/// its version is newer. kUnavailable: the storage fails, or its listing is late for longer than a
+/// second. Cost: one read of the hint; and, if listings are current
+/// (Storage::listings_are_current), a listing at the same time, and one read of the root and of the
+/// one before it; otherwise a listing if the hint is of no use, 2 log2(k) calls of Size if the
+/// start is k roots behind, two more, and the same reads.
 ///
 /// A root that is returned belongs to the chain of the store, or, if the store was replaced, to the
 /// chain of another store, whose uuid it has.

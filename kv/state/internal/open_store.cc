@@ -42,7 +42,8 @@ Result<Root> CheckNewest(StoreState& state, Result<std::optional<Root>> found) {
   if (found && !*found) {
     // The first root of a store precedes them.
     CAIRN_TRY_ASSIGN(const bool has_more, HasObjects(*state.storage, {"tables/", "segments/"}));
-    if (!has_more) return Root{.store_uuid = state.uuid};
+    CAIRN_TRY_ASSIGN(const uint64_t hint, ReadHint(*state.storage, state.uuid));
+    if (!has_more && hint == 0) return Root{.store_uuid = state.uuid};
     // Another process may have put the first root, and more, since the search.
     found = FindNewest(*state.storage);
   }

@@ -53,9 +53,8 @@ Error NotAStore(const Storage& storage, std::string why) {
 }
 
 std::string EncodeIdentity(const Uuid& uuid) {
-  std::string text = fmt::format("{}format {}\nuuid ", kFirstLine, kStoreFormat);
-  for (const std::byte byte : uuid) text += fmt::format("{:02x}", std::to_integer<int>(byte));
-  text += "\n";
+  const std::string text =
+      fmt::format("{}format {}\nuuid {}\n", kFirstLine, kStoreFormat, UuidText(uuid));
   return text + fmt::format("checksum {:016x}\n", Checksum64(AsBytes(text)));
 }
 

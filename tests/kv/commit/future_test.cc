@@ -128,6 +128,12 @@ class FutureTest : public ::testing::Test {
     Write("CAIRN", AsBytes(text));
   }
   internal::Root NewestRoot() { return **internal::FindNewest(*storage_); }
+  /// Puts a root that has one more field.
+  void WriteRoot(const internal::Root& root, uint16_t id, std::span<const std::byte> field) {
+    const Bytes record = *internal::UnframeRecord(kFrame, *internal::EncodeRoot(root));
+    Write(internal::RootName(root.number),
+          *internal::FrameRecord(kFrame, WithField(record, id, field)));
+  }
   /// Adds a field to the newest root.
   void AddToRoot(uint16_t id, std::span<const std::byte> field) {
     const std::string name = internal::RootName(NewestRoot().number);
@@ -282,6 +288,31 @@ TEST_F(FutureTest, FeatureOfANewerRootToReadRefusesTheRead) {
             internal::CommitOutcome::State::kCommitted);
   AddToRoot(kReadFeaturesField, OneName("signatures"));
   EXPECT_THAT(store->Latest(), IsError(ErrorCode::kUnimplemented, "signatures"));
+}
+
+// What identifies a root is read without its features: it was taken for a damaged one, which may be
+// the predecessor.
+TEST_F(FutureTest, RootOfANewerBuildInPlaceOfThePredecessorRefusesACommit) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Open(OpenMode::kWrite));
+  const internal::Root known = NewestRoot();
+  internal::Root other = known;
+  other.commit_id = internal::NewUuid();
+  WriteRoot(other, kReadFeaturesField, OneName("signatures"));
+  EXPECT_THAT(store->SetCompression(true), IsError(ErrorCode::kUnimplemented, "signatures"));
+  internal::Root next = internal::Successor(known, std::chrono::hours(24));
+  EXPECT_EQ(internal::CommitRoot(*storage_, next).state, internal::CommitOutcome::State::kUnknown);
+  EXPECT_THAT(storage_->Size(internal::RootName(next.number)), IsError(ErrorCode::kNotFound, ""));
+}
+
+TEST_F(FutureTest, RootOfANewerBuildOfAnotherStoreIsIgnored) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Open(OpenMode::kRead));
+  CAIRN_ASSERT_OK(store->Latest());
+  internal::Root stray = internal::Successor(NewestRoot(), std::chrono::hours(24));
+  stray.store_uuid = internal::NewUuid();
+  stray.predecessor = internal::NewUuid();
+  WriteRoot(stray, kReadFeaturesField, OneName("signatures"));
+  CAIRN_EXPECT_OK(store->Latest());
+  CAIRN_EXPECT_OK(Open(OpenMode::kRead));
 }
 
 TEST_F(FutureTest, FeatureOfARootToWriteRefusesWrites) {

@@ -112,8 +112,40 @@ TEST_F(RebuildTest, AllStepsAreRecoveredWithoutRoots) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const RebuildReport report, Store::Rebuild(path_));
   EXPECT_EQ(report.steps, 3u);
   EXPECT_THAT(report.lost, IsEmpty());
-  EXPECT_EQ(report.notes.size(), 3u);
+  EXPECT_EQ(report.notes.size(), 4u);
   ExpectSteps();
+}
+
+TEST_F(RebuildTest, LossOfTheNewestRootIsNoticedAndRepaired) {
+  const std::string newest = NewestRootName();
+  CAIRN_ASSERT_OK(storage_->Remove(newest));
+  for (const OpenMode mode : {OpenMode::kRead, OpenMode::kWrite}) {
+    EXPECT_THAT(Store::Open(path_, mode),
+                AllOf(IsError(ErrorCode::kDataLoss, newest), HasHint(Hint::kRebuild)));
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const RebuildReport report, Store::Rebuild(path_));
+  EXPECT_THAT(report.lost, IsEmpty());
+  ExpectSteps();
+  EXPECT_THAT(Store::Rebuild(path_), IsError(ErrorCode::kFailedPrecondition, "nothing to rebuild"));
+}
+
+// A store that was copied while it was written: its file `hint` was copied last.
+TEST_F(RebuildTest, StoreThatIsOlderThanItsHintOpensWithoutTheHint) {
+  CAIRN_ASSERT_OK(storage_->Remove(NewestRootName()));
+  EXPECT_THAT(Store::Open(path_, OpenMode::kRead),
+              IsError(ErrorCode::kDataLoss, "remove the file"));
+  CAIRN_ASSERT_OK(storage_->Remove(internal::kHintName));
+  steps_.erase(3);
+  kv::testing::ExpectSteps(path_, steps_);
+}
+
+// A store without tables and segments could be taken for one that was just created.
+TEST_F(RebuildTest, LossOfAllRootsOfAnEmptyStoreIsNoticed) {
+  const std::string empty = dir_ / "empty";
+  CAIRN_ASSERT_OK(Store::Open(empty, OpenMode::kWrite));
+  std::filesystem::remove_all(empty + "/roots");
+  EXPECT_THAT(Store::Open(empty, OpenMode::kWrite),
+              AllOf(IsError(ErrorCode::kDataLoss, "all roots"), HasHint(Hint::kRebuild)));
 }
 
 TEST_F(RebuildTest, StepsAfterTheNewestRootThatCanBeReadAreRecovered) {
@@ -211,6 +243,7 @@ TEST_F(ForgedNumbersTest, RootsWithNumbersOfNoStoreAreIgnored) {
 
 TEST_F(ForgedNumbersTest, ARootWithTheLastNumberIsRefused) {
   ForgeRoots(internal::kMaxRootNumber, 1);
+  CAIRN_ASSERT_OK(storage_->Remove(internal::kHintName));
   ExpectRefused(internal::RootName(internal::kMaxRootNumber));
 }
 

@@ -170,7 +170,7 @@ Result<void> CommitRankZero(StepWriter& writer, bool has_ranks, uint64_t step) {
   return {};
 }
 
-// Of 80 commits, to remove old roots and to write hints, all but the first ones are checked: a
+// Of 80 commits, to remove old roots, all but the first ones are checked: a
 // writer that has just opened the store searches for the oldest root once.
 constexpr uint64_t kCommits = 80;
 constexpr uint64_t kFirstChecked = 77;

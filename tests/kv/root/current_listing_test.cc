@@ -50,11 +50,11 @@ TEST_F(CurrentListingTest, ARootAndItsPredecessorAreTrusted) {
   for (const uint64_t last : {1, 2, 40}) {
     CommitUpTo(last);
     ExpectNewest(last);
-    EXPECT_THAT(storage_.Calls(), SizeIs(3)) << "a listing, the root, and the one before it";
+    EXPECT_THAT(storage_.Calls(), SizeIs(4)) << "hint, listing, the root, and the one before it";
     storage_.Restart();
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto root, FindNewestUnchecked(storage_));
     EXPECT_THAT(root, Optional(Field(&Root::number, last)));
-    EXPECT_THAT(storage_.Calls(), SizeIs(2)) << "a listing and the root";
+    EXPECT_THAT(storage_.Calls(), SizeIs(3)) << "the hint, a listing and the root";
   }
 }
 
@@ -66,6 +66,7 @@ TEST_F(CurrentListingTest, ARootWithoutPredecessorIsNotTrusted) {
 
 TEST_F(CurrentListingTest, ALateListingFindsAnOlderRootWhoseWriterIsRefused) {
   CommitUpTo(100);
+  CAIRN_ASSERT_OK(storage_.Remove(kHintName));
   faulty_->SetStaleListing(/*omitted_put_count=*/10, /*kept_removal_count=*/0);
   CAIRN_ASSERT_OK_AND_ASSIGN(const std::optional<Root> found, FindNewest(storage_));
   ASSERT_TRUE(found.has_value());
@@ -75,6 +76,12 @@ TEST_F(CurrentListingTest, ALateListingFindsAnOlderRootWhoseWriterIsRefused) {
   const CommitOutcome outcome = CommitRoot(storage_, next);
   EXPECT_EQ(outcome.state, CommitOutcome::State::kNotCommitted);
   EXPECT_EQ(outcome.error.code, ErrorCode::kConflict);
+}
+
+TEST_F(CurrentListingTest, AListingThatIsOlderThanTheHintIsNotTrusted) {
+  CommitUpTo(100);
+  faulty_->SetStaleListing(/*omitted_put_count=*/10, /*kept_removal_count=*/0);
+  ExpectNewest(100);
 }
 
 TEST_F(CurrentListingTest, FindNewerAsksForBothRootsAtOnce) {

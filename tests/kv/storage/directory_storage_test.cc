@@ -32,8 +32,10 @@ using cairn::testing::ForkedChild;
 using cairn::testing::IsError;
 using cairn::testing::KillAt;
 using cairn::testing::NoFault;
+using cairn::testing::ReadText;
 using cairn::testing::ScopedFaults;
 using cairn::testing::ScopedTempDir;
+using cairn::testing::WriteText;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
@@ -92,6 +94,27 @@ TEST_F(DirectoryStorageTest, PutVolatileSyncsNothingButTheNameOfANewRoot) {
                                          "leases.create", "leases.write", "leases.rename"));
   EXPECT_THAT(PointsOf(put),
               ElementsAre("leases.create", "leases.create", "leases.write", "leases.rename"));
+}
+
+TEST_F(DirectoryStorageTest, OverwriteKeepsTheFileAndChangesNoOther) {
+  const auto overwrite = [&] { return storage_.Overwrite("hint", AsBytes("two")); };
+  CAIRN_ASSERT_OK(storage_.Put("hint", AsBytes("one")));
+  EXPECT_THAT(PointsOf(overwrite), ElementsAre("hint.write"));
+  EXPECT_EQ(ReadText(path_ + "/hint"), "two");
+  for (const bool is_symbolic : {false, true}) {
+    WriteText(path_ + "/other", "old");
+    std::filesystem::remove(path_ + "/hint");
+    is_symbolic ? std::filesystem::create_symlink("other", path_ + "/hint")
+                : std::filesystem::create_hard_link(path_ + "/other", path_ + "/hint");
+    CAIRN_ASSERT_OK(overwrite());
+    EXPECT_EQ(ReadText(path_ + "/hint"), "two");
+    EXPECT_EQ(ReadText(path_ + "/other"), "old");
+  }
+  for (const char* const text : {"", "longer"}) {
+    WriteText(path_ + "/hint", text);
+    CAIRN_ASSERT_OK(overwrite());
+    EXPECT_EQ(ReadText(path_ + "/hint"), "two");
+  }
 }
 
 TEST_F(DirectoryStorageTest, PutIfAbsentVolatileSyncsNothing) {

@@ -60,7 +60,7 @@ std::vector<std::string> StorageContractTest::List(std::string_view prefix) {
 }
 
 TEST_P(StorageContractTest, PutsCreateAndReplace) {
-  for (const auto put : {&Storage::Put, &Storage::PutVolatile}) {
+  for (const auto put : {&Storage::Put, &Storage::PutVolatile, &Storage::Overwrite}) {
     for (const std::string_view bytes : {"one", "a longer one", ""}) {
       CAIRN_ASSERT_OK(((*storage_).*put)("leases/a", Bytes(bytes)));
       EXPECT_EQ(Read("leases/a"), bytes);

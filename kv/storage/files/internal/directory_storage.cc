@@ -172,6 +172,24 @@ Result<void> DirectoryStorage::PutFile(std::string_view name, std::span<const st
   }
 }
 
+Result<void> DirectoryStorage::Overwrite(std::string_view name, std::span<const std::byte> bytes) {
+  CAIRN_CHECK(IsObjectName(name));
+  CAIRN_TRY_ASSIGN(const FilePlace place, PlaceOf(name));
+  constexpr int kFlags = O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+  const FileDescriptor file(
+      RetryInterrupted([&] { return ::openat(place.directory, place.name.c_str(), kFlags); }));
+  struct stat status;
+  if (!file.is_open() || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) ||
+      status.st_nlink > 1 || status.st_size != static_cast<off_t>(bytes.size())) {
+    return PutVolatile(name, bytes);
+  }
+  CAIRN_TRY(Pass(name, "write", place.path));
+  const ssize_t written =
+      RetryInterrupted([&] { return ::pwrite(file.get(), bytes.data(), bytes.size(), 0); });
+  if (written == static_cast<ssize_t>(bytes.size())) return {};
+  return Fail(SystemError(written < 0 ? errno : EIO, "cannot write", place.path));
+}
+
 Result<std::unique_ptr<ObjectWriter>> DirectoryStorage::Create(std::string_view name) {
   CAIRN_CHECK(IsObjectName(name));
   CAIRN_TRY_ASSIGN(CreatedFile created, CreateFile(name, std::string(name), Durability::kSynced));

@@ -7,7 +7,7 @@
 ///      exists. On every file system that keeps POSIX, of several links exactly one succeeds;
 ///   3. fsync the directory, which makes the name durable;
 ///   4. PutIfAbsent: unlink the temporary name.
-/// PutVolatile and PutIfAbsentVolatile sync nothing.
+/// PutVolatile and PutIfAbsentVolatile sync nothing. Overwrite writes over the bytes of a file.
 /// Objects that Create writes, and files that callers create with LocalFiles, exist under their
 /// names at once: no root names them before they are synced.
 ///
@@ -46,7 +46,8 @@ bool IsTemporaryName(std::string_view file);
 /// System calls that change something, and no others, pass a fault point first: "<first element of
 /// the name>.<operation>", such as "roots.link". The operations, in the order of a PutIfAbsent, are
 /// create (of a file or a directory), write, sync, link (of Put: rename), linked, directory_sync,
-/// done, and remove. A volatile put passes neither sync, linked, directory_sync nor done. At
+/// done, and remove. A volatile put passes neither sync, linked, directory_sync nor done, and an
+/// Overwrite only write. At
 /// "linked" the name exists but is not synced; at "done" it is.
 class DirectoryStorage final : public Storage, public LocalFiles {
  public:
@@ -61,6 +62,9 @@ class DirectoryStorage final : public Storage, public LocalFiles {
   Result<void> PutVolatile(std::string_view name, std::span<const std::byte> bytes) override {
     return PutFile(name, bytes, Existing::kReplace, Durability::kNone);
   }
+  /// Puts the file as PutVolatile if there is none with this length and this name alone: a copy of
+  /// the directory that consists of hard links must not change.
+  Result<void> Overwrite(std::string_view name, std::span<const std::byte> bytes) override;
   Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override {
     return PutFile(name, bytes, Existing::kKeep, Durability::kSynced);
   }
