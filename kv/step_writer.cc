@@ -52,10 +52,15 @@ auto Perform(StepAttempt& attempt, const Work& work) -> decltype(work()) {
   return result;
 }
 
+Result<void> CheckPageBits(const StepAttempt& attempt, uint8_t page_bits) {
+  if (page_bits >= kMinPageBits && page_bits <= kMaxPageBits) return {};
+  return Fail(Invalid(attempt, "a page has 4 KiB to 1 MiB"));
+}
+
 /// kInvalidArgument: `page_digests` do not match the payload.
 Result<void> CheckPageDigests(const StepAttempt& attempt, const Payload& payload,
-                              std::span<const uint64_t> page_digests) {
-  if (page_digests.size() == PageCount(payload.length_bytes())) return {};
+                              std::span<const uint64_t> page_digests, uint8_t page_bits) {
+  if (page_digests.size() == PageCount(payload.length_bytes(), uint64_t{1} << page_bits)) return {};
   return Fail(Invalid(attempt, "a payload needs one digest per page"));
 }
 
@@ -80,22 +85,26 @@ Result<void> StepWriter::UseBlocks(std::shared_ptr<BlockPool> blocks) {
 }
 
 Result<StepWriter::Appended> StepWriter::Append(const Payload& payload, SegmentAlignment alignment,
-                                                std::span<const uint64_t> page_digests) {
+                                                std::span<const uint64_t> page_digests,
+                                                uint8_t page_bits) {
   CAIRN_TRY(attempt_->CheckUsable());
+  CAIRN_TRY(CheckPageBits(*attempt_, page_bits));
   if (!page_digests.empty() || payload.queue() != nullptr) {
-    CAIRN_TRY(CheckPageDigests(*attempt_, payload, page_digests));
+    CAIRN_TRY(CheckPageDigests(*attempt_, payload, page_digests, page_bits));
   }
   CAIRN_TRY_ASSIGN(const auto appended, Perform(*attempt_, [&] {
-                     return attempt_->segments.Append(payload, alignment, page_digests);
+                     return attempt_->segments.Append(payload, alignment, page_digests, page_bits);
                    }));
   return Appended{.extent = appended.extent, .digest = appended.digest};
 }
 
 Result<std::vector<Extent>> StepWriter::AppendPages(const Payload& payload,
                                                     std::span<const PageRange> ranges,
-                                                    std::span<const uint64_t> page_digests) {
+                                                    std::span<const uint64_t> page_digests,
+                                                    uint8_t page_bits) {
   CAIRN_TRY(attempt_->CheckUsable());
-  CAIRN_TRY(CheckPageDigests(*attempt_, payload, page_digests));
+  CAIRN_TRY(CheckPageBits(*attempt_, page_bits));
+  CAIRN_TRY(CheckPageDigests(*attempt_, payload, page_digests, page_bits));
   uint64_t end_page = 0;
   for (const PageRange& range : ranges) {
     if (range.begin_page < end_page || range.begin_page >= range.end_page ||
@@ -104,8 +113,9 @@ Result<std::vector<Extent>> StepWriter::AppendPages(const Payload& payload,
     }
     end_page = range.end_page;
   }
-  return Perform(*attempt_,
-                 [&] { return attempt_->segments.AppendPages(payload, ranges, page_digests); });
+  return Perform(*attempt_, [&] {
+    return attempt_->segments.AppendPages(payload, ranges, page_digests, page_bits);
+  });
 }
 
 Result<void> StepWriter::Drain() {

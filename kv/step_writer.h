@@ -47,14 +47,18 @@ class StepWriter {
   };
   /// Appends the payload of a chunk to the current segment, or to a new one. `page_digests` has one
   /// digest per page of the payload; if it is empty, the digests are computed while the bytes are
-  /// in the cache. Requires `page_digests` if the payload has a CopyQueue.
+  /// in the cache. Requires `page_digests` if the payload has a CopyQueue, and pages of
+  /// 2^kMinPageBits to 2^kMaxPageBits bytes; kPageBits for a delta.
   Result<Appended> Append(const Payload& payload, SegmentAlignment alignment,
-                          std::span<const uint64_t> page_digests = {});
+                          std::span<const uint64_t> page_digests = {},
+                          uint8_t page_bits = kPageBits);
   /// Appends only these pages of a chunk, all to one segment, each range aligned to 4 KiB. Returns
   /// one extent per range. `page_digests` are the digests of all pages of the chunk. Requires
-  /// ranges that are not empty, ascend and are inside the chunk.
+  /// ranges that are not empty, ascend and are inside the chunk, and the page size of the extents
+  /// to which the chunk refers, too.
   Result<std::vector<Extent>> AppendPages(const Payload& payload, std::span<const PageRange> ranges,
-                                          std::span<const uint64_t> page_digests);
+                                          std::span<const uint64_t> page_digests,
+                                          uint8_t page_bits = kPageBits);
   /// Makes payload pass through `blocks` from now on, not through the blocks of the store:
   /// page-locked blocks for payload in device memory. Seals the current segment, if there is one;
   /// the segments after it are completed in the background. Requires that it was not called before.

@@ -9,27 +9,8 @@
 
 namespace cairn::schema {
 
-/// Version of the records that this build writes.
+/// Version of the records that this build writes. It refuses higher ones.
 inline constexpr uint8_t kRecordVersion = 1;
-/// Version of chunk records with several extents; records with one extent have kRecordVersion.
-inline constexpr uint8_t kSeveralExtentsVersion = 2;
-/// Version of chunk records with deltas.
-inline constexpr uint8_t kDeltasVersion = 3;
-/// Version of chunk records that are compressed.
-inline constexpr uint8_t kCompressedVersion = 4;
-
-/// ChunkRecord.encoding: the bytes as they are; an earlier version of them and deltas; or zeros and
-/// deltas, of which the first contains all bytes.
-inline constexpr uint8_t kRawEncoding = 0;
-inline constexpr uint8_t kDeltaEncoding = 1;
-inline constexpr uint8_t kCompressedEncoding = 2;
-
-/// The newest version of a record type that this build reads. Higher versions are refused.
-template <typename Record>
-inline constexpr uint8_t kNewestVersion = kRecordVersion;
-struct ChunkRecord;
-template <>
-inline constexpr uint8_t kNewestVersion<ChunkRecord> = kCompressedVersion;
 
 enum class RecordCheck { kOk, kDamaged, kNewer };
 
@@ -45,7 +26,7 @@ RecordCheck CheckRecord(std::span<const std::byte> bytes, const char* identifier
   if (bytes.size() < 8 || !verifier.VerifyBuffer<Record>(identifier)) return RecordCheck::kDamaged;
   const auto* root = flatbuffers::GetRoot<Record>(data);
   if (root->version() == 0) return RecordCheck::kDamaged;
-  if (root->version() > kNewestVersion<Record>) return RecordCheck::kNewer;
+  if (root->version() > kRecordVersion) return RecordCheck::kNewer;
   *record = root;
   return RecordCheck::kOk;
 }

@@ -73,6 +73,7 @@ KeyChange WholeChange(KeyChange::Kind kind, const Entry& entry) {
 struct ChunkSummary {
   uint64_t box_checksum = 0;
   uint64_t length_bytes = 0;
+  uint64_t page_bytes = 0;
   kv::Digest digest;
 };
 
@@ -91,6 +92,7 @@ class ChunkSummaries {
       box.insert(box.end(), chunk.box.sizes.begin(), chunk.box.sizes.end());
       summaries.all_.push_back({.box_checksum = kv::Checksum64(std::as_bytes(std::span(box))),
                                 .length_bytes = chunk.length_bytes(),
+                                .page_bytes = chunk.extents.page_bytes(),
                                 .digest = chunk.digest});
       return {};
     }));
@@ -114,11 +116,13 @@ class ChunkSummaries {
   std::vector<size_t> ends_;       // in `all_`, by tensor
 };
 
-/// Returns the bytes of the chunks that differ; empty if the two steps cut the tensor differently.
+/// Returns the bytes of the chunks that differ; empty if the two steps cut the tensor, or its chunks
+/// into pages, differently.
 std::optional<uint64_t> ChangedBytes(std::span<const ChunkSummary> a,
                                      std::span<const ChunkSummary> b) {
   const auto same_box = [](const ChunkSummary& x, const ChunkSummary& y) {
-    return x.box_checksum == y.box_checksum && x.length_bytes == y.length_bytes;
+    return x.box_checksum == y.box_checksum && x.length_bytes == y.length_bytes &&
+           x.page_bytes == y.page_bytes;
   };
   if (!std::ranges::equal(a, b, same_box)) return std::nullopt;
   uint64_t changed = 0;

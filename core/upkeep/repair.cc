@@ -43,7 +43,8 @@ std::optional<std::vector<std::byte>> ReadGood(const std::shared_ptr<const kv::S
   if (!internal::ReadStoredChunk(snapshot, chunk.key, chunk.entry.extents, bytes)) {
     return std::nullopt;
   }
-  if (kv::PayloadDigest(bytes) != chunk.entry.digest) return std::nullopt;
+  const uint64_t page_bytes = chunk.entry.extents.payload.page_bytes();
+  if (kv::PayloadDigest(bytes, page_bytes) != chunk.entry.digest) return std::nullopt;
   return bytes;
 }
 

@@ -27,15 +27,6 @@ std::string FormatOffsets(std::string_view offsets) {
   return fmt::format("[{}]", fmt::join(numbers, ", "));
 }
 
-uint8_t EncodingOf(uint8_t version) {
-  if (version >= schema::kCompressedVersion) return schema::kCompressedEncoding;
-  return version >= schema::kDeltasVersion ? schema::kDeltaEncoding : schema::kRawEncoding;
-}
-
-Error Failure(ErrorCode code, std::string_view fqn, std::string why) {
-  return Error{.code = code, .message = std::move(why), .key = std::string(fqn)};
-}
-
 }  // namespace
 
 std::optional<ChunkStatistics> ReadStatistics(const schema::ChunkRecord& record) {
@@ -61,14 +52,10 @@ Result<void> ChunkView::Set(std::string_view key, std::span<const std::byte> rec
   if (!checked) return Fail(std::move(checked).error().WithKey(fqn_));
   record_ = *checked;
   const auto damaged = [&](const auto& describe) {
-    return Fail(Failure(ErrorCode::kDataLoss, fqn_, describe(FormatOffsets(offsets_))));
+    return Fail(Error{.code = ErrorCode::kDataLoss,
+                      .message = describe(FormatOffsets(offsets_)),
+                      .key = std::string(fqn_)});
   };
-  if (record_->encoding() != EncodingOf(record_->version())) {
-    return Fail(Failure(ErrorCode::kUnimplemented, fqn_,
-                        fmt::format("chunk {} has encoding {}, unknown to this version; upgrade to "
-                                    "read it",
-                                    FormatOffsets(offsets_), record_->encoding())));
-  }
   if (record_->digest() == nullptr) {
     return damaged([](const std::string& where) {
       return fmt::format("ChunkRecord {} is damaged: no digest", where);
@@ -76,9 +63,9 @@ Result<void> ChunkView::Set(std::string_view key, std::span<const std::byte> rec
   }
   auto extents = ReadExtents(*record_);
   if (!extents) {
-    return damaged([&](const std::string& where) {
-      return fmt::format("chunk {}: {}", where, extents.error().message);
-    });
+    Error error = std::move(extents).error();
+    error.message = fmt::format("chunk {}: {}", FormatOffsets(offsets_), error.message);
+    return Fail(std::move(error).WithKey(fqn_));
   }
   extents_ = *std::move(extents);
   length_bytes_ = extents_.payload.length_bytes();

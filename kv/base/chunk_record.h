@@ -47,7 +47,7 @@ class ChunkView {
  public:
   /// Checks everything that does not need the TensorRecord. Requires a `record` that is aligned to
   /// 8 bytes. kDataLoss: the key or the record is damaged. kUnimplemented: the record has a newer
-  /// version, or an encoding that this build does not know.
+  /// version, or a kind of digest or a codec that this build does not know.
   /// After an error, nothing else may be called.
   Result<void> Set(std::string_view key, std::span<const std::byte> record);
 

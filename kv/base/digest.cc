@@ -23,19 +23,21 @@ static_assert(std::endian::native == std::endian::little);
 std::string Digest::ToHex() const { return fmt::format("{:016x}{:016x}", hi, lo); }
 
 uint64_t PageDigest(std::span<const std::byte> page) {
-  CAIRN_CHECK(page.size() <= kPageBytes);
+  CAIRN_CHECK(page.size() <= kMaxPageBytes);
   return XXH3_64bits(page.data(), page.size());
 }
 
-void AppendPageDigests(std::span<const std::byte> payload, std::vector<uint64_t>& page_digests) {
-  for (size_t begin = 0; begin < payload.size(); begin += kPageBytes) {
+void AppendPageDigests(std::span<const std::byte> payload, std::vector<uint64_t>& page_digests,
+                       uint64_t page_bytes) {
+  for (size_t begin = 0; begin < payload.size(); begin += page_bytes) {
     page_digests.push_back(
-        PageDigest(payload.subspan(begin, std::min<size_t>(kPageBytes, payload.size() - begin))));
+        PageDigest(payload.subspan(begin, std::min<size_t>(page_bytes, payload.size() - begin))));
   }
 }
 
 Digest RootDigest(std::span<const uint64_t> page_digests, uint64_t length_bytes) {
-  CAIRN_CHECK(page_digests.size() == PageCount(length_bytes));
+  CAIRN_CHECK(page_digests.size() >= PageCount(length_bytes, kMaxPageBytes) &&
+              page_digests.size() <= PageCount(length_bytes, uint64_t{1} << kMinPageBits));
   XXH128_hash_t hash;
   if (std::array<uint64_t, 5> hashed; page_digests.size() < hashed.size()) {
     *std::ranges::copy(page_digests, hashed.begin()).out = length_bytes;
@@ -50,9 +52,9 @@ Digest RootDigest(std::span<const uint64_t> page_digests, uint64_t length_bytes)
   return Digest{.lo = hash.low64, .hi = hash.high64};
 }
 
-Digest PayloadDigest(std::span<const std::byte> payload) {
+Digest PayloadDigest(std::span<const std::byte> payload, uint64_t page_bytes) {
   std::vector<uint64_t> page_digests;
-  AppendPageDigests(payload, page_digests);
+  AppendPageDigests(payload, page_digests, page_bytes);
   return RootDigest(page_digests, payload.size());
 }
 

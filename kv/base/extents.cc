@@ -3,6 +3,7 @@
 #include "kv/base/extents.h"
 
 #include <cairn_schema/chunk_generated.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -11,7 +12,7 @@
 #include <string>
 
 #include "kv/base/digest.h"
-#include "schema/record.h"
+#include "kv/base/record_check.h"
 
 namespace cairn::kv {
 namespace {
@@ -21,96 +22,99 @@ Error DamagedRecord(const char* why) {
                .message = std::string("a chunk record is damaged: ") + why};
 }
 
-// Returns whether no sum overflows. Adds to the length of the chunk.
-bool IsPossible(const Extent& extent, uint64_t* length_bytes) {
+constexpr uint8_t kDeltaCodec = 1;
+
+// Adds the length of a stored extent. kDataLoss: a sum overflows, or no segment has this extent.
+Result<void> Check(const Extent& extent, uint64_t& length_bytes) {
   uint64_t end = 0;
-  return !__builtin_add_overflow(*length_bytes, extent.length_bytes, length_bytes) &&
-         !__builtin_add_overflow(extent.offset_bytes, extent.length_bytes, &end) &&
-         !__builtin_add_overflow(extent.page_digests_offset_bytes,
-                                 8 * PageCount(extent.length_bytes), &end);
+  if (extent.is_zeros()) return Fail(DamagedRecord("an extent names no segment"));
+  if (__builtin_add_overflow(length_bytes, extent.length_bytes, &length_bytes) ||
+      __builtin_add_overflow(extent.offset_bytes, extent.length_bytes, &end) ||
+      __builtin_add_overflow(extent.page_digests_offset_bytes, 8 * extent.page_count(), &end)) {
+    return Fail(DamagedRecord("impossible sizes"));
+  }
+  return {};
 }
 
 // FlatBuffers' verifier does not check that the 8-byte fields after the length of a vector are
 // aligned, so they are copied and never read in place.
-Extent CopyExtent(const uint8_t* from) {
+Extent CopyExtent(const uint8_t* from, uint8_t page_bits) {
   static_assert(sizeof(schema::Extent) == 4 * sizeof(uint64_t));
   std::array<uint64_t, 4> fields;
   std::memcpy(fields.data(), from, sizeof(fields));
   return {.segment_id = fields[0],
           .offset_bytes = fields[1],
           .length_bytes = fields[2],
-          .page_digests_offset_bytes = fields[3]};
+          .page_digests_offset_bytes = fields[3],
+          .page_bits = page_bits};
 }
 
-using StoredExtents = flatbuffers::Vector<const schema::Extent*>;
+Result<void> AddAll(const flatbuffers::Vector<const schema::Extent*>* stored, uint8_t page_bits,
+                    std::vector<Extent>& extents, uint64_t& length_bytes) {
+  for (uint32_t i = 0; stored != nullptr && i < stored->size(); ++i) {
+    extents.push_back(CopyExtent(stored->Data() + i * sizeof(schema::Extent), page_bits));
+    CAIRN_TRY(Check(extents.back(), length_bytes));
+  }
+  return {};
+}
 
-Result<Extents> ReadSeveral(const StoredExtents& stored) {
-  std::vector<Extent> extents(stored.size());
+Result<Extents> ReadPayload(const schema::ChunkRecord& chunk) {
+  if (chunk.extent() == nullptr) {
+    if (chunk.further_extents() != nullptr || chunk.steps() == nullptr) {
+      return Fail(DamagedRecord("it does not state where its bytes are stored"));
+    }
+    return Extents(Extent::Zeros(chunk.length_bytes()));
+  }
+  if (chunk.length_bytes() != 0) return Fail(DamagedRecord("it states its length twice"));
+  const Extent first =
+      CopyExtent(reinterpret_cast<const uint8_t*>(chunk.extent()), chunk.page_bits());
   uint64_t length = 0;
-  for (uint32_t i = 0; i < stored.size(); ++i) {
-    extents[i] = CopyExtent(stored.Data() + i * sizeof(schema::Extent));
-    const bool is_last = i + 1 == stored.size();
-    if (!IsPossible(extents[i], &length) || extents[i].length_bytes == 0 ||
-        (!is_last && extents[i].length_bytes % kPageBytes != 0)) {
+  CAIRN_TRY(Check(first, length));
+  if (chunk.further_extents() == nullptr) return Extents(first);
+  std::vector<Extent> extents{first};
+  CAIRN_TRY(AddAll(chunk.further_extents(), chunk.page_bits(), extents, length));
+  for (const Extent& extent : extents) {
+    const bool is_last = &extent == &extents.back();
+    if (extent.length_bytes == 0 || (!is_last && extent.length_bytes % extent.page_bytes() != 0)) {
       return Fail(DamagedRecord("impossible sizes of one of its extents"));
     }
   }
   return Extents(extents);
 }
 
-Result<std::vector<Extent>> ReadDeltas(const StoredExtents& stored) {
-  std::vector<Extent> deltas(stored.size());
-  for (uint32_t i = 0; i < stored.size(); ++i) {
-    deltas[i] = CopyExtent(stored.Data() + i * sizeof(schema::Extent));
-    uint64_t length = 0;
-    if (!IsPossible(deltas[i], &length) || length == 0) {
-      return Fail(DamagedRecord("impossible sizes of one of its deltas"));
+Result<std::vector<Extent>> ReadDeltas(const schema::ChunkRecord& chunk) {
+  const size_t count = chunk.steps()->size();
+  if (chunk.codecs() != nullptr) {
+    if (chunk.codecs()->size() != count) return Fail(DamagedRecord("its steps lack codecs"));
+    for (const uint8_t codec : *chunk.codecs()) {
+      if (codec == kDeltaCodec) continue;
+      return Fail(ErrorCode::kUnimplemented,
+                  fmt::format("a chunk record has a step of codec {}, which this build does not "
+                              "know; use a newer Cairn",
+                              codec));
     }
+  }
+  if (chunk.parameters() != nullptr) return Fail(DamagedRecord("deltas have no parameters"));
+  if (count == 0 || count > kMaxDeltas) return Fail(DamagedRecord("too many steps, or none"));
+  if (chunk.page_bits() != kPageBits) return Fail(DamagedRecord("deltas have pages of 64 KiB"));
+  std::vector<Extent> deltas;
+  uint64_t length = 0;
+  CAIRN_TRY(AddAll(chunk.steps(), kPageBits, deltas, length));
+  if (std::ranges::find(deltas, 0, &Extent::length_bytes) != deltas.end()) {
+    return Fail(DamagedRecord("a delta is empty"));
   }
   return deltas;
-}
-
-Result<void> CheckStored(std::span<const Extent> extents) {
-  if (std::ranges::none_of(extents, &Extent::is_zeros)) return {};
-  return Fail(DamagedRecord("an extent names no segment"));
-}
-
-bool IsZeros(const Extents& extents) {
-  return extents.size() == 1 && extents.front() == Extent::Zeros(extents.front().length_bytes);
-}
-
-Result<ChunkExtents> ReadWithDeltas(const schema::ChunkRecord& chunk) {
-  const StoredExtents* const deltas = chunk.deltas();
-  if (chunk.extent() != nullptr || chunk.extents() == nullptr || chunk.extents()->size() == 0 ||
-      deltas == nullptr || deltas->size() == 0 || deltas->size() > kMaxDeltas) {
-    return Fail(DamagedRecord("its version requires extents and deltas"));
-  }
-  ChunkExtents extents;
-  CAIRN_TRY_ASSIGN(extents.payload, ReadSeveral(*chunk.extents()));
-  if (chunk.version() >= schema::kCompressedVersion) {
-    if (!IsZeros(extents.payload)) {
-      return Fail(DamagedRecord("its version requires an extent of zeros"));
-    }
-  } else {
-    CAIRN_TRY(CheckStored(extents.payload.all()));
-  }
-  if (extents.payload.length_bytes() > kMaxBytesWithDeltas) {
-    return Fail(DamagedRecord("it is too long to have deltas"));
-  }
-  CAIRN_TRY_ASSIGN(extents.deltas, ReadDeltas(*deltas));
-  CAIRN_TRY(CheckStored(extents.deltas));
-  return extents;
 }
 
 }  // namespace
 
 Extent Extent::From(uint64_t skipped_bytes) const {
-  CAIRN_CHECK(skipped_bytes % kPageBytes == 0 && skipped_bytes < length_bytes);
-  return {
-      .segment_id = segment_id,
-      .offset_bytes = offset_bytes + skipped_bytes,
-      .length_bytes = length_bytes - skipped_bytes,
-      .page_digests_offset_bytes = page_digests_offset_bytes + 8 * (skipped_bytes / kPageBytes)};
+  CAIRN_CHECK(skipped_bytes % page_bytes() == 0 && skipped_bytes < length_bytes);
+  Extent part = *this;
+  part.offset_bytes += skipped_bytes;
+  part.length_bytes -= skipped_bytes;
+  part.page_digests_offset_bytes += 8 * (skipped_bytes / page_bytes());
+  return part;
 }
 
 Extent Extent::First(uint64_t bytes) const {
@@ -122,15 +126,15 @@ Extent Extent::First(uint64_t bytes) const {
 
 bool Extent::IsFollowedBy(const Extent& next) const {
   return next.segment_id == segment_id && next.offset_bytes == offset_bytes + length_bytes &&
-         length_bytes % kPageBytes == 0 &&
-         next.page_digests_offset_bytes ==
-             page_digests_offset_bytes + 8 * (length_bytes / kPageBytes);
+         next.page_bits == page_bits && length_bytes % page_bytes() == 0 &&
+         next.page_digests_offset_bytes == page_digests_offset_bytes + 8 * page_count();
 }
 
 Extents::Extents(std::span<const Extent> extents) {
   CAIRN_CHECK(!extents.empty());
   first_ = extents.front();
   for (const Extent& extent : extents.subspan(1)) {
+    CAIRN_CHECK(extent.page_bits == first_.page_bits);
     Extent& last = several_.empty() ? first_ : several_.back();
     if (last.IsFollowedBy(extent)) {
       last.length_bytes += extent.length_bytes;
@@ -157,25 +161,20 @@ Extent Extents::At(uint64_t begin_bytes) const {
 }
 
 Result<ChunkExtents> ReadExtents(const schema::ChunkRecord& chunk) {
-  if (chunk.version() >= schema::kDeltasVersion) return ReadWithDeltas(chunk);
-  if (chunk.version() >= schema::kSeveralExtentsVersion) {
-    if (chunk.extent() != nullptr || chunk.extents() == nullptr || chunk.extents()->size() < 2) {
-      return Fail(DamagedRecord("its version requires several extents"));
-    }
-    CAIRN_TRY_ASSIGN(Extents extents, ReadSeveral(*chunk.extents()));
-    CAIRN_TRY(CheckStored(extents.all()));
-    return extents;
+  CAIRN_TRY(CheckDigestKind(chunk.digest_kind(), "a chunk record"));
+  if (chunk.page_bits() < kMinPageBits || chunk.page_bits() > kMaxPageBits) {
+    return Fail(DamagedRecord("impossible size of its pages"));
   }
-  if (chunk.extent() == nullptr)
-    return Fail(DamagedRecord("it does not state where its bytes are stored"));
-  const Extent only{.segment_id = chunk.extent()->segment_id(),
-                    .offset_bytes = chunk.extent()->offset_bytes(),
-                    .length_bytes = chunk.extent()->length_bytes(),
-                    .page_digests_offset_bytes = chunk.extent()->page_digests_offset_bytes()};
-  uint64_t length = 0;
-  if (!IsPossible(only, &length)) return Fail(DamagedRecord("impossible sizes"));
-  CAIRN_TRY(CheckStored({&only, 1}));
-  return ChunkExtents(only);
+  CAIRN_TRY_ASSIGN(ChunkExtents extents, ReadPayload(chunk));
+  if (chunk.steps() == nullptr) {
+    if (chunk.codecs() == nullptr && chunk.parameters() == nullptr) return extents;
+    return Fail(DamagedRecord("codecs without steps"));
+  }
+  CAIRN_TRY_ASSIGN(extents.deltas, ReadDeltas(chunk));
+  if (extents.payload.length_bytes() > kMaxBytesWithDeltas) {
+    return Fail(DamagedRecord("it is too long to have deltas"));
+  }
+  return extents;
 }
 
 bool operator==(const Extents& a, const Extents& b) { return std::ranges::equal(a.all(), b.all()); }

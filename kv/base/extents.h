@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "kv/base/digest.h"
 #include "kv/base/error.h"
 
 namespace cairn::schema {
@@ -22,12 +23,15 @@ struct Extent {
   uint64_t offset_bytes = 0;  // from the start of the segment file
   uint64_t length_bytes = 0;  // a multiple of the page size, except at the end of the chunk
   uint64_t page_digests_offset_bytes = 0;  // position of its first page's digest, in the file
+  uint8_t page_bits = kPageBits;           // log2 of the page size, that of its chunk
   friend bool operator==(const Extent&, const Extent&) = default;
 
   /// Returns an extent whose bytes are zeros, and which is stored nowhere: its segment is 0, which
   /// does not exist.
   static Extent Zeros(uint64_t length_bytes) { return {.length_bytes = length_bytes}; }
   bool is_zeros() const { return segment_id == 0; }
+  uint64_t page_bytes() const { return uint64_t{1} << page_bits; }
+  uint64_t page_count() const { return PageCount(length_bytes, page_bytes()); }
 
   /// Returns the extent without its first `skipped_bytes`. Requires a multiple of the page size
   /// below the length.
@@ -45,7 +49,7 @@ class Extents {
   /// The extents of an empty chunk.
   Extents() = default;
   Extents(const Extent& only) : first_(only) {}  // NOLINT(google-explicit-constructor): one is many
-  /// Joins extents that directly follow each other. Requires at least one extent.
+  /// Joins extents that directly follow each other. Requires at least one extent, and one page size.
   explicit Extents(std::span<const Extent> extents);
 
   std::span<const Extent> all() const {
@@ -59,6 +63,8 @@ class Extents {
 
   /// Length of the chunk.
   uint64_t length_bytes() const;
+  uint64_t page_bytes() const { return first_.page_bytes(); }
+  uint64_t page_count() const { return PageCount(length_bytes(), page_bytes()); }
   /// Returns the part of an extent that begins with byte `begin_bytes` of the chunk. Requires that
   /// this byte is in the chunk and begins a page.
   Extent At(uint64_t begin_bytes) const;
@@ -78,7 +84,8 @@ inline constexpr uint64_t kMaxBytesWithDeltas = uint64_t{1} << 30;
 /// Everything that is stored of one chunk. Without deltas, `payload` is its bytes. Otherwise it is
 /// the bytes of an earlier version of the same length, and each delta leads from one version to the
 /// next. Deltas are opaque here: they have page digests as payload has, but of their own bytes. The
-/// payload of a compressed chunk is zeros, which are stored nowhere.
+/// payload of a compressed chunk is zeros, which are stored nowhere. A chunk with deltas has pages of
+/// kPageBytes.
 struct ChunkExtents {
   ChunkExtents() = default;
   ChunkExtents(Extents all) : payload(std::move(all)) {}  // NOLINT(google-explicit-constructor)
@@ -103,6 +110,7 @@ struct ChunkExtents {
 
 /// Returns the extents in a verified record. kDataLoss: sizes are impossible, or an extent of the
 /// payload that is not the last one has a length that is not a multiple of the page size.
+/// kUnimplemented: names a kind of digest or a codec that this version does not know.
 Result<ChunkExtents> ReadExtents(const schema::ChunkRecord& chunk);
 
 }  // namespace cairn::kv

@@ -1,7 +1,8 @@
 // Creates the golden stores of this build's format version: make_golden DIR creates DIR, DIR-pages
-// with chunks in several extents, DIR-ranks with steps that three ranks wrote, and DIR-example,
-// which docs/format/ shows, with the names of its objects in the order of their creation in
-// DIR-example.names. Once a format version is released, its stores are never created again.
+// with chunks in several extents, DIR-ranks with steps that three ranks wrote, DIR-chunks with boxes
+// of no grid and pages of other sizes, and DIR-example, which docs/format/ shows, with the names of
+// its objects in the order of their creation in DIR-example.names. Once a format version is
+// released, its stores are never created again.
 
 #include <fmt/format.h>
 
@@ -25,6 +26,7 @@
 #include "kv/root/internal/writer_identity.h"
 #include "kv/storage/open/open_storage.h"
 #include "kv/store.h"
+#include "tests/core/foreign_chunks.h"
 #include "tests/golden/golden_contents.h"
 #include "tests/support/fixed_environment.h"
 
@@ -97,6 +99,26 @@ Result<void> MakeGoldenRanks(const std::string& directory) {
   }
   CAIRN_TRY(store->Close());
   return KeepRoots(directory, 3);
+}
+
+/// Steps 12 and 20: a matrix in five boxes that no line divides, with pages of 2^step bytes.
+Result<void> MakeGoldenChunks(const std::string& directory) {
+  AdvanceClock();
+  CAIRN_TRY_ASSIGN(const auto store, core::CheckpointStore::Open(directory, OpenMode::kWrite));
+  std::vector<std::byte> bytes(100 * 120);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i / 64 * 7 + i);
+  const core::TensorView tensor{
+      .dtype = core::DType::kUInt8, .shape = {100, 120}, .strides = {}, .data = bytes.data()};
+  const std::vector<core::Box> boxes = {{{0, 0}, {30, 110}},
+                                        {{0, 110}, {90, 10}},
+                                        {{30, 0}, {70, 20}},
+                                        {{30, 20}, {60, 90}},
+                                        {{90, 20}, {10, 100}}};
+  for (const uint8_t page_bits : std::array<uint8_t, 2>{12, 20}) {
+    AdvanceClock();
+    CAIRN_TRY(core::WriteForeign(*store, page_bits, tensor, boxes, page_bits));
+  }
+  return store->Close();
 }
 
 /// Names the objects of a store in the order of their creation.
@@ -206,6 +228,7 @@ int main(int argc, char** argv) {
   if (made) made = cairn::kv::testing::MakeGoldenPages(directory + "-pages");
   if (made) made = cairn::kv::testing::MakeGoldenRanks(directory + "-ranks");
   if (made) made = cairn::kv::testing::MakeExample(directory + "-example");
+  if (made) made = cairn::kv::testing::MakeGoldenChunks(directory + "-chunks");
   if (!made) {
     std::fprintf(stderr, "make_golden: %s\n", made.error().ToString().c_str());
     return 2;

@@ -235,40 +235,87 @@ TEST(RecordsTest, ChunkExtentsAreDecodedInTheirOrder) {
   EXPECT_TRUE(std::ranges::equal(found.payload, runs));
 }
 
-TEST(RecordsTest, OnlyTheFormOfSeveralExtentsIsNewToOlderReaders) {
-  const auto version_of = [](const Extents& extents) {
-    const auto record = EncodeChunk({.sizes = {1}, .extents = extents});
-    return flatbuffers::GetRoot<schema::ChunkRecord>(record.data())->version();
-  };
-  EXPECT_EQ(version_of(Extent{1, 4096, 5, 8192}), schema::kRecordVersion);
-  const std::array runs = {Extent{1, 4096, kPageBytes, 70'000}, Extent{2, 4096, 5, 80'000}};
-  EXPECT_EQ(version_of(Extents(runs)), schema::kSeveralExtentsVersion);
-}
+// A chunk record that no writer of this version writes.
+struct ForeignChunk {
+  std::vector<schema::Extent> extents;
+  std::vector<schema::Extent> steps;
+  uint64_t length_bytes = 0;
+  uint8_t page_bits = kPageBits;
+  uint8_t digest_kind = 1;
+  std::vector<uint8_t> codecs;
+  bool has_parameters = false;
 
-TEST(RecordsTest, ExtentsThatAreNotPagesAreRefused) {
-  const auto decode = [](uint8_t version, const std::vector<schema::Extent>& runs) {
+  Result<ChunkExtents> Decode() const {
     flatbuffers::FlatBufferBuilder builder;
-    const auto extents = builder.CreateVectorOfStructs(runs);
+    const auto list = [&](std::span<const schema::Extent> part) {
+      return part.empty() ? 0 : builder.CreateVectorOfStructs(part.data(), part.size());
+    };
+    const auto further = list(std::span(extents).subspan(std::min<size_t>(1, extents.size())));
+    const auto step_list = list(steps);
+    const auto codec_list = codecs.empty() ? 0 : builder.CreateVector(codecs);
+    const flatbuffers::Offset<schema::CodecParameters> none[] = {
+        schema::CreateCodecParameters(builder)};
+    const auto parameters = has_parameters ? builder.CreateVector(none, 1) : 0;
     schema::ChunkRecordBuilder record(builder);
-    record.add_version(version);
-    record.add_extents(extents);
+    record.add_page_bits(page_bits);
+    record.add_digest_kind(digest_kind);
+    record.add_length_bytes(length_bytes);
+    if (!extents.empty()) record.add_extent(extents.data());
+    record.add_further_extents(further);
+    record.add_steps(step_list);
+    record.add_codecs(codec_list);
+    record.add_parameters(parameters);
     schema::FinishChunkRecordBuffer(builder, record.Finish());
     return DecodeChunkExtents(TakeBytes(builder));
-  };
-  const schema::Extent page(1, 4096, kPageBytes, 70'000), other(2, 4096, kPageBytes, 70'000);
-  CAIRN_EXPECT_OK(decode(2, {page, other}));
-  EXPECT_THAT(decode(1, {page, other}),
-              IsError(ErrorCode::kDataLoss, "where its bytes are stored"));
-  EXPECT_THAT(decode(2, {page}), IsError(ErrorCode::kDataLoss, "requires several extents"));
-  EXPECT_THAT(decode(3, {page, other}), IsError(ErrorCode::kDataLoss, "extents and deltas"));
-  EXPECT_THAT(decode(4, {page, other}), IsError(ErrorCode::kDataLoss, "extents and deltas"));
-  EXPECT_THAT(decode(5, {page, other}), IsError(ErrorCode::kUnimplemented, "newer"));
+  }
+};
+
+const schema::Extent kPage(1, 4096, kPageBytes, 70'000), kOther(2, 4096, kPageBytes, 70'000);
+
+TEST(RecordsTest, ExtentsThatAreNotPagesAreRefused) {
+  CAIRN_EXPECT_OK((ForeignChunk{.extents = {kPage, kOther}}.Decode()));
   const schema::Extent empty(1, 4096, 0, 70'000), odd(1, 4096, kPageBytes + 1, 70'000),
       endless(1, ~uint64_t{0}, kPageBytes, 70'000);
   for (const schema::Extent& bad : {empty, odd, endless}) {
-    EXPECT_THAT(decode(2, {bad, other}), IsError(ErrorCode::kDataLoss, "impossible sizes"));
+    EXPECT_THAT((ForeignChunk{.extents = {bad, kOther}}.Decode()),
+                IsError(ErrorCode::kDataLoss, "impossible sizes"));
   }
-  EXPECT_THAT(decode(2, {page, empty}), IsError(ErrorCode::kDataLoss, "impossible sizes"));
+  EXPECT_THAT((ForeignChunk{.extents = {kPage, empty}}.Decode()),
+              IsError(ErrorCode::kDataLoss, "impossible sizes"));
+}
+
+TEST(RecordsTest, PagesOf4KiBTo1MiBAreKept) {
+  const schema::Extent page(2, 8192, 4096, 70'000), rest(3, 8192, 100, 70'000);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const ChunkExtents found,
+                             (ForeignChunk{.extents = {page, rest}, .page_bits = 12}.Decode()));
+  EXPECT_EQ(found.payload.page_bytes(), 4096u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const ChunkExtents again,
+                             DecodeChunkExtents(EncodeChunk({.sizes = {1}, .extents = found})));
+  EXPECT_EQ(again, found);
+  EXPECT_THAT((ForeignChunk{.extents = {page, rest}}.Decode()),
+              IsError(ErrorCode::kDataLoss, "impossible sizes"));
+  CAIRN_EXPECT_OK((ForeignChunk{.extents = {kPage}, .page_bits = 20}.Decode()));
+  for (const uint8_t page_bits : {0, 11, 21, 255}) {
+    EXPECT_THAT((ForeignChunk{.extents = {kPage}, .page_bits = page_bits}.Decode()),
+                IsError(ErrorCode::kDataLoss, "its pages"));
+  }
+  EXPECT_THAT((ForeignChunk{.extents = {kPage}, .steps = {kOther}, .page_bits = 12}.Decode()),
+              IsError(ErrorCode::kDataLoss, "pages of 64 KiB"));
+}
+
+TEST(RecordsTest, UnknownCodecsAndKindsOfDigestsAreRefusedByName) {
+  CAIRN_EXPECT_OK((ForeignChunk{.extents = {kPage}, .steps = {kOther}, .codecs = {1}}.Decode()));
+  EXPECT_THAT((ForeignChunk{.extents = {kPage}, .steps = {kOther}, .codecs = {7}}.Decode()),
+              IsError(ErrorCode::kUnimplemented, "codec 7"));
+  EXPECT_THAT((ForeignChunk{.extents = {kPage}, .digest_kind = 2}.Decode()),
+              IsError(ErrorCode::kUnimplemented, "digest of kind 2"));
+  EXPECT_THAT((ForeignChunk{.extents = {kPage}, .steps = {kOther}, .codecs = {1, 1}}.Decode()),
+              IsError(ErrorCode::kDataLoss, "codecs"));
+  EXPECT_THAT((ForeignChunk{.extents = {kPage}, .codecs = {1}}.Decode()),
+              IsError(ErrorCode::kDataLoss, "codecs"));
+  EXPECT_THAT(
+      (ForeignChunk{.extents = {kPage}, .steps = {kOther}, .has_parameters = true}.Decode()),
+      IsError(ErrorCode::kDataLoss, "parameters"));
 }
 
 TEST(RecordsTest, ACompressedChunkConsistsOfADeltaOfZeros) {
@@ -283,27 +330,17 @@ TEST(RecordsTest, ACompressedChunkConsistsOfADeltaOfZeros) {
   EXPECT_EQ(segments, std::vector<uint64_t>{3});  // zeros are stored nowhere
 }
 
-TEST(RecordsTest, ExtentsWithoutASegmentAreRefused) {
-  const auto decode = [](uint8_t version, const schema::Extent& extent,
-                         const schema::Extent& delta) {
-    flatbuffers::FlatBufferBuilder builder;
-    const auto extents = builder.CreateVectorOfStructs(&extent, 1);
-    const auto deltas = builder.CreateVectorOfStructs(&delta, 1);
-    schema::ChunkRecordBuilder record(builder);
-    record.add_version(version);
-    record.add_extents(extents);
-    record.add_deltas(deltas);
-    schema::FinishChunkRecordBuffer(builder, record.Finish());
-    return DecodeChunkExtents(TakeBytes(builder));
-  };
-  const schema::Extent zeros(0, 0, 100, 0), moved_zeros(0, 8, 100, 0), stored(1, 4096, 100, 70'000);
-  CAIRN_EXPECT_OK(decode(3, stored, stored));
-  CAIRN_EXPECT_OK(decode(4, zeros, stored));
-  EXPECT_THAT(decode(3, zeros, stored), IsError(ErrorCode::kDataLoss, "names no segment"));
-  EXPECT_THAT(decode(3, stored, zeros), IsError(ErrorCode::kDataLoss, "names no segment"));
-  EXPECT_THAT(decode(4, zeros, zeros), IsError(ErrorCode::kDataLoss, "names no segment"));
-  EXPECT_THAT(decode(4, stored, stored), IsError(ErrorCode::kDataLoss, "extent of zeros"));
-  EXPECT_THAT(decode(4, moved_zeros, stored), IsError(ErrorCode::kDataLoss, "extent of zeros"));
+TEST(RecordsTest, BytesThatAreStoredNowhereAreRefused) {
+  const schema::Extent zeros(0, 0, 100, 0);
+  CAIRN_EXPECT_OK((ForeignChunk{.steps = {kOther}, .length_bytes = 100}.Decode()));
+  EXPECT_THAT((ForeignChunk{.extents = {zeros}}.Decode()),
+              IsError(ErrorCode::kDataLoss, "names no segment"));
+  EXPECT_THAT((ForeignChunk{.steps = {zeros}, .length_bytes = 100}.Decode()),
+              IsError(ErrorCode::kDataLoss, "names no segment"));
+  EXPECT_THAT((ForeignChunk{.length_bytes = 100}.Decode()),
+              IsError(ErrorCode::kDataLoss, "where its bytes are stored"));
+  EXPECT_THAT((ForeignChunk{.extents = {kPage}, .length_bytes = kPageBytes}.Decode()),
+              IsError(ErrorCode::kDataLoss, "twice"));
 }
 
 TEST(ExtentsTest, ExtentsThatFollowEachOtherAreJoined) {
@@ -314,6 +351,16 @@ TEST(ExtentsTest, ExtentsThatFollowEachOtherAreJoined) {
   EXPECT_EQ(Extents(parts).size(), 1u);
   EXPECT_EQ(Extents(whole).At(2 * kPageBytes),
             (Extent{1, 4096 + 2 * kPageBytes, kPageBytes + 5, 70'016}));
+}
+
+TEST(ExtentsTest, PagesOfOtherSizesAreNotJoined) {
+  const Extent whole{1, 4096, 3 * 4096, 70'000, 12};
+  EXPECT_EQ(whole.page_count(), 3u);
+  EXPECT_EQ(whole.From(8192), (Extent{1, 12'288, 4096, 70'016, 12}));
+  EXPECT_TRUE(whole.First(4096).IsFollowedBy(whole.From(4096)));
+  Extent other = whole.From(4096);
+  other.page_bits = 13;
+  EXPECT_FALSE(whole.First(4096).IsFollowedBy(other));
 }
 
 TEST(RecordsTest, UsageIsDecodedAndWrongSizesAreRefused) {

@@ -101,7 +101,8 @@ Json ChunkJson(const core::TensorInfo& tensor, const core::ChunkInfo& chunk,
                const SegmentNames& names) {
   Json row = {{"fqn", JsonText(tensor.fqn)},    {"offsets", chunk.box.offsets},
               {"sizes", chunk.box.sizes},       {"bytes", chunk.length_bytes()},
-              {"digest", chunk.digest.ToHex()}, {"encoding", EncodingOf(chunk)}};
+              {"digest", chunk.digest.ToHex()}, {"page_bytes", chunk.extents.page_bytes()},
+              {"encoding", EncodingOf(chunk)}};
   if (chunk.extents.size() == 1) {
     row.update(ExtentJson(chunk.extents.front(), names));
   } else {

@@ -34,7 +34,7 @@ import xxhash
 import zstandard
 
 FORMAT, KNOWN_FEATURES = 3, frozenset()  # store.md, compatibility.md
-PAGE = 65536  # bytes of a payload that have one digest (digest.md)
+PAGE = 65536  # bytes that have one digest, unless a chunk states another length (digest.md)
 MAX_RECORD = 64 << 20  # bytes of the record of a root or a page; these limits are in limits.md
 MAX_WITH_DELTAS = 1 << 30  # bytes of a chunk with deltas
 UTF8 = "utf-8", "surrogatepass"  # of all texts: lone surrogates are characters (keys.md)
@@ -80,24 +80,23 @@ def varints(data, at, count):
         found.append(value)
     return *found, at
 
-def page_digests(data):
-    pages = (memoryview(data)[at : at + PAGE] for at in range(0, len(data), PAGE))
+def page_digests(data, page=PAGE):
+    pages = (memoryview(data)[at : at + page] for at in range(0, len(data), page))
     return b"".join(map(seal, pages))
 
-def tree_digest(data):
+def tree_digest(data, page=PAGE):
     """The page-tree digest: XXH3-128 of the digests of the pages and the length."""
-    found = xxhash.xxh3_128_intdigest(page_digests(data) + len(data).to_bytes(8, "little"))
+    found = xxhash.xxh3_128_intdigest(page_digests(data, page) + len(data).to_bytes(8, "little"))
     return found & 2**64 - 1, found >> 64  # as in a Digest
 
 def check_kind(kind):
     check(kind == 1, f"has digests of kind {kind}, which this reader does not know")
 
-def decompress(data, length, states_length=True):
+def decompress(data, length):
     """The contents of `data`, which must be one zstd frame of `length` bytes."""
     # No frame contains more than 128 KiB for each 4 bytes (root.md, Frame).
     check(length <= (len(data) // 4 + 1) << 17, "an impossible length of a zstd frame")
-    stated = zstandard.frame_content_size(data)
-    check(stated == length or stated < 0 and not states_length, "a zstd frame has another length")
+    check(zstandard.frame_content_size(data) == length, "a zstd frame has another length")
     found = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompress(
         data, max_output_size=length, allow_extra_data=False)
     check(len(found) == length, "a zstd frame has another length")
@@ -128,11 +127,14 @@ INLINE = {name: (struct.Struct("<" + letter), int) for name, letter in NUMBERS.i
 
 # Tables with their identifiers, and their fields in the order of their ids: u64, if they state
 # nothing else. "?" is a number that may be absent, "!" a field that must be there, "[T]" a vector,
-# and "[16]" one of 16 bytes. Tables with an identifier have a version before these fields.
+# and "[16]" one of 16 bytes. Tables with an identifier have a version before these fields,
+# unless they state where it is.
 SCHEMA = """
 Metric name:str bits
-ChunkRecord CNCH encoding:u8 sizes:[u64] extent:Extent digest:Digest! since_step extents:[Extent]
-  deltas:[Extent] statistics:ChunkStatistics
+CodecParameters data:[u8]
+ChunkRecord CNCH sizes:[u64] digest:Digest! since_step extent:Extent steps:[Extent] length_bytes
+  further_extents:[Extent] statistics:ChunkStatistics version:u8 page_bits:u8 digest_kind:u8
+  codecs:[u8] parameters:[CodecParameters]
 TensorRecord CNTE dtype:u8 shape:[u64] nbytes chunk_count alias_of:str alias_offset_bytes
   alias_strides:[u64] hidden:u8
 ValueRecord CNVA kind:u8 integer:i64 bytes:[u8]
@@ -165,11 +167,10 @@ RootRecord CNRO number commit_id:[16]! store_uuid:[16]! epoch:u32 writer:Writer 
 TABLES, IDENTIFIERS = {}, {}  # the fields of each table: name, type, and "?" or "!"
 for name, identifier, fields in re.findall(r"(?m)^(\w+) (CN\w\w )?(.*(?:\n  .*)*)", SCHEMA):
     IDENTIFIERS[name] = identifier.strip().encode()
-    TABLES[name] = [("version", "u8", "")] if identifier else []
+    TABLES[name] = [("version", "u8", "")] if identifier and "version" not in fields else []
     TABLES[name] += [(field, kind or "u64", mark)
                      for field, kind, mark in re.findall(r"(\w+):?([][\w]*)([?!]?)", fields)]
-VERSIONS = {"ChunkRecord": 4}  # the highest known version; 1 for all others
-DEFAULTS = {"version": 1, "digest_kind": 1}  # 0 for all others
+DEFAULTS = {"version": 1, "digest_kind": 1, "page_bits": 16}  # 0 for all others
 
 class FlatBuffer:
     """Reads a table and all that it refers to, and checks each position before it uses it.
@@ -234,7 +235,7 @@ def parse(data, name):
     """A record: a verified buffer of a known version (table.md, Records)."""
     check(data and data[4:8] == IDENTIFIERS[name], f"there is no {name}")
     record = FlatBuffer(data).value(0, name)
-    check(1 <= record.version <= VERSIONS.get(name, 1), f"an unknown version of {name}")
+    check(record.version == 1, f"an unknown version of {name}")
     return record
 
 # ---- Tables (sst.md, table.md) ------------------------------------------------------------------
@@ -475,7 +476,7 @@ def read_streams(data, at, count, length):
     for size, stored in sizes:
         check(stored <= size and at + stored <= len(data), "a stream has another size", at)
         stream, at = data[at : at + stored], at + stored
-        stream = decompress(stream, size, states_length=False) if stored < size else stream
+        stream = decompress(stream, size) if stored < size else stream
         streams.append(numpy.frombuffer(stream, numpy.uint8))
     check(at == len(data), "bytes after the last stream", at)
     return streams
@@ -764,8 +765,7 @@ class Step:
         found, dimensions = [], len(record.shape)
         with self.at(record.name):
             for key, data in self.scan(prefix):
-                chunk = parse(data, "ChunkRecord")
-                chunk.sizes = chunk.sizes or []
+                chunk = read_chunk(data)
                 check(len(key) - len(prefix) == 8 * dimensions and len(chunk.sizes) == dimensions,
                       "a chunk has another number of dimensions")
                 offsets = struct.unpack(f">{dimensions}Q", key[len(prefix) :])
@@ -803,12 +803,12 @@ class Step:
             check(self.store.size(name) == record.file_bytes, f"{name} has another length")
             return name, record
 
-    def extent_bytes(self, extent):
+    def extent_bytes(self, extent, page=PAGE):
         """The bytes of an extent, compared with their page digests."""
         name, _ = self.segment(extent.segment_id)
         with within(name):
             data = self.store.read(name, extent.offset_bytes, extent.length_bytes)
-            digests = page_digests(data)
+            digests = page_digests(data, page)
             found = self.store.read(name, extent.page_digests_offset_bytes, len(digests))
             check(digests == found, "pages have other digests", extent.offset_bytes)
             return data
@@ -816,30 +816,39 @@ class Step:
     def chunk_bytes(self, chunk):
         """The bytes of a chunk, compared with its digest."""
         with within(chunk.where):
-            data = b"".join(map(self.extent_bytes, chunk.extents))
-            data = data if chunk.encoding < 2 else bytes(chunk.nbytes)
+            data = b"".join(self.extent_bytes(extent, chunk.page) for extent in chunk.extents)
+            data = data if chunk.extents else bytes(chunk.nbytes)
             for delta in chunk.deltas:
                 data = apply_delta(self.extent_bytes(delta), data)
-            check(tree_digest(data) == chunk.digest, "wrong digest")
+            check(tree_digest(data, chunk.page) == chunk.digest, "wrong digest")
             return data
 
+def read_chunk(data):
+    """A ChunkRecord (chunk.md), with its `extents` and `deltas`, and the length of a `page`."""
+    chunk = parse(data, "ChunkRecord")
+    for codec in chunk.codecs or []:
+        check(codec == 1, f"codec {codec} is unknown")
+    check(12 <= chunk.page_bits <= 20 and not chunk.parameters, "impossible pages or parameters")
+    chunk.page, chunk.sizes = 1 << chunk.page_bits, chunk.sizes or []
+    chunk.deltas = chunk.steps or []
+    chunk.extents = [x for x in (chunk.extent, *(chunk.further_extents or [])) if x]
+    lengths = [extent.length_bytes for extent in chunk.extents]
+    check(bool(chunk.extent) == bool(lengths) != bool(chunk.length_bytes) and all(lengths)
+          and not any(length % chunk.page for length in lengths[:-1]), "bad extents")
+    check(chunk.steps is None or chunk.page == PAGE and 0 < len(chunk.deltas) <= MAX_DELTAS,
+          "another number of deltas, or other pages")
+    check((chunk.codecs is None or len(chunk.codecs) == len(chunk.deltas))
+          and (lengths or chunk.deltas), "another number of codecs")
+    chunk.stored_length = sum(lengths) or chunk.length_bytes
+    return chunk
+
 def check_chunk(chunk):
-    """The rules for the extents and deltas of a ChunkRecord (table.md, Records)."""
-    version, deltas, pages = chunk.version, chunk.deltas or [], -(-chunk.nbytes // PAGE)
-    extents = [chunk.extent] if version == 1 else chunk.extents or []
-    check(bool(chunk.extent) == (version == 1) != bool(chunk.extents)
-          and len(extents) >= (2 if version == 2 else 1), "a wrong number of extents")
-    check(chunk.encoding == max(version - 2, 0) and bool(deltas) == (chunk.encoding > 0)
-          and len(deltas) <= MAX_DELTAS, "another encoding or number of deltas")
-    check(not deltas or chunk.nbytes <= MAX_WITH_DELTAS, "too long for deltas")
-    check(sum(delta.length_bytes for delta in deltas) <= chunk.nbytes
-          and all(delta.length_bytes >= 16 + 8 * pages for delta in deltas), "a delta's length")
-    check(sum(extent.length_bytes for extent in extents) == chunk.nbytes and len(extents) <= pages
-          and not any(extent.length_bytes % PAGE for extent in extents[:-1]), "bad extents")
-    if chunk.encoding == 2:
-        check([extent[:2] for extent in extents] == [(0, 0)], "wrong zeros")
-        extents = []
-    chunk.extents, chunk.deltas = extents, deltas
+    """The rules of a ChunkRecord that need the length of the chunk."""
+    lengths, pages = [delta.length_bytes for delta in chunk.deltas], -(-chunk.nbytes // PAGE)
+    check(chunk.stored_length == chunk.nbytes, "its bytes have another length")
+    check(not lengths or chunk.nbytes <= MAX_WITH_DELTAS, "too long for deltas")
+    check(sum(lengths) <= chunk.nbytes and all(length >= 16 + 8 * pages for length in lengths),
+          "a delta's length")
 
 # ---- Verification -------------------------------------------------------------------------------
 
@@ -930,20 +939,20 @@ def verify_segment(name, record, store):
         extents = set()
         for entry in footer.entries or []:
             if entry.column == CHUNKS[0]:
-                chunk = parse(entry.value, "ChunkRecord")
-                extents |= {*(chunk.extents or [chunk.extent]), *(chunk.deltas or [])}
+                chunk = read_chunk(entry.value)
+                extents |= {(extent, chunk.page) for extent in chunk.extents + chunk.deltas}
         at, pages = 4096, 0
-        for _, offset, length, place in sorted(x for x in extents if x.segment_id == number):
+        extents = sorted((x, page) for x, page in extents if x.segment_id == number)
+        for (_, offset, length, place), page in extents:
             check(at <= offset and offset + length <= payload_end, "extents overlap", offset)
             check(not any(read(at, offset - at)), "a gap is not zero", at)
-            found, begin = page_digests(read(offset, length)), place - digests_at
+            found, begin = page_digests(read(offset, length), page), place - digests_at
             check(begin >= 0 and found == digests[begin : begin + len(found)], "damaged", offset)
             at, pages = offset + length, pages + len(found) // 8
         check(not any(read(at, digests_at - at)), "a gap is not zero", at)
         check(not any(read(footer_end, size - 80 - footer_end)), "a gap is not zero", footer_end)
-        check(pages == count and record.payload_bytes == sum(
-            extent.length_bytes for extent in extents if extent.segment_id == number),
-            "the records of chunks do not have all payload", footer_at)
+        check(pages == count and record.payload_bytes == sum(x.length_bytes for x, _ in extents),
+              "the records of chunks do not have all payload", footer_at)
 
 # ---- Command line -------------------------------------------------------------------------------
 

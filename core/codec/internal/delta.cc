@@ -155,7 +155,8 @@ Result<void> Delta::ReadStreams(std::span<const std::byte> bytes) {
     } else {
       const size_t result = ZSTD_decompressDCtx(context.get(), target.data(), target.size(),
                                                 source.data(), source.size());
-      if (result != target.size()) {
+      if (result != target.size() ||
+          ZSTD_getFrameContentSize(source.data(), source.size()) != target.size()) {
         return Damaged(fmt::format("stream {} cannot be decompressed", i));
       }
     }

@@ -1,6 +1,5 @@
 #include "core/codec/internal/delta_encoder.h"
 
-#define ZSTD_STATIC_LINKING_ONLY  // ZSTD_c_literalCompressionMode
 #include <zstd.h>
 
 #include <algorithm>
@@ -56,11 +55,7 @@ void DeltaEncoder::FreeContext::operator()(ZSTD_CCtx_s* context) const { ZSTD_fr
 DeltaEncoder::DeltaEncoder()
     : elements_(std::make_unique<PageElements>()), context_(ZSTD_createCCtx()) {
   if (!context_) throw std::bad_alloc();
-  const auto set = [&](ZSTD_cParameter parameter, int value) {
-    CAIRN_CHECK(!ZSTD_isError(ZSTD_CCtx_setParameter(context_.get(), parameter, value)));
-  };
-  set(ZSTD_c_compressionLevel, 1);
-  set(ZSTD_c_contentSizeFlag, 0);  // the directory has the lengths
+  CAIRN_CHECK(!ZSTD_isError(ZSTD_CCtx_setParameter(context_.get(), ZSTD_c_compressionLevel, 1)));
 }
 DeltaEncoder::~DeltaEncoder() = default;
 DeltaEncoder::DeltaEncoder(DeltaEncoder&&) noexcept = default;

@@ -25,9 +25,10 @@ std::pair<uint64_t, uint64_t> LocationOf(const kv::Extent& extent) {
 // longer.
 bool IsContinuationOf(const kv::Extent& before, const kv::Extent& extent) {
   const uint64_t bytes = extent.offset_bytes - before.offset_bytes;
-  return extent.segment_id == before.segment_id && bytes % kv::kPageBytes == 0 &&
+  return extent.segment_id == before.segment_id && extent.page_bits == before.page_bits &&
+         bytes % extent.page_bytes() == 0 &&
          extent.page_digests_offset_bytes ==
-             before.page_digests_offset_bytes + 8 * (bytes / kv::kPageBytes);
+             before.page_digests_offset_bytes + 8 * (bytes / extent.page_bytes());
 }
 
 // Removes from `item` the pages that are read with `before`, which begins no later. Returns false
@@ -38,8 +39,8 @@ bool RemoveOverlap(const kv::Extent& before, ScrubItem& item) {
   if (!IsContinuationOf(before, extent) || extent.offset_bytes >= read_end) return true;
   const uint64_t read = read_end - extent.offset_bytes;
   if (read >= extent.length_bytes) return false;
-  item.first_page += read / kv::kPageBytes;
-  item.chunk.extents = extent.From(read / kv::kPageBytes * kv::kPageBytes);
+  item.first_page += read / extent.page_bytes();
+  item.chunk.extents = extent.From(read / extent.page_bytes() * extent.page_bytes());
   return true;
 }
 
@@ -74,7 +75,7 @@ std::vector<ScrubItem> PayloadIndex::Take() {
     for (const kv::Extent& extent : item.chunk.extents) {
       of_extent.chunk.extents = extent;
       to_read.push_back(of_extent);
-      of_extent.first_page += kv::PageCount(extent.length_bytes);
+      of_extent.first_page += extent.page_count();
     }
     others.push_back(std::move(item));
   }
@@ -191,6 +192,7 @@ class DeltaScrubber {
 
 constexpr uint64_t kArenaBytes = 32 << 20;
 constexpr uint64_t kMaxPartBytes = 8 << 20;
+static_assert(kMaxPartBytes % kv::kMaxPageBytes == 0);
 // A lost segment makes every chunk in it unreadable: only the first chunks are reported one by one.
 constexpr uint64_t kNamedFailures = 4;
 
@@ -216,7 +218,7 @@ class Scrubber {
     auto job = std::make_shared<Job>(Job{.item = &item});
     CAIRN_TRY(AddPageDigests(job));
     if (item.part == ScrubItem::Part::kPageDigests) return {};
-    job->computed.resize(kv::PageCount(length));
+    job->computed.resize(item.chunk.extents.page_count());
     job->missing_bytes += length;
     const kv::Extent& extent = item.chunk.extents.front();
     for (uint64_t begin = 0; begin < length; begin += kMaxPartBytes) {
@@ -314,10 +316,11 @@ class Scrubber {
   Result<void> OnRead(const ReadPart& part) {
     Job& job = *part.job;
     if (!part.page_digests) {
-      uint64_t page = part.begin_bytes / kv::kPageBytes;
-      for (uint64_t at = 0; at < part.memory.size(); at += kv::kPageBytes) {
+      const uint64_t page_bytes = job.item->chunk.extents.page_bytes();
+      uint64_t page = part.begin_bytes / page_bytes;
+      for (uint64_t at = 0; at < part.memory.size(); at += page_bytes) {
         job.computed[page++] = kv::PageDigest(
-            part.memory.subspan(at, std::min<uint64_t>(kv::kPageBytes, part.memory.size() - at)));
+            part.memory.subspan(at, std::min<uint64_t>(page_bytes, part.memory.size() - at)));
       }
       bytes_read_ += part.memory.size();
     }
@@ -375,7 +378,7 @@ class Scrubber {
              fmt::format("page {} of chunk {} does not match its digest; the bytes on disk have "
                          "changed",
                          item.first_page + page, FormatNumbers(item.chunk.box.offsets)),
-             item.chunk.extents.front().offset_bytes + page * kv::kPageBytes);
+             item.chunk.extents.front().offset_bytes + page * item.chunk.extents.page_bytes());
     }
   }
 

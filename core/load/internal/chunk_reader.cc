@@ -14,7 +14,7 @@
 
 namespace cairn::core::internal {
 
-static_assert(kv::ReadRange::kMaxLentBytes % kv::kPageBytes == 0);
+static_assert(kv::ReadRange::kMaxLentBytes % kv::kMaxPageBytes == 0);
 
 namespace {
 
@@ -39,9 +39,10 @@ Result<void> ChunkReader::Add(const std::string& fqn, ChunkInfo chunk, StridedRe
   if (std::byte* const target = region.ContiguousTarget(length)) {
     return AddWhole(fqn, std::move(chunk), target);
   }
-  std::vector<bool> touched(kv::PageCount(length));
-  region.ForEachTouched(length, kv::kPageBytes, [&](uint64_t begin, uint64_t end) {
-    for (uint64_t page = begin / kv::kPageBytes; page < kv::PageCount(end); ++page) {
+  const uint64_t page_bytes = chunk.extents.page_bytes();
+  std::vector<bool> touched(kv::PageCount(length, page_bytes));
+  region.ForEachTouched(length, page_bytes, [&](uint64_t begin, uint64_t end) {
+    for (uint64_t page = begin / page_bytes; page < kv::PageCount(end, page_bytes); ++page) {
       touched[page] = true;
     }
   });
@@ -66,12 +67,13 @@ Result<void> ChunkReader::AddPages(const std::string& fqn, ChunkInfo chunk,
 Result<void> ChunkReader::AddWanted(const std::shared_ptr<Job>& job,
                                     const std::vector<bool>& wanted, std::byte* target) {
   const uint64_t length = job->chunk.length_bytes();
+  const uint64_t page_bytes = job->chunk.extents.page_bytes();
   for (auto begin = std::ranges::find(wanted, true); begin != wanted.end();) {
     const auto end = std::find(begin, wanted.end(), false);
     const auto begin_page = static_cast<uint64_t>(begin - wanted.begin());
     const auto end_page = static_cast<uint64_t>(end - wanted.begin());
-    CAIRN_TRY(AddParts(job, begin_page * kv::kPageBytes,
-                       std::min(end_page * kv::kPageBytes, length), target));
+    CAIRN_TRY(
+        AddParts(job, begin_page * page_bytes, std::min(end_page * page_bytes, length), target));
     begin = std::find(end, wanted.end(), true);
   }
   return {};
@@ -99,7 +101,7 @@ Result<void> ChunkReader::AddParts(const std::shared_ptr<Job>& job, uint64_t beg
 Result<void> ChunkReader::AddPart(ReadPart part) {
   const uint64_t length = part.job->chunk.length_bytes();
   if (part.job->is_complete && part.length_bytes < length && part.job->computed.empty()) {
-    part.job->computed.resize(kv::PageCount(length));
+    part.job->computed.resize(part.job->chunk.extents.page_count());
   }
   added_.push_back(std::move(part));
   const bool is_full = limit_ == Limit::kBatches && added_.size() >= batch_parts_;
@@ -293,12 +295,14 @@ Result<void> ChunkReader::OnRead(const ReadPart& part, std::span<const std::byte
 Result<void> ChunkReader::Verify(const ReadPart& part, std::span<const std::byte> bytes) {
   Job& job = *part.job;
   const uint64_t length = job.chunk.length_bytes();
-  if (job.is_complete && bytes.size() == length && kv::PayloadDigest(bytes) == job.chunk.digest) {
+  const uint64_t page_bytes = job.chunk.extents.page_bytes();
+  if (job.is_complete && bytes.size() == length &&
+      kv::PayloadDigest(bytes, page_bytes) == job.chunk.digest) {
     return {};
   }
   std::vector<uint64_t> page_digests;
-  kv::AppendPageDigests(bytes, page_digests);
-  const uint64_t first_page = part.begin_bytes / kv::kPageBytes;
+  kv::AppendPageDigests(bytes, page_digests, page_bytes);
+  const uint64_t first_page = part.begin_bytes / page_bytes;
   if (!job.is_complete) {
     const auto wrong =
         std::ranges::mismatch(page_digests, std::span(job.stored).subspan(first_page));
@@ -333,7 +337,7 @@ Error ChunkReader::Diagnose(Mismatch mismatch) {
       fmt::format("page {} of chunk {} does not match its digest; the bytes on disk have changed",
                   *mismatch.page, FormatNumbers(job.chunk.box.offsets));
   if (!job.chunk.deltas.empty()) return FindDamage(view_, job.fqn, job.chunk, message);
-  const kv::Extent at = job.chunk.extents.At(*mismatch.page * kv::kPageBytes);
+  const kv::Extent at = job.chunk.extents.At(*mismatch.page * job.chunk.extents.page_bytes());
   return DamagedBytes(view_, job.fqn, at.segment_id, message, at.offset_bytes);
 }
 

@@ -212,7 +212,7 @@ Result<void> CheckBytes(const StepView& view, const MappedChunk& mapped, bool po
     if (!readable) return damaged(readable.error().message);
   }
   const auto bytes = mapped.mapping->bytes().subspan(extent.offset_bytes, extent.length_bytes);
-  if (kv::PayloadDigest(bytes) == mapped.chunk->digest) return {};
+  if (kv::PayloadDigest(bytes, extent.page_bytes()) == mapped.chunk->digest) return {};
   return damaged(fmt::format("chunk {} does not match its digest; the bytes on disk have changed",
                              FormatNumbers(mapped.chunk->box.offsets)));
 }

@@ -45,6 +45,7 @@ constexpr uint64_t kReadAheadChunks = 4096;  // chunks whose page digests are re
 struct UpdatedChunk {
   ChunkInfo chunk;
   kv::Digest base_digest;
+  uint64_t base_page_bytes = 0;
   /// The number of leading deltas that lead to the bytes of the base step, if the others can be
   /// applied to these.
   std::optional<size_t> base_deltas;
@@ -133,8 +134,9 @@ class Update {
     owners_.resize(owner_infos_.size());
     CAIRN_TRY(ForEachChunkOf(view_, owner_infos_, [&](size_t i, ChunkInfo chunk) -> Result<void> {
       const kv::Digest digest = chunk.digest;
+      const uint64_t page_bytes = chunk.extents.page_bytes();
       owners_[i].chunks.push_back(
-          {.chunk = std::move(chunk), .base_digest = digest, .base_deltas = {}});
+          {.chunk = std::move(chunk), .base_digest = digest, .base_page_bytes = page_bytes});
       return {};
     }));
     std::set<std::string> unclear;  // texts of FQNs that may be other leaves in the base step
@@ -170,6 +172,7 @@ class Update {
       if (is_same) {
         UpdatedChunk& updated = owner.chunks[next];
         updated.base_digest = chunk.digest;
+        updated.base_page_bytes = chunk.extents.page_bytes();
         updated.base_deltas = FindCommonDeltas(updated.chunk, chunk);
       }
       owner.is_comparable = owner.is_comparable && is_same;
@@ -241,12 +244,18 @@ class Update {
   }
 
   static bool IsBase(ChunkMemory& memory) {
+    const UpdatedChunk& updated = *memory.updated;
     std::vector<uint64_t> page_digests;
-    page_digests.reserve(kv::PageCount(memory.bytes.size()));
-    kv::AppendPageDigests(memory.bytes, page_digests);
+    page_digests.reserve(kv::PageCount(memory.bytes.size(), updated.base_page_bytes));
+    kv::AppendPageDigests(memory.bytes, page_digests, updated.base_page_bytes);
     const kv::Digest digest = kv::RootDigest(page_digests, memory.bytes.size());
-    if (memory.updated->is_changed()) memory.page_digests = std::move(page_digests);
-    return digest == memory.updated->base_digest;
+    if (const uint64_t page_bytes = updated.chunk.extents.page_bytes();
+        updated.is_changed() && page_bytes != updated.base_page_bytes) {
+      page_digests.clear();
+      kv::AppendPageDigests(memory.bytes, page_digests, page_bytes);
+    }
+    if (updated.is_changed()) memory.page_digests = std::move(page_digests);
+    return digest == updated.base_digest;
   }
 
   Error NotTheBase(const ChunkMemory& memory) const {

@@ -41,8 +41,8 @@ ChunkDeltas::ChunkDeltas(const SavePlan& plan, const StepView& base, kv::WorkerP
       scratch_(encoders_.size(), std::vector<std::byte>(kv::kPageBytes)) {}
 
 bool ChunkDeltas::IsPossible(const PlannedChunk& chunk) const {
-  return chunk.is_candidate() && chunk.length_bytes <= kMaxComparedBytes &&
-         chunk.base->deltas.size() < max_deltas_;
+  return chunk.is_candidate() && chunk.has_base_pages() &&
+         chunk.length_bytes <= kMaxComparedBytes && chunk.base->deltas.size() < max_deltas_;
 }
 
 void ChunkDeltas::CheckStaged(PlannedChunk& chunk) const {

@@ -49,6 +49,8 @@ struct PlannedChunk {
   /// True if the chunk may be the same as the base's chunk.
   bool is_candidate() const { return base && has_bytes; }
   bool is_unchanged() const { return base && base->digest == digest; }
+  /// True if the base has the chunk in pages of the size that a save writes.
+  bool has_base_pages() const { return base && base->extents.page_bytes() == kv::kPageBytes; }
   bool is_on_device() const { return source->device != kHostDevice; }
   HostPayload host_payload() const { return {*source, begin_bytes, length_bytes, may_change}; }
   bool is_digested() const { return !page_digests.empty() || !has_bytes; }

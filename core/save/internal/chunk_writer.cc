@@ -38,6 +38,11 @@ void ScanChunk(PlannedChunk& chunk, std::optional<ChunkStatisticsAccumulator> st
     if (statistics) statistics->Add(bytes, bytes.data() + bytes.size());
   }
   if (!is_digested) chunk.digest = kv::RootDigest(chunk.page_digests, chunk.length_bytes);
+  // A base that another program has written may have pages of another size.
+  if (chunk.is_candidate() && !chunk.is_unchanged() && !chunk.has_base_pages() &&
+      payload.DigestWith(chunk.base->extents.page_bytes()) == chunk.base->digest) {
+    chunk.digest = chunk.base->digest;
+  }
   if (statistics) chunk.statistics = statistics->Finish();
 }
 
@@ -138,7 +143,10 @@ void ChunkWriter::PlanChanges(Window& window) {
   for (PlannedChunk& chunk : window.chunks) {
     if (!chunk.delta.empty() && deltas_) deltas_->CheckStaged(chunk);
     if (!deltas_) chunk.delta.clear();  // without a base
-    if (!chunk.is_candidate() || chunk.is_unchanged() || !chunk.delta.empty()) continue;
+    if (!chunk.is_candidate() || !chunk.has_base_pages() || chunk.is_unchanged() ||
+        !chunk.delta.empty()) {
+      continue;
+    }
     if (chunk.changed_pages != nullptr && chunk.base->deltas.empty()) {
       chunk.ranges = PlanPageRanges(*chunk.changed_pages, chunk.base->extents);
       continue;
@@ -190,7 +198,8 @@ Result<void> ChunkWriter::Write(const PlannedChunk& chunk) {
     return AddRecord(chunk, chunk.base->entry(), /*in_base=*/true);
   }
   if (!chunk.has_bytes) return Fail(kv::BaseReplacedError(context_.step).WithKey(fqn));
-  if (chunk.is_stated_unchanged && chunk.base) return Fail(NotUnchangedError(fqn));
+  const bool is_compared = chunk.base && (chunk.has_base_pages() || !chunk.is_on_device());
+  if (chunk.is_stated_unchanged && is_compared) return Fail(NotUnchangedError(fqn));
   if (auto shared = equal_ ? equal_->Find(chunk) : std::nullopt) {
     ++chunks_reused_;
     return AddRecord(chunk,
@@ -221,6 +230,7 @@ Result<void> ChunkWriter::AddRecord(const PlannedChunk& chunk, kv::ChunkEntry en
   if (context_.saved != nullptr) {
     context_.saved->shards[chunk.shard].chunks.push_back(
         {.digest = entry.digest,
+         .page_bits = entry.extents.payload.front().page_bits,
          .reused = chunk.is_unchanged(),
          .deltas = static_cast<uint8_t>(entry.extents.deltas.size())});
   }

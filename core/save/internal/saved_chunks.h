@@ -21,6 +21,7 @@ namespace cairn::core::internal {
 struct SavedChunks {
   struct Chunk {
     kv::Digest digest;
+    uint8_t page_bits = kv::kPageBits;
     bool reused = false;  // the base of that save had the same bytes
     uint8_t deltas = 0;   // number of the chunk's deltas
   };

@@ -141,7 +141,8 @@ void RunTask(const Task& task, std::byte* area, StagedDeltaScratch* scratch) {
     return GatherBytes(source, task.begin_bytes, target);
   }
   const std::span<const std::byte> bytes(source.data + task.begin_bytes, task.length_bytes);
-  if (task.base != nullptr && task.base->reused && kv::PayloadDigest(bytes) == task.base->digest) {
+  if (task.base != nullptr && task.base->reused &&
+      kv::PayloadDigest(bytes, uint64_t{1} << task.base->page_bits) == task.base->digest) {
     task.shard->unchanged[task.chunk] = task.base->digest;
     return;
   }
@@ -165,11 +166,8 @@ Result<void> TakeFromBase(const TensorInfo& tensor, const SavedChunks::Shard& ba
   const uint64_t i = *shard.compared_chunk;
   const HostPayload payload(shard.source, shard.grid.offset_bytes(i), shard.grid.length_bytes(i),
                             /*may_change=*/true);
-  std::vector<std::byte> scratch(kv::kPageBytes);
-  std::vector<uint64_t> page_digests(kv::PageCount(payload.length_bytes()));
-  payload.DigestPages(scratch, page_digests);
-  const kv::Digest digest = kv::RootDigest(page_digests, payload.length_bytes());
-  if (digest == base.chunks[i - shard.first_chunk].digest) return {};
+  const SavedChunks::Chunk& chunk = base.chunks[i - shard.first_chunk];
+  if (payload.DigestWith(uint64_t{1} << chunk.page_bits) == chunk.digest) return {};
   return Fail(NotUnchangedError(tensor.fqn));
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "core/tensor/strided_copy.h"
 #include "kv/base/digest.h"
@@ -28,6 +29,17 @@ std::span<const std::byte> HostPayload::StablePage(uint64_t page,
   if (!may_change_ || bytes.data() == scratch.data()) return bytes;
   std::memcpy(scratch.data(), bytes.data(), bytes.size());
   return scratch.first(bytes.size());
+}
+
+kv::Digest HostPayload::DigestWith(uint64_t page_bytes) const {
+  std::vector<uint64_t> page_digests;
+  std::vector<std::byte> page;
+  for (uint64_t begin = 0; begin < length_bytes_; begin += page_bytes) {
+    page.resize(std::min(page_bytes, length_bytes_ - begin));
+    GatherBytes(source_, begin_bytes_ + begin, page);
+    page_digests.push_back(kv::PageDigest(page));
+  }
+  return kv::RootDigest(page_digests, length_bytes_);
 }
 
 void HostPayload::DigestPages(std::span<std::byte> scratch,

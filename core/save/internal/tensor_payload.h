@@ -7,6 +7,7 @@
 
 #include "core/save/internal/device_save.h"
 #include "core/tensor/tensor.h"
+#include "kv/base/digest.h"
 #include "kv/base/payload.h"
 
 namespace cairn::core::internal {
@@ -36,6 +37,8 @@ class HostPayload final : public kv::Payload {
   std::span<const std::byte> Page(uint64_t page, std::span<std::byte> scratch) const;
   /// As Page, but a page that may change is copied to `scratch`, so that it can be read twice.
   std::span<const std::byte> StablePage(uint64_t page, std::span<std::byte> scratch) const;
+  /// Returns the digest with pages of this size.
+  kv::Digest DigestWith(uint64_t page_bytes) const;
   /// Writes the digests of all pages to `page_digests`, which has one element for each.
   void DigestPages(std::span<std::byte> scratch, std::span<uint64_t> page_digests) const;
 

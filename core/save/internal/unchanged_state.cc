@@ -66,7 +66,7 @@ class Comparison {
     uint64_t index = 0;  // counted from the shard's first_chunk
     HostPayload payload;
     size_t first_page = 0;  // in page_digests_
-    kv::Digest saved;
+    const SavedChunks::Chunk* saved = nullptr;
     bool is_digested = false;
   };
 
@@ -85,7 +85,7 @@ class Comparison {
                          .index = i,
                          .payload = {shard.source, begin, length},
                          .first_page = page_count_,
-                         .saved = saved_.shards[shard_index].chunks[i].digest});
+                         .saved = &saved_.shards[shard_index].chunks[i]});
       page_count_ += kv::PageCount(length);
     }
   }
@@ -96,10 +96,16 @@ class Comparison {
   }
 
   void Compare(Chunk& chunk, size_t worker) {
+    if (chunk.saved->page_bits != kv::kPageBits) {
+      const uint64_t page_bytes = uint64_t{1} << chunk.saved->page_bits;
+      if (chunk.payload.DigestWith(page_bytes) != chunk.saved->digest) has_change_ = true;
+      return;
+    }
     const std::span<uint64_t> pages = PageDigests(chunk);
     chunk.payload.DigestPages(scratch_[worker], pages);
     chunk.is_digested = true;
-    if (kv::RootDigest(pages, chunk.payload.length_bytes()) != chunk.saved) has_change_ = true;
+    const kv::Digest digest = kv::RootDigest(pages, chunk.payload.length_bytes());
+    if (digest != chunk.saved->digest) has_change_ = true;
   }
 
   void KeepPageDigests() {

@@ -13,7 +13,7 @@ namespace {
 
 /// True if the bytes of the extent match their page digests, so that they are as they were written.
 bool IsIntact(const kv::Snapshot& snapshot, const kv::Extent& extent) {
-  std::vector<uint64_t> stored(kv::PageCount(extent.length_bytes));
+  std::vector<uint64_t> stored(extent.page_count());
   std::vector<std::byte> bytes(extent.length_bytes);
   const kv::ReadRange ranges[] = {
       {.segment_id = extent.segment_id, .offset_bytes = extent.offset_bytes, .target = bytes},
@@ -22,7 +22,7 @@ bool IsIntact(const kv::Snapshot& snapshot, const kv::Extent& extent) {
        .target = std::as_writable_bytes(std::span(stored))}};
   if (!snapshot.Read(ranges, 1, [](size_t, auto) { return Result<void>(); })) return false;
   std::vector<uint64_t> computed;
-  kv::AppendPageDigests(bytes, computed);
+  kv::AppendPageDigests(bytes, computed, extent.page_bytes());
   return computed == stored;
 }
 

@@ -15,10 +15,10 @@ static_assert(std::endian::native == std::endian::little);
 
 void AddPageDigestRanges(const kv::Extents& extents, std::vector<uint64_t>& page_digests,
                          std::vector<kv::ReadRange>& ranges) {
-  page_digests.resize(kv::PageCount(extents.length_bytes()));
+  page_digests.resize(extents.page_count());
   std::span<uint64_t> rest(page_digests);
   for (const kv::Extent& extent : extents) {
-    const auto count = static_cast<size_t>(kv::PageCount(extent.length_bytes));
+    const auto count = static_cast<size_t>(extent.page_count());
     ranges.push_back({.segment_id = extent.segment_id,
                       .offset_bytes = extent.page_digests_offset_bytes,
                       .target = std::as_writable_bytes(rest.first(count))});

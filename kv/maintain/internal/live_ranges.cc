@@ -14,8 +14,9 @@ uint64_t EndOf(const Extent& extent) { return extent.offset_bytes + extent.lengt
 /// Returns whether both have the same pages where they overlap. Requires that `a` begins first.
 bool HaveSamePages(const Extent& a, const Extent& b) {
   const uint64_t skipped = b.offset_bytes - a.offset_bytes;
-  return skipped % kPageBytes == 0 &&
-         b.page_digests_offset_bytes == a.page_digests_offset_bytes + 8 * (skipped / kPageBytes);
+  return a.page_bits == b.page_bits && skipped % a.page_bytes() == 0 &&
+         b.page_digests_offset_bytes ==
+             a.page_digests_offset_bytes + 8 * (skipped / a.page_bytes());
 }
 
 }  // namespace
@@ -138,7 +139,7 @@ std::vector<ChunkVersion*> LiveRanges::Compressible(uint64_t max_bytes) {
     const ChunkExtents& extents = version.entry.extents;
     const Extent& only = extents.payload.front();
     if (!extents.deltas.empty() || extents.payload.size() > 1 || only.length_bytes < kMinBytes ||
-        only.length_bytes > max_bytes) {
+        only.length_bytes > max_bytes || only.page_bits != kPageBits) {
       return false;
     }
     const LiveRange* const range = FindUsedBy(version, only);

@@ -9,6 +9,7 @@
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/digest.h"
+#include "kv/base/div.h"
 #include "kv/base/payload.h"
 #include "kv/base/read_range.h"
 #include "kv/io/worker_pool.h"
@@ -23,7 +24,7 @@ constexpr uint64_t kBatchBytes = 16 << 20;  // size of the pieces that are read 
 constexpr size_t kBatchPieces = 4096;
 constexpr uint32_t kBlocks = 4;
 constexpr uint64_t kMinCompressedBytes = 4096;
-static_assert(kPieceBytes % kPageBytes == 0);
+static_assert(kPieceBytes % kMaxPageBytes == 0);
 
 /// With a limit of bytes per second, returns what may pass in a tenth of a second: shorter pieces
 /// keep the rate steady, and a limit also has an effect if little is moved.
@@ -61,6 +62,8 @@ struct PayloadMover::Piece {
   LiveRange* range = nullptr;
   uint64_t begin_bytes = 0;  // in the range
   uint64_t length_bytes = 0;
+
+  uint64_t page_count() const { return PageCount(length_bytes, range->extent.page_bytes()); }
 };
 
 PayloadMover::PayloadMover(const CompactContext& context, std::shared_ptr<const Snapshot> snapshot,
@@ -99,10 +102,10 @@ Result<void> PayloadMover::AwaitTurn(uint64_t bytes) {
 }
 
 Result<void> PayloadMover::Append(std::span<const std::byte> bytes, SegmentAlignment alignment,
-                                  std::span<const uint64_t> page_digests, std::string_view key,
-                                  std::vector<Extent>& moved_to) {
+                                  std::span<const uint64_t> page_digests, uint8_t page_bits,
+                                  std::string_view key, std::vector<Extent>& moved_to) {
   CAIRN_TRY_ASSIGN(const auto appended,
-                   stream_.Append(CopiedBytes(bytes), alignment, page_digests));
+                   stream_.Append(CopiedBytes(bytes), alignment, page_digests, page_bits));
   pending_.push_back(&moved_to);
   stream_.AddChunk(key, {.sizes = {bytes.size()},
                          .extents = appended.extent,
@@ -117,7 +120,8 @@ Result<void> PayloadMover::Move(std::span<LiveRange* const> ranges) {
   for (LiveRange* const range : ranges) {
     const uint64_t length_bytes = range->extent.length_bytes;
     const uint64_t piece_bytes =
-        range->is_delta ? length_bytes : std::min(kPieceBytes, batch_bytes_);
+        range->is_delta ? length_bytes
+                        : RoundUp(std::min(kPieceBytes, batch_bytes_), range->extent.page_bytes());
     for (uint64_t begin = 0; begin < length_bytes; begin += piece_bytes) {
       batch.push_back({.range = range,
                        .begin_bytes = begin,
@@ -137,7 +141,7 @@ Result<void> PayloadMover::MoveBatch(std::span<const Piece> batch) {
   uint64_t pages = 0;
   for (const Piece& piece : batch) {
     bytes += piece.length_bytes;
-    pages += PageCount(piece.length_bytes);
+    pages += piece.page_count();
   }
   if (bytes == 0) return {};
   CAIRN_TRY(AwaitTurn(bytes));
@@ -148,7 +152,7 @@ Result<void> PayloadMover::MoveBatch(std::span<const Piece> batch) {
   uint64_t page = 0;
   for (const Piece& piece : batch) {
     const Extent from = piece.range->extent.From(piece.begin_bytes);
-    const std::span digests = std::span(page_digests_).subspan(page, PageCount(piece.length_bytes));
+    const std::span digests = std::span(page_digests_).subspan(page, piece.page_count());
     reads.push_back({.segment_id = from.segment_id,
                      .offset_bytes = from.offset_bytes,
                      .target = std::span(buffer_).subspan(byte, piece.length_bytes)});
@@ -164,9 +168,10 @@ Result<void> PayloadMover::MoveBatch(std::span<const Piece> batch) {
   byte = page = 0;
   for (const Piece& piece : batch) {
     const auto of_piece = std::span(buffer_).subspan(byte, piece.length_bytes);
-    const std::span digests = std::span(page_digests_).subspan(page, PageCount(piece.length_bytes));
+    const std::span digests = std::span(page_digests_).subspan(page, piece.page_count());
+    const Extent& from = piece.range->extent;
     computed.clear();
-    AppendPageDigests(of_piece, computed);
+    AppendPageDigests(of_piece, computed, from.page_bytes());
     if (!std::ranges::equal(computed, digests)) {
       return Fail(Error{.code = ErrorCode::kDataLoss,
                         .message = "a page does not match its digest, so its segment cannot be "
@@ -177,7 +182,8 @@ Result<void> PayloadMover::MoveBatch(std::span<const Piece> batch) {
     if (piece.begin_bytes == 0) {
       alignment = piece.range->is_aligned ? SegmentAlignment::k4096 : SegmentAlignment::k64;
     }
-    CAIRN_TRY(Append(of_piece, alignment, digests, piece.range->key, piece.range->moved_to));
+    CAIRN_TRY(Append(of_piece, alignment, digests, from.page_bits, piece.range->key,
+                     piece.range->moved_to));
     byte += piece.length_bytes;
     page += digests.size();
   }
@@ -188,7 +194,7 @@ Result<std::vector<std::byte>> PayloadMover::ReadChunk(const ChunkVersion& chunk
                                                        std::vector<uint64_t>& page_digests) const {
   std::vector<std::byte> bytes(chunk.entry.extents.payload.length_bytes());
   CAIRN_TRY(context_.options.decode(snapshot_, chunk.key, chunk.entry.extents, bytes));
-  AppendPageDigests(bytes, page_digests);
+  AppendPageDigests(bytes, page_digests, chunk.entry.extents.payload.page_bytes());
   if (RootDigest(page_digests, bytes.size()) == chunk.entry.digest) return bytes;
   return Fail(Error{.code = ErrorCode::kDataLoss,
                     .message = "a chunk does not match its digest, so its segment cannot be "
@@ -226,9 +232,10 @@ Result<void> PayloadMover::Rewrite(std::span<ChunkVersion* const> chunks) {
       ChunkVersion& chunk = *batch[i];
       chunk.is_compressed = written.is_compressed;
       if (compress && !chunk.is_compressed && chunk.entry.extents.deltas.empty()) continue;
+      const Extent& old = chunk.entry.extents.payload.front();
       CAIRN_TRY(Append(written.bytes,
                        chunk.is_compressed ? SegmentAlignment::k64 : SegmentAlignment::k4096,
-                       written.page_digests, chunk.key, chunk.moved_to));
+                       written.page_digests, old.page_bits, chunk.key, chunk.moved_to));
       CAIRN_TRY(context_.progress(chunk.entry.extents.payload.length_bytes()));
     }
   }

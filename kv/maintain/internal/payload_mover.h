@@ -64,8 +64,8 @@ class PayloadMover {
   Result<void> MoveBatch(std::span<const Piece> batch);
   /// Appends bytes that were verified. The position goes to `moved_to` when the segment is sealed.
   Result<void> Append(std::span<const std::byte> bytes, SegmentAlignment alignment,
-                      std::span<const uint64_t> page_digests, std::string_view key,
-                      std::vector<Extent>& moved_to);
+                      std::span<const uint64_t> page_digests, uint8_t page_bits,
+                      std::string_view key, std::vector<Extent>& moved_to);
   /// Returns the chunk without its deltas, verified.
   Result<std::vector<std::byte>> ReadChunk(const ChunkVersion& chunk,
                                            std::vector<uint64_t>& page_digests) const;

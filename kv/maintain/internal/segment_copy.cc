@@ -88,8 +88,9 @@ Result<void> PayloadCheck::Add(std::span<const std::byte> bytes) {
     } else {
       CAIRN_CHECK(!is_last_gap);  // the caller gave bytes after the payload
       const Extent& extent = segment_.extents[extent_];
-      const uint64_t page_begin = begin + RoundDown(at_ - begin, kPageBytes);
-      const uint64_t page_end = std::min(page_begin + kPageBytes, begin + extent.length_bytes);
+      const uint64_t page_begin = begin + RoundDown(at_ - begin, extent.page_bytes());
+      const uint64_t page_end =
+          std::min(page_begin + extent.page_bytes(), begin + extent.length_bytes);
       const auto part = bytes.first(std::min<uint64_t>(bytes.size(), page_end - at_));
       CAIRN_TRY(AddToPage(part, page_begin, page_end));
       end = at_ + part.size();
@@ -116,8 +117,8 @@ Result<void> PayloadCheck::AddToPage(std::span<const std::byte> bytes, uint64_t 
 Result<void> PayloadCheck::ComparePage(uint64_t page_begin, uint64_t digest) const {
   const Extent& extent = segment_.extents[extent_];
   const uint64_t first = segment_.trailer.page_digests_offset_bytes;
-  const uint64_t digest_at =
-      extent.page_digests_offset_bytes + 8 * ((page_begin - extent.offset_bytes) / kPageBytes);
+  const uint64_t page = (page_begin - extent.offset_bytes) / extent.page_bytes();
+  const uint64_t digest_at = extent.page_digests_offset_bytes + 8 * page;
   const auto fail = [&](const char* message) {
     return Fail(Error{.code = ErrorCode::kDataLoss,
                       .message = message,

@@ -35,7 +35,11 @@ void CopySizes(const flatbuffers::Vector<uint64_t>* stored, std::vector<uint64_t
   std::memcpy(sizes.data(), stored->Data(), sizes.size() * sizeof(uint64_t));
 }
 
-auto CreateExtents(flatbuffers::FlatBufferBuilder& builder, std::span<const Extent> extents) {
+using StoredExtents = flatbuffers::Offset<flatbuffers::Vector<const schema::Extent*>>;
+
+StoredExtents CreateExtents(flatbuffers::FlatBufferBuilder& builder,
+                            std::span<const Extent> extents) {
+  if (extents.empty()) return 0;
   std::vector<schema::Extent> stored;
   stored.reserve(extents.size());
   for (const Extent& extent : extents) stored.push_back(ToSchema(extent));
@@ -119,29 +123,29 @@ Result<SegmentInfo> ReadSegmentRecord(const TableStack& tables, uint64_t segment
 std::vector<std::byte> EncodeChunk(const ChunkEntry& entry) {
   flatbuffers::FlatBufferBuilder builder(256);
   const schema::Digest digest = ToSchema(entry.digest);
-  const auto sizes = builder.CreateVector(entry.sizes);
+  const ChunkExtents& extents = entry.extents;
+  const bool is_compressed = extents.is_compressed();
+  const schema::Extent first = ToSchema(extents.payload.front());
+  const auto steps = CreateExtents(builder, extents.deltas);
+  const auto further = CreateExtents(builder, extents.payload.all().subspan(1));
+  const auto sizes = entry.sizes.empty() ? 0 : builder.CreateVector(entry.sizes);
   std::optional<schema::ChunkStatistics> statistics;
   if (const auto& values = entry.statistics) {
     statistics.emplace(values->min, values->max, values->mean, values->zeros, values->nans,
                        values->infs);
   }
-  const schema::ChunkStatistics* const stored = statistics ? &*statistics : nullptr;
-  const ChunkExtents& extents = entry.extents;
-  const bool is_compressed = extents.is_compressed();
-  const bool is_single = extents.deltas.empty() && extents.payload.size() == 1;
-  uint8_t version = is_single ? schema::kRecordVersion : schema::kSeveralExtentsVersion;
-  uint8_t encoding = schema::kRawEncoding;
-  if (!extents.deltas.empty()) {
-    version = is_compressed ? schema::kCompressedVersion : schema::kDeltasVersion;
-    encoding = is_compressed ? schema::kCompressedEncoding : schema::kDeltaEncoding;
-  }
-  const schema::Extent single = ToSchema(extents.payload.front());
-  const auto payload = is_single ? 0 : CreateExtents(builder, extents.payload.all());
-  const auto deltas = extents.deltas.empty() ? 0 : CreateExtents(builder, extents.deltas);
-  const auto root =
-      schema::CreateChunkRecord(builder, version, encoding, sizes, is_single ? &single : nullptr,
-                                &digest, entry.since_step, payload, deltas, stored);
-  schema::FinishChunkRecordBuffer(builder, root);
+  schema::ChunkRecordBuilder record(builder);
+  // In this order, no byte between `sizes` and the offset of it is lost to alignment.
+  record.add_sizes(sizes);
+  record.add_further_extents(further);
+  record.add_steps(steps);
+  record.add_page_bits(extents.payload.front().page_bits);
+  if (is_compressed) record.add_length_bytes(first.length_bytes());
+  if (!is_compressed) record.add_extent(&first);
+  record.add_digest(&digest);
+  record.add_since_step(entry.since_step);
+  if (statistics) record.add_statistics(&*statistics);
+  schema::FinishChunkRecordBuffer(builder, record.Finish());
   std::vector<std::byte> bytes = TakeBytes(builder);
   CAIRN_DCHECK(DecodeChunkExtents(bytes).has_value());
   return bytes;

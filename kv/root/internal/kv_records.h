@@ -38,9 +38,7 @@ Result<SegmentInfo> DecodeSegment(std::span<const std::byte> record);
 /// it. Returns the errors of TableStack::Get, too.
 Result<SegmentInfo> ReadSegmentRecord(const TableStack& tables, uint64_t segment_id);
 
-/// A chunk with one extent is encoded as version 1, one with several extents as version 2, one
-/// with deltas as version 3, and one that is compressed as version 4. Requires extents that
-/// kv::ReadExtents accepts.
+/// Requires extents that kv::ReadExtents accepts.
 std::vector<std::byte> EncodeChunk(const ChunkEntry& entry);
 Result<ChunkEntry> DecodeChunk(std::span<const std::byte> record);
 /// Returns only the extents. See kv::ReadExtents.

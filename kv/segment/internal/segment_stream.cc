@@ -86,28 +86,32 @@ Result<void> SegmentStream::UseBlocks(std::shared_ptr<BlockPool> blocks) {
 
 Result<SegmentStream::Appended> SegmentStream::Append(const Payload& payload,
                                                       SegmentAlignment alignment,
-                                                      std::span<const uint64_t> page_digests) {
+                                                      std::span<const uint64_t> page_digests,
+                                                      uint8_t page_bits) {
   const uint64_t length_bytes = payload.length_bytes();
   CAIRN_TRY(MakeRoom(length_bytes));
   CAIRN_TRY_ASSIGN(const auto appended,
-                   segment_->Append(payload, 0, length_bytes, alignment, page_digests));
+                   segment_->Append(payload, 0, length_bytes, alignment, page_digests, page_bits));
   segment_->CountChunk();
   written_bytes_ += length_bytes;
   return Appended{.extent = Extent{.segment_id = segment_id_,
                                    .offset_bytes = appended.offset_bytes,
                                    .length_bytes = length_bytes,
-                                   .page_digests_offset_bytes = appended.first_page_digest},
+                                   .page_digests_offset_bytes = appended.first_page_digest,
+                                   .page_bits = page_bits},
                   .digest = appended.digest};
 }
 
 Result<std::vector<Extent>> SegmentStream::AppendPages(const Payload& payload,
                                                        std::span<const PageRange> ranges,
-                                                       std::span<const uint64_t> page_digests) {
+                                                       std::span<const uint64_t> page_digests,
+                                                       uint8_t page_bits) {
   const uint64_t length_bytes = payload.length_bytes();
-  CAIRN_CHECK(page_digests.size() == PageCount(length_bytes));
+  const uint64_t page_bytes = uint64_t{1} << page_bits;
+  CAIRN_CHECK(page_digests.size() == PageCount(length_bytes, page_bytes));
   const auto bytes_of = [&](const PageRange& range) {
-    CAIRN_CHECK(range.begin_page < range.end_page && range.end_page <= PageCount(length_bytes));
-    return std::min(range.end_page * kPageBytes, length_bytes) - range.begin_page * kPageBytes;
+    CAIRN_CHECK(range.begin_page < range.end_page && range.end_page <= page_digests.size());
+    return std::min(range.end_page * page_bytes, length_bytes) - range.begin_page * page_bytes;
   };
   uint64_t total_bytes = 0;
   for (const PageRange& range : ranges) total_bytes += bytes_of(range);
@@ -118,12 +122,13 @@ Result<std::vector<Extent>> SegmentStream::AppendPages(const Payload& payload,
     CAIRN_TRY_ASSIGN(
         const auto appended,
         segment_->Append(
-            payload, range.begin_page * kPageBytes, bytes_of(range), SegmentAlignment::k4096,
-            page_digests.subspan(range.begin_page, range.end_page - range.begin_page)));
+            payload, range.begin_page * page_bytes, bytes_of(range), SegmentAlignment::k4096,
+            page_digests.subspan(range.begin_page, range.end_page - range.begin_page), page_bits));
     extents.push_back({.segment_id = segment_id_,
                        .offset_bytes = appended.offset_bytes,
                        .length_bytes = bytes_of(range),
-                       .page_digests_offset_bytes = appended.first_page_digest});
+                       .page_digests_offset_bytes = appended.first_page_digest,
+                       .page_bits = page_bits});
   }
   segment_->CountChunk();
   written_bytes_ += total_bytes;

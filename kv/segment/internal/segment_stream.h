@@ -64,17 +64,18 @@ class SegmentStream {
   /// null.
   Result<void> UseBlocks(std::shared_ptr<BlockPool> blocks);
 
-  /// See StepWriter::Append. Until the segment is sealed, page_digests_offset_bytes of the extent
+  /// See StepWriter::Append, also for `page_bits`. Until the segment is sealed, page_digests_offset_bytes of the extent
   /// is the index of its first page digest.
   struct Appended {
     Extent extent;
     Digest digest;
   };
   Result<Appended> Append(const Payload& payload, SegmentAlignment alignment,
-                          std::span<const uint64_t> page_digests);
+                          std::span<const uint64_t> page_digests, uint8_t page_bits = kPageBits);
   /// See StepWriter::AppendPages.
   Result<std::vector<Extent>> AppendPages(const Payload& payload, std::span<const PageRange> ranges,
-                                          std::span<const uint64_t> page_digests);
+                                          std::span<const uint64_t> page_digests,
+                                          uint8_t page_bits = kPageBits);
 
   /// Sets the tensor of the chunks that follow. Its record is added to the footer of each of their
   /// segments.

@@ -218,7 +218,7 @@ Result<uint64_t> SegmentWriter::PutPage(const Payload& payload, uint64_t begin_b
     if (fill_bytes_ == pool_->block_bytes()) CAIRN_TRY(SubmitBlock());
     return digest;
   }
-  scratch_.resize(kPageBytes);
+  scratch_.resize(std::max<size_t>(scratch_.size(), length_bytes));
   const std::span copy = std::span(scratch_).first(length_bytes);
   CAIRN_TRY(payload.CopyTo(begin_bytes, copy));
   CAIRN_TRY(Put(copy));
@@ -226,12 +226,12 @@ Result<uint64_t> SegmentWriter::PutPage(const Payload& payload, uint64_t begin_b
 }
 
 Result<void> SegmentWriter::PutPages(const Payload& payload, uint64_t begin_bytes,
-                                     uint64_t length_bytes,
-                                     std::span<const uint64_t> page_digests) {
-  for (uint64_t done = 0; done < length_bytes; done += kPageBytes) {
-    const uint64_t count = std::min(kPageBytes, length_bytes - done);
+                                     uint64_t length_bytes, std::span<const uint64_t> page_digests,
+                                     uint64_t page_bytes) {
+  for (uint64_t done = 0; done < length_bytes; done += page_bytes) {
+    const uint64_t count = std::min(page_bytes, length_bytes - done);
     CAIRN_TRY_ASSIGN(const uint64_t digest, PutPage(payload, begin_bytes + done, count));
-    if (!page_digests.empty() && page_digests[done / kPageBytes] != digest) {
+    if (!page_digests.empty() && page_digests[done / page_bytes] != digest) {
       return Fail(PayloadChangedError());
     }
     page_digests_.push_back(digest);
@@ -241,12 +241,13 @@ Result<void> SegmentWriter::PutPages(const Payload& payload, uint64_t begin_byte
 
 Result<void> SegmentWriter::PutFromHost(const Payload& payload, uint64_t begin_bytes,
                                         uint64_t length_bytes,
-                                        std::span<const uint64_t> page_digests) {
+                                        std::span<const uint64_t> page_digests,
+                                        uint64_t page_bytes) {
   std::span<const std::byte> memory = payload.memory();
   if (!memory.empty()) memory = memory.subspan(begin_bytes, length_bytes);
   const bool is_borrowed = !payload.may_change() && CanBorrow(memory);
   if (!is_borrowed && (page_digests.empty() || payload.may_change())) {
-    return PutPages(payload, begin_bytes, length_bytes, page_digests);
+    return PutPages(payload, begin_bytes, length_bytes, page_digests, page_bytes);
   }
   if (is_borrowed) {
     CAIRN_TRY(PutBorrowed(memory));
@@ -257,17 +258,19 @@ Result<void> SegmentWriter::PutFromHost(const Payload& payload, uint64_t begin_b
   }
   page_digests_.insert(page_digests_.end(), page_digests.begin(), page_digests.end());
   // Of borrowed pages, the digests are computed while they are written.
-  if (page_digests.empty()) AppendPageDigests(memory, page_digests_);
+  if (page_digests.empty()) AppendPageDigests(memory, page_digests_, page_bytes);
   return {};
 }
 
 Result<SegmentWriter::Appended> SegmentWriter::Append(const Payload& payload, uint64_t begin_bytes,
                                                       uint64_t length_bytes,
                                                       SegmentAlignment alignment,
-                                                      std::span<const uint64_t> page_digests) {
-  const uint64_t page_count = PageCount(length_bytes);
+                                                      std::span<const uint64_t> page_digests,
+                                                      uint8_t page_bits) {
+  const uint64_t page_bytes = uint64_t{1} << page_bits;
+  const uint64_t page_count = PageCount(length_bytes, page_bytes);
   const bool is_queued = payload.queue() != nullptr;
-  CAIRN_CHECK(begin_bytes % kPageBytes == 0);
+  CAIRN_CHECK(begin_bytes % page_bytes == 0);
   CAIRN_CHECK(page_digests.size() == page_count || (page_digests.empty() && !is_queued));
   CAIRN_TRY(Align(alignment));
   Appended appended{
@@ -277,7 +280,7 @@ Result<SegmentWriter::Appended> SegmentWriter::Append(const Payload& payload, ui
     CAIRN_TRY(PutCopies(payload, begin_bytes, length_bytes));
     page_digests_.insert(page_digests_.end(), page_digests.begin(), page_digests.end());
   } else {
-    CAIRN_TRY(PutFromHost(payload, begin_bytes, length_bytes, page_digests));
+    CAIRN_TRY(PutFromHost(payload, begin_bytes, length_bytes, page_digests, page_bytes));
   }
   appended.digest =
       RootDigest(std::span(page_digests_).subspan(appended.first_page_digest), length_bytes);

@@ -35,7 +35,8 @@ class SegmentWriter {
   ~SegmentWriter();
 
   /// Appends bytes [begin_bytes, begin_bytes + length_bytes) of a payload. `page_digests` has one
-  /// digest per page of this range; if it is empty, the digests are computed. Requires that
+  /// digest per page of this range, each of 2^page_bits bytes; if it is empty, the digests are
+  /// computed. Requires that
   /// `begin_bytes` begins a page, and `page_digests` if the payload has a CopyQueue, which must
   /// outlive the writer. `first_page_digest` of the result is the index of the first page's digest.
   struct Appended {
@@ -44,7 +45,8 @@ class SegmentWriter {
     Digest digest;
   };
   Result<Appended> Append(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes,
-                          SegmentAlignment alignment, std::span<const uint64_t> page_digests);
+                          SegmentAlignment alignment, std::span<const uint64_t> page_digests,
+                          uint8_t page_bits);
 
   /// Counts one more chunk whose payload, or some pages of it, was appended. Separate from Append,
   /// because a chunk may need several appends.
@@ -93,10 +95,10 @@ class SegmentWriter {
   Result<uint64_t> PutPage(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes);
   /// Copies and digests pages. `page_digests` is as for Append: they may have changed since.
   Result<void> PutPages(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes,
-                        std::span<const uint64_t> page_digests);
+                        std::span<const uint64_t> page_digests, uint64_t page_bytes);
   /// Appends a payload whose copies are complete when CopyTo returns.
   Result<void> PutFromHost(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes,
-                           std::span<const uint64_t> page_digests);
+                           std::span<const uint64_t> page_digests, uint64_t page_bytes);
   /// Appends a payload that has a CopyQueue, through blocks.
   Result<void> PutCopies(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes);
   bool CanBorrow(std::span<const std::byte> memory);

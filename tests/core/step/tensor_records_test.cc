@@ -27,13 +27,19 @@ std::vector<std::byte> Bytes(const flatbuffers::FlatBufferBuilder& builder) {
   return {data, data + builder.GetSize()};
 }
 
-std::vector<std::byte> EncodeChunk(uint8_t version, uint8_t encoding, std::vector<uint64_t> sizes,
-                                   schema::Extent extent) {
+std::vector<std::byte> EncodeChunk(std::vector<uint64_t> sizes, schema::Extent extent,
+                                   uint8_t version = 1, uint8_t digest_kind = 1) {
   flatbuffers::FlatBufferBuilder builder;
   const schema::Digest digest(1, 2);
-  builder.Finish(schema::CreateChunkRecord(builder, version, encoding, builder.CreateVector(sizes),
-                                           &extent, &digest, 7),
-                 schema::ChunkRecordIdentifier());
+  const auto size_list = builder.CreateVector(sizes);
+  schema::ChunkRecordBuilder record(builder);
+  record.add_sizes(size_list);
+  record.add_extent(&extent);
+  record.add_digest(&digest);
+  record.add_since_step(7);
+  record.add_version(version);
+  record.add_digest_kind(digest_kind);
+  builder.Finish(record.Finish(), schema::ChunkRecordIdentifier());
   return Bytes(builder);
 }
 
@@ -99,7 +105,7 @@ TEST(TensorRecordTest, FlippedBitsNeverCrash) {
 
 TEST(ChunkRecordTest, ReadsKeyAndRecord) {
   const uint64_t offsets[] = {4, 0};
-  const auto record = EncodeChunk(1, 0, {2, 6}, schema::Extent(9, 4096, 48, 8192));
+  const auto record = EncodeChunk({2, 6}, schema::Extent(9, 4096, 48, 8192));
   CAIRN_ASSERT_OK_AND_ASSIGN(const DecodedChunk chunk,
                              DecodeChunk(kv::ChunkKey("w", offsets), record));
   EXPECT_EQ(chunk.info.box, (Box{{4, 0}, {2, 6}}));
@@ -110,19 +116,20 @@ TEST(ChunkRecordTest, ReadsKeyAndRecord) {
 
 TEST(ChunkRecordTest, RefusesWhatItCannotKnow) {
   const std::string key = kv::ChunkKey("w", std::vector<uint64_t>{0});
-  EXPECT_THAT(DecodeChunk(key, EncodeChunk(1, 3, {1}, schema::Extent(1, 0, 4, 0))),
-              IsError(ErrorCode::kUnimplemented, "encoding 3"));
-  EXPECT_THAT(DecodeChunk(key, EncodeChunk(9, 0, {1}, schema::Extent(1, 0, 4, 0))),
+  EXPECT_THAT(
+      DecodeChunk(key, EncodeChunk({1}, schema::Extent(1, 0, 4, 0), 1, 3)),
+      IsError(ErrorCode::kUnimplemented, "chunk [0]: a chunk record has a digest of kind 3"));
+  EXPECT_THAT(DecodeChunk(key, EncodeChunk({1}, schema::Extent(1, 0, 4, 0), 9)),
               IsError(ErrorCode::kUnimplemented, "newer"));
 }
 
 TEST(ChunkRecordTest, RefusesImpossibleSizes) {
   const std::string key = kv::ChunkKey("w", std::vector<uint64_t>{0});
-  EXPECT_THAT(DecodeChunk(key, EncodeChunk(1, 0, {1, 1}, schema::Extent(1, 0, 4, 0))),
+  EXPECT_THAT(DecodeChunk(key, EncodeChunk({1, 1}, schema::Extent(1, 0, 4, 0))),
               IsError(ErrorCode::kDataLoss, "w"));
-  EXPECT_THAT(DecodeChunk(key, EncodeChunk(1, 0, {1}, schema::Extent(1, ~uint64_t{0}, 4, 0))),
+  EXPECT_THAT(DecodeChunk(key, EncodeChunk({1}, schema::Extent(1, ~uint64_t{0}, 4, 0))),
               IsError(ErrorCode::kDataLoss, "w"));
-  EXPECT_THAT(DecodeChunk(key, EncodeChunk(1, 0, {1}, schema::Extent(1, 0, 0, 0))),
+  EXPECT_THAT(DecodeChunk(key, EncodeChunk({1}, schema::Extent(1, 0, 0, 0))),
               IsError(ErrorCode::kDataLoss, "w"));
 }
 

@@ -1,0 +1,189 @@
+// Chunks as other programs may divide tensors: any tiling, and pages of 4 KiB to 1 MiB
+// (docs/format/chunk.md). This program writes neither, and reads both.
+
+#include "tests/core/foreign_chunks.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "core/inspect/compare.h"
+#include "core/step/contents.h"
+#include "kv/compact.h"
+#include "kv/step_writer.h"
+#include "tests/core/tensor/test_tensor.h"
+#include "tests/kv/byte_payload.h"
+
+namespace cairn::core {
+namespace {
+
+using kv::testing::CopiedPayload;
+using ::testing::IsEmpty;
+using testing::IsError;
+
+// Boxes of no grid: no line divides the square.
+const std::vector<Box> kPinwheel = {{{0, 0}, {100, 200}},
+                                    {{0, 200}, {200, 100}},
+                                    {{100, 0}, {200, 100}},
+                                    {{100, 100}, {100, 100}},
+                                    {{200, 100}, {100, 200}}};
+
+class ForeignChunksTest : public StoreTest {
+ protected:
+  void Write(uint64_t step, const TestTensor& tensor, const std::vector<Box>& boxes,
+             uint8_t page_bits = kv::kPageBits) {
+    CAIRN_ASSERT_OK(WriteForeign(*store, step, tensor.view(), boxes, page_bits));
+  }
+
+  void ExpectBox(uint64_t step, const TestTensor& tensor, const Box& box) {
+    TestTensor target(tensor.dtype, box.sizes, 99);
+    CAIRN_EXPECT_OK(Load(step, {{.fqn = "w", .box = box, .target = target.target()}}));
+    EXPECT_EQ(target.bytes, BytesOf(tensor.view(), box));
+  }
+
+  uint64_t Changed(uint64_t a, uint64_t b) {
+    const auto diff = CompareSteps(store->kv(), a, b);
+    EXPECT_TRUE(testing::IsOk(diff));
+    return diff && !diff->changes.empty() ? diff->changes.front().changed_bytes : 0;
+  }
+};
+
+TEST_F(ForeignChunksTest, AnyTilingIsReadVerifiedComparedAndSavedAnew) {
+  TestTensor tensor(DType::kFloat32, {300, 300});
+  Write(1, tensor, kPinwheel);
+  EXPECT_EQ(LoadBytes(1, "w"), tensor.bytes);
+  ExpectBox(1, tensor, {{90, 190}, {130, 20}});
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+  const SaveReport report = Save(2, StateOf({{"w", tensor.view()}}));
+  EXPECT_EQ(report.chunks_reused, 0u);  // other boxes
+  EXPECT_EQ(Changed(1, 2), 0u);
+  tensor.bytes[0] ^= std::byte{1};
+  Save(3, StateOf({{"w", tensor.view()}}));
+  EXPECT_GT(Changed(1, 3), 0u);
+}
+
+TEST_F(ForeignChunksTest, GapsAndOverlapsAreDamage) {
+  const TestTensor tensor(DType::kFloat32, {300, 300});
+  auto gap = kPinwheel;
+  gap.erase(gap.begin() + 3);
+  auto overlap = kPinwheel;
+  overlap[3].sizes = {100, 101};
+  uint64_t step = 0;
+  for (const auto& boxes : {gap, overlap}) {
+    Write(++step, tensor, boxes);
+    TestTensor target(tensor.dtype, tensor.shape, 99);
+    EXPECT_THAT(Load(step, {WholeRequest("w", target)}), IsError(ErrorCode::kDataLoss, "once"));
+    EXPECT_FALSE(VerifyAll(step).empty());
+  }
+}
+
+class PageSizeTest : public ForeignChunksTest, public ::testing::WithParamInterface<int> {
+ protected:
+  uint8_t page_bits() const { return static_cast<uint8_t>(GetParam()); }
+  uint64_t page_bytes() const { return uint64_t{1} << page_bits(); }
+  // Several pages of each size, and a short last one.
+  TestTensor tensor = TestTensor(DType::kUInt8, {(3 << 20) + 77});
+  const std::vector<Box> whole = {{{0}, {(3 << 20) + 77}}};
+};
+
+TEST_P(PageSizeTest, ChunksAreReadCompletelyInPartAndMapped) {
+  Write(1, tensor, whole, page_bits());
+  EXPECT_EQ(OnlyChunk(1).extents.page_bytes(), page_bytes());
+  EXPECT_EQ(LoadBytes(1, "w"), tensor.bytes);
+  TestTensor target(DType::kUInt8, {10}, 99);
+  CAIRN_ASSERT_OK_AND_ASSIGN(
+      const LoadReport report,
+      Load(1, {{.fqn = "w", .box = {{(2 << 20) + 5}, {10}}, .target = target.target()}}));
+  EXPECT_EQ(target.bytes, BytesOf(tensor.view(), {{(2 << 20) + 5}, {10}}));
+  EXPECT_LE(report.bytes_read, page_bytes() + 8 * 1024 + 2 * 8192);  // a page, and all digests
+  const std::vector<std::string> fqns = {"w"};
+  CAIRN_EXPECT_OK(store->Map(Step(1), fqns));
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
+TEST_P(PageSizeTest, ADamagedPageIsFoundAtItsPlace) {
+  Write(1, tensor, whole, page_bits());
+  const kv::Extent extent = OnlyChunk(1).extents.front();
+  const uint64_t page = (2 << 20) / page_bytes();
+  FlipByte(FileOf(extent), extent.offset_bytes + (2 << 20) + 1);
+  TestTensor target(tensor.dtype, tensor.shape, 99);
+  EXPECT_THAT(Load(1, {WholeRequest("w", target)}),
+              IsError(ErrorCode::kDataLoss, "page " + std::to_string(page)));
+  const std::vector<std::string> fqns = {"w"};
+  EXPECT_THAT(store->Map(Step(1), fqns), IsError(ErrorCode::kDataLoss, "digest"));
+  const std::vector<Error> found = VerifyAll();
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].offset_bytes, extent.offset_bytes + page * page_bytes());
+  ExpectBox(1, tensor, {{0}, {10}});  // other pages are intact
+}
+
+TEST_P(PageSizeTest, ASaveKeepsUnchangedChunksAndWritesChangedOnesWithItsOwnPages) {
+  Write(1, tensor, whole, page_bits());
+  const SaveOptions options{.max_deltas = 8, .chunk_bytes = 4 << 20};
+  EXPECT_EQ(Save(2, StateOf({{"w", tensor.view()}}), options).written_bytes, 0u);
+  EXPECT_EQ(OnlyChunk(2).extents, OnlyChunk(1).extents);
+  EXPECT_EQ(Save(3, StateOf({{"w", tensor.view()}}), options).written_bytes, 0u);
+  SaveOptions stated = options;
+  stated.unchanged = {"w"};
+  EXPECT_EQ(Save(4, StateOf({{"w", tensor.view()}}), stated).written_bytes, 0u);
+  const TestTensor before = tensor;
+  tensor.bytes[5] ^= std::byte{1};
+  Save(5, StateOf({{"w", tensor.view()}}), options);
+  EXPECT_EQ(OnlyChunk(5).extents.page_bytes(), kv::kPageBytes);
+  EXPECT_EQ(LoadBytes(5, "w"), tensor.bytes);
+  EXPECT_GT(Changed(4, 5), 0u);
+  // The same bytes again, in other pages: compared by reading.
+  Save(6, StateOf({{"w", before.view()}}), {.base_step = 5, .chunk_bytes = 4 << 20});
+  EXPECT_EQ(Changed(1, 6), 0u);
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
+TEST_P(PageSizeTest, AnUpdateReadsTheChangedPages) {
+  Write(1, tensor, whole, page_bits());
+  TestTensor target(tensor.dtype, tensor.shape, 99);
+  CAIRN_ASSERT_OK(Load(1, {WholeRequest("w", target)}));
+  tensor.bytes[5] ^= std::byte{1};
+  Write(2, tensor, whole, page_bits());
+  Save(3, StateOf({{"w", tensor.view()}}),
+       {.incremental = false, .compress = false, .chunk_bytes = 4 << 20});
+  const std::vector<LoadRequest> requests = {WholeRequest("w", target)};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto report, store->Update(Step(1), Step(2), requests));
+  EXPECT_EQ(target.bytes, tensor.bytes);
+  EXPECT_LE(report.bytes_read, page_bytes() + 16 * 1024);
+  CAIRN_ASSERT_OK(store->Update(Step(2), Step(3), requests));  // other pages
+  EXPECT_EQ(target.bytes, tensor.bytes);
+}
+
+TEST_P(PageSizeTest, SeveralExtentsSurviveACompaction) {
+  Write(1, tensor, whole, page_bits());
+  const ChunkInfo base = OnlyChunk(1);
+  tensor.bytes[page_bytes() + 1] ^= std::byte{1};
+  std::vector<uint64_t> page_digests;
+  kv::AppendPageDigests(tensor.bytes, page_digests, page_bytes());
+  CAIRN_ASSERT_OK_AND_ASSIGN(auto writer, BeginForeign(*store, 2, tensor.view(), 1));
+  writer->ReferTo(Step(1));
+  const CopiedPayload payload(tensor.bytes);
+  const std::vector<kv::PageRange> range = {{.begin_page = 1, .end_page = 2}};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto written,
+                             writer->AppendPages(payload, range, page_digests, page_bits()));
+  const std::vector<kv::Extent> extents = {base.extents.front().First(page_bytes()),
+                                           written.front(), base.extents.At(2 * page_bytes())};
+  CAIRN_ASSERT_OK(AddForeign(*writer, whole.front(),
+                             {.extents = kv::Extents(extents),
+                              .digest = kv::RootDigest(page_digests, tensor.bytes.size())}));
+  CAIRN_ASSERT_OK(writer->Commit({.tensor_count = 1, .logical_bytes = tensor.bytes.size()}));
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+  const std::vector<uint64_t> old = {1};
+  CAIRN_ASSERT_OK(store->Delete(old));
+  CAIRN_ASSERT_OK(store->Compact({.max_dead = 0}, /*compress=*/true));
+  EXPECT_EQ(OnlyChunk(2).extents.page_bytes(), page_bytes());
+  EXPECT_EQ(LoadBytes(2, "w"), tensor.bytes);
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, PageSizeTest, ::testing::Values(12, 13, 16, 20));
+
+}  // namespace
+}  // namespace cairn::core
