@@ -116,7 +116,7 @@ class ChunkSummaries {
   std::vector<size_t> ends_;       // in `all_`, by tensor
 };
 
-/// Returns the bytes of the chunks that differ; empty if the two steps cut the tensor, or its chunks
+/// Returns the bytes of the chunks that differ; empty if the two steps cut the tensor, or chunks
 /// into pages, differently.
 std::optional<uint64_t> ChangedBytes(std::span<const ChunkSummary> a,
                                      std::span<const ChunkSummary> b) {

@@ -49,7 +49,7 @@ class Extents {
   /// The extents of an empty chunk.
   Extents() = default;
   Extents(const Extent& only) : first_(only) {}  // NOLINT(google-explicit-constructor): one is many
-  /// Joins extents that directly follow each other. Requires at least one extent, and one page size.
+  /// Joins extents that directly follow each other. Requires at least one, and one page size.
   explicit Extents(std::span<const Extent> extents);
 
   std::span<const Extent> all() const {
@@ -84,7 +84,7 @@ inline constexpr uint64_t kMaxBytesWithDeltas = uint64_t{1} << 30;
 /// Everything that is stored of one chunk. Without deltas, `payload` is its bytes. Otherwise it is
 /// the bytes of an earlier version of the same length, and each delta leads from one version to the
 /// next. Deltas are opaque here: they have page digests as payload has, but of their own bytes. The
-/// payload of a compressed chunk is zeros, which are stored nowhere. A chunk with deltas has pages of
+/// payload of a compressed chunk is zeros, which are stored nowhere. With deltas, a page has
 /// kPageBytes.
 struct ChunkExtents {
   ChunkExtents() = default;

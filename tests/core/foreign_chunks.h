@@ -1,6 +1,6 @@
 #pragma once
-/// Writes chunks as another program may divide a tensor (docs/format/chunk.md): any boxes, and pages
-/// of any size.
+/// Writes chunks as another program may divide a tensor (docs/format/chunk.md): any boxes, and
+/// pages of any size.
 
 #include <cstddef>
 #include <cstdint>

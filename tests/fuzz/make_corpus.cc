@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -395,6 +396,26 @@ std::string ReadFile(const fs::path& path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
+/// Records of chunks that the sample state does not have.
+void AddChunkForms(Corpus& corpus) {
+  const kv::Extent delta{
+      .segment_id = 3, .offset_bytes = 4096, .length_bytes = 99, .page_digests_offset_bytes = 8192};
+  kv::Extent first{.segment_id = 1,
+                   .offset_bytes = 4096,
+                   .length_bytes = 4096,
+                   .page_digests_offset_bytes = 16'384};
+  kv::ChunkEntry entry{.sizes = {4096}, .extents = first, .digest = {1, 2}, .since_step = 7};
+  entry.extents.deltas = {delta, delta};
+  corpus.Add("records", "chunk_with_deltas", Builder(2).Add(EncodeChunk(entry)));
+  entry.extents.payload = kv::Extent::Zeros(4096);
+  corpus.Add("records", "chunk_compressed", Builder(2).Add(EncodeChunk(entry)));
+  first.page_bits = kv::kMinPageBits;
+  kv::Extent second = first;
+  second.segment_id = 2;
+  entry.extents = kv::Extents(std::array{first, second});
+  corpus.Add("records", "chunk_with_small_pages", Builder(2).Add(EncodeChunk(entry)));
+}
+
 void AddSafetensors(Corpus& corpus, const fs::path& exports) {
   const std::string file = ReadFile(exports / "state.safetensors");
   const auto header_bytes = schema::GetLittleEndian<uint64_t>(AsBytes(file), 0);
@@ -412,6 +433,7 @@ void MakeCorpus(const fs::path& folder) {
   AddStore(corpus, MakeStore(exports));
   AddMessages(corpus);
   AddDeltas(corpus);
+  AddChunkForms(corpus);
   AddSafetensors(corpus, exports);
   fs::remove_all(exports);
 }

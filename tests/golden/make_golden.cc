@@ -1,8 +1,8 @@
 // Creates the golden stores of this build's format version: make_golden DIR creates DIR, DIR-pages
-// with chunks in several extents, DIR-ranks with steps that three ranks wrote, DIR-chunks with boxes
-// of no grid and pages of other sizes, and DIR-example, which docs/format/ shows, with the names of
-// its objects in the order of their creation in DIR-example.names. Once a format version is
-// released, its stores are never created again.
+// with chunks in several extents, DIR-ranks with steps that three ranks wrote, DIR-chunks with
+// boxes of no grid and pages of other sizes, and DIR-example, which docs/format/ shows, with the
+// names of its objects in the order of their creation in DIR-example.names. Once a format version
+// is released, its stores are never created again.
 
 #include <fmt/format.h>
 

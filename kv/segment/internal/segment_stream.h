@@ -64,7 +64,7 @@ class SegmentStream {
   /// null.
   Result<void> UseBlocks(std::shared_ptr<BlockPool> blocks);
 
-  /// See StepWriter::Append, also for `page_bits`. Until the segment is sealed, page_digests_offset_bytes of the extent
+  /// See StepWriter::Append. Until the segment is sealed, page_digests_offset_bytes of the extent
   /// is the index of its first page digest.
   struct Appended {
     Extent extent;

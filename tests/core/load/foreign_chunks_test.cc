@@ -6,12 +6,15 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "core/inspect/compare.h"
 #include "core/step/contents.h"
+#include "core/upkeep/repair.h"
 #include "kv/compact.h"
+#include "kv/copy_steps.h"
 #include "kv/step_writer.h"
 #include "tests/core/tensor/test_tensor.h"
 #include "tests/kv/byte_payload.h"
@@ -180,6 +183,30 @@ TEST_P(PageSizeTest, SeveralExtentsSurviveACompaction) {
   CAIRN_ASSERT_OK(store->Compact({.max_dead = 0}, /*compress=*/true));
   EXPECT_EQ(OnlyChunk(2).extents.page_bytes(), page_bytes());
   EXPECT_EQ(LoadBytes(2, "w"), tensor.bytes);
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
+TEST_P(PageSizeTest, ACopyRepairsADamagedChunk) {
+  Write(1, tensor, whole, page_bits());
+  std::vector<std::unique_ptr<CheckpointStore>> copies(1);
+  CAIRN_ASSERT_OK_AND_ASSIGN(
+      copies[0], CheckpointStore::Open(directory.path() + "/copy", kv::OpenMode::kWrite));
+  CAIRN_ASSERT_OK(kv::CopySteps(store->kv(), copies[0]->kv(), {.steps = {1}}));
+  const kv::Extent extent = OnlyChunk(1).extents.front();
+  FlipByte(FileOf(extent), extent.offset_bytes + (2 << 20) + 1);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const RepairReport report, Repair(*store, copies));
+  EXPECT_EQ(report.repaired_chunks, 1u);
+  EXPECT_EQ(OnlyChunk(1).extents.page_bytes(), page_bytes());
+  EXPECT_EQ(LoadBytes(1, "w"), tensor.bytes);
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
+TEST_P(PageSizeTest, ACompactionCompressesOnlyChunksWithPagesOf64KiB) {
+  std::ranges::fill(tensor.bytes, std::byte{7});
+  Write(1, tensor, whole, page_bits());
+  CAIRN_ASSERT_OK(store->Compact({.max_dead = 0}, /*compress=*/true));
+  EXPECT_EQ(OnlyChunk(1).deltas.size(), page_bytes() == kv::kPageBytes ? 1u : 0u);
+  EXPECT_EQ(LoadBytes(1, "w"), tensor.bytes);
   EXPECT_THAT(VerifyAll(), IsEmpty());
 }
 
