@@ -12,8 +12,11 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -23,11 +26,13 @@
 #include "kv/root/internal/framed_record.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/root/internal/root_log.h"
+#include "kv/segment/internal/segment_format.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "kv/store.h"
 #include "kv/table/internal/table_stack.h"
 #include "kv/table/internal/table_writer.h"
 #include "schema/little_endian.h"
+#include "tests/kv/root/hooked_storage.h"
 #include "tests/kv/sample_step.h"
 #include "tests/kv/store_checks.h"
 #include "tests/support/result_matchers.h"
@@ -42,7 +47,9 @@ using ::testing::HasSubstr;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 using Bytes = std::vector<std::byte>;
 
-constexpr auto kNewColumn = static_cast<Column>(100);
+// The first and the last one that a newer build may define, and those around the ones of
+// applications.
+constexpr std::array kNewColumns = {Column{5}, Column{63}, Column{100}, Column{128}, Column{252}};
 constexpr uint16_t kNewField = 60;  // no record has so many
 constexpr uint16_t IdOf(uint16_t vtable_offset) { return (vtable_offset - 4) / 2; }
 constexpr uint16_t kReadFeaturesField = IdOf(schema::RootRecord::VT_READ_FEATURES);
@@ -104,7 +111,7 @@ Bytes WithKind(Bytes frame, std::byte kind) {
 class FutureTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    storage_ = std::make_shared<MemoryStorage>("future");
+    storage_ = std::make_shared<HookedStorage>();
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Open(OpenMode::kWrite));
     for (const uint64_t step : {1, 2}) {
       expected_[step] = MakeSample(step);
@@ -116,7 +123,7 @@ class FutureTest : public ::testing::Test {
   Result<std::unique_ptr<Store>> Open(OpenMode mode) {
     return Store::Open(storage_, mode, {.grace = std::chrono::milliseconds(0)});
   }
-  Bytes Read(const std::string& name) { return storage_->Read(name, 1 << 20).value(); }
+  Bytes Read(const std::string& name) { return storage_->Read(name, 16 << 20).value(); }
   void Write(const std::string& name, std::span<const std::byte> bytes) {
     CAIRN_ASSERT_OK(storage_->Put(name, bytes));
   }
@@ -140,11 +147,11 @@ class FutureTest : public ::testing::Test {
     const Bytes record = *internal::UnframeRecord(kFrame, Read(name));
     Write(name, *internal::FrameRecord(kFrame, WithField(record, id, field)));
   }
-  /// Puts a root in which the oldest step is in a page with this kind of digest.
-  void MoveToPage(std::byte kind) {
+  /// Puts a root in which the oldest step is in a page, with what `change` makes of its object.
+  void MoveToPage(const std::function<Bytes(const Bytes&)>& change) {
     internal::Root next = internal::Successor(NewestRoot(), std::chrono::hours(24));
     const internal::ObjectId id = internal::NewObjectId(next.epoch);
-    const Bytes page = WithKind(*internal::EncodePage({next.recent.data(), 1}), kind);
+    const Bytes page = change(*internal::EncodePage({next.recent.data(), 1}));
     Write(internal::ObjectName(internal::ObjectKind::kPage, id), page);
     next.pages = {{.id = id,
                    .file_bytes = page.size(),
@@ -154,6 +161,40 @@ class FutureTest : public ::testing::Test {
     ASSERT_EQ(internal::CommitRoot(*storage_, next).state,
               internal::CommitOutcome::State::kCommitted);
   }
+  void MoveToPage(std::byte kind) {
+    MoveToPage([kind](const Bytes& page) { return WithKind(page, kind); });
+  }
+  /// Adds an entry of a new column to the footer of each segment, and a new field to the footer and
+  /// all its records. Returns the lengths of the segments and the digests of the footers by id.
+  std::map<uint64_t, std::pair<uint64_t, uint64_t>> RewriteFooters() {
+    std::map<uint64_t, std::pair<uint64_t, uint64_t>> footers;
+    const std::vector<std::string> names = storage_->List("segments/").value();
+    for (const std::string& name : names) {
+      Bytes bytes = Read(name);
+      const auto header =
+          *internal::DecodeSegmentHeader(std::span(bytes).first<internal::kSegmentHeaderBytes>());
+      auto trailer = *internal::DecodeSegmentTrailer(
+          std::span(bytes).last<internal::kSegmentTrailerBytes>(), bytes.size());
+      const auto old =
+          std::span(bytes).subspan(trailer.footer_offset_bytes(), trailer.footer_bytes);
+      auto entries = *internal::DecodeSegmentFooter(old, header.segment_id);
+      for (auto& entry : entries) entry.value = WithNewField(entry.column, entry.value);
+      entries.push_back({.column = kNewColumns[0], .key = "key", .value = Bytes(9)});
+      const std::string attempt = *internal::DecodeFooterAttempt(old);
+      const Bytes footer = WithField(internal::EncodeSegmentFooter(header, attempt, entries),
+                                     kNewField, Bytes(8, std::byte{7}));
+      trailer.footer_bytes = footer.size();
+      trailer.footer_digest = Checksum64(footer);
+      bytes.resize(trailer.footer_offset_bytes());
+      bytes.insert(bytes.end(), footer.begin(), footer.end());
+      bytes.resize((bytes.size() + internal::kSegmentTrailerBytes + 4095) / 4096 * 4096);
+      internal::EncodeSegmentTrailer(trailer,
+                                     std::span(bytes).last<internal::kSegmentTrailerBytes>());
+      Write(name, bytes);
+      footers[header.segment_id] = {bytes.size(), trailer.footer_digest};
+    }
+    return footers;
+  }
   /// Returns a record with a new field, if it has room for one.
   static Bytes WithNewField(Column column, std::span<const std::byte> record) {
     // The entry of the step has the digest of the structure.
@@ -161,7 +202,7 @@ class FutureTest : public ::testing::Test {
     return has_room ? WithField(record, kNewField, Bytes(8, std::byte{7}))
                     : Bytes(record.begin(), record.end());
   }
-  /// Puts a root in which the table of `step` has other records, and a new column.
+  /// Puts a root in which the table of `step` has other records, and new columns.
   void RewriteTable(uint64_t step, auto change) {
     internal::Root next = internal::Successor(NewestRoot(), std::chrono::hours(24));
     for (internal::StepEntryPtr& entry : next.recent) {
@@ -178,11 +219,12 @@ class FutureTest : public ::testing::Test {
     const auto stack = *tables.OpenStack(entry.tables);
     const auto writer =
         *internal::TableWriter::Create(*storage_, internal::NewObjectId(NewestRoot().epoch));
-    bool has_new = false;
+    size_t new_count = 0;
     (void)stack.Scan("", [&](std::string_view key, auto value) -> Result<bool> {
       const auto column = static_cast<Column>(key[0]);
-      if (column > kNewColumn && !std::exchange(has_new, true)) {
-        CAIRN_TRY(writer->Add(TableKey(kNewColumn, "key"), AsBytes("of a newer build")));
+      for (; new_count < kNewColumns.size() && column > kNewColumns[new_count]; ++new_count) {
+        CAIRN_TRY(
+            writer->Add(TableKey(kNewColumns[new_count], "key"), AsBytes("of a newer build")));
       }
       const Bytes tables = internal::EncodeTables({});
       CAIRN_TRY(writer->Add(
@@ -192,11 +234,13 @@ class FutureTest : public ::testing::Test {
     });
     return *writer->Finish();
   }
-  /// Returns the record of the new column of a step, as text.
-  static std::string NewRecordOf(Store& store, uint64_t step) {
+  /// Returns in how many new columns a step has the record that RewriteTable adds.
+  static size_t NewRecordsOf(Store& store, uint64_t step) {
     const auto snapshot = *store.Latest();
-    const auto record = *snapshot->Get(kNewColumn, *snapshot->FindStep(step), "key");
-    return record ? std::string(AsText(*record)) : "";
+    return static_cast<size_t>(std::ranges::count_if(kNewColumns, [&](Column column) {
+      const auto record = *snapshot->Get(column, *snapshot->FindStep(step), "key");
+      return record && AsText(*record) == "of a newer build";
+    }));
   }
   void ExpectAll() {
     ExpectSteps(storage_, expected_);
@@ -241,7 +285,7 @@ class FutureTest : public ::testing::Test {
   }
 
   static constexpr internal::FrameKind kFrame{.magic = "CNRT", .name = "root"};
-  std::shared_ptr<MemoryStorage> storage_;
+  std::shared_ptr<HookedStorage> storage_;
   Steps expected_;
 };
 
@@ -334,18 +378,106 @@ TEST_F(FutureTest, UnknownColumnsAndFieldsAreIgnoredAndColumnsAreKept) {
   CAIRN_ASSERT_OK(SaveSample(*store, expected_[3] = MakeSample(3)));
   CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{1}));
   expected_.erase(1);
-  EXPECT_EQ(NewRecordOf(*store, 2), "of a newer build");
-  EXPECT_EQ(NewRecordOf(*store, 3), "") << "of its base";
+  EXPECT_EQ(NewRecordsOf(*store, 2), kNewColumns.size());
+  EXPECT_EQ(NewRecordsOf(*store, 3), 0u) << "of its base";
   CAIRN_ASSERT_OK_AND_ASSIGN(const CompactReport compacted, Compact(*store, {.max_dead = 0}));
   EXPECT_GT(compacted.rewritten_steps, 0u);
-  EXPECT_EQ(NewRecordOf(*store, 2), "of a newer build");
+  EXPECT_EQ(NewRecordsOf(*store, 2), kNewColumns.size());
   ExpectAll();
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto copy,
                              Store::Open(std::make_shared<MemoryStorage>("to"), OpenMode::kWrite));
   CAIRN_ASSERT_OK(CopySteps(*store, *copy, {.steps = {2, 3}}));
-  EXPECT_EQ(NewRecordOf(*copy, 2), "of a newer build");
-  EXPECT_EQ(NewRecordOf(*copy, 3), "");
+  EXPECT_EQ(NewRecordsOf(*copy, 2), kNewColumns.size());
+  EXPECT_EQ(NewRecordsOf(*copy, 3), 0u);
   ExpectSteps(*copy, expected_);
+}
+
+// The source is compacted, and its former tables and segments are removed, after the copy has begun.
+TEST_F(FutureTest, UnknownColumnsAreKeptByACopyDuringACompaction) {
+  RewriteTable(2, WithNewField);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Open(OpenMode::kWrite));
+  CAIRN_ASSERT_OK(writer->Delete(std::array<uint64_t, 1>{1}));
+  expected_.erase(1);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto source, Open(OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto copy,
+                             Store::Open(std::make_shared<MemoryStorage>("to"), OpenMode::kWrite));
+  bool has_begun = false;
+  uint64_t rewritten = 0;
+  storage_->before_read = [&](std::string_view name) {
+    if (!name.starts_with("tables/") || std::exchange(has_begun, true)) return;
+    const auto compacted = Compact(*writer, {.max_dead = 0});
+    if (compacted) rewritten = compacted->rewritten_steps;
+  };
+  CAIRN_ASSERT_OK(CopySteps(*source, *copy, {.steps = {2}}));
+  EXPECT_GT(rewritten, 0u);
+  EXPECT_EQ(NewRecordsOf(*copy, 2), kNewColumns.size());
+  ExpectSteps(*copy, expected_);
+}
+
+// The table of step 2 is in the root before the damaged one, and that of step 3 describes itself.
+TEST_F(FutureTest, UnknownColumnsAreKeptByARebuild) {
+  RewriteTable(2, WithNewField);
+  {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Open(OpenMode::kWrite));
+    CAIRN_ASSERT_OK(SaveSample(*store, expected_[3] = MakeSample(3)));
+  }
+  Write(internal::RootName(NewestRoot().number), AsBytes("damage"));
+  CAIRN_ASSERT_OK(Store::Rebuild(storage_));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Open(OpenMode::kRead));
+  EXPECT_EQ(NewRecordsOf(*store, 2), kNewColumns.size());
+  EXPECT_EQ(NewRecordsOf(*store, 3), 0u);
+  ExpectAll();
+}
+
+TEST_F(FutureTest, UnknownFieldsOfEntriesAndPagesAreIgnored) {
+  constexpr internal::FrameKind kPageFrame{.magic = "CNPG", .name = "page of steps"};
+  const Bytes field(8, std::byte{7});
+  MoveToPage([&](const Bytes& page) {
+    const Bytes record = WithField(*internal::UnframeRecord(kPageFrame, page), kNewField, field);
+    const auto* entry = flatbuffers::GetRoot<schema::StepsPage>(record.data())->steps()->Get(0);
+    return *internal::FrameRecord(kPageFrame, WithField(record, kNewField, field, entry));
+  });
+  const std::string name = internal::RootName(NewestRoot().number);
+  const Bytes record = *internal::UnframeRecord(kFrame, Read(name));
+  const auto* entry = schema::GetRootRecord(record.data())->recent()->Get(0);
+  Write(name, *internal::FrameRecord(kFrame, WithField(record, kNewField, field, entry)));
+  ExpectAll();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Open(OpenMode::kWrite));
+  CAIRN_ASSERT_OK(SaveSample(*store, expected_[3] = MakeSample(3)));
+  CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{1}));
+  expected_.erase(1);
+  ExpectAll();
+}
+
+TEST_F(FutureTest, UnknownEntriesAndFieldsOfFootersAreIgnored) {
+  const auto footers = RewriteFooters();
+  for (const uint64_t step : {1, 2}) {
+    RewriteTable(step, [&](Column column, std::span<const std::byte> record) {
+      if (column != Column::kSegments) return WithNewField(column, record);
+      SegmentInfo info = *internal::DecodeSegment(record);
+      std::tie(info.file_bytes, info.footer_digest) = footers.at(info.segment_id);
+      return WithNewField(column, internal::EncodeSegment(info));
+    });
+  }
+  ExpectAll();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Open(OpenMode::kWrite));
+  CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{1}));
+  expected_.erase(1);
+  CAIRN_ASSERT_OK(Compact(*store, {.max_dead = 0}));
+  ExpectAll();
+}
+
+// Only the footers remain, which have all tensors of the first step.
+TEST_F(FutureTest, UnknownEntriesAndFieldsOfFootersAreIgnoredByARebuild) {
+  (void)RewriteFooters();
+  RemoveObjects(*storage_, "roots/");
+  RemoveObjects(*storage_, "tables/");
+  CAIRN_ASSERT_OK(Store::Rebuild(storage_));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(storage_));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info, snapshot->FindStep(1));
+  uint64_t bytes = 0;
+  for (const auto& [fqn, tensor] : expected_.at(1).tensors) bytes += tensor.size();
+  EXPECT_EQ(info.logical_bytes, bytes);
 }
 
 TEST_F(FutureTest, UnknownKindOfDigestInARootRefusesTheOpen) {
