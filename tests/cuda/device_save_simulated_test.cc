@@ -14,6 +14,7 @@
 #include "core/upkeep/step_part.h"
 #include "kv/base/digest.h"
 #include "kv/base/step_info.h"
+#include "tests/core/foreign_chunks.h"
 #include "tests/cuda/device_store_fixture.h"
 #include "tests/support/fake_s3.h"
 #include "tests/support/simulated_cuda/simulated_cuda.h"
@@ -56,6 +57,21 @@ TEST_F(DeviceSaveTest, NothingChangedAndNoPayloadCrossesTheBus) {
   const Counters counters = simulated_cuda::GetCounters();
   EXPECT_LE(counters.d2h_bytes, kPages / 8 + 64);
   ExpectStored(2);
+}
+
+// The digests of a device are those of pages of 64 KiB.
+TEST_F(DeviceSaveTest, AChunkWhoseBaseHasSmallerPagesIsWrittenAgain) {
+  AddPlain("w", 3 * kv::kPageBytes + 77);
+  core::TensorView host = tensors_.at("w").view;
+  host.data = host_.front().data();
+  host.device = core::kHostDevice;
+  CAIRN_ASSERT_OK(
+      core::WriteForeign(*store_, 1, host, {core::WholeBox(host.shape)}, kv::kMinPageBits));
+  CAIRN_ASSERT_OK(store_->Save(2, State(), {.unchanged = {"w"}}));
+  ExpectStored(2);
+  Write("w", 5, RandomBytes(10, 3));
+  CAIRN_ASSERT_OK(store_->Save(3, State()));
+  ExpectStored(3);
 }
 
 // Page-locked blocks are shorter than the parts of S3.
