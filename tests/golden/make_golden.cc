@@ -1,8 +1,8 @@
-// Creates the golden stores of this build's format version: make_golden DIR creates DIR, DIR-pages
-// with chunks in several extents, DIR-ranks with steps that three ranks wrote, DIR-chunks with
-// boxes of no grid and pages of other sizes, and DIR-example, which docs/format/ shows, with the
-// names of its objects in the order of their creation in DIR-example.names. Once a format version
-// is released, its stores are never created again.
+// Creates three golden stores of this build's format version; make_golden.py creates the others.
+// make_golden DIR creates DIR-ranks with steps that three ranks wrote, DIR-chunks with boxes of no
+// grid and pages of other sizes, and DIR-example, which docs/format/ shows, with the names of its
+// objects in the order of their creation in DIR-example.names. Once a format version is released,
+// its stores are never created again.
 
 #include <fmt/format.h>
 
@@ -27,45 +27,13 @@
 #include "kv/storage/open/open_storage.h"
 #include "kv/store.h"
 #include "tests/core/foreign_chunks.h"
-#include "tests/golden/golden_contents.h"
+#include "tests/kv/sample_step.h"
 #include "tests/support/fixed_environment.h"
 
 namespace cairn::kv::testing {
 namespace {
 
 using cairn::testing::AdvanceClock;
-
-/// Removes what no step uses at once, to keep the repository small.
-Result<std::unique_ptr<Store>> OpenWriter(const std::string& directory) {
-  AdvanceClock();
-  return Store::Open(directory, OpenMode::kWrite, {.grace = std::chrono::milliseconds(0)});
-}
-
-Result<void> MakeGolden(const std::string& directory) {
-  {
-    CAIRN_TRY_ASSIGN(const auto store, OpenWriter(directory));
-    for (const auto& [step, version] : {std::pair{10, 0}, {15, 0}, {20, 0}, {20, 1}}) {
-      AdvanceClock();
-      CAIRN_TRY(SaveSample(*store, GoldenStep(step, version), /*overwrite=*/version > 0));
-    }
-    CAIRN_TRY(store->Delete(std::array<uint64_t, 1>{15}));
-    CAIRN_TRY(store->Close());
-  }
-  CAIRN_TRY_ASSIGN(const auto store, OpenWriter(directory));
-  CAIRN_TRY(SaveSample(*store, GoldenStep(30, 0)));
-  return store->Close();
-}
-
-/// Step 1 is deleted. Its segment remains, because later steps use some of its pages.
-Result<void> MakeGoldenPages(const std::string& directory) {
-  CAIRN_TRY_ASSIGN(const auto store, OpenWriter(directory));
-  for (const uint64_t step : {1, 2, 3}) {
-    AdvanceClock();
-    CAIRN_TRY(SaveSample(*store, PagesGoldenStep(step)));
-  }
-  CAIRN_TRY(store->Delete(std::array<uint64_t, 1>{1}));
-  return store->Close();
-}
 
 /// Removes older roots, which would be most of the bytes of a store and are of no use here.
 Result<void> KeepRoots(const std::string& directory, uint64_t count) {
@@ -87,18 +55,21 @@ Result<std::vector<std::unique_ptr<Store>>> OpenOthers(Store& store, const std::
   return others;
 }
 
-/// More steps than a root names, of three ranks. The root refers to a page with the older ones.
+/// Two steps of three ranks. make_golden.py states what they contain.
 Result<void> MakeGoldenRanks(const std::string& directory) {
-  CAIRN_TRY_ASSIGN(const auto store, OpenWriter(directory));
+  AdvanceClock();
+  CAIRN_TRY_ASSIGN(const auto store, Store::Open(directory, OpenMode::kWrite));
   CAIRN_TRY_ASSIGN(const auto others, OpenOthers(*store, directory));
-  for (const auto& [step, sample] : RanksGoldenSteps()) {
+  for (const uint64_t step : {1, 2}) {
     AdvanceClock();
-    // All ranks take part only in the first and the last step.
-    const bool of_ranks = step == kFirstRanksStep || step == kLastRanksStep;
-    CAIRN_TRY(of_ranks ? SaveSampleByRanks(*store, others, sample) : SaveSample(*store, sample));
+    SampleStep sample{.step = step, .version = step, .tensors = {}};
+    sample.tensors["empty"] = {};
+    sample.tensors["frozen"].resize(1'500, std::byte{3});
+    sample.tensors["hot"].resize(1'000, static_cast<std::byte>(step));
+    CAIRN_TRY(SaveSampleByRanks(*store, others, sample));
   }
   CAIRN_TRY(store->Close());
-  return KeepRoots(directory, 3);
+  return KeepRoots(directory, 2);
 }
 
 /// Steps 12 and 20: a matrix in five boxes that no line divides, with pages of 2^step bytes.
@@ -224,10 +195,8 @@ int main(int argc, char** argv) {
     return 2;
   }
   const std::string directory = argv[1];
-  auto made = cairn::kv::testing::MakeGolden(directory);
-  if (made) made = cairn::kv::testing::MakeGoldenPages(directory + "-pages");
+  auto made = cairn::kv::testing::MakeExample(directory + "-example");
   if (made) made = cairn::kv::testing::MakeGoldenRanks(directory + "-ranks");
-  if (made) made = cairn::kv::testing::MakeExample(directory + "-example");
   if (made) made = cairn::kv::testing::MakeGoldenChunks(directory + "-chunks");
   if (!made) {
     std::fprintf(stderr, "make_golden: %s\n", made.error().ToString().c_str());

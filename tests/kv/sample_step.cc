@@ -280,14 +280,15 @@ Result<StepInfo> SaveSampleOfRank(Store& store, const SampleStep& sample,
   }
   OtherRanks others_records;
   CAIRN_TRY(writer->Gather(others_records));
+  StepSummary summary{.tensor_count = sample.tensors.size(), .value_count = 1};
   for (const auto& [fqn, content] : sample.tensors) {
+    summary.logical_bytes += content.size();
     const uint64_t chunks = (content.size() + kSampleChunkBytes - 1) / kSampleChunkBytes;
     CAIRN_TRY(writer->AddRecord(Column::kTensors, FqnKey(fqn),
                                 TensorBytesRecord(content.size(), chunks)));
   }
   CAIRN_TRY(writer->AddRecord(Column::kValues, FqnKey(kVersionFqn), IntRecord(sample.version)));
   CAIRN_TRY(writer->SetStructure(FlatStructure(sample)));
-  StepSummary summary{.tensor_count = sample.tensors.size(), .value_count = 1};
   if (!base->step_numbers().empty()) summary.base_step = base->step_numbers().back();
   return writer->Commit(summary);
 }

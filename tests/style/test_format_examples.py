@@ -114,6 +114,11 @@ def rename(text: str, former: Path) -> str:
             *(re.findall("[0-9a-f]{16,}", name) for name in (old, new)), strict=True
         ):
             text = text.replace(old_id, new_id).replace(str(int(old_id, 16)), str(int(new_id, 16)))
+            # In records, an id of 96 bits is in two parts.
+            for part in (slice(16), slice(16, None)):
+                if old_id[part]:
+                    text = text.replace(old_id[part], new_id[part])
+                    text = text.replace(str(int(old_id[part], 16)), str(int(new_id[part], 16)))
     return text
 
 
