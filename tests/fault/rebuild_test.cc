@@ -158,14 +158,16 @@ TEST_F(LostRootTest, NoCutOfTheNewestRootDropsACommitSilently) {
   }
 }
 
-// A missing root cannot be told from one that was never put. The state is then that of the commit
-// before, complete, or the open reports the objects that later commits have removed.
-TEST_F(LostRootTest, DeletedNewestRootsShowTheCompleteStateOfAnEarlierCommit) {
+// Without the hint, a missing root cannot be told from one that was never put. The state is then
+// that of the commit before, complete, or the open reports the objects that later commits have removed.
+TEST_F(LostRootTest, DeletedNewestRootsAreNoticedByTheHintAlone) {
   for (size_t lost = 1; lost < states_.size(); ++lost) {
     SCOPED_TRACE(fmt::format("the newest {} roots deleted", lost));
     const std::string copy = Copy();
     for (size_t n = 0; n < lost; ++n) fs::remove(Roots(copy)[0]);
     const Steps& state = states_[states_.size() - 1 - lost];
+    EXPECT_THAT(Store::Open(copy, OpenMode::kRead), IsError(ErrorCode::kDataLoss, "was committed"));
+    fs::remove(copy + "/hint");
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(copy, OpenMode::kRead));
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
     EXPECT_EQ(snapshot->step_numbers().size(), state.size());
