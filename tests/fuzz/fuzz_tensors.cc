@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/state_dict/internal/stored_tree.h"
+#include "core/state_dict/key_name.h"
 #include "core/state_dict/key_pattern.h"
 #include "core/state_dict/state_dict.h"
 #include "core/state_dict/value.h"
@@ -73,7 +74,7 @@ void CheckSelection(const std::vector<std::byte>& record, const StateTree& tree,
 void SelectInAny(const std::vector<std::byte>& record) {
   const auto stored = StoredTree::Open(record);
   if (!stored) return UseError(stored.error());
-  CAIRN_FUZZ_CHECK((*stored)->Select({"a", "b.c"}).nodes.size() > 0);
+  CAIRN_FUZZ_CHECK((*stored)->Select({"a", "b.c", "list\\.1"}).nodes.size() > 0);
 }
 
 void FuzzTree(Input input) {
@@ -129,9 +130,24 @@ void FuzzValue(std::span<const std::byte> record) {
   CAIRN_FUZZ_CHECK(again.has_value() && Is(EncodeValue(*again), *once));
 }
 
+/// A name of a key, or several, as stored or as the caller of an edit gives them.
+void FuzzNames(std::string_view fqn) {
+  ptrdiff_t separators = 0;
+  for (size_t at = 0; (at = FindSeparator(fqn, at)) != std::string_view::npos; ++at) {
+    CAIRN_FUZZ_CHECK(fqn[at] == '.');
+    ++separators;
+  }
+  const std::string texts = JoinedTexts(fqn);
+  CAIRN_FUZZ_CHECK(texts.size() <= fqn.size() && std::ranges::count(texts, '.') >= separators);
+  const auto node = ParseName(fqn);
+  if (!node) return UseError(node.error());
+  CAIRN_FUZZ_CHECK(NameOf(*node) == fqn && node->key == texts);
+}
+
 /// The first line is the key; the others are patterns.
 void FuzzPatterns(Input input) {
   const std::string_view fqn = input.Line();
+  FuzzNames(fqn);
   std::vector<std::string> texts;
   while (!input.rest().empty()) texts.emplace_back(input.Line());
   const auto patterns = KeyPatterns::Parse(texts);

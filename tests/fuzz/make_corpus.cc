@@ -255,6 +255,11 @@ void AddRoot(Corpus& corpus, std::span<const std::byte> object) {
              Builder(2).Add(Must(UnframeRecord({.magic = "CNRT", .name = "root"}, object))));
   const Root root = Must(DecodeRoot(object));
   if (root.recent.empty()) return;
+  Root newer = root;
+  newer.features.write = {"a-feature", "another"};
+  const Bytes newer_object = Must(EncodeRoot(newer));
+  corpus.Add("roots", "root_features",
+             Builder(2).Add(Must(UnframeRecord({.magic = "CNRT", .name = "root"}, newer_object))));
   const Bytes page = Must(EncodePage(root.recent));
   corpus.Add("roots", "page_object", Builder(3).Add(page));
   corpus.Add("roots", "page_repaired", Builder(4).Add(page));
