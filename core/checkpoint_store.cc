@@ -319,6 +319,13 @@ Result<LoadReport> CheckpointStore::Load(const kv::StepInfo& step,
                   }));
 }
 
+Result<void> CheckpointStore::LoadValues(const kv::StepInfo& step, std::span<ValueInfo> values,
+                                         const Progress& progress) const {
+  return internal::WithStep(kv(), step, [&](const internal::StepView& view) {
+    return internal::RunLoadValues(view, values, progress);
+  });
+}
+
 Result<LoadReport> CheckpointStore::LoadShards(const kv::StepInfo& step,
                                                std::span<const ShardTarget> targets,
                                                const ShardLoadOptions& options) const {

@@ -155,10 +155,10 @@ class CheckpointStore {
                             const MergeOptions& options = {});
 
   /// Lists the keys of `step`, or of the latest step, that `patterns` select. Reads records, but no
-  /// payload. kNotFound: there is no such step. Cost: linear in the number of keys of the step. If
-  /// no inclusion of `patterns` has a wildcard, only reads the step's structure and the listed
-  /// keys; the store keeps the structure (up to 64 MiB, and 8 bytes per key) for such lists of this
-  /// step and of steps with the same structure.
+  /// payload; LoadValues reads the bytes of long values. kNotFound: there is no such step. Cost:
+  /// linear in the number of keys of the step. If no inclusion of `patterns` has a wildcard, only
+  /// reads the step's structure and the listed keys; the store keeps the structure (up to 64 MiB,
+  /// and 8 bytes per key) for such lists of this step and of steps with the same structure.
   Result<Contents> List(std::optional<uint64_t> step, const KeyPatterns& patterns = {}) const;
   /// Calls the visitors with the tensors and values of a step that `patterns` select, in key order,
   /// and then with the hidden tensors that selected ones need. So the first key is known long
@@ -208,6 +208,13 @@ class CheckpointStore {
   Result<LoadReport> Load(const kv::StepInfo& step, std::span<const LoadRequest> requests,
                           const Progress& progress = {}, std::span<const DeviceStream> streams = {},
                           std::span<const TensorInfo> known = {}) const;
+
+  /// Replaces each ChunkedValue of `values`, such as those that List returns, by the whole value.
+  /// Requires that they belong to `step`. Every page is checked. kDataLoss: bytes do not match
+  /// their digests. kNotFound: the step was deleted. kCancelled: `progress` asked to stop. Memory:
+  /// the values.
+  Result<void> LoadValues(const kv::StepInfo& step, std::span<ValueInfo> values,
+                          const Progress& progress = {}) const;
 
   /// Fills this rank's part of each tensor, on any mesh, whatever the mesh of the save was. After
   /// an error the contents of the targets are unspecified. Collective if `options.read_once` is set

@@ -33,6 +33,7 @@ struct Entry {
   std::string_view fqn;
   const TensorInfo* tensor = nullptr;
   const Value* value = nullptr;
+  const TensorInfo* bytes = nullptr;  // those of a ChunkedValue
 };
 
 std::vector<Entry> EntriesOf(const Contents& contents) {
@@ -43,7 +44,9 @@ std::vector<Entry> EntriesOf(const Contents& contents) {
   }
   const auto tensor_count = std::ssize(entries);
   for (const ValueInfo& value : contents.values) {
-    entries.push_back({value.fqn, nullptr, &value.value});
+    const bool is_chunked = std::holds_alternative<ChunkedValue>(value.value);
+    entries.push_back({value.fqn, nullptr, &value.value,
+                       is_chunked ? FindByName(contents.tensors, value.fqn) : nullptr});
   }
   std::ranges::inplace_merge(entries, entries.begin() + tensor_count, {}, &Entry::fqn);
   return entries;
@@ -56,7 +59,8 @@ std::string Describe(const Entry& entry) {
 }
 
 KeyChange WholeChange(KeyChange::Kind kind, const Entry& entry, std::string detail) {
-  const uint64_t bytes = entry.tensor != nullptr ? entry.tensor->nbytes : 0;
+  const TensorInfo* const tensor = entry.tensor != nullptr ? entry.tensor : entry.bytes;
+  const uint64_t bytes = tensor != nullptr ? tensor->nbytes : 0;
   return KeyChange{.kind = kind,
                    .fqn = std::string(entry.fqn),
                    .is_tensor = entry.tensor != nullptr,
@@ -226,7 +230,12 @@ Result<std::optional<KeyChange>> CompareEntries(const StepView& view_a, const En
   KeyChange change =
       WholeChange(KeyChange::Kind::kChanged, b, fmt::format("{} -> {}", Describe(a), Describe(b)));
   if (a.value != nullptr && b.value != nullptr) {
-    CAIRN_TRY_ASSIGN(const bool same, SameValue(*a.value, *b.value));
+    CAIRN_TRY_ASSIGN(bool same, SameValue(*a.value, *b.value));
+    if (same && a.bytes != nullptr && b.bytes != nullptr) {
+      CAIRN_TRY_ASSIGN(change.changed_bytes,
+                       ChangedBytes(view_a, *a.bytes, view_b, *b.bytes, reading));
+      same = change.changed_bytes == 0;
+    }
     if (same) return std::nullopt;
     return change;
   }

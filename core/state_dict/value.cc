@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <bit>
 #include <cstring>
 
@@ -13,6 +14,7 @@ namespace cairn::core {
 namespace {
 
 constexpr size_t kShownBytes = 64;
+static_assert(std::variant_size_v<Value> == static_cast<size_t>(schema::ValueKind::MAX) + 2);
 
 void AppendDouble(std::vector<uint8_t>& out, double value) {
   schema::AppendLittleEndian(out, std::bit_cast<uint64_t>(value));
@@ -28,6 +30,7 @@ struct Fields {
   schema::ValueKind kind = schema::ValueKind::Null;
   int64_t integer = 0;
   std::vector<uint8_t> bytes;
+  uint64_t chunked_bytes = 0;
 };
 
 std::vector<uint8_t> Copy(std::span<const std::byte> bytes) {
@@ -61,6 +64,9 @@ struct ToFields {
   }
   Fields operator()(const Pickle& value) const {
     return {schema::ValueKind::Pickle, 0, Copy(value.data)};
+  }
+  Fields operator()(const ChunkedValue& value) const {
+    return {value.kind, 0, {}, value.length_bytes};
   }
 };
 
@@ -158,24 +164,71 @@ struct ToText {
   std::string operator()(const Pickle& value) const {
     return fmt::format("<pickle, {} bytes>", value.data.size());
   }
+  std::string operator()(const ChunkedValue& value) const {
+    return fmt::format("<{}, {} bytes>", TypeName(value), value.length_bytes);
+  }
 };
 
 }  // namespace
 
-Result<std::vector<std::byte>> EncodeValue(const Value& value) {
-  const Fields fields = std::visit(ToFields{}, value);
-  if (fields.bytes.size() > kMaxValueBytes) {
+bool IsLong(const Value& value) { return BytesOf(value).size() > kMaxInlineValueBytes; }
+
+std::span<const std::byte> BytesOf(const Value& value) {
+  if (const auto* text = std::get_if<std::string>(&value)) return std::as_bytes(std::span(*text));
+  if (const auto* big = std::get_if<BigInt>(&value)) return big->twos_complement;
+  if (const auto* bytes = std::get_if<Bytes>(&value)) return bytes->data;
+  if (const auto* pickle = std::get_if<Pickle>(&value)) return pickle->data;
+  return {};
+}
+
+namespace {
+
+Result<void> CheckBytes(const Value& value) {
+  if (BytesOf(value).size() > kMaxValueBytes) {
     return Fail(ErrorCode::kInvalidArgument,
                 fmt::format("a plain value of {} bytes is larger than {}; store it as a tensor",
-                            fields.bytes.size(), kMaxValueBytes));
+                            BytesOf(value).size(), kMaxValueBytes));
   }
   if (const auto* big = std::get_if<BigInt>(&value); big && !IsShortest(big->twos_complement)) {
     return Fail(ErrorCode::kInvalidArgument, "a big integer is not in its shortest form");
   }
+  return {};
+}
+
+}  // namespace
+
+Result<ChunkedValue> WithoutBytes(const Value& value) {
+  CAIRN_TRY(CheckBytes(value));
+  // The alternatives are in the order of ValueKind.
+  return ChunkedValue{.kind = static_cast<schema::ValueKind>(value.index()),
+                      .length_bytes = BytesOf(value).size()};
+}
+
+Result<Value> WithBytes(const ChunkedValue& value, std::vector<std::byte> bytes) {
+  switch (value.kind) {
+    case schema::ValueKind::BigInt:
+      if (!IsShortest(bytes)) return Damaged("a big integer is not in its shortest form");
+      return Value(BigInt{std::move(bytes)});
+    case schema::ValueKind::String: {
+      const auto* const text = reinterpret_cast<const char*>(bytes.data());
+      return Value(std::string(text, bytes.size()));
+    }
+    case schema::ValueKind::Bytes:
+      return Value(Bytes{std::move(bytes)});
+    case schema::ValueKind::Pickle:
+      return Value(Pickle{std::move(bytes)});
+    default:
+      return Damaged("a value of this kind has no chunks");
+  }
+}
+
+Result<std::vector<std::byte>> EncodeValue(const Value& value) {
+  CAIRN_TRY(CheckBytes(value));
+  const Fields fields = std::visit(ToFields{}, value);
   flatbuffers::FlatBufferBuilder builder(fields.bytes.size() + 64);
   const auto bytes = fields.bytes.empty() ? 0 : builder.CreateVector(fields.bytes);
   builder.Finish(schema::CreateValueRecord(builder, schema::kRecordVersion, fields.kind,
-                                           fields.integer, bytes),
+                                           fields.integer, bytes, fields.chunked_bytes),
                  schema::ValueRecordIdentifier());
   const auto* data = reinterpret_cast<const std::byte*>(builder.GetBufferPointer());
   std::vector<std::byte> record(data, data + builder.GetSize());
@@ -189,10 +242,15 @@ Result<Value> DecodeValue(std::span<const std::byte> bytes) {
                                                           "ValueRecord"));
   std::span<const uint8_t> raw;
   if (record->bytes() != nullptr) raw = {record->bytes()->data(), record->bytes()->size()};
-  const auto copy = [&] {
-    const auto view = std::as_bytes(raw);
-    return std::vector<std::byte>(view.begin(), view.end());
-  };
+  const std::span<const std::byte> all = std::as_bytes(raw);
+  const ChunkedValue chunked{.kind = record->kind(), .length_bytes = record->chunked_bytes()};
+  if (chunked.length_bytes > 0 && chunked.kind <= schema::ValueKind::Pickle) {
+    if (chunked.length_bytes > kMaxValueBytes || !raw.empty() ||
+        (chunked.kind != schema::ValueKind::BigInt && chunked.kind < schema::ValueKind::String)) {
+      return Damaged("its chunks have too many bytes, or it has none");
+    }
+    return Value(chunked);
+  }
   switch (record->kind()) {
     case schema::ValueKind::Null:
       return Value(std::monostate{});
@@ -202,26 +260,28 @@ Result<Value> DecodeValue(std::span<const std::byte> bytes) {
       return Value(record->integer() == 1);
     case schema::ValueKind::Int:
       return Value(int64_t{record->integer()});
-    case schema::ValueKind::BigInt:
-      if (!IsShortest(std::as_bytes(raw)))
-        return Damaged("a big integer is not in its shortest form");
-      return Value(BigInt{copy()});
     case schema::ValueKind::Float:
       if (raw.size() != 8) return Damaged("a float does not have 8 bytes");
       return Value(GetDouble(raw));
     case schema::ValueKind::Complex:
       if (raw.size() != 16) return Damaged("a complex number does not have 16 bytes");
       return Value(std::complex<double>(GetDouble(raw), GetDouble(raw, 8)));
+    case schema::ValueKind::BigInt:
     case schema::ValueKind::String:
-      return Value(std::string(raw.begin(), raw.end()));
     case schema::ValueKind::Bytes:
-      return Value(Bytes{copy()});
     case schema::ValueKind::Pickle:
-      return Value(Pickle{copy()});
+      return WithBytes(chunked, {all.begin(), all.end()});
   }
   return Fail(ErrorCode::kUnimplemented,
               fmt::format("value kind {} is unknown to this version; upgrade to read it",
                           static_cast<int>(record->kind())));
+}
+
+const char* TypeName(const Value& value) {
+  static constexpr std::array kNames = {"None",    "bool", "int",   "int",   "float",
+                                        "complex", "str",  "bytes", "pickle"};
+  const auto* const chunked = std::get_if<ChunkedValue>(&value);
+  return kNames[chunked != nullptr ? static_cast<size_t>(chunked->kind) : value.index()];
 }
 
 std::string FormatValue(const Value& value) { return std::visit(ToText{}, value); }

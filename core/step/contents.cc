@@ -22,6 +22,13 @@ kv::ChunkEntry ChunkInfo::entry() const {
           .statistics = statistics};
 }
 
+bool HasBytesOf(const TensorInfo& tensor, const ValueInfo& value) {
+  const auto* const chunked = std::get_if<ChunkedValue>(&value.value);
+  return chunked != nullptr && tensor.hidden && tensor.fqn == value.fqn &&
+         tensor.dtype == DType::kUInt8 && !tensor.alias_of &&
+         tensor.shape == Shape{chunked->length_bytes};
+}
+
 Result<void> CheckRepeats(std::span<const TensorInfo> tensors) {
   uint64_t left_bytes = kMaxRepeatedBytes;
   for (const TensorInfo& tensor : tensors) {

@@ -33,7 +33,8 @@ struct TensorInfo {
   std::optional<std::string> alias_of;
   uint64_t alias_offset_bytes = 0;
   std::vector<uint64_t> alias_strides;
-  bool hidden = false;  // storage that only aliases refer to; it has no leaf in the tree
+  // Storage that only aliases refer to, or the bytes of the value of the same FQN; not a leaf.
+  bool hidden = false;
 
   friend bool operator==(const TensorInfo&, const TensorInfo&) = default;
 };
@@ -58,6 +59,9 @@ struct ValueInfo {
   Value value;
 };
 
+/// Returns whether the tensor has the bytes of the ChunkedValue of the same FQN.
+bool HasBytesOf(const TensorInfo& tensor, const ValueInfo& value);
+
 /// Called with one key after another. An error ends the listing.
 using TensorVisitor = std::function<Result<void>(const TensorInfo&)>;
 using ValueVisitor = std::function<Result<void>(const ValueInfo&)>;
@@ -68,7 +72,7 @@ using ChunkVisitor = std::function<Result<void>(size_t tensor, const ChunkInfo&)
 struct Contents {
   kv::StepInfo step;
   StateTree tree;                   // pruned to the selection
-  std::vector<TensorInfo> tensors;  // key order; includes hidden ones that a selected tensor needs
+  std::vector<TensorInfo> tensors;  // key order; includes hidden ones that a selected leaf needs
   std::vector<ValueInfo> values;    // key order
   // Whether a selection was made of a step that has escaped keys: a leaf that is not in `tree` may
   // have the same texts as one that is.

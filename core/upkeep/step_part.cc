@@ -179,6 +179,7 @@ class StepPart::Impl {
     kv::StepWriter& writer = session_->writer();
     if (self_.world_size > 1) CAIRN_TRY(writer.Gather(merge_));
     CAIRN_TRY_ASSIGN(internal::MergedStep merged, merge_.Finish());
+    CAIRN_TRY(session_->WriteLongValues(merged, options_, pool_));
     if (self_.world_size > 1) {
       for (const TensorInfo& tensor : merged.tensors) {
         CAIRN_TRY(writer.AddRecord(kv::Column::kTensors, kv::FqnKey(tensor.fqn),

@@ -94,11 +94,12 @@ class KeyInfo:
     shape: tuple[int, ...] | None
     """Extents in elements; ``None`` for plain values."""
     nbytes: int
-    """Bytes of the contiguous tensor; 0 for plain values."""
+    """Bytes of the contiguous tensor, or of a long plain value; 0 for other plain values."""
     alias_of: str | None
     """FQN of the tensor that contains the bytes, if this one shares them."""
     value: Any
-    """The plain value; ``None`` for tensors and for pickles, which are not loaded here."""
+    """The plain value; ``None`` for tensors, pickles and values of more than 4 KiB, which are not
+    loaded here."""
 
 
 @dataclass(frozen=True)

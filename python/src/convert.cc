@@ -55,6 +55,9 @@ struct ValueToPy {
   nb::object operator()(const std::string& value) const { return ToPyText(value); }
   nb::object operator()(const core::Bytes& value) const { return ToPyBytes(value.data); }
   nb::object operator()(const core::Pickle& value) const { return nb::cast(value); }
+  nb::object operator()(const core::ChunkedValue&) const {
+    Throw(Error{.code = ErrorCode::kInternal, .message = "a value without its bytes"});
+  }
 };
 
 }  // namespace

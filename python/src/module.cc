@@ -112,6 +112,20 @@ void BindRecords(nb::module_& m) {
 }
 
 void BindLoading(nb::module_& m) {
+  nb::class_<LongValue>(m, "LongValue")
+      .def_prop_ro("type", [](const LongValue& self) { return core::TypeName(self.info.value); })
+      .def_prop_ro("nbytes",
+                   [](const LongValue& self) {
+                     return std::get<core::ChunkedValue>(self.info.value).length_bytes;
+                   })
+      .def(
+          "load",
+          [](const LongValue& self) {
+            core::ValueInfo loaded = self.info;
+            nb::cast<const StoreBinding&>(self.store).LoadValue(self.step, loaded);
+            return ToPyValue(loaded.value);
+          },
+          "The Python object, or the Pickle. Raises Corrupt.");
   nb::class_<StepContents>(m, "Contents")
       .def(nb::init<const StepContents&, const Batch&, nb::dict, nb::object>(), nb::arg("stored"),
            nb::arg("state"), nb::arg("shared"), nb::arg("conversion"))

@@ -155,8 +155,10 @@ core::Contents ConvertedContents(const core::Contents& stored, const core::State
 
 }  // namespace
 
-StepContents::StepContents(core::Contents contents)
-    : contents_(std::move(contents)), leaves_(Unwrap(core::FlattenTree(contents_.tree))) {
+StepContents::StepContents(core::Contents contents, nb::object store)
+    : contents_(std::move(contents)),
+      store_(std::move(store)),
+      leaves_(Unwrap(core::FlattenTree(contents_.tree))) {
   Finder tensors(contents_.tensors);
   Finder values(contents_.values);
   slots_.reserve(leaves_.size());
@@ -174,14 +176,21 @@ StepContents::StepContents(core::Contents contents)
 
 StepContents::StepContents(const StepContents& stored, const Batch& state, nb::dict shared,
                            nb::object conversion)
-    : StepContents(ConvertedContents(stored.all(), state.state, shared)) {
+    : StepContents(ConvertedContents(stored.all(), state.state, shared), stored.store_) {
   conversion_ = std::move(conversion);
 }
 
 nb::tuple StepContents::ToPyLeaf(size_t leaf) const {
   if (leaf >= leaves_.size()) throw nb::index_error();
-  nb::object content = core::IsTensor(kind(leaf)) ? nb::cast(tensor(leaf))
-                                                  : ToPyValue(contents_.values[slots_[leaf]].value);
+  nb::object content;
+  if (core::IsTensor(kind(leaf))) {
+    content = nb::cast(tensor(leaf));
+  } else if (const core::ValueInfo& value = contents_.values[slots_[leaf]];
+             std::holds_alternative<core::ChunkedValue>(value.value)) {
+    content = nb::cast(LongValue{.store = store_, .step = step(), .info = value});
+  } else {
+    content = ToPyValue(value.value);
+  }
   return nb::make_tuple(ToPyText(fqn(leaf)), static_cast<uint8_t>(kind(leaf)), content);
 }
 

@@ -18,13 +18,20 @@ namespace cairn::python {
 
 namespace nb = nanobind;
 
+/// A value whose bytes are not read yet.
+struct LongValue {
+  nb::object store;  // Store
+  kv::StepInfo step;
+  core::ValueInfo info;
+};
+
 /// A step, or the part of it that patterns select. Leaves are numbered in tree order.
 ///
 /// Threads: immutable; members that return Python objects require the GIL.
 class StepContents {
  public:
-  /// Raises Corrupt if a leaf of the tree has no record.
-  explicit StepContents(core::Contents contents);
+  /// Raises Corrupt if a leaf of the tree has no record. `store` (Store) reads long values.
+  StepContents(core::Contents contents, nb::object store);
   /// The contents of a step after a conversion. `state` describes them by tensors without memory.
   /// `shared` has (FQN of the owner, offset in bytes, strides) by FQN of the tensors that share
   /// bytes; an owner that is not in `state` is hidden in `stored`. `conversion` loads them.
@@ -44,7 +51,7 @@ class StepContents {
   /// Returns all tensors in key order, including owners of shared memory that are not leaves.
   const std::vector<core::TensorInfo>& tensors() const { return contents_.tensors; }
 
-  /// Returns (FQN, node kind, TensorInfo or plain value). Raises IndexError.
+  /// Returns (FQN, node kind, TensorInfo or plain value or LongValue). Raises IndexError.
   nb::tuple ToPyLeaf(size_t leaf) const;
   nb::list ToPyFqns() const;
   /// Returns the leaves that are the tensors with these indices in tensors(), in their order.
@@ -66,6 +73,7 @@ class StepContents {
   const std::string& FqnOfLeafAt(uint32_t node) const;
 
   core::Contents contents_;
+  nb::object store_;
   nb::object conversion_ = nb::none();
   std::vector<core::Leaf> leaves_;
   std::vector<uint32_t> slots_;  // by leaf: index in contents_.tensors or contents_.values

@@ -212,6 +212,10 @@ Result<core::LoadReport> StoreBinding::LoadShards(core::CheckpointStore& store,
   });
 }
 
+void StoreBinding::LoadValue(const kv::StepInfo& step, core::ValueInfo& value) const {
+  Use([&](core::CheckpointStore& store) { return store.LoadValues(step, {&value, 1}); });
+}
+
 core::UpdateReport StoreBinding::Update(const kv::StepInfo& base, const kv::StepInfo& step,
                                         const Requests& requests, const Streams& streams,
                                         bool all_shards) const {
@@ -305,7 +309,8 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
           "contents",
           [](const Self& self, std::optional<uint64_t> step, nb::list patterns) {
             const core::KeyPatterns parsed = ParsePatterns(patterns);
-            return StepContents(self.Use([&](Store& store) { return store.List(step, parsed); }));
+            return StepContents(self.Use([&](Store& store) { return store.List(step, parsed); }),
+                                nb::find(self));
           },
           nb::arg("step").none(), nb::arg("patterns"))
       .def(

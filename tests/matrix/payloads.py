@@ -35,6 +35,7 @@ def host_state(payload: str, dtype_name: str, version: int) -> Flat:
         "optimizer.rate": 0.5**version,
         "step": version,
         "name": "run",
+        "log": f"step {version}; " * 1_000,  # its bytes are chunks
     }
 
 

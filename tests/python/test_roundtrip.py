@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 import struct
@@ -155,6 +156,7 @@ class Colour(Enum):
         (namedtuple("Pair", "a b")(1, 2), "tuple("),
         ({1, 2}, "list("),
         (bytearray(b"x"), "bytes("),
+        (io.BytesIO(b"x"), ".getvalue()"),
         (Colour.RED, ".value"),
         (type("Text", (str,), {})("x"), "str("),
         (object(), "allow_pickle"),

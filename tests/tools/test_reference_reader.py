@@ -118,6 +118,7 @@ def containers():
         "values": [None, True, False, 0, -1, 2**63 - 1, -(2**63), 2**64, -(2**200), 2**20_000,
                    1.5, -0.0, math.inf,
                    complex(1, -0.0), "", "text \U0001f600", "\ud800", b"", b"bytes\0"],
+        "long": [b"x" * 4096, b"y" * 300_000, "\ud800" * 3_000, -(2**40_000)],
         "tied": {"all": shared, "again": shared, "part": shared[10:20],
                  "strided": shared.view(10, 10).t()},
         "views": [torch.arange(50)[:30], torch.arange(5).expand(3, 5)],

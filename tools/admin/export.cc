@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <optional>
 #include <span>
@@ -217,7 +218,8 @@ Result<void> ToUpdate(const core::CheckpointStore& store, const core::Contents& 
 Result<void> ToFormat(const core::CheckpointStore& store, const core::Contents& contents,
                       const ExportCommand& command, Output& out) {
   const std::string format = FormatOf(command);
-  if (contents.tensors.empty() && (format == "safetensors" || contents.values.empty())) {
+  if (std::ranges::all_of(contents.tensors, &core::TensorInfo::hidden) &&
+      (format == "safetensors" || contents.values.empty())) {
     return Fail(Error{.code = ErrorCode::kNotFound,
                       .hint = Hint::kListKeys,
                       .message = "no tensor matches",

@@ -46,7 +46,8 @@ Json PlainJson(const core::Value& value) {
                  },
                  [](const std::string& v) { return Json(JsonText(v)); },
                  [](const core::Bytes& v) { return Json{{"hex", HexText(v.data)}}; },
-                 [](const core::Pickle& v) { return Json{{"pickle_bytes", v.data.size()}}; }},
+                 [](const core::Pickle& v) { return Json{{"pickle_bytes", v.data.size()}}; },
+                 [](const core::ChunkedValue& v) { return Json{{"bytes", v.length_bytes}}; }},
       value);
 }
 
@@ -115,18 +116,12 @@ Json TensorJson(const core::TensorInfo& tensor, std::optional<uint64_t> step) {
   return json;
 }
 
-std::string ValueKindName(const core::Value& value) {
-  static constexpr std::array kNames = {"None",    "bool", "int",   "int",   "float",
-                                        "complex", "str",  "bytes", "pickle"};
-  static_assert(kNames.size() == std::variant_size_v<core::Value>);
-  return kNames[value.index()];
-}
-
 Json ValueJson(const core::ValueInfo& value, std::optional<uint64_t> step) {
   Json json = {{"fqn", JsonText(value.fqn)}};
   if (step) json["step"] = *step;
-  json.update(
-      {{"kind", "value"}, {"type", ValueKindName(value.value)}, {"value", PlainJson(value.value)}});
+  json.update({{"kind", "value"},
+               {"type", core::TypeName(value.value)},
+               {"value", PlainJson(value.value)}});
   return json;
 }
 

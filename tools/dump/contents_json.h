@@ -30,13 +30,10 @@ Json StepJson(const kv::StepInfo& step);
 /// FQN, dtype, shape, bytes and chunks. `step` is a member if it is given.
 Json TensorJson(const core::TensorInfo& tensor, std::optional<uint64_t> step = std::nullopt);
 
-/// The Python type of a value: "int", "str", ...; "pickle" for pickled objects.
-std::string ValueKindName(const core::Value& value);
-
 /// FQN, type and value. `step` is a member if it is given. Numbers, strings and null are values as
 /// JSON has them. NaN and infinities are strings; integers of more than 64 bits, complex numbers,
 /// bytes and pickled objects are objects. A pickle is represented by its size alone, so that nobody
-/// is led to unpickle content from this document.
+/// is led to unpickle content from this document; and so is a value without its bytes.
 Json ValueJson(const core::ValueInfo& value, std::optional<uint64_t> step = std::nullopt);
 
 /// The value as Python prints it, but the text of a string; safe to print.

@@ -111,7 +111,7 @@ Result<int> PrintKeys(const DumpRun& run, const OpenedStore& opened, const kv::S
         rows.Add(
             [&]() -> std::vector<Cell> {
               return {EscapeText(value.fqn),
-                      Cell(ValueKindName(value.value), Style::kCyan),
+                      Cell(core::TypeName(value.value), Style::kCyan),
                       "",
                       "",
                       "",

@@ -78,10 +78,14 @@ Result<void> ForEachStatistics(const OpenedStore& opened, const kv::StepInfo& st
       });
 }
 
+/// Longer values are described by their length.
+constexpr uint64_t kMaxShownValueBytes = 16 << 20;
+
 Result<FoundKey> FindKey(const core::CheckpointStore& store, const kv::StepInfo& step,
                          const std::string& fqn) {
   auto tensor = store.FindTensor(step, fqn);
-  if (tensor || tensor.error().code != ErrorCode::kNotFound) return tensor;
+  const bool may_be_value = tensor ? tensor->hidden : tensor.error().code == ErrorCode::kNotFound;
+  if (!may_be_value) return tensor;
   core::KeyPatterns patterns;  // of `fqn` and maybe other keys; without a name, the root is a value
   if (!fqn.empty()) {
     std::string pattern = fqn;
@@ -98,8 +102,12 @@ Result<FoundKey> FindKey(const core::CheckpointStore& store, const kv::StepInfo&
         if (value.fqn == fqn) found = value;
         return {};
       }));
-  if (found) return *std::move(found);
-  return Fail(std::move(tensor).error());
+  if (!found) return tensor;
+  const auto* const chunked = std::get_if<core::ChunkedValue>(&found->value);
+  if (chunked != nullptr && chunked->length_bytes <= kMaxShownValueBytes) {
+    CAIRN_TRY(store.LoadValues(step, {&*found, 1}));
+  }
+  return *std::move(found);
 }
 
 }  // namespace cairn::tools

@@ -101,7 +101,7 @@ Json ShownValueJson(const kv::StepInfo& step, const core::ValueInfo& value) {
   Json json = NamedJson(value.fqn);
   json.update({{"step", StepText(step.step)},
                {"kind", "value"},
-               {"type", ValueKindName(value.value)},
+               {"type", core::TypeName(value.value)},
                {"truncated", is_cut},
                {"text", std::move(shown)}});
   return json;

@@ -43,7 +43,7 @@ Result<int> ShowValue(const DumpRun& run, const kv::StepInfo& step, const core::
   }
   run.out->WriteLine(fmt::format("{}  {} of step {}",
                                  run.out->Styled(Style::kBold, EscapeText(value.fqn)),
-                                 ValueKindName(value.value), step.step));
+                                 core::TypeName(value.value), step.step));
   run.out->WriteLine("");
   run.out->WriteLine(ValueText(value.value));
   return kExitSuccess;

@@ -38,7 +38,7 @@ PAGE = 65536  # bytes that have one digest, unless a chunk states another length
 MAX_RECORD = 64 << 20  # bytes of the record of a root or a page; these limits are in limits.md
 MAX_WITH_DELTAS = 1 << 30  # bytes of a chunk with deltas
 UTF8 = "utf-8", "surrogatepass"  # of all texts: lone surrogates are characters (keys.md)
-MAX_DELTAS, MAX_TABLES, MAX_LEVELS, MAX_FQN = 64, 8, 1000, 65536
+MAX_DELTAS, MAX_TABLES, MAX_LEVELS, MAX_FQN, MAX_VALUE = 64, 8, 1000, 65536, 1 << 30
 
 class FormatError(Exception):
     """The store is damaged, or is not one that the pages describe."""
@@ -137,7 +137,7 @@ ChunkRecord CNCH sizes:[u64] digest:Digest! since_step extent:Extent steps:[Exte
   codecs:[u8] parameters:[CodecParameters]
 TensorRecord CNTE dtype:u8 shape:[u64] nbytes chunk_count alias_of:str alias_offset_bytes
   alias_strides:[u64] hidden:u8
-ValueRecord CNVA kind:u8 integer:i64 bytes:[u8]
+ValueRecord CNVA kind:u8 integer:i64 bytes:[u8] chunked_bytes:u64
 ApplicationRecord CNAP data:[u8]
 Extension name:str data:[u8]
 StructureRecord CNTR kinds:[u8]! key_kinds:[u8]! keys:[str]! child_counts:[u32]!
@@ -699,12 +699,20 @@ class Step:
 
     def value(self, name):
         with self.at(name):
-            return read_value(self.record(VALUES, name, "ValueRecord"))
+            record = self.record(VALUES, name, "ValueRecord")
+            if record.chunked_bytes:  # table.md, Long values
+                check(record.kind in (3, 6, 7, 8) and record.chunked_bytes <= MAX_VALUE
+                      and not record.bytes, "a wrong value")
+                tensor = self.tensor_record(name, is_owner=True)
+                check((tensor.hidden, tensor.dtype_name, tensor.shape)
+                      == (1, "uint8", [record.chunked_bytes]), "a value has other bytes")
+                record.bytes = self.tensor(name).tobytes()
+            return read_value(record)
 
     def read(self, name, index=()):
         """A leaf: a value, or a tensor or the part of it that slices with steps of 1 give."""
-        is_tensor = TENSORS + name.encode(*UTF8) + b"\0" in self.records
-        return self.tensor(name, index) if is_tensor else self.value(name)
+        is_value = VALUES + name.encode(*UTF8) + b"\0" in self.records
+        return self.value(name) if is_value else self.tensor(name, index)
 
     # -- Tensors
 

@@ -82,11 +82,11 @@ Result<void> AddHiddenOwners(const StepView& view, std::vector<TensorInfo>& tens
   return {};
 }
 
-Result<void> AddTensor(Contents& contents, std::string_view fqn,
+// Hidden tensors are selected by their aliases or by the values whose bytes they have.
+Result<void> AddTensor(Contents& contents, std::vector<TensorInfo>& hidden, std::string_view fqn,
                        std::span<const std::byte> record) {
   CAIRN_TRY_ASSIGN(TensorInfo info, DecodeTensor(fqn, record));
-  // Hidden tensors are selected by their aliases, not by their own names.
-  if (!info.hidden) contents.tensors.push_back(std::move(info));
+  (info.hidden ? hidden : contents.tensors).push_back(std::move(info));
   return {};
 }
 
@@ -110,6 +110,23 @@ Result<void> AddValues(const StepView& view, const KeyPatterns& patterns, Conten
           if (patterns.Matches(parsed.fqn)) CAIRN_TRY(AddValue(contents, parsed.fqn, record));
           return --left > 0;
         }));
+  }
+  return {};
+}
+
+// Adds those of `hidden` that have the bytes of selected values, and checks them. Both are in key
+// order.
+Result<void> AddBytesOfValues(const StepView& view, std::span<const TensorInfo> hidden,
+                              Contents& contents) {
+  const size_t count_before = contents.tensors.size();
+  for (const ValueInfo& info : contents.values) {
+    if (!std::holds_alternative<ChunkedValue>(info.value)) continue;
+    const TensorInfo* const found = FindByName(hidden, info.fqn);
+    CAIRN_TRY(CheckBytes(view, info, found));
+    contents.tensors.push_back(*found);
+  }
+  if (contents.tensors.size() > count_before) {
+    std::ranges::sort(contents.tensors, {}, &TensorInfo::fqn);
   }
   return {};
 }
@@ -151,9 +168,12 @@ Result<Contents> ListLeaves(const StepView& view, const KeyPatterns& patterns) {
   if (patterns.matches_everything()) {
     contents.tensors.reserve(std::min(view.step.tensor_count, kMaxReserved));
   }
-  CAIRN_TRY(ScanTensors(view, patterns, std::bind_front(AddTensor, std::ref(contents))));
+  std::vector<TensorInfo> hidden;
+  CAIRN_TRY(ScanTensors(view, patterns,
+                        std::bind_front(AddTensor, std::ref(contents), std::ref(hidden))));
   CAIRN_TRY(AddHiddenOwners(view, contents.tensors));
   CAIRN_TRY(AddValues(view, patterns, contents));
+  CAIRN_TRY(AddBytesOfValues(view, hidden, contents));
   return contents;
 }
 
@@ -185,20 +205,23 @@ Result<void> RunForEachKey(const StepView& view, const KeyPatterns& patterns,
 Result<Contents> FindLeaves(const StepView& view, const KeyPatterns& patterns,
                             std::span<const std::string> fqns) {
   Contents contents{.step = view.step};
+  std::vector<TensorInfo> hidden;
   for (const std::string& fqn : fqns) {
     if (!patterns.Matches(fqn)) continue;
     const std::string key = kv::FqnKey(fqn);
     CAIRN_TRY_ASSIGN(const auto tensor, view.snapshot->Get(kv::Column::kTensors, view.step, key));
     if (tensor) {
-      CAIRN_TRY(AddTensor(contents, fqn, *tensor));
-      // Not a value. If a step has no values, looking for one decompresses the structure, which is
-      // the next record and can be large.
-      continue;
+      const size_t hidden_count = hidden.size();
+      CAIRN_TRY(AddTensor(contents, hidden, fqn, *tensor));
+      // Not a value, unless it is hidden. If a step has no values, looking for one decompresses the
+      // structure, which is the next record and can be large.
+      if (hidden.size() == hidden_count) continue;
     }
     CAIRN_TRY_ASSIGN(const auto value, view.snapshot->Get(kv::Column::kValues, view.step, key));
     if (value) CAIRN_TRY(AddValue(contents, fqn, *value));
   }
   CAIRN_TRY(AddHiddenOwners(view, contents.tensors));
+  CAIRN_TRY(AddBytesOfValues(view, hidden, contents));
   return contents;
 }
 

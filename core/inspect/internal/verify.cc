@@ -103,8 +103,14 @@ class StepChecker {
       auto parsed = kv::ParseKey(key);
       if (!parsed) return Report(std::move(parsed).error());
       auto value = DecodeValue(record);
-      if (!value) Report(std::move(value).error().WithKey(parsed->fqn));
       values_.emplace(parsed->fqn);
+      if (!value) return Report(std::move(value).error().WithKey(parsed->fqn));
+      if (!std::holds_alternative<ChunkedValue>(*value)) return;
+      const auto bytes = tensors_.find(parsed->fqn);
+      auto checked =
+          CheckBytes(view_, {.fqn = std::string(parsed->fqn), .value = *std::move(value)},
+                     bytes == tensors_.end() ? nullptr : &bytes->second.info);
+      if (!checked) Report(std::move(checked).error());
     });
   }
 

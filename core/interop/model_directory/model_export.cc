@@ -23,6 +23,7 @@
 #include "core/interop/model_directory/model_layout.h"
 #include "core/interop/safetensors/internal/durable_file.h"
 #include "core/interop/safetensors/safetensors_export.h"
+#include "core/step/internal/lookup.h"
 #include "kv/base/catch_exhaustion.h"
 
 namespace cairn::core {
@@ -211,9 +212,11 @@ Result<void> AddFile(const std::string& fqn, const Bytes* value, const TensorInf
   return BadFile(fqn, fmt::format("the step has more than {} files", kMaxModelFiles));
 }
 
-Result<std::vector<ModelWeights>> FindWeights(const Contents& contents) {
-  for (const ValueInfo& value : contents.values) {
+Result<std::vector<ModelWeights>> FindWeights(const CheckpointStore& store,
+                                              const Contents& contents) {
+  for (ValueInfo value : contents.values) {
     if (value.fqn != kModelWeightsKey) continue;
+    CAIRN_TRY(store.LoadValues(contents.step, {&value, 1}));
     const auto* const text = std::get_if<std::string>(&value.value);
     return DecodeModelWeights(text == nullptr ? "" : *text);
   }
@@ -238,15 +241,19 @@ Result<void> CheckFileSizes(const Plan& plan) {
   return {};
 }
 
-Result<Plan> MakePlan(const Contents& contents) {
+Result<Plan> MakePlan(const CheckpointStore& store, const Contents& contents) {
   Plan plan;
-  CAIRN_TRY_ASSIGN(plan.weights, FindWeights(contents));
+  CAIRN_TRY_ASSIGN(plan.weights, FindWeights(store, contents));
   for (const ModelWeights& weights : plan.weights) {
     plan.tensors[weights.stem].step = contents.step;
   }
   for (const ValueInfo& value : contents.values) {
     if (IsBelowKey(value.fqn, kModelFilesKey)) {
-      CAIRN_TRY(AddFile(value.fqn, std::get_if<Bytes>(&value.value), nullptr, plan));
+      const bool is_long = std::holds_alternative<ChunkedValue>(value.value) &&
+                           TypeName(value.value) == std::string_view("bytes");
+      const TensorInfo* const bytes =
+          is_long ? internal::FindByName(contents.tensors, value.fqn) : nullptr;
+      CAIRN_TRY(AddFile(value.fqn, std::get_if<Bytes>(&value.value), bytes, plan));
     } else if (value.fqn != kModelWeightsKey) {
       ++plan.values_left_out;
     }
@@ -314,7 +321,7 @@ Result<ModelExportReport> ExportModelDirectory(const CheckpointStore& store,
                                                const Contents& contents, const std::string& out,
                                                const ModelExportOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  CAIRN_TRY_ASSIGN(const Plan plan, MakePlan(contents));
+  CAIRN_TRY_ASSIGN(const Plan plan, MakePlan(store, contents));
   CAIRN_TRY_ASSIGN(const auto folder, StagedFolder::Open(out, options.overwrite));
   ModelExportReport report{.tensors_left_out = plan.tensors_left_out,
                            .values_left_out = plan.values_left_out};

@@ -126,6 +126,38 @@ Result<LoadReport> LoadInTurns(const StepView& view, std::span<const LoadRequest
 
 }  // namespace
 
+Result<void> RunLoadValues(const StepView& view, std::span<ValueInfo> values,
+                           const Progress& progress) {
+  std::vector<std::string> fqns;
+  for (const ValueInfo& info : values) {
+    if (std::holds_alternative<ChunkedValue>(info.value)) fqns.push_back(info.fqn);
+  }
+  if (fqns.empty()) return {};
+  CAIRN_TRY_ASSIGN(const std::vector<TensorInfo> tensors, FindNamed(view, fqns));
+  std::vector<std::vector<std::byte>> bytes;
+  std::vector<LoadRequest> requests;
+  for (const ValueInfo& info : values) {
+    if (!std::holds_alternative<ChunkedValue>(info.value)) continue;
+    const TensorInfo& tensor = ByName(tensors, info.fqn);
+    CAIRN_TRY(CheckBytes(view, info, &tensor));
+    bytes.emplace_back(tensor.nbytes);
+    requests.push_back(
+        {.fqn = info.fqn,
+         .box = WholeBox(tensor.shape),
+         .target = {.dtype = tensor.dtype, .shape = tensor.shape, .data = bytes.back().data()}});
+  }
+  CAIRN_TRY(RunLoad(view, requests, progress, {}, tensors));
+  auto next = bytes.begin();
+  for (ValueInfo& info : values) {
+    const auto* const chunked = std::get_if<ChunkedValue>(&info.value);
+    if (chunked == nullptr) continue;
+    auto value = WithBytes(*chunked, *std::move(next++));
+    if (!value) return Fail(std::move(value).error().WithKey(info.fqn).WithStep(view.step.step));
+    info.value = *std::move(value);
+  }
+  return {};
+}
+
 Result<LoadReport> RunLoad(const StepView& view, std::span<const LoadRequest> requests,
                            const Progress& progress, std::span<const DeviceStream> streams,
                            std::span<const TensorInfo> known) {

@@ -17,6 +17,10 @@ Result<LoadReport> RunLoad(const StepView& view, std::span<const LoadRequest> re
                            const Progress& progress, std::span<const DeviceStream> streams = {},
                            std::span<const TensorInfo> known = {});
 
+/// See CheckpointStore::LoadValues.
+Result<void> RunLoadValues(const StepView& view, std::span<ValueInfo> values,
+                           const Progress& progress);
+
 /// Reads everything that `rank` needs. Errors: see CheckpointStore::LoadShards.
 Result<LoadReport> LoadOwnShards(const StepView& view, std::span<const ShardTarget> targets,
                                  uint32_t rank, const ShardLoadOptions& options);

@@ -4,7 +4,8 @@
 //    the step and the key that it is from.
 // 2. For each source, the tensors that hold the bytes of these leaves are determined. If a leaf is
 //    an alias and its owner is not in the new step, an alias with the owner's dtype and shape that
-//    covers it becomes the owner; if there is none, the owner remains as a hidden tensor.
+//    covers it becomes the owner; if there is none, the owner remains as a hidden tensor. Hidden
+//    tensors with the bytes of long values remain.
 // 3. Chunk records are added under the new keys, with their extents and deltas, then the records of
 //    tensors, values and structure. The commit fails if a source was deleted or replaced.
 
@@ -101,6 +102,11 @@ class RecordMover {
       } else if (NewName(*tensor.alias_of) == nullptr) {
         orphans[*tensor.alias_of].push_back(&tensor);
       }
+    }
+    for (const ValueInfo& value : source_.contents.values) {
+      const std::string* const name = NewName(value.fqn);
+      if (name == nullptr || !std::holds_alternative<ChunkedValue>(value.value)) continue;
+      owners_[value.fqn] = {.new_fqn = *name, .hidden = true};
     }
     for (auto& [fqn, aliases] : orphans) {
       const TensorInfo* const owner = FindByName(source_.contents.tensors, fqn);

@@ -25,8 +25,10 @@ struct PlannedTensor {
 
 /// Decides owners and aliases, and returns all tensors in any order. In a group of tensors that
 /// overlap in memory, the first tensor by FQN that is row-major and covers all memory of the group
-/// owns the bytes. If there is none, a hidden uint8 tensor "<first FQN>.__storage__" owns them.
+/// owns the bytes. If there is none, a hidden uint8 tensor "<first FQN>.__storage__" owns them. Its
+/// name is not one of `other_names`, either.
 /// kInvalidArgument: a tensor without memory, or of impossible size; names the key.
-Result<std::vector<PlannedTensor>> PlanTensors(std::span<const NamedTensor> tensors);
+Result<std::vector<PlannedTensor>> PlanTensors(std::span<const NamedTensor> tensors,
+                                               std::span<const std::string> other_names);
 
 }  // namespace cairn::core::internal

@@ -105,6 +105,7 @@ Result<void> ChunkWriter::FlushWindow() {
 
 bool ChunkWriter::NeedsStatistics(const PlannedChunk& chunk) const {
   if (!context_.options.statistics || !chunk.has_bytes || chunk.is_on_device()) return false;
+  if (context_.plan.tensors[chunk.tensor].hidden) return false;  // its bytes are not its elements
   return !chunk.is_digested() || !chunk.is_unchanged() || !chunk.base->statistics;
 }
 

@@ -62,7 +62,8 @@ bool IsAlone(const SaveOptions& options, const RankInWorld& self) {
 Result<SavePlan*> PlanCache::Plan(const StateDict& state, const SaveOptions& options,
                                   const RankInWorld& self, uint64_t step) {
   const bool is_same = is_remembered_ && IsAlone(options, self) &&
-                       chunk_bytes_ == options.chunk_bytes && HasSameTensors(state, state_);
+                       chunk_bytes_ == options.chunk_bytes && !plan_.has_long_values &&
+                       std::ranges::none_of(state.values, IsLong) && HasSameTensors(state, state_);
   Result<void> planned = is_same ? CheckSaveOptions(options) : Replan(state, options, self);
   if (planned && is_same) planned = UpdateValues(state);
   if (planned) planned = Mark(options, step);
@@ -79,7 +80,8 @@ Result<void> PlanCache::Replan(const StateDict& state, const SaveOptions& option
   has_same_records_ = is_comparable && HasSameRecords(plan, plan_);
   plan_ = std::move(plan);
   is_remembered_ = is_alone && state.shardings.empty() && plan_.shards.size() <= kMaxShards;
-  state_ = is_remembered_ ? state : StateDict();
+  // A plan with the bytes of values is only compared with the next one.
+  state_ = is_remembered_ && !plan_.has_long_values ? state : StateDict();
   chunk_bytes_ = options.chunk_bytes;
   unchanged_.clear();
   return {};
@@ -89,7 +91,7 @@ Result<void> PlanCache::UpdateValues(const StateDict& state) {
   has_same_records_ = HasSameValues(state, state_);
   if (has_same_records_) return {};
   CAIRN_TRY_ASSIGN(const std::vector<Leaf> leaves, state.Leaves());
-  CAIRN_TRY_ASSIGN(plan_.values, EncodeValues(state, leaves));
+  CAIRN_TRY_ASSIGN(plan_.values, EncodeValues(state, leaves, /*long_as_chunks=*/false));
   state_.values = state.values;
   return {};
 }

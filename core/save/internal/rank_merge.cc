@@ -239,7 +239,7 @@ Result<MergedStep> RankMerge::Finish() {
   std::ranges::sort(merged.tensors, {}, &TensorInfo::fqn);
   merged.values.assign(std::make_move_iterator(values_.begin()),
                        std::make_move_iterator(values_.end()));
-  std::ranges::sort(merged.values, {}, &std::pair<std::string, std::vector<std::byte>>::first);
+  std::ranges::sort(merged.values, {}, &NamedRecord::first);
   return merged;
 }
 

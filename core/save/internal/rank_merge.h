@@ -22,8 +22,8 @@ namespace cairn::core::internal {
 
 /// A step that all ranks have written together.
 struct MergedStep {
-  std::vector<TensorInfo> tensors;                                     // key order
-  std::vector<std::pair<std::string, std::vector<std::byte>>> values;  // key order; records
+  std::vector<TensorInfo> tensors;  // key order
+  std::vector<NamedRecord> values;  // key order
   StateTree tree;
   uint64_t tensor_count = 0;  // leaves; hidden tensors are not counted
   uint64_t logical_bytes = 0;

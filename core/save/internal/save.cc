@@ -117,18 +117,27 @@ Result<void> AddShared(const SavePlan& plan, kv::StepWriter& writer) {
   std::vector<kv::SharedRecord> values;
   values.reserve(plan.values.size());
   for (const auto& [fqn, record] : plan.values) {
-    values.push_back({.column = kv::Column::kValues, .key = kv::FqnKey(fqn), .value = record});
+    const kv::SharedRecord value{
+        .column = kv::Column::kValues, .key = kv::FqnKey(fqn), .value = record};
+    // A record with the bytes of a long value is separate: rank 0 does not have it.
+    if (record.size() <= kMaxInlineValueBytes) {
+      values.push_back(value);
+    } else {
+      CAIRN_TRY(writer.AddShared({&value, 1}));
+    }
   }
   return values.empty() ? Result<void>() : writer.AddShared(values);
 }
 
 // Rank 0 of several: takes over what the other ranks wrote, and commits.
-Result<kv::StepInfo> CommitAll(const SavePlan& plan, std::optional<uint64_t> base_step,
-                               kv::StepWriter& writer) {
+Result<kv::StepInfo> CommitAll(const SavePlan& plan, const SaveContext& context,
+                               SaveSession& session) {
+  kv::StepWriter& writer = session.writer();
   RankMerge merge;
   CAIRN_TRY(merge.AddOwn(plan));
   CAIRN_TRY(writer.Gather(merge));
-  CAIRN_TRY_ASSIGN(const MergedStep merged, merge.Finish());
+  CAIRN_TRY_ASSIGN(MergedStep merged, merge.Finish());
+  CAIRN_TRY(session.WriteLongValues(merged, context.options, context.pool));
   for (const TensorInfo& tensor : merged.tensors) {
     CAIRN_TRY(writer.AddRecord(kv::Column::kTensors, kv::FqnKey(tensor.fqn), EncodeTensor(tensor)));
   }
@@ -136,15 +145,15 @@ Result<kv::StepInfo> CommitAll(const SavePlan& plan, std::optional<uint64_t> bas
     CAIRN_TRY(writer.AddRecord(kv::Column::kValues, kv::FqnKey(fqn), record));
   }
   CAIRN_TRY(writer.SetStructure(EncodeTree(merged.tree)));
-  return writer.Commit({.base_step = base_step,
+  return writer.Commit({.base_step = session.base_step(),
                         .tensor_count = merged.tensor_count,
                         .value_count = merged.values.size(),
                         .logical_bytes = merged.logical_bytes});
 }
 
 // The only rank: commits its plan.
-Result<kv::StepInfo> CommitAlone(const SavePlan& plan, std::optional<uint64_t> base_step,
-                                 kv::StepWriter& writer) {
+Result<kv::StepInfo> CommitAlone(const SavePlan& plan, SaveSession& session) {
+  kv::StepWriter& writer = session.writer();
   if (plan.has_shards) {
     RankMerge merge;
     CAIRN_TRY(merge.AddOwn(plan));
@@ -154,18 +163,19 @@ Result<kv::StepInfo> CommitAlone(const SavePlan& plan, std::optional<uint64_t> b
     CAIRN_TRY(writer.AddRecord(kv::Column::kValues, kv::FqnKey(fqn), record));
   }
   CAIRN_TRY(writer.SetStructure(plan.structure));
-  return writer.Commit({.base_step = base_step,
+  return writer.Commit({.base_step = session.base_step(),
                         .tensor_count = plan.tensor_count,
                         .value_count = plan.values.size(),
                         .logical_bytes = plan.logical_bytes});
 }
 
-Result<kv::StepInfo> Finish(const SavePlan& plan, const RankInWorld& self,
-                            std::optional<uint64_t> base_step, kv::StepWriter& writer) {
-  if (self.world_size == 1) return CommitAlone(plan, base_step, writer);
-  if (self.rank == 0) return CommitAll(plan, base_step, writer);
-  CAIRN_TRY(writer.Prepare({.base_step = base_step, .logical_bytes = plan.own_bytes}));
-  return writer.AwaitDecision();
+Result<kv::StepInfo> Finish(const SavePlan& plan, const SaveContext& context,
+                            SaveSession& session) {
+  if (context.self.world_size == 1) return CommitAlone(plan, session);
+  if (context.self.rank == 0) return CommitAll(plan, context, session);
+  CAIRN_TRY(session.writer().Prepare(
+      {.base_step = session.base_step(), .logical_bytes = plan.own_bytes}));
+  return session.writer().AwaitDecision();
 }
 
 }  // namespace
@@ -213,7 +223,8 @@ Result<void> SaveSession::Write(const SavePlan& plan, const SaveOptions& options
                                 kv::WorkerPool& pool, SavedChunks* saved, uint64_t reported_bytes) {
   uint64_t own_chunks = 0;
   for (const PlannedShard& shard : plan.shards) own_chunks += shard.chunk_count();
-  if (self_.world_size > 1) CAIRN_TRY(AddShared(plan, *writer_));
+  const bool has_state = !plan.structure.empty();  // unlike the plan of WriteLongValues
+  if (self_.world_size > 1 && has_state) CAIRN_TRY(AddShared(plan, *writer_));
   ProgressMeter progress(options.progress, plan.own_bytes, reported_bytes);
   ChunkSource chunks(plan);
   if (saved != nullptr) saved->shards = ShardsToRecord(plan);
@@ -241,6 +252,32 @@ Result<void> SaveSession::Write(const SavePlan& plan, const SaveOptions& options
   report_.chunks += chunk_writer.chunks();
   report_.chunks_reused += chunk_writer.chunks_reused();
   return {};
+}
+
+Result<void> SaveSession::WriteLongValues(MergedStep& merged, const SaveOptions& options,
+                                          kv::WorkerPool& pool) {
+  std::vector<std::pair<std::string, Value>> values;
+  for (auto& [fqn, record] : merged.values) {
+    if (record.size() <= kMaxInlineValueBytes) continue;
+    CAIRN_TRY_ASSIGN(Value value, DecodeValue(record));
+    if (!IsLong(value)) continue;
+    if (FindByName(merged.tensors, fqn) != nullptr) {
+      return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                        .message = "on one rank it is a value, on another the name of memory that "
+                                   "tensors share; rename it",
+                        .key = fqn});
+    }
+    CAIRN_TRY_ASSIGN(const ChunkedValue chunked, WithoutBytes(value));
+    CAIRN_TRY_ASSIGN(record, EncodeValue(chunked));
+    values.emplace_back(fqn, std::move(value));
+  }
+  if (values.empty()) return {};
+  CAIRN_TRY_ASSIGN(const SavePlan plan, PlanLongValues(values, options));
+  SaveOptions quiet = options;
+  quiet.progress = {};
+  CAIRN_TRY(Write(plan, quiet, pool));
+  merged.logical_bytes += plan.logical_bytes;
+  return writer_->Drain();
 }
 
 Result<kv::StepInfo> SaveSession::CommitUnchanged() {
@@ -329,7 +366,7 @@ Result<SaveReport> RunSave(SavePlan& plan, const SaveContext& context) {
   if (device == nullptr) ForgetPageDigests(plan);
   if (device != nullptr) CAIRN_TRY(device->MarkStaged());
   SaveReport report = session.report();
-  auto info = Finish(plan, context.self, session.base_step(), session.writer());
+  auto info = Finish(plan, context, session);
   // The error of another rank is returned unchanged.
   if (!info && context.self.world_size > 1) return Fail(std::move(info).error());
   if (!info) return Fail(OfLostBase(std::move(info).error(), context, session));

@@ -20,6 +20,7 @@
 namespace cairn::core::internal {
 
 class DeviceSave;
+struct MergedStep;
 
 /// An attempt to save a step. In a multi-rank store all ranks make the same attempt, whose name is
 /// from kv::Store::NextAttempt; otherwise the name is empty.
@@ -61,6 +62,11 @@ class SaveSession {
   /// base, which was deleted or replaced in the meantime.
   Result<void> Write(const SavePlan& plan, const SaveOptions& options, kv::WorkerPool& pool,
                      SavedChunks* saved = nullptr, uint64_t reported_bytes = 0);
+
+  /// Rank 0 of several, after kv::StepWriter::Gather: writes the long values that only other ranks
+  /// have, and replaces their records.
+  Result<void> WriteLongValues(MergedStep& merged, const SaveOptions& options,
+                               kv::WorkerPool& pool);
 
   /// Commits a step with all records of the base, in place of Write and the commit: the caller
   /// knows that nothing has changed since. Requires a base, one rank, and that nothing was written.

@@ -23,6 +23,9 @@ namespace cairn::core::internal {
 /// memory too, they are written directly from there.
 inline constexpr uint64_t kLargeShardBytes = 64 << 10;
 
+/// The FQN and the record of a value.
+using NamedRecord = std::pair<std::string, std::vector<std::byte>>;
+
 /// This process among the ranks that save together.
 struct RankInWorld {
   uint32_t rank = 0;
@@ -83,14 +86,15 @@ struct PlannedShard {
 struct SavePlan {
   std::vector<TensorInfo> tensors;   // key order; chunk_count counts the chunks of this rank
   std::vector<PlannedShard> shards;  // in the order of `tensors`; each has at least one chunk
-  std::vector<std::pair<std::string, std::vector<std::byte>>> values;  // key order; records
+  std::vector<NamedRecord> values;   // key order
   std::vector<std::byte> structure;
-  uint64_t tensor_count = 0;    // leaves; hidden tensors are not counted
-  uint64_t logical_bytes = 0;   // length of whole tensors, including the parts of other ranks
-  uint64_t own_bytes = 0;       // bytes that this rank writes
-  bool has_shards = false;      // the parts of the ranks must be checked to tile the tensors
-  bool has_lost_marks = false;  // is_stated_unchanged was removed from shards (UnmarkRenamed)
-  bool has_deltas = false;      // `pages` contain all deltas; the base need not be read for them
+  uint64_t tensor_count = 0;     // leaves; hidden tensors are not counted
+  uint64_t logical_bytes = 0;    // length of whole tensors, including the parts of other ranks
+  uint64_t own_bytes = 0;        // bytes that this rank writes
+  bool has_long_values = false;  // some shards borrow the bytes of values of the state
+  bool has_shards = false;       // the parts of the ranks must be checked to tile the tensors
+  bool has_lost_marks = false;   // is_stated_unchanged was removed from shards (UnmarkRenamed)
+  bool has_deltas = false;       // `pages` contain all deltas; the base need not be read for them
 };
 
 }  // namespace cairn::core::internal

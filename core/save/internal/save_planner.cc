@@ -45,14 +45,20 @@ std::vector<uint64_t> BalancedOwners(const std::vector<uint64_t>& item_bytes,
   return owners;
 }
 
+Result<std::vector<std::byte>> EncodeLong(const Value& value) {
+  CAIRN_TRY_ASSIGN(const ChunkedValue chunked, WithoutBytes(value));
+  return EncodeValue(chunked);
+}
+
 // Plans one save. Ownership: borrows the options, and the state during Plan. Threads: one.
 class SavePlanner {
  public:
   SavePlanner(const SaveOptions& options, const RankInWorld& self)
       : options_(options), self_(self) {}
 
-  // Call at most once. Errors: see PlanSave.
+  // Call one of these, once. Errors: see PlanSave.
   Result<SavePlan> Plan(const StateDict& state);
+  Result<SavePlan> PlanLong(std::span<const std::pair<std::string, Value>> values);
 
  private:
   // A tensor of the state dict. `sharding` is null if it is replicated.
@@ -64,6 +70,8 @@ class SavePlanner {
   Result<void> SetReplicatedGroup();
   Result<std::vector<LeafTensor>> ReadLeaves(const StateDict& state);
   Result<void> AddReplicated(PlannedTensor tensor);
+  // Adds the hidden tensor of a long value.
+  Result<void> AddLongValue(const std::string& fqn, const Value& value);
   Result<void> AddSharded(const LeafTensor& leaf);
   // Returns the FQN of an earlier tensor that is the same part of the same memory, or null.
   const std::string* FindSame(const LeafTensor& leaf, const std::vector<ShardView>& held);
@@ -81,6 +89,7 @@ class SavePlanner {
   std::shared_ptr<const DeviceMesh> replicated_mesh_;  // shared with the options, or created here
   EqualMeshes meshes_;
   ReplicaGroup replicated_group_;
+  std::vector<std::pair<std::string, const Value*>> long_values_;  // with their FQNs
   SavePlan plan_;
   std::vector<ReplicaGroup> group_of_shard_;  // in the order in which shards were added
   std::map<ReplicaGroup, std::vector<size_t>> shards_of_group_;  // indices, in key order
@@ -102,16 +111,22 @@ Result<void> CheckSaveOptions(const SaveOptions& options) {
   return kv::CheckAnnotations(options.metrics, options.note, options.tags);
 }
 
-Result<std::vector<std::pair<std::string, std::vector<std::byte>>>> EncodeValues(
-    const StateDict& state, std::span<const Leaf> leaves) {
-  std::vector<std::pair<std::string, std::vector<std::byte>>> values;
+Result<std::vector<NamedRecord>> EncodeValues(const StateDict& state, std::span<const Leaf> leaves,
+                                              bool long_as_chunks) {
+  std::vector<NamedRecord> values;
   for (size_t i = 0; i < leaves.size(); ++i) {
     if (IsTensor(state.tree.nodes[leaves[i].node].kind)) continue;
-    auto record = EncodeValue(state.values[state.slot[i]]);
+    const Value& value = state.values[state.slot[i]];
+    if (std::holds_alternative<ChunkedValue>(value)) {
+      return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                        .message = "a value without its bytes; read them with LoadValues",
+                        .key = leaves[i].fqn});
+    }
+    auto record = long_as_chunks && IsLong(value) ? EncodeLong(value) : EncodeValue(value);
     if (!record) return Fail(std::move(record).error().WithKey(leaves[i].fqn));
     values.emplace_back(leaves[i].fqn, *std::move(record));
   }
-  std::ranges::sort(values, {}, &std::pair<std::string, std::vector<std::byte>>::first);
+  std::ranges::sort(values, {}, &NamedRecord::first);
   return values;
 }
 
@@ -132,7 +147,9 @@ Result<SavePlan> SavePlanner::Plan(const StateDict& state) {
   // In key order, so that every rank finds the same owner of shared memory.
   std::ranges::sort(sharded, {},
                     [](const LeafTensor* leaf) -> const std::string& { return leaf->named.fqn; });
-  CAIRN_TRY_ASSIGN(std::vector<PlannedTensor> planned, PlanTensors(replicated));
+  std::vector<std::string> long_fqns;
+  for (const auto& [fqn, value] : long_values_) long_fqns.push_back(fqn);
+  CAIRN_TRY_ASSIGN(std::vector<PlannedTensor> planned, PlanTensors(replicated, long_fqns));
   plan_.tensors.reserve(planned.size() + sharded.size());
   plan_.shards.reserve(planned.size());
   for (PlannedTensor& tensor : planned) CAIRN_TRY(AddReplicated(std::move(tensor)));
@@ -140,6 +157,8 @@ Result<SavePlan> SavePlanner::Plan(const StateDict& state) {
     Result<void> added = AddSharded(*leaf);
     if (!added) return Fail(std::move(added).error().WithKey(leaf->named.fqn));
   }
+  for (const auto& [fqn, value] : long_values_) CAIRN_TRY(AddLongValue(fqn, *value));
+  plan_.has_long_values = !long_values_.empty();
   plan_.has_shards = !sharded.empty();
   Sort();
   for (const auto& [group, shards] : shards_of_group_) DivideAmong(group, shards);
@@ -167,8 +186,12 @@ Result<std::vector<SavePlanner::LeafTensor>> SavePlanner::ReadLeaves(const State
   std::vector<LeafTensor> tensors;
   tensors.reserve(leaves.size());
   for (size_t i = 0; i < leaves.size(); ++i) {
-    if (!IsTensor(state.tree.nodes[leaves[i].node].kind)) continue;
     const uint32_t slot = state.slot[i];
+    if (!IsTensor(state.tree.nodes[leaves[i].node].kind)) {
+      const Value& value = state.values[slot];
+      if (self_.rank == 0 && IsLong(value)) long_values_.emplace_back(leaves[i].fqn, &value);
+      continue;
+    }
     if (options_.statistics && state.tensors[slot].device != kHostDevice) {
       return Fail(Error{.code = ErrorCode::kInvalidArgument,
                         .message = "a save does not compute the statistics of tensors in device "
@@ -180,7 +203,7 @@ Result<std::vector<SavePlanner::LeafTensor>> SavePlanner::ReadLeaves(const State
         {.named = {leaves[i].fqn, state.tensors[slot]},
          .sharding = sharding == state.shardings.end() ? nullptr : &sharding->second});
   }
-  CAIRN_TRY_ASSIGN(plan_.values, EncodeValues(state, leaves));
+  CAIRN_TRY_ASSIGN(plan_.values, EncodeValues(state, leaves, self_.rank == 0));
   plan_.tensor_count = tensors.size();
   return tensors;
 }
@@ -191,6 +214,24 @@ Result<void> SavePlanner::AddReplicated(PlannedTensor tensor) {
   if (info.alias_of || info.nbytes == 0) return {};
   return AddShard({.box = WholeBox(info.shape), .view = std::move(tensor.source)},
                   replicated_group_);
+}
+
+Result<void> SavePlanner::AddLongValue(const std::string& fqn, const Value& value) {
+  const std::span<const std::byte> bytes = BytesOf(value);
+  const TensorView view{.dtype = DType::kUInt8, .shape = {bytes.size()}, .data = bytes.data()};
+  plan_.tensors.push_back({.fqn = fqn,
+                           .dtype = view.dtype,
+                           .shape = view.shape,
+                           .nbytes = bytes.size(),
+                           .hidden = true});
+  return AddShard({.box = WholeBox(view.shape), .view = view}, ReplicaGroup());
+}
+
+Result<SavePlan> SavePlanner::PlanLong(std::span<const std::pair<std::string, Value>> values) {
+  for (const auto& [fqn, value] : values) CAIRN_TRY(AddLongValue(fqn, value));
+  Sort();
+  Finish();
+  return std::move(plan_);
 }
 
 Result<void> SavePlanner::AddSharded(const LeafTensor& leaf) {
@@ -309,6 +350,11 @@ Result<SavePlan> PlanSave(const StateDict& state, const SaveOptions& options,
   return SavePlanner(options, self).Plan(state);
 }
 
+Result<SavePlan> PlanLongValues(std::span<const std::pair<std::string, Value>> values,
+                                const SaveOptions& options) {
+  return SavePlanner(options, {}).PlanLong(values);
+}
+
 Result<void> MarkStatedUnchanged(SavePlan& plan, const SaveOptions& options, uint64_t step) {
   plan.has_lost_marks = false;
   for (PlannedShard& shard : plan.shards) {
@@ -320,12 +366,14 @@ Result<void> MarkStatedUnchanged(SavePlan& plan, const SaveOptions& options, uin
   // Whether a key is escaped depends on other keys, so in the base step, one of several leaves with
   // the same texts may have the name of another one.
   std::unordered_map<std::string, size_t> leaves_by_texts;
-  for (const TensorInfo& tensor : plan.tensors) ++leaves_by_texts[JoinedTexts(tensor.fqn)];
+  for (const TensorInfo& tensor : plan.tensors) {
+    if (!tensor.hidden) ++leaves_by_texts[JoinedTexts(tensor.fqn)];
+  }
   for (const auto& [fqn, record] : plan.values) ++leaves_by_texts[JoinedTexts(fqn)];
   std::vector<bool> matches(plan.tensors.size());
   for (size_t i = 0; i < plan.tensors.size(); ++i) {
     const std::string& fqn = plan.tensors[i].fqn;
-    matches[i] = patterns.Matches(fqn) && leaves_by_texts[JoinedTexts(fqn)] == 1;
+    matches[i] = patterns.Matches(fqn) && leaves_by_texts[JoinedTexts(fqn)] <= 1;
   }
   for (PlannedShard& shard : plan.shards) {
     // Devices digest their tensors at the rate of their memory.

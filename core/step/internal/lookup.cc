@@ -230,6 +230,15 @@ Result<TensorInfo> FindOwner(const StepView& view, const TensorInfo& alias) {
   return std::move(owners.front());
 }
 
+Result<void> CheckBytes(const StepView& view, const ValueInfo& value, const TensorInfo* tensor) {
+  if (tensor != nullptr && HasBytesOf(*tensor, value)) return {};
+  return Fail(
+      Error{.code = ErrorCode::kDataLoss,
+            .message = "the step lacks the bytes of this value, or has another length of them",
+            .key = value.fqn,
+            .step = view.step.step});
+}
+
 Result<std::vector<std::byte>> FindStructure(const StepView& view) {
   CAIRN_TRY_ASSIGN(auto record, view.snapshot->GetStructure(view.step));
   if (record) return *std::move(record);

@@ -108,6 +108,9 @@ const TensorInfo* FindByName(std::span<const TensorInfo> tensors, std::string_vi
 /// order.
 const TensorInfo& ByName(std::span<const TensorInfo> tensors, std::string_view fqn);
 
+/// kDataLoss: `tensor`, which may be null, does not have the bytes of `value`, a ChunkedValue.
+Result<void> CheckBytes(const StepView& view, const ValueInfo& value, const TensorInfo* tensor);
+
 /// Calls `visit` with each chunk of `tensor`, in key order, after checking it against the tensor.
 /// kDataLoss: a record is damaged, or the number of chunks differs from the tensor's record. An
 /// error of `visit` ends the scan and is returned.

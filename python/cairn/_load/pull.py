@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cairn import _cairn
 from cairn._base import devices
-from cairn._base.patterns import Patterns, all_patterns, clean_prefix, pattern_list
+from cairn._base.patterns import Patterns, all_patterns, clean_prefix, pattern_list, patterns_for
 from cairn._base.steps import step_number
 from cairn._load.contents import check_match
 from cairn._load.in_place import own_step, run_load
@@ -144,23 +144,31 @@ class _Pull(Load):
 
     def _changed_values(self) -> list[str]:
         """FQNs of the values of the state that the steps do not have in common, bit for bit."""
-        old = dict(_values(self._base))
-        unexpected = set(self.unexpected)
-        return [
-            fqn
-            for fqn, value in _values(self._contents)
-            if old.get(fqn) != value and fqn not in unexpected
-        ]
+        old, new = _values(self._base), _values(self._contents)
+        changed, long = [], []
+        for fqn in new.keys() - set(self.unexpected):
+            # Long values are compared by their digests.
+            both = [old.get(fqn), new[fqn]]
+            if all(isinstance(value, _cairn.LongValue) for value in both):
+                long.append(fqn)
+            elif fqn not in old or _bits(both[0]) != _bits(both[1]):
+                changed.append(fqn)
+        if long:
+            patterns = [each for fqn in long for each in patterns_for(fqn)]
+            diff = self._native.compare(self._base.step, self._contents.step, patterns)
+            changed += set(long).intersection(diff.changed)
+        return changed
 
 
-def _values(contents: _cairn.Contents) -> list[tuple[str, bytes]]:
-    """The plain values of a step by FQN, in a form that is equal only if all bits are."""
+def _values(contents: _cairn.Contents) -> dict[str, Any]:
     leaves = (leaf_at(contents, index) for index in range(len(contents)))
-    values = (leaf for leaf in leaves if isinstance(leaf, ValueLeaf))
+    return {leaf.fqn: leaf.stored for leaf in leaves if isinstance(leaf, ValueLeaf)}
+
+
+def _bits(value: Any) -> bytes | None:
+    """A form of a value that is equal only if all bits are; None: it is long."""
     import pickle
 
-    return [(leaf.fqn, pickle.dumps(_plain(leaf.value))) for leaf in values]
-
-
-def _plain(value: Any) -> Any:
-    return value.data if isinstance(value, _cairn.Pickle) else value
+    if isinstance(value, _cairn.LongValue):
+        return None
+    return pickle.dumps(value.data if isinstance(value, _cairn.Pickle) else value)

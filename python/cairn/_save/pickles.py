@@ -56,6 +56,8 @@ def _way_out(value: Any) -> str:
         return f"convert it with tuple(...) or ._asdict(), {otherwise}"
     if isinstance(value, (list, set, frozenset)):
         return f"convert it with list(...), {otherwise}"
+    if isinstance(value, io.BytesIO):
+        return f"convert it with .getvalue(), {otherwise}"
     if isinstance(value, (bytearray, memoryview)):
         return f"convert it with bytes(...), {otherwise}"
     for plain in (str, int, float, complex, bytes):

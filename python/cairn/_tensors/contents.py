@@ -26,7 +26,14 @@ class ValueLeaf(NamedTuple):
     """A leaf of a step that is a plain value, or a pickle that is not loaded yet."""
 
     fqn: str
-    value: Any
+    stored: Any
+    """The value, or a `_cairn.LongValue`."""
+
+    @property
+    def value(self) -> Any:
+        """The value. A long one is read, each time."""
+        stored = self.stored
+        return stored.load() if isinstance(stored, _cairn.LongValue) else stored
 
 
 Leaf = Union[TensorLeaf, ValueLeaf]
@@ -40,8 +47,11 @@ def leaf_at(contents: _cairn.Contents, index: int) -> Leaf:
 
 def plain_value(leaf: ValueLeaf, step: int, allow_pickle: bool) -> Any:
     """The value of a leaf that is not a tensor. Raises Invalid for a pickle that is not allowed."""
-    if not isinstance(leaf.value, _cairn.Pickle):
-        return leaf.value
+    value = leaf.stored
+    if isinstance(value, _cairn.LongValue) and (allow_pickle or value.type != "pickle"):
+        value = value.load()
+    if not isinstance(value, (_cairn.Pickle, _cairn.LongValue)):
+        return value
     if not allow_pickle:
         raise Invalid(
             f"'{leaf.fqn}' in step {step} is a pickle, which can run any code when it is loaded: "
@@ -49,7 +59,7 @@ def plain_value(leaf: ValueLeaf, step: int, allow_pickle: bool) -> Any:
             key=leaf.fqn,
             step=step,
         )
-    data = leaf.value.data
+    data = value.data
     if data.startswith(_TORCH_SAVE):
         import io
 
@@ -76,6 +86,8 @@ def key_info(leaf: Leaf) -> KeyInfo:
     from cairn.reports import KeyInfo
 
     if isinstance(leaf, ValueLeaf):
+        if isinstance(leaf.stored, _cairn.LongValue):
+            return KeyInfo("value", leaf.stored.type, None, None, leaf.stored.nbytes, None, None)
         is_pickle = isinstance(leaf.value, _cairn.Pickle)
         type_name = "pickle" if is_pickle else type(leaf.value).__name__
         value = None if is_pickle else leaf.value

@@ -268,19 +268,24 @@ class SubclassSlot(NamedTuple):
 
 
 def nested_values(contents: _cairn.Contents) -> Any:
-    """The nested state of a step: plain values, a SubclassSlot for each tensor subclass, and a Slot
-    for each other leaf."""
+    """The nested state of a step: short plain values, a SubclassSlot for each tensor subclass, and
+    a Slot for each other leaf."""
 
     def slot_of(items: dict[str, Any], fqn: str) -> SubclassSlot:
-        return SubclassSlot(items, fqn, described(items[SUBCLASS_KEY], fqn, contents.step))
+        text = items[SUBCLASS_KEY]
+        if isinstance(text, Slot) and isinstance(text.leaf, ValueLeaf):
+            text = text.leaf.value
+        return SubclassSlot(items, fqn, described(text, fqn, contents.step))
 
     leaves = (leaf_at(contents, i) for i in range(len(contents)))
     return contents.build([_value_or_slot(leaf) for leaf in leaves], slot_of)
 
 
 def _value_or_slot(leaf: Leaf) -> Any:
-    is_plain = isinstance(leaf, ValueLeaf) and not isinstance(leaf.value, _cairn.Pickle)
-    return leaf.value if is_plain else Slot(leaf)
+    is_slot = not isinstance(leaf, ValueLeaf) or isinstance(
+        leaf.stored, (_cairn.Pickle, _cairn.LongValue)
+    )
+    return Slot(leaf) if is_slot else leaf.stored
 
 
 def _synthesized_metadata(contents: _cairn.Contents) -> Metadata:

@@ -19,6 +19,7 @@ from cairn import _cairn
 from cairn._base import devices
 from cairn._base.open_options import OpenOptions
 from cairn._opened.tiers import open_nearest
+from cairn._tensors.contents import leaf_at
 from cairn._tensors.subclasses import SUBCLASS_KEY, check_same, describe, is_subclass
 from cairn._tensors.targets import Target, check_shape, staged_target_of
 from cairn.dcp._location import CheckpointId, Located, Location, locate, required
@@ -300,7 +301,7 @@ class _OpenStep:
         if self._described_subclasses is None:
             ends = f".{SUBCLASS_KEY}"
             self._described_subclasses = {
-                key.removesuffix(ends): self._contents.leaf(index)[2]
+                key.removesuffix(ends): leaf_at(self._contents, index).value
                 for index, key in enumerate(self._contents.fqns())
                 if key.endswith(ends)
             }

@@ -182,15 +182,18 @@ class Values:
         return dict(zip(contents.fqns(), reader.read(self._allow_pickle)))
 
     def _value(self, fqn: str, value: Any, arrays: dict[str, Any]) -> Any:
-        if fqn in self._described.bytes_io and isinstance(value, bytes):
-            return io.BytesIO(value)
-        if fqn not in self._described.as_given:
-            rebuild = Rebuilder(self._step, is_part=False)
-            return _fill(value, lambda leaf: self._leaf(leaf, arrays), rebuild)
-        if isinstance(value, Slot) and isinstance(value.leaf, ValueLeaf):
+        is_as_given = fqn in self._described.as_given
+        if is_as_given and isinstance(value, Slot) and isinstance(value.leaf, ValueLeaf):
             if not self._allow_pickle:
-                plain_value(value.leaf, self._step, allow_pickle=False)  # raises
-            value = value.leaf.value.data
+                value = plain_value(value.leaf, self._step, allow_pickle=False)  # raises
+            else:
+                value = value.leaf.value
+                value = value.data if isinstance(value, _cairn.Pickle) else value
+        if not is_as_given:
+            rebuild = Rebuilder(self._step, is_part=False)
+            value = _fill(value, lambda leaf: self._leaf(leaf, arrays), rebuild)
+            is_bytes_io = fqn in self._described.bytes_io and isinstance(value, bytes)
+            return io.BytesIO(value) if is_bytes_io else value
         if not isinstance(value, bytes):
             raise Corrupt(f"'{fqn}' should be bytes in step {self._step}", key=fqn, step=self._step)
         return PlannerBytes(value)

@@ -192,7 +192,7 @@ TEST_F(SaveLoadTest, RefusesBadStatesByKeyAndKeepsTheStore) {
   EXPECT_THAT(store->Save(1, StateOf({{"u", {.dtype = DType::kUnknown, .shape = {}}}})),
               IsError(ErrorCode::kInvalidArgument, "u"));
   StateDict large;
-  large.root().Value("v", Bytes{std::vector<std::byte>(kMaxValueBytes + 1)});
+  large.root().Value("v", BigInt{std::vector<std::byte>(kMaxInlineValueBytes + 1)});
   EXPECT_THAT(store->Save(1, large), IsError(ErrorCode::kInvalidArgument, "v"));
   StateDict more_leaves = StateOf({{"w", tensor.view()}});
   more_leaves.slot.push_back(0);
@@ -209,6 +209,35 @@ TEST_F(SaveLoadTest, RefusesBadStatesByKeyAndKeepsTheStore) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, store->Steps());
   EXPECT_TRUE(steps.empty());
   Save(1, good);
+}
+
+TEST_F(SaveLoadTest, StepsShareTheBytesOfLongValues) {
+  const Value text = std::string(100'000, 'x');
+  const Value short_text = std::string(kMaxInlineValueBytes, 'y');
+  const TestTensor tensor(DType::kFloat32, {4});
+  StateDict state = StateOf({{"w", tensor.view()}});
+  state.root().Value("text", text);
+  state.root().Value("short", short_text);
+  Save(1, state);
+  EXPECT_EQ(Save(2, state).written_bytes, 0);
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(Contents contents, store->List(2));
+  ASSERT_EQ(contents.values.size(), 2);
+  EXPECT_EQ(contents.values[0].value, short_text);
+  EXPECT_EQ(FormatValue(contents.values[1].value), "<str, 100000 bytes>");
+  EXPECT_EQ(contents.step.tensor_count, 1);
+  EXPECT_EQ(contents.step.value_count, 2);
+  StateDict not_loaded = StateOf({{"w", tensor.view()}});
+  not_loaded.root().Value("text", contents.values[1].value);
+  EXPECT_THAT(store->Save(3, not_loaded), IsError(ErrorCode::kInvalidArgument, "text"));
+  CAIRN_ASSERT_OK(store->LoadValues(contents.step, contents.values));
+  EXPECT_EQ(contents.values[1].value, text);
+
+  // The name of a hidden tensor is not that of a tensor.
+  CAIRN_ASSERT_OK_AND_ASSIGN(const KeyPatterns pattern, KeyPatterns::Parse({"text"}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(contents, store->List(2, pattern));
+  ASSERT_EQ(contents.values.size(), 1);
+  EXPECT_TRUE(contents.tensors.front().hidden);
 }
 
 TEST_F(SaveLoadTest, AnExistingStepIsKeptUnlessOverwritten) {

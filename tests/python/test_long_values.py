@@ -1,0 +1,142 @@
+"""Strings, bytes, pickles and integers of more than 4 KiB, whose bytes steps share as chunks."""
+
+import pathlib
+import random
+import subprocess
+
+import numpy
+import pytest
+import torch
+from cairn_testing import assert_same, damage
+from ranks import with_ranks
+
+import cairn
+
+
+def random_bytes(count, seed=0):
+    return random.Random(seed).randbytes(count)
+
+
+def assert_verified(path):
+    program = pathlib.Path(cairn.__file__).parents[2] / "bin/kv-dump"
+    assert subprocess.run([program, "verify", path], timeout=120).returncode == 0
+
+
+def values():
+    return {
+        "bytes": random_bytes(1 << 20),
+        "text": "größe \ud800" * 1_000,
+        "int": -(2**80_000),
+        "limits": [b"x" * 4096, b"x" * 4097, "y" * 4096, "y" * 4097],
+        "w": torch.arange(3_000),
+        "n": numpy.float32(1),
+    }
+
+
+def test_a_step_does_not_write_unchanged_long_values(tmp_path):
+    state = {"v": random_bytes(8 << 20), "w": torch.ones(3)}
+    with cairn.open(tmp_path, "a") as store:
+        assert store.save(1, state).written_bytes > 8 << 20
+        assert store.save(2, {**state, "w": torch.zeros(3)}).written_bytes < 1 << 10
+        assert store.save(3, {"v": bytes(state["v"]), "w": torch.zeros(3)}).written_bytes == 0
+        changed = bytearray(state["v"])
+        changed[5_000_000] ^= 1
+        report = store.save(4, {"v": bytes(changed), "w": torch.zeros(3)})
+        assert report.written_bytes == 65536
+        assert store.save_async(5, state).result().written_bytes > 0
+        for step, expected in ((1, state["v"]), (3, state["v"]), (4, changed), (5, state["v"])):
+            assert store.read("v", step=step)["v"] == expected
+        store.delete(1, 2, 3, 4)
+        store.compact(max_dead=0.0)
+        assert store.read()["v"] == state["v"]
+    assert_verified(tmp_path)
+
+
+def test_long_values_of_each_kind_are_loaded(tmp_path):
+    state = {**values(), "object": pathlib.PurePosixPath("a" * 5_000)}
+    with cairn.open(tmp_path, "a") as store:
+        store.save(1, state, allow_pickle=True)
+    with cairn.open(tmp_path) as store:
+        assert_same(store.read(allow_pickle=True), state)
+        target = {**dict.fromkeys(state), "limits": [0] * 4, "w": torch.zeros(3_000).long()}
+        store.load(target, allow_pickle=True, strict=False)
+        assert target["bytes"] == state["bytes"] and target["object"] == state["object"]
+        part = {"text": "", "limits": [0, 1, 2, 3]}
+        store.load(part, keys=["text", "limits"])
+        assert part == {key: state[key] for key in part}
+        with pytest.raises(cairn.errors.Invalid, match="pickle"):
+            store.read("object")
+
+
+def test_the_list_of_keys_has_the_type_and_the_length(tmp_path):
+    with cairn.open(tmp_path, "a") as store:
+        store.save(1, values())
+        keys = store.keys()
+    assert list(keys) == ["bytes", "text", "int", *(f"limits.{i}" for i in range(4)), "w", "n"]
+    info = keys["bytes"]
+    assert (info.kind, info.type, info.nbytes, info.value) == ("value", "bytes", 1 << 20, None)
+    assert (keys["text"].type, keys["int"].type) == ("str", "int")
+    assert (keys["limits.0"].value, keys["limits.1"].value) == (b"x" * 4096, None)
+
+
+def test_edits_and_merges_keep_long_values(tmp_path):
+    first = values()
+    second = {**first, "bytes": random_bytes(1 << 20, 1), "text": first["text"] + "."}
+    with cairn.open(tmp_path / "store", "a") as store:
+        store.save(1, first)
+        store.save(2, second)
+        store.edit(1, into=3, rename={"bytes": "other.name"}, drop="text")
+        store.edit(3, into=4, graft_from=2, graft="bytes", under="new")
+        store.merge([1, 2], into=5)
+        store.fork(4, to=tmp_path / "copy")
+        assert store.read(step=4)["other"]["name"] == first["bytes"]
+        assert_same(store.read(step=5), second)
+        assert store.diff(1, 2).changed == ("bytes", "text")
+        assert store.diff(1, 2).changes[0].changed_bytes == 1 << 20
+        assert store.diff(2, 5).changes == ()
+        store.delete(1, 2, 5)
+    assert_verified(tmp_path / "store")
+    with cairn.open(tmp_path / "copy") as store:
+        state = store.read()
+        assert state["new"]["bytes"] == second["bytes"] and state["other"]["name"] == first["bytes"]
+        assert "text" not in state
+
+
+def test_a_pull_compares_long_values(tmp_path):
+    first = {"same": random_bytes(50_000), "other": random_bytes(50_000), "short": "x"}
+    second = {**first, "other": random_bytes(50_000, 1), "short": "x" * 5_000}
+    with cairn.open(tmp_path, "a") as store:
+        store.save(1, first)
+        store.save(2, second)
+        state = dict(first)
+        assert store.pull(state, since=1).changed == ("other", "short")
+        assert state == second
+
+
+def test_a_damaged_long_value_is_found(tmp_path):
+    state = {"v": random_bytes(100_000), "w": torch.ones(3)}
+    with cairn.open(tmp_path, "a") as store:
+        store.save(1, state)
+    damage(tmp_path, state["v"][70_000:70_100])
+    with cairn.open(tmp_path) as store:
+        with pytest.raises(cairn.errors.Corrupt) as caught:
+            store.read()
+        assert caught.value.key == "v"
+        assert torch.equal(store.read("w")["w"], state["w"])
+
+
+@with_ranks(3)
+def test_the_value_of_the_lowest_rank_is_stored(rank, tmp_path):
+    state = {"same": random_bytes(50_000), "differs": random_bytes(60_000 + rank, rank)}
+    own = {f"own{rank}": random_bytes(70_000, rank), "some": random_bytes(9_000, max(rank, 1))}
+    with cairn.open(tmp_path, "a") as store:
+        for step in (1, 2):
+            store.save(step, {**state, **(own if rank else {}), "w": torch.ones(3)})
+        with store.writer(3) as writer:
+            writer.add(f"part{rank}", random_bytes(80_000, rank))
+        found = store.read(step=2)
+        assert found["same"] == state["same"] and found["differs"] == random_bytes(60_000)
+        assert found["own1"] == random_bytes(70_000, 1) and found["own2"] == random_bytes(70_000, 2)
+        assert found["some"] == random_bytes(9_000, 1)
+        assert store.read(step=3) == {f"part{i}": random_bytes(80_000, i) for i in range(3)}
+        assert store.step_info(2).written_bytes == 0
