@@ -197,15 +197,26 @@ def ranks(maker):
 
 
 def chunks(maker):
-    """Likewise: chunks that are no grid, and pages of 4 KiB and 1 MiB."""
+    """Likewise: chunks that are not a grid, and pages of 4 KiB and 1 MiB."""
     matrix = torch.tensor([(i // 64 * 7 + i) % 256 for i in range(12_000)], dtype=torch.uint8)
     for step in (12, 20):
         maker.expect(step, {"w": matrix.view(100, 120)})
 
 
+def values(maker):
+    """Values whose bytes are chunks: of each kind, at the limit, and with a page that changed."""
+    state = {"bytes": bytes(range(256)) * 20, "text": "größe \ud800" * 500, "integer": -(3**21_000),
+             "limits": [b"x" * 4096, b"x" * 4097], "w": torch.ones(3)}
+    maker.save(1, state)
+    maker.save(2, {**state, "text": state["text"] + "."}, compress=True)
+    maker.store.edit(1, into=3, rename={"bytes": "renamed"}, drop="text")
+    maker.expect(3, {"renamed": state["bytes"],
+                     **{key: state[key] for key in ("integer", "limits", "w")}})  # fmt: skip
+
+
 def main():
     for make in (dtypes, containers, keys, ties, extents, deltas, codecs, edits, compaction, steps,
-                 records, ranks, chunks):  # fmt: skip
+                 records, ranks, chunks, values):  # fmt: skip
         path = GOLDEN / f"v3-{make.__name__}"
         maker = Maker(path)
         make(maker)
