@@ -84,7 +84,8 @@ FrameLengths LengthsOfFrame(std::span<const std::byte> bytes) {
 }
 
 Result<std::vector<std::byte>> UnframeRecord(const FrameKind& kind,
-                                             std::span<const std::byte> object) {
+                                             std::span<const std::byte> object,
+                                             bool any_digest_kind) {
   if (object.size() < kHeaderBytes + kChecksumBytes) return Damaged(kind, "it is too short");
   if (std::memcmp(object.data(), kind.magic.data(), 4) != 0)
     return Damaged(kind, "it has no magic");
@@ -97,11 +98,14 @@ Result<std::vector<std::byte>> UnframeRecord(const FrameKind& kind,
                 fmt::format("the {} has format version {}, this build reads {}; use a newer Cairn",
                             kind.name, version, kind.version));
   }
-  CAIRN_TRY(CheckDigestKind(static_cast<uint8_t>(object[5]), kind.name));
+  const auto digest = CheckDigestKind(static_cast<uint8_t>(object[5]), kind.name);
+  if (!digest && !any_digest_kind) return std::unexpected(digest.error());
   const auto record_bytes = GetLittleEndian<uint32_t>(object, 8);
   const auto stored_bytes = GetLittleEndian<uint32_t>(object, 12);
-  if (version == 0 || record_bytes > kind.max_record_bytes ||
-      stored_bytes != object.size() - kHeaderBytes - kChecksumBytes) {
+  const size_t most_bytes = object.size() - kHeaderBytes - kChecksumBytes;
+  // One of another kind follows the record.
+  if (version == 0 || record_bytes > kind.max_record_bytes || stored_bytes > most_bytes ||
+      (digest && stored_bytes != most_bytes)) {
     return Damaged(kind, "its header is wrong");
   }
   const auto stored = object.subspan(kHeaderBytes, stored_bytes);

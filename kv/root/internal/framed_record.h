@@ -42,9 +42,11 @@ Result<std::vector<std::byte>> FrameRecord(const FrameKind& kind,
 /// Returns the checksum of an object that matches it, otherwise nothing.
 std::optional<uint64_t> FrameChecksum(std::span<const std::byte> object);
 /// Returns the record, aligned as flatbuffers require. kDataLoss: the object is damaged.
-/// kUnimplemented: its version is newer than `kind.version`, or the kind of its digest is unknown.
+/// kUnimplemented: its version is newer than `kind.version`, or the kind of its digest is unknown,
+/// unless the caller reads only what no kind changes.
 Result<std::vector<std::byte>> UnframeRecord(const FrameKind& kind,
-                                             std::span<const std::byte> object);
+                                             std::span<const std::byte> object,
+                                             bool any_digest_kind = false);
 
 /// The lengths that the header of a frame states.
 struct FrameLengths {

@@ -394,7 +394,8 @@ Result<std::vector<std::byte>> EncodeRoot(const Root& root) {
 }
 
 Result<Root> DecodeRootIdentity(std::span<const std::byte> object) {
-  CAIRN_TRY_ASSIGN(const std::vector<std::byte> bytes, UnframeRecord(kRootFrame, object));
+  CAIRN_TRY_ASSIGN(const std::vector<std::byte> bytes,
+                   UnframeRecord(kRootFrame, object, /*any_digest_kind=*/true));
   CAIRN_TRY_ASSIGN(const schema::RootRecord* record, CheckedRootRecord(bytes));
   return ReadRootIdentity(*record);
 }

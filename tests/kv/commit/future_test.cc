@@ -100,9 +100,10 @@ Bytes OneName(std::string_view name) {
 
 /// A field `digest_kind` of a newer build.
 const Bytes kNewKind(8, std::byte{9});
-/// Returns the frame of a root or page with another kind of digest.
+/// Returns the frame of a root or page with another kind of digest, which has 32 bytes.
 Bytes WithKind(Bytes frame, std::byte kind) {
   frame[5] = kind;
+  if (kind != std::byte{kXxh3}) frame.resize(frame.size() + 32);
   const size_t covered = frame.size() - 8;
   schema::PutLittleEndian(frame, covered, Checksum64(std::span(frame).first(covered)));
   return frame;
@@ -341,11 +342,17 @@ TEST_F(FutureTest, RootOfANewerBuildInPlaceOfThePredecessorRefusesACommit) {
   const internal::Root known = NewestRoot();
   internal::Root other = known;
   other.commit_id = internal::NewUuid();
+  const auto expect_refusal = [&](const std::string& name) {
+    EXPECT_THAT(store->SetCompression(true), IsError(ErrorCode::kUnimplemented, name));
+    internal::Root next = internal::Successor(known, std::chrono::hours(24));
+    EXPECT_EQ(internal::CommitRoot(*storage_, next).state,
+              internal::CommitOutcome::State::kUnknown);
+    EXPECT_THAT(storage_->Size(internal::RootName(next.number)), IsError(ErrorCode::kNotFound, ""));
+  };
   WriteRoot(other, kReadFeaturesField, OneName("signatures"));
-  EXPECT_THAT(store->SetCompression(true), IsError(ErrorCode::kUnimplemented, "signatures"));
-  internal::Root next = internal::Successor(known, std::chrono::hours(24));
-  EXPECT_EQ(internal::CommitRoot(*storage_, next).state, internal::CommitOutcome::State::kUnknown);
-  EXPECT_THAT(storage_->Size(internal::RootName(next.number)), IsError(ErrorCode::kNotFound, ""));
+  expect_refusal("signatures");
+  Write(internal::RootName(other.number), WithKind(*internal::EncodeRoot(other), kNewKind[0]));
+  expect_refusal("kind 9");
 }
 
 TEST_F(FutureTest, RootOfANewerBuildOfAnotherStoreIsIgnored) {
