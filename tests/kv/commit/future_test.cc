@@ -1,6 +1,7 @@
 // Stores of newer builds (docs/format/compatibility.md): what this build does not know is ignored
 // and kept, unless a feature forbids it.
 
+#include <cairn_schema/chunk_generated.h>
 #include <cairn_schema/root_generated.h>
 #include <cairn_schema/segment_generated.h>
 #include <cairn_schema/step_generated.h>
@@ -515,13 +516,18 @@ TEST_F(FutureTest, PageWithAnUnknownKindOfDigestIsNotDamage) {
               IsError(ErrorCode::kUnimplemented, "kind 9"));
 }
 
-TEST_F(FutureTest, SegmentRecordWithAnUnknownKindOfDigestIsNotDamage) {
-  RewriteTable(2, [](Column column, std::span<const std::byte> record) {
-    return column == Column::kSegments
-               ? WithField(record, IdOf(schema::SegmentRecord::VT_DIGEST_KIND), kNewKind)
-               : Bytes(record.begin(), record.end());
-  });
+TEST_F(FutureTest, RecordsWithAnUnknownKindOfDigestAreNotDamage) {
+  const auto rewrite = [&](Column changed, uint16_t vtable_offset) {
+    RewriteTable(2, [=](Column column, std::span<const std::byte> record) {
+      return column == changed ? WithField(record, IdOf(vtable_offset), kNewKind)
+                               : Bytes(record.begin(), record.end());
+    });
+  };
+  rewrite(Column::kSegments, schema::SegmentRecord::VT_DIGEST_KIND);
   ExpectStepRefused(2, "a SegmentRecord has a digest of kind 9");
+  SetUp();
+  rewrite(Column::kChunks, schema::ChunkRecord::VT_DIGEST_KIND);
+  ExpectStepRefused(2, "a chunk record has a digest of kind 9");
 }
 
 TEST_F(FutureTest, TablesWithAnUnknownKindOfDigestAreNotDamage) {
