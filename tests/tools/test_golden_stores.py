@@ -95,6 +95,9 @@ def features_of(path):
                     yield f"pages of {chunk.page}"
                 if chunk.statistics:
                     yield "statistics"
+        for _, data in step.scan(cairn_read.VALUES):
+            if cairn_read.parse(data, "ValueRecord").chunked_bytes:
+                yield "long values"
         for key, _ in step.scan(cairn_read.SEGMENTS):
             _, record = step.segment(int.from_bytes(key[1:], "big"))
             if record.step == 0:
@@ -109,6 +112,6 @@ def test_each_feature_is_in_a_golden_store():
     expected = {"pages", "tables", "ranks", "escapes", "applications", "hidden", "alias", "deltas",
                 "compressed", "extents", "statistics", "compaction", "int64", "bfloat16",
                 "float8_e5m2", "complex128", "bool", "pages of 4096",
-                "pages of 1048576"}  # fmt: skip
+                "pages of 1048576", "long values"}  # fmt: skip
 
     assert expected <= {feature for path in STORES for feature in features_of(path)}
