@@ -162,7 +162,18 @@ Result<std::vector<SegmentInfo>> Snapshot::Segments() const {
   CAIRN_TRY_ASSIGN(const auto entries, state_->AllEntries());
   for (const auto& entry : entries) {
     CAIRN_TRY_ASSIGN(std::vector<SegmentInfo> of_step, SegmentsOf(entry->info));
-    for (SegmentInfo& info : of_step) segments.try_emplace(info.segment_id, std::move(info));
+    for (SegmentInfo& info : of_step) {
+      const auto [known, is_new] = segments.try_emplace(info.segment_id, info);
+      if (is_new || known->second.id_tail == info.id_tail) continue;
+      // Records of one step would seem to refer to the segment of the other.
+      return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                        .message = fmt::format("two segments of the store have ids that begin with "
+                                               "{:016x}; copy this step to another store and "
+                                               "delete it here",
+                                               info.segment_id),
+                        .file = state_->storage->address(),
+                        .step = entry->info.step});
+    }
   }
   std::vector<SegmentInfo> all;
   for (auto& [id, info] : segments) all.push_back(std::move(info));

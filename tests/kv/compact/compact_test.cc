@@ -22,9 +22,12 @@
 #include "kv/read/segment_space.h"
 #include "kv/read/snapshot.h"
 #include "kv/root/internal/kv_records.h"
+#include "kv/root/internal/root_log.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/store.h"
+#include "kv/table/internal/table_stack.h"
+#include "kv/table/internal/table_writer.h"
 #include "tests/kv/byte_payload.h"
 #include "tests/kv/sample_step.h"
 #include "tests/kv/store_checks.h"
@@ -458,6 +461,40 @@ TEST_F(CompactTest, IsNotMistakenForAStepWithoutTables) {
   RebuildAndOpen();
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store_->Latest());
   for (const uint64_t step : snapshot->step_numbers()) EXPECT_TRUE(expected_.contains(step));
+}
+
+// Records refer to a segment by the first 64 bits of its id, so the payload of one would be taken for
+// that of the other, and lost.
+TEST_F(CompactTest, StepsWhoseSegmentsHaveEqualReferencesAreRefused) {
+  Save(1);
+  Save(2);
+  store_.reset();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto newest, internal::FindNewest(*storage_));
+  internal::Root next = internal::Successor(*newest, std::chrono::hours(24));
+  internal::StepEntry entry = *next.recent.back();
+  internal::OpenTables tables(storage_);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto stack, tables.OpenStack(entry.tables));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto table, internal::TableWriter::Create(
+                                                   *storage_, internal::NewObjectId(next.epoch)));
+  CAIRN_ASSERT_OK(stack.Scan("", [&](std::string_view key, auto value) -> Result<bool> {
+    std::vector<std::byte> record(value.begin(), value.end());
+    if (key == TableKey(Column::kTables, "")) record = internal::EncodeTables({});
+    if (key.starts_with(ColumnPrefix(Column::kSegments))) {
+      CAIRN_TRY_ASSIGN(SegmentInfo info, internal::DecodeSegment(value));
+      ++info.id_tail;
+      record = internal::EncodeSegment(info);
+    }
+    CAIRN_TRY(table->Add(key, record));
+    return true;
+  }));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const internal::TableInfo written, table->Finish());
+  entry.tables = {written};
+  next.recent.back() = std::make_shared<const internal::StepEntry>(entry);
+  ASSERT_EQ(internal::CommitRoot(*storage_, next).state,
+            internal::CommitOutcome::State::kCommitted);
+  Open(kNoGrace);
+  EXPECT_THAT(kv::Compact(*store_, {.max_dead = 0}),
+              IsError(ErrorCode::kFailedPrecondition, "begin with"));
 }
 
 }  // namespace
