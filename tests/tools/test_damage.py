@@ -88,8 +88,8 @@ def test_what_is_not_a_file_is_damage_and_is_not_waited_for(dump, two_steps, tmp
     names = [file.relative_to(two_steps) for file in files_of(two_steps)]
     newest_root = min(name for name in names if name.parts[0] == "roots")
     for name in names:
-        # An earlier root, or the lease of a writer that has ended, is not needed.
-        is_needed = name == newest_root or name.parts[0] not in ("roots", "leases")
+        # An earlier root, the hint, or the lease of a writer that has ended, is not needed.
+        is_needed = name == newest_root or name.parts[0] not in ("roots", "leases", "hint")
         for replace in (os.mkfifo, replace_by_directory):
             store = tmp_path / "store"
             shutil.copytree(two_steps, store)
@@ -123,11 +123,11 @@ def test_every_flipped_bit_is_found_or_harmless(dump, admin, two_steps, store, t
             assert verdict.json()["damage_count"] >= 1, place
         dump(store)
         flip(store / name, position, bit)
-    # Only roots before the newest one are harmless: readers need their names, not their bytes.
+    # Only the hint, and roots before the newest one, are harmless: readers need their names.
     newest = min(path.name for path in (two_steps / "roots").iterdir())
     assert not [
         place for place in harmless
-        if not place.startswith("roots/") or place.startswith(f"roots/{newest}")
+        if not place.startswith(("roots/", "hint")) or place.startswith(f"roots/{newest}")
     ]
     assert bytes_of(store) == bytes_of(two_steps), "a program that only reads changed the store"
 
@@ -143,7 +143,7 @@ def test_every_cut_file_is_found_or_harmless(dump, admin, two_steps, tmp_path, h
         if size == 0 and how != "missing":
             continue
         if original == newest and how == "missing":
-            continue  # see test_a_store_without_its_newest_root_is_that_before_the_last_commit
+            continue  # see test_a_store_without_its_newest_root_and_hint_is_that_before_the_last_commit
         shutil.copytree(two_steps, store)
         if how == "missing":
             (store / name).unlink()
@@ -155,7 +155,7 @@ def test_every_cut_file_is_found_or_harmless(dump, admin, two_steps, tmp_path, h
         if verdict.status == 0:
             read = contents(dump, admin, store, tmp_path)
             assert read is not None and equal(read, whole), name
-            assert name.parts[0] == "roots", name
+            assert name.parts[0] in ("roots", "hint"), name
         elif verdict.status == 2:
             # Without CAIRN the directory is not a store. A root whose predecessor is missing does
             # not count, and could be a change that is being committed.
@@ -169,11 +169,13 @@ def test_every_cut_file_is_found_or_harmless(dump, admin, two_steps, tmp_path, h
         shutil.rmtree(store)
 
 
-def test_a_store_without_its_newest_root_is_that_before_the_last_commit(
+def test_a_store_without_its_newest_root_and_hint_is_that_before_the_last_commit(
     dump, admin, store, tmp_path
 ):
-    # No other file records the commit: with this root, it is undone as one.
+    # Only the hint shows that there was a commit: with this root, it is undone as one.
     min((store / "roots").iterdir()).unlink()
+    assert "kv-admin rebuild" in dump("keys", store).err
+    (store / "hint").unlink()
     assert dump("verify", store).status == 0
     assert steps_of(store) == [100]
     target = tmp_path / "out.safetensors"
