@@ -52,7 +52,8 @@ def contents(dump, admin, store, folder):
 
 def equal(a, b):
     return all(
-        keys_a == keys_b and tensors_a.keys() == tensors_b.keys()
+        keys_a == keys_b
+        and tensors_a.keys() == tensors_b.keys()
         and all(torch.equal(tensors_a[k], tensors_b[k]) for k in tensors_a)
         for (keys_a, tensors_a), (keys_b, tensors_b) in zip(a, b, strict=True)
     )
@@ -126,7 +127,8 @@ def test_every_flipped_bit_is_found_or_harmless(dump, admin, two_steps, store, t
     # Only the hint, and roots before the newest one, are harmless: readers need their names.
     newest = min(path.name for path in (two_steps / "roots").iterdir())
     assert not [
-        place for place in harmless
+        place
+        for place in harmless
         if not place.startswith(("roots/", "hint")) or place.startswith(f"roots/{newest}")
     ]
     assert bytes_of(store) == bytes_of(two_steps), "a program that only reads changed the store"
@@ -143,7 +145,7 @@ def test_every_cut_file_is_found_or_harmless(dump, admin, two_steps, tmp_path, h
         if size == 0 and how != "missing":
             continue
         if original == newest and how == "missing":
-            continue  # see test_a_store_without_its_newest_root_and_hint_is_that_before_the_last_commit
+            continue  # see test_a_lost_newest_root_is_noticed_by_the_hint
         shutil.copytree(two_steps, store)
         if how == "missing":
             (store / name).unlink()
@@ -160,7 +162,9 @@ def test_every_cut_file_is_found_or_harmless(dump, admin, two_steps, tmp_path, h
             # Without CAIRN the directory is not a store. A root whose predecessor is missing does
             # not count, and could be a change that is being committed.
             assert name.name == "CAIRN" or how == "missing" and original == before_newest, (
-                name, verdict.err)
+                name,
+                verdict.err,
+            )
         for words in [(store,), ("keys", store), ("chunks", store), ("segments", store)]:
             finished = dump(*words, "--json")
             # An incomplete list is still one document, with the error as its last member.
@@ -169,9 +173,7 @@ def test_every_cut_file_is_found_or_harmless(dump, admin, two_steps, tmp_path, h
         shutil.rmtree(store)
 
 
-def test_a_store_without_its_newest_root_and_hint_is_that_before_the_last_commit(
-    dump, admin, store, tmp_path
-):
+def test_a_lost_newest_root_is_noticed_by_the_hint(dump, admin, store, tmp_path):
     # Only the hint shows that there was a commit: with this root, it is undone as one.
     min((store / "roots").iterdir()).unlink()
     assert "kv-admin rebuild" in dump("keys", store).err
