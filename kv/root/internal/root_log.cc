@@ -226,7 +226,11 @@ CommitOutcome CommitRoot(Storage& storage, Root& next) {
       auto refused = Refused(storage, next, **std::move(found));
       if (refused) return *std::move(refused);
     } else if (found && put.error().code == ErrorCode::kConflict) {
-      return LeftBehind(storage, next, commit_ids.size());
+      // If the root before is there, others did not go on: the root with this number was a stray
+      // one, whose writer has removed it.
+      const auto follows = HasPredecessor(storage, next);
+      if (!follows) return Unknown(next, follows.error());
+      if (!*follows) return LeftBehind(storage, next, commit_ids.size());
     }
     if (attempt + 1 < kPuts) {
       std::this_thread::sleep_for(PauseAfter(attempt));

@@ -498,6 +498,17 @@ TEST_F(RootLogTest, WriterWhoseNumberIsTakenByAStrayRootNamesIt) {
   CommitUpTo(4);
 }
 
+TEST_F(RootLogTest, StrayRootThatItsWriterRemovesDuringACommitDoesNotFailIt) {
+  CommitUpTo(3);
+  PutRoot(Stray(4));
+  storage_.before_read = [this](std::string_view name) {
+    if (name != RootName(4)) return;
+    storage_.before_read = nullptr;
+    CAIRN_ASSERT_OK(storage_.Remove(RootName(4)));
+  };
+  CommitUpTo(4);
+}
+
 TEST_F(RootLogTest, ReaderSeesThatTheStoreWasReplaced) {
   CommitUpTo(20);
   for (const uint64_t number : {7u, 20u, 70u}) {
