@@ -19,7 +19,6 @@ LATE = "not done after"
 
 
 def _work_and_answer(work: Callable[[], Any], log: Path, answer_fd: int) -> None:
-    os.setsid()  # so that a deadline also ends the processes that the library started
     with open(log, "ab", buffering=0) as sink:  # libraries print and warn
         os.dup2(sink.fileno(), 1)
         os.dup2(sink.fileno(), 2)
@@ -58,6 +57,7 @@ def run_in_child(work: Callable[[], Any], deadline_s: float, log: Path) -> Any:
     pid = os.fork()
     if pid == 0:
         try:
+            os.setsid()  # so that a deadline also ends the processes that the library started
             os.close(end)
             # Otherwise, the measured call may collect and return what the parent has freed.
             gc.collect()
@@ -71,10 +71,11 @@ def run_in_child(work: Callable[[], Any], deadline_s: float, log: Path) -> Any:
         data = _read_until(end, time.monotonic() + deadline_s)
     finally:
         os.close(end)
-        try:
-            os.killpg(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        for kill in (os.killpg, os.kill):  # it may not lead its group yet
+            try:
+                kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
         _, status = os.waitpid(pid, 0)
     if data is None:
         return {"error": f"{LATE} {deadline_s:g} s"}
