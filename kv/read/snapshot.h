@@ -95,8 +95,8 @@ class Snapshot {
   /// Cost: nothing is read if the step uses at most 16 segments, and `known` has them.
   Result<std::vector<SegmentInfo>> FurtherSegmentsOf(const StepInfo& step,
                                                      std::unordered_set<uint64_t>& known) const;
-  /// Returns the segments that any step uses, ascending by id. kFailedPrecondition: the ids of two of
-  /// them differ only after the first 64 bits. Cost: opens the tables of all steps.
+  /// Returns the segments that any step uses, ascending by id. kFailedPrecondition: the ids of two
+  /// of them differ only after the first 64 bits. Cost: opens the tables of all steps.
   Result<std::vector<SegmentInfo>> Segments() const;
   /// Returns how many bytes of each segment each step uses. Cost: one read for each step that uses
   /// more than 16 segments.

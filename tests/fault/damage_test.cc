@@ -129,7 +129,8 @@ class DamageTest : public ::testing::Test {
     reported_ += found ? 0 : 1;
     if (!found || *found == expected_) return;
     // A store without its newest roots and its hint, or with the identity of another store, which
-    // the hint does not name, is the store as it was before; so is one with all files of another store.
+    // the hint does not name, is the store as it was before; so is one with all files of another
+    // store.
     const auto is_as_before = [&](const char* name) {
       const auto file = files.find(name);
       return file != files.end() && file->second == files_.at(name);

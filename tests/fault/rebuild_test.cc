@@ -159,7 +159,8 @@ TEST_F(LostRootTest, NoCutOfTheNewestRootDropsACommitSilently) {
 }
 
 // Without the hint, a missing root cannot be told from one that was never put. The state is then
-// that of the commit before, complete, or the open reports the objects that later commits have removed.
+// that of the commit before, complete, or the open reports the objects that later commits have
+// removed.
 TEST_F(LostRootTest, DeletedNewestRootsAreNoticedByTheHintAlone) {
   for (size_t lost = 1; lost < states_.size(); ++lost) {
     SCOPED_TRACE(fmt::format("the newest {} roots deleted", lost));

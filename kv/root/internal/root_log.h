@@ -20,10 +20,11 @@
 ///     A rebuild puts two roots, of which the first one is never the newest.
 /// The storage must not perform a put that it repeats by itself more than kKeptRoots commits late.
 ///
-/// `hint` names a root that was confirmed, and so is a lower bound of the newest: a search that finds
-/// an older root has noticed that newer ones are lost. It also saves a listing. A commit writes it
-/// when its root is confirmed; or, where each request takes long, at the same time as other requests
-/// and with the number of the root before, so that it is late by one root until the store is closed.
+/// `hint` names a root that was confirmed, and so is a lower bound of the newest: a search that
+/// finds an older root has noticed that newer ones are lost. It also saves a listing. A commit
+/// writes it when its root is confirmed; or, where each request takes long, at the same time as
+/// other requests and with the number of the root before, so that it is late by one root until the
+/// store is closed.
 /// Threads: all functions here may run on many threads at once.
 
 #include <chrono>

@@ -11,7 +11,6 @@
 #include <thread>
 
 #include "kv/base/digest.h"
-#include "kv/io/internal/file.h"
 #include "kv/root/internal/framed_record.h"
 #include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/object_names.h"
@@ -54,7 +53,7 @@ std::string HintLines(const Uuid& store_uuid, uint64_t number) {
 }
 
 std::string WithChecksum(const std::string& lines) {
-  return fmt::format("{}checksum {:016x}\n", lines, Checksum64(AsBytes(lines)));
+  return fmt::format("{}checksum {:016x}\n", lines, Checksum64(std::as_bytes(std::span(lines))));
 }
 
 struct RootHint {
@@ -105,7 +104,7 @@ Result<uint64_t> ReadHint(Storage& storage, const Uuid& store_uuid) {
 void WriteHint(Storage& storage, const Uuid& store_uuid, uint64_t number) {
   const std::string text = WithChecksum(HintLines(store_uuid, number));
   CAIRN_CHECK(text.size() == kHintBytes);
-  (void)storage.Overwrite(kHintName, AsBytes(text));
+  (void)storage.Overwrite(kHintName, std::as_bytes(std::span(text)));
 }
 
 bool MayBeSame(Presence presence) {

@@ -400,7 +400,8 @@ TEST_F(FutureTest, UnknownColumnsAndFieldsAreIgnoredAndColumnsAreKept) {
   ExpectSteps(*copy, expected_);
 }
 
-// The source is compacted, and its former tables and segments are removed, after the copy has begun.
+// The source is compacted, and its former tables and segments are removed, after the copy has
+// begun.
 TEST_F(FutureTest, UnknownColumnsAreKeptByACopyDuringACompaction) {
   RewriteTable(2, WithNewField);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Open(OpenMode::kWrite));

@@ -463,8 +463,8 @@ TEST_F(CompactTest, IsNotMistakenForAStepWithoutTables) {
   for (const uint64_t step : snapshot->step_numbers()) EXPECT_TRUE(expected_.contains(step));
 }
 
-// Records refer to a segment by the first 64 bits of its id, so the payload of one would be taken for
-// that of the other, and lost.
+// Records refer to a segment by the first 64 bits of its id, so the payload of one would be taken
+// for that of the other, and lost.
 TEST_F(CompactTest, StepsWhoseSegmentsHaveEqualReferencesAreRefused) {
   Save(1);
   Save(2);
