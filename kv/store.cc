@@ -411,9 +411,11 @@ Result<void> Store::Close() {
   }
   const MutexLock write_lock(state.write_mutex);
   std::vector<std::string> attempts;
+  bool is_fenced = false;
   {
     const MutexLock lock(state.mutex);
     state.closed = true;
+    is_fenced = state.fenced.has_value();
     state.latest = nullptr;
     attempts.assign(state.finished_attempts.begin(), state.finished_attempts.end());
     state.finished_attempts.clear();
@@ -422,13 +424,12 @@ Result<void> Store::Close() {
   for (const std::string& attempt : attempts) internal::ForgetAttempt(*state.storage, attempt);
   // The lease remains if it cannot be removed, so that a repeated close tries again.
   if (state.lease != nullptr) {
-    CAIRN_TRY(internal::RunRequests(*state.storage, {[&] { return state.lease->Release(); },
-                                                     [&]() -> Result<void> {
-                                                       internal::WriteLateHint(
-                                                           *state.storage,
-                                                           internal::CurrentRoot(state)->root);
-                                                       return {};
-                                                     }}));
+    const auto write_hint = [&]() -> Result<void> {
+      if (!is_fenced) WriteLateHint(*state.storage, internal::CurrentRoot(state)->root);
+      return {};
+    };
+    CAIRN_TRY(internal::RunRequests(*state.storage,
+                                    {[&] { return state.lease->Release(); }, write_hint}));
   }
   state.lease = nullptr;
   return {};

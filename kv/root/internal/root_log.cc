@@ -156,7 +156,7 @@ CommitOutcome Confirm(Storage& storage, const Root& next, size_t put_count,
 }  // namespace
 
 void WriteLateHint(Storage& storage, const Root& root) {
-  if (HintIsLate(storage)) WriteHint(storage, root.store_uuid, root.number);
+  if (HintIsLate(storage)) RaiseHint(storage, root.store_uuid, root.number);
 }
 
 Error TakenOver(const Storage& storage, const Root& other) {

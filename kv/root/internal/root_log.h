@@ -75,7 +75,8 @@ Root Successor(const Root& last, std::chrono::nanoseconds max_lead);
 /// reads the root to find out whether it was committed, and puts it again if it is absent.
 CommitOutcome CommitRoot(Storage& storage, Root& next);
 
-/// Writes the hint of `root`, which is the last one of this writer, if commits write it late.
+/// Writes the hint of `root`, which is the last one of this writer, if commits write it late, and
+/// unless other writers or another store have written it since.
 void WriteLateHint(Storage& storage, const Root& root);
 
 /// Removes `root`, which this writer has put, if it exists and `belongs` returns false after a look

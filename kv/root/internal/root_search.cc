@@ -107,6 +107,12 @@ void WriteHint(Storage& storage, const Uuid& store_uuid, uint64_t number) {
   (void)storage.Overwrite(kHintName, std::as_bytes(std::span(text)));
 }
 
+void RaiseHint(Storage& storage, const Uuid& store_uuid, uint64_t number) {
+  const Result<RootHint> hint = ReadRootHint(storage);
+  if (!hint || (hint->number > 0 && !hint->IsOf(store_uuid)) || hint->number >= number) return;
+  WriteHint(storage, store_uuid, number);
+}
+
 bool MayBeSame(Presence presence) {
   return presence == Presence::kSame || presence == Presence::kUnclear;
 }

@@ -35,6 +35,9 @@ Result<uint64_t> ReadHint(Storage& storage, const Uuid& store_uuid);
 /// Writes the hint: root `number` is confirmed. Best effort: with an old hint, a search takes
 /// longer, and does not notice the loss of newer roots.
 void WriteHint(Storage& storage, const Uuid& store_uuid, uint64_t number);
+/// As WriteHint, but does not change a hint that names this root or a newer one, or a root of
+/// another store, or that cannot be read.
+void RaiseHint(Storage& storage, const Uuid& store_uuid, uint64_t number);
 
 /// The presence of a root with a number.
 enum class Presence : uint8_t {

@@ -247,6 +247,21 @@ TEST(PausedSweepTest, LeavesWhatALaterWriterHasBegunToWrite) {
   EXPECT_EQ(end_epochs[1], end_epochs[0] + 1);
 }
 
+// In a bucket, a close writes the hint.
+TEST(LateHintTest, IsNotWrittenByAWriterThatWasTakenOver) {
+  const auto storage = std::make_shared<HookedStorage>();
+  storage->small_requests = 8;
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto first, Store::Open(storage, OpenMode::kWrite));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto second,
+                             Store::Open(storage, OpenMode::kWrite, {.take_over = true}));
+  EXPECT_THAT(first->SetCompression(true), IsError(ErrorCode::kConflict, ""));
+  CAIRN_ASSERT_OK(storage->Remove(internal::kHintName));
+  CAIRN_ASSERT_OK(first->Close());
+  EXPECT_THAT(storage->Size(internal::kHintName), IsError(ErrorCode::kNotFound, ""));
+  CAIRN_ASSERT_OK(second->Close());
+  CAIRN_EXPECT_OK(storage->Size(internal::kHintName));
+}
+
 TEST_F(WritersTest, ReadersSeeTheCommitsOfEitherWriterAtOnce) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
   const auto seen = [&] { return (*reader->Latest())->step_numbers(); };

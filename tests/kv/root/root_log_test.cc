@@ -183,6 +183,23 @@ TEST_F(RootLogTest, LateHintNamesTheRootBefore) {
   EXPECT_THAT(FindNewest(storage_), IsError(ErrorCode::kDataLoss, "root 19 is the newest one"));
 }
 
+// The store has another writer, or was replaced, and this writer does not know it yet.
+TEST_F(RootLogTest, LateHintReplacesOnlyAnOlderOne) {
+  storage_.small_requests = 8;
+  CommitUpTo(20);
+  PutHint(30);
+  const std::string of_other_writer = HintText();
+  internal::WriteLateHint(storage_, last_);
+  EXPECT_EQ(HintText(), of_other_writer);
+  internal::WriteHint(storage_, Stray(1).store_uuid, 3);
+  const std::string of_other_store = HintText();
+  internal::WriteLateHint(storage_, last_);
+  EXPECT_EQ(HintText(), of_other_store);
+  PutHintText("torn");
+  internal::WriteLateHint(storage_, last_);
+  EXPECT_EQ(internal::ReadHint(storage_, last_.store_uuid).value(), 20u);
+}
+
 // A root that is refused is never in the hint: its writer removes it.
 TEST_F(RootLogTest, HintNamesOnlyConfirmedRoots) {
   CommitAndRemoveUpTo(200);
