@@ -96,9 +96,13 @@ class Rebuilder {
       auto bytes = storage_.Read(name, kMaxFramedBytes);
       if (!bytes && MayBeTemporary(bytes.error())) return Fail(CannotTellLoss(bytes.error()));
       auto root = bytes ? DecodeRoot(*bytes) : Result<Root>(std::unexpected(bytes.error()));
-      // A root of a newer Cairn is not damaged.
+      // A root of a newer Cairn is not damaged. It may belong to another store.
       if (!root && root.error().code == ErrorCode::kUnimplemented) {
-        return Fail(std::move(root).error().WithFile(ObjectPath(storage_.address(), name)));
+        auto identity = DecodeRootIdentity(*bytes);
+        if (!identity || identity->store_uuid == state_.uuid) {
+          return Fail(std::move(root).error().WithFile(ObjectPath(storage_.address(), name)));
+        }
+        root = std::move(identity);
       }
       if (root && root->store_uuid == state_.uuid && root->number == *number) {
         CAIRN_TRY(CheckCanFollow(storage_, name, root->number, root->epoch));

@@ -217,6 +217,9 @@ CommitOutcome CommitRoot(Storage& storage, Root& next) {
     if (put) return Confirm(storage, next, commit_ids.size(), follows);
     // The put may have been performed, and even a conflict may be with ourselves: find out.
     auto found = ReadRoot(storage, next.number);
+    if (!found && found.error().code == ErrorCode::kUnimplemented) {
+      found = ReadRootIdentity(storage, next.number);
+    }
     const bool exists = found && *found;
     if (exists && std::ranges::count(commit_ids, (*found)->commit_id) > 0) {
       next.commit_id = (*found)->commit_id;

@@ -349,7 +349,7 @@ Result<const schema::RootRecord*> CheckedRootRecord(std::span<const std::byte> b
   return CheckedRecord<schema::RootRecord>(bytes, schema::RootRecordIdentifier(), "RootRecord");
 }
 
-Result<Root> ReadRootIdentity(const schema::RootRecord& record) {
+Result<Root> IdentityOf(const schema::RootRecord& record) {
   Root root{.number = record.number()};
   CAIRN_TRY_ASSIGN(root.features.read, ReadFeatures(record.read_features()));
   CAIRN_TRY_ASSIGN(root.features.write, ReadFeatures(record.write_features()));
@@ -397,13 +397,13 @@ Result<Root> DecodeRootIdentity(std::span<const std::byte> object) {
   CAIRN_TRY_ASSIGN(const std::vector<std::byte> bytes,
                    UnframeRecord(kRootFrame, object, /*any_digest_kind=*/true));
   CAIRN_TRY_ASSIGN(const schema::RootRecord* record, CheckedRootRecord(bytes));
-  return ReadRootIdentity(*record);
+  return IdentityOf(*record);
 }
 
 Result<Root> DecodeRoot(std::span<const std::byte> object) {
   CAIRN_TRY_ASSIGN(const std::vector<std::byte> bytes, UnframeRecord(kRootFrame, object));
   CAIRN_TRY_ASSIGN(const schema::RootRecord* record, CheckedRootRecord(bytes));
-  CAIRN_TRY_ASSIGN(Root root, ReadRootIdentity(*record));
+  CAIRN_TRY_ASSIGN(Root root, IdentityOf(*record));
   // First: whatever else an unknown feature has changed is not understood.
   CAIRN_TRY(CheckCanRead(root.features));
   root.epoch = record->epoch();

@@ -37,11 +37,6 @@ Result<std::optional<Root>> ReadRootBy(Storage& storage, uint64_t number, Decode
   return *std::move(root);
 }
 
-/// As ReadRoot, but as DecodeRootIdentity.
-Result<std::optional<Root>> ReadRootIdentity(Storage& storage, uint64_t number) {
-  return ReadRootBy(storage, number, DecodeRootIdentity);
-}
-
 // `hint` has three lines of a fixed length, so that a hint that is written over another one is
 // complete if its checksum matches. A number has 20 digits.
 
@@ -90,6 +85,10 @@ Result<RootHint> ReadRootHint(Storage& storage) {
 
 Result<std::optional<Root>> ReadRoot(Storage& storage, uint64_t number) {
   return ReadRootBy(storage, number, DecodeRoot);
+}
+
+Result<std::optional<Root>> ReadRootIdentity(Storage& storage, uint64_t number) {
+  return ReadRootBy(storage, number, DecodeRootIdentity);
 }
 
 Result<bool> RootExists(Storage& storage, uint64_t number) {
@@ -418,8 +417,10 @@ Result<std::optional<Root>> FindNewer(Storage& storage, const Root& known) {
     CAIRN_TRY_ASSIGN(const std::optional<uint64_t> last, NewestListed(storage));
     if (last && *last == known.number) return std::nullopt;
     if (last && *last > known.number) {
-      CAIRN_TRY_ASSIGN(std::optional<Root> root, ReadListed(storage, *last));
-      if (root && root->store_uuid == known.store_uuid) return root;
+      auto root = ReadListed(storage, *last);
+      // A stray root may be a newer Cairn's.
+      if (!root && root.error().code != ErrorCode::kUnimplemented) return root;
+      if (root && *root && (*root)->store_uuid == known.store_uuid) return root;
     }
   }
   // The order matters. If both were asked for at once, a root that is removed after its answer, and
@@ -427,7 +428,6 @@ Result<std::optional<Root>> FindNewer(Storage& storage, const Root& known) {
   CAIRN_TRY_ASSIGN(const bool has_next, RootExists(storage, known.number + 1));
   if (has_next) {
     auto root = SearchFrom(storage, known.number + 1);
-    // A stray root may be a newer Cairn's.
     if (!root && root.error().code != ErrorCode::kUnimplemented) return root;
     if (root && *root && (*root)->store_uuid == known.store_uuid) return root;
   } else {

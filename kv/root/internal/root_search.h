@@ -28,6 +28,8 @@ inline std::chrono::milliseconds PauseAfter(int attempt) {
 
 /// Returns root `number`; nothing if it does not exist. kDataLoss: it is damaged.
 Result<std::optional<Root>> ReadRoot(Storage& storage, uint64_t number);
+/// As ReadRoot, but decodes only what identifies the root (DecodeRootIdentity).
+Result<std::optional<Root>> ReadRootIdentity(Storage& storage, uint64_t number);
 Result<bool> RootExists(Storage& storage, uint64_t number);
 /// Returns the number of a root that the store has had; 0 if the hint is absent, torn, or another
 /// store's.

@@ -39,6 +39,7 @@ WriterIdentity ThisWriter(std::string session) {
 }
 
 std::string Describe(const WriterIdentity& writer) {
+  if (writer.pid == 0) return "a process with a newer version of Cairn";
   return fmt::format("process {} on host {} (writer since {})", writer.pid, writer.host,
                      FormatUtc(writer.since_unix_ns));
 }

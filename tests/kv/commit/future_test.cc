@@ -363,8 +363,23 @@ TEST_F(FutureTest, RootOfANewerBuildOfAnotherStoreIsIgnored) {
   stray.store_uuid = internal::NewUuid();
   stray.predecessor = internal::NewUuid();
   WriteRoot(stray, kReadFeaturesField, OneName("signatures"));
-  CAIRN_EXPECT_OK(store->Latest());
-  CAIRN_EXPECT_OK(Open(OpenMode::kRead));
+  for (const bool is_current : {false, true}) {
+    storage_->has_current_listings = is_current;
+    CAIRN_EXPECT_OK(store->Latest());
+    CAIRN_EXPECT_OK(Open(OpenMode::kRead));
+  }
+  CAIRN_EXPECT_OK(Store::Rebuild(storage_));
+  ExpectAll();
+}
+
+// Its identity shows that it is another one.
+TEST_F(FutureTest, RootOfANewerBuildWithTheNumberOfACommitRefusesIt) {
+  internal::Root next = internal::Successor(NewestRoot(), std::chrono::hours(24));
+  WriteRoot(next, kReadFeaturesField, OneName("signatures"));
+  const internal::CommitOutcome outcome = internal::CommitRoot(*storage_, next);
+  EXPECT_EQ(outcome.state, internal::CommitOutcome::State::kNotCommitted);
+  EXPECT_EQ(outcome.error.code, ErrorCode::kConflict);
+  EXPECT_THAT(outcome.error.message, HasSubstr("newer version of Cairn has taken over"));
 }
 
 TEST_F(FutureTest, FeatureOfARootToWriteRefusesWrites) {

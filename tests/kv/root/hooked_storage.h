@@ -27,6 +27,7 @@ class HookedStorage final : public cairn::testing::ForwardingStorage {
   std::function<void(uint32_t end_epoch)> on_remove_leftovers;
   std::atomic<int> size_count = 0;
   uint32_t small_requests = 1;
+  bool has_current_listings = false;
 
   Storage& base() { return *base_; }
   Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override {
@@ -49,6 +50,7 @@ class HookedStorage final : public cairn::testing::ForwardingStorage {
     return {};
   }
   TransferSizes transfer_sizes() const override { return {.small_requests = small_requests}; }
+  bool listings_are_current() const override { return has_current_listings; }
 };
 
 }  // namespace cairn::kv::testing
