@@ -312,20 +312,14 @@ Error LostNewest(const Storage& storage, uint64_t hint, uint64_t newest) {
                .file = ObjectPath(storage.address(), RootName(hint))};
 }
 
-Result<std::optional<Root>> GiveUp(Storage& storage, uint64_t hint) {
+Result<std::optional<Root>> GiveUp(Storage& storage, const RootHint& hint) {
   CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
   if (!numbers.empty()) {
     const uint64_t last = numbers.back();
-    // The root of a writer that was paused for more than kKeptRoots commits is older than the hint.
-    CAIRN_TRY_ASSIGN(const bool is_alone, IsAlone(storage, last));
-    if (is_alone && last >= hint) {
-      return Fail(Error{
-          .code = ErrorCode::kDataLoss,
-          .message = fmt::format("root {} has no predecessor: root {} is missing", last, last - 1),
-          .file = ObjectPath(storage.address(), RootName(last - 1))});
-    }
-    const auto root = ReadRoot(storage, last);
-    if (root && *root && last > 1 && !(*root)->predecessor) {
+    const auto root = ReadRootIdentity(storage, last);
+    const bool exists = root && *root;
+    // The root before it may be lost, too.
+    if (exists && last > 1 && !(*root)->predecessor) {
       return Fail(
           Error{.code = ErrorCode::kDataLoss,
                 .hint = Hint::kRebuild,
@@ -333,6 +327,14 @@ Result<std::optional<Root>> GiveUp(Storage& storage, uint64_t hint) {
                                        "one is missing; run the rebuild again",
                                        last),
                 .file = ObjectPath(storage.address(), RootName(last))});
+    }
+    // The root of a writer that was paused for more than kKeptRoots commits is older than the hint.
+    CAIRN_TRY_ASSIGN(const bool is_alone, IsAlone(storage, last));
+    if (is_alone && exists && !hint.IsAfter(**root)) {
+      return Fail(Error{
+          .code = ErrorCode::kDataLoss,
+          .message = fmt::format("root {} has no predecessor: root {} is missing", last, last - 1),
+          .file = ObjectPath(storage.address(), RootName(last - 1))});
     }
     return Fail(Error{.code = ErrorCode::kUnavailable,
                       .message = fmt::format(
@@ -388,7 +390,7 @@ Result<std::optional<Root>> Search(Storage& storage, ReadFunction* read) {
     if (hint->number == 0 && numbers.empty()) return std::nullopt;
   }
   if (older > 0) return Fail(LostNewest(storage, hint->number, older));
-  return GiveUp(storage, hint->number);
+  return GiveUp(storage, *hint);
 }
 
 }  // namespace

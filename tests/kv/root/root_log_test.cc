@@ -239,6 +239,8 @@ TEST_F(RootLogTest, LostPredecessorOfTheNewestRootIsDataLoss) {
   CommitUpTo(20);
   RemoveRoots({19});
   EXPECT_THAT(FindNewest(storage_), IsError(ErrorCode::kDataLoss, "root 19 is missing"));
+  internal::WriteHint(storage_, Stray(1).store_uuid, 100);
+  EXPECT_THAT(FindNewest(storage_), IsError(ErrorCode::kDataLoss, "root 19 is missing"));
   // This may be the root of a paused writer, in a listing that omits all newer ones.
   PutHint(100);
   EXPECT_THAT(FindNewest(storage_), IsError(ErrorCode::kUnavailable, "try again"));
@@ -462,6 +464,9 @@ TEST_F(RootLogTest, RootWithoutAPredecessorIsNotTheNewest) {
   rebuilt.predecessor.reset();
   PutRoot(rebuilt);
   EXPECT_THAT(FindNewest(storage_), IsError(ErrorCode::kDataLoss, "run the rebuild again"));
+  RemoveRoots({20});  // the reason for the rebuild
+  EXPECT_THAT(FindNewest(storage_), IsError(ErrorCode::kDataLoss, "run the rebuild again"));
+  PutRoot(last_);
   PutRoot(RootAfter(rebuilt));
   ExpectNewest(22);
   ExpectNewer(last_, 22);
