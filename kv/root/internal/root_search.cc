@@ -51,6 +51,12 @@ std::string WithChecksum(const std::string& lines) {
   return fmt::format("{}checksum {:016x}\n", lines, Checksum64(std::as_bytes(std::span(lines))));
 }
 
+std::string HintText(const Uuid& store_uuid, uint64_t number) {
+  std::string text = WithChecksum(HintLines(store_uuid, number));
+  CAIRN_CHECK(text.size() == kHintBytes);
+  return text;
+}
+
 struct RootHint {
   uint64_t number = 0;
   std::string lines;
@@ -101,15 +107,16 @@ Result<uint64_t> ReadHint(Storage& storage, const Uuid& store_uuid) {
 }
 
 void WriteHint(Storage& storage, const Uuid& store_uuid, uint64_t number) {
-  const std::string text = WithChecksum(HintLines(store_uuid, number));
-  CAIRN_CHECK(text.size() == kHintBytes);
+  const std::string text = HintText(store_uuid, number);
   (void)storage.Overwrite(kHintName, std::as_bytes(std::span(text)));
 }
 
 void RaiseHint(Storage& storage, const Uuid& store_uuid, uint64_t number) {
   const Result<RootHint> hint = ReadRootHint(storage);
   if (!hint || (hint->number > 0 && !hint->IsOf(store_uuid)) || hint->number >= number) return;
-  WriteHint(storage, store_uuid, number);
+  // No later commit makes up for a put that a busy server refuses.
+  const std::string text = HintText(store_uuid, number);
+  (void)storage.PutVolatile(kHintName, std::as_bytes(std::span(text)));
 }
 
 bool MayBeSame(Presence presence) {

@@ -450,6 +450,14 @@ TEST_F(S3FaultsTest, AServerThatNeverRecoversFailsAtTheDeadline) {
   EXPECT_GT(server_.Calls().size(), 2u);
 }
 
+TEST_F(S3FaultsTest, AnOverwriteIsNotRepeated) {
+  const size_t before = server_.Calls().size();
+  ReplyTo(1, S3ErrorReply(503, "SlowDown"));
+  EXPECT_THAT(storage_->Overwrite("hint", AsBytes("1")), IsError(ErrorCode::kUnavailable, "rate"));
+  EXPECT_THAT(server_.Calls(), SizeIs(before + 1));
+  CAIRN_EXPECT_OK(storage_->Overwrite("hint", AsBytes("2")));
+}
+
 TEST_F(S3FaultsTest, AServerThatDoesNotAnswerFailsAtTheDeadline) {
   const auto storage = Open(std::chrono::milliseconds(1500));
   ReplyTo(1'000'000, {.delay = std::chrono::seconds(100)});

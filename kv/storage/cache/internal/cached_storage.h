@@ -30,6 +30,9 @@ class CachedStorage final : public Storage {
   Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override {
     return base_->Put(name, bytes);
   }
+  Result<void> Overwrite(std::string_view name, std::span<const std::byte> bytes) override {
+    return base_->Overwrite(name, bytes);
+  }
   Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override {
     return base_->PutIfAbsent(name, bytes);
   }

@@ -33,6 +33,7 @@ using std::chrono::milliseconds;
 constexpr uint32_t kMaxConnections = 128;  // per thread
 constexpr int kAttemptsWithoutServer = 4;
 constexpr uint64_t kSlowestBytesPerMs = 128;  // the slowest transfer that a deadline allows for
+constexpr milliseconds kOnlyAttempt{2'000};   // of a request that is not repeated
 
 }  // namespace
 
@@ -93,7 +94,9 @@ void S3Client::Start(S3Request request, const void* owner, S3Done done) {
   operation->done = std::move(done);
   operation->begin = Clock::now();
   operation->deadline =
-      operation->begin + settings_.timeout + milliseconds(bytes / kSlowestBytesPerMs);
+      operation->begin + (operation->request.is_repeated
+                              ? settings_.timeout + milliseconds(bytes / kSlowestBytesPerMs)
+                              : std::min(settings_.timeout, kOnlyAttempt));
   Send(operation, Clock::time_point());
 }
 
@@ -208,7 +211,7 @@ std::optional<Clock::time_point> S3Client::NextAttempt(Operation& operation,
     credentials_.Reject(operation.credentials);
     return Clock::time_point();
   }
-  if (outcome.verdict != S3Verdict::kRetry) return std::nullopt;
+  if (outcome.verdict != S3Verdict::kRetry || !operation.request.is_repeated) return std::nullopt;
   const bool is_absent = outcome.was_unreachable && !has_answered_.load(std::memory_order_relaxed);
   if (is_absent && operation.attempt_count >= kAttemptsWithoutServer) return std::nullopt;
   const milliseconds pause =

@@ -60,6 +60,8 @@ struct S3Request {
   std::span<std::byte> target;
   std::span<const IoSlice> slices;  // if not empty: filled instead of `target`
   uint64_t offset_bytes = 0;
+  /// Otherwise it fails after 2 s, and is not repeated after failures except for credentials.
+  bool is_repeated = true;
 
   uint64_t target_bytes() const;
 };

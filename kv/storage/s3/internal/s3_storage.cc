@@ -128,6 +128,15 @@ class S3Storage final : public Storage {
     return {};
   }
 
+  /// Servers limit the rate of puts of one name, in some cases to one per second.
+  Result<void> Overwrite(std::string_view name, std::span<const std::byte> bytes) override {
+    CAIRN_CHECK(IsObjectName(name) && bytes.size() <= kMaxSinglePutBytes);
+    S3Request request = PutRequest(settings_, name, bytes);
+    request.is_repeated = false;
+    CAIRN_TRY(client().Perform(std::move(request)));
+    return {};
+  }
+
   Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override {
     CAIRN_CHECK(IsObjectName(name));
     if (name == kIdentityName) CAIRN_TRY(CheckConditionalWrites());
