@@ -149,7 +149,8 @@ CommitOutcome Confirm(Storage& storage, const Root& next, size_t put_count,
     if (!is_there) return Unknown(next, is_there.error());
     if (!*is_there) return Unknown(next, Replaced(storage));
   }
-  if (!HintIsLate(storage)) WriteHint(storage, next.store_uuid, next.number);
+  // Without a CheckPut, no hint was written, and this one is not late.
+  if (!HintIsLate(storage) || !is_checked) WriteHint(storage, next.store_uuid, next.number);
   return {};
 }
 

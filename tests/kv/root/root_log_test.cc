@@ -183,6 +183,16 @@ TEST_F(RootLogTest, LateHintNamesTheRootBefore) {
   EXPECT_THAT(FindNewest(storage_), IsError(ErrorCode::kDataLoss, "root 19 is the newest one"));
 }
 
+TEST_F(RootLogTest, HintIsWrittenAlsoIfTheAnswerToThePutWasLost) {
+  storage_.small_requests = 8;
+  storage_.on_put_if_absent = [&](auto name, auto bytes) -> Result<void> {
+    CAIRN_TRY(storage_.base().PutIfAbsent(name, bytes));
+    return Lost();
+  };
+  CommitUpTo(20);
+  EXPECT_EQ(internal::ReadHint(storage_, last_.store_uuid).value(), 20u);
+}
+
 // The store has another writer, or was replaced, and this writer does not know it yet.
 TEST_F(RootLogTest, LateHintReplacesOnlyAnOlderOne) {
   storage_.small_requests = 8;
