@@ -360,6 +360,23 @@ def test_notices_a_lost_newest_root(tmp_path):
     cairn_read.Store(path)
 
 
+def test_an_interrupted_rebuild_is_noticed(tmp_path, admin):
+    path = tmp_path / "store"
+    small_store(path)
+    newest = min((path / "roots").iterdir())
+    kept = newest.read_bytes()
+    newest.write_bytes(kept[:-1])
+    admin("rebuild", path, status=0)
+    newest.write_bytes(kept)
+    cairn_read.Store(path)
+    min((path / "roots").iterdir()).unlink()  # the second root of the rebuild
+    (path / "hint").unlink()
+    with pytest.raises(cairn_read.FormatError, match="interrupted rebuild"):
+        cairn_read.Store(path)
+    with pytest.raises(cairn.Corrupt, match="run the rebuild again"):
+        cairn.open(path, "r").steps()
+
+
 def mutations(data, generator, count):
     for _ in range(count):
         changed = bytearray(data)

@@ -413,6 +413,7 @@ class Store:
                 continue
             if number == 1:
                 return root
+            check(root.predecessor, f"root {number} is the first of an interrupted rebuild")
             check(number - 1 in numbers, f"{root_name(number - 1)} does not exist, so root "
                   f"{number} may not be the newest")
             with contextlib.suppress(FormatError):  # a damaged predecessor is the right one
