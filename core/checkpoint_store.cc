@@ -321,9 +321,12 @@ Result<LoadReport> CheckpointStore::Load(const kv::StepInfo& step,
 
 Result<void> CheckpointStore::LoadValues(const kv::StepInfo& step, std::span<ValueInfo> values,
                                          const Progress& progress) const {
-  return internal::WithStep(kv(), step, [&](const internal::StepView& view) {
+  const auto load = [&](const internal::StepView& view) {
     return internal::RunLoadValues(view, values, progress);
-  });
+  };
+  return NoteLoad(kv(), step, kv::CatchExhaustion("the bytes of values", [&] {
+                    return internal::WithStep(kv(), step, load);
+                  }));
 }
 
 Result<LoadReport> CheckpointStore::LoadShards(const kv::StepInfo& step,

@@ -210,9 +210,9 @@ class CheckpointStore {
                           std::span<const TensorInfo> known = {}) const;
 
   /// Replaces each ChunkedValue of `values`, such as those that List returns, by the whole value.
-  /// Requires that they belong to `step`. Every page is checked. kDataLoss: bytes do not match
-  /// their digests. kNotFound: the step was deleted. kCancelled: `progress` asked to stop. Memory:
-  /// the values.
+  /// Requires that they belong to `step` and have different FQNs. Every page is checked. kDataLoss:
+  /// bytes are missing or do not match their digests. kNotFound: the step was deleted. kCancelled:
+  /// `progress` asked to stop. kResourceExhausted: there is not enough memory. Memory: the values.
   Result<void> LoadValues(const kv::StepInfo& step, std::span<ValueInfo> values,
                           const Progress& progress = {}) const;
 

@@ -19,7 +19,8 @@ using PayloadCallback = std::function<Result<void>(size_t tensor, uint64_t offse
 /// Loads requests, such as those for a step that rules convert (docs/conversion.md).
 using RequestLoader = std::function<Result<LoadReport>(std::span<const LoadRequest>)>;
 
-/// Returns CheckpointStore::Load of one step. Both must outlive it.
+/// Returns a load of one step as CheckpointStore::Load, except that the next save does not continue
+/// from the step. Both must outlive it.
 RequestLoader LoaderOf(const CheckpointStore& store, const kv::StepInfo& step);
 
 /// Calls `on_bytes` with all bytes of all of `tensors`, in order; not at all for tensors without

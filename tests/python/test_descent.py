@@ -38,7 +38,8 @@ def test_a_step_continues_from_what_was_saved_or_loaded_last(path):
     assert pickle.loads(pickle.dumps(third)) == third
 
     with cairn.open(path, mode="a") as store:
-        store.step_info(1), store.keys(1), store.diff(1, 2)  # none of these loads a step
+        # none of these loads a step
+        store.step_info(1), store.keys(1), store.diff(1, 2), store.damaged_keys(1)
         assert_child(save(store, 4), third)
         store.load(make_state(), step=1)
         fork = save(store, 10)

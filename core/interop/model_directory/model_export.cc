@@ -23,6 +23,7 @@
 #include "core/interop/model_directory/model_layout.h"
 #include "core/interop/safetensors/internal/durable_file.h"
 #include "core/interop/safetensors/safetensors_export.h"
+#include "core/load/internal/load.h"
 #include "core/step/internal/lookup.h"
 #include "kv/base/catch_exhaustion.h"
 
@@ -214,10 +215,14 @@ Result<void> AddFile(const std::string& fqn, const Bytes* value, const TensorInf
 
 Result<std::vector<ModelWeights>> FindWeights(const CheckpointStore& store,
                                               const Contents& contents) {
-  for (ValueInfo value : contents.values) {
+  for (const ValueInfo& value : contents.values) {
     if (value.fqn != kModelWeightsKey) continue;
-    CAIRN_TRY(store.LoadValues(contents.step, {&value, 1}));
-    const auto* const text = std::get_if<std::string>(&value.value);
+    ValueInfo weights = value;
+    // An export is not a load from which the next save continues.
+    CAIRN_TRY(internal::WithStep(store.kv(), contents.step, [&](const internal::StepView& view) {
+      return internal::RunLoadValues(view, {&weights, 1}, {});
+    }));
+    const auto* const text = std::get_if<std::string>(&weights.value);
     return DecodeModelWeights(text == nullptr ? "" : *text);
   }
   return Fail(

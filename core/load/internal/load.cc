@@ -124,36 +124,64 @@ Result<LoadReport> LoadInTurns(const StepView& view, std::span<const LoadRequest
   return report;
 }
 
-}  // namespace
-
-Result<void> RunLoadValues(const StepView& view, std::span<ValueInfo> values,
-                           const Progress& progress) {
-  std::vector<std::string> fqns;
-  for (const ValueInfo& info : values) {
-    if (std::holds_alternative<ChunkedValue>(info.value)) fqns.push_back(info.fqn);
-  }
-  if (fqns.empty()) return {};
-  CAIRN_TRY_ASSIGN(const std::vector<TensorInfo> tensors, FindNamed(view, fqns));
+// Loads the values, whose bytes the `tensors` with the same indices have. Looks for all of their
+// chunks first: a record of a few bytes can state that there is 1 GiB of them.
+Result<void> LoadValueGroup(const StepView& view, std::span<ValueInfo* const> values,
+                            std::span<const TensorInfo> tensors, const Progress& progress) {
+  const auto ignore = [](size_t, ChunkInfo&&) { return Result<void>(); };
+  CAIRN_TRY(ForEachChunkOf(view, tensors, ignore));
   std::vector<std::vector<std::byte>> bytes;
   std::vector<LoadRequest> requests;
-  for (const ValueInfo& info : values) {
-    if (!std::holds_alternative<ChunkedValue>(info.value)) continue;
-    const TensorInfo& tensor = ByName(tensors, info.fqn);
-    CAIRN_TRY(CheckBytes(view, info, &tensor));
+  for (const TensorInfo& tensor : tensors) {
     bytes.emplace_back(tensor.nbytes);
     requests.push_back(
-        {.fqn = info.fqn,
+        {.fqn = tensor.fqn,
          .box = WholeBox(tensor.shape),
          .target = {.dtype = tensor.dtype, .shape = tensor.shape, .data = bytes.back().data()}});
   }
   CAIRN_TRY(RunLoad(view, requests, progress, {}, tensors));
-  auto next = bytes.begin();
-  for (ValueInfo& info : values) {
-    const auto* const chunked = std::get_if<ChunkedValue>(&info.value);
-    if (chunked == nullptr) continue;
-    auto value = WithBytes(*chunked, *std::move(next++));
+  for (size_t i = 0; i < values.size(); ++i) {
+    ValueInfo& info = *values[i];
+    auto value = WithBytes(std::get<ChunkedValue>(info.value), std::move(bytes[i]));
     if (!value) return Fail(std::move(value).error().WithKey(info.fqn).WithStep(view.step.step));
     info.value = *std::move(value);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<void> RunLoadValues(const StepView& view, std::span<ValueInfo> values,
+                           const Progress& progress) {
+  constexpr uint64_t kGroupBytes = 64 << 20;
+  std::vector<ValueInfo*> chunked;
+  for (ValueInfo& info : values) {
+    if (std::holds_alternative<ChunkedValue>(info.value)) chunked.push_back(&info);
+  }
+  std::ranges::sort(chunked, {}, &ValueInfo::fqn);
+  std::vector<std::string> fqns;
+  for (const ValueInfo* info : chunked) fqns.push_back(info->fqn);
+  CAIRN_TRY_ASSIGN(const std::vector<TensorInfo> tensors, FindTensors(view, fqns));
+  uint64_t total_bytes = 0;
+  for (size_t i = 0; i < chunked.size(); ++i) {
+    CAIRN_TRY(CheckBytes(view, *chunked[i], &tensors[i]));
+    total_bytes += tensors[i].nbytes;
+  }
+  uint64_t done_bytes = 0;
+  for (size_t begin = 0; begin < chunked.size();) {
+    size_t end = begin;
+    uint64_t bytes = 0;
+    do {
+      bytes += tensors[end++].nbytes;
+    } while (end < chunked.size() && bytes + tensors[end].nbytes <= kGroupBytes);
+    Progress of_group;
+    if (progress) {
+      of_group = [&](uint64_t done, uint64_t) { return progress(done_bytes + done, total_bytes); };
+    }
+    CAIRN_TRY(LoadValueGroup(view, std::span(chunked).subspan(begin, end - begin),
+                             std::span(tensors).subspan(begin, end - begin), of_group));
+    done_bytes += bytes;
+    begin = end;
   }
   return {};
 }

@@ -2,6 +2,7 @@
 // a store can: every read refuses them with kDataLoss, and returns no byte that is not in the step.
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <filesystem>
 #include <string>
@@ -91,6 +92,34 @@ TEST_F(ForgedStepTest, OverlappingBoxesAreRefused) {
 TEST_F(ForgedStepTest, ATensorWithoutChunksIsRefused) {
   Forge(1, {Bytes("w", {4, 4}, 0)}, {});
   ExpectRefused("w", {4, 4});
+}
+
+TEST_F(ForgedStepTest, ValuesWithoutChunksAreRefusedBeforeTheyHaveMemory) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(ChunkedValue chunked, WithoutBytes(core::Bytes{one_}));
+  chunked.length_bytes = kMaxValueBytes;
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto record, EncodeValue(chunked));
+  CAIRN_ASSERT_OK_AND_ASSIGN(auto writer, store->kv().Begin(1, {}));
+  StateDict tree;
+  for (const std::string fqn : {"a", "b"}) {
+    TensorInfo bytes = Bytes(fqn, {kMaxValueBytes}, 256);
+    bytes.hidden = true;
+    CAIRN_ASSERT_OK(
+        writer->AddRecord(kv::Column::kTensors, kv::FqnKey(fqn), internal::EncodeTensor(bytes)));
+    CAIRN_ASSERT_OK(writer->AddRecord(kv::Column::kValues, kv::FqnKey(fqn), record));
+    tree.root().Value(fqn, true);
+  }
+  CAIRN_ASSERT_OK(writer->SetStructure(EncodeTree(tree.tree)));
+  CAIRN_ASSERT_OK(writer->Commit({.tensor_count = 0, .value_count = 2, .logical_bytes = 0}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(Contents contents, store->List(1));
+  const auto peak_bytes = [] {
+    rusage usage{};
+    EXPECT_EQ(getrusage(RUSAGE_SELF, &usage), 0);
+    return static_cast<uint64_t>(usage.ru_maxrss) << 10;
+  };
+  const uint64_t before = peak_bytes();
+  EXPECT_THAT(store->LoadValues(contents.step, contents.values),
+              IsError(ErrorCode::kDataLoss, "0 of the tensor's 256 chunks"));
+  EXPECT_LT(peak_bytes() - before, kMaxValueBytes / 2);
 }
 
 TEST_F(ForgedStepTest, MapsAndListsOfChunksRefuseOverlaps) {

@@ -233,6 +233,12 @@ TEST_F(SaveLoadTest, StepsShareTheBytesOfLongValues) {
   CAIRN_ASSERT_OK(store->LoadValues(contents.step, contents.values));
   EXPECT_EQ(contents.values[1].value, text);
 
+  Save(3, state);
+  CAIRN_ASSERT_OK_AND_ASSIGN(Contents first, store->List(1));
+  CAIRN_ASSERT_OK(store->LoadValues(first.step, first.values));
+  Save(4, state);
+  EXPECT_EQ(Step(4).parent->step, 1u);
+
   // The name of a hidden tensor is not that of a tensor.
   CAIRN_ASSERT_OK_AND_ASSIGN(const KeyPatterns pattern, KeyPatterns::Parse({"text"}));
   CAIRN_ASSERT_OK_AND_ASSIGN(contents, store->List(2, pattern));
