@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <tuple>
 
 #include "core/inspect/internal/list.h"
 #include "core/load/internal/load.h"
@@ -223,6 +224,21 @@ Result<bool> SameValue(const Value& a, const Value& b) {
   return record_a == record_b;
 }
 
+// Returns whether values are equal of which one may be stored as chunks, and the other not.
+Result<bool> SameValue(const StepView& view_a, const Entry& a, const StepView& view_b,
+                       const Entry& b, Mutex& reading) {
+  if ((a.bytes == nullptr) == (b.bytes == nullptr)) return SameValue(*a.value, *b.value);
+  const auto& [view, chunked, other] =
+      a.bytes != nullptr ? std::tie(view_a, a, *b.value) : std::tie(view_b, b, *a.value);
+  if (BytesOf(other).empty()) return false;
+  CAIRN_TRY_ASSIGN(const ChunkedValue expected, WithoutBytes(other));
+  if (*chunked.value != Value(expected)) return false;
+  ValueInfo loaded{.fqn = std::string(chunked.fqn), .value = *chunked.value};
+  const MutexLock lock(reading);
+  CAIRN_TRY(RunLoadValues(view, {&loaded, 1}, {}));
+  return SameValue(loaded.value, other);
+}
+
 // Returns the change of a key from one entry to the other; empty if there is none.
 Result<std::optional<KeyChange>> CompareEntries(const StepView& view_a, const Entry& a,
                                                 const StepView& view_b, const Entry& b,
@@ -230,7 +246,7 @@ Result<std::optional<KeyChange>> CompareEntries(const StepView& view_a, const En
   KeyChange change =
       WholeChange(KeyChange::Kind::kChanged, b, fmt::format("{} -> {}", Describe(a), Describe(b)));
   if (a.value != nullptr && b.value != nullptr) {
-    CAIRN_TRY_ASSIGN(bool same, SameValue(*a.value, *b.value));
+    CAIRN_TRY_ASSIGN(bool same, SameValue(view_a, a, view_b, b, reading));
     if (same && a.bytes != nullptr && b.bytes != nullptr) {
       CAIRN_TRY_ASSIGN(change.changed_bytes,
                        ChangedBytes(view_a, *a.bytes, view_b, *b.bytes, reading));

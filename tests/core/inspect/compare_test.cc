@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "kv/base/key.h"
+#include "kv/step_writer.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {
@@ -68,6 +70,23 @@ TEST_F(CompareTest, SaysWhatWasAddedRemovedAndChanged) {
   EXPECT_EQ(Compare(1, 2, {"same"}).changes.size(), 0u);
   EXPECT_TRUE(Compare(1, 1).changes.empty());
   EXPECT_THAT(CompareSteps(store->kv(), 1, 7), IsError(ErrorCode::kNotFound, "7"));
+}
+
+TEST_F(CompareTest, AValueInItsRecordEqualsTheSameBytesInChunks) {
+  StateDict state;
+  state.root().Value("v", std::string(9'000, 'x'));
+  Save(1, state);
+  for (const auto& [step, last] : {std::pair(2, 'x'), std::pair(3, 'y')}) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, store->kv().Begin(step, {}));
+    const Value value = std::string(8'999, 'x') + last;
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto record, EncodeValue(value));
+    CAIRN_ASSERT_OK(writer->AddRecord(kv::Column::kValues, kv::FqnKey("v"), record));
+    CAIRN_ASSERT_OK(writer->SetStructure(EncodeTree(state.tree)));
+    CAIRN_ASSERT_OK(writer->Commit({.value_count = 1}));
+  }
+  EXPECT_TRUE(Compare(1, 2).changes.empty());
+  EXPECT_TRUE(Compare(2, 1).changes.empty());
+  EXPECT_EQ(Compare(1, 3).changes.size(), 1u);
 }
 
 TEST_F(CompareTest, SaysHowTypesAndShapesChanged) {
