@@ -65,6 +65,8 @@ struct PlannedShard {
   uint64_t first_page_digest = 0;  // position of the shard's page digests among its device's
 
   bool has_stable_source = false;  // `source` is staged, not the caller's tensor
+  /// Index into StateDict::values, if the bytes are those of a long value.
+  std::optional<size_t> value_slot;
 
   /// True if the bytes of the chunk need not be read where the base has the same chunk.
   bool IsTakenFromBase(uint64_t chunk) const {

@@ -70,8 +70,8 @@ class SavePlanner {
   Result<void> SetReplicatedGroup();
   Result<std::vector<LeafTensor>> ReadLeaves(const StateDict& state);
   Result<void> AddReplicated(PlannedTensor tensor);
-  // Adds the hidden tensor of a long value.
-  Result<void> AddLongValue(const std::string& fqn, const Value& value);
+  // Adds the hidden tensor of a long value, which is values[slot] of the state.
+  Result<void> AddLongValue(const std::string& fqn, const Value& value, size_t slot);
   Result<void> AddSharded(const LeafTensor& leaf);
   // Returns the FQN of an earlier tensor that is the same part of the same memory, or null.
   const std::string* FindSame(const LeafTensor& leaf, const std::vector<ShardView>& held);
@@ -89,7 +89,7 @@ class SavePlanner {
   std::shared_ptr<const DeviceMesh> replicated_mesh_;  // shared with the options, or created here
   EqualMeshes meshes_;
   ReplicaGroup replicated_group_;
-  std::vector<std::pair<std::string, const Value*>> long_values_;  // with their FQNs
+  std::vector<std::pair<std::string, size_t>> long_values_;  // FQN, slot; only on rank 0
   SavePlan plan_;
   std::vector<ReplicaGroup> group_of_shard_;  // in the order in which shards were added
   std::map<ReplicaGroup, std::vector<size_t>> shards_of_group_;  // indices, in key order
@@ -157,7 +157,9 @@ Result<SavePlan> SavePlanner::Plan(const StateDict& state) {
     Result<void> added = AddSharded(*leaf);
     if (!added) return Fail(std::move(added).error().WithKey(leaf->named.fqn));
   }
-  for (const auto& [fqn, value] : long_values_) CAIRN_TRY(AddLongValue(fqn, *value));
+  for (const auto& [fqn, slot] : long_values_) {
+    CAIRN_TRY(AddLongValue(fqn, state.values[slot], slot));
+  }
   plan_.has_long_values = !long_values_.empty();
   plan_.has_shards = !sharded.empty();
   Sort();
@@ -188,8 +190,9 @@ Result<std::vector<SavePlanner::LeafTensor>> SavePlanner::ReadLeaves(const State
   for (size_t i = 0; i < leaves.size(); ++i) {
     const uint32_t slot = state.slot[i];
     if (!IsTensor(state.tree.nodes[leaves[i].node].kind)) {
-      const Value& value = state.values[slot];
-      if (self_.rank == 0 && IsLong(value)) long_values_.emplace_back(leaves[i].fqn, &value);
+      if (self_.rank == 0 && IsLong(state.values[slot])) {
+        long_values_.emplace_back(leaves[i].fqn, slot);
+      }
       continue;
     }
     if (options_.statistics && state.tensors[slot].device != kHostDevice) {
@@ -216,7 +219,7 @@ Result<void> SavePlanner::AddReplicated(PlannedTensor tensor) {
                   replicated_group_);
 }
 
-Result<void> SavePlanner::AddLongValue(const std::string& fqn, const Value& value) {
+Result<void> SavePlanner::AddLongValue(const std::string& fqn, const Value& value, size_t slot) {
   const std::span<const std::byte> bytes = BytesOf(value);
   const TensorView view{.dtype = DType::kUInt8, .shape = {bytes.size()}, .data = bytes.data()};
   plan_.tensors.push_back({.fqn = fqn,
@@ -224,11 +227,15 @@ Result<void> SavePlanner::AddLongValue(const std::string& fqn, const Value& valu
                            .shape = view.shape,
                            .nbytes = bytes.size(),
                            .hidden = true});
-  return AddShard({.box = WholeBox(view.shape), .view = view}, ReplicaGroup());
+  CAIRN_TRY(AddShard({.box = WholeBox(view.shape), .view = view}, ReplicaGroup()));
+  plan_.shards.back().value_slot = slot;
+  return {};
 }
 
 Result<SavePlan> SavePlanner::PlanLong(std::span<const std::pair<std::string, Value>> values) {
-  for (const auto& [fqn, value] : values) CAIRN_TRY(AddLongValue(fqn, value));
+  for (size_t i = 0; i < values.size(); ++i) {
+    CAIRN_TRY(AddLongValue(values[i].first, values[i].second, i));
+  }
   Sort();
   Finish();
   return std::move(plan_);
@@ -376,8 +383,9 @@ Result<void> MarkStatedUnchanged(SavePlan& plan, const SaveOptions& options, uin
     matches[i] = patterns.Matches(fqn) && leaves_by_texts[JoinedTexts(fqn)] <= 1;
   }
   for (PlannedShard& shard : plan.shards) {
-    // Devices digest their tensors at the rate of their memory.
-    shard.is_stated_unchanged = matches[shard.tensor] && !shard.on_device();
+    // Devices digest their tensors at the rate of their memory. Values are always compared.
+    shard.is_stated_unchanged =
+        matches[shard.tensor] && !shard.on_device() && !shard.value_slot.has_value();
   }
   ChooseComparedChunk(plan, step);
   return {};

@@ -119,6 +119,25 @@ TEST_F(StatedUnchangedTest, ATensorThatGetsTheNameOfAnotherOneIsCompared) {
   }
 }
 
+TEST_F(StatedUnchangedTest, LongValuesAreCompared) {
+  AsyncSaver saver(store.get());
+  Value text = std::string(5'000, 'a');
+  for (const uint64_t step : {1, 2, 3, 4, 5}) {
+    if (step % 2 == 0) text = std::string(5'000, static_cast<char>('a' + step));
+    if (step == 5) text = Bytes{std::vector<std::byte>(5'000)};
+    StateDict state = StateOf({{"frozen", frozen_.view()}});
+    state.root().Value("text", text);
+    if (step == 3) {
+      CAIRN_ASSERT_OK(SaveAndWait(saver, step, state, Stated("**")));
+    } else {
+      Save(step, state, Stated("**"));
+    }
+    CAIRN_ASSERT_OK_AND_ASSIGN(Contents contents, store->List(step));
+    CAIRN_ASSERT_OK(store->LoadValues(contents.step, contents.values));
+    EXPECT_EQ(contents.values.front().value, text) << step;
+  }
+}
+
 TEST_F(StatedUnchangedTest, AnInvalidPatternIsRefused) {
   EXPECT_THAT(store->Save(1, state_, Stated("[a")), IsError(ErrorCode::kInvalidArgument, "["));
 }
