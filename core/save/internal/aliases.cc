@@ -19,8 +19,8 @@ std::vector<uint64_t> StridesOf(const TensorView& view) {
 class GroupPlanner {
  public:
   GroupPlanner(std::span<const NamedTensor> tensors, std::span<const MemorySpan> spans,
-               std::span<const std::string> other_names, std::vector<PlannedTensor>* planned)
-      : tensors_(tensors), spans_(spans), other_names_(other_names), planned_(planned) {}
+               std::span<const NamedRecord> values, std::vector<PlannedTensor>* planned)
+      : tensors_(tensors), spans_(spans), values_(values), planned_(planned) {}
 
   void Plan(const std::vector<size_t>& group) {
     MemorySpan all = spans_[group.front()];
@@ -71,7 +71,7 @@ class GroupPlanner {
   std::string AddHidden(const NamedTensor& first, const MemorySpan& all) {
     if (names_.empty()) {
       for (const NamedTensor& tensor : tensors_) names_.insert(tensor.fqn);
-      names_.insert(other_names_.begin(), other_names_.end());
+      for (const auto& [value_fqn, record] : values_) names_.insert(value_fqn);
     }
     std::string fqn = first.fqn + ".__storage__";
     while (!names_.insert(fqn).second) fqn += "_";
@@ -94,7 +94,7 @@ class GroupPlanner {
 
   std::span<const NamedTensor> tensors_;
   std::span<const MemorySpan> spans_;
-  std::span<const std::string> other_names_;
+  std::span<const NamedRecord> values_;
   std::vector<PlannedTensor>* planned_;
   std::unordered_set<std::string> names_;  // names that are taken; empty until a new name is needed
 };
@@ -102,7 +102,7 @@ class GroupPlanner {
 }  // namespace
 
 Result<std::vector<PlannedTensor>> PlanTensors(std::span<const NamedTensor> tensors,
-                                               std::span<const std::string> other_names) {
+                                               std::span<const NamedRecord> values) {
   std::vector<MemorySpan> spans;
   spans.reserve(tensors.size());
   for (const NamedTensor& tensor : tensors) {
@@ -112,7 +112,7 @@ Result<std::vector<PlannedTensor>> PlanTensors(std::span<const NamedTensor> tens
   }
   std::vector<PlannedTensor> planned;
   planned.reserve(tensors.size());
-  GroupPlanner planner(tensors, spans, other_names, &planned);
+  GroupPlanner planner(tensors, spans, values, &planned);
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (spans[i].begin == spans[i].end) planner.AddOwner(tensors[i]);
   }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/save/internal/save_plan.h"
 #include "core/step/contents.h"
 #include "core/tensor/tensor.h"
 
@@ -26,9 +27,9 @@ struct PlannedTensor {
 /// Decides owners and aliases, and returns all tensors in any order. In a group of tensors that
 /// overlap in memory, the first tensor by FQN that is row-major and covers all memory of the group
 /// owns the bytes. If there is none, a hidden uint8 tensor "<first FQN>.__storage__" owns them. Its
-/// name is not one of `other_names`, either.
+/// name is not that of a value, either; not even of a short one, as it may be long on other ranks.
 /// kInvalidArgument: a tensor without memory, or of impossible size; names the key.
 Result<std::vector<PlannedTensor>> PlanTensors(std::span<const NamedTensor> tensors,
-                                               std::span<const std::string> other_names);
+                                               std::span<const NamedRecord> values);
 
 }  // namespace cairn::core::internal

@@ -175,6 +175,20 @@ Error RankMerge::Describe(const Disagreement& disagreement) const {
       .key = tensor.info.fqn};
 }
 
+// Checks that no hidden tensor is the bytes of a value on one rank and shared memory on another.
+Result<void> RankMerge::CheckNames() const {
+  for (const Tensor& tensor : tensors_) {
+    const TensorInfo& info = tensor.info;
+    if (!info.alias_of || !values_.contains(*info.alias_of)) continue;
+    return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                      .message = fmt::format("on rank {} it is the name of memory that tensors "
+                                             "share, on another rank a value; rename it",
+                                             *tensor.alias_rank),
+                      .key = *info.alias_of});
+  }
+  return {};
+}
+
 Result<void> RankMerge::CheckTensor(const Tensor& tensor) const {
   const TensorInfo& info = tensor.info;
   if (info.alias_of) {
@@ -224,8 +238,10 @@ Result<void> RankMerge::CheckLeaves(const StateTree& tree) const {
 }
 
 Result<MergedStep> RankMerge::Finish() {
-  if (disagreement_) return Fail(Describe(*disagreement_));
+  CAIRN_TRY(CheckNames());
+  // Before the disagreement: a long value is not a tensor of uint8 for users.
   if (tree_error_) return Fail(*tree_error_);
+  if (disagreement_) return Fail(Describe(*disagreement_));
   for (const Tensor& tensor : tensors_) CAIRN_TRY(CheckTensor(tensor));
   MergedStep merged;
   merged.tree = tree_.Take();

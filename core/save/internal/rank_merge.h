@@ -67,6 +67,7 @@ class RankMerge final : public kv::RankRecords {
 
   void AddTensor(uint32_t rank, TensorInfo info);
   Result<void> AddTree(const StateTree& tree);
+  Result<void> CheckNames() const;
   /// Sets last_ to the tensor, and returns whether there is one.
   bool FindTensor(std::string_view fqn);
   Error Describe(const Disagreement& disagreement) const;

@@ -261,12 +261,6 @@ Result<void> SaveSession::WriteLongValues(MergedStep& merged, const SaveOptions&
     if (record.size() <= kMaxInlineValueBytes) continue;
     CAIRN_TRY_ASSIGN(Value value, DecodeValue(record));
     if (!IsLong(value)) continue;
-    if (FindByName(merged.tensors, fqn) != nullptr) {
-      return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                        .message = "on one rank it is a value, on another the name of memory that "
-                                   "tensors share; rename it",
-                        .key = fqn});
-    }
     CAIRN_TRY_ASSIGN(const ChunkedValue chunked, WithoutBytes(value));
     CAIRN_TRY_ASSIGN(record, EncodeValue(chunked));
     values.emplace_back(fqn, std::move(value));

@@ -147,9 +147,7 @@ Result<SavePlan> SavePlanner::Plan(const StateDict& state) {
   // In key order, so that every rank finds the same owner of shared memory.
   std::ranges::sort(sharded, {},
                     [](const LeafTensor* leaf) -> const std::string& { return leaf->named.fqn; });
-  std::vector<std::string> long_fqns;
-  for (const auto& [fqn, value] : long_values_) long_fqns.push_back(fqn);
-  CAIRN_TRY_ASSIGN(std::vector<PlannedTensor> planned, PlanTensors(replicated, long_fqns));
+  CAIRN_TRY_ASSIGN(std::vector<PlannedTensor> planned, PlanTensors(replicated, plan_.values));
   plan_.tensors.reserve(planned.size() + sharded.size());
   plan_.shards.reserve(planned.size());
   for (PlannedTensor& tensor : planned) CAIRN_TRY(AddReplicated(std::move(tensor)));

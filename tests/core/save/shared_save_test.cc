@@ -589,6 +589,45 @@ TEST_F(SharedSaveTest, ATensorThatNoRankWritesBecauseOneLacksItIsNamed) {
   }
 }
 
+// {"v": first 8 of 12 elements, "w": last 8}: their memory is stored under a name of its own.
+StateDict OverlappingState(const TestTensor& tensor) {
+  return StateOf({{"v", {DType::kUInt8, {8}, {}, tensor.bytes.data()}},
+                  {"w", {DType::kUInt8, {8}, {}, tensor.bytes.data() + 4}}});
+}
+
+TEST_F(SharedSaveTest, MemoryIsNotNamedLikeALongValue) {
+  const TestTensor tensor(DType::kUInt8, {12});
+  SaveStates(2, [&](uint32_t rank) {
+    StateDict state = OverlappingState(tensor);
+    state.root().Value("v.__storage__", std::string(rank == 0 ? 5 : 5'000, 'x'));
+    state.root().Value("v.__storage___", std::string(5'000, 'y'));
+    return state;
+  });
+}
+
+TEST_F(SharedSaveTest, MemoryNamedLikeALongValueOfAnotherRankIsRefused) {
+  const TestTensor tensor(DType::kUInt8, {12});
+  for (const uint32_t with_value : {0u, 1u}) {
+    for (const size_t length : {12, 5'000}) {
+      ExpectErrors(2, "v.__storage__", {"memory that tensors share"}, [&](uint32_t rank) {
+        StateDict state = rank == with_value ? StateDict() : OverlappingState(tensor);
+        if (rank == with_value) state.root().Value("v.__storage__", std::string(length, 'x'));
+        return state;
+      });
+    }
+  }
+}
+
+TEST_F(SharedSaveTest, ALongValueThatIsATensorOfItsBytesElsewhereIsRefused) {
+  const TestTensor tensor(DType::kUInt8, {5'000});
+  ExpectErrors(2, "x", {"a plain value on one rank and a tensor on another"}, [&](uint32_t rank) {
+    if (rank == 1) return StateOf({{"x", tensor.view()}});
+    StateDict state;
+    state.root().Value("x", Bytes{tensor.bytes});
+    return state;
+  });
+}
+
 TEST_F(SharedSaveTest, ALeafThatIsATensorHereAndAValueThereIsRefused) {
   const TestTensor tensor(DType::kInt32, {6});
   ExpectErrors(2, "model.x", {"a plain value on one rank and a tensor on another"},
