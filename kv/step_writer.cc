@@ -73,7 +73,7 @@ StepWriter::~StepWriter() {
   if (attempt_ != nullptr && !internal::CheckNotForked(*attempt_->store)) (void)attempt_.release();
 }
 
-uint64_t StepWriter::written_bytes() const { return attempt_->written_bytes(); }
+uint64_t StepWriter::written_bytes() const { return attempt_->segments.written_bytes(); }
 
 // --- payload
 

@@ -121,7 +121,7 @@ class StepWriter {
   /// exist. Requires Prepare.
   Result<StepInfo> AwaitDecision();
 
-  /// Payload that this attempt has appended to segments so far, without padding.
+  /// Payload that this rank has appended to segments so far, without padding.
   uint64_t written_bytes() const;
 
   /// For Store.

@@ -359,7 +359,6 @@ Result<SaveReport> RunSave(SavePlan& plan, const SaveContext& context) {
   if (!written) return Fail(OfLostBase(std::move(written).error(), context, session));
   if (device == nullptr) ForgetPageDigests(plan);
   if (device != nullptr) CAIRN_TRY(device->MarkStaged());
-  SaveReport report = session.report();
   auto info = Finish(plan, context, session);
   // The error of another rank is returned unchanged.
   if (!info && context.self.world_size > 1) return Fail(std::move(info).error());
@@ -372,8 +371,7 @@ Result<SaveReport> RunSave(SavePlan& plan, const SaveContext& context) {
     if (device != nullptr) recorded.page_digests = device->TakePageDigests();
     *saved = std::move(recorded);
   }
-  report.seconds = session.report().seconds;
-  return report;
+  return session.report();
 }
 
 }  // namespace cairn::core::internal

@@ -628,6 +628,17 @@ TEST_F(SharedSaveTest, ALongValueThatIsATensorOfItsBytesElsewhereIsRefused) {
   });
 }
 
+TEST_F(SharedSaveTest, TheReportOfRank0CountsTheLongValuesOfOthers) {
+  BytesByRank written(2);
+  OnRanks(2, [&](CheckpointStore& store) {
+    StateDict state;
+    state.root().Value(fmt::format("v{}", store.rank()), std::string(5'000 + store.rank(), 'x'));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const SaveReport report, store.Save(1, state, {.compress = false}));
+    written[store.rank()] = report.written_bytes;
+  });
+  EXPECT_EQ(written, (BytesByRank{10'001, 0}));
+}
+
 TEST_F(SharedSaveTest, ALeafThatIsATensorHereAndAValueThereIsRefused) {
   const TestTensor tensor(DType::kInt32, {6});
   ExpectErrors(2, "model.x", {"a plain value on one rank and a tensor on another"},
