@@ -50,7 +50,9 @@ struct Task {
 
 bool MayHaveDelta(const Task& task) {
   const ShardTasks& tasks = *task.tasks;
-  return task.base->deltas < tasks.max_deltas && task.length_bytes <= kMaxComparedBytes &&
+  // The digests of the staged pages are those of the default page size.
+  return task.base->page_bits == kv::kPageBits && task.base->deltas < tasks.max_deltas &&
+         task.length_bytes <= kMaxComparedBytes &&
          (!tasks.refused || task.chunk % kDeltaTryInterval == 0);
 }
 
