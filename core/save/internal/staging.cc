@@ -173,20 +173,20 @@ Result<void> TakeFromBase(const TensorInfo& tensor, const SavedChunks::Shard& ba
   return Fail(NotUnchangedError(tensor.fqn));
 }
 
-// Where each shard in host memory is in the area, and the length of the area.
+// Where each shard in host memory is in the area, and the length of the area. Long values are last:
+// if their lengths change, the tensors stay where they are.
 std::pair<std::vector<uint64_t>, uint64_t> LayOut(const SavePlan& plan) {
-  std::vector<uint64_t> offsets_bytes;
-  offsets_bytes.reserve(plan.shards.size());
+  std::vector<uint64_t> offsets_bytes(plan.shards.size());
   uint64_t total_bytes = 0;
-  for (const PlannedShard& shard : plan.shards) {
-    if (shard.on_device()) {
-      offsets_bytes.push_back(0);
-      continue;
+  for (const bool of_values : {false, true}) {
+    for (size_t i = 0; i < plan.shards.size(); ++i) {
+      const PlannedShard& shard = plan.shards[i];
+      if (shard.on_device() || shard.value_slot.has_value() != of_values) continue;
+      const uint64_t length = shard.end_bytes() - shard.begin_bytes();
+      offsets_bytes[i] =
+          RoundUp(total_bytes, length >= kLargeShardBytes ? kPageAlignment : kLineBytes);
+      total_bytes = offsets_bytes[i] + length;
     }
-    const uint64_t length = shard.end_bytes() - shard.begin_bytes();
-    offsets_bytes.push_back(
-        RoundUp(total_bytes, length >= kLargeShardBytes ? kPageAlignment : kLineBytes));
-    total_bytes = offsets_bytes.back() + length;
   }
   return {std::move(offsets_bytes), total_bytes};
 }
@@ -218,10 +218,16 @@ Result<void> StagingArea::Reserve(uint64_t bytes) {
 
 Result<void> StagingArea::Stage(SavePlan& plan, const SavedChunks* base, uint32_t max_deltas) {
   const auto [offsets_bytes, total_bytes] = LayOut(plan);
-  // In another layout, a shard would be overwritten before it is compared.
-  plan.has_deltas = max_deltas > 0 && base != nullptr && offsets_bytes == offsets_bytes_;
+  std::vector<uint64_t> of_tensors;
+  for (size_t i = 0; i < plan.shards.size(); ++i) {
+    if (!plan.shards[i].value_slot) of_tensors.push_back(offsets_bytes[i]);
+  }
+  // In another layout, a shard would be overwritten before it is compared. Long values that have
+  // moved are compared in vain.
+  plan.has_deltas = max_deltas > 0 && base != nullptr && of_tensors == tensor_offsets_bytes_ &&
+                    total_bytes <= capacity_bytes_;
   if (plan.has_deltas && scratch_.empty()) scratch_.resize(pool_.thread_count());
-  offsets_bytes_.clear();
+  tensor_offsets_bytes_.clear();
   CAIRN_TRY(Reserve(total_bytes));
   std::vector<Task> tasks;
   std::deque<ShardTasks> shard_tasks;
@@ -247,7 +253,7 @@ Result<void> StagingArea::Stage(SavePlan& plan, const SavedChunks* base, uint32_
       RunTask(task, memory_, plan.has_deltas ? &scratch_[worker] : nullptr);
     }
   });
-  offsets_bytes_ = offsets_bytes;
+  tensor_offsets_bytes_ = std::move(of_tensors);
   for (size_t i = 0; i < plan.shards.size(); ++i) {
     PlannedShard& shard = plan.shards[i];
     if (shard.on_device()) continue;

@@ -52,9 +52,9 @@ class StagingArea {
 
   std::byte* memory_ = nullptr;
   uint64_t capacity_bytes_ = 0;
-  std::vector<uint64_t> offsets_bytes_;      // where the shards are in the area
-  kv::WorkerPool pool_;                      // two threads saturate the memory bandwidth
-  std::vector<StagedDeltaScratch> scratch_;  // one per thread, or none before the first delta
+  std::vector<uint64_t> tensor_offsets_bytes_;  // where the shards of tensors are in the area
+  kv::WorkerPool pool_;                         // two threads saturate the memory bandwidth
+  std::vector<StagedDeltaScratch> scratch_;     // one per thread, or none before the first delta
 };
 
 }  // namespace cairn::core::internal

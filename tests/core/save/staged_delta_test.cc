@@ -52,6 +52,22 @@ TEST_F(StagedDeltaTest, TheBaseIsNotRead) {
   for (const ChunkInfo& chunk : chunks) EXPECT_THAT(chunk.deltas, SizeIs(1));
 }
 
+TEST_F(StagedDeltaTest, LongValuesMayChangeTheirLengths) {
+  AsyncSaver saver(store.get());
+  for (const uint64_t step : {1, 2, 3}) {
+    Change(tensor_.bytes, random_);
+    StateDict state = State();
+    for (const char* const key : {"a", "x"}) {
+      state.root().Value(key, std::string(100'000 + 10'000 * step, 'a'));
+    }
+    CAIRN_ASSERT_OK(SaveAndWait(saver, step, state, kOptions));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto chunks, store->Chunks(Step(step), "w"));
+    for (const ChunkInfo& chunk : chunks) EXPECT_THAT(chunk.deltas, SizeIs(step - 1));
+  }
+  EXPECT_TRUE(LoadBytes(3, "w") == tensor_.bytes);
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
 TEST_F(StagedDeltaTest, AfterASaveThatFailedTheBytesThatItStagedAreNoBase) {
   AsyncSaver saver(store.get());
   CAIRN_ASSERT_OK(SaveAndWait(saver, 1, State(), kOptions));
