@@ -4,6 +4,7 @@
 #include <bit>
 #include <complex>
 #include <cstdint>
+#include <iterator>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -17,8 +18,21 @@ bool HasSameBits(double a, double b) {
   return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b);
 }
 
-// Not operator==, for which 0.0 and -0.0 are equal.
+// The value as it is remembered: a long one without its bytes, which are compared as chunks.
+// Requires a value that was planned.
+Value ToRemember(const Value& value) { return IsLong(value) ? Value(*WithoutBytes(value)) : value; }
+
+// True if both are short, or if both are long, of one kind and equally long.
+bool HasSameForm(const Value& value, const Value& remembered) {
+  const auto* const chunked = std::get_if<ChunkedValue>(&remembered);
+  if (!IsLong(value)) return chunked == nullptr && !std::holds_alternative<ChunkedValue>(value);
+  const auto form = WithoutBytes(value);
+  return chunked != nullptr && form && *form == *chunked;
+}
+
+// Not operator==, for which 0.0 and -0.0 are equal. Requires HasSameForm.
 bool IsSameValue(const Value& a, const Value& b) {
+  if (std::holds_alternative<ChunkedValue>(b)) return true;
   if (const auto* number = std::get_if<double>(&a); number && std::holds_alternative<double>(b)) {
     return HasSameBits(*number, std::get<double>(b));
   }
@@ -30,14 +44,14 @@ bool IsSameValue(const Value& a, const Value& b) {
   return a == b;
 }
 
-// True if both states have the same tree, and the same tensors in the same memory. False for states
-// with shardings.
-bool HasSameTensors(const StateDict& a, const StateDict& b) {
+// True if both states have the same tree, the same tensors in the same memory, and long values of
+// the same lengths. False for states with shardings.
+bool HasSamePlan(const StateDict& a, const StateDict& b) {
   return a.shardings.empty() && b.shardings.empty() && a.slot == b.slot && a.tensors == b.tensors &&
-         a.tree == b.tree;
+         std::ranges::equal(a.values, b.values, HasSameForm) && a.tree == b.tree;
 }
 
-// Bit by bit. Requires HasSameTensors.
+// Bit by bit, except for the bytes of long values. Requires HasSamePlan.
 bool HasSameValues(const StateDict& a, const StateDict& b) {
   return std::ranges::equal(a.values, b.values, IsSameValue);
 }
@@ -62,8 +76,7 @@ bool IsAlone(const SaveOptions& options, const RankInWorld& self) {
 Result<SavePlan*> PlanCache::Plan(const StateDict& state, const SaveOptions& options,
                                   const RankInWorld& self, uint64_t step) {
   const bool is_same = is_remembered_ && IsAlone(options, self) &&
-                       chunk_bytes_ == options.chunk_bytes && !plan_.has_long_values &&
-                       std::ranges::none_of(state.values, IsLong) && HasSameTensors(state, state_);
+                       chunk_bytes_ == options.chunk_bytes && HasSamePlan(state, state_);
   Result<void> planned = is_same ? CheckSaveOptions(options) : Replan(state, options, self);
   if (planned && is_same) planned = UpdateValues(state);
   if (planned) planned = Mark(options, step);
@@ -80,19 +93,32 @@ Result<void> PlanCache::Replan(const StateDict& state, const SaveOptions& option
   has_same_records_ = is_comparable && HasSameRecords(plan, plan_);
   plan_ = std::move(plan);
   is_remembered_ = is_alone && state.shardings.empty() && plan_.shards.size() <= kMaxShards;
-  // A plan with the bytes of values is only compared with the next one.
-  state_ = is_remembered_ && !plan_.has_long_values ? state : StateDict();
+  state_ = {};
+  if (is_remembered_) {
+    state_.tree = state.tree;
+    state_.slot = state.slot;
+    state_.tensors = state.tensors;
+    RememberValues(state);
+  }
   chunk_bytes_ = options.chunk_bytes;
   unchanged_.clear();
   return {};
 }
 
+void PlanCache::RememberValues(const StateDict& state) {
+  state_.values.clear();
+  std::ranges::transform(state.values, std::back_inserter(state_.values), ToRemember);
+}
+
 Result<void> PlanCache::UpdateValues(const StateDict& state) {
+  for (PlannedShard& shard : plan_.shards) {
+    if (shard.value_slot) shard.source.data = BytesOf(state.values[*shard.value_slot]).data();
+  }
   has_same_records_ = HasSameValues(state, state_);
   if (has_same_records_) return {};
   CAIRN_TRY_ASSIGN(const std::vector<Leaf> leaves, state.Leaves());
-  CAIRN_TRY_ASSIGN(plan_.values, EncodeValues(state, leaves, /*long_as_chunks=*/false));
-  state_.values = state.values;
+  CAIRN_TRY_ASSIGN(plan_.values, EncodeValues(state, leaves, /*long_as_chunks=*/true));
+  RememberValues(state);
   return {};
 }
 

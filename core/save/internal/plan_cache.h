@@ -24,8 +24,8 @@ class PlanCache {
 
   /// Returns the plan of a save of `state` as `step`, with the marks of MarkStatedUnchanged. It is
   /// valid until the next call. If the state has the structure of the one before, and its tensors
-  /// are in the same memory, and it has no long values, only values that have changed are encoded
-  /// again. Errors: see PlanSave and MarkStatedUnchanged.
+  /// are in the same memory, and its long values have the same lengths, only values that have
+  /// changed are encoded again. Errors: see PlanSave and MarkStatedUnchanged.
   Result<SavePlan*> Plan(const StateDict& state, const SaveOptions& options,
                          const RankInWorld& self, uint64_t step);
 
@@ -41,11 +41,13 @@ class PlanCache {
 
  private:
   Result<void> Replan(const StateDict& state, const SaveOptions& options, const RankInWorld& self);
+  /// Sets state_.values.
+  void RememberValues(const StateDict& state);
   /// The plan is one for `state`, except for its values.
   Result<void> UpdateValues(const StateDict& state);
   Result<void> Mark(const SaveOptions& options, uint64_t step);
 
-  StateDict state_;  // empty if it is not remembered, or has long values
+  StateDict state_;  // empty if it is not remembered; long values are ChunkedValues
   std::vector<std::string> unchanged_;
   uint64_t chunk_bytes_ = 0;
   SavePlan plan_;

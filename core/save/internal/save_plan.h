@@ -90,13 +90,12 @@ struct SavePlan {
   std::vector<PlannedShard> shards;  // in the order of `tensors`; each has at least one chunk
   std::vector<NamedRecord> values;   // key order
   std::vector<std::byte> structure;
-  uint64_t tensor_count = 0;     // leaves; hidden tensors are not counted
-  uint64_t logical_bytes = 0;    // length of whole tensors, including the parts of other ranks
-  uint64_t own_bytes = 0;        // bytes that this rank writes
-  bool has_long_values = false;  // some shards borrow the bytes of values of the state
-  bool has_shards = false;       // the parts of the ranks must be checked to tile the tensors
-  bool has_lost_marks = false;   // is_stated_unchanged was removed from shards (UnmarkRenamed)
-  bool has_deltas = false;       // `pages` contain all deltas; the base need not be read for them
+  uint64_t tensor_count = 0;    // leaves; hidden tensors are not counted
+  uint64_t logical_bytes = 0;   // length of whole tensors, including the parts of other ranks
+  uint64_t own_bytes = 0;       // bytes that this rank writes
+  bool has_shards = false;      // the parts of the ranks must be checked to tile the tensors
+  bool has_lost_marks = false;  // is_stated_unchanged was removed from shards (UnmarkRenamed)
+  bool has_deltas = false;      // `pages` contain all deltas; the base need not be read for them
 };
 
 }  // namespace cairn::core::internal

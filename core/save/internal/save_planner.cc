@@ -158,7 +158,6 @@ Result<SavePlan> SavePlanner::Plan(const StateDict& state) {
   for (const auto& [fqn, slot] : long_values_) {
     CAIRN_TRY(AddLongValue(fqn, state.values[slot], slot));
   }
-  plan_.has_long_values = !long_values_.empty();
   plan_.has_shards = !sharded.empty();
   Sort();
   for (const auto& [group, shards] : shards_of_group_) DivideAmong(group, shards);

@@ -176,6 +176,24 @@ TEST_F(RememberedPlanTest, EveryChangeOfTheStateIsSaved) {
   }
 }
 
+TEST_F(RememberedPlanTest, ChangesOfLongValuesAreSaved) {
+  const SaveOptions options{.chunk_bytes = kChunkBytes};
+  const std::vector<std::byte> bytes(5'000, std::byte{'a'});
+  for (const Value& value : {Value(std::string(5'000, 'a')), Value(std::string(5'000, 'b')),
+                             Value(std::string(5'001, 'b')), Value(std::string("b")),
+                             Value(std::string(5'000, 'a')), Value(Bytes{bytes})}) {
+    for (const int64_t other : {1, 2}) {
+      StateDict state = Make("a", tensor_.view(), other);
+      state.root().Value("long", value);
+      Save(++step_, state, options);
+      CAIRN_ASSERT_OK_AND_ASSIGN(Contents contents, store->List(step_));
+      CAIRN_ASSERT_OK(store->LoadValues(contents.step, contents.values));
+      EXPECT_EQ(contents.values[0].value, value);
+      EXPECT_EQ(contents.values[1].value, Value(other));
+    }
+  }
+}
+
 TEST_F(RememberedPlanTest, OptionsAreThoseOfEachSave) {
   const StateDict state = Make("a", tensor_.view());
   for (const std::vector<std::string>& unchanged :
