@@ -27,7 +27,7 @@
 namespace cairn::kv::internal {
 
 inline constexpr FrameKind kPartFrame{
-    .magic = "CNPT", .version = 1, .name = "part", .max_record_bytes = 1ull << 30};
+    .magic = "CNPT", .version = 1, .name = "part", .max_record_bytes = 1025ull << 20};
 inline constexpr size_t kPartHeaderWords = 15;
 /// Space for "<session>-<step>-<counter>", padded with NUL.
 inline constexpr size_t kMaxAttemptBytes = 80;
@@ -48,7 +48,7 @@ class PartWriter {
   /// `header.attempt.size() < kMaxAttemptBytes`.
   PartWriter(std::shared_ptr<Storage> storage, std::string name, const PartHeader& header);
 
-  /// kResourceExhausted: the record has more than 1 GiB, or the compressed records have 2 GiB.
+  /// kResourceExhausted: the record has more than 1,025 MiB, or the compressed records have 2 GiB.
   Result<void> Add(const TableRecord& record);
   /// Puts the object. Nothing can be added after this. kConflict: it exists. Returns the errors of
   /// Add, too.
