@@ -103,8 +103,8 @@ class Storage {
   virtual Result<void> PutVolatile(std::string_view name, std::span<const std::byte> bytes) {
     return Put(name, bytes);
   }
-  /// As PutVolatile, but readers may also see a mixture of the former bytes and `bytes`, and it may
-  /// remain. For the hint, which always has the same length, and a checksum.
+  /// As PutVolatile, but not repeated if a server is busy, and a mixture of the former bytes and
+  /// `bytes` may be visible, and remain. For the hint, which has a fixed length and a checksum.
   virtual Result<void> Overwrite(std::string_view name, std::span<const std::byte> bytes) {
     return PutVolatile(name, bytes);
   }

@@ -230,7 +230,7 @@ CommitOutcome CommitRoot(Storage& storage, Root& next) {
       auto refused = Refused(storage, next, **std::move(found));
       if (refused) return *std::move(refused);
     } else if (found && put.error().code == ErrorCode::kConflict) {
-      // If the root before is there, others did not go on: the root with this number was a stray
+      // If the root before is there, others did not continue: the root with this number was a stray
       // one, whose writer has removed it.
       const auto follows = HasPredecessor(storage, next);
       if (!follows) return Unknown(next, follows.error());

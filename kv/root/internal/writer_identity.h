@@ -17,8 +17,8 @@ struct WriterIdentity {
 
 /// Returns this process, as the writer of `session` since now.
 WriterIdentity ThisWriter(std::string session);
-/// Returns "process 17 on host n1 (writer since 2026-01-31 12:00:00 UTC)". Without a pid, the writer
-/// is that of a root of which only the identity can be decoded (root_record.h).
+/// Returns "process 17 on host n1 (writer since 2026-01-31 12:00:00 UTC)". Without a pid, it is
+/// the writer of a root of which only the identity can be decoded.
 std::string Describe(const WriterIdentity& writer);
 
 std::string HostName();
