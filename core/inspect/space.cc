@@ -1,6 +1,7 @@
 #include "core/inspect/space.h"
 
 #include <map>
+#include <set>
 #include <string_view>
 #include <unordered_set>
 #include <utility>
@@ -28,8 +29,9 @@ class SpaceMeter {
  public:
   SpaceMeter(const internal::StepView& view, uint64_t depth) : view_(view), depth_(depth) {}
 
-  /// Finds the segments that the step has written.
-  Result<void> FindNewSegments() {
+  /// Finds the segments that the step has written, and the values whose bytes are chunks.
+  Result<void> FindSegmentsAndValues() {
+    CAIRN_TRY_ASSIGN(long_values_, internal::FindLongValues(*view_.snapshot, view_.step));
     CAIRN_TRY_ASSIGN(const auto segments, view_.snapshot->SegmentsOf(view_.step));
     for (const kv::SegmentInfo& segment : segments) {
       if (segment.step == view_.step.step) new_segments_.insert(segment.segment_id);
@@ -41,7 +43,7 @@ class SpaceMeter {
     const ChunkInfo& chunk = decoded.info;
     SpaceUse& use = UseOf(PrefixOf(decoded.fqn, depth_));
     ++use.chunks;
-    use.tensors += decoded.fqn != last_fqn_;
+    use.tensors += decoded.fqn != last_fqn_ && !long_values_.contains(decoded.fqn);
     last_fqn_ = decoded.fqn;
     const kv::ChunkExtents stored = chunk.stored();
     use.compressed_chunks += stored.is_compressed();
@@ -74,6 +76,7 @@ class SpaceMeter {
   const internal::StepView& view_;
   const uint64_t depth_;
   std::string last_fqn_;
+  std::set<std::string, std::less<>> long_values_;     // FQNs
   std::unordered_set<uint64_t> new_segments_;          // ids
   std::map<std::string, SpaceUse, std::less<>> uses_;  // by prefix
   SpaceUse* last_use_ = nullptr;                       // in uses_
@@ -87,7 +90,7 @@ Result<std::vector<SpaceUse>> MeasureSpace(const kv::Store& store, uint64_t step
   CAIRN_TRY_ASSIGN(const internal::StepView view, internal::FindView(store, step));
   constexpr uint64_t kReported = 1024;  // chunks at a time
   SpaceMeter meter(view, depth);
-  CAIRN_TRY(meter.FindNewSegments());
+  CAIRN_TRY(meter.FindSegmentsAndValues());
   internal::ProgressMeter done(progress, view.step.chunk_count);
   uint64_t chunks = 0;
   const auto add = [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {

@@ -140,12 +140,16 @@ Result<int> DumpChunks(const DumpRun& run) {
     return Result<void>();
   };
   CAIRN_TRY(rows.Finish(ForEachTensorGroup(
-      opened, step, patterns, [&](std::span<const core::TensorInfo> tensors) -> Result<void> {
+      opened, step, patterns,
+      [&](std::span<const core::TensorInfo> tensors) -> Result<void> {
         return opened.store->ForEachChunk(
             step, tensors,
             [&](size_t index, const core::ChunkInfo& chunk) { return add(tensors[index], chunk); });
-      })));
-  if (rows.is_empty()) PrintRemark(run, "No chunks: no tensor with elements matches.");
+      },
+      /*has_values=*/true)));
+  if (rows.is_empty()) {
+    PrintRemark(run, "No chunks: no tensor with elements and no long value matches.");
+  }
   return kExitSuccess;
 }
 

@@ -41,8 +41,8 @@ Result<kv::StepInfo> FindStep(const OpenedStore& opened) {
 }
 
 Result<void> ForEachTensorGroup(const OpenedStore& opened, const kv::StepInfo& step,
-                                const core::KeyPatterns& patterns,
-                                const TensorGroupVisitor& visit) {
+                                const core::KeyPatterns& patterns, const TensorGroupVisitor& visit,
+                                bool has_values) {
   constexpr uint64_t kFirstRecords = 2'000;
   constexpr uint64_t kMaxRecords = 64'000;
   std::vector<core::TensorInfo> group;
@@ -61,8 +61,12 @@ Result<void> ForEachTensorGroup(const OpenedStore& opened, const kv::StepInfo& s
     records += 1 + tensor.chunk_count;
     return {};
   };
-  auto listed = opened.store->ForEachKey(step, patterns, add,
-                                         [](const core::ValueInfo&) { return Result<void>(); });
+  const auto add_bytes = [&](const core::ValueInfo& value) -> Result<void> {
+    if (!has_values || !std::holds_alternative<core::ChunkedValue>(value.value)) return {};
+    CAIRN_TRY_ASSIGN(const core::TensorInfo bytes, opened.store->FindTensor(step, value.fqn));
+    return add(bytes);
+  };
+  auto listed = opened.store->ForEachKey(step, patterns, add, add_bytes);
   if (!group.empty()) CAIRN_TRY(visit(group));  // after an error, what was read before it is useful
   return listed;
 }

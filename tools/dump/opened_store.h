@@ -37,10 +37,12 @@ Result<kv::StepInfo> FindStep(const OpenedStore& opened);
 
 /// Calls `visit` with the tensors of a step that match the patterns, in the order of
 /// CheckpointStore::ForEachKey, in groups that ascend by FQN. The first group has few chunks, so
-/// that it is complete at once.
+/// that it is complete at once. With `has_values`, also with the hidden tensors that have the bytes
+/// of the long values that match.
 using TensorGroupVisitor = std::function<Result<void>(std::span<const core::TensorInfo>)>;
 Result<void> ForEachTensorGroup(const OpenedStore& opened, const kv::StepInfo& step,
-                                const core::KeyPatterns& patterns, const TensorGroupVisitor& visit);
+                                const core::KeyPatterns& patterns, const TensorGroupVisitor& visit,
+                                bool has_values = false);
 /// Calls `visit` with these tensors, and with what their save recorded about their values.
 using StatisticsVisitor =
     std::function<void(const core::TensorInfo&, const std::optional<core::StoredStatistics>&)>;

@@ -10,6 +10,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "core/state_dict/value.h"
+#include "core/step/internal/lookup.h"
 #include "kv/base/digest.h"
 #include "kv/base/key.h"
 
@@ -147,7 +149,9 @@ Result<std::vector<TensorChange>> TensorStates::ReadAll(const kv::Snapshot& snap
   TensorStateMap tensors;
   std::vector<TensorChange> changes;
   auto before = tensors_.begin();
+  CAIRN_TRY_ASSIGN(long_values_, FindLongValues(snapshot, step));
   Reader reader([&](std::string_view fqn, std::span<const ReadChunk> read) {
+    if (long_values_.contains(fqn)) return;
     for (; before != tensors_.end() && before->first < fqn; ++before) {
       changes.push_back(Removed(before->second));
     }
@@ -177,8 +181,30 @@ Result<std::optional<std::vector<TensorChange>>> TensorStates::ReadUnshared(
     const kv::Snapshot& snapshot, const kv::StepInfo& step) {
   const kv::StepInfo base = *std::exchange(step_, step);
   std::vector<TensorChange> changes;
+  if (step.value_count > 0 || !long_values_.empty()) {
+    CAIRN_TRY_ASSIGN(
+        const bool is_read,
+        snapshot.ScanUnshared(kv::Column::kValues, base, step,
+                              [&](std::string_view key, std::span<const std::byte> record) {
+                                const std::string fqn(key.substr(0, key.find('\0')));
+                                const auto value = DecodeValue(record);
+                                if (value && std::holds_alternative<ChunkedValue>(*value)) {
+                                  long_values_.insert(fqn);
+                                } else {
+                                  long_values_.erase(fqn);
+                                }
+                                return Result<bool>(true);
+                              }));
+    if (!is_read) return std::nullopt;
+  }
   Reader reader([&](std::string_view fqn, std::span<const ReadChunk> read) {
     const auto found = tensors_.find(fqn);
+    if (long_values_.contains(fqn)) {
+      if (found == tensors_.end()) return;
+      changes.push_back(Removed(found->second));
+      tensors_.erase(found);
+      return;
+    }
     const std::span<const ChunkState> known =
         found == tensors_.end() ? std::span<const ChunkState>() : found->second.chunks;
     std::vector<ChunkState> chunks(known.begin(), known.end());

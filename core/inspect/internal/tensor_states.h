@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -71,7 +72,7 @@ class TensorStates {
   const TensorStateMap& tensors() const { return tensors_; }
   /// Number of steps that were read completely; each replaces all of `tensors`.
   uint64_t complete_reads() const { return complete_reads_; }
-  /// Records that were read by all calls.
+  /// Chunk records that were read by all calls.
   uint64_t record_count() const { return record_count_; }
 
  private:
@@ -88,6 +89,7 @@ class TensorStates {
 
   std::optional<kv::StepInfo> step_;
   TensorStateMap tensors_;
+  std::set<std::string, std::less<>> long_values_;  // FQNs; their chunks are not those of tensors
   uint64_t complete_reads_ = 0;
   uint64_t record_count_ = 0;
 };

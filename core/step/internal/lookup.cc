@@ -239,6 +239,22 @@ Result<void> CheckBytes(const StepView& view, const ValueInfo& value, const Tens
             .step = view.step.step});
 }
 
+Result<std::set<std::string, std::less<>>> FindLongValues(const kv::Snapshot& snapshot,
+                                                          const kv::StepInfo& step) {
+  std::set<std::string, std::less<>> fqns;
+  uint64_t left = step.value_count;  // the structure, which can be large, is the record after them
+  if (left == 0) return fqns;
+  CAIRN_TRY(snapshot.Scan(kv::Column::kValues, step, "",
+                          [&](std::string_view key, std::span<const std::byte> record) {
+                            const auto value = DecodeValue(record);
+                            if (value && std::holds_alternative<ChunkedValue>(*value)) {
+                              fqns.emplace(key.substr(0, key.find('\0')));
+                            }
+                            return Result<bool>(--left > 0);
+                          }));
+  return fqns;
+}
+
 Result<std::vector<std::byte>> FindStructure(const StepView& view) {
   CAIRN_TRY_ASSIGN(auto record, view.snapshot->GetStructure(view.step));
   if (record) return *std::move(record);

@@ -111,6 +111,10 @@ const TensorInfo& ByName(std::span<const TensorInfo> tensors, std::string_view f
 /// kDataLoss: `tensor`, which may be null, does not have the bytes of `value`, a ChunkedValue.
 Result<void> CheckBytes(const StepView& view, const ValueInfo& value, const TensorInfo* tensor);
 
+/// Returns the FQNs of the values of a step whose bytes are chunks. Leaves out damaged records.
+Result<std::set<std::string, std::less<>>> FindLongValues(const kv::Snapshot& snapshot,
+                                                          const kv::StepInfo& step);
+
 /// Calls `visit` with each chunk of `tensor`, in key order, after checking it against the tensor.
 /// kDataLoss: a record is damaged, or the number of chunks differs from the tensor's record. An
 /// error of `visit` ends the scan and is returned.
