@@ -267,9 +267,9 @@ class SubclassSlot(NamedTuple):
         return True
 
 
-def nested_values(contents: _cairn.Contents) -> Any:
-    """The nested state of a step: short plain values, a SubclassSlot for each tensor subclass, and
-    a Slot for each other leaf."""
+def nested_values(contents: _cairn.Contents, has_slots: bool = False) -> Any:
+    """The nested state of a step: short plain values, unless it `has_slots` for them, a
+    SubclassSlot for each tensor subclass, and a Slot for each other leaf."""
 
     def slot_of(items: dict[str, Any], fqn: str) -> SubclassSlot:
         text = items[SUBCLASS_KEY]
@@ -278,19 +278,18 @@ def nested_values(contents: _cairn.Contents) -> Any:
         return SubclassSlot(items, fqn, described(text, fqn, contents.step))
 
     leaves = (leaf_at(contents, i) for i in range(len(contents)))
-    return contents.build([_value_or_slot(leaf) for leaf in leaves], slot_of)
+    slots = [Slot(leaf) if has_slots or _needs_slot(leaf) else leaf.stored for leaf in leaves]
+    return contents.build(slots, slot_of)
 
 
-def _value_or_slot(leaf: Leaf) -> Any:
-    is_slot = not isinstance(leaf, ValueLeaf) or isinstance(
-        leaf.stored, (_cairn.Pickle, _cairn.LongValue)
-    )
-    return Slot(leaf) if is_slot else leaf.stored
+def _needs_slot(leaf: Leaf) -> bool:
+    is_value = isinstance(leaf, ValueLeaf)
+    return not is_value or isinstance(leaf.stored, (_cairn.Pickle, _cairn.LongValue))
 
 
 def _synthesized_metadata(contents: _cairn.Contents) -> Metadata:
     """The metadata that a default planner would have saved from one process."""
-    state = nested_values(contents)
+    state = nested_values(contents, has_slots=True)
     if not isinstance(state, dict):
         raise Invalid(f"step {contents.step} is not a dict: torch.distributed.checkpoint needs one")
     entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}

@@ -240,6 +240,14 @@ def test_arrays_are_plain_values_to_dcp(path):
         assert_same(store.read(), state)
 
 
+@pytest.mark.parametrize("length", [1, 5_000])
+def test_an_escaped_name_of_a_native_step_is_refused_for_values_of_each_length(path, length):
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"a\\b": "x" * length})
+    with pytest.raises(cairn.Invalid, match="cannot be named"):
+        CairnReader(path).read_metadata()
+
+
 def test_names_full_of_wildcards_are_names(path):
     state = {"a*": np.arange(2), "a?": np.arange(3), "[ab]": np.ones(1), "!x": np.zeros(2), "ab": 1}
     save(state, path)
