@@ -545,9 +545,10 @@ class Store(Closing):
         *,
         progress: Progress | None = None,
     ) -> dict[str, Corrupt]:
-        """The tensors of ``step`` (by default the latest) that cannot be read because the store is
-        damaged: the error of each, by FQN. Tensors that share memory with a damaged one count as
-        damaged. Reads all tensors that ``pattern`` selects (see :meth:`read`), and keeps none.
+        """The tensors, and values of more than 4 KiB, of ``step`` (by default the latest) that
+        cannot be read because the store is damaged: the error of each, by FQN. Tensors that share
+        memory with a damaged one count as damaged. Reads what ``pattern`` selects (see
+        :meth:`read`), and keeps nothing.
 
         Raises Corrupt if the records of the step are damaged, and NotFound if it does not exist.
         """

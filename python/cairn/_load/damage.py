@@ -1,4 +1,4 @@
-"""Finds the damaged tensors of a step, and loads the rest."""
+"""Finds the damaged tensors and long values of a step, and loads the rest."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from cairn.errors import Corrupt
 
 
 def damaged_keys(native: _cairn.Store, contents: _cairn.Contents) -> dict[str, Corrupt]:
-    """The error of each tensor that cannot be read, by FQN. Reads all of them."""
-    return {error.key or "": error for error in native.find_damaged(contents)}
+    """The error of each tensor or long value that cannot be read, by FQN. Reads all of them."""
+    keys = set(contents.fqns())  # not owners of shared memory, which are not leaves
+    errors = {error.key or "": error for error in native.find_damaged(contents)}
+    return {fqn: error for fqn, error in errors.items() if fqn in keys}
 
 
 def without_damage(
@@ -23,7 +25,7 @@ def without_damage(
     rest = native.contents(contents.step, patterns)
     # A pattern of a name with wildcards in it may match another name, too.
     left_out = set(contents.fqns()) - set(rest.fqns())
-    unclear = "it was left out because its name is similar to that of a damaged tensor"
+    unclear = "it was left out because its name is similar to that of a damaged one"
     skipped = {
         fqn: damaged.get(fqn) or Corrupt(f"{unclear} (key {fqn})", key=fqn, step=contents.step)
         for fqn in sorted(left_out)
