@@ -141,6 +141,7 @@ core::Value FromPyValue(nb::handle value) {
   if (PyUnicode_CheckExact(object)) return FromPyText(value);
   if (PyBytes_CheckExact(object)) return core::Bytes{CopyBytes(value)};
   if (nb::isinstance<core::Pickle>(value)) return nb::cast<core::Pickle>(value);
+  if (nb::isinstance<LongValue>(value)) return nb::cast<const LongValue&>(value).info.value;
   ThrowInvalid(std::string("a plain value of type ") + nb::inst_name(value).c_str());
 }
 

@@ -15,6 +15,8 @@
 #include "core/device/device.h"
 #include "core/state_dict/key_pattern.h"
 #include "core/state_dict/value.h"
+#include "core/step/contents.h"
+#include "kv/base/step_info.h"
 
 namespace cairn::python {
 
@@ -42,10 +44,17 @@ std::vector<core::DeviceStream> ToStreams(const Streams& streams);
 /// Parses a list of str. Raises Invalid for a malformed pattern.
 core::KeyPatterns ParsePatterns(nb::list patterns);
 
+/// A value whose bytes are not read yet. It has the FQN of the step, also after a conversion.
+struct LongValue {
+  nb::object store;  // Store
+  kv::StepInfo step;
+  core::ValueInfo info;
+};
+
 /// Returns true for None, bool, int, float, complex, str and bytes, but not for subclasses, which
 /// would lose their type.
 bool IsPlainValue(nb::handle value);
-/// Converts a plain value or a Pickle. Raises Invalid for others.
+/// Converts a plain value, a Pickle or a LongValue. Raises Invalid for others.
 core::Value FromPyValue(nb::handle value);
 nb::object ToPyValue(const core::Value& value);
 

@@ -114,21 +114,32 @@ void BindRecords(nb::module_& m) {
 void BindLoading(nb::module_& m) {
   nb::class_<LongValue>(m, "LongValue")
       .def_prop_ro("type", [](const LongValue& self) { return core::TypeName(self.info.value); })
-      .def_prop_ro("nbytes",
-                   [](const LongValue& self) {
-                     return std::get<core::ChunkedValue>(self.info.value).length_bytes;
-                   })
-      .def(
-          "load",
-          [](const LongValue& self) {
-            core::ValueInfo loaded = self.info;
-            nb::cast<const StoreBinding&>(self.store).LoadValue(self.step, loaded);
-            return ToPyValue(loaded.value);
-          },
-          "The Python object, or the Pickle. Raises Corrupt.");
+      .def_prop_ro("nbytes", [](const LongValue& self) {
+        return std::get<core::ChunkedValue>(self.info.value).length_bytes;
+      });
+  m.def(
+      "load_values",
+      [](const nb::list& values) {
+        std::vector<core::ValueInfo> infos;
+        for (const nb::handle value : values) {
+          infos.push_back(nb::cast<const LongValue&>(value).info);
+        }
+        const auto& first = nb::cast<const LongValue&>(values[0]);
+        nb::cast<const StoreBinding&>(first.store).LoadValues(first.step, infos);
+        nb::list loaded;
+        for (core::ValueInfo& info : infos) {
+          loaded.append(ToPyValue(info.value));
+          info.value = std::monostate();  // so that few are in memory twice
+        }
+        return loaded;
+      },
+      nb::arg("values"),
+      "The Python object, or the Pickle, of each of at least one LongValue of a step, which have "
+      "different FQNs. Raises Corrupt.");
   nb::class_<StepContents>(m, "Contents")
-      .def(nb::init<const StepContents&, const Batch&, nb::dict, nb::object>(), nb::arg("stored"),
-           nb::arg("state"), nb::arg("shared"), nb::arg("conversion"))
+      .def(nb::init<const StepContents&, const Batch&, nb::dict, nb::dict, nb::object>(),
+           nb::arg("stored"), nb::arg("state"), nb::arg("shared"), nb::arg("long_values"),
+           nb::arg("conversion"))
       .def_prop_ro("info", &StepContents::step)
       .def_prop_ro("step", [](const StepContents& self) { return self.step().step; })
       .def_prop_ro("generation", [](const StepContents& self) { return self.step().generation; })

@@ -175,8 +175,9 @@ StepContents::StepContents(core::Contents contents, nb::object store)
 }
 
 StepContents::StepContents(const StepContents& stored, const Batch& state, nb::dict shared,
-                           nb::object conversion)
+                           nb::dict long_values, nb::object conversion)
     : StepContents(ConvertedContents(stored.all(), state.state, shared), stored.store_) {
+  long_values_ = std::move(long_values);
   conversion_ = std::move(conversion);
 }
 
@@ -187,7 +188,8 @@ nb::tuple StepContents::ToPyLeaf(size_t leaf) const {
     content = nb::cast(tensor(leaf));
   } else if (const core::ValueInfo& value = contents_.values[slots_[leaf]];
              std::holds_alternative<core::ChunkedValue>(value.value)) {
-    content = nb::cast(LongValue{.store = store_, .step = step(), .info = value});
+    content = is_converted() ? nb::object(long_values_[ToPyText(value.fqn)])
+                             : nb::cast(LongValue{.store = store_, .step = step(), .info = value});
   } else {
     content = ToPyValue(value.value);
   }

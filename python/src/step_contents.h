@@ -12,18 +12,12 @@
 #include "core/inspect/stored_statistics.h"
 #include "core/step/contents.h"
 #include "kv/base/step_info.h"
+#include "python/src/convert.h"
 #include "python/src/flatten.h"
 
 namespace cairn::python {
 
 namespace nb = nanobind;
-
-/// A value whose bytes are not read yet.
-struct LongValue {
-  nb::object store;  // Store
-  kv::StepInfo step;
-  core::ValueInfo info;
-};
 
 /// A step, or the part of it that patterns select. Leaves are numbered in tree order.
 ///
@@ -34,9 +28,10 @@ class StepContents {
   StepContents(core::Contents contents, nb::object store);
   /// The contents of a step after a conversion. `state` describes them by tensors without memory.
   /// `shared` has (FQN of the owner, offset in bytes, strides) by FQN of the tensors that share
-  /// bytes; an owner that is not in `state` is hidden in `stored`. `conversion` loads them.
+  /// bytes; an owner that is not in `state` is hidden in `stored`. `long_values` has the LongValue
+  /// of each value that is not read yet, by its new FQN. `conversion` loads the tensors.
   StepContents(const StepContents& stored, const Batch& state, nb::dict shared,
-               nb::object conversion);
+               nb::dict long_values, nb::object conversion);
 
   const core::Contents& all() const { return contents_; }
   /// The Python object that loads converted contents; None: they are as they are stored.
@@ -74,6 +69,7 @@ class StepContents {
 
   core::Contents contents_;
   nb::object store_;
+  nb::dict long_values_;  // of converted contents
   nb::object conversion_ = nb::none();
   std::vector<core::Leaf> leaves_;
   std::vector<uint32_t> slots_;  // by leaf: index in contents_.tensors or contents_.values

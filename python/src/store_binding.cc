@@ -212,8 +212,10 @@ Result<core::LoadReport> StoreBinding::LoadShards(core::CheckpointStore& store,
   });
 }
 
-void StoreBinding::LoadValue(const kv::StepInfo& step, core::ValueInfo& value) const {
-  Use([&](core::CheckpointStore& store) { return store.LoadValues(step, {&value, 1}); });
+void StoreBinding::LoadValues(const kv::StepInfo& step, std::span<core::ValueInfo> values) const {
+  UseWatched([&](core::CheckpointStore& store, SignalWatch& watch) {
+    return store.LoadValues(step, values, watch.AsProgress());
+  });
 }
 
 core::UpdateReport StoreBinding::Update(const kv::StepInfo& base, const kv::StepInfo& step,
@@ -343,21 +345,15 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
       .def(
           "records",
           [](const Self& self, uint64_t step) {
-            return self.Use([&](Store& store) -> Result<std::vector<std::string>> {
-              CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
-              CAIRN_TRY_ASSIGN(const kv::StepInfo info, snapshot->FindStep(step));
-              return store.ListRecords(info);
-            });
+            const kv::StepInfo info = self.AskLatest([&](auto& now) { return now.FindStep(step); });
+            return self.Use([&](Store& store) { return store.ListRecords(info); });
           },
           nb::arg("step"))
       .def(
           "record",
           [](const Self& self, uint64_t step, const std::string& name) {
-            const auto data = self.Use([&](Store& store) -> Result<std::vector<std::byte>> {
-              CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
-              CAIRN_TRY_ASSIGN(const kv::StepInfo info, snapshot->FindStep(step));
-              return store.ReadRecord(info, name);
-            });
+            const kv::StepInfo info = self.AskLatest([&](auto& now) { return now.FindStep(step); });
+            const auto data = self.Use([&](Store& store) { return store.ReadRecord(info, name); });
             return nb::bytes(data.data(), data.size());
           },
           nb::arg("step"), nb::arg("name"))

@@ -47,8 +47,8 @@ class StoreBinding {
   /// is equal on all ranks; only for a multi-rank store.
   core::LoadReport Load(const kv::StepInfo& step, const Requests& requests, const Streams& streams,
                         const StepContents* contents, bool read_once, bool by_nccl) const;
-  /// Reads the bytes of a value of `step`.
-  void LoadValue(const kv::StepInfo& step, core::ValueInfo& value) const;
+  /// Reads the bytes of values of `step` (core::CheckpointStore::LoadValues).
+  void LoadValues(const kv::StepInfo& step, std::span<core::ValueInfo> values) const;
   /// Updates memory that contains the step `base` to `step` (core::CheckpointStore::Update). Parts
   /// of tensors are read if their tensors differ, or all of them with `all_shards`.
   core::UpdateReport Update(const kv::StepInfo& base, const kv::StepInfo& step,

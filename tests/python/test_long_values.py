@@ -1,5 +1,6 @@
 """Strings, bytes, pickles and integers of more than 4 KiB, whose bytes steps share as chunks."""
 
+import json
 import pathlib
 import random
 import subprocess
@@ -140,3 +141,53 @@ def test_the_value_of_the_lowest_rank_is_stored(rank, tmp_path):
         assert found["some"] == random_bytes(9_000, 1)
         assert store.read(step=3) == {f"part{i}": random_bytes(80_000, i) for i in range(3)}
         assert store.step_info(2).written_bytes == 0
+
+
+def test_values_that_a_call_does_not_need_are_not_read(tmp_path):
+    first = {"same": random_bytes(50_000), "other": random_bytes(50_000, 1), "w": torch.ones(3)}
+    second = {**first, "other": b"x" * 50_000}
+    with cairn.open(tmp_path, "a") as store:
+        store.save(1, first)
+        store.save(2, second)
+    damage(tmp_path, first["same"])
+    with cairn.open(tmp_path) as store:
+        state = dict(first)
+        assert store.pull(state, since=1).changed == ("other",)
+        assert state == second
+        assert store.read("new", rename={"^other$": "new.name"}) == {"new": {"name": b"x" * 50_000}}
+        state = {"new": b"", "w": torch.zeros(3)}
+        store.load(state, keys=["new", "w"], rename={"^other$": "new"})
+        assert state["new"] == second["other"]
+        with pytest.raises(cairn.errors.Corrupt):
+            store.read(rename={"^other$": "new"})
+        assert store.damaged_keys().keys() == {"same"}
+        with pytest.warns(RuntimeWarning, match="skipped: "):
+            assert store.read(skip_damaged=True).keys() == {"other", "w"}
+
+
+def test_long_values_are_read_with_progress(tmp_path):
+    with cairn.open(tmp_path, "a") as store:
+        store.save(1, {f"v{i}": random_bytes(30 << 20, i) for i in range(4)})
+        seen = []
+        store.read(progress=lambda *given: seen.append(given))
+        assert {total for _, total in seen} == {120 << 20}
+        with pytest.raises(cairn.errors.Unavailable):
+            store.read(progress=lambda *_: False)
+
+
+def test_programs_count_and_show_the_chunks_of_long_values(tmp_path):
+    def dump(*words):
+        program = pathlib.Path(cairn.__file__).parents[2] / "bin/kv-dump"
+        return json.loads(subprocess.check_output([program, *words, "--json"], timeout=120))
+
+    with cairn.open(tmp_path, "a") as store:
+        for step, size in ((1, 100), (2, 100_000), (3, 100_001), (4, 100)):
+            store.save(step, {"m": {"v": random_bytes(size, step), "w": torch.ones(3)}})
+    (chunk,) = dump("chunks", f"{tmp_path}@2", "m.v")["chunks"]
+    assert (chunk["fqn"], chunk["bytes"]) == ("m.v", 100_000)
+    (part,) = dump("space", f"{tmp_path}@3", "--depth", "1")["space"]
+    assert (part["tensors"], part["chunks"], part["logical_bytes"]) == (1, 2, 100_013)
+    report = dump("report", tmp_path)
+    assert report["tensor_count"] == 1
+    assert [module["name"] for module in report["modules"]] == ["", "m", "w"]
+    assert report["timeline"]["shared"] == [0, 12, 12, 12]

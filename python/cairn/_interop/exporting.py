@@ -35,7 +35,8 @@ def run(options: Namespace) -> None:
     rules = conversion(options)
     contents = native.contents(options.step, [] if rules else options.pattern)
     if rules:
-        contents = rules.convert(contents, options.pattern)
+        reads_values = options.format == "hf"  # files of the model
+        contents = rules.convert(contents, options.pattern, reads_values=reads_values)
         if len(contents) == 0:
             raise NotFound(f"no tensor matches (step {options.step})")
     if options.format in ("safetensors", "hf"):

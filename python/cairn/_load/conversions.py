@@ -34,10 +34,15 @@ class ConversionOptions(NamedTuple):
     """Whether a load casts tensors to the dtypes of the state."""
 
     def convert(
-        self, stored: _cairn.Contents, patterns: list[str], casts: dict[str, int] | None = None
+        self,
+        stored: _cairn.Contents,
+        patterns: list[str],
+        casts: dict[str, int] | None = None,
+        *,
+        reads_values: bool = False,
     ) -> _cairn.Contents:
-        """The complete contents of a step after the conversion; `patterns` select new names. Raises
-        Invalid."""
+        """The complete contents of a step after the conversion; `patterns` select new names. With
+        `reads_values`, they contain long values. Raises Invalid."""
         leaves = [leaf_at(stored, i) for i in range(len(stored))]
         sources = [
             Key(leaf.fqn, i)
@@ -54,17 +59,25 @@ class ConversionOptions(NamedTuple):
 
         def value_of(key: Key) -> Any:
             leaf = leaves[key.source]
-            return leaf.value if isinstance(leaf, ValueLeaf) else _Described(leaf.kind, key)
+            return leaf.stored if isinstance(leaf, ValueLeaf) else _Described(leaf.kind, key)
+
+        long: dict[str, _cairn.LongValue] = {}
+
+        def take(value: Any, fqn: str) -> Any:
+            if isinstance(value, _cairn.LongValue):
+                long[fqn] = value
+                return _cairn.load_values([value])[0] if reads_values else value
+            return _Described.take(value, fqn)
 
         # Names of unchanged keys are set below, too.
         sources = [copy.copy(source) for source in sources]
         state = renamed_state(tree, stored.fqns(), keys, value_of)
-        batch = _cairn.flatten(state, _Described.take, patterns)
+        batch = _cairn.flatten(state, take, patterns)
         selected = {fqn for fqn, *_ in batch.layout()[1]}
         by_name = {key.fqn: key for key in keys if key.fqn in selected}
         shared = _shared_places(leaves, by_name)
         conversion = StepConversion(stored, sources, by_name)
-        return _cairn.Contents(stored, batch, shared, conversion)
+        return _cairn.Contents(stored, batch, shared, long, conversion)
 
 
 class _Described:

@@ -1,12 +1,14 @@
 """Loading in place: fills the tensors of the caller's state from a step.
 
 All checks precede all changes: which keys are present, dtypes, shapes, whether a value can be
-replaced in its container. Then the bytes are read, and then plain values are replaced. The C++ side
-plans the load of contiguous tensors (python/src/load_plan.cc); this module plans all other leaves.
+replaced in its container. Plain values are read, too. Then the bytes of tensors are read, and then
+plain values are replaced. The C++ side plans the load of contiguous tensors
+(python/src/load_plan.cc); this module plans all other leaves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cairn import _cairn
@@ -14,7 +16,14 @@ from cairn._base import devices, dtypes
 from cairn._base.tree import LIST, MAPPINGS, NUMPY_SCALAR
 from cairn._ranks.ranks import Ranks
 from cairn._ranks.sharded import MeshShard, Shards, describes_shards, is_sharded
-from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at, plain_value
+from cairn._tensors.contents import (
+    Leaf,
+    TensorLeaf,
+    ValueLeaf,
+    check_no_pickle,
+    leaf_at,
+    plain_values,
+)
 from cairn._tensors.sources import (
     box_dtype,
     check_torch,
@@ -96,8 +105,13 @@ class Load:
         self._others = OtherLeaves(plan, contents, options, ranks)
         for node, leaf in plan.request_contiguous():
             self._others.add(node, leaf, leaf_at(contents, leaf))
+        self._others.read_values(self._changed_values())
         self.requests = plan.requests
         self._plan = plan
+
+    def _changed_values(self) -> Container[str] | None:
+        """FQNs of the values of the state that are not those of the step; None: any."""
+        return None
 
     @property
     def info(self) -> _cairn.StoredStep:
@@ -157,6 +171,8 @@ class OtherLeaves:
         """Whether a part of a tensor is read into new memory."""
         self.has_new_tensors = False
         """Whether a tensor is created in place of a meta tensor."""
+        self._values: dict[int, ValueLeaf] = {}
+        """Values of the step by node, which `read_values` makes replacements."""
         self._replacements: dict[int, Any] = {}
         """New values by node; for a numpy scalar, the array that it is read into."""
         self._subclasses: dict[int, Any] = plan.subclasses()
@@ -177,7 +193,10 @@ class OtherLeaves:
         elif isinstance(leaf, ValueLeaf):
             if _is_fillable(value):
                 raise self._mismatch(leaf, "a plain value", value)
-            self._replace(node, leaf, plain_value(leaf, self._step, self._allow_pickle))
+            if not self._allow_pickle:
+                check_no_pickle(leaf, self._step)
+            self._check_replaceable(node, leaf)
+            self._values[node] = leaf
         elif describes_shards(value):
             self._request_shard(index, leaf, value)
         elif is_torch_tensor(value) and value.device.type == "meta":
@@ -192,6 +211,19 @@ class OtherLeaves:
             self._request(index, leaf, self._target_of(array, leaf.fqn), is_new=True)
         else:
             raise self._mismatch(leaf, "a tensor", value)
+
+    def read_values(self, changed: Container[str] | None = None) -> None:
+        """Reads the values, of which the long ones are not read if they are not in `changed`. Ends
+        the plan, because it may raise, and ranks agree on a plan before they load."""
+        chosen = {
+            node: leaf
+            for node, leaf in self._values.items()
+            if changed is None
+            or leaf.fqn in changed
+            or not isinstance(leaf.stored, _cairn.LongValue)
+        }
+        values = plain_values(list(chosen.values()), self._step, self._allow_pickle)
+        self._replacements.update(zip(chosen, values))
 
     def finish(self) -> None:
         """Copies staged bytes to their targets and replaces values, after the read."""

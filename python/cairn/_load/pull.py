@@ -102,8 +102,10 @@ class _Pull(Load):
         options: LoadOptions,
         ranks: Ranks,
     ) -> None:
-        super().__init__(native, state, contents, options, ranks)
         self._base = base
+        self._is_same_step = (base.step, base.generation) == (contents.step, contents.generation)
+        self._new_values: list[str] = []
+        super().__init__(native, state, contents, options, ranks)
 
     def run(self) -> PullReport:  # type: ignore[override]
         """Executes the update."""
@@ -116,8 +118,7 @@ class _Pull(Load):
         old, new = self._base, self._contents
         changed: list[str] = []
         compared_bytes, bytes_read, seconds = 0, 0, 0.0
-        is_same_step = (old.step, old.generation) == (new.step, new.generation)
-        if not is_same_step or self._others.has_new_tensors:
+        if not self._is_same_step or self._others.has_new_tensors:
             done = self._native.update(
                 old.info,
                 new.info,
@@ -130,7 +131,7 @@ class _Pull(Load):
             self._others.finish()
             in_memory = set(changed)
             changed += (name for name, filled in self._plan.tied() if filled in in_memory)
-            changed += self._changed_values()
+            changed += self._new_values
         return PullReport(
             step=new.step,
             since=old.step,
@@ -144,6 +145,8 @@ class _Pull(Load):
 
     def _changed_values(self) -> list[str]:
         """FQNs of the values of the state that the steps do not have in common, bit for bit."""
+        if self._is_same_step:
+            return []
         old, new = _values(self._base), _values(self._contents)
         changed, long = [], []
         for fqn in new.keys() - set(self.unexpected):
@@ -157,6 +160,7 @@ class _Pull(Load):
             patterns = [each for fqn in long for each in patterns_for(fqn)]
             diff = self._native.compare(self._base.step, self._contents.step, patterns)
             changed += set(long).intersection(diff.changed)
+        self._new_values = changed
         return changed
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cairn import _cairn
 from cairn._base import devices, dtypes
 from cairn._base.tree import NUMPY_SCALAR, TENSOR
-from cairn._tensors.contents import TensorLeaf, ValueLeaf, leaf_at, plain_value
+from cairn._tensors.contents import TensorLeaf, ValueLeaf, leaf_at, plain_values
 from cairn._tensors.sources import address_of, row_major
 from cairn._tensors.targets import new_array, new_tensor
 from cairn.errors import Unavailable
@@ -74,12 +74,10 @@ class Reader:
                 results = self._request_new_tensors()
         others = [i for i, made in enumerate(results) if made is None]
         leaves = [leaf_at(self._contents, i) for i in others]
+        value_leaves = [leaf for leaf in leaves if isinstance(leaf, ValueLeaf)]
         # First, because it may raise.
-        values = {
-            leaf.fqn: plain_value(leaf, self._contents.step, allow_pickle)
-            for leaf in leaves
-            if isinstance(leaf, ValueLeaf)
-        }
+        plain = plain_values(value_leaves, self._contents.step, allow_pickle)
+        values = {leaf.fqn: value for leaf, value in zip(value_leaves, plain)}
         tensors = [leaf for leaf in leaves if isinstance(leaf, TensorLeaf)]
         self._assign_holders(tensors)
         needed = self._needed_memory(tensors)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from cairn import _cairn
 from cairn._base import dtypes
 from cairn._base.tree import NUMPY_ARRAY, NUMPY_SCALAR, TENSOR, VALUE
-from cairn.errors import Invalid
+from cairn.errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
     from cairn.reports import KeyInfo
@@ -32,8 +33,7 @@ class ValueLeaf(NamedTuple):
     @property
     def value(self) -> Any:
         """The value. A long one is read, each time."""
-        stored = self.stored
-        return stored.load() if isinstance(stored, _cairn.LongValue) else stored
+        return stored_values([self])[0]
 
 
 Leaf = Union[TensorLeaf, ValueLeaf]
@@ -47,19 +47,51 @@ def leaf_at(contents: _cairn.Contents, index: int) -> Leaf:
 
 def plain_value(leaf: ValueLeaf, step: int, allow_pickle: bool) -> Any:
     """The value of a leaf that is not a tensor. Raises Invalid for a pickle that is not allowed."""
-    value = leaf.stored
-    if isinstance(value, _cairn.LongValue) and (allow_pickle or value.type != "pickle"):
-        value = value.load()
-    if not isinstance(value, (_cairn.Pickle, _cairn.LongValue)):
-        return value
+    return plain_values([leaf], step, allow_pickle)[0]
+
+
+def plain_values(leaves: Sequence[ValueLeaf], step: int, allow_pickle: bool) -> list[Any]:
+    """The values of different leaves of a step that are not tensors. Long ones are read together.
+    Raises Invalid for a pickle that is not allowed, before anything is read."""
     if not allow_pickle:
+        for leaf in leaves:
+            check_no_pickle(leaf, step)
+    return [
+        _unpickled(value.data) if isinstance(value, _cairn.Pickle) else value
+        for value in stored_values(leaves)
+    ]
+
+
+def check_no_pickle(leaf: ValueLeaf, step: int) -> None:
+    """Raises Invalid for a pickle."""
+    value = leaf.stored
+    is_long = isinstance(value, _cairn.LongValue)
+    if isinstance(value, _cairn.Pickle) or (is_long and value.type == "pickle"):
         raise Invalid(
             f"'{leaf.fqn}' in step {step} is a pickle, which can run any code when it is loaded: "
             "pass allow_pickle=True if you trust who wrote this store",
             key=leaf.fqn,
             step=step,
         )
-    data = value.data
+
+
+def stored_values(leaves: Sequence[ValueLeaf]) -> list[Any]:
+    """The values and Pickles of different leaves of a step. Long ones are read together. Raises
+    Corrupt, and Unavailable if there is not enough memory."""
+    values = [leaf.stored for leaf in leaves]
+    long = [i for i, value in enumerate(values) if isinstance(value, _cairn.LongValue)]
+    if not long:
+        return values
+    try:
+        loaded = _cairn.load_values([values[i] for i in long])
+    except MemoryError as error:
+        raise Unavailable("there is not enough memory for the values: read fewer keys") from error
+    for i, value in zip(long, loaded):
+        values[i] = value
+    return values
+
+
+def _unpickled(data: bytes) -> Any:
     if data.startswith(_TORCH_SAVE):
         import io
 
