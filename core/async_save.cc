@@ -85,7 +85,7 @@ class AsyncSaver::Impl {
     const internal::SavedChunks* const base = IsBase(last, task.options) ? &last : nullptr;
     if (base != nullptr && !task.options.unchanged.empty()) {
       CAIRN_TRY_ASSIGN(const auto view, internal::ViewStep(store_->kv(), last.step));
-      internal::UnmarkRenamed(task.plan, view, task.attempt.step);
+      internal::UnmarkRenamed(task.plan, view, task.attempt.step, store_->trees());
     }
     CAIRN_TRY(staging_.Stage(task.plan, base, task.options.max_deltas));
     if (task.options.check_memory) {

@@ -107,6 +107,7 @@ Result<std::unique_ptr<CheckpointStore>> CheckpointStore::OpenShared(const std::
 uint32_t CheckpointStore::rank() const { return impl_->self.rank; }
 uint32_t CheckpointStore::world_size() const { return impl_->self.world_size; }
 internal::RankInWorld CheckpointStore::rank_in_world() const { return impl_->self; }
+internal::TreeCache& CheckpointStore::trees() const { return impl_->trees; }
 kv::Store& CheckpointStore::kv() const { return *impl_->store; }
 
 internal::SaveAttempt CheckpointStore::NextAttempt(uint64_t step, const SaveOptions& options) {
@@ -145,6 +146,7 @@ Result<SaveReport> CheckpointStore::SavePlanned(
                                     .self = impl.self,
                                     .options = options,
                                     .pool = Impl::Made(*pool),
+                                    .trees = impl.trees,
                                     .saved = saved,
                                     .has_same_records = has_same_records,
                                     .device = device});

@@ -59,6 +59,7 @@ struct SavePlan;
 struct LastSave;
 struct SavedChunks;
 class DeviceSave;
+class TreeCache;
 }  // namespace internal
 
 /// Ownership: owns the files and locks of the store; borrows the communicator, if there is one.
@@ -284,6 +285,7 @@ class CheckpointStore {
  private:
   friend class AsyncSaver;  // saves a plan that it has staged
   internal::RankInWorld rank_in_world() const;
+  internal::TreeCache& trees() const;
   /// Begins a save. In a multi-rank store every rank calls it for every save.
   internal::SaveAttempt NextAttempt(uint64_t step, const SaveOptions& options);
   /// Ends a save that failed before SavePlanned: reports `error` to the other ranks and returns it.

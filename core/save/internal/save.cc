@@ -335,7 +335,9 @@ Result<SaveReport> RunSave(SavePlan& plan, const SaveContext& context) {
   CAIRN_CHECK(device != nullptr || !DeviceSave::IsNeeded(plan));
   CAIRN_TRY_ASSIGN(SaveSession session,
                    SaveSession::Begin(context.store, context.attempt, context.self, options));
-  if (session.base() != nullptr) UnmarkRenamed(plan, *session.base(), context.attempt.step);
+  if (session.base() != nullptr) {
+    UnmarkRenamed(plan, *session.base(), context.attempt.step, context.trees);
+  }
   if (device != nullptr) CAIRN_TRY(session.UseDevice(*device));
   if (device != nullptr && !device->is_digested()) {
     const bool comparable = saved != nullptr && saved->chunk_bytes == options.chunk_bytes &&

@@ -102,6 +102,7 @@ struct SaveContext {
   RankInWorld self;
   const SaveOptions& options;
   kv::WorkerPool& pool;  // for digests
+  TreeCache& trees;
   /// The chunks of the previous save, if its step is set; on success replaced by the chunks of this
   /// save. Null: not recorded.
   SavedChunks* saved = nullptr;

@@ -388,11 +388,12 @@ Result<void> MarkStatedUnchanged(SavePlan& plan, const SaveOptions& options, uin
   return {};
 }
 
-void UnmarkRenamed(SavePlan& plan, const StepView& base, uint64_t step) {
+void UnmarkRenamed(SavePlan& plan, const StepView& base, uint64_t step, TreeCache& trees) {
   if (std::ranges::none_of(plan.shards, &PlannedShard::is_stated_unchanged)) return;
   if (kv::PayloadDigest(plan.structure) == base.step.structure) return;
+  const auto tree = trees.Find(base);
+  if (tree && !(*tree)->has_forms()) return;
   const auto texts = FindEscapedTexts(base);
-  if (texts && texts->empty()) return;
   for (PlannedShard& shard : plan.shards) {
     if (texts && !texts->contains(JoinedTexts(plan.tensors[shard.tensor].fqn))) continue;
     plan.has_lost_marks |= shard.is_stated_unchanged;

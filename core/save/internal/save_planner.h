@@ -66,8 +66,8 @@ Result<void> MarkStatedUnchanged(SavePlan& plan, const SaveOptions& options, uin
 /// Removes the marks of tensors of which `base` may have another one under the same FQN: several of
 /// its leaves had the same texts, so they were escaped, and the plan lacks some of them. Without
 /// the tree of `base`, removes all marks. Cost: digests the structure of the plan; reads that of
-/// `base` if it is another one.
-void UnmarkRenamed(SavePlan& plan, const StepView& base, uint64_t step);
+/// `base` if it is another one, which `trees` does not have.
+void UnmarkRenamed(SavePlan& plan, const StepView& base, uint64_t step, TreeCache& trees);
 
 /// Chooses the chunk to be compared in a plan that has the marks of MarkStatedUnchanged.
 void ChooseComparedChunk(SavePlan& plan, uint64_t step);
