@@ -321,6 +321,15 @@ Result<LoadReport> CheckpointStore::Load(const kv::StepInfo& step,
                   }));
 }
 
+Result<LoadReport> CheckpointStore::Examine(const kv::StepInfo& step,
+                                            std::span<const LoadRequest> requests,
+                                            std::span<ValueInfo> values) const {
+  return internal::WithStep(kv(), step, [&](const internal::StepView& view) -> Result<LoadReport> {
+    CAIRN_TRY(internal::RunLoadValues(view, values, {}));
+    return internal::RunLoad(view, requests, {});
+  });
+}
+
 Result<void> CheckpointStore::LoadValues(const kv::StepInfo& step, std::span<ValueInfo> values,
                                          const Progress& progress) const {
   const auto load = [&](const internal::StepView& view) {

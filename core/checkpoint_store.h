@@ -210,6 +210,11 @@ class CheckpointStore {
                           const Progress& progress = {}, std::span<const DeviceStream> streams = {},
                           std::span<const TensorInfo> known = {}) const;
 
+  /// Loads tensors and values as Load and LoadValues do, for a check or an export: the next save
+  /// does not continue from the step.
+  Result<LoadReport> Examine(const kv::StepInfo& step, std::span<const LoadRequest> requests,
+                             std::span<ValueInfo> values = {}) const;
+
   /// Replaces each ChunkedValue of `values`, such as those that List returns, by the whole value.
   /// Requires that they belong to `step` and have different FQNs. Every page is checked. kDataLoss:
   /// bytes are missing or do not match their digests. kNotFound: the step was deleted. kCancelled:

@@ -4,9 +4,7 @@
 
 #include <memory>
 
-#include "core/load/internal/load.h"
 #include "core/step/contents.h"
-#include "core/step/internal/lookup.h"
 
 namespace cairn::core {
 namespace {
@@ -73,11 +71,7 @@ class Window {
 }  // namespace
 
 RequestLoader LoaderOf(const CheckpointStore& store, const kv::StepInfo& step) {
-  return [&](std::span<const LoadRequest> requests) {
-    return internal::WithStep(store.kv(), step, [&](const internal::StepView& view) {
-      return internal::RunLoad(view, requests, {});
-    });
-  };
+  return [&](std::span<const LoadRequest> requests) { return store.Examine(step, requests); };
 }
 
 Result<uint64_t> ReadRowMajor(const RequestLoader& load, std::span<const TensorInfo> tensors,

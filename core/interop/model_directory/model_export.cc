@@ -23,7 +23,6 @@
 #include "core/interop/model_directory/model_layout.h"
 #include "core/interop/safetensors/internal/durable_file.h"
 #include "core/interop/safetensors/safetensors_export.h"
-#include "core/load/internal/load.h"
 #include "core/step/internal/lookup.h"
 #include "kv/base/catch_exhaustion.h"
 
@@ -218,10 +217,7 @@ Result<std::vector<ModelWeights>> FindWeights(const CheckpointStore& store,
   for (const ValueInfo& value : contents.values) {
     if (value.fqn != kModelWeightsKey) continue;
     ValueInfo weights = value;
-    // An export is not a load from which the next save continues.
-    CAIRN_TRY(internal::WithStep(store.kv(), contents.step, [&](const internal::StepView& view) {
-      return internal::RunLoadValues(view, {&weights, 1}, {});
-    }));
+    CAIRN_TRY(store.Examine(contents.step, {}, {&weights, 1}));
     const auto* const text = std::get_if<std::string>(&weights.value);
     return DecodeModelWeights(text == nullptr ? "" : *text);
   }
