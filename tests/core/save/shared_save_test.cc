@@ -599,7 +599,7 @@ TEST_F(SharedSaveTest, MemoryIsNotNamedLikeALongValue) {
   const TestTensor tensor(DType::kUInt8, {12});
   SaveStates(2, [&](uint32_t rank) {
     StateDict state = OverlappingState(tensor);
-    state.root().Value("v.__storage__", std::string(rank == 0 ? 5 : 5'000, 'x'));
+    state.root().Value("v.__storage__", std::string(rank == 0 ? 5'000 : 5, 'x'));
     state.root().Value("v.__storage___", std::string(5'000, 'y'));
     return state;
   });
