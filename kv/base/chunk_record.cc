@@ -56,16 +56,16 @@ Result<void> ChunkView::Set(std::string_view key, std::span<const std::byte> rec
                       .message = describe(FormatOffsets(offsets_)),
                       .key = std::string(fqn_)});
   };
-  if (record_->digest() == nullptr) {
-    return damaged([](const std::string& where) {
-      return fmt::format("ChunkRecord {} is damaged: no digest", where);
-    });
-  }
   auto extents = ReadExtents(*record_);
   if (!extents) {
     Error error = std::move(extents).error();
     error.message = fmt::format("chunk {}: {}", FormatOffsets(offsets_), error.message);
     return Fail(std::move(error).WithKey(fqn_));
+  }
+  if (record_->digest() == nullptr) {  // a newer kind, which ReadExtents refuses, has none
+    return damaged([](const std::string& where) {
+      return fmt::format("ChunkRecord {} is damaged: no digest", where);
+    });
   }
   extents_ = *std::move(extents);
   length_bytes_ = extents_.payload.length_bytes();

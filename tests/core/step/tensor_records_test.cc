@@ -31,11 +31,12 @@ std::vector<std::byte> EncodeChunk(std::vector<uint64_t> sizes, schema::Extent e
                                    uint8_t version = 1, uint8_t digest_kind = 1) {
   flatbuffers::FlatBufferBuilder builder;
   const schema::Digest digest(1, 2);
+  const bool has_digest = digest_kind == 1;  // other kinds have theirs in another field
   const auto size_list = builder.CreateVector(sizes);
   schema::ChunkRecordBuilder record(builder);
   record.add_sizes(size_list);
   record.add_extent(&extent);
-  record.add_digest(&digest);
+  if (has_digest) record.add_digest(&digest);
   record.add_since_step(7);
   record.add_version(version);
   record.add_digest_kind(digest_kind);
