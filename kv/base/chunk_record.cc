@@ -70,7 +70,7 @@ Result<void> ChunkView::Set(std::string_view key, std::span<const std::byte> rec
   extents_ = *std::move(extents);
   length_bytes_ = extents_.payload.length_bytes();
   const auto* const sizes = record_->sizes();
-  if ((sizes == nullptr ? 0 : sizes->size()) != dimensions() || length_bytes_ == 0) {
+  if ((sizes == nullptr ? 0 : sizes->size()) != dimensions()) {
     return damaged([](const std::string& where) {
       return fmt::format("ChunkRecord {} is damaged: impossible sizes", where);
     });

@@ -24,11 +24,12 @@ Error DamagedRecord(const char* why) {
 
 constexpr uint8_t kDeltaCodec = 1;
 
-// Adds the length of a stored extent. kDataLoss: a sum overflows, or no segment has this extent.
+// Adds the length of a stored extent. kDataLoss: it is empty, a sum overflows, or no segment has it.
 Result<void> Check(const Extent& extent, uint64_t& length_bytes) {
   uint64_t end = 0;
   if (extent.is_zeros()) return Fail(DamagedRecord("an extent names no segment"));
-  if (__builtin_add_overflow(length_bytes, extent.length_bytes, &length_bytes) ||
+  if (extent.length_bytes == 0 ||
+      __builtin_add_overflow(length_bytes, extent.length_bytes, &length_bytes) ||
       __builtin_add_overflow(extent.offset_bytes, extent.length_bytes, &end) ||
       __builtin_add_overflow(extent.page_digests_offset_bytes, 8 * extent.page_count(), &end)) {
     return Fail(DamagedRecord("impossible sizes"));
@@ -63,6 +64,7 @@ Result<Extents> ReadPayload(const schema::ChunkRecord& chunk) {
     if (chunk.further_extents() != nullptr || chunk.steps() == nullptr) {
       return Fail(DamagedRecord("it does not state where its bytes are stored"));
     }
+    if (chunk.length_bytes() == 0) return Fail(DamagedRecord("it has no bytes"));
     return Extents(Extent::Zeros(chunk.length_bytes()));
   }
   if (chunk.length_bytes() != 0) return Fail(DamagedRecord("it states its length twice"));
@@ -75,7 +77,7 @@ Result<Extents> ReadPayload(const schema::ChunkRecord& chunk) {
   CAIRN_TRY(AddAll(chunk.further_extents(), chunk.page_bits(), extents, length));
   for (const Extent& extent : extents) {
     const bool is_last = &extent == &extents.back();
-    if (extent.length_bytes == 0 || (!is_last && extent.length_bytes % extent.page_bytes() != 0)) {
+    if (!is_last && extent.length_bytes % extent.page_bytes() != 0) {
       return Fail(DamagedRecord("impossible sizes of one of its extents"));
     }
   }
@@ -100,9 +102,6 @@ Result<std::vector<Extent>> ReadDeltas(const schema::ChunkRecord& chunk) {
   std::vector<Extent> deltas;
   uint64_t length = 0;
   CAIRN_TRY(AddAll(chunk.steps(), kPageBits, deltas, length));
-  if (std::ranges::find(deltas, 0, &Extent::length_bytes) != deltas.end()) {
-    return Fail(DamagedRecord("a delta is empty"));
-  }
   return deltas;
 }
 

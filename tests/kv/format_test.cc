@@ -280,8 +280,14 @@ TEST(RecordsTest, ExtentsThatAreNotPagesAreRefused) {
     EXPECT_THAT((ForeignChunk{.extents = {bad, kOther}}.Decode()),
                 IsError(ErrorCode::kDataLoss, "impossible sizes"));
   }
-  EXPECT_THAT((ForeignChunk{.extents = {kPage, empty}}.Decode()),
-              IsError(ErrorCode::kDataLoss, "impossible sizes"));
+  for (const ForeignChunk& chunk :
+       {ForeignChunk{.extents = {kPage, empty}}, ForeignChunk{.extents = {empty}},
+        ForeignChunk{.extents = {empty}, .steps = {kOther}},
+        ForeignChunk{.extents = {kPage}, .steps = {empty}}}) {
+    EXPECT_THAT(chunk.Decode(), IsError(ErrorCode::kDataLoss, "impossible sizes"));
+  }
+  EXPECT_THAT((ForeignChunk{.steps = {kOther}}.Decode()),
+              IsError(ErrorCode::kDataLoss, "no bytes"));
 }
 
 TEST(RecordsTest, PagesOf4KiBTo1MiBAreKept) {

@@ -52,7 +52,7 @@ Result<ChunkVersion*> LiveRanges::Add(std::string_view key, const ChunkEntry& en
     }
   }
   const auto add = [&](const Extent& extent, bool is_delta, bool is_aligned) -> Result<void> {
-    if (!Contains(extent.segment_id) || extent.length_bytes == 0) return {};
+    if (!Contains(extent.segment_id)) return {};
     return AddExtent({.extent = extent,
                       .order = order,
                       .key = std::string(key),
