@@ -239,6 +239,10 @@ class Recoverer {
       if (!recovered && MayBeTemporary(recovered.error())) {
         return Fail(CannotTellLoss(std::move(recovered).error()));
       }
+      // Without this, a step of a newer Cairn would be lost.
+      if (!recovered && recovered.error().code == ErrorCode::kUnimplemented) {
+        return Fail(std::move(recovered).error().WithStep(step));
+      }
       if (!recovered || recovered->tensors.empty()) {
         Error error = recovered ? Error{.code = ErrorCode::kDataLoss,
                                         .message = fmt::format("the footers of the attempt {} "

@@ -218,9 +218,10 @@ class Rebuilder {
       Result<void> checked = CheckEntry(entry);
       for (StepEntry& same : same_[number]) {
         if (checked) break;
-        if (!CheckEntry(same)) continue;
-        entry = std::move(same);
-        checked = Result<void>();
+        const Result<void> other = CheckEntry(same);
+        if (other) entry = std::move(same);
+        // An error of a newer Cairn is kept, for which the rebuild is refused.
+        if (other || other.error().code == ErrorCode::kUnimplemented) checked = other;
       }
       if (checked) {
         without_segments_.erase(number);

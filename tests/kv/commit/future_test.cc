@@ -5,6 +5,7 @@
 #include <cairn_schema/root_generated.h>
 #include <cairn_schema/segment_generated.h>
 #include <cairn_schema/step_generated.h>
+#include <cairn_schema/tensor_generated.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -99,6 +100,14 @@ Bytes OneName(std::string_view name) {
   return field;
 }
 
+/// A field that is a list of one element of `size` bytes, all 9.
+Bytes OneElement(size_t size) {
+  Bytes field(8 + size, std::byte{9});
+  schema::PutLittleEndian(field, 0, uint32_t{4});  // to the list
+  schema::PutLittleEndian(field, 4, uint32_t{1});  // its length
+  return field;
+}
+
 /// A field `digest_kind` of a newer build.
 const Bytes kNewKind(8, std::byte{9});
 /// Returns the frame of a root or page with another kind of digest, which has 32 bytes.
@@ -166,9 +175,10 @@ class FutureTest : public ::testing::Test {
   void MoveToPage(std::byte kind) {
     MoveToPage([kind](const Bytes& page) { return WithKind(page, kind); });
   }
-  /// Adds an entry of a new column to the footer of each segment, and a new field to the footer and
-  /// all its records. Returns the lengths of the segments and the digests of the footers by id.
-  std::map<uint64_t, std::pair<uint64_t, uint64_t>> RewriteFooters() {
+  /// Adds an entry of a new column and a new field to the footer of each segment, and changes all
+  /// its records. Returns the lengths of the segments and the digests of the footers by id.
+  std::map<uint64_t, std::pair<uint64_t, uint64_t>> RewriteFooters(
+      const std::function<Bytes(Column, std::span<const std::byte>)>& change) {
     std::map<uint64_t, std::pair<uint64_t, uint64_t>> footers;
     const std::vector<std::string> names = storage_->List("segments/").value();
     for (const std::string& name : names) {
@@ -180,7 +190,7 @@ class FutureTest : public ::testing::Test {
       const auto old =
           std::span(bytes).subspan(trailer.footer_offset_bytes(), trailer.footer_bytes);
       auto entries = *internal::DecodeSegmentFooter(old, header.segment_id);
-      for (auto& entry : entries) entry.value = WithNewField(entry.column, entry.value);
+      for (auto& entry : entries) entry.value = change(entry.column, entry.value);
       entries.push_back({.column = kNewColumns[0], .key = "key", .value = Bytes(9)});
       const std::string attempt = *internal::DecodeFooterAttempt(old);
       const Bytes footer = WithField(internal::EncodeSegmentFooter(header, attempt, entries),
@@ -283,6 +293,11 @@ class FutureTest : public ::testing::Test {
     EXPECT_THAT(CopySteps(*store, *to, {.steps = {step}}), is_refused());
     EXPECT_THAT(Compact(*store, {.max_dead = 0}), is_refused());
     EXPECT_THAT(Store::Rebuild(storage_, {.take_over = true}), is_refused());
+    EXPECT_TRUE(ContentsOf(*storage_) == before);
+  }
+  void ExpectRebuildRefused(const std::string& name) {
+    const auto before = ContentsOf(*storage_);
+    EXPECT_THAT(Store::Rebuild(storage_), IsError(ErrorCode::kUnimplemented, name));
     EXPECT_TRUE(ContentsOf(*storage_) == before);
   }
 
@@ -474,7 +489,7 @@ TEST_F(FutureTest, UnknownFieldsOfEntriesAndPagesAreIgnored) {
 }
 
 TEST_F(FutureTest, UnknownEntriesAndFieldsOfFootersAreIgnored) {
-  const auto footers = RewriteFooters();
+  const auto footers = RewriteFooters(WithNewField);
   for (const uint64_t step : {1, 2}) {
     RewriteTable(step, [&](Column column, std::span<const std::byte> record) {
       if (column != Column::kSegments) return WithNewField(column, record);
@@ -493,7 +508,7 @@ TEST_F(FutureTest, UnknownEntriesAndFieldsOfFootersAreIgnored) {
 
 // Only the footers remain, which have all tensors of the first step.
 TEST_F(FutureTest, UnknownEntriesAndFieldsOfFootersAreIgnoredByARebuild) {
-  (void)RewriteFooters();
+  (void)RewriteFooters(WithNewField);
   RemoveObjects(*storage_, "roots/");
   RemoveObjects(*storage_, "tables/");
   CAIRN_ASSERT_OK(Store::Rebuild(storage_));
@@ -502,6 +517,17 @@ TEST_F(FutureTest, UnknownEntriesAndFieldsOfFootersAreIgnoredByARebuild) {
   uint64_t bytes = 0;
   for (const auto& [fqn, tensor] : expected_.at(1).tensors) bytes += tensor.size();
   EXPECT_EQ(info.logical_bytes, bytes);
+}
+
+TEST_F(FutureTest, NewerTensorRecordsInFootersRefuseARebuild) {
+  (void)RewriteFooters([](Column column, std::span<const std::byte> record) {
+    return column == Column::kTensors
+               ? WithField(record, IdOf(schema::TensorRecord::VT_VERSION), Bytes(8, std::byte{9}))
+               : Bytes(record.begin(), record.end());
+  });
+  RemoveObjects(*storage_, "roots/");
+  RemoveObjects(*storage_, "tables/");
+  ExpectRebuildRefused("newer format version");
 }
 
 TEST_F(FutureTest, UnknownKindOfDigestInARootRefusesTheOpen) {
@@ -532,7 +558,7 @@ TEST_F(FutureTest, PageWithAnUnknownKindOfDigestIsNotDamage) {
               IsError(ErrorCode::kUnimplemented, "kind 9"));
 }
 
-TEST_F(FutureTest, RecordsWithAnUnknownKindOfDigestAreNotDamage) {
+TEST_F(FutureTest, RecordsWithAnUnknownKindOfDigestOrCodecAreNotDamage) {
   const auto rewrite = [&](Column changed, uint16_t vtable_offset) {
     RewriteTable(2, [=](Column column, std::span<const std::byte> record) {
       return column == changed ? WithField(record, IdOf(vtable_offset), kNewKind)
@@ -544,6 +570,13 @@ TEST_F(FutureTest, RecordsWithAnUnknownKindOfDigestAreNotDamage) {
   SetUp();
   rewrite(Column::kChunks, schema::ChunkRecord::VT_DIGEST_KIND);
   ExpectStepRefused(2, "a chunk record has a digest of kind 9");
+  SetUp();
+  RewriteTable(2, [](Column column, std::span<const std::byte> record) {
+    if (column != Column::kChunks) return Bytes(record.begin(), record.end());
+    const Bytes steps = WithField(record, IdOf(schema::ChunkRecord::VT_STEPS), OneElement(32));
+    return WithField(steps, IdOf(schema::ChunkRecord::VT_CODECS), OneElement(1));
+  });
+  ExpectStepRefused(2, "a step of codec 9");
 }
 
 TEST_F(FutureTest, TablesWithAnUnknownKindOfDigestAreNotDamage) {
@@ -559,10 +592,21 @@ TEST_F(FutureTest, TablesWithAnUnknownKindOfDigestAreNotDamage) {
       return bytes;
     });
     RemoveObjects(*storage_, "roots/");
-    const auto before = ContentsOf(*storage_);
-    EXPECT_THAT(Store::Rebuild(storage_), IsError(ErrorCode::kUnimplemented, "kind 9"));
-    EXPECT_TRUE(ContentsOf(*storage_) == before);
+    ExpectRebuildRefused("kind 9");
   }
+}
+
+// The other table of the step is damaged, and that of the newer build has its records.
+TEST_F(FutureTest, ARebuildIsRefusedIfOnlyATableOfANewerBuildIsIntact) {
+  const internal::TableInfo damaged = NewestRoot().recent.back()->tables.front();
+  RewriteTable(2, [](Column column, std::span<const std::byte> record) {
+    return column == Column::kChunks
+               ? WithField(record, IdOf(schema::ChunkRecord::VT_DIGEST_KIND), kNewKind)
+               : Bytes(record.begin(), record.end());
+  });
+  Write(internal::RootName(NewestRoot().number), AsBytes("damage"));
+  Write(internal::ObjectName(internal::ObjectKind::kTable, damaged.id), AsBytes("damage"));
+  ExpectRebuildRefused("kind 9");
 }
 
 TEST_F(FutureTest, SegmentWithAnUnknownKindOfDigestIsNotDamage) {
@@ -576,9 +620,7 @@ TEST_F(FutureTest, SegmentWithAnUnknownKindOfDigestIsNotDamage) {
   EXPECT_THAT(damage, ElementsAre(HasSubstr("the segment has a digest of kind 9")));
   RemoveObjects(*storage_, "roots/");
   RemoveObjects(*storage_, "tables/");
-  const auto before = ContentsOf(*storage_);
-  EXPECT_THAT(Store::Rebuild(storage_), IsError(ErrorCode::kUnimplemented, "kind 9"));
-  EXPECT_TRUE(ContentsOf(*storage_) == before);
+  ExpectRebuildRefused("kind 9");
 }
 
 }  // namespace
