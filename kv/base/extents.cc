@@ -24,6 +24,9 @@ Error DamagedRecord(const char* why) {
 
 constexpr uint8_t kDeltaCodec = 1;
 
+// An empty vector counts as an absent one.
+bool IsAbsent(const auto* vector) { return vector == nullptr || vector->size() == 0; }
+
 // Adds the length of a stored extent. kDataLoss: it is empty, a sum overflows, or no segment has it.
 Result<void> Check(const Extent& extent, uint64_t& length_bytes) {
   uint64_t end = 0;
@@ -61,7 +64,7 @@ Result<void> AddAll(const flatbuffers::Vector<const schema::Extent*>* stored, ui
 
 Result<Extents> ReadPayload(const schema::ChunkRecord& chunk) {
   if (chunk.extent() == nullptr) {
-    if (chunk.further_extents() != nullptr || chunk.steps() == nullptr) {
+    if (!IsAbsent(chunk.further_extents()) || IsAbsent(chunk.steps())) {
       return Fail(DamagedRecord("it does not state where its bytes are stored"));
     }
     if (chunk.length_bytes() == 0) return Fail(DamagedRecord("it has no bytes"));
@@ -72,7 +75,7 @@ Result<Extents> ReadPayload(const schema::ChunkRecord& chunk) {
       CopyExtent(reinterpret_cast<const uint8_t*>(chunk.extent()), chunk.page_bits());
   uint64_t length = 0;
   CAIRN_TRY(Check(first, length));
-  if (chunk.further_extents() == nullptr) return Extents(first);
+  if (IsAbsent(chunk.further_extents())) return Extents(first);
   std::vector<Extent> extents{first};
   CAIRN_TRY(AddAll(chunk.further_extents(), chunk.page_bits(), extents, length));
   for (const Extent& extent : extents) {
@@ -86,7 +89,7 @@ Result<Extents> ReadPayload(const schema::ChunkRecord& chunk) {
 
 Result<std::vector<Extent>> ReadDeltas(const schema::ChunkRecord& chunk) {
   const size_t count = chunk.steps()->size();
-  if (chunk.codecs() != nullptr) {
+  if (!IsAbsent(chunk.codecs())) {
     if (chunk.codecs()->size() != count) return Fail(DamagedRecord("its steps lack codecs"));
     for (const uint8_t codec : *chunk.codecs()) {
       if (codec == kDeltaCodec) continue;
@@ -96,8 +99,8 @@ Result<std::vector<Extent>> ReadDeltas(const schema::ChunkRecord& chunk) {
                               codec));
     }
   }
-  if (chunk.parameters() != nullptr) return Fail(DamagedRecord("deltas have no parameters"));
-  if (count == 0 || count > kMaxDeltas) return Fail(DamagedRecord("too many steps, or none"));
+  if (!IsAbsent(chunk.parameters())) return Fail(DamagedRecord("deltas have no parameters"));
+  if (count > kMaxDeltas) return Fail(DamagedRecord("too many steps"));
   if (chunk.page_bits() != kPageBits) return Fail(DamagedRecord("deltas have pages of 64 KiB"));
   std::vector<Extent> deltas;
   uint64_t length = 0;
@@ -165,8 +168,8 @@ Result<ChunkExtents> ReadExtents(const schema::ChunkRecord& chunk) {
     return Fail(DamagedRecord("impossible size of its pages"));
   }
   CAIRN_TRY_ASSIGN(ChunkExtents extents, ReadPayload(chunk));
-  if (chunk.steps() == nullptr) {
-    if (chunk.codecs() == nullptr && chunk.parameters() == nullptr) return extents;
+  if (IsAbsent(chunk.steps())) {
+    if (IsAbsent(chunk.codecs()) && IsAbsent(chunk.parameters())) return extents;
     return Fail(DamagedRecord("codecs without steps"));
   }
   CAIRN_TRY_ASSIGN(extents.deltas, ReadDeltas(chunk));

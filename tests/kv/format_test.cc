@@ -244,18 +244,23 @@ struct ForeignChunk {
   uint8_t digest_kind = 1;
   std::vector<uint8_t> codecs;
   bool has_parameters = false;
+  bool has_empty_vectors = false;  // in place of absent ones
 
   Result<ChunkExtents> Decode() const {
     flatbuffers::FlatBufferBuilder builder;
     const auto list = [&](std::span<const schema::Extent> part) {
-      return part.empty() ? 0 : builder.CreateVectorOfStructs(part.data(), part.size());
+      return part.empty() && !has_empty_vectors
+                 ? 0
+                 : builder.CreateVectorOfStructs(part.data(), part.size());
     };
     const auto further = list(std::span(extents).subspan(std::min<size_t>(1, extents.size())));
     const auto step_list = list(steps);
-    const auto codec_list = codecs.empty() ? 0 : builder.CreateVector(codecs);
+    const auto codec_list = codecs.empty() && !has_empty_vectors ? 0 : builder.CreateVector(codecs);
     const flatbuffers::Offset<schema::CodecParameters> none[] = {
         schema::CreateCodecParameters(builder)};
-    const auto parameters = has_parameters ? builder.CreateVector(none, 1) : 0;
+    const auto parameters = has_parameters || has_empty_vectors
+                                ? builder.CreateVector(none, has_parameters ? 1 : 0)
+                                : 0;
     schema::ChunkRecordBuilder record(builder);
     record.add_page_bits(page_bits);
     record.add_digest_kind(digest_kind);
@@ -288,6 +293,19 @@ TEST(RecordsTest, ExtentsThatAreNotPagesAreRefused) {
   }
   EXPECT_THAT((ForeignChunk{.steps = {kOther}}.Decode()),
               IsError(ErrorCode::kDataLoss, "no bytes"));
+}
+
+TEST(RecordsTest, AnEmptyVectorOfAChunkCountsAsAnAbsentOne) {
+  for (ForeignChunk chunk : {ForeignChunk{.extents = {kPage}, .page_bits = 12},
+                             ForeignChunk{.extents = {kPage}, .steps = {kOther}},
+                             ForeignChunk{.steps = {kOther}, .length_bytes = 100}}) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const ChunkExtents without, chunk.Decode());
+    chunk.has_empty_vectors = true;
+    CAIRN_ASSERT_OK_AND_ASSIGN(const ChunkExtents with, chunk.Decode());
+    EXPECT_EQ(with, without);
+  }
+  EXPECT_THAT((ForeignChunk{.length_bytes = 100, .has_empty_vectors = true}.Decode()),
+              IsError(ErrorCode::kDataLoss, "where its bytes are stored"));
 }
 
 TEST(RecordsTest, PagesOf4KiBTo1MiBAreKept) {

@@ -844,9 +844,9 @@ def read_chunk(data):
     lengths = [extent.length_bytes for extent in chunk.extents]
     check(bool(chunk.extent) == bool(lengths) != bool(chunk.length_bytes) and all(lengths)
           and not any(length % chunk.page for length in lengths[:-1]), "bad extents")
-    check(chunk.steps is None or chunk.page == PAGE and 0 < len(chunk.deltas) <= MAX_DELTAS,
+    check(not chunk.steps or chunk.page == PAGE and len(chunk.deltas) <= MAX_DELTAS,
           "another number of deltas, or other pages")
-    check((chunk.codecs is None or len(chunk.codecs) == len(chunk.deltas))
+    check((not chunk.codecs or len(chunk.codecs) == len(chunk.deltas))
           and (lengths or chunk.deltas), "another number of codecs")
     chunk.stored_length = sum(lengths) or chunk.length_bytes
     return chunk
