@@ -83,6 +83,32 @@ TEST_F(ForeignChunksTest, GapsAndOverlapsAreDamage) {
   }
 }
 
+// Its digest is the same with pages of 64 KiB, but a delta needs such pages.
+TEST_F(ForeignChunksTest, AChunkOfOneLargePageIsNoBaseOfADelta) {
+  TestTensor tensor(DType::kUInt8, {60'000});
+  const SaveOptions options{.max_deltas = 8};
+  AsyncSaver saver(store.get());
+  for (const bool is_staged : {false, true}) {
+    const auto save = [&](uint64_t step) {
+      const StateDict state = StateOf({{"w", tensor.view()}});
+      CAIRN_ASSERT_OK(is_staged ? SaveAndWait(saver, step, state, options)
+                                : store->Save(step, state, options));
+      EXPECT_EQ(LoadBytes(step, "w"), tensor.bytes);
+    };
+    const uint64_t first = is_staged ? 11 : 1;
+    Write(first, tensor, {WholeBox(tensor.shape)}, kv::kMaxPageBits);
+    const kv::Digest digest = OnlyChunk(first).digest;
+    EXPECT_EQ(digest, kv::PayloadDigest(tensor.bytes));
+    save(first + 1);
+    EXPECT_EQ(OnlyChunk(first + 1).extents, OnlyChunk(first).extents);
+    tensor.bytes[5] ^= std::byte{1};
+    save(first + 2);
+    EXPECT_EQ(OnlyChunk(first + 2).extents.page_bytes(), kv::kPageBytes);
+    EXPECT_THAT(OnlyChunk(first + 2).deltas, IsEmpty());
+  }
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
 class PageSizeTest : public ForeignChunksTest, public ::testing::WithParamInterface<int> {
  protected:
   uint8_t page_bits() const { return static_cast<uint8_t>(GetParam()); }
