@@ -202,6 +202,17 @@ def test_reads_a_compacted_store(features, dump, tmp_path):
     assert_reader_agrees(path, dump, allow_pickle=True)
 
 
+def test_ignores_further_bytes_of_a_usage(features):
+    store = cairn_read.Store(features)
+    entry = store.entries[61]
+    step = cairn_read.Step(store, entry)
+    (key, data), *_ = step.scan(cairn_read.USAGE)
+    step.records[key] = data + b"newer"
+    uses = {int.from_bytes(k[1:], "big"): struct.unpack_from("<Q", v)[0]
+            for k, v in step.scan(cairn_read.USAGE)}  # fmt: skip
+    cairn_read.Verification.verify_uses(SimpleNamespace(segments={}), step, uses)
+
+
 def test_slices_are_parts_of_tensors(features):
     generator = random.Random(3)
     store = cairn_read.Store(features)

@@ -917,7 +917,7 @@ class Verification:
             expected[record.epoch, record.id_tail, number] = uses[number]
         for key, value in step.scan(USAGE):
             check(step.entry.usage_in_tables and not step.entry.usage, "has its usage twice")
-            live_bytes, epoch, id_tail = struct.unpack("<QII", value)
+            live_bytes, epoch, id_tail = struct.unpack_from("<QII", value)
             found[epoch, id_tail, int.from_bytes(key[1:], "big")] = live_bytes
         check(found == expected and len(found) == len(uses), "the usage is not what its chunks use")
 
