@@ -99,6 +99,9 @@ class RepairRun {
     CAIRN_TRY(store_.Verify(
         {}, [&](const kv::Damage& damage) { damages_.push_back(damage.error); }, options_.progress,
         options_.record_progress));
+    // What a newer Cairn has written is not damaged, and is unknown here.
+    const auto newer = std::ranges::find(damages_, ErrorCode::kUnimplemented, &Error::code);
+    if (newer != damages_.end()) return Fail(*newer);
     report_.found = damages_.size();
     return {};
   }

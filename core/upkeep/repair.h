@@ -38,7 +38,8 @@ struct RepairReport {
 /// records of the chunks in damaged segments.
 ///
 /// kFailedPrecondition: `store` is open for reading only, and `dry_run` is not set. kCancelled:
-/// `options.progress` asked to stop. Other errors: the store cannot be read or written at all.
+/// `options.progress` asked to stop. kUnimplemented: a newer Cairn has written a part of `store`.
+/// Other errors: the store cannot be read or written at all.
 /// After an error, the store is as it was.
 Result<RepairReport> Repair(CheckpointStore& store,
                             std::span<const std::unique_ptr<CheckpointStore>> sources,

@@ -4,8 +4,11 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -18,6 +21,7 @@
 #include "kv/root/internal/kv_records.h"
 #include "kv/step_writer.h"
 #include "kv/store.h"
+#include "schema/little_endian.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {
@@ -209,6 +213,27 @@ TEST_F(RepairTest, AForgedLengthOfAChunkIsDamage) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const RepairReport report, Repair(*store, mirror));
   EXPECT_GT(report.repaired_chunks, 0u);
   EXPECT_EQ(LoadBytes(1, "t0"), saved_[1][0].bytes);
+}
+
+// A segment with digests of a kind that this build does not know.
+TEST_F(RepairTest, WhatANewerCairnHasWrittenIsNotReplaced) {
+  const Sources mirror = MakeMirror();
+  store.reset();
+  const uint64_t trailer_bytes = fs::file_size(last_segment_) - 80;
+  std::fstream file(last_segment_, std::ios::in | std::ios::out | std::ios::binary);
+  std::array<char, 80> trailer;
+  file.seekg(static_cast<std::streamoff>(trailer_bytes));
+  file.read(trailer.data(), trailer.size());
+  trailer[12] = 9;
+  const auto covered = std::as_writable_bytes(std::span(trailer));
+  schema::PutLittleEndian(covered, 72, kv::Checksum64(covered.first(72)));
+  file.seekp(static_cast<std::streamoff>(trailer_bytes));
+  file.write(trailer.data(), trailer.size());
+  file.close();
+  Reopen();
+  const auto segments = Segments();
+  EXPECT_THAT(Repair(*store, mirror), IsError(ErrorCode::kUnimplemented, "kind 9"));
+  EXPECT_EQ(Segments(), segments);
 }
 
 TEST_F(RepairTest, AStoreWithoutDamageIsNotChanged) {
