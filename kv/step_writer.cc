@@ -89,6 +89,7 @@ Result<StepWriter::Appended> StepWriter::Append(const Payload& payload, SegmentA
                                                 uint8_t page_bits) {
   CAIRN_TRY(attempt_->CheckUsable());
   CAIRN_TRY(CheckPageBits(*attempt_, page_bits));
+  if (payload.length_bytes() == 0) return Fail(Invalid(*attempt_, "a chunk must have bytes"));
   if (!page_digests.empty() || payload.queue() != nullptr) {
     CAIRN_TRY(CheckPageDigests(*attempt_, payload, page_digests, page_bits));
   }

@@ -133,6 +133,8 @@ TEST_F(StepWriterMisuseTest, ARankAloneContinuesAfterCallsInTheWrongOrder) {
               IsError(kArgument, "one digest per page"));
   EXPECT_THAT(writer->AppendPages(CopiedPayload(bytes_), {}, digests),
               IsError(kArgument, "one digest per page"));
+  EXPECT_THAT(writer->Append(CopiedPayload({}), SegmentAlignment::k64),
+              IsError(kArgument, "must have bytes"));
   std::vector<uint64_t> of_pages;
   AppendPageDigests(bytes_, of_pages);
   for (const PageRange& range : std::vector<PageRange>{{1, 1}, {2, 1}, {0, 5}, {7, kMost}}) {
