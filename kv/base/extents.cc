@@ -27,7 +27,8 @@ constexpr uint8_t kDeltaCodec = 1;
 // An empty vector counts as an absent one.
 bool IsAbsent(const auto* vector) { return vector == nullptr || vector->size() == 0; }
 
-// Adds the length of a stored extent. kDataLoss: it is empty, a sum overflows, or no segment has it.
+// Adds the length of a stored extent. kDataLoss: it is empty, a sum overflows, or no segment has
+// it.
 Result<void> Check(const Extent& extent, uint64_t& length_bytes) {
   uint64_t end = 0;
   if (extent.is_zeros()) return Fail(DamagedRecord("an extent names no segment"));

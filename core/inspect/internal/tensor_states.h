@@ -51,8 +51,8 @@ struct TensorChange {
   enum class Kind : uint8_t { kAdded, kRemoved, kChanged } kind = Kind::kChanged;
   TensorStateMap::value_type* tensor = nullptr;  // null if it was removed
   uint32_t removed_node = 0;                     // the node of a removed tensor
-  /// Bytes in chunks that differ, or have pages of another size: without a read of their bytes, it is
-  /// not known whether these differ. All bytes if added or removed.
+  /// Bytes in chunks that differ, or have pages of another size: without a read of their bytes, it
+  /// is not known whether these differ. All bytes if added or removed.
   uint64_t changed_bytes = 0;
   /// The values of a changed tensor in the step before.
   std::optional<StoredStatistics> values_before;

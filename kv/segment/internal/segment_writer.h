@@ -37,8 +37,8 @@ class SegmentWriter {
   /// Appends bytes [begin_bytes, begin_bytes + length_bytes) of a payload. `page_digests` has one
   /// digest per page of this range, each of 2^page_bits bytes; if it is empty, the digests are
   /// computed. Requires that `begin_bytes` begins a page, and `page_digests` if the payload has a
-  /// CopyQueue, which must outlive the writer. `first_page_digest` of the result is the index of the
-  /// first page's digest.
+  /// CopyQueue, which must outlive the writer. `first_page_digest` of the result is the index of
+  /// the first page's digest.
   struct Appended {
     uint64_t offset_bytes = 0;
     uint64_t first_page_digest = 0;

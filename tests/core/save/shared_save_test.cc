@@ -589,7 +589,7 @@ TEST_F(SharedSaveTest, ATensorThatNoRankWritesBecauseOneLacksItIsNamed) {
   }
 }
 
-// {"v": first 8 of 12 elements, "w": last 8}: their memory is stored under a name of its own.
+// {"v": first 8 of 12 elements, "w": last 8}: their memory is stored under another name.
 StateDict OverlappingState(const TestTensor& tensor) {
   return StateOf({{"v", {DType::kUInt8, {8}, {}, tensor.bytes.data()}},
                   {"w", {DType::kUInt8, {8}, {}, tensor.bytes.data() + 4}}});
