@@ -46,9 +46,9 @@ class StepWriter {
     Digest digest;
   };
   /// Appends the payload of a chunk, at least one byte, to the current segment, or to a new one.
-  /// `page_digests` has one digest per page of the payload; if it is empty, the digests are computed
-  /// while the bytes are in the cache. Requires `page_digests` if the payload has a CopyQueue, and pages of
-  /// 2^kMinPageBits to 2^kMaxPageBits bytes; kPageBits for a delta.
+  /// `page_digests` has one digest per page of the payload; if it is empty, the digests are
+  /// computed while the bytes are in the cache. Requires `page_digests` if the payload has a
+  /// CopyQueue, and pages of 2^kMinPageBits to 2^kMaxPageBits bytes; kPageBits for a delta.
   Result<Appended> Append(const Payload& payload, SegmentAlignment alignment,
                           std::span<const uint64_t> page_digests = {},
                           uint8_t page_bits = kPageBits);
