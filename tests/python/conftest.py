@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import cairn
+from cairn import _cairn
 
 # The same examples on every run and machine. A failure prints its example.
 settings.register_profile(
@@ -33,6 +34,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:torch.quantize_per_tensor")
     # A background process of a shell inherits an ignored SIGINT, and Python does not change that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def report_always() -> None:
+    """Progress is reported at each opportunity: no test requires that a call takes some time."""
+    _cairn.set_progress_interval(0)
 
 
 @pytest.fixture(autouse=True)

@@ -26,14 +26,6 @@ BYTES = 32 << 20
 COMPRESSED = cairn.SaveTuning(compress=True)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def report_always():
-    """Functions are called at each opportunity: no test requires that a call takes some time."""
-    _cairn.set_progress_interval(0)
-    yield
-    _cairn.set_progress_interval(100)
-
-
 @pytest.fixture(scope="module")
 def big(tmp_path_factory):
     """The path of a store with two steps."""
