@@ -36,9 +36,9 @@ from common.child import run_in_child  # noqa: E402
 from common.library import Cairn, Library  # noqa: E402
 from common.measure import files_of, first_difference  # noqa: E402
 from common.states import Tensors, fill  # noqa: E402
-from common.torch_libraries import Dcp, Safetensors  # noqa: E402
+from common.torch_libraries import Dcp, Moonclip, Safetensors  # noqa: E402
 
-KINDS = {kind.name: kind for kind in (Cairn, Dcp, Safetensors, TensorStore, Orbax)}
+KINDS = {kind.name: kind for kind in (Cairn, Dcp, Safetensors, Moonclip, TensorStore, Orbax)}
 DEADLINE_S = 600.0
 OUTCOMES = {
     "new": "the new state",

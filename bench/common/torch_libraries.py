@@ -1,4 +1,4 @@
-"""The libraries that save tensors of torch: DCP, torch.save, safetensors."""
+"""The libraries that save tensors of torch: DCP, torch.save, safetensors, moonclip."""
 
 from __future__ import annotations
 
@@ -155,3 +155,57 @@ class Safetensors(Library):
     def is_record(cls, path: Path) -> int:
         with open(path, "rb") as file:
             return 8 + int.from_bytes(file.read(8), "little")
+
+
+class Moonclip(Library):
+    name = "moonclip"
+    modules = ("moonclip",)
+    packages = ("moonclip",)
+    cannot = {"load_boxes": "reads complete tensors", "begin_save_stating": EVERYTHING_STAGED}
+    remark = (
+        "MoonclipManager with its defaults, which compress without loss (zstd, level 3); durable "
+        "saves are save_tensors and flush; tensors view the buffers that load returns"
+    )
+    _manager: Any = None
+
+    def start(self, state: Tensors, saves: bool) -> None:
+        self._manager = self.lib.MoonclipManager(str(self.place))
+
+    def save(self, step: int, state: Tensors) -> None:
+        self.begin_save(step, state)()
+
+    save_again = save
+
+    def begin_save(self, step: int, state: Tensors) -> Finish:
+        self._manager.save_tensors(step=step, tensors=state)
+        return self._manager.flush
+
+    def sync(self, step: int) -> None:
+        """flush has done it."""
+
+    def forget(self, step: int) -> None:
+        """It has no call that deletes a step."""
+
+    def load(self, step: int, like: Tensors) -> Tensors:
+        return _views(self._manager.load(self._id(step)), like)
+
+    def load_keys(self, step: int, like: Tensors, keys: list[str]) -> Tensors:
+        return _views(self._manager.load_tensors(self._id(step), keys), like)
+
+    def latest(self) -> int | None:
+        return max((one["step"] for one in self._snapshots()), default=None)
+
+    def _snapshots(self) -> Any:
+        manager = self._manager or self.lib.MoonclipManager(str(self.place))
+        return manager.list_snapshots()
+
+    def _id(self, step: int) -> str:
+        return [one["id"] for one in self._snapshots() if one["step"] == step][-1]
+
+
+def _views(buffers: dict[str, bytearray], like: Tensors) -> Tensors:
+    """Tensors of these bytes, with the dtypes and shapes of others."""
+    return {
+        key: torch.frombuffer(data, dtype=like[key].dtype).reshape(like[key].shape)
+        for key, data in buffers.items()
+    }

@@ -19,12 +19,12 @@ from common.library import CANNOT, Cairn, CairnLazy, CairnMapped, Library
 from common.limits import Fio, Memcpy, MemcpyTwo, Sqlite, Sum
 from common.measure import Meter
 from common.states import State, Tensors, cut, total_bytes, zeros_like
-from common.torch_libraries import Dcp, Safetensors, Torch, TorchMapped
+from common.torch_libraries import Dcp, Moonclip, Safetensors, Torch, TorchMapped
 
 Record = dict[str, Any]
 PEERS: list[type[Library]] = [
-    *(Cairn, CairnMapped, CairnLazy, Dcp, Torch, TorchMapped, Safetensors, TensorStore, Orbax),
-    *(Sqlite, Fio, Memcpy, MemcpyTwo, Sum),
+    *(Cairn, CairnMapped, CairnLazy, Dcp, Torch, TorchMapped, Safetensors, Moonclip),
+    *(TensorStore, Orbax, Sqlite, Fio, Memcpy, MemcpyTwo, Sum),
 ]
 """In the order in which tables show them."""
 BUFFER_BYTES = 256 << 20
