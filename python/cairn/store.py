@@ -6,6 +6,7 @@ import atexit
 import operator
 import os
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -61,6 +62,9 @@ if TYPE_CHECKING:
 _open_stores: weakref.WeakValueDictionary[int, Store] = weakref.WeakValueDictionary()
 """By id. Not a WeakSet, which cannot be copied while another thread opens a store."""
 
+_reopening = threading.Lock()
+"""Of a forked child, whose threads may use a store at the same time."""
+
 
 class Store(Closing):
     """Checkpoints in one place: steps, each an immutable map from FQN to tensor or plain value.
@@ -69,7 +73,11 @@ class Store(Closing):
 
     Threads: many threads may call methods at the same time. The methods run without the interpreter
     lock, and Ctrl-C ends them. In a multi-rank store, only one thread at a time may make the calls
-    that all ranks make. After a fork, the child must open the store again.
+    that all ranks make.
+
+    Processes: a store that is open for reading can be pickled, for workers that are spawned, and
+    opens itself again in a forked child. It is then open in that process alone: it has rank 0 of 1,
+    and neither observers nor progress. A store that is open for writing refuses both.
 
     Progress: the argument ``progress`` of a method is as in :func:`cairn.open`, for this call.
 
@@ -113,8 +121,24 @@ class Store(Closing):
         options: OpenOptions = OpenOptions(),  # noqa: B008 - immutable
     ) -> None:
         """Private: use :func:`cairn.open`."""
-        self.opened = Opened(address, mode, process_group, options)  # for the packages of Cairn
+        self._opened = Opened(address, mode, process_group, options)
         _open_stores[id(self)] = self
+
+    @property
+    def opened(self) -> Opened:
+        """For the packages of Cairn: the parts of the store, which a forked reader opens again."""
+        opened = self._opened
+        if opened.pid != os.getpid() and opened.mode == "r" and not opened.is_closed:
+            with _reopening:
+                if self._opened is opened:
+                    address, options = opened.for_other_process()
+                    self._opened = Opened(address, "r", None, options)
+        return self._opened
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        address, options = self._opened.for_other_process()
+        options.check_picklable()
+        return Store, (address, "r", None, options)
 
     @property
     def address(self) -> str:
@@ -970,8 +994,9 @@ class Store(Closing):
     _close_after = abandon
 
     def __repr__(self) -> str:
-        state = " closed" if self.opened.is_closed else ""
-        return f"<cairn.Store {self.address!r} mode={self.opened.mode!r}{state}>"
+        opened = self._opened
+        state = " closed" if opened.is_closed else ""
+        return f"<cairn.Store {opened.address!r} mode={opened.mode!r}{state}>"
 
 
 def _close_all() -> None:
@@ -982,7 +1007,7 @@ def _close_all() -> None:
     try:
         for reference in _open_stores.valuerefs():
             store = reference()
-            if store is None or store.opened.pid != os.getpid() or store.opened.is_closed:
+            if store is None or store._opened.pid != os.getpid() or store._opened.is_closed:
                 continue
             try:
                 store.abandon(error) if error is not None else store.close()
@@ -993,4 +1018,10 @@ def _close_all() -> None:
         _cairn.skip_destructors_of_busy_process()
 
 
+def _renew_lock_in_child() -> None:
+    global _reopening  # noqa: PLW0603 - another thread of the parent may hold it
+    _reopening = threading.Lock()
+
+
 atexit.register(_close_all)
+os.register_at_fork(after_in_child=_renew_lock_in_child)

@@ -20,7 +20,7 @@ class ProcessGuard {
     if (is_same_process()) return;
     Throw(Error{.code = ErrorCode::kFailedPrecondition,
                 .message = "this store was opened before a fork and cannot be used in the child: "
-                           "open it again here, or start workers with 'spawn'"});
+                           "open it again here; a store with mode 'r' does so by itself"});
   }
 
  private:

@@ -69,3 +69,16 @@ class OpenOptions(NamedTuple):
             raise Invalid("take_over requires mode 'a'; readers never conflict with a writer")
         if not self.timeout > 0:
             raise Invalid(f"timeout={self.timeout}: a positive number of seconds is needed")
+
+    def check_picklable(self) -> None:
+        if self.credentials is None:
+            return
+        import pickle
+
+        try:
+            pickle.dumps(self.credentials)
+        except Exception as error:
+            raise Invalid(
+                "a store with credentials= can be pickled if these are a function of a module, "
+                f"which the other process imports ({error})"
+            ) from None

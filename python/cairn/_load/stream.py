@@ -7,6 +7,7 @@ those before the damaged one are yielded.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -44,6 +45,7 @@ def _tensors(
     native: _cairn.Store, contents: _cairn.Contents, device: Any, read_ahead_bytes: int
 ) -> Iterator[tuple[str, Any]]:
     batches = _batches(native, contents, read_ahead_bytes)
+    pid = os.getpid()
     with ThreadPoolExecutor(1, "cairn-stream") as thread:
 
         def begin(leaves: list[TensorLeaf]) -> _Read:
@@ -62,6 +64,8 @@ def _tensors(
                 pair = [(fqn, tensor)]
                 del tensor
                 yield pair.pop()
+                if os.getpid() != pid:  # the thread is in the parent
+                    raise Invalid("a stream ends at a fork: begin another one in the child")
 
 
 def _batches(

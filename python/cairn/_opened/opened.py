@@ -43,6 +43,7 @@ class Opened:
             raise Invalid(f"mode {mode!r}: 'r' reads, 'a' reads and writes")
         options.check(mode)
         given = absolute_address(address)
+        self._given = given, options
         self.mode = mode
         self.credentials = options.credentials
         self.progress: Progress = options.progress
@@ -70,6 +71,19 @@ class Opened:
         self.last_save: SaveHandle | None = None
         self.writer: Any = None
         """The cairn._save.writer.Writer that is open."""
+
+    def for_other_process(self) -> tuple[str, OpenOptions]:
+        """The address and the options with which another process opens the store for reading.
+        Raises Invalid if this one has it open for writing, or has closed it."""
+        address, options = self._given
+        problem = "it is closed" if self.is_closed else ""
+        if self.mode == "a":
+            problem = 'it is open for writing; open it with mode="r" there'
+        elif address.startswith("memory:"):
+            problem = "it is in the memory of this process"
+        if problem:
+            raise Invalid(f"the store {address!r} cannot be used in another process: {problem}")
+        return address, options._replace(alone=True, progress=False)
 
     def number(self, step: int | str | None) -> int | None:
         """The number of a step that is given by its number or by a tag."""
