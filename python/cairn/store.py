@@ -313,10 +313,10 @@ class Store(Closing):
         replaced in their containers, and tuples that contain them are rebuilt. All of this is
         checked on all ranks before anything changes.
 
-        Objects with ``load_state_dict`` receive what was loaded (modules on the meta device with
-        ``assign=True``). ``optimizer.state_dict()`` is partly a copy: pass the optimizer itself, or
-        pass the filled state to ``optimizer.load_state_dict``. An optimizer that has not made a
-        step has no state to fill (see torch's ``get_state_dict``).
+        Objects with ``load_state_dict`` receive what the step contains, such as an optimizer that
+        has not made a step; modules receive their keys, on the meta device with ``assign=True``
+        (docs/torch.md). ``optimizer.state_dict()`` is partly a copy: pass the optimizer itself, or
+        pass the filled state to ``optimizer.load_state_dict``.
 
         Args:
             strict: ``False`` allows keys that only one side has; the report names them. In a

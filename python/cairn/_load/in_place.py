@@ -8,14 +8,15 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cairn import _cairn
 from cairn._base.patterns import all_patterns
 from cairn._load.contents import check_match
 from cairn._load.damage import damaged_keys
 from cairn._load.load import Load, LoadOptions
+from cairn._load.object_states import ObjectStates, takes_contents
 from cairn._opened.opened import Opened
 from cairn._opened.tiers import Location, Tiers, agree_on_step
 from cairn._ranks.ranks import Ranks
@@ -23,6 +24,7 @@ from cairn._tensors.stateful import StatefulAdapter
 
 if TYPE_CHECKING:
     from cairn._load.conversions import ConversionOptions
+    from cairn.errors import Corrupt
     from cairn.reports import LoadReport
 
 Place = tuple[_cairn.Store, int | None]
@@ -80,42 +82,77 @@ def load_from(
 ) -> LoadReport:
     """Loads the step at `place`."""
 
-    def plan(adapter: StatefulAdapter) -> Load:
-        return _plan(opened.ranks, adapter, place, options, prefix)
+    def read(adapter: StatefulAdapter) -> Source:
+        return _read(adapter, place, options, prefix)
 
-    return run_load(opened, plan, state, prefix, ignore_frozen, options.device)
+    def plan(state: Any, source: Source) -> Load:
+        chosen = options._replace(patterns=source.patterns)
+        return Load(place[0], state, source.contents, chosen, opened.ranks, source.skipped)
+
+    return run_load(opened, read, plan, state, prefix, ignore_frozen, options.device)
+
+
+class Source(NamedTuple):
+    """What a load reads."""
+
+    contents: _cairn.Contents
+    patterns: list[str]
+    skipped: dict[str, Corrupt]
 
 
 def run_load(
     opened: Opened,
-    plan: Callable[[StatefulAdapter], Load],
+    read: Callable[[StatefulAdapter], Source],
+    plan: Callable[[Any, Source], Load],
     state: Any,
     prefix: str,
     ignore_frozen: bool,
     device: Any = None,
 ) -> Any:
-    """Runs the load that ``plan`` makes of the adapted state. ``device``: the one that the call
-    names, if any. The next save to the opened store continues from the step, which may be in
-    another store.
+    """Runs the load that ``plan`` makes of the adapted state and what is read for it. ``device``:
+    the one that the call names, if any. The next save to the opened store continues from the step,
+    which may be in another store.
 
     Raises on all ranks what one of them raises, and Invalid for unexpected keys if the load is
     strict.
     """
     ranks = opened.ranks
+    missing: Sequence[str] = ()
 
-    def plan_local() -> tuple[tuple[StatefulAdapter, Load], Any]:
+    def plan_local() -> tuple[tuple[StatefulAdapter, Source, Load | None], Any]:
+        nonlocal missing
         adapter = StatefulAdapter(state, prefix, ignore_frozen)
-        load = plan(adapter)
-        return (adapter, load), (bool(load.requests.devices()), load.unexpected)
+        source = read(adapter)
+        if takes_contents(adapter):
+            found = _cairn.LoadPlan(
+                source.contents, adapter.state, source.patterns, list(source.skipped)
+            )
+            missing = found.missing()
+            return (adapter, source, None), (False, found.unexpected(), True)
+        load = plan(adapter.state, source)
+        return (adapter, source, load), (bool(load.requests.devices()), load.unexpected, False)
 
-    (adapter, load), replies = ranks.run_and_exchange(plan_local)
+    (adapter, source, load), replies = ranks.run_and_exchange(plan_local)
+    if any(takes for _, _, takes in replies):
+        unexpected = set(replies[0][1]).intersection(*(fqns for _, fqns, _ in replies))
+
+        def plan_objects() -> tuple[Load, Any]:
+            made = load
+            if made is None:
+                states = ObjectStates(source.contents, missing, unexpected, source.skipped)
+                states.apply(adapter)
+                made = plan(adapter.state, source)
+            return made, (bool(made.requests.devices()), made.unexpected, False)
+
+        load, replies = ranks.run_and_exchange(plan_objects)
+    assert load is not None
     if ranks.world_size > 1:
-        unexpected_on_all = set(load.unexpected).intersection(*(fqns for _, fqns in replies))
+        unexpected_on_all = set(load.unexpected).intersection(*(fqns for _, fqns, _ in replies))
         load.unexpected = tuple(fqn for fqn in load.unexpected if fqn in unexpected_on_all)
     load.check_unexpected()
     if load.read_once and ranks.world_size > 1:
         _set_holders(ranks, load.requests)
-        have_devices = any(has_devices for has_devices, _ in replies)
+        have_devices = any(has_devices for has_devices, _, _ in replies)
         load.by_nccl = ranks.over_nccl(load.requests.devices(), have_devices, device)
     report = ranks.run_together(load.run)
     # An object's load_state_dict may fail on one rank only.
@@ -124,9 +161,7 @@ def run_load(
     return report
 
 
-def _plan(
-    ranks: Ranks, adapter: StatefulAdapter, place: Place, options: LoadOptions, prefix: str
-) -> Load:
+def _read(adapter: StatefulAdapter, place: Place, options: LoadOptions, prefix: str) -> Source:
     patterns = all_patterns(options.patterns, prefix, adapter.frozen)
     native, step = place
     contents = native.contents(step, [] if options.conversion else patterns)
@@ -134,9 +169,9 @@ def _plan(
         contents = _convert(adapter.state, contents, options.conversion, patterns)
     if options.patterns or prefix:
         check_match(patterns, native, contents)
-    skipped = damaged_keys(native, contents) if options.skip_damaged else {}
-    options = options._replace(patterns=patterns)
-    return Load(native, adapter.state, contents, options, ranks, skipped)
+    return Source(
+        contents, patterns, damaged_keys(native, contents) if options.skip_damaged else {}
+    )
 
 
 def _convert(

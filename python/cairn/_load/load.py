@@ -221,6 +221,7 @@ class OtherLeaves:
             if changed is None
             or leaf.fqn in changed
             or not isinstance(leaf.stored, _cairn.LongValue)
+            or self._plan.node(node)[0] is None
         }
         values = plain_values(list(chosen.values()), self._step, self._allow_pickle)
         self._replacements.update(zip(chosen, values))

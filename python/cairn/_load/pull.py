@@ -10,7 +10,7 @@ from cairn._base import devices
 from cairn._base.patterns import Patterns, all_patterns, clean_prefix, pattern_list, patterns_for
 from cairn._base.steps import step_number
 from cairn._load.contents import check_match
-from cairn._load.in_place import own_step, run_load
+from cairn._load.in_place import Source, own_step, run_load
 from cairn._load.load import Load, LoadOptions
 from cairn._opened.opened import Opened
 from cairn._ranks.ranks import Ranks
@@ -66,15 +66,19 @@ def pull(
     since, prefix, ranks = step_number(since), clean_prefix(prefix), opened.ranks
     native, number = _both(opened, since, opened.number(step))
 
-    def plan(adapter: StatefulAdapter) -> _Pull:
+    def read(adapter: StatefulAdapter) -> Source:
         patterns = all_patterns(pattern_list(keys), prefix, adapter.frozen)
-        options = LoadOptions(strict, allow_pickle, patterns, None, False)
-        base, contents = (native.contents(one, patterns) for one in (since, number))
+        contents = native.contents(number, patterns)
         if pattern_list(keys) or prefix:
             check_match(patterns, native, contents)
-        return _Pull(native, adapter.state, base, contents, options, ranks)
+        return Source(contents, patterns, {})
 
-    report = run_load(opened, plan, state, prefix, ignore_frozen)
+    def plan(state: Any, source: Source) -> _Pull:
+        options = LoadOptions(strict, allow_pickle, source.patterns, None, False)
+        base = native.contents(since, source.patterns)
+        return _Pull(native, state, base, source.contents, options, ranks)
+
+    report = run_load(opened, read, plan, state, prefix, ignore_frozen)
     ranks.warn()
     return report
 

@@ -6,9 +6,12 @@ be such objects.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from cairn._base import dtypes
+
+EXTRA_STATE = "_extra_state"
 
 # Prefixes that wrappers add to the names of parameters, but not to the keys of state dicts.
 _WRAPPER_NAMES = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
@@ -32,13 +35,26 @@ class StatefulAdapter:
     """
 
     def __init__(self, state: Any, prefix: str = "", ignore_frozen: bool = False) -> None:
-        self._objects: list[tuple[Any, Any, bool]] = []
-        """(Stateful, its state dict, whether parts of it are on the meta device)."""
+        self._objects: list[_Object] = []
         self.frozen: list[str] = []
         self._ignore_frozen = ignore_frozen
-        self._given = state
+        self._given, self._prefix = state, prefix
         self._taken = self._take_all(state, prefix)
-        self.state = {prefix: self._taken} if prefix else self._taken
+        self._set_state()
+
+    def objects(self) -> Iterator[tuple[Any, Any, str]]:
+        """The objects, their state dicts and FQNs."""
+        return ((one.value, one.state, one.fqn) for one in self._objects)
+
+    def replace_states(self, replace: Callable[[Any, Any, str], Any]) -> None:
+        """Replaces each state dict by the result for (object, state dict, FQN)."""
+        for one in self._objects:
+            one.state = replace(one.value, one.state, one.fqn)
+            if one.value is self._given:
+                self._taken = one.state
+            else:
+                self._taken[one.key] = one.state
+        self._set_state()
 
     def load_into_objects(self) -> None:
         """Passes the filled state dicts to their objects, and copies the other values that a load
@@ -47,40 +63,56 @@ class StatefulAdapter:
             for key, value in self._given.items():
                 if not is_stateful(value):
                     self._given[key] = self._taken[key]
-        for value, state_dict, was_meta in self._objects:
-            if was_meta:
-                value.load_state_dict(state_dict, assign=True)
-            elif self._ignore_frozen and _is_module(value):
-                value.load_state_dict(state_dict, strict=False)
+        for one in self._objects:
+            if one.was_meta:
+                one.value.load_state_dict(one.state, assign=True)
+            elif self._ignore_frozen and is_module(one.value):
+                one.value.load_state_dict(one.state, strict=False)
             else:
-                value.load_state_dict(state_dict)
+                one.value.load_state_dict(one.state)
+
+    def _set_state(self) -> None:
+        self.state = {self._prefix: self._taken} if self._prefix else self._taken
 
     def _take_all(self, state: Any, prefix: str) -> Any:
         if is_stateful(state):
-            return self._take(state, prefix)
+            return self._take(state, prefix, None)
         if not isinstance(state, dict) or not _has_stateful(state):
             return state
         # state_dict() may be a collective, and the order of keys may differ between ranks.
         taken = {
-            key: self._take(value, f"{prefix}.{_name_of(key)}" if prefix else _name_of(key))
+            key: self._take(value, f"{prefix}.{name_of(key)}" if prefix else name_of(key), key)
             for key, value in sorted(state.items(), key=lambda item: str(item[0]))
             if is_stateful(value)
         }
         return type(state)((key, taken.get(key, value)) for key, value in state.items())
 
-    def _take(self, value: Any, fqn: str) -> Any:
+    def _take(self, value: Any, fqn: str, key: Any) -> Any:
         state_dict = value.state_dict()
-        if self._ignore_frozen and _is_module(value):
+        if self._ignore_frozen and is_module(value):
             state_dict = dict(state_dict)
             for name in _frozen_names(value) & state_dict.keys():
                 del state_dict[name]
-                self.frozen.append(f"{fqn}.{_name_of(name)}" if fqn else _name_of(name))
-        was_meta = _is_module(value) and any(map(_is_meta, state_dict.values()))
-        self._objects.append((value, state_dict, was_meta))
+                self.frozen.append(f"{fqn}.{name_of(name)}" if fqn else name_of(name))
+        was_meta = is_module(value) and any(map(_is_meta, state_dict.values()))
+        self._objects.append(_Object(value, state_dict, fqn, key, was_meta))
         return state_dict
 
 
-def _name_of(key: Any) -> str:
+class _Object:
+    """A Stateful, and its state dict.
+
+    Attributes:
+        fqn, key: where it is in a step, and in the state of the caller.
+        was_meta: whether parts of it are on the meta device.
+    """
+
+    def __init__(self, value: Any, state: Any, fqn: str, key: Any, was_meta: bool) -> None:
+        self.value, self.state = value, state
+        self.fqn, self.key, self.was_meta = fqn, key, was_meta
+
+
+def name_of(key: Any) -> str:
     """The name of a key in FQNs."""
     return str(key).replace("\\", "\\\\")
 
@@ -95,7 +127,7 @@ def _has_stateful(state: dict) -> bool:
     return any(map(is_stateful, state.values()))
 
 
-def _is_module(value: Any) -> bool:
+def is_module(value: Any) -> bool:
     torch = dtypes.loaded_torch()
     return torch is not None and isinstance(value, torch.nn.Module)
 
