@@ -301,6 +301,7 @@ class Store(Closing):
         skip_damaged: bool = False,
         rename: Rename = None,
         cast: bool = False,
+        strip_wrappers: bool = False,
         progress: Progress | None = None,
     ) -> LoadReport:
         """Fills ``state`` in place from ``step`` (by default the latest), leaf by leaf by FQN.
@@ -340,17 +341,27 @@ class Store(Closing):
             rename: how keys of the step become keys of the state, as for :meth:`read`; equal on all
                 ranks. Reports, errors and ``keys`` use the new names.
             cast: casts floating-point tensors to the dtypes of the state while they are read.
+            strip_wrappers: names match without ``_orig_mod.``, ``module.``,
+                ``_fsdp_wrapped_module.`` and ``_checkpoint_wrapped_module.``, on both sides,
+                wherever these are; ``keys`` select names without them.
 
         Raises:
             NotFound: the step does not exist; or (strict) the step lacks keys of the state; or no
-                key remains to load.
+                key of the state is loaded.
             Invalid: (strict) the state lacks keys of the step; dtypes, shapes or kinds differ.
             Corrupt: the bytes differ from the written bytes. The state is partly filled.
             Unavailable: an I/O error; a rank failed, died, or did not respond in time.
         """
         conversion = conversion_of(rename, None, cast, takes_stored=skip_damaged)
         options = LoadOptions(
-            strict, allow_pickle, pattern_list(keys), device, read_once, skip_damaged, conversion
+            strict,
+            allow_pickle,
+            pattern_list(keys),
+            device,
+            read_once,
+            skip_damaged,
+            strip_wrappers,
+            conversion,
         )
         return load(self.opened, state, step, options, clean_prefix(prefix), ignore_frozen)
 
@@ -615,6 +626,7 @@ class Store(Closing):
         prefix: str = "",
         ignore_frozen: bool = False,
         allow_pickle: bool = False,
+        strip_wrappers: bool = False,
         progress: Progress | None = None,
     ) -> PullReport:
         """Updates a ``state`` that contains the step ``since`` to ``step`` (by default the latest).
@@ -641,7 +653,16 @@ class Store(Closing):
             Unavailable: an I/O error; a rank failed, died, or did not respond in time.
         """
         return pull(
-            self.opened, state, since, step, strict, keys, prefix, ignore_frozen, allow_pickle
+            self.opened,
+            state,
+            since,
+            step,
+            strict,
+            keys,
+            prefix,
+            ignore_frozen,
+            allow_pickle,
+            strip_wrappers,
         )
 
     def tag(self, step: int, name: str) -> None:

@@ -3,6 +3,8 @@
 #include "python/src/load_plan.h"
 
 #include <algorithm>
+#include <array>
+#include <iterator>
 #include <set>
 #include <unordered_set>
 
@@ -141,11 +143,25 @@ core::LoadRequest WholeRequest(const core::TensorInfo& info, std::vector<uint64_
                                       .device = device}};
 }
 
+std::string WithoutWrappers(std::string_view fqn) {
+  static constexpr std::array<std::string_view, 4> kWrappers = {
+      "_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"};
+  std::string kept;
+  for (size_t end = fqn.find('.'); end != fqn.npos; end = fqn.find('.')) {
+    if (std::ranges::find(kWrappers, fqn.substr(0, end)) == kWrappers.end()) {
+      kept += fqn.substr(0, end + 1);
+    }
+    fqn.remove_prefix(end + 1);
+  }
+  return kept.append(fqn);
+}
+
 LoadPlan::LoadPlan(const StepContents& contents, nb::handle state, nb::list patterns,
-                   nb::list skipped)
+                   nb::list skipped, bool strip_wrappers)
     : contents_(contents),
       walk_(WalkState(state, torch_)),
-      node_of_leaf_(contents.leaf_count(), kNone) {
+      node_of_leaf_(contents.leaf_count(), kNone),
+      strip_wrappers_(strip_wrappers) {
   const core::KeyPatterns wanted = ParsePatterns(patterns);
   const core::Contents& all = contents_.all();
   if (all.may_lack_equal_texts || core::HasForms(all.tree) || core::HasForms(walk_.tree)) {
@@ -158,12 +174,20 @@ LoadPlan::LoadPlan(const StepContents& contents, nb::handle state, nb::list patt
       if (names.contains(contents_.fqn(leaf))) node_of_leaf_[leaf] = kSkipped;
     }
   }
+  const auto is_wanted = [&](const std::string& fqn) {
+    return wanted.Matches(strip_wrappers_ ? WithoutWrappers(fqn) : fqn);
+  };
+  if (strip_wrappers_ && !wanted.matches_everything()) {
+    for (uint32_t leaf = 0; leaf < node_of_leaf_.size(); ++leaf) {
+      if (!is_wanted(contents_.fqn(leaf))) node_of_leaf_[leaf] = kSkipped;
+    }
+  }
   for (uint32_t node = 0; node < walk_.py_nodes.size(); ++node) {
     if (core::IsContainer(walk_.tree.nodes[node].kind)) continue;
     // A part of a step may have escapes that the state does not need, and the other way round.
     const uint32_t leaf = leaf_of_node_.empty() ? kNone : leaf_of_node_[node];
     if (wanted.matches_everything() ||
-        wanted.Matches(leaf == kNone ? walk_.Fqn(node) : contents_.fqn(leaf))) {
+        is_wanted(leaf == kNone ? walk_.Fqn(node) : contents_.fqn(leaf))) {
       Match(node);
     }
   }
@@ -223,6 +247,29 @@ void LoadPlan::MatchEscapedKeys() {
 }
 
 uint32_t LoadPlan::FindLeaf(uint32_t node, const std::string& fqn) {
+  const uint32_t leaf = FindEqualLeaf(node, fqn);
+  return leaf == kNone && strip_wrappers_ ? FindWrappedLeaf(fqn) : leaf;
+}
+
+uint32_t LoadPlan::FindWrappedLeaf(const std::string& fqn) {
+  if (leaves_without_wrappers_.empty()) {
+    for (uint32_t i = 0; i < contents_.leaf_count(); ++i) {
+      leaves_without_wrappers_.emplace(WithoutWrappers(contents_.fqn(i)), i);
+    }
+  }
+  const auto [begin, end] = leaves_without_wrappers_.equal_range(WithoutWrappers(fqn));
+  if (begin == end) return kNone;
+  if (std::next(begin) != end) {
+    ThrowInvalid("'" + contents_.fqn(begin->second) + "' and '" +
+                     contents_.fqn(std::next(begin)->second) +
+                     "' of the step have the same name without wrappers: load with the names of "
+                     "the step, or rename one",
+                 fqn, contents_.step().step);
+  }
+  return begin->second;
+}
+
+uint32_t LoadPlan::FindEqualLeaf(uint32_t node, const std::string& fqn) {
   if (!leaf_of_node_.empty()) return leaf_of_node_[node];
   // The state nearly always has the same order as the one that was saved.
   const uint32_t next = matches_.empty() ? 0 : matches_.back().second + 1;
@@ -300,12 +347,17 @@ void LoadPlan::RequestShard(uint32_t leaf, nb::handle shape, nb::handle strides,
                                         .device = device}});
 }
 
-// If parts of two tensors are read into the same memory, the tensors must be tied in the step too.
+// If parts of two tensors are read into the same memory, the tensors must be tied in the step too,
+// or equal.
 void LoadPlan::CheckTied(uint32_t leaf, const std::byte* address) {
   if (address == nullptr) return;
   const auto [found, is_new] = leaf_by_local_address_.try_emplace(address, leaf);
-  if (!is_new && !IsSamePlace(contents_.tensor(leaf), contents_.tensor(found->second))) {
-    ThrowTied(leaf, found->second);
+  if (!is_new) AddIfDouble(leaf, found->second);
+}
+
+void LoadPlan::AddIfDouble(uint32_t leaf, uint32_t other) {
+  if (!IsSamePlace(contents_.tensor(leaf), contents_.tensor(other))) {
+    doubles_.emplace_back(leaf, other);
   }
 }
 
@@ -320,8 +372,7 @@ bool LoadPlan::Request(uint32_t leaf, core::LoadRequest request) {
         continue;
       }
       // Tied tensors: one read is enough, and two different ones could not both be correct.
-      const uint32_t other_leaf = leaf_of_request_[it->second];
-      if (!IsSamePlace(info, contents_.tensor(other_leaf))) ThrowTied(leaf, other_leaf);
+      AddIfDouble(leaf, leaf_of_request_[it->second]);
       AddTied(leaf, it->second);
       return false;
     }
@@ -351,13 +402,12 @@ nb::list LoadPlan::Tied() const {
   return names;
 }
 
-void LoadPlan::ThrowTied(uint32_t leaf, uint32_t other) const {
-  const std::string step = std::to_string(contents_.step().step);
-  ThrowInvalid("'" + contents_.fqn(leaf) + "' shares its memory with '" +
-                   OwnerOf(contents_.tensor(other)) +
-                   "' in the state, but they are two tensors in step " + step +
-                   ": untie them, or use read()",
-               contents_.fqn(leaf), contents_.step().step);
+nb::list LoadPlan::Doubles() const {
+  nb::list names;
+  for (const auto& [leaf, other] : doubles_) {
+    names.append(nb::make_tuple(ToPyText(contents_.fqn(leaf)), ToPyText(contents_.fqn(other))));
+  }
+  return names;
 }
 
 nb::dict LoadPlan::Subclasses() const {

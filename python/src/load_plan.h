@@ -54,6 +54,10 @@ struct Requests {
 core::LoadRequest WholeRequest(const core::TensorInfo& info, std::vector<uint64_t> strides,
                                std::byte* data, int device = core::kHostDevice);
 
+/// Returns `fqn` without the names that wrappers of modules add to it, wherever they are: torch's
+/// compile, DistributedDataParallel, FSDP and activation checkpointing.
+std::string WithoutWrappers(std::string_view fqn);
+
 /// The match between a state and the contents of a step.
 ///
 /// Ownership: keeps the objects of the state alive; borrows the contents. Threads: any that holds
@@ -63,33 +67,39 @@ class LoadPlan {
   /// Ignores leaves of the state that `patterns` (a list of str) do not match. Leaves of the step
   /// in `skipped` (FQNs) are matched, but neither requested nor unexpected. Raises Invalid for
   /// states that cannot be walked, or in which two leaves have the same FQN.
-  LoadPlan(const StepContents& contents, nb::handle state, nb::list patterns, nb::list skipped);
+  ///
+  /// `strip_wrappers`: leaves whose FQNs are equal without the names of wrappers match, too. The
+  /// patterns select FQNs without these names, and `contents` are complete.
+  LoadPlan(const StepContents& contents, nb::handle state, nb::list patterns, nb::list skipped,
+           bool strip_wrappers);
 
   /// Return the FQNs that only the state has, in its order, and the FQNs that only the step has, in
   /// the order of its leaves.
   nb::tuple Missing() const;
   nb::tuple Unexpected() const;
+  /// Returns how many leaves both have.
+  size_t match_count() const { return matches_.size(); }
 
   /// Requests all leaves that are read into row-major torch tensors of the same dtype and shape in
   /// memory that core can access. Returns (node, leaf) of the other leaves that both sides have,
-  /// which the Python side plans or refuses. Raises Invalid if memory is already filled from
-  /// another place of the step.
+  /// which the Python side plans or refuses.
   nb::list RequestContiguous();
   /// Requests a tensor leaf into memory of its dtype and shape. Returns false if that memory is
-  /// already filled from the same place of the step (tied tensors). Raises Invalid if it is filled
-  /// from another place.
+  /// already filled (tied tensors).
   /// `has_base`: see core::LoadRequest.
   bool RequestLeaf(uint32_t leaf, nb::handle strides, nb::handle address, int device,
                    bool has_base);
   /// Requests this rank's part of a tensor leaf into a local tensor. `sharding` has the form that
-  /// ToSharding accepts; its global shape equals the leaf's. Raises Invalid if the memory is
-  /// already filled from another place of the step.
+  /// ToSharding accepts; its global shape equals the leaf's.
   void RequestShard(uint32_t leaf, nb::handle shape, nb::handle strides, nb::handle address,
                     int device, nb::handle sharding);
   const Requests& requests() const { return requests_; }
   /// Returns (FQN, FQN of the request that fills its memory) of the leaves that have no request,
   /// because they are tied to others.
   nb::list Tied() const;
+  /// Returns pairs of FQNs that are tied in the state and two tensors in the step, which must be
+  /// equal there.
+  nb::list Doubles() const;
 
   /// Returns the tensor subclasses of the state by node. The value of such a node is the dict that
   /// replaces the tensor.
@@ -107,11 +117,13 @@ class LoadPlan {
   /// Sets leaf_of_node_.
   void MatchEscapedKeys();
   uint32_t FindLeaf(uint32_t node, const std::string& fqn);
+  uint32_t FindEqualLeaf(uint32_t node, const std::string& fqn);
+  uint32_t FindWrappedLeaf(const std::string& fqn);
   bool RequestIfContiguous(uint32_t node, uint32_t leaf);
   bool Request(uint32_t leaf, core::LoadRequest request);
   void AddTied(uint32_t leaf, uint32_t request);
   void CheckTied(uint32_t leaf, const std::byte* address);
-  [[noreturn]] void ThrowTied(uint32_t leaf, uint32_t other) const;
+  void AddIfDouble(uint32_t leaf, uint32_t other);
 
   const StepContents& contents_;
   TorchAccess torch_{TorchAccess::Reach::kDevices};
@@ -120,10 +132,14 @@ class LoadPlan {
   std::vector<std::pair<uint32_t, uint32_t>> matches_;            // (node, leaf), in order of nodes
   std::vector<std::string> missing_;                              // in order of nodes
   std::unordered_map<std::string_view, uint32_t> leaves_by_fqn_;  // filled when first needed
+  bool strip_wrappers_;
+  // Leaves by FQN without wrappers, filled when first needed.
+  std::unordered_multimap<std::string, uint32_t> leaves_without_wrappers_;
   std::vector<uint32_t> leaf_of_node_;  // empty unless the state or the step has escaped keys
   Requests requests_;
   std::vector<uint32_t> leaf_of_request_;
-  std::vector<std::pair<uint32_t, uint32_t>> tied_;  // leaf and the request that fills it
+  std::vector<std::pair<uint32_t, uint32_t>> tied_;     // leaf and the request that fills it
+  std::vector<std::pair<uint32_t, uint32_t>> doubles_;  // leaves
   std::unordered_multimap<const std::byte*, uint32_t> request_by_address_;
   std::unordered_map<const std::byte*, uint32_t> leaf_by_local_address_;  // for shards
 };

@@ -165,12 +165,14 @@ void BindLoading(nb::module_& m) {
       .def("whole_fqns", &Requests::WholeFqns)
       .def("set_holders", &Requests::SetHolders);
   nb::class_<LoadPlan>(m, "LoadPlan")
-      .def(nb::init<const StepContents&, nb::handle, nb::list, nb::list>(), nb::keep_alive<1, 2>(),
-           nb::arg("contents"), nb::arg("state").none(), nb::arg("patterns"),
-           nb::arg("skipped") = nb::list())
+      .def(nb::init<const StepContents&, nb::handle, nb::list, nb::list, bool>(),
+           nb::keep_alive<1, 2>(), nb::arg("contents"), nb::arg("state").none(),
+           nb::arg("patterns"), nb::arg("skipped") = nb::list(), nb::arg("strip_wrappers") = false)
       .def("missing", &LoadPlan::Missing)
       .def("unexpected", &LoadPlan::Unexpected)
+      .def_prop_ro("match_count", &LoadPlan::match_count)
       .def("tied", &LoadPlan::Tied)
+      .def("doubles", &LoadPlan::Doubles)
       .def("subclasses", &LoadPlan::Subclasses)
       .def("request_contiguous", &LoadPlan::RequestContiguous)
       .def("request", &LoadPlan::RequestLeaf, nb::arg("leaf"), nb::arg("strides"),
@@ -178,6 +180,9 @@ void BindLoading(nb::module_& m) {
       .def("request_shard", &LoadPlan::RequestShard)
       .def("node", &LoadPlan::ToPyNode)
       .def_prop_ro("requests", &LoadPlan::requests);
+  m.def(
+      "without_wrappers", [](nb::str fqn) { return ToPyText(WithoutWrappers(FromPyText(fqn))); },
+      nb::arg("fqn"));
   m.def(
       "close_name",
       [](const std::string& name, const std::vector<std::string>& names) {

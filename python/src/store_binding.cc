@@ -379,6 +379,21 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
           },
           nb::arg("step"), nb::arg("fqn"),
           "Raises Corrupt if the chunks of the tensor are not what its record states.")
+      .def(
+          "has_equal_chunks",
+          [](const Self& self, const kv::StepInfo& step, nb::str a, nb::str b) {
+            const std::string one = FromPyText(a);
+            const std::string other = FromPyText(b);
+            return self.Use([&](Store& store) -> Result<bool> {
+              CAIRN_TRY_ASSIGN(const auto chunks, store.Chunks(step, one));
+              CAIRN_TRY_ASSIGN(const auto others, store.Chunks(step, other));
+              return std::ranges::equal(chunks, others, [](const auto& x, const auto& y) {
+                return x.box == y.box && x.digest == y.digest;
+              });
+            });
+          },
+          nb::arg("step"), nb::arg("a"), nb::arg("b"),
+          "Whether the digests of two tensors of a step are equal, chunk by chunk.")
       .def("compare",
            [](const Self& self, uint64_t step_a, uint64_t step_b, nb::list patterns) {
              const core::KeyPatterns parsed = ParsePatterns(patterns);

@@ -162,8 +162,18 @@ LOADING = {
     ),
     "a wrapper's prefix": Case(
         reads(lambda store: store.load({"module": state()})), cairn.NotFound,
-        ("step 100 lacks 'module.model.weight'",), "pass rename={{'^': 'module.'}}",
-        reads(lambda store: store.load({"module": state()}, rename={"^": "module."})),
+        ("step 100 lacks 'module.model.weight'",), "pass strip_wrappers=True",
+        reads(lambda store: store.load({"module": state()}, strip_wrappers=True)),
+    ),
+    "another prefix": Case(
+        reads(lambda store: store.load({"net": state()})), cairn.NotFound,
+        ("step 100 lacks 'net.model.weight'",), "pass rename={{'^': 'net.'}}",
+        reads(lambda store: store.load({"net": state()}, rename={"^": "net."})),
+    ),
+    "nothing matches": Case(
+        reads(lambda store: store.load({"module": state()}, strict=False)), cairn.NotFound,
+        ("step 100 has no key of the state", "'module.model.weight'"), "pass strip_wrappers=True",
+        reads(lambda store: store.load({"module": state()}, strip_wrappers=True)),
     ),
     "unexpected": Case(
         reads(lambda store: store.load(weight())), cairn.Invalid,

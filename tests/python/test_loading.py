@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 import torch
 from cairn_testing import assert_same, shares_storage
+from dtensors import assert_shard, sharded, whole
+from ranks import with_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
 
 import cairn
 
@@ -85,6 +89,50 @@ def test_tied_targets_are_filled_once(store):
     target = {"a": tied, "b": tied, "view": tied[1:3]}
     store.load(target)
     assert torch.equal(tied, weight) and shares_storage(target["view"], tied)
+
+
+@pytest.mark.parametrize("rename", [None, {"^(.)$": r"\1"}, {"^(.)$": r"x\1"}])
+def test_equal_copies_in_the_step_fill_a_tied_target(store, rename):
+    values = torch.arange(3_000_000, dtype=torch.float32).view(3, -1)  # several chunks
+    store.save(1, {"a": values.clone(), "b": values.clone(), "c": values.clone()})
+    tied = torch.zeros_like(values)
+    names = ("xa", "xb", "xc") if rename == {"^(.)$": r"x\1"} else ("a", "b", "c")
+
+    report = store.load(dict.fromkeys(names, tied), rename=rename)
+
+    assert_same(tied, values)
+    assert report.bytes_read < 2 * values.nbytes  # only one of the copies
+    values[2, -1] += 1
+    store.save(2, {"a": tied, "b": values, "c": tied.clone()})
+    before = tied.clone()
+    with pytest.raises(cairn.Invalid, match="two different tensors in step 2"):
+        store.load(dict.fromkeys(names, tied), rename=rename)
+    assert_same(tied, before)
+
+
+def test_a_pull_updates_a_tied_target_from_equal_copies(store):
+    values = torch.arange(3_000_000, dtype=torch.float32)
+    tied = values.clone()
+    store.save(1, {"a": values.clone(), "b": values.clone()})
+    values[7] = 0
+    store.save(2, {"a": values.clone(), "b": values.clone()})
+    assert store.pull({"a": tied, "b": tied}, since=1).changed == ("a", "b")
+    assert_same(tied, values)
+
+
+@with_ranks(2)
+def test_equal_copies_fill_a_tied_target_that_ranks_share(rank, path):
+    mesh = init_device_mesh("cpu", (2,))
+    placements = (Shard(0),)
+    with cairn.open(path, mode="a") as store:
+        copies = {key: sharded(whole("uneven"), mesh, placements) for key in "ab"}
+        store.save(1, copies)
+        tied = sharded(torch.zeros(7, 5), mesh, placements)
+        store.load({"a": tied, "b": tied})
+        assert_shard(tied, whole("uneven"), mesh, placements)
+        store.save(2, copies | {"b": sharded(whole("uneven", 1), mesh, placements)})
+        with pytest.raises(cairn.Invalid, match="two different tensors in step 2"):
+            store.load({"a": tied, "b": tied})
 
 
 def test_tied_targets_of_different_tensors_are_refused(store):

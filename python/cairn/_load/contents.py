@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cairn import _cairn
+from cairn._tensors.sources import row_major
 
 if TYPE_CHECKING:
     from cairn._load.conversions import ConversionOptions, Rename
@@ -39,6 +40,19 @@ def contents_of(
 
         raise no_match(selected, conversion.convert(contents, []))
     return converted
+
+
+def stored_name(contents: _cairn.Contents, fqn: str) -> str | None:
+    """The stored tensor that has exactly the bytes of a tensor of the contents; None: there is
+    none, because it is a part of another one, or made of several."""
+    if contents.is_converted:
+        return contents.conversion.stored_name(fqn)
+    info = contents.find_tensor(fqn)
+    if info.alias_of is None:
+        return fqn
+    owner = contents.find_tensor(info.alias_of)
+    is_whole = info.nbytes == owner.nbytes and info.alias_strides == row_major(info.shape)
+    return owner.fqn if is_whole else None
 
 
 def check_match(selected: list[str], native: _cairn.Store, contents: _cairn.Contents) -> None:

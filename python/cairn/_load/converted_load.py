@@ -16,6 +16,7 @@ import numpy as np
 from cairn import _cairn
 from cairn._base import dtypes
 from cairn._base.devices import HOST
+from cairn._load.contents import stored_name
 from cairn._load.converted_keys import Key
 from cairn._load.pieces import Piece
 from cairn._tensors.sources import address_of, row_major
@@ -118,6 +119,11 @@ class StepConversion:
         self, stored: _cairn.Contents, sources: Sequence[Key], keys: Mapping[str, Key]
     ) -> None:
         self._stored, self._sources, self._keys = stored, sources, keys
+
+    def stored_name(self, fqn: str) -> str | None:
+        """See `cairn._load.contents`."""
+        key = self._keys[fqn]
+        return stored_name(self._stored, self._sources[key.source].fqn) if key.is_whole else None
 
     def load(self, native: _cairn.Store, requests: _cairn.Requests) -> _cairn.ReadReport:
         """Fills the targets, which are in host memory. Raises what a load raises."""

@@ -23,7 +23,6 @@ from cairn._ranks.ranks import Ranks
 from cairn._tensors.stateful import StatefulAdapter
 
 if TYPE_CHECKING:
-    from cairn._load.conversions import ConversionOptions
     from cairn.errors import Corrupt
     from cairn.reports import LoadReport
 
@@ -83,11 +82,12 @@ def load_from(
     """Loads the step at `place`."""
 
     def read(adapter: StatefulAdapter) -> Source:
-        return _read(adapter, place, options, prefix)
+        return read_source(adapter, place, options, prefix)
 
     def plan(state: Any, source: Source) -> Load:
-        chosen = options._replace(patterns=source.patterns)
-        return Load(place[0], state, source.contents, chosen, opened.ranks, source.skipped)
+        return Load(
+            place[0], state, source.contents, source.options, opened.ranks, source.skipped
+        )
 
     return run_load(opened, read, plan, state, prefix, ignore_frozen, options.device)
 
@@ -96,7 +96,8 @@ class Source(NamedTuple):
     """What a load reads."""
 
     contents: _cairn.Contents
-    patterns: list[str]
+    options: LoadOptions
+    """With the patterns below the prefix."""
     skipped: dict[str, Corrupt]
 
 
@@ -124,9 +125,7 @@ def run_load(
         adapter = StatefulAdapter(state, prefix, ignore_frozen)
         source = read(adapter)
         if takes_contents(adapter):
-            found = _cairn.LoadPlan(
-                source.contents, adapter.state, source.patterns, list(source.skipped)
-            )
+            found = source.options.plan(source.contents, adapter.state, source.skipped)
             missing = found.missing()
             return (adapter, source, None), (False, found.unexpected(), True)
         load = plan(adapter.state, source)
@@ -139,7 +138,13 @@ def run_load(
         def plan_objects() -> tuple[Load, Any]:
             made = load
             if made is None:
-                states = ObjectStates(source.contents, missing, unexpected, source.skipped)
+                states = ObjectStates(
+                    source.contents,
+                    missing,
+                    unexpected,
+                    source.skipped,
+                    source.options.strip_wrappers,
+                )
                 states.apply(adapter)
                 made = plan(adapter.state, source)
             return made, (bool(made.requests.devices()), made.unexpected, False)
@@ -161,30 +166,36 @@ def run_load(
     return report
 
 
-def _read(adapter: StatefulAdapter, place: Place, options: LoadOptions, prefix: str) -> Source:
-    patterns = all_patterns(options.patterns, prefix, adapter.frozen)
+def read_source(
+    adapter: StatefulAdapter, place: Place, options: LoadOptions, prefix: str
+) -> Source:
+    """Reads the records that a load needs. Raises NotFound if the patterns match no key."""
+    frozen = adapter.frozen
+    if options.strip_wrappers:
+        frozen = [_cairn.without_wrappers(fqn) for fqn in frozen]
+    has_patterns = bool(options.patterns or prefix)
+    options = options._replace(patterns=all_patterns(options.patterns, prefix, frozen))
     native, step = place
-    contents = native.contents(step, [] if options.conversion else patterns)
+    contents = native.contents(step, [] if options.conversion else options.selected)
     if options.conversion is not None:
-        contents = _convert(adapter.state, contents, options.conversion, patterns)
-    if options.patterns or prefix:
-        check_match(patterns, native, contents)
-    return Source(
-        contents, patterns, damaged_keys(native, contents) if options.skip_damaged else {}
-    )
+        contents = _convert(adapter.state, contents, options)
+    if has_patterns:
+        check_match(options.selected, native, contents)
+    skipped = damaged_keys(native, contents) if options.skip_damaged else {}
+    return Source(contents, options, skipped)
 
 
-def _convert(
-    state: Any, stored: _cairn.Contents, conversion: ConversionOptions, patterns: list[str]
-) -> _cairn.Contents:
+def _convert(state: Any, stored: _cairn.Contents, options: LoadOptions) -> _cairn.Contents:
     """What the step contains after the conversion, and after the casts to dtypes of `state`."""
-    contents = conversion.convert(stored, patterns)
+    conversion = options.conversion
+    assert conversion is not None
+    contents = conversion.convert(stored, options.selected)
     if not conversion.cast:
         return contents
     from cairn._load.conversions import other_dtypes
 
-    casts = other_dtypes(_cairn.LoadPlan(contents, state, patterns), contents)
-    return conversion.convert(stored, patterns, casts) if casts else contents
+    casts = other_dtypes(options.plan(contents, state), contents)
+    return conversion.convert(stored, options.selected, casts) if casts else contents
 
 
 def _set_holders(ranks: Ranks, requests: _cairn.Requests) -> None:

@@ -3,7 +3,7 @@ to try next. Loads import this module only when they fail."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from cairn import _cairn
 from cairn._base import dtypes
@@ -52,19 +52,57 @@ def _no_key(what: str, key: str, names: list[str], step: int) -> NotFound:
 def missing_keys(
     missing: tuple[str, ...],
     contents: _cairn.Contents,
-    has_common_keys: bool,
+    unexpected: Sequence[str],
     other_ways: str = _OTHER_WAYS,
 ) -> NotFound:
-    """The error of a strict load for keys of the state that the step lacks. `has_common_keys`:
-    whether the state and the step have others in common."""
+    """The error of a strict load for keys of the state that the step lacks. `unexpected`: the keys
+    that only the step has."""
     step, stored = contents.step, contents.fqns()
-    way_out = "" if has_common_keys else _way_to_all(missing[0], stored)
+    way_out = _way_without_wrappers(missing, unexpected)
+    if not way_out and len(unexpected) == len(contents):
+        way_out = _way_to_all(missing[0], stored)
     if not way_out:
         close = _close_name(missing[0], stored)
         way_out = f"did you mean '{close}'? Else {other_ways}" if close else other_ways
     return NotFound(
         f"step {step} lacks {_some(missing)} of the state: {way_out}", key=missing[0], step=step
     )
+
+
+def check_some_match(
+    match_count: int, missing: Sequence[str], contents: _cairn.Contents, unexpected: Sequence[str]
+) -> None:
+    """Raises NotFound if a load that is not strict would load nothing, or nothing of a top-level
+    key of the state because of the names of wrappers."""
+    if match_count == 0:
+        way_out = _way_without_wrappers(missing, unexpected) or _way_to_all(missing[0], unexpected)
+        if not way_out:
+            close = _close_name(missing[0], unexpected)
+            way_out = f"did you mean '{close}'?" if close else "keys() lists those of the step"
+        raise NotFound(
+            f"step {contents.step} has no key of the state, which has {_some(missing)}: {way_out}",
+            key=missing[0],
+            step=contents.step,
+        )
+    lacking = _by_first(missing)
+    others = _by_first(unexpected)
+    loaded = _by_first(set(contents.fqns()).difference(unexpected))
+    for first in lacking.keys() & others.keys() - loaded.keys():
+        if way_out := _way_without_wrappers(lacking[first], others[first]):
+            raise NotFound(
+                f"step {contents.step} has no key of '{first}' of the state, which has "
+                f"{_some(lacking[first])}: {way_out}",
+                key=lacking[first][0],
+                step=contents.step,
+            )
+
+
+def _by_first(fqns: Iterable[str]) -> dict[str, list[str]]:
+    """The keys by their first path element."""
+    found: dict[str, list[str]] = {}
+    for fqn in fqns:
+        found.setdefault(fqn.partition(".")[0], []).append(fqn)
+    return found
 
 
 def unexpected_keys(
@@ -78,7 +116,16 @@ def unexpected_keys(
     )
 
 
-def _way_to_all(fqn: str, stored: list[str]) -> str:
+def _way_without_wrappers(missing: Sequence[str], unexpected: Sequence[str]) -> str:
+    """How a load finds keys that differ only by the names of wrappers; empty: no key does."""
+    bare = {_cairn.without_wrappers(fqn): fqn for fqn in unexpected}
+    for fqn in missing:
+        if other := bare.get(_cairn.without_wrappers(fqn)):
+            return f"the step has '{other}' in place of '{fqn}', so pass strip_wrappers=True"
+    return ""
+
+
+def _way_to_all(fqn: str, stored: Sequence[str]) -> str:
     """How a load finds the keys if all names of the step, such as `fqn`'s, have a prefix more, or
     one less (``module.``, of a model in a wrapper). Empty: `fqn` shows no such prefix."""
     for other in stored:
@@ -94,7 +141,7 @@ def _way_to_all(fqn: str, stored: list[str]) -> str:
     return ""
 
 
-def _some(fqns: tuple[str, ...]) -> str:
+def _some(fqns: Sequence[str]) -> str:
     shown = ", ".join(f"'{fqn}'" for fqn in fqns[:5])
     more = f", ... ({len(fqns)} keys)" if len(fqns) > 5 else ""
     return shown + more

@@ -8,12 +8,13 @@ plain values are replaced. The C++ side plans the load of contiguous tensors
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cairn import _cairn
 from cairn._base import devices, dtypes
 from cairn._base.tree import LIST, MAPPINGS, NUMPY_SCALAR
+from cairn._load.contents import stored_name
 from cairn._ranks.ranks import Ranks
 from cairn._ranks.sharded import MeshShard, Shards, describes_shards, is_sharded
 from cairn._tensors.contents import (
@@ -61,7 +62,19 @@ class LoadOptions(NamedTuple):
     """Device of new tensors for meta tensors; None: the group's, or torch's default."""
     read_once: bool
     skip_damaged: bool = False
+    strip_wrappers: bool = False
+    """Whether names match without those of wrappers (_cairn.without_wrappers)."""
     conversion: ConversionOptions | None = None
+
+    @property
+    def selected(self) -> list[str]:
+        """The patterns of what is read: a plan selects names without wrappers by itself."""
+        return [] if self.strip_wrappers else self.patterns
+
+    def plan(
+        self, contents: _cairn.Contents, state: Any, skipped: Collection[str] = ()
+    ) -> _cairn.LoadPlan:
+        return _cairn.LoadPlan(contents, state, self.patterns, list(skipped), self.strip_wrappers)
 
 
 class Load:
@@ -95,16 +108,21 @@ class Load:
             options.read_once and ranks.world_size > 1 and not contents.is_converted
         )
         self.by_nccl = False
-        plan = _cairn.LoadPlan(contents, state, options.patterns, list(self._skipped))
+        plan = options.plan(contents, state, self._skipped)
         self._missing, self.unexpected = plan.missing(), plan.unexpected()
-        if options.strict and self._missing:
-            from cairn._load.key_errors import missing_keys
+        if self._missing and (options.strict or len(self.unexpected) > 0):
+            from cairn._load import key_errors
 
-            has_common_keys = len(self.unexpected) < len(contents)
-            raise missing_keys(self._missing, contents, has_common_keys)
+            if options.strict:
+                raise key_errors.missing_keys(self._missing, contents, self.unexpected)
+            if not self._skipped:
+                key_errors.check_some_match(
+                    plan.match_count, self._missing, contents, self.unexpected
+                )
         self._others = OtherLeaves(plan, contents, options, ranks)
         for node, leaf in plan.request_contiguous():
             self._others.add(node, leaf, leaf_at(contents, leaf))
+        self._check_doubles(plan.doubles())
         self._others.read_values(self._changed_values())
         self.requests = plan.requests
         self._plan = plan
@@ -112,6 +130,18 @@ class Load:
     def _changed_values(self) -> Container[str] | None:
         """FQNs of the values of the state that are not those of the step; None: any."""
         return None
+
+    def _check_doubles(self, doubles: list[tuple[str, str]]) -> None:
+        """Raises Invalid if tensors that are tied in the state are not equal in the step."""
+        for fqn, other in doubles:
+            names = [stored_name(self._contents, each) for each in (fqn, other)]
+            if None in names or not self._native.has_equal_chunks(self.info, *names):
+                raise Invalid(
+                    f"'{fqn}' shares its memory with '{other}' in the state, but they are two "
+                    f"different tensors in step {self._contents.step}: untie them, or use read()",
+                    key=fqn,
+                    step=self._contents.step,
+                )
 
     @property
     def info(self) -> _cairn.StoredStep:
@@ -171,7 +201,7 @@ class OtherLeaves:
         """Whether a part of a tensor is read into new memory."""
         self.has_new_tensors = False
         """Whether a tensor is created in place of a meta tensor."""
-        self._values: dict[int, ValueLeaf] = {}
+        self.values: dict[int, ValueLeaf] = {}
         """Values of the step by node, which `read_values` makes replacements."""
         self._replacements: dict[int, Any] = {}
         """New values by node; for a numpy scalar, the array that it is read into."""
@@ -196,7 +226,7 @@ class OtherLeaves:
             if not self._allow_pickle:
                 check_no_pickle(leaf, self._step)
             self._check_replaceable(node, leaf)
-            self._values[node] = leaf
+            self.values[node] = leaf
         elif describes_shards(value):
             self._request_shard(index, leaf, value)
         elif is_torch_tensor(value) and value.device.type == "meta":
@@ -217,7 +247,7 @@ class OtherLeaves:
         the plan, because it may raise, and ranks agree on a plan before they load."""
         chosen = {
             node: leaf
-            for node, leaf in self._values.items()
+            for node, leaf in self.values.items()
             if changed is None
             or leaf.fqn in changed
             or not isinstance(leaf.stored, _cairn.LongValue)

@@ -10,7 +10,7 @@ tensor (``_extra_state``, lists of metrics) and uninitialized parameters are tho
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from cairn import _cairn
@@ -33,6 +33,7 @@ class ObjectStates:
         missing: FQNs of the leaves of the state that are selected and that the step lacks.
         addable: FQNs of the leaves of the step that this rank may add: no rank has them.
         skipped: FQNs of leaves that are not loaded.
+        strip_wrappers: whether names match without those of wrappers.
     """
 
     def __init__(
@@ -41,10 +42,12 @@ class ObjectStates:
         missing: Collection[str],
         addable: Collection[str],
         skipped: Collection[str],
+        strip_wrappers: bool,
     ) -> None:
         self._contents = contents
         self._missing, self._addable = set(missing), set(addable)
         self._skipped = skipped
+        self._bare: Callable[[str], str] = _cairn.without_wrappers if strip_wrappers else str
         self._made: dict[tuple, Any] = {}
         """New tensors by place in the step, so that tied ones remain tied."""
         self._texts: dict[int, dict[str, Any]] = {}
@@ -53,14 +56,15 @@ class ObjectStates:
     def apply(self, adapter: StatefulAdapter) -> None:
         """Replaces the state dicts of the objects. Nothing that the caller has is changed."""
         names = {
-            name
+            self._bare(name)
             for value, state, fqn in adapter.objects()
             for name in (_own_names(state, fqn) if is_module(value) else [fqn])
         }
         above = tuple(f"{name}." if name else "" for name in names)
         leaves: list[Any] = [0] * len(self._contents)
         for i, fqn in enumerate(self._contents.fqns()):
-            if fqn.startswith(above) or fqn in names:
+            name = self._bare(fqn)
+            if name.startswith(above) or name in names:
                 leaf = leaf_at(self._contents, i)
                 leaves[i] = leaf.stored if isinstance(leaf, ValueLeaf) else leaf
         self._tree = self._contents.build(leaves, self._rebuilt)
@@ -91,7 +95,7 @@ class ObjectStates:
         for key, value in state.items():
             name = _join(fqn, name_of(key))
             if name in names:
-                new = self._find(self._tree, name)
+                new = self._find(self._tree, _join(fqn, self._name_of(key)))
                 made[key] = value if new is _ABSENT else self._merged(new, value, name, None)
         return made
 
@@ -137,19 +141,19 @@ class ObjectStates:
     def _merged_dict(self, new: dict[Any, Any], old: Any, fqn: str, like: Any) -> Any:
         if isinstance(old, (list, tuple)) and all(type(key) is int for key in new):
             return self._merged_part(new, old, fqn, like)
-        olds = {name_of(key): key for key in old} if isinstance(old, dict) else {}
+        olds = {self._name_of(key): key for key in old} if isinstance(old, dict) else {}
         made: dict[Any, Any] = {}
         for key, value in new.items():
             text = name_of(key)
-            key = olds.pop(text, key)
+            key = olds.pop(self._name_of(key), key)
             had = old[key] if isinstance(old, dict) and key in old else _ABSENT
             one = self._merged(value, had, _join(fqn, text), like)
             if one is not _ABSENT:
                 made[key] = one
             elif old is _ABSENT:
                 return _ABSENT  # another rank has a part of it
-        for text, key in olds.items():
-            kept = self._kept(old[key], _join(fqn, text))
+        for key in olds.values():
+            kept = self._kept(old[key], _join(fqn, name_of(key)))
             if kept is not _ABSENT:
                 made[key] = kept
         return type(new)(made)
@@ -220,6 +224,9 @@ class ObjectStates:
             return torch.empty_like(like.detach(), dtype=dtype, device=device)
         return torch.empty(shape, dtype=dtype, device=device)
 
+    def _name_of(self, key: Any) -> str:
+        return self._bare(name_of(key))
+
     def _find(self, tree: Any, name: str) -> Any:
         """What a tree has under a name."""
         if not name:
@@ -228,7 +235,7 @@ class ObjectStates:
             return _ABSENT
         texts = self._texts.setdefault(id(tree), {})
         if not texts:
-            texts.update((name_of(key), key) for key in tree)
+            texts.update((self._name_of(key), key) for key in tree)
         end = len(name)
         while end > 0:
             if name[:end] in texts:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from cairn import _cairn
 from cairn._base import devices
-from cairn._base.patterns import Patterns, all_patterns, clean_prefix, pattern_list, patterns_for
+from cairn._base.patterns import Patterns, clean_prefix, pattern_list, patterns_for
 from cairn._base.steps import step_number
-from cairn._load.contents import check_match
-from cairn._load.in_place import Source, own_step, run_load
+from cairn._load.in_place import Source, own_step, read_source, run_load
 from cairn._load.load import Load, LoadOptions
 from cairn._opened.opened import Opened
 from cairn._ranks.ranks import Ranks
@@ -61,22 +60,22 @@ def pull(
     prefix: str,
     ignore_frozen: bool,
     allow_pickle: bool,
+    strip_wrappers: bool,
 ) -> PullReport:
     """See `Store.pull`."""
     since, prefix, ranks = step_number(since), clean_prefix(prefix), opened.ranks
     native, number = _both(opened, since, opened.number(step))
 
+    options = LoadOptions(
+        strict, allow_pickle, pattern_list(keys), None, False, strip_wrappers=strip_wrappers
+    )
+
     def read(adapter: StatefulAdapter) -> Source:
-        patterns = all_patterns(pattern_list(keys), prefix, adapter.frozen)
-        contents = native.contents(number, patterns)
-        if pattern_list(keys) or prefix:
-            check_match(patterns, native, contents)
-        return Source(contents, patterns, {})
+        return read_source(adapter, (native, number), options, prefix)
 
     def plan(state: Any, source: Source) -> _Pull:
-        options = LoadOptions(strict, allow_pickle, source.patterns, None, False)
-        base = native.contents(since, source.patterns)
-        return _Pull(native, state, base, source.contents, options, ranks)
+        base = native.contents(since, source.options.selected)
+        return _Pull(native, state, base, source.contents, source.options, ranks)
 
     report = run_load(opened, read, plan, state, prefix, ignore_frozen)
     ranks.warn()
@@ -151,11 +150,11 @@ class _Pull(Load):
         """FQNs of the values of the state that the steps do not have in common, bit for bit."""
         if self._is_same_step:
             return []
-        old, new = _values(self._base), _values(self._contents)
+        old = _values(self._base)
         changed, long = [], []
-        for fqn in new.keys() - set(self.unexpected):
+        for fqn, new in ((leaf.fqn, leaf.stored) for leaf in self._others.values.values()):
             # Long values are compared by their digests.
-            both = [old.get(fqn), new[fqn]]
+            both = [old.get(fqn), new]
             if all(isinstance(value, _cairn.LongValue) for value in both):
                 long.append(fqn)
             elif fqn not in old or _bits(both[0]) != _bits(both[1]):

@@ -18,7 +18,7 @@ import numpy as np
 from cairn import _cairn
 from cairn._base import devices
 from cairn._base.patterns import all_patterns, clean_prefix
-from cairn._load.key_errors import missing_keys, unexpected_keys
+from cairn._load.key_errors import check_some_match, missing_keys, unexpected_keys
 from cairn._open import open as open_store
 from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at, plain_value
 from cairn._tensors.sources import address_of, row_major
@@ -86,18 +86,24 @@ def load(
             return contents.build([result() for result in leaves], lambda items, _: items)
         paths, structure = flatten(template)
         names = [f"{prefix}.{fqn_of(path)}" if prefix else fqn_of(path) for path, _ in paths]
-        if strict:
-            _check_keys(contents, names, [value for _, value in paths])
+        _check_keys(contents, names, [value for _, value in paths], strict)
         planned = [reader.add(fqn, value) for fqn, (_, value) in zip(names, paths)]
         reader.read()
         return jax.tree_util.tree_unflatten(structure, [result() for result in planned])
 
 
-def _check_keys(contents: _cairn.Contents, names: list[str], values: list[Any]) -> None:
+def _check_keys(
+    contents: _cairn.Contents, names: list[str], values: list[Any], strict: bool
+) -> None:
     needed = {name for fqn, value in zip(names, values) for name in _stored_names(fqn, value)}
     present = set(contents.fqns())
-    if missing := tuple(sorted(needed - present)):
-        raise missing_keys(missing, contents, True, _OTHER_WAYS)
+    missing = tuple(sorted(needed - present))
+    if not strict:
+        if missing:
+            check_some_match(len(needed & present), missing, contents, sorted(present - needed))
+        return
+    if missing:
+        raise missing_keys(missing, contents, (), _OTHER_WAYS)
     if unexpected := tuple(sorted(present - needed)):
         raise unexpected_keys(unexpected, contents.step, _OTHER_WAYS)
 

@@ -56,6 +56,7 @@ class ResumeOptions(NamedTuple):
     mirrors: Sequence[Mirror]
     dataloader: DataloaderState | None
     base: int | None
+    strip_wrappers: bool
 
     def check(self) -> None:
         """Raises Invalid if the options contradict each other."""
@@ -168,7 +169,14 @@ class Resume:
         loader = self._options.dataloader
         # The files of a model are not part of what is trained, and differ between versions.
         patterns = [f"!{FILES}", f"!{WEIGHTS}", *([] if loader is None else [f"!{KEY}"])]
-        options = LoadOptions(self._options.strict, False, patterns, None, False)
+        options = LoadOptions(
+            self._options.strict,
+            False,
+            patterns,
+            None,
+            False,
+            strip_wrappers=self._options.strip_wrappers,
+        )
         found: Mapping[str, Any] = {}
         if loader is not None:  # before anything changes
             found = self._ranks.run_together(lambda: loader.read(place[0], number))

@@ -180,12 +180,14 @@ class Saver(Closing):
         *,
         strict: bool = True,
         on_damage: OnDamage = "raise",
+        strip_wrappers: bool = False,
     ) -> ResumedStep | None:
         """Loads the latest step, or `step`, into `state` in place, as :meth:`Store.load` does.
 
         The step is loaded from the nearest of the store, its fallbacks and the mirrors that has it.
 
         Args:
+            strict, strip_wrappers: as for :meth:`Store.load`.
             on_damage: ``"raise"`` raises Corrupt if the step is damaged. ``"previous"`` then loads
                 another copy of the step, or the newest older step that is undamaged; a warning
                 reports each step that was skipped. All ranks load the same step. When the training
@@ -206,7 +208,9 @@ class Saver(Closing):
             Unavailable: a store or a mirror cannot be read. Then it is not known which step is the
                 latest; pass `step` to load one that can be read.
         """
-        options = ResumeOptions(strict, on_damage, self._mirrors, self._dataloader, self._base)
+        options = ResumeOptions(
+            strict, on_damage, self._mirrors, self._dataloader, self._base, strip_wrappers
+        )
         resume = Resume(self._store, state, options)
         try:
             self._last_step = resumed = resume.run(step)
