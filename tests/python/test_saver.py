@@ -216,8 +216,9 @@ def test_a_signal_saves_the_next_step_and_ends_the_process_as_told(store, async_
                 if step == 7:
                     os.kill(os.getpid(), signal.SIGTERM)
                     os.kill(os.getpid(), signal.SIGTERM)
+                assert saver.pending_signal == (signal.SIGTERM if step == 7 else 0)
                 saver.step(step, lambda: state_of(step))
-    assert end.value.code == 143 and saver.preempted
+    assert end.value.code == 143 and saver.preempted and saver.pending_signal == 0
     assert store.steps() == [7]
     assert_same(store.read(), state_of(7))
 

@@ -16,7 +16,7 @@ import torch
 from cairn._base.closing import Closing
 from cairn._open import open as open_store
 from cairn.errors import Invalid, NotFound
-from cairn.hf._rng import rng_state, set_rng_state
+from cairn._tensors.random_states import rng_state, set_rng_state
 from cairn.torch import Saver
 
 

@@ -23,7 +23,7 @@ from cairn._open import open as open_store
 from cairn.errors import Invalid
 from cairn.hf._base_step import BASE_FILE, remembered_base
 from cairn.hf._layout import FILES, Weights, make_state, read_folder
-from cairn.hf._rng import rng_state, set_rng_state
+from cairn._tensors.random_states import rng_state, set_rng_state
 from cairn.hf._save import is_instance, tokenizer_files, transformers_files, transformers_weights
 from cairn.store import Store
 from cairn.torch import Saver

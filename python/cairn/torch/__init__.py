@@ -1,5 +1,8 @@
 """Support for PyTorch training loops: a `Saver`, and staging memory that is reused.
 
+:func:`resume` and :func:`save` take the objects of a training. A :class:`Saver` also decides when
+to save:
+
     import cairn
     import cairn.torch
 
@@ -23,6 +26,7 @@ once more when the process receives SIGTERM.
 from cairn._tensors.subclasses import register_tensor_subclass
 from cairn.torch._resume import ResumedStep
 from cairn.torch._saver import Saver
+from cairn.torch._training import Start, resume, save
 from cairn.torch._stager import CairnStager, Staged, StateDictStager
 
 __all__ = [
@@ -30,6 +34,9 @@ __all__ = [
     "ResumedStep",
     "Saver",
     "Staged",
+    "Start",
     "StateDictStager",
     "register_tensor_subclass",
+    "resume",
+    "save",
 ]

@@ -1,8 +1,4 @@
-"""The state of a dataloader, which each rank has for its own part of the data.
-
-A step contains it under the key ``dataloader``: ``dataloader.world_size`` is the number of ranks,
-and ``dataloader.ranks.N`` is the state of rank N.
-"""
+"""The state of a dataloader, which each rank has for its own part of the data."""
 
 from __future__ import annotations
 
@@ -11,12 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cairn import _cairn
-from cairn._load.read import Reader
 from cairn._tensors.stateful import is_stateful
-from cairn._tensors.subclasses import Rebuilder
-from cairn.errors import Invalid, NotFound
-
-KEY = "dataloader"
+from cairn.errors import Invalid
+from cairn.torch._rank_parts import RankPart
 
 _WAYS_OUT = (
     "resume with that number of ranks, give the dataloader a method repartition(states) that loads "
@@ -24,7 +17,7 @@ _WAYS_OUT = (
 )
 
 
-class DataloaderState:
+class DataloaderState(RankPart):
     """Saves and loads the state of one dataloader per rank.
 
     Args:
@@ -34,72 +27,42 @@ class DataloaderState:
     Raises Invalid if it does not.
     """
 
+    key = "dataloader"
+
     def __init__(self, loader: Any, rank: int, world_size: int) -> None:
+        super().__init__(rank, world_size)
         if not is_stateful(loader):
             raise Invalid(
                 f"dataloader={type(loader).__name__}: an object with state_dict and "
                 "load_state_dict is needed, such as torchdata's StatefulDataLoader"
             )
         self._loader = loader
-        self._rank, self._world_size = rank, world_size
 
-    def add_to(self, state: Any) -> dict[Any, Any]:
-        """`state` with the state of this rank's dataloader. Raises Invalid."""
-        if not isinstance(state, dict) or KEY in state:
-            raise Invalid(
-                f"a Saver with dataloader= needs a state that is a dict without the key '{KEY}'"
-            )
-        own = {"world_size": self._world_size, "ranks": {str(self._rank): self._taken()}}
-        return type(state)({**state, KEY: own})
+    def take(self) -> Any:
+        state = self._loader.state_dict()
+        return dict(state) if isinstance(state, Mapping) else state
 
     def read(self, native: _cairn.Store, step: int) -> Mapping[str, Any]:
-        """The data of a step that `load` needs; nothing is changed. Raises NotFound if the step has
-        no state of a dataloader, and Invalid if it cannot be loaded on this number of ranks."""
-        world_size = _read(native, step, f"{KEY}.world_size").get("world_size")
-        if world_size is None:
-            raise NotFound(
-                f"step {step} has no state of a dataloader: resume with dataloader=None",
-                key=KEY,
-                step=step,
-            )
-        if world_size == self._world_size:
-            return {"state": _states(native, step, [self._rank])[0]}
-        states = _states(native, step, range(world_size))
+        world_size = self.world_size_of(native, step)
+        if world_size == self.world_size:
+            return {"state": self.states_of(native, step, [self.rank])[0]}
+        states = self.states_of(native, step, range(world_size))
         if callable(getattr(self._loader, "repartition", None)):
             return {"states": states}
         problem = f"step {step} has the dataloader states of {world_size} ranks, and this job has "
-        problem += f"{self._world_size}"
+        problem += f"{self.world_size}"
         try:
-            return {"yielded": _next_position(self._loader, states, self._world_size)}
+            return {"yielded": _next_position(self._loader, states, self.world_size)}
         except ValueError as error:
-            raise Invalid(f"{problem}: {error}; {_WAYS_OUT}", key=KEY, step=step) from None
+            raise Invalid(f"{problem}: {error}; {_WAYS_OUT}", key=self.key, step=step) from None
 
     def load(self, found: Mapping[str, Any]) -> None:
-        """Fills the dataloader from the result of `read`."""
         if "states" in found:
             self._loader.repartition(found["states"])
         elif "state" in found:
             self._loader.load_state_dict(found["state"])
         else:
             _set_position(self._loader, found["yielded"])
-
-    def _taken(self) -> Any:
-        state = self._loader.state_dict()
-        return dict(state) if isinstance(state, Mapping) else state
-
-
-def _read(native: _cairn.Store, step: int, pattern: str) -> dict[str, Any]:
-    """The part of the dataloader's state that matches; {} if there is none."""
-    contents = native.contents(step, [pattern])
-    if len(contents) == 0:
-        return {}
-    reader = Reader(native, contents, device=None, mmap=False, verify=True)
-    rebuild = Rebuilder(contents.step, is_part=True)
-    return contents.build(reader.read(False), rebuild)[KEY]
-
-
-def _states(native: _cairn.Store, step: int, ranks: Sequence[int]) -> list[Any]:
-    return [_read(native, step, f"{KEY}.ranks.{rank}")["ranks"][str(rank)] for rank in ranks]
 
 
 def _next_position(loader: Any, states: Sequence[Any], world_size: int) -> int | None:

@@ -10,6 +10,7 @@ All ranks make the same decisions:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -22,7 +23,7 @@ from cairn._opened.tiers import Tier, Tiers
 from cairn._mirror.options import Mirror
 from cairn.errors import Corrupt, Error, Invalid, NotFound
 from cairn.store import Store
-from cairn.torch._dataloaders import KEY, DataloaderState
+from cairn.torch._rank_parts import RankPart
 
 if TYPE_CHECKING:
     from cairn.reports import LoadReport
@@ -49,12 +50,12 @@ class ResumedStep(int):
 
 
 class ResumeOptions(NamedTuple):
-    """How a Saver resumes."""
+    """How a training resumes."""
 
     strict: bool
     on_damage: OnDamage
     mirrors: Sequence[Mirror]
-    dataloader: DataloaderState | None
+    parts: Sequence[RankPart]
     base: int | None
     strip_wrappers: bool
 
@@ -96,6 +97,11 @@ class Resume:
         finally:
             if own_tiers is not None:
                 own_tiers.close()
+
+    def warn(self) -> None:
+        """Warns of the steps that were skipped. To be called by the public function."""
+        for number, error in self.skipped.items():
+            warnings.warn(f"step {number} was skipped: {error}", RuntimeWarning, stacklevel=3)
 
     def _open_tiers(self) -> Tiers | None:
         """The tiers that exist only for this resume, if there are any."""
@@ -166,9 +172,9 @@ class Resume:
         return Corrupt(replies[0]["text"], step=number, **replies[0]["where"])
 
     def _load(self, place: Place, number: int) -> LoadReport:
-        loader = self._options.dataloader
+        parts = self._options.parts
         # The files of a model are not part of what is trained, and differ between versions.
-        patterns = [f"!{FILES}", f"!{WEIGHTS}", *([] if loader is None else [f"!{KEY}"])]
+        patterns = [f"!{FILES}", f"!{WEIGHTS}", *(f"!{part.key}" for part in parts)]
         options = LoadOptions(
             self._options.strict,
             False,
@@ -177,17 +183,19 @@ class Resume:
             False,
             strip_wrappers=self._options.strip_wrappers,
         )
-        found: Mapping[str, Any] = {}
-        if loader is not None:  # before anything changes
-            found = self._ranks.run_together(lambda: loader.read(place[0], number))
+        found: list[Mapping[str, Any]] = []
+        if parts:  # before anything changes
+            found = self._ranks.run_together(
+                lambda: [part.read(place[0], number) for part in parts]
+            )
         try:
             report = load_from(self._opened, place, self._state, options)
         except NotFound as error:
             if self._options.base is None:
                 error.add_note(_NOTE.format(number=number))
             raise
-        if loader is not None:
-            self._ranks.run_together(lambda: loader.load(found))
+        if parts:
+            self._ranks.run_together(lambda: [part.load(own) for part, own in zip(parts, found)])
         return report
 
     def _nothing_is_left(self) -> Corrupt:
@@ -197,8 +205,8 @@ class Resume:
 
 
 _NOTE = (
-    "Saver.resume loads the newest step. If the run starts from step {number}, such as an imported "
-    "model, create the Saver with base={number}."
+    "A resume loads the newest step. If the run starts from step {number}, such as an imported "
+    "model, pass base={number} to the Saver or to cairn.torch.resume."
 )
 
 

@@ -164,6 +164,12 @@ class Saver(Closing):
         return self._preempted
 
     @property
+    def pending_signal(self) -> int:
+        """The number of a signal that this rank has received, for which the next :meth:`step` will
+        save; 0: none. A loop can then end what takes long, such as an evaluation."""
+        return self._watch.pending
+
+    @property
     def last_step(self) -> int | None:
         """The last durable step that this Saver has saved or resumed from."""
         return self._last_step
@@ -208,16 +214,16 @@ class Saver(Closing):
             Unavailable: a store or a mirror cannot be read. Then it is not known which step is the
                 latest; pass `step` to load one that can be read.
         """
+        parts = () if self._dataloader is None else (self._dataloader,)
         options = ResumeOptions(
-            strict, on_damage, self._mirrors, self._dataloader, self._base, strip_wrappers
+            strict, on_damage, self._mirrors, parts, self._base, strip_wrappers
         )
         resume = Resume(self._store, state, options)
         try:
             self._last_step = resumed = resume.run(step)
         finally:
             self._damaged = set(resume.skipped)
-            for number, error in resume.skipped.items():
-                warnings.warn(f"step {number} was skipped: {error}", RuntimeWarning, stacklevel=2)
+            resume.warn()
         return resumed
 
     def step(self, number: int, state: Any, **annotations: Any) -> bool:

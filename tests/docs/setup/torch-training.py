@@ -13,11 +13,17 @@ def connect():
         torch.distributed.init_process_group(
             "gloo", init_method="file://" + os.path.abspath("rendezvous"), rank=0, world_size=1)
 # before block 2
+import shutil
+shutil.rmtree("runs/gpt")
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+scaler = torch.amp.GradScaler("cpu")
+last = 100
+# before block 3
 make_state = lambda: {"app": app}
 last, step = 2000, 1100
-# before block 3
-state = {"app": app}
 # before block 4
+state = {"app": app}
+# before block 5
 saver.close()
 store.close()
 store = cairn.open("runs/data", mode="a")
@@ -26,10 +32,10 @@ state = {"model": model.state_dict()}
 make_state = lambda: state
 last = 1100
 connect()
-# before block 5
+# before block 6
 store.close()
 store = cairn.open("runs/gpt", mode="a")
 step += 100
-# before block 6
+# before block 7
 state = {"model": model.state_dict()}
 connect()
